@@ -1,0 +1,5 @@
+"""`python -m cloudai_mbridge` is `mbridge`."""
+
+from cloudai_mbridge.cli import main
+
+main()

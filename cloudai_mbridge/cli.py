@@ -1,0 +1,183 @@
+"""The command line: arguments to pipeline, and the only place where exceptions become exit codes."""
+
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
+
+import click
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from cloudai_mbridge import __version__, pipeline
+from cloudai_mbridge.console import observer_for
+from cloudai_mbridge.constraints.engine import RULES
+from cloudai_mbridge.errors import OK, POINTS_FAILED, BadInput, MBridgeError
+from cloudai_mbridge.recipes import load_recipe, recipe_names
+from cloudai_mbridge.report import Report
+from cloudai_mbridge.report.terminal import render_table
+from cloudai_mbridge.runner.watch import Interrupted
+from cloudai_mbridge.verify import verify
+
+_PATH = click.Path(path_type=Path)
+
+
+def _options(*, output_dir: bool) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Add CloudAI's options for a scenario on a system."""
+
+    def add(command: Callable[..., Any]) -> Callable[..., Any]:
+        if output_dir:
+            command = click.option("--output-dir", type=_PATH, help="Where results go; default: the system's output_path.")(command)
+        command = click.option("--test-scenario", type=_PATH, required=True, help="Scenario TOML.")(command)
+        command = click.option("--tests-dir", type=_PATH, help="Directory of the test TOMLs.")(command)
+        return click.option("--system-config", type=_PATH, required=True, help="System TOML.")(command)
+
+    return add
+
+
+@click.group()
+@click.version_option(__version__, prog_name="mbridge")
+def cli() -> None:
+    """Describe LLM-training benchmarks in TOML, sweep them, check them, run them, judge them."""
+
+
+@cli.command()
+@_options(output_dir=True)
+def run(system_config: Path, test_scenario: Path, tests_dir: Path | None, output_dir: Path | None) -> int:
+    """Check, submit, watch and report all points of a scenario."""
+    console = _console()
+    prepared = pipeline.plan(pipeline.Request(system_config, test_scenario, tests_dir, output_dir))
+    _show_rejected(console, prepared)
+    pipeline.preflight(prepared)
+    root = pipeline.write(prepared)
+    console.print(Text(f"results: {root}"), soft_wrap=True)
+    try:
+        with _signals_interrupt(), observer_for(console, prepared.plan, root) as observer:
+            pipeline.execute(prepared, root, observer)
+    except MBridgeError:
+        _show_report(console, pipeline.report(root), root)
+        raise
+    report = pipeline.report(root)
+    _show_report(console, report, root)
+    return OK if report.succeeded else POINTS_FAILED
+
+
+@cli.command("dry-run")
+@_options(output_dir=True)
+def dry_run(system_config: Path, test_scenario: Path, tests_dir: Path | None, output_dir: Path | None) -> int:
+    """Check all points and write exactly the files that `run` would submit."""
+    console = _console()
+    prepared = pipeline.plan(pipeline.Request(system_config, test_scenario, tests_dir, output_dir))
+    _show_rejected(console, prepared)
+    root = pipeline.write(prepared)
+    for planned in prepared.plan.runs:
+        console.print(Text(f"accepted {planned.key}: {planned.world_size} ranks on {planned.num_nodes} nodes"), soft_wrap=True)
+    console.print(Text(f"written: {root}"), soft_wrap=True)
+    return OK if prepared.plan.runs else POINTS_FAILED
+
+
+@cli.command("verify-configs")
+@click.argument("configs", type=_PATH)
+@click.option("--system-config", type=_PATH, help="Also check placement on this system.")
+@click.option("--tests-dir", type=_PATH, help="Where scenarios find their tests.")
+def verify_configs(configs: Path, system_config: Path | None, tests_dir: Path | None) -> int:
+    """Check a TOML file, or all of a directory; nothing is run or written."""
+    bad = 0
+    for finding in verify(configs, system_config, tests_dir):
+        bad += not finding.is_good
+        if finding.is_good:
+            click.echo(f"ok    {finding.path}: {finding.text}")
+        else:
+            click.echo(finding.text, err=True)
+    if bad:
+        raise BadInput(f"{bad} files are wrong")
+    return OK
+
+
+@cli.command("generate-report")
+@click.option("--result-dir", type=_PATH, required=True, help="The directory that `run` named.")
+@click.option("--system-config", type=_PATH, help="Accepted as in CloudAI; the directory knows its system.")
+@click.option("--tests-dir", type=_PATH, help="Accepted as in CloudAI; the directory knows its tests.")
+@click.option("--test-scenario", type=_PATH, help="Accepted as in CloudAI; the directory knows its scenario.")
+def generate_report(result_dir: Path, **_: Path | None) -> int:
+    """Judge a run's directory again and rewrite its reports."""
+    report = pipeline.report(result_dir)
+    _show_report(_console(), report, result_dir)
+    return OK if report.succeeded else POINTS_FAILED
+
+
+@cli.command("list")
+def list_() -> int:
+    """List the recipes and the rules."""
+    recipes = Table("recipe", "description", title="Recipes", title_justify="left")
+    for name in recipe_names():
+        recipes.add_row(name, Text(load_recipe(name).description))
+    rules = Table("rule", "what must hold", title="Rules", title_justify="left")
+    for rule in RULES:
+        rules.add_row(rule.__name__.partition("_")[0].upper(), Text((rule.__doc__ or "").splitlines()[0]))
+    console = _console()
+    console.print(recipes)
+    console.print(rules)
+    return OK
+
+
+def _console() -> Console:
+    """Return a console that keeps tables whole where the output is not a terminal."""
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=140)
+
+
+def _show_rejected(console: Console, prepared: pipeline.Prepared) -> None:
+    plan = prepared.plan
+    console.print(Text(f"{len(plan.runs)} runs accepted, {len(plan.rejected)} points rejected"))
+    for point in plan.rejected:
+        for violation in point.violations:
+            console.print(Text(f"rejected {point.test_id}/{point.label}: {violation}"), soft_wrap=True)
+
+
+def _show_report(console: Console, report: Report, root: Path) -> None:
+    console.print(render_table(report))
+    console.print(Text(f"report: {root / 'report.json'}"), soft_wrap=True)
+
+
+class _signals_interrupt:
+    """Turn SIGINT and SIGTERM into Interrupted while a sweep runs; a second one ends the process at once."""
+
+    _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+    def __enter__(self) -> None:
+        self._before = {number: signal.signal(number, self._interrupt) for number in self._SIGNALS}
+
+    def __exit__(self, *exc: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _interrupt(self, number: int, frame: FrameType | None) -> NoReturn:
+        for each in self._SIGNALS:
+            signal.signal(each, signal.SIG_DFL)
+        raise Interrupted(number)
+
+
+def main() -> NoReturn:
+    """Run the command line and exit with its code."""
+    try:
+        sys.exit(cli.main(standalone_mode=False) or OK)
+    except click.exceptions.Exit as error:
+        sys.exit(error.exit_code)
+    except click.ClickException as error:
+        click.echo(f"error: {error.format_message()}", err=True)
+        sys.exit(2)
+    except click.Abort:
+        sys.exit(130)
+    except MBridgeError as error:
+        click.echo("\n".join(f"error: {line}" for line in str(error).splitlines()), err=True)
+        sys.exit(error.exit_code)
+    except BrokenPipeError:
+        sys.exit(141)
+
+
+if __name__ == "__main__":
+    main()

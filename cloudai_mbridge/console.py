@@ -1,0 +1,122 @@
+"""Show how a sweep goes: a live table on a terminal, plain lines elsewhere."""
+
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from cloudai_mbridge.jobs import JobClass, JobStatus
+from cloudai_mbridge.logs import LogParser, StepRecord
+from cloudai_mbridge.plan import POINT_FILES, RunPlan, SweepPlan
+
+_STYLE = {JobClass.ACTIVE: "cyan", JobClass.SUCCEEDED: "green", JobClass.CANCELLED: "yellow"}
+
+
+class PlainObserver:
+    """One line per change of state."""
+
+    def __init__(self, console: Console, plan: SweepPlan) -> None:
+        self._console, self._total = console, len(plan.runs)
+        self._last: dict[str, str] = {}
+        self._ended = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        return None
+
+    def saw(self, run: RunPlan, status: JobStatus) -> None:
+        if self._last.get(run.key) == status.state:
+            return
+        self._last[run.key] = status.state
+        self._ended += status.is_final
+        reason = f" ({status.reason})" if status.reason else ""
+        self._console.print(Text(f"[{self._ended}/{self._total}] {run.key}: {status.state}{reason}"), soft_wrap=True)
+
+    def notice(self, text: str) -> None:
+        self._console.print(Text(f"notice: {text}"), soft_wrap=True)
+
+
+class LiveObserver:
+    """A table that follows the logs of the active runs."""
+
+    def __init__(self, console: Console, plan: SweepPlan, root: Path) -> None:
+        self._rows = {run.key: _Row(run, root / run.key / POINT_FILES.stdout) for run in plan.runs}
+        self._live = Live(self._table(), console=console, refresh_per_second=4)
+
+    def __enter__(self) -> Self:
+        self._live.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._live.update(self._table())
+        self._live.__exit__(kind, error, trace)
+
+    def saw(self, run: RunPlan, status: JobStatus) -> None:
+        self._rows[run.key].update(status)
+        self._live.update(self._table())
+
+    def notice(self, text: str) -> None:
+        self._live.console.print(Text(f"notice: {text}"))
+
+    def _table(self) -> Table:
+        table = Table("point", "state", "step", "progress", "step time (s)", "TFLOP/s/GPU", "loss")
+        for row in self._rows.values():
+            table.add_row(*row.cells())
+        return table
+
+
+class _Row:
+    """What the table says of one run; reads only what its log has grown by."""
+
+    def __init__(self, run: RunPlan, log: Path) -> None:
+        self._run, self._log = run, log
+        self._parser, self._offset = LogParser(), 0
+        self._status: JobStatus | None = None
+        self._step: StepRecord | None = None
+
+    def update(self, status: JobStatus) -> None:
+        self._status = status
+        try:
+            with self._log.open("rb") as log:
+                log.seek(self._offset)
+                data = log.read()
+        except FileNotFoundError:
+            return
+        self._offset += len(data)
+        self._parser.feed(data)
+        steps = self._parser.summary().steps
+        self._step = steps[-1] if steps else None
+
+    def cells(self) -> tuple[Text | ProgressBar, ...]:
+        step, total = self._step, self._run.num_steps
+        state = Text("waiting", style="dim")
+        if self._status is not None:
+            state = Text(self._status.state, style=_STYLE.get(self._status.job_class, "red"))
+        done = step.step if step else 0
+        return (
+            Text(f"{self._run.test_id}/{self._run.label}"),
+            state,
+            Text(f"{done}/{total}"),
+            ProgressBar(total=total, completed=done, width=20),
+            _number(step.step_time_s if step else None),
+            _number(step.tflops_per_gpu if step else None),
+            _number(step.loss if step else None),
+        )
+
+
+def _number(value: float | None) -> Text:
+    return Text("" if value is None else f"{value:.4g}")
+
+
+def observer_for(console: Console, plan: SweepPlan, root: Path) -> PlainObserver | LiveObserver:
+    """Return the live table on a terminal, plain lines elsewhere."""
+    return LiveObserver(console, plan, root) if console.is_terminal else PlainObserver(console, plan)

@@ -1,0 +1,53 @@
+"""Rules E01...: what the embedded loop cannot do, so that no argument is silently ignored."""
+
+from cloudai_mbridge.constraints.rule import Answer, Point, Violation
+from cloudai_mbridge.models.cmd_args import Launcher
+from cloudai_mbridge.recipes.apply import unsupported_args
+
+_DTYPES = ("bf16", "fp32")
+
+
+def e01_every_argument_reaches_the_training(point: Point) -> Answer:
+    """No argument is set that the embedded loop would have to ignore.
+
+    A benchmark that drops an option measures something else than it says.
+
+    Pass: tp=2. Fail: use_megatron_fsdp=true.
+    Source: `cloudai_mbridge.recipes.apply`.
+    """
+    if point.args.launcher is not Launcher.EMBEDDED or not (ignored := unsupported_args(point.args)):
+        return None
+    fact = f"the embedded launcher does not implement {', '.join(ignored)}"
+    remedy = "remove these arguments, or set launcher = 'megatron_bridge'"
+    return Violation("E01", "cmd_args", fact, remedy, ignored)
+
+
+def e02_precision_is_implemented(point: Point) -> Answer:
+    """The embedded loop trains in bf16 or fp32.
+
+    FP8 and FP4 need Transformer Engine recipes that the loop does not have yet.
+
+    Pass: compute_dtype="bf16". Fail: compute_dtype="fp8_mx".
+    Source: `cloudai_mbridge.training.config.ModelConfig.dtype`.
+    """
+    dtype = point.args.compute_dtype
+    if point.args.launcher is not Launcher.EMBEDDED or dtype in _DTYPES:
+        return None
+    fact = f"the embedded launcher does not train in {dtype!r}"
+    return Violation("E02", "cmd_args.compute_dtype", fact, f"use one of {', '.join(_DTYPES)}", {"compute_dtype": dtype})
+
+
+def e03_there_are_steps_to_measure(point: Point) -> Answer:
+    """The number of steps is positive.
+
+    Pass: max_steps=10. Fail: max_steps=0.
+    Source: a run of no steps has no step time.
+    """
+    steps = point.args.max_steps
+    if point.args.launcher is not Launcher.EMBEDDED or (steps is not None and steps > 0):
+        return None
+    fact = f"max_steps is {steps}"
+    return Violation("E03", "cmd_args.max_steps", fact, "use at least 1", {"max_steps": steps})
+
+
+RULES = (e01_every_argument_reaches_the_training, e02_precision_is_implemented, e03_there_are_steps_to_measure)

@@ -1,0 +1,63 @@
+"""The log lines that are understood: our records, and the two lines of Megatron-Bridge."""
+
+import json
+import re
+from typing import Any
+
+from cloudai_mbridge.training.utils.log_lines import RUN_MARK, STEP_MARK
+
+_NUMBER = r"([0-9]+(?:\.[0-9]+)?)"
+_STEP_TIME = re.compile(
+    rf"Step Time\s*:\s*{_NUMBER}\s*s.*?GPU utilization:\s*{_NUMBER}\s*(?:MODEL_)?TFLOP/s/GPU", re.IGNORECASE
+)
+_ITERATION = re.compile(r"\biteration\s+(\d+)/\s*(\d+)\s*\|(.*)")
+_FIELD = re.compile(r"\s*([^:|]+):\s*([^|]*?)\s*(?:\||$)")
+
+
+def match_step_time(line: str) -> tuple[float, float] | None:
+    """Return (step time in s, TFLOP/s/GPU) of a "Step Time" line; a prefix such as a rank is allowed."""
+    match = _STEP_TIME.search(line)
+    return (float(match[1]), float(match[2])) if match else None
+
+
+def match_iteration(line: str) -> dict[str, Any] | None:
+    """Return the fields of an "iteration N/ M |" line. A loss that is NaN or negative is not printed there."""
+    match = _ITERATION.search(line)
+    if not match:
+        return None
+    fields = dict(_FIELD.findall(match[3]))
+    return {
+        "step": int(match[1]),
+        "train_iters": int(match[2]),
+        "loss": _number(fields.get("lm loss", fields.get("loss"))),
+        "grad_norm": _number(fields.get("grad norm")),
+        "nan_iterations": int(_number(fields.get("number of nan iterations")) or 0),
+        "skipped_iterations": int(_number(fields.get("number of skipped iterations")) or 0),
+    }
+
+
+def _number(text: str | None) -> float | None:
+    try:
+        return None if text is None else float(text)
+    except ValueError:
+        return None
+
+
+def match_record(line: str, mark: str) -> dict[str, Any] | None:
+    """Return the JSON object behind `mark`, or None. A record that is cut in half is no record."""
+    _, found, text = line.partition(f"{mark} ")
+    if not found:
+        return None
+    try:
+        record = json.loads(text)
+    except ValueError:
+        return None
+    return record if isinstance(record, dict) else None
+
+
+def match_step_record(line: str) -> dict[str, Any] | None:
+    return match_record(line, STEP_MARK)
+
+
+def match_run_record(line: str) -> dict[str, Any] | None:
+    return match_record(line, RUN_MARK)

@@ -1,0 +1,135 @@
+"""Read a training log as a stream: memory grows with the number of steps, not with the size of the log."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cloudai_mbridge.logs.formats import match_iteration, match_run_record, match_step_record, match_step_time
+
+_CHUNK = 1 << 20
+_LONGEST_LINE = 1 << 20
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """One step as the log tells it; None where it does not say."""
+
+    step: int
+    step_time_s: float | None
+    tflops_per_gpu: float | None
+    loss: float | None
+    grad_norm: float | None = None
+
+
+@dataclass(frozen=True)
+class LogSummary:
+    """All steps of a log in order.
+
+    source: "records" if our full-precision records were found, "lines" for Megatron-Bridge's two rounded lines, "none".
+    run: what the run said of itself at its start. notes: what was odd about the log.
+    """
+
+    steps: tuple[StepRecord, ...] = ()
+    source: str = "none"
+    run: dict[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+class LogParser:
+    """Feed it bytes as they come; ask for a summary at any time."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._records: dict[int, StepRecord] = {}
+        self._times: list[tuple[float, float]] = []
+        self._iterations: list[dict[str, Any]] = []
+        self._run: dict[str, Any] = {}
+        self._malformed = self._repeated = 0
+
+    def feed(self, data: bytes) -> None:
+        """Take more of the log; an unfinished last line waits for its end."""
+        *lines, rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            self._take(line.decode("utf-8", errors="replace"))
+        self._rest = rest[:_LONGEST_LINE]
+
+    def finish(self) -> LogSummary:
+        """Take the last line even without a line break, and summarize."""
+        self.feed(b"\n")
+        return self.summary()
+
+    def _take(self, line: str) -> None:
+        if "MBRIDGE_" in line:
+            if (record := match_step_record(line)) is not None:
+                self._take_record(record)
+            elif (run := match_run_record(line)) is not None:
+                self._run = run
+            else:
+                self._malformed += 1
+        elif (pair := match_step_time(line)) is not None:
+            self._times.append(pair)
+        elif (iteration := match_iteration(line)) is not None:
+            self._iterations.append(iteration)
+
+    def _take_record(self, record: dict[str, Any]) -> None:
+        step, step_time = record.get("step"), _number(record.get("step_time_s"))
+        losses = record.get("losses")
+        if not isinstance(step, int) or step_time is None or not step_time > 0 or not isinstance(losses, dict):
+            self._malformed += 1
+            return
+        self._repeated += step in self._records
+        self._records[step] = StepRecord(
+            step=step,
+            step_time_s=step_time,
+            tflops_per_gpu=_number(record.get("tflops_per_gpu")),
+            loss=_number(losses.get("lm loss")),
+            grad_norm=_number(record.get("grad_norm")),
+        )
+
+    def summary(self) -> LogSummary:
+        """Return what was read so far."""
+        notes = []
+        if self._malformed:
+            notes.append(f"{self._malformed} damaged records were left out")
+        if self._repeated:
+            notes.append(f"{self._repeated} steps were logged more than once; the last record of each counts")
+        if self._records:
+            steps = tuple(self._records[step] for step in sorted(self._records))
+            return LogSummary(steps, "records", self._run, tuple(notes))
+        if not self._times:
+            return LogSummary((), "none", self._run, tuple(notes))
+        if self._iterations and len(self._iterations) != len(self._times):
+            notes.append(f"{len(self._times)} step-time lines for {len(self._iterations)} iteration lines")
+        return LogSummary(tuple(self._paired()), "lines", self._run, tuple(notes))
+
+    def _paired(self) -> Iterator[StepRecord]:
+        """Join the k-th step-time line with the k-th iteration line: two ranks print them, in either order."""
+        for i, (step_time, tflops) in enumerate(self._times):
+            iteration = self._iterations[i] if i < len(self._iterations) else {}
+            is_nan = bool(iteration.get("nan_iterations"))
+            loss = math.nan if is_nan else iteration.get("loss")
+            yield StepRecord(iteration.get("step", i + 1), step_time, tflops, loss, iteration.get("grad_norm"))
+
+
+def _number(value: Any) -> float | None:
+    """Return a number; the strings "nan", "inf" and "-inf" stand for what JSON cannot say."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    try:
+        return float(value)
+    except ValueError:
+        return None
+
+
+def read_log(path: Path) -> LogSummary:
+    """Read a whole log; one that does not exist has no steps."""
+    parser = LogParser()
+    try:
+        with path.open("rb") as log:
+            while chunk := log.read(_CHUNK):
+                parser.feed(chunk)
+    except FileNotFoundError:
+        return LogSummary(notes=(f"{path.name} does not exist",))
+    return parser.finish()

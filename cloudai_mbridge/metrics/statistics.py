@@ -1,0 +1,67 @@
+"""Statistics with their window: which steps were counted, and how many."""
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cloudai_mbridge.logs import StepRecord
+
+
+@dataclass(frozen=True)
+class Statistic:
+    """Summary of `n` values; std is the population's, as CloudAI's report has it."""
+
+    n: int
+    mean: float
+    median: float
+    min: float
+    max: float
+    std: float
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """What a run measured. A statistic is None where nothing could be measured, never a number that stands for it.
+
+    window: (first, last) step counted; the `warmup_steps` steps before it are not.
+    """
+
+    warmup_steps: int
+    window: tuple[int, int] | None
+    step_time_s: Statistic | None
+    tflops_per_gpu: Statistic | None
+    tokens_per_s_per_gpu: Statistic | None
+    first_loss: float | None
+    last_loss: float | None
+
+
+def summarize(values: Sequence[float | None]) -> Statistic | None:
+    """Summarize values that are all there and finite; one that is missing makes the whole statistic missing."""
+    numbers = [value for value in values if value is not None and math.isfinite(value)]
+    if not numbers or len(numbers) != len(values):
+        return None
+    return Statistic(
+        n=len(numbers),
+        mean=statistics.fmean(numbers),
+        median=statistics.median(numbers),
+        min=min(numbers),
+        max=max(numbers),
+        std=statistics.pstdev(numbers),
+    )
+
+
+def measure(steps: Sequence[StepRecord], warmup_steps: int, tokens_per_step_per_gpu: float | None) -> Metrics:
+    """Take the statistics over the steps after the warm-up."""
+    counted = [step for step in steps if step.step > warmup_steps]
+    times = [step.step_time_s for step in counted]
+    tokens = [tokens_per_step_per_gpu / t if t and tokens_per_step_per_gpu else None for t in times]
+    return Metrics(
+        warmup_steps=warmup_steps,
+        window=(counted[0].step, counted[-1].step) if counted else None,
+        step_time_s=summarize(times),
+        tflops_per_gpu=summarize([step.tflops_per_gpu for step in counted]),
+        tokens_per_s_per_gpu=summarize(tokens),
+        first_loss=steps[0].loss if steps else None,
+        last_loss=steps[-1].loss if steps else None,
+    )

@@ -1,0 +1,52 @@
+"""The strictness shared by all models, and which of their values are secrets."""
+
+import re
+from typing import Annotated
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+_SECRET_NAME = re.compile(r"token|secret|passw|credential|api_?key|(^|_)key$", re.IGNORECASE)
+
+
+class StrictModel(BaseModel):
+    """A frozen table that refuses unknown keys."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+
+
+def is_secret(name: str) -> bool:
+    """Return whether a key or variable of this name may hold a credential."""
+    return bool(_SECRET_NAME.search(name))
+
+
+def _no_control_characters(value: str) -> str:
+    if any(ord(c) < 32 or ord(c) == 127 for c in value):
+        raise ValueError("must not contain control characters such as line breaks; remove them")
+    return value
+
+
+def _environment_name(value: str) -> str:
+    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", value):
+        raise ValueError(f"{value!r} is no name of an environment variable; use letters, digits and underscores")
+    return value
+
+
+def _dotted_key(value: str) -> str:
+    if not re.fullmatch(r"[+~]*[A-Za-z0-9_/@-]+(\.[A-Za-z0-9_/@-]+)*", value):
+        raise ValueError(f"{value!r} is no dotted key such as optimizer.lr")
+    return value
+
+
+def _no_nul(value: str) -> str:
+    if "\0" in value:
+        raise ValueError("must not contain a NUL character; no process can receive it")
+    return value
+
+
+# A value that becomes part of an sbatch directive, where a line break would start a new line of the script.
+OneLine = Annotated[str, AfterValidator(_no_control_characters)]
+Text = Annotated[str, AfterValidator(_no_nul)]
+AxisOfText = Annotated[list[Text], Field(min_length=1)]
+AxisOfInt = Annotated[list[int], Field(min_length=1)]
+DottedKey = Annotated[str, AfterValidator(_dotted_key)]
+EnvName = Annotated[str, AfterValidator(_environment_name)]

@@ -1,0 +1,103 @@
+"""Turn pydantic's errors into one line per mistake: place, value, remedy."""
+
+import difflib
+import types
+from collections.abc import Sequence
+from typing import Any, Union, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from cloudai_mbridge.models.base import is_secret
+from cloudai_mbridge.models.toml_source import TomlSource
+
+Path = tuple[str | int, ...]
+
+
+def explain(
+    error: ValidationError, model: type[BaseModel], data: Any, source: TomlSource, prefix: Path = ()
+) -> list[str]:
+    """Return one message per mistake. `prefix` is where `data` stands in the file of `source`."""
+    mistakes: dict[Path, list[ErrorDetails]] = {}
+    for detail in error.errors():
+        mistakes.setdefault(_path_in_data(detail, data), []).append(detail)
+    return [
+        f"{source.where((*prefix, *path))}: {_describe(path, details, model, data)}"
+        for path, details in mistakes.items()
+    ]
+
+
+def _path_in_data(detail: ErrorDetails, data: Any) -> Path:
+    """Cut the tags of union branches off pydantic's location: keep what leads to a value of the user's."""
+    path: Path = ()
+    for part in detail["loc"]:
+        try:
+            data = data[part]
+        except (KeyError, IndexError, TypeError):
+            return (*path, part) if detail["type"] == "missing" else path
+        path = (*path, part)
+    return path
+
+
+def _describe(path: Path, details: Sequence[ErrorDetails], model: type[BaseModel], data: Any) -> str:
+    first = details[0]
+    if first["type"] == "extra_forbidden":
+        return f"unknown key; {suggest(str(path[-1]), _keys_at(model, path[:-1]))}"
+    if first["type"] == "missing":
+        return "is missing; add it"
+    value = _value_at(data, path)
+    if value == [] and any(detail["type"] == "too_short" for detail in details):
+        return "[] is empty; list at least one value, or remove the key"
+    if first["type"] == "value_error":
+        return f"{_shown(path, value)}{first['ctx']['error']}"
+    wants = " or ".join(dict.fromkeys(_expectation(detail) for detail in details))
+    return f"{_shown(path, value)}must be {wants}"
+
+
+def _expectation(detail: ErrorDetails) -> str:
+    message = detail["msg"].removeprefix("Input should be ").removeprefix("greater")
+    if detail["msg"].startswith("Input should be greater"):
+        message = "greater" + message
+    return message.split(", unable to parse")[0].split(", got a number")[0]
+
+
+def _shown(path: Path, value: Any) -> str:
+    """Show the value if it is short and no secret."""
+    if any(is_secret(str(part)) for part in path):
+        return "(value hidden) "
+    if isinstance(value, dict) or (isinstance(value, list) and len(repr(value)) > 80):
+        return ""
+    return f"{value!r} "
+
+
+def _value_at(data: Any, path: Path) -> Any:
+    for part in path:
+        data = data[part]
+    return data
+
+
+def suggest(name: str, known: Sequence[str]) -> str:
+    """Return a remedy for an unknown name: the nearest known one, or all of them."""
+    near = difflib.get_close_matches(name, known, 3, cutoff=0.4)
+    return f"did you mean {' or '.join(repr(n) for n in near)}?" if near else f"known: {', '.join(known)}"
+
+
+def _keys_at(model: type[BaseModel], path: Path) -> list[str]:
+    """Return the keys that the table at `path` may have."""
+    current: Any = model
+    for part in path:
+        if isinstance(part, int):
+            continue
+        field = next(
+            f for name, f in current.model_fields.items() if part in (name, f.alias)
+        )
+        current = _model_in(field.annotation)
+    return [field.alias or name for name, field in current.model_fields.items()]
+
+
+def _model_in(annotation: Any) -> Any:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    if get_origin(annotation) in (list, Union, types.UnionType):
+        return next((m for arg in get_args(annotation) if (m := _model_in(arg))), None)
+    return None

@@ -1,0 +1,140 @@
+"""A scenario: which tests run, on how many nodes, how often, after what."""
+
+import re
+from typing import Any, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from cloudai_mbridge.models.base import AxisOfInt, OneLine, StrictModel, Text
+
+_TIME_LIMIT = re.compile(r"(\d+-\d+(:\d+){0,2}|\d+(:\d+){0,2})")
+
+# Keys of a scenario's test that override (or, without test_name, make up) its definition.
+DEFINITION_KEYS = (
+    "name",
+    "description",
+    "test_template_name",
+    "cmd_args",
+    "extra_env_vars",
+    "extra_cmd_args",
+    "extra_container_mounts",
+    "git_repos",
+    "nsys",
+    "metrics",
+    "dse_excluded_args",
+    "agent",
+    "agent_steps",
+    "agent_metrics",
+    "agent_config",
+)
+
+
+class Dependency(StrictModel):
+    """Order between two tests of a scenario."""
+
+    type: Literal["end_post_comp", "start_post_init", "start_post_comp"]
+    id: Text
+
+
+class TestRun(StrictModel):
+    """One entry of `[[Tests]]`: a test of the tests directory by name, or one defined in place."""
+
+    __test__ = False
+
+    id: Text = Field(min_length=1)
+    test_name: Text | None = None
+    num_nodes: int | AxisOfInt | None = None
+    nodes: list[OneLine] = []
+    exclude_nodes: list[OneLine] = []
+    weight: int | float = 0
+    iterations: int = Field(1, ge=1)
+    sol: float | None = None
+    ideal_perf: float = 1.0
+    time_limit: OneLine | None = None
+    dependencies: list[Dependency] = []
+    # the definition itself, or what differs from the one named; merged and then checked as a test definition
+    name: Text | None = None
+    description: Text | None = None
+    test_template_name: Text | None = None
+    cmd_args: dict[str, Any] | None = None
+    extra_env_vars: dict[str, Any] | None = None
+    extra_cmd_args: dict[str, Any] | None = None
+    extra_container_mounts: list[Text] | None = None
+    git_repos: list[dict[str, Any]] | None = None
+    nsys: dict[str, Any] | None = None
+    metrics: dict[str, Any] | None = None
+    dse_excluded_args: list[Text] | None = None
+    agent: Text | None = None
+    agent_steps: int | None = None
+    agent_metrics: list[Text] | None = None
+    agent_config: dict[str, Any] | None = None
+
+    @field_validator("time_limit")
+    @classmethod
+    def _slurm_time(cls, value: str | None) -> str | None:
+        if value is not None and not _TIME_LIMIT.fullmatch(value):
+            raise ValueError("is no Slurm time limit; write minutes, HH:MM:SS or D-HH:MM:SS")
+        return value
+
+    @model_validator(mode="after")
+    def _named_or_inline(self) -> Self:
+        inline = {"name": self.name, "description": self.description, "test_template_name": self.test_template_name}
+        missing = [key for key, value in inline.items() if value is None]
+        if self.test_name is None and missing:
+            raise ValueError(f"set test_name, or define the test here (missing: {', '.join(missing)})")
+        if self.test_name is not None and self.test_template_name is not None:
+            raise ValueError("test_name and test_template_name exclude each other; remove one")
+        return self
+
+    def overrides(self) -> dict[str, Any]:
+        """Return the definition keys that this entry sets."""
+        return {key: value for key in DEFINITION_KEYS if (value := getattr(self, key)) is not None}
+
+
+class Scenario(StrictModel):
+    """A named list of tests."""
+
+    name: Text = Field(min_length=1)
+    tests: list[TestRun] = Field(alias="Tests", min_length=1)
+    job_status_check: bool = True
+    sol_path: Text | None = None
+    pre_test: Text | None = None
+    post_test: Text | None = None
+    reports: dict[str, Any] | None = None
+
+    @model_validator(mode="after")
+    def _unique_ids(self) -> Self:
+        ids = [test.id for test in self.tests]
+        for test_id in ids:
+            if ids.count(test_id) > 1:
+                raise ValueError(f"duplicate test id {test_id!r}; give every [[Tests]] entry its own id")
+        return self
+
+    @model_validator(mode="after")
+    def _dependencies_have_an_order(self) -> Self:
+        waits_for = {test.id: [d.id for d in test.dependencies] for test in self.tests}
+        for test_id, others in waits_for.items():
+            for other in others:
+                if other not in waits_for:
+                    raise ValueError(f"test {test_id!r} depends on {other!r}, which is not in the scenario")
+        if cycle := find_cycle(waits_for):
+            raise ValueError(f"cyclic dependency {' -> '.join(cycle)}; remove one of these dependencies")
+        return self
+
+
+def find_cycle(waits_for: dict[str, list[str]]) -> list[str] | None:
+    """Return the nodes of one cycle, first one repeated at the end, or None."""
+    done: set[str] = set()
+
+    def visit(node: str, path: list[str]) -> list[str] | None:
+        if node in path:
+            return [*path[path.index(node) :], node]
+        if node in done:
+            return None
+        for other in waits_for[node]:
+            if cycle := visit(other, [*path, node]):
+                return cycle
+        done.add(node)
+        return None
+
+    return next((cycle for node in waits_for if (cycle := visit(node, []))), None)

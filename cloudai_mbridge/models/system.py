@@ -1,0 +1,71 @@
+"""A system: where jobs run and with what defaults."""
+
+from typing import Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from cloudai_mbridge.models.base import EnvName, OneLine, StrictModel, Text
+
+
+class _System(StrictModel):
+    name: Text = Field(min_length=1)
+    install_path: Text | None = None
+    output_path: Text = "results"
+    global_env_vars: dict[EnvName, Text | int | float | bool] = {}
+    monitor_interval: float | None = Field(None, gt=0, description="seconds between two looks at the jobs")
+    gpus_per_node: int | None = Field(None, ge=1)
+    python_executable: Text | None = Field(
+        None, description="Python with the train extra on the compute nodes; default: the one that runs mbridge"
+    )
+    data_repository: dict[str, Any] | None = None
+    reports: dict[str, Any] | None = None
+
+
+class LocalSystem(_System):
+    """This machine. Points run one after the other, each under its own torchrun."""
+
+    scheduler: Literal["local", "standalone"]
+
+
+class PartitionGroup(StrictModel):
+    """A named part of a partition."""
+
+    name: OneLine
+    nodes: list[OneLine] = []
+
+
+class Partition(StrictModel):
+    """A Slurm partition."""
+
+    name: OneLine
+    groups: list[PartitionGroup] = []
+
+
+class SlurmSystem(_System):
+    """A Slurm cluster."""
+
+    scheduler: Literal["slurm"]
+    default_partition: OneLine
+    partitions: list[Partition] = Field(min_length=1)
+    account: OneLine | None = None
+    distribution: OneLine | None = None
+    mpi: OneLine | None = None
+    ntasks_per_node: int | None = Field(None, ge=1, description="CloudAI's; the embedded loop runs one torchrun a node")
+    cache_docker_images_locally: bool = False
+    container_mount_home: bool = False
+    extra_srun_args: Text | None = None
+    extra_sbatch_args: list[OneLine] = []
+    extra_transient_status_errors: list[Text] = []
+    status_retry_pause_seconds: int = Field(10, ge=0)
+
+    @model_validator(mode="after")
+    def _partition_exists(self) -> Self:
+        names = [partition.name for partition in self.partitions]
+        if self.default_partition not in names:
+            raise ValueError(
+                f"default_partition {self.default_partition!r} is not in partitions; use one of {', '.join(names)}"
+            )
+        return self
+
+
+System = LocalSystem | SlurmSystem

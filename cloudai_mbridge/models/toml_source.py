@@ -1,0 +1,91 @@
+"""A TOML file with the line of every key, so that an error can point at its place."""
+
+import re
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cloudai_mbridge.errors import BadInput
+
+_HEADER = re.compile(r"\s*\[(?P<array>\[)?\s*(?P<name>[^\]]+?)\s*\]")
+_KEY = re.compile(r"""\s*(?P<key>"[^"]*"|'[^']*'|[A-Za-z0-9_.\- ]+?)\s*=""")
+
+
+@dataclass(frozen=True)
+class TomlSource:
+    """A parsed file."""
+
+    path: Path
+    text: str
+    data: dict[str, Any]
+
+    def where(self, key_path: Sequence[str | int]) -> str:
+        """Return "file:line: key" for a key path such as ("Tests", 0, "id"); the line of the nearest parent if needed."""
+        line = self._line_of(tuple(key_path))
+        place = f"{self.path}:{line}" if line else str(self.path)
+        return f"{place}: {dotted(key_path)}" if key_path else place
+
+    def _line_of(self, key_path: tuple[str | int, ...]) -> int | None:
+        lines = _key_lines(self.text)
+        for length in range(len(key_path), 0, -1):
+            if key_path[:length] in lines:
+                return lines[key_path[:length]]
+        return None
+
+
+def dotted(key_path: Sequence[str | int]) -> str:
+    """Return a.b[0].c for ("a", "b", 0, "c")."""
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in key_path).lstrip(".")
+
+
+def read_toml(path: Path) -> TomlSource:
+    """Read and parse `path`.
+
+    Raises:
+        BadInput: the file cannot be read, is not UTF-8 or is not TOML; the message has the parser's line and column.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise BadInput(f"{path}: no such file; check the path") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"{path}: cannot be read as UTF-8 text ({error})") from None
+    try:
+        return TomlSource(path, text, tomllib.loads(text))
+    except tomllib.TOMLDecodeError as error:
+        raise BadInput(f"{path}: not valid TOML: {error}") from None
+
+
+def _key_lines(text: str) -> dict[tuple[str | int, ...], int]:
+    """Map key paths to line numbers: best effort, for messages only (multi-line strings may confuse it)."""
+    lines: dict[tuple[str | int, ...], int] = {}
+    table: tuple[str | int, ...] = ()
+    arrays: dict[tuple[str | int, ...], int] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        if header := _HEADER.match(line):
+            table = _table_path(_split(header["name"]), bool(header["array"]), arrays)
+            lines.setdefault(table, number)
+        elif key := _KEY.match(line):
+            lines.setdefault((*table, *_split(key["key"])), number)
+    return lines
+
+
+def _table_path(
+    names: list[str], is_array: bool, arrays: dict[tuple[str | int, ...], int]
+) -> tuple[str | int, ...]:
+    """Return the key path of a header, with the index of the current element behind every array of tables."""
+    path: tuple[str | int, ...] = ()
+    for i, name in enumerate(names):
+        path = (*path, name)
+        if is_array and i == len(names) - 1:
+            arrays[path] = arrays.get(path, -1) + 1
+        if path in arrays:
+            path = (*path, arrays[path])
+    return path
+
+
+def _split(name: str) -> list[str]:
+    parts = re.findall(r""""[^"]*"|'[^']*'|[^.]+""", name)
+    return [part.strip().strip("\"'") for part in parts]

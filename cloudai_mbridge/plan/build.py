@@ -1,0 +1,157 @@
+"""From a loaded scenario and a system to a plan: expand, check, place."""
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from cloudai_mbridge.constraints import check
+from cloudai_mbridge.constraints.placement import Point, place
+from cloudai_mbridge.errors import BadInput
+from cloudai_mbridge.models.base import is_secret
+from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
+from cloudai_mbridge.models.load import LoadedScenario, LoadedTest
+from cloudai_mbridge.models.system import System
+from cloudai_mbridge.models.test_definition import MegatronBridgeTestDefinition
+from cloudai_mbridge.plan.run_plan import RejectedPoint, RunPlan, SweepPlan
+from cloudai_mbridge.plan.supported import refuse_unsupported
+from cloudai_mbridge.recipes import Recipe, load_recipe
+from cloudai_mbridge.recipes.apply import training_config, with_recipe_defaults
+from cloudai_mbridge.sweep import SweepPoint, expand
+from cloudai_mbridge.sweep.run_id import slug
+
+# cmd_args that hold a credential -> the variable that hands it to the job
+SECRET_VARIABLES = {"hf_token": "HF_TOKEN", "wandb_key": "WANDB_API_KEY"}
+
+
+def build_plan(loaded: LoadedScenario, system: System) -> SweepPlan:
+    """Decide about every point of every test.
+
+    Raises:
+        BadInput: something asked for is not implemented, or a recipe does not exist.
+    """
+    refuse_unsupported(loaded)
+    runs: list[RunPlan] = []
+    rejected: list[RejectedPoint] = []
+    for test in loaded.tests:
+        for planned in _plan_test(test, system):
+            (rejected if isinstance(planned, RejectedPoint) else runs).append(planned)  # type: ignore[attr-defined]
+    return SweepPlan(loaded.scenario.name, system.name, tuple(runs), tuple(rejected))
+
+
+def _plan_test(test: LoadedTest, system: System) -> Iterator[RunPlan | RejectedPoint]:
+    for point in expand(test.definition, test.run):
+        recipe = load_recipe(point.args.model_recipe_name)
+        args = with_recipe_defaults(point.args, recipe)
+        result = check(args, system, recipe, point.num_nodes)
+        if result.violations:
+            yield RejectedPoint(
+                point.test_id, test.definition.name, point.label, point.coordinates, result.violations
+            )
+            continue
+        _require_measured_steps(args, test)
+        for iteration in range(test.run.iterations):
+            yield _plan_run(test, point, args, recipe, system, iteration)
+
+
+def _plan_run(
+    test: LoadedTest, point: SweepPoint, args: ResolvedCmdArgs, recipe: Recipe, system: System, iteration: int
+) -> RunPlan:
+    run, definition = test.run, test.definition
+    placement = place(Point(args, system, recipe, point.num_nodes))
+    env = {name: _env_text(value) for name, value in system.global_env_vars.items()} | dict(point.env)
+    time_limit = run.time_limit or args.time_limit
+    return RunPlan(
+        key=f"{slug(run.id)}/{point.label}/{iteration}",
+        test_id=run.id,
+        test_name=definition.name,
+        label=point.label,
+        iteration=iteration,
+        coordinates=point.coordinates,
+        args=public_args(args),
+        recipe=recipe.name,
+        num_nodes=placement.num_nodes,
+        ranks_per_node=placement.ranks_per_node,
+        num_steps=args.max_steps or 0,
+        warmup_steps=definition.metrics.warmup_steps,
+        training_config=training_config(recipe, args, definition.extra_cmd_args),
+        definition=resolved_definition(definition, point, args),
+        env={name: value for name, value in env.items() if not is_secret(name)},
+        secret_env=_secrets(args, env),
+        time_limit=time_limit,
+        time_limit_s=parse_time_limit(time_limit),
+        nodes=tuple(run.nodes),
+        exclude_nodes=tuple(run.exclude_nodes),
+        container_image=args.container_image,
+        container_mounts=_mounts(definition, args),
+        after_completion=_wait_for(run.dependencies, "start_post_comp"),
+        after_start=_wait_for(run.dependencies, "start_post_init"),
+    )
+
+
+def _wait_for(dependencies: Iterable[Any], kind: str) -> tuple[str, ...]:
+    return tuple(dependency.id for dependency in dependencies if dependency.type == kind)
+
+
+def _mounts(definition: MegatronBridgeTestDefinition, args: ResolvedCmdArgs) -> tuple[str, ...]:
+    custom = [mount for mount in (args.custom_mounts or "").split(",") if mount]
+    return (*definition.extra_container_mounts, *custom)
+
+
+def _env_text(value: str | int | float | bool) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _secrets(args: ResolvedCmdArgs, env: dict[str, str]) -> dict[str, str]:
+    secrets = {name: value for name, value in env.items() if is_secret(name)}
+    for field, variable in SECRET_VARIABLES.items():
+        if value := getattr(args, field):
+            secrets[variable] = value
+    return secrets
+
+
+def public_args(args: ResolvedCmdArgs) -> dict[str, Any]:
+    """Return what the user or the recipe set, without credentials."""
+    values = args.model_dump(mode="json", exclude_none=True)
+    kept = args.model_fields_set | {"num_gpus", "max_steps", "compute_dtype"}
+    return {name: value for name, value in values.items() if name in kept and name not in SECRET_VARIABLES}
+
+
+def resolved_definition(
+    definition: MegatronBridgeTestDefinition, point: SweepPoint, args: ResolvedCmdArgs
+) -> dict[str, Any]:
+    """Return the point as a test definition of its own: no lists, no credentials."""
+    env = {name: value for name, value in point.env.items() if not is_secret(name)}
+    dump = definition.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
+    return {
+        **dump,
+        "name": f"{definition.name}-{point.label}",
+        "test_template_name": definition.test_template_name,
+        "cmd_args": public_args(args),
+        **({"extra_env_vars": env} if env else {}),
+    }
+
+
+def _require_measured_steps(args: ResolvedCmdArgs, test: LoadedTest) -> None:
+    warmup, steps = test.definition.metrics.warmup_steps, args.max_steps or 0
+    if args.launcher is Launcher.EMBEDDED and steps <= warmup:
+        raise BadInput(
+            f"test {test.run.id!r}: metrics.warmup_steps = {warmup} leaves no step to measure of max_steps = {steps};"
+            f" use at most {steps - 1} warm-up steps, or more steps"
+        )
+
+
+def parse_time_limit(text: str | None) -> float | None:
+    """Return the seconds of a Slurm time limit: minutes, MM:SS, HH:MM:SS, D-HH, D-HH:MM or D-HH:MM:SS."""
+    if text is None:
+        return None
+    if not re.fullmatch(r"(\d+-\d+(:\d+){0,2}|\d+(:\d+){0,2})", text):
+        raise BadInput(f"time_limit: {text!r} is no Slurm time limit; write minutes, HH:MM:SS or D-HH:MM:SS")
+    days, _, clock = text.rpartition("-")
+    parts = [int(part) for part in clock.split(":")]
+    if days:
+        hours, minutes, seconds = [*parts, 0, 0][:3]
+        return ((int(days) * 24 + hours) * 60 + minutes) * 60.0 + seconds
+    if len(parts) == 3:
+        return (parts[0] * 60 + parts[1]) * 60.0 + parts[2]
+    minutes, seconds = [*parts, 0][:2]
+    return minutes * 60.0 + seconds

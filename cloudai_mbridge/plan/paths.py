@@ -1,0 +1,30 @@
+"""Every file of a run, named in one place."""
+
+from types import SimpleNamespace
+from typing import Final
+
+
+class _PointFiles(SimpleNamespace):
+    """Files in a point's directory. Scripts name them relatively, so a script is the same wherever it is written."""
+
+    local_script: Final = "run.sh"
+    slurm_script: Final = "job.sbatch"
+    training_config: Final = "training.json"
+    definition: Final = "test.toml"
+    stdout: Final = "stdout.txt"
+    stderr: Final = "stderr.txt"
+    exit_code: Final = "exit_code.txt"
+    report: Final = "report.txt"
+
+
+class _RootFiles(SimpleNamespace):
+    """Files in the directory of a whole run."""
+
+    plan: Final = "plan.json"
+    journal: Final = "journal.sqlite"
+    report: Final = "report.json"
+    summary: Final = "report.txt"
+
+
+POINT_FILES = _PointFiles()
+ROOT_FILES = _RootFiles()

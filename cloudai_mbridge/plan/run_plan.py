@@ -1,0 +1,67 @@
+"""The frozen decisions about one run, and the plan of a whole scenario."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from cloudai_mbridge.constraints import Violation
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """One run of one point.
+
+    key: unique in the scenario, and the run's directory below the root: test/point/iteration.
+    training_config: plain data of the training process's config file.
+    env, secret_env: variables of the job; the secret ones are handed over in the environment and never written.
+    """
+
+    key: str
+    test_id: str
+    test_name: str
+    label: str
+    iteration: int
+    coordinates: Mapping[str, Any]
+    args: Mapping[str, Any]
+    recipe: str
+    num_nodes: int
+    ranks_per_node: int
+    num_steps: int
+    warmup_steps: int
+    training_config: Mapping[str, Any]
+    definition: Mapping[str, Any]
+    env: Mapping[str, str]
+    secret_env: Mapping[str, str] = field(repr=False)
+    time_limit: str | None = None
+    time_limit_s: float | None = None
+    nodes: tuple[str, ...] = ()
+    exclude_nodes: tuple[str, ...] = ()
+    container_image: str = ""
+    container_mounts: tuple[str, ...] = ()
+    after_completion: tuple[str, ...] = ()
+    after_start: tuple[str, ...] = ()
+
+    @property
+    def world_size(self) -> int:
+        return self.num_nodes * self.ranks_per_node
+
+
+@dataclass(frozen=True)
+class RejectedPoint:
+    """A point that breaks a rule. It is reported, never submitted."""
+
+    test_id: str
+    test_name: str
+    label: str
+    coordinates: Mapping[str, Any]
+    violations: tuple[Violation, ...]
+
+
+@dataclass(frozen=True)
+class SweepPlan:
+    """Everything that a scenario asks for, in order."""
+
+    scenario: str
+    system: str
+    runs: tuple[RunPlan, ...]
+    rejected: tuple[RejectedPoint, ...]

@@ -1,0 +1,45 @@
+"""What this version reads but does not do yet. It refuses to run such a scenario rather than leave a part out."""
+
+from collections.abc import Iterator
+
+from cloudai_mbridge.errors import BadInput
+from cloudai_mbridge.models.base import is_secret
+from cloudai_mbridge.models.cmd_args import Launcher
+from cloudai_mbridge.models.load import LoadedScenario, LoadedTest
+from cloudai_mbridge.sweep import find_axes
+
+
+def refuse_unsupported(loaded: LoadedScenario) -> None:
+    """Raise BadInput with one line for every part of the scenario that would be left out."""
+    missing = list(_in_scenario(loaded)) + [line for test in loaded.tests for line in _in_test(test)]
+    if missing:
+        raise BadInput("\n".join(missing))
+
+
+def _in_scenario(loaded: LoadedScenario) -> Iterator[str]:
+    for key in ("pre_test", "post_test"):
+        if value := getattr(loaded.scenario, key):
+            yield f"scenario {loaded.scenario.name!r}: {key} = {value!r} is not implemented yet; remove it"
+
+
+def _in_test(test: LoadedTest) -> Iterator[str]:
+    where, definition = f"test {test.run.id!r}", test.definition
+    launcher = definition.cmd_args.launcher
+    if launcher is not Launcher.EMBEDDED:
+        yield (
+            f"{where}: cmd_args.launcher = {str(launcher)!r} can be verified but not run yet;"
+            " set launcher = 'embedded' to train with the embedded loop"
+        )
+    elif not definition.cmd_args.model_recipe_name:
+        yield f"{where}: cmd_args.model_recipe_name is missing; name a recipe (see `mbridge list`)"
+    for axis in find_axes(definition, test.run):
+        if is_secret(axis.name):
+            yield f"{where}: {axis.path} is a credential and cannot be an axis; give one value"
+    if any(dependency.type == "end_post_comp" for dependency in test.run.dependencies):
+        yield f"{where}: dependencies of type 'end_post_comp' are not implemented yet; remove them"
+    if definition.nsys is not None and definition.nsys.enable:
+        yield f"{where}: nsys is not implemented yet; remove the table or set enable = false"
+    if definition.agent != "grid_search":
+        yield f"{where}: agent = {definition.agent!r} is unknown; use 'grid_search'"
+    if definition.predictor is not None:
+        yield f"{where}: predictor is not implemented; remove the table"

@@ -1,0 +1,144 @@
+"""From a recipe and a point's `cmd_args` to a training config: one table says what becomes of every argument."""
+
+import tomllib
+from collections.abc import Mapping
+from typing import Any
+
+from cloudai_mbridge.errors import BadInput
+from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
+from cloudai_mbridge.recipes.load import Recipe
+from cloudai_mbridge.training.config import ConfigContainer, ConfigError, config_from_dict
+
+# cmd_args field -> (section, field) of the training config
+MAPPED: dict[str, tuple[str, str]] = {
+    "tp": ("model", "tensor_model_parallel_size"),
+    "pp": ("model", "pipeline_model_parallel_size"),
+    "cp": ("model", "context_parallel_size"),
+    "vp": ("model", "virtual_pipeline_model_parallel_size"),
+    "ep": ("model", "expert_model_parallel_size"),
+    "et": ("model", "expert_tensor_parallel_size"),
+    "mb": ("train", "micro_batch_size"),
+    "gb": ("train", "global_batch_size"),
+    "max_steps": ("train", "train_iters"),
+    "seq_length": ("model", "seq_length"),
+    "hidden_size": ("model", "hidden_size"),
+    "num_layers": ("model", "num_layers"),
+    "vocab_size": ("model", "vocab_size"),
+    "compute_dtype": ("model", "dtype"),
+    "lr": ("optimizer", "lr"),
+    "min_lr": ("optimizer", "min_lr"),
+    "warmup_iters": ("scheduler", "lr_warmup_iters"),
+    "recompute_num_layers": ("model", "recompute_num_layers"),
+    "recompute_modules": ("model", "recompute_modules"),
+}
+
+# cmd_args fields that mean something outside of the training process
+ELSEWHERE: dict[str, str] = {
+    "launcher": "selects the launcher",
+    "model_family_name": "label of the recipe",
+    "model_recipe_name": "selects the recipe",
+    "num_gpus": "number of ranks",
+    "gpus_per_node": "placement",
+    "gpu_type": "label of the hardware",
+    "time_limit": "limit of the job",
+    "container_image": "container of the job",
+    "log_dir": "upstream launcher's directory; logs lie in the point's directory here",
+    "detach": "upstream launcher's option",
+    "dryrun": "upstream launcher's option; use `mbridge dry-run`",
+    "max_retries": "upstream launcher's option",
+    "nemorun_version": "upstream launcher's environment",
+    "hf_token": "goes to the environment as HF_TOKEN",
+    "domain": "upstream launcher's option; this loop trains language models",
+}
+
+# cmd_args fields whose listed values ask for nothing, so that they may be set
+HARMLESS: dict[str, tuple[Any, ...]] = {
+    "task": ("pretrain",),
+    "domain": ("llm",),
+    "enable_vboost": (False,),
+    "enable_nsys": (False,),
+    "use_megatron_fsdp": (False,),
+    "use_tokendrop": (False,),
+    "moe_a2a_overlap": (False,),
+    "cuda_graph_impl": ("none", ""),
+    "activation_offload_layers": (0,),
+    "nccl_ub": (False,),
+    "num_distributed_optimizer_instances": (1,),
+    "data": ("mock",),
+}
+
+
+def unsupported_args(args: ResolvedCmdArgs) -> dict[str, Any]:
+    """Return the set arguments that the embedded loop would have to ignore, with their values."""
+    return {
+        name: value
+        for name in sorted(args.model_fields_set)
+        if (value := getattr(args, name)) is not None
+        and name not in MAPPED
+        and name not in ELSEWHERE
+        and value not in HARMLESS.get(name, ())
+    }
+
+
+def with_recipe_defaults(args: ResolvedCmdArgs, recipe: Recipe) -> ResolvedCmdArgs:
+    """Fill in what the recipe decides where the user said nothing, so that rules and reports see every size."""
+    missing = {
+        name: default
+        for name, (section, field) in MAPPED.items()
+        if getattr(args, name) is None and (default := recipe.default(section, field)) is not None
+    }
+    return args.model_copy(update=missing)
+
+
+def training_config(recipe: Recipe, args: ResolvedCmdArgs, extra: Mapping[str, str]) -> dict[str, Any]:
+    """Return the training config as plain data, checked as the training process will check it.
+
+    Raises:
+        BadInput: `extra_cmd_args` name an unknown key or have a value of the wrong type.
+    """
+    sections: dict[str, dict[str, Any]] = {name: dict(values) for name, values in recipe.sections.items()}
+    for name, (section, field) in MAPPED.items():
+        if (value := getattr(args, name)) is not None:
+            sections.setdefault(section, {})[field] = value
+    _derive(sections["model"])
+    for key, text in extra.items():
+        section, _, field = key.partition(".")
+        if not field:
+            raise BadInput(f"extra_cmd_args: {key!r} is not SECTION.FIELD such as optimizer.lr")
+        sections.setdefault(section, {})[field] = _parse(text)
+    as_config(sections)
+    return sections
+
+
+def as_config(sections: dict[str, Any]) -> ConfigContainer:
+    """Check plain data against the training config's own schema."""
+    try:
+        return config_from_dict(sections)
+    except ConfigError as error:
+        raise BadInput(f"training config: {error}") from None
+
+
+def _derive(model: dict[str, Any]) -> None:
+    """Apply what the arguments imply, as Megatron-Bridge's recipes do."""
+    for field in ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size"):
+        model[field] = model.get(field) or 1
+    if model.get("virtual_pipeline_model_parallel_size") == 1:
+        model["virtual_pipeline_model_parallel_size"] = None
+    model["sequence_parallel"] = model["tensor_model_parallel_size"] > 1
+    if isinstance(modules := model.get("recompute_modules"), str):
+        model["recompute_modules"] = [m for part in modules.strip("[]").split(",") if (m := part.strip(" '\""))]
+    if model.get("recompute_num_layers"):
+        model.update(recompute_granularity="full", recompute_method="block", recompute_modules=None)
+    elif model.get("recompute_modules"):
+        model["recompute_granularity"] = "selective"
+    if isinstance(pattern := model.get("moe_layer_freq"), list):  # fewer or more layers than the recipe has
+        layers = model["num_layers"]
+        model["moe_layer_freq"] = (pattern + pattern[-1:] * layers)[:layers]
+
+
+def _parse(text: str) -> Any:
+    """Read a value as TOML would (number, boolean, list, quoted string); anything else is a string."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text

@@ -1,0 +1,46 @@
+"""Find and read recipes."""
+
+import tomllib
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from cloudai_mbridge.errors import BadInput
+from cloudai_mbridge.models.explain import suggest
+
+_DATA = resources.files("cloudai_mbridge.recipes") / "data"
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """An architecture with training defaults; `sections` are those of the training config."""
+
+    name: str
+    description: str
+    family: str
+    source: str
+    sections: dict[str, dict[str, Any]]
+
+    def default(self, section: str, field: str) -> Any:
+        """Return the recipe's value of a training-config field, or None."""
+        return self.sections.get(section, {}).get(field)
+
+
+def recipe_names() -> list[str]:
+    """Return the names of all recipes, sorted."""
+    return sorted(item.name.removesuffix(".toml") for item in _DATA.iterdir() if item.name.endswith(".toml"))
+
+
+@cache
+def load_recipe(name: str) -> Recipe:
+    """Read a recipe by name.
+
+    Raises:
+        BadInput: no such recipe; the nearest names are suggested.
+    """
+    if name not in recipe_names():
+        raise BadInput(f"cmd_args.model_recipe_name: unknown recipe {name!r}; {suggest(name, recipe_names())}")
+    data = tomllib.loads((_DATA / f"{name}.toml").read_text(encoding="utf-8"))
+    head = {key: data.pop(key) for key in ("description", "family", "source")}
+    return Recipe(name=name, sections=data, **head)

@@ -1,0 +1,81 @@
+"""The report as values. `to_dict` is the published form: report.json, schema version 1."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from cloudai_mbridge.logs import StepRecord
+from cloudai_mbridge.metrics import Metrics
+from cloudai_mbridge.verdict import Verdict
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True)
+class PointReport:
+    """One run of a point, or one rejected point.
+
+    key: the run's directory below the root. job: what the scheduler said. run: what the training said of itself.
+    violations: the broken rules of a rejected point. metrics and steps are empty for it.
+    """
+
+    key: str
+    test_id: str
+    test_name: str
+    label: str
+    iteration: int
+    coordinates: Mapping[str, Any]
+    verdict: Verdict
+    reasons: tuple[str, ...]
+    evidence: tuple[str, ...]
+    violations: tuple[Mapping[str, Any], ...]
+    args: Mapping[str, Any]
+    num_nodes: int | None
+    world_size: int | None
+    num_steps: int | None
+    job: Mapping[str, Any]
+    run: Mapping[str, Any]
+    log: Mapping[str, Any]
+    metrics: Metrics | None
+    steps: tuple[StepRecord, ...]
+
+
+@dataclass(frozen=True)
+class Report:
+    """A whole run of a scenario."""
+
+    tool_version: str
+    scenario: str
+    system: str
+    created_at: str
+    points: tuple[PointReport, ...]
+
+    def count(self, verdict: Verdict) -> int:
+        return sum(point.verdict is verdict for point in self.points)
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether something ran, nothing failed, and every test has a point that was not rejected."""
+        ran = {point.test_id for point in self.points if point.verdict is not Verdict.REJECTED}
+        return bool(self.points) and not self.count(Verdict.FAILED) and ran == {point.test_id for point in self.points}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data for JSON; numbers that are not finite become "nan", "inf" or "-inf"."""
+        summary = {str(verdict): self.count(verdict) for verdict in Verdict}
+        head = {"schema_version": SCHEMA_VERSION, "tool": {"name": "cloudai-mbridge", "version": self.tool_version}}
+        body = asdict(self)
+        del body["tool_version"]
+        points = body.pop("points")
+        return plain({**head, **body, "summary": summary, "points": points})
+
+
+def plain(value: Any) -> Any:
+    """Return the value with what JSON cannot hold replaced."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return value

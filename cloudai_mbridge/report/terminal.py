@@ -1,0 +1,72 @@
+"""The table at the end of a run."""
+
+from rich.console import Group, RenderableType
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from cloudai_mbridge.metrics import Statistic
+from cloudai_mbridge.report.model import PointReport, Report
+from cloudai_mbridge.report.text import count_text
+from cloudai_mbridge.verdict import Verdict
+
+_STYLE = {Verdict.SUCCESS: "green", Verdict.FAILED: "bold red", Verdict.REJECTED: "yellow"}
+
+
+def render_table(report: Report) -> RenderableType:
+    """Render all points, the rejected ones with their reasons, and below them why runs failed."""
+    table = Table(title=escape(f"{report.scenario} on {report.system}"), title_justify="left")
+    table.add_column("point", overflow="fold")
+    table.add_column("verdict")
+    table.add_column("steps", justify="right")
+    table.add_column("step time (s)", justify="right")
+    table.add_column("TFLOP/s/GPU", justify="right")
+    table.add_column("tokens/s/GPU", justify="right")
+    table.add_column("loss", justify="right")
+    several = len({point.test_id for point in report.points}) > 1
+    for point in report.points:
+        _add_row(table, point, several)
+    return Group(table, *_reasons(report), Text(f"{count_text(report)}; {_window_note(report)}"))
+
+
+def _add_row(table: Table, point: PointReport, with_test: bool) -> None:
+    name = f"{point.test_id}/{point.label}" if with_test else point.label
+    if point.iteration:
+        name += f"/{point.iteration}"
+    verdict = Text(str(point.verdict), style=_STYLE[point.verdict])
+    m = point.metrics
+    if m is None:
+        table.add_row(Text(name), verdict, *[""] * 5)
+        return
+    losses = (m.first_loss, m.last_loss)
+    table.add_row(
+        Text(name),
+        verdict,
+        f"{len(point.steps)}/{point.num_steps}",
+        _cell(m.step_time_s),
+        _cell(m.tflops_per_gpu),
+        _cell(m.tokens_per_s_per_gpu),
+        " → ".join("?" if loss is None else f"{loss:.3f}" for loss in losses),
+    )
+
+
+def _cell(s: Statistic | None) -> str:
+    return "not measured" if s is None else f"{s.mean:.4g} ±{s.std:.2g}"
+
+
+def _reasons(report: Report) -> list[Text]:
+    lines = []
+    for point in report.points:
+        style = _STYLE[point.verdict]
+        lines += [Text(f"{point.verdict} {point.label}: {reason}", style=style) for reason in point.reasons]
+        lines += [Text(f"  | {line}", style="dim") for line in point.evidence[-8:]]
+    return lines
+
+
+def _window_note(report: Report) -> str:
+    windows = {(p.metrics.warmup_steps, p.metrics.window) for p in report.points if p.metrics and p.metrics.window}
+    if len(windows) != 1:
+        return "mean ±std over each run's steps after its warm-up"
+    ((warmup, window),) = windows
+    n = window[1] - window[0] + 1 if window else 0
+    return f"mean ±std over steps {window[0] if window else 0}-{window[1] if window else 0} (n={n}, warm-up {warmup} left out)"

@@ -1,0 +1,59 @@
+"""report.txt: per run as CloudAI writes it, and a summary of the whole."""
+
+from pathlib import Path
+
+from cloudai_mbridge.metrics import Statistic
+from cloudai_mbridge.plan import POINT_FILES
+from cloudai_mbridge.report.model import PointReport, Report
+from cloudai_mbridge.verdict import Verdict
+
+
+def render_point(point: PointReport, root: Path) -> str:
+    """Render a run's report.txt: CloudAI's two blocks, and below them what CloudAI does not say."""
+    log = root / point.key / POINT_FILES.stdout
+    metrics = point.metrics
+    lines = [f"Source log: {log}", ""]
+    lines += ["Step Time (s)", *_statistic(metrics.step_time_s if metrics else None), ""]
+    lines += ["TFLOP/s per GPU", *_statistic(metrics.tflops_per_gpu if metrics else None), ""]
+    lines += [f"Steps counted: {window_text(point)}", f"Verdict: {point.verdict}"]
+    lines += [f"  - {reason}" for reason in point.reasons]
+    if point.evidence:
+        lines += ["Last lines of the logs:", *(f"  | {line}" for line in point.evidence)]
+    return "\n".join(lines) + "\n"
+
+
+def _statistic(s: Statistic | None) -> list[str]:
+    if s is None:
+        return ["  not measured"]
+    return [f"  avg: {s.mean}", f"  median: {s.median}", f"  min: {s.min}", f"  max: {s.max}", f"  std: {s.std}"]
+
+
+def window_text(point: PointReport) -> str:
+    """Say which steps the statistics are over: "4-10 (n=7), warm-up 1-3 left out"."""
+    m = point.metrics
+    if m is None or m.window is None or m.step_time_s is None:
+        return "none"
+    left_out = f", warm-up 1-{m.warmup_steps} left out" if m.warmup_steps else ", no warm-up left out"
+    return f"{m.window[0]}-{m.window[1]} (n={m.step_time_s.n}){left_out}"
+
+
+def render_summary(report: Report) -> str:
+    """Render the root's report.txt."""
+    lines = [f"Scenario {report.scenario} on {report.system}: {count_text(report)}", ""]
+    for point in report.points:
+        lines.append(f"{point.key}: {point.verdict}{_numbers(point)}")
+        lines += [f"  - {reason}" for reason in point.reasons]
+    return "\n".join(lines) + "\n"
+
+
+def _numbers(point: PointReport) -> str:
+    m = point.metrics
+    if m is None or m.step_time_s is None or m.tflops_per_gpu is None:
+        return ""
+    return (
+        f", step time {m.step_time_s.mean:.4g} s, {m.tflops_per_gpu.mean:.4g} TFLOP/s/GPU, steps {window_text(point)}"
+    )
+
+
+def count_text(report: Report) -> str:
+    return ", ".join(f"{report.count(verdict)} {verdict}" for verdict in Verdict)

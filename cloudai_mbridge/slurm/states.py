@@ -1,0 +1,43 @@
+"""Every job state that Slurm documents (squeue(1), sacct(1): JOB STATE CODES), classified."""
+
+import re
+
+from cloudai_mbridge.jobs import JobClass
+
+_CLASSES: dict[JobClass, tuple[str, ...]] = {
+    JobClass.ACTIVE: (
+        "PENDING",
+        "CONFIGURING",
+        "RUNNING",
+        "COMPLETING",
+        "SIGNALING",
+        "STAGE_OUT",
+        "STOPPED",
+        "SUSPENDED",
+        "RESIZING",
+        "REQUEUED",
+        "REQUEUE_FED",
+        "REQUEUE_HOLD",
+        "RESV_DEL_HOLD",
+        "SPECIAL_EXIT",
+        "POWER_UP_NODE",
+        "EXPEDITING",
+        "UPDATE_DB",
+    ),
+    JobClass.SUCCEEDED: ("COMPLETED",),
+    JobClass.FAILED: ("FAILED", "TIMEOUT", "OUT_OF_MEMORY", "DEADLINE"),
+    JobClass.INFRASTRUCTURE: ("NODE_FAIL", "BOOT_FAIL", "LAUNCH_FAILED", "RECONFIG_FAIL", "PREEMPTED"),
+    JobClass.CANCELLED: ("CANCELLED", "REVOKED"),
+}
+_CLASS_OF = {state: job_class for job_class, states in _CLASSES.items() for state in states}
+
+
+def base_state(state: str) -> str:
+    """Return the state without what Slurm appends: "CANCELLED by 1000", "COMPLETED+"."""
+    match = re.match(r"[A-Z_]+", state.strip().upper())
+    return match[0] if match else ""
+
+
+def classify(state: str) -> JobClass:
+    """Return the class of a state; one that is not documented is UNKNOWN, which is never a success."""
+    return _CLASS_OF.get(base_state(state), JobClass.UNKNOWN)

@@ -1,0 +1,37 @@
+"""Which values of a test are axes of its sweep."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from cloudai_mbridge.models.scenario import TestRun
+from cloudai_mbridge.models.test_definition import MegatronBridgeTestDefinition
+
+NUM_NODES = "num_nodes"
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One dimension: a key path such as "cmd_args.tp", "extra_env_vars.X" or "num_nodes", and its values."""
+
+    path: str
+    values: tuple[Any, ...]
+
+    @property
+    def name(self) -> str:
+        """Short name: the argument's, or env.X for a variable."""
+        return self.path.removeprefix("cmd_args.").replace("extra_env_vars.", "env.", 1)
+
+
+def find_axes(definition: MegatronBridgeTestDefinition, run: TestRun) -> list[Axis]:
+    """Return the axes in field order: arguments, environment variables, nodes. The last one varies fastest."""
+    args = definition.cmd_args
+    values = {f"cmd_args.{name}": getattr(args, name) for name in type(args).model_fields}
+    values |= {f"extra_env_vars.{name}": value for name, value in definition.extra_env_vars.items()}
+    values[NUM_NODES] = run.num_nodes
+    return [Axis(path, tuple(value)) for path, value in values.items() if _is_axis(value, path, definition)]
+
+
+def _is_axis(value: Any, path: str, definition: MegatronBridgeTestDefinition) -> bool:
+    """A list is an axis unless its path, or a parent of it, is excluded."""
+    excluded = any(path == prefix or path.startswith(f"{prefix}.") for prefix in definition.dse_excluded_args)
+    return isinstance(value, list) and not excluded

@@ -1,0 +1,157 @@
+"""Replace, once per process, what Megatron-Core takes from CUDA for granted."""
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from cloudai_mbridge.training.cpu.device_mode import follow_into_backward
+
+_done = False
+
+
+def install() -> bool:
+    """Make Megatron-Core run on the CPU. Call it before anything of megatron.core runs.
+
+    Returns:
+        True where the replacements are active, False where a GPU is usable and nothing was touched.
+    """
+    global _done
+    if torch.cuda.is_available():
+        return False
+    if not _done:
+        for replace in (_torch_cuda, follow_into_backward, _rng, _moe_and_latent_attention, _uneven_collectives):
+            replace()
+        _done = True
+    return True
+
+
+class _Inert:
+    """Stands for a CUDA stream or event: on a CPU, work is done when the call returns."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None: ...
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Inert)
+
+    def __hash__(self) -> int:
+        return 0
+
+    def record_event(self, *args: Any) -> "_Inert":
+        return _Inert()
+
+    def query(self) -> bool:
+        return True
+
+    def elapsed_time(self, other: Any) -> float:
+        return 0.0
+
+    def wait_stream(self, *args: Any) -> None: ...
+
+    wait = wait_event = record = synchronize = wait_stream
+
+
+def _torch_cuda() -> None:
+    gpu: Any = torch.cuda
+    gpu.current_device = lambda: "cpu"
+    gpu.synchronize = lambda device=None: None
+    gpu.Stream = gpu.Event = _Inert
+    gpu.current_stream = gpu.default_stream = lambda device=None: _Inert()
+    gpu.stream = lambda stream=None: contextlib.nullcontext()
+    gpu.get_rng_state = lambda device="cpu": torch.get_rng_state()
+    gpu.set_rng_state = lambda state, device="cpu": torch.set_rng_state(state)
+    tensor: Any = torch.Tensor
+    tensor.record_stream = lambda self, stream: None
+    # Megatron decorates its linear function with torch.amp.custom_bwd for a GPU
+    warnings.filterwarnings("ignore", message=".*device_type of 'cuda'.*")
+
+
+def _rng() -> None:
+    from megatron.core.tensor_parallel import random as mrandom
+
+    class CpuRNGStatesTracker(mrandom.CudaRNGStatesTracker):  # type: ignore[misc]
+        """Megatron's tracker over torch's CPU generator."""
+
+        def add(self, name: str, seed: int) -> None:
+            self._is_initialized = True
+            if seed in self.seeds_ or name in self.states_:
+                raise ValueError(f"RNG state {name!r} or its seed {seed} exists already")
+            self.seeds_.add(seed)
+            before = torch.get_rng_state()
+            torch.manual_seed(seed)
+            self.states_[name] = torch.get_rng_state()
+            torch.set_rng_state(before)
+
+        @contextlib.contextmanager
+        def fork(self, name: str = mrandom._MODEL_PARALLEL_RNG_TRACKER_NAME) -> Iterator[None]:
+            before = torch.get_rng_state()
+            torch.set_rng_state(self.states_[name])
+            try:
+                yield
+            finally:
+                self.states_[name] = torch.get_rng_state()
+                torch.set_rng_state(before)
+
+    mrandom._CUDA_RNG_STATE_TRACKER = CpuRNGStatesTracker()
+    mrandom._CUDA_RNG_STATE_TRACKER_INITIALIZED = True
+    mrandom._get_cuda_rng_state = lambda *args, **kwargs: torch.get_rng_state()
+    mrandom._set_cuda_rng_state = lambda state, *args, **kwargs: torch.set_rng_state(state)
+
+
+def _moe_and_latent_attention() -> None:
+    from megatron.core.transformer import multi_latent_attention as mla
+    from megatron.core.transformer.moe import moe_utils, token_dispatcher
+
+    if not hasattr(moe_utils, "te_general_gemm"):  # without Transformer Engine the router meets an undefined name
+        moe_utils.te_general_gemm = None
+    if not isinstance(mla.TELinear, type):  # without Transformer Engine the flag is True and the class a mock
+        mla.HAVE_TE = False
+
+    # all_to_all_single wants its split sizes as ints; Megatron converts them only when they come from a GPU
+    def maybe_move_tensor_to_cpu(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
+        return tensor.numpy() if as_numpy and torch.is_tensor(tensor) else tensor
+
+    moe_utils.maybe_move_tensor_to_cpu = token_dispatcher.maybe_move_tensor_to_cpu = maybe_move_tensor_to_cpu
+
+
+def _uneven_collectives() -> None:
+    """Give gloo the unequal shapes that the MoE dispatcher makes when experts are both tensor- and expert-parallel."""
+    from megatron.core.tensor_parallel import mappings
+
+    mappings._gather_along_first_dim = _padded_gather(mappings._gather_along_first_dim)
+    mappings._reduce_scatter_along_first_dim = _summed_scatter(mappings._reduce_scatter_along_first_dim)
+
+
+def _uneven(group: Any, sizes: Any) -> list[int] | None:
+    ints = None if sizes is None else [int(size) for size in sizes]
+    return ints if ints is not None and group.size() > 1 and len(set(ints)) > 1 else None
+
+
+def _padded_gather(original: Callable[..., Any]) -> Callable[..., Any]:
+    def gather(input_: Any, group: Any, output_split_sizes: Any = None, use_global_buffer: bool = False) -> Any:
+        sizes = _uneven(group, output_split_sizes)
+        if sizes is None:
+            return original(input_, group, None, use_global_buffer)
+        longest = max(sizes)
+        padded = input_.new_zeros([longest, *input_.shape[1:]])
+        padded[: input_.size(0)] = input_
+        full = input_.new_empty([len(sizes) * longest, *input_.shape[1:]])
+        dist.all_gather_into_tensor(full, padded, group=group)
+        return torch.cat([part[:size] for part, size in zip(full.split(longest), sizes, strict=True)])
+
+    return gather
+
+
+def _summed_scatter(original: Callable[..., Any]) -> Callable[..., Any]:
+    def scatter(input_: Any, group: Any, input_split_sizes: Any = None, use_global_buffer: bool = False) -> Any:
+        sizes = _uneven(group, input_split_sizes)
+        if sizes is None:
+            return original(input_, group, None, use_global_buffer)
+        full = input_.clone()
+        dist.all_reduce(full, group=group)
+        return full.split(sizes)[group.rank()].contiguous()
+
+    return scatter

@@ -1,0 +1,45 @@
+"""The one device rule: the process group's backend decides the device. NCCL means the current GPU, gloo the CPU."""
+
+import os
+
+import torch
+import torch.distributed as dist
+
+
+def default_backend() -> str:
+    """Return "nccl" where a GPU is usable, else "gloo"."""
+    return "nccl" if torch.cuda.is_available() else "gloo"
+
+
+def device_of(backend: str) -> torch.device:
+    """Return the device that tensors of a `backend` group live on."""
+    if backend == "gloo":
+        return torch.device("cpu")
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def current_device() -> torch.device:
+    """Return the device of this rank. The default process group must be up."""
+    return device_of(dist.get_backend())
+
+
+def bind_local_device(backend: str) -> None:
+    """Take this rank's GPU, or its share of the CPU cores."""
+    local_rank, local_size = int(os.environ.get("LOCAL_RANK", 0)), int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    if backend == "nccl":
+        torch.cuda.set_device(local_rank)
+    else:
+        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // local_size))
+
+
+def synchronize() -> None:
+    """Wait until this rank's device has finished what was queued."""
+    if current_device().type != "cpu":
+        torch.cuda.synchronize()
+
+
+def describe_device() -> str:
+    """Name the hardware, as a report should."""
+    if current_device().type != "cpu":
+        return str(torch.cuda.get_device_name())
+    return f"CPU ({torch.get_num_threads()} threads per rank)"

@@ -1,0 +1,58 @@
+"""Bring up and take down the process groups of a run."""
+
+import os
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state as mpu
+from megatron.core.num_microbatches_calculator import init_num_microbatches_calculator
+from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
+
+from cloudai_mbridge.training.config import ConfigContainer
+from cloudai_mbridge.training.device import bind_local_device, current_device, default_backend
+
+
+def initialize(config: ConfigContainer) -> None:
+    """Start torch.distributed and Megatron's groups, seed every generator, set up the micro-batch count.
+
+    Without torchrun's variables the run is a single process.
+    """
+    backend = config.dist.distributed_backend or default_backend()
+    bind_local_device(backend)
+    rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    timeout = timedelta(minutes=config.dist.distributed_timeout_minutes)
+    if "MASTER_ADDR" in os.environ:
+        dist.init_process_group(backend, rank=rank, world_size=world_size, timeout=timeout)
+    else:
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)
+    _initialize_model_parallel(config)
+    torch.manual_seed(config.rng.seed)  # Megatron seeds the GPUs' generators only
+    model_parallel_cuda_manual_seed(config.rng.seed)
+    init_num_microbatches_calculator(
+        rank,
+        None,
+        config.train.global_batch_size,
+        config.train.micro_batch_size,
+        mpu.get_data_parallel_world_size(),
+    )
+
+
+def _initialize_model_parallel(config: ConfigContainer) -> None:
+    m = config.model
+    mpu.initialize_model_parallel(
+        tensor_model_parallel_size=m.tensor_model_parallel_size,
+        pipeline_model_parallel_size=m.pipeline_model_parallel_size,
+        virtual_pipeline_model_parallel_size=m.virtual_pipeline_model_parallel_size,
+        context_parallel_size=m.context_parallel_size,
+        expert_model_parallel_size=m.expert_model_parallel_size,
+        expert_tensor_parallel_size=m.expert_tensor_parallel_size,
+        create_gloo_process_groups=current_device().type != "cpu",  # on a CPU the groups are gloo already
+    )
+
+
+def destroy() -> None:
+    """Leave together, so that no rank closes a connection that another still reads."""
+    dist.barrier()
+    mpu.destroy_model_parallel()
+    dist.destroy_process_group()

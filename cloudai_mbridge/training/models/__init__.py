@@ -1,0 +1,1 @@
+"""Megatron-Core GPT models: layer specs, construction, layout-invariant initialisation."""

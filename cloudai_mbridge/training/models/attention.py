@@ -1,0 +1,97 @@
+"""Core attention and norm for Megatron's local layer spec, where Transformer Engine is not installed."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from megatron.core import parallel_state
+from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
+from megatron.core.transformer.module import MegatronModule
+
+
+class SDPACoreAttention(MegatronModule):  # type: ignore[misc]
+    """Causal attention on torch's scaled_dot_product_attention.
+
+    Megatron's own local core attention keeps the full score matrix and refuses context parallelism. Here K and V are
+    gathered over the context-parallel group (their gradients are reduce-scattered) and masked by position in Megatron's
+    zig-zag layout. `cp_comm_type` is therefore ignored.
+    """
+
+    def __init__(
+        self,
+        config: Any,
+        layer_number: int,
+        attn_mask_type: Any,
+        attention_type: str,
+        attention_dropout: float | None = None,
+        softmax_scale: float | None = None,
+        cp_comm_type: str | None = None,
+        pg_collection: Any = None,
+        k_channels: int | None = None,
+        v_channels: int | None = None,
+    ) -> None:
+        super().__init__(config=config)
+        self.scale = softmax_scale
+        self.dropout = config.attention_dropout if attention_dropout is None else attention_dropout
+        self.cp = pg_collection.cp if hasattr(pg_collection, "cp") else parallel_state.get_context_parallel_group()
+        self._masks: dict[int, torch.Tensor] = {}
+
+    def forward(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        attn_mask_type: Any = None,
+        attention_bias: torch.Tensor | None = None,
+        packed_seq_params: Any = None,
+    ) -> torch.Tensor:
+        """Attend: query [s, b, heads, d], key and value [s, b, kv heads, d] -> [s, b, heads * d]."""
+        if packed_seq_params is not None or attention_bias is not None:
+            raise ValueError("packed sequences and attention bias need Transformer Engine")
+        mask = None
+        if self.cp.size() > 1:
+            key = gather_from_sequence_parallel_region(key.contiguous(), True, group=self.cp)
+            value = gather_from_sequence_parallel_region(value.contiguous(), True, group=self.cp)
+            mask = self._zigzag_mask(query.size(0), query.device)
+        q, k, v = (t.permute(1, 2, 0, 3) for t in (query, key, value))
+        out = F.scaled_dot_product_attention(
+            q,
+            k,
+            v,
+            attn_mask=mask,
+            is_causal=mask is None,
+            scale=self.scale,
+            enable_gqa=q.size(1) != k.size(1),
+            dropout_p=self.dropout if self.training else 0.0,
+        )
+        return out.permute(2, 0, 1, 3).reshape(query.size(0), query.size(1), -1)
+
+    def _zigzag_mask(self, local_length: int, device: torch.device) -> torch.Tensor:
+        """True where a local query may see a gathered key; rank r holds chunks r and 2*cp-1-r of the sequence."""
+        if local_length not in self._masks:
+            size, chunk = self.cp.size(), torch.arange(local_length // 2, device=device)
+            position = [
+                torch.cat([chunk + r * len(chunk), chunk + (2 * size - 1 - r) * len(chunk)]) for r in range(size)
+            ]
+            self._masks[local_length] = position[self.cp.rank()][:, None] >= torch.cat(position)[None, :]
+        return self._masks[local_length]
+
+    def sharded_state_dict(self, prefix: str = "", sharded_offsets: Any = (), metadata: Any = None) -> dict[str, Any]:
+        """Nothing to save: the module has no parameters."""
+        return {}
+
+
+class TorchNorm:
+    """torch's LayerNorm or RMSNorm with Megatron's sequence-parallel tag.
+
+    Megatron's wrapper refuses sequence parallelism; with the tag, `finalize_model_grads` sums these weights' gradients
+    over the tensor-parallel group.
+    """
+
+    def __new__(cls, config: Any, hidden_size: int, eps: float = 1e-5, **_: Any) -> Any:
+        kind = torch.nn.RMSNorm if config.normalization == "RMSNorm" else torch.nn.LayerNorm
+        norm = kind(hidden_size, eps=eps, dtype=config.params_dtype)
+        for parameter in norm.parameters():
+            parameter.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
+        return norm

@@ -1,0 +1,33 @@
+"""Which modules a transformer layer is made of: Transformer Engine's where installed, else local ones on torch."""
+
+from typing import Any
+
+from megatron.core.models.gpt import gpt_layer_specs
+
+from cloudai_mbridge.training.models.attention import SDPACoreAttention, TorchNorm
+
+
+def has_transformer_engine() -> bool:
+    return bool(gpt_layer_specs.HAVE_TE)
+
+
+def decoder_block_spec(config: Any, vp_stage: int | None) -> Any:
+    """Return the spec of this rank's decoder block; dense and MoE layers follow `config.moe_layer_freq`."""
+    if has_transformer_engine():
+        return gpt_layer_specs.get_gpt_decoder_block_spec(config, use_transformer_engine=True, vp_stage=vp_stage)
+    block = gpt_layer_specs.get_gpt_decoder_block_spec(
+        config, use_transformer_engine=False, normalization=config.normalization, vp_stage=vp_stage
+    )
+    for layer in block.layer_specs:
+        _use_torch_modules(layer.submodules)
+    block.layer_norm = TorchNorm
+    return block
+
+
+def _use_torch_modules(layer: Any) -> None:
+    layer.input_layernorm = layer.pre_mlp_layernorm = TorchNorm
+    attention = layer.self_attention.submodules
+    attention.core_attention = SDPACoreAttention
+    for name in ("q_layernorm", "k_layernorm", "kv_layernorm"):
+        if "Norm" in getattr(getattr(attention, name, None), "__name__", ""):
+            setattr(attention, name, TorchNorm)

@@ -1,0 +1,58 @@
+"""Report a finished step."""
+
+import math
+from datetime import datetime
+
+import torch
+import torch.distributed as dist
+
+from cloudai_mbridge.training.state import GlobalState
+from cloudai_mbridge.training.utils.flops import flops_per_token
+from cloudai_mbridge.training.utils.log_lines import (
+    StepReport,
+    render_iteration,
+    render_step_record,
+    render_step_time,
+    write_line,
+)
+
+
+def training_log(
+    state: GlobalState,
+    loss_dict: dict[str, torch.Tensor],
+    step_time_s: float,
+    learning_rate: float | None,
+    grad_norm: float | None,
+    loss_scale: float,
+) -> None:
+    """Print the step's lines: the step time on rank 0, losses and the full record on the last rank, which has them."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    if rank not in (0, world - 1):
+        return
+    losses = {key: float(value) for key, value in loss_dict.items()}
+    report = StepReport(
+        step=state.train_state.step,
+        train_iters=state.cfg.train.train_iters,
+        step_time_s=step_time_s,
+        tflops_per_gpu=flops_per_step(state) / step_time_s / world / 1e12,
+        consumed_samples=state.train_state.consumed_train_samples,
+        global_batch_size=state.cfg.train.global_batch_size,
+        learning_rate=learning_rate,
+        loss_scale=loss_scale,
+        losses=losses,
+        grad_norm=grad_norm,
+        num_zeros=None,
+        skipped_iterations=state.train_state.skipped_iterations,
+        nan_iterations=int(any(not math.isfinite(value) for value in losses.values())),
+    )
+    if rank == 0:
+        write_line(render_step_time(report))
+    if rank == world - 1:
+        write_line(render_iteration(report, datetime.now()))
+        write_line(render_step_record(report))
+
+
+def flops_per_step(state: GlobalState) -> int:
+    """Model FLOPs of one global batch over all ranks."""
+    tokens = state.cfg.train.global_batch_size * state.cfg.model.seq_length
+    return flops_per_token(state.cfg.model) * tokens

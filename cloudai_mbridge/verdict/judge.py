@@ -1,0 +1,86 @@
+"""Success takes three things: the job ended well, every requested step is in the log, and every loss is finite."""
+
+import math
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from cloudai_mbridge.jobs import JobClass, JobStatus
+from cloudai_mbridge.logs import LogSummary
+from cloudai_mbridge.metrics import Metrics
+
+
+class Verdict(StrEnum):
+    """What became of a point."""
+
+    SUCCESS = "success"
+    FAILED = "failed"
+    REJECTED = "rejected"
+
+
+@dataclass(frozen=True)
+class RunOutcome:
+    """A run's verdict with every reason against it, and the last lines of its logs if there is any."""
+
+    verdict: Verdict
+    reasons: tuple[str, ...]
+    evidence: tuple[str, ...]
+
+
+def judge(
+    status: JobStatus | None, log: LogSummary, metrics: Metrics, num_steps: int, evidence: Sequence[str]
+) -> RunOutcome:
+    """Judge a run; whatever is missing counts against it."""
+    reasons = (*_job_reasons(status), *_log_reasons(log, num_steps), *_metric_reasons(metrics))
+    if not reasons:
+        return RunOutcome(Verdict.SUCCESS, (), ())
+    return RunOutcome(Verdict.FAILED, reasons, tuple(evidence))
+
+
+def _job_reasons(status: JobStatus | None) -> list[str]:
+    if status is None:
+        return ["the job was not submitted, or its end is unknown"]
+    if status.job_class is JobClass.SUCCEEDED:
+        return []
+    return [f"the job {_describe(status)}"]
+
+
+def _describe(status: JobStatus) -> str:
+    how = {
+        JobClass.ACTIVE: "was last seen as",
+        JobClass.UNKNOWN: "is in a state that proves nothing:",
+    }.get(status.job_class, "ended as")
+    details = []
+    if status.exit_code:
+        details.append(f"exit code {status.exit_code}")
+    if status.signal:
+        details.append(f"signal {status.signal}, {_signal_name(status.signal)}")
+    if status.reason:
+        details.append(status.reason)
+    return f"{how} {status.state}" + (f" ({'; '.join(details)})" if details else "")
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return "unknown"
+
+
+def _log_reasons(log: LogSummary, num_steps: int) -> list[str]:
+    steps = {step.step for step in log.steps}
+    missing = [step for step in range(1, num_steps + 1) if step not in steps]
+    reasons = []
+    if missing:
+        reasons.append(f"{num_steps - len(missing)} of {num_steps} steps are in the log; the first missing is {missing[0]}")
+    if without := [step.step for step in log.steps if step.loss is None]:
+        reasons.append(f"step {without[0]} has no loss")
+    if bad := [step for step in log.steps if step.loss is not None and not math.isfinite(step.loss)]:
+        reasons.append(f"the loss is {bad[0].loss} at step {bad[0].step}")
+    return reasons
+
+
+def _metric_reasons(metrics: Metrics) -> list[str]:
+    named = {"step time": metrics.step_time_s, "TFLOP/s per GPU": metrics.tflops_per_gpu}
+    return [f"{name} could not be measured" for name, statistic in named.items() if statistic is None]

@@ -1,0 +1,89 @@
+"""Verify configuration files without running anything."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from cloudai_mbridge.constraints import check
+from cloudai_mbridge.errors import BadInput
+from cloudai_mbridge.models.cmd_args import Launcher
+from cloudai_mbridge.models.load import load_scenario, load_system, load_test_definition
+from cloudai_mbridge.models.scenario import TestRun
+from cloudai_mbridge.models.system import System
+from cloudai_mbridge.models.test_definition import TEMPLATE, MegatronBridgeTestDefinition
+from cloudai_mbridge.models.toml_source import read_toml
+from cloudai_mbridge.recipes import load_recipe
+from cloudai_mbridge.recipes.apply import training_config, with_recipe_defaults
+from cloudai_mbridge.sweep import expand
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What was found about one file."""
+
+    path: Path
+    kind: str
+    is_good: bool
+    text: str
+
+
+def verify(configs: Path, system_config: Path | None, tests_dir: Path | None) -> Iterator[Finding]:
+    """Check a file, or every TOML below a directory. Scenarios look for their tests in `tests_dir`, else in `configs`.
+
+    Raises:
+        BadInput: `configs` does not exist or holds no TOML, or the system file is wrong.
+    """
+    files = sorted(configs.rglob("*.toml")) if configs.is_dir() else [configs]
+    if not files:
+        raise BadInput(f"{configs}: holds no TOML file; check the path")
+    system = load_system(system_config) if system_config else None
+    for path in files:
+        kind = "file"
+        try:
+            kind = _kind(path)
+            yield Finding(path, kind, True, _verify_file(path, kind, system, tests_dir or _tests_near(configs)))
+        except BadInput as error:
+            yield Finding(path, kind, False, str(error))
+
+
+def _kind(path: Path) -> str:
+    data = read_toml(path).data
+    if "scheduler" in data:
+        return "system"
+    return "scenario" if "Tests" in data else "test"
+
+
+def _tests_near(configs: Path) -> Path | None:
+    """Return a directory that holds only test definitions, as `load_tests_dir` wants it."""
+    if not configs.is_dir():
+        return None
+    return next((d for name in ("test", "test_defs", "tests") if (d := configs / name).is_dir()), None)
+
+
+def _verify_file(path: Path, kind: str, system: System | None, tests_dir: Path | None) -> str:
+    if kind == "system":
+        return f"system {load_system(path).name!r}"
+    if kind == "scenario":
+        loaded = load_scenario(path, tests_dir)
+        points = [_count(test.definition, test.run, system) for test in loaded.tests]
+        return f"scenario {loaded.scenario.name!r}: {'; '.join(points)}"
+    template = read_toml(path).data.get("test_template_name", TEMPLATE)
+    if template != TEMPLATE:
+        return f"test of template {template!r}: not checked, this tool runs {TEMPLATE!r} only"
+    definition = load_test_definition(path)
+    run = TestRun(id=definition.name, test_name=definition.name)
+    return f"test {_count(definition, run, system)}"
+
+
+def _count(definition: MegatronBridgeTestDefinition, run: TestRun, system: System | None) -> str:
+    """Expand and check every point; an embedded point must also give a valid training config."""
+    total = rejected = 0
+    for point in expand(definition, run):
+        total += 1
+        args, recipe = point.args, None
+        if args.launcher is Launcher.EMBEDDED:
+            recipe = load_recipe(args.model_recipe_name)
+            args = with_recipe_defaults(args, recipe)
+            training_config(recipe, args, definition.extra_cmd_args)
+        rejected += not check(args, system, recipe, point.num_nodes).passed
+    return f"{run.id!r} with {total} points, {rejected} of them rejected by a rule"
