@@ -30,7 +30,9 @@ def _options(*, output_dir: bool) -> Callable[[Callable[..., Any]], Callable[...
 
     def add(command: Callable[..., Any]) -> Callable[..., Any]:
         if output_dir:
-            command = click.option("--output-dir", type=_PATH, help="Where results go; default: the system's output_path.")(command)
+            command = click.option(
+                "--output-dir", type=_PATH, help="Where results go; default: the system's output_path."
+            )(command)
         command = click.option("--test-scenario", type=_PATH, required=True, help="Scenario TOML.")(command)
         command = click.option("--tests-dir", type=_PATH, help="Directory of the test TOMLs.")(command)
         return click.option("--system-config", type=_PATH, required=True, help="System TOML.")(command)
@@ -74,7 +76,9 @@ def dry_run(system_config: Path, test_scenario: Path, tests_dir: Path | None, ou
     _show_rejected(console, prepared)
     root = pipeline.write(prepared)
     for planned in prepared.plan.runs:
-        console.print(Text(f"accepted {planned.key}: {planned.world_size} ranks on {planned.num_nodes} nodes"), soft_wrap=True)
+        console.print(
+            Text(f"accepted {planned.key}: {planned.world_size} ranks on {planned.num_nodes} nodes"), soft_wrap=True
+        )
     console.print(Text(f"written: {root}"), soft_wrap=True)
     return OK if prepared.plan.runs else POINTS_FAILED
 

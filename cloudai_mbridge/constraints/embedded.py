@@ -34,7 +34,9 @@ def e02_precision_is_implemented(point: Point) -> Answer:
     if point.args.launcher is not Launcher.EMBEDDED or dtype in _DTYPES:
         return None
     fact = f"the embedded launcher does not train in {dtype!r}"
-    return Violation("E02", "cmd_args.compute_dtype", fact, f"use one of {', '.join(_DTYPES)}", {"compute_dtype": dtype})
+    return Violation(
+        "E02", "cmd_args.compute_dtype", fact, f"use one of {', '.join(_DTYPES)}", {"compute_dtype": dtype}
+    )
 
 
 def e03_there_are_steps_to_measure(point: Point) -> Answer:

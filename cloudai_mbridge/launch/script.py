@@ -39,8 +39,8 @@ def render_slurm_script(plan: RunPlan, system: SlurmSystem) -> str:
         'head_node=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
         "# two jobs may share a node: the port is the job's own, below the ephemeral range",
         "master_port=$((15000 + SLURM_JOB_ID % 15000))",
-        f"srun {shlex.join(srun_options(plan, system))} --cpus-per-task=\"$SLURM_CPUS_ON_NODE\" \\",
-        "  bash -c 'export PET_NODE_RANK=\"$SLURM_NODEID\"; exec \"$@\"' node \\",
+        f'srun {shlex.join(srun_options(plan, system))} --cpus-per-task="$SLURM_CPUS_ON_NODE" \\',
+        '  bash -c \'export PET_NODE_RANK="$SLURM_NODEID"; exec "$@"\' node \\',
         '  "$python" -m torch.distributed.run --master-addr "$head_node" --master-port "$master_port" \\',
         f"  {shlex.join([*torchrun, *_TRAINING])}",
         *_EPILOGUE,
@@ -91,7 +91,7 @@ def _preamble(env: Mapping[str, str], system: System) -> Iterable[str]:
     if system.python_executable:
         yield f"python={shlex.quote(system.python_executable)}"
     else:
-        yield f'python="${PYTHON_VARIABLE}"'
+        yield f'python="${{{PYTHON_VARIABLE}:-python3}}"'
 
 
 # The marker settles how the job ended when the scheduler has forgotten it.

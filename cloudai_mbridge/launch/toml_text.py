@@ -7,7 +7,7 @@ from typing import Any
 import toml
 
 
-class _Encoder(toml.TomlEncoder):
+class _Encoder(toml.TomlEncoder):  # type: ignore[misc]
     """toml's encoder with its string writer replaced: that one garbles backslashes and fails on control characters."""
 
     def __init__(self) -> None:
@@ -22,4 +22,4 @@ def _quote(text: str) -> str:
 
 def render_toml(data: Mapping[str, Any]) -> str:
     """Render a document whose keys are plain."""
-    return toml.dumps(data, encoder=_Encoder())
+    return str(toml.dumps(data, encoder=_Encoder()))

@@ -1,5 +1,6 @@
 """Run a point's script as a child process with a process group of its own."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -92,16 +93,12 @@ class LocalClient:
     def _end(self, job: _Job, because: str) -> None:
         job.ended_because = because
         _signal_group(job, signal.SIGTERM)
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             job.process.wait(_KILL_WAIT_S)
-        except subprocess.TimeoutExpired:
-            pass
         _signal_group(job, signal.SIGKILL)
         job.process.wait()
 
 
 def _signal_group(job: _Job, number: int) -> None:
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(job.process.pid, number)
-    except ProcessLookupError:
-        pass

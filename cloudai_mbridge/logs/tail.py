@@ -1,12 +1,18 @@
 """The last lines of a log, as evidence."""
 
+import re
 from pathlib import Path
 
 _BLOCK = 1 << 16
+# torchrun says which rank failed and how, and then reports at length on itself
+_RANK_FAILED = re.compile(r"\] failed \(exitcode: -?\d+\) local_rank: \d+")
 
 
 def last_lines(path: Path, count: int) -> list[str]:
-    """Return the last lines that are not blank, from the last 64 KiB; control characters are made visible."""
+    """Return the last lines that are not blank, from the last 64 KiB; control characters are made visible.
+
+    What torchrun writes after naming the first failed rank is about torchrun and is left out.
+    """
     try:
         with path.open("rb") as log:
             log.seek(0, 2)
@@ -15,7 +21,9 @@ def last_lines(path: Path, count: int) -> list[str]:
     except FileNotFoundError:
         return []
     lines = [_printable(line.rstrip()) for line in text.splitlines()]
-    return [line for line in lines if line][-count:]
+    lines = [line for line in lines if line]
+    end = next((i + 1 for i, line in enumerate(lines) if _RANK_FAILED.search(line)), len(lines))
+    return lines[:end][-count:]
 
 
 def _printable(line: str) -> str:

@@ -121,8 +121,8 @@ def _sweepable(annotation: Any) -> Any:
     """Return the annotation that also takes a list of its scalars."""
     options = get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
     scalars = tuple(o for o in options if o is not type(None) and get_origin(o) is not list)
-    axis = Annotated[list[Union[scalars]], Field(min_length=1)]  # noqa: UP007 - built at run time
-    return Union[annotation, axis]  # noqa: UP007
+    axis = Annotated[list[Union[scalars]], Field(min_length=1)]  # type: ignore[valid-type]  # noqa: UP007
+    return Union[annotation, axis]  # noqa: UP007 - built at run time
 
 
 MegatronBridgeCmdArgs = create_model(

@@ -88,9 +88,7 @@ def _keys_at(model: type[BaseModel], path: Path) -> list[str]:
     for part in path:
         if isinstance(part, int):
             continue
-        field = next(
-            f for name, f in current.model_fields.items() if part in (name, f.alias)
-        )
+        field = next(f for name, f in current.model_fields.items() if part in (name, f.alias))
         current = _model_in(field.annotation)
     return [field.alias or name for name, field in current.model_fields.items()]
 

@@ -96,7 +96,9 @@ def _load_test(
     base = known[run.test_name]
     template = base.data.get("test_template_name", TEMPLATE)
     if template != TEMPLATE:
-        raise BadInput(f"{base.where(('test_template_name',))}: {template!r} is not run by this tool, only {TEMPLATE!r}")
+        raise BadInput(
+            f"{base.where(('test_template_name',))}: {template!r} is not run by this tool, only {TEMPLATE!r}"
+        )
     definition = validate(MegatronBridgeTestDefinition, base.data, base)
     if not overrides:
         return LoadedTest(run, definition)

@@ -22,7 +22,7 @@ class TomlSource:
     data: dict[str, Any]
 
     def where(self, key_path: Sequence[str | int]) -> str:
-        """Return "file:line: key" for a key path such as ("Tests", 0, "id"); the line of the nearest parent if needed."""
+        """Return "file:line: key" for a path such as ("Tests", 0, "id"); the line of the nearest parent if needed."""
         line = self._line_of(tuple(key_path))
         place = f"{self.path}:{line}" if line else str(self.path)
         return f"{place}: {dotted(key_path)}" if key_path else place
@@ -72,9 +72,7 @@ def _key_lines(text: str) -> dict[tuple[str | int, ...], int]:
     return lines
 
 
-def _table_path(
-    names: list[str], is_array: bool, arrays: dict[tuple[str | int, ...], int]
-) -> tuple[str | int, ...]:
+def _table_path(names: list[str], is_array: bool, arrays: dict[tuple[str | int, ...], int]) -> tuple[str | int, ...]:
     """Return the key path of a header, with the index of the current element behind every array of tables."""
     path: tuple[str | int, ...] = ()
     for i, name in enumerate(names):

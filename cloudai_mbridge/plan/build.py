@@ -5,7 +5,8 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from cloudai_mbridge.constraints import check
-from cloudai_mbridge.constraints.placement import Point, place
+from cloudai_mbridge.constraints.placement import place
+from cloudai_mbridge.constraints.rule import Point
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.models.base import is_secret
 from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
@@ -30,12 +31,10 @@ def build_plan(loaded: LoadedScenario, system: System) -> SweepPlan:
         BadInput: something asked for is not implemented, or a recipe does not exist.
     """
     refuse_unsupported(loaded)
-    runs: list[RunPlan] = []
-    rejected: list[RejectedPoint] = []
-    for test in loaded.tests:
-        for planned in _plan_test(test, system):
-            (rejected if isinstance(planned, RejectedPoint) else runs).append(planned)  # type: ignore[attr-defined]
-    return SweepPlan(loaded.scenario.name, system.name, tuple(runs), tuple(rejected))
+    planned = [item for test in loaded.tests for item in _plan_test(test, system)]
+    runs = tuple(item for item in planned if isinstance(item, RunPlan))
+    rejected = tuple(item for item in planned if isinstance(item, RejectedPoint))
+    return SweepPlan(loaded.scenario.name, system.name, runs, rejected)
 
 
 def _plan_test(test: LoadedTest, system: System) -> Iterator[RunPlan | RejectedPoint]:
@@ -44,9 +43,7 @@ def _plan_test(test: LoadedTest, system: System) -> Iterator[RunPlan | RejectedP
         args = with_recipe_defaults(point.args, recipe)
         result = check(args, system, recipe, point.num_nodes)
         if result.violations:
-            yield RejectedPoint(
-                point.test_id, test.definition.name, point.label, point.coordinates, result.violations
-            )
+            yield RejectedPoint(point.test_id, test.definition.name, point.label, point.coordinates, result.violations)
             continue
         _require_measured_steps(args, test)
         for iteration in range(test.run.iterations):

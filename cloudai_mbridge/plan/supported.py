@@ -24,13 +24,13 @@ def _in_scenario(loaded: LoadedScenario) -> Iterator[str]:
 
 def _in_test(test: LoadedTest) -> Iterator[str]:
     where, definition = f"test {test.run.id!r}", test.definition
-    launcher = definition.cmd_args.launcher
+    launcher, recipe = (getattr(definition.cmd_args, name) for name in ("launcher", "model_recipe_name"))
     if launcher is not Launcher.EMBEDDED:
         yield (
             f"{where}: cmd_args.launcher = {str(launcher)!r} can be verified but not run yet;"
             " set launcher = 'embedded' to train with the embedded loop"
         )
-    elif not definition.cmd_args.model_recipe_name:
+    elif not recipe:
         yield f"{where}: cmd_args.model_recipe_name is missing; name a recipe (see `mbridge list`)"
     for axis in find_axes(definition, test.run):
         if is_secret(axis.name):

@@ -43,7 +43,9 @@ def build_report(root: Path) -> Report:
 def _read_plan(root: Path) -> dict[str, Any]:
     path = root / ROOT_FILES.plan
     if not path.is_file():
-        raise BadInput(f"{root}: holds no run ({ROOT_FILES.plan} is missing); give the directory that `mbridge run` named")
+        raise BadInput(
+            f"{root}: holds no run ({ROOT_FILES.plan} is missing); give the directory that `mbridge run` named"
+        )
     if not (root / ROOT_FILES.journal).is_file():
         raise BadInput(f"{root}: was planned but never run ({ROOT_FILES.journal} is missing)")
     try:

@@ -67,7 +67,7 @@ class Report:
         body = asdict(self)
         del body["tool_version"]
         points = body.pop("points")
-        return plain({**head, **body, "summary": summary, "points": points})
+        return {**head, **plain(body), "summary": summary, "points": plain(points)}
 
 
 def plain(value: Any) -> Any:

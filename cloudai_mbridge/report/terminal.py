@@ -1,5 +1,8 @@
 """The table at the end of a run."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
@@ -7,14 +10,14 @@ from rich.text import Text
 
 from cloudai_mbridge.metrics import Statistic
 from cloudai_mbridge.report.model import PointReport, Report
-from cloudai_mbridge.report.text import count_text
+from cloudai_mbridge.report.text import count_text, window_text
 from cloudai_mbridge.verdict import Verdict
 
 _STYLE = {Verdict.SUCCESS: "green", Verdict.FAILED: "bold red", Verdict.REJECTED: "yellow"}
 
 
 def render_table(report: Report) -> RenderableType:
-    """Render all points, the rejected ones with their reasons, and below them why runs failed."""
+    """Render all points, the rejected ones with their reasons, and below them the logs' ends of the failed ones."""
     table = Table(title=escape(f"{report.scenario} on {report.system}"), title_justify="left")
     table.add_column("point", overflow="fold")
     table.add_column("verdict")
@@ -23,10 +26,11 @@ def render_table(report: Report) -> RenderableType:
     table.add_column("TFLOP/s/GPU", justify="right")
     table.add_column("tokens/s/GPU", justify="right")
     table.add_column("loss", justify="right")
+    table.add_column("why", overflow="fold")
     several = len({point.test_id for point in report.points}) > 1
     for point in report.points:
         _add_row(table, point, several)
-    return Group(table, *_reasons(report), Text(f"{count_text(report)}; {_window_note(report)}"))
+    return Group(table, *_evidence(report), Text(f"{count_text(report)}; {_window_note(report)}"))
 
 
 def _add_row(table: Table, point: PointReport, with_test: bool) -> None:
@@ -36,7 +40,7 @@ def _add_row(table: Table, point: PointReport, with_test: bool) -> None:
     verdict = Text(str(point.verdict), style=_STYLE[point.verdict])
     m = point.metrics
     if m is None:
-        table.add_row(Text(name), verdict, *[""] * 5)
+        table.add_row(Text(name), verdict, *[""] * 5, Text(_broken_rules(point)))
         return
     losses = (m.first_loss, m.last_loss)
     table.add_row(
@@ -47,26 +51,34 @@ def _add_row(table: Table, point: PointReport, with_test: bool) -> None:
         _cell(m.tflops_per_gpu),
         _cell(m.tokens_per_s_per_gpu),
         " → ".join("?" if loss is None else f"{loss:.3f}" for loss in losses),
+        Text("\n".join(point.reasons)),
     )
+
+
+def _broken_rules(point: PointReport) -> str:
+    """One line per rule: id, fact, operands. The remedies stood before the run, and stand in report.json."""
+    return "\n".join(f"{v['rule_id']} {v['fact']} ({_operands(v['operands'])})" for v in point.violations)
+
+
+def _operands(operands: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in operands.items())
 
 
 def _cell(s: Statistic | None) -> str:
     return "not measured" if s is None else f"{s.mean:.4g} ±{s.std:.2g}"
 
 
-def _reasons(report: Report) -> list[Text]:
+def _evidence(report: Report) -> list[Text]:
     lines = []
     for point in report.points:
-        style = _STYLE[point.verdict]
-        lines += [Text(f"{point.verdict} {point.label}: {reason}", style=style) for reason in point.reasons]
-        lines += [Text(f"  | {line}", style="dim") for line in point.evidence[-8:]]
+        if point.evidence:
+            lines.append(Text(f"{point.key}: the last lines of its logs", style=_STYLE[point.verdict]))
+            lines += [Text(f"  | {line}", style="dim") for line in point.evidence]
     return lines
 
 
 def _window_note(report: Report) -> str:
-    windows = {(p.metrics.warmup_steps, p.metrics.window) for p in report.points if p.metrics and p.metrics.window}
-    if len(windows) != 1:
-        return "mean ±std over each run's steps after its warm-up"
-    ((warmup, window),) = windows
-    n = window[1] - window[0] + 1 if window else 0
-    return f"mean ±std over steps {window[0] if window else 0}-{window[1] if window else 0} (n={n}, warm-up {warmup} left out)"
+    windows = {window_text(point) for point in report.points if point.metrics}
+    if len(windows) == 1:
+        return f"mean ±std over steps {windows.pop()}"
+    return "mean ±std over each run's steps after its warm-up, see report.txt"

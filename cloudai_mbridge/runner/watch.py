@@ -31,8 +31,14 @@ class Interrupted(MBridgeError):
 
 
 def run_all(
-    plan: SweepPlan, root: Path, scheduler: Scheduler, journal: Journal, observer: Observer, *,
-    max_parallel: int, interval_s: float,
+    plan: SweepPlan,
+    root: Path,
+    scheduler: Scheduler,
+    journal: Journal,
+    observer: Observer,
+    *,
+    max_parallel: int,
+    interval_s: float,
 ) -> None:
     """Submit every run when its turn comes and watch it until it has ended. A failed run does not stop the others.
 
@@ -55,9 +61,7 @@ def run_all(
 class _Sweep:
     """The runs of a plan: waiting, active (by job id), started and ended (by key)."""
 
-    def __init__(
-        self, plan: SweepPlan, root: Path, scheduler: Scheduler, journal: Journal, observer: Observer
-    ) -> None:
+    def __init__(self, plan: SweepPlan, root: Path, scheduler: Scheduler, journal: Journal, observer: Observer) -> None:
         self.waiting = list(plan.runs)
         self.active: dict[str, RunPlan] = {}
         self._started: set[str] = set()

@@ -44,7 +44,9 @@ class SlurmClient:
     def submit(self, plan: RunPlan, directory: Path) -> str:
         """Submit with sbatch. Credentials and the interpreter travel in the environment only."""
         extra = {PYTHON_VARIABLE: sys.executable, **plan.secret_env}
-        done = self._run("sbatch", "--parsable", f"--chdir={directory}", POINT_FILES.slurm_script, cwd=directory, env=extra)
+        done = self._run(
+            "sbatch", "--parsable", f"--chdir={directory}", POINT_FILES.slurm_script, cwd=directory, env=extra
+        )
         job_id = parse_submitted(done.stdout)
         if done.returncode != 0 or job_id is None:
             raise SubmitRefused(_last_line(done.stderr) or f"sbatch exited with {done.returncode} and said nothing")
@@ -54,7 +56,9 @@ class SlurmClient:
         """Ask squeue once for all jobs, and scontrol for the ones that have ended."""
         if not jobs:
             return {}
-        listed = self._run("squeue", "--noheader", "--states=all", f"--format={SQUEUE_FORMAT}", f"--jobs={','.join(jobs)}")
+        listed = self._run(
+            "squeue", "--noheader", "--states=all", f"--format={SQUEUE_FORMAT}", f"--jobs={','.join(jobs)}"
+        )
         if listed.returncode != 0 and "Invalid job id" not in listed.stderr:
             raise ToolFailure(f"squeue failed: {_last_line(listed.stderr)}")
         seen = parse_squeue(listed.stdout)

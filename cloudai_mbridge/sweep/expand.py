@@ -39,7 +39,9 @@ def expand(definition: MegatronBridgeTestDefinition, run: TestRun) -> Iterator[S
             test_id=run.id,
             label=label(coordinates),
             args=ResolvedCmdArgs.model_validate(_choose("cmd_args", args, chosen)),
-            env={name: str(value) for name, value in _choose("extra_env_vars", definition.extra_env_vars, chosen).items()},
+            env={
+                name: str(value) for name, value in _choose("extra_env_vars", definition.extra_env_vars, chosen).items()
+            },
             num_nodes=chosen.get(NUM_NODES, run.num_nodes),
             coordinates=coordinates,
         )

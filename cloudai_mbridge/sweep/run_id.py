@@ -19,7 +19,9 @@ def label(coordinates: Mapping[str, Any]) -> str:
     """Name a point after its coordinates: {"tp": 2, "mb": 1} is "tp2-mb1"; without any it is "single"."""
     if not coordinates:
         return "single"
-    text = "-".join(f"{name}{value if isinstance(value, str) else json.dumps(value)}" for name, value in coordinates.items())
+    text = "-".join(
+        f"{name}{value if isinstance(value, str) else json.dumps(value)}" for name, value in coordinates.items()
+    )
     ambiguous = any(isinstance(value, str) and not re.fullmatch(r"\w+", value) for value in coordinates.values())
     return f"{slug(text)}-{_digest(json.dumps(coordinates))}" if ambiguous else slug(text)
 

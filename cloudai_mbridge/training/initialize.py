@@ -25,7 +25,8 @@ def initialize(config: ConfigContainer) -> None:
     if "MASTER_ADDR" in os.environ:
         dist.init_process_group(backend, rank=rank, world_size=world_size, timeout=timeout)
     else:
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)
+        store = dist.HashStore()  # type: ignore[attr-defined]
+        dist.init_process_group(backend, store=store, rank=0, world_size=1, timeout=timeout)
     _initialize_model_parallel(config)
     torch.manual_seed(config.rng.seed)  # Megatron seeds the GPUs' generators only
     model_parallel_cuda_manual_seed(config.rng.seed)

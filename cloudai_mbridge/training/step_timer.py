@@ -9,7 +9,7 @@ from cloudai_mbridge.training.device import current_device, synchronize
 
 
 class StepTimer:
-    """Context manager around a step: ranks start together, the device is drained on both sides, the clock is monotonic."""
+    """Time what runs inside `with`: ranks start together, the device is drained before and after."""
 
     def __init__(self) -> None:
         self._start = 0.0

@@ -73,7 +73,9 @@ def _log_reasons(log: LogSummary, num_steps: int) -> list[str]:
     missing = [step for step in range(1, num_steps + 1) if step not in steps]
     reasons = []
     if missing:
-        reasons.append(f"{num_steps - len(missing)} of {num_steps} steps are in the log; the first missing is {missing[0]}")
+        reasons.append(
+            f"{num_steps - len(missing)} of {num_steps} steps are in the log; the first missing is {missing[0]}"
+        )
     if without := [step.step for step in log.steps if step.loss is None]:
         reasons.append(f"step {without[0]} has no loss")
     if bad := [step for step in log.steps if step.loss is not None and not math.isfinite(step.loss)]:

@@ -36,7 +36,7 @@ class ModelConfig:
     moe_shared_expert_intermediate_size: int | None = None
     moe_layer_freq: int | list[int] = 1
     moe_aux_loss_coeff: float = 0.0
-    moe_token_dispatcher_type: Literal["allgather", "alltoall"] = "alltoall"
+    moe_token_dispatcher_type: Literal["allgather", "alltoall"] = "alltoall"  # noqa: S105
     # multi-latent attention
     multi_latent_attention: bool = False
     q_lora_rank: int | None = None

@@ -1,7 +1,7 @@
 """Megatron-Core on CPU and gloo, without touching its source. Everything here is a no-op on a GPU.
 
-Megatron-Core 0.16 hard-codes CUDA in its RNG tracker, buffers, schedules and optimizers. `install` replaces those places
-once per process; `megatron_device` must surround every call into Megatron-Core.
+Megatron-Core 0.16 hard-codes CUDA in its RNG tracker, buffers, schedules and optimizers. `install` replaces those
+places once per process; `megatron_device` must surround every call into Megatron-Core.
 """
 
 from cloudai_mbridge.training.cpu.device_mode import megatron_device

@@ -64,7 +64,8 @@ def follow_into_backward() -> None:
     torch suspends function modes inside `torch.autograd.backward`, where activation recomputation runs forward code.
     """
     global _installed
-    engine = torch.autograd._engine_run_backward
+    autograd: Any = torch.autograd
+    engine = autograd._engine_run_backward
 
     def run(*args: Any, **kwargs: Any) -> Any:
         if not getattr(_state, "depth", 0):
@@ -72,5 +73,5 @@ def follow_into_backward() -> None:
         with GpuMeansCpu():
             return engine(*args, **kwargs)
 
-    torch.autograd._engine_run_backward = run
+    autograd._engine_run_backward = run
     _installed = True

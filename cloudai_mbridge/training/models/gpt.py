@@ -118,7 +118,7 @@ def build_model(config: ConfigContainer) -> list[DistributedDataParallel]:
     ]
 
 
-def _build_chunk(config: ConfigContainer, megatron_config: TransformerConfig, vp_stage: int | None) -> torch.nn.Module:
+def _build_chunk(config: ConfigContainer, megatron_config: TransformerConfig, vp_stage: int | None) -> Any:
     model = GPTModel(
         config=megatron_config,
         transformer_layer_spec=decoder_block_spec(megatron_config, vp_stage),

@@ -1,7 +1,8 @@
 """The lines that a run prints for its readers. Standard library only, so that their formats can be tested anywhere.
 
 Two lines per step have Megatron-Bridge's format and rounding. Beside them goes one machine-readable record per step,
-`MBRIDGE_STEP {json}`, with every value at full precision; a run opens with one `MBRIDGE_RUN {json}` that says what runs.
+`MBRIDGE_STEP {json}`, with every value at full precision; a run opens with one `MBRIDGE_RUN {json}` that says what
+runs.
 Non-finite numbers are the strings "nan", "inf" and "-inf": JSON has no literal for them.
 """
 
