@@ -7,7 +7,7 @@ from pathlib import Path
 from cloudai_mbridge.constraints import check
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.models.cmd_args import Launcher
-from cloudai_mbridge.models.load import load_scenario, load_system, load_test_definition
+from cloudai_mbridge.models.load import is_scenario, is_system, load_scenario, load_system, load_test_definition
 from cloudai_mbridge.models.scenario import TestRun
 from cloudai_mbridge.models.system import System
 from cloudai_mbridge.models.test_definition import TEMPLATE, MegatronBridgeTestDefinition
@@ -37,27 +37,20 @@ def verify(configs: Path, system_config: Path | None, tests_dir: Path | None) ->
     if not files:
         raise BadInput(f"{configs}: holds no TOML file; check the path")
     system = load_system(system_config) if system_config else None
+    if tests_dir is None and configs.is_dir():
+        tests_dir = configs
     for path in files:
         kind = "file"
         try:
             kind = _kind(path)
-            yield Finding(path, kind, True, _verify_file(path, kind, system, tests_dir or _tests_near(configs)))
+            yield Finding(path, kind, True, _verify_file(path, kind, system, tests_dir))
         except BadInput as error:
             yield Finding(path, kind, False, str(error))
 
 
 def _kind(path: Path) -> str:
-    data = read_toml(path).data
-    if "scheduler" in data:
-        return "system"
-    return "scenario" if "Tests" in data else "test"
-
-
-def _tests_near(configs: Path) -> Path | None:
-    """Return a directory that holds only test definitions, as `load_tests_dir` wants it."""
-    if not configs.is_dir():
-        return None
-    return next((d for name in ("test", "test_defs", "tests") if (d := configs / name).is_dir()), None)
+    source = read_toml(path)
+    return "system" if is_system(source) else "scenario" if is_scenario(source) else "test"
 
 
 def _verify_file(path: Path, kind: str, system: System | None, tests_dir: Path | None) -> str:

@@ -1,4 +1,8 @@
-"""Run a point's script as a child process with a process group of its own."""
+"""Run a point's script as a child process, and leave none of its processes behind.
+
+torchrun starts every rank in a session of its own, so neither the script's process group nor its session reaches them.
+All of them inherit a variable that is unique to the job, and are found by it.
+"""
 
 import contextlib
 import os
@@ -6,10 +10,13 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+
+import psutil
 
 from cloudai_mbridge.errors import ToolFailure
 from cloudai_mbridge.jobs import JobClass, JobStatus, SubmitRefused
@@ -18,11 +25,13 @@ from cloudai_mbridge.models.system import LocalSystem
 from cloudai_mbridge.plan import POINT_FILES, RunPlan
 
 _KILL_WAIT_S = 10.0
+_MARK_VARIABLE = "MBRIDGE_LOCAL_JOB"
 
 
 @dataclass
 class _Job:
     process: subprocess.Popen[bytes]
+    mark: str
     deadline: float | None
     ended_because: str = ""
 
@@ -44,7 +53,8 @@ class LocalClient:
 
     def submit(self, plan: RunPlan, directory: Path) -> str:
         """Start the script; its output goes to files in the directory."""
-        env = {**os.environ, PYTHON_VARIABLE: sys.executable, **plan.secret_env}
+        mark = uuid.uuid4().hex
+        env = {**os.environ, PYTHON_VARIABLE: sys.executable, _MARK_VARIABLE: mark, **plan.secret_env}
         try:
             with (directory / POINT_FILES.stdout).open("ab") as out, (directory / POINT_FILES.stderr).open("ab") as err:
                 process = subprocess.Popen(
@@ -59,7 +69,7 @@ class LocalClient:
         except OSError as error:
             raise SubmitRefused(f"bash cannot be started: {error}") from None
         deadline = None if plan.time_limit_s is None else time.monotonic() + plan.time_limit_s
-        self._jobs[str(process.pid)] = _Job(process, deadline)
+        self._jobs[str(process.pid)] = _Job(process, mark, deadline)
         return str(process.pid)
 
     def poll(self, jobs: Mapping[str, Path]) -> dict[str, JobStatus]:
@@ -73,8 +83,7 @@ class LocalClient:
                 self._end(job, "TIMEOUT")
                 return self._status(job)
             return JobStatus("RUNNING", JobClass.ACTIVE)
-        # Ranks that outlived their torchrun would slow down the next point.
-        _signal_group(job, signal.SIGKILL)
+        _kill_leftovers(job.mark)  # ranks that outlived their torchrun would slow down the next point
         if job.ended_because:
             job_class = JobClass.CANCELLED if job.ended_because == "CANCELLED" else JobClass.FAILED
             return JobStatus(job.ended_because, job_class, signal=-code if code < 0 else None)
@@ -92,13 +101,26 @@ class LocalClient:
 
     def _end(self, job: _Job, because: str) -> None:
         job.ended_because = because
-        _signal_group(job, signal.SIGTERM)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(job.process.pid, signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
             job.process.wait(_KILL_WAIT_S)
-        _signal_group(job, signal.SIGKILL)
+        _kill_leftovers(job.mark)
         job.process.wait()
 
 
-def _signal_group(job: _Job, number: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(job.process.pid, number)
+def _kill_leftovers(mark: str) -> None:
+    """Kill every process that carries the mark, until none is found: one may be starting another."""
+    while found := [process for process in psutil.process_iter() if _has_mark(process, mark)]:
+        for process in found:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(found, timeout=1)
+
+
+def _has_mark(process: psutil.Process, mark: str) -> bool:
+    try:
+        is_alive = process.status() != psutil.STATUS_ZOMBIE
+        return bool(is_alive and process.environ().get(_MARK_VARIABLE) == mark)
+    except (psutil.Error, OSError):
+        return False

@@ -32,6 +32,14 @@ class LoadedScenario:
     tests: list[LoadedTest]
 
 
+def is_system(source: TomlSource) -> bool:
+    return "scheduler" in source.data
+
+
+def is_scenario(source: TomlSource) -> bool:
+    return "Tests" in source.data
+
+
 def load_system(path: Path) -> System:
     """Read a system file."""
     source = read_toml(path)
@@ -55,6 +63,8 @@ def load_test_definition(path: Path) -> MegatronBridgeTestDefinition:
 def load_tests_dir(directory: Path | None) -> dict[str, TomlSource]:
     """Read all test TOMLs below a directory, by test name. Other templates' definitions are kept, unchecked.
 
+    Systems and scenarios that lie there too are passed over.
+
     Raises:
         BadInput: no such directory, broken TOML, a file without a name, or two files with one name.
     """
@@ -65,6 +75,8 @@ def load_tests_dir(directory: Path | None) -> dict[str, TomlSource]:
     found: dict[str, TomlSource] = {}
     for path in sorted(directory.rglob("*.toml")):
         source = read_toml(path)
+        if is_system(source) or is_scenario(source):
+            continue
         name = source.data.get("name")
         if not isinstance(name, str):
             raise BadInput(f"{source.where(('name',))}: is missing; a test definition needs a name")

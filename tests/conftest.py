@@ -1,0 +1,61 @@
+"""Shared by all tests: the Slurm gate, the command line as a process, a sandbox cluster."""
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from cloudai_mbridge.sandbox import SlurmSandbox, missing_programs
+
+REPOSITORY = Path(__file__).parents[1]
+
+Mbridge = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip Slurm tests where Slurm is not installed; fail them where it was said to be required."""
+    if not (missing := missing_programs()):
+        return
+    for item in items:
+        if item.get_closest_marker("slurm"):
+            if os.environ.get("MBRIDGE_REQUIRE_SLURM"):
+                raise pytest.UsageError(f"Slurm is required and not installed: {', '.join(missing)}")
+            item.add_marker(pytest.mark.skip(reason=f"SLURM IS NOT INSTALLED ({', '.join(missing)})"))
+
+
+@pytest.fixture(scope="session")
+def repository() -> Path:
+    return REPOSITORY
+
+
+@pytest.fixture(scope="session")
+def mbridge() -> Mbridge:
+    """Run the command line as a user does: mbridge("run", "--system-config", path, ...)."""
+
+    def run(
+        *args: str | Path, env: Mapping[str, str] | None = None, timeout: float = 300
+    ) -> "subprocess.CompletedProcess[str]":
+        return subprocess.run(
+            [sys.executable, "-m", "cloudai_mbridge", *map(str, args)],
+            env={**os.environ, **(env or {})},
+            cwd=REPOSITORY,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[SlurmSandbox]:
+    """A Slurm cluster of two nodes with four GPUs each. Its directory is short: it holds unix sockets."""
+    sandbox = SlurmSandbox(tempfile.mkdtemp(dir="/tmp", prefix="mb-"), nodes=2, gpus=4, die_with_parent=True)
+    with sandbox:
+        yield sandbox
+    sandbox.stop(purge=True)

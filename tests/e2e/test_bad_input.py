@@ -1,0 +1,163 @@
+"""Bad input gives one clear line and exit code 2; nothing is written or submitted."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloudai_mbridge import cli
+
+TEST = """
+name = "t"
+description = "d"
+[cmd_args]
+launcher = "embedded"
+model_recipe_name = "gpt_tiny"
+num_gpus = 2
+"""
+SCENARIO = """
+name = "s"
+[[Tests]]
+id = "a"
+test_name = "t"
+"""
+LOCAL = 'name = "local"\nscheduler = "local"\n'
+SLURM = 'name = "c"\nscheduler = "slurm"\ndefault_partition = "nope"\n[[partitions]]\nname = "main"\n'
+
+
+class Case:
+    """A set of good files, of which a test spoils one."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.output = directory / "out"
+        (directory / "tests").mkdir()
+        self.write(system=LOCAL, test=TEST, scenario=SCENARIO)
+
+    def write(self, **files: str) -> None:
+        names = {"test": "tests/t.toml", "other_test": "tests/u.toml"}
+        for name, text in files.items():
+            (self.directory / names.get(name, f"{name}.toml")).write_text(text)
+
+    def argv(self, command: str) -> list[str]:
+        d = self.directory
+        files = [
+            "--system-config",
+            d / "system.toml",
+            "--tests-dir",
+            d / "tests",
+            "--test-scenario",
+            d / "scenario.toml",
+        ]
+        return ["mbridge", command, *map(str, [*files, "--output-dir", self.output])]
+
+
+@pytest.fixture
+def case(tmp_path: Path) -> Case:
+    return Case(tmp_path)
+
+
+def unwritable(case: Case) -> None:
+    """A file where a directory is needed: not writable for root either."""
+    (case.directory / "file").write_text("")
+    case.output = case.directory / "file" / "out"
+
+
+def scenario_with(extra: str) -> Callable[[Case], None]:
+    return lambda case: case.write(scenario=SCENARIO + extra)
+
+
+def test_with(extra: str) -> Callable[[Case], None]:
+    return lambda case: case.write(test=TEST + extra)
+
+
+test_with.__test__ = False  # type: ignore[attr-defined]
+
+CYCLE = """
+[[Tests.dependencies]]
+type = "start_post_comp"
+id = "b"
+[[Tests]]
+id = "b"
+test_name = "t"
+[[Tests.dependencies]]
+type = "start_post_comp"
+id = "a"
+"""
+
+CASES: dict[str, tuple[Callable[[Case], None], tuple[str, ...]]] = {
+    "broken TOML": (test_with("tp = ["), ("t.toml", "not valid TOML")),
+    "unknown key": (test_with("seqlength = 8"), ("t.toml:8: cmd_args.seqlength", "'seq_length'")),
+    "wrong type": (test_with('tp = "two"'), ("t.toml:8: cmd_args.tp", "'two'", "integer")),
+    "missing test": (
+        lambda case: case.write(scenario=SCENARIO.replace('"t"', '"tt"')),
+        ("scenario.toml:5: Tests[0].test_name", "'tt'", "did you mean 't'"),
+    ),
+    "unknown recipe": (
+        lambda case: case.write(test=TEST.replace("gpt_tiny", "gpt_tyni")),
+        ("cmd_args.model_recipe_name", "'gpt_tyni'", "gpt_tiny"),
+    ),
+    "no such partition": (lambda case: case.write(system=SLURM), ("system.toml", "'nope'", "main")),
+    "empty sweep list": (test_with("tp = []"), ("t.toml:8: cmd_args.tp", "empty")),
+    "unwritable output": (unwritable, ("cannot be written", "--output-dir")),
+    "duplicate ids": (scenario_with('[[Tests]]\nid = "a"\ntest_name = "t"'), ("scenario.toml", "duplicate", "'a'")),
+    "cyclic dependency": (scenario_with(CYCLE), ("scenario.toml", "a -> b -> a")),
+    "missing system file": (
+        lambda case: (case.directory / "system.toml").unlink(),
+        ("system.toml", "no such file"),
+    ),
+    "unknown scheduler": (lambda case: case.write(system='name = "x"\nscheduler = "pbs"\n'), ("'pbs'", "slurm")),
+    "two tests of one name": (lambda case: case.write(other_test=TEST), ("u.toml", "'t'", "t.toml")),
+    "no step to measure": (test_with("max_steps = 3"), ("max_steps = 3", "warmup_steps = 3")),
+    "unknown override": (test_with('[extra_cmd_args]\n"model.num_layer" = "2"'), ("model.num_layer", "num_layers")),
+    "time limit": (scenario_with('time_limit = "1 hour"'), ("scenario.toml:6: Tests[0].time_limit", "'1 hour'")),
+}
+
+
+@pytest.mark.parametrize("command", ["run", "dry-run"])
+@pytest.mark.parametrize("name", CASES)
+def test_one_line_and_exit_code_2(
+    case: Case, name: str, command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spoil, expected = CASES[name]
+    spoil(case)
+    monkeypatch.setattr("sys.argv", case.argv(command))
+    with pytest.raises(SystemExit) as stopped:
+        cli.main()
+    assert stopped.value.code == 2
+    error = capsys.readouterr().err
+    assert len(error.splitlines()) == 1, error
+    assert error.startswith("error: ")
+    for part in expected:
+        assert part in error
+    assert not case.output.exists()
+
+
+def test_the_good_files_are_good(
+    case: Case, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", case.argv("dry-run"))
+    with pytest.raises(SystemExit) as stopped:
+        cli.main()
+    assert stopped.value.code == 0, capsys.readouterr().err
+
+
+@pytest.mark.slurm
+def test_partition_that_only_slurm_knows_not_to_exist(case: Case, cluster: Any, mbridge: Any) -> None:
+    case.write(system=SLURM.replace('"main"', '"nope"'))
+    done = mbridge(*case.argv("run")[1:], env=cluster.env)
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
+    assert "Slurm has no partition 'nope'; use one of main" in done.stderr
+    assert not case.output.exists()
+
+
+def test_a_cluster_that_does_not_answer_is_the_tools_failure(case: Case, mbridge: Any, tmp_path: Path) -> None:
+    case.write(system=SLURM.replace('"main"', '"nope"'))
+    done = mbridge(*case.argv("run")[1:], env={"SLURM_CONF": str(tmp_path / "none"), "PATH": os.environ["PATH"]})
+    assert done.returncode == 3
+    assert len(done.stderr.splitlines()) == 1
+    assert "Traceback" not in done.stderr
+    assert not case.output.exists()

@@ -1,0 +1,102 @@
+"""The whole line on this machine, as `make run` goes it."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.slow
+pytest.importorskip("torch")
+
+
+@pytest.fixture(scope="module")
+def sweep(mbridge: Any, repository: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, dict[str, Any], Path]:
+    """Run the shipped sweep once: (process, report.json, root of the run)."""
+    out = tmp_path_factory.mktemp("sweep")
+    done = mbridge(
+        "run",
+        *("--system-config", repository / "systems/local.toml"),
+        *("--tests-dir", repository / "test_defs"),
+        *("--test-scenario", repository / "conf/scenarios/gpt_tiny_sweep.toml"),
+        *("--output-dir", out),
+    )
+    (root,) = out.iterdir()
+    return done, json.loads((root / "report.json").read_text()), root
+
+
+def test_every_accepted_point_trains_and_the_run_succeeds(sweep: Any) -> None:
+    done, report, _ = sweep
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert report["summary"] == {"success": 6, "failed": 0, "rejected": 6}
+    for point in report["points"]:
+        if point["verdict"] == "success":
+            losses = [step["loss"] for step in point["steps"]]
+            assert len(losses) == point["num_steps"] == 12
+            assert losses[-1] < losses[2] - 0.3
+
+
+def test_rejected_points_name_rule_and_operands_before_anything_runs(sweep: Any) -> None:
+    done, _, _ = sweep
+    before, _, _ = done.stdout.partition("results:")
+    line = "rejected sweep/tp2-pp1-mb3: C04 cmd_args.gb: 8 is not divisible by mb*dp = 3 (gb=8, mb=3, dp=1)"
+    assert line in before
+    assert len(set(re.findall(r"rejected (sweep/\S+):", before))) == 6
+
+
+def test_the_table_shows_the_numbers_of_the_report(sweep: Any) -> None:
+    done, report, _ = sweep
+    for point in report["points"]:
+        if point["verdict"] == "success":
+            row = next(line for line in done.stdout.splitlines() if line.startswith(f"│ {point['label']} "))
+            assert f" {point['metrics']['step_time_s']['mean']:.4g} ±" in row
+            assert f" {point['metrics']['tflops_per_gpu']['mean']:.4g} ±" in row
+
+
+def test_numbers_agree_with_each_other_and_with_the_printed_lines(sweep: Any) -> None:
+    _, report, root = sweep
+    for point in report["points"]:
+        if point["verdict"] != "success":
+            continue
+        flops, world = point["run"]["flops_per_step"], point["world_size"]
+        log = (root / point["log"]["file"]).read_text()
+        printed = [float(t) for t in re.findall(r"^Step Time : ([\d.]+)s GPU", log, re.MULTILINE)]
+        assert printed == [round(step["step_time_s"], 2) for step in point["steps"]]
+        for step in point["steps"]:
+            assert step["tflops_per_gpu"] == pytest.approx(flops / step["step_time_s"] / world / 1e12, rel=1e-9)
+        counted = [step["step_time_s"] for step in point["steps"] if step["step"] > 3]
+        assert point["metrics"]["step_time_s"]["n"] == len(counted) == 9
+        assert point["metrics"]["step_time_s"]["mean"] == pytest.approx(sum(counted) / 9)
+
+
+def test_equal_work_gives_equal_losses(sweep: Any) -> None:
+    _, report, _ = sweep
+    curves = [[s["loss"] for s in p["steps"]] for p in report["points"] if p["verdict"] == "success"]
+    for curve in curves[1:]:
+        assert curve == pytest.approx(curves[0], abs=1e-4)
+
+
+def test_generate_report_gives_the_same_report_again(sweep: Any, mbridge: Any) -> None:
+    _, report, root = sweep
+    assert mbridge("generate-report", "--result-dir", root).returncode == 0
+    again = json.loads((root / "report.json").read_text())
+    assert {**again, "created_at": ""} == {**report, "created_at": ""}
+
+
+def test_a_point_can_be_run_again_from_its_own_definition(sweep: Any, mbridge: Any, tmp_path: Path) -> None:
+    _, _, root = sweep
+    (tmp_path / "tests").mkdir()
+    text = (root / "sweep/tp2-pp1-mb2/0/test.toml").read_text()
+    (tmp_path / "tests/again.toml").write_text(text)
+    (tmp_path / "s.toml").write_text('name = "again"\n[[Tests]]\nid = "x"\ntest_name = "gpt_tiny_sweep-tp2-pp1-mb2"\n')
+    (tmp_path / "local.toml").write_text('name = "local"\nscheduler = "local"\n')
+    done = mbridge(
+        "dry-run",
+        *("--system-config", tmp_path / "local.toml", "--tests-dir", tmp_path / "tests"),
+        *("--test-scenario", tmp_path / "s.toml", "--output-dir", tmp_path / "out"),
+    )
+    assert done.returncode == 0, done.stderr
+    (again,) = (tmp_path / "out").iterdir()
+    first = (root / "sweep/tp2-pp1-mb2/0/training.json").read_text()
+    assert (again / "x/single/0/training.json").read_text() == first

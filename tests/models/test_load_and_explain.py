@@ -1,0 +1,305 @@
+"""What is said of mistakes: one line each, with file, line, key, value and remedy, and never a secret."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloudai_mbridge.errors import BadInput
+from cloudai_mbridge.models.explain import suggest
+from cloudai_mbridge.models.load import load_scenario, load_system, load_test_definition, load_tests_dir
+
+HEAD = 'name = "t"\ndescription = "d"\n'
+INLINE = 'name = "n"\ndescription = "d"\ntest_template_name = "MegatronBridge"\n'
+
+
+def _file(tmp_path: Path, text: str, name: str = "x.toml") -> Path:
+    path = tmp_path / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def _mistakes(load: Callable[[Path], Any], path: Path) -> list[str]:
+    with pytest.raises(BadInput) as caught:
+        load(path)
+    return str(caught.value).split("\n")
+
+
+def _load_alone(path: Path) -> Any:
+    return load_scenario(path, None)
+
+
+@pytest.mark.parametrize(
+    ("body", "line", "expected"),
+    [
+        ("[cmd_args]\ntpp = 1\n", 4, "cmd_args.tpp: unknown key; did you mean 'tp'"),
+        ("[metrics]\nwarmup_step = 1\n", 4, "metrics.warmup_step: unknown key; did you mean 'warmup_steps'?"),
+        ('[[git_repos]]\nurl = "u"\ncommit = "c"\nmount = "m"\n', 6, "git_repos[0].mount: unknown key; did you mean"),
+        ('[cmd_args]\ntp = "two"\n', 4, "cmd_args.tp: 'two' must be a valid integer"),
+        ("[cmd_args]\ntp = 1.5\n", 4, "cmd_args.tp: 1.5 must be a valid integer"),
+        ('[cmd_args]\ntp = [1, "x"]\n', 4, "cmd_args.tp: [1, 'x'] must be a valid integer"),
+        ("[cmd_args]\ntp = []\n", 4, "cmd_args.tp: [] is empty; list at least one value, or remove the key"),
+        ('[cmd_args]\nlauncher = "slurm"\n', 4, "cmd_args.launcher: 'slurm' must be 'embedded' or 'megatron_bridge'"),
+        ("[metrics]\nwarmup_steps = -1\n", 4, "metrics.warmup_steps: -1 must be greater than or equal to 0"),
+        ("[extra_env_vars]\nA = 1\n", 4, "extra_env_vars.A: 1 must be a valid string"),
+        ('[extra_env_vars]\n"A B" = "x"\n', 4, "'A B' is no name of an environment variable"),
+        ('[extra_cmd_args]\n"a b" = "x"\n', 4, "'a b' is no dotted key"),
+        ('cmd_args = "tp=1"\n', 3, "cmd_args: 'tp=1' must be a valid dictionary"),
+    ],
+)
+def test_a_mistake_in_a_test_definition(tmp_path: Path, body: str, line: int, expected: str) -> None:
+    path = _file(tmp_path, HEAD + body)
+    (message,) = _mistakes(load_test_definition, path)
+    assert message.startswith(f"{path}:{line}: ")
+    assert expected in message
+
+
+def test_a_missing_key_is_named(tmp_path: Path) -> None:
+    path = _file(tmp_path, 'name = "t"\n')
+    assert _mistakes(load_test_definition, path) == [f"{path}: description: is missing; add it"]
+
+
+def test_every_mistake_gets_one_line(tmp_path: Path) -> None:
+    path = _file(tmp_path, 'name = "t"\nfoo = 1\n[cmd_args]\ntp = "x"\npp = "y"\nnum_gpu = 3\n')
+    messages = _mistakes(load_test_definition, path)
+    assert sorted(message.removeprefix(str(path)).partition(": ")[2].split(":")[0] for message in messages) == [
+        "cmd_args.num_gpu",
+        "cmd_args.pp",
+        "cmd_args.tp",
+        "description",
+        "foo",
+    ]
+
+
+def test_another_template_is_refused_by_name(tmp_path: Path) -> None:
+    path = _file(tmp_path, HEAD + 'test_template_name = "NcclTest"\n')
+    (message,) = _mistakes(load_test_definition, path)
+    assert "'NcclTest'" in message
+    assert "'MegatronBridge'" in message
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "[cmd_args]\nhf_token = {a = 'S3CRET'}\n",
+        "[cmd_args]\nhf_token = ['S3CRET', 5]\n",
+        "[cmd_args]\nwandb_key = ['S3CRET', 5]\n",
+        "[extra_env_vars]\nHF_TOKEN = ['S3CRET', 5]\n",
+        "[extra_env_vars]\nAWS_SECRET_ACCESS_KEY = {a = 'S3CRET'}\n",
+        "[[cmd_args]]\nhf_token = 'S3CRET'\n",
+        "extra_env_vars = [{HF_TOKEN = 'S3CRET'}]\n",
+        "[extra_env_vars]\n'API-KEY' = 'S3CRET'\n",
+    ],
+)
+def test_a_secret_is_never_shown(tmp_path: Path, body: str) -> None:
+    path = _file(tmp_path, HEAD + body)
+    assert "S3CRET" not in "\n".join(_mistakes(load_test_definition, path))
+
+
+@pytest.mark.parametrize("value", ["'a\\u0000b'", "['ok', 'a\\u0000b']"], ids=["scalar", "axis"])
+@pytest.mark.parametrize("key", ["gpu_type", "wandb_project_name"])
+def test_a_nul_character_is_refused_when_loading(tmp_path: Path, key: str, value: str) -> None:
+    """No process can receive one, so a value with one may not reach the sweep."""
+    path = _file(tmp_path, HEAD + f"[cmd_args]\n{key} = {value}\n".replace("'", '"'))
+    (message,) = _mistakes(load_test_definition, path)
+    assert f"{path}:4: cmd_args.{key}" in message
+    assert "NUL" in message
+
+
+def test_suggestions() -> None:
+    assert suggest("gpt_tinny", ["gpt_tiny", "llama3_8b"]) == "did you mean 'gpt_tiny'?"
+    assert suggest("zzz", ["tp", "pp"]) == "known: tp, pp"
+
+
+# Scenarios
+
+
+def test_an_inline_test_needs_no_tests_directory(tmp_path: Path) -> None:
+    path = _file(tmp_path, f'name = "s"\n[[Tests]]\nid = "a"\n{INLINE}num_nodes = "2"\n[Tests.cmd_args]\ntp = [1, 2]\n')
+    (test,) = load_scenario(path, None).tests
+    assert (test.run.num_nodes, test.definition.name, test.definition.cmd_args.tp) == (2, "n", [1, 2])
+
+
+def test_overrides_merge_table_by_table(tmp_path: Path) -> None:
+    _file(
+        tmp_path,
+        HEAD + '[cmd_args]\ntp = 2\npp = 1\n[extra_env_vars]\nA = "1"\nB = "2"\n',
+        "tests/t.toml",
+    )
+    path = _file(
+        tmp_path,
+        'name = "s"\n[[Tests]]\nid = "a"\ntest_name = "t"\n[Tests.cmd_args]\npp = [1, 2]\n[Tests.extra_env_vars]\nB = "3"\n',
+    )
+    (test,) = load_scenario(path, tmp_path / "tests").tests
+    assert (test.definition.cmd_args.tp, test.definition.cmd_args.pp) == (2, [1, 2])
+    assert test.definition.extra_env_vars == {"A": "1", "B": "3"}
+    assert test.definition.cmd_args.model_fields_set == {"tp", "pp"}
+
+
+def test_a_mistake_in_an_override_points_into_the_scenario(tmp_path: Path) -> None:
+    _file(tmp_path, HEAD, "tests/t.toml")
+    path = _file(tmp_path, 'name = "s"\n[[Tests]]\nid = "a"\ntest_name = "t"\n[Tests.cmd_args]\ntpp = 2\n')
+    (message,) = _mistakes(lambda p: load_scenario(p, tmp_path / "tests"), path)
+    assert message.startswith(f"{path}:6: Tests[0].cmd_args.tpp: unknown key; did you mean 'tp'")
+
+
+def test_an_unknown_test_name_suggests_the_nearest(tmp_path: Path) -> None:
+    _file(tmp_path, HEAD.replace('"t"', '"gpt_tiny"'), "tests/t.toml")
+    path = _file(tmp_path, 'name = "s"\n[[Tests]]\nid = "a"\ntest_name = "gpt_tinny"\n')
+    (message,) = _mistakes(lambda p: load_scenario(p, tmp_path / "tests"), path)
+    assert message.startswith(f"{path}:4: Tests[0].test_name: no test 'gpt_tinny' in ")
+    assert "did you mean 'gpt_tiny'?" in message
+    (message,) = _mistakes(_load_alone, path)
+    assert "--tests-dir" in message
+
+
+@pytest.mark.parametrize(
+    ("body", "line", "expected"),
+    [
+        ("", 2, "Tests[0]: set test_name, or define the test here (missing: name, description, test_template_name)"),
+        ('test_name = "t"\niterations = 0\n', 5, "Tests[0].iterations: 0 must be greater than or equal to 1"),
+        ('test_name = "t"\ntime_limit = "soon"\n', 5, "Tests[0].time_limit: 'soon' is no Slurm time limit"),
+        ('test_name = "t"\nnum_node = 2\n', 5, "Tests[0].num_node: unknown key; did you mean 'num_nodes'"),
+        (
+            'test_name = "t"\n[[Tests.dependencies]]\ntype = "after"\nid = "a"\n',
+            6,
+            "Tests[0].dependencies[0].type: 'after' must be 'end_post_comp', 'start_post_init' or 'start_post_comp'",
+        ),
+        ('test_name = "t"\ntest_template_name = "MegatronBridge"\n', 2, "exclude each other"),
+    ],
+)
+def test_a_mistake_in_a_scenario(tmp_path: Path, body: str, line: int, expected: str) -> None:
+    path = _file(tmp_path, 'name = "s"\n[[Tests]]\nid = "a"\n' + body)
+    (message,) = _mistakes(_load_alone, path)
+    assert message.startswith(f"{path}:{line}: ")
+    assert expected in message
+
+
+def test_a_secret_in_a_scenario_is_never_shown(tmp_path: Path) -> None:
+    text = f'name = "s"\n[[Tests]]\nid = "a"\n{INLINE}[[Tests.cmd_args]]\nhf_token = "S3CRET"\n'
+    assert "S3CRET" not in "\n".join(_mistakes(_load_alone, _file(tmp_path, text)))
+
+
+# Directories of tests
+
+
+def test_a_tests_directory_may_hold_other_templates(tmp_path: Path) -> None:
+    """CloudAI's own directory mixes templates; only the one that is named must be ours."""
+    _file(tmp_path, HEAD, "tests/a.toml")
+    foreign = _file(
+        tmp_path,
+        'name = "nccl"\ndescription = "d"\ntest_template_name = "NcclTest"\n[cmd_args]\nsubtest_name = "all_reduce"\n',
+        "tests/deep/er/nccl.toml",
+    )
+    (tmp_path / "tests/readme.md").write_text("no TOML")
+    assert set(load_tests_dir(tmp_path / "tests")) == {"t", "nccl"}
+
+    ours = _file(tmp_path, 'name = "s"\n[[Tests]]\nid = "a"\ntest_name = "t"\n', "ours.toml")
+    assert load_scenario(ours, tmp_path / "tests").tests[0].definition.name == "t"
+
+    theirs = _file(tmp_path, 'name = "s"\n[[Tests]]\nid = "a"\ntest_name = "nccl"\n', "theirs.toml")
+    (message,) = _mistakes(lambda p: load_scenario(p, tmp_path / "tests"), theirs)
+    assert message.startswith(f"{foreign}:3: test_template_name: 'NcclTest'")
+
+
+def test_two_tests_of_one_name_are_refused(tmp_path: Path) -> None:
+    _file(tmp_path, HEAD, "tests/a.toml")
+    second = _file(tmp_path, HEAD, "tests/b.toml")
+    (message,) = _mistakes(load_tests_dir, tmp_path / "tests")
+    assert message.startswith(f"{second}:1: name: 't' is also the name of ")
+
+
+def test_a_test_without_a_name_is_refused(tmp_path: Path) -> None:
+    _file(tmp_path, 'description = "d"\n', "tests/a.toml")
+    (message,) = _mistakes(load_tests_dir, tmp_path / "tests")
+    assert "name: is missing" in message
+
+
+def test_a_tests_directory_that_is_not_there(tmp_path: Path) -> None:
+    (message,) = _mistakes(load_tests_dir, tmp_path / "gone")
+    assert "no such directory" in message
+    assert load_tests_dir(None) == {}
+
+
+def test_a_file_like_cloudais(tmp_path: Path) -> None:
+    """The shape of CloudAI's own MegatronBridge tests and scenarios."""
+    _file(
+        tmp_path,
+        """\
+name = "mb_qwen"
+description = "Qwen through the upstream launcher"
+test_template_name = "MegatronBridge"
+extra_container_mounts = []
+
+[[git_repos]]
+url = "https://github.com/NVIDIA-NeMo/Megatron-Bridge.git"
+commit = "v0.3.0"
+mount_as = "/opt/Megatron-Bridge"
+
+[cmd_args]
+gpu_type = "gb200"
+container_image = "nvcr.io#nvidia/nemo:26.02.00"
+model_family_name = "qwen"
+model_recipe_name = "qwen3_30b_a3b"
+num_gpus = 8
+domain = "llm"
+task = "pretrain"
+compute_dtype = "fp8_mx"
+hf_token = ""
+enable_vboost = true
+cuda_graph_scope = ["attn", "moe_router"]
+moe_a2a_overlap = [true, false]
+
+[extra_env_vars]
+NCCL_DEBUG = "WARN"
+NCCL_P2P_NET_CHUNKSIZE = ["131072", "262144"]
+""",
+        "test/qwen.toml",
+    )
+    path = _file(
+        tmp_path,
+        """\
+name = "qwen"
+job_status_check = false
+
+[[Tests]]
+id = "first"
+test_name = "mb_qwen"
+num_nodes = "2"
+time_limit = "01:00:00"
+sol = 1.5
+weight = 10
+
+[[Tests]]
+id = "second"
+test_name = "mb_qwen"
+nodes = ["node-[001-002]"]
+iterations = 3
+
+  [[Tests.dependencies]]
+  type = "start_post_comp"
+  id = "first"
+""",
+    )
+    first, second = load_scenario(path, tmp_path / "test").tests
+    assert (first.run.num_nodes, first.run.time_limit) == (2, "01:00:00")
+    assert first.definition.cmd_args.launcher == "megatron_bridge"
+    assert first.definition.cmd_args.moe_a2a_overlap == [True, False]
+    assert second.run.dependencies[0].id == "first"
+    assert second.definition.git_repos[0].mount_as == "/opt/Megatron-Bridge"
+
+
+def test_load_system_names_an_unknown_scheduler(tmp_path: Path) -> None:
+    path = _file(tmp_path, 'name = "s"\nscheduler = "lsf"\n')
+    assert _mistakes(load_system, path) == [
+        f"{path}:2: scheduler: 'lsf' is unknown; use one of local, standalone, slurm"
+    ]
+
+
+@pytest.mark.parametrize("value", ['["slurm"]', "{a = 1}", "5"])
+def test_a_scheduler_of_the_wrong_type_is_bad_input(tmp_path: Path, value: str) -> None:
+    path = _file(tmp_path, f'name = "s"\nscheduler = {value}\n')
+    (message,) = _mistakes(load_system, path)
+    assert message.startswith(f"{path}:2: scheduler: ")

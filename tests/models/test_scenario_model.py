@@ -1,0 +1,82 @@
+"""The rules of a scenario as a whole: ids, dependencies, time limits."""
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from cloudai_mbridge.models.scenario import Scenario, TestRun, find_cycle
+
+
+def _scenario(**waits_for: list[str]) -> Scenario:
+    tests = [
+        {"id": test_id, "test_name": "t", "dependencies": [{"type": "start_post_comp", "id": other} for other in others]}
+        for test_id, others in waits_for.items()
+    ]
+    return Scenario.model_validate({"name": "s", "Tests": tests})
+
+
+def test_an_id_may_occur_once() -> None:
+    tests = [{"id": test_id, "test_name": "t"} for test_id in ("a", "b", "a")]
+    with pytest.raises(ValidationError, match="duplicate test id 'a'"):
+        Scenario.model_validate({"name": "s", "Tests": tests})
+
+
+def test_a_dependency_must_exist() -> None:
+    with pytest.raises(ValidationError, match="test 'a' depends on 'x', which is not in the scenario"):
+        _scenario(a=["x"])
+
+
+def test_a_diamond_is_no_cycle() -> None:
+    assert len(_scenario(a=[], b=["a"], c=["a"], d=["b", "c"]).tests) == 4
+
+
+def test_a_test_cannot_wait_for_itself() -> None:
+    with pytest.raises(ValidationError, match="cyclic dependency a -> a"):
+        _scenario(a=["a"])
+
+
+def test_a_cycle_is_shown_whole() -> None:
+    with pytest.raises(ValidationError, match="cyclic dependency b -> c -> d -> b"):
+        _scenario(a=["b"], b=["c"], c=["d"], d=["b"], e=[])
+
+
+def test_find_cycle_returns_none_without_one() -> None:
+    assert find_cycle({"a": ["b"], "b": []}) is None
+    assert find_cycle({}) is None
+
+
+def test_a_long_chain_of_dependencies_is_no_problem() -> None:
+    chain = {str(i): [str(i + 1)] for i in range(3000)} | {"3000": []}
+    assert find_cycle(chain) is None
+
+
+@pytest.mark.parametrize(
+    "value", ["30", "30:00", "01:00:00", "1-0", "1-12:30", "1-12:30:59", "100:00:00"]
+)
+def test_time_limits_of_slurm(value: str) -> None:
+    assert TestRun(id="a", test_name="t", time_limit=value).time_limit == value
+
+
+@pytest.mark.parametrize("value", ["", "1h", "1:2:3:4", "-5", "1-", "1-2:3:4:5", "1.5", "10\n", " 10", "10 --wait"])
+def test_what_is_no_time_limit(value: str) -> None:
+    with pytest.raises(ValidationError):
+        TestRun(id="a", test_name="t", time_limit=value)
+
+
+@pytest.mark.parametrize(
+    "override", [{"id": ""}, {"iterations": 0}, {"nodes": ["a\n#SBATCH --wrap=x"]}, {"num_nodes": []}]
+)
+def test_a_test_run_refuses(override: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        TestRun.model_validate({"id": "a", "test_name": "t", **override})
+
+
+def test_only_set_definition_keys_are_overrides() -> None:
+    run = TestRun(id="a", test_name="t", num_nodes=2, cmd_args={"tp": 1}, time_limit="10")
+    assert run.overrides() == {"cmd_args": {"tp": 1}}
+
+
+def test_a_scenario_needs_a_test() -> None:
+    with pytest.raises(ValidationError):
+        Scenario.model_validate({"name": "s", "Tests": []})

@@ -1,0 +1,127 @@
+"""Systems: CloudAI's keys load, and what would break a job is refused."""
+
+from pathlib import Path
+
+import pytest
+
+from cloudai_mbridge.errors import BadInput
+from cloudai_mbridge.models.load import load_system
+from cloudai_mbridge.models.system import LocalSystem, SlurmSystem, System
+
+CLOUDAI_LIKE = """\
+name = "example-cluster"
+scheduler = "slurm"
+
+install_path = "./install"
+output_path = "./results"
+default_partition = "batch"
+account = "team"
+distribution = "block"
+mpi = "pmix"
+gpus_per_node = 8
+ntasks_per_node = 8
+cache_docker_images_locally = true
+container_mount_home = false
+monitor_interval = 60
+extra_srun_args = "--label --exclusive"
+extra_sbatch_args = ["--exclusive", "--qos=high"]
+extra_transient_status_errors = ["try again"]
+status_retry_pause_seconds = 5
+
+[[partitions]]
+name = "batch"
+
+  [[partitions.groups]]
+  name = "group_1"
+  nodes = ["node-[001-025]", "node-030"]
+
+[[partitions]]
+name = "interactive"
+
+[data_repository]
+endpoint = "MY_ENDPOINT"
+verify_certs = false
+
+[reports.example]
+enable = true
+
+[global_env_vars]
+NCCL_IB_TIMEOUT = "20"
+NCCL_DEBUG_FLAG = true
+NCCL_NVLS_ENABLE = 0
+"""
+SLURM = 'name = "s"\nscheduler = "slurm"\ndefault_partition = "p"\n'
+PARTITION = '[[partitions]]\nname = "p"\n'
+
+
+def _load(tmp_path: Path, text: str) -> System:
+    path = tmp_path / "system.toml"
+    path.write_text(text, encoding="utf-8")
+    return load_system(path)
+
+
+def test_all_common_keys_of_cloudai_load(tmp_path: Path) -> None:
+    system = _load(tmp_path, CLOUDAI_LIKE)
+    assert isinstance(system, SlurmSystem)
+    assert (system.default_partition, system.account, system.mpi, system.distribution) == (
+        "batch",
+        "team",
+        "pmix",
+        "block",
+    )
+    assert system.partitions[0].groups[0].nodes == ["node-[001-025]", "node-030"]
+    assert system.global_env_vars == {"NCCL_IB_TIMEOUT": "20", "NCCL_DEBUG_FLAG": True, "NCCL_NVLS_ENABLE": 0}
+    assert system.extra_sbatch_args == ["--exclusive", "--qos=high"]
+
+
+def test_cloudais_standalone_is_this_machine(tmp_path: Path) -> None:
+    system = _load(tmp_path, 'name = "s"\nscheduler = "standalone"\noutput_path = "out"\ninstall_path = "in"\n')
+    assert isinstance(system, LocalSystem)
+    assert system.output_path == "out"
+
+
+def test_a_partition_must_be_listed(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="default_partition 'p' is not in partitions; use one of q, r"):
+        _load(tmp_path, SLURM + '[[partitions]]\nname = "q"\n[[partitions]]\nname = "r"\n')
+
+
+@pytest.mark.parametrize("missing", ["partitions", "default_partition"])
+def test_a_slurm_system_needs(tmp_path: Path, missing: str) -> None:
+    text = SLURM if missing == "partitions" else SLURM.replace('default_partition = "p"\n', "") + PARTITION
+    with pytest.raises(BadInput, match=f"{missing}: is missing"):
+        _load(tmp_path, text)
+
+
+def test_an_unknown_key_suggests(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"system\.toml:4: gpu_per_node: unknown key; did you mean 'gpus_per_node'"):
+        _load(tmp_path, SLURM + "gpu_per_node = 8\n" + PARTITION)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'account = "a\\n#SBATCH --wrap=id"',
+        'extra_sbatch_args = ["--comment=x\\n#SBATCH --wrap=id"]',
+        'mpi = "pmix\\r"',
+        "gpus_per_node = 0",
+        "ntasks_per_node = 0",
+        "monitor_interval = 0",
+        "monitor_interval = nan",
+        'global_env_vars = {"A B" = "x"}',
+        'global_env_vars = {A = "x\\u0000"}',
+    ],
+)
+def test_what_would_break_a_job_is_refused(tmp_path: Path, line: str) -> None:
+    with pytest.raises(BadInput, match=r"system\.toml:4: "):
+        _load(tmp_path, f"{SLURM}{line}\n{PARTITION}")
+
+
+def test_srun_arguments_must_be_splittable(tmp_path: Path) -> None:
+    """They are split as a shell would; an open quote must be found when loading, not as a traceback later."""
+    with pytest.raises(BadInput, match="extra_srun_args"):
+        _load(tmp_path, SLURM + "extra_srun_args = \"--comment='open\"\n" + PARTITION)
+
+
+def test_a_slurm_key_is_unknown_on_a_local_system(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="default_partition: unknown key"):
+        _load(tmp_path, 'name = "s"\nscheduler = "local"\ndefault_partition = "p"\n')
