@@ -89,16 +89,14 @@ def dry_run(system_config: Path, test_scenario: Path, tests_dir: Path | None, ou
 @click.option("--tests-dir", type=_PATH, help="Where scenarios find their tests.")
 def verify_configs(configs: Path, system_config: Path | None, tests_dir: Path | None) -> int:
     """Check a TOML file, or all of a directory; nothing is run or written."""
-    bad = 0
+    all_good = True
     for finding in verify(configs, system_config, tests_dir):
-        bad += not finding.is_good
+        all_good &= finding.is_good
         if finding.is_good:
             click.echo(f"ok    {finding.path}: {finding.text}")
         else:
-            click.echo(finding.text, err=True)
-    if bad:
-        raise BadInput(f"{bad} files are wrong")
-    return OK
+            _show_error(finding.text)
+    return OK if all_good else BadInput.exit_code
 
 
 @cli.command("generate-report")
@@ -165,6 +163,10 @@ class _signals_interrupt:
         raise Interrupted(number)
 
 
+def _show_error(text: str) -> None:
+    click.echo("\n".join(f"error: {line}" for line in text.splitlines()), err=True)
+
+
 def main() -> NoReturn:
     """Run the command line and exit with its code."""
     try:
@@ -177,7 +179,7 @@ def main() -> NoReturn:
     except click.Abort:
         sys.exit(130)
     except MBridgeError as error:
-        click.echo("\n".join(f"error: {line}" for line in str(error).splitlines()), err=True)
+        _show_error(str(error))
         sys.exit(error.exit_code)
     except BrokenPipeError:
         sys.exit(141)

@@ -1,0 +1,254 @@
+"""What becomes of every argument: it reaches the training, means something elsewhere, or is reported."""
+
+from typing import Any
+
+import pytest
+
+from cloudai_mbridge.errors import BadInput
+from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
+from cloudai_mbridge.recipes import Recipe, load_recipe
+from cloudai_mbridge.recipes.apply import ELSEWHERE, HARMLESS, MAPPED, training_config, unsupported_args
+from cloudai_mbridge.recipes.apply import with_recipe_defaults as with_defaults
+from cloudai_mbridge.training.utils.flops import moe_layer_pattern
+
+DENSE, MOE, DEEPSEEK = "gpt_tiny", "moe_tiny", "deepseek_v3"
+
+# argument -> (its value, where it must be found in the training config)
+REACHES: dict[str, tuple[Any, str]] = {
+    "tp": (2, "model.tensor_model_parallel_size"),
+    "pp": (4, "model.pipeline_model_parallel_size"),
+    "cp": (2, "model.context_parallel_size"),
+    "vp": (2, "model.virtual_pipeline_model_parallel_size"),
+    "ep": (2, "model.expert_model_parallel_size"),
+    "et": (2, "model.expert_tensor_parallel_size"),
+    "mb": (4, "train.micro_batch_size"),
+    "gb": (64, "train.global_batch_size"),
+    "max_steps": (77, "train.train_iters"),
+    "seq_length": (96, "model.seq_length"),
+    "hidden_size": (192, "model.hidden_size"),
+    "num_layers": (6, "model.num_layers"),
+    "vocab_size": (999, "model.vocab_size"),
+    "compute_dtype": ("fp32", "model.dtype"),
+    "lr": (0.125, "optimizer.lr"),
+    "min_lr": (0.0625, "optimizer.min_lr"),
+    "warmup_iters": (5, "scheduler.lr_warmup_iters"),
+    "recompute_num_layers": (3, "model.recompute_num_layers"),
+    "recompute_modules": ("core_attn", "model.recompute_modules"),
+}
+
+# Arguments that do their work outside of the training process, or that only label. A new field must not slip in here
+# unnoticed: what is neither listed above nor here has to be reported when it is set.
+OUTSIDE = {
+    "launcher",
+    "model_family_name",
+    "model_recipe_name",
+    "num_gpus",
+    "gpus_per_node",
+    "gpu_type",
+    "time_limit",
+    "container_image",
+    "hf_token",
+    "log_dir",
+    "detach",
+    "dryrun",
+    "max_retries",
+    "nemorun_version",
+    "domain",
+}
+
+_SAMPLES: dict[str, Any] = {
+    "launcher": "embedded",
+    "profiling_ranks": 3,
+    "cuda_graph_scope": "attn",
+    "cuda_graph_impl": "local",
+    "task": "sft",
+    "data": "squad",
+}
+
+
+def _set(name: str) -> ResolvedCmdArgs:
+    """Set one argument to something that asks for an effect."""
+    for value in (_SAMPLES.get(name), True, 7, "x"):
+        try:
+            args = ResolvedCmdArgs.model_validate({name: value}, strict=True)
+        except ValueError:
+            continue
+        if getattr(args, name) is not None:
+            return args
+    raise AssertionError(f"no sample value for {name}")
+
+
+def _config(recipe: str, extra: dict[str, str] | None = None, **args: Any) -> dict[str, Any]:
+    return training_config(load_recipe(recipe), ResolvedCmdArgs(model_recipe_name=recipe, **args), extra or {})
+
+
+@pytest.mark.parametrize("name", REACHES)
+def test_an_argument_reaches_its_place(name: str) -> None:
+    value, place = REACHES[name]
+    section, field = place.split(".")
+    recipe = DENSE
+    before, after = _config(recipe), _config(recipe, **{name: value})
+    expected = value.split(",") if name == "recompute_modules" else value
+    assert after[section][field] == expected
+    assert before[section].get(field) != expected
+
+
+@pytest.mark.parametrize("name", sorted(ResolvedCmdArgs.model_fields))
+def test_every_argument_is_accounted_for(name: str) -> None:
+    accounted = name in REACHES or name in OUTSIDE
+    assert (name in unsupported_args(_set(name))) is not accounted
+
+
+def test_the_tables_of_the_product_agree_with_this_one() -> None:
+    assert set(MAPPED) == set(REACHES)
+    assert {name: ".".join(place) for name, place in MAPPED.items()} == {n: place for n, (_, place) in REACHES.items()}
+    assert set(ELSEWHERE) | set(HARMLESS) | set(MAPPED) <= set(ResolvedCmdArgs.model_fields)
+
+
+@pytest.mark.parametrize(("name", "values"), HARMLESS.items())
+def test_a_harmless_value_asks_for_nothing(name: str, values: tuple[Any, ...]) -> None:
+    for value in values:
+        assert unsupported_args(ResolvedCmdArgs.model_validate({name: value})) == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("task", "sft"),
+        ("domain", "vlm"),
+        ("dryrun", True),
+        ("use_megatron_fsdp", True),
+        ("enable_vboost", True),
+        ("cuda_graph_impl", "local"),
+        ("activation_offload_layers", 1),
+        ("num_distributed_optimizer_instances", 2),
+        ("data", "squad"),
+        ("fp8_recipe", "mxfp8"),
+        ("pytorch_profiler", True),
+        ("first_k_dense_replace", 0),
+    ],
+)
+def test_what_the_loop_does_not_do_is_reported(name: str, value: Any) -> None:
+    """A run that dropped one of these would measure, or do, something else than it says."""
+    assert unsupported_args(ResolvedCmdArgs.model_validate({name: value})) == {name: value}
+
+
+def test_defaults_of_the_schema_are_not_reported() -> None:
+    assert unsupported_args(ResolvedCmdArgs()) == {}
+
+
+def test_none_asks_for_nothing() -> None:
+    assert unsupported_args(ResolvedCmdArgs(use_megatron_fsdp=None)) == {}
+
+
+def test_the_recipe_fills_in_what_the_user_left_open() -> None:
+    recipe = load_recipe("llama3_8b")
+    args = with_defaults(ResolvedCmdArgs(model_recipe_name="llama3_8b", mb=4, lr=1.0), recipe)
+    assert (args.mb, args.gb, args.seq_length, args.lr, args.min_lr) == (4, 128, 8192, 1.0, 3e-5)
+    assert args.num_layers == 32
+    assert args.tp is None
+    assert {"gb", "seq_length"} <= args.model_fields_set
+
+
+def test_a_recipe_is_not_changed_by_its_use() -> None:
+    recipe = load_recipe(DENSE)
+    before = repr(recipe.sections)
+    _config(DENSE, {"model.qk_layernorm": "true"}, tp=2, num_layers=2)
+    assert repr(recipe.sections) == before
+
+
+@pytest.mark.parametrize("vp", [None, 1])
+def test_one_virtual_stage_is_none(vp: int | None) -> None:
+    """Megatron-Core takes 1 for interleaving and refuses it."""
+    assert _config(DENSE, pp=2, vp=vp)["model"].get("virtual_pipeline_model_parallel_size") is None
+
+
+@pytest.mark.parametrize(("tp", "expected"), [(None, False), (0, False), (1, False), (2, True)])
+def test_sequence_parallelism_follows_tensor_parallelism(tp: int | None, expected: bool) -> None:
+    model = _config(DENSE, tp=tp)["model"]
+    assert model["sequence_parallel"] is expected
+    assert model["tensor_model_parallel_size"] == (tp or 1)
+
+
+def test_recomputing_layers_means_full_recompute_of_a_block() -> None:
+    model = _config(DENSE, recompute_num_layers=2)["model"]
+    assert (model["recompute_granularity"], model["recompute_method"]) == ("full", "block")
+
+
+@pytest.mark.parametrize(
+    "text", ["core_attn,mlp", "[core_attn, mlp]", "['core_attn', \"mlp\"]", " core_attn ,, mlp "]
+)
+def test_recomputing_modules_is_selective(text: str) -> None:
+    model = _config(DENSE, recompute_modules=text)["model"]
+    assert model["recompute_modules"] == ["core_attn", "mlp"]
+    assert model["recompute_granularity"] == "selective"
+
+
+def test_without_recompute_nothing_is_recomputed() -> None:
+    model = _config(DENSE, recompute_num_layers=0)["model"]
+    assert model.get("recompute_granularity") is None
+
+
+@pytest.mark.parametrize(
+    ("layers", "expected"), [(2, [0, 0]), (4, [0, 0, 0, 1]), (61, [0] * 3 + [1] * 58), (64, [0] * 3 + [1] * 61)]
+)
+def test_fewer_or_more_layers_keep_the_expert_pattern(layers: int, expected: list[int]) -> None:
+    assert _config(DEEPSEEK, num_layers=layers)["model"]["moe_layer_freq"] == expected
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "expected"),
+    [
+        ("optimizer.lr", "0.5", 0.5),
+        ("optimizer.lr", "1e-4", 1e-4),
+        ("optimizer.lr", "2", 2),
+        ("model.qk_layernorm", "true", True),
+        ("model.activation", "gelu", "gelu"),
+        ("model.activation", '"gelu"', "gelu"),
+        ("model.recompute_modules", '["core_attn"]', ["core_attn"]),
+        ("ddp.overlap_grad_reduce", "true", True),
+        ("rng.seed", "7", 7),
+    ],
+)
+def test_an_extra_argument_is_typed(key: str, text: str, expected: Any) -> None:
+    section, field = key.split(".")
+    value = _config(DENSE, {key: text})[section][field]
+    assert value == expected
+    assert type(value) is type(expected)
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "expected"),
+    [
+        ("lr", "1", "'lr' is not SECTION.FIELD"),
+        ("optimzer.lr", "1", "optimzer: unknown key; did you mean 'optimizer'"),
+        ("optimizer.learning", "1", "optimizer.learning: unknown key"),
+        ("optimizer.lr", "fast", "optimizer.lr: 'fast' is not of type float"),
+        ("model.num_layers", "4.0", "model.num_layers: 4.0 is not of type int"),
+        ("model.qk_layernorm", "True", "model.qk_layernorm: 'True' is not of type bool"),
+        ("model.activation", "relu", "model.activation: 'relu' is not one of 'silu', 'gelu'"),
+        ("model.dtype.x", "1", "unknown key"),
+    ],
+)
+def test_an_extra_argument_that_is_wrong(key: str, text: str, expected: str) -> None:
+    with pytest.raises(BadInput) as caught:
+        _config(DENSE, {key: text})
+    assert expected in str(caught.value)
+
+
+def test_an_extra_argument_holds_one_value() -> None:
+    """The rest of the text must not be dropped without a word."""
+    with pytest.raises(BadInput):
+        _config(DENSE, {"optimizer.lr": "0.5\nmin_lr = 0.1"})
+
+
+def test_the_expert_pattern_of_the_config_fits_its_layers() -> None:
+    recipe: Recipe = load_recipe(DEEPSEEK)
+    args = ResolvedCmdArgs(model_recipe_name=DEEPSEEK, num_layers=5)
+    from cloudai_mbridge.recipes.apply import as_config
+
+    assert moe_layer_pattern(as_config(training_config(recipe, args, {})).model) == [0, 0, 0, 1, 1]
+
+
+def test_a_mixture_of_experts_recipe_keeps_its_experts() -> None:
+    assert _config(MOE, ep=2)["model"]["num_moe_experts"] == 4

@@ -1,0 +1,71 @@
+"""Names of points: readable where they can be, and always safe, stable and distinct."""
+
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cloudai_mbridge.sweep.run_id import label, slug
+
+SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+TEXT = st.text(alphabet=st.characters(blacklist_categories=("Cs",), blacklist_characters="\0"), max_size=300)
+VALUE = st.one_of(TEXT, st.integers(), st.booleans(), st.floats(allow_nan=False, allow_infinity=False))
+NASTY = ["", ".", "..", "../../etc", "/", "a/b", "a\\b", "-rf", "$(id)", "`id`", "a b", "a\nb", "é", "x" * 500, ".hidden"]
+
+
+@pytest.mark.parametrize(
+    ("coordinates", "expected"),
+    [
+        ({}, "single"),
+        ({"tp": 2, "mb": 1}, "tp2-mb1"),
+        ({"lr": 0.001, "use_tokendrop": True}, "lr0.001-use_tokendroptrue"),
+        ({"env.NCCL_DEBUG": "WARN"}, "env.NCCL_DEBUGWARN"),
+    ],
+)
+def test_an_ordinary_point_is_named_after_its_values(coordinates: dict[str, Any], expected: str) -> None:
+    assert label(coordinates) == expected
+
+
+def test_a_label_does_not_change_between_versions() -> None:
+    """Results of different days are compared by label: a change here is a change of the published names."""
+    assert label({"task": "a b"}) == "taska_b-df9e3d28-3c1bb9d6"
+
+
+@pytest.mark.parametrize("text", NASTY)
+def test_a_nasty_name_becomes_a_safe_one(text: str) -> None:
+    assert SAFE.fullmatch(slug(text))
+    assert SAFE.fullmatch(label({"task": text}))
+    assert len(label({"task": text})) <= 120
+
+
+@given(TEXT)
+@settings(max_examples=150, deadline=None, database=None)
+def test_any_text_becomes_a_safe_file_name(text: str) -> None:
+    name = slug(text)
+    assert SAFE.fullmatch(name)
+    assert len(name) <= 100
+    assert slug(text) == name
+    if SAFE.fullmatch(text) and len(text) <= 80 and text.strip("._-") == text:
+        assert name == text
+
+
+@given(st.lists(TEXT, min_size=2, max_size=6, unique=True))
+@settings(max_examples=100, deadline=None, database=None)
+def test_different_texts_get_different_names(texts: list[str]) -> None:
+    assert len({slug(text) for text in texts}) == len(texts)
+
+
+@given(
+    st.lists(TEXT, min_size=1, max_size=4, unique=True).flatmap(
+        lambda names: st.tuples(*(st.fixed_dictionaries({name: VALUE for name in names}) for _ in range(2)))
+    )
+)
+@settings(max_examples=150, deadline=None, database=None)
+def test_two_points_of_one_sweep_get_different_labels(pair: tuple[dict[str, Any], dict[str, Any]]) -> None:
+    one, other = pair
+    same = [(type(v), v) for v in one.values()] == [(type(v), v) for v in other.values()]
+    assert (label(one) == label(other)) is same
+    assert SAFE.fullmatch(label(one))
+    assert len(label(one)) <= 120
