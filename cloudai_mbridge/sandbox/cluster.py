@@ -1,0 +1,270 @@
+"""The life of a sandbox: start, use, break, stop."""
+
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from cloudai_mbridge.sandbox import daemons, host, node, prepare, processes
+from cloudai_mbridge.sandbox.client import Argument, Client
+from cloudai_mbridge.sandbox.conf import SandboxSpec, Site
+from cloudai_mbridge.sandbox.errors import SandboxError
+from cloudai_mbridge.sandbox.fleet import CONTROL_TIMEOUT_S, Fleet
+from cloudai_mbridge.sandbox.layout import Layout
+from cloudai_mbridge.sandbox.state import read_state
+
+START_TIMEOUT_S = 30.0
+
+
+class SlurmSandbox:
+    """Run a private Slurm cluster in `directory`; see `SandboxSpec` for what the options mean.
+
+    The directory must be new, empty or a stopped sandbox's, and its path short (see `layout.check_directory`).  What
+    runs is written down in it, so any later process can `load` the sandbox and stop it.  With `die_with_parent` the
+    daemons also stop when the thread that called `start` ends, however it ends.
+
+    Methods raise `SandboxError` with the reason and the remedy.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        nodes: int = 2,
+        gpus: int = 4,
+        *,
+        gpu_type: str = "gb200",
+        name_prefix: str = "gb200-",
+        cpus: int = 8,
+        mem_mb: int = 8000,
+        accounting: bool = False,
+        hostnames: bool = True,
+        cgroup: bool = False,
+        extra_conf: str = "",
+        die_with_parent: bool = False,
+    ) -> None:
+        """Describe the cluster; nothing is started or written yet."""
+        self.spec = SandboxSpec(
+            nodes=nodes,
+            gpus=gpus,
+            gpu_type=gpu_type,
+            name_prefix=name_prefix,
+            cpus=cpus,
+            mem_mb=mem_mb,
+            accounting=accounting,
+            hostnames=hostnames,
+            cgroup=cgroup,
+            extra_conf=extra_conf,
+        )
+        self.layout = Layout(Path(directory).resolve())
+        self.die_with_parent = die_with_parent
+        self._client = Client(self.layout)
+        self._fleet = Fleet(self.layout)
+
+    @classmethod
+    def load(cls, directory: str | os.PathLike[str]) -> Self:
+        """Return the sandbox that was started in `directory`, by whichever process."""
+        sandbox = cls(directory)
+        sandbox.spec = read_state(sandbox.layout.state_file).spec
+        return sandbox
+
+    def __enter__(self) -> Self:
+        """Start the cluster."""
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Stop the cluster, keep its directory."""
+        self.stop()
+
+    # ---- what it is
+
+    @property
+    def directory(self) -> Path:
+        """Return the sandbox's directory, absolute."""
+        return self.layout.directory
+
+    @property
+    def node_names(self) -> list[str]:
+        """List the nodes' names, in order."""
+        return self.spec.node_names
+
+    @property
+    def env(self) -> Mapping[str, str]:
+        """Return what a Slurm client needs on top of os.environ."""
+        return self._client.env
+
+    @property
+    def full_env(self) -> Mapping[str, str]:
+        """Return a client's whole environment: os.environ without any other Slurm job or cluster, and `env`."""
+        return self._client.full_env
+
+    @property
+    def is_running(self) -> bool:
+        """Tell whether any daemon of the sandbox is alive."""
+        return any(self.daemons().values())
+
+    def daemons(self) -> dict[str, bool]:
+        """Return every daemon that was started, by name, and whether it is alive; `node-NAME` is NAME's supervisor."""
+        return self._fleet.alive()
+
+    # ---- start and stop
+
+    def start(self, timeout_s: float = START_TIMEOUT_S) -> Self:
+        """Start all daemons and wait until every node is idle; stop them again if that fails.
+
+        A stopped sandbox's jobs and job ids are still there after a new start in its directory.
+        """
+        if self.is_running:
+            raise SandboxError(
+                f"{self.directory}: a sandbox is already running here; "
+                f"stop it with: python -m cloudai_mbridge.sandbox stop {self.directory}"
+            )
+        prepare.check(self.spec, self.layout)
+        namespaces = host.namespace_argv() if self.spec.hostnames else []
+        try:
+            site = prepare.write(self.spec, self.layout)
+            self._spawn("munged", daemons.munged_argv(self.layout))
+            self._fleet.wait("munged's socket", self.layout.munge_socket.exists, 10.0, "munged")
+            if self.spec.accounting:
+                self._start_accounting(site)
+            self.start_controller(timeout_s)
+            self._start_nodes(namespaces, timeout_s)
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def _spawn(self, name: str, argv: list[str], env: Mapping[str, str] | None = None) -> None:
+        self._fleet.spawn(name, argv, {**self.full_env, **(env or {})}, self.die_with_parent)
+
+    def _start_accounting(self, site: Site) -> None:
+        layout, user = self.layout, site.user
+        if not layout.mysql_data.exists():
+            installed = self.run(*daemons.mariadb_install_argv(layout, user), check=False, timeout=120)
+            if installed.returncode:
+                raise SandboxError(f"the accounting database was not created: {installed.stdout}{installed.stderr}")
+        self._spawn("mariadbd", daemons.mariadbd_argv(layout, user))
+        grant = daemons.mariadb_grant_argv(layout, user)
+        self._fleet.wait("mariadbd", lambda: self.run(*grant, check=False).returncode == 0, START_TIMEOUT_S, "mariadbd")
+        self._spawn("slurmdbd", daemons.slurmdbd_argv(), {"MYSQL_UNIX_PORT": str(layout.mysql_socket)})
+        self._fleet.wait("slurmdbd", lambda: host.is_listening(site.ports[1]), START_TIMEOUT_S, "slurmdbd")
+
+    def _start_nodes(self, namespaces: list[str], timeout_s: float) -> None:
+        parent = os.getpid() if self.die_with_parent else 0
+        for name in self.node_names:
+            self._spawn(f"node-{name}", daemons.node_argv(self.layout, name, namespaces=namespaces, parent=parent))
+        supervisors = (f"node-{name}" for name in self.node_names)
+        self._fleet.wait(
+            "all nodes idle", lambda: set(self.node_states().values()) == {"idle"}, timeout_s, "slurmctld", *supervisors
+        )
+
+    def stop(self, purge: bool = False) -> None:
+        """Stop everything the sandbox runs, jobs included; with `purge` remove its directory too.
+
+        Does nothing if nothing runs.  Works for whatever an earlier process, also a crashed one, left behind.
+        """
+        if not self.layout.state_file.exists():
+            return
+        started = read_state(self.layout.state_file).spec  # which may differ from this object's
+        self._cancel_jobs()
+        self._fleet.end()
+        if started.cgroup:
+            host.remove_cgroups(started.node_names)
+        if purge:
+            shutil.rmtree(self.directory)
+
+    def _cancel_jobs(self) -> None:
+        """Cancel all jobs, so that waiting clients end and a later start does not find them running."""
+        if self.daemons().get("slurmctld"):
+            with suppress(subprocess.TimeoutExpired):  # a controller that does not answer is ended like any other
+                self.run("scancel", "--user", prepare.user_name(), check=False, timeout=10)
+
+    # ---- use
+
+    def run(
+        self,
+        *argv: Argument,
+        check: bool = True,
+        timeout: float | None = 60.0,
+        env: Mapping[str, str] | None = None,
+        cwd: str | os.PathLike[str] | None = None,
+        stdin: str = "",
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command as a client of the cluster, by default in the sandbox directory.
+
+        `env` adds to `full_env`.  With `check` a failure raises CalledProcessError, its stderr attached as a note;
+        past `timeout` (s) TimeoutExpired.
+        """
+        return self._client.run(*argv, check=check, timeout=timeout, env=env, cwd=cwd, stdin=stdin)
+
+    def node_states(self) -> dict[str, str]:
+        """Return each node's state in sinfo's words: idle, mixed, allocated, down*, ...; `*` is "not responding"."""
+        return self._client.node_states()
+
+    # ---- break and repair
+
+    def crash(self, name: str) -> None:
+        """Take the power from a node: slurmd, its steps and their tasks are gone at once."""
+        self._check_node(name)
+        self._fleet.control_node(name, node.CRASH, node.CRASHED)
+
+    def kill_slurmd(self, name: str) -> None:
+        """Kill a node's slurmd only; running steps go on."""
+        self._check_node(name)
+        self._fleet.control_node(name, node.KILL_SLURMD, node.DOWN, node.CRASHED)
+
+    def revive(self, name: str) -> None:
+        """Start a node's slurmd again, after a crash as a rebooted node; return once the controller knows of it.
+
+        A reboot takes two seconds at least, for the controller would not notice a shorter one.
+        After `crash` the node comes back down, "Node unexpectedly rebooted", as real nodes do: `resume` it.
+        """
+        self._check_node(name)
+        has_controller = self.daemons().get("slurmctld", False)
+        before = self._client.slurmd_started_at(name) if has_controller else 0.0
+        if self._fleet.control_node(name, node.REVIVE, node.UP) and has_controller:
+            self._fleet.wait(
+                f"{name} registered", lambda: self._client.slurmd_started_at(name) > before, CONTROL_TIMEOUT_S
+            )
+
+    def resume(self, name: str) -> None:
+        """Return a down or drained node to service and wait until it takes jobs."""
+        self._check_node(name)
+
+        def is_in_service() -> bool:
+            state = self.node_states().get(name, "")
+            if state.startswith(("down", "drain", "fail")):
+                self.run("scontrol", "update", f"nodename={name}", "state=resume", check=False)
+                return False
+            return not state.endswith("*")
+
+        self._fleet.wait(f"{name} in service (revive it first if it is dead)", is_in_service, CONTROL_TIMEOUT_S)
+
+    def kill_controller(self, save: bool = True) -> None:
+        """Kill slurmctld with SIGKILL; nodes and running jobs go on.
+
+        slurmctld saves jobs late: a submit after up to 5 s, a start by the backfill scheduler only with the next other
+        event.  What it has not saved it forgets, and after its restart it aborts the jobs whose start it has forgotten.
+        With `save` it is first made to save, if a job is active, as it would have on a cluster where more happens.
+        """
+        controller = self._fleet.find("slurmctld")
+        now = time.time()
+        if save and self._client.touch_a_job():
+            self._fleet.wait("slurmctld's save", lambda: self._client.jobs_saved_since(now), CONTROL_TIMEOUT_S)
+        processes.kill_tree([controller])  # a tree, for it has a helper, slurmscriptd
+
+    def start_controller(self, timeout_s: float = START_TIMEOUT_S) -> None:
+        """Start slurmctld, unless it runs, and wait until it answers; nodes may stay `unknown` for some seconds."""
+        if not self.daemons().get("slurmctld"):
+            self._spawn("slurmctld", daemons.slurmctld_argv(self.layout))
+        self._fleet.wait("slurmctld answering", self._client.controller_answers, timeout_s, "slurmctld")
+
+    def _check_node(self, name: str) -> None:
+        if name not in self.node_names:
+            raise SandboxError(f"{name}: no such node; the nodes are {' '.join(self.node_names)}")

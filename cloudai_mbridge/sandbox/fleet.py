@@ -1,0 +1,103 @@
+"""The sandbox's daemons as the state file knows them, whichever process started them."""
+
+import signal
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from cloudai_mbridge.sandbox import node, processes
+from cloudai_mbridge.sandbox.errors import SandboxError
+from cloudai_mbridge.sandbox.layout import Layout
+from cloudai_mbridge.sandbox.processes import Process
+from cloudai_mbridge.sandbox.state import read_state, write_state
+
+CONTROL_TIMEOUT_S = 20.0  # for a daemon to do as told; usually well below a second
+LOG_TAIL_LINES = 10
+
+
+class Fleet:
+    """Start, find, steer and end daemons; the name of a node's supervisor is `node-NAME`."""
+
+    def __init__(self, layout: Layout) -> None:
+        """Remember where the state file is; it is read anew every time."""
+        self.layout = layout
+
+    def alive(self) -> dict[str, bool]:
+        """Return every daemon that was started, and whether it is alive."""
+        if not self.layout.state_file.exists():
+            return {}
+        recorded = read_state(self.layout.state_file).processes
+        return {name: processes.is_alive(process) for name, process in recorded.items()}
+
+    def find(self, name: str) -> Process:
+        """Return a daemon that is alive, or say that it is not."""
+        process = read_state(self.layout.state_file).processes.get(name)
+        if process is None or not processes.is_alive(process):
+            command = "start-controller" if name == "slurmctld" and any(self.alive().values()) else "start"
+            raise SandboxError(
+                f"{self.layout.directory}: {name} is not running; "
+                f"try: python -m cloudai_mbridge.sandbox {command} {self.layout.directory}"
+            )
+        return process
+
+    def spawn(self, name: str, argv: list[str], env: Mapping[str, str], die_with_parent: bool) -> None:
+        """Start a daemon and write it down."""
+        process = processes.spawn(
+            argv,
+            cwd=self.layout.directory,
+            env={**env, processes.MARKER: str(self.layout.directory)},
+            log=self.layout.logs / f"{name}.out",
+            die_with_parent=die_with_parent,
+        )
+        write_state(self.layout.state_file, read_state(self.layout.state_file).with_process(name, process))
+
+    def control_node(self, name: str, number: signal.Signals, *wanted: str) -> bool:
+        """Have a node's supervisor do something and wait until it is done; return False if there was nothing to do.
+
+        One signal at a time: of two that wait, the kernel delivers the lower number first and not the older.
+        """
+        supervisor = self.find(f"node-{name}")
+        status = self.layout.node_status(name)
+        if status.read_text() in wanted:
+            return False
+        processes.send(supervisor, number)
+        self.wait(f"{name} {wanted[0]}", lambda: status.read_text() in wanted, CONTROL_TIMEOUT_S)
+        return True
+
+    def end(self) -> None:
+        """End every daemon and whatever else belongs to the sandbox: nodes first, what they need last."""
+        running = read_state(self.layout.state_file).processes
+        processes.end(process for name, process in running.items() if name.startswith("node-"))
+        for name in ("slurmctld", "slurmdbd", "mariadbd", "munged"):
+            processes.end([running[name]] if name in running else [])
+        processes.kill_strays(self.layout.directory)
+
+    def wait(self, what: str, condition: Callable[[], bool], timeout_s: float, *needed: str) -> None:
+        """Wait for a condition; give up, with the ends of the logs, when a needed daemon dies or the time is over."""
+        dead: list[str] = []
+
+        def is_settled() -> bool:
+            if condition():
+                return True
+            dead.extend(self._dead(needed))
+            return bool(dead)
+
+        if not processes.wait_until(is_settled, timeout_s) or dead:
+            reason = f"{dead[0]} died" if dead else f"{what}: not within {timeout_s:g} s"
+            raise SandboxError(f"{self.layout.directory}: {reason}\n{_log_tails(self.layout.logs)}".rstrip())
+
+    def _dead(self, names: tuple[str, ...]) -> list[str]:
+        alive = self.alive()
+        return [name for name in names if not alive.get(name) or self._has_lost_slurmd(name)]
+
+    def _has_lost_slurmd(self, name: str) -> bool:
+        status = self.layout.node_status(name.removeprefix("node-"))
+        return status.exists() and status.read_text() != node.UP
+
+
+def _log_tails(folder: Path) -> str:
+    """Return the last lines of every log, under its name."""
+    tails = []
+    for path in sorted(folder.glob("*")):
+        if lines := path.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:]:
+            tails.append("\n".join((f"--- {path}", *lines)))
+    return "\n".join(tails)
