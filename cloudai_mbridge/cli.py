@@ -1,10 +1,9 @@
 """The command line: arguments to pipeline, and the only place where exceptions become exit codes."""
 
-import signal
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 from typing import Any, NoReturn
 
 import click
@@ -15,11 +14,10 @@ from rich.text import Text
 from cloudai_mbridge import __version__, pipeline
 from cloudai_mbridge.console import observer_for
 from cloudai_mbridge.constraints.engine import RULES
-from cloudai_mbridge.errors import OK, POINTS_FAILED, BadInput, MBridgeError
+from cloudai_mbridge.errors import OK, POINTS_FAILED, BadInput, MBridgeError, ToolFailure
 from cloudai_mbridge.recipes import load_recipe, recipe_names
 from cloudai_mbridge.report import Report
 from cloudai_mbridge.report.terminal import render_table
-from cloudai_mbridge.runner.watch import Interrupted
 from cloudai_mbridge.verify import verify
 
 _PATH = click.Path(path_type=Path)
@@ -57,7 +55,7 @@ def run(system_config: Path, test_scenario: Path, tests_dir: Path | None, output
     root = pipeline.write(prepared)
     console.print(Text(f"results: {root}"), soft_wrap=True)
     try:
-        with _signals_interrupt(), observer_for(console, prepared.plan, root) as observer:
+        with observer_for(console, prepared.plan, root) as observer:
             pipeline.execute(prepared, root, observer)
     except MBridgeError:
         _show_report(console, pipeline.report(root), root)
@@ -145,24 +143,6 @@ def _show_report(console: Console, report: Report, root: Path) -> None:
     console.print(Text(f"report: {root / 'report.json'}"), soft_wrap=True)
 
 
-class _signals_interrupt:
-    """Turn SIGINT and SIGTERM into Interrupted while a sweep runs; a second one ends the process at once."""
-
-    _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-
-    def __enter__(self) -> None:
-        self._before = {number: signal.signal(number, self._interrupt) for number in self._SIGNALS}
-
-    def __exit__(self, *exc: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _interrupt(self, number: int, frame: FrameType | None) -> NoReturn:
-        for each in self._SIGNALS:
-            signal.signal(each, signal.SIG_DFL)
-        raise Interrupted(number)
-
-
 def _show_error(text: str) -> None:
     click.echo("\n".join(f"error: {line}" for line in text.splitlines()), err=True)
 
@@ -181,8 +161,13 @@ def main() -> NoReturn:
     except MBridgeError as error:
         _show_error(str(error))
         sys.exit(error.exit_code)
-    except BrokenPipeError:
-        sys.exit(141)
+    except OSError as error:
+        _show_error(f"{error.filename or 'the operating system'}: {error.strerror or error}")
+        sys.exit(ToolFailure.exit_code)
+    except Exception:
+        traceback.print_exc()
+        _show_error("this is a defect of mbridge; please report it with the lines above")
+        sys.exit(ToolFailure.exit_code)
 
 
 if __name__ == "__main__":

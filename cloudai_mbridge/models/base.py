@@ -5,7 +5,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-_SECRET_NAME = re.compile(r"token|secret|passw|credential|api_?key|(^|_)key$", re.IGNORECASE)
+_SECRET_NAME = re.compile(r"token(_|$)|secret|passw|credential|api_?key|(^|_)key$", re.IGNORECASE)
 
 
 class StrictModel(BaseModel):

@@ -48,6 +48,7 @@ ELSEWHERE: dict[str, str] = {
     "max_retries": "upstream launcher's option",
     "nemorun_version": "upstream launcher's environment",
     "hf_token": "goes to the environment as HF_TOKEN",
+    "wandb_key": "goes to the environment as WANDB_API_KEY",
     "domain": "upstream launcher's option; this loop trains language models",
 }
 

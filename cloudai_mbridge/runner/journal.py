@@ -46,7 +46,9 @@ class Journal:
 
     def plan(self, keys: Iterable[str]) -> None:
         """Write down what is going to be submitted."""
+        self._db.execute("BEGIN")
         self._db.executemany("INSERT INTO runs (key) VALUES (?)", [(key,) for key in keys])
+        self._db.execute("COMMIT")
 
     def submitted(self, key: str, job_id: str) -> None:
         self._db.execute("UPDATE runs SET job_id = ?, submitted_at = ? WHERE key = ?", (job_id, _now(), key))

@@ -4,9 +4,10 @@ import time
 from pathlib import Path
 from typing import Protocol
 
-from cloudai_mbridge.errors import MBridgeError, ToolFailure
+from cloudai_mbridge.errors import ToolFailure
 from cloudai_mbridge.jobs import JobClass, JobStatus, Scheduler, SubmitRefused
 from cloudai_mbridge.plan import RunPlan, SweepPlan
+from cloudai_mbridge.runner.interrupt import Interrupted, Interrupts
 from cloudai_mbridge.runner.journal import Journal
 
 PATIENCE_S = 300.0
@@ -22,14 +23,6 @@ class Observer(Protocol):
         """Something happened that concerns no single run."""
 
 
-class Interrupted(MBridgeError):
-    """A signal ended the sweep; what was running has been cancelled."""
-
-    def __init__(self, signal_number: int) -> None:
-        super().__init__(f"interrupted by signal {signal_number}; running jobs were cancelled")
-        self.exit_code = 128 + signal_number
-
-
 def run_all(
     plan: SweepPlan,
     root: Path,
@@ -43,19 +36,20 @@ def run_all(
     """Submit every run when its turn comes and watch it until it has ended. A failed run does not stop the others.
 
     Raises:
-        Interrupted: raised by a signal handler; the active jobs have been cancelled and have ended.
+        Interrupted: a signal came; the active jobs have been cancelled and have ended.
         ToolFailure: the scheduler did not answer for PATIENCE_S; the message names the jobs that may still run.
     """
     sweep = _Sweep(plan, root, scheduler, journal, observer)
-    try:
-        while sweep.waiting or sweep.active:
-            sweep.submit_ready(max_parallel)
-            sweep.look()
-            if sweep.active:
-                time.sleep(interval_s)
-    except Interrupted:
-        sweep.cancel()
-        raise
+    with Interrupts() as interrupts:
+        try:
+            while sweep.waiting or sweep.active:
+                sweep.submit_ready(max_parallel, interrupts)
+                sweep.look()
+                interrupts.sleep(interval_s if sweep.active else 0)
+                interrupts.check()
+        except Interrupted:
+            sweep.cancel()
+            raise
 
 
 class _Sweep:
@@ -72,9 +66,10 @@ class _Sweep:
         self._root, self._scheduler, self._journal, self._observer = root, scheduler, journal, observer
         self._silent_since: float | None = None
 
-    def submit_ready(self, max_parallel: int) -> None:
+    def submit_ready(self, max_parallel: int, interrupts: Interrupts) -> None:
         """Submit, in order, what waits for no other test, up to the limit."""
         for run in list(self.waiting):
+            interrupts.check()
             if len(self.active) >= max_parallel:
                 return
             if self._is_ready(run):

@@ -87,7 +87,14 @@ class SlurmClient:
         full_env = {**without_slurm_variables(os.environ), **(env or {})}
         try:
             return subprocess.run(
-                argv, cwd=cwd, env=full_env, capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S, check=False
+                argv,
+                cwd=cwd,
+                env=full_env,
+                capture_output=True,
+                text=True,
+                timeout=COMMAND_TIMEOUT_S,
+                check=False,
+                start_new_session=True,  # Ctrl-C is for mbridge: an sbatch must not die between asking and answering
             )
         except FileNotFoundError:
             raise ToolFailure(f"{argv[0]} is not installed here; run on a Slurm login node") from None

@@ -30,7 +30,9 @@ def parse_squeue(output: str) -> dict[str, JobStatus]:
 
 def parse_show_job(output: str) -> JobStatus | None:
     """Read one line of `scontrol --oneliner show job`."""
-    fields = dict(re.findall(r"(?:^|\s)(JobState|Reason|ExitCode|NodeList)=(\S+)", output))
+    fields: dict[str, str] = {}
+    for name, value in re.findall(r"(?:^|\s)(JobState|Reason|ExitCode|NodeList)=(\S+)", output):
+        fields.setdefault(name, value)  # a comment further on may hold the same words
     if "JobState" not in fields:
         return None
     state = fields["JobState"]
