@@ -1,7 +1,6 @@
 """Rules E01...: what the embedded loop cannot do, so that no argument is silently ignored."""
 
 from cloudai_mbridge.constraints.rule import Answer, Point, Violation
-from cloudai_mbridge.models.cmd_args import Launcher
 from cloudai_mbridge.recipes.apply import unsupported_args
 
 _DTYPES = ("bf16", "fp32")
@@ -15,7 +14,7 @@ def e01_every_argument_reaches_the_training(point: Point) -> Answer:
     Pass: tp=2. Fail: use_megatron_fsdp=true.
     Source: `cloudai_mbridge.recipes.apply`.
     """
-    if point.args.launcher is not Launcher.EMBEDDED or not (ignored := unsupported_args(point.args)):
+    if not point.is_embedded or not (ignored := unsupported_args(point.args)):
         return None
     fact = f"the embedded launcher does not implement {', '.join(ignored)}"
     remedy = "remove these arguments, or set launcher = 'megatron_bridge'"
@@ -31,7 +30,7 @@ def e02_precision_is_implemented(point: Point) -> Answer:
     Source: `cloudai_mbridge.training.config.ModelConfig.dtype`.
     """
     dtype = point.args.compute_dtype
-    if point.args.launcher is not Launcher.EMBEDDED or dtype in _DTYPES:
+    if not point.is_embedded or dtype in _DTYPES:
         return None
     fact = f"the embedded launcher does not train in {dtype!r}"
     return Violation(
@@ -46,7 +45,7 @@ def e03_there_are_steps_to_measure(point: Point) -> Answer:
     Source: a run of no steps has no step time.
     """
     steps = point.args.max_steps
-    if point.args.launcher is not Launcher.EMBEDDED or (steps is not None and steps > 0):
+    if not point.is_embedded or (steps is not None and steps > 0):
         return None
     fact = f"max_steps is {steps}"
     return Violation("E03", "cmd_args.max_steps", fact, "use at least 1", {"max_steps": steps})

@@ -2,13 +2,13 @@
 
 from dataclasses import dataclass
 
-from cloudai_mbridge.constraints import cloudai, embedded, placement
+from cloudai_mbridge.constraints import cloudai, embedded, megatron
 from cloudai_mbridge.constraints.rule import NotEvaluated, Point, Violation
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
 from cloudai_mbridge.models.system import System
 from cloudai_mbridge.recipes import Recipe
 
-RULES = (*cloudai.RULES, *placement.RULES, *embedded.RULES)
+RULES = (*cloudai.RULES, *megatron.RULES, *embedded.RULES)
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
+from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
 from cloudai_mbridge.models.system import System
 from cloudai_mbridge.recipes import Recipe
+from cloudai_mbridge.recipes.apply import recipe_layout
+
+
+def option_list(value: str | list[str] | None) -> tuple[str, ...]:
+    """Read "[a, 'B']", "a,b" or a list of such: quotes, one pair of brackets and empties dropped, lower case."""
+    texts = value if isinstance(value, list) else [] if value is None else [value]
+    items: list[str] = []
+    for text in texts:
+        text = text.strip().strip("\"'")
+        if text.startswith("[") and text.endswith("]"):
+            text = text[1:-1]
+        items += [item for part in text.split(",") if (item := part.strip().strip("\"'").strip().lower())]
+    return tuple(items)
 
 
 @dataclass(frozen=True)
@@ -29,6 +42,90 @@ class Point:
     @property
     def cp(self) -> int:
         return self.args.cp or 1
+
+    @property
+    def vp(self) -> int | None:
+        return self.args.vp
+
+    @property
+    def fsdp(self) -> bool:
+        return bool(self.args.use_megatron_fsdp)
+
+    @property
+    def graph_impl(self) -> str:
+        """CUDA graph implementation, lower case; "" when off."""
+        impl = (self.args.cuda_graph_impl or "").strip().lower()
+        return "" if impl in ("none", "null") else impl
+
+    @property
+    def graph_scopes(self) -> tuple[str, ...]:
+        return option_list(self.args.cuda_graph_scope)
+
+    @property
+    def has_scoped_graphs(self) -> bool:
+        """Whether CUDA graphs count as on in CloudAI's sense: an implementation and at least one scope."""
+        return bool(self.graph_impl and self.graph_scopes)
+
+    @property
+    def recompute_modules(self) -> tuple[str, ...]:
+        return option_list(self.args.recompute_modules)
+
+    @property
+    def offload_layers(self) -> int:
+        return self.args.activation_offload_layers or 0
+
+    @property
+    def num_layers(self) -> int | None:
+        """Decoder layers, or None where neither the arguments nor a recipe say."""
+        return self.args.num_layers or self._int_of_recipe("num_layers")
+
+    @property
+    def seq_length(self) -> int | None:
+        return self.args.seq_length or self._int_of_recipe("seq_length")
+
+    @property
+    def num_experts(self) -> int | None:
+        return self._int_of_recipe("num_moe_experts")
+
+    @property
+    def has_dense_layers(self) -> bool:
+        """Whether some layer has a dense feed-forward; `moe_layer_freq` n means a MoE layer every n layers."""
+        freq = self.of_recipe("moe_layer_freq")
+        return not self.num_experts or (0 in freq if isinstance(freq, list) else (freq or 1) > 1)
+
+    @property
+    def num_micro_batches(self) -> int | None:
+        """Micro-batches per rank and step, or None where they are unknown or not whole."""
+        per_round = (self.args.mb or 0) * self.dp
+        if per_round <= 0 or not self.args.gb or self.args.gb % per_round:
+            return None
+        return self.args.gb // per_round
+
+    @property
+    def pipeline_layout(self) -> str | None:
+        """The explicit layout: the user's, else the one that the recipe has for pp*vp stages."""
+        if self.args.pipeline_model_parallel_layout or self.recipe is None:
+            return self.args.pipeline_model_parallel_layout
+        return recipe_layout(self.recipe, self.pp, self.vp, with_mtp=not self.is_embedded)
+
+    @property
+    def is_embedded(self) -> bool:
+        return self.args.launcher is Launcher.EMBEDDED
+
+    @property
+    def mtp_num_layers(self) -> int | None:
+        """Multi-token-prediction layers, or None where no recipe says; the embedded loop has none."""
+        if self.is_embedded:
+            return 0
+        return self.recipe.mtp_num_layers if self.recipe else None
+
+    def _int_of_recipe(self, field: str) -> int | None:
+        value = self.of_recipe(field)
+        return value if isinstance(value, int) else None
+
+    def of_recipe(self, field: str) -> Any:
+        """Return a field of the recipe's model, or None."""
+        return self.recipe.default("model", field) if self.recipe else None
 
     @property
     def model_parallel_size(self) -> int:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from cloudai_mbridge.constraints import check
-from cloudai_mbridge.constraints.placement import place
+from cloudai_mbridge.constraints.megatron.placement import place
 from cloudai_mbridge.constraints.rule import Point
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.models.base import is_secret

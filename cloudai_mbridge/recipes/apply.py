@@ -6,6 +6,7 @@ from typing import Any
 
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
+from cloudai_mbridge.models.pipeline_layout import num_stages
 from cloudai_mbridge.recipes.load import Recipe
 from cloudai_mbridge.training.config import ConfigContainer, ConfigError, config_from_dict
 
@@ -24,6 +25,7 @@ MAPPED: dict[str, tuple[str, str]] = {
     "hidden_size": ("model", "hidden_size"),
     "num_layers": ("model", "num_layers"),
     "vocab_size": ("model", "vocab_size"),
+    "pipeline_model_parallel_layout": ("model", "pipeline_model_parallel_layout"),
     "compute_dtype": ("model", "dtype"),
     "lr": ("optimizer", "lr"),
     "min_lr": ("optimizer", "min_lr"),
@@ -101,7 +103,7 @@ def training_config(recipe: Recipe, args: ResolvedCmdArgs, extra: Mapping[str, s
     for name, (section, field) in MAPPED.items():
         if (value := getattr(args, name)) is not None:
             sections.setdefault(section, {})[field] = value
-    _derive(sections["model"])
+    _derive(sections["model"], recipe)
     for key, text in extra.items():
         section, _, field = key.partition(".")
         if not field:
@@ -119,12 +121,18 @@ def as_config(sections: dict[str, Any]) -> ConfigContainer:
         raise BadInput(f"training config: {error}") from None
 
 
-def _derive(model: dict[str, Any]) -> None:
+def _derive(model: dict[str, Any], recipe: Recipe) -> None:
     """Apply what the arguments imply, as Megatron-Bridge's recipes do."""
     for field in ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size"):
         model[field] = model.get(field) or 1
     if model.get("virtual_pipeline_model_parallel_size") == 1:
         model["virtual_pipeline_model_parallel_size"] = None
+    if not model.get("pipeline_model_parallel_layout"):
+        pp, vp = model["pipeline_model_parallel_size"], model.get("virtual_pipeline_model_parallel_size")
+        model["pipeline_model_parallel_layout"] = recipe_layout(recipe, pp, vp, with_mtp=False)
+    elif model.get("virtual_pipeline_model_parallel_size") is None:
+        virtual = num_stages(model["pipeline_model_parallel_layout"]) // model["pipeline_model_parallel_size"]
+        model["virtual_pipeline_model_parallel_size"] = virtual if virtual > 1 else None
     model["sequence_parallel"] = model["tensor_model_parallel_size"] > 1
     if isinstance(modules := model.get("recompute_modules"), str):
         model["recompute_modules"] = [m for part in modules.strip("[]").split(",") if (m := part.strip(" '\""))]
@@ -135,6 +143,12 @@ def _derive(model: dict[str, Any]) -> None:
     if isinstance(pattern := model.get("moe_layer_freq"), list):  # fewer or more layers than the recipe has
         layers = model["num_layers"]
         model["moe_layer_freq"] = (pattern + pattern[-1:] * layers)[:layers]
+
+
+def recipe_layout(recipe: Recipe, pp: int, vp: int | None, *, with_mtp: bool) -> str | None:
+    """Return the recipe's explicit pipeline layout for pp*vp stages, if it has one."""
+    layout = recipe.pipeline_layouts.get(str(pp * (vp or 1)))
+    return layout if layout is None or with_mtp else layout.replace("m", "")
 
 
 def _parse(text: str) -> Any:

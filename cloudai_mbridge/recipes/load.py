@@ -1,7 +1,7 @@
 """Find and read recipes."""
 
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
 from typing import Any
@@ -9,18 +9,25 @@ from typing import Any
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.models.explain import suggest
 
+_HEAD = ("description", "family", "source", "mtp_num_layers", "pipeline_layouts")
 _DATA = resources.files("cloudai_mbridge.recipes") / "data"
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """An architecture with training defaults; `sections` are those of the training config."""
+    """An architecture with training defaults; `sections` are those of the training config.
+
+    mtp_num_layers: multi-token-prediction layers of the upstream recipe.
+    pipeline_layouts: the explicit layout that the upstream recipe uses for a number of pipeline stages (pp * vp).
+    """
 
     name: str
     description: str
     family: str
     source: str
     sections: dict[str, dict[str, Any]]
+    mtp_num_layers: int = 0
+    pipeline_layouts: dict[str, str] = field(default_factory=dict)
 
     def default(self, section: str, field: str) -> Any:
         """Return the recipe's value of a training-config field, or None."""
@@ -42,5 +49,5 @@ def load_recipe(name: str) -> Recipe:
     if name not in recipe_names():
         raise BadInput(f"cmd_args.model_recipe_name: unknown recipe {name!r}; {suggest(name, recipe_names())}")
     data = tomllib.loads((_DATA / f"{name}.toml").read_text(encoding="utf-8"))
-    head = {key: data.pop(key) for key in ("description", "family", "source")}
+    head = {key: data.pop(key) for key in _HEAD if key in data}
     return Recipe(name=name, sections=data, **head)

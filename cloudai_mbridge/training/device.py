@@ -1,4 +1,4 @@
-"""The one device rule: the process group's backend decides the device. NCCL means the current GPU, gloo the CPU."""
+"""The one device rule: the process group's backend decides. NCCL means the current GPU, all others the CPU."""
 
 import os
 
@@ -13,9 +13,9 @@ def default_backend() -> str:
 
 def device_of(backend: str) -> torch.device:
     """Return the device that tensors of a `backend` group live on."""
-    if backend == "gloo":
-        return torch.device("cpu")
-    return torch.device("cuda", torch.cuda.current_device())
+    if backend == "nccl":
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
 
 
 def current_device() -> torch.device:

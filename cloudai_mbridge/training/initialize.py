@@ -14,7 +14,7 @@ from cloudai_mbridge.training.device import bind_local_device, current_device, d
 
 
 def initialize(config: ConfigContainer) -> None:
-    """Start torch.distributed and Megatron's groups, seed every generator, set up the micro-batch count.
+    """Start torch.distributed and Megatron on it.
 
     Without torchrun's variables the run is a single process.
     """
@@ -27,11 +27,16 @@ def initialize(config: ConfigContainer) -> None:
     else:
         store = dist.HashStore()  # type: ignore[attr-defined]
         dist.init_process_group(backend, store=store, rank=0, world_size=1, timeout=timeout)
+    initialize_megatron(config)
+
+
+def initialize_megatron(config: ConfigContainer) -> None:
+    """Make Megatron's groups over the default process group, seed every generator, set up the micro-batch count."""
     _initialize_model_parallel(config)
     torch.manual_seed(config.rng.seed)  # Megatron seeds the GPUs' generators only
     model_parallel_cuda_manual_seed(config.rng.seed)
     init_num_microbatches_calculator(
-        rank,
+        dist.get_rank(),
         None,
         config.train.global_batch_size,
         config.train.micro_batch_size,

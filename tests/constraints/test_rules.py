@@ -8,7 +8,7 @@ import pytest
 
 from cloudai_mbridge.constraints import check
 from cloudai_mbridge.constraints.engine import RULES
-from cloudai_mbridge.constraints.placement import Placement, num_nodes, place
+from cloudai_mbridge.constraints.megatron.placement import Placement, num_nodes, place
 from cloudai_mbridge.constraints.rule import NotEvaluated, Point, Violation
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
 from cloudai_mbridge.models.system import LocalSystem, SlurmSystem, System
@@ -145,7 +145,7 @@ def test_every_broken_rule_is_reported() -> None:
 def test_a_rule_that_lacked_an_input_is_listed() -> None:
     result = check(ResolvedCmdArgs(num_gpus=8))
     assert result.passed
-    assert [item.rule_id for item in result.not_evaluated] == ["M01"]
+    assert "M01" in [item.rule_id for item in result.not_evaluated]
 
 
 @pytest.mark.parametrize(

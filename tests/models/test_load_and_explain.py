@@ -130,7 +130,8 @@ def test_overrides_merge_table_by_table(tmp_path: Path) -> None:
     )
     path = _file(
         tmp_path,
-        'name = "s"\n[[Tests]]\nid = "a"\ntest_name = "t"\n[Tests.cmd_args]\npp = [1, 2]\n[Tests.extra_env_vars]\nB = "3"\n',
+        'name = "s"\n[[Tests]]\nid = "a"\ntest_name = "t"\n'
+        '[Tests.cmd_args]\npp = [1, 2]\n[Tests.extra_env_vars]\nB = "3"\n',
     )
     (test,) = load_scenario(path, tmp_path / "tests").tests
     assert (test.definition.cmd_args.tp, test.definition.cmd_args.pp) == (2, [1, 2])

@@ -10,7 +10,11 @@ from cloudai_mbridge.models.scenario import Scenario, TestRun, find_cycle
 
 def _scenario(**waits_for: list[str]) -> Scenario:
     tests = [
-        {"id": test_id, "test_name": "t", "dependencies": [{"type": "start_post_comp", "id": other} for other in others]}
+        {
+            "id": test_id,
+            "test_name": "t",
+            "dependencies": [{"type": "start_post_comp", "id": other} for other in others],
+        }
         for test_id, others in waits_for.items()
     ]
     return Scenario.model_validate({"name": "s", "Tests": tests})
@@ -51,9 +55,7 @@ def test_a_long_chain_of_dependencies_is_no_problem() -> None:
     assert find_cycle(chain) is None
 
 
-@pytest.mark.parametrize(
-    "value", ["30", "30:00", "01:00:00", "1-0", "1-12:30", "1-12:30:59", "100:00:00"]
-)
+@pytest.mark.parametrize("value", ["30", "30:00", "01:00:00", "1-0", "1-12:30", "1-12:30:59", "100:00:00"])
 def test_time_limits_of_slurm(value: str) -> None:
     assert TestRun(id="a", test_name="t", time_limit=value).time_limit == value
 

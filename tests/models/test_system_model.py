@@ -119,7 +119,7 @@ def test_what_would_break_a_job_is_refused(tmp_path: Path, line: str) -> None:
 def test_srun_arguments_must_be_splittable(tmp_path: Path) -> None:
     """They are split as a shell would; an open quote must be found when loading, not as a traceback later."""
     with pytest.raises(BadInput, match="extra_srun_args"):
-        _load(tmp_path, SLURM + "extra_srun_args = \"--comment='open\"\n" + PARTITION)
+        _load(tmp_path, SLURM + 'extra_srun_args = "--comment=\'open"\n' + PARTITION)
 
 
 def test_a_slurm_key_is_unknown_on_a_local_system(tmp_path: Path) -> None:

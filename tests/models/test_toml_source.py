@@ -72,9 +72,7 @@ def test_every_key_has_its_own_line(tmp_path: Path, key_path: tuple[str | int, .
         (("Tests", 1, "extra_env_vars"), 19),
     ],
 )
-def test_what_has_no_line_gets_the_nearest_parents(
-    tmp_path: Path, key_path: tuple[str | int, ...], line: int
-) -> None:
+def test_what_has_no_line_gets_the_nearest_parents(tmp_path: Path, key_path: tuple[str | int, ...], line: int) -> None:
     source = _read(tmp_path, SCENARIO)
     assert source.where(key_path).startswith(f"{source.path}:{line}: ")
 

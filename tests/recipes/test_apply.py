@@ -1,5 +1,6 @@
 """What becomes of every argument: it reaches the training, means something elsewhere, or is reported."""
 
+import contextlib
 from typing import Any
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
 from cloudai_mbridge.recipes import Recipe, load_recipe
-from cloudai_mbridge.recipes.apply import ELSEWHERE, HARMLESS, MAPPED, training_config, unsupported_args
+from cloudai_mbridge.recipes.apply import ELSEWHERE, HARMLESS, MAPPED, as_config, training_config, unsupported_args
 from cloudai_mbridge.recipes.apply import with_recipe_defaults as with_defaults
 from cloudai_mbridge.training.utils.flops import moe_layer_pattern
 
@@ -48,6 +49,7 @@ OUTSIDE = {
     "time_limit",
     "container_image",
     "hf_token",
+    "wandb_key",
     "log_dir",
     "detach",
     "dryrun",
@@ -68,13 +70,11 @@ _SAMPLES: dict[str, Any] = {
 
 def _set(name: str) -> ResolvedCmdArgs:
     """Set one argument to something that asks for an effect."""
-    for value in (_SAMPLES.get(name), True, 7, "x"):
-        try:
-            args = ResolvedCmdArgs.model_validate({name: value}, strict=True)
-        except ValueError:
-            continue
-        if getattr(args, name) is not None:
-            return args
+    if name in _SAMPLES:
+        return ResolvedCmdArgs.model_validate({name: _SAMPLES[name]})
+    for value in (True, 7, 0.5, "x"):
+        with contextlib.suppress(ValueError):
+            return ResolvedCmdArgs.model_validate({name: value}, strict=True)
     raise AssertionError(f"no sample value for {name}")
 
 
@@ -175,9 +175,7 @@ def test_recomputing_layers_means_full_recompute_of_a_block() -> None:
     assert (model["recompute_granularity"], model["recompute_method"]) == ("full", "block")
 
 
-@pytest.mark.parametrize(
-    "text", ["core_attn,mlp", "[core_attn, mlp]", "['core_attn', \"mlp\"]", " core_attn ,, mlp "]
-)
+@pytest.mark.parametrize("text", ["core_attn,mlp", "[core_attn, mlp]", "['core_attn', \"mlp\"]", " core_attn ,, mlp "])
 def test_recomputing_modules_is_selective(text: str) -> None:
     model = _config(DENSE, recompute_modules=text)["model"]
     assert model["recompute_modules"] == ["core_attn", "mlp"]
@@ -199,13 +197,13 @@ def test_fewer_or_more_layers_keep_the_expert_pattern(layers: int, expected: lis
 @pytest.mark.parametrize(
     ("key", "text", "expected"),
     [
-        ("optimizer.lr", "0.5", 0.5),
-        ("optimizer.lr", "1e-4", 1e-4),
-        ("optimizer.lr", "2", 2),
+        ("optimizer.weight_decay", "0.5", 0.5),
+        ("optimizer.adam_eps", "1e-4", 1e-4),
+        ("optimizer.clip_grad", "2", 2),
         ("model.qk_layernorm", "true", True),
         ("model.activation", "gelu", "gelu"),
         ("model.activation", '"gelu"', "gelu"),
-        ("model.recompute_modules", '["core_attn"]', ["core_attn"]),
+        ("model.moe_layer_freq", "[0, 1, 0, 1]", [0, 1, 0, 1]),
         ("ddp.overlap_grad_reduce", "true", True),
         ("rng.seed", "7", 7),
     ],
@@ -223,11 +221,11 @@ def test_an_extra_argument_is_typed(key: str, text: str, expected: Any) -> None:
         ("lr", "1", "'lr' is not SECTION.FIELD"),
         ("optimzer.lr", "1", "optimzer: unknown key; did you mean 'optimizer'"),
         ("optimizer.learning", "1", "optimizer.learning: unknown key"),
-        ("optimizer.lr", "fast", "optimizer.lr: 'fast' is not of type float"),
-        ("model.num_layers", "4.0", "model.num_layers: 4.0 is not of type int"),
+        ("optimizer.clip_grad", "fast", "optimizer.clip_grad: 'fast' is not of type float"),
+        ("model.rotary_base", "4.0", "model.rotary_base: 4.0 is not of type int"),
         ("model.qk_layernorm", "True", "model.qk_layernorm: 'True' is not of type bool"),
         ("model.activation", "relu", "model.activation: 'relu' is not one of 'silu', 'gelu'"),
-        ("model.dtype.x", "1", "unknown key"),
+        ("model.activation.x", "1", "unknown key"),
     ],
 )
 def test_an_extra_argument_that_is_wrong(key: str, text: str, expected: str) -> None:
@@ -239,14 +237,12 @@ def test_an_extra_argument_that_is_wrong(key: str, text: str, expected: str) -> 
 def test_an_extra_argument_holds_one_value() -> None:
     """The rest of the text must not be dropped without a word."""
     with pytest.raises(BadInput):
-        _config(DENSE, {"optimizer.lr": "0.5\nmin_lr = 0.1"})
+        _config(DENSE, {"optimizer.clip_grad": "0.5\nadam_eps = 0.1"})
 
 
 def test_the_expert_pattern_of_the_config_fits_its_layers() -> None:
     recipe: Recipe = load_recipe(DEEPSEEK)
     args = ResolvedCmdArgs(model_recipe_name=DEEPSEEK, num_layers=5)
-    from cloudai_mbridge.recipes.apply import as_config
-
     assert moe_layer_pattern(as_config(training_config(recipe, args, {})).model) == [0, 0, 0, 1, 1]
 
 

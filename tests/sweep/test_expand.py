@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.models.scenario import TestRun
 from cloudai_mbridge.models.test_definition import MegatronBridgeTestDefinition
 from cloudai_mbridge.sweep import SweepPoint, expand, find_axes
@@ -96,8 +97,6 @@ def test_a_list_that_can_be_no_value_must_not_be_excluded(
     cmd_args: dict[str, Any], run: dict[str, Any], keys: dict[str, Any]
 ) -> None:
     """An excluded list where only one value has a meaning is a mistake of the user's: say so, do not run with it."""
-    from cloudai_mbridge.errors import BadInput
-
     with pytest.raises(BadInput):
         _points(cmd_args, _run(**run), **keys)
 

@@ -48,6 +48,7 @@ def transformer_config(model: ModelConfig) -> TransformerConfig:
         tensor_model_parallel_size=model.tensor_model_parallel_size,
         pipeline_model_parallel_size=model.pipeline_model_parallel_size,
         virtual_pipeline_model_parallel_size=vp,
+        pipeline_model_parallel_layout=model.pipeline_model_parallel_layout,
         context_parallel_size=model.context_parallel_size,
         sequence_parallel=model.sequence_parallel,
         # With virtual stages Megatron-LM demands overlapped P2P: without it, two stages train wrongly and say nothing

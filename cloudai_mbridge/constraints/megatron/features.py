@@ -1,0 +1,160 @@
+"""M14-M20: features that exclude each other, need a kind of model, or need a kind of GPU."""
+
+from cloudai_mbridge.constraints.rule import Answer, NotEvaluated, Point, Violation
+
+_RECOMPUTABLE = ("core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts")
+_BLACKWELL = ("b200", "b300", "gb200", "gb300", "vr200", "r100")
+_DTYPES = {
+    "bf16": ("h100", *_BLACKWELL),
+    "fp32": ("h100", *_BLACKWELL),
+    "fp8_cs": ("h100", *_BLACKWELL),
+    "fp8_sc": ("h100", *_BLACKWELL),
+    "fp8_mx": _BLACKWELL,
+    "nvfp4": _BLACKWELL,
+}
+
+
+def m14_recomputed_modules_are_known(point: Point) -> Answer:
+    """Every module to recompute is one that Megatron can recompute, and that the model has.
+
+    Pass: recompute_modules="core_attn". Fail: recompute_modules="attention"; mla_up_proj without latent attention.
+    Not evaluated: mla_up_proj without a recipe.
+    Source: megatron.core.transformer.TransformerConfig.
+    """
+    modules = point.recompute_modules
+    if unknown := [module for module in modules if module not in _RECOMPUTABLE]:
+        fact = f"{', '.join(unknown)} cannot be recomputed"
+        shown = {"recompute_modules": ",".join(modules)}
+        return Violation("M14", "cmd_args.recompute_modules", fact, f"use some of {', '.join(_RECOMPUTABLE)}", shown)
+    if "mla_up_proj" not in modules:
+        return None
+    if point.recipe is None:
+        return NotEvaluated("M14", "recipe")
+    if point.of_recipe("multi_latent_attention"):
+        return None
+    fact = "mla_up_proj needs multi-latent attention"
+    shown = {"recompute_modules": ",".join(modules)}
+    return Violation("M14", "cmd_args.recompute_modules", fact, "remove mla_up_proj", shown)
+
+
+def m15_full_or_selective_recomputation(point: Point) -> Answer:
+    """Recomputation is either of whole layers or of modules.
+
+    Megatron's full recomputation takes a number of layers and no modules, selective recomputation the opposite.
+
+    Pass: recompute_num_layers=1. Fail: recompute_num_layers=1, recompute_modules="mlp".
+    Source: megatron.core.transformer.TransformerConfig.
+    """
+    if not (point.args.recompute_num_layers and point.recompute_modules):
+        return None
+    shown = ",".join(point.recompute_modules)
+    operands = {"recompute_num_layers": point.args.recompute_num_layers, "recompute_modules": shown}
+    fact = "whole layers and modules cannot both be recomputed"
+    return Violation("M15", "cmd_args.recompute_modules", fact, "remove one of them", operands)
+
+
+def m16_offload_or_recompute(point: Point) -> Answer:
+    """Activations are offloaded or recomputed, not both.
+
+    Pass: activation_offload_layers=2. Fail: activation_offload_layers=2, recompute_num_layers=1.
+    Source: megatron.core.transformer.TransformerConfig (cpu_offloading).
+    """
+    recomputes = bool(point.args.recompute_num_layers or point.recompute_modules)
+    if point.offload_layers <= 0 or not recomputes:
+        return None
+    operands = {
+        "activation_offload_layers": point.offload_layers,
+        "recompute_num_layers": point.args.recompute_num_layers,
+        "recompute_modules": ",".join(point.recompute_modules),
+    }
+    fact = "offloading does not work with recomputation"
+    return Violation("M16", "cmd_args.activation_offload_layers", fact, "remove one of them", operands)
+
+
+def m17_whole_layer_graphs_are_graphs(point: Point) -> Answer:
+    """CUDA graphs without a scope capture whole layers: Megatron FSDP and offloading do not run with them either.
+
+    C05 and C12 take an implementation without scope as off; Megatron takes it as whole-layer graphs.
+
+    Pass: cuda_graph_impl="local". Fail: cuda_graph_impl="local" without scope, activation_offload_layers=2.
+    Source: megatron.core.transformer.TransformerConfig (CUDA graphs not supported with CPU offloading).
+    """
+    if not point.graph_impl or point.graph_scopes or not (point.fsdp or point.offload_layers > 0):
+        return None
+    operands = {
+        "cuda_graph_impl": point.args.cuda_graph_impl,
+        "use_megatron_fsdp": point.fsdp,
+        "activation_offload_layers": point.offload_layers,
+    }
+    fact = "graphs without a scope capture whole layers, which neither Megatron FSDP nor offloading can run with"
+    return Violation("M17", "cmd_args.cuda_graph_impl", fact, "set cuda_graph_impl to none", operands)
+
+
+def m18_graph_scopes_exist_in_the_model(point: Point) -> Answer:
+    """Expert scopes need experts, the mlp scope needs a dense layer.
+
+    Pass: scope moe_router on a mixture of experts. Fail: scope moe_router on a dense model. Not evaluated: no recipe.
+    Source: megatron.core.transformer.TransformerConfig.
+    """
+    scopes = set(point.graph_scopes)
+    if not point.graph_impl or not scopes & {"moe", "moe_router", "mlp"}:
+        return None
+    if point.recipe is None:
+        return NotEvaluated("M18", "recipe")
+    operands = {"cuda_graph_scope": ",".join(point.graph_scopes), "num_moe_experts": point.num_experts}
+    if scopes & {"moe", "moe_router"} and (point.num_experts or 0) <= 1:
+        return Violation("M18", "cmd_args.cuda_graph_scope", "the model has no experts", "remove moe scopes", operands)
+    if "mlp" in scopes and not point.has_dense_layers:
+        return Violation("M18", "cmd_args.cuda_graph_scope", "the model has no dense layer", "remove mlp", operands)
+    return None
+
+
+def m19_overlapped_all_to_all_has_what_it_needs(point: Point) -> Answer:
+    """Overlapped MoE all-to-all needs expert parallelism, virtual stages in a pipeline, and no layer recomputation.
+
+    Pass: moe_a2a_overlap=true, ep=8. Fail: moe_a2a_overlap=true, ep=1.
+    Source: megatron.core.transformer.TransformerConfig (overlap_moe_expert_parallel_comm).
+    """
+    if not point.args.moe_a2a_overlap:
+        return None
+    needs = {
+        "ep > 1": (point.args.ep or 1) > 1,
+        "vp when pp > 1": point.pp <= 1 or (point.vp or 1) > 1,
+        "no recompute_num_layers": not point.args.recompute_num_layers,
+        "no recomputation of moe": "moe" not in point.recompute_modules,
+        "16-bit training": point.args.compute_dtype != "fp32",
+    }
+    missing = [name for name, is_there in needs.items() if not is_there]
+    if not missing:
+        return None
+    operands = {"ep": point.args.ep, "pp": point.pp, "vp": point.vp, "compute_dtype": point.args.compute_dtype}
+    fact = f"overlapped all-to-all needs {', '.join(missing)}"
+    return Violation("M19", "cmd_args.moe_a2a_overlap", fact, "provide it, or set moe_a2a_overlap off", operands)
+
+
+def m20_gpu_computes_the_precision(point: Point) -> Answer:
+    """The GPU type has the precision: MXFP8 and NVFP4 came with Blackwell.
+
+    Pass: compute_dtype="fp8_mx", gpu_type="gb200". Fail: compute_dtype="fp8_mx", gpu_type="h100".
+    Not evaluated: the GPU type or the precision is unknown.
+    Source: NVIDIA Transformer Engine documentation, MXFP8 and NVFP4 block scaling.
+    """
+    dtype, gpu = point.args.compute_dtype.lower(), point.args.gpu_type.lower()
+    if dtype not in _DTYPES or gpu not in _DTYPES["bf16"]:
+        return NotEvaluated("M20", f"a known gpu_type and compute_dtype ({gpu!r}, {dtype!r})")
+    if gpu in _DTYPES[dtype]:
+        return None
+    operands = {"compute_dtype": dtype, "gpu_type": gpu}
+    remedy = f"use one of {', '.join(_DTYPES[dtype])}, or another precision"
+    return Violation("M20", "cmd_args.compute_dtype", f"{gpu} has no {dtype}", remedy, operands)
+
+
+RULES = (
+    m14_recomputed_modules_are_known,
+    m15_full_or_selective_recomputation,
+    m16_offload_or_recompute,
+    m17_whole_layer_graphs_are_graphs,
+    m18_graph_scopes_exist_in_the_model,
+    m19_overlapped_all_to_all_has_what_it_needs,
+    m20_gpu_computes_the_precision,
+)

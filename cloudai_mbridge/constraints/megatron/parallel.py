@@ -1,0 +1,118 @@
+"""M02-M07: sizes against each other."""
+
+from cloudai_mbridge.constraints.rule import Answer, NotEvaluated, Point, Violation
+
+_SIZES = ("num_gpus", "tp", "pp", "cp", "vp", "ep", "et", "mb", "gb", "seq_length", "hidden_size", "num_layers")
+
+
+def m02_sizes_are_positive(point: Point) -> Answer:
+    """Every size that is given is positive.
+
+    CloudAI reads 0 as "not given" and lets pairs of negative sizes through; Megatron divides by them.
+
+    Pass: tp=1. Fail: tp=0.
+    Source: megatron.core.parallel_state.initialize_model_parallel.
+    """
+    bad = {name: value for name in _SIZES if (value := getattr(point.args, name)) is not None and value < 1}
+    if not bad:
+        return None
+    return Violation("M02", f"cmd_args.{next(iter(bad))}", "sizes must be positive", "use at least 1", bad)
+
+
+def m03_virtual_stages_need_a_pipeline(point: Point) -> Answer:
+    """Virtual pipeline stages need more than one pipeline stage.
+
+    Interleaving passes micro-batches on between ranks; with one rank there is nobody to pass them to.
+
+    Pass: pp=2, vp=2. Fail: pp=1, vp=2.
+    Source: megatron.core.parallel_state.initialize_model_parallel.
+    """
+    if (point.vp or 1) == 1 or point.pp > 1:
+        return None
+    operands = {"vp": point.vp, "pp": point.pp}
+    return Violation("M03", "cmd_args.vp", f"vp = {point.vp} needs pp > 1", "set vp to 1 or pp above 1", operands)
+
+
+def m04_interleaving_takes_whole_rounds(point: Point) -> Answer:
+    """With virtual stages, the number of micro-batches per step is a multiple of pp.
+
+    The interleaved schedule works in rounds of pp micro-batches.
+
+    Pass: pp=2, vp=2, gb=8, mb=1, dp=1. Fail: gb=9. Not evaluated: mb or gb is unknown, or C04 is broken.
+    Source: megatron.core.pipeline_parallel.schedules.forward_backward_pipelining_with_interleaving.
+    """
+    if (point.vp or 1) == 1 or point.pp <= 1:
+        return None
+    if (micro_batches := point.num_micro_batches) is None:
+        return NotEvaluated("M04", "a number of micro-batches")
+    if micro_batches % point.pp == 0:
+        return None
+    operands = {"gb": point.args.gb, "mb": point.args.mb, "dp": point.dp, "pp": point.pp, "vp": point.vp}
+    fact = f"{micro_batches} micro-batches per step are not a multiple of pp = {point.pp}"
+    remedy = f"use a gb that is a multiple of mb*dp*pp = {(point.args.mb or 0) * point.dp * point.pp}"
+    return Violation("M04", "cmd_args.gb", fact, remedy, operands)
+
+
+def m05_context_parallel_halves_divide_the_sequence(point: Point) -> Answer:
+    """With context parallelism, the sequence length is a multiple of 2*cp.
+
+    Each rank takes one chunk from the front and one from the back of the sequence: causal attention is balanced then.
+
+    Pass: seq_length=4096, cp=2. Fail: seq_length=4098, cp=2. Not evaluated: the sequence length is unknown.
+    Source: megatron.core.utils.get_batch_on_this_cp_rank.
+    """
+    if point.cp <= 1:
+        return None
+    if (length := point.seq_length) is None:
+        return NotEvaluated("M05", "seq_length")
+    if length % (2 * point.cp) == 0:
+        return None
+    fact = f"{length} is not divisible by 2*cp = {2 * point.cp}"
+    operands = {"seq_length": length, "cp": point.cp}
+    return Violation("M05", "cmd_args.seq_length", fact, f"use a multiple of {2 * point.cp}", operands)
+
+
+def m06_sequence_parallel_shares_are_whole(point: Point) -> Answer:
+    """With tensor parallelism, tp divides the sequence (of one context-parallel rank).
+
+    The loop runs sequence parallelism whenever tp > 1: every tensor-parallel rank keeps an equal part of the sequence.
+
+    Pass: seq_length=4096, tp=2. Fail: seq_length=4097, tp=2. Not evaluated: the sequence length is unknown.
+    Source: megatron.core.tensor_parallel.mappings.
+    """
+    if point.tp <= 1 or point.cp < 1:
+        return None
+    if (length := point.seq_length) is None:
+        return NotEvaluated("M06", "seq_length")
+    if length % point.cp or (length // point.cp) % point.tp == 0:
+        return None
+    fact = f"{length} is not divisible by tp*cp = {point.tp * point.cp}"
+    operands = {"seq_length": length, "tp": point.tp, "cp": point.cp}
+    return Violation("M06", "cmd_args.seq_length", fact, f"use a multiple of {point.tp * point.cp}", operands)
+
+
+def m07_ranks_fill_the_expert_groups(point: Point) -> Answer:
+    """The number of GPUs is a multiple of et*ep*pp, et being tp where it is not given.
+
+    C07 checks this only where et is given, and lets through what Megatron's default for et then refuses.
+
+    Pass: num_gpus=8, tp=2, ep=4. Fail: num_gpus=8, tp=4, ep=4.
+    Source: megatron.core.parallel_state.initialize_model_parallel.
+    """
+    et, ep = point.args.et or point.tp, point.args.ep or 1
+    size = et * ep * point.pp
+    if size < 1 or point.args.num_gpus % size == 0:
+        return None
+    operands = {"num_gpus": point.args.num_gpus, "et": et, "ep": ep, "pp": point.pp}
+    fact = f"num_gpus = {point.args.num_gpus} is not divisible by et*ep*pp = {size}"
+    return Violation("M07", "cmd_args.ep", fact, "use smaller ep or pp, or set et to 1", operands)
+
+
+RULES = (
+    m02_sizes_are_positive,
+    m03_virtual_stages_need_a_pipeline,
+    m04_interleaving_takes_whole_rounds,
+    m05_context_parallel_halves_divide_the_sequence,
+    m06_sequence_parallel_shares_are_whole,
+    m07_ranks_fill_the_expert_groups,
+)

@@ -1,0 +1,73 @@
+"""Read an explicit pipeline layout such as `Et*4|(t*4|)*14tmL`.
+
+Stages are separated by `|`; E is the embedding, t a decoder layer, m a multi-token-prediction layer, L the loss.
+`x*3` repeats a symbol, `(ab|)*3` a group; commas are cosmetic. The notation is Megatron-Core's
+(megatron.core.transformer.pipeline_parallel_layer_layout).
+"""
+
+import re
+from functools import lru_cache
+
+_REPEATED_GROUP = re.compile(r"\(([^)]+)\)\*(\d+)")
+_REPEATED_SYMBOL = re.compile(r"(.)\*(\d+)")
+_SYMBOLS = frozenset("EtmL")
+
+
+@lru_cache(maxsize=256)
+def parse_layout(text: str) -> tuple[str, ...]:
+    """Return the symbols of every stage, in pipeline order (all ranks of the first virtual stage first).
+
+    Raises:
+        ValueError: a symbol is unknown.
+    """
+    unrolled = text.replace(",", "")
+    for pattern in (_REPEATED_GROUP, _REPEATED_SYMBOL):
+        unrolled = pattern.sub(lambda match: match[1] * int(match[2]), unrolled)
+    stages = tuple(unrolled.split("|"))
+    for stage in stages:
+        if unknown := set(stage) - _SYMBOLS:
+            raise ValueError(f"unknown symbol {min(unknown)!r}")
+    return stages
+
+
+def num_stages(text: str) -> int:
+    """Return the number of stages of a layout, or 0 if it cannot be read."""
+    try:
+        return len(parse_layout(text))
+    except ValueError:
+        return 0
+
+
+def layout_fault(text: str, pp: int, vp: int | None, num_layers: int, mtp_num_layers: int) -> str | None:
+    """Return what is wrong with a layout for this pipeline and model, or None."""
+    try:
+        stages = parse_layout(text)
+    except ValueError as error:
+        return str(error)
+    if len(stages) % pp:
+        return f"{len(stages)} stages are not divisible by pp = {pp}"
+    if vp is not None and len(stages) != pp * vp:
+        return f"{len(stages)} stages are not pp*vp = {pp * vp}"
+    return _order_fault("".join(stages), num_layers, mtp_num_layers) or _mtp_fault(stages, pp, mtp_num_layers)
+
+
+def _order_fault(flat: str, num_layers: int, mtp_num_layers: int) -> str | None:
+    if not flat.startswith("E") or flat.count("E") != 1:
+        return "it must begin with its only E"
+    if not flat.endswith("L") or flat.count("L") != 1:
+        return "it must end with its only L"
+    if flat.count("t") != num_layers:
+        return f"it has {flat.count('t')} decoder layers for num_layers = {num_layers}"
+    if flat.count("m") != mtp_num_layers:
+        return f"it has {flat.count('m')} multi-token-prediction layers for {mtp_num_layers}"
+    return "decoder layers stand behind m" if "m" in flat and "t" in flat[flat.index("m") :] else None
+
+
+def _mtp_fault(stages: tuple[str, ...], pp: int, mtp_num_layers: int) -> str | None:
+    """Megatron keeps all m layers together, in the last virtual stage, and off the first rank unless it is the only."""
+    with_mtp = [i for i, stage in enumerate(stages) if "m" in stage]
+    if with_mtp and with_mtp[0] < len(stages) - pp:
+        return "m must stand in the last virtual stage of its rank"
+    if any(stages[i].count("m") != mtp_num_layers for i in with_mtp):
+        return "all m layers must stand in one stage"
+    return None

@@ -1,0 +1,182 @@
+"""Compare the rules with Megatron-Core itself, over an exhaustive grid of small points.
+
+Megatron-Core is asked for real: process groups, configuration, model and one forward pass of the schedule are built in
+this process for one rank of any world size, over torch's fake process-group backend, whose collectives move no data.
+"""
+
+import itertools
+import os
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from cloudai_mbridge.constraints import check  # noqa: E402
+from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs  # noqa: E402
+from cloudai_mbridge.recipes import Recipe  # noqa: E402
+from cloudai_mbridge.recipes.apply import as_config, training_config, with_recipe_defaults  # noqa: E402
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+
+_MODEL = {
+    "num_layers": 4,
+    "hidden_size": 32,
+    "ffn_hidden_size": 32,
+    "num_attention_heads": 4,
+    "num_query_groups": 2,
+    "vocab_size": 128,
+    "make_vocab_size_divisible_by": 32,
+    "seq_length": 16,
+}
+_EXPERTS = {
+    "num_moe_experts": 4,
+    "moe_router_topk": 2,
+    "moe_ffn_hidden_size": 16,
+    "moe_token_dispatcher_type": "allgather",  # all-to-all needs token counts that are real
+}
+_LATENT = {
+    "multi_latent_attention": True,
+    "num_query_groups": None,
+    "q_lora_rank": 16,
+    "kv_lora_rank": 16,
+    "qk_head_dim": 8,
+    "qk_pos_emb_head_dim": 4,
+    "v_head_dim": 8,
+}
+MODELS = {
+    "dense": {},
+    "odd": {"num_layers": 6, "num_attention_heads": 6, "num_query_groups": 3, "hidden_size": 48, "ffn_hidden_size": 36},
+    "experts": _EXPERTS,
+    "latent": _LATENT,
+}
+
+
+def recipe(name: str) -> Recipe:
+    model = {key: value for key, value in (_MODEL | MODELS[name]).items() if value is not None}
+    return Recipe(name, "", "", "", {"model": model, "train": {"micro_batch_size": 1}, "optimizer": {"lr": 1e-3}})
+
+
+def grid(name: str) -> Iterator[dict[str, Any]]:
+    """Yield all combinations; expert sizes vary where there are experts, else only once out of place."""
+    expert_sizes = [(1, None), (2, None), (2, 1), (4, 1), (3, 1)] if name == "experts" else [(1, None), (2, 1)]
+    axes = {
+        "num_gpus": (1, 2, 4, 8),
+        "tp": (1, 2, 3, 4),
+        "pp": (1, 2, 4),
+        "vp": (None, 2, 3),
+        "cp": (1, 2),
+        "seq_length": (16, 18),
+        "gb": (8, 12),
+    }
+    for values in itertools.product(*axes.values()):
+        for ep, et in expert_sizes:
+            point = {**dict(zip(axes, values, strict=True)), "ep": ep, "et": et}
+            yield {key: value for key, value in point.items() if value is not None}
+
+
+class Megatron:
+    """Asks Megatron-Core whether one rank of a point can be built and run."""
+
+    def __init__(self) -> None:
+        from cloudai_mbridge.training import cpu
+
+        cpu.install()
+        self._world = 0
+
+    def refusal(self, sections: dict[str, Any], world_size: int) -> str | None:
+        """Return Megatron-Core's words, or None if it takes the point."""
+        from megatron.core import parallel_state
+        from megatron.core.num_microbatches_calculator import destroy_num_microbatches_calculator
+
+        self._join(world_size)
+        try:
+            self._run(sections)
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+        finally:
+            parallel_state.destroy_model_parallel()
+            destroy_num_microbatches_calculator()
+        return None
+
+    def _join(self, world_size: int) -> None:
+        import torch.distributed as dist
+        from torch.testing._internal.distributed.fake_pg import FakeStore
+
+        if self._world != world_size:
+            if self._world:
+                dist.destroy_process_group()
+            dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world_size)
+            self._world = world_size
+
+    def _run(self, sections: dict[str, Any]) -> None:
+        from megatron.core.num_microbatches_calculator import get_num_microbatches
+        from megatron.core.pipeline_parallel import get_forward_backward_func
+        from megatron.core.tensor_parallel import random as mrandom
+
+        from cloudai_mbridge.training.cpu import megatron_device
+        from cloudai_mbridge.training.gpt_step import forward_step
+        from cloudai_mbridge.training.initialize import initialize_megatron
+        from cloudai_mbridge.training.models.gpt import build_model
+
+        config = as_config(sections)
+        mrandom._CUDA_RNG_STATE_TRACKER.reset()
+        initialize_megatron(config)
+        with megatron_device():
+            model = build_model(config)
+            iterators = [self._batches(config) for _ in model]
+            get_forward_backward_func()(
+                forward_step_func=forward_step,
+                data_iterator=iterators if len(model) > 1 else iterators[0],
+                model=model,
+                num_microbatches=get_num_microbatches(),
+                seq_length=config.model.seq_length,
+                micro_batch_size=config.train.micro_batch_size,
+                forward_only=True,
+            )
+
+    def _batches(self, config: Any) -> Iterator[dict[str, Any]]:
+        from megatron.core.utils import get_batch_on_this_cp_rank
+
+        tokens = torch.zeros(config.train.micro_batch_size, config.model.seq_length, dtype=torch.long)
+        while True:
+            batch = dict.fromkeys(("tokens", "labels", "position_ids"), tokens) | {"loss_mask": torch.ones_like(tokens)}
+            yield get_batch_on_this_cp_rank(batch)
+
+
+@pytest.mark.timeout(900)
+def test_rules_and_megatron_core_agree(capsys: pytest.CaptureFixture[str]) -> None:
+    if "RANK" in os.environ:
+        pytest.skip("needs a process without torchrun's variables")
+    megatron = Megatron()
+    counts: Counter[str] = Counter()
+    false_accepts: list[str] = []
+    false_rejects: list[str] = []
+    points = [(point["num_gpus"], name, point) for name in MODELS for point in grid(name)]
+    points.sort(key=lambda entry: entry[0])  # a process group is made once per world size
+    for world_size, name, point in points:
+        args = ResolvedCmdArgs(launcher="embedded", compute_dtype="fp32", mb=1, max_steps=1, **point)
+        args = with_recipe_defaults(args, recipe(name))
+        violations = check(args, recipe=recipe(name)).violations
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            refusal = megatron.refusal(training_config(recipe(name), args, {}), world_size)
+        counts["compared"] += 1
+        counts["taken by both" if not violations and refusal is None else "refused by one or both"] += 1
+        counts.update({v.rule_id for v in violations})
+        if not violations and refusal is not None:
+            false_accepts.append(f"{name} {point}: {refusal[:200]}")
+        if refusal is None and (ours := [v for v in violations if v.rule_id.startswith("M")]):
+            false_rejects.append(f"{name} {point}: {ours[0]}")
+    with capsys.disabled():
+        print(
+            f"\noracle: points compared {counts['compared']}, false accepts {len(false_accepts)}, "
+            f"false rejects {len(false_rejects)}; {dict(sorted(counts.items()))}"
+        )
+    assert false_accepts[:5] == []
+    assert false_rejects[:5] == []
+    assert counts["compared"] >= 5000
+    assert counts["taken by both"] > 300

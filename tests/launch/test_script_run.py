@@ -1,0 +1,198 @@
+"""Scripts that are really run by bash, with a recorder in the place of the interpreter."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from cloudai_mbridge.launch.script import render_local_script, render_slurm_script
+from cloudai_mbridge.models.system import LocalSystem, SlurmSystem
+from cloudai_mbridge.plan import RunPlan
+
+LOCAL = LocalSystem(name="here", scheduler="local")
+SLURM = SlurmSystem(name="c", scheduler="slurm", default_partition="main", partitions=[{"name": "main"}])
+RECORDER = """\
+#!{python} -IS
+import json, os, sys
+record = {{"argv": sys.argv[1:], "env": {{k.decode(): v.decode() for k, v in os.environb.items()}}}}
+with open("record.json", "w") as out:
+    json.dump(record, out)
+sys.exit(int(os.environ.get("RECORDER_EXIT", "0")))
+"""
+FAKE_SRUN = """\
+#!/bin/bash
+printf '%s\\0' "$@" > srun_argv
+while [[ $1 == --* ]]; do shift; done
+SLURM_NODEID=1 exec "$@"
+"""
+FAKE_SCONTROL = """\
+#!/bin/bash
+[[ "$*" == "show hostnames node[1-2]" ]] && printf 'node1\\nnode2\\n'
+"""
+NASTY = [
+    "",
+    " ",
+    "'",
+    '"',
+    "\\",
+    "$(touch pwned)",
+    "`touch pwned`",
+    "'; touch pwned; '",
+    '"; touch pwned; "',
+    "a\nb\n",
+    "\n#SBATCH --wrap=id",
+    "${HOME} $HOME $$ $? $1",
+    "* ? [a-z] {a,b} ~ !!",
+    "-n",
+    "a\tb\rc",
+    "\x01\x1b[31m\x7f",
+    "é 😀 \u2028 \ufeff",
+    "#comment",
+    "<(id) >pwned |id &",
+    "EOF",
+]
+TEXT = st.text(alphabet=st.characters(blacklist_categories=("Cs",), blacklist_characters="\0"), max_size=40)
+
+RunScript = Callable[..., dict[str, Any]]
+
+
+def _run_plan(env: dict[str, str], **keys: Any) -> RunPlan:
+    data: dict[str, Any] = {
+        "key": "sweep/single/0",
+        "test_id": "sweep",
+        "test_name": "t",
+        "label": "single",
+        "iteration": 0,
+        "coordinates": {},
+        "args": {},
+        "recipe": "gpt_tiny",
+        "num_nodes": 1,
+        "ranks_per_node": 2,
+        "num_steps": 10,
+        "warmup_steps": 3,
+        "training_config": {},
+        "definition": {},
+        "env": env,
+        "secret_env": {},
+    }
+    return RunPlan(**{**data, **keys})
+
+
+def _executable(path: Path, text: str) -> Path:
+    path.write_text(text)
+    path.chmod(0o755)
+    return path
+
+
+@pytest.fixture
+def run_script(tmp_path: Path) -> RunScript:
+    """Run a script in a directory of its own; return what the interpreter received, the exit code and the files."""
+    tools = tmp_path / "tools dir"  # with a space, as real paths have
+    tools.mkdir()
+    recorder = _executable(tools / "python", RECORDER.format(python=sys.executable))
+    _executable(tools / "srun", FAKE_SRUN)
+    _executable(tools / "scontrol", FAKE_SCONTROL)
+    count = iter(range(10**6))
+
+    def run(text: str, **env: str) -> dict[str, Any]:
+        directory = tmp_path / f"run {next(count)}"
+        directory.mkdir()
+        (directory / "script").write_text(text, encoding="utf-8")
+        base = {"PATH": f"{tools}:{os.environ['PATH']}", "LC_ALL": "C.UTF-8", "MBRIDGE_PYTHON": str(recorder)}
+        done = subprocess.run(
+            ["bash", "script"], cwd=directory, env={**base, **env}, capture_output=True, text=True, check=False
+        )
+        assert done.stderr == ""
+        files = {path.name: path.read_bytes().decode() for path in directory.iterdir()}
+        assert set(files) <= {"script", "record.json", "exit_code.txt", "srun_argv"}
+        return {**json.loads(files["record.json"]), "code": done.returncode, "files": files}
+
+    return run
+
+
+SLURM_ENV = {"SLURM_JOB_NODELIST": "node[1-2]", "SLURM_JOB_ID": "30007", "SLURM_CPUS_ON_NODE": "12"}
+
+
+def test_the_local_script_starts_torchrun(run_script: RunScript) -> None:
+    record = run_script(render_local_script(_run_plan({}), LOCAL))
+    assert record["argv"] == [
+        *("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"),
+        *("-m", "cloudai_mbridge.training", "--config", "training.json"),
+    ]
+
+
+def test_the_slurm_script_starts_torchrun_on_every_node(run_script: RunScript) -> None:
+    run = _run_plan({"A": "x y"}, num_nodes=2, ranks_per_node=4)
+    record = run_script(render_slurm_script(run, SLURM), **SLURM_ENV)
+    assert record["argv"] == [
+        *("-m", "torch.distributed.run", "--master-addr", "node1", "--master-port", "15007"),
+        *("--nnodes", "2", "--nproc-per-node", "4"),
+        *("-m", "cloudai_mbridge.training", "--config", "training.json"),
+    ]
+    assert record["env"]["PET_NODE_RANK"] == "1"
+    assert record["env"]["A"] == "x y"
+    assert record["files"]["srun_argv"].split("\0")[:5] == [
+        "--kill-on-bad-exit=1",
+        "--nodes=2",
+        "--ntasks=2",
+        "--ntasks-per-node=1",
+        "--cpus-per-task=12",
+    ]
+
+
+@pytest.mark.parametrize("kind", ["local", "slurm"])
+@pytest.mark.parametrize("code", [0, 1, 7, 137])
+def test_the_exit_code_is_kept_and_left_behind(run_script: RunScript, kind: str, code: int) -> None:
+    run = _run_plan({})
+    text = render_local_script(run, LOCAL) if kind == "local" else render_slurm_script(run, SLURM)
+    record = run_script(text, RECORDER_EXIT=str(code), **SLURM_ENV)
+    assert record["code"] == code
+    assert record["files"]["exit_code.txt"] == f"{code}\n"
+
+
+@pytest.mark.parametrize("kind", ["local", "slurm"])
+def test_nasty_values_arrive_as_data(run_script: RunScript, kind: str) -> None:
+    env = {f"NASTY_{i}": value for i, value in enumerate(NASTY)}
+    run = _run_plan(env)
+    text = render_local_script(run, LOCAL) if kind == "local" else render_slurm_script(run, SLURM)
+    record = run_script(text, **SLURM_ENV)
+    assert {name: record["env"][name] for name in env} == env
+
+
+@given(st.lists(TEXT, min_size=1, max_size=12))
+@settings(max_examples=25, deadline=None, database=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_value_arrives_as_data(run_script: RunScript, values: list[str]) -> None:
+    env = {f"V{i}": value for i, value in enumerate(values)}
+    record = run_script(render_local_script(_run_plan(env), LOCAL))
+    assert {name: record["env"][name] for name in env} == env
+
+
+@pytest.mark.parametrize("name", ["python", "exit_code", "head_node", "master_port"])
+@pytest.mark.parametrize("kind", ["local", "slurm"])
+def test_a_variable_of_any_name_arrives(run_script: RunScript, kind: str, name: str) -> None:
+    """The script's own variables must not take the place of the user's."""
+    run = _run_plan({name: "mine"})
+    text = render_local_script(run, LOCAL) if kind == "local" else render_slurm_script(run, SLURM)
+    assert run_script(text, **SLURM_ENV)["env"][name] == "mine"
+
+
+@pytest.mark.parametrize("value", ["my python", "$(touch pwned)", "a'b", '"', "-c"])
+def test_the_interpreter_of_the_system_file_is_data(run_script: RunScript, tmp_path: Path, value: str) -> None:
+    tool = _executable(tmp_path / value, RECORDER.format(python=sys.executable))
+    system = LOCAL.model_copy(update={"python_executable": str(tool)})
+    assert run_script(render_local_script(_run_plan({}), system))["argv"][:2] == ["-m", "torch.distributed.run"]
+
+
+@pytest.mark.parametrize("value", NASTY)
+def test_options_of_srun_are_data(run_script: RunScript, value: str) -> None:
+    run = _run_plan({}, container_image=f"i{value}", container_mounts=(f"m{value}",))
+    options = run_script(render_slurm_script(run, SLURM), **SLURM_ENV)["files"]["srun_argv"].split("\0")
+    assert f"--container-image=i{value}" in options
+    assert f"--container-mounts=m{value}" in options

@@ -1,0 +1,231 @@
+"""The scripts as whole texts, and what must hold for every one of them."""
+
+import json
+import subprocess
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloudai_mbridge.errors import BadInput
+from cloudai_mbridge.launch import render
+from cloudai_mbridge.launch.script import render_local_script, render_slurm_script
+from cloudai_mbridge.launch.write import create_root, write_runs
+from cloudai_mbridge.models.system import LocalSystem, SlurmSystem
+from cloudai_mbridge.plan import RunPlan, SweepPlan
+
+LOCAL = LocalSystem(name="here", scheduler="local")
+NASTY = [
+    "$(touch pwned)",
+    "`touch pwned`",
+    "'; touch pwned; '",
+    '"; touch pwned; "',
+    "a\nb",
+    "\\",
+    "!!",
+    "*",
+    "~",
+    "-n",
+    "",
+    " ",
+    "é\u2028😀",
+    "${HOME}",
+    "a'b\"c",
+    "#",
+    "\t\r",
+]
+
+
+def _run(**keys: Any) -> RunPlan:
+    data: dict[str, Any] = {
+        "key": "sweep/tp2-mb1/0",
+        "test_id": "sweep",
+        "test_name": "t",
+        "label": "tp2-mb1",
+        "iteration": 0,
+        "coordinates": {"tp": 2, "mb": 1},
+        "args": {"gb": 8},
+        "recipe": "gpt_tiny",
+        "num_nodes": 1,
+        "ranks_per_node": 2,
+        "num_steps": 10,
+        "warmup_steps": 3,
+        "training_config": {"train": {"train_iters": 10}},
+        "definition": {"name": "t"},
+        "env": {},
+        "secret_env": {},
+    }
+    return RunPlan(**{**data, **keys})
+
+
+def _slurm(**keys: Any) -> SlurmSystem:
+    data = {"name": "c", "scheduler": "slurm", "default_partition": "main", "partitions": [{"name": "main"}]}
+    return SlurmSystem.model_validate({**data, **keys})
+
+
+def test_a_local_script() -> None:
+    run = _run(env={"B": "two words", "A": "it's $(id)"}, time_limit="5", container_image="")
+    assert (
+        render_local_script(run, LOCAL)
+        == """\
+#!/bin/bash
+# mbridge run sweep/tp2-mb1/0
+set -u
+export A='it'"'"'s $(id)'
+export B='two words'
+python="${MBRIDGE_PYTHON:-python3}"
+"$python" -m torch.distributed.run --standalone --nproc-per-node 2 -m cloudai_mbridge.training --config training.json
+exit_code=$?
+echo "$exit_code" > exit_code.txt
+exit "$exit_code"
+"""
+    )
+
+
+def test_a_plain_slurm_script() -> None:
+    assert (
+        render_slurm_script(_run(num_nodes=2, ranks_per_node=4), _slurm())
+        == """\
+#!/bin/bash
+#SBATCH --job-name=mbridge-sweep-tp2-mb1-0
+#SBATCH --partition=main
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=4
+#SBATCH --output=stdout.txt
+#SBATCH --error=stderr.txt
+#SBATCH --no-requeue
+# mbridge run sweep/tp2-mb1/0
+set -u
+python="${MBRIDGE_PYTHON:-python3}"
+head_node=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+# two jobs may share a node: the port is the job's own, below the ephemeral range
+master_port=$((15000 + SLURM_JOB_ID % 15000))
+srun --kill-on-bad-exit=1 --nodes=2 --ntasks=2 --ntasks-per-node=1 --cpus-per-task="$SLURM_CPUS_ON_NODE" \\
+  bash -c 'export PET_NODE_RANK="$SLURM_NODEID"; exec "$@"' node \\
+  "$python" -m torch.distributed.run --master-addr "$head_node" --master-port "$master_port" \\
+  --nnodes 2 --nproc-per-node 4 -m cloudai_mbridge.training --config training.json
+exit_code=$?
+echo "$exit_code" > exit_code.txt
+exit "$exit_code"
+"""
+    )
+
+
+def test_a_slurm_script_with_all_options() -> None:
+    run = _run(
+        env={"A": "x y"},
+        ranks_per_node=4,
+        time_limit="00:10:00",
+        nodes=("n1", "n2"),
+        exclude_nodes=("n9",),
+        container_image="nvcr.io#nvidia/nemo:26.02.00",
+        container_mounts=("/a:/b", "/c d:/e"),
+    )
+    system = _slurm(
+        gpus_per_node=4,
+        account="my team",
+        mpi="pmix",
+        distribution="block",
+        extra_srun_args="--label --comment='a b'",
+        extra_sbatch_args=["--exclusive", "--comment=x y"],
+        container_mount_home=True,
+        python_executable="/opt/my python/bin/python",
+    )
+    text = render_slurm_script(run, system)
+    directives = [line.removeprefix("#SBATCH ") for line in text.splitlines() if line.startswith("#SBATCH ")]
+    assert directives == [
+        "--job-name=mbridge-sweep-tp2-mb1-0",
+        "--partition=main",
+        "--account='my team'",
+        "--nodes=1",
+        "--ntasks-per-node=4",
+        "--gpus-per-node=4",
+        "--time=00:10:00",
+        "--nodelist=n1,n2",
+        "--exclude=n9",
+        "--distribution=block",
+        "--output=stdout.txt",
+        "--error=stderr.txt",
+        "--no-requeue",
+        "--exclusive",
+        "'--comment=x y'",
+    ]
+    assert "export A='x y'\npython='/opt/my python/bin/python'\n" in text
+    (srun,) = [line for line in text.splitlines() if line.startswith("srun ")]
+    for option in (
+        "--mpi=pmix",
+        "'--container-image=nvcr.io#nvidia/nemo:26.02.00'",
+        "'--container-mounts=/a:/b,/c d:/e'",
+        "--container-mount-home",
+        "--label '--comment=a b'",
+    ):
+        assert f" {option} " in srun
+
+
+@pytest.mark.parametrize("value", NASTY)
+def test_bash_can_parse_every_script(tmp_path: Path, value: str) -> None:
+    run = _run(env={"A": value}, container_image=value.replace("\n", " ") or "x", container_mounts=(value,))
+    system = _slurm(python_executable=value, account=value.replace("\n", "").replace("\t\r", "") or None)
+    for name, text in {
+        "run.sh": render_local_script(run, LOCAL.model_copy(update={"python_executable": value})),
+        "job.sbatch": render_slurm_script(run, system),
+    }.items():
+        path = tmp_path / name
+        path.write_text(text, encoding="utf-8")
+        checked = subprocess.run(["bash", "-n", str(path)], capture_output=True, text=True, check=False)
+        assert (checked.returncode, checked.stderr) == (0, "")
+
+
+def test_directives_come_before_any_command() -> None:
+    """sbatch stops reading directives at the first line that is neither empty nor a comment."""
+    lines = render_slurm_script(_run(env={"A": "#SBATCH --wrap=id\n#SBATCH --nodes=9"}), _slurm()).splitlines()
+    first = next(i for i, line in enumerate(lines) if line and not line.startswith("#"))
+    assert [line for line in lines[first:] if line.startswith("#SBATCH")] == ["#SBATCH --nodes=9'"]
+    assert lines[first] == "set -u"
+
+
+def test_gpus_are_asked_for_only_where_the_system_has_some() -> None:
+    assert "--gpus-per-node" not in render_slurm_script(_run(), _slurm())
+    assert "#SBATCH --gpus-per-node=2\n" in render_slurm_script(_run(), _slurm(gpus_per_node=8))
+
+
+def test_render_gives_the_files_of_a_run() -> None:
+    local, slurm = render(_run(), LOCAL), render(_run(), _slurm())
+    assert set(local) == {"training.json", "test.toml", "run.sh"}
+    assert set(slurm) == {"training.json", "test.toml", "job.sbatch"}
+    assert json.loads(local["training.json"]) == {"train": {"train_iters": 10}}
+
+
+@pytest.mark.parametrize("system", [LOCAL, _slurm()], ids=["local", "slurm"])
+def test_a_script_does_not_know_where_it_lies(tmp_path: Path, system: LocalSystem | SlurmSystem) -> None:
+    """`dry-run` and `run` write to different directories and must give the same bytes."""
+    plan = SweepPlan("s", system.name, (_run(), _run(key="sweep/tp2-mb1/1", iteration=1)), ())
+    roots = [create_root(tmp_path / name, "s", datetime(2026, 1, 2, 3, 4, 5)) for name in ("one", "other")]
+    for root in roots:
+        write_runs(plan, system, root)
+    files = [{p.relative_to(root): p.read_bytes() for p in root.rglob("*") if p.is_file()} for root in roots]
+    assert files[0] == files[1]
+    assert len(files[0]) == 1 + 2 * 3
+    for name, content in files[0].items():
+        assert str(tmp_path).encode() not in content, name
+
+
+# The root of a run
+
+
+def test_a_root_is_always_new(tmp_path: Path) -> None:
+    now = datetime(2026, 1, 2, 3, 4, 5)
+    roots = [create_root(tmp_path / "deep" / "er", "my scenario", now) for _ in range(3)]
+    assert [root.parent for root in roots] == [tmp_path / "deep" / "er"] * 3
+    assert len(set(roots)) == 3
+    assert roots[0].name.endswith("_2026-01-02_03-04-05")
+    assert roots[1].name == roots[0].name + "_1"
+    assert " " not in roots[0].name
+
+
+def test_an_output_directory_that_is_a_file_is_bad_input(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for directory in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(BadInput, match="cannot be written"):
+            create_root(directory, "s", datetime(2026, 1, 2))

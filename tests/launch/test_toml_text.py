@@ -1,0 +1,90 @@
+"""TOML that we write reads back as what was written."""
+
+import tomllib
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cloudai_mbridge.launch.toml_text import render_toml
+
+TEXT = st.text(alphabet=st.characters(blacklist_categories=("Cs",), blacklist_characters="\0"), max_size=30)
+SCALAR = st.one_of(
+    TEXT,
+    st.booleans(),
+    st.integers(-(2**63), 2**63 - 1),
+    st.floats(allow_nan=False),
+    st.sampled_from([1e22, 1e-7, 5e-324]),
+)
+PLAIN_KEY = st.from_regex(r"[A-Za-z_][A-Za-z0-9_-]{0,8}", fullmatch=True)
+
+
+@given(st.dictionaries(PLAIN_KEY, TEXT, max_size=5))
+@settings(max_examples=200, deadline=None, database=None)
+def test_any_text_comes_back(data: dict[str, str]) -> None:
+    assert tomllib.loads(render_toml(data)) == data
+
+
+@given(
+    st.dictionaries(
+        PLAIN_KEY,
+        st.one_of(
+            SCALAR,
+            st.lists(TEXT, max_size=4),
+            st.lists(st.integers(-9, 9), max_size=4),
+            st.dictionaries(PLAIN_KEY, SCALAR, max_size=3),
+        ),
+        max_size=5,
+    )
+)
+@settings(max_examples=150, deadline=None, database=None)
+def test_a_definition_comes_back(data: dict[str, Any]) -> None:
+    back = tomllib.loads(render_toml(data))
+    assert back == data
+    assert {key: type(value) for key, value in back.items()} == {key: type(value) for key, value in data.items()}
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"t": {"optimizer.lr": "1"}},
+        {"t": {"a b": "1", 'a"b': "2", "a\\b": "3", "é": "4", "": "5"}},
+        {"repos": [{"url": "u", "commit": "c"}, {"url": "v", "commit": "d", "mount_as": "/opt/x"}]},
+        {"a": {"b": {"c": {"d": "deep"}}}},
+        {"a": [[1, 2], [3]], "empty": [], "t": {}},
+        {"a": [{"b": [{"c": 1}, {"c": 2}]}]},
+        {"a": {"b": [[{"c": 1}]]}},
+    ],
+)
+def test_structures_come_back(data: dict[str, Any]) -> None:
+    assert tomllib.loads(render_toml(data)) == data
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '"""',
+        "'''",
+        "\\",
+        "\\u0041",
+        "\\x41",
+        "a\nb",
+        "\r\n",
+        "\t",
+        "\x7f",
+        "\x1b[31m",
+        "\u2028",
+        "\ufeff",
+        "😀",
+        "[[x]]",
+        "# x",
+        "= 1",
+    ],
+)
+def test_nasty_text_comes_back(text: str) -> None:
+    assert tomllib.loads(render_toml({"a": text, "b": [text], "t": {"c": text}})) == {
+        "a": text,
+        "b": [text],
+        "t": {"c": text},
+    }

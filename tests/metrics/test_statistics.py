@@ -1,0 +1,111 @@
+"""Statistics over a window: the right steps, the right numbers, and nothing that stands for a missing value."""
+
+import math
+import statistics
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cloudai_mbridge.logs import StepRecord
+from cloudai_mbridge.metrics import measure
+from cloudai_mbridge.metrics.statistics import summarize
+
+
+def _steps(*times: float | None, first: int = 1) -> list[StepRecord]:
+    return [StepRecord(i, t, None if t is None else 10 / t, 5.0 - i) for i, t in enumerate(times, first)]
+
+
+def test_the_warm_up_is_left_out() -> None:
+    metrics = measure(_steps(100.0, 100.0, 1.0, 2.0, 6.0), 2, 120.0)
+    assert (metrics.warmup_steps, metrics.window) == (2, (3, 5))
+    assert metrics.step_time_s is not None
+    assert (metrics.step_time_s.n, metrics.step_time_s.mean, metrics.step_time_s.median) == (3, 3.0, 2.0)
+    assert (metrics.step_time_s.min, metrics.step_time_s.max) == (1.0, 6.0)
+    assert metrics.step_time_s.std == pytest.approx(math.sqrt(14 / 3))  # of the population
+    assert metrics.tflops_per_gpu is not None
+    assert metrics.tflops_per_gpu.mean == pytest.approx((10 + 5 + 10 / 6) / 3)
+    assert metrics.tokens_per_s_per_gpu is not None
+    assert metrics.tokens_per_s_per_gpu.mean == pytest.approx((120 + 60 + 20) / 3)
+
+
+def test_losses_are_of_the_whole_run() -> None:
+    metrics = measure(_steps(1.0, 1.0, 1.0), 2, None)
+    assert (metrics.first_loss, metrics.last_loss) == (4.0, 2.0)
+
+
+def test_the_warm_up_goes_by_the_number_of_the_step() -> None:
+    """A log that begins at step 3 has no warm-up of 3 steps of its own."""
+    metrics = measure(_steps(9.0, 1.0, 1.0, first=3), 3, None)
+    assert metrics.window == (4, 5)
+    assert metrics.step_time_s is not None
+    assert metrics.step_time_s.n == 2
+
+
+def test_no_warm_up() -> None:
+    metrics = measure(_steps(1.0, 3.0), 0, None)
+    assert metrics.window == (1, 2)
+    assert metrics.step_time_s is not None
+    assert metrics.step_time_s.mean == 2.0
+
+
+def test_one_step_has_no_spread() -> None:
+    metrics = measure(_steps(1.0, 2.0), 1, None)
+    assert metrics.step_time_s is not None
+    assert (metrics.step_time_s.n, metrics.step_time_s.mean, metrics.step_time_s.std) == (1, 2.0, 0.0)
+
+
+@pytest.mark.parametrize("times", [(), (1.0,), (1.0, 2.0, 3.0)])
+def test_nothing_but_warm_up_is_nothing(times: tuple[float, ...]) -> None:
+    metrics = measure(_steps(*times), 3, 100.0)
+    assert metrics.window is None
+    assert (metrics.step_time_s, metrics.tflops_per_gpu, metrics.tokens_per_s_per_gpu) == (None, None, None)
+
+
+@pytest.mark.parametrize("missing", [None, math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("position", [0, 1, 2])
+def test_one_missing_value_makes_the_statistic_missing(missing: float | None, position: int) -> None:
+    values: list[float | None] = [1.0, 2.0, 3.0]
+    values[position] = missing
+    assert summarize(values) is None
+
+
+def test_no_values() -> None:
+    assert summarize([]) is None
+
+
+def test_a_step_without_a_time_leaves_no_rate() -> None:
+    metrics = measure(_steps(1.0, None, 3.0), 0, 100.0)
+    assert (metrics.step_time_s, metrics.tflops_per_gpu, metrics.tokens_per_s_per_gpu) == (None, None, None)
+
+
+@pytest.mark.parametrize("tokens", [None, 0.0])
+def test_unknown_tokens_are_no_rate_of_zero(tokens: float | None) -> None:
+    metrics = measure(_steps(1.0, 2.0), 0, tokens)
+    assert metrics.tokens_per_s_per_gpu is None
+    assert metrics.step_time_s is not None
+
+
+def test_a_missing_rate_leaves_the_step_time() -> None:
+    steps = [StepRecord(1, 1.0, None, 5.0), StepRecord(2, 2.0, 3.0, 5.0)]
+    metrics = measure(steps, 0, None)
+    assert metrics.tflops_per_gpu is None
+    assert metrics.step_time_s is not None
+
+
+@given(st.lists(st.floats(1e-6, 1e9), min_size=1, max_size=50))
+@settings(max_examples=100, deadline=None, database=None)
+def test_statistics_agree_with_their_definitions(values: list[float]) -> None:
+    s = summarize(values)
+    assert s is not None
+    assert s.n == len(values)
+    assert s.min == min(values) <= s.median <= max(values) == s.max
+    assert s.mean == pytest.approx(sum(values) / len(values))
+    assert s.std == pytest.approx(statistics.pstdev(values))
+
+
+@pytest.mark.parametrize("values", [[1e308, 1e308], [1e308, 1.0], [5e-324, 5e-324]])
+def test_numbers_at_the_ends_of_the_range_are_no_crash(values: list[float]) -> None:
+    """A damaged record may hold any number; the report must still be written."""
+    s = summarize(values)
+    assert s is None or math.isfinite(s.mean)

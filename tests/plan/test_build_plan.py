@@ -1,0 +1,328 @@
+"""From a scenario to decided runs: placement, defaults, secrets, rejections and refusals."""
+
+import contextlib
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloudai_mbridge.errors import BadInput
+from cloudai_mbridge.launch import render
+from cloudai_mbridge.launch.write import plan_to_dict, write_runs
+from cloudai_mbridge.models.load import LoadedScenario, LoadedTest
+from cloudai_mbridge.models.scenario import Scenario
+from cloudai_mbridge.models.system import LocalSystem, SlurmSystem, System
+from cloudai_mbridge.models.test_definition import MegatronBridgeTestDefinition
+from cloudai_mbridge.plan import RunPlan, SweepPlan
+from cloudai_mbridge.plan.build import build_plan
+
+LOCAL = LocalSystem(name="here", scheduler="local")
+SLURM4 = SlurmSystem.model_validate(
+    {
+        "name": "cluster",
+        "scheduler": "slurm",
+        "default_partition": "p",
+        "partitions": [{"name": "p"}],
+        "gpus_per_node": 4,
+    }
+)
+ARGS: dict[str, Any] = {"launcher": "embedded", "model_recipe_name": "gpt_tiny", "num_gpus": 2, "max_steps": 10}
+
+
+def _loaded(*tests: tuple[dict[str, Any], dict[str, Any]], **scenario: Any) -> LoadedScenario:
+    """Load tests given as (keys of the entry, keys of the definition)."""
+    runs = [{"id": f"t{i}", "test_name": "n", **run} for i, (run, _) in enumerate(tests)]
+    whole = Scenario.model_validate({"name": "s", "Tests": runs, **scenario})
+    definitions = [
+        MegatronBridgeTestDefinition.model_validate({"name": "n", "description": "d", **keys}) for _, keys in tests
+    ]
+    return LoadedScenario(whole, [LoadedTest(*pair) for pair in zip(whole.tests, definitions, strict=True)])
+
+
+def _plan(
+    cmd_args: dict[str, Any] | None = None, system: System = LOCAL, run: dict[str, Any] | None = None, **keys: Any
+) -> SweepPlan:
+    definition = {"cmd_args": {**ARGS, **(cmd_args or {})}, **keys}
+    return build_plan(_loaded((run or {}, definition)), system)
+
+
+def _one(*args: Any, **keys: Any) -> RunPlan:
+    plan = _plan(*args, **keys)
+    assert not plan.rejected
+    (run,) = plan.runs
+    return run
+
+
+@pytest.mark.parametrize(
+    ("system", "num_gpus", "num_nodes", "expected"),
+    [
+        (LOCAL, 4, None, (1, 4)),
+        (SLURM4, 4, None, (1, 4)),
+        (SLURM4, 8, None, (2, 4)),
+        (SLURM4, 8, 4, (4, 2)),
+        (SLURM4, 2, None, (1, 2)),
+    ],
+)
+def test_ranks_are_placed(system: System, num_gpus: int, num_nodes: int | None, expected: tuple[int, int]) -> None:
+    run = _one({"num_gpus": num_gpus, "gb": 32}, system, {"num_nodes": num_nodes})
+    assert (run.num_nodes, run.ranks_per_node) == expected
+    assert run.world_size == num_gpus
+
+
+def test_iterations_are_runs_of_their_own() -> None:
+    plan = _plan({"tp": [1, 2]}, run={"iterations": 3})
+    assert [(run.label, run.iteration) for run in plan.runs] == [(f"tp{tp}", i) for tp in (1, 2) for i in range(3)]
+    keys = [run.key for run in plan.runs]
+    assert keys[:2] == ["t0/tp1/0", "t0/tp1/1"]
+    assert len(set(keys)) == 6
+
+
+def test_the_recipe_decides_what_the_user_left_open() -> None:
+    run = _one({"mb": 2})
+    assert (run.args["mb"], run.args["gb"], run.args["seq_length"]) == (2, 8, 64)
+    assert run.recipe == "gpt_tiny"
+    assert run.training_config["train"] == {"train_iters": 10, "micro_batch_size": 2, "global_batch_size": 8}
+    assert (run.num_steps, run.warmup_steps) == (10, 3)
+
+
+def test_a_rule_sees_the_recipes_sizes() -> None:
+    """gb = 8 comes from the recipe and is not a multiple of mb*dp = 6."""
+    plan = _plan({"mb": 3})
+    assert not plan.runs
+    assert [violation.rule_id for violation in plan.rejected[0].violations] == ["C04"]
+    assert dict(plan.rejected[0].violations[0].operands) == {"gb": 8, "mb": 3, "dp": 2}
+
+
+def test_rejected_and_accepted_points_of_one_sweep() -> None:
+    plan = _plan({"tp": [1, 2], "pp": [1, 2]})
+    assert [run.label for run in plan.runs] == ["tp1-pp1", "tp1-pp2", "tp2-pp1"]
+    (rejected,) = plan.rejected
+    assert (rejected.test_id, rejected.label, dict(rejected.coordinates)) == ("t0", "tp2-pp2", {"tp": 2, "pp": 2})
+    assert [violation.rule_id for violation in rejected.violations] == ["C01", "C03", "C04"]
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "field"),
+    [
+        ("train.global_batch_size", "16", "gb"),
+        ("model.seq_length", "32", "seq_length"),
+        ("train.train_iters", "20", "max_steps"),
+        ("model.tensor_model_parallel_size", "2", "tp"),
+        ("optimizer.lr", "0.5", "lr"),
+    ],
+)
+def test_what_is_reported_is_what_is_trained(key: str, text: str, field: str) -> None:
+    """Rules, rates and verdicts look at `args`: an extra argument may not train something else behind their back."""
+    section, name = key.split(".")
+    with contextlib.suppress(BadInput):  # to refuse it is as good
+        run = _one(extra_cmd_args={key: text})
+        assert run.args.get(field) == run.training_config[section][name]
+
+
+def test_environment_of_the_system_and_of_the_test() -> None:
+    system = LOCAL.model_copy(update={"global_env_vars": {"A": "system", "B": True, "C": 5, "D": 0.5}})
+    run = _one(system=system, extra_env_vars={"A": "test", "X": "y"})
+    assert dict(run.env) == {"A": "test", "B": "true", "C": "5", "D": "0.5", "X": "y"}
+
+
+def test_time_limits() -> None:
+    assert (_one(run={"time_limit": "00:10:00"}).time_limit_s, _one().time_limit_s) == (600, None)
+    assert _one({"time_limit": "5"}).time_limit == "5"
+    assert _one({"time_limit": "5"}, run={"time_limit": "7"}).time_limit_s == 420
+
+
+def test_a_bad_time_limit_among_the_arguments() -> None:
+    with pytest.raises(BadInput, match="no Slurm time limit"):
+        _plan({"time_limit": "soon"})
+
+
+def test_dependencies_by_kind() -> None:
+    waits = [{"type": "start_post_comp", "id": "t0"}, {"type": "start_post_init", "id": "t1"}]
+    keys = {"cmd_args": ARGS}
+    plan = build_plan(_loaded(({}, keys), ({}, keys), ({"dependencies": waits}, keys)), LOCAL)
+    assert (plan.runs[2].after_completion, plan.runs[2].after_start) == (("t0",), ("t1",))
+
+
+def test_mounts_of_the_definition_and_of_the_arguments() -> None:
+    args = {"container_image": "image.sqsh", "custom_mounts": "/a:/b,/c:/d"}
+    try:
+        run = _one(args, SLURM4, extra_container_mounts=["/x:/y"])
+    except AssertionError:
+        (rejected,) = _plan(args, SLURM4).rejected
+        assert "custom_mounts" in str(rejected.violations[0])
+    else:
+        assert run.container_mounts == ("/x:/y", "/a:/b", "/c:/d")
+
+
+def test_names_that_are_no_directory_names_give_safe_keys() -> None:
+    plan = _plan(run={"id": "../../x y"})
+    key = Path(plan.runs[0].key)
+    assert not key.is_absolute()
+    assert ".." not in key.parts
+    assert len(key.parts) == 3
+
+
+def test_two_ids_that_look_alike_get_two_keys() -> None:
+    keys = {"cmd_args": ARGS}
+    plan = build_plan(_loaded(({"id": "a b"}, keys), ({"id": "a_b"}, keys), ({"id": "a/b"}, keys)), LOCAL)
+    assert len({run.key for run in plan.runs}) == 3
+
+
+# Secrets
+
+SECRET = "S3CRET"
+SECRETS: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any], str]] = [
+    ({"hf_token": SECRET}, {}, {}, "HF_TOKEN"),
+    ({"wandb_key": SECRET}, {}, {}, "WANDB_API_KEY"),
+    ({}, {"extra_env_vars": {"HF_TOKEN": SECRET}}, {}, "HF_TOKEN"),
+    ({}, {"extra_env_vars": {"HF_TOKEN": SECRET, "NCCL_DEBUG": "WARN"}}, {}, "HF_TOKEN"),
+    ({}, {"extra_env_vars": {"AWS_SECRET_ACCESS_KEY": SECRET}}, {}, "AWS_SECRET_ACCESS_KEY"),
+    ({}, {}, {"global_env_vars": {"WANDB_API_KEY": SECRET}}, "WANDB_API_KEY"),
+]
+
+
+@pytest.mark.parametrize("system", [LOCAL, SLURM4], ids=["local", "slurm"])
+@pytest.mark.parametrize(
+    ("args", "keys", "of_system", "variable"),
+    SECRETS,
+    ids=["hf_token", "wandb_key", "env_alone", "env_beside_others", "aws", "global_env_vars"],
+)
+def test_a_secret_is_in_secret_env_and_nowhere_else(
+    tmp_path: Path, system: System, args: dict[str, Any], keys: dict[str, Any], of_system: dict[str, Any], variable: str
+) -> None:
+    system = system.model_copy(update=of_system)
+    plan = _plan(args, system, **keys)
+    (run,) = plan.runs
+    assert run.secret_env[variable] == SECRET
+    assert SECRET not in repr(run).replace(repr(run.definition), "")
+    assert SECRET not in json.dumps(plan_to_dict(plan))
+    for name, text in render(run, system).items():
+        assert SECRET not in text, name
+    write_runs(plan, system, tmp_path)
+    for path in tmp_path.rglob("*"):
+        assert path.is_dir() or SECRET not in path.read_text(), path
+
+
+@pytest.mark.parametrize("field", ["hf_token", "wandb_key"])
+def test_a_rejected_point_keeps_its_secrets_too(field: str) -> None:
+    plan = _plan({field: SECRET, "tp": 3})
+    assert len(plan.rejected) == 1
+    assert SECRET not in json.dumps(plan_to_dict(plan))
+
+
+@pytest.mark.parametrize(
+    "keys", [{"cmd_args": {**ARGS, "hf_token": ["a", "b"]}}, {"extra_env_vars": {"MY_TOKEN": ["a", "b"]}}]
+)
+def test_a_credential_is_no_axis(keys: dict[str, Any]) -> None:
+    with pytest.raises(BadInput, match="credential"):
+        build_plan(_loaded(({}, {"cmd_args": ARGS, **keys})), LOCAL)
+
+
+def test_a_word_with_token_in_it_is_no_credential() -> None:
+    """Token dropping, tokenizers and token counts are no secrets: they may be swept, and they are recorded."""
+    run = _one(extra_env_vars={"TOKENIZERS_PARALLELISM": "false"})
+    assert run.env == {"TOKENIZERS_PARALLELISM": "false"}
+    assert len(_plan(extra_env_vars={"TOKENIZERS_PARALLELISM": ["true", "false"]}).runs) == 2
+
+
+def test_a_boolean_axis_with_token_in_its_name_is_judged_by_the_rules() -> None:
+    plan = _plan({"use_tokendrop": [True, False]})
+    assert [run.label for run in plan.runs] == ["use_tokendropfalse"]
+    assert [point.label for point in plan.rejected] == ["use_tokendroptrue"]
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    ("run", "keys", "scenario", "expected"),
+    [
+        ({}, {"cmd_args": {"model_recipe_name": "gpt_tiny"}}, {}, "cmd_args.launcher = 'megatron_bridge'"),
+        ({}, {"cmd_args": {"launcher": "embedded"}}, {}, "cmd_args.model_recipe_name is missing"),
+        ({}, {"cmd_args": ARGS, "nsys": {}}, {}, "nsys is not implemented yet"),
+        ({}, {"cmd_args": ARGS, "agent": "bo"}, {}, "agent = 'bo' is unknown"),
+        ({}, {"cmd_args": ARGS, "predictor": {"a": 1}}, {}, "predictor is not implemented"),
+        ({}, {"cmd_args": ARGS}, {"pre_test": "nccl"}, "pre_test = 'nccl' is not implemented yet"),
+        ({}, {"cmd_args": ARGS}, {"post_test": "nccl"}, "post_test = 'nccl' is not implemented yet"),
+    ],
+)
+def test_what_is_not_implemented_is_refused(
+    run: dict[str, Any], keys: dict[str, Any], scenario: dict[str, Any], expected: str
+) -> None:
+    with pytest.raises(BadInput) as caught:
+        build_plan(_loaded((run, keys), **scenario), LOCAL)
+    assert expected in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_dependency_on_an_end_is_refused() -> None:
+    keys = {"cmd_args": ARGS}
+    waits = [{"type": "end_post_comp", "id": "t0"}]
+    with pytest.raises(BadInput, match="test 't1': dependencies of type 'end_post_comp' are not implemented yet"):
+        build_plan(_loaded(({}, keys), ({"dependencies": waits}, keys)), LOCAL)
+
+
+def test_every_refusal_gets_its_line() -> None:
+    keys = {"cmd_args": {}, "agent": "bo", "predictor": {"a": 1}}
+    with pytest.raises(BadInput) as caught:
+        build_plan(_loaded(({}, keys), ({}, keys), pre_test="x"), LOCAL)
+    assert len(str(caught.value).splitlines()) == 7
+
+
+def test_nsys_that_is_switched_off_is_no_obstacle() -> None:
+    assert _one(nsys={"enable": False}).label == "single"
+
+
+@pytest.mark.parametrize(("steps", "warmup", "runs"), [(4, 3, True), (3, 3, False), (2, 3, False), (1, 0, True)])
+def test_a_step_must_be_left_after_the_warm_up(steps: int, warmup: int, runs: bool) -> None:
+    keys: dict[str, Any] = {"metrics": {"warmup_steps": warmup}}
+    if runs:
+        assert _one({"max_steps": steps}, **keys).num_steps == steps
+        return
+    with pytest.raises(
+        BadInput, match=f"metrics.warmup_steps = {warmup} leaves no step to measure of max_steps = {steps}"
+    ):
+        _plan({"max_steps": steps}, **keys)
+
+
+def test_an_unknown_recipe_is_bad_input() -> None:
+    with pytest.raises(BadInput, match="unknown recipe 'gpt_tinny'; did you mean 'gpt_tiny'"):
+        _plan({"model_recipe_name": "gpt_tinny"})
+
+
+def test_a_container_needs_a_system_that_starts_containers() -> None:
+    """This machine runs the script as it is; a run that leaves the container out is not the run that was asked for."""
+    with contextlib.suppress(BadInput):
+        assert not _plan({"container_image": "nvcr.io#nvidia/nemo:26.02.00"}).runs
+
+
+# What is written
+
+
+def test_a_plan_is_strict_json_and_says_what_runs() -> None:
+    plan = _plan({"tp": [1, 2], "mb": [1, 3]})
+    data = json.loads(json.dumps(plan_to_dict(plan), allow_nan=False))
+    assert (data["version"], data["scenario"], data["system"]) == (1, "s", "here")
+    assert [run["key"] for run in data["runs"]] == [run.key for run in plan.runs]
+    assert data["rejected"][0]["violations"][0]["message"].startswith("C04 cmd_args.gb: 8 is not divisible by mb*dp")
+
+
+def test_a_point_can_be_run_again_from_its_own_definition() -> None:
+    """test.toml of a point is a definition without lists that gives the same single run."""
+    plan = _plan(
+        {"tp": [1, 2], "lr": 0.01},
+        extra_env_vars={"X": ["a b", "c"], "Y": "z"},
+        extra_cmd_args={"model.qk_layernorm": "true"},
+        metrics={"warmup_steps": 1},
+    )
+    assert len(plan.runs) == 4
+    for run in plan.runs:
+        data = tomllib.loads(render(run, LOCAL)["test.toml"])
+        definition = MegatronBridgeTestDefinition.model_validate(data)
+        scenario = Scenario.model_validate({"name": "s", "Tests": [{"id": "t0", "test_name": "n"}]})
+        (again,) = build_plan(LoadedScenario(scenario, [LoadedTest(scenario.tests[0], definition)]), LOCAL).runs
+        assert again.label == "single"
+        assert again.training_config == run.training_config
+        assert (again.args, again.env, again.warmup_steps) == (run.args, run.env, 1)

@@ -1,0 +1,282 @@
+"""The report as values, as strict JSON, as text and as a table."""
+
+import io
+import json
+import math
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+from rich.console import Console
+
+from cloudai_mbridge.logs import StepRecord
+from cloudai_mbridge.metrics import measure
+from cloudai_mbridge.report.model import SCHEMA_VERSION, PointReport, Report
+from cloudai_mbridge.report.terminal import render_table
+from cloudai_mbridge.report.text import render_point, render_summary
+from cloudai_mbridge.report.write import write_report
+from cloudai_mbridge.verdict import Verdict
+
+VIOLATION = {
+    "rule_id": "C04",
+    "where": "cmd_args.gb",
+    "fact": "8 is not divisible by mb*dp = 6",
+    "remedy": "use a multiple of 6",
+    "operands": {"gb": 8, "mb": 3, "dp": 2},
+    "message": "C04 cmd_args.gb: 8 is not divisible by mb*dp = 6 (gb=8, mb=3, dp=2); use a multiple of 6",
+}
+
+
+def _point(verdict: Verdict = Verdict.SUCCESS, test_id: str = "sweep", label: str = "tp1", **keys: Any) -> PointReport:
+    steps = tuple(StepRecord(i, float(i), 10.0 * i, 7.0 - i) for i in (1, 2, 3, 4))
+    data: dict[str, Any] = {
+        "key": f"{test_id}/{label}/0",
+        "test_id": test_id,
+        "test_name": "t",
+        "label": label,
+        "iteration": 0,
+        "coordinates": {"tp": 1},
+        "verdict": verdict,
+        "reasons": (),
+        "evidence": (),
+        "violations": (),
+        "args": {"gb": 8},
+        "num_nodes": 1,
+        "world_size": 2,
+        "num_steps": 4,
+        "job": {"job_id": "17", "state": "COMPLETED"},
+        "run": {"backend": "gloo"},
+        "log": {"file": "x", "source": "records", "notes": ()},
+        "metrics": measure(steps, 2, 100.0),
+        "steps": steps,
+    }
+    return PointReport(**{**data, **keys})
+
+
+def _rejected(test_id: str = "sweep", label: str = "tp9", **keys: Any) -> PointReport:
+    data: dict[str, Any] = {
+        "violations": (VIOLATION,),
+        "reasons": (VIOLATION["message"],),
+        **{"num_nodes": None, "world_size": None, "num_steps": None, "metrics": None, "steps": ()},
+        **{"args": {}, "job": {}, "run": {}, "log": {}},
+    }
+    return _point(Verdict.REJECTED, test_id, label, **{**data, **keys})
+
+
+def _report(*points: PointReport, **keys: Any) -> Report:
+    data = {"tool_version": "1", "scenario": "s", "system": "here", "created_at": "2026-01-02T03:04:05+00:00"}
+    return Report(**{**data, **keys}, points=points)
+
+
+def _strict(text: str) -> Any:
+    def refuse(constant: str) -> NoReturn:
+        raise AssertionError(f"{constant} is no JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+def _table(report: Report, width: int = 200) -> str:
+    console = Console(file=io.StringIO(), width=width, color_system=None)
+    console.print(render_table(report))
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+# Values
+
+
+@pytest.mark.parametrize(
+    ("points", "succeeded"),
+    [
+        ((), False),
+        ((_point(),), True),
+        ((_point(), _point(label="tp2")), True),
+        ((_point(), _rejected()), True),
+        ((_point(), _point(Verdict.FAILED)), False),
+        ((_rejected(),), False),
+        ((_point(), _rejected(test_id="other")), False),  # a whole test was left out
+        ((_point(), _point(test_id="other"), _rejected(test_id="other")), True),
+    ],
+)
+def test_when_a_scenario_has_succeeded(points: tuple[PointReport, ...], succeeded: bool) -> None:
+    assert _report(*points).succeeded is succeeded
+
+
+def test_counts() -> None:
+    report = _report(_point(), _point(Verdict.FAILED), _rejected(), _rejected())
+    assert [report.count(verdict) for verdict in Verdict] == [1, 1, 2]
+    assert report.to_dict()["summary"] == {"success": 1, "failed": 1, "rejected": 2}
+
+
+# JSON
+
+
+def test_the_published_form() -> None:
+    data = _strict(json.dumps(_report(_point(), _rejected()).to_dict(), allow_nan=False))
+    assert data["schema_version"] == SCHEMA_VERSION == 1
+    assert data["tool"] == {"name": "cloudai-mbridge", "version": "1"}
+    assert (data["scenario"], data["system"]) == ("s", "here")
+    good, rejected = data["points"]
+    assert good["verdict"] == "success"
+    assert good["metrics"]["step_time_s"] == {"n": 2, "mean": 3.5, "median": 3.5, "min": 3.0, "max": 4.0, "std": 0.5}
+    assert (good["metrics"]["warmup_steps"], good["metrics"]["window"]) == (2, [3, 4])
+    assert good["steps"][0] == {
+        "step": 1,
+        "step_time_s": 1.0,
+        "tflops_per_gpu": 10.0,
+        "loss": 6.0,
+        "grad_norm": None,
+    }
+    assert (rejected["verdict"], rejected["metrics"], rejected["steps"]) == ("rejected", None, [])
+    assert rejected["violations"][0]["operands"] == {"gb": 8, "mb": 3, "dp": 2}
+
+
+def test_numbers_that_json_cannot_hold() -> None:
+    steps = (StepRecord(1, 1.0, math.inf, math.nan), StepRecord(2, 1.0, -math.inf, 5.0))
+    point = _point(steps=steps, metrics=measure(steps, 0, None), run={"x": [math.nan, {"y": math.inf}]})
+    data = _strict(json.dumps(_report(point).to_dict(), allow_nan=False))["points"][0]
+    assert [(step["tflops_per_gpu"], step["loss"]) for step in data["steps"]] == [("inf", "nan"), ("-inf", 5.0)]
+    assert data["run"] == {"x": ["nan", {"y": "inf"}]}
+    assert (data["metrics"]["tflops_per_gpu"], data["metrics"]["first_loss"]) == (None, "nan")
+
+
+def test_what_was_not_measured_is_null() -> None:
+    point = _point(Verdict.FAILED, steps=(), metrics=measure((), 2, None))
+    metrics = _strict(json.dumps(_report(point).to_dict(), allow_nan=False))["points"][0]["metrics"]
+    assert metrics == {
+        "warmup_steps": 2,
+        "window": None,
+        "step_time_s": None,
+        "tflops_per_gpu": None,
+        "tokens_per_s_per_gpu": None,
+        "first_loss": None,
+        "last_loss": None,
+    }
+
+
+# Text
+
+
+def test_the_text_of_a_run_begins_as_cloudais() -> None:
+    text = render_point(_point(), Path("/results"))
+    assert (
+        text
+        == """\
+Source log: /results/sweep/tp1/0/stdout.txt
+
+Step Time (s)
+  avg: 3.5
+  median: 3.5
+  min: 3.0
+  max: 4.0
+  std: 0.5
+
+TFLOP/s per GPU
+  avg: 35.0
+  median: 35.0
+  min: 30.0
+  max: 40.0
+  std: 5.0
+
+Steps counted: 3-4 (n=2), warm-up 1-2 left out
+Verdict: success
+"""
+    )
+
+
+def test_the_text_of_a_failed_run_says_why() -> None:
+    point = _point(
+        Verdict.FAILED,
+        steps=(),
+        metrics=measure((), 2, None),
+        reasons=("the job ended as FAILED (exit code 1)",),
+        evidence=("ValueError: x",),
+    )
+    text = render_point(point, Path("/results"))
+    assert "Step Time (s)\n  not measured\n\nTFLOP/s per GPU\n  not measured\n" in text
+    assert "Steps counted: none\nVerdict: failed\n  - the job ended as FAILED (exit code 1)\n" in text
+    assert text.endswith("  | ValueError: x\n")
+    assert "0.0" not in text
+    assert "-1" not in text
+
+
+def test_without_a_warm_up_it_is_said() -> None:
+    steps = (StepRecord(1, 1.0, 1.0, 5.0),)
+    text = render_point(_point(steps=steps, metrics=measure(steps, 0, None)), Path("/r"))
+    assert "Steps counted: 1-1 (n=1), no warm-up left out" in text
+
+
+def test_the_summary_names_every_point() -> None:
+    text = render_summary(_report(_point(), _point(Verdict.FAILED, label="tp2", reasons=("why",)), _rejected()))
+    lines = text.splitlines()
+    assert lines[0] == "Scenario s on here: 1 success, 1 failed, 1 rejected"
+    assert lines[2].startswith("sweep/tp1/0: success, step time 3.5 s, 35 TFLOP/s/GPU, steps 3-4 (n=2)")
+    assert "sweep/tp2/0: failed" in text
+    assert "  - why\n" in text
+    assert f"  - {VIOLATION['message']}\n" in text
+
+
+def test_all_reports_are_written(tmp_path: Path) -> None:
+    (tmp_path / "sweep/tp1/0").mkdir(parents=True)
+    path = write_report(_report(_point(), _rejected()), tmp_path)
+    assert path == tmp_path / "report.json"
+    assert _strict(path.read_text())["summary"]["rejected"] == 1
+    assert {str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file()} == {
+        "report.json",
+        "report.txt",
+        "sweep/tp1/0/report.txt",
+    }
+
+
+# Table
+
+
+def test_the_table_shows_every_point_with_its_numbers() -> None:
+    failed = _point(
+        Verdict.FAILED,
+        label="tp2",
+        steps=(),
+        metrics=measure((), 2, None),
+        reasons=("0 of 4 steps are in the log; the first missing is 1",),
+        evidence=("ValueError: x",),
+    )
+    text = _table(_report(_point(), failed, _rejected()))
+    rows = {line.split("│")[1].strip(): line for line in text.splitlines() if line.startswith("│")}
+    assert set(rows) == {"tp1", "tp2", "tp9"}
+    for cell in ("success", "4/4", "3.5 ±0.5", "35 ±5", "6.000 → 3.000"):
+        assert cell in rows["tp1"]
+    for cell in ("failed", "0/4", "not measured", "0 of 4 steps are in the log"):
+        assert cell in rows["tp2"]
+    assert "C04 8 is not divisible by mb*dp = 6 (gb=8, mb=3, dp=2)" in rows["tp9"]
+    assert "ValueError: x" in text
+    assert "\n1 success, 1 failed, 1 rejected; mean ±std over " in text
+
+
+def test_the_window_below_the_table_is_that_of_the_numbers() -> None:
+    assert "mean ±std over steps 3-4 (n=2), warm-up 1-2 left out" in _table(_report(_point()))
+
+
+@pytest.mark.parametrize("name", ["[red]x[/red]", "[/]", "[link=http://x]y", "a\\[b]", ":smile:", "a\\"])
+@pytest.mark.parametrize("place", ["scenario", "system", "test_id", "label", "reason", "evidence", "fact"])
+def test_names_are_shown_as_they_are(name: str, place: str) -> None:
+    good, failed, rejected = {}, {}, {}
+    of_report: dict[str, Any] = {}
+    if place in ("scenario", "system"):
+        of_report[place] = name
+    elif place == "test_id":
+        good, failed = {"test_id": name}, {"test_id": "b"}
+    elif place == "label":
+        good = {"label": name}
+    elif place == "reason":
+        failed = {"reasons": (name,)}
+    elif place == "evidence":
+        failed = {"evidence": (name,)}
+    else:
+        rejected = {"violations": ({**VIOLATION, "fact": name},)}
+    report = _report(_point(**good), _point(Verdict.FAILED, **failed), _rejected(**rejected), **of_report)
+    assert name in _table(report)
+
+
+def test_iterations_can_be_told_apart() -> None:
+    text = _table(_report(_point(), _point(iteration=1)))
+    assert "│ tp1/1 " in text

@@ -1,0 +1,131 @@
+"""Only a run that is good in every respect succeeds; any other says why not."""
+
+import math
+
+import pytest
+
+from cloudai_mbridge.jobs import JobClass, JobStatus
+from cloudai_mbridge.logs import LogSummary, StepRecord
+from cloudai_mbridge.metrics import measure
+from cloudai_mbridge.verdict import RunOutcome, Verdict, judge
+
+NUM_STEPS, WARMUP = 6, 2
+STATUSES: dict[str, JobStatus | None] = {
+    "good": JobStatus("COMPLETED", JobClass.SUCCEEDED, exit_code=0),
+    "not submitted": None,
+    "refused": JobStatus("REFUSED", JobClass.FAILED, reason="no such partition"),
+    "failed": JobStatus("FAILED", JobClass.FAILED, exit_code=3),
+    "killed": JobStatus("FAILED", JobClass.FAILED, signal=9),
+    "timeout": JobStatus("TIMEOUT", JobClass.FAILED),
+    "node_fail": JobStatus("NODE_FAIL", JobClass.INFRASTRUCTURE, reason="NodeDown"),
+    "cancelled": JobStatus("CANCELLED", JobClass.CANCELLED),
+    "active": JobStatus("RUNNING", JobClass.ACTIVE),
+    "unknown": JobStatus("FORGOTTEN", JobClass.UNKNOWN),
+}
+STEPS: dict[str, list[int]] = {
+    "good": [1, 2, 3, 4, 5, 6],
+    "none": [],
+    "cut": [1, 2, 3],
+    "hole": [1, 2, 4, 5, 6],
+    "late": [2, 3, 4, 5, 6],
+}
+LOSSES: dict[str, float | None] = {"good": 4.5, "nan": math.nan, "inf": math.inf, "-inf": -math.inf, "missing": None}
+RATES: dict[str, float | None] = {"good": 2.0, "missing": None, "nan": math.nan}
+
+
+def _judge(status: str = "good", steps: str = "good", loss: str = "good", rate: str = "good") -> RunOutcome:
+    """Judge a run whose step 4 has the given loss and rate."""
+    records = tuple(
+        StepRecord(step, 1.0, RATES[rate] if step == 4 else 2.0, LOSSES[loss] if step == 4 else 5.0)
+        for step in STEPS[steps]
+    )
+    log = LogSummary(records, "records")
+    return judge(STATUSES[status], log, measure(records, WARMUP, 100.0), NUM_STEPS, ["the last line"])
+
+
+@pytest.mark.parametrize("status", STATUSES)
+@pytest.mark.parametrize("steps", STEPS)
+@pytest.mark.parametrize("loss", LOSSES)
+def test_the_whole_table(status: str, steps: str, loss: str) -> None:
+    outcome = _judge(status, steps, loss)
+    is_good = (status, steps) == ("good", "good") and loss == "good"
+    assert (outcome.verdict is Verdict.SUCCESS) is is_good
+    assert bool(outcome.reasons) is not is_good
+    assert outcome.evidence == (() if is_good else ("the last line",))
+
+
+@pytest.mark.parametrize("rate", ["missing", "nan"])
+def test_a_rate_that_is_missing_is_no_success(rate: str) -> None:
+    outcome = _judge(rate=rate)
+    assert (outcome.verdict, outcome.reasons) == (Verdict.FAILED, ("TFLOP/s per GPU could not be measured",))
+
+
+def test_a_run_without_measured_steps_is_no_success() -> None:
+    records = tuple(StepRecord(step, 1.0, 1.0, 5.0) for step in (1, 2))
+    outcome = judge(STATUSES["good"], LogSummary(records), measure(records, 2, None), 2, [])
+    assert outcome.verdict is Verdict.FAILED
+    assert outcome.reasons == ("step time could not be measured", "TFLOP/s per GPU could not be measured")
+
+
+def test_a_run_of_no_steps_is_no_success() -> None:
+    assert judge(STATUSES["good"], LogSummary(), measure((), 0, None), 0, []).verdict is Verdict.FAILED
+
+
+@pytest.mark.parametrize(
+    ("status", "reason"),
+    [
+        ("not submitted", "the job was not submitted, or its end is unknown"),
+        ("refused", "the job ended as REFUSED (no such partition)"),
+        ("failed", "the job ended as FAILED (exit code 3)"),
+        ("killed", "the job ended as FAILED (signal 9, SIGKILL)"),
+        ("node_fail", "the job ended as NODE_FAIL (NodeDown)"),
+        ("active", "the job was last seen as RUNNING"),
+        ("unknown", "the job is in a state that proves nothing: FORGOTTEN"),
+    ],
+)
+def test_what_is_said_of_the_job(status: str, reason: str) -> None:
+    assert _judge(status).reasons == (reason,)
+
+
+def test_a_signal_without_a_name() -> None:
+    records = tuple(StepRecord(step, 1.0, 1.0, 5.0) for step in (1, 2))
+    status = JobStatus("FAILED", JobClass.FAILED, exit_code=1, signal=125)
+    outcome = judge(status, LogSummary(records), measure(records, 0, None), 2, [])
+    assert outcome.reasons == ("the job ended as FAILED (exit code 1; signal 125, unknown)",)
+
+
+@pytest.mark.parametrize(
+    ("steps", "reason"),
+    [
+        ("cut", "3 of 6 steps are in the log; the first missing is 4"),
+        ("hole", "5 of 6 steps are in the log; the first missing is 3"),
+        ("late", "5 of 6 steps are in the log; the first missing is 1"),
+    ],
+)
+def test_what_is_said_of_missing_steps(steps: str, reason: str) -> None:
+    assert _judge(steps=steps).reasons == (reason,)
+
+
+@pytest.mark.parametrize(
+    ("loss", "reason"),
+    [
+        ("nan", "the loss is nan at step 4"),
+        ("-inf", "the loss is -inf at step 4"),
+        ("missing", "step 4 has no loss"),
+    ],
+)
+def test_what_is_said_of_a_loss(loss: str, reason: str) -> None:
+    assert _judge(loss=loss).reasons == (reason,)
+
+
+def test_every_reason_is_given() -> None:
+    reasons = _judge("killed", "cut").reasons
+    assert len(reasons) == 2
+    assert "SIGKILL" in reasons[0]
+    assert "3 of 6" in reasons[1]
+
+
+def test_a_bad_loss_in_the_warm_up_counts() -> None:
+    records = tuple(StepRecord(s, 1.0, 1.0, math.nan if s == 1 else 5.0) for s in range(1, 7))
+    outcome = judge(STATUSES["good"], LogSummary(records), measure(records, 2, None), 6, [])
+    assert outcome.reasons == ("the loss is nan at step 1",)
