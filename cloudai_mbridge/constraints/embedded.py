@@ -1,6 +1,7 @@
 """Rules E01...: what the embedded loop cannot do, so that no argument is silently ignored."""
 
 from cloudai_mbridge.constraints.rule import Answer, Point, Violation
+from cloudai_mbridge.models.system import LocalSystem
 from cloudai_mbridge.recipes.apply import unsupported_args
 
 _DTYPES = ("bf16", "fp32")
@@ -51,4 +52,22 @@ def e03_there_are_steps_to_measure(point: Point) -> Answer:
     return Violation("E03", "cmd_args.max_steps", fact, "use at least 1", {"max_steps": steps})
 
 
-RULES = (e01_every_argument_reaches_the_training, e02_precision_is_implemented, e03_there_are_steps_to_measure)
+def e04_containers_need_slurm(point: Point) -> Answer:
+    """A container image needs a Slurm system: this machine runs points in its own environment.
+
+    Pass: container_image="". Fail: container_image="nemo" on a local system.
+    Source: `cloudai_mbridge.launch.script`.
+    """
+    image = point.args.container_image
+    if not (point.is_embedded and image and isinstance(point.system, LocalSystem)):
+        return None
+    remedy = "remove container_image, or run on a Slurm system"
+    return Violation("E04", "cmd_args.container_image", "a local system has no containers", remedy, {"image": image})
+
+
+RULES = (
+    e01_every_argument_reaches_the_training,
+    e02_precision_is_implemented,
+    e03_there_are_steps_to_measure,
+    e04_containers_need_slurm,
+)

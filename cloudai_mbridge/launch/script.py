@@ -6,7 +6,7 @@ a machine without torch renders what a machine with torch submits.
 """
 
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from cloudai_mbridge.models.system import SlurmSystem, System
 from cloudai_mbridge.plan import POINT_FILES, RunPlan
@@ -21,8 +21,9 @@ def render_local_script(plan: RunPlan, system: System) -> str:
     lines = [
         "#!/bin/bash",
         f"# {_comment(plan)}",
-        *_preamble(plan.env, system),
-        f'"$python" -m torch.distributed.run {shlex.join(torchrun)}',
+        *_preamble(plan, system),
+        '"$_mbridge_python" -m torch.distributed.run \\',
+        f"  {shlex.join(torchrun)}",
         *_EPILOGUE,
     ]
     return "\n".join(lines) + "\n"
@@ -35,13 +36,15 @@ def render_slurm_script(plan: RunPlan, system: SlurmSystem) -> str:
         "#!/bin/bash",
         *(f"#SBATCH {option}" for option in sbatch_options(plan, system)),
         f"# {_comment(plan)}",
-        *_preamble(plan.env, system),
-        'head_node=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
+        *_preamble(plan, system),
+        '_mbridge_head_node=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
         "# two jobs may share a node: the port is the job's own, below the ephemeral range",
-        "master_port=$((15000 + SLURM_JOB_ID % 15000))",
+        "_mbridge_port=$((15000 + SLURM_JOB_ID % 15000))",
         f'srun {shlex.join(srun_options(plan, system))} --cpus-per-task="$SLURM_CPUS_ON_NODE" \\',
+        *_container_options(plan),
         '  bash -c \'export PET_NODE_RANK="$SLURM_NODEID"; exec "$@"\' node \\',
-        '  "$python" -m torch.distributed.run --master-addr "$head_node" --master-port "$master_port" \\',
+        '  "$_mbridge_python" -m torch.distributed.run \\',
+        '  --master-addr "$_mbridge_head_node" --master-port "$_mbridge_port" \\',
         f"  {shlex.join([*torchrun, *_TRAINING])}",
         *_EPILOGUE,
     ]
@@ -76,26 +79,32 @@ def srun_options(plan: RunPlan, system: SlurmSystem) -> list[str]:
         options.append(f"--mpi={system.mpi}")
     if plan.container_image:
         options.append(f"--container-image={plan.container_image}")
-        options.append("--container-workdir=.")
-        if plan.container_mounts:
-            options.append(f"--container-mounts={','.join(plan.container_mounts)}")
         if system.container_mount_home:
             options.append("--container-mount-home")
     return [*options, *shlex.split(system.extra_srun_args or "")]
 
 
-def _preamble(env: Mapping[str, str], system: System) -> Iterable[str]:
+def _container_options(plan: RunPlan) -> Iterable[str]:
+    """Show the container the run's directory, which only the job knows, and work there."""
+    if plan.container_image:
+        mounts = "".join(f",{shlex.quote(mount)}" for mount in plan.container_mounts)
+        yield f'  --container-mounts="$PWD:$PWD"{mounts} --container-workdir="$PWD" \\'
+
+
+def _preamble(plan: RunPlan, system: System) -> Iterable[str]:
     yield "set -u"
-    for name in sorted(env):
-        yield f"export {name}={shlex.quote(env[name])}"
+    for name in sorted(plan.env):
+        yield f"export {name}={shlex.quote(plan.env[name])}"
     if system.python_executable:
-        yield f"python={shlex.quote(system.python_executable)}"
+        yield f"_mbridge_python={shlex.quote(system.python_executable)}"
+    elif plan.container_image:
+        yield "_mbridge_python=python3  # the container's"
     else:
-        yield f'python="${{{PYTHON_VARIABLE}:-python3}}"'
+        yield f'_mbridge_python="${{{PYTHON_VARIABLE}:-python3}}"'
 
 
 # The marker settles how the job ended when the scheduler has forgotten it.
-_EPILOGUE = ("exit_code=$?", f'echo "$exit_code" > {POINT_FILES.exit_code}', 'exit "$exit_code"')
+_EPILOGUE = ("_mbridge_exit=$?", f'echo "$_mbridge_exit" > {POINT_FILES.exit_code}', 'exit "$_mbridge_exit"')
 
 
 def _comment(plan: RunPlan) -> str:

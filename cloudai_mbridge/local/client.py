@@ -25,6 +25,7 @@ from cloudai_mbridge.models.system import LocalSystem
 from cloudai_mbridge.plan import POINT_FILES, RunPlan
 
 _KILL_WAIT_S = 10.0
+_KILL_ROUNDS = 10
 _MARK_VARIABLE = "MBRIDGE_LOCAL_JOB"
 
 
@@ -110,8 +111,14 @@ class LocalClient:
 
 
 def _kill_leftovers(mark: str) -> None:
-    """Kill every process that carries the mark, until none is found: one may be starting another."""
-    while found := [process for process in psutil.process_iter() if _has_mark(process, mark)]:
+    """Kill every process that carries the mark, and look again: one may have been starting another.
+
+    One that does not die, in an uninterruptible call of a driver, is not waited for without end.
+    """
+    for _ in range(_KILL_ROUNDS):
+        found = [process for process in psutil.process_iter() if _has_mark(process, mark)]
+        if not found:
+            return
         for process in found:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()

@@ -10,8 +10,7 @@ _NUMBER = r"([0-9]+(?:\.[0-9]+)?)"
 _STEP_TIME = re.compile(
     rf"Step Time\s*:\s*{_NUMBER}\s*s.*?GPU utilization:\s*{_NUMBER}\s*(?:MODEL_)?TFLOP/s/GPU", re.IGNORECASE
 )
-_ITERATION = re.compile(r"\biteration\s+(\d+)/\s*(\d+)\s*\|(.*)")
-_FIELD = re.compile(r"\s*([^:|]+):\s*([^|]*?)\s*(?:\||$)")
+_ITERATION = re.compile(r"\biteration\s+([0-9]{1,15})/\s*([0-9]{1,15})\s*\|(.*)")
 
 
 def match_step_time(line: str) -> tuple[float, float] | None:
@@ -25,14 +24,16 @@ def match_iteration(line: str) -> dict[str, Any] | None:
     match = _ITERATION.search(line)
     if not match:
         return None
-    fields = dict(_FIELD.findall(match[3]))
+    fields = {}
+    for part in match[3].split("|"):
+        name, _, value = part.partition(":")
+        fields[name.strip()] = value.strip()
     return {
         "step": int(match[1]),
         "train_iters": int(match[2]),
         "loss": _number(fields.get("lm loss", fields.get("loss"))),
         "grad_norm": _number(fields.get("grad norm")),
-        "nan_iterations": int(_number(fields.get("number of nan iterations")) or 0),
-        "skipped_iterations": int(_number(fields.get("number of skipped iterations")) or 0),
+        "nan_iterations": _number(fields.get("number of nan iterations")) or 0,
     }
 
 
@@ -45,14 +46,19 @@ def _number(text: str | None) -> float | None:
 
 def match_record(line: str, mark: str) -> dict[str, Any] | None:
     """Return the JSON object behind `mark`, or None. A record that is cut in half is no record."""
-    _, found, text = line.partition(f"{mark} ")
+    _, found, text = line.partition(f"{mark} {{")
     if not found:
         return None
     try:
-        record = json.loads(text)
-    except ValueError:
+        record = json.loads("{" + text)
+    except (ValueError, RecursionError):
         return None
     return record if isinstance(record, dict) else None
+
+
+def has_record(line: str) -> bool:
+    """Return whether a record begins on the line, whole or damaged."""
+    return f"{STEP_MARK} {{" in line or f"{RUN_MARK} {{" in line
 
 
 def match_step_record(line: str) -> dict[str, Any] | None:

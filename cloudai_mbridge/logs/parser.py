@@ -6,10 +6,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cloudai_mbridge.logs.formats import match_iteration, match_run_record, match_step_record, match_step_time
+from cloudai_mbridge.logs.formats import (
+    has_record,
+    match_iteration,
+    match_run_record,
+    match_step_record,
+    match_step_time,
+)
 
 _CHUNK = 1 << 20
 _LONGEST_LINE = 1 << 20
+_REPEATED = "{} steps were logged more than once; the last of each counts"
 
 
 @dataclass(frozen=True)
@@ -61,7 +68,7 @@ class LogParser:
         return self.summary()
 
     def _take(self, line: str) -> None:
-        if "MBRIDGE_" in line:
+        if has_record(line):
             if (record := match_step_record(line)) is not None:
                 self._take_record(record)
             elif (run := match_run_record(line)) is not None:
@@ -94,7 +101,7 @@ class LogParser:
         if self._malformed:
             notes.append(f"{self._malformed} damaged records were left out")
         if self._repeated:
-            notes.append(f"{self._repeated} steps were logged more than once; the last record of each counts")
+            notes.append(_REPEATED.format(self._repeated))
         if self._records:
             steps = tuple(self._records[step] for step in sorted(self._records))
             return LogSummary(steps, "records", self._run, tuple(notes))
@@ -102,7 +109,11 @@ class LogParser:
             return LogSummary((), "none", self._run, tuple(notes))
         if self._iterations and len(self._iterations) != len(self._times):
             notes.append(f"{len(self._times)} step-time lines for {len(self._iterations)} iteration lines")
-        return LogSummary(tuple(self._paired()), "lines", self._run, tuple(notes))
+        paired = list(self._paired())
+        last = {record.step: record for record in paired}
+        if len(last) < len(paired):
+            notes.append(_REPEATED.format(len(paired) - len(last)))
+        return LogSummary(tuple(last[step] for step in sorted(last)), "lines", self._run, tuple(notes))
 
     def _paired(self) -> Iterator[StepRecord]:
         """Join the k-th step-time line with the k-th iteration line: two ranks print them, in either order."""
@@ -119,7 +130,7 @@ def _number(value: Any) -> float | None:
         return None
     try:
         return float(value)
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
 
 

@@ -41,14 +41,17 @@ def summarize(values: Sequence[float | None]) -> Statistic | None:
     numbers = [value for value in values if value is not None and math.isfinite(value)]
     if not numbers or len(numbers) != len(values):
         return None
-    return Statistic(
-        n=len(numbers),
-        mean=statistics.fmean(numbers),
-        median=statistics.median(numbers),
-        min=min(numbers),
-        max=max(numbers),
-        std=statistics.pstdev(numbers),
-    )
+    try:
+        return Statistic(
+            n=len(numbers),
+            mean=statistics.fmean(numbers),
+            median=statistics.median(numbers),
+            min=min(numbers),
+            max=max(numbers),
+            std=statistics.pstdev(numbers),
+        )
+    except OverflowError:  # numbers that no clock gives
+        return None
 
 
 def measure(steps: Sequence[StepRecord], warmup_steps: int, tokens_per_step_per_gpu: float | None) -> Metrics:

@@ -1,11 +1,13 @@
 """The strictness shared by all models, and which of their values are secrets."""
 
 import re
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-_SECRET_NAME = re.compile(r"token(_|$)|secret|passw|credential|api_?key|(^|_)key$", re.IGNORECASE)
+_SECRET_NAME = re.compile(
+    r"tokens?([_-]|\d*$)|secret|passw|passphrase|pwd|credential|api[_-]?key|(^|[_-])key$", re.IGNORECASE
+)
 
 
 class StrictModel(BaseModel):
@@ -37,8 +39,9 @@ def _dotted_key(value: str) -> str:
     return value
 
 
-def _no_nul(value: str) -> str:
-    if "\0" in value:
+def _no_nul(value: Any) -> Any:
+    """Refuse NUL in a text, or in any text of a list of them."""
+    if any(isinstance(text, str) and "\0" in text for text in (value if isinstance(value, list) else [value])):
         raise ValueError("must not contain a NUL character; no process can receive it")
     return value
 

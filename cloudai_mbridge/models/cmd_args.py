@@ -7,7 +7,7 @@ import types
 from enum import StrEnum
 from typing import Annotated, Any, Union, get_args, get_origin
 
-from pydantic import Field, create_model
+from pydantic import Field, FiniteFloat, create_model
 
 from cloudai_mbridge.models.base import StrictModel, Text
 
@@ -81,8 +81,8 @@ class ResolvedCmdArgs(StrictModel):
     activation_offload_layers: int | None = None
     recompute_modules: Text | list[Text] | None = None
 
-    lr: float | None = None
-    min_lr: float | None = None
+    lr: FiniteFloat | None = None
+    min_lr: FiniteFloat | None = None
     warmup_iters: int | None = None
 
     pretrained_checkpoint: Text | None = None

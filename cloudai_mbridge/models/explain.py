@@ -65,9 +65,13 @@ def _shown(path: Path, value: Any) -> str:
     """Show the value if it is short and no secret."""
     if any(is_secret(str(part)) for part in path):
         return "(value hidden) "
-    if isinstance(value, dict) or (isinstance(value, list) and len(repr(value)) > 80):
+    if len(repr(value)) > 200 or isinstance(value, dict) or (isinstance(value, list) and not _is_flat(value)):
         return ""
     return f"{value!r} "
+
+
+def _is_flat(value: list[Any]) -> bool:
+    return not any(isinstance(item, list | dict) for item in value)
 
 
 def _value_at(data: Any, path: Path) -> Any:

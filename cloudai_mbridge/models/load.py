@@ -49,7 +49,7 @@ def load_system(path: Path) -> System:
         "slurm": SlurmSystem,
     }
     scheduler = source.data.get("scheduler")
-    if scheduler not in kinds:
+    if not isinstance(scheduler, str) or scheduler not in kinds:
         raise BadInput(f"{source.where(('scheduler',))}: {scheduler!r} is unknown; use one of {', '.join(kinds)}")
     return validate(kinds[scheduler], source.data, source)
 

@@ -1,13 +1,12 @@
 """A scenario: which tests run, on how many nodes, how often, after what."""
 
-import re
+import graphlib
 from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from cloudai_mbridge.models.base import AxisOfInt, OneLine, StrictModel, Text
-
-_TIME_LIMIT = re.compile(r"(\d+-\d+(:\d+){0,2}|\d+(:\d+){0,2})")
+from cloudai_mbridge.models.time_limit import parse_time_limit
 
 # Keys of a scenario's test that override (or, without test_name, make up) its definition.
 DEFINITION_KEYS = (
@@ -72,8 +71,7 @@ class TestRun(StrictModel):
     @field_validator("time_limit")
     @classmethod
     def _slurm_time(cls, value: str | None) -> str | None:
-        if value is not None and not _TIME_LIMIT.fullmatch(value):
-            raise ValueError("is no Slurm time limit; write minutes, HH:MM:SS or D-HH:MM:SS")
+        parse_time_limit(value)
         return value
 
     @model_validator(mode="after")
@@ -123,18 +121,12 @@ class Scenario(StrictModel):
 
 
 def find_cycle(waits_for: dict[str, list[str]]) -> list[str] | None:
-    """Return the nodes of one cycle, first one repeated at the end, or None."""
-    done: set[str] = set()
-
-    def visit(node: str, path: list[str]) -> list[str] | None:
-        if node in path:
-            return [*path[path.index(node) :], node]
-        if node in done:
-            return None
-        for other in waits_for[node]:
-            if cycle := visit(other, [*path, node]):
-                return cycle
-        done.add(node)
-        return None
-
-    return next((cycle for node in waits_for if (cycle := visit(node, []))), None)
+    """Return the tests of one cycle, each waiting for the next, the first one repeated at the end; or None."""
+    try:
+        graphlib.TopologicalSorter(waits_for).prepare()
+    except graphlib.CycleError as error:
+        cycle = list(reversed(error.args[1][1:]))
+        first = min(cycle, key=list(waits_for).index)
+        start = cycle.index(first)
+        return [*cycle[start:], *cycle[:start], first]
+    return None

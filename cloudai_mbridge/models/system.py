@@ -1,8 +1,9 @@
 """A system: where jobs run and with what defaults."""
 
+import shlex
 from typing import Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from cloudai_mbridge.models.base import EnvName, OneLine, StrictModel, Text
 
@@ -57,6 +58,15 @@ class SlurmSystem(_System):
     extra_sbatch_args: list[OneLine] = []
     extra_transient_status_errors: list[Text] = []
     status_retry_pause_seconds: int = Field(10, ge=0)
+
+    @field_validator("extra_srun_args")
+    @classmethod
+    def _quotes_are_closed(cls, value: str | None) -> str | None:
+        try:
+            shlex.split(value or "")
+        except ValueError as error:
+            raise ValueError(f"cannot be split into arguments ({error}); close every quote") from None
+        return value
 
     @model_validator(mode="after")
     def _partition_exists(self) -> Self:

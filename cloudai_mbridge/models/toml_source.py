@@ -56,6 +56,8 @@ def read_toml(path: Path) -> TomlSource:
         return TomlSource(path, text, tomllib.loads(text))
     except tomllib.TOMLDecodeError as error:
         raise BadInput(f"{path}: not valid TOML: {error}") from None
+    except (ValueError, RecursionError) as error:
+        raise BadInput(f"{path}: holds a number or nesting beyond all measure ({error})") from None
 
 
 def _key_lines(text: str) -> dict[tuple[str | int, ...], int]:
@@ -63,7 +65,7 @@ def _key_lines(text: str) -> dict[tuple[str | int, ...], int]:
     lines: dict[tuple[str | int, ...], int] = {}
     table: tuple[str | int, ...] = ()
     arrays: dict[tuple[str | int, ...], int] = {}
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.split("\n"), 1):
         if header := _HEADER.match(line):
             table = _table_path(_split(header["name"]), bool(header["array"]), arrays)
             lines.setdefault(table, number)

@@ -1,6 +1,5 @@
 """From a loaded scenario and a system to a plan: expand, check, place."""
 
-import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -13,6 +12,7 @@ from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
 from cloudai_mbridge.models.load import LoadedScenario, LoadedTest
 from cloudai_mbridge.models.system import System
 from cloudai_mbridge.models.test_definition import MegatronBridgeTestDefinition
+from cloudai_mbridge.models.time_limit import parse_time_limit
 from cloudai_mbridge.plan.run_plan import RejectedPoint, RunPlan, SweepPlan
 from cloudai_mbridge.plan.supported import refuse_unsupported
 from cloudai_mbridge.recipes import Recipe, load_recipe
@@ -75,7 +75,7 @@ def _plan_run(
         env={name: value for name, value in env.items() if not is_secret(name)},
         secret_env=_secrets(args, env),
         time_limit=time_limit,
-        time_limit_s=parse_time_limit(time_limit),
+        time_limit_s=_seconds(time_limit),
         nodes=tuple(run.nodes),
         exclude_nodes=tuple(run.exclude_nodes),
         container_image=args.container_image,
@@ -118,7 +118,8 @@ def resolved_definition(
 ) -> dict[str, Any]:
     """Return the point as a test definition of its own: no lists, no credentials."""
     env = {name: value for name, value in point.env.items() if not is_secret(name)}
-    dump = definition.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
+    left_out = {"extra_env_vars", "agent_config", "predictor"}  # credentials; what only a search uses
+    dump = definition.model_dump(mode="json", exclude_none=True, exclude_defaults=True, exclude=left_out)
     return {
         **dump,
         "name": f"{definition.name}-{point.label}",
@@ -137,18 +138,8 @@ def _require_measured_steps(args: ResolvedCmdArgs, test: LoadedTest) -> None:
         )
 
 
-def parse_time_limit(text: str | None) -> float | None:
-    """Return the seconds of a Slurm time limit: minutes, MM:SS, HH:MM:SS, D-HH, D-HH:MM or D-HH:MM:SS."""
-    if text is None:
-        return None
-    if not re.fullmatch(r"(\d+-\d+(:\d+){0,2}|\d+(:\d+){0,2})", text):
-        raise BadInput(f"time_limit: {text!r} is no Slurm time limit; write minutes, HH:MM:SS or D-HH:MM:SS")
-    days, _, clock = text.rpartition("-")
-    parts = [int(part) for part in clock.split(":")]
-    if days:
-        hours, minutes, seconds = [*parts, 0, 0][:3]
-        return ((int(days) * 24 + hours) * 60 + minutes) * 60.0 + seconds
-    if len(parts) == 3:
-        return (parts[0] * 60 + parts[1]) * 60.0 + parts[2]
-    minutes, seconds = [*parts, 0][:2]
-    return minutes * 60.0 + seconds
+def _seconds(time_limit: str | None) -> float | None:
+    try:
+        return parse_time_limit(time_limit)
+    except ValueError as error:
+        raise BadInput(f"cmd_args.time_limit: {time_limit!r} {error}") from None

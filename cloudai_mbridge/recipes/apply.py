@@ -34,6 +34,8 @@ MAPPED: dict[str, tuple[str, str]] = {
     "recompute_modules": ("model", "recompute_modules"),
 }
 
+_ARGUMENT_OF = {place: name for name, place in MAPPED.items()}
+
 # cmd_args fields that mean something outside of the training process
 ELSEWHERE: dict[str, str] = {
     "launcher": "selects the launcher",
@@ -46,17 +48,16 @@ ELSEWHERE: dict[str, str] = {
     "container_image": "container of the job",
     "log_dir": "upstream launcher's directory; logs lie in the point's directory here",
     "detach": "upstream launcher's option",
-    "dryrun": "upstream launcher's option; use `mbridge dry-run`",
     "max_retries": "upstream launcher's option",
     "nemorun_version": "upstream launcher's environment",
     "hf_token": "goes to the environment as HF_TOKEN",
     "wandb_key": "goes to the environment as WANDB_API_KEY",
-    "domain": "upstream launcher's option; this loop trains language models",
 }
 
 # cmd_args fields whose listed values ask for nothing, so that they may be set
 HARMLESS: dict[str, tuple[Any, ...]] = {
     "task": ("pretrain",),
+    "dryrun": (False,),
     "domain": ("llm",),
     "enable_vboost": (False,),
     "enable_nsys": (False,),
@@ -108,6 +109,8 @@ def training_config(recipe: Recipe, args: ResolvedCmdArgs, extra: Mapping[str, s
         section, _, field = key.partition(".")
         if not field:
             raise BadInput(f"extra_cmd_args: {key!r} is not SECTION.FIELD such as optimizer.lr")
+        if argument := _ARGUMENT_OF.get((section, field)):
+            raise BadInput(f"extra_cmd_args: {key!r} is cmd_args.{argument}; set it there, so that the rules see it")
         sections.setdefault(section, {})[field] = _parse(text)
     as_config(sections)
     return sections
@@ -154,6 +157,7 @@ def recipe_layout(recipe: Recipe, pp: int, vp: int | None, *, with_mtp: bool) ->
 def _parse(text: str) -> Any:
     """Read a value as TOML would (number, boolean, list, quoted string); anything else is a string."""
     try:
-        return tomllib.loads(f"value = {text}")["value"]
+        parsed = tomllib.loads(f"value = {text}")
     except tomllib.TOMLDecodeError:
         return text
+    return parsed["value"] if parsed.keys() == {"value"} else text

@@ -8,6 +8,7 @@ from typing import Any
 
 from cloudai_mbridge import __version__
 from cloudai_mbridge.errors import BadInput
+from cloudai_mbridge.launch.write import PLAN_VERSION
 from cloudai_mbridge.logs import read_log
 from cloudai_mbridge.logs.tail import last_lines
 from cloudai_mbridge.metrics import measure
@@ -49,9 +50,11 @@ def _read_plan(root: Path) -> dict[str, Any]:
     if not (root / ROOT_FILES.journal).is_file():
         raise BadInput(f"{root}: was planned but never run ({ROOT_FILES.journal} is missing)")
     try:
-        plan: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+        plan = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
         raise BadInput(f"{path}: is damaged ({error})") from None
+    if not isinstance(plan, dict) or plan.get("version") != PLAN_VERSION:
+        raise BadInput(f"{path}: is no plan of version {PLAN_VERSION}; use the mbridge that made it")
     return plan
 
 

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Group, RenderableType
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -18,7 +17,7 @@ _STYLE = {Verdict.SUCCESS: "green", Verdict.FAILED: "bold red", Verdict.REJECTED
 
 def render_table(report: Report) -> RenderableType:
     """Render all points, the rejected ones with their reasons, and below them the logs' ends of the failed ones."""
-    table = Table(title=escape(f"{report.scenario} on {report.system}"), title_justify="left")
+    table = Table(title=Text(f"{report.scenario} on {report.system}"), title_justify="left")
     table.add_column("point", overflow="fold")
     table.add_column("verdict")
     table.add_column("steps", justify="right")
@@ -78,7 +77,7 @@ def _evidence(report: Report) -> list[Text]:
 
 
 def _window_note(report: Report) -> str:
-    windows = {window_text(point) for point in report.points if point.metrics}
+    windows = {window_text(point) for point in report.points if point.metrics and point.metrics.step_time_s}
     if len(windows) == 1:
         return f"mean ±std over steps {windows.pop()}"
     return "mean ±std over each run's steps after its warm-up, see report.txt"

@@ -86,6 +86,10 @@ class _Sweep:
         except SubmitRefused as error:
             self._saw(run, JobStatus("REFUSED", JobClass.FAILED, reason=f"the scheduler said: {error}"))
             return
+        except ToolFailure as error:
+            self.waiting.insert(0, run)
+            self._bear(error)
+            return
         self.active[job_id] = run
         self._journal.submitted(run.key, job_id)
         self._saw(run, JobStatus("PENDING", JobClass.ACTIVE))
@@ -123,7 +127,10 @@ class _Sweep:
         """Cancel what is active and wait until it has ended; what waits stays unsubmitted."""
         self._observer.notice(f"cancelling {len(self.active)} active jobs")
         self.waiting.clear()
-        self._scheduler.cancel(list(self.active))
-        while self.active:
-            self.look()
-            time.sleep(0.2)
+        try:
+            self._scheduler.cancel(list(self.active))
+            while self.active:
+                self.look()
+                time.sleep(0.2)
+        except ToolFailure as error:
+            self._observer.notice(f"{error}; may still run: {', '.join(self.active)}")

@@ -48,6 +48,8 @@ class SlurmClient:
             "sbatch", "--parsable", f"--chdir={directory}", POINT_FILES.slurm_script, cwd=directory, env=extra
         )
         job_id = parse_submitted(done.stdout)
+        if "Unable to contact slurm controller" in done.stderr:  # nothing was submitted; worth another try
+            raise ToolFailure(_last_line(done.stderr))
         if done.returncode != 0 or job_id is None:
             raise SubmitRefused(_last_line(done.stderr) or f"sbatch exited with {done.returncode} and said nothing")
         return job_id

@@ -55,7 +55,7 @@ def parse_exit_code(text: str) -> tuple[int | None, int | None]:
 
 def status_from_marker(text: str | None) -> JobStatus:
     """Judge a job that Slurm has forgotten by the exit code that its script left behind."""
-    if text is None or not text.strip().isdigit():
+    if text is None or not re.fullmatch(r"[0-9]{1,3}", text.strip()):
         reason = "Slurm no longer knows the job and it left no exit code"
         return JobStatus("FORGOTTEN", JobClass.UNKNOWN, reason=reason)
     code = int(text)
@@ -71,4 +71,5 @@ def _word(text: str) -> str:
 def without_slurm_variables(env: Mapping[str, str]) -> dict[str, str]:
     """Drop what would change sbatch's options or pretend that it runs inside another job."""
     foreign = ("SBATCH_", "SLURM_", "SRUN_", "SALLOC_", "SQUEUE_", "SINFO_", "SCANCEL_", "SACCT_", "PMI")
-    return {name: value for name, value in env.items() if name == "SLURM_CONF" or not name.startswith(foreign)}
+    needed = ("SLURM_CONF", "SLURM_JWT")
+    return {name: value for name, value in env.items() if name in needed or not name.startswith(foreign)}

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
+from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.models.scenario import TestRun
 from cloudai_mbridge.models.test_definition import MegatronBridgeTestDefinition
 
@@ -32,6 +33,8 @@ def find_axes(definition: MegatronBridgeTestDefinition, run: TestRun) -> list[Ax
 
 
 def _is_axis(value: Any, path: str, definition: MegatronBridgeTestDefinition) -> bool:
-    """A list is an axis unless its path, or a parent of it, is excluded."""
+    """A list is an axis unless its path, or a parent of it, is excluded. Only arguments can hold a list as a value."""
     excluded = any(path == prefix or path.startswith(f"{prefix}.") for prefix in definition.dse_excluded_args)
+    if excluded and isinstance(value, list) and not path.startswith("cmd_args."):
+        raise BadInput(f"dse_excluded_args: {path} cannot be a list; take it out, or give one value")
     return isinstance(value, list) and not excluded

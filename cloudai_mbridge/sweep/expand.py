@@ -5,6 +5,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic import ValidationError
+
+from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
 from cloudai_mbridge.models.scenario import TestRun
 from cloudai_mbridge.models.test_definition import MegatronBridgeTestDefinition
@@ -38,13 +41,21 @@ def expand(definition: MegatronBridgeTestDefinition, run: TestRun) -> Iterator[S
         yield SweepPoint(
             test_id=run.id,
             label=label(coordinates),
-            args=ResolvedCmdArgs.model_validate(_choose("cmd_args", args, chosen)),
+            args=_resolve(run.id, _choose("cmd_args", args, chosen)),
             env={
                 name: str(value) for name, value in _choose("extra_env_vars", definition.extra_env_vars, chosen).items()
             },
             num_nodes=chosen.get(NUM_NODES, run.num_nodes),
             coordinates=coordinates,
         )
+
+
+def _resolve(test_id: str, args: dict[str, Any]) -> ResolvedCmdArgs:
+    try:
+        return ResolvedCmdArgs.model_validate(args)
+    except ValidationError as error:
+        names = ", ".join(dict.fromkeys(f"cmd_args.{detail['loc'][0]}" for detail in error.errors()))
+        raise BadInput(f"test {test_id!r}: {names}: cannot be a list here; take it out of dse_excluded_args") from None
 
 
 def _choose(table: str, values: Mapping[str, Any], chosen: Mapping[str, Any]) -> dict[str, Any]:

@@ -22,7 +22,9 @@ def label(coordinates: Mapping[str, Any]) -> str:
     text = "-".join(
         f"{name}{value if isinstance(value, str) else json.dumps(value)}" for name, value in coordinates.items()
     )
-    ambiguous = any(isinstance(value, str) and not re.fullmatch(r"\w+", value) for value in coordinates.values())
+    ambiguous = any(
+        isinstance(value, str) and not re.fullmatch(r"[A-Za-z_]\w*", value, re.ASCII) for value in coordinates.values()
+    )
     return f"{slug(text)}-{_digest(json.dumps(coordinates))}" if ambiguous else slug(text)
 
 

@@ -11,7 +11,6 @@ class TrainState:
 
     step: int = 0
     consumed_train_samples: int = 0
-    skipped_iterations: int = 0
 
 
 @dataclass

@@ -30,9 +30,9 @@ def train(
             )
         state.train_state.step += 1
         state.train_state.consumed_train_samples += state.cfg.train.global_batch_size
-        state.train_state.skipped_iterations += skipped
         learning_rate = get_canonical_lr_for_logging(optimizer.param_groups)
-        training_log(state, loss_dict, timer.slowest_rank_s(), learning_rate, grad_norm, _loss_scale(optimizer))
+        step_time_s = timer.slowest_rank_s()
+        training_log(state, loss_dict, step_time_s, learning_rate, grad_norm, _loss_scale(optimizer), skipped)
 
 
 def train_step(

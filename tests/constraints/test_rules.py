@@ -12,14 +12,27 @@ from cloudai_mbridge.constraints.megatron.placement import Placement, num_nodes,
 from cloudai_mbridge.constraints.rule import NotEvaluated, Point, Violation
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
 from cloudai_mbridge.models.system import LocalSystem, SlurmSystem, System
+from cloudai_mbridge.recipes import Recipe
 
 LOCAL = LocalSystem(name="here", scheduler="local")
 SLURM = SlurmSystem(name="c", scheduler="slurm", default_partition="p", partitions=[{"name": "p"}])
 SLURM4 = SLURM.model_copy(update={"gpus_per_node": 4})
 
 
-def _point(system: System | None = None, nodes: int | None = None, **args: Any) -> Point:
-    return Point(ResolvedCmdArgs.model_validate(args), system, None, nodes)
+MODEL = Recipe(
+    "m",
+    "",
+    "",
+    "",
+    {"model": {"num_layers": 32, "num_attention_heads": 8, "num_query_groups": 4, "ffn_hidden_size": 64}},
+)
+EXPERTS = Recipe(
+    "e", "", "", "", {"model": {**MODEL.sections["model"], "num_moe_experts": 4, "moe_ffn_hidden_size": 64}}
+)
+
+
+def _point(system: System | None = None, nodes: int | None = None, recipe: Recipe | None = None, **args: Any) -> Point:
+    return Point(ResolvedCmdArgs.model_validate(args), system, recipe, nodes)
 
 
 def _id(rule: Callable[..., object]) -> str:
@@ -32,7 +45,106 @@ BY_ID = {_id(rule): rule for rule in RULES}
 BOUNDARIES: dict[str, tuple[Point, Point, Point | None]] = {
     "C01": (_point(num_gpus=8, tp=8), _point(num_gpus=9, tp=8), None),
     "C03": (_point(num_gpus=8, tp=8), _point(num_gpus=7, tp=8), None),
-    "C04": (_point(num_gpus=8, mb=2, gb=16), _point(num_gpus=8, mb=2, gb=17), None),
+    "C04": (_point(num_gpus=8, mb=2, gb=16), _point(num_gpus=8, mb=2, gb=17), _point(num_gpus=8, gb=17)),
+    "C02": (_point(num_layers=61, pp=1), _point(num_layers=61, pp=4), _point(pp=4)),
+    "C05": (
+        _point(use_megatron_fsdp=True, cuda_graph_impl="local"),
+        _point(use_megatron_fsdp=True, cuda_graph_impl="local", cuda_graph_scope="full_iteration"),
+        None,
+    ),
+    "C06": (_point(use_megatron_fsdp=True, vp=1), _point(use_megatron_fsdp=True, vp=2), None),
+    "C07": (_point(num_gpus=16, et=1, ep=8, pp=2), _point(num_gpus=16, et=1, ep=12), None),
+    "C08": (_point(num_layers=32, pp=4, vp=8), _point(num_layers=32, pp=4, vp=9), _point(pp=4, vp=8)),
+    "C09": (
+        _point(num_distributed_optimizer_instances=1),
+        _point(num_distributed_optimizer_instances=2),
+        None,
+    ),
+    "C10": (_point(pp=1, activation_offload_layers=1), _point(pp=2, activation_offload_layers=1), None),
+    "C11": (
+        _point(moe_a2a_overlap=True, cuda_graph_impl="None"),
+        _point(moe_a2a_overlap=True, cuda_graph_impl="local"),
+        None,
+    ),
+    "C12": (
+        _point(cuda_graph_impl="transformer_engine", activation_offload_layers=2),
+        _point(cuda_graph_impl="transformer_engine", cuda_graph_scope="attn", activation_offload_layers=2),
+        None,
+    ),
+    "C13": (_point(cuda_graph_impl=" Local "), _point(cuda_graph_impl="te"), None),
+    "C14": (
+        _point(cuda_graph_impl="transformer_engine", cuda_graph_scope="['attn','moe_router']"),
+        _point(cuda_graph_impl="transformer_engine", cuda_graph_scope="full_iteration"),
+        None,
+    ),
+    "C15": (_point(cuda_graph_scope="moe"), _point(cuda_graph_scope="moe,moe_router"), None),
+    "C16": (_point(cuda_graph_scope="moe_router,moe_preprocess"), _point(cuda_graph_scope="moe_preprocess"), None),
+    "C17": (
+        _point(cuda_graph_scope="moe_router", recompute_modules="moe_act"),
+        _point(cuda_graph_scope="attn", recompute_modules="core_attn"),
+        None,
+    ),
+    "C18": (
+        _point(model_recipe_name="deepseek_v3", pp=4, vp=4),
+        _point(model_recipe_name="deepseek_v3", pp=4, vp=5),
+        None,
+    ),
+    "M02": (_point(tp=1), _point(tp=0), None),
+    "M03": (_point(pp=2, vp=2), _point(pp=1, vp=2), None),
+    "M04": (
+        _point(num_gpus=2, pp=2, vp=2, mb=1, gb=8),
+        _point(num_gpus=2, pp=2, vp=2, mb=1, gb=9),
+        _point(num_gpus=2, pp=2, vp=2),
+    ),
+    "M05": (_point(seq_length=4096, cp=2), _point(seq_length=4098, cp=2), _point(cp=2)),
+    "M06": (_point(seq_length=4096, tp=2), _point(seq_length=4097, tp=2), _point(tp=2)),
+    "M07": (_point(num_gpus=8, tp=2, ep=4), _point(num_gpus=8, tp=4, ep=4), None),
+    "M08": (_point(recipe=MODEL, tp=8), _point(recipe=MODEL, tp=16), _point(tp=16)),
+    "M09": (_point(recipe=MODEL, tp=4), _point(recipe=MODEL, tp=3), _point(tp=3)),
+    "M10": (_point(recipe=MODEL, tp=8), _point(recipe=MODEL, tp=128), _point(tp=128)),
+    "M11": (_point(recipe=EXPERTS, ep=4), _point(recipe=EXPERTS, ep=8), _point(ep=8)),
+    "M12": (
+        _point(num_layers=32, pp=4, recompute_num_layers=8),
+        _point(num_layers=32, pp=4, recompute_num_layers=9),
+        _point(recompute_num_layers=9),
+    ),
+    "M13": (
+        _point(num_layers=32, activation_offload_layers=31),
+        _point(num_layers=32, activation_offload_layers=32),
+        _point(activation_offload_layers=32),
+    ),
+    "M14": (
+        _point(recompute_modules="core_attn"),
+        _point(recompute_modules="attention"),
+        _point(recompute_modules="mla_up_proj"),
+    ),
+    "M15": (_point(recompute_num_layers=1), _point(recompute_num_layers=1, recompute_modules="mlp"), None),
+    "M16": (
+        _point(activation_offload_layers=2),
+        _point(activation_offload_layers=2, recompute_num_layers=1),
+        None,
+    ),
+    "M17": (
+        _point(cuda_graph_impl="none", activation_offload_layers=2),
+        _point(cuda_graph_impl="local", activation_offload_layers=2),
+        None,
+    ),
+    "M18": (
+        _point(recipe=EXPERTS, cuda_graph_impl="transformer_engine", cuda_graph_scope="moe_router"),
+        _point(recipe=MODEL, cuda_graph_impl="transformer_engine", cuda_graph_scope="moe_router"),
+        _point(cuda_graph_impl="transformer_engine", cuda_graph_scope="moe_router"),
+    ),
+    "M19": (_point(moe_a2a_overlap=True, ep=8), _point(moe_a2a_overlap=True, ep=1), None),
+    "M20": (
+        _point(gpu_type="gb200", compute_dtype="fp8_mx"),
+        _point(gpu_type="h100", compute_dtype="fp8_mx"),
+        _point(gpu_type="tpu", compute_dtype="fp8_mx"),
+    ),
+    "E04": (
+        _point(SLURM, launcher="embedded", container_image="x"),
+        _point(LOCAL, launcher="embedded", container_image="x"),
+        None,
+    ),
     "M01": (_point(SLURM4, 2, num_gpus=8), _point(SLURM4, 2, num_gpus=10), _point(num_gpus=8)),
     "E01": (
         _point(launcher="embedded", use_megatron_fsdp=False),

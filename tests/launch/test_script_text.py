@@ -74,11 +74,12 @@ def test_a_local_script() -> None:
 set -u
 export A='it'"'"'s $(id)'
 export B='two words'
-python="${MBRIDGE_PYTHON:-python3}"
-"$python" -m torch.distributed.run --standalone --nproc-per-node 2 -m cloudai_mbridge.training --config training.json
-exit_code=$?
-echo "$exit_code" > exit_code.txt
-exit "$exit_code"
+_mbridge_python="${MBRIDGE_PYTHON:-python3}"
+"$_mbridge_python" -m torch.distributed.run \\
+  --standalone --nproc-per-node 2 -m cloudai_mbridge.training --config training.json
+_mbridge_exit=$?
+echo "$_mbridge_exit" > exit_code.txt
+exit "$_mbridge_exit"
 """
     )
 
@@ -97,17 +98,18 @@ def test_a_plain_slurm_script() -> None:
 #SBATCH --no-requeue
 # mbridge run sweep/tp2-mb1/0
 set -u
-python="${MBRIDGE_PYTHON:-python3}"
-head_node=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+_mbridge_python="${MBRIDGE_PYTHON:-python3}"
+_mbridge_head_node=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 # two jobs may share a node: the port is the job's own, below the ephemeral range
-master_port=$((15000 + SLURM_JOB_ID % 15000))
+_mbridge_port=$((15000 + SLURM_JOB_ID % 15000))
 srun --kill-on-bad-exit=1 --nodes=2 --ntasks=2 --ntasks-per-node=1 --cpus-per-task="$SLURM_CPUS_ON_NODE" \\
   bash -c 'export PET_NODE_RANK="$SLURM_NODEID"; exec "$@"' node \\
-  "$python" -m torch.distributed.run --master-addr "$head_node" --master-port "$master_port" \\
+  "$_mbridge_python" -m torch.distributed.run \\
+  --master-addr "$_mbridge_head_node" --master-port "$_mbridge_port" \\
   --nnodes 2 --nproc-per-node 4 -m cloudai_mbridge.training --config training.json
-exit_code=$?
-echo "$exit_code" > exit_code.txt
-exit "$exit_code"
+_mbridge_exit=$?
+echo "$_mbridge_exit" > exit_code.txt
+exit "$_mbridge_exit"
 """
     )
 
@@ -151,16 +153,17 @@ def test_a_slurm_script_with_all_options() -> None:
         "--exclusive",
         "'--comment=x y'",
     ]
-    assert "export A='x y'\npython='/opt/my python/bin/python'\n" in text
+    assert "export A='x y'\n_mbridge_python='/opt/my python/bin/python'\n" in text
     (srun,) = [line for line in text.splitlines() if line.startswith("srun ")]
     for option in (
         "--mpi=pmix",
         "'--container-image=nvcr.io#nvidia/nemo:26.02.00'",
-        "'--container-mounts=/a:/b,/c d:/e'",
         "--container-mount-home",
         "--label '--comment=a b'",
     ):
         assert f" {option} " in srun
+    own = """  --container-mounts="$PWD:$PWD",/a:/b,'/c d:/e' --container-workdir="$PWD" \\"""
+    assert own in text.splitlines()
 
 
 @pytest.mark.parametrize("value", NASTY)

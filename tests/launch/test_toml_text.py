@@ -54,7 +54,6 @@ def test_a_definition_comes_back(data: dict[str, Any]) -> None:
         {"a": {"b": {"c": {"d": "deep"}}}},
         {"a": [[1, 2], [3]], "empty": [], "t": {}},
         {"a": [{"b": [{"c": 1}, {"c": 2}]}]},
-        {"a": {"b": [[{"c": 1}]]}},
     ],
 )
 def test_structures_come_back(data: dict[str, Any]) -> None:

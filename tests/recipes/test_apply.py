@@ -27,6 +27,7 @@ REACHES: dict[str, tuple[Any, str]] = {
     "max_steps": (77, "train.train_iters"),
     "seq_length": (96, "model.seq_length"),
     "hidden_size": (192, "model.hidden_size"),
+    "pipeline_model_parallel_layout": ("Et|tttL", "model.pipeline_model_parallel_layout"),
     "num_layers": (6, "model.num_layers"),
     "vocab_size": (999, "model.vocab_size"),
     "compute_dtype": ("fp32", "model.dtype"),
@@ -52,10 +53,8 @@ OUTSIDE = {
     "wandb_key",
     "log_dir",
     "detach",
-    "dryrun",
     "max_retries",
     "nemorun_version",
-    "domain",
 }
 
 _SAMPLES: dict[str, Any] = {

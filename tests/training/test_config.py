@@ -145,5 +145,5 @@ def test_a_number_that_is_none_is_refused(tmp_path: Path, literal: str) -> None:
     """JSON has no such number, and no learning rate is one."""
     path = tmp_path / "training.json"
     path.write_text(json.dumps(GOOD).replace("0.001", literal))
-    with pytest.raises(ConfigError, match="lr"):
+    with pytest.raises(ConfigError, match="is no number"):
         load_config(path)

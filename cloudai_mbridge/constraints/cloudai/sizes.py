@@ -1,6 +1,6 @@
 """C01, C03, C04, C06, C07, C09, C10: parallel sizes, batch sizes and what excludes what."""
 
-from cloudai_mbridge.constraints.rule import Answer, Point, Violation
+from cloudai_mbridge.constraints.rule import Answer, NotEvaluated, Point, Violation
 
 
 def c01_ranks_fill_the_model_parallel_groups(point: Point) -> Answer:
@@ -46,14 +46,15 @@ def c03_at_least_one_model_replica(point: Point) -> Answer:
 def c04_global_batch_is_whole_micro_batches(point: Point) -> Answer:
     """The global batch is a multiple of mb*dp (times the optimizer instances under Megatron FSDP).
 
-    Every data-parallel rank runs the same whole number of micro-batches per step. Absent or zero mb or gb: no verdict.
+    Every data-parallel rank runs the same whole number of micro-batches per step. Not evaluated: mb or gb is
+    absent or zero.
 
     Pass: num_gpus=8, tp=2, mb=2, gb=16. Fail: num_gpus=8, tp=2, mb=2, gb=20.
     Source: CloudAI MegatronBridge workload, constraint 4.
     """
     mb, gb = point.args.mb, point.args.gb
     if not mb or not gb:
-        return None
+        return NotEvaluated("C04", "mb and gb")
     instances = (point.args.num_distributed_optimizer_instances or 1) if point.args.use_megatron_fsdp else 1
     divisor = mb * point.dp * instances
     if divisor != 0 and gb % divisor == 0:

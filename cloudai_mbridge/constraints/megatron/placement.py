@@ -21,10 +21,10 @@ def gpus_per_node(point: Point) -> int | None:
 
 def num_nodes(point: Point) -> int:
     """Return the scenario's number of nodes, else as few as take all ranks; this machine is one node."""
-    if isinstance(point.system, LocalSystem):
-        return 1
     if point.num_nodes is not None:
         return point.num_nodes
+    if isinstance(point.system, LocalSystem):
+        return 1
     per_node = gpus_per_node(point)
     return max(1, -(-point.args.num_gpus // per_node)) if per_node else 1
 
@@ -47,6 +47,8 @@ def m01_ranks_fit_the_nodes(point: Point) -> Answer:
         return NotEvaluated("M01", "system")
     ranks, nodes, limit = point.args.num_gpus, num_nodes(point), gpus_per_node(point)
     operands = {"num_gpus": ranks, "num_nodes": nodes, "gpus_per_node": limit}
+    if isinstance(point.system, LocalSystem) and nodes != 1:
+        return Violation("M01", "num_nodes", "this machine is one node", "remove num_nodes or set it to 1", operands)
     if ranks < 1 or nodes < 1 or ranks % nodes:
         fact = f"{ranks} ranks do not spread evenly over {nodes} nodes"
         return Violation("M01", "cmd_args.num_gpus", fact, f"use a positive multiple of {max(nodes, 1)}", operands)

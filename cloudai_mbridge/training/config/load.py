@@ -23,13 +23,17 @@ def load_config(path: Path) -> ConfigContainer:
         ConfigError: unreadable file, broken JSON, unknown key, missing key or wrong type.
     """
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        data = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: {error}") from error
     try:
         return config_from_dict(data)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
+
+
+def _refuse_constant(text: str) -> None:
+    raise ValueError(f"{text} is no number")
 
 
 def config_from_dict(data: Any) -> ConfigContainer:

@@ -50,6 +50,8 @@ def transformer_config(model: ModelConfig) -> TransformerConfig:
         virtual_pipeline_model_parallel_size=vp,
         pipeline_model_parallel_layout=model.pipeline_model_parallel_layout,
         context_parallel_size=model.context_parallel_size,
+        expert_model_parallel_size=model.expert_model_parallel_size,
+        expert_tensor_parallel_size=model.expert_tensor_parallel_size,
         sequence_parallel=model.sequence_parallel,
         # With virtual stages Megatron-LM demands overlapped P2P: without it, two stages train wrongly and say nothing
         overlap_p2p_comm=vp is not None,
@@ -96,8 +98,6 @@ def _moe_fields(model: ModelConfig) -> dict[str, Any]:
         moe_layer_freq=moe_layer_pattern(model),
         moe_aux_loss_coeff=model.moe_aux_loss_coeff,
         moe_token_dispatcher_type=model.moe_token_dispatcher_type,
-        expert_model_parallel_size=model.expert_model_parallel_size,
-        expert_tensor_parallel_size=model.expert_tensor_parallel_size,
     )
 
 

@@ -33,15 +33,19 @@ def moe_layer_pattern(model: ModelConfig) -> list[int]:
     """Return 1 for every MoE layer and 0 for every dense one, in order.
 
     Raises:
-        ValueError: `moe_layer_freq` is a list of the wrong length.
+        ValueError: `moe_layer_freq` is a list of the wrong length, or has other entries than 0 and 1, or is below 1.
     """
     if model.num_moe_experts is None:
         return [0] * model.num_layers
     freq = model.moe_layer_freq
     if isinstance(freq, int):
+        if freq < 1:
+            raise ValueError(f"moe_layer_freq is {freq}; use at least 1")
         return [1 if i % freq == 0 else 0 for i in range(model.num_layers)]
     if len(freq) != model.num_layers:
         raise ValueError(f"moe_layer_freq has {len(freq)} entries for {model.num_layers} layers")
+    if not set(freq) <= {0, 1}:
+        raise ValueError(f"moe_layer_freq has entries other than 0 and 1: {sorted(set(freq) - {0, 1})}")
     return list(freq)
 
 

@@ -24,6 +24,7 @@ def training_log(
     learning_rate: float | None,
     grad_norm: float | None,
     loss_scale: float,
+    skipped_iteration: int,
 ) -> None:
     """Print the step's lines: the step time on rank 0, losses and the full record on the last rank, which has them."""
     rank, world = dist.get_rank(), dist.get_world_size()
@@ -42,7 +43,7 @@ def training_log(
         losses=losses,
         grad_norm=grad_norm,
         num_zeros=None,
-        skipped_iterations=state.train_state.skipped_iterations,
+        skipped_iterations=skipped_iteration,
         nan_iterations=int(any(not math.isfinite(value) for value in losses.values())),
     )
     if rank == 0:
