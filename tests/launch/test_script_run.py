@@ -97,6 +97,7 @@ def run_script(tmp_path: Path) -> RunScript:
     tools = tmp_path / "tools dir"  # with a space, as real paths have
     tools.mkdir()
     recorder = _executable(tools / "python", RECORDER.format(python=sys.executable))
+    _executable(tools / "python3", RECORDER.format(python=sys.executable))  # a container's own
     _executable(tools / "srun", FAKE_SRUN)
     _executable(tools / "scontrol", FAKE_SCONTROL)
     count = iter(range(10**6))
