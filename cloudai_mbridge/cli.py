@@ -132,7 +132,9 @@ def _console() -> Console:
 
 def _show_rejected(console: Console, prepared: pipeline.Prepared) -> None:
     plan = prepared.plan
-    console.print(Text(f"{len(plan.runs)} runs accepted, {len(plan.rejected)} points rejected"))
+    console.print(Text(f"{len(plan.runs)} runs accepted, {plan.num_rejected} points rejected"))
+    for note in plan.notes:
+        console.print(Text(f"note: {note}"), soft_wrap=True)
     for point in plan.rejected:
         for violation in point.violations:
             console.print(Text(f"rejected {point.test_id}/{point.label}: {violation}"), soft_wrap=True)

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from cloudai_mbridge.constraints import check
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.models.cmd_args import Launcher
 from cloudai_mbridge.models.load import is_scenario, is_system, load_scenario, load_system, load_test_definition
@@ -12,9 +11,8 @@ from cloudai_mbridge.models.scenario import TestRun
 from cloudai_mbridge.models.system import System
 from cloudai_mbridge.models.test_definition import TEMPLATE, MegatronBridgeTestDefinition
 from cloudai_mbridge.models.toml_source import read_toml
-from cloudai_mbridge.recipes import load_recipe
-from cloudai_mbridge.recipes.apply import training_config, with_recipe_defaults
-from cloudai_mbridge.sweep import expand
+from cloudai_mbridge.recipes.apply import training_config
+from cloudai_mbridge.sweep import Sweep, checked_points
 
 
 @dataclass(frozen=True)
@@ -69,14 +67,14 @@ def _verify_file(path: Path, kind: str, system: System | None, tests_dir: Path |
 
 
 def _count(definition: MegatronBridgeTestDefinition, run: TestRun, system: System | None) -> str:
-    """Expand and check every point; an embedded point must also give a valid training config."""
+    """Check every point; of an embedded test, a point that passes must also give a valid training config."""
     total = rejected = 0
-    for point in expand(definition, run):
+    for point in checked_points(Sweep(definition, run), system):
         total += 1
-        args, recipe = point.args, None
-        if args.launcher is Launcher.EMBEDDED:
-            recipe = load_recipe(args.model_recipe_name)
-            args = with_recipe_defaults(args, recipe)
+        if point.violations:
+            rejected += 1
+            continue
+        _, args, recipe = point.resolve()
+        if recipe is not None and args.launcher is Launcher.EMBEDDED:
             training_config(recipe, args, definition.extra_cmd_args)
-        rejected += not check(args, system, recipe, point.num_nodes).passed
     return f"{run.id!r} with {total} points, {rejected} of them rejected by a rule"

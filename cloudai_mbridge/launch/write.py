@@ -55,6 +55,9 @@ def plan_to_dict(plan: SweepPlan) -> dict[str, Any]:
         "system": plan.system,
         "runs": [_run_to_dict(run) for run in plan.runs],
         "rejected": [_rejected_to_dict(point) for point in plan.rejected],
+        "num_rejected": plan.num_rejected,
+        "rule_counts": dict(plan.rule_counts),
+        "notes": list(plan.notes),
     }
 
 

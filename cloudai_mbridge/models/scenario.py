@@ -20,6 +20,7 @@ DEFINITION_KEYS = (
     "git_repos",
     "nsys",
     "metrics",
+    "sweep",
     "dse_excluded_args",
     "agent",
     "agent_steps",
@@ -62,6 +63,7 @@ class TestRun(StrictModel):
     git_repos: list[dict[str, Any]] | None = None
     nsys: dict[str, Any] | None = None
     metrics: dict[str, Any] | None = None
+    sweep: dict[str, Any] | None = None
     dse_excluded_args: list[Text] | None = None
     agent: Text | None = None
     agent_steps: int | None = None

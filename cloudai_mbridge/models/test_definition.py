@@ -6,6 +6,7 @@ from pydantic import Field, model_validator
 
 from cloudai_mbridge.models.base import AxisOfText, DottedKey, EnvName, StrictModel, Text
 from cloudai_mbridge.models.cmd_args import MegatronBridgeCmdArgs
+from cloudai_mbridge.models.sweep import SweepConfig
 
 TEMPLATE = "MegatronBridge"
 
@@ -58,6 +59,7 @@ class MegatronBridgeTestDefinition(StrictModel):
     nemo_run_repo: GitRepo | None = None
     nsys: NsysConfiguration | None = None
     metrics: MetricsConfig = MetricsConfig()
+    sweep: SweepConfig = SweepConfig()
     dse_excluded_args: list[Text] = Field([], description="paths such as cmd_args.x whose lists are values, not axes")
     predictor: dict[str, Any] | None = None
     agent: Text = "grid_search"

@@ -1,27 +1,20 @@
-"""From a loaded scenario and a system to a plan: expand, check, place."""
+"""From a loaded scenario and a system to a plan: expand, check, place, within the sweep's limits."""
 
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections import Counter
+from collections.abc import Iterator
 
-from cloudai_mbridge.constraints import check
-from cloudai_mbridge.constraints.megatron.placement import place
-from cloudai_mbridge.constraints.rule import Point
 from cloudai_mbridge.errors import BadInput
-from cloudai_mbridge.models.base import is_secret
 from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
 from cloudai_mbridge.models.load import LoadedScenario, LoadedTest
 from cloudai_mbridge.models.system import System
-from cloudai_mbridge.models.test_definition import MegatronBridgeTestDefinition
-from cloudai_mbridge.models.time_limit import parse_time_limit
+from cloudai_mbridge.plan.run import plan_run
 from cloudai_mbridge.plan.run_plan import RejectedPoint, RunPlan, SweepPlan
 from cloudai_mbridge.plan.supported import refuse_unsupported
-from cloudai_mbridge.recipes import Recipe, load_recipe
-from cloudai_mbridge.recipes.apply import training_config, with_recipe_defaults
-from cloudai_mbridge.sweep import SweepPoint, expand
-from cloudai_mbridge.sweep.run_id import slug
+from cloudai_mbridge.sweep import CheckedPoint, Sweep, checked_points
+from cloudai_mbridge.sweep.run_id import label
 
-# cmd_args that hold a credential -> the variable that hands it to the job
-SECRET_VARIABLES = {"hf_token": "HF_TOKEN", "wandb_key": "WANDB_API_KEY"}
+# Rejected points of one test that are kept with their reasons; beyond it they are counted by rule.
+MOST_REJECTED_ROWS = 1000
 
 
 def build_plan(loaded: LoadedScenario, system: System) -> SweepPlan:
@@ -31,115 +24,89 @@ def build_plan(loaded: LoadedScenario, system: System) -> SweepPlan:
         BadInput: something asked for is not implemented, or a recipe does not exist.
     """
     refuse_unsupported(loaded)
-    planned = [item for test in loaded.tests for item in _plan_test(test, system)]
-    runs = tuple(item for item in planned if isinstance(item, RunPlan))
-    rejected = tuple(item for item in planned if isinstance(item, RejectedPoint))
-    return SweepPlan(loaded.scenario.name, system.name, runs, rejected)
-
-
-def _plan_test(test: LoadedTest, system: System) -> Iterator[RunPlan | RejectedPoint]:
-    for point in expand(test.definition, test.run):
-        recipe = load_recipe(point.args.model_recipe_name)
-        args = with_recipe_defaults(point.args, recipe)
-        result = check(args, system, recipe, point.num_nodes)
-        if result.violations:
-            yield RejectedPoint(point.test_id, test.definition.name, point.label, point.coordinates, result.violations)
-            continue
-        _require_measured_steps(args, test)
-        for iteration in range(test.run.iterations):
-            yield _plan_run(test, point, args, recipe, system, iteration)
-
-
-def _plan_run(
-    test: LoadedTest, point: SweepPoint, args: ResolvedCmdArgs, recipe: Recipe, system: System, iteration: int
-) -> RunPlan:
-    run, definition = test.run, test.definition
-    placement = place(Point(args, system, recipe, point.num_nodes))
-    env = {name: _env_text(value) for name, value in system.global_env_vars.items()} | dict(point.env)
-    time_limit = run.time_limit or args.time_limit
-    return RunPlan(
-        key=f"{slug(run.id)}/{point.label}/{iteration}",
-        test_id=run.id,
-        test_name=definition.name,
-        label=point.label,
-        iteration=iteration,
-        coordinates=point.coordinates,
-        args=public_args(args),
-        recipe=recipe.name,
-        num_nodes=placement.num_nodes,
-        ranks_per_node=placement.ranks_per_node,
-        num_steps=args.max_steps or 0,
-        warmup_steps=definition.metrics.warmup_steps,
-        training_config=training_config(recipe, args, definition.extra_cmd_args),
-        definition=resolved_definition(definition, point, args),
-        env={name: value for name, value in env.items() if not is_secret(name)},
-        secret_env=_secrets(args, env),
-        time_limit=time_limit,
-        time_limit_s=_seconds(time_limit),
-        nodes=tuple(run.nodes),
-        exclude_nodes=tuple(run.exclude_nodes),
-        container_image=args.container_image,
-        container_mounts=_mounts(definition, args),
-        after_completion=_wait_for(run.dependencies, "start_post_comp"),
-        after_start=_wait_for(run.dependencies, "start_post_init"),
+    tests = [_TestPlan(test, system) for test in loaded.tests]
+    for test in tests:
+        test.build()
+    return SweepPlan(
+        scenario=loaded.scenario.name,
+        system=system.name,
+        runs=tuple(run for test in tests for run in test.runs),
+        rejected=tuple(point for test in tests for point in test.rejected),
+        num_rejected=sum(test.num_rejected for test in tests),
+        rule_counts=dict(sorted(sum((test.rule_counts for test in tests), Counter[str]()).items())),
+        notes=tuple(note for test in tests for note in test.notes),
     )
 
 
-def _wait_for(dependencies: Iterable[Any], kind: str) -> tuple[str, ...]:
-    return tuple(dependency.id for dependency in dependencies if dependency.type == kind)
+class _TestPlan:
+    """What becomes of one test's points."""
+
+    def __init__(self, test: LoadedTest, system: System) -> None:
+        self._test, self._system = test, system
+        self._limits = test.definition.sweep
+        self._accepted = 0
+        self._gpu_hours = 0.0
+        self.runs: list[RunPlan] = []
+        self.rejected: list[RejectedPoint] = []
+        self.num_rejected = 0
+        self.rule_counts: Counter[str] = Counter()
+        self.notes: list[str] = []
+
+    def build(self) -> None:
+        """Go through the points, in order, until a limit of the sweep is reached."""
+        sweep = Sweep(self._test.definition, self._test.run)
+        for examined, point in enumerate(checked_points(sweep, self._system)):
+            if violations := point.violations:
+                self._reject(point, violations)
+                continue
+            runs = list(self._plan_runs(point))
+            if (limit := self._limit_before(runs)) is not None:
+                left = sweep.grid.size + len(self._limits.include) - examined
+                self.notes.append(f"test {self._test.run.id!r}: {limit}; {left} points were not looked at")
+                break
+            self._accepted += 1
+            self._gpu_hours += _gpu_hours(runs)
+            self.runs += runs
+        if self.num_rejected > len(self.rejected):
+            more = self.num_rejected - len(self.rejected)
+            self.notes.append(f"test {self._test.run.id!r}: {more} more rejected points are counted, not listed")
+
+    def _reject(self, point: CheckedPoint, violations: tuple) -> None:  # type: ignore[type-arg]
+        self.num_rejected += 1
+        self.rule_counts.update({violation.rule_id for violation in violations})
+        if len(self.rejected) < MOST_REJECTED_ROWS:
+            name = label(point.coordinates)
+            run, definition = self._test.run, self._test.definition
+            self.rejected.append(RejectedPoint(run.id, definition.name, name, point.coordinates, violations))
+
+    def _plan_runs(self, point: CheckedPoint) -> Iterator[RunPlan]:
+        resolved, args, recipe = point.resolve()
+        assert recipe is not None
+        self._require_measured_steps(args)
+        for iteration in range(self._test.run.iterations * self._limits.repeats):
+            yield plan_run(self._test, resolved, args, recipe, self._system, iteration)
+
+    def _limit_before(self, runs: list[RunPlan]) -> str | None:
+        """Return the limit that these runs would pass, if any."""
+        if self._limits.max_points is not None and self._accepted >= self._limits.max_points:
+            return f"max_points = {self._limits.max_points} is reached"
+        if self._limits.max_gpu_hours is None:
+            return None
+        if any(run.time_limit_s is None for run in runs):
+            raise BadInput(f"test {self._test.run.id!r}: sweep.max_gpu_hours needs a time_limit; set one")
+        if self._gpu_hours + _gpu_hours(runs) > self._limits.max_gpu_hours:
+            return f"max_gpu_hours = {self._limits.max_gpu_hours:g} allows no further point"
+        return None
+
+    def _require_measured_steps(self, args: ResolvedCmdArgs) -> None:
+        warmup, steps = self._test.definition.metrics.warmup_steps, args.max_steps or 0
+        if args.launcher is Launcher.EMBEDDED and steps <= warmup:
+            raise BadInput(
+                f"test {self._test.run.id!r}: metrics.warmup_steps = {warmup} leaves no step to measure of"
+                f" max_steps = {steps}; use at most {steps - 1} warm-up steps, or more steps"
+            )
 
 
-def _mounts(definition: MegatronBridgeTestDefinition, args: ResolvedCmdArgs) -> tuple[str, ...]:
-    custom = [mount for mount in (args.custom_mounts or "").split(",") if mount]
-    return (*definition.extra_container_mounts, *custom)
-
-
-def _env_text(value: str | int | float | bool) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _secrets(args: ResolvedCmdArgs, env: dict[str, str]) -> dict[str, str]:
-    secrets = {name: value for name, value in env.items() if is_secret(name)}
-    for field, variable in SECRET_VARIABLES.items():
-        if value := getattr(args, field):
-            secrets[variable] = value
-    return secrets
-
-
-def public_args(args: ResolvedCmdArgs) -> dict[str, Any]:
-    """Return what the user or the recipe set, without credentials."""
-    values = args.model_dump(mode="json", exclude_none=True)
-    kept = args.model_fields_set | {"num_gpus", "max_steps", "compute_dtype"}
-    return {name: value for name, value in values.items() if name in kept and name not in SECRET_VARIABLES}
-
-
-def resolved_definition(
-    definition: MegatronBridgeTestDefinition, point: SweepPoint, args: ResolvedCmdArgs
-) -> dict[str, Any]:
-    """Return the point as a test definition of its own: no lists, no credentials."""
-    env = {name: value for name, value in point.env.items() if not is_secret(name)}
-    left_out = {"extra_env_vars", "agent_config", "predictor"}  # credentials; what only a search uses
-    dump = definition.model_dump(mode="json", exclude_none=True, exclude_defaults=True, exclude=left_out)
-    return {
-        **dump,
-        "name": f"{definition.name}-{point.label}",
-        "test_template_name": definition.test_template_name,
-        "cmd_args": public_args(args),
-        **({"extra_env_vars": env} if env else {}),
-    }
-
-
-def _require_measured_steps(args: ResolvedCmdArgs, test: LoadedTest) -> None:
-    warmup, steps = test.definition.metrics.warmup_steps, args.max_steps or 0
-    if args.launcher is Launcher.EMBEDDED and steps <= warmup:
-        raise BadInput(
-            f"test {test.run.id!r}: metrics.warmup_steps = {warmup} leaves no step to measure of max_steps = {steps};"
-            f" use at most {steps - 1} warm-up steps, or more steps"
-        )
-
-
-def _seconds(time_limit: str | None) -> float | None:
-    try:
-        return parse_time_limit(time_limit)
-    except ValueError as error:
-        raise BadInput(f"cmd_args.time_limit: {time_limit!r} {error}") from None
+def _gpu_hours(runs: list[RunPlan]) -> float:
+    """Return what the runs may cost at most: GPUs times time limit."""
+    return sum(run.world_size * (run.time_limit_s or 0.0) / 3600 for run in runs)

@@ -59,9 +59,16 @@ class RejectedPoint:
 
 @dataclass(frozen=True)
 class SweepPlan:
-    """Everything that a scenario asks for, in order."""
+    """Everything that a scenario asks for, in order.
+
+    rejected: rows of at most the first thousand rejected points of a test; num_rejected and rule_counts (points per
+    broken rule) are over all. notes: what a limit of a sweep left out.
+    """
 
     scenario: str
     system: str
     runs: tuple[RunPlan, ...]
     rejected: tuple[RejectedPoint, ...]
+    num_rejected: int = 0
+    rule_counts: Mapping[str, int] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()

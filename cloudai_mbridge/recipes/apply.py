@@ -1,7 +1,7 @@
 """From a recipe and a point's `cmd_args` to a training config: one table says what becomes of every argument."""
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from cloudai_mbridge.errors import BadInput
@@ -76,20 +76,17 @@ def unsupported_args(args: ResolvedCmdArgs) -> dict[str, Any]:
     """Return the set arguments that the embedded loop would have to ignore, with their values."""
     return {
         name: value
-        for name in sorted(args.model_fields_set)
-        if (value := getattr(args, name)) is not None
-        and name not in MAPPED
-        and name not in ELSEWHERE
-        and value not in HARMLESS.get(name, ())
+        for name in sorted(args.model_fields_set - MAPPED.keys() - ELSEWHERE.keys())
+        if (value := getattr(args, name)) is not None and value not in HARMLESS.get(name, ())
     }
 
 
-def with_recipe_defaults(args: ResolvedCmdArgs, recipe: Recipe) -> ResolvedCmdArgs:
+def with_recipe_defaults(args: ResolvedCmdArgs, recipe: Recipe, but: Collection[str] = ()) -> ResolvedCmdArgs:
     """Fill in what the recipe decides where the user said nothing, so that rules and reports see every size."""
     missing = {
         name: default
         for name, (section, field) in MAPPED.items()
-        if getattr(args, name) is None and (default := recipe.default(section, field)) is not None
+        if name not in but and getattr(args, name) is None and (default := recipe.default(section, field)) is not None
     }
     return args.model_copy(update=missing)
 

@@ -38,6 +38,9 @@ def build_report(root: Path) -> Report:
         system=plan["system"],
         created_at=datetime.now(UTC).isoformat(timespec="seconds"),
         points=tuple(points),
+        num_rejected=plan["num_rejected"],
+        rule_counts=plan["rule_counts"],
+        notes=tuple(plan["notes"]),
     )
 
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from cloudai_mbridge.logs import StepRecord
@@ -50,6 +50,9 @@ class Report:
     system: str
     created_at: str
     points: tuple[PointReport, ...]
+    num_rejected: int = 0
+    rule_counts: Mapping[str, int] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
     def count(self, verdict: Verdict) -> int:
         return sum(point.verdict is verdict for point in self.points)

@@ -29,7 +29,9 @@ def render_table(report: Report) -> RenderableType:
     several = len({point.test_id for point in report.points}) > 1
     for point in report.points:
         _add_row(table, point, several)
-    return Group(table, *_evidence(report), Text(f"{count_text(report)}; {_window_note(report)}"))
+    return Group(
+        table, *_evidence(report), *map(Text, report.notes), Text(f"{count_text(report)}; {_window_note(report)}")
+    )
 
 
 def _add_row(table: Table, point: PointReport, with_test: bool) -> None:

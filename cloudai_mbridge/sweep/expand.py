@@ -1,6 +1,5 @@
-"""Walk the grid of a test, one point at a time."""
+"""From a definition with lists to points with scalars, one at a time."""
 
-import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +11,7 @@ from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
 from cloudai_mbridge.models.scenario import TestRun
 from cloudai_mbridge.models.test_definition import MegatronBridgeTestDefinition
 from cloudai_mbridge.sweep.axes import NUM_NODES, find_axes
+from cloudai_mbridge.sweep.grid import Values, build_grid
 from cloudai_mbridge.sweep.run_id import label
 
 
@@ -27,36 +27,66 @@ class SweepPoint:
     coordinates: Mapping[str, Any]
 
 
-def expand(definition: MegatronBridgeTestDefinition, run: TestRun) -> Iterator[SweepPoint]:
-    """Yield the points of the Cartesian product, last axis fastest; a combination that occurs twice is yielded once."""
-    axes = find_axes(definition, run)
-    args = {name: getattr(definition.cmd_args, name) for name in definition.cmd_args.model_fields_set}
-    seen: set[tuple[Any, ...]] = set()
-    for values in itertools.product(*(axis.values for axis in axes)):
-        if values in seen:
-            continue
-        seen.add(values)
-        chosen = {axis.path: value for axis, value in zip(axes, values, strict=True)}
-        coordinates = {axis.name: value for axis, value in zip(axes, values, strict=True)}
-        yield SweepPoint(
-            test_id=run.id,
+class Sweep:
+    """The points of one test: a grid, and the points that `[sweep] include` adds."""
+
+    def __init__(self, definition: MegatronBridgeTestDefinition, run: TestRun) -> None:
+        self._definition, self._run = definition, run
+        self.axes = find_axes(definition, run)
+        self.grid = build_grid(self.axes, definition.sweep, f"test {run.id!r}")
+        self._paths = {axis.name: axis.path for axis in self.axes}
+        written = {name: getattr(definition.cmd_args, name) for name in definition.cmd_args.model_fields_set}
+        self._fixed = {name: value for name, value in written.items() if f"cmd_args.{name}" not in self._paths.values()}
+
+    @property
+    def num_nodes(self) -> int | None:
+        """The scenario's number of nodes, where it is no axis."""
+        return None if isinstance(self._run.num_nodes, list) else self._run.num_nodes
+
+    def base_args(self) -> ResolvedCmdArgs:
+        """Return the arguments that all points share."""
+        return self._resolve(self._fixed)
+
+    def coordinates(self, values: Values) -> dict[str, Any]:
+        return dict(zip(self.grid.names, values, strict=True))
+
+    def point(self, coordinates: Mapping[str, Any]) -> SweepPoint:
+        """Return the point at these coordinates, every axis named."""
+        chosen = {self._paths.get(name, f"cmd_args.{name}"): value for name, value in coordinates.items()}
+        env = {name: chosen.get(f"extra_env_vars.{name}", v) for name, v in self._definition.extra_env_vars.items()}
+        args = {path.removeprefix("cmd_args."): v for path, v in chosen.items() if path.startswith("cmd_args.")}
+        return SweepPoint(
+            test_id=self._run.id,
             label=label(coordinates),
-            args=_resolve(run.id, _choose("cmd_args", args, chosen)),
-            env={
-                name: str(value) for name, value in _choose("extra_env_vars", definition.extra_env_vars, chosen).items()
-            },
-            num_nodes=chosen.get(NUM_NODES, run.num_nodes),
-            coordinates=coordinates,
+            args=self._resolve({**self._fixed, **args}),
+            env={name: str(value) for name, value in env.items()},
+            num_nodes=chosen.get(NUM_NODES, self._run.num_nodes),
+            coordinates=dict(coordinates),
         )
 
+    def included(self) -> Iterator[SweepPoint]:
+        """Yield the added points; axes that they do not name take their first value."""
+        first = {axis.name: axis.values[0] for axis in self.axes}
+        for pattern in self._definition.sweep.include:
+            for name in pattern:
+                if name not in first and name not in ResolvedCmdArgs.model_fields:
+                    raise BadInput(f"test {self._run.id!r}: sweep.include: {name!r} is neither an axis nor an argument")
+            yield self.point({**first, **pattern})
 
-def _resolve(test_id: str, args: dict[str, Any]) -> ResolvedCmdArgs:
-    try:
-        return ResolvedCmdArgs.model_validate(args)
-    except ValidationError as error:
-        names = ", ".join(dict.fromkeys(f"cmd_args.{detail['loc'][0]}" for detail in error.errors()))
-        raise BadInput(f"test {test_id!r}: {names}: cannot be a list here; take it out of dse_excluded_args") from None
+    def _resolve(self, args: Mapping[str, Any]) -> ResolvedCmdArgs:
+        try:
+            return ResolvedCmdArgs.model_validate(dict(args))
+        except ValidationError as error:
+            detail = error.errors()[0]
+            where = f"test {self._run.id!r}: cmd_args.{detail['loc'][0]}"
+            if isinstance(detail["input"], list):
+                raise BadInput(f"{where}: cannot be a list here; take it out of dse_excluded_args") from None
+            raise BadInput(f"{where}: {detail['msg']}") from None
 
 
-def _choose(table: str, values: Mapping[str, Any], chosen: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: chosen.get(f"{table}.{name}", value) for name, value in values.items()}
+def expand(definition: MegatronBridgeTestDefinition, run: TestRun) -> Iterator[SweepPoint]:
+    """Yield the points of the Cartesian product, last axis fastest, then the included ones."""
+    sweep = Sweep(definition, run)
+    for values in sweep.grid:
+        yield sweep.point(sweep.coordinates(values))
+    yield from sweep.included()

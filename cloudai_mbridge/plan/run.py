@@ -1,0 +1,109 @@
+"""Decide everything about one run of one point."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from cloudai_mbridge.constraints.megatron.placement import place
+from cloudai_mbridge.constraints.rule import Point
+from cloudai_mbridge.errors import BadInput
+from cloudai_mbridge.models.base import is_secret
+from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
+from cloudai_mbridge.models.load import LoadedTest
+from cloudai_mbridge.models.system import System
+from cloudai_mbridge.models.test_definition import MegatronBridgeTestDefinition
+from cloudai_mbridge.models.time_limit import parse_time_limit
+from cloudai_mbridge.plan.run_plan import RunPlan
+from cloudai_mbridge.recipes import Recipe
+from cloudai_mbridge.recipes.apply import training_config
+from cloudai_mbridge.sweep import SweepPoint
+from cloudai_mbridge.sweep.run_id import slug
+
+# cmd_args that hold a credential -> the variable that hands it to the job
+SECRET_VARIABLES = {"hf_token": "HF_TOKEN", "wandb_key": "WANDB_API_KEY"}
+
+
+def plan_run(
+    test: LoadedTest, point: SweepPoint, args: ResolvedCmdArgs, recipe: Recipe, system: System, iteration: int
+) -> RunPlan:
+    """Place a point that breaks no rule, and name everything that it needs."""
+    run, definition = test.run, test.definition
+    placement = place(Point(args, system, recipe, point.num_nodes))
+    env = {name: _env_text(value) for name, value in system.global_env_vars.items()} | dict(point.env)
+    time_limit = run.time_limit or args.time_limit
+    return RunPlan(
+        key=f"{slug(run.id)}/{point.label}/{iteration}",
+        test_id=run.id,
+        test_name=definition.name,
+        label=point.label,
+        iteration=iteration,
+        coordinates=point.coordinates,
+        args=public_args(args),
+        recipe=recipe.name,
+        num_nodes=placement.num_nodes,
+        ranks_per_node=placement.ranks_per_node,
+        num_steps=args.max_steps or 0,
+        warmup_steps=definition.metrics.warmup_steps,
+        training_config=training_config(recipe, args, definition.extra_cmd_args),
+        definition=resolved_definition(definition, point, args),
+        env={name: value for name, value in env.items() if not is_secret(name)},
+        secret_env=_secrets(args, env),
+        time_limit=time_limit,
+        time_limit_s=_seconds(time_limit),
+        nodes=tuple(run.nodes),
+        exclude_nodes=tuple(run.exclude_nodes),
+        container_image=args.container_image,
+        container_mounts=_mounts(definition, args),
+        after_completion=_wait_for(run.dependencies, "start_post_comp"),
+        after_start=_wait_for(run.dependencies, "start_post_init"),
+    )
+
+
+def _wait_for(dependencies: Iterable[Any], kind: str) -> tuple[str, ...]:
+    return tuple(dependency.id for dependency in dependencies if dependency.type == kind)
+
+
+def _mounts(definition: MegatronBridgeTestDefinition, args: ResolvedCmdArgs) -> tuple[str, ...]:
+    custom = [mount for mount in (args.custom_mounts or "").split(",") if mount]
+    return (*definition.extra_container_mounts, *custom)
+
+
+def _env_text(value: str | int | float | bool) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _secrets(args: ResolvedCmdArgs, env: dict[str, str]) -> dict[str, str]:
+    secrets = {name: value for name, value in env.items() if is_secret(name)}
+    for field, variable in SECRET_VARIABLES.items():
+        if value := getattr(args, field):
+            secrets[variable] = value
+    return secrets
+
+
+def public_args(args: ResolvedCmdArgs) -> dict[str, Any]:
+    """Return what the user or the recipe set, without credentials."""
+    values = args.model_dump(mode="json", exclude_none=True)
+    kept = args.model_fields_set | {"num_gpus", "max_steps", "compute_dtype"}
+    return {name: value for name, value in values.items() if name in kept and name not in SECRET_VARIABLES}
+
+
+def resolved_definition(
+    definition: MegatronBridgeTestDefinition, point: SweepPoint, args: ResolvedCmdArgs
+) -> dict[str, Any]:
+    """Return the point as a test definition of its own: no lists, no credentials."""
+    env = {name: value for name, value in point.env.items() if not is_secret(name)}
+    left_out = {"extra_env_vars", "sweep", "agent_config", "predictor"}  # credentials; what only a search uses
+    dump = definition.model_dump(mode="json", exclude_none=True, exclude_defaults=True, exclude=left_out)
+    return {
+        **dump,
+        "name": f"{definition.name}-{point.label}",
+        "test_template_name": definition.test_template_name,
+        "cmd_args": public_args(args),
+        **({"extra_env_vars": env} if env else {}),
+    }
+
+
+def _seconds(time_limit: str | None) -> float | None:
+    try:
+        return parse_time_limit(time_limit)
+    except ValueError as error:
+        raise BadInput(f"cmd_args.time_limit: {time_limit!r} {error}") from None

@@ -1,0 +1,155 @@
+"""Check the points of a grid fast: what a rule says is worked out once per combination of the values that it looks at.
+
+Rules read their inputs through attributes, so what a rule looks at is seen while it runs. A rule that looks at tp, pp
+and num_gpus is run once per (tp, pp, num_gpus) of the grid, however many points share them.
+"""
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
+from typing import Any
+
+from cloudai_mbridge.constraints.engine import RULES
+from cloudai_mbridge.constraints.rule import Answer, NotEvaluated, Point, Violation
+from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
+from cloudai_mbridge.models.system import System
+from cloudai_mbridge.recipes import Recipe
+from cloudai_mbridge.sweep.grid import Grid, Values
+
+_LARGEST_TABLE = 50_000
+_PROBES = 200
+_NUM_NODES = "num_nodes"
+
+Answers = tuple[Violation | NotEvaluated, ...]
+Rule = Callable[[Point], Answer]
+
+
+class Screen:
+    """All rules over the points of one grid, for one recipe.
+
+    base: the arguments that all points share, recipe defaults included. num_nodes: the scenario's, if it is no axis.
+    """
+
+    def __init__(
+        self,
+        grid: Grid,
+        base: ResolvedCmdArgs,
+        system: System | None = None,
+        recipe: Recipe | None = None,
+        num_nodes: int | None = None,
+    ) -> None:
+        self._names = grid.names
+        self._system, self._recipe, self._num_nodes = system, recipe, num_nodes
+        shared = {name: getattr(base, name) for name in type(base).model_fields}
+        self._args_type = type(
+            "_Args", (_Args,), {**shared, "model_fields_set": base.model_fields_set | (set(grid.names) & shared.keys())}
+        )
+        self._lengths = {
+            name: len({row[i] for row in rows})
+            for rows, positions in zip(grid.dimensions, grid.positions, strict=True)
+            for i, name in enumerate(grid.names[p] for p in positions)
+        }
+        self._tables = self._make_tables(grid)
+
+    def check(self, values: Values) -> Answers:
+        """Return every violation, and every rule that gave no verdict, of a point of the grid."""
+        found: Answers = ()
+        for table in self._tables:
+            if answers := table.answers(values):
+                found += answers
+        return found
+
+    def _make_tables(self, grid: Grid) -> list["_Table"]:
+        """Group the rules by what they look at on a sample of the grid; a group's table must stay small."""
+        draw = random.Random(0)  # noqa: S311 - a sample, no secret
+        sample = [grid.sample(draw) for _ in range(_PROBES)]
+        looks = {rule: {name for values in sample for name in self._run(rule, values)[1]} for rule in RULES}
+        tables: list[_Table] = []
+        for rule in sorted(RULES, key=lambda rule: -self._table_size(looks[rule])):
+            home = next((t for t in tables if self._table_size(t.looks | looks[rule]) <= _LARGEST_TABLE), None)
+            if home is None:
+                tables.append(home := _Table(self))
+            home.rules.append(rule)
+            home.looks |= looks[rule]
+        for table in tables:
+            table.rules.sort(key=RULES.index)
+            table.set_looks(table.looks)
+        return tables
+
+    def _table_size(self, names: set[str]) -> int:
+        size = 1
+        for name in names:
+            size *= self._lengths[name]
+        return size
+
+    def is_small(self, names: set[str]) -> bool:
+        return self._table_size(names) <= _LARGEST_TABLE
+
+    def index(self, name: str) -> int:
+        return self._names.index(name)
+
+    def _run(self, rule: Rule, values: Values) -> tuple[Answer, set[str]]:
+        """Run a rule on a point and return its answer with the axes that it looked at."""
+        chosen = dict(zip(self._names, values, strict=True))
+        looked: set[str] = set()
+        args: Any = self._args_type(chosen, looked)
+        if _NUM_NODES in chosen:  # not an argument: who reads it is not seen, so everybody does
+            looked.add(_NUM_NODES)
+        nodes = chosen.get(_NUM_NODES, self._num_nodes)
+        return rule(Point(args, self._system, self._recipe, nodes)), looked
+
+    def run_all(self, rules: Sequence[Rule], values: Values) -> tuple[Answers, set[str]]:
+        """Run rules on a point; return what they object to and the axes that any of them looked at."""
+        found, looked = [], set()
+        for rule in rules:
+            answer, names = self._run(rule, values)
+            looked |= names
+            if answer is not None:
+                found.append(answer)
+        return tuple(found), looked
+
+
+class _Table:
+    """Answers of some rules by the values of the axes that they look at."""
+
+    def __init__(self, screen: Screen) -> None:
+        self._screen = screen
+        self.rules: list[Rule] = []
+        self.looks: set[str] = set()
+        self._answers: dict[Any, Answers] = {}
+        self._key: Callable[[Values], Any] = lambda values: None
+
+    def set_looks(self, names: set[str]) -> None:
+        self.looks = set(names)
+        self._answers.clear()
+        indices = sorted(self._screen.index(name) for name in names)
+        self._key = itemgetter(*indices) if indices else lambda values: None
+
+    def answers(self, values: Values) -> Answers:
+        try:
+            return self._answers[self._key(values)]
+        except KeyError:
+            return self._work_out(values)
+
+    def _work_out(self, values: Values) -> Answers:
+        found, looked = self._screen.run_all(self.rules, values)
+        if not looked <= self.looks:  # a branch that no probe took
+            self.set_looks(self.looks | looked)
+        if self._screen.is_small(self.looks):
+            self._answers[self._key(values)] = found
+        return found
+
+
+class _Args:
+    """Arguments of a point: the shared ones as class attributes, the point's own below, with a note of who was read."""
+
+    def __init__(self, chosen: Mapping[str, Any], looked: set[str]) -> None:
+        object.__setattr__(self, "_chosen", chosen)
+        object.__setattr__(self, "_looked", looked)
+
+    def __getattribute__(self, name: str) -> Any:
+        chosen = object.__getattribute__(self, "_chosen")
+        if name in chosen:
+            object.__getattribute__(self, "_looked").add(name)
+            return chosen[name]
+        return object.__getattribute__(self, name)

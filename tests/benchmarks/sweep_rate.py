@@ -1,0 +1,86 @@
+"""Points per second of expansion plus all rules on a grid of a million points, and the peak memory.
+
+    python tests/benchmarks/sweep_rate.py [POINTS]
+
+The baseline, named in the output, is the plain way in the same process: validate each point and run every rule.
+"""
+
+import itertools
+import resource
+import sys
+import time
+from collections import Counter
+
+from cloudai_mbridge.constraints import Violation, check
+from cloudai_mbridge.models.cmd_args import MegatronBridgeCmdArgs, ResolvedCmdArgs
+from cloudai_mbridge.models.scenario import TestRun
+from cloudai_mbridge.models.sweep import SweepConfig
+from cloudai_mbridge.models.system import SlurmSystem
+from cloudai_mbridge.models.test_definition import MegatronBridgeTestDefinition
+from cloudai_mbridge.recipes import load_recipe
+from cloudai_mbridge.recipes.apply import with_recipe_defaults
+from cloudai_mbridge.sweep.axes import find_axes
+from cloudai_mbridge.sweep.grid import build_grid
+from cloudai_mbridge.sweep.screen import Screen
+
+AXES = {
+    "tp": [1, 2, 3, 4, 8],
+    "pp": [1, 2, 4, 8],
+    "cp": [1, 2, 4, 8],
+    "vp": [1, 2, 4, 5],
+    "mb": [1, 2, 4],
+    "gb": [64, 128, 256, 384, 512],
+    "num_gpus": [64, 128, 256, 512],
+    "cuda_graph_impl": ["none", "local", "transformer_engine"],
+    "cuda_graph_scope": ["", "attn", "full_iteration"],
+    "recompute_modules": ["core_attn", "mlp", "layernorm,mlp", "attention"],
+    "seq_length": [4096, 8192],
+}
+
+
+def main(points: int) -> None:
+    args = MegatronBridgeCmdArgs(launcher="megatron_bridge", model_recipe_name="llama3_70b", max_steps=50, **AXES)
+    definition = MegatronBridgeTestDefinition(name="bench", description="", cmd_args=args)
+    run = TestRun(id="bench", test_name="bench")
+    system = SlurmSystem(
+        name="c", scheduler="slurm", default_partition="p", partitions=[{"name": "p"}], gpus_per_node=8
+    )
+    recipe = load_recipe("llama3_70b")
+    base = ResolvedCmdArgs(launcher="megatron_bridge", model_recipe_name="llama3_70b", max_steps=50)
+    base = base.model_copy(update={name: None for name in AXES if name != "num_gpus"})
+    grid = build_grid(find_axes(definition, run), SweepConfig(), "bench")
+    print(f"grid: {grid.size} points over {len(AXES)} axes; the first {min(points, grid.size)} are taken")
+
+    start = time.perf_counter()
+    screen = Screen(grid, with_recipe_defaults(base, recipe), system, recipe)
+    counts: Counter[str] = Counter()
+    total = accepted = 0
+    for values in itertools.islice(grid, points):
+        total += 1
+        broken = [answer.rule_id for answer in screen.check(values) if type(answer) is Violation]
+        accepted += not broken
+        counts.update(broken)
+    fast = total / (time.perf_counter() - start)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+    start = time.perf_counter()
+    plain = 0
+    names = grid.names
+    for values in itertools.islice(grid, 5000):
+        chosen = {
+            **dict(zip(names, values, strict=True)),
+            "launcher": "megatron_bridge",
+            "model_recipe_name": "llama3_70b",
+        }
+        check(with_recipe_defaults(ResolvedCmdArgs.model_validate(chosen), recipe), system, recipe)
+        plain += 1
+    slow = plain / (time.perf_counter() - start)
+
+    print(f"accepted {accepted} of {total}; broken rules: {dict(sorted(counts.items()))}")
+    print(f"screen:   {fast:12,.0f} points/s, peak memory {peak:.0f} MiB")
+    print(f"baseline: {slow:12,.0f} points/s (validate and check every point, {plain} points)")
+    print(f"ratio:    {fast / slow:12.1f}")
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 1_000_000)

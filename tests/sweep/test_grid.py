@@ -1,0 +1,131 @@
+"""zip, exclude, include, order and the limits of `[sweep]`."""
+
+from typing import Any
+
+import pytest
+
+from cloudai_mbridge.errors import BadInput
+from cloudai_mbridge.models.load import LoadedScenario, LoadedTest
+from cloudai_mbridge.models.scenario import Scenario
+from cloudai_mbridge.models.system import LocalSystem
+from cloudai_mbridge.models.test_definition import MegatronBridgeTestDefinition
+from cloudai_mbridge.plan.build import MOST_REJECTED_ROWS, build_plan
+from cloudai_mbridge.plan.run_plan import SweepPlan
+from cloudai_mbridge.sweep.expand import Sweep, expand
+
+BASE = {"launcher": "embedded", "model_recipe_name": "gpt_tiny", "num_gpus": 1, "max_steps": 10}
+
+
+def points(args: dict[str, Any], **sweep: Any) -> list[dict[str, Any]]:
+    definition, run = parts(args, sweep)
+    return [dict(point.coordinates) for point in expand(definition, run)]
+
+
+def parts(args: dict[str, Any], sweep: dict[str, Any], **run: Any) -> Any:
+    definition = MegatronBridgeTestDefinition.model_validate(
+        {"name": "t", "description": "", "cmd_args": {**BASE, **args}, "sweep": sweep}
+    )
+    scenario = Scenario.model_validate({"name": "s", "Tests": [{"id": "t", "test_name": "t", **run}]})
+    return definition, scenario.tests[0]
+
+
+def plan(args: dict[str, Any], sweep: dict[str, Any], **run: Any) -> SweepPlan:
+    definition, test = parts(args, sweep, **run)
+    scenario = Scenario.model_validate({"name": "s", "Tests": [{"id": "t", "test_name": "t", **run}]})
+    loaded = LoadedScenario(scenario, [LoadedTest(test, definition)])
+    return build_plan(loaded, LocalSystem(name="l", scheduler="local"))
+
+
+def test_zipped_axes_vary_together() -> None:
+    found = points({"tp": [1, 2], "mb": [1, 4], "gb": [8, 16]}, zip=[["tp", "gb"]])
+    assert found == [
+        {"tp": 1, "mb": 1, "gb": 8},
+        {"tp": 1, "mb": 4, "gb": 8},
+        {"tp": 2, "mb": 1, "gb": 16},
+        {"tp": 2, "mb": 4, "gb": 16},
+    ]
+
+
+def test_excluded_points_are_left_out() -> None:
+    found = points({"tp": [1, 2], "pp": [1, 2], "mb": [1, 2]}, exclude=[{"tp": 2, "pp": 2}, {"mb": [2], "tp": 1}])
+    assert found == [
+        {"tp": 1, "pp": 1, "mb": 1},
+        {"tp": 1, "pp": 2, "mb": 1},
+        *({"tp": 2, "pp": 1, "mb": mb} for mb in (1, 2)),
+    ]
+
+
+def test_included_points_come_last_and_may_set_other_arguments() -> None:
+    definition, run = parts({"tp": [1, 2]}, {"include": [{"tp": 4, "seq_length": 128}, {"mb": 2}]})
+    *_, first, second = expand(definition, run)
+    assert (first.args.tp, first.args.seq_length, first.label) == (4, 128, "tp4-seq_length128")
+    assert (second.args.tp, second.args.mb, second.label) == (1, 2, "tp1-mb2")
+
+
+def test_random_order_visits_every_point_once_and_repeatably() -> None:
+    axes = {"tp": [1, 2, 3], "pp": [1, 2, 3, 4, 5], "mb": [1, 2, 4, 8]}
+    grid, shuffled = points(axes), points(axes, order="random", seed=7)
+    assert shuffled != grid
+    assert sorted(map(str, shuffled)) == sorted(map(str, grid))
+    assert shuffled == points(axes, order="random", seed=7) != points(axes, order="random", seed=8)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 97, 100])
+def test_random_order_is_complete_for_any_size(size: int) -> None:
+    found = points({"gb": list(range(1, size + 1))}, order="random", seed=3)
+    assert sorted(point["gb"] for point in found) == list(range(1, size + 1))
+
+
+def test_a_value_listed_twice_counts_once() -> None:
+    assert points({"tp": [1, 2, 1]}) == [{"tp": 1}, {"tp": 2}]
+
+
+@pytest.mark.parametrize(
+    ("sweep", "words"),
+    [
+        ({"zip": [["tp", "cp"]]}, "'cp' is no axis; axes are tp, mb"),
+        ({"zip": [["tp", "mb"]]}, "tp has 2, mb has 3"),
+        ({"zip": [["tp"], ["tp"]]}, "'tp' is in two groups"),
+        ({"exclude": [{"pp": 1}]}, "sweep.exclude: 'pp' is no axis"),
+        ({"exclude": [{}]}, "an empty pattern"),
+        ({"include": [{"nonsense": 1}]}, "'nonsense' is neither an axis nor an argument"),
+        ({"include": [{"tp": "x"}]}, "cmd_args.tp"),
+    ],
+)
+def test_mistakes_are_named(sweep: dict[str, Any], words: str) -> None:
+    with pytest.raises(BadInput, match=words.replace("'", ".")):
+        points({"tp": [1, 2], "mb": [1, 2, 4]}, **sweep)
+
+
+def test_repeats_and_iterations_multiply() -> None:
+    runs = plan({"mb": [1, 2]}, {"repeats": 2}, iterations=3).runs
+    assert [(run.label, run.iteration) for run in runs] == [(f"mb{mb}", i) for mb in (1, 2) for i in range(6)]
+
+
+def test_max_points_stops_and_says_so() -> None:
+    found = plan({"mb": [1, 2, 4, 8]}, {"max_points": 2})
+    assert [run.label for run in found.runs] == ["mb1", "mb2"]
+    assert found.notes == ("test 't': max_points = 2 is reached; 2 points were not looked at",)
+
+
+def test_gpu_hours_are_kept() -> None:
+    found = plan({"mb": [1, 2, 4, 8]}, {"max_gpu_hours": 0.5}, time_limit="00:10:00", iterations=1)
+    assert len(found.runs) == 3  # three times ten minutes on one GPU
+    assert "max_gpu_hours = 0.5 allows no further point; 1 points" in found.notes[0]
+    with pytest.raises(BadInput, match="needs a time_limit"):
+        plan({"mb": [1, 2]}, {"max_gpu_hours": 0.5})
+
+
+def test_rejected_points_beyond_a_thousand_are_counted() -> None:
+    found = plan({"tp": list(range(2, 32)), "pp": list(range(2, 42))}, {})
+    assert found.num_rejected == 30 * 40
+    assert len(found.rejected) == MOST_REJECTED_ROWS
+    assert found.rule_counts["C01"] == 1200
+    assert "200 more rejected points" in found.notes[0]
+
+
+def test_the_size_of_a_huge_grid_costs_nothing() -> None:
+    definition, run = parts({name: list(range(1, 1001)) for name in ("tp", "pp", "cp", "mb")}, {"order": "random"})
+    sweep = Sweep(definition, run)
+    assert sweep.grid.size == 10**12
+    assert len(next(iter(sweep.grid))) == 4

@@ -1,0 +1,96 @@
+"""The fast way says of every point what the plain way says, whatever the axes are."""
+
+import itertools
+import random
+from typing import Any
+
+import pytest
+
+from cloudai_mbridge.constraints import NotEvaluated, Violation, check
+from cloudai_mbridge.models.cmd_args import MegatronBridgeCmdArgs
+from cloudai_mbridge.models.scenario import TestRun
+from cloudai_mbridge.models.system import LocalSystem, SlurmSystem
+from cloudai_mbridge.models.test_definition import MegatronBridgeTestDefinition
+from cloudai_mbridge.recipes.apply import with_recipe_defaults
+from cloudai_mbridge.sweep.checked import checked_points, recipe_of
+from cloudai_mbridge.sweep.expand import Sweep
+
+SLURM = SlurmSystem(name="c", scheduler="slurm", default_partition="p", partitions=[{"name": "p"}], gpus_per_node=4)
+LOCAL = LocalSystem(name="l", scheduler="local")
+
+# every argument that some rule looks at, with values that some rule objects to
+VALUES: dict[str, list[Any]] = {
+    "launcher": ["embedded", "megatron_bridge"],
+    "model_recipe_name": ["gpt_tiny", "moe_tiny", "deepseek_v3", "llama3_70b"],
+    "gpu_type": ["h100", "gb200", "tpu"],
+    "compute_dtype": ["bf16", "fp8_mx", "fp32", "nonsense"],
+    "num_gpus": [1, 2, 8, 64, 0, 12],
+    "gpus_per_node": [4, 8],
+    "max_steps": [10, 0],
+    "tp": [1, 2, 3, 0, -1],
+    "pp": [1, 2, 4],
+    "cp": [1, 2],
+    "vp": [1, 2, 5, 0],
+    "ep": [1, 2, 64],
+    "et": [1, 2, 0],
+    "mb": [1, 2, 0],
+    "gb": [8, 12, 256, 0],
+    "seq_length": [64, 66, 4096],
+    "num_layers": [4, 6, 61],
+    "hidden_size": [128, 0],
+    "use_megatron_fsdp": [True, False],
+    "num_distributed_optimizer_instances": [1, 2],
+    "cuda_graph_impl": ["none", "local", "transformer_engine", "te"],
+    "cuda_graph_scope": ["", "attn", "moe,moe_router", "moe_preprocess", "full_iteration", "mlp"],
+    "recompute_modules": ["core_attn", "mlp,layernorm", "mla_up_proj", "nonsense"],
+    "recompute_num_layers": [1, 0, 99],
+    "activation_offload_layers": [0, 2, 99],
+    "moe_a2a_overlap": [True, False],
+    "pipeline_model_parallel_layout": ["Et|tttL", "Ett|ttL", "x"],
+    "container_image": ["", "image"],
+    "use_tokendrop": [True, False],
+    "task": ["pretrain", "sft"],
+}
+
+
+def random_test(draw: random.Random) -> tuple[MegatronBridgeTestDefinition, TestRun]:
+    """Make a test of up to seven axes and some fixed arguments."""
+    names = draw.sample(sorted(VALUES), draw.randint(1, 14))
+    axes = {name: draw.sample(VALUES[name], draw.randint(1, len(VALUES[name]))) for name in names[:7]}
+    fixed = {name: draw.choice(VALUES[name]) for name in names[7:]}
+    args = {"launcher": "embedded", "model_recipe_name": "gpt_tiny", **fixed, **axes}
+    nodes = draw.choice([None, 1, 2, [1, 2]])
+    definition = MegatronBridgeTestDefinition(name="t", description="", cmd_args=MegatronBridgeCmdArgs(**args))
+    return definition, TestRun(id="t", test_name="t", num_nodes=nodes)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_the_screen_agrees_with_the_plain_check(seed: int) -> None:
+    draw = random.Random(seed)
+    definition, run = random_test(draw)
+    system = draw.choice([None, SLURM, LOCAL])
+    sweep = Sweep(definition, run)
+    seen = 0
+    for point in itertools.islice(checked_points(sweep, system), 0, 20_000, draw.choice([1, 7, 31])):
+        plain = sweep.point(point.coordinates)
+        recipe = recipe_of(plain.args)
+        args = with_recipe_defaults(plain.args, recipe) if recipe else plain.args
+        expected = check(args, system, recipe, plain.num_nodes)
+        assert sorted(map(str, point.violations)) == sorted(map(str, expected.violations)), point.coordinates
+        silent = sorted(str(a) for a in point.answers if isinstance(a, NotEvaluated))
+        assert silent == sorted(map(str, expected.not_evaluated)), point.coordinates
+        assert all(isinstance(answer, Violation | NotEvaluated) for answer in point.answers)
+        seen += 1
+        if seen > 300:
+            break
+    assert seen
+
+
+def test_a_grid_of_a_million_points_is_checked_one_at_a_time() -> None:
+    axes = {name: list(range(1, 33)) for name in ("tp", "pp", "cp", "mb")}
+    args = MegatronBridgeCmdArgs(launcher="embedded", model_recipe_name="gpt_tiny", num_gpus=64, gb=64, **axes)
+    definition = MegatronBridgeTestDefinition(name="t", description="", cmd_args=args)
+    sweep = Sweep(definition, TestRun(id="t", test_name="t"))
+    assert sweep.grid.size == 32**4
+    first = next(iter(checked_points(sweep, LOCAL)))
+    assert first.coordinates == {"tp": 1, "pp": 1, "cp": 1, "mb": 1}
