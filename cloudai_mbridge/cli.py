@@ -13,11 +13,13 @@ from rich.text import Text
 
 from cloudai_mbridge import __version__, pipeline
 from cloudai_mbridge.console import observer_for
+from cloudai_mbridge.constraints import NotEvaluated, Violation
 from cloudai_mbridge.constraints.engine import RULES
 from cloudai_mbridge.errors import OK, POINTS_FAILED, BadInput, MBridgeError, ToolFailure
 from cloudai_mbridge.recipes import load_recipe, recipe_names
 from cloudai_mbridge.report import Report
 from cloudai_mbridge.report.terminal import render_table
+from cloudai_mbridge.sweep_report import explain_point, summarize
 from cloudai_mbridge.verify import verify
 
 _PATH = click.Path(path_type=Path)
@@ -107,6 +109,55 @@ def generate_report(result_dir: Path, **_: Path | None) -> int:
     report = pipeline.report(result_dir)
     _show_report(_console(), report, result_dir)
     return OK if report.succeeded else POINTS_FAILED
+
+
+@cli.group()
+def sweep() -> None:
+    """Look at the points of a scenario without writing or running anything."""
+
+
+@sweep.command("plan")
+@_options(output_dir=False)
+@click.option("--show", default=10, show_default=True, help="Accepted points to list per test.")
+def sweep_plan(system_config: Path, test_scenario: Path, tests_dir: Path | None, show: int) -> int:
+    """Count the points of every test: accepted, and rejected by rule."""
+    console, accepted = _console(), 0
+    for summary in summarize(system_config, test_scenario, tests_dir, show):
+        accepted += summary.accepted
+        axes = " x ".join(f"{name}({count})" for name, count in summary.axes.items()) or "no axes"
+        console.print(Text(f"{summary.test_id}: {axes}"), soft_wrap=True)
+        console.print(
+            f"  {summary.points} points, {summary.accepted} accepted, {summary.points - summary.accepted} rejected"
+        )
+        for rule_id, count in sorted(summary.rules.items()):
+            console.print(f"  {rule_id} rejects {count}")
+        for name in summary.examples:
+            console.print(Text(f"  accepted {name}"), soft_wrap=True)
+        if (more := summary.accepted - len(summary.examples)) > 0:
+            console.print(f"  ... and {more} more")
+    return OK if accepted else POINTS_FAILED
+
+
+@sweep.command("explain")
+@_options(output_dir=False)
+@click.argument("test_id")
+@click.argument("point")
+def sweep_explain(system_config: Path, test_scenario: Path, tests_dir: Path | None, test_id: str, point: str) -> int:
+    """Say what every rule says of one POINT of a test: its label, or coordinates such as tp=2,pp=4."""
+    console = _console()
+    found = explain_point(system_config, test_scenario, tests_dir, test_id, point)
+    console.print(Text(f"{test_id}/{found.label}: {found.coordinates}"), soft_wrap=True)
+    for rule_id, verdict in found.verdicts.items():
+        match verdict:
+            case Violation():
+                console.print(Text(f"  {verdict}", style="yellow"), soft_wrap=True)
+            case NotEvaluated():
+                console.print(
+                    Text(f"  {rule_id} not evaluated: {verdict.missing} is missing", style="dim"), soft_wrap=True
+                )
+            case None:
+                console.print(f"  {rule_id} holds")
+    return POINTS_FAILED if any(isinstance(v, Violation) for v in found.verdicts.values()) else OK
 
 
 @cli.command("list")

@@ -1,6 +1,6 @@
 """Rules E01...: what the embedded loop cannot do, so that no argument is silently ignored."""
 
-from cloudai_mbridge.constraints.rule import Answer, Point, Violation
+from cloudai_mbridge.constraints.rule import Answer, NotEvaluated, Point, Violation
 from cloudai_mbridge.models.system import LocalSystem
 from cloudai_mbridge.recipes.apply import unsupported_args
 
@@ -65,9 +65,27 @@ def e04_containers_need_slurm(point: Point) -> Answer:
     return Violation("E04", "cmd_args.container_image", "a local system has no containers", remedy, {"image": image})
 
 
+def e05_the_loop_builds_the_model(point: Point) -> Answer:
+    """The embedded loop can build the recipe's model.
+
+    Pass: model_recipe_name="llama3_8b". Fail: model_recipe_name="nemotron_3_nano". Not evaluated: no recipe.
+    Source: `not_embedded` in the recipe's file.
+    """
+    if not point.is_embedded:
+        return None
+    if point.recipe is None:
+        return NotEvaluated("E05", "recipe")
+    if not point.recipe.not_embedded:
+        return None
+    fact = f"the embedded loop cannot build {point.recipe.name} because of {point.recipe.not_embedded}"
+    remedy = "set launcher = 'megatron_bridge', or choose another recipe"
+    return Violation("E05", "cmd_args.model_recipe_name", fact, remedy, {"model_recipe_name": point.recipe.name})
+
+
 RULES = (
     e01_every_argument_reaches_the_training,
     e02_precision_is_implemented,
     e03_there_are_steps_to_measure,
     e04_containers_need_slurm,
+    e05_the_loop_builds_the_model,
 )

@@ -9,7 +9,7 @@ from typing import Any
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.models.explain import suggest
 
-_HEAD = ("description", "family", "source", "mtp_num_layers", "pipeline_layouts")
+_HEAD = ("description", "family", "source", "not_embedded", "mtp_num_layers", "pipeline_layouts")
 _DATA = resources.files("cloudai_mbridge.recipes") / "data"
 
 
@@ -17,6 +17,7 @@ _DATA = resources.files("cloudai_mbridge.recipes") / "data"
 class Recipe:
     """An architecture with training defaults; `sections` are those of the training config.
 
+    not_embedded: what of the model the embedded loop cannot build; "" if it can build it.
     mtp_num_layers: multi-token-prediction layers of the upstream recipe.
     pipeline_layouts: the explicit layout that the upstream recipe uses for a number of pipeline stages (pp * vp).
     """
@@ -26,6 +27,7 @@ class Recipe:
     family: str
     source: str
     sections: dict[str, dict[str, Any]]
+    not_embedded: str = ""
     mtp_num_layers: int = 0
     pipeline_layouts: dict[str, str] = field(default_factory=dict)
 

@@ -1,5 +1,6 @@
 """Every rule: the last value that is legal, the first that is not, and what it says without an input."""
 
+import dataclasses
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -139,6 +140,11 @@ BOUNDARIES: dict[str, tuple[Point, Point, Point | None]] = {
         _point(gpu_type="gb200", compute_dtype="fp8_mx"),
         _point(gpu_type="h100", compute_dtype="fp8_mx"),
         _point(gpu_type="tpu", compute_dtype="fp8_mx"),
+    ),
+    "E05": (
+        _point(recipe=MODEL, launcher="embedded"),
+        _point(recipe=dataclasses.replace(MODEL, not_embedded="its Mamba layers"), launcher="embedded"),
+        _point(launcher="embedded"),
     ),
     "E04": (
         _point(SLURM, launcher="embedded", container_image="x"),

@@ -96,6 +96,11 @@ def check(tmp_path: Path, one_process: Any, processes: int, model: dict[str, Any
         pytest.param(2, {"tp": 2, "sequence_parallel": True}, id="tp2-sp"),
         pytest.param(2, {"pp": 2, "vp": 2}, id="pp2-vp2"),
         pytest.param(2, {"cp": 2}, id="cp2"),
+        pytest.param(
+            2,
+            {"pp": 2, "account_for_embedding_in_pipeline_split": True, "account_for_loss_in_pipeline_split": True},
+            id="pp2-counting-embedding-and-loss",
+        ),
         pytest.param(2, {"pp": 2, "pipeline_model_parallel_layout": "Et|tttL"}, id="pp2-layout"),
         pytest.param(2, {"pp": 2, "vp": 2, "pipeline_model_parallel_layout": "Et|(t|)*2tL"}, id="pp2-vp2-layout"),
     ],

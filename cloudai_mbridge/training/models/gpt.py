@@ -49,6 +49,8 @@ def transformer_config(model: ModelConfig) -> TransformerConfig:
         pipeline_model_parallel_size=model.pipeline_model_parallel_size,
         virtual_pipeline_model_parallel_size=vp,
         pipeline_model_parallel_layout=model.pipeline_model_parallel_layout,
+        account_for_embedding_in_pipeline_split=model.account_for_embedding_in_pipeline_split,
+        account_for_loss_in_pipeline_split=model.account_for_loss_in_pipeline_split,
         context_parallel_size=model.context_parallel_size,
         expert_model_parallel_size=model.expert_model_parallel_size,
         expert_tensor_parallel_size=model.expert_tensor_parallel_size,

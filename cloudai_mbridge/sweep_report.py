@@ -1,0 +1,92 @@
+"""What a sweep holds before anything is written or run: counts per rule, accepted points, the case of one point."""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cloudai_mbridge.constraints import NotEvaluated, Violation
+from cloudai_mbridge.constraints.engine import RULES
+from cloudai_mbridge.errors import BadInput
+from cloudai_mbridge.models.explain import suggest
+from cloudai_mbridge.models.load import LoadedTest, load_scenario, load_system
+from cloudai_mbridge.models.system import System
+from cloudai_mbridge.sweep import CheckedPoint, Sweep, checked_points
+from cloudai_mbridge.sweep.run_id import label
+
+
+@dataclass
+class SweepSummary:
+    """Counts over all points of one test."""
+
+    test_id: str
+    axes: dict[str, int]
+    points: int = 0
+    accepted: int = 0
+    rules: Counter[str] = field(default_factory=Counter)
+    examples: list[str] = field(default_factory=list)
+
+
+def summarize(
+    system_config: Path, test_scenario: Path, tests_dir: Path | None, examples: int
+) -> Iterator[SweepSummary]:
+    """Go through every point of every test of a scenario, keeping counts and the first accepted labels only."""
+    system = load_system(system_config)
+    for test in load_scenario(test_scenario, tests_dir).tests:
+        sweep = Sweep(test.definition, test.run)
+        summary = SweepSummary(test.run.id, {axis.name: len(axis.values) for axis in sweep.axes})
+        for point in checked_points(sweep, system):
+            summary.points += 1
+            if violations := point.violations:
+                summary.rules.update({violation.rule_id for violation in violations})
+                continue
+            summary.accepted += 1
+            if len(summary.examples) < examples:
+                summary.examples.append(label(point.coordinates))
+        yield summary
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What every rule says of one point; None where it has nothing against it."""
+
+    label: str
+    coordinates: dict[str, Any]
+    verdicts: dict[str, Violation | NotEvaluated | None]
+
+
+def explain_point(
+    system_config: Path, test_scenario: Path, tests_dir: Path | None, test_id: str, point: str
+) -> Explanation:
+    """Find a point by its label, or by coordinates such as "tp=2,pp=4", and ask all rules.
+
+    Raises:
+        BadInput: no such test or point.
+    """
+    system = load_system(system_config)
+    tests = {test.run.id: test for test in load_scenario(test_scenario, tests_dir).tests}
+    if test_id not in tests:
+        raise BadInput(f"{test_scenario}: no test {test_id!r}; {suggest(test_id, list(tests))}")
+    found = _find(tests[test_id], system, point)
+    answers = {answer.rule_id: answer for answer in found.answers}
+    rule_ids = [rule.__name__.partition("_")[0].upper() for rule in RULES]
+    verdicts = {rule_id: answers.get(rule_id) for rule_id in rule_ids}
+    return Explanation(label(found.coordinates), found.coordinates, verdicts)
+
+
+def _find(test: LoadedTest, system: System, wanted: str) -> CheckedPoint:
+    sweep = Sweep(test.definition, test.run)
+    coordinates = dict(part.partition("=")[::2] for part in wanted.split(",")) if "=" in wanted else {}
+    for name in coordinates:
+        if name not in sweep.grid.names:
+            raise BadInput(
+                f"test {test.run.id!r}: {name!r} is no axis; axes are {', '.join(sweep.grid.names) or 'none'}"
+            )
+    for point in checked_points(sweep, system):
+        if coordinates:
+            if all(str(point.coordinates[name]) == value for name, value in coordinates.items()):
+                return point
+        elif label(point.coordinates) == wanted:
+            return point
+    raise BadInput(f"test {test.run.id!r}: no point {wanted!r}; give a label, or coordinates such as tp=2,pp=4")
