@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SANDBOX ?= /tmp/mbridge-sandbox-$(shell id -u)
 
-.PHONY: run test lint slurm-sandbox slurm-sandbox-stop clean
+.PHONY: run test drill bench lint slurm-sandbox slurm-sandbox-stop clean
 
 # Check, train, judge and report a sweep of a tiny GPT on this machine.
 run: $(VENV)/.train
@@ -16,6 +16,14 @@ run: $(VENV)/.train
 test: $(VENV)/.dev
 	.ci/install-slurm
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+# The tests that are too long for `make test`, and the benchmarks.
+drill: $(VENV)/.dev
+	.ci/install-slurm
+	$(BIN)/python -m pytest -m drill $(PYTEST_ARGS)
+
+bench: $(VENV)/.dev
+	$(BIN)/python tests/benchmarks/sweep_rate.py
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -46,9 +46,19 @@ def _no_nul(value: Any) -> Any:
     return value
 
 
+def _not_blank(value: Any) -> Any:
+    """Strip a text, or every text of a list, and refuse one that is empty then."""
+    if isinstance(value, list):
+        return [_not_blank(item) for item in value]
+    if not value.strip():
+        raise ValueError("must not be blank; name it or remove the key")
+    return value.strip()
+
+
 # A value that becomes part of an sbatch directive, where a line break would start a new line of the script.
 OneLine = Annotated[str, AfterValidator(_no_control_characters)]
 Text = Annotated[str, AfterValidator(_no_nul)]
+NotBlank = Annotated[str, AfterValidator(_no_nul), AfterValidator(_not_blank)]
 AxisOfText = Annotated[list[Text], Field(min_length=1)]
 AxisOfInt = Annotated[list[int], Field(min_length=1)]
 DottedKey = Annotated[str, AfterValidator(_dotted_key)]

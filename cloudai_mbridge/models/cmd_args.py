@@ -9,7 +9,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import Field, FiniteFloat, create_model
 
-from cloudai_mbridge.models.base import StrictModel, Text
+from cloudai_mbridge.models.base import NotBlank, StrictModel, Text
 
 
 class Launcher(StrEnum):
@@ -39,8 +39,8 @@ class ResolvedCmdArgs(StrictModel):
     max_retries: int | None = 1
     nemorun_version: Text | None = None
 
-    model_family_name: Text = ""
-    model_recipe_name: Text = ""
+    model_family_name: NotBlank = ""
+    model_recipe_name: NotBlank = ""
     use_recipes: bool | None = None
     domain: Text | None = None
     task: Text = "pretrain"

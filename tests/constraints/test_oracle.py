@@ -64,13 +64,13 @@ def grid(name: str) -> Iterator[dict[str, Any]]:
     """Yield all combinations; expert sizes vary where there are experts, else only once out of place."""
     expert_sizes = [(1, None), (2, None), (2, 1), (4, 1), (3, 1)] if name == "experts" else [(1, None), (2, 1)]
     axes = {
-        "num_gpus": (1, 2, 4, 8),
+        "num_gpus": (1, 2, 4, 8, 16),
         "tp": (1, 2, 3, 4),
         "pp": (1, 2, 4),
         "vp": (None, 2, 3),
         "cp": (1, 2),
         "seq_length": (16, 18),
-        "gb": (8, 12),
+        "gb": (16, 12),
     }
     for values in itertools.product(*axes.values()):
         for ep, et in expert_sizes:

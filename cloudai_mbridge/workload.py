@@ -1,0 +1,112 @@
+"""The MegatronBridge workload under CloudAI's names: definition, constraints, success, metrics.
+
+For programs that drive the workload themselves. The command line goes through `pipeline`, whose verdict is stricter
+than `was_run_successful`.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from cloudai_mbridge import models
+from cloudai_mbridge.constraints import check
+from cloudai_mbridge.logs import extract_mbridge_metrics, stream_mbridge_metrics
+from cloudai_mbridge.logs.tail import last_lines
+from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
+from cloudai_mbridge.models.installables import DockerImage, PythonExecutable
+from cloudai_mbridge.models.system import System
+from cloudai_mbridge.models.test_definition import GitRepo
+
+LAUNCHER_LOG = "cloudai_megatron_bridge_launcher.log"
+MOUNT = "/opt/Megatron-Bridge"
+NEMO_RUN = GitRepo(url="https://github.com/NVIDIA-NeMo/Run.git", commit="main")
+_TAIL = 40
+
+MegatronBridgeCmdArgs = models.MegatronBridgeCmdArgs
+
+__all__ = [
+    "JobStatusResult",
+    "MegatronBridgeCmdArgs",
+    "MegatronBridgeTestDefinition",
+    "extract_mbridge_metrics",
+]
+
+
+class HasOutputPath(Protocol):
+    """A run of a test: what `was_run_successful` needs of it."""
+
+    output_path: Path
+
+
+@dataclass(frozen=True)
+class JobStatusResult:
+    """Whether a run succeeded, and if not, why."""
+
+    is_successful: bool
+    error_message: str = ""
+
+
+class MegatronBridgeTestDefinition(models.MegatronBridgeTestDefinition):
+    """A test definition with CloudAI's questions answered."""
+
+    __test__ = False
+
+    @property
+    def docker_image(self) -> DockerImage:
+        return DockerImage(self._scalar("container_image") or "")
+
+    @property
+    def python_executable(self) -> PythonExecutable:
+        """The environment that runs Megatron-Bridge's launcher."""
+        return PythonExecutable(self.nemo_run_repo or NEMO_RUN)
+
+    @property
+    def megatron_bridge_repo(self) -> GitRepo:
+        """The Megatron-Bridge repository among `git_repos`, mounted where the launcher expects it.
+
+        Raises:
+            ValueError: `git_repos` has none.
+        """
+        for repo in self.git_repos:
+            if "Megatron-Bridge" in repo.url or (repo.mount_as or "").rstrip("/") == MOUNT:
+                return repo if repo.mount_as else repo.model_copy(update={"mount_as": MOUNT})
+        raise ValueError(
+            f"git_repos: Megatron-Bridge is missing; pin it with [[git_repos]] (url, commit, mount_as = {MOUNT!r})"
+        )
+
+    @property
+    def installables(self) -> list[DockerImage | PythonExecutable | GitRepo]:
+        """The image if one is named, the launcher's environment, and Megatron-Bridge."""
+        image = [self.docker_image] if self.docker_image.url else []
+        return [*image, self.python_executable, self.megatron_bridge_repo]
+
+    def constraint_check(self, tr: Any = None, system: System | None = None) -> bool:
+        """Return whether rules C01-C18 hold. `tr` is taken for CloudAI's sake and not looked at.
+
+        Raises:
+            TypeError: an argument is still a list; expand the sweep first.
+        """
+        lists = [name for name in self.cmd_args.model_fields_set if self._is_axis(name)]
+        if lists:
+            raise TypeError(f"cmd_args: {', '.join(sorted(lists))}: still lists; expand the sweep first")
+        values = {name: getattr(self.cmd_args, name) for name in self.cmd_args.model_fields_set}
+        result = check(ResolvedCmdArgs.model_validate(values), system)
+        return not any(violation.rule_id.startswith("C") for violation in result.violations)
+
+    def was_run_successful(self, tr: HasOutputPath) -> JobStatusResult:
+        """Return success if the launcher's log holds at least one record, as the reference has it."""
+        log = tr.output_path / LAUNCHER_LOG
+        if not log.is_file():
+            return JobStatusResult(False, f"Megatron-Bridge launcher log not found in {tr.output_path}.")
+        times, _ = stream_mbridge_metrics(log)
+        if times:
+            return JobStatusResult(True)
+        tail = "\n".join(last_lines(log, _TAIL))
+        return JobStatusResult(False, f"no step-time record in {log}; its last {_TAIL} lines:\n{tail}")
+
+    def _scalar(self, name: str) -> Any:
+        value = getattr(self.cmd_args, name)
+        return value[0] if isinstance(value, list) else value
+
+    def _is_axis(self, name: str) -> bool:
+        return isinstance(getattr(self.cmd_args, name), list) and f"cmd_args.{name}" not in self.dse_excluded_args
