@@ -69,11 +69,9 @@ def scenario_with(extra: str) -> Callable[[Case], None]:
     return lambda case: case.write(scenario=SCENARIO + extra)
 
 
-def test_with(extra: str) -> Callable[[Case], None]:
+def with_test(extra: str) -> Callable[[Case], None]:
     return lambda case: case.write(test=TEST + extra)
 
-
-test_with.__test__ = False  # type: ignore[attr-defined]
 
 CYCLE = """
 [[Tests.dependencies]]
@@ -88,9 +86,9 @@ id = "a"
 """
 
 CASES: dict[str, tuple[Callable[[Case], None], tuple[str, ...]]] = {
-    "broken TOML": (test_with("tp = ["), ("t.toml", "not valid TOML")),
-    "unknown key": (test_with("seqlength = 8"), ("t.toml:8: cmd_args.seqlength", "'seq_length'")),
-    "wrong type": (test_with('tp = "two"'), ("t.toml:8: cmd_args.tp", "'two'", "integer")),
+    "broken TOML": (with_test("tp = ["), ("t.toml", "not valid TOML")),
+    "unknown key": (with_test("seqlength = 8"), ("t.toml:8: cmd_args.seqlength", "'seq_length'")),
+    "wrong type": (with_test('tp = "two"'), ("t.toml:8: cmd_args.tp", "'two'", "integer")),
     "missing test": (
         lambda case: case.write(scenario=SCENARIO.replace('"t"', '"tt"')),
         ("scenario.toml:5: Tests[0].test_name", "'tt'", "did you mean 't'"),
@@ -100,7 +98,7 @@ CASES: dict[str, tuple[Callable[[Case], None], tuple[str, ...]]] = {
         ("cmd_args.model_recipe_name", "'gpt_tyni'", "gpt_tiny"),
     ),
     "no such partition": (lambda case: case.write(system=SLURM), ("system.toml", "'nope'", "main")),
-    "empty sweep list": (test_with("tp = []"), ("t.toml:8: cmd_args.tp", "empty")),
+    "empty sweep list": (with_test("tp = []"), ("t.toml:8: cmd_args.tp", "empty")),
     "unwritable output": (unwritable, ("cannot be written", "--output-dir")),
     "duplicate ids": (scenario_with('[[Tests]]\nid = "a"\ntest_name = "t"'), ("scenario.toml", "duplicate", "'a'")),
     "cyclic dependency": (scenario_with(CYCLE), ("scenario.toml", "a -> b -> a")),
@@ -110,8 +108,8 @@ CASES: dict[str, tuple[Callable[[Case], None], tuple[str, ...]]] = {
     ),
     "unknown scheduler": (lambda case: case.write(system='name = "x"\nscheduler = "pbs"\n'), ("'pbs'", "slurm")),
     "two tests of one name": (lambda case: case.write(other_test=TEST), ("u.toml", "'t'", "t.toml")),
-    "no step to measure": (test_with("max_steps = 3"), ("max_steps = 3", "warmup_steps = 3")),
-    "unknown override": (test_with('[extra_cmd_args]\n"model.num_layer" = "2"'), ("model.num_layer", "num_layers")),
+    "no step to measure": (with_test("max_steps = 3"), ("max_steps = 3", "warmup_steps = 3")),
+    "unknown override": (with_test('[extra_cmd_args]\n"model.num_layer" = "2"'), ("model.num_layer", "num_layers")),
     "time limit": (scenario_with('time_limit = "1 hour"'), ("scenario.toml:6: Tests[0].time_limit", "'1 hour'")),
 }
 

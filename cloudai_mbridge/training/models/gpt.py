@@ -21,85 +21,64 @@ _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 _ACTIVATIONS = {"silu": F.silu, "gelu": F.gelu}
 
 
+# Fields that Megatron-Core has under the same name
+_SAME = (
+    *("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "kv_channels"),
+    *("normalization", "layernorm_epsilon", "gated_linear_unit", "add_bias_linear", "qk_layernorm", "init_method_std"),
+    *("tensor_model_parallel_size", "pipeline_model_parallel_size", "virtual_pipeline_model_parallel_size"),
+    *("pipeline_model_parallel_layout", "account_for_embedding_in_pipeline_split"),
+    *("account_for_loss_in_pipeline_split", "context_parallel_size", "sequence_parallel"),
+    *("expert_model_parallel_size", "expert_tensor_parallel_size"),
+    *("recompute_granularity", "recompute_method", "recompute_num_layers", "recompute_modules"),
+)
+_SAME_EXPERTS = (
+    *("num_moe_experts", "moe_router_topk", "moe_ffn_hidden_size", "moe_shared_expert_intermediate_size"),
+    *("moe_aux_loss_coeff", "moe_token_dispatcher_type"),
+)
+_SAME_LATENT = (
+    *("multi_latent_attention", "q_lora_rank", "kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim"),
+    "rotary_base",
+)
+# They need CUDA extensions, Triton or Transformer Engine, or go through torch.compile
+_NO_FUSIONS = dict(
+    gradient_accumulation_fusion=False,
+    masked_softmax_fusion=False,
+    apply_rope_fusion=False,
+    bias_activation_fusion=False,
+    bias_dropout_fusion=False,
+    cross_entropy_loss_fusion=False,
+    persist_layer_norm=False,
+)
+
+
 def transformer_config(model: ModelConfig) -> TransformerConfig:
-    """Translate to Megatron-Core. Fusions that need CUDA extensions or Transformer Engine are off."""
-    dtype = _DTYPES[model.dtype]
-    vp = model.virtual_pipeline_model_parallel_size
-    on_cpu = current_device().type == "cpu"
-    common: dict[str, Any] = dict(
-        num_layers=model.num_layers,
-        hidden_size=model.hidden_size,
-        ffn_hidden_size=model.ffn_hidden_size,
-        num_attention_heads=model.num_attention_heads,
-        num_query_groups=model.num_query_groups,
-        kv_channels=model.kv_channels,
-        normalization=model.normalization,
-        layernorm_epsilon=model.layernorm_epsilon,
-        gated_linear_unit=model.gated_linear_unit,
-        activation_func=_ACTIVATIONS[model.activation],
-        add_bias_linear=model.add_bias_linear,
-        qk_layernorm=model.qk_layernorm,
-        init_method_std=model.init_method_std,
-        hidden_dropout=0.0,
-        attention_dropout=0.0,
+    """Translate to Megatron-Core."""
+    fields: dict[str, Any] = {name: getattr(model, name) for name in _SAME}
+    if model.num_moe_experts is not None:
+        fields |= {name: getattr(model, name) for name in _SAME_EXPERTS}
+        fields["moe_layer_freq"] = moe_layer_pattern(model)
+    fields |= _device_fields(model)
+    fields |= {"activation_func": _ACTIVATIONS[model.activation], "hidden_dropout": 0.0, "attention_dropout": 0.0}
+    if not model.multi_latent_attention:
+        return TransformerConfig(**fields)
+    return MLATransformerConfig(**fields, **{name: getattr(model, name) for name in _SAME_LATENT}, rope_type="rope")
+
+
+def _device_fields(model: ModelConfig) -> dict[str, Any]:
+    """Return precision, fusions, and what the device asks of the pipeline's messages."""
+    dtype, on_cpu = _DTYPES[model.dtype], current_device().type == "cpu"
+    interleaved = model.virtual_pipeline_model_parallel_size is not None
+    return dict(
         params_dtype=dtype,
         pipeline_dtype=dtype,
         bf16=dtype is torch.bfloat16,
-        tensor_model_parallel_size=model.tensor_model_parallel_size,
-        pipeline_model_parallel_size=model.pipeline_model_parallel_size,
-        virtual_pipeline_model_parallel_size=vp,
-        pipeline_model_parallel_layout=model.pipeline_model_parallel_layout,
-        account_for_embedding_in_pipeline_split=model.account_for_embedding_in_pipeline_split,
-        account_for_loss_in_pipeline_split=model.account_for_loss_in_pipeline_split,
-        context_parallel_size=model.context_parallel_size,
-        expert_model_parallel_size=model.expert_model_parallel_size,
-        expert_tensor_parallel_size=model.expert_tensor_parallel_size,
-        sequence_parallel=model.sequence_parallel,
         # With virtual stages Megatron-LM demands overlapped P2P: without it, two stages train wrongly and say nothing
-        overlap_p2p_comm=vp is not None,
-        batch_p2p_comm=vp is None,
+        overlap_p2p_comm=interleaved,
+        batch_p2p_comm=not interleaved,
         # gloo reads a send buffer after isend has returned, so freeing it early would corrupt what is sent
         deallocate_pipeline_outputs=not on_cpu,
         use_cpu_initialization=on_cpu,
-        gradient_accumulation_fusion=False,
-        masked_softmax_fusion=False,
-        apply_rope_fusion=False,
-        bias_activation_fusion=False,
-        bias_dropout_fusion=False,
-        cross_entropy_loss_fusion=False,
-        persist_layer_norm=False,
-        recompute_granularity=model.recompute_granularity,
-        recompute_method=model.recompute_method,
-        recompute_num_layers=model.recompute_num_layers,
-        recompute_modules=model.recompute_modules,
-        **_moe_fields(model),
-    )
-    if not model.multi_latent_attention:
-        return TransformerConfig(**common)
-    return MLATransformerConfig(
-        **common,
-        multi_latent_attention=True,
-        q_lora_rank=model.q_lora_rank,
-        kv_lora_rank=model.kv_lora_rank,
-        qk_head_dim=model.qk_head_dim,
-        qk_pos_emb_head_dim=model.qk_pos_emb_head_dim,
-        v_head_dim=model.v_head_dim,
-        rope_type="rope",
-        rotary_base=model.rotary_base,
-    )
-
-
-def _moe_fields(model: ModelConfig) -> dict[str, Any]:
-    if model.num_moe_experts is None:
-        return {}
-    return dict(
-        num_moe_experts=model.num_moe_experts,
-        moe_router_topk=model.moe_router_topk,
-        moe_ffn_hidden_size=model.moe_ffn_hidden_size,
-        moe_shared_expert_intermediate_size=model.moe_shared_expert_intermediate_size,
-        moe_layer_freq=moe_layer_pattern(model),
-        moe_aux_loss_coeff=model.moe_aux_loss_coeff,
-        moe_token_dispatcher_type=model.moe_token_dispatcher_type,
+        **_NO_FUSIONS,
     )
 
 
