@@ -6,7 +6,7 @@ from pathlib import Path
 
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.models.cmd_args import Launcher
-from cloudai_mbridge.models.load import is_scenario, is_system, load_scenario, load_system, load_test_definition
+from cloudai_mbridge.models.load import Warn, is_scenario, is_system, load_scenario, load_system, load_test_definition
 from cloudai_mbridge.models.scenario import TestRun
 from cloudai_mbridge.models.system import System
 from cloudai_mbridge.models.test_definition import TEMPLATE, MegatronBridgeTestDefinition
@@ -25,7 +25,9 @@ class Finding:
     text: str
 
 
-def verify(configs: Path, system_config: Path | None, tests_dir: Path | None) -> Iterator[Finding]:
+def verify(
+    configs: Path, system_config: Path | None, tests_dir: Path | None, warn: Warn | None = None
+) -> Iterator[Finding]:
     """Check a file, or every TOML below a directory. Scenarios look for their tests in `tests_dir`, else in `configs`.
 
     Raises:
@@ -41,7 +43,7 @@ def verify(configs: Path, system_config: Path | None, tests_dir: Path | None) ->
         kind = "file"
         try:
             kind = _kind(path)
-            yield Finding(path, kind, True, _verify_file(path, kind, system, tests_dir))
+            yield Finding(path, kind, True, _verify_file(path, kind, system, tests_dir, warn))
         except BadInput as error:
             yield Finding(path, kind, False, str(error))
 
@@ -51,17 +53,17 @@ def _kind(path: Path) -> str:
     return "system" if is_system(source) else "scenario" if is_scenario(source) else "test"
 
 
-def _verify_file(path: Path, kind: str, system: System | None, tests_dir: Path | None) -> str:
+def _verify_file(path: Path, kind: str, system: System | None, tests_dir: Path | None, warn: Warn | None) -> str:
     if kind == "system":
         return f"system {load_system(path).name!r}"
     if kind == "scenario":
-        loaded = load_scenario(path, tests_dir)
+        loaded = load_scenario(path, tests_dir, warn)
         points = [_count(test.definition, test.run, system) for test in loaded.tests]
         return f"scenario {loaded.scenario.name!r}: {'; '.join(points)}"
     template = read_toml(path).data.get("test_template_name", TEMPLATE)
     if template != TEMPLATE:
         return f"test of template {template!r}: not checked, this tool runs {TEMPLATE!r} only"
-    definition = load_test_definition(path)
+    definition = load_test_definition(path, warn)
     run = TestRun(id=definition.name, test_name=definition.name)
     return f"test {_count(definition, run, system)}"
 

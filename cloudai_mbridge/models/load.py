@@ -1,5 +1,6 @@
 """Read systems, test definitions and scenarios from disk; every mistake becomes a BadInput that names its place."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -7,6 +8,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from cloudai_mbridge.errors import BadInput
+from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
 from cloudai_mbridge.models.explain import explain, suggest
 from cloudai_mbridge.models.scenario import Scenario, TestRun
 from cloudai_mbridge.models.system import LocalSystem, SlurmSystem, System
@@ -14,6 +16,7 @@ from cloudai_mbridge.models.test_definition import TEMPLATE, MegatronBridgeTestD
 from cloudai_mbridge.models.toml_source import TomlSource, read_toml
 
 M = TypeVar("M", bound=BaseModel)
+Warn = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -54,10 +57,10 @@ def load_system(path: Path) -> System:
     return validate(kinds[scheduler], source.data, source)
 
 
-def load_test_definition(path: Path) -> MegatronBridgeTestDefinition:
-    """Read one test definition."""
+def load_test_definition(path: Path, on_unknown_arg: Warn | None = None) -> MegatronBridgeTestDefinition:
+    """Read one test definition; `on_unknown_arg` as in `load_scenario`."""
     source = read_toml(path)
-    return validate(MegatronBridgeTestDefinition, source.data, source)
+    return _definition(source.data, source, (), on_unknown_arg)
 
 
 def load_tests_dir(directory: Path | None) -> dict[str, TomlSource]:
@@ -86,21 +89,29 @@ def load_tests_dir(directory: Path | None) -> dict[str, TomlSource]:
     return found
 
 
-def load_scenario(path: Path, tests_dir: Path | None) -> LoadedScenario:
-    """Read a scenario and find every test that it names."""
+def load_scenario(path: Path, tests_dir: Path | None, on_unknown_arg: Warn | None = None) -> LoadedScenario:
+    """Read a scenario and find every test that it names.
+
+    on_unknown_arg: told about every unknown key of `cmd_args`, which is left out then; without it, one is an error.
+    """
     source = read_toml(path)
     scenario = validate(Scenario, source.data, source)
     known = load_tests_dir(tests_dir)
-    tests = [_load_test(i, run, source, known, tests_dir) for i, run in enumerate(scenario.tests)]
+    tests = [_load_test(i, run, source, known, tests_dir, on_unknown_arg) for i, run in enumerate(scenario.tests)]
     return LoadedScenario(scenario, tests)
 
 
 def _load_test(
-    index: int, run: TestRun, source: TomlSource, known: dict[str, TomlSource], tests_dir: Path | None
+    index: int,
+    run: TestRun,
+    source: TomlSource,
+    known: dict[str, TomlSource],
+    tests_dir: Path | None,
+    warn: Warn | None,
 ) -> LoadedTest:
     overrides = run.overrides()
     if run.test_name is None:
-        return LoadedTest(run, validate(MegatronBridgeTestDefinition, overrides, source, ("Tests", index)))
+        return LoadedTest(run, _definition(overrides, source, ("Tests", index), warn))
     if run.test_name not in known:
         where = source.where(("Tests", index, "test_name"))
         remedy = suggest(run.test_name, list(known)) if known else "name the directory of its file with --tests-dir"
@@ -111,11 +122,24 @@ def _load_test(
         raise BadInput(
             f"{base.where(('test_template_name',))}: {template!r} is not run by this tool, only {TEMPLATE!r}"
         )
-    definition = validate(MegatronBridgeTestDefinition, base.data, base)
+    definition = _definition(base.data, base, (), warn)
     if not overrides:
         return LoadedTest(run, definition)
     merged = _merge(base.data, overrides)
-    return LoadedTest(run, validate(MegatronBridgeTestDefinition, merged, source, ("Tests", index)))
+    return LoadedTest(run, _definition(merged, source, ("Tests", index), warn))
+
+
+def _definition(
+    data: dict[str, Any], source: TomlSource, prefix: tuple[str | int, ...], warn: Warn | None
+) -> MegatronBridgeTestDefinition:
+    args = data.get("cmd_args")
+    if warn is not None and isinstance(args, dict):
+        unknown = [name for name in args if name not in ResolvedCmdArgs.model_fields]
+        for name in unknown:
+            remedy = suggest(name, list(ResolvedCmdArgs.model_fields))
+            warn(f"{source.where((*prefix, 'cmd_args', name))}: unknown key, left out; {remedy}")
+        data = {**data, "cmd_args": {name: value for name, value in args.items() if name not in unknown}}
+    return validate(MegatronBridgeTestDefinition, data, source, prefix)
 
 
 def _merge(base: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:

@@ -26,18 +26,18 @@ def render_table(report: Report) -> RenderableType:
     table.add_column("tokens/s/GPU", justify="right")
     table.add_column("loss", justify="right")
     table.add_column("why", overflow="fold")
-    several = len({point.test_id for point in report.points}) > 1
+    several_tests = len({point.test_id for point in report.points}) > 1
+    several_runs = any(point.iteration for point in report.points)
     for point in report.points:
-        _add_row(table, point, several)
+        name = f"{point.test_id}/{point.label}" if several_tests else point.label
+        with_iteration = several_runs and point.verdict is not Verdict.REJECTED
+        _add_row(table, point, f"{name}/{point.iteration}" if with_iteration else name)
     return Group(
         table, *_evidence(report), *map(Text, report.notes), Text(f"{count_text(report)}; {_window_note(report)}")
     )
 
 
-def _add_row(table: Table, point: PointReport, with_test: bool) -> None:
-    name = f"{point.test_id}/{point.label}" if with_test else point.label
-    if point.iteration:
-        name += f"/{point.iteration}"
+def _add_row(table: Table, point: PointReport, name: str) -> None:
     verdict = Text(str(point.verdict), style=_STYLE[point.verdict])
     m = point.metrics
     if m is None:
