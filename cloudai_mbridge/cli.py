@@ -16,6 +16,8 @@ from cloudai_mbridge.console import observer_for
 from cloudai_mbridge.constraints import NotEvaluated, Violation
 from cloudai_mbridge.constraints.engine import RULES
 from cloudai_mbridge.errors import OK, POINTS_FAILED, BadInput, MBridgeError, ToolFailure
+from cloudai_mbridge.install.commands import register as register_install_commands
+from cloudai_mbridge.models.load import Warn
 from cloudai_mbridge.recipes import load_recipe, recipe_names
 from cloudai_mbridge.report import Report
 from cloudai_mbridge.report.terminal import render_table
@@ -23,6 +25,20 @@ from cloudai_mbridge.sweep_report import explain_point, summarize
 from cloudai_mbridge.verify import verify
 
 _PATH = click.Path(path_type=Path)
+
+
+def _warn(text: str) -> None:
+    click.echo(f"warning: {text}", err=True)
+
+
+_ALLOW_UNKNOWN = click.option(
+    "--allow-unknown-args",
+    "on_unknown_arg",
+    flag_value=_warn,
+    default=None,
+    type=click.UNPROCESSED,
+    help="Leave unknown keys of cmd_args out with a warning.",
+)
 
 
 def _options(*, output_dir: bool) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -33,6 +49,7 @@ def _options(*, output_dir: bool) -> Callable[[Callable[..., Any]], Callable[...
             command = click.option(
                 "--output-dir", type=_PATH, help="Where results go; default: the system's output_path."
             )(command)
+        command = _ALLOW_UNKNOWN(command)
         command = click.option("--test-scenario", type=_PATH, required=True, help="Scenario TOML.")(command)
         command = click.option("--tests-dir", type=_PATH, help="Directory of the test TOMLs.")(command)
         return click.option("--system-config", type=_PATH, required=True, help="System TOML.")(command)
@@ -48,10 +65,10 @@ def cli() -> None:
 
 @cli.command()
 @_options(output_dir=True)
-def run(system_config: Path, test_scenario: Path, tests_dir: Path | None, output_dir: Path | None) -> int:
+def run(**options: Any) -> int:
     """Check, submit, watch and report all points of a scenario."""
     console = _console()
-    prepared = pipeline.plan(pipeline.Request(system_config, test_scenario, tests_dir, output_dir))
+    prepared = pipeline.plan(pipeline.Request(**options))
     _show_rejected(console, prepared)
     pipeline.preflight(prepared)
     root = pipeline.write(prepared)
@@ -69,10 +86,10 @@ def run(system_config: Path, test_scenario: Path, tests_dir: Path | None, output
 
 @cli.command("dry-run")
 @_options(output_dir=True)
-def dry_run(system_config: Path, test_scenario: Path, tests_dir: Path | None, output_dir: Path | None) -> int:
+def dry_run(**options: Any) -> int:
     """Check all points and write exactly the files that `run` would submit."""
     console = _console()
-    prepared = pipeline.plan(pipeline.Request(system_config, test_scenario, tests_dir, output_dir))
+    prepared = pipeline.plan(pipeline.Request(**options))
     _show_rejected(console, prepared)
     root = pipeline.write(prepared)
     for planned in prepared.plan.runs:
@@ -87,10 +104,13 @@ def dry_run(system_config: Path, test_scenario: Path, tests_dir: Path | None, ou
 @click.argument("configs", type=_PATH)
 @click.option("--system-config", type=_PATH, help="Also check placement on this system.")
 @click.option("--tests-dir", type=_PATH, help="Where scenarios find their tests.")
-def verify_configs(configs: Path, system_config: Path | None, tests_dir: Path | None) -> int:
+@_ALLOW_UNKNOWN
+def verify_configs(
+    configs: Path, system_config: Path | None, tests_dir: Path | None, on_unknown_arg: Warn | None
+) -> int:
     """Check a TOML file, or all of a directory; nothing is run or written."""
     all_good = True
-    for finding in verify(configs, system_config, tests_dir):
+    for finding in verify(configs, system_config, tests_dir, on_unknown_arg):
         all_good &= finding.is_good
         if finding.is_good:
             click.echo(f"ok    {finding.path}: {finding.text}")
@@ -119,10 +139,10 @@ def sweep() -> None:
 @sweep.command("plan")
 @_options(output_dir=False)
 @click.option("--show", default=10, show_default=True, help="Accepted points to list per test.")
-def sweep_plan(system_config: Path, test_scenario: Path, tests_dir: Path | None, show: int) -> int:
+def sweep_plan(show: int, **options: Any) -> int:
     """Count the points of every test: accepted, and rejected by rule."""
     console, accepted = _console(), 0
-    for summary in summarize(system_config, test_scenario, tests_dir, show):
+    for summary in summarize(examples=show, **options):
         accepted += summary.accepted
         axes = " x ".join(f"{name}({count})" for name, count in summary.axes.items()) or "no axes"
         console.print(Text(f"{summary.test_id}: {axes}"), soft_wrap=True)
@@ -142,10 +162,10 @@ def sweep_plan(system_config: Path, test_scenario: Path, tests_dir: Path | None,
 @_options(output_dir=False)
 @click.argument("test_id")
 @click.argument("point")
-def sweep_explain(system_config: Path, test_scenario: Path, tests_dir: Path | None, test_id: str, point: str) -> int:
+def sweep_explain(test_id: str, point: str, **options: Any) -> int:
     """Say what every rule says of one POINT of a test: its label, or coordinates such as tp=2,pp=4."""
     console = _console()
-    found = explain_point(system_config, test_scenario, tests_dir, test_id, point)
+    found = explain_point(test_id=test_id, point=point, **options)
     console.print(Text(f"{test_id}/{found.label}: {found.coordinates}"), soft_wrap=True)
     for rule_id, verdict in found.verdicts.items():
         match verdict:
@@ -158,6 +178,9 @@ def sweep_explain(system_config: Path, test_scenario: Path, tests_dir: Path | No
             case None:
                 console.print(f"  {rule_id} holds")
     return POINTS_FAILED if any(isinstance(v, Violation) for v in found.verdicts.values()) else OK
+
+
+register_install_commands(cli)
 
 
 @cli.command("list")

@@ -47,7 +47,7 @@ class LiveObserver:
     """A table that follows the logs of the active runs."""
 
     def __init__(self, console: Console, plan: SweepPlan, root: Path) -> None:
-        self._rows = {run.key: _Row(run, root / run.key / POINT_FILES.stdout) for run in plan.runs}
+        self._rows = {run.key: _Row(run, root / run.key / log_name(run)) for run in plan.runs}
         self._live = Live(self._table(), console=console, refresh_per_second=4)
 
     def __enter__(self) -> Self:
@@ -72,6 +72,11 @@ class LiveObserver:
         for row in self._rows.values():
             table.add_row(*row.cells())
         return table
+
+
+def log_name(run: RunPlan) -> str:
+    """Return the file in which a run tells its steps."""
+    return POINT_FILES.stdout if run.upstream is None else POINT_FILES.launcher_log
 
 
 class _Row:
@@ -105,7 +110,7 @@ class _Row:
         return (
             Text(f"{self._run.test_id}/{self._run.label}"),
             state,
-            Text(f"{done}/{total}"),
+            Text(f"{done}/{total or '?'}"),
             ProgressBar(total=total, completed=done, width=20),
             _number(step.step_time_s if step else None),
             _number(step.tflops_per_gpu if step else None),

@@ -8,23 +8,28 @@ from cloudai_mbridge.jobs import Scheduler
 from cloudai_mbridge.launch import write_runs
 from cloudai_mbridge.launch.write import create_root
 from cloudai_mbridge.local import LocalClient
-from cloudai_mbridge.models.load import load_scenario, load_system
+from cloudai_mbridge.models.load import Warn, load_scenario, load_system
 from cloudai_mbridge.models.system import LocalSystem, System
 from cloudai_mbridge.plan import ROOT_FILES, SweepPlan
 from cloudai_mbridge.plan.build import build_plan
 from cloudai_mbridge.report import Report, build_report, write_report
 from cloudai_mbridge.runner import Journal, Observer, run_all
 from cloudai_mbridge.slurm import SlurmClient
+from cloudai_mbridge.upstream import ByLauncher, UpstreamClient
+
+# Every run of the upstream launcher keeps a process on this machine until its job has ended.
+MOST_LAUNCHERS = 32
 
 
 @dataclass(frozen=True)
 class Request:
-    """A scenario on a system, as the command line names them."""
+    """A scenario on a system, as the command line names them; `on_unknown_arg` as in `load_scenario`."""
 
     system_config: Path
     test_scenario: Path
     tests_dir: Path | None
     output_dir: Path | None
+    on_unknown_arg: Warn | None = None
 
 
 @dataclass(frozen=True)
@@ -39,14 +44,14 @@ class Prepared:
 def plan(request: Request) -> Prepared:
     """Load everything and decide about every point."""
     system = load_system(request.system_config)
-    scenario = load_scenario(request.test_scenario, request.tests_dir)
+    scenario = load_scenario(request.test_scenario, request.tests_dir, request.on_unknown_arg)
     return Prepared(build_plan(scenario, system), system, request.output_dir or Path(system.output_path))
 
 
 def preflight(prepared: Prepared) -> None:
     """Find out, before anything is written, whether the system would take the runs."""
     if prepared.plan.runs:
-        scheduler_for(prepared.system).preflight()
+        scheduler_for(prepared.system, prepared.plan).preflight()
 
 
 def write(prepared: Prepared) -> Path:
@@ -65,10 +70,10 @@ def execute(prepared: Prepared, root: Path, observer: Observer) -> None:
         run_all(
             prepared.plan,
             root,
-            scheduler_for(prepared.system),
+            scheduler_for(prepared.system, prepared.plan),
             journal,
             observer,
-            max_parallel=1 if is_local else len(prepared.plan.runs),
+            max_parallel=_max_parallel(prepared),
             interval_s=prepared.system.monitor_interval or (0.2 if is_local else 2.0),
         )
     finally:
@@ -82,6 +87,20 @@ def report(root: Path) -> Report:
     return result
 
 
-def scheduler_for(system: System) -> Scheduler:
-    """Return the scheduler of a system."""
-    return LocalClient(system) if isinstance(system, LocalSystem) else SlurmClient(system)
+def scheduler_for(system: System, plan: SweepPlan) -> Scheduler:
+    """Return what runs a plan on a system: by launcher, if the plan has runs of both."""
+    if isinstance(system, LocalSystem):
+        return LocalClient(system)
+    launchers = {run.upstream is not None for run in plan.runs}
+    if launchers == {True}:
+        return UpstreamClient(system, plan.runs)
+    embedded = SlurmClient(system)
+    return ByLauncher(embedded, UpstreamClient(system, plan.runs)) if True in launchers else embedded
+
+
+def _max_parallel(prepared: Prepared) -> int:
+    """Return how many runs may be submitted at a time: on a cluster, the queueing is Slurm's."""
+    if isinstance(prepared.system, LocalSystem):
+        return 1
+    runs = prepared.plan.runs
+    return min(len(runs), MOST_LAUNCHERS) if any(run.upstream is not None for run in runs) else len(runs)

@@ -29,11 +29,11 @@ class SweepSummary:
 
 
 def summarize(
-    system_config: Path, test_scenario: Path, tests_dir: Path | None, examples: int, warn: Warn | None = None
+    system_config: Path, test_scenario: Path, tests_dir: Path | None, examples: int, on_unknown_arg: Warn | None = None
 ) -> Iterator[SweepSummary]:
     """Go through every point of every test of a scenario, keeping counts and the first accepted labels only."""
     system = load_system(system_config)
-    for test in load_scenario(test_scenario, tests_dir, warn).tests:
+    for test in load_scenario(test_scenario, tests_dir, on_unknown_arg).tests:
         sweep = Sweep(test.definition, test.run)
         summary = SweepSummary(test.run.id, {axis.name: len(axis.values) for axis in sweep.axes})
         for point in checked_points(sweep, system):
@@ -62,7 +62,7 @@ def explain_point(
     tests_dir: Path | None,
     test_id: str,
     point: str,
-    warn: Warn | None = None,
+    on_unknown_arg: Warn | None = None,
 ) -> Explanation:
     """Find a point by its label, or by coordinates such as "tp=2,pp=4", and ask all rules.
 
@@ -70,7 +70,7 @@ def explain_point(
         BadInput: no such test or point.
     """
     system = load_system(system_config)
-    tests = {test.run.id: test for test in load_scenario(test_scenario, tests_dir, warn).tests}
+    tests = {test.run.id: test for test in load_scenario(test_scenario, tests_dir, on_unknown_arg).tests}
     if test_id not in tests:
         raise BadInput(f"{test_scenario}: no test {test_id!r}; {suggest(test_id, list(tests))}")
     found = _find(tests[test_id], system, point)

@@ -23,7 +23,7 @@ def build_plan(loaded: LoadedScenario, system: System) -> SweepPlan:
     Raises:
         BadInput: something asked for is not implemented, or a recipe does not exist.
     """
-    refuse_unsupported(loaded)
+    refuse_unsupported(loaded, system)
     tests = [_TestPlan(test, system) for test in loaded.tests]
     for test in tests:
         test.build()
@@ -81,10 +81,19 @@ class _TestPlan:
 
     def _plan_runs(self, point: CheckedPoint) -> Iterator[RunPlan]:
         resolved, args, recipe = point.resolve()
-        assert recipe is not None
         self._require_measured_steps(args)
         for iteration in range(self._test.run.iterations * self._limits.repeats):
-            yield plan_run(self._test, resolved, args, recipe, self._system, iteration)
+            run = plan_run(self._test, resolved, args, recipe, self._system, iteration)
+            if resolved.num_nodes not in (None, run.num_nodes):
+                self._note(
+                    f"test {run.test_id!r}: the upstream launcher takes {run.num_nodes} nodes"
+                    f" for {run.world_size} GPUs; num_nodes = {resolved.num_nodes} does not reach it"
+                )
+            yield run
+
+    def _note(self, text: str) -> None:
+        if text not in self.notes:
+            self.notes.append(text)
 
     def _limit_before(self, runs: list[RunPlan]) -> str | None:
         """Return the limit that these runs would pass, if any."""
@@ -100,7 +109,8 @@ class _TestPlan:
 
     def _require_measured_steps(self, args: ResolvedCmdArgs) -> None:
         warmup, steps = self._test.definition.metrics.warmup_steps, args.max_steps or 0
-        if args.launcher is Launcher.EMBEDDED and steps <= warmup:
+        is_decided = args.launcher is Launcher.EMBEDDED or "max_steps" in args.model_fields_set
+        if is_decided and steps <= warmup:
             raise BadInput(
                 f"test {self._test.run.id!r}: metrics.warmup_steps = {warmup} leaves no step to measure of"
                 f" max_steps = {steps}; use at most {steps - 1} warm-up steps, or more steps"

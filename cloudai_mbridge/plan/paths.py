@@ -9,6 +9,10 @@ class _PointFiles(SimpleNamespace):
 
     local_script: Final = "run.sh"
     slurm_script: Final = "job.sbatch"
+    launcher_script: Final = "launcher.sh"
+    launcher_log: Final = "cloudai_megatron_bridge_launcher.log"  # CloudAI's name
+    slurm_job_id: Final = "slurm_job_id.txt"
+    nemorun_home: Final = "nemo_run"
     training_config: Final = "training.json"
     definition: Final = "test.toml"
     stdout: Final = "stdout.txt"

@@ -13,6 +13,7 @@ from cloudai_mbridge.models.system import System
 from cloudai_mbridge.models.test_definition import MegatronBridgeTestDefinition
 from cloudai_mbridge.models.time_limit import parse_time_limit
 from cloudai_mbridge.plan.run_plan import RunPlan
+from cloudai_mbridge.plan.upstream import is_upstream, plan_upstream
 from cloudai_mbridge.recipes import Recipe
 from cloudai_mbridge.recipes.apply import training_config
 from cloudai_mbridge.sweep import SweepPoint
@@ -23,11 +24,18 @@ SECRET_VARIABLES = {"hf_token": "HF_TOKEN", "wandb_key": "WANDB_API_KEY"}
 
 
 def plan_run(
-    test: LoadedTest, point: SweepPoint, args: ResolvedCmdArgs, recipe: Recipe, system: System, iteration: int
+    test: LoadedTest, point: SweepPoint, args: ResolvedCmdArgs, recipe: Recipe | None, system: System, iteration: int
 ) -> RunPlan:
-    """Place a point that breaks no rule, and name everything that it needs."""
+    """Place a point that breaks no rule, and name everything that it needs.
+
+    args: the point's with the recipe's defaults. The upstream launcher has recipes of its own, whose defaults are
+    unknown here, and is told what was set only.
+    """
     run, definition = test.run, test.definition
-    placement = place(Point(args, system, recipe, point.num_nodes))
+    upstream = is_upstream(args)
+    args = point.args if upstream else args
+    # the upstream launcher takes as few nodes as hold the GPUs, whatever the scenario says
+    placement = place(Point(args, system, recipe, None if upstream else point.num_nodes))
     env = {name: _env_text(value) for name, value in system.global_env_vars.items()} | dict(point.env)
     time_limit = run.time_limit or args.time_limit
     return RunPlan(
@@ -38,12 +46,12 @@ def plan_run(
         iteration=iteration,
         coordinates=point.coordinates,
         args=public_args(args),
-        recipe=recipe.name,
+        recipe=args.model_recipe_name,
         num_nodes=placement.num_nodes,
         ranks_per_node=placement.ranks_per_node,
-        num_steps=args.max_steps or 0,
+        num_steps=args.max_steps if not upstream or "max_steps" in args.model_fields_set else None,
         warmup_steps=definition.metrics.warmup_steps,
-        training_config=training_config(recipe, args, definition.extra_cmd_args),
+        training_config={} if upstream else _training_config(recipe, args, definition),
         definition=resolved_definition(definition, point, args),
         env={name: value for name, value in env.items() if not is_secret(name)},
         secret_env=_secrets(args, env),
@@ -55,7 +63,15 @@ def plan_run(
         container_mounts=_mounts(definition, args),
         after_completion=_wait_for(run.dependencies, "start_post_comp"),
         after_start=_wait_for(run.dependencies, "start_post_init"),
+        upstream=plan_upstream(definition, args, system, run.nodes, run.exclude_nodes) if upstream else None,
     )
+
+
+def _training_config(
+    recipe: Recipe | None, args: ResolvedCmdArgs, definition: MegatronBridgeTestDefinition
+) -> dict[str, Any]:
+    assert recipe is not None  # the embedded loop's recipes exist, or the point was not planned
+    return training_config(recipe, args, definition.extra_cmd_args)
 
 
 def _wait_for(dependencies: Iterable[Any], kind: str) -> tuple[str, ...]:
@@ -74,15 +90,15 @@ def _env_text(value: str | int | float | bool) -> str:
 def _secrets(args: ResolvedCmdArgs, env: dict[str, str]) -> dict[str, str]:
     secrets = {name: value for name, value in env.items() if is_secret(name)}
     for field, variable in SECRET_VARIABLES.items():
-        if value := getattr(args, field):
+        if value := (getattr(args, field) or "").strip():
             secrets[variable] = value
     return secrets
 
 
 def public_args(args: ResolvedCmdArgs) -> dict[str, Any]:
-    """Return what the user or the recipe set, without credentials."""
+    """Return what the user or the recipe set, without credentials; of the defaults, those that decide the training."""
     values = args.model_dump(mode="json", exclude_none=True)
-    kept = args.model_fields_set | {"num_gpus", "max_steps", "compute_dtype"}
+    kept = args.model_fields_set | ({"num_gpus"} if is_upstream(args) else {"num_gpus", "max_steps", "compute_dtype"})
     return {name: value for name, value in values.items() if name in kept and name not in SECRET_VARIABLES}
 
 

@@ -8,12 +8,43 @@ from cloudai_mbridge.constraints import Violation
 
 
 @dataclass(frozen=True)
+class Repo:
+    """A repository pinned at a commit. mount_as: where containers see it; "" if they do not."""
+
+    url: str
+    commit: str
+    mount_as: str = ""
+
+
+@dataclass(frozen=True)
+class UpstreamPlan:
+    """What Megatron-Bridge's own launcher is told.
+
+    args: the cmd_args that become flags: set by the user or the sweep, or always told; no credentials, nothing empty.
+    overrides: Hydra overrides, key -> value; a value of "" stands for the bare key.
+    slurm_params: options of sbatch, each "name=value" or a bare name.
+    mounted: repositories that containers see.
+    nemo_run: the repository whose environment the launcher runs in.
+    """
+
+    args: Mapping[str, Any]
+    overrides: Mapping[str, str]
+    gpus_per_node: int | None
+    slurm_params: tuple[str, ...]
+    megatron_bridge: Repo
+    mounted: tuple[Repo, ...]
+    nemo_run: Repo
+
+
+@dataclass(frozen=True)
 class RunPlan:
     """One run of one point.
 
     key: unique in the scenario, and the run's directory below the root: test/point/iteration.
-    training_config: plain data of the training process's config file.
+    num_steps: None where the upstream launcher decides.
+    training_config: plain data of the training process's config file; empty for the upstream launcher.
     env, secret_env: variables of the job; the secret ones are handed over in the environment and never written.
+    upstream: set if Megatron-Bridge's own launcher runs the point, None for the embedded loop.
     """
 
     key: str
@@ -26,7 +57,7 @@ class RunPlan:
     recipe: str
     num_nodes: int
     ranks_per_node: int
-    num_steps: int
+    num_steps: int | None
     warmup_steps: int
     training_config: Mapping[str, Any]
     definition: Mapping[str, Any]
@@ -40,6 +71,7 @@ class RunPlan:
     container_mounts: tuple[str, ...] = ()
     after_completion: tuple[str, ...] = ()
     after_start: tuple[str, ...] = ()
+    upstream: UpstreamPlan | None = None
 
     @property
     def world_size(self) -> int:

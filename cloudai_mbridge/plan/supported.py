@@ -4,16 +4,17 @@ from collections.abc import Iterator
 
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.models.base import is_secret
-from cloudai_mbridge.models.cmd_args import Launcher
 from cloudai_mbridge.models.load import LoadedScenario, LoadedTest
+from cloudai_mbridge.models.system import System
+from cloudai_mbridge.plan.upstream import may_be_upstream, refuse_upstream
 from cloudai_mbridge.sweep import find_axes
 
 
-def refuse_unsupported(loaded: LoadedScenario) -> None:
-    """Raise BadInput with one line for every part of the scenario that would be left out."""
-    missing = list(_in_scenario(loaded)) + [line for test in loaded.tests for line in _in_test(test)]
+def refuse_unsupported(loaded: LoadedScenario, system: System) -> None:
+    """Raise BadInput with one line for every part of the scenario that would be left out, or that a launcher lacks."""
+    missing = list(_in_scenario(loaded)) + [line for test in loaded.tests for line in _in_test(test, system)]
     if missing:
-        raise BadInput("\n".join(missing))
+        raise BadInput("\n".join(dict.fromkeys(missing)))
 
 
 def _in_scenario(loaded: LoadedScenario) -> Iterator[str]:
@@ -22,15 +23,11 @@ def _in_scenario(loaded: LoadedScenario) -> Iterator[str]:
             yield f"scenario {loaded.scenario.name!r}: {key} = {value!r} is not implemented yet; remove it"
 
 
-def _in_test(test: LoadedTest) -> Iterator[str]:
+def _in_test(test: LoadedTest, system: System) -> Iterator[str]:
     where, definition = f"test {test.run.id!r}", test.definition
-    launcher, recipe = (getattr(definition.cmd_args, name) for name in ("launcher", "model_recipe_name"))
-    if launcher is not Launcher.EMBEDDED:
-        yield (
-            f"{where}: cmd_args.launcher = {str(launcher)!r} can be verified but not run yet;"
-            " set launcher = 'embedded' to train with the embedded loop"
-        )
-    elif not recipe:
+    if may_be_upstream(definition):
+        yield from refuse_upstream(test, system)
+    elif not definition.cmd_args.model_recipe_name:  # type: ignore[attr-defined]
         yield f"{where}: cmd_args.model_recipe_name is missing; name a recipe (see `mbridge list`)"
     for axis in find_axes(definition, test.run):
         if is_secret(axis.name):

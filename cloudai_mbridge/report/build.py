@@ -63,14 +63,23 @@ def _read_plan(root: Path) -> dict[str, Any]:
 
 def _report_run(run: dict[str, Any], entry: JournalEntry | None, root: Path) -> PointReport:
     directory = root / run["key"]
-    log = read_log(directory / POINT_FILES.stdout)
+    is_upstream = run.get("upstream") is not None
+    log_name = POINT_FILES.launcher_log if is_upstream else POINT_FILES.stdout
+    log = read_log(directory / log_name)
     args, world_size = run["args"], run["num_nodes"] * run["ranks_per_node"]
     metrics = measure(log.steps, run["warmup_steps"], _tokens_per_step_per_gpu(args, world_size))
     evidence = [
-        *last_lines(directory / POINT_FILES.stdout, EVIDENCE_LINES),
+        *last_lines(directory / log_name, EVIDENCE_LINES),
         *last_lines(directory / POINT_FILES.stderr, EVIDENCE_LINES),
     ]
-    outcome = judge(entry.status if entry else None, log, metrics, run["num_steps"], evidence)
+    outcome = judge(
+        entry.status if entry else None,
+        log,
+        metrics,
+        run["num_steps"] or 0,
+        evidence,
+        needs_losses=not is_upstream or any(step.loss is not None for step in log.steps),
+    )
     return PointReport(
         key=run["key"],
         test_id=run["test_id"],
@@ -88,7 +97,7 @@ def _report_run(run: dict[str, Any], entry: JournalEntry | None, root: Path) -> 
         num_steps=run["num_steps"],
         job=_job(entry),
         run=log.run,
-        log={"file": f"{run['key']}/{POINT_FILES.stdout}", "source": log.source, "notes": log.notes},
+        log={"file": f"{run['key']}/{log_name}", "source": log.source, "notes": log.notes},
         metrics=metrics,
         steps=log.steps,
     )

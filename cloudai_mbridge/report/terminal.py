@@ -47,7 +47,7 @@ def _add_row(table: Table, point: PointReport, name: str) -> None:
     table.add_row(
         Text(name),
         verdict,
-        f"{len(point.steps)}/{point.num_steps}",
+        f"{len(point.steps)}/{point.num_steps or '?'}",
         _cell(m.step_time_s),
         _cell(m.tflops_per_gpu),
         _cell(m.tokens_per_s_per_gpu),

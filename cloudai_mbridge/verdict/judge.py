@@ -29,10 +29,20 @@ class RunOutcome:
 
 
 def judge(
-    status: JobStatus | None, log: LogSummary, metrics: Metrics, num_steps: int, evidence: Sequence[str]
+    status: JobStatus | None,
+    log: LogSummary,
+    metrics: Metrics,
+    num_steps: int,
+    evidence: Sequence[str],
+    *,
+    needs_losses: bool = True,
 ) -> RunOutcome:
-    """Judge a run; whatever is missing counts against it."""
-    reasons = (*_job_reasons(status), *_log_reasons(log, num_steps), *_metric_reasons(metrics))
+    """Judge a run; whatever is missing counts against it.
+
+    num_steps: steps that were asked for; 0 if the launcher decided, and then at least one must be measured.
+    needs_losses: False for a log that tells no loss at all, as the upstream launcher's may.
+    """
+    reasons = (*_job_reasons(status), *_log_reasons(log, num_steps, needs_losses), *_metric_reasons(metrics))
     if not reasons:
         return RunOutcome(Verdict.SUCCESS, (), ())
     return RunOutcome(Verdict.FAILED, reasons, tuple(evidence))
@@ -68,7 +78,7 @@ def _signal_name(number: int) -> str:
         return "unknown"
 
 
-def _log_reasons(log: LogSummary, num_steps: int) -> list[str]:
+def _log_reasons(log: LogSummary, num_steps: int, needs_losses: bool) -> list[str]:
     steps = {step.step for step in log.steps}
     missing = [step for step in range(1, num_steps + 1) if step not in steps]
     reasons = []
@@ -76,7 +86,7 @@ def _log_reasons(log: LogSummary, num_steps: int) -> list[str]:
         reasons.append(
             f"{num_steps - len(missing)} of {num_steps} steps are in the log; the first missing is {missing[0]}"
         )
-    if without := [step.step for step in log.steps if step.loss is None]:
+    if needs_losses and (without := [step.step for step in log.steps if step.loss is None]):
         reasons.append(f"step {without[0]} has no loss")
     if bad := [step for step in log.steps if step.loss is not None and not math.isfinite(step.loss)]:
         reasons.append(f"the loss is {bad[0].loss} at step {bad[0].step}")

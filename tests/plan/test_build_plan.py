@@ -239,7 +239,7 @@ def test_a_boolean_axis_with_token_in_its_name_is_judged_by_the_rules() -> None:
 @pytest.mark.parametrize(
     ("run", "keys", "scenario", "expected"),
     [
-        ({}, {"cmd_args": {"model_recipe_name": "gpt_tiny"}}, {}, "cmd_args.launcher = 'megatron_bridge'"),
+        ({}, {"cmd_args": {"model_recipe_name": "gpt_tiny"}}, {}, "cmd_args.launcher = 'megatron_bridge' submits"),
         ({}, {"cmd_args": {"launcher": "embedded"}}, {}, "cmd_args.model_recipe_name is missing"),
         ({}, {"cmd_args": ARGS, "nsys": {}}, {}, "nsys is not implemented yet"),
         ({}, {"cmd_args": ARGS, "agent": "bo"}, {}, "agent = 'bo' is unknown"),

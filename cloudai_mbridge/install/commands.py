@@ -1,0 +1,104 @@
+"""`mbridge install` and `mbridge uninstall`."""
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import click
+
+from cloudai_mbridge.errors import OK, BadInput, MBridgeError, ToolFailure
+from cloudai_mbridge.install.installables import EXTRA_PACKAGES
+from cloudai_mbridge.install.run import InstallResult, install_all, uninstall_all
+from cloudai_mbridge.models.load import load_scenario, load_system, load_tests_dir, validate
+from cloudai_mbridge.models.test_definition import TEMPLATE, MegatronBridgeTestDefinition
+
+PACKAGES_VARIABLE = "MBRIDGE_NEMO_RUN_PACKAGES"
+_PATH = click.Path(path_type=Path)
+
+
+class _Interrupted(MBridgeError):
+    exit_code = 128 + signal.SIGTERM
+
+
+def register(group: click.Group) -> None:
+    """Add the two commands to a group."""
+    group.add_command(_command("install", install_all, _INSTALL_HELP))
+    group.add_command(_command("uninstall", uninstall_all, _UNINSTALL_HELP))
+
+
+_INSTALL_HELP = f"""Install what tests of the upstream launcher need: repositories, NeMo-Run, container images.
+
+What is there already is left as it is. ${PACKAGES_VARIABLE} holds the packages, separated by blanks, that go into the
+environment beside NeMo-Run; default: {" ".join(EXTRA_PACKAGES)}."""
+_UNINSTALL_HELP = """Remove what `install` has installed for these tests, and nothing else."""
+
+
+def _command(name: str, work: Callable[..., InstallResult], text: str) -> click.Command:
+    def callback(
+        system_config: Path, tests_dir: Path | None, test_scenario: Path | None, output_dir: Path | None
+    ) -> int:
+        definitions = _definitions(tests_dir, test_scenario)
+        install_path = _install_path(system_config)
+        with _ended_by_sigterm():
+            result = work(definitions, install_path, click.echo, packages=_packages())
+        return _conclude(result, name)
+
+    options: list[Any] = [
+        click.Option(["--system-config"], type=_PATH, required=True, help="System TOML; its install_path is used."),
+        click.Option(["--tests-dir"], type=_PATH, help="Directory of the test TOMLs."),
+        click.Option(["--test-scenario"], type=_PATH, help="Scenario TOML; without it, all tests of the directory."),
+        click.Option(["--output-dir"], type=_PATH, help="Accepted as in CloudAI; nothing is written there."),
+    ]
+    return click.Command(name, callback=callback, params=options, help=text)
+
+
+def _definitions(tests_dir: Path | None, test_scenario: Path | None) -> list[MegatronBridgeTestDefinition]:
+    if test_scenario is not None:
+        return [test.definition for test in load_scenario(test_scenario, tests_dir).tests]
+    if tests_dir is None:
+        raise BadInput("nothing says which tests to install for; name --tests-dir or --test-scenario")
+    sources = load_tests_dir(tests_dir).values()
+    ours = [source for source in sources if source.data.get("test_template_name", TEMPLATE) == TEMPLATE]
+    return [validate(MegatronBridgeTestDefinition, source.data, source) for source in ours]
+
+
+def _install_path(system_config: Path) -> Path:
+    """Return the system's install_path; a relative one is below the current directory, as output_path is."""
+    path = load_system(system_config).install_path
+    if not path:
+        raise BadInput(f"{system_config}: install_path: is missing; write the directory to install into")
+    try:
+        return Path(path).expanduser().absolute()
+    except RuntimeError:
+        raise BadInput(f"{system_config}: install_path: {path!r} has no such home; write it in full") from None
+
+
+def _packages() -> tuple[str, ...]:
+    value = os.environ.get(PACKAGES_VARIABLE)
+    return EXTRA_PACKAGES if value is None else tuple(value.split())
+
+
+def _conclude(result: InstallResult, name: str) -> int:
+    if not result:
+        raise ToolFailure("\n".join(result.failures))
+    if result.num_items == 0:
+        click.echo(f"nothing to {name}: no test uses launcher = 'megatron_bridge'")
+    return OK
+
+
+@contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """Let SIGTERM end the tool that is running and remove its unfinished work, as SIGINT does."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        raise _Interrupted("interrupted by SIGTERM; unfinished work was removed")
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

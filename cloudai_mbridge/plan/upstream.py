@@ -1,0 +1,143 @@
+"""Decide what Megatron-Bridge's own launcher is told about a point."""
+
+import shlex
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from cloudai_mbridge.errors import BadInput
+from cloudai_mbridge.models.base import is_secret
+from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
+from cloudai_mbridge.models.load import LoadedTest
+from cloudai_mbridge.models.system import SlurmSystem, System
+from cloudai_mbridge.models.test_definition import GitRepo, MegatronBridgeTestDefinition
+from cloudai_mbridge.plan.run_plan import Repo, UpstreamPlan
+
+MOUNT = "/opt/Megatron-Bridge"
+NEMO_RUN = Repo("https://github.com/NVIDIA-NeMo/Run.git", "main")
+
+# Told even if the user left the default, unless it is empty.
+_ALWAYS_TOLD = ("num_gpus", "model_family_name", "model_recipe_name", "save_config_filepath")
+# Arguments without a flag of their own that CloudAI drops; the training takes them as overrides.
+_AS_OVERRIDES = {
+    "fp8_recipe": "mixed_precision.fp8_recipe",
+    "num_distributed_optimizer_instances": "ddp.num_distributed_optimizer_instances",
+}
+
+
+def is_upstream(args: ResolvedCmdArgs) -> bool:
+    """Return whether Megatron-Bridge's own launcher runs the point."""
+    return args.launcher is Launcher.MEGATRON_BRIDGE
+
+
+def may_be_upstream(definition: MegatronBridgeTestDefinition) -> bool:
+    """Return whether any point of the test is the upstream launcher's."""
+    launcher = definition.cmd_args.launcher  # type: ignore[attr-defined]
+    return Launcher.MEGATRON_BRIDGE in (launcher if isinstance(launcher, list) else [launcher])
+
+
+def refuse_upstream(test: LoadedTest, system: System) -> Iterator[str]:
+    """Yield a line for everything that the upstream launcher needs and the files do not say."""
+    where, args = f"test {test.run.id!r}", test.definition.cmd_args
+    if not isinstance(system, SlurmSystem):
+        yield (
+            f"{where}: cmd_args.launcher = 'megatron_bridge' submits Slurm jobs; use a Slurm system,"
+            " or set launcher = 'embedded' to train on this machine"
+        )
+        return
+    if not system.install_path:
+        yield f"system {system.name!r}: install_path is missing; name the directory of `mbridge install`"
+    for name in ("model_family_name", "model_recipe_name"):
+        if not getattr(args, name):
+            yield f"{where}: cmd_args.{name} is missing; the upstream launcher needs it"
+    for name in ("nsys_trace", "nsys_extra_args"):
+        if isinstance(getattr(args, name), list) and f"cmd_args.{name}" in test.definition.dse_excluded_args:
+            yield f"{where}: cmd_args.{name} cannot be a list; give one string with commas"
+    if _megatron_bridge(test.definition) is None:
+        yield (
+            f"{where}: git_repos: Megatron-Bridge is missing; pin it with [[git_repos]], url and commit"
+            f" (a url that contains 'Megatron-Bridge', or mount_as = {MOUNT!r})"
+        )
+
+
+def plan_upstream(
+    definition: MegatronBridgeTestDefinition,
+    args: ResolvedCmdArgs,
+    system: System,
+    nodes: list[str],
+    exclude_nodes: list[str],
+) -> UpstreamPlan:
+    """Decide about one point of a test that `refuse_upstream` has nothing against.
+
+    Raises:
+        BadInput: a Slurm option that the launcher cannot pass on.
+    """
+    repo = _megatron_bridge(definition)
+    assert repo is not None
+    assert isinstance(system, SlurmSystem)
+    gpus_per_node = args.gpus_per_node or system.gpus_per_node
+    return UpstreamPlan(
+        args=told_args(args),
+        overrides=_overrides(args) | dict(definition.extra_cmd_args),
+        gpus_per_node=gpus_per_node,
+        slurm_params=_slurm_params(system, gpus_per_node, nodes, exclude_nodes),
+        megatron_bridge=_repo(repo),
+        mounted=tuple(_repo(repo) for repo in definition.git_repos if repo.mount_as),
+        nemo_run=_repo(definition.nemo_run_repo) if definition.nemo_run_repo else NEMO_RUN,
+    )
+
+
+def told_args(args: ResolvedCmdArgs) -> dict[str, Any]:
+    """Return the arguments that become flags: set by the user or the sweep, or always told; never an empty one."""
+    values = args.model_dump(mode="json")
+    told = args.model_fields_set | set(_ALWAYS_TOLD)
+    return {
+        name: value
+        for name, value in values.items()
+        if name in told and value is not None and value not in ("", []) and not is_secret(name)
+    }
+
+
+def _overrides(args: ResolvedCmdArgs) -> dict[str, str]:
+    values = {key: getattr(args, name) for name, key in _AS_OVERRIDES.items() if name in args.model_fields_set}
+    return {key: str(value) for key, value in values.items() if value not in (None, "")}
+
+
+def _megatron_bridge(definition: MegatronBridgeTestDefinition) -> GitRepo | None:
+    """Return the first repository that is Megatron-Bridge's by its URL or its mount."""
+    for repo in definition.git_repos:
+        if "Megatron-Bridge" in repo.url or (repo.mount_as or "").rstrip("/") == MOUNT:
+            return repo
+    return None
+
+
+def _repo(repo: GitRepo) -> Repo:
+    return Repo(repo.url, repo.commit, repo.mount_as or "")
+
+
+def _slurm_params(
+    system: SlurmSystem, gpus_per_node: int | None, nodes: list[str], exclude_nodes: list[str]
+) -> tuple[str, ...]:
+    """Return sbatch options as the launcher reads them; nodes that are named make excluded ones moot."""
+    named: Mapping[str, str] = {"nodelist": ",".join(nodes)} if nodes else {"exclude": ",".join(exclude_nodes)}
+    params = [f"{name}={value}" for name, value in named.items() if value]
+    if system.gpus_per_node:
+        params = [f"gpus-per-node={gpus_per_node}", f"gres=gpu:{gpus_per_node}", *params]
+    params += _from_srun_args(system)
+    for param in params:
+        if ";" in param:
+            raise BadInput(f"system {system.name!r}: {param!r} cannot reach the upstream launcher, which splits at ';'")
+    return tuple(params)
+
+
+def _from_srun_args(system: SlurmSystem) -> Iterator[str]:
+    """Turn `--k v`, `--k=v` and bare `--k` into k=v and k."""
+    words = shlex.split(system.extra_srun_args or "")
+    while words:
+        word = words.pop(0)
+        if not word.startswith("--"):
+            raise BadInput(
+                f"system {system.name!r}: extra_srun_args: {word!r} cannot reach the upstream launcher;"
+                " write long options, --name=value"
+            )
+        has_value = "=" not in word and words and not words[0].startswith("-")
+        yield word[2:] + (f"={words.pop(0)}" if has_value else "")

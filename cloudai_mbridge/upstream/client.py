@@ -1,0 +1,125 @@
+"""Run Megatron-Bridge's launcher as a child process of this one, and follow the Slurm job that it submits.
+
+The launcher stays until its job has ended and writes the job's log. How the job ended is Slurm's to say: the launcher
+also exits with an error when a good run differs from golden values that few users have.
+"""
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from cloudai_mbridge.errors import BadInput, ToolFailure
+from cloudai_mbridge.jobs import JobClass, JobStatus
+from cloudai_mbridge.launch.upstream import launcher_path
+from cloudai_mbridge.launch.upstream_script import find_job_ids, python_path
+from cloudai_mbridge.local.child import Child
+from cloudai_mbridge.models.system import SlurmSystem
+from cloudai_mbridge.plan import POINT_FILES, RunPlan
+from cloudai_mbridge.slurm import SlurmClient
+from cloudai_mbridge.slurm.parsing import without_slurm_variables
+
+_TOKEN = "HF_TOKEN"  # noqa: S105 - the variable's name
+_LONGEST_LINE = 1 << 16
+
+
+@dataclass
+class _Launch:
+    """A launcher as last seen: its exit code, how far its log was read, and the jobs that it said it submitted."""
+
+    child: Child
+    directory: Path
+    code: int | None = None
+    offset: int = 0
+    job_ids: list[str] = field(default_factory=list)
+    is_cancelled: bool = False
+
+    def look(self) -> None:
+        """Look at the process first, and then through the whole lines that its log has grown by."""
+        self.code = self.child.poll()
+        try:
+            with (self.directory / POINT_FILES.launcher_log).open("rb") as log:
+                log.seek(self.offset)
+                data = log.read()
+        except FileNotFoundError:
+            return
+        whole = data.rfind(b"\n") + 1 if len(data) < _LONGEST_LINE and self.code is None else len(data)
+        self.offset += whole
+        self.job_ids = list(dict.fromkeys([*self.job_ids, *find_job_ids(data[:whole])]))
+
+
+class UpstreamClient:
+    """Launchers on this machine, their jobs on a Slurm cluster. A run's id is its launcher's: launcher-PID."""
+
+    def __init__(self, system: SlurmSystem, runs: Iterable[RunPlan]) -> None:
+        self._system, self._runs = system, [run for run in runs if run.upstream is not None]
+        self._slurm = SlurmClient(system)
+        self._launches: dict[str, _Launch] = {}
+
+    def preflight(self) -> None:
+        """Check that a token is there, that the launcher is installed, and that Slurm has the partition."""
+        for run in self._runs:
+            if not (run.secret_env.get(_TOKEN) or os.environ.get(_TOKEN, "").strip()):
+                raise BadInput(
+                    f"test {run.test_id!r}: cmd_args.hf_token is missing; set it, or {_TOKEN} in the environment"
+                )
+        for run in self._runs:
+            assert run.upstream is not None
+            for path in (python_path(run.upstream, self._system), launcher_path(run.upstream, self._system)):
+                if not path.exists():
+                    raise ToolFailure(f"{path}: no such file; run `mbridge install` first")
+        self._slurm.preflight()
+
+    def submit(self, plan: RunPlan, directory: Path) -> str:
+        """Start the launcher. Credentials travel in its environment only."""
+        env = {**without_slurm_variables(os.environ), **plan.secret_env}
+        child = Child(POINT_FILES.launcher_script, directory, env)
+        job_id = f"launcher-{child.pid}"
+        self._launches[job_id] = _Launch(child, directory)
+        return job_id
+
+    def poll(self, jobs: Mapping[str, Path]) -> dict[str, JobStatus]:
+        """Look at the launchers, and ask Slurm once for all of their jobs."""
+        launches = {job_id: self._launches[job_id] for job_id in jobs}
+        for launch in launches.values():
+            launch.look()
+        last = {launch.job_ids[-1]: launch.directory for launch in launches.values() if launch.job_ids}
+        seen = self._slurm.poll(last)
+        return {
+            job_id: self._status(launch, seen[launch.job_ids[-1]] if launch.job_ids else None)
+            for job_id, launch in launches.items()
+        }
+
+    def _status(self, launch: _Launch, job: JobStatus | None) -> JobStatus:
+        code = launch.code
+        if code is None:
+            if job is None or job.is_final:  # the launcher is still to submit, or to say that it has seen the end
+                return JobStatus("PENDING" if job is None else "RUNNING", JobClass.ACTIVE)
+            return _naming(job, launch.job_ids[-1])
+        launch.child.kill_leftovers()
+        if launch.is_cancelled:
+            is_over = job is None or job.is_final
+            return JobStatus("CANCELLED", JobClass.CANCELLED) if is_over else JobStatus("COMPLETING", JobClass.ACTIVE)
+        if code < 0:  # nobody follows the job any more
+            self._slurm.cancel(launch.job_ids)
+            return JobStatus("FAILED", JobClass.FAILED, signal=-code, reason="the launcher's script was killed")
+        if job is None:
+            reason = f"the launcher submitted no job; see {POINT_FILES.launcher_log}"
+            return JobStatus("FAILED", JobClass.FAILED, exit_code=code or 1, reason=reason)
+        return _naming(job, launch.job_ids[-1], f"; its launcher exited with {code}" if job.is_final and code else "")
+
+    def cancel(self, job_ids: Iterable[str]) -> None:
+        """End the launchers first, so that none submits again, then cancel their jobs."""
+        launches = [self._launches[job_id] for job_id in job_ids if job_id in self._launches]
+        for launch in launches:
+            launch.is_cancelled = True
+            if launch.child.poll() is None:
+                launch.child.end()
+            launch.look()
+        self._slurm.cancel([job_id for launch in launches for job_id in launch.job_ids])
+
+
+def _naming(job: JobStatus, job_id: str, more: str = "") -> JobStatus:
+    """Say which of Slurm's jobs it is, since the run's id is the launcher's."""
+    reason = f"Slurm job {job_id}{more}"
+    return replace(job, reason=f"{reason}: {job.reason}" if job.reason else reason)

@@ -1,0 +1,415 @@
+"""The upstream launcher's command line: every field, their order, what is left out, and that bash leaves it alone."""
+
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cloudai_mbridge.errors import BadInput
+from cloudai_mbridge.launch import render
+from cloudai_mbridge.launch.installed import image_path
+from cloudai_mbridge.launch.upstream import launcher_argv, shell_word
+from cloudai_mbridge.launch.upstream_script import find_job_ids
+from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
+from cloudai_mbridge.models.load import LoadedScenario, LoadedTest
+from cloudai_mbridge.models.scenario import Scenario
+from cloudai_mbridge.models.system import LocalSystem, SlurmSystem, System
+from cloudai_mbridge.models.test_definition import MegatronBridgeTestDefinition
+from cloudai_mbridge.plan import RunPlan
+from cloudai_mbridge.plan.build import build_plan
+from cloudai_mbridge.plan.upstream import told_args
+
+NAMES = {"model_family_name": "qwen", "model_recipe_name": "some_recipe"}
+REPO = {"url": "https://github.com/NVIDIA-NeMo/Megatron-Bridge.git", "commit": "v0.3.0"}
+REPO_PATH = "/inst/Megatron-Bridge__v0.3.0"
+HEAD = ["-p", "part", "-ng", "8", "-m", "qwen", "-mr", "some_recipe", "--detach", "false"]
+
+
+def _system(**keys: Any) -> SlurmSystem:
+    data = {"name": "c", "scheduler": "slurm", "default_partition": "part", "partitions": [{"name": "part"}]}
+    return SlurmSystem.model_validate({**data, "install_path": "/inst", **keys})
+
+
+def _plan(
+    args: dict[str, Any] | None = None, system: System | None = None, run: dict[str, Any] | None = None, **keys: Any
+) -> RunPlan:
+    scenario = Scenario.model_validate({"name": "s", "Tests": [{"id": "t", "test_name": "n", **(run or {})}]})
+    data = {"name": "n", "description": "d", "git_repos": [REPO], "cmd_args": {**NAMES, **(args or {})}, **keys}
+    definition = MegatronBridgeTestDefinition.model_validate(data)
+    plan = build_plan(LoadedScenario(scenario, [LoadedTest(scenario.tests[0], definition)]), system or _system())
+    assert not plan.rejected
+    return plan.runs[0]
+
+
+def _argv(
+    args: dict[str, Any] | None = None,
+    system: SlurmSystem | None = None,
+    run: dict[str, Any] | None = None,
+    files: tuple[str, ...] = (),
+    **keys: Any,
+) -> list[str]:
+    plan = _plan(args, system, run, **keys)
+    return launcher_argv(plan, system or _system(), lambda path: str(path) in files)
+
+
+def _added(args: dict[str, Any], **keys: Any) -> list[str]:
+    """Return what the arguments add to the shortest command line."""
+    rest = list(HEAD)
+    added = []
+    for element in _argv(args, **keys):
+        if rest and element == rest[0]:
+            rest.pop(0)
+        else:
+            added.append(element)
+    assert not rest
+    return added
+
+
+def test_the_shortest_command_line() -> None:
+    """Defaults are not told, but for what is always told."""
+    assert _argv() == HEAD
+
+
+# field -> (value, what it becomes)
+FIELDS: dict[str, tuple[Any, list[str]]] = {
+    "gpu_type": ("h100", ["-g", "h100"]),
+    "log_dir": ("/logs", ["-l", "/logs"]),
+    "time_limit": ("00:10:00", ["-t", "00:10:00"]),
+    "container_image": ("nvcr.io#nvidia/nemo:1", ["-i", "nvcr.io#nvidia/nemo:1"]),
+    "compute_dtype": ("fp8_mx", ["-c", "fp8_mx"]),
+    "task": ("sft", ["--task", "sft"]),
+    "nemo_home": ("/nemo", ["-nh", "/nemo"]),
+    "wandb_project_name": ("p", ["-wdp", "p"]),
+    "wandb_entity_name": ("e", ["-wde", "e"]),
+    "wandb_experiment_name": ("x", ["-wdj", "x"]),
+    "wandb_save_dir": ("/w", ["-wds", "/w"]),
+    "max_retries": (0, ["--max_retries", "0"]),
+    "dryrun": (True, ["-d"]),
+    "gpus_per_node": (8, ["-gn", "8"]),
+    "domain": ("llm", ["--domain", "llm"]),
+    "use_recipes": (True, ["--use_recipes"]),
+    "enable_vboost": (False, ["-vb", "false"]),
+    "hidden_size": (64, ["--hidden_size", "64"]),
+    "num_layers": (4, ["--num_layers", "4"]),
+    "pipeline_model_parallel_layout": ("Et|tL", ["--pipeline_model_parallel_layout", "Et|tL"]),
+    "first_k_dense_replace": (1, ["--first_k_dense_replace", "1"]),
+    "enable_nsys": (True, ["-en"]),
+    "use_tokendrop": (False, ["--use_tokendrop", "false"]),
+    "use_megatron_fsdp": (True, ["--use_megatron_fsdp", "true"]),
+    "nccl_ub": (False, ["--nccl_ub", "false"]),
+    "cuda_graph_impl": ("none", ["--cuda_graph_impl", "none"]),
+    "cuda_graph_scope": ("['attn', \"mlp\"]", ["--cuda_graph_scope", "attn,mlp"]),
+    "tp": (2, ["-tp", "2"]),
+    "pp": (2, ["-pp", "2"]),
+    "cp": (2, ["-cp", "2"]),
+    "vp": (1, ["-vp", "None"]),
+    "ep": (4, ["-ep", "4"]),
+    "et": (1, ["-et", "1"]),
+    "mb": (1, ["-mb", "1"]),
+    "gb": (16, ["-gb", "16"]),
+    "seq_length": (128, ["-sl", "128"]),
+    "moe_a2a_overlap": (False, ["--moe_a2a_overlap", "false"]),
+    "max_steps": (20, ["-ms", "20"]),
+    "recompute_num_layers": (1, ["-rl", "1"]),
+    "activation_offload_layers": (0, ["-ol", "0"]),
+    "recompute_modules": ("[core_attn, 'moe_act']", ["--recompute_modules", "core_attn,moe_act"]),
+    "lr": (1e-5, ["--lr", "1e-05"]),
+    "min_lr": (0.5, ["--min_lr", "0.5"]),
+    "warmup_iters": (3, ["--warmup_iters", "3"]),
+    "pretrained_checkpoint": ("/c", ["--pretrained_checkpoint", "/c"]),
+    "save_dir": ("/s", ["--save_dir", "/s"]),
+    "load_dir": ("/l", ["--load_dir", "/l"]),
+    "save_interval": (5, ["--save_interval", "5"]),
+    "most_recent_k": (-1, ["--most_recent_k", "-1"]),
+    "save_config_filepath": ("/y", ["--save_config_filepath", "/y"]),
+    "data": ("mock", ["--data", "mock"]),
+    "dataset_paths": ("a", ["--dataset_paths", "a"]),
+    "dataset_root": ("/r", ["--dataset_root", "/r"]),
+    "index_mapping_dir": ("/i", ["--index_mapping_dir", "/i"]),
+    "dataset_name": ("n", ["--dataset_name", "n"]),
+    "packed_sequence": (True, ["--packed_sequence"]),
+    "head_only": (True, ["--head_only"]),
+    "tokenizer_type": ("NullTokenizer", ["--tokenizer_type", "NullTokenizer"]),
+    "tokenizer_model": ("m", ["--tokenizer_model", "m"]),
+    "vocab_size": (100, ["--vocab_size", "100"]),
+    "pytorch_profiler": (True, ["-pyp", "true"]),
+    "profiling_start_step": (1, ["--profiling_start_step", "1"]),
+    "profiling_stop_step": (2, ["--profiling_stop_step", "2"]),
+    "record_memory_history": (False, ["-mh", "false"]),
+    "profiling_gpu_metrics": (True, ["--profiling_gpu_metrics"]),
+    "profiling_ranks": ("0,1", ["--profiling_ranks", "0,1"]),
+    "nsys_trace": ("cuda,nvtx", ["--nsys_trace", "cuda,nvtx"]),
+    "nsys_extra_args": ("--cuda-event-trace=false", ["--nsys_extra_args=--cuda-event-trace=false"]),
+    "config_variant": ("v2", ["-cv", "v2"]),
+    "list_config_variants": (True, ["--list_config_variants"]),
+    "fp8_recipe": ("mxfp8", ["mixed_precision.fp8_recipe=mxfp8"]),
+}
+# told by other means, and tested apart
+ELSEWHERE = {"launcher", "custom_mounts", "detach", "hf_token", "wandb_key", "num_gpus", "nemorun_version"}
+ELSEWHERE |= {"model_family_name", "model_recipe_name", "num_distributed_optimizer_instances"}
+
+
+def test_every_field_is_here() -> None:
+    assert FIELDS.keys() | ELSEWHERE == ResolvedCmdArgs.model_fields.keys()
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_a_field_alone(name: str) -> None:
+    value, expected = FIELDS[name]
+    if name == "cuda_graph_scope":  # a rule wants its implementation, too
+        args = {name: value, "cuda_graph_impl": "transformer_engine"}
+        assert _added(args) == ["--cuda_graph_impl", "transformer_engine", *expected]
+    else:
+        assert _added({name: value}) == expected
+
+
+def test_order_is_the_tables() -> None:
+    """Everything at once; no rule is asked."""
+    plan = _plan()
+    assert plan.upstream is not None
+    everything = ResolvedCmdArgs(**NAMES, **{name: value for name, (value, _) in FIELDS.items()})
+    plan = replace(plan, time_limit="1", upstream=replace(plan.upstream, args=told_args(everything), gpus_per_node=8))
+    argv = launcher_argv(plan, _system(account="me", gpus_per_node=8), lambda path: False)
+    flags = [element.partition("=")[0] for element in argv if re.match("-[^0-9]", element)]
+    assert " ".join(flags) == (
+        "-a -p -g -l -t -i -c --task -nh -wdp -wde -wdj -wds --max_retries -d -ng -gn --domain --use_recipes -vb -m -mr"
+        " --hidden_size --num_layers --pipeline_model_parallel_layout --first_k_dense_replace -en --use_tokendrop"
+        " --use_megatron_fsdp --nccl_ub --cuda_graph_impl --cuda_graph_scope -tp -pp -cp -vp -ep -et -mb -gb -sl"
+        " --moe_a2a_overlap -ms -rl -ol --recompute_modules --detach --lr --min_lr --warmup_iters"
+        " --pretrained_checkpoint --save_dir --load_dir --save_interval --most_recent_k --save_config_filepath --data"
+        " --dataset_paths --dataset_root --index_mapping_dir --dataset_name --packed_sequence --head_only"
+        " --tokenizer_type --tokenizer_model --vocab_size -pyp --profiling_start_step --profiling_stop_step -mh"
+        " --profiling_gpu_metrics --profiling_ranks --nsys_trace --nsys_extra_args -cv --list_config_variants"
+    )
+
+
+def test_mounts_variables_and_slurm_params_stand_where_the_table_has_them() -> None:
+    repos = [{**REPO, "mount_as": "/m"}]
+    argv = _argv(
+        {"domain": "llm", "nsys_trace": "cuda", "config_variant": "v1"},
+        system=_system(gpus_per_node=8),
+        git_repos=repos,
+        extra_env_vars={"A": "b"},
+        extra_cmd_args={"x": "1"},
+    )
+    assert argv == [
+        *("-p", "part", "-ng", "8", "-gn", "8", "-cm", f"{REPO_PATH}:/m", "-cb", "export A=b", "--domain", "llm"),
+        *("-m", "qwen", "-mr", "some_recipe", "--detach", "false", "--nsys_trace", "cuda"),
+        *("--additional_slurm_params", "gpus-per-node=8;gres=gpu:8", "-cv", "v1", "x=1"),
+    ]
+
+
+@pytest.mark.parametrize("name", ["dryrun", "use_recipes", "enable_nsys", "packed_sequence", "head_only"])
+def test_a_switch_that_is_off_is_not_told(name: str) -> None:
+    assert _added({name: False}) == []
+
+
+@pytest.mark.parametrize("name", ["log_dir", "container_image", "nemo_home", "cuda_graph_scope", "data"])
+def test_an_empty_text_is_not_told(name: str) -> None:
+    assert _added({name: ""}) == []
+
+
+def test_virtual_stages() -> None:
+    assert _added({"pp": 2, "vp": 2, "gb": 16, "mb": 1})[:4] == ["-pp", "2", "-vp", "2"]
+
+
+def test_lists_that_are_values() -> None:
+    args = {"dataset_paths": ["a", "b c"], "profiling_ranks": [0, 8], "recompute_modules": ["moe_act"]}
+    added = _added(args, dse_excluded_args=[f"cmd_args.{name}" for name in args])
+    assert added == ["--recompute_modules", "moe_act", "--dataset_paths", "a", "b c", "--profiling_ranks", "0,8"]
+
+
+def test_what_a_sweep_sets_is_told() -> None:
+    assert _added({"tp": [2, 4], "enable_vboost": [False]}) == ["-vb", "false", "-tp", "2"]
+
+
+def test_account_gpus_and_slurm_params() -> None:
+    system = _system(account="me", gpus_per_node=4, extra_srun_args="--qos high --segment=2 --overlap --comment 'a b'")
+    assert _argv(system=system, run={"exclude_nodes": ["n1", "n2"]}) == [
+        *("-a", "me", "-p", "part", "-ng", "8", "-gn", "4", "-m", "qwen", "-mr", "some_recipe", "--detach", "false"),
+        "--additional_slurm_params",
+        "gpus-per-node=4;gres=gpu:4;exclude=n1,n2;qos=high;segment=2;overlap;comment=a b",
+    ]
+    argv = _argv(run={"nodes": ["n3"], "exclude_nodes": ["n1"]})
+    assert argv[-2:] == ["--additional_slurm_params", "nodelist=n3"]
+
+
+def test_a_single_slurm_param_with_a_blank_is_kept_whole() -> None:
+    assert _argv(system=_system(extra_srun_args="--comment='a b'"))[-1] == "comment=a b;"
+
+
+@pytest.mark.parametrize(("args", "word"), [("-N 2", "'-N'"), ("--comment='a;b'", "splits at ';'")])
+def test_what_the_launcher_cannot_pass_on_is_refused(args: str, word: str) -> None:
+    with pytest.raises(BadInput, match=word):
+        _plan(system=_system(extra_srun_args=args))
+
+
+def test_mounts_are_the_users_and_the_repositories() -> None:
+    repos = [{**REPO, "mount_as": "/opt/Megatron-Bridge"}, {"url": "x/other.git", "commit": "c"}]
+    argv = _added({"custom_mounts": "/e:/f"}, git_repos=repos, extra_container_mounts=["/a:/b", " ", " /c:/d"])
+    assert argv == ["-cm", f"/a:/b,/c:/d,/e:/f,{REPO_PATH}:/opt/Megatron-Bridge"]
+    assert _added({}) == []
+
+
+def test_variables_are_sorted_and_quoted_for_the_jobs_shell() -> None:
+    system = _system(global_env_vars={"B": 1, "MY_TOKEN": "t0p"})
+    env = {"A": "0,1", "C": "two words", "D_KEY": "t0p"}
+    assert [e for e in _argv(system=system, extra_env_vars=env) if "export" in e] == [
+        "export A=0,1",
+        "export B=1",
+        'export C="two words"',
+    ]
+
+
+def test_overrides_come_last_and_the_users_win() -> None:
+    args = {"num_distributed_optimizer_instances": 2, "use_megatron_fsdp": True, "config_variant": "v1"}
+    extra = {"model.x": "1", "bare": "", "~model.y": "a b"}
+    assert _argv(args, extra_cmd_args=extra)[-6:] == [
+        *("-cv", "v1", "ddp.num_distributed_optimizer_instances=2", "model.x=1", "bare", "~model.y=a b")
+    ]
+    mine = {"ddp.num_distributed_optimizer_instances": "4"}
+    assert _argv(args, extra_cmd_args=mine)[-1] == "ddp.num_distributed_optimizer_instances=4"
+
+
+def test_credentials_are_not_told() -> None:
+    plan = _plan({"hf_token": " hf_s3cret ", "wandb_key": "w4ndb"})
+    assert launcher_argv(plan, _system(), lambda path: False) == HEAD
+    assert plan.secret_env == {"HF_TOKEN": "hf_s3cret", "WANDB_API_KEY": "w4ndb"}
+    for text in [*render(plan, _system()).values(), repr(plan)]:
+        assert "s3cret" not in text
+        assert "w4ndb" not in text
+
+
+def test_images() -> None:
+    """A file that is there, else the installed file, else the address."""
+    url = "nvcr.io#nemo"
+    installed = str(image_path(Path("/inst"), url))
+    assert _image(url, installed) == installed
+    assert _image(url) == url
+    assert _image("/images/a.sqsh", "/images/a.sqsh") == "/images/a.sqsh"
+    assert _image("./a.sqsh", "a.sqsh") == str(Path("a.sqsh").absolute())
+    assert _image("/images/none.sqsh") == "/images/none.sqsh"
+
+
+def _image(image: str, *files: str) -> str:
+    argv = _argv({"container_image": image}, files=files)
+    return argv[argv.index("-i") + 1]
+
+
+@pytest.mark.parametrize(
+    ("args", "keys", "expected"),
+    [
+        ({"model_family_name": None}, {}, "test 't': cmd_args.model_family_name is missing"),
+        ({"model_recipe_name": None}, {}, "test 't': cmd_args.model_recipe_name is missing"),
+        ({}, {"git_repos": []}, "test 't': git_repos: Megatron-Bridge is missing"),
+        ({}, {"git_repos": [{"url": "x/y", "commit": "c"}]}, "test 't': git_repos: Megatron-Bridge is missing"),
+        ({"nsys_trace": ["a"]}, {"dse_excluded_args": ["cmd_args.nsys_trace"]}, "cmd_args.nsys_trace cannot be a list"),
+    ],
+)
+def test_what_is_missing_gets_one_line(args: dict[str, Any], keys: dict[str, Any], expected: str) -> None:
+    data = {name: value for name, value in {**NAMES, **args}.items() if value is not None}
+    scenario = Scenario.model_validate({"name": "s", "Tests": [{"id": "t", "test_name": "n"}]})
+    definition = MegatronBridgeTestDefinition.model_validate(
+        {"name": "n", "description": "d", "git_repos": [REPO], "cmd_args": data, **keys}
+    )
+    with pytest.raises(BadInput) as caught:
+        build_plan(LoadedScenario(scenario, [LoadedTest(scenario.tests[0], definition)]), _system())
+    assert expected in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("system", [LocalSystem(name="l", scheduler="local"), _system(install_path=None)])
+def test_systems_that_cannot_run_the_launcher(system: System) -> None:
+    with pytest.raises(BadInput, match=r"submits Slurm jobs; use a Slurm system|install_path is missing"):
+        _plan(system=system)
+
+
+def test_a_repository_is_megatron_bridges_by_its_mount_too() -> None:
+    plan = _plan(git_repos=[{"url": "/srv/fork", "commit": "c", "mount_as": "/opt/Megatron-Bridge/"}])
+    assert plan.upstream is not None
+    assert plan.upstream.megatron_bridge.url == "/srv/fork"
+
+
+def test_steps_are_known_only_if_they_are_told() -> None:
+    assert _plan().num_steps is None
+    assert _plan({"max_steps": 20}).num_steps == 20
+    with pytest.raises(BadInput, match="warmup_steps = 3 leaves no step"):
+        _plan({"max_steps": 3})
+
+
+def test_nodes_that_do_not_reach_the_launcher_are_said() -> None:
+    scenario = Scenario.model_validate({"name": "s", "Tests": [{"id": "t", "test_name": "n", "num_nodes": 2}]})
+    definition = MegatronBridgeTestDefinition.model_validate(
+        {"name": "n", "description": "d", "git_repos": [REPO], "cmd_args": NAMES}
+    )
+    loaded = LoadedScenario(scenario, [LoadedTest(scenario.tests[0], definition)])
+    plan = build_plan(loaded, _system(gpus_per_node=8))
+    assert (plan.runs[0].num_nodes, plan.runs[0].ranks_per_node) == (1, 8)
+    assert plan.notes == ("test 't': the upstream launcher takes 1 nodes for 8 GPUs; num_nodes = 2 does not reach it",)
+    assert not build_plan(loaded, _system(gpus_per_node=4)).notes
+
+
+def test_a_point_can_be_run_again_from_its_own_definition() -> None:
+    plan = _plan({"tp": [2, 4], "enable_vboost": True}, extra_cmd_args={"model.x": "1"}, extra_env_vars={"A": "b c"})
+    data = tomllib.loads(render(plan, _system())["test.toml"])
+    again = _plan(data.pop("cmd_args"), **{k: v for k, v in data.items() if k not in ("name", "description")})
+    assert launcher_argv(again, _system()) == launcher_argv(plan, _system())
+
+
+# Bash
+
+TEXT = st.text(st.characters(blacklist_characters="\0", blacklist_categories=("Cs",)), min_size=1)
+
+
+@settings(deadline=None, max_examples=60)
+@given(TEXT, TEXT, TEXT)
+def test_every_element_survives_bash_as_data(first: str, second: str, third: str) -> None:
+    """The rendered script hands the launcher exactly the elements of its argv."""
+    args = {"nemo_home": first, "wandb_project_name": second, "data": third}
+    plan = _plan(args, extra_env_vars={"X": first}, extra_cmd_args={"model.x": second})
+    script = render(plan, _system())["launcher.sh"]
+    begin, end = script.index("  cd /inst"), script.index("\n) > ")
+    command = script[begin:end].replace(
+        "cd /inst/Megatron-Bridge__v0.3.0 && exec /inst/Run__main-venv/bin/python", _PRINT
+    )
+    done = subprocess.run(["bash", "-c", command], capture_output=True, check=True)
+    assert json.loads(done.stdout)[1:] == launcher_argv(plan, _system())
+
+
+_PRINT = f"exec {sys.executable} -c 'import json, sys; print(json.dumps(sys.argv[1:]))'"
+
+
+@settings(deadline=None, max_examples=60)
+@given(TEXT)
+def test_a_variables_value_survives_the_launchers_two_shells(value: str) -> None:
+    """The launcher writes the command between single quotes into a script, which bash runs."""
+    command = f"export K={shell_word(value)}"
+    assert "'" not in command
+    for script in (f"{command} ; printenv K", f"bash -c '{command} ; printenv K'"):
+        done = subprocess.run(["bash", "-c", script], capture_output=True, check=True)
+        assert done.stdout.decode() == value + "\n"
+
+
+def test_an_empty_value_is_a_value() -> None:
+    assert shell_word("") == '""'
+
+
+@pytest.mark.parametrize(
+    ("log", "ids"),
+    [
+        (b"Submitted batch job 17\n", ["17"]),
+        (b"[INFO] - Job id: 2254311\n", ["2254311"]),
+        (b"i.x/0 Job ID: 4\r\nagain\nsubmitted batch job 5\nJob id: 5", ["4", "5"]),
+        (b"job identity 3, Job id: none\n\xff", []),
+    ],
+)
+def test_job_ids_in_a_log(log: bytes, ids: list[str]) -> None:
+    assert find_job_ids(log) == ids
