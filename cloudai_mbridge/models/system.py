@@ -1,11 +1,19 @@
 """A system: where jobs run and with what defaults."""
 
 import shlex
+from enum import StrEnum
 from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from cloudai_mbridge.models.base import EnvName, OneLine, StrictModel, Text
+
+
+class Executor(StrEnum):
+    """Who starts a run's processes."""
+
+    MBRIDGE = "mbridge"
+    NEMO_RUN = "nemo_run"
 
 
 class _System(StrictModel):
@@ -17,6 +25,9 @@ class _System(StrictModel):
     gpus_per_node: int | None = Field(None, ge=1)
     python_executable: Text | None = Field(
         None, description="Python with the train extra on the compute nodes; default: the one that runs mbridge"
+    )
+    executor: Executor = Field(
+        Executor.MBRIDGE, description="who starts the runs: mbridge itself, or nemo_run (needs the nemo-run extra)"
     )
     data_repository: dict[str, Any] | None = None
     reports: dict[str, Any] | None = None
