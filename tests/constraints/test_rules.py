@@ -141,6 +141,11 @@ BOUNDARIES: dict[str, tuple[Point, Point, Point | None]] = {
         _point(gpu_type="h100", compute_dtype="fp8_mx"),
         _point(gpu_type="tpu", compute_dtype="fp8_mx"),
     ),
+    "M21": (
+        _point(recompute_num_layers=1, cuda_graph_impl="local", cuda_graph_scope="full_iteration"),
+        _point(recompute_num_layers=1, cuda_graph_impl="local"),
+        None,
+    ),
     "E05": (
         _point(recipe=MODEL, launcher="embedded"),
         _point(recipe=dataclasses.replace(MODEL, not_embedded="its Mamba layers"), launcher="embedded"),

@@ -1,4 +1,4 @@
-"""M14-M20: features that exclude each other, need a kind of model, or need a kind of GPU."""
+"""M14-M21: features that exclude each other, need a kind of model, or need a kind of GPU."""
 
 from cloudai_mbridge.constraints.rule import Answer, NotEvaluated, Point, Violation
 
@@ -149,6 +149,26 @@ def m20_gpu_computes_the_precision(point: Point) -> Answer:
     return Violation("M20", "cmd_args.compute_dtype", f"{gpu} has no {dtype}", remedy, operands)
 
 
+def m21_graphs_with_whole_layers_recomputed(point: Point) -> Answer:
+    """Whole layers are recomputed with CUDA graphs only if the graph is the full iteration.
+
+    A graph of a part of a layer would be recorded again by every recomputation around it.
+
+    Pass: recompute_num_layers=1, cuda_graph_impl="local", scope full_iteration. Fail: the same without scope.
+    Source: megatron.core.transformer.TransformerConfig (full recompute is only supported with full iteration graphs).
+    """
+    if not (point.graph_impl and point.args.recompute_num_layers) or point.graph_scopes == ("full_iteration",):
+        return None
+    operands = {
+        "recompute_num_layers": point.args.recompute_num_layers,
+        "cuda_graph_impl": point.args.cuda_graph_impl,
+        "cuda_graph_scope": ",".join(point.graph_scopes),
+    }
+    fact = "layers are recomputed with CUDA graphs of another scope than full_iteration"
+    remedy = "use scope full_iteration with cuda_graph_impl = 'local', or remove one of them"
+    return Violation("M21", "cmd_args.recompute_num_layers", fact, remedy, operands)
+
+
 RULES = (
     m14_recomputed_modules_are_known,
     m15_full_or_selective_recomputation,
@@ -157,4 +177,5 @@ RULES = (
     m18_graph_scopes_exist_in_the_model,
     m19_overlapped_all_to_all_has_what_it_needs,
     m20_gpu_computes_the_precision,
+    m21_graphs_with_whole_layers_recomputed,
 )
