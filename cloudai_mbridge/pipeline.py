@@ -4,12 +4,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
+from cloudai_mbridge.integrations import nemo_run
 from cloudai_mbridge.jobs import Scheduler
 from cloudai_mbridge.launch import write_runs
 from cloudai_mbridge.launch.write import create_root
 from cloudai_mbridge.local import LocalClient
 from cloudai_mbridge.models.load import Warn, load_scenario, load_system
-from cloudai_mbridge.models.system import LocalSystem, System
+from cloudai_mbridge.models.system import Executor, LocalSystem, System
 from cloudai_mbridge.plan import ROOT_FILES, SweepPlan
 from cloudai_mbridge.plan.build import build_plan
 from cloudai_mbridge.report import Report, build_report, write_report
@@ -58,6 +59,8 @@ def write(prepared: Prepared) -> Path:
     """Write everything that a run submits into a new directory and return it. A dry run ends here."""
     root = create_root(prepared.output_dir, prepared.plan.scenario, datetime.now())
     write_runs(prepared.plan, prepared.system, root)
+    if prepared.system.executor is Executor.NEMO_RUN:
+        nemo_run.write_scripts(prepared.plan, prepared.system, root)
     return root
 
 
@@ -90,12 +93,18 @@ def report(root: Path) -> Report:
 def scheduler_for(system: System, plan: SweepPlan) -> Scheduler:
     """Return what runs a plan on a system: by launcher, if the plan has runs of both."""
     if isinstance(system, LocalSystem):
-        return LocalClient(system)
+        return _embedded(system)
     launchers = {run.upstream is not None for run in plan.runs}
     if launchers == {True}:
         return UpstreamClient(system, plan.runs)
-    embedded = SlurmClient(system)
+    embedded = _embedded(system)
     return ByLauncher(embedded, UpstreamClient(system, plan.runs)) if True in launchers else embedded
+
+
+def _embedded(system: System) -> Scheduler:
+    """Return what runs the embedded loop on a system."""
+    scheduler = LocalClient(system) if isinstance(system, LocalSystem) else SlurmClient(system)
+    return nemo_run.NemoRunClient(system, scheduler) if system.executor is Executor.NEMO_RUN else scheduler
 
 
 def _max_parallel(prepared: Prepared) -> int:

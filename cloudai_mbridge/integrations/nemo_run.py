@@ -20,20 +20,19 @@ from pathlib import Path
 from typing import Any
 
 from cloudai_mbridge.errors import BadInput, ToolFailure
+from cloudai_mbridge.integrations.nemo_run_driver import CONFIG, SRUN_ARRAY
 from cloudai_mbridge.jobs import JobStatus, Scheduler, SubmitRefused
 from cloudai_mbridge.launch.script import PYTHON_VARIABLE, sbatch_options, srun_options
 from cloudai_mbridge.models.system import LocalSystem, SlurmSystem, System
 from cloudai_mbridge.plan import POINT_FILES, RunPlan, SweepPlan
 from cloudai_mbridge.slurm.parsing import parse_submitted, without_slurm_variables
 
-CONFIG = "nemo_run.json"
 TASK = "task.sh"
 SETUP = "setup.sh"
 INSTALL = "pip install 'cloudai-mbridge[nemo-run]'"
 SUBMIT_TIMEOUT_S = 180
 _DRIVER = ("-P", "-m", "cloudai_mbridge.integrations.nemo_run_driver")
 _REPLACED = "/nemo_run"
-SRUN_ARRAY = "mbridge_srun"
 # What torchrun tells its ranks; a variable of the run must not hide it.
 _TORCHRUN_OWNS = ("MASTER_ADDR", "MASTER_PORT", "RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 

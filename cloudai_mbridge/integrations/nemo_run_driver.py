@@ -16,7 +16,7 @@ HOME = "nemo_run"
 CONFIG = "nemo_run.json"
 TITLE = "mbridge"
 JOB = "task"
-SRUN_ARRAY = "mbridge_srun"
+SRUN_ARRAY = "mbridge_srun"  # of the batch script: srun's options, each an element
 
 
 def main() -> int:
