@@ -94,4 +94,4 @@ def _find(test: LoadedTest, system: System, wanted: str) -> CheckedPoint:
                 return point
         elif label(point.coordinates) == wanted:
             return point
-    raise BadInput(f"test {test.run.id!r}: no point {wanted!r}; give a label, or coordinates such as tp=2,pp=4")
+    raise BadInput(f"test {test.run.id!r}: no point {wanted!r}; `mbridge sweep plan` lists labels and axes")

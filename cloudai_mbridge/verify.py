@@ -33,7 +33,7 @@ def verify(
     Raises:
         BadInput: `configs` does not exist or holds no TOML, or the system file is wrong.
     """
-    files = sorted(configs.rglob("*.toml")) if configs.is_dir() else [configs]
+    files = sorted(path for path in configs.rglob("*.toml") if path.is_file()) if configs.is_dir() else [configs]
     if not files:
         raise BadInput(f"{configs}: holds no TOML file; check the path")
     system = load_system(system_config) if system_config else None

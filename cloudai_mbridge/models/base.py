@@ -6,7 +6,8 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 _SECRET_NAME = re.compile(
-    r"tokens?([_-]|\d*$)|secret|passw|passphrase|pwd|credential|api[_-]?key|(^|[_-])key$", re.IGNORECASE
+    r"token(?!iz|drop|s?_per)|secret|pass(w|phrase|$)|pwd|credential|(^|[_-])key|key(_?id)?[_\d]*$|(^|_)pat$",
+    re.IGNORECASE,
 )
 
 
@@ -33,9 +34,14 @@ def _environment_name(value: str) -> str:
     return value
 
 
+_CREDENTIAL_KEY = re.compile(r"api_?key|secret|passw|credential|(^|_)(key|token)$", re.IGNORECASE)
+
+
 def _dotted_key(value: str) -> str:
     if not re.fullmatch(r"[+~]*[A-Za-z0-9_/@-]+(\.[A-Za-z0-9_/@-]+)*", value):
         raise ValueError(f"{value!r} is no dotted key such as optimizer.lr")
+    if _CREDENTIAL_KEY.search(value.rpartition(".")[2]):
+        raise ValueError(f"{value!r} would put a credential into a script; use cmd_args.wandb_key or extra_env_vars")
     return value
 
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 from pydantic import Field, FiniteFloat, create_model
 
 from cloudai_mbridge.models.base import NotBlank, StrictModel, Text
+from cloudai_mbridge.models.time_limit import SlurmTime
 
 
 class Launcher(StrEnum):
@@ -27,7 +28,7 @@ class ResolvedCmdArgs(StrictModel):
 
     gpu_type: Text = "gb200"
     log_dir: Text = ""
-    time_limit: Text | None = None
+    time_limit: SlurmTime | None = None
     container_image: Text = ""
     custom_mounts: Text | None = None
     num_gpus: int = Field(8, description="ranks of the whole job")

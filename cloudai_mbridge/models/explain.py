@@ -63,7 +63,7 @@ def _expectation(detail: ErrorDetails) -> str:
 
 def _shown(path: Path, value: Any) -> str:
     """Show the value if it is short and no secret."""
-    if any(is_secret(str(part)) for part in path):
+    if any(is_secret(str(part)) for part in path) or "@" in repr(value):
         return "(value hidden) "
     if len(repr(value)) > 200 or isinstance(value, dict) or (isinstance(value, list) and not _is_flat(value)):
         return ""

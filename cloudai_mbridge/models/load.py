@@ -51,7 +51,9 @@ def load_system(path: Path) -> System:
         "standalone": LocalSystem,
         "slurm": SlurmSystem,
     }
-    scheduler = source.data.get("scheduler")
+    if not is_system(source):
+        raise BadInput(f"{path}: is no system, the key scheduler is missing; set it to one of {', '.join(kinds)}")
+    scheduler = source.data["scheduler"]
     if not isinstance(scheduler, str) or scheduler not in kinds:
         raise BadInput(f"{source.where(('scheduler',))}: {scheduler!r} is unknown; use one of {', '.join(kinds)}")
     return validate(kinds[scheduler], source.data, source)
@@ -77,6 +79,8 @@ def load_tests_dir(directory: Path | None) -> dict[str, TomlSource]:
         raise BadInput(f"{directory}: no such directory; --tests-dir takes the directory of the test TOMLs")
     found: dict[str, TomlSource] = {}
     for path in sorted(directory.rglob("*.toml")):
+        if not path.is_file():
+            continue
         source = read_toml(path)
         if is_system(source) or is_scenario(source):
             continue
@@ -95,6 +99,8 @@ def load_scenario(path: Path, tests_dir: Path | None, on_unknown_arg: Warn | Non
     on_unknown_arg: told about every unknown key of `cmd_args`, which is left out then; without it, one is an error.
     """
     source = read_toml(path)
+    if not is_scenario(source):
+        raise BadInput(f"{path}: is no scenario, [[Tests]] is missing; give a scenario file")
     scenario = validate(Scenario, source.data, source)
     known = load_tests_dir(tests_dir)
     tests = [_load_test(i, run, source, known, tests_dir, on_unknown_arg) for i, run in enumerate(scenario.tests)]

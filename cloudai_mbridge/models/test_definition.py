@@ -1,8 +1,9 @@
 """A test definition: one benchmark as written in a TOML of the tests directory."""
 
+import re
 from typing import Any
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from cloudai_mbridge.models.base import AxisOfText, DottedKey, EnvName, StrictModel, Text
 from cloudai_mbridge.models.cmd_args import MegatronBridgeCmdArgs
@@ -18,6 +19,13 @@ class GitRepo(StrictModel):
     commit: Text
     mount_as: Text | None = None
     init_submodules: bool = False
+
+    @field_validator("url")
+    @classmethod
+    def _no_password(cls, value: str) -> str:
+        if re.match(r"[a-z+]+://[^/@]*:[^/@]*@", value, re.IGNORECASE):
+            raise ValueError("holds a password; take it out and use a git credential helper")
+        return value
 
 
 class NsysConfiguration(StrictModel):

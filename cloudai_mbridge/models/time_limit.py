@@ -1,6 +1,9 @@
 """Slurm's notation of a time limit."""
 
 import re
+from typing import Annotated, Any
+
+from pydantic import AfterValidator
 
 _FORM = re.compile(r"([0-9]+-[0-9]+(:[0-9]+){0,2}|[0-9]+(:[0-9]+){0,2})")
 
@@ -26,3 +29,12 @@ def parse_time_limit(text: str | None) -> float | None:
     else:
         hours, (minutes, seconds) = 0, [*parts, 0][:2]
     return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60.0 + seconds or None
+
+
+def _check(value: Any) -> Any:
+    for text in value if isinstance(value, list) else [value]:
+        parse_time_limit(text)
+    return value
+
+
+SlurmTime = Annotated[str, AfterValidator(_check)]

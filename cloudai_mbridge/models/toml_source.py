@@ -47,7 +47,9 @@ def read_toml(path: Path) -> TomlSource:
         BadInput: the file cannot be read, is not UTF-8 or is not TOML; the message has the parser's line and column.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        if path.exists() and not path.is_file():
+            raise BadInput(f"{path}: is no file; give the path of a TOML file")
+        text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         raise BadInput(f"{path}: no such file; check the path") from None
     except (OSError, UnicodeDecodeError) as error:

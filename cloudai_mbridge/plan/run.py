@@ -5,7 +5,6 @@ from typing import Any
 
 from cloudai_mbridge.constraints.megatron.placement import place
 from cloudai_mbridge.constraints.rule import Point
-from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.models.base import is_secret
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
 from cloudai_mbridge.models.load import LoadedTest
@@ -56,7 +55,7 @@ def plan_run(
         env={name: value for name, value in env.items() if not is_secret(name)},
         secret_env=_secrets(args, env),
         time_limit=time_limit,
-        time_limit_s=_seconds(time_limit),
+        time_limit_s=parse_time_limit(time_limit),
         nodes=tuple(run.nodes),
         exclude_nodes=tuple(run.exclude_nodes),
         container_image=args.container_image,
@@ -116,10 +115,3 @@ def resolved_definition(
         "cmd_args": public_args(args),
         **({"extra_env_vars": env} if env else {}),
     }
-
-
-def _seconds(time_limit: str | None) -> float | None:
-    try:
-        return parse_time_limit(time_limit)
-    except ValueError as error:
-        raise BadInput(f"cmd_args.time_limit: {time_limit!r} {error}") from None

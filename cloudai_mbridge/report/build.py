@@ -1,6 +1,7 @@
 """Build a report from what lies in the directory of a run: plan, journal, logs. The run itself need not be alive."""
 
 import json
+import sqlite3
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,9 +28,7 @@ def build_report(root: Path) -> Report:
         BadInput: the directory holds no run.
     """
     plan = _read_plan(root)
-    journal = Journal(root / ROOT_FILES.journal)
-    entries = journal.entries()
-    journal.close()
+    entries = _read_journal(root / ROOT_FILES.journal)
     points = [_report_run(run, entries.get(run["key"]), root) for run in plan["runs"]]
     points += [_report_rejected(point) for point in plan["rejected"]]
     return Report(
@@ -42,6 +41,17 @@ def build_report(root: Path) -> Report:
         rule_counts=plan["rule_counts"],
         notes=tuple(plan["notes"]),
     )
+
+
+def _read_journal(path: Path) -> dict[str, JournalEntry]:
+    try:
+        journal = Journal(path)
+    except sqlite3.DatabaseError as error:
+        raise BadInput(f"{path}: is no journal of a run ({error})") from None
+    try:
+        return journal.entries()
+    finally:
+        journal.close()
 
 
 def _read_plan(root: Path) -> dict[str, Any]:

@@ -13,6 +13,7 @@ def write_report(report: Report, root: Path) -> Path:
     """Write report.json and report.txt, and a report.txt per run; return the path of report.json."""
     for point in report.points:
         if point.verdict is not Verdict.REJECTED:
+            (root / point.key).mkdir(parents=True, exist_ok=True)
             (root / point.key / POINT_FILES.report).write_text(render_point(point, root), encoding="utf-8")
     (root / ROOT_FILES.summary).write_text(render_summary(report), encoding="utf-8")
     path = root / ROOT_FILES.report

@@ -60,7 +60,8 @@ def checked_points(sweep: Sweep, system: System | None) -> Iterator[CheckedPoint
     for point in sweep.included():
         recipe = recipe_of(point.args)
         args = with_recipe_defaults(point.args, recipe) if recipe else point.args
-        result = check(args, system, recipe, point.num_nodes)
+        nodes = None if args.launcher is Launcher.MEGATRON_BRIDGE else point.num_nodes
+        result = check(args, system, recipe, nodes)
         yield CheckedPoint(sweep, dict(point.coordinates), (*result.violations, *result.not_evaluated))
 
 

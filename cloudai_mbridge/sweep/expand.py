@@ -65,13 +65,24 @@ class Sweep:
         )
 
     def included(self) -> Iterator[SweepPoint]:
-        """Yield the added points; axes that they do not name take their first value."""
+        """Yield the added points that are new; axes that they do not name take their first value."""
         first = {axis.name: axis.values[0] for axis in self.axes}
+        seen: set[str] = set()
         for pattern in self._definition.sweep.include:
             for name in pattern:
                 if name not in first and name not in ResolvedCmdArgs.model_fields:
                     raise BadInput(f"test {self._run.id!r}: sweep.include: {name!r} is neither an axis nor an argument")
-            yield self.point({**first, **pattern})
+            point = self.point({**first, **pattern})
+            coordinates = {name: getattr(point.args, name, value) for name, value in point.coordinates.items()}
+            name = label(coordinates)
+            if name not in seen and not self._is_in_grid(coordinates):
+                seen.add(name)
+                yield self.point(coordinates)
+
+    def _is_in_grid(self, coordinates: Mapping[str, Any]) -> bool:
+        if set(coordinates) != set(self.grid.names):
+            return False
+        return self.grid.has(tuple(coordinates[name] for name in self.grid.names))
 
     def _resolve(self, args: Mapping[str, Any]) -> ResolvedCmdArgs:
         try:

@@ -51,6 +51,12 @@ class Grid:
                 values[position] = value
         return tuple(values)
 
+    def has(self, values: Values) -> bool:
+        """Return whether these values are a point of the grid, and not an excluded one."""
+        rows = [tuple(values[position] for position in positions) for positions in self.positions]
+        on_axes = all(row in known for row, known in zip(rows, self.dimensions, strict=True))
+        return on_axes and not self._is_excluded(values)
+
     def sample(self, draw: random.Random) -> Values:
         """Return the values of a random point."""
         return self._arranged([draw.choice(rows) for rows in self.dimensions])
@@ -122,7 +128,13 @@ def _pattern(pattern: Mapping[str, Any], axes: Mapping[str, Axis], where: str) -
         raise BadInput(f"{where}: sweep.exclude: an empty pattern would leave out every point; remove it")
     for name in pattern:
         _require_axis(name, axes, f"{where}: sweep.exclude")
-    return {name: tuple(value) if isinstance(value, list) else (value,) for name, value in pattern.items()}
+    wanted = {name: tuple(value) if isinstance(value, list) else (value,) for name, value in pattern.items()}
+    for name, values in wanted.items():
+        for value in values:
+            if value not in axes[name].values:
+                known = ", ".join(map(repr, axes[name].values))
+                raise BadInput(f"{where}: sweep.exclude: {value!r} is no value of axis {name}; its values are {known}")
+    return wanted
 
 
 def _require_axis(name: str, axes: Mapping[str, Axis], where: str) -> None:

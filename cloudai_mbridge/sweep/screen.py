@@ -11,7 +11,7 @@ from typing import Any
 
 from cloudai_mbridge.constraints.engine import RULES
 from cloudai_mbridge.constraints.rule import Answer, NotEvaluated, Point, Violation
-from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
+from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
 from cloudai_mbridge.models.system import System
 from cloudai_mbridge.recipes import Recipe
 from cloudai_mbridge.sweep.grid import Grid, Values
@@ -40,6 +40,7 @@ class Screen:
     ) -> None:
         self._names = grid.names
         self._system, self._recipe, self._num_nodes = system, recipe, num_nodes
+        self._takes_its_own_nodes = base.launcher is Launcher.MEGATRON_BRIDGE
         shared = {name: getattr(base, name) for name in type(base).model_fields}
         self._args_type = type(
             "_Args", (_Args,), {**shared, "model_fields_set": base.model_fields_set | (set(grid.names) & shared.keys())}
@@ -95,8 +96,11 @@ class Screen:
         args: Any = self._args_type(chosen, looked)
         if _NUM_NODES in chosen:  # not an argument: who reads it is not seen, so everybody does
             looked.add(_NUM_NODES)
-        nodes = chosen.get(_NUM_NODES, self._num_nodes)
-        return rule(Point(args, self._system, self._recipe, nodes)), looked
+        return rule(Point(args, self._system, self._recipe, self._nodes(chosen))), looked
+
+    def _nodes(self, chosen: Mapping[str, Any]) -> int | None:
+        """Return the scenario's number of nodes; it does not reach the upstream launcher, which takes its own."""
+        return None if self._takes_its_own_nodes else chosen.get(_NUM_NODES, self._num_nodes)
 
     def run_all(self, rules: Sequence[Rule], values: Values) -> tuple[Answers, set[str]]:
         """Run rules on a point; return what they object to and the axes that any of them looked at."""

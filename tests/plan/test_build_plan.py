@@ -134,7 +134,7 @@ def test_time_limits() -> None:
 
 
 def test_a_bad_time_limit_among_the_arguments() -> None:
-    with pytest.raises(BadInput, match="no Slurm time limit"):
+    with pytest.raises(ValueError, match="no Slurm time limit"):
         _plan({"time_limit": "soon"})
 
 

@@ -58,6 +58,7 @@ OUTSIDE = {
 }
 
 _SAMPLES: dict[str, Any] = {
+    "time_limit": "00:10:00",
     "launcher": "embedded",
     "profiling_ranks": 3,
     "cuda_graph_scope": "attn",

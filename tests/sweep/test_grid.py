@@ -129,3 +129,21 @@ def test_the_size_of_a_huge_grid_costs_nothing() -> None:
     sweep = Sweep(definition, run)
     assert sweep.grid.size == 10**12
     assert len(next(iter(sweep.grid))) == 4
+
+
+def test_an_included_point_that_is_there_already_runs_once() -> None:
+    include = [{"tp": 1}, {"tp": "2"}, {}, {"seq_length": 128}, {"seq_length": 128}, {"tp": 4}, {"tp": 4}]
+    found = plan({"tp": [1, 2]}, {"include": include})
+    labels = [run.label for run in found.runs] + [point.label for point in found.rejected]
+    assert sorted(labels) == ["tp1", "tp1-seq_length128", "tp2", "tp4"]
+
+
+def test_an_included_point_may_bring_an_excluded_one_back() -> None:
+    found = points({"tp": [1, 2]}, exclude=[{"tp": 2}], include=[{"tp": 2}])
+    assert found == [{"tp": 1}, {"tp": 2}]
+
+
+@pytest.mark.parametrize("value", ["2", 5, [1, 5]])
+def test_an_exclusion_that_matches_nothing_is_a_mistake(value: Any) -> None:
+    with pytest.raises(BadInput, match="is no value of axis tp; its values are 1, 2"):
+        points({"tp": [1, 2]}, exclude=[{"tp": value}])

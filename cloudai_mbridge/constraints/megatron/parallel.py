@@ -96,11 +96,13 @@ def m07_ranks_fill_the_expert_groups(point: Point) -> Answer:
 
     C07 checks this only where et is given, and lets through what Megatron's default for et then refuses.
 
-    Pass: num_gpus=8, tp=2, ep=4. Fail: num_gpus=8, tp=4, ep=4.
+    Pass: num_gpus=8, tp=2, ep=4. Fail: num_gpus=8, tp=4, ep=4. Not evaluated: et is not given to the upstream launcher.
     Source: megatron.core.parallel_state.initialize_model_parallel.
     """
     if (point.args.ep or 1) == 1 and point.args.et is None:
         return None  # C01 says all
+    if point.args.et is None and not point.is_embedded:
+        return NotEvaluated("M07", "et, which upstream recipes set themselves")
     et, ep = point.args.et or point.tp, point.args.ep or 1
     size = et * ep * point.pp
     if size < 1 or point.args.num_gpus % size == 0:
