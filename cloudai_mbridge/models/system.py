@@ -47,9 +47,10 @@ class PartitionGroup(StrictModel):
 
 
 class Partition(StrictModel):
-    """A Slurm partition."""
+    """A Slurm partition; `nodes` is how older CloudAI files list them."""
 
     name: OneLine
+    nodes: list[OneLine] = []
     groups: list[PartitionGroup] = []
 
 

@@ -32,6 +32,9 @@ def _in_test(test: LoadedTest, system: System) -> Iterator[str]:
     for axis in find_axes(definition, test.run):
         if is_secret(axis.name):
             yield f"{where}: {axis.path} is a credential and cannot be an axis; give one value"
+    for node in (*test.run.nodes, *test.run.exclude_nodes):
+        if ":" in node:
+            yield f"{where}: nodes: {node!r} (PARTITION:GROUP:COUNT) is not implemented; list the nodes' names"
     if any(dependency.type == "end_post_comp" for dependency in test.run.dependencies):
         yield f"{where}: dependencies of type 'end_post_comp' are not implemented yet; remove them"
     if definition.nsys is not None and definition.nsys.enable:

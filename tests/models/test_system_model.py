@@ -125,3 +125,10 @@ def test_srun_arguments_must_be_splittable(tmp_path: Path) -> None:
 def test_a_slurm_key_is_unknown_on_a_local_system(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="default_partition: unknown key"):
         _load(tmp_path, 'name = "s"\nscheduler = "local"\ndefault_partition = "p"\n')
+
+
+def test_nodes_of_a_partition_without_groups() -> None:
+    """Older CloudAI files list a partition's nodes directly."""
+    partition = {"name": "p", "nodes": ["node-[001-100]"]}
+    system = SlurmSystem(name="c", scheduler="slurm", default_partition="p", partitions=[partition])
+    assert system.partitions[0].nodes == ["node-[001-100]"]

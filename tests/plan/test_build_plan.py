@@ -326,3 +326,8 @@ def test_a_point_can_be_run_again_from_its_own_definition() -> None:
         assert again.label == "single"
         assert again.training_config == run.training_config
         assert (again.args, again.env, again.warmup_steps) == (run.args, run.env, 1)
+
+
+def test_groups_of_a_partition_are_refused_as_nodes() -> None:
+    with pytest.raises(BadInput, match="PARTITION:GROUP:COUNT"):
+        build_plan(_loaded(({"nodes": ["partition_1:group_1:max_avail"]}, {"cmd_args": ARGS})), SLURM4)
