@@ -55,6 +55,8 @@ class _TestPlan:
     def build(self) -> None:
         """Go through the points, in order, until a limit of the sweep is reached."""
         sweep = Sweep(self._test.definition, self._test.run)
+        if self._test.definition.agent_steps is not None:
+            self._note(f"test {self._test.run.id!r}: agent_steps has no effect; [sweep] max_points limits the points")
         for examined, point in enumerate(checked_points(sweep, self._system)):
             if violations := point.violations:
                 self._reject(point, violations)

@@ -147,3 +147,14 @@ def test_an_included_point_may_bring_an_excluded_one_back() -> None:
 def test_an_exclusion_that_matches_nothing_is_a_mistake(value: Any) -> None:
     with pytest.raises(BadInput, match="is no value of axis tp; its values are 1, 2"):
         points({"tp": [1, 2]}, exclude=[{"tp": value}])
+
+
+def test_steps_of_an_agent_are_said_to_have_no_effect() -> None:
+    definition, test = parts({"mb": [1, 2]}, {})
+    definition = definition.model_copy(update={"agent_steps": 1})
+    scenario = Scenario.model_validate({"name": "s", "Tests": [{"id": "t", "test_name": "t"}]})
+    found = build_plan(
+        LoadedScenario(scenario, [LoadedTest(test, definition)]), LocalSystem(name="l", scheduler="local")
+    )
+    assert len(found.runs) == 2
+    assert "agent_steps has no effect" in found.notes[0]
