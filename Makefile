@@ -23,7 +23,9 @@ drill: $(VENV)/.dev
 	$(BIN)/python -m pytest -m drill $(PYTEST_ARGS)
 
 bench: $(VENV)/.dev
+	.ci/install-slurm
 	$(BIN)/python tests/benchmarks/sweep_rate.py
+	$(BIN)/python tests/benchmarks/engine.py
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -1,5 +1,7 @@
 """The command line: arguments to pipeline, and the only place where exceptions become exit codes."""
 
+import io
+import sqlite3
 import sys
 import traceback
 from collections.abc import Callable
@@ -11,8 +13,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from cloudai_mbridge import __version__, pipeline
-from cloudai_mbridge.console import observer_for
+from cloudai_mbridge import __version__, control, pipeline
+from cloudai_mbridge.console import SteadyConsole, observer_for
 from cloudai_mbridge.constraints import NotEvaluated, Violation
 from cloudai_mbridge.constraints.engine import RULES
 from cloudai_mbridge.errors import OK, POINTS_FAILED, BadInput, MBridgeError, ToolFailure
@@ -21,6 +23,7 @@ from cloudai_mbridge.models.load import Warn
 from cloudai_mbridge.recipes import load_recipe, recipe_names
 from cloudai_mbridge.report import Report
 from cloudai_mbridge.report.terminal import render_table
+from cloudai_mbridge.runner.interrupt import Interrupted
 from cloudai_mbridge.sweep_report import explain_point, summarize
 from cloudai_mbridge.verify import verify
 
@@ -65,23 +68,98 @@ def cli() -> None:
 
 @cli.command()
 @_options(output_dir=True)
-def run(**options: Any) -> int:
+@click.option("--max-parallel", type=click.IntRange(min=1), help="Runs active at a time; default: the scenario's.")
+@click.option("--fail-fast", is_flag=True, help="Stop everything at the first run that fails.")
+def run(max_parallel: int | None, fail_fast: bool, **options: Any) -> int:
     """Check, submit, watch and report all points of a scenario."""
     console = _console()
-    prepared = pipeline.plan(pipeline.Request(**options))
+    overrides = {"max_parallel": max_parallel, "fail_fast": fail_fast or None}
+    prepared = pipeline.plan(pipeline.Request(**options), {k: v for k, v in overrides.items() if v is not None})
     _show_rejected(console, prepared)
     pipeline.preflight(prepared)
     root = pipeline.write(prepared)
     console.print(Text(f"results: {root}"), soft_wrap=True)
+    return _drive(console, prepared, root)
+
+
+@cli.command()
+@click.argument("directory", type=_PATH)
+def resume(directory: Path) -> int:
+    """Go on with a run whose mbridge has ended before its jobs had. Nothing is submitted a second time."""
+    root = directory.resolve()
+    prepared = pipeline.read(root)
+    pipeline.preflight(prepared)
+    return _drive(_console(), prepared, root)
+
+
+def _drive(console: Console, prepared: pipeline.Prepared, root: Path) -> int:
+    """Bring what was written to its end and report; also if that fails."""
     try:
         with observer_for(console, prepared.plan, root) as observer:
             pipeline.execute(prepared, root, observer)
     except MBridgeError:
-        _show_report(console, pipeline.report(root), root)
+        try:
+            _show_report(console, pipeline.report(root), root)
+        except (MBridgeError, OSError, sqlite3.Error) as error:  # the first error says more
+            _show_error(f"no report: {error}")
         raise
     report = pipeline.report(root)
     _show_report(console, report, root)
     return OK if report.succeeded else POINTS_FAILED
+
+
+@cli.command()
+@click.argument("directory", type=_PATH)
+@click.option("--events", is_flag=True, help="Also print everything that has happened.")
+def status(directory: Path, events: bool) -> int:
+    """Show where a run's points stand, from its journal."""
+    console, found = _console(), control.read_status(directory.resolve())
+    table = Table("point", "state", "job", "nodes", "attempts", "why", title=Text(found.scenario), title_justify="left")
+    for row in found.runs:
+        cells = (row.key, row.state, row.job_id, row.nodes, str(row.num_attempts or ""), row.why)
+        table.add_row(*(Text(cell) for cell in cells))
+    console.print(table)
+    for node, reason in found.excluded.items():
+        console.print(Text(f"node {node} is excluded: {reason}"), soft_wrap=True)
+    for event in found.events if events else ():
+        console.print(Text(f"{event.at} {event.key or '-'}: {event.text}"), soft_wrap=True)
+    counts = ", ".join(f"{count} {state}" for state, count in sorted(found.counts.items()))
+    undriven = "nobody drives it; go on with: mbridge resume" if found.is_open else "finished"
+    driver = f"driven by {found.driver}" if found.driver else undriven
+    console.print(Text(f"{counts or 'no runs'}; {driver}"), soft_wrap=True)
+    return OK
+
+
+@cli.command()
+@click.argument("directory", type=_PATH)
+def cancel(directory: Path) -> int:
+    """Cancel everything that a run has submitted, wait until it has ended, and report."""
+    root, console = directory.resolve(), _console()
+    prepared = pipeline.read(root, needs_secrets=False)
+    control.request_cancel(root)
+    try:  # also after a driver has done it: it may have ended for another reason
+        with observer_for(console, prepared.plan, root) as observer:
+            pipeline.execute(prepared, root, observer, only_cancel=True)
+    except Interrupted as done:
+        if done.left_running:
+            raise
+    _show_report(console, pipeline.report(root), root)
+    return OK
+
+
+@cli.command()
+@click.argument("directory", type=_PATH)
+@click.argument("point")
+@click.option("--stderr", is_flag=True, help="The run's stderr instead of its stdout.")
+@click.option("--attempt", type=click.IntRange(min=1), help="An earlier attempt of the run; default: the last.")
+@click.option("--lines", "-n", type=click.IntRange(min=0), help="Only the last lines.")
+@click.option("--follow", "-f", is_flag=True, help="Go on with what is added, until Ctrl-C.")
+def logs(directory: Path, point: str, stderr: bool, attempt: int | None, lines: int | None, follow: bool) -> int:
+    """Print the log of one POINT: its key, or a part of it that no other has."""
+    path = control.find_log(directory.resolve(), point, attempt, stderr=stderr)
+    for line in control.read_lines(path, lines, follow=follow):
+        click.echo(line)
+    return OK
 
 
 @cli.command("dry-run")
@@ -200,8 +278,8 @@ def list_() -> int:
 
 def _console() -> Console:
     """Return a console that keeps tables whole where the output is not a terminal."""
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=140)
+    console = SteadyConsole(highlight=False)
+    return console if console.is_terminal else SteadyConsole(highlight=False, width=140)
 
 
 def _show_rejected(console: Console, prepared: pipeline.Prepared) -> None:
@@ -225,6 +303,9 @@ def _show_error(text: str) -> None:
 
 def main() -> NoReturn:
     """Run the command line and exit with its code."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a report must not fail for what a terminal cannot show
     try:
         sys.exit(cli.main(standalone_mode=False) or OK)
     except click.exceptions.Exit as error:
@@ -237,6 +318,9 @@ def main() -> NoReturn:
     except MBridgeError as error:
         _show_error(str(error))
         sys.exit(error.exit_code)
+    except sqlite3.Error as error:
+        _show_error(f"the journal cannot be read or written: {error}")
+        sys.exit(ToolFailure.exit_code)
     except OSError as error:
         _show_error(f"{error.filename or 'the operating system'}: {error.strerror or error}")
         sys.exit(ToolFailure.exit_code)

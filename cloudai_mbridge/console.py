@@ -1,5 +1,7 @@
 """Show how a sweep goes: a live table on a terminal, plain lines elsewhere."""
 
+import contextlib
+import os
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -12,9 +14,20 @@ from rich.text import Text
 
 from cloudai_mbridge.jobs import JobClass, JobStatus
 from cloudai_mbridge.logs import LogParser, StepRecord
-from cloudai_mbridge.plan import POINT_FILES, RunPlan, SweepPlan
+from cloudai_mbridge.plan import RunPlan, SweepPlan
+from cloudai_mbridge.runner.progress import log_name
 
 _STYLE = {JobClass.ACTIVE: "cyan", JobClass.SUCCEEDED: "green", JobClass.CANCELLED: "yellow"}
+
+
+class SteadyConsole(Console):
+    """A console whose reader may go away: the runs go on, and nobody is told any more."""
+
+    def on_broken_pipe(self) -> None:
+        """Write to nowhere from now on, instead of ending the process."""
+        self.quiet = True
+        with contextlib.suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.file.fileno())
 
 
 class PlainObserver:
@@ -23,7 +36,7 @@ class PlainObserver:
     def __init__(self, console: Console, plan: SweepPlan) -> None:
         self._console, self._total = console, len(plan.runs)
         self._last: dict[str, str] = {}
-        self._ended = 0
+        self._ended: set[str] = set()  # a retry takes a run out again
 
     def __enter__(self) -> Self:
         return self
@@ -35,9 +48,11 @@ class PlainObserver:
         if self._last.get(run.key) == status.state:
             return
         self._last[run.key] = status.state
-        self._ended += status.is_final
+        (self._ended.add if status.is_final else self._ended.discard)(run.key)
         reason = f" ({status.reason})" if status.reason else ""
-        self._console.print(Text(f"[{self._ended}/{self._total}] {run.key}: {status.state}{reason}"), soft_wrap=True)
+        self._console.print(
+            Text(f"[{len(self._ended)}/{self._total}] {run.key}: {status.state}{reason}"), soft_wrap=True
+        )
 
     def notice(self, text: str) -> None:
         self._console.print(Text(f"notice: {text}"), soft_wrap=True)
@@ -74,11 +89,6 @@ class LiveObserver:
         return table
 
 
-def log_name(run: RunPlan) -> str:
-    """Return the file in which a run tells its steps."""
-    return POINT_FILES.stdout if run.upstream is None else POINT_FILES.launcher_log
-
-
 class _Row:
     """What the table says of one run; reads only what its log has grown by."""
 
@@ -94,7 +104,7 @@ class _Row:
             with self._log.open("rb") as log:
                 log.seek(self._offset)
                 data = log.read()
-        except FileNotFoundError:
+        except OSError:
             return
         self._offset += len(data)
         self._parser.feed(data)

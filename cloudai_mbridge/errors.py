@@ -2,7 +2,8 @@
 
     MBridgeError
     ├── BadInput         2   the user's files or options: nothing was submitted
-    └── ToolFailure      3   the tool or its environment: Slurm unreachable, disk full, no torch
+    ├── ToolFailure      3   the tool or its environment: Slurm unreachable, disk full, no torch
+    └── Paused           4   mbridge ended and its jobs did not: to be resumed
 
 Points that ran and failed are results, not exceptions: `mbridge run` then exits with POINTS_FAILED. An interrupted run
 exits with 128 + the signal's number.
@@ -28,3 +29,9 @@ class ToolFailure(MBridgeError):
     """The tool could not do its work although the input is right."""
 
     exit_code = 3
+
+
+class Paused(MBridgeError):
+    """The scheduler was silent for too long. Jobs may still run; nothing is lost, and `mbridge resume` goes on."""
+
+    exit_code = 4

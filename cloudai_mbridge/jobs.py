@@ -1,6 +1,6 @@
 """What the runner knows of a job, whichever scheduler runs it."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -10,7 +10,11 @@ from cloudai_mbridge.plan import RunPlan
 
 
 class JobClass(StrEnum):
-    """What a scheduler's state means for the run."""
+    """What a state means for the run.
+
+    UNKNOWN passes: the scheduler says something that nobody understands, or nothing, and is asked again. LOST is what
+    it becomes after a deadline. SKIPPED was never submitted. STOPPED ended because another test had, as was asked.
+    """
 
     ACTIVE = "active"
     SUCCEEDED = "succeeded"
@@ -18,11 +22,18 @@ class JobClass(StrEnum):
     INFRASTRUCTURE = "failed by the infrastructure"
     CANCELLED = "cancelled"
     UNKNOWN = "unknown"
+    LOST = "lost"
+    SKIPPED = "skipped"
+    STOPPED = "stopped"
 
 
 @dataclass(frozen=True)
 class JobStatus:
-    """A job as last seen. `state` is the scheduler's own word; exit code and signal where they are known."""
+    """A job as last seen. `state` is the scheduler's own word; exit code and signal where they are known.
+
+    nodes: a host list as the scheduler writes it. run_time_s: how long it has been running. restarts: how often the
+    scheduler itself started it again. hopeless: what it counts as, if it waits for something that will not come.
+    """
 
     state: str
     job_class: JobClass
@@ -30,27 +41,77 @@ class JobStatus:
     signal: int | None = None
     reason: str = ""
     nodes: str = ""
+    run_time_s: float | None = None
+    restarts: int = 0
+    hopeless: JobClass | None = None
 
     @property
     def is_final(self) -> bool:
-        return self.job_class is not JobClass.ACTIVE
+        return self.job_class not in (JobClass.ACTIVE, JobClass.UNKNOWN)
+
+
+PENDING = JobStatus("PENDING", JobClass.ACTIVE)
+
+
+@dataclass(frozen=True)
+class Submission:
+    """Runs that go to the scheduler in one call; several only if it put them into one batch.
+
+    token: unique; the jobs carry it, so that they are found again if nobody wrote down their ids.
+    exclude_nodes: on top of what each run excludes itself. parallel: how many of the runs may run at a time.
+    keep_open: a descriptor that the submitting command inherits, and with it the lock on submissions.
+    """
+
+    token: str
+    runs: tuple[RunPlan, ...]
+    exclude_nodes: tuple[str, ...] = ()
+    parallel: int | None = None
+    keep_open: int | None = None
 
 
 class SubmitRefused(Exception):
-    """The scheduler refused a job for good; the message is in its own words."""
+    """The scheduler refused a submission for good; the message is in its own words."""
+
+
+class SubmitLater(Exception):
+    """Nothing was submitted, and it is worth another try: the scheduler is busy, or a limit on jobs is reached.
+
+    is_limit: it passes only when jobs end.
+    """
+
+    def __init__(self, text: str, *, is_limit: bool = False) -> None:
+        super().__init__(text)
+        self.is_limit = is_limit
 
 
 class Scheduler(Protocol):
-    """What runs jobs: Slurm or this machine."""
+    """What runs jobs: Slurm or this machine. Every method may raise ToolFailure if the scheduler does not answer."""
 
     def preflight(self) -> None:
         """Raise BadInput or ToolFailure if nothing can be submitted."""
 
-    def submit(self, plan: RunPlan, directory: Path) -> str:
-        """Start a run in its directory and return the job's id, or raise SubmitRefused."""
+    def batches(self, runs: Sequence[RunPlan]) -> list[tuple[RunPlan, ...]]:
+        """Put runs that one submission can hold together, keeping their order."""
+
+    def submit(self, submission: Submission, root: Path) -> dict[str, str]:
+        """Start runs, each in its directory below `root`, and return their job ids by run key.
+
+        Raises:
+            SubmitRefused, SubmitLater: nothing was submitted.
+            ToolFailure: nobody knows whether something was submitted; `find` tells.
+        """
+
+    def find(self, submissions: Iterable[Submission], root: Path) -> dict[str, str]:
+        """Return the job ids, by run key, of what earlier submissions have started."""
 
     def poll(self, jobs: Mapping[str, Path]) -> dict[str, JobStatus]:
         """Return the status of every job, given as id -> directory."""
 
     def cancel(self, job_ids: Iterable[str]) -> None:
-        """Ask the jobs to end."""
+        """Ask the jobs to end; ones that have ended are not an error."""
+
+    def sick_nodes(self, nodes: str) -> dict[str, str]:
+        """Return the nodes of a job's host list that are out of service, with the reason."""
+
+    def num_usable_nodes(self, exclude: Iterable[str]) -> int | None:
+        """Return how many nodes could take a job if these were excluded, or None if nobody knows."""

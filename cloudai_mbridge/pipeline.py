@@ -1,20 +1,27 @@
-"""The main path: plan, write, run, report. A dry run is the same path, stopped after the files are written."""
+"""The main path: plan, write, run, report. A dry run is the same path, stopped after the files are written.
 
-from dataclasses import dataclass
+What was written can be taken up again: `resume` reads it back, and goes on as if nothing had happened.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from cloudai_mbridge.integrations import nemo_run
 from cloudai_mbridge.jobs import Scheduler
-from cloudai_mbridge.launch import write_runs
+from cloudai_mbridge.launch import write_plan, write_runs
 from cloudai_mbridge.launch.write import create_root
 from cloudai_mbridge.local import LocalClient
 from cloudai_mbridge.models.load import Warn, load_scenario, load_system
+from cloudai_mbridge.models.runner_config import RunnerConfig
 from cloudai_mbridge.models.system import Executor, LocalSystem, System
 from cloudai_mbridge.plan import ROOT_FILES, SweepPlan
 from cloudai_mbridge.plan.build import build_plan
-from cloudai_mbridge.report import Report, build_report, write_report
-from cloudai_mbridge.runner import Journal, Observer, run_all
+from cloudai_mbridge.plan.read import read_plan
+from cloudai_mbridge.report import Report, build_report, judge_in, write_report
+from cloudai_mbridge.runner import Observer, Pace, run_all
 from cloudai_mbridge.slurm import SlurmClient
 from cloudai_mbridge.upstream import ByLauncher, UpstreamClient
 
@@ -42,11 +49,13 @@ class Prepared:
     output_dir: Path
 
 
-def plan(request: Request) -> Prepared:
-    """Load everything and decide about every point."""
+def plan(request: Request, runner: Mapping[str, Any] | None = None) -> Prepared:
+    """Load everything and decide about every point; `runner` replaces keys of the scenario's [runner]."""
     system = load_system(request.system_config)
     scenario = load_scenario(request.test_scenario, request.tests_dir, request.on_unknown_arg)
-    return Prepared(build_plan(scenario, system), system, request.output_dir or Path(system.output_path))
+    planned = build_plan(scenario, system)
+    planned = replace(planned, runner=planned.runner.model_copy(update=dict(runner or {})))
+    return Prepared(planned, system, request.output_dir or Path(system.output_path))
 
 
 def preflight(prepared: Prepared) -> None:
@@ -61,26 +70,28 @@ def write(prepared: Prepared) -> Path:
     write_runs(prepared.plan, prepared.system, root)
     if prepared.system.executor is Executor.NEMO_RUN:
         nemo_run.write_scripts(prepared.plan, prepared.system, root)
+    write_plan(prepared.plan, root)
     return root
 
 
-def execute(prepared: Prepared, root: Path, observer: Observer) -> None:
-    """Submit what was written and watch it to its end."""
-    is_local = isinstance(prepared.system, LocalSystem)
-    journal = Journal(root / ROOT_FILES.journal)
-    try:
-        journal.plan(run.key for run in prepared.plan.runs)
-        run_all(
-            prepared.plan,
-            root,
-            scheduler_for(prepared.system, prepared.plan),
-            journal,
-            observer,
-            max_parallel=_max_parallel(prepared),
-            interval_s=prepared.system.monitor_interval or (0.2 if is_local else 2.0),
-        )
-    finally:
-        journal.close()
+def read(root: Path, *, needs_secrets: bool = True) -> Prepared:
+    """Read back what `write` has written, to go on with it."""
+    return Prepared(read_plan(root, needs_secrets=needs_secrets), load_system(root / ROOT_FILES.system), root.parent)
+
+
+def execute(prepared: Prepared, root: Path, observer: Observer, *, only_cancel: bool = False) -> None:
+    """Submit what was written, or go on where another process has stopped, and watch it to its end."""
+    system = prepared.system
+    shortest, longest = (0.2, 1.0) if isinstance(system, LocalSystem) else (1.0, 30.0)
+    run_all(
+        replace(prepared.plan, runner=_with_defaults(prepared)),
+        root,
+        scheduler_for(system, prepared.plan),
+        observer,
+        judge_in(root),
+        pace=Pace(shortest, system.monitor_interval or longest),
+        only_cancel=only_cancel,
+    )
 
 
 def report(root: Path) -> Report:
@@ -93,23 +104,25 @@ def report(root: Path) -> Report:
 def scheduler_for(system: System, plan: SweepPlan) -> Scheduler:
     """Return what runs a plan on a system: by launcher, if the plan has runs of both."""
     if isinstance(system, LocalSystem):
-        return _embedded(system)
+        return _embedded(system, plan)
     launchers = {run.upstream is not None for run in plan.runs}
     if launchers == {True}:
         return UpstreamClient(system, plan.runs)
-    embedded = _embedded(system)
+    embedded = _embedded(system, plan)
     return ByLauncher(embedded, UpstreamClient(system, plan.runs)) if True in launchers else embedded
 
 
-def _embedded(system: System) -> Scheduler:
+def _embedded(system: System, plan: SweepPlan) -> Scheduler:
     """Return what runs the embedded loop on a system."""
-    scheduler = LocalClient(system) if isinstance(system, LocalSystem) else SlurmClient(system)
+    scheduler = LocalClient(system, plan.runs) if isinstance(system, LocalSystem) else SlurmClient(system)
     return nemo_run.NemoRunClient(system, scheduler) if system.executor is Executor.NEMO_RUN else scheduler
 
 
-def _max_parallel(prepared: Prepared) -> int:
-    """Return how many runs may be submitted at a time: on a cluster, the queueing is Slurm's."""
+def _with_defaults(prepared: Prepared) -> RunnerConfig:
+    """Return the scenario's limits with the system's: one run at a time here; on a cluster, the queueing is Slurm's."""
+    config, limit = prepared.plan.runner, None
     if isinstance(prepared.system, LocalSystem):
-        return 1
-    runs = prepared.plan.runs
-    return min(len(runs), MOST_LAUNCHERS) if any(run.upstream is not None for run in runs) else len(runs)
+        limit = 1
+    elif any(run.upstream is not None for run in prepared.plan.runs):
+        limit = MOST_LAUNCHERS
+    return config if config.max_parallel else config.model_copy(update={"max_parallel": limit})

@@ -2,13 +2,14 @@
 
 import io
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
 
-from cloudai_mbridge.console import LiveObserver, PlainObserver, observer_for
+from cloudai_mbridge.console import LiveObserver, PlainObserver, SteadyConsole, observer_for
 from cloudai_mbridge.jobs import JobClass, JobStatus
 from cloudai_mbridge.plan import RunPlan, SweepPlan
 
@@ -73,3 +74,14 @@ def test_plain_lines_tell_each_change_once(plan: SweepPlan) -> None:
 
 def test_a_pipe_gets_plain_lines(plan: SweepPlan, tmp_path: Path) -> None:
     assert isinstance(observer_for(Console(file=io.StringIO()), plan, tmp_path), PlainObserver)
+
+
+def test_a_reader_that_goes_away_ends_nothing() -> None:
+    """rich ends the process at a broken pipe; the runs of a sweep must not depend on who reads about them."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as file:
+        console = SteadyConsole(file=file)
+        for _ in range(3):
+            console.print("x" * 100_000)
+        assert console.quiet

@@ -2,7 +2,7 @@
 
 from cloudai_mbridge.constraints.rule import Answer, NotEvaluated, Point, Violation
 from cloudai_mbridge.models.system import LocalSystem
-from cloudai_mbridge.recipes.apply import unsupported_args
+from cloudai_mbridge.recipes.apply import NOT_EMBEDDED, unsupported_args
 
 _DTYPES = ("bf16", "fp32")
 
@@ -17,7 +17,7 @@ def e01_every_argument_reaches_the_training(point: Point) -> Answer:
     """
     if not point.is_embedded or not (ignored := unsupported_args(point.args)):
         return None
-    fact = f"the embedded launcher does not implement {', '.join(ignored)}"
+    fact = f"the embedded launcher does not implement {', '.join(f'{name} ({NOT_EMBEDDED[name]})' for name in ignored)}"
     remedy = "remove these arguments, or set launcher = 'megatron_bridge'"
     return Violation("E01", "cmd_args", fact, remedy, ignored)
 
@@ -28,7 +28,7 @@ def e02_precision_is_implemented(point: Point) -> Answer:
     FP8 and FP4 need Transformer Engine recipes that the loop does not have yet.
 
     Pass: compute_dtype="bf16". Fail: compute_dtype="fp8_mx".
-    Source: `cloudai_mbridge.training.config.ModelConfig.dtype`.
+    Source: `cloudai_mbridge.recipes.container`.
     """
     dtype = point.args.compute_dtype
     if not point.is_embedded or dtype in _DTYPES:

@@ -15,7 +15,7 @@ from pydantic import ConfigDict, ValidationError
 
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.integrations.cloudai import TEMPLATE
-from cloudai_mbridge.launch import write_runs
+from cloudai_mbridge.launch import write_plan, write_runs
 from cloudai_mbridge.launch.script import PYTHON_VARIABLE
 from cloudai_mbridge.launch.toml_text import render_toml
 from cloudai_mbridge.models import MegatronBridgeCmdArgs, MetricsConfig, Scenario, SlurmSystem
@@ -81,6 +81,7 @@ class EmbeddedSlurmStrategy(CommandGenStrategy):
         run = _the_run(plan)
         root.mkdir(parents=True, exist_ok=True)
         write_runs(plan, _system(self.system, self.test_run), root)
+        write_plan(plan, root)
         journal = Journal(root / ROOT_FILES.journal)
         journal.plan([run.key])
         journal.close()
@@ -199,7 +200,10 @@ def _judged(output_path: Path) -> PointReport:
     (point,) = report.points
     marker = root / point.key / POINT_FILES.exit_code
     journal = Journal(root / ROOT_FILES.journal)
-    journal.saw(point.key, status_from_marker(marker.read_text() if marker.exists() else None))
+    status = status_from_marker(marker.read_text() if marker.exists() else None)
+    if not point.attempts:  # CloudAI has submitted it
+        journal.intend([(point.key, 1)], OUR_TEMPLATE)
+    journal.saw(point.key, 1, status)
     journal.close()
     report = build_report(root)
     write_report(report, root)

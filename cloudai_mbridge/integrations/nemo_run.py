@@ -14,18 +14,26 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from cloudai_mbridge.errors import BadInput, ToolFailure
 from cloudai_mbridge.integrations.nemo_run_driver import CONFIG, SRUN_ARRAY
-from cloudai_mbridge.jobs import JobStatus, Scheduler, SubmitRefused
-from cloudai_mbridge.launch.script import PYTHON_VARIABLE, sbatch_options, srun_options
+from cloudai_mbridge.jobs import JobStatus, Scheduler, Submission, SubmitRefused
+from cloudai_mbridge.launch.script import (
+    LOCAL_START,
+    PYTHON_VARIABLE,
+    SLURM_START,
+    exports,
+    sbatch_options,
+    srun_options,
+)
 from cloudai_mbridge.models.system import LocalSystem, SlurmSystem, System
 from cloudai_mbridge.plan import POINT_FILES, RunPlan, SweepPlan
 from cloudai_mbridge.slurm.parsing import parse_submitted, without_slurm_variables
+from cloudai_mbridge.slurm.submit import name_of
 
 TASK = "task.sh"
 SETUP = "setup.sh"
@@ -56,11 +64,20 @@ class NemoRunClient:
                 _named_option(option)
         self._scheduler.preflight()
 
-    def submit(self, plan: RunPlan, directory: Path) -> str:
+    def batches(self, runs: Sequence[RunPlan]) -> list[tuple[RunPlan, ...]]:
+        """Submit every run by itself."""
+        return [(run,) for run in runs]
+
+    def submit(self, submission: Submission, root: Path) -> dict[str, str]:
         """Start a run through NeMo-Run, from the files of `write_scripts`."""
         if isinstance(self._system, LocalSystem):
-            return self._scheduler.submit(plan, directory)
-        return _submit_slurm(plan, directory)
+            return self._scheduler.submit(submission, root)
+        (run,) = submission.runs
+        return {run.key: _submit_slurm(submission, root / run.key)}
+
+    def find(self, submissions: Iterable[Submission], root: Path) -> dict[str, str]:
+        """Ask the scheduler."""
+        return self._scheduler.find(submissions, root)
 
     def poll(self, jobs: Mapping[str, Path]) -> dict[str, JobStatus]:
         """Ask the scheduler."""
@@ -69,6 +86,14 @@ class NemoRunClient:
     def cancel(self, job_ids: Iterable[str]) -> None:
         """Cancel at the scheduler."""
         self._scheduler.cancel(job_ids)
+
+    def sick_nodes(self, nodes: str) -> dict[str, str]:
+        """Ask the scheduler."""
+        return self._scheduler.sick_nodes(nodes)
+
+    def num_usable_nodes(self, exclude: Iterable[str]) -> int | None:
+        """Ask the scheduler."""
+        return self._scheduler.num_usable_nodes(exclude)
 
 
 def write_scripts(plan: SweepPlan, system: System, root: Path) -> None:
@@ -93,8 +118,12 @@ def render(plan: RunPlan, system: System) -> dict[str, str]:
     return {CONFIG: _json(config), TASK: _rank_script(plan, system), POINT_FILES.local_script: _local_script(plan)}
 
 
+# options that NeMo-Run gives itself, or that its driver sets
+_ITS_OWN = ("requeue", "no_requeue", "open_mode")
+
+
 def _sbatch(plan: RunPlan, system: SlurmSystem) -> dict[str, str | bool]:
-    """Return the options of our own batch script as NeMo-Run takes them, but for requeueing, which the driver sets.
+    """Return the options of our own batch script as NeMo-Run takes them, but for its own.
 
     Raises:
         BadInput: an option has no long name, or holds the text that NeMo-Run replaces.
@@ -103,7 +132,7 @@ def _sbatch(plan: RunPlan, system: SlurmSystem) -> dict[str, str | bool]:
     for name, value in options.items():
         if _REPLACED in str(value):
             raise BadInput(f"sbatch option {name}: {value!r}: NeMo-Run would replace {_REPLACED!r} in it; rename that")
-    return {name: value for name, value in options.items() if name not in ("requeue", "no_requeue")}
+    return {name: value for name, value in options.items() if name not in _ITS_OWN}
 
 
 def _named_option(option: str) -> tuple[str, str | bool]:
@@ -118,6 +147,7 @@ def _local_script(plan: RunPlan) -> str:
     """Render the job of this machine: the driver, which waits for NeMo-Run's LocalExecutor."""
     return _script(
         f"# mbridge run {plan.key}: NeMo-Run starts torchrun, torchrun starts {TASK} for every rank",
+        LOCAL_START,
         f'"${PYTHON_VARIABLE}" {shlex.join(_DRIVER)}',
         "_mbridge_exit=$?",
         f'echo "$_mbridge_exit" > {POINT_FILES.exit_code}',
@@ -130,7 +160,7 @@ def _rank_script(plan: RunPlan, system: System) -> str:
     return _script(
         f"# mbridge run {plan.key}: one rank, started by NeMo-Run's torchrun",
         "set -u",
-        *_exports(plan, without=_TORCHRUN_OWNS),
+        *exports(plan, without=_TORCHRUN_OWNS),
         _python(plan, system),
         f'exec "$_mbridge_python" {shlex.join(_TRAINING)} >> {POINT_FILES.stdout} 2>> {POINT_FILES.stderr}',
     )
@@ -146,6 +176,7 @@ def _setup_script(plan: RunPlan, system: SlurmSystem) -> str:
     container = f'--container-mounts="$PWD:$PWD"{mounts} --container-workdir="$PWD"' if plan.container_image else ""
     return _script(
         f"# mbridge run {plan.key}: read by NeMo-Run's batch script",
+        *SLURM_START,
         f"trap 'echo \"$?\" > {POINT_FILES.exit_code}' EXIT",
         'export MBRIDGE_HEAD_NODE="$head_node"',
         f'{SRUN_ARRAY}=({shlex.join(srun)} --cpus-per-task="$SLURM_CPUS_ON_NODE" {container})',
@@ -159,7 +190,7 @@ def _node_script(plan: RunPlan, system: System) -> str:
         f"# mbridge run {plan.key}: one node, started by NeMo-Run's srun",
         "set -u",
         'cd "$SLURM_SUBMIT_DIR" || exit',
-        *_exports(plan),
+        *exports(plan),
         _python(plan, system),
         'export PET_NODE_RANK="$SLURM_NODEID"',
         "# two jobs may share a node: the port is the job's own, below the ephemeral range",
@@ -170,10 +201,6 @@ def _node_script(plan: RunPlan, system: System) -> str:
 
 
 _TRAINING = ("-m", "cloudai_mbridge.training", "--config", POINT_FILES.training_config)
-
-
-def _exports(plan: RunPlan, without: tuple[str, ...] = ()) -> list[str]:
-    return [f"export {name}={shlex.quote(plan.env[name])}" for name in sorted(plan.env) if name not in without]
 
 
 def _python(plan: RunPlan, system: System) -> str:
@@ -192,11 +219,15 @@ def _json(data: Mapping[str, Any]) -> str:
     return json.dumps(data, indent=2) + "\n"
 
 
-def _submit_slurm(plan: RunPlan, directory: Path) -> str:
-    env = {**without_slurm_variables(os.environ), PYTHON_VARIABLE: sys.executable, **plan.secret_env}
+def _submit_slurm(submission: Submission, directory: Path) -> str:
+    (run,) = submission.runs
+    env = {**without_slurm_variables(os.environ), PYTHON_VARIABLE: sys.executable, **run.secret_env}
+    options = {"job_name": name_of(submission)}
+    if submission.exclude_nodes:
+        options["exclude"] = ",".join(sorted({*run.exclude_nodes, *submission.exclude_nodes}))
     try:
         done = subprocess.run(
-            [sys.executable, *_DRIVER],
+            [sys.executable, *_DRIVER, json.dumps(options)],
             cwd=directory,
             env=env,
             capture_output=True,
@@ -204,6 +235,7 @@ def _submit_slurm(plan: RunPlan, directory: Path) -> str:
             timeout=SUBMIT_TIMEOUT_S,
             check=False,
             start_new_session=True,  # Ctrl-C is for mbridge: the driver must not die between submitting and answering
+            pass_fds=() if submission.keep_open is None else (submission.keep_open,),
         )
     except subprocess.TimeoutExpired:
         raise ToolFailure(f"NeMo-Run did not submit within {SUBMIT_TIMEOUT_S} s") from None

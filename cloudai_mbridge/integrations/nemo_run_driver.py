@@ -1,5 +1,7 @@
 """Start one run through NeMo-Run. A process of its own, in the run's directory: `python -P -m` this module.
 
+On Slurm its argument is a JSON object of further sbatch options.
+
 Local: waits for the run and exits 0 if it succeeded, else 1. Slurm: prints the id of the submitted job on stdout.
 NeMo-Run sets up logging, remembers its home when imported and prints to stdout; none of that reaches mbridge.
 """
@@ -32,7 +34,7 @@ def main() -> int:
             return 1
         if config["executor"] == "local":
             return _run_local(nemo_run, config)
-        job_id = _submit(nemo_run, config)
+        job_id = _submit(nemo_run, config, json.loads(sys.argv[1]))
     if job_id is not None:
         print(job_id)
     return 0 if job_id is not None else 1
@@ -62,12 +64,12 @@ def _run_local(nemo_run: Any, config: dict[str, Any]) -> int:
     return 0 if job.state.name == "SUCCEEDED" else 1
 
 
-def _submit(nemo_run: Any, config: dict[str, Any]) -> str | None:
+def _submit(nemo_run: Any, config: dict[str, Any], options: dict[str, str]) -> str | None:
     """Submit held, switch requeueing off, release: NeMo-Run's `sbatch --requeue` beats any directive."""
     executor = nemo_run.SlurmExecutor(
         account=None,  # this and the like are among the parameters
         time=None,
-        additional_parameters={**config["sbatch"], "hold": True},
+        additional_parameters={**config["sbatch"], **options, "hold": True},
         job_name_prefix=f"{TITLE}-",
         setup_lines=f"source ./{config['setup']}",
         srun_args=[f'"${{{SRUN_ARRAY}[@]}}"'],  # expanded by NeMo-Run's batch script, which does not quote it

@@ -6,12 +6,13 @@ a machine without torch renders what a machine with torch submits.
 """
 
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from cloudai_mbridge.models.system import SlurmSystem, System
 from cloudai_mbridge.plan import POINT_FILES, RunPlan
 
 PYTHON_VARIABLE = "MBRIDGE_PYTHON"
+_STACKS_AT = 0.9
 _TRAINING = ["-m", "cloudai_mbridge.training", "--config", POINT_FILES.training_config]
 
 
@@ -21,6 +22,7 @@ def render_local_script(plan: RunPlan, system: System) -> str:
     lines = [
         "#!/bin/bash",
         f"# {_comment(plan)}",
+        LOCAL_START,
         *_preamble(plan, system),
         '"$_mbridge_python" -m torch.distributed.run \\',
         f"  {shlex.join(torchrun)}",
@@ -36,6 +38,7 @@ def render_slurm_script(plan: RunPlan, system: SlurmSystem) -> str:
         "#!/bin/bash",
         *(f"#SBATCH {option}" for option in sbatch_options(plan, system)),
         f"# {_comment(plan)}",
+        *SLURM_START,
         *_preamble(plan, system),
         '_mbridge_head_node=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
         "# two jobs may share a node: the port is the job's own, below the ephemeral range",
@@ -51,10 +54,18 @@ def render_slurm_script(plan: RunPlan, system: SlurmSystem) -> str:
     return "\n".join(lines) + "\n"
 
 
-def sbatch_options(plan: RunPlan, system: SlurmSystem) -> list[str]:
-    """Return the directives, each quoted. sbatch reads quotes in them as a shell does, and expands nothing."""
+def job_name(plan: RunPlan) -> str:
+    """Return the name under which a run is submitted by itself."""
+    return f"mbridge-{plan.key.replace('/', '-')}"
+
+
+def sbatch_options(plan: RunPlan, system: SlurmSystem, instead: Mapping[str, str] | None = None) -> list[str]:
+    """Return the directives, each quoted. sbatch reads quotes in them as a shell does, and expands nothing.
+
+    instead: values that replace a run's own.
+    """
     options: dict[str, str | int | None] = {
-        "job-name": f"mbridge-{plan.key.replace('/', '-')}",
+        "job-name": job_name(plan),
         "partition": system.default_partition,
         "account": system.account,
         "nodes": plan.num_nodes,
@@ -66,6 +77,8 @@ def sbatch_options(plan: RunPlan, system: SlurmSystem) -> list[str]:
         "distribution": system.distribution,
         "output": POINT_FILES.stdout,
         "error": POINT_FILES.stderr,
+        "open-mode": "append",
+        **(instead or {}),
     }
     rendered = [f"--{name}={shlex.quote(str(value))}" for name, value in options.items() if value is not None]
     return [*rendered, "--no-requeue", *(shlex.quote(option) for option in system.extra_sbatch_args)]
@@ -91,10 +104,19 @@ def _container_options(plan: RunPlan) -> Iterable[str]:
         yield f'  --container-mounts="$PWD:$PWD"{mounts} --container-workdir="$PWD" \\'
 
 
+def exports(plan: RunPlan, without: Iterable[str] = ()) -> list[str]:
+    """Return the lines that set the variables of a run, but for credentials.
+
+    The ranks keep their stacks a little before the runner cancels a job that hangs.
+    """
+    hang = {} if plan.hang_timeout_s is None else {"MBRIDGE_HANG_TIMEOUT_S": f"{_STACKS_AT * plan.hang_timeout_s:g}"}
+    env = {**plan.env, **hang}
+    return [f"export {name}={shlex.quote(env[name])}" for name in sorted(env) if name not in without]
+
+
 def _preamble(plan: RunPlan, system: System) -> Iterable[str]:
     yield "set -u"
-    for name in sorted(plan.env):
-        yield f"export {name}={shlex.quote(plan.env[name])}"
+    yield from exports(plan)
     if system.python_executable:
         yield f"_mbridge_python={shlex.quote(system.python_executable)}"
     elif plan.container_image:
@@ -103,7 +125,18 @@ def _preamble(plan: RunPlan, system: System) -> Iterable[str]:
         yield f'_mbridge_python="${{{PYTHON_VARIABLE}:-python3}}"'
 
 
-# The marker settles how the job ended when the scheduler has forgotten it.
+# The markers settle whether a job has started, and how it ended, when the scheduler has forgotten it.
+_STARTED = f"rm -f {POINT_FILES.exit_code}; echo"
+SLURM_START = (
+    '_mbridge_job="${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}"',
+    '_mbridge_start="job=${_mbridge_job:-$SLURM_JOB_ID} name=$SLURM_JOB_NAME restarts=${SLURM_RESTART_COUNT:-0}"',
+    "# a controller that was killed may have forgotten that a job has ended, and run it again",
+    f'if [ -f {POINT_FILES.exit_code} ] && grep -qsF "$_mbridge_start " {POINT_FILES.started}; then',
+    f'  exit "$(cat {POINT_FILES.exit_code})"',
+    "fi",
+    f'{_STARTED} "$_mbridge_start nodes=$SLURM_JOB_NODELIST" >> {POINT_FILES.started}',
+)
+LOCAL_START = f'{_STARTED} "job=$$.${{MBRIDGE_LOCAL_JOB:-}} nodes=$(uname -n)" >> {POINT_FILES.started}'
 _EPILOGUE = ("_mbridge_exit=$?", f'echo "$_mbridge_exit" > {POINT_FILES.exit_code}', 'exit "$_mbridge_exit"')
 
 

@@ -7,12 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from cloudai_mbridge.errors import BadInput
+from cloudai_mbridge.launch.arrays import write_arrays
 from cloudai_mbridge.launch.render import render
-from cloudai_mbridge.models.system import System
+from cloudai_mbridge.launch.toml_text import render_toml
+from cloudai_mbridge.models.base import is_secret
+from cloudai_mbridge.models.system import SlurmSystem, System
 from cloudai_mbridge.plan import ROOT_FILES, RejectedPoint, RunPlan, SweepPlan
+from cloudai_mbridge.plan.read import PLAN_VERSION
 from cloudai_mbridge.sweep.run_id import slug
 
-PLAN_VERSION = 1
+_NOT_NEEDED = {"data_repository", "reports"}  # CloudAI's own, which may hold credentials
 _NOT_WRITTEN = ("secret_env", "training_config", "definition")
 
 
@@ -38,13 +42,22 @@ def create_root(output_dir: Path, scenario: str, now: datetime) -> Path:
 
 
 def write_runs(plan: SweepPlan, system: System, root: Path) -> None:
-    """Write the plan and every run's files below `root`."""
-    (root / ROOT_FILES.plan).write_text(json.dumps(plan_to_dict(plan), indent=2) + "\n", encoding="utf-8")
+    """Write every run's files below `root`."""
+    (root / ROOT_FILES.system).write_text(render_toml(system_to_dict(system)), encoding="utf-8")
     for run in plan.runs:
         directory = root / run.key
         directory.mkdir(parents=True)
         for name, text in render(run, system).items():
             (directory / name).write_text(text, encoding="utf-8")
+    if isinstance(system, SlurmSystem):
+        write_arrays(plan.runs, system, root)
+
+
+def write_plan(plan: SweepPlan, root: Path) -> None:
+    """Write the plan, after everything else: a directory that has one is complete."""
+    unfinished = root / f"{ROOT_FILES.plan}.new"
+    unfinished.write_text(json.dumps(plan_to_dict(plan), indent=2) + "\n", encoding="utf-8")
+    unfinished.rename(root / ROOT_FILES.plan)
 
 
 def plan_to_dict(plan: SweepPlan) -> dict[str, Any]:
@@ -53,16 +66,26 @@ def plan_to_dict(plan: SweepPlan) -> dict[str, Any]:
         "version": PLAN_VERSION,
         "scenario": plan.scenario,
         "system": plan.system,
+        "tests": list(plan.tests),
         "runs": [_run_to_dict(run) for run in plan.runs],
         "rejected": [_rejected_to_dict(point) for point in plan.rejected],
         "num_rejected": plan.num_rejected,
         "rule_counts": dict(plan.rule_counts),
         "notes": list(plan.notes),
+        "runner": plan.runner.model_dump(mode="json"),
     }
 
 
+def system_to_dict(system: System) -> dict[str, Any]:
+    """Return the system as its file would say it, without credentials."""
+    data = system.model_dump(mode="json", exclude_none=True, exclude_defaults=True, exclude=_NOT_NEEDED)
+    env = {name: value for name, value in system.global_env_vars.items() if not is_secret(name)}
+    return {**data, **({"global_env_vars": env} if "global_env_vars" in data else {}), "scheduler": system.scheduler}
+
+
 def _run_to_dict(run: RunPlan) -> dict[str, Any]:
-    return {name: value for name, value in asdict(run).items() if name not in _NOT_WRITTEN}
+    kept = {name: value for name, value in asdict(run).items() if name not in _NOT_WRITTEN}
+    return {**kept, "secret_names": sorted(run.secret_env)}
 
 
 def _rejected_to_dict(point: RejectedPoint) -> dict[str, Any]:

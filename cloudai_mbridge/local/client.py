@@ -1,17 +1,17 @@
-"""Run a point's script as a child process of this one."""
+"""Run a point's script as a process on this machine. It outlives mbridge, and a later mbridge takes it up again."""
 
 import os
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
 from cloudai_mbridge.errors import ToolFailure
-from cloudai_mbridge.jobs import JobClass, JobStatus
+from cloudai_mbridge.jobs import JobClass, JobStatus, Submission
 from cloudai_mbridge.launch.script import PYTHON_VARIABLE
-from cloudai_mbridge.local.child import Child
+from cloudai_mbridge.local.child import Child, find_marked
 from cloudai_mbridge.models.system import LocalSystem
 from cloudai_mbridge.plan import POINT_FILES, RunPlan
 
@@ -19,15 +19,18 @@ from cloudai_mbridge.plan import POINT_FILES, RunPlan
 @dataclass
 class _Job:
     child: Child
-    deadline: float | None
+    started: float  # seconds since the epoch
+    time_limit_s: float | None
     ended_because: str = ""
 
 
 class LocalClient:
-    """Children of this process. A job's id is its process id."""
+    """Scripts on this machine. A job's id is its process id and the submission's token."""
 
-    def __init__(self, system: LocalSystem) -> None:
+    def __init__(self, system: LocalSystem, runs: Iterable[RunPlan] = ()) -> None:
+        """runs: what may have been started by an earlier process."""
         self._system = system
+        self._time_limits = {run.key: run.time_limit_s for run in runs}
         self._jobs: dict[str, _Job] = {}
 
     def preflight(self) -> None:
@@ -38,41 +41,91 @@ class LocalClient:
                 " pip install 'cloudai-mbridge[train]' -c constraints.txt"
             )
 
-    def submit(self, plan: RunPlan, directory: Path) -> str:
-        """Start the script; its output goes to files in the directory."""
-        env = {**os.environ, PYTHON_VARIABLE: sys.executable, **plan.secret_env}
-        child = Child(POINT_FILES.local_script, directory, env)
-        deadline = None if plan.time_limit_s is None else time.monotonic() + plan.time_limit_s
-        self._jobs[str(child.pid)] = _Job(child, deadline)
-        return str(child.pid)
+    def batches(self, runs: Sequence[RunPlan]) -> list[tuple[RunPlan, ...]]:
+        """Start every run by itself."""
+        return [(run,) for run in runs]
+
+    def submit(self, submission: Submission, root: Path) -> dict[str, str]:
+        """Start the script; its output goes to files in its directory."""
+        (run,) = submission.runs
+        env = {**os.environ, PYTHON_VARIABLE: sys.executable, **run.secret_env}
+        child = Child.start(submission.token, POINT_FILES.local_script, root / run.key, env)
+        self._jobs[child.job_id] = _Job(child, time.time(), run.time_limit_s)
+        return {run.key: child.job_id}
+
+    def find(self, submissions: Iterable[Submission], root: Path) -> dict[str, str]:
+        """Look for processes that carry the tokens, and for what ended ones have written down."""
+        found = {}
+        for submission in submissions:
+            (run,) = submission.runs
+            if pid := find_marked(submission.token):
+                found[run.key] = f"{pid}.{submission.token}"
+            elif job_id := _started(root / run.key, submission.token):
+                found[run.key] = job_id
+        return found
 
     def poll(self, jobs: Mapping[str, Path]) -> dict[str, JobStatus]:
-        """Look at the children; end those that are over their time limit."""
-        return {job_id: self._status(self._jobs[job_id]) for job_id in jobs}
+        """Look at the processes; end those that are over their time limit."""
+        return {job_id: self._status(self._job(job_id, directory)) for job_id, directory in jobs.items()}
+
+    def _job(self, job_id: str, directory: Path) -> _Job:
+        """Return a job, also one of an earlier process, which started when its marker was written."""
+        if job_id not in self._jobs:
+            marker = directory / POINT_FILES.started
+            started = marker.stat().st_mtime if marker.exists() else time.time()
+            key = "/".join(directory.parts[-3:])
+            self._jobs[job_id] = _Job(Child.of(job_id, directory), started, self._time_limits.get(key))
+        return self._jobs[job_id]
 
     def _status(self, job: _Job) -> JobStatus:
         code = job.child.poll()
+        run_time_s = time.time() - job.started
         if code is None:
-            if job.deadline is not None and time.monotonic() > job.deadline:
+            if job.time_limit_s is not None and run_time_s > job.time_limit_s:
                 self._end(job, "TIMEOUT")
                 return self._status(job)
-            return JobStatus("RUNNING", JobClass.ACTIVE)
+            return JobStatus("RUNNING", JobClass.ACTIVE, run_time_s=run_time_s)
         job.child.kill_leftovers()  # ranks that outlived their torchrun would slow down the next point
-        if job.ended_because:
-            job_class = JobClass.CANCELLED if job.ended_because == "CANCELLED" else JobClass.FAILED
-            return JobStatus(job.ended_because, job_class, signal=-code if code < 0 else None)
-        if code == 0:
-            return JobStatus("COMPLETED", JobClass.SUCCEEDED, exit_code=0)
-        if code < 0:
-            return JobStatus("FAILED", JobClass.FAILED, signal=-code)
-        return JobStatus("FAILED", JobClass.FAILED, exit_code=code)
+        return _ended(code, job.ended_because, run_time_s)
 
     def cancel(self, job_ids: Iterable[str]) -> None:
         """End the jobs: SIGTERM to the whole group, then SIGKILL."""
         for job_id in job_ids:
-            if (job := self._jobs.get(job_id)) is not None and job.child.poll() is None:
+            if (job := self._jobs.get(job_id)) is None:
+                Child.of(job_id, Path()).end()
+            elif job.child.poll() is None:
                 self._end(job, "CANCELLED")
+
+    def sick_nodes(self, nodes: str) -> dict[str, str]:
+        """This machine is well enough to ask."""
+        return {}
+
+    def num_usable_nodes(self, exclude: Iterable[str]) -> int | None:
+        """There is one node."""
+        return 0 if list(exclude) else 1
 
     def _end(self, job: _Job, because: str) -> None:
         job.ended_because = because
         job.child.end()
+
+
+def _ended(code: int, because: str, run_time_s: float) -> JobStatus:
+    signal_number = -code if code < 0 else None
+    if because:
+        job_class = JobClass.CANCELLED if because == "CANCELLED" else JobClass.FAILED
+        return JobStatus(because, job_class, signal=signal_number, run_time_s=run_time_s)
+    if code == 0:
+        return JobStatus("COMPLETED", JobClass.SUCCEEDED, exit_code=0, run_time_s=run_time_s)
+    return JobStatus(
+        "FAILED", JobClass.FAILED, exit_code=code if code > 0 else None, signal=signal_number, run_time_s=run_time_s
+    )
+
+
+def _started(directory: Path, token: str) -> str | None:
+    """Return the job id that a script of this token has written down."""
+    try:
+        lines = (directory / POINT_FILES.started).read_text(errors="replace").splitlines()
+    except FileNotFoundError:
+        return None
+    ids = [line.partition("job=")[2].split(" ")[0] for line in lines]
+    return next((job_id for job_id in reversed(ids) if job_id.endswith(f".{token}")), None)

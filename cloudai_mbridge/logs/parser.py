@@ -62,6 +62,16 @@ class LogParser:
             self._take(line.decode("utf-8", errors="replace"))
         self._rest = rest[:_LONGEST_LINE]
 
+    @property
+    def num_steps(self) -> int:
+        """How many step lines were read so far, repeated ones included."""
+        return len(self._records) + self._repeated + len(self._times)
+
+    @property
+    def last_step(self) -> int:
+        """The highest step so far, 0 before the first."""
+        return max(self._records, default=len(self._times))
+
     def finish(self) -> LogSummary:
         """Take the last line even without a line break, and summarize."""
         self.feed(b"\n")

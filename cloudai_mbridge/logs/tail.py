@@ -20,11 +20,12 @@ def last_lines(path: Path, count: int) -> list[str]:
             text = log.read().decode("utf-8", errors="replace")
     except FileNotFoundError:
         return []
-    lines = [_printable(line.rstrip()) for line in text.splitlines()]
+    lines = [printable(line.rstrip()) for line in text.splitlines()]
     lines = [line for line in lines if line]
     end = next((i + 1 for i, line in enumerate(lines) if _RANK_FAILED.search(line)), len(lines))
     return lines[:end][-count:]
 
 
-def _printable(line: str) -> str:
+def printable(line: str) -> str:
+    """Make control characters visible."""
     return "".join(c if c.isprintable() or c == "\t" else f"\\x{ord(c):02x}" for c in line)

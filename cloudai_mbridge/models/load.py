@@ -33,6 +33,7 @@ class LoadedScenario:
 
     scenario: Scenario
     tests: list[LoadedTest]
+    pre_test: LoadedTest | None = None
 
 
 def is_system(source: TomlSource) -> bool:
@@ -104,7 +105,23 @@ def load_scenario(path: Path, tests_dir: Path | None, on_unknown_arg: Warn | Non
     scenario = validate(Scenario, source.data, source)
     known = load_tests_dir(tests_dir)
     tests = [_load_test(i, run, source, known, tests_dir, on_unknown_arg) for i, run in enumerate(scenario.tests)]
-    return LoadedScenario(scenario, tests)
+    return LoadedScenario(scenario, tests, _load_pre_test(scenario, source, known, tests_dir, on_unknown_arg))
+
+
+def _load_pre_test(
+    scenario: Scenario, source: TomlSource, known: dict[str, TomlSource], tests_dir: Path | None, warn: Warn | None
+) -> LoadedTest | None:
+    """Return the test that the scenario's pre_test names."""
+    name = scenario.pre_test
+    if not name:
+        return None
+    if name not in known:
+        remedy = suggest(name, list(known)) if known else "name the directory of its file with --tests-dir"
+        raise BadInput(
+            f"{source.where(('pre_test',))}: no test {name!r} in {tests_dir or 'any tests directory'}; {remedy}"
+        )
+    definition = _definition(known[name].data, known[name], (), warn)
+    return LoadedTest(TestRun(id="pre_test", test_name=name), definition)
 
 
 def _load_test(

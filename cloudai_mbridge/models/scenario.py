@@ -6,6 +6,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from cloudai_mbridge.models.base import AxisOfInt, OneLine, StrictModel, Text
+from cloudai_mbridge.models.runner_config import RunnerConfig
 from cloudai_mbridge.models.time_limit import parse_time_limit
 
 # Keys of a scenario's test that override (or, without test_name, make up) its definition.
@@ -101,6 +102,7 @@ class Scenario(StrictModel):
     pre_test: Text | None = None
     post_test: Text | None = None
     reports: dict[str, Any] | None = None
+    runner: RunnerConfig = RunnerConfig()
 
     @model_validator(mode="after")
     def _unique_ids(self) -> Self:

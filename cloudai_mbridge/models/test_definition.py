@@ -23,7 +23,7 @@ class GitRepo(StrictModel):
     @field_validator("url")
     @classmethod
     def _no_password(cls, value: str) -> str:
-        if re.match(r"[a-z+]+://[^/@]*:[^/@]*@", value, re.IGNORECASE):
+        if re.match(r"[a-z+]+://[^/@]*:[^/@]*@|https?://[^/@]*@", value, re.IGNORECASE):
             raise ValueError("holds a password; take it out and use a git credential helper")
         return value
 

@@ -1,12 +1,15 @@
 """From a loaded scenario and a system to a plan: expand, check, place, within the sweep's limits."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
 from cloudai_mbridge.models.load import LoadedScenario, LoadedTest
 from cloudai_mbridge.models.system import System
+from cloudai_mbridge.plan.arrays import assign_arrays
+from cloudai_mbridge.plan.pre_test import plan_pre_test
 from cloudai_mbridge.plan.run import plan_run
 from cloudai_mbridge.plan.run_plan import RejectedPoint, RunPlan, SweepPlan
 from cloudai_mbridge.plan.supported import refuse_unsupported
@@ -27,15 +30,34 @@ def build_plan(loaded: LoadedScenario, system: System) -> SweepPlan:
     tests = [_TestPlan(test, system) for test in loaded.tests]
     for test in tests:
         test.build()
+    runs = (*plan_pre_test(loaded, system), *(run for test in tests for run in test.runs))
+    runs = tuple(replace(run, hang_timeout_s=_hang_timeout_s(loaded, run)) for run in runs)
+    _require_time_limits(loaded, runs)
     return SweepPlan(
         scenario=loaded.scenario.name,
         system=system.name,
-        runs=tuple(run for test in tests for run in test.runs),
+        tests=tuple(test.run.id for test in loaded.tests),
+        runs=assign_arrays(runs, system),
         rejected=tuple(point for test in tests for point in test.rejected),
         num_rejected=sum(test.num_rejected for test in tests),
         rule_counts=dict(sorted(sum((test.rule_counts for test in tests), Counter[str]()).items())),
         notes=tuple(note for test in tests for note in test.notes),
+        runner=loaded.scenario.runner,
     )
+
+
+def _hang_timeout_s(loaded: LoadedScenario, run: RunPlan) -> float | None:
+    """Return how long a run may go without a step; the upstream launcher, which may tell of none, only if asked."""
+    runner = loaded.scenario.runner
+    return runner.hang_timeout_s if run.upstream is None or "hang_timeout_s" in runner.model_fields_set else None
+
+
+def _require_time_limits(loaded: LoadedScenario, runs: Iterable[RunPlan]) -> None:
+    """Raise BadInput if the scenario's budget cannot be kept because a run may last for ever."""
+    if loaded.scenario.runner.max_gpu_hours is not None:
+        for run in runs:
+            if run.time_limit_s is None:
+                raise BadInput(f"test {run.test_id!r}: runner.max_gpu_hours needs a time_limit; set one")
 
 
 class _TestPlan:

@@ -17,7 +17,10 @@ class _PointFiles(SimpleNamespace):
     definition: Final = "test.toml"
     stdout: Final = "stdout.txt"
     stderr: Final = "stderr.txt"
+    started: Final = "started.txt"
     exit_code: Final = "exit_code.txt"
+    stacks: Final = "stacks"
+    attempt: Final = "attempt-{}"
     report: Final = "report.txt"
 
 
@@ -25,6 +28,10 @@ class _RootFiles(SimpleNamespace):
     """Files in the directory of a whole run."""
 
     plan: Final = "plan.json"
+    system: Final = "system.toml"
+    arrays: Final = "arrays"
+    driver_lock: Final = "driver.lock"
+    submit_lock: Final = "submit.lock"
     journal: Final = "journal.sqlite"
     report: Final = "report.json"
     summary: Final = "report.txt"

@@ -62,6 +62,7 @@ def plan_run(
         container_mounts=_mounts(definition, args),
         after_completion=_wait_for(run.dependencies, "start_post_comp"),
         after_start=_wait_for(run.dependencies, "start_post_init"),
+        end_with=_wait_for(run.dependencies, "end_post_comp"),
         upstream=plan_upstream(definition, args, system, run.nodes, run.exclude_nodes) if upstream else None,
     )
 

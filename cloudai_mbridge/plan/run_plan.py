@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cloudai_mbridge.constraints import Violation
+from cloudai_mbridge.models.runner_config import RunnerConfig
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,10 @@ class RunPlan:
     num_steps: None where the upstream launcher decides.
     training_config: plain data of the training process's config file; empty for the upstream launcher.
     env, secret_env: variables of the job; the secret ones are handed over in the environment and never written.
+    after_completion, after_start: tests that must have ended, or started, before it. end_with: tests whose end ends it.
+    array, array_index: the job array, by its directory below the root, that it may be submitted in; "" for none.
+    is_pre_test: it checks a node before everything else.
+    hang_timeout_s: how long it may run without a step.
     upstream: set if Megatron-Bridge's own launcher runs the point, None for the embedded loop.
     """
 
@@ -71,6 +76,11 @@ class RunPlan:
     container_mounts: tuple[str, ...] = ()
     after_completion: tuple[str, ...] = ()
     after_start: tuple[str, ...] = ()
+    end_with: tuple[str, ...] = ()
+    array: str = ""
+    array_index: int = 0
+    is_pre_test: bool = False
+    hang_timeout_s: float | None = None
     upstream: UpstreamPlan | None = None
 
     @property
@@ -104,3 +114,5 @@ class SweepPlan:
     num_rejected: int = 0
     rule_counts: Mapping[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    tests: tuple[str, ...] = ()
+    runner: RunnerConfig = field(default_factory=RunnerConfig)

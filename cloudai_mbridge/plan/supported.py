@@ -12,15 +12,15 @@ from cloudai_mbridge.sweep import find_axes
 
 def refuse_unsupported(loaded: LoadedScenario, system: System) -> None:
     """Raise BadInput with one line for every part of the scenario that would be left out, or that a launcher lacks."""
-    missing = list(_in_scenario(loaded)) + [line for test in loaded.tests for line in _in_test(test, system)]
+    tests = [*loaded.tests, *([loaded.pre_test] if loaded.pre_test else [])]
+    missing = list(_in_scenario(loaded)) + [line for test in tests for line in _in_test(test, system)]
     if missing:
         raise BadInput("\n".join(dict.fromkeys(missing)))
 
 
 def _in_scenario(loaded: LoadedScenario) -> Iterator[str]:
-    for key in ("pre_test", "post_test"):
-        if value := getattr(loaded.scenario, key):
-            yield f"scenario {loaded.scenario.name!r}: {key} = {value!r} is not implemented yet; remove it"
+    if value := loaded.scenario.post_test:
+        yield f"scenario {loaded.scenario.name!r}: post_test = {value!r} is not implemented yet; remove it"
 
 
 def _in_test(test: LoadedTest, system: System) -> Iterator[str]:
@@ -32,11 +32,12 @@ def _in_test(test: LoadedTest, system: System) -> Iterator[str]:
     for axis in find_axes(definition, test.run):
         if is_secret(axis.name):
             yield f"{where}: {axis.path} is a credential and cannot be an axis; give one value"
+    patterns = [*definition.sweep.include, *definition.sweep.exclude]
+    for name in sorted({name for pattern in patterns for name in pattern if is_secret(name.removeprefix("env."))}):
+        yield f"{where}: sweep: {name} is a credential and cannot be a coordinate; remove it"
     for node in (*test.run.nodes, *test.run.exclude_nodes):
         if ":" in node:
             yield f"{where}: nodes: {node!r} (PARTITION:GROUP:COUNT) is not implemented; list the nodes' names"
-    if any(dependency.type == "end_post_comp" for dependency in test.run.dependencies):
-        yield f"{where}: dependencies of type 'end_post_comp' are not implemented yet; remove them"
     if definition.nsys is not None and definition.nsys.enable:
         yield f"{where}: nsys is not implemented yet; remove the table or set enable = false"
     if definition.agent != "grid_search":

@@ -7,8 +7,11 @@ from typing import Any
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
 from cloudai_mbridge.models.pipeline_layout import num_stages
+from cloudai_mbridge.recipes.container import container_data
 from cloudai_mbridge.recipes.load import Recipe
-from cloudai_mbridge.training.config import ConfigContainer, ConfigError, config_from_dict
+from cloudai_mbridge.training.errors import ConfigError
+from cloudai_mbridge.training.not_done import asked_for
+from cloudai_mbridge.training.schema import check_section_values
 
 # cmd_args field -> (section, field) of the training config
 MAPPED: dict[str, tuple[str, str]] = {
@@ -52,6 +55,47 @@ ELSEWHERE: dict[str, str] = {
     "nemorun_version": "upstream launcher's environment",
     "hf_token": "goes to the environment as HF_TOKEN",
     "wandb_key": "goes to the environment as WANDB_API_KEY",
+    "custom_mounts": "mounts of the job's container",
+}
+
+# the rest: why the embedded loop takes only the values of HARMLESS, if any
+_FINETUNING = "the loop pre-trains only"
+_CHECKPOINTS = "the loop reads and writes no checkpoints"
+_PROFILING = "the loop does not profile"
+_LAUNCHER = "an option of the upstream launcher"
+_DATA = "the loop trains on made-up data"
+_LOGS = "the loop logs to stdout only"
+NOT_EMBEDDED: dict[str, str] = {
+    "dryrun": "`mbridge dry-run` does that",
+    "enable_vboost": "it sets the clocks of the GPUs through the upstream launcher's own srun",
+    "use_recipes": _LAUNCHER,
+    "domain": "the loop trains language models only",
+    "task": _FINETUNING,
+    "nemo_home": "the loop caches nothing",
+    "config_variant": "a variant is a recipe of its own here",
+    "list_config_variants": "`mbridge list` does that",
+    "first_k_dense_replace": "set model.moe_layer_freq in extra_cmd_args",
+    "use_tokendrop": "the loop drops no tokens",
+    "use_megatron_fsdp": "the loop shards no parameters",
+    "nccl_ub": "it needs Megatron-FSDP or SHARP",
+    "cuda_graph_impl": "the loop captures no CUDA graphs",
+    "cuda_graph_scope": "the loop captures no CUDA graphs",
+    "moe_a2a_overlap": "the schedule that overlaps the experts' exchange is not wired in",
+    "activation_offload_layers": "the loop offloads nothing",
+    "fp8_recipe": "FP8 needs Transformer Engine",
+    "num_distributed_optimizer_instances": "the loop makes one data-parallel group",
+    **dict.fromkeys(
+        ("wandb_project_name", "wandb_entity_name", "wandb_experiment_name"), "the loop logs to stdout only"
+    ),
+    "wandb_save_dir": "the loop logs to stdout only",
+    **dict.fromkeys(("pretrained_checkpoint", "save_dir", "load_dir", "save_interval", "most_recent_k"), _CHECKPOINTS),
+    "save_config_filepath": "the resolved configuration is written beside the point's results",
+    **dict.fromkeys(("data", "dataset_paths", "dataset_root", "index_mapping_dir", "dataset_name"), _DATA),
+    **dict.fromkeys(("packed_sequence", "head_only"), _FINETUNING),
+    **dict.fromkeys(("tokenizer_type", "tokenizer_model"), _DATA),
+    **dict.fromkeys(("enable_nsys", "nsys_trace", "nsys_extra_args", "profiling_gpu_metrics"), _PROFILING),
+    **dict.fromkeys(("pytorch_profiler", "profiling_start_step", "profiling_stop_step", "profiling_ranks"), _PROFILING),
+    "record_memory_history": _PROFILING,
 }
 
 # cmd_args fields whose listed values ask for nothing, so that they may be set
@@ -102,23 +146,33 @@ def training_config(recipe: Recipe, args: ResolvedCmdArgs, extra: Mapping[str, s
         if (value := getattr(args, name)) is not None:
             sections.setdefault(section, {})[field] = value
     _derive(sections["model"], recipe)
+    data = container_data(sections)
     for key, text in extra.items():
         section, _, field = key.partition(".")
         if not field:
             raise BadInput(f"extra_cmd_args: {key!r} is not SECTION.FIELD such as optimizer.lr")
         if argument := _ARGUMENT_OF.get((section, field)):
             raise BadInput(f"extra_cmd_args: {key!r} is cmd_args.{argument}; set it there, so that the rules see it")
-        sections.setdefault(section, {})[field] = _parse(text)
-    as_config(sections)
-    return sections
-
-
-def as_config(sections: dict[str, Any]) -> ConfigContainer:
-    """Check plain data against the training config's own schema."""
+        if not isinstance(data.setdefault(section, {}), dict):
+            raise BadInput(f"extra_cmd_args: {key!r}: {section} is chosen by cmd_args.compute_dtype; set that")
+        data[section][field] = _parse(text)
+    _refuse_not_done(data)
     try:
-        return config_from_dict(sections)
+        check_section_values(data)
     except ConfigError as error:
         raise BadInput(f"training config: {error}") from None
+    return data
+
+
+def _refuse_not_done(data: Mapping[str, Any]) -> None:
+    """Refuse what the training loop would refuse, before a job is submitted for it."""
+
+    def get(section: str, name: str, default: Any) -> Any:
+        values = data.get(section)
+        return values.get(name, default) if isinstance(values, dict) else default
+
+    if asked := list(asked_for(get)):
+        raise BadInput(f"training config: the training loop does not do this yet: {'; '.join(asked)}")
 
 
 def _derive(model: dict[str, Any], recipe: Recipe) -> None:

@@ -1,22 +1,23 @@
 """Build a report from what lies in the directory of a run: plan, journal, logs. The run itself need not be alive."""
 
-import json
-import sqlite3
-from dataclasses import asdict
+from collections.abc import Mapping
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from cloudai_mbridge import __version__
 from cloudai_mbridge.errors import BadInput
-from cloudai_mbridge.launch.write import PLAN_VERSION
+from cloudai_mbridge.jobs import JobClass
 from cloudai_mbridge.logs import read_log
 from cloudai_mbridge.logs.tail import last_lines
 from cloudai_mbridge.metrics import measure
-from cloudai_mbridge.plan import POINT_FILES, ROOT_FILES
+from cloudai_mbridge.plan import POINT_FILES, ROOT_FILES, RunPlan
+from cloudai_mbridge.plan.read import read_plan_data
 from cloudai_mbridge.report.model import PointReport, Report
-from cloudai_mbridge.runner.journal import Journal, JournalEntry
-from cloudai_mbridge.verdict import Verdict, judge
+from cloudai_mbridge.runner import Judge, Judgement
+from cloudai_mbridge.runner.journal import Attempt, Journal, JournalEntry
+from cloudai_mbridge.verdict import FailureKind, RunOutcome, Verdict, explain, judge
 
 EVIDENCE_LINES = 15
 
@@ -27,8 +28,8 @@ def build_report(root: Path) -> Report:
     Raises:
         BadInput: the directory holds no run.
     """
-    plan = _read_plan(root)
-    entries = _read_journal(root / ROOT_FILES.journal)
+    plan = read_plan_data(root)
+    entries, excluded = _read_journal(root)
     points = [_report_run(run, entries.get(run["key"]), root) for run in plan["runs"]]
     points += [_report_rejected(point) for point in plan["rejected"]]
     return Report(
@@ -40,56 +41,77 @@ def build_report(root: Path) -> Report:
         num_rejected=plan["num_rejected"],
         rule_counts=plan["rule_counts"],
         notes=tuple(plan["notes"]),
+        excluded_nodes=excluded,
+        tests=tuple(plan["tests"]),
     )
 
 
-def _read_journal(path: Path) -> dict[str, JournalEntry]:
+def judge_in(root: Path) -> Judge:
+    """Return what judges a run of this directory as the report does."""
+
+    def judge_run(run: RunPlan, entry: JournalEntry) -> Judgement:
+        point = _report_run(asdict(run), entry, root)
+        failure = point.failure or {}
+        last = entry.last
+        is_lost = last is not None and last.status is not None and last.status.state == "LOST"
+        return Judgement(
+            verdict=str(point.verdict),
+            reasons=point.reasons,
+            is_success=point.verdict is Verdict.SUCCESS,
+            failure=failure.get("id", "lost" if is_lost else "unknown") if point.reasons else "",
+            is_infrastructure=is_lost
+            or (failure.get("kind") == FailureKind.INFRASTRUCTURE and _may_be_retried(last, failure["id"])),
+            nodes=tuple(failure.get("nodes", ())),
+        )
+
+    return judge_run
+
+
+def _may_be_retried(last: Attempt | None, failure: str) -> bool:
+    """Return whether the job failed by itself: one that somebody has cancelled is not wanted back."""
+    if last is None or last.status is None:
+        return False
+    return last.status.job_class in _FAILED or failure == _CANCELLED_BY_SLURM
+
+
+_FAILED = (JobClass.FAILED, JobClass.INFRASTRUCTURE)
+_CANCELLED_BY_SLURM = "prolog_failed"  # a job that may not be requeued is cancelled, and its node drained
+
+
+def _read_journal(root: Path) -> tuple[dict[str, JournalEntry], dict[str, str]]:
+    path = root / ROOT_FILES.journal
+    if not path.is_file():
+        raise BadInput(f"{root}: was planned but never run ({ROOT_FILES.journal} is missing)")
+    journal = Journal(path)
     try:
-        journal = Journal(path)
-    except sqlite3.DatabaseError as error:
-        raise BadInput(f"{path}: is no journal of a run ({error})") from None
-    try:
-        return journal.entries()
+        return journal.entries(), journal.excluded()
     finally:
         journal.close()
 
 
-def _read_plan(root: Path) -> dict[str, Any]:
-    path = root / ROOT_FILES.plan
-    if not path.is_file():
-        raise BadInput(
-            f"{root}: holds no run ({ROOT_FILES.plan} is missing); give the directory that `mbridge run` named"
-        )
-    if not (root / ROOT_FILES.journal).is_file():
-        raise BadInput(f"{root}: was planned but never run ({ROOT_FILES.journal} is missing)")
-    try:
-        plan = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise BadInput(f"{path}: is damaged ({error})") from None
-    if not isinstance(plan, dict) or plan.get("version") != PLAN_VERSION:
-        raise BadInput(f"{path}: is no plan of version {PLAN_VERSION}; use the mbridge that made it")
-    return plan
-
-
-def _report_run(run: dict[str, Any], entry: JournalEntry | None, root: Path) -> PointReport:
+def _report_run(run: Mapping[str, Any], entry: JournalEntry | None, root: Path) -> PointReport:
     directory = root / run["key"]
     is_upstream = run.get("upstream") is not None
     log_name = POINT_FILES.launcher_log if is_upstream else POINT_FILES.stdout
     log = read_log(directory / log_name)
     args, world_size = run["args"], run["num_nodes"] * run["ranks_per_node"]
     metrics = measure(log.steps, run["warmup_steps"], _tokens_per_step_per_gpu(args, world_size))
-    evidence = [
-        *last_lines(directory / log_name, EVIDENCE_LINES),
-        *last_lines(directory / POINT_FILES.stderr, EVIDENCE_LINES),
-    ]
+    logs = (directory / POINT_FILES.stderr, directory / log_name)
+    last = entry.last if entry else None
     outcome = judge(
-        entry.status if entry else None,
+        last.status if last else None,
         log,
         metrics,
         run["num_steps"] or 0,
-        evidence,
+        [line for path in reversed(logs) for line in last_lines(path, EVIDENCE_LINES)],
         needs_losses=not is_upstream or any(step.loss is not None for step in log.steps),
     )
+    if entry is not None and entry.verdict == Verdict.SKIPPED:
+        outcome = RunOutcome(Verdict.SKIPPED, entry.reasons, ())
+    if outcome.verdict is Verdict.FAILED and last is not None:
+        outcome = explain(outcome, last.status, log, logs, directory / POINT_FILES.stacks)
+    if entry is not None and entry.note:
+        outcome = replace(outcome, reasons=(*outcome.reasons, entry.note))
     return PointReport(
         key=run["key"],
         test_id=run["test_id"],
@@ -105,24 +127,37 @@ def _report_run(run: dict[str, Any], entry: JournalEntry | None, root: Path) -> 
         num_nodes=run["num_nodes"],
         world_size=world_size,
         num_steps=run["num_steps"],
-        job=_job(entry),
+        job=_job(last) if last else {},
         run=log.run,
         log={"file": f"{run['key']}/{log_name}", "source": log.source, "notes": log.notes},
         metrics=metrics,
         steps=log.steps,
+        failure=asdict(outcome.failure) if outcome.failure else None,
+        attempts=tuple(_job(attempt) for attempt in (entry.attempts if entry else ())),
+        is_pre_test=run["is_pre_test"],
     )
 
 
-def _tokens_per_step_per_gpu(args: dict[str, Any], world_size: int) -> float | None:
+def _tokens_per_step_per_gpu(args: Mapping[str, Any], world_size: int) -> float | None:
     batch, length = args.get("gb"), args.get("seq_length")
     return batch * length / world_size if batch and length else None
 
 
-def _job(entry: JournalEntry | None) -> dict[str, Any]:
-    if entry is None:
-        return {}
-    status = asdict(entry.status) if entry.status else {}
-    return {"job_id": entry.job_id, "submitted_at": entry.submitted_at, "ended_at": entry.ended_at, **status}
+_NOT_OF_THE_REPORT = ("hopeless",)
+
+
+def _job(attempt: Attempt) -> dict[str, Any]:
+    """Return what is known of an attempt's job."""
+    status = asdict(attempt.status) if attempt.status else {"state": "SUBMITTING", "reason": "", "nodes": ""}
+    return {
+        "number": attempt.number,
+        "job_id": attempt.job_id,
+        "submitted_at": attempt.submitted_at,
+        "started_at": attempt.started_at,
+        "ended_at": attempt.ended_at,
+        "failure": attempt.failure,
+        **{name: value for name, value in status.items() if name not in _NOT_OF_THE_REPORT},
+    }
 
 
 def _report_rejected(point: dict[str, Any]) -> PointReport:

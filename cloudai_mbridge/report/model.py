@@ -17,6 +17,8 @@ class PointReport:
     """One run of a point, or one rejected point.
 
     key: the run's directory below the root. job: what the scheduler said. run: what the training said of itself.
+    failure: what made it fail, by the catalogue of failures. attempts: its jobs, of which `job` is the last.
+    is_pre_test: it checked a node; its failure excludes the node and does not fail the scenario.
     violations: the broken rules of a rejected point. metrics and steps are empty for it.
     """
 
@@ -39,11 +41,14 @@ class PointReport:
     log: Mapping[str, Any]
     metrics: Metrics | None
     steps: tuple[StepRecord, ...]
+    failure: Mapping[str, Any] | None = None
+    attempts: tuple[Mapping[str, Any], ...] = ()
+    is_pre_test: bool = False
 
 
 @dataclass(frozen=True)
 class Report:
-    """A whole run of a scenario."""
+    """A whole run of a scenario. excluded_nodes: name -> why no further job used it. tests: the scenario's, by id."""
 
     tool_version: str
     scenario: str
@@ -53,15 +58,20 @@ class Report:
     num_rejected: int = 0
     rule_counts: Mapping[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    excluded_nodes: Mapping[str, str] = field(default_factory=dict)
+    tests: tuple[str, ...] = ()
 
     def count(self, verdict: Verdict) -> int:
         return sum(point.verdict is verdict for point in self.points)
 
     @property
     def succeeded(self) -> bool:
-        """Whether something ran, nothing failed, and every test has a point that was not rejected."""
-        ran = {point.test_id for point in self.points if point.verdict is not Verdict.REJECTED}
-        return bool(self.points) and not self.count(Verdict.FAILED) and ran == {point.test_id for point in self.points}
+        """Whether something ran, nothing failed or was left out, and every test has a point that was not rejected."""
+        points = [point for point in self.points if not point.is_pre_test]
+        if any(point.verdict in (Verdict.FAILED, Verdict.SKIPPED) for point in points):
+            return False
+        ran = {point.test_id for point in points if point.verdict is not Verdict.REJECTED}
+        return bool(points) and ran >= {point.test_id for point in points} | set(self.tests)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data for JSON; numbers that are not finite become "nan", "inf" or "-inf"."""

@@ -12,7 +12,7 @@ from cloudai_mbridge.report.model import PointReport, Report
 from cloudai_mbridge.report.text import count_text, window_text
 from cloudai_mbridge.verdict import Verdict
 
-_STYLE = {Verdict.SUCCESS: "green", Verdict.FAILED: "bold red", Verdict.REJECTED: "yellow"}
+_STYLE = {Verdict.SUCCESS: "green", Verdict.FAILED: "bold red", Verdict.REJECTED: "yellow", Verdict.SKIPPED: "yellow"}
 
 
 def render_table(report: Report) -> RenderableType:
@@ -33,7 +33,11 @@ def render_table(report: Report) -> RenderableType:
         with_iteration = several_runs and point.verdict is not Verdict.REJECTED
         _add_row(table, point, f"{name}/{point.iteration}" if with_iteration else name)
     return Group(
-        table, *_evidence(report), *map(Text, report.notes), Text(f"{count_text(report)}; {_window_note(report)}")
+        table,
+        *_evidence(report),
+        *map(Text, report.notes),
+        *(Text(f"node {node} was excluded: {reason}") for node, reason in report.excluded_nodes.items()),
+        Text(f"{count_text(report)}; {_window_note(report)}"),
     )
 
 
@@ -73,9 +77,13 @@ def _evidence(report: Report) -> list[Text]:
     lines = []
     for point in report.points:
         if point.evidence:
-            lines.append(Text(f"{point.key}: the last lines of its logs", style=_STYLE[point.verdict]))
+            lines.append(Text(f"{point.key}: {_evidence_title(point)}", style=_STYLE[point.verdict]))
             lines += [Text(f"  | {line}", style="dim") for line in point.evidence]
     return lines
+
+
+def _evidence_title(point: PointReport) -> str:
+    return point.failure["title"] if point.failure else "the last lines of its logs"
 
 
 def _window_note(report: Report) -> str:

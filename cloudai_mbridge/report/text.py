@@ -1,6 +1,8 @@
 """report.txt: per run as CloudAI writes it, and a summary of the whole."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from cloudai_mbridge.metrics import Statistic
 from cloudai_mbridge.plan import POINT_FILES
@@ -18,8 +20,16 @@ def render_point(point: PointReport, root: Path) -> str:
     lines += [f"Steps counted: {window_text(point)}", f"Verdict: {point.verdict}"]
     lines += [f"  - {reason}" for reason in point.reasons]
     if point.evidence:
-        lines += ["Last lines of the logs:", *(f"  | {line}" for line in point.evidence)]
+        lines += ["Evidence:", *(f"  | {line}" for line in point.evidence)]
+    if len(point.attempts) > 1:
+        lines += ["Attempts:", *(f"  {_attempt(attempt)}" for attempt in point.attempts)]
     return "\n".join(lines) + "\n"
+
+
+def _attempt(attempt: Mapping[str, Any]) -> str:
+    nodes = f" on {attempt['nodes']}" if attempt["nodes"] else ""
+    why = attempt["failure"] or attempt["reason"]
+    return f"{attempt['number']}: job {attempt['job_id']}{nodes}: {attempt['state']}{f', {why}' if why else ''}"
 
 
 def _statistic(s: Statistic | None) -> list[str]:
@@ -43,6 +53,7 @@ def render_summary(report: Report) -> str:
     for point in report.points:
         lines.append(f"{point.key}: {point.verdict}{_numbers(point)}")
         lines += [f"  - {reason}" for reason in point.reasons]
+    lines += [f"node {node} was excluded: {reason}" for node, reason in report.excluded_nodes.items()]
     return "\n".join(lines) + "\n"
 
 

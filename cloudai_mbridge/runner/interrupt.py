@@ -2,29 +2,39 @@
 
 import signal
 import time
+from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Self
 
 from cloudai_mbridge.errors import MBridgeError
 
 _SLICE_S = 0.1
+_ASK_S = 1.0
 
 
 class Interrupted(MBridgeError):
-    """A signal ended the sweep; what was running has been cancelled."""
+    """A signal ended the sweep. What was running has been cancelled, except for what the text names."""
 
-    def __init__(self, number: int) -> None:
-        super().__init__(f"interrupted by {signal.Signals(number).name}; running jobs were cancelled")
+    def __init__(self, number: int, left_running: str = "") -> None:
+        """left_running: the jobs that nobody has waited for."""
+        left = f"not waited for; may still run: {left_running}" if left_running else "running jobs were cancelled"
+        super().__init__(f"interrupted by {signal.Signals(number).name}; {left}")
+        self.number, self.left_running = number, left_running
         self.exit_code = 128 + number
 
 
+class Insisted(Exception):
+    """A second signal came while the jobs of the first were being cancelled."""
+
+
 class Interrupts:
-    """While active, remember the first SIGINT or SIGTERM; a second one ends the process at once."""
+    """While active, remember the first SIGINT or SIGTERM. A second one is an exception once cancelling has begun."""
 
     _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
     def __init__(self) -> None:
-        self._number: int | None = None
+        self._numbers: list[int] = []
+        self._may_raise = False
 
     def __enter__(self) -> Self:
         self._before = {number: signal.signal(number, self._remember) for number in self._SIGNALS}
@@ -37,17 +47,33 @@ class Interrupts:
             signal.signal(number, handler)
 
     def _remember(self, number: int, frame: FrameType | None) -> None:
-        self._number = number
-        for each in self._SIGNALS:
-            signal.signal(each, signal.SIG_DFL)
+        self._numbers.append(number)
+        if self._may_raise and len(self._numbers) > 1:
+            self._may_raise = False
+            raise Insisted
+
+    def request(self, number: int) -> None:
+        """Act as if a signal had come."""
+        self._numbers.append(number)
 
     def check(self) -> None:
         """Raise Interrupted if a signal has come."""
-        if self._number is not None:
-            raise Interrupted(self._number)
+        if self._numbers:
+            raise Interrupted(self._numbers[0])
 
-    def sleep(self, seconds: float) -> None:
-        """Sleep, but not through a signal."""
+    def cancelling(self) -> None:
+        """From now on a second signal, or one that has come already, raises Insisted."""
+        if len(self._numbers) > 1:
+            raise Insisted
+        self._may_raise = True
+
+    def sleep(self, seconds: float, is_awake: Callable[[], bool] = lambda: False) -> None:
+        """Sleep, but not through a signal, nor much longer than until `is_awake`."""
         end = time.monotonic() + seconds
-        while self._number is None and (left := end - time.monotonic()) > 0:
+        ask_at = time.monotonic() + _ASK_S
+        while not self._numbers and (left := end - time.monotonic()) > 0:
             time.sleep(min(left, _SLICE_S))
+            if time.monotonic() > ask_at:
+                if is_awake():
+                    return
+                ask_at = time.monotonic() + _ASK_S

@@ -1,136 +1,107 @@
 """Bring every run of a plan to its end."""
 
+import contextlib
+import signal
+import sqlite3
 import time
 from pathlib import Path
-from typing import Protocol
 
-from cloudai_mbridge.errors import ToolFailure
-from cloudai_mbridge.jobs import JobClass, JobStatus, Scheduler, SubmitRefused
-from cloudai_mbridge.plan import RunPlan, SweepPlan
-from cloudai_mbridge.runner.interrupt import Interrupted, Interrupts
+from cloudai_mbridge.errors import MBridgeError, Paused, ToolFailure
+from cloudai_mbridge.jobs import Scheduler
+from cloudai_mbridge.plan import ROOT_FILES, SweepPlan
+from cloudai_mbridge.runner.board import Board
+from cloudai_mbridge.runner.interrupt import Insisted, Interrupted, Interrupts
 from cloudai_mbridge.runner.journal import Journal
+from cloudai_mbridge.runner.lock import driver_lock, submit_lock
+from cloudai_mbridge.runner.pace import Pace
+from cloudai_mbridge.runner.sweep import Sweep
+from cloudai_mbridge.runner.tracked import Judge, Observer
 
-PATIENCE_S = 300.0
-
-
-class Observer(Protocol):
-    """Who wants to know how the runs go."""
-
-    def saw(self, run: RunPlan, status: JobStatus) -> None:
-        """A run was submitted, looked at, or has ended."""
-
-    def notice(self, text: str) -> None:
-        """Something happened that concerns no single run."""
+_STOPPING_INTERVAL_S = 0.3
 
 
 def run_all(
     plan: SweepPlan,
     root: Path,
     scheduler: Scheduler,
-    journal: Journal,
     observer: Observer,
+    judge: Judge,
     *,
-    max_parallel: int,
-    interval_s: float,
+    pace: Pace,
+    only_cancel: bool = False,
 ) -> None:
     """Submit every run when its turn comes and watch it until it has ended. A failed run does not stop the others.
 
+    What an earlier process began in the same directory is taken up where it stands; with `only_cancel`, to cancel it.
+
     Raises:
-        Interrupted: a signal came; the active jobs have been cancelled and have ended.
-        ToolFailure: the scheduler did not answer for PATIENCE_S; the message names the jobs that may still run.
+        BadInput: another process drives the directory.
+        Interrupted: a signal came, or `mbridge cancel`; the active jobs have been cancelled.
+        Paused: the scheduler did not answer for too long.
+        ToolFailure: the journal cannot be written. In all cases the message names the jobs that may still run.
     """
-    sweep = _Sweep(plan, root, scheduler, journal, observer)
-    with Interrupts() as interrupts:
-        try:
-            while sweep.waiting or sweep.active:
-                sweep.submit_ready(max_parallel, interrupts)
-                sweep.look()
-                interrupts.sleep(interval_s if sweep.active else 0)
-                interrupts.check()
-        except Interrupted:
-            sweep.cancel()
-            raise
+    with driver_lock(root), contextlib.closing(Journal(root / ROOT_FILES.journal)) as journal:
+        journal.clear_cancel()  # what was asked of an earlier process
+        with submit_lock(root) as keep_open, Interrupts() as interrupts:
+            journal.plan(run.key for run in plan.runs)
+            if only_cancel:
+                interrupts.request(signal.SIGTERM)
+            board = Board(plan, root, scheduler, journal, observer)
+            _drive(board, Sweep(board, judge, keep_open), pace, interrupts)
 
 
-class _Sweep:
-    """The runs of a plan: waiting, active (by job id), started and ended (by key)."""
+def _drive(board: Board, sweep: Sweep, pace: Pace, interrupts: Interrupts) -> None:
+    try:
+        sweep.restore()
+        while not board.is_over:
+            _check(board.journal, interrupts)
+            sweep.submit_ready(interrupts)
+            sweep.look()
+            if board.has_changed:
+                board.has_changed = False
+                pace.changed()
+            if not board.is_over:
+                interrupts.sleep(pace.interval(sweep.poll_s), board.journal.is_cancel_requested)
+    except Interrupted as interrupted:
+        _stop(board, sweep, interrupts, interrupted)
+    except (ToolFailure, OSError, sqlite3.Error) as error:
+        raise ToolFailure(f"{error}{_left(board)}") from None
+    except MBridgeError:
+        raise
+    except Exception:
+        board.observer.notice(f"mbridge has a defect and ends{_left(board)}")
+        raise
 
-    def __init__(self, plan: SweepPlan, root: Path, scheduler: Scheduler, journal: Journal, observer: Observer) -> None:
-        self.waiting = list(plan.runs)
-        self.active: dict[str, RunPlan] = {}
-        self._started: set[str] = set()
-        self._ended: set[str] = set()
-        self._keys_of: dict[str, set[str]] = {}
-        for run in plan.runs:
-            self._keys_of.setdefault(run.test_id, set()).add(run.key)
-        self._root, self._scheduler, self._journal, self._observer = root, scheduler, journal, observer
-        self._silent_since: float | None = None
 
-    def submit_ready(self, max_parallel: int, interrupts: Interrupts) -> None:
-        """Submit, in order, what waits for no other test, up to the limit."""
-        for run in list(self.waiting):
-            interrupts.check()
-            if len(self.active) >= max_parallel:
-                return
-            if self._is_ready(run):
-                self.waiting.remove(run)
-                self._submit(run)
+def _left(board: Board) -> str:
+    jobs = ", ".join(board.may_still_run())
+    return f"; may still run: {jobs}; go on with: mbridge resume {board.root}" if jobs else ""
 
-    def _is_ready(self, run: RunPlan) -> bool:
-        completed = all(self._keys_of.get(test, set()) <= self._ended for test in run.after_completion)
-        return completed and all(self._keys_of.get(test, set()) <= self._started for test in run.after_start)
 
-    def _submit(self, run: RunPlan) -> None:
-        try:
-            job_id = self._scheduler.submit(run, self._root / run.key)
-        except SubmitRefused as error:
-            self._saw(run, JobStatus("REFUSED", JobClass.FAILED, reason=f"the scheduler said: {error}"))
-            return
-        except ToolFailure as error:
-            self.waiting.insert(0, run)
-            self._bear(error)
-            return
-        self.active[job_id] = run
-        self._journal.submitted(run.key, job_id)
-        self._saw(run, JobStatus("PENDING", JobClass.ACTIVE))
+def _check(journal: Journal, interrupts: Interrupts) -> None:
+    """Raise Interrupted if a signal, or a request to cancel, has come."""
+    if journal.is_cancel_requested():
+        journal.clear_cancel()
+        interrupts.request(signal.SIGTERM)
+    interrupts.check()
 
-    def look(self) -> None:
-        """Ask for all active jobs at once."""
-        try:
-            seen = self._scheduler.poll({job_id: self._root / run.key for job_id, run in self.active.items()})
-        except ToolFailure as error:
-            self._bear(error)
-            return
-        self._silent_since = None
-        for job_id, status in seen.items():
-            run = self.active.pop(job_id) if status.is_final else self.active[job_id]
-            self._saw(run, status)
 
-    def _bear(self, error: ToolFailure) -> None:
-        """Wait for a scheduler that does not answer, but not for ever."""
-        now = time.monotonic()
-        if self._silent_since is None:
-            self._silent_since = now
-            self._observer.notice(f"{error}; asking again")
-        if now - self._silent_since > PATIENCE_S:
-            raise ToolFailure(f"{error}; gave up after {PATIENCE_S:.0f} s; may still run: {', '.join(self.active)}")
+def _stop(board: Board, sweep: Sweep, interrupts: Interrupts, interrupted: Interrupted) -> None:
+    """Cancel everything and wait for it, until a second signal.
 
-    def _saw(self, run: RunPlan, status: JobStatus) -> None:
-        if status.is_final:
-            self._ended.add(run.key)
-        if status.state != "PENDING":
-            self._started.add(run.key)
-        self._journal.saw(run.key, status)
-        self._observer.saw(run, status)
-
-    def cancel(self) -> None:
-        """Cancel what is active and wait until it has ended; what waits stays unsubmitted."""
-        self._observer.notice(f"cancelling {len(self.active)} active jobs")
-        self.waiting.clear()
-        try:
-            self._scheduler.cancel(list(self.active))
-            while self.active:
-                self.look()
-                time.sleep(0.2)
-        except ToolFailure as error:
-            self._observer.notice(f"{error}; may still run: {', '.join(self.active)}")
+    Raises:
+        Interrupted: always.
+    """
+    try:
+        sweep.stop()
+        interrupts.cancelling()
+        while board.may_still_run():
+            sweep.look_while_stopping()
+            time.sleep(_STOPPING_INTERVAL_S)
+    except (ToolFailure, OSError, sqlite3.Error) as error:
+        with contextlib.suppress(ToolFailure):
+            board.scheduler.cancel([run.job_id for run in board.active()])
+        raise ToolFailure(f"{error}{_left(board)}") from None
+    except (Insisted, Paused):
+        raise Interrupted(interrupted.number, ", ".join(board.may_still_run())) from None
+    raise interrupted

@@ -1,26 +1,31 @@
 """Talk to Slurm through its commands."""
 
 import os
-import subprocess
-import sys
-from collections.abc import Iterable, Mapping
+import re
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from cloudai_mbridge.errors import BadInput, ToolFailure
-from cloudai_mbridge.jobs import JobStatus, SubmitRefused
-from cloudai_mbridge.launch.script import PYTHON_VARIABLE
+from cloudai_mbridge.jobs import JobClass, JobStatus, Submission
 from cloudai_mbridge.models.system import SlurmSystem
 from cloudai_mbridge.plan import POINT_FILES, RunPlan
+from cloudai_mbridge.slurm import submit
+from cloudai_mbridge.slurm.command import run
 from cloudai_mbridge.slurm.parsing import (
+    SACCT_FORMAT,
     SQUEUE_FORMAT,
-    parse_show_job,
+    Listed,
+    parse_sacct,
     parse_squeue,
-    parse_submitted,
+    parse_started,
     status_from_marker,
-    without_slurm_variables,
 )
 
-COMMAND_TIMEOUT_S = 60
+SACCT_TIMEOUT_S = 20.0
+SACCT_PAUSE_S = 60.0
+_ARGUMENTS = 500  # job ids in one command line
+_DEFAULT_MAX_ARRAY_SIZE = 1001
 
 
 class SlurmClient:
@@ -28,12 +33,16 @@ class SlurmClient:
 
     def __init__(self, system: SlurmSystem) -> None:
         self._system = system
+        self._max_array_size: int | None = None
+        self._has_accounting = True
+        self._ask_sacct_after = 0.0
+        self._sacct_trouble = ""
 
     def preflight(self) -> None:
         """Check that Slurm answers and has the partition."""
-        found = self._run("sinfo", "--noheader", "--format=%R")
+        found = run("sinfo", "--noheader", "--format=%R")
         if found.returncode != 0:
-            raise ToolFailure(f"Slurm does not answer: {_last_line(found.stderr)}; check SLURM_CONF and the controller")
+            raise ToolFailure(f"Slurm does not answer: {found.complaint}; check SLURM_CONF and the controller")
         partition, known = self._system.default_partition, sorted(set(found.stdout.split("\n")) - {""})
         if partition not in known:
             raise BadInput(
@@ -41,69 +50,131 @@ class SlurmClient:
                 f" use one of {', '.join(known)}"
             )
 
-    def submit(self, plan: RunPlan, directory: Path) -> str:
-        """Submit with sbatch. Credentials and the interpreter travel in the environment only."""
-        extra = {PYTHON_VARIABLE: sys.executable, **plan.secret_env}
-        done = self._run(
-            "sbatch", "--parsable", f"--chdir={directory}", POINT_FILES.slurm_script, cwd=directory, env=extra
-        )
-        job_id = parse_submitted(done.stdout)
-        if "Unable to contact slurm controller" in done.stderr:  # nothing was submitted; worth another try
-            raise ToolFailure(_last_line(done.stderr))
-        if done.returncode != 0 or job_id is None:
-            raise SubmitRefused(_last_line(done.stderr) or f"sbatch exited with {done.returncode} and said nothing")
-        return job_id
+    def batches(self, runs: Sequence[RunPlan]) -> list[tuple[RunPlan, ...]]:
+        """Put the runs of one array together, as far as the cluster allows indices."""
+        if self._max_array_size is None and any(planned.array for planned in runs):
+            shown = run("scontrol", "show", "config")
+            found = re.search(r"^MaxArraySize\s*=\s*(\d+)", shown.stdout, re.MULTILINE)
+            size = int(found[1]) if found else _DEFAULT_MAX_ARRAY_SIZE
+            if shown.returncode != 0:  # it is asked again
+                return submit.batches(runs, size)
+            self._max_array_size = size
+        return submit.batches(runs, self._max_array_size or 0)
+
+    def submit(self, submission: Submission, root: Path) -> dict[str, str]:
+        """Submit with sbatch."""
+        return submit.submit(submission, root, self._system.extra_transient_status_errors)
+
+    def find(self, submissions: Iterable[Submission], root: Path) -> dict[str, str]:
+        """Look for the tokens among the names of all jobs, and in what the jobs' scripts left behind."""
+        listed = self._list()
+        found = {}
+        for submission in submissions:
+            mark = f".{submission.token}"
+            ids = [job.job_id for job in listed.values() if job.name.endswith(mark)]
+            for planned in submission.runs:
+                started = _started(root / planned.key)
+                if started.get("name", "").endswith(mark):
+                    found[planned.key] = started["job"]
+                for job_id in ids:
+                    if "_" not in job_id or job_id.endswith(f"_{planned.array_index}"):
+                        found[planned.key] = job_id
+        return found
 
     def poll(self, jobs: Mapping[str, Path]) -> dict[str, JobStatus]:
-        """Ask squeue once for all jobs, and scontrol for the ones that have ended."""
+        """Ask squeue once for all jobs, and sacct once for those that it does not know any more."""
         if not jobs:
             return {}
-        listed = self._run(
-            "squeue", "--noheader", "--states=all", f"--format={SQUEUE_FORMAT}", f"--jobs={','.join(jobs)}"
-        )
-        if listed.returncode != 0 and "Invalid job id" not in listed.stderr:
-            raise ToolFailure(f"squeue failed: {_last_line(listed.stderr)}")
-        seen = parse_squeue(listed.stdout)
-        return {
-            job_id: seen[job_id] if job_id in seen and not seen[job_id].is_final else self._ended(job_id, directory)
-            for job_id, directory in jobs.items()
-        }
+        listed = self._list()
+        seen = {job_id: listed[job_id].status for job_id in jobs if job_id in listed}
+        if gone := {job_id: path for job_id, path in jobs.items() if job_id not in seen}:
+            accounted = self._account(gone)
+            arrays = {job_id.partition("_")[0] for job_id in listed}
+            for job_id, path in gone.items():
+                is_listed = job_id.partition("_")[0] in arrays
+                seen[job_id] = accounted.get(job_id) or self._by_marker(job_id, path, is_listed)
+        return seen
 
-    def _ended(self, job_id: str, directory: Path) -> JobStatus:
-        shown = self._run("scontrol", "--oneliner", "show", "job", job_id)
-        if (status := parse_show_job(shown.stdout)) is not None:
-            return status
-        if shown.returncode != 0 and "Invalid job id" not in shown.stderr:
-            raise ToolFailure(f"scontrol failed: {_last_line(shown.stderr)}")
-        marker = directory / POINT_FILES.exit_code
-        return status_from_marker(marker.read_text() if marker.exists() else None)
+    def _list(self) -> dict[str, Listed]:
+        """Return all jobs of this user that the controller remembers, ended ones included."""
+        answer = run(
+            *("squeue", "--noheader", "--array", "--states=all", f"--user={os.getuid()}"),
+            *("--Format", SQUEUE_FORMAT),
+        )
+        if answer.returncode != 0:
+            raise ToolFailure(f"squeue failed: {answer.complaint}")
+        return parse_squeue(answer.stdout)
+
+    def _account(self, job_ids: Iterable[str]) -> dict[str, JobStatus]:
+        """Return the jobs whose end the accounting knows. It is no failure if it does not answer: there are markers."""
+        if not self._has_accounting or time.monotonic() < self._ask_sacct_after:
+            return {}
+        ids = ",".join(sorted({job_id.partition("_")[0] for job_id in job_ids}))
+        argv = ("sacct", "--noheader", "--parsable2", "--allocations", f"--format={SACCT_FORMAT}", f"--jobs={ids}")
+        self._sacct_trouble = ""
+        try:
+            answer = run(*argv, timeout_s=SACCT_TIMEOUT_S)
+        except ToolFailure as error:
+            self._sacct_trouble = str(error)
+        else:
+            self._has_accounting = "accounting storage is disabled" not in answer.stderr
+            if answer.returncode == 0:
+                known = parse_sacct(answer.stdout)
+                return {job_id: status for job_id, status in known.items() if status.is_final}
+            if self._has_accounting:
+                self._sacct_trouble = f"sacct failed: {answer.complaint}"
+        self._ask_sacct_after = time.monotonic() + SACCT_PAUSE_S
+        return {}
+
+    def _by_marker(self, job_id: str, directory: Path, is_array_listed: bool) -> JobStatus:
+        """Judge a job that is not listed by what its script left behind."""
+        trouble = f"; {self._sacct_trouble}" if self._sacct_trouble else ""
+        started = _started(directory)
+        if started.get("job") != job_id:
+            if is_array_listed:  # a task that is cancelled while it waits vanishes from its array without a row
+                return JobStatus("CANCELLED", JobClass.CANCELLED, reason="it had not started", run_time_s=0.0)
+            reason = f"Slurm does not know the job, and it has never started{trouble}"
+            return JobStatus("NEVER_STARTED", JobClass.UNKNOWN, reason=reason)
+        status = status_from_marker(_read(directory / POINT_FILES.exit_code), started.get("nodes", ""))
+        return JobStatus(**{**vars(status), "reason": status.reason + trouble})
 
     def cancel(self, job_ids: Iterable[str]) -> None:
         """Cancel the jobs; ones that have ended are not an error."""
-        if ids := list(job_ids):
-            self._run("scancel", *ids)
+        ids = list(job_ids)
+        for start in range(0, len(ids), _ARGUMENTS):
+            answer = run("scancel", *ids[start : start + _ARGUMENTS])
+            if answer.returncode != 0 and "Invalid job id" not in answer.stderr:
+                raise ToolFailure(f"scancel failed: {answer.complaint}")
 
-    def _run(
-        self, *argv: str, cwd: Path | None = None, env: Mapping[str, str] | None = None
-    ) -> subprocess.CompletedProcess[str]:
-        full_env = {**without_slurm_variables(os.environ), **(env or {})}
-        try:
-            return subprocess.run(
-                argv,
-                cwd=cwd,
-                env=full_env,
-                capture_output=True,
-                text=True,
-                timeout=COMMAND_TIMEOUT_S,
-                check=False,
-                start_new_session=True,  # Ctrl-C is for mbridge: an sbatch must not die between asking and answering
-            )
-        except FileNotFoundError:
-            raise ToolFailure(f"{argv[0]} is not installed here; run on a Slurm login node") from None
-        except subprocess.TimeoutExpired:
-            raise ToolFailure(f"{argv[0]} did not answer within {COMMAND_TIMEOUT_S} s") from None
+    def sick_nodes(self, nodes: str) -> dict[str, str]:
+        """Ask sinfo which of the nodes are down, drained or silent."""
+        return {
+            name: f"{state} ({reason})" if reason not in ("none", "") else state
+            for name, state, reason in self._nodes(f"--nodes={nodes}")
+            if _is_sick(state)
+        }
+
+    def num_usable_nodes(self, exclude: Iterable[str]) -> int | None:
+        """Count the partition's nodes that are not excluded; ones out of service may come back, and Slurm waits."""
+        rows = self._nodes(f"--partition={self._system.default_partition}")
+        return len({name for name, _, _ in rows} - set(exclude)) if rows else None
+
+    def _nodes(self, option: str) -> list[tuple[str, str, str]]:
+        answer = run("sinfo", "--noheader", "--Node", option, "--format=%N|%T|%E")
+        rows = (tuple(line.split("|", 2)) for line in answer.stdout.splitlines())
+        return [(row[0], row[1], row[2]) for row in rows if len(row) == 3]
 
 
-def _last_line(text: str) -> str:
-    lines = [line for line in text.splitlines() if line.strip()]
-    return lines[-1].strip() if lines else ""
+def _is_sick(state: str) -> bool:
+    return state.endswith("*") or state.startswith(("down", "drain", "fail", "error", "unknown"))
+
+
+def _started(directory: Path) -> dict[str, str]:
+    return parse_started(_read(directory / POINT_FILES.started) or "")
+
+
+def _read(path: Path) -> str | None:
+    try:
+        return path.read_text(errors="replace")
+    except FileNotFoundError:
+        return None

@@ -41,3 +41,46 @@ def base_state(state: str) -> str:
 def classify(state: str) -> JobClass:
     """Return the class of a state; one that is not documented is UNKNOWN, which is never a success."""
     return _CLASS_OF.get(base_state(state), JobClass.UNKNOWN)
+
+
+# squeue(1), JOB REASON CODES: why a job waits for something that will not come by waiting. A site's administrator can
+# change any of them, so the runner looks twice before it gives up.
+_HOPELESS = frozenset(
+    (
+        "AccountNotAllowed",
+        "BadConstraints",
+        "DependencyNeverSatisfied",
+        "InvalidAccount",
+        "InvalidQOS",
+        "PartitionConfig",
+        "PartitionNodeLimit",
+        "PartitionTimeLimit",
+        "QOSNotAllowed",
+        "AssocGrpCPUMinutesLimit",
+        "AssocMaxCpuPerJobLimit",
+        "AssocMaxNodePerJobLimit",
+        "AssocMaxWallDurationPerJobLimit",
+        "AssocMaxGRESPerJob",
+        "AssocMaxCPUMinutesPerJobLimit",
+        "QOSMaxCpuPerJobLimit",
+        "QOSMaxNodePerJobLimit",
+        "QOSMaxWallDurationPerJobLimit",
+        "QOSMaxGRESPerJob",
+        "QOSMinGRES",
+        "QOSMinNode",
+        "QOSMaxCpuMinutesPerJobLimit",
+        "ReservationDeleted",
+        "AccountingPolicy",
+    )
+)
+# With words: what a controller that was killed does not remember to have launched.
+_LAUNCH_FAILED = re.compile(r"launch[ _]failed[ _]requeued[ _]held", re.IGNORECASE)
+
+
+def hopeless(state: str, reason: str) -> JobClass | None:
+    """Return what a pending job that waits for something that will not come is to count as, or None."""
+    if base_state(state) != "PENDING":
+        return None
+    if _LAUNCH_FAILED.search(reason):
+        return JobClass.INFRASTRUCTURE
+    return JobClass.FAILED if reason in _HOPELESS else None

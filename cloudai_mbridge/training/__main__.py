@@ -1,29 +1,43 @@
-"""`python -m cloudai_mbridge.training --config FILE`, alone or under torchrun."""
+"""`python -m cloudai_mbridge.training --config FILE [OVERRIDE ...]`, alone or under torchrun."""
 
 import argparse
+import os
 import sys
 import warnings
 from pathlib import Path
 
-from cloudai_mbridge.training.config import ConfigError, load_config
+from cloudai_mbridge.training.errors import ConfigError
+from cloudai_mbridge.training.hang import HangWatch, hang_timeout_s
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m cloudai_mbridge.training", description=__doc__)
-    parser.add_argument("--config", type=Path, required=True, help="JSON file with the sections of ConfigContainer")
+    parser.add_argument("--config", type=Path, required=True, help="YAML or JSON file with a ConfigContainer")
+    parser.add_argument("overrides", nargs="*", help="such as train.train_iters=20 ~profiling")
     args = parser.parse_args()
     try:
-        config = load_config(args.config)
+        timeout_s = hang_timeout_s(os.environ)
     except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    warnings.filterwarnings("ignore", message=".*not installed. Falling back.*")  # MBRIDGE_RUN says it once
-    # Imported only now: a bad config is refused in milliseconds, before torch and Megatron-Core load.
-    from cloudai_mbridge.training.gpt_step import forward_step
-    from cloudai_mbridge.training.pretrain import pretrain
+        return _refuse(error)
+    with HangWatch(timeout_s) as watch:
+        warnings.filterwarnings("ignore", message=".*not installed. Falling back.*")  # MBRIDGE_RUN says it once
+        # Imported only now: a hang while torch and Megatron-Core load leaves its stacks too.
+        from cloudai_mbridge.training.config import ConfigContainer
+        from cloudai_mbridge.training.config.overrides import apply_overrides
+        from cloudai_mbridge.training.gpt_step import forward_step
+        from cloudai_mbridge.training.pretrain import pretrain
 
-    pretrain(config, forward_step)
+        try:
+            config = apply_overrides(ConfigContainer.from_yaml(args.config), args.overrides)
+            pretrain(config, forward_step, watch)
+        except ConfigError as error:
+            return _refuse(error)
     return 0
+
+
+def _refuse(error: ConfigError) -> int:
+    print(f"error: {error}", file=sys.stderr)
+    return 2
 
 
 # Megatron's distributed checkpointing spawns processes that import this module again.

@@ -6,38 +6,37 @@ from typing import Any
 import torch
 from megatron.core import parallel_state as mpu
 from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
-from megatron.core.datasets.gpt_dataset import GPTDatasetConfig, MockGPTDataset
+from megatron.core.datasets.gpt_dataset import GPTDataset, MockGPTDataset
 from megatron.core.tokenizers import MegatronTokenizer
 from megatron.core.utils import get_batch_on_this_cp_rank
 
-from cloudai_mbridge.training.config import ConfigContainer
+from cloudai_mbridge.training.config.container import ConfigContainer
 from cloudai_mbridge.training.device import current_device
+from cloudai_mbridge.training.utils.required import required
 
 _KEYS = ("tokens", "labels", "loss_mask", "position_ids")
 
 
 def build_dataset(config: ConfigContainer) -> Any:
-    """Build enough mock samples for the whole run; sample i is the same on every rank and layout."""
-    tokenizer = MegatronTokenizer.from_pretrained(
-        metadata_path={"library": "null"}, vocab_size=config.model.vocab_size - 1
-    )
-    dataset_config = GPTDatasetConfig(
-        random_seed=config.dataset.random_seed,
-        sequence_length=config.model.seq_length,
-        blend=None,
-        blend_per_split=None,
-        split="99,1,0",
-        path_to_cache=None,
-        tokenizer=tokenizer,
-        reset_position_ids=False,
-        reset_attention_mask=False,
-        eod_mask_loss=False,
-        create_attention_mask=False,
-        mid_level_dataset_surplus=0.005,
-    )
-    samples = config.train.global_batch_size * config.train.train_iters
-    builder = BlendedMegatronDatasetBuilder(MockGPTDataset, [samples, 1, 0], lambda: True, dataset_config)
-    return builder.build()[0]
+    """Build enough samples for the whole run; sample i is the same on every rank and layout."""
+    dataset: Any = config.dataset
+    dataset.tokenizer = _build_tokenizer(config)
+    kind = MockGPTDataset if dataset.mock else GPTDataset
+    samples = required(config.train.global_batch_size) * (config.train.train_iters or 0)
+    return BlendedMegatronDatasetBuilder(kind, [samples, 1, 0], lambda: True, dataset).build()[0]
+
+
+def _build_tokenizer(config: ConfigContainer) -> Any:
+    """Build the tokenizer; the null one has one id more than its vocabulary, the end of a document.
+
+    Raises:
+        NotImplementedError: this version builds only the null tokenizer.
+    """
+    if config.tokenizer.tokenizer_type not in (None, "NullTokenizer"):
+        raise NotImplementedError(f"tokenizer.tokenizer_type: {config.tokenizer.tokenizer_type!r} is not built yet")
+    model: Any = config.model
+    size = config.tokenizer.vocab_size or model.vocab_size - 1
+    return MegatronTokenizer.from_pretrained(metadata_path={"library": "null"}, vocab_size=size)
 
 
 def micro_batches(config: ConfigContainer, dataset: Any) -> Iterator[dict[str, torch.Tensor]]:
@@ -45,7 +44,7 @@ def micro_batches(config: ConfigContainer, dataset: Any) -> Iterator[dict[str, t
 
     The samples of one global batch are the same under every layout; only who takes which differs.
     """
-    size = config.train.micro_batch_size
+    size = required(config.train.micro_batch_size)
     rank, world = mpu.get_data_parallel_rank(), mpu.get_data_parallel_world_size()
     device = current_device()
     first = 0

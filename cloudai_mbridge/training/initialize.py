@@ -9,8 +9,8 @@ from megatron.core import parallel_state as mpu
 from megatron.core.num_microbatches_calculator import init_num_microbatches_calculator
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 
-from cloudai_mbridge.training.config import ConfigContainer
-from cloudai_mbridge.training.device import bind_local_device, current_device, default_backend
+from cloudai_mbridge.training.config.container import ConfigContainer
+from cloudai_mbridge.training.device import bind_local_device, current_device
 
 
 def initialize(config: ConfigContainer) -> None:
@@ -18,7 +18,7 @@ def initialize(config: ConfigContainer) -> None:
 
     Without torchrun's variables the run is a single process.
     """
-    backend = config.dist.distributed_backend or default_backend()
+    backend = config.dist.distributed_backend
     bind_local_device(backend)
     rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     timeout = timedelta(minutes=config.dist.distributed_timeout_minutes)
@@ -37,10 +37,11 @@ def initialize_megatron(config: ConfigContainer) -> None:
     model_parallel_cuda_manual_seed(config.rng.seed)
     init_num_microbatches_calculator(
         dist.get_rank(),
-        None,
+        config.train.rampup_batch_size,
         config.train.global_batch_size,
         config.train.micro_batch_size,
         mpu.get_data_parallel_world_size(),
+        config.train.decrease_batch_size_if_needed,
     )
 
 
@@ -53,7 +54,8 @@ def _initialize_model_parallel(config: ConfigContainer) -> None:
         context_parallel_size=m.context_parallel_size,
         expert_model_parallel_size=m.expert_model_parallel_size,
         expert_tensor_parallel_size=m.expert_tensor_parallel_size,
-        create_gloo_process_groups=current_device().type != "cpu",  # on a CPU the groups are gloo already
+        # on a CPU the groups are gloo already
+        create_gloo_process_groups=config.dist.use_gloo_process_groups and current_device().type != "cpu",
     )
 
 

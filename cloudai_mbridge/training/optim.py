@@ -3,36 +3,24 @@
 from typing import Any
 
 from megatron.core.optimizer import MegatronOptimizer, get_megatron_optimizer
-from megatron.core.optimizer import OptimizerConfig as MegatronOptimizerConfig
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
-from cloudai_mbridge.training.config import ConfigContainer
+from cloudai_mbridge.training.config.container import ConfigContainer
+from cloudai_mbridge.training.config.optimizer import OptimizerConfigOverrideProviderContext
 from cloudai_mbridge.training.device import current_device
 
 
 def build_optimizer(config: ConfigContainer, model: list[Any]) -> MegatronOptimizer:
-    """Build Adam over the model chunks: mixed precision and sharding as configured."""
-    o, params_dtype = config.optimizer, model[0].config.params_dtype
+    """Build the optimizer over the model chunks: mixed precision and sharding as configured."""
     on_cpu = current_device().type == "cpu"
+    context = OptimizerConfigOverrideProviderContext(config.scheduler, config.optimizer, model)
     optimizer = get_megatron_optimizer(
-        MegatronOptimizerConfig(
-            optimizer="adam",
-            lr=o.lr,
-            min_lr=o.min_lr,
-            weight_decay=o.weight_decay,
-            adam_beta1=o.adam_beta1,
-            adam_beta2=o.adam_beta2,
-            adam_eps=o.adam_eps,
-            clip_grad=o.clip_grad,
-            bf16=model[0].config.bf16,
-            params_dtype=params_dtype,
-            use_distributed_optimizer=o.use_distributed_optimizer,
-            overlap_param_gather=config.ddp.overlap_param_gather,
-        ),
+        config.optimizer,
         model,
-        use_gloo_process_groups=not on_cpu,  # on a CPU the groups are gloo already
+        config_overrides=config.optimizer_config_override_provider.build_config_overrides(context),
+        use_gloo_process_groups=config.dist.use_gloo_process_groups and not on_cpu,  # on a CPU all groups are gloo
     )
-    if on_cpu:
+    if on_cpu and config.optimizer.optimizer == "adam":
         _use_fused_adam(optimizer)
     return optimizer
 
@@ -45,19 +33,22 @@ def _use_fused_adam(optimizer: Any) -> None:
 
 
 def build_scheduler(config: ConfigContainer, optimizer: MegatronOptimizer) -> OptimizerParamScheduler:
-    """Build the learning-rate law. Megatron counts its steps in samples."""
-    s, o, batch = config.scheduler, config.optimizer, config.train.global_batch_size
-    decay_iters = s.lr_decay_iters or config.train.train_iters
+    """Build the laws of learning rate and weight decay. Megatron counts their steps in samples."""
+    s, o = config.scheduler, config.optimizer
     return OptimizerParamScheduler(
         optimizer,
-        init_lr=0.0,
+        init_lr=s.lr_warmup_init,
         max_lr=o.lr,
         min_lr=o.min_lr,
-        lr_warmup_steps=s.lr_warmup_iters * batch,
-        lr_decay_steps=decay_iters * batch,
+        lr_warmup_steps=s.lr_warmup_steps,
+        lr_decay_steps=s.lr_decay_steps,
         lr_decay_style=s.lr_decay_style,
-        start_wd=o.weight_decay,
-        end_wd=o.weight_decay,
-        wd_incr_steps=config.train.train_iters * batch,
-        wd_incr_style="constant",
+        start_wd=o.weight_decay if s.start_weight_decay is None else s.start_weight_decay,
+        end_wd=o.weight_decay if s.end_weight_decay is None else s.end_weight_decay,
+        wd_incr_steps=s.wd_incr_steps,
+        wd_incr_style=s.weight_decay_incr_style,
+        use_checkpoint_opt_param_scheduler=s.use_checkpoint_opt_param_scheduler,
+        override_opt_param_scheduler=s.override_opt_param_scheduler,
+        wsd_decay_steps=s.wsd_decay_steps,
+        lr_wsd_decay_style=s.lr_wsd_decay_style,
     )

@@ -6,9 +6,9 @@ from typing import Any
 
 from megatron.core.distributed import finalize_model_grads
 
-from cloudai_mbridge.training.config import ConfigContainer
+from cloudai_mbridge.training.config.container import ConfigContainer
 from cloudai_mbridge.training.data import build_dataset, micro_batches
-from cloudai_mbridge.training.models.gpt import build_model
+from cloudai_mbridge.training.models.build import build_model
 from cloudai_mbridge.training.optim import build_optimizer, build_scheduler
 
 

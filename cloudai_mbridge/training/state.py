@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from cloudai_mbridge.training.config import ConfigContainer
+from cloudai_mbridge.training.config.container import ConfigContainer
 
 
 @dataclass

@@ -11,28 +11,37 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 
 from cloudai_mbridge.training.cpu import megatron_device
 from cloudai_mbridge.training.device import current_device
+from cloudai_mbridge.training.hang import HangWatch
 from cloudai_mbridge.training.state import GlobalState
 from cloudai_mbridge.training.step_timer import StepTimer
+from cloudai_mbridge.training.utils.required import required
 from cloudai_mbridge.training.utils.train_utils import training_log
 
 
 def train(
-    forward_step_func: Any, model: list[Any], optimizer: Any, scheduler: Any, data_iterator: Any, state: GlobalState
+    forward_step_func: Any,
+    model: list[Any],
+    optimizer: Any,
+    scheduler: Any,
+    data_iterator: Any,
+    state: GlobalState,
+    watch: HangWatch,
 ) -> None:
     """Train until `train_iters` steps are done. Every rank calls it."""
     for chunk in model:
         chunk.train()
     timer = StepTimer()
-    while state.train_state.step < state.cfg.train.train_iters:
+    while state.train_state.step < required(state.cfg.train.train_iters):
         with timer:
             loss_dict, skipped, grad_norm = train_step(
                 forward_step_func, data_iterator, model, optimizer, scheduler, state
             )
         state.train_state.step += 1
-        state.train_state.consumed_train_samples += state.cfg.train.global_batch_size
+        state.train_state.consumed_train_samples += required(state.cfg.train.global_batch_size)
         learning_rate = get_canonical_lr_for_logging(optimizer.param_groups)
         step_time_s = timer.slowest_rank_s()
         training_log(state, loss_dict, step_time_s, learning_rate, grad_norm, _loss_scale(optimizer), skipped)
+        watch.step_done()
 
 
 def train_step(
@@ -58,7 +67,7 @@ def train_step(
         )
         update_successful, grad_norm, _ = optimizer.step()
         if update_successful:
-            scheduler.step(increment=state.cfg.train.global_batch_size)
+            scheduler.step(increment=required(state.cfg.train.global_batch_size))
     return reduce_losses(losses), int(not update_successful), None if grad_norm is None else float(grad_norm)
 
 

@@ -5,15 +5,15 @@ also exits with an error when a good run differs from golden values that few use
 """
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from cloudai_mbridge.errors import BadInput, ToolFailure
-from cloudai_mbridge.jobs import JobClass, JobStatus
+from cloudai_mbridge.jobs import JobClass, JobStatus, Submission
 from cloudai_mbridge.launch.upstream import launcher_path
 from cloudai_mbridge.launch.upstream_script import find_job_ids, python_path
-from cloudai_mbridge.local.child import Child
+from cloudai_mbridge.local.child import Child, find_marked
 from cloudai_mbridge.models.system import SlurmSystem
 from cloudai_mbridge.plan import POINT_FILES, RunPlan
 from cloudai_mbridge.slurm import SlurmClient
@@ -21,6 +21,12 @@ from cloudai_mbridge.slurm.parsing import without_slurm_variables
 
 _TOKEN = "HF_TOKEN"  # noqa: S105 - the variable's name
 _LONGEST_LINE = 1 << 16
+_PREFIX = "launcher-"
+
+
+def is_launcher(job_id: str) -> bool:
+    """Return whether a job id is a launcher's, and not Slurm's."""
+    return job_id.startswith(_PREFIX)
 
 
 @dataclass
@@ -49,7 +55,7 @@ class _Launch:
 
 
 class UpstreamClient:
-    """Launchers on this machine, their jobs on a Slurm cluster. A run's id is its launcher's: launcher-PID."""
+    """Launchers on this machine, their jobs on a Slurm cluster. A run's id is its launcher's: launcher-PID.TOKEN."""
 
     def __init__(self, system: SlurmSystem, runs: Iterable[RunPlan]) -> None:
         self._system, self._runs = system, [run for run in runs if run.upstream is not None]
@@ -70,17 +76,38 @@ class UpstreamClient:
                     raise ToolFailure(f"{path}: no such file; run `mbridge install` first")
         self._slurm.preflight()
 
-    def submit(self, plan: RunPlan, directory: Path) -> str:
+    def batches(self, runs: Sequence[RunPlan]) -> list[tuple[RunPlan, ...]]:
+        """Start a launcher for every run."""
+        return [(run,) for run in runs]
+
+    def submit(self, submission: Submission, root: Path) -> dict[str, str]:
         """Start the launcher. Credentials travel in its environment only."""
-        env = {**without_slurm_variables(os.environ), **plan.secret_env}
-        child = Child(POINT_FILES.launcher_script, directory, env)
-        job_id = f"launcher-{child.pid}"
-        self._launches[job_id] = _Launch(child, directory)
-        return job_id
+        (run,) = submission.runs
+        env = {**without_slurm_variables(os.environ), **run.secret_env}
+        child = Child.start(submission.token, POINT_FILES.launcher_script, root / run.key, env)
+        job_id = _PREFIX + child.job_id
+        self._launches[job_id] = _Launch(child, root / run.key)
+        return {run.key: job_id}
+
+    def find(self, submissions: Iterable[Submission], root: Path) -> dict[str, str]:
+        """Look for launchers that carry the tokens. One that has ended has left its log behind."""
+        found = {}
+        for submission in submissions:
+            (run,) = submission.runs
+            pid = find_marked(submission.token)
+            if pid is not None or (root / run.key / POINT_FILES.launcher_log).exists():
+                found[run.key] = f"{_PREFIX}{pid or 0}.{submission.token}"
+        return found
+
+    def _launch(self, job_id: str, directory: Path) -> _Launch:
+        """Return a launch, also one of an earlier process."""
+        if job_id not in self._launches:
+            self._launches[job_id] = _Launch(Child.of(job_id.removeprefix(_PREFIX), directory), directory)
+        return self._launches[job_id]
 
     def poll(self, jobs: Mapping[str, Path]) -> dict[str, JobStatus]:
         """Look at the launchers, and ask Slurm once for all of their jobs."""
-        launches = {job_id: self._launches[job_id] for job_id in jobs}
+        launches = {job_id: self._launch(job_id, directory) for job_id, directory in jobs.items()}
         for launch in launches.values():
             launch.look()
         last = {launch.job_ids[-1]: launch.directory for launch in launches.values() if launch.job_ids}
@@ -117,6 +144,14 @@ class UpstreamClient:
                 launch.child.end()
             launch.look()
         self._slurm.cancel([job_id for launch in launches for job_id in launch.job_ids])
+
+    def sick_nodes(self, nodes: str) -> dict[str, str]:
+        """Ask Slurm."""
+        return self._slurm.sick_nodes(nodes)
+
+    def num_usable_nodes(self, exclude: Iterable[str]) -> int | None:
+        """Ask Slurm."""
+        return self._slurm.num_usable_nodes(exclude)
 
 
 def _naming(job: JobStatus, job_id: str, more: str = "") -> JobStatus:

@@ -1,10 +1,11 @@
 """One scheduler of two: each run goes where its launcher belongs."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from cloudai_mbridge.jobs import JobStatus, Scheduler
+from cloudai_mbridge.jobs import JobStatus, Scheduler, Submission
 from cloudai_mbridge.plan import RunPlan
+from cloudai_mbridge.upstream.client import is_launcher
 
 
 class ByLauncher:
@@ -12,32 +13,60 @@ class ByLauncher:
 
     def __init__(self, embedded: Scheduler, upstream: Scheduler) -> None:
         self._embedded, self._upstream = embedded, upstream
-        self._home: dict[str, Scheduler] = {}
+
+    def _homes(self) -> tuple[Scheduler, Scheduler]:
+        return self._embedded, self._upstream
+
+    def _home(self, run: RunPlan) -> Scheduler:
+        return self._embedded if run.upstream is None else self._upstream
+
+    def _own(self, home: Scheduler, job_ids: Iterable[str]) -> list[str]:
+        return [job_id for job_id in job_ids if is_launcher(job_id) is (home is self._upstream)]
 
     def preflight(self) -> None:
         """Check both."""
-        self._embedded.preflight()
-        self._upstream.preflight()
+        for home in self._homes():
+            home.preflight()
 
-    def submit(self, plan: RunPlan, directory: Path) -> str:
+    def batches(self, runs: Sequence[RunPlan]) -> list[tuple[RunPlan, ...]]:
+        """Ask each about its own."""
+        return [
+            batch for home in self._homes() for batch in home.batches([run for run in runs if self._home(run) is home])
+        ]
+
+    def submit(self, submission: Submission, root: Path) -> dict[str, str]:
         """Submit to the one that runs the plan's launcher."""
-        home = self._embedded if plan.upstream is None else self._upstream
-        job_id = home.submit(plan, directory)
-        self._home[job_id] = home
-        return job_id
+        return self._home(submission.runs[0]).submit(submission, root)
+
+    def find(self, submissions: Iterable[Submission], root: Path) -> dict[str, str]:
+        """Ask each about its own."""
+        found: dict[str, str] = {}
+        every = list(submissions)
+        for home in self._homes():
+            if own := [submission for submission in every if self._home(submission.runs[0]) is home]:
+                found |= home.find(own, root)
+        return found
 
     def poll(self, jobs: Mapping[str, Path]) -> dict[str, JobStatus]:
         """Ask each for its own."""
         return {
             job_id: status
-            for home in (self._embedded, self._upstream)
-            if (own := {job_id: path for job_id, path in jobs.items() if self._home[job_id] is home})
-            for job_id, status in home.poll(own).items()
+            for home in self._homes()
+            if (own := self._own(home, jobs))
+            for job_id, status in home.poll({job_id: jobs[job_id] for job_id in own}).items()
         }
 
     def cancel(self, job_ids: Iterable[str]) -> None:
         """Cancel each with its own."""
         ids = list(job_ids)
-        for home in (self._embedded, self._upstream):
-            if own := [job_id for job_id in ids if self._home.get(job_id) is home]:
+        for home in self._homes():
+            if own := self._own(home, ids):
                 home.cancel(own)
+
+    def sick_nodes(self, nodes: str) -> dict[str, str]:
+        """Both run on the same nodes."""
+        return self._embedded.sick_nodes(nodes)
+
+    def num_usable_nodes(self, exclude: Iterable[str]) -> int | None:
+        """Both run on the same nodes."""
+        return self._embedded.num_usable_nodes(exclude)

@@ -9,6 +9,7 @@ from enum import StrEnum
 from cloudai_mbridge.jobs import JobClass, JobStatus
 from cloudai_mbridge.logs import LogSummary
 from cloudai_mbridge.metrics import Metrics
+from cloudai_mbridge.verdict.triage import Failure
 
 
 class Verdict(StrEnum):
@@ -16,16 +17,18 @@ class Verdict(StrEnum):
 
     SUCCESS = "success"
     FAILED = "failed"
+    SKIPPED = "skipped"
     REJECTED = "rejected"
 
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """A run's verdict with every reason against it, and the last lines of its logs if there is any."""
+    """A run's verdict with every reason against it, and if there is any, what its logs show and its name."""
 
     verdict: Verdict
     reasons: tuple[str, ...]
     evidence: tuple[str, ...]
+    failure: Failure | None = None
 
 
 def judge(
@@ -42,6 +45,8 @@ def judge(
     num_steps: steps that were asked for; 0 if the launcher decided, and then at least one must be measured.
     needs_losses: False for a log that tells no loss at all, as the upstream launcher's may.
     """
+    if status is not None and status.job_class is JobClass.STOPPED:
+        num_steps = 0  # it was to be stopped: what it has measured until then counts
     reasons = (*_job_reasons(status), *_log_reasons(log, num_steps, needs_losses), *_metric_reasons(metrics))
     if not reasons:
         return RunOutcome(Verdict.SUCCESS, (), ())
@@ -51,7 +56,7 @@ def judge(
 def _job_reasons(status: JobStatus | None) -> list[str]:
     if status is None:
         return ["the job was not submitted, or its end is unknown"]
-    if status.job_class is JobClass.SUCCEEDED:
+    if status.job_class in (JobClass.SUCCEEDED, JobClass.STOPPED):
         return []
     return [f"the job {_describe(status)}"]
 
@@ -60,6 +65,7 @@ def _describe(status: JobStatus) -> str:
     how = {
         JobClass.ACTIVE: "was last seen as",
         JobClass.UNKNOWN: "is in a state that proves nothing:",
+        JobClass.LOST: "was given up in a state that proves nothing:",
     }.get(status.job_class, "ended as")
     details = []
     if status.exit_code:

@@ -18,7 +18,7 @@ torch = pytest.importorskip("torch")
 from cloudai_mbridge.constraints import check  # noqa: E402
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs  # noqa: E402
 from cloudai_mbridge.recipes import Recipe  # noqa: E402
-from cloudai_mbridge.recipes.apply import as_config, training_config, with_recipe_defaults  # noqa: E402
+from cloudai_mbridge.recipes.apply import training_config, with_recipe_defaults  # noqa: E402
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
@@ -102,6 +102,13 @@ class Megatron:
             destroy_num_microbatches_calculator()
         return None
 
+    def leave(self) -> None:
+        """Leave no process group to the tests that follow."""
+        import torch.distributed as dist
+
+        if self._world:
+            dist.destroy_process_group()
+
     def _join(self, world_size: int) -> None:
         import torch.distributed as dist
         from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -117,12 +124,16 @@ class Megatron:
         from megatron.core.pipeline_parallel import get_forward_backward_func
         from megatron.core.tensor_parallel import random as mrandom
 
+        from cloudai_mbridge.training.adapt import adapt_to_device
+        from cloudai_mbridge.training.config import ConfigContainer, runtime_config_update
         from cloudai_mbridge.training.cpu import megatron_device
         from cloudai_mbridge.training.gpt_step import forward_step
         from cloudai_mbridge.training.initialize import initialize_megatron
-        from cloudai_mbridge.training.models.gpt import build_model
+        from cloudai_mbridge.training.models.build import build_model
 
-        config = as_config(sections)
+        config = ConfigContainer.from_dict(sections)
+        adapt_to_device(config)
+        runtime_config_update(config)
         mrandom._CUDA_RNG_STATE_TRACKER.reset()
         initialize_megatron(config)
         with megatron_device():
@@ -148,10 +159,11 @@ class Megatron:
 
 
 @pytest.mark.timeout(900)
-def test_rules_and_megatron_core_agree(capsys: pytest.CaptureFixture[str]) -> None:
+def test_rules_and_megatron_core_agree(capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest) -> None:
     if "RANK" in os.environ:
         pytest.skip("needs a process without torchrun's variables")
     megatron = Megatron()
+    request.addfinalizer(megatron.leave)
     counts: Counter[str] = Counter()
     false_accepts: list[str] = []
     false_rejects: list[str] = []

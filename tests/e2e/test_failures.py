@@ -158,7 +158,7 @@ def test_a_signal_cancels_what_runs_and_still_reports(tmp_path: Path, start: Any
     assert "Traceback" not in err
     point = report(tmp_path)
     assert point["verdict"] == "failed"
-    assert point["job"]["state"] == "CANCELLED"
+    assert point["job"]["state"] == "INTERRUPTED"
     assert not processes_of(tmp_path, "cloudai_mbridge.training")
 
 
@@ -170,5 +170,5 @@ def test_a_signal_cancels_slurm_jobs(tmp_path: Path, start: Any, cluster: Any) -
     process.send_signal(signal.SIGTERM)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 143, err
-    assert report(tmp_path)["job"]["state"] == "CANCELLED"
+    assert report(tmp_path)["job"]["state"] == "INTERRUPTED"
     assert not cluster.run("squeue", "--noheader", "--states=running,pending,completing").stdout

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from cloudai_mbridge.models.toml_source import read_toml
-from cloudai_mbridge.training.config import load_config
+from cloudai_mbridge.training.config import ConfigContainer
 
 REPOSITORY = Path(__file__).parents[2]
 SCENARIOS = sorted((REPOSITORY / "conf/scenarios").glob("*.toml"))
@@ -39,7 +39,7 @@ def test_every_scenario_plans_and_renders(mbridge: Any, scenario: Path, tmp_path
     configs = list(tmp_path.rglob("training.json"))
     assert configs
     for path in configs:
-        assert load_config(path).train.train_iters > 0
+        assert ConfigContainer.from_yaml(path).train.train_iters > 0
 
 
 def test_every_test_definition_is_used_by_a_scenario() -> None:

@@ -64,7 +64,9 @@ def test_jobs_are_not_requeued_and_ran_in_their_directories(run: Any, cluster: A
         if point["verdict"] == "success":
             shown = cluster.run("scontrol", "show", "job", point["job"]["job_id"]).stdout
             assert "Requeue=0" in shown
-            assert f"WorkDir={root / point['key']}" in shown
+            stdout = Path(shown.partition("StdOut=")[2].splitlines()[0])
+            assert stdout.resolve() == root / point["key"] / "stdout.txt"
+            assert stdout.with_name("started.txt").read_text().count("job=") == 1
 
 
 def test_dry_run_without_torch_writes_the_scripts_that_run_submitted(

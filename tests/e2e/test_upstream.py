@@ -206,8 +206,9 @@ def test_a_launcher_that_submits_nothing(tmp_path: Path, installed: Path, cluste
     assert "Traceback" not in done.stderr
     assert point["verdict"] == "failed"
     log = "cloudai_megatron_bridge_launcher.log"
-    assert f"the launcher submitted no job; see {log}" in point["reasons"][0]
-    assert "ValueError: no such recipe" in point["evidence"]
+    assert point["failure"]["id"] == "bad_configuration"
+    assert f"the launcher submitted no job; see {log}" in point["reasons"][1]
+    assert any("ValueError: no such recipe" in line for line in point["failure"]["evidence"])
     assert f"the launcher submitted no job and exited with 1; see {log}" in point["evidence"]
     assert (directory / "exit_code.txt").read_text() == "1\n"
     assert not (directory / "slurm_job_id.txt").exists()
@@ -219,7 +220,7 @@ def test_a_job_that_fails(tmp_path: Path, installed: Path, cluster: Any) -> None
     done, point, _ = run(tmp_path, installed, cluster, "fails")
     assert done.returncode == 1
     assert point["verdict"] == "failed"
-    assert "the job ended as FAILED (exit code 3" in point["reasons"][0]
+    assert "the job ended as FAILED (exit code 3" in " ".join(point["reasons"])
     assert "2 of 5 steps are in the log; the first missing is 3" in point["reasons"]
 
 
@@ -227,7 +228,8 @@ def test_a_job_that_fails(tmp_path: Path, installed: Path, cluster: Any) -> None
 def test_a_loss_that_is_told_must_be_finite(tmp_path: Path, installed: Path, cluster: Any) -> None:
     done, point, _ = run(tmp_path, installed, cluster, "nan_loss")
     assert done.returncode == 1
-    assert point["reasons"] == ["the loss is nan at step 5"]
+    assert point["failure"]["id"] == "nan_loss"
+    assert point["reasons"][1:] == ["the loss is nan at step 5"]
 
 
 @pytest.mark.slurm
@@ -239,7 +241,7 @@ def test_a_signal_ends_the_launcher_and_its_job(tmp_path: Path, installed: Path,
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 143
     (point,) = report(tmp_path)
-    assert point["job"]["state"] == "CANCELLED"
+    assert point["job"]["state"] == "INTERRUPTED"
     shown = cluster.run("scontrol", "--oneliner", "show", "job", job_id).stdout
     assert "JobState=CANCELLED" in shown
     assert not [line for line in all_argv() if str(installed).encode() in line], "the launcher was left running"

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from cloudai_mbridge.launch.script import render_local_script, render_slurm_script
 from cloudai_mbridge.models.system import LocalSystem, SlurmSystem
 from cloudai_mbridge.plan import RunPlan
+from cloudai_mbridge.slurm.parsing import parse_started
 
 LOCAL = LocalSystem(name="here", scheduler="local")
 SLURM = SlurmSystem(name="c", scheduler="slurm", default_partition="main", partitions=[{"name": "main"}])
@@ -112,13 +114,18 @@ def run_script(tmp_path: Path) -> RunScript:
         )
         assert done.stderr == ""
         files = {path.name: path.read_bytes().decode() for path in directory.iterdir()}
-        assert set(files) <= {"script", "record.json", "exit_code.txt", "srun_argv"}
-        return {**json.loads(files["record.json"]), "code": done.returncode, "files": files}
+        assert set(files) <= {"script", "record.json", "started.txt", "exit_code.txt", "srun_argv"}
+        return {**json.loads(files.get("record.json", "{}")), "code": done.returncode, "files": files}
 
     return run
 
 
-SLURM_ENV = {"SLURM_JOB_NODELIST": "node[1-2]", "SLURM_JOB_ID": "30007", "SLURM_CPUS_ON_NODE": "12"}
+SLURM_ENV = {
+    "SLURM_JOB_NODELIST": "node[1-2]",
+    "SLURM_JOB_ID": "30007",
+    "SLURM_JOB_NAME": "mbridge-sweep-single-0.cafe",
+    "SLURM_CPUS_ON_NODE": "12",
+}
 
 
 def test_the_local_script_starts_torchrun(run_script: RunScript) -> None:
@@ -156,6 +163,69 @@ def test_the_exit_code_is_kept_and_left_behind(run_script: RunScript, kind: str,
     record = run_script(text, RECORDER_EXIT=str(code), **SLURM_ENV)
     assert record["code"] == code
     assert record["files"]["exit_code.txt"] == f"{code}\n"
+
+
+@pytest.mark.parametrize(
+    ("env", "expected"),
+    [
+        ({}, {"job": "30007", "restarts": "0"}),
+        ({"SLURM_RESTART_COUNT": "2"}, {"job": "30007", "restarts": "2"}),
+        ({"SLURM_ARRAY_JOB_ID": "29000", "SLURM_ARRAY_TASK_ID": "7"}, {"job": "29000_7", "restarts": "0"}),
+    ],
+    ids=["single", "restarted", "array"],
+)
+def test_a_job_says_that_it_has_started(run_script: RunScript, env: dict[str, str], expected: dict[str, str]) -> None:
+    files = run_script(render_slurm_script(_run_plan({}), SLURM), **SLURM_ENV, **env)["files"]
+    name = SLURM_ENV["SLURM_JOB_NAME"]
+    assert parse_started(files["started.txt"]) == {**expected, "name": name, "nodes": "node[1-2]"}
+
+
+@pytest.mark.parametrize(
+    ("started", "runs"),
+    [
+        ("job=30007 name=NAME restarts=0 nodes=node9", False),
+        ("job=30007 name=NAME restarts=1 nodes=node9", True),
+        ("job=3000 name=NAME restarts=0 nodes=node9", True),
+        ("job=30007 name=NAMES restarts=0 nodes=node9", True),
+    ],
+    ids=["the same job", "started again on purpose", "another job", "another submission"],
+)
+def test_a_job_that_has_ended_does_not_run_again(run_script: RunScript, started: str, runs: bool) -> None:
+    """A controller that was killed may have forgotten its end."""
+    left = f"echo '{started.replace('NAME', SLURM_ENV['SLURM_JOB_NAME'])}' > started.txt; echo 5 > exit_code.txt"
+    text = render_slurm_script(_run_plan({}), SLURM).replace("#!/bin/bash\n", f"#!/bin/bash\n{left}\n", 1)
+    record = run_script(text, **SLURM_ENV)
+    assert ("record.json" in record["files"]) is runs
+    assert record["code"] == (0 if runs else 5)
+    assert record["files"]["started.txt"].count("job=") == (2 if runs else 1)
+
+
+def test_a_local_job_says_that_it_has_started(run_script: RunScript) -> None:
+    files = run_script(render_local_script(_run_plan({}), LOCAL), MBRIDGE_LOCAL_JOB="cafe")["files"]
+    started = parse_started(files["started.txt"])
+    pid, _, token = started["job"].partition(".")
+    assert (pid.isdigit(), token) == (True, "cafe")
+    assert started["nodes"]
+
+
+@pytest.mark.parametrize("kind", ["local", "slurm"])
+def test_a_job_that_starts_again_has_no_exit_code_yet(tmp_path: Path, kind: str) -> None:
+    """The scheduler may start it a second time in the same directory: the first exit code must not speak for it."""
+    (tmp_path / "exit_code.txt").write_text("0\n")
+    run = _run_plan({})
+    text = render_local_script(run, LOCAL) if kind == "local" else render_slurm_script(run, SLURM)
+    (head,) = re.findall(r".*started\.txt\n", text, re.DOTALL)
+    subprocess.run(["bash", "-c", head], cwd=tmp_path, env={**os.environ, **SLURM_ENV}, check=True)
+    assert not (tmp_path / "exit_code.txt").exists()
+    assert (tmp_path / "started.txt").exists()
+
+
+@pytest.mark.parametrize("kind", ["local", "slurm"])
+def test_a_rank_knows_when_to_write_its_stacks(run_script: RunScript, kind: str) -> None:
+    """Before the runner cancels the job."""
+    run = _run_plan({}, hang_timeout_s=1800.0)
+    text = render_local_script(run, LOCAL) if kind == "local" else render_slurm_script(run, SLURM)
+    assert 0 < float(run_script(text, **SLURM_ENV)["env"]["MBRIDGE_HANG_TIMEOUT_S"]) < 1800
 
 
 @pytest.mark.parametrize("kind", ["local", "slurm"])

@@ -11,7 +11,7 @@ import pytest
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.launch import render
 from cloudai_mbridge.launch.script import render_local_script, render_slurm_script
-from cloudai_mbridge.launch.write import create_root, write_runs
+from cloudai_mbridge.launch.write import create_root, write_plan, write_runs
 from cloudai_mbridge.models.system import LocalSystem, SlurmSystem
 from cloudai_mbridge.plan import RunPlan, SweepPlan
 
@@ -71,6 +71,7 @@ def test_a_local_script() -> None:
         == """\
 #!/bin/bash
 # mbridge run sweep/tp2-mb1/0
+rm -f exit_code.txt; echo "job=$$.${MBRIDGE_LOCAL_JOB:-} nodes=$(uname -n)" >> started.txt
 set -u
 export A='it'"'"'s $(id)'
 export B='two words'
@@ -95,8 +96,16 @@ def test_a_plain_slurm_script() -> None:
 #SBATCH --ntasks-per-node=4
 #SBATCH --output=stdout.txt
 #SBATCH --error=stderr.txt
+#SBATCH --open-mode=append
 #SBATCH --no-requeue
 # mbridge run sweep/tp2-mb1/0
+_mbridge_job="${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}"
+_mbridge_start="job=${_mbridge_job:-$SLURM_JOB_ID} name=$SLURM_JOB_NAME restarts=${SLURM_RESTART_COUNT:-0}"
+# a controller that was killed may have forgotten that a job has ended, and run it again
+if [ -f exit_code.txt ] && grep -qsF "$_mbridge_start " started.txt; then
+  exit "$(cat exit_code.txt)"
+fi
+rm -f exit_code.txt; echo "$_mbridge_start nodes=$SLURM_JOB_NODELIST" >> started.txt
 set -u
 _mbridge_python="${MBRIDGE_PYTHON:-python3}"
 _mbridge_head_node=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
@@ -149,6 +158,7 @@ def test_a_slurm_script_with_all_options() -> None:
         "--distribution=block",
         "--output=stdout.txt",
         "--error=stderr.txt",
+        "--open-mode=append",
         "--no-requeue",
         "--exclusive",
         "'--comment=x y'",
@@ -185,7 +195,7 @@ def test_directives_come_before_any_command() -> None:
     lines = render_slurm_script(_run(env={"A": "#SBATCH --wrap=id\n#SBATCH --nodes=9"}), _slurm()).splitlines()
     first = next(i for i, line in enumerate(lines) if line and not line.startswith("#"))
     assert [line for line in lines[first:] if line.startswith("#SBATCH")] == ["#SBATCH --nodes=9'"]
-    assert lines[first] == "set -u"
+    assert lines[first].startswith("_mbridge_job=")
 
 
 def test_gpus_are_asked_for_only_where_the_system_has_some() -> None:
@@ -207,9 +217,10 @@ def test_a_script_does_not_know_where_it_lies(tmp_path: Path, system: LocalSyste
     roots = [create_root(tmp_path / name, "s", datetime(2026, 1, 2, 3, 4, 5)) for name in ("one", "other")]
     for root in roots:
         write_runs(plan, system, root)
+        write_plan(plan, root)
     files = [{p.relative_to(root): p.read_bytes() for p in root.rglob("*") if p.is_file()} for root in roots]
     assert files[0] == files[1]
-    assert len(files[0]) == 1 + 2 * 3
+    assert len(files[0]) == 2 + 2 * 3
     for name, content in files[0].items():
         assert str(tmp_path).encode() not in content, name
 

@@ -49,5 +49,7 @@ def test_other_overrides_are_taken(key: str) -> None:
 def test_a_repository_address_with_a_password_is_refused() -> None:
     with pytest.raises(ValidationError, match="holds a password"):
         GitRepo(url="https://bob:hunter2@example.com/a.git", commit="x")
+    with pytest.raises(ValidationError, match="holds a password"):
+        GitRepo(url="https://ghp_S3CRET@example.com/a.git", commit="x")
     assert GitRepo(url="git@example.com:a/b.git", commit="x")
     assert GitRepo(url="ssh://git@example.com:22/a/b.git", commit="x")

@@ -10,7 +10,7 @@ import pytest
 
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.launch import render
-from cloudai_mbridge.launch.write import plan_to_dict, write_runs
+from cloudai_mbridge.launch.write import plan_to_dict, write_plan, write_runs
 from cloudai_mbridge.models.load import LoadedScenario, LoadedTest
 from cloudai_mbridge.models.scenario import Scenario
 from cloudai_mbridge.models.system import LocalSystem, SlurmSystem, System
@@ -139,10 +139,18 @@ def test_a_bad_time_limit_among_the_arguments() -> None:
 
 
 def test_dependencies_by_kind() -> None:
-    waits = [{"type": "start_post_comp", "id": "t0"}, {"type": "start_post_init", "id": "t1"}]
+    waits = [
+        {"type": "start_post_comp", "id": "t0"},
+        {"type": "start_post_init", "id": "t1"},
+        {"type": "end_post_comp", "id": "t1"},
+    ]
     keys = {"cmd_args": ARGS}
     plan = build_plan(_loaded(({}, keys), ({}, keys), ({"dependencies": waits}, keys)), LOCAL)
-    assert (plan.runs[2].after_completion, plan.runs[2].after_start) == (("t0",), ("t1",))
+    assert (plan.runs[2].after_completion, plan.runs[2].after_start, plan.runs[2].end_with) == (
+        ("t0",),
+        ("t1",),
+        ("t1",),
+    )
 
 
 def test_mounts_of_the_definition_and_of_the_arguments() -> None:
@@ -201,6 +209,7 @@ def test_a_secret_is_in_secret_env_and_nowhere_else(
     for name, text in render(run, system).items():
         assert SECRET not in text, name
     write_runs(plan, system, tmp_path)
+    write_plan(plan, tmp_path)
     for path in tmp_path.rglob("*"):
         assert path.is_dir() or SECRET not in path.read_text(), path
 
@@ -244,7 +253,6 @@ def test_a_boolean_axis_with_token_in_its_name_is_judged_by_the_rules() -> None:
         ({}, {"cmd_args": ARGS, "nsys": {}}, {}, "nsys is not implemented yet"),
         ({}, {"cmd_args": ARGS, "agent": "bo"}, {}, "agent = 'bo' is unknown"),
         ({}, {"cmd_args": ARGS, "predictor": {"a": 1}}, {}, "predictor is not implemented"),
-        ({}, {"cmd_args": ARGS}, {"pre_test": "nccl"}, "pre_test = 'nccl' is not implemented yet"),
         ({}, {"cmd_args": ARGS}, {"post_test": "nccl"}, "post_test = 'nccl' is not implemented yet"),
     ],
 )
@@ -257,17 +265,10 @@ def test_what_is_not_implemented_is_refused(
     assert "\n" not in str(caught.value)
 
 
-def test_a_dependency_on_an_end_is_refused() -> None:
-    keys = {"cmd_args": ARGS}
-    waits = [{"type": "end_post_comp", "id": "t0"}]
-    with pytest.raises(BadInput, match="test 't1': dependencies of type 'end_post_comp' are not implemented yet"):
-        build_plan(_loaded(({}, keys), ({"dependencies": waits}, keys)), LOCAL)
-
-
 def test_every_refusal_gets_its_line() -> None:
     keys = {"cmd_args": {}, "agent": "bo", "predictor": {"a": 1}}
     with pytest.raises(BadInput) as caught:
-        build_plan(_loaded(({}, keys), ({}, keys), pre_test="x"), LOCAL)
+        build_plan(_loaded(({}, keys), ({}, keys), post_test="x"), LOCAL)
     assert len(str(caught.value).splitlines()) == 7
 
 
@@ -298,13 +299,52 @@ def test_a_container_needs_a_system_that_starts_containers() -> None:
         assert not _plan({"container_image": "nvcr.io#nvidia/nemo:26.02.00"}).runs
 
 
+# The runner's limits
+
+
+def test_the_limits_of_the_scenario_reach_the_plan() -> None:
+    loaded = _loaded(({}, {"cmd_args": ARGS}), runner={"retries": 0, "fail_fast": True, "hang_timeout_s": 60.0})
+    plan = build_plan(loaded, LOCAL)
+    assert (plan.runner.retries, plan.runner.fail_fast, plan.runner.max_parallel) == (0, True, None)
+    assert [run.hang_timeout_s for run in plan.runs] == [60.0]
+
+
+def test_a_hang_has_a_timeout_unless_somebody_says_otherwise() -> None:
+    assert _one().hang_timeout_s == 1800.0
+
+
+@pytest.mark.parametrize(
+    "runner",
+    [
+        {"max_parallel": 0},
+        {"max_gpu_hours": 0},
+        {"retries": -1},
+        {"hang_timeout_s": 0},
+        {"patience_s": 0},
+        {"unknown_s": 0},
+        {"pre_test_timeout_s": 0},
+        {"retires": 1},
+    ],
+)
+def test_a_limit_that_makes_no_sense_is_refused(runner: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(runner))):
+        _loaded(({}, {"cmd_args": ARGS}), runner=runner)
+
+
+def test_a_budget_needs_time_limits() -> None:
+    with pytest.raises(BadInput, match=r"test 't0': runner\.max_gpu_hours needs a time_limit"):
+        build_plan(_loaded(({}, {"cmd_args": ARGS}), runner={"max_gpu_hours": 1.0}), LOCAL)
+    loaded = _loaded(({"time_limit": "5"}, {"cmd_args": ARGS}), runner={"max_gpu_hours": 1.0})
+    assert build_plan(loaded, LOCAL).runner.max_gpu_hours == 1.0
+
+
 # What is written
 
 
 def test_a_plan_is_strict_json_and_says_what_runs() -> None:
     plan = _plan({"tp": [1, 2], "mb": [1, 3]})
     data = json.loads(json.dumps(plan_to_dict(plan), allow_nan=False))
-    assert (data["version"], data["scenario"], data["system"]) == (1, "s", "here")
+    assert (data["version"], data["scenario"], data["system"]) == (2, "s", "here")
     assert [run["key"] for run in data["runs"]] == [run.key for run in plan.runs]
     assert data["rejected"][0]["violations"][0]["message"].startswith("C04 cmd_args.gb: 8 is not divisible by mb*dp")
 
@@ -331,3 +371,10 @@ def test_a_point_can_be_run_again_from_its_own_definition() -> None:
 def test_groups_of_a_partition_are_refused_as_nodes() -> None:
     with pytest.raises(BadInput, match="PARTITION:GROUP:COUNT"):
         build_plan(_loaded(({"nodes": ["partition_1:group_1:max_avail"]}, {"cmd_args": ARGS})), SLURM4)
+
+
+@pytest.mark.parametrize("sweep", [{"include": [{"hf_token": "hf_S"}]}, {"exclude": [{"env.WANDB_API_KEY": "S"}]}])
+def test_a_credential_is_no_coordinate(sweep: dict[str, Any]) -> None:
+    """It would name directories and jobs."""
+    with pytest.raises(BadInput, match="is a credential and cannot be a coordinate"):
+        build_plan(_loaded(({}, {"cmd_args": ARGS, "sweep": sweep})), LOCAL)

@@ -8,8 +8,9 @@ import pytest
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
 from cloudai_mbridge.recipes import Recipe, load_recipe
-from cloudai_mbridge.recipes.apply import ELSEWHERE, HARMLESS, MAPPED, as_config, training_config, unsupported_args
+from cloudai_mbridge.recipes.apply import ELSEWHERE, HARMLESS, MAPPED, NOT_EMBEDDED, training_config, unsupported_args
 from cloudai_mbridge.recipes.apply import with_recipe_defaults as with_defaults
+from cloudai_mbridge.training.config import ConfigContainer
 from cloudai_mbridge.training.utils.flops import moe_layer_pattern
 
 DENSE, MOE, DEEPSEEK = "gpt_tiny", "moe_tiny", "deepseek_v3"
@@ -30,7 +31,7 @@ REACHES: dict[str, tuple[Any, str]] = {
     "pipeline_model_parallel_layout": ("Et|tttL", "model.pipeline_model_parallel_layout"),
     "num_layers": (6, "model.num_layers"),
     "vocab_size": (999, "model.vocab_size"),
-    "compute_dtype": ("fp32", "model.dtype"),
+    "compute_dtype": ("fp32", "mixed_precision"),
     "lr": (0.125, "optimizer.lr"),
     "min_lr": (0.0625, "optimizer.min_lr"),
     "warmup_iters": (5, "scheduler.lr_warmup_iters"),
@@ -55,6 +56,7 @@ OUTSIDE = {
     "detach",
     "max_retries",
     "nemorun_version",
+    "custom_mounts",
 }
 
 _SAMPLES: dict[str, Any] = {
@@ -85,12 +87,15 @@ def _config(recipe: str, extra: dict[str, str] | None = None, **args: Any) -> di
 @pytest.mark.parametrize("name", REACHES)
 def test_an_argument_reaches_its_place(name: str) -> None:
     value, place = REACHES[name]
-    section, field = place.split(".")
-    recipe = DENSE
-    before, after = _config(recipe), _config(recipe, **{name: value})
-    expected = value.split(",") if name == "recompute_modules" else value
-    assert after[section][field] == expected
-    assert before[section].get(field) != expected
+    before, after = _config(DENSE), _config(DENSE, **{name: value})
+    expected = {"recompute_modules": ["core_attn"], "compute_dtype": None}.get(name, value)
+    assert _at(after, place) == expected
+    assert _at(before, place) != expected
+
+
+def _at(data: dict[str, Any], place: str) -> Any:
+    section, _, field = place.partition(".")
+    return data[section].get(field) if field else data[section]
 
 
 @pytest.mark.parametrize("name", sorted(ResolvedCmdArgs.model_fields))
@@ -101,8 +106,17 @@ def test_every_argument_is_accounted_for(name: str) -> None:
 
 def test_the_tables_of_the_product_agree_with_this_one() -> None:
     assert set(MAPPED) == set(REACHES)
-    assert {name: ".".join(place) for name, place in MAPPED.items()} == {n: place for n, (_, place) in REACHES.items()}
+    places = {name: ".".join(place) for name, place in MAPPED.items()}
+    assert places.pop("compute_dtype") == "model.dtype"  # a recipe's short form of a mixed-precision recipe
+    assert places == {n: place for n, (_, place) in REACHES.items() if n != "compute_dtype"}
     assert set(ELSEWHERE) | set(HARMLESS) | set(MAPPED) <= set(ResolvedCmdArgs.model_fields)
+
+
+def test_every_argument_maps_or_is_listed_with_the_reason_why_not() -> None:
+    tables = (MAPPED, ELSEWHERE, NOT_EMBEDDED)
+    assert sorted(name for table in tables for name in table) == sorted(ResolvedCmdArgs.model_fields)
+    assert set(HARMLESS) <= set(NOT_EMBEDDED)
+    assert all(NOT_EMBEDDED.values())
 
 
 @pytest.mark.parametrize(("name", "values"), HARMLESS.items())
@@ -201,8 +215,8 @@ def test_fewer_or_more_layers_keep_the_expert_pattern(layers: int, expected: lis
         ("optimizer.adam_eps", "1e-4", 1e-4),
         ("optimizer.clip_grad", "2", 2),
         ("model.qk_layernorm", "true", True),
-        ("model.activation", "gelu", "gelu"),
-        ("model.activation", '"gelu"', "gelu"),
+        ("optimizer.optimizer", "sgd", "sgd"),
+        ("optimizer.optimizer", '"sgd"', "sgd"),
         ("model.moe_layer_freq", "[0, 1, 0, 1]", [0, 1, 0, 1]),
         ("ddp.overlap_grad_reduce", "true", True),
         ("rng.seed", "7", 7),
@@ -221,11 +235,11 @@ def test_an_extra_argument_is_typed(key: str, text: str, expected: Any) -> None:
         ("lr", "1", "'lr' is not SECTION.FIELD"),
         ("optimzer.lr", "1", "optimzer: unknown key; did you mean 'optimizer'"),
         ("optimizer.learning", "1", "optimizer.learning: unknown key"),
-        ("optimizer.clip_grad", "fast", "optimizer.clip_grad: 'fast' is not of type float"),
-        ("model.rotary_base", "4.0", "model.rotary_base: 4.0 is not of type int"),
-        ("model.qk_layernorm", "True", "model.qk_layernorm: 'True' is not of type bool"),
-        ("model.activation", "relu", "model.activation: 'relu' is not one of 'silu', 'gelu'"),
-        ("model.activation.x", "1", "unknown key"),
+        ("optimizer.clip_grad", "fast", "optimizer.clip_grad: 'fast' is a str, float is needed"),
+        ("model.rotary_base", "4.0", "model.rotary_base: 4.0 is a float, int is needed"),
+        ("model.qk_layernorm", "True", "model.qk_layernorm: 'True' is a str, bool is needed"),
+        ("scheduler.lr_decay_style", "quick", "scheduler.lr_decay_style: 'quick'"),
+        ("model.activation_func.x", "1", "unknown key"),
     ],
 )
 def test_an_extra_argument_that_is_wrong(key: str, text: str, expected: str) -> None:
@@ -243,7 +257,7 @@ def test_an_extra_argument_holds_one_value() -> None:
 def test_the_expert_pattern_of_the_config_fits_its_layers() -> None:
     recipe: Recipe = load_recipe(DEEPSEEK)
     args = ResolvedCmdArgs(model_recipe_name=DEEPSEEK, num_layers=5)
-    assert moe_layer_pattern(as_config(training_config(recipe, args, {})).model) == [0, 0, 0, 1, 1]
+    assert moe_layer_pattern(ConfigContainer.from_dict(training_config(recipe, args, {})).model) == [0, 0, 0, 1, 1]
 
 
 def test_a_mixture_of_experts_recipe_keeps_its_experts() -> None:

@@ -5,7 +5,8 @@ import pytest
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
 from cloudai_mbridge.recipes import load_recipe, recipe_names
-from cloudai_mbridge.recipes.apply import as_config, training_config, with_recipe_defaults
+from cloudai_mbridge.recipes.apply import training_config, with_recipe_defaults
+from cloudai_mbridge.training.config import ConfigContainer
 from cloudai_mbridge.training.utils.flops import count_layers, flops_per_token
 
 # FLOPs per token at tp 1 and the default sequence, as published for the reference implementation's formula; DeepSeek's
@@ -24,7 +25,7 @@ GOLDEN = {
 def test_a_recipe_is_a_valid_training_config(name: str) -> None:
     recipe = load_recipe(name)
     args = with_recipe_defaults(ResolvedCmdArgs(model_recipe_name=name), recipe)
-    config = as_config(training_config(recipe, args, {}))
+    config = ConfigContainer.from_dict(training_config(recipe, args, {}))
     assert recipe.name == name
     assert min(len(recipe.description), len(recipe.family), len(recipe.source)) > 0
     assert config.model.hidden_size % config.model.num_attention_heads == 0
@@ -38,7 +39,7 @@ def test_a_recipe_is_a_valid_training_config(name: str) -> None:
 @pytest.mark.parametrize("name", GOLDEN)
 def test_a_known_model_has_its_published_flops(name: str) -> None:
     recipe = load_recipe(name)
-    model = as_config(training_config(recipe, ResolvedCmdArgs(model_recipe_name=name), {})).model
+    model = ConfigContainer.from_dict(training_config(recipe, ResolvedCmdArgs(model_recipe_name=name), {})).model
     flops, mtp_num_layers = GOLDEN[name]
     assert flops_per_token(model, mtp_num_layers) == flops
 

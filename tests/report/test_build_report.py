@@ -8,15 +8,15 @@ import pytest
 
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.jobs import JobClass, JobStatus
-from cloudai_mbridge.launch import write_runs
+from cloudai_mbridge.launch import write_plan, write_runs
 from cloudai_mbridge.models.load import LoadedScenario, LoadedTest
 from cloudai_mbridge.models.scenario import Scenario
 from cloudai_mbridge.models.system import LocalSystem
 from cloudai_mbridge.models.test_definition import MegatronBridgeTestDefinition
 from cloudai_mbridge.plan import SweepPlan
 from cloudai_mbridge.plan.build import build_plan
-from cloudai_mbridge.report import build_report, write_report
-from cloudai_mbridge.runner import Journal
+from cloudai_mbridge.report import build_report, judge_in, write_report
+from cloudai_mbridge.runner import Journal, Judgement
 from cloudai_mbridge.training.utils.log_lines import RUN_MARK, StepReport, render_record, render_step_record
 
 LOCAL = LocalSystem(name="here", scheduler="local")
@@ -71,16 +71,18 @@ def root(tmp_path: Path) -> Path:
     plan = _plan()
     assert [run.key for run in plan.runs] == ["t/mb1/0", "t/mb2/0"]
     write_runs(plan, LOCAL, tmp_path)
+    write_plan(plan, tmp_path)
     journal = Journal(tmp_path / "journal.sqlite")
     journal.plan(run.key for run in plan.runs)
     journal.close()
     return tmp_path
 
 
-def _ended(root: Path, key: str, status: JobStatus, log: str | None) -> None:
+def _ended(root: Path, key: str, status: JobStatus, log: str | None, *, number: int = 1, job_id: str = "17") -> None:
     journal = Journal(root / "journal.sqlite")
-    journal.submitted(key, "17")
-    journal.saw(key, status)
+    journal.intend([(key, number)], "cafe")
+    journal.submitted(key, number, job_id)
+    journal.saw(key, number, status)
     journal.close()
     if log is not None:
         (root / key / "stdout.txt").write_text(log)
@@ -135,7 +137,10 @@ def test_a_run_that_still_runs_is_no_success(root: Path) -> None:
 def test_a_loss_that_is_no_number(root: Path) -> None:
     _ended(root, "t/mb1/0", COMPLETED, _log(losses={"lm loss": float("nan")}))
     point = build_report(root).points[0]
-    assert point.reasons == ("the loss is nan at step 1",)
+    assert point.reasons[1:] == ("the loss is nan at step 1",)
+    assert "nan_loss" in point.reasons[0]
+    assert point.failure is not None
+    assert (point.failure["id"], point.failure["kind"]) == ("nan_loss", "application")
 
 
 def test_the_rejected_point_keeps_its_rule_and_operands(root: Path) -> None:
@@ -151,6 +156,128 @@ def test_reporting_twice_gives_the_same(root: Path) -> None:
     assert {**first, "created_at": ""} == {**second, "created_at": ""}
 
 
+def test_a_run_of_several_attempts_is_judged_by_its_last(root: Path) -> None:
+    journal = Journal(root / "journal.sqlite")
+    key = "t/mb1/0"
+    journal.intend([(key, 1)], "cafe")
+    journal.submitted(key, 1, "17")
+    journal.saw(key, 1, JobStatus("NODE_FAIL", JobClass.INFRASTRUCTURE, nodes="n1"))
+    journal.failed(key, 1, "node_failure")
+    journal.exclude("n1", "down (t/mb1/0)")
+    journal.close()
+    _ended(root, key, COMPLETED, _log(), number=2, job_id="18")
+    report = build_report(root)
+    point = report.points[0]
+    assert str(point.verdict) == "success"
+    assert [(each["number"], each["job_id"], each["state"], each["failure"]) for each in point.attempts] == [
+        (1, "17", "NODE_FAIL", "node_failure"),
+        (2, "18", "COMPLETED", ""),
+    ]
+    assert point.job == point.attempts[-1]
+    assert report.excluded_nodes == {"n1": "down (t/mb1/0)"}
+
+
+def test_a_skipped_run_says_why(root: Path) -> None:
+    journal = Journal(root / "journal.sqlite")
+    journal.decided("t/mb1/0", "skipped", ["t/mb2/0 failed"])
+    journal.close()
+    report = build_report(root)
+    assert (str(report.points[0].verdict), report.points[0].reasons) == ("skipped", ("t/mb2/0 failed",))
+    assert not report.succeeded
+
+
+def test_a_hang_comes_with_the_stacks_of_its_ranks(root: Path) -> None:
+    hung = JobStatus("HUNG", JobClass.FAILED, signal=15, reason="no step for 1801 s after step 3")
+    _ended(root, "t/mb1/0", hung, _log(3))
+    (root / "t/mb1/0/stacks").mkdir()
+    (root / "t/mb1/0/stacks/rank0.txt").write_text("Thread 0x1\n  File all_reduce\n")
+    point = build_report(root).points[0]
+    assert str(point.verdict) == "failed"
+    assert any("no step for 1801 s after step 3" in reason for reason in point.reasons)
+    assert "stacks/rank0.txt:   File all_reduce" in point.evidence
+
+
+# What the runner is told
+
+
+def _judged(root: Path, status: JobStatus | None, stderr: str = "", log: str | None = None) -> Judgement:
+    """Judge the run "t/mb1/0" after its job has ended so."""
+    run = _plan().runs[0]
+    journal = Journal(root / "journal.sqlite")
+    journal.intend([(run.key, 1)], "cafe")
+    if status is not None:
+        journal.submitted(run.key, 1, "17")
+        journal.saw(run.key, 1, status)
+    (root / run.key / "stderr.txt").write_text(stderr)
+    if log is not None:
+        (root / run.key / "stdout.txt").write_text(log)
+    judgement = judge_in(root)(run, journal.entries()[run.key])
+    journal.close()
+    return judgement
+
+
+GPU_LOST = "gb200-7 kernel: NVRM: Xid (PCI:0000:3b:00): 79, pid=1896, name=python3\n"
+FAILED = JobStatus("FAILED", JobClass.FAILED, exit_code=1)
+
+
+def test_a_good_run_is_judged_good(root: Path) -> None:
+    assert _judged(root, COMPLETED, log=_log()) == Judgement("success", (), is_success=True)
+
+
+def test_a_broken_gpu_is_the_infrastructures_and_names_its_node(root: Path) -> None:
+    judgement = _judged(root, FAILED, GPU_LOST)
+    assert (judgement.verdict, judgement.failure, judgement.is_infrastructure) == ("failed", "gpu_lost", True)
+    assert judgement.nodes == ("gb200-7",)
+    assert not judgement.is_success
+
+
+def test_the_usual_words_of_a_lost_gpu_name_its_node(root: Path) -> None:
+    line = GPU_LOST.replace("pid=1896, name=python3", "pid='<unknown>', name=<unknown>, GPU has fallen off the bus.")
+    assert _judged(root, FAILED, line).nodes == ("gb200-7",)
+
+
+def test_the_users_mistake_is_the_applications(root: Path) -> None:
+    judgement = _judged(root, FAILED, "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n")
+    assert not judgement.is_infrastructure
+    assert judgement.failure not in ("", "unknown")
+
+
+def test_a_failure_that_nobody_knows_is_the_applications(root: Path) -> None:
+    judgement = _judged(root, FAILED, "nothing that is known\n")
+    assert (judgement.failure, judgement.is_infrastructure) == ("unknown", False)
+
+
+@pytest.mark.parametrize("state", ["NODE_FAIL", "BOOT_FAIL", "PREEMPTED", "LAUNCH_FAILED", "RECONFIG_FAIL"])
+def test_what_the_scheduler_failed_is_the_infrastructures(root: Path, state: str) -> None:
+    assert _judged(root, JobStatus(state, JobClass.INFRASTRUCTURE)).is_infrastructure
+
+
+def test_a_job_that_somebody_cancelled_is_not_wanted_back(root: Path) -> None:
+    judgement = _judged(root, JobStatus("CANCELLED", JobClass.CANCELLED, signal=15), GPU_LOST)
+    assert not judgement.is_infrastructure
+    assert not judgement.is_success
+
+
+def test_a_job_that_never_started_may_be_tried_again(root: Path) -> None:
+    judgement = _judged(root, JobStatus("LOST", JobClass.INFRASTRUCTURE, reason="it has never started"))
+    assert judgement.is_infrastructure
+
+
+def test_a_job_of_which_nothing_is_known_is_not_tried_again(root: Path) -> None:
+    """It may have run, or may still run."""
+    judgement = _judged(root, JobStatus("FORGOTTEN", JobClass.LOST))
+    assert not judgement.is_infrastructure
+    assert not judgement.is_success
+
+
+def test_the_runner_and_the_report_agree(root: Path) -> None:
+    judgement = _judged(root, FAILED, GPU_LOST, _log(3))
+    point = build_report(root).points[0]
+    assert (judgement.verdict, judgement.reasons) == (str(point.verdict), point.reasons)
+    assert point.failure is not None
+    assert judgement.failure == point.failure["id"]
+
+
 def test_a_directory_without_a_run(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="holds no run"):
         build_report(tmp_path)
@@ -158,6 +285,7 @@ def test_a_directory_without_a_run(tmp_path: Path) -> None:
 
 def test_a_directory_that_was_only_planned(tmp_path: Path) -> None:
     write_runs(_plan(), LOCAL, tmp_path)
+    write_plan(_plan(), tmp_path)
     with pytest.raises(BadInput, match="never run"):
         build_report(tmp_path)
     assert not (tmp_path / "journal.sqlite").exists()

@@ -93,6 +93,10 @@ def _table(report: Report, width: int = 200) -> str:
         ((_point(), _point(label="tp2")), True),
         ((_point(), _rejected()), True),
         ((_point(), _point(Verdict.FAILED)), False),
+        ((_point(), _point(Verdict.SKIPPED, label="tp2")), False),  # a part of what was asked for did not run
+        ((_point(is_pre_test=True),), False),  # nothing but nodes was checked
+        ((_point(), _point(Verdict.FAILED, "pre_test", is_pre_test=True)), True),
+        ((_point(), _point(Verdict.SKIPPED, "pre_test", is_pre_test=True)), True),
         ((_rejected(),), False),
         ((_point(), _rejected(test_id="other")), False),  # a whole test was left out
         ((_point(), _point(test_id="other"), _rejected(test_id="other")), True),
@@ -103,9 +107,9 @@ def test_when_a_scenario_has_succeeded(points: tuple[PointReport, ...], succeede
 
 
 def test_counts() -> None:
-    report = _report(_point(), _point(Verdict.FAILED), _rejected(), _rejected())
-    assert [report.count(verdict) for verdict in Verdict] == [1, 1, 2]
-    assert report.to_dict()["summary"] == {"success": 1, "failed": 1, "rejected": 2}
+    report = _report(_point(), _point(Verdict.FAILED), _point(Verdict.SKIPPED), _rejected(), _rejected())
+    assert [report.count(verdict) for verdict in Verdict] == [1, 1, 1, 2]
+    assert report.to_dict()["summary"] == {"success": 1, "failed": 1, "skipped": 1, "rejected": 2}
 
 
 # JSON
@@ -200,6 +204,43 @@ def test_the_text_of_a_failed_run_says_why() -> None:
     assert "-1" not in text
 
 
+ATTEMPTS = (
+    {"number": 1, "job_id": "17", "nodes": "n1", "state": "NODE_FAIL", "failure": "node_failure", "reason": "NodeDown"},
+    {"number": 2, "job_id": "18", "nodes": "", "state": "FAILED", "failure": "", "reason": "NonZeroExitCode"},
+    {"number": 3, "job_id": "19", "nodes": "n2", "state": "COMPLETED", "failure": "", "reason": ""},
+)
+
+
+def test_the_text_of_a_run_tells_its_attempts() -> None:
+    text = render_point(_point(attempts=ATTEMPTS), Path("/results"))
+    assert text.endswith(
+        """\
+Attempts:
+  1: job 17 on n1: NODE_FAIL, node_failure
+  2: job 18: FAILED, NonZeroExitCode
+  3: job 19 on n2: COMPLETED
+"""
+    )
+    assert "Attempts" not in render_point(_point(attempts=ATTEMPTS[:1]), Path("/results"))
+
+
+def test_excluded_nodes_are_told_everywhere() -> None:
+    report = _report(_point(), excluded_nodes={"n[/]7": "gpu_lost in a/b/0"})
+    line = "node n[/]7 was excluded: gpu_lost in a/b/0"
+    assert line in render_summary(report).splitlines()
+    assert line in _table(report)
+    assert report.to_dict()["excluded_nodes"] == {"n[/]7": "gpu_lost in a/b/0"}
+
+
+def test_the_evidence_of_a_known_failure_has_its_title() -> None:
+    failure = {"id": "gpu_lost", "kind": "infrastructure", "title": "A GPU no longer answers", "remedy": "drain it"}
+    point = _point(Verdict.FAILED, failure=failure, evidence=("stderr.txt:3: fallen off the bus",))
+    text = _table(_report(point))
+    assert "sweep/tp1/0: A GPU no longer answers" in text
+    assert "| stderr.txt:3: fallen off the bus" in text
+    assert _report(point).to_dict()["points"][0]["failure"] == failure
+
+
 def test_without_a_warm_up_it_is_said() -> None:
     steps = (StepRecord(1, 1.0, 1.0, 5.0),)
     text = render_point(_point(steps=steps, metrics=measure(steps, 0, None)), Path("/r"))
@@ -209,7 +250,7 @@ def test_without_a_warm_up_it_is_said() -> None:
 def test_the_summary_names_every_point() -> None:
     text = render_summary(_report(_point(), _point(Verdict.FAILED, label="tp2", reasons=("why",)), _rejected()))
     lines = text.splitlines()
-    assert lines[0] == "Scenario s on here: 1 success, 1 failed, 1 rejected"
+    assert lines[0] == "Scenario s on here: 1 success, 1 failed, 0 skipped, 1 rejected"
     assert lines[2].startswith("sweep/tp1/0: success, step time 3.5 s, 35 TFLOP/s/GPU, steps 3-4 (n=2)")
     assert "sweep/tp2/0: failed" in text
     assert "  - why\n" in text
@@ -249,7 +290,7 @@ def test_the_table_shows_every_point_with_its_numbers() -> None:
         assert cell in rows["tp2"]
     assert "C04 8 is not divisible by mb*dp = 6 (gb=8, mb=3, dp=2)" in rows["tp9"]
     assert "ValueError: x" in text
-    assert "\n1 success, 1 failed, 1 rejected; mean ±std over " in text
+    assert "\n1 success, 1 failed, 0 skipped, 1 rejected; mean ±std over " in text
 
 
 def test_the_window_below_the_table_is_that_of_the_numbers() -> None:
@@ -280,3 +321,8 @@ def test_names_are_shown_as_they_are(name: str, place: str) -> None:
 def test_iterations_can_be_told_apart() -> None:
     text = _table(_report(_point(), _point(iteration=1)))
     assert "│ tp1/1 " in text
+
+
+def test_a_test_of_which_nothing_was_planned_is_no_success() -> None:
+    assert _report(_point(), tests=("sweep",)).succeeded
+    assert not _report(_point(), tests=("sweep", "another")).succeeded

@@ -1,84 +1,320 @@
 """The journal survives the process that wrote it."""
 
+import multiprocessing
+import os
+import signal
 import sqlite3
+from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from cloudai_mbridge.errors import ToolFailure
 from cloudai_mbridge.jobs import JobClass, JobStatus
 from cloudai_mbridge.runner import Journal
+from cloudai_mbridge.runner.journal import Attempt, JournalEntry
+
+RUNNING = JobStatus("RUNNING", JobClass.ACTIVE, nodes="n[1-2]", run_time_s=3.5, restarts=1)
+FAILED = JobStatus("FAILED", JobClass.FAILED, exit_code=0, signal=9, reason='it\'s "over"; --', nodes="n1")
 
 
-def _reopened(path: Path) -> dict[str, tuple[str | None, JobStatus | None]]:
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "journal.sqlite"
+
+
+@pytest.fixture
+def journal(path: Path) -> Iterator[Journal]:
+    journal = Journal(path)
+    yield journal
+    journal.close()
+
+
+def _reopened(path: Path) -> dict[str, JournalEntry]:
     journal = Journal(path)
     try:
-        return {key: (entry.job_id, entry.status) for key, entry in journal.entries().items()}
+        return journal.entries()
     finally:
         journal.close()
 
 
-def test_every_change_is_on_disk_at_once(tmp_path: Path) -> None:
-    path = tmp_path / "journal.sqlite"
-    journal = Journal(path)
+def _last(path: Path, key: str) -> Attempt:
+    last = _reopened(path)[key].last
+    assert last is not None
+    return last
+
+
+def test_every_change_is_on_disk_at_once(journal: Journal, path: Path) -> None:
     journal.plan(["a/x/0", "b/y/0"])
-    assert _reopened(path) == {"a/x/0": (None, None), "b/y/0": (None, None)}
-    journal.submitted("a/x/0", "17")
-    assert _reopened(path)["a/x/0"] == ("17", None)
-    running = JobStatus("RUNNING", JobClass.ACTIVE, nodes="n[1-2]")
-    journal.saw("a/x/0", running)
-    assert _reopened(path)["a/x/0"] == ("17", running)
-    failed = JobStatus("FAILED", JobClass.FAILED, exit_code=0, signal=9, reason='it\'s "over"; --', nodes="n1")
-    journal.saw("a/x/0", failed)
-    journal.close()
-    assert _reopened(path) == {"a/x/0": ("17", failed), "b/y/0": (None, None)}
+    assert _reopened(path) == {key: JournalEntry(key, None, (), ()) for key in ("a/x/0", "b/y/0")}
+    journal.intend([("a/x/0", 1)], "cafe")
+    last = _last(path, "a/x/0")
+    assert (last.number, last.token, last.job_id, last.status, last.submitted_at) == (1, "cafe", None, None, None)
+    journal.submitted("a/x/0", 1, "17")
+    assert _last(path, "a/x/0").job_id == "17"
+    journal.saw("a/x/0", 1, RUNNING)
+    assert _last(path, "a/x/0").status == RUNNING
+    journal.saw("a/x/0", 1, FAILED)
+    assert _last(path, "a/x/0").status == FAILED
+    journal.decided("a/x/0", "failed", ["one", "two"])
+    entry = _reopened(path)["a/x/0"]
+    assert (entry.verdict, entry.reasons) == ("failed", ("one", "two"))
+    assert _reopened(path)["b/y/0"] == JournalEntry("b/y/0", None, (), ())
 
 
 @pytest.mark.parametrize("job_class", JobClass)
-def test_every_class_comes_back(tmp_path: Path, job_class: JobClass) -> None:
-    journal = Journal(tmp_path / "j")
+def test_every_class_comes_back(journal: Journal, path: Path, job_class: JobClass) -> None:
     journal.plan(["k"])
-    journal.saw("k", JobStatus("X", job_class))
-    journal.close()
-    status = _reopened(tmp_path / "j")["k"][1]
+    journal.intend([("k", 1)], "cafe")
+    journal.saw("k", 1, JobStatus("X", job_class))
+    status = _last(path, "k").status
     assert status is not None
     assert status.job_class is job_class
 
 
-def test_the_times_of_a_run(tmp_path: Path) -> None:
-    journal = Journal(tmp_path / "j")
+@pytest.mark.parametrize("hopeless", [None, JobClass.FAILED, JobClass.INFRASTRUCTURE])
+def test_a_hopeless_job_comes_back(journal: Journal, path: Path, hopeless: JobClass | None) -> None:
     journal.plan(["k"])
-    assert (journal.entries()["k"].submitted_at, journal.entries()["k"].ended_at) == (None, None)
-    journal.submitted("k", "1")
-    journal.saw("k", JobStatus("RUNNING", JobClass.ACTIVE))
-    entry = journal.entries()["k"]
-    assert entry.submitted_at is not None
-    assert entry.ended_at is None
-    journal.saw("k", JobStatus("COMPLETED", JobClass.SUCCEEDED))
-    entry = journal.entries()["k"]
-    journal.close()
-    assert entry.submitted_at is not None
-    assert entry.ended_at is not None
-    assert datetime.fromisoformat(entry.submitted_at) <= datetime.fromisoformat(entry.ended_at)
-    assert datetime.fromisoformat(entry.ended_at).tzinfo is not None
+    journal.intend([("k", 1)], "cafe")
+    status = JobStatus("PENDING", JobClass.ACTIVE, reason="BadConstraints", hopeless=hopeless)
+    journal.saw("k", 1, status)
+    assert _last(path, "k").status == status
 
 
-def test_a_key_is_planned_once(tmp_path: Path) -> None:
-    journal = Journal(tmp_path / "j")
+def test_the_times_of_an_attempt(journal: Journal, path: Path) -> None:
     journal.plan(["k"])
-    with pytest.raises(sqlite3.IntegrityError):
-        journal.plan(["k"])
-    journal.close()
+    journal.intend([("k", 1)], "cafe")
+    last = _last(path, "k")
+    assert (last.submitted_at, last.started_at, last.ended_at) == (None, None, None)
+    journal.submitted("k", 1, "1")
+    journal.saw("k", 1, JobStatus("PENDING", JobClass.ACTIVE))
+    last = _last(path, "k")
+    assert last.submitted_at is not None
+    assert (last.started_at, last.ended_at) == (None, None)
+    journal.saw("k", 1, RUNNING)
+    started_at = _last(path, "k").started_at
+    assert started_at is not None
+    journal.saw("k", 1, JobStatus("COMPLETING", JobClass.ACTIVE))
+    assert _last(path, "k").ended_at is None
+    journal.saw("k", 1, JobStatus("COMPLETED", JobClass.SUCCEEDED))
+    last = _last(path, "k")
+    assert last.ended_at is not None
+    assert last.started_at == started_at
+    times = [datetime.fromisoformat(text) for text in (last.submitted_at or "", started_at, last.ended_at)]
+    assert times == sorted(times)
+    assert all(time.tzinfo is not None for time in times)
 
 
-def test_keys_are_data(tmp_path: Path) -> None:
+@pytest.mark.parametrize("state", ["REFUSED", "LOST", "CANCELLED"])
+def test_what_never_ran_has_no_start(journal: Journal, path: Path, state: str) -> None:
+    journal.plan(["k"])
+    journal.intend([("k", 1)], "cafe")
+    journal.saw("k", 1, JobStatus(state, JobClass.FAILED, run_time_s=0.0))
+    assert _last(path, "k").started_at is None
+
+
+def test_a_key_is_planned_once(journal: Journal, path: Path) -> None:
+    """Whoever resumes plans again; what is there stays as it is."""
+    journal.plan(["k"])
+    journal.decided("k", "success", [])
+    journal.plan(["k", "l"])
+    assert {key: entry.verdict for key, entry in _reopened(path).items()} == {"k": "success", "l": None}
+
+
+def test_keys_are_data(journal: Journal, path: Path) -> None:
     keys = ["'; DROP TABLE runs; --", "é😀", ""]
-    journal = Journal(tmp_path / "j")
     journal.plan(keys)
-    journal.submitted(keys[0], "'")
+    journal.intend([(keys[0], 1)], "'")
+    journal.submitted(keys[0], 1, "'")
+    journal.exclude("'n", "'why")
+    assert list(_reopened(path)) == keys
+    assert _last(path, keys[0]).job_id == "'"
+    assert journal.excluded() == {"'n": "'why"}
+
+
+# Attempts
+
+
+def test_attempts_stand_side_by_side(journal: Journal, path: Path) -> None:
+    journal.plan(["k", "l"])
+    journal.intend([("k", 1), ("l", 1)], "cafe")
+    journal.submitted("k", 1, "17_0")
+    journal.saw("k", 1, FAILED)
+    journal.failed("k", 1, "node_failure")
+    journal.intend([("k", 2)], "beef")
+    entries = _reopened(path)
+    first, second = entries["k"].attempts
+    assert (first.number, first.token, first.job_id, first.status, first.failure) == (
+        *(1, "cafe", "17_0", FAILED, "node_failure"),
+    )
+    assert (second.number, second.token, second.job_id, second.status, second.failure) == (2, "beef", None, None, "")
+    assert entries["k"].last == second
+    assert [attempt.token for attempt in entries["l"].attempts] == ["cafe"]
+
+
+def test_an_attempt_is_intended_once(journal: Journal, path: Path) -> None:
+    journal.plan(["k", "l"])
+    journal.intend([("k", 1)], "cafe")
+    with pytest.raises((sqlite3.IntegrityError, ToolFailure)):
+        journal.intend([("l", 1), ("k", 1)], "beef")
+    assert _reopened(path)["l"].attempts == ()  # all of a submission, or nothing
+    assert _last(path, "k").token == "cafe"
+
+
+def test_forgotten_is_as_never_intended(journal: Journal, path: Path) -> None:
+    journal.plan(["k"])
+    before = _reopened(path)
+    journal.intend([("k", 1)], "cafe")
+    journal.forget("k", 1, "the scheduler is busy")
+    assert _reopened(path) == before
+    assert any("the scheduler is busy" in event.text for event in journal.events())
+    journal.intend([("k", 1)], "beef")
+    assert _last(path, "k").token == "beef"
+
+
+def test_what_a_cancelled_attempt_will_count_as(journal: Journal, path: Path) -> None:
+    hung = JobStatus("HUNG", JobClass.FAILED, reason="no step for 1801 s")
+    journal.plan(["k"])
+    journal.intend([("k", 1)], "cafe")
+    journal.saw("k", 1, RUNNING)
+    journal.ending("k", 1, hung)
+    last = _last(path, "k")
+    assert (last.ending, last.status, last.ended_at) == (hung, RUNNING, None)
+
+
+def test_a_run_that_is_taken_up_again_has_no_verdict(journal: Journal, path: Path) -> None:
+    journal.plan(["k"])
+    journal.intend([("k", 1)], "cafe")
+    journal.saw("k", 1, FAILED)
+    journal.decided("k", "failed", ["why"])
+    journal.reopen("k")
+    entry = _reopened(path)["k"]
+    assert (entry.verdict, entry.reasons) == (None, ())
+    assert entry.last is not None
+    assert entry.last.status == FAILED
+
+
+# What is told
+
+
+def test_every_change_is_an_event(journal: Journal) -> None:
+    journal.plan(["k"])
+    journal.intend([("k", 1)], "cafe")
+    journal.submitted("k", 1, "17")
+    journal.saw("k", 1, JobStatus("RUNNING", JobClass.ACTIVE, reason="why"))
+    journal.ending("k", 1, JobStatus("HUNG", JobClass.FAILED, reason="no step"))
+    journal.saw("k", 1, JobStatus("HUNG", JobClass.FAILED))
+    journal.decided("k", "failed", [])
+    journal.reopen("k")
+    journal.exclude("n1", "broken")
+    journal.note("squeue is silent")
+    events = journal.events()
+    expected = ["cafe", "17", "RUNNING (why)", "HUNG", "HUNG", "failed", "again", "n1", "squeue is silent"]
+    assert len(events) == len(expected)
+    assert all(word in event.text for word, event in zip(expected, events, strict=True))
+    assert [event.key for event in events] == ["k"] * 7 + [None] * 2
+    assert [event.at for event in events] == sorted(event.at for event in events)
+
+
+def test_a_node_is_excluded_for_its_first_reason(journal: Journal) -> None:
+    journal.exclude("n2", "gpu_lost in a")
+    journal.exclude("n2", "down")
+    journal.exclude("n1", "drained")
+    assert journal.excluded() == {"n2": "gpu_lost in a", "n1": "drained"}
+
+
+def test_a_request_to_cancel(journal: Journal, path: Path) -> None:
+    other = Journal(path)
+    assert not journal.is_cancel_requested()
+    other.request_cancel()
+    other.request_cancel()
+    assert journal.is_cancel_requested()
+    journal.clear_cancel()
+    assert not other.is_cancel_requested()
+    journal.clear_cancel()
+    other.close()
+
+
+# Transactions and processes
+
+
+def test_a_transaction_is_all_or_nothing(journal: Journal, path: Path) -> None:
+    journal.plan(["k"])
+
+    def fail() -> None:
+        with journal.transaction():
+            journal.intend([("k", 1)], "cafe")
+            journal.submitted("k", 1, "17")
+            assert _reopened(path)["k"].attempts == ()
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    assert _reopened(path)["k"].attempts == ()
+    with journal.transaction():
+        journal.intend([("k", 1)], "cafe")
+        journal.submitted("k", 1, "17")
+    assert _last(path, "k").job_id == "17"
+
+
+def test_a_journal_that_cannot_be_written_is_the_tools_failure(
+    journal: Journal, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal.plan(["k"])
+    monkeypatch.setattr("cloudai_mbridge.runner.journal._BUSY_TIMEOUT_S", 0.05)
+    late = Journal(path)
+    blocker = sqlite3.connect(path, isolation_level=None)
+    blocker.execute("BEGIN IMMEDIATE")
+    with pytest.raises(ToolFailure, match="the journal cannot be written: database is locked"):
+        late.intend([("k", 1)], "cafe")
+    blocker.execute("ROLLBACK")
+    blocker.close()
+    late.intend([("k", 1)], "cafe")
+    late.close()
+    assert _last(path, "k").token == "cafe"
+
+
+def _write_many(path: Path, prefix: str, count: int) -> None:
+    journal = Journal(path)
+    journal.plan(f"{prefix}{i}" for i in range(count))
+    for i in range(count):
+        journal.intend([(f"{prefix}{i}", 1)], f"{prefix}-{i}")
+        journal.submitted(f"{prefix}{i}", 1, str(i))
     journal.close()
-    assert {key: job for key, (job, _) in _reopened(tmp_path / "j").items()} == {
-        keys[0]: "'",
-        keys[1]: None,
-        keys[2]: None,
-    }
+
+
+def test_two_processes_write_at_the_same_time(path: Path) -> None:
+    Journal(path).close()
+    context: Any = multiprocessing.get_context("fork")
+    writers = [context.Process(target=_write_many, args=(path, prefix, 8)) for prefix in "ab"]
+    for writer in writers:
+        writer.start()
+    for _ in range(8):
+        _reopened(path)  # `mbridge status` in between
+    for writer in writers:
+        writer.join()
+    assert [writer.exitcode for writer in writers] == [0, 0]
+    entries = _reopened(path)
+    assert len(entries) == 16
+    assert all(entry.last is not None and entry.last.job_id is not None for entry in entries.values())
+
+
+def _write_and_die(path: Path) -> None:
+    journal = Journal(path)
+    journal.plan(["k"])
+    journal.intend([("k", 1)], "cafe")
+    with journal.transaction():
+        journal.submitted("k", 1, "17")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_what_was_written_outlives_the_writer(path: Path) -> None:
+    context: Any = multiprocessing.get_context("fork")
+    writer = context.Process(target=_write_and_die, args=(path,))
+    writer.start()
+    writer.join()
+    assert writer.exitcode == -signal.SIGKILL
+    last = _last(path, "k")
+    assert (last.token, last.job_id) == ("cafe", None)

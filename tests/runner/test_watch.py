@@ -1,329 +1,446 @@
 """Runs are submitted in order and brought to their end, whatever single ones of them do."""
 
 import signal
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cloudai_mbridge.errors import ToolFailure
+from cloudai_mbridge.errors import BadInput, Paused, ToolFailure
 from cloudai_mbridge.jobs import JobClass, JobStatus, SubmitRefused
-from cloudai_mbridge.plan import RunPlan, SweepPlan
-from cloudai_mbridge.runner import Journal, run_all, watch
+from cloudai_mbridge.runner import Pace
 from cloudai_mbridge.runner.interrupt import Interrupted
+from cloudai_mbridge.runner.lock import driver_lock
 
 PENDING = JobStatus("PENDING", JobClass.ACTIVE)
-RUNNING = JobStatus("RUNNING", JobClass.ACTIVE)
-COMPLETED = JobStatus("COMPLETED", JobClass.SUCCEEDED, exit_code=0)
-FAILED = JobStatus("FAILED", JobClass.FAILED, exit_code=1)
-CANCELLED = JobStatus("CANCELLED", JobClass.CANCELLED)
+RUNNING = JobStatus("RUNNING", JobClass.ACTIVE, nodes="n1", run_time_s=1.0)
+COMPLETED = JobStatus("COMPLETED", JobClass.SUCCEEDED, exit_code=0, nodes="n1", run_time_s=60.0)
+FAILED = JobStatus("FAILED", JobClass.FAILED, exit_code=1, nodes="n1", run_time_s=60.0)
+CANCELLED = JobStatus("CANCELLED", JobClass.CANCELLED, signal=15, run_time_s=60.0)
 SILENT = ToolFailure("squeue failed: Unable to contact slurm controller")
-Answer = JobStatus | BaseException | signal.Signals
 
 
-class FakeScheduler:
-    """A scheduler that follows a script: what each look at a job of a test shows.
-
-    A signal in the script comes while the scheduler is being asked, an exception is its answer.
-    """
-
-    def __init__(self, **script: list[Answer]) -> None:
-        self._script = script
-        self._looks: dict[str, Iterator[Answer]] = {}
-        self._test_of: dict[str, str] = {}
-        self.refuse: dict[str, BaseException] = {}
-        self.signal_at: str | None = None
-        self.events: list[str] = []
-        self.cancelled: list[str] = []
-        self.ignores_cancel = 0
-
-    def preflight(self) -> None:
-        """Nothing to check."""
-
-    def submit(self, plan: RunPlan, directory: Path) -> str:
-        if error := self.refuse.pop(plan.test_id, None):
-            self.events.append(f"refuse {plan.test_id}")
-            raise error
-        self.events.append(f"submit {plan.test_id}")
-        job_id = str(100 + len(self._test_of))
-        self._test_of[job_id] = plan.test_id
-        self._looks[job_id] = iter(self._script.get(plan.test_id, [RUNNING, COMPLETED]))
-        if plan.test_id == self.signal_at:
-            signal.raise_signal(signal.SIGINT)
-        assert directory.parts[-1] == "0"
-        return job_id
-
-    def poll(self, jobs: Mapping[str, Path]) -> dict[str, JobStatus]:
-        seen: dict[str, JobStatus] = {}
-        for job_id in jobs:
-            if job_id in self.cancelled:
-                self.ignores_cancel -= 1
-                answer: Answer = RUNNING if self.ignores_cancel >= 0 else CANCELLED
-            else:
-                answer = next(self._looks[job_id])
-            if isinstance(answer, signal.Signals):
-                signal.raise_signal(answer)
-                answer = RUNNING
-            if isinstance(answer, BaseException):
-                raise answer
-            seen[job_id] = answer
-            self.events.append(f"{answer.state} {self._test_of[job_id]}")
-        return seen
-
-    def cancel(self, job_ids: Iterable[str]) -> None:
-        self.cancelled += job_ids
-        self.events.append(f"cancel {len(self.cancelled)}")
-
-
-class Notes:
-    """An observer that keeps what it is told."""
-
-    def __init__(self) -> None:
-        self.seen: list[str] = []
-        self.notices: list[str] = []
-
-    def saw(self, run: RunPlan, status: JobStatus) -> None:
-        self.seen.append(f"{run.test_id} {status.state}")
-
-    def notice(self, text: str) -> None:
-        self.notices.append(text)
-
-
-def _run(test_id: str, point: int = 0, **keys: Any) -> RunPlan:
-    return RunPlan(
-        key=f"{test_id}/{point}/0",
-        test_id=test_id,
-        test_name="t",
-        label=str(point),
-        iteration=0,
-        coordinates={},
-        args={},
-        recipe="gpt_tiny",
-        num_nodes=1,
-        ranks_per_node=1,
-        num_steps=1,
-        warmup_steps=0,
-        training_config={},
-        definition={},
-        env={},
-        secret_env={},
-        **keys,
-    )
-
-
-Sweep = Callable[..., Notes]
-
-
-@pytest.fixture
-def journal(tmp_path: Path) -> Iterator[Journal]:
-    journal = Journal(tmp_path / "journal.sqlite")
-    yield journal
-    journal.close()
-
-
-@pytest.fixture
-def sweep(tmp_path: Path, journal: Journal) -> Sweep:
-    """Run a plan to its end with a scheduler, without waiting between the looks."""
-
-    def run(scheduler: FakeScheduler, *runs: RunPlan, max_parallel: int = 99) -> Notes:
-        notes = Notes()
-        journal.plan(r.key for r in runs)
-        run_all(
-            SweepPlan("s", "fake", runs, ()),
-            tmp_path,
-            scheduler,
-            journal,
-            notes,
-            max_parallel=max_parallel,
-            interval_s=0.0,
-        )
-        return notes
-
-    return run
-
-
-def _final_states(journal: Journal) -> dict[str, str | None]:
-    return {key: entry.status.state if entry.status else None for key, entry in journal.entries().items()}
-
-
-def test_runs_one_after_the_other(sweep: Sweep, journal: Journal) -> None:
-    scheduler = FakeScheduler()
-    sweep(scheduler, _run("a"), _run("b"), max_parallel=1)
-    assert scheduler.events == [
+def test_runs_one_after_the_other(bench: Any) -> None:
+    bench.drive(bench.run("a"), bench.run("b"), max_parallel=1)
+    assert bench.scheduler.events == [
         *("submit a", "RUNNING a", "COMPLETED a"),
         *("submit b", "RUNNING b", "COMPLETED b"),
     ]
-    assert _final_states(journal) == {"a/0/0": "COMPLETED", "b/0/0": "COMPLETED"}
-    assert [entry.job_id for entry in journal.entries().values()] == ["100", "101"]
+    assert bench.states() == {"a/0/0": ["COMPLETED"], "b/0/0": ["COMPLETED"]}
+    assert bench.verdicts() == {"a/0/0": "success", "b/0/0": "success"}
+    assert [entry.last.job_id for entry in bench.entries().values()] == ["100", "101"]
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3])
-def test_never_more_than_the_limit_are_active(sweep: Sweep, limit: int) -> None:
-    scheduler = FakeScheduler()
-    sweep(scheduler, *(_run("a", i) for i in range(6)), max_parallel=limit)
+def test_never_more_than_the_limit_are_active(bench: Any, limit: int) -> None:
+    bench.drive(*(bench.run("a", i) for i in range(6)), max_parallel=limit)
     active = most = 0
-    for event in scheduler.events:
+    for event in bench.scheduler.events:
         active += event.startswith("submit") - event.startswith("COMPLETED")
         most = max(most, active)
     assert (active, most) == (0, limit)
 
 
-def test_all_active_jobs_are_asked_for_at_once(sweep: Sweep) -> None:
-    scheduler = FakeScheduler()
-    sweep(scheduler, _run("a"), _run("b"))
-    assert scheduler.events[:4] == ["submit a", "submit b", "RUNNING a", "RUNNING b"]
+def test_all_active_jobs_are_asked_for_at_once(bench: Any) -> None:
+    bench.drive(bench.run("a"), bench.run("b"))
+    assert bench.scheduler.events[:4] == ["submit a", "submit b", "RUNNING a", "RUNNING b"]
 
 
-def test_a_failed_run_does_not_stop_the_others(sweep: Sweep, journal: Journal) -> None:
-    sweep(FakeScheduler(a=[FAILED]), _run("a"), _run("b"), max_parallel=1)
-    assert _final_states(journal) == {"a/0/0": "FAILED", "b/0/0": "COMPLETED"}
+def test_every_submission_has_a_token_of_its_own(bench: Any) -> None:
+    bench.drive(*(bench.run("a", i) for i in range(5)))
+    tokens = [submission.token for submission in bench.scheduler.submissions]
+    assert len(set(tokens)) == 5
+    assert all(len(token) >= 16 for token in tokens)
+    assert [entry.last.token for entry in bench.entries().values()] == tokens
 
 
-def test_a_refused_submission_does_not_stop_the_others(sweep: Sweep, journal: Journal) -> None:
-    scheduler = FakeScheduler()
-    scheduler.refuse["a"] = SubmitRefused("invalid partition specified: x")
-    notes = sweep(scheduler, _run("a"), _run("b"))
-    assert _final_states(journal) == {"a/0/0": "REFUSED", "b/0/0": "COMPLETED"}
-    entry = journal.entries()["a/0/0"]
-    assert entry.job_id is None
-    assert entry.status is not None
-    assert entry.status.job_class is JobClass.FAILED
-    assert "invalid partition specified: x" in entry.status.reason
+def test_the_intent_is_on_disk_before_the_submission(bench: Any) -> None:
+    submit, seen = bench.scheduler.submit, []
+
+    def look(submission: Any, root: Any) -> Any:
+        seen.append([(entry.last.token, entry.last.job_id) for entry in bench.entries().values()])
+        return submit(submission, root)
+
+    bench.scheduler.submit = look
+    bench.drive(bench.run("a"))
+    (submission,) = bench.scheduler.submissions
+    assert seen == [[(submission.token, None)]]
+
+
+def test_a_failed_run_does_not_stop_the_others(bench: Any) -> None:
+    bench.script(a=[FAILED])
+    bench.drive(bench.run("a"), bench.run("b"), max_parallel=1)
+    assert bench.states() == {"a/0/0": ["FAILED"], "b/0/0": ["COMPLETED"]}
+    assert bench.verdicts() == {"a/0/0": "failed", "b/0/0": "success"}
+
+
+def test_a_refused_submission_does_not_stop_the_others(bench: Any) -> None:
+    bench.scheduler.refuse["a"] = [SubmitRefused("invalid partition specified: x")]
+    notes = bench.drive(bench.run("a"), bench.run("b"))
+    assert bench.states() == {"a/0/0": ["REFUSED"], "b/0/0": ["COMPLETED"]}
+    last = bench.entries()["a/0/0"].last
+    assert last.job_id is None
+    assert last.status.job_class is JobClass.FAILED
+    assert "invalid partition specified: x" in last.status.reason
     assert "a REFUSED" in notes.seen
+    assert bench.tests("refuse") == ["a"]
 
 
-def test_after_the_end_of_another_test(sweep: Sweep) -> None:
-    scheduler = FakeScheduler(a=[PENDING, RUNNING, FAILED])
-    sweep(scheduler, _run("b", after_completion=("a",)), _run("a"))
-    assert scheduler.events == [
+def test_an_empty_plan_ends_at_once(bench: Any) -> None:
+    assert bench.drive().seen == []
+
+
+# Order
+
+
+def test_after_the_end_of_another_test(bench: Any) -> None:
+    bench.script(a=[PENDING, RUNNING, FAILED])
+    bench.drive(bench.run("b", after_completion=("a",)), bench.run("a"))
+    assert bench.scheduler.events == [
         *("submit a", "PENDING a", "RUNNING a", "FAILED a"),
         *("submit b", "RUNNING b", "COMPLETED b"),
     ]
 
 
-def test_after_the_end_means_the_end_of_all_its_points(sweep: Sweep) -> None:
-    scheduler = FakeScheduler()
-    sweep(scheduler, _run("b", after_completion=("a",)), _run("a", 0), _run("a", 1), max_parallel=1)
-    assert [event for event in scheduler.events if event.startswith("submit")] == ["submit a", "submit a", "submit b"]
+def test_after_the_end_means_the_end_of_all_its_points(bench: Any) -> None:
+    bench.drive(bench.run("b", after_completion=("a",)), bench.run("a", 0), bench.run("a", 1), max_parallel=1)
+    assert bench.tests("submit") == ["a", "a", "b"]
 
 
-def test_after_the_start_of_another_test(sweep: Sweep) -> None:
-    scheduler = FakeScheduler(a=[PENDING, PENDING, RUNNING, RUNNING, COMPLETED])
-    sweep(scheduler, _run("a"), _run("b", after_start=("a",)))
-    assert scheduler.events.index("submit b") == scheduler.events.index("RUNNING a") + 1
-    assert scheduler.events.index("submit b") < scheduler.events.index("COMPLETED a")
+def test_after_the_end_means_the_end_of_all_its_attempts(bench: Any) -> None:
+    bench.script(a=[[JobStatus("NODE_FAIL", JobClass.INFRASTRUCTURE)], [RUNNING, COMPLETED]])
+    bench.drive(bench.run("b", after_completion=("a",)), bench.run("a"))
+    assert bench.tests("submit") == ["a", "a", "b"]
+
+
+def test_after_the_start_of_another_test(bench: Any) -> None:
+    bench.script(a=[PENDING, PENDING, RUNNING, RUNNING, COMPLETED])
+    bench.drive(bench.run("a"), bench.run("b", after_start=("a",)))
+    events = bench.scheduler.events
+    assert events.index("submit b") == events.index("RUNNING a") + 1
+    assert events.index("submit b") < events.index("COMPLETED a")
 
 
 @pytest.mark.parametrize("kind", ["after_start", "after_completion"])
-def test_a_test_that_was_refused_holds_nobody_up(sweep: Sweep, journal: Journal, kind: str) -> None:
-    scheduler = FakeScheduler()
-    scheduler.refuse["a"] = SubmitRefused("no")
-    sweep(scheduler, _run("a"), _run("b", **{kind: ("a",)}))
-    assert _final_states(journal)["b/0/0"] == "COMPLETED"
+def test_a_test_that_was_refused_holds_nobody_up(bench: Any, kind: str) -> None:
+    bench.scheduler.refuse["a"] = [SubmitRefused("no")]
+    bench.drive(bench.run("a"), bench.run("b", **{kind: ("a",)}))
+    assert bench.states()["b/0/0"] == ["COMPLETED"]
 
 
-@pytest.mark.parametrize("kind", ["after_start", "after_completion"])
-def test_a_test_without_runs_holds_nobody_up(sweep: Sweep, journal: Journal, kind: str) -> None:
+@pytest.mark.parametrize("kind", ["after_start", "after_completion", "end_with"])
+def test_a_test_without_runs_holds_nobody_up(bench: Any, kind: str) -> None:
     """All of its points broke a rule."""
-    sweep(FakeScheduler(), _run("b", **{kind: ("rejected",)}))
-    assert _final_states(journal) == {"b/0/0": "COMPLETED"}
+    bench.drive(bench.run("b", **{kind: ("rejected",)}))
+    assert bench.states() == {"b/0/0": ["COMPLETED"]}
 
 
-def test_a_job_that_ends_before_it_was_seen_running_has_started(sweep: Sweep, journal: Journal) -> None:
-    sweep(FakeScheduler(a=[CANCELLED]), _run("a"), _run("b", after_start=("a",)))
-    assert _final_states(journal) == {"a/0/0": "CANCELLED", "b/0/0": "COMPLETED"}
+def test_a_job_that_ends_before_it_was_seen_running_has_started(bench: Any) -> None:
+    bench.script(a=[CANCELLED])
+    bench.drive(bench.run("a"), bench.run("b", after_start=("a",)))
+    assert bench.states() == {"a/0/0": ["CANCELLED"], "b/0/0": ["COMPLETED"]}
 
 
-def test_a_job_in_an_unknown_state_is_not_waited_for(sweep: Sweep, journal: Journal) -> None:
-    sweep(FakeScheduler(a=[JobStatus("FORGOTTEN", JobClass.UNKNOWN)]), _run("a"))
-    assert _final_states(journal) == {"a/0/0": "FORGOTTEN"}
+def test_a_test_that_ends_with_another_is_stopped(bench: Any) -> None:
+    bench.script(server=[RUNNING], client=[RUNNING, RUNNING, COMPLETED])
+    bench.drive(bench.run("server", end_with=("client",)), bench.run("client"))
+    assert bench.states() == {"server/0/0": ["STOPPED"], "client/0/0": ["COMPLETED"]}
+    last = bench.entries()["server/0/0"].last
+    assert last.status.job_class is JobClass.STOPPED
+    assert "client has ended" in last.status.reason
+    assert bench.verdicts()["server/0/0"] == "success"  # as this judge says: it was to be stopped
 
 
-def test_a_scheduler_that_is_silent_for_a_while(sweep: Sweep, journal: Journal) -> None:
-    notes = sweep(FakeScheduler(a=[RUNNING, SILENT, SILENT, SILENT, RUNNING, COMPLETED]), _run("a"))
-    assert _final_states(journal) == {"a/0/0": "COMPLETED"}
-    assert notes.notices == [f"{SILENT}; asking again"]
+def test_a_test_that_has_ended_by_itself_is_not_stopped(bench: Any) -> None:
+    bench.script(server=[RUNNING, COMPLETED], client=[RUNNING, RUNNING, RUNNING, COMPLETED])
+    bench.drive(bench.run("server", end_with=("client",)), bench.run("client"))
+    assert bench.states()["server/0/0"] == ["COMPLETED"]
+    assert bench.scheduler.cancelled == []
 
 
-def test_two_silences_are_two_notices(sweep: Sweep) -> None:
-    notes = sweep(FakeScheduler(a=[SILENT, RUNNING, SILENT, COMPLETED]), _run("a"))
-    assert len(notes.notices) == 2
+def test_a_success_in_the_last_moment_counts(bench: Any) -> None:
+    """It was being cancelled, and had come to its good end before that."""
+    bench.scheduler.cancel = lambda ids: None
+    bench.script(server=[RUNNING, RUNNING, COMPLETED], client=[RUNNING, COMPLETED])
+    bench.drive(bench.run("server", end_with=("client",)), bench.run("client"))
+    assert bench.states()["server/0/0"] == ["COMPLETED"]
 
 
-def test_patience_ends(sweep: Sweep, journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch, "PATIENCE_S", 0.01)
-    script: list[Answer] = [RUNNING, *[SILENT] * 10**6]
-    with pytest.raises(ToolFailure, match=r"Unable to contact slurm controller; gave up after .*may still run: 100"):
-        sweep(FakeScheduler(a=script), _run("a"))
-    assert _final_states(journal) == {"a/0/0": "RUNNING"}
+def test_a_test_that_did_not_get_its_turn_is_skipped(bench: Any) -> None:
+    notes = bench.drive(bench.run("client"), bench.run("server", end_with=("client",)), max_parallel=1)
+    entry = bench.entries()["server/0/0"]
+    assert (entry.verdict, entry.attempts) == ("skipped", ())
+    assert "client has ended" in entry.reasons[0]
+    assert "server SKIPPED" in notes.seen
 
 
-def test_a_scheduler_that_is_silent_at_a_submission_does_not_lose_the_active_jobs(sweep: Sweep) -> None:
-    """It may be borne like silence at a look, or end the sweep; but then the jobs that still run must be named."""
-    scheduler = FakeScheduler(a=[RUNNING, COMPLETED])
-    scheduler.refuse["b"] = ToolFailure("sbatch did not answer within 60 s")
-    failure = ""
-    try:
-        sweep(scheduler, _run("a"), _run("b"))
-    except ToolFailure as error:
-        failure = str(error)
-    assert "100" in failure or scheduler.events[-1] == "COMPLETED b"
+def test_all_of_a_test_must_have_ended_to_end_another(bench: Any) -> None:
+    bench.script(**{"server": [RUNNING], "client/1/0": [RUNNING] * 5 + [COMPLETED]})
+    bench.drive(bench.run("server", end_with=("client",)), bench.run("client", 0), bench.run("client", 1))
+    events = bench.scheduler.events
+    assert max(i for i, event in enumerate(events) if event == "COMPLETED client") < events.index("cancel 1")
 
 
-def test_an_interrupt_cancels_and_waits(sweep: Sweep, journal: Journal) -> None:
+# Nodes are checked first
+
+
+def _checked(bench: Any, *runs: Any, **config: Any) -> Any:
+    checks = [bench.run("pre_test", i, is_pre_test=True) for i in (1, 2)]
+    return bench.drive(*checks, *runs, **config)
+
+
+def test_nothing_starts_before_every_node_is_checked(bench: Any) -> None:
+    bench.script(**{"pre_test/1/0": [RUNNING] * 4 + [COMPLETED]})
+    _checked(bench, bench.run("a"))
+    events = bench.scheduler.events
+    last_check = max(i for i, event in enumerate(events) if event == "COMPLETED pre_test")
+    assert last_check < events.index("submit a")
+    assert bench.verdicts() == dict.fromkeys(("pre_test/1/0", "pre_test/2/0", "a/0/0"), "success")
+
+
+def test_a_node_that_fails_its_check_is_excluded(bench: Any) -> None:
+    bench.script(**{"pre_test/1/0": [FAILED]})
+    _checked(bench, bench.run("a"))
+    assert set(bench.excluded()) == {"1"}  # the run's label is the node's name
+    assert "pre_test failed: FAILED" in bench.excluded()["1"]
+    assert bench.scheduler.submissions[-1].exclude_nodes == ("1",)
+    assert bench.verdicts()["a/0/0"] == "success"
+
+
+def test_a_check_is_not_tried_again(bench: Any) -> None:
+    bench.script(**{"pre_test/1/0": [JobStatus("NODE_FAIL", JobClass.INFRASTRUCTURE)]})
+    _checked(bench, bench.run("a"), retries=2)
+    assert bench.tests("submit") == ["pre_test", "pre_test", "a"]
+    assert "1" in bench.excluded()
+
+
+def test_a_check_that_does_not_end_is_ended(bench: Any) -> None:
+    bench.script(**{"pre_test/1/0": [RUNNING]})
+    _checked(bench, bench.run("a"), pre_test_timeout_s=300.0)
+    assert bench.states()["pre_test/1/0"] == ["PRE_TEST_TIMEOUT"]
+    assert "1" in bench.excluded()
+    assert 300 < bench.clock.now - 1000 < 400
+
+
+def test_without_nodes_nothing_runs(bench: Any) -> None:
+    bench.script(pre_test=[FAILED])
+    bench.scheduler.usable = 2
+    _checked(bench, bench.run("a"))
+    assert bench.tests("submit") == ["pre_test", "pre_test"]
+    entry = bench.entries()["a/0/0"]
+    assert entry.verdict == "skipped"
+    assert "0 nodes are left of the 1 it needs" in entry.reasons[0]
+    assert "pre_test failed" in entry.reasons[0]
+
+
+def test_a_check_that_fails_does_not_fail_fast(bench: Any) -> None:
+    bench.script(**{"pre_test/1/0": [FAILED]})
+    _checked(bench, bench.run("a"), fail_fast=True)
+    assert bench.verdicts()["a/0/0"] == "success"
+
+
+# Fail fast
+
+
+def test_the_first_failure_ends_everything(bench: Any) -> None:
+    bench.script(a=[RUNNING, FAILED], b=[RUNNING])
+    bench.drive(bench.run("a"), bench.run("b"), bench.run("c"), max_parallel=2, fail_fast=True)
+    assert bench.states() == {"a/0/0": ["FAILED"], "b/0/0": ["CANCELLED"], "c/0/0": []}
+    assert bench.verdicts() == {"a/0/0": "failed", "b/0/0": "failed", "c/0/0": "skipped"}
+    assert bench.entries()["c/0/0"].reasons == ("fail_fast: a/0/0 failed",)
+    assert bench.entries()["b/0/0"].last.status.reason == "fail_fast: a/0/0 failed"
+    assert "submit c" not in bench.scheduler.events
+
+
+def test_a_failure_that_is_tried_again_ends_nothing(bench: Any) -> None:
+    bench.script(a=[[JobStatus("NODE_FAIL", JobClass.INFRASTRUCTURE)], [RUNNING, COMPLETED]])
+    bench.drive(bench.run("a"), bench.run("b"), fail_fast=True)
+    assert bench.verdicts() == {"a/0/0": "success", "b/0/0": "success"}
+
+
+def test_after_the_first_failure_nothing_is_submitted_again(bench: Any) -> None:
+    """The infrastructure fails a run while everything is being cancelled."""
+    bench.script(a=[RUNNING, FAILED], b=[RUNNING, JobStatus("NODE_FAIL", JobClass.INFRASTRUCTURE)])
+    bench.drive(bench.run("a"), bench.run("b"), fail_fast=True)
+    assert bench.tests("submit") == ["a", "b"]
+    assert bench.verdicts() == {"a/0/0": "failed", "b/0/0": "failed"}
+
+
+# A scheduler that does not answer
+
+
+def test_a_scheduler_that_is_silent_for_a_while(bench: Any) -> None:
+    bench.script(a=[RUNNING, SILENT, SILENT, SILENT, RUNNING, COMPLETED])
+    notes = bench.drive(bench.run("a"))
+    assert bench.states() == {"a/0/0": ["COMPLETED"]}
+    assert notes.notices == [f"{SILENT}; asking again", "the scheduler answers again"]
+
+
+def test_two_silences_are_two_notices(bench: Any) -> None:
+    bench.script(a=[SILENT, RUNNING, SILENT, COMPLETED])
+    assert sum("asking again" in notice for notice in bench.drive(bench.run("a")).notices) == 2
+
+
+def test_patience_ends(bench: Any) -> None:
+    bench.script(a=[RUNNING, SILENT])
+    with pytest.raises(Paused) as caught:
+        bench.drive(bench.run("a"), bench.run("b"), max_parallel=1, patience_s=600.0)
+    assert caught.value.exit_code == 4
+    for part in ("Unable to contact slurm controller", "paused after 600 s", "may still run: 100", str(bench.root)):
+        assert part in str(caught.value)
+    assert bench.states() == {"a/0/0": ["RUNNING"], "b/0/0": []}
+    assert 600 < bench.clock.now - 1000 < 650
+    assert bench.scheduler.cancelled == []
+
+
+def test_what_was_paused_is_taken_up(bench: Any) -> None:
+    bench.script(a=[RUNNING, SILENT])
+    with pytest.raises(Paused):
+        bench.drive(bench.run("a"), bench.run("b"), max_parallel=1, patience_s=600.0)
+    bench.scheduler._looks["100"] = iter([RUNNING, COMPLETED])
+    bench.drive(bench.run("a"), bench.run("b"), max_parallel=1)
+    assert bench.states() == {"a/0/0": ["COMPLETED"], "b/0/0": ["COMPLETED"]}
+    assert bench.tests("submit") == ["a", "b"]
+
+
+def test_a_defect_of_the_tool_names_the_jobs(bench: Any) -> None:
+    bench.script(a=[RUNNING, ZeroDivisionError()])
+    with pytest.raises(ZeroDivisionError):
+        bench.drive(bench.run("a"))
+    assert any("may still run: 100" in notice for notice in bench.notes.notices)
+
+
+# Signals
+
+
+def test_an_interrupt_cancels_and_waits(bench: Any) -> None:
     handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-    scheduler = FakeScheduler(a=[RUNNING, RUNNING], b=[RUNNING, signal.SIGTERM])
-    scheduler.ignores_cancel = 3
+    bench.script(a=[RUNNING, RUNNING], b=[RUNNING, signal.SIGTERM])
+    bench.scheduler.ignores_cancel = 3
     with pytest.raises(Interrupted, match="SIGTERM") as caught:
-        sweep(scheduler, _run("a"), _run("b"), _run("c"), max_parallel=2)
+        bench.drive(bench.run("a"), bench.run("b"), bench.run("c"), max_parallel=2)
     assert caught.value.exit_code == 143
-    assert sorted(scheduler.cancelled) == ["100", "101"]
-    assert _final_states(journal) == {"a/0/0": "CANCELLED", "b/0/0": "CANCELLED", "c/0/0": None}
-    assert "submit c" not in scheduler.events
+    assert caught.value.left_running == ""
+    assert sorted(set(bench.scheduler.cancelled)) == ["100", "101"]
+    assert bench.states() == {"a/0/0": ["INTERRUPTED"], "b/0/0": ["INTERRUPTED"], "c/0/0": []}
+    assert all(
+        entry.last.status.job_class is JobClass.CANCELLED for entry in bench.entries().values() if entry.attempts
+    )
+    assert "submit c" not in bench.scheduler.events
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
 
 
-def test_an_interrupt_during_a_submission_loses_no_job(sweep: Sweep, journal: Journal) -> None:
-    scheduler = FakeScheduler()
-    scheduler.signal_at = "b"
+def test_an_interrupt_during_a_submission_loses_no_job(bench: Any) -> None:
+    bench.scheduler.signal_at = "b"
     with pytest.raises(Interrupted) as caught:
-        sweep(scheduler, _run("a"), _run("b"), _run("c"))
+        bench.drive(bench.run("a"), bench.run("b"), bench.run("c"))
     assert caught.value.exit_code == 130
-    assert scheduler.cancelled == ["100", "101"]
-    assert _final_states(journal) == {"a/0/0": "CANCELLED", "b/0/0": "CANCELLED", "c/0/0": None}
+    assert bench.scheduler.cancelled == ["100", "101"]
+    assert bench.states() == {"a/0/0": ["INTERRUPTED"], "b/0/0": ["INTERRUPTED"], "c/0/0": []}
 
 
-def test_an_interrupt_is_not_slept_through(sweep: Sweep, tmp_path: Path, journal: Journal) -> None:
-    run = _run("a")
-    journal.plan([run.key])
-    started = time.monotonic()
+def test_an_interrupt_is_not_slept_through(bench: Any) -> None:
+    bench.script(a=[signal.SIGINT])
     with pytest.raises(Interrupted):
-        run_all(
-            SweepPlan("s", "fake", (run,), ()),
-            tmp_path,
-            FakeScheduler(a=[signal.SIGINT]),
-            journal,
-            Notes(),
-            max_parallel=1,
-            interval_s=60.0,
-        )
-    assert time.monotonic() - started < 5
+        bench.drive(bench.run("a"), pace=Pace(3600.0, 3600.0, bench.clock))
+    assert bench.clock.now - 1000 < 5
 
 
-def test_a_cancel_that_fails_is_still_reported_as_an_interrupt(sweep: Sweep) -> None:
-    """scancel may be silent too: the exit code says that a signal came, and the jobs that may run are named."""
-    scheduler = FakeScheduler(a=[signal.SIGTERM, RUNNING])
-    scheduler.cancel = _fail  # type: ignore[method-assign]
-    with pytest.raises((Interrupted, ToolFailure)) as caught:
-        sweep(scheduler, _run("a"))
-    assert isinstance(caught.value, Interrupted) or "100" in str(caught.value)
+def test_a_second_interrupt_does_not_wait(bench: Any) -> None:
+    """The jobs whose end nobody has seen are named."""
+    bench.scheduler.cancel = lambda job_ids: None
+    bench.script(a=[RUNNING, signal.SIGINT, RUNNING, signal.SIGINT], b=[RUNNING])
+    with pytest.raises(Interrupted) as caught:
+        bench.drive(bench.run("a"), bench.run("b"))
+    assert caught.value.exit_code == 130
+    assert caught.value.left_running == "100, 101"
+    assert "not waited for; may still run: 100, 101" in str(caught.value)
+    assert {key: entry.last.ending.state for key, entry in bench.entries().items()} == {
+        "a/0/0": "INTERRUPTED",
+        "b/0/0": "INTERRUPTED",
+    }
 
 
-def _fail(job_ids: Iterable[str]) -> None:
-    raise ToolFailure("scancel did not answer within 60 s")
+def test_two_interrupts_at_once_do_not_wait_either(bench: Any) -> None:
+    def twice(submission: Any, root: Any) -> Any:
+        ids = submit(submission, root)
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        return ids
+
+    submit, bench.scheduler.submit = bench.scheduler.submit, twice
+    with pytest.raises(Interrupted) as caught:
+        bench.drive(bench.run("a"))
+    assert (caught.value.exit_code, caught.value.left_running) == (130, "100")
+    assert bench.scheduler.cancelled == ["100"]
 
 
-def test_an_empty_plan_ends_at_once(sweep: Sweep) -> None:
-    assert sweep(FakeScheduler()).seen == []
+def test_a_cancel_that_fails_is_tried_again(bench: Any) -> None:
+    """scancel may be silent too."""
+    bench.script(a=[signal.SIGTERM, RUNNING])
+    bench.scheduler.cancel_error = [ToolFailure("scancel did not answer within 60 s")]
+    with pytest.raises(Interrupted) as caught:
+        bench.drive(bench.run("a"))
+    assert caught.value.left_running == ""
+    assert bench.scheduler.cancelled == ["100"]
+
+
+def test_a_cancel_that_keeps_failing_is_still_an_interrupt(bench: Any) -> None:
+    """The exit code says that a signal came, and the jobs that may run are named."""
+    bench.script(a=[signal.SIGTERM, SILENT])
+    bench.scheduler.cancel_error = [ToolFailure("scancel did not answer within 60 s")] * 1000
+    with pytest.raises(Interrupted) as caught:
+        bench.drive(bench.run("a"), patience_s=60.0)
+    assert (caught.value.exit_code, caught.value.left_running) == (143, "100")
+
+
+def test_a_request_to_cancel_is_as_good_as_a_signal(bench: Any) -> None:
+    bench.script(a=[RUNNING])
+    scheduler, looks = bench.scheduler, []
+    poll = scheduler.poll
+
+    def request(jobs: Any) -> Any:
+        looks.append(jobs)
+        if len(looks) == 3:
+            journal = bench.write()
+            journal.request_cancel()
+            journal.close()
+        return poll(jobs)
+
+    scheduler.poll = request
+    with pytest.raises(Interrupted, match="SIGTERM") as caught:
+        bench.drive(bench.run("a"), bench.run("b"), max_parallel=1)
+    assert caught.value.exit_code == 143
+    assert bench.states() == {"a/0/0": ["INTERRUPTED"], "b/0/0": []}
+    journal = bench.write()
+    assert not journal.is_cancel_requested()
+    journal.close()
+
+
+def test_an_old_request_to_cancel_is_forgotten(bench: Any) -> None:
+    journal = bench.write("a/0/0")
+    journal.request_cancel()
+    journal.close()
+    bench.drive(bench.run("a"))
+    assert bench.verdicts() == {"a/0/0": "success"}
+
+
+# Who drives
+
+
+def test_a_second_driver_is_refused(bench: Any) -> None:
+    with driver_lock(bench.root), pytest.raises(BadInput, match="is being driven by process"):
+        bench.drive(bench.run("a"))
+    assert bench.scheduler.events == []
+
+
+def test_a_journal_that_is_none(bench: Any) -> None:
+    bench.path.write_bytes(b"this is no database, and it is long enough to be looked at" * 10)
+    with pytest.raises((BadInput, ToolFailure), match=r"journal\.sqlite"):
+        bench.drive(bench.run("a"))
+    assert bench.scheduler.events == []
+
+
+def test_the_submitting_command_gets_the_lock(bench: Any) -> None:
+    bench.drive(bench.run("a"))
+    (submission,) = bench.scheduler.submissions
+    assert isinstance(submission.keep_open, int)

@@ -1,24 +1,32 @@
 """What Slurm's commands print, in its own words, and what it means for a run."""
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cloudai_mbridge.jobs import JobClass, JobStatus
 from cloudai_mbridge.slurm.parsing import (
+    SQUEUE_FORMAT,
+    Listed,
+    array_spec,
+    merge,
+    parse_elapsed,
     parse_exit_code,
-    parse_show_job,
+    parse_sacct,
     parse_squeue,
+    parse_started,
     parse_submitted,
     status_from_marker,
     without_slurm_variables,
 )
-from cloudai_mbridge.slurm.states import base_state, classify
+from cloudai_mbridge.slurm.states import base_state, classify, hopeless
 
 # squeue(1) and sacct(1), "JOB STATE CODES", of 22.05 to 25.05
 DOCUMENTED = {
     JobClass.ACTIVE: """PENDING CONFIGURING RUNNING COMPLETING SIGNALING STAGE_OUT STOPPED SUSPENDED RESIZING REQUEUED
-        REQUEUE_FED REQUEUE_HOLD RESV_DEL_HOLD SPECIAL_EXIT""",
+        REQUEUE_FED REQUEUE_HOLD RESV_DEL_HOLD SPECIAL_EXIT POWER_UP_NODE EXPEDITING UPDATE_DB""",
     JobClass.SUCCEEDED: "COMPLETED",
     JobClass.FAILED: "FAILED TIMEOUT OUT_OF_MEMORY DEADLINE",
     JobClass.INFRASTRUCTURE: "NODE_FAIL BOOT_FAIL LAUNCH_FAILED RECONFIG_FAIL PREEMPTED",
@@ -38,7 +46,7 @@ def test_every_documented_state_has_its_class(state: str, job_class: JobClass) -
 @pytest.mark.parametrize("state", ["", "+", "UNHEARD_OF", "COMPLETE", "COMPLETEDX", "DONE", "0", "allocation"])
 def test_any_other_state_is_unknown(state: str) -> None:
     assert classify(state) is JobClass.UNKNOWN
-    assert JobStatus(state, classify(state)).is_final
+    assert not JobStatus(state, classify(state)).is_final  # it is asked again, and given up after a deadline
 
 
 @given(st.text(max_size=20))
@@ -85,97 +93,202 @@ def test_the_job_id_that_sbatch_prints(output: str, job_id: str | None) -> None:
 # squeue
 
 
+def _line(
+    job_id: str = "17",
+    state: str = "RUNNING",
+    reason: str = "None",
+    nodes: str = "node1",
+    code: str = "0",
+    restarts: str = "0",
+    used: str = "1:00",
+    name: str = "mbridge-x.cafe",
+) -> str:
+    """Return a line as squeue prints it by SQUEUE_FORMAT: every field is followed by a bar."""
+    return "".join(f"{field}|" for field in (job_id, state, reason, nodes, code, restarts, used, name)) + "\n"
+
+
+def _status(**fields: str) -> JobStatus:
+    """Return the status of the only job that squeue lists."""
+    (listed,) = parse_squeue(_line(**fields)).values()
+    return listed.status
+
+
+def test_the_format_asks_for_the_fields_of_a_line() -> None:
+    assert [field.partition(":")[0] for field in SQUEUE_FORMAT.split(",")] == [
+        *("JobArrayID", "State", "Reason", "NodeList", "exit_code", "RestartCnt", "TimeUsed", "Name")
+    ]
+
+
 def test_lines_of_squeue() -> None:
-    output = """\
-17|PENDING|Resources|
-18|RUNNING|None|node[1-2]
-19|PENDING|(DOWN,_DRAINED_or_reserved)|
-20|CANCELLED by 1000|None|(null)
-21|COMPLETED|None|node1
-
-a line of the site
-"""
-    jobs = parse_squeue(output)
-    assert list(jobs) == ["17", "18", "19", "20", "21"]
-    assert jobs["17"] == JobStatus("PENDING", JobClass.ACTIVE, reason="Resources")
-    assert jobs["18"] == JobStatus("RUNNING", JobClass.ACTIVE, nodes="node[1-2]")
-    assert jobs["20"].state == "CANCELLED"
-    assert jobs["20"].job_class is JobClass.CANCELLED
-    assert jobs["21"].job_class is JobClass.SUCCEEDED
-
-
-def test_an_unknown_state_of_squeue_stays_visible() -> None:
-    assert parse_squeue("17|NEW_STATE|None|n1\n")["17"] == JobStatus("NEW_STATE", JobClass.UNKNOWN, nodes="n1")
-
-
-def test_an_empty_queue() -> None:
-    assert parse_squeue("") == {}
-
-
-# scontrol
-
-SHOWN = (
-    "JobId={id} JobName=mbridge-x UserId=u(1000) GroupId=u(1000) Priority=1 Nice=0 Account=a QOS=normal"
-    " JobState={state} Reason={reason} Dependency=(null) Requeue=0 Restarts=0 BatchFlag=1 Reboot=0 ExitCode={code}"
-    " DerivedExitCode={derived} RunTime=00:00:01 ReqNodeList=(null) ExcNodeList=(null) NodeList={nodes}"
-    " BatchHost=node1 Command=job.sbatch WorkDir={directory} StdErr=stderr.txt StdOut=stdout.txt\n"
-)
-
-
-def _shown(state: str, reason: str = "None", code: str = "0:0", nodes: str = "node1", **more: str) -> JobStatus:
-    text = SHOWN.format(
-        id=17, state=state, reason=reason, code=code, nodes=nodes, **{"derived": "0:0", "directory": "/x", **more}
+    output = (
+        _line("17", "PENDING", "Resources", "", used="0:00")
+        + _line("18", nodes="node[1-2]", restarts="2", used="1-02:03:04")
+        + _line("19", "PENDING", "(DOWN,_DRAINED_or_reserved)", "(null)")
+        + _line("20", "CANCELLED by 1000", nodes="(null)", code="15")
+        + _line("21", "COMPLETED")
+        + _line("22_3", "FAILED", "NonZeroExitCode", code="768")
+        + "\na line of the site\n17|too|short|\n"
     )
-    status = parse_show_job(text)
-    assert status is not None
-    return status
+    jobs = parse_squeue(output)
+    assert list(jobs) == ["17", "18", "19", "20", "21", "22_3"]
+    assert jobs["17"].status == JobStatus("PENDING", JobClass.ACTIVE, reason="Resources", run_time_s=0.0)
+    assert jobs["18"] == Listed(
+        "18",
+        "mbridge-x.cafe",
+        JobStatus("RUNNING", JobClass.ACTIVE, nodes="node[1-2]", run_time_s=93784.0, restarts=2),
+    )
+    assert (jobs["20"].status.state, jobs["20"].status.job_class) == ("CANCELLED", JobClass.CANCELLED)
+    assert (jobs["20"].status.signal, jobs["20"].status.nodes) == (15, "")
+    assert jobs["21"].status.job_class is JobClass.SUCCEEDED
+    assert jobs["22_3"].job_id == "22_3"
+    assert (jobs["22_3"].status.exit_code, jobs["22_3"].status.signal) == (3, None)
 
 
 @pytest.mark.parametrize(
     ("state", "reason", "code", "expected"),
     [
-        ("COMPLETED", "None", "0:0", JobStatus("COMPLETED", JobClass.SUCCEEDED, 0, None, "", "node1")),
-        ("FAILED", "NonZeroExitCode", "3:0", JobStatus("FAILED", JobClass.FAILED, 3, None, "NonZeroExitCode", "node1")),
-        ("FAILED", "JobLaunchFailure", "0:9", JobStatus("FAILED", JobClass.FAILED, 0, 9, "JobLaunchFailure", "node1")),
-        (
-            "FAILED",
-            "RaisedSignal:9(Killed)",
-            "0:9",
-            JobStatus("FAILED", JobClass.FAILED, 0, 9, "RaisedSignal:9(Killed)", "node1"),
-        ),
-        ("FAILED", "None", "143:0", JobStatus("FAILED", JobClass.FAILED, 143, None, "", "node1")),
-        ("CANCELLED", "None", "0:15", JobStatus("CANCELLED", JobClass.CANCELLED, 0, 15, "", "node1")),
-        ("TIMEOUT", "TimeLimit", "0:15", JobStatus("TIMEOUT", JobClass.FAILED, 0, 15, "TimeLimit", "node1")),
-        ("NODE_FAIL", "NodeDown", "0:0", JobStatus("NODE_FAIL", JobClass.INFRASTRUCTURE, 0, None, "NodeDown", "node1")),
-        (
-            "OUT_OF_MEMORY",
-            "OutOfMemory",
-            "0:125",
-            JobStatus("OUT_OF_MEMORY", JobClass.FAILED, 0, 125, "OutOfMemory", "node1"),
-        ),
-        ("PENDING", "BeginTime", "0:0", JobStatus("PENDING", JobClass.ACTIVE, 0, None, "BeginTime", "node1")),
+        ("COMPLETED", "None", "0", (JobClass.SUCCEEDED, 0, None, "")),
+        ("FAILED", "NonZeroExitCode", "768", (JobClass.FAILED, 3, None, "NonZeroExitCode")),
+        ("FAILED", "JobLaunchFailure", "9", (JobClass.FAILED, 0, 9, "JobLaunchFailure")),
+        ("FAILED", "RaisedSignal:9(Killed)", "9", (JobClass.FAILED, 0, 9, "RaisedSignal:9(Killed)")),
+        ("FAILED", "None", "36608", (JobClass.FAILED, 143, None, "")),
+        ("CANCELLED", "None", "15", (JobClass.CANCELLED, 0, 15, "")),
+        ("TIMEOUT", "TimeLimit", "15", (JobClass.FAILED, 0, 15, "TimeLimit")),
+        ("NODE_FAIL", "NodeDown", "0", (JobClass.INFRASTRUCTURE, 0, None, "NodeDown")),
+        ("OUT_OF_MEMORY", "OutOfMemory", "125", (JobClass.FAILED, 0, 125, "OutOfMemory")),
+        ("PREEMPTED", "None", "0:15", (JobClass.INFRASTRUCTURE, 0, 15, "")),
+        ("RUNNING", "None", "0", (JobClass.ACTIVE, None, None, "")),  # it has no exit code yet
+        ("COMPLETING", "None", "768", (JobClass.ACTIVE, None, None, "")),
     ],
 )
-def test_a_job_that_scontrol_shows(state: str, reason: str, code: str, expected: JobStatus) -> None:
-    assert _shown(state, reason, code) == expected
+def test_a_job_that_squeue_shows(
+    state: str, reason: str, code: str, expected: tuple[JobClass, int | None, int | None, str]
+) -> None:
+    status = _status(state=state, reason=reason, code=code)
+    assert status.state == state
+    assert (status.job_class, status.exit_code, status.signal, status.reason) == expected
 
 
-def test_other_fields_that_end_alike_are_not_taken() -> None:
-    status = _shown("FAILED", code="1:0", derived="0:125", nodes="(null)")
-    assert (status.exit_code, status.signal, status.nodes) == (1, None, "")
+def test_a_name_cannot_speak_for_the_job() -> None:
+    """Any text may be the name of a job of this user, and it stands last."""
+    listed = parse_squeue(_line(state="FAILED", name="x|COMPLETED|None|n1|0|0|0:00|y"))["17"]
+    assert (listed.status.state, listed.name) == ("FAILED", "x|COMPLETED|None|n1|0|0|0:00|y")
 
 
-def test_a_path_cannot_speak_for_the_job() -> None:
-    """A directory may have spaces in its name."""
-    status = _shown("FAILED", code="1:0", directory="/x JobState=COMPLETED ExitCode=0:0 y")
-    assert (status.state, status.exit_code) == ("FAILED", 1)
+@given(st.text(alphabet=st.characters(blacklist_categories=("Cs", "Cc", "Zl", "Zp", "Zs")), min_size=1, max_size=30))
+@settings(max_examples=100, deadline=None, database=None)
+def test_any_name_comes_back(name: str) -> None:
+    listed = parse_squeue(_line(name=name))["17"]
+    assert (listed.name, listed.status.state) == (name, "RUNNING")
+
+
+def test_an_unknown_state_of_squeue_stays_visible() -> None:
+    status = _status(state="NEW_STATE", nodes="n1", used="0:00")
+    assert status == JobStatus("NEW_STATE", JobClass.UNKNOWN, nodes="n1", run_time_s=0.0)
 
 
 @pytest.mark.parametrize(
     "output", ["", "\n", "slurm_load_jobs error: Invalid job id specified\n", "No jobs in the system\n"]
 )
-def test_a_job_that_slurm_has_forgotten(output: str) -> None:
-    assert parse_show_job(output) is None
+def test_an_empty_queue(output: str) -> None:
+    assert parse_squeue(output) == {}
+
+
+# Heterogeneous jobs: one job, several lines
+
+
+@pytest.mark.parametrize(
+    ("states", "expected"),
+    [
+        (("RUNNING", "RUNNING"), "RUNNING"),
+        (("COMPLETED", "RUNNING"), "RUNNING"),
+        (("FAILED", "COMPLETING"), "COMPLETING"),
+        (("COMPLETED", "FAILED"), "FAILED"),
+        (("FAILED", "NODE_FAIL"), "NODE_FAIL"),
+        (("CANCELLED", "COMPLETED"), "CANCELLED"),
+        (("CANCELLED", "FAILED"), "FAILED"),
+        (("COMPLETED", "COMPLETED"), "COMPLETED"),
+        (("UNHEARD_OF", "COMPLETED"), "UNHEARD_OF"),
+        (("UNHEARD_OF", "RUNNING"), "UNHEARD_OF"),
+    ],
+)
+def test_a_heterogeneous_job_is_as_bad_as_its_worst_part(states: tuple[str, ...], expected: str) -> None:
+    for order in (states, states[::-1]):
+        shown = "".join(_line(f"17+{i}", state) for i, state in enumerate(order))
+        assert {job_id: job.status.state for job_id, job in parse_squeue(shown).items()} == {"17": expected}
+        accounted = "".join(f"17+{i}|{state}|0:0|n{i}|5\n" for i, state in enumerate(order))
+        assert {job_id: status.state for job_id, status in parse_sacct(accounted).items()} == {"17": expected}
+
+
+@given(st.lists(st.sampled_from([state for state, _ in STATES]), min_size=1, max_size=4))
+@settings(max_examples=200, deadline=None, database=None)
+def test_a_heterogeneous_job_succeeds_only_as_a_whole(states: list[str]) -> None:
+    merged = merge([JobStatus(state, classify(state)) for state in states])
+    assert merged.state in states
+    assert (merged.job_class is JobClass.SUCCEEDED) is (set(states) == {"COMPLETED"})
+    assert merged.is_final is all(JobStatus(state, classify(state)).is_final for state in states)
+
+
+# Jobs that wait for something that will not come
+
+
+HOPELESS = """AccountNotAllowed BadConstraints DependencyNeverSatisfied InvalidAccount InvalidQOS PartitionConfig
+    PartitionNodeLimit PartitionTimeLimit QOSNotAllowed AssocMaxNodePerJobLimit QOSMaxWallDurationPerJobLimit QOSMinGRES
+    ReservationDeleted"""
+# These pass by waiting, or when somebody who is at work ends it.
+HOPEFUL = """None Resources Priority Dependency JobHeldUser JobHeldAdmin BeginTime Licenses ReqNodeNotAvail
+    QOSMaxJobsPerUserLimit QOSGrpNodeLimit AssocGrpNodeLimit AssocMaxJobsLimit Reservation PartitionDown
+    PartitionInactive JobArrayTaskLimit NodeDown"""
+
+
+@pytest.mark.parametrize("reason", HOPELESS.split())
+def test_a_job_that_can_never_start_is_hopeless(reason: str) -> None:
+    status = _status(state="PENDING", reason=reason)
+    assert (status.hopeless, status.job_class) == (JobClass.FAILED, JobClass.ACTIVE)
+    assert not status.is_final
+    assert _status(state="RUNNING", reason=reason).hopeless is None
+
+
+@pytest.mark.parametrize("reason", HOPEFUL.split())
+def test_a_job_that_only_waits_is_not_hopeless(reason: str) -> None:
+    assert hopeless("PENDING", reason) is None
+
+
+@pytest.mark.parametrize("reason", ["launch_failed_requeued_held", "launch failed requeued held"])
+def test_what_a_controller_forgot_to_have_launched_is_the_infrastructures(reason: str) -> None:
+    assert _status(state="PENDING", reason=reason).hopeless is JobClass.INFRASTRUCTURE
+
+
+@pytest.mark.parametrize("state", [state for state, _ in STATES if state != "PENDING"])
+def test_only_a_pending_job_is_hopeless(state: str) -> None:
+    assert hopeless(state, "BadConstraints") is None
+
+
+# sacct
+
+
+def test_lines_of_sacct() -> None:
+    output = """\
+17|COMPLETED|0:0|node[1-2]|3600
+18|CANCELLED by 1000|0:15|node1|12
+19_4|FAILED|3:0|node2|5
+20|PENDING|0:0|None assigned|0
+20.batch|FAILED|9:0|node2|5
+Welcome to the site!
+21|NODE_FAIL|1:0|node1|
+"""
+    jobs = parse_sacct(output)
+    assert list(jobs) == ["17", "18", "19_4", "20", "21"]
+    assert jobs["17"] == JobStatus("COMPLETED", JobClass.SUCCEEDED, 0, None, "", "node[1-2]", 3600.0)
+    assert jobs["18"] == JobStatus("CANCELLED", JobClass.CANCELLED, 0, 15, "", "node1", 12.0)
+    assert jobs["19_4"] == JobStatus("FAILED", JobClass.FAILED, 3, None, "", "node2", 5.0)
+    assert (jobs["20"].is_final, jobs["20"].nodes) == (False, "")
+    assert (jobs["21"].job_class, jobs["21"].run_time_s) == (JobClass.INFRASTRUCTURE, None)
+
+
+@pytest.mark.parametrize("output", ["", "\n", "Slurm accounting storage is disabled\n", "17|COMPLETED|0:0|n\n"])
+def test_an_accounting_that_knows_nothing(output: str) -> None:
+    assert parse_sacct(output) == {}
 
 
 @pytest.mark.parametrize(
@@ -185,17 +298,93 @@ def test_a_job_that_slurm_has_forgotten(output: str) -> None:
         ("3:0", (3, None)),
         ("0:9", (0, 9)),
         (" 1:15 ", (1, 15)),
+        # a wait status, as squeue prints it
+        ("0", (0, None)),
+        ("256", (1, None)),
+        ("768", (3, None)),
+        ("35072", (137, None)),
+        ("9", (0, 9)),
+        ("137", (0, 9)),  # with a core dump
+        ("65280", (255, None)),
         ("", (None, None)),
-        ("3", (None, None)),
         ("a:b", (None, None)),
         ("-1:0", (None, None)),
+        ("-1", (None, None)),
+        ("1:2:3", (None, None)),
     ],
 )
 def test_exit_codes(text: str, expected: tuple[int | None, int | None]) -> None:
     assert parse_exit_code(text) == expected
 
 
-# The marker that a script leaves
+@given(st.integers(0, 255), st.integers(0, 64), st.booleans())
+@settings(max_examples=200, deadline=None, database=None)
+def test_a_wait_status_is_read_as_the_system_writes_it(code: int, number: int, has_core: bool) -> None:
+    """waitpid(2): the exit code in the second byte, or the signal in the first with 128 for a core dump."""
+    status = number | 128 * has_core if number else code << 8
+    expected = (0, number) if number else (code, None)
+    assert parse_exit_code(str(status)) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("0:00", 0.0),
+        ("1:02", 62.0),
+        ("59:59", 3599.0),
+        ("1:00:00", 3600.0),
+        ("1-00:00:00", 86400.0),
+        ("2-03:04:05", 183845.0),
+        ("", None),
+        ("INVALID", None),
+        ("UNLIMITED", None),
+        ("5", None),
+    ],
+)
+def test_elapsed_times(text: str, expected: float | None) -> None:
+    assert parse_elapsed(text) == expected
+
+
+# Arrays
+
+
+@pytest.mark.parametrize(
+    ("indices", "parallel", "expected"),
+    [
+        ([0], None, "0"),
+        ([0, 1, 2, 3], None, "0-3"),
+        ([3, 1, 0, 2], None, "0-3"),
+        ([0, 2, 3, 7], None, "0,2-3,7"),
+        ([0, 1, 2, 3, 7], 2, "0-3,7%2"),
+        ([5, 6], 1, "5-6%1"),
+    ],
+)
+def test_the_indices_of_an_array(indices: list[int], parallel: int | None, expected: str) -> None:
+    assert array_spec(indices, parallel) == expected
+
+
+@given(st.sets(st.integers(0, 60), min_size=1), st.none() | st.integers(1, 9))
+@settings(max_examples=200, deadline=None, database=None)
+def test_the_indices_of_an_array_come_back(indices: set[int], parallel: int | None) -> None:
+    spec, _, limit = array_spec(indices, parallel).partition("%")
+    assert limit == (str(parallel) if parallel else "")
+    bounds = [(part.partition("-")[0], part.rpartition("-")[2]) for part in spec.split(",")]
+    found = [index for first, last in bounds for index in range(int(first), int(last) + 1)]
+    assert found == sorted(indices)
+    assert all(int(after[0]) > int(before[1]) + 1 for before, after in pairwise(bounds))
+
+
+# The markers that a script leaves
+
+
+def test_what_a_script_says_when_it_starts() -> None:
+    text = "job=17 name=mbridge-x.cafe nodes=n[1-2] restarts=0\njob=17 name=mbridge-x.cafe nodes=n3 restarts=1\n"
+    assert parse_started(text) == {"job": "17", "name": "mbridge-x.cafe", "nodes": "n3", "restarts": "1"}
+
+
+@pytest.mark.parametrize("text", ["", "\n", "  \n\n"])
+def test_a_script_that_never_started(text: str) -> None:
+    assert parse_started(text) == {}
 
 
 @pytest.mark.parametrize(
@@ -217,6 +406,12 @@ def test_a_marker_settles_a_forgotten_job(text: str, state: str, job_class: JobC
 def test_without_a_readable_marker_nothing_is_known(text: str | None) -> None:
     status = status_from_marker(text)
     assert (status.state, status.job_class, status.exit_code) == ("FORGOTTEN", JobClass.UNKNOWN, None)
+
+
+def test_a_marker_keeps_the_nodes() -> None:
+    assert status_from_marker("0\n", "n[1-2]").nodes == "n[1-2]"
+    assert status_from_marker(None, "n[1-2]").nodes == "n[1-2]"
+    assert not status_from_marker(None).is_final
 
 
 # The environment of Slurm's commands

@@ -5,8 +5,15 @@ from typing import Any
 
 import pytest
 
-from cloudai_mbridge.training.config import ModelConfig
+from cloudai_mbridge.training.models.gpt_provider import GPTModelProvider, MLAModelProvider
 from cloudai_mbridge.training.utils.flops import count_layers, flops_per_token, moe_layer_pattern
+
+
+def model_of(**values: Any) -> GPTModelProvider:
+    """Return a provider with what our recipes share."""
+    kind = MLAModelProvider if values.get("multi_latent_attention") else GPTModelProvider
+    return kind(**{"gated_linear_unit": True, "should_pad_vocab": True, **values})
+
 
 LLAMA: dict[str, Any] = {
     "num_query_groups": 8,
@@ -40,22 +47,22 @@ LATENT: dict[str, Any] = {
     "v_head_dim": 128,
     "seq_length": 4096,
 }
-TINY = ModelConfig(num_layers=4, hidden_size=8, ffn_hidden_size=16, num_attention_heads=2, vocab_size=100, seq_length=4)
+TINY = model_of(num_layers=4, hidden_size=8, ffn_hidden_size=16, num_attention_heads=2, vocab_size=100, seq_length=4)
 
 # name -> (model, multi-token-prediction layers, FLOPs per token)
 GOLDEN = {
     "llama3_8b": (
-        ModelConfig(num_layers=32, hidden_size=4096, ffn_hidden_size=14336, num_attention_heads=32, **LLAMA),
+        model_of(num_layers=32, hidden_size=4096, ffn_hidden_size=14336, num_attention_heads=32, **LLAMA),
         0,
         51470401536,
     ),
     "llama3_70b": (
-        ModelConfig(num_layers=80, hidden_size=8192, ffn_hidden_size=28672, num_attention_heads=64, **LLAMA),
+        model_of(num_layers=80, hidden_size=8192, ffn_hidden_size=28672, num_attention_heads=64, **LLAMA),
         0,
         449222541312,
     ),
     "llama31_405b_tp4": (
-        ModelConfig(
+        model_of(
             num_layers=126,
             hidden_size=16384,
             ffn_hidden_size=53248,
@@ -67,7 +74,7 @@ GOLDEN = {
         2523981152256,
     ),
     "qwen3_30b_a3b": (
-        ModelConfig(
+        model_of(
             num_layers=48,
             hidden_size=2048,
             ffn_hidden_size=6144,
@@ -79,7 +86,7 @@ GOLDEN = {
         23006281728,
     ),
     "qwen3_235b_a22b": (
-        ModelConfig(
+        model_of(
             num_layers=94,
             hidden_size=4096,
             ffn_hidden_size=12288,
@@ -91,7 +98,7 @@ GOLDEN = {
         148034813952,
     ),
     "deepseek_v3": (
-        ModelConfig(
+        model_of(
             num_attention_heads=128,
             vocab_size=129280,
             num_moe_experts=256,
@@ -102,7 +109,7 @@ GOLDEN = {
         259992950784,
     ),
     "kimi_k2": (
-        ModelConfig(
+        model_of(
             num_attention_heads=64,
             vocab_size=163840,
             num_moe_experts=384,

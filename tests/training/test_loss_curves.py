@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from cloudai_mbridge.recipes.container import container_data
+
 pytest.importorskip("torch")
 
 STEPS = 10
@@ -53,11 +55,11 @@ def train(directory: Path, processes: int, model: dict[str, Any], optimizer: dic
     """Run the loop under torchrun; return the losses of all steps."""
     config = {**BASE, "model": {**BASE["model"], **model}, "optimizer": {**BASE["optimizer"], **optimizer}}
     path = directory / "config.json"
-    path.write_text(json.dumps(config))
+    path.write_text(json.dumps(container_data(config)))
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
     command = [sys.executable, *launcher, "-m", "cloudai_mbridge.training", "--config", str(path)]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=env, check=False)
+    done = subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=300, env=env, check=False)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     marked = [line.partition(" ")[2] for line in done.stdout.splitlines() if line.startswith("MBRIDGE_STEP ")]
     return [json.loads(record)["losses"]["lm loss"] for record in marked]

@@ -21,6 +21,9 @@ STATUSES: dict[str, JobStatus | None] = {
     "cancelled": JobStatus("CANCELLED", JobClass.CANCELLED),
     "active": JobStatus("RUNNING", JobClass.ACTIVE),
     "unknown": JobStatus("FORGOTTEN", JobClass.UNKNOWN),
+    "lost": JobStatus("FORGOTTEN", JobClass.LOST, reason="given up after 300 s"),
+    "hung": JobStatus("HUNG", JobClass.FAILED, signal=15, reason="no step for 1801 s after step 3"),
+    "interrupted": JobStatus("INTERRUPTED", JobClass.CANCELLED, reason="mbridge was told to stop"),
 }
 STEPS: dict[str, list[int]] = {
     "good": [1, 2, 3, 4, 5, 6],
@@ -81,10 +84,29 @@ def test_a_run_of_no_steps_is_no_success() -> None:
         ("node_fail", "the job ended as NODE_FAIL (NodeDown)"),
         ("active", "the job was last seen as RUNNING"),
         ("unknown", "the job is in a state that proves nothing: FORGOTTEN"),
+        ("lost", "the job was given up in a state that proves nothing: FORGOTTEN (given up after 300 s)"),
+        ("hung", "the job ended as HUNG (signal 15, SIGTERM; no step for 1801 s after step 3)"),
+        ("interrupted", "the job ended as INTERRUPTED (mbridge was told to stop)"),
     ],
 )
 def test_what_is_said_of_the_job(status: str, reason: str) -> None:
     assert _judge(status).reasons == (reason,)
+
+
+STOPPED = JobStatus("STOPPED", JobClass.STOPPED, signal=15, reason="client has ended (end_post_comp)")
+
+
+@pytest.mark.parametrize(("num_measured", "is_good"), [(6, True), (4, True), (3, True), (2, False), (0, False)])
+def test_what_was_to_be_stopped_is_judged_by_what_it_measured(num_measured: int, is_good: bool) -> None:
+    records = tuple(StepRecord(step, 1.0, 2.0, 5.0) for step in range(1, num_measured + 1))
+    outcome = judge(STOPPED, LogSummary(records, "records"), measure(records, WARMUP, 100.0), NUM_STEPS, [])
+    assert (outcome.verdict is Verdict.SUCCESS) is is_good
+
+
+def test_what_was_to_be_stopped_may_still_be_bad() -> None:
+    records = tuple(StepRecord(step, 1.0, 2.0, math.nan) for step in range(1, 5))
+    outcome = judge(STOPPED, LogSummary(records, "records"), measure(records, WARMUP, 100.0), NUM_STEPS, [])
+    assert outcome.reasons == ("the loss is nan at step 1",)
 
 
 def test_a_signal_without_a_name() -> None:

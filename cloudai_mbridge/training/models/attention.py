@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from megatron.core import parallel_state
 from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
 from megatron.core.transformer.module import MegatronModule
+from megatron.core.transformer.utils import is_layer_window_attention
 
 
 class SDPACoreAttention(MegatronModule):  # type: ignore[misc]
@@ -34,6 +35,7 @@ class SDPACoreAttention(MegatronModule):  # type: ignore[misc]
         self.scale = softmax_scale
         self.dropout = config.attention_dropout if attention_dropout is None else attention_dropout
         self.cp = pg_collection.cp if hasattr(pg_collection, "cp") else parallel_state.get_context_parallel_group()
+        self.window = _left_window(config, layer_number)
         self._masks: dict[int, torch.Tensor] = {}
 
     def forward(
@@ -49,11 +51,11 @@ class SDPACoreAttention(MegatronModule):  # type: ignore[misc]
         """Attend: query [s, b, heads, d], key and value [s, b, kv heads, d] -> [s, b, heads * d]."""
         if packed_seq_params is not None or attention_bias is not None:
             raise ValueError("packed sequences and attention bias need Transformer Engine")
-        mask = None
         if self.cp.size() > 1:
             key = gather_from_sequence_parallel_region(key.contiguous(), True, group=self.cp)
             value = gather_from_sequence_parallel_region(value.contiguous(), True, group=self.cp)
-            mask = self._zigzag_mask(query.size(0), query.device)
+        needs_mask = self.cp.size() > 1 or self.window is not None
+        mask = self._mask(query.size(0), query.device) if needs_mask else None
         q, k, v = (t.permute(1, 2, 0, 3) for t in (query, key, value))
         out = F.scaled_dot_product_attention(
             q,
@@ -67,19 +69,29 @@ class SDPACoreAttention(MegatronModule):  # type: ignore[misc]
         )
         return out.permute(2, 0, 1, 3).reshape(query.size(0), query.size(1), -1)
 
-    def _zigzag_mask(self, local_length: int, device: torch.device) -> torch.Tensor:
+    def _mask(self, local_length: int, device: torch.device) -> torch.Tensor:
         """True where a local query may see a gathered key; rank r holds chunks r and 2*cp-1-r of the sequence."""
         if local_length not in self._masks:
             size, chunk = self.cp.size(), torch.arange(local_length // 2, device=device)
             position = [
                 torch.cat([chunk + r * len(chunk), chunk + (2 * size - 1 - r) * len(chunk)]) for r in range(size)
             ]
-            self._masks[local_length] = position[self.cp.rank()][:, None] >= torch.cat(position)[None, :]
+            distance = position[self.cp.rank()][:, None] - torch.cat(position)[None, :]
+            is_seen = distance >= 0
+            self._masks[local_length] = is_seen if self.window is None else is_seen & (distance <= self.window)
         return self._masks[local_length]
 
     def sharded_state_dict(self, prefix: str = "", sharded_offsets: Any = (), metadata: Any = None) -> dict[str, Any]:
         """Nothing to save: the module has no parameters."""
         return {}
+
+
+def _left_window(config: Any, layer_number: int) -> int | None:
+    """Return how many tokens back a query of this layer sees, None for all of them."""
+    if not is_layer_window_attention(config.window_size, config.window_attn_skip_freq, layer_number):
+        return None
+    left = int(config.window_size[0])
+    return left if left >= 0 else None
 
 
 class TorchNorm:

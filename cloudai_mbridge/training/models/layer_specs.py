@@ -24,6 +24,20 @@ def decoder_block_spec(config: Any, vp_stage: int | None) -> Any:
     return block
 
 
+def default_layer_spec(config: Any, vp_stage: int | None = None) -> Any:
+    """Return the layers of one pipeline stage."""
+    return decoder_block_spec(config, vp_stage)
+
+
+def mtp_block_spec(config: Any, layer_spec: Any, vp_stage: int | None) -> Any:
+    """Return the multi-token-prediction layers, None without any."""
+    if not getattr(config, "mtp_num_layers", None):
+        return None
+    return gpt_layer_specs.get_gpt_mtp_block_spec(
+        config, layer_spec, use_transformer_engine=has_transformer_engine(), vp_stage=vp_stage
+    )
+
+
 def _use_torch_modules(layer: Any) -> None:
     layer.input_layernorm = layer.pre_mlp_layernorm = TorchNorm
     attention = layer.self_attention.submodules

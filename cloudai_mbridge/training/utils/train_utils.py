@@ -15,6 +15,7 @@ from cloudai_mbridge.training.utils.log_lines import (
     render_step_time,
     write_line,
 )
+from cloudai_mbridge.training.utils.required import required
 
 
 def training_log(
@@ -33,11 +34,11 @@ def training_log(
     losses = {key: float(value) for key, value in loss_dict.items()}
     report = StepReport(
         step=state.train_state.step,
-        train_iters=state.cfg.train.train_iters,
+        train_iters=required(state.cfg.train.train_iters),
         step_time_s=step_time_s,
         tflops_per_gpu=flops_per_step(state) / step_time_s / world / 1e12,
         consumed_samples=state.train_state.consumed_train_samples,
-        global_batch_size=state.cfg.train.global_batch_size,
+        global_batch_size=required(state.cfg.train.global_batch_size),
         learning_rate=learning_rate,
         loss_scale=loss_scale,
         losses=losses,
@@ -55,5 +56,5 @@ def training_log(
 
 def flops_per_step(state: GlobalState) -> int:
     """Model FLOPs of one global batch over all ranks."""
-    tokens = state.cfg.train.global_batch_size * state.cfg.model.seq_length
-    return flops_per_token(state.cfg.model) * tokens
+    tokens = required(state.cfg.train.global_batch_size) * int(state.cfg.model.seq_length)
+    return flops_per_token(state.cfg.model, getattr(state.cfg.model, "mtp_num_layers", None) or 0) * tokens

@@ -1,0 +1,188 @@
+"""`mbridge status`, `cancel` and `logs`: look at, and act on, a run that another process may be driving."""
+
+import contextlib
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from cloudai_mbridge.errors import BadInput, ToolFailure
+from cloudai_mbridge.logs.tail import printable
+from cloudai_mbridge.models.explain import suggest
+from cloudai_mbridge.plan import POINT_FILES, ROOT_FILES
+from cloudai_mbridge.plan.read import read_plan_data
+from cloudai_mbridge.runner.journal import Event, Journal, JournalEntry
+from cloudai_mbridge.runner.lock import has_driver
+
+_CANCEL_WAIT_S = 600.0
+_FOLLOW_S = 0.5
+_BLOCK = 1 << 16
+
+
+@dataclass(frozen=True)
+class RunState:
+    """Where one run stands, in words."""
+
+    key: str
+    state: str
+    job_id: str
+    nodes: str
+    num_attempts: int
+    why: str
+    is_open: bool = True
+
+
+@dataclass(frozen=True)
+class Status:
+    """Where a scenario stands. driver: who drives it, None if nobody does."""
+
+    scenario: str
+    driver: str | None
+    runs: tuple[RunState, ...]
+    excluded: dict[str, str]
+    events: tuple[Event, ...]
+
+    @property
+    def is_open(self) -> bool:
+        return any(run.is_open for run in self.runs)
+
+    @property
+    def counts(self) -> Counter[str]:
+        return Counter(run.state for run in self.runs)
+
+
+def read_status(root: Path) -> Status:
+    """Read the journal; Slurm is not asked.
+
+    Raises:
+        BadInput: the directory holds no run.
+    """
+    plan = read_plan_data(root)
+    path = root / ROOT_FILES.journal
+    journal = Journal(path) if path.is_file() else None
+    try:
+        entries = journal.entries() if journal else {}
+        runs = tuple(_state(run["key"], entries.get(run["key"])) for run in plan["runs"])
+        excluded, events = (journal.excluded(), tuple(journal.events())) if journal else ({}, ())
+    finally:
+        if journal:
+            journal.close()
+    return Status(plan["scenario"], has_driver(root), runs, excluded, events)
+
+
+def _state(key: str, entry: JournalEntry | None) -> RunState:
+    last = entry.last if entry else None
+    status = last.status if last else None
+    if entry is None or (last is None and entry.verdict is None):
+        return RunState(key, "waiting", "", "", 0, "")
+    state = entry.verdict or ("submitting" if status is None else status.state.lower())
+    why = "; ".join(entry.reasons) if entry.verdict else (status.reason if status else "")
+    job_id = (last.job_id or "") if last else ""
+    nodes = status.nodes if status else ""
+    return RunState(key, state, job_id, nodes, len(entry.attempts), why, is_open=entry.verdict is None)
+
+
+def request_cancel(root: Path) -> bool:
+    """Ask the driver of a directory to cancel everything, and wait until it has ended; False if nobody drives it.
+
+    Raises:
+        ToolFailure: the driver does not end.
+    """
+    if (driver := has_driver(root)) is None:
+        return False
+    journal = Journal(root / ROOT_FILES.journal)
+    journal.request_cancel()
+    journal.close()
+    end = time.monotonic() + _CANCEL_WAIT_S
+    while has_driver(root) is not None:
+        if time.monotonic() > end:
+            raise ToolFailure(f"{root}: {driver} has not ended in {_CANCEL_WAIT_S:.0f} s")
+        time.sleep(0.2)
+    return True
+
+
+def find_log(root: Path, point: str, attempt: int | None, *, stderr: bool) -> Path:
+    """Return the log of a run, named by its key or by a part of it that no other run has.
+
+    Raises:
+        BadInput: no such run or attempt, or several runs of which the name is a part.
+    """
+    runs = {run["key"]: run for run in read_plan_data(root)["runs"]}
+    key = _find_key(point.strip("/"), list(runs))
+    directory = root / key
+    last = _last_attempt(root, key)
+    if attempt is not None and not 1 <= attempt <= last:
+        raise BadInput(f"{key}: has no attempt {attempt}, the last is {last}")
+    if attempt is not None and attempt < last:
+        directory /= POINT_FILES.attempt.format(attempt)
+    is_upstream = runs[key].get("upstream") is not None
+    name = POINT_FILES.stderr if stderr else POINT_FILES.launcher_log if is_upstream else POINT_FILES.stdout
+    return directory / name
+
+
+def _last_attempt(root: Path, key: str) -> int:
+    path = root / ROOT_FILES.journal
+    if not path.is_file():
+        return 1
+    with contextlib.closing(Journal(path)) as journal:
+        entry = journal.entries(key).get(key)
+    return entry.last.number if entry and entry.last else 1
+
+
+def _find_key(point: str, keys: list[str]) -> str:
+    if point in keys:
+        return point
+    for candidates in (
+        [key for key in keys if key.rpartition("/")[0] == point or key.split("/")[1] == point],
+        [key for key in keys if point in key],
+    ):
+        if len(candidates) == 1:
+            return candidates[0]
+        if candidates:
+            shown = ", ".join(candidates[:5])
+            raise BadInput(f"POINT: {point!r} is a part of {len(candidates)} runs: {shown}; give more of its name")
+    raise BadInput(f"POINT: no run {point!r}; {suggest(point, keys)}")
+
+
+def read_lines(path: Path, count: int | None, *, follow: bool) -> Iterator[str]:
+    """Yield the last `count` lines of a log, all if None, then with `follow` what is added to it, without end."""
+    while follow and not path.exists():
+        time.sleep(_FOLLOW_S)
+    try:
+        file = path.open("rb")
+    except FileNotFoundError:
+        raise BadInput(f"{path}: does not exist; the run has not started") from None
+    with file:
+        if count is not None:
+            _seek_to_last(file, count)
+        rest = b""
+        while (block := file.read(_BLOCK)) or follow:
+            if not block:
+                time.sleep(_FOLLOW_S)
+            *lines, rest = (rest + block).split(b"\n")
+            yield from (printable(line.decode("utf-8", errors="replace").rstrip("\r")) for line in lines)
+        if rest:
+            yield printable(rest.decode("utf-8", errors="replace"))
+
+
+def _seek_to_last(file: BinaryIO, count: int) -> None:
+    """Go to where the last `count` lines begin."""
+    position = file.seek(0, 2)
+    file.seek(max(0, position - 1))
+    breaks = -1 if file.read(1) == b"\n" else 0  # the one at the very end closes the last line
+    if count == 0:
+        file.seek(0, 2)
+        return
+    while position > 0 and breaks < count:
+        start = max(0, position - _BLOCK)
+        file.seek(start)
+        block = file.read(position - start)
+        while breaks < count and (at := block.rfind(b"\n")) >= 0:
+            block, breaks = block[:at], breaks + 1
+            if breaks == count:
+                file.seek(start + at + 1)
+                return
+        position = start
+    file.seek(0)

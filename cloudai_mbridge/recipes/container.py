@@ -1,0 +1,80 @@
+"""From the sections of a recipe to a `ConfigContainer` as plain data.
+
+Recipes are short: what all of them share, and what follows from something else, is added here. Field names are those of
+`cloudai_mbridge.training.config`; names are checked there, and by `training.schema` where torch is not installed.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+_MODELS = "cloudai_mbridge.training.models.gpt_provider"
+_DATASET = "cloudai_mbridge.training.config.dataset.MockGPTDatasetConfig"
+RESOLVED_FILE = "resolved_config.yaml"
+
+# A recipe's own short forms -> what they stand for
+_ACTIVATIONS = {"silu": "torch.nn.functional.silu", "gelu": "torch.nn.functional.gelu"}
+_PRECISIONS = {"fp32": None, "bf16": "bf16_mixed"}
+
+# What all of our recipes share and Megatron's defaults have otherwise
+_MODEL = {
+    "position_embedding_type": "rope",
+    "normalization": "RMSNorm",
+    "gated_linear_unit": True,
+    "add_bias_linear": False,
+    "share_embeddings_and_output_weights": False,
+    "should_pad_vocab": True,
+    "hidden_dropout": 0.0,
+    "attention_dropout": 0.0,
+    "deallocate_pipeline_outputs": True,
+    "moe_token_dispatcher_type": "alltoall",
+}
+_SECTIONS: dict[str, dict[str, Any]] = {
+    "optimizer": {"min_lr": 0.0, "weight_decay": 0.1, "adam_beta1": 0.9, "adam_beta2": 0.95, "clip_grad": 1.0},
+    "scheduler": {"lr_decay_style": "cosine"},
+    "ddp": {"grad_reduce_in_fp32": True, "check_for_nan_in_grad": True},
+    "dataset": {
+        "_target_": _DATASET,
+        "random_seed": 1234,
+        "split": "99,1,0",
+        "reset_position_ids": False,
+        "reset_attention_mask": False,
+        "eod_mask_loss": False,
+        "create_attention_mask": False,
+        "num_workers": 0,
+    },
+    "logger": {"log_interval": 1, "save_config_filepath": RESOLVED_FILE},
+    "tokenizer": {"tokenizer_type": "NullTokenizer"},
+    "checkpoint": {},
+    "validation": {"eval_iters": 0},
+}
+
+
+def container_data(sections: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the container of a recipe's sections, in which the arguments of a point are already set."""
+    given = {name: dict(values) for name, values in sections.items()}
+    model = {**_MODEL, **given.pop("model")}
+    precision = model.pop("dtype", "bf16")
+    model["activation_func"] = {"_target_": _ACTIVATIONS[model.pop("activation", "silu")]}
+    is_latent = bool(model.get("multi_latent_attention"))
+    if is_latent:
+        model.setdefault("rope_type", "rope")
+    else:
+        model = {name: value for name, value in model.items() if name not in _LATENT_ONLY}
+    if model.get("num_moe_experts") is None:
+        model = {name: value for name, value in model.items() if not name.startswith("moe_")}
+    data: dict[str, Any] = {
+        "model": {"_target_": f"{_MODELS}.{'MLAModelProvider' if is_latent else 'GPTModelProvider'}", **model},
+        "mixed_precision": _PRECISIONS[precision],
+    }
+    for name in {**_SECTIONS, **given}:
+        data[name] = {**_SECTIONS.get(name, {}), **given.get(name, {})}
+    data["dataset"].setdefault("sequence_length", model["seq_length"])
+    data["tokenizer"].setdefault("vocab_size", model["vocab_size"] - 1)
+    data["ddp"].setdefault("use_distributed_optimizer", data["optimizer"].get("use_distributed_optimizer", False))
+    return data
+
+
+_LATENT_ONLY = (
+    *("multi_latent_attention", "q_lora_rank", "kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim"),
+    "rope_type",
+)

@@ -1,0 +1,77 @@
+"""What all parts of the runner share: the runs, the journal, the scheduler and its silences."""
+
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from cloudai_mbridge.errors import Paused, ToolFailure
+from cloudai_mbridge.jobs import JobClass, JobStatus, Scheduler, Submission
+from cloudai_mbridge.plan import SweepPlan
+from cloudai_mbridge.runner.journal import Journal
+from cloudai_mbridge.runner.tracked import FAILED, SKIPPED, Observer, Phase, Tracked
+
+
+class Board:
+    """The runs of a plan on their way to their ends.
+
+    unsure: submissions, by token, of which nobody knows whether the scheduler took them. stop: what active runs end as,
+    if everything is to end. has_changed: something has happened since it was last set to False.
+    """
+
+    def __init__(self, plan: SweepPlan, root: Path, scheduler: Scheduler, journal: Journal, observer: Observer) -> None:
+        self.root, self.scheduler, self.journal, self.observer = root, scheduler, journal, observer
+        self.config = plan.runner
+        self.runs = [Tracked(run) for run in plan.runs]
+        self.by_key = {run.plan.key: run for run in self.runs}
+        self.unsure: dict[str, Submission] = {}
+        self.stop: JobStatus | None = None
+        self.has_changed = False
+        self._silent_since: float | None = None
+
+    @property
+    def is_over(self) -> bool:
+        return all(run.phase is Phase.ENDED for run in self.runs)
+
+    def active(self) -> list[Tracked]:
+        """Return the runs that have a job."""
+        return [run for run in self.runs if run.phase is Phase.ACTIVE]
+
+    def may_still_run(self) -> list[str]:
+        """Return the ids of the jobs whose end nobody has seen."""
+        return [run.job_id for run in self.active()] + [f"a submission as {token}" for token in self.unsure]
+
+    def skip(self, runs: Iterable[Tracked], reason: str) -> None:
+        """Decide that runs are not submitted, or not again."""
+        for run in runs:
+            self.has_changed = True
+            run.phase = Phase.ENDED
+            verdict, note = (FAILED, f"not tried again: {reason}") if run.number else (SKIPPED, "")
+            self.journal.decided(run.plan.key, verdict, [reason], note)
+            self.observer.saw(run.plan, JobStatus("SKIPPED", JobClass.SKIPPED, reason=reason))
+
+    def bear(self, error: ToolFailure) -> None:
+        """Wait for a scheduler that does not answer, but not for ever.
+
+        Raises:
+            Paused: it has not answered for too long.
+        """
+        now = time.monotonic()
+        if self._silent_since is None:
+            self._silent_since = now
+            self.observer.notice(f"{error}; asking again")
+            self.journal.note(str(error))
+        if now - self._silent_since > self.config.patience_s:
+            raise self.pause(str(error))
+
+    def pause(self, why: str) -> Paused:
+        """Return the exception that ends this process and says what goes on without it."""
+        jobs = ", ".join(self.may_still_run()) or "nothing"
+        text = f"{why}; paused after {self.config.patience_s:g} s; may still run: {jobs}"
+        return Paused(f"{text}; go on with: mbridge resume {self.root}")
+
+    def answered(self) -> None:
+        """Take note that the scheduler has answered."""
+        if self._silent_since is not None:
+            self._silent_since = None
+            self.observer.notice("the scheduler answers again")
+            self.journal.note("the scheduler answers again")

@@ -1,0 +1,80 @@
+"""Nodes that have failed a run or a pre-test: no further job uses them."""
+
+import time
+from collections.abc import Iterable, Mapping
+
+from cloudai_mbridge.errors import BadInput, ToolFailure
+from cloudai_mbridge.models.hostlist import expand_hostlist
+from cloudai_mbridge.runner.board import Board
+from cloudai_mbridge.runner.tracked import Tracked
+
+_ASK_AGAIN_S = 30.0
+
+
+class Nodes:
+    """The excluded nodes of a run, as the journal has them."""
+
+    def __init__(self, board: Board) -> None:
+        self._board = board
+        self._excluded = board.journal.excluded()
+        self._usable: int | None = None
+        self._asked_at = float("-inf")
+
+    @property
+    def excluded(self) -> Mapping[str, str]:
+        """The nodes with the reasons."""
+        return self._excluded
+
+    def exclude(self, node: str, reason: str) -> None:
+        """Use a node no more."""
+        if node not in self._excluded:
+            self._excluded[node] = reason
+            self._asked_at = float("-inf")
+            self._board.journal.exclude(node, reason)
+            self._board.observer.notice(f"node {node} is excluded: {reason}")
+
+    def blame(self, run: Tracked, failure: str, named: Iterable[str]) -> None:
+        """Exclude what the evidence against a run names, and those of its nodes that are out of service."""
+        key = run.plan.key
+        own = _names(run.status.nodes) if run.status is not None else []
+        blamed = {name for nodes in named for full in _names(nodes) for name in (full, full.partition(".")[0])}
+        bad = {node: f"{failure} in {key}" for node in own if node in blamed}  # a log may say anything
+        if run.status is not None and run.status.nodes:
+            try:
+                sick = self._board.scheduler.sick_nodes(run.status.nodes)
+                bad |= {node: f"{state} after {failure} in {key}" for node, state in sick.items()}
+            except ToolFailure as error:
+                self._board.observer.notice(f"{error}; nobody knows which node failed {key}")
+        for node, reason in bad.items():
+            self.exclude(node, reason)
+
+    def lack_for(self, run: Tracked) -> str:
+        """Return why a run cannot have the nodes that it needs, "" if it can."""
+        if not self._excluded or run.plan.is_pre_test:
+            return ""
+        needed = {name for nodes in run.plan.nodes for name in expand_hostlist(nodes)}
+        if named := sorted(needed & set(self._excluded)):
+            return f"it needs node {', '.join(named)}, which is excluded ({self._excluded[named[0]]})"
+        usable = self._num_usable()
+        if usable is None or usable >= run.plan.num_nodes:
+            return ""
+        excluded = "; ".join(f"{node} ({reason})" for node, reason in sorted(self._excluded.items()))
+        return f"{usable} nodes are left of the {run.plan.num_nodes} it needs; excluded: {excluded}"
+
+    def _num_usable(self) -> int | None:
+        """Ask how many nodes are left, not too often."""
+        if time.monotonic() - self._asked_at > _ASK_AGAIN_S:
+            try:
+                self._usable = self._board.scheduler.num_usable_nodes(self._excluded)
+            except ToolFailure:
+                return None  # then the scheduler itself will say what is wrong
+            self._asked_at = time.monotonic()
+        return self._usable
+
+
+def _names(nodes: str) -> list[str]:
+    """Return the nodes of a list that stood in a log, which may be anything."""
+    try:
+        return expand_hostlist(nodes)
+    except BadInput:
+        return []

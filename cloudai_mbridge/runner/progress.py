@@ -1,0 +1,57 @@
+"""Whether running jobs still make steps, read from what their logs have grown by."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cloudai_mbridge.logs import LogParser
+from cloudai_mbridge.plan import POINT_FILES, RunPlan
+
+_CHUNK = 1 << 20
+
+
+@dataclass
+class _Log:
+    since: float
+    offset: int = 0
+    num_steps: int = 0
+    parser: LogParser = field(default_factory=LogParser)
+
+
+class Progress:
+    """The logs of running jobs, by run key."""
+
+    def __init__(self, root: Path, now: Callable[[], float] = time.monotonic) -> None:
+        self._root, self._now = root, now
+        self._logs: dict[str, _Log] = {}
+
+    def idle_s(self, run: RunPlan) -> tuple[float, int]:
+        """Return the seconds since a running job's last step, or since the first call, and the number of that step."""
+        log = self._logs.setdefault(run.key, _Log(self._now()))
+        self._read(log, self._root / run.key / log_name(run))
+        steps = log.parser.num_steps
+        if steps != log.num_steps:
+            log.num_steps, log.since = steps, self._now()
+        return self._now() - log.since, log.parser.last_step
+
+    def forget(self, run: RunPlan) -> None:
+        """Begin anew: the job has ended."""
+        self._logs.pop(run.key, None)
+
+    def _read(self, log: _Log, path: Path) -> None:
+        try:
+            with path.open("rb") as file:
+                if file.seek(0, 2) < log.offset:  # truncated: the scheduler has started the job again
+                    log.offset, log.parser = 0, LogParser()
+                file.seek(log.offset)
+                while chunk := file.read(_CHUNK):
+                    log.offset += len(chunk)
+                    log.parser.feed(chunk)
+        except OSError:
+            return
+
+
+def log_name(run: RunPlan) -> str:
+    """Return the file in which a run tells its steps."""
+    return POINT_FILES.stdout if run.upstream is None else POINT_FILES.launcher_log

@@ -1,0 +1,223 @@
+"""Submit what is ready, exactly once, whatever becomes of the command that submits."""
+
+import secrets
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from cloudai_mbridge.errors import ToolFailure
+from cloudai_mbridge.jobs import PENDING, JobClass, JobStatus, Submission, SubmitLater, SubmitRefused
+from cloudai_mbridge.runner.attempts import put_aside
+from cloudai_mbridge.runner.board import Board
+from cloudai_mbridge.runner.ends import Ends
+from cloudai_mbridge.runner.interrupt import Interrupts
+from cloudai_mbridge.runner.nodes import Nodes
+from cloudai_mbridge.runner.schedule import Schedule
+from cloudai_mbridge.runner.tracked import Phase, Tracked
+
+# The controller may take a job that sbatch gave up on. How long after its first answer none has been seen.
+SETTLE_S = 15.0
+STRAY_S = 600.0
+_FIRST_BACKOFF_S, _LONGEST_BACKOFF_S = 1.0, 60.0
+_NO_LIMIT = 1 << 30
+
+
+@dataclass(frozen=True)
+class _Stray:
+    """Runs of a submission that was given up, by key, and until when (monotonic) its jobs may still turn up."""
+
+    until: float
+    submission: Submission
+    keys: frozenset[str]
+
+
+class Submitter:
+    """Submits within the limits; first the intent goes into the journal, then the submission, then the job's id."""
+
+    def __init__(self, board: Board, nodes: Nodes, ends: Ends, keep_open: int | None) -> None:
+        """keep_open: the lock on submissions, for the commands that submit."""
+        self._board, self._nodes, self._ends, self._keep_open = board, nodes, ends, keep_open
+        self._schedule = Schedule(board.runs, board.config.max_parallel, board.config.max_gpu_hours)
+        self._parallel_of: dict[str, int] = {}
+        self._unsure_since: float | None = None
+        self._strays: list[_Stray] = []
+        self._backoff_s, self._submit_after, self._most = 0.0, 0.0, _NO_LIMIT
+        self._postponed_since: float | None = None
+        self._failing_since: float | None = None
+
+    def submit_ready(self, interrupts: Interrupts) -> None:
+        """Submit, in order, what waits for nothing any more, within the limits."""
+        self.resolve_unsure()
+        self._ends.carry_on_stopping()
+        self._end_outlived()
+        ready = self._schedule.ready(time.monotonic())
+        is_closed = self._board.unsure or self._board.stop is not None
+        if not ready or is_closed or time.monotonic() < self._submit_after:
+            return
+        ready = [run for run in ready if self._has_nodes(run)]
+        try:
+            batches = self._board.scheduler.batches([run.plan for run in ready])
+        except ToolFailure as error:
+            self._board.bear(error)
+            return
+        for batch in batches:
+            interrupts.check()
+            if self._board.stop is not None:
+                return
+            if not self._submit_batch([self._board.by_key[plan.key] for plan in batch]):
+                return
+
+    def _end_outlived(self) -> None:
+        """End the runs whose tests were to end with another one's."""
+        active = []
+        for run in self._schedule.outlived():
+            reason = f"{' or '.join(run.plan.end_with)} has ended (end_post_comp)"
+            if run.phase is Phase.WAITING:
+                self._board.skip([run], reason)
+            elif run.phase is Phase.ACTIVE and run.ending is None:
+                active.append((run, JobStatus("STOPPED", JobClass.STOPPED, reason=reason)))
+        self._ends.end(active)
+
+    def _has_nodes(self, run: Tracked) -> bool:
+        """Return whether enough nodes are left; if not, the run is skipped."""
+        if reason := self._nodes.lack_for(run):
+            self._board.skip([run], reason)
+        return not reason
+
+    def _submit_batch(self, batch: list[Tracked]) -> bool:
+        """Submit as many as the limits allow; return whether there may be room for more."""
+        slots = self._schedule.free_slots(self._parallel_of)
+        if slots is not None and slots <= 0:
+            return False
+        chosen = self._schedule.affordable(batch)[: self._most]
+        if not chosen:
+            if not self._board.active() and not self._board.unsure:
+                limit = self._board.config.max_gpu_hours
+                self._board.skip(batch, f"runner.max_gpu_hours = {limit:g} allows no further run")
+            return True
+        return self._submit(chosen, slots if slots is not None and slots < len(chosen) else None)
+
+    def _submit(self, runs: list[Tracked], parallel: int | None) -> bool:
+        """Submit runs together; return whether the scheduler takes more."""
+        submission = self._intend(runs, parallel)
+        try:
+            ids = self._board.scheduler.submit(submission, self._board.root)
+        except SubmitRefused as error:
+            self._refused(runs, str(error))
+        except SubmitLater as error:
+            self._postponed(runs, error)
+            return False
+        except ToolFailure as error:
+            self._failing_since = self._failing_since or time.monotonic()
+            self._most = max(1, len(runs) // 2)  # it may have been too many at a time
+            self._board.unsure[submission.token] = submission
+            for run in runs:
+                run.phase = Phase.UNSURE
+            self._board.bear(error)
+            return False
+        else:
+            self._submitted(ids)
+        self._failing_since = None
+        self._backoff_s, self._postponed_since, self._most = 0.0, None, max(self._most, 2 * len(runs))
+        return True
+
+    def _intend(self, runs: list[Tracked], parallel: int | None) -> Submission:
+        """Write down what is about to be submitted."""
+        token = secrets.token_hex(8)
+        for run in runs:
+            if run.number:
+                put_aside(self._board.root / run.plan.key, run.number)
+            run.number, run.token, run.ending, run.odd_since = run.number + 1, token, None, None
+        self._board.journal.intend([(run.plan.key, run.number) for run in runs], token)
+        if parallel is not None:
+            self._parallel_of[token] = parallel
+        excluded = tuple(sorted(self._nodes.excluded)) if not runs[0].plan.is_pre_test else ()
+        return Submission(token, tuple(run.plan for run in runs), excluded, parallel, self._keep_open)
+
+    def _submitted(self, ids: dict[str, str]) -> None:
+        """Write down the jobs."""
+        with self._board.journal.transaction():
+            for key, job_id in ids.items():
+                number = self._board.by_key[key].number
+                self._board.journal.submitted(key, number, job_id)
+                self._board.journal.saw(key, number, PENDING)
+        for key, job_id in ids.items():
+            run = self._board.by_key[key]
+            run.phase, run.job_id, run.status, run.submitted_at = Phase.ACTIVE, job_id, PENDING, time.monotonic()
+            self._board.has_changed = True
+            self._board.observer.saw(run.plan, PENDING)
+
+    def _refused(self, runs: list[Tracked], words: str) -> None:
+        reason = f"the scheduler said: {words}"
+        for run in runs:
+            self._ends.record(run, JobStatus("REFUSED", JobClass.FAILED, reason=reason, run_time_s=0.0))
+        self._ends.conclude(runs)
+        self._ends.carry_on_stopping()
+
+    def _postponed(self, runs: list[Tracked], error: SubmitLater) -> None:
+        """Try again later, and with fewer at a time if there is a limit on jobs that our own may have reached."""
+        now = time.monotonic()
+        if self._postponed_since is None or self._board.active():
+            self._postponed_since = now
+        self._withdraw(runs, str(error))
+        if now - self._postponed_since > self._board.config.patience_s:
+            raise self._board.pause(str(error))
+        if not self._backoff_s:
+            self._board.observer.notice(f"{error}; submitting again later")
+        if error.is_limit:
+            self._most = max(1, len(runs) // 2)
+        self._backoff_s = min(max(2 * self._backoff_s, _FIRST_BACKOFF_S), _LONGEST_BACKOFF_S)
+        self._submit_after = now + self._backoff_s
+
+    def _withdraw(self, runs: Iterable[Tracked], why: str) -> None:
+        """Take back attempts of which it is certain that nothing was submitted."""
+        with self._board.journal.transaction():
+            for run in runs:
+                self._board.journal.forget(run.plan.key, run.number, why)
+                run.phase, run.number, run.token = Phase.WAITING, run.number - 1, ""
+
+    def resolve_unsure(self) -> None:
+        """Find out what became of submissions that nobody saw succeed or fail."""
+        self._cancel_strays()
+        if not self._board.unsure:
+            return
+        try:
+            found = self._board.scheduler.find(self._board.unsure.values(), self._board.root)
+        except ToolFailure as error:
+            self._board.bear(error)
+            return
+        self._board.answered()
+        self._unsure_since = self._unsure_since or time.monotonic()
+        self._submitted({key: id_ for key, id_ in found.items() if self._board.by_key[key].phase is Phase.UNSURE})
+        is_settled = time.monotonic() - self._unsure_since > SETTLE_S
+        for token, submission in list(self._board.unsure.items()):
+            missing = [run for plan in submission.runs if (run := self._board.by_key[plan.key]).phase is Phase.UNSURE]
+            if missing and not is_settled:
+                continue
+            del self._board.unsure[token]
+            if missing:
+                self._withdraw(missing, "the scheduler knows nothing of it")
+                keys = frozenset(run.plan.key for run in missing)
+                self._strays.append(_Stray(time.monotonic() + STRAY_S, submission, keys))
+        if not self._board.unsure:
+            self._unsure_since = None
+            if self._has_failed_for_long():
+                raise self._board.pause("no submission has succeeded")
+
+    def _has_failed_for_long(self) -> bool:
+        """Return whether submissions have failed, one after the other, for longer than anybody has patience."""
+        since = self._failing_since
+        return since is not None and time.monotonic() - since > self._board.config.patience_s
+
+    def _cancel_strays(self) -> None:
+        """Cancel what the scheduler took after all, long after everybody had given it up."""
+        self._strays = [stray for stray in self._strays if stray.until > time.monotonic()]
+        try:
+            for stray in list(self._strays):
+                found = self._board.scheduler.find([stray.submission], self._board.root)
+                if jobs := [job_id for key, job_id in found.items() if key in stray.keys]:
+                    self._board.observer.notice(f"cancelling {', '.join(jobs)}: it was submitted again in the meantime")
+                    self._board.scheduler.cancel(jobs)
+                    self._strays.remove(stray)
+        except ToolFailure as error:
+            self._board.bear(error)

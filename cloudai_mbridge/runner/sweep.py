@@ -1,0 +1,182 @@
+"""The runs of a plan under way: take up what is there, submit, look, and end what must not go on."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+
+from cloudai_mbridge.errors import ToolFailure
+from cloudai_mbridge.jobs import JobClass, JobStatus, Submission
+from cloudai_mbridge.runner.board import Board
+from cloudai_mbridge.runner.ends import INTERRUPTED, Ends
+from cloudai_mbridge.runner.interrupt import Interrupts
+from cloudai_mbridge.runner.journal import JournalEntry
+from cloudai_mbridge.runner.nodes import Nodes
+from cloudai_mbridge.runner.progress import Progress
+from cloudai_mbridge.runner.submitter import Submitter
+from cloudai_mbridge.runner.tracked import FAILED, Judge, Phase, Tracked
+
+# A pending job that can never start is looked at twice before it is given up: an administrator may be at work.
+HOPELESS_S = 10.0
+
+
+class Sweep:
+    """Every change is in the journal before anything else follows from it, so that any process can go on from there."""
+
+    def __init__(self, board: Board, judge: Judge, keep_open: int | None = None) -> None:
+        """keep_open: the lock on submissions, for the commands that submit."""
+        self._board = board
+        nodes = Nodes(board)
+        self._ends = Ends(board, nodes, judge)
+        self._submitter = Submitter(board, nodes, self._ends, keep_open)
+        self._progress = Progress(board.root)
+        self.poll_s = 0.0
+
+    # ---- take up what an earlier process left
+
+    def restore(self) -> None:
+        """Take every run up where the journal says that it stands."""
+        unsure: dict[str, list[Tracked]] = {}
+        entries = self._board.journal.entries()
+        for run in self._board.runs:
+            self._restore(run, entries[run.plan.key])
+            if run.phase is Phase.UNSURE:
+                unsure.setdefault(run.token, []).append(run)
+        for token, runs in unsure.items():
+            self._board.unsure[token] = Submission(token, tuple(run.plan for run in runs))
+        for run in [run for run in self._board.runs if run.phase is Phase.ENDED]:
+            self._follow(run, entries[run.plan.key])
+        self._ends.carry_on_stopping()
+        self.look()
+
+    def _follow(self, run: Tracked, entry: JournalEntry) -> None:
+        """Do what an ended run asks for, in case the earlier process had no time for it."""
+        if entry.verdict is None:
+            self._ends.conclude([run])
+        elif entry.verdict == FAILED and (run.status is None or run.status.state != INTERRUPTED.state):
+            self._ends.follow_failure(run, entry.reasons)
+
+    def _restore(self, run: Tracked, entry: JournalEntry) -> None:
+        for attempt in entry.attempts:
+            if attempt.ended_at is not None and attempt.status is not None and attempt.job_id is not None:
+                run.end_attempt(attempt.status)
+        run.num_retries = sum(bool(attempt.failure) for attempt in entry.attempts)
+        if (last := entry.last) is None:
+            run.phase = Phase.WAITING if entry.verdict is None else Phase.ENDED
+            return
+        run.number, run.token, run.job_id = last.number, last.token, last.job_id or ""
+        run.status, run.ending, run.submitted_at = last.status, last.ending, time.monotonic()
+        if last.ended_at is None:
+            run.phase = Phase.UNSURE if last.job_id is None else Phase.ACTIVE
+        elif run.status is not None and run.status.state == INTERRUPTED.state:
+            self._board.journal.reopen(run.plan.key)
+        elif entry.verdict is not None or not last.failure:
+            run.phase = Phase.ENDED
+
+    # ---- go on
+
+    def submit_ready(self, interrupts: Interrupts) -> None:
+        """Submit what can be submitted."""
+        self._submitter.submit_ready(interrupts)
+
+    def look(self) -> None:
+        """Ask for all active jobs at once, and end what must not go on."""
+        active = {run.job_id: run for run in self._board.active()}
+        if not active:
+            return
+        try:
+            seen = self._poll(active)
+        except ToolFailure as error:
+            self._board.bear(error)
+            return
+        self._board.answered()
+        with self._board.journal.transaction():
+            for job_id, status in seen.items():
+                self._saw(active[job_id], status)
+        ended = [run for run in active.values() if run.phase is Phase.ENDED]
+        for run in ended:
+            self._progress.forget(run.plan)
+        self._ends.conclude(ended)
+        self._ends.carry_on_stopping()
+        endings = [(run, self._enforce(run, time.monotonic())) for run in self._board.active()]
+        self._ends.end((run, ending) for run, ending in endings if ending is not None)
+        self._ends.cancel_again()
+
+    def _poll(self, active: Mapping[str, Tracked]) -> dict[str, JobStatus]:
+        """Ask the scheduler, and remember how long it took to answer."""
+        started = time.monotonic()
+        try:
+            return self._board.scheduler.poll({id_: self._board.root / run.plan.key for id_, run in active.items()})
+        finally:
+            self.poll_s = time.monotonic() - started
+
+    def _saw(self, run: Tracked, status: JobStatus) -> None:
+        """Take note of a status."""
+        if status.is_final:
+            self._ends.record(run, status)
+            return
+        if run.status is None or (status.state, status.restarts) != (run.status.state, run.status.restarts):
+            self._board.has_changed = True
+            self._board.journal.saw(run.plan.key, run.number, status)
+            self._board.observer.saw(run.plan, status)
+            if status.job_class is JobClass.UNKNOWN:
+                why = status.reason or "Slurm documents no such state"
+                self._board.observer.notice(f"{run.plan.key}: job {run.job_id}: {status.state} ({why})")
+        elif (status.reason, status.nodes) != (run.status.reason, run.status.nodes):
+            self._board.journal.noticed(run.plan.key, run.number, status)
+        is_ending = run.ending is not None or status.state == "COMPLETING"
+        is_odd = is_ending or status.job_class is JobClass.UNKNOWN or status.hopeless is not None
+        run.odd_since = (run.odd_since or time.monotonic()) if is_odd else None
+        run.status = status
+
+    def _enforce(self, run: Tracked, now: float) -> JobStatus | None:
+        """Return as what a job has to end that hangs or can never start; give up one whose state stays unknown."""
+        status, config = run.status, self._board.config
+        if status is None:
+            return None
+        odd_s = now - run.odd_since if run.odd_since is not None else 0.0
+        if status.job_class is JobClass.UNKNOWN and odd_s > config.unknown_s:
+            self._give_up(run, status, config.unknown_s)
+        elif (run.ending is not None or status.state == "COMPLETING") and odd_s > config.patience_s:
+            self._give_up(run, status, config.patience_s)
+        elif run.ending is not None:
+            return None
+        elif status.hopeless is not None and odd_s > HOPELESS_S:
+            reason = f"the scheduler would keep it waiting for ever: {status.reason}"
+            return JobStatus("REFUSED", status.hopeless, reason=reason)
+        elif run.plan.is_pre_test and now - run.submitted_at > config.pre_test_timeout_s:
+            reason = f"it did not end in {config.pre_test_timeout_s:g} s"
+            return JobStatus("PRE_TEST_TIMEOUT", JobClass.FAILED, reason=reason)
+        elif status.state != "RUNNING":
+            self._progress.forget(run.plan)
+        elif run.plan.hang_timeout_s is not None:
+            idle_s, step = self._progress.idle_s(run.plan)
+            if idle_s > run.plan.hang_timeout_s:
+                return JobStatus("HUNG", JobClass.FAILED, reason=f"no step for {idle_s:.0f} s after step {step}")
+        return None
+
+    def _give_up(self, run: Tracked, status: JobStatus, after_s: float) -> None:
+        """Give up a job that nobody can tell anything about; one that never started may be submitted again."""
+        self._ends.cancel([run])
+        self._board.observer.notice(f"{run.plan.key}: job {run.job_id} is given up as {status.state} and may still run")
+        reason = f"{status.reason or status.state}; given up after {after_s:g} s"
+        if status.state == "NEVER_STARTED":
+            status = JobStatus("LOST", JobClass.INFRASTRUCTURE, run_time_s=0.0)
+        self._ends.record(run, replace(status, job_class=_given_up(status), reason=reason))
+        self._ends.conclude([run])
+
+    # ---- stop
+
+    def stop(self) -> None:
+        """Cancel everything that has a job; what waits stays unsubmitted."""
+        self._ends.stop(INTERRUPTED)
+        self._ends.carry_on_stopping()
+
+    def look_while_stopping(self) -> None:
+        """Look at the jobs that are ending, and cancel what turns out to have been submitted."""
+        self._submitter.resolve_unsure()
+        self._ends.carry_on_stopping()
+        self.look()
+
+
+def _given_up(status: JobStatus) -> JobClass:
+    return status.job_class if status.job_class is JobClass.INFRASTRUCTURE else JobClass.LOST

@@ -1,0 +1,98 @@
+"""Submit to Slurm: one script, or an array of scripts that need the same resources."""
+
+import re
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from cloudai_mbridge.errors import ToolFailure
+from cloudai_mbridge.jobs import Submission, SubmitLater, SubmitRefused
+from cloudai_mbridge.launch.arrays import array_script
+from cloudai_mbridge.launch.script import PYTHON_VARIABLE, job_name
+from cloudai_mbridge.plan import POINT_FILES, RunPlan
+from cloudai_mbridge.slurm.command import Answer, run
+from cloudai_mbridge.slurm.parsing import array_spec, parse_submitted
+
+# After these nobody knows whether the controller took the job; `find` tells.
+_UNSURE = (
+    "Unable to contact slurm controller",
+    "Socket timed out",
+    "Communication connection failure",
+    "Connection refused",
+    "Connection reset",
+    "Connection timed out",
+    "Transport endpoint is not connected",
+    "Zero Bytes were transmitted or received",
+    "Unexpected message received",
+    "Slurm backup controller in standby mode",
+    "Protocol authentication error",
+    "Invalid authentication credential",
+    "Munge encode failed",
+)
+_BUSY = ("Slurm temporarily unable to accept job", "Resource temporarily unavailable")
+# A limit on the number of jobs passes when jobs end; one on the size of a job does not. Slurm says which above the line
+# that is the same for both.
+_LIMIT = re.compile(r"SubmitJob|MaxJobCount")
+_SOME_LIMIT = re.compile(r"(?<!\w)(?:Assoc|QOS)\w+|(?P<unnamed>job submit limit, user's)")
+
+
+def submit(submission: Submission, root: Path, transient: Iterable[str] = ()) -> dict[str, str]:
+    """Submit and return the job ids by run key; see `Scheduler.submit`.
+
+    transient: more texts of errors that are worth another try.
+    """
+    runs = submission.runs
+    if len(runs) == 1:
+        job_id = _sbatch(submission, root / runs[0].key, POINT_FILES.slurm_script, (), transient)
+        return {runs[0].key: job_id}
+    spec = array_spec((run.array_index for run in runs), submission.parallel)
+    job_id = _sbatch(submission, root, array_script(runs[0].array), (f"--array={spec}",), transient)
+    return {run.key: f"{job_id}_{run.array_index}" for run in runs}
+
+
+def name_of(submission: Submission) -> str:
+    """Return the job name, which ends in the submission's token."""
+    first = submission.runs[0]
+    name = job_name(first) if len(submission.runs) == 1 else f"mbridge-{first.array.replace('/', '-')}"
+    return f"{name}.{submission.token}"
+
+
+def _sbatch(submission: Submission, directory: Path, script: str, more: Iterable[str], transient: Iterable[str]) -> str:
+    """Run sbatch. Credentials and the interpreter travel in the environment only."""
+    argv = ["sbatch", "--parsable", "--no-requeue", f"--job-name={name_of(submission)}", f"--chdir={directory}", *more]
+    excluded = sorted({*submission.runs[0].exclude_nodes, *submission.exclude_nodes})
+    if submission.exclude_nodes:
+        argv.append(f"--exclude={','.join(excluded)}")
+    env = {PYTHON_VARIABLE: sys.executable, **submission.runs[0].secret_env}
+    answer = run(*argv, script, cwd=directory, env=env, keep_open=submission.keep_open)
+    job_id = parse_submitted(answer.stdout)
+    if answer.returncode == 0 and job_id is not None:
+        return job_id
+    raise _failure(answer, transient)
+
+
+def _failure(answer: Answer, transient: Iterable[str]) -> Exception:
+    """Return what an unsuccessful sbatch means."""
+    text = answer.stderr
+    if answer.returncode <= 0 or any(words in text for words in (*_UNSURE, *transient)):
+        return ToolFailure(f"sbatch failed: {answer.complaint}")
+    limit = _SOME_LIMIT.search(text)
+    if _LIMIT.search(text) or (limit and limit["unnamed"]):
+        return SubmitLater(answer.complaint, is_limit=True)
+    if any(words in text for words in _BUSY):
+        return SubmitLater(answer.complaint)
+    return SubmitRefused(" / ".join(_complaints(text)) or answer.complaint)
+
+
+def _complaints(text: str) -> list[str]:
+    """Return everything that Slurm says, since the reason often stands above the last line."""
+    return [line.strip() for line in text.splitlines() if line.strip()][-3:]
+
+
+def batches(runs: Iterable[RunPlan], max_array_size: int) -> list[tuple[RunPlan, ...]]:
+    """Put the runs of one array together; an index at or above `max_array_size` goes singly."""
+    together: dict[str, list[RunPlan]] = {}
+    for planned in runs:
+        is_single = not planned.array or planned.array_index >= max_array_size
+        together.setdefault(planned.key if is_single else planned.array, []).append(planned)
+    return [tuple(batch) for batch in together.values()]

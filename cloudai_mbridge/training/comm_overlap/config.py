@@ -1,0 +1,125 @@
+"""The communication-overlap section of a training config, and its way onto the model, optimizer and DDP configs."""
+
+import copy
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from megatron.core.distributed import DistributedDataParallelConfig
+from megatron.core.optimizer import OptimizerConfig
+
+from cloudai_mbridge.training.comm_overlap import expert_rules, resolve
+from cloudai_mbridge.training.comm_overlap.user_buffers import TransformerLayerTPOverlapCfg, as_te_dict
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(kw_only=True)
+class CommOverlapConfig:
+    """Say which communication runs beside computation. None leaves a choice to the parallel sizes.
+
+    Fields and defaults are those of Megatron-Bridge's class of this name. `setup` writes the settled values to the
+    other configs and leaves this one as it was written.
+    """
+
+    tp_comm_overlap: bool
+    tp_comm_overlap_cfg: TransformerLayerTPOverlapCfg | None = None
+    tp_comm_bootstrap_backend: str | None = "nccl"
+    overlap_p2p_comm: bool | None = None
+    batch_p2p_comm: bool | None = None
+    overlap_grad_reduce: bool | None = None
+    overlap_param_gather: bool | None = None
+    overlap_param_gather_with_optimizer_step: bool | None = None
+    align_param_gather: bool | None = None
+    bucket_size: int | None = None
+    """Elements per gradient bucket."""
+    defer_embedding_wgrad_compute: bool | None = None
+    wgrad_deferral_limit: int | None = None
+    """Micro-batches whose embedding gradient may wait; -1 means all."""
+    data_parallel_size: int | None = None
+    """Replicas; the config container fills it in."""
+    overlap_moe_expert_parallel_comm: bool | None = None
+    delay_wgrad_compute: bool | None = None
+
+    def __post_init__(self) -> None:
+        """Start without a snapshot of the user's values."""
+        self.user_comm_overlap_cfg: dict[str, Any] | None = None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set a field. A layer config is copied, so that changing it here does not change the preset for others."""
+        object.__setattr__(self, name, copy.deepcopy(value) if name == "tp_comm_overlap_cfg" else value)
+
+    def finalize(self) -> None:
+        """Keep what the user set. Only the first call does: later changes of the fields have no effect on `setup`."""
+        if self.user_comm_overlap_cfg is None:
+            self.user_comm_overlap_cfg = {f.name: getattr(self, f.name) for f in fields(self)}
+
+    def setup(self, model_config: Any, optimizer_config: Any, ddp_config: Any) -> None:
+        """Settle every overlap and write it to the configs that have a field of its name.
+
+        Tensor-parallel overlap that cannot work is turned off with a warning. Nothing is written when a rule is broken.
+        Raises AssertionError for a model that cannot overlap its experts' communication or delay its weight gradients,
+        ValueError for an unknown data-parallel size.
+        """
+        self.finalize()
+        user = self.user_comm_overlap_cfg or {}
+        data_parallel = self._resolve_data_parallel(user, model_config, optimizer_config, ddp_config)
+        model = resolve.resolve_model(user, model_config)
+        as_it_is = getattr(ddp_config, "overlap_grad_reduce", False)
+        _check_experts(model, model_config, data_parallel.get("overlap_grad_reduce", as_it_is))
+        _warn_of_lost_flags(model, model_config)
+        _write(model, model_config)
+        _write_tensor_parallel(user, model_config)
+        _write(data_parallel, optimizer_config)
+        # DDP hooks weight gradients differently where they come late
+        _write({**data_parallel, expert_rules.DELAYED_WGRAD: model[expert_rules.DELAYED_WGRAD]}, ddp_config)
+
+    def _resolve_data_parallel(self, user: Mapping[str, Any], model: Any, optimizer: Any, ddp: Any) -> dict[str, Any]:
+        """Return the data-parallel part; {} unless Megatron's DDP and distributed optimizer are in use."""
+        if not isinstance(optimizer, OptimizerConfig) or not isinstance(ddp, DistributedDataParallelConfig):
+            return {}
+        if not ddp.use_distributed_optimizer:
+            return {}
+        if self.data_parallel_size is None:
+            raise ValueError("comm_overlap.data_parallel_size is not known yet; set it before setup()")
+        return resolve.resolve_data_parallel(user, model, self.data_parallel_size)
+
+
+def _check_experts(settled: Mapping[str, Any], model: Any, grad_reduce_overlap: bool) -> None:
+    if not hasattr(model, expert_rules.EXPERT_OVERLAP):
+        raise AssertionError(f"{type(model).__name__} has no field {expert_rules.EXPERT_OVERLAP}")
+    expert_overlap = settled[expert_rules.EXPERT_OVERLAP]
+    if expert_overlap:
+        expert_rules.check_expert_overlap(model)
+    if settled[expert_rules.DELAYED_WGRAD]:
+        expert_rules.check_delayed_wgrad(model, expert_overlap=expert_overlap, grad_reduce_overlap=grad_reduce_overlap)
+
+
+def _warn_of_lost_flags(settled: Mapping[str, Any], model: Any) -> None:
+    """Warn of overlap that the model config asks for and this section, which decides, turns off."""
+    for name in (expert_rules.EXPERT_OVERLAP, expert_rules.DELAYED_WGRAD):
+        if getattr(model, name, False) and not settled[name]:
+            logger.warning("model.%s is turned off: set comm_overlap.%s to have it", name, name)
+
+
+def _write_tensor_parallel(user: Mapping[str, Any], model: Any) -> None:
+    obstacle = resolve.tensor_parallel_obstacle(model) if user["tp_comm_overlap"] else None
+    if obstacle:
+        logger.warning("tensor-parallel communication overlap is turned off: %s", obstacle)
+    is_on = bool(user["tp_comm_overlap"]) and obstacle is None
+    layer = user["tp_comm_overlap_cfg"] if is_on else None
+    if is_on and layer is None:
+        logger.warning("tensor-parallel communication overlap has no tp_comm_overlap_cfg: Transformer Engine decides")
+    _write({"tp_comm_overlap": is_on, "tp_comm_overlap_cfg": None}, model)
+    if user["tp_comm_bootstrap_backend"] is not None:
+        _write({"tp_comm_bootstrap_backend": user["tp_comm_bootstrap_backend"]}, model)
+    if is_on:
+        # No field of Megatron-Core's own config: whoever starts the user buffers reads it from here
+        model.tp_comm_overlap_cfg = None if layer is None else as_te_dict(layer)
+
+
+def _write(values: Mapping[str, Any], config: Any) -> None:
+    for name, value in values.items():
+        if hasattr(config, name):
+            setattr(config, name, value)

@@ -1,0 +1,91 @@
+"""What expert-parallel overlap and delayed weight gradients ask of the model. A broken rule is an AssertionError."""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from megatron.core.utils import is_torch_min_version
+
+from cloudai_mbridge.training.comm_overlap.te import describe_te, te_is_at_least
+
+EXPERT_OVERLAP = "overlap_moe_expert_parallel_comm"
+DELAYED_WGRAD = "delay_wgrad_compute"
+
+Rule = tuple[bool, str]
+"""Whether it holds, and what to say if not."""
+
+
+def check_expert_overlap(model: Any) -> None:
+    """Raise AssertionError where the all-to-all of the experts cannot run beside another micro-batch's products."""
+    _require(EXPERT_OVERLAP, _expert_overlap_rules(model))
+
+
+def check_delayed_wgrad(model: Any, *, expert_overlap: bool, grad_reduce_overlap: bool) -> None:
+    """Raise AssertionError where weight gradients cannot be computed apart from input gradients.
+
+    The two flags are the settled values, not the user's wishes.
+    """
+    _require(DELAYED_WGRAD, _delayed_wgrad_rules(model, expert_overlap, grad_reduce_overlap))
+
+
+def _require(subject: str, rules: Iterable[Rule]) -> None:
+    for holds, message in rules:
+        if not holds:
+            raise AssertionError(f"{subject} requires {message}")
+
+
+def _expert_overlap_rules(model: Any) -> Iterator[Rule]:
+    experts, ep = model.num_moe_experts, model.expert_model_parallel_size
+    yield ep > 1, f"expert_model_parallel_size > 1, not {ep}"
+    yield experts is not None and experts > 1, f"num_moe_experts > 1, not {experts}"
+    dispatcher = model.moe_token_dispatcher_type
+    yield dispatcher in ("alltoall", "flex"), f'moe_token_dispatcher_type "alltoall" or "flex", not "{dispatcher}"'
+    yield model.bf16 or model.fp16, "bf16 or fp16"
+    # Earlier ones hang
+    yield is_torch_min_version("2.6.0"), f"torch >= 2.6.0; {torch.__version__} is installed"
+    virtual = model.virtual_pipeline_model_parallel_size
+    yield (
+        model.pipeline_model_parallel_size == 1 or virtual is not None,
+        f"virtual_pipeline_model_parallel_size with pipeline_model_parallel_size {model.pipeline_model_parallel_size}",
+    )
+    yield model.recompute_granularity != "full", 'recompute_granularity other than "full"'
+    yield model.recompute_method is None, f'recompute_method None, not "{model.recompute_method}"'
+    yield model.recompute_num_layers is None, f"recompute_num_layers None, not {model.recompute_num_layers}"
+    yield not model.moe_shared_expert_overlap, "moe_shared_expert_overlap off"
+    yield model.mtp_num_layers in (None, 1), f"mtp_num_layers None or 1, not {model.mtp_num_layers}"
+
+
+def _delayed_wgrad_rules(model: Any, expert_overlap: bool, grad_reduce_overlap: bool) -> Iterator[Rule]:
+    yield expert_overlap, f"{EXPERT_OVERLAP} in comm_overlap"
+    te_27 = te_is_at_least("2.7.0")
+    for name, is_on in (
+        ("overlap_grad_reduce", grad_reduce_overlap),
+        ("gradient_accumulation_fusion", model.gradient_accumulation_fusion),
+    ):
+        yield te_27 or not is_on, f"Transformer Engine >= 2.7.0 together with {name}; {describe_te()}"
+    scopes = graph_scopes(getattr(model, "cuda_graph_scope", None))
+    if "attn" in scopes or ("moe_router" in scopes and _graphs_shared_expert(model)):
+        yield from _graphed_wgrad_rules(model, attention="attn" in scopes)
+
+
+def _graphed_wgrad_rules(model: Any, attention: bool) -> Iterator[Rule]:
+    yield te_is_at_least("2.12.0"), f"Transformer Engine >= 2.12.0 inside a CUDA graph; {describe_te()}"
+    # Without it gradients are accumulated at changing addresses, which a graph cannot replay
+    yield model.gradient_accumulation_fusion, "gradient_accumulation_fusion inside a CUDA graph"
+    for name in ("add_bias_linear", "add_qkv_bias"):
+        yield not (attention and getattr(model, name)), f"{name} off with attention in a CUDA graph"
+
+
+def _graphs_shared_expert(model: Any) -> bool:
+    """Tell whether a graph of the router holds the shared expert, which it does unless that runs on its own stream."""
+    has_one = getattr(model, "moe_shared_expert_intermediate_size", None) is not None
+    return has_one and not getattr(model, "moe_shared_expert_overlap", False)
+
+
+def graph_scopes(scope: Any) -> set[str]:
+    """Return the names in `cuda_graph_scope`: None, "attn,moe", Megatron-Core's enum, or a list of either."""
+    if isinstance(scope, str):
+        scope = scope.split(",")
+    elif not isinstance(scope, list | tuple | set):
+        scope = [] if scope is None else [scope]
+    return {str(getattr(item, "name", item)).strip().removeprefix("CudaGraphScope.") for item in scope}

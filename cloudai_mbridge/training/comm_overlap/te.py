@@ -1,0 +1,18 @@
+"""Which Transformer Engine is installed, if any. Megatron-Core's own version test fails where there is none."""
+
+from megatron.core.utils import get_te_version, is_te_min_version
+
+
+def have_te() -> bool:
+    """Tell whether Transformer Engine can be imported."""
+    return get_te_version() is not None
+
+
+def te_is_at_least(version: str) -> bool:
+    """Tell whether Transformer Engine is installed in `version` or a later one."""
+    return have_te() and bool(is_te_min_version(version))
+
+
+def describe_te() -> str:
+    """Say what is installed, as an error message should."""
+    return f"{get_te_version()} is installed" if have_te() else "none is installed"

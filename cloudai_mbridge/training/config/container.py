@@ -1,0 +1,171 @@
+"""The container of a run's configuration: one section per concern, and the rules that join them.
+
+Field names, defaults and methods are those of Megatron-Bridge's `ConfigContainer`.
+"""
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+import torch.distributed
+
+from cloudai_mbridge.training.comm_overlap import CommOverlapConfig
+from cloudai_mbridge.training.config.checkpoint import CheckpointConfig
+from cloudai_mbridge.training.config.context_parallel import check_cp_comm_type
+from cloudai_mbridge.training.config.dataset import DatasetProvider, GPTDatasetConfig
+from cloudai_mbridge.training.config.ddp import DistributedDataParallelConfig
+from cloudai_mbridge.training.config.deterministic import apply_deterministic_mode
+from cloudai_mbridge.training.config.dist import DistributedInitConfig
+from cloudai_mbridge.training.config.finetuning import FinetuningDatasetConfig
+from cloudai_mbridge.training.config.logger import LoggerConfig
+from cloudai_mbridge.training.config.optimizer import OptimizerConfig, OptimizerConfigOverrideProvider
+from cloudai_mbridge.training.config.profiling import ProfilingConfig, TensorInspectConfig
+from cloudai_mbridge.training.config.rerun import RerunStateMachineConfig
+from cloudai_mbridge.training.config.resilience import (
+    FaultToleranceConfig,
+    InProcessRestartConfig,
+    NVRxStragglerDetectionConfig,
+    StragglerDetectionConfig,
+)
+from cloudai_mbridge.training.config.rng import RNGConfig
+from cloudai_mbridge.training.config.scheduler import SchedulerConfig
+from cloudai_mbridge.training.config.scheduler_steps import (
+    calculate_scheduler_steps,
+    check_training_scheduler_compatibility,
+)
+from cloudai_mbridge.training.config.summary import log_non_default_values
+from cloudai_mbridge.training.config.train import TrainingConfig, ValidationConfig
+from cloudai_mbridge.training.config.validate import validate
+from cloudai_mbridge.training.mixed_precision import MixedPrecisionConfig
+from cloudai_mbridge.training.tokenizers.config import TokenizerConfig
+
+
+@dataclass(kw_only=True)
+class ConfigContainer:
+    """Everything one training run is configured with.
+
+    The sections may be changed freely after construction: nothing is checked or derived before `validate()`, and
+    `validate()` may be called again after a change.
+    """
+
+    rng: RNGConfig = field(default_factory=RNGConfig)
+    rerun_state_machine: RerunStateMachineConfig = field(default_factory=RerunStateMachineConfig)
+    train: TrainingConfig
+    model: Any  # one of the providers of `training.models`; files may name these only (known_names.FIELD_CLASSES)
+    optimizer: OptimizerConfig
+    optimizer_config_override_provider: OptimizerConfigOverrideProvider = field(
+        default_factory=OptimizerConfigOverrideProvider
+    )
+    ddp: DistributedDataParallelConfig = field(default_factory=DistributedDataParallelConfig)
+    validation: ValidationConfig = field(default_factory=ValidationConfig)
+    scheduler: SchedulerConfig
+    dataset: GPTDatasetConfig | FinetuningDatasetConfig | DatasetProvider
+    logger: LoggerConfig
+    tokenizer: TokenizerConfig
+    checkpoint: CheckpointConfig
+    dist: DistributedInitConfig = field(default_factory=DistributedInitConfig)
+    ft: FaultToleranceConfig | None = None
+    straggler: StragglerDetectionConfig | None = None
+    nvrx_straggler: NVRxStragglerDetectionConfig | None = None
+    profiling: ProfilingConfig | None = field(default_factory=ProfilingConfig)
+    peft: Any | None = None
+    comm_overlap: CommOverlapConfig | None = None
+    mixed_precision: MixedPrecisionConfig | str | None = None
+    tensor_inspect: TensorInspectConfig | None = None
+    inprocess_restart: InProcessRestartConfig | None = None
+
+    def get_data_parallel_size(self, world_size: int) -> int:
+        """Return the number of model replicas among `world_size` ranks.
+
+        Raises:
+            AssertionError: `world_size` is not divisible by tensor x pipeline x context parallel size.
+        """
+        model = self.model
+        tp, pp, cp = (
+            model.tensor_model_parallel_size,
+            model.pipeline_model_parallel_size,
+            model.context_parallel_size,
+        )
+        assert world_size % (tp * pp * cp) == 0, (
+            f"world size ({world_size}) is not divisible by {tp * pp * cp} = tensor_model_parallel_size ({tp}) x "
+            f"pipeline_model_parallel_size ({pp}) x context_parallel_size ({cp})"
+        )
+        return int(world_size // (tp * pp * cp))
+
+    def set_data_parallel_size(self) -> None:
+        """Set `data_parallel_size` here and on `comm_overlap` from the current world size."""
+        self.data_parallel_size: int | None = self.get_data_parallel_size(current_world_size())
+        if self.comm_overlap is not None:
+            self.comm_overlap.data_parallel_size = self.data_parallel_size
+
+    def validate(self) -> None:
+        """Finalize the sections, fill in what depends on several of them, and check that they agree.
+
+        Raises:
+            AssertionError, ValueError: the first rule that is broken, in the order of `validate.CHECKS`.
+        """
+        validate(self)
+
+    def log_non_default_values(self) -> None:
+        """Print, on rank 0, what differs from Megatron-Core's defaults."""
+        log_non_default_values(self)
+
+    def _validate_and_apply_deterministic_mode(self) -> None:
+        apply_deterministic_mode(self)
+
+    def _validate_cp_comm_type(self) -> None:
+        check_cp_comm_type(self)
+
+    def _validate_training_scheduler_compatibility(self) -> None:
+        check_training_scheduler_compatibility(self)
+
+    def _calculate_scheduler_steps(self) -> None:
+        calculate_scheduler_steps(self)
+
+    # The reader and writer are imported where they are used: a run that is configured in code needs no YAML library
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data, with each section's class under `_target_`."""
+        from cloudai_mbridge.training.config import serialization
+
+        return serialization.to_dict(self)
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Self:
+        """Build a container from what `to_dict` returns.
+
+        Raises:
+            ConfigError: an unknown class or key, or a missing key.
+        """
+        from cloudai_mbridge.training.config import serialization
+
+        return serialization.from_dict(cls, data)
+
+    def to_yaml(self, yaml_path: str | Path | None = None) -> str:
+        """Return the container as YAML, written to `yaml_path` too where one is given."""
+        from cloudai_mbridge.training.config import serialization
+
+        return serialization.to_yaml(self, yaml_path)
+
+    @classmethod
+    def from_yaml(cls, yaml_path: str | Path) -> Self:
+        """Read a container from a file that `to_yaml` wrote.
+
+        Raises:
+            ConfigError: an unreadable file, or what `from_dict` refuses.
+        """
+        from cloudai_mbridge.training.config import serialization
+
+        return serialization.from_yaml(cls, yaml_path)
+
+    def print_yaml(self) -> None:
+        """Print the container as YAML."""
+        print(self.to_yaml(), end="")
+
+
+def current_world_size() -> int:
+    """Return the number of ranks: of the process group if there is one, else as torchrun's WORLD_SIZE says, else 1."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_world_size()
+    return int(os.environ.get("WORLD_SIZE", "1"))

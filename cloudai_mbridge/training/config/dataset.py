@@ -1,0 +1,144 @@
+"""Data loaders, and the GPT pretraining datasets that feed them."""
+
+import logging
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+from megatron.core.datasets.blended_megatron_dataset_config import BlendedMegatronDatasetConfig
+from megatron.core.datasets.gpt_dataset import GPTDatasetConfig as MCoreGPTDatasetConfig
+from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.tokenizers import MegatronTokenizerBase
+
+from cloudai_mbridge.training.config.blend import Blend, blend_from_data_path
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(kw_only=True)
+class DataloaderConfig:
+    """How batches are drawn from a dataset and handed to the training loop."""
+
+    dataloader_type: Literal["single", "cyclic", "batch", "external"] | None = None
+    num_workers: int = 2
+    data_sharding: bool = True
+    pin_memory: bool = True
+    drop_last: bool = True
+    persistent_workers: bool = True
+    trust_remote_code: bool | None = None
+
+    def finalize(self) -> None:
+        """Turn persistent workers off where there are no workers."""
+        if self.num_workers == 0:
+            self.persistent_workers = False
+
+
+@dataclass(frozen=True)
+class DatasetBuildContext:
+    """What a dataset is built for: samples per split, and what the builder may need from the run."""
+
+    train_samples: int
+    valid_samples: int
+    test_samples: int
+    tokenizer: MegatronTokenizerBase | None = None
+    pg_collection: ProcessGroupCollection | None = None
+
+
+@dataclass
+class DatasetProvider(DataloaderConfig, ABC):
+    """A dataset configuration that builds its own datasets."""
+
+    @abstractmethod
+    def build_datasets(self, context: DatasetBuildContext) -> tuple[Any | None, Any | None, Any | None]:
+        """Build the train, validation and test datasets; None for a split that there is not."""
+
+
+@dataclass(init=False)
+class GPTDatasetConfig(MCoreGPTDatasetConfig, DataloaderConfig):  # type: ignore[misc]
+    """Megatron-Core's GPT dataset and its data loader."""
+
+    data_path: str | list[str] | None = None
+    skip_getting_attention_mask_from_dataset: bool = True
+
+    def __init__(
+        self,
+        seq_length: int | None = None,
+        skip_getting_attention_mask_from_dataset: bool = True,
+        data_path: str | list[str] | None = None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
+        """Take `seq_length` (or Megatron-Core's `sequence_length`) in tokens, and the fields of dataset and loader.
+
+        Raises:
+            ValueError: neither length is given; `seq_length` wins over the other.
+            TypeError: no `random_seed`, or a field that there is not.
+        """
+        sequence_length = kwargs.pop("sequence_length", None)
+        if seq_length is None and sequence_length is None:
+            raise ValueError("seq_length (or sequence_length) is needed: the tokens of one sample")
+        loader = {f.name: kwargs.pop(f.name) for f in fields(DataloaderConfig) if f.name in kwargs}
+        kwargs["sequence_length"] = sequence_length if seq_length is None else seq_length
+        MCoreGPTDatasetConfig.__init__(self, *args, **kwargs)
+        DataloaderConfig.__init__(self, **loader)
+        self.skip_getting_attention_mask_from_dataset = skip_getting_attention_mask_from_dataset
+        self.data_path = data_path
+        self._derived_blend: Blend | None = None
+
+    def __post_init__(self) -> None:
+        """Leave the checks to `finalize`: fields may change until then."""
+
+    @property
+    def seq_length(self) -> int:
+        """Stand for `sequence_length`, under the name that models use."""
+        return int(self.sequence_length)
+
+    @seq_length.setter
+    def seq_length(self, value: int) -> None:
+        self.sequence_length = value
+
+    def finalize(self) -> None:
+        """Derive blend, split and mock, and apply the rules of Megatron-Core's blended datasets and of the loader.
+
+        Megatron-Core's own GPT rules need a tokenizer, which is built later.
+
+        Raises:
+            AssertionError: a rule is broken, or one of the three options of the masks is not given.
+        """
+        self._derive_blend()
+        self.mock, self.split_matrix = False, None  # as an earlier call may have left them
+        BlendedMegatronDatasetConfig.__post_init__(self)
+        for name in ("reset_position_ids", "reset_attention_mask", "eod_mask_loss"):
+            assert getattr(self, name) is not None, f"{name} is needed: True or False"
+        DataloaderConfig.finalize(self)
+
+    def _derive_blend(self) -> None:
+        if self.data_path is None:
+            return
+        derived = blend_from_data_path(self.data_path)
+        if self.blend is None or self.blend is self._derived_blend:  # type: ignore[has-type]
+            self.blend = self._derived_blend = derived
+        elif list(self.blend) != list(derived):
+            # Legal, and easily meant otherwise: a saved configuration holds the blend of its old data_path
+            logger.warning("data_path=%r is not read: blend=%r is given as well", self.data_path, self.blend)
+
+
+@dataclass(init=False)
+class MockGPTDatasetConfig(GPTDatasetConfig):
+    """GPT samples that are made up: no files, no blend."""
+
+    def __init__(self, seq_length: int | None = None, **kwargs: Any) -> None:
+        """Take what GPTDatasetConfig takes, by name."""
+        super().__init__(seq_length=seq_length, **kwargs)
+
+    def finalize(self) -> None:
+        """Refuse every source of real data, then apply the rules of GPTDatasetConfig.
+
+        Raises:
+            TypeError: a blend or a data path.
+        """
+        if given := [name for name in ("blend", "blend_per_split", "data_path") if getattr(self, name)]:
+            raise TypeError(f"MockGPTDatasetConfig makes its samples up and takes no {' and no '.join(given)}")
+        self.__dict__.pop("blend", None)
+        self.__dict__.pop("blend_per_split", None)
+        super().finalize()

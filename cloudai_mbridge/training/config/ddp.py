@@ -1,0 +1,35 @@
+"""Reduction of gradients over data-parallel ranks."""
+
+import logging
+from dataclasses import dataclass
+
+from megatron.core.distributed import DistributedDataParallelConfig as MCoreDistributedDataParallelConfig
+
+logger = logging.getLogger(__name__)
+
+_PATTERNS = "param_name_patterns_for_fp32_local_accumulation"
+
+
+@dataclass
+class DistributedDataParallelConfig(MCoreDistributedDataParallelConfig):  # type: ignore[misc]
+    """Megatron-Core's data-parallel settings, checked when they are complete instead of when they are made."""
+
+    param_name_patterns_for_fp32_local_accumulation: tuple[str, ...] = ()  # fnmatch patterns; "all": every parameter
+
+    def __post_init__(self) -> None:
+        """Leave the checks to `finalize`: fields may change until then."""
+
+    def finalize(self) -> None:
+        """Apply Megatron-Core's checks to the fields as they are now.
+
+        Raises:
+            AssertionError: `reuse_grad_buf_for_mxfp8_param_ag` without `fp8_param_gather`, or patterns for fp32
+                accumulation where the gradients are reduced in fp32 anyway.
+            ValueError: `nccl_ub` while PYTORCH_CUDA_ALLOC_CONF asks for expandable segments.
+        """
+        super().__post_init__()
+        if not self.param_name_patterns_for_fp32_local_accumulation:
+            return
+        assert not self.grad_reduce_in_fp32, f"{_PATTERNS} needs grad_reduce_in_fp32=False: all is fp32 already"
+        if not hasattr(MCoreDistributedDataParallelConfig, _PATTERNS):
+            logger.warning("%s has no effect: the installed Megatron-Core does not know it", _PATTERNS)

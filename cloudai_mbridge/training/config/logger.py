@@ -1,0 +1,82 @@
+"""What is logged, how often and to which service."""
+
+import importlib.util
+import logging
+import sys
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(kw_only=True)
+class LoggerConfig:
+    """Console, TensorBoard, Weights & Biases, MLflow and Comet. Intervals count iterations."""
+
+    log_interval: int = 100
+    log_params_norm: bool = False
+    log_throughput: bool = False
+    log_throughput_to_tensorboard: bool = False
+    throughput_window_size: int = 100
+    log_progress: bool = False
+    timing_log_level: Literal[-1, 0, 1, 2] = 0  # -1: no timers at all
+    timing_log_option: Literal["max", "minmax", "all"] = "minmax"
+    tensorboard_dir: str | None = None
+    tensorboard_log_interval: int = 1
+    tensorboard_queue_size: int = 1000
+    log_timers_to_tensorboard: bool = False
+    log_loss_scale_to_tensorboard: bool = True
+    log_validation_ppl_to_tensorboard: bool = False
+    log_memory_to_tensorboard: bool = False
+    memory_keys: dict[str, str] | None = None
+    log_memory_interval: int | None = None
+    log_device_memory_used: bool = False
+    log_l2_norm_grad_to_tensorboard: bool = False
+    log_num_zeros_in_grad: bool = False
+    log_max_attention_logit: bool = False
+    log_runtime_to_tensorboard: bool = False
+    runtime_time_unit: str = "hours"
+    barrier_with_L1_time: bool = True  # noqa: N815
+    log_world_size_to_tensorboard: bool = False
+    wandb_project: str | None = None
+    wandb_exp_name: str | None = None
+    wandb_save_dir: str | None = None
+    wandb_entity: str | None = None
+    logging_level: int = logging.INFO
+    filter_warnings: bool = True
+    modules_to_filter: list[str] | None = None
+    set_level_for_all_loggers: bool = False
+    log_energy: bool = False
+    save_config_filepath: str | None = None
+    skip_train_metrics_log: bool = False
+    mlflow_experiment: str | None = None
+    mlflow_run_name: str | None = None
+    mlflow_tracking_uri: str | None = None
+    mlflow_tags: dict[str, str] | None = None
+    comet_project: str | None = None
+    comet_experiment_name: str | None = None
+    comet_workspace: str | None = None
+    comet_api_key: str | None = None
+    comet_tags: list[str] | None = None
+
+    def finalize(self) -> None:
+        """Check that each configured service is complete and installed.
+
+        Raises:
+            ValueError: an MLflow experiment without run name, or a Comet project without experiment name.
+            ModuleNotFoundError: a field of a service is set and its package is not installed.
+        """
+        self._check_service("mlflow", "mlflow", "mlflow_experiment", "mlflow_run_name")
+        self._check_service("comet", "comet_ml", "comet_project", "comet_experiment_name")
+
+    def _check_service(self, prefix: str, package: str, group: str, run: str) -> None:
+        if getattr(self, group) and not getattr(self, run):
+            raise ValueError(f"{group}={getattr(self, group)!r} needs a name for this run: set {run}")
+        used = [name for name in self.__dataclass_fields__ if name.startswith(f"{prefix}_") and getattr(self, name)]
+        if used and not _is_installed(package):
+            raise ModuleNotFoundError(f"{', '.join(used)}: the package {package} is not installed", name=package)
+
+
+def _is_installed(package: str) -> bool:
+    # Looked up, not imported: every rank checks, and only the last one logs
+    if package in sys.modules:
+        return sys.modules[package] is not None
+    return importlib.util.find_spec(package) is not None

@@ -1,0 +1,93 @@
+"""The optimizer, and which parameters depart from its settings."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from megatron.core.optimizer import OptimizerConfig as MCoreOptimizerConfig
+from megatron.core.optimizer import ParamGroupOverride, ParamKey
+from megatron.core.utils import get_te_version
+
+from cloudai_mbridge.training.config.scheduler import SchedulerConfig
+
+
+@dataclass
+class OptimizerConfig(MCoreOptimizerConfig):  # type: ignore[misc]
+    """Megatron-Core's optimizer settings, checked when they are complete instead of when they are made."""
+
+    def __post_init__(self) -> None:
+        """Leave the checks to `finalize`: fields may change until then."""
+
+    def finalize(self) -> None:
+        """Apply Megatron-Core's checks to the fields as they are now.
+
+        Raises:
+            AssertionError: a precision-aware optimizer that is not a distributed Adam, or states and main copies of
+                another dtype than fp32 without one.
+            RuntimeError: a precision-aware optimizer without Transformer Engine's fused Adam.
+
+        Warns:
+            UserWarning: the mxfp8 recipe without `reuse_grad_buf_for_mxfp8_param_ag`.
+        """
+        if self.use_precision_aware_optimizer:
+            self._check_precision_aware()
+        super().__post_init__()
+
+    def _check_precision_aware(self) -> None:
+        # Megatron-Core 0.16.1 compares Transformer Engine's version first, and that is a TypeError where there is none
+        assert self.optimizer == "adam", f"use_precision_aware_optimizer needs optimizer='adam', not {self.optimizer!r}"
+        assert self.use_distributed_optimizer, "use_precision_aware_optimizer needs use_distributed_optimizer=True"
+        if get_te_version() is None:
+            raise RuntimeError(
+                "use_precision_aware_optimizer needs Transformer Engine's FusedAdam: it is not installed"
+            )
+
+
+@dataclass(frozen=True)
+class OptimizerConfigOverrideProviderContext:
+    """What the parameter overrides are derived from; `model` is one chunk or the list of this rank's chunks."""
+
+    scheduler_config: SchedulerConfig
+    optimizer_config: MCoreOptimizerConfig
+    model: torch.nn.Module | list[torch.nn.Module]
+
+
+@dataclass
+class OptimizerConfigOverrideProvider:
+    """Exempt biases and vectors from weight decay, and give embedding and output layers their own learning rate."""
+
+    def build_config_overrides(
+        self, context: OptimizerConfigOverrideProviderContext
+    ) -> dict[ParamKey, ParamGroupOverride] | None:
+        """Build the overrides for `get_megatron_optimizer`; None where nothing departs from the settings.
+
+        Biases and one-dimensional parameters get `wd_mult` 0. With the condition "qwen3_next", or Megatron-Core's
+        `apply_wd_to_qk_layernorm`, the weights of query and key layer norms keep their decay.
+        """
+        overrides: dict[ParamKey, ParamGroupOverride] = {}
+        if names := tuple(_names_without_weight_decay(context)):
+            overrides[ParamKey(name=names)] = ParamGroupOverride(wd_mult=0.0)
+        if context.optimizer_config.decoupled_lr is not None:
+            overrides[ParamKey(attr="is_embedding_or_output_parameter")] = _decoupled_lr(context.optimizer_config)
+        return overrides or None
+
+
+def _names_without_weight_decay(context: OptimizerConfigOverrideProviderContext) -> Iterator[str]:
+    qk_layernorm_decays = (
+        context.scheduler_config.no_weight_decay_cond_type == "qwen3_next"
+        or context.optimizer_config.apply_wd_to_qk_layernorm
+    )
+    chunks = context.model if isinstance(context.model, list) else [context.model]
+    for chunk in chunks:
+        for name, parameter in chunk.named_parameters():
+            is_qk_layernorm = "q_layernorm" in name or "k_layernorm" in name
+            is_exempt_vector = parameter.dim() == 1 and not (qk_layernorm_decays and is_qk_layernorm)
+            if name.endswith(".bias") or is_exempt_vector:
+                yield name
+
+
+def _decoupled_lr(config: MCoreOptimizerConfig) -> ParamGroupOverride:
+    override: ParamGroupOverride = {"max_lr": config.decoupled_lr}
+    if config.decoupled_min_lr is not None:
+        override["min_lr"] = config.decoupled_min_lr
+    return override

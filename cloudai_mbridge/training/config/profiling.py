@@ -1,0 +1,68 @@
+"""What is recorded while training: profiler traces, memory history, tensor statistics."""
+
+import importlib
+import logging
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+logger = logging.getLogger(__name__)
+
+_TE_FEATURES = "transformer_engine.debug.features"
+
+
+@dataclass(kw_only=True)
+class ProfilingConfig:
+    """Which profiler runs, on which ranks, over the steps `[profile_step_start, profile_step_end)`."""
+
+    use_nsys_profiler: bool = False
+    profile_step_start: int = 10
+    profile_step_end: int = 12
+    use_pytorch_profiler: bool = False
+    pytorch_profiler_collect_shapes: bool = False
+    pytorch_profiler_collect_callstack: bool = False
+    pytorch_profiler_collect_chakra: bool = False
+    profile_ranks: list[int] = field(default_factory=list)  # empty: every rank
+    record_memory_history: bool = False
+    memory_snapshot_path: str = "snapshot.pickle"
+    record_shapes: bool = False
+    nvtx_ranges: bool = False
+
+    def finalize(self) -> None:
+        """Check the profiler's choice and window.
+
+        Raises:
+            AssertionError: two profilers, a negative step, or an end before the start.
+        """
+        start, end = self.profile_step_start, self.profile_step_end
+        assert not (self.use_nsys_profiler and self.use_pytorch_profiler), (
+            "use_nsys_profiler and use_pytorch_profiler are both set: enable one of them"
+        )
+        assert start >= 0, f"profile_step_start={start} is negative"
+        assert end >= 0, f"profile_step_end={end} is negative"
+        assert end >= start, f"profile_step_end={end} is before profile_step_start={start}"
+
+
+@dataclass(kw_only=True)
+class TensorInspectConfig:
+    """Transformer Engine's debug features: statistics and checks of tensors inside its layers."""
+
+    enabled: bool = False
+    features: dict[str, Any] | str | Path | None = None  # the feature table, or the path of its YAML file
+    feature_dirs: list[str] | None = None  # where the features are defined
+    log_dir: str | None = None
+    init_training_step: int = 0
+
+    def finalize(self) -> None:
+        """Point `feature_dirs` at the features that Transformer Engine ships, where none are named and it has any."""
+        if self.enabled and not self.feature_dirs:
+            self.feature_dirs = _installed_feature_dirs() or self.feature_dirs
+
+
+def _installed_feature_dirs() -> list[str] | None:
+    try:
+        return [str(path) for path in importlib.import_module(_TE_FEATURES).__path__]
+    except Exception as error:
+        # A broken Transformer Engine raises far more than ImportError, and features may yet be named elsewhere
+        logger.debug("no installed debug features: importing %s failed: %r", _TE_FEATURES, error)
+        return None

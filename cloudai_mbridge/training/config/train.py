@@ -1,0 +1,85 @@
+"""How much to train and in which batches, when to stop, and how to validate."""
+
+import logging
+import os
+import signal
+from dataclasses import dataclass, field
+from typing import Literal
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(kw_only=True)
+class TrainingConfig:
+    """Length, batch sizes and exits of the training loop. Batch sizes and `train_samples` count sequences."""
+
+    micro_batch_size: int | None = None
+    global_batch_size: int | None = None
+    rampup_batch_size: list[int] | None = None  # [start, increment, samples of the ramp]
+    decrease_batch_size_if_needed: bool = False  # round down to a multiple of micro batch x data parallel
+    empty_unused_memory_level: Literal[0, 1, 2] = 0
+    check_weight_hash_across_dp_replicas_interval: int | None = None
+    train_sync_interval: int | None = None  # synchronise host and device every n iterations
+    train_iters: int | None = None
+    train_samples: int | None = None
+    exit_interval: int | None = None  # leave after an iteration that n divides
+    exit_duration_in_mins: int | None = None
+    exit_signal_handler: bool = False  # on `exit_signal`, save and leave
+    exit_signal: signal.Signals = signal.SIGTERM
+    exit_signal_handler_for_dataloader: bool = False
+    exit_signal_handler_for_training: bool = False
+    manual_gc: bool = False
+    manual_gc_interval: int = 0
+    manual_gc_eval: bool = True
+    iterations_to_skip: list[int] = field(default_factory=list)
+    check_optimizer_step_success: bool = True
+    skip_sync_grad_norm_across_mp: bool = False
+    eval_iters: int | None = None  # deprecated: ValidationConfig
+    eval_interval: int | None = None  # deprecated: ValidationConfig
+    skip_train: bool | None = None  # deprecated: ValidationConfig
+
+    def __post_init__(self) -> None:
+        """Start without a length that `finalize` derived."""
+        self._derived_train_iters: int | None = None
+
+    def finalize(self) -> None:
+        """Check the length, and derive `train_iters` where it is given as `train_samples`.
+
+        It may be called again: what it derived itself is derived anew, and a pair that agrees (as in a config that was
+        saved after this) is not taken for a contradiction.
+
+        Raises:
+            AssertionError: neither or both of `train_iters` and `train_samples`, or samples that make no iteration.
+        """
+        if self.train_samples is None:
+            assert self.train_iters is not None, "train_iters or train_samples is needed: how long to train"
+            return
+        iters = self._iters_of_samples(self.train_samples)
+        assert self.train_iters in (None, self._derived_train_iters, iters), (
+            f"train_iters={self.train_iters} and train_samples={self.train_samples} are both given, and the samples "
+            f"make {iters} iterations of global_batch_size={self.global_batch_size}: use one"
+        )
+        if iters != self._derived_train_iters and os.getenv("RANK", "0") == "0":
+            logger.info("train_iters is %d: %d samples // %s", iters, self.train_samples, self.global_batch_size)
+        self.train_iters = self._derived_train_iters = iters
+
+    def _iters_of_samples(self, samples: int) -> int:
+        batch = self.global_batch_size
+        assert samples > 0, f"train_samples={samples} must be positive"
+        assert self.rampup_batch_size is None, "train_samples and rampup_batch_size do not go together: use train_iters"
+        assert batch is not None, "train_samples needs global_batch_size: the samples of one iteration"
+        assert batch > 0, f"global_batch_size={batch} must be positive"
+        assert samples >= batch, f"train_samples={samples} is less than one batch: global_batch_size={batch}"
+        return samples // batch
+
+
+@dataclass(kw_only=True)
+class ValidationConfig:
+    """When and how long the model is evaluated."""
+
+    eval_iters: int | None = 100
+    eval_interval: int | None = None
+    skip_train: bool = False
+    test_mode: bool = False
+    full_validation: bool = False  # go through the whole validation set
+    multiple_validation_sets: bool = False

@@ -1,0 +1,5 @@
+"""The one error for what a user can write wrongly into a training configuration file or an override."""
+
+
+class ConfigError(ValueError):
+    """A configuration file or an override that cannot be read; the message names the file or key and the remedy."""

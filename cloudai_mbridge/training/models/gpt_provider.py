@@ -1,0 +1,150 @@
+"""GPT models: dense, grouped-query, mixture of experts, multi-latent attention, multi-token prediction, sliding window.
+
+Fields, types and defaults are Megatron-Bridge's `GPTModelProvider`; everything else is Megatron-Core's.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from megatron.core import parallel_state as mpu
+from megatron.core.models.gpt import GPTModel
+from megatron.core.transformer import MLATransformerConfig, ModuleSpec, TransformerConfig
+
+from cloudai_mbridge.training.models.layer_specs import default_layer_spec, mtp_block_spec
+from cloudai_mbridge.training.models.provider import Deferred, ModelProvider
+
+
+def can_enable_gradient_accumulation_fusion() -> bool:
+    """Return whether the CUDA extension for it is installed."""
+    try:
+        import fused_weight_gradient_mlp_cuda  # type: ignore[import-not-found]  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+@dataclass
+class GPTModelProvider(Deferred, TransformerConfig, ModelProvider[GPTModel]):  # type: ignore[misc]
+    """A GPT model. Sizes are the whole model's, `seq_length` the training sequence's."""
+
+    fp16_lm_cross_entropy: bool = False
+    parallel_output: bool = True
+    share_embeddings_and_output_weights: bool = True
+    make_vocab_size_divisible_by: int = 128
+    position_embedding_type: Literal["learned_absolute", "rope", "yarn"] = "learned_absolute"
+    rotary_base: int = 10000
+    rotary_percent: float = 1.0
+    rope_scaling: bool = False
+    rope_scaling_factor: float = 1.0
+    rotary_scaling_factor: float | None = None
+    seq_len_interpolation_factor: float | None = None
+    yarn_rotary_scaling_factor: float | None = None
+    yarn_original_max_position_embeddings: int | None = None
+    yarn_beta_fast: float | None = None
+    yarn_beta_slow: float | None = None
+    yarn_mscale: float | None = None
+    yarn_mscale_all_dim: float | None = None
+    yarn_correction_range_round_to_int: bool | None = None
+    seq_length: int = 1024
+    attention_softmax_in_fp32: bool = False
+    deallocate_pipeline_outputs: bool = True
+    scatter_embedding_sequence_parallel: bool = True
+    tp_only_amax_red: bool = False
+    tp_comm_overlap_cfg: str | dict[str, Any] | None = None
+    use_transformer_engine_full_layer_spec: bool = False
+    use_transformer_engine_op_fuser: bool = False
+    transformer_layer_spec: ModuleSpec | Callable[["GPTModelProvider"], ModuleSpec] = default_layer_spec
+    hf_model_id: str | None = None
+    vocab_size: int | None = None
+    should_pad_vocab: bool = False
+    num_moe_experts: int | None = None
+    moe_grouped_gemm: bool = False
+    qk_layernorm: bool = False
+    fp8: str | None = None
+    normalization: str = "LayerNorm"
+    mtp_enabled: bool = False
+    init_model_with_meta_device: bool = False
+    use_te_rng_tracker: bool = False
+    virtual_pipeline_model_parallel_size: int | None = None
+    account_for_embedding_in_pipeline_split: bool = False
+    account_for_loss_in_pipeline_split: bool = False
+    masked_softmax_fusion: bool = True
+    cross_entropy_loss_fusion: bool = True
+    gradient_accumulation_fusion: bool = field(default_factory=can_enable_gradient_accumulation_fusion)
+    restore_modelopt_state: bool = False
+    use_arbitrary_attention_mask: bool | None = None
+    _pg_collection: Any = None
+
+    def __post_init__(self) -> None:
+        """Wait for `finalize()`."""
+        if self._is_finalizing:
+            super().__post_init__()
+            if self.position_embedding_type != "yarn" and self.yarn_rotary_scaling_factor is None:
+                # Megatron-Core takes the mere presence of the field for yarn; 1 is the factor that changes nothing
+                self.yarn_rotary_scaling_factor = 1.0
+
+    def finalize(self) -> None:
+        """Check the architecture and derive what Megatron-Core derives. May be called again.
+
+        Raises:
+            ValueError, AssertionError: Megatron-Core refuses the combination.
+        """
+        if self.num_attention_heads and self.num_query_groups is not None:
+            groups = self.num_query_groups
+            assert groups > 0, f"num_query_groups ({groups}) is not positive"
+            assert self.num_attention_heads % groups == 0, (
+                f"num_attention_heads ({self.num_attention_heads}) is not a multiple of num_query_groups ({groups})"
+            )
+        self.run_post_init(self.__post_init__)
+
+    @property
+    def padded_vocab_size(self) -> int:
+        """The vocabulary, rounded up so that every tensor-parallel rank holds an equal, aligned share."""
+        assert self.vocab_size is not None, "model.vocab_size is not set; set it, or take the tokenizer's"
+        if not self.should_pad_vocab:
+            return self.vocab_size
+        multiple = self.make_vocab_size_divisible_by * self.tensor_model_parallel_size
+        return int(-(-self.vocab_size // multiple) * multiple)
+
+    def provide(
+        self, pre_process: bool | None = None, post_process: bool | None = None, vp_stage: int | None = None
+    ) -> GPTModel:
+        """Build this stage's GPTModel, on the default device."""
+        spec = self.transformer_layer_spec
+        layer_spec = spec(self, vp_stage) if spec is default_layer_spec else spec(self) if callable(spec) else spec
+        is_first, is_last = (
+            check(ignore_virtual=False, vp_stage=vp_stage)
+            for check in (mpu.is_pipeline_first_stage, mpu.is_pipeline_last_stage)
+        )
+        return GPTModel(
+            config=self,
+            transformer_layer_spec=layer_spec,
+            vocab_size=self.padded_vocab_size,
+            max_sequence_length=self.seq_length,
+            fp16_lm_cross_entropy=self.fp16_lm_cross_entropy,
+            parallel_output=self.parallel_output,
+            share_embeddings_and_output_weights=self.share_embeddings_and_output_weights,
+            position_embedding_type=self.position_embedding_type,
+            rotary_percent=self.rotary_percent,
+            rotary_base=self.rotary_base,
+            rope_scaling=self.rope_scaling,
+            rope_scaling_factor=self.rope_scaling_factor,
+            seq_len_interpolation_factor=self.seq_len_interpolation_factor,
+            scatter_embedding_sequence_parallel=self.scatter_embedding_sequence_parallel,
+            pre_process=is_first if pre_process is None else pre_process,
+            post_process=is_last if post_process is None else post_process,
+            mtp_block_spec=mtp_block_spec(self, layer_spec, vp_stage),
+            pg_collection=self._pg_collection,
+            vp_stage=vp_stage,
+        )
+
+
+@dataclass
+class MLAModelProvider(MLATransformerConfig, GPTModelProvider):  # type: ignore[misc]
+    """A GPT model with multi-latent attention, as DeepSeek's."""
+
+    def __post_init__(self) -> None:
+        """Wait for `finalize()`."""
+        if self._is_finalizing:
+            super().__post_init__()

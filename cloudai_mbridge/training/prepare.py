@@ -1,0 +1,86 @@
+"""Make a configuration ready for this process: fit it to the device, refuse what the loop lacks, derive, validate."""
+
+import os
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from cloudai_mbridge.training.adapt import adapt_to_device
+from cloudai_mbridge.training.config.container import ConfigContainer
+from cloudai_mbridge.training.config.update import runtime_config_update
+from cloudai_mbridge.training.errors import ConfigError
+from cloudai_mbridge.training.mixed_precision import MixedPrecisionConfig
+from cloudai_mbridge.training.unsupported import refuse_unsupported
+from cloudai_mbridge.training.utils.required import required
+
+
+def prepare(config: ConfigContainer) -> dict[str, Any]:
+    """Prepare in place; return what the device changed, "section.field" -> new value. May be called again.
+
+    Raises:
+        ConfigError: a rule is broken, or the loop does not do what is asked for.
+    """
+    _check_values(config)
+    refuse_unsupported(config)
+    try:
+        adapted = adapt_to_device(config)
+        before = _plain_values(config)
+        runtime_config_update(config)
+    except ConfigError:
+        raise
+    except Exception as error:  # whatever a rule of Megatron-Core raises, the configuration is at fault
+        raise ConfigError(f"{' '.join(str(error).split())} ({type(error).__name__})") from error
+    refuse_unsupported(config)
+    _check_pipeline(config)
+    _check_batches(config)
+    return adapted | _overwritten(config, before)
+
+
+def _plain_values(config: ConfigContainer) -> dict[str, Any]:
+    """Return the fields that a mixed-precision recipe may overwrite."""
+    sections = {"model": config.model, "optimizer": config.optimizer, "ddp": config.ddp}
+    names = [each.name for each in fields(MixedPrecisionConfig)]
+    return {
+        f"{s}.{name}": getattr(target, name)
+        for s, target in sections.items()
+        for name in names
+        if hasattr(target, name)
+    }
+
+
+def _overwritten(config: ConfigContainer, before: dict[str, Any]) -> dict[str, Any]:
+    """Return what the mixed-precision recipe has changed, as text: it beats what the sections say."""
+    after = _plain_values(config) if config.mixed_precision is not None else {}
+    return {path: str(value) for path, value in after.items() if value != before.get(path)}
+
+
+def _check_values(config: ConfigContainer) -> None:
+    """Refuse what would fail later, on every rank, in other words."""
+    optimizer, train = config.optimizer, config.train
+    for name, value in (("micro_batch_size", train.micro_batch_size), ("global_batch_size", train.global_batch_size)):
+        if value is None or value < 1:
+            raise ConfigError(f"train.{name} = {value} is no number of sequences; use at least 1")
+    if optimizer.lr is None or not 0 <= (0.0 if optimizer.min_lr is None else optimizer.min_lr) <= optimizer.lr:
+        raise ConfigError(f"optimizer: lr = {optimizer.lr} and min_lr = {optimizer.min_lr}; use 0 <= min_lr <= lr")
+    if optimizer.min_lr is None:
+        optimizer.min_lr = 0.0
+    path = config.logger.save_config_filepath
+    if path and not os.access(Path(path).absolute().parent, os.W_OK):
+        raise ConfigError(f"logger.save_config_filepath = {path!r}: its directory cannot be written")
+
+
+def _check_pipeline(config: ConfigContainer) -> None:
+    """Refuse virtual stages without overlapped messages, which Megatron-Core trains wrongly without a word."""
+    model: Any = config.model
+    if model.virtual_pipeline_model_parallel_size is not None and not model.overlap_p2p_comm:
+        raise ConfigError("comm_overlap.overlap_p2p_comm = False: virtual pipeline stages need it; remove it")
+
+
+def _check_batches(config: ConfigContainer) -> None:
+    total, micro = required(config.train.global_batch_size), required(config.train.micro_batch_size)
+    replicas = required(config.data_parallel_size)
+    if total % (micro * replicas):
+        raise ConfigError(
+            f"train.global_batch_size = {total} is no multiple of micro_batch_size x data-parallel size ="
+            f" {micro} x {replicas}: the global batch size has to hold whole micro-batches"
+        )

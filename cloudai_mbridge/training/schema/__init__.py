@@ -1,0 +1,5 @@
+"""Names and types of every config key as data, for programs without torch. Standard library only."""
+
+from cloudai_mbridge.training.schema.check import SCHEMA_FILE, check_section_values, load_schema
+
+__all__ = ["SCHEMA_FILE", "check_section_values", "load_schema"]

@@ -1,0 +1,178 @@
+"""Everything that `_target_` in a config file may name. Standard library only: names, nothing is imported here.
+
+A name outside these tables is refused before any import, so a file can make the loader neither import nor call anything
+else. Extend the tables, not the loader.
+"""
+
+from collections.abc import Mapping
+
+_PACKAGE = "cloudai_mbridge.training"
+
+CONTAINER = f"{_PACKAGE}.config.container.ConfigContainer"
+
+# The single table of config classes: module below cloudai_mbridge.training -> classes
+CONFIG_MODULES: Mapping[str, tuple[str, ...]] = {
+    "config.rng": ("RNGConfig",),
+    "config.profiling": ("ProfilingConfig", "TensorInspectConfig"),
+    "config.dist": ("DistributedInitConfig",),
+    "config.rerun": ("RerunStateMachineConfig",),
+    "config.resilience": (
+        "FaultToleranceConfig",
+        "StragglerDetectionConfig",
+        "NVRxStragglerDetectionConfig",
+        "InProcessRestartConfig",
+    ),
+    "config.train": ("TrainingConfig", "ValidationConfig"),
+    "config.scheduler": ("SchedulerConfig",),
+    "config.logger": ("LoggerConfig",),
+    "config.checkpoint": ("CheckpointConfig",),
+    "config.optimizer": ("OptimizerConfig", "OptimizerConfigOverrideProvider"),
+    "config.ddp": ("DistributedDataParallelConfig",),
+    "config.dataset": ("DataloaderConfig", "DatasetProvider", "GPTDatasetConfig", "MockGPTDatasetConfig"),
+    "config.finetuning": ("FinetuningDatasetConfig", "GPTFIMDatasetConfig", "PackedSequenceSpecs"),
+    "config.container": ("ConfigContainer",),
+    "tokenizers.config": ("TokenizerConfig",),
+    "mixed_precision": ("MixedPrecisionConfig",),
+    "comm_overlap.config": ("CommOverlapConfig",),
+    "comm_overlap.user_buffers": (
+        "TransformerLayerTPOverlapCfg",
+        "TPOverlapCfg",
+        "PipelineOverlapCfg",
+        "RingExchangeOverlapCfg",
+        "BulkOverlapCfg",
+    ),
+    "models.gpt_provider": ("GPTModelProvider", "MLAModelProvider"),
+    "models.other_providers": ("MambaModelProvider", "T5ModelProvider", "MIMOProvider"),
+}
+
+# Where Megatron-Bridge, Megatron-LM and Megatron-Core keep the classes that ours stand for
+_REFERENCE_MODULES: Mapping[str, tuple[str, ...]] = {
+    "tokenizers.config": ("megatron.bridge.training.tokenizers.config",),
+    "mixed_precision": ("megatron.bridge.training.mixed_precision",),
+    "comm_overlap.config": ("megatron.bridge.training.comm_overlap",),
+    "comm_overlap.user_buffers": ("megatron.bridge.training.comm_overlap",),
+    "models.gpt_provider": ("megatron.bridge.models.gpt_provider", "megatron.bridge.models.mla_provider"),
+    "models.other_providers": (
+        "megatron.bridge.models.mamba.mamba_provider",
+        "megatron.bridge.models.t5_provider",
+        "megatron.bridge.models.mimo.mimo_provider",
+    ),
+}
+_REFERENCE_CONFIG = "megatron.bridge.training.config"
+_REFERENCE_EXTRA: Mapping[str, tuple[str, ...]] = {
+    "OptimizerConfig": ("megatron.core.optimizer", "megatron.core.optimizer.optimizer_config"),
+    "DistributedDataParallelConfig": (
+        "megatron.core.distributed",
+        "megatron.core.distributed.distributed_data_parallel_config",
+    ),
+    "GPTDatasetConfig": ("megatron.core.datasets.gpt_dataset",),
+    "PackedSequenceSpecs": ("megatron.bridge.data.datasets.packed_sequence",),
+}
+
+# Keys that a class takes under a second name: (class name, second name) -> field. Subclasses take them as well.
+KEY_ALIASES: Mapping[str, Mapping[str, str]] = {
+    "GPTDatasetConfig": {"seq_length": "sequence_length"},
+    "DistributedInitConfig": {"lazy_init": "lazy_mpu_init"},
+}
+
+# Fields whose annotation is too wide -> the classes that a file may give there; none: only null. A table without
+# `_target_` is read as the first.
+FIELD_CLASSES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "ConfigContainer": {
+        "model": ("GPTModelProvider", "MLAModelProvider", "MambaModelProvider", "T5ModelProvider", "MIMOProvider"),
+        "peft": (),
+    },
+    "MIMOProvider": {"language_model": ("GPTModelProvider", "MLAModelProvider")},
+}
+
+# Fields that belong to the process, not to the run: a file would force one rank's value on all
+PROCESS_FIELDS = ("local_rank",)
+# Slots that the training loop fills with objects of the running program: left out of files
+RUNTIME_FIELDS = (
+    "timers",
+    "finalize_model_grads_func",
+    "grad_scale_func",
+    "no_sync_func",
+    "grad_sync_func",
+    "param_sync_func",
+    "tokenizer",
+)
+
+_DTYPE_NAMES = (
+    *("float32", "float64", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"),
+    *("uint8", "int8", "int16", "int32", "int64", "bool"),
+    *("float", "half", "double"),
+)
+DTYPES = tuple(f"torch.{name}" for name in _DTYPE_NAMES)
+
+_INIT_NAMES = (
+    *("normal_", "uniform_", "trunc_normal_", "constant_", "zeros_", "ones_", "orthogonal_"),
+    *("xavier_uniform_", "xavier_normal_", "kaiming_uniform_", "kaiming_normal_"),
+)
+_LAYER_SPECS = f"{_PACKAGE}.models.layer_specs"
+# name in a file -> (module, attribute)
+FUNCTIONS: Mapping[str, tuple[str, str]] = {
+    **{
+        f"torch.nn.functional.{name}": ("torch.nn.functional", name)
+        for name in ("gelu", "silu", "relu", "relu6", "sigmoid", "softplus", "tanh", "mish")
+    },
+    **{f"torch.{name}": ("torch", name) for name in ("sigmoid", "tanh", "relu")},
+    **{f"torch.nn.init.{name}": ("torch.nn.init", name) for name in _INIT_NAMES},
+    **{
+        f"megatron.core.activations.{name}": ("megatron.core.activations", name)
+        for name in ("squared_relu", "quick_gelu", "fast_gelu")
+    },
+    f"{_LAYER_SPECS}.default_layer_spec": (_LAYER_SPECS, "default_layer_spec"),
+    # as Megatron-Bridge writes them
+    "torch._C._nn.gelu": ("torch.nn.functional", "gelu"),
+    "megatron.bridge.models.gpt_provider.default_layer_spec": (_LAYER_SPECS, "default_layer_spec"),
+}
+# Functions of FUNCTIONS that may be given with numbers already filled in (`_partial_: true`)
+PARTIAL_PREFIX = "torch.nn.init."
+
+ENUMS: Mapping[str, tuple[str, str]] = {
+    "signal.Signals": ("signal", "Signals"),
+    **{
+        f"megatron.core.transformer.enums.{name}": ("megatron.core.transformer.enums", name)
+        for name in ("AttnBackend", "CudaGraphScope")
+    },
+}
+
+PATHS = ("pathlib.Path", "pathlib.PosixPath")
+TUPLE = "tuple"
+
+
+def _class_paths() -> dict[str, str]:
+    """Map every accepted spelling of a config class to its path in this package."""
+    paths: dict[str, str] = {}
+    for module, names in CONFIG_MODULES.items():
+        for name in names:
+            own = f"{_PACKAGE}.{module}.{name}"
+            references = _REFERENCE_MODULES.get(module, (_REFERENCE_CONFIG,)) + _REFERENCE_EXTRA.get(name, ())
+            package = module.partition(".")[0]
+            prefixes = (f"{_PACKAGE}.{package}", *references)
+            paths.update(dict.fromkeys((own, name, *(f"{prefix}.{name}" for prefix in prefixes)), own))
+    return paths
+
+
+CLASS_PATHS: Mapping[str, str] = _class_paths()
+
+
+def is_foreign(target: str) -> bool:
+    """Say whether a file of Megatron-Bridge or Megatron-Core wrote this table: it carries computed fields as well."""
+    return target.startswith("megatron.")
+
+
+def kind_of_target(target: object) -> str:
+    """Name the kind of thing a `_target_` stands for: dtype, callable, enum, path, tuple, config; "" is refused."""
+    if not isinstance(target, str):
+        return ""
+    tables = (
+        ("dtype", DTYPES),
+        ("callable", FUNCTIONS),
+        ("enum", ENUMS),
+        ("path", PATHS),
+        ("tuple", (TUPLE,)),
+        ("config", CLASS_PATHS),
+    )
+    return next((kind for kind, table in tables if target in table), "")

@@ -1,0 +1,308 @@
+"""Check plain data (tables, lists, scalars) against the forms of config fields. Standard library only.
+
+The loader of config files and the schema check of orchestration both end here, so that they are equally strict.
+"""
+
+import difflib
+import math
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
+
+from cloudai_mbridge.training.errors import ConfigError
+from cloudai_mbridge.training.schema.field_table import Catalog, Section, field_key
+from cloudai_mbridge.training.schema.known_names import (
+    CLASS_PATHS,
+    DTYPES,
+    ENUMS,
+    FUNCTIONS,
+    is_foreign,
+    kind_of_target,
+)
+from cloudai_mbridge.training.schema.messages import fail, is_tagged, join, nearest, show
+from cloudai_mbridge.training.schema.tagged import check_enum, check_path, check_reference, one_argument
+from cloudai_mbridge.training.schema.type_forms import Form, describe, options_of
+
+MAX_DEPTH = 64
+_PLAIN_TYPES: Mapping[str, type] = {"bool": bool, "int": int, "str": str}
+# What a value fits without becoming another type
+_EXACT = ("none", "bool", "int", "str", "literal")
+
+
+def check(form: Form, value: Any, where: str, catalog: Catalog, depth: int = 0) -> None:
+    """Check `value` against `form`; `where` is its dotted path.
+
+    Raises:
+        ConfigError: unknown key, missing key, wrong type, or a `_target_` outside the known names.
+    """
+    if depth > MAX_DEPTH:
+        fail(where, f"nested deeper than {MAX_DEPTH} levels")
+    if is_tagged(value):
+        _check_target(value, form, where)
+    candidates = fitting(form, value, catalog)
+    if not candidates:
+        _fail_type(form, value, where, catalog)
+    if len(candidates) == 1:
+        _CHECKS[candidates[0].kind](candidates[0], value, where, catalog, depth)
+    elif not any(accepts(option, value, where, catalog, depth) for option in candidates):
+        _fail_type(form, value, where, catalog)
+
+
+def fitting(form: Form, value: Any, catalog: Catalog) -> list[Form]:
+    """List the options of `form` that `value` may be meant as, by its outer shape, exact types first.
+
+    A table without `_target_` is meant as the first class.
+    """
+    options = [option for option in options_of(form) if _shape_fits(option, value, catalog)]
+    if not is_tagged(value):
+        configs = [option for option in options if option.kind == "config"]
+        options = [option for option in options if option not in configs[1:]]
+    return sorted(options, key=lambda option: option.kind not in _EXACT)
+
+
+def accepts(form: Form, value: Any, where: str, catalog: Catalog, depth: int = 0) -> bool:
+    """Say whether `check` passes."""
+    try:
+        check(form, value, where, catalog, depth)
+    except ConfigError:
+        return False
+    return True
+
+
+def config_path(form: Form, value: Mapping[str, Any], where: str, catalog: Catalog) -> str:
+    """Return the path of the class that the table `value` is read as, where `form` is a config class."""
+    (wanted,) = form.args
+    if "_target_" not in value:
+        section = catalog.section(wanted)
+        if section is None or section.abstract:
+            fail(where, f"name the class in `_target_`: {describe(form)} is only a base class")
+        return str(wanted)
+    target = value["_target_"]
+    return target if target == wanted else CLASS_PATHS.get(target, target)
+
+
+def _check_target(value: Mapping[str, Any], form: Form, where: str) -> None:
+    """Refuse a `_target_` that neither the tables nor the annotation names; nothing has been imported yet."""
+    target = value["_target_"]
+    named = [option.args[0] for option in options_of(form) if option.kind in ("config", "enum")]
+    if target in named or kind_of_target(target):
+        return
+    valid = named or [*CLASS_PATHS, *FUNCTIONS, *DTYPES, *ENUMS]
+    near = difflib.get_close_matches(str(target)[:200], valid, 1)
+    hint = f"did you mean {near[0]!r}?" if near else f"{describe(form)} is needed here"
+    fail(join(where, "_target_"), f"{show(target)} is not among the classes and functions that a file may name; {hint}")
+
+
+def _shape_fits(form: Form, value: Any, catalog: Catalog) -> bool:
+    """Say whether `value` could be meant as `form`, by its outer shape alone."""
+    kind = form.kind
+    if kind == "any":
+        return True
+    if is_tagged(value):
+        if kind in ("config", "enum") and value["_target_"] == form.args[0]:
+            return True
+        target_kind = kind_of_target(value["_target_"])
+        return target_kind == kind and (kind != "config" or _is_kind_of(form, value, catalog))
+    if isinstance(value, dict):
+        return kind in ("dict", "config")
+    if isinstance(value, list):
+        return kind in ("list", "tuple")
+    return kind not in ("dict", "config", "list", "tuple") and _scalar_fits(form, value, catalog)
+
+
+def _is_kind_of(form: Form, value: Mapping[str, Any], catalog: Catalog) -> bool:
+    path = CLASS_PATHS[value["_target_"]]
+    if path == form.args[0]:
+        return True
+    section = catalog.section(path)
+    return section is not None and form.args[0] in section.bases
+
+
+def _scalar_fits(form: Form, value: Any, catalog: Catalog) -> bool:
+    kind = form.kind
+    if kind == "none":
+        return value is None
+    if kind in _PLAIN_TYPES:
+        return type(value) is _PLAIN_TYPES[kind]  # the type itself: True is no int here
+    if kind == "float":
+        return type(value) is float or (type(value) is int and _fits_float(value))
+    if kind == "literal":
+        return any(type(choice) is type(value) and choice == value for choice in form.args)
+    return type(value) is str and _text_fits(form, value, catalog)
+
+
+def _fits_float(value: int) -> bool:
+    try:
+        return math.isfinite(float(value))
+    except OverflowError:
+        return False
+
+
+def _text_fits(form: Form, value: str, catalog: Catalog) -> bool:
+    if form.kind == "dtype":
+        return value in DTYPES or f"torch.{value}" in DTYPES
+    if form.kind == "callable":
+        return value in FUNCTIONS
+    if form.kind == "enum":
+        return value in catalog.members(form.args[0])
+    return form.kind == "path"
+
+
+def _fail_type(form: Form, value: Any, where: str, catalog: Catalog) -> NoReturn:
+    text = f"{show(value)} is {_type_name(value)}, {describe(form)} is needed"
+    kinds = {option.kind for option in options_of(form)}
+    if type(value) is str:
+        choices = [choice for choice in _choices(form, catalog) if isinstance(choice, str)]
+        text += f"; {nearest(value, choices, 'choices')}" if choices else _hint_for_text(value, kinds)
+    elif "str" in kinds and isinstance(value, int | float):
+        text += "; put it in quotes to mean text"
+    elif is_tagged(value) or (isinstance(value, dict) and "config" in kinds):
+        text += "; `_target_` must name one of them"
+    fail(where, text)
+
+
+def _type_name(value: Any) -> str:
+    if value is None:
+        return "null"
+    name = "table" if isinstance(value, dict) else type(value).__name__
+    return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
+
+
+def _hint_for_text(value: str, kinds: set[str]) -> str:
+    if "bool" in kinds and value.lower() in ("yes", "no", "on", "off", "true", "false"):
+        return "; write true or false"
+    if kinds & {"int", "float"} and re.fullmatch(r"[-+]?[\d_.,]+([eE][-+]?\d+)?", value):
+        return "; write a plain number without quotes, underscores and leading zeros"
+    if "opaque" in kinds:
+        return "; it is an object of the program, a file cannot give it"
+    return ""
+
+
+def _choices(form: Form, catalog: Catalog) -> list[Any]:
+    """List the spelled-out values of `form`."""
+    found: list[Any] = []
+    for option in options_of(form):
+        if option.kind == "literal":
+            found.extend(option.args)
+        elif option.kind == "enum":
+            found.extend(catalog.members(option.args[0]))
+        elif option.kind == "dtype":
+            found.extend(DTYPES)
+        elif option.kind == "callable":
+            found.extend(FUNCTIONS)
+    return found
+
+
+def _check_list(form: Form, value: Any, where: str, catalog: Catalog, depth: int) -> None:
+    items = _untag_tuple(value, where)
+    if form.kind == "tuple" and not form.open_ended and len(items) != len(form.args):
+        fail(where, f"{show(items)} has {len(items)} items, {describe(form)} is needed")
+    for index, item in enumerate(items):
+        member = form.args[index] if form.kind == "tuple" and not form.open_ended else form.args[0]
+        check(member, item, f"{where}[{index}]", catalog, depth + 1)
+
+
+def _untag_tuple(value: Any, where: str) -> list[Any]:
+    if not is_tagged(value):
+        return list(value)
+    return list(one_argument(value, where, list))
+
+
+def _check_dict(form: Form, value: Any, where: str, catalog: Catalog, depth: int) -> None:
+    key_form, item_form = form.args
+    for key, item in value.items():
+        check(key_form, key, f"{join(where, key)} (key)", catalog, depth + 1)
+        check(item_form, item, join(where, key), catalog, depth + 1)
+
+
+def _check_any(_: Form, value: Any, where: str, catalog: Catalog, depth: int) -> None:
+    """Check data of free form: plain scalars, lists and tables, in which tagged tables obey the known names."""
+    if is_tagged(value):
+        kind = kind_of_target(value["_target_"])
+        path = CLASS_PATHS.get(value["_target_"], value["_target_"])
+        tagged = Form("tuple", (_ANY,), True) if kind == "tuple" else Form(kind, (path,))
+        _CHECKS[kind](tagged, value, where, catalog, depth)
+    elif isinstance(value, list):
+        _check_list(Form("list", (_ANY,)), value, where, catalog, depth)
+    elif isinstance(value, dict):
+        _check_dict(Form("dict", (_KEY, _ANY)), value, where, catalog, depth)
+    elif value is not None and type(value) not in (bool, int, float, str):
+        fail(where, f"{show(value)} is not plain data")
+
+
+_ANY = Form("any")
+_KEY = Form("union", (Form("str"), Form("int"), Form("bool")))
+
+
+def _check_config(form: Form, value: Any, where: str, catalog: Catalog, depth: int) -> None:
+    section = catalog.section(config_path(form, value, where, catalog))
+    if section is None or section.abstract:
+        fail(join(where, "_target_"), f"{show(value.get('_target_'))} is not a class that can be built here")
+    given = _check_keys(section, value, where, catalog, depth)
+    missing = [name for name, entry in section.fields.items() if entry.required and name not in given]
+    if missing:
+        fail(where, f"missing key{'s' if len(missing) > 1 else ''} {', '.join(missing)} of {describe(form)}")
+
+
+def _check_keys(section: Section, value: Mapping[Any, Any], where: str, catalog: Catalog, depth: int) -> set[str]:
+    """Check every key of a table and return the fields that it sets."""
+    given: dict[str, Any] = {}
+    for key, item in value.items():
+        if key in ("_target_", "_call_"):
+            _check_marks(key, item, join(where, key))
+            continue
+        name = field_key(section, key)
+        if name is None:
+            fail(join(where, key), f"unknown key; {_valid_keys(section, value, key)}")
+        entry = section.fields[name]
+        if entry.computed:
+            _check_computed(value, where, key)
+            continue
+        check(entry.form, item, join(where, key), catalog, depth + 1)
+        if name in given and not _same(given[name], item):
+            fail(join(where, key), f"{show(item)} contradicts {show(given[name])}, given under its other name")
+        given[name] = item
+    return set(given)
+
+
+def _valid_keys(section: Section, value: Mapping[Any, Any], key: object) -> str:
+    name = section.path.rpartition(".")[2]
+    hint = nearest(key, section.keys(), f"valid keys of {name}") if section.fields else f"{name} has no keys"
+    return hint if is_tagged(value) else f"{hint} (read as {name}: there is no `_target_`)"
+
+
+def _same(left: Any, right: Any) -> bool:
+    return bool(left == right or (left != left and right != right))
+
+
+def _check_marks(key: str, item: Any, where: str) -> None:
+    if key == "_call_" and item is not True:
+        fail(where, f"{show(item)}: a config class is always built, leave _call_ out")
+
+
+def _check_computed(value: Mapping[Any, Any], where: str, key: Any) -> None:
+    """Let the tables that Megatron-Bridge wrote carry computed fields: they are computed anew."""
+    if not is_foreign(str(value.get("_target_", ""))):
+        fail(join(where, key), "is computed, it cannot be set")
+
+
+def _check_scalar(form: Form, value: Any, where: str, catalog: Catalog, depth: int) -> None:
+    """Accept: `_shape_fits` has compared the value already."""
+
+
+def _check_opaque(form: Form, value: Any, where: str, catalog: Catalog, depth: int) -> None:
+    fail(where, f"{describe(form)} is an object of the program, a file cannot give it")
+
+
+_Check = Callable[[Form, Any, str, Catalog, int], None]
+_CHECKS: Mapping[str, _Check] = {
+    **dict.fromkeys(("none", "bool", "int", "float", "str", "literal"), _check_scalar),
+    **dict.fromkeys(("dtype", "callable"), check_reference),
+    **dict.fromkeys(("list", "tuple"), _check_list),
+    "any": _check_any,
+    "dict": _check_dict,
+    "path": check_path,
+    "enum": check_enum,
+    "config": _check_config,
+    "opaque": _check_opaque,
+}

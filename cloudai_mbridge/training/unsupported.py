@@ -1,0 +1,40 @@
+"""Refuse what this loop does not do, rather than train something else."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from cloudai_mbridge.training.config.container import ConfigContainer
+from cloudai_mbridge.training.config.dataset import GPTDatasetConfig
+from cloudai_mbridge.training.config.optimizer import OptimizerConfigOverrideProvider
+from cloudai_mbridge.training.errors import ConfigError
+from cloudai_mbridge.training.models.gpt_provider import GPTModelProvider
+from cloudai_mbridge.training.models.layer_specs import has_transformer_engine
+from cloudai_mbridge.training.not_done import asked_for
+
+
+def refuse_unsupported(config: ConfigContainer) -> None:
+    """Refuse what the loop would have to ignore.
+
+    Raises:
+        ConfigError: one line that names every such field, its value and what asks for nothing.
+    """
+
+    def get(section: str, name: str, default: Any) -> Any:
+        return getattr(getattr(config, section), name, default)  # a section that is None has no field
+
+    if asked := [*asked_for(get), *_asked_otherwise(config)]:
+        raise ConfigError(f"the training loop does not do this yet: {'; '.join(asked)}")
+
+
+def _asked_otherwise(config: ConfigContainer) -> Iterator[str]:
+    model: Any = config.model
+    if config.peft is not None:
+        yield "peft (remove it)"
+    if not isinstance(model, GPTModelProvider):
+        yield f"model = {type(model).__name__} (use GPTModelProvider or MLAModelProvider)"
+    elif has_transformer_engine() and model.transformer_impl == "local":
+        yield "model.transformer_impl = 'local' (Transformer Engine is installed, and used)"
+    if not isinstance(config.dataset, GPTDatasetConfig):
+        yield f"dataset = {type(config.dataset).__name__} (use MockGPTDatasetConfig or GPTDatasetConfig)"
+    if type(config.optimizer_config_override_provider) is not OptimizerConfigOverrideProvider:
+        yield "optimizer_config_override_provider (use OptimizerConfigOverrideProvider)"

@@ -1,0 +1,279 @@
+"""Name why a run failed, from the lines of its logs and from the state of its job.
+
+What is known of failures is data: `failures.toml`, where the order is the priority and the format is explained.
+"""
+
+import re
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from cloudai_mbridge.jobs import JobClass, JobStatus
+from cloudai_mbridge.slurm.states import base_state
+from cloudai_mbridge.training.utils.log_lines import RUN_MARK, STEP_MARK
+
+_LONGEST_LINE = 1 << 16
+_SEARCHED_END = 1 << 25  # a flood of errors is searched at a few MB/s: a minute at most, whatever its size
+_BLOCK = 1 << 20
+_MAX_EVIDENCE = 5
+_LONGEST_EVIDENCE = 500
+_MAX_NODES = 64
+# A line without any of these matches no entry. Looking for bytes first is many times faster than matching them all,
+# and a healthy log has few such lines.
+_WORDS = tuple(
+    (
+        b"error|fail|exception|exceeded|denied|unknown|invalid image|unauthorized|gated repo|xid (|fallen off|"
+        b"gpu is lost|cuda-capable|out of memory|shared memory|allocate memory|enough memory|killed|signal|"
+        b"segmentation|due to |cancelled at|prolog|launch|command not found|no such file|no module named|no space|"
+        b"stale|in use|endpoint|assert|quota|found nan|found inf|unexpected result|training stopped|timed out|"
+        b"timeout|retry counter|connection |got completion|got async|too old|no kernel image|toomany|curl:|"
+        b"can't open|no cuda"
+    ).split(b"|")
+)
+_RECORD = re.compile(rf"(?:{RUN_MARK}|{STEP_MARK}) \{{.*", re.DOTALL)
+_COLOUR = re.compile(r"\x1b\[[0-9;]{0,20}m")
+_LABELS = re.compile(r"^(?:\d{1,6}:\s|\[[\w-]{1,40}\]:\s?)+")
+
+
+class FailureKind(StrEnum):
+    """Whose fault it is: an infrastructure failure is tried again on other nodes, an application failure is not."""
+
+    INFRASTRUCTURE = "infrastructure"
+    APPLICATION = "application"
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a run failed.
+
+    evidence: up to five lines as "FILE:LINE: TEXT". nodes: host names or host lists that the evidence blames.
+    """
+
+    id: str
+    kind: FailureKind
+    title: str
+    remedy: str
+    evidence: tuple[str, ...] = ()
+    nodes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One `[[failure]]` of the catalogue."""
+
+    id: str
+    kind: FailureKind
+    title: str
+    remedy: str
+    patterns: tuple[re.Pattern[str], ...]
+    examples: tuple[str, ...]
+    counterexamples: tuple[str, ...]
+
+    def search(self, text: str) -> re.Match[str] | None:
+        """Return where the entry matches a line that has lost its colours and labels."""
+        return next((match for pattern in self.patterns if (match := pattern.search(text))), None)
+
+
+@dataclass(frozen=True)
+class State:
+    """One `[[state]]` of the catalogue: a job's end that says why by itself."""
+
+    state: str
+    id: str
+    kind: FailureKind
+    title: str
+    remedy: str
+    topic: str = ""
+    wins: bool = False
+
+
+_OTHER_INFRASTRUCTURE = State(
+    state="",
+    id="job_infrastructure",
+    kind=FailureKind.INFRASTRUCTURE,
+    title="The scheduler ended the job for a reason of its own",
+    remedy="look the state up in sacct(1); the run can be repeated elsewhere",
+    wins=True,
+)
+_LOST = State(
+    state="",
+    id="job_lost",
+    kind=FailureKind.APPLICATION,
+    title="Nobody knows how the job ended",
+    remedy="see what the scheduler's own logs say of it, and whether it still runs, before you repeat it",
+    topic="cancelled",  # which mbridge does itself when it gives a job up
+)
+
+
+@dataclass
+class _Found:
+    """What the logs have for one entry."""
+
+    evidence: list[str] = field(default_factory=list)
+    nodes: dict[str, None] = field(default_factory=dict)
+
+    def add(self, line: str, node: str | None) -> None:
+        if len(self.evidence) < _MAX_EVIDENCE:
+            self.evidence.append(line)
+        if node and len(self.nodes) < _MAX_NODES:
+            self.nodes[node] = None
+
+
+def triage(status: JobStatus | None, paths: Sequence[Path]) -> Failure | None:
+    """Say why a run failed, or None if nothing that is known tells it; for a run that did not succeed.
+
+    Some states of the job beat the logs: those of a job on a dead node show only symptoms.
+    """
+    found = _search_logs(paths)
+    state = _state_of(status)
+    if state is None:
+        return _best(found)
+    about = found.get(state.topic, _Found())
+    above = [entry.id for entry in _entries_above(state)]
+    return _best({id_: what for id_, what in found.items() if id_ in above}) or _failure(state, about)
+
+
+def triage_logs(paths: Sequence[Path]) -> Failure | None:
+    """Return the known failure of the highest priority that the logs show, or None; a missing file is empty."""
+    return _best(_search_logs(paths))
+
+
+@cache
+def load_catalogue() -> tuple[Entry, ...]:
+    """Read the entries in their order of priority.
+
+    Raises:
+        ValueError: a key is missing or unknown, an id stands twice, a kind is unknown, or a pattern does not compile.
+    """
+    return parse_catalogue(_catalogue_text())[0]
+
+
+@cache
+def load_states() -> tuple[State, ...]:
+    """Read the job states that say by themselves why a run failed."""
+    return parse_catalogue(_catalogue_text())[1]
+
+
+def parse_catalogue(text: str) -> tuple[tuple[Entry, ...], tuple[State, ...]]:
+    """Return the entries and the states of a catalogue's text, checked; see load_catalogue."""
+    data = tomllib.loads(text)
+    entries = tuple(_entry(table) for table in data.get("failure", ()))
+    states = tuple(_state(table) for table in data.get("state", ()))
+    ids = [entry.id for entry in entries] + [state.id for state in states]
+    if twice := {id_ for id_ in ids if ids.count(id_) > 1}:
+        raise ValueError(f"failures.toml: ids that stand twice: {sorted(twice)}")
+    if lost := {state.topic for state in states if state.topic} - {entry.id for entry in entries}:
+        raise ValueError(f"failures.toml: topics that are no failure: {sorted(lost)}")
+    return entries, states
+
+
+def _catalogue_text() -> str:
+    return (resources.files("cloudai_mbridge.verdict") / "failures.toml").read_text(encoding="utf-8")
+
+
+def _entry(table: Mapping[str, Any]) -> Entry:
+    lists = {key: tuple(table.get(key, ())) for key in ("examples", "counterexamples")}
+    try:
+        patterns = tuple(re.compile(pattern) for pattern in table["patterns"])
+        return Entry(**{**table, **lists, "kind": FailureKind(table["kind"]), "patterns": patterns})
+    except (KeyError, TypeError, ValueError, re.error) as error:
+        raise ValueError(f"failures.toml: {table.get('id', 'a failure without id')}: {error}") from error
+
+
+def _state(table: Mapping[str, Any]) -> State:
+    try:
+        return State(**{**table, "kind": FailureKind(table["kind"])})
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"failures.toml: {table.get('id', 'a state without id')}: {error}") from error
+
+
+def _state_of(status: JobStatus | None) -> State | None:
+    if status is None or status.job_class is JobClass.SUCCEEDED:
+        return None
+    if status.job_class is JobClass.LOST:
+        return _LOST
+    known = {state.state: state for state in load_states()}
+    other = _OTHER_INFRASTRUCTURE if status.job_class is JobClass.INFRASTRUCTURE else None
+    return known.get(base_state(status.state), other)
+
+
+def _entries_above(state: State) -> Sequence[Entry]:
+    """Return the entries that a state does not beat."""
+    entries = load_catalogue()
+    if state.wins:
+        return ()
+    return entries[: next((i for i, entry in enumerate(entries) if entry.id == state.topic), len(entries))]
+
+
+def _best(found: Mapping[str, _Found]) -> Failure | None:
+    return next((_failure(entry, found[entry.id]) for entry in load_catalogue() if entry.id in found), None)
+
+
+def _failure(what: Entry | State, found: _Found) -> Failure:
+    return Failure(what.id, what.kind, what.title, what.remedy, tuple(found.evidence), tuple(found.nodes))
+
+
+def _search_logs(paths: Sequence[Path]) -> dict[str, _Found]:
+    """Return what the logs have, by entry; a line counts for the first entry that it matches."""
+    found: dict[str, _Found] = {}
+    for path in paths:
+        for number, text in _suspects(path):
+            if hit := _first_entry(text):
+                entry, match = hit
+                line = _evidence(path, number, text, match)
+                found.setdefault(entry.id, _Found()).add(line, match.groupdict().get("node"))
+    return found
+
+
+def _first_entry(text: str) -> tuple[Entry, re.Match[str]] | None:
+    for entry in load_catalogue():
+        if match := entry.search(text):
+            return entry, match
+    return None
+
+
+def _suspects(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield (line number, text) of the lines that may match. What a progress bar wrote over counts as lines too."""
+    for number, line in _lines(path):
+        if not any(map(line.lower().__contains__, _WORDS)):
+            continue
+        # Records quote the run's configuration; what another rank wrote before one on the same line still counts
+        text = _RECORD.sub("", _COLOUR.sub("", line.decode("utf-8", errors="replace")))
+        for part in text.split("\r"):
+            yield number, _LABELS.sub("", part).rstrip()
+
+
+def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Yield (line number, line) of a file; of a very long line only its beginning, of a huge file only its two ends."""
+    with suppress(OSError), path.open("rb") as log:
+        size, number = log.seek(0, 2), 0
+        log.seek(0)
+        while line := log.readline(_LONGEST_LINE):
+            number += 1
+            rest = line
+            while rest and not rest.endswith(b"\n"):
+                rest = log.readline(_LONGEST_LINE)
+            yield number, line
+            if _SEARCHED_END < log.tell() < size - _SEARCHED_END:
+                number += _pass_over(log, size - _SEARCHED_END)
+
+
+def _pass_over(log: BinaryIO, end: int) -> int:
+    """Read on to the first line that begins behind `end`; return how many lines were passed over."""
+    count = 0
+    while (left := end - log.tell()) > 0 and (block := log.read(min(left, _BLOCK))):
+        count += block.count(b"\n")
+    return count + log.readline().count(b"\n")
+
+
+def _evidence(path: Path, number: int, text: str, match: re.Match[str]) -> str:
+    """Return "FILE:LINE: TEXT"; of a long line the part around the match."""
+    start = 0 if match.end() < _LONGEST_EVIDENCE // 2 else max(0, match.start() - 100)
+    line = f"{path.name}:{number}: {text[start : start + _LONGEST_EVIDENCE]}"
+    return "".join(c if c.isprintable() or c == "\t" else f"\\x{ord(c):02x}" for c in line)[:_LONGEST_EVIDENCE]

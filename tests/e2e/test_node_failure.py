@@ -1,0 +1,191 @@
+"""Nodes that die under a job or fail the pre-test are named and used no more; tests begin and end with others."""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloudai_mbridge.models.hostlist import expand_hostlist
+
+pytestmark = [pytest.mark.slurm, pytest.mark.slow]
+
+
+@pytest.fixture(scope="module")
+def four(new_cluster: Callable[..., Any]) -> Any:
+    return new_cluster(nodes=4)
+
+
+@pytest.fixture(scope="module")
+def crashed(
+    four: Any, new_cluster: Any, start_shared_run: Any, stand_in_test: Any, tmp_path_factory: Any, until: Any
+) -> dict[str, Any]:
+    """A node crashes under two nodes' job: where two others are left, and where they are not."""
+    short = tmp_path_factory.mktemp("told") / "short"
+    told = {"step_s": 0.5, "file": str(short)}
+    two = new_cluster(nodes=2)
+    after = stand_in_test("after", run='dependencies = [{ type = "start_post_comp", id = "pair" }]')
+    pair = stand_in_test("pair", told, steps=100, num_nodes=2, run='nodes = ["gb200-1", "gb200-2"]')
+    free = pair.replace('nodes = ["gb200-1", "gb200-2"]', "")
+    runs = {
+        "enough": start_shared_run(four, [free, after]),
+        "too_few": start_shared_run(two, [free, after]),
+        "named": start_shared_run(two, [pair.replace('"pair"', '"named"')]),
+    }
+    first = runs["enough"].wait_for_step("pair")
+    runs["too_few"].wait_for_step("pair")
+    runs["named"].wait_for_step("named")
+    nodes = four.run("squeue", "--noheader", f"--jobs={first}", "--format=%N").stdout.strip()
+    assert nodes == "gb200-[1-2]"
+    short.write_text(json.dumps({"step_s": 0.02}))
+    four.crash("gb200-2")
+    two.crash("gb200-2")
+
+    def second() -> str:
+        jobs = runs["enough"].query("SELECT job_id FROM attempts WHERE key LIKE 'pair/%' AND number = 2")
+        return str(jobs[0][0] or "") if jobs else ""
+
+    job_id = until("a second job", second, 60)
+    shown = four.run("scontrol", "show", "job", job_id).stdout
+    for run in runs.values():
+        run.finish(timeout_s=60)
+    return {**runs, "shown": shown, "first": first, "second": job_id}
+
+
+def test_a_run_on_a_node_that_dies_is_repeated_elsewhere(crashed: dict[str, Any], four: Any, nothing_left: Any) -> None:
+    run = crashed["enough"]
+    point = run.point("pair")
+    assert run.returncode == 0, run.words
+    assert point["verdict"] == "success"
+    first, second = point["attempts"]
+    assert (first["job_id"], second["job_id"]) == (crashed["first"], crashed["second"])
+    assert (first["state"], first["failure"], first["nodes"]) == ("NODE_FAIL", "job_node_fail", "gb200-[1-2]")
+    assert second["state"] == "COMPLETED"
+    assert re.search(r"ExcNodeList=gb200-2\b", crashed["shown"])
+    assert "gb200-2" not in expand_hostlist(second["nodes"])
+    assert (run.root / point["key"] / "attempt-1" / "stdout.txt").exists()
+    assert run.point("after")["job"]["nodes"] != "gb200-2"
+    nothing_left(four)
+
+
+def test_the_node_is_named_everywhere(crashed: dict[str, Any]) -> None:
+    run = crashed["enough"]
+    assert list(run.report["excluded_nodes"]) == ["gb200-2"]
+    assert "job_node_fail in pair/single/0" in run.report["excluded_nodes"]["gb200-2"]
+    assert "node gb200-2 was excluded: " in run.report_text
+    assert "node gb200-2 is excluded: " in run.words
+    assert "node gb200-2 was excluded: " in run.words
+
+
+def test_too_few_nodes_are_left(crashed: dict[str, Any]) -> None:
+    run = crashed["too_few"]
+    point = run.point("pair")
+    assert run.returncode == 1
+    assert (point["verdict"], point["failure"]["id"]) == ("failed", "job_node_fail")
+    assert len(point["attempts"]) == 1
+    assert "not tried again: 1 nodes are left of the 2 it needs" in run.words
+    assert run.point("after")["verdict"] == "success", "one node is enough for it"
+
+
+def test_the_reason_in_the_report_says_how_many_nodes_are_left(crashed: dict[str, Any]) -> None:
+    reasons = " / ".join(crashed["too_few"].point("pair")["reasons"])
+    assert "1 nodes are left of the 2 it needs" in reasons
+
+
+def test_a_run_that_names_the_dead_node_cannot_go_elsewhere(crashed: dict[str, Any]) -> None:
+    run = crashed["named"]
+    assert run.returncode == 1
+    assert len(run.point("named")["attempts"]) == 1
+    assert "not tried again: it needs node gb200-2, which is excluded" in run.words
+
+
+# ---- pre-test
+
+CHECK = """
+name = "check"
+description = "one node"
+test_template_name = "MegatronBridge"
+[cmd_args]
+launcher = "embedded"
+model_recipe_name = "gpt_tiny"
+compute_dtype = "fp32"
+num_gpus = 1
+max_steps = 5
+[extra_env_vars]
+STAND_IN = {told}
+"""
+
+
+@pytest.fixture
+def tests_dir(tmp_path: Path) -> Callable[[Any], str]:
+    """Write a directory with the pre-test and return the option that names it."""
+
+    def write(told: Any) -> str:
+        (tmp_path / "check.toml").write_text(CHECK.format(told=json.dumps(json.dumps(told))))
+        return f"--tests-dir={tmp_path}"
+
+    return write
+
+
+@pytest.fixture
+def healthy(four: Any, crashed: dict[str, Any]) -> Any:
+    """The cluster with all its nodes."""
+    four.revive("gb200-2")
+    four.resume("gb200-2")
+    return four
+
+
+def test_a_node_that_fails_the_pre_test(
+    healthy: Any, start_run: Any, stand_in_test: Any, tests_dir: Any, nothing_left: Any
+) -> None:
+    told = {"bad_nodes": ["gb200-3"], "at": 1, "say": "RuntimeError: this GPU is slow", "exit": 1}
+    tests = [stand_in_test(f"t{number}", num_nodes=number) for number in (1, 2, 4)]
+    run = start_run(healthy, tests, scenario='pre_test = "check"', args=[tests_dir(told)]).finish(1)
+    checks = {point["label"]: point["verdict"] for point in run.report["points"] if point["is_pre_test"]}
+    assert checks == {f"gb200-{n}": "failed" if n == 3 else "success" for n in (1, 2, 3, 4)}
+    assert list(run.report["excluded_nodes"]) == ["gb200-3"]
+    assert "pre_test failed" in run.report["excluded_nodes"]["gb200-3"]
+    for number in (1, 2):
+        point = run.point(f"t{number}")
+        assert point["verdict"] == "success"
+        assert "gb200-3" not in expand_hostlist(point["job"]["nodes"])
+    assert run.point("t4")["verdict"] == "skipped"
+    assert any("3 nodes are left of the 4 it needs" in reason for reason in run.point("t4")["reasons"])
+    assert "node gb200-3 was excluded" in run.words
+    nothing_left(healthy)
+
+
+def test_no_node_passes_the_pre_test(
+    healthy: Any, start_run: Any, stand_in_test: Any, tests_dir: Any, nothing_left: Any
+) -> None:
+    tests = [stand_in_test(f"t{number}") for number in range(2)]
+    run = start_run(healthy, tests, scenario='pre_test = "check"', args=[tests_dir({"exit": 1})]).finish(1)
+    assert [run.point(f"t{number}")["verdict"] for number in range(2)] == ["skipped", "skipped"]
+    assert run.point("t0")["attempts"] == []
+    assert len(run.report["excluded_nodes"]) == 4
+    assert "0 nodes are left of the 1 it needs" in run.words
+    nothing_left(healthy)
+
+
+# ---- tests that begin and end with others
+
+
+def test_one_that_begins_and_one_that_ends_with_another(
+    healthy: Any, start_run: Any, stand_in_test: Any, nothing_left: Any
+) -> None:
+    main = stand_in_test("main", {"step_s": 0.4}, steps=12)
+    noise = stand_in_test(
+        "noise", {"step_s": 0.2}, steps=1000, run='dependencies = [{ type = "end_post_comp", id = "main" }]'
+    )
+    with_it = stand_in_test("with_it", run='dependencies = [{ type = "start_post_init", id = "main" }]')
+    run = start_run(healthy, [main, noise, with_it]).finish(0)
+    points = {id_: run.point(id_) for id_ in ("main", "noise", "with_it")}
+    assert {point["verdict"] for point in points.values()} == {"success"}
+    assert points["noise"]["job"]["state"] == "STOPPED"
+    assert 4 < len(points["noise"]["steps"]) < 1000
+    assert "main has ended (end_post_comp)" in points["noise"]["job"]["reason"]
+    begun, ended = points["with_it"]["job"]["submitted_at"], points["main"]["job"]["ended_at"]
+    assert points["main"]["job"]["started_at"] <= begun < ended, "it waits for the start, not for the end"
+    nothing_left(healthy)

@@ -1,0 +1,168 @@
+"""Scripts on this machine, which outlive the mbridge that started them. The processes are real."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from cloudai_mbridge.jobs import JobClass, Submission
+from cloudai_mbridge.local import LocalClient
+from cloudai_mbridge.models.system import LocalSystem
+from cloudai_mbridge.plan import RunPlan
+
+SYSTEM = LocalSystem(name="l", scheduler="local")
+START = 'rm -f exit_code.txt; echo "job=$$.${MBRIDGE_LOCAL_JOB:-} nodes=$(uname -n)" >> started.txt\n'
+END = 'code=$?; echo "$code" > exit_code.txt; exit "$code"\n'
+# A rank as torchrun starts it: in a session of its own
+RANK = "setsid sleep 1000 & echo $! > rank.txt; wait\n"
+
+
+def _run(**keys: Any) -> RunPlan:
+    data: dict[str, Any] = {
+        **{"key": "a/0/0", "test_id": "a", "test_name": "t", "label": "0", "iteration": 0},
+        **{"recipe": "gpt_tiny", "num_nodes": 1, "ranks_per_node": 2, "num_steps": 1, "warmup_steps": 0},
+        **{name: {} for name in ("coordinates", "args", "training_config", "definition", "env", "secret_env")},
+    }
+    return RunPlan(**{**data, **keys})
+
+
+class Started:
+    """A script that a client has started."""
+
+    def __init__(self, root: Path, body: str, **keys: Any) -> None:
+        self.root, self.run = root, _run(**keys)
+        self.directory = root / self.run.key
+        self.directory.mkdir(parents=True)
+        (self.directory / "run.sh").write_text(START + body + END)
+        self.token = f"test{time.time_ns()}"
+        self.submission = Submission(self.token, (self.run,))
+        self.client = LocalClient(SYSTEM, [self.run])
+        self.job_id = self.client.submit(self.submission, root)[self.run.key]
+
+    def poll(self, client: LocalClient | None = None) -> Any:
+        return (client or self.client).poll({self.job_id: self.directory})[self.job_id]
+
+    def ended(self, client: LocalClient | None = None) -> Any:
+        """Wait for the end."""
+        for _ in range(500):
+            if (status := self.poll(client)).is_final:
+                return status
+            time.sleep(0.02)
+        raise AssertionError("it does not end")
+
+    def wait_for(self, name: str) -> str:
+        for _ in range(500):
+            if (path := self.directory / name).exists() and (text := path.read_text()):
+                return text
+            time.sleep(0.02)
+        raise AssertionError(f"{name} does not come")
+
+    def later(self) -> LocalClient:
+        """Return the client of a later process."""
+        return LocalClient(SYSTEM, [self.run])
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+@pytest.fixture
+def started(tmp_path: Path) -> Iterator[Any]:
+    every: list[Started] = []
+
+    def start(body: str, **keys: Any) -> Started:
+        every.append(Started(tmp_path, body, **keys))
+        return every[-1]
+
+    yield start
+    for each in every:
+        each.poll()
+        each.client.cancel([each.job_id])
+
+
+@pytest.mark.parametrize(("body", "state", "code"), [("true\n", "COMPLETED", 0), ("(exit 3)\n", "FAILED", 3)])
+def test_a_script_that_ends(started: Any, body: str, state: str, code: int) -> None:
+    job = started(body)
+    status = job.ended()
+    assert (status.state, status.exit_code) == (state, code)
+    assert status.run_time_s is not None
+
+
+def test_a_later_client_finds_what_runs(started: Any) -> None:
+    job = started(RANK)
+    job.wait_for("rank.txt")
+    later = job.later()
+    assert later.find([job.submission, Submission("another", (_run(key="b/0/0"),))], job.root) == {"a/0/0": job.job_id}
+    assert job.poll(later).state == "RUNNING"
+
+
+@pytest.mark.parametrize(("body", "state", "code"), [("true\n", "COMPLETED", 0), ("(exit 3)\n", "FAILED", 3)])
+def test_a_later_client_finds_what_has_ended(started: Any, body: str, state: str, code: int) -> None:
+    job = started(body)
+    job.ended()
+    later = job.later()
+    assert later.find([job.submission], job.root) == {"a/0/0": job.job_id}
+    status = job.poll(later)
+    assert (status.state, status.exit_code) == (state, code)
+
+
+def test_a_later_client_sees_that_it_was_killed(started: Any) -> None:
+    job = started(RANK)
+    rank = int(job.wait_for("rank.txt"))
+    psutil.Process(int(job.job_id.partition(".")[0])).kill()
+    job.ended()
+    status = job.ended(job.later())
+    assert (status.job_class, status.signal) == (JobClass.FAILED, 9)
+    assert not _is_alive(rank)
+
+
+def test_what_was_never_started_is_not_found(started: Any, tmp_path: Path) -> None:
+    assert LocalClient(SYSTEM).find([Submission("nobody", (_run(),))], tmp_path) == {}
+
+
+def test_a_cancelled_script_leaves_no_rank_behind(started: Any) -> None:
+    job = started(RANK)
+    rank = int(job.wait_for("rank.txt"))
+    job.client.cancel([job.job_id])
+    assert (job.poll().state, job.poll().job_class) == ("CANCELLED", JobClass.CANCELLED)
+    assert not _is_alive(rank)
+    job.client.cancel([job.job_id])  # to cancel what has ended is no error
+
+
+def test_a_later_client_cancels_what_it_has_looked_at(started: Any) -> None:
+    job = started(RANK)
+    rank = int(job.wait_for("rank.txt"))
+    later = job.later()
+    job.poll(later)
+    later.cancel([job.job_id])
+    assert job.ended(later).state == "CANCELLED"
+    assert not _is_alive(rank)
+
+
+def test_a_later_client_cancels_what_it_has_not_looked_at(started: Any) -> None:
+    """As `mbridge cancel` does in a directory that nobody drives."""
+    job = started(RANK)
+    rank = int(job.wait_for("rank.txt"))
+    job.later().cancel([job.job_id])
+    assert not _is_alive(rank)
+
+
+def test_a_time_limit_holds_over_processes(started: Any) -> None:
+    job = started(RANK, time_limit_s=0.3)
+    rank = int(job.wait_for("rank.txt"))
+    status = job.ended(job.later())
+    assert (status.state, status.job_class) == ("TIMEOUT", JobClass.FAILED)
+    assert not _is_alive(rank)
+
+
+def test_there_is_one_node() -> None:
+    client = LocalClient(SYSTEM)
+    assert (client.num_usable_nodes(()), client.num_usable_nodes(("localhost",))) == (1, 0)
+    assert client.sick_nodes("localhost") == {}
+    assert [len(batch) for batch in client.batches([_run(), _run()])] == [1, 1]

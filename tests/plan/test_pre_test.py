@@ -1,0 +1,129 @@
+"""The pre-test: one run per node, on that node alone, before everything else."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloudai_mbridge.errors import BadInput
+from cloudai_mbridge.models.load import LoadedScenario, LoadedTest, load_scenario
+from cloudai_mbridge.models.scenario import Scenario, TestRun
+from cloudai_mbridge.models.system import LocalSystem, SlurmSystem, System
+from cloudai_mbridge.models.test_definition import MegatronBridgeTestDefinition
+from cloudai_mbridge.plan.build import build_plan
+
+ARGS: dict[str, Any] = {"launcher": "embedded", "model_recipe_name": "gpt_tiny", "num_gpus": 4, "max_steps": 10}
+LOCAL = LocalSystem(name="here", scheduler="local")
+
+
+def _slurm(**partition: Any) -> SlurmSystem:
+    partitions = [{"name": "main", **partition}, {"name": "other", "nodes": ["m1"]}]
+    data = {"name": "c", "scheduler": "slurm", "default_partition": "main", "gpus_per_node": 4}
+    return SlurmSystem.model_validate({**data, "partitions": partitions})
+
+
+def _plan(system: System, *tests: dict[str, Any], pre_test: dict[str, Any] | None = None, **scenario: Any) -> list[Any]:
+    """Plan tests given as keys of their entries, after a pre-test of these cmd_args; return the pre-test's runs."""
+    entries = [{"id": f"t{i}", "test_name": "n", **keys} for i, keys in enumerate(tests or ({},))]
+    whole = Scenario.model_validate({"name": "s", "Tests": entries, "pre_test": "check", **scenario})
+    definition = MegatronBridgeTestDefinition.model_validate({"name": "n", "description": "d", "cmd_args": ARGS})
+    check = MegatronBridgeTestDefinition.model_validate(
+        {"name": "check", "description": "d", "cmd_args": {**ARGS, **(pre_test or {})}}
+    )
+    loaded = LoadedScenario(
+        whole,
+        [LoadedTest(run, definition) for run in whole.tests],
+        LoadedTest(TestRun(id="pre_test", test_name="check"), check),
+    )
+    runs = build_plan(loaded, system).runs
+    checks = [run for run in runs if run.is_pre_test]
+    assert list(runs[: len(checks)]) == checks
+    assert len(runs) > len(checks)
+    return checks
+
+
+def test_one_run_per_node() -> None:
+    runs = _plan(_slurm(nodes=["gb200-[1-2]", "x9"]))
+    assert [(run.key, run.label, run.nodes) for run in runs] == [
+        (f"pre_test/{node}/0", node, (node,)) for node in ("gb200-1", "gb200-2", "x9")
+    ]
+    assert {(run.test_id, run.num_nodes, run.ranks_per_node, run.array) for run in runs} == {("pre_test", 1, 4, "")}
+
+
+def test_nodes_of_groups() -> None:
+    groups = [{"name": "g", "nodes": ["n[1-2]"]}, {"name": "h", "nodes": ["n[2-3]"]}]
+    assert [run.label for run in _plan(_slurm(groups=groups))] == ["n1", "n2", "n3"]
+
+
+def test_the_nodes_that_the_tests_name() -> None:
+    system = _slurm(nodes=["n[1-9]"])
+    assert [run.label for run in _plan(system, {"nodes": ["n[1-2]"]}, {"nodes": ["n2", "n4"]})] == ["n1", "n2", "n4"]
+    assert len(_plan(system, {"nodes": ["n[1-2]"]}, {})) == 9  # the other one may run anywhere
+
+
+def test_this_machine_is_one_node() -> None:
+    (run,) = _plan(LOCAL)
+    assert (run.label, run.nodes) == ("localhost", ())
+
+
+def test_without_names_it_is_refused() -> None:
+    with pytest.raises(BadInput, match=r"pre_test needs the nodes' names; list them as partitions\.nodes of 'main'"):
+        _plan(_slurm())
+
+
+def test_a_sweep_is_refused() -> None:
+    with pytest.raises(BadInput, match="pre_test 'check': is a sweep of 2 points"):
+        _plan(_slurm(nodes=["n1"]), pre_test={"tp": [1, 2]})
+
+
+def test_a_test_that_does_not_fit_on_a_node_is_refused() -> None:
+    with pytest.raises(BadInput, match="pre_test 'check': "):
+        _plan(_slurm(nodes=["n1"]), pre_test={"num_gpus": 8})
+
+
+def test_a_test_that_breaks_a_rule_is_refused() -> None:
+    with pytest.raises(BadInput, match=r"pre_test 'check': .*C0"):
+        _plan(_slurm(nodes=["n1"]), pre_test={"tp": 3})
+
+
+def test_its_id_is_taken() -> None:
+    with pytest.raises(BadInput, match="test id 'pre_test' is the pre-test's"):
+        _plan(_slurm(nodes=["n1"]), {"id": "pre_test"})
+
+
+def test_a_budget_counts_it() -> None:
+    with pytest.raises(BadInput, match=r"test 'pre_test': runner\.max_gpu_hours needs a time_limit"):
+        _plan(_slurm(nodes=["n1"]), {"time_limit": "5"}, runner={"max_gpu_hours": 1.0})
+
+
+def test_without_one_there_is_none() -> None:
+    whole = Scenario.model_validate({"name": "s", "Tests": [{"id": "t", "test_name": "n"}]})
+    definition = MegatronBridgeTestDefinition.model_validate({"name": "n", "description": "d", "cmd_args": ARGS})
+    plan = build_plan(LoadedScenario(whole, [LoadedTest(whole.tests[0], definition)]), LOCAL)
+    assert [run.is_pre_test for run in plan.runs] == [False]
+
+
+# Where it is found
+
+
+def _files(directory: Path, name: str) -> tuple[Path, Path]:
+    tests = directory / "tests"
+    tests.mkdir()
+    (tests / "check.toml").write_text(
+        'name = "check"\ndescription = "d"\ntest_template_name = "MegatronBridge"\n'
+        '[cmd_args]\nlauncher = "embedded"\nmodel_recipe_name = "gpt_tiny"\n'
+    )
+    scenario = directory / "scenario.toml"
+    scenario.write_text(f'name = "s"\npre_test = "{name}"\n[[Tests]]\nid = "t"\ntest_name = "check"\n')
+    return scenario, tests
+
+
+def test_it_is_a_test_of_the_tests_directory(tmp_path: Path) -> None:
+    loaded = load_scenario(*_files(tmp_path, "check"))
+    assert loaded.pre_test is not None
+    assert (loaded.pre_test.run.id, loaded.pre_test.definition.name) == ("pre_test", "check")
+
+
+def test_one_that_is_not_there_is_named_with_its_line(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"scenario\.toml:2.*no test 'chekc' in .*did you mean 'check'"):
+        load_scenario(*_files(tmp_path, "chekc"))

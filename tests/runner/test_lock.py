@@ -1,0 +1,104 @@
+"""One driver per directory; locks end with the processes that hold them."""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from cloudai_mbridge.errors import BadInput, ToolFailure
+from cloudai_mbridge.runner import lock
+from cloudai_mbridge.runner.lock import driver_lock, has_driver, submit_lock
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from cloudai_mbridge.runner.lock import driver_lock
+with driver_lock(Path(sys.argv[1])):
+    print("locked", flush=True)
+    time.sleep(60)
+"""
+
+
+def _holder(root: Path) -> "subprocess.Popen[str]":
+    process = subprocess.Popen([sys.executable, "-c", HOLD, str(root)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "locked\n"
+    return process
+
+
+def test_a_second_driver_is_refused_and_told_by_whom(tmp_path: Path) -> None:
+    process = _holder(tmp_path)
+    try:
+        with pytest.raises(BadInput, match=f"is being driven by process {process.pid} on "), driver_lock(tmp_path):
+            pass
+        assert (has_driver(tmp_path) or "").startswith(f"process {process.pid} on ")
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_the_lock_dies_with_its_process(tmp_path: Path) -> None:
+    process = _holder(tmp_path)
+    process.kill()
+    process.communicate()
+    assert has_driver(tmp_path) is None
+    with driver_lock(tmp_path):
+        assert (has_driver(tmp_path) or "").startswith(f"process {os.getpid()} on ")
+
+
+def test_the_lock_ends_with_its_block(tmp_path: Path) -> None:
+    for _ in range(2):
+        with driver_lock(tmp_path):
+            assert has_driver(tmp_path) is not None
+        assert has_driver(tmp_path) is None
+
+
+def test_to_look_takes_no_lock_and_makes_no_file(tmp_path: Path) -> None:
+    assert has_driver(tmp_path) is None
+    assert list(tmp_path.iterdir()) == []
+    with driver_lock(tmp_path):
+        pass
+    assert has_driver(tmp_path) is None
+    with driver_lock(tmp_path):  # looking has left nothing locked
+        pass
+
+
+def test_the_next_driver_waits_for_a_submission_under_way(tmp_path: Path) -> None:
+    """The driver was killed while its sbatch was talking to the controller."""
+    with submit_lock(tmp_path) as descriptor:
+        child = subprocess.Popen(["sleep", "60"], pass_fds=(descriptor,))
+    freed = []
+
+    def free() -> None:
+        freed.append(time.monotonic())
+        child.kill()
+
+    threading.Timer(0.3, free).start()
+    with submit_lock(tmp_path):
+        assert freed
+    child.wait()
+
+
+def test_a_command_that_does_not_inherit_it_holds_nobody_up(tmp_path: Path) -> None:
+    with submit_lock(tmp_path):
+        child = subprocess.Popen(["sleep", "60"])
+    try:
+        with submit_lock(tmp_path):
+            assert child.poll() is None
+    finally:
+        child.kill()
+        child.wait()
+
+
+def test_a_submission_that_does_not_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lock, "_SUBMIT_WAIT_S", 0.1)
+    with (
+        submit_lock(tmp_path),
+        pytest.raises(ToolFailure, match="a submission of an earlier driver has not ended"),
+        submit_lock(tmp_path),
+    ):
+        pass

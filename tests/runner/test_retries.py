@@ -1,0 +1,356 @@
+"""What the infrastructure has failed is tried again, elsewhere, within limits; what hangs or can never run is ended."""
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from cloudai_mbridge.errors import ToolFailure
+from cloudai_mbridge.jobs import JobClass, JobStatus, SubmitRefused
+from cloudai_mbridge.runner import sweep
+
+PENDING = JobStatus("PENDING", JobClass.ACTIVE)
+RUNNING = JobStatus("RUNNING", JobClass.ACTIVE, nodes="n1", run_time_s=1.0)
+COMPLETED = JobStatus("COMPLETED", JobClass.SUCCEEDED, exit_code=0, nodes="n1", run_time_s=60.0)
+NODE_FAIL = JobStatus("NODE_FAIL", JobClass.INFRASTRUCTURE, nodes="n[1-2]", run_time_s=60.0)
+FORGOTTEN = JobStatus("FORGOTTEN", JobClass.UNKNOWN, reason="Slurm no longer knows the job")
+NEVER_STARTED = JobStatus("NEVER_STARTED", JobClass.UNKNOWN, reason="it has never started")
+
+
+def _pending(reason: str, hopeless: JobClass | None = None) -> JobStatus:
+    return JobStatus("PENDING", JobClass.ACTIVE, reason=reason, hopeless=hopeless)
+
+
+def _record(step: int) -> str:
+    values = f'"step": {step}, "step_time_s": 0.5, "tflops_per_gpu": 1.0, "losses": {{"lm loss": 5.0}}'
+    return f'MBRIDGE_STEP {{"version": 1, {values}}}\n'
+
+
+# Retries
+
+
+def test_what_the_infrastructure_failed_gets_a_fresh_attempt(bench: Any) -> None:
+    bench.script(a=[[RUNNING, NODE_FAIL], [RUNNING, COMPLETED]])
+    notes = bench.drive(bench.run("a"))
+    assert bench.states() == {"a/0/0": ["NODE_FAIL", "COMPLETED"]}
+    assert bench.verdicts() == {"a/0/0": "success"}
+    first, second = bench.entries()["a/0/0"].attempts
+    assert (first.failure, second.failure) == ("node_fail", "")
+    assert (first.job_id, second.job_id) == ("100", "101")
+    assert first.token != second.token
+    assert any("a/0/0: attempt 1 failed: node_fail" in notice for notice in notes.notices)
+
+
+def test_the_files_of_an_attempt_are_put_aside(bench: Any) -> None:
+    submit, seen = bench.scheduler.submit, []
+
+    def write(submission: Any, root: Any) -> Any:
+        (directory,) = [root / run.key for run in submission.runs]
+        seen.append(sorted(path.name for path in directory.iterdir()))
+        (directory / "stdout.txt").write_text(f"attempt {len(seen)}")
+        return submit(submission, root)
+
+    bench.scheduler.submit = write
+    bench.script(a=[[NODE_FAIL], [NODE_FAIL], [COMPLETED]])
+    bench.drive(bench.run("a"))
+    assert seen == [[], ["attempt-1"], ["attempt-1", "attempt-2"]]
+    texts = [(bench.root / "a/0/0" / name / "stdout.txt").read_text() for name in ("attempt-1", "attempt-2", ".")]
+    assert texts == ["attempt 1", "attempt 2", "attempt 3"]
+
+
+@pytest.mark.parametrize("retries", [0, 1, 2, 3])
+def test_there_are_so_many_retries(bench: Any, retries: int) -> None:
+    bench.script(a=[NODE_FAIL])
+    bench.drive(bench.run("a"), retries=retries)
+    assert bench.states() == {"a/0/0": ["NODE_FAIL"] * (1 + retries)}
+    assert bench.verdicts() == {"a/0/0": "failed"}
+
+
+def test_every_retry_waits_longer(bench: Any) -> None:
+    times: list[float] = []
+    submit = bench.scheduler.submit
+    bench.scheduler.submit = lambda *args: (times.append(bench.clock.now), submit(*args))[1]
+    bench.script(a=[NODE_FAIL])
+    bench.drive(bench.run("a"), retries=3)
+    waits = [after - before for before, after in pairwise(times)]
+    assert waits == sorted(waits)
+    assert waits[-1] > 3 * waits[0] > 0
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        JobStatus("FAILED", JobClass.FAILED, exit_code=1),
+        JobStatus("TIMEOUT", JobClass.FAILED),
+        JobStatus("CANCELLED", JobClass.CANCELLED, signal=15),
+    ],
+    ids=lambda status: str(status.state),
+)
+def test_anything_else_is_not_tried_again(bench: Any, end: JobStatus) -> None:
+    """The application would fail again, and what somebody has cancelled is not wanted back."""
+    bench.script(a=[RUNNING, end])
+    bench.drive(bench.run("a"))
+    assert bench.states() == {"a/0/0": [end.state]}
+    assert bench.excluded() == {}
+
+
+def test_the_sick_nodes_of_the_job_are_excluded(bench: Any) -> None:
+    bench.script(a=[[NODE_FAIL], [COMPLETED]], b=[RUNNING] * 5 + [COMPLETED])
+    bench.scheduler.sick = {"n[1-2]": "", "n9": "down"}
+    bench.scheduler.sick_nodes = lambda nodes: {"n2": "down* (Not responding)"} if nodes == "n[1-2]" else {}
+    bench.drive(bench.run("a"), bench.run("b"))
+    ((node, reason),) = bench.excluded().items()
+    assert node == "n2"
+    assert "down* (Not responding)" in reason
+    assert "a/0/0" in reason
+    assert [submission.exclude_nodes for submission in bench.scheduler.submissions] == [(), (), ("n2",)]
+
+
+def test_the_nodes_that_the_evidence_names_are_excluded(bench: Any) -> None:
+    """A log may say anything: only nodes of the job count."""
+    bad = JobStatus("NODE_FAIL", JobClass.INFRASTRUCTURE, reason="node gb200-[07-08],login.site", nodes="gb200-[06-09]")
+    bench.script(a=[[bad], [COMPLETED]])
+    bench.drive(bench.run("a"))
+    assert list(bench.excluded()) == ["gb200-07", "gb200-08"]
+    assert bench.scheduler.submissions[1].exclude_nodes == ("gb200-07", "gb200-08")
+
+
+def test_nodes_that_nobody_can_tell_are_not_excluded(bench: Any) -> None:
+    def fail(nodes: str) -> dict[str, str]:
+        raise ToolFailure("sinfo did not answer within 60 s")
+
+    bench.scheduler.sick_nodes = fail
+    bench.script(a=[[NODE_FAIL], [COMPLETED]])
+    notes = bench.drive(bench.run("a"))
+    assert bench.verdicts() == {"a/0/0": "success"}
+    assert bench.excluded() == {}
+    assert any("sinfo did not answer" in notice for notice in notes.notices)
+
+
+def test_without_enough_nodes_it_is_not_tried_again(bench: Any) -> None:
+    bench.scheduler.sick_nodes = lambda nodes: {"n1": "down"}
+    bench.scheduler.usable = 2
+    bench.script(a=[NODE_FAIL])
+    notes = bench.drive(bench.run("a", num_nodes=2), bench.run("b", num_nodes=2), max_parallel=1)
+    assert bench.states() == {"a/0/0": ["NODE_FAIL"], "b/0/0": []}
+    assert bench.verdicts() == {"a/0/0": "failed", "b/0/0": "skipped"}
+    assert any("not tried again: 1 nodes are left of the 2 it needs" in notice for notice in notes.notices)
+
+
+def test_a_run_that_needs_an_excluded_node_is_skipped(bench: Any) -> None:
+    bench.scheduler.sick_nodes = lambda nodes: {"n2": "down"}
+    bench.script(a=[[NODE_FAIL], [COMPLETED]])
+    bench.drive(bench.run("a"), bench.run("b", nodes=("n1", "n2")), max_parallel=1)
+    entry = bench.entries()["b/0/0"]
+    assert entry.verdict == "skipped"
+    assert "n2" in entry.reasons[0]
+
+
+def test_a_run_that_needs_an_excluded_node_of_a_list_is_skipped(bench: Any) -> None:
+    """Or Slurm refuses it, or lets it wait for ever: it may not both use and exclude a node."""
+    bench.scheduler.sick_nodes = lambda nodes: {"n2": "down"}
+    bench.script(a=[[NODE_FAIL], [COMPLETED]])
+    bench.drive(bench.run("a"), bench.run("b", nodes=("n[1-2]",)), max_parallel=1)
+    assert bench.verdicts()["b/0/0"] == "skipped"
+
+
+# Hangs
+
+
+def _hanging(bench: Any, write: Any, end: JobStatus | None = None, looks: int = 10**6) -> None:
+    """Drive a run that may go 600 s without a step; `write(seconds since the start, log)` is called at every look."""
+    run = bench.run("a", hang_timeout_s=600.0)
+    poll, log = bench.scheduler.poll, bench.root / run.key / "stdout.txt"
+    started = bench.clock.now
+
+    def look(jobs: Any) -> Any:
+        write(bench.clock.now - started, log)
+        return poll(jobs)
+
+    bench.scheduler.poll = look
+    bench.script(a=[RUNNING] * min(looks, 5000) + [end or COMPLETED])
+    bench.drive(run)
+
+
+def test_a_run_without_a_step_hangs(bench: Any) -> None:
+    _hanging(bench, lambda seconds, log: None)
+    (attempt,) = bench.entries()["a/0/0"].attempts
+    assert (attempt.status.state, attempt.status.job_class) == ("HUNG", JobClass.FAILED)
+    assert attempt.status.signal == CANCELLED_SIGNAL
+    assert "after step 0" in attempt.status.reason
+    assert bench.scheduler.cancelled == ["100"]
+    assert 600 < bench.clock.now - 1000 < 620
+
+
+CANCELLED_SIGNAL = 15  # what the scheduler says of the job is kept
+
+
+def test_a_log_that_grows_without_steps_hangs(bench: Any) -> None:
+    def write(seconds: float, log: Any) -> None:
+        with log.open("a") as file:
+            file.write(f"NCCL WARN still waiting after {seconds} s\n")
+
+    _hanging(bench, write)
+    assert bench.states() == {"a/0/0": ["HUNG"]}
+    assert bench.clock.now - 1000 < 620
+
+
+def test_a_step_resets_the_clock(bench: Any) -> None:
+    def write(seconds: float, log: Any) -> None:
+        steps = int(min(seconds, 2000) // 500)
+        log.write_text("".join(_record(step) for step in range(1, steps + 1)))
+
+    _hanging(bench, write)
+    (attempt,) = bench.entries()["a/0/0"].attempts
+    assert attempt.status.state == "HUNG"
+    assert "after step 4" in attempt.status.reason
+    assert 2600 < bench.clock.now - 1000 < 2620
+
+
+def test_a_run_that_makes_steps_does_not_hang(bench: Any) -> None:
+    def write(seconds: float, log: Any) -> None:
+        log.write_text("".join(_record(step) for step in range(1, int(seconds // 500) + 1)))
+
+    _hanging(bench, write, looks=2000)
+    assert bench.states() == {"a/0/0": ["COMPLETED"]}
+
+
+def test_a_step_that_comes_with_its_cancellation_is_no_success(bench: Any) -> None:
+    """The job was cancelled as hung, and that is how it counts, whatever the scheduler calls it."""
+    _hanging(bench, lambda seconds, log: None)
+    assert bench.verdicts() == {"a/0/0": "failed"}
+    assert bench.tests("submit") == ["a"]
+
+
+def test_only_a_running_job_hangs(bench: Any) -> None:
+    bench.script(a=[PENDING] * 2000 + [RUNNING] * 3 + [COMPLETED])
+    bench.drive(bench.run("a", hang_timeout_s=600.0))
+    assert bench.states() == {"a/0/0": ["COMPLETED"]}
+
+
+def test_without_a_timeout_nothing_hangs(bench: Any) -> None:
+    bench.script(a=[RUNNING] * 5000 + [COMPLETED])
+    bench.drive(bench.run("a"))
+    assert bench.states() == {"a/0/0": ["COMPLETED"]}
+
+
+# Jobs that can never start
+
+
+def test_a_hopeless_job_is_ended(bench: Any) -> None:
+    bench.script(a=[_pending("Resources"), _pending("BadConstraints", JobClass.FAILED)])
+    bench.drive(bench.run("a"))
+    (attempt,) = bench.entries()["a/0/0"].attempts
+    assert (attempt.status.state, attempt.status.job_class) == ("REFUSED", JobClass.FAILED)
+    assert "BadConstraints" in attempt.status.reason
+    assert bench.scheduler.cancelled == ["100"]
+    assert sweep.HOPELESS_S < bench.clock.now - 1000 < sweep.HOPELESS_S + 10
+
+
+def test_a_job_that_gets_hope_again_goes_on(bench: Any) -> None:
+    """An administrator was at work."""
+    bad = _pending("PartitionTimeLimit", JobClass.FAILED)
+    bench.script(a=[*[bad] * 5, _pending("Resources"), *[bad] * 5, RUNNING, COMPLETED])
+    bench.drive(bench.run("a"))
+    assert bench.states() == {"a/0/0": ["COMPLETED"]}
+    assert bench.scheduler.cancelled == []
+
+
+def test_what_the_controller_failed_to_launch_is_tried_again(bench: Any) -> None:
+    held = _pending("launch_failed_requeued_held", JobClass.INFRASTRUCTURE)
+    bench.script(a=[[held], [RUNNING, COMPLETED]])
+    bench.drive(bench.run("a"))
+    assert bench.states() == {"a/0/0": ["REFUSED", "COMPLETED"]}
+
+
+# States that nobody understands
+
+
+def test_an_unknown_state_is_asked_again(bench: Any) -> None:
+    bench.script(a=[RUNNING, *[FORGOTTEN] * 50, RUNNING, COMPLETED])
+    notes = bench.drive(bench.run("a"), unknown_s=300.0)
+    assert bench.states() == {"a/0/0": ["COMPLETED"]}
+    assert sum("FORGOTTEN" in notice for notice in notes.notices) == 1
+
+
+def test_an_unknown_state_is_not_asked_for_ever(bench: Any) -> None:
+    bench.script(a=[RUNNING, FORGOTTEN])
+    bench.drive(bench.run("a"), bench.run("b"), unknown_s=300.0)
+    (attempt,) = bench.entries()["a/0/0"].attempts
+    assert (attempt.status.state, attempt.status.job_class) == ("FORGOTTEN", JobClass.LOST)
+    assert attempt.status.is_final
+    assert "given up after 300 s" in attempt.status.reason
+    assert bench.scheduler.cancelled == ["100"]  # it may still run
+    assert bench.tests("submit") == ["a", "b"]
+    assert 300 < bench.clock.now - 1000 < 310
+
+
+def test_unknown_states_do_not_add_up(bench: Any) -> None:
+    bench.script(a=[*[FORGOTTEN] * 200, RUNNING, *[FORGOTTEN] * 200, COMPLETED])
+    bench.drive(bench.run("a"), unknown_s=300.0)
+    assert bench.states() == {"a/0/0": ["COMPLETED"]}
+
+
+def test_a_job_that_never_started_is_submitted_again(bench: Any) -> None:
+    bench.script(a=[[NEVER_STARTED], [RUNNING, COMPLETED]])
+    bench.drive(bench.run("a"), unknown_s=300.0)
+    assert bench.states() == {"a/0/0": ["LOST", "COMPLETED"]}
+    assert bench.scheduler.cancelled == ["100"]  # so that it never will
+
+
+def test_a_job_that_never_starts_is_not_submitted_for_ever(bench: Any) -> None:
+    bench.script(a=[NEVER_STARTED])
+    bench.drive(bench.run("a"), unknown_s=300.0, retries=2)
+    assert bench.states() == {"a/0/0": ["LOST"] * 3}
+    assert bench.verdicts() == {"a/0/0": "failed"}
+
+
+def test_a_hung_job_that_is_then_forgotten_ends_too(bench: Any) -> None:
+    bench.scheduler.cancel = lambda ids: None
+    bench.script(a=[*[RUNNING] * 700, FORGOTTEN])
+    bench.drive(bench.run("a", hang_timeout_s=600.0), unknown_s=300.0)
+    assert bench.verdicts() == {"a/0/0": "failed"}
+
+
+# The budget
+
+
+def test_a_budget_stops_what_it_cannot_pay(bench: Any) -> None:
+    """4 GPUs for at most an hour each; every run takes half an hour."""
+    end = JobStatus("COMPLETED", JobClass.SUCCEEDED, run_time_s=1800.0)
+    bench.script(a=[RUNNING, end])
+    runs = [bench.run("a", i, ranks_per_node=4, time_limit_s=3600.0) for i in range(4)]
+    bench.drive(*runs, max_gpu_hours=8.0)
+    # 0 and 1 together: 8 h at most. Both took 2 h, so 2 may run: 4 + 4. Then 6 h are used, and 3 cannot be paid.
+    assert bench.verdicts() == {"a/0/0": "success", "a/1/0": "success", "a/2/0": "success", "a/3/0": "skipped"}
+    assert bench.scheduler.events[:3] == ["submit a", "submit a", "RUNNING a"]
+    assert "runner.max_gpu_hours = 8" in bench.entries()["a/3/0"].reasons[0]
+
+
+def test_a_budget_counts_what_failed_attempts_used(bench: Any) -> None:
+    fail = JobStatus("NODE_FAIL", JobClass.INFRASTRUCTURE, run_time_s=3600.0)
+    bench.script(a=[fail])
+    bench.drive(bench.run("a", time_limit_s=3600.0), max_gpu_hours=2.0, retries=5)
+    assert bench.states() == {"a/0/0": ["NODE_FAIL", "NODE_FAIL"]}
+
+
+def test_a_run_that_failed_and_cannot_be_paid_again_has_failed(bench: Any) -> None:
+    """It ran, so it was not skipped."""
+    fail = JobStatus("NODE_FAIL", JobClass.INFRASTRUCTURE, run_time_s=3600.0)
+    bench.script(a=[fail])
+    bench.drive(bench.run("a", time_limit_s=3600.0), max_gpu_hours=1.0)
+    assert bench.states() == {"a/0/0": ["NODE_FAIL"]}
+    assert bench.verdicts()["a/0/0"] in ("failed", "skipped")
+
+
+def test_a_budget_counts_the_limit_of_what_it_does_not_know(bench: Any) -> None:
+    lost = JobStatus("FAILED", JobClass.FAILED, run_time_s=None)
+    bench.script(a=[lost])
+    bench.drive(*(bench.run("a", i, time_limit_s=3600.0) for i in range(3)), max_gpu_hours=2.0)
+    assert list(bench.verdicts().values()) == ["failed", "failed", "skipped"]
+
+
+def test_a_refused_submission_costs_nothing(bench: Any) -> None:
+    bench.scheduler.refuse["a"] = [SubmitRefused("no")]
+    bench.drive(bench.run("a", time_limit_s=3600.0), bench.run("b", time_limit_s=3600.0), max_gpu_hours=1.0)
+    assert bench.verdicts() == {"a/0/0": "failed", "b/0/0": "success"}

@@ -1,0 +1,446 @@
+"""What is asked of Slurm's commands, and what their answers mean. Fake commands stand in the place of the real ones."""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloudai_mbridge.errors import BadInput, ToolFailure
+from cloudai_mbridge.jobs import JobClass, JobStatus, Submission, SubmitLater, SubmitRefused
+from cloudai_mbridge.models.system import SlurmSystem
+from cloudai_mbridge.plan import RunPlan
+from cloudai_mbridge.slurm import SlurmClient, command, submit
+from cloudai_mbridge.slurm.command import Answer
+
+FAKE = """#!{python} -IS
+# A fake: it says what answers.json says, and writes down how it was called
+import json, os, sys
+name, here = os.path.basename(sys.argv[0]), {here!r}
+with open(here + "/calls", "a") as calls:
+    env = {{key: os.environ[key] for key in os.environ if key.startswith(("SLURM", "SBATCH", "HF_", "MBRIDGE"))}}
+    fds = [int(fd) for fd in os.listdir("/proc/self/fd")]
+    calls.write(json.dumps([name, sys.argv[1:], os.getcwd(), env, fds, os.getsid(0) == os.getpid()]) + "\\n")
+code, out, err = json.load(open(here + "/answers.json")).get(name, [0, "", ""])
+sys.stdout.write(out)
+sys.stderr.write(err)
+sys.exit(code)
+"""
+TOKEN = "cafe"
+
+
+class FakeSlurm:
+    """Fake commands on the PATH."""
+
+    def __init__(self, here: Path) -> None:
+        self._here, self._answers = here, dict[str, tuple[int, str, str]]()
+        for name in ("sbatch", "squeue", "sacct", "scancel", "sinfo", "scontrol"):
+            (here / name).write_text(FAKE.format(python=sys.executable, here=str(here)))
+            (here / name).chmod(0o755)
+        self.answer()
+
+    def answer(self, **answers: tuple[int, str, str]) -> None:
+        """Set a command's exit code, stdout and stderr."""
+        self._answers |= answers
+        (self._here / "answers.json").write_text(json.dumps(self._answers))
+
+    def calls(self, name: str) -> list[dict[str, Any]]:
+        path = self._here / "calls"
+        lines = path.read_text().splitlines() if path.exists() else []
+        keys = ("name", "argv", "cwd", "env", "fds", "leads")
+        calls = [dict(zip(keys, json.loads(line), strict=True)) for line in lines]
+        return [call for call in calls if call["name"] == name]
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
+    here = tmp_path / "bin"
+    here.mkdir()
+    monkeypatch.setenv("PATH", f"{here}:{os.environ['PATH']}")
+    monkeypatch.delenv("MBRIDGE_REQUIRE_SLURM", raising=False)  # of the test run, not of sbatch
+    return FakeSlurm(here)
+
+
+@pytest.fixture
+def client() -> SlurmClient:
+    data = {"name": "c", "scheduler": "slurm", "default_partition": "main", "partitions": [{"name": "main"}]}
+    more = {"extra_transient_status_errors": ["the site's own hiccup"]}
+    return SlurmClient(SlurmSystem.model_validate({**data, **more}))
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    root = tmp_path / "a root"
+    for i in range(4):
+        (root / f"a/{i}/0").mkdir(parents=True)
+    return root
+
+
+def _run(point: int = 0, **keys: Any) -> RunPlan:
+    data: dict[str, Any] = {
+        **{"key": f"a/{point}/0", "test_id": "a", "test_name": "t", "label": str(point), "iteration": 0},
+        **{"recipe": "gpt_tiny", "num_nodes": 1, "ranks_per_node": 2, "num_steps": 1, "warmup_steps": 0},
+        **{name: {} for name in ("coordinates", "args", "training_config", "definition", "env", "secret_env")},
+    }
+    return RunPlan(**{**data, **keys})
+
+
+def _array(*indices: int, **keys: Any) -> Submission:
+    runs = tuple(_run(i, array="arrays/0", array_index=i) for i in indices)
+    return Submission(TOKEN, runs, **keys)
+
+
+def _squeue(*jobs: tuple[str, str, str]) -> tuple[int, str, str]:
+    lines = (f"{job_id}|{state}|None|n1|0|0|1:00|{name}|\n" for job_id, state, name in jobs)
+    return 0, "".join(lines), ""
+
+
+# sbatch
+
+
+def test_a_single_run(slurm: FakeSlurm, client: SlurmClient, root: Path) -> None:
+    slurm.answer(sbatch=(0, "17\n", ""))
+    run = _run(secret_env={"HF_TOKEN": "S3CRET"}, exclude_nodes=("n1",))
+    assert client.submit(Submission(TOKEN, (run,)), root) == {"a/0/0": "17"}
+    (call,) = slurm.calls("sbatch")
+    assert call["argv"] == [
+        *("--parsable", "--no-requeue", "--job-name=mbridge-a-0-0.cafe", f"--chdir={root}/a/0/0", "job.sbatch")
+    ]
+    assert call["cwd"] == f"{root}/a/0/0"
+    assert call["env"] == {"HF_TOKEN": "S3CRET", "MBRIDGE_PYTHON": sys.executable}
+    assert call["leads"]  # Ctrl-C does not reach it
+
+
+def test_excluded_nodes_come_on_top_of_the_runs_own(slurm: FakeSlurm, client: SlurmClient, root: Path) -> None:
+    slurm.answer(sbatch=(0, "17\n", ""))
+    client.submit(Submission(TOKEN, (_run(exclude_nodes=("n1",)),), ("n9", "n2")), root)
+    assert "--exclude=n1,n2,n9" in slurm.calls("sbatch")[0]["argv"]
+
+
+def test_an_array(slurm: FakeSlurm, client: SlurmClient, root: Path) -> None:
+    slurm.answer(sbatch=(0, "17;cluster\n", ""))
+    ids = client.submit(_array(0, 1, 3, parallel=2), root)
+    assert ids == {"a/0/0": "17_0", "a/1/0": "17_1", "a/3/0": "17_3"}
+    (call,) = slurm.calls("sbatch")
+    assert call["argv"][2:] == [
+        *("--job-name=mbridge-arrays-0.cafe", f"--chdir={root}", "--array=0-1,3%2", "arrays/0/array.sbatch")
+    ]
+    assert call["cwd"] == str(root)
+
+
+def test_a_single_task_is_no_array(slurm: FakeSlurm, client: SlurmClient, root: Path) -> None:
+    slurm.answer(sbatch=(0, "17\n", ""))
+    assert client.submit(_array(3), root) == {"a/3/0": "17"}
+    assert "job.sbatch" in slurm.calls("sbatch")[0]["argv"]
+
+
+def test_the_lock_travels_with_sbatch(slurm: FakeSlurm, client: SlurmClient, root: Path) -> None:
+    slurm.answer(sbatch=(0, "17\n", ""))
+    with (root / "lock").open("w") as lock:
+        client.submit(Submission(TOKEN, (_run(),), keep_open=lock.fileno()), root)
+        assert lock.fileno() in slurm.calls("sbatch")[0]["fds"]
+
+
+def test_another_jobs_variables_do_not_reach_sbatch(
+    slurm: FakeSlurm, client: SlurmClient, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "1")
+    monkeypatch.setenv("SBATCH_PARTITION", "other")
+    monkeypatch.setenv("SLURM_CONF", "/etc/slurm.conf")
+    slurm.answer(sbatch=(0, "17\n", ""))
+    client.submit(Submission(TOKEN, (_run(),)), root)
+    env = slurm.calls("sbatch")[0]["env"]
+    assert env == {"MBRIDGE_PYTHON": sys.executable, "SLURM_CONF": "/etc/slurm.conf"}
+
+
+UNSURE = [
+    "sbatch: error: Batch job submission failed: Unable to contact slurm controller (connect failure)",
+    "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation",
+    "sbatch: error: Batch job submission failed: Zero Bytes were transmitted or received",
+    "sbatch: error: slurm_receive_msg: Connection reset by peer",
+    "sbatch: error: the site's own hiccup",
+]
+LATER = [
+    "sbatch: error: Slurm temporarily unable to accept job, sleeping and retrying",
+    "sbatch: error: Batch job submission failed: Resource temporarily unavailable",
+]
+LIMIT = [
+    "sbatch: error: QOSMaxSubmitJobPerUserLimit\nsbatch: error: Batch job submission failed: Job violates "
+    "accounting/QOS policy (job submit limit, user's size and/or time limits)",
+    "sbatch: error: AssocMaxSubmitJobLimit\nsbatch: error: Batch job submission failed: Job violates policy",
+    "sbatch: error: Batch job submission failed: MaxJobCount reached",
+]
+REFUSED = [
+    "sbatch: error: invalid partition specified: x",
+    "sbatch: error: Batch job submission failed: Invalid account or account/partition combination specified",
+    "sbatch: error: Batch job submission failed: Requested node configuration is not available",
+    "sbatch: error: Batch job submission failed: Invalid job array specification",
+]
+
+
+@pytest.mark.parametrize(
+    ("stderr", "kind"),
+    [(text, kind) for texts, kind in ((UNSURE, ToolFailure), (REFUSED, SubmitRefused)) for text in texts],
+)
+def test_what_sbatch_says(
+    slurm: FakeSlurm, client: SlurmClient, root: Path, stderr: str, kind: type[Exception]
+) -> None:
+    slurm.answer(sbatch=(1, "", stderr + "\n"))
+    with pytest.raises(kind) as caught:
+        client.submit(Submission(TOKEN, (_run(),)), root)
+    assert stderr.splitlines()[-1] in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("stderr", "is_limit"), [*((text, False) for text in LATER), *((text, True) for text in LIMIT)]
+)
+def test_what_sbatch_puts_off(slurm: FakeSlurm, client: SlurmClient, root: Path, stderr: str, is_limit: bool) -> None:
+    slurm.answer(sbatch=(1, "", stderr + "\n"))
+    with pytest.raises(SubmitLater) as caught:
+        client.submit(Submission(TOKEN, (_run(),)), root)
+    assert caught.value.is_limit is is_limit
+
+
+def test_a_success_without_an_id_is_unsure(slurm: FakeSlurm, client: SlurmClient, root: Path) -> None:
+    slurm.answer(sbatch=(0, "thank you\n", ""))
+    with pytest.raises(ToolFailure):
+        client.submit(Submission(TOKEN, (_run(),)), root)
+
+
+@pytest.mark.usefixtures("slurm")
+def test_an_sbatch_that_does_not_answer_is_unsure(
+    root: Path, client: SlurmClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = Path(os.environ["PATH"].split(":")[0]) / "sbatch"
+    path.write_text("#!/bin/bash\nexec sleep 60\n")
+    monkeypatch.setattr(command.run, "__kwdefaults__", {**command.run.__kwdefaults__, "timeout_s": 0.2})
+    with pytest.raises(ToolFailure, match="sbatch did not answer within 0 s"):
+        client.submit(Submission(TOKEN, (_run(),)), root)
+
+
+def test_without_slurm_it_is_said(client: SlurmClient, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(ToolFailure, match="sinfo is not installed here"):
+        client.preflight()
+
+
+def test_the_last_line_is_the_complaint() -> None:
+    assert Answer(1, "", "a\nsbatch: error: b\n\n").complaint == "sbatch: error: b"
+    assert Answer(3, "out", "\n").complaint == "exit code 3 and not a word"
+
+
+def test_names_carry_the_token() -> None:
+    assert submit.name_of(Submission(TOKEN, (_run(),))) == "mbridge-a-0-0.cafe"
+    assert submit.name_of(_array(0, 1)) == "mbridge-arrays-0.cafe"
+
+
+# Which jobs are there
+
+
+def _started(root: Path, key: str, line: str) -> None:
+    (root / key / "started.txt").write_text(line + "\n")
+
+
+def test_jobs_are_found_by_their_names(slurm: FakeSlurm, client: SlurmClient, root: Path) -> None:
+    slurm.answer(squeue=_squeue(("17", "RUNNING", "mbridge-a-0-0.cafe"), ("18", "RUNNING", "mbridge-a-1-0.beef")))
+    assert client.find([Submission("cafe", (_run(),))], root) == {"a/0/0": "17"}
+    assert client.find([Submission("cafe", (_run(),)), Submission("beef", (_run(1),))], root) == {
+        "a/0/0": "17",
+        "a/1/0": "18",
+    }
+    assert client.find([Submission("afe", (_run(),))], root) == {}
+
+
+def test_tasks_of_an_array_are_found(slurm: FakeSlurm, client: SlurmClient, root: Path) -> None:
+    jobs = [(f"17_{i}", "PENDING", "mbridge-arrays-0.cafe") for i in (1, 3, 11, 13)]
+    slurm.answer(squeue=_squeue(*jobs))
+    assert client.find([_array(1, 3)], root) == {"a/1/0": "17_1", "a/3/0": "17_3"}
+
+
+def test_a_job_that_has_ended_is_found_by_what_it_left(slurm: FakeSlurm, client: SlurmClient, root: Path) -> None:
+    _started(root, "a/0/0", "job=17 name=mbridge-a-0-0.cafe nodes=n1 restarts=0")
+    _started(root, "a/1/0", "job=18_1 name=mbridge-arrays-0.beef nodes=n1 restarts=0")
+    assert client.find([Submission("cafe", (_run(),))], root) == {"a/0/0": "17"}
+    assert client.find([Submission("other", (_run(),))], root) == {}
+    runs = tuple(_run(i, array="arrays/0", array_index=i) for i in (0, 1))
+    assert client.find([Submission("beef", runs)], root) == {"a/1/0": "18_1"}
+
+
+def test_a_squeue_that_fails_finds_nothing_out(slurm: FakeSlurm, client: SlurmClient, root: Path) -> None:
+    slurm.answer(squeue=(1, "", "slurm_load_jobs error: Unable to contact slurm controller\n"))
+    with pytest.raises(ToolFailure, match="Unable to contact slurm controller"):
+        client.find([Submission(TOKEN, (_run(),))], root)
+    with pytest.raises(ToolFailure, match="Unable to contact slurm controller"):
+        client.poll({"17": root})
+
+
+# How jobs stand
+
+
+def test_one_squeue_for_all_jobs(slurm: FakeSlurm, client: SlurmClient, root: Path) -> None:
+    slurm.answer(squeue=_squeue(*((str(i), "RUNNING", "x") for i in range(50))))
+    seen = client.poll({str(i): root for i in range(40)})
+    assert len(seen) == 40
+    assert {status.state for status in seen.values()} == {"RUNNING"}
+    assert (len(slurm.calls("squeue")), len(slurm.calls("sacct"))) == (1, 0)
+    assert client.poll({}) == {}
+    assert len(slurm.calls("squeue")) == 1
+
+
+def test_what_squeue_has_forgotten_the_accounting_knows(slurm: FakeSlurm, client: SlurmClient, root: Path) -> None:
+    slurm.answer(sacct=(0, "17_0|NODE_FAIL|1:0|n1|60\n17_1|COMPLETED|0:0|n2|61\n", ""))
+    seen = client.poll({"17_0": root / "a/0/0", "17_1": root / "a/1/0"})
+    assert [(status.state, status.run_time_s) for status in seen.values()] == [("NODE_FAIL", 60.0), ("COMPLETED", 61.0)]
+    (call,) = slurm.calls("sacct")
+    assert call["argv"][-1] == "--jobs=17"
+
+
+def test_an_accounting_that_has_not_seen_the_end_proves_nothing(
+    slurm: FakeSlurm, client: SlurmClient, root: Path
+) -> None:
+    slurm.answer(sacct=(0, "17|RUNNING|0:0|n1|60\n", ""))
+    _started(root, "a/0/0", "job=17 name=x nodes=n1 restarts=0")
+    (root / "a/0/0/exit_code.txt").write_text("3\n")
+    assert client.poll({"17": root / "a/0/0"})["17"].exit_code == 3
+
+
+@pytest.mark.parametrize(
+    ("started", "exit_code", "expected"),
+    [
+        ("job=17 name=x nodes=n[1-2] restarts=0", "0", ("COMPLETED", JobClass.SUCCEEDED, 0, "n[1-2]")),
+        ("job=17 name=x nodes=n1 restarts=0", "137", ("FAILED", JobClass.FAILED, 137, "n1")),
+        ("job=17 name=x nodes=n1 restarts=0", None, ("FORGOTTEN", JobClass.UNKNOWN, None, "n1")),
+        (None, None, ("NEVER_STARTED", JobClass.UNKNOWN, None, "")),
+        ("job=16 name=x nodes=n1 restarts=0", "0", ("NEVER_STARTED", JobClass.UNKNOWN, None, "")),  # another one's
+        ("job=17_1 name=x nodes=n1 restarts=0", "0", ("NEVER_STARTED", JobClass.UNKNOWN, None, "")),
+    ],
+)
+def test_what_everybody_has_forgotten_its_files_tell(
+    slurm: FakeSlurm,
+    client: SlurmClient,
+    root: Path,
+    started: str | None,
+    exit_code: str | None,
+    expected: tuple[str, JobClass, int | None, str],
+) -> None:
+    slurm.answer(sacct=(1, "", "Slurm accounting storage is disabled\n"))
+    if started is not None:
+        _started(root, "a/0/0", started)
+    if exit_code is not None:
+        (root / "a/0/0/exit_code.txt").write_text(exit_code + "\n")
+    status = client.poll({"17": root / "a/0/0"})["17"]
+    assert (status.state, status.job_class, status.exit_code, status.nodes) == expected
+
+
+def test_an_accounting_that_is_disabled_is_asked_once(slurm: FakeSlurm, client: SlurmClient, root: Path) -> None:
+    slurm.answer(sacct=(1, "", "Slurm accounting storage is disabled\n"))
+    for _ in range(3):
+        client.poll({"17": root / "a/0/0"})
+    assert len(slurm.calls("sacct")) == 1
+
+
+def test_an_accounting_that_fails_is_no_failure(
+    slurm: FakeSlurm, client: SlurmClient, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    slurm.answer(sacct=(1, "", "sacct: error: Connection refused\n"))
+    status = client.poll({"17": root / "a/0/0"})["17"]
+    assert (status.state, "Connection refused" in status.reason) == ("NEVER_STARTED", True)
+    client.poll({"17": root / "a/0/0"})
+    assert len(slurm.calls("sacct")) == 1
+    now[0] += 61.0  # later it is asked again
+    slurm.answer(sacct=(0, "17|COMPLETED|0:0|n1|60\n", ""))
+    assert client.poll({"17": root / "a/0/0"})["17"] == JobStatus(
+        "COMPLETED", JobClass.SUCCEEDED, 0, None, "", "n1", 60.0
+    )
+
+
+# What is done to them
+
+
+def test_to_cancel_what_has_ended_is_no_error(slurm: FakeSlurm, client: SlurmClient) -> None:
+    slurm.answer(scancel=(1, "", "scancel: error: Kill job error on job id 17: Invalid job id specified\n"))
+    client.cancel(["17", "18_3"])
+    assert slurm.calls("scancel")[0]["argv"] == ["17", "18_3"]
+    slurm.answer(scancel=(1, "", "scancel: error: Unable to contact slurm controller\n"))
+    with pytest.raises(ToolFailure, match="scancel failed"):
+        client.cancel(["17"])
+
+
+def test_no_command_line_is_too_long(slurm: FakeSlurm, client: SlurmClient) -> None:
+    client.cancel(str(i) for i in range(1200))
+    calls = [call["argv"] for call in slurm.calls("scancel")]
+    assert [job_id for argv in calls for job_id in argv] == [str(i) for i in range(1200)]
+    assert max(map(len, calls)) <= 500
+    client.cancel([])
+    assert len(slurm.calls("scancel")) == len(calls)
+
+
+SINFO = """\
+n1|idle|none
+n2|down*|Not responding
+n3|drained|gpu broken | twice
+n4|mixed|none
+n5|draining|x
+n1|idle|none
+"""
+
+
+def test_the_sick_nodes_of_a_job(slurm: FakeSlurm, client: SlurmClient) -> None:
+    slurm.answer(sinfo=(0, SINFO, ""))
+    assert client.sick_nodes("n[1-5]") == {
+        "n2": "down* (Not responding)",
+        "n3": "drained (gpu broken | twice)",
+        "n5": "draining (x)",
+    }
+    assert "--nodes=n[1-5]" in slurm.calls("sinfo")[0]["argv"]
+
+
+@pytest.mark.parametrize(("exclude", "count"), [((), 5), (("n1",), 4), (("n1", "n4", "n9"), 3), (("n2",), 4)])
+def test_how_many_nodes_are_left(slurm: FakeSlurm, client: SlurmClient, exclude: tuple[str, ...], count: int) -> None:
+    """Ones that are out of service may come back."""
+    slurm.answer(sinfo=(0, SINFO, ""))
+    assert client.num_usable_nodes(exclude) == count
+
+
+def test_nobody_knows_how_many_nodes_are_left(slurm: FakeSlurm, client: SlurmClient) -> None:
+    slurm.answer(sinfo=(1, "", "slurm_load_node error: Unable to contact slurm controller\n"))
+    assert client.num_usable_nodes(()) is None
+
+
+@pytest.mark.parametrize(("shown", "sizes"), [("MaxArraySize            = 3\n", [3, 1]), ("nothing\n", [4])])
+def test_arrays_are_as_large_as_the_cluster_allows(
+    slurm: FakeSlurm, client: SlurmClient, shown: str, sizes: list[int]
+) -> None:
+    slurm.answer(scontrol=(0, f"Configuration data\n{shown}", ""))
+    runs = _array(0, 1, 2, 3).runs
+    assert [len(batch) for batch in client.batches(runs)] == sizes
+    client.batches(runs)
+    assert len(slurm.calls("scontrol")) == 1
+
+
+def test_a_cluster_that_cannot_be_asked_is_not_taken_for_one_without_arrays(
+    slurm: FakeSlurm, client: SlurmClient
+) -> None:
+    slurm.answer(scontrol=(1, "", "slurm_load_ctl_conf error: Unable to contact slurm controller\n"))
+    assert [len(batch) for batch in client.batches(_array(0, 1, 2, 3).runs)] == [4]
+
+
+def test_a_cluster_that_could_not_be_asked_is_asked_again(slurm: FakeSlurm, client: SlurmClient) -> None:
+    """Otherwise an index that it does not allow is refused for good."""
+    slurm.answer(scontrol=(1, "", "slurm_load_ctl_conf error: Unable to contact slurm controller\n"))
+    client.batches(_array(0, 1, 2, 3).runs)
+    slurm.answer(scontrol=(0, "MaxArraySize            = 3\n", ""))
+    assert [len(batch) for batch in client.batches(_array(0, 1, 2, 3).runs)] == [3, 1]
+
+
+def test_a_partition_that_is_not_there(slurm: FakeSlurm, client: SlurmClient) -> None:
+    slurm.answer(sinfo=(0, "main\nother\n", ""))
+    client.preflight()
+    slurm.answer(sinfo=(0, "a\nb\n", ""))
+    with pytest.raises(BadInput, match="Slurm has no partition 'main'; use one of a, b"):
+        client.preflight()

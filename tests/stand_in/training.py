@@ -1,0 +1,89 @@
+#!/usr/bin/env python3
+"""A stand-in for the training program: it prints what training prints and costs nothing. Called as the interpreter.
+
+It takes torchrun's place on a node (`-m torch.distributed.run ... -m cloudai_mbridge.training --config FILE`), and does
+what the variable STAND_IN says, a JSON object:
+
+    step_s      seconds per step
+    file        a file whose content, if it exists, replaces this object
+    at          step after which the rest happens (default: before the first)
+    say         text for stderr
+    exit        exit code; without it, the run goes on
+    signal      number of a signal that it sends itself
+    signal_job  number of a signal that the job's batch script gets
+    use_mb      memory to use
+    hang        seconds to do nothing
+    only_first  do all that in the first start of the job only: in the attempt that finds no such file here
+    bad_nodes   do all that on these nodes only
+"""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+
+def main() -> int:
+    told = json.loads(os.environ.get("STAND_IN", "{}"))
+    if "file" in told and Path(told["file"]).exists():
+        told = json.loads(Path(told["file"]).read_text())
+    if os.environ.get("SLURMD_NODENAME", "") not in told.get("bad_nodes", [os.environ.get("SLURMD_NODENAME", "")]):
+        told = {"step_s": told.get("step_s", 0)}
+    if os.environ.get("PET_NODE_RANK", "0") != "0":
+        time.sleep(told.get("step_s", 0) * steps() + 0.2)
+        return 0
+    print("MBRIDGE_RUN", json.dumps({"version": 1, "world_size": 1}), flush=True)
+    if told.get("only_first"):
+        if Path(told["only_first"]).exists():
+            told = {"step_s": told.get("step_s", 0)}
+        else:
+            Path(told["only_first"]).touch()
+    for step in range(steps() + 1):
+        if step:
+            time.sleep(told.get("step_s", 0))
+            print("MBRIDGE_STEP", json.dumps(record(step)), flush=True)
+        if step == told.get("at", 0):
+            if "say" in told:
+                print(told["say"], file=sys.stderr, flush=True)
+            used = b"x" * (int(told.get("use_mb", 0)) << 20)
+            if "signal" in told:
+                os.kill(os.getpid(), told["signal"])
+            if "signal_job" in told:
+                os.kill(batch_script(), told["signal_job"])
+            time.sleep(told.get("hang", 0))
+            del used
+            if "exit" in told:
+                return int(told["exit"])
+    return 0
+
+
+def batch_script() -> int:
+    """Return the process of the job's batch script, which is no ancestor: slurmstepd starts both."""
+    for entry in Path("/proc").iterdir():
+        try:
+            here = Path(os.readlink(entry / "cwd")) == Path.cwd()
+            if here and b"slurm_script" in (entry / "cmdline").read_bytes():
+                return int(entry.name)
+        except OSError:
+            continue
+    raise RuntimeError("no batch script is here")
+
+
+def steps() -> int:
+    config = json.loads(Path(sys.argv[sys.argv.index("--config") + 1]).read_text())
+    return int(config["train"]["train_iters"])
+
+
+def record(step: int) -> dict[str, object]:
+    return {
+        "version": 1,
+        "step": step,
+        "step_time_s": 0.5,
+        "tflops_per_gpu": 1.0,
+        "losses": {"lm loss": 5.0 - step / 100},
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

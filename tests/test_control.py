@@ -1,0 +1,254 @@
+"""What `mbridge status`, `cancel` and `logs` find in a directory, while somebody may be driving it."""
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloudai_mbridge import control
+from cloudai_mbridge.errors import BadInput, ToolFailure
+from cloudai_mbridge.jobs import JobClass, JobStatus
+from cloudai_mbridge.runner import Journal
+from cloudai_mbridge.runner.lock import driver_lock
+
+RUNNING = JobStatus("RUNNING", JobClass.ACTIVE, nodes="n[1-2]", reason="why")
+KEYS = ("sweep/tp1/0", "sweep/tp1/1", "sweep/tp2/0", "long-tp2/single/0", "up/single/0")
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    runs: list[dict[str, Any]] = [{"key": key, "upstream": {} if key.startswith("up/") else None} for key in KEYS]
+    (tmp_path / "plan.json").write_text(json.dumps({"version": 2, "scenario": "s", "runs": runs}))
+    for key in KEYS:
+        (tmp_path / key).mkdir(parents=True)
+    return tmp_path
+
+
+@pytest.fixture
+def journal(root: Path) -> Iterator[Journal]:
+    journal = Journal(root / "journal.sqlite")
+    journal.plan(KEYS)
+    yield journal
+    journal.close()
+
+
+# Status
+
+
+def test_a_plan_that_was_not_run(root: Path) -> None:
+    status = control.read_status(root)
+    assert (status.scenario, status.driver, dict(status.counts)) == ("s", None, {"waiting": 5})
+    assert [run.key for run in status.runs] == list(KEYS)
+    assert not (root / "journal.sqlite").exists()  # to look changes nothing
+
+
+def test_where_every_run_stands(root: Path, journal: Journal) -> None:
+    journal.intend([(KEYS[0], 1), (KEYS[1], 1)], "cafe")
+    journal.submitted(KEYS[0], 1, "17")
+    journal.saw(KEYS[0], 1, RUNNING)
+    journal.decided(KEYS[2], "skipped", ["one", "two"])
+    journal.intend([(KEYS[3], 1)], "beef")
+    journal.saw(KEYS[3], 1, JobStatus("NODE_FAIL", JobClass.INFRASTRUCTURE))
+    journal.intend([(KEYS[3], 2)], "f00d")
+    journal.submitted(KEYS[3], 2, "19")
+    journal.saw(KEYS[3], 2, JobStatus("COMPLETED", JobClass.SUCCEEDED))
+    journal.decided(KEYS[3], "success", [])
+    journal.exclude("n7", "down")
+    status = control.read_status(root)
+    seen = [(run.state, run.job_id, run.nodes, run.num_attempts, run.why) for run in status.runs]
+    assert seen == [
+        ("running", "17", "n[1-2]", 1, "why"),
+        ("submitting", "", "", 1, ""),
+        ("skipped", "", "", 0, "one; two"),
+        ("success", "19", "", 2, ""),
+        ("waiting", "", "", 0, ""),
+    ]
+    assert status.excluded == {"n7": "down"}
+    assert status.events[-1].text == "node n7 excluded: down"
+
+
+def test_who_drives(root: Path) -> None:
+    with driver_lock(root):
+        assert (control.read_status(root).driver or "").startswith("process ")
+    assert control.read_status(root).driver is None
+
+
+def test_a_directory_without_a_run(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="holds no run"):
+        control.read_status(tmp_path)
+
+
+def test_a_journal_that_is_none(root: Path) -> None:
+    (root / "journal.sqlite").write_bytes(b"no database " * 100)
+    with pytest.raises(BadInput, match="is no journal of a run"):
+        control.read_status(root)
+
+
+# Cancel
+
+
+def test_nobody_to_ask(root: Path) -> None:
+    assert control.request_cancel(root) is False
+    assert not (root / "journal.sqlite").exists()
+
+
+def test_the_driver_is_asked_and_waited_for(root: Path, journal: Journal) -> None:
+    asked: list[bool] = []
+
+    def end(lock: Any) -> None:
+        other = Journal(root / "journal.sqlite")
+        for _ in range(500):
+            if other.is_cancel_requested():
+                asked.append(True)
+                break
+            time.sleep(0.01)
+        other.close()
+        lock.__exit__(None, None, None)
+
+    lock = driver_lock(root)
+    lock.__enter__()
+    driver = threading.Thread(target=end, args=(lock,))
+    driver.start()
+    assert control.request_cancel(root) is True
+    driver.join()
+    assert asked == [True]
+
+
+def test_a_driver_that_does_not_end(root: Path, journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control, "_CANCEL_WAIT_S", 0.1)
+    with driver_lock(root), pytest.raises(ToolFailure, match="has not ended"):
+        control.request_cancel(root)
+
+
+# Which log
+
+
+@pytest.mark.parametrize(
+    ("point", "key"),
+    [
+        ("sweep/tp1/0", "sweep/tp1/0"),
+        ("/sweep/tp1/1/", "sweep/tp1/1"),
+        ("sweep/tp2", "sweep/tp2/0"),
+        ("tp2", "sweep/tp2/0"),  # its point's name, and only a part of the other test's
+        ("long", "long-tp2/single/0"),
+        ("tp1/1", "sweep/tp1/1"),
+    ],
+)
+def test_a_part_of_a_name_will_do(root: Path, point: str, key: str) -> None:
+    assert control.find_log(root, point, None, stderr=False) == root / key / "stdout.txt"
+    assert control.find_log(root, point, None, stderr=True) == root / key / "stderr.txt"
+
+
+@pytest.mark.parametrize(
+    ("point", "said"),
+    [
+        ("tp1", "is a part of 2 runs: sweep/tp1/0, sweep/tp1/1"),
+        ("sweep", "is a part of 3 runs"),
+        ("single", "is a part of 2 runs"),
+        ("sweep/tp1/2", "no run 'sweep/tp1/2'"),
+        ("nothing", "no run 'nothing'"),
+    ],
+)
+def test_a_name_that_does_not_tell(root: Path, point: str, said: str) -> None:
+    with pytest.raises(BadInput, match=said):
+        control.find_log(root, point, None, stderr=False)
+
+
+def test_the_upstream_launcher_has_a_log_of_its_own(root: Path) -> None:
+    path = control.find_log(root, "up/single/0", None, stderr=False)
+    assert path.name == "cloudai_megatron_bridge_launcher.log"
+    assert control.find_log(root, "up/single/0", None, stderr=True).name == "stderr.txt"
+
+
+def test_an_earlier_attempt(root: Path) -> None:
+    """The first of the three left no file behind."""
+    (root / "sweep/tp2/0/attempt-2").mkdir()
+    journal = Journal(root / "journal.sqlite")
+    journal.plan(["sweep/tp2/0"])
+    for number in (1, 2, 3):
+        journal.intend([("sweep/tp2/0", number)], f"token{number}")
+    journal.close()
+    for attempt, directory in ((None, "."), (1, "attempt-1"), (2, "attempt-2"), (3, ".")):
+        path = control.find_log(root, "sweep/tp2", attempt, stderr=False)
+        assert path == root / "sweep/tp2/0" / directory / "stdout.txt"
+    for attempt in (0, 4, -1):
+        with pytest.raises(BadInput, match=f"has no attempt {attempt}"):
+            control.find_log(root, "sweep/tp2", attempt, stderr=False)
+
+
+# Its lines
+
+BLOCK = control._BLOCK
+LOGS = {
+    "empty": b"",
+    "one": b"a\n",
+    "three": b"a\nb\nc\n",
+    "blank": b"a\n\n\n",
+    "crlf": b"a\r\nb\r\nc\r\n",
+    "long lines": b"x" * BLOCK + b"\n" + b"y" * (2 * BLOCK + 7) + b"\nz\n",
+    "many": b"".join(b"line %d\n" % i for i in range(20_000)),
+    "at the edge": b"a\n" * BLOCK,
+    "control": b"a\x1b[31mb\n\xff\n",
+}
+COUNTS = [None, 0, 1, 2, 3, 19_999, 10**6]
+
+
+def _lines(data: bytes) -> list[str]:
+    """Split naively."""
+    lines = data.replace(b"\r\n", b"\n").decode(errors="replace").split("\n")
+    shown = [line.replace("\x1b", "\\x1b") for line in lines]
+    return shown[:-1] if shown[-1] == "" else shown
+
+
+def _last(lines: list[str], count: int | None) -> list[str]:
+    return lines if count is None else lines[max(0, len(lines) - count) :]
+
+
+@pytest.mark.parametrize("count", COUNTS)
+@pytest.mark.parametrize("name", LOGS)
+def test_the_last_lines(tmp_path: Path, name: str, count: int | None) -> None:
+    (tmp_path / "log").write_bytes(LOGS[name])
+    assert list(control.read_lines(tmp_path / "log", count, follow=False)) == _last(_lines(LOGS[name]), count)
+
+
+@pytest.mark.parametrize("count", [None, 3, 10**6])
+@pytest.mark.parametrize("name", ["three", "many", "blank"])
+def test_all_lines_of_a_log_without_a_newline_at_its_end(tmp_path: Path, name: str, count: int | None) -> None:
+    data = LOGS[name] + b"the end"
+    if count == 3:
+        data = b"a\nb\nthe end"
+    (tmp_path / "log").write_bytes(data)
+    assert list(control.read_lines(tmp_path / "log", count, follow=False)) == _last(_lines(data), count)
+
+
+@pytest.mark.parametrize("count", [0, 1, 2])
+@pytest.mark.parametrize("name", ["three", "many", "blank", "long lines"])
+def test_the_last_lines_of_a_log_without_a_newline_at_its_end(tmp_path: Path, name: str, count: int) -> None:
+    data = LOGS[name] + b"the end"
+    (tmp_path / "log").write_bytes(data)
+    assert list(control.read_lines(tmp_path / "log", count, follow=False)) == _last(_lines(data), count)
+
+
+def test_a_log_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="the run has not started"):
+        list(control.read_lines(tmp_path / "log", 5, follow=False))
+
+
+def _append(path: Path, text: str) -> None:
+    with path.open("a") as log:
+        log.write(text)
+
+
+def test_a_log_is_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control, "_FOLLOW_S", 0.01)
+    path = tmp_path / "log"
+    threading.Timer(0.05, lambda: path.write_text("a\nb\n")).start()
+    lines = control.read_lines(path, None, follow=True)
+    assert [next(lines), next(lines)] == ["a", "b"]
+    _append(path, "hal")
+    threading.Timer(0.05, _append, (path, "f\nlast\n")).start()
+    assert [next(lines), next(lines)] == ["half", "last"]

@@ -1,0 +1,124 @@
+"""The package offers the names of Megatron-Bridge's `training.config`, and costs nothing until one is asked for."""
+
+import ast
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import cloudai_mbridge.training.config as configs
+
+FUNCTIONS = (
+    "_get_key_config_values",
+    "_get_mcore_transformer_parent",
+    "_get_non_default_values",
+    "_validate_and_sync_distributed_optimizer_settings",
+    "_validate_fine_grained_activation_offloading",
+    "_validate_mixed_precision_consistency",
+    "mimo_runtime_config_update",
+    "runtime_config_update",
+)
+CLASSES = (
+    "CheckpointConfig",
+    "ConfigContainer",
+    "DataloaderConfig",
+    "DatasetBuildContext",
+    "DatasetProvider",
+    "DistributedDataParallelConfig",
+    "DistributedInitConfig",
+    "FaultToleranceConfig",
+    "FinetuningDatasetConfig",
+    "GPTDatasetConfig",
+    "GPTFIMDatasetConfig",
+    "InProcessRestartConfig",
+    "LoggerConfig",
+    "MockGPTDatasetConfig",
+    "NVRxStragglerDetectionConfig",
+    "OptimizerConfig",
+    "OptimizerConfigOverrideProvider",
+    "OptimizerConfigOverrideProviderContext",
+    "ProfilingConfig",
+    "RNGConfig",
+    "RerunStateMachineConfig",
+    "SchedulerConfig",
+    "StragglerDetectionConfig",
+    "TensorInspectConfig",
+    "TrainingConfig",
+    "ValidationConfig",
+)
+# Classes of other modules that the reference's module offers as well
+BESIDES = ("CommOverlapConfig", "MixedPrecisionConfig", "PackedSequenceSpecs", "TokenizerConfig")
+CONTAINER_METHODS = (
+    "_calculate_scheduler_steps",
+    "_validate_and_apply_deterministic_mode",
+    "_validate_cp_comm_type",
+    "_validate_training_scheduler_compatibility",
+    "from_dict",
+    "from_yaml",
+    "get_data_parallel_size",
+    "log_non_default_values",
+    "set_data_parallel_size",
+    "to_dict",
+    "to_yaml",
+    "validate",
+)
+
+
+@pytest.mark.parametrize("name", [*FUNCTIONS, *CLASSES, *BESIDES])
+def test_every_name_is_there(name: str) -> None:
+    found = getattr(configs, name)
+    assert isinstance(found, type) is (name not in FUNCTIONS)
+    assert found.__name__ == name
+
+
+@pytest.mark.parametrize("name", CONTAINER_METHODS)
+def test_the_methods_of_the_container(name: str) -> None:
+    assert callable(getattr(configs.ConfigContainer, name))
+
+
+def test_the_list_of_names_is_complete() -> None:
+    assert sorted(configs.__all__) == sorted([*FUNCTIONS, *CLASSES, *BESIDES])
+    assert set(configs.__all__) <= set(dir(configs))
+
+
+def test_type_checkers_see_the_same_names_in_the_same_modules() -> None:
+    tree = ast.parse(Path(configs.__file__).read_text(encoding="utf-8"))
+    block = next(node for node in tree.body if isinstance(node, ast.If))
+    seen = {alias.name: node.module for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+    assert sorted(seen) == sorted(configs.__all__)
+    for name, module in seen.items():
+        assert getattr(importlib.import_module(str(module)), name) is getattr(configs, name)
+
+
+def test_a_name_comes_from_its_own_module() -> None:
+    assert configs.TrainingConfig.__module__ == "cloudai_mbridge.training.config.train"
+    assert configs.ConfigContainer.__module__ == "cloudai_mbridge.training.config.container"
+
+
+def test_an_unknown_name() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'TrainConfig'"):
+        _ = configs.TrainConfig
+
+
+def test_submodules_can_still_be_imported_from_the_package() -> None:
+    assert _run("from cloudai_mbridge.training.config import blend; print(blend.__name__)").endswith(".blend")
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "import cloudai_mbridge.training.config",
+        "import cloudai_mbridge.training.config as c; dir(c); c.__all__",
+        "import cloudai_mbridge.training.schema; cloudai_mbridge.training.schema.load_schema()",
+        "from cloudai_mbridge.training.config import RNGConfig, SchedulerConfig, TrainingConfig",
+    ],
+)
+def test_torch_is_not_imported_before_it_is_needed(statement: str) -> None:
+    assert _run(f"{statement}; import sys; print(*({{'torch', 'megatron', 'yaml'}} & set(sys.modules)))") == ""
+
+
+def _run(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return done.stdout.strip()

@@ -1,0 +1,905 @@
+"""Every rule of `validate()`: its last legal and first illegal value, its place in the order, and what it changes."""
+
+import copy
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from megatron.core.transformer.enums import AttnBackend, CudaGraphScope
+
+from cloudai_mbridge.training.comm_overlap import CommOverlapConfig
+from cloudai_mbridge.training.config import (
+    ConfigContainer,
+    DatasetBuildContext,
+    DatasetProvider,
+    FinetuningDatasetConfig,
+    NVRxStragglerDetectionConfig,
+    PackedSequenceSpecs,
+    TensorInspectConfig,
+    TrainingConfig,
+    flex_dispatcher,
+    validate,
+)
+from cloudai_mbridge.training.config.flex_dispatcher import DeviceInfo
+
+HOPPER = DeviceInfo("NVIDIA H200", 9, 0)
+AMPERE, ADA, TURING = DeviceInfo("NVIDIA A100", 8, 0), DeviceInfo("NVIDIA L40S", 8, 9), DeviceInfo("Tesla T4", 7, 5)
+B200, B300 = DeviceInfo("NVIDIA B200", 10, 0), DeviceInfo("NVIDIA B300 SXM6 AC", 10, 3)
+GB200, RTX_50 = DeviceInfo("NVIDIA GB200", 10, 0), DeviceInfo("NVIDIA GeForce RTX 5090", 12, 0)
+HALF_FP32 = ("bf16", "fp16")
+
+
+@dataclass
+class PackingProvider(DatasetProvider):
+    """A dataset of the user's own that packs sequences in the batch; it has no `seq_length`."""
+
+    pack_sequences_in_batch: bool = True
+
+    def build_datasets(self, context: DatasetBuildContext) -> tuple[Any | None, Any | None, Any | None]:
+        """Build nothing."""
+        return None, None, None
+
+
+@dataclass
+class PostInitOnly:
+    """An adapter with a post-init and no finalize."""
+
+    dim: int = 8
+    alpha: int = field(init=False, default=0)
+
+    def __post_init__(self) -> None:
+        """Derive alpha."""
+        self.alpha = 2 * self.dim
+
+
+class Case(NamedTuple):
+    """Values to set (`section.field`, `env.NAME`, or `gpu`), and what the rule then does."""
+
+    rule: str
+    values: dict[str, Any]
+    error: type[Exception] | None = None
+    message: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.rule}-{','.join(f'{key}={value!r:.30}' for key, value in self.values.items())}"
+
+
+def _finetuning(**values: Any) -> FinetuningDatasetConfig:
+    return FinetuningDatasetConfig(**{"seq_length": 32, **values})
+
+
+def _packed(size: int) -> FinetuningDatasetConfig:
+    return _finetuning(packed_sequence_specs=PackedSequenceSpecs(packed_sequence_size=size))
+
+
+def _nothing() -> None:
+    """Stand in for a finalize that needs what is not installed here."""
+
+
+# Megatron-Core's own checks of these features need Transformer Engine or more of the model than the rule looks at
+_NO_OPTIMIZER_CHECK = {"optimizer.finalize": _nothing}
+_NO_MODEL_CHECK = {"model.finalize": _nothing}
+_DETERMINISTIC = {
+    "model.deterministic_mode": True,
+    "model.cross_entropy_loss_fusion": False,
+    "env.NCCL_ALGO": "Ring",
+}
+_PRECISION_AWARE = {**_NO_OPTIMIZER_CHECK, "optimizer.use_precision_aware_optimizer": True}
+_OFFLOADING = {**_NO_MODEL_CHECK, "model.fine_grained_activation_offloading": True}
+_FSDP = {"ddp.use_megatron_fsdp": True}
+_FSDP_SAVE = {**_FSDP, "checkpoint.save": "c"}
+_LOCAL_GRAPH = {**_NO_MODEL_CHECK, "model.cuda_graph_impl": "local"}
+_DIST_OPTIMIZER = {"optimizer.use_distributed_optimizer": True, "ddp.use_distributed_optimizer": True}
+_NO_GLOO = {"dist.use_gloo_process_groups": False}
+_SAMPLES = {"train.train_iters": None, "train.train_samples": 100}
+_CP2 = {"env.WORLD_SIZE": "2", "model.context_parallel_size": 2}
+_CP4 = {"env.WORLD_SIZE": "4", "model.context_parallel_size": 4, **_NO_MODEL_CHECK}
+_CP16 = {"env.WORLD_SIZE": "16", "model.context_parallel_size": 16}
+_FINETUNING_CP2 = {**_CP2, "dataset": _finetuning(), "model.calculate_per_token_loss": True}
+_DEEPEP = {**_NO_MODEL_CHECK, "model.moe_token_dispatcher_type": "flex", "model.moe_flex_dispatcher_backend": "deepep"}
+_HYBRIDEP = {**_DEEPEP, "model.moe_flex_dispatcher_backend": "hybridep"}
+
+LEGAL = [
+    Case("ensure_data_parallel_size", {"env.WORLD_SIZE": "4", "model.tensor_model_parallel_size": 4}),
+    Case("apply_deterministic_mode", _DETERMINISTIC),
+    *(Case("apply_deterministic_mode", {**_DETERMINISTIC, "env.NCCL_ALGO": a}) for a in ("Tree", "CollnetDirect")),
+    *(Case("apply_deterministic_mode", {**_DETERMINISTIC, "env.NCCL_ALGO": a}) for a in ("CollnetChain", "^NVLS")),
+    Case("apply_deterministic_mode", {**_DETERMINISTIC, "model.attention_backend": AttnBackend.fused}),
+    Case("apply_deterministic_mode", {"model.attention_backend": AttnBackend.flash}),
+    *(Case("_validate_mixed_precision_consistency", {f"model.{h}": True, f"optimizer.{h}": True}) for h in HALF_FP32),
+    Case("_validate_mixed_precision_consistency", {"model.bf16": True}),
+    *(
+        Case("_validate_mixed_precision_consistency", {**_PRECISION_AWARE, f"model.{h}": True, f"optimizer.{h}": True})
+        for h in HALF_FP32
+    ),
+    Case("_validate_mixed_precision_consistency", _PRECISION_AWARE),
+    Case("_validate_fine_grained_activation_offloading", _OFFLOADING),
+    Case("_validate_fine_grained_activation_offloading", {**_OFFLOADING, "te": "2.9.0"}),
+    Case(
+        "_validate_fine_grained_activation_offloading", {**_OFFLOADING, "te": "2.10.0", "env.NVTE_CPU_OFFLOAD_V1": "1"}
+    ),
+    Case("check_full_iteration_graph", {**_LOCAL_GRAPH, "model.cuda_graph_scope": "full"}),
+    Case("check_full_iteration_graph", {"model.cuda_graph_scope": [CudaGraphScope.full_iteration]}),
+    Case(
+        "check_full_iteration_graph",
+        {
+            **_LOCAL_GRAPH,
+            "model.cuda_graph_scope": [CudaGraphScope.full_iteration],
+            "rerun_state_machine.check_for_nan_in_loss": False,
+        },
+    ),
+    Case("check_one_fsdp", {"dist.use_torch_fsdp2": True}),
+    Case("check_one_fsdp", {"dist.use_megatron_fsdp": True}),
+    Case("apply_megatron_fsdp", {**_FSDP_SAVE, "checkpoint.ckpt_format": "fsdp_dtensor"}),
+    Case("apply_megatron_fsdp", _FSDP),
+    Case("apply_megatron_fsdp", {"dist.use_tp_pp_dp_mapping": True}),
+    Case("check_modelopt_fusion", {"model.restore_modelopt_state": True, "model.gradient_accumulation_fusion": False}),
+    Case("check_modelopt_fusion", {"model.gradient_accumulation_fusion": True}),
+    Case("check_fsdp_format", {"checkpoint.ckpt_format": "fsdp_dtensor"}),
+    Case("check_fsdp_format", {**_FSDP_SAVE, "checkpoint.ckpt_format": "fsdp_dtensor"}),
+    Case("check_async_save_format", {"checkpoint.async_save": True, "checkpoint.save": "c"}),
+    Case("check_async_save_format", {"checkpoint.ckpt_format": "torch"}),
+    Case("check_decentralized_groups", {**_NO_GLOO, "dist.use_decentralized_pg": True}),
+    Case("check_gloo_free_format", {**_NO_GLOO, **_DIST_OPTIMIZER}),
+    Case("check_gloo_free_format", {**_NO_GLOO, "checkpoint.ckpt_format": "torch"}),
+    Case("check_gloo_free_format", {**_DIST_OPTIMIZER, "checkpoint.ckpt_format": "torch"}),
+    Case("check_training_scheduler_compatibility", {"scheduler.lr_decay_iters": 1, "scheduler.lr_warmup_iters": 0}),
+    Case("check_training_scheduler_compatibility", {"scheduler.lr_warmup_fraction": 0.5}),
+    Case("check_training_scheduler_compatibility", {**_SAMPLES, "scheduler.lr_decay_samples": 9}),
+    Case("check_training_scheduler_compatibility", {**_SAMPLES, "scheduler.lr_warmup_samples": 9}),
+    Case("calculate_scheduler_steps", {"scheduler.lr_decay_iters": 1}),
+    Case("check_sequence_split", _CP2),
+    Case("check_sequence_split", {**_CP4, "model.seq_length": 40, "dataset.seq_length": 40}),
+    Case("check_sequence_split", _FINETUNING_CP2),
+    Case("check_sequence_split", {"dataset": _finetuning(), "ddp.average_in_collective": True}),
+    Case("check_cp_comm_type", {**_CP2, "model.cp_comm_type": "p2p"}),
+    Case("check_cp_comm_type", {**_CP2, "model.cp_comm_type": ["p2p", "a2a", "p2p", "all_gather"]}),
+    Case("check_cp_comm_type", {"model.cp_comm_type": ["p2p"]}),
+    Case(
+        "check_cp_comm_type",
+        {**_CP16, "model.cp_comm_type": "a2a+p2p", "model.hierarchical_context_parallel_sizes": [8, 2]},
+    ),
+    Case("check_packed_micro_batch", {"dataset": _packed(32)}),
+    Case("check_packed_micro_batch", {"dataset": _packed(0), "train.micro_batch_size": 2}),
+    Case("check_packed_micro_batch", {"dataset": _finetuning(), "train.micro_batch_size": 2}),
+    Case("check_in_batch_packing", {"dataset": PackingProvider(), "train.micro_batch_size": 2}),
+    Case("check_in_batch_packing", {"dataset": PackingProvider(pack_sequences_in_batch=False)}),
+    Case("check_peft_checkpoint", {"peft": PostInitOnly(), "checkpoint.pretrained_checkpoint": "/"}),
+    Case("check_sequence_lengths", {"model.seq_length": 33, "dataset.seq_length": 33}),
+    Case("check_sequence_lengths", {"model.seq_length": 33, "dataset": _finetuning(seq_length=33)}),
+    Case("check_sequence_lengths", {"model.seq_length": 33, "dataset": PackingProvider(pack_sequences_in_batch=False)}),
+    *(Case("check_flex_dispatcher", {**_DEEPEP, "gpu": gpu}) for gpu in (AMPERE, ADA, HOPPER, B200, B300, None)),
+    *(Case("check_flex_dispatcher", {**_HYBRIDEP, "gpu": gpu}) for gpu in (AMPERE, HOPPER, B200, GB200, None)),
+    Case("check_flex_dispatcher", {"gpu": TURING}),
+]
+
+# In the order of the rules: the test of the order relies on it
+ILLEGAL = [
+    Case(
+        "finalize_sections", {"ddp.reuse_grad_buf_for_mxfp8_param_ag": True}, AssertionError, "Reuse grad buffer only"
+    ),
+    Case(
+        "ensure_data_parallel_size",
+        {"env.WORLD_SIZE": "6", "model.tensor_model_parallel_size": 4},
+        AssertionError,
+        r"world size \(6\) is not divisible by 4",
+    ),
+    Case(
+        "apply_deterministic_mode",
+        {**_DETERMINISTIC, "model.attention_backend": AttnBackend.flash},
+        AssertionError,
+        "flash attention",
+    ),
+    Case(
+        "apply_deterministic_mode",
+        {**_DETERMINISTIC, "model.cross_entropy_loss_fusion": True},
+        AssertionError,
+        "fused cross entropy",
+    ),
+    *(
+        Case("apply_deterministic_mode", {**_DETERMINISTIC, "env.NCCL_ALGO": algorithm}, AssertionError, "NCCL_ALGO")
+        for algorithm in ("ring", "Ring,Tree", "NVLS", "", None)
+    ),
+    Case(
+        "_validate_mixed_precision_consistency",
+        {**_NO_MODEL_CHECK, "model.bf16": True, "model.fp16": True},
+        AssertionError,
+        "model: bf16 and fp16 are both True",
+    ),
+    Case(
+        "_validate_mixed_precision_consistency",
+        {"optimizer.bf16": True, "optimizer.fp16": True},
+        AssertionError,
+        "optimizer: bf16 and fp16 are both True",
+    ),
+    *(
+        Case(
+            "_validate_mixed_precision_consistency",
+            {**_PRECISION_AWARE, f"model.{half}": True},
+            AssertionError,
+            f"requires optimizer.{half}=True",
+        )
+        for half in HALF_FP32
+    ),
+    *(
+        Case(
+            "_validate_mixed_precision_consistency",
+            {**_PRECISION_AWARE, f"optimizer.{half}": True},
+            AssertionError,
+            "fp32 model requires",
+        )
+        for half in HALF_FP32
+    ),
+    Case(
+        "_validate_fine_grained_activation_offloading",
+        {**_OFFLOADING, "model.transformer_impl": "local"},
+        ValueError,
+        "got 'local'",
+    ),
+    *(
+        Case(
+            "_validate_fine_grained_activation_offloading",
+            {**_OFFLOADING, "te": version, "env.NVTE_CPU_OFFLOAD_V1": value},
+            ValueError,
+            "requires NVTE_CPU_OFFLOAD_V1=1",
+        )
+        for version, value in (("2.10.0", None), ("2.11.0", "0"))
+    ),
+    *(
+        Case(
+            "check_full_iteration_graph",
+            {**_LOCAL_GRAPH, "model.cuda_graph_scope": scope},
+            AssertionError,
+            "check_for_nan_in_loss=False",
+        )
+        for scope in (
+            "full_iteration",
+            "attn,full_iteration",
+            CudaGraphScope.full_iteration,
+            ["full_iteration"],
+            [CudaGraphScope.attn, CudaGraphScope.full_iteration],
+        )
+    ),
+    Case(
+        "check_one_fsdp",
+        {"dist.use_megatron_fsdp": True, "dist.use_torch_fsdp2": True},
+        ValueError,
+        "exclude each other",
+    ),
+    *(
+        Case(
+            "apply_megatron_fsdp",
+            {f"{section}.use_megatron_fsdp": True, "dist.use_tp_pp_dp_mapping": True},
+            AssertionError,
+            "use_tp_pp_dp_mapping=False",
+        )
+        for section in ("ddp", "dist")
+    ),
+    *(
+        Case(
+            "apply_megatron_fsdp",
+            {**_FSDP, f"checkpoint.{path}": "c"},
+            AssertionError,
+            "ckpt_format='fsdp_dtensor', got 'torch_dist'",
+        )
+        for path in ("save", "load")
+    ),
+    Case(
+        "check_modelopt_fusion",
+        {"model.restore_modelopt_state": True, "model.gradient_accumulation_fusion": True},
+        AssertionError,
+        "gradient_accumulation_fusion=False",
+    ),
+    *(
+        Case(
+            "check_fsdp_format",
+            {f"checkpoint.{path}": "c", "checkpoint.ckpt_format": "fsdp_dtensor"},
+            AssertionError,
+            "requires ddp.use_megatron_fsdp=True",
+        )
+        for path in ("save", "load")
+    ),
+    Case(
+        "check_fsdp_format",
+        {**_FSDP_SAVE, "checkpoint.ckpt_format": "fsdp_dtensor", "dist.use_torch_fsdp2": True},
+        (AssertionError, ValueError),  # type: ignore[arg-type]  # alone, or behind check_one_fsdp
+        "use_torch_fsdp2",
+    ),
+    *(
+        Case(
+            "check_async_save_format",
+            {"checkpoint.async_save": True, "checkpoint.save": "c", "checkpoint.ckpt_format": name},
+            AssertionError,
+            f"ckpt_format='torch_dist', got '{name}'",
+        )
+        for name in ("torch", "torch_dcp")
+    ),
+    Case("check_decentralized_groups", {"dist.use_decentralized_pg": True}, AssertionError, "use_gloo_process_groups"),
+    Case(
+        "check_gloo_free_format",
+        {**_NO_GLOO, **_DIST_OPTIMIZER, "checkpoint.ckpt_format": "torch"},
+        AssertionError,
+        "got 'torch'",
+    ),
+    *(
+        Case("check_training_scheduler_compatibility", values, AssertionError, message)
+        for values, message in (
+            ({"scheduler.lr_decay_samples": 40}, "use scheduler.lr_decay_iters, not lr_decay_samples"),
+            ({"scheduler.lr_warmup_samples": 1}, "use scheduler.lr_warmup_iters, not lr_warmup_samples"),
+            ({"scheduler.lr_warmup_iters": 1, "scheduler.lr_warmup_fraction": 0.1}, "lr_warmup_fraction"),
+            ({**_SAMPLES, "scheduler.lr_decay_iters": 9}, "use scheduler.lr_decay_samples, not lr_decay_iters"),
+            ({**_SAMPLES, "scheduler.lr_warmup_iters": 1}, "use scheduler.lr_warmup_samples, not lr_warmup_iters"),
+            ({**_SAMPLES, "scheduler.lr_warmup_samples": 1, "scheduler.lr_warmup_fraction": 0.1}, "lr_warmup_fraction"),
+        )
+    ),
+    Case("calculate_scheduler_steps", {"train.global_batch_size": None}, ValueError, "train.global_batch_size"),
+    Case("calculate_scheduler_steps", {"scheduler.lr_decay_iters": 0}, ValueError, "decays over 0 samples"),
+    Case("check_sequence_split", {**_CP4, "model.seq_length": 36, "dataset.seq_length": 36}, AssertionError, r"\(36\)"),
+    Case(
+        "check_sequence_split",
+        {**_FINETUNING_CP2, "model.calculate_per_token_loss": False},
+        AssertionError,
+        "calculate_per_token_loss=True",
+    ),
+    Case(
+        "check_sequence_split",
+        {**_FINETUNING_CP2, "ddp.average_in_collective": True},
+        AssertionError,
+        "average_in_collective=False",
+    ),
+    Case(
+        "check_cp_comm_type",
+        {"model.cp_comm_type": "a2a+p2p"},
+        AssertionError,
+        "requires model.hierarchical_context_parallel_sizes",
+    ),
+    Case(
+        "check_cp_comm_type",
+        {**_CP2, **_NO_MODEL_CHECK, "model.cp_comm_type": ["p2p"] * 3},
+        AssertionError,
+        "has 3 entries, but there are 4 layers",
+    ),
+    Case(
+        "check_cp_comm_type",
+        {**_CP2, **_NO_MODEL_CHECK, "model.cp_comm_type": ("p2p",)},
+        AssertionError,
+        "got tuple",
+    ),
+    Case(
+        "check_cp_comm_type",
+        {"model.cp_comm_type": ["p2p", "a2a+p2p"]},
+        AssertionError,
+        "requires model.hierarchical_context_parallel_sizes",
+    ),
+    Case(
+        "check_cp_comm_type",
+        {**_CP16, "model.cp_comm_type": "a2a+p2p", "model.hierarchical_context_parallel_sizes": [4, 2]},
+        AssertionError,
+        r"\[4, 2\] is 8, but context_parallel_size is 16",
+    ),
+    Case(
+        "check_packed_micro_batch",
+        {"dataset": _packed(32), "train.micro_batch_size": 2, "train.global_batch_size": 8},
+        ValueError,
+        r"micro_batch_size=1, train.global_batch_size=4 \(now 8\), packed_sequence_size=64 \(now 32\)",
+    ),
+    Case("check_in_batch_packing", {"dataset": PackingProvider()}, ValueError, "greater than 1"),
+    Case("check_peft_checkpoint", {"peft": PostInitOnly()}, AssertionError, "checkpoint.pretrained_checkpoint"),
+    Case(
+        "check_sequence_lengths", {"model.seq_length": 64}, AssertionError, r"\(64\) must equal dataset.seq_length \(32"
+    ),
+    Case("check_sequence_lengths", {"dataset": _finetuning(seq_length=33)}, AssertionError, r"seq_length \(33\)"),
+    *(
+        Case(
+            "check_flex_dispatcher", {**_DEEPEP, "gpu": gpu}, ValueError, f"'deepep' runs on .* this one is {gpu.name}"
+        )
+        for gpu in (TURING, GB200, RTX_50)
+    ),
+    *(
+        Case("check_flex_dispatcher", {**_HYBRIDEP, "gpu": gpu}, ValueError, "'hybridep' runs on")
+        for gpu in (TURING, RTX_50)
+    ),
+]
+
+
+def _set(config: Any, values: dict[str, Any], patch: pytest.MonkeyPatch) -> None:
+    for key, value in sorted(values.items(), key=lambda item: "." in item[0]):  # whole sections first
+        section, _, name = key.partition(".")
+        if key == "gpu":
+            patch.setattr(flex_dispatcher, "current_device_info", lambda device=value: device)
+        elif key == "te":
+            patch.setattr(validate, "_has_te", lambda minimum, version=value: _parts(version) >= _parts(minimum))
+        elif section == "env":
+            patch.delenv(name, raising=False) if value is None else patch.setenv(name, value)
+        elif name:
+            setattr(getattr(config, section), name, value)
+        else:
+            setattr(config, section, copy.deepcopy(value))
+
+
+def _parts(version: str) -> list[int]:
+    return [int(part) for part in version.split(".")]
+
+
+def _rule(name: str) -> Callable[[ConfigContainer], None]:
+    return {rule.__name__: rule for rule in validate.CHECKS}[name]
+
+
+@pytest.mark.parametrize("case", LEGAL, ids=str)
+def test_the_last_legal_value(case: Case, config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    _set(config, case.values, monkeypatch)
+    config.validate()
+
+
+@pytest.mark.parametrize("case", ILLEGAL, ids=str)
+def test_the_first_illegal_value(case: Case, config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    _set(config, case.values, monkeypatch)
+    assert case.error is not None
+    with pytest.raises(case.error, match=case.message):
+        _rule(case.rule)(config)
+
+
+@pytest.mark.parametrize("case", ILLEGAL, ids=str)
+def test_validate_applies_the_rule(case: Case, config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    _set(config, case.values, monkeypatch)
+    assert case.error is not None
+    with pytest.raises(case.error, match=case.message):
+        config.validate()
+
+
+def _pairs() -> list[tuple[Case, Case]]:
+    """Pair the first illegal case of each rule with that of every later rule, where both can be set at once."""
+    firsts = [next(cases) for _, cases in itertools.groupby(ILLEGAL, key=lambda case: case.rule)]
+    return [(a, b) for a, b in itertools.combinations(firsts, 2) if _compatible(a.values, b.values)]
+
+
+def _compatible(first: dict[str, Any], second: dict[str, Any]) -> bool:
+    same = all(first[key] == second[key] for key in {*first} & {*second})
+    whole = {key for key in {*first, *second} if "." not in key}
+    return same and not any(key.partition(".")[0] in whole for key in {*first, *second} - whole)
+
+
+@pytest.mark.parametrize(("first", "second"), _pairs(), ids=lambda case: case.rule)
+def test_the_earlier_rule_speaks(first: Case, second: Case, config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    _set(config, {**second.values, **first.values}, monkeypatch)
+    assert first.error is not None
+    with pytest.raises(first.error, match=first.message):
+        config.validate()
+
+
+EFFECTS = [
+    (
+        "mark_packed_sequences",
+        {"dataset": PackingProvider(), "train.micro_batch_size": 2},
+        {"_pack_sequences_in_batch": True},
+    ),
+    ("sync_te_rng_tracker", {"rng.te_rng_tracker": True}, {"use_te_rng_tracker": True}),
+    ("clear_unused_graph_scope", {"model.cuda_graph_scope": "attn"}, {"cuda_graph_scope": []}),
+    ("sync_cpu_initialization", {"dist.lazy_mpu_init": True}, {"use_cpu_initialization": True}),
+    ("sync_cpu_initialization", {"model.use_cpu_initialization": True}, {"use_cpu_initialization": True}),
+    ("sync_cpu_initialization", {}, {"use_cpu_initialization": False}),
+]
+
+
+@pytest.mark.parametrize(("rule", "values", "expected"), EFFECTS)
+def test_effects_on_the_model(
+    rule: str, values: dict[str, Any], expected: dict[str, Any], config: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _set(config, values, monkeypatch)
+    config.validate()
+    assert {name: getattr(config.model, name) for name in expected} == expected
+
+
+def test_packing_is_known_before_the_model_is_finalized(config: Any) -> None:
+    seen: list[bool] = []
+    config.dataset, config.train.micro_batch_size = PackingProvider(), 2
+    config.model.finalize = lambda: seen.append(config.model._pack_sequences_in_batch)
+    config.validate()
+    assert seen == [True]
+
+
+def test_packing_that_is_turned_off_again_is_off_in_the_model(config: Any) -> None:
+    """Megatron-Bridge leaves the model's mark as it was."""
+    config.dataset, config.train.micro_batch_size = PackingProvider(), 2
+    config.validate()
+    config.dataset.pack_sequences_in_batch = False
+    config.validate()
+    assert config.model._pack_sequences_in_batch is False
+
+
+def test_a_model_without_packing_gets_no_mark(config: Any) -> None:
+    config.validate()
+    assert not hasattr(config.model, "_pack_sequences_in_batch")
+
+
+def test_every_section_is_finalized_once_and_in_order(config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    config.tensor_inspect, config.nvrx_straggler = TensorInspectConfig(), NVRxStragglerDetectionConfig()
+    order = [
+        "dataset",
+        "ddp",
+        "optimizer",
+        "model",
+        "logger",
+        "train",
+        "scheduler",
+        "checkpoint",
+        "profiling",
+        "nvrx_straggler",
+        "tensor_inspect",
+    ]
+    called: list[str] = []
+    for name in order:
+        monkeypatch.setattr(getattr(config, name), "finalize", lambda name=name: called.append(name), raising=False)
+    config.validate()
+    assert called == order
+
+
+@pytest.mark.parametrize("name", ["profiling", "nvrx_straggler", "tensor_inspect"])
+def test_sections_that_may_be_absent(name: str, config: Any) -> None:
+    setattr(config, name, None)
+    config.validate()
+
+
+def test_finalize_sees_what_was_changed_after_construction(config: Any) -> None:
+    config.ddp.reuse_grad_buf_for_mxfp8_param_ag = True
+    with pytest.raises(AssertionError, match="Reuse grad buffer only"):
+        config.validate()
+
+
+def test_a_section_without_finalize_has_its_post_init_repeated(config: Any) -> None:
+    config.peft, config.checkpoint.pretrained_checkpoint = PostInitOnly(), "/"
+    config.peft.dim = 16
+    config.validate()
+    assert config.peft.alpha == 32
+
+
+def test_a_section_with_finalize_has_no_post_init_repeated(config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(type(config.model), "__post_init__", lambda self: pytest.fail("called"))
+    validate.rerun_post_inits(config)
+
+
+def test_the_te_tracker_of_the_model_reaches_the_rng_section(config: Any) -> None:
+    config.model.use_te_rng_tracker = True
+    validate.sync_te_rng_tracker(config)
+    assert config.rng.te_rng_tracker is True
+
+
+def test_the_te_tracker_stays_off(config: Any) -> None:
+    config.validate()
+    assert (config.rng.te_rng_tracker, config.model.use_te_rng_tracker) == (False, False)
+
+
+@pytest.mark.parametrize(
+    ("world_size", "layout", "expected"), [(1, (1, 1, 1), 1), (8, (2, 1, 2), 2), (12, (2, 3, 2), 1), (24, (2, 3, 2), 2)]
+)
+def test_data_parallel_size(config: Any, world_size: int, layout: tuple[int, int, int], expected: int) -> None:
+    _set_layout(config, layout)
+    assert config.get_data_parallel_size(world_size) == expected
+
+
+@pytest.mark.parametrize(("world_size", "layout"), [(3, (2, 1, 1)), (3, (1, 2, 1)), (3, (1, 1, 2)), (18, (2, 3, 2))])
+def test_a_world_that_does_not_divide(config: Any, world_size: int, layout: tuple[int, int, int]) -> None:
+    _set_layout(config, layout)
+    with pytest.raises(AssertionError, match=rf"world size \({world_size}\) is not divisible by"):
+        config.get_data_parallel_size(world_size)
+
+
+def _set_layout(config: Any, layout: tuple[int, int, int]) -> None:
+    model = config.model
+    model.tensor_model_parallel_size, model.pipeline_model_parallel_size, model.context_parallel_size = layout
+
+
+def test_the_world_size_is_the_process_groups_before_the_environments(
+    config: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    config.set_data_parallel_size()
+    assert config.data_parallel_size == 4
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    config.set_data_parallel_size()
+    assert config.data_parallel_size == 2
+
+
+def test_validate_keeps_a_data_parallel_size_that_is_set(config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    config.data_parallel_size = 2
+    config.validate()
+    assert config.data_parallel_size == 2
+
+
+def test_validate_computes_the_data_parallel_size_for_overlap_too(config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    config.comm_overlap = CommOverlapConfig(tp_comm_overlap=False)
+    config.validate()
+    assert (config.data_parallel_size, config.comm_overlap.data_parallel_size) == (4, 4)
+
+
+def test_deterministic_mode_switches_torch(config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    _set(config, _DETERMINISTIC, monkeypatch)
+    config.validate()
+    assert torch.are_deterministic_algorithms_enabled()
+
+
+def test_a_refused_deterministic_mode_does_not_switch_torch(config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    _set(config, {**_DETERMINISTIC, "env.NCCL_ALGO": "ring"}, monkeypatch)
+    with pytest.raises(AssertionError):
+        config._validate_and_apply_deterministic_mode()
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_without_deterministic_mode_torch_is_left_alone(config: Any) -> None:
+    config.validate()
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+@pytest.mark.parametrize("scope", ["attn", [CudaGraphScope.attn], "full"])
+def test_the_scope_of_graphs_that_are_on_is_kept(scope: Any, config: Any) -> None:
+    config.model.cuda_graph_impl, config.model.cuda_graph_scope = "transformer_engine", scope
+    validate.clear_unused_graph_scope(config)
+    assert config.model.cuda_graph_scope == scope
+
+
+@pytest.mark.parametrize("section", ["dist", "ddp"])
+def test_megatron_fsdp_is_turned_on_in_both_places(section: str, config: Any) -> None:
+    getattr(config, section).use_megatron_fsdp = True
+    config.validate()
+    assert (config.dist.use_megatron_fsdp, config.ddp.use_megatron_fsdp) == (True, True)
+
+
+@pytest.mark.parametrize(
+    ("fsdp", "average", "no_registration", "expected"),
+    [(True, True, False, False), (True, True, True, True), (False, True, False, True), (True, False, False, False)],
+)
+def test_average_in_collective_under_fsdp(
+    fsdp: bool, average: bool, no_registration: bool, expected: bool, config: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config.ddp.use_megatron_fsdp, config.ddp.average_in_collective = fsdp, average
+    config.ddp.disable_symmetric_registration = no_registration
+    validate.drop_what_fsdp_lacks(config)
+    assert config.ddp.average_in_collective is expected
+    assert ("average_in_collective" in capsys.readouterr().out) is (average and not expected)
+
+
+@pytest.mark.parametrize("section", ["ddp", "optimizer"])
+@pytest.mark.parametrize("fsdp", [True, False])
+def test_the_mxfp8_buffer_under_fsdp(section: str, fsdp: bool, config: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    config.ddp.use_megatron_fsdp = fsdp
+    getattr(config, section).reuse_grad_buf_for_mxfp8_param_ag = True
+    validate.drop_what_fsdp_lacks(config)
+    assert getattr(config, section).reuse_grad_buf_for_mxfp8_param_ag is not fsdp
+    assert ("reuse_grad_buf" in capsys.readouterr().out) is fsdp
+
+
+def test_other_ranks_do_not_print(
+    config: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RANK", "1")
+    config.ddp.use_megatron_fsdp = config.ddp.average_in_collective = True
+    validate.drop_what_fsdp_lacks(config)
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    ("inspect", "checkpoint", "expected"),
+    [
+        ({"enabled": True}, {}, (".", 0)),
+        ({"enabled": True}, {"save": "c", "load": "l", "ckpt_step": 7}, ("c", 7)),
+        ({"enabled": True, "log_dir": "d", "init_training_step": 3}, {"load": "l", "ckpt_step": 7}, ("d", 3)),
+        ({"enabled": False}, {"save": "c", "load": "l", "ckpt_step": 7}, (None, 0)),
+    ],
+)
+def test_where_tensor_inspection_writes(
+    inspect: dict[str, Any], checkpoint: dict[str, Any], expected: tuple[str | None, int], config: Any
+) -> None:
+    config.tensor_inspect = TensorInspectConfig(**inspect)
+    for name, value in checkpoint.items():
+        setattr(config.checkpoint, name, value)
+    config.validate()
+    assert (config.tensor_inspect.log_dir, config.tensor_inspect.init_training_step) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("eval_iters", 7), ("eval_iters", 0), ("eval_interval", 5), ("skip_train", False)]
+)
+def test_deprecated_validation_fields_are_moved(name: str, value: Any, config: Any) -> None:
+    config.validation.skip_train = True
+    setattr(config.train, name, value)
+    with pytest.warns(DeprecationWarning, match=f"train.{name} is deprecated; set validation.{name}"):
+        config.validate()
+    assert (getattr(config.validation, name), getattr(config.train, name)) == (value, None)
+
+
+def test_a_deprecated_field_does_not_win_twice(config: Any) -> None:
+    """Megatron-Bridge copies it again on each call, over what has been set under the new name since."""
+    config.train.eval_iters = 7
+    with pytest.warns(DeprecationWarning, match="eval_iters"):
+        config.validate()
+    config.validation.eval_iters = 9
+    config.validate()
+    assert config.validation.eval_iters == 9
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {},
+        {**_SAMPLES, "scheduler.lr_decay_style": "WSD"},
+        {"scheduler.lr_decay_style": "WSD", "scheduler.lr_warmup_fraction": 0.3},
+        {**_FSDP, "ddp.average_in_collective": True, "rng.te_rng_tracker": True},
+        {"dataset": PackingProvider(), "train.micro_batch_size": 2},
+        {"dataset": _finetuning(num_workers=0)},
+        {
+            "tensor_inspect": TensorInspectConfig(enabled=True),
+            "peft": PostInitOnly(),
+            "checkpoint.pretrained_checkpoint": "/",
+        },
+    ],
+    ids=str,
+)
+def test_a_second_validation_changes_nothing(
+    values: dict[str, Any], config: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _set(config, values, monkeypatch)
+    config.validate()
+    once = _state(config)
+    config.validate()
+    assert _state(config) == once
+
+
+def _state(config: Any) -> dict[str, Any]:
+    """Return every attribute of every section as text: sections are compared by value, functions by name."""
+    sections = {name: getattr(section, "__dict__", section) for name, section in vars(config).items()}
+    return {
+        name: {key: getattr(value, "__qualname__", str(value)) for key, value in section.items()}
+        if isinstance(section, dict)
+        else section
+        for name, section in sections.items()
+    }
+
+
+def test_a_sample_based_run_can_be_validated_again(config: Any) -> None:
+    """In Megatron-Bridge the first call sets `train_iters`, and the second refuses it beside `train_samples`."""
+    config.train = TrainingConfig(train_samples=100, micro_batch_size=1, global_batch_size=4)
+    for _ in range(3):
+        config.validate()
+    assert (config.train.train_iters, config.scheduler.lr_decay_steps) == (25, 100)
+
+
+def test_a_change_between_two_validations_is_seen(config: Any) -> None:
+    config.validate()
+    config.train.train_iters, config.train.global_batch_size = 20, 8
+    config.validate()
+    assert (config.scheduler.lr_decay_iters, config.scheduler.lr_decay_steps) == (20, 160)
+    config.model.seq_length = 64
+    with pytest.raises(AssertionError, match="seq_length"):
+        config.validate()
+
+
+def test_a_run_can_change_from_iterations_to_samples(config: Any) -> None:
+    config.validate()
+    config.train.train_iters, config.train.train_samples = None, 100
+    config.validate()
+    assert (config.scheduler.lr_decay_iters, config.scheduler.lr_decay_samples) == (None, 100)
+
+
+def test_the_model_is_only_looked_at_through_attributes(config: Any) -> None:
+    """A model of another kind has no finalize, and not every field."""
+    layout = dict(tensor_model_parallel_size=1, pipeline_model_parallel_size=1, context_parallel_size=1)
+    config.model = SimpleNamespace(bf16=False, fp16=False, seq_length=32, **layout)
+    config.validate()
+    assert config.data_parallel_size == 1
+
+
+def test_the_methods_are_the_rules(config: Any) -> None:
+    config.model.cp_comm_type = "a2a+p2p"
+    with pytest.raises(AssertionError, match="hierarchical"):
+        config._validate_cp_comm_type()
+    config.scheduler.lr_decay_samples = 1
+    with pytest.raises(AssertionError, match="lr_decay_samples"):
+        config._validate_training_scheduler_compatibility()
+
+
+def test_no_gpu_means_no_device_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert flex_dispatcher.current_device_info() is None
+
+
+def test_the_gpu_is_asked_for_its_name_and_capability(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    properties = SimpleNamespace(name="NVIDIA H200", major=9, minor=0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
+    assert flex_dispatcher.current_device_info() == HOPPER
+
+
+@pytest.mark.parametrize("dispatcher", ["alltoall", "allgather"])
+def test_other_dispatchers_run_anywhere(dispatcher: str) -> None:
+    model = SimpleNamespace(moe_token_dispatcher_type=dispatcher, moe_flex_dispatcher_backend="deepep")
+    flex_dispatcher.validate_flex_dispatcher_backend(model, TURING)
+
+
+def test_the_format_that_fsdp_alone_writes_is_refused_before_async_save_is(config: Any) -> None:
+    config.checkpoint.save, config.checkpoint.async_save, config.checkpoint.ckpt_format = "c", True, "fsdp_dtensor"
+    with pytest.raises(AssertionError, match="use_megatron_fsdp=True"):
+        config.validate()
+
+
+def test_the_gloo_rule_sees_the_optimizer_that_ddp_asked_for(config: Any) -> None:
+    config.ddp.use_distributed_optimizer, config.dist.use_gloo_process_groups = True, False
+    config.checkpoint.ckpt_format = "torch"
+    with (
+        pytest.warns(UserWarning, match="use_distributed_optimizer"),
+        pytest.raises(AssertionError, match="use_gloo_process_groups=False"),
+    ):
+        config.validate()
+
+
+def test_a_refused_configuration_keeps_its_deprecated_fields(config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    _set(config, {**_DEEPEP, "gpu": TURING, "train.eval_iters": 7}, monkeypatch)
+    with pytest.raises(ValueError, match="deepep"):
+        config.validate()
+    assert (config.train.eval_iters, config.validation.eval_iters) == (7, 100)
+
+
+def test_the_order_of_the_rules() -> None:
+    """Most neighbours could change places unseen; people who know Megatron-Bridge expect its order all the same."""
+    assert [rule.__name__ for rule in validate.CHECKS] == [
+        "mark_packed_sequences",
+        "finalize_sections",
+        "sync_te_rng_tracker",
+        "rerun_post_inits",
+        "ensure_data_parallel_size",
+        "apply_deterministic_mode",
+        "_validate_and_sync_distributed_optimizer_settings",
+        "_validate_mixed_precision_consistency",
+        "_validate_fine_grained_activation_offloading",
+        "check_full_iteration_graph",
+        "clear_unused_graph_scope",
+        "check_one_fsdp",
+        "apply_megatron_fsdp",
+        "drop_what_fsdp_lacks",
+        "check_modelopt_fusion",
+        "check_fsdp_format",
+        "check_async_save_format",
+        "default_tensor_inspect",
+        "sync_cpu_initialization",
+        "check_decentralized_groups",
+        "check_gloo_free_format",
+        "check_training_scheduler_compatibility",
+        "calculate_scheduler_steps",
+        "check_sequence_split",
+        "check_cp_comm_type",
+        "check_packed_micro_batch",
+        "check_in_batch_packing",
+        "check_peft_checkpoint",
+        "check_sequence_lengths",
+        "check_flex_dispatcher",
+        "move_deprecated_validation_fields",
+    ]
+    positions = [[rule.__name__ for rule in validate.CHECKS].index(case.rule) for case in ILLEGAL]
+    assert positions == sorted(positions)  # which the pairs above rely on
+
+
+# Rules that refuse nothing by themselves, and the tests of what they change
+CHANGES_ONLY = {
+    "mark_packed_sequences": test_packing_is_known_before_the_model_is_finalized,
+    "sync_te_rng_tracker": test_the_te_tracker_of_the_model_reaches_the_rng_section,
+    "rerun_post_inits": test_a_section_without_finalize_has_its_post_init_repeated,
+    "_validate_and_sync_distributed_optimizer_settings": "tests/training/config/test_update.py",
+    "clear_unused_graph_scope": test_the_scope_of_graphs_that_are_on_is_kept,
+    "drop_what_fsdp_lacks": test_average_in_collective_under_fsdp,
+    "default_tensor_inspect": test_where_tensor_inspection_writes,
+    "sync_cpu_initialization": test_effects_on_the_model,
+    "move_deprecated_validation_fields": test_deprecated_validation_fields_are_moved,
+}
+
+
+def test_every_rule_is_tested() -> None:
+    refusing = {case.rule for case in ILLEGAL}
+    assert refusing.isdisjoint(CHANGES_ONLY)
+    assert refusing | set(CHANGES_ONLY) == {rule.__name__ for rule in validate.CHECKS}
+    assert refusing - {case.rule for case in LEGAL} == {"finalize_sections"}  # its legal value is every legal case

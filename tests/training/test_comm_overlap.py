@@ -1,0 +1,577 @@
+"""Which communication overlaps, on Megatron-Core's own configs, and the tuned user-buffer presets."""
+
+import copy
+import logging
+import re
+import sys
+import types
+import warnings
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # Megatron-Core warns of every optional package that is not installed
+    pytest.importorskip("megatron.core")
+    import megatron.core.utils as megatron_utils
+    from megatron.core.distributed import DistributedDataParallelConfig
+    from megatron.core.optimizer import OptimizerConfig
+    from megatron.core.transformer import TransformerConfig
+    from megatron.core.transformer.enums import CudaGraphScope
+
+    from cloudai_mbridge.training import comm_overlap
+    from cloudai_mbridge.training.comm_overlap import (
+        BulkOverlapCfg,
+        CommOverlapConfig,
+        PipelineOverlapCfg,
+        RingExchangeOverlapCfg,
+        TPOverlapCfg,
+        TransformerLayerTPOverlapCfg,
+        expert_rules,
+    )
+    from cloudai_mbridge.training.comm_overlap.user_buffers import as_te_dict
+
+NO_TE = megatron_utils.get_te_version() is None
+SLOTS = (
+    *("qkv_dgrad", "qkv_wgrad", "fc1_dgrad", "fc1_wgrad", "qkv_fprop"),
+    *("proj_dgrad", "fc1_fprop", "fc2_dgrad", "proj_fprop", "fc2_fprop"),
+)
+# In the order of SLOTS. b<n>: bulk on n SMs; r: ring; p<n>: pipeline on n SMs. Then a: aggregated, m: SM margin,
+# c: clusters of 2, f: FP8 buffer. A dash: nothing. Pipelines have the margin and clusters of 2 always.
+PRESETS = {
+    "bf16_h100_h8192_tp4_mbs1_seqlen8192": "b4 b24 b2 b4 r r r r p24 p16",
+    "fp8_h100_h8192_tp4_mbs1_seqlen8192": "b4 b24 b2 b4 r r r r rm rm",
+    "bf16_b200_h8192_tp2_mbs1_seqlen8192": "b16 b24 b2 b4 r r r r p32 p16",
+    "fp8_b200_h8192_tp2_mbs1_seqlen8192": "b4 b24 b2 b4 r r r r rm rm",
+    "bf16_h100_h16384_tp8_cp2_mbs1_seqlen8192": "b2 b24 b2 b2 r r r r p24 p8",
+    "fp8_h100_h16384_tp8_cp2_mbs1_seqlen8192": "b2 b24 b2 b2 r r r r rm rm",
+    "bf16_b200_h16384_tp4_cp2_mbs1_seqlen8192": "b8 b24 b2 b2 r r r r p32 p8",
+    "fp8_b200_h16384_tp4_cp2_mbs1_seqlen8192": "b8 b32 b2 b8 r r r r rm rm",
+    "fp8_h100_h8192_tp2_mbs1_seqlen4096_lora": "b2 - p16f - rm rm rm rm rmcf rmcf",
+    "fp8_h100_h16384_tp4_mbs1_seqlen2048_lora": "b2 - p16f - ra ra ra ra p32f p16f",
+    "bf16_h100_h6144_tp2_mbs2_seqlen2048": "b8 b16 b4 b16 r r r r p16 p24",
+    "fp8_h100_h6144_tp2_mbs2_seqlen2048": "b8 b16 b4 b16 r r r r p16f p24f",
+    "bf16_h100_h12288_tp4_mbs1_seqlen2048": "b4 b4 b2 b4 r r r r p24 rm",
+    "fp8_h100_h12288_tp4_mbs1_seqlen2048": "b4 b4 b2 b4 r r r r rm rm",
+    "bf16_b200_h12288_tp4_mbs1_seqlen2048": "b4 b16 b2 b8 r r r r rm rm",
+    "fp8_b200_h12288_tp4_mbs1_seqlen2048": "b4 b16 b2 b8 r r r r rm rm",
+    "bf16_b200_h6144_tp2_mbs1_seqlen4096": "b8 b32 b2 b8 r r r r rm rm",
+    "bf16_b200_h18432_tp8_mbs1_seqlen4096": "b8 b32 b2 b8 r r r r rm p24",
+    "fp8_b200_h18432_tp8_mbs1_seqlen4096": "b8 b32 b2 b8 r r r r rm rm",
+}
+# The settings that `initialize_ub` of Transformer Engine 2.x knows
+TE_SETTINGS = {
+    *("method", "is_reduce_scatter", "num_sm", "cga_size", "set_sm_margin", "num_splits", "aggregate"),
+    *("atomic_gemm", "use_ce", "fp8_buf", "comm_priority", "gemm_priority", "pipeline_rs_overlap_first_gemm"),
+}
+
+
+def _te_settings(code: str) -> dict[str, Any] | None:
+    """Spell a code of PRESETS out."""
+    if code == "-":
+        return None
+    kind, num_sm, letters = re.fullmatch(r"([brp])(\d*)([amcf]*)", code).groups()  # type: ignore[union-attr]
+    if kind == "b":
+        return {"method": "bulk", "num_sm": int(num_sm), "cga_size": 2, "set_sm_margin": False}
+    shared = {"atomic_gemm": False, "fp8_buf": "f" in letters}
+    if kind == "p":
+        pipeline = {"method": "pipeline", "num_sm": int(num_sm), "cga_size": 2, "num_splits": 4, "set_sm_margin": True}
+        return pipeline | shared
+    cga_size, margin = 2 if "c" in letters else 1, "m" in letters
+    ring = {"method": "ring_exchange", "num_sm": 1, "cga_size": cga_size, "set_sm_margin": margin}
+    return ring | {"aggregate": "a" in letters} | shared
+
+
+def _model(**changes: Any) -> Any:
+    """Return a model config that Megatron-Core accepted, then changed: the rules here have to hold by themselves."""
+    model = TransformerConfig(num_layers=4, hidden_size=8, num_attention_heads=4, cuda_graph_scope=[])
+    for name, value in changes.items():
+        assert hasattr(model, name), name
+        setattr(model, name, value)
+    return model
+
+
+def _ddp(**changes: Any) -> Any:
+    return DistributedDataParallelConfig(**{"use_distributed_optimizer": True, **changes})
+
+
+def _setup(model: Any, ddp: Any = None, dp: int = 1, **settings: Any) -> tuple[Any, Any, Any]:
+    optimizer, ddp = OptimizerConfig(), ddp or _ddp()
+    config = CommOverlapConfig(**{"tp_comm_overlap": False, "data_parallel_size": dp, **settings})
+    config.finalize()
+    config.setup(model, optimizer, ddp)
+    return model, optimizer, ddp
+
+
+@pytest.fixture
+def fake_te(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Make a FAKE Transformer Engine of a version importable. It has a version and nothing else."""
+
+    def install(version: str) -> None:
+        module = types.ModuleType("transformer_engine")
+        module.__version__ = version  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, "transformer_engine", module)
+        monkeypatch.setattr(megatron_utils, "_te_version", None)  # what Megatron-Core remembers
+
+    return install
+
+
+# Presets and kinds
+
+
+def test_the_19_presets_are_attributes_of_the_module() -> None:
+    names = {name.removeprefix("userbuffers_") for name in comm_overlap.__all__ if name.startswith("userbuffers_")}
+    assert names == set(PRESETS)
+    assert len(names) == 19
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_has_its_numbers(name: str) -> None:
+    expected = {slot: _te_settings(code) for slot, code in zip(SLOTS, PRESETS[name].split(), strict=True)}
+    preset = getattr(comm_overlap, f"userbuffers_{name}")
+    assert isinstance(preset, TransformerLayerTPOverlapCfg)
+    assert as_te_dict(preset) == {slot: settings for slot, settings in expected.items() if settings is not None}
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_transformer_engine_accepts_a_preset(name: str) -> None:
+    """The rules that `initialize_ub` checks on a GPU."""
+    layer = as_te_dict(getattr(comm_overlap, f"userbuffers_{name}"))
+    for settings in layer.values():
+        assert settings.keys() <= TE_SETTINGS
+        assert all(type(settings[key]) is bool for key in ("set_sm_margin", "fp8_buf") if key in settings)
+    reduce_scatters = {"proj_fprop", "fc2_fprop"}
+    for dgrad, wgrad in (("qkv_dgrad", "qkv_wgrad"), ("fc1_dgrad", "fc1_wgrad")):
+        if layer[dgrad]["method"] != "bulk":
+            reduce_scatters.add(dgrad)
+            assert wgrad not in layer
+    assert {slot for slot, settings in layer.items() if settings["method"] == "pipeline"} <= reduce_scatters
+    assert re.search(r"_h\d+_tp\d+(_cp\d+)?_mbs\d_seqlen\d+(_lora)?$", name)
+
+
+def test_a_layer_has_ten_slots() -> None:
+    assert tuple(field.name for field in fields(TransformerLayerTPOverlapCfg)) == SLOTS
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        (BulkOverlapCfg(3, 2, True), {"num_sm": 3, "cga_size": 2, "set_sm_margin": True, "method": "bulk"}),
+        (
+            PipelineOverlapCfg(3, 2, 4, True),
+            {"num_sm": 3, "cga_size": 2, "num_splits": 4, "set_sm_margin": True, "fp8_buf": False}
+            | {"atomic_gemm": False, "method": "pipeline"},
+        ),
+        (
+            RingExchangeOverlapCfg(),
+            {"aggregate": False, "method": "ring_exchange", "num_sm": 1, "cga_size": 1, "set_sm_margin": False}
+            | {"fp8_buf": False, "atomic_gemm": False},
+        ),
+    ],
+)
+def test_the_fields_and_defaults_of_a_kind(kind: TPOverlapCfg, expected: dict[str, Any]) -> None:
+    assert isinstance(kind, TPOverlapCfg)
+    assert vars(kind) == expected
+    assert list(vars(kind)) == list(expected)
+
+
+def test_a_pipeline_has_no_fp8_buffer_by_default() -> None:
+    """Megatron-Bridge's default is the tuple (False,), which is true: a BF16 pipeline would get an FP8 buffer."""
+    assert PipelineOverlapCfg(num_sm=1, cga_size=2, num_splits=4, set_sm_margin=True).fp8_buf is False
+
+
+def test_changing_a_config_leaves_the_preset_alone() -> None:
+    preset = comm_overlap.userbuffers_bf16_h100_h8192_tp4_mbs1_seqlen8192
+    before = copy.deepcopy(preset)
+    config = CommOverlapConfig(tp_comm_overlap=True, tp_comm_overlap_cfg=preset)
+    assert config.tp_comm_overlap_cfg == preset
+    config.tp_comm_overlap_cfg.qkv_dgrad.num_sm = 99  # type: ignore[union-attr]
+    config.tp_comm_overlap_cfg = preset
+    config.tp_comm_overlap_cfg.qkv_wgrad = None
+    assert preset == before
+
+
+# The config
+
+
+def test_fields_and_defaults() -> None:
+    defaults = {field.name: field.default for field in fields(CommOverlapConfig)}
+    assert len(defaults) == 15
+    assert {name: default for name, default in defaults.items() if default is not None} == {
+        "tp_comm_overlap": fields(CommOverlapConfig)[0].default,
+        "tp_comm_bootstrap_backend": "nccl",
+    }
+    with pytest.raises(TypeError, match="tp_comm_overlap"):
+        CommOverlapConfig()  # type: ignore[call-arg]
+
+
+def test_only_the_first_finalize_looks_at_the_fields() -> None:
+    config = CommOverlapConfig(tp_comm_overlap=False, data_parallel_size=2, bucket_size=5)
+    config.finalize()
+    config.bucket_size = 6
+    config.finalize()
+    ddp = _ddp()
+    config.setup(_model(), OptimizerConfig(), ddp)
+    assert ddp.bucket_size == 5
+
+
+def test_setup_finalizes_and_can_be_repeated() -> None:
+    config = CommOverlapConfig(tp_comm_overlap=True, data_parallel_size=2)
+    written = copy.deepcopy({field.name: getattr(config, field.name) for field in fields(config)})
+    model, optimizer, ddp = _model(), OptimizerConfig(), _ddp()
+    config.setup(model, optimizer, ddp)
+    first = [dict(vars(target)) for target in (model, optimizer, ddp)]
+    config.setup(model, optimizer, ddp)
+    assert [vars(target) for target in (model, optimizer, ddp)] == first
+    assert {field.name: getattr(config, field.name) for field in fields(config)} == written
+
+
+# Tensor parallelism
+
+
+@pytest.mark.skipif(not NO_TE, reason="Transformer Engine is installed")
+def test_tp_overlap_is_off_without_transformer_engine(caplog: pytest.LogCaptureFixture) -> None:
+    preset = comm_overlap.userbuffers_bf16_h100_h8192_tp4_mbs1_seqlen8192
+    model = _model(tensor_model_parallel_size=2, sequence_parallel=True)
+    model.tp_comm_overlap_cfg = "there before"
+    _setup(model, tp_comm_overlap=True, tp_comm_overlap_cfg=preset)
+    assert (model.tp_comm_overlap, model.tp_comm_overlap_cfg) == (False, None)
+    assert "overlap is turned off: Transformer Engine is not installed" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"tensor_model_parallel_size": 1}, "tensor_model_parallel_size is 1; it takes 2 or more"),
+        ({"sequence_parallel": False}, "sequence_parallel is off"),
+    ],
+)
+def test_tp_overlap_is_off_where_it_cannot_work(
+    changes: dict[str, Any], why: str, fake_te: Callable[[str], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    fake_te("2.9.0")
+    model = _model(**{"tensor_model_parallel_size": 2, "sequence_parallel": True, **changes})
+    _setup(model, tp_comm_overlap=True)
+    assert model.tp_comm_overlap is False
+    assert not hasattr(model, "tp_comm_overlap_cfg")
+    assert [record.levelno for record in caplog.records] == [logging.WARNING]
+    assert caplog.messages == [f"tensor-parallel communication overlap is turned off: {why}"]
+
+
+@pytest.mark.parametrize("name", ["bf16_h100_h8192_tp4_mbs1_seqlen8192", "fp8_h100_h16384_tp4_mbs1_seqlen2048_lora"])
+def test_tp_overlap_with_a_fake_transformer_engine(
+    name: str, fake_te: Callable[[str], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    fake_te("2.9.0")
+    preset = getattr(comm_overlap, f"userbuffers_{name}")
+    model = _model(tensor_model_parallel_size=2, sequence_parallel=True)
+    _setup(model, tp_comm_overlap=True, tp_comm_overlap_cfg=preset, tp_comm_bootstrap_backend="gloo")
+    assert (model.tp_comm_overlap, model.tp_comm_bootstrap_backend) == (True, "gloo")
+    assert model.tp_comm_overlap_cfg == as_te_dict(preset)
+    assert all(type(settings) is dict for settings in model.tp_comm_overlap_cfg.values())
+    assert not caplog.records
+
+
+def test_tp_overlap_without_a_layer_config_is_transformer_engines(
+    fake_te: Callable[[str], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    fake_te("2.9.0")
+    model = _model(tensor_model_parallel_size=2, sequence_parallel=True, tp_comm_bootstrap_backend="mpi")
+    _setup(model, tp_comm_overlap=True, tp_comm_bootstrap_backend=None)
+    assert (model.tp_comm_overlap, model.tp_comm_overlap_cfg, model.tp_comm_bootstrap_backend) == (True, None, "mpi")
+    assert "no tp_comm_overlap_cfg" in caplog.text
+
+
+def test_tp_overlap_not_asked_for_is_off_without_a_word(caplog: pytest.LogCaptureFixture) -> None:
+    model = _model(tp_comm_overlap=True)
+    _setup(model, tp_comm_overlap=False)
+    assert model.tp_comm_overlap is False
+    assert not caplog.records
+
+
+# Pipeline parallelism
+
+
+@pytest.mark.parametrize(
+    ("pp", "vp", "overlap", "batch"),
+    [
+        (1, None, False, False),
+        (1, 2, False, False),
+        (2, None, False, True),
+        (2, 1, False, True),
+        (2, 2, True, False),
+        (4, 3, True, False),
+    ],
+)
+def test_pipeline_overlap(pp: int, vp: int | None, overlap: bool, batch: bool) -> None:
+    model = _model(pipeline_model_parallel_size=pp, virtual_pipeline_model_parallel_size=vp)
+    _setup(model)
+    assert (model.overlap_p2p_comm, model.batch_p2p_comm) == (overlap, batch)
+    assert (model.defer_embedding_wgrad_compute, model.wgrad_deferral_limit) == (False, -1)
+    assert (model.overlap_moe_expert_parallel_comm, model.delay_wgrad_compute) == (False, False)
+
+
+def test_the_users_pipeline_overlap_wins() -> None:
+    model = _model(pipeline_model_parallel_size=2, virtual_pipeline_model_parallel_size=2)
+    settings = {
+        "overlap_p2p_comm": False,
+        "batch_p2p_comm": True,
+        "defer_embedding_wgrad_compute": True,
+        "wgrad_deferral_limit": 22,
+    }
+    _setup(model, **settings)
+    assert {name: getattr(model, name) for name in settings} == settings
+
+
+# Data parallelism
+
+
+@pytest.mark.parametrize(
+    ("dp", "pp", "vp", "align"),
+    [(2, 1, None, False), (2, 2, None, False), (2, 2, 1, False), (2, 1, 2, False), (2, 2, 2, True)],
+)
+def test_data_parallel_overlap(dp: int, pp: int, vp: int | None, align: bool) -> None:
+    model = _model(pipeline_model_parallel_size=pp, virtual_pipeline_model_parallel_size=vp)
+    _, optimizer, ddp = _setup(model, dp=dp)
+    assert (ddp.bucket_size, ddp.overlap_grad_reduce, ddp.overlap_param_gather) == (134217728, True, True)
+    assert ddp.align_param_gather is align
+    assert (optimizer.overlap_param_gather, optimizer.overlap_param_gather_with_optimizer_step) == (True, False)
+
+
+def test_one_replica_has_nothing_to_overlap() -> None:
+    model = _model(pipeline_model_parallel_size=2, virtual_pipeline_model_parallel_size=2)
+    there_before = _ddp(bucket_size=1, overlap_grad_reduce=True, overlap_param_gather=True, align_param_gather=True)
+    _, optimizer, ddp = _setup(model, there_before, dp=1)
+    assert (ddp.bucket_size, ddp.overlap_grad_reduce, ddp.overlap_param_gather, ddp.align_param_gather) == (
+        None,
+        False,
+        False,
+        False,
+    )
+    assert optimizer.overlap_param_gather is False
+
+
+@pytest.mark.parametrize("dp", [1, 2])
+def test_the_users_data_parallel_overlap_wins(dp: int) -> None:
+    _, optimizer, ddp = _setup(
+        _model(),
+        dp=dp,
+        bucket_size=7,
+        overlap_grad_reduce=False,
+        overlap_param_gather=True,
+        overlap_param_gather_with_optimizer_step=True,
+        align_param_gather=True,
+    )
+    assert (ddp.bucket_size, ddp.overlap_grad_reduce, ddp.overlap_param_gather) == (7, False, True)
+    assert ddp.align_param_gather is True
+    assert (optimizer.overlap_param_gather, optimizer.overlap_param_gather_with_optimizer_step) == (True, True)
+
+
+def test_without_a_distributed_optimizer_the_data_parallel_part_stays() -> None:
+    _, optimizer, ddp = _setup(_model(), _ddp(use_distributed_optimizer=False, bucket_size=3), dp=8, bucket_size=7)
+    assert ddp == DistributedDataParallelConfig(bucket_size=3)
+    assert optimizer == OptimizerConfig()
+
+
+def test_another_ddp_stays_as_it_is() -> None:
+    other = types.SimpleNamespace(use_distributed_optimizer=True, overlap_grad_reduce=False, bucket_size=3)
+    CommOverlapConfig(tp_comm_overlap=False).setup(_model(), OptimizerConfig(), other)
+    assert vars(other) == {"use_distributed_optimizer": True, "overlap_grad_reduce": False, "bucket_size": 3}
+
+
+def test_the_data_parallel_size_has_to_be_known() -> None:
+    with pytest.raises(ValueError, match="data_parallel_size is not known yet"):
+        CommOverlapConfig(tp_comm_overlap=False).setup(_model(), OptimizerConfig(), _ddp())
+
+
+# Expert parallelism
+
+EXPERTS: dict[str, Any] = {
+    "bf16": True,
+    "expert_model_parallel_size": 2,
+    "num_moe_experts": 2,
+    "moe_token_dispatcher_type": "alltoall",
+}
+_EP: dict[str, Any] = {"overlap_moe_expert_parallel_comm": True}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"moe_token_dispatcher_type": "flex"},
+        {"bf16": False, "fp16": True},
+        {"pipeline_model_parallel_size": 2, "virtual_pipeline_model_parallel_size": 1},
+        {"recompute_granularity": "selective"},
+        {"mtp_num_layers": 1},
+    ],
+)
+def test_expert_overlap_is_legal(changes: dict[str, Any]) -> None:
+    model, _, _ = _setup(_model(**(EXPERTS | changes)), **_EP)
+    assert model.overlap_moe_expert_parallel_comm is True
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"expert_model_parallel_size": 1}, "expert_model_parallel_size > 1, not 1"),
+        ({"num_moe_experts": 1}, "num_moe_experts > 1, not 1"),
+        ({"num_moe_experts": None}, "num_moe_experts > 1, not None"),
+        ({"moe_token_dispatcher_type": "allgather"}, 'moe_token_dispatcher_type "alltoall" or "flex", not'),
+        ({"bf16": False}, "bf16 or fp16"),
+        (
+            {"pipeline_model_parallel_size": 2},
+            "virtual_pipeline_model_parallel_size with pipeline_model_parallel_size 2",
+        ),
+        ({"recompute_granularity": "full"}, 'recompute_granularity other than "full"'),
+        ({"recompute_method": "uniform"}, 'recompute_method None, not "uniform"'),
+        ({"recompute_num_layers": 1}, "recompute_num_layers None, not 1"),
+        ({"moe_shared_expert_overlap": True}, "moe_shared_expert_overlap off"),
+        ({"mtp_num_layers": 2}, "mtp_num_layers None or 1, not 2"),
+    ],
+)
+def test_expert_overlap_is_illegal_and_then_nothing_is_written(changes: dict[str, Any], message: str) -> None:
+    model, ddp = _model(**(EXPERTS | changes)), _ddp()
+    before = dict(vars(model))
+    with pytest.raises(AssertionError, match=re.escape(f"overlap_moe_expert_parallel_comm requires {message}")):
+        _setup(model, ddp, dp=2, **_EP)
+    assert vars(model) == before
+    assert ddp == _ddp()
+
+
+@pytest.mark.parametrize(("version", "legal"), [("2.6.0", True), ("2.5.1", False)])
+def test_expert_overlap_hangs_in_old_torch(version: str, legal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    from packaging.version import Version
+
+    monkeypatch.setattr(megatron_utils, "_torch_version", Version(version))
+    if legal:
+        _setup(_model(**EXPERTS), **_EP)
+    else:
+        with pytest.raises(AssertionError, match=r"requires torch >= 2\.6\.0"):
+            _setup(_model(**EXPERTS), **_EP)
+
+
+def test_a_model_has_to_know_expert_overlap() -> None:
+    model = types.SimpleNamespace(pipeline_model_parallel_size=1, virtual_pipeline_model_parallel_size=None)
+    with pytest.raises(AssertionError, match="SimpleNamespace has no field overlap_moe_expert_parallel_comm"):
+        CommOverlapConfig(tp_comm_overlap=False).setup(model, None, None)
+
+
+def test_the_models_own_flag_is_turned_off_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    model = _model(**EXPERTS, overlap_moe_expert_parallel_comm=True)
+    _setup(model)
+    assert model.overlap_moe_expert_parallel_comm is False
+    assert "set comm_overlap.overlap_moe_expert_parallel_comm to have it" in caplog.text
+
+
+# Delayed weight gradients
+
+_DELAY: dict[str, Any] = {"overlap_moe_expert_parallel_comm": True, "delay_wgrad_compute": True}
+
+
+def test_delayed_wgrad_reaches_model_and_ddp() -> None:
+    for ddp in (_ddp(), _ddp(use_distributed_optimizer=False)):
+        model, _, _ = _setup(_model(**EXPERTS), ddp, **_DELAY)
+        assert model.delay_wgrad_compute is True
+        assert ddp.delay_wgrad_compute is True
+
+
+@pytest.mark.parametrize("flag_of_the_model", [False, True])
+def test_delayed_wgrad_requires_expert_overlap(flag_of_the_model: bool) -> None:
+    """The model's own flag does not count: this section turns it off."""
+    model = _model(**EXPERTS, overlap_moe_expert_parallel_comm=flag_of_the_model)
+    with pytest.raises(AssertionError, match="delay_wgrad_compute requires overlap_moe_expert_parallel_comm"):
+        _setup(model, delay_wgrad_compute=True)
+
+
+@pytest.mark.skipif(not NO_TE, reason="Transformer Engine is installed")
+@pytest.mark.parametrize(
+    ("setup", "what"),
+    [
+        ({"dp": 2}, "overlap_grad_reduce"),  # which two replicas turn on
+        ({"overlap_grad_reduce": True}, "overlap_grad_reduce"),
+        (
+            {"ddp": {"use_distributed_optimizer": False, "overlap_grad_reduce": True}},
+            "overlap_grad_reduce",
+        ),
+        ({"model": {"gradient_accumulation_fusion": True}}, "gradient_accumulation_fusion"),
+    ],
+)
+def test_delayed_wgrad_without_transformer_engine(setup: dict[str, Any], what: str) -> None:
+    model = _model(**EXPERTS, **setup.pop("model", {}))
+    ddp = _ddp(**setup.pop("ddp", {}))
+    message = f"delay_wgrad_compute requires Transformer Engine >= 2.7.0 together with {what}; none is installed"
+    with pytest.raises(AssertionError, match=re.escape(message)):
+        _setup(model, ddp, **setup, **_DELAY)
+
+
+@pytest.mark.parametrize(("version", "legal"), [("2.7.0", True), ("2.6.0", False)])
+def test_delayed_wgrad_with_a_fake_transformer_engine(
+    version: str, legal: bool, fake_te: Callable[[str], None]
+) -> None:
+    fake_te(version)
+    model = _model(**EXPERTS, gradient_accumulation_fusion=True)
+    if legal:
+        _setup(model, dp=2, **_DELAY)
+        assert model.delay_wgrad_compute is True
+    else:
+        with pytest.raises(AssertionError, match=r"2\.7\.0 together with overlap_grad_reduce; 2\.6\.0 is installed"):
+            _setup(model, dp=2, **_DELAY)
+
+
+GRAPHED: dict[str, Any] = {
+    **EXPERTS,
+    "gradient_accumulation_fusion": True,
+    "add_bias_linear": False,
+    "cuda_graph_scope": [CudaGraphScope.attn],
+}
+_SHARED = {"cuda_graph_scope": [CudaGraphScope.moe_router], "moe_shared_expert_intermediate_size": 8}
+
+
+@pytest.mark.parametrize(
+    ("version", "changes", "message"),
+    [
+        ("2.12.0", {}, None),
+        ("2.11.0", {}, "Transformer Engine >= 2.12.0 inside a CUDA graph; 2.11.0 is installed"),
+        ("2.12.0", {"gradient_accumulation_fusion": False}, "gradient_accumulation_fusion inside a CUDA graph"),
+        ("2.12.0", {"add_bias_linear": True}, "add_bias_linear off with attention"),
+        ("2.12.0", {"add_qkv_bias": True}, "add_qkv_bias off with attention"),
+        ("2.7.0", {"cuda_graph_scope": []}, None),
+        ("2.7.0", {"cuda_graph_scope": [CudaGraphScope.mlp]}, None),
+        ("2.7.0", {"cuda_graph_scope": [CudaGraphScope.moe_router]}, None),
+        ("2.7.0", _SHARED, "Transformer Engine >= 2.12.0"),
+        ("2.12.0", _SHARED | {"add_bias_linear": True}, None),
+        ("2.7.0", {"cuda_graph_scope": "attn"}, "Transformer Engine >= 2.12.0"),
+        ("2.7.0", {"cuda_graph_scope": "mlp,attn"}, "Transformer Engine >= 2.12.0"),
+    ],
+)
+def test_delayed_wgrad_in_a_cuda_graph(
+    version: str, changes: dict[str, Any], message: str | None, fake_te: Callable[[str], None]
+) -> None:
+    fake_te(version)
+    model = _model(**(GRAPHED | changes))
+    if message is None:
+        _setup(model, **_DELAY)
+        assert model.delay_wgrad_compute is True
+    else:
+        with pytest.raises(AssertionError, match=re.escape(f"delay_wgrad_compute requires {message}")):
+            _setup(model, **_DELAY)
+
+
+@pytest.mark.parametrize(
+    ("scope", "names"),
+    [
+        (None, set()),
+        ([], set()),
+        ("attn", {"attn"}),
+        ("attn, moe_router", {"attn", "moe_router"}),
+        ("CudaGraphScope.attn", {"attn"}),
+        (CudaGraphScope.attn, {"attn"}),
+        ([CudaGraphScope.attn, "moe"], {"attn", "moe"}),
+    ],
+)
+def test_names_of_graph_scopes(scope: Any, names: set[str]) -> None:
+    assert expert_rules.graph_scopes(scope) == names

@@ -1,0 +1,346 @@
+"""Precision recipes by name, the rules between their fields, and their way onto Megatron-Core's configs."""
+
+import copy
+import dataclasses
+import logging
+import pickle
+import sys
+import types
+import warnings
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # Megatron-Core warns of every optional package that is not installed
+    pytest.importorskip("megatron.core")
+    import megatron.core.utils as megatron_utils
+    from megatron.core.distributed import DistributedDataParallelConfig
+    from megatron.core.optimizer import OptimizerConfig
+    from megatron.core.transformer import TransformerConfig
+
+    from cloudai_mbridge.training import mixed_precision
+    from cloudai_mbridge.training.mixed_precision import (
+        MIXED_PRECISION_RECIPES,
+        MixedPrecisionConfig,
+        get_mixed_precision_config,
+        register,
+        update_config_with_precision_overrides,
+    )
+
+DEFAULTS: dict[str, Any] = {
+    "fp32": False,
+    "fp16": False,
+    "bf16": False,
+    "params_dtype": None,
+    "pipeline_dtype": None,
+    "autocast_dtype": None,
+    "autocast_enabled": False,
+    "grad_reduce_in_fp32": True,
+    "fp8": None,
+    "fp8_recipe": "tensorwise",
+    "first_last_layers_bf16": False,
+    "fp8_margin": 0,
+    "fp8_amax_history_len": 1,
+    "fp8_amax_compute_algo": "most_recent",
+    "fp8_wgrad": True,
+    "fp8_dot_product_attention": False,
+    "fp8_multi_head_attention": False,
+    "fp8_param": None,
+    "fp8_param_gather": False,
+    "fp4": None,
+    "fp4_recipe": "nvfp4",
+    "loss_scale": None,
+    "initial_loss_scale": 4294967296,
+    "min_loss_scale": 1.0,
+    "loss_scale_window": 1000,
+    "hysteresis": 2,
+    "num_layers_at_start_in_bf16": 0,
+    "num_layers_at_end_in_bf16": 0,
+    "reuse_grad_buf_for_mxfp8_param_ag": False,
+}
+
+BF16 = {"bf16": True, "params_dtype": torch.bfloat16, "pipeline_dtype": torch.bfloat16}
+FP16 = {
+    "fp16": True,
+    "params_dtype": torch.float16,
+    "pipeline_dtype": torch.float16,
+    "grad_reduce_in_fp32": False,
+}
+GATHER = {"fp8_param": True, "fp8_param_gather": True}
+DELAYED = {
+    "fp8": "hybrid",
+    "fp8_recipe": "delayed",
+    "fp8_amax_history_len": 1024,
+    "fp8_amax_compute_algo": "max",
+    **GATHER,
+}
+MXFP8 = {"fp8": "e4m3", "fp8_recipe": "mxfp8", "reuse_grad_buf_for_mxfp8_param_ag": True, **GATHER}
+ONE_ONE = {"first_last_layers_bf16": True, "num_layers_at_start_in_bf16": 1, "num_layers_at_end_in_bf16": 1}
+TWO_TWO = {"first_last_layers_bf16": True, "num_layers_at_start_in_bf16": 2, "num_layers_at_end_in_bf16": 2}
+HYBRID = {"fp8": "hybrid"}
+BLOCKWISE = {"fp8": "hybrid", "fp8_recipe": "blockwise"}
+NVFP4 = {"fp4": "e2m1", "fp8_recipe": None}
+
+# Everything in which a recipe differs from the defaults
+RECIPES: dict[str, dict[str, Any]] = {
+    "bf16_mixed": BF16,
+    "fp16_mixed": FP16,
+    "bf16_with_fp8_delayed_scaling_mixed": BF16 | DELAYED,
+    "fp16_with_fp8_delayed_scaling_mixed": FP16 | DELAYED,
+    "bf16_with_mxfp8_mixed": BF16 | MXFP8,
+    "fp16_with_mxfp8_mixed": FP16 | MXFP8,
+    "bf16_with_fp8_current_scaling_mixed": BF16 | HYBRID | ONE_ONE | GATHER,
+    "fp16_with_fp8_current_scaling_mixed": FP16 | HYBRID | ONE_ONE | GATHER,
+    "nemotron_h_bf16_with_fp8_current_scaling_mixed": BF16 | HYBRID | TWO_TWO | GATHER,
+    "nanov2_bf16_with_fp8_current_scaling_mixed": BF16 | BLOCKWISE | TWO_TWO | GATHER,
+    "bf16_with_fp8_subchannel_scaling_mixed": BF16 | BLOCKWISE,
+    "fp16_with_fp8_subchannel_scaling_mixed": FP16 | BLOCKWISE,
+    "bf16_with_nvfp4_mixed": BF16 | NVFP4,
+    "nemotron_3_super_bf16_with_nvfp4_mixed": BF16
+    | NVFP4
+    | {"first_last_layers_bf16": True, "num_layers_at_end_in_bf16": 14},
+}
+
+
+def _model(**settings: Any) -> Any:
+    # Megatron-Core's own default of the graph scope is one that it warns of
+    return TransformerConfig(num_layers=2, hidden_size=8, num_attention_heads=2, cuda_graph_scope=[], **settings)
+
+
+def _values(config: Any) -> dict[str, Any]:
+    return {field.name: getattr(config, field.name) for field in fields(config)}
+
+
+@pytest.fixture
+def fake_te(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Make a FAKE Transformer Engine of a version importable. It has a version and nothing else."""
+
+    def install(version: str) -> None:
+        module = types.ModuleType("transformer_engine")
+        module.__version__ = version  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, "transformer_engine", module)
+        monkeypatch.setattr(megatron_utils, "_te_version", None)  # what Megatron-Core remembers
+
+    return install
+
+
+def test_fields_and_defaults() -> None:
+    assert {field.name: field.default for field in fields(MixedPrecisionConfig)} == DEFAULTS
+    with pytest.raises(TypeError, match="positional"):
+        MixedPrecisionConfig(True)  # type: ignore[call-arg, misc]
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_sets_its_fields_and_no_others(name: str) -> None:
+    default = _values(MixedPrecisionConfig())
+    config = _values(get_mixed_precision_config(name))
+    assert {field: value for field, value in config.items() if value != default[field]} == RECIPES[name]
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_has_two_names_and_a_function(name: str) -> None:
+    hyphens = name.replace("_", "-")
+    function = getattr(mixed_precision, name)
+    assert MIXED_PRECISION_RECIPES[name] is MIXED_PRECISION_RECIPES[hyphens] is function
+    assert function.__name__ == name
+    assert get_mixed_precision_config(hyphens) == get_mixed_precision_config(name) == function()
+    assert function() is not function()
+
+
+def test_there_are_14_recipes_under_28_names() -> None:
+    assert len(RECIPES) == 14
+    assert set(MIXED_PRECISION_RECIPES) == {*RECIPES, *(name.replace("_", "-") for name in RECIPES)}
+
+
+def test_a_config_passes_through() -> None:
+    config = MixedPrecisionConfig(bf16=True)
+    assert get_mixed_precision_config(config) is config
+
+
+def test_mixed_hyphens_and_underscores() -> None:
+    assert get_mixed_precision_config("bf16-with_mxfp8-mixed") == get_mixed_precision_config("bf16_with_mxfp8_mixed")
+
+
+@pytest.mark.parametrize("name", ["bf16_mixd", "bf16-mixd"])
+def test_an_unknown_recipe_is_named_with_the_known_ones(name: str) -> None:
+    with pytest.raises(
+        ValueError, match=f'unknown mixed-precision recipe "{name}"; did you mean "bf16_mixed"'
+    ) as error:
+        get_mixed_precision_config(name)
+    assert all(recipe in str(error.value) for recipe in RECIPES)
+
+
+def test_a_recipe_like_no_other_gets_no_guess() -> None:
+    with pytest.raises(ValueError, match=r'recipe "int7"\. The recipes are: bf16_mixed, '):
+        get_mixed_precision_config("int7")
+
+
+def test_register_adds_a_recipe_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mixed_precision, "MIXED_PRECISION_RECIPES", dict(MIXED_PRECISION_RECIPES))
+
+    @register
+    def my_fp32() -> MixedPrecisionConfig:
+        return MixedPrecisionConfig(fp32=True)
+
+    assert my_fp32().fp32
+    assert get_mixed_precision_config("my_fp32") == get_mixed_precision_config("my-fp32") == my_fp32()
+    assert "my_fp32" not in MIXED_PRECISION_RECIPES
+
+
+@pytest.mark.parametrize(
+    ("given", "both"),
+    [
+        ({}, False),
+        ({"fp8_param_gather": True}, True),
+        ({"fp8_param": None, "fp8_param_gather": True}, True),
+        ({"fp8_param": None}, False),
+        ({"fp8_param": False}, False),
+        ({"fp8_param": True, "fp8_param_gather": True}, True),
+        ({"fp8_param": True, "fp8_param_gather": False}, False),  # as in Megatron-Bridge: the gather wins
+        ({"fp8_param": False, "fp8_param_gather": True}, True),
+        ({"fp8_param": True}, True),  # which Megatron-Bridge loses to the gather's default
+    ],
+)
+def test_the_two_names_of_fp8_parameters_agree_from_the_start(given: dict[str, Any], both: bool) -> None:
+    config = MixedPrecisionConfig(**given)
+    assert (config.fp8_param, config.fp8_param_gather) == (both, both)
+    assert set(vars(config)) == set(DEFAULTS)
+
+
+@pytest.mark.parametrize("name", ["fp8_param", "fp8_param_gather"])
+def test_setting_one_name_of_fp8_parameters_sets_the_other(name: str) -> None:
+    config = MixedPrecisionConfig()
+    for value in (True, False, True):
+        setattr(config, name, value)
+        assert (config.fp8_param, config.fp8_param_gather) == (value, value)
+
+
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, lambda c: pickle.loads(pickle.dumps(c))])
+def test_a_copy_is_equal(duplicate: Callable[[Any], Any]) -> None:
+    for config in (get_mixed_precision_config("bf16_with_mxfp8_mixed"), MixedPrecisionConfig(fp8_param=True)):
+        assert _values(duplicate(config)) == _values(config)
+        assert _values(dataclasses.replace(config)) == _values(config)
+
+
+@pytest.mark.parametrize("name", [name for name in RECIPES if "nvfp4" not in name])
+def test_finalize_accepts_every_recipe_and_changes_nothing_twice(name: str) -> None:
+    config = get_mixed_precision_config(name)
+    before = _values(config)
+    config.finalize()
+    config.finalize()
+    assert _values(config) == before
+
+
+def test_finalize_fills_in_an_unset_fp8_param() -> None:
+    config = MixedPrecisionConfig()
+    config.fp8_param = None
+    config.finalize()
+    assert (config.fp8_param, config.fp8_param_gather) == (False, False)
+
+
+def test_an_mxfp8_gather_requires_the_reused_buffer() -> None:
+    config = get_mixed_precision_config("bf16_with_mxfp8_mixed")
+    config.reuse_grad_buf_for_mxfp8_param_ag = False
+    with pytest.raises(AssertionError, match="requires reuse_grad_buf_for_mxfp8_param_ag=True"):
+        config.finalize()
+    config.fp8_param_gather = False
+    config.finalize()
+    config.fp8_param_gather, config.fp8_recipe = True, "delayed"
+    config.finalize()
+
+
+def test_fp4_and_fp8_exclude_each_other() -> None:
+    config = MixedPrecisionConfig(fp4="e2m1", fp8="hybrid")
+    with pytest.raises(ValueError, match='fp4="e2m1" and fp8="hybrid" exclude each other'):
+        config.finalize()
+
+
+@pytest.mark.skipif(megatron_utils.get_te_version() is not None, reason="Transformer Engine is installed")
+@pytest.mark.parametrize("name", ["bf16_with_nvfp4_mixed", "nemotron_3_super_bf16_with_nvfp4_mixed"])
+def test_fp4_without_transformer_engine(name: str) -> None:
+    with pytest.raises(ValueError, match=r"requires Transformer Engine >= 2\.7\.0\.dev0; none is installed"):
+        get_mixed_precision_config(name).finalize()
+
+
+def test_fp4_with_a_fake_transformer_engine(fake_te: Callable[[str], None]) -> None:
+    fake_te("2.7.0.dev0")
+    get_mixed_precision_config("bf16_with_nvfp4_mixed").finalize()
+    fake_te("2.6.9")
+    with pytest.raises(ValueError, match=r">= 2\.7\.0\.dev0; 2\.6\.9 is installed"):
+        get_mixed_precision_config("bf16_with_nvfp4_mixed").finalize()
+
+
+def test_setup_writes_every_shared_field_of_megatron_cores_configs() -> None:
+    config = MixedPrecisionConfig(
+        bf16=True,
+        params_dtype=torch.bfloat16,
+        pipeline_dtype=torch.float16,
+        autocast_dtype=torch.bfloat16,
+        grad_reduce_in_fp32=True,
+        fp8="e4m3",
+        fp8_recipe="mxfp8",
+        first_last_layers_bf16=True,
+        fp8_margin=3,
+        fp8_amax_history_len=5,
+        fp8_amax_compute_algo="max",
+        fp8_wgrad=False,
+        fp8_dot_product_attention=True,
+        fp8_multi_head_attention=True,
+        fp8_param_gather=True,
+        loss_scale=2.0,
+        initial_loss_scale=4.0,
+        min_loss_scale=0.5,
+        loss_scale_window=7,
+        hysteresis=9,
+        num_layers_at_start_in_bf16=1,
+        num_layers_at_end_in_bf16=1,
+        reuse_grad_buf_for_mxfp8_param_ag=True,
+    )
+    model = _model()
+    optimizer, ddp = OptimizerConfig(), DistributedDataParallelConfig()
+    config.setup(model, optimizer, ddp)
+
+    assert (model.bf16, model.fp16, model.params_dtype) == (True, False, torch.bfloat16)
+    assert (model.pipeline_dtype, model.autocast_dtype) == (torch.float16, torch.bfloat16)
+    assert (model.fp8, model.fp8_recipe, model.fp8_param) == ("e4m3", "mxfp8", True)
+    assert (model.fp8_margin, model.fp8_amax_history_len, model.fp8_amax_compute_algo) == (3, 5, "max")
+    assert (model.fp8_wgrad, model.fp8_dot_product_attention, model.fp8_multi_head_attention) == (False, True, True)
+    assert (model.first_last_layers_bf16, model.num_layers_at_start_in_bf16, model.num_layers_at_end_in_bf16) == (
+        True,
+        1,
+        1,
+    )
+    assert (model.fp4, model.fp4_recipe) == (None, "nvfp4")
+    assert (optimizer.bf16, optimizer.fp16, optimizer.params_dtype) == (True, False, torch.bfloat16)
+    assert (optimizer.fp8_recipe, optimizer.reuse_grad_buf_for_mxfp8_param_ag) == ("mxfp8", True)
+    assert (optimizer.loss_scale, optimizer.initial_loss_scale, optimizer.min_loss_scale) == (2.0, 4.0, 0.5)
+    assert (optimizer.loss_scale_window, optimizer.hysteresis) == (7, 9)
+    assert (ddp.grad_reduce_in_fp32, ddp.fp8_param_gather, ddp.reuse_grad_buf_for_mxfp8_param_ag) == (True, True, True)
+
+
+def test_setup_writes_defaults_over_what_was_there() -> None:
+    model = _model(fp16=True, params_dtype=torch.float16, fp8_margin=4)
+    get_mixed_precision_config("bf16_mixed").setup(model)
+    assert (model.fp16, model.bf16, model.params_dtype, model.fp8_margin) == (False, True, torch.bfloat16, 0)
+
+
+def test_setup_leaves_other_fields_alone() -> None:
+    model = _model()
+    before = vars(model).copy()
+    get_mixed_precision_config("bf16_mixed").setup(model)
+    assert vars(model).keys() == before.keys()
+    changed = {name for name, value in vars(model).items() if value != before[name]}
+    recipe = {"bf16", "params_dtype", "pipeline_dtype"}
+    other_defaults = {"autocast_dtype", "fp8_recipe", "num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16"}
+    assert changed == recipe | other_defaults
+
+
+def test_an_update_returns_the_config_and_logs_each_change(caplog: pytest.LogCaptureFixture) -> None:
+    ddp = DistributedDataParallelConfig()
+    with caplog.at_level(logging.DEBUG, logger=mixed_precision.__name__):
+        assert update_config_with_precision_overrides(MixedPrecisionConfig(), ddp) is ddp
+    assert caplog.messages == ["DistributedDataParallelConfig.grad_reduce_in_fp32: False -> True"]

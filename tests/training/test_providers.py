@@ -1,0 +1,134 @@
+"""Model providers: what is derived waits for finalize(), may be derived again, and GPT variants really build."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from cloudai_mbridge.recipes.container import container_data
+from cloudai_mbridge.training.models.gpt_provider import GPTModelProvider, MLAModelProvider
+from cloudai_mbridge.training.models.other_providers import MambaModelProvider, MIMOProvider, T5ModelProvider
+from cloudai_mbridge.training.models.provider import CannotBuild
+
+SMALL: dict[str, Any] = {"num_layers": 4, "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 512}
+PROVIDERS = [
+    GPTModelProvider(**SMALL, activation_func=F.silu, gated_linear_unit=True, masked_softmax_fusion=False),
+    MLAModelProvider(**SMALL),
+    MambaModelProvider(hidden_size=64, hybrid_layer_pattern="M-M*", num_attention_heads=4),
+    T5ModelProvider(num_layers=2, hidden_size=64, num_attention_heads=4),
+]
+
+
+@pytest.mark.parametrize("provider", PROVIDERS, ids=lambda provider: type(provider).__name__)
+def test_nothing_is_derived_before_finalize_and_the_same_after_two(provider: Any) -> None:
+    assert provider.ffn_hidden_size is None
+    provider.finalize()
+    once = {name: value for name, value in vars(provider).items() if not name.startswith("_") and not callable(value)}
+    assert provider.ffn_hidden_size == 256
+    provider.finalize()
+    assert {name: vars(provider)[name] for name in once} == once
+
+
+def test_a_change_after_finalize_is_honoured() -> None:
+    provider = GPTModelProvider(**SMALL)
+    provider.finalize()
+    provider.hidden_size = 128
+    provider.finalize()
+    assert (provider.ffn_hidden_size, provider.kv_channels) == (512, 32)
+    provider.ffn_hidden_size = 100  # the user's now, and no longer derived
+    provider.hidden_size = 64
+    provider.finalize()
+    assert (provider.ffn_hidden_size, provider.kv_channels) == (100, 16)
+
+
+@pytest.mark.parametrize(("groups", "is_legal"), [(4, True), (2, True), (3, False), (0, False)])
+def test_query_groups_divide_the_heads(groups: int, is_legal: bool) -> None:
+    provider = GPTModelProvider(**SMALL, num_query_groups=groups)
+    if is_legal:
+        provider.finalize()
+        return
+    with pytest.raises(AssertionError, match="num_query_groups"):
+        provider.finalize()
+
+
+@pytest.mark.parametrize(("tp", "padded"), [(1, 512), (2, 512), (3, 768)])
+def test_the_padded_vocabulary(tp: int, padded: int) -> None:
+    provider = GPTModelProvider(**SMALL, tensor_model_parallel_size=tp, should_pad_vocab=True)
+    assert provider.padded_vocab_size == padded
+    provider.should_pad_vocab = False
+    assert provider.padded_vocab_size == 512
+
+
+def test_latent_attention_keeps_its_own_defaults() -> None:
+    provider = MLAModelProvider(**SMALL)
+    provider.finalize()
+    assert (provider.multi_latent_attention, provider.normalization, provider.kv_lora_rank) == (True, "RMSNorm", 512)
+
+
+@pytest.mark.parametrize("pattern", ["MX", "M-M"])
+def test_a_hybrid_pattern_that_does_not_fit(pattern: str) -> None:
+    with pytest.raises(ValueError, match=r"model\.(hybrid_layer_pattern|num_layers)"):
+        MambaModelProvider(hidden_size=64, num_layers=4, hybrid_layer_pattern=pattern).finalize()
+
+
+def test_a_modality_needs_its_token() -> None:
+    MIMOProvider(modality_encoders={"images": object()}, special_token_ids={"images": 7}).finalize()
+    with pytest.raises(ValueError, match="no token for audio"):
+        MIMOProvider(modality_encoders={"audio": object()}).finalize()
+
+
+@pytest.mark.parametrize("provider", PROVIDERS[2:], ids=lambda provider: type(provider).__name__)
+def test_what_is_not_built_says_so(provider: Any) -> None:
+    with pytest.raises(CannotBuild, match=type(provider).__name__):
+        provider.provide()
+
+
+def _losses(directory: Path, **model: Any) -> list[float]:
+    sections = {
+        "model": {**SMALL, "ffn_hidden_size": 128, "num_query_groups": 2, "seq_length": 64, "dtype": "fp32", **model},
+        "train": {"train_iters": 4, "micro_batch_size": 2, "global_batch_size": 4},
+        "optimizer": {"lr": 1e-2},
+    }
+    (directory / "config.json").write_text(json.dumps(container_data(sections)))
+    command = [sys.executable, "-m", "cloudai_mbridge.training", "--config", "config.json"]
+    env = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE", "MASTER_ADDR")}
+    done = subprocess.run(command, cwd=directory, env=env, capture_output=True, text=True, check=False, timeout=200)
+    assert done.returncode == 0, done.stderr
+    records = [
+        json.loads(line.split(" ", 1)[1]) for line in done.stdout.splitlines() if line.startswith("MBRIDGE_STEP")
+    ]
+    return [record["losses"]["lm loss"] for record in records]
+
+
+@pytest.mark.slow
+def test_sliding_window_and_token_prediction_train(tmp_path: Path) -> None:
+    """Each changes the training: a window of the whole sequence is no window, a short one is."""
+    plain, whole, short = (
+        _losses(tmp_path, **window) for window in ({}, {"window_size": [63, 0]}, {"window_size": [3, 0]})
+    )
+    predicting = _losses(tmp_path, mtp_num_layers=1)
+    assert plain == pytest.approx(whole, abs=1e-5)
+    assert short != pytest.approx(plain, abs=1e-5)
+    assert predicting[0] == pytest.approx(plain[0], abs=1e-5)
+    assert predicting[1:] != pytest.approx(plain[1:], abs=1e-5)
+    assert all(losses[-1] < losses[0] for losses in (plain, short, predicting))
+
+
+def test_the_resolved_file_trains_the_same(tmp_path: Path) -> None:
+    losses = _losses(tmp_path)
+    command = [sys.executable, "-m", "cloudai_mbridge.training", "--config", "resolved_config.yaml"]
+    done = subprocess.run([*command, "train.train_iters=2"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert f'"lm loss": {losses[0]}' in done.stdout
+    assert done.stdout.count("MBRIDGE_STEP") == 2
+
+
+def test_dtype_is_kept() -> None:
+    assert GPTModelProvider(**SMALL).params_dtype is torch.float32
+    assert MambaModelProvider().params_dtype is torch.bfloat16

@@ -1,0 +1,79 @@
+"""Every recipe that ships is a valid container under its published parallelism, without a GPU."""
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
+from cloudai_mbridge.recipes import load_recipe, recipe_names
+from cloudai_mbridge.recipes.apply import training_config, with_recipe_defaults
+from cloudai_mbridge.training.adapt import adapt_to_device
+from cloudai_mbridge.training.config import ConfigContainer, runtime_config_update
+
+ROWS = Path(__file__).parents[1] / "data/published_performance.csv"
+MODELS = {
+    "LLAMA3_8B": "llama3_8b",
+    "LLAMA3_70B": "llama3_70b",
+    "LLAMA3.1_405B": "llama31_405b",
+    "DeepSeekV3": "deepseek_v3",
+    "Qwen3_30B_a3B": "qwen3_30b_a3b",
+    "Qwen3_235B_a22B": "qwen3_235b_a22b",
+    "Kimi_K2": "kimi_k2",
+    "GPT OSS 120B": "gpt_oss_120b",
+}
+GPUS = (1, 8, 64, 256)
+EMBEDDED = [name for name in recipe_names() if not load_recipe(name).not_embedded]
+
+
+def published(recipe: str) -> list[dict[str, int]]:
+    """Return the layouts that were published for a recipe; one rank for one of which nothing was."""
+    with ROWS.open(encoding="utf-8") as text:
+        rows = [
+            row for row in csv.DictReader(text) if MODELS.get(row["model"]) == recipe and row["tp"] not in ("", "n/a")
+        ]
+    names = ("tp", "pp", "cp", "vp", "ep")
+    layouts = {tuple((n, int(row[n])) for n in names if row[n] not in ("", "n/a")) for row in rows}
+    return [dict(layout) for layout in sorted(layouts)] or [{}]
+
+
+def container(recipe: str, layout: dict[str, int], gpus: int, monkeypatch: pytest.MonkeyPatch) -> ConfigContainer:
+    monkeypatch.setenv("WORLD_SIZE", str(gpus))
+    args = ResolvedCmdArgs(model_recipe_name=recipe, num_gpus=gpus, max_steps=10, **layout)
+    loaded = load_recipe(recipe)
+    data = training_config(loaded, with_recipe_defaults(args, loaded), {})
+    config: ConfigContainer = ConfigContainer.from_dict(data)
+    adapt_to_device(config, has_gpu=False)
+    runtime_config_update(config)
+    return config
+
+
+@pytest.mark.parametrize("gpus", GPUS)
+@pytest.mark.parametrize("recipe", EMBEDDED)
+def test_a_recipe_is_valid_where_its_layout_fits(recipe: str, gpus: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    for layout in published(recipe):
+        ranks = layout.get("tp", 1) * layout.get("pp", 1) * layout.get("cp", 1)
+        if gpus % ranks:
+            with pytest.raises(AssertionError, match="is not divisible by"):
+                container(recipe, layout, gpus, monkeypatch)
+            continue
+        config = container(recipe, layout, gpus, monkeypatch)
+        check(config, recipe, layout, gpus // ranks)
+
+
+def check(config: Any, recipe: str, layout: dict[str, int], data_parallel: int) -> None:
+    model = config.model
+    assert config.data_parallel_size == data_parallel, (recipe, layout)
+    assert model.tensor_model_parallel_size == layout.get("tp", 1)
+    assert model.pipeline_model_parallel_size == layout.get("pp", 1)
+    assert (model.bf16, config.optimizer.bf16) == (True, True)
+    assert config.scheduler.lr_decay_steps == 10 * config.train.global_batch_size
+    before = config.to_dict()
+    config.validate()
+    assert config.to_dict() == before
+    assert ConfigContainer.from_dict(before).to_dict() == before
+
+
+def test_there_is_a_published_layout_of_the_large_recipes() -> None:
+    assert all(published(recipe) != [{}] for recipe in ("llama3_8b", "deepseek_v3", "qwen3_30b_a3b", "kimi_k2"))

@@ -1,0 +1,83 @@
+"""A configuration that asks for what the loop does not do is refused by name, and never trained without it."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloudai_mbridge.recipes.container import container_data
+from cloudai_mbridge.training.adapt import adapt_to_device
+from cloudai_mbridge.training.config import (
+    CheckpointConfig,
+    ConfigContainer,
+    FaultToleranceConfig,
+    FinetuningDatasetConfig,
+    runtime_config_update,
+)
+from cloudai_mbridge.training.errors import ConfigError
+from cloudai_mbridge.training.not_done import ASKS_FOR_NOTHING
+from cloudai_mbridge.training.unsupported import refuse_unsupported
+
+SECTIONS: dict[str, Any] = {
+    "model": {"num_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 512, "seq_length": 32},
+    "train": {"train_iters": 2, "micro_batch_size": 1, "global_batch_size": 2},
+    "optimizer": {"lr": 1e-3},
+}
+
+
+@pytest.fixture
+def config() -> ConfigContainer:
+    return ConfigContainer.from_dict(container_data(SECTIONS))
+
+
+def test_what_our_recipes_ask_for_is_done(config: ConfigContainer) -> None:
+    refuse_unsupported(config)
+    adapt_to_device(config, has_gpu=False)
+    runtime_config_update(config)
+    refuse_unsupported(config)
+
+
+@pytest.mark.parametrize("path", ASKS_FOR_NOTHING)
+def test_every_field_is_one_and_is_refused_by_name(config: ConfigContainer, path: str) -> None:
+    section, _, name = path.partition(".")
+    config.ft = FaultToleranceConfig()
+    if (target := getattr(config, section)) is None:
+        pytest.skip(f"{section} is None, which asks for nothing")
+    assert hasattr(target, name) or section == "model"
+    setattr(target, name, "something")
+    with pytest.raises(ConfigError, match=rf"{path} = 'something' \(use ") as caught:
+        refuse_unsupported(config)
+    assert "\n" not in str(caught.value)
+
+
+def test_several_are_named_at_once(config: ConfigContainer) -> None:
+    config.checkpoint = CheckpointConfig(save="somewhere", load="elsewhere")
+    config.dataset = FinetuningDatasetConfig(seq_length=32)
+    with pytest.raises(ConfigError, match=r"checkpoint\.save.*checkpoint\.load.*FinetuningDatasetConfig"):
+        refuse_unsupported(config)
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("checkpoint.save=here", "checkpoint.save = 'here'"),
+        ("model.num_layers=many", "model.num_layers"),
+        ("train.global_batch_size=3 train.micro_batch_size=2", "train.global_batch_size = 3"),
+        ("model.num_query_groups=3", "num_query_groups"),
+        ("train.micro_batch_size=0", "train.micro_batch_size = 0"),
+        ("optimizer.lr=-1", "optimizer: lr = -1"),
+        ("mixed_precision=bf16_with_fp8_current_scaling_mixed", "model.fp8 = 'hybrid'"),
+        ("dataset.data_path=/x", "data_path"),
+        ("logger.save_config_filepath=/nowhere/c.yaml", "logger.save_config_filepath"),
+    ],
+)
+def test_a_configuration_that_cannot_run_is_one_line(tmp_path: Path, config: Any, override: str, words: str) -> None:
+    config.to_yaml(tmp_path / "c.yaml")
+    command = [sys.executable, "-m", "cloudai_mbridge.training", "--config", "c.yaml", *override.split()]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 2, done.stderr
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert words in line
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,107 @@
+"""Runs of both launchers under one scheduler: each goes where it belongs, and nobody hears of the other's."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloudai_mbridge.jobs import JobClass, JobStatus, Submission
+from cloudai_mbridge.plan import RunPlan
+from cloudai_mbridge.upstream import ByLauncher
+
+ROOT = Path("/root")
+
+
+class FakeScheduler:
+    """A scheduler whose ids have a prefix, and that refuses what is not its own."""
+
+    def __init__(self, name: str, prefix: str) -> None:
+        self.name, self.prefix = name, prefix
+        self.calls: list[str] = []
+
+    def preflight(self) -> None:
+        self.calls.append("preflight")
+
+    def batches(self, runs: Sequence[RunPlan]) -> list[tuple[RunPlan, ...]]:
+        self._check(run.test_id for run in runs)
+        return [tuple(runs)] if runs else []
+
+    def submit(self, submission: Submission, root: Path) -> dict[str, str]:
+        self._check(run.test_id for run in submission.runs)
+        return {run.key: f"{self.prefix}{i}" for i, run in enumerate(submission.runs)}
+
+    def find(self, submissions: Iterable[Submission], root: Path) -> dict[str, str]:
+        every = list(submissions)
+        assert every
+        self._check(run.test_id for each in every for run in each.runs)
+        return {run.key: f"{self.prefix}7" for each in every for run in each.runs}
+
+    def poll(self, jobs: Mapping[str, Path]) -> dict[str, JobStatus]:
+        assert jobs
+        self._check(path.name for path in jobs.values())
+        return {job_id: JobStatus(self.name, JobClass.ACTIVE) for job_id in jobs}
+
+    def cancel(self, job_ids: Iterable[str]) -> None:
+        self.calls.append(f"cancel {' '.join(job_ids)}")
+
+    def sick_nodes(self, nodes: str) -> dict[str, str]:
+        return {nodes: self.name}
+
+    def num_usable_nodes(self, exclude: Iterable[str]) -> int | None:
+        return len(list(exclude))
+
+    def _check(self, tests: Iterable[str]) -> None:
+        assert set(tests) <= {self.name}
+
+
+def _run(test_id: str, point: int = 0) -> RunPlan:
+    data: dict[str, Any] = {
+        **{"key": f"{test_id}/{point}", "test_id": test_id, "test_name": "t", "label": "0", "iteration": 0},
+        **{"recipe": "gpt_tiny", "num_nodes": 1, "ranks_per_node": 2, "num_steps": 1, "warmup_steps": 0},
+        **{name: {} for name in ("coordinates", "args", "training_config", "definition", "env", "secret_env")},
+        "upstream": object() if test_id == "upstream" else None,
+    }
+    return RunPlan(**data)
+
+
+@pytest.fixture
+def homes() -> tuple[FakeScheduler, FakeScheduler]:
+    return FakeScheduler("embedded", ""), FakeScheduler("upstream", "launcher-")
+
+
+def test_each_run_goes_home(homes: Any) -> None:
+    both = ByLauncher(*homes)
+    runs = [_run("upstream"), _run("embedded"), _run("embedded", 1), _run("upstream", 1)]
+    batches = both.batches(runs)
+    assert sorted(run.key for batch in batches for run in batch) == sorted(run.key for run in runs)
+    submissions = [Submission(str(i), batch) for i, batch in enumerate(batches)]
+    ids = {key: job_id for each in submissions for key, job_id in both.submit(each, ROOT).items()}
+    assert ids == {"embedded/0": "0", "embedded/1": "1", "upstream/0": "launcher-0", "upstream/1": "launcher-1"}
+    assert both.find(submissions, ROOT) == {key: f"{job_id[:-1]}7" for key, job_id in ids.items()}
+
+
+def test_each_job_is_asked_for_at_home(homes: Any) -> None:
+    both = ByLauncher(*homes)
+    jobs = {"17": Path("/embedded"), "launcher-5.cafe": Path("/upstream"), "18_3": Path("/embedded")}
+    assert {job_id: status.state for job_id, status in both.poll(jobs).items()} == {
+        job_id: path.name for job_id, path in jobs.items()
+    }
+    both.cancel(iter(jobs))
+    assert [home.calls for home in homes] == [["cancel 17 18_3"], ["cancel launcher-5.cafe"]]
+
+
+def test_nobody_is_asked_for_nothing(homes: Any) -> None:
+    both = ByLauncher(*homes)
+    assert (both.poll({}), both.find([], ROOT), both.batches([])) == ({}, {}, [])
+    both.cancel([])
+    assert [home.calls for home in homes] == [[], []]
+    assert set(both.poll({"17": Path("/embedded")})) == {"17"}
+
+
+def test_both_are_checked_and_have_the_same_nodes(homes: Any) -> None:
+    both = ByLauncher(*homes)
+    both.preflight()
+    assert [home.calls for home in homes] == [["preflight"], ["preflight"]]
+    assert both.sick_nodes("n1") == {"n1": "embedded"}
+    assert both.num_usable_nodes(["n1", "n2"]) == 2
