@@ -64,7 +64,11 @@ def check_all_succeeded_once(run: Any, num_points: int) -> None:
 
 
 def wait_for_starts(run: Any, count: int, until: Any) -> None:
-    until(f"{count} started jobs", lambda: len(list(run.root.glob("*/*/*/started.txt"))) >= count)
+    until(f"{count} started jobs", lambda: num_starts(run) >= count)
+
+
+def num_starts(run: Any) -> int:
+    return len(list(run.root.glob("*/*/*/started.txt")))
 
 
 # ---- the controller is down
@@ -192,8 +196,8 @@ FAKE_TEXT = {
 
 @pytest.fixture(scope="module")
 def forgetful(new_cluster: Any) -> Any:
-    """A cluster with accounting whose controller forgets ended jobs at once, or nearly so."""
-    return new_cluster(nodes=2, accounting=True, extra_conf="MinJobAge=2")
+    """A cluster with accounting whose controller forgets ended jobs at once, or nearly so; all jobs fit at once."""
+    return new_cluster(nodes=3, accounting=True, extra_conf="MinJobAge=2")
 
 
 @pytest.fixture(scope="module")
@@ -214,8 +218,8 @@ def test_jobs_that_end_and_are_forgotten_while_nobody_looks(
 ) -> None:
     """One sweep per way in which Slurm fails to tell; each driver is stopped until the controller has forgotten."""
     tests = [
-        stand_in_test("good", {"step_s": 0.5}, args="gb = 8\nmb = [1, 2]"),
-        stand_in_test("bad", {"step_s": 0.5, "at": 2, "exit": 7}),
+        stand_in_test("good", {"step_s": 2}, args="gb = 8\nmb = [1, 2]"),
+        stand_in_test("bad", {"step_s": 3, "at": 2, "exit": 7}),
     ]
     runs = {"accounted": start_run(forgetful, tests), "without": start_run(without_accounting, tests)}
     for kind in ("failing", "hanging", "squeue"):
@@ -223,10 +227,13 @@ def test_jobs_that_end_and_are_forgotten_while_nobody_looks(
         path = fake(tmp_path / kind, kind, forgetful)
         runs[kind] = start_run(forgetful, tests, path=path)
     stopped = [name for name in runs if name != "squeue"]
-    for name, run in runs.items():
-        wait_for_starts(run, 3, until)
-        if name in stopped:
-            run.send(signal.SIGSTOP)
+    waiting = dict(runs)
+    while waiting:  # each is stopped before one of its jobs can end
+        until("3 started jobs", lambda: [name for name, run in waiting.items() if num_starts(run) >= 3])
+        for name in [name for name, run in waiting.items() if num_starts(run) >= 3]:
+            run = waiting.pop(name)
+            if name in stopped:
+                run.send(signal.SIGSTOP)
     (tmp_path / "squeue" / "squeue.hangs").touch()  # for the 60 s that it takes to give up, and a little more
     for name, sandbox in [(name, without_accounting if name == "without" else forgetful) for name in stopped]:
         for job_id in runs[name].jobs().values():

@@ -65,7 +65,11 @@ class Case(NamedTuple):
     message: str = ""
 
     def __str__(self) -> str:
-        return f"{self.rule}-{','.join(f'{key}={value!r:.30}' for key, value in self.values.items())}"
+        return f"{self.rule}-{','.join(f'{key}={_name(value):.30}' for key, value in self.values.items())}"
+
+
+def _name(value: Any) -> str:
+    return value.__name__ if callable(value) else repr(value)
 
 
 def _finetuning(**values: Any) -> FinetuningDatasetConfig:
