@@ -19,17 +19,18 @@ def main() -> int:
         timeout_s = hang_timeout_s(os.environ)
     except ConfigError as error:
         return _refuse(error)
-    with HangWatch(timeout_s) as watch:
+    with HangWatch(timeout_s):
         warnings.filterwarnings("ignore", message=".*not installed. Falling back.*")  # MBRIDGE_RUN says it once
         # Imported only now: a hang while torch and Megatron-Core load leaves its stacks too.
         from cloudai_mbridge.training.config import ConfigContainer
         from cloudai_mbridge.training.config.overrides import apply_overrides
+        from cloudai_mbridge.training.finetune import finetune
         from cloudai_mbridge.training.gpt_step import forward_step
         from cloudai_mbridge.training.pretrain import pretrain
 
         try:
             config = apply_overrides(ConfigContainer.from_yaml(args.config), args.overrides)
-            pretrain(config, forward_step, watch)
+            (finetune if config.checkpoint.pretrained_checkpoint else pretrain)(config, forward_step)
         except ConfigError as error:
             return _refuse(error)
     return 0

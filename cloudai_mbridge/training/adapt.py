@@ -52,6 +52,8 @@ def _derive(config: ConfigContainer) -> None:
     if config.mixed_precision is None and getattr(model, "pipeline_dtype", None) is None:
         model.pipeline_dtype = model.params_dtype
     config.optimizer.overlap_param_gather = config.ddp.overlap_param_gather
+    config.optimizer.log_num_zeros_in_grad |= config.logger.log_num_zeros_in_grad
+    config.optimizer.barrier_with_L1_time = config.logger.barrier_with_L1_time
     if getattr(model, "vocab_size", None) is None and config.tokenizer.vocab_size is not None:
         model.vocab_size = config.tokenizer.vocab_size + 1  # a null tokenizer's end of document
 

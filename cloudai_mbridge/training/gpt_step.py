@@ -1,18 +1,141 @@
-"""The forward step of GPT pre-training."""
+"""The forward step of GPT training: padded and packed sequences, on any stage of any layout."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from megatron.core import parallel_state as mpu
+from megatron.core.packed_seq_params import PackedSeqParams
+from megatron.core.utils import get_batch_on_this_cp_rank, unwrap_model
 
+from cloudai_mbridge.training.device import current_device
 from cloudai_mbridge.training.losses import masked_next_token_loss
+from cloudai_mbridge.training.packed import longest_sequence, packed_on_this_cp_rank, sequence_bounds
+from cloudai_mbridge.training.state import GlobalState
+
+_TOKENS, _LABELS = ("tokens", "position_ids"), ("labels", "loss_mask")
+
+
+class Batch(NamedTuple):
+    """One micro-batch on this rank: this context-parallel rank's share, on its device. None: not needed on this stage.
+
+    tokens, labels, loss_mask and position_ids are [b, s / cp]; cu_seqlens holds the bounds of the packed sequences.
+    """
+
+    tokens: torch.Tensor | None = None
+    labels: torch.Tensor | None = None
+    loss_mask: torch.Tensor | None = None
+    attention_mask: torch.Tensor | None = None
+    position_ids: torch.Tensor | None = None
+    cu_seqlens: torch.Tensor | None = None
+    max_seqlen: int | None = None
 
 
 def forward_step(
-    data_iterator: Iterator[dict[str, torch.Tensor]], model: Any
-) -> tuple[torch.Tensor, Callable[..., Any]]:
-    """Run one micro-batch forward; the returned function turns the last stage's output into the loss."""
-    batch = next(data_iterator)
-    output = model(batch["tokens"], batch["position_ids"], None, labels=batch["labels"])
-    return output, partial(masked_next_token_loss, batch["loss_mask"])
+    state: GlobalState, data_iterator: Iterator[dict[str, Any]] | None, model: Any, return_schedule_plan: bool = False
+) -> tuple[Any, Callable[..., Any]]:
+    """Run one micro-batch forward; the returned function turns the last stage's output into the loss.
+
+    data_iterator: may be None on a stage that needs no data.
+    return_schedule_plan: return Megatron's plan of this forward pass in place of its output.
+
+    Raises:
+        AssertionError: a schedule plan is asked for without `overlap_moe_expert_parallel_comm`.
+    """
+    if return_schedule_plan:
+        assert state.cfg.model.overlap_moe_expert_parallel_comm, (
+            "a schedule plan is only for model.overlap_moe_expert_parallel_comm = True"
+        )
+    chunk = unwrap_model(model)
+    timer = state.timers("batch-generator", log_level=2)
+    timer.start()
+    with state.straggler_timer(bdata=True):
+        batch = get_batch(data_iterator, state.cfg, **_stage(chunk))
+    timer.stop()
+    rerun = state.cfg.rerun_state_machine
+    mask: Any = batch.loss_mask  # None off the last stage, where the function is not called
+    loss_function = partial(
+        masked_next_token_loss,
+        mask,
+        check_for_nan_in_loss=rerun.check_for_nan_in_loss,
+        check_for_spiky_loss=rerun.check_for_spiky_loss,
+    )
+    arguments = _model_arguments(batch, state.cfg)
+    with state.straggler_timer:
+        if return_schedule_plan:
+            return chunk.build_schedule_plan(**arguments), loss_function
+        return model(**arguments), loss_function
+
+
+def get_batch(
+    data_iterator: Iterator[dict[str, Any]] | None,
+    cfg: Any,
+    use_mtp: bool = False,
+    *,
+    is_first: bool | None = None,
+    is_last: bool | None = None,
+) -> Batch:
+    """Take the next micro-batch and keep what this stage needs of it.
+
+    data_iterator: yields CPU tensors of whole sequences: tokens, labels, loss_mask, position_ids [b, s], and
+        attention_mask where the data set is to give one; packed ones (b = 1) come with cu_seqlens, and may with
+        cu_seqlens_argmin and max_seqlen.
+    use_mtp: multi-token prediction on the last stage embeds the tokens again.
+    is_first, is_last: this stage's place; by default that of the pipeline rank.
+
+    Raises:
+        ValueError: packed sequences in more than one row, or that context parallelism cannot split.
+    """
+    if is_first is None:
+        is_first = mpu.is_pipeline_first_stage(ignore_virtual=True)
+    if is_last is None:
+        is_last = mpu.is_pipeline_last_stage(ignore_virtual=True)
+    if data_iterator is None:
+        return Batch()
+    rows = next(data_iterator)
+    wanted = (_TOKENS if is_first or (is_last and use_mtp) else ()) + (_LABELS if is_last else ())
+    bounds = sequence_bounds(rows)
+    if bounds is not None:
+        share = packed_on_this_cp_rank({key: rows[key] for key in wanted}, bounds)
+        return Batch(**_to_device({**share, "cu_seqlens": bounds}), max_seqlen=longest_sequence(rows, bounds))
+    if wanted and not getattr(cfg.dataset, "skip_getting_attention_mask_from_dataset", True):
+        wanted += ("attention_mask",)
+    return Batch(**_to_device(get_batch_on_this_cp_rank({key: rows[key] for key in wanted})))
+
+
+def _stage(chunk: Any) -> dict[str, bool]:
+    """Say what a model chunk does; one that does not tell is asked by its place in the pipeline."""
+    stage = getattr(chunk, "vp_stage", None)
+    place = {"ignore_virtual": stage is None, "vp_stage": stage}
+    has_mtp = bool(getattr(chunk, "mtp_process", False))
+    return {
+        "use_mtp": has_mtp,
+        "is_first": getattr(chunk, "pre_process", mpu.is_pipeline_first_stage(**place)),
+        "is_last": getattr(chunk, "post_process", mpu.is_pipeline_last_stage(**place)) or has_mtp,
+    }
+
+
+def _to_device(tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
+    device = current_device()
+    return {key: value.to(device, non_blocking=True) for key, value in tensors.items()}
+
+
+def _model_arguments(batch: Batch, cfg: Any) -> dict[str, Any]:
+    arguments: dict[str, Any] = {
+        "input_ids": batch.tokens,
+        "position_ids": batch.position_ids,
+        "attention_mask": batch.attention_mask,
+        "labels": batch.labels,
+    }
+    if getattr(cfg.model, "mtp_num_layers", None):
+        arguments["loss_mask"] = batch.loss_mask
+    if batch.cu_seqlens is not None:
+        arguments["packed_seq_params"] = PackedSeqParams(
+            qkv_format="thd",
+            cu_seqlens_q=batch.cu_seqlens,
+            cu_seqlens_kv=batch.cu_seqlens,
+            max_seqlen_q=batch.max_seqlen,
+            max_seqlen_kv=batch.max_seqlen,
+        )
+    return arguments

@@ -19,6 +19,14 @@ from cloudai_mbridge.training.errors import ConfigError
 TIMEOUT_VARIABLE = "MBRIDGE_HANG_TIMEOUT_S"
 STACKS_DIRECTORY = "stacks"
 
+_watches: list["HangWatch"] = []  # those inside `with`
+
+
+def step_done() -> None:
+    """Tell the watches of this process that the rank makes progress; nothing happens without one."""
+    for watch in _watches:
+        watch.step_done()
+
 
 def hang_timeout_s(environment: Mapping[str, str]) -> float | None:
     """Return the seconds without a step after which the stacks are kept; `None`: never.
@@ -61,6 +69,7 @@ class HangWatch:
         except OSError as error:  # not worth a training run
             print(f"warning: {error}; no stacks will be kept if this rank hangs", file=sys.stderr)
         self._arm()
+        _watches.append(self)
         return self
 
     def step_done(self) -> None:
@@ -70,6 +79,8 @@ class HangWatch:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        if self in _watches:
+            _watches.remove(self)
         if self._file is None:
             return
         faulthandler.cancel_dump_traceback_later()

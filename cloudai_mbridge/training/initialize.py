@@ -2,32 +2,45 @@
 
 import os
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state as mpu
-from megatron.core.num_microbatches_calculator import init_num_microbatches_calculator
+from megatron.core.num_microbatches_calculator import (
+    destroy_num_microbatches_calculator,
+    init_num_microbatches_calculator,
+)
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 
 from cloudai_mbridge.training.config.container import ConfigContainer
 from cloudai_mbridge.training.device import bind_local_device, current_device
 
 
-def initialize(config: ConfigContainer) -> None:
-    """Start torch.distributed and Megatron on it.
+def initialize(config: ConfigContainer, store: Any = None) -> bool:
+    """Start torch.distributed and Megatron on it; return whether the process group is this call's.
 
-    Without torchrun's variables the run is a single process.
+    Without torchrun's variables the run is a single process. store: where the ranks meet; None: as torchrun says.
     """
+    if owns_group := not dist.is_initialized():
+        _start_process_group(config, store)
+    if not mpu.model_parallel_is_initialized():
+        initialize_megatron(config)
+    return owns_group
+
+
+def _start_process_group(config: ConfigContainer, store: Any) -> None:
     backend = config.dist.distributed_backend
     bind_local_device(backend)
     rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     timeout = timedelta(minutes=config.dist.distributed_timeout_minutes)
-    if "MASTER_ADDR" in os.environ:
+    if store is not None:
+        dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
+    elif "MASTER_ADDR" in os.environ:
         dist.init_process_group(backend, rank=rank, world_size=world_size, timeout=timeout)
     else:
         store = dist.HashStore()  # type: ignore[attr-defined]
         dist.init_process_group(backend, store=store, rank=0, world_size=1, timeout=timeout)
-    initialize_megatron(config)
 
 
 def initialize_megatron(config: ConfigContainer) -> None:
@@ -54,6 +67,13 @@ def _initialize_model_parallel(config: ConfigContainer) -> None:
         context_parallel_size=m.context_parallel_size,
         expert_model_parallel_size=m.expert_model_parallel_size,
         expert_tensor_parallel_size=m.expert_tensor_parallel_size,
+        num_distributed_optimizer_instances=config.ddp.num_distributed_optimizer_instances,
+        order="tp-cp-ep-pp-dp" if config.dist.use_tp_pp_dp_mapping else "tp-cp-ep-dp-pp",
+        use_sharp=config.dist.use_sharp,
+        sharp_enabled_group=config.dist.sharp_enabled_group,
+        nccl_communicator_config_path=config.dist.nccl_communicator_config_path,
+        high_priority_stream_groups=config.dist.high_priority_stream_groups,
+        distributed_timeout_minutes=config.dist.distributed_timeout_minutes,
         # on a CPU the groups are gloo already
         create_gloo_process_groups=config.dist.use_gloo_process_groups and current_device().type != "cpu",
     )
@@ -63,4 +83,5 @@ def destroy() -> None:
     """Leave together, so that no rank closes a connection that another still reads."""
     dist.barrier()
     mpu.destroy_model_parallel()
+    destroy_num_microbatches_calculator()
     dist.destroy_process_group()

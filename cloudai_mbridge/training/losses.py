@@ -1,27 +1,56 @@
 """Loss functions handed to Megatron's schedules."""
 
+from functools import partial
+
 import torch
+from megatron.core.rerun_state_machine import get_rerun_state_machine
+
+SPIKY_LOSS_FACTOR = 10.0  # a rerun machine may carry another one, as `spiky_loss_factor`
 
 
 def masked_next_token_loss(
-    loss_mask: torch.Tensor, output_tensor: torch.Tensor, check_for_nan_in_loss: bool = True
+    loss_mask: torch.Tensor,
+    output_tensor: torch.Tensor | tuple[torch.Tensor, torch.Tensor],
+    check_for_nan_in_loss: bool = True,
+    check_for_spiky_loss: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
-    """Sum the per-token losses where the mask is set.
+    """Sum the per-token losses where the mask is set: the token-aware pattern of Megatron's schedules.
 
     Args:
         loss_mask: [b, s], 1 where a token counts.
-        output_tensor: [b, s] cross entropy per token.
-        check_for_nan_in_loss: raise when the sum is not finite, on the rank that sees it.
+        output_tensor: [b, s] cross entropy per token; or a pair of it and the mask to use instead of `loss_mask`.
+        check_for_nan_in_loss: let Megatron's rerun machine refuse a sum that is NaN or infinite.
+        check_for_spiky_loss: let it tell a sum that is unexpectedly large.
 
     Returns:
         The loss sum, the number of tokens counted (int), and `{"lm loss": [sum, tokens]}` for reporting.
 
     Raises:
-        FloatingPointError: the loss is NaN or infinite.
+        RuntimeError: the loss is NaN or infinite and the rerun machine is disabled; an enabled one runs the step again.
     """
-    mask = loss_mask.reshape(-1).float()
-    loss = torch.sum(output_tensor.float().reshape(-1) * mask)
+    losses, mask = output_tensor if isinstance(output_tensor, tuple) else (output_tensor, loss_mask)
+    mask = mask.reshape(-1).float()
+    loss = torch.sum(losses.reshape(-1).float() * mask)
     tokens = mask.sum()
-    if check_for_nan_in_loss and not bool(torch.isfinite(loss)):
-        raise FloatingPointError(f"the loss of a micro-batch is {loss.item()} over {int(tokens)} tokens")
+    if check_for_nan_in_loss or check_for_spiky_loss:
+        _validate(loss.detach(), check_for_nan_in_loss, check_for_spiky_loss)
     return loss, tokens.to(torch.int), {"lm loss": torch.stack([loss.detach(), tokens.detach()])}
+
+
+masked_token_loss = masked_next_token_loss
+
+
+def _validate(loss: torch.Tensor, is_finite_wanted: bool, is_even_wanted: bool) -> None:
+    """Hand the loss to the rerun machine, once per question.
+
+    The machine asks the device for every answer, so it gets a copy on the host: one wait per micro-batch, not three.
+    """
+    machine = get_rerun_state_machine()
+    on_host = loss.cpu()
+    if is_finite_wanted:
+        machine.validate_result(on_host, torch.isnan, "found NaN in local forward loss calculation", fatal=True)
+        machine.validate_result(on_host, torch.isinf, "found Inf in local forward loss calculation", fatal=True)
+    if is_even_wanted:
+        factor = getattr(machine, "spiky_loss_factor", SPIKY_LOSS_FACTOR)
+        is_spiky = partial(machine.is_unexpectedly_large, threshold=factor, context="loss")
+        machine.validate_result(on_host, is_spiky, "Spiky loss", fatal=False)

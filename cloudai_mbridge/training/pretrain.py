@@ -1,6 +1,5 @@
 """Pre-train: the whole run of one rank, from process group to last line."""
 
-from datetime import datetime
 from typing import Any
 
 import megatron.core
@@ -8,15 +7,21 @@ import torch
 import torch.distributed as dist
 
 from cloudai_mbridge.training import cpu
+from cloudai_mbridge.training.checkpointing import check_checkpoint_packages
 from cloudai_mbridge.training.config.container import ConfigContainer
+from cloudai_mbridge.training.data import check_data_config
 from cloudai_mbridge.training.device import describe_device
-from cloudai_mbridge.training.hang import HangWatch
+from cloudai_mbridge.training.eval import evaluate_and_print_results
+from cloudai_mbridge.training.exits import barrier_and_log, save_checkpoint_and_time
 from cloudai_mbridge.training.initialize import destroy, initialize
+from cloudai_mbridge.training.loggers import check_loggers
 from cloudai_mbridge.training.models.layer_specs import has_transformer_engine
 from cloudai_mbridge.training.prepare import prepare
-from cloudai_mbridge.training.setup import setup
+from cloudai_mbridge.training.resilience.inprocess_restart import maybe_wrap_for_inprocess_restart
+from cloudai_mbridge.training.resilience.packages import check_packages
+from cloudai_mbridge.training.setup import SetupOutput, setup
 from cloudai_mbridge.training.state import GlobalState
-from cloudai_mbridge.training.train import train
+from cloudai_mbridge.training.train import _finish_train, train
 from cloudai_mbridge.training.utils.flops import FLOPS_FORMULA
 from cloudai_mbridge.training.utils.log_lines import RUN_MARK, render_record, write_line
 from cloudai_mbridge.training.utils.required import required
@@ -25,33 +30,88 @@ from cloudai_mbridge.training.utils.train_utils import flops_per_step
 _DTYPE_NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
-def pretrain(config: ConfigContainer, forward_step_func: Any, watch: HangWatch | None = None) -> None:
+def pretrain(config: ConfigContainer, forward_step_func: Any) -> None:
     """Train `config.train.train_iters` steps and leave. Every rank calls it, under torchrun or alone.
 
-    watch: keeps the stacks if no step is done for too long; nothing does without it.
+    A process group that is up already is used, and left up.
 
     Raises:
         ConfigError: before anything starts, if the configuration is not valid or asks for what the loop does not do.
+        RuntimeError: an in-process restart is asked for and the process group is up already.
+        SystemExit: the run leaves early; see `train`.
     """
     cpu.install()
     adapted = prepare(config)
-    initialize(config)
-    state = GlobalState(cfg=config)
+    for check in (check_loggers, check_packages, check_checkpoint_packages, check_data_config):
+        check(config)
+    state = GlobalState(config)
+    run, store = maybe_wrap_for_inprocess_restart(_pretrain, config, state)
+    run(state, forward_step_func, adapted, store=store)
+
+
+def _pretrain(state: GlobalState, forward_step_func: Any, adapted: dict[str, Any], store: Any = None) -> None:
     with cpu.megatron_device():
-        run = setup(config)
+        owns_group = initialize(state.cfg, store)
+        try:
+            _run(setup(state), forward_step_func, adapted)
+        except SystemExit:  # of all ranks, at the same place
+            _leave(owns_group)
+            raise
+        _leave(owns_group)
+
+
+def _leave(owns_group: bool) -> None:
+    if owns_group:
+        destroy()
+
+
+def _run(run: SetupOutput, forward_step_func: Any, adapted: dict[str, Any]) -> None:
+    state, cfg = run.state, run.state.cfg
     _announce(state, run.model, adapted)
-    train(
-        forward_step_func,
+    if state.train_state.do_train and not cfg.validation.skip_train and required(cfg.train.train_iters) > 0:
+        train(
+            forward_step_func,
+            run.model,
+            run.optimizer,
+            run.scheduler,
+            run.train_data_iterator,
+            run.valid_data_iterator,
+            state,
+            run.checkpointing_context,
+        )
+        barrier_and_log("after training is done")
+        _save_at_the_end(run)
+    _evaluate_at_the_end(run, forward_step_func)
+    _finish_train(state)
+
+
+def _save_at_the_end(run: SetupOutput) -> None:
+    """Save the last step, unless it has been saved, or was loaded."""
+    state, checkpoint = run.state, run.state.cfg.checkpoint
+    step = state.train_state.step
+    if not checkpoint.save or checkpoint.save_interval == 0 or step in (0, state.last_saved_step):
+        return
+    save_checkpoint_and_time(
+        state,
         run.model,
         run.optimizer,
         run.scheduler,
-        run.train_data_iterator,
-        state,
-        watch or HangWatch(None),
+        state.train_state.floating_point_operations_so_far,
+        run.checkpointing_context,
+        train_data_iterator=run.train_data_iterator,
     )
-    if dist.get_rank() == 0:
-        write_line(f"[after training is done] datetime: {datetime.now():%Y-%m-%d %H:%M:%S} ")
-    destroy()
+
+
+def _evaluate_at_the_end(run: SetupOutput, forward_step_func: Any) -> None:
+    state = run.state
+    sets = (
+        (state.train_state.do_valid, "validation", run.valid_data_iterator),
+        (state.train_state.do_test, "test", run.test_data_iterator),
+    )
+    for wanted, name, iterator in sets:
+        if wanted:
+            prefix = f"iteration {state.train_state.step} on {name} set"
+            evaluate_and_print_results(state, prefix, forward_step_func, iterator, run.model, run.model[0].config)
 
 
 def _announce(state: GlobalState, model: list[Any], adapted: dict[str, Any]) -> None:
@@ -68,6 +128,7 @@ def _announce(state: GlobalState, model: list[Any], adapted: dict[str, Any]) -> 
         "dtype": _DTYPE_NAMES.get(params_dtype, ""),
         "transformer_engine": has_transformer_engine(),
         "train_iters": state.cfg.train.train_iters,
+        "first_iteration": state.train_state.step + 1,
         "tokens_per_step": required(state.cfg.train.global_batch_size) * state.cfg.model.seq_length,
         "flops_per_step": flops_per_step(state),
         "flops_formula": FLOPS_FORMULA,

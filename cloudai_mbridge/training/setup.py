@@ -1,50 +1,77 @@
-"""Build what the loop needs: model, optimizer, scheduler, data."""
+"""Build what the loop needs: model, optimizer, scheduler, then the state of a checkpoint, then the data."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from megatron.core.distributed import finalize_model_grads
 
+from cloudai_mbridge.training.checkpointing import init_checkpointing_context, load_checkpoint
 from cloudai_mbridge.training.config.container import ConfigContainer
-from cloudai_mbridge.training.data import build_dataset, micro_batches
+from cloudai_mbridge.training.data import build_data_iterators
+from cloudai_mbridge.training.memory_history import start_memory_history_recording
 from cloudai_mbridge.training.models.build import build_model
 from cloudai_mbridge.training.optim import build_optimizer, build_scheduler
+from cloudai_mbridge.training.progress_log import append_to_progress_log
+from cloudai_mbridge.training.resilience import fault_tolerance
+from cloudai_mbridge.training.resilience.nvrx_straggler import NVRxStragglerDetectionManager
+from cloudai_mbridge.training.resilience.rerun import initialize_rerun
+from cloudai_mbridge.training.state import GlobalState
+from cloudai_mbridge.training.tokenizers.build import build_tokenizer
 
 
 @dataclass
 class SetupOutput:
-    """A run ready to train; `train_data_iterator` is a list with virtual pipeline stages, as Megatron wants it."""
+    """A run ready to train; an iterator is a list of them with virtual pipeline stages, as Megatron wants it."""
 
+    state: GlobalState
     model: list[Any]
     optimizer: Any
     scheduler: Any
-    train_data_iterator: Iterator[Any] | list[Iterator[Any]]
+    train_data_iterator: Any
+    valid_data_iterator: Any
+    test_data_iterator: Any
+    checkpointing_context: dict[str, Any]
 
 
-def setup(config: ConfigContainer) -> SetupOutput:
+def setup(state: GlobalState) -> SetupOutput:
     """Build everything on every rank. The process groups must be up."""
+    config = state.cfg
+    initialize_rerun(config)
+    _set_up_adapters(state)
+    start_memory_history_recording(config.profiling)
+    if config.logger.log_progress:
+        append_to_progress_log(config.checkpoint.save, "Starting job")
+    state.tokenizer = build_tokenizer(config)
     model = build_model(config)
     optimizer = build_optimizer(config, model)
-    _connect(config, model, optimizer)
-    dataset = build_dataset(config)
-    iterators = [micro_batches(config, dataset) for _ in model]
-    return SetupOutput(
-        model=model,
-        optimizer=optimizer,
-        scheduler=build_scheduler(config, optimizer),
-        train_data_iterator=iterators if len(model) > 1 else iterators[0],
-    )
+    scheduler = build_scheduler(config, optimizer)
+    _connect(config, model, optimizer, state)
+    context = init_checkpointing_context(config.checkpoint)
+    load_checkpoint(state, model, optimizer, scheduler, context)
+    train, valid, test = build_data_iterators(state, len(model))
+    return SetupOutput(state, model, optimizer, scheduler, train, valid, test, context)
 
 
-def _connect(config: ConfigContainer, model: list[Any], optimizer: Any) -> None:
-    """Tell the schedule how to scale the loss and to finish and overlap the gradients."""
+def _set_up_adapters(state: GlobalState) -> None:
+    config = state.cfg
+    if config.ft is not None:
+        fault_tolerance.setup(config, state)
+        fault_tolerance.maybe_setup_simulated_fault(config.ft)
+    if config.nvrx_straggler is not None and config.nvrx_straggler.enabled:
+        state.nvrx_straggler_manager = NVRxStragglerDetectionManager(config.nvrx_straggler)
+
+
+def _connect(config: ConfigContainer, model: list[Any], optimizer: Any, state: GlobalState) -> None:
+    """Tell the schedule how to scale the loss, to finish and overlap the gradients, and what to time."""
     megatron_config = model[0].config
+    megatron_config.timers = config.optimizer.timers = state.timers
     megatron_config.grad_scale_func = optimizer.scale_loss
     megatron_config.finalize_model_grads_func = finalize_model_grads
     if config.ddp.overlap_grad_reduce:
         megatron_config.no_sync_func = _one_or_all([chunk.no_sync for chunk in model])
-    if config.ddp.overlap_param_gather:
+        if config.dist.align_grad_reduce:
+            megatron_config.grad_sync_func = _one_or_all([chunk.start_grad_sync for chunk in model])
+    if config.ddp.overlap_param_gather and config.ddp.align_param_gather:
         megatron_config.param_sync_func = _one_or_all([chunk.start_param_sync for chunk in model])
 
 

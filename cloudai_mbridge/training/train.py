@@ -1,21 +1,91 @@
-"""The training loop."""
+"""The training loop.
 
+Source of the names and of the order of actions: Megatron-Bridge's `training.train`.
+"""
+
+import gc
+import sys
+import time
+from collections import deque
 from typing import Any
 
-import torch
 import torch.distributed as dist
-from megatron.core import parallel_state as mpu
-from megatron.core.num_microbatches_calculator import get_num_microbatches
-from megatron.core.optimizer_param_scheduler import get_canonical_lr_for_logging
-from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.num_microbatches_calculator import (
+    get_current_global_batch_size,
+    get_current_running_global_batch_size,
+    get_num_microbatches,
+    update_num_microbatches,
+)
+from megatron.core.rerun_state_machine import get_rerun_state_machine
 
-from cloudai_mbridge.training.cpu import megatron_device
-from cloudai_mbridge.training.device import current_device
-from cloudai_mbridge.training.hang import HangWatch
+from cloudai_mbridge.training import hang
+from cloudai_mbridge.training.after_step import (
+    StepFlops,
+    check_weights,
+    learning_rates,
+    loss_scale_of,
+    post_training_step_callbacks,
+)
+from cloudai_mbridge.training.checkpointing import maybe_finalize_async_save
+from cloudai_mbridge.training.eval import evaluate_and_print_results
+from cloudai_mbridge.training.exits import (
+    barrier_and_log,
+    checkpoint_and_decide_exit,
+    outside_step_time,
+    save_checkpoint_and_time,
+)
+from cloudai_mbridge.training.param_hooks import (
+    FirstStepHooks,
+    disable_forward_pre_hook,
+    enable_forward_pre_hook,
+    has_forward_pre_hooks,
+    should_disable_forward_pre_hook,
+    without_forward_pre_hooks,
+)
+from cloudai_mbridge.training.profiling import (
+    finish_profiling,
+    handle_profiling_step,
+    initialize_pytorch_profiler,
+)
+from cloudai_mbridge.training.progress_log import (
+    compute_throughputs_and_append_to_progress_log,
+    get_start_time_from_progress_log,
+)
+from cloudai_mbridge.training.resilience import fault_tolerance
+from cloudai_mbridge.training.resilience.nvrx_straggler import safe_shutdown_nvrx_straggler_manager
+from cloudai_mbridge.training.resilience.straggler import configure_straggler
 from cloudai_mbridge.training.state import GlobalState
-from cloudai_mbridge.training.step_timer import StepTimer
+from cloudai_mbridge.training.step import (
+    _dummy_train_step,
+    _handle_mxfp8_param_buffer_copy,
+    _should_skip_and_handle_iteration,
+    samples_per_step,
+    train_step,
+)
+from cloudai_mbridge.training.utils.log_lines import write_line
 from cloudai_mbridge.training.utils.required import required
-from cloudai_mbridge.training.utils.train_utils import training_log
+from cloudai_mbridge.training.utils.train_utils import (
+    calc_params_l2_norm,
+    prepare_forward_step_func,
+    training_log,
+)
+
+__all__ = [
+    "_dummy_train_step",
+    "_finish_train",
+    "_handle_mxfp8_param_buffer_copy",
+    "_should_skip_and_handle_iteration",
+    "checkpoint_and_decide_exit",
+    "compute_throughputs_and_append_to_progress_log",
+    "disable_forward_pre_hook",
+    "enable_forward_pre_hook",
+    "get_start_time_from_progress_log",
+    "post_training_step_callbacks",
+    "save_checkpoint_and_time",
+    "should_disable_forward_pre_hook",
+    "train",
+    "train_step",
+]
 
 
 def train(
@@ -23,65 +93,262 @@ def train(
     model: list[Any],
     optimizer: Any,
     scheduler: Any,
-    data_iterator: Any,
-    state: GlobalState,
-    watch: HangWatch,
+    train_data_iterator: Any,
+    valid_data_iterator: Any,
+    global_state: GlobalState,
+    checkpointing_context: dict[str, Any],
+    process_non_loss_data_func: Any = None,
+    non_loss_data_func: Any = None,
 ) -> None:
-    """Train until `train_iters` steps are done. Every rank calls it."""
-    for chunk in model:
-        chunk.train()
-    timer = StepTimer()
-    while state.train_state.step < required(state.cfg.train.train_iters):
-        with timer:
-            loss_dict, skipped, grad_norm = train_step(
-                forward_step_func, data_iterator, model, optimizer, scheduler, state
-            )
-        state.train_state.step += 1
-        state.train_state.consumed_train_samples += required(state.cfg.train.global_batch_size)
-        learning_rate = get_canonical_lr_for_logging(optimizer.param_groups)
-        step_time_s = timer.slowest_rank_s()
-        training_log(state, loss_dict, step_time_s, learning_rate, grad_norm, _loss_scale(optimizer), skipped)
-        watch.step_done()
+    """Train until `train_iters` steps are done. Every rank calls it.
 
-
-def train_step(
-    forward_step_func: Any, data_iterator: Any, model: list[Any], optimizer: Any, scheduler: Any, state: GlobalState
-) -> tuple[dict[str, torch.Tensor], int, float | None]:
-    """Run one optimizer step over one global batch.
-
-    Returns:
-        (mean losses, on the last pipeline stage only; 1 if the optimizer skipped the step, else 0; gradient norm).
+    Raises:
+        SystemExit: the run leaves early: 0 after a signal, a time limit or an interval; 16 to be resumed so that a
+            suspicious result can be examined; 17 when that result has proved wrong. A checkpoint is saved before.
     """
-    with megatron_device():
-        for chunk in model:
-            chunk.zero_grad_buffer()
-        optimizer.zero_grad()
-        losses = get_forward_backward_func()(
-            forward_step_func=forward_step_func,
-            data_iterator=data_iterator,
-            model=model,
-            num_microbatches=get_num_microbatches(),
-            seq_length=state.cfg.model.seq_length,
-            micro_batch_size=state.cfg.train.micro_batch_size,
-            forward_only=False,
+    state, cfg, progress = global_state, global_state.cfg, global_state.train_state
+    run = _Run(forward_step_func, model, optimizer, state)
+    args = (model, optimizer, scheduler)
+    should_exit, exit_code = False, 0
+
+    def save() -> None:
+        save_checkpoint_and_time(
+            state,
+            *args,
+            progress.floating_point_operations_so_far,
+            checkpointing_context,
+            train_data_iterator=train_data_iterator,
         )
-        update_successful, grad_norm, _ = optimizer.step()
-        if update_successful:
-            scheduler.step(increment=required(state.cfg.train.global_batch_size))
-    return reduce_losses(losses), int(not update_successful), None if grad_norm is None else float(grad_norm)
+
+    try:
+        while progress.step < required(cfg.train.train_iters):
+            run.begin_step()
+            _update_batch_size(state, save)
+            if _should_skip_and_handle_iteration(state, train_data_iterator):
+                continue
+            fault_tolerance.on_training_step_start(state)
+            loss_dict, skipped, should_save, should_exit, exit_code, grad_norm, num_zeros = run.train_step(
+                run.forward_step_func, train_data_iterator, *args, state
+            )
+            fault_tolerance.on_training_step_end(state)
+            if should_save and cfg.checkpoint.save:
+                save()
+            if should_exit:
+                barrier_and_log(f"exiting program with code {exit_code} at iteration {progress.step}")
+                break
+            run.count_step(bool(skipped))
+            run.log(loss_dict, skipped, grad_norm, num_zeros)
+            if _is_evaluation_due(state):
+                run.evaluate(valid_data_iterator, process_non_loss_data_func, non_loss_data_func)
+            run.end_step()
+            should_exit = checkpoint_and_decide_exit(
+                state, *args, progress.floating_point_operations_so_far, checkpointing_context, train_data_iterator
+            )
+            if should_exit:
+                break
+    finally:
+        run.finish_profiling()
+    run.close()
+    if should_exit:
+        _finish_train(state)
+        sys.exit(exit_code)
 
 
-def reduce_losses(losses: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-    """Turn the micro-batches' [sum, tokens] pairs into means over the global batch; `{}` off the last stage."""
-    if not mpu.is_pipeline_last_stage(ignore_virtual=True):
-        return {}
-    reduced = {}
-    for key in losses[0]:
-        pair = torch.stack([micro_batch[key] for micro_batch in losses]).sum(0).to(current_device())
-        dist.all_reduce(pair, group=mpu.get_data_parallel_group(with_context_parallel=True))
-        reduced[key] = pair[0] / pair[1].clamp(min=1)
-    return reduced
+class _Run:
+    """What the loop keeps from step to step besides the counters, and what it does around `train_step`."""
+
+    def __init__(self, forward_step_func: Any, model: list[Any], optimizer: Any, state: GlobalState) -> None:
+        self.state, self.cfg, self.model, self.optimizer = state, state.cfg, model, optimizer
+        self.forward_step_func = prepare_forward_step_func(forward_step_func, state)
+        self.train_step = _measured_by_nvrx(state)
+        self.loaded_iteration = state.train_state.step
+        self._total_loss_dict: dict[str, Any] = {}
+        self._report_memory = True
+        self._nsys_context: Any = None
+        window = self.cfg.logger.throughput_window_size + 1
+        self._history = deque[float](maxlen=window) if self.cfg.logger.log_throughput_to_tensorboard else None
+        self._begin()
+
+    def _begin(self) -> None:
+        for chunk in self.model:
+            chunk.train()
+        _set_rerun_iteration(self.state.train_state.step)
+        if (energy := self.state.energy_monitor) is not None:
+            energy.setup()
+            energy.resume()
+        if self.cfg.train.manual_gc:
+            assert self.cfg.train.manual_gc_interval >= 0, "train.manual_gc_interval is negative"
+            gc.disable()
+            gc.collect()
+        configure_straggler(self.state)
+        tensorboard_dir = self.cfg.logger.tensorboard_dir
+        self._profiler = initialize_pytorch_profiler(
+            self.cfg.profiling, tensorboard_dir, first_step=self.loaded_iteration
+        )
+        if self._profiler is not None:
+            self._profiler.start()
+        self.flops = StepFlops(self.state)
+        self._hooks = FirstStepHooks(self.cfg, self.model)
+        if self.cfg.train.check_weight_hash_across_dp_replicas_interval is not None:
+            check_weights(self.model, self.state.train_state.step, toggle_hooks=False)
+        self.state.timers("interval-time", log_level=0).start(barrier=True)
+
+    def begin_step(self) -> None:
+        """Profile, and see whether an asynchronous save has ended."""
+        context = handle_profiling_step(
+            self.cfg.profiling, self.state.train_state.step, dist.get_rank(), self._profiler
+        )
+        self._nsys_context = context or self._nsys_context
+        _finalize_async_save(self.state)
+
+    def count_step(self, was_skipped: bool) -> None:
+        """Count a step that was run: its samples and FLOPs."""
+        self._hooks.step_done(was_skipped)
+        progress, train = self.state.train_state, self.cfg.train
+        progress.step += 1
+        batch = samples_per_step(self.state)
+        dropped = get_current_global_batch_size() - get_current_running_global_batch_size()
+        assert dropped >= 0 if train.decrease_batch_size_if_needed else dropped == 0, f"{dropped} samples were dropped"
+        progress.consumed_train_samples += batch
+        progress.skipped_train_samples += dropped
+        progress.floating_point_operations_so_far += self.flops.add(batch)
+        if self._history is not None:
+            self._history.append(time.time() - self.state.start_time)
+
+    def log(self, loss_dict: Any, skipped: int, grad_norm: float | None, num_zeros: int | None) -> None:
+        """Report the step."""
+        learning_rate, decoupled = learning_rates(self.optimizer, self.cfg)
+        params_norm = None
+        if self.cfg.logger.log_params_norm:
+            params_norm = calc_params_l2_norm(self.model, self.cfg.model, self.cfg.ddp.use_megatron_fsdp)
+        self._report_memory = training_log(
+            loss_dict,
+            self._total_loss_dict,
+            learning_rate,
+            decoupled,
+            loss_scale_of(self.optimizer),
+            self._report_memory,
+            skipped,
+            grad_norm,
+            params_norm,
+            num_zeros,
+            self.cfg,
+            self.state,
+            self._history,
+            self.model,
+            loaded_iteration=self.loaded_iteration,
+            seq_length=self.state.step_seq_length,
+        )
+
+    def evaluate(self, data_iterator: Any, process_non_loss_data_func: Any, non_loss_data_func: Any) -> None:
+        """Evaluate on the validation set, outside of the step time."""
+        manual_gc = self.cfg.train.manual_gc and self.cfg.train.manual_gc_eval
+        timer = self.state.timers("eval-time", log_level=0)
+        with outside_step_time(self.state), without_forward_pre_hooks(self.model):
+            if manual_gc:
+                gc.collect()  # what training has left must not pile up during the evaluation
+            timer.start(barrier=True)
+            evaluate_and_print_results(
+                self.state,
+                f"iteration {self.state.train_state.step}",
+                self.forward_step_func,
+                data_iterator,
+                self.model,
+                self.model[0].config,
+                verbose=False,
+                process_non_loss_data_func=process_non_loss_data_func,
+                non_loss_data_func=non_loss_data_func,
+            )
+            timer.stop()
+            if manual_gc:
+                gc.collect(generation=0)
+
+    def end_step(self) -> None:
+        """Do what is due after a step; tell the hang watch that there was one."""
+        self.flops.since_last_log = post_training_step_callbacks(
+            self.model,
+            self.flops.since_last_log,
+            self.state.straggler_timer,
+            self.state.train_state.step,
+            self._profiler,
+            self.cfg,
+            has_forward_pre_hooks(self.cfg),
+            self._nsys_context,
+        )
+        hang.step_done()
+
+    def finish_profiling(self) -> None:
+        """Write what was profiled if training ends inside the window."""
+        finish_profiling(
+            self.cfg.profiling,
+            dist.get_rank(),
+            self._profiler,
+            self._nsys_context,
+            iteration=self.state.train_state.step,
+        )
+
+    def close(self) -> None:
+        """Leave everything as it should be found after training. A collective."""
+        if self.state.tensorboard_logger is not None:
+            self.state.tensorboard_logger.flush()
+        self._hooks.close()
+        if self.cfg.train.manual_gc:
+            gc.enable()
+        self.state.timers("interval-time").stop()
+        _finalize_async_save(self.state, blocking=True)
+        safe_shutdown_nvrx_straggler_manager(self.state.nvrx_straggler_manager)
+        if (energy := self.state.energy_monitor) is not None:
+            write_line(f"Total training energy (GPU): {energy.get_total() / 1e6} MJ")
+            energy.shutdown()
 
 
-def _loss_scale(optimizer: Any) -> float:
-    return float(optimizer.get_loss_scale().item())
+def _measured_by_nvrx(state: GlobalState) -> Any:
+    """Return `train_step`, wrapped by the straggler manager if there is one; training goes on without one that fails."""
+    if (manager := state.nvrx_straggler_manager) is None:
+        return train_step
+    try:
+        manager.initialize()
+        return manager.wrap_train_step_function(train_step)
+    except Exception as error:
+        state.nvrx_straggler_manager = None
+        if dist.get_rank() == 0:
+            write_line(f"warning: no straggler detection: {error}")
+        return train_step
+
+
+def _set_rerun_iteration(step: int) -> None:
+    machine = get_rerun_state_machine()
+    if machine.current_iteration != step:
+        if dist.get_rank() == 0:
+            write_line(f"Setting rerun_state_machine.current_iteration to {step}...")
+        machine.current_iteration = step
+
+
+def _update_batch_size(state: GlobalState, save: Any) -> None:
+    """Follow the batch ramp-up, and save before the batch grows."""
+    before, consumed = get_num_microbatches(), state.train_state.consumed_train_samples
+    update_num_microbatches(consumed, consistency_check=False)
+    if get_num_microbatches() != before and state.train_state.step != 0:
+        assert get_num_microbatches() > before, f"micro-batches per step fell from {before} to {get_num_microbatches()}"
+        if state.cfg.checkpoint.save:
+            save()
+    update_num_microbatches(consumed, consistency_check=True, verbose=True)
+
+
+def _is_evaluation_due(state: GlobalState) -> bool:
+    interval = state.cfg.validation.eval_interval
+    return bool(state.train_state.do_valid and interval and state.train_state.step % interval == 0)
+
+
+def _finalize_async_save(state: GlobalState, blocking: bool = False, terminate: bool = False) -> None:
+    fault_tolerance.on_checkpointing_start(state)
+    maybe_finalize_async_save(state, state.cfg.checkpoint, blocking=blocking, terminate=terminate)
+    fault_tolerance.on_checkpointing_end(is_async_finalization=True, global_state=state)
+
+
+def _finish_train(global_state: GlobalState) -> None:
+    """Close what outlives the loop: asynchronous saves, adapters, loggers. May be called again. A collective."""
+    safe_shutdown_nvrx_straggler_manager(global_state.nvrx_straggler_manager)
+    _finalize_async_save(global_state, blocking=True, terminate=True)
+    fault_tolerance.shutdown(global_state)
+    global_state.close()

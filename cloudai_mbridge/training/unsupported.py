@@ -4,8 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from cloudai_mbridge.training.config.container import ConfigContainer
-from cloudai_mbridge.training.config.dataset import GPTDatasetConfig
-from cloudai_mbridge.training.config.optimizer import OptimizerConfigOverrideProvider
+from cloudai_mbridge.training.config.finetuning import GPTFIMDatasetConfig
 from cloudai_mbridge.training.errors import ConfigError
 from cloudai_mbridge.training.models.gpt_provider import GPTModelProvider
 from cloudai_mbridge.training.models.layer_specs import has_transformer_engine
@@ -34,7 +33,5 @@ def _asked_otherwise(config: ConfigContainer) -> Iterator[str]:
         yield f"model = {type(model).__name__} (use GPTModelProvider or MLAModelProvider)"
     elif has_transformer_engine() and model.transformer_impl == "local":
         yield "model.transformer_impl = 'local' (Transformer Engine is installed, and used)"
-    if not isinstance(config.dataset, GPTDatasetConfig):
-        yield f"dataset = {type(config.dataset).__name__} (use MockGPTDatasetConfig or GPTDatasetConfig)"
-    if type(config.optimizer_config_override_provider) is not OptimizerConfigOverrideProvider:
-        yield "optimizer_config_override_provider (use OptimizerConfigOverrideProvider)"
+    if isinstance(config.dataset, GPTFIMDatasetConfig):
+        yield "dataset = GPTFIMDatasetConfig (use GPTDatasetConfig)"

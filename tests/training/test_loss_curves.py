@@ -1,9 +1,15 @@
-"""Every parallel layout trains the model of one process: same seed, same global batch, same loss curve."""
+"""Every parallel layout trains the model of one process: same seed, same global batch, same loss curve.
+
+`docs/loss-curves.md` lists the layouts with the largest difference that was measured; -s prints it anew.
+"""
 
 import json
 import os
+import re
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -31,108 +37,143 @@ BASE: dict[str, Any] = {
     "optimizer": {"lr": 1e-3, "min_lr": 1e-4},
     "scheduler": {"lr_warmup_iters": 2},
 }
-MOE = {"num_moe_experts": 4, "moe_router_topk": 2, "moe_ffn_hidden_size": 64, "moe_shared_expert_intermediate_size": 64}
-MLA = {
-    "multi_latent_attention": True,
-    "num_query_groups": None,
-    "q_lora_rank": 32,
-    "kv_lora_rank": 32,
-    "qk_head_dim": 16,
-    "qk_pos_emb_head_dim": 8,
-    "v_head_dim": 16,
+MODELS: dict[str, dict[str, Any]] = {
+    "dense": {},
+    "moe": {
+        "num_moe_experts": 4,
+        "moe_router_topk": 2,
+        "moe_ffn_hidden_size": 64,
+        "moe_shared_expert_intermediate_size": 64,
+    },
+    "mla": {
+        "multi_latent_attention": True,
+        "num_query_groups": None,
+        "q_lora_rank": 32,
+        "kv_lora_rank": 32,
+        "qk_head_dim": 16,
+        "qk_pos_emb_head_dim": 8,
+        "v_head_dim": 16,
+    },
 }
-LAYOUTS = {
+SHORT = {
     "tp": "tensor_model_parallel_size",
+    "sp": "sequence_parallel",
     "pp": "pipeline_model_parallel_size",
     "vp": "virtual_pipeline_model_parallel_size",
+    "layout": "pipeline_model_parallel_layout",
     "cp": "context_parallel_size",
     "ep": "expert_model_parallel_size",
     "etp": "expert_tensor_parallel_size",
+    "dispatcher": "moe_token_dispatcher_type",
 }
+FULL = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+SELECTIVE = {"recompute_granularity": "selective", "recompute_modules": ["core_attn"]}
+COUNTING = {"account_for_embedding_in_pipeline_split": True, "account_for_loss_in_pipeline_split": True}
 
 
-def train(directory: Path, processes: int, model: dict[str, Any], optimizer: dict[str, Any]) -> list[float]:
-    """Run the loop under torchrun; return the losses of all steps."""
-    config = {**BASE, "model": {**BASE["model"], **model}, "optimizer": {**BASE["optimizer"], **optimizer}}
-    path = directory / "config.json"
-    path.write_text(json.dumps(container_data(config)))
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-    command = [sys.executable, *launcher, "-m", "cloudai_mbridge.training", "--config", str(path)]
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=300, env=env, check=False)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    marked = [line.partition(" ")[2] for line in done.stdout.splitlines() if line.startswith("MBRIDGE_STEP ")]
-    return [json.loads(record)["losses"]["lm loss"] for record in marked]
+@dataclass(frozen=True)
+class Run:
+    """A layout of a model; model_fields and optimizer_fields go over the base."""
+
+    processes: int = 1
+    model: str = "dense"
+    model_fields: dict[str, Any] = field(default_factory=dict)
+    optimizer_fields: dict[str, Any] = field(default_factory=dict)
+
+    def container(self) -> dict[str, Any]:
+        model = {**BASE["model"], **MODELS[self.model], **self.model_fields}
+        return container_data({**BASE, "model": model, "optimizer": {**BASE["optimizer"], **self.optimizer_fields}})
+
+
+def run(processes: int, model: str = "dense", dist_opt: bool = False, **fields: Any) -> Run:
+    model_fields = {SHORT.get(name, name): value for name, value in fields.items()}
+    return Run(processes, model, model_fields, {"use_distributed_optimizer": dist_opt})
+
+
+LAYOUTS = {
+    "tp2": run(2, tp=2),
+    "tp2-sp": run(2, tp=2, sp=True),
+    "pp2": run(2, pp=2),
+    "pp2-counting-embedding-and-loss": run(2, pp=2, **COUNTING),
+    "pp2-layout": run(2, pp=2, layout="Et|tttL"),
+    "pp2-vp2": run(2, pp=2, vp=2),
+    "pp2-vp2-layout": run(2, pp=2, vp=2, layout="Et|(t|)*2tL"),
+    "dp2": run(2),
+    "dp2-distopt": run(2, dist_opt=True),
+    "cp2": run(2, cp=2),
+    "tp2-pp2": run(4, tp=2, pp=2),
+    "tp2-dp2": run(4, tp=2),
+    "moe-ep2-alltoall": run(2, "moe", ep=2, dispatcher="alltoall"),
+    "moe-ep2-allgather": run(2, "moe", ep=2, dispatcher="allgather"),
+    "moe-tp2-sp-ep2": run(2, "moe", tp=2, sp=True, etp=1, ep=2),
+    "mla-tp2": run(2, "mla", tp=2),
+    "full-recompute": run(1, **FULL),
+    "selective-recompute": run(1, **SELECTIVE),
+    "tp2-sp-full-recompute": run(2, tp=2, sp=True, **FULL),
+    "tp2-sp-selective-recompute": run(2, tp=2, sp=True, **SELECTIVE),
+}
+ONE_PROCESS = {f"one-{model}": Run(model=model) for model in MODELS}
+BF16 = {"bf16": Run(model_fields={"dtype": "bf16"})}
+
+Losses = Callable[[str], list[float]]
 
 
 @pytest.fixture(scope="module")
-def one_process(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Loss curve of a model on one process, trained once per model."""
+def losses(tmp_path_factory: pytest.TempPathFactory) -> Losses:
+    """Return the losses of a run, by its name. All runs with the same number of processes share one start."""
+    runs = {**LAYOUTS, **ONE_PROCESS, **BF16}
 
     @cache
-    def curve(model: str) -> list[float]:
-        return train(tmp_path_factory.mktemp("one"), 1, json.loads(model), {})
+    def train(processes: int) -> tuple[dict[str, list[float]], str]:
+        directory = tmp_path_factory.mktemp(f"processes-{processes}")
+        return train_in_turn(directory, processes, {n: r for n, r in runs.items() if r.processes == processes})
 
-    return lambda model: curve(json.dumps(model))
+    def of(name: str) -> list[float]:
+        curves, errors = train(runs[name].processes)
+        assert len(curves.get(name, [])) == STEPS, f"{name} did not train to its end\n{errors}"
+        return curves[name]
+
+    return of
 
 
-def check(tmp_path: Path, one_process: Any, processes: int, model: dict[str, Any], **layout: Any) -> None:
-    optimizer = {"use_distributed_optimizer": layout.pop("dist_opt", False)}
-    fields = {LAYOUTS.get(name, name): value for name, value in layout.items()}
-    reference = one_process(model)
-    losses = train(tmp_path, processes, {**model, **fields}, optimizer)
-    assert len(reference) == len(losses) == STEPS
+def train_in_turn(directory: Path, processes: int, runs: dict[str, Run]) -> tuple[dict[str, list[float]], str]:
+    """Train the runs; return the losses of all steps by run, and the end of what the processes said of errors."""
+    paths = [directory / f"{name}.json" for name in runs]
+    for path, each in zip(paths, runs.values(), strict=True):
+        path.write_text(json.dumps(each.container()))
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+    script = Path(__file__).with_name("train_in_turn.py")
+    command = [sys.executable, *(torchrun if processes > 1 else []), str(script), *map(str, paths)]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=500, env=env, check=False)
+    curves: dict[str, list[float]] = {}
+    for line in done.stdout.splitlines():  # both lines come from the last rank, so they are in order
+        mark, _, rest = line.partition(" ")
+        if mark == "LAYOUT":
+            curves[rest] = current = []
+        elif mark == "MBRIDGE_STEP":
+            current.append(json.loads(rest)["losses"]["lm loss"])
+    return curves, done.stderr[-6000:] if done.returncode else ""
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_layout_equals_one_process(losses: Losses, name: str) -> None:
+    reference = losses(f"one-{LAYOUTS[name].model}")
+    difference = max(abs(a - b) for a, b in zip(reference, losses(name), strict=True))
+    print(f"\n{name}: {difference:.1e}")
     assert reference[-1] < reference[0] - 0.1, "the reference did not learn"
-    assert max(abs(a - b) for a, b in zip(reference, losses, strict=True)) < TOLERANCE
+    assert difference < TOLERANCE
 
 
-@pytest.mark.parametrize(
-    ("processes", "layout"),
-    [
-        pytest.param(2, {"tp": 2}, id="tp2"),
-        pytest.param(2, {"pp": 2}, id="pp2"),
-        pytest.param(2, {}, id="dp2"),
-        pytest.param(4, {"tp": 2, "pp": 2}, id="tp2-pp2"),
-        pytest.param(4, {"tp": 2}, id="tp2-dp2"),
-        pytest.param(2, {"dist_opt": True}, id="dp2-distopt"),
-        pytest.param(2, {"tp": 2, "sequence_parallel": True}, id="tp2-sp"),
-        pytest.param(2, {"pp": 2, "vp": 2}, id="pp2-vp2"),
-        pytest.param(2, {"cp": 2}, id="cp2"),
-        pytest.param(
-            2,
-            {"pp": 2, "account_for_embedding_in_pipeline_split": True, "account_for_loss_in_pipeline_split": True},
-            id="pp2-counting-embedding-and-loss",
-        ),
-        pytest.param(2, {"pp": 2, "pipeline_model_parallel_layout": "Et|tttL"}, id="pp2-layout"),
-        pytest.param(2, {"pp": 2, "vp": 2, "pipeline_model_parallel_layout": "Et|(t|)*2tL"}, id="pp2-vp2-layout"),
-    ],
-)
-def test_dense_layout_equals_one_process(
-    tmp_path: Path, one_process: Any, processes: int, layout: dict[str, Any]
-) -> None:
-    check(tmp_path, one_process, processes, {}, **layout)
+def test_bf16_trains(losses: Losses) -> None:
+    curve = losses("bf16")
+    assert curve[-1] < curve[0] - 0.1
 
 
-@pytest.mark.parametrize(
-    ("processes", "model", "layout"),
-    [
-        pytest.param(2, MOE, {"ep": 2}, id="moe-ep2"),
-        pytest.param(2, MOE, {"tp": 2, "sequence_parallel": True, "etp": 1, "ep": 2}, id="moe-tp2-ep2"),
-        pytest.param(2, MLA, {"tp": 2}, id="mla-tp2"),
-    ],
-)
-def test_other_models_equal_one_process(
-    tmp_path: Path, one_process: Any, processes: int, model: dict[str, Any], layout: dict[str, Any]
-) -> None:
-    check(tmp_path, one_process, processes, model, **layout)
-
-
-def test_full_recompute_changes_nothing(tmp_path: Path, one_process: Any) -> None:
-    recompute = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
-    check(tmp_path, one_process, 1, {}, **recompute)
-
-
-def test_bf16_trains(tmp_path: Path) -> None:
-    losses = train(tmp_path, 1, {"dtype": "bf16"}, {})
-    assert len(losses) == STEPS
-    assert losses[-1] < losses[0] - 0.1
+def test_the_table_lists_every_layout_once_with_what_was_measured() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "loss-curves.md").read_text()
+    rows = re.findall(r"^\|.*\| (\d+) \| `\[(\S+)\]` \| (\S+) \|$", text, re.MULTILINE)
+    assert [name for _, name, _ in rows] == list(LAYOUTS)
+    assert {name: int(processes) for processes, name, _ in rows} == {n: r.processes for n, r in LAYOUTS.items()}
+    assert all(0 <= float(difference) < TOLERANCE for *_, difference in rows)
+    assert len(rows) == text.count("\n| ") - 1, "a row has another form"  # less the heading

@@ -142,3 +142,42 @@ class MockGPTDatasetConfig(GPTDatasetConfig):
         self.__dict__.pop("blend", None)
         self.__dict__.pop("blend_per_split", None)
         super().finalize()
+
+
+@dataclass(kw_only=True)
+class SyntheticGPTDatasetConfig(DatasetProvider):
+    """Random GPT samples from memory, `seq_length` tokens each: reading them takes no time, and teaches nothing."""
+
+    seq_length: int
+    vocab_size: int | None = None  # ids are below it; None: the tokenizer's
+    seed: int = 1234
+    pool_samples: int = 64  # different samples per split
+
+    def finalize(self) -> None:
+        """Apply the rules of the loader.
+
+        Raises:
+            ValueError: a size that is not positive.
+        """
+        for name in ("seq_length", "vocab_size", "pool_samples"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"dataset.{name} = {value}: use at least 1")
+        super().finalize()
+
+    def build_datasets(self, context: DatasetBuildContext) -> tuple[Any | None, Any | None, Any | None]:
+        """Draw a pool per split; None for a split that nothing is drawn from."""
+        from cloudai_mbridge.training.data.synthetic import SyntheticDataset
+
+        vocab_size = self.vocab_size
+        if vocab_size is None:
+            assert context.tokenizer is not None, "vocab_size is needed where there is no tokenizer"
+            vocab_size = int(context.tokenizer.vocab_size)
+        counts = (context.train_samples, context.valid_samples, context.test_samples)
+        train, valid, test = (
+            SyntheticDataset(count, self.seq_length, vocab_size, self.seed + split, self.pool_samples)
+            if count
+            else None
+            for split, count in enumerate(counts)
+        )
+        return train, valid, test

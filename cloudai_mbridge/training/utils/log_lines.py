@@ -21,16 +21,17 @@ RECORD_VERSION = 1
 
 @dataclass(frozen=True)
 class StepReport:
-    """One finished training step.
+    """One finished training step, or the mean of those since the last report.
 
-    step_time_s is the slowest rank's; tflops_per_gpu is model FLOPs of the step / step_time_s / world size / 1e12;
-    losses are means over the tokens of the global batch.
+    step_time_s is the slowest rank's; tflops_per_gpu is model FLOPs of the step / step_time_s / world size / 1e12,
+    None if the model's are not known; losses are means over the tokens of the global batch. Energy is in J per step
+    and GPU, power in W per GPU.
     """
 
     step: int
     train_iters: int
     step_time_s: float
-    tflops_per_gpu: float
+    tflops_per_gpu: float | None
     consumed_samples: int
     global_batch_size: int
     learning_rate: float | None
@@ -40,32 +41,39 @@ class StepReport:
     num_zeros: int | None
     skipped_iterations: int
     nan_iterations: int
+    skipped_samples: int = 0
+    energy_per_gpu_j: float | None = None
+    power_per_gpu_w: float | None = None
+    params_norm: float | None = None
+    max_attention_logit: float | None = None
 
 
 def render_step_time(r: StepReport) -> str:
     return f"Step Time : {r.step_time_s:.2f}s GPU utilization: {r.tflops_per_gpu:.1f}MODEL_TFLOP/s/GPU"
 
 
-def render_iteration(r: StepReport, now: datetime) -> str:
+def render_iteration(r: StepReport, now: datetime, with_throughput: bool = True) -> str:
     """Render Megatron's iteration line. A negative or NaN loss is left out of it, as there."""
-    parts = [
-        f" [{now:%Y-%m-%d %H:%M:%S}] iteration {r.step:8d}/{r.train_iters:8d} |",
-        f" consumed samples: {r.consumed_samples:12d} |",
-        f" elapsed time per iteration (ms): {r.step_time_s * 1000:.1f} |",
-        f" throughput per GPU (TFLOP/s/GPU): {r.tflops_per_gpu:.1f} |",
+    optional = [
+        (" skipped samples: {:12d} |", r.skipped_samples or None),
+        (" elapsed time per iteration (ms): {:.1f} |", r.step_time_s * 1000),
+        (" throughput per GPU (TFLOP/s/GPU): {:.1f} |", r.tflops_per_gpu if with_throughput else None),
+        (" energy per GPU (J/iter/GPU): {:.1f} |", r.energy_per_gpu_j),
+        (" power per GPU (W/GPU): {:.1f} |", r.power_per_gpu_w),
+        (" learning rate: {:.6E} |", r.learning_rate),
+        (" global batch size: {:5d} |", r.global_batch_size),
+        *((f" {name}: {{:.6E}} |", value) for name, value in r.losses.items() if value >= 0),
+        (" loss scale: {:.1f} |", r.loss_scale),
+        (" grad norm: {:.3f} |", r.grad_norm),
+        (" num zeros: {} |", r.num_zeros),
+        (" params norm: {:.3f} |", r.params_norm),
+        (" max attention logit: {:.3f} |", r.max_attention_logit),
+        (" number of skipped iterations: {:3d} |", r.skipped_iterations),
+        (" number of nan iterations: {:3d} |", r.nan_iterations),
     ]
-    if r.learning_rate is not None:
-        parts.append(f" learning rate: {r.learning_rate:.6E} |")
-    parts.append(f" global batch size: {r.global_batch_size:5d} |")
-    parts += [f" {name}: {value:.6E} |" for name, value in r.losses.items() if value >= 0]
-    parts.append(f" loss scale: {r.loss_scale:.1f} |")
-    if r.grad_norm is not None:
-        parts.append(f" grad norm: {r.grad_norm:.3f} |")
-    if r.num_zeros is not None:
-        parts.append(f" num zeros: {r.num_zeros} |")
-    parts.append(f" number of skipped iterations: {r.skipped_iterations:3d} |")
-    parts.append(f" number of nan iterations: {r.nan_iterations:3d} |")
-    return "".join(parts)
+    start = f" [{now:%Y-%m-%d %H:%M:%S}] iteration {r.step:8d}/{r.train_iters:8d} |"
+    start += f" consumed samples: {r.consumed_samples:12d} |"
+    return start + "".join(form.format(value) for form, value in optional if value is not None)
 
 
 def render_record(mark: str, values: Mapping[str, Any]) -> str:

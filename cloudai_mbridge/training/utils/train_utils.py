@@ -1,60 +1,75 @@
-"""Report a finished step."""
+"""Helpers of the training loop: logging, reports, reductions, hooks on the model.
 
-import math
-from datetime import datetime
+Source of the names and signatures: Megatron-Bridge's `training.utils.train_utils`.
+"""
 
-import torch
-import torch.distributed as dist
+import logging
 
-from cloudai_mbridge.training.state import GlobalState
-from cloudai_mbridge.training.utils.flops import flops_per_token
-from cloudai_mbridge.training.utils.log_lines import (
-    StepReport,
-    render_iteration,
-    render_step_record,
-    render_step_time,
-    write_line,
+from cloudai_mbridge.training.memory_history import start_memory_history_recording
+from cloudai_mbridge.training.utils.model_hooks import ModelHook, ModelList, _ensure_model_list
+from cloudai_mbridge.training.utils.moe_metrics import _build_moe_metric_writer, _MoeMetricFanoutWriter
+from cloudai_mbridge.training.utils.moe_router import _freeze_parameter_if_present, freeze_moe_router
+from cloudai_mbridge.training.utils.param_norm import (
+    calc_dtensor_params_l2_norm,
+    calc_params_l2_norm,
+    param_is_not_shared,
 )
-from cloudai_mbridge.training.utils.required import required
+from cloudai_mbridge.training.utils.reduce import (
+    logical_and_across_model_parallel_group,
+    reduce_max_memory_across_pp_group,
+    reduce_max_stat_across_model_parallel_group,
+)
+from cloudai_mbridge.training.utils.reports import (
+    MEMORY_KEYS,
+    report_l2_norm_grad,
+    report_memory,
+    report_runtime,
+    report_throughput,
+)
+from cloudai_mbridge.training.utils.state_injection import (
+    maybe_inject_state,
+    needs_global_state_injection,
+    prepare_forward_step_func,
+)
+from cloudai_mbridge.training.utils.step_flops import flops_per_step
+from cloudai_mbridge.training.utils.training_log import training_log
+from cloudai_mbridge.training.utils.value_head import (
+    LinearForLastLayer,
+    _register_linear_for_last_layer_mapping,
+    create_value_head_hook,
+    make_value_model,
+)
 
+logger = logging.getLogger(__name__)
 
-def training_log(
-    state: GlobalState,
-    loss_dict: dict[str, torch.Tensor],
-    step_time_s: float,
-    learning_rate: float | None,
-    grad_norm: float | None,
-    loss_scale: float,
-    skipped_iteration: int,
-) -> None:
-    """Print the step's lines: the step time on rank 0, losses and the full record on the last rank, which has them."""
-    rank, world = dist.get_rank(), dist.get_world_size()
-    if rank not in (0, world - 1):
-        return
-    losses = {key: float(value) for key, value in loss_dict.items()}
-    report = StepReport(
-        step=state.train_state.step,
-        train_iters=required(state.cfg.train.train_iters),
-        step_time_s=step_time_s,
-        tflops_per_gpu=flops_per_step(state) / step_time_s / world / 1e12,
-        consumed_samples=state.train_state.consumed_train_samples,
-        global_batch_size=required(state.cfg.train.global_batch_size),
-        learning_rate=learning_rate,
-        loss_scale=loss_scale,
-        losses=losses,
-        grad_norm=grad_norm,
-        num_zeros=None,
-        skipped_iterations=skipped_iteration,
-        nan_iterations=int(any(not math.isfinite(value) for value in losses.values())),
-    )
-    if rank == 0:
-        write_line(render_step_time(report))
-    if rank == world - 1:
-        write_line(render_iteration(report, datetime.now()))
-        write_line(render_step_record(report))
-
-
-def flops_per_step(state: GlobalState) -> int:
-    """Model FLOPs of one global batch over all ranks."""
-    tokens = required(state.cfg.train.global_batch_size) * int(state.cfg.model.seq_length)
-    return flops_per_token(state.cfg.model, getattr(state.cfg.model, "mtp_num_layers", None) or 0) * tokens
+__all__ = [
+    "MEMORY_KEYS",
+    "LinearForLastLayer",
+    "ModelHook",
+    "ModelList",
+    "_MoeMetricFanoutWriter",
+    "_build_moe_metric_writer",
+    "_ensure_model_list",
+    "_freeze_parameter_if_present",
+    "_register_linear_for_last_layer_mapping",
+    "calc_dtensor_params_l2_norm",
+    "calc_params_l2_norm",
+    "create_value_head_hook",
+    "flops_per_step",
+    "freeze_moe_router",
+    "logger",
+    "logical_and_across_model_parallel_group",
+    "make_value_model",
+    "maybe_inject_state",
+    "needs_global_state_injection",
+    "param_is_not_shared",
+    "prepare_forward_step_func",
+    "reduce_max_memory_across_pp_group",
+    "reduce_max_stat_across_model_parallel_group",
+    "report_l2_norm_grad",
+    "report_memory",
+    "report_runtime",
+    "report_throughput",
+    "start_memory_history_recording",
+    "training_log",
+]

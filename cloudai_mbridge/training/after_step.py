@@ -1,0 +1,97 @@
+"""What is read off after a step, and what is due then."""
+
+import gc
+from contextlib import nullcontext
+from typing import Any
+
+import torch.distributed as dist
+
+from cloudai_mbridge.training.config.container import ConfigContainer
+from cloudai_mbridge.training.device import synchronize
+from cloudai_mbridge.training.param_hooks import without_forward_pre_hooks
+from cloudai_mbridge.training.profiling import handle_profiling_stop
+from cloudai_mbridge.training.state import GlobalState
+from cloudai_mbridge.training.utils.flops import flops_per_token
+from cloudai_mbridge.training.utils.log_lines import write_line
+from cloudai_mbridge.training.weight_hash import check_param_hashes_across_dp_replicas
+
+
+class StepFlops:
+    """Counts the model FLOPs of the steps; those since the last report are for the straggler detector."""
+
+    def __init__(self, state: GlobalState) -> None:
+        self._state = state
+        self.since_last_log: float = 0.0
+        state.flops_at_start = state.train_state.floating_point_operations_so_far
+
+    def add(self, batch_size: int) -> int:
+        """Count a step over `batch_size` sequences, all ranks together; return its FLOPs."""
+        model: Any = self._state.cfg.model
+        seq_length = self._state.step_seq_length or int(model.seq_length)
+        per_token = flops_per_token(model, getattr(model, "mtp_num_layers", None) or 0)
+        flops = per_token * batch_size * seq_length
+        self.since_last_log += flops
+        return flops
+
+
+def learning_rates(optimizer: Any, config: ConfigContainer) -> tuple[float | None, float | None]:
+    """Return (learning rate, that of the embedding and output layer if it is decoupled)."""
+    usual = decoupled = None
+    for group in optimizer.param_groups:
+        if not group["params"]:
+            continue
+        if config.optimizer.decoupled_lr is not None and group.get("max_lr") == config.optimizer.decoupled_lr:
+            decoupled = group["lr"]
+        else:
+            usual = group["lr"]
+    return usual, decoupled
+
+
+def loss_scale_of(optimizer: Any) -> float:
+    """Return the optimizer's loss scale, 1 where there is none."""
+    get_loss_scale = getattr(optimizer, "get_loss_scale", None)
+    return 1.0 if get_loss_scale is None or getattr(optimizer, "is_stub_optimizer", False) else float(get_loss_scale())
+
+
+def post_training_step_callbacks(
+    model: list[Any],
+    num_floating_point_operations_since_last_log_event: float,
+    straggler_timer: Any,
+    iteration: int,
+    prof: Any,
+    config: ConfigContainer,
+    should_toggle_forward_pre_hook: bool,
+    nsys_nvtx_context: Any = None,
+) -> float:
+    """Synchronise, report stragglers, compare the replicas' weights, stop profilers and collect garbage, where due.
+
+    Returns:
+        the FLOPs since the straggler detector's last report: zero after one.
+    """
+    train = config.train
+    if train.train_sync_interval and iteration % train.train_sync_interval == 0:
+        synchronize()
+    flops = num_floating_point_operations_since_last_log_event
+    if iteration % config.logger.log_interval == 0 and config.straggler is not None and config.straggler.log_straggler:
+        straggler_timer.report(flops, config.logger.log_interval)
+        flops = 0.0
+    interval = train.check_weight_hash_across_dp_replicas_interval
+    if interval is not None and iteration % interval == 0:
+        check_weights(model, iteration, should_toggle_forward_pre_hook)
+    handle_profiling_stop(config.profiling, iteration, dist.get_rank(), prof, nsys_nvtx_context)
+    if train.manual_gc and train.manual_gc_interval and iteration % train.manual_gc_interval == 0:
+        gc.collect()
+    return flops
+
+
+def check_weights(model: list[Any], iteration: int, toggle_hooks: bool) -> None:
+    """Leave the run if the replicas of a parameter differ. A collective.
+
+    Raises:
+        AssertionError: they do.
+    """
+    with without_forward_pre_hooks(model) if toggle_hooks else nullcontext():
+        assert check_param_hashes_across_dp_replicas(model), f"replicas have different weights at iteration {iteration}"
+    dist.barrier()
+    if dist.get_rank() == 0:
+        write_line(f">>> Weight hashes match after {iteration} iterations...")

@@ -1,0 +1,30 @@
+"""Checkpoints in Megatron-Core's distributed format: save, load, resume under another layout.
+
+A checkpoint holds pickles (`.metadata` and the states of single ranks), and reading pickles runs code that they name:
+load checkpoints only from a source that you trust. `common.pt` and the trackers are read as plain data.
+"""
+
+from cloudai_mbridge.training.checkpointing.async_save import maybe_finalize_async_save
+from cloudai_mbridge.training.checkpointing.config_check import check_checkpoint_packages, init_checkpointing_context
+from cloudai_mbridge.training.checkpointing.errors import CheckpointError
+from cloudai_mbridge.training.checkpointing.layout import (
+    checkpoint_exists,
+    get_checkpoint_name,
+    get_checkpoint_run_config_filename,
+    get_checkpoint_train_state_filename,
+)
+from cloudai_mbridge.training.checkpointing.load import load_checkpoint
+from cloudai_mbridge.training.checkpointing.save import save_checkpoint
+
+__all__ = [
+    "CheckpointError",
+    "check_checkpoint_packages",
+    "checkpoint_exists",
+    "get_checkpoint_name",
+    "get_checkpoint_run_config_filename",
+    "get_checkpoint_train_state_filename",
+    "init_checkpointing_context",
+    "load_checkpoint",
+    "maybe_finalize_async_save",
+    "save_checkpoint",
+]

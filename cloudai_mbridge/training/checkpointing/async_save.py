@@ -1,0 +1,67 @@
+"""Saves that go on while the training does: Megatron-Core's queue of them.
+
+A GPU rank hands its tensors to a worker process that lives as long as the run. A CPU rank forks a process for each
+save: a worker would read the parameters while the optimizer changes them, a forked process keeps the old values.
+
+Both strategies, "mcore" and "nvrx", run this queue: Megatron-Core 0.16 has no other, and "nvrx" is the default.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch.distributed as dist
+from megatron.core.dist_checkpointing.strategies.async_utils import AsyncCallsQueue
+
+from cloudai_mbridge.training.checkpointing.agree import one_line
+from cloudai_mbridge.training.checkpointing.errors import CheckpointError
+from cloudai_mbridge.training.config.checkpoint import CheckpointConfig
+from cloudai_mbridge.training.device import current_device
+from cloudai_mbridge.training.utils.log_lines import write_line
+
+
+def uses_worker(config: CheckpointConfig) -> bool:
+    """Return whether a process of its own, not a forked one, writes."""
+    return config.async_save and config.use_persistent_ckpt_worker and current_device().type != "cpu"
+
+
+def schedule(state: Any, request: Any) -> None:
+    """Begin a save in the background. A collective."""
+    if state.async_calls_queue is None:
+        if state.cfg.checkpoint.async_strategy == "nvrx" and dist.get_rank() == 0:
+            write_line("checkpoint.async_strategy = 'nvrx' is done by Megatron-Core's own writer ('mcore')")
+        state.async_calls_queue = AsyncCallsQueue(persistent=uses_worker(state.cfg.checkpoint))
+    with _clear_errors():
+        state.async_calls_queue.schedule_async_request(request)
+
+
+def maybe_finalize_async_save(
+    global_state: Any, ckpt_cfg: CheckpointConfig, blocking: bool = False, terminate: bool = False
+) -> None:
+    """Complete the saves in the background that have come to their end. A collective.
+
+    blocking: wait for all of them. terminate: end the worker as well; the run is over.
+
+    Raises:
+        CheckpointError: a save failed, on any rank; raised on all of them.
+    """
+    queue = global_state.async_calls_queue
+    if not ckpt_cfg.async_save or queue is None:
+        return
+    if blocking and queue.get_num_unfinalized_calls() and dist.get_rank() == 0:
+        write_line("Unfinalized async checkpoint saves. Finalizing them synchronously now.")
+    with _clear_errors():
+        queue.maybe_finalize_async_calls(blocking=blocking, no_dist=False)
+        if terminate:
+            queue.close()
+            global_state.async_calls_queue = None
+
+
+@contextmanager
+def _clear_errors() -> Iterator[None]:
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except Exception as error:
+        raise CheckpointError(f"the checkpoint that was being saved could not be written: {one_line(error)}") from error

@@ -1,0 +1,103 @@
+"""Read what is the same on all ranks, with the optimizer's parameter groups arranged as this run has them.
+
+Megatron-Core keeps the experts' parameters in an optimizer of its own while they are spread over ranks (ep > 1), and in
+the common one otherwise. Tensors are saved under the parameters' names and fit both; the groups have to be moved.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from megatron.core.dist_checkpointing.strategies.common import TorchCommonLoadStrategy
+from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+from megatron.core.optimizer.optimizer import MixedPrecisionOptimizer
+
+from cloudai_mbridge.training.checkpointing.errors import CheckpointError
+from cloudai_mbridge.training.checkpointing.verify import read_common
+
+_IDENTITY = ("wd_mult", "lr_mult", "is_decoupled_lr", "is_expert_parallel")  # the last may differ
+_EXPERT = "is_expert_parallel"
+_RESHARDABLE = "fully_reshardable"
+
+
+class RegroupedCommon(TorchCommonLoadStrategy):  # type: ignore[misc]
+    """Megatron's reader of common.pt, fitted to the optimizer that is going to load it."""
+
+    def __init__(self, optimizer: Any | None) -> None:
+        super().__init__()
+        self._optimizer = optimizer
+
+    def load_common(self, checkpoint_dir: Any) -> dict[str, Any]:
+        """Return the content of common.pt, without the optimizer's if there is none to load it."""
+        common = read_common(str(checkpoint_dir))
+        saved = common.pop("optimizer", None)
+        if self._optimizer is not None and saved is not None:
+            common["optimizer"] = _arranged(saved, self._optimizer, str(checkpoint_dir))
+        return common
+
+
+def _arranged(saved: dict[Any, Any], optimizer: Any, path: str) -> Any:
+    parts = getattr(optimizer, "chained_optimizers", [optimizer])
+    entries = [saved[i] for i in sorted(saved)] if all(isinstance(key, int) for key in saved) else [saved]
+    if [_shape_of_saved(entry) for entry in entries] == [_shape(part) for part in parts]:
+        return saved
+    groups = [group for entry in entries for group in _groups(entry)]
+    if not groups:  # saved per rank, for this one layout
+        return saved
+    step = next(_steps(entries), 0)
+    scaler = next((entry["grad_scaler"] for entry in entries if "grad_scaler" in entry), None)
+    arranged = [_entry(part, groups, step, scaler, path) for part in parts]
+    return arranged[0] if len(parts) == 1 else dict(enumerate(arranged))
+
+
+def _groups(entry: dict[str, Any]) -> list[dict[str, Any]]:
+    groups: list[dict[str, Any]] = entry.get("optimizer", entry).get("param_groups", [])
+    return groups
+
+
+def _steps(entries: list[dict[str, Any]]) -> Iterator[Any]:
+    """Yield the number of steps that were made, from wherever the kinds of optimizer keep it."""
+    for entry in entries:
+        yield from (group["step"] for group in _groups(entry) if "step" in group)
+        state = entry.get("optimizer", entry).get("state", {})
+        if "common_step" in state:
+            yield state["common_step"]
+
+
+def _shape_of_saved(entry: dict[str, Any]) -> Any:
+    kind = "distributed" if "param_state_sharding_type" in entry else "mixed" if "optimizer" in entry else "fp32"
+    return kind, [_identity(group) for group in _groups(entry)]
+
+
+def _shape(part: Any) -> Any:
+    is_distributed, is_mixed = isinstance(part, DistributedOptimizer), isinstance(part, MixedPrecisionOptimizer)
+    kind = "distributed" if is_distributed else "mixed" if is_mixed else "fp32"
+    return kind, [_identity(group) for group in part.optimizer.param_groups]
+
+
+def _identity(group: dict[str, Any]) -> tuple[Any, ...]:
+    return tuple(group.get(key, group.get(f"pre_{key}")) for key in _IDENTITY)
+
+
+def _entry(part: Any, groups: list[dict[str, Any]], step: Any, scaler: Any, path: str) -> dict[str, Any]:
+    """Return what Megatron would have saved for `part`."""
+    wanted = [_match(group, groups, path) for group in part.optimizer.param_groups]
+    kind, _ = _shape(part)
+    if kind == "distributed":
+        value = float(step)
+        inner: dict[str, Any] = {"param_groups": [{**group, "step": value} for group in wanted]}
+        entry: dict[str, Any] = {"optimizer": inner, "param_state_sharding_type": _RESHARDABLE}
+    else:
+        inner = {"state": {"common_step": step}, "param_groups": wanted}
+        entry = {"optimizer": inner} if kind == "mixed" else inner
+    return entry if scaler is None or kind == "fp32" else {**entry, "grad_scaler": scaler}
+
+
+def _match(current: dict[str, Any], groups: list[dict[str, Any]], path: str) -> dict[str, Any]:
+    exact = [group for group in groups if _identity(group) == _identity(current)]
+    similar = exact or [group for group in groups if _identity(group)[:-1] == _identity(current)[:-1]]
+    if not similar:
+        raise CheckpointError(
+            f"{path}: has no parameter group with {dict(zip(_IDENTITY, _identity(current), strict=True))}"
+        )
+    kept = {key: value for key, value in similar[0].items() if key not in ("step", "params")}
+    return {**kept, _EXPERT: current[_EXPERT]}

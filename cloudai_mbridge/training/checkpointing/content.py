@@ -1,0 +1,90 @@
+"""What a checkpoint holds: the tree that Megatron-Core saves, and the same tree without values, to load into."""
+
+from typing import Any
+
+import torch.distributed as dist
+from megatron.core import parallel_state as mpu
+from megatron.core.rerun_state_machine import get_rerun_state_machine
+from megatron.core.utils import unwrap_model
+
+from cloudai_mbridge.training.checkpointing.optimizer_state import ensure_state
+from cloudai_mbridge.training.checkpointing.rng import sharded_rng_state
+from cloudai_mbridge.training.config.checkpoint import CheckpointConfig
+
+CHECKPOINT_VERSION = 3.0  # Megatron's: the order of heads in attention weights
+Metadata = dict[str, Any]
+
+
+def content_metadata(config: CheckpointConfig) -> Metadata:
+    """Return how the optimizer state is cut up; it is saved with the checkpoint and used again to load it.
+
+    "fully_reshardable" loads under any layout, "dp_reshardable" costs no communication and fits one model-parallel
+    layout. It matters to the distributed optimizer only.
+    """
+    fully = config.dist_ckpt_optim_fully_reshardable
+    metadata: Metadata = {
+        "distrib_optim_sharding_type": "fully_reshardable" if fully else "dp_reshardable",
+        "singleton_local_shards": False,
+        "chained_optim_avoid_prefix": True,
+    }
+    if config.distrib_optim_fully_reshardable_mem_efficient:
+        metadata["distrib_optim_fully_reshardable_mem_efficient"] = True
+    return metadata
+
+
+def parallelism() -> dict[str, int]:
+    """Return the layout of this run: sizes by Megatron's short names."""
+    return {
+        "world": dist.get_world_size(),
+        "tp": mpu.get_tensor_model_parallel_world_size(),
+        "pp": mpu.get_pipeline_model_parallel_world_size(),
+        "vp": mpu.get_virtual_pipeline_model_parallel_world_size() or 1,
+        "cp": mpu.get_context_parallel_world_size(),
+        "ep": mpu.get_expert_model_parallel_world_size(),
+        "etp": mpu.get_expert_tensor_parallel_world_size(),
+    }
+
+
+def model_keys(model: list[Any]) -> list[str]:
+    """Return the name of every chunk's entry."""
+    return ["model"] if len(model) == 1 else [f"model{i}" for i in range(len(model))]
+
+
+def model_tree(model: list[Any], metadata: Metadata) -> dict[str, Any]:
+    """Return the sharded state of every chunk: that of the bare module, as Megatron-Bridge saves it.
+
+    Megatron adds process groups to the metadata that it is given: it gets a copy.
+    """
+    chunks = zip(model_keys(model), unwrap_model(model), strict=True)
+    return {key: chunk.sharded_state_dict(metadata=dict(metadata)) for key, chunk in chunks}
+
+
+def optimizer_tree(optimizer: Any, models: dict[str, Any], metadata: Metadata, *, is_loading: bool) -> Any:
+    """Return the sharded state of the optimizer over the chunks in `models`. A collective."""
+    ensure_state(optimizer)
+    return optimizer.sharded_state_dict(models, is_loading=is_loading, metadata=dict(metadata))
+
+
+def tree_to_save(
+    state: Any, model: list[Any], optimizer: Any, scheduler: Any, flops: float, data_iterator: Any, metadata: Metadata
+) -> dict[str, Any]:
+    """Return all that is saved, on every rank. A collective."""
+    config = state.cfg.checkpoint
+    models = model_tree(model, metadata)
+    tree: dict[str, Any] = {
+        "checkpoint_version": CHECKPOINT_VERSION,
+        "iteration": state.train_state.step,
+        "num_floating_point_operations_so_far": float(flops),
+        "parallelism": parallelism(),
+        **models,
+        "rerun_state_machine": get_rerun_state_machine().state_dict(
+            data_iterator=data_iterator, ckpt_format=config.ckpt_format
+        ),
+    }
+    if config.save_optim and optimizer is not None:
+        tree["optimizer"] = optimizer_tree(optimizer, models, metadata, is_loading=False)
+        if scheduler is not None:
+            tree["opt_param_scheduler"] = scheduler.state_dict()
+    if config.save_rng:
+        tree["rng_state"] = sharded_rng_state()
+    return tree

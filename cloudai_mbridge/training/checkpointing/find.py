@@ -1,0 +1,146 @@
+"""Choose the checkpoint that a run begins from. Rank 0 only: the others are told."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cloudai_mbridge.training.checkpointing.errors import CheckpointError
+from cloudai_mbridge.training.checkpointing.layout import (
+    checkpoint_exists,
+    get_checkpoint_name,
+    has_tracker,
+    is_complete,
+    is_sharded_checkpoint,
+    iteration_of,
+    non_persistent_root,
+    saved_iterations,
+    tracked_iteration,
+)
+from cloudai_mbridge.training.config.checkpoint import CheckpointConfig
+
+
+@dataclass
+class Found:
+    """A checkpoint to load. weights_only: take the model's weights, begin at iteration 0. notes: lines to print."""
+
+    directory: str
+    weights_only: bool = False
+    is_persistent: bool = True
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Nothing:
+    """There is nothing to load, and that is no error."""
+
+    notes: list[str] = field(default_factory=list)
+
+
+def find_checkpoint(config: CheckpointConfig) -> Found | Nothing:
+    """Return what to load.
+
+    An existing checkpoint in `load`, or a newer non-persistent one, wins over `pretrained_checkpoint`.
+
+    Raises:
+        CheckpointError: what was asked for by name is not there, or only an unusable part of it.
+    """
+    if (resume := _to_resume(config)) is not None:
+        resume.weights_only = config.finetune
+        return resume
+    if config.pretrained_checkpoint is not None:
+        return _pretrained(Path(config.pretrained_checkpoint))
+    if config.load is None:
+        return Nothing()
+    if config.exit_on_missing_checkpoint:
+        raise CheckpointError(
+            f"{config.load}: no checkpoint found, and checkpoint.exit_on_missing_checkpoint is set; "
+            "correct checkpoint.load, or remove it to start from scratch"
+        )
+    _refuse_foreign(config)
+    return Nothing([f"WARNING: no checkpoint found in {config.load}: training starts from scratch"])
+
+
+def _to_resume(config: CheckpointConfig) -> Found | None:
+    if config.load is None:
+        return None
+    root = Path(config.load)
+    if config.ckpt_step is not None:
+        return _of_step(root, config.ckpt_step)
+    if is_sharded_checkpoint(root):
+        return _itself(root)
+    found = latest(root) if checkpoint_exists(config.load) else None
+    second = non_persistent_root(config, config.load)
+    if config.non_persistent_ckpt_type != "global" or config.finetune or not checkpoint_exists(str(second)):
+        return found
+    temporary = latest(second)
+    temporary.is_persistent = False
+    return temporary if found is None or _iteration(temporary) > _iteration(found) else found
+
+
+def _iteration(found: Found) -> int:
+    return iteration_of(Path(found.directory)) or 0
+
+
+def latest(root: Path) -> Found:
+    """Return the checkpoint under `root` that the trackers name, or the newest complete one if it is not complete.
+
+    Raises:
+        CheckpointError: none is complete.
+    """
+    complete, tracked = saved_iterations(root), tracked_iteration(root)
+    if tracked in complete:
+        return Found(get_checkpoint_name(str(root), tracked))
+    named = "no readable iteration" if tracked is None else f"iteration {tracked}, which is not complete"
+    if not complete:
+        raise CheckpointError(
+            f"{root}: the trackers name {named}, and no other checkpoint in Megatron-Core's torch_dist format is "
+            "complete there; remove the directory to start from scratch, or point checkpoint.load elsewhere"
+        )
+    note = f"WARNING: {root}: the trackers name {named}; loading the newest complete checkpoint, {complete[-1]}"
+    return Found(get_checkpoint_name(str(root), complete[-1]), notes=[note])
+
+
+def _of_step(root: Path, step: int) -> Found:
+    directory = Path(get_checkpoint_name(str(root), step))
+    if is_complete(directory):
+        return Found(str(directory))
+    there = ", ".join(map(str, saved_iterations(root))) or "none"
+    state = "is not complete" if directory.exists() else "does not exist"
+    raise CheckpointError(f"{directory}: checkpoint.ckpt_step = {step} {state}; complete checkpoints there: {there}")
+
+
+def _itself(directory: Path) -> Found:
+    if is_complete(directory):
+        return Found(str(directory))
+    raise CheckpointError(
+        f"{directory}: holds weights but no train_state.pt to resume from; use it as checkpoint.pretrained_checkpoint"
+    )
+
+
+def _pretrained(path: Path) -> Found:
+    if is_sharded_checkpoint(path):
+        return Found(str(path), weights_only=True)
+    release = Path(get_checkpoint_name(str(path), 0, release=True))
+    if is_sharded_checkpoint(release):
+        return Found(str(release), weights_only=True)
+    if not checkpoint_exists(str(path)):
+        raise CheckpointError(
+            f"{path}: checkpoint.pretrained_checkpoint holds no complete checkpoint in the torch_dist format"
+        )
+    found = latest(path)
+    found.weights_only = True
+    return found
+
+
+def _refuse_foreign(config: CheckpointConfig) -> None:
+    """Refuse a directory full of something else: starting from scratch beside it would hide a wrong path."""
+    root = Path(str(config.load))
+    if root.is_file():
+        raise CheckpointError(f"{root}: is a file; checkpoint.load has to be a directory")
+    is_own = config.save is not None and Path(config.save).absolute() == root.absolute()
+    if is_own or not root.is_dir() or has_tracker(root) or saved_iterations(root, complete=False):
+        return
+    if names := sorted(path.name for path in root.iterdir()):
+        raise CheckpointError(
+            f"{root}: is no checkpoint directory (it holds {', '.join(names[:3])}{', ...' if names[3:] else ''}); "
+            "checkpoint.load has to be a directory that checkpoint.save wrote"
+        )

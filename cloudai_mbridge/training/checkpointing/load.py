@@ -1,0 +1,186 @@
+"""Load a checkpoint: find it, check it, and put its content into the run. What fails on one rank fails on all."""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core import dist_checkpointing
+from megatron.core.num_microbatches_calculator import update_num_microbatches
+from megatron.core.rerun_state_machine import get_rerun_state_machine
+from megatron.core.utils import unwrap_model
+
+from cloudai_mbridge.training.checkpointing.agree import on_each_rank, on_first_rank
+from cloudai_mbridge.training.checkpointing.common_part import RegroupedCommon
+from cloudai_mbridge.training.checkpointing.content import (
+    content_metadata,
+    model_keys,
+    model_tree,
+    optimizer_tree,
+    parallelism,
+)
+from cloudai_mbridge.training.checkpointing.errors import CheckpointError
+from cloudai_mbridge.training.checkpointing.find import Found, Nothing, find_checkpoint
+from cloudai_mbridge.training.checkpointing.layout import TRAIN_STATE
+from cloudai_mbridge.training.checkpointing.optimizer_state import loading
+from cloudai_mbridge.training.checkpointing.quiet import quiet
+from cloudai_mbridge.training.checkpointing.rng import set_rng_state, sharded_rng_state
+from cloudai_mbridge.training.checkpointing.strategies import load_strategy
+from cloudai_mbridge.training.checkpointing.verify import check_files, check_fit, read_common
+from cloudai_mbridge.training.utils.log_lines import write_line
+
+_MAY_LACK_KEYS = ("log_unexpected", "log_all", "return_unexpected", "return_all", "ignore_all")
+_SPLITS_OPTIMIZER = ("tp", "pp", "vp", "ep", "etp")
+
+
+def load_checkpoint(
+    state: Any,
+    model: list[Any],
+    optimizer: Any,
+    opt_param_scheduler: Any,
+    checkpointing_context: dict[str, Any] | None = None,
+    skip_load_to_model_and_opt: bool = False,
+) -> tuple[int, float]:
+    """Load what the configuration asks for, into the run. Every rank calls it, inside `cpu.megatron_device()`.
+
+    skip_load_to_model_and_opt: read the checkpoint, and leave model and optimizer as they are.
+
+    Returns:
+        (iteration, model FLOPs so far); (0, 0) if there is nothing to load, or only weights.
+
+    Raises:
+        CheckpointError: on every rank, if the checkpoint is missing, damaged or does not fit.
+    """
+    found = on_first_rank(partial(find_checkpoint, state.cfg.checkpoint))
+    _say(*found.notes)
+    if isinstance(found, Nothing):
+        return 0, 0
+    on_first_rank(partial(check_files, found.directory))
+    load = _Load(state, model, optimizer, opt_param_scheduler, found)
+    load.run(skip_load_to_model_and_opt)
+    if found.weights_only:
+        _say(f"  successfully loaded the weights of {found.directory}: training starts at iteration 0")
+        return 0, 0
+    step = int(state.train_state.step)
+    _say(f"  successfully loaded checkpoint from {found.directory} at iteration {step}")
+    update_num_microbatches(state.train_state.consumed_train_samples, verbose=False)
+    return step, float(load.common.get("num_floating_point_operations_so_far", 0))
+
+
+def _say(*lines: str) -> None:
+    if dist.get_rank() == 0:
+        for line in lines:
+            write_line(line)
+
+
+class _Load:
+    """One load under way."""
+
+    def __init__(self, state: Any, model: list[Any], optimizer: Any, scheduler: Any, found: Found) -> None:
+        self.state, self.model, self.optimizer, self.scheduler = state, model, optimizer, scheduler
+        self.config = state.cfg.checkpoint
+        self.path, self.weights_only = found.directory, found.weights_only
+        self.common = on_each_rank(self.path, partial(read_common, self.path))
+        self.metadata = self.common.get("content_metadata") or content_metadata(self.config)
+        self.with_optimizer = not self.weights_only and self.config.load_optim and optimizer is not None
+        self.is_same_layout = self.common.get("parallelism") == parallelism()
+
+    @torch.no_grad()
+    def run(self, skip_model_and_optimizer: bool) -> None:
+        """Load everything that is wanted. A collective."""
+        on_each_rank(self.path, self._check_optimizer)
+        tree = on_each_rank(self.path, self._tree)
+        may_lack = self.config.dist_ckpt_strictness in _MAY_LACK_KEYS
+        resized = on_each_rank(self.path, partial(check_fit, self.path, tree, allow_missing=may_lack))
+        if weights := [text for text in resized if not text.startswith("optimizer.")]:
+            _say(f"WARNING: {self.path}: padded differently, cut or filled with zeros: {'; '.join(weights)}")
+        loaded = on_each_rank(self.path, partial(self._read, tree))
+        on_each_rank(self.path, partial(self._apply, loaded, skip_model_and_optimizer))
+
+    def _check_optimizer(self) -> None:
+        if not self.with_optimizer:
+            return
+        if "optimizer" not in self.common:
+            raise CheckpointError(f"{self.path}: holds no optimizer state; set checkpoint.load_optim=False")
+        here, there = parallelism(), self.common.get("parallelism", {})
+        changed = {key: (there[key], here[key]) for key in _SPLITS_OPTIMIZER if there.get(key, here[key]) != here[key]}
+        kind = self.metadata.get("distrib_optim_sharding_type")
+        if changed and self.state.cfg.ddp.use_distributed_optimizer and kind != "fully_reshardable":
+            sizes = ", ".join(f"{key} {was} -> {now}" for key, (was, now) in changed.items())
+            raise CheckpointError(
+                f"{self.path}: the state of the distributed optimizer was saved for one layout only ({kind}), and the "
+                f"layout changed ({sizes}); save with checkpoint.dist_ckpt_optim_fully_reshardable=True, or set "
+                "checkpoint.load_optim=False"
+            )
+
+    def _tree(self) -> dict[str, Any]:
+        """Return what to load, without values."""
+        models = model_tree(self.model, self.metadata)
+        tree: dict[str, Any] = dict(models)
+        if self.with_optimizer:
+            tree["optimizer"] = optimizer_tree(self.optimizer, models, self.metadata, is_loading=True)
+        if self._wants_rng():
+            tree["rng_state"] = sharded_rng_state()
+        if self._wants_rerun_state():
+            tree["rerun_state_machine"] = get_rerun_state_machine().state_dict(
+                data_iterator=None, ckpt_format=self.config.ckpt_format, force=True
+            )
+        return tree
+
+    def _wants_rng(self) -> bool:
+        if self.weights_only or not self.config.load_rng:
+            return False
+        if not self.is_same_layout:
+            _say("(the parallelism differs from the checkpoint's: random number generator states are not loaded)")
+        return self.is_same_layout
+
+    def _wants_rerun_state(self) -> bool:
+        saved = self.common.get("rerun_state_machine")
+        is_wanted = not self.weights_only and self.is_same_layout
+        return is_wanted and bool(get_rerun_state_machine().validate_state_dict(saved))
+
+    def _read(self, tree: dict[str, Any]) -> dict[str, Any]:
+        with quiet():
+            result: Any = dist_checkpointing.load(
+                tree,
+                self.path,
+                load_strategy(self.config),
+                RegroupedCommon(self.optimizer if self.with_optimizer else None),
+                strict=self.config.dist_ckpt_strictness,
+            )
+        if not isinstance(result, tuple):
+            return dict(result)
+        loaded, missing, unexpected = result
+        _say(f"  keys of the checkpoint that this run lacks: {sorted(missing)}; the other way: {sorted(unexpected)}")
+        return dict(loaded)
+
+    def _apply(self, loaded: dict[str, Any], skip_model_and_optimizer: bool) -> None:
+        if not skip_model_and_optimizer:
+            self._apply_model(loaded)
+            self._apply_optimizer(loaded)
+        if self.weights_only:
+            return
+        counters = torch.load(Path(self.path) / TRAIN_STATE, weights_only=True)
+        self.state.train_state.load_state_dict(counters)
+        if self._wants_rerun_state():
+            get_rerun_state_machine().load_state_dict(loaded["rerun_state_machine"])
+        if self.config.load_rng and self.is_same_layout:
+            set_rng_state(loaded["rng_state"])
+
+    def _apply_model(self, loaded: dict[str, Any]) -> None:
+        strict = self.config.dist_ckpt_strictness not in _MAY_LACK_KEYS
+        for key, chunk in zip(model_keys(self.model), unwrap_model(self.model), strict=True):
+            chunk.load_state_dict(loaded[key], strict=strict)
+
+    def _apply_optimizer(self, loaded: dict[str, Any]) -> None:
+        if not self.with_optimizer:
+            if self.optimizer is not None:  # its copies in high precision follow the weights
+                weights = loaded if self.config.load_main_params_from_ckpt else None
+                self.optimizer.reload_model_params(state_dict=weights)
+            return
+        keep_schedule = bool(getattr(self.scheduler, "override_opt_param_scheduler", False))
+        with loading(self.optimizer, keep_schedule=keep_schedule):
+            self.optimizer.load_state_dict(loaded["optimizer"])
+        if self.scheduler is not None and "opt_param_scheduler" in loaded:
+            self.scheduler.load_state_dict(loaded["opt_param_scheduler"])

@@ -1,0 +1,157 @@
+"""Save a checkpoint: nothing but its last two writes, on rank 0 after every rank has finished, makes it the latest."""
+
+import shutil
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core import dist_checkpointing
+
+from cloudai_mbridge.training.checkpointing import retention
+from cloudai_mbridge.training.checkpointing.agree import on_each_rank, on_first_rank, one_line
+from cloudai_mbridge.training.checkpointing.async_save import maybe_finalize_async_save, schedule, uses_worker
+from cloudai_mbridge.training.checkpointing.atomic import write_bytes, write_torch
+from cloudai_mbridge.training.checkpointing.content import content_metadata, tree_to_save
+from cloudai_mbridge.training.checkpointing.errors import CheckpointError
+from cloudai_mbridge.training.checkpointing.forked_results import forked_results
+from cloudai_mbridge.training.checkpointing.layout import (
+    LATEST_ITERATION,
+    LATEST_TRAIN_STATE,
+    RUN_CONFIG,
+    TRAIN_STATE,
+    get_checkpoint_name,
+    non_persistent_root,
+    tracked_iteration,
+)
+from cloudai_mbridge.training.checkpointing.quiet import quiet
+from cloudai_mbridge.training.checkpointing.strategies import save_strategy
+from cloudai_mbridge.training.config.checkpoint import CheckpointConfig
+from cloudai_mbridge.training.utils.log_lines import write_line
+
+
+def save_checkpoint(
+    state: Any,
+    model: list[Any],
+    optimizer: Any,
+    opt_param_scheduler: Any,
+    num_floating_point_operations_so_far: float,
+    checkpointing_context: dict[str, Any],
+    pipeline_rank: int | None = None,
+    tensor_rank: int | None = None,
+    non_persistent_ckpt: bool = False,
+    train_data_iterator: Any = None,
+    preprocess_common_state_dict_fn: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
+    prebuilt_state_dict: dict[str, Any] | None = None,
+) -> None:
+    """Save the run as it is now. Every rank calls it, inside `cpu.megatron_device()`.
+
+    With `checkpoint.async_save` the data is written in the background, and the checkpoint becomes the latest in a later
+    call of `maybe_finalize_async_save`. A save that is still under way is waited for.
+
+    pipeline_rank, tensor_rank: not used; every rank saves its own part. non_persistent_ckpt: save into the second
+    stream, which keeps the newest only. preprocess_common_state_dict_fn: drops from the tree what may differ between
+    ranks before they are compared. prebuilt_state_dict: saved instead of what the other arguments hold.
+
+    Raises:
+        CheckpointError: it cannot be written; on every rank.
+    """
+    config: CheckpointConfig = state.cfg.checkpoint
+    maybe_finalize_async_save(state, config, blocking=True)
+    save = _Save.begin(state, non_persistent_ckpt)
+    metadata = content_metadata(config)
+    tree = prebuilt_state_dict
+    if tree is None:
+        parts = (model, optimizer, opt_param_scheduler, num_floating_point_operations_so_far, train_data_iterator)
+        tree = on_each_rank(str(save.directory), lambda: tree_to_save(state, *parts, metadata))
+    try:
+        with quiet(), nullcontext() if uses_worker(config) else forked_results():
+            request = dist_checkpointing.save(
+                tree,
+                str(save.directory),
+                save_strategy(config, checkpointing_context),
+                validate_access_integrity=not config.fully_parallel_save,  # that strategy checks it itself
+                async_sharded_save=config.async_save,
+                preprocess_common_before_consistancy_check=preprocess_common_state_dict_fn,
+                content_metadata=metadata,
+            )
+    except Exception as error:  # Megatron raises it on every rank
+        raise CheckpointError(f"{save.directory}: could not be written: {one_line(error)}") from error
+    if request is None:
+        save.complete()
+        return
+    request.add_finalize_fn(save.complete)
+    schedule(state, request)
+
+
+@dataclass(frozen=True)
+class _Save:
+    """One save under way, with all that its completion needs: by then the run has gone on."""
+
+    config: CheckpointConfig
+    root: Path
+    directory: Path
+    iteration: int
+    train_state: dict[str, torch.Tensor]
+    run_config: str
+    is_persistent: bool
+    log_progress: bool
+
+    @classmethod
+    def begin(cls, state: Any, non_persistent: bool) -> "_Save":
+        """Make an empty directory for it. A collective."""
+        config = state.cfg.checkpoint
+        if config.save is None:
+            raise CheckpointError("checkpoint.save = None: there is nowhere to save to; set a directory")
+        root = non_persistent_root(config, config.save) if non_persistent else Path(config.save)
+        iteration = state.train_state.step
+        directory = Path(get_checkpoint_name(str(root), iteration))
+        on_first_rank(partial(_make_empty, directory))
+        return cls(
+            config=config,
+            root=root,
+            directory=directory,
+            iteration=iteration,
+            train_state={key: value.clone() for key, value in state.train_state.state_dict().items()},
+            run_config=state.cfg.to_yaml() if dist.get_rank() == 0 else "",
+            is_persistent=not non_persistent,
+            log_progress=state.cfg.logger.log_progress,
+        )
+
+    def complete(self) -> None:
+        """Make it the latest, once every rank's data is on the disk. A collective."""
+        on_first_rank(self._complete)
+
+    def _complete(self) -> None:
+        write_bytes(self.directory / RUN_CONFIG, self.run_config.encode())
+        write_torch(self.directory / TRAIN_STATE, self.train_state)  # from here on it is complete
+        previous = tracked_iteration(self.root)
+        write_torch(self.root / LATEST_TRAIN_STATE, self.train_state)
+        write_bytes(self.root / LATEST_ITERATION, str(self.iteration).encode())
+        kind = "" if self.is_persistent else "non-persistent "
+        write_line(f"  successfully saved {kind}checkpoint from iteration {self.iteration:7d} to {self.root}")
+        if self.is_persistent:
+            retention.apply(self.config, self.root, self.iteration, previous)
+        else:
+            retention.keep_most_recent(self.root, self.iteration, 1)
+        if self.config.async_save and self.is_persistent and self.log_progress:
+            _append_to_progress_log(str(self.root), f"Saved async checkpoint\tIteration: {self.iteration}")
+
+
+def _make_empty(directory: Path) -> None:
+    """Remove what a killed save, or an earlier one of the same iteration, has left."""
+    for name in (TRAIN_STATE, "metadata.json"):  # first what makes it complete
+        (directory / name).unlink(missing_ok=True)
+    if directory.exists():
+        shutil.rmtree(directory)
+    directory.mkdir(parents=True)
+
+
+def _append_to_progress_log(root: str, text: str) -> None:
+    from cloudai_mbridge.training.progress_log import append_to_progress_log
+
+    append_to_progress_log(root, text, barrier=False)

@@ -1,0 +1,97 @@
+"""Megatron-Core's GPT datasets: mock samples, and blends of indexed files."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+from megatron.core import parallel_state as mpu
+from megatron.core.datasets import gpt_dataset
+from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
+from megatron.core.datasets.object_storage_utils import is_object_storage_path
+from megatron.core.datasets.utils import Split
+
+from cloudai_mbridge.training.config.dataset import GPTDatasetConfig as GPTConfig
+from cloudai_mbridge.training.data.sizes import SplitSizes
+from cloudai_mbridge.training.errors import ConfigError
+
+Datasets = tuple[Any | None, Any | None, Any | None]
+
+
+class GPTDataset(gpt_dataset.GPTDataset):  # type: ignore[misc]
+    """Megatron-Core's, that refuses a split without samples, for which that one searches without end.
+
+    The name is the same on purpose: it is part of the names of the cached index files.
+    """
+
+    def _get_num_epochs(self, num_tokens_per_epoch: int) -> int:
+        needed = self.config.sequence_length + self.config.add_extra_token_to_sequence
+        if num_tokens_per_epoch < needed:
+            raise ConfigError(
+                f"dataset: {self.dataset_path}: the {self.index_split.name} split ({self.config.split}) holds"
+                f" {num_tokens_per_epoch} tokens, and one sample takes {needed}; give it more in dataset.split, or do"
+                f" without it (validation.eval_iters=0)"
+            )
+        return int(super()._get_num_epochs(num_tokens_per_epoch))
+
+
+def build_gpt_datasets(config: GPTConfig, tokenizer: Any, sizes: SplitSizes) -> Datasets:
+    """Build the splits that samples are drawn from; sample i is the same on every rank and layout.
+
+    Every rank calls it: rank 0 builds the indices of real files and writes them to the cache, the others read them.
+    Middle pipeline stages get None.
+
+    Raises:
+        ConfigError: Megatron-Core lacks its compiled helpers, or a split has not enough tokens.
+    """
+    _require_helpers()
+    config = copy.copy(config)
+    config.tokenizer = tokenizer
+    config.create_attention_mask = config.create_attention_mask and not config.skip_getting_attention_mask_from_dataset
+    _drop_unused_splits(config, sizes)
+    kind = gpt_dataset.MockGPTDataset if config.mock else GPTDataset
+    train, valid, test = BlendedMegatronDatasetBuilder(kind, list(sizes), _is_end_stage, config).build()
+    return train, valid, test
+
+
+def check_blend_files(config: GPTConfig) -> None:
+    """Check that the indexed files of every path are there.
+
+    Raises:
+        ConfigError: one is missing.
+    """
+    blends = [config.blend] if config.blend is not None else list(config.blend_per_split or [])
+    for blend in blends:
+        for prefix in blend[0] if blend is not None else []:
+            if is_object_storage_path(prefix):
+                continue
+            for path in (Path(f"{prefix}.bin"), Path(f"{prefix}.idx")):
+                if not path.is_file():
+                    raise ConfigError(f"dataset: {path} is not there; paths are given without .bin and .idx")
+
+
+def _is_end_stage() -> bool:
+    return bool(mpu.is_pipeline_first_stage(ignore_virtual=True) or mpu.is_pipeline_last_stage(ignore_virtual=True))
+
+
+def _drop_unused_splits(config: Any, sizes: SplitSizes) -> None:
+    """Do not build, and do not ask for, what nothing is drawn from."""
+    for split in Split:
+        if sizes[split.value] != 0:
+            continue
+        if config.blend_per_split is not None:
+            blends = list(config.blend_per_split)
+            blends[split.value] = None
+            config.blend_per_split = blends
+        else:
+            config.split_matrix = [*config.split_matrix]
+            config.split_matrix[split.value] = None
+
+
+def _require_helpers() -> None:
+    try:
+        import megatron.core.datasets.helpers_cpp  # noqa: F401
+    except ImportError as error:
+        raise ConfigError(
+            "dataset: Megatron-Core was installed without its compiled dataset helpers; install its wheel, or"
+            " use dataset=SyntheticGPTDatasetConfig"
+        ) from error

@@ -1,0 +1,218 @@
+"""The run's data iterators: one per model chunk, at the position that the counters say."""
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from megatron.core import num_microbatches_calculator as calculators
+from megatron.core import parallel_state as mpu
+from megatron.core.rerun_state_machine import RerunDataIterator
+
+from cloudai_mbridge.training.config.container import ConfigContainer
+from cloudai_mbridge.training.config.finetuning import FinetuningDatasetConfig
+from cloudai_mbridge.training.data.check import check_data_config
+from cloudai_mbridge.training.data.datasets import build_datasets
+from cloudai_mbridge.training.data.finetuning import collate_for, is_packed
+from cloudai_mbridge.training.data.loader import LoaderOptions, batches
+from cloudai_mbridge.training.data.samplers import (
+    GlobalBatches,
+    InOrder,
+    MicroBatches,
+    Order,
+    Sharded,
+    Share,
+    Shuffled,
+    epoch_length,
+)
+from cloudai_mbridge.training.data.sizes import split_sizes
+from cloudai_mbridge.training.data.synthetic import SyntheticDataset, pooled_micro_batches
+from cloudai_mbridge.training.device import current_device
+from cloudai_mbridge.training.errors import ConfigError
+from cloudai_mbridge.training.tokenizers.build import build_tokenizer
+from cloudai_mbridge.training.utils.required import required
+
+if TYPE_CHECKING:
+    from cloudai_mbridge.training.state import GlobalState
+
+Chunks = Any  # RerunDataIterator, or with virtual stages a list of them, or None
+
+
+def build_data_iterators(state: "GlobalState", model_chunks: int) -> tuple[Chunks, Chunks, Chunks]:
+    """Build the iterators of training, validation and test, and set `do_train`, `do_valid`, `do_test`.
+
+    Every rank calls it, after the checkpoint is loaded: the counters of `state.train_state` say where the data goes on.
+    An iterator yields, for ever, dicts of CPU tensors of one micro-batch, [micro_batch_size, seq_length] each; with
+    dataloader_type "batch" all micro-batches of a global batch that are this rank's. With virtual stages there is a
+    list of independent ones over the same data. Stages that read nothing get None, or a list of None.
+
+    With `full_validation`, `validation.eval_iters` becomes the number of batches of one pass.
+
+    Raises:
+        ConfigError: the data section is wrong, or its files are.
+    """
+    config, progress = state.cfg, state.train_state
+    check_data_config(config)
+    if state.tokenizer is None:
+        state.tokenizer = build_tokenizer(config)
+    train, valid, test = build_datasets(config, state.tokenizer, split_sizes(config))
+    _set_phases(state, train, valid, test)
+    consumed = 0 if config.validation.skip_train else progress.consumed_valid_samples
+    splits = (
+        (train if progress.do_train else None, "train", progress.consumed_train_samples),
+        (valid if progress.do_valid else None, "valid", consumed),
+        (test if progress.do_test else None, "test", 0),
+    )
+    train_chunks, valid_chunks, test_chunks = (
+        _per_chunk(config, dataset, split, consumed, model_chunks) for dataset, split, consumed in splits
+    )
+    return train_chunks, valid_chunks, test_chunks
+
+
+def _set_phases(state: "GlobalState", train: Any, valid: Any, test: Any) -> None:
+    """Set the phases, and the length of a full validation, to what rank 0 sees: middle stages hold no dataset."""
+    config, progress = state.cfg, state.train_state
+    validation = config.validation
+    evaluations = validation.eval_iters or 0
+    if validation.full_validation and valid is not None:
+        evaluations = _full_pass(config, valid)
+    has_data = [train is not None and (config.train.train_iters or 0) > 0, valid is not None, test is not None]
+    seen = torch.tensor([*has_data, evaluations], dtype=torch.int64, device=current_device())
+    dist.broadcast(seen, src=0)
+    has_train, has_valid, has_test, evaluations = seen.tolist()
+    progress.do_train = bool(has_train)
+    progress.do_valid = bool(has_valid and evaluations)
+    progress.do_test = bool(has_test and evaluations)
+    if validation.full_validation:
+        validation.eval_iters = evaluations
+
+
+def _full_pass(config: ConfigContainer, dataset: Any) -> int:
+    """Return the global batches of one pass over a dataset; a last one that is not full counts unless dropped.
+
+    Raises:
+        ConfigError: there is no length, or not one whole batch.
+    """
+    if not hasattr(dataset, "__len__"):
+        raise ConfigError("validation.full_validation = True needs a validation set with a length; set it to False")
+    batch, loader = required(config.train.global_batch_size), _loader(config)
+    batches_of_pass = len(dataset) // batch if loader.drop_last else -(-len(dataset) // batch)
+    if batches_of_pass == 0:
+        raise ConfigError(
+            f"validation.full_validation: {len(dataset)} samples are less than one batch of {batch}; use"
+            " dataset.drop_last=False, which fills it up"
+        )
+    return batches_of_pass
+
+
+def _per_chunk(config: ConfigContainer, dataset: Any, split: str, consumed: int, model_chunks: int) -> Chunks:
+    if dataset is None or not _reads_data(config):
+        iterators: list[Any] = [None] * model_chunks
+    elif _loader(config).dataloader_type == "external":
+        iterators = [RerunDataIterator(each) for each in _external(dataset, split, model_chunks)]
+    else:
+        make = _maker(config, dataset, split, consumed)
+        iterators = [RerunDataIterator(make()) for _ in range(model_chunks)]
+    return iterators if model_chunks > 1 else iterators[0]
+
+
+def _reads_data(config: ConfigContainer) -> bool:
+    ends = mpu.is_pipeline_first_stage(ignore_virtual=True) or mpu.is_pipeline_last_stage(ignore_virtual=True)
+    return bool(ends or is_packed(config.dataset))
+
+
+def _external(dataset: Any, split: str, model_chunks: int) -> list[Iterator[Any]]:
+    """Iterate over the user's own batches, as they are; evaluation begins again at the end where it can."""
+    if iter(dataset) is dataset:
+        return list(itertools.tee(dataset, model_chunks)) if model_chunks > 1 else [dataset]
+    if split == "train":
+        return [iter(dataset) for _ in range(model_chunks)]
+    return [itertools.chain.from_iterable(itertools.repeat(dataset)) for _ in range(model_chunks)]
+
+
+def _maker(config: ConfigContainer, dataset: Any, split: str, consumed: int) -> Callable[[], Iterator[Any]]:
+    """Return what makes an iterator over `dataset`, from the sample that follows `consumed`."""
+    loader, share = _loader(config), _share(config)
+    options = _options(config)
+    kind = loader.dataloader_type or "single"
+    if isinstance(dataset, SyntheticDataset) and kind == "single":
+        return lambda: pooled_micro_batches(dataset, share, consumed, options.pin_memory)
+    order = _order(config, dataset, split, share)
+    sampler: Any = MicroBatches(order, share, consumed)
+    if kind == "batch":
+        sampler = GlobalBatches(order, share, consumed, _batch_size_at(config, split, share))
+    collate = collate_for(config, dataset)
+    return lambda: batches(dataset, sampler, collate, options)
+
+
+def _order(config: ConfigContainer, dataset: Any, split: str, share: Share) -> Order:
+    """Return the order of the samples: as they are, except in training if the loader or fine-tuning shuffles."""
+    loader, total = _loader(config), len(dataset)
+    batch = required(config.train.global_batch_size)
+    if total == 0:
+        raise ConfigError(f"dataset: the {split} set has no samples")
+    epoch = epoch_length(total, batch, loader.drop_last)
+    if split == "valid" and config.validation.full_validation:
+        epoch = required(config.validation.eval_iters) * batch
+    if split == "train" and loader.dataloader_type == "cyclic" and loader.data_sharding:
+        if total < share.replicas:
+            raise ConfigError(
+                f"dataset.data_sharding = True: {total} samples cannot be divided among {share.replicas} data-parallel"
+                " ranks; use False"
+            )
+        return Sharded(total, _seed(config), share)
+    shuffles = loader.dataloader_type == "cyclic" or (
+        loader.dataloader_type == "batch" and isinstance(config.dataset, FinetuningDatasetConfig)
+    )
+    if split == "train" and shuffles:
+        return Shuffled(total, epoch, _seed(config))
+    return InOrder(total, epoch)
+
+
+def _batch_size_at(config: ConfigContainer, split: str, share: Share) -> Callable[[int], int]:
+    """Return the size of the next global batch by samples consumed; evaluation knows no ramp."""
+    train = config.train
+    calculator = calculators._build_num_microbatches_calculator(
+        -1,  # a rank that logs nothing
+        train.rampup_batch_size if split == "train" else None,
+        train.global_batch_size,
+        share.micro_batch_size,
+        share.replicas,
+        train.decrease_batch_size_if_needed,
+    )
+
+    def size(consumed: int) -> int:
+        calculator.update(consumed, False)
+        return int(calculator.get() * share.step)
+
+    return size
+
+
+def _options(config: ConfigContainer) -> LoaderOptions:
+    loader, train = _loader(config), config.train
+    survives = train.exit_signal_handler or train.exit_signal_handler_for_dataloader
+    return LoaderOptions(
+        num_workers=loader.num_workers,
+        pin_memory=loader.pin_memory and current_device().type != "cpu",
+        persistent_workers=loader.persistent_workers,
+        seed=config.rng.seed + mpu.get_data_parallel_rank(),
+        surviving_signal=int(train.exit_signal) if survives else None,
+    )
+
+
+def _share(config: ConfigContainer) -> Share:
+    return Share(
+        micro_batch_size=required(config.train.micro_batch_size),
+        rank=mpu.get_data_parallel_rank(),
+        replicas=mpu.get_data_parallel_world_size(),
+    )
+
+
+def _seed(config: ConfigContainer) -> int:
+    dataset: Any = config.dataset
+    return int(getattr(dataset, "seed", getattr(dataset, "random_seed", config.rng.seed)))
+
+
+def _loader(config: ConfigContainer) -> Any:
+    return config.dataset

@@ -1,0 +1,86 @@
+"""From a dataset and a sampler to batches, in this process or in workers."""
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from cloudai_mbridge.training.data.samplers import Request
+
+Batch = dict[str, torch.Tensor]
+Collate = Callable[[list[Any], list[int]], Batch]
+
+
+@dataclass(frozen=True)
+class LoaderOptions:
+    """How batches are fetched; `surviving_signal` is the one that must not end a worker before the main process."""
+
+    num_workers: int = 0
+    pin_memory: bool = False
+    persistent_workers: bool = False
+    seed: int = 0
+    surviving_signal: int | None = None
+
+
+def batches(dataset: Any, sampler: Iterable[Request], collate: Collate, options: LoaderOptions) -> Iterator[Batch]:
+    """Yield the batches that the sampler asks for. Workers start with the first one.
+
+    The loader draws from a generator of its own: the random numbers of the model stay those of a run that resumes.
+    """
+    yield from DataLoader(
+        _Fetch(dataset, collate),
+        sampler=sampler,
+        batch_size=None,
+        collate_fn=_unchanged,
+        num_workers=options.num_workers,
+        pin_memory=options.pin_memory,
+        persistent_workers=options.persistent_workers and options.num_workers > 0,
+        generator=torch.Generator().manual_seed(options.seed),
+        worker_init_fn=_WorkerSetup(options.surviving_signal) if options.num_workers else None,
+        multiprocessing_context="fork" if options.num_workers else None,
+    )
+
+
+class _Fetch(Dataset[Batch]):
+    """A dataset whose index is a whole request."""
+
+    def __init__(self, dataset: Any, collate: Collate) -> None:
+        self._dataset, self._collate = dataset, collate
+
+    def __getitem__(self, request: Request) -> Batch:
+        return self._collate([self._dataset[index] for index in request.own], request.whole)
+
+
+def _unchanged(batch: Any) -> Any:
+    return batch
+
+
+@dataclass(frozen=True)
+class _WorkerSetup:
+    """What a worker does first: keep alive through the signal that asks the run to save and leave."""
+
+    surviving_signal: int | None
+
+    def __call__(self, worker_id: int) -> None:
+        if self.surviving_signal is not None:
+            survive(self.surviving_signal)
+
+
+def survive(number: int) -> None:
+    """Ignore a signal, unless the parent sends it: a scheduler signals every process of a job, workers too.
+
+    torch ends a worker it no longer needs by SIGTERM, so that the signal cannot simply be ignored.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, [number])
+    threading.Thread(target=_leave_when_told_by, args=(os.getppid(), number), daemon=True).start()
+
+
+def _leave_when_told_by(parent: int, number: int) -> None:
+    while signal.sigwaitinfo([number]).si_pid != parent:
+        pass
+    os._exit(0)

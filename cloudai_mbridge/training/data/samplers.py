@@ -1,0 +1,166 @@
+"""Which samples make a batch: pure functions of how many samples the run has consumed, and of nothing else.
+
+A position counts the samples of the whole job since its first step. An order turns a position into an index of the
+dataset; a sampler says which positions a data-parallel rank reads next. Resuming is starting at another position.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+
+class Order(Protocol):
+    """Position in the run -> index of the dataset."""
+
+    def __call__(self, position: int) -> int:
+        """Return the index of the sample at `position`."""
+        ...
+
+
+@dataclass(frozen=True)
+class InOrder:
+    """One sample after the other, over and over; only the first `epoch` of `total` samples where `epoch` is smaller.
+
+    An `epoch` larger than `total` begins again within the epoch, to fill its last batch.
+    """
+
+    total: int
+    epoch: int
+
+    def __call__(self, position: int) -> int:
+        """Return the index of the sample at `position`."""
+        return position % self.epoch % self.total
+
+
+class Shuffled:
+    """Every epoch in another order, the same on every rank and in every layout.
+
+    An epoch takes `epoch` of the `total` samples, each at most once.
+    """
+
+    def __init__(self, total: int, epoch: int, seed: int) -> None:
+        self.total, self.epoch = total, min(epoch, total)
+        self._orders = _Permutations(total, seed)
+
+    def __call__(self, position: int) -> int:
+        """Return the index of the sample at `position`."""
+        epoch, place = divmod(position, self.epoch)
+        return int(self._orders.of(epoch)[place])
+
+
+class Sharded:
+    """Every epoch in another order, where each data-parallel rank keeps to its own part of the samples.
+
+    What a global batch holds thus depends on the data-parallel and the micro-batch size. Samples beyond a multiple of
+    the data-parallel size are never read.
+    """
+
+    def __init__(self, total: int, seed: int, share: "Share") -> None:
+        self.share = share
+        self.part = total // share.replicas
+        self._orders = [_Permutations(self.part, seed, rank) for rank in range(share.replicas)]
+
+    def __call__(self, position: int) -> int:
+        """Return the index of the sample at `position`."""
+        turn, place = divmod(position, self.share.step)
+        rank, row = divmod(place, self.share.micro_batch_size)
+        epoch, place = divmod(turn * self.share.micro_batch_size + row, self.part)
+        return rank * self.part + int(self._orders[rank].of(epoch)[place])
+
+
+class _Permutations:
+    """The shuffled orders of the epochs; two are kept, as one batch may end an epoch and begin the next."""
+
+    def __init__(self, total: int, *seed: int) -> None:
+        self._total, self._seed = total, seed
+        self._kept: dict[int, np.ndarray] = {}
+
+    def of(self, epoch: int) -> np.ndarray:
+        if epoch not in self._kept:
+            self._kept = {e: order for e, order in self._kept.items() if e == epoch - 1}
+            self._kept[epoch] = np.random.default_rng((*self._seed, epoch)).permutation(self._total)
+        return self._kept[epoch]
+
+
+def epoch_length(total: int, batch: int, drop_last: bool) -> int:
+    """Return the samples of one pass: whole global batches under `drop_last`, if there is one, else all of them.
+
+    Without `drop_last` a batch may hold the end of one epoch and the beginning of the next.
+    """
+    return total - total % batch if drop_last and total >= batch else total
+
+
+@dataclass(frozen=True)
+class Share:
+    """Which part of every global batch a data-parallel rank reads; all sizes in samples.
+
+    Micro-batch k of rank r holds the samples from (k * replicas + r) * micro_batch_size of the global batch, so that
+    the global batch is the same in every layout.
+    """
+
+    micro_batch_size: int
+    rank: int
+    replicas: int
+
+    @property
+    def step(self) -> int:
+        """The samples of one micro-batch on every replica."""
+        return self.micro_batch_size * self.replicas
+
+    def rows(self, first: int) -> range:
+        """Return the positions of this rank's micro-batch, where that of rank 0 begins at `first`."""
+        start = first + self.rank * self.micro_batch_size
+        return range(start, start + self.micro_batch_size)
+
+
+class Request(NamedTuple):
+    """The samples that this rank reads at once, and those that all ranks together read."""
+
+    own: list[int]
+    whole: list[int]
+
+
+@dataclass(frozen=True)
+class MicroBatches:
+    """One micro-batch after the other, for ever; a batch-size ramp just takes more of them per step."""
+
+    order: Order
+    share: Share
+    consumed: int
+
+    def __iter__(self) -> Iterator[Request]:
+        """Begin at `consumed`."""
+        first = self.consumed
+        while True:
+            own = [self.order(position) for position in self.share.rows(first)]
+            yield Request(own, own)
+            first += self.share.step
+
+
+@dataclass(frozen=True)
+class GlobalBatches:
+    """One global batch after the other, for ever: all micro-batches of this rank, one below the other.
+
+    size_at: samples consumed -> size of the next global batch, a multiple of `share.step`.
+    """
+
+    order: Order
+    share: Share
+    consumed: int
+    size_at: Callable[[int], int]
+
+    def __iter__(self) -> Iterator[Request]:
+        """Begin at `consumed`."""
+        first = self.consumed
+        while True:
+            size = self.size_at(first)
+            whole = [self.order(position) for position in range(first, first + size)]
+            own = [
+                whole[position - first]
+                for start in range(first, first + size, self.share.step)
+                for position in self.share.rows(start)
+            ]
+            yield Request(own, whole)
+            first += size

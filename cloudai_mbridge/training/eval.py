@@ -1,0 +1,228 @@
+"""Evaluation: the mean losses over a number of global batches, without training on them."""
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state as mpu
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.rerun_state_machine import RerunMode, get_rerun_state_machine
+
+from cloudai_mbridge.training.device import current_device
+from cloudai_mbridge.training.resilience import fault_tolerance
+from cloudai_mbridge.training.state import GlobalState
+from cloudai_mbridge.training.step import micro_batches_of_step
+from cloudai_mbridge.training.utils.log_lines import write_line
+from cloudai_mbridge.training.utils.required import required
+from cloudai_mbridge.training.utils.state_injection import prepare_forward_step_func
+
+Evaluated = tuple[dict[str, torch.Tensor] | None, Any | None, bool]
+_LARGEST_EXPONENT = 20.0  # of a perplexity that is still printed
+
+
+def evaluate(
+    state: GlobalState,
+    forward_step_func: Callable[..., Any],
+    data_iterator: Any,
+    model: list[Any],
+    process_non_loss_data_func: Callable[..., Any] | None,
+    config: Any,
+    verbose: bool = False,
+    non_loss_data_func: Callable[..., Any] | None = None,
+) -> Evaluated:
+    """Run `validation.eval_iters` global batches forward. Every rank calls it.
+
+    process_non_loss_data_func: if given, one more global batch is run whose loss functions are called with
+        `non_loss_data=True`; what they return is collected.
+    config: the model configuration of chunk 0; it has no timers meanwhile.
+    non_loss_data_func: called with the model in place of that extra batch.
+
+    Returns:
+        (mean losses, `{}` off the last pipeline stage; non-loss data; False), or (None, None, True) if the time that
+        `train.exit_duration_in_mins` allows is over.
+
+    Raises:
+        ValueError: a loss function reports anything but one value, or a pair [sum, number of tokens].
+    """
+    step = prepare_forward_step_func(forward_step_func, state)
+    with _evaluating(state, model, config):
+        sums = _LossSums()
+        for i in range(state.cfg.validation.eval_iters or 0):
+            if verbose and dist.get_rank() == 0:
+                write_line(f"Evaluating iter {i + 1}/{state.cfg.validation.eval_iters}")
+            fault_tolerance.on_eval_step_start(state)
+            losses = _forward(state, step, data_iterator, model)
+            fault_tolerance.on_eval_step_end(state)
+            sums.add(losses)
+            state.train_state.consumed_valid_samples += required(state.cfg.train.global_batch_size)
+            if _is_time_over(state):
+                if dist.get_rank() == 0:
+                    write_line("Exiting during evaluation, timelimit reached")
+                return None, None, True
+        collected = None
+        if non_loss_data_func is not None:
+            collected = non_loss_data_func(model)
+        elif process_non_loss_data_func is not None:
+            collected = _forward(state, step, data_iterator, model, collect_non_loss_data=True)
+        means = sums.means()
+    state.timers.log(["evaluate"])
+    return means, collected, False
+
+
+def evaluate_and_print_results(
+    state: GlobalState,
+    prefix: str,
+    forward_step_func: Callable[..., Any],
+    data_iterator: Any,
+    model: list[Any],
+    config: Any,
+    verbose: bool = False,
+    write_to_tensorboard: bool = True,
+    process_non_loss_data_func: Callable[..., Any] | None = None,
+    non_loss_data_func: Callable[..., Any] | None = None,
+) -> bool:
+    """Evaluate, print the result on the last rank and hand it to the loggers there. Every rank calls it.
+
+    prefix: says in the printed line where the run is.
+    process_non_loss_data_func: called on the last rank, where TensorBoard is open, with the non-loss data, the step
+        and the TensorBoard writer.
+
+    Returns:
+        Whether the run's time is over. Nothing is printed then, nor if there was nothing to evaluate.
+    """
+    means, collected, is_time_over = evaluate(
+        state, forward_step_func, data_iterator, model, process_non_loss_data_func, config, verbose, non_loss_data_func
+    )
+    if is_time_over or means is None:
+        return True
+    losses = {key: float(value) for key, value in means.items()}
+    writer = state.tensorboard_logger if write_to_tensorboard else None
+    if losses and dist.get_rank() == dist.get_world_size() - 1:
+        for line in result_lines(prefix, losses):
+            write_line(line)
+        _log(state, writer, losses)
+    if process_non_loss_data_func is not None and writer is not None:
+        process_non_loss_data_func(collected, state.train_state.step, writer)
+    return False
+
+
+def result_lines(prefix: str, losses: dict[str, float]) -> list[str]:
+    """Return the three lines that tell the result of an evaluation."""
+    parts = [f"{key} value: {value:.6E} | {key} PPL: {perplexity(value):.6E} | " for key, value in losses.items()]
+    line = f" validation loss at {prefix} | " + "".join(parts)
+    return ["-" * (len(line) + 1), line, "-" * (len(line) + 1)]
+
+
+def perplexity(loss: float) -> float:
+    """Return exp(loss), bounded: an untrained model's would fill the line."""
+    return math.exp(min(_LARGEST_EXPONENT, loss))
+
+
+class _LossSums:
+    """Sums what the loss functions report, over all micro-batches of all batches."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, torch.Tensor] = {}
+        self._is_pair: dict[str, bool] = {}
+
+    def add(self, losses: list[dict[str, torch.Tensor]]) -> None:
+        """Take one batch's reports; it waits for nothing."""
+        for report in losses:
+            for key, value in report.items():
+                self._add(key, value.detach().reshape(-1).double())
+
+    def _add(self, key: str, value: torch.Tensor) -> None:
+        if value.numel() not in (1, 2):
+            raise ValueError(
+                f"loss {key!r} has {value.numel()} values; a loss function reports one, or [sum, number of tokens]"
+            )
+        self._is_pair[key] = value.numel() == 2
+        pair = value if self._is_pair[key] else torch.cat([value, torch.ones_like(value)])
+        self._sums[key] = self._sums[key] + pair if key in self._sums else pair
+
+    def means(self) -> dict[str, torch.Tensor]:
+        """Return the mean over the tokens of all ranks, or over this rank's micro-batches where there is no count.
+
+        A collective over data and context parallelism.
+        """
+        for key, pair in self._sums.items():
+            if self._is_pair[key]:
+                dist.all_reduce(pair, group=mpu.get_data_parallel_group(with_context_parallel=True))
+        return {key: (pair[0] / pair[1].clamp(min=1)).float() for key, pair in self._sums.items()}
+
+
+@contextmanager
+def _evaluating(state: GlobalState, model: list[Any], config: Any) -> Iterator[None]:
+    """Turn off what belongs to training: mode, gradients, timers and reruns. All come back, whatever happens."""
+    machine = get_rerun_state_machine()
+    mode, timers, timer = machine.get_mode(), config.timers, state.timers("evaluate", log_level=0)
+    timer.start(barrier=True)
+    machine.set_mode(RerunMode.DISABLED)
+    config.timers = None
+    for chunk in model:
+        chunk.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for chunk in model:
+            chunk.train()
+        config.timers = timers
+        machine.set_mode(mode)
+        timer.stop()
+
+
+def _forward(
+    state: GlobalState, step: Callable[..., Any], data_iterator: Any, model: list[Any], **options: Any
+) -> list[Any]:
+    """Run one global batch forward; `[]` off the last pipeline stage."""
+    train = state.cfg.train
+    size = required(train.micro_batch_size)
+    count = required(train.global_batch_size) // (size * mpu.get_data_parallel_world_size())
+    iterator, seq_length = micro_batches_of_step(data_iterator, state, count)
+    results: list[Any] = get_forward_backward_func()(
+        forward_step_func=step,
+        data_iterator=iterator,
+        model=model,
+        num_microbatches=count,
+        seq_length=seq_length,
+        decoder_seq_length=seq_length,
+        micro_batch_size=size,
+        forward_only=True,
+        **options,
+    )
+    if train.empty_unused_memory_level >= 1 and current_device().type != "cpu":
+        torch.cuda.empty_cache()
+    return results if mpu.is_pipeline_last_stage(ignore_virtual=True) else []
+
+
+def _is_time_over(state: GlobalState) -> bool:
+    """Return whether any rank has run longer than it may. A collective, if there is a limit."""
+    limit = state.cfg.train.exit_duration_in_mins
+    if not limit:
+        return False
+    is_over = torch.tensor(int((time.time() - state.start_time) / 60 > limit), device=current_device())
+    dist.all_reduce(is_over, op=dist.ReduceOp.MAX)
+    return bool(is_over)
+
+
+def _log(state: GlobalState, writer: Any, losses: dict[str, float]) -> None:
+    """Hand the result to every logger that is open on this rank."""
+    step, samples = state.train_state.step, state.train_state.consumed_train_samples
+    scalars = {f"{key} validation": value for key, value in losses.items()}
+    if state.cfg.logger.log_validation_ppl_to_tensorboard:
+        scalars |= {f"{key} validation ppl": perplexity(value) for key, value in losses.items()}
+    if writer is not None:
+        for name, value in scalars.items():
+            writer.add_scalar(name, value, step)
+            writer.add_scalar(f"{name} vs samples", value, samples)
+    if state.wandb_logger is not None:
+        state.wandb_logger.log(scalars, step)
+    if state.mlflow_logger is not None:
+        state.mlflow_logger.log_metrics({name.replace("/", "_"): value for name, value in scalars.items()}, step=step)
+    if state.comet_logger is not None:
+        state.comet_logger.log_metrics(scalars, step=step)

@@ -1,0 +1,19 @@
+"""Fine-tune: train on from the weights of a checkpoint."""
+
+from typing import Any
+
+from cloudai_mbridge.training.config.container import ConfigContainer
+from cloudai_mbridge.training.pretrain import pretrain
+
+
+def finetune(config: ConfigContainer, forward_step_func: Any) -> None:
+    """Train on from `checkpoint.pretrained_checkpoint`, or from `checkpoint.load`. Every rank calls it.
+
+    Raises:
+        AssertionError: neither is set.
+        ConfigError: as `pretrain`.
+    """
+    assert config.checkpoint.pretrained_checkpoint or config.checkpoint.load, (
+        "fine-tuning needs weights to begin with: set checkpoint.pretrained_checkpoint or checkpoint.load"
+    )
+    pretrain(config, forward_step_func)

@@ -1,0 +1,99 @@
+"""Open a run at each service."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from cloudai_mbridge.training.errors import ConfigError
+from cloudai_mbridge.training.loggers.run_config import flat, run_config
+
+_MLFLOW_LONGEST_VALUE = 500  # what every MLflow server takes
+
+
+def open_tensorboard(cfg: Any) -> Any:
+    """Return a SummaryWriter, or None if TensorBoard is not configured or this is not the last rank."""
+    if not cfg.logger.tensorboard_dir or not _is_last_rank():
+        return None
+    from torch.utils.tensorboard import SummaryWriter
+
+    return SummaryWriter(log_dir=cfg.logger.tensorboard_dir, max_queue=cfg.logger.tensorboard_queue_size)
+
+
+def open_wandb(cfg: Any) -> Any:
+    """Return the wandb module with a run open, or None if W&B is not configured or this is not the last rank.
+
+    WANDB_MODE=offline works without network and key. The key comes from WANDB_API_KEY or from `wandb login`.
+
+    Raises:
+        ConfigError: no run could be opened; it says what W&B wants.
+    """
+    logger = cfg.logger
+    if not logger.wandb_project or not _is_last_rank():
+        return None
+    import wandb
+
+    directory = Path(logger.wandb_save_dir or os.path.join(cfg.checkpoint.save or ".", "wandb"))
+    directory.mkdir(parents=True, exist_ok=True)
+    try:
+        wandb.init(
+            dir=str(directory),
+            project=logger.wandb_project,
+            name=logger.wandb_exp_name,
+            entity=logger.wandb_entity,
+            config=run_config(cfg),
+        )
+    except wandb.Error as error:
+        raise ConfigError(
+            f"logger.wandb_project={logger.wandb_project!r}: no W&B run could be opened ({error}); "
+            "set WANDB_API_KEY, or WANDB_MODE=offline"
+        ) from error
+    return wandb
+
+
+def open_mlflow(cfg: Any) -> Any:
+    """Return the mlflow module with a run open, or None if MLflow is not configured or this is not the last rank.
+
+    A run that is open already is used. The server and its credentials come from `logger.mlflow_tracking_uri` or from
+    MLflow's environment variables.
+    """
+    logger = cfg.logger
+    if not logger.mlflow_experiment or not _is_last_rank():
+        return None
+    import mlflow
+
+    if logger.mlflow_tracking_uri:
+        mlflow.set_tracking_uri(logger.mlflow_tracking_uri)
+    if mlflow.active_run() is None:
+        mlflow.set_experiment(logger.mlflow_experiment)
+        mlflow.start_run(run_name=logger.mlflow_run_name)
+    if logger.mlflow_tags:
+        mlflow.set_tags(logger.mlflow_tags)
+    mlflow.log_params({name: str(value)[:_MLFLOW_LONGEST_VALUE] for name, value in flat(run_config(cfg)).items()})
+    return mlflow
+
+
+def open_comet(cfg: Any) -> Any:
+    """Return a Comet experiment, or None if Comet is not configured or this is not the last rank.
+
+    COMET_START_ONLINE=0 keeps it in COMET_OFFLINE_DIRECTORY. The key comes from `logger.comet_api_key`,
+    COMET_API_KEY or Comet's own settings.
+    """
+    logger = cfg.logger
+    if not logger.comet_project or not _is_last_rank():
+        return None
+    import comet_ml
+
+    experiment = comet_ml.start(
+        api_key=logger.comet_api_key,
+        workspace=logger.comet_workspace,
+        project_name=logger.comet_project,
+        experiment_config=comet_ml.ExperimentConfig(name=logger.comet_experiment_name, tags=logger.comet_tags),
+    )
+    experiment.log_parameters(flat(run_config(cfg)))
+    return experiment
+
+
+def _is_last_rank() -> bool:
+    return not dist.is_initialized() or dist.get_rank() == dist.get_world_size() - 1

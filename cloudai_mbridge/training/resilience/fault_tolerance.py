@@ -1,0 +1,204 @@
+"""Report the run's sections to NVIDIA Resiliency Extension's rank monitor, which kills a rank that hangs.
+
+The run consists of the sections `setup`, `step` and `checkpointing`; a section that stays open for longer than its
+timeout is a hang. Without `ft.enable_ft_package` there is no client, and every function here returns at once.
+
+Source of the names: Megatron-Bridge's `training.fault_tolerance`.
+"""
+
+import json
+import logging
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+
+from cloudai_mbridge.training.config.container import ConfigContainer
+from cloudai_mbridge.training.errors import ConfigError
+from cloudai_mbridge.training.resilience.packages import nvrx
+from cloudai_mbridge.training.resilience.simulated_fault import maybe_setup_simulated_fault
+
+if TYPE_CHECKING:  # its loggers and timers are not needed here
+    from cloudai_mbridge.training.state import FaultToleranceState, GlobalState
+
+__all__ = [
+    "maybe_setup_simulated_fault",
+    "on_checkpoint_loaded",
+    "on_checkpointing_end",
+    "on_checkpointing_start",
+    "on_eval_step_end",
+    "on_eval_step_start",
+    "on_training_step_end",
+    "on_training_step_start",
+    "setup",
+    "shutdown",
+]
+
+logger = logging.getLogger(__name__)
+
+STATE_FILE = "ft_state.json"
+_WARMUP_ITERS = 1  # the first step compiles and allocates: it would teach a wrong timeout
+_MIN_ITERS_FOR_STEP_TIMEOUT = 16
+
+
+def setup(cfg: ConfigContainer, state: "GlobalState") -> None:
+    """Connect this rank to its monitor and open the section `setup`. Every rank, once the process group is up.
+
+    Timeouts that an earlier run learned are taken from `<checkpoint.save>/ft_state.json`.
+
+    Raises:
+        ConfigError: no `checkpoint.save`, or no monitor to connect to.
+    """
+    if cfg.ft is None or not cfg.ft.enable_ft_package:
+        return
+    if not cfg.checkpoint.save:
+        raise ConfigError("ft.enable_ft_package=true keeps its state beside the checkpoints: set checkpoint.save")
+    seen = state.fault_tolerance_state
+    seen.ft_state_path = os.path.join(cfg.checkpoint.save, STATE_FILE)
+    seen.is_async_chkpt_enabled = bool(cfg.checkpoint.async_save)
+    seen.is_calculating_timeouts = cfg.ft.calc_ft_timeouts
+    client = _connected_client(Path(seen.ft_state_path))
+    client.start_section("setup")
+    seen.is_setup_section_open = True
+    state.rank_monitor_client = client
+
+
+def _connected_client(state_path: Path) -> Any:
+    client = nvrx("fault_tolerance").RankMonitorClient()
+    if state_path.exists():
+        client.load_state_dict(_read_state(state_path))
+    try:
+        client.init_workload_monitoring()
+    except Exception as error:
+        raise ConfigError(
+            f"ft.enable_ft_package=true, but this rank cannot reach its monitor ({error}): start the run with "
+            "`ft_launcher`, or set ft.enable_ft_package=false"
+        ) from error
+    return client
+
+
+def _read_state(path: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads(path.read_text()))
+    except ValueError as error:
+        logger.warning("The timeouts in %s cannot be read (%s); those of the launcher apply", path, error)
+        return {}
+
+
+def on_training_step_start(state: "GlobalState") -> None:
+    """Open the section `step`, except for the first training step of the process."""
+    client, seen = state.rank_monitor_client, state.fault_tolerance_state
+    if client is None:
+        return
+    _close_setup(client, seen)
+    if seen.seen_tr_iters_cnt >= _WARMUP_ITERS:
+        client.start_section("step")
+    seen.curr_eval_iter_idx = 0  # training goes on: the next evaluation warms up again
+
+
+def on_training_step_end(state: "GlobalState") -> None:
+    """Close what `on_training_step_start` opened."""
+    client, seen = state.rank_monitor_client, state.fault_tolerance_state
+    if client is None:
+        return
+    if seen.seen_tr_iters_cnt >= _WARMUP_ITERS:
+        client.end_section("step")
+    seen.seen_tr_iters_cnt += 1
+
+
+def on_eval_step_start(state: "GlobalState") -> None:
+    """Open the section `step`, except for the first step of each evaluation."""
+    client, seen = state.rank_monitor_client, state.fault_tolerance_state
+    if client is None:
+        return
+    _close_setup(client, seen)
+    if seen.curr_eval_iter_idx >= _WARMUP_ITERS:
+        client.start_section("step")
+
+
+def on_eval_step_end(state: "GlobalState") -> None:
+    """Close what `on_eval_step_start` opened."""
+    client, seen = state.rank_monitor_client, state.fault_tolerance_state
+    if client is None:
+        return
+    if seen.curr_eval_iter_idx >= _WARMUP_ITERS:
+        client.end_section("step")
+    seen.curr_eval_iter_idx += 1
+
+
+def on_checkpointing_start(state: "GlobalState") -> None:
+    """Open the section `checkpointing`."""
+    if state.rank_monitor_client is not None:
+        state.rank_monitor_client.start_section("checkpointing")
+
+
+def on_checkpointing_end(is_async_finalization: bool, global_state: "GlobalState") -> None:
+    """Close the section `checkpointing`; after a save, learn new timeouts. Every rank must call it: it reduces them.
+
+    is_async_finalization: the section held only the check for an asynchronous save that may have ended.
+    """
+    client = global_state.rank_monitor_client
+    if client is None:
+        return
+    client.end_section("checkpointing")
+    if not is_async_finalization:
+        global_state.fault_tolerance_state.seen_checkpoints_cnt += 1
+        _maybe_update_timeouts(client, global_state.fault_tolerance_state)
+
+
+def on_checkpoint_loaded(is_local_chkpt: bool, global_state: "GlobalState") -> None:
+    """Note that `setup` read a checkpoint; one from local memory says little of how long that can take."""
+    if global_state.rank_monitor_client is not None:
+        global_state.fault_tolerance_state.is_persistent_chkpt_loaded = not is_local_chkpt
+
+
+def shutdown(state: "GlobalState") -> None:
+    """Learn the last timeouts and leave the monitor; a second call does nothing. Every rank, with its process group."""
+    client = state.rank_monitor_client
+    if client is None:
+        return
+    _close_setup(client, state.fault_tolerance_state)
+    _maybe_update_timeouts(client, state.fault_tolerance_state, is_closing=True)
+    client.shutdown_workload_monitoring()
+    state.rank_monitor_client = None
+
+
+def _close_setup(client: Any, seen: "FaultToleranceState") -> None:
+    if seen.is_setup_section_open:
+        client.end_section("setup")
+        seen.is_setup_section_open = False
+
+
+def _maybe_update_timeouts(client: Any, seen: "FaultToleranceState", is_closing: bool = False) -> None:
+    if not seen.is_calculating_timeouts:
+        return
+    sections = _learned_sections(seen)
+    out_of_section = is_closing and {"setup", "step"} <= set(sections) and seen.seen_checkpoints_cnt > 0
+    if not sections and not out_of_section:
+        return
+    client.calculate_and_set_section_timeouts(selected_sections=sections, calc_out_of_section=out_of_section)
+    if dist.get_rank() == 0 and seen.ft_state_path is not None:
+        _write_state(Path(seen.ft_state_path), client.state_dict())
+
+
+def _learned_sections(seen: "FaultToleranceState") -> list[str]:
+    """Return the sections of which enough was seen to set a timeout."""
+    enough = {
+        "setup": seen.is_persistent_chkpt_loaded,
+        "step": seen.seen_tr_iters_cnt >= _MIN_ITERS_FOR_STEP_TIMEOUT,
+        # an asynchronous save leaves its section long before it is written
+        "checkpointing": seen.seen_checkpoints_cnt > 0 and not seen.is_async_chkpt_enabled,
+    }
+    return [section for section, is_enough in enough.items() if is_enough]
+
+
+def _write_state(path: Path, data: Any) -> None:
+    """Replace the file at once, so that a run killed meanwhile leaves the old or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    with temporary.open("w") as file:
+        json.dump(data, file, indent=2)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)

@@ -1,0 +1,188 @@
+"""Start the training again inside its processes after a fault, with NVIDIA Resiliency Extension.
+
+Source of the names: Megatron-Bridge's `training.inprocess_restart`.
+"""
+
+import os
+import socket
+import threading
+import warnings
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from megatron.core import num_microbatches_calculator, parallel_state, rerun_state_machine
+from torch.distributed.distributed_c10d import PrefixStore, Store
+
+from cloudai_mbridge.training.config.container import ConfigContainer
+from cloudai_mbridge.training.config.resilience import InProcessRestartConfig
+from cloudai_mbridge.training.resilience.packages import nvrx
+
+if TYPE_CHECKING:  # its loggers and timers are not needed here
+    from cloudai_mbridge.training.state import GlobalState
+
+_STORE_TIMEOUT = timedelta(seconds=300)
+_HOOK_TIMEOUT = timedelta(seconds=10)
+_DURATIONS = (  # fields in seconds that are handed on under their own names
+    "monitor_thread_interval",
+    "monitor_process_interval",
+    "progress_watchdog_interval",
+    "heartbeat_interval",
+    "soft_timeout",
+    "hard_timeout",
+    "heartbeat_timeout",
+    "barrier_timeout",
+    "completion_timeout",
+    "last_call_wait",
+    "termination_grace_time",
+)
+
+
+def maybe_wrap_for_inprocess_restart(
+    fn: Callable[..., Any], config: ConfigContainer, state: "GlobalState"
+) -> tuple[Callable[..., Any], Store | None]:
+    """Return `fn`, restarted after a fault on any rank, and the store to call it with; or `fn` as it came and None.
+
+    Every rank must call it, before it starts torch.distributed, in the environment that torchrun sets (MASTER_ADDR,
+    MASTER_PORT, RANK, WORLD_SIZE; ports MASTER_PORT + 1 and + 2 are taken). The returned function is called as
+    `restarted(..., store=store)`; each attempt gets as `store` a part of its own of that store, and has to start
+    torch.distributed on it, with RANK and WORLD_SIZE read anew.
+
+    Raises:
+        RuntimeError: torch.distributed is initialized already.
+        ImportError: the package is not installed.
+    """
+    restart = config.inprocess_restart
+    if restart is None or not restart.enabled:
+        return fn, None
+    if dist.is_initialized():
+        raise RuntimeError("in-process restart must wrap the training before torch.distributed is initialized")
+    on_gpu = config.dist.distributed_backend == "nccl"
+    return _wrapper(restart, state, on_gpu)(_with_own_store(fn)), _outer_store()
+
+
+def _outer_store() -> Store:
+    store: Store = dist.TCPStore(  # type: ignore[attr-defined]
+        host_name=os.environ["MASTER_ADDR"],
+        port=int(os.environ["MASTER_PORT"]) + 1,
+        world_size=int(os.environ.get("WORLD_SIZE", 1)),
+        is_master=os.environ.get("RANK", "0") == "0",
+        timeout=_STORE_TIMEOUT,
+        wait_for_workers=True,
+    )
+    return store
+
+
+def _with_own_store(fn: Callable[..., Any]) -> Callable[..., Any]:
+    def attempt(*args: Any, store: Any, call_wrapper: Any = None, **kwargs: Any) -> Any:
+        return fn(*args, store=PrefixStore(str(call_wrapper.iteration), store), **kwargs)
+
+    # the package gives its wrapper to the parameter that is annotated with its class
+    attempt.__annotations__["call_wrapper"] = nvrx("inprocess").CallWrapper
+    return attempt
+
+
+def _wrapper(restart: InProcessRestartConfig, state: "GlobalState", on_gpu: bool) -> Any:
+    _warn_of_noisy_log()
+    inprocess = nvrx("inprocess")
+    nested = inprocess.nested_restarter
+    return inprocess.Wrapper(
+        store_kwargs={"timeout": _STORE_TIMEOUT, "port": int(os.environ["MASTER_PORT"]) + 2},
+        initialize=inprocess.Compose(
+            inprocess.initialize.RetryController(
+                max_iterations=restart.max_iterations, min_world_size=_active_world_size(restart)
+            ),
+            nested.NestedRestarterHandlingCompleted(),
+        ),
+        abort=inprocess.Compose(
+            inprocess.abort.AbortTransformerEngine(),
+            inprocess.abort.AbortTorchDistributed(),
+            nested.NestedRestarterHandlingStarting(),
+        ),
+        completion=nested.NestedRestarterFinalized(),
+        terminate=nested.NestedRestarterAborted(),
+        finalize=_finalize(restart, state, on_gpu),
+        health_check=_health_check(restart),
+        rank_assignment=inprocess.rank_assignment.Tree(layers=_layers(restart, on_gpu)),
+        monitor_process_logfile=_monitor_logfile(restart),
+        **{name: timedelta(seconds=getattr(restart, name)) for name in _DURATIONS},
+    )
+
+
+def _warn_of_noisy_log() -> None:
+    if os.environ.get("TORCH_CPP_LOG_LEVEL", "").lower() not in ("error", "fatal"):
+        warnings.warn("set TORCH_CPP_LOG_LEVEL=error: torch's stores warn of every wait that times out", stacklevel=4)
+
+
+def _active_world_size(restart: InProcessRestartConfig) -> int:
+    return restart.active_world_size or int(os.environ.get("WORLD_SIZE", 1))
+
+
+def _layers(restart: InProcessRestartConfig, on_gpu: bool) -> list[Any]:
+    """Return the topology: all ranks, and with granularity "node" the nodes, of which one is lost as a whole."""
+    ranks = nvrx("inprocess").rank_assignment
+    active = _active_world_size(restart)
+    layers = [ranks.Layer(min_ranks=active, max_ranks=active, flag=ranks.LayerFlag.RESERVE)]
+    if restart.granularity == "node":
+        per_node = torch.cuda.device_count() if on_gpu else int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+        layers.append(
+            ranks.Layer(
+                min_ranks=per_node,
+                max_ranks=per_node,
+                key_or_fn=lambda _: socket.gethostname(),
+                flag=ranks.LayerFlag.RESERVE,
+            )
+        )
+    return layers
+
+
+def _finalize(restart: InProcessRestartConfig, state: "GlobalState", on_gpu: bool) -> Any:
+    finalize = nvrx("inprocess").finalize
+    if not on_gpu:  # ThreadedFinalize refuses to run without a GPU
+        return _finalize_on_cpu(finalize.Finalize, state)
+    steps = [finalize.ThreadedFinalize(timeout=_HOOK_TIMEOUT, fn=reset_for_restart, args=(state,))]
+    if restart.empty_cuda_cache:
+        steps.append(finalize.ThreadedFinalize(timeout=_HOOK_TIMEOUT, fn=torch.cuda.empty_cache))
+    return nvrx("inprocess").Compose(*steps)
+
+
+def _finalize_on_cpu(base: Any, state: "GlobalState") -> Any:
+    class ResetState(base):  # type: ignore[misc]
+        def __call__(self, restart_state: Any) -> Any:
+            thread = threading.Thread(target=reset_for_restart, args=(state,), daemon=True)
+            thread.start()
+            thread.join(_HOOK_TIMEOUT.total_seconds())
+            if thread.is_alive():
+                raise TimeoutError(f"the state of the failed attempt was not reset within {_HOOK_TIMEOUT}")
+            return restart_state
+
+    return ResetState()
+
+
+def _health_check(restart: InProcessRestartConfig) -> Any:
+    inprocess = nvrx("inprocess")
+    gpu = inprocess.health_check.CudaHealthCheck(timeout=_HOOK_TIMEOUT)
+    if restart.max_rank_faults is None:
+        return gpu
+    return inprocess.Compose(gpu, inprocess.health_check.FaultCounter(max_rank_faults=restart.max_rank_faults))
+
+
+def _monitor_logfile(restart: InProcessRestartConfig) -> str | None:
+    """Return the log of Slurm's process 0; the other processes have none."""
+    rank, local_rank = os.environ.get("SLURM_PROCID"), os.environ.get("SLURM_LOCALID", "0")
+    if restart.monitor_process_logdir is None or rank != "0":
+        return None
+    job = os.environ.get("SLURM_JOB_ID") or os.environ.get("SLURM_JOBID", "")
+    name = f"monitor_{job}_{socket.gethostname()}_{rank}_{local_rank}.log"
+    return str(Path(restart.monitor_process_logdir).absolute() / name)
+
+
+def reset_for_restart(state: "GlobalState") -> None:
+    """Drop what an attempt left in this process: our state, and Megatron's global objects."""
+    rerun_state_machine.destroy_rerun_state_machine()
+    parallel_state.destroy_model_parallel()
+    num_microbatches_calculator.destroy_num_microbatches_calculator()
+    state.reset_for_restart()

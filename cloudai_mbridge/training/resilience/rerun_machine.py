@@ -1,0 +1,270 @@
+"""Megatron-Core's rerun state machine, on any device, with its defects mended.
+
+A step whose result is rejected is computed again in place: a result that differs points to a transient fault; one that
+is the same sends the job to another device (exit code 16, resume), where a result that differs points to a persistent
+fault (exit code 17), and one that is the same to the model or the data.
+"""
+
+import logging
+import os
+import random
+from collections import defaultdict
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from megatron.core._rank_utils import safe_get_rank
+from megatron.core.rerun_state_machine import (
+    Call,
+    Caller,
+    RerunMode,
+    RerunState,
+    RerunStateMachine,
+    RerunValidationStatus,
+)
+
+from cloudai_mbridge.training.device import current_device
+from cloudai_mbridge.training.resilience.rerun_stats import DeterminismStats, relative_difference, report_stats
+
+logger = logging.getLogger(__name__)
+
+
+class RerunMachine(RerunStateMachine):  # type: ignore[misc]
+    """The machine of one process; every rank makes the same calls, and outside of the mode `disabled` they reduce."""
+
+    state: RerunState
+
+    def __init__(self, *args: Any, spiky_loss_factor: float = 10.0, **kwargs: Any) -> None:
+        """Take Megatron's arguments.
+
+        spiky_loss_factor: a loss this many times the largest of the first 100 is spiky.
+        """
+        super().__init__(*args, **kwargs)
+        self.spiky_loss_factor = spiky_loss_factor
+        self.stats: dict[Caller, DeterminismStats] = defaultdict(DeterminismStats)
+        self._iteration_to_rerun: int | None = None
+
+    def set_mode(self, mode: RerunMode) -> None:
+        """Change the mode; an evaluation does so twice, which is not worth a line."""
+        self.mode = mode
+
+    def should_run_forward_backward(self, data_iterator: Any) -> bool:
+        """Tell whether to compute the step, again or for the first time; the transitions are Megatron's."""
+        if self.state == RerunState.NOT_RUNNING_YET:
+            self._forget_last_step()
+        if self.state == RerunState.WILL_RERUN_FROM_CHECKPOINT and self._iteration_to_rerun is not None:
+            self.current_iteration = self._iteration_to_rerun  # the loop counts from the last complete step
+            self._iteration_to_rerun = None
+        return bool(super().should_run_forward_backward(data_iterator))
+
+    def _forget_last_step(self) -> None:
+        """Without this, a rerun that another rank asks for would compare with this rank's last rejected result."""
+        self.failed_validation_call = self.initial_result = None
+        self.error_injector.injected_error_type = None
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take what `state_dict` returned in the run that saved the checkpoint; ignored in the mode `disabled`."""
+        super().load_state_dict(state_dict)
+        if self.mode == RerunMode.DISABLED:
+            return
+        if self.state == RerunState.WILL_RERUN_FROM_CHECKPOINT:
+            self._iteration_to_rerun = self.current_iteration
+        elif self.state != RerunState.NOT_RUNNING_YET:
+            # its diagnosis was complete when the run ended (exit code 17): the step is a new one
+            self.state = RerunState.NOT_RUNNING_YET
+            self.current_iteration -= 1
+            self.data_iterator_checkpoints = None
+
+    def validate_result(
+        self,
+        result: Any,
+        rejection_func: Callable[[Any], Any],
+        message: str,
+        comparison_func: Callable[[Any, Any], float] | None = None,
+        tolerance: float = 0.0,
+        fatal: bool = True,
+    ) -> None:
+        """Judge one result of the running step.
+
+        Args:
+            result: what to judge, a float or a tensor of one element unless `comparison_func` is given.
+            rejection_func: True for a result that cannot be right.
+            message: names the judgement; one call of a step is known by its message and its number within the step.
+            comparison_func: the relative difference between the first result and the second.
+            tolerance: the largest difference that counts as the same result.
+            fatal: end the run over it, when the diagnosis is complete.
+
+        Raises:
+            RuntimeError: the result is rejected and fatal, and reruns are disabled.
+        """
+        if self.mode == RerunMode.DISABLED:
+            if rejection_func(result):
+                self._reject_at_once(result, message, fatal)
+            return
+        assert self.state != RerunState.NOT_RUNNING_YET, "validate_result called outside of the forward-backward pass"
+        call = self._get_validation_call_info(message)
+        compare = comparison_func or relative_difference
+        if self.mode == RerunMode.REPORT_DETERMINISM_STATS:
+            self._record_difference(call, result, compare)
+        elif self.state == RerunState.INITIAL_RUN:
+            self._judge_first_run(call, result, rejection_func)
+        elif call == self.failed_validation_call:
+            difference = self.error_injector.maybe_miscompare(compare, self.initial_result, result, self.state)
+            judge = self._judge_rerun_in_place if self.state == RerunState.RERUNNING_IN_PLACE else self._judge_elsewhere
+            judge(call, result, bool(difference <= tolerance), fatal)
+
+    def _reject_at_once(self, result: Any, message: str, fatal: bool) -> None:
+        self._log_validation_error_to_file(RerunValidationStatus.RERUN_DISABLED, result, message)
+        text = f"{self._place()}: Unexpected result {_shown(result)} (message='{message}')"
+        if fatal:
+            raise RuntimeError(text)
+        logger.warning(text)
+
+    def _record_difference(self, call: Call, result: Any, compare: Callable[[Any, Any], float]) -> None:
+        if self.state == RerunState.INITIAL_RUN:
+            self.rerun_requested = True
+            self.saved_results[call] = _detached(result)
+        elif self.state == RerunState.RERUNNING_IN_PLACE:
+            assert call in self.saved_results, f"{call} was not made in the first run of the step"
+            self.stats[Caller(call.caller.message, 0)].record(compare(self.saved_results[call], result))
+
+    def _judge_first_run(self, call: Call, result: Any, rejection_func: Callable[[Any], Any]) -> None:
+        """Ask for a rerun, if this is the first rejection of the step; not before one optimizer step is done."""
+        if self.rerun_requested or not self.first_iteration_complete:
+            return
+        if self.error_injector.maybe_inject() or rejection_func(result):
+            self.failed_validation_call = call
+            self.initial_result = _detached(result)
+            self.rerun_requested = True
+            self._report(RerunValidationStatus.INITIAL_RUN, call, result, "will be computed again", fatal=True)
+
+    def _judge_rerun_in_place(self, call: Call, result: Any, is_same: bool, fatal: bool) -> None:
+        if not is_same:
+            self.continue_requested |= not fatal
+            self._report(
+                RerunValidationStatus.FIRST_RERUN_NOT_REPRODUCIBLE, call, result, "possible transient error", fatal
+            )
+            return
+        self.checkpoint_requested |= fatal
+        self.continue_requested |= not fatal
+        self.suspicious_node, self.suspicious_device = _node(), _device_id()
+        remedy = "to be computed on another device" if fatal else "going on, it is not fatal"
+        self._report(RerunValidationStatus.FIRST_RERUN_REPRODUCIBLE, call, result, f"the same again: {remedy}", fatal)
+
+    def _judge_elsewhere(self, call: Call, result: Any, is_same: bool, fatal: bool) -> None:
+        """Compare with the result of the job that was resumed, unless this is the device that computed it."""
+        if (_node(), _device_id()) == (self.suspicious_node, self.suspicious_device):
+            self.restart_again_requested = True
+            logger.error("%s: rerun on the device under suspicion; resume on another one", self._place())
+            return
+        self.continue_requested |= not fatal
+        if is_same:
+            verdict = "the same on another device: a correct result, possibly an application error"
+            self._report(RerunValidationStatus.SECOND_RERUN_REPRODUCIBLE, call, result, verdict, fatal)
+        else:
+            verdict = f"possible persistent error of node {self.suspicious_node}, device {self.suspicious_device}"
+            self._report(RerunValidationStatus.SECOND_RERUN_NOT_REPRODUCIBLE, call, result, verdict, fatal)
+
+    def _report(self, status: RerunValidationStatus, call: Call, result: Any, verdict: str, fatal: bool) -> None:
+        message = call.caller.message
+        self._log_validation_error_to_file(status, result, message)
+        logger.log(
+            logging.ERROR if fatal else logging.WARNING,
+            "%s, invocation %d: result %s (first: %s) of '%s': %s",
+            self._place(),
+            call.sequence,
+            _shown(result),
+            _shown(self.initial_result),
+            message,
+            verdict,
+        )
+
+    def _place(self) -> str:
+        return f"Rank {safe_get_rank()}, node {_node()}, device {_device_id()}, iteration {self.current_iteration}"
+
+    def _get_validation_call_info(self, message: str) -> Call:
+        caller = Caller(message=message, rank=safe_get_rank())
+        self.validation_counts[caller] += 1
+        return Call(caller=caller, sequence=self.validation_counts[caller])
+
+    def _reduce_any(self, value: bool | list[bool]) -> Any:
+        flags = value if isinstance(value, list) else [value]
+        if dist.is_initialized():
+            tensor = torch.tensor(flags, dtype=torch.int32, device=current_device())
+            dist.all_reduce(tensor)
+            flags = [count > 0 for count in tensor.tolist()]
+        return tuple(flags) if isinstance(value, list) else flags[0]
+
+    def _save_state(self) -> None:
+        self.saved_state = {
+            "python": random.getstate(),
+            "numpy": np.random.get_state(),
+            "torch": torch.get_rng_state(),
+            "device": _device_rng_state(),
+            "other": self.state_save_func() if self.state_save_func else None,
+        }
+
+    def _restore_state(self) -> None:
+        saved: Any = self.saved_state
+        random.setstate(saved["python"])
+        np.random.set_state(saved["numpy"])
+        torch.set_rng_state(saved["torch"])
+        if saved["device"] is not None:
+            torch.get_device_module(_device()).set_rng_state(saved["device"], _device())
+        if saved["other"] is not None and self.state_restore_func:
+            self.state_restore_func(dict(saved["other"]))
+
+    def _maybe_report_stats(self) -> None:
+        if self.current_iteration % self.REPORTING_INTERVAL_ITERATIONS == 0:
+            report_stats(self.stats)
+
+    def _log_validation_error_to_file(self, status: RerunValidationStatus, result: Any, message: str) -> None:
+        """Append one line, which `get_skipped_iterations_from_tracker_file` reads; a full disk must not end the run."""
+        if self.result_rejected_tracker_filename is None:
+            return
+        job = os.getenv("SLURM_JOBID") or os.getenv("SLURM_JOB_ID", "N/A")
+        line = (
+            f"ts={datetime.now()} node={_node()} device={_device_id()} jobID={job} rank={safe_get_rank()} "
+            f"iteration={self.current_iteration} status={status.value} result={_shown(result)} message='{message}'\n"
+        )
+        try:
+            with open(self.result_rejected_tracker_filename, "a") as file:
+                file.write(line)
+        except OSError as error:
+            logger.error("A rejected result could not be written to the tracker file: %s", error)
+
+
+def _node() -> str:
+    return os.uname().nodename
+
+
+def _device() -> torch.device:
+    return current_device() if dist.is_initialized() else torch.device("cpu")
+
+
+def _device_id() -> int | str:
+    device = _device()
+    return device.type if device.index is None else device.index
+
+
+def _device_rng_state() -> torch.Tensor | None:
+    """Return the state of this rank's GPU generator; a CPU's is torch's own."""
+    device = _device()
+    if device.type == "cpu":
+        return None
+    state: torch.Tensor = torch.get_device_module(device).get_rng_state(device)
+    return state
+
+
+def _detached(result: Any) -> Any:
+    """Return a copy that outlives the step: the graph is let go, a buffer may be written again."""
+    return result.detach().clone() if isinstance(result, torch.Tensor) else result
+
+
+def _shown(result: Any) -> str:
+    if isinstance(result, torch.Tensor) and result.numel() == 1:
+        return str(result.item())
+    return " ".join(str(result).split())

@@ -1,0 +1,204 @@
+"""One training step: forward and backward over the global batch, then the optimizer."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state as mpu
+from megatron.core.num_microbatches_calculator import get_num_microbatches
+from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.rerun_state_machine import get_rerun_state_machine
+
+from cloudai_mbridge.training.device import current_device
+from cloudai_mbridge.training.state import GlobalState
+from cloudai_mbridge.training.utils.required import required
+from cloudai_mbridge.training.utils.train_utils import (
+    logical_and_across_model_parallel_group,
+    reduce_max_stat_across_model_parallel_group,
+)
+
+StepResult = tuple[dict[str, torch.Tensor], int, bool, bool, int, float | None, int | None]
+
+
+def train_step(
+    forward_step_func: Any,
+    data_iterator: Any,
+    model: list[Any],
+    optimizer: Any,
+    scheduler: Any,
+    global_state: GlobalState,
+) -> StepResult:
+    """Run one optimizer step over one global batch. Every rank calls it.
+
+    forward_step_func: takes (data_iterator, model); see `prepare_forward_step_func`.
+
+    Returns:
+        (mean losses, on the last pipeline stage only; 1 if the optimizer skipped the step, else 0; whether to save a
+        checkpoint; whether to leave; the exit code then; gradient norm; number of zeros in the gradients).
+    """
+    cfg = global_state.cfg
+    machine = get_rerun_state_machine()
+    while machine.should_run_forward_backward(data_iterator):
+        losses = _forward_backward(forward_step_func, data_iterator, model, optimizer, global_state)
+    should_checkpoint, should_exit, exit_code = machine.should_checkpoint_and_exit()
+    if should_exit:
+        return {}, True, should_checkpoint, True, exit_code, None, None
+    _release_memory(cfg.train.empty_unused_memory_level >= 1)
+    timer = global_state.timers("optimizer", log_level=1)
+    timer.start(barrier=cfg.logger.barrier_with_L1_time)
+    success, grad_norm, num_zeros = _agree(cfg.train, *optimizer.step())
+    timer.stop()
+    if success:
+        scheduler.step(increment=samples_per_step(global_state))
+    _release_memory(cfg.train.empty_unused_memory_level >= 2)
+    zeros = None if num_zeros is None or not cfg.logger.log_num_zeros_in_grad else int(num_zeros)
+    return reduce_losses(losses), int(not success), should_checkpoint, False, exit_code, grad_norm, zeros
+
+
+def samples_per_step(state: GlobalState) -> int:
+    """Return the sequences of one step over all ranks, at the current number of micro-batches."""
+    return mpu.get_data_parallel_world_size() * required(state.cfg.train.micro_batch_size) * get_num_microbatches()
+
+
+def _forward_backward(
+    forward_step_func: Any, data_iterator: Any, model: list[Any], optimizer: Any, state: GlobalState
+) -> list[dict[str, torch.Tensor]]:
+    cfg = state.cfg
+    for chunk in model:
+        chunk.zero_grad_buffer()
+    optimizer.zero_grad()
+    _handle_mxfp8_param_buffer_copy(
+        optimizer, cfg.optimizer.reuse_grad_buf_for_mxfp8_param_ag, cfg.ddp.overlap_param_gather
+    )
+    data_iterator, seq_length = micro_batches_of_step(data_iterator, state)
+    losses: list[dict[str, torch.Tensor]] = get_forward_backward_func()(
+        forward_step_func=forward_step_func,
+        data_iterator=data_iterator,
+        model=model,
+        num_microbatches=get_num_microbatches(),
+        seq_length=seq_length,
+        decoder_seq_length=seq_length,
+        micro_batch_size=cfg.train.micro_batch_size,
+        forward_only=False,
+    )
+    return losses
+
+
+def micro_batches_of_step(
+    data_iterator: Any, state: GlobalState, num_microbatches: int | None = None
+) -> tuple[Any, int]:
+    """Return the iterator that the schedule draws micro-batches from, and their sequence length.
+
+    A loader of type "batch" yields a whole global batch, whose length may differ from step to step: it is split here.
+    """
+    model_length = int(state.cfg.model.seq_length)
+    if state.cfg.dataset.dataloader_type != "batch":
+        return data_iterator, model_length
+    count = num_microbatches or get_num_microbatches()
+    if isinstance(data_iterator, list):
+        pairs = [_split(iterator, count) for iterator in data_iterator]
+        split: Any = [iterator for iterator, _ in pairs]
+        lengths = {length for _, length in pairs}
+    else:
+        split, length = _split(data_iterator, count)
+        lengths = {length}
+    seq_length = _agreed_length(max(lengths), model_length)
+    state.step_seq_length = seq_length
+    return split, seq_length
+
+
+def _split(iterator: Any, count: int) -> tuple[Iterator[dict[str, Any]] | None, int]:
+    if iterator is None:
+        return None, 0
+    batch = next(iterator)
+    chunks = {key: value.chunk(count) if torch.is_tensor(value) else [value] * count for key, value in batch.items()}
+    micro = [{key: parts[i] for key, parts in chunks.items()} for i in range(count)]
+    return iter(micro), int(batch["tokens"].size(1))
+
+
+def _agreed_length(own: int, default: int) -> int:
+    """Return the longest sequence of any pipeline stage: those in the middle see no data. A collective with stages."""
+    if mpu.get_pipeline_model_parallel_world_size() == 1:
+        return own or default
+    length = torch.tensor(own, device=current_device())
+    dist.all_reduce(length, op=dist.ReduceOp.MAX, group=mpu.get_pipeline_model_parallel_group())
+    return int(length) or default
+
+
+def _agree(train: Any, success: bool, grad_norm: float | None, num_zeros: int | None) -> tuple[bool, Any, Any]:
+    """Make the ranks of a model replica agree on whether the step succeeded, and on its gradient norm."""
+    group = mpu.get_model_parallel_group()
+    if not train.check_optimizer_step_success:
+        success = True
+    elif group.size() > 1:
+        success = logical_and_across_model_parallel_group(success, group)
+    norm = None if grad_norm is None else float(grad_norm)
+    if group.size() > 1 and not train.skip_sync_grad_norm_across_mp:
+        norm = reduce_max_stat_across_model_parallel_group(norm, group)
+    return success, norm, num_zeros
+
+
+def reduce_losses(losses: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    """Reduce the micro-batches' values to one per key; `{}` off the last pipeline stage.
+
+    [sum, tokens] pairs become the mean over the tokens of the global batch; a collective over data and context
+    parallelism. Single values become their mean over this rank's micro-batches.
+
+    Raises:
+        ValueError: a value of any other size.
+    """
+    if not mpu.is_pipeline_last_stage(ignore_virtual=True) or not losses:
+        return {}
+    return {key: _reduce(key, [micro_batch[key] for micro_batch in losses]) for key in losses[0]}
+
+
+def _reduce(key: str, values: list[torch.Tensor]) -> torch.Tensor:
+    stacked = torch.stack([value.detach().reshape(-1).float() for value in values])
+    if stacked.size(1) == 1:
+        return stacked.mean()
+    if stacked.size(1) != 2:
+        raise ValueError(f"loss {key!r} has shape {tuple(values[0].shape)}; use one value or [sum, number of tokens]")
+    pair = stacked.sum(0)
+    dist.all_reduce(pair, group=mpu.get_data_parallel_group(with_context_parallel=True))
+    return pair[0] / pair[1].clamp(min=1)
+
+
+def _handle_mxfp8_param_buffer_copy(
+    optimizer: Any, reuse_grad_buf_for_mxfp8_param_ag: bool, overlap_param_gather: bool
+) -> None:
+    """Copy the main parameters into the buffer that MXFP8 parameters are gathered from and gradients reduced in."""
+    if not (reuse_grad_buf_for_mxfp8_param_ag and overlap_param_gather):
+        return
+    for part in optimizer.chained_optimizers:
+        if isinstance(part, DistributedOptimizer):
+            part._copy_main_params_to_param_buffer()
+
+
+def _release_memory(wanted: bool) -> None:
+    if wanted and torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def _should_skip_and_handle_iteration(global_state: GlobalState, train_data_iterator: Any) -> bool:
+    """Pass over a step named in `train.iterations_to_skip` (0-based): take its data, count it, train nothing."""
+    if global_state.train_state.step not in global_state.cfg.train.iterations_to_skip:
+        return False
+    _dummy_train_step(global_state, train_data_iterator)
+    samples = samples_per_step(global_state)
+    global_state.train_state.step += 1
+    global_state.train_state.consumed_train_samples += samples
+    global_state.train_state.skipped_train_samples += samples
+    return True
+
+
+def _dummy_train_step(global_state: GlobalState, train_data_iterator: Any) -> None:
+    """Draw a step's data and drop it."""
+    count = 1 if global_state.cfg.dataset.dataloader_type == "batch" else get_num_microbatches()
+    machine = get_rerun_state_machine()
+    while machine.should_run_forward_backward(train_data_iterator):
+        for iterator in train_data_iterator if isinstance(train_data_iterator, list) else [train_data_iterator]:
+            if iterator is not None:  # a stage in the middle reads no data
+                for _ in range(count):
+                    next(iterator)

@@ -1,0 +1,150 @@
+"""What the training loop costs beyond its steps: our step over a bare Megatron-Core step, of one model in one process.
+
+    python tests/benchmarks/loop_overhead.py
+    python -m torch.distributed.run --standalone --nproc-per-node 2 tests/benchmarks/loop_overhead.py
+
+The bare step is the baseline: gradient buffers zeroed, Megatron's schedule, optimizer, scheduler, and nothing else. Ours
+is the whole period of the loop from one step to the next, with every step logged. Blocks of both alternate, so that
+both meet the same noise. The loop draws its data from the same iterator.
+"""
+
+import argparse
+import statistics
+import sys
+import time
+import warnings
+from functools import partial
+from typing import Any
+
+import torch.distributed as dist
+
+from cloudai_mbridge.recipes.container import container_data
+
+MODEL = {
+    "num_layers": 8,
+    "hidden_size": 512,
+    "ffn_hidden_size": 1536,
+    "num_attention_heads": 8,
+    "vocab_size": 8192,
+    "seq_length": 256,
+    "dtype": "fp32",
+}
+SECTIONS: dict[str, dict[str, Any]] = {
+    "model": MODEL,
+    "train": {"train_iters": 10**6, "micro_batch_size": 1, "global_batch_size": 2},
+    "optimizer": {"lr": 1e-4},
+}
+STEPS = 6  # of a block; the first is not counted
+NOT_COUNTED = 1
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=20)
+    rounds = parser.parse_args().rounds
+    warnings.filterwarnings("ignore")
+    bench = Bench()
+    for _ in range(2):
+        bench.bare_block(), bench.loop_block()
+    pairs = [(bench.bare_block(), bench.loop_block()) for _ in range(rounds)]
+    if dist.get_rank() == 0:
+        report(pairs)
+    dist.destroy_process_group()
+
+
+def report(pairs: list[tuple[list[float], list[float]]]) -> None:
+    bare = statistics.median(s for block, _ in pairs for s in block)
+    loop = statistics.median(s for _, block in pairs for s in block)
+    ratios = sorted(statistics.median(ours) / statistics.median(theirs) for theirs, ours in pairs)
+    low, high = ratios[len(ratios) // 10], ratios[-1 - len(ratios) // 10]
+    count = len(pairs) * (STEPS - NOT_COUNTED)
+    print(f"{dist.get_world_size()} rank(s), {count} steps of each kind, every step logged", file=sys.stderr)
+    print(f"bare Megatron-Core step  {bare * 1e3:8.2f} ms (median)", file=sys.stderr)
+    print(f"our loop, per step       {loop * 1e3:8.2f} ms (median)", file=sys.stderr)
+    print(f"ratio of the medians     {loop / bare:8.4f}", file=sys.stderr)
+    print(
+        f"ratio per pair of blocks {statistics.median(ratios):8.4f} (median; 10 % to 90 %: {low:.3f} to {high:.3f})",
+        file=sys.stderr,
+    )
+
+
+class Bench:
+    """One model, trained by turns by the bare step and by the loop."""
+
+    def __init__(self) -> None:
+        from cloudai_mbridge.training import cpu, train
+        from cloudai_mbridge.training.config import ConfigContainer
+        from cloudai_mbridge.training.gpt_step import forward_step
+        from cloudai_mbridge.training.initialize import initialize
+        from cloudai_mbridge.training.prepare import prepare
+        from cloudai_mbridge.training.setup import setup
+        from cloudai_mbridge.training.state import GlobalState
+
+        cpu.install()
+        config = ConfigContainer.from_dict(container_data(SECTIONS))
+        config.logger.save_config_filepath = None
+        prepare(config)
+        self._device, self._train, self._forward_step = cpu.megatron_device, train, forward_step
+        with self._device():
+            initialize(config)
+            self._run = setup(GlobalState(config))
+        self._starts: list[float] = []
+        self._step = train.train_step
+        train.train_step = self._noted_step  # type: ignore[assignment]
+
+    def _noted_step(self, *args: Any) -> Any:
+        self._starts.append(time.perf_counter())
+        return self._step(*args)
+
+    def _periods(self) -> list[float]:
+        starts, self._starts = self._starts, []
+        return [b - a for a, b in zip(starts, starts[1:], strict=False)][NOT_COUNTED:]
+
+    def loop_block(self) -> list[float]:
+        """Train a block of steps with the loop; return the period of each (s)."""
+        run = self._run
+        run.state.cfg.train.train_iters = run.state.train_state.step + STEPS + 1
+        with self._device():
+            self._train.train(
+                self._forward_step,
+                run.model,
+                run.optimizer,
+                run.scheduler,
+                run.train_data_iterator,
+                None,
+                run.state,
+                run.checkpointing_context,
+            )
+        return self._periods()
+
+    def bare_block(self) -> list[float]:
+        """Train a block of steps with nothing but Megatron-Core; return the period of each (s)."""
+        with self._device():
+            for _ in range(STEPS + 1):
+                self._starts.append(time.perf_counter())
+                self._bare_step()
+        return self._periods()
+
+    def _bare_step(self) -> None:
+        from megatron.core.num_microbatches_calculator import get_num_microbatches
+        from megatron.core.pipeline_parallel import get_forward_backward_func
+
+        run, cfg = self._run, self._run.state.cfg
+        for chunk in run.model:
+            chunk.zero_grad_buffer()
+        run.optimizer.zero_grad()
+        get_forward_backward_func()(
+            forward_step_func=partial(self._forward_step, run.state),
+            data_iterator=run.train_data_iterator,
+            model=run.model,
+            num_microbatches=get_num_microbatches(),
+            seq_length=cfg.model.seq_length,
+            micro_batch_size=cfg.train.micro_batch_size,
+            forward_only=False,
+        )
+        run.optimizer.step()
+        run.scheduler.step(increment=cfg.train.global_batch_size)
+
+
+if __name__ == "__main__":
+    main()

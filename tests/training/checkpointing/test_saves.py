@@ -1,0 +1,141 @@
+"""What is on the disk after saves: names, what is kept, and what a killed save leaves."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+
+
+def names(directory):
+    return sorted(path.name for path in directory.iterdir())
+
+
+def test_files_and_retention(launch, tmp_path):
+    (results,), out = launch(
+        1,
+        """
+import os
+
+def saved(name, steps, **checkpoint):
+    run = start(checkpoint={"save": name, **checkpoint})
+    for _ in range(steps):
+        run.train(1)
+        run.save()
+    run.finish()
+    return sorted(x for x in os.listdir(name) if x.startswith("iter_"))
+
+def scenario():
+    results = {
+        "all": saved("all", 2),
+        "recent": saved("recent", 4, most_recent_k=2),
+        "recent async": saved("recent_async", 4, most_recent_k=1, async_save=True),
+        "retain": saved("retain", 5, save_retain_interval=2),
+        "constant": saved("constant", 3, ckpt_assume_constant_structure=True),
+    }
+    # leftovers of a killed save: of the same iteration, and of an earlier one
+    for name in ("left/iter_0000001", "left/iter_0000000"):
+        os.makedirs(name)
+        open(name + "/__9_9.distcp", "w").close()
+    saved("left", 1, most_recent_k=3)
+    # the second stream keeps the newest; loading takes the newer of both
+    both = {"save": "two", "load": "two", "non_persistent_ckpt_type": "global"}
+    run = start(checkpoint=both)
+    positions = []
+    for non_persistent in (False, True, True):
+        run.train(1)
+        run.save(non_persistent)
+    losses = run.train(1)
+    run = start(checkpoint=both)
+    positions.append(run.load())
+    results["continues"] = run.train(1) == losses
+    run.save()
+    positions.append(start(checkpoint=both).load())
+    positions.append(start(checkpoint={**both, "non_persistent_ckpt_type": None, "ckpt_step": 1}).load())
+    results["positions"] = positions
+    constant = start(checkpoint={"load": "constant"})
+    return results, constant.load()
+""",
+    )
+    results, constant = results
+    assert results == {
+        "all": ["iter_0000001", "iter_0000002"],
+        "recent": ["iter_0000003", "iter_0000004"],
+        "recent async": ["iter_0000004"],
+        "retain": ["iter_0000002", "iter_0000004", "iter_0000005"],
+        "constant": ["iter_0000001", "iter_0000002", "iter_0000003"],
+        "continues": True,
+        "positions": [[3, 3e9], [4, 4e9], [1, 1e9]],
+    }
+    assert constant == [3, 3e9]
+    assert names(tmp_path / "all") == [
+        "iter_0000001",
+        "iter_0000002",
+        "latest_checkpointed_iteration.txt",
+        "latest_train_state.pt",
+    ]
+    assert (tmp_path / "all" / "latest_checkpointed_iteration.txt").read_text() == "2"
+    inside = [".metadata", "__0_0.distcp", "common.pt", "metadata.json", "run_config.yaml", "train_state.pt"]
+    assert names(tmp_path / "all" / "iter_0000001") == inside
+    assert names(tmp_path / "left") == ["iter_0000001", *names(tmp_path / "all")[2:]]
+    assert names(tmp_path / "left" / "iter_0000001") == inside
+    assert names(tmp_path / "two" / "non_persistent")[:1] == ["iter_0000003"]
+    assert "  successfully saved checkpoint from iteration       2 to all" in out
+    assert "  successfully saved non-persistent checkpoint from iteration       3 to two/non_persistent" in out
+
+
+KILLED = """
+import os, signal, sys
+from small_run import *
+from megatron.core.dist_checkpointing.strategies import torch as strategy
+from cloudai_mbridge.training.checkpointing import save
+
+def die(*args, **kwargs):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+if __name__ == "__main__":
+    with cpu.megatron_device():
+        run = start(checkpoint={"save": "ckpt", "load": "ckpt", "async_save": sys.argv[1] == "async"})
+        if sys.argv[1] == "resume":
+            print("POSITION", run.load()[0], *run.train(1))
+            run.save()
+            print("AGAIN", start(checkpoint={"load": "ckpt"}).load()[0])
+        else:
+            run.train(1)
+            run.save()
+            run.train(1)
+            if sys.argv[1] == "data":  # before a byte of the data is written
+                strategy.FileSystemWriterAsync.write_preloaded_data = die
+                strategy.FileSystemWriterAsync.write_preloaded_data_multiproc = die
+            elif sys.argv[1] == "index":  # the data is there, the index is not
+                strategy.save_state_dict_async_finalize = die
+            elif sys.argv[1] == "marker":  # all but our own files
+                save.write_torch = die
+            run.save()
+            if sys.argv[1] == "async":  # while it is written in the background
+                die()
+            print("LIVES ON")
+"""
+
+
+def test_a_killed_save_is_never_the_latest(tmp_path):
+    (tmp_path / "script.py").write_text(KILLED)
+    env = {**os.environ, "PYTHONPATH": str(HERE), "OMP_NUM_THREADS": "1"}
+
+    def run(mode):
+        command = [sys.executable, "script.py", mode]
+        return subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120, check=False)
+
+    for mode in ("data", "index", "marker", "async"):
+        killed = run(mode)
+        assert killed.returncode == -signal.SIGKILL, (mode, killed.stderr[-3000:])
+        assert (tmp_path / "ckpt" / "iter_0000002").is_dir(), mode
+        assert (tmp_path / "ckpt" / "latest_checkpointed_iteration.txt").read_text() == "1", mode
+        if mode != "marker":
+            continue
+    resumed = run("resume")
+    assert resumed.returncode == 0, resumed.stderr[-3000:]
+    assert "POSITION 1 " in resumed.stdout
+    assert "AGAIN 2" in resumed.stdout

@@ -1,0 +1,139 @@
+"""How a line of a fine-tuning file becomes ids, and which of them are learned."""
+
+from typing import Any
+
+import pytest
+
+from cloudai_mbridge.training.data.conversations import Encoder, SampleOptions
+
+
+class Letters:
+    """A tokenizer of letters: "a" is 97."""
+
+    chat_template: str | None = None
+    eod, bos = 0, 1
+    bos_token = "<s>"
+
+    def tokenize(self, text: str) -> list[int]:
+        return list(text.encode())
+
+
+class Numbers:
+    """What the null tokenizer looks like."""
+
+    library = "null"
+    vocab_size, eod = 10, 9
+
+
+TEMPLATE = (
+    "{% for m in messages %}[{{ m['role'][0] }}]{{ m['content'] }};{% endfor %}"
+    "{% if add_generation_prompt %}[a]{% endif %}"
+)
+
+
+def encode(line: dict[str, Any], max_ids: int = 100, tokenizer: Any = None, **options: Any) -> tuple[str, str]:
+    """Return the whole sample and its learned part as text; the end of a document is a dot, the beginning a caret."""
+    sample = Encoder(tokenizer or Letters(), SampleOptions.of(options), max_ids).encode(line)
+    whole = bytes(sample.ids.tolist()).decode()
+    learned = "".join(c for c, is_learned in zip(whole, sample.learned, strict=True) if is_learned)
+    return whole.replace("\0", ".").replace("\1", "^"), learned.replace("\0", ".")
+
+
+def test_only_the_answer_is_learned() -> None:
+    assert encode({"input": "ab", "output": "cd"}) == ("ab cd.", " cd.")
+
+
+def test_the_options_of_a_pair() -> None:
+    pair = {"input": "ab", "output": "cd"}
+    assert encode(pair, add_eos=False) == ("ab cd", " cd")
+    assert encode(pair, add_bos=True) == ("^ab cd.", " cd.")
+    assert encode(pair, answer_only_loss=False) == ("ab cd.", "ab cd.")
+    assert encode(pair, prompt_template="Q:{input}\nA:{output}!") == ("Q:ab\nA:cd!.", "cd!.")
+
+
+def test_a_long_sample_loses_the_end_of_its_prompt_and_then_of_its_answer() -> None:
+    pair = {"input": "abcdef", "output": "xyz"}
+    assert encode(pair, max_ids=8) == ("abc xyz.", " xyz.")
+    assert encode(pair, max_ids=3) == (" xy", " xy")
+    assert encode(pair, max_ids=4, add_bos=True) == ("^ xy", " xy")
+    assert encode(pair, max_ids=11) == ("abcdef xyz.", " xyz.")
+
+
+def test_an_empty_answer_is_the_end_of_the_document() -> None:
+    assert encode({"input": "ab", "output": ""}) == ("ab .", " .")
+
+
+def test_everything_that_the_assistant_says_is_learned() -> None:
+    messages = [
+        {"role": "system", "content": "S"},
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": "yes"},
+        {"role": "user", "content": "go"},
+        {"role": "assistant", "content": "no"},
+        {"role": "user", "content": "never read"},
+    ]
+    whole = "[s]S;[u]hi;[a]yes;[u]go;[a]no;"
+    assert encode({"messages": messages}, chat_template=TEMPLATE) == (whole, "yes;no;")
+    assert encode({"messages": messages}, chat_template=TEMPLATE, add_eos=True) == (whole + ".", "yes;no;.")
+
+
+def test_the_tokenizers_own_template_and_special_texts_are_used() -> None:
+    class Chat(Letters):
+        chat_template = "{{ bos_token }}" + TEMPLATE
+
+    line = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"}]}
+    assert encode(line, tokenizer=Chat()) == ("<s>[u]hi;[a]yes;", "yes;")
+
+
+def test_a_chat_template_can_do_no_harm() -> None:
+    line = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"}]}
+    with pytest.raises(ValueError, match="the chat template fails"):
+        encode(line, chat_template="{{ messages.__class__.__mro__ }}")
+
+
+def test_the_null_tokenizer_reads_numbers() -> None:
+    sample = Encoder(Numbers(), SampleOptions(), 100).encode({"input": "1 2", "output": "3  4"})
+    assert sample.ids.tolist() == [1, 2, 3, 4, 9]
+    assert sample.learned.tolist() == [False, False, True, True, True]
+
+
+@pytest.mark.parametrize(
+    ("line", "tokenizer", "message"),
+    [
+        ({"input": "a"}, Letters(), 'needs the texts "input" and "output"'),
+        ({"input": "a", "output": 3}, Letters(), 'needs the texts "input" and "output"'),
+        ({"messages": "hi"}, Letters(), '"messages" needs a list'),
+        ({"messages": [{"role": "user"}]}, Letters(), '"messages" needs a list'),
+        ({"messages": [{"role": "assistant", "content": "a"}]}, Letters(), "set tokenizer.chat_template"),
+        ({"input": "one", "output": "2"}, Numbers(), "the null tokenizer reads nothing else"),
+        ({"input": "1", "output": "10"}, Numbers(), "the id 10 is not below the vocabulary size of 10"),
+    ],
+)
+def test_what_cannot_be_encoded_is_said(line: dict[str, Any], tokenizer: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Encoder(tokenizer, SampleOptions(), 100).encode(line)
+
+
+def test_a_conversation_without_an_answer_is_refused() -> None:
+    with pytest.raises(ValueError, match="no message of the role assistant"):
+        encode({"messages": [{"role": "user", "content": "hi"}]}, chat_template=TEMPLATE)
+
+
+def test_a_template_that_rewrites_history_is_refused() -> None:
+    template = "{{ messages | length }}:{% for m in messages %}{{ m['content'] }}{% endfor %}"
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"}]
+    with pytest.raises(ValueError, match="changes earlier messages"):
+        encode({"messages": messages}, chat_template=template)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"answer_loss": True}, "answer_loss is not known; use prompt_template, add_bos"),
+        ({"prompt_template": "{input}"}, "needs {input} once, then {output} once"),
+        ({"prompt_template": "{output} {input}"}, "needs {input} once, then {output} once"),
+    ],
+)
+def test_unknown_options_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        SampleOptions.of(options)

@@ -1,0 +1,107 @@
+"""Tokenizers are built from local files, and what is missing is said before anything starts."""
+
+import importlib.util
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from cloudai_mbridge.training.errors import ConfigError
+from cloudai_mbridge.training.tokenizers.build import build_tokenizer, check_tokenizer
+from cloudai_mbridge.training.tokenizers.config import TokenizerConfig
+
+
+def build(model_vocab_size: int | None = 512, **fields: Any) -> Any:
+    config: Any = SimpleNamespace(
+        tokenizer=TokenizerConfig(**fields), model=SimpleNamespace(vocab_size=model_vocab_size)
+    )
+    return build_tokenizer(config)
+
+
+@pytest.mark.parametrize("kind", [None, "NullTokenizer"])
+def test_the_null_tokenizer_has_one_id_more_the_end_of_a_document(kind: Any) -> None:
+    assert (build(tokenizer_type=kind).vocab_size, build(tokenizer_type=kind).eod) == (512, 511)
+    assert build(tokenizer_type=kind, vocab_size=100).eod == 100
+
+
+@pytest.mark.parametrize("as_file", [False, True])
+def test_metadata_name_the_library(tmp_path: Path, as_file: bool) -> None:
+    metadata: Any = {"library": "byte-level"}
+    if as_file:
+        (tmp_path / "metadata.json").write_text(json.dumps(metadata))
+        metadata = str(tmp_path / "metadata.json")
+    tokenizer = build(metadata_path=metadata, vocab_size=300)
+    assert tokenizer.tokenize("ab\u00e9") == [97, 98, 195, 169]
+    assert (tokenizer.vocab_size, tokenizer.eod, tokenizer.pad) == (300, 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"tokenizer_type": "MultimodalTokenizer"}, "'MultimodalTokenizer' is not built; use one of NullTokenizer, Hu"),
+        ({"metadata_path": {"library": "words"}}, "library 'words' is not built; use one of null, byte-level"),
+        ({"metadata_path": "nowhere.json"}, "tokenizer.metadata_path = 'nowhere.json' cannot be read"),
+        ({"vocab_size": 600}, "model.vocab_size = 512: the tokenizer has 601 ids; use at least that many"),
+    ],
+)
+def test_what_cannot_be_built_is_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        build(**fields)
+
+
+PACKAGES = {
+    "HuggingFaceTokenizer": "transformers",
+    "SentencePieceTokenizer": "sentencepiece",
+    "Llama2Tokenizer": "sentencepiece",
+    "TikTokenizer": "tiktoken",
+}
+
+
+@pytest.mark.parametrize(("kind", "package"), PACKAGES.items())
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, kind: Any, package: str) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=f"{kind}' needs the package {package}: pip install {package}"):
+        check_tokenizer(TokenizerConfig(tokenizer_type=kind, tokenizer_model="x"))
+
+
+@pytest.mark.parametrize(("kind", "package"), PACKAGES.items())
+def test_missing_files_are_named(monkeypatch: pytest.MonkeyPatch, kind: Any, package: str, tmp_path: Path) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: True)
+    with pytest.raises(ConfigError, match="needs tokenizer.tokenizer_model: its file or directory"):
+        check_tokenizer(TokenizerConfig(tokenizer_type=kind))
+    with pytest.raises(ConfigError, match=r"no\.model' is not there; give a path that exists"):
+        check_tokenizer(TokenizerConfig(tokenizer_type=kind, tokenizer_model=tmp_path / "no.model"))
+
+
+@pytest.mark.parametrize(("model", "is_taken"), [("org/name", True), ("./name", False), ("/x/name", False)])
+def test_only_hugging_face_takes_a_hub_id(monkeypatch: pytest.MonkeyPatch, model: str, is_taken: bool) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: True)
+    hub = TokenizerConfig(tokenizer_type="HuggingFaceTokenizer", tokenizer_model=model)
+    if is_taken:
+        check_tokenizer(hub)
+    else:
+        with pytest.raises(ConfigError, match="is not there"):
+            check_tokenizer(hub)
+    with pytest.raises(ConfigError, match="is not there"):
+        check_tokenizer(TokenizerConfig(tokenizer_type="SentencePieceTokenizer", tokenizer_model=model))
+
+
+def test_sentencepiece_is_built_from_its_file(tmp_path: Path) -> None:
+    sentencepiece = pytest.importorskip("sentencepiece")
+    text = tmp_path / "text.txt"
+    text.write_text("the sun and the moon shine on the river\n" * 50)
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(text), model_prefix=str(tmp_path / "tiny"), vocab_size=40, minloglevel=2
+    )
+    tokenizer = build(tokenizer_type="SentencePieceTokenizer", tokenizer_model=tmp_path / "tiny.model")
+    assert tokenizer.vocab_size == 40
+    assert tokenizer.detokenize(tokenizer.tokenize("the moon")) == "the moon"
+
+
+def test_a_broken_file_is_the_users_to_mend(tmp_path: Path) -> None:
+    pytest.importorskip("sentencepiece")
+    (tmp_path / "broken.model").write_text("nonsense")
+    with pytest.raises(ConfigError, match="SentencePieceTokenizer"):
+        build(tokenizer_type="SentencePieceTokenizer", tokenizer_model=tmp_path / "broken.model")

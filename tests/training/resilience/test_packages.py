@@ -1,0 +1,63 @@
+"""A configuration that needs a package which is not there is refused, with the key, the package and the remedy."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+from cloudai_mbridge.training.config.resilience import (
+    FaultToleranceConfig,
+    InProcessRestartConfig,
+    NVRxStragglerDetectionConfig,
+)
+from cloudai_mbridge.training.errors import ConfigError
+from cloudai_mbridge.training.resilience import packages
+
+SECTIONS: list[tuple[str, str, dict[str, Any]]] = [
+    ("ft.enable_ft_package", "nvidia-resiliency-ext", {"ft": FaultToleranceConfig(enable_ft_package=True)}),
+    ("nvrx_straggler.enabled", "nvidia-resiliency-ext", {"nvrx_straggler": NVRxStragglerDetectionConfig(enabled=True)}),
+    ("inprocess_restart.enabled", "nvidia-resiliency-ext", {"inprocess_restart": InProcessRestartConfig(enabled=True)}),
+    ("logger.log_energy", "nvidia-ml-py", {"logger": SimpleNamespace(log_energy=True)}),
+]
+
+
+def config(**sections: Any) -> Any:
+    logger = SimpleNamespace(log_energy=False)
+    return SimpleNamespace(
+        **{"ft": None, "nvrx_straggler": None, "inprocess_restart": None, "logger": logger, **sections}
+    )
+
+
+@pytest.mark.parametrize(("key", "package", "section"), SECTIONS)
+def test_missing(key: str, package: str, section: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packages, "is_installed", lambda module: False)
+    with pytest.raises(ConfigError) as refused:
+        packages.check_packages(config(**section))
+    for part in (f"{key}=true", f"pip install {package}", f"set {key}=false"):
+        assert part in str(refused.value)
+
+
+@pytest.mark.parametrize("section", [section for _, _, section in SECTIONS])
+def test_installed(section: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packages, "is_installed", lambda module: module in ("nvidia_resiliency_ext", "pynvml"))
+    packages.check_packages(config(**section))
+
+
+def test_what_is_off_needs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packages, "is_installed", lambda module: False)
+    packages.check_packages(config())
+    off = {
+        "ft": FaultToleranceConfig(simulate_fault=True),
+        "nvrx_straggler": NVRxStragglerDetectionConfig(),
+        "inprocess_restart": InProcessRestartConfig(),
+    }
+    packages.check_packages(config(**off))
+
+
+def test_is_installed() -> None:
+    assert packages.is_installed("torch")
+    assert not packages.is_installed("no_such_module_here")
+    with pytest.raises(ImportError):
+        packages.nvrx("no_such_part")

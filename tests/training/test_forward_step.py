@@ -1,0 +1,360 @@
+"""The forward step: who gets the state, what a stage takes of a micro-batch, and what the model makes of it."""
+
+import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Optional
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from cloudai_mbridge.training.packed import sequence_bounds, zigzag_index  # noqa: E402
+from cloudai_mbridge.training.state import GlobalState  # noqa: E402
+from cloudai_mbridge.training.utils.state_injection import (  # noqa: E402
+    maybe_inject_state,
+    needs_global_state_injection,
+    prepare_forward_step_func,
+)
+
+# ---- state injection
+
+
+def plain(data_iterator: Any, model: Any) -> Any:
+    return data_iterator, model
+
+
+def with_plan(data_iterator: Any, model: Any, return_schedule_plan: bool = False) -> Any:
+    return data_iterator, model, return_schedule_plan
+
+
+def with_state(state: Any, data_iterator: Any, model: Any) -> Any:
+    return state, data_iterator, model
+
+
+def with_all(state: Any, data_iterator: Any, model: Any, return_schedule_plan: bool = False) -> Any:
+    return state, data_iterator, model, return_schedule_plan
+
+
+def annotated(s: GlobalState, data_iterator: Any, model: Any) -> Any:
+    return s, data_iterator, model
+
+
+def optional(s: Optional[GlobalState], data_iterator: Any, model: Any) -> Any:  # noqa: UP045
+    return s, data_iterator, model
+
+
+def optional_string(s: Optional["GlobalState"], data_iterator: Any, model: Any) -> Any:
+    return s, data_iterator, model
+
+
+def union(s: GlobalState | None, data_iterator: Any, model: Any) -> Any:
+    return s, data_iterator, model
+
+
+def string(s: "cloudai_mbridge.training.state.GlobalState", data_iterator: Any, model: Any) -> Any:  # type: ignore[name-defined]  # noqa: F821
+    return s, data_iterator, model
+
+
+def remark(s: Annotated[GlobalState, "the run's"], data_iterator: Any, model: Any) -> Any:
+    return s, data_iterator, model
+
+
+def global_state(global_state: Any, data_iterator: Any, model: Any) -> Any:
+    return global_state, data_iterator, model
+
+
+def last(data_iterator: Any, model: Any, s: GlobalState) -> Any:
+    return s, data_iterator, model
+
+
+def keyword_only(data_iterator: Any, model: Any, *, s: GlobalState) -> Any:
+    return s, data_iterator, model
+
+
+def middle(data_iterator: Any, s: GlobalState, model: Any) -> Any:
+    return s, data_iterator, model
+
+
+def positional_only(data_iterator: Any, model: Any, s: GlobalState, /) -> Any:
+    return s, data_iterator, model
+
+
+def anything(*args: GlobalState) -> Any:
+    return args
+
+
+def later_name(data_iterator: Any, state: Any) -> Any:
+    return data_iterator, state
+
+
+def list_of_states(state_list: list[GlobalState], model: Any) -> Any:
+    return state_list, model
+
+
+class Functor:
+    """Counts its calls."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, state: GlobalState, data_iterator: Any, model: Any) -> Any:
+        self.calls += 1
+        return state, data_iterator, model
+
+
+OTHERS_STATE = type("GlobalState", (), {})  # the same class of another package
+
+
+def foreign(s: OTHERS_STATE, data_iterator: Any, model: Any) -> Any:  # type: ignore[valid-type]
+    return s, data_iterator, model
+
+
+WANTED = (annotated, optional, optional_string, union, string, remark, foreign, global_state, with_state, last)
+UNWANTED = (plain, with_plan, anything, later_name, list_of_states, max, "no function")
+
+
+@pytest.mark.parametrize("function", [*WANTED, keyword_only, with_all, Functor(), partial(with_all, model=2)])
+def test_state_is_given_to_who_asks_for_it(function: Any) -> None:
+    state = GlobalState()
+    assert needs_global_state_injection(function) is True
+    prepared = prepare_forward_step_func(function, state)
+    assert prepared is not function
+    arguments = ("iterator",) if isinstance(function, partial) else ("iterator", "model")
+    assert prepared(*arguments)[:2] == (state, "iterator")
+    again = prepare_forward_step_func(prepared, GlobalState())
+    assert again is prepared, "it has its state"
+
+
+@pytest.mark.parametrize("function", UNWANTED)
+def test_the_others_stay_as_they_are(function: Any) -> None:
+    assert needs_global_state_injection(function) is False
+    assert prepare_forward_step_func(function, GlobalState()) is function
+
+
+def test_a_schedule_plan_may_be_asked_for() -> None:
+    state = GlobalState()
+    assert prepare_forward_step_func(with_all, state)(1, 2, return_schedule_plan=True) == (state, 1, 2, True)
+    assert prepare_forward_step_func(with_plan, state)(1, 2, return_schedule_plan=True) == (1, 2, True)
+
+
+def test_a_functor_keeps_its_count_and_sees_the_state_change() -> None:
+    state, functor = GlobalState(), Functor()
+    prepared = prepare_forward_step_func(functor, state)
+    prepared(1, 2)
+    state.train_state.step = 7
+    assert prepared(1, 2)[0].train_state.step == 7
+    assert functor.calls == 2
+
+
+def test_the_caller_may_decide() -> None:
+    state = GlobalState()
+    assert maybe_inject_state(with_state, state, needs_injection=False) is with_state
+    assert maybe_inject_state(anything, state, needs_injection=True)(1, 2) == (state, 1, 2)
+    assert maybe_inject_state(plain, state) is plain
+    bound = partial(last, s=state)
+    assert needs_global_state_injection(bound) is False
+    assert prepare_forward_step_func(bound, GlobalState())(1, 2)[0] is state
+
+
+@pytest.mark.parametrize("function", [middle, positional_only])
+def test_a_place_that_cannot_be_bound_is_refused(function: Any) -> None:
+    with pytest.raises(TypeError, match=r"parameter 's' takes the GlobalState .* make it the first"):
+        prepare_forward_step_func(function, GlobalState())
+
+
+# ---- packed rows
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        ({"cu_seqlens": [[0, 3, 8, -1, -1]]}, [0, 3, 8]),
+        ({"cu_seqlens": [[0, 3, 8, 8, 9]], "cu_seqlens_argmin": torch.tensor([[3]])}, [0, 3, 8]),
+        ({"cu_seqlens": [0, 3, 8, 8]}, [0, 3, 8, 8]),
+        ({"cu_seqlens": [[0, 3]]}, [0, 3, 8]),  # what is behind the last bound is a sequence, too
+    ],
+)
+def test_bounds_of_packed_sequences(rows: dict[str, Any], expected: list[int]) -> None:
+    rows = {**rows, "tokens": torch.zeros(1, 8), "cu_seqlens": torch.tensor(rows["cu_seqlens"])}
+    bounds = sequence_bounds(rows)
+    assert bounds is not None
+    assert (bounds.tolist(), bounds.dtype) == (expected, torch.int32)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "bounds", "message"),
+    [
+        (torch.zeros(2, 8), [[0, 8], [0, 8]], "micro_batch_size = 1, not 2 rows"),
+        (torch.zeros(1, 8), [[0, 5, 3]], "no bounds of sequences in 8 tokens"),
+        (torch.zeros(1, 8), [[0, 9]], "no bounds"),
+        (torch.zeros(1, 8), [[1, 8]], "no bounds"),
+        (torch.zeros(1, 8), [[-1, -1]], "no bounds"),
+    ],
+)
+def test_wrong_bounds_are_refused(tokens: Any, bounds: list[Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        sequence_bounds({"tokens": tokens, "cu_seqlens": torch.tensor(bounds)})
+
+
+def test_context_parallel_ranks_share_every_packed_sequence() -> None:
+    bounds = torch.tensor([0, 4, 12], dtype=torch.int32)
+    assert zigzag_index(bounds, 2, 0).tolist() == [0, 3, 4, 5, 10, 11]
+    assert zigzag_index(bounds, 2, 1).tolist() == [1, 2, 6, 7, 8, 9]
+    with pytest.raises(ValueError, match=r"packed sequences of \[6\] tokens .* a multiple of 4"):
+        zigzag_index(torch.tensor([0, 4, 10]), 2, 0)
+
+
+# ---- on ranks
+
+SCRIPT = """
+import json, sys
+import torch, torch.distributed as dist
+from megatron.core import parallel_state as mpu
+from cloudai_mbridge.training import cpu
+from cloudai_mbridge.training.config import ConfigContainer
+from cloudai_mbridge.training.gpt_step import forward_step, get_batch
+from cloudai_mbridge.training.initialize import initialize
+from cloudai_mbridge.training.models.build import build_model
+from cloudai_mbridge.training.packed import zigzag_index
+from cloudai_mbridge.training.prepare import prepare
+from cloudai_mbridge.training.state import GlobalState
+
+BOUNDS = [0, 16, 40, 64]
+
+
+def rows():
+    generator = torch.Generator().manual_seed(5)
+    tokens = torch.randint(0, 500, (1, 65), generator=generator)
+    return {
+        "tokens": tokens[:, :-1].clone(), "labels": tokens[:, 1:].clone(),
+        "loss_mask": (torch.arange(64) % 3 > 0).float()[None], "position_ids": torch.arange(64)[None],
+    }
+
+
+def packed():
+    places = torch.cat([torch.arange(b - a) for a, b in zip(BOUNDS, BOUNDS[1:])])[None]
+    bounds = torch.tensor([[*BOUNDS, -1]], dtype=torch.int32)
+    return {**rows(), "position_ids": places, "cu_seqlens": bounds, "cu_seqlens_argmin": torch.tensor([[4]])}
+
+
+def one_of_them(a, b):
+    return {key: value[:, a:b] for key, value in packed().items() if not key.startswith("cu_")}
+
+
+def losses(batch):
+    "Per-token losses and what the loss function makes of them."
+    with torch.no_grad():
+        output, loss_function = forward_step(state, iter([batch]), model)
+        total, tokens, _ = loss_function(output)
+    return output[0].tolist(), total.item(), tokens.item()
+
+
+def names(batch):
+    return sorted(name for name, value in batch._asdict().items() if value is not None)
+
+
+def alone():
+    found["whole"] = losses(rows())
+    batch = rows()
+    with torch.no_grad():
+        found["direct"] = model(batch["tokens"], batch["position_ids"], None, labels=batch["labels"])[0].tolist()
+    found["apart"] = [losses(one_of_them(a, b)) for a, b in zip(BOUNDS, BOUNDS[1:])]
+    found["packed"] = losses(packed())
+    found["timed"] = state.timers("batch-generator").elapsed() > 0
+    try:
+        forward_step(state, iter([rows()]), model, return_schedule_plan=True)
+    except AssertionError as error:
+        found["plan"] = str(error)
+    cfg.rerun_state_machine.check_for_nan_in_loss = False
+    cfg.rerun_state_machine.check_for_spiky_loss = True
+    found["checks"] = forward_step(state, iter([rows()]), model)[1].keywords
+    cfg.dataset.skip_getting_attention_mask_from_dataset = True
+    masked = {**rows(), "attention_mask": torch.ones(1, 1, 64, 64)}
+    found["unmasked"] = names(get_batch(iter([masked]), cfg))
+    cfg.dataset.skip_getting_attention_mask_from_dataset = False
+    found["masked"] = names(get_batch(iter([masked]), cfg))
+    for is_first, is_last, use_mtp in ((1, 0, 0), (0, 0, 0), (0, 1, 0), (0, 1, 1)):
+        batch = get_batch(iter([packed()]), cfg, bool(use_mtp), is_first=bool(is_first), is_last=bool(is_last))
+        found[f"stage {is_first}{is_last}{use_mtp}"] = names(batch)
+    found["no data"] = names(get_batch(None, cfg))
+    found["longest"] = [get_batch(iter([{**packed(), **more}]), cfg).max_seqlen
+                        for more in ({}, {"max_seqlen": torch.tensor([[64]])}, {"max_seqlen": torch.tensor([[8]])})]
+
+
+def shared():
+    found["whole"], found["packed"] = losses(rows()), losses(packed())
+    batch = get_batch(iter([rows()]), cfg)
+    found["places"] = batch.position_ids[0].tolist()
+    found["packed places"] = zigzag_index(torch.tensor(BOUNDS), 2, dist.get_rank()).tolist()
+    mpu.destroy_model_parallel()
+    mpu.initialize_model_parallel(pipeline_model_parallel_size=2)
+    cfg.dataset.skip_getting_attention_mask_from_dataset = True
+    found["stage"] = names(get_batch(iter([rows()]), cfg))
+
+
+if __name__ == "__main__":
+    cpu.install()
+    cfg = ConfigContainer.from_yaml("config.json")
+    with cpu.megatron_device():
+        prepare(cfg)
+        initialize(cfg)
+        found = {}
+        state = GlobalState(cfg)
+        (model,) = build_model(cfg)
+        {"alone": alone, "shared": shared}[sys.argv[1]]()
+    everyone = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, found)
+    if dist.get_rank() == 0:
+        print("FOUND", json.dumps(everyone))
+    dist.destroy_process_group()
+"""
+
+
+def _found(
+    ranks: Callable[..., Any], tiny: Callable[..., Any], tmp_path: Path, processes: int, part: str, **model: Any
+) -> list[dict[str, Any]]:
+    sections = {"model": model, "logger": {"timing_log_level": 2}}
+    (tmp_path / "config.json").write_text(json.dumps(tiny(sections)))
+    done = ranks(processes, SCRIPT, part)
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("FOUND ")]
+    found: list[dict[str, Any]] = json.loads(line.removeprefix("FOUND "))
+    return found
+
+
+def _close(first: list[float], second: list[float]) -> bool:
+    return first == pytest.approx(second, abs=2e-5)
+
+
+def test_a_micro_batch_on_one_rank_and_shared_by_two(
+    ranks: Callable[..., Any], tiny: Callable[..., Any], tmp_path: Path
+) -> None:
+    (one,) = _found(ranks, tiny, tmp_path, 1, "alone")
+    output, total, tokens = one["whole"]
+    assert output == one["direct"]
+    mask = [i % 3 > 0 for i in range(64)]
+    assert (total, tokens) == (pytest.approx(sum(x for x, seen in zip(output, mask, strict=True) if seen)), sum(mask))
+    assert one["timed"]
+    assert "overlap_moe_expert_parallel_comm" in one["plan"]
+    assert one["checks"] == {"check_for_nan_in_loss": False, "check_for_spiky_loss": True}
+    everything = ["labels", "loss_mask", "position_ids", "tokens"]
+    assert (one["unmasked"], one["masked"]) == (everything, ["attention_mask", *everything])
+    assert one["stage 100"] == ["cu_seqlens", "max_seqlen", "position_ids", "tokens"]
+    assert one["stage 000"] == ["cu_seqlens", "max_seqlen"]
+    assert one["stage 010"] == ["cu_seqlens", "labels", "loss_mask", "max_seqlen"]
+    assert one["stage 011"] == ["cu_seqlens", "labels", "loss_mask", "max_seqlen", "position_ids", "tokens"]
+    assert one["no data"] == []
+    assert one["longest"] == [24, 64, 24]
+    # packed: each sequence as if it were alone, and not as if all were one
+    assert _close(one["packed"][0], [loss for each in one["apart"] for loss in each[0]])
+    assert not _close(one["packed"][0][16:], output[16:])
+    # context parallel: every rank has its share of the same losses
+    two = _found(ranks, tiny, tmp_path, 2, "shared", context_parallel_size=2)
+    assert [rank["places"] for rank in two] == [[*range(16), *range(48, 64)], [*range(16, 48)]]
+    for key, places in (("whole", "places"), ("packed", "packed places")):
+        for rank in two:
+            assert _close(rank[key][0], [one[key][0][i] for i in rank[places]]), key
+        assert sum(rank[key][1] for rank in two) == pytest.approx(one[key][1], rel=1e-5)
+        assert sum(rank[key][2] for rank in two) == one[key][2]
+    assert [rank["stage"] for rank in two] == [["position_ids", "tokens"], ["labels", "loss_mask"]]

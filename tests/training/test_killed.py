@@ -1,0 +1,131 @@
+"""Ranks killed at random moments, also while they save: training goes on from the newest complete checkpoint.
+
+The losses of all runs together are those of one that was never killed.
+"""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+STEPS = 400  # more than all runs together make
+CHECKPOINT = {"save": "ckpt", "load": "ckpt", "save_interval": 1, "most_recent_k": 2}
+LAYOUTS = {"dp2-distopt": (2, {}, True), "tp2": (2, {"tensor_model_parallel_size": 2}, False)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kills", "layout", "is_async"),
+    [
+        pytest.param(2, "dp2-distopt", False, id="2"),
+        pytest.param(20, "dp2-distopt", False, id="20", marks=[pytest.mark.drill, pytest.mark.timeout(1800)]),
+        pytest.param(10, "tp2", True, id="10-async", marks=[pytest.mark.drill, pytest.mark.timeout(1800)]),
+    ],
+)
+def test_killed_again_and_again(
+    tmp_path: Path, train: Any, tiny: Callable[..., dict[str, Any]], kills: int, layout: str, is_async: bool
+) -> None:
+    seed = random.randrange(10**9)
+    print(f"seed {seed}")
+    moments = random.Random(seed)
+    processes, model, use_distributed_optimizer = LAYOUTS[layout]
+    sections = {
+        "model": model,
+        "train": {"train_iters": STEPS},
+        "optimizer": {"use_distributed_optimizer": use_distributed_optimizer},
+        "checkpoint": {**CHECKPOINT, "async_save": is_async},
+    }
+    (tmp_path / "config.json").write_text(json.dumps(tiny(sections)))
+    seen: dict[int, float] = {}
+    num_in_a_save = 0
+    for number in range(kills):
+        text, before = killed_run(tmp_path, processes, moments, number)
+        num_in_a_save += was_saving(tmp_path)
+        check_it_went_on(text, before)
+        remember(seen, text)
+    last = newest(tmp_path) + 2
+    # not by fewer iterations: the learning rate depends on their number
+    text = train(processes, sections, f"train.exit_interval={last}").stdout
+    check_it_went_on(text, last - 2)
+    remember(seen, text)
+    (tmp_path / "whole").mkdir()
+    no_checkpoints = {**sections, "checkpoint": {}}
+    whole = train(processes, no_checkpoints, f"train.exit_interval={max(seen)}", directory=tmp_path / "whole").losses
+    assert seen == {step: whole[step] for step in seen}
+    assert sorted(seen) == list(range(1, max(seen) + 1)), "every step was trained"
+    print(f"{kills} kills, {num_in_a_save} in a save, {max(seen)} steps")
+
+
+def killed_run(directory: Path, processes: int, moments: random.Random, number: int) -> tuple[str, int]:
+    """Start a run, kill one rank some time after its first step; return what it printed, and the checkpoint before."""
+    before = newest(directory)
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+    argv = [sys.executable, *launcher, "-m", "cloudai_mbridge.training", "--config", "config.json"]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    file = directory / f"out-{number}"
+    with file.open("w") as out:
+        process = subprocess.Popen(argv, cwd=directory, stdout=out, stderr=subprocess.STDOUT, env=env)
+    try:
+        end = time.monotonic() + 90
+        while "MBRIDGE_STEP" not in file.read_text():
+            assert process.poll() is None, file.read_text()[-3000:]
+            assert time.monotonic() < end, file.read_text()[-3000:]
+            time.sleep(0.02)
+        time.sleep(moments.uniform(0, 1.5))
+        victim = moments.choice([pid for pid in ranks_in(directory) if pid != process.pid])
+        os.kill(victim, signal.SIGKILL)
+        process.wait(60)
+    finally:
+        process.kill()
+        process.wait()
+        for pid in ranks_in(directory):
+            os.kill(pid, signal.SIGKILL)
+    return file.read_text(), before
+
+
+def ranks_in(directory: Path) -> list[int]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and Path(os.readlink(entry / "cwd")) == directory:
+                found.append(int(entry.name))
+        except OSError:
+            continue
+    return sorted(found)
+
+
+def newest(directory: Path) -> int:
+    tracker = directory / "ckpt" / "latest_checkpointed_iteration.txt"
+    return int(tracker.read_text()) if tracker.exists() else 0
+
+
+def was_saving(directory: Path) -> bool:
+    """Return whether a checkpoint was begun that never became the newest."""
+    begun = [int(path.name.removeprefix("iter_")) for path in (directory / "ckpt").glob("iter_*")]
+    return max(begun, default=0) > newest(directory)
+
+
+def records(text: str) -> list[dict[str, Any]]:
+    """Return the whole records: the last line may be cut."""
+    lines = [line.partition(" ")[2] for line in text.splitlines() if line.startswith("MBRIDGE_STEP ")]
+    return [json.loads(line) for line in lines if line.endswith("}")]
+
+
+def check_it_went_on(text: str, before: int) -> None:
+    assert records(text)[0]["step"] == before + 1, text[-3000:]
+
+
+def remember(seen: dict[int, float], text: str) -> None:
+    """Keep the losses; a step that is trained again has to give the same."""
+    for record in records(text):
+        assert seen.setdefault(record["step"], record["losses"]["lm loss"]) == record["losses"]["lm loss"]
