@@ -4,6 +4,7 @@ Recipes are short: what all of them share, and what follows from something else,
 `cloudai_mbridge.training.config`; names are checked there, and by `training.schema` where torch is not installed.
 """
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -42,7 +43,7 @@ _SECTIONS: dict[str, dict[str, Any]] = {
         "create_attention_mask": False,
         "num_workers": 0,
     },
-    "logger": {"log_interval": 1, "save_config_filepath": RESOLVED_FILE},
+    "logger": {"log_interval": 1, "logging_level": logging.WARNING, "save_config_filepath": RESOLVED_FILE},
     "tokenizer": {"tokenizer_type": "NullTokenizer"},
     "checkpoint": {},
     "validation": {"eval_iters": 0},

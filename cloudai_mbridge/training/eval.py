@@ -119,7 +119,7 @@ def result_lines(prefix: str, losses: dict[str, float]) -> list[str]:
 
 def perplexity(loss: float) -> float:
     """Return exp(loss), bounded: an untrained model's would fill the line."""
-    return math.exp(min(_LARGEST_EXPONENT, loss))
+    return math.exp(min(loss, _LARGEST_EXPONENT))  # in this order NaN stays NaN
 
 
 class _LossSums:

@@ -15,6 +15,7 @@ from cloudai_mbridge.training.eval import evaluate_and_print_results
 from cloudai_mbridge.training.exits import barrier_and_log, save_checkpoint_and_time
 from cloudai_mbridge.training.initialize import destroy, initialize
 from cloudai_mbridge.training.loggers import check_loggers
+from cloudai_mbridge.training.logging_setup import set_up_logging
 from cloudai_mbridge.training.models.layer_specs import has_transformer_engine
 from cloudai_mbridge.training.prepare import prepare
 from cloudai_mbridge.training.resilience.inprocess_restart import maybe_wrap_for_inprocess_restart
@@ -41,6 +42,7 @@ def pretrain(config: ConfigContainer, forward_step_func: Any) -> None:
         SystemExit: the run leaves early; see `train`.
     """
     cpu.install()
+    set_up_logging(config.logger)
     adapted = prepare(config)
     for check in (check_loggers, check_packages, check_checkpoint_packages, check_data_config):
         check(config)

@@ -39,7 +39,7 @@ def setup(state: GlobalState) -> SetupOutput:
     initialize_rerun(config)
     _set_up_adapters(state)
     start_memory_history_recording(config.profiling)
-    if config.logger.log_progress:
+    if config.logger.log_progress and config.checkpoint.save:
         append_to_progress_log(config.checkpoint.save, "Starting job")
     state.tokenizer = build_tokenizer(config)
     model = build_model(config)

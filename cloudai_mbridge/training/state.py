@@ -157,9 +157,8 @@ class GlobalState:
 
     def close(self) -> None:
         """Close the loggers that were opened, and give the signal back. May be called again."""
-        close_loggers(
-            *(self.__dict__.pop(f"{name}_logger", None) for name in ("tensorboard", "wandb", "mlflow", "comet"))
-        )
+        names = ("tensorboard_logger", "wandb_logger", "mlflow_logger", "comet_logger")
+        close_loggers(*(self.__dict__.pop(name, None) for name in names))
         if self.signal_handler is not None:
             self.signal_handler.release()
 

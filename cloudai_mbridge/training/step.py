@@ -59,7 +59,8 @@ def train_step(
 
 def samples_per_step(state: GlobalState) -> int:
     """Return the sequences of one step over all ranks, at the current number of micro-batches."""
-    return mpu.get_data_parallel_world_size() * required(state.cfg.train.micro_batch_size) * get_num_microbatches()
+    micro_batch = required(state.cfg.train.micro_batch_size)
+    return int(mpu.get_data_parallel_world_size() * micro_batch * get_num_microbatches())
 
 
 def _forward_backward(

@@ -6,6 +6,7 @@ import torch.distributed as dist
 from megatron.core.timers import Timer, Timers
 
 from cloudai_mbridge.training.device import synchronize
+from cloudai_mbridge.training.utils.log_lines import write_line
 
 STEP_TIMER = "interval-time"  # it runs at every level: a benchmark without step times is none
 
@@ -18,7 +19,7 @@ class MonotonicTimer(Timer):  # type: ignore[misc]
         assert not self._started, f"timer {self.name} runs already"
         _wait(barrier)
         self._start_time = time.perf_counter()
-        self._started = True
+        self._started: bool = True
 
     def stop(self, barrier: bool = False) -> None:
         """Stop. barrier: wait for all ranks first, so that the slowest one's time is taken; a collective then."""
@@ -46,3 +47,16 @@ class MonotonicTimers(Timers):  # type: ignore[misc]
             self._timers[name] = MonotonicTimer(name)
             self._log_levels[name] = level
         return super().__call__(name, log_level)
+
+    def log(
+        self,
+        names: list[str],
+        rank: int | None = None,
+        normalizer: float = 1.0,
+        reset: bool = True,
+        barrier: bool = False,
+    ) -> None:
+        """Print the times of the timers (ms), the last rank by default, divided by `normalizer`. A collective."""
+        text = self.get_all_timers_string(names, normalizer, reset, barrier)
+        if text is not None and dist.get_rank() == (dist.get_world_size() - 1 if rank is None else rank):
+            write_line(text)

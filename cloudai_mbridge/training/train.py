@@ -303,7 +303,7 @@ class _Run:
 
 
 def _measured_by_nvrx(state: GlobalState) -> Any:
-    """Return `train_step`, wrapped by the straggler manager if there is one; training goes on without one that fails."""
+    """Return `train_step`, wrapped by the straggler manager if there is one; one that fails is dropped."""
     if (manager := state.nvrx_straggler_manager) is None:
         return train_step
     try:

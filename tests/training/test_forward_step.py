@@ -358,3 +358,31 @@ def test_a_micro_batch_on_one_rank_and_shared_by_two(
         assert sum(rank[key][1] for rank in two) == pytest.approx(one[key][1], rel=1e-5)
         assert sum(rank[key][2] for rank in two) == one[key][2]
     assert [rank["stage"] for rank in two] == [["position_ids", "tokens"], ["labels", "loss_mask"]]
+
+
+def test_tokens_predicted_further_ahead_on_the_last_stage(train: Callable[..., Any], tmp_path: Path) -> None:
+    """The last stage embeds the tokens again for them, so it reads what only the first one does otherwise."""
+    sections = {
+        "model": {"num_layers": 2, "mtp_num_layers": 1},
+        "train": {"train_iters": 3, "micro_batch_size": 1, "global_batch_size": 4},
+        "validation": {"eval_iters": 2, "eval_interval": 2},
+    }
+    one = train(1, sections)
+    two = train(2, sections, "model.pipeline_model_parallel_size=2")
+    for first, second in zip(one.records, two.records, strict=True):
+        assert set(first["losses"]) == {"lm loss", "mtp_1 loss"}
+        assert second["losses"] == pytest.approx(first["losses"], abs=1e-4)
+        assert second["grad_norm"] == pytest.approx(first["grad_norm"], abs=1e-4)
+    results = [[line for line in done.stdout.splitlines() if "validation loss at" in line] for done in (one, two)]
+    values = [[float(line.split("value: ")[1].split(" ")[0]) for line in lines] for lines in results]
+    assert len(values[0]) >= 2, "at step 2 and at the end"
+    assert values[1] == pytest.approx(values[0], abs=1e-4)
+
+
+def test_a_loss_that_is_not_a_number_ends_the_run(train: Callable[..., Any]) -> None:
+    diverging = {"optimizer": {"lr": 1e30, "min_lr": 0.0}, "scheduler": {"lr_warmup_iters": 0}}
+    sections = {"model": {"num_layers": 2}, "ddp": {"check_for_nan_in_grad": False}, **diverging}
+    done = train(1, sections, code=1)
+    assert len(done.records) < 10
+    said = [line for line in done.stderr.splitlines() if line.startswith("RuntimeError: ")]
+    assert ["found NaN in local forward loss" in line or "found Inf in local" in line for line in said] == [True]

@@ -46,12 +46,12 @@ def planted_sleep():
 def plant_in(module):
     forward_step = module.forward_step
 
-    def planted_forward_step(*args):
+    def planted_forward_step(state, *args):
         global calls
         calls += 1
         if calls == 3:  # one micro-batch per step and rank
             planted_sleep()
-        return forward_step(*args)
+        return forward_step(state, *args)
 
     module.forward_step = planted_forward_step
 

@@ -9,6 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from cloudai_mbridge.training.losses import masked_next_token_loss, masked_token_loss  # noqa: E402
+from cloudai_mbridge.verdict.triage import load_catalogue  # noqa: E402
 
 
 def test_the_sum_the_count_and_the_report() -> None:
@@ -141,6 +142,7 @@ def test_a_bad_loss_is_refused_by_the_rerun_machine(found: dict[str, Any]) -> No
     for name, kind in (("nan", "NaN"), ("inf", "Inf"), ("-inf", "Inf")):
         assert f"Unexpected result {name} " in found[name]
         assert f"found {kind} in local forward loss" in found[name]
+        assert [entry.id for entry in load_catalogue() if entry.search(found[name])] == ["nan_loss"]
         assert found[f"unchecked {name}"] == found[f"spiky only {name}"] == name
     assert found["fine"] == 1.5
     # factor (default 10) x the largest of the first hundred, 2.0

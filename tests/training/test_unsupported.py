@@ -13,7 +13,7 @@ from cloudai_mbridge.training.config import (
     CheckpointConfig,
     ConfigContainer,
     FaultToleranceConfig,
-    FinetuningDatasetConfig,
+    GPTFIMDatasetConfig,
     runtime_config_update,
 )
 from cloudai_mbridge.training.errors import ConfigError
@@ -53,16 +53,18 @@ def test_every_field_is_one_and_is_refused_by_name(config: ConfigContainer, path
 
 
 def test_several_are_named_at_once(config: ConfigContainer) -> None:
-    config.checkpoint = CheckpointConfig(save="somewhere", load="elsewhere")
-    config.dataset = FinetuningDatasetConfig(seq_length=32)
-    with pytest.raises(ConfigError, match=r"checkpoint\.save.*checkpoint\.load.*FinetuningDatasetConfig"):
+    config.checkpoint = CheckpointConfig(save_wgrads_interval=2, use_checkpoint_args=True)
+    config.dataset = GPTFIMDatasetConfig(seq_length=32, random_seed=1)
+    with pytest.raises(ConfigError, match=r"save_wgrads_interval.*use_checkpoint_args.*GPTFIMDatasetConfig"):
         refuse_unsupported(config)
 
 
 @pytest.mark.parametrize(
     ("override", "words"),
     [
-        ("checkpoint.save=here", "checkpoint.save = 'here'"),
+        ("checkpoint.save_wgrads_interval=2", "checkpoint.save_wgrads_interval = 2"),
+        ("checkpoint.save=c checkpoint.ckpt_format=torch", "checkpoint.ckpt_format"),
+        ("logger.wandb_project=p logger.wandb_exp_name=e", "wandb"),
         ("model.num_layers=many", "model.num_layers"),
         ("train.global_batch_size=3 train.micro_batch_size=2", "train.global_batch_size = 3"),
         ("model.num_query_groups=3", "num_query_groups"),

@@ -43,6 +43,10 @@ OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
 ECC = "RuntimeError: CUDA error: uncorrectable ECC error encountered"
 NODE_DEAD = "srun: error: Node failure on gb200-7"
 NAN = "FloatingPointError: the loss of a micro-batch is nan over 128 tokens"
+REFUSED = (
+    "RuntimeError: Rank 1, node gb200-2, device 1, iteration 3: Unexpected result nan "
+    "(message='found NaN in local forward loss calculation')"
+)
 TIME_LIMIT = "slurmstepd: error: *** JOB 1 ON gb200-1 CANCELLED AT 2026-11-21T04:33:33 DUE TO TIME LIMIT ***"
 # What the others print when a rank dies
 NOISE = (
@@ -125,7 +129,7 @@ def test_patterns_do_not_explode_on_a_hostile_line(entry: Entry, line: str) -> N
 
 @pytest.mark.parametrize(
     ("first", "expected"),
-    [(OOM, "out_of_memory"), (ECC, "gpu_ecc"), (NODE_DEAD, "node_failure"), (NAN, "nan_loss")],
+    [(OOM, "out_of_memory"), (ECC, "gpu_ecc"), (NODE_DEAD, "node_failure"), (NAN, "nan_loss"), (REFUSED, "nan_loss")],
 )
 @pytest.mark.parametrize("last", [False, True])
 def test_the_cause_beats_its_symptoms_wherever_it_stands(write: Write, first: str, expected: str, last: bool) -> None:

@@ -4,10 +4,13 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
 
 from cloudai_mbridge.training.checkpointing.errors import CheckpointError
 
 T = TypeVar("T")
+FAILURES = (Exception, CheckpointException)  # torch derives its own from BaseException
+_LONGEST = 300  # characters of an error that others have worded
 
 
 def on_first_rank(action: Callable[[], T]) -> T:
@@ -20,7 +23,7 @@ def on_first_rank(action: Callable[[], T]) -> T:
     if dist.get_rank() == 0:
         try:
             outcome[0] = action()
-        except Exception as error:
+        except FAILURES as error:
             outcome[1] = one_line(error)
     dist.broadcast_object_list(outcome, src=0)
     if outcome[1] is not None:
@@ -38,7 +41,7 @@ def on_each_rank(path: str, action: Callable[[], T]) -> T:
     value, message, cause = None, None, None
     try:
         value = action()
-    except Exception as error:
+    except FAILURES as error:
         text, cause = one_line(error), error
         message = text if path in text else f"{path}: {text}"
     messages: list[Any] = [None] * dist.get_world_size()
@@ -51,9 +54,8 @@ def on_each_rank(path: str, action: Callable[[], T]) -> T:
 
 def one_line(error: BaseException) -> str:
     """Return an error as one line. torch collects the ranks' errors in one: the first is taken."""
-    failures = getattr(error, "failures", None)
-    if failures:
-        rank, (inner, _) = sorted(failures.items())[0]
+    if isinstance(error, CheckpointException) and error.failures:
+        rank, (inner, _) = sorted(error.failures.items())[0]
         return f"{one_line(inner)} (rank {rank})"
     text = " ".join(str(error).split()) or "no message"
-    return text if isinstance(error, CheckpointError) else f"{text[:600]} ({type(error).__name__})"
+    return text if isinstance(error, CheckpointError) else f"{text[:_LONGEST]} ({type(error).__name__})"

@@ -13,7 +13,7 @@ from typing import Any
 import torch.distributed as dist
 from megatron.core.dist_checkpointing.strategies.async_utils import AsyncCallsQueue
 
-from cloudai_mbridge.training.checkpointing.agree import one_line
+from cloudai_mbridge.training.checkpointing.agree import FAILURES, one_line
 from cloudai_mbridge.training.checkpointing.errors import CheckpointError
 from cloudai_mbridge.training.config.checkpoint import CheckpointConfig
 from cloudai_mbridge.training.device import current_device
@@ -63,5 +63,5 @@ def _clear_errors() -> Iterator[None]:
         yield
     except CheckpointError:
         raise
-    except Exception as error:
+    except FAILURES as error:
         raise CheckpointError(f"the checkpoint that was being saved could not be written: {one_line(error)}") from error

@@ -7,6 +7,7 @@ the common one otherwise. Tensors are saved under the parameters' names and fit 
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from megatron.core.dist_checkpointing.strategies.common import TorchCommonLoadStrategy
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.optimizer.optimizer import MixedPrecisionOptimizer
@@ -31,13 +32,29 @@ class RegroupedCommon(TorchCommonLoadStrategy):  # type: ignore[misc]
         common = read_common(str(checkpoint_dir))
         saved = common.pop("optimizer", None)
         if self._optimizer is not None and saved is not None:
-            common["optimizer"] = _arranged(saved, self._optimizer, str(checkpoint_dir))
+            common["optimizer"] = arranged = _arranged(saved, self._optimizer, str(checkpoint_dir))
+            _add_missing_steps(arranged, self._optimizer)
         return common
 
 
+def _entries(saved: dict[Any, Any]) -> list[dict[str, Any]]:
+    return [saved[i] for i in sorted(saved)] if all(isinstance(key, int) for key in saved) else [saved]
+
+
+def _parts(optimizer: Any) -> list[Any]:
+    parts: list[Any] = getattr(optimizer, "chained_optimizers", [optimizer])
+    return parts
+
+
+def _add_missing_steps(saved: dict[Any, Any], optimizer: Any) -> None:
+    """Put back the number of steps where it was 0: Megatron leaves it out, and torch's Adam wants it."""
+    for entry, part in zip(_entries(saved), _parts(optimizer), strict=True):
+        if _shape(part)[0] != "distributed" and isinstance(part.optimizer, torch.optim.Adam):
+            entry.get("optimizer", entry).setdefault("state", {}).setdefault("common_step", torch.zeros(()))
+
+
 def _arranged(saved: dict[Any, Any], optimizer: Any, path: str) -> Any:
-    parts = getattr(optimizer, "chained_optimizers", [optimizer])
-    entries = [saved[i] for i in sorted(saved)] if all(isinstance(key, int) for key in saved) else [saved]
+    parts, entries = _parts(optimizer), _entries(saved)
     if [_shape_of_saved(entry) for entry in entries] == [_shape(part) for part in parts]:
         return saved
     groups = [group for entry in entries for group in _groups(entry)]

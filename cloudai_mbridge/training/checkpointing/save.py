@@ -13,7 +13,7 @@ import torch.distributed as dist
 from megatron.core import dist_checkpointing
 
 from cloudai_mbridge.training.checkpointing import retention
-from cloudai_mbridge.training.checkpointing.agree import on_each_rank, on_first_rank, one_line
+from cloudai_mbridge.training.checkpointing.agree import FAILURES, on_each_rank, on_first_rank, one_line
 from cloudai_mbridge.training.checkpointing.async_save import maybe_finalize_async_save, schedule, uses_worker
 from cloudai_mbridge.training.checkpointing.atomic import write_bytes, write_torch
 from cloudai_mbridge.training.checkpointing.content import content_metadata, tree_to_save
@@ -79,7 +79,7 @@ def save_checkpoint(
                 preprocess_common_before_consistancy_check=preprocess_common_state_dict_fn,
                 content_metadata=metadata,
             )
-    except Exception as error:  # Megatron raises it on every rank
+    except FAILURES as error:  # Megatron raises it on every rank
         raise CheckpointError(f"{save.directory}: could not be written: {one_line(error)}") from error
     if request is None:
         save.complete()

@@ -1,6 +1,7 @@
 """Megatron-Core's GPT datasets: mock samples, and blends of indexed files."""
 
 import copy
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,23 +18,6 @@ from cloudai_mbridge.training.errors import ConfigError
 Datasets = tuple[Any | None, Any | None, Any | None]
 
 
-class GPTDataset(gpt_dataset.GPTDataset):  # type: ignore[misc]
-    """Megatron-Core's, that refuses a split without samples, for which that one searches without end.
-
-    The name is the same on purpose: it is part of the names of the cached index files.
-    """
-
-    def _get_num_epochs(self, num_tokens_per_epoch: int) -> int:
-        needed = self.config.sequence_length + self.config.add_extra_token_to_sequence
-        if num_tokens_per_epoch < needed:
-            raise ConfigError(
-                f"dataset: {self.dataset_path}: the {self.index_split.name} split ({self.config.split}) holds"
-                f" {num_tokens_per_epoch} tokens, and one sample takes {needed}; give it more in dataset.split, or do"
-                f" without it (validation.eval_iters=0)"
-            )
-        return int(super()._get_num_epochs(num_tokens_per_epoch))
-
-
 def build_gpt_datasets(config: GPTConfig, tokenizer: Any, sizes: SplitSizes) -> Datasets:
     """Build the splits that samples are drawn from; sample i is the same on every rank and layout.
 
@@ -48,7 +32,8 @@ def build_gpt_datasets(config: GPTConfig, tokenizer: Any, sizes: SplitSizes) -> 
     config.tokenizer = tokenizer
     config.create_attention_mask = config.create_attention_mask and not config.skip_getting_attention_mask_from_dataset
     _drop_unused_splits(config, sizes)
-    kind = gpt_dataset.MockGPTDataset if config.mock else GPTDataset
+    kind = gpt_dataset.MockGPTDataset if config.mock else gpt_dataset.GPTDataset
+    _check_splits(config)
     train, valid, test = BlendedMegatronDatasetBuilder(kind, list(sizes), _is_end_stage, config).build()
     return train, valid, test
 
@@ -59,14 +44,39 @@ def check_blend_files(config: GPTConfig) -> None:
     Raises:
         ConfigError: one is missing.
     """
-    blends = [config.blend] if config.blend is not None else list(config.blend_per_split or [])
-    for blend in blends:
-        for prefix in blend[0] if blend is not None else []:
-            if is_object_storage_path(prefix):
-                continue
-            for path in (Path(f"{prefix}.bin"), Path(f"{prefix}.idx")):
-                if not path.is_file():
-                    raise ConfigError(f"dataset: {path} is not there; paths are given without .bin and .idx")
+    for _, prefix, _ in _sources(config):
+        for path in (Path(f"{prefix}.bin"), Path(f"{prefix}.idx")):
+            if not path.is_file():
+                raise ConfigError(f"dataset: {path} is not there; paths are given without .bin and .idx")
+
+
+def _check_splits(config: GPTConfig) -> None:
+    """Check, on every rank alike, that each file has a sample for each of its splits.
+
+    Megatron-Core searches an empty split without end, and on rank 0 only.
+    """
+    needed = config.sequence_length + int(config.add_extra_token_to_sequence)
+    for split, prefix, (begin, end) in _sources(config):
+        indexed = gpt_dataset.GPTDataset.build_low_level_dataset(prefix, config)
+        lengths = indexed.sequence_lengths  # a view of the file, which is unmapped along with `indexed`
+        first, last = (round(bound * float(len(lengths))) for bound in (begin, end))
+        tokens = int(lengths[first : min(last, first + needed)].sum())  # more documents need not be counted
+        if tokens < needed:
+            raise ConfigError(
+                f"dataset: {prefix}: the {split.name} split ({config.split}) holds {tokens} tokens, and one sample"
+                f" takes {needed}; give it more in dataset.split, or do without it (validation.eval_iters=0)"
+            )
+
+
+def _sources(config: GPTConfig) -> Iterator[tuple[Split, str, tuple[float, float]]]:
+    """Yield split, path and range of the documents [0, 1] of every local file; object storage is not looked at."""
+    for split in Split:
+        if config.blend_per_split is not None:
+            blend, bounds = config.blend_per_split[split.value], (0.0, 1.0)
+        else:
+            blend, bounds = config.blend, config.split_matrix[split.value] if config.split_matrix else None
+        if blend is not None and bounds is not None:
+            yield from ((split, prefix, bounds) for prefix in blend[0] if not is_object_storage_path(prefix))
 
 
 def _is_end_stage() -> bool:

@@ -33,8 +33,7 @@ from cloudai_mbridge.training.checkpointing import (  # noqa: E402
 )
 from cloudai_mbridge.training.config import ConfigContainer  # noqa: E402
 from cloudai_mbridge.training.config.update import runtime_config_update  # noqa: E402
-from cloudai_mbridge.training.initialize import initialize  # noqa: E402
-from cloudai_mbridge.training.initialize import initialize_megatron  # noqa: E402
+from cloudai_mbridge.training.initialize import initialize, initialize_megatron  # noqa: E402
 from cloudai_mbridge.training.models.build import build_model  # noqa: E402
 from cloudai_mbridge.training.optim import build_optimizer, build_scheduler  # noqa: E402
 

@@ -1,9 +1,5 @@
 """Resume: bit-equal in the same layout, within rounding in another one."""
 
-import pytest
-
-TP2 = '{"model": {"tensor_model_parallel_size": 2}}'
-
 
 def test_one_process(launch):
     (results,), out = launch(
@@ -107,6 +103,7 @@ def scenario():
     for differences, message, position in results:
         assert max(differences.values()) < 1e-4, differences
         assert message.startswith("one_layout/iter_0000001: ")
-        assert "(tp 2 -> 1)" in message and "checkpoint.dist_ckpt_optim_fully_reshardable=True" in message
+        assert "(tp 2 -> 1" in message
+        assert "checkpoint.dist_ckpt_optim_fully_reshardable=True" in message
         assert position == [1, 1e9]
     assert "random number generator states are not loaded" in out

@@ -1,5 +1,6 @@
 """Packing loses no sample, mixes none with another, and is the same every time."""
 
+import itertools
 import json
 import pickle
 from collections import Counter
@@ -38,7 +39,7 @@ def unpacked(rows: np.ndarray) -> Counter[tuple[int, ...]]:
     found: Counter[tuple[int, ...]] = Counter()
     for item in (PackedDataset(rows)[i] for i in range(len(rows))):
         bounds = item["cu_seqlens"].tolist()
-        for start, stop in zip(bounds, bounds[1:], strict=False):
+        for start, stop in itertools.pairwise(bounds):
             assert item["position_ids"][start:stop].tolist() == list(range(stop - start))
             learned = item["loss_mask"][start:stop].bool()
             if learned.any():

@@ -35,7 +35,7 @@ def test_samples_are_next_token_pairs_below_the_vocabulary_size() -> None:
     assert torch.equal(sample["tokens"][1:], sample["labels"][:-1])
     assert sample["tokens"].shape == sample["position_ids"].shape == sample["loss_mask"].shape == (16,)
     everything = torch.stack([DATASET[i]["tokens"] for i in range(6)])
-    assert 0 <= everything.min()
+    assert everything.min() >= 0
     assert everything.max() < 100
     assert len(everything.unique(dim=0)) == 6
 

@@ -174,7 +174,7 @@ def test_refusals(client: FakeClient, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"set checkpoint\.save"):
         started(None)
     client.refuses = True
-    with pytest.raises(ConfigError, match="no socket.*ft_launcher"):
+    with pytest.raises(ConfigError, match=r"no socket.*ft_launcher"):
         started(tmp_path)
 
 
@@ -203,9 +203,10 @@ import torch.distributed as dist
 from cloudai_mbridge.training.config.resilience import FaultToleranceConfig
 from cloudai_mbridge.training.resilience.simulated_fault import maybe_setup_simulated_fault
 dist.init_process_group("gloo", init_method="file://" + sys.argv[1], rank=int(sys.argv[2]), world_size=2)
-fault_rank = int(sys.argv[4]) if len(sys.argv) > 4 else None
-maybe_setup_simulated_fault(FaultToleranceConfig(
-    simulate_fault=True, simulated_fault_type=sys.argv[3], simulated_fault_rank=fault_rank, simulated_fault_base_delay=1))
+config = FaultToleranceConfig(simulate_fault=True, simulated_fault_type=sys.argv[3], simulated_fault_base_delay=1)
+if len(sys.argv) > 4:
+    config.simulated_fault_rank = int(sys.argv[4])
+maybe_setup_simulated_fault(config)
 print("armed", flush=True)
 time.sleep(8)
 """

@@ -1,0 +1,169 @@
+"""The parts of a step that can be told apart from training: losses, skipped iterations, hooks, timers."""
+
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from cloudai_mbridge.training import exits, param_hooks, step  # noqa: E402
+from cloudai_mbridge.training.timers import STEP_TIMER, MonotonicTimers  # noqa: E402
+
+ONE_RANK = """
+from cloudai_mbridge.training import cpu
+cpu.install()
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state as mpu
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+with cpu.megatron_device():
+    mpu.initialize_model_parallel()
+    from cloudai_mbridge.training.step import reduce_losses
+    pair = lambda a, b: {"lm loss": torch.tensor([a, b])}
+    assert reduce_losses([pair(6.0, 3.0), pair(2.0, 1.0)])["lm loss"].item() == 2.0
+    assert reduce_losses([pair(0.0, 0.0)])["lm loss"].item() == 0.0, "no token counts: no NaN"
+    assert reduce_losses([{"z": torch.tensor(1.0)}, {"z": torch.tensor([2.0])}])["z"].item() == 1.5
+    assert reduce_losses([]) == {}
+    try:
+        reduce_losses([{"bad": torch.zeros(3)}])
+    except ValueError as error:
+        assert "'bad'" in str(error) and "(3,)" in str(error), error
+    else:
+        raise AssertionError("three values are neither")
+"""
+
+
+def test_losses_are_reduced(ranks: Any) -> None:
+    ranks(1, ONE_RANK)
+
+
+@pytest.mark.parametrize(
+    ("fsdp", "distributed", "overlap", "expected"),
+    [(f, d, o, (f, d, o) == (False, True, True)) for f in (False, True) for d in (False, True) for o in (False, True)],
+)
+def test_when_there_are_hooks(fsdp: bool, distributed: bool, overlap: bool, expected: bool) -> None:
+    assert param_hooks.should_disable_forward_pre_hook(fsdp, distributed, overlap) is expected
+
+
+def test_only_wrapped_chunks_have_hooks() -> None:
+    for function in (param_hooks.enable_forward_pre_hook, param_hooks.disable_forward_pre_hook):
+        with pytest.raises(AssertionError, match="Linear has no forward pre-hooks"):
+            function([torch.nn.Linear(1, 1)])
+
+
+class _Buffers:
+    """Stands for an optimizer part."""
+
+    def __init__(self) -> None:
+        self.copied = 0
+
+    def _copy_main_params_to_param_buffer(self) -> None:
+        self.copied += 1
+
+
+@pytest.mark.parametrize(("reuse", "overlap", "copied"), [(True, True, 1), (True, False, 0), (False, True, 0)])
+def test_main_parameters_are_copied(monkeypatch: pytest.MonkeyPatch, reuse: bool, overlap: bool, copied: int) -> None:
+    monkeypatch.setattr(step, "DistributedOptimizer", _Buffers)
+    part = _Buffers()
+    optimizer = SimpleNamespace(chained_optimizers=[part, object()])
+    step._handle_mxfp8_param_buffer_copy(optimizer, reuse, overlap)
+    assert part.copied == copied
+
+
+def test_without_both_flags_the_optimizer_is_not_looked_at() -> None:
+    step._handle_mxfp8_param_buffer_copy(object(), False, True)
+
+
+class _Machine:
+    """Stands for the rerun machine in a step that is run once."""
+
+    def __init__(self) -> None:
+        self.left = 1
+
+    def should_run_forward_backward(self, iterator: Any) -> bool:
+        self.left -= 1
+        return self.left >= 0
+
+
+def _state(kind: str | None, skip: list[int], at: int) -> Any:
+    train = SimpleNamespace(iterations_to_skip=skip, micro_batch_size=2)
+    progress = SimpleNamespace(step=at, consumed_train_samples=0, skipped_train_samples=0)
+    return SimpleNamespace(
+        cfg=SimpleNamespace(train=train, dataset=SimpleNamespace(dataloader_type=kind)), train_state=progress
+    )
+
+
+@pytest.fixture
+def three_micro_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step, "get_rerun_state_machine", _Machine)
+    monkeypatch.setattr(step, "get_num_microbatches", lambda: 3)
+    monkeypatch.setattr(step.mpu, "get_data_parallel_world_size", lambda: 4)
+
+
+@pytest.mark.usefixtures("three_micro_batches")
+@pytest.mark.parametrize(("kind", "drawn"), [("single", 3), (None, 3), ("batch", 1)])
+def test_a_skipped_iteration_takes_its_data(kind: str | None, drawn: int) -> None:
+    state, data = _state(kind, [7], at=7), iter(range(100))
+    assert step._should_skip_and_handle_iteration(state, data) is True
+    assert next(data) == drawn
+    progress = state.train_state
+    assert (progress.step, progress.consumed_train_samples, progress.skipped_train_samples) == (8, 24, 24)
+
+
+@pytest.mark.usefixtures("three_micro_batches")
+def test_a_skipped_iteration_of_virtual_stages() -> None:
+    state, data = _state(None, [0], at=0), [iter(range(100)), None, iter(range(100))]
+    assert step._should_skip_and_handle_iteration(state, data)
+    assert [next(each) for each in data if each is not None] == [3, 3]
+
+
+@pytest.mark.usefixtures("three_micro_batches")
+@pytest.mark.parametrize("skip", [[], [6, 8]])
+def test_other_iterations_are_not_skipped(skip: list[int]) -> None:
+    state, data = _state(None, skip, at=7), iter(range(100))
+    assert step._should_skip_and_handle_iteration(state, data) is False
+    assert (next(data), state.train_state.step) == (0, 7)
+
+
+def test_the_step_timer_runs_at_every_level(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cloudai_mbridge.training.timers.synchronize", lambda: None)
+    timers = MonotonicTimers(-1, "minmax")
+    timer = timers(STEP_TIMER, log_level=0)
+    timer.start()
+    time.sleep(0.01)
+    assert timer.elapsed() > 0.009
+    other = timers("forward-compute", log_level=2)
+    other.start()
+    with pytest.raises(Exception, match="dummy timer"):
+        other.elapsed()
+
+
+def test_a_clock_that_is_set_back_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cloudai_mbridge.training.timers.synchronize", lambda: None)
+    timer = MonotonicTimers(0, "minmax")(STEP_TIMER, log_level=0)
+    timer.start()
+    monkeypatch.setattr(time, "time", lambda: 0.0)
+    assert 0 <= timer.elapsed() < 1
+
+
+def _fail_outside_step_time(state: Any) -> None:
+    with exits.outside_step_time(state):
+        time.sleep(0.2)
+        raise OSError("full")
+
+
+def test_time_outside_of_steps_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cloudai_mbridge.training.timers.synchronize", lambda: None)
+    timers = MonotonicTimers(0, "minmax")
+    state: Any = SimpleNamespace(timers=timers, energy_monitor=None)
+    timer = timers(STEP_TIMER, log_level=0)
+    timer.start()
+    with pytest.raises(OSError, match="full"):
+        _fail_outside_step_time(state)
+    assert timer.elapsed() < 0.1
+    timer.stop()
+    with exits.outside_step_time(state):  # a run that does not time its steps now
+        pass
+    assert not timer._started
