@@ -22,6 +22,7 @@ from cloudai_mbridge.training.resilience.inprocess_restart import maybe_wrap_for
 from cloudai_mbridge.training.resilience.packages import check_packages
 from cloudai_mbridge.training.setup import SetupOutput, setup
 from cloudai_mbridge.training.state import GlobalState
+from cloudai_mbridge.training.tokenizers.build import check_tokenizer
 from cloudai_mbridge.training.train import _finish_train, train
 from cloudai_mbridge.training.utils.flops import FLOPS_FORMULA
 from cloudai_mbridge.training.utils.log_lines import RUN_MARK, render_record, write_line
@@ -44,11 +45,23 @@ def pretrain(config: ConfigContainer, forward_step_func: Any) -> None:
     cpu.install()
     set_up_logging(config.logger)
     adapted = prepare(config)
-    for check in (check_loggers, check_packages, check_checkpoint_packages, check_data_config):
-        check(config)
+    _check(config)
     state = GlobalState(config)
     run, store = maybe_wrap_for_inprocess_restart(_pretrain, config, state)
     run(state, forward_step_func, adapted, store=store)
+
+
+def _check(config: ConfigContainer) -> None:
+    """Refuse now what would fail once all ranks are up: files and packages that are missing.
+
+    Raises:
+        ConfigError: what, and the remedy.
+    """
+    check_data_config(config)
+    check_tokenizer(config.tokenizer)
+    check_loggers(config)
+    check_packages(config)
+    check_checkpoint_packages(config)
 
 
 def _pretrain(state: GlobalState, forward_step_func: Any, adapted: dict[str, Any], store: Any = None) -> None:

@@ -42,6 +42,8 @@ def setup(state: GlobalState) -> SetupOutput:
     if config.logger.log_progress and config.checkpoint.save:
         append_to_progress_log(config.checkpoint.save, "Starting job")
     state.tokenizer = build_tokenizer(config)
+    if config.model.vocab_size is None:
+        config.model.vocab_size = state.tokenizer.vocab_size
     model = build_model(config)
     optimizer = build_optimizer(config, model)
     scheduler = build_scheduler(config, optimizer)

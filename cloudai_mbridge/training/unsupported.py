@@ -33,5 +33,11 @@ def _asked_otherwise(config: ConfigContainer) -> Iterator[str]:
         yield f"model = {type(model).__name__} (use GPTModelProvider or MLAModelProvider)"
     elif has_transformer_engine() and model.transformer_impl == "local":
         yield "model.transformer_impl = 'local' (Transformer Engine is installed, and used)"
+    if (
+        getattr(config.dataset, "skip_getting_attention_mask_from_dataset", True) is False
+        and not has_transformer_engine()
+    ):
+        field = "dataset.skip_getting_attention_mask_from_dataset"
+        yield f"{field} = False (use True: without Transformer Engine attention is causal)"
     if isinstance(config.dataset, GPTFIMDatasetConfig):
         yield "dataset = GPTFIMDatasetConfig (use GPTDatasetConfig)"

@@ -96,6 +96,30 @@ def test_a_field_without_a_value_is_left_out(change: dict[str, Any], absent: str
     assert names == [name for name in ORDER if name != absent]
 
 
+def test_every_field_in_its_place() -> None:
+    every = {
+        **{"skipped_samples": 16, "energy_per_gpu_j": 812.34, "power_per_gpu_w": 640.25},
+        **{"params_norm": 25.3714, "max_attention_logit": 12.3456},
+    }
+    line = render_iteration(_step(**every), NOW)
+    assert line == (
+        " [2026-01-02 03:04:05] iteration        7/      50 | consumed samples:           56 |"
+        " skipped samples:           16 | elapsed time per iteration (ms): 1234.6 |"
+        " throughput per GPU (TFLOP/s/GPU): 917.4 | energy per GPU (J/iter/GPU): 812.3 | power per GPU (W/GPU): 640.2 |"
+        " learning rate: 3.000000E-04 | global batch size:     8 | lm loss: 1.085217E+01 | mtp_1 loss: 5.000000E-01 |"
+        " loss scale: 1.0 | grad norm: 2.346 | num zeros: 3 | params norm: 25.371 | max attention logit: 12.346 |"
+        " number of skipped iterations:   1 | number of nan iterations:   2 |"
+    )
+
+
+@pytest.mark.parametrize(
+    ("tflops", "is_wanted", "is_there"), [(9.0, True, True), (9.0, False, False), (None, True, False)]
+)
+def test_the_throughput_where_wanted_and_known(tflops: float | None, is_wanted: bool, is_there: bool) -> None:
+    line = render_iteration(_step(tflops_per_gpu=tflops), NOW, with_throughput=is_wanted)
+    assert ("throughput per GPU" in line) == is_there
+
+
 def test_a_loss_of_zero_is_a_loss() -> None:
     assert " lm loss: 0.000000E+00 |" in render_iteration(_step(losses={"lm loss": 0.0}), NOW)
 

@@ -97,8 +97,7 @@ result["tensorboard"] = {tag: [(e.step, e.value) for e in events.Scalars(tag)] f
 
 from wandb.proto import wandb_internal_pb2
 
-def records(path):
-    """Read W&B's offline file: LevelDB's log format after a header of seven bytes."""
+def records(path):  # of W&B's offline file: LevelDB's log format after a header of seven bytes
     data, at, whole = open(path, "rb").read(), 7, b""
     while at + 7 <= len(data):
         left = 32768 - at % 32768
@@ -393,7 +392,8 @@ def test_a_missing_package_is_named(
     """A package that Python has been told not to find."""
     monkeypatch.setitem(sys.modules, package, None)
     check_loggers(_logger())
-    with pytest.raises(ConfigError, match=rf"logger\.{setting}='x': the package {package} .*pip install {distribution},"):
+    message = rf"logger\.{setting}='x': the package {package} .*pip install {distribution},"
+    with pytest.raises(ConfigError, match=message):
         check_loggers(_logger(**{setting: "x"}))
 
 

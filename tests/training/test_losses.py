@@ -142,7 +142,7 @@ def test_a_bad_loss_is_refused_by_the_rerun_machine(found: dict[str, Any]) -> No
     for name, kind in (("nan", "NaN"), ("inf", "Inf"), ("-inf", "Inf")):
         assert f"Unexpected result {name} " in found[name]
         assert f"found {kind} in local forward loss" in found[name]
-        assert [entry.id for entry in load_catalogue() if entry.search(found[name])] == ["nan_loss"]
+        assert next(entry.id for entry in load_catalogue() if entry.search(found[name])) == "nan_loss"
         assert found[f"unchecked {name}"] == found[f"spiky only {name}"] == name
     assert found["fine"] == 1.5
     # factor (default 10) x the largest of the first hundred, 2.0

@@ -221,6 +221,16 @@ def test_nsys_is_closed_when_training_ends_early(tmp_path: Path, gpu: list[str])
     assert gpu == ["start", "ranges shapes=False", "no ranges", "stop"]
 
 
+def test_nsys_is_closed_when_the_last_step_of_the_window_was_skipped(gpu: list[str]) -> None:
+    c = nsys()
+    capture = profiling.handle_profiling_step(c, 2, 0, None)
+    profiling.handle_profiling_stop(c, 3, 0, None, capture)
+    profiling.handle_profiling_stop(c, 5, 0, None, capture)  # not called for step 4, which was skipped
+    assert "stop" not in gpu
+    profiling.finish_profiling(c, 0, None, capture, iteration=5)
+    assert gpu[-1] == "stop"
+
+
 def test_nsys_leaves_other_ranks_and_empty_windows_alone(tmp_path: Path, gpu: list[str]) -> None:
     loop(nsys(profile_ranks=[1]), tmp_path)
     loop(nsys(profile_step_end=2), tmp_path)

@@ -70,11 +70,11 @@ def _check_splits(config: GPTConfig) -> None:
 
 def _sources(config: GPTConfig) -> Iterator[tuple[Split, str, tuple[float, float]]]:
     """Yield split, path and range of the documents [0, 1] of every local file; object storage is not looked at."""
+    matrix: Any = config.split_matrix
     for split in Split:
+        blend, bounds = config.blend, matrix and matrix[split.value]
         if config.blend_per_split is not None:
             blend, bounds = config.blend_per_split[split.value], (0.0, 1.0)
-        else:
-            blend, bounds = config.blend, config.split_matrix[split.value] if config.split_matrix else None
         if blend is not None and bounds is not None:
             yield from ((split, prefix, bounds) for prefix in blend[0] if not is_object_storage_path(prefix))
 

@@ -9,6 +9,8 @@ from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.utils import is_layer_window_attention
 
+from cloudai_mbridge.training.packed import zigzag_index
+
 
 class SDPACoreAttention(MegatronModule):  # type: ignore[misc]
     """Causal attention on torch's scaled_dot_product_attention.
@@ -48,14 +50,22 @@ class SDPACoreAttention(MegatronModule):  # type: ignore[misc]
         attention_bias: torch.Tensor | None = None,
         packed_seq_params: Any = None,
     ) -> torch.Tensor:
-        """Attend: query [s, b, heads, d], key and value [s, b, kv heads, d] -> [s, b, heads * d]."""
-        if packed_seq_params is not None or attention_bias is not None:
-            raise ValueError("packed sequences and attention bias need Transformer Engine")
+        """Attend: query [s, b, heads, d], key and value [s, b, kv heads, d] -> [s, b, heads * d].
+
+        Packed sequences come without the batch dimension, and leave without it.
+        """
+        if attention_bias is not None:
+            raise ValueError("attention bias needs Transformer Engine")
+        if packed_seq_params is not None:
+            query, key, value = (t.unsqueeze(1) for t in (query, key, value))
         if self.cp.size() > 1:
             key = gather_from_sequence_parallel_region(key.contiguous(), True, group=self.cp)
             value = gather_from_sequence_parallel_region(value.contiguous(), True, group=self.cp)
-        needs_mask = self.cp.size() > 1 or self.window is not None
-        mask = self._mask(query.size(0), query.device) if needs_mask else None
+        mask: torch.Tensor | None = None
+        if packed_seq_params is not None:
+            mask = self._packed_mask(packed_seq_params.cu_seqlens_q)
+        elif self.cp.size() > 1 or self.window is not None:
+            mask = self._mask(query.size(0), query.device)
         q, k, v = (t.permute(1, 2, 0, 3) for t in (query, key, value))
         out = F.scaled_dot_product_attention(
             q,
@@ -67,7 +77,8 @@ class SDPACoreAttention(MegatronModule):  # type: ignore[misc]
             enable_gqa=q.size(1) != k.size(1),
             dropout_p=self.dropout if self.training else 0.0,
         )
-        return out.permute(2, 0, 1, 3).reshape(query.size(0), query.size(1), -1)
+        out = out.permute(2, 0, 1, 3).reshape(query.size(0), query.size(1), -1)
+        return out if packed_seq_params is None else out.squeeze(1)
 
     def _mask(self, local_length: int, device: torch.device) -> torch.Tensor:
         """True where a local query may see a gathered key; rank r holds chunks r and 2*cp-1-r of the sequence."""
@@ -80,6 +91,19 @@ class SDPACoreAttention(MegatronModule):  # type: ignore[misc]
             is_seen = distance >= 0
             self._masks[local_length] = is_seen if self.window is None else is_seen & (distance <= self.window)
         return self._masks[local_length]
+
+    def _packed_mask(self, bounds: torch.Tensor) -> torch.Tensor:
+        """True where a local query may see a gathered key: one of its own sequence, and not behind it."""
+        size = self.cp.size()
+        if size > 1:
+            shares = [zigzag_index(bounds, size, rank).to(bounds.device) for rank in range(size)]
+        else:
+            shares = [torch.arange(int(bounds[-1]), device=bounds.device)]
+        query, key = shares[self.cp.rank()][:, None], torch.cat(shares)[None, :]
+        ends = bounds[1:].contiguous()
+        is_own = torch.bucketize(query, ends, right=True) == torch.bucketize(key, ends, right=True)
+        is_seen: torch.Tensor = is_own & (key <= query)
+        return is_seen if self.window is None else is_seen & (query - key <= self.window)
 
     def sharded_state_dict(self, prefix: str = "", sharded_offsets: Any = (), metadata: Any = None) -> dict[str, Any]:
         """Nothing to save: the module has no parameters."""

@@ -43,13 +43,15 @@ def finish_profiling(
     *,
     iteration: int,
 ) -> None:
-    """Write what was recorded if training ends inside the window; nothing if the window was over.
+    """Stop what still runs, and write what was recorded; nothing if the window was over and its end not skipped.
 
     Call it whenever the loop is left, also by an error. iteration: steps done.
     """
-    if config is None or not should_profile_rank(config, rank) or iteration >= config.profile_step_end:
+    if config is None or not should_profile_rank(config, rank):
         return
     _stop(config, prof, nsys_context)
+    if iteration >= config.profile_step_end:
+        return
     write_memory_snapshot(config, rank)
     if (config.use_pytorch_profiler or config.use_nsys_profiler) and is_speaker(config, rank):
         window = f"[{config.profile_step_start}, {config.profile_step_end})"

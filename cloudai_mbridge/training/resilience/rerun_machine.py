@@ -67,9 +67,12 @@ class RerunMachine(RerunStateMachine):  # type: ignore[misc]
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take what `state_dict` returned in the run that saved the checkpoint; ignored in the mode `disabled`."""
+        configured = self.error_injector.state_dict()
         super().load_state_dict(state_dict)
         if self.mode == RerunMode.DISABLED:
             return
+        running = {"injected_error_type": self.error_injector.injected_error_type}
+        self.error_injector.load_state_dict({**configured, **running})  # how often to inject is this run's to say
         if self.state == RerunState.WILL_RERUN_FROM_CHECKPOINT:
             self._iteration_to_rerun = self.current_iteration
         elif self.state != RerunState.NOT_RUNNING_YET:

@@ -10,7 +10,7 @@ import json
 import math
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -81,7 +81,7 @@ def render_record(mark: str, values: Mapping[str, Any]) -> str:
 
 
 def render_step_record(r: StepReport) -> str:
-    return render_record(STEP_MARK, asdict(r))
+    return render_record(STEP_MARK, vars(r))
 
 
 def _finite(value: Any) -> Any:

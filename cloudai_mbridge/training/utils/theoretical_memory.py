@@ -70,7 +70,7 @@ def _parameters(m: Any) -> tuple[float, float, int]:
     attention = 2 * h * h * (1 + groups / heads) * (query / h)
     shared = projections * h * (m.moe_shared_expert_intermediate_size or 0)
     expert = projections * h * (m.moe_ffn_hidden_size or m.ffn_hidden_size)
-    dense = len(pattern) * (attention + 4 * h) + h
+    dense = len(pattern) * (attention + 4 * h) + 2 * h
     dense += num_dense * projections * h * m.ffn_hidden_size + num_moe * shared
     return dense, num_moe * expert * (m.num_moe_experts or 0), h * m.padded_vocab_size
 

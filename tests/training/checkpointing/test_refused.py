@@ -81,7 +81,7 @@ def scenario():
         "foreign": ("foreign: ", "is no checkpoint directory (it holds model.safetensors)"),
         "foreign weights": ("foreign: ", "holds no complete checkpoint"),
         "exit": ("nowhere: ", "checkpoint.exit_on_missing_checkpoint is set"),
-        "shape": ("good/iter_0000002: ", "is [4, 64] in it and [4, 128] here"),
+        "shape": ("good/iter_0000002: ", "is [32] in it and [64] here"),
         "layers": ("good/iter_0000002: ", " in it and [6, "),
         "bias": ("good/iter_0000002: ", "bias is not in it"),
         "schedule": ("good/iter_0000002: ", "learning rate"),

@@ -117,22 +117,21 @@ def resume():
     again = start(checkpoint={"load": "ckpt"}).load()[0]
     print("RESUMED", first, again, flush=True)
 
+def in_a_process_of_its_own(action, *args):  # without importing everything once more
+    child = os.fork()
+    if child == 0:
+        with cpu.megatron_device():
+            action(*args)
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
 if __name__ == "__main__":
     for mode in ("data", "index", "marker", "async", "tracker"):
-        child = os.fork()
-        if child == 0:  # a process of its own, without importing everything once more
-            with cpu.megatron_device():
-                killed(mode)
-            os._exit(0)
-        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        code = in_a_process_of_its_own(killed, mode)
         tracked = open("ckpt/latest_checkpointed_iteration.txt").read()
         print("KILLED", mode, code, tracked, os.path.isdir("ckpt/iter_0000002"), flush=True)
         if mode == "async":
-            with cpu.megatron_device():
-                resume()
-                mpu.destroy_model_parallel()
-                destroy_num_microbatches_calculator()
-                dist.destroy_process_group()
+            in_a_process_of_its_own(resume)
 """
 
 

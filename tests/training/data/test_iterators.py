@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import os
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -18,13 +19,18 @@ SHIPPED = HERE.parents[1] / "data" / "finetuning"
 SAME = ("mock", "mock_workers", "mock_ramp", "cyclic", "synthetic", "blend", "blend_per_split", "finetuning", "packed")
 
 
-def read(processes: int, directory: Path, container: dict[str, Any], cases: str = "") -> dict[str, Any]:
+def read(processes: int, directory: Path, container: dict[str, Any]) -> dict[str, Any]:
     """Run reading.py; return what rank 0 wrote."""
     shutil.copytree(SHIPPED, directory / "finetuning")
     (directory / "container.json").write_text(json.dumps(container))
     command = [*launcher(processes), str(HERE / "reading.py"), str(directory), str(directory / "found.json")]
     done = subprocess.run(
-        [*command, cases] if cases else command, capture_output=True, text=True, timeout=300, check=False
+        command,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
     )
     assert done.returncode == 0, done.stderr[-5000:]
     found: dict[str, Any] = json.loads((directory / "found.json").read_text())

@@ -172,7 +172,9 @@ def check_injected_errors() -> None:
     for kind in ("persistent_error", "correct_result"):
         machine = new_machine(error_injection_rate=1, error_injection_type=kind)
         assert step(machine, [0.5, 0.5]) == EXIT_16_SAVE
-        assert step(resumed(machine, kind, elsewhere=True), [0.5]) == EXIT_17
+        other = resumed(machine, kind, elsewhere=True)
+        assert other.error_injector.error_injection_rate == 0  # as the resumed run is configured
+        assert step(other, [0.5]) == EXIT_17
     machine = new_machine(error_injection_rate=1, error_injection_type="correct_result")
     for _ in range(2):  # once per step
         assert step(machine, [0.5, 0.5], fatal=False) == GO_ON

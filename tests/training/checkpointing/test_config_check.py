@@ -1,0 +1,76 @@
+"""What is refused before anything starts."""
+
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("megatron.core")
+
+from cloudai_mbridge.training.checkpointing import (
+    check_checkpoint_packages,
+    checkpoint_exists,
+    get_checkpoint_name,
+    init_checkpointing_context,
+)
+from cloudai_mbridge.training.config.checkpoint import CheckpointConfig
+from cloudai_mbridge.training.errors import ConfigError
+
+
+def check(**fields):
+    check_checkpoint_packages(SimpleNamespace(checkpoint=CheckpointConfig(**fields)))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"save": "a", "async_save": True},
+        {"save": "a", "async_save": True, "async_strategy": "mcore"},
+        {"most_recent_k": 1},
+        {"most_recent_k": -1},
+        {"most_recent_k": None},
+        {"non_persistent_ckpt_type": "global", "non_persistent_save_interval": 2},
+    ],
+)
+def test_accepted(fields):
+    check(**fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "part"),
+    [
+        ({"ckpt_format": "torch"}, "checkpoint.ckpt_format = 'torch' is not supported; use 'torch_dist'"),
+        ({"ckpt_format": "fsdp_dtensor"}, "use 'torch_dist'"),
+        ({"non_persistent_ckpt_type": "local"}, "needs the package nvidia-resiliency-ext"),
+        ({"non_persistent_ckpt_type": "in_memory"}, "'in_memory' is not supported; use 'global'"),
+        ({"non_persistent_save_interval": 2}, "needs non_persistent_ckpt_type"),
+        ({"most_recent_k": 0}, "most_recent_k = 0 keeps nothing"),
+        ({"most_recent_k": -2}, "most_recent_k = -2 keeps nothing"),
+        ({"replication": True}, "checkpoint.replication = True is not supported"),
+    ],
+)
+def test_refused(fields, part):
+    with pytest.raises(ConfigError) as caught:
+        check(**fields)
+    assert part in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_the_context_is_refused_too():
+    assert init_checkpointing_context(CheckpointConfig()) == {}
+    with pytest.raises(ConfigError, match="nvidia-resiliency-ext"):
+        init_checkpointing_context(CheckpointConfig(non_persistent_ckpt_type="local"))
+
+
+def test_names_and_what_exists(tmp_path):
+    assert get_checkpoint_name("a/b", 5) == "a/b/iter_0000005"
+    assert get_checkpoint_name("a/b", 12345678) == "a/b/iter_12345678"
+    assert not checkpoint_exists(None)
+    assert not checkpoint_exists(str(tmp_path / "nowhere"))
+    begun = tmp_path / "iter_0000005"
+    begun.mkdir()
+    for name in (".metadata", "metadata.json", "common.pt"):
+        (begun / name).touch()
+    assert not checkpoint_exists(str(tmp_path))  # its last file is missing
+    (begun / "train_state.pt").touch()
+    assert checkpoint_exists(str(tmp_path))
