@@ -11,8 +11,8 @@ from cloudai_mbridge.training.device import synchronize
 from cloudai_mbridge.training.param_hooks import without_forward_pre_hooks
 from cloudai_mbridge.training.profiling import handle_profiling_stop
 from cloudai_mbridge.training.state import GlobalState
-from cloudai_mbridge.training.utils.flops import flops_per_token
 from cloudai_mbridge.training.utils.log_lines import write_line
+from cloudai_mbridge.training.utils.step_flops import flops_of_batch
 from cloudai_mbridge.training.weight_hash import check_param_hashes_across_dp_replicas
 
 
@@ -27,9 +27,7 @@ class StepFlops:
     def add(self, batch_size: int) -> int:
         """Count a step over `batch_size` sequences, all ranks together; return its FLOPs."""
         model: Any = self._state.cfg.model
-        seq_length = self._state.step_seq_length or int(model.seq_length)
-        per_token = flops_per_token(model, getattr(model, "mtp_num_layers", None) or 0)
-        flops = per_token * batch_size * seq_length
+        flops = flops_of_batch(model, batch_size, self._state.step_seq_length or int(model.seq_length))
         self.since_last_log += flops
         return flops
 

@@ -15,6 +15,7 @@ from cloudai_mbridge.training.config.container import ConfigContainer
 from cloudai_mbridge.training.device import current_device
 from cloudai_mbridge.training.param_hooks import without_forward_pre_hooks
 from cloudai_mbridge.training.progress_log import compute_throughputs_and_append_to_progress_log
+from cloudai_mbridge.training.resilience import fault_tolerance
 from cloudai_mbridge.training.resilience.nvrx_straggler import check_nvrx_straggler_detection
 from cloudai_mbridge.training.state import GlobalState
 from cloudai_mbridge.training.utils.log_lines import write_line
@@ -61,6 +62,7 @@ def save_checkpoint_and_time(
     key = "save-checkpoint-non-persistent" if non_persistent_ckpt else "save-checkpoint"
     cfg = state.cfg
     with outside_step_time(state, stop_with_barrier=True), _timed(state, key), without_forward_pre_hooks(model):
+        fault_tolerance.on_checkpointing_start(state)
         save_checkpoint(
             state,
             model,
@@ -71,6 +73,7 @@ def save_checkpoint_and_time(
             non_persistent_ckpt=non_persistent_ckpt,
             train_data_iterator=train_data_iterator,
         )
+        fault_tolerance.on_checkpointing_end(is_async_finalization=False, global_state=state)
         if getattr(cfg.model, "fp8", None):
             gc.collect()  # the copies that Transformer Engine made of the parameters
     if non_persistent_ckpt:

@@ -9,6 +9,7 @@ import torch.distributed as dist
 from cloudai_mbridge.training import cpu
 from cloudai_mbridge.training.checkpointing import check_checkpoint_packages
 from cloudai_mbridge.training.config.container import ConfigContainer
+from cloudai_mbridge.training.config.resolved import resolved_yaml
 from cloudai_mbridge.training.data import check_data_config
 from cloudai_mbridge.training.device import describe_device
 from cloudai_mbridge.training.eval import evaluate_and_print_results
@@ -134,7 +135,7 @@ def _announce(state: GlobalState, model: list[Any], adapted: dict[str, Any]) -> 
     if dist.get_rank() != 0:
         return
     if path := state.cfg.logger.save_config_filepath:
-        state.cfg.to_yaml(path)
+        resolved_yaml(state.cfg, path)
     params_dtype = state.cfg.model.params_dtype
     facts = {
         "world_size": dist.get_world_size(),

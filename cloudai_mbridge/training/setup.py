@@ -49,8 +49,11 @@ def setup(state: GlobalState) -> SetupOutput:
     scheduler = build_scheduler(config, optimizer)
     _connect(config, model, optimizer, state)
     context = init_checkpointing_context(config.checkpoint)
-    load_checkpoint(state, model, optimizer, scheduler, context)
+    iteration, _ = load_checkpoint(state, model, optimizer, scheduler, context)
+    if iteration:
+        fault_tolerance.on_checkpoint_loaded(is_local_chkpt=False, global_state=state)
     train, valid, test = build_data_iterators(state, len(model))
+    state.open_loggers()
     return SetupOutput(state, model, optimizer, scheduler, train, valid, test, context)
 
 

@@ -155,6 +155,10 @@ class GlobalState:
         """Megatron's reader of the GPU's energy counter, or None."""
         return EnergyMonitor() if self.cfg.logger.log_energy else None
 
+    def open_loggers(self) -> None:
+        """Open the logging services now: the first step is not to wait for them."""
+        _ = self.tensorboard_logger, self.wandb_logger, self.mlflow_logger, self.comet_logger
+
     def close(self) -> None:
         """Close the loggers that were opened, and give the signal back. May be called again."""
         names = ("tensorboard_logger", "wandb_logger", "mlflow_logger", "comet_logger")

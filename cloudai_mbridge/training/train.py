@@ -220,7 +220,12 @@ class _Run:
         learning_rate, decoupled = learning_rates(self.optimizer, self.cfg)
         params_norm = None
         if self.cfg.logger.log_params_norm:
-            params_norm = calc_params_l2_norm(self.model, self.cfg.model, self.cfg.ddp.use_megatron_fsdp)
+            params_norm = calc_params_l2_norm(
+                self.model,
+                self.cfg.model,
+                self.cfg.ddp.use_megatron_fsdp,
+                force_create_fp32_copy=self.cfg.optimizer.use_precision_aware_optimizer,
+            )
         self._report_memory = training_log(
             loss_dict,
             self._total_loss_dict,

@@ -18,6 +18,12 @@ pytestmark = pytest.mark.slow
 
 SAVE = {"checkpoint": {"save": "ckpt", "load": "ckpt"}}
 STEPS = 10
+AFTER_A_TIME = (
+    "train.exit_duration_in_mins=0",
+    "checkpoint.non_persistent_save_interval=1",
+    "checkpoint.non_persistent_ckpt_type=global",
+)
+SIGUSR1 = {"_target_": "signal.Signals", "_call_": True, "_args_": [int(signal.SIGUSR1)]}
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +53,7 @@ def test_at_an_interval(train: Any, uninterrupted: dict[int, float], tmp_path: P
 
 
 def test_after_a_time(train: Any, uninterrupted: dict[int, float], tmp_path: Path) -> None:
-    done = train(1, SAVE, "train.exit_duration_in_mins=0", "checkpoint.non_persistent_save_interval=1")
+    done = train(1, SAVE, *AFTER_A_TIME)
     assert "[exiting program after " in done.stdout
     assert max(done.losses) == newest(tmp_path) == 1, "a checkpoint that does not outlive the job is none"
     check_goes_on(train, uninterrupted, tmp_path, 1)
@@ -88,7 +94,7 @@ def test_after_a_signal_to_one_rank(
     train: Any, tiny: Callable[..., dict[str, Any]], uninterrupted: dict[int, float], tmp_path: Path
 ) -> None:
     """Two ranks; the signal goes to one of them. Both save, and both leave with 0."""
-    sections = {**SAVE, "train": {"train_iters": 10**6, "exit_signal_handler": True, "exit_signal": 10}}
+    sections = {**SAVE, "train": {"train_iters": 10**6, "exit_signal_handler": True, "exit_signal": SIGUSR1}}
     (tmp_path / "config.json").write_text(json.dumps(tiny(sections)))
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     argv = [sys.executable, *launcher, "-m", "cloudai_mbridge.training", "--config", "config.json"]

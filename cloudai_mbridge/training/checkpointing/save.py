@@ -31,6 +31,7 @@ from cloudai_mbridge.training.checkpointing.layout import (
 from cloudai_mbridge.training.checkpointing.quiet import quiet
 from cloudai_mbridge.training.checkpointing.strategies import save_strategy
 from cloudai_mbridge.training.config.checkpoint import CheckpointConfig
+from cloudai_mbridge.training.config.resolved import resolved_yaml
 from cloudai_mbridge.training.utils.log_lines import write_line
 
 
@@ -117,7 +118,7 @@ class _Save:
             directory=directory,
             iteration=iteration,
             train_state={key: value.clone() for key, value in state.train_state.state_dict().items()},
-            run_config=state.cfg.to_yaml() if dist.get_rank() == 0 else "",
+            run_config=resolved_yaml(state.cfg) if dist.get_rank() == 0 else "",
             is_persistent=not non_persistent,
             log_progress=state.cfg.logger.log_progress,
         )

@@ -89,6 +89,8 @@ def training_log(
     log.auxiliary_losses(is_skipped=bool(skipped_iter))
     if due.scalars:
         log.at_logger_interval(values)
+    if due.memory and not (due.console and report_memory_flag):
+        _print_memory_in_use(config.logger, global_state.train_state.step, pg_collection)
     if due.console:
         log.at_log_interval(values)
         report_memory_flag = log.memory(report_memory_flag, loaded_iteration)
@@ -104,6 +106,7 @@ class _Due:
     console: bool
     loggers: bool  # there are any
     scalars: bool  # and it is their turn
+    memory: bool  # in use, at its own interval
 
     @classmethod
     def at(cls, logger: Any, step: int) -> "_Due":
@@ -112,6 +115,7 @@ class _Due:
             console=step % logger.log_interval == 0,
             loggers=has_loggers,
             scalars=has_loggers and step % logger.tensorboard_log_interval == 0,
+            memory=bool(logger.log_memory_interval) and step % logger.log_memory_interval == 0,
         )
 
     @property
