@@ -3,6 +3,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+WORKERS ?= 3
 SANDBOX ?= /tmp/mbridge-sandbox-$(shell id -u)
 
 .PHONY: run test drill bench lint slurm-sandbox slurm-sandbox-stop clean
@@ -15,7 +16,7 @@ run: $(VENV)/.train
 # Run all tests: real training, real Slurm.
 test: $(VENV)/.dev
 	.ci/install-slurm
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 # The tests that are too long for `make test`, and the benchmarks.
 drill: $(VENV)/.dev
@@ -26,6 +27,7 @@ bench: $(VENV)/.dev
 	.ci/install-slurm
 	$(BIN)/python tests/benchmarks/sweep_rate.py
 	$(BIN)/python tests/benchmarks/engine.py
+	$(BIN)/python tests/benchmarks/loop_overhead.py
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -37,6 +37,7 @@ def adapt_to_device(config: ConfigContainer, *, has_gpu: bool | None = None) -> 
         changes.set("model", "transformer_impl", "local")
         for name in _FUSIONS:
             changes.set("model", name, False)
+        changes.set("model", "layernorm_zero_centered_gamma", False)  # torch's norms multiply by their weight itself
     _derive(config)
     if config.comm_overlap is None:
         # With virtual stages Megatron-LM demands overlapped P2P: without it, two stages train wrongly and say nothing

@@ -38,7 +38,7 @@ def learning_rates(optimizer: Any, config: ConfigContainer) -> tuple[float | Non
     for group in optimizer.param_groups:
         if not group["params"]:
             continue
-        if config.optimizer.decoupled_lr is not None and group.get("max_lr") == config.optimizer.decoupled_lr:
+        if config.optimizer.decoupled_lr is not None and not group.get("default_config", True):
             decoupled = group["lr"]
         else:
             usual = group["lr"]

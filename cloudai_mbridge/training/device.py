@@ -24,11 +24,14 @@ def current_device() -> torch.device:
 
 
 def bind_local_device(backend: str) -> None:
-    """Take this rank's GPU, or its share of the CPU cores."""
+    """Take this rank's GPU, or its share of the CPU cores; a single process takes OMP_NUM_THREADS of them, if set.
+
+    torchrun sets that variable to 1 for several ranks on a node, whatever the number of cores.
+    """
     local_rank, local_size = int(os.environ.get("LOCAL_RANK", 0)), int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     if backend == "nccl":
         torch.cuda.set_device(local_rank)
-    else:
+    elif local_size > 1 or "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // local_size))
 
 

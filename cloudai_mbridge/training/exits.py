@@ -21,6 +21,10 @@ from cloudai_mbridge.training.state import GlobalState
 from cloudai_mbridge.training.utils.log_lines import write_line
 
 
+class EarlyExit(SystemExit):
+    """The loop leaves, on all ranks at the same place; any other `SystemExit` may be one rank's alone."""
+
+
 def barrier_and_log(message: str) -> None:
     """Wait for all ranks, then say it on rank 0, with the time."""
     if dist.is_initialized():
@@ -39,13 +43,15 @@ def outside_step_time(state: GlobalState, stop_with_barrier: bool = False) -> It
         interval.stop(barrier=stop_with_barrier)
     if state.energy_monitor is not None:
         state.energy_monitor.pause()
+    has_failed = True
     try:
         yield
+        has_failed = False
     finally:
         if state.energy_monitor is not None:
             state.energy_monitor.resume()
         if was_running:
-            interval.start(barrier=True)
+            interval.start(barrier=not has_failed)  # a rank that failed must not wait for those that did not
 
 
 def save_checkpoint_and_time(
@@ -61,26 +67,27 @@ def save_checkpoint_and_time(
     """Save a checkpoint, and report how long that took; none of it enters the step time. A collective."""
     key = "save-checkpoint-non-persistent" if non_persistent_ckpt else "save-checkpoint"
     cfg = state.cfg
-    with outside_step_time(state, stop_with_barrier=True), _timed(state, key), without_forward_pre_hooks(model):
-        fault_tolerance.on_checkpointing_start(state)
-        save_checkpoint(
-            state,
-            model,
-            optimizer,
-            opt_param_scheduler,
-            num_floating_point_operations_so_far,
-            checkpointing_context,
-            non_persistent_ckpt=non_persistent_ckpt,
-            train_data_iterator=train_data_iterator,
-        )
-        fault_tolerance.on_checkpointing_end(is_async_finalization=False, global_state=state)
-        if getattr(cfg.model, "fp8", None):
-            gc.collect()  # the copies that Transformer Engine made of the parameters
-    if non_persistent_ckpt:
-        return
-    state.last_saved_step = state.train_state.step
-    if cfg.logger.log_progress:
-        compute_throughputs_and_append_to_progress_log(state, num_floating_point_operations_so_far)
+    with outside_step_time(state, stop_with_barrier=True):
+        with _timed(state, key), without_forward_pre_hooks(model):
+            fault_tolerance.on_checkpointing_start(state)
+            save_checkpoint(
+                state,
+                model,
+                optimizer,
+                opt_param_scheduler,
+                num_floating_point_operations_so_far,
+                checkpointing_context,
+                non_persistent_ckpt=non_persistent_ckpt,
+                train_data_iterator=train_data_iterator,
+            )
+            fault_tolerance.on_checkpointing_end(is_async_finalization=False, global_state=state)
+            if getattr(cfg.model, "fp8", None):
+                gc.collect()  # the copies that Transformer Engine made of the parameters
+        if non_persistent_ckpt:
+            return
+        state.last_saved_step = state.train_state.step
+        if cfg.logger.log_progress:
+            compute_throughputs_and_append_to_progress_log(state, num_floating_point_operations_so_far)
 
 
 @contextmanager

@@ -1,9 +1,11 @@
 """Bring up and take down the process groups of a run."""
 
 import os
+import random
 from datetime import timedelta
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state as mpu
@@ -15,17 +17,23 @@ from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 
 from cloudai_mbridge.training.config.container import ConfigContainer
 from cloudai_mbridge.training.device import bind_local_device, current_device
+from cloudai_mbridge.training.errors import ConfigError
 
 
 def initialize(config: ConfigContainer, store: Any = None) -> bool:
     """Start torch.distributed and Megatron on it; return whether the process group is this call's.
 
     Without torchrun's variables the run is a single process. store: where the ranks meet; None: as torchrun says.
+
+    Raises:
+        ConfigError: Megatron's groups are up already, with another layout.
     """
     if owns_group := not dist.is_initialized():
         _start_process_group(config, store)
-    if not mpu.model_parallel_is_initialized():
-        initialize_megatron(config)
+    if mpu.model_parallel_is_initialized():
+        _check_layout(config)
+        destroy_num_microbatches_calculator()  # it counts for the batch of an earlier run
+    initialize_megatron(config)
     return owns_group
 
 
@@ -44,10 +52,10 @@ def _start_process_group(config: ConfigContainer, store: Any) -> None:
 
 
 def initialize_megatron(config: ConfigContainer) -> None:
-    """Make Megatron's groups over the default process group, seed every generator, set up the micro-batch count."""
-    _initialize_model_parallel(config)
-    torch.manual_seed(config.rng.seed)  # Megatron seeds the GPUs' generators only
-    model_parallel_cuda_manual_seed(config.rng.seed)
+    """Make Megatron's groups, unless they are up, seed every generator, set up the micro-batch count."""
+    if not mpu.model_parallel_is_initialized():
+        _initialize_model_parallel(config)
+    _seed_generators(config.rng.seed)
     init_num_microbatches_calculator(
         dist.get_rank(),
         config.train.rampup_batch_size,
@@ -56,6 +64,36 @@ def initialize_megatron(config: ConfigContainer) -> None:
         mpu.get_data_parallel_world_size(),
         config.train.decrease_batch_size_if_needed,
     )
+
+
+def _seed_generators(seed: int) -> None:
+    """Seed as Megatron does: pipeline stages draw different numbers, so that dropout differs between them."""
+    own = seed + 100 * mpu.get_pipeline_model_parallel_rank()
+    random.seed(own)
+    np.random.seed(own % 2**32)
+    torch.manual_seed(own)
+    model_parallel_cuda_manual_seed(own)
+
+
+def _check_layout(config: ConfigContainer) -> None:
+    """Refuse groups that the caller, or an earlier run, has made for another layout."""
+    m = config.model
+    layout = {
+        "tensor_model_parallel_size": (m.tensor_model_parallel_size, mpu.get_tensor_model_parallel_world_size()),
+        "pipeline_model_parallel_size": (m.pipeline_model_parallel_size, mpu.get_pipeline_model_parallel_world_size()),
+        "virtual_pipeline_model_parallel_size": (
+            m.virtual_pipeline_model_parallel_size,
+            mpu.get_virtual_pipeline_model_parallel_world_size(),
+        ),
+        "context_parallel_size": (m.context_parallel_size, mpu.get_context_parallel_world_size()),
+        "expert_model_parallel_size": (m.expert_model_parallel_size, mpu.get_expert_model_parallel_world_size()),
+    }
+    for name, (wanted, there) in layout.items():
+        if (wanted or 1) != (there or 1):
+            raise ConfigError(
+                f"model.{name} = {wanted}, but Megatron's groups are up with {there}: call"
+                " megatron.core.parallel_state.destroy_model_parallel() first"
+            )
 
 
 def _initialize_model_parallel(config: ConfigContainer) -> None:

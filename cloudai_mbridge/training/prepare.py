@@ -64,6 +64,9 @@ def _check_values(config: ConfigContainer) -> None:
         raise ConfigError(f"optimizer: lr = {optimizer.lr} and min_lr = {optimizer.min_lr}; use 0 <= min_lr <= lr")
     if optimizer.min_lr is None:
         optimizer.min_lr = 0.0
+    for name in ("log_interval", "tensorboard_log_interval"):
+        if (value := getattr(config.logger, name)) < 1:
+            raise ConfigError(f"logger.{name} = {value} is no number of steps; use at least 1")
     path = config.logger.save_config_filepath
     if path and not os.access(Path(path).absolute().parent, os.W_OK):
         raise ConfigError(f"logger.save_config_filepath = {path!r}: its directory cannot be written")

@@ -13,7 +13,7 @@ from cloudai_mbridge.training.config.resolved import resolved_yaml
 from cloudai_mbridge.training.data import check_data_config
 from cloudai_mbridge.training.device import describe_device
 from cloudai_mbridge.training.eval import evaluate_and_print_results
-from cloudai_mbridge.training.exits import barrier_and_log, save_checkpoint_and_time
+from cloudai_mbridge.training.exits import EarlyExit, barrier_and_log, save_checkpoint_and_time
 from cloudai_mbridge.training.initialize import destroy, initialize
 from cloudai_mbridge.training.loggers import check_loggers
 from cloudai_mbridge.training.logging_setup import set_up_logging
@@ -70,10 +70,21 @@ def _pretrain(state: GlobalState, forward_step_func: Any, adapted: dict[str, Any
         owns_group = initialize(state.cfg, store)
         try:
             _run(setup(state), forward_step_func, adapted)
-        except SystemExit:  # of all ranks, at the same place
+        except EarlyExit:
             _leave(owns_group)
             raise
+        except BaseException:
+            _abandon_saves(state)
+            raise
         _leave(owns_group)
+
+
+def _abandon_saves(state: GlobalState) -> None:
+    """Kill the process that writes checkpoints: Python waits for it at its end, and it waits for work for ever."""
+    writer = getattr(state.async_calls_queue, "persistent_caller", None)
+    if writer is not None and writer.process is not None:
+        writer.process.kill()  # not by `close`, which needs the process group
+        writer.process = None
 
 
 def _leave(owns_group: bool) -> None:

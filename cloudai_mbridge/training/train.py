@@ -4,9 +4,9 @@ Source of the names and of the order of actions: Megatron-Bridge's `training.tra
 """
 
 import gc
-import sys
 import time
 from collections import deque
+from contextlib import nullcontext
 from typing import Any
 
 import torch.distributed as dist
@@ -29,6 +29,7 @@ from cloudai_mbridge.training.after_step import (
 from cloudai_mbridge.training.checkpointing import maybe_finalize_async_save
 from cloudai_mbridge.training.eval import evaluate_and_print_results
 from cloudai_mbridge.training.exits import (
+    EarlyExit,
     barrier_and_log,
     checkpoint_and_decide_exit,
     outside_step_time,
@@ -66,6 +67,7 @@ from cloudai_mbridge.training.utils.log_lines import write_line
 from cloudai_mbridge.training.utils.required import required
 from cloudai_mbridge.training.utils.train_utils import (
     calc_params_l2_norm,
+    logical_and_across_model_parallel_group,
     prepare_forward_step_func,
     training_log,
 )
@@ -151,7 +153,7 @@ def train(
     run.close()
     if should_exit:
         _finish_train(state)
-        sys.exit(exit_code)
+        raise EarlyExit(exit_code)
 
 
 class _Run:
@@ -199,7 +201,10 @@ class _Run:
             self.cfg.profiling, self.state.train_state.step, dist.get_rank(), self._profiler
         )
         self._nsys_context = context or self._nsys_context
-        _finalize_async_save(self.state)
+        queue = self.state.async_calls_queue
+        is_saving = queue is not None and queue.get_num_unfinalized_calls() > 0  # the same on every rank
+        with outside_step_time(self.state) if is_saving else nullcontext():
+            _finalize_async_save(self.state)
 
     def count_step(self, was_skipped: bool) -> None:
         """Count a step that was run: its samples and FLOPs."""
@@ -220,12 +225,13 @@ class _Run:
         learning_rate, decoupled = learning_rates(self.optimizer, self.cfg)
         params_norm = None
         if self.cfg.logger.log_params_norm:
-            params_norm = calc_params_l2_norm(
-                self.model,
-                self.cfg.model,
-                self.cfg.ddp.use_megatron_fsdp,
-                force_create_fp32_copy=self.cfg.optimizer.use_precision_aware_optimizer,
-            )
+            with without_forward_pre_hooks(self.model):  # else what other ranks have updated is still to be gathered
+                params_norm = calc_params_l2_norm(
+                    self.model,
+                    self.cfg.model,
+                    self.cfg.ddp.use_megatron_fsdp,
+                    force_create_fp32_copy=self.cfg.optimizer.use_precision_aware_optimizer,
+                )
         self._report_memory = training_log(
             loss_dict,
             self._total_loss_dict,
@@ -303,22 +309,33 @@ class _Run:
         _finalize_async_save(self.state, blocking=True)
         safe_shutdown_nvrx_straggler_manager(self.state.nvrx_straggler_manager)
         if (energy := self.state.energy_monitor) is not None:
-            write_line(f"Total training energy (GPU): {energy.get_total() / 1e6} MJ")
+            total = energy.get_total()  # a collective
+            if dist.get_rank() == 0:
+                write_line(f"Total training energy (GPU): {total / 1e6} MJ")
             energy.shutdown()
 
 
 def _measured_by_nvrx(state: GlobalState) -> Any:
-    """Return `train_step`, wrapped by the straggler manager if there is one; one that fails is dropped."""
+    """Return `train_step`, wrapped by the straggler manager if there is one. A collective then.
+
+    One that fails is dropped, on every rank: its reports are collectives.
+    """
     if (manager := state.nvrx_straggler_manager) is None:
         return train_step
+    problem: Exception | None = None
+    measured: Any = train_step
     try:
         manager.initialize()
-        return manager.wrap_train_step_function(train_step)
+        measured = manager.wrap_train_step_function(train_step)
     except Exception as error:
-        state.nvrx_straggler_manager = None
-        if dist.get_rank() == 0:
-            write_line(f"warning: no straggler detection: {error}")
-        return train_step
+        problem = error
+    if logical_and_across_model_parallel_group(problem is None, dist.group.WORLD):
+        return measured
+    safe_shutdown_nvrx_straggler_manager(manager)
+    state.nvrx_straggler_manager = None
+    if problem is not None or dist.get_rank() == 0:
+        write_line(f"warning: no straggler detection: {problem or 'it failed on another rank'}")
+    return train_step
 
 
 def _set_rerun_iteration(step: int) -> None:
@@ -335,7 +352,7 @@ def _update_batch_size(state: GlobalState, save: Any) -> None:
     update_num_microbatches(consumed, consistency_check=False)
     if get_num_microbatches() != before and state.train_state.step != 0:
         assert get_num_microbatches() > before, f"micro-batches per step fell from {before} to {get_num_microbatches()}"
-        if state.cfg.checkpoint.save:
+        if state.cfg.checkpoint.save and state.last_saved_step != state.train_state.step:
             save()
     update_num_microbatches(consumed, consistency_check=True, verbose=True)
 

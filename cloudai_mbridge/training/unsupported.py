@@ -33,6 +33,11 @@ def _asked_otherwise(config: ConfigContainer) -> Iterator[str]:
         yield f"model = {type(model).__name__} (use GPTModelProvider or MLAModelProvider)"
     elif has_transformer_engine() and model.transformer_impl == "local":
         yield "model.transformer_impl = 'local' (Transformer Engine is installed, and used)"
+    tp, ep = model.tensor_model_parallel_size, model.expert_model_parallel_size
+    if model.num_moe_experts and ep == 1 and (etp := model.expert_tensor_parallel_size or tp) != tp:
+        # Megatron-Core reduces the experts' gradients over the groups of the dense layers then
+        field = "model.expert_tensor_parallel_size"
+        yield f"{field} = {etp} with expert_model_parallel_size = 1 and tensor_model_parallel_size = {tp} (use {tp})"
     if (
         getattr(config.dataset, "skip_getting_attention_mask_from_dataset", True) is False
         and not has_transformer_engine()

@@ -3,9 +3,9 @@
     python tests/benchmarks/loop_overhead.py
     python -m torch.distributed.run --standalone --nproc-per-node 2 tests/benchmarks/loop_overhead.py
 
-The bare step is the baseline: gradient buffers zeroed, Megatron's schedule, optimizer, scheduler, and nothing else. Ours
-is the whole period of the loop from one step to the next, with every step logged. Blocks of both alternate, so that
-both meet the same noise. The loop draws its data from the same iterator.
+The bare step is the baseline: gradient buffers zeroed, Megatron's schedule, optimizer, scheduler, and nothing else.
+Ours is the whole period of the loop from one step to the next, with every step logged. Blocks of both alternate, so
+that both meet the same noise. Both draw their data from the same iterator.
 """
 
 import argparse
@@ -14,6 +14,7 @@ import sys
 import time
 import warnings
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import torch.distributed as dist
@@ -98,7 +99,7 @@ class Bench:
 
     def _periods(self) -> list[float]:
         starts, self._starts = self._starts, []
-        return [b - a for a, b in zip(starts, starts[1:], strict=False)][NOT_COUNTED:]
+        return [b - a for a, b in pairwise(starts)][NOT_COUNTED:]
 
     def loop_block(self) -> list[float]:
         """Train a block of steps with the loop; return the period of each (s)."""

@@ -9,6 +9,7 @@ import os
 import warnings
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -85,6 +86,7 @@ class Megatron:
         from cloudai_mbridge.training import cpu
 
         cpu.install()
+        torch.set_num_threads(1)  # the models are tiny, and other tests want a core too
         self._world = 0
 
     def refusal(self, sections: dict[str, Any], world_size: int) -> str | None:
@@ -130,6 +132,7 @@ class Megatron:
         from cloudai_mbridge.training.gpt_step import forward_step
         from cloudai_mbridge.training.initialize import initialize_megatron
         from cloudai_mbridge.training.models.build import build_model
+        from cloudai_mbridge.training.state import GlobalState
 
         config = ConfigContainer.from_dict(sections)
         adapt_to_device(config)
@@ -140,7 +143,7 @@ class Megatron:
             model = build_model(config)
             iterators = [self._batches(config) for _ in model]
             get_forward_backward_func()(
-                forward_step_func=forward_step,
+                forward_step_func=partial(forward_step, GlobalState(config)),
                 data_iterator=iterators if len(model) > 1 else iterators[0],
                 model=model,
                 num_microbatches=get_num_microbatches(),
@@ -150,12 +153,10 @@ class Megatron:
             )
 
     def _batches(self, config: Any) -> Iterator[dict[str, Any]]:
-        from megatron.core.utils import get_batch_on_this_cp_rank
-
         tokens = torch.zeros(config.train.micro_batch_size, config.model.seq_length, dtype=torch.long)
         while True:
             batch = dict.fromkeys(("tokens", "labels", "position_ids"), tokens) | {"loss_mask": torch.ones_like(tokens)}
-            yield get_batch_on_this_cp_rank(batch)
+            yield batch
 
 
 @pytest.mark.timeout(900)

@@ -20,7 +20,38 @@ pytest.importorskip("torch")
 
 STEPS = 400  # more than all runs together make
 CHECKPOINT = {"save": "ckpt", "load": "ckpt", "save_interval": 1, "most_recent_k": 2}
-LAYOUTS = {"dp2-distopt": (2, {}, True), "tp2": (2, {"tensor_model_parallel_size": 2}, False)}
+LAYOUTS: dict[str, tuple[int, dict[str, Any], bool]] = {
+    "one": (1, {}, False),
+    "dp2": (2, {}, False),
+    "dp2-distopt": (2, {}, True),
+    "tp2": (2, {"tensor_model_parallel_size": 2}, False),
+    "tp2-pp2": (4, {"tensor_model_parallel_size": 2, "pipeline_model_parallel_size": 2}, False),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["one", pytest.param("dp2", marks=pytest.mark.drill), "tp2-pp2"])
+def test_saved_at_5_killed_and_resumed(
+    tmp_path: Path, train: Any, tiny: Callable[..., dict[str, Any]], layout: str
+) -> None:
+    """Steps 6 to 10 are those of a run that was never interrupted, bit for bit; with dropout."""
+    processes, model, _ = LAYOUTS[layout]
+    sections = {
+        "model": {**model, "hidden_dropout": 0.1, "attention_dropout": 0.1},
+        "train": {"train_iters": STEPS},
+        "checkpoint": {**CHECKPOINT, "save_interval": 5},
+    }
+    (tmp_path / "config.json").write_text(json.dumps(tiny(sections)))
+    text, _ = killed_run(tmp_path, processes, lambda: 0.0, 0, after_step=7)
+    saved = newest(tmp_path)
+    assert saved >= 5
+    resumed = train(processes, sections, f"train.exit_interval={saved + 5}")
+    (tmp_path / "whole").mkdir()
+    no_checkpoints = {**sections, "checkpoint": {}}
+    whole = train(processes, no_checkpoints, f"train.exit_interval={saved + 5}", directory=tmp_path / "whole").losses
+    assert resumed.losses == {step: whole[step] for step in range(saved + 1, saved + 6)}
+    before = {record["step"]: record["losses"]["lm loss"] for record in records(text)}
+    assert {step: whole[step] for step in before if step in whole} == {s: before[s] for s in before if s in whole}
 
 
 @pytest.mark.slow
@@ -49,7 +80,7 @@ def test_killed_again_and_again(
     seen: dict[int, float] = {}
     num_in_a_save = 0
     for number in range(kills):
-        text, before = killed_run(tmp_path, processes, moments, number)
+        text, before = killed_run(tmp_path, processes, lambda: moments.uniform(0, 1.5), number, rank=moments.random())
         num_in_a_save += was_saving(tmp_path)
         check_it_went_on(text, before)
         remember(seen, text)
@@ -66,10 +97,16 @@ def test_killed_again_and_again(
     print(f"{kills} kills, {num_in_a_save} in a save, {max(seen)} steps")
 
 
-def killed_run(directory: Path, processes: int, moments: random.Random, number: int) -> tuple[str, int]:
-    """Start a run, kill one rank some time after its first step; return what it printed, and the checkpoint before."""
+def killed_run(
+    directory: Path, processes: int, wait_s: Callable[[], float], number: int, after_step: int = 1, rank: float = 0.0
+) -> tuple[str, int]:
+    """Start a run, kill a rank some time after a step; return what it printed, and the newest checkpoint before it.
+
+    rank: which one, as a share of all.
+    """
     before = newest(directory)
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+    launcher = launcher if processes > 1 else []
     argv = [sys.executable, *launcher, "-m", "cloudai_mbridge.training", "--config", "config.json"]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     file = directory / f"out-{number}"
@@ -77,13 +114,13 @@ def killed_run(directory: Path, processes: int, moments: random.Random, number: 
         process = subprocess.Popen(argv, cwd=directory, stdout=out, stderr=subprocess.STDOUT, env=env)
     try:
         end = time.monotonic() + 90
-        while "MBRIDGE_STEP" not in file.read_text():
+        while len(records(file.read_text())) < after_step:
             assert process.poll() is None, file.read_text()[-3000:]
             assert time.monotonic() < end, file.read_text()[-3000:]
             time.sleep(0.02)
-        time.sleep(moments.uniform(0, 1.5))
-        victim = moments.choice([pid for pid in ranks_in(directory) if pid != process.pid])
-        os.kill(victim, signal.SIGKILL)
+        time.sleep(wait_s())
+        pids = [pid for pid in ranks_in(directory) if pid != process.pid] or [process.pid]
+        os.kill(pids[int(rank * len(pids))], signal.SIGKILL)
         process.wait(60)
     finally:
         process.kill()

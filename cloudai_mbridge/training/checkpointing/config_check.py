@@ -1,5 +1,6 @@
 """Refuse what this package does not do, before anything starts."""
 
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -49,6 +50,12 @@ def _non_persistent_problem(c: CheckpointConfig) -> str | None:
         )
     if kind == "in_memory":
         return "non_persistent_ckpt_type = 'in_memory' is not supported; use 'global'"
+    second = c.non_persistent_global_ckpt_dir
+    if c.save is not None and second is not None and os.path.realpath(second) == os.path.realpath(c.save):
+        return (
+            f"non_persistent_global_ckpt_dir = {second!r} is `save`, whose checkpoints would be removed: "
+            "only the newest is kept there; use another directory"
+        )
     if c.non_persistent_save_interval is not None and kind is None:
         return (
             f"non_persistent_save_interval = {c.non_persistent_save_interval} needs non_persistent_ckpt_type; "

@@ -71,6 +71,9 @@ def _to_resume(config: CheckpointConfig) -> Found | None:
     second = non_persistent_root(config, config.load)
     if config.non_persistent_ckpt_type != "global" or config.finetune or not checkpoint_exists(str(second)):
         return found
+    if found is not None and not saved_iterations(second):
+        found.notes.append(f"WARNING: {second}: holds no complete checkpoint; loading the persistent one")
+        return found
     temporary = latest(second)
     temporary.is_persistent = False
     return temporary if found is None or _iteration(temporary) > _iteration(found) else found

@@ -64,8 +64,14 @@ def load_checkpoint(
         return 0, 0
     step = int(state.train_state.step)
     _say(f"  successfully loaded checkpoint from {found.directory} at iteration {step}")
+    if found.is_persistent and _is_in(state.cfg.checkpoint.save, found.directory):
+        state.last_saved_step = step  # saving it once more would first remove it
     update_num_microbatches(state.train_state.consumed_train_samples, verbose=False)
     return step, float(load.common.get("num_floating_point_operations_so_far", 0))
+
+
+def _is_in(root: str | None, directory: str) -> bool:
+    return root is not None and Path(directory).resolve().parent == Path(root).resolve()
 
 
 def _say(*lines: str) -> None:

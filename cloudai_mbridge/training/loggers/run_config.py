@@ -1,10 +1,9 @@
 """The run's configuration as the services show it: without secrets."""
 
-import re
 from typing import Any
 
-_SECRET_NAME = re.compile(r"(^|_)(api_?key|access_?key|token|secret|password|passwd|credentials?)$", re.IGNORECASE)
-_USER_IN_URL = re.compile(r"(\w://)[^/@\s]+@")
+from cloudai_mbridge.training.config.resolved import SECRET_NAME, USER_IN_URL
+
 _HIDDEN = "***"
 
 
@@ -21,7 +20,7 @@ def _mask(value: Any, name: str = "") -> Any:
     if isinstance(value, list | tuple):
         return [_mask(item, name) for item in value]
     if isinstance(value, str):
-        return _HIDDEN if value and _SECRET_NAME.search(name) else _USER_IN_URL.sub(rf"\1{_HIDDEN}@", value)
+        return _HIDDEN if value and SECRET_NAME.search(name) else USER_IN_URL.sub(rf"\1{_HIDDEN}@", value)
     return value
 
 

@@ -1,11 +1,13 @@
 """Core attention and norm for Megatron's local layer spec, where Transformer Engine is not installed."""
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from megatron.core import parallel_state
 from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
+from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.utils import is_layer_window_attention
 
@@ -67,18 +69,24 @@ class SDPACoreAttention(MegatronModule):  # type: ignore[misc]
         elif self.cp.size() > 1 or self.window is not None:
             mask = self._mask(query.size(0), query.device)
         q, k, v = (t.permute(1, 2, 0, 3) for t in (query, key, value))
-        out = F.scaled_dot_product_attention(
-            q,
-            k,
-            v,
-            attn_mask=mask,
-            is_causal=mask is None,
-            scale=self.scale,
-            enable_gqa=q.size(1) != k.size(1),
-            dropout_p=self.dropout if self.training else 0.0,
-        )
+        dropout = self.dropout if self.training else 0.0
+        with self._own_generator() if dropout else nullcontext():
+            out = F.scaled_dot_product_attention(
+                q,
+                k,
+                v,
+                attn_mask=mask,
+                is_causal=mask is None,
+                scale=self.scale,
+                enable_gqa=q.size(1) != k.size(1),
+                dropout_p=dropout,
+            )
         out = out.permute(2, 0, 1, 3).reshape(query.size(0), query.size(1), -1)
         return out if packed_seq_params is None else out.squeeze(1)
+
+    def _own_generator(self) -> Any:
+        """Draw what other tensor-parallel ranks do not: they have other heads. A sequence-parallel block does it."""
+        return nullcontext() if self.config.sequence_parallel else get_cuda_rng_tracker().fork()
 
     def _mask(self, local_length: int, device: torch.device) -> torch.Tensor:
         """True where a local query may see a gathered key; rank r holds chunks r and 2*cp-1-r of the sequence."""
@@ -87,6 +95,8 @@ class SDPACoreAttention(MegatronModule):  # type: ignore[misc]
             position = [
                 torch.cat([chunk + r * len(chunk), chunk + (2 * size - 1 - r) * len(chunk)]) for r in range(size)
             ]
+            if size == 1:  # nothing is shared, and the length may be odd
+                position = [torch.arange(local_length, device=device)]
             distance = position[self.cp.rank()][:, None] - torch.cat(position)[None, :]
             is_seen = distance >= 0
             self._masks[local_length] = is_seen if self.window is None else is_seen & (distance <= self.window)

@@ -84,7 +84,13 @@ def _metadata(config: TokenizerConfig) -> tuple[dict[str, Any], str]:
         if library not in (*_NO_FILES, *_PACKAGES):
             choices = ", ".join((*_NO_FILES, *_PACKAGES))
             raise ConfigError(f"tokenizer.metadata_path: library {library!r} is not built; use one of {choices}")
-        return metadata, str(library)
+        chat = {} if config.chat_template is None else {"chat_template": config.chat_template}
+        return {**metadata, **chat}, str(library)
+    if config.tokenizer_type is None and config.tokenizer_model is not None:
+        raise ConfigError(
+            f"tokenizer.tokenizer_model = '{config.tokenizer_model}' is not read without tokenizer.tokenizer_type;"
+            " set that too, such as 'HuggingFaceTokenizer'"
+        )
     if config.tokenizer_type not in _LIBRARIES:
         choices = ", ".join(name for name in _LIBRARIES if name)
         raise ConfigError(f"{_asked(config)} is not built; use one of {choices}")

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from megatron.core import parallel_state as mpu
 from megatron.core.num_microbatches_calculator import get_num_microbatches
 
+from cloudai_mbridge.training.device import current_device
 from cloudai_mbridge.training.memory_history import dump_memory_snapshot
 from cloudai_mbridge.training.utils import loss_totals
 from cloudai_mbridge.training.utils.log_lines import (
@@ -173,7 +174,7 @@ class _Log:
     def _report(self, s: StepValues) -> StepReport:
         progress, totals, monitor = self._state.train_state, self._totals, self._state.energy_monitor
         iterations = loss_totals.total_iterations(totals)
-        step_time_s = self._state.timers("interval-time").elapsed(barrier=True) / iterations
+        step_time_s = _slowest(self._state.timers("interval-time").elapsed(barrier=True)) / iterations
         energy = None if monitor is None else monitor.lap() / iterations / self._world_size
         losses = self._losses(s.losses) if self._rank == self._world_size - 1 else {}
         return StepReport(
@@ -246,3 +247,12 @@ def _group(pg_collection: Any, name: str) -> Any:
     if name == "mp":
         return mpu.get_model_parallel_group()
     return mpu.get_pipeline_model_parallel_group() if name == "pp" else mpu.get_data_parallel_group()
+
+
+def _slowest(seconds: float) -> float:
+    """Return the longest time of any rank: all ranks report the same number. A collective."""
+    if dist.get_world_size() == 1:
+        return seconds
+    longest = torch.tensor(seconds, dtype=torch.float64, device=current_device())
+    dist.all_reduce(longest, op=dist.ReduceOp.MAX)
+    return float(longest)

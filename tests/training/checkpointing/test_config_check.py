@@ -44,6 +44,10 @@ def test_accepted(fields):
         ({"non_persistent_ckpt_type": "local"}, "needs the package nvidia-resiliency-ext"),
         ({"non_persistent_ckpt_type": "in_memory"}, "'in_memory' is not supported; use 'global'"),
         ({"non_persistent_save_interval": 2}, "needs non_persistent_ckpt_type"),
+        (
+            {"save": "a/b", "non_persistent_ckpt_type": "global", "non_persistent_global_ckpt_dir": "a/../a/b/"},
+            "is `save`, whose checkpoints would be removed",
+        ),
         ({"most_recent_k": 0}, "most_recent_k = 0 keeps nothing"),
         ({"most_recent_k": -2}, "most_recent_k = -2 keeps nothing"),
         ({"replication": True}, "checkpoint.replication = True is not supported"),

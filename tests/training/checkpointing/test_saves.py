@@ -52,6 +52,17 @@ def scenario():
     positions.append(start(checkpoint={**both, "non_persistent_ckpt_type": None, "ckpt_step": 1}).load())
     results["positions"] = positions
     constant = start(checkpoint={"load": "constant"})
+    # a checkpoint that is there already is not to be saved, and first removed, once more
+    results["known"] = []
+    for places in ({"load": "all", "save": "all"}, {"load": "all", "save": "elsewhere"}, both):
+        again = start(checkpoint=places)
+        again.load()
+        results["known"].append(getattr(again.state, "last_saved_step", None))
+    again.train(1)
+    again.save(non_persistent=True)
+    again = start(checkpoint=both)
+    again.load()
+    results["known"].append(getattr(again.state, "last_saved_step", None))
     return results, constant.load()
 """,
     )
@@ -64,6 +75,7 @@ def scenario():
         "constant": ["iter_0000001", "iter_0000002", "iter_0000003"],
         "continues": True,
         "positions": [[3, 3e9], [4, 4e9], [1, 1e9]],
+        "known": [2, None, 4, None],
     }
     assert constant == [3, 3e9]
     assert names(tmp_path / "all") == [
@@ -77,7 +89,7 @@ def scenario():
     assert names(tmp_path / "all" / "iter_0000001") == inside
     assert names(tmp_path / "left") == ["iter_0000001", *names(tmp_path / "all")[2:]]
     assert names(tmp_path / "left" / "iter_0000001") == inside
-    assert names(tmp_path / "two" / "non_persistent")[:1] == ["iter_0000003"]
+    assert names(tmp_path / "two" / "non_persistent")[:1] == ["iter_0000005"]
     assert "  successfully saved checkpoint from iteration       2 to all" in out
     assert "  successfully saved non-persistent checkpoint from iteration       3 to two/non_persistent" in out
 

@@ -35,6 +35,7 @@ def test_metadata_name_the_library(tmp_path: Path, as_file: bool) -> None:
     tokenizer = build(metadata_path=metadata, vocab_size=300)
     assert tokenizer.tokenize("ab\u00e9") == [97, 98, 195, 169]
     assert (tokenizer.vocab_size, tokenizer.eod, tokenizer.pad) == (300, 0, 1)
+    assert build(metadata_path=metadata, chat_template="{{ messages }}").chat_template == "{{ messages }}"
 
 
 @pytest.mark.parametrize(
@@ -43,6 +44,7 @@ def test_metadata_name_the_library(tmp_path: Path, as_file: bool) -> None:
         ({"tokenizer_type": "MultimodalTokenizer"}, "'MultimodalTokenizer' is not built; use one of NullTokenizer, Hu"),
         ({"metadata_path": {"library": "words"}}, "library 'words' is not built; use one of null, byte-level"),
         ({"metadata_path": "nowhere.json"}, "tokenizer.metadata_path = 'nowhere.json' cannot be read"),
+        ({"tokenizer_model": "llama"}, "'llama' is not read without tokenizer.tokenizer_type; set that too"),
         ({"vocab_size": 600}, "model.vocab_size = 512: the tokenizer has 601 ids; use at least that many"),
     ],
 )

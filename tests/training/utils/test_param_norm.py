@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -135,6 +136,27 @@ def _data(tiny: Callable[..., Any], architecture: Any, layout: Any, optimizer: A
     own = {name: value for name, value in optimizer.items() if not name.startswith("num_")}
     base = {"lr": 1e-3, "min_lr": 1e-4}
     return tiny({"model": architecture | layout, "optimizer": base | own, "ddp": ddp})
+
+
+def test_the_loop_gathers_what_other_ranks_have_updated(
+    ranks: Callable[..., Any], tiny: Callable[..., Any], tmp_path: Path
+) -> None:
+    """With the overlapped gather, fp32 parameters are stale after a step until the next one reads them."""
+    for overlap in (False, True):
+        overlaps = {"overlap_param_gather": overlap}
+        sections = {
+            "train": {"train_iters": 3},
+            "optimizer": {"lr": 1e-2, **SHARDED, **overlaps},
+            "ddp": {"overlap_grad_reduce": overlap, **overlaps},
+            "logger": {"log_params_norm": True},
+        }
+        (tmp_path / f"{overlap}.json").write_text(json.dumps(tiny(sections)))
+    script = Path(__file__).parents[1] / "train_in_turn.py"
+    done = ranks(2, script.read_text(), "False.json", "True.json")
+    records = [json.loads(x.partition(" ")[2]) for x in done.stdout.splitlines() if x.startswith("MBRIDGE_STEP ")]
+    norms = [record["params_norm"] for record in records]
+    assert len(set(norms)) == 3
+    assert norms[3:] == norms[:3]
 
 
 def test_shared_parameters() -> None:
