@@ -82,10 +82,31 @@ def e05_the_loop_builds_the_model(point: Point) -> Answer:
     return Violation("E05", "cmd_args.model_recipe_name", fact, remedy, {"model_recipe_name": point.recipe.name})
 
 
+def e06_replicated_experts_stay_equal(point: Point) -> Answer:
+    """Without expert parallelism, experts are sharded as the dense layers are.
+
+    With ep=1 Megatron-Core reduces the gradients of the experts over the groups of the dense layers: experts that are
+    replicated over tensor-parallel ranks would drift apart, without an error.
+
+    Pass: experts, tp=2, ep=1, et=2. Fail: experts, tp=2, ep=1, et=1. Not evaluated: no recipe.
+    Source: two processes against one: the loss differs by 1e-2 after 8 steps.
+    """
+    if not point.is_embedded:
+        return None
+    if point.recipe is None:
+        return NotEvaluated("E06", "recipe")
+    tp, et = point.args.tp or 1, point.args.et
+    if not point.num_experts or (point.args.ep or 1) > 1 or et in (None, tp):
+        return None
+    fact = f"et = {et} differs from tp = {tp} while ep = 1: Megatron-Core trains the experts wrongly"
+    return Violation("E06", "cmd_args.et", fact, f"use et = {tp}, or ep > 1", {"et": et, "tp": tp, "ep": 1})
+
+
 RULES = (
     e01_every_argument_reaches_the_training,
     e02_precision_is_implemented,
     e03_there_are_steps_to_measure,
     e04_containers_need_slurm,
     e05_the_loop_builds_the_model,
+    e06_replicated_experts_stay_equal,
 )

@@ -19,6 +19,7 @@ from cloudai_mbridge.sandbox.layout import Layout
 from cloudai_mbridge.sandbox.state import read_state
 
 START_TIMEOUT_S = 30.0
+REGISTRATION_TIMEOUT_S = 60.0  # of a slurmd that was killed, on a busy machine
 
 
 class SlurmSandbox:
@@ -230,7 +231,7 @@ class SlurmSandbox:
         before = self._client.slurmd_started_at(name) if has_controller else 0.0
         if self._fleet.control_node(name, node.REVIVE, node.UP) and has_controller:
             self._fleet.wait(
-                f"{name} registered", lambda: self._client.slurmd_started_at(name) > before, CONTROL_TIMEOUT_S
+                f"{name} registered", lambda: self._client.slurmd_started_at(name) > before, REGISTRATION_TIMEOUT_S
             )
 
     def resume(self, name: str) -> None:

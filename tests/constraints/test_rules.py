@@ -150,6 +150,11 @@ BOUNDARIES: dict[str, tuple[Point, Point, Point | None]] = {
         _point(recompute_num_layers=1, cuda_graph_impl="local"),
         None,
     ),
+    "E06": (
+        _point(recipe=EXPERTS, launcher="embedded", num_gpus=2, tp=2, ep=1, et=2),
+        _point(recipe=EXPERTS, launcher="embedded", num_gpus=2, tp=2, ep=1, et=1),
+        _point(launcher="embedded", num_gpus=2, tp=2, ep=1, et=1),
+    ),
     "E05": (
         _point(recipe=MODEL, launcher="embedded"),
         _point(recipe=dataclasses.replace(MODEL, not_embedded="its Mamba layers"), launcher="embedded"),

@@ -109,7 +109,7 @@ FAILURES = {
     "failed": ("FAILED", "rank_failed", "the job ended as FAILED (exit code 3; NonZeroExitCode)"),
     "killed": ("FAILED", "rank_killed", "the job ended as FAILED (exit code 137; NonZeroExitCode)"),
     "script_killed": ("FAILED", None, "signal 9, SIGKILL"),
-    "timeout": ("TIMEOUT", "job_timeout", "the job ended as TIMEOUT (signal 15, SIGTERM; TimeLimit)"),
+    "timeout": ("TIMEOUT", "job_timeout", "the job ended as TIMEOUT ("),  # by the signal, or with bash's code for it
     "deadline": ("DEADLINE", "job_deadline", "the job ended as DEADLINE"),
     "cancelled": ("CANCELLED", "job_cancelled", "the job ended as CANCELLED (signal 15, SIGTERM)"),
     "node_fail": ("NODE_FAIL", "job_node_fail", "the job ended as NODE_FAIL"),

@@ -474,7 +474,8 @@ def test_cli_round_trip(directory: Path) -> None:
     ]
 
     for command in (("kill-slurmd", path, "n1"), ("revive", path, "n1"), ("crash", path, "n1"), ("stop", path)):
-        assert cli(*command).returncode == 0, command
+        done = cli(*command)
+        assert done.returncode == 0, done.stderr
     assert leftovers(directory) == []
     assert cli("status", path).returncode == 1
     assert cli("stop", path, "--purge").returncode == 0

@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from cloudai_mbridge.training import exits, param_hooks, step  # noqa: E402
+from cloudai_mbridge.training import after_step, exits, param_hooks, step  # noqa: E402
 from cloudai_mbridge.training.timers import STEP_TIMER, MonotonicTimers  # noqa: E402
 
 ONE_RANK = """
@@ -167,3 +167,71 @@ def test_time_outside_of_steps_is_left_out(monkeypatch: pytest.MonkeyPatch) -> N
     with exits.outside_step_time(state):  # a run that does not time its steps now
         pass
     assert not timer._started
+
+
+class _Chunk(param_hooks.DistributedDataParallel):
+    """A wrapped chunk that only remembers what becomes of its hooks."""
+
+    def __init__(self, is_enabled: bool) -> None:
+        torch.nn.Module.__init__(self)
+        self.remove_forward_pre_hook_handles = {"module": "handle"} if is_enabled else {}
+        self.calls: list[Any] = []
+
+    def enable_forward_pre_hook(self) -> None:
+        self.calls.append("on")
+        self.remove_forward_pre_hook_handles = {"module": "handle"}
+
+    def disable_forward_pre_hook(self, param_sync: bool = True) -> None:
+        self.calls.append(("off", param_sync))
+        self.remove_forward_pre_hook_handles = {}
+
+
+@pytest.mark.parametrize(("is_enabled", "calls"), [(True, [("off", True), "on"]), (False, [])])
+def test_hooks_are_as_they_were_before(is_enabled: bool, calls: list[Any]) -> None:
+    """Those that were off, as before the first step, stay off; an error changes nothing about it."""
+    chunk = _Chunk(is_enabled)
+    with pytest.raises(OSError, match="full"), param_hooks.without_forward_pre_hooks([chunk]):
+        raise OSError("full")
+    assert chunk.calls == calls
+    assert param_hooks.are_enabled([chunk]) is is_enabled
+
+
+def test_hooks_come_on_after_the_first_step_that_was_not_skipped() -> None:
+    chunk = _Chunk(is_enabled=True)
+    chunk.config = SimpleNamespace(param_sync_func="sync")
+    config: Any = SimpleNamespace(
+        optimizer=SimpleNamespace(use_distributed_optimizer=True),
+        ddp=SimpleNamespace(use_megatron_fsdp=False, overlap_param_gather=True),
+    )
+    hooks = param_hooks.FirstStepHooks(config, [chunk])
+    assert (chunk.calls, chunk.config.param_sync_func) == ([("off", False)], None)
+    hooks.step_done(skipped=True)
+    assert chunk.calls == [("off", False)]
+    hooks.step_done(skipped=False)
+    assert (chunk.calls, chunk.config.param_sync_func) == ([("off", False), "on"], "sync")
+    hooks.step_done(skipped=False)
+    hooks.close()
+    assert chunk.calls == [("off", False), "on", ("off", True)]
+
+
+@pytest.mark.parametrize(("iteration", "asks", "left"), [(4, True, 0.0), (5, True, 7e9), (4, False, 7e9)])
+def test_flops_are_counted_from_the_last_report(
+    monkeypatch: pytest.MonkeyPatch, iteration: int, asks: bool, left: float
+) -> None:
+    monkeypatch.setattr(after_step.dist, "get_rank", lambda: 0)
+    reports: list[Any] = []
+    detector = SimpleNamespace(report=lambda flops, interval: reports.append((flops, interval)))
+    train = SimpleNamespace(
+        train_sync_interval=None,
+        check_weight_hash_across_dp_replicas_interval=None,
+        manual_gc=False,
+        manual_gc_interval=0,
+    )
+    config: Any = SimpleNamespace(
+        train=train,
+        logger=SimpleNamespace(log_interval=4),
+        straggler=SimpleNamespace(log_straggler=asks),
+        profiling=None,
+    )
+    assert after_step.post_training_step_callbacks([], 7e9, detector, iteration, None, config, False) == left
+    assert reports == ([(7e9, 4)] if left == 0 else [])

@@ -15,6 +15,7 @@ from cloudai_mbridge.training.checkpointing.layout import (
     saved_iterations,
     tracked_iteration,
 )
+from cloudai_mbridge.training.checkpointing.replaced import restore
 from cloudai_mbridge.training.config.checkpoint import CheckpointConfig
 
 
@@ -63,6 +64,7 @@ def _to_resume(config: CheckpointConfig) -> Found | None:
     if config.load is None:
         return None
     root = Path(config.load)
+    restore(root)
     if config.ckpt_step is not None:
         return _of_step(root, config.ckpt_step)
     if is_sharded_checkpoint(root):

@@ -1,6 +1,5 @@
 """Save a checkpoint: nothing but its last two writes, on rank 0 after every rank has finished, makes it the latest."""
 
-import shutil
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ import torch
 import torch.distributed as dist
 from megatron.core import dist_checkpointing
 
-from cloudai_mbridge.training.checkpointing import retention
+from cloudai_mbridge.training.checkpointing import replaced, retention
 from cloudai_mbridge.training.checkpointing.agree import FAILURES, on_each_rank, on_first_rank, one_line
 from cloudai_mbridge.training.checkpointing.async_save import maybe_finalize_async_save, schedule, uses_worker
 from cloudai_mbridge.training.checkpointing.atomic import write_bytes, write_torch
@@ -111,7 +110,7 @@ class _Save:
         root = non_persistent_root(config, config.save) if non_persistent else Path(config.save)
         iteration = state.train_state.step
         directory = Path(get_checkpoint_name(str(root), iteration))
-        on_first_rank(partial(_make_empty, directory))
+        on_first_rank(partial(replaced.make_way, directory))
         return cls(
             config=config,
             root=root,
@@ -133,6 +132,7 @@ class _Save:
         previous = tracked_iteration(self.root)
         write_torch(self.root / LATEST_TRAIN_STATE, self.train_state)
         write_bytes(self.root / LATEST_ITERATION, str(self.iteration).encode())
+        replaced.drop(self.directory)
         kind = "" if self.is_persistent else "non-persistent "
         write_line(f"  successfully saved {kind}checkpoint from iteration {self.iteration:7d} to {self.root}")
         if self.is_persistent:
@@ -141,15 +141,6 @@ class _Save:
             retention.keep_most_recent(self.root, self.iteration, 1)
         if self.config.async_save and self.is_persistent and self.log_progress:
             _append_to_progress_log(str(self.root), f"Saved async checkpoint\tIteration: {self.iteration}")
-
-
-def _make_empty(directory: Path) -> None:
-    """Remove what a killed save, or an earlier one of the same iteration, has left."""
-    for name in (TRAIN_STATE, "metadata.json"):  # first what makes it complete
-        (directory / name).unlink(missing_ok=True)
-    if directory.exists():
-        shutil.rmtree(directory)
-    directory.mkdir(parents=True)
 
 
 def _append_to_progress_log(root: str, text: str) -> None:
