@@ -119,7 +119,7 @@ def killed_run(
             assert time.monotonic() < end, file.read_text()[-3000:]
             time.sleep(0.02)
         time.sleep(wait_s())
-        pids = [pid for pid in ranks_in(directory) if pid != process.pid] or [process.pid]
+        pids = [pid for pid in ranks_in(directory) if parent_of(pid) == process.pid] or [process.pid]
         os.kill(pids[int(rank * len(pids))], signal.SIGKILL)
         process.wait(60)
     finally:
@@ -128,6 +128,14 @@ def killed_run(
         for pid in ranks_in(directory):
             os.kill(pid, signal.SIGKILL)
     return file.read_text(), before
+
+
+def parent_of(pid: int) -> int:
+    """Return a process's parent: a rank's is torchrun, a checkpoint writer's is a rank; 0 if it is gone."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
 
 
 def ranks_in(directory: Path) -> list[int]:
