@@ -14,7 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 from cloudai_mbridge import __version__, control, pipeline
-from cloudai_mbridge.console import SteadyConsole, observer_for
+from cloudai_mbridge.commands import baseline, gate, history
+from cloudai_mbridge.console import new_console, observer_for
 from cloudai_mbridge.constraints import NotEvaluated, Violation
 from cloudai_mbridge.constraints.engine import RULES
 from cloudai_mbridge.errors import OK, POINTS_FAILED, BadInput, MBridgeError, ToolFailure
@@ -72,7 +73,7 @@ def cli() -> None:
 @click.option("--fail-fast", is_flag=True, help="Stop everything at the first run that fails.")
 def run(max_parallel: int | None, fail_fast: bool, **options: Any) -> int:
     """Check, submit, watch and report all points of a scenario."""
-    console = _console()
+    console = new_console()
     overrides = {"max_parallel": max_parallel, "fail_fast": fail_fast or None}
     prepared = pipeline.plan(pipeline.Request(**options), {k: v for k, v in overrides.items() if v is not None})
     _show_rejected(console, prepared)
@@ -89,7 +90,7 @@ def resume(directory: Path) -> int:
     root = directory.resolve()
     prepared = pipeline.read(root)
     pipeline.preflight(prepared)
-    return _drive(_console(), prepared, root)
+    return _drive(new_console(), prepared, root)
 
 
 def _drive(console: Console, prepared: pipeline.Prepared, root: Path) -> int:
@@ -113,7 +114,7 @@ def _drive(console: Console, prepared: pipeline.Prepared, root: Path) -> int:
 @click.option("--events", is_flag=True, help="Also print everything that has happened.")
 def status(directory: Path, events: bool) -> int:
     """Show where a run's points stand, from its journal."""
-    console, found = _console(), control.read_status(directory.resolve())
+    console, found = new_console(), control.read_status(directory.resolve())
     table = Table("point", "state", "job", "nodes", "attempts", "why", title=Text(found.scenario), title_justify="left")
     for row in found.runs:
         cells = (row.key, row.state, row.job_id, row.nodes, str(row.num_attempts or ""), row.why)
@@ -134,7 +135,7 @@ def status(directory: Path, events: bool) -> int:
 @click.argument("directory", type=_PATH)
 def cancel(directory: Path) -> int:
     """Cancel everything that a run has submitted, wait until it has ended, and report."""
-    root, console = directory.resolve(), _console()
+    root, console = directory.resolve(), new_console()
     prepared = pipeline.read(root, needs_secrets=False)
     control.request_cancel(root)
     try:  # also after a driver has done it: it may have ended for another reason
@@ -166,7 +167,7 @@ def logs(directory: Path, point: str, stderr: bool, attempt: int | None, lines: 
 @_options(output_dir=True)
 def dry_run(**options: Any) -> int:
     """Check all points and write exactly the files that `run` would submit."""
-    console = _console()
+    console = new_console()
     prepared = pipeline.plan(pipeline.Request(**options))
     _show_rejected(console, prepared)
     root = pipeline.write(prepared)
@@ -205,7 +206,7 @@ def verify_configs(
 def generate_report(result_dir: Path, **_: Path | None) -> int:
     """Judge a run's directory again and rewrite its reports."""
     report = pipeline.report(result_dir)
-    _show_report(_console(), report, result_dir)
+    _show_report(new_console(), report, result_dir)
     return OK if report.succeeded else POINTS_FAILED
 
 
@@ -219,7 +220,7 @@ def sweep() -> None:
 @click.option("--show", default=10, show_default=True, help="Accepted points to list per test.")
 def sweep_plan(show: int, **options: Any) -> int:
     """Count the points of every test: accepted, and rejected by rule."""
-    console, accepted = _console(), 0
+    console, accepted = new_console(), 0
     for summary in summarize(examples=show, **options):
         accepted += summary.accepted
         axes = " x ".join(f"{name}({count})" for name, count in summary.axes.items()) or "no axes"
@@ -242,7 +243,7 @@ def sweep_plan(show: int, **options: Any) -> int:
 @click.argument("point")
 def sweep_explain(test_id: str, point: str, **options: Any) -> int:
     """Say what every rule says of one POINT of a test: its label, or coordinates such as tp=2,pp=4."""
-    console = _console()
+    console = new_console()
     found = explain_point(test_id=test_id, point=point, **options)
     console.print(Text(f"{test_id}/{found.label}: {found.coordinates}"), soft_wrap=True)
     for rule_id, verdict in found.verdicts.items():
@@ -259,6 +260,8 @@ def sweep_explain(test_id: str, point: str, **options: Any) -> int:
 
 
 register_install_commands(cli)
+for commands in (gate, baseline, history):
+    commands.register(cli)
 
 
 @cli.command("list")
@@ -270,16 +273,10 @@ def list_() -> int:
     rules = Table("rule", "what must hold", title="Rules", title_justify="left")
     for rule in RULES:
         rules.add_row(rule.__name__.partition("_")[0].upper(), Text((rule.__doc__ or "").splitlines()[0]))
-    console = _console()
+    console = new_console()
     console.print(recipes)
     console.print(rules)
     return OK
-
-
-def _console() -> Console:
-    """Return a console that keeps tables whole where the output is not a terminal."""
-    console = SteadyConsole(highlight=False)
-    return console if console.is_terminal else SteadyConsole(highlight=False, width=140)
 
 
 def _show_rejected(console: Console, prepared: pipeline.Prepared) -> None:

@@ -30,6 +30,12 @@ class SteadyConsole(Console):
             os.dup2(os.open(os.devnull, os.O_WRONLY), self.file.fileno())
 
 
+def new_console() -> SteadyConsole:
+    """Return a console that keeps tables whole where the output is not a terminal."""
+    console = SteadyConsole(highlight=False)
+    return console if console.is_terminal else SteadyConsole(highlight=False, width=140)
+
+
 class PlainObserver:
     """One line per change of state."""
 

@@ -67,11 +67,16 @@ def preflight(prepared: Prepared) -> None:
 def write(prepared: Prepared) -> Path:
     """Write everything that a run submits into a new directory and return it. A dry run ends here."""
     root = create_root(prepared.output_dir, prepared.plan.scenario, datetime.now())
+    write_into(prepared, root)
+    return root
+
+
+def write_into(prepared: Prepared, root: Path) -> None:
+    """Write everything that a run submits into a directory that exists; the plan comes last."""
     write_runs(prepared.plan, prepared.system, root)
     if prepared.system.executor is Executor.NEMO_RUN:
         nemo_run.write_scripts(prepared.plan, prepared.system, root)
     write_plan(prepared.plan, root)
-    return root
 
 
 def read(root: Path, *, needs_secrets: bool = True) -> Prepared:

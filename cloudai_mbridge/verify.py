@@ -5,8 +5,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cloudai_mbridge.errors import BadInput
+from cloudai_mbridge.gate.baseline import load_baseline
+from cloudai_mbridge.gate.policy import is_policy, load_policy
 from cloudai_mbridge.models.cmd_args import Launcher
-from cloudai_mbridge.models.load import Warn, is_scenario, is_system, load_scenario, load_system, load_test_definition
+from cloudai_mbridge.models.load import (
+    Warn,
+    is_baseline,
+    is_scenario,
+    is_system,
+    load_scenario,
+    load_system,
+    load_test_definition,
+)
 from cloudai_mbridge.models.scenario import TestRun
 from cloudai_mbridge.models.system import System
 from cloudai_mbridge.models.test_definition import TEMPLATE, MegatronBridgeTestDefinition
@@ -50,7 +60,8 @@ def verify(
 
 def _kind(path: Path) -> str:
     source = read_toml(path)
-    return "system" if is_system(source) else "scenario" if is_scenario(source) else "test"
+    kinds = {"system": is_system, "scenario": is_scenario, "policy": is_policy, "baseline": is_baseline}
+    return next((kind for kind, is_it in kinds.items() if is_it(source)), "test")
 
 
 def _verify_file(path: Path, kind: str, system: System | None, tests_dir: Path | None, warn: Warn | None) -> str:
@@ -60,12 +71,23 @@ def _verify_file(path: Path, kind: str, system: System | None, tests_dir: Path |
         loaded = load_scenario(path, tests_dir, warn)
         points = [_count(test.definition, test.run, system) for test in loaded.tests]
         return f"scenario {loaded.scenario.name!r}: {'; '.join(points)}"
+    if kind == "policy":
+        return _describe_policy(path)
+    if kind == "baseline":
+        return f"baseline of {len(load_baseline(path).points)} points"
     template = read_toml(path).data.get("test_template_name", TEMPLATE)
     if template != TEMPLATE:
         return f"test of template {template!r}: not checked, this tool runs {TEMPLATE!r} only"
     definition = load_test_definition(path, warn)
     run = TestRun(id=definition.name, test_name=definition.name)
     return f"test {_count(definition, run, system)}"
+
+
+def _describe_policy(path: Path) -> str:
+    loaded = load_policy(path)
+    reference = loaded.baseline_path or loaded.history_path
+    is_there = "" if reference and reference.exists() else ", which is not there yet"
+    return f"policy {loaded.policy.name!r}: {len(loaded.policy.metrics)} metrics against {reference}{is_there}"
 
 
 def _count(definition: MegatronBridgeTestDefinition, run: TestRun, system: System | None) -> str:

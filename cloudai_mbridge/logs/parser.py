@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from cloudai_mbridge.logs.formats import (
     has_record,
@@ -16,18 +16,20 @@ from cloudai_mbridge.logs.formats import (
 
 _CHUNK = 1 << 20
 _LONGEST_LINE = 1 << 20
+_MOST_STEPS = 10**15
 _REPEATED = "{} steps were logged more than once; the last of each counts"
 
 
 @dataclass(frozen=True)
 class StepRecord:
-    """One step as the log tells it; None where it does not say."""
+    """One step as the log tells it; None where it does not say. peak_memory_gib: the largest rank's, so far."""
 
     step: int
     step_time_s: float | None
     tflops_per_gpu: float | None
     loss: float | None
     grad_norm: float | None = None
+    peak_memory_gib: float | None = None
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,7 @@ class LogParser:
     def _take_record(self, record: dict[str, Any]) -> None:
         step, step_time = record.get("step"), _number(record.get("step_time_s"))
         losses = record.get("losses")
-        if not isinstance(step, int) or step_time is None or not step_time > 0 or not isinstance(losses, dict):
+        if not _is_step(step) or step_time is None or not step_time > 0 or not isinstance(losses, dict):
             self._malformed += 1
             return
         self._repeated += step in self._records
@@ -103,6 +105,7 @@ class LogParser:
             tflops_per_gpu=_number(record.get("tflops_per_gpu")),
             loss=_number(losses.get("lm loss")),
             grad_norm=_number(record.get("grad_norm")),
+            peak_memory_gib=_number(record.get("peak_memory_gib")),
         )
 
     def summary(self) -> LogSummary:
@@ -132,6 +135,10 @@ class LogParser:
             is_nan = bool(iteration.get("nan_iterations"))
             loss = math.nan if is_nan else iteration.get("loss")
             yield StepRecord(iteration.get("step", i + 1), step_time, tflops, loss, iteration.get("grad_norm"))
+
+
+def _is_step(value: Any) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _MOST_STEPS
 
 
 def _number(value: Any) -> float | None:

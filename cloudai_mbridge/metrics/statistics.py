@@ -21,10 +21,24 @@ class Statistic:
 
 
 @dataclass(frozen=True)
+class Definitions:
+    """What the numbers of a run mean; None where nobody has said.
+
+    flops_per_step: model FLOPs of all GPUs together. flops_formula: its name and version; TFLOP/s can be compared only
+    where it is the same. memory_kind: which memory was measured.
+    """
+
+    flops_per_step: float | None = None
+    flops_formula: str | None = None
+    memory_kind: str | None = None
+
+
+@dataclass(frozen=True)
 class Metrics:
     """What a run measured. A statistic is None where nothing could be measured, never a number that stands for it.
 
-    window: (first, last) step counted; the `warmup_steps` steps before it are not.
+    window: (first, last) step counted; the `warmup_steps` steps before it are not. peak_memory_gib: the largest of all
+    steps and ranks, warm-up included. The rest is as in `Definitions`.
     """
 
     warmup_steps: int
@@ -34,6 +48,11 @@ class Metrics:
     tokens_per_s_per_gpu: Statistic | None
     first_loss: float | None
     last_loss: float | None
+    peak_memory_gib: float | None = None
+    memory_kind: str | None = None
+    flops_formula: str | None = None
+    flops_per_step: float | None = None
+    tokens_per_step_per_gpu: float | None = None
 
 
 def summarize(values: Sequence[float | None]) -> Statistic | None:
@@ -54,11 +73,20 @@ def summarize(values: Sequence[float | None]) -> Statistic | None:
         return None
 
 
-def measure(steps: Sequence[StepRecord], warmup_steps: int, tokens_per_step_per_gpu: float | None) -> Metrics:
+_NOTHING_SAID = Definitions()
+
+
+def measure(
+    steps: Sequence[StepRecord],
+    warmup_steps: int,
+    tokens_per_step_per_gpu: float | None,
+    said: Definitions = _NOTHING_SAID,
+) -> Metrics:
     """Take the statistics over the steps after the warm-up."""
     counted = [step for step in steps if step.step > warmup_steps]
     times = [step.step_time_s for step in counted]
     tokens = [tokens_per_step_per_gpu / t if t and tokens_per_step_per_gpu else None for t in times]
+    memory = summarize([step.peak_memory_gib for step in steps])
     return Metrics(
         warmup_steps=warmup_steps,
         window=(counted[0].step, counted[-1].step) if counted else None,
@@ -67,4 +95,9 @@ def measure(steps: Sequence[StepRecord], warmup_steps: int, tokens_per_step_per_
         tokens_per_s_per_gpu=summarize(tokens),
         first_loss=steps[0].loss if steps else None,
         last_loss=steps[-1].loss if steps else None,
+        peak_memory_gib=memory.max if memory else None,
+        memory_kind=said.memory_kind if memory else None,
+        flops_formula=said.flops_formula,
+        flops_per_step=said.flops_per_step,
+        tokens_per_step_per_gpu=tokens_per_step_per_gpu,
     )

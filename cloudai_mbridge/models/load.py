@@ -44,6 +44,10 @@ def is_scenario(source: TomlSource) -> bool:
     return "Tests" in source.data
 
 
+def is_baseline(source: TomlSource) -> bool:
+    return "version" in source.data
+
+
 def load_system(path: Path) -> System:
     """Read a system file."""
     source = read_toml(path)
@@ -83,7 +87,7 @@ def load_tests_dir(directory: Path | None) -> dict[str, TomlSource]:
         if not path.is_file():
             continue
         source = read_toml(path)
-        if is_system(source) or is_scenario(source):
+        if is_system(source) or is_scenario(source) or is_baseline(source):
             continue
         name = source.data.get("name")
         if not isinstance(name, str):

@@ -35,6 +35,11 @@ class _RootFiles(SimpleNamespace):
     journal: Final = "journal.sqlite"
     report: Final = "report.json"
     summary: Final = "report.txt"
+    report_html: Final = "report.html"
+    markdown: Final = "report.md"
+    junit: Final = "junit.xml"
+    steps_csv: Final = "steps.csv"
+    steps_parquet: Final = "steps.parquet"
 
 
 POINT_FILES = _PointFiles()

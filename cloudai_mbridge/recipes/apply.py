@@ -155,7 +155,7 @@ def training_config(recipe: Recipe, args: ResolvedCmdArgs, extra: Mapping[str, s
             raise BadInput(f"extra_cmd_args: {key!r} is cmd_args.{argument}; set it there, so that the rules see it")
         if not isinstance(data.setdefault(section, {}), dict):
             raise BadInput(f"extra_cmd_args: {key!r}: {section} is chosen by cmd_args.compute_dtype; set that")
-        data[section][field] = _parse(text)
+        data[section][field] = parse_value(text)
     _refuse_not_done(data)
     try:
         check_section_values(data)
@@ -205,7 +205,7 @@ def recipe_layout(recipe: Recipe, pp: int, vp: int | None, *, with_mtp: bool) ->
     return layout if layout is None or with_mtp else layout.replace("m", "")
 
 
-def _parse(text: str) -> Any:
+def parse_value(text: str) -> Any:
     """Read a value as TOML would (number, boolean, list, quoted string); anything else is a string."""
     try:
         parsed = tomllib.loads(f"value = {text}")

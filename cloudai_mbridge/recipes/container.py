@@ -17,7 +17,7 @@ _ACTIVATIONS = {"silu": "torch.nn.functional.silu", "gelu": "torch.nn.functional
 _PRECISIONS = {"fp32": None, "bf16": "bf16_mixed"}
 
 # What all of our recipes share and Megatron's defaults have otherwise
-_MODEL = {
+MODEL_DEFAULTS: dict[str, Any] = {
     "position_embedding_type": "rope",
     "normalization": "RMSNorm",
     "gated_linear_unit": True,
@@ -53,7 +53,7 @@ _SECTIONS: dict[str, dict[str, Any]] = {
 def container_data(sections: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Return the container of a recipe's sections, in which the arguments of a point are already set."""
     given = {name: dict(values) for name, values in sections.items()}
-    model = {**_MODEL, **given.pop("model")}
+    model = {**MODEL_DEFAULTS, **given.pop("model")}
     precision = model.pop("dtype", "bf16")
     model["activation_func"] = {"_target_": _ACTIVATIONS[model.pop("activation", "silu")]}
     is_latent = bool(model.get("multi_latent_attention"))

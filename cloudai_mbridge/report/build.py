@@ -1,7 +1,7 @@
 """Build a report from what lies in the directory of a run: plan, journal, logs. The run itself need not be alive."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -9,11 +9,14 @@ from typing import Any
 from cloudai_mbridge import __version__
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.jobs import JobClass
-from cloudai_mbridge.logs import read_log
+from cloudai_mbridge.logs import LogSummary, read_log
 from cloudai_mbridge.logs.tail import last_lines
-from cloudai_mbridge.metrics import measure
+from cloudai_mbridge.metrics import Metrics, measure
 from cloudai_mbridge.plan import POINT_FILES, ROOT_FILES, RunPlan
 from cloudai_mbridge.plan.read import read_plan_data
+from cloudai_mbridge.report.comparability import compare_by
+from cloudai_mbridge.report.definitions import definitions_of, tokens_per_step_per_gpu
+from cloudai_mbridge.report.environment import machine_environment, run_environment
 from cloudai_mbridge.report.model import PointReport, Report
 from cloudai_mbridge.runner import Judge, Judgement
 from cloudai_mbridge.runner.journal import Attempt, Journal, JournalEntry
@@ -30,7 +33,7 @@ def build_report(root: Path) -> Report:
     """
     plan = read_plan_data(root)
     entries, excluded = _read_journal(root)
-    points = [_report_run(run, entries.get(run["key"]), root) for run in plan["runs"]]
+    points = [_report_run(run, entries.get(run["key"]), root, plan["system"]) for run in plan["runs"]]
     points += [_report_rejected(point) for point in plan["rejected"]]
     return Report(
         tool_version=__version__,
@@ -43,6 +46,7 @@ def build_report(root: Path) -> Report:
         notes=tuple(plan["notes"]),
         excluded_nodes=excluded,
         tests=tuple(plan["tests"]),
+        environment=machine_environment(),
     )
 
 
@@ -50,21 +54,27 @@ def judge_in(root: Path) -> Judge:
     """Return what judges a run of this directory as the report does."""
 
     def judge_run(run: RunPlan, entry: JournalEntry) -> Judgement:
-        point = _report_run(asdict(run), entry, root)
-        failure = point.failure or {}
+        outcome = _read_run(asdict(run), entry, root).outcome
+        failure = outcome.failure
         last = entry.last
         is_lost = last is not None and last.status is not None and last.status.state == "LOST"
         return Judgement(
-            verdict=str(point.verdict),
-            reasons=point.reasons,
-            is_success=point.verdict is Verdict.SUCCESS,
-            failure=failure.get("id", "lost" if is_lost else "unknown") if point.reasons else "",
+            verdict=str(outcome.verdict),
+            reasons=outcome.reasons,
+            is_success=outcome.verdict is Verdict.SUCCESS,
+            failure=_failure_id(outcome, is_lost) if outcome.reasons else "",
             is_infrastructure=is_lost
-            or (failure.get("kind") == FailureKind.INFRASTRUCTURE and _may_be_retried(last, failure["id"])),
-            nodes=tuple(failure.get("nodes", ())),
+            or (
+                failure is not None and failure.kind is FailureKind.INFRASTRUCTURE and _may_be_retried(last, failure.id)
+            ),
+            nodes=failure.nodes if failure else (),
         )
 
     return judge_run
+
+
+def _failure_id(outcome: RunOutcome, is_lost: bool) -> str:
+    return outcome.failure.id if outcome.failure else "lost" if is_lost else "unknown"
 
 
 def _may_be_retried(last: Attempt | None, failure: str) -> bool:
@@ -89,13 +99,24 @@ def _read_journal(root: Path) -> tuple[dict[str, JournalEntry], dict[str, str]]:
         journal.close()
 
 
-def _report_run(run: Mapping[str, Any], entry: JournalEntry | None, root: Path) -> PointReport:
+@dataclass(frozen=True)
+class _Reading:
+    """What a run's files say."""
+
+    log: LogSummary
+    log_name: str
+    metrics: Metrics
+    outcome: RunOutcome
+
+
+def _read_run(run: Mapping[str, Any], entry: JournalEntry | None, root: Path) -> _Reading:
+    """Read and judge a run."""
     directory = root / run["key"]
     is_upstream = run.get("upstream") is not None
     log_name = POINT_FILES.launcher_log if is_upstream else POINT_FILES.stdout
     log = read_log(directory / log_name)
-    args, world_size = run["args"], run["num_nodes"] * run["ranks_per_node"]
-    metrics = measure(log.steps, run["warmup_steps"], _tokens_per_step_per_gpu(args, world_size))
+    tokens = tokens_per_step_per_gpu(run["args"], _world_size(run))
+    metrics = measure(log.steps, run["warmup_steps"], tokens, definitions_of(run, log.run))
     logs = (directory / POINT_FILES.stderr, directory / log_name)
     last = entry.last if entry else None
     outcome = judge(
@@ -112,6 +133,13 @@ def _report_run(run: Mapping[str, Any], entry: JournalEntry | None, root: Path) 
         outcome = explain(outcome, last.status, log, logs, directory / POINT_FILES.stacks)
     if entry is not None and entry.note:
         outcome = replace(outcome, reasons=(*outcome.reasons, entry.note))
+    return _Reading(log, log_name, metrics, outcome)
+
+
+def _report_run(run: Mapping[str, Any], entry: JournalEntry | None, root: Path, system: str) -> PointReport:
+    read = _read_run(run, entry, root)
+    log, outcome = read.log, read.outcome
+    job = _job(entry.last) if entry and entry.last else {}
     return PointReport(
         key=run["key"],
         test_id=run["test_id"],
@@ -123,24 +151,25 @@ def _report_run(run: Mapping[str, Any], entry: JournalEntry | None, root: Path) 
         reasons=outcome.reasons,
         evidence=outcome.evidence,
         violations=(),
-        args=args,
+        args=run["args"],
         num_nodes=run["num_nodes"],
-        world_size=world_size,
+        world_size=_world_size(run),
         num_steps=run["num_steps"],
-        job=_job(last) if last else {},
+        job=job,
         run=log.run,
-        log={"file": f"{run['key']}/{log_name}", "source": log.source, "notes": log.notes},
-        metrics=metrics,
+        log={"file": f"{run['key']}/{read.log_name}", "source": log.source, "notes": log.notes},
+        metrics=read.metrics,
         steps=log.steps,
         failure=asdict(outcome.failure) if outcome.failure else None,
         attempts=tuple(_job(attempt) for attempt in (entry.attempts if entry else ())),
         is_pre_test=run["is_pre_test"],
+        comparability=compare_by(run, log.run, system, root / run["key"]),
+        environment=run_environment(run, job.get("nodes", ""), log.run),
     )
 
 
-def _tokens_per_step_per_gpu(args: Mapping[str, Any], world_size: int) -> float | None:
-    batch, length = args.get("gb"), args.get("seq_length")
-    return batch * length / world_size if batch and length else None
+def _world_size(run: Mapping[str, Any]) -> int:
+    return int(run["num_nodes"] * run["ranks_per_node"])
 
 
 _NOT_OF_THE_REPORT = ("hopeless",)

@@ -1,15 +1,15 @@
-"""The report as values. `to_dict` is the published form: report.json, schema version 1."""
+"""The report as values. `to_dict` is the published form: report.json, schema version 2."""
 
-import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from cloudai_mbridge.logs import StepRecord
 from cloudai_mbridge.metrics import Metrics
+from cloudai_mbridge.report.plain import plain
 from cloudai_mbridge.verdict import Verdict
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,9 @@ class PointReport:
     key: the run's directory below the root. job: what the scheduler said. run: what the training said of itself.
     failure: what made it fail, by the catalogue of failures. attempts: its jobs, of which `job` is the last.
     is_pre_test: it checked a node; its failure excludes the node and does not fail the scenario.
-    violations: the broken rules of a rejected point. metrics and steps are empty for it.
+    violations: the broken rules of a rejected point. metrics, steps and environment are empty for it.
+    comparability: {"id", "fields"}, what must be equal for two results to be compared; None for a rejected point, and
+    where it is not known. environment: what it ran on. predicted: what was expected of it, None if nothing was.
     """
 
     key: str
@@ -44,11 +46,18 @@ class PointReport:
     failure: Mapping[str, Any] | None = None
     attempts: tuple[Mapping[str, Any], ...] = ()
     is_pre_test: bool = False
+    comparability: Mapping[str, Any] | None = None
+    environment: Mapping[str, Any] = field(default_factory=dict)
+    predicted: Mapping[str, float | None] | None = None
 
 
 @dataclass(frozen=True)
 class Report:
-    """A whole run of a scenario. excluded_nodes: name -> why no further job used it. tests: the scenario's, by id."""
+    """A whole run of a scenario.
+
+    excluded_nodes: name -> why no further job used it. tests: the scenario's, by id. environment: of the machine that
+    wrote the report.
+    """
 
     tool_version: str
     scenario: str
@@ -60,6 +69,7 @@ class Report:
     notes: tuple[str, ...] = ()
     excluded_nodes: Mapping[str, str] = field(default_factory=dict)
     tests: tuple[str, ...] = ()
+    environment: Mapping[str, Any] = field(default_factory=dict)
 
     def count(self, verdict: Verdict) -> int:
         return sum(point.verdict is verdict for point in self.points)
@@ -76,19 +86,8 @@ class Report:
     def to_dict(self) -> dict[str, Any]:
         """Return plain data for JSON; numbers that are not finite become "nan", "inf" or "-inf"."""
         summary = {str(verdict): self.count(verdict) for verdict in Verdict}
-        head = {"schema_version": SCHEMA_VERSION, "tool": {"name": "cloudai-mbridge", "version": self.tool_version}}
-        body = asdict(self)
-        del body["tool_version"]
+        tool = {"name": "cloudai-mbridge", "version": self.tool_version}
+        body = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "tool_version"}
         points = body.pop("points")
-        return {**head, **plain(body), "summary": summary, "points": plain(points)}
-
-
-def plain(value: Any) -> Any:
-    """Return the value with what JSON cannot hold replaced."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    return value
+        data = {"schema_version": SCHEMA_VERSION, "tool": tool, **body, "summary": summary, "points": points}
+        return {name: plain(value) for name, value in data.items()}

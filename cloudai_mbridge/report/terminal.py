@@ -7,9 +7,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from cloudai_mbridge.metrics import Statistic
 from cloudai_mbridge.report.model import PointReport, Report
-from cloudai_mbridge.report.text import count_text, window_text
+from cloudai_mbridge.report.text import count_text, evidence_title, spread_text, windows_text
 from cloudai_mbridge.verdict import Verdict
 
 _STYLE = {Verdict.SUCCESS: "green", Verdict.FAILED: "bold red", Verdict.REJECTED: "yellow", Verdict.SKIPPED: "yellow"}
@@ -37,7 +36,7 @@ def render_table(report: Report) -> RenderableType:
         *_evidence(report),
         *map(Text, report.notes),
         *(Text(f"node {node} was excluded: {reason}") for node, reason in report.excluded_nodes.items()),
-        Text(f"{count_text(report)}; {_window_note(report)}"),
+        Text(f"{count_text(report)}; {windows_text(report)}"),
     )
 
 
@@ -52,9 +51,9 @@ def _add_row(table: Table, point: PointReport, name: str) -> None:
         Text(name),
         verdict,
         f"{len(point.steps)}/{point.num_steps or '?'}",
-        _cell(m.step_time_s),
-        _cell(m.tflops_per_gpu),
-        _cell(m.tokens_per_s_per_gpu),
+        spread_text(m.step_time_s),
+        spread_text(m.tflops_per_gpu),
+        spread_text(m.tokens_per_s_per_gpu),
         " → ".join("?" if loss is None else f"{loss:.3f}" for loss in losses),
         Text("\n".join(point.reasons)),
     )
@@ -69,25 +68,10 @@ def _operands(operands: Mapping[str, Any]) -> str:
     return ", ".join(f"{name}={value}" for name, value in operands.items())
 
 
-def _cell(s: Statistic | None) -> str:
-    return "not measured" if s is None else f"{s.mean:.4g} ±{s.std:.2g}"
-
-
 def _evidence(report: Report) -> list[Text]:
     lines = []
     for point in report.points:
         if point.evidence:
-            lines.append(Text(f"{point.key}: {_evidence_title(point)}", style=_STYLE[point.verdict]))
+            lines.append(Text(f"{point.key}: {evidence_title(point)}", style=_STYLE[point.verdict]))
             lines += [Text(f"  | {line}", style="dim") for line in point.evidence]
     return lines
-
-
-def _evidence_title(point: PointReport) -> str:
-    return point.failure["title"] if point.failure else "the last lines of its logs"
-
-
-def _window_note(report: Report) -> str:
-    windows = {window_text(point) for point in report.points if point.metrics and point.metrics.step_time_s}
-    if len(windows) == 1:
-        return f"mean ±std over steps {windows.pop()}"
-    return "mean ±std over each run's steps after its warm-up, see report.txt"

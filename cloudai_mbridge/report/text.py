@@ -17,7 +17,10 @@ def render_point(point: PointReport, root: Path) -> str:
     lines = [f"Source log: {log}", ""]
     lines += ["Step Time (s)", *_statistic(metrics.step_time_s if metrics else None), ""]
     lines += ["TFLOP/s per GPU", *_statistic(metrics.tflops_per_gpu if metrics else None), ""]
-    lines += [f"Steps counted: {window_text(point)}", f"Verdict: {point.verdict}"]
+    lines += [f"Steps counted: {window_text(point)}"]
+    if metrics and metrics.peak_memory_gib is not None:
+        lines += [f"Peak memory: {metrics.peak_memory_gib:.4g} GiB ({metrics.memory_kind or 'of an unknown kind'})"]
+    lines += [f"Verdict: {point.verdict}"]
     lines += [f"  - {reason}" for reason in point.reasons]
     if point.evidence:
         lines += ["Evidence:", *(f"  | {line}" for line in point.evidence)]
@@ -68,3 +71,19 @@ def _numbers(point: PointReport) -> str:
 
 def count_text(report: Report) -> str:
     return ", ".join(f"{report.count(verdict)} {verdict}" for verdict in Verdict)
+
+
+def spread_text(s: Statistic | None) -> str:
+    return "not measured" if s is None else f"{s.mean:.4g} ±{s.std:.2g}"
+
+
+def evidence_title(point: PointReport) -> str:
+    return str(point.failure["title"]) if point.failure else "the last lines of its logs"
+
+
+def windows_text(report: Report) -> str:
+    """Say what the numbers of all points are means of."""
+    windows = {window_text(point) for point in report.points if point.metrics and point.metrics.step_time_s}
+    if len(windows) == 1:
+        return f"mean ±std over steps {windows.pop()}"
+    return "mean ±std over each run's steps after its warm-up, see report.txt"

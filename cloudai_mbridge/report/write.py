@@ -1,21 +1,35 @@
 """Write a report into the directory of its run."""
 
-import json
 from pathlib import Path
 
 from cloudai_mbridge.plan import POINT_FILES, ROOT_FILES
+from cloudai_mbridge.report.files import write_text
+from cloudai_mbridge.report.html import render_html
+from cloudai_mbridge.report.json_file import write_json
+from cloudai_mbridge.report.junit import render_junit
+from cloudai_mbridge.report.markdown import render_markdown
 from cloudai_mbridge.report.model import Report
+from cloudai_mbridge.report.steps_csv import write_steps_csv
+from cloudai_mbridge.report.steps_parquet import write_steps_parquet
 from cloudai_mbridge.report.text import render_point, render_summary
 from cloudai_mbridge.verdict import Verdict
 
 
 def write_report(report: Report, root: Path) -> Path:
-    """Write report.json and report.txt, and a report.txt per run; return the path of report.json."""
+    """Write report.json, everything that is rendered from it, and a report.txt per run; return report.json's path.
+
+    report.json comes first: it is the contract, and stands whatever becomes of the rest.
+    """
+    path, data = root / ROOT_FILES.report, report.to_dict()
+    write_json(data, path)
     for point in report.points:
         if point.verdict is not Verdict.REJECTED:
             (root / point.key).mkdir(parents=True, exist_ok=True)
-            (root / point.key / POINT_FILES.report).write_text(render_point(point, root), encoding="utf-8")
-    (root / ROOT_FILES.summary).write_text(render_summary(report), encoding="utf-8")
-    path = root / ROOT_FILES.report
-    path.write_text(json.dumps(report.to_dict(), indent=1, allow_nan=False) + "\n", encoding="utf-8")
+            write_text(root / point.key / POINT_FILES.report, render_point(point, root))
+    write_text(root / ROOT_FILES.summary, render_summary(report))
+    write_text(root / ROOT_FILES.markdown, render_markdown(report))
+    write_text(root / ROOT_FILES.junit, render_junit(report))
+    write_steps_csv(report.points, root / ROOT_FILES.steps_csv)
+    write_steps_parquet(report.points, root / ROOT_FILES.steps_parquet)
+    write_text(root / ROOT_FILES.report_html, render_html(data))
     return path

@@ -11,7 +11,8 @@ from cloudai_mbridge.training.checkpointing import check_checkpoint_packages
 from cloudai_mbridge.training.config.container import ConfigContainer
 from cloudai_mbridge.training.config.resolved import resolved_yaml
 from cloudai_mbridge.training.data import check_data_config
-from cloudai_mbridge.training.device import describe_device
+from cloudai_mbridge.training.device import current_device, describe_device
+from cloudai_mbridge.training.environment import describe_environment
 from cloudai_mbridge.training.eval import evaluate_and_print_results
 from cloudai_mbridge.training.exits import EarlyExit, barrier_and_log, save_checkpoint_and_time
 from cloudai_mbridge.training.initialize import destroy, initialize
@@ -27,6 +28,7 @@ from cloudai_mbridge.training.tokenizers.build import check_tokenizer
 from cloudai_mbridge.training.train import _finish_train, train
 from cloudai_mbridge.training.utils.flops import FLOPS_FORMULA
 from cloudai_mbridge.training.utils.log_lines import RUN_MARK, render_record, write_line
+from cloudai_mbridge.training.utils.peak_memory import memory_kind
 from cloudai_mbridge.training.utils.required import required
 from cloudai_mbridge.training.utils.train_utils import flops_per_step
 
@@ -163,5 +165,7 @@ def _announce(state: GlobalState, model: list[Any], adapted: dict[str, Any]) -> 
         "adapted": adapted,
         "torch": str(torch.__version__),
         "megatron_core": str(megatron.core.__version__),
+        "memory_kind": memory_kind(current_device()),
+        "environment": describe_environment(),
     }
     write_line(render_record(RUN_MARK, facts))

@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 
 pytestmark = pytest.mark.slow
@@ -68,6 +69,20 @@ def test_numbers_agree_with_each_other_and_with_the_printed_lines(sweep: Any) ->
         counted = [step["step_time_s"] for step in point["steps"] if step["step"] > 3]
         assert point["metrics"]["step_time_s"]["n"] == len(counted) == 9
         assert point["metrics"]["step_time_s"]["mean"] == pytest.approx(sum(counted) / 9)
+
+
+def test_the_report_is_what_the_schema_says(sweep: Any, repository: Path) -> None:
+    _, report, root = sweep
+    schema = json.loads((repository / "cloudai_mbridge/report/report.schema.json").read_text())
+    jsonschema.Draft202012Validator(schema).validate(report)
+    runs = [point for point in report["points"] if point["verdict"] == "success"]
+    assert len({point["comparability"]["id"] for point in runs}) == len(runs) == 6
+    for point in runs:
+        assert point["environment"]["packages"]["torch"] == point["run"]["torch"]
+        assert point["environment"]["nodes"] == [report["environment"]["hostname"]]
+        assert 0.1 < point["metrics"]["peak_memory_gib"] < 8
+    for name in ("report.html", "report.md", "report.txt", "junit.xml", "steps.csv"):
+        assert (root / name).stat().st_size > 100
 
 
 def test_equal_work_gives_equal_losses(sweep: Any) -> None:

@@ -58,6 +58,20 @@ def test_records_are_read_at_full_precision() -> None:
     assert (summary.source, summary.notes) == ("records", ())
 
 
+def test_a_records_memory() -> None:
+    (step,) = _parse(_record(1, peak_memory_gib=1.25)).steps
+    assert step.peak_memory_gib == 1.25
+    (old,) = _parse(_record(1)).steps  # from before it was measured
+    assert old.peak_memory_gib is None
+
+
+@pytest.mark.parametrize("step", [-1, 10**15, 10**30, True, 1.0, "1", None])
+def test_a_step_that_is_no_number_of_a_step_is_damaged(step: Any) -> None:
+    summary = _parse(_record(1).replace('"step": 1', f'"step": {json.dumps(step)}') + _record(7))
+    assert [s.step for s in summary.steps] == [7]
+    assert summary.notes == ("1 damaged records were left out",)
+
+
 def test_records_win_over_the_rounded_lines() -> None:
     summary = _parse(_time(9.99, 9.9) + _iteration(1, 9.0) + _record(1, 5.0))
     assert [(s.step, s.step_time_s, s.loss) for s in summary.steps] == [(1, 1.5, 5.0)]

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cloudai_mbridge.logs import StepRecord
-from cloudai_mbridge.metrics import measure
+from cloudai_mbridge.metrics import Definitions, measure
 from cloudai_mbridge.metrics.statistics import summarize
 
 
@@ -109,3 +109,24 @@ def test_numbers_at_the_ends_of_the_range_are_no_crash(values: list[float]) -> N
     """A damaged record may hold any number; the report must still be written."""
     s = summarize(values)
     assert s is None or math.isfinite(s.mean)
+
+
+def _memory(*peaks: float | None) -> list[StepRecord]:
+    return [StepRecord(i, 1.0, 1.0, 5.0, None, peak) for i, peak in enumerate(peaks, 1)]
+
+
+def test_the_peak_memory_is_of_the_whole_run() -> None:
+    """What the warm-up has taken has to fit, too."""
+    metrics = measure(_memory(1.0, 4.0, 2.0), 2, None, Definitions(memory_kind="resident set"))
+    assert (metrics.peak_memory_gib, metrics.memory_kind) == (4.0, "resident set")
+
+
+@pytest.mark.parametrize("peaks", [(), (None, None), (1.0, None), (math.nan, 1.0)])
+def test_memory_that_a_step_does_not_tell_is_unknown(peaks: tuple[float | None, ...]) -> None:
+    metrics = measure(_memory(*peaks), 0, None, Definitions(memory_kind="resident set"))
+    assert (metrics.peak_memory_gib, metrics.memory_kind) == (None, None)
+
+
+def test_what_the_numbers_mean_stands_beside_them() -> None:
+    metrics = measure(_steps(1.0), 0, 120.0, Definitions(2e9, "formula/1"))
+    assert (metrics.flops_per_step, metrics.flops_formula, metrics.tokens_per_step_per_gpu) == (2e9, "formula/1", 120.0)

@@ -11,7 +11,7 @@ from cloudai_mbridge.recipes import Recipe, load_recipe
 from cloudai_mbridge.recipes.apply import ELSEWHERE, HARMLESS, MAPPED, NOT_EMBEDDED, training_config, unsupported_args
 from cloudai_mbridge.recipes.apply import with_recipe_defaults as with_defaults
 from cloudai_mbridge.training.config import ConfigContainer
-from cloudai_mbridge.training.utils.flops import moe_layer_pattern
+from cloudai_mbridge.training.flops import moe_layer_pattern
 
 DENSE, MOE, DEEPSEEK = "gpt_tiny", "moe_tiny", "deepseek_v3"
 

@@ -7,7 +7,7 @@ from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
 from cloudai_mbridge.recipes import load_recipe, recipe_names
 from cloudai_mbridge.recipes.apply import training_config, with_recipe_defaults
 from cloudai_mbridge.training.config import ConfigContainer
-from cloudai_mbridge.training.utils.flops import count_layers, flops_per_token
+from cloudai_mbridge.training.flops import count_layers, flops_per_token
 
 # FLOPs per token at tp 1 and the default sequence, as published for the reference implementation's formula; DeepSeek's
 # is with one multi-token-prediction layer, which the recipe leaves out.
@@ -41,7 +41,7 @@ def test_a_known_model_has_its_published_flops(name: str) -> None:
     recipe = load_recipe(name)
     model = ConfigContainer.from_dict(training_config(recipe, ResolvedCmdArgs(model_recipe_name=name), {})).model
     flops, mtp_num_layers = GOLDEN[name]
-    assert flops_per_token(model, mtp_num_layers) == flops
+    assert flops_per_token(model, mtp_num_layers=mtp_num_layers) == flops
 
 
 def test_the_promised_recipes_ship() -> None:

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from cloudai_mbridge.logs import StepRecord
-from cloudai_mbridge.metrics import measure
+from cloudai_mbridge.metrics import Definitions, measure
 from cloudai_mbridge.report.model import SCHEMA_VERSION, PointReport, Report
 from cloudai_mbridge.report.terminal import render_table
 from cloudai_mbridge.report.text import render_point, render_summary
@@ -117,7 +117,7 @@ def test_counts() -> None:
 
 def test_the_published_form() -> None:
     data = _strict(json.dumps(_report(_point(), _rejected()).to_dict(), allow_nan=False))
-    assert data["schema_version"] == SCHEMA_VERSION == 1
+    assert data["schema_version"] == SCHEMA_VERSION == 2
     assert data["tool"] == {"name": "cloudai-mbridge", "version": "1"}
     assert (data["scenario"], data["system"]) == ("s", "here")
     good, rejected = data["points"]
@@ -130,6 +130,7 @@ def test_the_published_form() -> None:
         "tflops_per_gpu": 10.0,
         "loss": 6.0,
         "grad_norm": None,
+        "peak_memory_gib": None,
     }
     assert (rejected["verdict"], rejected["metrics"], rejected["steps"]) == ("rejected", None, [])
     assert rejected["violations"][0]["operands"] == {"gb": 8, "mb": 3, "dp": 2}
@@ -155,6 +156,11 @@ def test_what_was_not_measured_is_null() -> None:
         "tokens_per_s_per_gpu": None,
         "first_loss": None,
         "last_loss": None,
+        "peak_memory_gib": None,
+        "memory_kind": None,
+        "flops_formula": None,
+        "flops_per_step": None,
+        "tokens_per_step_per_gpu": None,
     }
 
 
@@ -202,6 +208,13 @@ def test_the_text_of_a_failed_run_says_why() -> None:
     assert text.endswith("  | ValueError: x\n")
     assert "0.0" not in text
     assert "-1" not in text
+
+
+def test_the_text_of_a_run_tells_its_memory() -> None:
+    steps = tuple(StepRecord(i, 1.0, 1.0, 5.0, None, 0.25 * i) for i in (1, 2, 3))
+    metrics = measure(steps, 2, None, Definitions(memory_kind="resident set"))
+    text = render_point(_point(steps=steps, metrics=metrics), Path("/r"))
+    assert "warm-up 1-2 left out\nPeak memory: 0.75 GiB (resident set)\nVerdict: success\n" in text
 
 
 ATTEMPTS = (
@@ -264,9 +277,30 @@ def test_all_reports_are_written(tmp_path: Path) -> None:
     assert _strict(path.read_text())["summary"]["rejected"] == 1
     assert {str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file()} == {
         "report.json",
+        "report.html",
+        "report.md",
         "report.txt",
+        "junit.xml",
+        "steps.csv",
+        "steps.parquet",
         "sweep/tp1/0/report.txt",
     }
+
+
+def test_the_file_is_the_published_form(tmp_path: Path) -> None:
+    """A line per point, and the same to every reader."""
+    for points in ((), (_point(),), (_point(), _point(key="sweep/x/0", label="\ud800 é"), _rejected())):
+        report = _report(*points)
+        text = write_report(report, tmp_path).read_text(encoding="ascii")
+        assert _strict(text) == _strict(json.dumps(report.to_dict()))
+        assert sum(line.startswith("  {") for line in text.splitlines()) == len(points)
+
+
+def test_what_is_written_again_replaces_the_old(tmp_path: Path) -> None:
+    write_report(_report(_point()), tmp_path)
+    write_report(_report(_point(), scenario="another"), tmp_path)
+    assert _strict((tmp_path / "report.json").read_text())["scenario"] == "another"
+    assert not list(tmp_path.glob(".*"))
 
 
 # Table

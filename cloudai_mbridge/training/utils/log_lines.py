@@ -18,6 +18,10 @@ RUN_MARK = "MBRIDGE_RUN"
 STEP_MARK = "MBRIDGE_STEP"
 RECORD_VERSION = 1
 
+# what `peak_memory_gib` of a step may measure
+RESERVED_MEMORY = "accelerator, reserved"
+RESIDENT_MEMORY = "resident set"
+
 
 @dataclass(frozen=True)
 class StepReport:
@@ -25,7 +29,7 @@ class StepReport:
 
     step_time_s is the slowest rank's; tflops_per_gpu is model FLOPs of the step / step_time_s / world size / 1e12,
     None if the model's are not known; losses are means over the tokens of the global batch. Energy is in J per step
-    and GPU, power in W per GPU.
+    and GPU, power in W per GPU. peak_memory_gib is the largest of any rank so far, of the run's `memory_kind`.
     """
 
     step: int
@@ -46,6 +50,7 @@ class StepReport:
     power_per_gpu_w: float | None = None
     params_norm: float | None = None
     max_attention_logit: float | None = None
+    peak_memory_gib: float | None = None
 
 
 def render_step_time(r: StepReport) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from cloudai_mbridge.training.utils.flops import moe_layer_pattern
+from cloudai_mbridge.training.flops import moe_layer_pattern
 from cloudai_mbridge.training.utils.log_lines import write_line
 
 _MIB = 1024 * 1024

@@ -24,6 +24,7 @@ from cloudai_mbridge.training.utils.log_lines import (
     write_line,
 )
 from cloudai_mbridge.training.utils.moe_metrics import _build_moe_metric_writer, track_auxiliary_losses
+from cloudai_mbridge.training.utils.peak_memory import peak_memory_gib
 from cloudai_mbridge.training.utils.reduce import reduce_max_stat_across_model_parallel_group
 from cloudai_mbridge.training.utils.reports import report_memory
 from cloudai_mbridge.training.utils.required import required
@@ -174,7 +175,9 @@ class _Log:
     def _report(self, s: StepValues) -> StepReport:
         progress, totals, monitor = self._state.train_state, self._totals, self._state.energy_monitor
         iterations = loss_totals.total_iterations(totals)
-        step_time_s = _slowest(self._state.timers("interval-time").elapsed(barrier=True)) / iterations
+        elapsed = self._state.timers("interval-time").elapsed(barrier=True)
+        slowest, peak_memory = _largest(elapsed, peak_memory_gib(current_device()))
+        step_time_s = slowest / iterations
         energy = None if monitor is None else monitor.lap() / iterations / self._world_size
         losses = self._losses(s.losses) if self._rank == self._world_size - 1 else {}
         return StepReport(
@@ -192,6 +195,7 @@ class _Log:
             num_zeros=s.num_zeros,
             params_norm=s.params_norm,
             max_attention_logit=s.max_attention_logit,
+            peak_memory_gib=peak_memory,
             energy_per_gpu_j=energy,
             power_per_gpu_w=None if energy is None or not step_time_s else energy / step_time_s,
             skipped_iterations=totals[loss_totals.SKIPPED],
@@ -249,10 +253,10 @@ def _group(pg_collection: Any, name: str) -> Any:
     return mpu.get_pipeline_model_parallel_group() if name == "pp" else mpu.get_data_parallel_group()
 
 
-def _slowest(seconds: float) -> float:
-    """Return the longest time of any rank: all ranks report the same number. A collective."""
+def _largest(*values: float) -> list[float]:
+    """Return the largest of any rank, value by value: all ranks report the same numbers. A collective, just one."""
     if dist.get_world_size() == 1:
-        return seconds
-    longest = torch.tensor(seconds, dtype=torch.float64, device=current_device())
-    dist.all_reduce(longest, op=dist.ReduceOp.MAX)
-    return float(longest)
+        return list(values)
+    largest = torch.tensor(values, dtype=torch.float64, device=current_device())
+    dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+    return [float(value) for value in largest.tolist()]

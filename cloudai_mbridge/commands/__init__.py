@@ -1,0 +1,1 @@
+"""Commands beside the main path, one module each: arguments in, words out."""

@@ -1,0 +1,209 @@
+"""`mbridge baseline promote | show | check`."""
+
+import getpass
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from cloudai_mbridge.errors import OK, BadInput, MBridgeError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from cloudai_mbridge.gate.baseline_model import Baseline
+    from cloudai_mbridge.gate.promote import Proposal
+
+REFUSED = 15
+_PATH = click.Path(path_type=Path)
+_WIDTH = 160  # of a table where the output is no terminal
+
+
+class PromotionRefused(MBridgeError):
+    """The runs are no baseline; one line per reason."""
+
+    exit_code = REFUSED
+
+
+def register(cli: click.Group) -> None:
+    """Add the commands to a group."""
+    group = click.Group("baseline", help="Promote good runs to a baseline, and look at what is there.")
+    for command in (promote, show, check):
+        group.add_command(command)
+    cli.add_command(group)
+
+
+@click.command()
+@click.argument("results", nargs=-1, required=True, type=_PATH)
+@click.option("--baseline", "path", type=_PATH, required=True, help="The baseline file; is made if it is not there.")
+@click.option("--reason", required=True, help="Why these runs are the new baseline.")
+@click.option("--by", help="Who promotes; default: git's user.name, or the login name.")
+@click.option("--point", "globs", multiple=True, help="Only points whose name matches; may be given several times.")
+@click.option("--policy", type=_PATH, help="Policy whose margins and tolerances hold; default: the built-in ones.")
+@click.option("--min-runs", type=click.IntRange(min=2), default=5, show_default=True, help="Runs that a point needs.")
+@click.option(
+    "--max-noise",
+    type=click.FloatRange(min=0, max=1, min_open=True),
+    default=0.02,
+    show_default=True,
+    help="Relative standard deviation of the step time between runs that is still good enough.",
+)
+@click.option("--accept-regression", is_flag=True, help="Also what is worse than the baseline; --reason says why.")
+@click.option("--accept-change", is_flag=True, help="Also other work under the name of a point that is there.")
+@click.option("--yes", is_flag=True, help="Write without asking.")
+@click.option("--dry-run", is_flag=True, help="Show the diff, write nothing.")
+def promote(results: tuple[Path, ...], path: Path, *, yes: bool, dry_run: bool, **options: Any) -> int:
+    """Make the runs of RESULTS (report.json files or runs' directories) the baseline of their points.
+
+    All runs of a point must be good and alike. If one point is refused, nothing is written. Shows the diff of the file,
+    and writes it after a yes.
+    """
+    from cloudai_mbridge.gate.baseline_file import replace_if_unchanged
+    from cloudai_mbridge.gate.promote import propose, select
+    from cloudai_mbridge.gate.results import read_results
+
+    terms = _terms(**{name: value for name, value in options.items() if name != "globs"})
+    points = select([run for result in results for run in read_results(result)], options["globs"])
+    while True:
+        proposal = propose(path, points, terms)
+        _show_proposal(proposal)
+        if not _is_wanted(proposal, yes=yes, dry_run=dry_run):
+            return OK
+        if replace_if_unchanged(path, proposal.old, proposal.new):
+            click.echo(f"written: {path}, {len(proposal.points)} points promoted")
+            return OK
+        click.echo(f"{path} has changed meanwhile; looking again")
+
+
+@click.command()
+@click.argument("path", metavar="FILE", type=_PATH)
+def show(path: Path) -> int:
+    """Show the metrics of every point of a baseline FILE, and who promoted it, when and why."""
+    from rich.console import Console
+    from rich.text import Text
+
+    from cloudai_mbridge.gate.baseline import load_baseline
+
+    baseline = load_baseline(path)
+    console = Console(highlight=False)
+    console = console if console.is_terminal else Console(highlight=False, width=_WIDTH)
+    console.print(_table(baseline))
+    for point in baseline.points:
+        runs = f"{len(point.runs)} runs, promoted {point.promoted_at} by {point.promoted_by}: {point.reason}"
+        lines = [f"{point.point}: {runs}", *(f"  accepted: {text}" for text in point.accepted)]
+        for line in lines:
+            console.print(Text(_printable(line)), soft_wrap=True)
+    return OK
+
+
+@click.command()
+@click.argument("path", metavar="FILE", type=_PATH)
+@click.option("--max-age-days", type=click.IntRange(min=1), default=90, show_default=True, help="Older ones are odd.")
+def check(path: Path, max_age_days: int) -> int:
+    """Check that a baseline FILE can be read and agrees with itself, and say what is odd about it."""
+    from cloudai_mbridge.gate.baseline import load_baseline
+    from cloudai_mbridge.gate.baseline_oddities import oddities
+
+    baseline = load_baseline(path)
+    found = oddities(baseline, datetime.now(UTC), max_age_days)
+    for text in found:
+        click.echo(f"odd   {_printable(text)}")
+    click.echo(f"ok    {path}: {len(baseline.points)} points, {len(found)} oddities")
+    return OK
+
+
+def _terms(*, reason: str, by: str | None, policy: Path | None, min_runs: int, max_noise: float, **accept: bool) -> Any:
+    from cloudai_mbridge.gate.policy import default_metrics, load_policy
+    from cloudai_mbridge.gate.promote import Terms
+    from cloudai_mbridge.gate.promotion_rules import Limits
+
+    if not reason.strip():
+        raise BadInput("--reason: is blank; say why these runs are the new baseline")
+    return Terms(
+        by=(by or _whoever()).strip() or "unknown",
+        at=datetime.now(UTC).isoformat(timespec="seconds"),
+        reason=reason.strip(),
+        limits=Limits(min_runs=min_runs, max_noise=max_noise),
+        metrics=load_policy(policy).policy.metrics if policy else default_metrics(),
+        **accept,
+    )
+
+
+def _whoever() -> str:
+    """Return git's user.name, else the login name."""
+    try:
+        asked = subprocess.run(["git", "config", "user.name"], capture_output=True, text=True, timeout=10, check=False)
+        if asked.stdout.strip():
+            return asked.stdout.strip()
+    except (OSError, subprocess.SubprocessError, UnicodeDecodeError):
+        pass
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError, ImportError):
+        return "unknown"
+
+
+def _show_proposal(proposal: "Proposal") -> None:
+    """Print the diff and the notes.
+
+    Raises:
+        PromotionRefused: a point is no baseline.
+    """
+    from cloudai_mbridge.gate.promote import difference
+
+    if proposal.refusals:
+        lines = [
+            f"refused {_printable(refusal.point)}: {_printable(reason)}"
+            for refusal in proposal.refusals
+            for reason in refusal.reasons
+        ]
+        good = len(proposal.points) - len(proposal.refusals)
+        rest = f"; --point can leave out what is refused, {good} others are good" if good else ""
+        raise PromotionRefused("\n".join([*lines, f"nothing written{rest}"]))
+    for line in difference(proposal):
+        click.echo(_printable(line))
+    for note in proposal.notes:
+        click.echo(f"note: {_printable(note)}")
+
+
+def _is_wanted(proposal: "Proposal", *, yes: bool, dry_run: bool) -> bool:
+    if dry_run:
+        click.echo("nothing written: --dry-run")
+        return False
+    if yes:
+        return True
+    if not sys.stdin.isatty():
+        click.echo("nothing written: there is no terminal to ask at; --yes writes without asking")
+        return False
+    if click.confirm(f"Write {proposal.path}?", default=False):
+        return True
+    click.echo("nothing written")
+    return False
+
+
+def _table(baseline: "Baseline") -> "Table":
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table()
+    for name in ("point", "metric"):
+        table.add_column(name, overflow="fold")
+    for name in ("value", "noise", "n", "bounds"):
+        table.add_column(name, justify="right")
+    for point in baseline.points:
+        for i, metric in enumerate(point.metrics):
+            values = metric.value if isinstance(metric.value, list) else [metric.value]
+            shown = " → ".join(f"{value:.5g}" for value in dict.fromkeys((values[0], values[-1])))
+            bounds = f"{metric.bounds.lower:+.1%} to {metric.bounds.upper:+.1%}" if metric.bounds else ""
+            noise = "unknown" if metric.noise is None else f"{metric.noise:.2%}"
+            cells = (point.point if i == 0 else "", metric.name, f"{shown} {metric.unit}", noise, metric.n, bounds)
+            table.add_row(*(Text(_printable(str(cell))) for cell in cells))
+    return table
+
+
+def _printable(text: str) -> str:
+    """Escape what does not print, such as a terminal's control sequences in a name."""
+    return "".join(c if c.isprintable() else f"\\u{ord(c):04x}" for c in text)

@@ -1,0 +1,111 @@
+"""`mbridge gate` and `mbridge compare`."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from cloudai_mbridge.console import new_console, observer_for
+from cloudai_mbridge.errors import OK
+
+if TYPE_CHECKING:
+    from cloudai_mbridge.confirm import Confirmation
+    from cloudai_mbridge.gate.verdict import GateResult
+
+_PATH = click.Path(path_type=Path)
+_BUILT_IN = {"name": "built-in", "baseline": "-"}
+
+
+def register(cli: click.Group) -> None:
+    """Add the commands to a group."""
+    cli.add_command(gate)
+    cli.add_command(compare)
+
+
+@click.command()
+@click.argument("results", nargs=-1, required=True, type=_PATH)
+@click.option("--policy", type=_PATH, required=True, help="Policy TOML, such as conf/gates/default.toml.")
+@click.option("--baseline", type=_PATH, help="Baseline file instead of what the policy compares with.")
+@click.option("--confirm", type=click.IntRange(min=1), help="Run inconclusive points so often again, on other nodes.")
+@click.option("--json", "json_file", type=_PATH, help="Also write the result as JSON.")
+@click.option("--markdown", type=_PATH, help="Also write it for a CI's step summary.")
+@click.option("--junit", type=_PATH, help="Also write it as JUnit XML.")
+def gate(results: tuple[Path, ...], policy: Path, baseline: Path | None, confirm: int | None, **files: Any) -> int:
+    """Judge RESULTS (report.json files or runs' directories, taken together) against a baseline or a history.
+
+    Exit codes: 0 pass or improvement, 10 regression, 11 not run, 12 not comparable, 13 inconclusive, 14 improvement
+    where the policy lets it fail.
+    """
+    from cloudai_mbridge.gate.policy import load_policy
+    from cloudai_mbridge.gate.run import run_gate
+
+    loaded = load_policy(policy)
+    if baseline is not None:
+        loaded = replace(loaded, baseline_path=baseline, history_path=None)
+    today, looks = datetime.now(UTC).date(), 2 if confirm else 1
+    result = run_gate(results, loaded, today, looks)
+    if confirm and (more := _confirm(results, result, confirm)):
+        result = run_gate([*results, *(runs.root for runs in more)], loaded, today, looks)
+        result = result.with_notes(note for runs in more for note in runs.notes)
+    _show(result, **files)
+    return result.exit_code
+
+
+@click.command()
+@click.argument("old", metavar="A", type=_PATH)
+@click.argument("new", metavar="B", type=_PATH)
+@click.option("--policy", type=_PATH, help="Policy whose metrics and limits hold; default: the built-in ones.")
+@click.option("--json", "json_file", type=_PATH, help="Also write the result as JSON.")
+@click.option("--markdown", type=_PATH, help="Also write it for a CI's step summary.")
+@click.option("--junit", type=_PATH, help="Also write it as JUnit XML.")
+def compare(old: Path, new: Path, policy: Path | None, **files: Any) -> int:
+    """Compare the runs of report B with those of report A. It only tells: the exit code is 0, whatever it finds."""
+    from cloudai_mbridge.gate.policy import GatePolicy, load_policy
+    from cloudai_mbridge.gate.run import compare_reports
+
+    terms = load_policy(policy).policy if policy else GatePolicy.model_validate(_BUILT_IN)
+    _show(compare_reports([old], [new], terms, datetime.now(UTC).date()), **files)
+    return OK
+
+
+def _show(result: "GateResult", json_file: Path | None, markdown: Path | None, junit: Path | None) -> None:
+    from cloudai_mbridge.report.files import write_text
+    from cloudai_mbridge.report.gate_junit import render_gate_junit
+    from cloudai_mbridge.report.gate_markdown import render_gate_markdown
+    from cloudai_mbridge.report.gate_terminal import render_gate
+    from cloudai_mbridge.report.plain import plain
+
+    new_console().print(render_gate(result))
+    rendered = (
+        (json_file, lambda: json.dumps({**plain(result), "exit_code": result.exit_code}, indent=1) + "\n"),
+        (markdown, lambda: render_gate_markdown(result)),
+        (junit, lambda: render_gate_junit(result)),
+    )
+    for path, render in rendered:
+        if path is not None:
+            write_text(path, render())
+
+
+def _confirm(results: Sequence[Path], result: "GateResult", repeats: int) -> "list[Confirmation]":
+    """Run every inconclusive point again, from the last result that holds it."""
+    from cloudai_mbridge.confirm import confirm
+    from cloudai_mbridge.gate.results import read_results
+    from cloudai_mbridge.gate.verdict import GateVerdict
+
+    wanted = [point.point for point in result.points if point.verdict is GateVerdict.INCONCLUSIVE]
+    where = {run.point: path for path in results for run in read_results(path) if run.point in wanted}
+    console, roots = new_console(), dict.fromkeys(where.values())
+    return [
+        confirm(
+            path if path.is_dir() else path.parent,
+            [point for point in wanted if where[point] == path],
+            repeats,
+            partial(observer_for, console),
+        )
+        for path in roots
+    ]

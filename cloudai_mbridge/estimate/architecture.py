@@ -1,0 +1,222 @@
+"""What the formulas read of a model, from a recipe and a point's arguments; no torch.
+
+Where a value comes from, the later one wins: Megatron-Core's default (below, where the field has one), what all of our
+recipes share (`recipes.container.MODEL_DEFAULTS`), the recipe's `[model]` table, the point's arguments (`hidden_size`,
+`num_layers`, `vocab_size`, `seq_length`, `tp`), and `model.*` of its `extra_cmd_args`. A list of one entry per layer is
+cut or continued where the point has another number of layers than the recipe.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from functools import lru_cache
+from typing import Any
+
+from cloudai_mbridge.errors import BadInput
+from cloudai_mbridge.estimate.fit_layers import fit_layers
+from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
+from cloudai_mbridge.recipes.apply import parse_value
+from cloudai_mbridge.recipes.container import MODEL_DEFAULTS
+from cloudai_mbridge.recipes.load import Recipe
+
+PerLayer = int | tuple[int, ...] | None
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A model, in Megatron-Core's names and with its defaults. Sizes are the whole model's; hashable.
+
+    activation: silu, gelu, quick_gelu, squared_relu. tensor_model_parallel_size: for the padding of the vocabulary.
+    mtp_num_layers: 0 where none are trained. csa_*, o_*, dsa_*, linear_*: of attention variants that the formulas know
+    and our loop does not build.
+    """
+
+    recipe: str
+    num_layers: int
+    hidden_size: int
+    num_attention_heads: int
+    vocab_size: int
+    seq_length: int
+    ffn_hidden_size: int
+    num_query_groups: int
+    kv_channels: int
+    tensor_model_parallel_size: int = 1
+    make_vocab_size_divisible_by: int = 128
+    should_pad_vocab: bool = False
+    share_embeddings_and_output_weights: bool = True
+    position_embedding_type: str = "learned_absolute"
+    rotary_base: int = 10000
+    normalization: str = "LayerNorm"
+    layernorm_epsilon: float = 1e-5
+    gated_linear_unit: bool = False
+    activation: str = "gelu"
+    add_bias_linear: bool = True
+    add_qkv_bias: bool = False
+    qk_layernorm: bool = False
+    attention_output_gate: bool = False
+    softmax_type: str = "vanilla"
+    hidden_dropout: float = 0.1
+    attention_dropout: float = 0.1
+    window_size: int | tuple[int, ...] | None = None
+    window_attn_skip_freq: PerLayer = None
+    mtp_num_layers: int = 0
+    account_for_embedding_in_pipeline_split: bool = False
+    account_for_loss_in_pipeline_split: bool = False
+    num_layers_in_first_pipeline_stage: int | None = None
+    num_layers_in_last_pipeline_stage: int | None = None
+
+    num_moe_experts: int | None = None
+    moe_router_topk: int = 2
+    moe_ffn_hidden_size: int | None = None
+    moe_shared_expert_intermediate_size: int | None = None
+    moe_shared_expert_gate: bool = False
+    moe_layer_freq: int | tuple[int, ...] = 1
+    moe_latent_size: int | None = None
+    moe_router_enable_expert_bias: bool = False
+    moe_aux_loss_coeff: float = 0.0
+    moe_token_dispatcher_type: str = "allgather"  # noqa: S105 - no password
+
+    multi_latent_attention: bool = False
+    q_lora_rank: int | None = 512
+    kv_lora_rank: int = 512
+    qk_head_dim: int = 128
+    qk_pos_emb_head_dim: int = 64
+    v_head_dim: int = 128
+
+    experimental_attention_variant: str | None = None
+    dsa_indexer_n_heads: int | None = None
+    dsa_indexer_head_dim: int | None = None
+    dsa_indexer_topk: int | None = None
+    dsa_indexer_loss_coeff: float | None = None
+    dsa_indexer_use_sparse_loss: bool = False
+    dsa_indexer_topk_freq: int = 1
+    dsa_indexer_skip_topk_offset: int = 0
+    o_lora_rank: int = 0
+    o_groups: int = 1
+    csa_window_size: int = 128
+    csa_compress_ratios: tuple[int, ...] | None = None
+    linear_attention_freq: PerLayer = None
+    linear_conv_kernel_dim: int = 4
+    linear_key_head_dim: int = 128
+    linear_value_head_dim: int = 128
+    linear_num_key_heads: int = 16
+    linear_num_value_heads: int = 32
+
+    hybrid_layer_pattern: str | None = None
+    mamba_num_heads: int | None = None
+    mamba_head_dim: int = 64
+    mamba_state_dim: int = 128
+    mamba_num_groups: int = 8
+
+    @property
+    def is_hybrid_model(self) -> bool:
+        """Whether a pattern of Mamba, attention, MLP and MoE layers makes the model."""
+        return self.hybrid_layer_pattern is not None
+
+    @property
+    def padded_vocab_size(self) -> int:
+        """The vocabulary, rounded up so that every tensor-parallel rank holds an equal, aligned share."""
+        if not self.should_pad_vocab:
+            return self.vocab_size
+        multiple = self.make_vocab_size_divisible_by * self.tensor_model_parallel_size
+        return -(-self.vocab_size // multiple) * multiple
+
+
+_FIELDS = frozenset(field.name for field in fields(Architecture)) - {"recipe"}
+_ARGUMENTS = {
+    "hidden_size": "hidden_size",
+    "num_layers": "num_layers",
+    "vocab_size": "vocab_size",
+    "seq_length": "seq_length",
+    "tp": "tensor_model_parallel_size",
+}
+
+
+def architecture(
+    recipe: Recipe,
+    args: ResolvedCmdArgs | None = None,
+    extra: Mapping[str, str] | None = None,
+    *,
+    mtp_num_layers: int | None = None,
+) -> Architecture:
+    """Return the model that a point trains.
+
+    extra: the point's `extra_cmd_args`; of these `model.*` counts. mtp_num_layers: None takes the upstream recipe's for
+    the upstream launcher, and 0 for the embedded loop, which trains without unless `extra` says otherwise.
+
+    Raises:
+        BadInput: `extra` sets a size to something else than the formulas can read.
+    """
+    given = () if args is None else tuple((name, getattr(args, name)) for name in _ARGUMENTS)
+    default_mtp = 0 if args is not None and args.launcher is Launcher.EMBEDDED else recipe.mtp_num_layers
+    return _architecture(_Source(recipe), given, tuple((extra or {}).items()), mtp_num_layers, default_mtp)
+
+
+class _Source:
+    """A recipe that hashes by identity: points of a sweep share few architectures, and each is built once."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self.recipe = recipe
+
+    def __hash__(self) -> int:
+        return id(self.recipe)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Source) and self.recipe is other.recipe
+
+
+@lru_cache(maxsize=4096)
+def _architecture(
+    source: _Source,
+    given: tuple[tuple[str, int | None], ...],
+    extra: tuple[tuple[str, str], ...],
+    mtp_num_layers: int | None,
+    default_mtp: int,
+) -> Architecture:
+    model = {**MODEL_DEFAULTS, "activation": "silu", **source.recipe.sections["model"]}
+    model.update({_ARGUMENTS[name]: value for name, value in given if value is not None})
+    model.update(_extra_of_model(extra))
+    if mtp_num_layers is not None:
+        model["mtp_num_layers"] = mtp_num_layers
+    elif model.get("mtp_num_layers") is None:
+        model["mtp_num_layers"] = default_mtp
+    fit_layers(model)
+    _derive(model)
+    has_experts = model.get("num_moe_experts") is not None
+    known: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in model.items()
+        if name in _FIELDS and (has_experts or not name.startswith("moe_"))
+    }
+    return Architecture(recipe=source.recipe.name, **known)
+
+
+def _extra_of_model(extra: tuple[tuple[str, str], ...]) -> dict[str, Any]:
+    given: dict[str, Any] = {}
+    for key, text in extra:
+        name = key.removeprefix("model.")
+        if name == key or name not in _FIELDS:
+            continue
+        value = given[name] = parse_value(text)
+        if isinstance(value, str) and value in ("null", "None"):
+            given[name] = None
+        elif name in _INTEGERS and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
+            raise BadInput(f"extra_cmd_args: {key!r}: {text!r} is no size; use a whole number of at least 0")
+    return given
+
+
+_INTEGERS = frozenset(field.name for field in fields(Architecture) if field.type is int)
+
+
+def _derive(model: dict[str, Any]) -> None:
+    """Fill in what Megatron-Core derives from other sizes where it is not given."""
+    heads, hidden = model["num_attention_heads"], model["hidden_size"]
+    derived = {
+        "ffn_hidden_size": 4 * hidden,
+        "kv_channels": hidden // heads,
+        "num_query_groups": heads,
+    }
+    for name, value in derived.items():
+        if model.get(name) is None:
+            model[name] = value
+    if model.get("num_moe_experts") is not None and model.get("moe_ffn_hidden_size") is None:
+        model["moe_ffn_hidden_size"] = model["ffn_hidden_size"]

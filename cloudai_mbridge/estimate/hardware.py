@@ -1,0 +1,132 @@
+"""GPUs: dense peaks by number format, memory, links; each with its source. Standard library only.
+
+The figures are data (`data/hardware.toml`), and so are their sources. MFU divides by the dense peak of the format that
+the matmuls run in; a processor has no figures here and so no MFU.
+"""
+
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import cache
+from importlib import resources
+from types import MappingProxyType
+from typing import Any
+
+from cloudai_mbridge.errors import BadInput
+
+_DATA = resources.files("cloudai_mbridge.estimate") / "data" / "hardware.toml"
+_MAKERS = frozenset({"nvidia", "dgx", "hgx"})
+# What may follow the name without changing a figure; a PCIe or NVL card of the same name is another machine
+_FORMS = frozenset({"sxm", "sxm4", "sxm5", "sxm6", "ac", "80gb", "hbm3", "hbm3e", "nvl72"})
+
+
+class Precision(StrEnum):
+    """What the matmuls of the layers run in: compute_dtype of cmd_args."""
+
+    FP32 = "fp32"
+    TF32 = "tf32"
+    BF16 = "bf16"
+    FP8_CS = "fp8_cs"
+    FP8_SC = "fp8_sc"
+    FP8_MX = "fp8_mx"
+    NVFP4 = "nvfp4"
+
+
+_FORMAT = {
+    Precision.FP32: "fp32",
+    Precision.TF32: "tf32",
+    Precision.BF16: "bf16",
+    Precision.FP8_CS: "fp8",
+    Precision.FP8_SC: "fp8",
+    Precision.FP8_MX: "fp8",
+    Precision.NVFP4: "fp4",
+}
+_OTHER_NAMES = {"fp8": Precision.FP8_CS, "mxfp8": Precision.FP8_MX, "fp16": Precision.BF16, "bfloat16": Precision.BF16}
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU and what joins it to others. Rates are dense and in one direction; None: not claimed.
+
+    peak_tflops: by number format (fp32, tf32, bf16, fp8, fp4), in 1e12 FLOP/s. memory_gib: as the driver reports it.
+    memory_bandwidth_gb_s, nvlink_gb_s, nic_gb_s: 1e9 byte/s. nvlink_domain: GPUs that reach each other over NVLink.
+    exp_per_s: exponentials, in 1e12/s. power_w: the module's limit.
+    """
+
+    name: str
+    peak_tflops: Mapping[str, float] = field(hash=False)
+    gpus_per_node: int
+    nvlink_domain: int
+    source: str
+    memory_gib: float | None = None
+    memory_bandwidth_gb_s: float | None = None
+    nvlink_gb_s: float | None = None
+    nic_gb_s: float | None = None
+    exp_per_s: float | None = None
+    power_w: float | None = None
+
+    def peak(self, precision: Precision) -> float | None:
+        """Return the dense peak in 1e12 FLOP/s, or None: this device has no tensor cores for it, or no figures."""
+        return self.peak_tflops.get(_FORMAT[precision])
+
+    @property
+    def is_known(self) -> bool:
+        """Whether there are figures to estimate a time from."""
+        return bool(self.peak_tflops)
+
+
+@cache
+def gpus() -> Mapping[str, Gpu]:
+    """Return all known devices by name."""
+    data = tomllib.loads(_DATA.read_text(encoding="utf-8"))["gpus"]
+    return MappingProxyType({name: _gpu(name, table) for name, table in data.items()})
+
+
+def _gpu(name: str, table: dict[str, Any]) -> Gpu:
+    return Gpu(name=name, peak_tflops=MappingProxyType(table.pop("peak_tflops")), **table)
+
+
+def find_gpu(name: str) -> Gpu | None:
+    """Return the device of a name such as gb200, DGX-GB200 or NVIDIA H100 80GB HBM3, or None if there is none."""
+    words = [word for word in re.split(r"[\s_-]+", name.strip().lower()) if word not in _MAKERS]
+    if not words or not set(words[1:]) <= _FORMS:
+        return None
+    return gpus().get("cpu" if words[0] == "local" else words[0])
+
+
+def gpu_named(name: str) -> Gpu:
+    """Return the device of a name.
+
+    Raises:
+        BadInput: there is none; the known ones are listed.
+    """
+    gpu = find_gpu(name)
+    if gpu is None:
+        raise BadInput(f"gpu_type: unknown GPU {name!r}; use one of {', '.join(gpus())}")
+    return gpu
+
+
+def precision_named(name: str) -> Precision:
+    """Return the precision called fp8_mx, FP8-MX, MXFP8, or FP8 (current scaling, as in the published tables).
+
+    Raises:
+        BadInput: there is none; the known ones are listed.
+    """
+    key = name.strip().lower().replace("-", "_")
+    if key in _OTHER_NAMES:
+        return _OTHER_NAMES[key]
+    try:
+        return Precision(key)
+    except ValueError:
+        raise BadInput(f"compute_dtype: unknown precision {name!r}; use one of {', '.join(Precision)}") from None
+
+
+def mfu(tflops_per_gpu: float, gpu: Gpu, precision: Precision) -> float | None:
+    """Return the share of the dense peak, or None where the device has no peak for the precision.
+
+    tflops_per_gpu: model FLOPs, in 1e12 FLOP/s.
+    """
+    peak = gpu.peak(precision)
+    return None if peak is None else tflops_per_gpu / peak

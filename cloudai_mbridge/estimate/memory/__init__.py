@@ -1,0 +1,29 @@
+"""Memory of every pipeline stage, before any GPU second is spent: named terms in bytes that add up.
+
+Read in this order: `layout` (the question), `stages` (who holds which layers), `parameters` (exact), `states`,
+`activations` (`saved_fused`, `saved_torch`, `in_flight`), `other`, `estimate` (the answer). `reference` has the two
+estimators of Megatron-Bridge, by name.
+"""
+
+from cloudai_mbridge.estimate.memory.estimate import StageMemory, memory_per_stage, worst_stage
+from cloudai_mbridge.estimate.memory.layout import Granularity, Implementation, Layout, Precision, Recompute
+from cloudai_mbridge.estimate.memory.other import Assumptions
+from cloudai_mbridge.estimate.memory.parameters import active_parameters, parameters_per_stage, total_parameters
+from cloudai_mbridge.estimate.memory.reference import REFERENCES, ReferenceEstimate
+
+__all__ = [
+    "REFERENCES",
+    "Assumptions",
+    "Granularity",
+    "Implementation",
+    "Layout",
+    "Precision",
+    "Recompute",
+    "ReferenceEstimate",
+    "StageMemory",
+    "active_parameters",
+    "memory_per_stage",
+    "parameters_per_stage",
+    "total_parameters",
+    "worst_stage",
+]

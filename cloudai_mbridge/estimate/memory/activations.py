@@ -1,0 +1,189 @@
+"""Activations of every pipeline stage: what its micro-batches in flight keep for their backward passes, at the peak.
+
+With recomputation the peak is either the moment when the last forward pass of a micro-batch ends, or the moment in its
+backward pass when a recomputed part is whole again: by then what lies behind it has been freed.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from types import ModuleType
+
+from cloudai_mbridge.errors import BadInput
+from cloudai_mbridge.estimate.architecture import Architecture
+from cloudai_mbridge.estimate.memory import saved_fused, saved_torch
+from cloudai_mbridge.estimate.memory.in_flight import in_flight
+from cloudai_mbridge.estimate.memory.layout import Granularity, Implementation, Layout, Recompute
+from cloudai_mbridge.estimate.memory.parameters import padded_for
+from cloudai_mbridge.estimate.memory.saved import Half
+from cloudai_mbridge.estimate.memory.sizes import Sizes, sizes_of
+from cloudai_mbridge.estimate.memory.stages import Chunk, Ffn, Layer, Mixer, chunks_of
+
+TERMS = ("attention", "mlp", "experts", "checkpoints", "embedding", "logits")
+
+
+@dataclass(frozen=True)
+class ChunkSaved:
+    """What one micro-batch of a chunk keeps, by term; and by how much its backward pass exceeds that.
+
+    recomputed: bytes beyond the terms at the fullest moment of the backward pass; 0 if the end of the forward pass is
+    fuller.
+    """
+
+    terms: Mapping[str, float]
+    recomputed: float
+
+    @property
+    def total(self) -> float:
+        """All terms, without what is recomputed."""
+        return sum(self.terms.values())
+
+
+def activations_per_stage(arch: Architecture, layout: Layout) -> tuple[dict[str, float], ...]:
+    """Return the bytes of every term of every stage, at the fullest moment of the stage's schedule."""
+    arch = padded_for(arch, layout.tp)
+    z = sizes_of(arch, layout)
+    seen: dict[object, dict[str, float]] = {}
+    stages = []
+    for rank, chunks in enumerate(chunks_of(arch, layout)):
+        moments = in_flight(
+            layout.pp,
+            rank,
+            len(chunks),
+            layout.num_microbatches,
+            has_extra_warmup=layout.overlap_moe_expert_parallel_comm,
+        )
+        if (chunks, moments) not in seen:
+            seen[chunks, moments] = _stage(z, layout, chunks, moments)
+        stages.append(seen[chunks, moments])
+    return tuple(stages)
+
+
+def _stage(z: Sizes, layout: Layout, chunks: tuple[Chunk, ...], moments: tuple[tuple[int, ...], ...]) -> dict[str, float]:
+    is_fused = layout.implementation is Implementation.FUSED
+    saved = [chunk_saved(z, layout.recompute, is_fused, layout.activation_offload_layers, chunk) for chunk in chunks]
+    counts = max(moments, key=lambda moment: sum(n * chunk.total for n, chunk in zip(moment, saved, strict=True)))
+    terms = {
+        name: sum(count * chunk.terms[name] for count, chunk in zip(counts, saved, strict=True)) for name in TERMS
+    }
+    return terms | {"recomputed": max(chunk.recomputed for chunk in saved)}
+
+
+@lru_cache(maxsize=65536)
+def chunk_saved(z: Sizes, recompute: Recompute, is_fused: bool, offloaded_layers: int, chunk: Chunk) -> ChunkSaved:
+    """Return what one micro-batch keeps in a chunk. offloaded_layers: its first ones live in host memory."""
+    module = saved_fused if is_fused else saved_torch
+    terms = dict.fromkeys(TERMS, 0.0)
+    is_full = recompute.granularity is Granularity.FULL
+    groups = _groups(recompute, len(chunk.layers)) if is_full else [(1, False)] * len(chunk.layers)
+    offloaded = min(offloaded_layers, max(0, len(chunk.layers) - 1))
+    regrown: list[tuple[float, float]] = []  # of every group: what it keeps, and by how much it grows
+    position = 0
+    for size, is_checkpointed in groups:
+        layers = chunk.layers[position : position + size]
+        position += size
+        if is_checkpointed:
+            left = float(module.checkpoint(z))
+            grows = sum(_total(_halves(z, module, layer)) for layer in layers) - module.shared_with_checkpoint(z)
+            terms["checkpoints"] += left if position > offloaded else 0
+        else:
+            kept = _kept(z, module, recompute, layers[0])
+            left, grows = _total(kept), _regrown(_halves(z, module, layers[0]), kept)
+            if position > offloaded:
+                _add(terms, layers[0], kept)
+        regrown.append((left, grows))
+    behind, most = _ends(z, module, recompute, chunk, terms), 0.0
+    for left, grows in reversed(regrown):  # as the backward pass goes
+        most = max(most, grows - behind)
+        behind += left
+    return ChunkSaved(terms, most)
+
+
+def _ends(z: Sizes, module: ModuleType, recompute: Recompute, chunk: Chunk, terms: dict[str, float]) -> float:
+    """Add what lies around the layers; return what of it is freed before a layer's backward pass begins."""
+    if terms["checkpoints"]:
+        terms["checkpoints"] += _angles(z)
+    terms["embedding"] += module.embedding(z) if chunk.has_embedding else 0
+    end = module.norm(z, z.split_tokens, z.arch.hidden_size) if chunk.has_decoder_end else 0
+    for layers in chunk.mtp:
+        end += _prediction(z, module, recompute, layers)
+    head = module.head(z, 1 + len(chunk.mtp)) if chunk.has_output else 0.0
+    terms["logits"] += head + end
+    return float(head + end)
+
+
+def _prediction(z: Sizes, module: ModuleType, recompute: Recompute, layers: tuple[Layer, ...]) -> float:
+    """Return what a multi-token-prediction module keeps. Megatron-Core recomputes it only by the uniform method."""
+    if recompute.granularity is Granularity.FULL and recompute.method == "uniform":
+        return 2 * float(module.checkpoint(z))
+    return float(module.prediction(z)) + sum(_total(_kept(z, module, recompute, layer)) for layer in layers)
+
+
+def _angles(z: Sizes) -> float:
+    """Return the 32-bit rotation angles, which checkpoints keep one copy of."""
+    return 4.0 * z.sequence * z.arch.kv_channels if z.has_rope and not z.arch.multi_latent_attention else 0.0
+
+
+def _groups(recompute: Recompute, layers: int) -> list[tuple[int, bool]]:
+    """Return number of layers, and whether they are recomputed, of every group that is kept or recomputed as one."""
+    n = recompute.num_layers
+    if recompute.method == "uniform":
+        return [(min(n, layers - start), True) for start in range(0, layers, n)]
+    return [(1, index < n) for index in range(layers)]
+
+
+def _halves(z: Sizes, module: ModuleType, layer: Layer) -> tuple[Half | None, Half | None]:
+    mixers = {Mixer.ATTENTION: module.attention, Mixer.MAMBA: getattr(module, "mamba", _no_mamba), None: _nothing}
+    ffns = {Ffn.MLP: module.mlp, Ffn.MOE: module.moe, None: _nothing}
+    return mixers[layer.mixer](z), ffns[layer.ffn](z)
+
+
+def _nothing(z: Sizes) -> None:
+    return None
+
+
+def _no_mamba(z: Sizes) -> Half:
+    raise BadInput(f"recipe {z.arch.recipe}: the embedded loop builds no Mamba layers; use implementation fused")
+
+
+def _kept(z: Sizes, module: ModuleType, recompute: Recompute, layer: Layer) -> tuple[Half | None, Half | None]:
+    """Return what is left of a layer where its modules are recomputed selectively."""
+    mixer, ffn = _halves(z, module, layer)
+    if recompute.granularity is not Granularity.SELECTIVE:
+        return mixer, ffn
+    if mixer and layer.mixer is Mixer.ATTENTION and recompute.has("core_attn"):
+        mixer = module.core_recomputed(z, mixer)
+    if mixer and mixer.latents and recompute.has("mla_up_proj"):
+        mixer = replace(mixer, projected=0)
+    if recompute.has("layernorm"):
+        mixer, ffn = (half and replace(half, norm=module.checkpoint(z), norm_output=0) for half in (mixer, ffn))
+    freed = {field for module_name, fields in _FREED.items() if recompute.has(module_name) for field in fields}
+    return mixer, ffn and replace(ffn, **dict.fromkeys(freed, 0.0))
+
+
+_FREED = {
+    "mlp": ("ffn",),
+    "moe": ("router", "experts", "expert_activation", "shared"),
+    "moe_act": ("expert_activation",),
+    "shared_experts": ("shared",),
+}
+
+
+def _total(halves: tuple[Half | None, ...]) -> float:
+    return sum(half.total for half in halves if half is not None)
+
+
+def _regrown(whole: tuple[Half | None, ...], kept: tuple[Half | None, ...]) -> float:
+    """Return by how much the layer grows in its backward pass, from the second half to the first."""
+    most, behind = 0.0, 0.0
+    for full, left in zip(reversed(whole), reversed(kept), strict=True):
+        if full is not None and left is not None:
+            most = max(most, full.total - left.total - behind)
+            behind += left.total
+    return most
+
+
+def _add(terms: dict[str, float], layer: Layer, kept: tuple[Half | None, ...]) -> None:
+    mixer, ffn = kept
+    terms["attention"] += mixer.total if mixer else 0
+    terms["experts" if layer.ffn is Ffn.MOE else "mlp"] += ffn.total if ffn else 0

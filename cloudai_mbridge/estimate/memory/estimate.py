@@ -1,0 +1,101 @@
+"""The answer: memory of every pipeline stage, as named terms that add up."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from types import MappingProxyType
+
+from cloudai_mbridge.estimate.architecture import Architecture
+from cloudai_mbridge.estimate.memory.activations import activations_per_stage
+from cloudai_mbridge.estimate.memory.layout import Layout
+from cloudai_mbridge.estimate.memory.other import Assumptions, other
+from cloudai_mbridge.estimate.memory.parameters import Parameters, layer_parameters, padded_for, parameters_per_stage
+from cloudai_mbridge.estimate.memory.sizes import sizes_of
+from cloudai_mbridge.estimate.memory.stages import Chunk, chunks_of
+from cloudai_mbridge.estimate.memory.states import Unsharded, states
+
+STATE_TERMS = ("weights", "quantized copies", "gradients", "optimizer", "fsdp buffers")
+ACTIVATION_TERMS = ("attention", "mlp", "experts", "checkpoints", "embedding", "logits", "recomputed")
+OTHER_TERMS = (
+    *("temporary", "dispatch buffers", "p2p buffers", "cuda graphs"),
+    *("nccl", "cuda context", "workspace", "fragmentation"),
+)
+
+
+@dataclass(frozen=True)
+class StageMemory:
+    """A rank of one pipeline stage. terms: name -> bytes; all names are there, in the order of the tuples above."""
+
+    stage: int
+    parameters: int
+    terms: Mapping[str, float]
+    is_worst: bool = False
+
+    @property
+    def total(self) -> float:
+        """All terms, in bytes."""
+        return sum(self.terms.values())
+
+    @property
+    def states(self) -> float:
+        """Weights, gradients and optimizer, in bytes."""
+        return sum(self.terms[name] for name in STATE_TERMS)
+
+    @property
+    def activations(self) -> float:
+        """What micro-batches in flight keep for their backward passes, in bytes."""
+        return sum(self.terms[name] for name in ACTIVATION_TERMS)
+
+
+def memory_per_stage(
+    arch: Architecture, layout: Layout, assumptions: Assumptions | None = None
+) -> tuple[StageMemory, ...]:
+    """Return the memory of every pipeline stage, the worst one marked (of equal ones the first).
+
+    Raises:
+        BadInput: the layers cannot be split over the stages so, or the model has layers that are not modelled.
+    """
+    stages = _stages(padded_for(arch, layout.tp), layout, assumptions or Assumptions())
+    worst = max(stages, key=lambda stage: stage.total).stage
+    return tuple(
+        StageMemory(stage.stage, stage.parameters, stage.terms, True) if stage.stage == worst else stage
+        for stage in stages
+    )
+
+
+def worst_stage(stages: tuple[StageMemory, ...]) -> StageMemory:
+    """Return the stage that needs most."""
+    return next(stage for stage in stages if stage.is_worst)
+
+
+def _stages(arch: Architecture, layout: Layout, assumptions: Assumptions) -> list[StageMemory]:
+    z, chunks = sizes_of(arch, layout), chunks_of(arch, layout)
+    parameters = parameters_per_stage(arch, layout)
+    activations = activations_per_stage(arch, layout)
+    known: dict[tuple[tuple[Chunk, ...], int], Mapping[str, float]] = {}
+    stages = []
+    for rank, own in enumerate(chunks):
+        key = (own, id(activations[rank]))  # equal stages share one object
+        if key not in known:
+            terms = states(parameters[rank], layout, unsharded(arch, layout, own, parameters[rank]))
+            terms |= activations[rank] | other(z, layout, own, activations[rank], assumptions)
+            known[key] = MappingProxyType({name: float(terms[name]) for name in TERMS})
+        stages.append(StageMemory(rank, parameters[rank].total, known[key]))
+    return stages
+
+
+TERMS = STATE_TERMS + ACTIVATION_TERMS + OTHER_TERMS
+
+
+@lru_cache(maxsize=4096)
+def _largest_layer(arch: Architecture, layout: Layout, chunks: tuple[Chunk, ...]) -> int:
+    layers = {layer for chunk in chunks for group in (chunk.layers, *chunk.mtp) for layer in group}
+    return max((layer_parameters(arch, layout, layer) for layer in layers), default=0)
+
+
+def unsharded(arch: Architecture, layout: Layout, chunks: tuple[Chunk, ...], parameters: Parameters) -> Unsharded:
+    """Return what Megatron-FSDP gathers: layers one by one, the embedding and the output layer as they are needed."""
+    if not layout.use_megatron_fsdp:
+        return Unsharded(0, 0)
+    rest = sum(parameters.by_module.get(name, 0) for name in ("embedding", "output_layer"))
+    return Unsharded(_largest_layer(arch, layout, chunks), rest)

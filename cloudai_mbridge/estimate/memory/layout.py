@@ -1,0 +1,166 @@
+"""What the estimate is asked about beside the model: how it is spread over GPUs, and what is kept in which format."""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import cached_property
+
+from cloudai_mbridge.errors import BadInput
+
+
+class Precision(StrEnum):
+    """Number formats of a run, by the names of `cmd_args.compute_dtype`."""
+
+    FP32 = "fp32"
+    BF16 = "bf16"
+    FP8_CS = "fp8_cs"
+    FP8_MX = "fp8_mx"
+    FP8_SC = "fp8_sc"
+    NVFP4 = "nvfp4"
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether matrix products run in 8 or 4 bits."""
+        return self not in (Precision.FP32, Precision.BF16)
+
+    @property
+    def activation_bytes(self) -> int:
+        """Bytes per value of what the layers hand to each other."""
+        return 4 if self is Precision.FP32 else 2
+
+
+class Implementation(StrEnum):
+    """Which modules a layer is made of; it decides what they save for the backward pass.
+
+    FUSED: Transformer Engine, flash attention and fused kernels: the estimate for GPUs. TORCH: the embedded loop where
+    Transformer Engine is not installed. LOCAL: as TORCH, with Megatron-Core's own core attention, which keeps the scores.
+    """
+
+    FUSED = "fused"
+    TORCH = "torch"
+    LOCAL = "local"
+
+
+class Granularity(StrEnum):
+    """What is recomputed in the backward pass instead of being kept."""
+
+    NONE = "none"
+    SELECTIVE = "selective"
+    FULL = "full"
+
+
+RECOMPUTE_MODULES = ("core_attn", "mlp", "moe", "moe_act", "layernorm", "mla_up_proj", "shared_experts")
+
+
+@dataclass(frozen=True)
+class Recompute:
+    """Activation recomputation, in Megatron-Core's words.
+
+    method and num_layers belong to "full": "uniform" keeps one input per `num_layers` layers, "block" recomputes the
+    first `num_layers` layers of every model chunk. modules belongs to "selective".
+    """
+
+    granularity: Granularity = Granularity.NONE
+    modules: frozenset[str] = frozenset()
+    method: str = "uniform"
+    num_layers: int = 1
+
+    def __post_init__(self) -> None:
+        """Refuse what Megatron-Core does not know."""
+        if unknown := sorted(self.modules - set(RECOMPUTE_MODULES)):
+            known = ", ".join(RECOMPUTE_MODULES)
+            raise BadInput(f"recompute_modules: {unknown[0]!r} cannot be recomputed; use {known}")
+        if self.method not in ("uniform", "block"):
+            raise BadInput(f"recompute_method: {self.method!r} is unknown; use uniform or block")
+        if self.granularity is Granularity.FULL and self.num_layers < 1:
+            raise BadInput(f"recompute_num_layers: {self.num_layers} layers; use at least 1")
+
+    def has(self, module: str) -> bool:
+        """Return whether this module's activations are recomputed by the selective kind."""
+        return self.granularity is Granularity.SELECTIVE and module in self.modules
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A parallel layout with the training options that decide about memory.
+
+    mbs, gbs: sequences per micro-batch and per step. gbs None: one micro-batch per pipeline stage. seq_length None: the
+    architecture's. etp None: as tp, Megatron-Core's default. sequence_parallel None: whenever tp > 1.
+    pipeline_layout: explicit, such as "Et*4|(t*4|)*14tmL". fp8_param_gather: keep the weights in 8 bits only.
+    use_megatron_fsdp: parameters, gradients and optimizer are sharded. optimizer_offload_fraction: share of the optimizer
+    state that lives in host memory. activation_offload_layers: layers per chunk whose activations do.
+    moe_imbalance: tokens of the fullest rank over the mean. fp32_logits: the loss keeps the logits in 32 bits.
+    cuda_graph: "none", "attention" (attention and router of every layer) or "full".
+    """
+
+    num_gpus: int = 1
+    tp: int = 1
+    pp: int = 1
+    cp: int = 1
+    vp: int = 1
+    ep: int = 1
+    etp: int | None = None
+    mbs: int = 1
+    gbs: int | None = None
+    seq_length: int | None = None
+    sequence_parallel: bool | None = None
+    pipeline_layout: str | None = None
+    recompute: Recompute = field(default_factory=Recompute)
+    precision: Precision = Precision.BF16
+    implementation: Implementation = Implementation.FUSED
+    use_distributed_optimizer: bool = True
+    grad_reduce_in_fp32: bool = True
+    fp8_param_gather: bool = False
+    use_megatron_fsdp: bool = False
+    optimizer_offload_fraction: float = 0.0
+    activation_offload_layers: int = 0
+    moe_imbalance: float = 1.0
+    fp32_logits: bool = True
+    cuda_graph: str = "none"
+    overlap_moe_expert_parallel_comm: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse sizes that do not fit together; the rules say it in more words."""
+        for name in ("num_gpus", "tp", "pp", "cp", "vp", "ep", "mbs"):
+            if getattr(self, name) < 1:
+                raise BadInput(f"{name}: {getattr(self, name)} is not positive; use at least 1")
+        for name, model in (("tp*pp*cp", self.tp * self.pp * self.cp), ("ep*et*pp", self.expert_ranks)):
+            if self.num_gpus % model:
+                raise BadInput(f"num_gpus: {self.num_gpus} is not divisible by {name} = {model}; use a multiple of it")
+        if self.gbs is not None and self.gbs % (self.mbs * self.dp):
+            raise BadInput(
+                f"gb: {self.gbs} is not divisible by mb*dp = {self.mbs * self.dp}; use a multiple of {self.mbs * self.dp}"
+            )
+        if not 0 <= self.optimizer_offload_fraction <= 1:
+            raise BadInput(f"optimizer_offload_fraction: {self.optimizer_offload_fraction} is no share; use 0 to 1")
+        if self.moe_imbalance < 1:
+            raise BadInput(f"moe_imbalance: {self.moe_imbalance} is below the mean; use at least 1")
+
+    @property
+    def expert_tp(self) -> int:
+        """Ranks that share one expert."""
+        return self.tp if self.etp is None else self.etp
+
+    @property
+    def expert_ranks(self) -> int:
+        """Ranks that together hold every expert of every stage once."""
+        return self.ep * self.expert_tp * self.pp
+
+    @cached_property
+    def dp(self) -> int:
+        """Data-parallel copies of the dense layers."""
+        return self.num_gpus // (self.tp * self.pp * self.cp)
+
+    @cached_property
+    def expert_dp(self) -> int:
+        """Data-parallel copies of an expert."""
+        return self.num_gpus // self.expert_ranks
+
+    @property
+    def num_microbatches(self) -> int:
+        """Micro-batches per step and pipeline."""
+        return self.pp if self.gbs is None else self.gbs // (self.mbs * self.dp)
+
+    @property
+    def has_sequence_parallel(self) -> bool:
+        """Whether the token dimension is split over the tensor-parallel ranks outside of the matrix products."""
+        return self.tp > 1 if self.sequence_parallel is None else self.sequence_parallel and self.tp > 1

@@ -1,0 +1,98 @@
+"""What is on a GPU beside states and activations: assumptions with reasons, each of which can be overridden.
+
+None of these follows from a formula of the model. The values are round numbers for one process per GPU with NCCL and
+Transformer Engine; calibrate them where a cluster tells better.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from cloudai_mbridge.estimate.memory.layout import Layout
+from cloudai_mbridge.estimate.memory.sizes import Sizes
+from cloudai_mbridge.estimate.memory.stages import Chunk, Ffn
+
+MIB, GIB = 2**20, 2**30
+
+
+@dataclass(frozen=True)
+class Assumptions:
+    """Constants in bytes, or as shares.
+
+    cuda_context: driver context and loaded kernels: what nvidia-smi shows of a process that has allocated nothing, with
+    the kernels of torch, cuBLAS, cuDNN and Transformer Engine loaded. nccl_per_group: buffers of one communicator
+    (16 to 32 channels of 4 MiB buffers per direction, NCCL's defaults). workspace: cuBLAS (32 MiB per stream on Hopper and
+    later; several streams) and grouped products. fragmentation: what the caching allocator holds beyond what is in use, as
+    a share of all that comes and goes (with expandable segments). p2p_buffers: activations on their way between stages.
+    """
+
+    cuda_context: float = 0.75 * GIB
+    nccl_per_group: float = 192 * MIB
+    workspace: float = 256 * MIB
+    fragmentation: float = 0.04
+    p2p_buffers: int = 4
+
+
+NOTHING = Assumptions(cuda_context=0, nccl_per_group=0, workspace=0, fragmentation=0, p2p_buffers=0)
+
+
+def other(
+    z: Sizes,
+    layout: Layout,
+    chunks: tuple[Chunk, ...],
+    activations: Mapping[str, float],
+    assumptions: Assumptions,
+) -> dict[str, float]:
+    """Return the bytes of every term of a stage."""
+    temporary = _temporary(z, chunks)
+    dispatch = _dispatch(z) if _has_experts(chunks) else 0.0
+    passing = sum(activations.values()) + temporary + dispatch
+    hidden = z.split_tokens * z.arch.hidden_size * z.value
+    return {
+        "temporary": temporary,
+        "dispatch buffers": dispatch,
+        "p2p buffers": assumptions.p2p_buffers * hidden if layout.pp > 1 else 0.0,
+        "cuda graphs": _graphs(layout, chunks) * hidden,
+        "nccl": num_groups(layout, has_experts=_has_experts(chunks)) * assumptions.nccl_per_group,
+        "cuda context": assumptions.cuda_context,
+        "workspace": assumptions.workspace,
+        "fragmentation": assumptions.fragmentation * passing,
+    }
+
+
+def num_groups(layout: Layout, *, has_experts: bool) -> int:
+    """Return the number of communicators with more than one rank that move data in a step."""
+    dense = (layout.tp, layout.pp, layout.cp, layout.dp * layout.cp)
+    experts = (layout.ep * layout.expert_tp, layout.expert_dp) if has_experts else ()
+    return sum(size > 1 for size in (*dense, *experts))
+
+
+def _has_experts(chunks: tuple[Chunk, ...]) -> bool:
+    layers = [layer for chunk in chunks for group in (chunk.layers, *chunk.mtp) for layer in group]
+    return any(layer.ffn is Ffn.MOE for layer in layers)
+
+
+def _temporary(z: Sizes, chunks: tuple[Chunk, ...]) -> float:
+    """Return the largest pair of tensors that live within one operation: logits with their gradient, or an MLP's."""
+    a = z.arch
+    ffn = a.ffn_hidden_size * (3 if a.gated_linear_unit else 2) / z.tp
+    experts = (a.moe_ffn_hidden_size or 0) * (3 if a.gated_linear_unit else 2) / z.expert_tp
+    most = max(z.tokens * (ffn + 2 * a.hidden_size), z.expert_tokens * experts if a.num_moe_experts else 0) * z.value
+    if any(chunk.has_output for chunk in chunks):
+        most = max(most, z.tokens * (a.padded_vocab_size // z.tp) * (2 + 2))
+    return most
+
+
+def _dispatch(z: Sizes) -> float:
+    """Return the tokens that experts receive, and send back: sorted, received, and computed."""
+    return 3 * z.expert_tokens * (z.arch.moe_latent_size or z.arch.hidden_size) * z.value
+
+
+def _graphs(layout: Layout, chunks: tuple[Chunk, ...]) -> int:
+    """Return the static tensors of CUDA graphs: an input and an output per captured layer and micro-batch in flight.
+
+    What a graph's layers keep for the backward pass lies in its pool in place of the allocator's, and is counted there.
+    """
+    if layout.cuda_graph == "none":
+        return 0
+    layers = sum(len(chunk.layers) for chunk in chunks)
+    return 2 * layers * min(layout.pp, layout.num_microbatches)

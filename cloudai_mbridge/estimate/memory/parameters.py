@@ -1,0 +1,196 @@
+"""Parameters of every rank, by module: exactly those of the model that Megatron-Core 0.16 builds.
+
+All tensor-, context- and data-parallel ranks of a stage hold equally many. Transformer Engine changes one count: it
+repeats the down projections of multi-latent attention on every tensor-parallel rank, where Megatron's own linear layers
+split them. Source: `megatron/core/transformer` (attention, multi_latent_attention, mlp, moe, multi_token_prediction),
+`models/gpt/gpt_model`, `ssm/mamba_mixer`.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from types import MappingProxyType
+
+from cloudai_mbridge.estimate.architecture import Architecture
+from cloudai_mbridge.estimate.memory.dsv4 import dsv4_attention
+from cloudai_mbridge.estimate.memory.layout import Implementation, Layout
+from cloudai_mbridge.estimate.memory.stages import Chunk, Ffn, Layer, Mixer, chunks_of, pipeline_chunks
+
+EXPERTS = "experts"
+# not quantized: norms, embedding, router and output stay in 16 bits under FP8 and FP4
+IN_16_BITS = ("embedding", "norms", "router", "output_layer", "mamba_kernels", "other")
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """What one rank holds. by_module: name -> number of parameters."""
+
+    by_module: Mapping[str, int]
+
+    @property
+    def total(self) -> int:
+        """All parameters."""
+        return sum(self.by_module.values())
+
+    @property
+    def experts(self) -> int:
+        """Those that are sharded over the expert-parallel group, and reduced over the expert data-parallel one."""
+        return self.by_module.get(EXPERTS, 0)
+
+    @property
+    def dense(self) -> int:
+        """All others."""
+        return self.total - self.experts
+
+    @property
+    def quantized_dense(self) -> int:
+        """Weights of the dense matrix products that run in 8 or 4 bits where the precision asks for it."""
+        return self.dense - sum(self.by_module.get(name, 0) for name in IN_16_BITS)
+
+
+@dataclass(frozen=True)
+class Split:
+    """Over how many ranks what is split."""
+
+    tp: int = 1
+    ep: int = 1
+    etp: int = 1
+    has_te: bool = True
+
+
+def parameters_per_stage(arch: Architecture, layout: Layout) -> tuple[Parameters, ...]:
+    """Return what a rank of every pipeline stage holds."""
+    arch, split = padded_for(arch, layout.tp), _split(layout)
+    return tuple(_stage(arch, split, chunks) for chunks in chunks_of(arch, layout))
+
+
+def layer_parameters(arch: Architecture, layout: Layout, layer: Layer) -> int:
+    """Return what a rank holds of one layer."""
+    return sum(_layer(arch, _split(layout), layer).values())
+
+
+def _split(layout: Layout) -> Split:
+    return Split(layout.tp, layout.ep, layout.expert_tp, layout.implementation is Implementation.FUSED)
+
+
+def total_parameters(arch: Architecture) -> int:
+    """Return the parameters of the whole model, once."""
+    return _stage(padded_for(arch, 1), Split(), pipeline_chunks(arch, 1, 1, None)[0]).total
+
+
+def active_parameters(arch: Architecture) -> int:
+    """Return the parameters that a token meets: of the experts only `moe_router_topk`."""
+    parameters = _stage(padded_for(arch, 1), Split(), pipeline_chunks(arch, 1, 1, None)[0])
+    idle = parameters.experts * (1 - arch.moe_router_topk / arch.num_moe_experts) if arch.num_moe_experts else 0
+    return parameters.total - round(idle)
+
+
+def padded_for(arch: Architecture, tp: int) -> Architecture:
+    """Return the architecture with the vocabulary padded for this tensor-parallel size."""
+    return arch if arch.tensor_model_parallel_size == tp else replace(arch, tensor_model_parallel_size=tp)
+
+
+@lru_cache(maxsize=4096)
+def _stage(arch: Architecture, split: Split, chunks: tuple[Chunk, ...]) -> Parameters:
+    counts: Counter[str] = Counter()
+    for chunk in chunks:
+        counts.update(_chunk(arch, split, chunk))
+    return Parameters(MappingProxyType(dict(counts)))
+
+
+@lru_cache(maxsize=4096)
+def _chunk(arch: Architecture, split: Split, chunk: Chunk) -> Mapping[str, int]:
+    h, counts = arch.hidden_size, Counter[str]()
+    vocabulary = arch.padded_vocab_size // split.tp * h
+    if chunk.has_embedding or chunk.mtp:
+        counts["embedding"] += vocabulary
+        if arch.position_embedding_type == "learned_absolute":
+            counts["embedding"] += arch.seq_length * h
+    if chunk.has_output and not (arch.share_embeddings_and_output_weights and chunk.has_embedding):
+        counts["output_layer"] += vocabulary
+    counts["norms"] += chunk.has_decoder_end * norm(arch, h)
+    for layer in chunk.layers:
+        counts.update(_layer(arch, split, layer))
+    for module in chunk.mtp:
+        counts["norms"] += 3 * norm(arch, h)
+        counts["mtp_projection"] += 2 * h * h // split.tp
+        for layer in module:
+            counts.update(_layer(arch, split, layer))
+    return counts
+
+
+@lru_cache(maxsize=4096)
+def _layer(arch: Architecture, split: Split, layer: Layer) -> Mapping[str, int]:
+    counts = Counter[str]({"norms": ((layer.mixer is not None) + (layer.ffn is not None)) * norm(arch, arch.hidden_size)})
+    if layer.mixer is Mixer.ATTENTION:
+        counts.update(_attention(arch, split))
+    elif layer.mixer is Mixer.MAMBA:
+        counts.update(_mamba(arch, split.tp))
+    if layer.ffn is Ffn.MLP:
+        counts["mlp"] += mlp(arch, arch.ffn_hidden_size, split.tp)
+    elif layer.ffn is Ffn.MOE:
+        counts.update(_moe(arch, split))
+    return counts
+
+
+def norm(arch: Architecture, width: int) -> int:
+    """Return the parameters of a norm: RMSNorm has no bias."""
+    return width if arch.normalization == "RMSNorm" else 2 * width
+
+
+def mlp(arch: Architecture, ffn: int, tp: int, *, width: int | None = None, has_bias: bool | None = None) -> int:
+    """Return the parameters of a two- or (gated) three-matrix MLP on one rank; the second bias is not split."""
+    width = arch.hidden_size if width is None else width
+    up = (2 if arch.gated_linear_unit else 1) * ffn
+    bias = arch.add_bias_linear if has_bias is None else has_bias
+    return (width * up + width * ffn) // tp + (up // tp + width if bias else 0)
+
+
+def _attention(arch: Architecture, split: Split) -> dict[str, int]:
+    if arch.experimental_attention_variant == "dsv4_hybrid":
+        return {"attention": dsv4_attention(arch, split.tp)}
+    if arch.multi_latent_attention:
+        return _latent_attention(arch, split)
+    h, q, kv = arch.hidden_size, arch.kv_channels * arch.num_attention_heads, arch.kv_channels * arch.num_query_groups
+    out = (q + 2 * kv + (q if arch.attention_output_gate else 0)) // split.tp
+    count = h * out + (out if arch.add_bias_linear or arch.add_qkv_bias else 0)
+    count += q // split.tp * h + (h if arch.add_bias_linear else 0)
+    norms = 2 * norm(arch, arch.kv_channels) if arch.qk_layernorm else 0
+    sinks = arch.num_attention_heads // split.tp if arch.softmax_type == "learnable" else 0
+    return {"attention": count, "norms": norms, "other": sinks}
+
+
+def _latent_attention(arch: Architecture, split: Split) -> dict[str, int]:
+    h, a, r_q, r_kv = arch.hidden_size, arch.num_attention_heads // split.tp, arch.q_lora_rank, arch.kv_lora_rank
+    d_q, d_r, d_v = arch.qk_head_dim + arch.qk_pos_emb_head_dim, arch.qk_pos_emb_head_dim, arch.v_head_dim
+    down = 1 if split.has_te else split.tp
+    query = h * a * d_q if r_q is None else h * r_q // down + r_q * a * d_q
+    key_value = h * (r_kv + d_r) // down + r_kv * a * (arch.qk_head_dim + d_v)
+    output = a * d_v * h + (h if arch.add_bias_linear else 0)
+    norms = norm(arch, r_kv) + (norm(arch, r_q) if r_q is not None else 0) if arch.qk_layernorm else 0
+    return {"attention": query + key_value + output, "norms": norms}
+
+
+def _moe(arch: Architecture, split: Split) -> dict[str, int]:
+    h, experts, latent = arch.hidden_size, arch.num_moe_experts or 0, arch.moe_latent_size
+    ffn = arch.moe_ffn_hidden_size or arch.ffn_hidden_size
+    shared = arch.moe_shared_expert_intermediate_size
+    counts = {
+        "router": experts * h + (experts if arch.add_bias_linear else 0),
+        EXPERTS: experts // split.ep * mlp(arch, ffn, split.etp, width=latent),
+    }
+    if latent:  # built by Transformer Engine alone, and not split
+        counts["latent_projections"] = 2 * h * latent + (latent + h if arch.add_bias_linear else 0)
+    if shared is not None:
+        counts["shared_experts"] = mlp(arch, shared, split.tp, has_bias=False)
+        counts["other"] = h if arch.moe_shared_expert_gate else 0
+    return counts
+
+
+def _mamba(arch: Architecture, tp: int) -> dict[str, int]:
+    """A Mamba-2 mixer: input projection, convolution over 4 tokens with bias, A, D, dt bias, gated norm, output."""
+    h, heads = arch.hidden_size, arch.mamba_num_heads or 2 * arch.hidden_size // arch.mamba_head_dim
+    inner, states = heads * arch.mamba_head_dim, 2 * arch.mamba_num_groups * arch.mamba_state_dim
+    projections = h * (2 * inner + states + heads) // tp + inner // tp * h
+    return {"mamba": projections, "mamba_kernels": (5 * (inner + states) + 3 * heads + inner) // tp}

@@ -1,0 +1,39 @@
+"""The bytes that a part of the model keeps from its forward pass for its backward pass, by what can free them."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+
+
+@dataclass(frozen=True)
+class Half:
+    """One half of a layer: a norm, and the attention or feed-forward network behind it. Bytes of one micro-batch.
+
+    norm: the norm's input and statistics. norm_output: its output, which the next products keep. projected: queries,
+    keys and values. latents: of multi-latent attention, what they are projected from. core: scores or their sums, and what else only the core attention keeps. output: what the last
+    projection keeps. ffn: all inside of an MLP. router: routing and dispatch. experts: inside of the routed experts;
+    expert_activation: of that, the input of their second product. shared: inside of the shared experts.
+    """
+
+    norm: float = 0
+    norm_output: float = 0
+    latents: float = 0
+    projected: float = 0
+    core: float = 0
+    output: float = 0
+    ffn: float = 0
+    router: float = 0
+    experts: float = 0
+    expert_activation: float = 0
+    shared: float = 0
+
+    @property
+    def total(self) -> float:
+        """All of it."""
+        return sum(value for _, value in self.items())
+
+    def items(self) -> Iterator[tuple[str, float]]:
+        """Yield name and bytes of every part."""
+        return ((name, getattr(self, name)) for name in NAMES)
+
+
+NAMES = tuple(field.name for field in fields(Half))

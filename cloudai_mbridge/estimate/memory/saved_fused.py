@@ -1,0 +1,123 @@
+"""What Transformer Engine's modules and Megatron-Core's fused kernels save on a GPU: no scores, few copies.
+
+From reading Transformer Engine 2.x (LayerNormLinear, Linear, DotProductAttention, GroupedLinear) and Megatron-Core 0.16;
+not measured. A quantized matrix product keeps its input in 8 or 4 bits, everything else is in 16.
+"""
+
+from dataclasses import replace
+
+from cloudai_mbridge.estimate.memory.saved import Half
+from cloudai_mbridge.estimate.memory.sizes import Sizes
+
+ROUTER_BYTES = 9  # per token and expert: logits and probabilities in 32 bits, and a map
+
+
+def norm(z: Sizes, tokens: float, width: int) -> float:
+    """Return what a norm over `width` keeps: its input, and one or two 32-bit statistics per row."""
+    return tokens * (z.value * width + (4 if z.arch.normalization == "RMSNorm" else 8))
+
+
+def attention(z: Sizes) -> Half:
+    """Return what an attention half keeps: queries, keys, values and output once, and the log-sum of every score row."""
+    a, t, s = z.arch, z.tokens, z.split_tokens
+    common = {"norm": norm(z, s, a.hidden_size), "norm_output": s * a.hidden_size * z.kept_input}
+    if a.multi_latent_attention:
+        return _latent_attention(z, common)
+    gate = z.query if a.attention_output_gate else 0
+    norms = t * (z.query + z.key) * z.value + t * (z.heads + z.key / a.kv_channels) * 4 if a.qk_layernorm else 0
+    return Half(
+        **common,
+        projected=t * (z.query + 2 * z.key + gate) * z.value + norms,
+        core=t * z.heads * 4,
+        output=t * (z.query + 2 * gate) * z.value,
+    )
+
+
+def _latent_attention(z: Sizes, common: dict[str, float]) -> Half:
+    a, t, s = z.arch, z.tokens, z.split_tokens
+    latents = sum(norm(z, s, rank) + s * rank * z.kept_input for rank in (a.q_lora_rank, a.kv_lora_rank) if rank)
+    values = a.v_head_dim if a.experimental_attention_variant is None else 0  # keys and values are one there
+    return Half(
+        **common,
+        latents=latents,
+        projected=t * z.heads * (2 * z.latent_query + values) * z.value,
+        core=t * z.heads * 4,
+        output=t * z.heads * a.v_head_dim * z.value,
+    )
+
+
+def mamba(z: Sizes) -> Half:
+    """Return what a Mamba-2 mixer keeps: the input projection, the scan's output, the gated norm's output."""
+    a, t, s = z.arch, z.tokens, z.split_tokens
+    heads = a.mamba_num_heads or 2 * a.hidden_size // a.mamba_head_dim
+    inner = heads * a.mamba_head_dim
+    projected = 2 * inner + 2 * a.mamba_num_groups * a.mamba_state_dim + heads
+    return Half(
+        norm=norm(z, s, a.hidden_size),
+        norm_output=s * a.hidden_size * z.kept_input,
+        projected=t * projected / z.tp * z.value,
+        core=t * inner / z.tp * z.value,
+        output=t * inner / z.tp * z.kept_input,
+    )
+
+
+def _inner(z: Sizes, tokens: float, ffn: float) -> tuple[float, float]:
+    """Return what an MLP keeps beside its input: the activation's input, and its output."""
+    return tokens * ffn * (2 if z.arch.gated_linear_unit else 1) * z.value, tokens * ffn * z.kept_input
+
+
+def mlp(z: Sizes) -> Half:
+    """Return what a dense feed-forward half keeps."""
+    h, s = z.arch.hidden_size, z.split_tokens
+    inner = sum(_inner(z, z.tokens, z.arch.ffn_hidden_size / z.tp))
+    return Half(norm=norm(z, s, h), norm_output=s * h * z.kept_input, ffn=inner)
+
+
+def moe(z: Sizes) -> Half:
+    """Return what a mixture of experts keeps; the experts are one grouped product."""
+    a, s, rows = z.arch, z.split_tokens, z.expert_tokens
+    width = a.moe_latent_size or a.hidden_size
+    before, activation = _inner(z, rows, (a.moe_ffn_hidden_size or a.ffn_hidden_size) / z.expert_tp)
+    shared = a.moe_shared_expert_intermediate_size
+    latent = s * (a.hidden_size + a.moe_latent_size) * z.kept_input if a.moe_latent_size else 0
+    return Half(
+        norm=norm(z, s, a.hidden_size),
+        norm_output=s * a.hidden_size * z.value,  # the router keeps it in 16 bits
+        router=s * (ROUTER_BYTES * (a.num_moe_experts or 0) + 8 * a.moe_router_topk) + 4 * rows,
+        experts=rows * width * z.kept_input + before + latent,
+        expert_activation=activation,
+        shared=sum(_inner(z, z.tokens, shared / z.tp)) if shared else 0,
+    )
+
+
+def head(z: Sizes, depths: int) -> float:
+    """Return what the output layer and the loss keep; depths: 1 and one per token predicted beyond the next."""
+    a = z.arch
+    logits = z.tokens * (a.padded_vocab_size // z.tp * (4 if z.fp32_logits else 2) + 9)
+    return depths * (z.split_tokens * a.hidden_size * 2 + logits)
+
+
+def embedding(z: Sizes) -> float:
+    """Return what the embedding keeps: the tokens, and which of them are another rank's."""
+    return z.tokens * (9 if z.tp > 1 else 8)
+
+
+def prediction(z: Sizes) -> float:
+    """Return what a multi-token-prediction module keeps around its layers: three norms and a projection."""
+    h, s = z.arch.hidden_size, z.split_tokens
+    return embedding(z) + 3 * norm(z, s, h) + 2 * h * s * z.kept_input
+
+
+def checkpoint(z: Sizes) -> float:
+    """Return what one fully recomputed group of layers keeps."""
+    return z.split_tokens * z.arch.hidden_size * z.value
+
+
+def shared_with_checkpoint(z: Sizes) -> float:
+    """Return what of a recomputed group is its checkpoint, and counted there: the first norm's input."""
+    return checkpoint(z)
+
+
+def core_recomputed(z: Sizes, half: Half) -> Half:
+    """Return the half whose core attention is recomputed: its inputs stay, and are what flash attention keeps anyway."""
+    return replace(half, core=0)

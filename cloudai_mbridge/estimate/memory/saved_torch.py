@@ -1,0 +1,163 @@
+"""What the modules of the embedded loop save where Transformer Engine is not installed; and Megatron's local attention.
+
+Every formula here is measured against saved-tensor hooks of a real step (tests/estimate/memory). It follows what torch
+2.13 keeps on a CPU: its RMSNorm keeps input and normalised input in 32 bits, and every step of an unfused activation
+keeps a tensor of its own.
+"""
+
+from dataclasses import replace
+
+from cloudai_mbridge.estimate.architecture import Architecture
+from cloudai_mbridge.estimate.memory.saved import Half
+from cloudai_mbridge.estimate.memory.sizes import Sizes
+
+
+def norm(z: Sizes, tokens: float, width: int) -> float:
+    """Return what a norm over `width` keeps, its output aside."""
+    if z.arch.normalization == "RMSNorm":
+        return tokens * (8 * width + 4)
+    return tokens * (z.value * width + 2 * z.value)
+
+
+def attention(z: Sizes) -> Half:
+    """Return what an attention half keeps."""
+    if z.arch.multi_latent_attention:
+        return _latent_attention(z)
+    t, gate = z.tokens, z.query if z.arch.attention_output_gate else 0
+    qkv = t * (z.query + 2 * z.key + gate) * z.value  # values (and the gate) are views of it
+    rotated = t * (z.query + z.key) * z.value
+    if not z.has_rope:  # keys are a view, queries too unless they are grouped
+        rotated = t * z.query * z.value if z.query != z.key else 0
+    norms = norm(z, t * z.heads, z.arch.kv_channels) + norm(z, t * z.key / z.arch.kv_channels, z.arch.kv_channels)
+    gathered = z.whole_sequence // z.sequence
+    if gathered > 1:  # context parallelism: keys and values of the whole sequence, and no views
+        qkv = t * (z.query + gate) * z.value if gate else 0
+        rotated = t * (z.query + 2 * gathered * z.key) * z.value
+    core, output = _core(z), t * z.query * z.value
+    if z.is_local:
+        core += 2 * t * z.query * z.value  # keys and values repeated for every query head
+        is_view = gate or z.query == z.key  # nothing to repeat: the values stay views of the whole projection
+        rotated, qkv = t * z.query * z.value, (qkv - (0 if gate else t * z.key * z.value) if is_view else 0)
+    return Half(
+        norm=norm(z, z.split_tokens, z.arch.hidden_size),
+        norm_output=z.split_tokens * z.arch.hidden_size * z.value,
+        projected=qkv + rotated + (norms if z.arch.qk_layernorm else 0) + _rotation(z, z.arch.kv_channels),
+        core=core,
+        output=output * (3 if gate else 1),
+    )
+
+
+def _core(z: Sizes) -> float:
+    """Return what scaled-dot-product attention keeps beside its inputs and output: the log-sum of every score row."""
+    if z.is_local:  # the scores, and one mask per layer
+        return z.mbs * z.heads * z.sequence * z.whole_sequence * z.value + z.sequence * z.whole_sequence
+    has_mask = z.whole_sequence > z.sequence or z.arch.window_size is not None
+    return z.tokens * z.heads * 4 + (z.sequence * z.whole_sequence * z.value if has_mask else 0)
+
+
+def _rotation(z: Sizes, width: int) -> float:
+    """Return the sines and cosines that queries and keys keep: one copy each, in every layer."""
+    return 4 * z.sequence * width * z.value if z.has_rope else 0
+
+
+def _latent_attention(z: Sizes) -> Half:
+    """Heads of queries and values differ in width, so torch takes its plain path: 32 bits, with the scores."""
+    a, t, s = z.arch, z.tokens, z.split_tokens
+    wide, heads = z.latent_query, z.heads
+    latents = s * (a.kv_lora_rank + (a.q_lora_rank or 0)) * z.value
+    norms = 0.0
+    if a.qk_layernorm:
+        norms = norm(z, s, a.kv_lora_rank) + (norm(z, s, a.q_lora_rank) if a.q_lora_rank else 0)
+    gathered = z.whole_sequence // z.sequence
+    plain = 4 * t * heads * (wide + gathered * (wide + a.v_head_dim))
+    scores = 4 * z.mbs * heads * z.sequence * z.whole_sequence
+    return Half(
+        norm=norm(z, s, a.hidden_size),
+        norm_output=s * a.hidden_size * z.value,
+        latents=norms + latents,
+        projected=_rotation(z, a.qk_pos_emb_head_dim),
+        core=plain + scores,
+        output=t * heads * a.v_head_dim * z.value,
+    )
+
+
+def core_recomputed(z: Sizes, half: Half) -> Half:
+    """Return the half whose core attention is recomputed: its inputs stay."""
+    inputs = 0
+    if z.arch.multi_latent_attention:
+        inputs = z.tokens * z.heads * (2 * z.latent_query + z.arch.v_head_dim) * z.value
+    elif z.is_local:  # keys that are not repeated, and the values' view of the whole projection
+        inputs = z.tokens * (z.query + 3 * z.key) * z.value
+    return replace(half, projected=half.projected + inputs, core=0)
+
+
+def inner_mlp(z: Sizes, tokens: float, ffn: float, *, is_weighted: bool = False) -> float:
+    """Return what an MLP keeps beside its input. is_weighted: an expert's, whose output is scaled per token."""
+    if z.arch.gated_linear_unit:
+        kept = 5 * ffn  # both halves of the product, the activation, the other half plus an offset, their product
+    else:
+        kept = 2 * ffn
+    return tokens * (kept + (ffn + 1 if is_weighted else 0)) * z.value
+
+
+def mlp(z: Sizes) -> Half:
+    """Return what a dense feed-forward half keeps."""
+    h = z.arch.hidden_size
+    return Half(
+        norm=norm(z, z.split_tokens, h),
+        norm_output=z.split_tokens * h * z.value,
+        ffn=inner_mlp(z, z.tokens, z.arch.ffn_hidden_size / z.tp),
+    )
+
+
+def moe(z: Sizes) -> Half:
+    """Return what a mixture of experts keeps; the experts run one after the other."""
+    a, s = z.arch, z.split_tokens
+    ffn = (a.moe_ffn_hidden_size or a.ffn_hidden_size) / z.expert_tp
+    rows = z.expert_tokens
+    inner = inner_mlp(z, rows, ffn, is_weighted=True)
+    shared = a.moe_shared_expert_intermediate_size
+    return Half(
+        norm=norm(z, s, a.hidden_size),
+        norm_output=s * a.hidden_size * z.value,
+        router=s * _routing(a, z.value),
+        experts=rows * a.hidden_size * z.value + inner,
+        shared=inner_mlp(z, z.tokens, shared / z.tp) if shared else 0,
+    )
+
+
+def _routing(a: Architecture, value: int) -> float:
+    """Return the bytes per token of choosing experts: indices, weights, a map, a sorted copy; the loss that balances."""
+    experts, k = a.num_moe_experts or 0, a.moe_router_topk
+    balance = 4 * experts + 8 * k if a.moe_aux_loss_coeff else 0
+    return (8 + 4) * k + experts * (1 + value) + 8 * k + balance
+
+
+def head(z: Sizes, depths: int) -> float:
+    """Return what the output layer and the loss keep; depths: 1 and one per token predicted beyond the next."""
+    a = z.arch
+    logits = z.tokens * (a.padded_vocab_size // z.tp * 4 + 1 + 8)
+    return depths * (z.split_tokens * a.hidden_size * z.value + logits) + (depths - 1) * 8 * z.tokens
+
+
+def embedding(z: Sizes) -> float:
+    """Return what the embedding keeps: the tokens, and which of them are another rank's."""
+    positions = 8 if z.arch.position_embedding_type == "learned_absolute" else 0
+    return z.tokens * (8 + positions + (1 if z.tp > 1 else 0))
+
+
+def prediction(z: Sizes) -> float:
+    """Return what a multi-token-prediction module keeps around its layers: three norms and a projection."""
+    h = z.arch.hidden_size
+    return embedding(z) + 3 * norm(z, z.split_tokens, h) + 2 * h * z.split_tokens * z.value
+
+
+def checkpoint(z: Sizes) -> float:
+    """Return what one fully recomputed group of layers keeps."""
+    return z.split_tokens * z.arch.hidden_size * z.value
+
+
+def shared_with_checkpoint(z: Sizes) -> float:
+    """Return what of a recomputed group is its checkpoint, and counted there."""
+    is_copied = z.arch.normalization == "RMSNorm" and z.value < 4
+    return 0 if is_copied else checkpoint(z)

@@ -1,0 +1,89 @@
+"""The sizes that all activation formulas use, of one rank and one micro-batch."""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from cloudai_mbridge.estimate.architecture import Architecture
+from cloudai_mbridge.estimate.memory.layout import Implementation, Layout, Precision
+
+# bytes per value of what a quantized matrix product keeps for its weight gradient, block scales included
+_KEPT_INPUT = {
+    Precision.FP8_CS: 1.0,
+    Precision.FP8_MX: 1 + 1 / 32,
+    Precision.FP8_SC: 1 + 4 / 128,
+    Precision.NVFP4: 0.5 + 1 / 16,
+}
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Of one rank and one micro-batch.
+
+    tokens: of this rank's share of the sequence; split_tokens: of those, the ones it holds outside of the matrix products.
+    expert_tokens: rows that its experts work on. value: bytes of an activation; kept_input: of a matrix product's input.
+    """
+
+    arch: Architecture
+    mbs: int
+    sequence: int
+    whole_sequence: int
+    tp: int
+    expert_tp: int
+    tokens: int
+    split_tokens: int
+    expert_tokens: float
+    value: int
+    kept_input: float
+    fp32_logits: bool
+    is_local: bool
+
+    @property
+    def heads(self) -> int:
+        """Attention heads of this rank."""
+        return self.arch.num_attention_heads // self.tp
+
+    @property
+    def query(self) -> int:
+        """Width of the queries of this rank."""
+        return self.arch.kv_channels * self.arch.num_attention_heads // self.tp
+
+    @property
+    def key(self) -> int:
+        """Width of the keys of this rank; the values are as wide. Groups fewer than ranks are repeated."""
+        return self.arch.kv_channels * max(self.arch.num_query_groups // self.tp, 1)
+
+    @property
+    def has_rope(self) -> bool:
+        """Whether queries and keys are rotated."""
+        return self.arch.position_embedding_type in ("rope", "yarn")
+
+    @property
+    def latent_query(self) -> int:
+        """Width of one head's query, of multi-latent attention."""
+        return self.arch.qk_head_dim + self.arch.qk_pos_emb_head_dim
+
+
+def sizes_of(arch: Architecture, layout: Layout) -> Sizes:
+    """Return the sizes of a layout; equal ones are one object, so that what is computed of them can be cached."""
+    whole = layout.seq_length or arch.seq_length
+    tokens = layout.mbs * whole // layout.cp
+    split = tokens // layout.tp if layout.has_sequence_parallel else tokens
+    precision = layout.precision
+    return _sizes(
+        arch,
+        layout.mbs,
+        whole // layout.cp,
+        whole,
+        layout.tp,
+        layout.expert_tp,
+        tokens,
+        split,
+        split * arch.moe_router_topk * layout.expert_tp * layout.moe_imbalance,
+        precision.activation_bytes,
+        _KEPT_INPUT.get(precision, float(precision.activation_bytes)),
+        layout.fp32_logits,
+        layout.implementation is Implementation.LOCAL,
+    )
+
+
+_sizes = lru_cache(maxsize=65536)(Sizes)

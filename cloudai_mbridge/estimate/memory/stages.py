@@ -1,0 +1,163 @@
+"""Which layers every pipeline stage and virtual stage holds, as Megatron-Core 0.16 splits them.
+
+Source: `transformer_block.get_num_layers_to_build`, `pipeline_parallel_layer_layout`, `mamba_hybrid_layer_allocation`.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import lru_cache
+
+from cloudai_mbridge.errors import BadInput
+from cloudai_mbridge.estimate.architecture import Architecture
+from cloudai_mbridge.estimate.memory.layout import Layout
+from cloudai_mbridge.models.pipeline_layout import layout_fault, parse_layout
+
+
+class Mixer(StrEnum):
+    """What mixes tokens."""
+
+    ATTENTION = "attention"
+    MAMBA = "mamba"
+
+
+class Ffn(StrEnum):
+    """What works on every token alone."""
+
+    MLP = "mlp"
+    MOE = "moe"
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A transformer layer has both parts, a block of a hybrid model one of them."""
+
+    mixer: Mixer | None
+    ffn: Ffn | None
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """The part of the model that one virtual stage of one rank holds.
+
+    mtp: the layers of every multi-token-prediction module. has_decoder_end: the norm behind the last decoder layer.
+    """
+
+    layers: tuple[Layer, ...]
+    mtp: tuple[tuple[Layer, ...], ...] = ()
+    has_embedding: bool = False
+    has_decoder_end: bool = False
+    has_output: bool = False
+
+
+_DENSE = Layer(Mixer.ATTENTION, Ffn.MLP)
+_EXPERTS = Layer(Mixer.ATTENTION, Ffn.MOE)
+_BLOCKS = {
+    "M": Layer(Mixer.MAMBA, None),
+    "*": Layer(Mixer.ATTENTION, None),
+    "-": Layer(None, Ffn.MLP),
+    "E": Layer(None, Ffn.MOE),
+}
+
+
+@lru_cache(maxsize=1024)
+def decoder_layers(arch: Architecture) -> tuple[Layer, ...]:
+    """Return the kind of every decoder layer.
+
+    Raises:
+        BadInput: the model has layers whose memory is not modelled.
+    """
+    if arch.linear_attention_freq is not None:
+        raise BadInput(f"recipe {arch.recipe}: memory of linear-attention layers is not modelled; choose another recipe")
+    if arch.hybrid_layer_pattern is not None:
+        return _blocks(arch, arch.hybrid_layer_pattern.split("/")[0])
+    if arch.num_moe_experts is None:
+        return (_DENSE,) * arch.num_layers
+    freq = arch.moe_layer_freq
+    is_moe = [i % freq == 0 for i in range(arch.num_layers)] if isinstance(freq, int) else [bool(f) for f in freq]
+    return tuple(_EXPERTS if with_experts else _DENSE for with_experts in is_moe)
+
+
+@lru_cache(maxsize=1024)
+def prediction_layers(arch: Architecture) -> tuple[tuple[Layer, ...], ...]:
+    """Return the layers of every multi-token-prediction module: of the last decoder layer's kind, or the pattern's."""
+    if arch.hybrid_layer_pattern is None:
+        return (decoder_layers(arch)[-1:],) * arch.mtp_num_layers
+    given = [_blocks(arch, part) for part in arch.hybrid_layer_pattern.split("/")[1:]]
+    return tuple(given or [decoder_layers(arch)[-1:]] * arch.mtp_num_layers)[: arch.mtp_num_layers]
+
+
+def _blocks(arch: Architecture, pattern: str) -> tuple[Layer, ...]:
+    symbols = pattern.replace("|", "")
+    if unknown := set(symbols) - _BLOCKS.keys():
+        raise BadInput(f"recipe {arch.recipe}: memory of hybrid block {min(unknown)!r} is not modelled; use M, *, - and E")
+    return tuple(_BLOCKS[symbol] for symbol in symbols)
+
+
+@lru_cache(maxsize=4096)
+def pipeline_chunks(arch: Architecture, pp: int, vp: int, text: str | None) -> tuple[tuple[Chunk, ...], ...]:
+    """Return for every pipeline rank its chunks, virtual stage 0 first. text: an explicit layout.
+
+    Raises:
+        BadInput: the layers cannot be split so.
+    """
+    stages = _explicit(arch, pp, vp, text) if text else _even(arch, pp, vp)
+    layers, position = decoder_layers(arch), 0
+    chunks: list[Chunk] = []
+    for index, (count, has_mtp, has_output) in enumerate(stages):
+        own = layers[position : position + count]
+        position += count
+        is_end = count > 0 and position == arch.num_layers
+        chunks.append(
+            Chunk(
+                layers=own,
+                mtp=prediction_layers(arch) if has_mtp else (),
+                has_embedding=index == 0,
+                has_decoder_end=is_end if arch.mtp_num_layers else has_output,
+                has_output=has_output,
+            )
+        )
+    return tuple(tuple(chunks[rank::pp]) for rank in range(pp))
+
+
+def chunks_of(arch: Architecture, layout: Layout) -> tuple[tuple[Chunk, ...], ...]:
+    """Return for every pipeline rank of this layout its chunks."""
+    return pipeline_chunks(arch, layout.pp, layout.vp, layout.pipeline_layout if layout.pp > 1 else None)
+
+
+def _explicit(arch: Architecture, pp: int, vp: int, text: str) -> list[tuple[int, bool, bool]]:
+    if fault := layout_fault(text, pp, vp if vp > 1 else None, arch.num_layers, arch.mtp_num_layers):
+        raise BadInput(f"pipeline_model_parallel_layout: {fault}; correct the layout {text!r}")
+    return [(stage.count("t"), "m" in stage, "L" in stage) for stage in parse_layout(text)]
+
+
+def _even(arch: Architecture, pp: int, vp: int) -> list[tuple[int, bool, bool]]:
+    if pp == 1:  # Megatron-Core ignores virtual stages without a pipeline
+        return [(arch.num_layers, bool(arch.mtp_num_layers), True)]
+    counts = [_per_chunk(arch, pp, vp, rank) for _ in range(vp) for rank in range(pp)]
+    counts[0] -= arch.account_for_embedding_in_pipeline_split
+    counts[-1] -= arch.account_for_loss_in_pipeline_split
+    last = len(counts) - 1
+    return [(count, i == last and bool(arch.mtp_num_layers), i == last) for i, count in enumerate(counts)]
+
+
+def _per_chunk(arch: Architecture, pp: int, vp: int, rank: int) -> int:
+    """Return the places of one chunk; where they are counted, the embedding and the loss take one each."""
+    per_rank = _per_rank(arch, pp, rank)
+    if per_rank % vp:
+        raise BadInput(f"vp: {per_rank} layers per pipeline stage are not divisible by vp = {vp}; use a divisor")
+    return per_rank // vp
+
+
+def _per_rank(arch: Architecture, pp: int, rank: int) -> int:
+    first, last = arch.num_layers_in_first_pipeline_stage, arch.num_layers_in_last_pipeline_stage
+    if rank == 0 and first is not None:
+        return first
+    if rank == pp - 1 and last is not None:
+        return last
+    ranks = pp - (first is not None) - (last is not None)
+    layers = arch.num_layers - (first or 0) - (last or 0)
+    layers += arch.account_for_embedding_in_pipeline_split + arch.account_for_loss_in_pipeline_split
+    if layers % ranks:
+        what = f"{layers} layers are not divisible by {ranks} pipeline stages"
+        raise BadInput(f"pp: {what}; use a divisor, or pipeline_model_parallel_layout")
+    return layers // ranks

@@ -1,0 +1,71 @@
+"""Weights, gradients and optimizer state of a stage, in bytes.
+
+Adam with 32-bit master weights: 12 bytes per parameter (8 where the weights are 32 bits themselves). The distributed
+optimizer splits them over data- and context-parallel ranks, of experts over the expert data-parallel ones. Megatron-FSDP
+splits weights and gradients too, and gathers a layer while it is computed. Source: Megatron-Core 0.16, `optimizer`,
+`distributed`, and the quantized tensors of Transformer Engine 2.x.
+"""
+
+from dataclasses import dataclass
+
+from cloudai_mbridge.estimate.memory.layout import Layout, Precision
+from cloudai_mbridge.estimate.memory.parameters import Parameters
+
+# Bytes per weight of one quantized copy, block scales included
+_QUANTIZED = {
+    Precision.FP8_CS: 1.0,
+    Precision.FP8_MX: 1 + 1 / 32,
+    Precision.FP8_SC: 1 + 4 / (128 * 128),
+    Precision.NVFP4: 0.5 + 1 / 16,
+}
+_COPIES = 2  # one per layout, row- and column-wise: the forward and the backward products read them
+_FSDP_UNITS = 2  # one layer in use, the next one on its way
+
+
+@dataclass(frozen=True)
+class Unsharded:
+    """What Megatron-FSDP holds whole while it is used: the largest layer, and what belongs to no layer."""
+
+    layer: int
+    rest: int
+
+
+def states(parameters: Parameters, layout: Layout, unsharded: Unsharded) -> dict[str, float]:
+    """Return the bytes of every term."""
+    shards = layout.dp * layout.cp
+    is_sharded = layout.use_megatron_fsdp
+    dense = parameters.dense / (shards if is_sharded else 1)
+    experts = parameters.experts / (layout.expert_dp if is_sharded else 1)
+    quantized = parameters.quantized_dense / (shards if is_sharded else 1) + experts
+    weight, copies, gradient = bytes_per_weight(layout)
+    kept_in_16_bits = dense + experts - quantized
+    per_weight = weight + copies + gradient
+    return {
+        "weights": quantized * weight + kept_in_16_bits * _plain(layout),
+        "quantized copies": quantized * copies,
+        "gradients": (dense + experts) * gradient,
+        "optimizer": _optimizer(parameters, layout),
+        "fsdp buffers": (_FSDP_UNITS * unsharded.layer + unsharded.rest) * per_weight if is_sharded else 0.0,
+    }
+
+
+def bytes_per_weight(layout: Layout) -> tuple[float, float, float]:
+    """Return bytes per weight of a matrix product: the weight itself, quantized copies beside it, its gradient."""
+    gradient = 4.0 if layout.grad_reduce_in_fp32 or layout.precision is Precision.FP32 else 2.0
+    copy = _QUANTIZED.get(layout.precision, 0.0)
+    if not copy or not layout.fp8_param_gather or layout.precision is Precision.NVFP4:
+        return _plain(layout), _COPIES * copy, gradient
+    return copy, (_COPIES - 1) * copy, gradient  # the quantized weight is the weight
+
+
+def _plain(layout: Layout) -> float:
+    return float(layout.precision.activation_bytes)
+
+
+def _optimizer(parameters: Parameters, layout: Layout) -> float:
+    per_weight = 8 if layout.precision is Precision.FP32 else 12
+    on_device = 1 - layout.optimizer_offload_fraction
+    if not (layout.use_distributed_optimizer or layout.use_megatron_fsdp):
+        return parameters.total * per_weight * on_device
+    shard = parameters.dense / (layout.dp * layout.cp) + parameters.experts / layout.expert_dp
+    return shard * per_weight * on_device

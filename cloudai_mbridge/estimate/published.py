@@ -1,0 +1,173 @@
+"""What a row of Megatron-Bridge's published performance tables means: recipe, arguments, FLOPs formula.
+
+Columns as in the tables' transcription: container, section, model, model_label, system, gpus, precision, gbs, mbs,
+seq_len, fsdp, tp, pp, cp, vp, ep, tokens_per_s_per_gpu, tflops_per_s_per_gpu, note; further ones are ignored. Source:
+docs/performance-summary.md and its archive in Megatron-Bridge.
+"""
+
+import csv
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cloudai_mbridge.errors import BadInput
+from cloudai_mbridge.estimate.architecture import Architecture, architecture
+from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
+from cloudai_mbridge.recipes import load_recipe, recipe_names
+from cloudai_mbridge.training.flops import NEW, OLD, Formula, flops_per_token, lora_flops_per_sample
+
+LAST_OLD_CONTAINER = "26.04.01"
+_PRECISIONS = {
+    "BF16": "bf16",
+    "FP8": "fp8_cs",
+    "FP8-CS": "fp8_cs",
+    "FP8-MX": "fp8_mx",
+    "MXFP8": "fp8_mx",
+    "FP8-SC": "fp8_sc",
+    "NVFP4": "nvfp4",
+}
+_SIZES = {"gpus": "num_gpus", "gbs": "gb", "mbs": "mb", "seq_len": "seq_length"}
+_SIZES |= {name: name for name in ("tp", "pp", "cp", "vp", "ep")}
+_TASKS = {"pre-training": "pretrain", "sft": "sft", "lora": "lora"}
+_WITHOUT_MTP = re.compile(r"\b(w/o|without|no)[\s_-]*mtp\b", re.IGNORECASE)
+_LORA_RULE = "llama3_70b"  # the one recipe that the reference counts by a rule for LoRA
+
+
+@dataclass(frozen=True)
+class PublishedRow:
+    """One row. precision: None where the table does not say (25.09). args: the point that it describes."""
+
+    container: str
+    label: str
+    recipe: str
+    args: ResolvedCmdArgs
+    precision: str | None
+    formula: Formula
+    mtp_num_layers: int
+    tokens_per_s_per_gpu: float
+    tflops_per_gpu: float
+
+    @property
+    def architecture(self) -> Architecture:
+        """The model that was trained."""
+        return architecture(load_recipe(self.recipe), self.args, mtp_num_layers=self.mtp_num_layers)
+
+    @property
+    def flops_per_token(self) -> float:
+        """FLOPs per token by the formula of the row's time.
+
+        Rows of LoRA without attention: the lengths of their packed sequences are not published, and short.
+        """
+        if self.args.task == "lora" and self.recipe == _LORA_RULE:
+            return float(lora_flops_per_sample(self.architecture, tokens=1))
+        return flops_per_token(self.architecture, self.formula)
+
+    @property
+    def step_time_s(self) -> float:
+        """The step time that the tokens per second mean."""
+        tokens = (self.args.gb or 0) * (self.args.seq_length or 0)
+        return tokens / (self.tokens_per_s_per_gpu * self.args.num_gpus)
+
+
+def read_published(path: Path) -> list[PublishedRow]:
+    """Read a transcription of the tables.
+
+    Raises:
+        BadInput: a row cannot be understood; line and column are named.
+    """
+    with path.open(encoding="utf-8", newline="") as text:
+        reader = csv.DictReader(text)
+        return [_row_at(path, reader.line_num, columns) for columns in reader]
+
+
+def published_row(columns: Mapping[str, str]) -> PublishedRow:
+    """Return what a row means.
+
+    Raises:
+        BadInput: an unknown model, precision or section, or a column that is no number.
+    """
+    recipe, label = _recipe_of(columns["model"]), columns.get("model_label") or columns["model"]
+    remarks = f"{label} {columns.get('note') or ''} {columns.get('variant') or ''}"
+    precision = _named(columns, "precision", _PRECISIONS) if _is_given(columns, "precision") else None
+    sizes = {name: size for column, name in _SIZES.items() if (size := _size(columns, column)) is not None}
+    arguments: dict[str, Any] = {
+        **sizes,
+        "model_recipe_name": recipe,
+        "gpu_type": columns["system"].lower().removeprefix("dgx-"),
+        "compute_dtype": precision or "bf16",
+        "task": _TASKS[_named(columns, "section", {name: name for name in _TASKS}, str.lower)],
+        "use_megatron_fsdp": bool(_size(columns, "fsdp")),
+        **({"et": 1} if "ep" in sizes else {}),
+    }
+    return PublishedRow(
+        container=columns["container"],
+        label=label,
+        recipe=recipe,
+        args=ResolvedCmdArgs.model_validate(arguments),
+        precision=precision,
+        formula=formula_of(columns["container"]),
+        mtp_num_layers=0 if _WITHOUT_MTP.search(remarks) else load_recipe(recipe).mtp_num_layers,
+        tokens_per_s_per_gpu=_number(columns, "tokens_per_s_per_gpu"),
+        tflops_per_gpu=_number(columns, "tflops_per_s_per_gpu"),
+    )
+
+
+def formula_of(container: str) -> Formula:
+    """Return the formula with which a container's numbers were published.
+
+    Raises:
+        BadInput: this is no version such as 26.04.01.
+    """
+    if not re.fullmatch(r"\d+(\.\d+)+", container):
+        raise BadInput(f"container: {container!r} is no version; write it as 26.04 or 26.04.01")
+    return OLD if _version(container) <= _version(LAST_OLD_CONTAINER) else NEW
+
+
+def _version(container: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in container.split("."))
+
+
+def _recipe_of(model: str) -> str:
+    """Return the recipe whose name is the model's but for signs and what stands in parentheses."""
+    wanted = _letters(model.partition("(")[0])
+    for name in recipe_names():
+        if _letters(name) == wanted:
+            return name
+    raise BadInput(f"model: {model!r} has no recipe; use one of {', '.join(recipe_names())}")
+
+
+def _letters(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
+def _named(columns: Mapping[str, str], column: str, names: Mapping[str, str], fold: Any = str.upper) -> str:
+    text = fold(columns[column].strip())
+    if text not in names:
+        raise BadInput(f"{column}: {columns[column]!r} is unknown; use one of {', '.join(names)}")
+    return names[text]
+
+
+def _size(columns: Mapping[str, str], column: str) -> int | None:
+    return int(_number(columns, column)) if _is_given(columns, column) else None
+
+
+def _is_given(columns: Mapping[str, str], column: str) -> bool:
+    return (columns.get(column) or "").strip().lower() not in ("", "n/a", "-")
+
+
+def _number(columns: Mapping[str, str], column: str) -> float:
+    try:
+        return float(columns[column].replace(",", ""))
+    except (KeyError, ValueError):
+        raise BadInput(f"{column}: {columns.get(column)!r} is no number") from None
+
+
+def _row_at(path: Path, line: int, columns: Mapping[str, str]) -> PublishedRow:
+    try:
+        return published_row(columns)
+    except BadInput as error:
+        raise BadInput(f"{path}: line {line}: {error}") from None
+    except KeyError as error:
+        raise BadInput(f"{path}: there is no column {error}") from None

@@ -1,0 +1,226 @@
+"""A model as sublayers, and a sublayer as matmuls and other work, per token and not yet divided among ranks.
+
+Multiply-adds are those of `training.flops` without its terms for norms; real sizes throughout (the formula for hybrid
+models takes 2*hidden for the inner size of Mamba; here it is heads * head_dim).
+"""
+
+from collections import Counter
+from dataclasses import dataclass
+from enum import StrEnum
+
+from cloudai_mbridge.estimate.architecture import Architecture
+from cloudai_mbridge.training.flops.hybrid import parse_pattern
+from cloudai_mbridge.training.flops.layers import (
+    count_layers,
+    has_window,
+    linear_attention_pattern,
+    window_of,
+    with_prediction,
+)
+from cloudai_mbridge.training.flops.linear_attention import GATED_DELTA_NET
+
+
+class Kind(StrEnum):
+    """What a sublayer is."""
+
+    ATTENTION = "attention"
+    WINDOWED = "windowed"
+    COMPRESSED = "compressed"
+    LINEAR = "linear"
+    MAMBA = "mamba"
+    DENSE = "dense"
+    MOE = "moe"
+
+
+# A kind, and of compressed attention the ratio
+Sublayer = tuple[Kind, int]
+
+
+@dataclass(frozen=True)
+class Matmul:
+    """Weights of k x n that every token meets `times` times; `copies` such matrices exist.
+
+    is_row: the input side is the one that tensor parallelism divides.
+    """
+
+    k: int
+    n: int
+    is_row: bool = False
+    times: float = 1
+    copies: int = 1
+
+    @property
+    def multiply_adds(self) -> float:
+        """Of one token."""
+        return self.k * self.n * self.times
+
+
+@dataclass(frozen=True)
+class Core:
+    """Attention without its projections, per token: multiply-adds, and exponentials of the softmax."""
+
+    multiply_adds: float = 0
+    exponentials: float = 0
+
+
+def sublayers(model: Architecture) -> Counter[Sublayer]:
+    """Return how many sublayers of each kind there are, those of multi-token prediction included."""
+    if model.hybrid_layer_pattern is not None:
+        return Counter(_SYMBOLS[symbol] for symbol in parse_pattern(model.hybrid_layer_pattern).symbols)
+    dense, moe = count_layers(model)
+    kinds = _mixers(model)
+    kinds.update({(Kind.DENSE, 0): dense, (Kind.MOE, 0): moe})
+    return +kinds
+
+
+_SYMBOLS = {
+    "M": (Kind.MAMBA, 0),
+    "*": (Kind.ATTENTION, 0),
+    "-": (Kind.DENSE, 0),
+    "E": (Kind.MOE, 0),
+    "G": (Kind.LINEAR, 0),
+}
+
+
+def _mixers(model: Architecture) -> Counter[Sublayer]:
+    """Return the mixers of a transformer. Top-k sparse attention (dsa) counts as full latent attention."""
+    layers = model.num_layers + model.mtp_num_layers
+    if model.experimental_attention_variant == "dsv4_hybrid":
+        return Counter((Kind.COMPRESSED, ratio) for ratio in model.csa_compress_ratios or ())
+    if model.experimental_attention_variant in GATED_DELTA_NET:
+        linear = with_prediction(linear_attention_pattern(model), model.mtp_num_layers)
+        return +Counter({(Kind.LINEAR, 0): linear, (Kind.ATTENTION, 0): layers - linear})
+    windowed = 0
+    if window_of(model) is not None and not model.multi_latent_attention:
+        windowed = sum(has_window(model, number) for number in range(1, layers + 1))
+    return +Counter({(Kind.WINDOWED, 0): windowed, (Kind.ATTENTION, 0): layers - windowed})
+
+
+def mixer_matmuls(model: Architecture, sublayer: Sublayer) -> list[Matmul]:
+    """Return the projections of an attention, linear-attention or Mamba sublayer."""
+    h, (kind, ratio) = model.hidden_size, sublayer
+    if kind is Kind.MAMBA:
+        inner = (model.mamba_num_heads or 0) * model.mamba_head_dim
+        groups = 2 * model.mamba_num_groups * model.mamba_state_dim
+        return [Matmul(h, 2 * inner + groups + (model.mamba_num_heads or 0)), Matmul(inner, h, is_row=True)]
+    if kind is Kind.LINEAR:
+        return _linear_matmuls(model)
+    if kind is Kind.COMPRESSED:
+        return _compressed_matmuls(model, ratio)
+    if model.multi_latent_attention:
+        return _latent_matmuls(model)
+    q = model.kv_channels * model.num_attention_heads
+    gate = q if model.attention_output_gate else 0
+    return [Matmul(h, q + gate + 2 * model.kv_channels * model.num_query_groups), Matmul(q, h, is_row=True)]
+
+
+def _latent_matmuls(model: Architecture) -> list[Matmul]:
+    h, heads = model.hidden_size, model.num_attention_heads
+    wide = heads * (model.qk_head_dim + model.qk_pos_emb_head_dim)
+    rank = model.q_lora_rank
+    query = [Matmul(h, wide)] if rank is None else [Matmul(h, rank), Matmul(rank, wide)]
+    key_value = [
+        Matmul(h, model.kv_lora_rank + model.qk_pos_emb_head_dim),
+        Matmul(model.kv_lora_rank, heads * (model.qk_head_dim + model.v_head_dim)),
+    ]
+    return [*query, *key_value, Matmul(heads * model.v_head_dim, h, is_row=True)]
+
+
+def _compressed_matmuls(model: Architecture, ratio: int) -> list[Matmul]:
+    h, heads, value = model.hidden_size, model.num_attention_heads, model.v_head_dim
+    rank = model.q_lora_rank or h
+    matmuls = [
+        Matmul(h, rank),
+        Matmul(rank, heads * (model.qk_head_dim + model.qk_pos_emb_head_dim)),
+        Matmul(h, value),
+        Matmul(heads * value // model.o_groups, model.o_lora_rank, is_row=True, times=model.o_groups),
+        Matmul(model.o_lora_rank * model.o_groups, h, is_row=True),
+    ]
+    if ratio == 4:
+        index_heads, dim = model.dsa_indexer_n_heads or 0, model.dsa_indexer_head_dim or 0
+        matmuls += [Matmul(h, 4 * value), Matmul(h, 4 * dim + index_heads), Matmul(rank, index_heads * dim)]
+    elif ratio > 4:
+        matmuls.append(Matmul(h, 2 * value))
+    return matmuls
+
+
+def _linear_matmuls(model: Architecture) -> list[Matmul]:
+    keys = model.linear_key_head_dim * model.linear_num_key_heads
+    values = model.linear_value_head_dim * model.linear_num_value_heads
+    h = model.hidden_size
+    return [Matmul(h, 2 * keys + 2 * values + 2 * model.linear_num_value_heads), Matmul(values, h, is_row=True)]
+
+
+def mixer_core(model: Architecture, sublayer: Sublayer) -> Core:
+    """Return the work of a mixer that is no projection, for sequences of `seq_length`."""
+    kind, ratio = sublayer
+    if kind is Kind.MAMBA:
+        # half of the formula's 7 * inner * state FLOPs are multiply-adds
+        return Core(3.5 * (model.mamba_num_heads or 0) * model.mamba_head_dim * model.mamba_state_dim)
+    if kind is Kind.LINEAR:
+        keys = model.linear_key_head_dim * model.linear_num_key_heads
+        values = model.linear_value_head_dim * model.linear_num_value_heads
+        state = 4 * values * model.linear_value_head_dim
+        return Core(model.linear_conv_kernel_dim * (2 * keys + values) + state)
+    heads, s = model.num_attention_heads, model.seq_length
+    if kind is Kind.COMPRESSED:
+        return _compressed_core(model, ratio)
+    context = _window_context(model) if kind is Kind.WINDOWED else s / 2
+    if model.multi_latent_attention:
+        dims = model.qk_head_dim + model.qk_pos_emb_head_dim + model.v_head_dim
+    else:
+        dims = 2 * model.kv_channels
+    return Core(heads * dims * context, heads * context)
+
+
+def _window_context(model: Architecture) -> float:
+    """Keys that a query of a windowed layer sees on average."""
+    window, s = window_of(model) or model.seq_length, model.seq_length
+    return window - window * (window - 1) / (2 * s) if window < s else s / 2
+
+
+def _compressed_core(model: Architecture, ratio: int) -> Core:
+    heads, value, s = model.num_attention_heads, model.v_head_dim, model.seq_length
+    keys: float = model.csa_window_size
+    index = 0.0
+    if ratio == 4:
+        chosen = min(model.dsa_indexer_topk or 0, s // 4)
+        keys += chosen * (1 - 4 * chosen / (2 * s))
+        index = s * (model.dsa_indexer_n_heads or 0) * (model.dsa_indexer_head_dim or 0) / 4
+    elif ratio > 4:
+        index = s * heads * value / ratio
+    return Core(2 * heads * value * keys + index, heads * keys)
+
+
+def dense_matmuls(model: Architecture, width: int | None = None, k: int | None = None) -> list[Matmul]:
+    """Return the two matmuls of a feed-forward block."""
+    h, f = k or model.hidden_size, width or model.ffn_hidden_size
+    return [Matmul(h, f * (2 if model.gated_linear_unit else 1)), Matmul(f, h, is_row=True)]
+
+
+def shared_matmuls(model: Architecture) -> list[Matmul]:
+    """Return what every token of a MoE sublayer meets: shared expert and latent projections."""
+    shared = model.moe_shared_expert_intermediate_size
+    matmuls = dense_matmuls(model, shared) if shared else []
+    if model.moe_latent_size:
+        h, latent = model.hidden_size, model.moe_latent_size
+        matmuls += [Matmul(h, latent), Matmul(latent, h)]
+    return matmuls
+
+
+def expert_matmuls(model: Architecture) -> list[Matmul]:
+    """Return the routed experts of a MoE sublayer."""
+    width = model.moe_ffn_hidden_size or model.ffn_hidden_size
+    fc1, fc2 = dense_matmuls(model, width, model.moe_latent_size)
+    top, experts = model.moe_router_topk, model.num_moe_experts or 1
+    return [
+        Matmul(fc1.k, fc1.n, times=top, copies=experts),
+        Matmul(fc2.k, fc2.n, is_row=True, times=top, copies=experts),
+    ]
+
+
+def output_matmuls(model: Architecture) -> list[Matmul]:
+    """Return the output layer (once more per prediction layer) and the projections of multi-token prediction."""
+    h, mtp = model.hidden_size, model.mtp_num_layers
+    logits = Matmul(h, model.padded_vocab_size, times=1 + mtp)
+    return [logits, Matmul(2 * h, h, times=mtp)] if mtp else [logits]

@@ -1,0 +1,100 @@
+"""The coefficients as data: values, how they were obtained, and how wrong the model was on rows it had not seen."""
+
+import math
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from types import MappingProxyType
+from typing import Any
+
+from cloudai_mbridge.estimate.time.coefficients import Powers, Setting, age, powers, spared
+from cloudai_mbridge.estimate.time.parts import Parts
+
+_DATA = resources.files("cloudai_mbridge.estimate") / "data" / "calibration.toml"
+
+
+@dataclass(frozen=True)
+class Coefficient:
+    """A number of the model. is_rate: an exponent or a yearly rate, not a factor.
+
+    prior, prior_sd: what was expected before the fit and how firmly (of factors, in their logarithm). lower: what
+    physics allows. is_fixed: the rows say too little about it, the prior stands.
+    """
+
+    name: str
+    value: float
+    meaning: str
+    prior: float
+    prior_sd: float
+    lower: float | None = None
+    is_rate: bool = False
+    is_fixed: bool = False
+
+    @property
+    def logarithm(self) -> float:
+        """What is added to the logarithm of a time."""
+        return self.value if self.is_rate else math.log(self.value)
+
+
+@dataclass(frozen=True)
+class HeldOutError:
+    """Median absolute error on published rows whose configuration was not in the fit.
+
+    recipe: None where the recipe is not among them; the error is then of rows whose whole model was held out.
+    """
+
+    recipe: str | None
+    num_rows: int
+    median: float
+
+    def __str__(self) -> str:
+        """Say it in a line."""
+        of = f"{self.num_rows} published rows of {self.recipe}" if self.recipe else "models that were not calibrated on"
+        return f"median error {100 * self.median:.0f} % on {of}, held out"
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """All coefficients by name, the newest container, and the errors on held-out rows."""
+
+    coefficients: Mapping[str, Coefficient]
+    newest_container: str
+    source: str
+    errors: Mapping[str, HeldOutError]
+    new_model_error: HeldOutError
+
+    def part_coefficients(self, setting: Setting) -> tuple[float, ...]:
+        """Return the coefficient of every part, in order."""
+        old = self._logarithm(age(setting, self.newest_container))
+        return tuple(
+            spared(part, setting) * math.exp(old + self._logarithm(powers(part, setting))) for part in Parts._fields
+        )
+
+    def error_of(self, recipe: str) -> HeldOutError:
+        """Return the error to expect for a recipe."""
+        return self.errors.get(recipe, self.new_model_error)
+
+    def _logarithm(self, product: Powers) -> float:
+        return sum(exponent * self.coefficients[name].logarithm for name, exponent in product)
+
+
+@cache
+def load_calibration() -> Calibration:
+    """Read the calibration that comes with the package."""
+    return parse_calibration(tomllib.loads(_DATA.read_text(encoding="utf-8")))
+
+
+def parse_calibration(data: Mapping[str, Any]) -> Calibration:
+    """Return the calibration in the data of its TOML."""
+    coefficients = {name: Coefficient(name=name, **table) for name, table in data["coefficients"].items()}
+    held_out = data["held_out"]
+    errors = {name: HeldOutError(name, **table) for name, table in held_out["by_recipe"].items()}
+    return Calibration(
+        coefficients=MappingProxyType(coefficients),
+        newest_container=data["newest_container"],
+        source=data["source"],
+        errors=MappingProxyType(errors),
+        new_model_error=HeldOutError(None, **held_out["new_model"]),
+    )

@@ -1,0 +1,144 @@
+"""Which coefficients make a part of a step real.
+
+The time of a part is its ideal time times the product of its coefficients. Most of them are inverse efficiencies (1.4:
+71 % of the peak); of communication, the share that is not hidden behind computation. The two yearly rates are the
+software's: an older container is slower, and a point that is predicted for no container gets the newest.
+"""
+
+import math
+import re
+from typing import NamedTuple
+
+from cloudai_mbridge.errors import BadInput
+from cloudai_mbridge.estimate.architecture import Architecture
+from cloudai_mbridge.estimate.hardware import Gpu, Precision
+
+# From this container on, Megatron-Bridge's MXFP8 recipes for gated experts on Blackwell run one fused kernel for a
+# rank's experts and record the iteration as one CUDA graph (scripts/performance/configs: cutedsl_fused_grouped_mlp)
+FUSED_SINCE = "26.06"
+_GPU_OF_REFERENCE_W = 1200 / 2500  # GB200, W per TFLOP/s in BF16
+_WIDE = (Precision.BF16, Precision.FP32, Precision.TF32)
+
+Powers = tuple[tuple[str, float], ...]
+
+
+class Setting(NamedTuple):
+    """What decides about the coefficients beside the part itself.
+
+    container: None is the newest. is_frozen: only adapters are trained (LoRA).
+    """
+
+    model: Architecture
+    gpu: Gpu
+    precision: Precision
+    container: str | None = None
+    is_frozen: bool = False
+
+    @property
+    def is_blackwell(self) -> bool:
+        """Whether the GPU computes in 4 bits; the older ones are calibrated as Hopper."""
+        return "fp4" in self.gpu.peak_tflops
+
+    @property
+    def is_fused(self) -> bool:
+        """Whether a rank's experts are one kernel and the iteration one CUDA graph."""
+        is_new = self.container is None or years(self.container) >= years(FUSED_SINCE)
+        has_kernel = self.precision is Precision.FP8_MX and self.is_blackwell
+        return is_new and has_kernel and self.model.num_moe_experts is not None and self.model.gated_linear_unit
+
+
+def years(container: str) -> float:
+    """Return a container's date, such as 26.04.01, in years.
+
+    Raises:
+        BadInput: this is no version.
+    """
+    if not re.fullmatch(r"\d\d\.\d\d(\.\d+)?", container):
+        raise BadInput(f"container: {container!r} is no version; write it as 26.04 or 26.04.01")
+    year, month, *patch = container.split(".")
+    return int(year) + (int(month) + 0.3 * bool(patch)) / 12
+
+
+def powers(part: str, setting: Setting) -> Powers:
+    """Return the names of a part's coefficients, each with its exponent."""
+    if part in _INSTEAD:
+        return (*_INSTEAD[part](setting), *_sustained(setting))
+    return ((part, 1), *(_MORE[part](setting) if part in _MORE else ()))
+
+
+def spared(part: str, setting: Setting) -> float:
+    """Return what is left of a part: frozen weights have no gradient to compute, to reduce or to apply."""
+    if not setting.is_frozen:
+        return 1.0
+    if part in ("dp_comm", "optimizer"):
+        return 0.0
+    return 2 / 3 if part.startswith(("matmul", "memory")) else 1.0
+
+
+def age(setting: Setting, newest: str) -> Powers:
+    """Return the yearly rate of the software and how many years it counts."""
+    if setting.container is None:
+        return ()
+    name = "year_dense" if setting.model.num_moe_experts is None else "year_moe"
+    return ((name, max(0.0, years(newest) - years(setting.container))),)
+
+
+def _sustained(setting: Setting) -> Powers:
+    """Matmuls run at the clock that the power limit allows, not at that of the data sheet."""
+    if not setting.is_blackwell or not setting.gpu.power_w:
+        return ()
+    watts = setting.gpu.power_w / setting.gpu.peak_tflops["bf16"]
+    return (("power", -math.log(watts / _GPU_OF_REFERENCE_W)),)
+
+
+def _matmul(setting: Setting, precision: Precision | None = None) -> Powers:
+    kind = precision or setting.precision
+    if not setting.is_blackwell:
+        return (("matmul_hopper_bf16" if kind in _WIDE else "matmul_hopper_fp8", 1),)
+    names = {Precision.FP8_MX: "matmul_fp8_mx", Precision.NVFP4: "matmul_nvfp4"}
+    return (("matmul_bf16" if kind in _WIDE else names.get(kind, "matmul_fp8"), 1),)
+
+
+def _output(setting: Setting) -> Powers:
+    return _matmul(setting, Precision.BF16)
+
+
+def _experts(setting: Setting) -> Powers:
+    extra: Powers = (("experts_nvfp4", 1),) if setting.precision is Precision.NVFP4 else ()
+    return (*_matmul(setting), ("experts", 1), *_fused(setting), *extra)
+
+
+def _fused(setting: Setting) -> Powers:
+    return (("fused_experts", 1),) if setting.is_fused else ()
+
+
+def _graph(setting: Setting) -> Powers:
+    return (("whole_graph", 1),) if setting.is_fused else ()
+
+
+def _memory(setting: Setting) -> Powers:
+    quantised: Powers = () if setting.precision in _WIDE else (("quantised", 1),)
+    blocks: Powers = (("quantised_mx", 1),) if setting.precision is Precision.FP8_MX else ()
+    return (*quantised, *blocks)
+
+
+def _activation(setting: Setting) -> Powers:
+    is_unfused = setting.model.activation == "quick_gelu" and not setting.is_fused
+    return (("unfused_activation", 1),) if is_unfused else _fused(setting)
+
+
+# A part's coefficients beside the one of its own name, or those that stand in its place
+_MORE = {
+    "memory_matmul": _memory,
+    "memory_experts": _fused,
+    "activation": _activation,
+    "routing": _fused,
+    "launches_moe": _graph,
+    "launches_experts": _graph,
+}
+_INSTEAD = {
+    "matmul_attention": _matmul,
+    "matmul_mlp": _matmul,
+    "matmul_experts": _experts,
+    "matmul_output": _output,
+}

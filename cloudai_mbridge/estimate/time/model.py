@@ -1,0 +1,167 @@
+"""The step time of a layout: ideal parts, made real by the calibration, plus what a stage waits."""
+
+from dataclasses import dataclass, fields, replace
+from functools import lru_cache
+
+from cloudai_mbridge.errors import BadInput
+from cloudai_mbridge.estimate.architecture import Architecture
+from cloudai_mbridge.estimate.hardware import Gpu, Precision
+from cloudai_mbridge.estimate.memory.layout import Layout
+from cloudai_mbridge.estimate.time.calibration import Calibration, HeldOutError, load_calibration
+from cloudai_mbridge.estimate.time.coefficients import Setting
+from cloudai_mbridge.estimate.time.parts import (
+    NUM_PIPELINED,
+    Device,
+    Parts,
+    bubble,
+    device_of,
+    ideal_parts,
+    launch_time_s,
+)
+from cloudai_mbridge.estimate.time.work import Work, work_of
+
+
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """Seconds of a step on the slowest pipeline stage, in terms that add up.
+
+    Communication terms are what is left after overlap, on average over the rows of the calibration: a coefficient
+    below 1 there is the share that was not hidden. overhead: launches and synchronisation of experts, and where the GPU
+    waits for the host. bubble: the stage waits for the others.
+    """
+
+    matmul_attention: float
+    matmul_mlp: float
+    matmul_experts: float
+    matmul_output: float
+    matmul_memory: float
+    attention_core: float
+    state_space: float
+    elementwise: float
+    overhead: float
+    tp_comm: float
+    cp_comm: float
+    ep_comm: float
+    pp_comm: float
+    bubble: float
+    dp_comm: float
+    optimizer: float
+
+    @property
+    def step_time_s(self) -> float:
+        """The sum of the terms."""
+        return sum(seconds for _, seconds in self.terms())
+
+    def terms(self) -> list[tuple[str, float]]:
+        """Return the terms by name, in order."""
+        return [(field.name, getattr(self, field.name)) for field in fields(self)]
+
+
+class TimeModel:
+    """Step times of one model on one GPU type in one precision, for any number of layouts.
+
+    held_out_error: how wrong it was on published rows of this recipe that it had not seen.
+    """
+
+    def __init__(self, setting: Setting, device: Device, calibration: Calibration) -> None:
+        self.held_out_error: HeldOutError = calibration.error_of(setting.model.recipe)
+        self._setting, self._device, self._calibration = setting, device, calibration
+        self._coefficients = calibration.part_coefficients(setting)
+        self._launch = calibration.coefficients["launches"].value
+        self._works: dict[tuple[int, int, int], Work] = {}
+        self._other_lengths: dict[int, TimeModel] = {}
+
+    def step_time_s(self, layout: Layout) -> float:
+        """Return the seconds of a step."""
+        parts, waiting, idle = self._real_parts(layout)
+        return sum(parts) + waiting + idle
+
+    def step_time(self, layout: Layout) -> StepTime:
+        """Return the same in its terms."""
+        parts, waiting, idle = self._real_parts(layout)
+        return _terms(Parts(*parts), waiting, idle)
+
+    def _real_parts(self, layout: Layout) -> tuple[list[float], float, float]:
+        """Return the parts, how long the GPU waits for the host's launches, and the pipeline's idle time."""
+        model = self._setting.model
+        if layout.seq_length is not None and layout.seq_length != model.seq_length:
+            return self._of_length(layout.seq_length)._real_parts(layout)
+        microbatches, work = layout.num_microbatches, self._work(layout)
+        ideal = ideal_parts(model, work, layout, self._device, microbatches)
+        real = [seconds * factor for seconds, factor in zip(ideal, self._coefficients, strict=True)]
+        busy = sum(real[:NUM_PIPELINED])
+        waiting = max(0.0, self._launch * launch_time_s(work, layout, microbatches) - busy)
+        return real, waiting, (busy + waiting) * bubble(layout.pp, layout.vp, microbatches)
+
+    def _work(self, layout: Layout) -> Work:
+        key = (layout.tp, layout.ep, layout.expert_tp)
+        work = self._works.get(key)
+        if work is None:
+            work = self._works[key] = work_of(self._setting.model, *key)
+        return work
+
+    def _of_length(self, seq_length: int) -> "TimeModel":
+        if seq_length not in self._other_lengths:
+            setting = self._setting._replace(model=replace(self._setting.model, seq_length=seq_length))
+            self._other_lengths[seq_length] = TimeModel(setting, self._device, self._calibration)
+        return self._other_lengths[seq_length]
+
+
+def why_no_time(gpu: Gpu, precision: Precision) -> str | None:
+    """Return why there is no step time for a GPU and a precision, or None: there is one."""
+    if not gpu.is_known:
+        return f"no peak of {gpu.name} is known"
+    if device_of(gpu, precision) is None:
+        return f"{gpu.name} has no {precision} tensor cores"
+    return None
+
+
+@lru_cache(maxsize=256)
+def time_model(
+    model: Architecture, gpu: Gpu, precision: Precision, container: str | None = None, is_frozen: bool = False
+) -> TimeModel:
+    """Return the model of step times.
+
+    precision: this or any enumeration of the same names. container: None is the newest software of the calibration.
+    is_frozen: only adapters are trained (LoRA); their own work is not counted.
+
+    Raises:
+        BadInput: there is none for this GPU and precision, or `container` is no version.
+    """
+    precision = Precision(str(precision))
+    device = device_of(gpu, precision)
+    if device is None:
+        raise BadInput(f"no step time: {why_no_time(gpu, precision)}")
+    return TimeModel(Setting(model, gpu, precision, container, is_frozen), device, load_calibration())
+
+
+def step_time_s(
+    model: Architecture, layout: Layout, gpu: Gpu, precision: Precision, container: str | None = None
+) -> StepTime:
+    """Return the predicted time of a step, in its terms. For many layouts, keep a `time_model`.
+
+    Raises:
+        BadInput: there is no step time for this GPU and precision.
+    """
+    return time_model(model, gpu, precision, container).step_time(layout)
+
+
+def _terms(parts: Parts, waiting: float, idle: float) -> StepTime:
+    return StepTime(
+        matmul_attention=parts.matmul_attention,
+        matmul_mlp=parts.matmul_mlp,
+        matmul_experts=parts.matmul_experts,
+        matmul_output=parts.matmul_output,
+        matmul_memory=parts.memory_matmul + parts.memory_experts + parts.memory_weights,
+        attention_core=parts.attention_core + parts.attention_exp + parts.sparse_core,
+        state_space=parts.scan,
+        elementwise=parts.elementwise + parts.activation + parts.routing,
+        overhead=waiting + parts.launches_moe + parts.launches_experts + parts.launches_network,
+        tp_comm=parts.tp_comm,
+        cp_comm=parts.cp_comm,
+        ep_comm=parts.ep_nvlink + parts.ep_network,
+        pp_comm=parts.pp_comm,
+        bubble=idle,
+        dp_comm=parts.dp_comm + parts.fsdp_comm,
+        optimizer=parts.optimizer,
+    )

@@ -1,0 +1,173 @@
+"""The parts of a step, each as the time that ideal hardware would take for it; coefficients make them real.
+
+A part is work over a peak rate: FLOPs over the dense peak, bytes over memory or link bandwidth, or a count in
+microseconds. Nothing overlaps here: what overlaps, and how well, is in the coefficients.
+"""
+
+from typing import NamedTuple
+
+from cloudai_mbridge.estimate.architecture import Architecture
+from cloudai_mbridge.estimate.hardware import Gpu, Precision
+from cloudai_mbridge.estimate.memory.layout import Layout
+from cloudai_mbridge.estimate.time.links import exchange_shares, ring_gb_s
+from cloudai_mbridge.estimate.time.recompute import recomputed
+from cloudai_mbridge.estimate.time.work import Work
+
+_MICRO = 1e-6
+# Gradients reduced and weights gathered, in 16 bit
+_DP_BYTES = 2 + 2
+# Sharded weights are gathered forward and backward and gradients reduced, for every micro-batch
+_FSDP_BYTES = 2 + 2 + 2
+# Weights, gradient, master copy and two moments, read and written in 32 bit but for the 16-bit weights
+_OPTIMIZER_BYTES = 4 + 2 * (4 + 4 + 4) + 2
+
+
+class Parts(NamedTuple):
+    """Ideal seconds of a step on the slowest pipeline stage. The pipeline idles for a share of those before dp_comm.
+
+    memory_*: operands and results of matmuls through memory. launches_*: a microsecond for every MoE sublayer, every
+    expert on the rank, and every MoE sublayer whose experts are beyond the NVLink domain, in every micro-batch.
+    """
+
+    matmul_attention: float
+    matmul_mlp: float
+    matmul_experts: float
+    matmul_output: float
+    attention_core: float
+    attention_exp: float
+    sparse_core: float
+    scan: float
+    memory_matmul: float
+    memory_experts: float
+    memory_weights: float
+    elementwise: float
+    activation: float
+    routing: float
+    launches_moe: float
+    launches_experts: float
+    launches_network: float
+    tp_comm: float
+    cp_comm: float
+    ep_nvlink: float
+    ep_network: float
+    pp_comm: float
+    dp_comm: float
+    fsdp_comm: float
+    optimizer: float
+
+
+NUM_PIPELINED = Parts._fields.index("dp_comm")
+
+
+class Device(NamedTuple):
+    """Rates of a GPU in a precision, per second."""
+
+    peak: float
+    peak_bf16: float
+    memory: float
+    exponentials: float
+    gpu: Gpu
+
+
+def device_of(gpu: Gpu, precision: Precision) -> Device | None:
+    """Return the rates, or None where the GPU has no figures for the precision."""
+    peak, bf16 = gpu.peak(precision), gpu.peak(Precision.BF16)
+    if peak is None or bf16 is None or gpu.memory_bandwidth_gb_s is None or gpu.exp_per_s is None:
+        return None
+    return Device(peak * 1e12, min(peak, bf16) * 1e12, gpu.memory_bandwidth_gb_s * 1e9, gpu.exp_per_s * 1e12, gpu)
+
+
+def bubble(pp: int, vp: int, num_microbatches: int) -> float:
+    """Return the idle time of the 1F1B pipeline over the busy time: (pp - 1) / (vp * micro-batches).
+
+    Source: Narayanan et al., Efficient Large-Scale Language Model Training on GPU Clusters (2021), section 2.2.
+    """
+    return (pp - 1) / (vp * num_microbatches)
+
+
+def ideal_parts(model: Architecture, work: Work, layout: Layout, device: Device, num_microbatches: int) -> Parts:
+    """Return the ideal times of a step."""
+    tokens = num_microbatches * layout.mbs * (layout.seq_length or model.seq_length) / layout.cp
+    stage, output = stage_shares(model, layout)
+    layers = tokens * stage
+    again = recomputed(model, layout)
+    memory = device.memory
+    weights = work.weight_bytes * stage + work.output_weight_bytes * output
+    sublayers = stage * num_microbatches * _MICRO
+    moe_sublayers = work.num_moe * sublayers * again.moe
+    is_far = layout.ep * layout.expert_tp > device.gpu.nvlink_domain
+    return Parts(
+        work.attention_flops * layers * again.attention / device.peak,
+        work.mlp_flops * layers * again.mlp / device.peak,
+        work.expert_flops * layers * again.moe / device.peak,
+        work.output_flops * tokens * output / device.peak_bf16,
+        work.core_flops * layers * again.core / device.peak_bf16,
+        work.exponentials * layers * again.core / device.exponentials,
+        work.sparse_flops * layers * again.core / device.peak_bf16,
+        work.scan_bytes * layers * again.attention / memory,
+        (work.matmul_bytes * layers + work.output_bytes * tokens * output) / memory,
+        work.expert_bytes * layers * again.moe / memory,
+        weights * num_microbatches / memory,
+        work.hidden_bytes * layers * again.other / memory,
+        work.activation_bytes * layers * again.mlp / memory,
+        work.routed_bytes * layers * again.moe / memory,
+        moe_sublayers,
+        work.num_local_experts * sublayers * again.moe,
+        moe_sublayers * is_far,
+        *_pipelined_comm(model, work, layout, device.gpu, layers),
+        *_per_step(work, layout, device, num_microbatches),
+    )
+
+
+def launch_time_s(work: Work, layout: Layout, num_microbatches: int) -> float:
+    """Return the time in which the host launches all sublayers of a step at a microsecond each; 0 from a CUDA graph."""
+    return 0.0 if layout.cuda_graph == "full" else work.num_sublayers / layout.pp * num_microbatches * _MICRO
+
+
+def stage_shares(model: Architecture, layout: Layout) -> tuple[float, float]:
+    """Return what the slowest stage has of the layers and of the output layer.
+
+    With an explicit layout, or layers that do not divide, the output layer counts as balanced among the stages. Else
+    the last stage has as many layers as the others and the output on top.
+    """
+    pp = layout.pp
+    is_balanced = layout.pipeline_layout is not None or model.num_layers % pp != 0
+    return 1 / pp, 1 / pp if is_balanced else 1.0
+
+
+def _pipelined_comm(
+    model: Architecture, work: Work, layout: Layout, gpu: Gpu, layers: float
+) -> tuple[float, float, float, float, float]:
+    hidden = 2 * model.hidden_size
+    tp, cp, pp = layout.tp, layout.cp, layout.pp
+    tensor = context = nvlink = network = pipeline = 0.0
+    if tp > 1:  # gathered and scattered around a sublayer, forward and backward, and gathered once more
+        sent = 5 * work.num_collectives * hidden * layers * (tp - 1) / tp
+        tensor = sent / (ring_gb_s(gpu, tp, 1) * 1e9)
+    if cp > 1:  # keys and values go round, and with their gradients backward
+        context = 3 * work.key_value_bytes * layers * (cp - 1) / (ring_gb_s(gpu, cp, tp) * 1e9)
+    if layout.ep > 1 and work.num_moe:
+        topk = model.moe_router_topk
+        near, far = exchange_shares(gpu, layout.ep * layout.expert_tp, topk)
+        moved = 4 * work.routed_bytes * layers / topk  # dispatched and combined, forward and backward
+        nvlink = moved * near / ((gpu.nvlink_gb_s or 0.0) * 1e9)
+        network = moved * far / ((gpu.nic_gb_s or 0.0) * 1e9) if far else 0.0
+    if pp > 1:
+        passes = 2 * layout.vp * hidden * layers * pp / tp
+        pipeline = passes / (ring_gb_s(gpu, 2, tp * cp * layout.dp) * 1e9)
+    return tensor, context, nvlink, network, pipeline
+
+
+def _per_step(work: Work, layout: Layout, device: Device, num_microbatches: int) -> tuple[float, float, float]:
+    gpu, pp = device.gpu, layout.pp
+    replicas, expert_replicas = layout.dp * layout.cp, layout.expert_dp
+    dense, experts = work.dense_parameters / pp, work.expert_parameters / pp
+    dense_s = dense * (replicas - 1) / replicas / (ring_gb_s(gpu, replicas, layout.tp) * 1e9)
+    stride = layout.ep * layout.expert_tp
+    expert_s = experts * (expert_replicas - 1) / expert_replicas / (ring_gb_s(gpu, expert_replicas, stride) * 1e9)
+    moved = dense_s + expert_s
+    local = dense / replicas + experts / expert_replicas
+    optimizer = local * _OPTIMIZER_BYTES / device.memory
+    if layout.use_megatron_fsdp:
+        return 0.0, moved * _FSDP_BYTES * num_microbatches, optimizer
+    return moved * _DP_BYTES, 0.0, optimizer

@@ -1,0 +1,1 @@
+"""Whether performance regressed: baselines, a comparison that knows its noise, the history."""

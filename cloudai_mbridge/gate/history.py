@@ -1,0 +1,342 @@
+"""The history: every finished run that was imported, in one SQLite file that only grows.
+
+What `import_report` says was added is on disk when it returns, and is there once, however often and by however many
+processes its report is imported. Failed runs are kept for the story; levels and references are made of good ones.
+"""
+
+import json
+import sqlite3
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+from cloudai_mbridge.errors import BadInput, ToolFailure
+from cloudai_mbridge.gate.history_file import failures, open_for_reading, open_for_writing, transaction
+from cloudai_mbridge.gate.history_insert import digest_of, insert_runs, utc
+from cloudai_mbridge.gate.reference import ReferencePoint, RunValues, Values
+from cloudai_mbridge.gate.results import SUCCESS, RunResult, read_results
+from cloudai_mbridge.plan import ROOT_FILES
+
+FAILED = "failed"
+DEFAULT_METRIC = "step_time_s"
+_FINAL = (SUCCESS, FAILED)
+_LAST_RUN_ID = "\U0010ffff"
+_FLOPS_METRIC = "tflops_per_gpu"
+_COLUMNS = (
+    "id, environment, run_id, point, scenario, system, key, verdict, reasons, ended_at, nodes, git_commit,"
+    " warmup_steps, num_steps, flops_formula, flops_per_step"
+)
+
+
+@dataclass(frozen=True)
+class Imported:
+    """What became of a report's runs. known: they were there already. left_out: why -> how many."""
+
+    added: int
+    known: int
+    left_out: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class StoredRun:
+    """A run of the history. values: by metric. ended_at: UTC. commit: of its checkout, None where unknown."""
+
+    run_id: str
+    point: str
+    scenario: str
+    system: str
+    comparability_id: str
+    verdict: str
+    reasons: tuple[str, ...]
+    ended_at: str
+    nodes: tuple[str, ...]
+    commit: str | None
+    environment: Mapping[str, Any]
+    warmup_steps: int
+    num_steps: int | None
+    flops_formula: str | None
+    flops_per_step: float | None
+    values: Mapping[str, Values]
+
+
+@dataclass(frozen=True)
+class StoredPoint:
+    """The runs of one point under one comparability key. last_value: the last good run's step time, if it has one."""
+
+    point: str
+    comparability_id: str
+    num_good: int
+    num_failed: int
+    last_ended_at: str
+    last_value: float | None
+
+
+class SeriesRun(NamedTuple):
+    """A good run with the value of one metric, of a curve its end; None if it has none. A trend reads very many."""
+
+    run_id: str
+    point: str
+    ended_at: str
+    nodes: tuple[str, ...]
+    commit: str | None
+    environment: Mapping[str, Any]
+    value: float | None
+
+
+@dataclass(frozen=True)
+class Series:
+    """The last good runs of a comparability key, the oldest first, and how many failed since the first of them."""
+
+    comparability_id: str
+    metric: str
+    runs: tuple[SeriesRun, ...]
+    num_good: int
+    num_failed: int
+
+
+class History:
+    """The history in a file. Reading never changes it; the first import makes it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._open_reader: sqlite3.Connection | None = None
+        self._open_writer: sqlite3.Connection | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        for db in (self._open_reader, self._open_writer):
+            if db is not None:
+                db.close()
+        self._open_reader = self._open_writer = None
+
+    def import_report(self, path: Path) -> Imported:
+        """Take the final runs of a report.json, or of the directory that holds one: all of them at once, or none.
+
+        Raises:
+            BadInput: no report, or the file is no history.
+            ToolFailure: the history cannot be written, or the report changes meanwhile.
+        """
+        file = path / ROOT_FILES.report if path.is_dir() else path
+        digest = digest_of(file)
+        runs = read_results(path)
+        if digest_of(file) != digest:
+            raise ToolFailure(f"{file}: changed while it was read; import it again")
+        return self.add(runs, digest, str(path))
+
+    def add(self, runs: Iterable[RunResult], digest: str, path: str) -> Imported:
+        """Take the final ones of the runs of a report with this SHA-256 and path."""
+        taken: list[tuple[RunResult, str]] = []
+        left_out: Counter[str] = Counter()
+        for run in runs:
+            if run.verdict not in _FINAL:
+                left_out[run.verdict] += 1
+            elif not run.comparability_id:
+                left_out["without a comparability key"] += 1
+            else:
+                taken.append((run, utc(run, path)))
+        with failures(self.path):
+            db = self._writer()
+            try:
+                with transaction(db):
+                    added = insert_runs(db, taken, digest, path)
+            except OverflowError:
+                raise BadInput(f"{path}: holds a number of more than 64 bits; write the report again") from None
+        return Imported(added, len(taken) - added, dict(left_out))
+
+    def points(self) -> list[StoredPoint]:
+        """Return what is there, by point and key."""
+        rows = self._query(
+            "SELECT point, key, count(*) FILTER (WHERE verdict = ?1), count(*) FILTER (WHERE verdict = ?2),"
+            " max(ended_at), (SELECT value FROM metrics WHERE name = ?3 AND run = (SELECT id FROM runs AS r WHERE"
+            " r.point = runs.point AND r.key = runs.key AND verdict = ?1 ORDER BY ended_at DESC, id DESC LIMIT 1))"
+            " FROM runs GROUP BY point, key ORDER BY point, max(ended_at)",
+            (SUCCESS, FAILED, DEFAULT_METRIC),
+        )
+        return [StoredPoint(*row) for row in rows]
+
+    def keys(self) -> dict[str, tuple[str, ...]]:
+        """Return the comparability keys with the points that have runs of them."""
+        found: dict[str, tuple[str, ...]] = {}
+        for point, key in self._query("SELECT DISTINCT point, key FROM runs ORDER BY point", ()):
+            found[key] = (*found.get(key, ()), point)
+        return found
+
+    def runs(
+        self,
+        *,
+        comparability_id: str | None = None,
+        point: str | None = None,
+        run_id_prefix: str | None = None,
+        verdict: str | None = None,
+        last: int = 20,
+        metrics: Iterable[str] | None = None,
+    ) -> list[StoredRun]:
+        """Return the last runs that all that is given holds for, the oldest first, with all metrics or these."""
+        conditions, values = ["1"], []
+        for condition, value in (
+            ("key = ?", comparability_id),
+            ("point = ?", point),
+            ("run_id >= ?", run_id_prefix),
+            ("run_id <= ?", None if run_id_prefix is None else run_id_prefix + _LAST_RUN_ID),
+            ("verdict = ?", verdict),
+        ):
+            if value is not None:
+                conditions.append(condition)
+                values.append(value)
+        return self._runs(" AND ".join(conditions), values, last, metrics)
+
+    def series(self, comparability_id: str, metric: str, last: int) -> Series:
+        """Return the last good runs of a key with one metric. Runs of another FLOPs formula have no TFLOP/s in it."""
+        rows = self._query(
+            "SELECT run_id, point, ended_at, nodes, git_commit, environment, flops_formula, flops_per_step, value"
+            " FROM runs LEFT JOIN metrics ON run = runs.id AND name = ?"
+            " WHERE key = ? AND verdict = ? ORDER BY ended_at DESC, runs.id DESC LIMIT ?",
+            (metric, comparability_id, SUCCESS, last),
+        )
+        environments = self._environments({row[5] for row in rows})
+        needed = rows[0][6:8] if rows and metric == _FLOPS_METRIC else None
+        runs = []
+        for run_id, point, ended_at, nodes, commit, environment, *formula, value in reversed(rows):
+            comparable = needed is None or tuple(formula) == needed
+            end = _end(value) if comparable else None
+            runs.append(SeriesRun(run_id, point, ended_at, _nodes(nodes), commit, environments[environment], end))
+        num_good = self._count(comparability_id, SUCCESS, "")
+        num_failed = self._count(comparability_id, FAILED, runs[0].ended_at if runs else "")
+        return Series(comparability_id, metric, tuple(runs), num_good, num_failed)
+
+    def reference(self, comparability_id: str, last: int) -> ReferencePoint | None:
+        """Return what the last good runs of a key make, or None if there are none."""
+        runs = self.runs(comparability_id=comparability_id, verdict=SUCCESS, last=last)
+        return _reference(_with_one_formula(runs), self.fields(comparability_id)) if runs else None
+
+    def reference_for(self, point: str, last: int) -> ReferencePoint | None:
+        """Return what the last good runs of a point make under the key that it had last, or None if there are none."""
+        newest = self.runs(point=point, verdict=SUCCESS, last=1, metrics=())
+        if not newest:
+            return None
+        key = newest[0].comparability_id
+        runs = self.runs(comparability_id=key, point=point, verdict=SUCCESS, last=last)
+        return _reference(_with_one_formula(runs), self.fields(key))
+
+    def fields(self, comparability_id: str) -> Mapping[str, Any]:
+        """Return what a comparability key stands for; empty if it is not there."""
+        rows = self._query("SELECT fields FROM keys WHERE id = ?", (comparability_id,))
+        return dict(json.loads(rows[0][0])) if rows else {}
+
+    def _runs(self, condition: str, values: list[Any], last: int, metrics: Iterable[str] | None) -> list[StoredRun]:
+        rows = self._query(
+            f"SELECT {_COLUMNS} FROM runs WHERE {condition}"  # noqa: S608 - both are this file's
+            " ORDER BY ended_at DESC, id DESC LIMIT ?",
+            (*values, last),
+        )
+        rows.reverse()
+        measured = self._metrics([row[0] for row in rows], metrics)
+        environments = self._environments({row[1] for row in rows})
+        return [_stored(row, environments[row[1]], measured.get(row[0], {})) for row in rows]
+
+    def _metrics(self, ids: list[int], names: Iterable[str] | None) -> dict[int, dict[str, Values]]:
+        rows = self._query(
+            "SELECT run, name, value FROM metrics WHERE run IN (SELECT value FROM json_each(?1))"
+            " AND (?2 IS NULL OR name IN (SELECT value FROM json_each(?2)))",
+            (json.dumps(ids), None if names is None else json.dumps(list(names))),
+        )
+        found: dict[int, dict[str, Values]] = {}
+        for run, name, value in rows:
+            numbers = (value,) if isinstance(value, float) else tuple(map(float, json.loads(value)))
+            found.setdefault(run, {})[name] = numbers
+        return found
+
+    def _environments(self, ids: set[int]) -> dict[int, Mapping[str, Any]]:
+        rows = self._query(
+            "SELECT id, fields FROM environments WHERE id IN (SELECT value FROM json_each(?))", (json.dumps(list(ids)),)
+        )
+        return {id_: json.loads(fields) for id_, fields in rows}
+
+    def _count(self, key: str, verdict: str, since: str) -> int:
+        rows = self._query(
+            "SELECT count(*) FROM runs WHERE key = ? AND verdict = ? AND ended_at >= ?", (key, verdict, since)
+        )
+        return int(rows[0][0])
+
+    def _query(self, statement: str, values: Iterable[Any]) -> list[tuple[Any, ...]]:
+        with failures(self.path):
+            return self._reader().execute(statement, tuple(values)).fetchall()
+
+    def _reader(self) -> sqlite3.Connection:
+        if self._open_reader is None:
+            self._open_reader = open_for_reading(self.path)
+        return self._open_reader
+
+    def _writer(self) -> sqlite3.Connection:
+        if self._open_writer is None:
+            self._open_writer = open_for_writing(self.path)
+        return self._open_writer
+
+
+@lru_cache(maxsize=4096)
+def _nodes(text: str) -> tuple[str, ...]:
+    return tuple(json.loads(text))
+
+
+def _end(value: Any) -> float | None:
+    return float(json.loads(value)[-1]) if isinstance(value, str) else value
+
+
+def _stored(row: tuple[Any, ...], environment: Mapping[str, Any], values: Mapping[str, Values]) -> StoredRun:
+    _, _, run_id, point, scenario, system, key, verdict, reasons, ended_at, nodes, commit, *counts = row
+    warmup_steps, num_steps, flops_formula, flops_per_step = counts
+    return StoredRun(
+        run_id=run_id,
+        point=point,
+        scenario=scenario,
+        system=system,
+        comparability_id=key,
+        verdict=verdict,
+        reasons=tuple(json.loads(reasons)),
+        ended_at=ended_at,
+        nodes=_nodes(nodes),
+        commit=commit,
+        environment=environment,
+        warmup_steps=warmup_steps,
+        num_steps=num_steps,
+        flops_formula=flops_formula,
+        flops_per_step=flops_per_step,
+        values=values,
+    )
+
+
+def _with_one_formula(runs: list[StoredRun]) -> list[StoredRun]:
+    """Take TFLOP/s from runs that counted FLOPs otherwise than the last one: only its formula is compared."""
+    if not runs:
+        return runs
+    formula = (runs[-1].flops_formula, runs[-1].flops_per_step)
+    return [run if (run.flops_formula, run.flops_per_step) == formula else _without(run, _FLOPS_METRIC) for run in runs]
+
+
+def _without(run: StoredRun, metric: str) -> StoredRun:
+    values = {name: value for name, value in run.values.items() if name != metric}
+    return replace(run, values=values)
+
+
+def _reference(runs: list[StoredRun], fields: Mapping[str, Any]) -> ReferencePoint:
+    last = runs[-1]
+    return ReferencePoint(
+        point=last.point,
+        comparability_id=last.comparability_id,
+        comparability=fields,
+        flops_formula=last.flops_formula,
+        flops_per_step=last.flops_per_step,
+        runs=tuple(RunValues(run.run_id, run.values, run.ended_at, run.nodes) for run in runs),
+        environment={**last.environment, "nodes": list(last.nodes)},
+    )

@@ -1,0 +1,203 @@
+"""The file of the history: its tables, and how it is opened without harm."""
+
+import contextlib
+import sqlite3
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from cloudai_mbridge.errors import BadInput, MBridgeError, ToolFailure
+
+SCHEMA_VERSION = 1
+# How long another process may hold the file; an import holds it for milliseconds per report.
+BUSY_TIMEOUT_S = 30.0
+_APPLICATION_ID = 0x6D627269  # "mbri"
+_MAGIC = b"SQLite format 3\0"
+
+_TABLES = (
+    """CREATE TABLE reports (
+        id INTEGER PRIMARY KEY,
+        sha256 TEXT NOT NULL UNIQUE,
+        path TEXT NOT NULL,
+        imported_at TEXT NOT NULL,
+        scenario TEXT,
+        system TEXT,
+        schema_version INTEGER NOT NULL
+    ) STRICT""",
+    "CREATE TABLE keys (id TEXT PRIMARY KEY, fields TEXT NOT NULL) STRICT",
+    "CREATE TABLE environments (id INTEGER PRIMARY KEY, sha256 TEXT NOT NULL UNIQUE, fields TEXT NOT NULL) STRICT",
+    """CREATE TABLE runs (
+        id INTEGER PRIMARY KEY,
+        run_id TEXT NOT NULL UNIQUE,
+        report INTEGER NOT NULL REFERENCES reports,
+        point TEXT NOT NULL,
+        scenario TEXT NOT NULL,
+        system TEXT NOT NULL,
+        key TEXT NOT NULL REFERENCES keys,
+        verdict TEXT NOT NULL,
+        reasons TEXT NOT NULL,
+        ended_at TEXT NOT NULL,
+        nodes TEXT NOT NULL,
+        git_commit TEXT,
+        environment INTEGER NOT NULL REFERENCES environments,
+        warmup_steps INTEGER NOT NULL,
+        num_steps INTEGER,
+        flops_formula TEXT,
+        flops_per_step REAL
+    ) STRICT""",
+    """CREATE TABLE metrics (
+        run INTEGER NOT NULL REFERENCES runs,
+        name TEXT NOT NULL,
+        value ANY NOT NULL,
+        PRIMARY KEY (run, name)
+    ) STRICT, WITHOUT ROWID""",
+    "CREATE INDEX runs_of_a_key ON runs (key, verdict, ended_at)",
+    "CREATE INDEX runs_of_a_point ON runs (point, key, verdict, ended_at)",
+)
+_NAMES = ("reports", "keys", "environments", "runs", "metrics")
+_TRIGGERS = tuple(
+    f"CREATE TRIGGER {table}_no_{verb.lower()} BEFORE {verb} ON {table}"
+    " BEGIN SELECT RAISE(ABORT, 'the history is append-only'); END"
+    for table in _NAMES
+    for verb in ("UPDATE", "DELETE")
+)
+
+
+def open_for_reading(path: Path) -> sqlite3.Connection:
+    """Open a history that is there; writers may go on writing.
+
+    Raises:
+        BadInput: no such file, no history, or of a newer version.
+        ToolFailure: it cannot be read.
+    """
+    if not path.is_file():
+        raise BadInput(f"{path}: is no file; make it with `mbridge history import RESULT`, or name another: --history")
+    _check_magic(path)
+    with failures(path):
+        db = _connect(path, "mode=ro")
+        try:
+            if not _is_history(db, path):
+                raise BadInput(f"{path}: is empty; fill it with `mbridge history import RESULT`")
+        except BaseException:
+            db.close()
+            raise
+        return db
+
+
+def open_for_writing(path: Path) -> sqlite3.Connection:
+    """Open a history, or make one.
+
+    Raises:
+        BadInput: the file is no history, or of a newer version; it is left as it is.
+        ToolFailure: it cannot be written.
+    """
+    if path.exists():
+        _check_magic(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ToolFailure(f"{path.parent}: cannot be made ({error.strerror})") from None
+    with failures(path):
+        db = _connect(path, "mode=rwc")
+        try:
+            _is_history(db, path)
+            _to_wal(db)
+            db.execute("PRAGMA synchronous = FULL")
+            db.execute("PRAGMA foreign_keys = ON")
+            with transaction(db):
+                if not _is_history(db, path):
+                    _create(db)
+        except BaseException:
+            db.close()
+            raise
+        return db
+
+
+@contextlib.contextmanager
+def transaction(db: sqlite3.Connection) -> Iterator[None]:
+    """Write everything inside at once, or nothing of it; other writers wait."""
+    db.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        db.execute("COMMIT")
+    except BaseException:
+        if db.in_transaction:
+            db.execute("ROLLBACK")
+        raise
+
+
+@contextlib.contextmanager
+def failures(path: Path) -> Iterator[None]:
+    """Turn what SQLite says into one line of ours."""
+    try:
+        yield
+    except MBridgeError:
+        raise
+    except sqlite3.OperationalError as error:
+        raise ToolFailure(f"{path}: the history cannot be read or written: {error}") from None
+    except sqlite3.DatabaseError as error:
+        raise ToolFailure(f"{path}: the history is damaged or refuses: {error}") from None
+
+
+def _connect(path: Path, mode: str) -> sqlite3.Connection:
+    uri = f"{path.absolute().as_uri()}?{mode}"
+    db = sqlite3.connect(uri, uri=True, isolation_level=None, timeout=BUSY_TIMEOUT_S)
+    if mode != "mode=ro":
+        return db
+    try:
+        db.execute("PRAGMA user_version")
+    except sqlite3.OperationalError:
+        db.close()
+        if path.with_name(f"{path.name}-wal").exists():
+            raise
+        # A directory that nobody may write: nothing waits to be read beside the file
+        return sqlite3.connect(f"{uri}&immutable=1", uri=True, isolation_level=None)
+    return db
+
+
+def _check_magic(path: Path) -> None:
+    try:
+        with path.open("rb") as file:
+            head = file.read(len(_MAGIC))
+    except OSError as error:
+        raise BadInput(f"{path}: cannot be read ({error.strerror}); name a history: --history FILE") from None
+    if head and head != _MAGIC:
+        raise BadInput(f"{path}: is no SQLite file; name a history, or a file that is not there yet: --history FILE")
+
+
+def _is_history(db: sqlite3.Connection, path: Path) -> bool:
+    """Return False of a file without any table.
+
+    Raises:
+        BadInput: it is another program's, or a newer mbridge's.
+    """
+    application = db.execute("PRAGMA application_id").fetchone()[0]
+    version = db.execute("PRAGMA user_version").fetchone()[0]
+    if application != _APPLICATION_ID:
+        if version or db.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]:
+            raise BadInput(f"{path}: is another program's SQLite file; name a history: --history FILE")
+        return False
+    if version > SCHEMA_VERSION:
+        raise BadInput(
+            f"{path}: has version {version}, and this mbridge knows up to {SCHEMA_VERSION}; use a newer mbridge"
+        )
+    return True
+
+
+def _to_wal(db: sqlite3.Connection) -> None:
+    """Switch to a write-ahead log: readers and a writer do not wait for each other. SQLite does not wait here."""
+    end = time.monotonic() + BUSY_TIMEOUT_S
+    while db.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
+        try:
+            db.execute("PRAGMA journal_mode = WAL")
+        except sqlite3.OperationalError:
+            if time.monotonic() > end:
+                raise
+            time.sleep(0.01)
+
+
+def _create(db: sqlite3.Connection) -> None:
+    for statement in (*_TABLES, *_TRIGGERS):
+        db.execute(statement)
+    db.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
+    db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")

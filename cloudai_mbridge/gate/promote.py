@@ -1,0 +1,193 @@
+"""Make runs the baseline of their points: all of them or none, and never something worse without being told."""
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from cloudai_mbridge.errors import BadInput
+from cloudai_mbridge.gate.baseline import BASELINE_VERSION, load_baseline
+from cloudai_mbridge.gate.baseline_file import read_bytes
+from cloudai_mbridge.gate.baseline_model import (
+    Baseline,
+    BaselineMetric,
+    BaselinePoint,
+    BaselineRun,
+    Bounds,
+    Value,
+    value_to_toml,
+)
+from cloudai_mbridge.gate.baseline_sums import summarize_metric
+from cloudai_mbridge.gate.baseline_text import render_baseline
+from cloudai_mbridge.gate.environment_summary import summarize_environments
+from cloudai_mbridge.gate.groups import changed
+from cloudai_mbridge.gate.policy import MetricPolicy, default_metrics
+from cloudai_mbridge.gate.promotion_change import regressions, with_anchors
+from cloudai_mbridge.gate.promotion_rules import Limits, name_changes, objections
+from cloudai_mbridge.gate.reference import run_values
+from cloudai_mbridge.gate.results import RunResult
+from cloudai_mbridge.gate.values import METRICS
+
+
+@dataclass(frozen=True)
+class Terms:
+    """Who promotes, when (UTC, ISO 8601), why, and what is let through.
+
+    accept_regression: worse than the baseline that is there. accept_change: other work under the same name.
+    """
+
+    by: str
+    at: str
+    reason: str
+    limits: Limits = field(default_factory=Limits)
+    metrics: Sequence[MetricPolicy] = field(default_factory=default_metrics)
+    accept_regression: bool = False
+    accept_change: bool = False
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why a point cannot be promoted."""
+
+    point: str
+    reasons: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """What a promotion would write. old: the file as it was read, None without one."""
+
+    path: Path
+    old: bytes | None
+    new: bytes
+    points: tuple[str, ...]
+    refusals: tuple[Refusal, ...]
+    notes: tuple[str, ...]
+
+
+def select(results: Sequence[RunResult], globs: Sequence[str]) -> dict[str, list[RunResult]]:
+    """Return the runs of each point whose name matches one of the patterns, or of all without any.
+
+    Raises:
+        BadInput: there is no run, or a pattern matches none.
+    """
+    points: dict[str, list[RunResult]] = {}
+    for run in results:
+        points.setdefault(run.point, []).append(run)
+    if not points:
+        raise BadInput("the results hold no run; give reports of runs that were not rejected")
+    for glob in globs:
+        if not any(_matches(glob, point) for point in points):
+            raise BadInput(f"--point {glob!r}: matches no point; there are {', '.join(map(repr, points))}")
+    return {point: runs for point, runs in points.items() if not globs or any(_matches(glob, point) for glob in globs)}
+
+
+def _matches(glob: str, point: str) -> bool:
+    return glob == point or fnmatchcase(point, glob)  # a name may itself hold [ or *
+
+
+def propose(path: Path, points: Mapping[str, Sequence[RunResult]], terms: Terms) -> Proposal:
+    """Lay the points over the baseline that is there. With a refusal nothing may be written.
+
+    Raises:
+        BadInput: the baseline that is there cannot be read.
+    """
+    old = read_bytes(path)
+    baseline = Baseline(version=BASELINE_VERSION) if old is None else load_baseline(path)
+    refusals, notes, promoted = [], [], {point.point: point for point in baseline.points}
+    for name, runs in points.items():
+        reasons = objections(runs, terms.limits)
+        if not reasons:
+            point, own_notes = _build(runs, terms)
+            notes += [f"{name}: {note}" for note in own_notes]
+            point, reasons = _in_place_of(baseline.point(name), point, terms)
+            promoted[name] = point
+        if reasons:
+            refusals.append(Refusal(name, tuple(reasons)))
+    text = render_baseline(Baseline(version=BASELINE_VERSION, points=list(promoted.values())))
+    return Proposal(path, old, text.encode(), tuple(points), tuple(refusals), tuple(notes))
+
+
+def _build(runs: Sequence[RunResult], terms: Terms) -> tuple[BaselinePoint, list[str]]:
+    """Return the point as its runs give it, with notes for who promotes it."""
+    environment, notes = summarize_environments([run.environment for run in runs])
+    first, kept = runs[0], [_run(run) for run in runs]
+    names = [name for name in METRICS if name in kept[0].values]
+    limits = {metric.name: metric for metric in terms.metrics}
+    point = _made(
+        point=first.point,
+        comparability_id=first.comparability_id,
+        flops_formula=first.flops_formula,
+        flops_per_step=first.flops_per_step,
+        promoted_by=terms.by,
+        promoted_at=terms.at,
+        reason=terms.reason,
+        metrics=[_metric(name, [run.values[name] for run in kept], limits.get(name)) for name in names],
+        runs=kept,
+        comparability={name: value_to_toml(value) for name, value in first.comparability.items()},  # as a file has it
+        environment=environment,
+    )
+    if len({run.nodes for run in runs}) == 1:
+        notes.append("all runs are of the same nodes, so the noise between nodes is not in it")
+    return point, notes
+
+
+def _made(**parts: Any) -> BaselinePoint:
+    try:
+        return BaselinePoint(**parts)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise BadInput(
+            f"{parts['point']!a}: {where}: {first['msg']}; no baseline can hold what its report says"
+        ) from None
+
+
+def _in_place_of(old: BaselinePoint | None, new: BaselinePoint, terms: Terms) -> tuple[BaselinePoint, list[str]]:
+    """Return the new point with what it takes over from the old one, and what forbids it."""
+    if old is None:
+        return new, []
+    if old.comparability_id != new.comparability_id:
+        text = f"is other work than the baseline's: {name_changes(changed(old.comparability, new.comparability))}"
+        refused = [] if terms.accept_change else [f"{text}; --accept-change puts it there instead"]
+        return new.model_copy(update={"accepted": [text]}), refused
+    worse = regressions(old, new, terms.metrics)
+    refused = [] if terms.accept_regression else [f"{text}; --accept-regression lets it" for text in worse.values()]
+    return with_anchors(old, new, worse), refused
+
+
+def _run(run: RunResult) -> BaselineRun:
+    values = {name: list(v) if len(v) > 1 else v[0] for name, v in run_values(run).values.items()}
+    return BaselineRun(run_id=run.run_id, ended_at=run.ended_at, nodes=list(run.nodes), values=values)
+
+
+def _metric(name: str, values: Sequence[Value], policy: MetricPolicy | None) -> BaselineMetric:
+    value, noise = summarize_metric(values)
+    return BaselineMetric(
+        name=name,
+        unit=METRICS[name].unit,
+        direction=METRICS[name].direction,
+        value=value,
+        noise=noise,
+        n=len(values),
+        bounds=Bounds(lower=-policy.tolerance, upper=policy.tolerance) if policy else None,
+        anchor=value,
+    )
+
+
+def difference(proposal: Proposal) -> list[str]:
+    """Return the lines of the file's unified diff; of an equal file, one that says so."""
+    old = (proposal.old or b"").decode(errors="replace")
+    before = str(proposal.path) if proposal.old is not None else "/dev/null"
+    pair = _lines(old), _lines(proposal.new.decode())
+    lines = list(difflib.unified_diff(*pair, before, str(proposal.path), lineterm=""))
+    return lines or [f"{proposal.path}: would not change"]
+
+
+def _lines(text: str) -> list[str]:
+    """Split at line feeds only, which TOML has; Python would split at more."""
+    return text.removesuffix("\n").split("\n") if text else []

@@ -1,0 +1,178 @@
+"""What a gate, a baseline and the history read of a report.json: its runs, as values."""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+
+from cloudai_mbridge.errors import BadInput
+from cloudai_mbridge.plan import ROOT_FILES
+
+SUPPORTED_SCHEMA = 2
+SUCCESS = "success"
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step; None where the log does not say. A loss that is not finite is a NaN or an infinity here."""
+
+    step: int
+    step_time_s: float | None
+    tflops_per_gpu: float | None
+    loss: float | None
+    peak_memory_gib: float | None = None
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """One finished run.
+
+    run_id: the same whenever the same run is reported again. point: test_id/label, which its repetitions share.
+    comparability: what must be equal for two results to be compared; comparability_id is its digest.
+    nodes: host names. ended_at: ISO 8601, of the end of its job, or of the report. environment: what it ran on.
+    """
+
+    run_id: str
+    point: str
+    iteration: int
+    scenario: str
+    system: str
+    verdict: str
+    reasons: tuple[str, ...]
+    comparability_id: str
+    comparability: Mapping[str, Any]
+    steps: tuple[Step, ...]
+    warmup_steps: int
+    num_steps: int | None
+    flops_formula: str | None
+    flops_per_step: float | None
+    tokens_per_step_per_gpu: float | None
+    nodes: tuple[str, ...]
+    ended_at: str
+    environment: Mapping[str, Any]
+    source: str
+
+    @property
+    def is_success(self) -> bool:
+        return self.verdict == SUCCESS
+
+    @property
+    def counted_steps(self) -> tuple[Step, ...]:
+        """The steps after the warm-up."""
+        return tuple(step for step in self.steps if step.step > self.warmup_steps)
+
+
+class _Lenient(BaseModel):
+    """A part of the contract that is read; the rest of it is for others."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+class _Metrics(_Lenient):
+    warmup_steps: int
+    flops_formula: str | None = None
+    flops_per_step: float | None = None
+    tokens_per_step_per_gpu: float | None = None
+
+
+class _Comparability(_Lenient):
+    id: str
+    fields: dict[str, Any]
+
+
+class _Point(_Lenient):
+    key: str
+    test_id: str
+    label: str
+    iteration: int
+    verdict: str
+    reasons: list[str]
+    num_steps: int | None
+    job: dict[str, Any]
+    attempts: list[dict[str, Any]]
+    comparability: _Comparability | None
+    environment: dict[str, Any]
+    metrics: _Metrics | None
+    steps: list[Step]
+    is_pre_test: bool = False
+
+
+class _Report(_Lenient):
+    schema_version: int
+    scenario: str
+    system: str
+    created_at: str
+    points: list[_Point]
+
+
+_REPORT = TypeAdapter(_Report)
+
+
+def read_results(path: Path) -> list[RunResult]:
+    """Return the runs of a report.json, or of the directory of a run that holds one. Rejected points are no runs.
+
+    Raises:
+        BadInput: no such file, no report, or of another schema version.
+    """
+    file = path / ROOT_FILES.report if path.is_dir() else path
+    try:
+        data = json.loads(file.read_bytes())
+    except OSError as error:
+        raise BadInput(f"{file}: cannot be read ({error.strerror}); give a report.json or a run's directory") from None
+    except (ValueError, RecursionError) as error:
+        raise BadInput(f"{file}: is no JSON ({error}); give a report.json that mbridge wrote") from None
+    version = data.get("schema_version") if isinstance(data, dict) else None
+    if version != SUPPORTED_SCHEMA:
+        raise BadInput(
+            f"{file}: schema_version is {version!r}, {SUPPORTED_SCHEMA} is needed; write it again with"
+            " `mbridge generate-report --result-dir DIR`"
+        )
+    try:
+        report = _REPORT.validate_python(data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise BadInput(f"{file}: {where}: {first['msg']}; the file is no report that mbridge wrote") from None
+    return [_run(point, report, str(file)) for point in _runs(report)]
+
+
+def _runs(report: _Report) -> Iterator[_Point]:
+    return (point for point in report.points if point.verdict != "rejected" and not point.is_pre_test)
+
+
+def _run(point: _Point, report: _Report, source: str) -> RunResult:
+    metrics = point.metrics or _Metrics(warmup_steps=0)
+    comparability = point.comparability or _Comparability(id="", fields={})
+    return RunResult(
+        run_id=_run_id(point, report),
+        point=f"{point.test_id}/{point.label}",
+        iteration=point.iteration,
+        scenario=report.scenario,
+        system=report.system,
+        verdict=point.verdict,
+        reasons=tuple(point.reasons),
+        comparability_id=comparability.id,
+        comparability=comparability.fields,
+        steps=tuple(point.steps),
+        warmup_steps=metrics.warmup_steps,
+        num_steps=point.num_steps,
+        flops_formula=metrics.flops_formula,
+        flops_per_step=metrics.flops_per_step,
+        tokens_per_step_per_gpu=metrics.tokens_per_step_per_gpu,
+        nodes=tuple(point.environment.get("nodes") or ()),
+        ended_at=str(point.job.get("ended_at") or report.created_at),
+        environment=point.environment,
+        source=source,
+    )
+
+
+def _run_id(point: _Point, report: _Report) -> str:
+    """Digest what a run cannot share with another: its jobs, when they were submitted, and what it measured."""
+    jobs = [(attempt.get("job_id"), attempt.get("submitted_at")) for attempt in point.attempts]
+    steps = [(step.step, step.step_time_s, step.loss) for step in point.steps]
+    identity = (report.scenario, report.system, point.key, jobs, steps, point.verdict)
+    return hashlib.sha256(repr(identity).encode()).hexdigest()[:24]

@@ -1,0 +1,65 @@
+"""Run a gate: read the results, find what they are compared with, judge."""
+
+from collections.abc import Collection, Sequence
+from datetime import date
+from pathlib import Path
+
+from cloudai_mbridge.gate.baseline import load_baseline
+from cloudai_mbridge.gate.groups import group_by_point
+from cloudai_mbridge.gate.history import History
+from cloudai_mbridge.gate.judge import judge_results
+from cloudai_mbridge.gate.policy import GatePolicy, LoadedPolicy
+from cloudai_mbridge.gate.reference import ReferencePoint, reference_from_runs
+from cloudai_mbridge.gate.results import RunResult, read_results
+from cloudai_mbridge.gate.verdict import GateResult
+
+
+def run_gate(paths: Sequence[Path], policy: LoadedPolicy, today: date, looks: int = 1) -> GateResult:
+    """Judge the reports of the same benchmark, taken together, against the policy's baseline or history.
+
+    Raises:
+        BadInput: a report, the baseline or the history cannot be read.
+    """
+    results = [run for path in paths for run in read_results(path)]
+    references, where = references_for(policy, results)
+    return judge_results(policy.policy, references, results, where=where, today=today, looks=looks)
+
+
+def compare_reports(old: Sequence[Path], new: Sequence[Path], policy: GatePolicy, today: date) -> GateResult:
+    """Judge the reports of one side against those of another.
+
+    Raises:
+        BadInput: a report cannot be read.
+    """
+    before = [run for path in old for run in read_results(path)]
+    after = [run for path in new for run in read_results(path)]
+    points, notes = group_by_point(before)
+    references = [reference_from_runs(point.good) for point in points if point.good]
+    notes += [f"{point.point}: {len(point.failed)} runs of {old[0]} failed" for point in points if point.failed]
+    result = judge_results(policy, references, after, where=" ".join(map(str, old)), today=today)
+    return result.with_notes(notes)
+
+
+def references_for(loaded: LoadedPolicy, results: Sequence[RunResult]) -> tuple[Sequence[ReferencePoint], str]:
+    """Return the references that a policy names, and their name."""
+    if loaded.baseline_path is not None:
+        return load_baseline(loaded.baseline_path).references(), f"baseline {loaded.baseline_path.name}"
+    history = loaded.policy.history
+    if loaded.history_path is None or history is None:
+        raise ValueError(f"policy {loaded.policy.name!r} names neither a baseline nor a history")
+    return _from_history(loaded.history_path, history.last, results), f"history {loaded.history_path.name}"
+
+
+def _from_history(path: Path, last: int, results: Sequence[RunResult]) -> list[ReferencePoint]:
+    """Return the last good runs of every point in the results, but not these results themselves."""
+    own: Collection[str] = {run.run_id for run in results}
+    found: dict[str, ReferencePoint] = {}
+    with History(path) as history:
+        for run in results:
+            if run.point not in found:
+                reference = history.reference(run.comparability_id, last, without=own) or history.reference_for(
+                    run.point, last, without=own
+                )
+                if reference is not None:
+                    found[run.point] = reference
+    return list(found.values())

@@ -1,0 +1,118 @@
+"""What a gate says, per metric, per point and overall."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Any
+
+
+class GateVerdict(StrEnum):
+    """PASS and IMPROVEMENT are green; everything else is not.
+
+    INCONCLUSIVE: the runs are too few or too noisy to say. NOT_RUN: a result is missing, or its run failed.
+    NOT_COMPARABLE: there is nothing that it may be compared with.
+    """
+
+    PASS = "pass"  # noqa: S105 - no password
+    REGRESSION = "regression"
+    IMPROVEMENT = "improvement"
+    INCONCLUSIVE = "inconclusive"
+    NOT_COMPARABLE = "not comparable"
+    NOT_RUN = "not run"
+
+
+GREEN = frozenset({GateVerdict.PASS, GateVerdict.IMPROVEMENT})
+EXIT_CODES: Mapping[GateVerdict, int] = {
+    GateVerdict.PASS: 0,
+    GateVerdict.IMPROVEMENT: 0,
+    GateVerdict.REGRESSION: 10,
+    GateVerdict.NOT_RUN: 11,
+    GateVerdict.NOT_COMPARABLE: 12,
+    GateVerdict.INCONCLUSIVE: 13,
+}
+IMPROVEMENT_EXIT_CODE = 14  # where the policy says that an improvement shall fail
+
+# The worst first: one bad metric is not outweighed by good ones.
+_PRECEDENCE = (
+    GateVerdict.REGRESSION,
+    GateVerdict.NOT_RUN,
+    GateVerdict.NOT_COMPARABLE,
+    GateVerdict.INCONCLUSIVE,
+    GateVerdict.IMPROVEMENT,
+    GateVerdict.PASS,
+)
+
+
+def worst(verdicts: Iterable[GateVerdict]) -> GateVerdict:
+    """Return the verdict that decides; of nothing at all, that nothing was run."""
+    found = set(verdicts)
+    return next((verdict for verdict in _PRECEDENCE if verdict in found), GateVerdict.NOT_RUN)
+
+
+@dataclass(frozen=True)
+class MetricVerdict:
+    """One metric of one point.
+
+    words: one sentence for people, with the numbers. decides: False if it is shown only.
+    change: relative change to the baseline, positive = larger (0.03 is 3 % more); None if it could not be compared.
+    interval: its confidence interval at `confidence`. p_value: of no change for the worse, before the correction;
+    adjusted_p: after it. detectable: the relative change for the worse that the comparison would call a regression in
+    80 of 100 cases.
+    waived: the reason and expiry of the waiver that took a regression out.
+    """
+
+    metric: str
+    verdict: GateVerdict
+    words: str
+    unit: str = ""
+    decides: bool = True
+    baseline: float | None = None
+    value: float | None = None
+    change: float | None = None
+    interval: tuple[float, float] | None = None
+    confidence: float | None = None
+    p_value: float | None = None
+    adjusted_p: float | None = None
+    detectable: float | None = None
+    num_runs: int = 0
+    num_baseline_runs: int = 0
+    waived: str = ""
+
+
+@dataclass(frozen=True)
+class PointVerdict:
+    """One point: its metrics, and what concerns the point as a whole (failed runs, a missing baseline)."""
+
+    point: str
+    verdict: GateVerdict
+    words: tuple[str, ...]
+    metrics: tuple[MetricVerdict, ...] = ()
+    runs: tuple[str, ...] = ()
+    nodes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class GateResult:
+    """The whole. false_alarm_rate: the probability, at most, that no change at all is called a regression somewhere.
+
+    notes: what a reader should know: expired waivers, what was left out. reference: what was compared with.
+    environment_changes: fact -> (in the reference, in the result), of what both know.
+    """
+
+    policy: str
+    reference: str
+    verdict: GateVerdict
+    points: tuple[PointVerdict, ...]
+    false_alarm_rate: float
+    notes: tuple[str, ...] = ()
+    environment_changes: Mapping[str, Any] = field(default_factory=dict)
+    improvement_fails: bool = False
+
+    def with_notes(self, notes: Iterable[str]) -> "GateResult":
+        return replace(self, notes=(*self.notes, *notes))
+
+    @property
+    def exit_code(self) -> int:
+        if self.verdict is GateVerdict.IMPROVEMENT and self.improvement_fails:
+            return IMPROVEMENT_EXIT_CODE
+        return EXIT_CODES[self.verdict]

@@ -1,0 +1,122 @@
+"""Verdicts in sentences: the numbers, how sure they are, and what would settle a doubt."""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from statistics import fmean, median
+from typing import Protocol
+
+from cloudai_mbridge.gate.compare import Comparison
+from cloudai_mbridge.gate.groups import Match
+from cloudai_mbridge.gate.policy import GatePolicy, MetricPolicy
+from cloudai_mbridge.gate.values import METRICS, Direction
+from cloudai_mbridge.gate.verdict import GateVerdict
+
+_PRIMARY = "step_time_s"
+_FAR = 4.0  # robust standard deviations
+_MAD_TO_SD = 1.4826
+_MOST_RUNS = 100
+_FEWEST_FOR_A_MIDDLE = 4
+
+
+class Counts(Protocol):
+    """How many runs were compared."""
+
+    num_runs: int
+    num_baseline_runs: int
+    adjusted_worse: float
+
+
+def explain(
+    verdict: GateVerdict,
+    shown: Comparison,
+    bounds: tuple[float, float],
+    metric: MetricPolicy,
+    policy: GatePolicy,
+    counts: Counts,
+) -> str:
+    """Say what was found of a metric, and why that is its verdict."""
+    found = (
+        f"{percent(shown.change)} ({number(shown.baseline)} to {number(shown.value)},"
+        f" {policy.confidence:.0%} bounds {percent(shown.lower)} and {percent(shown.upper)},"
+        f" {counts.num_runs} runs against {counts.num_baseline_runs})"
+    )
+    match verdict:
+        case GateVerdict.REGRESSION:
+            return f"{found}; beyond the margin of {percent(metric.margin)}, p = {counts.adjusted_worse:.2g}"
+        case GateVerdict.PASS:
+            return f"{found}; within {_limits(metric, bounds)}"
+        case GateVerdict.IMPROVEMENT:
+            return f"{found}; better beyond the margin of {percent(metric.margin)}: a new baseline is due"
+        case _:
+            return f"{found}; {_doubt(shown, bounds, metric, policy, counts)}"
+
+
+def _doubt(
+    shown: Comparison, bounds: tuple[float, float], metric: MetricPolicy, policy: GatePolicy, counts: Counts
+) -> str:
+    fewest = min(counts.num_runs, counts.num_baseline_runs)
+    if fewest < policy.min_runs:
+        side = "the result" if counts.num_runs <= counts.num_baseline_runs else "the reference"
+        runs = "one run" if fewest == 1 else f"{fewest} runs"
+        return f"{side} has {runs} only, the policy asks for {policy.min_runs}"
+    needed = _runs_needed(shown, bounds, counts)
+    remedy = f"about {needed} runs a side would settle it" if needed else "more runs would have to settle it"
+    return f"a change beyond {_limits(metric, bounds)} cannot be ruled out; {remedy}"
+
+
+def _runs_needed(shown: Comparison, bounds: tuple[float, float], counts: Counts) -> int | None:
+    """Return how many runs a side would put the bounds inside the limits, were the change to stay what it is."""
+    room = bounds[1] - shown.change if shown.change >= 0 else shown.change - bounds[0]
+    reach = max(shown.upper - shown.change, shown.change - shown.lower)
+    if room <= 0 or reach <= 0:
+        return None
+    now = 2 / (1 / counts.num_runs + 1 / counts.num_baseline_runs)
+    needed = math.ceil(now * (reach / room) ** 2) + 1
+    return needed if needed <= _MOST_RUNS else None
+
+
+def _limits(metric: MetricPolicy, bounds: tuple[float, float]) -> str:
+    match METRICS[metric.name].direction:
+        case Direction.LOWER:
+            return percent(bounds[1])
+        case Direction.HIGHER:
+            return percent(bounds[0])
+        case _:
+            return f"{percent(bounds[0])} and {percent(bounds[1])}"
+
+
+def percent(x: float) -> str:
+    return f"{100 * x:+.2f} %"
+
+
+def number(x: float) -> str:
+    return f"{x:.5g}"
+
+
+def mean(values: Sequence[float]) -> float | None:
+    return fmean(values) if values else None
+
+
+def reasons(texts: Iterable[str]) -> str:
+    """Join the reasons of failed runs, equal ones once."""
+    return "; ".join(text if count == 1 else f"{text} ({count} times)" for text, count in Counter(texts).items())
+
+
+def slow_runs(found: Match, policy: GatePolicy) -> tuple[str, ...]:
+    """Name runs that are far slower than the others of their point: their nodes may be slow, not the software."""
+    if found.runs is None:
+        return ()
+    of = METRICS[_PRIMARY].of
+    measured = [(run, value[0]) for run in found.runs.good if (value := of(run))]
+    if len(measured) < _FEWEST_FOR_A_MIDDLE:
+        return ()
+    middle = median(value for _, value in measured)
+    spread = _MAD_TO_SD * median(abs(value - middle) for _, value in measured)
+    margin = next((m.margin for m in policy.metrics if m.name == _PRIMARY), 0.0)
+    return tuple(
+        f"run {run.iteration} on {', '.join(run.nodes) or 'unknown nodes'} is {percent(value / middle - 1)} from the"
+        " median of its point: a slow node, or a busy one?"
+        for run, value in measured
+        if value - middle > max(_FAR * spread, margin * middle)
+    )

@@ -1,0 +1,138 @@
+"""What must be equal for two results to be compared: the work, its size, where it ran, and how it was counted.
+
+A field is in the key if a change of it makes another number the right one: system, nodes, ranks, device, number format,
+recipe, steps, every argument and override that defines the work, and what the sweep has varied.
+
+Left out is what is under test, since a change of it is what the comparison is to show: container image, commits,
+package versions, driver, environment variables that no axis varies. Left out, too, is what has no influence on speed:
+names and directories of logs and experiments, where checkpoints go (not whether they are written), time limits,
+profilers that are off. Of credentials nothing enters, neither value nor name.
+"""
+
+import json
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from cloudai_mbridge.gate.comparability_id import comparability_id
+from cloudai_mbridge.models.base import is_secret
+from cloudai_mbridge.plan import POINT_FILES
+from cloudai_mbridge.report.plain import plain
+
+# Arguments that stand in the key under another name
+_NAMED = {"launcher", "model_recipe_name", "max_steps"}
+_UNDER_TEST = {"container_image", "custom_mounts", "nemorun_version"}
+_NO_INFLUENCE = {
+    "detach",
+    "dryrun",
+    "index_mapping_dir",
+    "list_config_variants",
+    "log_dir",
+    "max_retries",
+    "most_recent_k",
+    "nemo_home",
+    "save_config_filepath",
+    "time_limit",
+    "wandb_entity_name",
+    "wandb_experiment_name",
+    "wandb_project_name",
+    "wandb_save_dir",
+}
+_LEFT_OUT = _NAMED | _UNDER_TEST | _NO_INFLUENCE
+# Paths of which only it matters whether they are set
+_WHETHER = {"save_dir", "checkpoint.save"}
+_PROFILERS = {
+    "enable_nsys": ("nsys_trace", "nsys_extra_args", "profiling_gpu_metrics"),
+    "pytorch_profiler": (),
+    "record_memory_history": (),
+}
+_OF_ANY_PROFILER = ("profiling_start_step", "profiling_stop_step", "profiling_ranks")
+# Overrides of the training configuration that name logs and experiments; their other fields count
+_LOGGER_NAMES = (
+    "_dir",
+    "_path",
+    "_filepath",
+    "_name",
+    "_project",
+    "_entity",
+    "_experiment",
+    "_workspace",
+    "_tags",
+    "_uri",
+)
+
+
+def compare_by(run: Mapping[str, Any], said: Mapping[str, Any], system: str, directory: Path) -> dict[str, Any] | None:
+    """Return {"id", "fields"} of a planned run; None if its test.toml, which says how it was configured, is unreadable.
+
+    run: of the plan. said: what the training said of itself. directory: of the run.
+    """
+    overrides = read_overrides(directory)
+    if overrides is None:
+        return None
+    args = run["args"]
+    fields = {
+        "system": system,
+        "launcher": args.get("launcher", "megatron_bridge"),
+        "recipe": run["recipe"],
+        "num_nodes": run["num_nodes"],
+        "world_size": run["num_nodes"] * run["ranks_per_node"],
+        "device": said.get("device") or args.get("gpu_type"),
+        "dtype": said.get("dtype") or args.get("compute_dtype"),
+        "backend": said.get("backend"),
+        "transformer_engine": said.get("transformer_engine"),
+        "num_steps": run["num_steps"],
+        "warmup_steps": run["warmup_steps"],
+        **{f"args.{name}": value for name, value in _work(args).items()},
+        **{f"extra.{name}": value for name, value in _work(overrides).items()},
+        **{f"point.{name}": value for name, value in _work(run["coordinates"]).items()},
+    }
+    fields = {name: _flat(plain(value)) for name, value in sorted(fields.items())}
+    return {"id": comparability_id(fields), "fields": fields}
+
+
+def read_overrides(directory: Path) -> dict[str, Any] | None:
+    """Return the overrides (`extra_cmd_args`) of a run's own test definition, None if it cannot be read."""
+    try:
+        definition = tomllib.loads((directory / POINT_FILES.definition).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    overrides = definition.get("extra_cmd_args", {})
+    return overrides if isinstance(overrides, dict) else None
+
+
+def _work(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values that define the work."""
+    off = _off(values)
+    return {
+        name: bool(value) if name in _WHETHER else value
+        for name, value in values.items()
+        if name not in _LEFT_OUT and name not in off and not _is_credential(name) and not _names_a_log(name)
+    }
+
+
+def _off(values: Mapping[str, Any]) -> set[str]:
+    """Return the arguments of profilers that are off."""
+    off = [name for name in _PROFILERS if not values.get(name)]
+    names = {option for name in off for option in (name, *_PROFILERS[name])}
+    return names | set(_OF_ANY_PROFILER) if len(off) == len(_PROFILERS) else names
+
+
+def _is_credential(name: str) -> bool:
+    """Return whether a name may be a credential's. A number of tokens is none."""
+    last = name.rpartition(".")[2]
+    return is_secret(last) and not last.endswith("tokens")
+
+
+def _names_a_log(name: str) -> bool:
+    section, _, field = name.rpartition(".")
+    return section.lstrip("+").endswith("logger") and field.endswith(_LOGGER_NAMES)
+
+
+def _flat(value: Any) -> Any:
+    """Return a scalar or a list of scalars; anything deeper as its JSON."""
+    items = value if isinstance(value, list) else [value]
+    if any(isinstance(item, list | dict) for item in items):
+        return json.dumps(value, sort_keys=True)
+    return value

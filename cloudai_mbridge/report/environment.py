@@ -1,0 +1,83 @@
+"""What a run ran on, and what wrote the report."""
+
+import platform
+import re
+import socket
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from cloudai_mbridge.errors import BadInput
+from cloudai_mbridge.models.hostlist import expand_hostlist
+from cloudai_mbridge.training.utils.provenance import git_state, package_versions
+
+_SAID = ("device", "driver", "cuda", "nccl", "python")
+_DIGEST = re.compile(r"@(sha256:[0-9a-f]{64})$")
+
+
+def machine_environment() -> dict[str, Any]:
+    """Return what wrote the report: this machine, this interpreter, this checkout."""
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "hostname": socket.gethostname(),
+        "git": git_state(),
+        "packages": package_versions(),
+    }
+
+
+def run_environment(run: Mapping[str, Any], nodes: str, said: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a run ran on; None, and empty lists and tables, for what nobody has said.
+
+    run: of the plan. nodes: the job's, as the scheduler writes them. said: what the training said of itself, which is
+    text from a log: what has another type than it should is left out.
+    """
+    told = _table(said.get("environment"))
+    device = said.get("device")
+    return {
+        **{name: _text(told.get(name)) for name in _SAID},
+        "device": _text(told.get("device")) or _text(device),
+        "packages": {str(name): str(version) for name, version in _table(told.get("packages")).items()},
+        "git": _git(told.get("git")),
+        "nodes": _nodes(nodes) or [name for name in [_text(told.get("hostname"))] if name],
+        "image": image_of(run["container_image"]),
+        "repositories": list(_repositories(run.get("upstream"))),
+    }
+
+
+def image_of(reference: str) -> dict[str, str | None] | None:
+    """Split a container image's reference; the digest is None unless it is pinned, as it never is for a file."""
+    if not reference:
+        return None
+    pinned = _DIGEST.search(reference)
+    return {"name": reference[: pinned.start()] if pinned else reference, "digest": pinned[1] if pinned else None}
+
+
+def _nodes(text: str) -> list[str]:
+    try:
+        return expand_hostlist(text)
+    except BadInput:  # the scheduler's word is not ours to refuse
+        return [text]
+
+
+def _git(value: Any) -> dict[str, Any] | None:
+    state = _table(value)
+    dirty = state.get("dirty")
+    commit = _text(state.get("commit"))
+    return {"commit": commit, "dirty": dirty if isinstance(dirty, bool) else None} if commit else None
+
+
+def _repositories(upstream: Mapping[str, Any] | None) -> Iterator[dict[str, str]]:
+    """Yield every repository once, Megatron-Bridge first."""
+    seen = set()
+    for repo in [upstream["megatron_bridge"], *upstream["mounted"], upstream["nemo_run"]] if upstream else []:
+        if (pair := (repo["url"], repo["commit"])) not in seen:
+            seen.add(pair)
+            yield {"url": repo["url"], "commit": repo["commit"]}
+
+
+def _table(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) and value else None

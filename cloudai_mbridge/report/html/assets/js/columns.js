@@ -1,0 +1,82 @@
+// The columns of the table: what each sorts by, and what it shows.
+
+const SEVERITY = { failed: 0, skipped: 1, rejected: 2, success: 3 };
+
+function measureColumn(id, title) {
+  const measure = MEASURE[id];
+  const statistic = (run) => run.statistics[id];
+  const value = (run) => (id === "peak_memory_gib" ? run.peak_memory_gib : (statistic(run)?.mean ?? null));
+  return {
+    id,
+    title: title ?? unitLabel(measure),
+    kind: "number",
+    key: value,
+    cell: (run) => numberCell(value(run), whyMissing(run, id), statistic(run)?.std),
+  };
+}
+
+function lossCell(run) {
+  const [first, last] = run.losses;
+  if (first === null && last === null) return numberCell(null, whyMissing(run, "loss"));
+  return h(
+    "span",
+    {},
+    numberCell(first, "no loss at the first step"),
+    " → ",
+    numberCell(last, "no loss at the last step"),
+  );
+}
+
+function stepsText(run) {
+  return run.verdict === "rejected" ? null : `${run.steps.times.length}/${run.num_steps ?? "?"}`;
+}
+
+function whyText(run) {
+  return run.reasons.join("\n");
+}
+
+function axisColumn(axis) {
+  const cell = (run) => {
+    const value = coordinate(run, axis);
+    return value === null ? numberCell(null, "the point has no such coordinate") : shortData(valueText(value), 40);
+  };
+  return { id: `axis:${axis}`, title: axis, kind: "axis", key: (run) => coordinateKey(run, axis), cell };
+}
+
+const COLUMNS = [
+  { id: "name", title: "point", kind: "name", key: (run) => run.name, cell: (run) => shortData(run.name, 90) },
+  {
+    id: "verdict",
+    title: "verdict",
+    kind: "",
+    key: (run) => SEVERITY[run.verdict],
+    cell: (run) => verdictMark(run.verdict),
+  },
+  {
+    id: "steps",
+    title: "steps",
+    kind: "number",
+    key: (run) => (run.verdict === "rejected" ? null : run.steps.times.length),
+    cell: (run) => (stepsText(run) ? h("span", {}, stepsText(run)) : numberCell(null, whyMissing(run, "steps"))),
+  },
+  measureColumn("step_time_s"),
+  measureColumn("tflops_per_gpu"),
+  measureColumn("tokens_per_s_per_gpu"),
+  measureColumn("peak_memory_gib", "memory (GiB)"),
+  { id: "loss", title: "loss, first → last", kind: "number", key: (run) => run.losses[1], cell: lossCell },
+  {
+    id: "why",
+    title: "why",
+    kind: "why",
+    key: whyText,
+    cell: (run) => h("span", { class: "clamp" }, data(whyText(run))),
+  },
+  {
+    id: "nodes",
+    title: "nodes",
+    kind: "nodes",
+    key: (run) => run.nodes.join(" ") || null,
+    cell: (run) => (run.nodes.length ? shortData(run.nodes.join(" "), 30) : numberCell(null, "the run names no node")),
+  },
+  ...AXES.map(axisColumn),
+];

@@ -1,0 +1,69 @@
+// What this is, when and by what, how much of it succeeded; the sections; the switch between light and dark.
+
+const THEMES = ["auto", "light", "dark"];
+
+function themeButton() {
+  const root = document.documentElement;
+  const button = h("button", { type: "button", id: "theme", class: "no-print" });
+  const show = () => (button.textContent = `Theme: ${root.dataset.theme}`);
+  root.dataset.theme = "auto";
+  button.addEventListener("click", () => {
+    root.dataset.theme = THEMES[(THEMES.indexOf(root.dataset.theme) + 1) % THEMES.length];
+    show();
+  });
+  show();
+  return button;
+}
+
+function fact(name, value) {
+  return value ? h("div", {}, h("dt", {}, name), h("dd", {}, value instanceof Node ? value : data(value))) : null;
+}
+
+function distinct(values) {
+  return [...new Set(values.filter((value) => value !== null && value !== undefined && value !== ""))];
+}
+
+function showHeadline() {
+  const tile = (verdict) => h("li", {}, h("b", {}, count(HEAD.summary?.[verdict] ?? 0)), verdictMark(verdict));
+  const windows = distinct(
+    RUNS.filter(succeeded).map((run) => run.window && `steps ${run.window[0]}–${run.window[1]}`),
+  );
+  const counted = windows.length > 1 ? "differs between the points" : windows[0];
+  document.title = `${HEAD.scenario} on ${HEAD.system}: benchmark report`;
+  document
+    .getElementById("headline")
+    .append(
+      h(
+        "div",
+        { class: "top" },
+        h("h1", {}, data(HEAD.scenario), h("span", { class: "system" }, " on ", data(HEAD.system))),
+        themeButton(),
+      ),
+      h("ul", { class: "tiles", "aria-label": "Points by verdict" }, VERDICTS.map(tile)),
+      h(
+        "dl",
+        { class: "facts" },
+        fact("reported", formatTime(HEAD.created_at)),
+        fact("by", `${HEAD.tool?.name ?? "mbridge"} ${HEAD.tool?.version ?? ""}`),
+        fact("counted", counted),
+        fact("FLOPs formula", distinct(RUNS.map((run) => run.flops_formula)).join(", ") || "not told"),
+        fact("memory", distinct(RUNS.map((run) => run.memory_kind)).join(", ") || "not measured"),
+      ),
+      ...(HEAD.notes ?? []).map((note) => h("p", { class: "note" }, data(note))),
+    );
+}
+
+function showContents(sections) {
+  const link = (element) => h("li", {}, h("a", { href: `#${element.id}` }, element.querySelector("h2").textContent));
+  document.getElementById("contents").append(h("ul", {}, sections.map(link)));
+}
+
+function showFooter() {
+  const licences = JSON.parse(document.getElementById("licences").textContent);
+  document
+    .getElementById("footer")
+    .append(
+      h("p", {}, "Drawn with D3 and Observable Plot, which are inside this file. Nothing was or will be fetched."),
+      h("details", {}, h("summary", {}, "Their licences"), h("pre", {}, licences)),
+    );
+}

@@ -1,0 +1,117 @@
+// The report's data as the page uses it: one object per run, rejected points included.
+
+const DATA = JSON.parse(document.getElementById("data").textContent);
+const HEAD = DATA.head;
+const AXES = DATA.axes;
+const STATISTIC = ["n", "mean", "median", "min", "max", "std"];
+
+// What a run is measured by. `of` is one number per run: a median, since single slow steps are no property of a run.
+const MEASURES = [
+  {
+    id: "step_time_s",
+    label: "step time",
+    unit: "s",
+    better: "lower",
+    of: (run) => run.statistics.step_time_s?.median ?? null,
+  },
+  {
+    id: "tflops_per_gpu",
+    label: "TFLOP/s/GPU",
+    unit: "TFLOP/s/GPU",
+    better: "higher",
+    of: (run) => run.statistics.tflops_per_gpu?.median ?? null,
+  },
+  {
+    id: "tokens_per_s_per_gpu",
+    label: "tokens/s/GPU",
+    unit: "tokens/s/GPU",
+    better: "higher",
+    of: (run) => run.statistics.tokens_per_s_per_gpu?.median ?? null,
+  },
+  { id: "peak_memory_gib", label: "peak memory", unit: "GiB", better: "lower", of: (run) => run.peak_memory_gib },
+];
+const MEASURE = Object.fromEntries(MEASURES.map((measure) => [measure.id, measure]));
+
+function unitLabel(measure) {
+  return measure.unit === measure.label ? measure.label : `${measure.label} (${measure.unit})`;
+}
+
+function readStatistic(values) {
+  return values === null ? null : Object.fromEntries(values.map((value, i) => [STATISTIC[i], toNumber(value)]));
+}
+
+function readRun(run, id) {
+  const { first, numbers, times, losses } = run.steps;
+  return {
+    ...run,
+    id,
+    name: nameOf(run),
+    point: `${run.test_id}/${run.label}`,
+    statistics: Object.fromEntries(
+      Object.entries(run.statistics).map(([name, values]) => [name, readStatistic(values)]),
+    ),
+    peak_memory_gib: toNumber(run.peak_memory_gib),
+    losses: run.losses.map(toNumber),
+    steps: {
+      numbers: first === null ? numbers : times.map((_, i) => first + i),
+      times: times.map(toNumber),
+      losses: losses.map(toNumber),
+    },
+  };
+}
+
+const severalTests = new Set(DATA.runs.map((run) => run.test_id)).size > 1;
+const severalIterations = DATA.runs.some((run) => run.iteration);
+
+function nameOf(run) {
+  const name = severalTests ? `${run.test_id}/${run.label}` : run.label;
+  return severalIterations && run.verdict !== "rejected" ? `${name}/${run.iteration}` : name;
+}
+
+const RUNS = DATA.runs.map(readRun);
+const VERDICTS = ["success", "failed", "skipped", "rejected"];
+
+// Why a number is not there.
+function whyMissing(run, name) {
+  if (run.verdict === "rejected") return "the point was rejected and did not run";
+  if (run.verdict === "skipped") return "the run was skipped";
+  if (!run.steps.times.length) return "no step was logged";
+  if (name === "peak_memory_gib") return "the log tells no memory";
+  if (name === "tokens_per_s_per_gpu" && run.statistics.step_time_s) return "the tokens per step are not known";
+  if (!run.window) return "no step was logged after the warm-up";
+  return "a counted step lacks it, or it is not finite";
+}
+
+function succeeded(run) {
+  return run.verdict === "success";
+}
+
+function hasMeasured(run, ...measures) {
+  return succeeded(run) && measures.every((measure) => isFinal(measure.of(run)));
+}
+
+// Checks of nodes are no points of the sweep.
+function measured(runs, ...measures) {
+  return runs.filter((run) => !run.is_pre_test && hasMeasured(run, ...measures));
+}
+
+function valueText(value) {
+  if (value === null || value === undefined) return DASH;
+  return typeof value === "string" ? value : Array.isArray(value) ? value.map(valueText).join(", ") : String(value);
+}
+
+function coordinate(run, axis) {
+  return Object.hasOwn(run.coordinates, axis) ? run.coordinates[axis] : null;
+}
+
+// For sorting: numbers stay numbers, everything else is text.
+function coordinateKey(run, axis) {
+  const value = coordinate(run, axis);
+  return value === null || typeof value === "number" ? value : valueText(value);
+}
+
+// The values of an axis among the runs, in order, as texts.
+function axisValues(runs, axis) {
+  const keys = new Map(runs.map((run) => [valueText(coordinate(run, axis)), coordinateKey(run, axis)]));
+  return [...keys].sort((a, b) => compareCells(a[1], b[1], 1)).map(([text]) => text);
+}

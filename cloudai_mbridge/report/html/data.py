@@ -1,0 +1,130 @@
+"""What the page needs of a report, in few bytes: steps as columns of rounded numbers, equal things said once."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from cloudai_mbridge.report.html.differences import differences
+from cloudai_mbridge.report.plain import plain
+
+DIGITS = 7
+_STATISTICS = ("step_time_s", "tflops_per_gpu", "tokens_per_s_per_gpu")
+_FIELDS = ("n", "mean", "median", "min", "max", "std")
+_HEAD = (
+    "tool",
+    "scenario",
+    "system",
+    "created_at",
+    "summary",
+    "num_rejected",
+    "rule_counts",
+    "notes",
+    "excluded_nodes",
+    "environment",
+)
+_AS_THEY_ARE = (
+    "key",
+    "test_id",
+    "test_name",
+    "label",
+    "iteration",
+    "coordinates",
+    "verdict",
+    "reasons",
+    "num_nodes",
+    "world_size",
+    "num_steps",
+    "is_pre_test",
+    "predicted",
+)
+_JOB = ("number", "job_id", "state", "exit_code", "reason", "failure", "nodes", "submitted_at", "ended_at")
+
+
+def page_data(
+    report: Mapping[str, Any], history: Sequence[Mapping[str, Any]], gate: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """Return plain data for the page's JSON."""
+    points = report["points"]
+    ran = [(index, point) for index, point in enumerate(points) if point["verdict"] != "rejected"]
+    return {
+        "head": {name: rounded(report.get(name)) for name in _HEAD},
+        "axes": axes(points),
+        "runs": [_run(point) for point in points],
+        "differences": {
+            "environment": differences((index, point.get("environment") or {}) for index, point in ran),
+            "configuration": differences((index, point.get("args") or {}) for index, point in ran),
+            "comparability": differences((index, _comparability(point)) for index, point in ran),
+        },
+        "history": [rounded(row) for row in history],
+        "gate": None if gate is None else rounded(gate),
+    }
+
+
+def axes(points: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return the names of all coordinates, in the order of their first use."""
+    return list(dict.fromkeys(name for point in points for name in point["coordinates"]))
+
+
+def rounded(value: Any) -> Any:
+    """Return plain data with its floats at seven significant digits."""
+    if isinstance(value, float):
+        return float(f"{value:.{DIGITS}g}") if value - value == 0 else plain(value)
+    if isinstance(value, Mapping):
+        return {str(key): rounded(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [rounded(item) for item in value]
+    return value
+
+
+def _comparability(point: Mapping[str, Any]) -> Mapping[str, Any]:
+    fields: Mapping[str, Any] = (point.get("comparability") or {}).get("fields", {})
+    return fields
+
+
+def _run(point: Mapping[str, Any]) -> dict[str, Any]:
+    metrics = point.get("metrics") or {}
+    is_rejected = point["verdict"] == "rejected"
+    job, log, environment = point.get("job") or {}, point.get("log") or {}, point.get("environment") or {}
+    attempts = point.get("attempts") or ()
+    return {
+        **{name: rounded(point.get(name)) for name in _AS_THEY_ARE},
+        "violations": [_violation(violation) for violation in point["violations"]] if is_rejected else [],
+        "evidence": list(point.get("evidence") or ()),
+        "failure": point.get("failure"),
+        "job": _some(job, _JOB),
+        "attempts": [_some(attempt, _JOB) for attempt in attempts] if len(attempts) > 1 else [],
+        "log": _some(log, ("file", "notes")),
+        "nodes": environment.get("nodes") or ([job["nodes"]] if job.get("nodes") else []),
+        "comparability": (point.get("comparability") or {}).get("id"),
+        "statistics": {name: _statistic(metrics.get(name)) for name in _STATISTICS},
+        "warmup_steps": metrics.get("warmup_steps", 0),
+        "window": metrics.get("window"),
+        "losses": [rounded(metrics.get("first_loss")), rounded(metrics.get("last_loss"))],
+        "peak_memory_gib": rounded(metrics.get("peak_memory_gib")),
+        "memory_kind": metrics.get("memory_kind"),
+        "flops_formula": metrics.get("flops_formula"),
+        "steps": _steps(point.get("steps") or ()),
+    }
+
+
+def _some(mapping: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    return {name: rounded(mapping[name]) for name in names if mapping.get(name) not in (None, "", [], ())}
+
+
+def _violation(violation: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: str(violation.get(name, "")) for name in ("rule_id", "where", "fact", "remedy", "message")}
+
+
+def _statistic(statistic: Mapping[str, Any] | None) -> list[Any] | None:
+    return None if statistic is None else [rounded(statistic[name]) for name in _FIELDS]
+
+
+def _steps(steps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return columns: times, losses, and the numbers of the steps, or only the first where they count up by one."""
+    numbers = [step["step"] for step in steps]
+    counts_up = bool(numbers) and numbers == list(range(numbers[0], numbers[0] + len(numbers)))
+    return {
+        "first": numbers[0] if counts_up else None,
+        "numbers": [] if counts_up else numbers,
+        "times": [rounded(step.get("step_time_s")) for step in steps],
+        "losses": [rounded(step.get("loss")) for step in steps],
+    }

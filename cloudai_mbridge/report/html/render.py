@@ -1,0 +1,107 @@
+"""Put page, style, code and data together.
+
+Nothing of the report is written into the markup. It travels as JSON in a script element that the browser does not run,
+and the page shows it through text nodes only. The content security policy names the digests of the three scripts below:
+no other script runs, whatever a report says, and nothing may be fetched.
+"""
+
+import base64
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from cloudai_mbridge.report.html.data import page_data
+
+_VENDOR = ("d3.min.js", "plot.umd.min.js")
+_LICENCES = ("d3.LICENSE", "plot.LICENSE", "parts.LICENSE")
+_STYLES = ("theme", "layout", "charts", "narrow", "print")
+# In the order of their use: one scope, so that a module sees what stands above it
+_MODULES = (
+    "dom",
+    "format",
+    "model",
+    "statistics",
+    "state",
+    "figure",
+    "columns",
+    "filters",
+    "table",
+    "headline",
+    "gate",
+    "selection",
+    "curves",
+    "distribution",
+    "sensitivity",
+    "parallel",
+    "pareto",
+    "predicted",
+    "nodes",
+    "failures",
+    "rejected",
+    "history",
+    "environment",
+    "main",
+)
+# Inside a JSON string these may be escaped, and outside of one they do not occur
+_ESCAPES = str.maketrans({character: f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"})
+
+
+def render_html(
+    report: Mapping[str, Any], history: Sequence[Mapping[str, Any]] = (), gate: Mapping[str, Any] | None = None
+) -> str:
+    """Render a report as a page of its own.
+
+    report: `Report.to_dict()`. history: rows with run_id, point, comparability_id, ended_at, commit, values, is_change
+    and words. gate: a GateResult as a dict.
+    """
+    data = script_safe_json(page_data(report, history, gate))
+    page, scripts = _template(), _scripts()
+    policy = " ".join(f"'sha256-{_digest(script)}'" for script in scripts)
+    parts = {
+        "{{policy}}": f"default-src 'none'; script-src {policy}; style-src 'unsafe-inline'; img-src data:;"
+        " base-uri 'none'; form-action 'none'",
+        "{{style}}": _style(),
+        "{{licences}}": script_safe_json(_licences()),
+        "{{scripts}}": "\n".join(f"<script>{script}</script>" for script in scripts),
+    }
+    for mark, text in parts.items():
+        page = page.replace(mark, text)
+    before, after = page.split("{{data}}")  # last: whatever looks like a mark inside the data stays what it is
+    return f"{before}{data}{after}"
+
+
+def script_safe_json(value: Any) -> str:
+    """Return JSON in ASCII that cannot end the script element that it stands in."""
+    return json.dumps(value, allow_nan=False, separators=(",", ":")).translate(_ESCAPES)
+
+
+def _digest(script: str) -> str:
+    return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+
+
+def _read(*path: str) -> str:
+    return resources.files(__package__).joinpath(*path).read_text(encoding="utf-8")
+
+
+@cache
+def _template() -> str:
+    return _read("assets", "page.html")
+
+
+@cache
+def _style() -> str:
+    return "\n".join(_read("assets", "css", f"{name}.css") for name in _STYLES)
+
+
+@cache
+def _licences() -> str:
+    return "\n\n".join(_read("vendor", name) for name in _LICENCES)
+
+
+@cache
+def _scripts() -> tuple[str, ...]:
+    modules = "\n".join(_read("assets", "js", f"{name}.js") for name in _MODULES)
+    return (*(_read("vendor", name) for name in _VENDOR), f'(() => {{\n"use strict";\n{modules}\n}})();')

@@ -1,0 +1,111 @@
+"""junit.xml: a suite per test, a case per run, as CI servers read them.
+
+A failed run is a failure. A rejected point is skipped, and so is a node that failed the pre-test: it is excluded, and
+fails nothing. A test of which nothing ran, or a part was not submitted, has one more case that is an error: a suite
+with nothing but skipped cases would pass. So there is neither failure nor error exactly if the scenario has succeeded.
+`time` is the seconds of the run's job, and is left out where they are not known.
+"""
+
+import xml.etree.ElementTree as ET
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+
+from cloudai_mbridge.report.model import PointReport, Report
+from cloudai_mbridge.report.visible import clipped, visible
+from cloudai_mbridge.verdict import Verdict
+
+_COUNTED = {"failures": "failure", "errors": "error", "skipped": "skipped"}
+_STATISTICS = ("step_time_s", "tflops_per_gpu", "tokens_per_s_per_gpu")
+
+
+def render_junit(report: Report) -> str:
+    """Render the report as an XML document."""
+    root = ET.Element("testsuites", name=visible(report.scenario))
+    by_test: dict[str, list[PointReport]] = {test_id: [] for test_id in report.tests}
+    for point in report.points:
+        by_test.setdefault(point.test_id, []).append(point)
+    for test_id, points in by_test.items():
+        root.append(_suite(report, test_id, points))
+    _count(root, list(root.iter("testcase")))
+    ET.indent(root, " ")
+    return '<?xml version="1.0" encoding="UTF-8"?>\n' + ET.tostring(root, encoding="unicode") + "\n"
+
+
+def _suite(report: Report, test_id: str, points: Sequence[PointReport]) -> ET.Element:
+    suite = ET.Element("testsuite", name=visible(test_id), timestamp=report.created_at[:19])
+    if hostname := report.environment.get("hostname"):
+        suite.set("hostname", visible(hostname))
+    classname = visible(f"{report.scenario}.{test_id}")
+    suite.extend(_case(point, classname) for point in points)
+    if (message := _missing(points)) is not None:
+        case = ET.SubElement(suite, "testcase", name="(what was asked for)", classname=classname)
+        ET.SubElement(case, "error", message=message, type="not_run")
+    _count(suite, list(suite.iter("testcase")))
+    return suite
+
+
+def _missing(points: Sequence[PointReport]) -> str | None:
+    """Say what did not run of what was asked for, None if nothing is missing."""
+    if all(point.verdict is Verdict.REJECTED for point in points):
+        return "no point of this test ran" + (": every one was rejected" if points else "")
+    skipped = sum(point.verdict is Verdict.SKIPPED and not point.is_pre_test for point in points)
+    return f"{skipped} of {len(points)} runs were not submitted" if skipped else None
+
+
+def _count(element: ET.Element, cases: Sequence[ET.Element]) -> None:
+    element.set("tests", str(len(cases)))
+    for attribute, tag in _COUNTED.items():
+        element.set(attribute, str(sum(case.find(tag) is not None for case in cases)))
+    element.set("time", f"{sum(float(case.get('time', 0)) for case in cases):.3f}")
+
+
+def _case(point: PointReport, classname: str) -> ET.Element:
+    name = point.label if point.verdict is Verdict.REJECTED else f"{point.label}/{point.iteration}"
+    case = ET.Element("testcase", name=visible(name), classname=classname)
+    if (seconds := _seconds(point)) is not None:
+        case.set("time", f"{seconds:.3f}")
+    properties = list(_properties(point))
+    if properties:
+        table = ET.SubElement(case, "properties")
+        for key, value in properties:
+            ET.SubElement(table, "property", name=key, value=visible(value))
+    _add_result(case, point)
+    return case
+
+
+def _add_result(case: ET.Element, point: PointReport) -> None:
+    message = visible(clipped("; ".join(point.reasons)))
+    if point.verdict in (Verdict.REJECTED, Verdict.SKIPPED):
+        ET.SubElement(case, "skipped", message=message)
+    elif point.verdict is Verdict.FAILED and point.is_pre_test:
+        ET.SubElement(case, "skipped", message=f"the node failed the pre-test and is excluded: {message}")
+    elif point.verdict is Verdict.FAILED:
+        kind = point.failure["id"] if point.failure else "failed"
+        failure = ET.SubElement(case, "failure", message=message, type=visible(str(kind)))
+        failure.text = visible("\n".join([*point.reasons, *map(clipped, point.evidence)]))
+
+
+def _seconds(point: PointReport) -> float | None:
+    """Return how long the run's job took: from its start to its end, else what the scheduler says."""
+    start, end, known = (point.job.get(name) for name in ("started_at", "ended_at", "run_time_s"))
+    try:
+        return max(0.0, (datetime.fromisoformat(str(end)) - datetime.fromisoformat(str(start))).total_seconds())
+    except (TypeError, ValueError):
+        return known if isinstance(known, int | float) else None
+
+
+def _properties(point: PointReport) -> Iterator[tuple[str, str]]:
+    if point.comparability:
+        yield "comparability", str(point.comparability["id"])
+    m = point.metrics
+    if m is None:
+        return
+    yield "warmup_steps", str(m.warmup_steps)
+    if m.window:
+        yield "window", f"{m.window[0]}-{m.window[1]}"
+    for name in _STATISTICS:
+        if (statistic := getattr(m, name)) is not None:
+            yield from ((f"{name}.{key}", str(value)) for key, value in vars(statistic).items())
+    for name in ("peak_memory_gib", "memory_kind", "flops_formula", "flops_per_step", "first_loss", "last_loss"):
+        if (value := getattr(m, name)) is not None:
+            yield name, str(value)

@@ -1,0 +1,160 @@
+"""report.md: the report for a CI's step summary, in GitHub-flavoured Markdown.
+
+GitHub refuses a summary of more than 1 MiB, so every section has its share of 900 KiB, and says what did not fit.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from cloudai_mbridge.report.markdown_text import folded, inline, preformatted
+from cloudai_mbridge.report.model import PointReport, Report
+from cloudai_mbridge.report.text import count_text, evidence_title, spread_text, windows_text
+from cloudai_mbridge.verdict import Verdict
+
+_KIB = 1 << 10
+_TABLE, _FAILURES, _REJECTED = 400 * _KIB, 300 * _KIB, 60 * _KIB
+_NOTES, _NODES, _ENVIRONMENT = 30 * _KIB, 40 * _KIB, 50 * _KIB
+_WORST_FIRST = (Verdict.FAILED, Verdict.SKIPPED, Verdict.SUCCESS)
+_COLUMNS = ("point", "verdict", "steps", "step time (s)", "TFLOP/s/GPU", "tokens/s/GPU", "peak memory (GiB)", "why")
+_NUMBERS = _COLUMNS[2:-1]
+
+
+def render_markdown(report: Report) -> str:
+    """Render all of it: counts, runs with the worst first, failures with evidence, rejected points, environment."""
+    verdict = "succeeded" if report.succeeded else "did not succeed"
+    title = f"# {inline(report.scenario)} on {inline(report.system)}: {verdict}"
+    sections = (
+        f"{title}\n\n{count_text(report)}\n",
+        _notes(report),
+        _runs(report),
+        _failures(report),
+        _rejected(report),
+        _nodes(report),
+        _environment(report),
+    )
+    return "\n".join(section for section in sections if section)
+
+
+def _notes(report: Report) -> str:
+    return _fitting((f"- {inline(note)}\n" for note in report.notes), _NOTES, len(report.notes), "notes")
+
+
+def _runs(report: Report) -> str:
+    runs = [p for verdict in _WORST_FIRST for p in report.points if p.verdict is verdict]
+    if not runs:
+        return ""
+    rows = _fitting((_row(_cells(point)) for point in runs), _TABLE, len(runs), "runs")
+    formulas = {p.metrics.flops_formula for p in runs if p.metrics and p.metrics.flops_formula}
+    kinds = {p.metrics.memory_kind for p in runs if p.metrics and p.metrics.memory_kind}
+    said = [windows_text(report)]
+    said += [f"FLOPs by {inline(', '.join(sorted(formulas)))}"] if formulas else []
+    said += [f"memory: {inline(', '.join(sorted(kinds)))}"] if kinds else []
+    return f"{_table(_COLUMNS, _NUMBERS)}{rows}\n{'; '.join(said)}\n"
+
+
+def _cells(point: PointReport) -> Iterator[str]:
+    m = point.metrics
+    yield inline(point.key)
+    yield f"**{point.verdict}**" if point.verdict is Verdict.FAILED else str(point.verdict)
+    yield f"{len(point.steps)}/{point.num_steps or '?'}"
+    for statistic in (m.step_time_s, m.tflops_per_gpu, m.tokens_per_s_per_gpu) if m else (None, None, None):
+        yield spread_text(statistic)
+    yield "not measured" if m is None or m.peak_memory_gib is None else f"{m.peak_memory_gib:.4g}"
+    yield "<br>".join(map(inline, point.reasons))
+
+
+def _failures(report: Report) -> str:
+    failed = [point for point in report.points if point.verdict is Verdict.FAILED]
+    if not failed:
+        return ""
+    return "## Failures\n\n" + _fitting(map(_failure, failed), _FAILURES, len(failed), "failures")
+
+
+def _failure(point: PointReport) -> str:
+    lines = [*point.reasons, *(f"  | {line}" for line in point.evidence)]
+    if point.failure:
+        lines.append(f"remedy: {point.failure['remedy']}")
+    return folded(f"{point.key}: {evidence_title(point)}", preformatted(lines))
+
+
+def _rejected(report: Report) -> str:
+    """Count the rejected points by rule, each with an example: a point may break several."""
+    if not report.num_rejected and not report.count(Verdict.REJECTED):
+        return ""
+    examples: dict[str, tuple[str, str]] = {}
+    for point in report.points:
+        for violation in point.violations:
+            examples.setdefault(violation["rule_id"], (point.key, violation["message"]))
+    counts = {**dict.fromkeys(examples, 0), **report.rule_counts}
+    rows = (_row((inline(rule), str(count or ""), *_example(examples, rule))) for rule, count in counts.items())
+    head = f"## Rejected points\n\n{report.num_rejected} points broke a rule and did not run.\n\n"
+    return (
+        head
+        + _table(("rule", "points", "example", "why"), ("points",))
+        + _fitting(rows, _REJECTED, len(counts), "rules")
+    )
+
+
+def _example(examples: Mapping[str, tuple[str, str]], rule: str) -> tuple[str, str]:
+    key, message = examples.get(rule, ("", ""))
+    return inline(key), inline(message)
+
+
+def _nodes(report: Report) -> str:
+    if not report.excluded_nodes:
+        return ""
+    rows = (_row((inline(node), inline(reason))) for node, reason in report.excluded_nodes.items())
+    table = _table(("node", "reason"), ())
+    return "## Excluded nodes\n\n" + table + _fitting(rows, _NODES, len(report.excluded_nodes), "nodes")
+
+
+def _environment(report: Report) -> str:
+    """Say once what the runs have in common, and list what they differ in."""
+    facts: dict[str, set[str]] = {}
+    for point in report.points:
+        for name, text in _facts(point.environment):
+            facts.setdefault(name, set()).add(text)
+    rows = [_row((inline(name), inline("\n".join(sorted(texts))))) for name, texts in facts.items()]
+    rows += [_row(("written by", inline(f"cloudai-mbridge {report.tool_version}, {report.created_at}")))]
+    own = [(name, text) for name, text in _facts(report.environment) if facts.get(name) != {text}]
+    rows += [_row((f"written with {inline(name)}", inline(text))) for name, text in own]
+    return "## Environment\n\n" + _table(("what", "version"), ()) + _fitting(rows, _ENVIRONMENT, len(rows), "facts")
+
+
+def _facts(environment: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield what is known, flat."""
+    for name, value in environment.items():
+        if name == "packages":
+            yield from value.items()
+        elif isinstance(value, list):
+            yield from ((name, _one(item)) for item in value)
+        elif value is not None:
+            yield name, _one(value)
+
+
+def _one(value: Any) -> str:
+    if not isinstance(value, dict):
+        return str(value)
+    return " ".join(str(part) for name, part in value.items() if part and name != "dirty") + (
+        " with changes" if value.get("dirty") else ""
+    )
+
+
+def _table(columns: Iterable[str], numbers: Iterable[str]) -> str:
+    names = tuple(columns)
+    return _row(names) + _row("--:" if name in tuple(numbers) else "---" for name in names)
+
+
+def _row(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |\n"
+
+
+def _fitting(blocks: Iterable[str], most_bytes: int, count: int, what: str) -> str:
+    """Join the blocks that fit, and say how many did not."""
+    kept: list[str] = []
+    for block in blocks:
+        most_bytes -= len(block.encode("utf-8", errors="backslashreplace"))
+        if most_bytes < 0:
+            return "".join(kept) + f"\n{count - len(kept)} more {what} are in report.json.\n"
+        kept.append(block)
+    return "".join(kept)

@@ -1,0 +1,43 @@
+"""Text as GitHub-flavoured Markdown that shows the text, whatever is in it."""
+
+import html
+import re
+
+from cloudai_mbridge.report.visible import clipped, visible
+
+# Everything that Markdown may take for markup, and what begins a list. An entity is never markup, and shows as itself
+_MARKUP = re.compile(r"""[\\`*_{}\[\]()<>#+!|~&"'$^@]|:(?=\S)|^-|^\d(?=\d*[.)](\s|$))""")
+# Where GitHub makes links, mentions and pictures of plain text: a comment in the middle stops it, and shows as nothing
+_BREAK = "<!-- -->"
+_JOINED = "@#:"
+_ADDRESS = re.compile(r"(?i)\b(www)(?=\.)")
+
+
+def inline(text: str) -> str:
+    """Return a text for a table's cell, a heading or a paragraph; it keeps its lines as line breaks."""
+    return "<br>".join(_line(line) for line in clipped(text).split("\n"))
+
+
+def _line(text: str) -> str:
+    parts = _ADDRESS.split(visible(text).replace("\t", " "))
+    return "".join(f"{part}{_BREAK}" if i % 2 else _MARKUP.sub(_entity, part) for i, part in enumerate(parts))
+
+
+def _entity(match: re.Match[str]) -> str:
+    return f"&#{ord(match[0])};" + (_BREAK if match[0] in _JOINED else "")
+
+
+def preformatted(lines: list[str]) -> str:
+    """Return lines as they are, in a block that no line can end: its only way out is a tag, and tags are escaped."""
+    return "<pre>\n" + "\n".join(html.escape(visible(clipped(line)), quote=False) for line in lines) + "\n</pre>"
+
+
+def folded(title: str, body: str) -> str:
+    """Return a block behind a title. The blank lines end one block of HTML and begin the next."""
+    return f"<details><summary>{summary(title)}</summary>\n\n{body}\n\n</details>\n"
+
+
+def summary(title: str) -> str:
+    """Return a title for `<summary>`: HTML, whose <code> GitHub looks for no mentions in."""
+    text = " ".join(visible(clipped(title)).split())
+    return f"<code>{html.escape(text, quote=False)}</code>"

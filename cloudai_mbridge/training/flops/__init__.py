@@ -1,0 +1,31 @@
+"""Training FLOPs of language models, by the reference's formulas. Standard library only: the planner has no torch.
+
+Conventions: training costs three forward passes and a multiply-add counts as two FLOPs, hence 6 per weight and token.
+Norms, softmax, activations, routers and embedding look-ups are not counted. Nor are recomputed activations: these are
+model FLOPs. docs/flops.md has every formula.
+"""
+
+from cloudai_mbridge.training.flops.formula import FLOPS_FORMULA, NEW, OLD, Formula
+from cloudai_mbridge.training.flops.layers import count_layers, moe_layer_pattern
+from cloudai_mbridge.training.flops.lora import PackedSamples, lora_flops_per_sample
+from cloudai_mbridge.training.flops.quantities import Cost, Lengths, padded_vocab_size
+from cloudai_mbridge.training.flops.total import cost_per_token, flops_per_token, num_floating_point_operations
+from cloudai_mbridge.training.flops.vision import VisionPatches
+
+__all__ = [
+    "FLOPS_FORMULA",
+    "NEW",
+    "OLD",
+    "Cost",
+    "Formula",
+    "Lengths",
+    "PackedSamples",
+    "VisionPatches",
+    "cost_per_token",
+    "count_layers",
+    "flops_per_token",
+    "lora_flops_per_sample",
+    "moe_layer_pattern",
+    "num_floating_point_operations",
+    "padded_vocab_size",
+]

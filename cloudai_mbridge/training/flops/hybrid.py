@@ -1,0 +1,101 @@
+"""Hybrid models: Mamba, attention, MLP, MoE and Gated DeltaNet layers by a pattern. Training FLOPs per token.
+
+Symbols: `M` Mamba, `*` attention, `-` MLP, `E` MoE, `G` Gated DeltaNet; `|` separates pipeline stages and counts for
+nothing, `/` begins a block of multi-token prediction. Every layer is one block: attention has no MLP of its own here.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from cloudai_mbridge.training.flops.attention import full_context, grouped_query, window_context
+from cloudai_mbridge.training.flops.formula import Formula
+from cloudai_mbridge.training.flops.layers import has_window, window_of
+from cloudai_mbridge.training.flops.linear_attention import gated_delta_net
+from cloudai_mbridge.training.flops.mlp import dense_mlp, experts, logits, projections
+from cloudai_mbridge.training.flops.quantities import Cost, Lengths, read
+
+SYMBOLS = "M*-EG"
+
+
+@dataclass(frozen=True)
+class HybridPattern:
+    """The symbols of the decoder, and those of every multi-token-prediction block."""
+
+    decoder: str
+    prediction: tuple[str, ...] = ()
+
+    @property
+    def symbols(self) -> str:
+        """All layers, prediction included."""
+        return self.decoder + "".join(self.prediction)
+
+
+def parse_pattern(text: str) -> HybridPattern:
+    """Read a pattern such as `M*-M|ME/*E`.
+
+    Raises:
+        ValueError: it has other symbols.
+    """
+    if unknown := sorted(set(text) - set(SYMBOLS + "|/")):
+        raise ValueError(f"hybrid_layer_pattern: {unknown} are no layers; use {', '.join(SYMBOLS)}, | and /")
+    decoder, *prediction = text.replace("|", "").split("/")
+    return HybridPattern(decoder, tuple(prediction))
+
+
+def pattern_of(model: Any) -> HybridPattern:
+    """Return the model's pattern; without one, `hybrid_attention_ratio` and `hybrid_mlp_ratio` divide its layers."""
+    if text := read(model, "hybrid_layer_pattern") or read(model, "hybrid_override_pattern"):
+        return parse_pattern(text)
+    layers = int(model.num_layers)
+    attention = round(layers * read(model, "hybrid_attention_ratio", 0))
+    mlp = round(layers * read(model, "hybrid_mlp_ratio", 0))
+    return HybridPattern("*" * attention + "-" * mlp + "M" * (layers - attention - mlp))
+
+
+def is_hybrid(model: Any) -> bool:
+    """Return whether the model's layers follow a pattern of blocks, each of which is one of the kinds above."""
+    if read(model, "hybrid_attention_layers_include_mlp", False):
+        return False  # such a model writes `*` for whole transformer layers
+    return bool(read(model, "is_hybrid_model", False) or read(model, "hybrid_layer_pattern"))
+
+
+def hybrid(model: Any, lengths: Lengths, formula: Formula, mtp: int | None) -> Cost:
+    """The whole model. mtp: so many blocks of multi-token prediction instead of the pattern's; None: as configured."""
+    pattern = pattern_of(model)
+    if mtp is not None:
+        pattern = HybridPattern(pattern.decoder, (pattern.prediction[:1] * mtp)[:mtp])
+    depths = read(model, "mtp_num_layers", len(pattern.prediction)) if mtp is None else mtp
+    count = {symbol: pattern.symbols.count(symbol) for symbol in SYMBOLS}
+    num_projections = projections(model)
+    cost = _attention_layers(model, lengths, formula, pattern) + logits(model, depths)
+    for symbol, block in (("-", dense_mlp), ("E", experts)):
+        if count[symbol]:
+            cost += block(model, num_projections) * count[symbol]
+    for symbol, mixer in (("M", mamba), ("G", gated_delta_net)):
+        if count[symbol]:
+            cost += mixer(model) * count[symbol]
+    return cost
+
+
+def mamba(model: Any) -> Cost:
+    """One Mamba-2 layer (arXiv 2405.21060).
+
+    The inner width is 2h as in the reference, whatever `mamba_num_heads` x `mamba_head_dim` is (see docs/flops.md).
+    """
+    h, state = model.hidden_size, read(model, "mamba_state_dim", 128)
+    inner = 2 * h
+    heads = read(model, "mamba_num_heads") or inner // read(model, "mamba_head_dim", 64)
+    projected = 2 * inner + 2 * read(model, "mamba_num_groups", 8) * state + heads
+    return Cost(6 * h * projected + 6 * inner * h, 21 * inner * state)
+
+
+def _attention_layers(model: Any, lengths: Lengths, formula: Formula, pattern: HybridPattern) -> Cost:
+    """All attention layers; prediction blocks always attend to everything. The output gate is not counted."""
+    layers, window = pattern.symbols.count("*"), window_of(model)
+    full = grouped_query(model, full_context(lengths), with_gate=False)
+    if window is None or not formula.counts_windows:
+        return full * layers
+    numbers = [number for number, symbol in enumerate(pattern.decoder, 1) if symbol == "*"]
+    windowed = sum(has_window(model, number) for number in numbers)
+    within = grouped_query(model, window_context(window, lengths), with_gate=False)
+    return full * (layers - windowed) + within * windowed

@@ -1,0 +1,109 @@
+"""What the blocks pass around: costs, sequence lengths, and fields that a model may lack.
+
+All of it is plain arithmetic, so that sequence lengths, widths and vocabularies may be numpy arrays as well as numbers;
+numbers of layers, windows and layer patterns are plain Python.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Training FLOPs per token: in the weights of linear layers, and in the cores, which have no weights.
+
+    Cores are those of attention, of recurrences and of convolutions.
+    """
+
+    linear: Any = 0
+    core: Any = 0
+
+    def __add__(self, other: "Cost") -> "Cost":
+        return Cost(self.linear + other.linear, self.core + other.core)
+
+    def __mul__(self, times: Any) -> "Cost":
+        return Cost(self.linear * times, self.core * times)
+
+    def __truediv__(self, parts: Any) -> "Cost":
+        return Cost(self.linear / parts, self.core / parts)
+
+    @property
+    def total(self) -> Any:
+        """All FLOPs of a token whose weights are trained; an integer where that is exact, so that sums stay so."""
+        both = self.linear + self.core
+        return int(both) if isinstance(both, float) and both.is_integer() else both
+
+    @property
+    def frozen(self) -> Any:
+        """All FLOPs where the weights are frozen: forward and input gradient, no weight gradient (4 instead of 6)."""
+        return self.linear * 2 / 3 + self.core
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """The sequence lengths of a batch.
+
+    tokens: sum of the lengths (S1). mean: S1 / number of sequences. effective: sum of squares / S1, the length at which
+    quadratic work is counted. configured: the model's, which a few terms of the reference use. All equal for full
+    sequences.
+    """
+
+    tokens: Any
+    mean: Any
+    effective: Any
+    configured: Any
+
+    @classmethod
+    def fixed(cls, seq_length: Any) -> "Lengths":
+        """Return one sequence of this length."""
+        return cls(seq_length, seq_length, seq_length, seq_length)
+
+    @classmethod
+    def of_batch(cls, batch_size: int, seq_length: int, total: Any, squared_total: Any) -> "Lengths":
+        """Return the lengths of a batch; what is not known is that of full sequences. A batch may be empty."""
+        is_full = total is None or batch_size <= 0
+        tokens = batch_size * seq_length if is_full else total
+        mean = seq_length if is_full else _exact(total, batch_size)
+        effective = _exact(squared_total, tokens) if squared_total is not None and tokens > 0 else mean
+        return cls(tokens, mean, effective, seq_length)
+
+
+def read(model: Any, name: str, default: Any = None) -> Any:
+    """Return a field of a model; the default where the model lacks it or holds None."""
+    value = getattr(model, name, None)
+    return default if value is None else value
+
+
+def choose(condition: Any, if_true: Any, if_false: Any) -> Any:
+    """Return one of two finite values; element by element where they are arrays."""
+    return condition * if_true + (1 - condition) * if_false
+
+
+def padded_vocab_size(model: Any) -> Any:
+    """Return the vocabulary, rounded up to a multiple of `make_vocab_size_divisible_by` x tensor-parallel ranks.
+
+    The reference's formula rounds up whether or not the model does.
+
+    Raises:
+        ValueError: the model has no vocabulary yet.
+    """
+    if getattr(model, "vocab_size", None) is None:
+        raise ValueError("model.vocab_size is not set; set it, or take the tokenizer's")
+    multiple = read(model, "make_vocab_size_divisible_by", 128) * read(model, "tensor_model_parallel_size", 1)
+    return -(-model.vocab_size // multiple) * multiple
+
+
+def head_dim(model: Any) -> Any:
+    """Return the width of one attention head; Megatron's default where it is not set."""
+    return read(model, "kv_channels") or model.hidden_size // model.num_attention_heads
+
+
+def query_groups(model: Any) -> Any:
+    """Return the number of key/value groups; every head is one by default."""
+    return read(model, "num_query_groups", model.num_attention_heads)
+
+
+def _exact(numerator: Any, denominator: Any) -> Any:
+    """Return a quotient, as an integer where it is one: sums stay exact then."""
+    whole, rest = divmod(numerator, denominator)
+    return numerator / denominator if rest else whole

@@ -1,0 +1,230 @@
+"""`mbridge gate` and `mbridge compare` on report.json files: verdicts, exit codes, bad input, hostile names."""
+
+import hashlib
+import json
+import math
+import random
+import xml.etree.ElementTree as ET
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HOSTILE = "<script>alert('1')</script>|`x`\"&😀" + "p" * 300
+POLICY = 'name = "p"\nbaseline = "baseline.toml"\n'
+
+
+def comparability(device: str) -> dict[str, Any]:
+    fields = {"device": device}
+    text = json.dumps(fields, sort_keys=True, separators=(",", ":"))
+    return {"id": hashlib.sha256(text.encode()).hexdigest()[:16], "fields": fields}
+
+
+def make_report(
+    path: Path,
+    level: float = 1.0,
+    *,
+    runs: int = 5,
+    seed: int = 1,
+    noise: float = 0.01,
+    label: str = "p",
+    change: Callable[[dict[str, Any]], None] = lambda point: None,
+) -> Path:
+    """Write a report.json of runs around a level; `change` may do something to every point."""
+    rng = random.Random(seed)
+    points = []
+    for i in range(runs):
+        value = level * math.exp(rng.gauss(0, noise))
+        times = [value * math.exp(rng.gauss(0, 0.01)) for _ in range(20)]
+        points.append(
+            {
+                "key": f"t/{label}/{i}",
+                "test_id": "t",
+                "test_name": "t",
+                "label": label,
+                "iteration": i,
+                "verdict": "success",
+                "reasons": [],
+                "num_steps": 20,
+                "job": {},
+                "attempts": [{"job_id": f"{seed}-{i}", "submitted_at": "2026-11-01T00:00:00+00:00"}],
+                "comparability": comparability("NVIDIA GB200"),
+                "environment": {"nodes": [f"n{i}"]},
+                "metrics": {
+                    "warmup_steps": 3,
+                    "flops_formula": "megatron-bridge/new",
+                    "flops_per_step": 1.0,
+                    "tokens_per_step_per_gpu": 1.0,
+                },
+                "steps": [
+                    {"step": s + 1, "step_time_s": t, "tflops_per_gpu": 100 / t, "loss": 7 - s / 10, "grad_norm": 1.0}
+                    for s, t in enumerate(times)
+                ],
+            }
+        )
+        change(points[-1])
+    report = {"schema_version": 2, "scenario": "s", "system": "c", "created_at": "2026-11-01T00:00:00+00:00"}
+    path.write_text(json.dumps({**report, "points": points}))
+    return path
+
+
+@pytest.fixture
+def compare(mbridge: Any, tmp_path: Path) -> Callable[..., tuple[Any, dict[str, Any]]]:
+    """Compare report B with a good report A of five runs."""
+
+    def run(result: Path, *options: str | Path, **baseline: Any) -> tuple[Any, dict[str, Any]]:
+        old = make_report(tmp_path / "a.json", **baseline)
+        done = mbridge("compare", old, result, "--json", tmp_path / "out.json", *options)
+        return done, json.loads((tmp_path / "out.json").read_text()) if done.returncode == 0 else {}
+
+    return run
+
+
+def test_compare_tells_and_never_fails(compare: Any, tmp_path: Path) -> None:
+    for level, verdict in ((1.0, "pass"), (1.08, "regression"), (0.9, "improvement")):
+        done, found = compare(make_report(tmp_path / "b.json", level, seed=2))
+        assert (done.returncode, found["verdict"]) == (0, verdict), done.stdout
+
+
+def died(point: dict[str, Any]) -> None:
+    if point["iteration"] == 2:
+        point |= {"verdict": "failed", "reasons": ["20 of 50 steps are in the log; the first missing is 21"]}
+
+
+def other_gpu(point: dict[str, Any]) -> None:
+    point["comparability"] = comparability("NVIDIA H100")
+
+
+def other_formula(point: dict[str, Any]) -> None:
+    point["metrics"]["flops_formula"] = "megatron-bridge/old"
+
+
+def no_tflops(point: dict[str, Any]) -> None:
+    for step in point["steps"]:
+        step["tflops_per_gpu"] = None
+
+
+def same_times(point: dict[str, Any]) -> None:
+    for step in point["steps"]:
+        step["step_time_s"] = 1.0
+
+
+def nan_loss(point: dict[str, Any]) -> None:
+    """A report whose judge was fooled: the verdict is success, and the losses are not numbers."""
+    for step in point["steps"][10:]:
+        step["loss"] = "nan"
+
+
+@pytest.mark.parametrize(
+    ("change", "verdict", "words"),
+    [
+        (died, "not run", "20 of 50 steps are in the log"),
+        (nan_loss, "not run", "have not measured it"),
+        (no_tflops, "not run", "5 of 5 runs have not measured it"),
+        (other_gpu, "not comparable", "device: 'NVIDIA GB200' there, 'NVIDIA H100' here"),
+        (other_formula, "not comparable", "'megatron-bridge/new' there, by 'megatron-bridge/old' here"),
+        (same_times, "inconclusive", "to the last digit"),
+    ],
+)
+def test_trouble_is_no_pass(change: Any, verdict: str, words: str, compare: Any, tmp_path: Path) -> None:
+    done, found = compare(make_report(tmp_path / "b.json", seed=2, change=change))
+    assert found["verdict"] == verdict
+    assert words in json.dumps(found)
+    assert words.split()[0] in done.stdout
+
+
+def test_one_run_is_no_pass(compare: Any, tmp_path: Path) -> None:
+    _, found = compare(make_report(tmp_path / "b.json", runs=1, seed=2))
+    assert found["verdict"] == "inconclusive"
+    assert "one run only" in json.dumps(found)
+
+
+def test_hostile_names_come_out_as_text_everywhere(compare: Any, tmp_path: Path) -> None:
+    files = ("--markdown", tmp_path / "g.md", "--junit", tmp_path / "g.xml")
+    done, found = compare(make_report(tmp_path / "b.json", seed=2, label=HOSTILE), *files, label=HOSTILE)
+    assert found["points"][0]["point"] == f"t/{HOSTILE}"
+    suite = ET.parse(tmp_path / "g.xml").getroot().find("testsuite")
+    assert suite is not None
+    assert suite.get("name") == f"t/{HOSTILE}"
+    assert "<script" not in (tmp_path / "g.md").read_text(encoding="utf-8")
+    assert "Traceback" not in done.stderr
+
+
+@pytest.fixture
+def policy(tmp_path: Path) -> Path:
+    path = tmp_path / "policy.toml"
+    path.write_text(POLICY)
+    return path
+
+
+def test_exit_codes_of_the_gate(mbridge: Any, tmp_path: Path, policy: Path) -> None:
+    promoted = mbridge(
+        *("baseline", "promote", make_report(tmp_path / "a.json"), "--baseline", tmp_path / "baseline.toml"),
+        *("--reason", "the first five runs", "--by", "test", "--yes"),
+    )
+    assert promoted.returncode == 0, promoted.stdout + promoted.stderr
+    cases = (
+        ({"level": 1.0}, 0),
+        ({"level": 0.9}, 0),
+        ({"level": 1.08}, 10),
+        ({"change": died}, 11),
+        ({"change": other_gpu}, 12),
+        ({"runs": 1}, 13),
+    )
+    for i, (options, code) in enumerate(cases):
+        result = make_report(tmp_path / f"b{i}.json", **{"seed": 2, **options})
+        assert mbridge("gate", result, "--policy", policy).returncode == code, options
+
+
+def test_several_reports_are_judged_together(mbridge: Any, tmp_path: Path, policy: Path) -> None:
+    mbridge(
+        *("baseline", "promote", make_report(tmp_path / "a.json"), "--baseline", tmp_path / "baseline.toml"),
+        *("--reason", "the first five runs", "--by", "test", "--yes"),
+    )
+    nightly = [make_report(tmp_path / f"n{i}.json", runs=1, seed=10 + i) for i in range(5)]
+    assert mbridge("gate", nightly[0], "--policy", policy).returncode == 13
+    assert mbridge("gate", *nightly, "--policy", policy).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (None, "b.json"),
+        ("{", "is no JSON"),
+        ("[]", "schema_version is None"),
+        ('{"schema_version": 1}', "generate-report"),
+        ('{"schema_version": 2, "scenario": 3}', "scenario"),
+    ],
+)
+def test_a_bad_report_is_one_line(mbridge: Any, tmp_path: Path, policy: Path, text: str | None, words: str) -> None:
+    result = tmp_path / "b.json"
+    if text is not None:
+        result.write_text(text)
+    (tmp_path / "baseline.toml").write_text("")
+    done = mbridge("gate", result, "--policy", policy)
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_missing_baseline_and_an_empty_history_are_no_pass(mbridge: Any, tmp_path: Path, policy: Path) -> None:
+    result = make_report(tmp_path / "b.json")
+    done = mbridge("gate", result, "--policy", policy)
+    assert done.returncode == 2
+    assert "baseline.toml" in done.stderr
+    policy.write_text('name = "p"\n[history]\nfile = "history.sqlite"\n')
+    old = make_report(tmp_path / "a.json", seed=3, label="other", change=other_gpu)
+    assert mbridge("history", "import", old, "--history", tmp_path / "history.sqlite").returncode == 0
+    done = mbridge("gate", result, "--policy", policy)
+    assert (done.returncode, "holds nothing to compare it with" in " ".join(done.stdout.split())) == (12, True)
+
+
+def test_results_that_are_in_the_history_are_not_their_own_reference(
+    mbridge: Any, tmp_path: Path, policy: Path
+) -> None:
+    policy.write_text('name = "p"\n[history]\nfile = "history.sqlite"\n')
+    history = ("--history", tmp_path / "history.sqlite")
+    slow = make_report(tmp_path / "b.json", 1.1, seed=2)
+    assert mbridge("history", "import", make_report(tmp_path / "a.json"), slow, *history).returncode == 0
+    assert mbridge("gate", slow, "--policy", policy).returncode == 10

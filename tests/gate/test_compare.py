@@ -1,0 +1,108 @@
+"""Two groups of runs: against SciPy's own tests, and at the edges."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from cloudai_mbridge.gate.compare import Comparison, Incomparable, compare_groups, noise
+
+OLD, NEW = (1.00, 1.02, 0.99, 1.01, 0.985), (1.03, 1.06, 1.02, 1.05)
+
+
+def compared(*args: object, **options: object) -> Comparison:
+    result = compare_groups(*args, **options)  # type: ignore[arg-type]
+    assert isinstance(result, Comparison), result
+    return result
+
+
+def t_tests(old: object, new: object) -> list[tuple[float, float, float]]:
+    """Return (p-value, lower bound, upper bound) of Student's and of Welch's test."""
+    found = []
+    for equal_var in (True, False):
+        p_value = stats.ttest_ind(np.log(new), np.log(old), equal_var=equal_var, alternative="greater").pvalue
+        bounds = stats.ttest_ind(np.log(new), np.log(old), equal_var=equal_var).confidence_interval(0.90)
+        found.append((p_value, math.expm1(bounds.low), math.expm1(bounds.high)))
+    return found
+
+
+@pytest.mark.parametrize(("old", "new"), [(OLD, NEW), (NEW, OLD), ((1.0, 1.1), (1.0, 1.01, 0.99, 1.02, 1.003, 0.98))])
+def test_it_is_the_more_doubtful_of_students_and_welchs_tests_of_the_logarithms(old, new):
+    found, (students, welchs) = compared(old, new), t_tests(old, new)
+    assert found.p_larger == pytest.approx(max(students[0], welchs[0]))
+    assert found.lower == pytest.approx(min(students[1], welchs[1]))
+    assert found.upper == pytest.approx(max(students[2], welchs[2]))
+    assert found.change == pytest.approx(stats.gmean(new) / stats.gmean(old) - 1)
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+@pytest.mark.parametrize("change", [0.05, 0.37])
+def test_a_single_run_has_to_be_off_by_more_than_an_outlier_would_be(swapped, change):
+    group, one = np.log(OLD), math.log(1 + change)
+    ratio = (one - group.mean()) / (group.std(ddof=1) * math.sqrt(1 + 1 / len(group)))
+    expected = max(stats.t.sf(ratio, len(group) - 1), 1 / (1 + ratio**2))
+    found = compared([1 + change], OLD) if swapped else compared(OLD, [1 + change])
+    assert (found.p_smaller if swapped else found.p_larger) == pytest.approx(expected)
+    assert (expected < 0.01) == (change > 0.1)
+
+
+def test_a_single_run_says_nothing_against_fewer_than_five():
+    result = compare_groups(OLD[:4], [2.0])
+    assert isinstance(result, Incomparable)
+    assert "one run against 4" in result.reason
+
+
+def test_units_do_not_matter():
+    seconds, milliseconds = compared(OLD, NEW), compared([1e3 * x for x in OLD], [1e3 * x for x in NEW])
+    assert (seconds.change, seconds.p_larger) == pytest.approx((milliseconds.change, milliseconds.p_larger))
+
+
+def test_one_run_a_side_says_nothing_unless_the_noise_is_assumed():
+    assert isinstance(compare_groups([1.0], [1.5]), Incomparable)
+    found = compared([943.0], [597.0], assumed_noise=0.02)
+    assert found.change == pytest.approx(597 / 943 - 1)
+    assert found.p_smaller < 1e-9
+
+
+def test_assumed_noise_never_replaces_noise_that_was_seen():
+    assert compared(OLD, NEW, assumed_noise=1e-9) == compared(OLD, NEW)
+    assert compared(OLD, [1.05], assumed_noise=1e-9) == compared(OLD, [1.05])
+
+
+@pytest.mark.parametrize("group", [(1.0, 1.0, 1.0), (1.0, 1.0)])
+def test_times_without_any_spread_are_suspicious(group):
+    for sides in ((group, NEW), (NEW, group), (group, [1.1])):
+        result = compare_groups(*sides)
+        assert isinstance(result, Incomparable)
+        assert "last digit" in result.reason
+
+
+def test_memory_may_be_the_same_in_every_run():
+    same = compared([10.0] * 5, [10.0] * 5, may_repeat=True)
+    more = compared([10.0] * 5, [11.0] * 5, may_repeat=True)
+    assert (same.change, same.upper, same.p_larger, same.detectable(0.01)) == (0.0, 0.0, 1.0, None)
+    assert (more.upper, more.p_larger, more.p_smaller) == (pytest.approx(0.1), 0.0, 1.0)
+
+
+@pytest.mark.parametrize("bad", [0.0, -1.0, math.nan, math.inf])
+def test_what_is_no_positive_number_is_refused(bad):
+    for sides in (([1.0, bad], NEW), (OLD, [bad])):
+        assert isinstance(compare_groups(*sides), Incomparable)
+    assert isinstance(compare_groups([], NEW), Incomparable)
+
+
+def test_the_detectable_change_is_detected_in_four_of_five_cases():
+    """Plant what a comparison says it would detect, and count. 3 sd of 2,000 draws are 2.7 points."""
+    rng, sd, rate = np.random.default_rng(3), 0.01, 0.01
+    known = math.sqrt(2 / 5) * sd
+    reach = stats.t.ppf(1 - rate, 8) + stats.t.ppf(0.8, 8)
+    shift = reach * known
+    draws = np.exp(sd * rng.standard_normal((2000, 2, 5)) + np.array([[0.0], [shift]]))
+    found = [compared(old.tolist(), new.tolist()).p_larger for old, new in draws]
+    assert np.mean(np.array(found) <= rate) == pytest.approx(0.8, abs=0.05)
+
+
+def test_noise_is_the_relative_spread_between_runs():
+    assert noise([1.0]) is None
+    assert noise(OLD) == pytest.approx(np.log(OLD).std(ddof=1))

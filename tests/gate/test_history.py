@@ -1,0 +1,361 @@
+"""The history takes every run once, loses none, changes none, and refuses what is not its own."""
+
+import random
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from cloudai_mbridge.errors import BadInput, ToolFailure
+from cloudai_mbridge.gate import history_file
+from cloudai_mbridge.gate.history import History
+from cloudai_mbridge.gate.results import read_results
+from tests.gate.history_data import ENVIRONMENT, make_point, write_report
+
+WRITER = Path(__file__).parent / "history_writer.py"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[History]:
+    with History(tmp_path / "results" / "history.sqlite") as opened:
+        yield opened
+
+
+def the_key(store: History) -> str:
+    (key,) = store.keys()
+    return key
+
+
+def test_import_takes_final_runs_and_counts_the_rest(store: History, tmp_path: Path) -> None:
+    points = [
+        make_point(number=0),
+        make_point(number=1, verdict="failed"),
+        make_point(number=2, verdict="skipped"),
+        make_point(number=3, comparability=None),
+        make_point(number=4, verdict="rejected"),
+    ]
+    imported = store.import_report(write_report(tmp_path / "report.json", points))
+    assert (imported.added, imported.known) == (2, 0)
+    assert imported.left_out == {"skipped": 1, "without a comparability key": 1}
+    assert [run.verdict for run in store.runs()] == ["success", "failed"]
+
+
+def test_a_run_is_there_once_however_often_it_is_reported(store: History, tmp_path: Path) -> None:
+    points = [make_point(number=0), make_point(number=1)]
+    report = write_report(tmp_path / "a" / "report.json", points)
+    assert store.import_report(report).added == 2
+    assert store.import_report(report.parent).known == 2
+    again = write_report(tmp_path / "b" / "report.json", points, created_at="2027-01-01T00:00:00+00:00")
+    assert store.import_report(again) == type(store.import_report(again))(0, 2, {})
+    assert len(store.runs()) == 2
+
+
+def test_one_run_twice_in_a_report(store: History, tmp_path: Path) -> None:
+    imported = store.import_report(write_report(tmp_path / "report.json", [make_point(), make_point()]))
+    assert (imported.added, imported.known) == (1, 1)
+
+
+def test_what_is_stored_is_what_was_reported(store: History, tmp_path: Path) -> None:
+    report = write_report(tmp_path / "report.json", [make_point(2.0, number=3)])
+    store.import_report(report)
+    (run,), (result,) = store.runs(), read_results(report)
+    assert (run.run_id, run.point, run.nodes) == (result.run_id, "t/tp=1", ("n1", "n2"))
+    assert run.commit == "a" * 40
+    assert run.values["step_time_s"] == (2.0,)
+    assert len(run.values["loss_curve"]) == 4
+    assert run.environment == {name: value for name, value in ENVIRONMENT.items() if name != "nodes"}
+    assert store.fields(run.comparability_id) == {"test": "t", "label": "tp=1"}
+
+
+def test_times_are_ordered_whatever_their_zone(store: History, tmp_path: Path) -> None:
+    times = ("2026-01-01T12:00:00+02:00", "2026-01-01T11:00:00", "2026-01-01T10:30:00Z")  # 10:00, 11:00, 10:30 in UTC
+    points = [make_point(1.0 + i, number=i, job={"ended_at": at}) for i, at in enumerate(times)]
+    store.import_report(write_report(tmp_path / "report.json", points))
+    assert [run.values["step_time_s"][0] for run in store.runs()] == [1.0, 3.0, 2.0]
+
+
+def test_a_time_that_is_none_is_refused_with_the_whole_report(store: History, tmp_path: Path) -> None:
+    points = [make_point(number=0), make_point(number=1, job={"ended_at": "yesterday"})]
+    report = write_report(tmp_path / "report.json", points)
+    with pytest.raises(BadInput, match=r"report\.json: t/tp=1: ended_at: 'yesterday' is no ISO 8601 time"):
+        store.import_report(report)
+    assert not store.path.exists()
+
+
+def test_reference_is_made_of_the_last_good_runs(store: History, tmp_path: Path) -> None:
+    points = [make_point(1.0 + i, number=i, verdict="failed" if i == 4 else "success") for i in range(6)]
+    store.import_report(write_report(tmp_path / "report.json", points))
+    reference = store.reference(the_key(store), last=3)
+    assert reference is not None
+    assert [run.values["step_time_s"] for run in reference.runs] == [(3.0,), (4.0,), (6.0,)]
+    assert (reference.point, reference.flops_formula, reference.flops_per_step) == ("t/tp=1", "v1", 1e15)
+    assert reference.environment["nodes"] == ["n1", "n2"]
+    assert store.reference("0" * 16, last=3) is None
+    assert store.reference_for("t/tp=1", last=9) == store.reference(the_key(store), last=9)
+    assert store.reference_for("t/none", last=9) is None
+
+
+def test_reference_for_a_point_has_its_newest_key(store: History, tmp_path: Path) -> None:
+    points = [make_point(number=i, fields={"gpu": gpu}) for i, gpu in enumerate(("H100", "H100", "GB200"))]
+    store.import_report(write_report(tmp_path / "report.json", points))
+    reference = store.reference_for("t/tp=1", last=9)
+    assert reference is not None
+    assert (reference.comparability, len(reference.runs)) == ({"gpu": "GB200"}, 1)
+
+
+def test_tflops_of_another_formula_are_not_compared(store: History, tmp_path: Path) -> None:
+    other = {**make_point()["metrics"], "flops_formula": "v0"}
+    points = [make_point(number=0, metrics=other), make_point(number=1)]
+    store.import_report(write_report(tmp_path / "report.json", points))
+    reference = store.reference(the_key(store), last=9)
+    assert reference is not None
+    assert [("tflops_per_gpu" in run.values, "step_time_s" in run.values) for run in reference.runs] == [
+        (False, True),
+        (True, True),
+    ]
+
+
+def test_series_counts_what_it_leaves_out(store: History, tmp_path: Path) -> None:
+    points = [make_point(number=i, verdict="failed" if i in (0, 5) else "success") for i in range(8)]
+    store.import_report(write_report(tmp_path / "report.json", points))
+    series = store.series(the_key(store), "step_time_s", last=4)
+    assert (len(series.runs), series.num_good, series.num_failed) == (4, 6, 1)
+
+
+def test_a_series_has_the_end_of_a_curve_and_no_tflops_of_another_formula(store: History, tmp_path: Path) -> None:
+    other = {**make_point()["metrics"], "flops_formula": "v0"}
+    points = [make_point(number=0, metrics=other), make_point(number=1), make_point(None, number=2)]
+    store.import_report(write_report(tmp_path / "report.json", points))
+    key = the_key(store)
+    assert [run.value for run in store.series(key, "loss_curve", last=9).runs] == [1.7, 1.7, 1.7]
+    assert [run.value for run in store.series(key, "tflops_per_gpu", last=9).runs] == [None, pytest.approx(943.0), None]
+    first = store.series(key, "step_time_s", last=9).runs[0]
+    assert (first.value, first.nodes, first.commit) == (1.0, ("n1", "n2"), "a" * 40)
+    assert first.environment["driver"] == "570.1"
+
+
+def test_points(store: History, tmp_path: Path) -> None:
+    points = [make_point(1.0, number=0), make_point(2.0, number=1), make_point(number=2, verdict="failed")]
+    points.append(make_point(number=3, label="tp=2", verdict="failed"))
+    store.import_report(write_report(tmp_path / "report.json", points))
+    rows = [(row.point, row.num_good, row.num_failed, row.last_value) for row in store.points()]
+    assert rows == [("t/tp=1", 2, 1, 2.0), ("t/tp=2", 0, 1, None)]
+
+
+def test_runs_by_the_start_of_their_id(store: History, tmp_path: Path) -> None:
+    store.import_report(write_report(tmp_path / "report.json", [make_point(number=i) for i in range(20)]))
+    some = store.runs()[7]
+    assert [run.run_id for run in store.runs(run_id_prefix=some.run_id[:12])] == [some.run_id]
+    assert len(store.runs(run_id_prefix="")) == 20
+    assert store.runs(run_id_prefix="%") == []
+
+
+@pytest.mark.parametrize("table", ["reports", "keys", "environments", "runs", "metrics"])
+def test_nothing_is_changed_or_removed(store: History, tmp_path: Path, table: str) -> None:
+    store.import_report(write_report(tmp_path / "report.json", [make_point()]))
+    with sqlite3.connect(store.path) as db:
+        column = db.execute(f"SELECT name FROM pragma_table_info('{table}') LIMIT 1").fetchone()[0]
+        for statement in (f"DELETE FROM {table}", f"UPDATE {table} SET {column} = {column}"):
+            with pytest.raises(sqlite3.IntegrityError, match="append-only"):
+                db.execute(statement)
+    db.close()
+
+
+def test_logins_stay_out_of_the_file(store: History, tmp_path: Path) -> None:
+    repositories = [{"url": "https://user:s3cret@host/x.git", "commit": "c" * 40}]
+    point = make_point(environment={"git": None, "repositories": repositories})
+    store.import_report(write_report(tmp_path / "report.json", [point]))
+    (run,) = store.runs()
+    assert run.environment["repositories"][0]["url"] == "https://host/x.git"
+    assert run.commit == "c" * 40
+
+
+def test_halves_of_characters_and_long_names(store: History, tmp_path: Path) -> None:
+    label = "\ud83d<script>'\"; DROP TABLE runs; --" + "x" * 300
+    store.import_report(write_report(tmp_path / "report.json", [make_point(label=label)]))
+    assert store.points()[0].point == "t/" + label.replace("\ud83d", "?")
+
+
+def test_a_number_beyond_64_bits_is_refused(store: History, tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="more than 64 bits"):
+        store.import_report(write_report(tmp_path / "report.json", [make_point(num_steps=2**70)]))
+    assert store.runs() == []
+
+
+@pytest.mark.parametrize("content", [b"hello", b"{}" * 100, b"SQLite format 2\0"])
+def test_no_sqlite_file_is_left_as_it_is(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_bytes(content)
+    report = write_report(tmp_path / "report.json", [make_point()])
+    for work in (lambda: History(path).runs(), lambda: History(path).import_report(report)):
+        with pytest.raises(BadInput, match="is no SQLite file"):
+            work()
+    assert path.read_bytes() == content
+
+
+def test_a_damaged_file_is_one_line(store: History, tmp_path: Path) -> None:
+    store.import_report(write_report(tmp_path / "report.json", [make_point()]))
+    store.close()
+    data = bytearray(store.path.read_bytes())
+    data[100:] = b"x" * (len(data) - 100)
+    store.path.write_bytes(data)
+    with pytest.raises(ToolFailure, match="damaged"):
+        store.runs()
+
+
+@pytest.mark.parametrize(
+    ("statements", "message"),
+    [
+        (("CREATE TABLE x (y)",), "another program's SQLite file"),
+        (("PRAGMA user_version = 7",), "another program's SQLite file"),
+        ((f"PRAGMA application_id = {0x6D627269}", "PRAGMA user_version = 2"), "has version 2, .* a newer mbridge"),
+    ],
+)
+def test_another_database_is_left_as_it_is(tmp_path: Path, statements: tuple[str, ...], message: str) -> None:
+    path = tmp_path / "other.sqlite"
+    db = sqlite3.connect(path)
+    for statement in statements:
+        db.execute(statement)
+    db.commit()
+    db.close()
+    before = path.read_bytes()
+    report = write_report(tmp_path / "report.json", [make_point()])
+    for work in (lambda: History(path).runs(), lambda: History(path).import_report(report)):
+        with pytest.raises(BadInput, match=message):
+            work()
+    assert path.read_bytes() == before
+
+
+def test_missing_and_empty_files(tmp_path: Path) -> None:
+    path = tmp_path / "h?i#%20.sqlite"
+    with pytest.raises(BadInput, match="is no file; make it with `mbridge history import RESULT`"):
+        History(path).runs()
+    assert not path.exists()
+    path.touch()
+    with pytest.raises(BadInput, match="is empty"):
+        History(path).runs()
+    with History(path) as store:
+        assert store.import_report(write_report(tmp_path / "report.json", [make_point()])).added == 1
+
+
+def test_a_full_disk_loses_nothing_and_is_said(store: History, tmp_path: Path) -> None:
+    store.import_report(write_report(tmp_path / "report.json", [make_point()]))
+    assert store._open_writer is not None
+    pages = store._open_writer.execute("PRAGMA page_count").fetchone()[0]
+    store._open_writer.execute(f"PRAGMA max_page_count = {pages + 1}")
+    big = write_report(tmp_path / "big.json", [make_point(number=i) for i in range(1, 200)])
+    with pytest.raises(ToolFailure, match="full"):
+        store.import_report(big)
+    assert len(store.runs(last=1000)) == 1
+    store.close()
+    assert store.import_report(big).added == 199
+
+
+def test_a_locked_file_is_said(store: History, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(history_file, "BUSY_TIMEOUT_S", 0.1)
+    store.import_report(write_report(tmp_path / "report.json", [make_point()]))
+    store.close()
+    other = sqlite3.connect(store.path, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    with pytest.raises(ToolFailure, match="locked"):
+        store.import_report(write_report(tmp_path / "b.json", [make_point(number=1)]))
+    assert len(store.runs()) == 1  # reading goes on
+    other.execute("ROLLBACK")
+    other.close()
+    assert store.import_report(tmp_path / "b.json").added == 1
+
+
+def test_a_report_that_changes_meanwhile_is_refused(
+    store: History, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = write_report(tmp_path / "report.json", [make_point()])
+
+    def read_and_change(path: Path) -> list[object]:
+        runs = list(read_results(path))
+        write_report(path, [make_point(number=1)])
+        return runs
+
+    monkeypatch.setattr("cloudai_mbridge.gate.history.read_results", read_and_change)
+    with pytest.raises(ToolFailure, match="changed while it was read"):
+        store.import_report(report)
+
+
+def test_many_first_writers_at_once(tmp_path: Path) -> None:
+    reports = [write_report(tmp_path / f"{i}.json", [make_point(number=i)]) for i in range(6)]
+    path = tmp_path / "history.sqlite"
+
+    def run(report: Path) -> str:
+        done = subprocess.run(
+            [sys.executable, WRITER, path, report], capture_output=True, text=True, check=False, timeout=120
+        )
+        return done.stdout + done.stderr
+
+    with ThreadPoolExecutor(6) as pool:
+        outputs = list(pool.map(run, reports))
+    assert outputs == [f"{report} 1 0\n" for report in reports]
+    with History(path) as store:
+        assert len(store.runs()) == 6
+
+
+def test_two_writers_one_killed(tmp_path: Path) -> None:
+    """Nothing that was said to be in is lost, nothing is there twice, and the file is sound."""
+    rng = random.Random(7)
+    per_report = 3
+    reports = [
+        write_report(tmp_path / f"{i}.json", [make_point(number=per_report * i + j) for j in range(per_report)])
+        for i in range(150)
+    ]
+    path = tmp_path / "history.sqlite"
+    reported: set[str] = set()
+    killed_amid = 0
+    for _ in range(6):
+        command = [sys.executable, str(WRITER), str(path)]
+        # Both import the same reports, in different orders: they meet
+        victim = subprocess.Popen([*command, *map(str, reports)], stdout=subprocess.PIPE, text=True)
+        other = subprocess.Popen([*command, *map(str, reversed(reports[75:]))], stdout=subprocess.PIPE, text=True)
+        assert victim.stdout is not None
+        first = victim.stdout.readline()
+        time.sleep(rng.uniform(0, 0.25))
+        victim.kill()
+        rest, _ = victim.communicate()
+        others, _ = other.communicate(timeout=120)
+        assert other.returncode == 0
+        killed_amid += victim.returncode != 0
+        lines = [line for line in (first + rest + others).split("\n") if line.count(" ") == 2]
+        reported |= {line.split(" ")[0] for line in lines}
+        with History(path) as store:
+            found = {run.run_id for run in store.runs(last=10_000)}
+        for report in reported:
+            assert {run.run_id for run in read_results(Path(report))} <= found
+        if len(reported) == len(reports):
+            path.unlink()
+            reported.clear()
+    assert killed_amid >= 3
+    with History(path) as store:
+        known_or_added = [store.import_report(report) for report in reports]
+        assert all(one.added + one.known == per_report for one in known_or_added)
+    db = sqlite3.connect(path)
+    assert db.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+    assert db.execute("PRAGMA foreign_key_check").fetchall() == []
+    assert db.execute("SELECT count(*), count(DISTINCT run_id) FROM runs").fetchone() == (450, 450)
+    # a transaction is all or nothing: no run without its metrics
+    without = "SELECT count(*) FROM runs WHERE NOT EXISTS (SELECT 1 FROM metrics WHERE run = runs.id)"
+    assert db.execute(without).fetchone() == (0,)
+    db.close()
+
+
+def test_reading_goes_on_while_others_write(store: History, tmp_path: Path) -> None:
+    store.import_report(write_report(tmp_path / "report.json", [make_point()]))
+    reports = [str(write_report(tmp_path / f"{i}.json", [make_point(number=i)])) for i in range(1, 60)]
+    writer = subprocess.Popen([sys.executable, WRITER, store.path, *reports], stdout=subprocess.DEVNULL)
+    counts = [len(store.runs(last=1000))]
+    while writer.poll() is None:
+        counts.append(len(store.runs(last=1000)))
+    counts.append(len(store.runs(last=1000)))
+    assert counts == sorted(counts)
+    assert counts[-1] == 60

@@ -1,0 +1,355 @@
+"""The gate's verdicts: each kind of result, and each kind of trouble."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import date
+from typing import Any
+
+import pytest
+
+from cloudai_mbridge.gate.judge import judge_results
+from cloudai_mbridge.gate.policy import GatePolicy
+from cloudai_mbridge.gate.reference import reference_from_runs
+from cloudai_mbridge.gate.results import RunResult, Step
+from cloudai_mbridge.gate.verdict import GateResult, GateVerdict, MetricVerdict
+
+TODAY = date(2026, 6, 1)
+NOISE = (0.0, 0.011, -0.008, 0.006, -0.012)  # of five runs, about 1 %
+OTHER = (0.004, -0.011, 0.009, -0.002, 0.007)
+KEY = {"device": "NVIDIA GB200", "recipe": "gpt", "args.tp": 2}
+
+
+def make_run(
+    name: str,
+    level: float = 1.0,
+    *,
+    losses: Sequence[float | None] | None = None,
+    steps: int = 12,
+    memory: float | None = 10.0,
+    **changes: Any,
+) -> RunResult:
+    """Return a good run of twelve steps around a level."""
+    wiggle = [0.004 * math.sin(i + 3 * level) for i in range(steps)]
+    curve = [7.0 - 0.1 * i for i in range(steps)] if losses is None else losses
+    run = RunResult(
+        run_id=name,
+        point="test/point",
+        iteration=0,
+        scenario="s",
+        system="c",
+        verdict="success",
+        reasons=(),
+        comparability_id="k1",
+        comparability=KEY,
+        steps=tuple(Step(i + 1, level + w, 100 / (level + w), curve[i], memory) for i, w in enumerate(wiggle)),
+        warmup_steps=2,
+        num_steps=12,
+        flops_formula="megatron-bridge/new",
+        flops_per_step=1e12,
+        tokens_per_step_per_gpu=1000.0,
+        nodes=(f"node-{name}",),
+        ended_at="2026-05-01T00:00:00+00:00",
+        environment={"packages": {"torch": "2.13.0"}, "nodes": [name]},
+        source="report.json",
+    )
+    return replace(run, **changes)
+
+
+def runs(side: str, noise: Sequence[float], change: float = 0.0, **options: Any) -> list[RunResult]:
+    return [make_run(f"{side}{i}", (1 + change) * (1 + n), **options) for i, n in enumerate(noise)]
+
+
+BASELINE = runs("a", NOISE)
+
+
+def judged(results: Sequence[RunResult], baseline: Sequence[RunResult] = BASELINE, **policy: Any) -> GateResult:
+    whole = GatePolicy.model_validate({"name": "p", "baseline": "b.toml", **policy})
+    references = [reference_from_runs(baseline)] if baseline else []
+    return judge_results(whole, references, results, where="baseline b.toml", today=TODAY)
+
+
+def metric(result: GateResult, name: str = "step_time_s") -> MetricVerdict:
+    return next(metric for metric in result.points[0].metrics if metric.metric == name)
+
+
+def test_no_change_passes():
+    result = judged(runs("b", OTHER))
+    assert (result.verdict, result.exit_code) == (GateVerdict.PASS, 0)
+    assert {m.metric for m in result.points[0].metrics} == {
+        "step_time_s",
+        "step_time_mean_s",
+        "tflops_per_gpu",
+        "loss_curve",
+        "peak_memory_gib",
+    }
+    assert "within +3.00 %" in metric(result).words
+
+
+def test_a_slowdown_is_a_regression_with_its_numbers():
+    result = judged(runs("b", OTHER, change=0.06))
+    found = metric(result)
+    assert (result.verdict, result.exit_code) == (GateVerdict.REGRESSION, 10)
+    assert found.change == pytest.approx(0.06, abs=0.01)
+    assert found.interval is not None
+    assert found.interval[0] < found.change < found.interval[1]
+    assert "5 runs against 5" in found.words
+    assert metric(result, "tflops_per_gpu").verdict is GateVerdict.REGRESSION
+    assert metric(result, "tflops_per_gpu").change == pytest.approx(-0.06, abs=0.012)
+
+
+@pytest.mark.parametrize(("fails", "code"), [(False, 0), (True, 14)])
+def test_a_speedup_is_an_improvement(fails, code):
+    result = judged(runs("b", OTHER, change=-0.06), fail_on_improvement=fails)
+    assert (result.verdict, result.exit_code) == (GateVerdict.IMPROVEMENT, code)
+
+
+def test_a_change_below_the_margin_is_no_regression_however_sure():
+    tight = [n / 100 for n in NOISE], [n / 100 for n in OTHER]
+    result = judged(runs("b", tight[1], change=0.009), runs("a", tight[0]))
+    assert result.verdict is GateVerdict.PASS
+    assert judged(runs("b", tight[1], change=0.012), runs("a", tight[0])).verdict is GateVerdict.REGRESSION
+
+
+def test_noise_that_hides_a_slowdown_is_inconclusive_and_says_how_many_runs_would_do():
+    loud = [3 * n for n in NOISE], [3 * n for n in OTHER]
+    result = judged(runs("b", loud[1]), runs("a", loud[0]))
+    assert (result.verdict, result.exit_code) == (GateVerdict.INCONCLUSIVE, 13)
+    assert "cannot be ruled out" in metric(result).words
+    assert "runs a side would settle it" in metric(result).words
+
+
+def test_one_run_only_never_passes():
+    result = judged([make_run("b0")])
+    assert result.verdict is GateVerdict.INCONCLUSIVE
+    assert "one run only, the policy asks for 3" in metric(result).words
+
+
+def test_one_run_far_off_is_a_regression():
+    assert judged([make_run("b0", 1.6)]).verdict is GateVerdict.REGRESSION
+
+
+def test_one_baseline_run_never_passes():
+    result = judged(runs("b", OTHER), [make_run("a0")])
+    assert result.verdict is GateVerdict.INCONCLUSIVE
+    assert "the reference has one run only" in metric(result).words
+
+
+def test_one_run_on_each_side_says_that_nothing_is_known_of_the_noise():
+    result = judged([make_run("b0", 1.6)], [make_run("a0")])
+    assert result.verdict is GateVerdict.INCONCLUSIVE
+    assert "no estimate of the noise" in metric(result).words
+    assert judged([make_run("b0", 1.6)], [make_run("a0")], assumed_noise=0.02).verdict is GateVerdict.REGRESSION
+    assert judged([make_run("b0", 1.0)], [make_run("a0")], assumed_noise=0.001).verdict is GateVerdict.INCONCLUSIVE
+
+
+@pytest.mark.parametrize("change", [0.0, 0.5])
+def test_times_without_variance_are_suspicious(change):
+    same = [replace(make_run(f"b{i}", 1 + change), steps=_rounded(1 + change)) for i in range(5)]
+    result = judged(same)
+    assert result.verdict is GateVerdict.INCONCLUSIVE
+    assert "to the last digit" in metric(result).words
+
+
+def _rounded(level: float) -> tuple[Step, ...]:
+    return tuple(Step(i + 1, round(level, 2), 100.0, 7.0 - 0.1 * i, 10.0) for i in range(12))
+
+
+def test_a_run_given_twice_counts_once():
+    copies = [replace(make_run("b0"), run_id=f"b{i}") for i in range(5)]
+    for results in (copies, [make_run("b0")] * 5):
+        result = judged(results)
+        assert result.verdict is GateVerdict.INCONCLUSIVE
+        assert metric(result).num_runs == 1
+        assert len(result.notes) == 4
+        assert "it counts once" in result.notes[0]
+
+
+@pytest.mark.parametrize(
+    "trouble",
+    [
+        {"verdict": "failed", "reasons": ("20 of 50 steps are in the log; the first missing is 21",)},
+        {"verdict": "failed", "reasons": ("the loss is nan at step 20",)},
+        {"verdict": "skipped", "reasons": ("the run before it failed",)},
+        {"num_steps": 50},
+    ],
+    ids=["died", "nan", "skipped", "truncated"],
+)
+def test_a_run_that_did_not_end_well_is_not_run(trouble):
+    for results in ([make_run("b9", **trouble)], [*runs("b", OTHER), make_run("b9", **trouble)]):
+        result = judged(results)
+        assert (result.verdict, result.exit_code) == (GateVerdict.NOT_RUN, 11)
+        why = trouble.get("reasons", ("it has 12 of 50 steps",))[0]
+        assert why in result.points[0].words[0]
+
+
+def test_failed_runs_may_be_allowed_but_not_all_of_them():
+    failed = make_run("b9", verdict="failed", reasons=("out of memory",))
+    assert judged([*runs("b", OTHER), failed], max_failed_runs=1).verdict is GateVerdict.PASS
+    assert judged([failed], max_failed_runs=1).verdict is GateVerdict.NOT_RUN
+
+
+def test_a_regression_shows_beside_a_failed_run():
+    failed = make_run("b9", verdict="failed", reasons=("out of memory",))
+    assert judged([*runs("b", OTHER, change=0.1), failed]).verdict is GateVerdict.REGRESSION
+
+
+@pytest.mark.parametrize("name", ["step_time_s", "tflops_per_gpu", "loss_curve", "peak_memory_gib"])
+def test_a_metric_that_is_missing_is_not_run(name):
+    field = {"loss_curve": "loss"}.get(name, name)
+    good = runs("b", OTHER)
+    for count in (1, 5):
+        results = [
+            replace(run, steps=tuple(replace(step, **{field: None}) for step in run.steps)) if i < count else run
+            for i, run in enumerate(good)
+        ]
+        result = judged(results)
+        assert result.verdict is GateVerdict.NOT_RUN
+        assert f"{count} of 5 runs have not measured it" in metric(result, name).words
+
+
+def test_what_nobody_measured_is_left_out_if_it_is_optional():
+    result = judged(runs("b", OTHER, memory=None), runs("a", NOISE, memory=None))
+    assert result.verdict is GateVerdict.PASS
+    assert "peak_memory_gib" not in {m.metric for m in result.points[0].metrics}
+
+
+def test_another_gpu_is_not_comparable_and_the_difference_is_named():
+    other = {"comparability_id": "k2", "comparability": {**KEY, "device": "NVIDIA H100"}}
+    result = judged(runs("b", OTHER, **other))
+    assert (result.verdict, result.exit_code) == (GateVerdict.NOT_COMPARABLE, 12)
+    assert result.points[0].words == ("differs in device: 'NVIDIA GB200' there, 'NVIDIA H100' here",)
+    assert not result.points[0].metrics
+
+
+def test_the_same_work_under_another_name_is_compared():
+    result = judged(runs("b", OTHER, point="renamed/point"))
+    assert (result.verdict, result.points[0].point) == (GateVerdict.PASS, "renamed/point")
+    assert len(result.points) == 1
+
+
+@pytest.mark.parametrize(
+    "change", [{"flops_formula": "megatron-bridge/old"}, {"flops_formula": None}, {"flops_per_step": 2e12}]
+)
+def test_tflops_by_another_formula_are_not_comparable_but_step_time_is(change):
+    result = judged(runs("b", OTHER, **change))
+    assert result.verdict is GateVerdict.NOT_COMPARABLE
+    assert metric(result).verdict is GateVerdict.PASS
+    assert metric(result, "tflops_per_gpu").verdict is GateVerdict.NOT_COMPARABLE
+    assert "FLOPs" in metric(result, "tflops_per_gpu").words
+    slow = judged(runs("b", OTHER, change=0.1, **change))
+    assert slow.verdict is GateVerdict.REGRESSION
+
+
+def test_nothing_to_compare_with():
+    result = judged(runs("b", OTHER), [])
+    assert result.verdict is GateVerdict.NOT_COMPARABLE
+    assert result.points[0].words == ("baseline b.toml holds nothing to compare it with",)
+
+
+def test_no_result_at_all():
+    result = judged([])
+    assert result.verdict is GateVerdict.NOT_RUN
+    assert result.points[0].words == ("the reference has this point, the result has no run of it",)
+    assert judged([], []).verdict is GateVerdict.NOT_RUN
+
+
+@pytest.mark.parametrize("factor", [0.9, 1.1])
+def test_a_loss_curve_that_departs_either_way_is_a_regression(factor):
+    curve = [(7.0 - 0.1 * i) * (factor if i >= 9 else 1.0) for i in range(12)]
+    result = judged(runs("b", OTHER, losses=curve))
+    assert result.verdict is GateVerdict.REGRESSION
+    assert metric(result, "loss_curve").verdict is GateVerdict.REGRESSION
+    assert metric(result).verdict is GateVerdict.PASS
+
+
+def test_losses_that_differ_by_rounding_pass():
+    curve = [(7.0 - 0.1 * i) * (1 + 1e-6) for i in range(12)]
+    assert judged(runs("b", OTHER, losses=curve)).verdict is GateVerdict.PASS
+
+
+def test_more_memory_is_a_regression():
+    result = judged(runs("b", OTHER, memory=11.0))
+    assert metric(result, "peak_memory_gib").verdict is GateVerdict.REGRESSION
+    assert result.verdict is GateVerdict.REGRESSION
+
+
+def test_hiccups_that_the_typical_step_does_not_show_are_seen():
+    def with_hiccups(run: RunResult) -> RunResult:
+        steps = tuple(
+            replace(s, step_time_s=(s.step_time_s or 0) * 4) if s.step in (5, 10) else s for s in run.steps
+        )
+        return replace(run, steps=steps)
+
+    result = judged([with_hiccups(run) for run in runs("b", OTHER)])
+    assert metric(result, "step_time_mean_s").verdict is GateVerdict.REGRESSION
+
+
+WAIVER = {"point": "test/*", "reason": "known slowdown of the new collective", "by": "anna"}
+
+
+def test_a_waiver_takes_a_regression_out_until_it_expires():
+    waived = judged(runs("b", OTHER, change=0.1), waivers=[{**WAIVER, "until": date(2026, 6, 1)}])
+    assert waived.verdict is GateVerdict.PASS
+    assert metric(waived).verdict is GateVerdict.REGRESSION
+    assert "until 2026-06-01 by anna: known slowdown" in metric(waived).waived
+    expired = judged(runs("b", OTHER, change=0.1), waivers=[{**WAIVER, "until": date(2026, 5, 31)}])
+    assert expired.verdict is GateVerdict.REGRESSION
+    assert "expired on 2026-05-31" in expired.notes[0]
+
+
+def test_a_waiver_does_not_cover_a_run_that_died():
+    died = make_run("b9", verdict="failed", reasons=("out of memory",))
+    waivers = [{**WAIVER, "until": date(2026, 6, 1)}]
+    assert judged([died], waivers=waivers).verdict is GateVerdict.NOT_RUN
+
+
+def test_bounds_of_a_baseline_replace_the_tolerance():
+    policy = GatePolicy.model_validate({"name": "p", "baseline": "b.toml"})
+    reference = replace(reference_from_runs(BASELINE), bounds={"step_time_s": (-0.5, 0.001)})
+    result = judge_results(policy, [reference], runs("b", OTHER), where="b", today=TODAY)
+    assert metric(result).verdict is GateVerdict.INCONCLUSIVE
+
+
+def test_many_points_share_one_false_alarm_rate():
+    """What is significant alone is not among forty; the words of the one that regressed are the same."""
+    results = runs("b", OTHER, change=0.028)
+    alone = judged(results)
+    assert alone.verdict is GateVerdict.REGRESSION
+    names = [f"test/p{i}" for i in range(40)]
+    policy = GatePolicy.model_validate({"name": "p", "baseline": "b.toml"})
+    references = [replace(reference_from_runs(BASELINE), point=n, comparability_id=n) for n in names]
+    many = [
+        replace(run, point=n, comparability_id=n, run_id=f"{n}{run.run_id}")
+        for n in names
+        for run in (results if n == "test/p0" else runs("b", OTHER))
+    ]
+    together = judge_results(policy, references, many, where="b", today=TODAY)
+    assert metric(together).p_value == metric(alone).p_value
+    assert metric(together).adjusted_p > metric(alone).adjusted_p
+    assert together.points[0].verdict is GateVerdict.INCONCLUSIVE
+
+
+def test_two_looks_share_the_false_alarm_rate():
+    policy = GatePolicy.model_validate({"name": "p", "baseline": "b.toml"})
+    p_value = judged(runs("b", OTHER, change=0.028)).points[0].metrics[0].adjusted_p
+    strict = policy.model_copy(update={"false_alarm_rate": 1.5 * p_value})
+    reference = reference_from_runs(BASELINE)
+    verdicts = [
+        judge_results(strict, [reference], runs("b", OTHER, change=0.028), where="b", today=TODAY, looks=looks).verdict
+        for looks in (1, 2)
+    ]
+    assert verdicts == [GateVerdict.REGRESSION, GateVerdict.INCONCLUSIVE]
+
+
+def test_a_slow_node_is_named():
+    results = runs("b", OTHER)
+    slow = make_run("b9", 1.2)
+    words = judged([*results, slow]).points[0].words
+    assert any("node-b9" in text and "slow node" in text for text in words)
+
+
+def test_what_changed_in_the_environment_is_told():
+    new = {"packages": {"torch": "2.14.0"}, "nodes": ["x"], "driver": "580"}
+    result = judged(runs("b", OTHER, environment=new))
+    assert result.environment_changes == {"packages.torch": ("2.13.0", "2.14.0")}

@@ -1,0 +1,398 @@
+"""Which runs become a baseline, which do not and why, and what a promotion may make worse."""
+
+import math
+import random
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloudai_mbridge.errors import BadInput
+from cloudai_mbridge.gate.baseline import load_baseline
+from cloudai_mbridge.gate.comparability_id import comparability_id
+from cloudai_mbridge.gate.judge import judge_results
+from cloudai_mbridge.gate.policy import GatePolicy, MetricPolicy
+from cloudai_mbridge.gate.promote import Proposal, Terms, difference, propose, select
+from cloudai_mbridge.gate.promotion_rules import Limits
+from cloudai_mbridge.gate.results import RunResult, Step
+
+TERMS = Terms(by="Ada", at="2026-11-21T12:00:00+00:00", reason="the first one")
+FIELDS: Mapping[str, Any] = {"device": "CPU", "tp": 2, "axes": [1, 2.5], "driver": None}
+
+
+def _run(i: int, factor: float = 1.0, point: str = "sweep/tp2", **changes: Any) -> RunResult:
+    """Return a good run whose steps take `factor` x 0.1 s, with noise of their own."""
+    dice = random.Random(f"{point} {i}")
+    steps = tuple(
+        Step(n, 0.1 * factor * math.exp(dice.gauss(0, 0.002)), 50 / factor, 6.0 - 0.01 * n, 1.5) for n in range(1, 16)
+    )
+    steps = tuple(replace(step, tflops_per_gpu=5 / (step.step_time_s or 1)) for step in steps)
+    run = RunResult(
+        run_id=f"{point}-{i}-{factor}",
+        point=point,
+        iteration=i,
+        scenario="s",
+        system="local",
+        verdict="success",
+        reasons=(),
+        comparability_id="",
+        comparability=FIELDS,
+        steps=steps,
+        warmup_steps=3,
+        num_steps=15,
+        flops_formula="megatron-bridge/new",
+        flops_per_step=1e12,
+        tokens_per_step_per_gpu=4096.0,
+        nodes=(f"n{i}",),
+        ended_at=f"2026-11-21T10:0{i}:00+00:00",
+        environment={"device": "CPU", "python": "3.11.2", "nodes": [f"n{i}"], "packages": {"torch": "2.6"}},
+        source="r/report.json",
+    )
+    run = replace(run, **changes)
+    if "comparability_id" not in changes:
+        run = replace(run, comparability_id=comparability_id(run.comparability))
+    return run
+
+
+def _runs(noise: float = 0.01, level: float = 1.0, n: int = 5, point: str = "sweep/tp2") -> list[RunResult]:
+    """Return runs whose relative standard deviation is about `noise`."""
+    spots = [(-1.2, -0.5, 0.1, 0.6, 1.0)[i % 5] for i in range(n)]
+    return [_run(i, level * (1 + noise * spot), point) for i, spot in enumerate(spots)]
+
+
+def _propose(path: Path, runs: list[RunResult], terms: Terms = TERMS) -> Proposal:
+    return propose(path, select(runs, ()), terms)
+
+
+def _promoted(path: Path, runs: list[RunResult], terms: Terms = TERMS) -> Proposal:
+    proposal = _propose(path, runs, terms)
+    assert proposal.refusals == ()
+    path.write_bytes(proposal.new)
+    return proposal
+
+
+def _reasons(path: Path, runs: list[RunResult], terms: Terms = TERMS) -> str:
+    (refusal,) = _propose(path, runs, terms).refusals
+    return "\n".join(refusal.reasons)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "b.toml"
+
+
+def test_five_runs_with_one_percent_of_noise_are_promoted(path: Path) -> None:
+    proposal = _promoted(path, _runs(0.01))
+    (point,) = load_baseline(path).points
+    assert (point.promoted_by, point.promoted_at, point.reason) == ("Ada", TERMS.at, "the first one")
+    time = point.metric("step_time_s")
+    assert time
+    assert time.value == pytest.approx(0.1, rel=0.005)
+    assert time.noise == pytest.approx(0.009, rel=0.1)
+    assert (time.n, time.unit, str(time.direction)) == (5, "s", "lower")
+    assert time.bounds
+    assert (time.bounds.lower, time.bounds.upper) == (-0.03, 0.03)
+    assert point.metric("tokens_per_s_per_gpu")
+    assert point.comparability == FIELDS
+    assert point.environment == {"device": "CPU", "python": "3.11.2", "packages": {"torch": "2.6"}}
+    assert proposal.points == ("sweep/tp2",)
+
+
+def test_five_runs_with_ten_percent_are_not(path: Path) -> None:
+    words = _reasons(path, _runs(0.1))
+    assert "step_time_s varies by 8.8% between runs (0.08" in words
+    assert "more than 2.0%" in words
+
+
+def test_references_are_what_was_measured(path: Path) -> None:
+    runs = _runs()
+    _promoted(path, runs)
+    (reference,) = load_baseline(path).references()
+    assert reference.comparability_id == runs[0].comparability_id
+    assert reference.comparability == FIELDS
+    assert [run.run_id for run in reference.runs] == [run.run_id for run in runs]
+    assert [run.nodes for run in reference.runs] == [run.nodes for run in runs]
+    assert len(reference.runs[0].values["loss_curve"]) == 10
+    assert len(reference.runs[0].values["step_time_s"]) == 1
+    assert reference.bounds["loss_curve"] == (-0.02, 0.02)
+    assert reference.flops_per_step == 1e12
+
+
+@pytest.mark.parametrize(("level", "verdict"), [(1.002, "pass"), (1.05, "regression"), (0.9, "improvement")])
+def test_a_gate_judges_against_it(path: Path, level: float, verdict: str) -> None:
+    _promoted(path, _runs(0.005))
+    results = _runs(0.005, level)
+    policy, references = GatePolicy(name="p"), load_baseline(path).references()
+    assert judge_results(policy, references, results, where="b.toml", today=date(2026, 11, 22)).verdict == verdict
+
+
+Spoil = Callable[[list[RunResult]], list[RunResult]]
+
+
+def _last(**changes: Any) -> Spoil:
+    return lambda runs: [*runs[:-1], replace(runs[-1], **changes)]
+
+
+def _last_steps(change: Callable[[Step], Step]) -> Spoil:
+    return lambda runs: [*runs[:-1], replace(runs[-1], steps=tuple(map(change, runs[-1].steps)))]
+
+
+def _all_steps(change: Callable[[Step], Step]) -> Spoil:
+    return lambda runs: [replace(run, steps=tuple(map(change, run.steps))) for run in runs]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (
+            _last(verdict="failed", reasons=("died at step 20",)),
+            "run 4 of r/report.json is no success: died at step 20",
+        ),
+        (_last(verdict="skipped"), "is no success: skipped"),
+        (lambda runs: [*runs, replace(_run(6), verdict="failed")], "run 6 of r/report.json is no success"),
+        (
+            lambda runs: [*runs[:-1], replace(runs[-1], steps=runs[-1].steps[:12])],
+            "run 4 of r/report.json has 12 of 15",
+        ),
+        (_last_steps(lambda s: replace(s, loss=math.nan) if s.step > 9 else s), "has the loss nan at step 10"),
+        (_last_steps(lambda s: replace(s, loss=math.inf) if s.step == 2 else s), "has the loss inf at step 2"),
+        (_last(warmup_steps=11), "has 4 steps after the warm-up of 11, at least 5 are needed"),
+        (lambda runs: runs[:4], "it has 4 of the 5 runs that are needed"),
+        (lambda runs: [*runs, runs[0]], "is the same as run 0 of r/report.json; give each run once"),
+        (lambda runs: [*runs, replace(runs[0], run_id="new")], "has the same step times as run 0"),
+        (_last(comparability_id="", comparability={}), "nothing says what it may be compared with"),
+        (_last(comparability_id="0" * 16), "its comparability id is not the digest of its fields"),
+        (lambda runs: [*runs, _run(7, comparability={**FIELDS, "tp": 4})], "is of another kind than run 0"),
+        (lambda runs: [*runs, _run(7, comparability={**FIELDS, "tp": 4})], "tp 2 -> 4"),
+        (_last(flops_formula="other/1"), "counts 1000000000000.0 FLOPs by 'other/1'"),
+        (_last(flops_per_step=math.nan), "counts nan FLOPs per step"),
+        (_last_steps(lambda s: replace(s, loss=None)), "1 of 5 runs have not measured loss_curve: run 4"),
+        (_last_steps(lambda s: replace(s, peak_memory_gib=None)), "1 of 5 runs have not measured peak_memory_gib"),
+        (_all_steps(lambda s: replace(s, step_time_s=None)), "no run has measured step_time_s"),
+        (_last_steps(lambda s: replace(s, step_time_s=0.0)), "1 of 5 runs have not measured step_time_s"),
+        (_all_steps(lambda s: replace(s, loss=-1.0)), "loss_curve is not a finite number above zero"),
+        (
+            lambda runs: [replace(run, tokens_per_step_per_gpu=math.inf) for run in runs],
+            "tokens_per_s_per_gpu is not a finite number above zero",
+        ),
+        (
+            lambda runs: [
+                replace(run, steps=tuple(replace(s, step_time_s=0.1 if s.step > 3 else 0.2 + i) for s in run.steps))
+                for i, run in enumerate(runs)
+            ],
+            "to the last digit in every run, as copied or rounded numbers are",
+        ),
+    ],
+)
+def test_what_is_refused(path: Path, spoil: Spoil, words: str) -> None:
+    assert words in _reasons(path, spoil(_runs()))
+
+
+def test_limits_may_be_moved(path: Path) -> None:
+    assert not _propose(path, _runs(n=3), replace(TERMS, limits=Limits(min_runs=3))).refusals
+    assert not _propose(path, _runs(0.1), replace(TERMS, limits=Limits(max_noise=0.2))).refusals
+    assert "6 runs" in _reasons(path, _runs(), replace(TERMS, limits=Limits(min_runs=6)))
+
+
+def test_losses_and_memory_may_be_the_same_in_every_run(path: Path) -> None:
+    _promoted(path, _runs())
+    (point,) = load_baseline(path).points
+    assert [metric.noise for metric in point.metrics if metric.name in ("loss_curve", "peak_memory_gib")] == [0.0, 0.0]
+
+
+def test_one_refused_point_refuses_all_unless_left_out(path: Path) -> None:
+    runs = [*_runs(), *_runs(0.1, point="sweep/tp4")]
+    proposal = _propose(path, runs)
+    assert [refusal.point for refusal in proposal.refusals] == ["sweep/tp4"]
+    assert proposal.points == ("sweep/tp2", "sweep/tp4")
+    assert not propose(path, select(runs, ["*/tp2"]), TERMS).refusals
+
+
+def test_points_are_selected_by_pattern_or_by_their_very_name() -> None:
+    runs = [_run(1, point="a/[1]"), _run(1, point="a/1"), _run(1, point="b/1")]
+    assert list(select(runs, ["a/[1]"])) == ["a/[1]", "a/1"]
+    assert list(select(runs, ["b/*", "a/[[]*"])) == ["a/[1]", "b/1"]
+    with pytest.raises(BadInput, match="'c': matches no point; there are 'a/"):
+        select(runs, ["b/*", "c"])
+    with pytest.raises(BadInput, match="hold no run"):
+        select([], [])
+
+
+def test_other_points_stay_as_they_are_to_the_byte(path: Path) -> None:
+    _promoted(path, [*_runs(), *_runs(point="zoo/1"), *_runs(point="a/1")])
+    before = path.read_bytes()
+    later = replace(TERMS, at="2026-12-01T00:00:00+00:00", reason="again")
+    proposal = _promoted(path, _runs(), later)
+    changed = [line for line in difference(proposal) if line.startswith(("+", "-"))][2:]
+    assert changed == [
+        '-promoted_at = "2026-11-21T12:00:00+00:00"',
+        '-reason = "the first one"',
+        '+promoted_at = "2026-12-01T00:00:00+00:00"',
+        '+reason = "again"',
+    ]
+    assert _propose(path, _runs()).new == before
+    assert [point.point for point in load_baseline(path).points] == ["a/1", "sweep/tp2", "zoo/1"]
+
+
+def test_the_order_of_runs_does_not_matter(path: Path) -> None:
+    runs = _runs()
+    assert _propose(path, runs).new == _propose(path, runs[::-1]).new
+
+
+def test_a_slower_baseline_is_refused_unless_accepted(path: Path) -> None:
+    _promoted(path, _runs())
+    slower = _runs(level=1.05)
+    words = _reasons(path, slower)
+    assert "step_time_s is worse by +5.00% than the baseline, beyond the margin of 1.00%; --accept-regression" in words
+    assert "tflops" not in words
+    _promoted(path, slower, replace(TERMS, accept_regression=True, reason="new driver, ticket 7"))
+    (point,) = load_baseline(path).points
+    assert point.reason == "new driver, ticket 7"
+    assert point.accepted[0].startswith("step_time_s is worse by +5.00%")
+    _promoted(path, _runs(level=1.05))
+    assert load_baseline(path).points[0].accepted == []
+
+
+def test_a_faster_or_slightly_slower_one_is_taken(path: Path) -> None:
+    _promoted(path, _runs())
+    _promoted(path, _runs(level=1.008))
+    _promoted(path, _runs(level=0.9))
+
+
+def test_many_small_steps_for_the_worse_are_noticed(path: Path) -> None:
+    for i in range(4):
+        _promoted(path, _runs(level=1.009**i))
+    assert "step_time_s has drifted by +3.65% from the best baseline" in _reasons(path, _runs(level=1.009**4))
+    _promoted(path, _runs(level=1.009**4), replace(TERMS, accept_regression=True))
+    _promoted(path, _runs(level=1.009**5))
+
+
+def test_a_loss_that_changes_either_way_is_refused(path: Path) -> None:
+    _promoted(path, _runs())
+    for factor in (0.99, 1.01):
+        runs = _all_steps(lambda s, f=factor: replace(s, loss=(s.loss or 0) * f))(_runs())  # type: ignore[misc]
+        assert f"loss_curve is worse by {factor - 1:+.2%}" in _reasons(path, runs)
+
+
+def test_a_metric_that_is_no_longer_measured_is_refused(path: Path) -> None:
+    _promoted(path, _runs())
+    runs = _all_steps(lambda s: replace(s, peak_memory_gib=None))(_runs())
+    assert "peak_memory_gib was measured, and is not any more" in _reasons(path, runs)
+
+
+def test_margins_are_the_policys(path: Path) -> None:
+    _promoted(path, _runs())
+    strict = [MetricPolicy(name="step_time_s", margin=0.001, tolerance=0.002)]
+    assert "beyond the margin of 0.10%" in _reasons(path, _runs(level=1.005), replace(TERMS, metrics=strict))
+    _promoted(path, _runs(), replace(TERMS, metrics=strict))
+    (point,) = load_baseline(path).points
+    assert [m.name for m in point.metrics if m.bounds] == ["step_time_s"]
+
+
+def test_other_work_under_the_same_name_is_refused_unless_accepted(path: Path) -> None:
+    _promoted(path, _runs())
+    other = [
+        _run(i, run.steps[0].step or 1.0, comparability={**FIELDS, "device": "H200"}) for i, run in enumerate(_runs())
+    ]
+    other = [replace(b, steps=a.steps) for a, b in zip(_runs(level=2.0), other, strict=True)]
+    assert "is other work than the baseline's: device 'CPU' -> 'H200'; --accept-change" in _reasons(path, other)
+    _promoted(path, other, replace(TERMS, accept_change=True))
+    assert "other work" in load_baseline(path).points[0].accepted[0]
+
+
+def test_tflops_of_another_formula_start_anew(path: Path) -> None:
+    _promoted(path, _runs())
+    other = [replace(run, flops_formula="megatron-bridge/next") for run in _runs()]
+    other = _all_steps(lambda s: replace(s, tflops_per_gpu=(s.tflops_per_gpu or 0) / 2))(other)
+    _promoted(path, other)
+    metric = load_baseline(path).points[0].metric("tflops_per_gpu")
+    assert metric
+    assert metric.anchor == metric.value
+
+
+NASTY = [
+    'a/"]\n[[points]]\nx = "',
+    "a/<script>",
+    "a/😀",
+    "a/\u202egnp",
+    "a/\x1b[31m",
+    "a/\\u0041",
+    "a/'''",
+    "a/" + "x" * 300,
+    " a/b ",
+]
+
+
+@pytest.mark.parametrize("name", NASTY)
+def test_hostile_names_come_back_and_cannot_hide(path: Path, name: str) -> None:
+    fields = {name: name, "x": [name, None], "": {"a": 1}}
+    runs = [replace(run, point=name, run_id=f"{i}{name}", nodes=(name,)) for i, run in enumerate(_runs())]
+    runs = [replace(run, comparability=fields, comparability_id=comparability_id(fields)) for run in runs]
+    environment = {"device": name, "packages": {name: name}, "repositories": [{"url": name}]}
+    runs = [replace(run, environment=environment) for run in runs]
+    _promoted(path, runs, replace(TERMS, by=name, reason=name))
+    text = path.read_text()
+    assert all(line.isprintable() for line in text.split("\n"))
+    assert text.count("\n[[points]]\n") == 1
+    (point,) = load_baseline(path).points
+    assert (point.point, point.comparability, point.environment) == (name, fields, environment)
+    assert point.runs[0].nodes == [name]
+    assert point.reason == name.strip()
+
+
+def test_a_lone_surrogate_is_refused(path: Path) -> None:
+    with pytest.raises(BadInput, match=r"a/.ud800.: point: .*no baseline can hold what its report says"):
+        _propose(path, [replace(run, point="a/\ud800") for run in _runs()])
+
+
+def test_environments_are_kept_as_far_as_runs_agree_and_hold_no_login(path: Path) -> None:
+    environment = {
+        "device": "H200",
+        "driver": None,
+        "packages": {"torch": "2.6", "x": "1 @ https://me:pw@host/x"},
+        "git": {"commit": "abc", "dirty": False, "token": "t"},
+        "image": {"name": "user:pw@registry/nemo:25@sha256:00", "digest": None},
+        "repositories": [{"url": "https://tok@host/r.git", "commit": "c", "path": "/home/me"}],
+        "WANDB_API_KEY": "secret",
+    }
+    runs = [replace(run, environment={**environment, "cuda": f"12.{i % 2}"}) for i, run in enumerate(_runs())]
+    proposal = _promoted(path, runs)
+    assert load_baseline(path).points[0].environment == {
+        "device": "H200",
+        "packages": {"torch": "2.6", "x": "1 @ https://host/x"},
+        "git": {"commit": "abc", "dirty": False},
+        "image": {"name": "registry/nemo:25@sha256:00"},
+        "repositories": [{"url": "https://host/r.git", "commit": "c"}],
+    }
+    assert "sweep/tp2: the runs differ in cuda, which is left out of the environment" in proposal.notes
+
+
+@pytest.mark.parametrize("environment", [{}, {"packages": 3, "git": [], "repositories": ["x"], "device": {"a": 1}}])
+def test_odd_environments_do_no_harm(path: Path, environment: dict[str, Any]) -> None:
+    _promoted(path, [replace(run, environment=environment) for run in _runs()])
+    assert load_baseline(path).points[0].environment.get("repositories", [{}]) == [{}]
+
+
+def test_runs_of_the_same_nodes_are_noted(path: Path) -> None:
+    proposal = _propose(path, [replace(run, nodes=("n1",)) for run in _runs()])
+    assert proposal.notes == ("sweep/tp2: all runs are of the same nodes, so the noise between nodes is not in it",)
+    assert _propose(path, _runs()).notes == ()
+
+
+def test_a_broken_baseline_is_not_written_over(path: Path) -> None:
+    path.write_text("version = 1\npoints = 3\n")
+    with pytest.raises(BadInput, match=r"points: 3 must be a valid list"):
+        _propose(path, _runs())
+
+
+def test_the_file_is_one_fact_metric_or_run_per_line(path: Path) -> None:
+    _promoted(path, _runs())
+    lines = path.read_text().split("\n")
+    assert sum(line.startswith("  { run_id = ") for line in lines) == 5
+    assert sum(line.startswith('  { name = "step_time_s"') for line in lines) == 1
+    assert 'driver = { json = "null" }' in lines
+    assert tomllib.loads(path.read_text())["points"][0]["comparability"]["axes"] == [1, 2.5]

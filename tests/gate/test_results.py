@@ -1,0 +1,107 @@
+"""Reading report.json: what a gate takes from it, and what it refuses."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloudai_mbridge.errors import BadInput
+from cloudai_mbridge.gate.results import read_results
+from cloudai_mbridge.gate.values import METRICS, capped_mean
+
+
+def point(**changes: Any) -> dict[str, Any]:
+    return {
+        "key": "t/p/0",
+        "test_id": "t",
+        "label": "p",
+        "iteration": 0,
+        "verdict": "success",
+        "reasons": [],
+        "num_steps": 3,
+        "job": {"ended_at": "2026-11-01T00:00:00+00:00"},
+        "attempts": [{"job_id": "1", "submitted_at": "x"}],
+        "comparability": {"id": "k", "fields": {"a": 1}},
+        "environment": {"nodes": ["n1"]},
+        "metrics": {"warmup_steps": 1, "flops_formula": "f", "flops_per_step": 1.0, "tokens_per_step_per_gpu": 8.0},
+        "steps": [
+            {"step": i, "step_time_s": 2.0, "tflops_per_gpu": 50.0, "loss": 7.0 - i, "grad_norm": 1.0}
+            for i in (1, 2, 3)
+        ],
+        **changes,
+    }
+
+
+def write(path: Path, *points: dict[str, Any]) -> Path:
+    report = {"schema_version": 2, "scenario": "s", "system": "c", "created_at": "2026-11-02T00:00:00+00:00"}
+    path.write_text(json.dumps({**report, "points": list(points)}))
+    return path
+
+
+def test_a_run_is_read_whole(tmp_path: Path) -> None:
+    (run,) = read_results(write(tmp_path / "report.json", point()))
+    assert (run.point, run.is_success, run.nodes, run.ended_at) == ("t/p", True, ("n1",), "2026-11-01T00:00:00+00:00")
+    values = {name: metric.of(run) for name, metric in METRICS.items()}
+    assert values == {
+        "step_time_s": (2.0,),
+        "step_time_mean_s": (2.0,),
+        "tflops_per_gpu": (50.0,),
+        "tokens_per_s_per_gpu": (4.0,),
+        "peak_memory_gib": None,
+        "loss_curve": (6.0, 5.0, 4.0),
+    }
+
+
+def test_a_directory_stands_for_its_report(tmp_path: Path) -> None:
+    write(tmp_path / "report.json", point())
+    assert len(read_results(tmp_path)) == 1
+
+
+def test_rejected_points_and_pre_tests_are_no_runs(tmp_path: Path) -> None:
+    rejected = point(verdict="rejected", comparability=None, metrics=None, steps=[])
+    assert read_results(write(tmp_path / "report.json", rejected, point(is_pre_test=True))) == []
+
+
+def test_a_run_keeps_its_id_when_its_report_is_written_again(tmp_path: Path) -> None:
+    first = read_results(write(tmp_path / "a.json", point()))[0].run_id
+    again = point(reasons=["said otherwise"], environment={"nodes": []})
+    assert read_results(write(tmp_path / "b.json", again))[0].run_id == first
+    other = point(attempts=[{"job_id": "2", "submitted_at": "x"}])
+    assert read_results(write(tmp_path / "c.json", other))[0].run_id != first
+
+
+@pytest.mark.parametrize("text", ["nan", "inf", "-inf"])
+def test_numbers_that_are_not_finite_are_no_values(tmp_path: Path, text: str) -> None:
+    steps = point()["steps"]
+    steps[2] |= {"loss": text, "step_time_s": text, "tflops_per_gpu": text}
+    (run,) = read_results(write(tmp_path / "report.json", point(steps=steps)))
+    assert not math.isfinite(run.steps[2].loss or 0)
+    assert all(METRICS[name].of(run) is None for name in METRICS)
+
+
+def test_a_time_of_zero_is_no_value(tmp_path: Path) -> None:
+    steps = point()["steps"]
+    steps[2]["step_time_s"] = 0.0
+    (run,) = read_results(write(tmp_path / "report.json", point(steps=steps)))
+    assert METRICS["step_time_s"].of(run) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"steps": "x"}, "points.0.steps"),
+        ({"verdict": 3}, "points.0.verdict"),
+        ({"comparability": {}}, "points.0.comparability.id"),
+    ],
+)
+def test_what_is_no_report_is_named(tmp_path: Path, change: dict[str, Any], words: str) -> None:
+    with pytest.raises(BadInput, match=words):
+        read_results(write(tmp_path / "report.json", point(**change)))
+
+
+def test_the_capped_mean_follows_modes_and_not_single_steps() -> None:
+    assert capped_mean([1.0] * 9 + [50.0]) == pytest.approx(1.01)
+    assert capped_mean([1.0, 1.05] * 10) == pytest.approx(1.025)
+    assert capped_mean([3.0]) == 3.0

@@ -1,0 +1,93 @@
+"""A headless Chromium that opens reports, and notes what they do that they should not."""
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloudai_mbridge.report.html import render_html
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="PLAYWRIGHT IS NOT INSTALLED")
+PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
+
+
+@dataclass
+class Opened:
+    """A page, and its console messages, errors, dialogs and requests."""
+
+    page: Any
+    path: Path
+    console: list[str] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+    dialogs: list[str] = field(default_factory=list)
+    requests: list[str] = field(default_factory=list)
+
+    def settle(self) -> None:
+        """Wait until everything is drawn."""
+        self.page.wait_for_selector("html[data-state=ready]", state="attached")
+
+    def filter(self, text: str) -> None:
+        self.page.fill("#text-filter", text)
+        self.settle()
+
+    def names(self) -> list[str]:
+        return self.page.eval_on_selector_all(
+            "#rows tbody th.name", "cells => cells.map(c => (c.querySelector('.hidden') ?? c).textContent)"
+        )
+
+    def column(self, name: str) -> list[str]:
+        script = """name => {
+          const index = [...document.querySelectorAll('#rows thead th')].findIndex(th => th.dataset.column === name);
+          return [...document.querySelectorAll('#rows tbody tr')].map(tr => tr.children[index].innerText.trim());
+        }"""
+        return self.page.evaluate(script, name)
+
+    def assert_quiet(self) -> None:
+        """Nothing in the console, nothing thrown, nothing popped up, nothing fetched."""
+        assert (self.console, self.errors, self.dialogs) == ([], [], [])
+        assert self.requests == [self.path.as_uri()]
+
+
+Open = Callable[..., Opened]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    program = next((found for name in PROGRAMS if (found := shutil.which(name))), None)
+    if program is None:
+        if os.environ.get("MBRIDGE_REQUIRE_CHROMIUM"):
+            pytest.fail("Chromium is required and not installed")
+        pytest.skip("CHROMIUM IS NOT INSTALLED")
+    with sync_api.sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture(scope="module")
+def show(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Open]:
+    """Render a report and open it: show(report, history, gate, width=..., color_scheme=...)."""
+    contexts = []
+
+    def open_page(report: Any, history: Any = (), gate: Any = None, *, width: int = 1280, **options: Any) -> Opened:
+        path = tmp_path_factory.mktemp("html") / "report.html"
+        path.write_text(render_html(report, history, gate), encoding="utf-8")
+        options = {"viewport": {"width": width, "height": 900}, "reduced_motion": "reduce", **options}
+        context = browser.new_context(**options)
+        contexts.append(context)
+        opened = Opened(context.new_page(), path)
+        opened.page.on("console", lambda message: opened.console.append(message.text))
+        opened.page.on("pageerror", lambda error: opened.errors.append(str(error)))
+        opened.page.on("dialog", lambda dialog: (opened.dialogs.append(dialog.message), dialog.dismiss()))
+        opened.page.on("request", lambda request: opened.requests.append(request.url))
+        opened.page.goto(path.as_uri())
+        opened.settle()
+        return opened
+
+    yield open_page
+    for context in contexts:
+        context.close()

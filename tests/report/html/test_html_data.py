@@ -1,0 +1,123 @@
+"""What goes into the page, without a browser."""
+
+import hashlib
+import json
+import math
+import re
+from importlib import resources
+
+import pytest
+
+from cloudai_mbridge.report.html import render_html
+from cloudai_mbridge.report.html.data import page_data, rounded
+from cloudai_mbridge.report.html.differences import MOST_RUNS, MOST_VALUES, differences, flatten
+from cloudai_mbridge.report.html.render import script_safe_json
+from tests.report.html.make_report import make_failed, make_gate, make_point, make_rejected, make_report
+
+PACKAGE = resources.files("cloudai_mbridge.report.html")
+
+
+@pytest.mark.parametrize("name", ["d3.min.js", "plot.umd.min.js"])
+def test_vendored_code_is_what_its_readme_says(name: str) -> None:
+    digest = hashlib.sha256(PACKAGE.joinpath("vendor", name).read_bytes()).hexdigest()
+    row = re.search(rf"^\| `{re.escape(name)}` .*$", PACKAGE.joinpath("vendor", "README.md").read_text(), re.MULTILINE)
+    assert row is not None
+    assert f"`{digest}`" in row[0]
+
+
+def test_no_script_of_the_page_can_be_ended_early() -> None:
+    for folder in ("vendor", "assets/js"):
+        for file in PACKAGE.joinpath(*folder.split("/")).iterdir():
+            if file.name.endswith(".js"):
+                text = file.read_text(encoding="utf-8").lower()
+                assert "</script" not in text
+                assert "<!--" not in text
+
+
+def test_the_page_never_makes_markup_of_text() -> None:
+    for file in PACKAGE.joinpath("assets", "js").iterdir():
+        text = file.read_text(encoding="utf-8")
+        for word in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "Function("):
+            assert word not in text, f"{file.name}: {word}"
+
+
+def test_all_modules_are_in_the_page() -> None:
+    html = render_html(make_report([]))
+    for file in PACKAGE.joinpath("assets", "js").iterdir():
+        assert file.read_text(encoding="utf-8") in html
+    for file in PACKAGE.joinpath("assets", "css").iterdir():
+        assert file.read_text(encoding="utf-8") in html
+
+
+def test_json_survives_the_script_element() -> None:
+    text = "</script><!--<script>&amp;\u2028\u2029🚀\ud800{{data}}"
+    escaped = script_safe_json({text: text})
+    assert not set(escaped) & set("<>&\u2028\u2029")
+    assert escaped.isascii()
+    assert json.loads(escaped) == {text: text}
+
+
+def test_marks_in_the_data_stay_what_they_are() -> None:
+    html = render_html(make_report([], scenario="{{data}} {{style}} {{scripts}} {{policy}}"))
+    assert html.count("{{data}} {{style}} {{scripts}} {{policy}}") == 1
+
+
+def test_numbers_that_json_cannot_hold_become_words() -> None:
+    gate = make_gate() | {"false_alarm_rate": float("nan")}
+    assert page_data(make_report([]), [], gate)["gate"]["false_alarm_rate"] == "nan"
+    assert rounded([math.inf, -math.inf, 1.23456789, 12, True]) == ["inf", "-inf", 1.234568, 12, True]
+
+
+def test_steps_become_columns() -> None:
+    point = make_failed("a")
+    steps = page_data(make_report([point]), [], None)["runs"][0]["steps"]
+    assert (steps["first"], steps["numbers"], len(steps["times"])) == (1, [], 20)
+    assert steps["losses"][7:9] == ["nan", "nan"]
+    del point["steps"][4]
+    steps = page_data(make_report([point]), [], None)["runs"][0]["steps"]
+    assert (steps["first"], steps["numbers"][3:5]) == (None, [4, 6])
+
+
+def test_fields_of_version_1_that_are_missing_are_no_error() -> None:
+    point = make_point("a")
+    for name in ("comparability", "environment", "predicted"):
+        del point[name]
+    for name in ("peak_memory_gib", "memory_kind", "flops_formula"):
+        del point["metrics"][name]
+    report = make_report([point])
+    del report["environment"]
+    run = page_data(report, [], None)["runs"][0]
+    assert (run["comparability"], run["peak_memory_gib"], run["nodes"]) == (None, None, ["gb200-1"])
+
+
+def test_rejected_points_say_nothing_of_the_environment() -> None:
+    data = page_data(make_report([make_point("a"), make_rejected("b")]), [], None)
+    assert data["differences"]["environment"]["differing"] == {}
+    assert data["differences"]["environment"]["common"]["packages.torch"] == "2.13.0"
+
+
+def test_differences_tell_common_from_differing() -> None:
+    runs = [{"a": 1, "b": {"c": "x"}}, {"a": 1, "b": {"c": "y"}}, {"a": 1, "b": {"c": "y"}, "d": None}]
+    found = differences(enumerate(runs))
+    assert found["common"] == {"a": "1", "d": None}
+    assert found["differing"]["b.c"]["values"] == [
+        {"text": "y", "count": 2, "runs": [1, 2]},
+        {"text": "x", "count": 1, "runs": [0]},
+    ]
+
+
+def test_a_missing_field_differs() -> None:
+    found = differences(enumerate([{"a": 1}, {}]))
+    assert [value["text"] for value in found["differing"]["a"]["values"]] == ["1", None]
+
+
+def test_of_many_values_the_first_are_listed() -> None:
+    found = differences((i, {"a": i, "b": i % 2}) for i in range(100))
+    assert found["differing"]["a"]["num_values"] == 100
+    assert len(found["differing"]["a"]["values"]) == MOST_VALUES
+    assert len(found["differing"]["b"]["values"][0]["runs"]) == MOST_RUNS
+
+
+def test_flatten_names_by_path() -> None:
+    fields = {"a": {"b": [1, "x"], "c": True}, "r": [{"url": "u"}, {"url": "v"}]}
+    assert dict(flatten(fields)) == {"a.b": "1, x", "a.c": "true", "r.1.url": "u", "r.2.url": "v"}

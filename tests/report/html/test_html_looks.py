@@ -1,0 +1,225 @@
+"""Light, dark, on paper, on small and large screens, and with names that nobody should give."""
+
+from typing import Any
+
+import pytest
+
+from tests.report.html.conftest import Open, Opened
+from tests.report.html.make_report import (
+    make_died,
+    make_failed,
+    make_gate,
+    make_history,
+    make_point,
+    make_rejected,
+    make_report,
+    make_sweep,
+)
+
+LEAST_CONTRAST = 4.5
+# The smallest contrast of any visible text with the ground behind it, and whose it is
+CONTRAST = """() => {
+  const parts = text => text.match(/[\\d.]+/g).map(Number);
+  const light = ([r, g, b]) => {
+    const f = c => (c /= 255) <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4;
+    return 0.2126 * f(r) + 0.7152 * f(g) + 0.0722 * f(b);
+  };
+  const ground = e => {
+    for (; e; e = e.parentElement) {
+      const colour = parts(getComputedStyle(e).backgroundColor);
+      if (colour.length < 4 || colour[3] > 0) return colour;
+    }
+    return [255, 255, 255];
+  };
+  let worst = [99, ''];
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (walker.nextNode()) {
+    const e = walker.currentNode.parentElement;
+    if (!walker.currentNode.data.trim() || e.closest('script, noscript, .hidden') || !e.checkVisibility()) continue;
+    const style = getComputedStyle(e);
+    if (e.closest('button:disabled')) continue;
+    const colour = e instanceof SVGElement ? style.fill : style.color;
+    if (colour === 'none') continue;
+    const [a, b] = [light(parts(colour)), light(ground(e))].sort((x, y) => y - x);
+    const contrast = (a + 0.05) / (b + 0.05);
+    if (contrast < worst[0]) worst = [contrast, e.outerHTML.slice(0, 200)];
+  }
+  return worst;
+}"""
+NAMES = (
+    "<script>alert(1)</script>",
+    "\"'>&<img src=x onerror=alert(1)>",
+    "</script><script>alert(2)</script>",
+    "🚀 👩‍🚀 ünïcode",
+    "עברית \u202egnp.exe العربية",
+    "/very/" + "long/" * 58 + "path",
+    "<!-- <script>",
+    "line\u2028line\u2029line {{data}} \x1b[31mred",
+    "${x} `${1}` javascript:alert(3)",
+)
+WIDER = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+
+
+@pytest.fixture(scope="module")
+def report() -> dict[str, Any]:
+    return make_report(make_sweep(), notes=["a note"], excluded_nodes={"gb200-9": "its check failed"})
+
+
+def ground(opened: Opened) -> str:
+    return opened.page.evaluate("getComputedStyle(document.body).backgroundColor")
+
+
+def light_of(colour: str) -> int:
+    return sum(int(part) for part in colour[4:-1].split(","))
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_stands_out(show: Open, report: Any, scheme: str) -> None:
+    opened = show(report, make_history(), make_gate(), color_scheme=scheme)
+    contrast, where = opened.page.evaluate(CONTRAST)
+    assert contrast >= LEAST_CONTRAST, where
+    assert (light_of(ground(opened)) < 200) == (scheme == "dark")
+
+
+def test_the_switch_overrules_the_system(show: Open, report: Any) -> None:
+    opened = show(report, color_scheme="light")
+    light = ground(opened)
+    for expected in ("Theme: light", "Theme: dark"):
+        opened.page.click("#theme")
+        assert opened.page.inner_text("#theme") == expected
+    assert light_of(ground(opened)) < 200
+    opened.page.focus("#theme")
+    opened.page.keyboard.press("Enter")
+    assert opened.page.inner_text("#theme") == "Theme: auto"
+    assert ground(opened) == light
+
+
+def test_on_paper_everything_is_shown(show: Open, report: Any) -> None:
+    opened = show(make_report(make_sweep(repeats=4)), color_scheme="dark")
+    opened.page.emulate_media(media="print")
+    opened.page.wait_for_function("() => document.querySelectorAll('#rows tbody tr').length > 200")
+    opened.settle()
+    assert light_of(ground(opened)) == 3 * 255
+    assert opened.page.evaluate(CONTRAST)[0] >= LEAST_CONTRAST
+    for hidden in ("#filters", "#theme", "nav", ".pages", "figure details"):
+        assert not opened.page.locator(hidden).first.is_visible(), hidden
+    region = opened.page.locator("#table .region")
+    assert region.evaluate("r => r.scrollHeight <= r.clientHeight + 1")
+    assert opened.page.locator("#rows tbody tr").first.evaluate("r => getComputedStyle(r).breakInside") == "avoid"
+    assert opened.page.locator("details[data-print]:not([open])").count() == 0
+    opened.page.emulate_media(media="screen")
+    opened.page.wait_for_function("() => document.querySelectorAll('#rows tbody tr').length === 200")
+    assert opened.page.locator("details[data-print]:not([open])").count() > 0
+    opened.assert_quiet()
+
+
+def test_the_table_fits_on_the_paper(show: Open, report: Any) -> None:
+    opened = show(report, width=720)
+    opened.page.emulate_media(media="print")
+    opened.settle()
+    assert opened.page.evaluate(WIDER) <= 0
+    assert opened.page.locator("#rows").evaluate("t => t.getBoundingClientRect().right <= innerWidth")
+    assert opened.page.pdf(format="A4", prefer_css_page_size=True).startswith(b"%PDF")
+
+
+@pytest.mark.parametrize("width", [320, 3840])
+def test_no_width_makes_the_page_scroll_sideways(show: Open, report: Any, width: int) -> None:
+    opened = show(report, make_history(), make_gate(), width=width)
+    assert opened.page.evaluate(WIDER) <= 0
+    for svg in opened.page.query_selector_all("main figure .plot:not(.wide) svg"):
+        assert svg.bounding_box()["width"] <= width
+    opened.assert_quiet()
+
+
+def test_charts_follow_the_width(show: Open, report: Any) -> None:
+    opened = show(report)
+    opened.page.set_viewport_size({"width": 500, "height": 800})
+    opened.page.wait_for_function(
+        "() => document.querySelector('#distribution figure svg').getAttribute('width') < 500"
+    )
+    opened.settle()
+    assert opened.page.evaluate(WIDER) <= 0
+
+
+def hostile_report() -> dict[str, Any]:
+    makers = (make_point, make_failed, make_died, make_rejected)
+    points = []
+    for number, name in enumerate(NAMES):
+        point = makers[number % 4](name, {name: name, "path": name, "n": number})
+        point.update(test_id=name, reasons=[name, *point["reasons"]], evidence=[name, *point["evidence"]])
+        if point["failure"]:
+            point["failure"] = {**point["failure"], "title": name, "id": name, "remedy": name, "nodes": [name]}
+        if point["environment"]:
+            point["environment"] = {**point["environment"], "nodes": [name], name: name, "driver": name}
+            point["job"] = {**point["job"], "reason": name, "job_id": name}
+            point["log"] = {"file": name, "source": "records", "notes": [name]}
+        for violation in point["violations"]:
+            violation.update(dict.fromkeys(("rule_id", "where", "fact", "remedy", "message"), name))
+        points.append(point)
+    return make_report(
+        points,
+        scenario=NAMES[0],
+        system=NAMES[2],
+        notes=list(NAMES),
+        excluded_nodes={name: name for name in NAMES},
+        rule_counts=dict.fromkeys(NAMES, 1),
+        environment={name: name for name in NAMES},
+    )
+
+
+def hostile_gate() -> dict[str, Any]:
+    gate = make_gate()
+    point = {**gate["points"][1], "point": NAMES[0], "words": list(NAMES)}
+    point["metrics"] = [{**metric, "words": NAMES[1], "waived": NAMES[2]} for metric in point["metrics"]]
+    changes = {NAMES[0]: NAMES[5]}
+    return gate | {"policy": NAMES[1], "notes": list(NAMES), "points": [point], "environment_changes": changes}
+
+
+def test_hostile_names_come_out_as_text(show: Open) -> None:
+    history = [
+        {**row, "words": NAMES[1], "commit": NAMES[0], "run_id": NAMES[2], "is_change": True}
+        for name in NAMES
+        for row in make_history(name, num_runs=4)
+    ]
+    opened = show(hostile_report(), history, hostile_gate())
+    page = opened.page
+    for details in page.query_selector_all("details"):
+        details.evaluate("d => d.open = true")
+    page.select_option("#history select >> nth=0", index=3)
+    page.hover("#curves figure svg >> nth=0")
+    page.hover("#pareto figure svg >> nth=0")
+    assert page.inner_text("h1") == f"{NAMES[0]} on {NAMES[2]}"
+    assert opened.names() == [f"{name}/{name}" for name in NAMES]
+    for section in ("failures", "rejected", "excluded", "environment"):
+        text = page.text_content(f"section#{section}")
+        assert any(name in text for name in NAMES), section
+    excluded = page.text_content("#excluded")
+    assert all(name in excluded for name in NAMES)
+    evidence = "\n".join(page.locator("#failures pre").all_text_contents())
+    assert all(name in evidence for number, name in enumerate(NAMES) if number % 4 in (1, 2))
+    assert page.locator("script").count() == 5
+    assert page.locator("main img, main script, main iframe, main a[href^='javascript']").count() == 0
+    assert page.evaluate(WIDER) <= 0
+    opened.assert_quiet()
+
+
+def test_hostile_names_on_a_small_screen_and_on_paper(show: Open) -> None:
+    opened = show(hostile_report(), make_history(NAMES[5]), hostile_gate(), width=320)
+    assert opened.page.evaluate(WIDER) <= 0
+    opened.page.emulate_media(media="print")
+    opened.settle()
+    opened.assert_quiet()
+
+
+def test_hostile_names_can_be_filtered_and_sorted(show: Open) -> None:
+    opened = show(hostile_report())
+    opened.filter("<script>alert(1)")
+    assert opened.page.inner_text("#count") == "1 of 9 rows"
+    opened.filter("")
+    opened.page.click("th[data-column='axis:path'] button")
+    assert len(opened.names()) == len(NAMES)
+    opened.page.click("#axis-filters summary")
+    opened.page.locator("#filters input[data-kind='axis:path']").first.check()
+    opened.settle()
+    assert opened.page.inner_text("#count") == "1 of 9 rows"
+    opened.assert_quiet()

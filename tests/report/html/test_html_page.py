@@ -1,0 +1,259 @@
+"""What the page shows, in a real browser."""
+
+import time
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from tests.report.html.conftest import Open, Opened
+from tests.report.html.make_report import (
+    make_died,
+    make_failed,
+    make_gate,
+    make_history,
+    make_point,
+    make_rejected,
+    make_report,
+    make_sweep,
+)
+
+SECTIONS = [
+    "gate",
+    "table",
+    "curves",
+    "distribution",
+    "sensitivity",
+    "parallel",
+    "pareto",
+    "predicted",
+    "nodes",
+    "failures",
+    "rejected",
+    "excluded",
+    "history",
+    "environment",
+]
+BIG_AXES = {
+    "tp": [1, 2, 4, 8],
+    "pp": [1, 2, 4, 8],
+    "cp": [1, 2, 4],
+    "mb": [1, 2, 4, 8],
+    "gb": [128, 256, 512],
+    "seq_length": [2048, 4096, 8192],
+    "vp": [1, 2, 4],
+}
+
+
+@pytest.fixture(scope="module")
+def sweep(show: Open) -> Opened:
+    points = make_sweep(repeats=2)
+    report = make_report(points, notes=["seed 0"], excluded_nodes={"gb200-9": "the pre-test failed on it"})
+    return show(report, make_history(), make_gate())
+
+
+def text_of(opened: Opened, section: str) -> str:
+    return opened.page.inner_text(f"section#{section}")
+
+
+def num_paths(opened: Opened, section: str) -> int:
+    return opened.page.locator(f"section#{section} figure svg path").count()
+
+
+def test_everything_is_there_and_nothing_complains(sweep: Opened) -> None:
+    found = sweep.page.eval_on_selector_all("main > section", "all => all.map(s => s.id)")
+    assert found == SECTIONS
+    for section in ("curves", "distribution", "sensitivity", "parallel", "pareto", "predicted", "nodes", "history"):
+        assert sweep.page.locator(f"section#{section} figure svg").count() >= 1, section
+    sweep.assert_quiet()
+
+
+def test_headline_counts(sweep: Opened) -> None:
+    text = sweep.page.inner_text("#headline")
+    for part in ("gpt_sweep on gb200", "160", "14", "9", "2026-11-21 11:38 UTC", "megatron-bridge/new", "seed 0"):
+        assert part in text
+    assert sweep.page.title() == "gpt_sweep on gb200: benchmark report"
+
+
+def test_a_policy_forbids_every_request(sweep: Opened) -> None:
+    policy = sweep.page.get_attribute("meta[http-equiv=Content-Security-Policy]", "content")
+    assert policy.startswith("default-src 'none'; script-src 'sha256-")
+    assert "unsafe-eval" not in policy
+    script_rule = policy.split("script-src")[1].split(";")[0]
+    assert "unsafe-inline" not in script_rule
+
+
+def test_charts_say_what_they_show_and_have_numbers(sweep: Opened) -> None:
+    for svg in sweep.page.query_selector_all("main figure .plot > [role=img]"):
+        assert len(svg.get_attribute("aria-label")) > 20
+    sweep.page.click("#pareto figure summary")
+    rows = sweep.page.locator("#pareto figure table tbody tr").count()
+    assert rows > 100
+    sweep.page.click("#pareto figure summary")
+
+
+def test_gate_panel_names_the_worst_first(sweep: Opened) -> None:
+    text = text_of(sweep, "gate")
+    assert "3 points: 1 regression, 1 not run, 1 pass." in text
+    assert "4.20 s against 4.00 s" in text
+    assert text.index("sweep/b") < text.index("sweep/c")
+    first = sweep.page.inner_text("#gate .region[aria-label^=Metrics] tbody tr")
+    assert "regression" in first
+    assert "+5.00 %" in first
+
+
+def test_without_a_gate_there_is_no_panel(show: Open) -> None:
+    opened = show(make_report([make_point("a")]))
+    assert opened.page.locator("#gate").count() == 0
+
+
+def test_axis_sensitivity_ranks_the_axes(sweep: Opened) -> None:
+    rows = sweep.page.eval_on_selector_all(
+        "#sensitivity .region[aria-label='Effect of each axis'] tbody tr th", "all => all.map(th => th.textContent)"
+    )
+    assert rows == ["mb", "tp", "pp", "gb"]
+
+
+def test_the_slow_node_stands_out(sweep: Opened) -> None:
+    ticks = sweep.page.locator("#nodes svg [aria-label='y-axis tick label'] text").all_text_contents()
+    assert ticks[0] == "gb200-3"
+
+
+def test_pareto_front_has_no_point_that_another_one_beats(sweep: Opened) -> None:
+    rows = sweep.page.locator("#pareto [aria-label='Runs on the front'] tbody tr")
+    texts = rows.evaluate_all("rows => rows.map(r => [r.children[2].innerText, r.children[3].innerText])")
+    numbers = [[float(text.replace(",", "")) for text in row] for row in texts]
+    assert len(numbers) > 3
+    assert numbers == sorted(numbers)
+    assert all(a[1] <= b[1] for a, b in pairwise(numbers))
+
+
+def test_failures_show_their_evidence(sweep: Opened) -> None:
+    text = text_of(sweep, "failures")
+    assert "A GPU ran out of memory" in text
+    assert "stderr.txt:212: torch.OutOfMemoryError: CUDA out of memory." in text
+    assert "raise tp or pp, lower mb" in text
+
+
+def test_rejected_points_by_rule(sweep: Opened) -> None:
+    assert "9 points rejected before running" in text_of(sweep, "rejected")
+    sweep.page.click("#rejected summary")
+    assert "use a multiple of 8" in text_of(sweep, "rejected")
+
+
+def test_history_marks_the_run_where_the_level_moved(sweep: Opened) -> None:
+    text = text_of(sweep, "history")
+    assert "step time moved up by 5.0 % at run0020" in text
+    assert sweep.page.locator("#history figure svg [aria-label=rule] line").count() == 1
+
+
+def test_environment_says_common_things_once_and_marks_the_odd_ones(sweep: Opened) -> None:
+    marks = sweep.page.locator("[data-group=environment] .differs").all_text_contents()
+    assert "≠\u00a0565.57.01" in marks
+    table = sweep.page.inner_text("[data-group=environment] .region")
+    assert "570.86.15" in table
+    assert "NVIDIA GB200" not in table
+
+
+@pytest.mark.parametrize("points", [[], [make_rejected("r")], [make_died("d")]], ids=["none", "rejected", "died"])
+def test_what_is_empty_says_so(show: Open, points: Any) -> None:
+    opened = show(make_report(points))
+    for section in SECTIONS[2:9]:
+        assert opened.page.locator(f"section#{section} svg:not(.swatch)").count() == 0
+        assert opened.page.locator(f"section#{section} .empty").first.is_visible(), section
+    for section in ("excluded", "history"):
+        assert opened.page.locator(f"section#{section} .empty").is_visible()
+    assert opened.page.inner_text("#count") == f"{len(points)} of {len(points)} rows"
+    opened.assert_quiet()
+
+
+def test_one_point(show: Open) -> None:
+    opened = show(make_report([make_point("only", {"tp": 1})]))
+    assert opened.page.locator("#curves figure svg").count() == 2
+    assert "there is no axis to compare" in text_of(opened, "sensitivity")
+    assert opened.page.locator("#pareto figure svg").count() == 1
+    opened.assert_quiet()
+
+
+def test_a_nan_loss_is_told_and_drawn(show: Open) -> None:
+    opened = show(make_report([make_failed("bad")]))
+    assert "bad: NaN from step 8" in text_of(opened, "curves")
+    assert opened.column("loss")[0].endswith("→ NaN")
+    crosses = opened.page.locator("#curves figure:nth-of-type(2) svg [aria-label=dot] path").count()
+    assert crosses == 13
+    opened.assert_quiet()
+
+
+def test_only_nan_losses(show: Open) -> None:
+    point = make_failed("bad")
+    for step in point["steps"]:
+        step["loss"] = "nan"
+    point["metrics"]["first_loss"] = "nan"
+    opened = show(make_report([point]))
+    assert "The selected runs have no finite loss." in text_of(opened, "curves")
+    opened.assert_quiet()
+
+
+def test_infinite_numbers(show: Open) -> None:
+    point = make_point("endless")
+    point["metrics"]["step_time_s"]["mean"] = "inf"
+    point["metrics"]["peak_memory_gib"] = "nan"
+    point["steps"][5]["step_time_s"] = "inf"
+    opened = show(make_report([point, make_point("good")]))
+    assert opened.column("step_time_s")[0] == "∞"
+    assert opened.column("peak_memory_gib")[0] == "NaN"
+    assert "endless: ∞ from step 6" in text_of(opened, "curves")
+    opened.assert_quiet()
+
+
+def test_a_missing_number_says_why(show: Open) -> None:
+    opened = show(make_report([make_died("d"), make_rejected("r"), make_point("m", memory_gib=None)]))
+    cells = opened.page.eval_on_selector_all(
+        "#rows td.number .missing", "all => all.map(cell => [cell.textContent, cell.title])"
+    )
+    reasons = {title for _, title in cells}
+    assert reasons == {
+        "no step was logged",
+        "the point was rejected and did not run",
+        "the log tells no memory",
+    }
+    assert all(text == f"– missing: {title}" for text, title in cells)
+
+
+def test_checks_of_nodes_compare_nodes_and_are_no_points(show: Open) -> None:
+    checks = [
+        make_point(f"n{i}", test_id="pre_test", node=f"n{i}", time_s=2.0 + 0.2 * (i == 2), is_pre_test=True)
+        for i in range(4)
+    ]
+    opened = show(make_report([*checks, make_point("a")]))
+    assert opened.page.locator("#nodes svg [aria-label='y-axis tick label'] text").first.text_content() == "n2"
+    assert opened.page.locator("#pareto figure svg [aria-label=dot] circle").count() == 3  # a dot, the front, a ring
+
+
+def cpu_seconds(browser: Any) -> float:
+    """Return what the browser has computed so far: unlike time on the wall, it hardly depends on who else computes."""
+    session = browser.new_browser_cdp_session()
+    processes = session.send("SystemInfo.getProcessInfo")["processInfo"]
+    session.detach()
+    return sum(process["cpuTime"] for process in processes)
+
+
+def test_five_thousand_points(browser: Any, show: Open) -> None:
+    report = make_report(make_sweep(BIG_AXES, num_steps=50, most=5000))
+    start, started = cpu_seconds(browser), time.perf_counter()
+    opened = show(report)
+    loaded, drawn = cpu_seconds(browser), time.perf_counter()
+    opened.filter("tp=8 gb=512")
+    filtered = cpu_seconds(browser)
+    assert opened.page.inner_text("#count") == "369 of 5,000 rows"
+    opened.page.click("th[data-column=step_time_s] button")
+    assert opened.page.get_attribute("th[data-column=step_time_s]", "aria-sort") == "ascending"
+    assert opened.page.locator("#rows tbody tr").count() == 200
+    size = opened.path.stat().st_size / 1e6
+    print(
+        f"\n5,000 points of 50 steps: {size:.1f} MB, rendered and drawn in {drawn - started:.1f} s, of which"
+        f" {loaded - start:.1f} s of computing in the browser; filtered in {filtered - loaded:.1f} s of computing"
+    )
+    assert loaded - start < 8
+    assert filtered - loaded < 4
+    opened.assert_quiet()

@@ -1,0 +1,219 @@
+"""The published schema takes every report that is written, and nothing that has lost, gained or renamed a field."""
+
+import copy
+import dataclasses
+import json
+import math
+from importlib import resources
+from typing import Any
+
+import jsonschema
+import pytest
+
+from cloudai_mbridge.gate.results import read_results
+from cloudai_mbridge.jobs import JobClass, JobStatus
+from cloudai_mbridge.logs import StepRecord
+from cloudai_mbridge.metrics import Metrics, Statistic, measure
+from cloudai_mbridge.report import build_report, write_report
+from cloudai_mbridge.report.model import SCHEMA_VERSION, PointReport, Report
+from tests.report.conftest import (
+    ARun,
+    a_log,
+    as_json,
+    some_point,
+    some_rejected,
+    some_report,
+)
+
+SCHEMA: dict[str, Any] = json.loads(
+    resources.files("cloudai_mbridge.report").joinpath("report.schema.json").read_text()
+)
+CHECK = jsonschema.Draft202012Validator(SCHEMA)
+ENVIRONMENT = {
+    **{"hostname": "n1", "platform": "Linux", "python": "3.11.7", "torch": "2.9", "megatron_core": "0.16.1"},
+    **{"cuda": "12.9", "nccl": "2.27.5", "driver": "580.82", "device": "NVIDIA H100", "transformer_engine": "2.7"},
+    **{"git": {"commit": "c0ffee", "dirty": False}, "packages": {"torch": "2.9"}},
+}
+
+
+def _errors(report: Any) -> list[str]:
+    return [f"{'/'.join(map(str, error.absolute_path))}: {error.message}" for error in CHECK.iter_errors(report)]
+
+
+@pytest.fixture
+def report(embedded: ARun) -> dict[str, Any]:
+    """A run that is good, one that has failed, a rejected point."""
+    embedded.ended("t/mb1/0", a_log(6, {"environment": ENVIRONMENT}))
+    embedded.ended("t/mb2/0", a_log(3), JobStatus("OUT_OF_MEMORY", JobClass.FAILED, signal=9, nodes="n1"))
+    return as_json(build_report(embedded.root))
+
+
+def test_it_is_a_schema() -> None:
+    jsonschema.Draft202012Validator.check_schema(SCHEMA)
+    assert SCHEMA["properties"]["schema_version"]["const"] == SCHEMA_VERSION
+    assert SCHEMA["$id"] == f"urn:cloudai-mbridge:report:{SCHEMA_VERSION}"
+
+
+def test_it_takes_a_real_report(report: dict[str, Any]) -> None:
+    assert [point["verdict"] for point in report["points"]] == ["success", "failed", "rejected"]
+    assert report["points"][0]["environment"]["driver"] == "580.82"
+    assert report["points"][1]["failure"]["id"]
+    assert _errors(report) == []
+
+
+def test_it_takes_a_run_that_was_never_submitted(embedded: ARun) -> None:
+    assert _errors(as_json(build_report(embedded.root))) == []
+
+
+def test_it_takes_numbers_that_are_none(embedded: ARun) -> None:
+    log = a_log(6, losses={"lm loss": math.nan}, grad_norm=math.inf, tflops_per_gpu=None, peak_memory_gib=None)
+    embedded.ended("t/mb1/0", log)
+    embedded.ended("t/mb2/0", "nothing\n")
+    data = as_json(build_report(embedded.root))
+    assert (data["points"][0]["steps"][0]["loss"], data["points"][0]["steps"][0]["grad_norm"]) == ("nan", "inf")
+    assert _errors(data) == []
+
+
+def test_it_takes_a_log_from_before_memory_was_measured(embedded: ARun) -> None:
+    lines = [line for line in a_log(6).splitlines() if "MBRIDGE_STEP" in line]
+    old = [json.loads(line.partition(" ")[2]) for line in lines]
+    for record in old:
+        del record["peak_memory_gib"]
+    embedded.ended("t/mb1/0", "".join(f"MBRIDGE_STEP {json.dumps(record)}\n" for record in old))
+    data = as_json(build_report(embedded.root))
+    point = data["points"][0]
+    assert (point["verdict"], point["metrics"]["peak_memory_gib"], point["metrics"]["memory_kind"]) == (
+        "success",
+        None,
+        None,
+    )
+    assert _errors(data) == []
+
+
+def test_it_takes_the_upstream_launchers_report(upstream: ARun) -> None:
+    data = as_json(build_report(upstream.root))
+    assert data["points"][0]["verdict"] == "success"
+    assert _errors(data) == []
+
+
+def test_it_takes_what_a_log_says_falsely(embedded: ARun) -> None:
+    """The record is text of a log: whatever types it has, the report keeps to the contract."""
+    lies = {
+        "environment": {"packages": ["x"], "git": {"commit": 3}, "driver": {}, "hostname": 7, "device": ""},
+        "flops_per_step": "many",
+        "flops_formula": ["x"],
+        "memory_kind": "other",
+    }
+    for wrong in (lies, {"environment": 5, "flops_per_step": True, "device": ["x"], "dtype": {"a": [1]}}):
+        (embedded.root / "t/mb1/0/stdout.txt").write_text(a_log(6, wrong))
+        assert _errors(as_json(build_report(embedded.root))) == []
+
+
+def test_it_takes_a_step_number_that_no_run_reaches(embedded: ARun) -> None:
+    embedded.ended("t/mb1/0", a_log(6) + a_log(1, step=10**30) + a_log(1, step=True))
+    path = write_report(build_report(embedded.root), embedded.root)
+    assert _errors(json.loads(path.read_text())) == []
+
+
+def test_the_gate_reads_what_is_written(embedded: ARun) -> None:
+    embedded.ended("t/mb1/0", a_log(6, {"environment": ENVIRONMENT}))
+    report = build_report(embedded.root)
+    write_report(report, embedded.root)
+    good, failed = read_results(embedded.root)
+    assert (good.point, good.is_success, good.nodes) == ("t/mb1", True, ("n1", "n2"))
+    assert good.comparability_id == (report.points[0].comparability or {})["id"]
+    assert (good.flops_formula, good.flops_per_step) == ("megatron-bridge/new", 2e9)
+    assert good.tokens_per_step_per_gpu == 8 * 64 / 2
+    assert [step.peak_memory_gib for step in good.counted_steps] == [1.375, 1.5, 1.625, 1.75]
+    assert not failed.is_success
+
+
+def _objects(data: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Return the paths of all fields below closed objects."""
+    if isinstance(data, list):
+        return [found for i, item in enumerate(data) for found in _objects(item, (*path, i))]
+    if not isinstance(data, dict):
+        return []
+    return [each for name, item in data.items() for each in ((*path, name), *_objects(item, (*path, name)))]
+
+
+# Where names are data: a rule, a package, an argument may be there or not
+OPEN = {"rule_counts", "packages", "args", "run", "coordinates", "operands", "excluded_nodes"}
+# What a job has only once its scheduler was asked
+OPTIONAL = {"job_class", "exit_code", "signal", "run_time_s", "restarts"}
+
+
+def _at(data: Any, path: tuple[Any, ...]) -> Any:
+    for step in path:
+        data = data[step]
+    return data
+
+
+def test_a_field_that_is_gone_or_renamed_is_refused(report: dict[str, Any]) -> None:
+    report["points"][0]["steps"] = report["points"][0]["steps"][:1]
+    report["points"][1]["steps"] = []
+    paths = [
+        path
+        for path in _objects(report)
+        if isinstance(path[-1], str) and not OPEN & set(map(str, path[:-1])) and "." not in path[-1]
+    ]
+    assert len(paths) > 150
+    for path in paths:
+        renamed = copy.deepcopy(report)
+        parent = _at(renamed, path[:-1])
+        parent[f"{path[-1]}_x"] = parent.pop(path[-1])
+        assert _errors(renamed), path
+        gone = copy.deepcopy(report)
+        del _at(gone, path[:-1])[path[-1]]
+        assert _errors(gone) or path[-1] in OPTIONAL, path
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("points", 0, "verdict"), "passed"),
+        (("points", 0, "metrics", "step_time_s", "n"), 0),
+        (("points", 0, "metrics", "window"), [3]),
+        (("points", 0, "metrics", "peak_memory_gib"), "nan"),
+        (("points", 0, "metrics"), None),
+        (("points", 0, "steps", 0, "loss"), "NaN"),
+        (("points", 0, "comparability", "id"), "0"),
+        (("points", 0, "comparability", "fields", "elsewhere"), 1),
+        (("points", 0, "environment", "nodes"), "n[1-2]"),
+        (("points", 2, "metrics"), {}),
+        (("points", 2, "violations"), []),
+        (("schema_version",), 1),
+    ],
+)
+def test_a_value_of_another_kind_is_refused(report: dict[str, Any], path: tuple[Any, ...], value: Any) -> None:
+    _at(report, path[:-1])[path[-1]] = value
+    assert _errors(report)
+
+
+@pytest.mark.parametrize(
+    ("kind", "where", "renamed"),
+    [
+        (Report, SCHEMA, {"tool_version"}),
+        (PointReport, SCHEMA["$defs"]["point"], set()),
+        (Metrics, SCHEMA["$defs"]["metrics"], set()),
+        (Statistic, SCHEMA["$defs"]["statistic"], set()),
+        (StepRecord, SCHEMA["$defs"]["step"], set()),
+    ],
+)
+def test_the_schema_and_the_values_name_the_same_fields(kind: Any, where: Any, renamed: set[str]) -> None:
+    fields = {field.name for field in dataclasses.fields(kind)} - renamed
+    added = {"schema_version", "tool", "summary"} if kind is Report else set()
+    assert set(where["properties"]) == set(where["required"]) == fields | added
+
+
+def test_values_alone_make_a_report_that_it_takes() -> None:
+    """What the tests of the other formats use is a report, too."""
+    machine = {"python": "3", "platform": "Linux", "hostname": "h", "git": None, "packages": {}}
+    nothing = {"device": None, "driver": None, "cuda": None, "nccl": None, "python": None, "packages": {}, "git": None}
+    nowhere = {**nothing, "nodes": [], "image": None, "repositories": []}
+    points = (
+        some_point(environment=nowhere),
+        some_rejected(),
+        some_point(environment=nowhere, metrics=measure((), 1, None)),
+    )
+    assert _errors(as_json(some_report(*points, environment=machine))) == []

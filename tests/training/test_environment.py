@@ -1,0 +1,190 @@
+"""What a run says of its environment, and of its memory, in its records."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+
+from cloudai_mbridge.training import environment
+from cloudai_mbridge.training.utils import peak_memory, provenance
+
+Finished = Any
+GIB = 1 << 30
+CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
+
+
+def _output(answers: dict[str, str | None]) -> Callable[..., str | None]:
+    """Answer commands by one of their words."""
+    return lambda *command: next((text for word, text in answers.items() if word in command), None)
+
+
+# Provenance
+
+
+def test_the_packages_are_those_that_are_installed() -> None:
+    versions = provenance.package_versions()
+    assert versions["torch"] == metadata.version("torch")
+    assert versions["cloudai-mbridge"] == metadata.version("cloudai-mbridge")
+    assert "pytest" not in versions
+    assert list(versions) == sorted(versions)
+    assert provenance.package_version("no-such-package") is None
+
+
+def _git(directory: Path, *words: str) -> None:
+    who = ("-c", "user.name=n", "-c", "user.email=e@x.example", "-c", "commit.gpgsign=false")
+    subprocess.run(["git", *who, "-C", str(directory), *words], check=True, capture_output=True)
+
+
+def test_a_checkout_has_a_commit_and_says_if_it_was_changed(tmp_path: Path) -> None:
+    assert provenance.git_state(tmp_path) is None
+    _git(tmp_path, "init")
+    assert provenance.git_state(tmp_path) is None  # without a commit
+    (tmp_path / "file").write_text("a")
+    _git(tmp_path, "add", "file")
+    _git(tmp_path, "commit", "-m", "x")
+    (tmp_path / "untracked").write_text("results of a run")
+    state = provenance.git_state(tmp_path)
+    assert state is not None
+    assert len(state["commit"]) == 40
+    assert state["dirty"] is False
+    (tmp_path / "file").write_text("b")
+    assert provenance.git_state(tmp_path) == {**state, "dirty": True}
+
+
+@pytest.mark.parametrize("command", [("no-such-program",), ("false",), ("sleep", "60"), ("a\0b",)])
+def test_a_command_that_does_not_answer_is_no_failure(command: tuple[str, ...], monkeypatch: Any) -> None:
+    monkeypatch.setattr(provenance, "_TIMEOUT_S", 0.2)
+    assert provenance.output_of(*command) is None
+
+
+def test_what_reports_use_needs_no_torch() -> None:
+    code = "import sys; from cloudai_mbridge.training.utils.provenance import *; package_versions(); "
+    code += "sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+# Device
+
+
+def test_the_kernels_word_on_the_driver_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment, "output_of", _output({"nvidia-smi": "570.1\n570.1"}))
+    monkeypatch.setattr(environment, "_DRIVER_OF_THE_KERNEL", tmp_path / "version")
+    assert environment._driver() == "570.1"
+    (tmp_path / "version").write_text("580.82.07\n")
+    assert environment._driver() == "580.82.07"
+
+
+def test_no_driver_is_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment, "output_of", _output({}))
+    monkeypatch.setattr(environment, "_DRIVER_OF_THE_KERNEL", tmp_path / "version")
+    assert environment._driver() is None
+
+
+@pytest.mark.parametrize(("version", "text"), [((2, 27, 5), "2.27.5"), (2708, "2708"), (None, None)])
+def test_nccls_version(version: Any, text: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def tell() -> Any:
+        if version is None:
+            raise RuntimeError("not built with NCCL")
+        return version
+
+    monkeypatch.setattr(environment.torch.cuda.nccl, "version", tell)
+    assert environment._nccl() == text
+
+
+def test_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The device is made up: this machine has none."""
+    monkeypatch.setattr(environment, "current_device", lambda: GPU)
+    monkeypatch.setattr(environment, "describe_device", lambda: "NVIDIA H100")
+    monkeypatch.setattr(environment, "_driver", lambda: "580.82")
+    monkeypatch.setattr(environment, "_nccl", lambda: "2.27.5")
+    monkeypatch.setattr(environment, "has_transformer_engine", lambda: True)
+    monkeypatch.setattr(environment, "package_version", {"transformer-engine-cu12": "2.7"}.get)
+    said = environment.describe_environment()
+    assert (said["device"], said["driver"], said["nccl"]) == ("NVIDIA H100", "580.82", "2.27.5")
+    assert said["transformer_engine"] == "2.7"
+
+
+# Memory
+
+
+def test_the_resident_set_is_this_processs_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "status").write_text("Name:\tpython\nVmHWM:\t 3145728 kB\nVmRSS:\t 12 kB\n")
+    monkeypatch.setattr(peak_memory, "_STATUS", tmp_path / "status")
+    assert peak_memory.peak_memory_gib(CPU) == 3.0
+    assert peak_memory.memory_kind(CPU) == "resident set"
+
+
+@pytest.mark.parametrize(("platform", "maxrss"), [("linux", 2 << 20), ("darwin", 2 << 30)])
+def test_without_proc_the_system_call_tells(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, platform: str, maxrss: int
+) -> None:
+    monkeypatch.setattr(peak_memory, "_STATUS", tmp_path / "missing")
+    monkeypatch.setattr(peak_memory.sys, "platform", platform)
+    monkeypatch.setattr(peak_memory.resource, "getrusage", lambda who: SimpleNamespace(ru_maxrss=maxrss))
+    assert peak_memory.peak_memory_gib(CPU) == 2.0
+
+
+def test_the_peak_stays() -> None:
+    before = peak_memory.peak_memory_gib(CPU)
+    held = bytearray(os.urandom(1) * (256 << 20))
+    grown = peak_memory.peak_memory_gib(CPU)
+    del held
+    assert grown >= before
+    assert peak_memory.peak_memory_gib(CPU) >= grown - 0.01
+
+
+def test_a_gpus_memory_is_what_its_allocator_has_reserved(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(peak_memory.torch.cuda, "max_memory_reserved", lambda device: asked.append(device) or 5 * GIB)
+    assert peak_memory.peak_memory_gib(GPU) == 5.0
+    assert asked == [GPU]
+    assert peak_memory.memory_kind(GPU) == "accelerator, reserved"
+
+
+# A run
+
+
+@pytest.mark.slow
+def test_the_records_of_a_run(train: Callable[..., Finished]) -> None:
+    done = train(2, {}, "train.train_iters=3", "scheduler.lr_decay_iters=3")
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("MBRIDGE_RUN ")]
+    said = json.loads(line.partition(" ")[2])
+    assert said["memory_kind"] == "resident set"
+    told = said["environment"]
+    assert (told["device"], told["torch"], told["driver"]) == (said["device"], said["torch"], None)
+    assert told["packages"]["torch"] == said["torch"]
+    assert told["python"] == ".".join(map(str, sys.version_info[:3]))
+    peaks = [record["peak_memory_gib"] for record in done.records]
+    assert len(peaks) == 3
+    assert all(0.1 < peak < 8 for peak in peaks)
+    assert peaks == sorted(peaks)
+
+
+@pytest.mark.slow
+def test_every_number_is_the_largest_ranks(ranks: Callable[..., Finished]) -> None:
+    """Memory and time are found by one collective, and may be on different ranks."""
+    done = ranks(
+        2,
+        """
+        import torch.distributed as dist
+        from cloudai_mbridge.training.utils.training_log import _largest, write_line
+        dist.init_process_group("gloo")
+        calls, reduce = [], dist.all_reduce
+        dist.all_reduce = lambda *args, **keys: calls.append(1) or reduce(*args, **keys)
+        rank = dist.get_rank()
+        write_line(f"found {_largest(1.0 + rank, 5.0 - rank)} by {len(calls)}")
+        dist.destroy_process_group()
+        """,
+    )
+    assert [line for line in done.stdout.splitlines() if line.startswith("found")] == ["found [2.0, 5.0] by 1"] * 2
