@@ -28,6 +28,8 @@ bench: $(VENV)/.dev
 	$(BIN)/python tests/benchmarks/sweep_rate.py
 	$(BIN)/python tests/benchmarks/engine.py
 	$(BIN)/python tests/benchmarks/loop_overhead.py
+	$(BIN)/python tests/benchmarks/history.py
+	$(BIN)/python tests/benchmarks/gate_curves.py
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

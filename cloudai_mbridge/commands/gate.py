@@ -4,7 +4,6 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -105,7 +104,7 @@ def _confirm(results: Sequence[Path], result: "GateResult", repeats: int) -> "li
             path if path.is_dir() else path.parent,
             [point for point in wanted if where[point] == path],
             repeats,
-            partial(observer_for, console),
+            lambda plan, root: observer_for(console, plan, root),
         )
         for path in roots
     ]

@@ -7,7 +7,7 @@ processes its report is imported. Failed runs are kept for the story; levels and
 import json
 import sqlite3
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -215,24 +215,32 @@ class History:
         num_failed = self._count(comparability_id, FAILED, runs[0].ended_at if runs else "")
         return Series(comparability_id, metric, tuple(runs), num_good, num_failed)
 
-    def reference(self, comparability_id: str, last: int) -> ReferencePoint | None:
-        """Return what the last good runs of a key make, or None if there are none."""
-        runs = self.runs(comparability_id=comparability_id, verdict=SUCCESS, last=last)
+    def reference(self, comparability_id: str, last: int, without: Collection[str] = ()) -> ReferencePoint | None:
+        """Return what the last good runs of a key make, or None if there are none.
+
+        without: ids of runs that are not to be among them: those that are to be compared.
+        """
+        runs = self._others(without, last, comparability_id=comparability_id)
         return _reference(_with_one_formula(runs), self.fields(comparability_id)) if runs else None
 
-    def reference_for(self, point: str, last: int) -> ReferencePoint | None:
+    def reference_for(self, point: str, last: int, without: Collection[str] = ()) -> ReferencePoint | None:
         """Return what the last good runs of a point make under the key that it had last, or None if there are none."""
-        newest = self.runs(point=point, verdict=SUCCESS, last=1, metrics=())
+        newest = self._others(without, 1, point=point)
         if not newest:
             return None
         key = newest[0].comparability_id
-        runs = self.runs(comparability_id=key, point=point, verdict=SUCCESS, last=last)
+        runs = self._others(without, last, comparability_id=key, point=point)
         return _reference(_with_one_formula(runs), self.fields(key))
 
     def fields(self, comparability_id: str) -> Mapping[str, Any]:
         """Return what a comparability key stands for; empty if it is not there."""
         rows = self._query("SELECT fields FROM keys WHERE id = ?", (comparability_id,))
         return dict(json.loads(rows[0][0])) if rows else {}
+
+    def _others(self, without: Collection[str], last: int, **wanted: str) -> list[StoredRun]:
+        """Return the last good runs but for some, the oldest first."""
+        runs = self.runs(verdict=SUCCESS, last=last + len(without), **wanted)
+        return [run for run in runs if run.run_id not in without][-last:]
 
     def _runs(self, condition: str, values: list[Any], last: int, metrics: Iterable[str] | None) -> list[StoredRun]:
         rows = self._query(

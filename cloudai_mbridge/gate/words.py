@@ -39,7 +39,7 @@ def explain(
     found = (
         f"{percent(shown.change)} ({number(shown.baseline)} to {number(shown.value)},"
         f" {policy.confidence:.0%} bounds {percent(shown.lower)} and {percent(shown.upper)},"
-        f" {counts.num_runs} runs against {counts.num_baseline_runs})"
+        f" {counts.num_runs} {'run' if counts.num_runs == 1 else 'runs'} against {counts.num_baseline_runs})"
     )
     match verdict:
         case GateVerdict.REGRESSION:

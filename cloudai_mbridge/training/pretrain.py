@@ -15,6 +15,7 @@ from cloudai_mbridge.training.device import current_device, describe_device
 from cloudai_mbridge.training.environment import describe_environment
 from cloudai_mbridge.training.eval import evaluate_and_print_results
 from cloudai_mbridge.training.exits import EarlyExit, barrier_and_log, save_checkpoint_and_time
+from cloudai_mbridge.training.flops import FLOPS_FORMULA
 from cloudai_mbridge.training.initialize import destroy, initialize
 from cloudai_mbridge.training.loggers import check_loggers
 from cloudai_mbridge.training.logging_setup import set_up_logging
@@ -26,7 +27,6 @@ from cloudai_mbridge.training.setup import SetupOutput, setup
 from cloudai_mbridge.training.state import GlobalState
 from cloudai_mbridge.training.tokenizers.build import check_tokenizer
 from cloudai_mbridge.training.train import _finish_train, train
-from cloudai_mbridge.training.utils.flops import FLOPS_FORMULA
 from cloudai_mbridge.training.utils.log_lines import RUN_MARK, render_record, write_line
 from cloudai_mbridge.training.utils.peak_memory import memory_kind
 from cloudai_mbridge.training.utils.required import required

@@ -1,6 +1,5 @@
 """The gate's verdicts: each kind of result, and each kind of trouble."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import date
@@ -13,53 +12,9 @@ from cloudai_mbridge.gate.policy import GatePolicy
 from cloudai_mbridge.gate.reference import reference_from_runs
 from cloudai_mbridge.gate.results import RunResult, Step
 from cloudai_mbridge.gate.verdict import GateResult, GateVerdict, MetricVerdict
+from tests.gate.some_runs import KEY, NOISE, OTHER, make_run, runs
 
 TODAY = date(2026, 6, 1)
-NOISE = (0.0, 0.011, -0.008, 0.006, -0.012)  # of five runs, about 1 %
-OTHER = (0.004, -0.011, 0.009, -0.002, 0.007)
-KEY = {"device": "NVIDIA GB200", "recipe": "gpt", "args.tp": 2}
-
-
-def make_run(
-    name: str,
-    level: float = 1.0,
-    *,
-    losses: Sequence[float | None] | None = None,
-    steps: int = 12,
-    memory: float | None = 10.0,
-    **changes: Any,
-) -> RunResult:
-    """Return a good run of twelve steps around a level."""
-    wiggle = [0.004 * math.sin(i + 3 * level) for i in range(steps)]
-    curve = [7.0 - 0.1 * i for i in range(steps)] if losses is None else losses
-    run = RunResult(
-        run_id=name,
-        point="test/point",
-        iteration=0,
-        scenario="s",
-        system="c",
-        verdict="success",
-        reasons=(),
-        comparability_id="k1",
-        comparability=KEY,
-        steps=tuple(Step(i + 1, level + w, 100 / (level + w), curve[i], memory) for i, w in enumerate(wiggle)),
-        warmup_steps=2,
-        num_steps=12,
-        flops_formula="megatron-bridge/new",
-        flops_per_step=1e12,
-        tokens_per_step_per_gpu=1000.0,
-        nodes=(f"node-{name}",),
-        ended_at="2026-05-01T00:00:00+00:00",
-        environment={"packages": {"torch": "2.13.0"}, "nodes": [name]},
-        source="report.json",
-    )
-    return replace(run, **changes)
-
-
-def runs(side: str, noise: Sequence[float], change: float = 0.0, **options: Any) -> list[RunResult]:
-    return [make_run(f"{side}{i}", (1 + change) * (1 + n), **options) for i, n in enumerate(noise)]
-
-
 BASELINE = runs("a", NOISE)
 
 
@@ -276,9 +231,7 @@ def test_more_memory_is_a_regression():
 
 def test_hiccups_that_the_typical_step_does_not_show_are_seen():
     def with_hiccups(run: RunResult) -> RunResult:
-        steps = tuple(
-            replace(s, step_time_s=(s.step_time_s or 0) * 4) if s.step in (5, 10) else s for s in run.steps
-        )
+        steps = tuple(replace(s, step_time_s=(s.step_time_s or 0) * 4) if s.step in (5, 10) else s for s in run.steps)
         return replace(run, steps=steps)
 
     result = judged([with_hiccups(run) for run in runs("b", OTHER)])

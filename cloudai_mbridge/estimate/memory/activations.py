@@ -12,7 +12,7 @@ from types import ModuleType
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.estimate.architecture import Architecture
 from cloudai_mbridge.estimate.memory import saved_fused, saved_torch
-from cloudai_mbridge.estimate.memory.in_flight import in_flight
+from cloudai_mbridge.estimate.memory.in_flight import Moment, in_flight
 from cloudai_mbridge.estimate.memory.layout import Granularity, Implementation, Layout, Recompute
 from cloudai_mbridge.estimate.memory.parameters import padded_for
 from cloudai_mbridge.estimate.memory.saved import Half
@@ -59,14 +59,19 @@ def activations_per_stage(arch: Architecture, layout: Layout) -> tuple[dict[str,
     return tuple(stages)
 
 
-def _stage(z: Sizes, layout: Layout, chunks: tuple[Chunk, ...], moments: tuple[tuple[int, ...], ...]) -> dict[str, float]:
+def _stage(z: Sizes, layout: Layout, chunks: tuple[Chunk, ...], moments: tuple[Moment, ...]) -> dict[str, float]:
     is_fused = layout.implementation is Implementation.FUSED
     saved = [chunk_saved(z, layout.recompute, is_fused, layout.activation_offload_layers, chunk) for chunk in chunks]
-    counts = max(moments, key=lambda moment: sum(n * chunk.total for n, chunk in zip(moment, saved, strict=True)))
-    terms = {
-        name: sum(count * chunk.terms[name] for count, chunk in zip(counts, saved, strict=True)) for name in TERMS
-    }
-    return terms | {"recomputed": max(chunk.recomputed for chunk in saved)}
+
+    def fullness(moment: Moment) -> float:
+        counts, backward = moment
+        kept = sum(count * chunk.total for count, chunk in zip(counts, saved, strict=True))
+        return kept + saved[backward].recomputed
+
+    counts, backward = max(moments, key=fullness)
+    terms = {name: sum(n * chunk.terms[name] for n, chunk in zip(counts, saved, strict=True)) for name in TERMS}
+    terms["checkpoints"] += _angles(z) * sum(chunk.terms["checkpoints"] > 0 for chunk in saved)
+    return terms | {"recomputed": saved[backward].recomputed}
 
 
 @lru_cache(maxsize=65536)
@@ -101,8 +106,6 @@ def chunk_saved(z: Sizes, recompute: Recompute, is_fused: bool, offloaded_layers
 
 def _ends(z: Sizes, module: ModuleType, recompute: Recompute, chunk: Chunk, terms: dict[str, float]) -> float:
     """Add what lies around the layers; return what of it is freed before a layer's backward pass begins."""
-    if terms["checkpoints"]:
-        terms["checkpoints"] += _angles(z)
     terms["embedding"] += module.embedding(z) if chunk.has_embedding else 0
     end = module.norm(z, z.split_tokens, z.arch.hidden_size) if chunk.has_decoder_end else 0
     for layers in chunk.mtp:
@@ -120,7 +123,7 @@ def _prediction(z: Sizes, module: ModuleType, recompute: Recompute, layers: tupl
 
 
 def _angles(z: Sizes) -> float:
-    """Return the 32-bit rotation angles, which checkpoints keep one copy of."""
+    """Return the 32-bit rotation angles, which the checkpoints of a chunk keep one copy of."""
     return 4.0 * z.sequence * z.arch.kv_channels if z.has_rope and not z.arch.multi_latent_attention else 0.0
 
 

@@ -7,30 +7,36 @@ stage is Megatron-Core's default, pp.
 from functools import lru_cache
 
 
+Moment = tuple[tuple[int, ...], int]
+
+
 def in_flight(
     pp: int, rank: int, vp: int, num_microbatches: int, *, has_extra_warmup: bool = False
-) -> tuple[tuple[int, ...], ...]:
-    """Return the fullest moments of a rank: for each of them, micro-batches in flight by chunk.
+) -> tuple[Moment, ...]:
+    """Return the fullest moments of a rank: micro-batches in flight by chunk, and whose backward pass begins.
 
-    A moment that another one exceeds in every chunk is left out. has_extra_warmup: of overlapped expert communication.
+    A moment that another one with the same backward pass exceeds in every chunk is left out. has_extra_warmup: of
+    overlapped expert communication.
     """
     if vp == 1 or pp == 1:
-        return ((min(num_microbatches, pp - rank),),)
+        return (((min(num_microbatches, pp - rank),), 0),)
     full_groups, rest = divmod(num_microbatches, pp)
     return _interleaved(pp, rank, vp, min(full_groups, 4) * pp + rest, has_extra_warmup)  # then it repeats
 
 
 @lru_cache(maxsize=4096)
-def _interleaved(pp: int, rank: int, vp: int, num_microbatches: int, has_extra_warmup: bool) -> tuple[tuple[int, ...], ...]:
+def _interleaved(pp: int, rank: int, vp: int, num_microbatches: int, has_extra_warmup: bool) -> tuple[Moment, ...]:
     forward = _chunk_order(pp, vp, num_microbatches)
     warmup = min(2 * (pp - rank - 1) + (vp - 1) * pp + has_extra_warmup, len(forward))
     counts = [forward[:warmup].count(chunk) for chunk in range(vp)]
-    moments = {tuple(counts)}
-    for done, chunk in enumerate(forward[warmup:]):
-        counts[chunk] += 1
-        moments.add(tuple(counts))
-        counts[vp - 1 - forward[done]] -= 1  # the backward passes take the chunks in the opposite order
-    return tuple(sorted(m for m in moments if not any(other != m and _covers(other, m) for other in moments)))
+    moments: set[Moment] = set()
+    for done, chunk in enumerate(forward):
+        if warmup + done < len(forward):  # afterwards only backward passes are left
+            counts[forward[warmup + done]] += 1
+        backward = vp - 1 - chunk  # they take the chunks in the opposite order
+        moments.add((tuple(counts), backward))
+        counts[backward] -= 1
+    return tuple(sorted(m for m in moments if not any(_exceeds(other, m) for other in moments)))
 
 
 def _chunk_order(pp: int, vp: int, num_microbatches: int) -> list[int]:
@@ -42,5 +48,6 @@ def _chunk_order(pp: int, vp: int, num_microbatches: int) -> list[int]:
     return order
 
 
-def _covers(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
-    return all(a >= b for a, b in zip(one, other, strict=True))
+def _exceeds(one: Moment, other: Moment) -> bool:
+    is_more = all(a >= b for a, b in zip(one[0], other[0], strict=True))
+    return is_more and one != other and one[1] == other[1]

@@ -72,7 +72,11 @@ class TimeModel:
         self._other_lengths: dict[int, TimeModel] = {}
 
     def step_time_s(self, layout: Layout) -> float:
-        """Return the seconds of a step."""
+        """Return the seconds of a step.
+
+        Raises:
+            BadInput: the step has no micro-batch.
+        """
         parts, waiting, idle = self._real_parts(layout)
         return sum(parts) + waiting + idle
 
@@ -87,6 +91,8 @@ class TimeModel:
         if layout.seq_length is not None and layout.seq_length != model.seq_length:
             return self._of_length(layout.seq_length)._real_parts(layout)
         microbatches, work = layout.num_microbatches, self._work(layout)
+        if microbatches < 1:
+            raise BadInput(f"gb: {layout.gbs} makes no step; use at least mb*dp = {layout.mbs * layout.dp}")
         ideal = ideal_parts(model, work, layout, self._device, microbatches)
         real = [seconds * factor for seconds, factor in zip(ideal, self._coefficients, strict=True)]
         busy = sum(real[:NUM_PIPELINED])

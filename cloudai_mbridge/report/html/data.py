@@ -1,10 +1,12 @@
 """What the page needs of a report, in few bytes: steps as columns of rounded numbers, equal things said once."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from cloudai_mbridge.report.html.differences import differences
 from cloudai_mbridge.report.plain import plain
+from cloudai_mbridge.report.visible import visible
 
 DIGITS = 7
 _STATISTICS = ("step_time_s", "tflops_per_gpu", "tokens_per_s_per_gpu")
@@ -45,18 +47,21 @@ def page_data(
     """Return plain data for the page's JSON."""
     points = report["points"]
     ran = [(index, point) for index, point in enumerate(points) if point["verdict"] != "rejected"]
-    return {
-        "head": {name: rounded(report.get(name)) for name in _HEAD},
-        "axes": axes(points),
-        "runs": [_run(point) for point in points],
-        "differences": {
-            "environment": differences((index, point.get("environment") or {}) for index, point in ran),
-            "configuration": differences((index, point.get("args") or {}) for index, point in ran),
-            "comparability": differences((index, _comparability(point)) for index, point in ran),
-        },
-        "history": [rounded(row) for row in history],
-        "gate": None if gate is None else rounded(gate),
-    }
+    data: dict[str, Any] = compact(
+        {
+            "head": {name: report.get(name) for name in _HEAD},
+            "axes": axes(points),
+            "runs": [_run(point) for point in points],
+            "differences": {
+                "environment": differences((index, point.get("environment") or {}) for index, point in ran),
+                "configuration": differences((index, point.get("args") or {}) for index, point in ran),
+                "comparability": differences((index, _comparability(point)) for index, point in ran),
+            },
+            "history": history,
+            "gate": gate,
+        }
+    )
+    return data
 
 
 def axes(points: Iterable[Mapping[str, Any]]) -> list[str]:
@@ -64,14 +69,16 @@ def axes(points: Iterable[Mapping[str, Any]]) -> list[str]:
     return list(dict.fromkeys(name for point in points for name in point["coordinates"]))
 
 
-def rounded(value: Any) -> Any:
-    """Return plain data with its floats at seven significant digits."""
+def compact(value: Any) -> Any:
+    """Return plain data with floats at seven significant digits, and text in which nothing is invisible."""
     if isinstance(value, float):
-        return float(f"{value:.{DIGITS}g}") if value - value == 0 else plain(value)
+        return float(f"{value:.{DIGITS}g}") if math.isfinite(value) else plain(value)
+    if isinstance(value, str):
+        return visible(value)
     if isinstance(value, Mapping):
-        return {str(key): rounded(item) for key, item in value.items()}
+        return {visible(str(key)): compact(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [rounded(item) for item in value]
+        return [compact(item) for item in value]
     return value
 
 
@@ -86,7 +93,7 @@ def _run(point: Mapping[str, Any]) -> dict[str, Any]:
     job, log, environment = point.get("job") or {}, point.get("log") or {}, point.get("environment") or {}
     attempts = point.get("attempts") or ()
     return {
-        **{name: rounded(point.get(name)) for name in _AS_THEY_ARE},
+        **{name: point.get(name) for name in _AS_THEY_ARE},
         "violations": [_violation(violation) for violation in point["violations"]] if is_rejected else [],
         "evidence": list(point.get("evidence") or ()),
         "failure": point.get("failure"),
@@ -98,8 +105,8 @@ def _run(point: Mapping[str, Any]) -> dict[str, Any]:
         "statistics": {name: _statistic(metrics.get(name)) for name in _STATISTICS},
         "warmup_steps": metrics.get("warmup_steps", 0),
         "window": metrics.get("window"),
-        "losses": [rounded(metrics.get("first_loss")), rounded(metrics.get("last_loss"))],
-        "peak_memory_gib": rounded(metrics.get("peak_memory_gib")),
+        "losses": [metrics.get("first_loss"), metrics.get("last_loss")],
+        "peak_memory_gib": metrics.get("peak_memory_gib"),
         "memory_kind": metrics.get("memory_kind"),
         "flops_formula": metrics.get("flops_formula"),
         "steps": _steps(point.get("steps") or ()),
@@ -107,7 +114,7 @@ def _run(point: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _some(mapping: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
-    return {name: rounded(mapping[name]) for name in names if mapping.get(name) not in (None, "", [], ())}
+    return {name: mapping[name] for name in names if mapping.get(name) not in (None, "", [], ())}
 
 
 def _violation(violation: Mapping[str, Any]) -> dict[str, Any]:
@@ -115,7 +122,7 @@ def _violation(violation: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _statistic(statistic: Mapping[str, Any] | None) -> list[Any] | None:
-    return None if statistic is None else [rounded(statistic[name]) for name in _FIELDS]
+    return None if statistic is None else [statistic[name] for name in _FIELDS]
 
 
 def _steps(steps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -125,6 +132,6 @@ def _steps(steps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {
         "first": numbers[0] if counts_up else None,
         "numbers": [] if counts_up else numbers,
-        "times": [rounded(step.get("step_time_s")) for step in steps],
-        "losses": [rounded(step.get("loss")) for step in steps],
+        "times": [step.get("step_time_s") for step in steps],
+        "losses": [step.get("loss") for step in steps],
     }

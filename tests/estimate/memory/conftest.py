@@ -27,12 +27,12 @@ class Megatron:
         changes: fields of the model that the configuration's schema does not take.
         """
         import torch.distributed as dist
+        from megatron.core.tensor_parallel import random as mrandom
         from torch.testing._internal.distributed.fake_pg import FakeStore
 
         from cloudai_mbridge.training.adapt import adapt_to_device
         from cloudai_mbridge.training.config import ConfigContainer, runtime_config_update
         from cloudai_mbridge.training.initialize import initialize_megatron
-        from megatron.core.tensor_parallel import random as mrandom
 
         self.leave()
         dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)

@@ -133,5 +133,5 @@ def test_estimate_against_real_schedules(
 def test_most_chunks_in_flight(pp: int, vp: int, microbatches: int, first_rank: int, last_rank: int) -> None:
     for rank, most in ((0, first_rank), (pp - 1, last_rank)):
         moments = in_flight(pp, rank, vp, microbatches)
-        assert max(sum(moment) for moment in moments) == most
-        assert all(len(moment) == vp for moment in moments)
+        assert max(sum(counts) for counts, _ in moments) == most
+        assert all(len(counts) == vp and counts[backward] > 0 for counts, backward in moments)

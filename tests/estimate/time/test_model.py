@@ -174,3 +174,8 @@ def test_there_is_a_time_where_there_are_figures() -> None:
 def test_an_unknown_container_is_named(dense: Architecture) -> None:
     with pytest.raises(BadInput, match="container: 'newest' is no version"):
         time_model(dense, GB200, BF16, "newest")
+
+
+def test_a_step_needs_a_microbatch(dense: Architecture) -> None:
+    with pytest.raises(BadInput, match=r"^gb: 0 makes no step; use at least mb\*dp = 8$"):
+        seconds(dense, Layout(num_gpus=8, mbs=1, gbs=0))

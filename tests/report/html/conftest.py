@@ -5,13 +5,12 @@ import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
 from cloudai_mbridge.report.html import render_html
 
-sync_api = pytest.importorskip("playwright.sync_api", reason="PLAYWRIGHT IS NOT INSTALLED")
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
 
 
@@ -55,14 +54,23 @@ class Opened:
 Open = Callable[..., Opened]
 
 
+def _give_up(program: str) -> NoReturn:
+    """Skip loudly, or fail where a browser was said to be required."""
+    if os.environ.get("MBRIDGE_REQUIRE_CHROMIUM"):
+        pytest.fail(f"{program} is required and not installed")
+    pytest.skip(f"{program} IS NOT INSTALLED".upper())
+
+
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
+    try:
+        from playwright.sync_api import sync_playwright
+    except ImportError:
+        _give_up("playwright")
     program = next((found for name in PROGRAMS if (found := shutil.which(name))), None)
     if program is None:
-        if os.environ.get("MBRIDGE_REQUIRE_CHROMIUM"):
-            pytest.fail("Chromium is required and not installed")
-        pytest.skip("CHROMIUM IS NOT INSTALLED")
-    with sync_api.sync_playwright() as playwright:
+        _give_up("Chromium")
+    with sync_playwright() as playwright:
         chromium = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
         yield chromium
         chromium.close()

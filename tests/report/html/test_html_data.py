@@ -9,7 +9,7 @@ from importlib import resources
 import pytest
 
 from cloudai_mbridge.report.html import render_html
-from cloudai_mbridge.report.html.data import page_data, rounded
+from cloudai_mbridge.report.html.data import compact, page_data
 from cloudai_mbridge.report.html.differences import MOST_RUNS, MOST_VALUES, differences, flatten
 from cloudai_mbridge.report.html.render import script_safe_json
 from tests.report.html.make_report import make_failed, make_gate, make_point, make_rejected, make_report
@@ -65,7 +65,15 @@ def test_marks_in_the_data_stay_what_they_are() -> None:
 def test_numbers_that_json_cannot_hold_become_words() -> None:
     gate = make_gate() | {"false_alarm_rate": float("nan")}
     assert page_data(make_report([]), [], gate)["gate"]["false_alarm_rate"] == "nan"
-    assert rounded([math.inf, -math.inf, 1.23456789, 12, True]) == ["inf", "-inf", 1.234568, 12, True]
+    assert compact([math.inf, -math.inf, 1.23456789, 12, True]) == ["inf", "-inf", 1.234568, 12, True]
+
+
+def test_what_cannot_be_seen_is_spelt_out() -> None:
+    point = make_point("a", {"x\u202ey": "\x1b[31m"}, environment={"n\x00": "\ud800"})
+    data = page_data(make_report([point]), [], None)
+    assert data["axes"] == ["x\\u202ey"]
+    assert data["runs"][0]["coordinates"] == {"x\\u202ey": "\\x1b[31m"}
+    assert data["differences"]["environment"]["common"] == {"n\\x00": "\\ud800"}
 
 
 def test_steps_become_columns() -> None:

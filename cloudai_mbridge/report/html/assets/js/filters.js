@@ -88,7 +88,12 @@ function filterControls() {
           h("div", { class: "axes" }, axes),
         )
       : null,
-    h("p", { class: "note" }, "None ticked means all. The charts below show what passes the filter."),
+    h(
+      "p",
+      { class: "note" },
+      "None ticked means all. The charts below show what passes the filter. " +
+        "Numbers here are means ± standard deviation over the counted steps; the charts take medians.",
+    ),
   );
   function reset() {
     text.value = "";

@@ -114,7 +114,7 @@ function historyFigure(chosen, metric) {
     title: "",
     draw,
     label: () =>
-      `${metric()} of ${chosen().point} over ${plural(rows().length, "run")}, with ${plural(chosen().changes, "change")}.`,
+      `${metric()} of ${chosen().point}: ${plural(rows().length, "run")}, ${plural(chosen().changes, "change")}.`,
     empty: "No earlier run of this point has that metric.",
     numbers: () => ({
       head: ["ended", "run", "commit", metric(), "change"],

@@ -65,7 +65,7 @@ function paretoSection() {
     title: "",
     draw,
     label: () =>
-      `${gain.label} against ${cost.label} of ${plural(runs().length, "run")}; ${front().length} on the front, listed below.`,
+      `${gain.label} against ${cost.label}: ${plural(runs().length, "run")}, of which ${front().length} on the front.`,
     empty: "No row that passes the filter has both numbers.",
     numbers: () => ({
       head: ["point", "verdict", unitLabel(cost), unitLabel(gain)],

@@ -114,7 +114,8 @@ function isUneven(effect) {
 function sensitivitySection() {
   const note =
     "Effect: how far the medians by value are apart, relative to the median of all. Only successful runs " +
-    "count. Where values were not measured equally often, rejected or failed points are missing, and an axis may show what another one causes.";
+    "count. Where values were not measured equally often, rejected or failed points are missing, " +
+    "and an axis may show what another one causes.";
   const axes = varyingAxes(RUNS.filter(succeeded));
   const available = MEASURES.filter((measure) => measured(RUNS, measure).length);
   if (!axes.length || !available.length) {
