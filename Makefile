@@ -16,6 +16,7 @@ run: $(VENV)/.train
 # Run all tests: real training, real Slurm.
 test: $(VENV)/.dev
 	.ci/install-slurm
+	.ci/install-chromium
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 # The tests that are too long for `make test`, and the benchmarks.

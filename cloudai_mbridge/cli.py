@@ -4,7 +4,7 @@ import io
 import sqlite3
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -200,14 +200,30 @@ def verify_configs(
 
 @cli.command("generate-report")
 @click.option("--result-dir", type=_PATH, required=True, help="The directory that `run` named.")
+@click.option("--history", "history_file", type=_PATH, help="Show the points' earlier runs in report.html.")
 @click.option("--system-config", type=_PATH, help="Accepted as in CloudAI; the directory knows its system.")
 @click.option("--tests-dir", type=_PATH, help="Accepted as in CloudAI; the directory knows its tests.")
 @click.option("--test-scenario", type=_PATH, help="Accepted as in CloudAI; the directory knows its scenario.")
-def generate_report(result_dir: Path, **_: Path | None) -> int:
+def generate_report(result_dir: Path, history_file: Path | None, **_: Path | None) -> int:
     """Judge a run's directory again and rewrite its reports."""
-    report = pipeline.report(result_dir)
+    report = pipeline.report(result_dir, **_with_history(history_file))
     _show_report(new_console(), report, result_dir)
     return OK if report.succeeded else POINTS_FAILED
+
+
+def _with_history(path: Path | None) -> dict[str, Any]:
+    """Return how the page's history is found: not at all without a file."""
+    if path is None:
+        return {}
+
+    def find(report: Mapping[str, Any]) -> list[dict[str, Any]]:
+        from cloudai_mbridge.gate.history import History
+        from cloudai_mbridge.gate.history_rows import history_rows
+
+        with History(path) as store:
+            return history_rows(store, report)
+
+    return {"find_history": find}
 
 
 @cli.group()

@@ -21,6 +21,7 @@ from cloudai_mbridge.plan import ROOT_FILES, SweepPlan
 from cloudai_mbridge.plan.build import build_plan
 from cloudai_mbridge.plan.read import read_plan
 from cloudai_mbridge.report import Report, build_report, judge_in, write_report
+from cloudai_mbridge.report.write import FindHistory
 from cloudai_mbridge.runner import Observer, Pace, run_all
 from cloudai_mbridge.slurm import SlurmClient
 from cloudai_mbridge.upstream import ByLauncher, UpstreamClient
@@ -99,10 +100,10 @@ def execute(prepared: Prepared, root: Path, observer: Observer, *, only_cancel: 
     )
 
 
-def report(root: Path) -> Report:
-    """Judge what lies in a run's directory and write the reports."""
+def report(root: Path, **options: FindHistory) -> Report:
+    """Judge what lies in a run's directory and write the reports; `options` are those of `write_report`."""
     result = build_report(root)
-    write_report(result, root)
+    write_report(result, root, **options)
     return result
 
 

@@ -11,6 +11,7 @@ import click
 
 from cloudai_mbridge.console import new_console, observer_for
 from cloudai_mbridge.errors import OK
+from cloudai_mbridge.plan import ROOT_FILES
 
 if TYPE_CHECKING:
     from cloudai_mbridge.confirm import Confirmation
@@ -34,7 +35,15 @@ def register(cli: click.Group) -> None:
 @click.option("--json", "json_file", type=_PATH, help="Also write the result as JSON.")
 @click.option("--markdown", type=_PATH, help="Also write it for a CI's step summary.")
 @click.option("--junit", type=_PATH, help="Also write it as JUnit XML.")
-def gate(results: tuple[Path, ...], policy: Path, baseline: Path | None, confirm: int | None, **files: Any) -> int:
+@click.option("--html", type=_PATH, help="Also write the page of the first result with the gate on it.")
+def gate(
+    results: tuple[Path, ...],
+    policy: Path,
+    baseline: Path | None,
+    confirm: int | None,
+    html: Path | None,
+    **files: Any,
+) -> int:
     """Judge RESULTS (report.json files or runs' directories, taken together) against a baseline or a history.
 
     Exit codes: 0 pass or improvement, 10 regression, 11 not run, 12 not comparable, 13 inconclusive, 14 improvement
@@ -52,6 +61,9 @@ def gate(results: tuple[Path, ...], policy: Path, baseline: Path | None, confirm
         result = run_gate([*results, *(runs.root for runs in more)], loaded, today, looks)
         result = result.with_notes(note for runs in more for note in runs.notes)
     _show(result, **files)
+    click.echo(f"exit code {result.exit_code}")
+    if html is not None:
+        _write_page(html, results[0], result)
     return result.exit_code
 
 
@@ -80,14 +92,22 @@ def _show(result: "GateResult", json_file: Path | None, markdown: Path | None, j
     from cloudai_mbridge.report.plain import plain
 
     new_console().print(render_gate(result))
-    rendered = (
-        (json_file, lambda: json.dumps({**plain(result), "exit_code": result.exit_code}, indent=1) + "\n"),
-        (markdown, lambda: render_gate_markdown(result)),
-        (junit, lambda: render_gate_junit(result)),
-    )
-    for path, render in rendered:
-        if path is not None:
-            write_text(path, render())
+    if json_file is not None:
+        write_text(json_file, json.dumps({**plain(result), "exit_code": result.exit_code}, indent=1) + "\n")
+    if markdown is not None:
+        write_text(markdown, render_gate_markdown(result))
+    if junit is not None:
+        write_text(junit, render_gate_junit(result))
+
+
+def _write_page(html: Path, path: Path, result: "GateResult") -> None:
+    """Render the page of a report again, with what the gate says. The report has been read before, and is one."""
+    from cloudai_mbridge.report.files import write_text
+    from cloudai_mbridge.report.html import render_html
+    from cloudai_mbridge.report.plain import plain
+
+    report = json.loads((path / ROOT_FILES.report if path.is_dir() else path).read_bytes())
+    write_text(html, render_html(report, gate=plain(result)))
 
 
 def _confirm(results: Sequence[Path], result: "GateResult", repeats: int) -> "list[Confirmation]":

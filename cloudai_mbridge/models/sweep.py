@@ -21,7 +21,14 @@ class SweepConfig(StrictModel):
     )
     include: list[Pattern] = Field([], description="points to add: {argument = value}, the rest as in cmd_args")
     repeats: int = Field(1, ge=1, description="runs of every point, on top of the scenario's iterations")
-    order: Literal["grid", "random"] = Field("grid", description="last axis fastest, or shuffled by `seed`")
+    order: Literal["grid", "random", "informative"] = Field(
+        "grid", description="last axis fastest; shuffled by `seed`; or what tells most first (docs/estimate.md)"
+    )
     seed: int = Field(0, ge=0, description="of the random order")
     max_points: int | None = Field(None, ge=1, description="accepted points to run; the rest is held back")
-    max_gpu_hours: float | None = Field(None, gt=0, description="sum of GPUs x time limit over all runs")
+    max_gpu_hours: float | None = Field(
+        None, gt=0, description="over all runs, as predicted where the GPU is known, else GPUs x time limit"
+    )
+    memory_share: float | None = Field(
+        None, gt=0, description="hold back points predicted to need more of the GPU's memory; None: only `sweep plan` does"
+    )

@@ -4,7 +4,7 @@ import shlex
 from enum import StrEnum
 from typing import Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, FiniteFloat, field_validator, model_serializer, model_validator
 
 from cloudai_mbridge.models.base import EnvName, OneLine, StrictModel, Text
 
@@ -16,6 +16,29 @@ class Executor(StrEnum):
     NEMO_RUN = "nemo_run"
 
 
+class Prices(StrictModel):
+    """What a GPU-hour costs. In the file, the GPUs stand beside the currency: `gb200 = 10.5`."""
+
+    currency: OneLine = "USD"
+    per_gpu_hour: dict[OneLine, FiniteFloat] = Field({}, description="GPU -> price of an hour")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _gather(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            raise ValueError("must be a table such as {currency = 'USD', gb200 = 10.5}")
+        prices = {name: value for name, value in data.items() if name not in ("currency", "per_gpu_hour")}
+        for name, value in prices.items():
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
+                raise ValueError(f"{name}: {value!r} is no price of a GPU-hour; use a number of at least 0")
+        rest = {name: value for name, value in data.items() if name not in prices}
+        return {**rest, "per_gpu_hour": {**rest.get("per_gpu_hour", {}), **prices}}
+
+    @model_serializer
+    def _spread(self) -> dict[str, Any]:
+        return {"currency": self.currency, **self.per_gpu_hour}
+
+
 class _System(StrictModel):
     name: Text = Field(min_length=1)
     install_path: Text | None = None
@@ -23,6 +46,8 @@ class _System(StrictModel):
     global_env_vars: dict[EnvName, Text | int | float | bool] = {}
     monitor_interval: float | None = Field(None, gt=0, description="seconds between two looks at the jobs")
     gpus_per_node: int | None = Field(None, ge=1)
+    gpu_type: OneLine | None = Field(None, description="its GPUs, for estimates; a test's cmd_args.gpu_type wins")
+    prices: Prices = Field(Prices(), description="of a GPU-hour, for the cost of a sweep")
     python_executable: Text | None = Field(
         None, description="Python with the train extra on the compute nodes; default: the one that runs mbridge"
     )

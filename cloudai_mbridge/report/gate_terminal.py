@@ -67,6 +67,6 @@ def conclude(result: GateResult) -> str:
     counts = {verdict: sum(point.verdict is verdict for point in result.points) for verdict in GateVerdict}
     points = ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count) or "no points"
     return (
-        f"{str(result.verdict).upper()} (exit code {result.exit_code}): {points};"
+        f"{str(result.verdict).upper()}: {points};"
         f" no change at all is called a regression in at most {result.false_alarm_rate:.1%} of gates"
     )

@@ -1,6 +1,8 @@
 """Write a report into the directory of its run."""
 
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from cloudai_mbridge.plan import POINT_FILES, ROOT_FILES
 from cloudai_mbridge.report.files import write_text
@@ -14,11 +16,15 @@ from cloudai_mbridge.report.steps_parquet import write_steps_parquet
 from cloudai_mbridge.report.text import render_point, render_summary
 from cloudai_mbridge.verdict import Verdict
 
+FindHistory = Callable[[Mapping[str, Any]], Sequence[Mapping[str, Any]]]
 
-def write_report(report: Report, root: Path) -> Path:
+
+def write_report(report: Report, root: Path, find_history: FindHistory = lambda report: ()) -> Path:
     """Write report.json, everything that is rendered from it, and a report.txt per run; return report.json's path.
 
     report.json comes first: it is the contract, and stands whatever becomes of the rest.
+
+    find_history: returns the rows of earlier runs for the page, given what report.json holds.
     """
     path, data = root / ROOT_FILES.report, report.to_dict()
     write_json(data, path)
@@ -31,5 +37,5 @@ def write_report(report: Report, root: Path) -> Path:
     write_text(root / ROOT_FILES.junit, render_junit(report))
     write_steps_csv(report.points, root / ROOT_FILES.steps_csv)
     write_steps_parquet(report.points, root / ROOT_FILES.steps_parquet)
-    write_text(root / ROOT_FILES.report_html, render_html(data))
+    write_text(root / ROOT_FILES.report_html, render_html(data, find_history(data)))
     return path

@@ -138,7 +138,7 @@ def test_the_same_again_is_green_and_a_planted_sleep_is_red(
     planted = metrics["step_time_s"]["value"] - metrics["step_time_s"]["baseline"]
     assert 0.7 < planted < 1.3
     assert "3 runs against 5" in metrics["step_time_s"]["words"]
-    assert "REGRESSION (exit code 10)" in done.stdout
+    assert "REGRESSION: 1 regression" in done.stdout
     assert "❌ regression" in (directory / "gate.md").read_text(encoding="utf-8")
     suites = ET.parse(directory / "gate.xml").getroot()
     failed = {case.get("name") for case in suites.iter("testcase") if case.find("failure") is not None}

@@ -6,7 +6,8 @@ backward pass when a recomputed part is whole again: by then what lies behind it
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
+from operator import mul
 from types import ModuleType
 
 from cloudai_mbridge.errors import BadInput
@@ -33,7 +34,7 @@ class ChunkSaved:
     terms: Mapping[str, float]
     recomputed: float
 
-    @property
+    @cached_property
     def total(self) -> float:
         """All terms, without what is recomputed."""
         return sum(self.terms.values())
@@ -61,27 +62,36 @@ def activations_per_stage(arch: Architecture, layout: Layout) -> tuple[dict[str,
 
 def _stage(z: Sizes, layout: Layout, chunks: tuple[Chunk, ...], moments: tuple[Moment, ...]) -> dict[str, float]:
     is_fused = layout.implementation is Implementation.FUSED
-    saved = [chunk_saved(z, layout.recompute, is_fused, layout.activation_offload_layers, chunk) for chunk in chunks]
+    offload = Offload(layout.activation_offload_layers, "moe_act" in layout.offload_modules)
+    saved = [chunk_saved(z, layout.recompute, is_fused, offload, chunk) for chunk in chunks]
+
+    totals, recomputed = [chunk.total for chunk in saved], [chunk.recomputed for chunk in saved]
 
     def fullness(moment: Moment) -> float:
-        counts, backward = moment
-        kept = sum(count * chunk.total for count, chunk in zip(counts, saved, strict=True))
-        return kept + saved[backward].recomputed
+        return sum(map(mul, moment[0], totals)) + recomputed[moment[1]]
 
-    counts, backward = max(moments, key=fullness)
+    counts, backward = max(moments, key=fullness) if len(moments) > 1 else moments[0]
     terms = {name: sum(n * chunk.terms[name] for n, chunk in zip(counts, saved, strict=True)) for name in TERMS}
     terms["checkpoints"] += _angles(z) * sum(chunk.terms["checkpoints"] > 0 for chunk in saved)
     return terms | {"recomputed": saved[backward].recomputed}
 
 
+@dataclass(frozen=True)
+class Offload:
+    """What lives in host memory: the first layers of a chunk; what the experts' activation functions read."""
+
+    layers: int = 0
+    has_moe_act: bool = False
+
+
 @lru_cache(maxsize=65536)
-def chunk_saved(z: Sizes, recompute: Recompute, is_fused: bool, offloaded_layers: int, chunk: Chunk) -> ChunkSaved:
-    """Return what one micro-batch keeps in a chunk. offloaded_layers: its first ones live in host memory."""
+def chunk_saved(z: Sizes, recompute: Recompute, is_fused: bool, offload: Offload, chunk: Chunk) -> ChunkSaved:
+    """Return what one micro-batch keeps in a chunk."""
     module = saved_fused if is_fused else saved_torch
     terms = dict.fromkeys(TERMS, 0.0)
     is_full = recompute.granularity is Granularity.FULL
     groups = _groups(recompute, len(chunk.layers)) if is_full else [(1, False)] * len(chunk.layers)
-    offloaded = min(offloaded_layers, max(0, len(chunk.layers) - 1))
+    offloaded = min(offload.layers, max(0, len(chunk.layers) - 1))
     regrown: list[tuple[float, float]] = []  # of every group: what it keeps, and by how much it grows
     position = 0
     for size, is_checkpointed in groups:
@@ -95,7 +105,7 @@ def chunk_saved(z: Sizes, recompute: Recompute, is_fused: bool, offloaded_layers
             kept = _kept(z, module, recompute, layers[0])
             left, grows = _total(kept), _regrown(_halves(z, module, layers[0]), kept)
             if position > offloaded:
-                _add(terms, layers[0], kept)
+                _add(terms, layers[0], kept, offload)
         regrown.append((left, grows))
     behind, most = _ends(z, module, recompute, chunk, terms), 0.0
     for left, grows in reversed(regrown):  # as the backward pass goes
@@ -166,7 +176,7 @@ def _kept(z: Sizes, module: ModuleType, recompute: Recompute, layer: Layer) -> t
 
 _FREED = {
     "mlp": ("ffn",),
-    "moe": ("router", "experts", "expert_activation", "shared"),
+    "moe": ("router", "experts", "expert_hidden", "expert_activation", "shared"),
     "moe_act": ("expert_activation",),
     "shared_experts": ("shared",),
 }
@@ -186,7 +196,9 @@ def _regrown(whole: tuple[Half | None, ...], kept: tuple[Half | None, ...]) -> f
     return most
 
 
-def _add(terms: dict[str, float], layer: Layer, kept: tuple[Half | None, ...]) -> None:
+def _add(terms: dict[str, float], layer: Layer, kept: tuple[Half | None, ...], offload: Offload) -> None:
     mixer, ffn = kept
     terms["attention"] += mixer.total if mixer else 0
-    terms["experts" if layer.ffn is Ffn.MOE else "mlp"] += ffn.total if ffn else 0
+    if ffn:
+        away = ffn.expert_hidden if offload.has_moe_act else 0
+        terms["experts" if layer.ffn is Ffn.MOE else "mlp"] += ffn.total - away

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from types import MappingProxyType
 
 from cloudai_mbridge.estimate.architecture import Architecture
@@ -11,7 +10,7 @@ from cloudai_mbridge.estimate.memory.layout import Layout
 from cloudai_mbridge.estimate.memory.other import Assumptions, other
 from cloudai_mbridge.estimate.memory.parameters import Parameters, layer_parameters, padded_for, parameters_per_stage
 from cloudai_mbridge.estimate.memory.sizes import sizes_of
-from cloudai_mbridge.estimate.memory.stages import Chunk, chunks_of
+from cloudai_mbridge.estimate.memory.stages import Chunk, Layer, chunks_of
 from cloudai_mbridge.estimate.memory.states import Unsharded, states
 
 STATE_TERMS = ("weights", "quantized copies", "gradients", "optimizer", "fsdp buffers")
@@ -87,9 +86,8 @@ def _stages(arch: Architecture, layout: Layout, assumptions: Assumptions) -> lis
 TERMS = STATE_TERMS + ACTIVATION_TERMS + OTHER_TERMS
 
 
-@lru_cache(maxsize=4096)
 def _largest_layer(arch: Architecture, layout: Layout, chunks: tuple[Chunk, ...]) -> int:
-    layers = {layer for chunk in chunks for group in (chunk.layers, *chunk.mtp) for layer in group}
+    layers = frozenset[Layer]().union(*(chunk.kinds for chunk in chunks))
     return max((layer_parameters(arch, layout, layer) for layer in layers), default=0)
 
 

@@ -85,10 +85,13 @@ class Layout:
 
     mbs, gbs: sequences per micro-batch and per step. gbs None: one micro-batch per pipeline stage. seq_length None: the
     architecture's. etp None: as tp, Megatron-Core's default. sequence_parallel None: whenever tp > 1.
-    pipeline_layout: explicit, such as "Et*4|(t*4|)*14tmL". fp8_param_gather: keep the weights in 8 bits only.
+    pipeline_layout: explicit, such as "Et*4|(t*4|)*14tmL". fp8_param_gather: keep the weights in 8 bits only. has_fp8_transposes: per-tensor
+    and block scaling keep a transposed copy of every weight: Hopper's products need it, Blackwell's do not.
     use_megatron_fsdp: parameters, gradients and optimizer are sharded. optimizer_offload_fraction: share of the optimizer
-    state that lives in host memory. activation_offload_layers: layers per chunk whose activations do.
+    state that lives in host memory. activation_offload_layers: layers per chunk whose activations do. offload_modules: of
+    the fine-grained kind, "moe_act" (what the experts' activation functions read) is modelled.
     moe_imbalance: tokens of the fullest rank over the mean. fp32_logits: the loss keeps the logits in 32 bits.
+    adapters_only: the weights are frozen, and the few of an adapter (LoRA) are not counted.
     cuda_graph: "none", "attention" (attention and router of every layer) or "full".
     """
 
@@ -110,13 +113,16 @@ class Layout:
     use_distributed_optimizer: bool = True
     grad_reduce_in_fp32: bool = True
     fp8_param_gather: bool = False
+    has_fp8_transposes: bool = True
     use_megatron_fsdp: bool = False
     optimizer_offload_fraction: float = 0.0
     activation_offload_layers: int = 0
+    offload_modules: frozenset[str] = frozenset()
     moe_imbalance: float = 1.0
     fp32_logits: bool = True
     cuda_graph: str = "none"
     overlap_moe_expert_parallel_comm: bool = False
+    adapters_only: bool = False
 
     def __post_init__(self) -> None:
         """Refuse sizes that do not fit together; the rules say it in more words."""

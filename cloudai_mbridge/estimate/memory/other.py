@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from cloudai_mbridge.estimate.memory.layout import Layout
 from cloudai_mbridge.estimate.memory.sizes import Sizes
-from cloudai_mbridge.estimate.memory.stages import Chunk, Ffn
+from cloudai_mbridge.estimate.memory.stages import Chunk
 
 MIB, GIB = 2**20, 2**30
 
@@ -67,18 +67,20 @@ def num_groups(layout: Layout, *, has_experts: bool) -> int:
 
 
 def _has_experts(chunks: tuple[Chunk, ...]) -> bool:
-    layers = [layer for chunk in chunks for group in (chunk.layers, *chunk.mtp) for layer in group]
-    return any(layer.ffn is Ffn.MOE for layer in layers)
+    return any(chunk.has_experts for chunk in chunks)
 
 
 def _temporary(z: Sizes, chunks: tuple[Chunk, ...]) -> float:
-    """Return the largest pair of tensors that live within one operation: logits with their gradient, or an MLP's."""
+    """Return the most that one operation needs beside what is kept: an MLP's gradients, or those of the logits.
+
+    Transformer Engine's cross entropy writes the gradient over the logits.
+    """
     a = z.arch
     ffn = a.ffn_hidden_size * (3 if a.gated_linear_unit else 2) / z.tp
     experts = (a.moe_ffn_hidden_size or 0) * (3 if a.gated_linear_unit else 2) / z.expert_tp
     most = max(z.tokens * (ffn + 2 * a.hidden_size), z.expert_tokens * experts if a.num_moe_experts else 0) * z.value
     if any(chunk.has_output for chunk in chunks):
-        most = max(most, z.tokens * (a.padded_vocab_size // z.tp) * (2 + 2))
+        most = max(most, z.tokens * (a.padded_vocab_size // z.tp) * (2 if z.fp32_logits else 0))
     return most
 
 

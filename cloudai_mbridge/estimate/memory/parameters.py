@@ -86,6 +86,7 @@ def active_parameters(arch: Architecture) -> int:
     return parameters.total - round(idle)
 
 
+@lru_cache(maxsize=1024)
 def padded_for(arch: Architecture, tp: int) -> Architecture:
     """Return the architecture with the vocabulary padded for this tensor-parallel size."""
     return arch if arch.tensor_model_parallel_size == tp else replace(arch, tensor_model_parallel_size=tp)
@@ -122,7 +123,9 @@ def _chunk(arch: Architecture, split: Split, chunk: Chunk) -> Mapping[str, int]:
 
 @lru_cache(maxsize=4096)
 def _layer(arch: Architecture, split: Split, layer: Layer) -> Mapping[str, int]:
-    counts = Counter[str]({"norms": ((layer.mixer is not None) + (layer.ffn is not None)) * norm(arch, arch.hidden_size)})
+    counts = Counter[str](
+        {"norms": ((layer.mixer is not None) + (layer.ffn is not None)) * norm(arch, arch.hidden_size)}
+    )
     if layer.mixer is Mixer.ATTENTION:
         counts.update(_attention(arch, split))
     elif layer.mixer is Mixer.MAMBA:

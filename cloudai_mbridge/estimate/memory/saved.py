@@ -11,7 +11,7 @@ class Half:
     norm: the norm's input and statistics. norm_output: its output, which the next products keep. projected: queries,
     keys and values. latents: of multi-latent attention, what they are projected from. core: scores or their sums, and what else only the core attention keeps. output: what the last
     projection keeps. ffn: all inside of an MLP. router: routing and dispatch. experts: inside of the routed experts;
-    expert_activation: of that, the input of their second product. shared: inside of the shared experts.
+    expert_hidden: of that, what their activation function reads; expert_activation: what their second product does. shared: inside of the shared experts.
     """
 
     norm: float = 0
@@ -23,6 +23,7 @@ class Half:
     ffn: float = 0
     router: float = 0
     experts: float = 0
+    expert_hidden: float = 0
     expert_activation: float = 0
     shared: float = 0
 

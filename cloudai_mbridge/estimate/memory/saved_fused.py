@@ -84,7 +84,8 @@ def moe(z: Sizes) -> Half:
         norm=norm(z, s, a.hidden_size),
         norm_output=s * a.hidden_size * z.value,  # the router keeps it in 16 bits
         router=s * (ROUTER_BYTES * (a.num_moe_experts or 0) + 8 * a.moe_router_topk) + 4 * rows,
-        experts=rows * width * z.kept_input + before + latent,
+        experts=rows * width * z.kept_input + latent,
+        expert_hidden=before,
         expert_activation=activation,
         shared=sum(_inner(z, z.tokens, shared / z.tp)) if shared else 0,
     )

@@ -5,7 +5,7 @@ Source: `transformer_block.get_num_layers_to_build`, `pipeline_parallel_layer_la
 
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.estimate.architecture import Architecture
@@ -35,9 +35,9 @@ class Layer:
     ffn: Ffn | None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Chunk:
-    """The part of the model that one virtual stage of one rank holds.
+    """The part of the model that one virtual stage of one rank holds. Equal ones are one object, hashed by identity.
 
     mtp: the layers of every multi-token-prediction module. has_decoder_end: the norm behind the last decoder layer.
     """
@@ -47,6 +47,16 @@ class Chunk:
     has_embedding: bool = False
     has_decoder_end: bool = False
     has_output: bool = False
+
+    @cached_property
+    def kinds(self) -> frozenset[Layer]:
+        """The layers that differ, those of multi-token prediction included."""
+        return frozenset(layer for group in (self.layers, *self.mtp) for layer in group)
+
+    @cached_property
+    def has_experts(self) -> bool:
+        """Whether there is a mixture of experts in it."""
+        return any(layer.ffn is Ffn.MOE for layer in self.kinds)
 
 
 _DENSE = Layer(Mixer.ATTENTION, Ffn.MLP)
@@ -67,7 +77,9 @@ def decoder_layers(arch: Architecture) -> tuple[Layer, ...]:
         BadInput: the model has layers whose memory is not modelled.
     """
     if arch.linear_attention_freq is not None:
-        raise BadInput(f"recipe {arch.recipe}: memory of linear-attention layers is not modelled; choose another recipe")
+        raise BadInput(
+            f"recipe {arch.recipe}: memory of linear-attention layers is not modelled; choose another recipe"
+        )
     if arch.hybrid_layer_pattern is not None:
         return _blocks(arch, arch.hybrid_layer_pattern.split("/")[0])
     if arch.num_moe_experts is None:
@@ -89,7 +101,9 @@ def prediction_layers(arch: Architecture) -> tuple[tuple[Layer, ...], ...]:
 def _blocks(arch: Architecture, pattern: str) -> tuple[Layer, ...]:
     symbols = pattern.replace("|", "")
     if unknown := set(symbols) - _BLOCKS.keys():
-        raise BadInput(f"recipe {arch.recipe}: memory of hybrid block {min(unknown)!r} is not modelled; use M, *, - and E")
+        raise BadInput(
+            f"recipe {arch.recipe}: memory of hybrid block {min(unknown)!r} is not modelled; use M, *, - and E"
+        )
     return tuple(_BLOCKS[symbol] for symbol in symbols)
 
 
@@ -107,16 +121,13 @@ def pipeline_chunks(arch: Architecture, pp: int, vp: int, text: str | None) -> t
         own = layers[position : position + count]
         position += count
         is_end = count > 0 and position == arch.num_layers
-        chunks.append(
-            Chunk(
-                layers=own,
-                mtp=prediction_layers(arch) if has_mtp else (),
-                has_embedding=index == 0,
-                has_decoder_end=is_end if arch.mtp_num_layers else has_output,
-                has_output=has_output,
-            )
-        )
+        prediction = prediction_layers(arch) if has_mtp else ()
+        has_end = is_end if arch.mtp_num_layers else has_output
+        chunks.append(_chunk(own, prediction, index == 0, has_end, has_output))
     return tuple(tuple(chunks[rank::pp]) for rank in range(pp))
+
+
+_chunk = lru_cache(maxsize=65536)(Chunk)
 
 
 def chunks_of(arch: Architecture, layout: Layout) -> tuple[tuple[Chunk, ...], ...]:

@@ -18,7 +18,7 @@ _QUANTIZED = {
     Precision.FP8_SC: 1 + 4 / (128 * 128),
     Precision.NVFP4: 0.5 + 1 / 16,
 }
-_COPIES = 2  # one per layout, row- and column-wise: the forward and the backward products read them
+_PER_TENSOR = (Precision.FP8_CS, Precision.FP8_SC)
 _FSDP_UNITS = 2  # one layer in use, the next one on its way
 
 
@@ -51,11 +51,18 @@ def states(parameters: Parameters, layout: Layout, unsharded: Unsharded) -> dict
 
 def bytes_per_weight(layout: Layout) -> tuple[float, float, float]:
     """Return bytes per weight of a matrix product: the weight itself, quantized copies beside it, its gradient."""
-    gradient = 4.0 if layout.grad_reduce_in_fp32 or layout.precision is Precision.FP32 else 2.0
+    gradient = (
+        0.0
+        if layout.adapters_only
+        else 4.0
+        if layout.grad_reduce_in_fp32 or layout.precision is Precision.FP32
+        else 2.0
+    )
     copy = _QUANTIZED.get(layout.precision, 0.0)
+    copies = 1 if layout.precision in _PER_TENSOR and not layout.has_fp8_transposes else 2  # row- and column-wise
     if not copy or not layout.fp8_param_gather or layout.precision is Precision.NVFP4:
-        return _plain(layout), _COPIES * copy, gradient
-    return copy, (_COPIES - 1) * copy, gradient  # the quantized weight is the weight
+        return _plain(layout), copies * copy, gradient
+    return copy, (copies - 1) * copy, gradient  # the quantized weight is the weight
 
 
 def _plain(layout: Layout) -> float:
@@ -63,6 +70,8 @@ def _plain(layout: Layout) -> float:
 
 
 def _optimizer(parameters: Parameters, layout: Layout) -> float:
+    if layout.adapters_only:
+        return 0.0
     per_weight = 8 if layout.precision is Precision.FP32 else 12
     on_device = 1 - layout.optimizer_offload_fraction
     if not (layout.use_distributed_optimizer or layout.use_megatron_fsdp):

@@ -50,7 +50,10 @@ def _is_moe(recipe: str) -> bool:
 
 def _places(recipe: str) -> int:
     """Layers that the embedding and the loss count for."""
-    return sum(bool(load_recipe(recipe).default("model", f"account_for_{end}_in_pipeline_split")) for end in ("embedding", "loss"))
+    return sum(
+        bool(load_recipe(recipe).default("model", f"account_for_{end}_in_pipeline_split"))
+        for end in ("embedding", "loss")
+    )
 
 
 def grid() -> Iterator[Case]:

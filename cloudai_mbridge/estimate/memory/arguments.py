@@ -1,0 +1,105 @@
+"""From a point's arguments to the layout that the estimate is asked about."""
+
+from typing import Any
+
+from cloudai_mbridge.errors import BadInput
+from cloudai_mbridge.estimate.memory.layout import Granularity, Layout, Precision, Recompute
+from cloudai_mbridge.estimate.memory.upstream import preset
+from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
+from cloudai_mbridge.models.pipeline_layout import num_stages
+from cloudai_mbridge.recipes.apply import recipe_layout
+from cloudai_mbridge.recipes.load import Recipe
+
+_FULLY_CAPTURED = ("full", "full_iteration", "local")
+
+
+def layout_of(args: ResolvedCmdArgs, recipe: Recipe, *, mtp_num_layers: int = 0) -> Layout:
+    """Return the layout of a point on GPUs: what it sets, else what the upstream recipe or the embedded loop sets.
+
+    Raises:
+        BadInput: sizes that do not fit together, or an unknown number format.
+    """
+    precision = _precision(args.compute_dtype)
+    given = _upstream(args, recipe, precision) if args.launcher is not Launcher.EMBEDDED else _embedded(recipe)
+    pp, vp, text = _pipeline(args, recipe, mtp_num_layers)
+    recompute = _recompute(args, given.pop("recompute_modules", frozenset()), given.pop("recompute_num_layers", None))
+    if args.activation_offload_layers is not None:
+        given["activation_offload_layers"] = args.activation_offload_layers
+    if args.use_megatron_fsdp is not None:
+        given["use_megatron_fsdp"] = args.use_megatron_fsdp or given.get("use_megatron_fsdp", False)
+    return Layout(
+        num_gpus=args.num_gpus,
+        tp=args.tp or 1,
+        pp=pp,
+        cp=args.cp or 1,
+        vp=vp,
+        ep=args.ep or 1,
+        etp=args.et,
+        mbs=args.mb or recipe.default("train", "micro_batch_size") or 1,
+        gbs=args.gb or recipe.default("train", "global_batch_size"),
+        seq_length=args.seq_length,
+        pipeline_layout=text,
+        recompute=recompute,
+        precision=precision,
+        cuda_graph=_cuda_graph(args),
+        overlap_moe_expert_parallel_comm=bool(args.moe_a2a_overlap),
+        adapters_only=args.task == "lora",
+        **given,
+    )
+
+
+def _precision(name: str) -> Precision:
+    try:
+        return Precision(name)
+    except ValueError:
+        known = ", ".join(precision.value for precision in Precision)
+        raise BadInput(f"cmd_args.compute_dtype: {name!r} is unknown; use one of {known}") from None
+
+
+def _upstream(args: ResolvedCmdArgs, recipe: Recipe, precision: Precision) -> dict[str, Any]:
+    sets = preset(recipe.name, args.gpu_type.lower(), precision, is_fsdp=bool(args.use_megatron_fsdp))
+    return {
+        "use_distributed_optimizer": True,
+        "grad_reduce_in_fp32": False,
+        "fp32_logits": False,
+        "fp8_param_gather": precision in (Precision.FP8_CS, Precision.FP8_MX),
+        "has_fp8_transposes": args.gpu_type.lower() in ("h100", "h200", "gh200"),
+        **sets,
+    }
+
+
+def _embedded(recipe: Recipe) -> dict[str, Any]:
+    return {"use_distributed_optimizer": bool(recipe.default("optimizer", "use_distributed_optimizer"))}
+
+
+def _pipeline(args: ResolvedCmdArgs, recipe: Recipe, mtp_num_layers: int) -> tuple[int, int, str | None]:
+    """Return stages, virtual stages and the explicit layout, where there is one; it decides about virtual stages."""
+    pp, text = args.pp or 1, args.pipeline_model_parallel_layout
+    if text:
+        return pp, args.vp or max(1, num_stages(text) // pp), text
+    is_whole = args.num_layers in (None, recipe.default("model", "num_layers"))
+    if pp > 1 and is_whole:
+        text = recipe_layout(recipe, pp, args.vp, with_mtp=mtp_num_layers > 0)
+    return pp, args.vp or 1, text
+
+
+def _recompute(args: ResolvedCmdArgs, modules: frozenset[str], num_layers: int | None) -> Recompute:
+    """Return what is recomputed: the point's own words replace the recipe's."""
+    if args.recompute_num_layers is not None or args.recompute_modules is not None:
+        modules, num_layers = _modules(args.recompute_modules), args.recompute_num_layers
+    if num_layers:
+        return Recompute(Granularity.FULL, method="block", num_layers=num_layers)
+    return Recompute(Granularity.SELECTIVE, modules) if modules else Recompute()
+
+
+def _modules(given: str | list[str] | None) -> frozenset[str]:
+    parts = given.strip("[]").split(",") if isinstance(given, str) else given or []
+    return frozenset(name for part in parts if (name := part.strip(" '\"")))
+
+
+def _cuda_graph(args: ResolvedCmdArgs) -> str:
+    if not args.cuda_graph_impl or args.cuda_graph_impl == "none":
+        return "none"
+    scope = args.cuda_graph_scope
+    scopes = {scope} if isinstance(scope, str) else set(scope or ())
+    return "full" if scopes & set(_FULLY_CAPTURED) or args.cuda_graph_impl in _FULLY_CAPTURED else "attention"

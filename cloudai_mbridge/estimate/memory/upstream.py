@@ -1,0 +1,79 @@
+"""What Megatron-Bridge's performance recipes set that memory depends on, and that a point's arguments leave open.
+
+One table of facts: recipe, GPUs, number formats (empty: all), what is set. Later rows win. Source: Megatron-Bridge,
+`scripts/performance/configs/*/*_workload_base_configs.py` and `*_llm_pretrain.py` (2025 and 2026; where versions differ,
+the newest that has the published layout). All of them reduce gradients in 16 bits, balance the routing by force and let
+Transformer Engine write the loss's gradient over the 16-bit logits.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from cloudai_mbridge.estimate.memory.layout import Precision
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A row. is_fsdp: for points with Megatron-FSDP only; None: for all."""
+
+    recipe: str
+    gpus: tuple[str, ...]
+    formats: tuple[Precision, ...]
+    sets: dict[str, Any]
+    is_fsdp: bool | None = None
+
+
+_CS, _MX, _BF16, _NVFP4 = Precision.FP8_CS, Precision.FP8_MX, Precision.BF16, Precision.NVFP4
+
+
+def _again(*modules: str) -> dict[str, Any]:
+    return {"recompute_modules": frozenset(modules)}
+
+
+def _offload(layers: int) -> dict[str, Any]:
+    return {"activation_offload_layers": layers}
+
+
+# its offloading of tensors above 500 MB is meant for, and meets, what the activation functions of the experts read
+_ULTRA = {"use_megatron_fsdp": True, "offload_modules": frozenset({"moe_act"})}
+
+PRESETS = (
+    Preset("deepseek_v3", (), (), _again("mla_up_proj")),
+    Preset("deepseek_v3", ("h100", "b200"), (), _again("mla_up_proj", "mlp")),
+    Preset("deepseek_v3", ("gb300",), (_BF16,), _again("moe_act")),
+    Preset("deepseek_v4_flash", (), (), _again("moe_act")),
+    Preset("kimi_k2", (), (), _again("mla_up_proj")),
+    Preset("kimi_k2", ("h100",), (), _again("mla_up_proj", "mlp")),
+    Preset("gpt_oss_120b", ("h100", "b200", "gb200"), (), _again("layernorm", "moe_act")),
+    Preset("nemotron_3_nano", ("h100",), (_BF16,), _again("moe", "layernorm")),
+    Preset("nemotron_3_nano", ("h100",), (_CS,), _again("moe", "layernorm", "core_attn", "moe_act")),
+    Preset("nemotron_3_super", ("gb200",), (_BF16, _MX), _again("moe_act", "layernorm", "core_attn", "moe")),
+    Preset("nemotron_3_super", ("b200",), (_BF16, _MX), _again("moe_act", "layernorm", "core_attn")),
+    Preset("nemotron_3_ultra", (), (), {**_again("moe_act"), **_ULTRA}),
+    Preset("llama3_8b", ("h100",), (_CS,), {"recompute_num_layers": 5}),
+    Preset("llama3_70b", ("gb300",), (_BF16,), _offload(30), is_fsdp=True),
+    Preset("llama3_70b", ("gb300",), (_CS,), _offload(20), is_fsdp=True),
+    Preset("llama3_70b", ("gb200",), (_BF16,), _offload(20), is_fsdp=True),
+    Preset("llama3_70b", ("gb200",), (_CS,), _offload(40), is_fsdp=True),
+    Preset("llama3_70b", ("b200",), (_CS,), _offload(5), is_fsdp=True),
+    Preset("llama31_405b", ("gb300",), (_BF16,), _offload(40), is_fsdp=True),
+    Preset("llama31_405b", ("gb300",), (_CS,), _offload(10), is_fsdp=True),
+    Preset("llama31_405b", ("gb200",), (_CS,), _offload(92), is_fsdp=True),
+)
+
+
+def preset(recipe: str, gpu: str, precision: Precision, *, is_fsdp: bool) -> dict[str, Any]:
+    """Return what the upstream recipe sets for this GPU and number format: names as in `Layout`, and recompute_*."""
+    found: dict[str, Any] = {}
+    for row in _rows(recipe, gpu, precision):
+        if row.is_fsdp in (None, is_fsdp):
+            found |= row.sets
+    return found
+
+
+def _rows(recipe: str, gpu: str, precision: Precision) -> Iterator[Preset]:
+    for row in PRESETS:
+        is_meant = row.recipe == recipe and (not row.gpus or gpu in row.gpus)
+        if is_meant and (not row.formats or precision in row.formats):
+            yield row

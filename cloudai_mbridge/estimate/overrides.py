@@ -1,0 +1,88 @@
+"""What of a point's `extra_cmd_args` changes its layout: one table, and recomputation."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from cloudai_mbridge.errors import BadInput
+from cloudai_mbridge.estimate.memory import Granularity, Layout, Recompute
+from cloudai_mbridge.recipes.apply import parse_value
+
+# key of extra_cmd_args -> field of the layout, and its type
+_FIELDS: dict[str, tuple[str, type]] = {
+    "ddp.use_distributed_optimizer": ("use_distributed_optimizer", bool),
+    "optimizer.use_distributed_optimizer": ("use_distributed_optimizer", bool),
+    "ddp.grad_reduce_in_fp32": ("grad_reduce_in_fp32", bool),
+    "mixed_precision.grad_reduce_in_fp32": ("grad_reduce_in_fp32", bool),
+    "mixed_precision.fp8_param_gather": ("fp8_param_gather", bool),
+    "mixed_precision.fp8_param": ("fp8_param_gather", bool),
+    "ddp.use_megatron_fsdp": ("use_megatron_fsdp", bool),
+    "dist.use_megatron_fsdp": ("use_megatron_fsdp", bool),
+    "model.sequence_parallel": ("sequence_parallel", bool),
+    "optimizer.optimizer_offload_fraction": ("optimizer_offload_fraction", float),
+}
+_OFFLOAD = "optimizer.optimizer_cpu_offload"
+_RECOMPUTE = {
+    f"model.recompute_{name}": kind
+    for name, kind in {"granularity": str, "method": str, "num_layers": int, "modules": list}.items()
+}
+# The keys, without a sign of Hydra's
+LAYOUT_KEYS = frozenset({*_FIELDS, *_RECOMPUTE, _OFFLOAD})
+
+
+def apply_overrides(layout: Layout, extra: Mapping[str, str]) -> Layout:
+    """Return the layout with what `extra_cmd_args` say of it.
+
+    Raises:
+        BadInput: a value has the wrong type.
+    """
+    given = {name: _read(name, key, text) for key, text in extra.items() if (name := key.lstrip("+")) in LAYOUT_KEYS}
+    if not given:
+        return layout
+    changes = {_FIELDS[name][0]: value for name, value in given.items() if name in _FIELDS}
+    if _OFFLOAD in given:
+        changes["optimizer_offload_fraction"] = changes.get("optimizer_offload_fraction", 1.0) * given[_OFFLOAD]
+    else:  # Megatron-Core reads the fraction only then
+        changes.pop("optimizer_offload_fraction", None)
+    if asked := {name.removeprefix("model.recompute_"): value for name, value in given.items() if name in _RECOMPUTE}:
+        changes["recompute"] = _recompute(layout.recompute, **asked)
+    return replace(layout, **changes)
+
+
+def _read(name: str, key: str, text: str) -> Any:
+    kind = bool if name == _OFFLOAD else _RECOMPUTE.get(name) or _FIELDS[name][1]
+    value = parse_value(text)
+    if isinstance(value, str) and value.lower() in ("true", "false"):
+        value = value.lower() == "true"
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise BadInput(f"extra_cmd_args: {key!r}: {text!r} is no {_NAMES[kind]}; correct it")
+    return value
+
+
+_NAMES = {bool: "true or false", float: "number", int: "whole number", str: "text", list: "list such as ['core_attn']"}
+
+
+def _recompute(
+    before: Recompute,
+    granularity: str | None = None,
+    method: str | None = None,
+    num_layers: int | None = None,
+    modules: list[str] | None = None,
+) -> Recompute:
+    if granularity is None:
+        granularity = before.granularity if before.granularity is not Granularity.NONE else "selective"
+    if granularity not in (Granularity.SELECTIVE, Granularity.FULL):
+        raise BadInput(
+            f"extra_cmd_args: 'model.recompute_granularity': {granularity!r} is unknown; use selective or full"
+        )
+    if granularity == Granularity.FULL:
+        was_full = before.granularity is Granularity.FULL
+        known = (before.method, before.num_layers) if was_full else ("uniform", 1)
+        return Recompute(
+            Granularity.FULL, method=method or known[0], num_layers=known[1] if num_layers is None else num_layers
+        )
+    # Megatron-Core's default where nothing is named
+    chosen = frozenset(map(str, modules)) if modules is not None else before.modules or frozenset({"core_attn"})
+    return Recompute(Granularity.SELECTIVE, chosen)

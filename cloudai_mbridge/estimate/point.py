@@ -1,0 +1,237 @@
+"""Everything that is estimated of one point: FLOPs, parameters, memory, time, money. docs/estimate.md.
+
+What cannot be known is None, and `missing` says why. For many points of a sweep there is `estimate.sweep`.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TypeVar
+
+from cloudai_mbridge.errors import BadInput
+from cloudai_mbridge.estimate.architecture import Architecture
+from cloudai_mbridge.estimate.hardware import Gpu, mfu, precision_named
+from cloudai_mbridge.estimate.memory import (
+    REFERENCES,
+    Assumptions,
+    Layout,
+    ReferenceEstimate,
+    StageMemory,
+    active_parameters,
+    memory_per_stage,
+    total_parameters,
+    worst_stage,
+)
+from cloudai_mbridge.estimate.memory.other import NOTHING
+from cloudai_mbridge.estimate.prices import Price
+from cloudai_mbridge.estimate.question import Question
+from cloudai_mbridge.estimate.time import HeldOutError, StepTime, TimeModel, time_model, why_no_time
+from cloudai_mbridge.training.flops import Formula, flops_per_token
+
+DEFAULT_ESTIMATOR = "default"
+ESTIMATORS = (DEFAULT_ESTIMATOR, *REFERENCES)
+GIB = 2**30
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """Of the whole model; active: what a token meets."""
+
+    total: int
+    active: int
+
+
+@dataclass(frozen=True)
+class PointEstimate:
+    """The answer. Times in seconds, memory in bytes or GiB as named; `missing`: field -> why it is None.
+
+    stages: memory of every pipeline stage, in the terms of the default estimator; None with a reference estimator,
+    whose `reference` has its own two terms. peak_memory_gib: of the fullest stage. memory_share: of the GPU's memory.
+    gpu_hours: of the steps alone, without start-up. cost: of these.
+    """
+
+    recipe: str
+    gpu: str | None
+    layout: Layout
+    formula: Formula
+    flops_per_token: int
+    tokens_per_step: int
+    num_steps: int | None
+    parameters: Parameters | None
+    estimator: str
+    stages: tuple[StageMemory, ...] | None
+    reference: ReferenceEstimate | None
+    peak_memory_gib: float | None
+    gpu_memory_gib: float | None
+    memory_share: float | None
+    step_time: StepTime | None
+    held_out_error: HeldOutError | None
+    step_time_s: float | None
+    tokens_per_s_per_gpu: float | None
+    tflops_per_gpu: float | None
+    mfu: float | None
+    gpu_hours: float | None
+    cost: float | None
+    currency: str | None
+    missing: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def worst_stage(self) -> StageMemory | None:
+        """The stage that needs most."""
+        return worst_stage(self.stages) if self.stages else None
+
+
+def estimate_point(
+    question: Question, *, estimator: str = DEFAULT_ESTIMATOR, price: Price | None = None, why_no_price: str = "no price"
+) -> PointEstimate:
+    """Estimate a point.
+
+    Raises:
+        BadInput: sizes that do not fit together, an unknown number format or estimator, or a model that the FLOPs
+            formula refuses.
+    """
+    model, layout, missing = question.architecture, question.layout, dict[str, str]()
+    flops, gpu = flops_of(model, question.formula, is_frozen=layout.adapters_only), question.gpu
+    tokens = tokens_per_step(model, layout)
+    parameters = _or_why(missing, "parameters", lambda: _parameters(model))
+    stages, reference = _memory(missing, model, layout, gpu, estimator)
+    peak = reference.total if reference else worst_stage(stages).total if stages else None
+    times = _or_why(missing, "step_time_s", lambda: times_of(question, model))
+    step = times.step_time(layout) if times else None
+    speed = speed_of(step.step_time_s if step else None, tokens, flops, question, missing)
+    num_steps = question.args.max_steps
+    gpu_hours = _gpu_hours(speed.step_time_s, layout, num_steps, missing)
+    cost = price.per_gpu_hour * gpu_hours if price and gpu_hours is not None else None
+    if cost is None:
+        missing["cost"] = missing.get("gpu_hours", why_no_price)
+    memory_gib = gpu.memory_gib if gpu else None
+    if memory_gib is None or peak is None:
+        missing["memory_share"] = missing.get("memory") or _why_no_memory(gpu, question)
+    return PointEstimate(
+        recipe=question.recipe.name,
+        gpu=gpu.name if gpu else None,
+        layout=layout,
+        formula=question.formula,
+        flops_per_token=flops,
+        tokens_per_step=tokens,
+        num_steps=num_steps,
+        parameters=parameters,
+        estimator=estimator,
+        stages=stages,
+        reference=reference,
+        peak_memory_gib=None if peak is None else peak / GIB,
+        gpu_memory_gib=memory_gib,
+        memory_share=peak / GIB / memory_gib if peak is not None and memory_gib else None,
+        step_time=step,
+        held_out_error=times.held_out_error if times else None,
+        step_time_s=speed.step_time_s,
+        tokens_per_s_per_gpu=speed.tokens_per_s_per_gpu,
+        tflops_per_gpu=speed.tflops_per_gpu,
+        mfu=speed.mfu,
+        gpu_hours=gpu_hours,
+        cost=cost,
+        currency=price.currency if price else None,
+        missing=MappingProxyType(missing),
+    )
+
+
+def flops_of(model: Architecture, formula: Formula, *, is_frozen: bool = False) -> int:
+    """Return the FLOPs per token.
+
+    Raises:
+        BadInput: the formula refuses the model.
+    """
+    try:
+        return flops_per_token(model, formula, frozen=is_frozen)
+    except (AssertionError, ValueError, TypeError, RuntimeError, ArithmeticError, LookupError) as error:
+        why = " ".join(str(error).split()) or type(error).__name__
+        raise BadInput(f"recipe {model.recipe}: no FLOPs by {formula}: {why}") from None
+
+
+def tokens_per_step(model: Architecture, layout: Layout) -> int:
+    """Return the tokens of a step on all GPUs."""
+    sequences = layout.gbs or layout.num_microbatches * layout.mbs * layout.dp
+    return sequences * (layout.seq_length or model.seq_length)
+
+
+def times_of(question: Question, model: Architecture) -> TimeModel:
+    """Return the model of step times.
+
+    Raises:
+        BadInput: there is none for this GPU and number format, with the reason.
+    """
+    if question.gpu is None:
+        raise BadInput(question.why_no_gpu)
+    precision = precision_named(question.args.compute_dtype)
+    if reason := why_no_time(question.gpu, precision):
+        raise BadInput(reason)
+    return time_model(model, question.gpu, precision, is_frozen=question.args.task == "lora")
+
+
+def assumptions_for(gpu: Gpu | None) -> Assumptions:
+    """Return what is on the device beside the model; of a processor nothing is assumed."""
+    return NOTHING if gpu is not None and not gpu.is_known else Assumptions()
+
+
+@dataclass(frozen=True)
+class Speed:
+    """What follows from a step time. None: not known."""
+
+    step_time_s: float | None
+    tokens_per_s_per_gpu: float | None
+    tflops_per_gpu: float | None
+    mfu: float | None
+
+
+def speed_of(
+    step_time_s: float | None, tokens: int, flops: int, question: Question, missing: dict[str, str] | None = None
+) -> Speed:
+    """Return the rates of a step time. tokens: of a step. flops: of a token."""
+    missing = {} if missing is None else missing
+    if step_time_s is None or question.gpu is None:
+        why = missing.get("step_time_s", question.why_no_gpu)
+        missing |= dict.fromkeys(("tokens_per_s_per_gpu", "tflops_per_gpu", "mfu"), why)
+        return Speed(None, None, None, None)
+    rate = tokens / step_time_s / question.args.num_gpus
+    tflops = rate * flops / 1e12
+    precision = precision_named(question.args.compute_dtype)
+    share = mfu(tflops, question.gpu, precision)
+    if share is None:
+        missing["mfu"] = f"{question.gpu.name} has no peak for {precision}"
+    return Speed(step_time_s, rate, tflops, share)
+
+
+def _parameters(model: Architecture) -> Parameters:
+    return Parameters(total_parameters(model), round(active_parameters(model)))
+
+
+def _memory(
+    missing: dict[str, str], model: Architecture, layout: Layout, gpu: Gpu | None, estimator: str
+) -> tuple[tuple[StageMemory, ...] | None, ReferenceEstimate | None]:
+    if estimator == DEFAULT_ESTIMATOR:
+        stages = _or_why(missing, "memory", lambda: memory_per_stage(model, layout, assumptions_for(gpu)))
+        return stages, None
+    if estimator not in REFERENCES:
+        raise BadInput(f"memory estimator: {estimator!r} is unknown; use one of {', '.join(ESTIMATORS)}")
+    return None, _or_why(missing, "memory", lambda: REFERENCES[estimator](model, layout))
+
+
+def _gpu_hours(step_time_s: float | None, layout: Layout, num_steps: int | None, missing: dict[str, str]) -> float | None:
+    if step_time_s is None or num_steps is None:
+        missing["gpu_hours"] = missing.get("step_time_s", "the number of steps is not known")
+        return None
+    return layout.num_gpus * step_time_s * num_steps / 3600
+
+
+def _why_no_memory(gpu: Gpu | None, question: Question) -> str:
+    return f"the memory of {gpu.name} is not known" if gpu else question.why_no_gpu
+
+
+def _or_why(missing: dict[str, str], name: str, answer: Callable[[], T]) -> T | None:
+    """Return the answer, or None and note why there is none."""
+    try:
+        return answer()
+    except BadInput as error:
+        missing[name] = str(error)
+        return None

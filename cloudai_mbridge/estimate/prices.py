@@ -1,0 +1,26 @@
+"""What a GPU-hour costs, from the system's `[prices]`."""
+
+from dataclasses import dataclass
+
+from cloudai_mbridge.estimate.hardware import Gpu, find_gpu
+from cloudai_mbridge.models.system import System
+
+
+@dataclass(frozen=True)
+class Price:
+    """Of one GPU-hour."""
+
+    per_gpu_hour: float
+    currency: str
+
+
+def price_of(system: System | None, gpu: Gpu | None) -> tuple[Price | None, str]:
+    """Return the price of a GPU on a system, or None and why there is none."""
+    if gpu is None:
+        return None, "the GPU is not known"
+    if system is None or not system.prices.per_gpu_hour:
+        return None, "the system has no [prices]"
+    for name, price in system.prices.per_gpu_hour.items():
+        if (found := find_gpu(name)) is not None and found.name == gpu.name:
+            return Price(price, system.prices.currency), ""
+    return None, f"system {system.name!r}: [prices] has none for {gpu.name}"

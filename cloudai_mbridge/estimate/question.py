@@ -1,0 +1,68 @@
+"""What is estimated: a point's recipe, resolved arguments and overrides, on a GPU; and the layout that they mean."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from cloudai_mbridge.estimate.architecture import Architecture, architecture
+from cloudai_mbridge.estimate.hardware import Gpu, find_gpu
+from cloudai_mbridge.estimate.memory import Implementation, Layout, layout_of
+from cloudai_mbridge.estimate.overrides import apply_overrides
+from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
+from cloudai_mbridge.models.system import LocalSystem, System
+from cloudai_mbridge.recipes.load import Recipe
+from cloudai_mbridge.training.flops import NEW, Formula
+
+
+@dataclass(frozen=True)
+class Question:
+    """A point to be estimated.
+
+    args: with the recipe's defaults. extra: its `extra_cmd_args`. gpu: None where it is not known, with the reason.
+    """
+
+    recipe: Recipe
+    args: ResolvedCmdArgs
+    gpu: Gpu | None
+    why_no_gpu: str = "no GPU is named"
+    extra: Mapping[str, str] = field(default_factory=dict)
+    formula: Formula = NEW
+
+    @property
+    def architecture(self) -> Architecture:
+        """The model that the point trains.
+
+        Raises:
+            BadInput: a size is impossible.
+        """
+        return architecture(self.recipe, self.args, self.extra)
+
+    @property
+    def layout(self) -> Layout:
+        """How it is spread over the GPUs.
+
+        Raises:
+            BadInput: sizes that do not fit together, or an unknown number format.
+        """
+        model = self.architecture
+        layout = layout_of(self.args, self.recipe, mtp_num_layers=model.mtp_num_layers)
+        if layout.seq_length is None:
+            layout = replace(layout, seq_length=model.seq_length)
+        if self.gpu is not None and not self.gpu.is_known:  # a processor has no fused kernels
+            layout = replace(layout, implementation=Implementation.TORCH)
+        return apply_overrides(layout, self.extra)
+
+
+def gpu_of(args: ResolvedCmdArgs, system: System | None, *, is_set: bool | None = None) -> tuple[Gpu | None, str]:
+    """Return the GPU of a point on a system, or None and why it is not known.
+
+    `cmd_args.gpu_type` if it is set, else the system's `gpu_type`; else, on a cluster, what the upstream launcher
+    assumes. is_set: whether gpu_type is; None looks it up.
+    """
+    name, where = args.gpu_type, "cmd_args.gpu_type"
+    if not ("gpu_type" in args.model_fields_set if is_set is None else is_set):
+        if system is not None and system.gpu_type:
+            name, where = system.gpu_type, f"system {system.name!r}: gpu_type"
+        elif args.launcher is Launcher.EMBEDDED or isinstance(system, LocalSystem):
+            return None, "neither cmd_args.gpu_type nor the system's gpu_type says which GPU it is"
+    gpu = find_gpu(name)
+    return gpu, "" if gpu else f"{where}: {name!r} is no GPU with known figures"
