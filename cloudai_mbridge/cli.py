@@ -4,7 +4,7 @@ import io
 import sqlite3
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -14,9 +14,9 @@ from rich.table import Table
 from rich.text import Text
 
 from cloudai_mbridge import __version__, control, pipeline
-from cloudai_mbridge.commands import baseline, gate, history
+from cloudai_mbridge.commands import baseline, estimate, gate, history, sweep
+from cloudai_mbridge.commands.options import ALLOW_UNKNOWN, scenario_options
 from cloudai_mbridge.console import new_console, observer_for
-from cloudai_mbridge.constraints import NotEvaluated, Violation
 from cloudai_mbridge.constraints.engine import RULES
 from cloudai_mbridge.errors import OK, POINTS_FAILED, BadInput, MBridgeError, ToolFailure
 from cloudai_mbridge.install.commands import register as register_install_commands
@@ -25,40 +25,9 @@ from cloudai_mbridge.recipes import load_recipe, recipe_names
 from cloudai_mbridge.report import Report
 from cloudai_mbridge.report.terminal import render_table
 from cloudai_mbridge.runner.interrupt import Interrupted
-from cloudai_mbridge.sweep_report import explain_point, summarize
 from cloudai_mbridge.verify import verify
 
 _PATH = click.Path(path_type=Path)
-
-
-def _warn(text: str) -> None:
-    click.echo(f"warning: {text}", err=True)
-
-
-_ALLOW_UNKNOWN = click.option(
-    "--allow-unknown-args",
-    "on_unknown_arg",
-    flag_value=_warn,
-    default=None,
-    type=click.UNPROCESSED,
-    help="Leave unknown keys of cmd_args out with a warning.",
-)
-
-
-def _options(*, output_dir: bool) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Add CloudAI's options for a scenario on a system."""
-
-    def add(command: Callable[..., Any]) -> Callable[..., Any]:
-        if output_dir:
-            command = click.option(
-                "--output-dir", type=_PATH, help="Where results go; default: the system's output_path."
-            )(command)
-        command = _ALLOW_UNKNOWN(command)
-        command = click.option("--test-scenario", type=_PATH, required=True, help="Scenario TOML.")(command)
-        command = click.option("--tests-dir", type=_PATH, help="Directory of the test TOMLs.")(command)
-        return click.option("--system-config", type=_PATH, required=True, help="System TOML.")(command)
-
-    return add
 
 
 @click.group()
@@ -68,7 +37,7 @@ def cli() -> None:
 
 
 @cli.command()
-@_options(output_dir=True)
+@scenario_options(output_dir=True)
 @click.option("--max-parallel", type=click.IntRange(min=1), help="Runs active at a time; default: the scenario's.")
 @click.option("--fail-fast", is_flag=True, help="Stop everything at the first run that fails.")
 def run(max_parallel: int | None, fail_fast: bool, **options: Any) -> int:
@@ -164,7 +133,7 @@ def logs(directory: Path, point: str, stderr: bool, attempt: int | None, lines: 
 
 
 @cli.command("dry-run")
-@_options(output_dir=True)
+@scenario_options(output_dir=True)
 def dry_run(**options: Any) -> int:
     """Check all points and write exactly the files that `run` would submit."""
     console = new_console()
@@ -183,7 +152,7 @@ def dry_run(**options: Any) -> int:
 @click.argument("configs", type=_PATH)
 @click.option("--system-config", type=_PATH, help="Also check placement on this system.")
 @click.option("--tests-dir", type=_PATH, help="Where scenarios find their tests.")
-@_ALLOW_UNKNOWN
+@ALLOW_UNKNOWN
 def verify_configs(
     configs: Path, system_config: Path | None, tests_dir: Path | None, on_unknown_arg: Warn | None
 ) -> int:
@@ -226,57 +195,8 @@ def _with_history(path: Path | None) -> dict[str, Any]:
     return {"find_history": find}
 
 
-@cli.group()
-def sweep() -> None:
-    """Look at the points of a scenario without writing or running anything."""
-
-
-@sweep.command("plan")
-@_options(output_dir=False)
-@click.option("--show", default=10, show_default=True, help="Accepted points to list per test.")
-def sweep_plan(show: int, **options: Any) -> int:
-    """Count the points of every test: accepted, and rejected by rule."""
-    console, accepted = new_console(), 0
-    for summary in summarize(examples=show, **options):
-        accepted += summary.accepted
-        axes = " x ".join(f"{name}({count})" for name, count in summary.axes.items()) or "no axes"
-        console.print(Text(f"{summary.test_id}: {axes}"), soft_wrap=True)
-        console.print(
-            f"  {summary.points} points, {summary.accepted} accepted, {summary.points - summary.accepted} rejected"
-        )
-        for rule_id, count in sorted(summary.rules.items()):
-            console.print(f"  {rule_id} rejects {count}")
-        for name in summary.examples:
-            console.print(Text(f"  accepted {name}"), soft_wrap=True)
-        if (more := summary.accepted - len(summary.examples)) > 0:
-            console.print(f"  ... and {more} more")
-    return OK if accepted else POINTS_FAILED
-
-
-@sweep.command("explain")
-@_options(output_dir=False)
-@click.argument("test_id")
-@click.argument("point")
-def sweep_explain(test_id: str, point: str, **options: Any) -> int:
-    """Say what every rule says of one POINT of a test: its label, or coordinates such as tp=2,pp=4."""
-    console = new_console()
-    found = explain_point(test_id=test_id, point=point, **options)
-    console.print(Text(f"{test_id}/{found.label}: {found.coordinates}"), soft_wrap=True)
-    for rule_id, verdict in found.verdicts.items():
-        match verdict:
-            case Violation():
-                console.print(Text(f"  {verdict}", style="yellow"), soft_wrap=True)
-            case NotEvaluated():
-                console.print(
-                    Text(f"  {rule_id} not evaluated: {verdict.missing} is missing", style="dim"), soft_wrap=True
-                )
-            case None:
-                console.print(f"  {rule_id} holds")
-    return POINTS_FAILED if any(isinstance(v, Violation) for v in found.verdicts.values()) else OK
-
-
 register_install_commands(cli)
-for commands in (gate, baseline, history):
+for commands in (sweep, gate, baseline, history, estimate):
     commands.register(cli)
 
 

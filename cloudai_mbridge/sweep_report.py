@@ -1,8 +1,7 @@
-"""What a sweep holds before anything is written or run: counts per rule, accepted points, the case of one point."""
+"""What a scenario's sweeps hold before anything is written or run, and the case of one point."""
 
-from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,39 +11,35 @@ from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.models.explain import suggest
 from cloudai_mbridge.models.load import LoadedTest, Warn, load_scenario, load_system
 from cloudai_mbridge.models.system import System
+from cloudai_mbridge.plan.preview import PlanOptions, SweepSummary, TestPlan, summarize_test
 from cloudai_mbridge.sweep import CheckedPoint, Sweep, checked_points
 from cloudai_mbridge.sweep.run_id import label
 
 
-@dataclass
-class SweepSummary:
-    """Counts over all points of one test."""
-
-    test_id: str
-    axes: dict[str, int]
-    points: int = 0
-    accepted: int = 0
-    rules: Counter[str] = field(default_factory=Counter)
-    examples: list[str] = field(default_factory=list)
+def plans(
+    system_config: Path,
+    test_scenario: Path,
+    tests_dir: Path | None,
+    options: PlanOptions,
+    on_unknown_arg: Warn | None = None,
+) -> Iterator[TestPlan]:
+    """Yield the plan of every test of a scenario, none of its points worked out yet."""
+    system = load_system(system_config)
+    for test in load_scenario(test_scenario, tests_dir, on_unknown_arg).tests:
+        yield TestPlan(test, system, options)
 
 
 def summarize(
-    system_config: Path, test_scenario: Path, tests_dir: Path | None, examples: int, on_unknown_arg: Warn | None = None
+    system_config: Path,
+    test_scenario: Path,
+    tests_dir: Path | None,
+    examples: int,
+    on_unknown_arg: Warn | None = None,
+    options: PlanOptions | None = None,
 ) -> Iterator[SweepSummary]:
-    """Go through every point of every test of a scenario, keeping counts and the first accepted labels only."""
-    system = load_system(system_config)
-    for test in load_scenario(test_scenario, tests_dir, on_unknown_arg).tests:
-        sweep = Sweep(test.definition, test.run)
-        summary = SweepSummary(test.run.id, {axis.name: len(axis.values) for axis in sweep.axes})
-        for point in checked_points(sweep, system):
-            summary.points += 1
-            if violations := point.violations:
-                summary.rules.update({violation.rule_id for violation in violations})
-                continue
-            summary.accepted += 1
-            if len(summary.examples) < examples:
-                summary.examples.append(label(point.coordinates))
-        yield summary
+    """Go through every point of every test of a scenario, keeping counts and the first points only."""
+    for plan in plans(system_config, test_scenario, tests_dir, options or PlanOptions(), on_unknown_arg):
+        yield summarize_test(plan, examples)
 
 
 @dataclass(frozen=True)

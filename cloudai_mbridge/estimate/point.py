@@ -24,7 +24,7 @@ from cloudai_mbridge.estimate.memory import (
 )
 from cloudai_mbridge.estimate.memory.other import NOTHING
 from cloudai_mbridge.estimate.prices import Price
-from cloudai_mbridge.estimate.question import Question
+from cloudai_mbridge.estimate.question import Question, refusing
 from cloudai_mbridge.estimate.time import HeldOutError, StepTime, TimeModel, time_model, why_no_time
 from cloudai_mbridge.training.flops import Formula, flops_per_token
 
@@ -83,7 +83,11 @@ class PointEstimate:
 
 
 def estimate_point(
-    question: Question, *, estimator: str = DEFAULT_ESTIMATOR, price: Price | None = None, why_no_price: str = "no price"
+    question: Question,
+    *,
+    estimator: str = DEFAULT_ESTIMATOR,
+    price: Price | None = None,
+    why_no_price: str = "no price",
 ) -> PointEstimate:
     """Estimate a point.
 
@@ -91,14 +95,15 @@ def estimate_point(
         BadInput: sizes that do not fit together, an unknown number format or estimator, or a model that the FLOPs
             formula refuses.
     """
-    model, layout, missing = question.architecture, question.layout, dict[str, str]()
+    model, missing = question.architecture, dict[str, str]()
+    layout = question.layout_of(model)
     flops, gpu = flops_of(model, question.formula, is_frozen=layout.adapters_only), question.gpu
     tokens = tokens_per_step(model, layout)
     parameters = _or_why(missing, "parameters", lambda: _parameters(model))
     stages, reference = _memory(missing, model, layout, gpu, estimator)
     peak = reference.total if reference else worst_stage(stages).total if stages else None
     times = _or_why(missing, "step_time_s", lambda: times_of(question, model))
-    step = times.step_time(layout) if times else None
+    step = _or_why(missing, "step_time_s", lambda: times.step_time(layout)) if times else None
     speed = speed_of(step.step_time_s if step else None, tokens, flops, question, missing)
     num_steps = question.args.max_steps
     gpu_hours = _gpu_hours(speed.step_time_s, layout, num_steps, missing)
@@ -142,11 +147,8 @@ def flops_of(model: Architecture, formula: Formula, *, is_frozen: bool = False) 
     Raises:
         BadInput: the formula refuses the model.
     """
-    try:
+    with refusing(f"recipe {model.recipe}: no FLOPs by {formula}"):
         return flops_per_token(model, formula, frozen=is_frozen)
-    except (AssertionError, ValueError, TypeError, RuntimeError, ArithmeticError, LookupError) as error:
-        why = " ".join(str(error).split()) or type(error).__name__
-        raise BadInput(f"recipe {model.recipe}: no FLOPs by {formula}: {why}") from None
 
 
 def tokens_per_step(model: Architecture, layout: Layout) -> int:
@@ -217,7 +219,9 @@ def _memory(
     return None, _or_why(missing, "memory", lambda: REFERENCES[estimator](model, layout))
 
 
-def _gpu_hours(step_time_s: float | None, layout: Layout, num_steps: int | None, missing: dict[str, str]) -> float | None:
+def _gpu_hours(
+    step_time_s: float | None, layout: Layout, num_steps: int | None, missing: dict[str, str]
+) -> float | None:
     if step_time_s is None or num_steps is None:
         missing["gpu_hours"] = missing.get("step_time_s", "the number of steps is not known")
         return None
@@ -231,7 +235,8 @@ def _why_no_memory(gpu: Gpu | None, question: Question) -> str:
 def _or_why(missing: dict[str, str], name: str, answer: Callable[[], T]) -> T | None:
     """Return the answer, or None and note why there is none."""
     try:
-        return answer()
+        with refusing(f"{name} cannot be estimated"):
+            return answer()
     except BadInput as error:
         missing[name] = str(error)
         return None

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from cloudai_mbridge.estimate.hardware import Gpu, find_gpu
+from cloudai_mbridge.estimate.hardware import find_gpu
 from cloudai_mbridge.models.system import System
 
 
@@ -14,13 +14,13 @@ class Price:
     currency: str
 
 
-def price_of(system: System | None, gpu: Gpu | None) -> tuple[Price | None, str]:
-    """Return the price of a GPU on a system, or None and why there is none."""
-    if gpu is None:
+def price_of(system: System | None, gpu: str | None) -> tuple[Price | None, str]:
+    """Return the price of the GPU of this name on a system, or None and why there is none."""
+    if not gpu:
         return None, "the GPU is not known"
     if system is None or not system.prices.per_gpu_hour:
         return None, "the system has no [prices]"
     for name, price in system.prices.per_gpu_hour.items():
-        if (found := find_gpu(name)) is not None and found.name == gpu.name:
+        if (found := find_gpu(name)) is not None and found.name == gpu:
             return Price(price, system.prices.currency), ""
-    return None, f"system {system.name!r}: [prices] has none for {gpu.name}"
+    return None, f"system {system.name!r}: [prices] has none for {gpu}"

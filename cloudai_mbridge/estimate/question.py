@@ -1,8 +1,10 @@
 """What is estimated: a point's recipe, resolved arguments and overrides, on a GPU; and the layout that they mean."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
+from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.estimate.architecture import Architecture, architecture
 from cloudai_mbridge.estimate.hardware import Gpu, find_gpu
 from cloudai_mbridge.estimate.memory import Implementation, Layout, layout_of
@@ -11,6 +13,16 @@ from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
 from cloudai_mbridge.models.system import LocalSystem, System
 from cloudai_mbridge.recipes.load import Recipe
 from cloudai_mbridge.training.flops import NEW, Formula
+
+
+@contextmanager
+def refusing(what: str) -> Iterator[None]:
+    """Turn what arithmetic on impossible sizes raises into BadInput: an estimate never ends a plan."""
+    try:
+        yield
+    except (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        why = " ".join(str(error).split()) or type(error).__name__
+        raise BadInput(f"{what}: {why}") from None
 
 
 @dataclass(frozen=True)
@@ -34,16 +46,19 @@ class Question:
         Raises:
             BadInput: a size is impossible.
         """
-        return architecture(self.recipe, self.args, self.extra)
+        with refusing(f"recipe {self.recipe.name}: the model cannot be estimated"):
+            return architecture(self.recipe, self.args, self.extra)
 
-    @property
-    def layout(self) -> Layout:
-        """How it is spread over the GPUs.
+    def layout_of(self, model: Architecture) -> Layout:
+        """Return how the point's model is spread over the GPUs.
 
         Raises:
             BadInput: sizes that do not fit together, or an unknown number format.
         """
-        model = self.architecture
+        with refusing("the layout cannot be estimated"):
+            return self._layout_of(model)
+
+    def _layout_of(self, model: Architecture) -> Layout:
         layout = layout_of(self.args, self.recipe, mtp_num_layers=model.mtp_num_layers)
         if layout.seq_length is None:
             layout = replace(layout, seq_length=model.seq_length)

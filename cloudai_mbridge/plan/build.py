@@ -3,17 +3,24 @@
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 
+from cloudai_mbridge.constraints import Violation
 from cloudai_mbridge.errors import BadInput
+from cloudai_mbridge.estimate.headline import Headline
 from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
 from cloudai_mbridge.models.load import LoadedScenario, LoadedTest
 from cloudai_mbridge.models.system import System
 from cloudai_mbridge.plan.arrays import assign_arrays
+from cloudai_mbridge.plan.budget import Budget
 from cloudai_mbridge.plan.pre_test import plan_pre_test
 from cloudai_mbridge.plan.run import plan_run
 from cloudai_mbridge.plan.run_plan import RejectedPoint, RunPlan, SweepPlan
 from cloudai_mbridge.plan.supported import refuse_unsupported
 from cloudai_mbridge.sweep import CheckedPoint, Sweep, checked_points
+from cloudai_mbridge.sweep.estimated import SweepEstimates
+from cloudai_mbridge.sweep.memory_risk import memory_violation
+from cloudai_mbridge.sweep.order import informative
 from cloudai_mbridge.sweep.run_id import label
 
 # Rejected points of one test that are kept with their reasons; beyond it they are counted by rule.
@@ -67,7 +74,7 @@ class _TestPlan:
         self._test, self._system = test, system
         self._limits = test.definition.sweep
         self._accepted = 0
-        self._gpu_hours = 0.0
+        self._budget = Budget(f"test {test.run.id!r}", self._limits.max_gpu_hours)
         self.runs: list[RunPlan] = []
         self.rejected: list[RejectedPoint] = []
         self.num_rejected = 0
@@ -77,25 +84,48 @@ class _TestPlan:
     def build(self) -> None:
         """Go through the points, in order, until a limit of the sweep is reached."""
         sweep = Sweep(self._test.definition, self._test.run)
+        estimates = SweepEstimates(sweep, self._system, self._test.definition.extra_cmd_args)
         if self._test.definition.agent_steps is not None:
             self._note(f"test {self._test.run.id!r}: agent_steps has no effect; [sweep] max_points limits the points")
-        for examined, point in enumerate(checked_points(sweep, self._system)):
-            if violations := point.violations:
+        for examined, point in enumerate(self._points(sweep, estimates)):
+            if violations := point.violations or self._held_back(point, estimates):
                 self._reject(point, violations)
                 continue
-            runs = list(self._plan_runs(point))
-            if (limit := self._limit_before(runs)) is not None:
+            headline = estimates.of(point)
+            runs = [replace(run, predicted=_predicted(headline)) for run in self._plan_runs(point)]
+            if (limit := self._limit_before(runs, headline)) is not None:
                 left = sweep.grid.size + len(self._limits.include) - examined
                 self.notes.append(f"test {self._test.run.id!r}: {limit}; {left} points were not looked at")
                 break
             self._accepted += 1
-            self._gpu_hours += _gpu_hours(runs)
+            self._budget.spend(*self._price(runs, headline))
             self.runs += runs
+        if note := self._budget.note():
+            self.notes.append(note)
         if self.num_rejected > len(self.rejected):
             more = self.num_rejected - len(self.rejected)
             self.notes.append(f"test {self._test.run.id!r}: {more} more rejected points are counted, not listed")
 
-    def _reject(self, point: CheckedPoint, violations: tuple) -> None:  # type: ignore[type-arg]
+    def _points(self, sweep: Sweep, estimates: SweepEstimates) -> Iterator[CheckedPoint]:
+        """Yield all points in the sweep's order."""
+        points = partial(checked_points, sweep, self._system)
+        if self._limits.order != "informative":
+            return points()
+
+        def speed(point: CheckedPoint) -> float | None:
+            headline = estimates.of(point)
+            return None if headline.exceeds(self._limits.memory_share) else headline.tokens_per_s_per_gpu or 0.0
+
+        return informative(points, speed)
+
+    def _held_back(self, point: CheckedPoint, estimates: SweepEstimates) -> tuple[Violation, ...]:
+        """Return why the sweep's own limit of memory holds a point back; only a sweep that sets one has it."""
+        share = self._limits.memory_share
+        if share is None or not (headline := estimates.of(point)).exceeds(share):
+            return ()
+        return (memory_violation(headline, share, estimates.question(point)),)
+
+    def _reject(self, point: CheckedPoint, violations: tuple[Violation, ...]) -> None:
         self.num_rejected += 1
         self.rule_counts.update({violation.rule_id for violation in violations})
         if len(self.rejected) < MOST_REJECTED_ROWS:
@@ -119,17 +149,17 @@ class _TestPlan:
         if text not in self.notes:
             self.notes.append(text)
 
-    def _limit_before(self, runs: list[RunPlan]) -> str | None:
+    def _limit_before(self, runs: list[RunPlan], headline: Headline) -> str | None:
         """Return the limit that these runs would pass, if any."""
         if self._limits.max_points is not None and self._accepted >= self._limits.max_points:
             return f"max_points = {self._limits.max_points} is reached"
-        if self._limits.max_gpu_hours is None:
-            return None
-        if any(run.time_limit_s is None for run in runs):
-            raise BadInput(f"test {self._test.run.id!r}: sweep.max_gpu_hours needs a time_limit; set one")
-        if self._gpu_hours + _gpu_hours(runs) > self._limits.max_gpu_hours:
+        if not self._budget.allows(self._price(runs, headline)[0]):
             return f"max_gpu_hours = {self._limits.max_gpu_hours:g} allows no further point"
         return None
+
+    def _price(self, runs: list[RunPlan], headline: Headline) -> tuple[float, str]:
+        run = runs[0]
+        return self._budget.price(headline, run.world_size, run.num_steps, run.time_limit_s, len(runs))
 
     def _require_measured_steps(self, args: ResolvedCmdArgs) -> None:
         warmup, steps = self._test.definition.metrics.warmup_steps, args.max_steps or 0
@@ -141,6 +171,13 @@ class _TestPlan:
             )
 
 
-def _gpu_hours(runs: list[RunPlan]) -> float:
-    """Return what the runs may cost at most: GPUs times time limit."""
-    return sum(run.world_size * (run.time_limit_s or 0.0) / 3600 for run in runs)
+def _predicted(headline: Headline) -> dict[str, object] | None:
+    """Return what a report sets beside the measurement; None where nothing is predicted."""
+    if headline.step_time_s is None and headline.peak_memory_gib is None:
+        return None
+    return {
+        "gpu": headline.gpu,
+        "step_time_s": headline.step_time_s,
+        "tflops_per_gpu": headline.tflops_per_gpu,
+        "peak_memory_gib": headline.peak_memory_gib,
+    }

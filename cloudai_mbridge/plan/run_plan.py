@@ -50,6 +50,7 @@ class RunPlan:
     is_pre_test: it checks a node before everything else.
     hang_timeout_s: how long it may run without a step.
     upstream: set if Megatron-Bridge's own launcher runs the point, None for the embedded loop.
+    predicted: gpu, step_time_s, tflops_per_gpu, peak_memory_gib as estimated; None where the GPU is not known.
     """
 
     key: str
@@ -82,6 +83,7 @@ class RunPlan:
     is_pre_test: bool = False
     hang_timeout_s: float | None = None
     upstream: UpstreamPlan | None = None
+    predicted: Mapping[str, Any] | None = None
 
     @property
     def world_size(self) -> int:

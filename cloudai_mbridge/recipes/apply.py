@@ -183,7 +183,8 @@ def _derive(model: dict[str, Any], recipe: Recipe) -> None:
         model["virtual_pipeline_model_parallel_size"] = None
     if not model.get("pipeline_model_parallel_layout"):
         pp, vp = model["pipeline_model_parallel_size"], model.get("virtual_pipeline_model_parallel_size")
-        model["pipeline_model_parallel_layout"] = recipe_layout(recipe, pp, vp, with_mtp=False)
+        is_whole = model["num_layers"] == recipe.default("model", "num_layers")
+        model["pipeline_model_parallel_layout"] = recipe_layout(recipe, pp, vp, with_mtp=False) if is_whole else None
     elif model.get("virtual_pipeline_model_parallel_size") is None:
         virtual = num_stages(model["pipeline_model_parallel_layout"]) // model["pipeline_model_parallel_size"]
         model["virtual_pipeline_model_parallel_size"] = virtual if virtual > 1 else None

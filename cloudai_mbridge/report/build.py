@@ -8,6 +8,7 @@ from typing import Any
 
 from cloudai_mbridge import __version__
 from cloudai_mbridge.errors import BadInput
+from cloudai_mbridge.estimate.hardware import find_gpu
 from cloudai_mbridge.jobs import JobClass
 from cloudai_mbridge.logs import LogSummary, read_log
 from cloudai_mbridge.logs.tail import last_lines
@@ -165,7 +166,18 @@ def _report_run(run: Mapping[str, Any], entry: JournalEntry | None, root: Path, 
         is_pre_test=run["is_pre_test"],
         comparability=compare_by(run, log.run, system, root / run["key"]),
         environment=run_environment(run, job.get("nodes", ""), log.run),
+        predicted=_predicted(run.get("predicted"), log.run),
     )
+
+
+def _predicted(planned: Mapping[str, Any] | None, said: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return what was predicted, unless the run says that it was on another device: then for something else."""
+    if not planned:
+        return None
+    device = said.get("device")
+    if isinstance(device, str) and ((gpu := find_gpu(device)) is None or gpu.name != planned.get("gpu")):
+        return None
+    return {name: planned.get(name) for name in ("step_time_s", "tflops_per_gpu", "peak_memory_gib")}
 
 
 def _world_size(run: Mapping[str, Any]) -> int:

@@ -1,8 +1,9 @@
-"""Points per second of expansion plus all rules on a grid of a million points, and the peak memory.
+"""Points per second of expansion plus all rules on a grid of a million points, peak memory; and with estimates.
 
-    python tests/benchmarks/sweep_rate.py [POINTS]
+    python tests/benchmarks/sweep_rate.py [POINTS [ESTIMATED]]
 
 The baseline, named in the output, is the plain way in the same process: validate each point and run every rule.
+ESTIMATED points (100,000) are gone through as `mbridge sweep plan` does it, without and with estimates.
 """
 
 import itertools
@@ -19,7 +20,9 @@ from cloudai_mbridge.models.system import SlurmSystem
 from cloudai_mbridge.models.test_definition import MegatronBridgeTestDefinition
 from cloudai_mbridge.recipes import load_recipe
 from cloudai_mbridge.recipes.apply import with_recipe_defaults
+from cloudai_mbridge.sweep import Sweep, checked_points
 from cloudai_mbridge.sweep.axes import find_axes
+from cloudai_mbridge.sweep.estimated import SweepEstimates
 from cloudai_mbridge.sweep.grid import build_grid
 from cloudai_mbridge.sweep.screen import Screen
 
@@ -82,5 +85,31 @@ def main(points: int) -> None:
     print(f"ratio:    {fast / slow:12.1f}")
 
 
+def estimate(points: int) -> None:
+    """Print the rates of `mbridge sweep plan` on the same grid, in the table's order."""
+    args = MegatronBridgeCmdArgs(
+        launcher="megatron_bridge", model_recipe_name="llama3_70b", gpu_type="gb200", max_steps=50, **AXES
+    )
+    definition = MegatronBridgeTestDefinition(name="bench", description="", cmd_args=args)
+    system = SlurmSystem(
+        name="c", scheduler="slurm", default_partition="p", partitions=[{"name": "p"}], gpus_per_node=8
+    )
+    sweep = Sweep(definition, TestRun(id="bench", test_name="bench"))
+    for is_estimated in (False, True):
+        estimates = SweepEstimates(sweep, system, {})
+        start, accepted, held_back = time.perf_counter(), 0, 0
+        for point in itertools.islice(checked_points(sweep, system), points):
+            if not point.violations:
+                accepted += 1
+                held_back += is_estimated and estimates.of(point).exceeds(0.9)
+        seconds = time.perf_counter() - start
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        what = f"with estimates, {held_back} held back" if is_estimated else "rules alone"
+        print(f"plan:     {points / seconds:12,.0f} points/s, {seconds:.1f} s, peak memory {peak:.0f} MiB ({what})")
+    print(f"accepted {accepted} of {points}")
+
+
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 1_000_000)
+    numbers = [int(text) for text in sys.argv[1:]]
+    main(numbers[0] if numbers else 1_000_000)
+    estimate(numbers[1] if len(numbers) > 1 else 100_000)

@@ -1,5 +1,6 @@
 """`mbridge sweep plan` and `mbridge sweep explain`."""
 
+import csv
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,141 @@ def test_explain_an_accepted_point(mbridge: Any, files: list[str]) -> None:
 )
 def test_mistakes(mbridge: Any, files: list[str], arguments: tuple[str, ...], words: str) -> None:
     done = mbridge("sweep", "explain", *files, *arguments)
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+SYSTEM = """name = "c"
+scheduler = "slurm"
+default_partition = "p"
+gpus_per_node = 4
+gpu_type = "gb200"
+[[partitions]]
+name = "p"
+[prices]
+currency = "EUR"
+gb200 = 10.5
+"""
+SCENARIO = """name = "s"
+[[Tests]]
+id = "a"
+name = "a"
+description = "d"
+test_template_name = "MegatronBridge"
+{run}
+[Tests.cmd_args]
+launcher = "megatron_bridge"
+model_family_name = "llama"
+model_recipe_name = "llama3_70b"
+num_gpus = 64
+tp = [1, 2, 4]
+pp = [1, 2, 4]
+gb = 256
+max_steps = 50
+{args}
+[Tests.sweep]
+{sweep}
+"""
+
+
+@pytest.fixture
+def plan(mbridge: Any, tmp_path: Path) -> Any:
+    """Plan a sweep on GB200: plan("--format", "csv", sweep="max_gpu_hours = 1")."""
+
+    def run(*options: str, run: str = "", args: str = "", sweep: str = "", system: str = SYSTEM) -> Any:
+        (tmp_path / "system.toml").write_text(system)
+        (tmp_path / "scenario.toml").write_text(SCENARIO.format(run=run, args=args, sweep=sweep))
+        files = ("--system-config", tmp_path / "system.toml", "--test-scenario", tmp_path / "scenario.toml")
+        return mbridge("sweep", "plan", *files, *options)
+
+    return run
+
+
+def _rows(done: Any) -> list[dict[str, str]]:
+    assert done.returncode in (0, 1), done.stderr
+    return list(csv.DictReader(done.stdout.splitlines()))
+
+
+def test_plan_estimates_points_of_a_known_gpu(plan: Any) -> None:
+    done = plan()
+    assert done.returncode == 0, done.stderr
+    assert "9 points, 4 accepted, 0 rejected, 5 held back" in done.stdout
+    assert "GPU-hours of steps, " in done.stdout
+    assert " EUR" in done.stdout
+    assert "held back tp1-pp1: " in done.stdout
+    assert "weights" in done.stdout.split("held back tp1-pp1: ")[1].splitlines()[0]
+    rows = _rows(plan("--format", "csv"))
+    assert len(rows) == 9
+    for row in rows:
+        assert (float(row["memory_share"]) > 0.9) == (row["status"] == "held back")
+        assert float(row["cost"]) == pytest.approx(10.5 * float(row["gpu_hours"]), rel=1e-4)
+        assert float(row["gpu_hours"]) == pytest.approx(64 * 50 * float(row["step_time_s"]) / 3600, rel=1e-4)
+
+
+def test_points_at_risk_are_included_on_request(plan: Any) -> None:
+    assert "9 points, 9 accepted, 0 rejected\n" in plan("--include-oom-risk").stdout
+    assert "held back" not in plan("--include-oom-risk").stdout
+    assert "9 points, 9 accepted" in plan("--memory-share", "9").stdout
+    assert plan("--memory-share", "0.01").returncode == 1
+    assert "9 points, 9 accepted" in plan(sweep="memory_share = 9.0").stdout
+
+
+def test_summary_lists_no_points(plan: Any) -> None:
+    done = plan("--format", "summary")
+    assert "held back" in done.stdout
+    assert "tp1" not in done.stdout
+
+
+def test_informative_points_come_first(plan: Any) -> None:
+    grid, rows = (_rows(plan("--format", "csv", *order)) for order in ((), ("--order", "informative")))
+    assert sorted(row["point"] for row in rows) == sorted(row["point"] for row in grid)
+    leading = [row for row in rows if row["status"] == "accepted"][:4]
+    speeds = [float(row["tokens_per_s_per_gpu"]) for row in leading]
+    assert speeds == sorted(speeds, reverse=True)
+    assert rows[: len(leading)] == leading  # what is held back never leads
+    assert rows == _rows(plan("--format", "csv", sweep='order = "informative"'))
+
+
+def test_max_gpu_hours_counts_what_is_predicted(plan: Any) -> None:
+    done = plan(sweep="max_gpu_hours = 40")
+    assert "within the sweep's limits: the first 2" in done.stdout
+    assert "predicted, with 300 s of start-up" in done.stdout
+    unknown = plan(sweep="max_gpu_hours = 40", args='gpu_type = "b9"', run='time_limit = "00:15:00"')
+    assert "within the sweep's limits: the first 2" in unknown.stdout  # 64 GPUs for a quarter of an hour
+    assert "predicted" not in unknown.stdout
+    neither = plan(sweep="max_gpu_hours = 40", args='gpu_type = "b9"')
+    assert (neither.returncode, "needs a time_limit" in neither.stderr) == (2, True)
+
+
+def test_a_system_without_prices_says_so(plan: Any) -> None:
+    done = plan(system=SYSTEM.partition("[prices]")[0])
+    assert "no cost: the system has no [prices]" in done.stdout
+    done = plan(system=SYSTEM.replace("gb200 = 10.5", "h100 = 3"))
+    assert "[prices] has none for gb200" in done.stdout
+
+
+@pytest.mark.parametrize("price", ["gb200 = 'much'", "gb200 = -1", "gb200 = true", "gb200 = nan", "currency = 3"])
+def test_wrong_prices(plan: Any, price: str) -> None:
+    done = plan(system=SYSTEM.partition("currency")[0] + price + "\n")
+    assert done.returncode == 2
+    assert "prices" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--memory-share", "0"), "--memory-share"),
+        (("--memory-share", "much"), "--memory-share"),
+        (("--order", "best"), "--order"),
+        (("--format", "xml"), "--format"),
+        (("--flops-formula", "x"), "--flops-formula"),
+        (("--show", "-1"), "--show"),
+    ],
+)
+def test_wrong_options(plan: Any, options: tuple[str, ...], words: str) -> None:
+    done = plan(*options)
     assert done.returncode == 2
     assert words in done.stderr
     assert len(done.stderr.splitlines()) == 1

@@ -68,7 +68,7 @@ def _stage(z: Sizes, layout: Layout, chunks: tuple[Chunk, ...], moments: tuple[M
     totals, recomputed = [chunk.total for chunk in saved], [chunk.recomputed for chunk in saved]
 
     def fullness(moment: Moment) -> float:
-        return sum(map(mul, moment[0], totals)) + recomputed[moment[1]]
+        return float(sum(map(mul, moment[0], totals)) + recomputed[moment[1]])
 
     counts, backward = max(moments, key=fullness) if len(moments) > 1 else moments[0]
     terms = {name: sum(n * chunk.terms[name] for n, chunk in zip(counts, saved, strict=True)) for name in TERMS}
@@ -167,7 +167,7 @@ def _kept(z: Sizes, module: ModuleType, recompute: Recompute, layer: Layer) -> t
     if mixer and layer.mixer is Mixer.ATTENTION and recompute.has("core_attn"):
         mixer = module.core_recomputed(z, mixer)
     if mixer and mixer.latents and recompute.has("mla_up_proj"):
-        mixer = replace(mixer, projected=0)
+        mixer = module.up_recomputed(z, mixer)
     if recompute.has("layernorm"):
         mixer, ffn = (half and replace(half, norm=module.checkpoint(z), norm_output=0) for half in (mixer, ffn))
     freed = {field for module_name, fields in _FREED.items() if recompute.has(module_name) for field in fields}

@@ -34,7 +34,7 @@ def layout_of(args: ResolvedCmdArgs, recipe: Recipe, *, mtp_num_layers: int = 0)
         cp=args.cp or 1,
         vp=vp,
         ep=args.ep or 1,
-        etp=args.et,
+        etp=_expert_tp(args, recipe),
         mbs=args.mb or recipe.default("train", "micro_batch_size") or 1,
         gbs=args.gb or recipe.default("train", "global_batch_size"),
         seq_length=args.seq_length,
@@ -46,6 +46,13 @@ def layout_of(args: ResolvedCmdArgs, recipe: Recipe, *, mtp_num_layers: int = 0)
         adapters_only=args.task == "lora",
         **given,
     )
+
+
+def _expert_tp(args: ResolvedCmdArgs, recipe: Recipe) -> int | None:
+    """Return what is set, else 1 for all recipes with experts upstream, and Megatron-Core's default in our loop: tp."""
+    has_experts = recipe.default("model", "num_moe_experts") is not None
+    is_upstream = args.launcher is not Launcher.EMBEDDED
+    return 1 if args.et is None and has_experts and is_upstream else args.et
 
 
 def _precision(name: str) -> Precision:

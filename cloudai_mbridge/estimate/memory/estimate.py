@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from types import MappingProxyType
 
 from cloudai_mbridge.estimate.architecture import Architecture
@@ -67,6 +68,7 @@ def worst_stage(stages: tuple[StageMemory, ...]) -> StageMemory:
     return next(stage for stage in stages if stage.is_worst)
 
 
+@lru_cache(maxsize=4096)
 def _stages(arch: Architecture, layout: Layout, assumptions: Assumptions) -> list[StageMemory]:
     z, chunks = sizes_of(arch, layout), chunks_of(arch, layout)
     parameters = parameters_per_stage(arch, layout)

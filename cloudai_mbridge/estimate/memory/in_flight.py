@@ -1,11 +1,10 @@
 """How many micro-batches of every model chunk a pipeline rank holds at a time, by the schedules of Megatron-Core 0.16.
 
-Source: `pipeline_parallel/schedules.py`, `get_pp_rank_microbatches` and `get_schedule_table`. The group size per virtual
-stage is Megatron-Core's default, pp.
+Source: `pipeline_parallel/schedules.py`, `get_pp_rank_microbatches` and `get_schedule_table`. The group size per
+virtual stage is Megatron-Core's default, pp.
 """
 
 from functools import lru_cache
-
 
 Moment = tuple[tuple[int, ...], int]
 

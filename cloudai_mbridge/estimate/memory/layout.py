@@ -32,7 +32,7 @@ class Implementation(StrEnum):
     """Which modules a layer is made of; it decides what they save for the backward pass.
 
     FUSED: Transformer Engine, flash attention and fused kernels: the estimate for GPUs. TORCH: the embedded loop where
-    Transformer Engine is not installed. LOCAL: as TORCH, with Megatron-Core's own core attention, which keeps the scores.
+    Transformer Engine is not installed. LOCAL: as TORCH, with Megatron-Core's own core attention, which keeps scores.
     """
 
     FUSED = "fused"
@@ -85,13 +85,15 @@ class Layout:
 
     mbs, gbs: sequences per micro-batch and per step. gbs None: one micro-batch per pipeline stage. seq_length None: the
     architecture's. etp None: as tp, Megatron-Core's default. sequence_parallel None: whenever tp > 1.
-    pipeline_layout: explicit, such as "Et*4|(t*4|)*14tmL". fp8_param_gather: keep the weights in 8 bits only. has_fp8_transposes: per-tensor
-    and block scaling keep a transposed copy of every weight: Hopper's products need it, Blackwell's do not.
-    use_megatron_fsdp: parameters, gradients and optimizer are sharded. optimizer_offload_fraction: share of the optimizer
-    state that lives in host memory. activation_offload_layers: layers per chunk whose activations do. offload_modules: of
-    the fine-grained kind, "moe_act" (what the experts' activation functions read) is modelled.
+    pipeline_layout: explicit, such as "Et*4|(t*4|)*14tmL".
+    fp8_param_gather: keep the weights in 8 bits only. has_fp8_transposes: per-tensor and block scaling keep a
+    transposed copy of every weight: Hopper's products need it, Blackwell's do not.
+    use_megatron_fsdp: parameters, gradients and optimizer are sharded. adapters_only: the weights are frozen, and the
+    few of an adapter (LoRA) are not counted.
+    optimizer_offload_fraction: share of the optimizer state that lives in host memory. activation_offload_layers:
+    layers per chunk whose activations do. offload_modules: of the fine-grained kind, "moe_act" (what the experts'
+    activation functions read) is modelled.
     moe_imbalance: tokens of the fullest rank over the mean. fp32_logits: the loss keeps the logits in 32 bits.
-    adapters_only: the weights are frozen, and the few of an adapter (LoRA) are not counted.
     cuda_graph: "none", "attention" (attention and router of every layer) or "full".
     """
 
@@ -133,9 +135,8 @@ class Layout:
             if self.num_gpus % model:
                 raise BadInput(f"num_gpus: {self.num_gpus} is not divisible by {name} = {model}; use a multiple of it")
         if self.gbs is not None and self.gbs % (self.mbs * self.dp):
-            raise BadInput(
-                f"gb: {self.gbs} is not divisible by mb*dp = {self.mbs * self.dp}; use a multiple of {self.mbs * self.dp}"
-            )
+            sequences = self.mbs * self.dp
+            raise BadInput(f"gb: {self.gbs} is not divisible by mb*dp = {sequences}; use a multiple of {sequences}")
         if not 0 <= self.optimizer_offload_fraction <= 1:
             raise BadInput(f"optimizer_offload_fraction: {self.optimizer_offload_fraction} is no share; use 0 to 1")
         if self.moe_imbalance < 1:

@@ -20,9 +20,10 @@ class Assumptions:
 
     cuda_context: driver context and loaded kernels: what nvidia-smi shows of a process that has allocated nothing, with
     the kernels of torch, cuBLAS, cuDNN and Transformer Engine loaded. nccl_per_group: buffers of one communicator
-    (16 to 32 channels of 4 MiB buffers per direction, NCCL's defaults). workspace: cuBLAS (32 MiB per stream on Hopper and
-    later; several streams) and grouped products. fragmentation: what the caching allocator holds beyond what is in use, as
-    a share of all that comes and goes (with expandable segments). p2p_buffers: activations on their way between stages.
+    (16 to 32 channels of 4 MiB buffers per direction, NCCL's defaults). workspace: cuBLAS (32 MiB per stream on Hopper
+    and later; several streams) and grouped products. fragmentation: what the caching allocator holds beyond what is in
+    use, as a share of all that comes and goes (with expandable segments). p2p_buffers: activations on their way between
+    stages.
     """
 
     cuda_context: float = 0.75 * GIB

@@ -1,8 +1,8 @@
 """The two memory estimators of Megatron-Bridge, by name, for comparison with its published and logged numbers.
 
 Both answer for the most loaded GPU, assume selective recomputation and sequence parallelism, and know no overhead.
-`megatron-bridge/seed` ignores expert and context parallelism and multiplies the dense feed-forward size by the number of
-experts; `megatron-bridge/head` knows experts. Neither knows multi-latent attention. Source: Megatron-Bridge,
+`megatron-bridge/seed` ignores expert and context parallelism and multiplies the dense feed-forward size by the number
+of experts; `megatron-bridge/head` knows experts. Neither knows multi-latent attention. Source: Megatron-Bridge,
 `training/utils/theoretical_memory_utils.py`, of 2025 and of its newest version.
 """
 
@@ -87,7 +87,7 @@ def _has_own_output(arch: Architecture) -> bool:
 
 
 def _layer_counts(arch: Architecture) -> tuple[int, int]:
-    """Return the numbers of dense and of expert layers; those that predict further tokens are of the last one's kind."""
+    """Return the numbers of dense and of expert layers; those of multi-token prediction are of the last one's kind."""
     freq, layers, mtp = arch.moe_layer_freq, arch.num_layers, arch.mtp_num_layers
     if arch.num_moe_experts is None:
         return layers + mtp, 0

@@ -8,10 +8,11 @@ from dataclasses import dataclass, fields
 class Half:
     """One half of a layer: a norm, and the attention or feed-forward network behind it. Bytes of one micro-batch.
 
-    norm: the norm's input and statistics. norm_output: its output, which the next products keep. projected: queries,
-    keys and values. latents: of multi-latent attention, what they are projected from. core: scores or their sums, and what else only the core attention keeps. output: what the last
-    projection keeps. ffn: all inside of an MLP. router: routing and dispatch. experts: inside of the routed experts;
-    expert_hidden: of that, what their activation function reads; expert_activation: what their second product does. shared: inside of the shared experts.
+    norm: the norm's input and statistics. norm_output: its output, which the next products keep. latents: of
+    multi-latent attention, what queries, keys and values are projected from. projected: those. core: scores or their
+    sums, and what else only the core attention keeps. output: what the last projection keeps. ffn: inside of an MLP.
+    router: routing and dispatch. experts: inside of the routed experts; expert_hidden: of that, what their activation
+    function reads; expert_activation: what their second product does. shared: inside of the shared experts.
     """
 
     norm: float = 0

@@ -1,7 +1,7 @@
 """What Transformer Engine's modules and Megatron-Core's fused kernels save on a GPU: no scores, few copies.
 
-From reading Transformer Engine 2.x (LayerNormLinear, Linear, DotProductAttention, GroupedLinear) and Megatron-Core 0.16;
-not measured. A quantized matrix product keeps its input in 8 or 4 bits, everything else is in 16.
+From reading Transformer Engine 2.x (LayerNormLinear, Linear, DotProductAttention, GroupedLinear) and Megatron-Core
+0.16; not measured. A quantized matrix product keeps its input in 8 or 4 bits, everything else is in 16.
 """
 
 from dataclasses import replace
@@ -18,7 +18,7 @@ def norm(z: Sizes, tokens: float, width: int) -> float:
 
 
 def attention(z: Sizes) -> Half:
-    """Return what an attention half keeps: queries, keys, values and output once, and the log-sum of every score row."""
+    """Return what an attention half keeps: queries, keys, values and output once, and the log-sum of each score row."""
     a, t, s = z.arch, z.tokens, z.split_tokens
     common = {"norm": norm(z, s, a.hidden_size), "norm_output": s * a.hidden_size * z.kept_input}
     if a.multi_latent_attention:
@@ -120,5 +120,10 @@ def shared_with_checkpoint(z: Sizes) -> float:
 
 
 def core_recomputed(z: Sizes, half: Half) -> Half:
-    """Return the half whose core attention is recomputed: its inputs stay, and are what flash attention keeps anyway."""
+    """Return the half whose core attention is recomputed: its inputs stay, which flash attention keeps anyway."""
     return replace(half, core=0)
+
+
+def up_recomputed(z: Sizes, half: Half) -> Half:
+    """Return the half whose queries, keys and values are made again from the latents."""
+    return replace(half, projected=0)

@@ -28,23 +28,33 @@ def attention(z: Sizes) -> Half:
     rotated = t * (z.query + z.key) * z.value
     if not z.has_rope:  # keys are a view, queries too unless they are grouped
         rotated = t * z.query * z.value if z.query != z.key else 0
-    norms = norm(z, t * z.heads, z.arch.kv_channels) + norm(z, t * z.key / z.arch.kv_channels, z.arch.kv_channels)
+    norms = _head_norms(z) if z.arch.qk_layernorm else 0
     gathered = z.whole_sequence // z.sequence
     if gathered > 1:  # context parallelism: keys and values of the whole sequence, and no views
-        qkv = t * (z.query + gate) * z.value if gate else 0
-        rotated = t * (z.query + 2 * gathered * z.key) * z.value
+        is_view = not z.has_rope and z.query == z.key  # the queries, and with them the whole projection, are kept
+        qkv = t * (z.query + (2 * z.key if is_view else 0) + gate) * z.value if gate or is_view else 0
+        rotated = t * ((0 if is_view else z.query) + 2 * gathered * z.key) * z.value
     core, output = _core(z), t * z.query * z.value
     if z.is_local:
         core += 2 * t * z.query * z.value  # keys and values repeated for every query head
-        is_view = gate or z.query == z.key  # nothing to repeat: the values stay views of the whole projection
+        is_view = bool(gate) or z.query == z.key  # nothing to repeat: the values stay views of the whole projection
         rotated, qkv = t * z.query * z.value, (qkv - (0 if gate else t * z.key * z.value) if is_view else 0)
     return Half(
         norm=norm(z, z.split_tokens, z.arch.hidden_size),
         norm_output=z.split_tokens * z.arch.hidden_size * z.value,
-        projected=qkv + rotated + (norms if z.arch.qk_layernorm else 0) + _rotation(z, z.arch.kv_channels),
+        projected=qkv + rotated + norms + _rotation(z, z.arch.kv_channels),
         core=core,
         output=output * (3 if gate else 1),
     )
+
+
+def _head_norms(z: Sizes) -> float:
+    """Return what the norms of queries and keys keep; in 32 bits their inputs are views, where nothing is grouped."""
+    width, t = z.arch.kv_channels, z.tokens
+    kept = norm(z, t * z.heads, width) + norm(z, t * z.key / width, width)
+    if z.value < 4 and z.arch.normalization == "RMSNorm":
+        return kept
+    return kept - t * z.value * (z.key + (z.query if z.query == z.key else 0))
 
 
 def _core(z: Sizes) -> float:
@@ -84,6 +94,8 @@ def _latent_attention(z: Sizes) -> Half:
 def core_recomputed(z: Sizes, half: Half) -> Half:
     """Return the half whose core attention is recomputed: its inputs stay."""
     inputs = 0
+    if z.whole_sequence > z.sequence and not z.arch.multi_latent_attention:  # keys and values are not gathered yet
+        return replace(attention(replace(z, whole_sequence=z.sequence)), core=0)
     if z.arch.multi_latent_attention:
         inputs = z.tokens * z.heads * (2 * z.latent_query + z.arch.v_head_dim) * z.value
     elif z.is_local:  # keys that are not repeated, and the values' view of the whole projection
@@ -93,10 +105,8 @@ def core_recomputed(z: Sizes, half: Half) -> Half:
 
 def inner_mlp(z: Sizes, tokens: float, ffn: float, *, is_weighted: bool = False) -> float:
     """Return what an MLP keeps beside its input. is_weighted: an expert's, whose output is scaled per token."""
-    if z.arch.gated_linear_unit:
-        kept = 5 * ffn  # both halves of the product, the activation, the other half plus an offset, their product
-    else:
-        kept = 2 * ffn
+    # gated: both halves of the first product, the activation, the other half plus an offset, and what they make
+    kept = (5 if z.arch.gated_linear_unit else 2) * ffn
     return tokens * (kept + (ffn + 1 if is_weighted else 0)) * z.value
 
 
@@ -127,7 +137,7 @@ def moe(z: Sizes) -> Half:
 
 
 def _routing(a: Architecture, value: int) -> float:
-    """Return the bytes per token of choosing experts: indices, weights, a map, a sorted copy; the loss that balances."""
+    """Return the bytes per token of choosing experts: indices, weights, a map, a sorted copy; the balancing loss."""
     experts, k = a.num_moe_experts or 0, a.moe_router_topk
     balance = 4 * experts + 8 * k if a.moe_aux_loss_coeff else 0
     return (8 + 4) * k + experts * (1 + value) + 8 * k + balance
@@ -161,3 +171,9 @@ def shared_with_checkpoint(z: Sizes) -> float:
     """Return what of a recomputed group is its checkpoint, and counted there."""
     is_copied = z.arch.normalization == "RMSNorm" and z.value < 4
     return 0 if is_copied else checkpoint(z)
+
+
+def up_recomputed(z: Sizes, half: Half) -> Half:
+    """Return the half whose queries, keys and values are made again: attention keeps 32-bit copies of what it can."""
+    views = z.tokens * z.heads * z.arch.v_head_dim * z.value if z.value == 4 else 0
+    return replace(half, projected=0, core=max(0.0, half.core - views))

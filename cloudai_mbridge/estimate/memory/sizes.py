@@ -19,8 +19,9 @@ _KEPT_INPUT = {
 class Sizes:
     """Of one rank and one micro-batch. Hashed by identity: `sizes_of` makes one object of equal sizes.
 
-    tokens: of this rank's share of the sequence; split_tokens: of those, the ones it holds outside of the matrix products.
-    expert_tokens: rows that its experts work on. value: bytes of an activation; kept_input: of a matrix product's input.
+    tokens: of this rank's share of the sequence; split_tokens: of those, the ones it holds outside of the matrix
+    products. expert_tokens: rows that its experts work on. value: bytes of an activation; kept_input: of a matrix
+    product's input.
     """
 
     arch: Architecture

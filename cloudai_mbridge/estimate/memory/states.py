@@ -1,9 +1,9 @@
 """Weights, gradients and optimizer state of a stage, in bytes.
 
 Adam with 32-bit master weights: 12 bytes per parameter (8 where the weights are 32 bits themselves). The distributed
-optimizer splits them over data- and context-parallel ranks, of experts over the expert data-parallel ones. Megatron-FSDP
-splits weights and gradients too, and gathers a layer while it is computed. Source: Megatron-Core 0.16, `optimizer`,
-`distributed`, and the quantized tensors of Transformer Engine 2.x.
+optimizer splits them over data- and context-parallel ranks, of experts over the expert data-parallel ones.
+Megatron-FSDP splits weights and gradients too, and gathers a layer while it is computed. Source: Megatron-Core 0.16,
+`optimizer`, `distributed`, and the quantized tensors of Transformer Engine 2.x.
 """
 
 from dataclasses import dataclass
@@ -51,13 +51,8 @@ def states(parameters: Parameters, layout: Layout, unsharded: Unsharded) -> dict
 
 def bytes_per_weight(layout: Layout) -> tuple[float, float, float]:
     """Return bytes per weight of a matrix product: the weight itself, quantized copies beside it, its gradient."""
-    gradient = (
-        0.0
-        if layout.adapters_only
-        else 4.0
-        if layout.grad_reduce_in_fp32 or layout.precision is Precision.FP32
-        else 2.0
-    )
+    gradient = 4.0 if layout.grad_reduce_in_fp32 or layout.precision is Precision.FP32 else 2.0
+    gradient = 0.0 if layout.adapters_only else gradient
     copy = _QUANTIZED.get(layout.precision, 0.0)
     copies = 1 if layout.precision in _PER_TENSOR and not layout.has_fp8_transposes else 2  # row- and column-wise
     if not copy or not layout.fp8_param_gather or layout.precision is Precision.NVFP4:

@@ -1,9 +1,9 @@
 """What Megatron-Bridge's performance recipes set that memory depends on, and that a point's arguments leave open.
 
 One table of facts: recipe, GPUs, number formats (empty: all), what is set. Later rows win. Source: Megatron-Bridge,
-`scripts/performance/configs/*/*_workload_base_configs.py` and `*_llm_pretrain.py` (2025 and 2026; where versions differ,
-the newest that has the published layout). All of them reduce gradients in 16 bits, balance the routing by force and let
-Transformer Engine write the loss's gradient over the 16-bit logits.
+`scripts/performance/configs/*/*_workload_base_configs.py` and `*_llm_pretrain.py` (2025 and 2026; where versions
+differ, the newest that has the published layout). All of them reduce gradients in 16 bits, balance the routing by force
+and let Transformer Engine write the loss's gradient over the 16-bit logits.
 """
 
 from collections.abc import Iterator

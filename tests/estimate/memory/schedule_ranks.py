@@ -1,6 +1,7 @@
 """One rank of a real step with gloo: prints the peak of its saved-tensor bytes for every configuration of a file."""
 
 import json
+import os
 import sys
 from collections.abc import Iterator
 from functools import partial
@@ -58,7 +59,8 @@ def step(data: dict[str, Any], store: Any) -> dict[str, Any]:
                 forward_only=False,
             )
     model = config.model
-    mean = config.train.micro_batch_size * model.seq_length * (model.moe_router_topk if model.num_moe_experts else 0)
+    tokens = config.train.micro_batch_size * model.seq_length // model.tensor_model_parallel_size
+    mean = tokens * (model.moe_router_topk or 0) * (model.expert_tensor_parallel_size or 1)
     result = {
         "stage": parallel_state.get_pipeline_model_parallel_rank(),
         "peak": saved.peak,
@@ -69,12 +71,10 @@ def step(data: dict[str, Any], store: Any) -> dict[str, Any]:
 
 
 def main() -> None:
-    from torch.distributed import PrefixStore, TCPStore, is_initialized  # noqa: F401
+    from torch.distributed import PrefixStore
 
     cpu.install()
     configurations, results = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")), []
-    import os
-
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     store = torch.distributed.FileStore(sys.argv[2] + "/store", size)
     for index, data in enumerate(configurations):

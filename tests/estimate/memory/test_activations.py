@@ -227,7 +227,7 @@ def test_estimate_against_saved_tensors(megatron: Any, capsys: pytest.CaptureFix
 
 
 def test_recomputed_norms(megatron: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Megatron-Core 0.16 recomputes norms only where Transformer Engine is installed: three of its names are missing."""
+    """Megatron-Core 0.16 recomputes norms only where Transformer Engine is installed: three names are missing."""
     from contextlib import nullcontext
 
     from megatron.core.tensor_parallel import random as mrandom

@@ -29,6 +29,15 @@ MODEL: dict[str, Any] = {
     "dtype": "bf16",
 }
 EXPERTS = {"num_moe_experts": 4, "moe_router_topk": 2, "moe_ffn_hidden_size": 96, "num_layers": 4}
+LATENT = {
+    "multi_latent_attention": True,
+    "num_query_groups": 4,
+    "q_lora_rank": 32,
+    "kv_lora_rank": 16,
+    "qk_head_dim": 16,
+    "qk_pos_emb_head_dim": 8,
+    "v_head_dim": 16,
+}
 FULL = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
 
 # ranks, micro-batches per step and pipeline, and what differs from MODEL
@@ -42,6 +51,9 @@ PIPELINES: list[tuple[int, dict[str, Any], dict[str, Any]]] = [
     (2, {"ep": 2, "etp": 1}, EXPERTS),
     (2, {"ep": 2, "etp": 1}, {**EXPERTS, "recompute_granularity": "selective", "recompute_modules": ["moe"]}),
     (4, {"pp": 2, "vp": 2, "ep": 1}, EXPERTS),
+    (1, {"tp": 2, "ep": 2, "etp": 1}, EXPERTS),
+    (1, {"tp": 2, "ep": 1, "etp": 2}, EXPERTS),
+    (1, {"tp": 2, "ep": 2, "etp": 1}, {**EXPERTS, **LATENT, "moe_shared_expert_intermediate_size": 64}),
 ]
 FOUR: list[tuple[int, dict[str, Any], dict[str, Any]]] = [
     (8, {"pp": 4}, {}),

@@ -1,0 +1,192 @@
+"""`mbridge estimate` and `mbridge proxy`."""
+
+import json
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from cloudai_mbridge.console import new_console
+from cloudai_mbridge.errors import OK, BadInput
+from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
+
+if TYPE_CHECKING:
+    from cloudai_mbridge.estimate.question import Question
+    from cloudai_mbridge.models.system import System
+    from cloudai_mbridge.recipes import Recipe
+
+_PATH = click.Path(path_type=Path)
+_SIZE = click.IntRange(min=1)
+_ESTIMATORS = ("default", "megatron-bridge/seed", "megatron-bridge/head")
+
+
+def register(cli: click.Group) -> None:
+    """Add the commands to a group."""
+    cli.add_command(estimate)
+    cli.add_command(proxy)
+
+
+@click.command()
+@click.option("--recipe", required=True, help="See `mbridge list`.")
+@click.option("--gpu", help="Such as gb200; default: the system's gpu_type. Without one: FLOPs and memory only.")
+@click.option("--num-gpus", type=_SIZE, help="Default: as few as hold the layout.")
+@click.option("--precision", default="bf16", show_default=True, help="bf16 fp8_cs fp8_mx fp8_sc nvfp4 fp32.")
+@click.option("--seq-length", "seq_length", type=_SIZE, help="Tokens per sequence; default: the recipe's.")
+@click.option("--tp", type=_SIZE, help="Tensor parallel size.")
+@click.option("--pp", type=_SIZE, help="Pipeline parallel size.")
+@click.option("--cp", type=_SIZE, help="Context parallel size.")
+@click.option("--vp", type=_SIZE, help="Virtual pipeline stages per rank.")
+@click.option("--ep", type=_SIZE, help="Expert parallel size.")
+@click.option("--etp", "et", type=_SIZE, help="Expert tensor parallel size; default: tp.")
+@click.option("--mbs", "mb", type=_SIZE, help="Sequences per micro-batch; default: the recipe's.")
+@click.option("--gbs", "gb", type=_SIZE, help="Sequences per step; default: the recipe's.")
+@click.option("--num-layers", type=_SIZE, help="Decoder layers; default: the recipe's.")
+@click.option("--pipeline-layout", "pipeline_model_parallel_layout", help="Such as 'Et*4|(t*4|)*14tL'.")
+@click.option("--recompute", help="none, full, or modules such as core_attn,mlp; default: the upstream recipe's.")
+@click.option("--recompute-num-layers", type=_SIZE, help="Recompute the first layers of every chunk.")
+@click.option("--offload-layers", "activation_offload_layers", type=click.IntRange(min=0), help="In host memory.")
+@click.option("--fsdp/--no-fsdp", "use_megatron_fsdp", default=None, help="Megatron-FSDP.")
+@click.option("--cuda-graph", "cuda_graph_impl", help="none, local or transformer_engine.")
+@click.option("--cuda-graph-scope", help="Such as attn or full_iteration.")
+@click.option("--moe-a2a-overlap/--no-moe-a2a-overlap", default=None, help="Overlap the experts' exchange.")
+@click.option("--task", type=click.Choice(["pretrain", "sft", "lora"]), help="Default: pretrain.")
+@click.option("--launcher", type=click.Choice([str(one) for one in Launcher]), help="Whose defaults hold.")
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="As in extra_cmd_args; may be repeated.")
+@click.option("--flops-formula", default="new", show_default=True, help="old or new.")
+@click.option("--memory-estimator", type=click.Choice(_ESTIMATORS), default="default", show_default=True)
+@click.option("--max-steps", type=_SIZE, help="Steps, for GPU-hours and cost; default: 10.")
+@click.option("--system-config", type=_PATH, help="System TOML with gpu_type and [prices].")
+@click.option("--json", "is_json", is_flag=True, help="Print JSON.")
+def estimate(
+    recipe: str, memory_estimator: str, system_config: Path | None, is_json: bool, flops_formula: str, **given: Any
+) -> int:
+    """Estimate one point: FLOPs, memory of every stage, step time, MFU, cost. Nothing is run (docs/estimate.md)."""
+    from cloudai_mbridge.estimate.as_json import as_data
+    from cloudai_mbridge.estimate.point import estimate_point
+    from cloudai_mbridge.estimate.prices import price_of
+    from cloudai_mbridge.models.load import load_system
+
+    system = load_system(system_config) if system_config else None
+    question = _question(recipe, system, flops_formula, **given)
+    price, why_not = price_of(system, question.gpu.name if question.gpu else None)
+    found = estimate_point(question, estimator=memory_estimator, price=price, why_no_price=why_not)
+    if is_json:
+        click.echo(json.dumps(as_data(found), indent=1, allow_nan=False))
+    else:
+        from cloudai_mbridge.commands.estimate_table import render_estimate
+
+        new_console().print(render_estimate(found))
+    return OK
+
+
+@click.command()
+@click.argument("recipe")
+@click.option("--layers", type=_SIZE, required=True, help="Decoder layers to keep.")
+@click.option("--gpus", "num_gpus", type=_SIZE, default=1, show_default=True, help="Ranks of the definition.")
+@click.option("--max-steps", type=_SIZE, default=10, show_default=True, help="Steps of the definition.")
+@click.option("--output", type=_PATH, help="Test TOML to write; default: standard output.")
+def proxy(recipe: str, layers: int, num_gpus: int, max_steps: int, output: Path | None) -> int:
+    """Shrink a RECIPE to fewer layers of the same shapes, as a test definition for a small machine."""
+    from cloudai_mbridge.commands.proxy_toml import render_proxy
+    from cloudai_mbridge.estimate.proxy import shrink
+    from cloudai_mbridge.recipes import load_recipe
+
+    text = render_proxy(shrink(load_recipe(recipe), layers), num_gpus, max_steps)
+    if output is None:
+        click.echo(text, nl=False)
+        return OK
+    if output.exists():
+        raise BadInput(f"--output: {output} exists; name another file, or remove it")
+    output.write_text(text, encoding="utf-8")
+    click.echo(f"written: {output}")
+    return OK
+
+
+def _question(
+    recipe_name: str,
+    system: "System | None",
+    formula: str,
+    *,
+    gpu: str | None,
+    precision: str,
+    recompute: str | None,
+    overrides: tuple[str, ...],
+    num_gpus: int | None,
+    **sizes: Any,
+) -> "Question":
+    """Return the point that the options describe, checked by the rules.
+
+    Raises:
+        BadInput: something is unknown, or the point breaks rules, a line each.
+    """
+    from cloudai_mbridge.estimate.hardware import gpu_named, precision_named
+    from cloudai_mbridge.estimate.question import Question, gpu_of
+    from cloudai_mbridge.recipes import load_recipe
+    from cloudai_mbridge.recipes.apply import with_recipe_defaults
+    from cloudai_mbridge.training.flops import Formula
+
+    recipe, extra = load_recipe(recipe_name), _overrides(overrides)
+    chosen = {name: value for name, value in sizes.items() if value is not None}
+    chosen |= _recomputation(recompute, extra, sizes["recompute_num_layers"])
+    if gpu is not None:
+        chosen["gpu_type"] = gpu_named(gpu).name
+    args = ResolvedCmdArgs.model_validate(
+        {
+            **chosen,
+            "model_recipe_name": recipe_name,
+            "compute_dtype": str(precision_named(precision)),
+            "num_gpus": num_gpus or _fewest_gpus(**{name: sizes[name] for name in ("tp", "pp", "cp", "ep", "et")}),
+        }
+    )
+    device, why_not = gpu_of(args, system, is_set=gpu is not None)
+    if gpu is None and (system is None or not system.gpu_type):
+        device, why_not = None, "no GPU is named; use --gpu"
+    elif device is None:
+        raise BadInput(why_not)
+    if device is not None:
+        args = args.model_copy(update={"gpu_type": device.name})
+    args = with_recipe_defaults(args, recipe)
+    _refuse_broken(args, system, recipe)
+    try:
+        return Question(recipe, args, device, why_not, extra, Formula.named(formula))
+    except ValueError as error:
+        raise BadInput(f"--flops-formula: {error}") from None
+
+
+def _refuse_broken(args: ResolvedCmdArgs, system: "System | None", recipe: "Recipe") -> None:
+    from cloudai_mbridge.constraints import check
+
+    if broken := check(args, system, recipe).violations:
+        raise BadInput("\n".join(map(str, broken)))
+
+
+def _overrides(given: tuple[str, ...]) -> dict[str, str]:
+    from cloudai_mbridge.models.test_definition import MegatronBridgeTestDefinition
+
+    pairs = [text.partition("=") for text in given]
+    for text, (name, sign, _) in zip(given, pairs, strict=True):
+        if not sign or not name:
+            raise BadInput(f"--set: {text!r} is not KEY=VALUE such as model.mtp_num_layers=0")
+    extra = {name: value for name, _, value in pairs}
+    try:  # as the keys of a test definition are checked
+        MegatronBridgeTestDefinition.model_validate({"name": "estimate", "description": "", "extra_cmd_args": extra})
+    except ValueError as error:
+        raise BadInput(f"--set: {str(error).splitlines()[2].strip().partition(' [type')[0]}") from None
+    return extra
+
+
+def _recomputation(recompute: str | None, extra: dict[str, str], num_layers: int | None) -> dict[str, Any]:
+    if recompute is None:
+        return {}
+    if recompute != "none" and num_layers is not None:
+        raise BadInput(f"--recompute: {recompute!r} and --recompute-num-layers exclude each other; use one of them")
+    if recompute == "full":
+        extra["model.recompute_granularity"] = "full"
+        return {}
+    return {"recompute_modules": "" if recompute == "none" else recompute}
+
+
+def _fewest_gpus(**sizes: int | None) -> int:
+    tp, pp, cp, ep = (sizes[name] or 1 for name in ("tp", "pp", "cp", "ep"))
+    return math.lcm(tp * pp * cp, ep * (sizes["et"] or tp) * pp)

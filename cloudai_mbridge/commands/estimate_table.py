@@ -1,0 +1,106 @@
+"""An estimate for people: headline, memory of the stages, terms of the step time."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from cloudai_mbridge.estimate.memory import StageMemory
+from cloudai_mbridge.estimate.point import GIB, PointEstimate
+
+MOST_COLUMNS = 8
+
+
+def render_estimate(found: PointEstimate) -> RenderableType:
+    """Return the tables; what is missing stands with its reason."""
+    parts: list[RenderableType] = [_headline(found)]
+    if found.stages:
+        parts.append(_stages(found.stages))
+    if found.reference:
+        parts.append(Text(found.reference.line().strip()))
+    if found.step_time:
+        parts.append(_step_time(found.step_time.terms(), found.step_time.step_time_s))
+    for reason, names in _by_reason(found.missing).items():
+        parts.append(Text(f"not known: {', '.join(names)} ({reason})", style="dim"))
+    return Group(*parts)
+
+
+def _headline(found: PointEstimate) -> Table:
+    layout = found.layout
+    where = f"{layout.num_gpus} x {found.gpu or 'unknown GPU'}, {layout.precision}"
+    table = Table("", "", title=Text(f"{found.recipe} on {where}"), title_justify="left", show_header=False)
+    for name, value in _lines(found):
+        table.add_row(name, Text(value))
+    return table
+
+
+def _lines(found: PointEstimate) -> Iterator[tuple[str, str]]:
+    layout = found.layout
+    sizes = f"tp{layout.tp} pp{layout.pp} cp{layout.cp} vp{layout.vp} ep{layout.ep} etp{layout.expert_tp} dp{layout.dp}"
+    yield "layout", f"{sizes}, {layout.num_microbatches} micro-batches of {layout.mbs} x {layout.seq_length} tokens"
+    if found.parameters:
+        yield "parameters", f"{_count(found.parameters.total)}, active {_count(found.parameters.active)}"
+    yield "FLOPs per token", f"{found.flops_per_token:.6g} ({found.formula})"
+    if found.peak_memory_gib is not None:
+        share = "" if found.memory_share is None else f", {found.memory_share:.0%} of {found.gpu_memory_gib:.0f} GiB"
+        worst = "" if found.worst_stage is None else f" on stage {found.worst_stage.stage}"
+        yield "memory", f"{found.peak_memory_gib:.1f} GiB{worst}{share} ({found.estimator})"
+    if found.step_time_s is not None:
+        yield "step time", f"{found.step_time_s:.4g} s ({found.held_out_error})"
+        yield "tokens/s/GPU", f"{found.tokens_per_s_per_gpu:.0f}"
+        yield "TFLOP/s/GPU", f"{found.tflops_per_gpu:.0f}" + ("" if found.mfu is None else f", MFU {found.mfu:.1%}")
+    if found.gpu_hours is not None:
+        cost = "" if found.cost is None else f", {found.cost:.2f} {found.currency}"
+        yield f"{found.num_steps} steps", f"{found.gpu_hours:.4g} GPU-hours{cost}"
+
+
+def _stages(stages: Sequence[StageMemory]) -> Table:
+    columns = _columns(stages)
+    title = Text("memory per pipeline stage, GiB (* the fullest)")
+    table = Table("term", title=title, title_justify="left")
+    for name, _ in columns:
+        table.add_column(Text(name), justify="right")
+    for term in stages[0].terms:
+        if any(stage.terms[term] for _, stage in columns):
+            table.add_row(term, *(f"{stage.terms[term] / GIB:.2f}" for _, stage in columns))
+    table.add_section()
+    table.add_row("total", *(f"{stage.total / GIB:.2f}" for _, stage in columns))
+    return table
+
+
+def _columns(stages: Sequence[StageMemory]) -> list[tuple[str, StageMemory]]:
+    """Return neighbouring equal stages as one column; of too many columns the fullest, and the first and the last."""
+    columns: list[tuple[int, StageMemory]] = []
+    for stage in stages:
+        if not columns or columns[-1][1].terms != stage.terms:
+            columns.append((stage.stage, stage))
+    ends = [start for start, _ in columns[1:]] + [len(stages)]
+    worst = next(stage.stage for stage in stages if stage.is_worst)
+    named = [
+        (f"{start if end - start == 1 else f'{start}-{end - 1}'}{'*' if start <= worst < end else ''}", stage)
+        for (start, stage), end in zip(columns, ends, strict=True)
+    ]
+    if len(named) <= MOST_COLUMNS:
+        return named
+    fullest = sorted(range(1, len(named) - 1), key=lambda i: -named[i][1].total)[: MOST_COLUMNS - 2]
+    return [named[i] for i in (0, *sorted(fullest), len(named) - 1)]
+
+
+def _step_time(terms: Sequence[tuple[str, float]], total: float) -> Table:
+    table = Table("term", "s", "share", title=Text("step time"), title_justify="left")
+    for name, seconds in terms:
+        if seconds:
+            table.add_row(name, f"{seconds:.4g}", f"{seconds / total:.1%}")
+    return table
+
+
+def _by_reason(missing: Mapping[str, str]) -> dict[str, list[str]]:
+    reasons: dict[str, list[str]] = {}
+    for name, reason in missing.items():
+        reasons.setdefault(reason, []).append(name)
+    return reasons
+
+
+def _count(parameters: int) -> str:
+    return f"{parameters / 1e9:.2f} B" if parameters >= 10**8 else f"{parameters / 1e6:.3f} M"

@@ -1,0 +1,226 @@
+"""`mbridge sweep plan` and `mbridge sweep explain`."""
+
+import csv
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from cloudai_mbridge.commands.options import scenario_options
+from cloudai_mbridge.console import new_console
+from cloudai_mbridge.constraints import NotEvaluated, Violation
+from cloudai_mbridge.errors import OK, POINTS_FAILED, BadInput
+
+if TYPE_CHECKING:
+    from cloudai_mbridge.plan.preview import Look, PlanOptions, SweepSummary
+
+_SHARE = click.FloatRange(min=0, min_open=True)
+_CSV = (
+    *("test", "point", "status", "peak_memory_gib", "memory_share", "step_time_s", "tokens_per_s_per_gpu"),
+    *("tflops_per_gpu", "mfu", "gpu_hours", "cost"),
+)
+
+
+def register(cli: click.Group) -> None:
+    """Add the commands to a group."""
+    cli.add_command(sweep)
+
+
+@click.group()
+def sweep() -> None:
+    """Look at the points of a scenario without writing or running anything."""
+
+
+@sweep.command("plan")
+@scenario_options(output_dir=False)
+@click.option("--show", default=10, show_default=True, type=click.IntRange(min=0), help="Points to list per test.")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["table", "summary", "csv"]),
+    default="table",
+    show_default=True,
+    help="Counts with the first points, counts alone, or every point as it comes.",
+)
+@click.option("--memory-share", type=_SHARE, help="Hold back points predicted to need more of the GPU; default: 0.9.")
+@click.option("--include-oom-risk", is_flag=True, help="Hold no point back for its memory.")
+@click.option("--order", type=click.Choice(["grid", "informative"]), help="Default: the sweep's.")
+@click.option("--flops-formula", default="new", show_default=True, help="old or new.")
+def sweep_plan(
+    show: int,
+    form: str,
+    memory_share: float | None,
+    include_oom_risk: bool,
+    order: str | None,
+    flops_formula: str,
+    **options: Any,
+) -> int:
+    """Count the points of every test, and estimate what they need: memory, time, GPU-hours, cost (docs/estimate.md)."""
+    from cloudai_mbridge.plan.preview import PlanOptions
+    from cloudai_mbridge.sweep_report import summarize
+    from cloudai_mbridge.training.flops import Formula
+
+    try:
+        formula = Formula.named(flops_formula)
+    except ValueError as error:
+        raise BadInput(f"--flops-formula: {error}") from None
+    wanted = PlanOptions(memory_share, include_oom_risk, order, formula)
+    if form == "csv":
+        return _write_csv(wanted, **options)
+    console, would_run = new_console(), 0
+    totals: list[SweepSummary] = []
+    for summary in summarize(examples=show if form == "table" else 0, options=wanted, **options):
+        would_run += summary.accepted
+        _show_counts(console, summary)
+        if form == "table":
+            _show_points(console, summary)
+        totals.append(summary)
+    if len(totals) > 1 and any(summary.predicted for summary in totals):
+        _show_totals(console, totals)
+    return OK if would_run else POINTS_FAILED
+
+
+def _show_counts(console: Console, summary: "SweepSummary") -> None:
+    axes = " x ".join(f"{name}({count})" for name, count in summary.axes.items()) or "no axes"
+    console.print(Text(f"{summary.test_id}: {axes}"), soft_wrap=True)
+    rejected = summary.points - summary.accepted - summary.held_back
+    held = f", {summary.held_back} held back" if summary.held_back else ""
+    console.print(f"  {summary.points} points, {summary.accepted} accepted, {rejected} rejected{held}")
+    for line in _notes(summary):
+        console.print(Text(f"  {line}"), soft_wrap=True)
+
+
+def _notes(summary: "SweepSummary") -> Iterator[str]:
+    for rule_id, count in sorted(summary.rules.items()):
+        yield f"{rule_id} rejects {count}"
+    if summary.held_back:
+        share = f"{summary.memory_share:g} of the GPU's memory"
+        yield f"held back: predicted to need over {share}; --include-oom-risk plans them"
+    if summary.would_run < summary.accepted:
+        yield f"within the sweep's limits: the first {summary.would_run}"
+    if summary.budget_note:
+        yield summary.budget_note
+    if summary.predicted:
+        yield f"{summary.predicted} points: {_price(summary)}"
+        for why, count in summary.why.items():
+            yield f"not predicted for {count}: {why}"
+
+
+def _price(summary: "SweepSummary") -> str:
+    cost = f"no cost: {summary.why_no_cost}" if summary.cost is None else f"{summary.cost:.2f} {summary.currency}"
+    return f"{summary.gpu_hours:.4g} GPU-hours of steps, {cost}"
+
+
+def _show_points(console: Console, summary: "SweepSummary") -> None:
+    if any(_is_predicted(look) for look in summary.examples):
+        console.print(_table(summary.examples))
+    else:
+        for look in summary.examples:
+            console.print(Text(f"  accepted {look.label}"), soft_wrap=True)
+    if (more := summary.accepted - len(summary.examples)) > 0:
+        console.print(f"  ... and {more} more")
+    for look, terms in summary.held_examples:
+        console.print(Text(f"  held back {look.label}: {_memory(look)}: {terms}"), soft_wrap=True)
+    if (more := summary.held_back - len(summary.held_examples)) > 0:
+        console.print(f"  ... and {more} more held back")
+
+
+def _is_predicted(look: "Look") -> bool:
+    headline = look.headline
+    return headline is not None and not (headline.step_time_s is None and headline.peak_memory_gib is None)
+
+
+def _memory(look: "Look") -> str:
+    headline = look.headline
+    if headline is None or headline.peak_memory_gib is None:
+        return "-"
+    share = "" if headline.memory_share is None else f" ({headline.memory_share:.0%})"
+    return f"{headline.peak_memory_gib:.1f} GiB{share} on stage {headline.worst_stage}"
+
+
+def _table(looks: "list[Look]") -> Table:
+    table = Table("accepted", "memory", "step time, s", "TFLOP/s/GPU", "MFU", "GPU-hours", "cost", "")
+    for look in looks:
+        headline = look.headline
+        if headline is None:
+            continue
+        numbers = (
+            _number(headline.step_time_s, ".4g"),
+            _number(headline.tflops_per_gpu, ".0f"),
+            _number(headline.mfu, ".1%"),
+            _number(look.gpu_hours, ".4g"),
+            _number(look.cost, ".2f"),
+        )
+        beyond = "" if look.is_run else "beyond the limits"
+        table.add_row(Text(look.label, overflow="fold"), _memory(look), *numbers, beyond)
+    return table
+
+
+def _number(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)
+
+
+def _show_totals(console: Console, summaries: "list[SweepSummary]") -> None:
+    hours = sum(summary.gpu_hours for summary in summaries)
+    costs: dict[str, float] = {}
+    for summary in summaries:
+        if summary.cost is not None:
+            costs[summary.currency] = costs.get(summary.currency, 0.0) + summary.cost
+    cost = "".join(f", {amount:.2f} {currency}" for currency, amount in costs.items())
+    points = sum(summary.predicted for summary in summaries)
+    console.print(Text(f"all tests: {points} points, {hours:.4g} GPU-hours of steps{cost}"), soft_wrap=True)
+
+
+def _write_csv(wanted: "PlanOptions", **options: Any) -> int:
+    """Write every point that breaks no rule as it comes; nothing is kept."""
+    from cloudai_mbridge.sweep_report import plans
+
+    writer, num_accepted = csv.writer(sys.stdout, lineterminator="\n"), 0
+    writer.writerow(_CSV)
+    for plan in plans(options=wanted, **options):
+        for look in plan.looks():
+            if look.headline is None:
+                continue
+            num_accepted += not look.is_held_back
+            writer.writerow((plan.test_id, *_cells(look)))
+    return OK if num_accepted else POINTS_FAILED
+
+
+def _cells(look: "Look") -> Iterator[Any]:
+    headline = look.headline
+    assert headline is not None
+    yield look.label
+    yield "held back" if look.is_held_back else "accepted" if look.is_run else "beyond the limits"
+    values = (
+        *(headline.peak_memory_gib, headline.memory_share, headline.step_time_s, headline.tokens_per_s_per_gpu),
+        *(headline.tflops_per_gpu, headline.mfu, look.gpu_hours, look.cost),
+    )
+    yield from ("" if value is None else f"{value:.6g}" for value in values)
+
+
+@sweep.command("explain")
+@scenario_options(output_dir=False)
+@click.argument("test_id")
+@click.argument("point")
+def sweep_explain(test_id: str, point: str, **options: Any) -> int:
+    """Say what every rule says of one POINT of a test: its label, or coordinates such as tp=2,pp=4."""
+    from cloudai_mbridge.sweep_report import explain_point
+
+    console = new_console()
+    found = explain_point(test_id=test_id, point=point, **options)
+    console.print(Text(f"{test_id}/{found.label}: {found.coordinates}"), soft_wrap=True)
+    for rule_id, verdict in found.verdicts.items():
+        match verdict:
+            case Violation():
+                console.print(Text(f"  {verdict}", style="yellow"), soft_wrap=True)
+            case NotEvaluated():
+                console.print(
+                    Text(f"  {rule_id} not evaluated: {verdict.missing} is missing", style="dim"), soft_wrap=True
+                )
+            case None:
+                console.print(f"  {rule_id} holds")
+    return POINTS_FAILED if any(isinstance(v, Violation) for v in found.verdicts.values()) else OK

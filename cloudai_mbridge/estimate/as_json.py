@@ -1,0 +1,81 @@
+"""An estimate as plain data: the output of `mbridge estimate --json`."""
+
+from dataclasses import asdict
+from typing import Any
+
+from cloudai_mbridge.estimate.memory import Layout
+from cloudai_mbridge.estimate.point import GIB, PointEstimate
+
+
+def as_data(found: PointEstimate) -> dict[str, Any]:
+    """Return the estimate; memory terms in bytes, and in GiB where a name says so."""
+    return {
+        "recipe": found.recipe,
+        "gpu": found.gpu,
+        "precision": str(found.layout.precision),
+        "layout": _layout(found.layout),
+        "flops_formula": str(found.formula),
+        "flops_per_token": found.flops_per_token,
+        "parameters": asdict(found.parameters) if found.parameters else None,
+        "memory": _memory(found),
+        "tokens_per_step": found.tokens_per_step,
+        "step_time_s": found.step_time_s,
+        "step_time_terms_s": dict(found.step_time.terms()) if found.step_time else None,
+        "step_time_median_error": found.held_out_error.median if found.held_out_error else None,
+        "step_time_error": str(found.held_out_error) if found.held_out_error else None,
+        "tokens_per_s_per_gpu": found.tokens_per_s_per_gpu,
+        "tflops_per_gpu": found.tflops_per_gpu,
+        "mfu": found.mfu,
+        "num_steps": found.num_steps,
+        "gpu_hours": found.gpu_hours,
+        "cost": found.cost,
+        "currency": found.currency,
+        "missing": dict(found.missing),
+    }
+
+
+def _layout(layout: Layout) -> dict[str, Any]:
+    names = ("num_gpus", "tp", "pp", "cp", "vp", "ep", "expert_tp", "dp", "expert_dp", "mbs", "gbs", "num_microbatches")
+    recompute = layout.recompute
+    return {
+        **{name: getattr(layout, name) for name in names},
+        "seq_length": layout.seq_length,
+        "pipeline_layout": layout.pipeline_layout,
+        "sequence_parallel": layout.has_sequence_parallel,
+        "recompute": {
+            "granularity": str(recompute.granularity),
+            "modules": sorted(recompute.modules),
+            "method": recompute.method,
+            "num_layers": recompute.num_layers,
+        },
+        "use_megatron_fsdp": layout.use_megatron_fsdp,
+        "use_distributed_optimizer": layout.use_distributed_optimizer,
+        "activation_offload_layers": layout.activation_offload_layers,
+        "cuda_graph": layout.cuda_graph,
+    }
+
+
+def _memory(found: PointEstimate) -> dict[str, Any] | None:
+    if found.peak_memory_gib is None:
+        return None
+    head: dict[str, Any] = {
+        "estimator": found.estimator,
+        "peak_memory_gib": found.peak_memory_gib,
+        "gpu_memory_gib": found.gpu_memory_gib,
+        "share": found.memory_share,
+    }
+    if found.reference is not None:
+        terms = {"weight_and_optimizer": found.reference.weight_and_optimizer, "activation": found.reference.activation}
+        return {**head, "worst_stage": None, "stages": [], "terms": terms, "line": found.reference.line().strip()}
+    worst = found.worst_stage
+    stages = [
+        {
+            "stage": stage.stage,
+            "parameters": stage.parameters,
+            "total": stage.total,
+            "total_gib": stage.total / GIB,
+            "terms": dict(stage.terms),
+        }
+        for stage in found.stages or ()
+    ]
+    return {**head, "worst_stage": worst.stage if worst else None, "stages": stages}

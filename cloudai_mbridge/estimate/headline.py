@@ -1,0 +1,150 @@
+"""The few numbers of a point that a sweep shows, for many points: what depends on few arguments is kept.
+
+The same numbers as `estimate_point`, at about a hundred microseconds a point; memory, which takes longer, is worked
+out once for all layouts between which it does not differ.
+"""
+
+from collections.abc import Hashable
+from dataclasses import dataclass, fields
+from operator import attrgetter
+from typing import Any
+
+from cloudai_mbridge.errors import BadInput
+from cloudai_mbridge.estimate.architecture import Architecture
+from cloudai_mbridge.estimate.memory import Layout, memory_per_stage, worst_stage
+from cloudai_mbridge.estimate.point import GIB, assumptions_for, flops_of, speed_of, times_of, tokens_per_step
+from cloudai_mbridge.estimate.question import Question, refusing
+from cloudai_mbridge.estimate.time import TimeModel
+
+START_UP_S = 300.0  # containers, imports, compilation: an allowance for budgets, not in gpu_hours
+_MOST_KEPT = 10_000
+_OF_MEMORY = attrgetter(*(field.name for field in fields(Layout) if field.name != "gbs"))
+# In an interleaved schedule the fullest moment comes within as many groups of micro-batches
+_GROUPS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Headline:
+    """Estimates of a point; None: not known, and `why` says the reasons. gpu_memory_gib: what the GPU has."""
+
+    gpu: str | None
+    num_gpus: int
+    peak_memory_gib: float | None = None
+    gpu_memory_gib: float | None = None
+    worst_stage: int | None = None
+    step_time_s: float | None = None
+    tokens_per_s_per_gpu: float | None = None
+    tflops_per_gpu: float | None = None
+    mfu: float | None = None
+    why: tuple[str, ...] = ()
+
+    @property
+    def memory_share(self) -> float | None:
+        """The share of the GPU's memory that the fullest stage needs."""
+        if self.peak_memory_gib is None or not self.gpu_memory_gib:
+            return None
+        return self.peak_memory_gib / self.gpu_memory_gib
+
+    def exceeds(self, share: float | None) -> bool:
+        """Return whether the memory is known to be more than this share; never without one."""
+        return share is not None and self.memory_share is not None and self.memory_share > share
+
+    def gpu_hours(self, num_steps: int | None, start_up_s: float = 0.0) -> float | None:
+        """Return the GPU-hours of a run, or None where step time or steps are not known."""
+        if self.step_time_s is None or num_steps is None:
+            return None
+        return self.num_gpus * (self.step_time_s * num_steps + start_up_s) / 3600
+
+
+class Headlines:
+    """Estimates of many points. What is kept is bounded, however many points there are."""
+
+    def __init__(self) -> None:
+        self._memory: dict[Hashable, tuple[Architecture, tuple[float, int] | str]] = {}
+        self._times: dict[Hashable, tuple[Architecture, TimeModel | str]] = {}
+        self._flops: dict[Hashable, tuple[Architecture, int]] = {}
+
+    def of(self, question: Question) -> Headline:
+        """Return what is known of a point; what is wrong with it is a reason, no exception."""
+        gpu, args = question.gpu, question.args
+        name = gpu.name if gpu else None
+        if gpu is None:
+            return Headline(name, args.num_gpus, why=(question.why_no_gpu,))
+        try:
+            model = question.architecture
+            layout = question.layout_of(model)
+            flops = self._flops_of(question, model, layout)
+        except BadInput as error:
+            return Headline(name, args.num_gpus, why=(str(error),))
+        memory, step = self._memory_of(question, model, layout), self._step_time_of(question, model, layout)
+        seconds = step if isinstance(step, float) else None
+        speed = speed_of(seconds, tokens_per_step(model, layout), flops, question)
+        return Headline(
+            gpu=name,
+            num_gpus=args.num_gpus,
+            peak_memory_gib=None if isinstance(memory, str) else memory[0] / GIB,
+            gpu_memory_gib=gpu.memory_gib,
+            worst_stage=None if isinstance(memory, str) else memory[1],
+            step_time_s=seconds,
+            tokens_per_s_per_gpu=speed.tokens_per_s_per_gpu,
+            tflops_per_gpu=speed.tflops_per_gpu,
+            mfu=speed.mfu,
+            why=tuple(why for why in (memory, step) if isinstance(why, str)),
+        )
+
+    def _flops_of(self, question: Question, model: Architecture, layout: Layout) -> int:
+        key = (id(model), question.formula, layout.adapters_only)
+        if key not in self._flops:
+            flops = flops_of(model, question.formula, is_frozen=layout.adapters_only)
+            _room(self._flops)[key] = (model, flops)  # the model lives as long as its id is a key
+        return self._flops[key][1]
+
+    def _step_time_of(self, question: Question, model: Architecture, layout: Layout) -> float | str:
+        args = question.args
+        key = (id(model), question.gpu and question.gpu.name, args.compute_dtype, args.task == "lora")
+        if key not in self._times:
+            try:
+                with refusing("step_time_s cannot be estimated"):
+                    _room(self._times)[key] = (model, times_of(question, model))
+            except BadInput as error:
+                _room(self._times)[key] = (model, str(error))
+        times = self._times[key][1]
+        if isinstance(times, str):
+            return times
+        try:
+            with refusing("step_time_s cannot be estimated"):
+                return times.step_time_s(layout)
+        except BadInput as error:
+            return str(error)
+
+    def _memory_of(self, question: Question, model: Architecture, layout: Layout) -> tuple[float, int] | str:
+        key = (id(model), _OF_MEMORY(layout), _microbatches(layout))
+        kept = self._memory.get(key)
+        if kept is None:
+            kept = _room(self._memory)[key] = (model, _fullest(question, model, layout))
+        return kept[1]
+
+
+def _fullest(question: Question, model: Architecture, layout: Layout) -> tuple[float, int] | str:
+    """Return bytes and number of the fullest stage, or why they are not known."""
+    try:
+        with refusing("memory cannot be estimated"):
+            worst = worst_stage(memory_per_stage(model, layout, assumptions_for(question.gpu)))
+    except BadInput as error:
+        return str(error)
+    return worst.total, worst.stage
+
+
+def _microbatches(layout: Layout) -> int:
+    """Return a number of micro-batches with the same memory: further ones repeat the schedule."""
+    if layout.pp == 1:
+        return 1
+    groups, rest = divmod(layout.num_microbatches, layout.pp)
+    return min(groups, _GROUPS) * layout.pp + rest
+
+
+def _room(kept: dict[Hashable, Any]) -> dict[Hashable, Any]:
+    """Return the store, emptied if it is full."""
+    if len(kept) >= _MOST_KEPT:
+        kept.clear()
+    return kept

@@ -1,0 +1,123 @@
+"""Proxies: recipes with fewer layers of the same shapes, for small machines.
+
+Every kind of layer that the model has stays, as long as there are layers enough for one of each: a proxy of a model
+with experts has experts, although the first layers of the model may be dense.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from cloudai_mbridge.errors import BadInput
+from cloudai_mbridge.models.pipeline_layout import parse_layout
+from cloudai_mbridge.recipes.load import Recipe
+
+_BLOCKS = "M*-EG"
+_LISTS = ("moe_layer_freq", "window_attn_skip_freq", "linear_attention_freq", "csa_compress_ratios")
+# Of these the embedding and the loss take the place of a layer each
+_STAGE_PLACES = ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")
+_STAGE_COUNTS = ("num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Proxy:
+    """A shrunk recipe. changed: fields of the model that differ beside num_layers; layers: before."""
+
+    recipe: Recipe
+    layers_before: int
+    changed: dict[str, Any]
+
+    @property
+    def num_layers(self) -> int:
+        """Decoder layers that are left."""
+        return int(self.recipe.sections["model"]["num_layers"])
+
+
+def proxy(recipe: Recipe, num_layers: int) -> Recipe:
+    """Return the recipe with so many decoder layers; everything else of the model stays.
+
+    Raises:
+        BadInput: as `shrink`.
+    """
+    return shrink(recipe, num_layers).recipe
+
+
+def shrink(recipe: Recipe, num_layers: int) -> Proxy:
+    """Return the same with what has changed. Explicit pipeline layouts are made anew where the layers suffice.
+
+    Raises:
+        BadInput: fewer than one layer, or more than the recipe has.
+    """
+    model, before = recipe.sections["model"], int(recipe.sections["model"]["num_layers"])
+    if not 1 <= num_layers <= before:
+        raise BadInput(f"recipe {recipe.name}: {num_layers} layers are no proxy; use 1 to {before}")
+    changed = _changed(model, before, num_layers)
+    if num_layers < before:
+        changed |= {name: False for name in _STAGE_PLACES if model.get(name)}
+        changed |= {name: None for name in _STAGE_COUNTS if model.get(name) is not None}
+    shrunk = {name: value for name, value in {**model, **changed}.items() if value is not None}
+    layouts = _layouts(recipe, num_layers) if num_layers < before else recipe.pipeline_layouts
+    return Proxy(
+        replace(
+            recipe,
+            sections={**recipe.sections, "model": {**shrunk, "num_layers": num_layers}},
+            pipeline_layouts=layouts,
+        ),
+        before,
+        {name: value for name, value in changed.items() if value != model.get(name)},
+    )
+
+
+def _changed(model: dict[str, Any], before: int, num_layers: int) -> dict[str, Any]:
+    """Return the lists and the pattern of as many layers; those of prediction layers, behind them, are kept."""
+    changed: dict[str, Any] = {}
+    for name in _LISTS:
+        if isinstance(entries := model.get(name), list):
+            changed[name] = [*choose(entries[:before], num_layers), *entries[before:]]
+    if isinstance(freq := model.get("moe_layer_freq"), int) and num_layers <= freq < before:  # not even one of experts
+        changed["moe_layer_freq"] = choose([int(i % freq == 0) for i in range(before)], num_layers)
+    if pattern := model.get("hybrid_layer_pattern"):
+        decoder, *prediction = pattern.split("/")
+        blocks = choose([block for block in decoder if block in _BLOCKS], num_layers)
+        changed["hybrid_layer_pattern"] = "/".join(["".join(blocks), *prediction])
+    return changed
+
+
+def choose(entries: Sequence[T], count: int) -> list[T]:
+    """Return as many of the entries, in order: every kind in proportion, and at least once if there is room."""
+    kinds = Counter(entries)
+    if count >= len(entries):
+        return list(entries)
+    shares = {kind: count * number / len(entries) for kind, number in kinds.items()}
+    quota = {kind: max(1, int(share)) for kind, share in shares.items()}
+    while sum(quota.values()) > count:  # the rarest goes first where a kind has one, else the one furthest above
+        most = max(quota, key=lambda kind: (quota[kind] > 1, quota[kind] - shares[kind]))
+        quota[most] -= 1
+    while sum(quota.values()) < count:
+        quota[max(quota, key=lambda kind: (quota[kind] < kinds[kind], shares[kind] - quota[kind]))] += 1
+    chosen = []
+    for entry in entries:
+        if quota[entry] > 0:
+            quota[entry] -= 1
+            chosen.append(entry)
+    return chosen
+
+
+def _layouts(recipe: Recipe, num_layers: int) -> dict[str, str]:
+    """Return explicit layouts for the numbers of stages that the recipe has them for and the layers suffice for."""
+    has_mtp = any("m" in "".join(parse_layout(text)) for text in recipe.pipeline_layouts.values())
+    tail = "m" * recipe.mtp_num_layers if has_mtp else ""
+    counts = [int(text) for text in recipe.pipeline_layouts if int(text) <= num_layers]
+    return {str(stages): pipeline_layout(num_layers, stages, tail) for stages in counts}
+
+
+def pipeline_layout(num_layers: int, stages: int, tail: str = "") -> str:
+    """Return a layout of layers over stages, the spare ones in the middle, away from embedding and loss."""
+    each, spare = divmod(num_layers, stages)
+    sizes = [each] * stages
+    for index in sorted(range(stages), key=lambda i: (i in (0, stages - 1), i))[:spare]:
+        sizes[index] += 1
+    text = "|".join("t" * size for size in sizes)
+    return f"E{text}{tail}L"

@@ -1,0 +1,188 @@
+"""What a sweep would run, in which order, at which cost: one look at a time, so that many points need no memory."""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import partial
+
+from cloudai_mbridge.constraints import Violation
+from cloudai_mbridge.estimate.headline import Headline
+from cloudai_mbridge.estimate.prices import Price, price_of
+from cloudai_mbridge.models.load import LoadedTest
+from cloudai_mbridge.models.system import System
+from cloudai_mbridge.models.time_limit import parse_time_limit
+from cloudai_mbridge.plan.budget import Budget
+from cloudai_mbridge.sweep import CheckedPoint, Sweep, checked_points
+from cloudai_mbridge.sweep.estimated import SweepEstimates
+from cloudai_mbridge.sweep.memory_risk import DEFAULT_SHARE, largest_terms
+from cloudai_mbridge.sweep.order import informative
+from cloudai_mbridge.sweep.run_id import label
+from cloudai_mbridge.training.flops import NEW, Formula
+
+_MOST_REASONS = 5
+
+
+@dataclass(frozen=True)
+class PlanOptions:
+    """What the user says of the plan.
+
+    memory_share: None takes the sweep's, else 0.9. order: None takes the sweep's.
+    """
+
+    memory_share: float | None = None
+    include_oom_risk: bool = False
+    order: str | None = None
+    formula: Formula = NEW
+
+
+@dataclass(frozen=True)
+class Look:
+    """One point. gpu_hours, cost: of the steps of all its runs; None where not known. is_run: within the limits."""
+
+    point: CheckedPoint
+    violations: tuple[Violation, ...]
+    headline: Headline | None = None
+    gpu_hours: float | None = None
+    cost: float | None = None
+    is_held_back: bool = False
+    is_run: bool = False
+
+    @property
+    def label(self) -> str:
+        """The point's name."""
+        return label(self.point.coordinates)
+
+
+class TestPlan:
+    """The points of one test on a system."""
+
+    __test__ = False  # not a test class, whatever pytest thinks of its name
+
+    def __init__(self, test: LoadedTest, system: System, options: PlanOptions) -> None:
+        self.test_id, self.limits = test.run.id, test.definition.sweep
+        self.sweep = Sweep(test.definition, test.run)
+        self.estimates = SweepEstimates(self.sweep, system, test.definition.extra_cmd_args, options.formula)
+        self.budget = Budget(f"test {test.run.id!r}", self.limits.max_gpu_hours)
+        share = self.limits.memory_share if options.memory_share is None else options.memory_share
+        self.memory_share = None if options.include_oom_risk else DEFAULT_SHARE if share is None else share
+        self._test, self._system = test, system
+        self._order = options.order or self.limits.order
+        self._num_runs = test.run.iterations * self.limits.repeats
+        self._prices: dict[str, tuple[Price | None, str]] = {}
+
+    def looks(self) -> Iterator[Look]:
+        """Yield every point, in order."""
+        num_run, is_open = 0, True
+        for point in self._points():
+            if violations := point.violations:
+                yield Look(point, violations)
+                continue
+            headline = self.estimates.of(point)
+            hours = self._gpu_hours(point, headline)
+            price = self.price(headline)[0]
+            cost = price.per_gpu_hour * hours if price and hours is not None else None
+            if headline.exceeds(self.memory_share):
+                yield Look(point, (), headline, hours, cost, is_held_back=True)
+                continue
+            is_open = is_open and num_run != self.limits.max_points and self._spend(point, headline)
+            num_run += is_open
+            yield Look(point, (), headline, hours, cost, is_run=is_open)
+
+    def price(self, headline: Headline) -> tuple[Price | None, str]:
+        """Return the price of a point's GPU, or why there is none."""
+        name = headline.gpu or ""
+        if name not in self._prices:
+            self._prices[name] = price_of(self._system, name)
+        return self._prices[name]
+
+    def terms(self, point: CheckedPoint) -> str:
+        """Return the largest terms of a point's fullest stage."""
+        return largest_terms(self.estimates.question(point))
+
+    def _points(self) -> Iterator[CheckedPoint]:
+        points = partial(checked_points, self.sweep, self._system)
+        return informative(points, self._speed) if self._order == "informative" else points()
+
+    def _speed(self, point: CheckedPoint) -> float | None:
+        headline = self.estimates.of(point)
+        return None if headline.exceeds(self.memory_share) else headline.tokens_per_s_per_gpu or 0.0
+
+    def _gpu_hours(self, point: CheckedPoint, headline: Headline) -> float | None:
+        hours = headline.gpu_hours(self.estimates.num_steps(point))
+        return None if hours is None else hours * self._num_runs
+
+    def _spend(self, point: CheckedPoint, headline: Headline) -> bool:
+        if self.limits.max_gpu_hours is None:
+            return True
+        limit = parse_time_limit(self._test.run.time_limit or self.estimates.value(point, "time_limit"))
+        steps = self.estimates.num_steps(point)
+        hours, rule = self.budget.price(headline, headline.num_gpus, steps, limit, self._num_runs)
+        if not self.budget.allows(hours):
+            return False
+        self.budget.spend(hours, rule)
+        return True
+
+
+@dataclass
+class SweepSummary:
+    """Counts over all points of one test; totals over those that would run. why: reasons why nothing is predicted."""
+
+    test_id: str
+    axes: dict[str, int]
+    memory_share: float | None = None
+    points: int = 0
+    accepted: int = 0
+    held_back: int = 0
+    would_run: int = 0
+    predicted: int = 0
+    gpu_hours: float = 0.0
+    cost: float | None = None
+    currency: str = ""
+    why_no_cost: str = ""
+    budget_note: str | None = None
+    rules: Counter[str] = field(default_factory=Counter)
+    why: Counter[str] = field(default_factory=Counter)
+    examples: list[Look] = field(default_factory=list)
+    held_examples: list[tuple[Look, str]] = field(default_factory=list)
+
+    def add(self, look: Look, plan: TestPlan, examples: int) -> None:
+        """Count a look in."""
+        self.points += 1
+        if look.violations or look.headline is None:
+            self.rules.update({violation.rule_id for violation in look.violations})
+            return
+        if look.is_held_back:
+            self.held_back += 1
+            if len(self.held_examples) < examples:
+                self.held_examples.append((look, plan.terms(look.point)))
+            return
+        self.accepted += 1
+        if len(self.examples) < examples:
+            self.examples.append(look)
+        for why in look.headline.why:
+            self.why[why if why in self.why or len(self.why) < _MOST_REASONS else "other reasons"] += 1
+        if look.is_run:
+            self._add_run(look, plan)
+
+    def _add_run(self, look: Look, plan: TestPlan) -> None:
+        self.would_run += 1
+        if look.gpu_hours is None or look.headline is None:
+            return
+        self.predicted += 1
+        self.gpu_hours += look.gpu_hours
+        price, why_not = plan.price(look.headline)
+        if price is None:
+            self.why_no_cost = why_not
+        elif look.cost is not None:
+            self.cost = (self.cost or 0.0) + look.cost
+            self.currency = price.currency
+
+
+def summarize_test(plan: TestPlan, examples: int) -> SweepSummary:
+    """Go through every point of a test, keeping counts and the first of them only."""
+    axes = {axis.name: len(axis.values) for axis in plan.sweep.axes}
+    summary = SweepSummary(plan.test_id, axes, plan.memory_share)
+    for look in plan.looks():
+        summary.add(look, plan, examples)
+    summary.budget_note = plan.budget.note()
+    return summary

@@ -1,0 +1,88 @@
+"""Estimates of the points of a sweep: worked out once for all points that agree in what matters."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from cloudai_mbridge.estimate.headline import Headline, Headlines
+from cloudai_mbridge.estimate.question import Question, gpu_of
+from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
+from cloudai_mbridge.models.system import System
+from cloudai_mbridge.recipes import Recipe
+from cloudai_mbridge.recipes.apply import with_recipe_defaults
+from cloudai_mbridge.sweep.checked import CheckedPoint, recipe_of
+from cloudai_mbridge.sweep.expand import Sweep
+from cloudai_mbridge.training.flops import NEW, Formula
+
+# The arguments that an estimate reads
+ESTIMATED_BY = frozenset(
+    {
+        *("launcher", "model_recipe_name", "gpu_type", "num_gpus", "compute_dtype", "task"),
+        *("tp", "pp", "cp", "vp", "ep", "et", "mb", "gb", "seq_length"),
+        *("hidden_size", "num_layers", "vocab_size", "pipeline_model_parallel_layout"),
+        *("recompute_modules", "recompute_num_layers", "activation_offload_layers"),
+        *("use_megatron_fsdp", "cuda_graph_impl", "cuda_graph_scope", "moe_a2a_overlap"),
+    }
+)
+_STRUCTURAL = ("launcher", "model_recipe_name")
+_MOST_KEPT = 10_000
+
+
+class SweepEstimates:
+    """Estimates of one test's points on a system. extra: the test's `extra_cmd_args`."""
+
+    def __init__(self, sweep: Sweep, system: System | None, extra: Mapping[str, str], formula: Formula = NEW) -> None:
+        self._sweep, self._system, self._extra, self._formula = sweep, system, extra, formula
+        self._headlines = Headlines()
+        self._base = sweep.base_args()
+        self._names = [name for name in sweep.grid.names if name in ESTIMATED_BY]
+        self._bases: dict[tuple[Any, ...], tuple[ResolvedCmdArgs, Recipe | None]] = {}
+        self._kept: dict[tuple[Any, ...], Headline] = {}
+
+    def of(self, point: CheckedPoint) -> Headline:
+        """Return the estimate of a point that breaks no rule."""
+        coordinates = point.coordinates
+        if coordinates.keys() != set(self._sweep.grid.names):  # an included point, with arguments of its own
+            return self._headlines.of(self.question(point))
+        key = tuple([coordinates[name] for name in self._names])
+        found = self._kept.get(key)
+        if found is None:
+            found = self._headlines.of(self._question_at(coordinates))
+            if len(self._kept) >= _MOST_KEPT:
+                self._kept.clear()
+            self._kept[key] = found
+        return found
+
+    def num_steps(self, point: CheckedPoint) -> int | None:
+        """Return the steps of a run of a point."""
+        steps = self.value(point, "max_steps")
+        return steps if isinstance(steps, int) else None
+
+    def value(self, point: CheckedPoint, name: str) -> Any:
+        """Return an argument of a point."""
+        return point.coordinates.get(name, getattr(self._base, name))
+
+    def question(self, point: CheckedPoint) -> Question:
+        """Return a point as a question, as it would be run."""
+        _, args, recipe = point.resolve()
+        return self._ask(args, recipe)
+
+    def _question_at(self, coordinates: Mapping[str, Any]) -> Question:
+        args, recipe = self._base_at(coordinates)
+        return self._ask(args.model_copy(update={name: coordinates[name] for name in self._names}), recipe)
+
+    def _base_at(self, coordinates: Mapping[str, Any]) -> tuple[ResolvedCmdArgs, Recipe | None]:
+        """Return the arguments that points of this launcher and recipe share, with the recipe's defaults."""
+        chosen = {name: coordinates[name] for name in _STRUCTURAL if name in coordinates}
+        key = tuple(chosen.values())
+        if key not in self._bases:
+            args = self._base.model_copy(update=chosen)
+            recipe = recipe_of(args)
+            self._bases[key] = (with_recipe_defaults(args, recipe, but=self._names) if recipe else args, recipe)
+        return self._bases[key]
+
+    def _ask(self, args: ResolvedCmdArgs, recipe: Recipe | None) -> Question:
+        if recipe is None:
+            nothing = Recipe(name=args.model_recipe_name, description="", family="", source="", sections={})
+            return Question(nothing, args, None, f"recipe {args.model_recipe_name!r} is not known here")
+        gpu, why = gpu_of(args, self._system)
+        return Question(recipe, args, gpu, why, self._extra, self._formula)

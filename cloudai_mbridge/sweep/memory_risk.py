@@ -1,0 +1,39 @@
+"""Points that are predicted not to fit: what is said of them."""
+
+from cloudai_mbridge.constraints import Violation
+from cloudai_mbridge.errors import BadInput
+from cloudai_mbridge.estimate.headline import Headline
+from cloudai_mbridge.estimate.memory import StageMemory
+from cloudai_mbridge.estimate.point import GIB, estimate_point
+from cloudai_mbridge.estimate.question import Question
+
+DEFAULT_SHARE = 0.9
+
+
+def largest_terms(question: Question, count: int = 6) -> str:
+    """Return the largest terms of the fullest stage; "" where the memory cannot be estimated."""
+    try:
+        stage = estimate_point(question).worst_stage
+    except BadInput:
+        return ""
+    return _terms(stage, count) if stage else ""
+
+
+def memory_violation(headline: Headline, share: float, question: Question) -> Violation:
+    """Return why a point is held back: no rule, since the limit is the user's and the estimate may be wrong."""
+    needed, given = headline.peak_memory_gib or 0.0, headline.gpu_memory_gib or 0.0
+    return Violation(
+        rule_id="MEMORY",
+        where="estimate",
+        fact=f"stage {headline.worst_stage} is predicted to need {needed:.1f} GiB, {headline.memory_share or 0:.0%} of"
+        f" {headline.gpu}'s {given:.0f} GiB: {largest_terms(question)}",
+        remedy=f"raise sweep.memory_share above {share:g} to run it",
+        operands={"peak_memory_gib": round(needed, 2), "gpu_memory_gib": given, "memory_share": share},
+    )
+
+
+def _terms(stage: StageMemory, count: int) -> str:
+    largest = sorted(stage.terms.items(), key=lambda term: -term[1])
+    shown = [f"{name} {size / GIB:.1f}" for name, size in largest[:count] if size]
+    rest = sum(size for _, size in largest[count:])
+    return ", ".join([*shown, f"other {rest / GIB:.1f}"]) + " GiB"

@@ -1,0 +1,68 @@
+"""A point's own arguments, then the upstream recipe's for its GPU, then defaults."""
+
+from typing import Any
+
+import pytest
+
+from cloudai_mbridge.errors import BadInput
+from cloudai_mbridge.estimate.memory import Granularity, Layout, Precision, layout_of
+from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
+from cloudai_mbridge.recipes import load_recipe
+
+
+def layout(recipe: str, **args: Any) -> Layout:
+    mtp = args.pop("mtp_num_layers", 0)
+    return layout_of(ResolvedCmdArgs(**args), load_recipe(recipe), mtp_num_layers=mtp)
+
+
+def test_the_upstream_recipe_fills_in_what_is_open() -> None:
+    got = layout("gpt_oss_120b", gpu_type="H100", num_gpus=64, pp=4, ep=8, gb=1280, mb=1)
+    assert got.recompute.modules == {"layernorm", "moe_act"}
+    assert (got.expert_tp, got.grad_reduce_in_fp32, got.fp32_logits, got.precision) == (1, False, False, Precision.BF16)
+    assert layout("gpt_oss_120b", gpu_type="gb300", num_gpus=64, ep=64).recompute.granularity is Granularity.NONE
+    sharded = {"gpu_type": "gb200", "num_gpus": 64, "use_megatron_fsdp": True, "compute_dtype": "fp8_cs"}
+    assert layout("llama3_70b", **sharded).activation_offload_layers == 40
+    assert layout("llama3_70b", **sharded, activation_offload_layers=3).activation_offload_layers == 3
+    assert layout("llama3_70b", **sharded | {"use_megatron_fsdp": False}).activation_offload_layers == 0
+    assert layout("nemotron_3_ultra", gpu_type="gb300", num_gpus=256, ep=64).use_megatron_fsdp
+
+
+def test_the_point_has_the_last_word() -> None:
+    got = layout("deepseek_v3", gpu_type="h100", num_gpus=128, recompute_modules="[moe_act, 'core_attn']", ep=8)
+    assert got.recompute.modules == {"moe_act", "core_attn"}
+    full = layout("llama3_8b", num_gpus=8, recompute_num_layers=4).recompute
+    assert (full.granularity, full.method, full.num_layers) == (Granularity.FULL, "block", 4)
+    assert layout("deepseek_v3", num_gpus=128, ep=8, et=2).expert_tp == 2
+    assert layout("llama3_8b", num_gpus=8, task="lora").adapters_only
+    captured = {"local": "full", "transformer_engine": "attention", "none": "none"}
+    for impl, scope in captured.items():
+        assert layout("llama3_8b", num_gpus=8, cuda_graph_impl=impl).cuda_graph == scope
+
+
+def test_the_embedded_loop_has_defaults_of_its_own() -> None:
+    got = layout("moe_tiny", launcher="embedded", num_gpus=4, tp=2, gb=8, compute_dtype="fp32")
+    assert (got.expert_tp, got.use_distributed_optimizer, got.grad_reduce_in_fp32) == (2, False, True)
+    assert got.precision is Precision.FP32
+
+
+@pytest.mark.parametrize(
+    ("args", "stages"),
+    [
+        ({"pp": 4, "vp": 4, "mtp_num_layers": 1}, "Et*4|(t*4|)*14tmL"),
+        ({"pp": 16}, "Et*4|(t*4|)*14tL"),
+        ({"pp": 16, "num_layers": 32}, None),  # the recipe's layout is for all of its layers
+        ({"pp": 1}, None),
+    ],
+)
+def test_the_recipe_knows_its_pipeline(args: dict[str, Any], stages: str | None) -> None:
+    assert layout("deepseek_v3", num_gpus=256, ep=8, **args).pipeline_layout == stages
+
+
+def test_an_explicit_layout_decides_about_virtual_stages() -> None:
+    got = layout("llama3_8b", num_gpus=8, pp=2, pipeline_model_parallel_layout="Et*8|t*8|t*8|t*8L")
+    assert (got.pp, got.vp) == (2, 2)
+
+
+def test_an_unknown_number_format() -> None:
+    with pytest.raises(BadInput, match=r"cmd_args\.compute_dtype: 'int8' is unknown; use one of fp32, bf16"):
+        layout("llama3_8b", compute_dtype="int8")

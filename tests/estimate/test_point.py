@@ -1,0 +1,239 @@
+"""One point's estimate: numbers that agree with each other, None with a reason, and wrong input named."""
+
+import json
+import math
+from typing import Any
+
+import pytest
+
+from cloudai_mbridge.constraints import check
+from cloudai_mbridge.errors import BadInput
+from cloudai_mbridge.estimate.as_json import as_data
+from cloudai_mbridge.estimate.hardware import gpu_named, gpus
+from cloudai_mbridge.estimate.headline import Headlines, _microbatches
+from cloudai_mbridge.estimate.memory import Granularity, memory_per_stage
+from cloudai_mbridge.estimate.point import ESTIMATORS, GIB, PointEstimate, estimate_point
+from cloudai_mbridge.estimate.prices import Price
+from cloudai_mbridge.estimate.question import Question
+from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
+from cloudai_mbridge.recipes import load_recipe, recipe_names
+from cloudai_mbridge.recipes.apply import with_recipe_defaults
+from cloudai_mbridge.training.flops import NEW, OLD, flops_per_token
+
+
+def _question(
+    recipe: str = "llama3_70b", gpu: str | None = "gb200", extra: dict[str, str] | None = None, **args: Any
+) -> Question:
+    loaded = load_recipe(recipe)
+    sizes = {"num_gpus": 64, "gb": 256, "mb": 1, "tp": 2, "pp": 4, **args}
+    if recipe != "llama3_70b":
+        sizes = args
+    given = ResolvedCmdArgs.model_validate({"model_recipe_name": recipe, "gpu_type": gpu or "gb200", **sizes})
+    device = gpu_named(gpu) if gpu else None
+    return Question(loaded, with_recipe_defaults(given, loaded), device, "no GPU is named", extra or {})
+
+
+def _estimate(*args: Any, estimator: str = "default", **keys: Any) -> PointEstimate:
+    return estimate_point(_question(*args, **keys), estimator=estimator)
+
+
+def _peak(**keys: Any) -> float:
+    found = _estimate(**keys).peak_memory_gib
+    assert found is not None
+    return found
+
+
+def _step(**keys: Any) -> float:
+    found = _estimate(**keys).step_time_s
+    assert found is not None
+    return found
+
+
+def test_the_numbers_agree_with_each_other() -> None:
+    found = estimate_point(_question(max_steps=50), price=Price(10.5, "EUR"))
+    assert found.flops_per_token == flops_per_token(_question().architecture, NEW)
+    assert found.step_time is not None
+    assert found.step_time_s == pytest.approx(sum(seconds for _, seconds in found.step_time.terms()))
+    assert found.tokens_per_step == 256 * 8192
+    assert found.tokens_per_s_per_gpu == pytest.approx(256 * 8192 / found.step_time_s / 64)
+    assert found.tflops_per_gpu == pytest.approx(found.tokens_per_s_per_gpu * found.flops_per_token / 1e12)
+    assert found.mfu == pytest.approx(found.tflops_per_gpu / gpu_named("gb200").peak_tflops["bf16"])
+    assert found.gpu_hours == pytest.approx(64 * found.step_time_s * 50 / 3600)
+    assert found.cost == pytest.approx(10.5 * found.gpu_hours)
+    assert found.stages is not None
+    assert len(found.stages) == 4
+    assert found.worst_stage is max(found.stages, key=lambda stage: stage.total)
+    assert found.peak_memory_gib == pytest.approx(sum(found.worst_stage.terms.values()) / GIB)
+    assert found.memory_share == pytest.approx(found.peak_memory_gib / gpu_named("gb200").memory_gib)
+    assert (found.missing, found.currency) == ({}, "EUR")
+
+
+def test_the_formula_changes_flops_and_not_the_time() -> None:
+    new, old = (
+        estimate_point(
+            Question(
+                load_recipe("gpt_oss_120b"),
+                _question("gpt_oss_120b", num_gpus=8, gb=8).args,
+                gpu_named("gb200"),
+                formula=formula,
+            )
+        )
+        for formula in (NEW, OLD)
+    )
+    assert new.flops_per_token != old.flops_per_token
+    assert new.step_time_s == old.step_time_s
+
+
+@pytest.mark.parametrize("recipe", recipe_names())
+def test_every_recipe_has_an_estimate(recipe: str) -> None:
+    found = _estimate(recipe, num_gpus=8, gb=32)
+    assert found.flops_per_token > 0
+    data = json.loads(json.dumps(as_data(found), allow_nan=False))
+    for name in ("step_time_s", "tokens_per_s_per_gpu", "tflops_per_gpu", "mfu", "gpu_hours"):
+        assert data[name] > 0 or name in data["missing"], name
+    assert data["memory"] or "memory" in data["missing"]
+
+
+def test_more_gpus_never_need_more_memory_of_states() -> None:
+    peaks = [_peak(num_gpus=gpus, gb=1024) for gpus in (32, 64, 128, 256)]
+    assert peaks == sorted(peaks, reverse=True)
+
+
+def test_longer_sequences_and_larger_batches_need_more() -> None:
+    assert _peak(seq_length=4096) < _peak(seq_length=8192) < _peak(seq_length=16384)
+    assert _peak(mb=1) < _peak(mb=2)
+    assert _step(gb=256) < _step(gb=512)
+    assert _step(num_gpus=64) > _step(num_gpus=128)
+
+
+def test_recomputation_trades_time_for_memory() -> None:
+    full = {"model.recompute_granularity": "full"}
+    assert _peak(extra=full) < _peak(recompute_modules="mlp") < _peak()
+    assert _step(extra=full) > _step()
+    assert _question(extra=full).layout_of(_question().architecture).recompute.granularity is Granularity.FULL
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_the_reference_estimators_have_their_names(estimator: str) -> None:
+    found = _estimate(estimator=estimator)
+    assert found.estimator == estimator
+    assert (found.stages is None) == (estimator != "default")
+    assert found.peak_memory_gib is not None
+    assert json.dumps(as_data(found))
+
+
+def test_an_unknown_estimator_is_bad_input() -> None:
+    with pytest.raises(BadInput, match="'mine' is unknown"):
+        _estimate(estimator="mine")
+
+
+def test_a_processor_has_memory_but_no_time() -> None:
+    found = _estimate("llama3_8b", "cpu", num_gpus=1, gb=1, compute_dtype="fp32")
+    assert found.peak_memory_gib is not None
+    assert found.memory_share is found.step_time_s is found.mfu is found.gpu_hours is None
+    assert set(found.missing) == {
+        "step_time_s",
+        "tokens_per_s_per_gpu",
+        "tflops_per_gpu",
+        "mfu",
+        "gpu_hours",
+        "memory_share",
+        "cost",
+    }
+    assert "cpu" in found.missing["mfu"]
+
+
+def test_without_a_gpu_there_are_flops_parameters_and_memory() -> None:
+    found = _estimate(gpu=None)
+    assert found.peak_memory_gib is not None
+    assert found.parameters is not None
+    assert found.missing["step_time_s"] == found.missing["memory_share"] == "no GPU is named"
+
+
+def test_a_precision_that_the_gpu_lacks_has_no_time() -> None:
+    found = _estimate(gpu="h100", compute_dtype="nvfp4")
+    assert found.step_time_s is None
+    assert "h100 has no nvfp4" in found.missing["step_time_s"]
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        ({"num_gpus": 60}, "num_gpus"),
+        ({"gb": 100}, "gb"),
+        ({"compute_dtype": "int4"}, "int4"),
+        ({"recompute_modules": "everything"}, "everything"),
+        ({"extra": {"model.num_attention_heads": "0"}}, "cannot be estimated"),
+        ({"extra": {"ddp.grad_reduce_in_fp32": "maybe"}}, "grad_reduce_in_fp32"),
+        ({"extra": {"model.recompute_granularity": "some"}}, "'some' is unknown"),
+        ({"extra": {"model.hidden_size": "-1"}}, "model.hidden_size"),
+    ],
+)
+def test_what_is_wrong_is_named(args: dict[str, Any], words: str) -> None:
+    with pytest.raises(BadInput, match=words):
+        _estimate(**args)
+
+
+def test_overrides_reach_the_layout() -> None:
+    question = _question(extra={"+ddp.grad_reduce_in_fp32": "true", "optimizer.optimizer_cpu_offload": "true"})
+    layout = question.layout_of(question.architecture)
+    assert layout.grad_reduce_in_fp32
+    assert layout.optimizer_offload_fraction == 1.0
+    half = _question(extra={"optimizer.optimizer_offload_fraction": "0.5"})
+    assert half.layout_of(half.architecture).optimizer_offload_fraction == 0.0  # the offload is not on
+
+
+def test_headlines_are_the_estimates() -> None:
+    headlines = Headlines()
+    for args in (
+        {},
+        {"gb": 512},
+        {"vp": 5},
+        {"vp": 5, "gb": 1024, "num_gpus": 128},
+        {"tp": 8, "recompute_modules": "mlp"},
+    ):
+        question = _question(**args)
+        found, head = estimate_point(question), headlines.of(question)
+        for name in ("peak_memory_gib", "memory_share", "step_time_s", "tokens_per_s_per_gpu", "tflops_per_gpu", "mfu"):
+            assert getattr(head, name) == pytest.approx(getattr(found, name)), (args, name)
+        assert found.worst_stage is not None
+        assert head.worst_stage == found.worst_stage.stage
+        assert head.gpu_hours(10) == pytest.approx(found.gpu_hours)
+
+
+def test_further_micro_batches_need_no_more_memory() -> None:
+    """What `Headlines` keeps one answer for has one answer."""
+    seen: dict[tuple[int, int, int], float] = {}
+    for pp, vp, count in (
+        (pp, vp, count) for pp, vp in ((1, 1), (2, 1), (4, 1), (4, 5), (2, 4)) for count in range(1, 40)
+    ):
+        if vp > 1 and count % pp:
+            continue
+        question = _question(tp=8, pp=pp, vp=vp, gb=count, num_gpus=8 * pp)
+        model = question.architecture
+        layout = question.layout_of(model)
+        total = max(stage.total for stage in memory_per_stage(model, layout))
+        assert seen.setdefault((pp, vp, _microbatches(layout)), total) == total, (pp, vp, count)
+
+
+def test_a_point_that_passes_the_rules_never_fails_to_be_estimated() -> None:
+    headlines, estimated = Headlines(), 0
+    for recipe in recipe_names():
+        loaded = load_recipe(recipe)
+        for tp, pp, ep, seq in ((1, 1, 1, 64), (2, 1, 2, 4096), (1, 2, 1, 128), (4, 2, 4, 2048), (8, 4, 8, 8192)):
+            for dtype in ("bf16", "fp8_mx", "fp32"):
+                sizes = {"tp": tp, "pp": pp, "ep": ep, "seq_length": seq, "gb": 64, "mb": 1, "num_gpus": 64}
+                question = _question(recipe, "gb200", compute_dtype=dtype, **sizes)
+                if check(question.args, None, loaded).violations:
+                    continue
+                head = headlines.of(question)
+                estimated += 1
+                assert head.step_time_s is None or (math.isfinite(head.step_time_s) and head.step_time_s > 0)
+                assert (head.step_time_s is None or head.peak_memory_gib is None) == bool(head.why), head
+    assert estimated > 60
+
+
+def test_every_gpu_gives_numbers_or_reasons() -> None:
+    for name in gpus():
+        found = _estimate(gpu=name)
+        assert (found.step_time_s is None) == ("step_time_s" in found.missing)

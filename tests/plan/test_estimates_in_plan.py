@@ -1,0 +1,127 @@
+"""What estimates change in a plan: the budget, the order, what is held back, and what the report is told."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloudai_mbridge.estimate.headline import Headline
+from cloudai_mbridge.launch.write import plan_to_dict, system_to_dict, write_plan
+from cloudai_mbridge.models.load import LoadedScenario, LoadedTest, load_system
+from cloudai_mbridge.models.scenario import Scenario
+from cloudai_mbridge.models.system import SlurmSystem, System
+from cloudai_mbridge.models.test_definition import MegatronBridgeTestDefinition
+from cloudai_mbridge.plan import SweepPlan
+from cloudai_mbridge.plan.budget import BY_LIMIT, PREDICTED, Budget
+from cloudai_mbridge.plan.build import build_plan
+from cloudai_mbridge.plan.read import read_plan
+from cloudai_mbridge.report.build import _predicted
+
+CLUSTER = SlurmSystem.model_validate(
+    {
+        "name": "c",
+        "scheduler": "slurm",
+        "default_partition": "p",
+        "partitions": [{"name": "p"}],
+        "gpus_per_node": 4,
+        "gpu_type": "gb200",
+        "prices": {"currency": "EUR", "gb200": 10.5},
+    }
+)
+ARGS: dict[str, Any] = {
+    "launcher": "embedded",
+    "model_recipe_name": "llama3_70b",
+    "num_gpus": 64,
+    "gb": 256,
+    "max_steps": 50,
+    "tp": [1, 2, 4],
+    "pp": [1, 4],
+}
+
+
+def _plan(sweep: dict[str, Any], system: System = CLUSTER, args: dict[str, Any] | None = None, **run: Any) -> SweepPlan:
+    data = {"name": "n", "description": "d", "cmd_args": {**ARGS, **(args or {})}, "sweep": sweep}
+    scenario = Scenario.model_validate({"name": "s", "Tests": [{"id": "t", "test_name": "n", **run}]})
+    test = LoadedTest(scenario.tests[0], MegatronBridgeTestDefinition.model_validate(data))
+    return build_plan(LoadedScenario(scenario, [test]), system)
+
+
+def test_every_run_has_what_is_predicted_of_it(tmp_path: Path) -> None:
+    plan = _plan({})
+    assert len(plan.runs) == 6  # without a share of memory of its own, a run holds nothing back
+    for run in plan.runs:
+        assert run.predicted is not None
+        assert run.predicted["gpu"] == "gb200"
+        assert run.predicted["step_time_s"] > 0
+        assert run.predicted["peak_memory_gib"] > 0
+    write_plan(plan, tmp_path)
+    assert [run.predicted for run in read_plan(tmp_path).runs] == [run.predicted for run in plan.runs]
+
+
+def test_without_a_known_gpu_nothing_is_predicted() -> None:
+    unknown = CLUSTER.model_copy(update={"gpu_type": None})
+    assert {run.predicted for run in _plan({}, unknown).runs} == {None}
+
+
+def test_a_share_of_memory_holds_points_back_with_their_terms() -> None:
+    plan = _plan({"memory_share": 0.9})
+    assert plan.rejected
+    assert plan.num_rejected + len(plan.runs) == 6
+    for point in plan.rejected:
+        (violation,) = point.violations
+        assert violation.rule_id == "MEMORY"
+        assert "weights" in violation.fact
+        assert "sweep.memory_share" in violation.remedy
+    json.dumps(plan_to_dict(plan))
+    assert plan.rule_counts == {"MEMORY": plan.num_rejected}
+
+
+def test_the_budget_takes_predictions_where_there_are_any() -> None:
+    plan = _plan({"max_gpu_hours": 40})
+    assert 0 < len(plan.runs) < 6
+    assert any("max_gpu_hours = 40 allows no further point" in note for note in plan.notes)
+    assert any(PREDICTED in note for note in plan.notes)
+    limited = _plan({"max_gpu_hours": 40}, CLUSTER.model_copy(update={"gpu_type": None}), time_limit="00:15:00")
+    assert len(limited.runs) == 2
+    assert not any(PREDICTED in note for note in limited.notes)
+
+
+def test_a_run_costs_no_more_than_its_time_limit() -> None:
+    headline = Headline("gb200", 64, step_time_s=1000.0)
+    budget = Budget("test 't'", 100.0)
+    assert budget.price(headline, 64, 50, 60.0, 2) == (pytest.approx(2 * 64 / 60), PREDICTED)
+    assert budget.price(None, 64, 50, 60.0, 2) == (pytest.approx(2 * 64 / 60), BY_LIMIT)
+    assert budget.price(headline, 64, None, 60.0, 1) == (pytest.approx(64 / 60), BY_LIMIT)
+
+
+def test_informative_points_run_first() -> None:
+    plan = _plan({"order": "informative", "max_points": 3, "memory_share": 0.9})
+    times = [run.predicted["tflops_per_gpu"] for run in plan.runs if run.predicted]
+    assert times == sorted(times, reverse=True)
+    everything = _plan({"order": "informative"})
+    assert sorted(run.label for run in everything.runs) == sorted(run.label for run in _plan({}).runs)
+
+
+def test_prices_survive_the_way_through_a_run(tmp_path: Path) -> None:
+    import toml
+
+    (tmp_path / "system.toml").write_text(toml.dumps(system_to_dict(CLUSTER)))
+    assert load_system(tmp_path / "system.toml") == CLUSTER
+
+
+PLANNED = {"gpu": "h100", "step_time_s": 1.0, "tflops_per_gpu": 400.0, "peak_memory_gib": 70.0}
+
+
+@pytest.mark.parametrize("said", [{}, {"device": "NVIDIA H100 80GB HBM3"}, {"device": None}])
+def test_the_report_has_what_was_predicted(said: dict[str, Any]) -> None:
+    assert _predicted(PLANNED, said) == {name: PLANNED[name] for name in PLANNED if name != "gpu"}
+
+
+@pytest.mark.parametrize("said", [{"device": "cpu"}, {"device": "NVIDIA GB200"}, {"device": "<b>"}])
+def test_a_prediction_for_another_device_is_none(said: dict[str, Any]) -> None:
+    assert _predicted(PLANNED, said) is None
+
+
+def test_no_prediction_is_none() -> None:
+    assert _predicted(None, {"device": "NVIDIA H100"}) is None
