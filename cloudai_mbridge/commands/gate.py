@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cloudai_mbridge.console import new_console, observer_for
-from cloudai_mbridge.errors import OK
+from cloudai_mbridge.errors import OK, BadInput, ToolFailure
 from cloudai_mbridge.plan import ROOT_FILES
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def register(cli: click.Group) -> None:
 @click.argument("results", nargs=-1, required=True, type=_PATH)
 @click.option("--policy", type=_PATH, required=True, help="Policy TOML, such as conf/gates/default.toml.")
 @click.option("--baseline", type=_PATH, help="Baseline file instead of what the policy compares with.")
-@click.option("--confirm", type=click.IntRange(min=1), help="Run inconclusive points so often again, on other nodes.")
+@click.option("--confirm", type=click.IntRange(1, 100), help="Run inconclusive points so often again, on other nodes.")
 @click.option("--json", "json_file", type=_PATH, help="Also write the result as JSON.")
 @click.option("--markdown", type=_PATH, help="Also write it for a CI's step summary.")
 @click.option("--junit", type=_PATH, help="Also write it as JUnit XML.")
@@ -57,9 +57,14 @@ def gate(
         loaded = replace(loaded, baseline_path=baseline, history_path=None)
     today, looks = datetime.now(UTC).date(), 2 if confirm else 1
     result = run_gate(results, loaded, today, looks)
-    if confirm and (more := _confirm(results, result, confirm)):
-        result = run_gate([*results, *(runs.root for runs in more)], loaded, today, looks)
-        result = result.with_notes(note for runs in more for note in runs.notes)
+    if confirm:
+        try:
+            more = _confirm(results, result, confirm)
+        except (BadInput, ToolFailure) as error:  # the first verdict stands, and is no pass: a point was inconclusive
+            result = result.with_notes([f"the points were not run again: {error}"])
+        else:
+            result = run_gate([*results, *(runs.root for runs in more)], loaded, today, looks) if more else result
+            result = result.with_notes(note for runs in more for note in runs.notes)
     _show(result, **files)
     click.echo(f"exit code {result.exit_code}")
     if html is not None:

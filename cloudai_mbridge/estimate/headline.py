@@ -11,16 +11,16 @@ from typing import Any
 
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.estimate.architecture import Architecture
-from cloudai_mbridge.estimate.memory import Layout, memory_per_stage, worst_stage
+from cloudai_mbridge.estimate.memory import Assumptions, Layout, memory_per_stage
 from cloudai_mbridge.estimate.point import GIB, assumptions_for, flops_of, speed_of, times_of, tokens_per_step
 from cloudai_mbridge.estimate.question import Question, refusing
 from cloudai_mbridge.estimate.time import TimeModel
 
 START_UP_S = 300.0  # containers, imports, compilation: an allowance for budgets, not in gpu_hours
 _MOST_KEPT = 10_000
-_OF_MEMORY = attrgetter(*(field.name for field in fields(Layout) if field.name != "gbs"))
-# In an interleaved schedule the fullest moment comes within as many groups of micro-batches
-_GROUPS = 4
+_OF_MEMORY = attrgetter(*(field.name for field in fields(Layout) if field.name not in ("gbs", "num_gpus")))
+# In an interleaved schedule the fullest moment comes within as many groups of pp micro-batches
+_WHOLE_GROUPS, _GROUPS = 2, 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Headlines:
     """Estimates of many points. What is kept is bounded, however many points there are."""
 
     def __init__(self) -> None:
-        self._memory: dict[Hashable, tuple[Architecture, tuple[float, int] | str]] = {}
+        self._memory: dict[Hashable, _Totals] = {}
         self._times: dict[Hashable, tuple[Architecture, TimeModel | str]] = {}
         self._flops: dict[Hashable, tuple[Architecture, int]] = {}
 
@@ -118,29 +118,56 @@ class Headlines:
             return str(error)
 
     def _memory_of(self, question: Question, model: Architecture, layout: Layout) -> tuple[float, int] | str:
-        key = (id(model), _OF_MEMORY(layout), _microbatches(layout))
+        copies = (layout.dp > 1, layout.dp * layout.cp > 1, layout.expert_dp > 1)
+        key = (id(model), assumptions_for(question.gpu), _OF_MEMORY(layout), _microbatches(layout), copies)
         kept = self._memory.get(key)
         if kept is None:
-            kept = _room(self._memory)[key] = (model, _fullest(question, model, layout))
-        return kept[1]
+            kept = _room(self._memory)[key] = _Totals(model, assumptions_for(question.gpu))
+        return kept.fullest(layout)
 
 
-def _fullest(question: Question, model: Architecture, layout: Layout) -> tuple[float, int] | str:
-    """Return bytes and number of the fullest stage, or why they are not known."""
-    try:
-        with refusing("memory cannot be estimated"):
-            worst = worst_stage(memory_per_stage(model, layout, assumptions_for(question.gpu)))
-    except BadInput as error:
-        return str(error)
-    return worst.total, worst.stage
+class _Totals:
+    """Memory of the stages of layouts that differ in their data-parallel copies alone: a + b / dp, from two of them.
+
+    Optimizer state, and with FSDP weights and gradients, are split over the copies; nothing else depends on them as
+    long as there are, or are not, several of each kind.
+    """
+
+    def __init__(self, model: Architecture, assumptions: Assumptions) -> None:
+        self.model = model  # lives as long as its id is a key
+        self._assumptions = assumptions
+        self._known: dict[int, tuple[float, ...]] = {}
+        self._line: tuple[tuple[float, float], ...] | None = None
+
+    def fullest(self, layout: Layout) -> tuple[float, int] | str:
+        """Return bytes and number of the fullest stage, or why they are not known."""
+        totals = self._known.get(layout.dp)
+        if totals is None and self._line is not None:
+            totals = tuple([a + b / layout.dp for a, b in self._line])
+        if totals is None:
+            try:
+                with refusing("memory cannot be estimated"):
+                    stages = memory_per_stage(self.model, layout, self._assumptions)
+            except BadInput as error:
+                return str(error)
+            totals = self._learn(layout.dp, tuple([stage.total for stage in stages]))
+        most = max(totals)
+        return most, totals.index(most)
+
+    def _learn(self, dp: int, totals: tuple[float, ...]) -> tuple[float, ...]:
+        for other, others in self._known.items():
+            slopes = [(y - z) / (1 / dp - 1 / other) for y, z in zip(totals, others, strict=True)]
+            self._line = tuple([(y - slope / dp, slope) for y, slope in zip(totals, slopes, strict=True)])
+        self._known[dp] = totals
+        return totals
 
 
 def _microbatches(layout: Layout) -> int:
     """Return a number of micro-batches with the same memory: further ones repeat the schedule."""
-    if layout.pp == 1:
-        return 1
+    if layout.vp == 1 or layout.pp == 1:
+        return min(layout.num_microbatches, layout.pp)
     groups, rest = divmod(layout.num_microbatches, layout.pp)
-    return min(groups, _GROUPS) * layout.pp + rest
+    return min(groups, _WHOLE_GROUPS if rest == 0 else _GROUPS) * layout.pp + rest
 
 
 def _room(kept: dict[Hashable, Any]) -> dict[Hashable, Any]:

@@ -1,8 +1,8 @@
 """What is estimated: a point's recipe, resolved arguments and overrides, on a GPU; and the layout that they mean."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.estimate.architecture import Architecture, architecture
@@ -14,15 +14,27 @@ from cloudai_mbridge.models.system import LocalSystem, System
 from cloudai_mbridge.recipes.load import Recipe
 from cloudai_mbridge.training.flops import NEW, Formula
 
+_IMPOSSIBLE = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
-@contextmanager
-def refusing(what: str) -> Iterator[None]:
+
+class refusing:  # noqa: N801 - reads as a statement
     """Turn what arithmetic on impossible sizes raises into BadInput: an estimate never ends a plan."""
-    try:
-        yield
-    except (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-        why = " ".join(str(error).split()) or type(error).__name__
-        raise BadInput(f"{what}: {why}") from None
+
+    __slots__ = ("_what",)
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, _IMPOSSIBLE):
+            why = " ".join(str(error).split()) or type(error).__name__
+            raise BadInput(f"{self._what}: {why}") from None
+
+
+_find_gpu = lru_cache(maxsize=256)(find_gpu)
 
 
 @dataclass(frozen=True)
@@ -79,5 +91,5 @@ def gpu_of(args: ResolvedCmdArgs, system: System | None, *, is_set: bool | None 
             name, where = system.gpu_type, f"system {system.name!r}: gpu_type"
         elif args.launcher is Launcher.EMBEDDED or isinstance(system, LocalSystem):
             return None, "neither cmd_args.gpu_type nor the system's gpu_type says which GPU it is"
-    gpu = find_gpu(name)
+    gpu = _find_gpu(name)
     return gpu, "" if gpu else f"{where}: {name!r} is no GPU with known figures"

@@ -20,6 +20,8 @@ from scipy.special import ndtr, ndtri, stdtr, stdtrit
 
 _POWER = 0.8
 _FEWEST_TO_PREDICT = 5
+# Two runs say little of their spread, and five may all have missed the slow nodes that a single one is on
+_FEW, _FLOOR_OF_FEW = 3, 0.01
 
 
 @dataclass(frozen=True)
@@ -35,8 +37,6 @@ class Spread:
 
     def tail(self, difference: float) -> float:
         """Return the probability of a difference this large, or larger, if there were none."""
-        if self.standard_error == 0:
-            return 0.0 if difference > 0 else 1.0
         ratio = difference / self.standard_error
         tail = float(ndtr(-ratio) if math.isinf(self.degrees) else stdtr(self.degrees, -ratio))
         return max(tail, 1 / (1 + ratio * ratio)) if self.is_single and ratio > 0 else tail
@@ -64,11 +64,14 @@ class Comparison:
     p_smaller: float
     spreads: tuple[Spread, ...]
 
-    def detectable(self, false_alarm_rate: float) -> float | None:
-        """Return the relative change that would be told from none in 80 of 100 cases; None for exact values."""
-        if all(spread.standard_error == 0 for spread in self.spreads):
-            return None
-        return max(_growth(_needed(spread, false_alarm_rate) + spread.reach(_POWER)) for spread in self.spreads)
+    def detectable(self, false_alarm_rate: float, margin: float = 0.0) -> float:
+        """Return the growth of the value that would be told from none in 80 of 100 cases.
+
+        margin: growth below which nothing is told.
+        """
+        needed = [max(_needed(spread, false_alarm_rate), math.log1p(margin)) for spread in self.spreads]
+        reach = [spread.reach(_POWER) for spread in self.spreads]
+        return max(_growth(least + more) for least, more in zip(needed, reach, strict=True))
 
 
 @dataclass(frozen=True)
@@ -84,20 +87,20 @@ def compare_groups(
     confidence: float = 0.95,
     *,
     assumed_noise: float | None = None,
-    may_repeat: bool = False,
+    noise_floor: float = 0.0,
 ) -> Comparison | Incomparable:
     """Compare positive values, one per run.
 
     assumed_noise: relative standard deviation between runs, used only where each side has one run.
-    may_repeat: the metric is often the same to the last digit (memory, losses); for others that means copied or
-    rounded numbers, and nothing can be said.
+    noise_floor: least noise that is believed, of a metric that is often the same to the last digit (memory, losses).
+    With 0, such values mean copied or rounded numbers, and nothing can be said.
     """
     if not baseline or not values:
         return Incomparable("a side has no run")
     if not all(math.isfinite(x) and x > 0 for x in (*baseline, *values)):
         return Incomparable("a value is not a positive number")
     old, new = np.log(np.asarray(baseline, dtype=float)), np.log(np.asarray(values, dtype=float))
-    spreads = _spreads(old, new, assumed_noise, may_repeat)
+    spreads = _spreads(old, new, assumed_noise, noise_floor)
     if isinstance(spreads, Incomparable):
         return spreads
     difference = float(new.mean() - old.mean())
@@ -120,7 +123,7 @@ def noise(values: Sequence[float]) -> float | None:
 
 
 def _spreads(
-    old: np.ndarray, new: np.ndarray, assumed_noise: float | None, may_repeat: bool
+    old: np.ndarray, new: np.ndarray, assumed_noise: float | None, noise_floor: float
 ) -> tuple[Spread, ...] | Incomparable:
     groups = [group for group in (old, new) if len(group) > 1]
     both = 1 / len(old) + 1 / len(new)
@@ -128,13 +131,15 @@ def _spreads(
         if assumed_noise is None:
             return Incomparable("there is one run on each side, and no estimate of the noise between runs")
         return (Spread(assumed_noise * math.sqrt(both), math.inf),)
-    if not may_repeat and any(float(np.ptp(group)) == 0 for group in groups):
+    if not noise_floor and any(float(np.ptp(group)) == 0 for group in groups):
         return Incomparable("runs have the same value to the last digit, as copied or rounded numbers have")
-    if len(groups) == 1 and len(groups[0]) < _FEWEST_TO_PREDICT and not may_repeat:
-        return Incomparable(f"there is one run against {len(groups[0])}; a single one needs {_FEWEST_TO_PREDICT}")
+    if len(groups) == 1 and (noise_floor or len(groups[0]) < _FEWEST_TO_PREDICT):
+        needed = "several" if noise_floor else f"{_FEWEST_TO_PREDICT} others"
+        return Incomparable(f"there is one run against {len(groups[0])}; a single one needs {needed}")
     degrees = sum(len(group) - 1 for group in groups)
+    least = max(noise_floor, _FLOOR_OF_FEW if min(len(old), len(new)) < _FEW else 0.0) ** 2
     pooled = sum(float(group.var(ddof=1)) * (len(group) - 1) for group in groups) / degrees
-    students = Spread(math.sqrt(pooled * both), degrees, is_single=len(groups) == 1)
+    students = Spread(math.sqrt(max(pooled, least) * both), degrees, is_single=len(groups) == 1)
     return (students,) if len(groups) == 1 or pooled == 0 else (students, _welchs(groups))
 
 

@@ -1,13 +1,16 @@
 """Sort the runs of a result by point, and find the reference of each."""
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from cloudai_mbridge.gate.reference import ReferencePoint
 from cloudai_mbridge.gate.results import RunResult
 
+FEWEST_STEPS = 5
 _SHOWN = 4
+_MANY_TIMES, _MANY_VALUES = 10, 5
 
 
 @dataclass(frozen=True)
@@ -19,30 +22,38 @@ class PointRuns:
     failed: tuple[tuple[RunResult, str], ...]
 
 
-def group_by_point(results: Iterable[RunResult]) -> tuple[list[PointRuns], list[str]]:
-    """Return the points in order, and notes on runs that were given twice and count once."""
+def group_by_point(results: Iterable[RunResult], without: Collection[str] = ()) -> tuple[list[PointRuns], list[str]]:
+    """Return the points in order, and notes on runs that are left out.
+
+    Of a run that is there twice one counts, and of two judgements the worse. without: ids of runs that are not to
+    count, because they are what the others are compared with.
+    """
     points: dict[str, list[RunResult]] = {}
     seen: set[object] = set()
     notes = []
-    for run in results:
+    for run in sorted(results, key=lambda run: run.is_success):
         marks = {run.run_id, _measured(run)} - {None}
-        if marks & seen:
-            notes.append(f"{run.point}, run {run.iteration} of {run.source}: is in the results already; it counts once")
-            continue
-        seen |= marks
-        points.setdefault(run.point, []).append(run)
+        place = f"{run.point}, run {run.iteration} of {run.source}"
+        if run.run_id in without:
+            notes.append(f"{place}: is a run of the reference, and is not compared with itself")
+        elif marks & seen:
+            notes.append(f"{place}: is in the results already; it counts once")
+        else:
+            seen |= marks
+            points.setdefault(run.point, []).append(run)
     return [_split(point, runs) for point, runs in points.items()], notes
 
 
 def _measured(run: RunResult) -> object | None:
-    """Return what two runs cannot have in common: every step time at full precision."""
+    """Return what two runs cannot have in common: many step times, or a few at full precision."""
     times = tuple(step.step_time_s for step in run.steps)
-    is_exact = any(time is not None and round(time, 3) != time for time in times)
-    return (run.point, times) if is_exact and len(times) > 1 else None
+    is_exact = len(times) > 1 and any(time is not None and round(time, 3) != time for time in times)
+    is_long = len(times) >= _MANY_TIMES and len(set(times)) >= _MANY_VALUES
+    return (run.point, times) if is_exact or is_long else None
 
 
 def _split(point: str, runs: Sequence[RunResult]) -> PointRuns:
-    why = [(run, _why_not(run)) for run in runs]
+    why = [(run, why_not(run)) for run in runs]
     return PointRuns(
         point,
         tuple(run for run, reason in why if not reason),
@@ -50,12 +61,20 @@ def _split(point: str, runs: Sequence[RunResult]) -> PointRuns:
     )
 
 
-def _why_not(run: RunResult) -> str:
-    """Return why a run does not count, "" if it does."""
+def why_not(run: RunResult) -> str:
+    """Return why a run does not count, "" if it does. A report may be wrong about its own success."""
     if not run.is_success:
         return "; ".join(run.reasons) or run.verdict
-    if run.num_steps is not None and len(run.steps) < run.num_steps:
-        return f"it has {len(run.steps)} of {run.num_steps} steps"
+    if run.num_steps is None or run.num_steps < 1:
+        return "nobody knows how many steps it was to have; set max_steps"
+    steps = {step.step for step in run.steps}
+    if missing := [step for step in range(1, run.num_steps + 1) if step not in steps]:
+        done = run.num_steps - len(missing)
+        return f"{done} of {run.num_steps} steps are there; the first missing is {missing[0]}"
+    if bad := [step for step in run.steps if step.loss is not None and not math.isfinite(step.loss)]:
+        return f"the loss is {bad[0].loss} at step {bad[0].step}"
+    if len(run.counted_steps) < FEWEST_STEPS:
+        return f"{len(run.counted_steps)} steps after the warm-up of {run.warmup_steps}; {FEWEST_STEPS} are needed"
     return ""
 
 

@@ -11,16 +11,14 @@ from datetime import date
 from typing import Any
 
 from cloudai_mbridge.gate import words
-from cloudai_mbridge.gate.compare import Comparison, Incomparable, compare_groups
-from cloudai_mbridge.gate.groups import Match, PointRuns, changed, group_by_point, match
+from cloudai_mbridge.gate.groups import Match, changed, group_by_point, match
 from cloudai_mbridge.gate.holm import adjust
 from cloudai_mbridge.gate.policy import GatePolicy, MetricPolicy, expired, waiver_for
-from cloudai_mbridge.gate.reference import ReferencePoint, RunValues, run_values
+from cloudai_mbridge.gate.reference import ReferencePoint, run_values
 from cloudai_mbridge.gate.results import RunResult
-from cloudai_mbridge.gate.values import METRICS, Direction
+from cloudai_mbridge.gate.tested import Tested, draft_metric, settle
+from cloudai_mbridge.gate.values import METRICS
 from cloudai_mbridge.gate.verdict import GateResult, GateVerdict, MetricVerdict, PointVerdict, worst
-
-_TFLOPS = "tflops_per_gpu"
 
 
 def judge_results(
@@ -37,11 +35,15 @@ def judge_results(
     where: the reference in words. looks: how often these results may be judged with more runs added in between; each
     look gets its share of the false-alarm rate.
     """
-    points, notes = group_by_point(results)
+    points, notes = group_by_point(results, without={run.run_id for reference in references for run in reference.runs})
     drafts = [_draft(found, policy) for found in match(references, points, where)]
     rate = policy.false_alarm_rate / looks
-    _correct([metric for point in drafts for metric in point.tested])
-    verdicts = tuple(_settle(point, policy, rate, today) for point in drafts)
+    tested = [metric for point in drafts for metric in point.tested]
+    _correct(tested)
+    total_weight = sum(metric.policy.weight for metric in tested)
+    verdicts = tuple(_settle(point, policy, (rate, total_weight), today) for point in drafts)
+    if looks > 1:
+        notes.append(f"{looks} looks were asked for: each has a false-alarm rate of {rate:.2%}")
     notes += [
         f"the waiver of {waiver.metric} at {waiver.point} expired on {waiver.until}: {waiver.reason}"
         for waiver in expired(policy, today)
@@ -58,27 +60,12 @@ def judge_results(
     )
 
 
-@dataclass
-class _Tested:
-    """A metric whose groups were compared. p_worse and p_better are 1 for changes within the margin."""
-
-    policy: MetricPolicy
-    comparisons: tuple[Comparison, ...]
-    bounds: tuple[float, float]
-    num_runs: int
-    num_baseline_runs: int
-    p_worse: float
-    p_better: float
-    adjusted_worse: float = 1.0
-    adjusted_better: float = 1.0
-
-
 @dataclass(frozen=True)
 class _Draft:
     """A point before the correction: metrics that were compared, and verdicts on those that could not be."""
 
     match: Match
-    tested: tuple[_Tested, ...] = ()
+    tested: tuple[Tested, ...] = ()
     settled: tuple[MetricVerdict, ...] = ()
 
 
@@ -86,100 +73,15 @@ def _draft(found: Match, policy: GatePolicy) -> _Draft:
     if found.why or found.runs is None or found.reference is None or not found.runs.good:
         return _Draft(found)
     runs = [run_values(run) for run in found.runs.good]
-    drafts = [
-        _draft_metric(metric, found.reference, found.runs, runs, policy)
-        for metric in policy.metrics
-        if metric.follows is None
-        or _forbidden(metric, found.reference, found.runs)
-        or _gone(metric, found.reference, runs)
-    ]
+    drafts = [draft_metric(metric, found.reference, found.runs, runs, policy) for metric in policy.metrics]
     return _Draft(
         found,
-        tuple(draft for draft in drafts if isinstance(draft, _Tested)),
+        tuple(draft for draft in drafts if isinstance(draft, Tested)),
         tuple(draft for draft in drafts if isinstance(draft, MetricVerdict)),
     )
 
 
-def _draft_metric(
-    metric: MetricPolicy, reference: ReferencePoint, point: PointRuns, runs: Sequence[RunValues], policy: GatePolicy
-) -> _Tested | MetricVerdict | None:
-    """Compare a metric, or say why that is impossible; None for an optional one that nobody measured."""
-    if forbidden := _forbidden(metric, reference, point):
-        return _refuse(metric, GateVerdict.NOT_COMPARABLE, forbidden)
-    if gone := _gone(metric, reference, runs):
-        return _refuse(metric, GateVerdict.NOT_RUN, gone, decides=True)
-    old = [run.values[metric.name] for run in reference.runs if metric.name in run.values]
-    new = [run.values[metric.name] for run in runs if metric.name in run.values]
-    if not old:
-        if not metric.required:
-            return None
-        return _refuse(metric, GateVerdict.NOT_COMPARABLE, "the reference did not measure it")
-    if len({len(values) for values in (*old, *new)}) > 1:
-        return _refuse(metric, GateVerdict.NOT_COMPARABLE, "the runs have different numbers of steps")
-    is_tight = METRICS[metric.name].may_repeat
-    columns = zip(zip(*old, strict=True), zip(*new, strict=True), strict=True)
-    compared = [
-        compare_groups(before, after, policy.confidence, assumed_noise=policy.assumed_noise, may_repeat=is_tight)
-        for before, after in columns
-    ]
-    if failures := [item for item in compared if isinstance(item, Incomparable)]:
-        return _refuse(metric, GateVerdict.INCONCLUSIVE, failures[0].reason)
-    comparisons = tuple(item for item in compared if isinstance(item, Comparison))
-    return _Tested(
-        policy=metric,
-        comparisons=comparisons,
-        bounds=reference.bounds.get(metric.name, (-metric.tolerance, metric.tolerance)),
-        num_runs=len(new),
-        num_baseline_runs=len(old),
-        p_worse=_p_value(comparisons, _worse(metric), metric.margin),
-        p_better=_p_value(comparisons, _better(metric), metric.margin),
-    )
-
-
-def _forbidden(metric: MetricPolicy, reference: ReferencePoint, point: PointRuns) -> str:
-    """Return why TFLOP/s must not be compared: they are FLOPs by a formula, divided by the time."""
-    if metric.name != _TFLOPS:
-        return ""
-    here = point.good[0]
-    if reference.flops_formula is None or here.flops_formula is None:
-        return "nothing says by which formula the FLOPs were counted"
-    if reference.flops_formula != here.flops_formula:
-        return f"FLOPs were counted by the formula {reference.flops_formula!r} there, by {here.flops_formula!r} here"
-    if reference.flops_per_step != here.flops_per_step:
-        return f"a step is {reference.flops_per_step!r} FLOPs there, {here.flops_per_step!r} here"
-    return ""
-
-
-def _gone(metric: MetricPolicy, reference: ReferencePoint, runs: Sequence[RunValues]) -> str:
-    """Return what is missing of a metric that the reference has."""
-    lacking = sum(metric.name not in run.values for run in runs)
-    is_known = any(metric.name in run.values for run in reference.runs)
-    if lacking and (is_known or lacking < len(runs) or metric.required):
-        return f"{lacking} of {len(runs)} runs have not measured it"
-    return ""
-
-
-def _refuse(metric: MetricPolicy, verdict: GateVerdict, reason: str, *, decides: bool | None = None) -> MetricVerdict:
-    unit = METRICS[metric.name].unit
-    return MetricVerdict(metric.name, verdict, reason, unit, metric.required if decides is None else decides)
-
-
-def _worse(metric: MetricPolicy) -> tuple[int, ...]:
-    """Return the signs of a change for the worse."""
-    return {Direction.LOWER: (1,), Direction.HIGHER: (-1,), Direction.SAME: (1, -1)}[METRICS[metric.name].direction]
-
-
-def _better(metric: MetricPolicy) -> tuple[int, ...]:
-    return {Direction.LOWER: (-1,), Direction.HIGHER: (1,), Direction.SAME: ()}[METRICS[metric.name].direction]
-
-
-def _p_value(comparisons: Sequence[Comparison], signs: Sequence[int], margin: float) -> float:
-    """Return the p-value of the most telling place, corrected for the number of places and signs looked at."""
-    found = [c.p_larger if sign > 0 else c.p_smaller for c in comparisons for sign in signs if sign * c.change > margin]
-    return min(1.0, min(found) * len(comparisons) * len(signs)) if found else 1.0
-
-
-def _correct(tested: Sequence[_Tested]) -> None:
+def _correct(tested: Sequence[Tested]) -> None:
     """Adjust all p-values of a gate together, those for the worse and those for the better apart."""
     weights = [metric.policy.weight for metric in tested]
     for metric, worse in zip(tested, adjust([metric.p_worse for metric in tested], weights), strict=True):
@@ -188,11 +90,11 @@ def _correct(tested: Sequence[_Tested]) -> None:
         metric.adjusted_better = better
 
 
-def _settle(draft: _Draft, policy: GatePolicy, rate: float, today: date) -> PointVerdict:
+def _settle(draft: _Draft, policy: GatePolicy, terms: tuple[float, float], today: date) -> PointVerdict:
     found, runs = draft.match, draft.match.runs
     own, texts = _point_verdicts(found, policy)
     by_name = {m.metric: m for m in draft.settled}
-    by_name |= {m.policy.name: _settle_metric(m, policy, rate) for m in draft.tested}
+    by_name |= {m.policy.name: settle(m, policy, *terms) for m in draft.tested}
     for metric in policy.metrics:
         if metric.follows in by_name and metric.name not in by_name:
             by_name[metric.name] = _follow(metric, by_name[metric.follows], draft)
@@ -226,51 +128,6 @@ def _point_verdicts(found: Match, policy: GatePolicy) -> tuple[list[GateVerdict]
     return verdicts, texts
 
 
-def _settle_metric(metric: _Tested, policy: GatePolicy, rate: float) -> MetricVerdict:
-    verdict = _verdict(metric, policy, rate)
-    shown = _most_telling(metric)
-    share = rate * metric.policy.weight / sum(m.weight for m in policy.metrics if m.follows is None)
-    return MetricVerdict(
-        metric=metric.policy.name,
-        verdict=verdict,
-        words=words.explain(verdict, shown, metric.bounds, metric.policy, policy, metric),
-        unit=METRICS[metric.policy.name].unit,
-        decides=metric.policy.required or verdict is not GateVerdict.INCONCLUSIVE,
-        baseline=shown.baseline,
-        value=shown.value,
-        change=shown.change,
-        interval=(shown.lower, shown.upper),
-        confidence=policy.confidence,
-        p_value=metric.p_worse,
-        adjusted_p=metric.adjusted_worse,
-        detectable=shown.detectable(share),
-        num_runs=metric.num_runs,
-        num_baseline_runs=metric.num_baseline_runs,
-    )
-
-
-def _verdict(metric: _Tested, policy: GatePolicy, rate: float) -> GateVerdict:
-    if metric.adjusted_worse <= rate:
-        return GateVerdict.REGRESSION
-    if min(metric.num_runs, metric.num_baseline_runs) < policy.min_runs:
-        return GateVerdict.INCONCLUSIVE
-    if metric.adjusted_better <= rate:
-        return GateVerdict.IMPROVEMENT
-    return GateVerdict.PASS if all(_is_within(c, metric) for c in metric.comparisons) else GateVerdict.INCONCLUSIVE
-
-
-def _is_within(comparison: Comparison, metric: _Tested) -> bool:
-    """Return whether a change for the worse beyond the bounds can be ruled out."""
-    lower, upper = metric.bounds
-    signs = _worse(metric.policy)
-    return (1 not in signs or comparison.upper <= upper) and (-1 not in signs or comparison.lower >= lower)
-
-
-def _most_telling(metric: _Tested) -> Comparison:
-    """Return the place of a curve with the largest change; a plain metric has one place."""
-    return max(metric.comparisons, key=lambda c: abs(c.change))
-
-
 def _follow(metric: MetricPolicy, leader: MetricVerdict, draft: _Draft) -> MetricVerdict:
     """Show a metric that another one decides: TFLOP/s are the step time in other units."""
     reference, runs = draft.match.reference, draft.match.runs
@@ -292,13 +149,18 @@ def _follow(metric: MetricPolicy, leader: MetricVerdict, draft: _Draft) -> Metri
 
 
 def _waive(metric: MetricVerdict, point: str, policy: GatePolicy, today: date) -> MetricVerdict:
-    """Take a regression, or a doubt, out of the decision if somebody has said why and until when."""
-    if metric.verdict not in (GateVerdict.REGRESSION, GateVerdict.INCONCLUSIVE) or not metric.decides:
+    """Take a regression out of the decision if somebody has said why, until when, and up to what size."""
+    if metric.verdict is not GateVerdict.REGRESSION or metric.interval is None:
         return metric
     waiver = waiver_for(policy, point, metric.metric, today)
     if waiver is None:
         return metric
-    return replace(metric, waived=f"waived until {waiver.until} by {waiver.by}: {waiver.reason}")
+    if max(abs(bound) for bound in metric.interval) > waiver.up_to:
+        beyond = f"it may be beyond the {waiver.up_to:.0%} that {waiver.by} has waived"
+        return replace(metric, words=f"{metric.words}; {beyond}")
+    return replace(
+        metric, waived=f"waived up to {waiver.up_to:.0%} until {waiver.until} by {waiver.by}: {waiver.reason}"
+    )
 
 
 def _environment_changes(drafts: Sequence[_Draft]) -> Mapping[str, Any]:

@@ -46,14 +46,19 @@ def run_values(run: RunResult, names: Iterable[str] = METRICS) -> RunValues:
 
 
 def reference_from_runs(runs: Sequence[RunResult]) -> ReferencePoint:
-    """Make a reference of the good runs among those of one point. There must be a run."""
+    """Make a reference of the good runs among those of one point and one key. There must be a run.
+
+    If they counted FLOPs by different formulas, the reference has none.
+    """
     first = runs[0]
+    formulas = {(run.flops_formula, run.flops_per_step) for run in runs}
+    formula, flops = formulas.pop() if len(formulas) == 1 else (None, None)
     return ReferencePoint(
         point=first.point,
         comparability_id=first.comparability_id,
         comparability=first.comparability,
-        flops_formula=first.flops_formula,
-        flops_per_step=first.flops_per_step,
+        flops_formula=formula,
+        flops_per_step=flops,
         runs=tuple(run_values(run) for run in runs if run.is_success),
         environment=first.environment,
     )

@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from cloudai_mbridge.errors import BadInput
+from cloudai_mbridge.gate.comparability_id import comparability_id
 from cloudai_mbridge.plan import ROOT_FILES
 
 SUPPORTED_SCHEMA = 2
@@ -84,6 +85,12 @@ class _Comparability(_Lenient):
     fields: dict[str, Any]
 
 
+class _Environment(_Lenient):
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    nodes: list[str] | None = None
+
+
 class _Point(_Lenient):
     key: str
     test_id: str
@@ -95,7 +102,7 @@ class _Point(_Lenient):
     job: dict[str, Any]
     attempts: list[dict[str, Any]]
     comparability: _Comparability | None
-    environment: dict[str, Any]
+    environment: _Environment
     metrics: _Metrics | None
     steps: list[Step]
     is_pre_test: bool = False
@@ -155,7 +162,7 @@ def _run(point: _Point, report: _Report, source: str) -> RunResult:
         system=report.system,
         verdict=point.verdict,
         reasons=tuple(point.reasons),
-        comparability_id=comparability.id,
+        comparability_id=comparability.id if _is_digest(comparability) else "",
         comparability=comparability.fields,
         steps=tuple(point.steps),
         warmup_steps=metrics.warmup_steps,
@@ -163,16 +170,24 @@ def _run(point: _Point, report: _Report, source: str) -> RunResult:
         flops_formula=metrics.flops_formula,
         flops_per_step=metrics.flops_per_step,
         tokens_per_step_per_gpu=metrics.tokens_per_step_per_gpu,
-        nodes=tuple(point.environment.get("nodes") or ()),
+        nodes=tuple(point.environment.nodes or ()),
         ended_at=str(point.job.get("ended_at") or report.created_at),
-        environment=point.environment,
+        environment=point.environment.model_dump(exclude_unset=True),
         source=source,
     )
 
 
+def _is_digest(comparability: _Comparability) -> bool:
+    """Return whether the id is that of its fields; otherwise nobody knows what it stands for."""
+    return comparability.id == comparability_id(comparability.fields)
+
+
 def _run_id(point: _Point, report: _Report) -> str:
-    """Digest what a run cannot share with another: its jobs, when they were submitted, and what it measured."""
+    """Digest what a run cannot share with another: its jobs, when they were submitted, and what it measured.
+
+    The verdict is not in it: a run that is judged again is the same run.
+    """
     jobs = [(attempt.get("job_id"), attempt.get("submitted_at")) for attempt in point.attempts]
     steps = [(step.step, step.step_time_s, step.loss) for step in point.steps]
-    identity = (report.scenario, report.system, point.key, jobs, steps, point.verdict)
+    identity = (report.scenario, report.system, point.key, jobs, steps)
     return hashlib.sha256(repr(identity).encode()).hexdigest()[:24]

@@ -34,7 +34,10 @@ def compare_reports(old: Sequence[Path], new: Sequence[Path], policy: GatePolicy
     before = [run for path in old for run in read_results(path)]
     after = [run for path in new for run in read_results(path)]
     points, notes = group_by_point(before)
-    references = [reference_from_runs(point.good) for point in points if point.good]
+    by_work: dict[tuple[str, str], list[RunResult]] = {}
+    for run in (run for point in points for run in point.good):
+        by_work.setdefault((run.point, run.comparability_id), []).append(run)
+    references = [reference_from_runs(runs) for runs in by_work.values()]
     notes += [f"{point.point}: {len(point.failed)} runs of {old[0]} failed" for point in points if point.failed]
     result = judge_results(policy, references, after, where=" ".join(map(str, old)), today=today)
     return result.with_notes(notes)
@@ -51,7 +54,10 @@ def references_for(loaded: LoadedPolicy, results: Sequence[RunResult]) -> tuple[
 
 
 def _from_history(path: Path, last: int, results: Sequence[RunResult]) -> list[ReferencePoint]:
-    """Return the last good runs of every point in the results, but not these results themselves."""
+    """Return the last good runs of every point in the results, but not these results themselves.
+
+    Points of the last report of the same scenario that the results lack have a reference, too: they were not run.
+    """
     own: Collection[str] = {run.run_id for run in results}
     found: dict[str, ReferencePoint] = {}
     with History(path) as history:
@@ -62,4 +68,8 @@ def _from_history(path: Path, last: int, results: Sequence[RunResult]) -> list[R
                 )
                 if reference is not None:
                     found[run.point] = reference
+        for scenario, system in {(run.scenario, run.system) for run in results}:
+            for point in history.points_expected(scenario, system, without=own):
+                if point not in found and (reference := history.reference_for(point, last, without=own)) is not None:
+                    found[point] = reference
     return list(found.values())

@@ -15,6 +15,7 @@ from cloudai_mbridge.gate.results import RunResult
 
 LOSS_SEGMENTS = 10
 _CAP = 1.1
+_HUGE = 1e150  # what no clock gives, and no sum survives
 
 
 class Direction(StrEnum):
@@ -29,7 +30,8 @@ class Direction(StrEnum):
 class Metric:
     """How a run's value is taken. `of` returns numbers (several for a curve), or None where something is missing.
 
-    may_repeat: it is often the same to the last digit in every run; of a time, that would be suspicious.
+    noise_floor: least relative noise between runs that is believed, of what is often the same to the last digit in
+    every run; 0 for times, of which that would be suspicious.
     """
 
     name: str
@@ -37,7 +39,12 @@ class Metric:
     direction: Direction
     description: str
     of: Callable[[RunResult], tuple[float, ...] | None]
-    may_repeat: bool = False
+    noise_floor: float = 0.0
+
+    @property
+    def may_repeat(self) -> bool:
+        """Whether runs may well have the same value."""
+        return self.noise_floor > 0
 
 
 def capped_mean(values: Sequence[float]) -> float:
@@ -58,7 +65,7 @@ def _all_there(values: Sequence[float | None]) -> list[float] | None:
 def _over_steps(name: str, reduce: Callable[[Sequence[float]], float]) -> Callable[[RunResult], tuple[float] | None]:
     def value(run: RunResult) -> tuple[float] | None:
         numbers = _all_there([getattr(step, name) for step in run.counted_steps])
-        return (reduce(numbers),) if numbers and min(numbers) > 0 else None
+        return (reduce(numbers),) if numbers and min(numbers) > 0 and max(numbers) < _HUGE else None
 
     return value
 
@@ -76,7 +83,7 @@ def _peak_memory(run: RunResult) -> tuple[float] | None:
 def _loss_curve(run: RunResult) -> tuple[float, ...] | None:
     """Return the means over up to ten equal stretches of all steps, warm-up included: it trains the same."""
     losses = _all_there([step.loss for step in run.steps])
-    if not losses:
+    if not losses or max(map(abs, losses)) > _HUGE:
         return None
     segments = min(LOSS_SEGMENTS, len(losses))
     edges = [round(i * len(losses) / segments) for i in range(segments + 1)]
@@ -108,7 +115,7 @@ METRICS: Mapping[str, Metric] = {
             _over_steps("tflops_per_gpu", lambda rates: 1 / capped_mean([1 / rate for rate in rates])),
         ),
         Metric("tokens_per_s_per_gpu", "tokens/s/GPU", Direction.HIGHER, "tokens per second and GPU", _tokens),
-        Metric("peak_memory_gib", "GiB", Direction.LOWER, "largest memory of any rank", _peak_memory, True),
-        Metric("loss_curve", "", Direction.SAME, "mean loss over ten stretches of the run", _loss_curve, True),
+        Metric("peak_memory_gib", "GiB", Direction.LOWER, "largest memory of any rank", _peak_memory, 0.01),
+        Metric("loss_curve", "", Direction.SAME, "mean loss over ten stretches of the run", _loss_curve, 0.002),
     )
 }

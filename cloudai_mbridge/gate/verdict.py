@@ -55,9 +55,9 @@ class MetricVerdict:
 
     words: one sentence for people, with the numbers. decides: False if it is shown only.
     change: relative change to the baseline, positive = larger (0.03 is 3 % more); None if it could not be compared.
-    interval: its confidence interval at `confidence`. p_value: of no change for the worse, before the correction;
-    adjusted_p: after it. detectable: the relative change for the worse that the comparison would call a regression in
-    80 of 100 cases.
+    interval: the lower and the upper bound of it, each one-sided at `confidence`. p_value: of no change for the worse,
+    before the correction; adjusted_p: after it. detectable: the change for the worse that the comparison would call a
+    regression in 80 of 100 cases.
     waived: the reason and expiry of the waiver that took a regression out.
     """
 

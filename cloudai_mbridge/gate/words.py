@@ -16,74 +16,77 @@ _PRIMARY = "step_time_s"
 _FAR = 4.0  # robust standard deviations
 _MAD_TO_SD = 1.4826
 _MOST_RUNS = 100
+_SMALLEST_P = 1e-9
 _FEWEST_FOR_A_MIDDLE = 4
 
 
-class Counts(Protocol):
-    """How many runs were compared."""
+class Numbers(Protocol):
+    """What was compared, with how many runs. excess: how far an interval reaches beyond the bounds, for the worse."""
 
+    policy: MetricPolicy
+    bounds: tuple[float, float]
     num_runs: int
     num_baseline_runs: int
     adjusted_worse: float
+    adjusted_better: float
+
+    def excess(self, lower: float, upper: float) -> float: ...
 
 
-def explain(
-    verdict: GateVerdict,
-    shown: Comparison,
-    bounds: tuple[float, float],
-    metric: MetricPolicy,
-    policy: GatePolicy,
-    counts: Counts,
-) -> str:
+def explain(verdict: GateVerdict, shown: Comparison, found: Numbers, policy: GatePolicy) -> str:
     """Say what was found of a metric, and why that is its verdict."""
-    found = (
-        f"{percent(shown.change)} ({number(shown.baseline)} to {number(shown.value)},"
-        f" {policy.confidence:.0%} bounds {percent(shown.lower)} and {percent(shown.upper)},"
-        f" {counts.num_runs} {'run' if counts.num_runs == 1 else 'runs'} against {counts.num_baseline_runs})"
-    )
+    runs = f"{found.num_runs} {'run' if found.num_runs == 1 else 'runs'} against {found.num_baseline_runs}"
+    bounds = f"{policy.confidence * 100:.4g} % bounds {percent(shown.lower)} and {percent(shown.upper)}"
+    text = f"{percent(shown.change)} ({number(shown.baseline)} to {number(shown.value)}, {bounds}, {runs})"
     match verdict:
         case GateVerdict.REGRESSION:
-            return f"{found}; beyond the margin of {percent(metric.margin)}, p = {counts.adjusted_worse:.2g}"
+            margin = math.copysign(found.policy.margin, shown.change)
+            return f"{text}; beyond the margin of {percent(margin)}, {_probability(found.adjusted_worse)}"
         case GateVerdict.PASS:
-            return f"{found}; within {_limits(metric, bounds)}"
+            return f"{text}; within {_limits(found)}"
         case GateVerdict.IMPROVEMENT:
-            return f"{found}; better beyond the margin of {percent(metric.margin)}: a new baseline is due"
+            return f"{text}; better beyond the margin of {percent(found.policy.margin)[1:]}: a new baseline is due"
         case _:
-            return f"{found}; {_doubt(shown, bounds, metric, policy, counts)}"
+            return f"{text}; {_doubt(shown, found, policy)}"
 
 
-def _doubt(
-    shown: Comparison, bounds: tuple[float, float], metric: MetricPolicy, policy: GatePolicy, counts: Counts
-) -> str:
-    fewest = min(counts.num_runs, counts.num_baseline_runs)
+def _doubt(shown: Comparison, found: Numbers, policy: GatePolicy) -> str:
+    fewest = min(found.num_runs, found.num_baseline_runs)
     if fewest < policy.min_runs:
-        side = "the result" if counts.num_runs <= counts.num_baseline_runs else "the reference"
+        side = "the result" if found.num_runs <= found.num_baseline_runs else "the reference"
         runs = "one run" if fewest == 1 else f"{fewest} runs"
         return f"{side} has {runs} only, the policy asks for {policy.min_runs}"
-    needed = _runs_needed(shown, bounds, counts)
+    if found.excess(shown.lower, shown.upper) <= 0:
+        return "better by so much that something else must be different: look before a baseline is made of it"
+    needed = _runs_needed(shown, found)
     remedy = f"about {needed} runs a side would settle it" if needed else "more runs would have to settle it"
-    return f"a change beyond {_limits(metric, bounds)} cannot be ruled out; {remedy}"
+    return f"a change beyond {_limits(found)} cannot be ruled out; {remedy}"
 
 
-def _runs_needed(shown: Comparison, bounds: tuple[float, float], counts: Counts) -> int | None:
+def _runs_needed(shown: Comparison, found: Numbers) -> int | None:
     """Return how many runs a side would put the bounds inside the limits, were the change to stay what it is."""
-    room = bounds[1] - shown.change if shown.change >= 0 else shown.change - bounds[0]
+    room = -found.excess(shown.change, shown.change)
     reach = max(shown.upper - shown.change, shown.change - shown.lower)
     if room <= 0 or reach <= 0:
         return None
-    now = 2 / (1 / counts.num_runs + 1 / counts.num_baseline_runs)
+    now = 2 / (1 / found.num_runs + 1 / found.num_baseline_runs)
     needed = math.ceil(now * (reach / room) ** 2) + 1
     return needed if needed <= _MOST_RUNS else None
 
 
-def _limits(metric: MetricPolicy, bounds: tuple[float, float]) -> str:
-    match METRICS[metric.name].direction:
+def _limits(found: Numbers) -> str:
+    lower, upper = found.bounds
+    match METRICS[found.policy.name].direction:
         case Direction.LOWER:
-            return percent(bounds[1])
+            return percent(upper)
         case Direction.HIGHER:
-            return percent(bounds[0])
+            return percent(lower)
         case _:
-            return f"{percent(bounds[0])} and {percent(bounds[1])}"
+            return f"{percent(lower)} and {percent(upper)}"
+
+
+def _probability(p: float) -> str:
+    return f"p = {p:.2g}" if p >= _SMALLEST_P else f"p < {_SMALLEST_P:.0g}"
 
 
 def percent(x: float) -> str:

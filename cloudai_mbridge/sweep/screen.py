@@ -18,6 +18,7 @@ from cloudai_mbridge.sweep.grid import Grid, Values
 
 _LARGEST_TABLE = 50_000
 _PROBES = 200
+_LOOKS_PER_RUN = 32  # looks into a table in the time of running a rule once
 _NUM_NODES = "num_nodes"
 
 Answers = tuple[Violation | NotEvaluated, ...]
@@ -67,7 +68,7 @@ class Screen:
         looks = {rule: {name for values in sample for name in self._run(rule, values)[1]} for rule in RULES}
         tables: list[_Table] = []
         for rule in sorted(RULES, key=lambda rule: -self._table_size(looks[rule])):
-            home = next((t for t in tables if self._table_size(t.looks | looks[rule]) <= _LARGEST_TABLE), None)
+            home = next((t for t in tables if self._pays(t, looks[rule], grid.size)), None)
             if home is None:
                 tables.append(home := _Table(self))
             home.rules.append(rule)
@@ -76,6 +77,15 @@ class Screen:
             table.rules.sort(key=RULES.index)
             table.set_looks(table.looks)
         return tables
+
+    def _pays(self, table: "_Table", names: set[str], num_points: int) -> bool:
+        """Return whether a rule that looks at these axes costs less in this table than a table of its own does.
+
+        There it is run for more combinations, and so may the others be; a table costs every point a look.
+        """
+        merged = self._table_size(table.looks | names)
+        more_runs = merged - self._table_size(names) + (merged - self._table_size(table.looks)) * len(table.rules)
+        return merged <= _LARGEST_TABLE and more_runs * _LOOKS_PER_RUN <= num_points
 
     def _table_size(self, names: set[str]) -> int:
         size = 1

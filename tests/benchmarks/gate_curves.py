@@ -31,12 +31,16 @@ Rng = np.random.Generator
 
 @dataclass(frozen=True)
 class Cluster:
-    """steps: draws the steps of a run around 1. runs: draws what a run differs by, of standard deviation 1."""
+    """steps: draws the steps of a run around 1. runs: draws what a run differs by, of standard deviation 1.
+
+    slow_nodes: share of runs that are 5 % slower. nights: relative standard deviation of what all runs of a side share.
+    """
 
     name: str
     steps: Callable[[Rng], np.ndarray]
     runs: Callable[[Rng], float] = lambda rng: rng.standard_normal()
     slow_nodes: float = 0.0
+    nights: float = 0.0
 
 
 def log_normal(rng: Rng, sd: float = 0.02) -> np.ndarray:
@@ -85,12 +89,14 @@ CLUSTERS = (
     Cluster("heavy-tailed runs (t, 3 df)", log_normal, lambda rng: rng.standard_t(3) / math.sqrt(3)),
     Cluster("skewed runs (exponential)", log_normal, lambda rng: rng.exponential() - 1),
     Cluster("slow nodes, 10 % at +5 %", log_normal, slow_nodes=0.1),
+    Cluster("sides of one night each, 0.5 %", log_normal, nights=0.005),
 )
 
 
 def simulate(cluster: Cluster, rng: Rng, noise: float, slowdown: float, runs: int, side: str) -> list[RunResult]:
     """Return runs of one point; each has its own level, and steps around it."""
-    return [_run(cluster, rng, noise, slowdown, f"{side}{i}") for i in range(runs)]
+    night = math.exp(cluster.nights * rng.standard_normal()) if cluster.nights else 1.0
+    return [_run(cluster, rng, noise, night * (1 + slowdown) - 1, f"{side}{i}") for i in range(runs)]
 
 
 def _run(cluster: Cluster, rng: Rng, noise: float, slowdown: float, name: str) -> RunResult:

@@ -120,7 +120,7 @@ def nan_loss(point: dict[str, Any]) -> None:
     ("change", "verdict", "words"),
     [
         (died, "not run", "20 of 50 steps are in the log"),
-        (nan_loss, "not run", "have not measured it"),
+        (nan_loss, "not run", "the loss is nan at step 11"),
         (no_tflops, "not run", "5 of 5 runs have not measured it"),
         (other_gpu, "not comparable", "device: 'NVIDIA GB200' there, 'NVIDIA H100' here"),
         (other_formula, "not comparable", "'megatron-bridge/new' there, by 'megatron-bridge/old' here"),

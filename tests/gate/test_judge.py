@@ -134,7 +134,7 @@ def test_a_run_that_did_not_end_well_is_not_run(trouble):
     for results in ([make_run("b9", **trouble)], [*runs("b", OTHER), make_run("b9", **trouble)]):
         result = judged(results)
         assert (result.verdict, result.exit_code) == (GateVerdict.NOT_RUN, 11)
-        why = trouble.get("reasons", ("it has 12 of 50 steps",))[0]
+        why = trouble.get("reasons", ("12 of 50 steps are there; the first missing is 13",))[0]
         assert why in result.points[0].words[0]
 
 
@@ -238,14 +238,14 @@ def test_hiccups_that_the_typical_step_does_not_show_are_seen():
     assert metric(result, "step_time_mean_s").verdict is GateVerdict.REGRESSION
 
 
-WAIVER = {"point": "test/*", "reason": "known slowdown of the new collective", "by": "anna"}
+WAIVER = {"point": "test/*", "reason": "known slowdown of the new collective", "by": "anna", "up_to": 0.15}
 
 
 def test_a_waiver_takes_a_regression_out_until_it_expires():
     waived = judged(runs("b", OTHER, change=0.1), waivers=[{**WAIVER, "until": date(2026, 6, 1)}])
     assert waived.verdict is GateVerdict.PASS
     assert metric(waived).verdict is GateVerdict.REGRESSION
-    assert "until 2026-06-01 by anna: known slowdown" in metric(waived).waived
+    assert "up to 15% until 2026-06-01 by anna: known slowdown" in metric(waived).waived
     expired = judged(runs("b", OTHER, change=0.1), waivers=[{**WAIVER, "until": date(2026, 5, 31)}])
     assert expired.verdict is GateVerdict.REGRESSION
     assert "expired on 2026-05-31" in expired.notes[0]
@@ -306,3 +306,129 @@ def test_what_changed_in_the_environment_is_told():
     new = {"packages": {"torch": "2.14.0"}, "nodes": ["x"], "driver": "580"}
     result = judged(runs("b", OTHER, environment=new))
     assert result.environment_changes == {"packages.torch": ("2.13.0", "2.14.0")}
+
+
+def test_a_waiver_does_not_cover_more_than_its_size_nor_doubts() -> None:
+    waivers = [{**WAIVER, "until": date(2026, 6, 1)}]
+    more = judged(runs("b", OTHER, change=0.3), waivers=waivers)
+    assert more.verdict is GateVerdict.REGRESSION
+    assert "beyond the 15% that anna has waived" in metric(more).words
+    assert judged([make_run("b0")], waivers=waivers).verdict is GateVerdict.INCONCLUSIVE
+
+
+def test_the_runs_of_the_reference_are_not_compared_with_themselves() -> None:
+    result = judged(BASELINE)
+    assert result.verdict is GateVerdict.NOT_RUN
+    assert "is not compared with itself" in result.notes[0]
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_of_two_judgements_of_a_run_the_worse_counts(first: bool) -> None:
+    good = runs("b", OTHER)
+    failed = replace(good[0], verdict="failed", reasons=("out of memory",))
+    assert judged([failed, *good] if first else [*good, failed]).verdict is GateVerdict.NOT_RUN
+
+
+@pytest.mark.parametrize("change", [{"flops_formula": "megatron-bridge/old"}, {"flops_per_step": 2e12}])
+def test_one_run_by_another_formula_is_enough(change: dict[str, Any]) -> None:
+    mixed = runs("b", OTHER)
+    mixed[3] = replace(mixed[3], **change)
+    assert judged(mixed).verdict is GateVerdict.NOT_COMPARABLE
+    assert (
+        judged(runs("b", OTHER), [*BASELINE[:4], replace(BASELINE[4], **change)]).verdict is GateVerdict.NOT_COMPARABLE
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"num_steps": None}, "nobody knows how many steps"),
+        ({"num_steps": 0}, "nobody knows how many steps"),
+        ({"warmup_steps": 8}, "4 steps after the warm-up of 8; 5 are needed"),
+    ],
+)
+def test_runs_that_cannot_be_trusted_do_not_count(change: dict[str, Any], why: str) -> None:
+    result = judged(runs("b", OTHER, **change))
+    assert result.verdict is GateVerdict.NOT_RUN
+    assert why in result.points[0].words[0]
+
+
+def test_steps_that_are_there_twice_do_not_replace_missing_ones() -> None:
+    doubled = [replace(run, steps=run.steps[:6] * 2) for run in runs("b", OTHER)]
+    assert "6 of 12 steps are there; the first missing is 7" in judged(doubled).points[0].words[0]
+
+
+def test_rounded_copies_count_once() -> None:
+    def rounded(run: RunResult, name: str) -> RunResult:
+        steps = tuple(replace(s, step_time_s=round(1 + (s.step * 7 % 11) / 100, 2)) for s in run.steps)
+        return replace(run, steps=steps, run_id=name)
+
+    result = judged([rounded(make_run("b"), f"b{i}") for i in range(5)])
+    assert metric(result).num_runs == 1
+
+
+def test_one_run_says_nothing_of_memory_and_loss() -> None:
+    result = judged([make_run("b0", memory=10.4, losses=[7.05 - 0.1 * i for i in range(12)])])
+    assert result.verdict is GateVerdict.INCONCLUSIVE
+    assert metric(result, "peak_memory_gib").verdict is GateVerdict.INCONCLUSIVE
+    assert metric(result, "loss_curve").verdict is GateVerdict.INCONCLUSIVE
+
+
+def test_doubts_about_an_optional_metric_decide_if_its_value_itself_is_beyond_the_bounds() -> None:
+    def with_hiccup(run: RunResult) -> RunResult:
+        steps = tuple(replace(s, step_time_s=20.0) if s.step == 7 else s for s in run.steps)
+        return replace(run, steps=steps)
+
+    good = runs("b", OTHER)
+    result = judged([with_hiccup(good[0]), *good[1:]])
+    assert metric(result, "step_time_mean_s").verdict is GateVerdict.INCONCLUSIVE
+    assert result.verdict is GateVerdict.INCONCLUSIVE
+
+
+def test_the_tighter_of_bounds_and_tolerance_holds() -> None:
+    policy = GatePolicy.model_validate({"name": "p", "baseline": "b.toml"})
+    reference = replace(reference_from_runs(BASELINE), bounds={"step_time_s": (-9.0, 9.0)})
+    loud = runs("b", [6 * n for n in OTHER])
+    assert judge_results(policy, [reference], loud, where="b", today=TODAY).verdict is GateVerdict.INCONCLUSIVE
+
+
+def test_what_is_too_good_is_looked_at_by_people() -> None:
+    result = judged(runs("b", OTHER, change=-0.9))
+    assert result.verdict is GateVerdict.INCONCLUSIVE
+    assert "something else must be different" in metric(result).words
+
+
+def test_the_words_of_a_curve_are_about_the_place_that_decides() -> None:
+    def with_curve(run: RunResult, first: float, last: float) -> RunResult:
+        losses = [7.0 * first, *(7.0 - 0.1 * i for i in range(1, 10)), 6.0 * last, 5.9 * last]
+        steps = tuple(replace(s, loss=loss) for s, loss in zip(run.steps, losses, strict=True))
+        return replace(run, steps=steps)
+
+    noisy = (1.2, 0.9, 1.1, 0.95, 1.25)
+    old = [with_curve(run, n, 1.0) for run, n in zip(BASELINE, noisy, strict=True)]
+    new = [with_curve(run, n, 1.015) for run, n in zip(runs("b", OTHER), reversed(noisy), strict=True)]
+    found = metric(judged(new, old), "loss_curve")
+    assert found.verdict is GateVerdict.REGRESSION
+    assert found.words.startswith("in stretch 9 of 10: +1.50 %")
+
+
+def test_the_detectable_change_knows_the_margin_and_all_the_points() -> None:
+    tight = [n / 100 for n in NOISE], [n / 100 for n in OTHER]
+    assert metric(judged(runs("b", tight[1]), runs("a", tight[0]))).detectable > 0.01
+    one = metric(judged(runs("b", OTHER))).detectable
+    policy = GatePolicy.model_validate({"name": "p", "baseline": "b.toml"})
+    names = [f"test/p{i}" for i in range(10)]
+    references = [replace(reference_from_runs(BASELINE), point=n, comparability_id=n) for n in names]
+    many = [
+        replace(run, point=n, comparability_id=n, run_id=f"{n}{run.run_id}") for n in names for run in runs("b", OTHER)
+    ]
+    together = judge_results(policy, references, many, where="b", today=TODAY)
+    assert metric(together).detectable > 1.2 * one
+
+
+def test_a_rate_that_falls_is_told_with_its_sign() -> None:
+    policy = {"metrics": [{"name": "tokens_per_s_per_gpu"}]}
+    found = metric(judged(runs("b", OTHER, change=0.08), **policy), "tokens_per_s_per_gpu")
+    assert found.verdict is GateVerdict.REGRESSION
+    assert "beyond the margin of -1.00 %" in found.words
+    assert found.detectable < 0

@@ -84,7 +84,7 @@ class Offload:
     has_moe_act: bool = False
 
 
-@lru_cache(maxsize=65536)
+@lru_cache(maxsize=8192)
 def chunk_saved(z: Sizes, recompute: Recompute, is_fused: bool, offload: Offload, chunk: Chunk) -> ChunkSaved:
     """Return what one micro-batch keeps in a chunk."""
     module = saved_fused if is_fused else saved_torch
@@ -93,19 +93,22 @@ def chunk_saved(z: Sizes, recompute: Recompute, is_fused: bool, offload: Offload
     groups = _groups(recompute, len(chunk.layers)) if is_full else [(1, False)] * len(chunk.layers)
     offloaded = min(offload.layers, max(0, len(chunk.layers) - 1))
     regrown: list[tuple[float, float]] = []  # of every group: what it keeps, and by how much it grows
+    whole = {layer: _halves(z, module, layer) for layer in set(chunk.layers)}
+    kept_of = {layer: _kept(z, module, recompute, layer) for layer in whole}
+    totals = {layer: _total(halves) for layer, halves in whole.items()}
+    growth = {layer: (_total(kept), _regrown(whole[layer], kept)) for layer, kept in kept_of.items()}
     position = 0
     for size, is_checkpointed in groups:
         layers = chunk.layers[position : position + size]
         position += size
         if is_checkpointed:
             left = float(module.checkpoint(z))
-            grows = sum(_total(_halves(z, module, layer)) for layer in layers) - module.shared_with_checkpoint(z)
+            grows = sum(totals[layer] for layer in layers) - module.shared_with_checkpoint(z)
             terms["checkpoints"] += left if position > offloaded else 0
         else:
-            kept = _kept(z, module, recompute, layers[0])
-            left, grows = _total(kept), _regrown(_halves(z, module, layers[0]), kept)
+            left, grows = growth[layers[0]]
             if position > offloaded:
-                _add(terms, layers[0], kept, offload)
+                _add(terms, layers[0], kept_of[layers[0]], offload)
         regrown.append((left, grows))
     behind, most = _ends(z, module, recompute, chunk, terms), 0.0
     for left, grows in reversed(regrown):  # as the backward pass goes

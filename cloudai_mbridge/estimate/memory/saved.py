@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from operator import attrgetter
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class Half:
     @property
     def total(self) -> float:
         """All of it."""
-        return sum(value for _, value in self.items())
+        return sum(_VALUES(self))
 
     def items(self) -> Iterator[tuple[str, float]]:
         """Yield name and bytes of every part."""
@@ -39,3 +40,4 @@ class Half:
 
 
 NAMES = tuple(field.name for field in fields(Half))
+_VALUES = attrgetter(*NAMES)
