@@ -52,7 +52,11 @@ def register(cli: click.Group) -> None:
     help="Relative standard deviation of the step time between runs that is still good enough.",
 )
 @click.option("--accept-regression", is_flag=True, help="Also what is worse than the baseline; --reason says why.")
-@click.option("--accept-change", is_flag=True, help="Also other work under the name of a point that is there.")
+@click.option(
+    "--accept-change",
+    is_flag=True,
+    help="Also other work under the name of a point that is there, or its work under another name.",
+)
 @click.option("--yes", is_flag=True, help="Write without asking.")
 @click.option("--dry-run", is_flag=True, help="Show the diff, write nothing.")
 def promote(results: tuple[Path, ...], path: Path, *, yes: bool, dry_run: bool, **options: Any) -> int:

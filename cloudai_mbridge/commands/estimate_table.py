@@ -43,9 +43,10 @@ def _lines(found: PointEstimate) -> Iterator[tuple[str, str]]:
         yield "parameters", f"{_count(found.parameters.total)}, active {_count(found.parameters.active)}"
     yield "FLOPs per token", f"{found.flops_per_token:.6g} ({found.formula})"
     if found.peak_memory_gib is not None:
-        share = "" if found.memory_share is None else f", {found.memory_share:.0%} of {found.gpu_memory_gib:.0f} GiB"
+        share = "" if found.memory_share is None else f", states and activations {found.memory_share:.0%} of it"
+        given = "" if found.gpu_memory_gib is None else f" of {found.gpu_memory_gib:.0f}"
         worst = "" if found.worst_stage is None else f" on stage {found.worst_stage.stage}"
-        yield "memory", f"{found.peak_memory_gib:.1f} GiB{worst}{share} ({found.estimator})"
+        yield "memory", f"{found.peak_memory_gib:.1f}{given} GiB{worst}{share} ({found.estimator})"
     if found.step_time_s is not None:
         yield "step time", f"{found.step_time_s:.4g} s ({found.held_out_error})"
         yield "tokens/s/GPU", f"{found.tokens_per_s_per_gpu:.0f}"

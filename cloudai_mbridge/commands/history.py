@@ -14,7 +14,8 @@ from rich.text import Text
 
 from cloudai_mbridge.console import SteadyConsole
 from cloudai_mbridge.errors import OK, BadInput
-from cloudai_mbridge.gate.history import DEFAULT_METRIC, FAILED, History, Imported, StoredRun
+from cloudai_mbridge.gate.history import DEFAULT_METRIC, History, Imported, StoredRun
+from cloudai_mbridge.gate.history_intake import FAILED
 from cloudai_mbridge.gate.values import METRICS
 from cloudai_mbridge.logs.tail import printable
 from cloudai_mbridge.models.explain import suggest
@@ -168,6 +169,8 @@ def _show_trends(console: Console, trends: "list[Trend]") -> None:
 def _imported_text(imported: Imported) -> str:
     added = "1 run" if imported.added == 1 else f"{imported.added} runs"
     text = f"{added} added, {imported.known} already there"
+    if imported.rejudged:
+        text += f", {imported.rejudged} known as good and failed from now on"
     if imported.left_out:
         text += ", left out: " + ", ".join(f"{number} {why}" for why, number in imported.left_out.items())
     return text

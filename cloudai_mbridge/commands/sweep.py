@@ -138,8 +138,9 @@ def _memory(look: "Look") -> str:
     headline = look.headline
     if headline is None or headline.peak_memory_gib is None:
         return "-"
-    share = "" if headline.memory_share is None else f" ({headline.memory_share:.0%})"
-    return f"{headline.peak_memory_gib:.1f} GiB{share} on stage {headline.worst_stage}"
+    share = "" if headline.memory_share is None else f", states and activations {headline.memory_share:.0%}"
+    given = f"{headline.gpu_memory_gib:.0f} " if headline.gpu_memory_gib else ""
+    return f"{headline.peak_memory_gib:.1f} of {given}GiB on stage {headline.worst_stage}{share}"
 
 
 def _table(looks: "list[Look]") -> Table:

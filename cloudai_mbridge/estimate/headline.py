@@ -25,11 +25,16 @@ _WHOLE_GROUPS, _GROUPS = 2, 4
 
 @dataclass(frozen=True, slots=True)
 class Headline:
-    """Estimates of a point; None: not known, and `why` says the reasons. gpu_memory_gib: what the GPU has."""
+    """Estimates of a point; None: not known, and `why` says the reasons. gpu_memory_gib: what the GPU has.
+
+    modelled_gib: weights, gradients, optimizer and activations of the stage that needs most of them; the rest of the
+    peak is what a safety share leaves room for: context, communicators, workspace, fragmentation.
+    """
 
     gpu: str | None
     num_gpus: int
     peak_memory_gib: float | None = None
+    modelled_gib: float | None = None
     gpu_memory_gib: float | None = None
     worst_stage: int | None = None
     step_time_s: float | None = None
@@ -40,14 +45,16 @@ class Headline:
 
     @property
     def memory_share(self) -> float | None:
-        """The share of the GPU's memory that the fullest stage needs."""
-        if self.peak_memory_gib is None or not self.gpu_memory_gib:
+        """The share of the GPU's memory that states and activations need."""
+        if self.modelled_gib is None or not self.gpu_memory_gib:
             return None
-        return self.peak_memory_gib / self.gpu_memory_gib
+        return self.modelled_gib / self.gpu_memory_gib
 
     def exceeds(self, share: float | None) -> bool:
-        """Return whether the memory is known to be more than this share; never without one."""
-        return share is not None and self.memory_share is not None and self.memory_share > share
+        """Return whether states and activations need more than this share, or all terms more than there is."""
+        if share is None or self.memory_share is None or not self.gpu_memory_gib:
+            return False
+        return self.memory_share > share or (self.peak_memory_gib or 0.0) > max(share, 1.0) * self.gpu_memory_gib
 
     def gpu_hours(self, num_steps: int | None, start_up_s: float = 0.0) -> float | None:
         """Return the GPU-hours of a run, or None where step time or steps are not known."""
@@ -85,6 +92,7 @@ class Headlines:
             peak_memory_gib=None if isinstance(memory, str) else memory[0] / GIB,
             gpu_memory_gib=gpu.memory_gib,
             worst_stage=None if isinstance(memory, str) else memory[1],
+            modelled_gib=None if isinstance(memory, str) else memory[2] / GIB,
             step_time_s=seconds,
             tokens_per_s_per_gpu=speed.tokens_per_s_per_gpu,
             tflops_per_gpu=speed.tflops_per_gpu,
@@ -117,7 +125,7 @@ class Headlines:
         except BadInput as error:
             return str(error)
 
-    def _memory_of(self, question: Question, model: Architecture, layout: Layout) -> tuple[float, int] | str:
+    def _memory_of(self, question: Question, model: Architecture, layout: Layout) -> tuple[float, int, float] | str:
         copies = (layout.dp > 1, layout.dp * layout.cp > 1, layout.expert_dp > 1)
         key = (id(model), assumptions_for(question.gpu), _OF_MEMORY(layout), _microbatches(layout), copies)
         kept = self._memory.get(key)
@@ -139,8 +147,8 @@ class _Totals:
         self._known: dict[int, tuple[float, ...]] = {}
         self._line: tuple[tuple[float, float], ...] | None = None
 
-    def fullest(self, layout: Layout) -> tuple[float, int] | str:
-        """Return bytes and number of the fullest stage, or why they are not known."""
+    def fullest(self, layout: Layout) -> tuple[float, int, float] | str:
+        """Return bytes and number of the fullest stage, and the most states and activations, or why not."""
         totals = self._known.get(layout.dp)
         if totals is None and self._line is not None:
             totals = tuple([a + b / layout.dp for a, b in self._line])
@@ -150,9 +158,11 @@ class _Totals:
                     stages = memory_per_stage(self.model, layout, self._assumptions)
             except BadInput as error:
                 return str(error)
-            totals = self._learn(layout.dp, tuple([stage.total for stage in stages]))
-        most = max(totals)
-        return most, totals.index(most)
+            modelled = [stage.states + stage.activations for stage in stages]
+            totals = self._learn(layout.dp, (*[stage.total for stage in stages], *modelled))
+        half = len(totals) // 2
+        most = max(totals[:half])
+        return most, totals.index(most), max(totals[half:])
 
     def _learn(self, dp: int, totals: tuple[float, ...]) -> tuple[float, ...]:
         for other, others in self._known.items():

@@ -47,7 +47,8 @@ class PointEstimate:
     """The answer. Times in seconds, memory in bytes or GiB as named; `missing`: field -> why it is None.
 
     stages: memory of every pipeline stage, in the terms of the default estimator; None with a reference estimator,
-    whose `reference` has its own two terms. peak_memory_gib: of the fullest stage. memory_share: of the GPU's memory.
+    whose `reference` has its own two terms. peak_memory_gib: of the fullest stage. memory_share: of the GPU's
+    memory, needed for states and activations.
     gpu_hours: of the steps alone, without start-up. cost: of these.
     """
 
@@ -127,7 +128,7 @@ def estimate_point(
         reference=reference,
         peak_memory_gib=None if peak is None else peak / GIB,
         gpu_memory_gib=memory_gib,
-        memory_share=peak / GIB / memory_gib if peak is not None and memory_gib else None,
+        memory_share=_most_modelled(stages, peak) / GIB / memory_gib if peak is not None and memory_gib else None,
         step_time=step,
         held_out_error=times.held_out_error if times else None,
         step_time_s=speed.step_time_s,
@@ -184,6 +185,11 @@ class Speed:
     tokens_per_s_per_gpu: float | None
     tflops_per_gpu: float | None
     mfu: float | None
+
+
+def _most_modelled(stages: tuple[StageMemory, ...] | None, peak: float) -> float:
+    """Return the most bytes of states and activations of a stage; a reference estimator knows nothing else."""
+    return max((stage.states + stage.activations for stage in stages or ()), default=peak)
 
 
 def speed_of(

@@ -66,7 +66,7 @@ class Bounds(ExactModel):
     """The relative changes within which a result passes."""
 
     lower: float = Field(le=0, gt=-1)
-    upper: float = Field(ge=0)
+    upper: float = Field(ge=0, le=1)
 
 
 class BaselineMetric(ExactModel):

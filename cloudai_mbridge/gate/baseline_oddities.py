@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from datetime import datetime
 
 from cloudai_mbridge.gate.baseline_model import Baseline, BaselinePoint
-from cloudai_mbridge.gate.promotion_rules import PRIMARY, Limits
+from cloudai_mbridge.gate.policy import MetricPolicy, default_metrics
+from cloudai_mbridge.gate.promotion_rules import PRIMARY, Limits, within_a_day
 
 
 def oddities(baseline: Baseline, now: datetime, max_age_days: int) -> list[str]:
@@ -30,4 +31,16 @@ def _of_point(point: BaselinePoint, now: datetime, max_age_days: int) -> Iterato
         yield f"{PRIMARY} varies by {primary.noise:.1%} between runs, {limits.max_noise:.1%} is the rule"
     if len({tuple(run.nodes) for run in point.runs}) == 1:
         yield "all its runs are of the same nodes, so the noise between nodes is not in it"
+    if len(point.runs) > 1 and within_a_day([run.ended_at for run in point.runs]):
+        yield "all its runs ended within a day, so the noise between days is not in it"
+    yield from _odd_bounds(point)
     yield from (f"was promoted although {text}" for text in point.accepted)
+
+
+def _odd_bounds(point: BaselinePoint) -> Iterator[str]:
+    built_in = {metric.name: metric for metric in default_metrics()}
+    for metric in point.metrics:
+        tolerance = built_in.get(metric.name, MetricPolicy(name=metric.name)).tolerance
+        if metric.bounds is not None and (metric.bounds.lower, metric.bounds.upper) != (-tolerance, tolerance):
+            bounds = f"{metric.bounds.lower:+.1%} to {metric.bounds.upper:+.1%}"
+            yield f"{metric.name} has the bounds {bounds}, the built-in tolerance is {tolerance:.1%}"

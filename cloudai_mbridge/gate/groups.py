@@ -1,5 +1,6 @@
 """Sort the runs of a result by point, and find the reference of each."""
 
+import itertools
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -68,9 +69,10 @@ def why_not(run: RunResult) -> str:
     if run.num_steps is None or run.num_steps < 1:
         return "nobody knows how many steps it was to have; set max_steps"
     steps = {step.step for step in run.steps}
-    if missing := [step for step in range(1, run.num_steps + 1) if step not in steps]:
-        done = run.num_steps - len(missing)
-        return f"{done} of {run.num_steps} steps are there; the first missing is {missing[0]}"
+    first_missing = next(step for step in itertools.count(1) if step not in steps)
+    if first_missing <= run.num_steps:
+        done = sum(1 <= step <= run.num_steps for step in steps)
+        return f"{done} of {run.num_steps} steps are there; the first missing is {first_missing}"
     if bad := [step for step in run.steps if step.loss is not None and not math.isfinite(step.loss)]:
         return f"the loss is {bad[0].loss} at step {bad[0].step}"
     if len(run.counted_steps) < FEWEST_STEPS:
@@ -99,9 +101,9 @@ def match(references: Sequence[ReferencePoint], points: Sequence[PointRuns], whe
         if found is None:
             matches.append(Match(runs.point, None, runs, f"{where} holds nothing to compare it with"))
             continue
-        used.add(found.point)
+        used.add((found.point, found.comparability_id))
         matches.append(Match(runs.point, found, runs, _difference(found, runs)))
-    missing = [reference for reference in references if reference.point not in used]
+    missing = [reference for reference in references if (reference.point, reference.comparability_id) not in used]
     return [*matches, *(Match(reference.point, reference, None) for reference in missing)]
 
 

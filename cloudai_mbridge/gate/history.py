@@ -6,9 +6,9 @@ processes its report is imported. Failed runs are kept for the story; levels and
 
 import json
 import sqlite3
-from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
 from types import TracebackType
@@ -16,14 +16,13 @@ from typing import Any, NamedTuple, Self
 
 from cloudai_mbridge.errors import BadInput, ToolFailure
 from cloudai_mbridge.gate.history_file import failures, open_for_reading, open_for_writing, transaction
-from cloudai_mbridge.gate.history_insert import digest_of, insert_runs, utc
+from cloudai_mbridge.gate.history_insert import Known, digest_of, insert_runs
+from cloudai_mbridge.gate.history_intake import FAILED, take_runs
 from cloudai_mbridge.gate.reference import ReferencePoint, RunValues, Values
 from cloudai_mbridge.gate.results import SUCCESS, RunResult, read_results
 from cloudai_mbridge.plan import ROOT_FILES
 
-FAILED = "failed"
 DEFAULT_METRIC = "step_time_s"
-_FINAL = (SUCCESS, FAILED)
 _LAST_RUN_ID = "\U0010ffff"
 _FLOPS_METRIC = "tflops_per_gpu"
 _COLUMNS = (
@@ -34,11 +33,15 @@ _COLUMNS = (
 
 @dataclass(frozen=True)
 class Imported:
-    """What became of a report's runs. known: they were there already. left_out: why -> how many."""
+    """What became of a report's runs. known: they were there already. left_out: why -> how many.
+
+    rejudged: they were there as good, and are failed from now on.
+    """
 
     added: int
     known: int
     left_out: Mapping[str, int] = field(default_factory=dict)
+    rejudged: int = 0
 
 
 @dataclass(frozen=True)
@@ -136,31 +139,23 @@ class History:
 
     def add(self, runs: Iterable[RunResult], digest: str, path: str) -> Imported:
         """Take the final ones of the runs of a report with this SHA-256 and path."""
-        taken: list[tuple[RunResult, str]] = []
-        left_out: Counter[str] = Counter()
-        for run in runs:
-            if run.verdict not in _FINAL:
-                left_out[run.verdict] += 1
-            elif not run.comparability_id:
-                left_out["without a comparability key"] += 1
-            else:
-                taken.append((run, utc(run, path)))
+        intake = take_runs(runs, path, datetime.now(UTC))
         with failures(self.path):
             db = self._writer()
             try:
                 with transaction(db):
-                    added = insert_runs(db, taken, digest, path)
-            except OverflowError:
-                raise BadInput(f"{path}: holds a number of more than 64 bits; write the report again") from None
-        return Imported(added, len(taken) - added, dict(left_out))
+                    known = insert_runs(db, intake, digest, path)
+            except OverflowError as error:
+                raise BadInput(f"{path}: holds a number that is too large ({error}); write the report again") from None
+        return Imported(known[Known.NEW], known[Known.SAME], dict(intake.left_out), known[Known.GOOD_BEFORE])
 
     def points(self) -> list[StoredPoint]:
         """Return what is there, by point and key."""
         rows = self._query(
             "SELECT point, key, count(*) FILTER (WHERE verdict = ?1), count(*) FILTER (WHERE verdict = ?2),"
-            " max(ended_at), (SELECT value FROM metrics WHERE name = ?3 AND run = (SELECT id FROM runs AS r WHERE"
-            " r.point = runs.point AND r.key = runs.key AND verdict = ?1 ORDER BY ended_at DESC, id DESC LIMIT 1))"
-            " FROM runs GROUP BY point, key ORDER BY point, max(ended_at)",
+            " max(ended_at), (SELECT value FROM metrics WHERE name = ?3 AND run = (SELECT id FROM judged AS r WHERE"
+            " r.point = judged.point AND r.key = judged.key AND verdict = ?1 ORDER BY ended_at DESC, id DESC LIMIT 1))"
+            " FROM judged GROUP BY point, key ORDER BY point, max(ended_at)",
             (SUCCESS, FAILED, DEFAULT_METRIC),
         )
         return [StoredPoint(*row) for row in rows]
@@ -200,8 +195,8 @@ class History:
         """Return the last good runs of a key with one metric. Runs of another FLOPs formula have no TFLOP/s in it."""
         rows = self._query(
             "SELECT run_id, point, ended_at, nodes, git_commit, environment, flops_formula, flops_per_step, value"
-            " FROM runs LEFT JOIN metrics ON run = runs.id AND name = ?"
-            " WHERE key = ? AND verdict = ? ORDER BY ended_at DESC, runs.id DESC LIMIT ?",
+            " FROM judged LEFT JOIN metrics ON run = judged.id AND name = ?"
+            " WHERE key = ? AND verdict = ? ORDER BY ended_at DESC, judged.id DESC LIMIT ?",
             (metric, comparability_id, SUCCESS, last),
         )
         environments = self._environments({row[5] for row in rows})
@@ -232,6 +227,19 @@ class History:
         runs = self._others(without, last, comparability_id=key, point=point)
         return _reference(_with_one_formula(runs), self.fields(key))
 
+    def points_expected(self, scenario: str, system: str, without: Collection[str] = ()) -> tuple[str, ...]:
+        """Return the points of the last report of a scenario on a system, by the ends of the reports' runs.
+
+        Points that were taken out of the scenario age out with it. without: ids of runs, none of which it may hold.
+        """
+        rows = self._query(
+            "SELECT DISTINCT point FROM held WHERE report = (SELECT id FROM reports WHERE scenario = ? AND system = ?"
+            " AND ended_at IS NOT NULL AND NOT EXISTS (SELECT 1 FROM held WHERE report = reports.id"
+            " AND run_id IN (SELECT value FROM json_each(?))) ORDER BY ended_at DESC, id DESC LIMIT 1) ORDER BY point",
+            (scenario, system, json.dumps(list(without))),
+        )
+        return tuple(point for (point,) in rows)
+
     def fields(self, comparability_id: str) -> Mapping[str, Any]:
         """Return what a comparability key stands for; empty if it is not there."""
         rows = self._query("SELECT fields FROM keys WHERE id = ?", (comparability_id,))
@@ -244,7 +252,7 @@ class History:
 
     def _runs(self, condition: str, values: list[Any], last: int, metrics: Iterable[str] | None) -> list[StoredRun]:
         rows = self._query(
-            f"SELECT {_COLUMNS} FROM runs WHERE {condition}"  # noqa: S608 - both are this file's
+            f"SELECT {_COLUMNS} FROM judged WHERE {condition}"  # noqa: S608 - both are this file's
             " ORDER BY ended_at DESC, id DESC LIMIT ?",
             (*values, last),
         )
@@ -273,7 +281,7 @@ class History:
 
     def _count(self, key: str, verdict: str, since: str) -> int:
         rows = self._query(
-            "SELECT count(*) FROM runs WHERE key = ? AND verdict = ? AND ended_at >= ?", (key, verdict, since)
+            "SELECT count(*) FROM judged WHERE key = ? AND verdict = ? AND ended_at >= ?", (key, verdict, since)
         )
         return int(rows[0][0])
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from cloudai_mbridge.errors import BadInput, MBridgeError, ToolFailure
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 # How long another process may hold the file; an import holds it for milliseconds per report.
 BUSY_TIMEOUT_S = 30.0
 _APPLICATION_ID = 0x6D627269  # "mbri"
@@ -20,6 +20,7 @@ _TABLES = (
         sha256 TEXT NOT NULL UNIQUE,
         path TEXT NOT NULL,
         imported_at TEXT NOT NULL,
+        ended_at TEXT,
         scenario TEXT,
         system TEXT,
         schema_version INTEGER NOT NULL
@@ -28,7 +29,7 @@ _TABLES = (
     "CREATE TABLE environments (id INTEGER PRIMARY KEY, sha256 TEXT NOT NULL UNIQUE, fields TEXT NOT NULL) STRICT",
     """CREATE TABLE runs (
         id INTEGER PRIMARY KEY,
-        run_id TEXT NOT NULL UNIQUE,
+        run_id TEXT NOT NULL,
         report INTEGER NOT NULL REFERENCES reports,
         point TEXT NOT NULL,
         scenario TEXT NOT NULL,
@@ -43,18 +44,30 @@ _TABLES = (
         warmup_steps INTEGER NOT NULL,
         num_steps INTEGER,
         flops_formula TEXT,
-        flops_per_step REAL
+        flops_per_step REAL,
+        UNIQUE (run_id, verdict)
     ) STRICT""",
+    # All runs of a report, also those that are in the history by an earlier report, or not at all
+    """CREATE TABLE held (
+        report INTEGER NOT NULL REFERENCES reports,
+        run_id TEXT NOT NULL,
+        point TEXT NOT NULL,
+        PRIMARY KEY (report, run_id)
+    ) STRICT, WITHOUT ROWID""",
+    # Successes that failed when they were judged again; without them every run is there once
+    "CREATE TABLE withdrawn (run INTEGER PRIMARY KEY REFERENCES runs) STRICT",
+    "CREATE VIEW judged AS SELECT * FROM runs WHERE id NOT IN (SELECT run FROM withdrawn)",
     """CREATE TABLE metrics (
         run INTEGER NOT NULL REFERENCES runs,
         name TEXT NOT NULL,
         value ANY NOT NULL,
         PRIMARY KEY (run, name)
     ) STRICT, WITHOUT ROWID""",
+    "CREATE INDEX reports_of_a_scenario ON reports (scenario, system, ended_at)",
     "CREATE INDEX runs_of_a_key ON runs (key, verdict, ended_at)",
     "CREATE INDEX runs_of_a_point ON runs (point, key, verdict, ended_at)",
 )
-_NAMES = ("reports", "keys", "environments", "runs", "metrics")
+_NAMES = ("reports", "keys", "environments", "runs", "held", "withdrawn", "metrics")
 _TRIGGERS = tuple(
     f"CREATE TRIGGER {table}_no_{verb.lower()} BEFORE {verb} ON {table}"
     " BEGIN SELECT RAISE(ABORT, 'the history is append-only'); END"
@@ -67,7 +80,7 @@ def open_for_reading(path: Path) -> sqlite3.Connection:
     """Open a history that is there; writers may go on writing.
 
     Raises:
-        BadInput: no such file, no history, or of a newer version.
+        BadInput: no such file, no history, or of another version.
         ToolFailure: it cannot be read.
     """
     if not path.is_file():
@@ -88,7 +101,7 @@ def open_for_writing(path: Path) -> sqlite3.Connection:
     """Open a history, or make one.
 
     Raises:
-        BadInput: the file is no history, or of a newer version; it is left as it is.
+        BadInput: the file is no history, or of another version; it is left as it is.
         ToolFailure: it cannot be written.
     """
     if path.exists():
@@ -169,7 +182,7 @@ def _is_history(db: sqlite3.Connection, path: Path) -> bool:
     """Return False of a file without any table.
 
     Raises:
-        BadInput: it is another program's, or a newer mbridge's.
+        BadInput: it is another program's, or another mbridge's.
     """
     application = db.execute("PRAGMA application_id").fetchone()[0]
     version = db.execute("PRAGMA user_version").fetchone()[0]
@@ -180,6 +193,11 @@ def _is_history(db: sqlite3.Connection, path: Path) -> bool:
     if version > SCHEMA_VERSION:
         raise BadInput(
             f"{path}: has version {version}, and this mbridge knows up to {SCHEMA_VERSION}; use a newer mbridge"
+        )
+    if version < SCHEMA_VERSION:
+        raise BadInput(
+            f"{path}: has version {version} of before the first release, {SCHEMA_VERSION} is needed; import the reports"
+            " again, into a file that is not there yet"
         )
     return True
 

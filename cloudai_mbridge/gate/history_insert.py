@@ -5,34 +5,71 @@ import json
 import math
 import re
 import sqlite3
+from collections import Counter
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from cloudai_mbridge.errors import BadInput
+from cloudai_mbridge.gate.history_intake import FAILED, Intake
 from cloudai_mbridge.gate.reference import run_values
 from cloudai_mbridge.gate.results import SUPPORTED_SCHEMA, RunResult
 
 _LOGIN = re.compile(r"(?<=//)[^/@\s\"]*@")  # of an address: a user, and maybe a password
 
 
-def insert_runs(db: sqlite3.Connection, runs: list[tuple[RunResult, str]], digest: str, path: str) -> int:
-    """Insert what is not there yet and return the number of runs."""
-    scenario, system = (_text(runs[0][0].scenario), _text(runs[0][0].system)) if runs else (None, None)
+class Known(StrEnum):
+    """What was there of a run that is imported: nothing, the same, or a success that now is none."""
+
+    NEW = "new"
+    SAME = "same"
+    GOOD_BEFORE = "good before"
+
+
+def insert_runs(db: sqlite3.Connection, intake: Intake, digest: str, path: str) -> Counter[Known]:
+    """Insert what is not there yet, and return how many runs were known how."""
+    report = _insert_report(db, intake, digest, path)
+    known = Counter[Known]()
+    for run, ended_at in intake.taken:
+        how = _known(db, run)
+        known[how] += 1
+        if how is Known.GOOD_BEFORE:
+            db.execute("INSERT INTO withdrawn SELECT id FROM runs WHERE run_id = ?", (run.run_id,))
+        if how is not Known.SAME:
+            _insert_run(db, run, ended_at, report)
+    return known
+
+
+def _insert_report(db: sqlite3.Connection, intake: Intake, digest: str, path: str) -> int:
+    """Insert a report with the points that it holds, unless it is there, and return its id."""
+    found = db.execute("SELECT id FROM reports WHERE sha256 = ?", (digest,)).fetchone()
+    if found:
+        return int(found[0])
     now = datetime.now(UTC).isoformat(timespec="milliseconds")
-    db.execute(
-        "INSERT INTO reports (sha256, path, imported_at, scenario, system, schema_version) VALUES (?, ?, ?, ?, ?, ?)"
-        " ON CONFLICT (sha256) DO NOTHING",
-        (digest, _text(path), now, scenario, system, SUPPORTED_SCHEMA),
+    ended_at = max((ended_at for _, ended_at in intake.taken), default=None)
+    scenario, system = (None if name is None else _text(name) for name in (intake.scenario, intake.system))
+    cursor = db.execute(
+        "INSERT INTO reports (sha256, path, imported_at, ended_at, scenario, system, schema_version)"
+        " VALUES (?, ?, ?, ?, ?, ?, ?)",
+        (digest, _text(path), now, ended_at, scenario, system, SUPPORTED_SCHEMA),
     )
-    report = db.execute("SELECT id FROM reports WHERE sha256 = ?", (digest,)).fetchone()[0]
-    return sum(_insert_run(db, run, ended_at, report) for run, ended_at in runs)
+    db.executemany(
+        "INSERT INTO held VALUES (?, ?, ?) ON CONFLICT DO NOTHING",
+        [(cursor.lastrowid, run_id, _text(point)) for run_id, point in intake.held],
+    )
+    return int(cursor.lastrowid or 0)
 
 
-def _insert_run(db: sqlite3.Connection, run: RunResult, ended_at: str, report: int) -> bool:
-    if db.execute("SELECT 1 FROM runs WHERE run_id = ?", (run.run_id,)).fetchone():
-        return False
+def _known(db: sqlite3.Connection, run: RunResult) -> Known:
+    """Say what is there. A run that failed once has failed, whatever is said of it later."""
+    verdicts = {verdict for (verdict,) in db.execute("SELECT verdict FROM runs WHERE run_id = ?", (run.run_id,))}
+    if not verdicts:
+        return Known.NEW
+    return Known.SAME if verdicts & {run.verdict, FAILED} else Known.GOOD_BEFORE
+
+
+def _insert_run(db: sqlite3.Connection, run: RunResult, ended_at: str, report: int) -> None:
     db.execute(
         "INSERT INTO keys VALUES (?, ?) ON CONFLICT (id) DO NOTHING",
         (_text(run.comparability_id), _json(run.comparability)),
@@ -69,7 +106,6 @@ def _insert_run(db: sqlite3.Connection, run: RunResult, ended_at: str, report: i
             if all(math.isfinite(value) for value in values)
         ],
     )
-    return True
 
 
 def _environment(db: sqlite3.Connection, environment: Mapping[str, Any]) -> int:
@@ -89,18 +125,6 @@ def _commit(environment: Mapping[str, Any]) -> str | None:
         if isinstance(source, Mapping) and isinstance(source.get("commit"), str):
             return _text(source["commit"])
     return None
-
-
-def utc(run: RunResult, path: str) -> str:
-    """Return when a run ended such that text sorts as time does. A time without a zone is UTC."""
-    try:
-        time = datetime.fromisoformat(run.ended_at)
-        time = time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)
-    except (ValueError, OverflowError):
-        raise BadInput(
-            f"{path}: {run.point}: ended_at: {run.ended_at!r} is no ISO 8601 time; write the report again"
-        ) from None
-    return time.isoformat(timespec="milliseconds")
 
 
 def digest_of(file: Path) -> str:

@@ -64,7 +64,9 @@ class MetricPolicy(ExactModel):
     tolerance: float = Field(
         0.03, gt=0, lt=1, validate_default=True, description="passes if a change for the worse is shown to be smaller"
     )
-    required: bool = Field(True, description="whether doubts about it, and its absence, keep a point from passing")
+    required: bool = Field(
+        True, description="whether doubts about it keep a point from passing, and its absence on both sides"
+    )
     follows: MetricName | None = Field(
         None, description="the metric whose verdict it shares, by an equal FLOPs formula"
     )
@@ -99,13 +101,26 @@ def default_metrics() -> list[MetricPolicy]:
 
 
 class Waiver(ExactModel):
-    """Somebody's word that a regression is known, and until when it may be left out of the decision."""
+    """Somebody's word that a regression is known: up to which size and until when it is out of the decision."""
 
     point: NotBlank = Field(description="a point, or a pattern such as sweep/tp8-*")
-    metric: Annotated[NotBlank, AfterValidator(_glob_of_metrics)] = Field("*", description="a metric, or a pattern")
+    metric: Annotated[NotBlank, AfterValidator(_glob_of_metrics)] = Field(
+        "*", validate_default=True, description="a metric, or a pattern; not all metrics of all points"
+    )
+    up_to: float = Field(gt=0, le=1, description="the relative change for the worse that is excused, e.g. 0.08")
     reason: Reason = Field(description="why, for who reads it later")
     until: Annotated[date, BeforeValidator(_plain_date)] = Field(description="the last day on which it has effect")
     by: NotBlank = Field(description="who says so")
+
+    @field_validator("metric")
+    @classmethod
+    def _not_everything(cls, metric: str, info: ValidationInfo) -> str:
+        point = info.data.get("point")
+        if point is not None and set(point) <= set("*?") and all(fnmatchcase(name, metric) for name in METRICS):
+            raise ValueError(
+                f"waives every metric of every point, as point is {point!r}; name the points or the metric"
+            )
+        return metric
 
     def covers(self, point: str, metric: str) -> bool:
         return _matches(self.point, point) and _matches(self.metric, metric)
@@ -175,9 +190,9 @@ def load_policy(path: Path, today: date | None = None) -> LoadedPolicy:
 
 
 def waiver_for(policy: GatePolicy, point: str, metric: str, today: date) -> Waiver | None:
-    """Return the waiver in force of a metric of a point; of several, the one that lasts longest."""
+    """Return the waiver in force of a metric of a point; of several, the one that excuses most, then lasts longest."""
     found = [w for w in policy.waivers if w.until >= today and w.covers(point, metric)]
-    return max(found, key=lambda waiver: waiver.until, default=None)
+    return max(found, key=lambda waiver: (waiver.up_to, waiver.until), default=None)
 
 
 def expired(policy: GatePolicy, today: date) -> tuple[Waiver, ...]:

@@ -27,7 +27,7 @@ from cloudai_mbridge.gate.environment_summary import summarize_environments
 from cloudai_mbridge.gate.groups import changed
 from cloudai_mbridge.gate.policy import MetricPolicy, default_metrics
 from cloudai_mbridge.gate.promotion_change import regressions, with_anchors
-from cloudai_mbridge.gate.promotion_rules import Limits, name_changes, objections
+from cloudai_mbridge.gate.promotion_rules import Limits, lowered, name_changes, objections, within_a_day
 from cloudai_mbridge.gate.reference import run_values
 from cloudai_mbridge.gate.results import RunResult
 from cloudai_mbridge.gate.values import METRICS
@@ -104,12 +104,15 @@ def propose(path: Path, points: Mapping[str, Sequence[RunResult]], terms: Terms)
         if not reasons:
             point, own_notes = _build(runs, terms)
             notes += [f"{name}: {note}" for note in own_notes]
-            point, reasons = _in_place_of(baseline.point(name), point, terms)
+            same_work = _same_work(baseline, point)
+            point, reasons = _in_place_of(baseline.point(name), same_work, point, terms)
             promoted[name] = point
+            if same_work is not None and same_work.point not in points:
+                promoted.pop(same_work.point, None)
         if reasons:
             refusals.append(Refusal(name, tuple(reasons)))
     text = render_baseline(Baseline(version=BASELINE_VERSION, points=list(promoted.values())))
-    return Proposal(path, old, text.encode(), tuple(points), tuple(refusals), tuple(notes))
+    return Proposal(path, old, text.encode(), tuple(points), tuple(refusals), (*lowered(terms.limits), *notes))
 
 
 def _build(runs: Sequence[RunResult], terms: Terms) -> tuple[BaselinePoint, list[str]]:
@@ -133,6 +136,8 @@ def _build(runs: Sequence[RunResult], terms: Terms) -> tuple[BaselinePoint, list
     )
     if len({run.nodes for run in runs}) == 1:
         notes.append("all runs are of the same nodes, so the noise between nodes is not in it")
+    if within_a_day([run.ended_at for run in runs]):
+        notes.append("all runs ended within a day, so the noise between days is not in it")
     return point, notes
 
 
@@ -147,17 +152,31 @@ def _made(**parts: Any) -> BaselinePoint:
         ) from None
 
 
-def _in_place_of(old: BaselinePoint | None, new: BaselinePoint, terms: Terms) -> tuple[BaselinePoint, list[str]]:
-    """Return the new point with what it takes over from the old one, and what forbids it."""
-    if old is None:
-        return new, []
-    if old.comparability_id != new.comparability_id:
-        text = f"is other work than the baseline's: {name_changes(changed(old.comparability, new.comparability))}"
-        refused = [] if terms.accept_change else [f"{text}; --accept-change puts it there instead"]
-        return new.model_copy(update={"accepted": [text]}), refused
-    worse = regressions(old, new, terms.metrics)
-    refused = [] if terms.accept_regression else [f"{text}; --accept-regression lets it" for text in worse.values()]
-    return with_anchors(old, new, worse), refused
+def _same_work(baseline: Baseline, new: BaselinePoint) -> BaselinePoint | None:
+    """Return the point of the same work, of this name rather than another, or None."""
+    found = [point for point in baseline.points if point.comparability_id == new.comparability_id]
+    return min(found, key=lambda point: point.point != new.point, default=None)
+
+
+def _in_place_of(
+    old: BaselinePoint | None, same_work: BaselinePoint | None, new: BaselinePoint, terms: Terms
+) -> tuple[BaselinePoint, list[str]]:
+    """Return the new point with what it takes over from the one of the same work, and what forbids it.
+
+    old: what has its name.
+    """
+    changes = []
+    if old is not None and old.comparability_id != new.comparability_id:
+        differing = name_changes(changed(old.comparability, new.comparability))
+        changes.append(f"is other work than the baseline's: {differing}")
+    if same_work is not None and same_work.point != new.point:
+        changes.append(f"is the work of the baseline's {same_work.point!r} under another name")
+    worse = {} if same_work is None else regressions(same_work, new, terms.metrics)
+    refused = [] if terms.accept_change else [f"{text}; --accept-change puts it there instead" for text in changes]
+    if not terms.accept_regression:
+        refused += [f"{text}; --accept-regression lets it" for text in worse.values()]
+    point = new if same_work is None else with_anchors(same_work, new, worse)
+    return point.model_copy(update={"accepted": [*changes, *worse.values()]}), refused
 
 
 def _run(run: RunResult) -> BaselineRun:

@@ -7,34 +7,45 @@ since a regression was last accepted, and no promotion may be beyond the toleran
 from collections.abc import Sequence
 
 from cloudai_mbridge.gate.baseline_model import BaselineMetric, BaselinePoint, Value, as_list
-from cloudai_mbridge.gate.policy import MetricPolicy
+from cloudai_mbridge.gate.policy import MetricPolicy, default_metrics
 from cloudai_mbridge.gate.values import Direction
 
 _TFLOPS = "tflops_per_gpu"
 
 
 def regressions(old: BaselinePoint, new: BaselinePoint, limits: Sequence[MetricPolicy]) -> dict[str, str]:
-    """Return metric -> what is worse about it, of the same work."""
+    """Return metric -> what is worse about it, of the same work.
+
+    Limits that are not given are the built-in ones. What has none, or follows another metric, is that in other units.
+    """
     found = {
         metric.name: f"{metric.name} was measured, and is not any more"
         for metric in old.metrics
         if new.metric(metric.name) is None
     }
-    for limit in limits:
-        before, after = old.metric(limit.name), new.metric(limit.name)
-        if limit.follows or before is None or after is None:
+    by_name = {limit.name: limit for limit in (*default_metrics(), *limits)}
+    for before in old.metrics:
+        limit, after = by_name.get(before.name), new.metric(before.name)
+        if limit is None or limit.follows or after is None or _counts_otherwise(before.name, old, new):
             continue
         if text := _worse(before, after, limit):
-            found[limit.name] = text
+            found[before.name] = text
     return found
+
+
+def _counts_otherwise(metric: str, old: BaselinePoint, new: BaselinePoint) -> bool:
+    """Return whether a metric is of FLOPs that were counted by another formula."""
+    return metric == _TFLOPS and (old.flops_formula, old.flops_per_step) != (new.flops_formula, new.flops_per_step)
 
 
 def with_anchors(old: BaselinePoint, new: BaselinePoint, accepted: dict[str, str]) -> BaselinePoint:
     """Return the new point with the old one's anchors, but for what was accepted."""
-    fresh = set(accepted)
-    if (old.flops_formula, old.flops_per_step) != (new.flops_formula, new.flops_per_step):
-        fresh.add(_TFLOPS)
-    metrics = [metric if metric.name in fresh else _anchored(old.metric(metric.name), metric) for metric in new.metrics]
+    metrics = [
+        metric
+        if metric.name in accepted or _counts_otherwise(metric.name, old, new)
+        else _anchored(old.metric(metric.name), metric)
+        for metric in new.metrics
+    ]
     return new.model_copy(update={"metrics": metrics, "accepted": list(accepted.values())})
 
 

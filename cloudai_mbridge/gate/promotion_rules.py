@@ -3,10 +3,11 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 
 from cloudai_mbridge.gate.baseline_sums import noise_between
 from cloudai_mbridge.gate.comparability_id import comparability_id
-from cloudai_mbridge.gate.groups import changed
+from cloudai_mbridge.gate.groups import changed, why_not
 from cloudai_mbridge.gate.reference import run_values
 from cloudai_mbridge.gate.results import RunResult
 from cloudai_mbridge.gate.values import METRICS
@@ -19,11 +20,10 @@ Runs = Sequence[RunResult]
 
 @dataclass(frozen=True)
 class Limits:
-    """min_runs: per point. max_noise: relative standard deviation of the step time between runs. min_steps: counted."""
+    """min_runs: per point. max_noise: relative standard deviation of the step time between runs."""
 
     min_runs: int = 5
     max_noise: float = 0.02
-    min_steps: int = 5
 
 
 def objections(runs: Runs, limits: Limits) -> list[str]:
@@ -37,31 +37,30 @@ def name_of(run: RunResult) -> str:
     return f"run {run.iteration} of {run.source}"
 
 
-def _failed(runs: Runs, limits: Limits) -> list[str]:
-    bad = [run for run in runs if not run.is_success]
-    return [f"{name_of(run)} is no success: {'; '.join(run.reasons) or run.verdict}" for run in bad]
+def lowered(limits: Limits) -> list[str]:
+    """Return a note on every limit that is laxer than the rule."""
+    rule, notes = Limits(), []
+    if limits.min_runs < rule.min_runs:
+        notes.append(
+            f"--min-runs {limits.min_runs}: the rule is {rule.min_runs}; with fewer, the noise is hardly known"
+        )
+    if limits.max_noise > rule.max_noise:
+        notes.append(f"--max-noise {limits.max_noise:g}: the rule is {rule.max_noise:g}; with more, less is detected")
+    return notes
 
 
-def _truncated(runs: Runs, limits: Limits) -> list[str]:
-    bad = [run for run in runs if run.is_success and run.num_steps is not None and len(run.steps) < run.num_steps]
-    return [f"{name_of(run)} has {len(run.steps)} of {run.num_steps} steps" for run in bad]
+def within_a_day(ends: Sequence[str]) -> bool:
+    """Return whether runs ended within 24 hours. Where a time is none, nobody knows."""
+    try:
+        times = [datetime.fromisoformat(end) for end in ends]
+    except ValueError:
+        return False
+    times = [time.replace(tzinfo=UTC) if time.tzinfo is None else time for time in times]
+    return max(times) - min(times) <= timedelta(days=1)
 
 
-def _short(runs: Runs, limits: Limits) -> list[str]:
-    bad = [run for run in runs if run.is_success and len(run.counted_steps) < limits.min_steps]
-    return [
-        f"{name_of(run)} has {len(run.counted_steps)} steps after the warm-up of {run.warmup_steps},"
-        f" at least {limits.min_steps} are needed"
-        for run in bad
-    ]
-
-
-def _not_finite(runs: Runs, limits: Limits) -> list[str]:
-    return [
-        f"{name_of(run)} has the loss {step.loss} at step {step.step}"
-        for run in runs
-        if (step := next((s for s in run.steps if s.loss is not None and not math.isfinite(s.loss)), None))
-    ]
+def _does_not_count(runs: Runs, limits: Limits) -> list[str]:
+    return [f"{name_of(run)} is no good run: {why}" for run in runs if (why := why_not(run))]
 
 
 def _given_twice(runs: Runs, limits: Limits) -> list[str]:
@@ -168,10 +167,7 @@ def _too_noisy(runs: Runs, limits: Limits) -> list[str]:
 
 _Rule = Callable[[Runs, Limits], list[str]]
 _RULES_OF_RUNS: tuple[_Rule, ...] = (
-    _failed,
-    _truncated,
-    _short,
-    _not_finite,
+    _does_not_count,
     _odd_flops,
     _given_twice,
     _too_few,

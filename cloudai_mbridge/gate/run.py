@@ -62,14 +62,18 @@ def _from_history(path: Path, last: int, results: Sequence[RunResult]) -> list[R
     found: dict[str, ReferencePoint] = {}
     with History(path) as history:
         for run in results:
-            if run.point not in found:
-                reference = history.reference(run.comparability_id, last, without=own) or history.reference_for(
-                    run.point, last, without=own
-                )
-                if reference is not None:
-                    found[run.point] = reference
+            if run.point not in found and (reference := _reference_of(history, run, last, own)) is not None:
+                found[run.point] = reference
         for scenario, system in {(run.scenario, run.system) for run in results}:
             for point in history.points_expected(scenario, system, without=own):
                 if point not in found and (reference := history.reference_for(point, last, without=own)) is not None:
                     found[point] = reference
     return list(found.values())
+
+
+def _reference_of(history: History, run: RunResult, last: int, own: Collection[str]) -> ReferencePoint | None:
+    """Return the runs of the same point, else of the same work by another name, else of the point as it was."""
+    named = history.reference_for(run.point, last, without=own)
+    if named is not None and named.comparability_id == run.comparability_id:
+        return named
+    return history.reference(run.comparability_id, last, without=own) or named

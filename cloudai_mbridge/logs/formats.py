@@ -10,6 +10,7 @@ _NUMBER = r"([0-9]+(?:\.[0-9]+)?)"
 _STEP_TIME = re.compile(
     rf"Step Time\s*:\s*{_NUMBER}\s*s.*?GPU utilization:\s*{_NUMBER}\s*(?:MODEL_)?TFLOP/s/GPU", re.IGNORECASE
 )
+_DEEPEST = 20
 _ITERATION = re.compile(r"\biteration\s+([0-9]{1,15})/\s*([0-9]{1,15})\s*\|(.*)")
 
 
@@ -45,7 +46,7 @@ def _number(text: str | None) -> float | None:
 
 
 def match_record(line: str, mark: str) -> dict[str, Any] | None:
-    """Return the JSON object behind `mark`, or None. A record that is cut in half is no record."""
+    """Return the JSON object behind `mark`, or None. One that is cut in half or nested deeper than 20 is no record."""
     _, found, text = line.partition(f"{mark} {{")
     if not found:
         return None
@@ -53,7 +54,24 @@ def match_record(line: str, mark: str) -> dict[str, Any] | None:
         record = json.loads("{" + text)
     except (ValueError, RecursionError):
         return None
-    return record if isinstance(record, dict) else None
+    if not isinstance(record, dict) or (_may_be_deep(text) and _is_deep(record)):
+        return None
+    return record
+
+
+def _may_be_deep(text: str) -> bool:
+    return text.count("[") + text.count("{") >= _DEEPEST
+
+
+def _is_deep(value: Any) -> bool:
+    """Return whether tables and lists are nested deeper than 20 levels, which no record of ours is."""
+    level = [value]
+    for _ in range(_DEEPEST + 1):
+        tables = [each for each in level if isinstance(each, dict | list)]
+        if not tables:
+            return False
+        level = [item for each in tables for item in (each.values() if isinstance(each, dict) else each)]
+    return True
 
 
 def has_record(line: str) -> bool:

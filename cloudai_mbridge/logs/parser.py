@@ -17,6 +17,7 @@ from cloudai_mbridge.logs.formats import (
 _CHUNK = 1 << 20
 _LONGEST_LINE = 1 << 20
 _MOST_STEPS = 10**15
+_MOST_RESTARTS = 10
 _REPEATED = "{} steps were logged more than once; the last of each counts"
 
 
@@ -56,6 +57,8 @@ class LogParser:
         self._iterations: list[dict[str, Any]] = []
         self._run: dict[str, Any] = {}
         self._malformed = self._repeated = 0
+        self._restarts: list[int] = []
+        self._is_restarted = False
 
     def feed(self, data: bytes) -> None:
         """Take more of the log; an unfinished last line waits for its end."""
@@ -84,7 +87,7 @@ class LogParser:
             if (record := match_step_record(line)) is not None:
                 self._take_record(record)
             elif (run := match_run_record(line)) is not None:
-                self._run = run
+                self._take_run(run)
             else:
                 self._malformed += 1
         elif (pair := match_step_time(line)) is not None:
@@ -92,12 +95,21 @@ class LogParser:
         elif (iteration := match_iteration(line)) is not None:
             self._iterations.append(iteration)
 
+    def _take_run(self, run: dict[str, Any]) -> None:
+        """Take what a run says when it begins. What has no version is not ours, whoever printed it."""
+        if "version" in run:
+            self._run = run
+            self._is_restarted = bool(self._records)
+
     def _take_record(self, record: dict[str, Any]) -> None:
         step, step_time = record.get("step"), _number(record.get("step_time_s"))
         losses = record.get("losses")
         if not _is_step(step) or step_time is None or not step_time > 0 or not isinstance(losses, dict):
             self._malformed += 1
             return
+        if self._is_restarted:
+            self._restarts.append(step)
+            self._is_restarted = False
         self._repeated += step in self._records
         self._records[step] = StepRecord(
             step=step,
@@ -111,6 +123,9 @@ class LogParser:
     def summary(self) -> LogSummary:
         """Return what was read so far."""
         notes = []
+        notes += [f"the run started again at step {step}" for step in self._restarts[:_MOST_RESTARTS]]
+        if len(self._restarts) > _MOST_RESTARTS:
+            notes.append(f"it started again {len(self._restarts) - _MOST_RESTARTS} more times")
         if self._malformed:
             notes.append(f"{self._malformed} damaged records were left out")
         if self._repeated:
@@ -152,7 +167,7 @@ def _number(value: Any) -> float | None:
 
 
 def read_log(path: Path) -> LogSummary:
-    """Read a whole log; one that does not exist has no steps."""
+    """Read a whole log; one that does not exist, or cannot be read, has no steps."""
     parser = LogParser()
     try:
         with path.open("rb") as log:
@@ -160,4 +175,6 @@ def read_log(path: Path) -> LogSummary:
                 parser.feed(chunk)
     except FileNotFoundError:
         return LogSummary(notes=(f"{path.name} does not exist",))
+    except OSError as error:
+        return LogSummary(notes=(f"{path.name} cannot be read ({error.strerror})",))
     return parser.finish()

@@ -3,13 +3,16 @@
 import re
 from pathlib import Path
 
+from cloudai_mbridge.logs.redacted import redacted
+
 _BLOCK = 1 << 16
 # torchrun says which rank failed and how, and then reports at length on itself
 _RANK_FAILED = re.compile(r"\] failed \(exitcode: -?\d+\) local_rank: \d+")
 
 
 def last_lines(path: Path, count: int) -> list[str]:
-    """Return the last lines that are not blank, from the last 64 KiB; control characters are made visible.
+    """Return the last lines that are not blank, from the last 64 KiB; control characters are made visible, and what
+    looks like a credential is redacted. A log that cannot be read has none.
 
     What torchrun writes after naming the first failed rank is about torchrun and is left out.
     """
@@ -18,9 +21,9 @@ def last_lines(path: Path, count: int) -> list[str]:
             log.seek(0, 2)
             log.seek(max(0, log.tell() - _BLOCK))
             text = log.read().decode("utf-8", errors="replace")
-    except FileNotFoundError:
+    except OSError:
         return []
-    lines = [printable(line.rstrip()) for line in text.splitlines()]
+    lines = [redacted(printable(line.rstrip())) for line in text.splitlines()]
     lines = [line for line in lines if line]
     end = next((i + 1 for i, line in enumerate(lines) if _RANK_FAILED.search(line)), len(lines))
     return lines[:end][-count:]

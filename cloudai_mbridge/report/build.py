@@ -1,7 +1,7 @@
 """Build a report from what lies in the directory of a run: plan, journal, logs. The run itself need not be alive."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.estimate.hardware import find_gpu
 from cloudai_mbridge.jobs import JobClass
 from cloudai_mbridge.logs import LogSummary, read_log
+from cloudai_mbridge.logs.redacted import redacted, redacted_in
 from cloudai_mbridge.logs.tail import last_lines
 from cloudai_mbridge.metrics import Metrics, measure
 from cloudai_mbridge.plan import POINT_FILES, ROOT_FILES, RunPlan
@@ -27,15 +28,18 @@ EVIDENCE_LINES = 15
 
 
 def build_report(root: Path) -> Report:
-    """Read a run's directory.
+    """Read a run's directory. What looks like a credential is redacted, in everything but names of points.
 
     Raises:
-        BadInput: the directory holds no run.
+        BadInput: the directory holds no run, or its plan is damaged.
     """
     plan = read_plan_data(root)
     entries, excluded = _read_journal(root)
+    if (lacking := _lacking(plan)) is not None:
+        raise BadInput(f"{root / ROOT_FILES.plan}: is damaged (it lacks {lacking})")
     points = [_report_run(run, entries.get(run["key"]), root, plan["system"]) for run in plan["runs"]]
     points += [_report_rejected(point) for point in plan["rejected"]]
+    points = [_without_credentials(point) for point in points]
     return Report(
         tool_version=__version__,
         scenario=plan["scenario"],
@@ -44,11 +48,38 @@ def build_report(root: Path) -> Report:
         points=tuple(points),
         num_rejected=plan["num_rejected"],
         rule_counts=plan["rule_counts"],
-        notes=tuple(plan["notes"]),
-        excluded_nodes=excluded,
+        notes=redacted_in(tuple(plan["notes"])),
+        excluded_nodes=redacted_in(excluded),
         tests=tuple(plan["tests"]),
         environment=machine_environment(),
     )
+
+
+_OF_THE_PLAN = ("system", "runs", "rejected", "scenario", "num_rejected", "rule_counts", "notes", "tests")
+_OF_A_RUN = (
+    *("key", "test_id", "test_name", "label", "iteration", "coordinates", "args", "recipe", "num_nodes"),
+    *("ranks_per_node", "num_steps", "warmup_steps", "container_image", "is_pre_test"),
+)
+_OF_A_REJECTED_POINT = ("test_id", "test_name", "label", "coordinates", "violations")
+
+
+def _lacking(plan: Mapping[str, Any]) -> str | None:
+    """Return the first part that a plan lacks, None if it is whole."""
+    parts = [(plan, name, name) for name in _OF_THE_PLAN]
+    if found := next((name for table, key, name in parts if key not in table), None):
+        return found
+    parts = [(run, name, f"runs.{name}") for run in plan["runs"] for name in _OF_A_RUN]
+    parts += [(point, name, f"rejected.{name}") for point in plan["rejected"] for name in _OF_A_REJECTED_POINT]
+    return next((name for table, key, name in parts if key not in table), None)
+
+
+_CANNOT_HOLD_ANY = ("key", "test_id", "label", "verdict", "metrics", "steps", "comparability")
+
+
+def _without_credentials(point: PointReport) -> PointReport:
+    """Return a point with its texts redacted; what it is compared by was so before it was hashed."""
+    texts = [each.name for each in fields(point) if each.name not in _CANNOT_HOLD_ANY]
+    return replace(point, **{name: redacted_in(getattr(point, name)) for name in texts})
 
 
 def judge_in(root: Path) -> Judge:
@@ -61,7 +92,7 @@ def judge_in(root: Path) -> Judge:
         is_lost = last is not None and last.status is not None and last.status.state == "LOST"
         return Judgement(
             verdict=str(outcome.verdict),
-            reasons=outcome.reasons,
+            reasons=tuple(map(redacted, outcome.reasons)),
             is_success=outcome.verdict is Verdict.SUCCESS,
             failure=_failure_id(outcome, is_lost) if outcome.reasons else "",
             is_infrastructure=is_lost

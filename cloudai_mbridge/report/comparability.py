@@ -5,8 +5,9 @@ recipe, steps, every argument and override that defines the work, and what the s
 
 Left out is what is under test, since a change of it is what the comparison is to show: container image, commits,
 package versions, driver, environment variables that no axis varies. Left out, too, is what has no influence on speed:
-names and directories of logs and experiments, where checkpoints go (not whether they are written), time limits,
-profilers that are off. Of credentials nothing enters, neither value nor name.
+names and directories of logs and experiments, where checkpoints go (not whether either is written), time limits,
+profilers that are off. An argument that has the default of its model counts as one that is not set. Of credentials
+nothing enters, neither value nor name.
 """
 
 import json
@@ -15,8 +16,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
+
 from cloudai_mbridge.gate.comparability_id import comparability_id
-from cloudai_mbridge.models.base import is_secret
+from cloudai_mbridge.logs.redacted import redacted_in
+from cloudai_mbridge.models.base import DottedKey, is_secret
+from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
 from cloudai_mbridge.plan import POINT_FILES
 from cloudai_mbridge.report.plain import plain
 
@@ -41,7 +46,15 @@ _NO_INFLUENCE = {
 }
 _LEFT_OUT = _NAMED | _UNDER_TEST | _NO_INFLUENCE
 # Paths of which only it matters whether they are set
-_WHETHER = {"save_dir", "checkpoint.save"}
+_WHETHER = {
+    "save_dir",
+    "checkpoint.save",
+    "logger.tensorboard_dir",
+    "logger.wandb_project",
+    "logger.mlflow_experiment",
+    "logger.comet_project",
+}
+_NOT_SET = (None, "", "null", "None")
 _PROFILERS = {
     "enable_nsys": ("nsys_trace", "nsys_extra_args", "profiling_gpu_metrics"),
     "pytorch_profiler": (),
@@ -61,6 +74,8 @@ _LOGGER_NAMES = (
     "_tags",
     "_uri",
 )
+_DEFAULTS = {name: field.default for name, field in ResolvedCmdArgs.model_fields.items()}
+_OVERRIDE: TypeAdapter[str] = TypeAdapter(DottedKey)
 
 
 def compare_by(run: Mapping[str, Any], said: Mapping[str, Any], system: str, directory: Path) -> dict[str, Any] | None:
@@ -79,16 +94,16 @@ def compare_by(run: Mapping[str, Any], said: Mapping[str, Any], system: str, dir
         "num_nodes": run["num_nodes"],
         "world_size": run["num_nodes"] * run["ranks_per_node"],
         "device": said.get("device") or args.get("gpu_type"),
-        "dtype": said.get("dtype") or args.get("compute_dtype"),
+        "dtype": said.get("dtype") or args.get("compute_dtype") or _DEFAULTS["compute_dtype"],
         "backend": said.get("backend"),
         "transformer_engine": said.get("transformer_engine"),
         "num_steps": run["num_steps"],
         "warmup_steps": run["warmup_steps"],
-        **{f"args.{name}": value for name, value in _work(args).items()},
-        **{f"extra.{name}": value for name, value in _work(overrides).items()},
-        **{f"point.{name}": value for name, value in _work(run["coordinates"]).items()},
+        **{f"args.{name}": value for name, value in _arguments(args).items()},
+        **{f"extra.{name}": value for name, value in _overrides(overrides).items()},
+        **{f"point.{name}": value for name, value in _coordinates(run["coordinates"]).items()},
     }
-    fields = {name: _flat(plain(value)) for name, value in sorted(fields.items())}
+    fields = {name: _flat(plain(redacted_in(value))) for name, value in sorted(fields.items())}
     return {"id": comparability_id(fields), "fields": fields}
 
 
@@ -102,14 +117,33 @@ def read_overrides(directory: Path) -> dict[str, Any] | None:
     return overrides if isinstance(overrides, dict) else None
 
 
-def _work(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values that define the work."""
-    off = _off(values)
+def _arguments(args: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments that define the work. One that says what it would be without saying so is left out."""
     return {
-        name: bool(value) if name in _WHETHER else value
-        for name, value in values.items()
-        if name not in _LEFT_OUT and name not in off and not _is_credential(name) and not _names_a_log(name)
+        name: value
+        for name, value in _work(args).items()
+        if not is_secret(name) and not (name in _DEFAULTS and value == _DEFAULTS[name])
     }
+
+
+def _overrides(overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the overrides that define the work. "+" adds a key or sets it: the same work."""
+    named = {name.lstrip("+"): value for name, value in overrides.items()}
+    return {name: value for name, value in _work(named).items() if _may_be_an_override(name)}
+
+
+def _coordinates(coordinates: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the sweep has varied beside arguments, which stand in the key already."""
+    named = {name: value for name, value in coordinates.items() if name not in _DEFAULTS}
+    return {name: value for name, value in _work(named).items() if not _is_credential(name)}
+
+
+def _work(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values that define the work; credentials may be among them."""
+    off = _off(values)
+    kept = {name: value for name, value in values.items() if name not in _LEFT_OUT and name not in off}
+    whether = {name: True for name, value in kept.items() if name in _WHETHER and value not in _NOT_SET}
+    return whether | {name: value for name, value in kept.items() if name not in _WHETHER and not _names_a_log(name)}
 
 
 def _off(values: Mapping[str, Any]) -> set[str]:
@@ -119,8 +153,17 @@ def _off(values: Mapping[str, Any]) -> set[str]:
     return names | set(_OF_ANY_PROFILER) if len(off) == len(_PROFILERS) else names
 
 
+def _may_be_an_override(name: str) -> bool:
+    """Return whether a test definition takes an override of this name: it takes none that is a credential's."""
+    try:
+        _OVERRIDE.validate_python(name)
+    except ValidationError:
+        return False
+    return True
+
+
 def _is_credential(name: str) -> bool:
-    """Return whether a name may be a credential's. A number of tokens is none."""
+    """Return whether a variable's name may be a credential's. A number of tokens is none."""
     last = name.rpartition(".")[2]
     return is_secret(last) and not last.endswith("tokens")
 

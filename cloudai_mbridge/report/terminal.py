@@ -9,6 +9,7 @@ from rich.text import Text
 
 from cloudai_mbridge.report.model import PointReport, Report
 from cloudai_mbridge.report.text import count_text, evidence_title, spread_text, windows_text
+from cloudai_mbridge.report.visible import visible
 from cloudai_mbridge.verdict import Verdict
 
 _STYLE = {Verdict.SUCCESS: "green", Verdict.FAILED: "bold red", Verdict.REJECTED: "yellow", Verdict.SKIPPED: "yellow"}
@@ -16,7 +17,7 @@ _STYLE = {Verdict.SUCCESS: "green", Verdict.FAILED: "bold red", Verdict.REJECTED
 
 def render_table(report: Report) -> RenderableType:
     """Render all points, the rejected ones with their reasons, and below them the logs' ends of the failed ones."""
-    table = Table(title=Text(f"{report.scenario} on {report.system}"), title_justify="left")
+    table = Table(title=_text(f"{report.scenario} on {report.system}"), title_justify="left")
     table.add_column("point", overflow="fold")
     table.add_column("verdict")
     table.add_column("steps", justify="right")
@@ -34,9 +35,9 @@ def render_table(report: Report) -> RenderableType:
     return Group(
         table,
         *_evidence(report),
-        *map(Text, report.notes),
-        *(Text(f"node {node} was excluded: {reason}") for node, reason in report.excluded_nodes.items()),
-        Text(f"{count_text(report)}; {windows_text(report)}"),
+        *map(_text, report.notes),
+        *(_text(f"node {node} was excluded: {reason}") for node, reason in report.excluded_nodes.items()),
+        _text(f"{count_text(report)}; {windows_text(report)}"),
     )
 
 
@@ -44,18 +45,18 @@ def _add_row(table: Table, point: PointReport, name: str) -> None:
     verdict = Text(str(point.verdict), style=_STYLE[point.verdict])
     m = point.metrics
     if m is None:
-        table.add_row(Text(name), verdict, *[""] * 5, Text(_broken_rules(point)))
+        table.add_row(_text(name), verdict, *[""] * 5, _text(_broken_rules(point)))
         return
     losses = (m.first_loss, m.last_loss)
     table.add_row(
-        Text(name),
+        _text(name),
         verdict,
         f"{len(point.steps)}/{point.num_steps or '?'}",
         spread_text(m.step_time_s),
         spread_text(m.tflops_per_gpu),
         spread_text(m.tokens_per_s_per_gpu),
         " → ".join("?" if loss is None else f"{loss:.3f}" for loss in losses),
-        Text("\n".join(point.reasons)),
+        _text("\n".join(point.reasons)),
     )
 
 
@@ -72,6 +73,11 @@ def _evidence(report: Report) -> list[Text]:
     lines = []
     for point in report.points:
         if point.evidence:
-            lines.append(Text(f"{point.key}: {evidence_title(point)}", style=_STYLE[point.verdict]))
-            lines += [Text(f"  | {line}", style="dim") for line in point.evidence]
+            lines.append(_text(f"{point.key}: {evidence_title(point)}", style=_STYLE[point.verdict]))
+            lines += [_text(f"  | {line}", style="dim") for line in point.evidence]
     return lines
+
+
+def _text(text: str, style: str = "") -> Text:
+    """Return a text that cannot control the terminal."""
+    return Text(visible(text), style=style)

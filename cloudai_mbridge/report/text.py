@@ -7,6 +7,7 @@ from typing import Any
 from cloudai_mbridge.metrics import Statistic
 from cloudai_mbridge.plan import POINT_FILES
 from cloudai_mbridge.report.model import PointReport, Report
+from cloudai_mbridge.report.visible import visible
 from cloudai_mbridge.verdict import Verdict
 
 
@@ -26,7 +27,7 @@ def render_point(point: PointReport, root: Path) -> str:
         lines += ["Evidence:", *(f"  | {line}" for line in point.evidence)]
     if len(point.attempts) > 1:
         lines += ["Attempts:", *(f"  {_attempt(attempt)}" for attempt in point.attempts)]
-    return "\n".join(lines) + "\n"
+    return visible("\n".join(lines)) + "\n"
 
 
 def _attempt(attempt: Mapping[str, Any]) -> str:
@@ -57,7 +58,7 @@ def render_summary(report: Report) -> str:
         lines.append(f"{point.key}: {point.verdict}{_numbers(point)}")
         lines += [f"  - {reason}" for reason in point.reasons]
     lines += [f"node {node} was excluded: {reason}" for node, reason in report.excluded_nodes.items()]
-    return "\n".join(lines) + "\n"
+    return visible("\n".join(lines)) + "\n"
 
 
 def _numbers(point: PointReport) -> str:

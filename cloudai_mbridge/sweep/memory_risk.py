@@ -25,8 +25,8 @@ def memory_violation(headline: Headline, share: float, question: Question) -> Vi
     return Violation(
         rule_id="MEMORY",
         where="estimate",
-        fact=f"stage {headline.worst_stage} is predicted to need {needed:.1f} GiB, {headline.memory_share or 0:.0%} of"
-        f" {headline.gpu}'s {given:.0f} GiB: {largest_terms(question)}",
+        fact=f"stage {headline.worst_stage} is predicted to need {needed:.1f} of {given:.0f} GiB, states and"
+        f" activations {headline.memory_share or 0:.0%} of it: {largest_terms(question)}",
         remedy=f"raise sweep.memory_share above {share:g} to run it",
         operands={"peak_memory_gib": round(needed, 2), "gpu_memory_gib": given, "memory_share": share},
     )

@@ -1,9 +1,14 @@
 """The one device rule: the process group's backend decides. NCCL means the current GPU, all others the CPU."""
 
 import os
+import platform
+import re
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
+
+_CPUINFO = Path("/proc/cpuinfo")
 
 
 def default_backend() -> str:
@@ -45,4 +50,16 @@ def describe_device() -> str:
     """Name the hardware, as a report should."""
     if current_device().type != "cpu":
         return str(torch.cuda.get_device_name())
-    return f"CPU ({torch.get_num_threads()} threads per rank)"
+    model = _cpu_model()
+    return f"CPU{f' {model}' if model else ''} ({torch.get_num_threads()} threads per rank)"
+
+
+def _cpu_model() -> str:
+    """Return the CPU's model as the kernel names it, else its architecture; empty if nobody knows."""
+    try:
+        named = re.search(
+            r"(?m)^model name\s*:[ \t]*(\S.*?)[ \t]*$", _CPUINFO.read_text(encoding="utf-8", errors="replace")
+        )
+    except OSError:
+        named = None
+    return " ".join(named[1].split()) if named else platform.processor()

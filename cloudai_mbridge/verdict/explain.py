@@ -8,6 +8,7 @@ from pathlib import Path
 
 from cloudai_mbridge.jobs import JobStatus
 from cloudai_mbridge.logs import LogSummary
+from cloudai_mbridge.logs.redacted import redacted
 from cloudai_mbridge.logs.tail import last_lines, printable
 from cloudai_mbridge.verdict.judge import RunOutcome
 from cloudai_mbridge.verdict.triage import Failure, load_catalogue, triage
@@ -52,4 +53,4 @@ def _stacks(directory: Path) -> Iterator[str]:
         text = path.read_text(encoding="utf-8", errors="replace")
         last = text[max(text.rfind("Timeout ("), 0) :]
         for line in last.splitlines()[:_STACK_LINES]:
-            yield f"{directory.name}/{path.name}: {printable(line)}"
+            yield f"{directory.name}/{path.name}: {redacted(printable(line))}"

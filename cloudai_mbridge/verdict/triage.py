@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from cloudai_mbridge.jobs import JobClass, JobStatus
+from cloudai_mbridge.logs.redacted import redacted
 from cloudai_mbridge.slurm.states import base_state
 from cloudai_mbridge.training.utils.log_lines import RUN_MARK, STEP_MARK
 
@@ -273,7 +274,8 @@ def _pass_over(log: BinaryIO, end: int) -> int:
 
 
 def _evidence(path: Path, number: int, text: str, match: re.Match[str]) -> str:
-    """Return "FILE:LINE: TEXT"; of a long line the part around the match."""
-    start = 0 if match.end() < _LONGEST_EVIDENCE // 2 else max(0, match.start() - 100)
-    line = f"{path.name}:{number}: {text[start : start + _LONGEST_EVIDENCE]}"
+    """Return "FILE:LINE: TEXT"; of a long line the part around the match. Credentials go before anything is cut."""
+    before = len(redacted(text[: match.start()]))
+    start = 0 if match.end() < _LONGEST_EVIDENCE // 2 else max(0, before - 100)
+    line = f"{path.name}:{number}: {redacted(text)[start : start + _LONGEST_EVIDENCE]}"
     return "".join(c if c.isprintable() or c == "\t" else f"\\x{ord(c):02x}" for c in line)[:_LONGEST_EVIDENCE]

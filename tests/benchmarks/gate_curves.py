@@ -3,8 +3,8 @@
     python tests/benchmarks/gate_curves.py [--gates 2000] [--runs 5] [--noise 0.01] [--only NAME] [--seed 1]
 
 Every number comes from the product's own `judge_results` under the default policy, on runs with 50 steps of which the
-first 3 are warm-up. A cluster is what a run's steps look like, times what runs differ by. `red` is a regression; `green`
-a pass or an improvement; the rest is inconclusive.
+first 3 are warm-up. A cluster is what a run's steps look like, times what runs differ by. `red` is a regression,
+`green` a pass or an improvement; the rest is inconclusive.
 """
 
 import argparse

@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from cloudai_mbridge.gate.comparability_id import comparability_id
 from cloudai_mbridge.gate.history import History
 from cloudai_mbridge.gate.levels import Levels, find_levels
 from cloudai_mbridge.gate.results import RunResult, Step
@@ -133,6 +134,7 @@ def copy(path: Path, base: int, size: int) -> None:
 
 def make_run(i: int, rng: np.random.Generator) -> RunResult:
     point, night = i % POINTS, i // POINTS
+    fields = {"point": point, "device": "GB200"}
     level = 1.05 if point % 3 == 0 and night >= 150 else 1.0
     value = level * float(np.exp(NOISE * rng.normal()))
     return RunResult(
@@ -143,11 +145,11 @@ def make_run(i: int, rng: np.random.Generator) -> RunResult:
         system="cluster",
         verdict="failed" if i % 97 == 0 else "success",
         reasons=(),
-        comparability_id=hashlib.sha256(f"key {point}".encode()).hexdigest()[:16],
-        comparability={"point": point, "device": "GB200"},
-        steps=tuple(Step(step, value, 900.0 / value, 2.0, 10.0) for step in range(1, 5)),
+        comparability_id=comparability_id(fields),
+        comparability=fields,
+        steps=tuple(Step(step, value, 900.0 / value, 2.0, 10.0) for step in range(1, 7)),
         warmup_steps=1,
-        num_steps=4,
+        num_steps=6,
         flops_formula="v1",
         flops_per_step=1e15,
         tokens_per_step_per_gpu=1024.0,

@@ -38,7 +38,7 @@ def _point(i: int, point: str, noise: float, level: float, **changes: Any) -> di
         }
         for n in range(1, 16)
     ]
-    fields = {"device": "CPU", "tp": 2, "driver": None}
+    fields = {"device": "CPU", "tp": 2, "driver": None, "work": point}
     return {
         "key": f"{point}/{i}",
         "test_id": test_id,
@@ -47,7 +47,7 @@ def _point(i: int, point: str, noise: float, level: float, **changes: Any) -> di
         "verdict": "success",
         "reasons": [],
         "num_steps": 15,
-        "job": {"ended_at": f"2026-11-21T10:0{i}:00+00:00"},
+        "job": {"ended_at": f"2026-11-1{i}T10:00:00+00:00"},
         "attempts": [{"job_id": str(i), "submitted_at": "2026-11-21T10:00:00+00:00"}],
         "comparability": {"id": comparability_id(fields), "fields": fields},
         "environment": {"device": "CPU", "packages": {"torch": "2.6"}, "nodes": [f"n{i}"], "SECRET": "hunter2"},
@@ -155,7 +155,11 @@ def test_without_git_it_is_the_login_name(write: Write, tmp_path: Path, monkeypa
     ("options", "more", "words"),
     [
         ({"noise": 0.1}, (), "step_time_s varies by 8.8% between runs"),
-        ({"changes": {4: {"verdict": "failed", "reasons": ["died at step 20"]}}}, (), "is no success: died at step 20"),
+        (
+            {"changes": {4: {"verdict": "failed", "reasons": ["died at step 20"]}}},
+            (),
+            "is no good run: died at step 20",
+        ),
         ({}, ("--min-runs", "6"), "it has 5 of the 6 runs that are needed"),
         ({}, ("--max-noise", "0.001"), "more than 0.1%"),
     ],
@@ -169,6 +173,11 @@ def test_a_refusal_has_its_own_exit_code(
     assert words in done.stderr
     assert done.stderr.endswith("error: nothing written\n")
     assert not (tmp_path / "b.toml").exists()
+
+
+def test_laxer_limits_are_noted(write: Write, tmp_path: Path) -> None:
+    done = _promote(write(), tmp_path / "b.toml", "--dry-run", "--min-runs", "4")
+    assert "note: --min-runs 4: the rule is 5" in done.stdout
 
 
 def test_a_point_can_be_left_out(write: Write, tmp_path: Path) -> None:
@@ -194,6 +203,7 @@ def test_a_regression_must_be_accepted(write: Write, tmp_path: Path) -> None:
     policy = tmp_path / "p.toml"
     policy.write_text(
         'name = "p"\nbaseline = "b.toml"\n[[metrics]]\nname = "step_time_s"\nmargin = 0.1\ntolerance = 0.2\n'
+        '[[metrics]]\nname = "step_time_mean_s"\nmargin = 0.1\ntolerance = 0.2\n'
     )
     assert _promote(slower, path, "--dry-run", "--policy", policy).returncode == 0
     assert _promote(slower, path, "--yes", "--accept-regression").returncode == 0

@@ -215,6 +215,7 @@ def test_a_missing_baseline_and_an_empty_history_are_no_pass(mbridge: Any, tmp_p
     assert "baseline.toml" in done.stderr
     policy.write_text('name = "p"\n[history]\nfile = "history.sqlite"\n')
     old = make_report(tmp_path / "a.json", seed=3, label="other", change=other_gpu)
+    old.write_text(old.read_text().replace('"scenario": "s"', '"scenario": "another"'))
     assert mbridge("history", "import", old, "--history", tmp_path / "history.sqlite").returncode == 0
     done = mbridge("gate", result, "--policy", policy)
     assert (done.returncode, "holds nothing to compare it with" in " ".join(done.stdout.split())) == (12, True)
@@ -228,3 +229,40 @@ def test_results_that_are_in_the_history_are_not_their_own_reference(
     slow = make_report(tmp_path / "b.json", 1.1, seed=2)
     assert mbridge("history", "import", make_report(tmp_path / "a.json"), slow, *history).returncode == 0
     assert mbridge("gate", slow, "--policy", policy).returncode == 10
+
+
+def test_a_point_that_has_vanished_from_the_result_is_not_run(mbridge: Any, tmp_path: Path, policy: Path) -> None:
+    policy.write_text('name = "p"\n[history]\nfile = "history.sqlite"\n')
+    before = make_report(tmp_path / "a.json")
+    both = json.loads(before.read_text())
+    other = json.loads(make_report(tmp_path / "o.json", seed=5, label="other", change=other_gpu).read_text())
+    both["points"] += other["points"]
+    before.write_text(json.dumps(both))
+    assert mbridge("history", "import", before, "--history", tmp_path / "history.sqlite").returncode == 0
+    done = mbridge("gate", make_report(tmp_path / "b.json", seed=2), "--policy", policy, "--json", tmp_path / "g.json")
+    verdicts = {p["point"]: p["verdict"] for p in json.loads((tmp_path / "g.json").read_text())["points"]}
+    assert (done.returncode, verdicts) == (11, {"t/p": "pass", "t/other": "not run"})
+
+
+def test_a_confirmation_that_cannot_start_keeps_the_first_verdict(mbridge: Any, tmp_path: Path, policy: Path) -> None:
+    old = make_report(tmp_path / "a.json")
+    promote = ("baseline", "promote", old, "--baseline", tmp_path / "baseline.toml", "--reason", "the first five runs")
+    assert mbridge(*promote, "--by", "test", "--yes").returncode == 0
+    lonely = make_report(tmp_path / "b.json", runs=1, seed=2)
+    done = mbridge("gate", lonely, "--policy", policy, "--confirm", "2", "--json", tmp_path / "g.json")
+    assert done.returncode == 13, done.stderr
+    found = json.loads((tmp_path / "g.json").read_text())
+    assert any("were not run again" in note for note in found["notes"])
+
+
+def test_side_a_of_two_kinds_is_not_mixed(mbridge: Any, tmp_path: Path) -> None:
+    def two_gpus(point: dict[str, Any]) -> None:
+        if point["iteration"] > 2:
+            other_gpu(point)
+
+    mixed = make_report(tmp_path / "a.json", change=two_gpus)
+    done = mbridge("compare", mixed, make_report(tmp_path / "b.json", seed=2), "--json", tmp_path / "g.json")
+    (point, *others) = json.loads((tmp_path / "g.json").read_text())["points"]
+    assert done.returncode == 0
+    assert point["metrics"][0]["num_baseline_runs"] == 3
+    assert [other["verdict"] for other in others] == ["not run"]

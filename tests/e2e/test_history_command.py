@@ -146,6 +146,14 @@ def test_a_bad_report_does_not_keep_the_others_out(history: Command, tmp_path: P
     assert "bad.json: is no JSON" in done.stderr
 
 
+def test_what_is_judged_again_is_said(history: Command, tmp_path: Path) -> None:
+    report = write_report(tmp_path / "r.json", [make_point()])
+    history("import", report)
+    write_report(report, [make_point(verdict="failed")])
+    text = f"{report}: 0 runs added, 0 already there, 1 known as good and failed from now on\n"
+    assert history("import", report).stdout == text
+
+
 def test_names_cannot_reach_the_terminal_raw(history: Command, tmp_path: Path) -> None:
     label = "\x1b[31m<script>\u202e\"'😀" + "x" * 300
     more = {"label": label, "environment": {"driver": "\x1b]0;evil\x07", "nodes": ["\x1b[2J"]}}

@@ -1,11 +1,12 @@
 """Make report.json files of schema version 2, as small as the history needs them. No tests."""
 
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+
+from cloudai_mbridge.gate.comparability_id import comparability_id
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 ENVIRONMENT: Mapping[str, Any] = {
@@ -31,7 +32,7 @@ def make_point(
     verdict: str = "success",
     environment: Mapping[str, Any] | None = None,
     fields: Mapping[str, Any] | None = None,
-    steps: int = 4,
+    steps: int = 6,
     **more: Any,
 ) -> dict[str, Any]:
     """Return one run of a report. number: of the run; it ends that many days after START."""
@@ -49,7 +50,7 @@ def make_point(
         "job": job,
         "attempts": [job],
         "comparability": {
-            "id": hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:16],
+            "id": comparability_id(fields),
             "fields": fields,
         },
         "environment": {**ENVIRONMENT, **(environment or {})},

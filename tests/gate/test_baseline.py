@@ -44,7 +44,7 @@ POINT: dict[str, Any] = {
     "runs": [
         {
             "run_id": f"r{i}",
-            "ended_at": f"2026-11-2{i}",
+            "ended_at": f"2026-11-2{2 * i}",
             "nodes": [f"n{i}"],
             "values": {"step_time_s": time, "loss_curve": [4.0, 2.0]},
         }
@@ -149,6 +149,12 @@ def test_a_baseline_of_one_run_can_be_read(path: Path) -> None:
         ("value = 0.2,", "value = nan,", "must be"),
         ("value = 0.2,", "value = -0.2,", "must be greater than 0"),
         ("value = 0.2,", 'value = "0.2",', "must be a valid number"),
+        (
+            "value = 0.2,",
+            "value = 0.2, bounds = { lower = 0.0, upper = 1.01 },",
+            "1.01 must be less than or equal to 1",
+        ),
+        ("value = 0.2,", "value = 0.2, bounds = { lower = -1.01, upper = 0.0 },", "-1.01 must be greater than -1"),
         ("value = 0.2,", "value = 0.2, limit = 1,", "metrics[0].limit: unknown key; did you mean 'unit'?"),
         ('reason = "the first one"\n', "", "points[0].reason: is missing; add it"),
         ('reason = "the first one"', 'reason = " "', "must not be blank"),
@@ -199,6 +205,14 @@ NOW = datetime.fromisoformat("2026-11-22T12:00:00+00:00")
         ({}, "has 3 runs, 5 are the rule"),
         ({}, "step_time_s varies by 69.3% between runs, 2.0% is the rule"),
         ({"runs": [{**run, "nodes": ["n"]} for run in POINT["runs"]]}, "all its runs are of the same nodes"),
+        (
+            {"runs": [{**run, "ended_at": f"2026-11-20T0{i}:00:00Z"} for i, run in enumerate(POINT["runs"])]},
+            "all its runs ended within a day, so the noise between days is not in it",
+        ),
+        (
+            {"metrics": [{**POINT["metrics"][0], "bounds": {"lower": -0.5, "upper": 0.03}}]},
+            "step_time_s has the bounds -50.0% to +3.0%, the built-in tolerance is 3.0%",
+        ),
         ({"accepted": ["it was slower"]}, "was promoted although it was slower"),
         ({"metrics": POINT["metrics"][1:]}, "has no step_time_s"),
     ],
@@ -206,6 +220,15 @@ NOW = datetime.fromisoformat("2026-11-22T12:00:00+00:00")
 def test_what_is_odd_is_said(changes: dict[str, Any], words: str) -> None:
     found = oddities(Baseline(version=1, points=[_point(**changes)]), NOW, 90)
     assert any(words in text and text.startswith("sweep/tp2: ") for text in found)
+
+
+def test_built_in_bounds_and_runs_of_several_days_are_not_odd() -> None:
+    metrics = [
+        {**metric, "bounds": {"lower": -tolerance, "upper": tolerance}}
+        for metric, tolerance in zip(POINT["metrics"], (0.03, 0.02), strict=True)
+    ]
+    found = oddities(Baseline(version=1, points=[_point(metrics=metrics)]), NOW, 90)
+    assert not any("bounds" in text or "within a day" in text for text in found)
 
 
 def test_an_empty_baseline_is_odd() -> None:

@@ -7,7 +7,9 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -67,7 +69,7 @@ def test_what_is_stored_is_what_was_reported(store: History, tmp_path: Path) -> 
     assert (run.run_id, run.point, run.nodes) == (result.run_id, "t/tp=1", ("n1", "n2"))
     assert run.commit == "a" * 40
     assert run.values["step_time_s"] == (2.0,)
-    assert len(run.values["loss_curve"]) == 4
+    assert len(run.values["loss_curve"]) == 6
     assert run.environment == {name: value for name, value in ENVIRONMENT.items() if name != "nodes"}
     assert store.fields(run.comparability_id) == {"test": "t", "label": "tp=1"}
 
@@ -132,7 +134,7 @@ def test_a_series_has_the_end_of_a_curve_and_no_tflops_of_another_formula(store:
     points = [make_point(number=0, metrics=other), make_point(number=1), make_point(None, number=2)]
     store.import_report(write_report(tmp_path / "report.json", points))
     key = the_key(store)
-    assert [run.value for run in store.series(key, "loss_curve", last=9).runs] == [1.7, 1.7, 1.7]
+    assert [run.value for run in store.series(key, "loss_curve", last=9).runs] == [1.5, 1.5, 1.5]
     assert [run.value for run in store.series(key, "tflops_per_gpu", last=9).runs] == [None, pytest.approx(943.0), None]
     first = store.series(key, "step_time_s", last=9).runs[0]
     assert (first.value, first.nodes, first.commit) == (1.0, ("n1", "n2"), "a" * 40)
@@ -155,9 +157,11 @@ def test_runs_by_the_start_of_their_id(store: History, tmp_path: Path) -> None:
     assert store.runs(run_id_prefix="%") == []
 
 
-@pytest.mark.parametrize("table", ["reports", "keys", "environments", "runs", "metrics"])
+@pytest.mark.parametrize("table", ["reports", "keys", "environments", "runs", "held", "withdrawn", "metrics"])
 def test_nothing_is_changed_or_removed(store: History, tmp_path: Path, table: str) -> None:
-    store.import_report(write_report(tmp_path / "report.json", [make_point()]))
+    report = tmp_path / "report.json"
+    store.import_report(write_report(report, [make_point()]))
+    store.import_report(write_report(report, [make_point(verdict="failed")]))
     with sqlite3.connect(store.path) as db:
         column = db.execute(f"SELECT name FROM pragma_table_info('{table}') LIMIT 1").fetchone()[0]
         for statement in (f"DELETE FROM {table}", f"UPDATE {table} SET {column} = {column}"):
@@ -182,9 +186,126 @@ def test_halves_of_characters_and_long_names(store: History, tmp_path: Path) -> 
 
 
 def test_a_number_beyond_64_bits_is_refused(store: History, tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="more than 64 bits"):
+    with pytest.raises(BadInput, match=r"t/tp=1: num_steps has more than 64 bits"):
         store.import_report(write_report(tmp_path / "report.json", [make_point(num_steps=2**70)]))
-    assert store.runs() == []
+    assert not store.path.exists()
+
+
+def test_values_that_are_too_large_are_none(store: History, tmp_path: Path) -> None:
+    store.import_report(write_report(tmp_path / "report.json", [make_point(1e308)]))
+    assert "step_time_s" not in store.runs()[0].values
+
+
+def test_nodes_that_are_no_list_are_one_line(store: History, tmp_path: Path) -> None:
+    for nodes in ("n1", [1], {"n1": 1}):
+        with pytest.raises(BadInput, match=r"points\.0\.environment\.nodes") as refused:
+            store.import_report(write_report(tmp_path / "report.json", [make_point(environment={"nodes": nodes})]))
+        assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "why"),
+    [
+        ({"num_steps": 8}, "6 of 8 steps are there; the first missing is 7"),
+        ({"num_steps": None}, "nobody knows how many steps it was to have"),
+        ({"steps": 5}, "4 steps after the warm-up of 1; 5 are needed"),
+        ({"loss": "nan"}, "the loss is nan at step 3"),
+    ],
+)
+def test_a_success_that_would_not_count_is_no_reference(
+    store: History, tmp_path: Path, spoil: dict[str, Any], why: str
+) -> None:
+    loss, more = spoil.get("loss"), {name: value for name, value in spoil.items() if name != "loss"}
+    point = make_point(1.5, number=1, **more)
+    if loss:
+        point["steps"][2]["loss"] = loss
+    store.import_report(write_report(tmp_path / "report.json", [make_point(number=0), point]))
+    run = store.runs()[1]
+    assert run.verdict == "failed"
+    assert why in run.reasons[-1]
+    reference = store.reference(the_key(store), last=9)
+    assert reference is not None
+    assert [run.values["step_time_s"] for run in reference.runs] == [(1.0,)]
+
+
+def test_a_run_that_fails_when_it_is_judged_again_has_failed(store: History, tmp_path: Path) -> None:
+    good = [make_point(float(1 + i), number=i) for i in range(3)]
+    report = tmp_path / "report.json"
+    store.import_report(write_report(report, good))
+    again = store.import_report(write_report(report, [*good[:2], make_point(3.0, number=2, verdict="failed")]))
+    assert (again.added, again.known, again.rejudged) == (0, 2, 1)
+    assert store.import_report(report).known == 3
+    assert store.import_report(write_report(report, good)).known == 3
+    assert [run.verdict for run in store.runs()] == ["success", "success", "failed"]
+    assert [(row.num_good, row.num_failed, row.last_value) for row in store.points()] == [(2, 1, 2.0)]
+    series = store.series(the_key(store), "step_time_s", last=9)
+    assert ([run.value for run in series.runs], series.num_good, series.num_failed) == ([1.0, 2.0], 2, 1)
+    reference = store.reference(the_key(store), last=9)
+    assert reference is not None
+    assert len(reference.runs) == 2
+    assert sqlite3.connect(store.path).execute("SELECT count(*) FROM runs").fetchone() == (4,)  # nothing is removed
+
+
+def test_a_run_twice_in_a_report_with_two_verdicts_has_failed(store: History, tmp_path: Path) -> None:
+    for name, verdicts in (("a", ("success", "failed")), ("b", ("failed", "success"))):
+        store.import_report(write_report(tmp_path / name, [make_point(label=name, verdict=v) for v in verdicts]))
+        assert [run.verdict for run in store.runs(point=f"t/{name}")] == ["failed"]
+
+
+def test_runs_from_the_future_and_of_a_forged_key_are_left_out_and_said(store: History, tmp_path: Path) -> None:
+    points = [make_point(number=i) for i in range(4)]
+    for point, days in zip(points, (0, 0.9, 1.1, 0), strict=True):
+        point["job"] = {"ended_at": (datetime.now(UTC) + timedelta(days=days)).isoformat()}
+    points[3]["comparability"]["id"] = "0" * 16
+    imported = store.import_report(write_report(tmp_path / "report.json", points))
+    assert (imported.added, imported.left_out) == (
+        2,
+        {
+            "that ended more than a day in the future": 1,
+            "whose comparability id is not the digest of its fields": 1,
+        },
+    )
+
+
+def test_expected_are_the_points_of_the_last_report(store: History, tmp_path: Path) -> None:
+    def report(name: str, night: int, labels: str, **more: Any) -> Path:
+        return write_report(tmp_path / name, [make_point(number=night, label=label) for label in labels], **more)
+
+    def expected(*without: str) -> tuple[str, ...]:
+        return store.points_expected("nightly", "cluster", without=without)
+
+    assert store.import_report(report("b", 1, "ac")).added == 2
+    assert expected() == ("t/a", "t/c")
+    store.import_report(report("a", 0, "ab"))  # an older one, later
+    store.import_report(report("x", 2, "z", scenario="other"))
+    store.import_report(report("y", 3, "z", system="other"))
+    assert expected() == ("t/a", "t/c")
+    assert store.points_expected("other", "cluster") == ("t/z",)
+    assert store.points_expected("none", "cluster") == ()
+    own = [run.run_id for run in store.runs(point="t/a", last=1)]
+    assert expected(*own) == ("t/a", "t/b")
+    with_failures = [make_point(number=4, label=v, verdict=v) for v in ("success", "failed", "skipped")]
+    store.import_report(write_report(tmp_path / "report.json", with_failures))
+    assert expected() == ("t/failed", "t/skipped", "t/success")
+
+
+def test_a_report_that_grew_expects_all_its_points(store: History, tmp_path: Path) -> None:
+    points = [make_point(number=i, label=f"tp={i}") for i in range(3)]
+    store.import_report(write_report(tmp_path / "report.json", points[:1]))
+    store.import_report(write_report(tmp_path / "report.json", points))
+    assert len(store.points_expected("nightly", "cluster")) == 3
+
+
+def test_a_history_of_before_the_first_release_is_refused(store: History, tmp_path: Path) -> None:
+    report = write_report(tmp_path / "report.json", [make_point()])
+    store.import_report(report)
+    store.close()
+    with sqlite3.connect(store.path) as db:
+        db.execute("PRAGMA user_version = 1")
+    db.close()
+    for work in (store.runs, lambda: store.import_report(report)):
+        with pytest.raises(BadInput, match=r"has version 1 of before the first release, 2 is needed"):
+            work()
 
 
 @pytest.mark.parametrize("content", [b"hello", b"{}" * 100, b"SQLite format 2\0"])
@@ -213,7 +334,7 @@ def test_a_damaged_file_is_one_line(store: History, tmp_path: Path) -> None:
     [
         (("CREATE TABLE x (y)",), "another program's SQLite file"),
         (("PRAGMA user_version = 7",), "another program's SQLite file"),
-        ((f"PRAGMA application_id = {0x6D627269}", "PRAGMA user_version = 2"), "has version 2, .* a newer mbridge"),
+        ((f"PRAGMA application_id = {0x6D627269}", "PRAGMA user_version = 3"), "has version 3, .* a newer mbridge"),
     ],
 )
 def test_another_database_is_left_as_it_is(tmp_path: Path, statements: tuple[str, ...], message: str) -> None:
@@ -307,7 +428,7 @@ def test_two_writers_one_killed(tmp_path: Path) -> None:
     rng = random.Random(7)
     per_report = 3
     reports = [
-        write_report(tmp_path / f"{i}.json", [make_point(number=per_report * i + j) for j in range(per_report)])
+        write_report(tmp_path / f"{i}.json", [make_point(number=j, label=f"tp={i}") for j in range(per_report)])
         for i in range(150)
     ]
     path = tmp_path / "history.sqlite"

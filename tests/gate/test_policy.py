@@ -24,6 +24,7 @@ WAIVER = """
 [[waivers]]
 point = "sweep/tp8-*"
 metric = "step_time_*"
+up_to = 0.08
 reason = "driver 570 is slower, ticket 123"
 until = {until}
 by = "Ada <ada@example.org>"
@@ -128,7 +129,7 @@ def test_a_waiver_covers_its_points_and_metrics_until_its_last_day(tmp_path: Pat
     policy = load_policy(_write(tmp_path, HEAD + WAIVER.format(until="2026-11-21")), TODAY).policy
     waiver = waiver_for(policy, "sweep/tp8-pp1", "step_time_s", TODAY)
     assert waiver
-    assert (waiver.by, waiver.until) == ("Ada <ada@example.org>", TODAY)
+    assert (waiver.by, waiver.until, waiver.up_to) == ("Ada <ada@example.org>", TODAY, 0.08)
     assert waiver_for(policy, "sweep/tp8-pp1", "loss_curve", TODAY) is None
     assert waiver_for(policy, "sweep/tp4-pp1", "step_time_s", TODAY) is None
     assert waiver_for(policy, "sweep/TP8-pp1", "step_time_s", TODAY) is None
@@ -138,14 +139,30 @@ def test_a_waiver_covers_its_points_and_metrics_until_its_last_day(tmp_path: Pat
     assert expired(policy, tomorrow) == (waiver,)
 
 
-def _waiver(until: date, point: str = "*", metric: str = "*") -> Waiver:
-    return Waiver(point=point, metric=metric, reason="known since spring", until=until, by="Ada")
+def _waiver(until: date, point: str = "a/*", metric: str = "*", up_to: float = 0.1) -> Waiver:
+    return Waiver(point=point, metric=metric, up_to=up_to, reason="known since spring", until=until, by="Ada")
 
 
-def test_of_several_waivers_the_longest_counts() -> None:
-    waivers = [_waiver(date(2026, 12, 1)), _waiver(date(2027, 1, 1)), _waiver(date(2026, 11, 1))]
+def test_of_several_waivers_the_widest_counts_then_the_longest() -> None:
+    ends = (date(2026, 12, 1), date(2027, 1, 1), date(2026, 11, 1))
+    waivers = [_waiver(until) for until in ends]
     found = waiver_for(GatePolicy(name="p", waivers=waivers), "a/b", "loss_curve", TODAY)
     assert found is waivers[1]
+    waivers.append(_waiver(TODAY, up_to=0.2))
+    waivers.append(_waiver(date(2026, 11, 20), up_to=0.3))  # expired
+    found = waiver_for(GatePolicy(name="p", waivers=waivers), "a/b", "loss_curve", TODAY)
+    assert found is waivers[3]
+
+
+@pytest.mark.parametrize("point", ["*", "**", "?*"])
+@pytest.mark.parametrize("metric", ['metric = "*"', 'metric = "**"', ""])
+def test_a_waiver_of_everything_is_refused(tmp_path: Path, point: str, metric: str) -> None:
+    text = HEAD + WAIVER.format(until="2026-12-01").replace("sweep/tp8-*", point)
+    words = _refused(tmp_path, text.replace('metric = "step_time_*"', metric))
+    assert f"every metric of every point, as point is '{point}'; name the points or the metric" in words
+    assert load_policy(_write(tmp_path, text), TODAY)  # one metric of all points
+    text = text.replace(f'point = "{point}"', 'point = "sweep/*"').replace('metric = "step_time_*"', metric)
+    assert load_policy(_write(tmp_path, text), TODAY)  # all metrics of some points
 
 
 def test_a_name_with_brackets_is_itself() -> None:
@@ -161,11 +178,15 @@ def test_a_name_with_brackets_is_itself() -> None:
         ("until = 2026-12-01\n", "", "waivers[0].until: is missing; add it"),
         ('by = "Ada <ada@example.org>"\n', "", "waivers[0].by: is missing; add it"),
         ("driver 570 is slower, ticket 123", "  slow    ", "'  slow    ' is no reason; use at least 10 characters"),
-        ("2026-12-01", "2027-11-23", "policy.toml:8: waivers[0].until: 2027-11-23 is more than a year ahead"),
+        ("2026-12-01", "2027-11-23", "policy.toml:9: waivers[0].until: 2027-11-23 is more than a year ahead"),
         ("2026-12-01", '"2026-12-01"', "is no date; write it without quotes, such as 2026-12-31"),
         ("2026-12-01", "2026-12-01T00:00:00", "is no date"),
         ("step_time_*", "steptime*", "waivers[0].metric: 'steptime*' matches no metric; did you mean 'step_time_"),
         ('point = "sweep/tp8-*"', 'point = " "', "waivers[0].point: ' ' must not be blank"),
+        ("up_to = 0.08\n", "", "waivers[0].up_to: is missing; add it"),
+        ("up_to = 0.08", "up_to = 0", "policy.toml:7: waivers[0].up_to: 0 must be greater than 0"),
+        ("up_to = 0.08", "up_to = 1.1", "waivers[0].up_to: 1.1 must be less than or equal to 1"),
+        ("up_to = 0.08", "up_to = nan", "waivers[0].up_to: nan must be a finite number"),
         ("by =", "untill = 1\nby =", "waivers[0].untill: unknown key; did you mean 'until'?"),
     ],
 )

@@ -48,7 +48,7 @@ def _run(i: int, factor: float = 1.0, point: str = "sweep/tp2", **changes: Any) 
         flops_per_step=1e12,
         tokens_per_step_per_gpu=4096.0,
         nodes=(f"n{i}",),
-        ended_at=f"2026-11-21T10:0{i}:00+00:00",
+        ended_at=f"2026-11-1{i}T10:00:00+00:00",
         environment={"device": "CPU", "python": "3.11.2", "nodes": [f"n{i}"], "packages": {"torch": "2.6"}},
         source="r/report.json",
     )
@@ -145,25 +145,40 @@ def _all_steps(change: Callable[[Step], Step]) -> Spoil:
     return lambda runs: [replace(run, steps=tuple(map(change, run.steps))) for run in runs]
 
 
+def _rounded(run: RunResult) -> RunResult:
+    return replace(run, steps=tuple(replace(step, step_time_s=round(step.step_time_s or 0, 3)) for step in run.steps))
+
+
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
         (
             _last(verdict="failed", reasons=("died at step 20",)),
-            "run 4 of r/report.json is no success: died at step 20",
+            "run 4 of r/report.json is no good run: died at step 20",
         ),
-        (_last(verdict="skipped"), "is no success: skipped"),
-        (lambda runs: [*runs, replace(_run(6), verdict="failed")], "run 6 of r/report.json is no success"),
+        (_last(verdict="skipped"), "is no good run: skipped"),
+        (lambda runs: [*runs, replace(_run(6), verdict="failed")], "run 6 of r/report.json is no good run"),
         (
             lambda runs: [*runs[:-1], replace(runs[-1], steps=runs[-1].steps[:12])],
-            "run 4 of r/report.json has 12 of 15",
+            "run 4 of r/report.json is no good run: 12 of 15 steps are there; the first missing is 13",
         ),
-        (_last_steps(lambda s: replace(s, loss=math.nan) if s.step > 9 else s), "has the loss nan at step 10"),
-        (_last_steps(lambda s: replace(s, loss=math.inf) if s.step == 2 else s), "has the loss inf at step 2"),
-        (_last(warmup_steps=11), "has 4 steps after the warm-up of 11, at least 5 are needed"),
+        (
+            _last_steps(lambda s: replace(s, loss=math.nan) if s.step > 9 else s),
+            "is no good run: the loss is nan at step 10",
+        ),
+        (
+            _last_steps(lambda s: replace(s, loss=math.inf) if s.step == 2 else s),
+            "is no good run: the loss is inf at step 2",
+        ),
+        (_last(warmup_steps=11), "is no good run: 4 steps after the warm-up of 11; 5 are needed"),
+        (_last(num_steps=None), "is no good run: nobody knows how many steps"),
         (lambda runs: runs[:4], "it has 4 of the 5 runs that are needed"),
         (lambda runs: [*runs, runs[0]], "is the same as run 0 of r/report.json; give each run once"),
         (lambda runs: [*runs, replace(runs[0], run_id="new")], "has the same step times as run 0"),
+        (
+            lambda runs: [replace(_rounded(runs[0]), run_id="new", num_steps=15), *map(_rounded, runs)],
+            "has the same step times as run 0 of r/report.json: a copy, or rounded",
+        ),
         (_last(comparability_id="", comparability={}), "nothing says what it may be compared with"),
         (_last(comparability_id="0" * 16), "its comparability id is not the digest of its fields"),
         (lambda runs: [*runs, _run(7, comparability={**FIELDS, "tp": 4})], "is of another kind than run 0"),
@@ -291,6 +306,88 @@ def test_margins_are_the_policys(path: Path) -> None:
     _promoted(path, _runs(), replace(TERMS, metrics=strict))
     (point,) = load_baseline(path).points
     assert [m.name for m in point.metrics if m.bounds] == ["step_time_s"]
+
+
+def test_what_the_policy_does_not_name_has_the_built_in_margins(path: Path) -> None:
+    _promoted(path, _runs())
+    terms = replace(TERMS, metrics=[MetricPolicy(name="step_time_s")])
+    runs = _all_steps(lambda s: replace(s, peak_memory_gib=(s.peak_memory_gib or 0) * 1.5))(_runs())
+    assert "peak_memory_gib is worse by +50.00%" in _reasons(path, runs, terms)
+    runs = _all_steps(lambda s: replace(s, loss=(s.loss or 0) * 1.5))(_runs())
+    assert "loss_curve is worse by +50.00%" in _reasons(path, runs, terms)
+    terms = replace(TERMS, metrics=[MetricPolicy(name="loss_curve")])
+    words = _reasons(path, _runs(level=1.05), terms)
+    assert "step_time_s is worse by +5.00%" in words
+    assert "tokens" not in words
+
+
+def test_tflops_of_another_formula_are_not_compared(path: Path) -> None:
+    _promoted(path, _runs())
+    other = _all_steps(lambda s: replace(s, tflops_per_gpu=(s.tflops_per_gpu or 0) / 2))(_runs())
+    terms = replace(TERMS, metrics=[MetricPolicy(name="tflops_per_gpu")])
+    assert "tflops_per_gpu is worse by -50.00%" in _reasons(path, other, terms)
+    _promoted(path, [replace(run, flops_formula="megatron-bridge/next") for run in other], terms)
+
+
+def test_a_renamed_point_is_compared_with_what_it_was(path: Path) -> None:
+    _promoted(path, _runs())
+    renamed = [replace(run, point="new/name") for run in _runs(level=1.5)]
+    words = _reasons(path, renamed, replace(TERMS, accept_change=True))
+    assert "step_time_s is worse by +50.00%" in words
+    words = _reasons(path, renamed, replace(TERMS, accept_regression=True))
+    assert "is the work of the baseline's 'sweep/tp2' under another name; --accept-change" in words
+    _promoted(path, [replace(run, point="new/name") for run in _runs(level=1.008)], replace(TERMS, accept_change=True))
+    (point,) = load_baseline(path).points
+    time = point.metric("step_time_s")
+    assert time
+    assert (point.point, time.anchor) == ("new/name", pytest.approx(0.1, rel=0.005))
+    assert point.accepted == ["is the work of the baseline's 'sweep/tp2' under another name"]
+
+
+def test_the_same_work_twice_stays_there_twice(path: Path) -> None:
+    _promoted(path, _runs())
+    both = [*_runs(), *_runs(point="new/name")]
+    assert "under another name" in _reasons(path, both)
+    _promoted(path, both, replace(TERMS, accept_change=True))
+    assert [point.point for point in load_baseline(path).points] == ["new/name", "sweep/tp2"]
+    _promoted(path, both)
+    two = [*_runs(point="two"), *_runs(point="three")]
+    _promoted(path, two, replace(TERMS, accept_change=True))
+    assert [point.point for point in load_baseline(path).points] == ["sweep/tp2", "three", "two"]
+
+
+def test_names_that_were_swapped_are_compared_by_their_work(path: Path) -> None:
+    def two(first: str, second: str, level: float = 1.0) -> list[RunResult]:
+        other = [_run(i, 2 * level + i / 100, second, comparability={**FIELDS, "tp": 4}) for i in range(5)]
+        return [*_runs(point=first), *other]
+
+    _promoted(path, two("a", "b"))
+    terms = replace(TERMS, accept_change=True)
+    (refusal,) = _propose(path, two("b", "a", 1.1), terms).refusals
+    assert refusal.point == "a"
+    assert refusal.reasons[0].startswith("step_time_s is worse by +")
+    _promoted(path, two("b", "a"), terms)
+    assert [point.comparability["tp"] for point in load_baseline(path).points] == [4, 2]
+
+
+def test_laxer_limits_are_noted(path: Path) -> None:
+    assert _propose(path, _runs(n=3), replace(TERMS, limits=Limits(min_runs=3))).notes == (
+        "--min-runs 3: the rule is 5; with fewer, the noise is hardly known",
+    )
+    assert _propose(path, _runs(), replace(TERMS, limits=Limits(max_noise=0.1))).notes == (
+        "--max-noise 0.1: the rule is 0.02; with more, less is detected",
+    )
+    assert _propose(path, _runs(), replace(TERMS, limits=Limits(min_runs=5, max_noise=0.01))).notes == ()
+
+
+def test_runs_of_one_day_are_noted(path: Path) -> None:
+    ends = [f"2026-11-21T{10 + i}:00:00+00:00" for i in range(4)]
+    for last, is_noted in (("2026-11-22T09:00:00", True), ("2026-11-22T12:00:00+01:00", False)):
+        runs = [replace(run, ended_at=end) for run, end in zip(_runs(), [*ends, last], strict=True)]
+        notes = _propose(path, runs).notes
+        assert (
+            notes == ("sweep/tp2: all runs ended within a day, so the noise between days is not in it",)
+        ) is is_noted
 
 
 def test_other_work_under_the_same_name_is_refused_unless_accepted(path: Path) -> None:

@@ -153,3 +153,10 @@ def test_a_record_is_found_behind_a_prefix() -> None:
 @pytest.mark.parametrize("text", ['X {"a": 1', "X [1]", "X 1", "X", 'X{"a": 1}', 'X {"a": 1}X {"a": 1}', 'Y {"a": 1}'])
 def test_what_is_no_record(text: str) -> None:
     assert match_record(text, "X") is None
+
+
+@pytest.mark.parametrize(("depth", "is_record"), [(2, True), (20, True), (21, False), (900, False), (100_000, False)])
+def test_how_deep_a_record_may_be(depth: int, is_record: bool) -> None:
+    text = 'X {"a": ' + "[" * (depth - 1) + "]" * (depth - 1) + "}"
+    assert (match_record(text, "X") is not None) is is_record
+    assert match_record('X {"a": "' + "[" * depth + '"}', "X") is not None

@@ -79,7 +79,7 @@ def test_records_win_over_the_rounded_lines() -> None:
 
 
 def test_a_run_says_what_it_is() -> None:
-    assert _parse('MBRIDGE_RUN {"world_size": 2}\n').run == {"world_size": 2}
+    assert _parse('MBRIDGE_RUN {"version": 1, "world_size": 2}\n').run == {"version": 1, "world_size": 2}
 
 
 def test_records_come_in_order_of_their_steps() -> None:
@@ -299,3 +299,27 @@ def test_a_log_that_is_not_there(tmp_path: Path) -> None:
 def test_an_empty_log(tmp_path: Path) -> None:
     (tmp_path / "stdout.txt").touch()
     assert read_log(tmp_path / "stdout.txt") == LogSummary()
+
+
+RUN = 'MBRIDGE_RUN {"version": 1, "world_size": 2}\n'
+
+
+def test_a_run_record_without_a_version_is_not_ours() -> None:
+    summary = _parse(RUN + _record(1) + 'MBRIDGE_RUN {"a": 1}\n' + _record(2))
+    assert (summary.run["world_size"], summary.notes) == (2, ())
+
+
+def test_a_run_that_was_started_again_is_noted() -> None:
+    assert _parse(RUN + RUN + _record(1) + _record(2) + RUN).notes == ()
+    assert _parse(RUN + _record(1) + RUN + _record(2) + _record(3)).notes == ("the run started again at step 2",)
+    assert len(_parse("".join(RUN + _record(step) for step in range(1, 100))).notes) == 11
+
+
+def test_a_record_that_is_nested_too_deep_is_damaged() -> None:
+    deep = 'MBRIDGE_RUN {"version": 1, "x": ' + "[" * 600 + "]" * 600 + "}\n"
+    assert _parse(deep + RUN + _record(1)).notes == ("1 damaged records were left out",)
+
+
+def test_a_log_that_cannot_be_read_is_noted(tmp_path: Path) -> None:
+    (note,) = read_log(tmp_path).notes
+    assert "cannot be read" in note

@@ -1,10 +1,12 @@
 """A report from what lies in a directory: plan, journal and logs of runs that are over."""
 
+import io
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.jobs import JobClass, JobStatus
@@ -16,8 +18,12 @@ from cloudai_mbridge.models.test_definition import MegatronBridgeTestDefinition
 from cloudai_mbridge.plan import SweepPlan
 from cloudai_mbridge.plan.build import build_plan
 from cloudai_mbridge.report import build_report, judge_in, write_report
+from cloudai_mbridge.report.terminal import render_table
+from cloudai_mbridge.report.text import render_point, render_summary
 from cloudai_mbridge.runner import Journal, Judgement
 from cloudai_mbridge.training.utils.log_lines import RUN_MARK, StepReport, render_record, render_step_record
+from cloudai_mbridge.verdict import Verdict
+from tests.report.conftest import SLURM, UPSTREAM, UPSTREAM_LOG, VIOLATION, ARun, some_point, some_rejected, some_report
 
 LOCAL = LocalSystem(name="here", scheduler="local")
 COMPLETED = JobStatus("COMPLETED", JobClass.SUCCEEDED, exit_code=0)
@@ -296,3 +302,47 @@ def test_a_damaged_plan_is_bad_input(root: Path, text: str) -> None:
     (root / "plan.json").write_text(text)
     with pytest.raises(BadInput):
         build_report(root)
+
+
+def test_credentials_are_in_nothing_that_is_written(tmp_path: Path) -> None:
+    url, image = "https://bob:hunter2@d.example/x", "docker://bob:hunter2@nvcr.io#nvidia/x:1"
+    overrides = {"logger.wandb_host": url}
+    test = {**UPSTREAM, "cmd_args": {**UPSTREAM["cmd_args"], "dataset_paths": url, "container_image": image}}
+    run = ARun(tmp_path / "r", {**test, "extra_cmd_args": overrides}, SLURM)
+    died = JobStatus("FAILED", JobClass.FAILED, exit_code=1, reason=f"could not pull {image}", nodes="n1")
+    log = f"RuntimeError: cannot open {url}\nWANDB_API_KEY=hunter2\n"
+    run.ended("t/single/0", log, died, UPSTREAM_LOG)
+    report = build_report(run.root)
+    write_report(report, run.root)
+    assert report.points[0].reasons
+    assert report.points[0].evidence
+    written = [*run.root.glob("report.*"), run.root / "junit.xml", run.root / "t/single/0/report.txt"]
+    assert len(written) >= 5
+    assert not [path.name for path in written if b"hunter2" in path.read_bytes()]
+    assert "hunter2" not in str(report)
+    assert judge_in(run.root)
+
+
+@pytest.mark.parametrize("part", ["args", "recipe"])
+def test_a_plan_that_lacks_a_part_of_a_run_is_refused(embedded: ARun, part: str) -> None:
+    plan = json.loads((embedded.root / "plan.json").read_text())
+    del plan["runs"][0][part]
+    (embedded.root / "plan.json").write_text(json.dumps(plan))
+    with pytest.raises(BadInput, match=rf"damaged \(it lacks runs\.{part}\)"):
+        build_report(embedded.root)
+
+
+def test_no_name_and_no_reason_controls_the_terminal() -> None:
+    escape = "x\x1b[31mRED\x1b]0;t\x07\u202e"
+    keys: dict[str, Any] = {"label": escape, "reasons": (escape,), "evidence": (escape,), "test_id": escape}
+    point = some_point(Verdict.FAILED, **keys)
+    rejected = some_rejected(violations=({**VIOLATION, "fact": escape, "operands": {escape: escape}},))
+    report = some_report(
+        point, rejected, scenario=escape, system=escape, notes=(escape,), excluded_nodes={escape: escape}
+    )
+    console = Console(file=io.StringIO(), width=300, force_terminal=False)
+    console.print(render_table(report))
+    shown = [console.file.getvalue(), render_summary(report), render_point(point, Path("/r"))]  # type: ignore[attr-defined]
+    for text in shown:
+        assert "RED" in text
+        assert not {"\x1b", "\x07", "\u202e"} & set(text)

@@ -32,7 +32,7 @@ def test_the_fields(tmp_path: Path) -> None:
     assert _compared(tmp_path, {"optimizer.weight_decay": "0.05"})["fields"] == {
         **{"args.gb": 8, "args.tp": 2, "backend": "nccl", "device": "H100", "dtype": "bf16"},
         **{"extra.optimizer.weight_decay": "0.05", "launcher": "embedded", "num_nodes": 1, "num_steps": 6},
-        **{"point.tp": 2, "recipe": "gpt_tiny", "system": "here", "transformer_engine": True},
+        **{"recipe": "gpt_tiny", "system": "here", "transformer_engine": True},
         **{"warmup_steps": 2, "world_size": 2},
     }
 
@@ -104,6 +104,13 @@ def test_a_profiler_that_is_on_counts_with_its_options(tmp_path: Path) -> None:
         ("logger.wandb_exp_name", "a", "b", True),
         ("+logger.tensorboard_dir", "/a", "/b", True),
         ("checkpoint.save", "/a", "/b", True),
+        ("+checkpoint.save", "/a", "/b", True),
+        ("model.moe_token_dispatcher_type", "alltoall", "flex", False),
+        ("model.calculate_per_token_loss", "true", "false", False),
+        ("model.moe_token_drop_policy", "probs", "position", False),
+        ("model.linear_num_key_heads", "16", "32", False),
+        ("model.apply_query_key_layer_scaling", "true", "false", False),
+        ("logger.some_api_key", "a", "b", True),
         ("checkpoint.save_interval", "1", "2", False),
         ("dataset.num_tokens", "1", "2", False),
     ],
@@ -116,6 +123,39 @@ def test_overrides(tmp_path: Path, name: str, value: str, other: str, is_same: b
 def test_whether_checkpoints_are_written_counts(tmp_path: Path) -> None:
     assert _compared(tmp_path, {"checkpoint.save": "/a"})["fields"]["extra.checkpoint.save"] is True
     assert _compared(tmp_path)["id"] != _compared(tmp_path, {"checkpoint.save": "/a"})["id"]
+
+
+@pytest.mark.parametrize(
+    "name", ["logger.tensorboard_dir", "+logger.tensorboard_dir", "logger.wandb_project", "logger.comet_project"]
+)
+def test_whether_a_logger_is_on_counts(tmp_path: Path, name: str) -> None:
+    assert _compared(tmp_path, {name: "/a"})["fields"][f"extra.{name.lstrip('+')}"] is True
+    assert _compared(tmp_path, {name: "null"})["id"] == _compared(tmp_path)["id"]
+
+
+@pytest.mark.parametrize(("name", "default"), [("task", "pretrain"), ("compute_dtype", "bf16"), ("save_dir", None)])
+def test_an_argument_that_says_what_holds_anyway_does_not_count(tmp_path: Path, name: str, default: Any) -> None:
+    assert _with(tmp_path, name, default) == _compared(tmp_path)["id"]
+
+
+def test_the_default_number_format_is_the_same_as_none(tmp_path: Path) -> None:
+    said = _compared(tmp_path, said={}, args={"compute_dtype": "bf16"})
+    assert said == _compared(tmp_path, said={}, args={})
+    assert said["fields"]["dtype"] == "bf16"
+
+
+def test_an_argument_counts_once_whether_an_axis_has_it_or_not(tmp_path: Path) -> None:
+    assert _compared(tmp_path, coordinates={})["id"] == _compared(tmp_path)["id"]
+
+
+def test_a_credential_in_a_value_does_not_enter(tmp_path: Path) -> None:
+    def with_user(user: str) -> Any:
+        return _compared(
+            tmp_path, {"logger.wandb_host": f"https://{user}@w.example"}, args={"dataset_root": f"s3://{user}@b"}
+        )
+
+    assert "hunter2" not in str(with_user("bob:hunter2"))
+    assert with_user("bob:hunter2") == with_user("eve:x")
 
 
 def test_a_variable_that_an_axis_varies_counts(tmp_path: Path) -> None:
@@ -154,7 +194,7 @@ def test_a_real_report(embedded: ARun) -> None:
     differing = {
         name for name, value in first.comparability["fields"].items() if value != second.comparability["fields"][name]
     }
-    assert differing == {"args.mb", "point.mb"}
+    assert differing == {"args.mb"}
     assert rejected.comparability is None
 
 

@@ -17,6 +17,7 @@ from cloudai_mbridge.metrics import Metrics, Statistic, measure
 from cloudai_mbridge.report import build_report, write_report
 from cloudai_mbridge.report.model import SCHEMA_VERSION, PointReport, Report
 from tests.report.conftest import (
+    VIOLATION,
     ARun,
     a_log,
     as_json,
@@ -217,3 +218,18 @@ def test_values_alone_make_a_report_that_it_takes() -> None:
         some_point(environment=nowhere, metrics=measure((), 1, None)),
     )
     assert _errors(as_json(some_report(*points, environment=machine))) == []
+
+
+def test_it_takes_a_point_that_does_not_fit_into_memory() -> None:
+    rejected = some_rejected(violations=({**VIOLATION, "rule_id": "MEMORY"},))
+    machine = {"python": "3", "platform": "Linux", "hostname": "h", "git": None, "packages": {}}
+    assert _errors(as_json(some_report(rejected, environment=machine))) == []
+
+
+def test_lone_surrogates_are_spelt_out(embedded: ARun) -> None:
+    said = {"device": "H100\ud800", "environment": {"hostname": "n\udfff", "packages": {"to\ud800rch": "2"}}}
+    embedded.ended("t/mb1/0", a_log(6, said))
+    data = build_report(embedded.root).to_dict()
+    assert "\\ud800" in data["points"][0]["environment"]["device"]
+    json.dumps(data, ensure_ascii=False).encode()
+    assert _errors(as_json(build_report(embedded.root))) == []

@@ -16,7 +16,7 @@ pytest.importorskip("torch")
 
 import torch
 
-from cloudai_mbridge.training import environment
+from cloudai_mbridge.training import device, environment
 from cloudai_mbridge.training.utils import peak_memory, provenance
 
 Finished = Any
@@ -60,6 +60,16 @@ def test_a_checkout_has_a_commit_and_says_if_it_was_changed(tmp_path: Path) -> N
     assert state["dirty"] is False
     (tmp_path / "file").write_text("b")
     assert provenance.git_state(tmp_path) == {**state, "dirty": True}
+
+
+def test_a_variable_of_gits_names_no_other_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a").mkdir()
+    _git(tmp_path / "a", "init")
+    _git(tmp_path / "a", "commit", "--allow-empty", "-m", "x")
+    before = provenance.git_state(tmp_path / "a")
+    monkeypatch.setenv("GIT_DIR", str(tmp_path / "elsewhere"))
+    assert before is not None
+    assert provenance.git_state(tmp_path / "a") == before
 
 
 @pytest.mark.parametrize("command", [("no-such-program",), ("false",), ("sleep", "60"), ("a\0b",)])
@@ -113,6 +123,16 @@ def test_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     said = environment.describe_environment()
     assert (said["device"], said["driver"], said["nccl"]) == ("NVIDIA H100", "580.82", "2.27.5")
     assert said["transformer_engine"] == "2.7"
+
+
+def test_a_cpu_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "current_device", lambda: CPU)
+    monkeypatch.setattr(device, "_CPUINFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr(device.platform, "processor", lambda: "")
+    monkeypatch.setattr(device.torch, "get_num_threads", lambda: 8)
+    assert device.describe_device() == "CPU (8 threads per rank)"
+    (tmp_path / "cpuinfo").write_text("processor\t: 0\nmodel name\t: Intel(R)  Xeon(R) 8480C \nflags\t: x\n")
+    assert device.describe_device() == "CPU Intel(R) Xeon(R) 8480C (8 threads per rank)"
 
 
 # Memory

@@ -32,7 +32,7 @@ class Half:
     @property
     def total(self) -> float:
         """All of it."""
-        return sum(_VALUES(self))
+        return float(sum(_VALUES(self)))
 
     def items(self) -> Iterator[tuple[str, float]]:
         """Yield name and bytes of every part."""

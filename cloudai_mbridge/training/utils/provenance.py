@@ -3,6 +3,7 @@
 Nothing here fails: what cannot be found out is None.
 """
 
+import os
 import subprocess
 from importlib.metadata import PackageNotFoundError, distributions, version
 from pathlib import Path
@@ -59,10 +60,14 @@ def git_state(directory: Path = _CHECKOUT) -> dict[str, Any] | None:
 
 
 def output_of(*command: str) -> str | None:
-    """Return what a command prints, None if it fails, is missing or takes longer than ten seconds."""
+    """Return what a command prints, None if it fails, is missing or takes longer than ten seconds.
+
+    It gets no variable of git's: one such as GIT_DIR would name another checkout.
+    """
+    env = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     try:
         done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, env=env, timeout=_TIMEOUT_S, check=False
         )
     except (OSError, ValueError, subprocess.TimeoutExpired):
         return None

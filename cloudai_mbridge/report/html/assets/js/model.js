@@ -61,6 +61,7 @@ function readRun(run, id) {
 }
 
 const severalTests = new Set(DATA.runs.map((run) => run.test_id)).size > 1;
+const POOLED = severalTests ? " The runs of all tests are pooled here: filter by test to compare like with like." : "";
 const severalIterations = DATA.runs.some((run) => run.iteration);
 
 function nameOf(run) {

@@ -78,7 +78,8 @@ function paretoSection() {
   });
   const note =
     "Line: the front, from small memory to high throughput; only successful runs are on it. " +
-    "Crosses: runs that failed. Rings: selected.";
+    "Crosses: runs that failed. Rings: selected." +
+    POOLED;
   const element = section(
     "pareto",
     title,

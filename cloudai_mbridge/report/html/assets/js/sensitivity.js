@@ -103,7 +103,7 @@ function effectTable() {
       ...list.map((effect) => (effect.effect === null ? cell(effect) : formatShare(effect.effect))),
       list.some((effect) => isUneven(effect)) ? "no" : "yes",
     ]);
-  const head = ["axis", ...measures.map((measure) => measure.label), "each value equally often"];
+  const head = ["axis", ...measures.map((measure) => measure.label), "same n at every value"];
   return region("Effect of each axis", simpleTable(head, rows, { numbers: d3.range(1, measures.length + 1) }));
 }
 
@@ -115,7 +115,9 @@ function sensitivitySection() {
   const note =
     "Effect: how far the medians by value are apart, relative to the median of all. Only successful runs " +
     "count. Where values were not measured equally often, rejected or failed points are missing, " +
-    "and an axis may show what another one causes.";
+    "and an axis may show what another one causes. So it may where axes change together: " +
+    "equal counts do not exclude that." +
+    POOLED;
   const axes = varyingAxes(RUNS.filter(succeeded));
   const available = MEASURES.filter((measure) => measured(RUNS, measure).length);
   if (!axes.length || !available.length) {
