@@ -213,6 +213,7 @@ def fake(directory: Path, kind: str, sandbox: Any) -> str:
     return str(directory)
 
 
+@pytest.mark.drill
 def test_jobs_that_end_and_are_forgotten_while_nobody_looks(
     start_run: Any, stand_in_test: Any, until: Any, forgetful: Any, without_accounting: Any, tmp_path: Path
 ) -> None:

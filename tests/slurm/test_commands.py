@@ -60,7 +60,8 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
     here = tmp_path / "bin"
     here.mkdir()
     monkeypatch.setenv("PATH", f"{here}:{os.environ['PATH']}")
-    monkeypatch.delenv("MBRIDGE_REQUIRE_SLURM", raising=False)  # of the test run, not of sbatch
+    for name in ("MBRIDGE_REQUIRE_SLURM", "MBRIDGE_REQUIRE_CHROMIUM"):  # of the test run, not of sbatch
+        monkeypatch.delenv(name, raising=False)
     return FakeSlurm(here)
 
 

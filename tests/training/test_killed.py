@@ -30,7 +30,9 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any], bool]] = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", ["one", pytest.param("dp2", marks=pytest.mark.drill), "tp2-pp2"])
+@pytest.mark.parametrize(
+    "layout", ["one", *(pytest.param(name, marks=pytest.mark.drill) for name in ("dp2", "tp2-pp2"))]
+)
 def test_saved_at_5_killed_and_resumed(
     tmp_path: Path, train: Any, tiny: Callable[..., dict[str, Any]], layout: str
 ) -> None:
@@ -58,7 +60,7 @@ def test_saved_at_5_killed_and_resumed(
 @pytest.mark.parametrize(
     ("kills", "layout", "is_async"),
     [
-        pytest.param(2, "dp2-distopt", False, id="2"),
+        pytest.param(2, "dp2-distopt", False, id="2", marks=pytest.mark.drill),
         pytest.param(20, "dp2-distopt", False, id="20", marks=[pytest.mark.drill, pytest.mark.timeout(1800)]),
         pytest.param(10, "tp2", True, id="10-async", marks=[pytest.mark.drill, pytest.mark.timeout(1800)]),
     ],
