@@ -41,7 +41,7 @@ class SlurmSandbox:
         gpu_type: str = "gb200",
         name_prefix: str = "gb200-",
         cpus: int = 8,
-        mem_mb: int = 8000,
+        mem_mb: int = 16000,
         accounting: bool = False,
         hostnames: bool = True,
         cgroup: bool = False,

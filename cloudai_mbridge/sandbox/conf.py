@@ -28,7 +28,7 @@ class SandboxSpec:
     gpu_type: str = "gb200"
     name_prefix: str = "gb200-"
     cpus: int = 8
-    mem_mb: int = 8000
+    mem_mb: int = 16000
     accounting: bool = False
     hostnames: bool = True
     cgroup: bool = False
@@ -128,6 +128,7 @@ JobAcctGatherParams=OverMemoryKill"""
 
 def _resources(spec: SandboxSpec) -> str:
     # DefMemPerCPU: without it one job takes all of a node's memory, and a second never starts beside it.
+    # Its default is twice what a small training takes: while a process starts another, both count in full.
     # config_overrides: believe this file and not the hardware, which may have fewer CPUs.
     return f"""\
 SelectType=select/cons_tres
