@@ -120,7 +120,8 @@ def _question(
     Raises:
         BadInput: something is unknown, or the point breaks rules, a line each.
     """
-    from cloudai_mbridge.estimate.hardware import gpu_named, precision_named
+    from cloudai_mbridge.estimate.hardware import gpu_named
+    from cloudai_mbridge.estimate.precision import precision_named
     from cloudai_mbridge.estimate.question import Question, gpu_of
     from cloudai_mbridge.recipes import load_recipe
     from cloudai_mbridge.recipes.apply import with_recipe_defaults

@@ -5,6 +5,7 @@ from typing import Any
 
 from cloudai_mbridge.estimate.memory import Layout
 from cloudai_mbridge.estimate.point import GIB, PointEstimate
+from cloudai_mbridge.estimate.published import PublishedRow
 
 
 def as_data(found: PointEstimate) -> dict[str, Any]:
@@ -30,6 +31,7 @@ def as_data(found: PointEstimate) -> dict[str, Any]:
         "gpu_hours": found.gpu_hours,
         "cost": found.cost,
         "currency": found.currency,
+        "published": [_published(row) for row in found.published],
         "missing": dict(found.missing),
     }
 
@@ -52,6 +54,17 @@ def _layout(layout: Layout) -> dict[str, Any]:
         "use_distributed_optimizer": layout.use_distributed_optimizer,
         "activation_offload_layers": layout.activation_offload_layers,
         "cuda_graph": layout.cuda_graph,
+    }
+
+
+def _published(row: PublishedRow) -> dict[str, Any]:
+    return {
+        "container": row.container,
+        "label": row.label,
+        "step_time_s": row.step_time_s,
+        "tokens_per_s_per_gpu": row.tokens_per_s_per_gpu,
+        "tflops_per_gpu": row.tflops_per_gpu,
+        "flops_formula": str(row.formula),
     }
 
 

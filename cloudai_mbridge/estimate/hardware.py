@@ -8,30 +8,18 @@ import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 from functools import cache
 from importlib import resources
 from types import MappingProxyType
 from typing import Any
 
 from cloudai_mbridge.errors import BadInput
+from cloudai_mbridge.estimate.precision import Precision
 
 _DATA = resources.files("cloudai_mbridge.estimate") / "data" / "hardware.toml"
 _MAKERS = frozenset({"nvidia", "dgx", "hgx"})
 # What may follow the name without changing a figure; a PCIe or NVL card of the same name is another machine
 _FORMS = frozenset({"sxm", "sxm4", "sxm5", "sxm6", "ac", "80gb", "hbm3", "hbm3e", "nvl72"})
-
-
-class Precision(StrEnum):
-    """What the matmuls of the layers run in: compute_dtype of cmd_args."""
-
-    FP32 = "fp32"
-    TF32 = "tf32"
-    BF16 = "bf16"
-    FP8_CS = "fp8_cs"
-    FP8_SC = "fp8_sc"
-    FP8_MX = "fp8_mx"
-    NVFP4 = "nvfp4"
 
 
 _FORMAT = {
@@ -43,7 +31,6 @@ _FORMAT = {
     Precision.FP8_MX: "fp8",
     Precision.NVFP4: "fp4",
 }
-_OTHER_NAMES = {"fp8": Precision.FP8_CS, "mxfp8": Precision.FP8_MX, "fp16": Precision.BF16, "bfloat16": Precision.BF16}
 
 
 @dataclass(frozen=True)
@@ -106,21 +93,6 @@ def gpu_named(name: str) -> Gpu:
     if gpu is None:
         raise BadInput(f"gpu_type: unknown GPU {name!r}; use one of {', '.join(gpus())}")
     return gpu
-
-
-def precision_named(name: str) -> Precision:
-    """Return the precision called fp8_mx, FP8-MX, MXFP8, or FP8 (current scaling, as in the published tables).
-
-    Raises:
-        BadInput: there is none; the known ones are listed.
-    """
-    key = name.strip().lower().replace("-", "_")
-    if key in _OTHER_NAMES:
-        return _OTHER_NAMES[key]
-    try:
-        return Precision(key)
-    except ValueError:
-        raise BadInput(f"compute_dtype: unknown precision {name!r}; use one of {', '.join(Precision)}") from None
 
 
 def mfu(tflops_per_gpu: float, gpu: Gpu, precision: Precision) -> float | None:

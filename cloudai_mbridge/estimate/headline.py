@@ -29,6 +29,7 @@ class Headline:
 
     modelled_gib: weights, gradients, optimizer and activations of the stage that needs most of them; the rest of the
     peak is what a safety share leaves room for: context, communicators, workspace, fragmentation.
+    is_known_to_fit: its performance was published.
     """
 
     gpu: str | None
@@ -42,6 +43,7 @@ class Headline:
     tflops_per_gpu: float | None = None
     mfu: float | None = None
     why: tuple[str, ...] = ()
+    is_known_to_fit: bool = False
 
     @property
     def memory_share(self) -> float | None:
@@ -51,9 +53,14 @@ class Headline:
         return self.modelled_gib / self.gpu_memory_gib
 
     def exceeds(self, share: float | None) -> bool:
-        """Return whether states and activations need more than this share, or all terms more than there is."""
+        """Return whether states and activations need more than this share, or all terms more than there is.
+
+        A published point has run: it needs no room for what may be wrong with the estimate, and its share is 1.
+        """
         if share is None or self.memory_share is None or not self.gpu_memory_gib:
             return False
+        if self.is_known_to_fit:
+            share = max(share, 1.0)
         return self.memory_share > share or (self.peak_memory_gib or 0.0) > max(share, 1.0) * self.gpu_memory_gib
 
     def gpu_hours(self, num_steps: int | None, start_up_s: float = 0.0) -> float | None:
@@ -98,6 +105,7 @@ class Headlines:
             tflops_per_gpu=speed.tflops_per_gpu,
             mfu=speed.mfu,
             why=tuple(why for why in (memory, step) if isinstance(why, str)),
+            is_known_to_fit=question.is_known_to_fit,
         )
 
     def _flops_of(self, question: Question, model: Architecture, layout: Layout) -> int:

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.estimate.architecture import Architecture
-from cloudai_mbridge.estimate.hardware import Gpu, mfu, precision_named
+from cloudai_mbridge.estimate.hardware import Gpu, mfu
 from cloudai_mbridge.estimate.memory import (
     REFERENCES,
     Assumptions,
@@ -23,7 +23,9 @@ from cloudai_mbridge.estimate.memory import (
     worst_stage,
 )
 from cloudai_mbridge.estimate.memory.other import NOTHING
+from cloudai_mbridge.estimate.precision import precision_named
 from cloudai_mbridge.estimate.prices import Price
+from cloudai_mbridge.estimate.published import PublishedRow
 from cloudai_mbridge.estimate.question import Question, refusing
 from cloudai_mbridge.estimate.time import HeldOutError, StepTime, TimeModel, time_model, why_no_time
 from cloudai_mbridge.training.flops import Formula, flops_per_token
@@ -49,7 +51,7 @@ class PointEstimate:
     stages: memory of every pipeline stage, in the terms of the default estimator; None with a reference estimator,
     whose `reference` has its own two terms. peak_memory_gib: of the fullest stage. memory_share: of the GPU's
     memory, needed for states and activations.
-    gpu_hours: of the steps alone, without start-up. cost: of these.
+    gpu_hours: of the steps alone, without start-up. cost: of these. published: rows of exactly this point.
     """
 
     recipe: str
@@ -75,6 +77,7 @@ class PointEstimate:
     gpu_hours: float | None
     cost: float | None
     currency: str | None
+    published: tuple[PublishedRow, ...] = ()
     missing: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -138,6 +141,7 @@ def estimate_point(
         gpu_hours=gpu_hours,
         cost=cost,
         currency=price.currency if price else None,
+        published=question.published,
         missing=MappingProxyType(missing),
     )
 

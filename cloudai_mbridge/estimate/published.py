@@ -1,23 +1,30 @@
-"""What a row of Megatron-Bridge's published performance tables means: recipe, arguments, FLOPs formula.
+"""Megatron-Bridge's published performance: what a row of the tables means, and which rows are of a given point.
 
-Columns as in the tables' transcription: container, section, model, model_label, system, gpus, precision, gbs, mbs,
-seq_len, fsdp, tp, pp, cp, vp, ep, tokens_per_s_per_gpu, tflops_per_s_per_gpu, note; further ones are ignored. Source:
+Columns as in the tables' transcription (`data/published.csv`): container, section, model, model_label, system, gpus,
+precision, gbs, mbs, seq_len, fsdp, tp, pp, cp, vp, ep, tokens_per_s_per_gpu, tflops_per_s_per_gpu, variant, note;
+further ones are ignored. variant: "alt" for a second number that stood in parentheses. Source:
 docs/performance-summary.md and its archive in Megatron-Bridge.
 """
 
 import csv
 import re
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from functools import cache
+from importlib import resources
+from importlib.resources.abc import Traversable
+from operator import attrgetter
+from types import MappingProxyType
 from typing import Any
 
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.estimate.architecture import Architecture, architecture
-from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
+from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
 from cloudai_mbridge.recipes import load_recipe, recipe_names
+from cloudai_mbridge.recipes.apply import with_recipe_defaults
 from cloudai_mbridge.training.flops import NEW, OLD, Formula, flops_per_token, lora_flops_per_sample
 
+TABLE = resources.files("cloudai_mbridge.estimate") / "data" / "published.csv"
 LAST_OLD_CONTAINER = "26.04.01"
 _PRECISIONS = {
     "BF16": "bf16",
@@ -32,18 +39,22 @@ _SIZES = {"gpus": "num_gpus", "gbs": "gb", "mbs": "mb", "seq_len": "seq_length"}
 _SIZES |= {name: name for name in ("tp", "pp", "cp", "vp", "ep")}
 _TASKS = {"pre-training": "pretrain", "sft": "sft", "lora": "lora"}
 _WITHOUT_MTP = re.compile(r"\b(w/o|without|no)[\s_-]*mtp\b", re.IGNORECASE)
+_COUNTS = attrgetter("num_gpus", "tp", "pp", "cp", "vp", "ep", "et", "mb", "seq_length")
+_OTHERWISE = attrgetter(
+    *("model_recipe_name", "compute_dtype", "task", "hidden_size", "num_layers", "vocab_size"),
+    *("pipeline_model_parallel_layout", "recompute_modules", "recompute_num_layers", "activation_offload_layers"),
+)
 _LORA_RULE = "llama3_70b"  # the one recipe that the reference counts by a rule for LoRA
 
 
 @dataclass(frozen=True)
 class PublishedRow:
-    """One row. precision: None where the table does not say (25.09). args: the point that it describes."""
+    """One row. args: the point that it describes; where the table has no number format (25.09), it is derived."""
 
     container: str
     label: str
     recipe: str
     args: ResolvedCmdArgs
-    precision: str | None
     formula: Formula
     mtp_num_layers: int
     tokens_per_s_per_gpu: float
@@ -71,15 +82,46 @@ class PublishedRow:
         return tokens / (self.tokens_per_s_per_gpu * self.args.num_gpus)
 
 
-def read_published(path: Path) -> list[PublishedRow]:
+def read_published(path: Traversable = TABLE) -> list[PublishedRow]:
     """Read a transcription of the tables.
 
     Raises:
         BadInput: a row cannot be understood; line and column are named.
     """
-    with path.open(encoding="utf-8", newline="") as text:
-        reader = csv.DictReader(text)
-        return [_row_at(path, reader.line_num, columns) for columns in reader]
+    reader = csv.DictReader(path.read_text(encoding="utf-8").splitlines())
+    return [_row_at(path, reader.line_num, columns) for columns in reader]
+
+
+def published_of(args: ResolvedCmdArgs, gpu: str) -> tuple[PublishedRow, ...]:
+    """Return the rows of exactly this point: recipe, GPU, number format, sizes, batch, and nothing else set.
+
+    args: with the recipe's defaults. gpu: its name in the hardware table.
+    """
+    return tuple(row for row in _rows_of(args, gpu) if row.args.gb == args.gb)
+
+
+def is_known_to_fit(args: ResolvedCmdArgs, gpu: str) -> bool:
+    """Return whether this point was published, or the same with a larger batch: more of the same micro-batches."""
+    return any((row.args.gb or 0) >= (args.gb or 0) for row in _rows_of(args, gpu))
+
+
+def _rows_of(args: ResolvedCmdArgs, gpu: str) -> tuple[PublishedRow, ...]:
+    """Return the rows of a point, whatever their global batch."""
+    return () if args.launcher is Launcher.EMBEDDED else _by_point().get(_point(args, gpu), ())
+
+
+@cache
+def _by_point() -> Mapping[Hashable, tuple[PublishedRow, ...]]:
+    points: dict[Hashable, tuple[PublishedRow, ...]] = {}
+    for row in read_published():
+        point = _point(with_recipe_defaults(row.args, load_recipe(row.recipe)), row.args.gpu_type)
+        points[point] = (*points.get(point, ()), row)
+    return MappingProxyType(points)
+
+
+def _point(args: ResolvedCmdArgs, gpu: str) -> Hashable:
+    sizes = [value or 1 for value in _COUNTS(args)]
+    return gpu, bool(args.use_megatron_fsdp), *sizes, *map(str, _OTHERWISE(args))
 
 
 def published_row(columns: Mapping[str, str]) -> PublishedRow:
@@ -90,13 +132,13 @@ def published_row(columns: Mapping[str, str]) -> PublishedRow:
     """
     recipe, label = _recipe_of(columns["model"]), columns.get("model_label") or columns["model"]
     remarks = f"{label} {columns.get('note') or ''} {columns.get('variant') or ''}"
-    precision = _named(columns, "precision", _PRECISIONS) if _is_given(columns, "precision") else None
+    gpu = columns["system"].lower().removeprefix("dgx-")
     sizes = {name: size for column, name in _SIZES.items() if (size := _size(columns, column)) is not None}
     arguments: dict[str, Any] = {
         **sizes,
         "model_recipe_name": recipe,
-        "gpu_type": columns["system"].lower().removeprefix("dgx-"),
-        "compute_dtype": precision or "bf16",
+        "gpu_type": gpu,
+        "compute_dtype": _precision(columns, gpu),
         "task": _TASKS[_named(columns, "section", {name: name for name in _TASKS}, str.lower)],
         "use_megatron_fsdp": bool(_size(columns, "fsdp")),
         **({"et": 1} if "ep" in sizes else {}),
@@ -106,12 +148,24 @@ def published_row(columns: Mapping[str, str]) -> PublishedRow:
         label=label,
         recipe=recipe,
         args=ResolvedCmdArgs.model_validate(arguments),
-        precision=precision,
         formula=formula_of(columns["container"]),
         mtp_num_layers=0 if _WITHOUT_MTP.search(remarks) else load_recipe(recipe).mtp_num_layers,
         tokens_per_s_per_gpu=_number(columns, "tokens_per_s_per_gpu"),
         tflops_per_gpu=_number(columns, "tflops_per_s_per_gpu"),
     )
+
+
+def _precision(columns: Mapping[str, str], gpu: str) -> str:
+    """Return the number format.
+
+    The tables of 25.09 have no such column. They are of FP8: their footnote says that the numbers in parentheses are of
+    another quantization granularity, 32 x 32 on Blackwell and 128 x 128 on Hopper.
+    """
+    if _is_given(columns, "precision"):
+        return _named(columns, "precision", _PRECISIONS)
+    if columns.get("variant") != "alt":
+        return "fp8_cs"
+    return "fp8_sc" if gpu == "h100" else "fp8_mx"
 
 
 def formula_of(container: str) -> Formula:
@@ -164,7 +218,7 @@ def _number(columns: Mapping[str, str], column: str) -> float:
         raise BadInput(f"{column}: {columns.get(column)!r} is no number") from None
 
 
-def _row_at(path: Path, line: int, columns: Mapping[str, str]) -> PublishedRow:
+def _row_at(path: Traversable, line: int, columns: Mapping[str, str]) -> PublishedRow:
     try:
         return published_row(columns)
     except BadInput as error:

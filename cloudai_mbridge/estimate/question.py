@@ -9,6 +9,7 @@ from cloudai_mbridge.estimate.architecture import Architecture, architecture
 from cloudai_mbridge.estimate.hardware import Gpu, find_gpu
 from cloudai_mbridge.estimate.memory import Implementation, Layout, layout_of
 from cloudai_mbridge.estimate.overrides import apply_overrides
+from cloudai_mbridge.estimate.published import PublishedRow, is_known_to_fit, published_of
 from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
 from cloudai_mbridge.models.system import LocalSystem, System
 from cloudai_mbridge.recipes.load import Recipe
@@ -60,6 +61,16 @@ class Question:
         """
         with refusing(f"recipe {self.recipe.name}: the model cannot be estimated"):
             return architecture(self.recipe, self.args, self.extra)
+
+    @property
+    def published(self) -> tuple[PublishedRow, ...]:
+        """The published rows of exactly this point; one with overrides has none."""
+        return () if self.gpu is None or self.extra else published_of(self.args, self.gpu.name)
+
+    @property
+    def is_known_to_fit(self) -> bool:
+        """Whether a published row of this point proves it, or one with a larger batch."""
+        return self.gpu is not None and not self.extra and is_known_to_fit(self.args, self.gpu.name)
 
     def layout_of(self, model: Architecture) -> Layout:
         """Return how the point's model is spread over the GPUs.

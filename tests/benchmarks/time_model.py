@@ -29,8 +29,9 @@ from scipy.stats import spearmanr
 
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.estimate.architecture import Architecture
-from cloudai_mbridge.estimate.hardware import Precision, gpu_named, precision_named
+from cloudai_mbridge.estimate.hardware import gpu_named
 from cloudai_mbridge.estimate.memory.layout import Layout
+from cloudai_mbridge.estimate.precision import precision_named
 from cloudai_mbridge.estimate.published import published_row
 from cloudai_mbridge.estimate.time import load_calibration, time_model
 from cloudai_mbridge.estimate.time.calibration import Coefficient
@@ -40,8 +41,8 @@ from cloudai_mbridge.estimate.time.work import work_of
 from cloudai_mbridge.recipes import load_recipe
 
 ROOT = Path(__file__).parents[2]
-ROWS = ROOT / "tests" / "data" / "published_performance.csv"
-CALIBRATION = ROOT / "cloudai_mbridge" / "estimate" / "data" / "calibration.toml"
+DATA = ROOT / "cloudai_mbridge" / "estimate" / "data"
+ROWS, CALIBRATION = DATA / "published.csv", DATA / "calibration.toml"
 FOLDS, MIN_GROUP, CLEARLY = 5, 4, 0.05
 SCATTER, SOFT = 0.08, 1.5  # of one row, in log(step time); where the loss turns from squared to linear
 _NOTES_LEFT_OUT = ("tokendrop", "gpt-oss-note")
@@ -90,19 +91,11 @@ def _is_used(columns: dict[str, str]) -> bool:
 def _row(columns: dict[str, str]) -> Row:
     row = published_row(columns)
     model, args = row.architecture, row.args
-    precision = _precision(columns, row.precision)
+    precision = precision_named(args.compute_dtype)
     setting = Setting(model, gpu_named(args.gpu_type), precision, row.container, args.task == "lora")
     layout = layout_of(model, args)
     what = (model.recipe, model.mtp_num_layers, setting.gpu.name, setting.precision, layout)
     return Row(setting, layout, row.step_time_s, "|".join(map(str, what)), columns["note"] or args.task)
-
-
-def _precision(columns: dict[str, str], named: str | None) -> Precision:
-    if named is not None:
-        return precision_named(named)
-    if columns["variant"] == "primary":
-        return Precision.FP8_CS
-    return Precision.FP8_SC if "H100" in columns["system"] else Precision.FP8_MX
 
 
 def layout_of(model: Architecture, args: object) -> Layout:

@@ -1,10 +1,10 @@
 """Every published configuration passes with its recipe; the ones that cannot are named with the reason."""
 
 import csv
-from pathlib import Path
 from typing import Any
 
 from cloudai_mbridge.constraints import check
+from cloudai_mbridge.estimate.published import TABLE
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
 from cloudai_mbridge.models.system import SlurmSystem
 from cloudai_mbridge.recipes import load_recipe
@@ -46,8 +46,7 @@ def arguments(row: dict[str, str]) -> dict[str, Any]:
 
 
 def test_published_rows() -> None:
-    path = Path(__file__).parents[1] / "data/published_performance.csv"
-    with path.open(encoding="utf-8") as text:
+    with TABLE.open(encoding="utf-8") as text:
         rows = [row for row in csv.DictReader(text) if row["tp"] not in ("", "n/a")]
     assert len(rows) == 154
     for row in rows:

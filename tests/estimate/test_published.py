@@ -6,10 +6,19 @@ from typing import Any
 import pytest
 
 from cloudai_mbridge.errors import BadInput
-from cloudai_mbridge.estimate.published import PublishedRow, formula_of, published_row, read_published
+from cloudai_mbridge.estimate.published import (
+    PublishedRow,
+    formula_of,
+    is_known_to_fit,
+    published_of,
+    published_row,
+    read_published,
+)
+from cloudai_mbridge.models.cmd_args import Launcher
+from cloudai_mbridge.recipes import load_recipe
+from cloudai_mbridge.recipes.apply import with_recipe_defaults
 from cloudai_mbridge.training.flops import NEW, OLD, flops_per_token
 
-TABLE = Path(__file__).parents[1] / "data/published_performance.csv"
 TOLERANCE = 0.02
 
 # (container, label, system, tokens/s) -> why the row's own numbers do not agree
@@ -33,7 +42,7 @@ def key_of(row: PublishedRow) -> tuple[str, str, str, float]:
 
 
 def test_published_throughput_follows_from_published_tokens() -> None:
-    rows = read_published(TABLE)
+    rows = read_published()
     errors = [error_of(row) for row in rows]
     outside = {key_of(row): error for row, error in zip(rows, errors, strict=True) if abs(error) > TOLERANCE}
     print(f"{len(rows) - len(outside)} of {len(rows)} rows within {TOLERANCE:.0%}; the others:")
@@ -46,21 +55,21 @@ def test_published_throughput_follows_from_published_tokens() -> None:
 
 
 def test_the_exception_of_rounded_tokens_is_its_rounding() -> None:
-    (row,) = (row for row in read_published(TABLE) if key_of(row) == next(iter(EXCEPTIONS)))
+    (row,) = (row for row in read_published() if key_of(row) == next(iter(EXCEPTIONS)))
     implied = row.tflops_per_gpu * 1e12 / row.flops_per_token
     assert abs(implied - row.tokens_per_s_per_gpu) < 128 / 2
 
 
 def test_old_rows_need_the_old_formula() -> None:
     """With the newest for every row, the GPT-OSS rows of the old containers are a fifth too high."""
-    rows = [row for row in read_published(TABLE) if row.recipe == "gpt_oss_120b" and row.formula is OLD]
+    rows = [row for row in read_published() if row.recipe == "gpt_oss_120b" and row.formula is OLD]
     ratios = [flops_per_token(row.architecture, NEW) / row.flops_per_token for row in rows]
     assert len(rows) > 5
     assert all(1.1 < ratio < 1.25 for ratio in ratios)
 
 
 def test_lora_rows_need_the_lora_rule() -> None:
-    (row,) = (row for row in read_published(TABLE) if row.args.task == "lora")
+    (row,) = (row for row in read_published() if row.args.task == "lora")
     assert -0.005 < error_of(row) < 0
     assert flops_per_token(row.architecture) / row.flops_per_token == pytest.approx(1.55, abs=0.02)
 
@@ -111,7 +120,7 @@ def test_what_a_row_means() -> None:
         "task": "pretrain",
         "use_megatron_fsdp": False,
     }
-    assert (row.precision, row.formula, row.mtp_num_layers) == ("fp8_mx", NEW, 1)
+    assert (row.formula, row.mtp_num_layers) == (NEW, 1)
     assert row.step_time_s == pytest.approx(4096 * 4096 / (4912 * 256))
 
 
@@ -149,15 +158,69 @@ def test_models_of_the_tables(model: str, recipe: str) -> None:
 @pytest.mark.parametrize(
     ("columns", "expected"),
     [
-        ({"precision": ""}, ("bf16", None)),
-        ({"precision": "n/a"}, ("bf16", None)),
-        ({"precision": "NVFP4"}, ("nvfp4", "nvfp4")),
-        ({"precision": "FP8-CS"}, ("fp8_cs", "fp8_cs")),
+        ({"precision": ""}, "fp8_cs"),
+        ({"precision": "n/a", "variant": "primary"}, "fp8_cs"),
+        ({"precision": "", "variant": "alt"}, "fp8_mx"),
+        ({"precision": "", "variant": "alt", "system": "DGX-H100"}, "fp8_sc"),
+        ({"precision": "BF16", "variant": "alt"}, "bf16"),
+        ({"precision": "NVFP4"}, "nvfp4"),
+        ({"precision": "FP8-CS"}, "fp8_cs"),
     ],
 )
-def test_precisions(columns: dict[str, str], expected: tuple[str, str | None]) -> None:
-    row = row_of(**columns)
-    assert (row.args.compute_dtype, row.precision) == expected
+def test_precisions(columns: dict[str, str], expected: str) -> None:
+    assert row_of(**columns).args.compute_dtype == expected
+
+
+def published_at(row: PublishedRow, gpu: str | None = None, **changes: Any) -> tuple[PublishedRow, ...]:
+    """Ask for a row's point, as a user's test resolves it."""
+    args = with_recipe_defaults(row.args.model_copy(update=changes), load_recipe(row.recipe))
+    return published_of(args, gpu or row.args.gpu_type)
+
+
+def test_every_row_is_found_by_its_point() -> None:
+    rows = read_published()
+    assert all(row in published_at(row) for row in rows)
+    containers = {row.container for row in published_at(next(row for row in rows if row.args.use_megatron_fsdp))}
+    assert len(containers) > 1  # one configuration in several containers
+
+
+def test_sizes_of_one_need_not_be_written() -> None:
+    row = next(row for row in read_published() if row.args.cp == 1 and row.args.ep is None)
+    assert row in published_at(row, cp=None, ep=1, et=1)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"tp": 8},
+        {"mb": 3},
+        {"gb": 8},
+        {"num_gpus": 2048},
+        {"seq_length": 1024},
+        {"compute_dtype": "tf32"},
+        {"use_megatron_fsdp": True},
+        {"num_layers": 2},
+        {"recompute_num_layers": 1},
+        {"recompute_modules": ["mlp"]},
+        {"activation_offload_layers": 1},
+        {"task": "sft"},
+        {"launcher": Launcher.EMBEDDED},
+        {"gpu": "a100"},
+    ],
+)
+def test_another_point_is_not_published(change: dict[str, Any]) -> None:
+    row = next(row for row in read_published() if row.recipe == "llama31_405b" and not row.args.use_megatron_fsdp)
+    assert published_at(row)
+    assert not published_at(row, **change)
+
+
+def test_a_smaller_batch_of_a_published_point_is_known_to_fit() -> None:
+    row = next(row for row in read_published() if row.recipe == "llama31_405b")
+    args = with_recipe_defaults(row.args, load_recipe(row.recipe))
+    gpu, batch = args.gpu_type, args.gb or 0
+    known = [is_known_to_fit(args.model_copy(update={"gb": gb}), gpu) for gb in (batch // 2, batch, batch * 100)]
+    assert known == [True, True, False]
+    assert not is_known_to_fit(args.model_copy(update={"mb": 2}), gpu)
 
 
 def test_sizes_that_are_not_given() -> None:

@@ -1,18 +1,17 @@
 """Every recipe that ships is a valid container under its published parallelism, without a GPU."""
 
 import csv
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from cloudai_mbridge.estimate.published import TABLE
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
 from cloudai_mbridge.recipes import load_recipe, recipe_names
 from cloudai_mbridge.recipes.apply import training_config, with_recipe_defaults
 from cloudai_mbridge.training.adapt import adapt_to_device
 from cloudai_mbridge.training.config import ConfigContainer, runtime_config_update
 
-ROWS = Path(__file__).parents[1] / "data/published_performance.csv"
 MODELS = {
     "LLAMA3_8B": "llama3_8b",
     "LLAMA3_70B": "llama3_70b",
@@ -29,7 +28,7 @@ EMBEDDED = [name for name in recipe_names() if not load_recipe(name).not_embedde
 
 def published(recipe: str) -> list[dict[str, int]]:
     """Return the layouts that were published for a recipe; one rank for one of which nothing was."""
-    with ROWS.open(encoding="utf-8") as text:
+    with TABLE.open(encoding="utf-8") as text:
         rows = [
             row for row in csv.DictReader(text) if MODELS.get(row["model"]) == recipe and row["tp"] not in ("", "n/a")
         ]

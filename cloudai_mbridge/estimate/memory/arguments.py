@@ -3,8 +3,9 @@
 from typing import Any
 
 from cloudai_mbridge.errors import BadInput
-from cloudai_mbridge.estimate.memory.layout import Granularity, Layout, Precision, Recompute
+from cloudai_mbridge.estimate.memory.layout import Granularity, Layout, Recompute
 from cloudai_mbridge.estimate.memory.upstream import preset
+from cloudai_mbridge.estimate.precision import Precision
 from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
 from cloudai_mbridge.models.pipeline_layout import num_stages
 from cloudai_mbridge.recipes.apply import recipe_layout

@@ -5,27 +5,7 @@ from enum import StrEnum
 from functools import cached_property
 
 from cloudai_mbridge.errors import BadInput
-
-
-class Precision(StrEnum):
-    """Number formats of a run, by the names of `cmd_args.compute_dtype`."""
-
-    FP32 = "fp32"
-    BF16 = "bf16"
-    FP8_CS = "fp8_cs"
-    FP8_MX = "fp8_mx"
-    FP8_SC = "fp8_sc"
-    NVFP4 = "nvfp4"
-
-    @property
-    def is_quantized(self) -> bool:
-        """Whether matrix products run in 8 or 4 bits."""
-        return self not in (Precision.FP32, Precision.BF16)
-
-    @property
-    def activation_bytes(self) -> int:
-        """Bytes per value of what the layers hand to each other."""
-        return 4 if self is Precision.FP32 else 2
+from cloudai_mbridge.estimate.precision import Precision
 
 
 class Implementation(StrEnum):

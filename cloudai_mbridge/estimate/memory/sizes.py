@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from cloudai_mbridge.estimate.architecture import Architecture
-from cloudai_mbridge.estimate.memory.layout import Implementation, Layout, Precision
+from cloudai_mbridge.estimate.memory.layout import Implementation, Layout
+from cloudai_mbridge.estimate.precision import Precision
 
 # bytes per value of what a quantized matrix product keeps for its weight gradient, block scales included
 _KEPT_INPUT = {

@@ -8,8 +8,9 @@ Megatron-FSDP splits weights and gradients too, and gathers a layer while it is 
 
 from dataclasses import dataclass
 
-from cloudai_mbridge.estimate.memory.layout import Layout, Precision
+from cloudai_mbridge.estimate.memory.layout import Layout
 from cloudai_mbridge.estimate.memory.parameters import Parameters
+from cloudai_mbridge.estimate.precision import Precision
 
 # Bytes per weight of one quantized copy, block scales included
 _QUANTIZED = {
@@ -51,7 +52,7 @@ def states(parameters: Parameters, layout: Layout, unsharded: Unsharded) -> dict
 
 def bytes_per_weight(layout: Layout) -> tuple[float, float, float]:
     """Return bytes per weight of a matrix product: the weight itself, quantized copies beside it, its gradient."""
-    gradient = 4.0 if layout.grad_reduce_in_fp32 or layout.precision is Precision.FP32 else 2.0
+    gradient = 4.0 if layout.grad_reduce_in_fp32 or layout.precision.is_32_bit else 2.0
     gradient = 0.0 if layout.adapters_only else gradient
     copy = _QUANTIZED.get(layout.precision, 0.0)
     copies = 1 if layout.precision in _PER_TENSOR and not layout.has_fp8_transposes else 2  # row- and column-wise
@@ -67,7 +68,7 @@ def _plain(layout: Layout) -> float:
 def _optimizer(parameters: Parameters, layout: Layout) -> float:
     if layout.adapters_only:
         return 0.0
-    per_weight = 8 if layout.precision is Precision.FP32 else 12
+    per_weight = 8 if layout.precision.is_32_bit else 12
     on_device = 1 - layout.optimizer_offload_fraction
     if not (layout.use_distributed_optimizer or layout.use_megatron_fsdp):
         return parameters.total * per_weight * on_device

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from cloudai_mbridge.estimate.memory.layout import Precision
+from cloudai_mbridge.estimate.precision import Precision
 
 
 @dataclass(frozen=True)

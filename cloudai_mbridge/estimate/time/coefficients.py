@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.estimate.architecture import Architecture
-from cloudai_mbridge.estimate.hardware import Gpu, Precision
+from cloudai_mbridge.estimate.hardware import Gpu
+from cloudai_mbridge.estimate.precision import Precision
 
 # From this container on, Megatron-Bridge's MXFP8 recipes for gated experts on Blackwell run one fused kernel for a
 # rank's experts and record the iteration as one CUDA graph (scripts/performance/configs: cutedsl_fused_grouped_mlp)

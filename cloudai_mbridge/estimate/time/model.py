@@ -5,8 +5,9 @@ from functools import lru_cache
 
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.estimate.architecture import Architecture
-from cloudai_mbridge.estimate.hardware import Gpu, Precision
+from cloudai_mbridge.estimate.hardware import Gpu
 from cloudai_mbridge.estimate.memory.layout import Layout
+from cloudai_mbridge.estimate.precision import Precision
 from cloudai_mbridge.estimate.time.calibration import Calibration, HeldOutError, load_calibration
 from cloudai_mbridge.estimate.time.coefficients import Setting
 from cloudai_mbridge.estimate.time.parts import (
@@ -128,13 +129,12 @@ def time_model(
 ) -> TimeModel:
     """Return the model of step times.
 
-    precision: this or any enumeration of the same names. container: None is the newest software of the calibration.
+    container: None is the newest software of the calibration.
     is_frozen: only adapters are trained (LoRA); their own work is not counted.
 
     Raises:
         BadInput: there is none for this GPU and precision, or `container` is no version.
     """
-    precision = Precision(str(precision))
     device = device_of(gpu, precision)
     if device is None:
         raise BadInput(f"no step time: {why_no_time(gpu, precision)}")

@@ -7,8 +7,9 @@ microseconds. Nothing overlaps here: what overlaps, and how well, is in the coef
 from typing import NamedTuple
 
 from cloudai_mbridge.estimate.architecture import Architecture
-from cloudai_mbridge.estimate.hardware import Gpu, Precision
+from cloudai_mbridge.estimate.hardware import Gpu
 from cloudai_mbridge.estimate.memory.layout import Layout
+from cloudai_mbridge.estimate.precision import Precision
 from cloudai_mbridge.estimate.time.links import exchange_shares, ring_gb_s
 from cloudai_mbridge.estimate.time.recompute import recomputed
 from cloudai_mbridge.estimate.time.work import Work

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from cloudai_mbridge.errors import BadInput
-from cloudai_mbridge.estimate.memory import Granularity, Layout, Precision, layout_of
+from cloudai_mbridge.estimate.memory import Granularity, Layout, layout_of
+from cloudai_mbridge.estimate.precision import Precision
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
 from cloudai_mbridge.recipes import load_recipe
 

@@ -12,7 +12,8 @@ import pytest
 from cloudai_mbridge.estimate.architecture import architecture
 from cloudai_mbridge.estimate.memory.activations import activations_per_stage
 from cloudai_mbridge.estimate.memory.in_flight import in_flight
-from cloudai_mbridge.estimate.memory.layout import Granularity, Implementation, Layout, Precision, Recompute
+from cloudai_mbridge.estimate.memory.layout import Granularity, Implementation, Layout, Recompute
+from cloudai_mbridge.estimate.precision import Precision
 from cloudai_mbridge.recipes import Recipe
 from cloudai_mbridge.recipes.container import container_data
 

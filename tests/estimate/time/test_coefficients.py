@@ -5,7 +5,8 @@ import pytest
 
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.estimate.architecture import Architecture
-from cloudai_mbridge.estimate.hardware import Precision, gpu_named
+from cloudai_mbridge.estimate.hardware import gpu_named
+from cloudai_mbridge.estimate.precision import Precision
 from cloudai_mbridge.estimate.time.coefficients import Setting, age, powers, spared, years
 from cloudai_mbridge.estimate.time.parts import Parts
 

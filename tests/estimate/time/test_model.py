@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.estimate.architecture import Architecture, architecture
-from cloudai_mbridge.estimate.hardware import Precision, gpu_named, gpus
+from cloudai_mbridge.estimate.hardware import gpu_named, gpus
 from cloudai_mbridge.estimate.memory.layout import Granularity, Layout, Recompute
-from cloudai_mbridge.estimate.memory.layout import Precision as MemoryPrecision
+from cloudai_mbridge.estimate.precision import Precision
 from cloudai_mbridge.estimate.time import StepTime, TimeModel, load_calibration, step_time_s, time_model, why_no_time
 from cloudai_mbridge.estimate.time.coefficients import Setting
 from cloudai_mbridge.estimate.time.parts import bubble, device_of
@@ -140,11 +140,6 @@ def test_newest_software_is_the_default(experts: Architecture, expert_layout: La
         for container in ("25.11", "26.04.01", "26.06", None)
     ]
     assert times == sorted(times, reverse=True)
-
-
-def test_precision_of_the_memory_estimate_is_the_same(dense: Architecture, layout: Layout) -> None:
-    theirs = time_model.__wrapped__(dense, GB200, MemoryPrecision.FP8_MX)  # type: ignore[arg-type]
-    assert theirs.step_time_s(layout) == seconds(dense, layout, "gb200", Precision.FP8_MX)
 
 
 def test_says_how_wrong_it_was(dense: Architecture) -> None:
