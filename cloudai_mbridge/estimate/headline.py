@@ -4,21 +4,30 @@ The same numbers as `estimate_point`, at about a hundred microseconds a point; m
 out once for all layouts between which it does not differ.
 """
 
-from collections.abc import Hashable
-from dataclasses import dataclass, fields
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, fields, replace
 from operator import attrgetter
 from typing import Any
 
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.estimate.architecture import Architecture
-from cloudai_mbridge.estimate.memory import Assumptions, Layout, memory_per_stage
+from cloudai_mbridge.estimate.memory import (
+    Assumptions,
+    Granularity,
+    Implementation,
+    Layout,
+    StageMemory,
+    memory_per_stage,
+)
 from cloudai_mbridge.estimate.point import GIB, assumptions_for, flops_of, speed_of, times_of, tokens_per_step
 from cloudai_mbridge.estimate.question import Question, refusing
 from cloudai_mbridge.estimate.time import TimeModel
 
 START_UP_S = 300.0  # containers, imports, compilation: an allowance for budgets, not in gpu_hours
 _MOST_KEPT = 10_000
-_OF_MEMORY = attrgetter(*(field.name for field in fields(Layout) if field.name not in ("gbs", "num_gpus")))
+_NOT_OF_MEMORY = ("gbs", "num_gpus", "mbs", "seq_length")
+_OF_MEMORY = attrgetter(*(field.name for field in fields(Layout) if field.name not in _NOT_OF_MEMORY))
+_CONSTANT = ("nccl", "cuda context", "workspace")
 # In an interleaved schedule the fullest moment comes within as many groups of pp micro-batches
 _WHOLE_GROUPS, _GROUPS = 2, 4
 
@@ -75,6 +84,7 @@ class Headlines:
 
     def __init__(self) -> None:
         self._memory: dict[Hashable, _Totals] = {}
+        self._families: dict[Hashable, tuple[Architecture, int]] = {}
         self._times: dict[Hashable, tuple[Architecture, TimeModel | str]] = {}
         self._flops: dict[Hashable, tuple[Architecture, int]] = {}
 
@@ -135,49 +145,82 @@ class Headlines:
 
     def _memory_of(self, question: Question, model: Architecture, layout: Layout) -> tuple[float, int, float] | str:
         copies = (layout.dp > 1, layout.dp * layout.cp > 1, layout.expert_dp > 1)
-        key = (id(model), assumptions_for(question.gpu), _OF_MEMORY(layout), _microbatches(layout), copies)
+        assumptions = assumptions_for(question.gpu)
+        shape = (self._family_of(model), _OF_MEMORY(layout), _microbatches(layout), _lengths(model, layout))
+        key = (*shape, assumptions, copies)
         kept = self._memory.get(key)
         if kept is None:
-            kept = _room(self._memory)[key] = _Totals(model, assumptions_for(question.gpu))
-        return kept.fullest(layout)
+            kept = _room(self._memory)[key] = _Totals(assumptions)
+        return kept.fullest(model, layout)
+
+    def _family_of(self, model: Architecture) -> int:
+        """Return a number that models share which differ in their sequence length alone."""
+        known = self._families.get(id(model))
+        if known is None:
+            family = hash(replace(model, seq_length=1))
+            known = _room(self._families)[id(model)] = (model, family)
+        return known[1]
 
 
 class _Totals:
-    """Memory of the stages of layouts that differ in their data-parallel copies alone: a + b / dp, from two of them.
+    """Memory of the stages of layouts that differ in data-parallel copies and tokens: a + b / dp + c tokens.
 
-    Optimizer state, and with FSDP weights and gradients, are split over the copies; nothing else depends on them as
-    long as there are, or are not, several of each kind.
+    Optimizer state, and with FSDP weights and gradients, are split over the copies: two of them tell all. Activations,
+    and what else comes and goes, grow with the tokens of a micro-batch: one tells all, where `_lengths` says so.
     """
 
-    def __init__(self, model: Architecture, assumptions: Assumptions) -> None:
-        self.model = model  # lives as long as its id is a key
+    def __init__(self, assumptions: Assumptions) -> None:
         self._assumptions = assumptions
-        self._known: dict[int, tuple[float, ...]] = {}
+        self._fixed: dict[int, tuple[float, ...]] = {}
         self._line: tuple[tuple[float, float], ...] | None = None
+        self._per_token: tuple[float, ...] = ()
 
-    def fullest(self, layout: Layout) -> tuple[float, int, float] | str:
+    def fullest(self, model: Architecture, layout: Layout) -> tuple[float, int, float] | str:
         """Return bytes and number of the fullest stage, and the most states and activations, or why not."""
-        totals = self._known.get(layout.dp)
-        if totals is None and self._line is not None:
-            totals = tuple([a + b / layout.dp for a, b in self._line])
-        if totals is None:
+        fixed = self._fixed.get(layout.dp)
+        if fixed is None and self._line is not None:
+            fixed = tuple([a + b / layout.dp for a, b in self._line])
+        if fixed is None:
             try:
                 with refusing("memory cannot be estimated"):
-                    stages = memory_per_stage(self.model, layout, self._assumptions)
+                    fixed = self._learn(layout.dp, _tokens(model, layout), self._stages(model, layout))
             except BadInput as error:
                 return str(error)
-            modelled = [stage.states + stage.activations for stage in stages]
-            totals = self._learn(layout.dp, (*[stage.total for stage in stages], *modelled))
+        tokens = _tokens(model, layout)
+        totals = [a + c * tokens for a, c in zip(fixed, self._per_token, strict=True)]
         half = len(totals) // 2
         most = max(totals[:half])
         return most, totals.index(most), max(totals[half:])
 
-    def _learn(self, dp: int, totals: tuple[float, ...]) -> tuple[float, ...]:
-        for other, others in self._known.items():
-            slopes = [(y - z) / (1 / dp - 1 / other) for y, z in zip(totals, others, strict=True)]
-            self._line = tuple([(y - slope / dp, slope) for y, slope in zip(totals, slopes, strict=True)])
-        self._known[dp] = totals
-        return totals
+    def _stages(self, model: Architecture, layout: Layout) -> tuple[StageMemory, ...]:
+        return memory_per_stage(model, layout, self._assumptions)
+
+    def _learn(self, dp: int, tokens: float, stages: Sequence[StageMemory]) -> tuple[float, ...]:
+        """Keep what the stages tell: all terms of each, then its states and activations of each."""
+        states = [stage.states for stage in stages]
+        fixed = (*(stage.states + sum(stage.terms[name] for name in _CONSTANT) for stage in stages), *states)
+        moving = (*(stage.total for stage in stages), *(stage.states + stage.activations for stage in stages))
+        self._per_token = tuple([(total - a) / tokens for total, a in zip(moving, fixed, strict=True)])
+        for other, others in self._fixed.items():
+            slopes = [(y - z) / (1 / dp - 1 / other) for y, z in zip(fixed, others, strict=True)]
+            self._line = tuple([(y - slope / dp, slope) for y, slope in zip(fixed, slopes, strict=True)])
+        self._fixed[dp] = fixed
+        return fixed
+
+
+def _tokens(model: Architecture, layout: Layout) -> float:
+    """Return the tokens of a micro-batch on a rank."""
+    return layout.mbs * (layout.seq_length or model.seq_length) / layout.cp
+
+
+def _lengths(model: Architecture, layout: Layout) -> Hashable:
+    """Return what of the lengths memory depends on beside the tokens: nothing, for whole shares of a fused kernel."""
+    tokens = layout.mbs * (layout.seq_length or model.seq_length)
+    is_linear = layout.implementation is Implementation.FUSED and model.position_embedding_type != "learned_absolute"
+    if not is_linear or tokens % (layout.cp * layout.tp):
+        return layout.mbs, layout.seq_length or model.seq_length
+    # a fully recomputed chunk keeps rotation angles of the sequence, whatever the number of sequences
+    return layout.mbs if layout.recompute.granularity is Granularity.FULL else None
 
 
 def _microbatches(layout: Layout) -> int:
