@@ -38,7 +38,7 @@ def register(cli: click.Group) -> None:
 @click.option("--cp", type=_SIZE, help="Context parallel size.")
 @click.option("--vp", type=_SIZE, help="Virtual pipeline stages per rank.")
 @click.option("--ep", type=_SIZE, help="Expert parallel size.")
-@click.option("--etp", "et", type=_SIZE, help="Expert tensor parallel size; default: tp.")
+@click.option("--etp", "et", type=_SIZE, help="Expert tensor parallel size; default: 1, embedded: tp.")
 @click.option("--mbs", "mb", type=_SIZE, help="Sequences per micro-batch; default: the recipe's.")
 @click.option("--gbs", "gb", type=_SIZE, help="Sequences per step; default: the recipe's.")
 @click.option("--num-layers", type=_SIZE, help="Decoder layers; default: the recipe's.")
@@ -137,9 +137,11 @@ def _question(
             **chosen,
             "model_recipe_name": recipe_name,
             "compute_dtype": str(precision_named(precision)),
-            "num_gpus": num_gpus or _fewest_gpus(**{name: sizes[name] for name in ("tp", "pp", "cp", "ep", "et")}),
+            "num_gpus": num_gpus or 1,
         }
     )
+    if num_gpus is None:
+        args = args.model_copy(update={"num_gpus": _fewest_gpus(args, recipe)})
     device, why_not = gpu_of(args, system, is_set=gpu is not None)
     if gpu is None and (system is None or not system.gpu_type):
         device, why_not = None, "no GPU is named; use --gpu"
@@ -188,6 +190,8 @@ def _recomputation(recompute: str | None, extra: dict[str, str], num_layers: int
     return {"recompute_modules": "" if recompute == "none" else recompute}
 
 
-def _fewest_gpus(**sizes: int | None) -> int:
-    tp, pp, cp, ep = (sizes[name] or 1 for name in ("tp", "pp", "cp", "ep"))
-    return math.lcm(tp * pp * cp, ep * (sizes["et"] or tp) * pp)
+def _fewest_gpus(args: "ResolvedCmdArgs", recipe: "Recipe") -> int:
+    from cloudai_mbridge.estimate.memory import expert_tp
+
+    tp, pp = args.tp or 1, args.pp or 1
+    return math.lcm(tp * pp * (args.cp or 1), (args.ep or 1) * (expert_tp(args, recipe) or tp) * pp)

@@ -97,9 +97,11 @@ def _show_counts(console: Console, summary: "SweepSummary") -> None:
 def _notes(summary: "SweepSummary") -> Iterator[str]:
     for rule_id, count in sorted(summary.rules.items()):
         yield f"{rule_id} rejects {count}"
-    if summary.held_back:
-        share = f"{summary.memory_share:g} of the GPU's memory"
+    if summary.held_back and (limit := summary.memory_limit):
+        share = f"{limit.share:g} of the GPU's memory"
         yield f"held back: predicted to need over {share}; --include-oom-risk plans them"
+        if not summary.run_holds_back:
+            yield "mbridge run would not hold them back: set [sweep] memory_share for that"
     if summary.would_run < summary.accepted:
         yield f"within the sweep's limits: the first {summary.would_run}"
     if summary.budget_note:
@@ -108,6 +110,8 @@ def _notes(summary: "SweepSummary") -> Iterator[str]:
         yield f"{summary.predicted} points: {_price(summary)}"
         for why, count in summary.why.items():
             yield f"not predicted for {count}: {why}"
+    if summary.not_considered:
+        yield f"set, and not considered by the predictions: {', '.join(summary.not_considered)}"
 
 
 def _price(summary: "SweepSummary") -> str:

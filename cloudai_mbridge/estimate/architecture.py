@@ -1,20 +1,20 @@
 """What the formulas read of a model, from a recipe and a point's arguments; no torch.
 
 Where a value comes from, the later one wins: Megatron-Core's default (below, where the field has one), what all of our
-recipes share (`recipes.container.MODEL_DEFAULTS`), the recipe's `[model]` table, the point's arguments (`hidden_size`,
-`num_layers`, `vocab_size`, `seq_length`, `tp`), and `model.*` of its `extra_cmd_args`. A list of one entry per layer is
-cut or continued where the point has another number of layers than the recipe.
+recipes share (`recipes.container.MODEL_DEFAULTS`), the recipe's `[model]` table, the point's arguments (`_ARGUMENTS`),
+and `model.*` of its `extra_cmd_args`. A list of one entry per layer is cut or continued where the point has another
+number of layers than the recipe.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import lru_cache
-from typing import Any
+from typing import Any, get_type_hints
 
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.estimate.fit_layers import fit_layers
+from cloudai_mbridge.estimate.model_overrides import model_overrides
 from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
-from cloudai_mbridge.recipes.apply import parse_value
 from cloudai_mbridge.recipes.container import MODEL_DEFAULTS
 from cloudai_mbridge.recipes.load import Recipe
 
@@ -121,13 +121,16 @@ class Architecture:
         return -(-self.vocab_size // multiple) * multiple
 
 
-_FIELDS = frozenset(field.name for field in fields(Architecture)) - {"recipe"}
+_FIRST_DENSE = "first_k_dense_replace"
+MODEL_FIELDS = frozenset(field.name for field in fields(Architecture)) - {"recipe"}
+# arguments of a point -> fields; the last one says how the layers with experts follow
 _ARGUMENTS = {
     "hidden_size": "hidden_size",
     "num_layers": "num_layers",
     "vocab_size": "vocab_size",
     "seq_length": "seq_length",
     "tp": "tensor_model_parallel_size",
+    "first_k_dense_replace": _FIRST_DENSE,
 }
 
 
@@ -174,7 +177,12 @@ def _architecture(
 ) -> Architecture:
     model = {**MODEL_DEFAULTS, "activation": "silu", **source.recipe.sections["model"]}
     model.update({_ARGUMENTS[name]: value for name, value in given if value is not None})
-    model.update(_extra_of_model(extra))
+    model.update(model_overrides(dict(extra), _TYPES))
+    if not 1 <= (layers := model["num_layers"]) <= _MOST_LAYERS:
+        raise BadInput(f"recipe {source.recipe.name}: model.num_layers = {layers} is no size; use 1 to {_MOST_LAYERS}")
+    dense = model.pop(_FIRST_DENSE, None)
+    if dense is not None and model.get("num_moe_experts") is not None:
+        model["moe_layer_freq"] = [int(index >= dense) for index in range(model["num_layers"])]
     if mtp_num_layers is not None:
         model["mtp_num_layers"] = mtp_num_layers
     elif model.get("mtp_num_layers") is None:
@@ -185,26 +193,28 @@ def _architecture(
     known: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value
         for name, value in model.items()
-        if name in _FIELDS and (has_experts or not name.startswith("moe_"))
+        if name in MODEL_FIELDS and (has_experts or not name.startswith("moe_"))
     }
-    return Architecture(recipe=source.recipe.name, **known)
+    return _checked(Architecture(recipe=source.recipe.name, **known))
 
 
-def _extra_of_model(extra: tuple[tuple[str, str], ...]) -> dict[str, Any]:
-    given: dict[str, Any] = {}
-    for key, text in extra:
-        name = key.removeprefix("model.")
-        if name == key or name not in _FIELDS:
-            continue
-        value = given[name] = parse_value(text)
-        if isinstance(value, str) and value in ("null", "None"):
-            given[name] = None
-        elif name in _INTEGERS and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
-            raise BadInput(f"extra_cmd_args: {key!r}: {text!r} is no size; use a whole number of at least 0")
-    return given
+def _checked(arch: Architecture) -> Architecture:
+    """Return the model.
+
+    Raises:
+        BadInput: a size is no size.
+    """
+    for name in _SIZES:
+        value, least = getattr(arch, name), 0 if name in _MAY_BE_ZERO else 1
+        if value is not None and not least <= value <= _MOST:
+            raise BadInput(f"recipe {arch.recipe}: model.{name} = {value} is no size; use {least} to {_MOST}")
+    return arch
 
 
-_INTEGERS = frozenset(field.name for field in fields(Architecture) if field.type is int)
+_TYPES = {name: kind for name, kind in get_type_hints(Architecture).items() if name in MODEL_FIELDS}
+_SIZES = tuple(name for name, kind in _TYPES.items() if kind in (int, int | None))
+_MAY_BE_ZERO = frozenset({"mtp_num_layers", "dsa_indexer_skip_topk_offset", "o_lora_rank"})
+_MOST_LAYERS, _MOST = 100_000, 2**31
 
 
 def _derive(model: dict[str, Any]) -> None:
@@ -215,6 +225,8 @@ def _derive(model: dict[str, Any]) -> None:
         "kv_channels": hidden // heads,
         "num_query_groups": heads,
     }
+    if model.get("hybrid_layer_pattern"):
+        derived["mamba_num_heads"] = 2 * hidden // (model.get("mamba_head_dim") or Architecture.mamba_head_dim)
     for name, value in derived.items():
         if model.get(name) is None:
             model[name] = value

@@ -32,6 +32,7 @@ def as_data(found: PointEstimate) -> dict[str, Any]:
         "cost": found.cost,
         "currency": found.currency,
         "published": [_published(row) for row in found.published],
+        "not_considered": list(found.not_considered),
         "missing": dict(found.missing),
     }
 
@@ -54,6 +55,7 @@ def _layout(layout: Layout) -> dict[str, Any]:
         "use_distributed_optimizer": layout.use_distributed_optimizer,
         "activation_offload_layers": layout.activation_offload_layers,
         "cuda_graph": layout.cuda_graph,
+        "implementation": str(layout.implementation),
     }
 
 

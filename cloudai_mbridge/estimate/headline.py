@@ -32,13 +32,27 @@ _CONSTANT = ("nccl", "cuda context", "workspace")
 _WHOLE_GROUPS, _GROUPS = 2, 4
 
 
+@dataclass(frozen=True)
+class MemoryLimit:
+    """Which share of a GPU's memory states and activations may need.
+
+    trusts_published: a point whose performance was published has run, and needs no room for the estimate's error.
+    """
+
+    share: float
+    trusts_published: bool = False
+
+
+DEFAULT_LIMIT = MemoryLimit(0.9, trusts_published=True)
+
+
 @dataclass(frozen=True, slots=True)
 class Headline:
     """Estimates of a point; None: not known, and `why` says the reasons. gpu_memory_gib: what the GPU has.
 
     modelled_gib: weights, gradients, optimizer and activations of the stage that needs most of them; the rest of the
     peak is what a safety share leaves room for: context, communicators, workspace, fragmentation.
-    is_known_to_fit: its performance was published.
+    is_known_to_fit: its performance was published, or that of the same with a larger batch.
     """
 
     gpu: str | None
@@ -61,15 +75,11 @@ class Headline:
             return None
         return self.modelled_gib / self.gpu_memory_gib
 
-    def exceeds(self, share: float | None) -> bool:
-        """Return whether states and activations need more than this share, or all terms more than there is.
-
-        A published point has run: it needs no room for what may be wrong with the estimate, and its share is 1.
-        """
-        if share is None or self.memory_share is None or not self.gpu_memory_gib:
+    def exceeds(self, limit: MemoryLimit | None) -> bool:
+        """Return whether states and activations need more than the share, or all terms more than there is."""
+        if limit is None or self.memory_share is None or not self.gpu_memory_gib:
             return False
-        if self.is_known_to_fit:
-            share = max(share, 1.0)
+        share = max(limit.share, 1.0) if limit.trusts_published and self.is_known_to_fit else limit.share
         return self.memory_share > share or (self.peak_memory_gib or 0.0) > max(share, 1.0) * self.gpu_memory_gib
 
     def gpu_hours(self, num_steps: int | None, start_up_s: float = 0.0) -> float | None:
@@ -115,7 +125,7 @@ class Headlines:
             tflops_per_gpu=speed.tflops_per_gpu,
             mfu=speed.mfu,
             why=tuple(why for why in (memory, step) if isinstance(why, str)),
-            is_known_to_fit=question.is_known_to_fit,
+            is_known_to_fit=question.is_known_to_fit(model),
         )
 
     def _flops_of(self, question: Question, model: Architecture, layout: Layout) -> int:

@@ -23,6 +23,7 @@ from cloudai_mbridge.estimate.memory import (
     worst_stage,
 )
 from cloudai_mbridge.estimate.memory.other import NOTHING
+from cloudai_mbridge.estimate.not_considered import not_considered
 from cloudai_mbridge.estimate.precision import precision_named
 from cloudai_mbridge.estimate.prices import Price
 from cloudai_mbridge.estimate.published import PublishedRow
@@ -52,6 +53,7 @@ class PointEstimate:
     whose `reference` has its own two terms. peak_memory_gib: of the fullest stage. memory_share: of the GPU's
     memory, needed for states and activations.
     gpu_hours: of the steps alone, without start-up. cost: of these. published: rows of exactly this point.
+    not_considered: what the point sets and no estimate reads.
     """
 
     recipe: str
@@ -78,6 +80,7 @@ class PointEstimate:
     cost: float | None
     currency: str | None
     published: tuple[PublishedRow, ...] = ()
+    not_considered: tuple[str, ...] = ()
     missing: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -141,7 +144,8 @@ def estimate_point(
         gpu_hours=gpu_hours,
         cost=cost,
         currency=price.currency if price else None,
-        published=question.published,
+        published=question.published(model),
+        not_considered=not_considered(question.args, question.extra),
         missing=MappingProxyType(missing),
     )
 

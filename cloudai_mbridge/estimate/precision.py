@@ -17,11 +17,6 @@ class Precision(StrEnum):
     NVFP4 = "nvfp4"
 
     @property
-    def is_quantized(self) -> bool:
-        """Whether matrix products run in 8 or 4 bits."""
-        return not self.is_32_bit and self is not Precision.BF16
-
-    @property
     def is_32_bit(self) -> bool:
         """Whether weights and activations are stored in 32 bits."""
         return self in (Precision.FP32, Precision.TF32)

@@ -7,6 +7,7 @@ docs/performance-summary.md and its archive in Megatron-Bridge.
 """
 
 import csv
+import math
 import re
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
@@ -40,9 +41,11 @@ _SIZES |= {name: name for name in ("tp", "pp", "cp", "vp", "ep")}
 _TASKS = {"pre-training": "pretrain", "sft": "sft", "lora": "lora"}
 _WITHOUT_MTP = re.compile(r"\b(w/o|without|no)[\s_-]*mtp\b", re.IGNORECASE)
 _COUNTS = attrgetter("num_gpus", "tp", "pp", "cp", "vp", "ep", "et", "mb", "seq_length")
+_SWITCHES = attrgetter("use_megatron_fsdp", "use_tokendrop", "moe_a2a_overlap")
 _OTHERWISE = attrgetter(
     *("model_recipe_name", "compute_dtype", "task", "hidden_size", "num_layers", "vocab_size"),
     *("pipeline_model_parallel_layout", "recompute_modules", "recompute_num_layers", "activation_offload_layers"),
+    *("first_k_dense_replace", "num_distributed_optimizer_instances", "cuda_graph_impl", "cuda_graph_scope"),
 )
 _LORA_RULE = "llama3_70b"  # the one recipe that the reference counts by a rule for LoRA
 
@@ -92,22 +95,25 @@ def read_published(path: Traversable = TABLE) -> list[PublishedRow]:
     return [_row_at(path, reader.line_num, columns) for columns in reader]
 
 
-def published_of(args: ResolvedCmdArgs, gpu: str) -> tuple[PublishedRow, ...]:
+def published_of(args: ResolvedCmdArgs, gpu: str, mtp_num_layers: int) -> tuple[PublishedRow, ...]:
     """Return the rows of exactly this point: recipe, GPU, number format, sizes, batch, and nothing else set.
 
     args: with the recipe's defaults. gpu: its name in the hardware table.
     """
-    return tuple(row for row in _rows_of(args, gpu) if row.args.gb == args.gb)
+    return tuple(row for row in _rows_of(args, gpu, mtp_num_layers) if row.args.gb == args.gb)
 
 
-def is_known_to_fit(args: ResolvedCmdArgs, gpu: str) -> bool:
+def is_known_to_fit(args: ResolvedCmdArgs, gpu: str, mtp_num_layers: int) -> bool:
     """Return whether this point was published, or the same with a larger batch: more of the same micro-batches."""
-    return any((row.args.gb or 0) >= (args.gb or 0) for row in _rows_of(args, gpu))
+    return any((row.args.gb or 0) >= (args.gb or 0) for row in _rows_of(args, gpu, mtp_num_layers))
 
 
-def _rows_of(args: ResolvedCmdArgs, gpu: str) -> tuple[PublishedRow, ...]:
+def _rows_of(args: ResolvedCmdArgs, gpu: str, mtp_num_layers: int) -> tuple[PublishedRow, ...]:
     """Return the rows of a point, whatever their global batch."""
-    return () if args.launcher is Launcher.EMBEDDED else _by_point().get(_point(args, gpu), ())
+    if args.launcher is Launcher.EMBEDDED:
+        return ()
+    rows = _by_point().get(_point(args, gpu), ())
+    return tuple(row for row in rows if row.mtp_num_layers == mtp_num_layers) if rows else ()
 
 
 @cache
@@ -121,7 +127,8 @@ def _by_point() -> Mapping[Hashable, tuple[PublishedRow, ...]]:
 
 def _point(args: ResolvedCmdArgs, gpu: str) -> Hashable:
     sizes = [value or 1 for value in _COUNTS(args)]
-    return gpu, bool(args.use_megatron_fsdp), *sizes, *map(str, _OTHERWISE(args))
+    switches = [bool(value) for value in _SWITCHES(args)]
+    return gpu, *switches, *sizes, *map(str, _OTHERWISE(args))
 
 
 def published_row(columns: Mapping[str, str]) -> PublishedRow:
@@ -141,6 +148,7 @@ def published_row(columns: Mapping[str, str]) -> PublishedRow:
         "compute_dtype": _precision(columns, gpu),
         "task": _TASKS[_named(columns, "section", {name: name for name in _TASKS}, str.lower)],
         "use_megatron_fsdp": bool(_size(columns, "fsdp")),
+        **({"use_tokendrop": True} if "tokendrop" in remarks else {}),
         **({"et": 1} if "ep" in sizes else {}),
     }
     return PublishedRow(
@@ -204,18 +212,25 @@ def _named(columns: Mapping[str, str], column: str, names: Mapping[str, str], fo
 
 
 def _size(columns: Mapping[str, str], column: str) -> int | None:
-    return int(_number(columns, column)) if _is_given(columns, column) else None
+    if not _is_given(columns, column):
+        return None
+    if not (size := _number(columns, column, may_be_zero=True)).is_integer():
+        raise BadInput(f"{column}: {columns[column]!r} is no whole number")
+    return int(size)
 
 
 def _is_given(columns: Mapping[str, str], column: str) -> bool:
     return (columns.get(column) or "").strip().lower() not in ("", "n/a", "-")
 
 
-def _number(columns: Mapping[str, str], column: str) -> float:
+def _number(columns: Mapping[str, str], column: str, *, may_be_zero: bool = False) -> float:
     try:
-        return float(columns[column].replace(",", ""))
+        value = float(columns[column].replace(",", ""))
     except (KeyError, ValueError):
         raise BadInput(f"{column}: {columns.get(column)!r} is no number") from None
+    if not math.isfinite(value) or value < 0 or not (value or may_be_zero):
+        raise BadInput(f"{column}: {columns[column]!r} is no positive number")
+    return value
 
 
 def _row_at(path: Traversable, line: int, columns: Mapping[str, str]) -> PublishedRow:

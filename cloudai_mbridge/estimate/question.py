@@ -62,15 +62,15 @@ class Question:
         with refusing(f"recipe {self.recipe.name}: the model cannot be estimated"):
             return architecture(self.recipe, self.args, self.extra)
 
-    @property
-    def published(self) -> tuple[PublishedRow, ...]:
-        """The published rows of exactly this point; one with overrides has none."""
-        return () if self.gpu is None or self.extra else published_of(self.args, self.gpu.name)
+    def published(self, model: Architecture) -> tuple[PublishedRow, ...]:
+        """Return the published rows of exactly this point; one with overrides has none."""
+        return () if self.gpu is None or self.extra else published_of(self.args, self.gpu.name, model.mtp_num_layers)
 
-    @property
-    def is_known_to_fit(self) -> bool:
-        """Whether a published row of this point proves it, or one with a larger batch."""
-        return self.gpu is not None and not self.extra and is_known_to_fit(self.args, self.gpu.name)
+    def is_known_to_fit(self, model: Architecture) -> bool:
+        """Return whether a published row of this point proves it, or one with a larger batch."""
+        if self.gpu is None or self.extra:
+            return False
+        return is_known_to_fit(self.args, self.gpu.name, model.mtp_num_layers)
 
     def layout_of(self, model: Architecture) -> Layout:
         """Return how the point's model is spread over the GPUs.
@@ -82,7 +82,8 @@ class Question:
             return self._layout_of(model)
 
     def _layout_of(self, model: Architecture) -> Layout:
-        layout = layout_of(self.args, self.recipe, mtp_num_layers=model.mtp_num_layers)
+        gpu = None if self.gpu is None else self.gpu.name
+        layout = layout_of(self.args, self.recipe, gpu=gpu, mtp_num_layers=model.mtp_num_layers)
         if layout.seq_length is None:
             layout = replace(layout, seq_length=model.seq_length)
         if self.gpu is not None and not self.gpu.is_known:  # a processor has no fused kernels

@@ -28,11 +28,15 @@ class Prices(StrictModel):
         if not isinstance(data, dict):
             raise ValueError("must be a table such as {currency = 'USD', gb200 = 10.5}")
         prices = {name: value for name, value in data.items() if name not in ("currency", "per_gpu_hour")}
+        listed = data.get("per_gpu_hour", {})
+        if not isinstance(listed, dict):
+            raise ValueError(f"per_gpu_hour: {listed!r} is no table such as {{gb200 = 10.5}}")
+        prices = {**listed, **prices}
         for name, value in prices.items():
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
                 raise ValueError(f"{name}: {value!r} is no price of a GPU-hour; use a number of at least 0")
-        rest = {name: value for name, value in data.items() if name not in prices}
-        return {**rest, "per_gpu_hour": {**rest.get("per_gpu_hour", {}), **prices}}
+        currency = {name: data[name] for name in ("currency",) if name in data}
+        return {**currency, "per_gpu_hour": prices}
 
     @model_serializer
     def _spread(self) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from functools import partial
 
 from cloudai_mbridge.constraints import Violation
 from cloudai_mbridge.errors import BadInput
-from cloudai_mbridge.estimate.headline import Headline
+from cloudai_mbridge.estimate.headline import Headline, MemoryLimit
 from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
 from cloudai_mbridge.models.load import LoadedScenario, LoadedTest
 from cloudai_mbridge.models.system import System
@@ -112,16 +112,19 @@ class _TestPlan:
         if self._limits.order != "informative":
             return points()
 
+        share = self._limits.memory_share
+        limit = None if share is None else MemoryLimit(share)
+
         def speed(point: CheckedPoint) -> float | None:
             headline = estimates.of(point)
-            return None if headline.exceeds(self._limits.memory_share) else headline.tokens_per_s_per_gpu or 0.0
+            return None if headline.exceeds(limit) else headline.tokens_per_s_per_gpu or 0.0
 
         return informative(points, speed)
 
     def _held_back(self, point: CheckedPoint, estimates: SweepEstimates) -> tuple[Violation, ...]:
         """Return why the sweep's own limit of memory holds a point back; only a sweep that sets one has it."""
         share = self._limits.memory_share
-        if share is None or not (headline := estimates.of(point)).exceeds(share):
+        if share is None or not (headline := estimates.of(point)).exceeds(MemoryLimit(share)):
             return ()
         return (memory_violation(headline, share, estimates.question(point)),)
 

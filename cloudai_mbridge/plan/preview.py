@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from cloudai_mbridge.constraints import Violation
-from cloudai_mbridge.estimate.headline import Headline
+from cloudai_mbridge.estimate.headline import DEFAULT_LIMIT, Headline, MemoryLimit
+from cloudai_mbridge.estimate.not_considered import not_considered
 from cloudai_mbridge.estimate.prices import Price, price_of
 from cloudai_mbridge.models.load import LoadedTest
 from cloudai_mbridge.models.system import System
@@ -14,7 +15,7 @@ from cloudai_mbridge.models.time_limit import parse_time_limit
 from cloudai_mbridge.plan.budget import Budget
 from cloudai_mbridge.sweep import CheckedPoint, Sweep, checked_points
 from cloudai_mbridge.sweep.estimated import SweepEstimates
-from cloudai_mbridge.sweep.memory_risk import DEFAULT_SHARE, largest_terms
+from cloudai_mbridge.sweep.memory_risk import largest_terms
 from cloudai_mbridge.sweep.order import informative
 from cloudai_mbridge.sweep.run_id import label
 from cloudai_mbridge.training.flops import NEW, Formula
@@ -64,7 +65,10 @@ class TestPlan:
         self.estimates = SweepEstimates(self.sweep, system, test.definition.extra_cmd_args, options.formula)
         self.budget = Budget(f"test {test.run.id!r}", self.limits.max_gpu_hours)
         share = self.limits.memory_share if options.memory_share is None else options.memory_share
-        self.memory_share = None if options.include_oom_risk else DEFAULT_SHARE if share is None else share
+        limit = DEFAULT_LIMIT if share is None else MemoryLimit(share)
+        self.memory_limit = None if options.include_oom_risk else limit
+        axes = self.sweep.grid.names
+        self.not_considered = not_considered(self.sweep.base_args(), test.definition.extra_cmd_args, axes)
         self._test, self._system = test, system
         self._order = options.order or self.limits.order
         self._num_runs = test.run.iterations * self.limits.repeats
@@ -81,7 +85,7 @@ class TestPlan:
             hours = self._gpu_hours(point, headline)
             price = self.price(headline)[0]
             cost = price.per_gpu_hour * hours if price and hours is not None else None
-            if headline.exceeds(self.memory_share):
+            if headline.exceeds(self.memory_limit):
                 yield Look(point, (), headline, hours, cost, is_held_back=True)
                 continue
             is_open = is_open and num_run != self.limits.max_points and self._spend(point, headline)
@@ -105,7 +109,7 @@ class TestPlan:
 
     def _speed(self, point: CheckedPoint) -> float | None:
         headline = self.estimates.of(point)
-        return None if headline.exceeds(self.memory_share) else headline.tokens_per_s_per_gpu or 0.0
+        return None if headline.exceeds(self.memory_limit) else headline.tokens_per_s_per_gpu or 0.0
 
     def _gpu_hours(self, point: CheckedPoint, headline: Headline) -> float | None:
         hours = headline.gpu_hours(self.estimates.num_steps(point))
@@ -125,11 +129,14 @@ class TestPlan:
 
 @dataclass
 class SweepSummary:
-    """Counts over all points of one test; totals over those that would run. why: reasons why nothing is predicted."""
+    """Counts over all points of one test; totals over those that would run. why: reasons why nothing is predicted.
+
+    not_considered: what is set and no prediction reads. run_holds_back: `mbridge run` has a limit of memory, too.
+    """
 
     test_id: str
     axes: dict[str, int]
-    memory_share: float | None = None
+    memory_limit: MemoryLimit | None = None
     points: int = 0
     accepted: int = 0
     held_back: int = 0
@@ -140,6 +147,8 @@ class SweepSummary:
     currency: str = ""
     why_no_cost: str = ""
     budget_note: str | None = None
+    not_considered: tuple[str, ...] = ()
+    run_holds_back: bool = False
     rules: Counter[str] = field(default_factory=Counter)
     why: Counter[str] = field(default_factory=Counter)
     examples: list[Look] = field(default_factory=list)
@@ -181,7 +190,8 @@ class SweepSummary:
 def summarize_test(plan: TestPlan, examples: int) -> SweepSummary:
     """Go through every point of a test, keeping counts and the first of them only."""
     axes = {axis.name: len(axis.values) for axis in plan.sweep.axes}
-    summary = SweepSummary(plan.test_id, axes, plan.memory_share)
+    summary = SweepSummary(plan.test_id, axes, plan.memory_limit, not_considered=plan.not_considered)
+    summary.run_holds_back = plan.limits.memory_share is not None
     for look in plan.looks():
         summary.add(look, plan, examples)
     summary.budget_note = plan.budget.note()

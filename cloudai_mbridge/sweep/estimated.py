@@ -21,6 +21,7 @@ ESTIMATED_BY = frozenset(
         *("hidden_size", "num_layers", "vocab_size", "pipeline_model_parallel_layout"),
         *("recompute_modules", "recompute_num_layers", "activation_offload_layers"),
         *("use_megatron_fsdp", "cuda_graph_impl", "cuda_graph_scope", "moe_a2a_overlap"),
+        *("first_k_dense_replace", "num_distributed_optimizer_instances"),
     }
 )
 _STRUCTURAL = ("launcher", "model_recipe_name")
@@ -43,7 +44,7 @@ class SweepEstimates:
         coordinates = point.coordinates
         if coordinates.keys() != set(self._sweep.grid.names):  # an included point, with arguments of its own
             return self._headlines.of(self.question(point))
-        key = tuple([coordinates[name] for name in self._names])
+        key = tuple([tuple(v) if type(v := coordinates[name]) is list else v for name in self._names])
         found = self._kept.get(key)
         if found is None:
             found = self._headlines.of(self._question_at(coordinates))

@@ -7,8 +7,6 @@ from cloudai_mbridge.estimate.memory import StageMemory
 from cloudai_mbridge.estimate.point import GIB, estimate_point
 from cloudai_mbridge.estimate.question import Question
 
-DEFAULT_SHARE = 0.9
-
 
 def largest_terms(question: Question, count: int = 6) -> str:
     """Return the largest terms of the fullest stage; "" where the memory cannot be estimated."""

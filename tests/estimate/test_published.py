@@ -171,10 +171,12 @@ def test_precisions(columns: dict[str, str], expected: str) -> None:
     assert row_of(**columns).args.compute_dtype == expected
 
 
-def published_at(row: PublishedRow, gpu: str | None = None, **changes: Any) -> tuple[PublishedRow, ...]:
+def published_at(
+    row: PublishedRow, gpu: str | None = None, mtp: int | None = None, **changes: Any
+) -> tuple[PublishedRow, ...]:
     """Ask for a row's point, as a user's test resolves it."""
     args = with_recipe_defaults(row.args.model_copy(update=changes), load_recipe(row.recipe))
-    return published_of(args, gpu or row.args.gpu_type)
+    return published_of(args, gpu or row.args.gpu_type, row.mtp_num_layers if mtp is None else mtp)
 
 
 def test_every_row_is_found_by_its_point() -> None:
@@ -206,6 +208,10 @@ def test_sizes_of_one_need_not_be_written() -> None:
         {"task": "sft"},
         {"launcher": Launcher.EMBEDDED},
         {"gpu": "a100"},
+        {"mtp": 1},
+        {"use_tokendrop": True},
+        {"num_distributed_optimizer_instances": 2},
+        {"cuda_graph_impl": "local"},
     ],
 )
 def test_another_point_is_not_published(change: dict[str, Any]) -> None:
@@ -218,9 +224,9 @@ def test_a_smaller_batch_of_a_published_point_is_known_to_fit() -> None:
     row = next(row for row in read_published() if row.recipe == "llama31_405b")
     args = with_recipe_defaults(row.args, load_recipe(row.recipe))
     gpu, batch = args.gpu_type, args.gb or 0
-    known = [is_known_to_fit(args.model_copy(update={"gb": gb}), gpu) for gb in (batch // 2, batch, batch * 100)]
+    known = [is_known_to_fit(args.model_copy(update={"gb": gb}), gpu, 0) for gb in (batch // 2, batch, batch * 100)]
     assert known == [True, True, False]
-    assert not is_known_to_fit(args.model_copy(update={"mb": 2}), gpu)
+    assert not is_known_to_fit(args.model_copy(update={"mb": 2}), gpu, 0)
 
 
 def test_sizes_that_are_not_given() -> None:

@@ -5,7 +5,7 @@ Read in this order: `layout` (the question), `stages` (who holds which layers), 
 estimators of Megatron-Bridge, by name.
 """
 
-from cloudai_mbridge.estimate.memory.arguments import layout_of
+from cloudai_mbridge.estimate.memory.arguments import expert_tp, layout_of
 from cloudai_mbridge.estimate.memory.estimate import StageMemory, memory_per_stage, worst_stage
 from cloudai_mbridge.estimate.memory.layout import Granularity, Implementation, Layout, Recompute
 from cloudai_mbridge.estimate.memory.other import Assumptions
@@ -22,6 +22,7 @@ __all__ = [
     "ReferenceEstimate",
     "StageMemory",
     "active_parameters",
+    "expert_tp",
     "layout_of",
     "memory_per_stage",
     "parameters_per_stage",

@@ -14,19 +14,22 @@ from cloudai_mbridge.recipes.load import Recipe
 _FULLY_CAPTURED = ("full", "full_iteration", "local")
 
 
-def layout_of(args: ResolvedCmdArgs, recipe: Recipe, *, mtp_num_layers: int = 0) -> Layout:
+def layout_of(args: ResolvedCmdArgs, recipe: Recipe, *, gpu: str | None = None, mtp_num_layers: int = 0) -> Layout:
     """Return the layout of a point on GPUs: what it sets, else what the upstream recipe or the embedded loop sets.
+
+    gpu: its name in the hardware table; None takes `args.gpu_type`.
 
     Raises:
         BadInput: sizes that do not fit together, or an unknown number format.
     """
     precision = _precision(args.compute_dtype)
-    given = _upstream(args, recipe, precision) if args.launcher is not Launcher.EMBEDDED else _embedded(recipe)
+    is_upstream = args.launcher is not Launcher.EMBEDDED
+    given = _upstream(args, recipe, precision, gpu or args.gpu_type.lower()) if is_upstream else _embedded(recipe)
     pp, vp, text = _pipeline(args, recipe, mtp_num_layers)
     recompute = _recompute(args, given.pop("recompute_modules", frozenset()), given.pop("recompute_num_layers", None))
     if args.activation_offload_layers is not None:
         given["activation_offload_layers"] = args.activation_offload_layers
-    if args.use_megatron_fsdp is not None:
+    if args.use_megatron_fsdp is not None:  # upstream, false leaves a recipe that shards as it is
         given["use_megatron_fsdp"] = args.use_megatron_fsdp or given.get("use_megatron_fsdp", False)
     return Layout(
         num_gpus=args.num_gpus,
@@ -35,7 +38,7 @@ def layout_of(args: ResolvedCmdArgs, recipe: Recipe, *, mtp_num_layers: int = 0)
         cp=args.cp or 1,
         vp=vp,
         ep=args.ep or 1,
-        etp=_expert_tp(args, recipe),
+        etp=expert_tp(args, recipe),
         mbs=args.mb or recipe.default("train", "micro_batch_size") or 1,
         gbs=args.gb or recipe.default("train", "global_batch_size"),
         seq_length=args.seq_length,
@@ -45,11 +48,12 @@ def layout_of(args: ResolvedCmdArgs, recipe: Recipe, *, mtp_num_layers: int = 0)
         cuda_graph=_cuda_graph(args),
         overlap_moe_expert_parallel_comm=bool(args.moe_a2a_overlap),
         adapters_only=args.task == "lora",
+        num_distributed_optimizer_instances=args.num_distributed_optimizer_instances or 1,
         **given,
     )
 
 
-def _expert_tp(args: ResolvedCmdArgs, recipe: Recipe) -> int | None:
+def expert_tp(args: ResolvedCmdArgs, recipe: Recipe) -> int | None:
     """Return what is set, else 1 for all recipes with experts upstream, and Megatron-Core's default in our loop: tp."""
     has_experts = recipe.default("model", "num_moe_experts") is not None
     is_upstream = args.launcher is not Launcher.EMBEDDED
@@ -64,14 +68,14 @@ def _precision(name: str) -> Precision:
         raise BadInput(f"cmd_args.compute_dtype: {name!r} is unknown; use one of {known}") from None
 
 
-def _upstream(args: ResolvedCmdArgs, recipe: Recipe, precision: Precision) -> dict[str, Any]:
-    sets = preset(recipe.name, args.gpu_type.lower(), precision, is_fsdp=bool(args.use_megatron_fsdp))
+def _upstream(args: ResolvedCmdArgs, recipe: Recipe, precision: Precision, gpu: str) -> dict[str, Any]:
+    sets = preset(recipe.name, gpu, precision, is_fsdp=bool(args.use_megatron_fsdp))
     return {
         "use_distributed_optimizer": True,
         "grad_reduce_in_fp32": False,
         "fp32_logits": False,
         "fp8_param_gather": precision in (Precision.FP8_CS, Precision.FP8_MX),
-        "has_fp8_transposes": args.gpu_type.lower() in ("h100", "h200", "gh200"),
+        "has_fp8_transposes": gpu in ("h100", "h200", "gh200"),
         **sets,
     }
 

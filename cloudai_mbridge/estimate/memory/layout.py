@@ -69,7 +69,8 @@ class Layout:
     fp8_param_gather: keep the weights in 8 bits only. has_fp8_transposes: per-tensor and block scaling keep a
     transposed copy of every weight: Hopper's products need it, Blackwell's do not.
     use_megatron_fsdp: parameters, gradients and optimizer are sharded. adapters_only: the weights are frozen, and the
-    few of an adapter (LoRA) are not counted.
+    few of an adapter (LoRA) are not counted. num_distributed_optimizer_instances: copies of what is sharded over the
+    data-parallel ranks (HSDP).
     optimizer_offload_fraction: share of the optimizer state that lives in host memory. activation_offload_layers:
     layers per chunk whose activations do. offload_modules: of the fine-grained kind, "moe_act" (what the experts'
     activation functions read) is modelled.
@@ -105,6 +106,7 @@ class Layout:
     cuda_graph: str = "none"
     overlap_moe_expert_parallel_comm: bool = False
     adapters_only: bool = False
+    num_distributed_optimizer_instances: int = 1
 
     def __post_init__(self) -> None:
         """Refuse sizes that do not fit together; the rules say it in more words."""
@@ -117,6 +119,10 @@ class Layout:
         if self.gbs is not None and self.gbs % (self.mbs * self.dp):
             sequences = self.mbs * self.dp
             raise BadInput(f"gb: {self.gbs} is not divisible by mb*dp = {sequences}; use a multiple of {sequences}")
+        instances = self.num_distributed_optimizer_instances
+        if instances < 1 or self.dp * self.cp % instances or self.expert_dp % instances:
+            copies = f"dp*cp = {self.dp * self.cp}, expert dp = {self.expert_dp}"
+            raise BadInput(f"num_distributed_optimizer_instances: {instances} does not divide {copies}; use a divisor")
         if not 0 <= self.optimizer_offload_fraction <= 1:
             raise BadInput(f"optimizer_offload_fraction: {self.optimizer_offload_fraction} is no share; use 0 to 1")
         if self.moe_imbalance < 1:

@@ -1,6 +1,5 @@
 """The bytes that a part of the model keeps from its forward pass for its backward pass, by what can free them."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from operator import attrgetter
 
@@ -34,10 +33,5 @@ class Half:
         """All of it."""
         return float(sum(_VALUES(self)))
 
-    def items(self) -> Iterator[tuple[str, float]]:
-        """Yield name and bytes of every part."""
-        return ((name, getattr(self, name)) for name in NAMES)
 
-
-NAMES = tuple(field.name for field in fields(Half))
-_VALUES = attrgetter(*NAMES)
+_VALUES = attrgetter(*(field.name for field in fields(Half)))

@@ -1,7 +1,9 @@
 """What Transformer Engine's modules and Megatron-Core's fused kernels save on a GPU: no scores, few copies.
 
 From reading Transformer Engine 2.x (LayerNormLinear, Linear, DotProductAttention, GroupedLinear) and Megatron-Core
-0.16; not measured. A quantized matrix product keeps its input in 8 or 4 bits, everything else is in 16.
+0.16; not measured. A quantized matrix product keeps its input in 8 or 4 bits, everything else is in 16. Attention's
+last projection keeps the core attention's output itself, in 16 bits, for that is there anyway (Megatron-Core's
+`set_save_original_input`).
 """
 
 from dataclasses import replace
@@ -94,8 +96,8 @@ def moe(z: Sizes) -> Half:
 def head(z: Sizes, depths: int) -> float:
     """Return what the output layer and the loss keep; depths: 1 and one per token predicted beyond the next."""
     a = z.arch
-    logits = z.tokens * (a.padded_vocab_size // z.tp * (4 if z.fp32_logits else 2) + 9)
-    return depths * (z.split_tokens * a.hidden_size * 2 + logits)
+    logits = z.tokens * (a.padded_vocab_size // z.tp * (4 if z.fp32_logits else z.value) + 9)
+    return depths * (z.split_tokens * a.hidden_size * z.value + logits)
 
 
 def embedding(z: Sizes) -> float:

@@ -80,6 +80,8 @@ def decoder_layers(arch: Architecture) -> tuple[Layer, ...]:
         raise BadInput(
             f"recipe {arch.recipe}: memory of linear-attention layers is not modelled; choose another recipe"
         )
+    if arch.experimental_attention_variant == "dsa":
+        raise BadInput(f"recipe {arch.recipe}: memory of sparse attention (dsa) is not modelled; choose another recipe")
     if arch.hybrid_layer_pattern is not None:
         return _blocks(arch, arch.hybrid_layer_pattern.split("/")[0])
     if arch.num_moe_experts is None:
@@ -147,6 +149,8 @@ def _even(arch: Architecture, pp: int, vp: int) -> list[tuple[int, bool, bool]]:
     counts = [_per_chunk(arch, pp, vp, rank) for _ in range(vp) for rank in range(pp)]
     counts[0] -= arch.account_for_embedding_in_pipeline_split
     counts[-1] -= arch.account_for_loss_in_pipeline_split
+    if min(counts) < 0 or sum(counts) != arch.num_layers:
+        raise BadInput(f"pp: {arch.num_layers} layers cannot be split into {pp} stages of {vp} as {counts}")
     last = len(counts) - 1
     return [(count, i == last and bool(arch.mtp_num_layers), i == last) for i, count in enumerate(counts)]
 

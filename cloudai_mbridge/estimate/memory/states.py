@@ -33,11 +33,10 @@ class Unsharded:
 
 def states(parameters: Parameters, layout: Layout, unsharded: Unsharded) -> dict[str, float]:
     """Return the bytes of every term."""
-    shards = layout.dp * layout.cp
     is_sharded = layout.use_megatron_fsdp
-    dense = parameters.dense / (shards if is_sharded else 1)
-    experts = parameters.experts / (layout.expert_dp if is_sharded else 1)
-    quantized = parameters.quantized_dense / (shards if is_sharded else 1) + experts
+    shards, expert_shards = _shards(layout) if is_sharded else (1, 1)
+    dense, experts = parameters.dense / shards, parameters.experts / expert_shards
+    quantized = parameters.quantized_dense / shards + experts
     weight, copies, gradient = bytes_per_weight(layout)
     kept_in_16_bits = dense + experts - quantized
     per_weight = weight + copies + gradient
@@ -61,6 +60,12 @@ def bytes_per_weight(layout: Layout) -> tuple[float, float, float]:
     return copy, (copies - 1) * copy, gradient  # the quantized weight is the weight
 
 
+def _shards(layout: Layout) -> tuple[int, int]:
+    """Return over how many ranks the dense layers' share is split, and the experts'."""
+    instances = layout.num_distributed_optimizer_instances
+    return layout.dp * layout.cp // instances, layout.expert_dp // instances
+
+
 def _plain(layout: Layout) -> float:
     return float(layout.precision.activation_bytes)
 
@@ -72,5 +77,6 @@ def _optimizer(parameters: Parameters, layout: Layout) -> float:
     on_device = 1 - layout.optimizer_offload_fraction
     if not (layout.use_distributed_optimizer or layout.use_megatron_fsdp):
         return parameters.total * per_weight * on_device
-    shard = parameters.dense / (layout.dp * layout.cp) + parameters.experts / layout.expert_dp
+    shards, expert_shards = _shards(layout)
+    shard = parameters.dense / shards + parameters.experts / expert_shards
     return shard * per_weight * on_device

@@ -1,5 +1,6 @@
 """The step time of a layout: ideal parts, made real by the calibration, plus what a stage waits."""
 
+import math
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 
@@ -76,13 +77,17 @@ class TimeModel:
         """Return the seconds of a step.
 
         Raises:
-            BadInput: the step has no micro-batch.
+            BadInput: the step has no micro-batch, or sizes so large that no number says its time.
         """
         parts, waiting, idle = self._real_parts(layout)
-        return sum(parts) + waiting + idle
+        seconds = sum(parts) + waiting + idle
+        if not 0 < seconds < math.inf:
+            raise BadInput(f"a step of {seconds} s; use sizes that a machine can have")
+        return seconds
 
     def step_time(self, layout: Layout) -> StepTime:
         """Return the same in its terms."""
+        self.step_time_s(layout)
         parts, waiting, idle = self._real_parts(layout)
         return _terms(Parts(*parts), waiting, idle)
 

@@ -65,5 +65,5 @@ def test_an_explicit_layout_decides_about_virtual_stages() -> None:
 
 
 def test_an_unknown_number_format() -> None:
-    with pytest.raises(BadInput, match=r"cmd_args\.compute_dtype: 'int8' is unknown; use one of fp32, bf16"):
+    with pytest.raises(BadInput, match=r"cmd_args\.compute_dtype: 'int8' is unknown; use one of fp32, tf32, bf16"):
         layout("llama3_8b", compute_dtype="int8")

@@ -14,13 +14,13 @@ from cloudai_mbridge.estimate.memory import (
     Granularity,
     Implementation,
     Layout,
-    Precision,
     Recompute,
     memory_per_stage,
     worst_stage,
 )
 from cloudai_mbridge.estimate.memory.estimate import TERMS
 from cloudai_mbridge.estimate.memory.other import NOTHING
+from cloudai_mbridge.estimate.precision import Precision
 from cloudai_mbridge.recipes import load_recipe, recipe_names
 
 FULL = Recompute(Granularity.FULL)

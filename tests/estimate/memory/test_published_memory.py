@@ -5,12 +5,11 @@ from collections.abc import Iterator
 import pytest
 
 from cloudai_mbridge.estimate.hardware import gpu_named
-from cloudai_mbridge.estimate.headline import Headline, Headlines
+from cloudai_mbridge.estimate.headline import DEFAULT_LIMIT, Headline, Headlines, MemoryLimit
 from cloudai_mbridge.estimate.published import PublishedRow, read_published
 from cloudai_mbridge.estimate.question import Question
 from cloudai_mbridge.recipes import load_recipe
 from cloudai_mbridge.recipes.apply import with_recipe_defaults
-from cloudai_mbridge.sweep.memory_risk import DEFAULT_SHARE
 
 # container, recipe, GPU -> why the row as printed cannot be what ran
 IMPOSSIBLE = {
@@ -50,14 +49,14 @@ def test_published_configurations_are_not_held_back(
     tight = {
         (row.recipe, row.args.gpu_type, row.args.compute_dtype)
         for row, headline in found
-        if (headline.memory_share or 9) > DEFAULT_SHARE
+        if (headline.memory_share or 9) > DEFAULT_LIMIT.share
     }
     with capsys.disabled():
-        over = sum(share > DEFAULT_SHARE for share in shares)
+        over = sum(share > DEFAULT_LIMIT.share for share in shares)
         print(f"\npublished: {len(shares)} rows, median {shares[len(shares) // 2]:.2f}, worst {shares[-1]:.2f}", end="")
-        print(f" of the memory; {over} above {DEFAULT_SHARE}, {len(tight)} configurations without assumed terms")
+        print(f" of the memory; {over} above {DEFAULT_LIMIT.share}, {len(tight)} configurations without assumed terms")
     assert len(shares) == 151
-    assert [row.label for row, headline in found if headline.exceeds(DEFAULT_SHARE)] == []
+    assert [row.label for row, headline in found if headline.exceeds(DEFAULT_LIMIT)] == []
     assert shares[-1] < 1
     assert tight == TIGHT  # held back if they were not known to have run
 
@@ -69,4 +68,4 @@ def test_rows_that_cannot_be_do_not_fit(headlines: list[tuple[PublishedRow, Head
         if row.recipe == "deepseek_v3":
             assert "not divisible" in headline.why[0]
         else:
-            assert headline.exceeds(1.0)
+            assert headline.exceeds(MemoryLimit(1.0))
