@@ -39,6 +39,7 @@ from cloudai_mbridge.estimate.time.coefficients import Setting, age, powers, spa
 from cloudai_mbridge.estimate.time.parts import NUM_PIPELINED, Parts, bubble, device_of, ideal_parts
 from cloudai_mbridge.estimate.time.work import work_of
 from cloudai_mbridge.recipes import load_recipe
+from cloudai_mbridge.recipes.apply import recipe_layout
 
 ROOT = Path(__file__).parents[2]
 DATA = ROOT / "cloudai_mbridge" / "estimate" / "data"
@@ -101,12 +102,12 @@ def _row(columns: dict[str, str]) -> Row:
 def layout_of(model: Architecture, args: object) -> Layout:
     """Return the layout of a row's arguments; a recipe's explicit pipeline layout counts where its stages are these."""
     size = {name: getattr(args, name) or 1 for name in ("num_gpus", "tp", "pp", "cp", "vp", "ep", "mb")}
-    layouts = load_recipe(model.recipe).pipeline_layouts
+    stages, has_mtp = (size["pp"], size["vp"]), model.mtp_num_layers > 0
     return Layout(
         **{"mbs" if name == "mb" else name: value for name, value in size.items()},
         etp=1,
         gbs=args.gb,  # type: ignore[attr-defined]
-        pipeline_layout=layouts.get(str(size["pp"] * size["vp"])),
+        pipeline_layout=recipe_layout(load_recipe(model.recipe), *stages, with_mtp=has_mtp),
         use_megatron_fsdp=bool(args.use_megatron_fsdp),  # type: ignore[attr-defined]
     )
 

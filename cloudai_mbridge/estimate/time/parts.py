@@ -4,11 +4,14 @@ A part is work over a peak rate: FLOPs over the dense peak, bytes over memory or
 microseconds. Nothing overlaps here: what overlaps, and how well, is in the coefficients.
 """
 
+from functools import lru_cache
 from typing import NamedTuple
 
+from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.estimate.architecture import Architecture
 from cloudai_mbridge.estimate.hardware import Gpu
 from cloudai_mbridge.estimate.memory.layout import Layout
+from cloudai_mbridge.estimate.memory.stages import pipeline_chunks
 from cloudai_mbridge.estimate.precision import Precision
 from cloudai_mbridge.estimate.time.links import exchange_shares, ring_gb_s
 from cloudai_mbridge.estimate.time.recompute import recomputed
@@ -89,7 +92,7 @@ def bubble(pp: int, vp: int, num_microbatches: int) -> float:
 def ideal_parts(model: Architecture, work: Work, layout: Layout, device: Device, num_microbatches: int) -> Parts:
     """Return the ideal times of a step."""
     tokens = num_microbatches * layout.mbs * (layout.seq_length or model.seq_length) / layout.cp
-    stage, output = stage_shares(model, layout)
+    stage, output = stage_shares(model, work, layout)
     layers = tokens * stage
     again = recomputed(model, layout)
     memory = device.memory
@@ -125,15 +128,36 @@ def launch_time_s(work: Work, layout: Layout, num_microbatches: int) -> float:
     return 0.0 if layout.cuda_graph == "full" else work.num_sublayers / layout.pp * num_microbatches * _MICRO
 
 
-def stage_shares(model: Architecture, layout: Layout) -> tuple[float, float]:
+def stage_shares(model: Architecture, work: Work, layout: Layout) -> tuple[float, float]:
     """Return what the slowest stage has of the layers and of the output layer.
 
-    With an explicit layout, or layers that do not divide, the output layer counts as balanced among the stages. Else
-    the last stage has as many layers as the others and the output on top.
+    It is the stage with the most FLOPs, every layer counted as the average one. Of layers that divide evenly that is the
+    last one, with the output on top. Where Megatron-Core has no split, the stages count as balanced.
     """
     pp = layout.pp
-    is_balanced = layout.pipeline_layout is not None or model.num_layers % pp != 0
-    return 1 / pp, 1 / pp if is_balanced else 1.0
+    if pp == 1 or (layout.pipeline_layout is None and not _is_uneven(model) and model.num_layers % pp == 0):
+        return 1 / pp, 1.0
+    layers = work.attention_flops + work.mlp_flops + work.expert_flops + work.core_flops + work.sparse_flops
+    stages = _stages(model, pp, layout.vp, layout.pipeline_layout)
+    return max(stages, key=lambda stage: stage[0] * layers + stage[1] * work.output_flops)
+
+
+def _is_uneven(model: Architecture) -> bool:
+    ends = model.num_layers_in_first_pipeline_stage, model.num_layers_in_last_pipeline_stage
+    is_counted = model.account_for_embedding_in_pipeline_split or model.account_for_loss_in_pipeline_split
+    return is_counted or ends != (None, None)
+
+
+@lru_cache(maxsize=1024)
+def _stages(model: Architecture, pp: int, vp: int, text: str | None) -> tuple[tuple[float, float], ...]:
+    """Return of every stage its share of the layers, those of multi-token prediction included, and of the output."""
+    try:
+        ranks = pipeline_chunks(model, pp, vp, text)
+    except BadInput:
+        return ((1 / pp, 1 / pp),)
+    counts = [sum(len(chunk.layers) + sum(map(len, chunk.mtp)) for chunk in chunks) for chunks in ranks]
+    outputs = [float(any(chunk.has_output for chunk in chunks)) for chunks in ranks]
+    return tuple((count / sum(counts), output) for count, output in zip(counts, outputs, strict=True))
 
 
 def _pipelined_comm(

@@ -73,13 +73,27 @@ def test_sharded_weights_travel_in_every_microbatch(dense: Architecture) -> None
 
 @pytest.mark.parametrize(
     ("pp", "pipeline_layout", "expected"),
-    [(4, None, (0.25, 1.0)), (4, "Et*20|(t*20|)*2t*20L", (0.25, 0.25)), (3, None, (1 / 3, 1 / 3)), (1, None, (1, 1))],
+    [
+        (1, None, (1, 1)),
+        (4, None, (0.25, 1.0)),
+        (4, "Et*20|(t*20|)*2t*20L", (0.25, 1.0)),
+        (4, "Et*23|t*20|t*20|t*17L", (23 / 80, 0)),
+        (4, "Et*16|t*20|t*20|t*24L", (0.3, 1.0)),
+        (3, None, (1 / 3, 1 / 3)),  # nothing splits 80 layers so: taken as balanced
+    ],
 )
-def test_the_last_stage_has_the_output_on_top(
+def test_the_slowest_stage_has_the_most_to_do(
     dense: Architecture, pp: int, pipeline_layout: str | None, expected: tuple[float, float]
 ) -> None:
     layout = Layout(num_gpus=12, pp=pp, mbs=1, gbs=24, pipeline_layout=pipeline_layout)
-    assert stage_shares(dense, layout) == expected
+    assert stage_shares(dense, work_of(dense, 1, 1, 1), layout) == expected
+
+
+def test_a_loss_that_takes_the_place_of_a_layer_balances_the_last_stage(dense: Architecture) -> None:
+    counted = {"account_for_embedding_in_pipeline_split": True, "account_for_loss_in_pipeline_split": True}
+    model = replace(dense, num_layers=78, **counted)
+    shares = stage_shares(model, work_of(model, 1, 1, 1), Layout(num_gpus=4, pp=4, mbs=1, gbs=4))
+    assert shares in ((20 / 78, 0), (19 / 78, 1.0))
 
 
 def test_a_whole_graph_needs_no_launches(dense: Architecture) -> None:
