@@ -111,7 +111,8 @@ def estimate_point(
     peak = reference.total if reference else worst_stage(stages).total if stages else None
     times = _or_why(missing, "step_time_s", lambda: times_of(question, model))
     step = _or_why(missing, "step_time_s", lambda: times.step_time(layout)) if times else None
-    speed = speed_of(step.step_time_s if step else None, tokens, flops, question, missing)
+    seconds = step.step_time_s if step else None
+    speed = speed_of(seconds, tokens, flops, question, layout.num_gpus, missing)
     num_steps = question.args.max_steps
     gpu_hours = _gpu_hours(speed.step_time_s, layout, num_steps, missing)
     cost = price.per_gpu_hour * gpu_hours if price and gpu_hours is not None else None
@@ -201,7 +202,12 @@ def _most_modelled(stages: tuple[StageMemory, ...] | None, peak: float) -> float
 
 
 def speed_of(
-    step_time_s: float | None, tokens: int, flops: int, question: Question, missing: dict[str, str] | None = None
+    step_time_s: float | None,
+    tokens: int,
+    flops: int,
+    question: Question,
+    num_gpus: int,
+    missing: dict[str, str] | None = None,
 ) -> Speed:
     """Return the rates of a step time. tokens: of a step. flops: of a token."""
     missing = {} if missing is None else missing
@@ -209,7 +215,7 @@ def speed_of(
         why = missing.get("step_time_s", question.why_no_gpu)
         missing |= dict.fromkeys(("tokens_per_s_per_gpu", "tflops_per_gpu", "mfu"), why)
         return Speed(None, None, None, None)
-    rate = tokens / step_time_s / question.args.num_gpus
+    rate = tokens / step_time_s / num_gpus
     tflops = rate * flops / 1e12
     precision = precision_named(question.args.compute_dtype)
     share = mfu(tflops, question.gpu, precision)

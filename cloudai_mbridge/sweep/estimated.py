@@ -1,9 +1,12 @@
 """Estimates of the points of a sweep: worked out once for all points that agree in what matters."""
 
 from collections.abc import Mapping
+from operator import attrgetter
 from typing import Any
 
-from cloudai_mbridge.estimate.headline import Headline, Headlines
+from cloudai_mbridge.errors import BadInput
+from cloudai_mbridge.estimate.headline import Headline
+from cloudai_mbridge.estimate.headlines import Headlines, Shape
 from cloudai_mbridge.estimate.question import Question, gpu_of
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
 from cloudai_mbridge.models.system import System
@@ -26,6 +29,7 @@ ESTIMATED_BY = frozenset(
 )
 _STRUCTURAL = ("launcher", "model_recipe_name")
 _MOST_KEPT = 10_000
+_RESIZED, _SIZES = ("num_gpus", "mb", "gb"), attrgetter("num_gpus", "mbs", "gbs")
 
 
 class SweepEstimates:
@@ -34,24 +38,45 @@ class SweepEstimates:
     def __init__(self, sweep: Sweep, system: System | None, extra: Mapping[str, str], formula: Formula = NEW) -> None:
         self._sweep, self._system, self._extra, self._formula = sweep, system, extra, formula
         self._headlines = Headlines()
+        self._axes = set(sweep.grid.names)
         self._base = sweep.base_args()
         self._names = [name for name in sweep.grid.names if name in ESTIMATED_BY]
+        self._of_shape = [name for name in self._names if name not in _RESIZED]
         self._bases: dict[tuple[Any, ...], tuple[ResolvedCmdArgs, Recipe | None]] = {}
         self._kept: dict[tuple[Any, ...], Headline] = {}
+        self._shapes: dict[tuple[Any, ...], Shape] = {}
 
     def of(self, point: CheckedPoint) -> Headline:
         """Return the estimate of a point that breaks no rule."""
         coordinates = point.coordinates
-        if coordinates.keys() != set(self._sweep.grid.names):  # an included point, with arguments of its own
-            return self._headlines.of(self.question(point))
-        key = tuple([tuple(v) if type(v := coordinates[name]) is list else v for name in self._names])
+        if coordinates.keys() != self._axes or list in map(type, coordinates.values()):
+            return self._headlines.of(self.question(point))  # an included point, with arguments of its own
+        key = tuple([coordinates[name] for name in self._names])
         found = self._kept.get(key)
         if found is None:
-            found = self._headlines.of(self._question_at(coordinates))
+            found = self._work_out(coordinates)
             if len(self._kept) >= _MOST_KEPT:
                 self._kept.clear()
             self._kept[key] = found
         return found
+
+    def _work_out(self, coordinates: Mapping[str, Any]) -> Headline:
+        """Return the estimate of a point, from another one's that differs in GPUs and batch alone if there is one."""
+        key = tuple([coordinates[name] for name in self._of_shape])
+        shape = self._shapes.get(key)
+        if shape is None:
+            found = self._headlines.shape_of(self._question_at(coordinates))
+            if isinstance(found, Headline):
+                return found
+            if len(self._shapes) >= _MOST_KEPT:
+                self._shapes.clear()
+            shape = self._shapes[key] = found
+        layout = shape.layout
+        sizes = [coordinates.get(name) or known for name, known in zip(_RESIZED, _SIZES(layout), strict=True)]
+        try:
+            return self._headlines.at(shape, layout.resized(*sizes))
+        except BadInput as error:
+            return Headline(shape.gpu.name, sizes[0], why=(f"the layout cannot be estimated: {error}",))
 
     def num_steps(self, point: CheckedPoint) -> int | None:
         """Return the steps of a run of a point."""

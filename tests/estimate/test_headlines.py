@@ -7,7 +7,8 @@ import pytest
 
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.estimate.hardware import gpu_named
-from cloudai_mbridge.estimate.headline import DEFAULT_LIMIT, Headline, Headlines, MemoryLimit
+from cloudai_mbridge.estimate.headline import DEFAULT_LIMIT, Headline, MemoryLimit
+from cloudai_mbridge.estimate.headlines import Headlines
 from cloudai_mbridge.estimate.point import estimate_point
 from cloudai_mbridge.estimate.question import Question
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs

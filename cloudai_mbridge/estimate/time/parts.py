@@ -131,8 +131,8 @@ def launch_time_s(work: Work, layout: Layout, num_microbatches: int) -> float:
 def stage_shares(model: Architecture, work: Work, layout: Layout) -> tuple[float, float]:
     """Return what the slowest stage has of the layers and of the output layer.
 
-    It is the stage with the most FLOPs, every layer counted as the average one. Of layers that divide evenly that is the
-    last one, with the output on top. Where Megatron-Core has no split, the stages count as balanced.
+    It is the stage with the most FLOPs, every layer counted as the average one: of layers that divide evenly the last
+    one, with the output on top. Where Megatron-Core has no split, the stages count as balanced.
     """
     pp = layout.pp
     if pp == 1 or (layout.pipeline_layout is None and not _is_uneven(model) and model.num_layers % pp == 0):

@@ -1,0 +1,145 @@
+"""Headlines of many points: what depends on few arguments is kept.
+
+The same numbers as `estimate_point`. A *shape* is all of a point but its GPUs and its batch; the points of a sweep
+share few of them, and from one point of a shape to the next little is left to do.
+"""
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from cloudai_mbridge.errors import BadInput
+from cloudai_mbridge.estimate.architecture import Architecture
+from cloudai_mbridge.estimate.hardware import Gpu
+from cloudai_mbridge.estimate.headline import DEFAULT_LIMIT, Headline
+from cloudai_mbridge.estimate.memory import Layout
+from cloudai_mbridge.estimate.memory.totals import WHAT_STAYS, MemoryTotals
+from cloudai_mbridge.estimate.point import GIB, assumptions_for, flops_of, speed_of, times_of, tokens_per_step
+from cloudai_mbridge.estimate.question import Question, refusing
+from cloudai_mbridge.estimate.time import TimeModel
+
+_MOST_KEPT = 10_000
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What points share that differ in GPUs and batch alone. layout: of one of them. times: or why there are none."""
+
+    question: Question
+    gpu: Gpu
+    model: Architecture
+    layout: Layout
+    flops: int
+    times: TimeModel | str
+    memory: MemoryTotals
+
+
+class Headlines:
+    """Estimates of many points. What is kept is bounded, however many points there are."""
+
+    def __init__(self) -> None:
+        self._memory: dict[Hashable, MemoryTotals] = {}
+        self._times: dict[Hashable, tuple[Architecture, TimeModel | str]] = {}
+        self._flops: dict[Hashable, tuple[Architecture, int]] = {}
+
+    def of(self, question: Question) -> Headline:
+        """Return what is known of a point; what is wrong with it is a reason, no exception."""
+        shape = self.shape_of(question)
+        return shape if isinstance(shape, Headline) else self.at(shape, shape.layout)
+
+    def shape_of(self, question: Question) -> Shape | Headline:
+        """Return the shape of a point, or all there is to say of it."""
+        gpu, args = question.gpu, question.args
+        if gpu is None:
+            return Headline(None, args.num_gpus, why=(question.why_no_gpu,))
+        try:
+            model = question.architecture
+            layout = question.layout_of(model)
+            flops = self._flops_of(question, model, layout)
+        except BadInput as error:
+            return Headline(gpu.name, args.num_gpus, why=(str(error),))
+        times, memory = self._times_of(question, model, gpu), self._memory_of(model, layout, gpu)
+        return Shape(question, gpu, model, layout, flops, times, memory)
+
+    def at(self, shape: Shape, layout: Layout) -> Headline:
+        """Return what is known of a point of this shape, whose layout differs in GPUs and batch alone."""
+        why: list[str] = []
+        peak, worst, modelled = _or_why(why, lambda: _fullest(shape, layout)) or (None, None, None)
+        step = _or_why(why, lambda: _step_time_s(shape, layout))
+        speed = speed_of(step, tokens_per_step(shape.model, layout), shape.flops, shape.question, layout.num_gpus)
+        share = None if modelled is None or not shape.gpu.memory_gib else modelled / shape.gpu.memory_gib
+        return Headline(
+            gpu=shape.gpu.name,
+            num_gpus=layout.num_gpus,
+            peak_memory_gib=peak,
+            gpu_memory_gib=shape.gpu.memory_gib,
+            worst_stage=worst,
+            modelled_gib=modelled,
+            step_time_s=step,
+            tokens_per_s_per_gpu=speed.tokens_per_s_per_gpu,
+            tflops_per_gpu=speed.tflops_per_gpu,
+            mfu=speed.mfu,
+            why=tuple(why),
+            # asked only where it matters: it would be true of few points, and change nothing below the limit
+            is_known_to_fit=share is not None and share > DEFAULT_LIMIT.share and _is_known_to_fit(shape, layout),
+        )
+
+    def _flops_of(self, question: Question, model: Architecture, layout: Layout) -> int:
+        key = (id(model), question.formula, layout.adapters_only)
+        if key not in self._flops:
+            flops = flops_of(model, question.formula, is_frozen=layout.adapters_only)
+            _room(self._flops)[key] = (model, flops)  # the model lives as long as its id is a key
+        return self._flops[key][1]
+
+    def _times_of(self, question: Question, model: Architecture, gpu: Gpu) -> TimeModel | str:
+        args = question.args
+        key = (id(model), gpu.name, args.compute_dtype, args.task == "lora")
+        if key not in self._times:
+            try:
+                with refusing("step_time_s cannot be estimated"):
+                    _room(self._times)[key] = (model, times_of(question, model))
+            except BadInput as error:
+                _room(self._times)[key] = (model, str(error))
+        return self._times[key][1]
+
+    def _memory_of(self, model: Architecture, layout: Layout, gpu: Gpu) -> MemoryTotals:
+        assumptions = assumptions_for(gpu)
+        key = (replace(model, seq_length=1), WHAT_STAYS(layout), assumptions)
+        if key not in self._memory:
+            _room(self._memory)[key] = MemoryTotals(assumptions)
+        return self._memory[key]
+
+
+def _or_why(why: list[str], answer: Callable[[], T]) -> T | None:
+    try:
+        return answer()
+    except BadInput as error:
+        why.append(str(error))
+        return None
+
+
+def _fullest(shape: Shape, layout: Layout) -> tuple[float, int, float]:
+    with refusing("memory cannot be estimated"):
+        peak, worst, modelled = shape.memory.fullest(shape.model, layout)
+        return peak / GIB, worst, modelled / GIB
+
+
+def _step_time_s(shape: Shape, layout: Layout) -> float:
+    if isinstance(shape.times, str):
+        raise BadInput(shape.times)
+    with refusing("step_time_s cannot be estimated"):
+        return shape.times.step_time_s(layout)
+
+
+def _is_known_to_fit(shape: Shape, layout: Layout) -> bool:
+    question = shape.question
+    sizes = {"num_gpus": layout.num_gpus, "mb": layout.mbs, "gb": layout.gbs}
+    return replace(question, args=question.args.model_copy(update=sizes)).is_known_to_fit(shape.model)
+
+
+def _room(kept: dict[Hashable, Any]) -> dict[Hashable, Any]:
+    """Return the store, emptied if it is full."""
+    if len(kept) >= _MOST_KEPT:
+        kept.clear()
+    return kept

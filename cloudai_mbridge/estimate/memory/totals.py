@@ -1,0 +1,105 @@
+"""Memory of many layouts: worked out once for all between which it differs by a formula.
+
+What is split over data-parallel copies goes with 1 / dp, what comes and goes with the tokens of a micro-batch. The
+answers are those of `memory_per_stage`.
+"""
+
+from collections.abc import Hashable, Sequence
+from dataclasses import fields
+from operator import attrgetter
+
+from cloudai_mbridge.estimate.architecture import Architecture
+from cloudai_mbridge.estimate.memory.estimate import StageMemory, memory_per_stage
+from cloudai_mbridge.estimate.memory.layout import Granularity, Implementation, Layout
+from cloudai_mbridge.estimate.memory.other import Assumptions
+
+_VARYING = ("gbs", "num_gpus", "mbs", "seq_length")
+WHAT_STAYS = attrgetter(*(field.name for field in fields(Layout) if field.name not in _VARYING))
+_CONSTANT = ("nccl", "cuda context", "workspace")
+# In an interleaved schedule the fullest moment comes within as many groups of pp micro-batches
+_WHOLE_GROUPS, _GROUPS = 2, 4
+
+
+class MemoryTotals:
+    """The fullest stage of layouts of one model that differ in GPUs, batch and lengths alone."""
+
+    def __init__(self, assumptions: Assumptions) -> None:
+        self._assumptions = assumptions
+        self._known: dict[Hashable, _Stages] = {}
+
+    def fullest(self, model: Architecture, layout: Layout) -> tuple[float, int, float]:
+        """Return bytes and number of the fullest stage, and the most bytes of states and activations of a stage.
+
+        model: the one of before, but for its sequence length.
+
+        Raises:
+            BadInput: as `memory_per_stage`.
+        """
+        dp, cp = layout.dp, layout.cp
+        copies = (dp > 1, dp * cp > 1, layout.expert_dp > 1)
+        key = (_microbatches(layout), _lengths(model, layout), copies)
+        stages = self._known.get(key)
+        if stages is None:
+            stages = self._known[key] = _Stages(self._assumptions)
+        return stages.fullest(model, layout)
+
+
+class _Stages:
+    """Memory of the stages of layouts that differ in data-parallel copies and tokens: a + b / dp + c tokens.
+
+    Two numbers of copies tell a and b; one number of tokens tells c, where `_lengths` leaves them out.
+    """
+
+    def __init__(self, assumptions: Assumptions) -> None:
+        self._assumptions = assumptions
+        self._fixed: dict[int, tuple[float, ...]] = {}
+        self._line: tuple[tuple[float, float], ...] | None = None
+        self._per_token: tuple[float, ...] = ()
+
+    def fullest(self, model: Architecture, layout: Layout) -> tuple[float, int, float]:
+        """Return bytes and number of the fullest stage, and the most states and activations."""
+        fixed = self._fixed.get(layout.dp)
+        if fixed is None and self._line is not None:
+            fixed = tuple([a + b / layout.dp for a, b in self._line])
+        tokens = _tokens(model, layout)
+        if fixed is None:
+            fixed = self._learn(layout.dp, tokens, memory_per_stage(model, layout, self._assumptions))
+        totals = [a + c * tokens for a, c in zip(fixed, self._per_token, strict=True)]
+        half = len(totals) // 2
+        most = max(totals[:half])
+        return most, totals.index(most), max(totals[half:])
+
+    def _learn(self, dp: int, tokens: float, stages: Sequence[StageMemory]) -> tuple[float, ...]:
+        """Keep what the stages tell: all terms of each, then its states and activations of each."""
+        states = [stage.states for stage in stages]
+        fixed = (*(stage.states + sum(stage.terms[name] for name in _CONSTANT) for stage in stages), *states)
+        moving = (*(stage.total for stage in stages), *(stage.states + stage.activations for stage in stages))
+        self._per_token = tuple([(total - a) / tokens for total, a in zip(moving, fixed, strict=True)])
+        for other, others in self._fixed.items():
+            slopes = [(y - z) / (1 / dp - 1 / other) for y, z in zip(fixed, others, strict=True)]
+            self._line = tuple([(y - slope / dp, slope) for y, slope in zip(fixed, slopes, strict=True)])
+        self._fixed[dp] = fixed
+        return fixed
+
+
+def _tokens(model: Architecture, layout: Layout) -> float:
+    """Return the tokens of a micro-batch on a rank."""
+    return layout.mbs * (layout.seq_length or model.seq_length) / layout.cp
+
+
+def _lengths(model: Architecture, layout: Layout) -> Hashable:
+    """Return what of the lengths memory depends on beside the tokens: nothing, for whole shares of a fused kernel."""
+    tokens = layout.mbs * (layout.seq_length or model.seq_length)
+    is_linear = layout.implementation is Implementation.FUSED and model.position_embedding_type != "learned_absolute"
+    if not is_linear or tokens % (layout.cp * layout.tp):
+        return layout.mbs, layout.seq_length or model.seq_length
+    # a fully recomputed chunk keeps rotation angles of the sequence, whatever the number of sequences
+    return layout.mbs if layout.recompute.granularity is Granularity.FULL else None
+
+
+def _microbatches(layout: Layout) -> int:
+    """Return a number of micro-batches with the same memory: further ones repeat the schedule."""
+    if layout.vp == 1 or layout.pp == 1:
+        return min(layout.num_microbatches, layout.pp)
+    groups, rest = divmod(layout.num_microbatches, layout.pp)
+    return min(groups, _WHOLE_GROUPS if rest == 0 else _GROUPS) * layout.pp + rest
