@@ -42,7 +42,11 @@ def register(cli: click.Group) -> None:
 @click.option("--mbs", "mb", type=_SIZE, help="Sequences per micro-batch; default: the recipe's.")
 @click.option("--gbs", "gb", type=_SIZE, help="Sequences per step; default: the recipe's.")
 @click.option("--num-layers", type=_SIZE, help="Decoder layers; default: the recipe's.")
-@click.option("--pipeline-layout", "pipeline_model_parallel_layout", help="Such as 'Et*4|(t*4|)*14tL'.")
+@click.option(
+    "--pipeline-layout",
+    "pipeline_model_parallel_layout",
+    help="Such as 'Et*4|(t*4|)*14tmL'.",
+)
 @click.option("--recompute", help="none, full, or modules such as core_attn,mlp; default: the upstream recipe's.")
 @click.option("--recompute-num-layers", type=_SIZE, help="Recompute the first layers of every chunk.")
 @click.option("--offload-layers", "activation_offload_layers", type=click.IntRange(min=0), help="In host memory.")
@@ -98,7 +102,10 @@ def proxy(recipe: str, layers: int, num_gpus: int, max_steps: int, output: Path 
         return OK
     if output.exists():
         raise BadInput(f"--output: {output} exists; name another file, or remove it")
-    output.write_text(text, encoding="utf-8")
+    try:
+        output.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise BadInput(f"--output: {output} cannot be written ({error.strerror}); name another file") from None
     click.echo(f"written: {output}")
     return OK
 
@@ -175,7 +182,8 @@ def _overrides(given: tuple[str, ...]) -> dict[str, str]:
     try:  # as the keys of a test definition are checked
         MegatronBridgeTestDefinition.model_validate({"name": "estimate", "description": "", "extra_cmd_args": extra})
     except ValueError as error:
-        raise BadInput(f"--set: {str(error).splitlines()[2].strip().partition(' [type')[0]}") from None
+        said = str(error).splitlines()[2].strip().partition(" [type")[0]
+        raise BadInput(f"--set: {said.removeprefix('Value error, ')}") from None
     return extra
 
 

@@ -10,6 +10,7 @@ from cloudai_mbridge.estimate.memory import StageMemory
 from cloudai_mbridge.estimate.point import GIB, PointEstimate
 
 MOST_COLUMNS = 8
+MIB = 2**20
 
 
 def render_estimate(found: PointEstimate) -> RenderableType:
@@ -48,7 +49,8 @@ def _lines(found: PointEstimate) -> Iterator[tuple[str, str]]:
         share = "" if found.memory_share is None else f", states and activations {found.memory_share:.0%} of it"
         given = "" if found.gpu_memory_gib is None else f" of {found.gpu_memory_gib:.0f}"
         worst = "" if found.worst_stage is None else f" on stage {found.worst_stage.stage}"
-        yield "memory", f"{found.peak_memory_gib:.1f}{given} GiB{worst}{share} ({found.estimator})"
+        size, unit = (found.peak_memory_gib, "GiB") if given else _in_unit(found.peak_memory_gib * GIB)
+        yield "memory", f"{size:.1f}{given} {unit}{worst}{share} ({found.estimator})"
     if found.step_time_s is not None:
         yield "step time", f"{found.step_time_s:.4g} s ({found.held_out_error})"
         yield "tokens/s/GPU", f"{found.tokens_per_s_per_gpu:.0f}"
@@ -63,16 +65,23 @@ def _lines(found: PointEstimate) -> Iterator[tuple[str, str]]:
 
 def _stages(stages: Sequence[StageMemory]) -> Table:
     columns = _columns(stages)
-    title = Text("memory per pipeline stage, GiB (* the fullest)")
+    unit = _in_unit(max(stage.total for stage in stages))[1]
+    size = {"GiB": GIB, "MiB": MIB}[unit]
+    title = Text(f"memory per pipeline stage, {unit} (* the fullest)")
     table = Table("term", title=title, title_justify="left")
     for name, _ in columns:
         table.add_column(Text(name), justify="right")
     for term in stages[0].terms:
         if any(stage.terms[term] for _, stage in columns):
-            table.add_row(term, *(f"{stage.terms[term] / GIB:.2f}" for _, stage in columns))
+            table.add_row(term, *(f"{stage.terms[term] / size:.2f}" for _, stage in columns))
     table.add_section()
-    table.add_row("total", *(f"{stage.total / GIB:.2f}" for _, stage in columns))
+    table.add_row("total", *(f"{stage.total / size:.2f}" for _, stage in columns))
     return table
+
+
+def _in_unit(size: float) -> tuple[float, str]:
+    """Return bytes as a number that can be read, and its unit."""
+    return (size / GIB, "GiB") if size >= GIB else (size / MIB, "MiB")
 
 
 def _columns(stages: Sequence[StageMemory]) -> list[tuple[str, StageMemory]]:

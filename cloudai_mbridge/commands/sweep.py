@@ -1,6 +1,7 @@
 """`mbridge sweep plan` and `mbridge sweep explain`."""
 
 import csv
+import math
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -18,10 +19,21 @@ from cloudai_mbridge.errors import OK, POINTS_FAILED, BadInput
 if TYPE_CHECKING:
     from cloudai_mbridge.plan.preview import Look, PlanOptions, SweepSummary
 
-_SHARE = click.FloatRange(min=0, min_open=True)
+
+class _Share(click.FloatRange):
+    """A finite number above 0."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        share = float(super().convert(value, param, ctx))
+        if not math.isfinite(share):
+            self.fail(f"{value!r} is no share; use a number such as 0.9", param, ctx)
+        return share
+
+
+_SHARE = _Share(min=0, min_open=True)
 _CSV = (
     *("test", "point", "status", "peak_memory_gib", "memory_share", "step_time_s", "tokens_per_s_per_gpu"),
-    *("tflops_per_gpu", "mfu", "gpu_hours", "cost"),
+    *("tflops_per_gpu", "mfu", "gpu_hours", "cost", "why"),
 )
 
 
@@ -74,7 +86,7 @@ def sweep_plan(
     console, would_run = new_console(), 0
     totals: list[SweepSummary] = []
     for summary in summarize(examples=show if form == "table" else 0, options=wanted, **options):
-        would_run += summary.accepted
+        would_run += summary.would_run
         _show_counts(console, summary)
         if form == "table":
             _show_points(console, summary)
@@ -103,19 +115,24 @@ def _notes(summary: "SweepSummary") -> Iterator[str]:
         if not summary.run_holds_back:
             yield "mbridge run would not hold them back: set [sweep] memory_share for that"
     if summary.would_run < summary.accepted:
-        yield f"within the sweep's limits: the first {summary.would_run}"
+        first = f"the first {summary.would_run}" if summary.would_run else "none"
+        yield f"within the sweep's limits: {first}; the first point that does not fit ends the sweep"
     if summary.budget_note:
         yield summary.budget_note
     if summary.predicted:
         yield f"{summary.predicted} points: {_price(summary)}"
-        for why, count in summary.why.items():
-            yield f"not predicted for {count}: {why}"
+    for why, count in summary.why.items():
+        yield f"not predicted for {count}: {why}"
     if summary.not_considered:
         yield f"set, and not considered by the predictions: {', '.join(summary.not_considered)}"
 
 
 def _price(summary: "SweepSummary") -> str:
-    cost = f"no cost: {summary.why_no_cost}" if summary.cost is None else f"{summary.cost:.2f} {summary.currency}"
+    if summary.cost is None:
+        return f"{summary.gpu_hours:.4g} GPU-hours of steps, no cost: {summary.why_no_cost}"
+    cost = f"{summary.cost:.2f} {summary.currency}"
+    if summary.priced < summary.predicted:
+        cost += f" for {summary.priced} of {summary.predicted} points ({summary.why_no_cost})"
     return f"{summary.gpu_hours:.4g} GPU-hours of steps, {cost}"
 
 
@@ -128,7 +145,7 @@ def _show_points(console: Console, summary: "SweepSummary") -> None:
     if (more := summary.accepted - len(summary.examples)) > 0:
         console.print(f"  ... and {more} more")
     for look, terms in summary.held_examples:
-        console.print(Text(f"  held back {look.label}: {_memory(look)}: {terms}"), soft_wrap=True)
+        console.print(Text(f"  held back {look.label}: {_why_held_back(look, terms)}"), soft_wrap=True)
     if (more := summary.held_back - len(summary.held_examples)) > 0:
         console.print(f"  ... and {more} more held back")
 
@@ -138,13 +155,22 @@ def _is_predicted(look: "Look") -> bool:
     return headline is not None and not (headline.step_time_s is None and headline.peak_memory_gib is None)
 
 
+def _why_held_back(look: "Look", terms: str) -> str:
+    headline = look.headline
+    if headline is not None and headline.memory_share is None:
+        return f"its memory cannot be predicted: {'; '.join(headline.why) or 'the memory of the GPU is not known'}"
+    return f"{_memory(look)}: {terms}"
+
+
 def _memory(look: "Look") -> str:
     headline = look.headline
     if headline is None or headline.peak_memory_gib is None:
         return "-"
     share = "" if headline.memory_share is None else f", states and activations {headline.memory_share:.0%}"
-    given = f"{headline.gpu_memory_gib:.0f} " if headline.gpu_memory_gib else ""
-    return f"{headline.peak_memory_gib:.1f} of {given}GiB on stage {headline.worst_stage}{share}"
+    where = f" on stage {headline.worst_stage}{share}"
+    if headline.gpu_memory_gib:
+        return f"{headline.peak_memory_gib:.1f} of {headline.gpu_memory_gib:.0f} GiB{where}"
+    return f"{headline.peak_memory_gib * 1024:.1f} MiB{where}"
 
 
 def _table(looks: "list[Look]") -> Table:
@@ -184,15 +210,15 @@ def _write_csv(wanted: "PlanOptions", **options: Any) -> int:
     """Write every point that breaks no rule as it comes; nothing is kept."""
     from cloudai_mbridge.sweep_report import plans
 
-    writer, num_accepted = csv.writer(sys.stdout, lineterminator="\n"), 0
+    writer, num_run = csv.writer(sys.stdout, lineterminator="\n"), 0
     writer.writerow(_CSV)
     for plan in plans(options=wanted, **options):
         for look in plan.looks():
             if look.headline is None:
                 continue
-            num_accepted += not look.is_held_back
+            num_run += look.is_run
             writer.writerow((plan.test_id, *_cells(look)))
-    return OK if num_accepted else POINTS_FAILED
+    return OK if num_run else POINTS_FAILED
 
 
 def _cells(look: "Look") -> Iterator[Any]:
@@ -205,6 +231,7 @@ def _cells(look: "Look") -> Iterator[Any]:
         *(headline.tflops_per_gpu, headline.mfu, look.gpu_hours, look.cost),
     )
     yield from ("" if value is None else f"{value:.6g}" for value in values)
+    yield "; ".join(headline.why)
 
 
 @sweep.command("explain")

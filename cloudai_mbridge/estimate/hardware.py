@@ -55,7 +55,12 @@ class Gpu:
     power_w: float | None = None
 
     def peak(self, precision: Precision) -> float | None:
-        """Return the dense peak in 1e12 FLOP/s, or None: this device has no tensor cores for it, or no figures."""
+        """Return the dense peak in 1e12 FLOP/s, or None: this device has no tensor cores for it, or no figures.
+
+        Block-scaled 8-bit numbers (MXFP8) came with the 4-bit ones.
+        """
+        if precision is Precision.FP8_MX and "fp4" not in self.peak_tflops:
+            return None
         return self.peak_tflops.get(_FORMAT[precision])
 
     @property
@@ -76,8 +81,13 @@ def _gpu(name: str, table: dict[str, Any]) -> Gpu:
 
 
 def find_gpu(name: str) -> Gpu | None:
-    """Return the device of a name such as gb200, DGX-GB200 or NVIDIA H100 80GB HBM3, or None if there is none."""
+    """Return the device of a name such as gb200, DGX-GB200 or NVIDIA H100 80GB HBM3, or None if there is none.
+
+    Every name that begins with CPU is the processor.
+    """
     words = [word for word in re.split(r"[\s_-]+", name.strip().lower()) if word not in _MAKERS]
+    if words[:1] == ["cpu"]:
+        return gpus()["cpu"]
     if not words or not set(words[1:]) <= _FORMS:
         return None
     return gpus().get("cpu" if words[0] == "local" else words[0])

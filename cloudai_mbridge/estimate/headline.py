@@ -9,14 +9,15 @@ START_UP_S = 300.0  # containers, imports, compilation: an allowance for budgets
 class MemoryLimit:
     """Which share of a GPU's memory states and activations may need.
 
-    trusts_published: a point whose performance was published has run, and needs no room for the estimate's error.
+    is_asked_for: by the user; then points whose memory is not known exceed it. The default lets these pass, and points
+    whose performance was published: these have run, and need no room for the estimate's error.
     """
 
     share: float
-    trusts_published: bool = False
+    is_asked_for: bool = True
 
 
-DEFAULT_LIMIT = MemoryLimit(0.9, trusts_published=True)
+DEFAULT_LIMIT = MemoryLimit(0.9, is_asked_for=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +51,11 @@ class Headline:
 
     def exceeds(self, limit: MemoryLimit | None) -> bool:
         """Return whether states and activations need more than the share, or all terms more than there is."""
-        if limit is None or self.memory_share is None or not self.gpu_memory_gib:
+        if limit is None:
             return False
-        share = max(limit.share, 1.0) if limit.trusts_published and self.is_known_to_fit else limit.share
+        if self.memory_share is None or not self.gpu_memory_gib:
+            return limit.is_asked_for
+        share = limit.share if limit.is_asked_for or not self.is_known_to_fit else max(limit.share, 1.0)
         return self.memory_share > share or (self.peak_memory_gib or 0.0) > max(share, 1.0) * self.gpu_memory_gib
 
     def gpu_hours(self, num_steps: int | None, start_up_s: float = 0.0) -> float | None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from cloudai_mbridge.errors import BadInput
-from cloudai_mbridge.estimate.memory import Granularity, Layout, Recompute
+from cloudai_mbridge.estimate.memory import RECOMPUTE_METHODS, Granularity, Layout, Recompute
 from cloudai_mbridge.recipes.apply import parse_value
 
 # key of extra_cmd_args -> field of the layout, and its type
@@ -71,8 +71,15 @@ def _recompute(
     num_layers: int | None = None,
     modules: list[str] | None = None,
 ) -> Recompute:
+    if method not in (None, *RECOMPUTE_METHODS):
+        methods = " or ".join(RECOMPUTE_METHODS)
+        raise BadInput(f"extra_cmd_args: 'model.recompute_method': {method!r} is unknown; use {methods}")
+    if num_layers is not None and num_layers < 1:
+        raise BadInput(f"extra_cmd_args: 'model.recompute_num_layers': {num_layers} layers; use at least 1")
     if granularity is None:
-        granularity = before.granularity if before.granularity is not Granularity.NONE else "selective"
+        if before.granularity is Granularity.NONE:  # Megatron-Core reads the others only with one
+            return before
+        granularity = before.granularity
     if granularity not in (Granularity.SELECTIVE, Granularity.FULL):
         raise BadInput(
             f"extra_cmd_args: 'model.recompute_granularity': {granularity!r} is unknown; use selective or full"

@@ -60,7 +60,11 @@ class Question:
             BadInput: a size is impossible.
         """
         with refusing(f"recipe {self.recipe.name}: the model cannot be estimated"):
-            return architecture(self.recipe, self.args, self.extra)
+            model = architecture(self.recipe, self.args, self.extra)
+            if model.num_moe_experts is not None and model.moe_router_topk > model.num_moe_experts:
+                what = f"model.moe_router_topk = {model.moe_router_topk} of {model.num_moe_experts} experts"
+                raise BadInput(f"recipe {self.recipe.name}: {what}; use {model.num_moe_experts} or less")
+            return model
 
     def published(self, model: Architecture) -> tuple[PublishedRow, ...]:
         """Return the published rows of exactly this point; one with overrides has none."""

@@ -2,7 +2,7 @@
 
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, FiniteFloat
 
 from cloudai_mbridge.models.base import StrictModel, Text
 
@@ -26,10 +26,10 @@ class SweepConfig(StrictModel):
     )
     seed: int = Field(0, ge=0, description="of the random order")
     max_points: int | None = Field(None, ge=1, description="accepted points to run; the rest is held back")
-    max_gpu_hours: float | None = Field(
+    max_gpu_hours: FiniteFloat | None = Field(
         None, gt=0, description="over all runs, as predicted where the GPU is known, else GPUs x time limit"
     )
-    memory_share: float | None = Field(
+    memory_share: FiniteFloat | None = Field(
         None,
         gt=0,
         description="hold back points predicted to need more of a GPU; None: only `sweep plan` does, at 0.9",

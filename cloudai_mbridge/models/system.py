@@ -32,6 +32,8 @@ class Prices(StrictModel):
         if not isinstance(listed, dict):
             raise ValueError(f"per_gpu_hour: {listed!r} is no table such as {{gb200 = 10.5}}")
         prices = {**listed, **prices}
+        if len({name.lower() for name in prices}) < len(prices):
+            raise ValueError(f"{', '.join(prices)}: a GPU has one price; remove the others")
         for name, value in prices.items():
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
                 raise ValueError(f"{name}: {value!r} is no price of a GPU-hour; use a number of at least 0")

@@ -157,7 +157,7 @@ class _TestPlan:
         if self._limits.max_points is not None and self._accepted >= self._limits.max_points:
             return f"max_points = {self._limits.max_points} is reached"
         if not self._budget.allows(self._price(runs, headline)[0]):
-            return f"max_gpu_hours = {self._limits.max_gpu_hours:g} allows no further point"
+            return f"max_gpu_hours = {self._limits.max_gpu_hours:g} ends the sweep: the next point does not fit"
         return None
 
     def _price(self, runs: list[RunPlan], headline: Headline) -> tuple[float, str]:

@@ -9,10 +9,12 @@ from cloudai_mbridge.constraints import Violation
 from cloudai_mbridge.estimate.headline import DEFAULT_LIMIT, Headline, MemoryLimit
 from cloudai_mbridge.estimate.not_considered import not_considered
 from cloudai_mbridge.estimate.prices import Price, price_of
+from cloudai_mbridge.models.cmd_args import Launcher
 from cloudai_mbridge.models.load import LoadedTest
 from cloudai_mbridge.models.system import System
 from cloudai_mbridge.models.time_limit import parse_time_limit
 from cloudai_mbridge.plan.budget import Budget
+from cloudai_mbridge.recipes.apply import training_config
 from cloudai_mbridge.sweep import CheckedPoint, Sweep, checked_points
 from cloudai_mbridge.sweep.estimated import SweepEstimates
 from cloudai_mbridge.sweep.memory_risk import largest_terms
@@ -69,7 +71,7 @@ class TestPlan:
         self.memory_limit = None if options.include_oom_risk else limit
         axes = self.sweep.grid.names
         self.not_considered = not_considered(self.sweep.base_args(), test.definition.extra_cmd_args, axes)
-        self._test, self._system = test, system
+        self._test, self._system, self._is_checked = test, system, False
         self._order = options.order or self.limits.order
         self._num_runs = test.run.iterations * self.limits.repeats
         self._prices: dict[str, tuple[Price | None, str]] = {}
@@ -81,6 +83,7 @@ class TestPlan:
             if violations := point.violations:
                 yield Look(point, violations)
                 continue
+            self._check_training(point)
             headline = self.estimates.of(point)
             hours = self._gpu_hours(point, headline)
             price = self.price(headline)[0]
@@ -91,6 +94,15 @@ class TestPlan:
             is_open = is_open and num_run != self.limits.max_points and self._spend(point, headline)
             num_run += is_open
             yield Look(point, (), headline, hours, cost, is_run=is_open)
+
+    def _check_training(self, point: CheckedPoint) -> None:
+        """Refuse, at the first point that breaks no rule, what `mbridge run` refuses of the training configuration."""
+        if self._is_checked:
+            return
+        self._is_checked = True
+        _, args, recipe = point.resolve()
+        if args.launcher is Launcher.EMBEDDED and recipe is not None:
+            training_config(recipe, args, self._test.definition.extra_cmd_args)
 
     def price(self, headline: Headline) -> tuple[Price | None, str]:
         """Return the price of a point's GPU, or why there is none."""
@@ -144,6 +156,7 @@ class SweepSummary:
     predicted: int = 0
     gpu_hours: float = 0.0
     cost: float | None = None
+    priced: int = 0
     currency: str = ""
     why_no_cost: str = ""
     budget_note: str | None = None
@@ -183,6 +196,7 @@ class SweepSummary:
         if price is None:
             self.why_no_cost = why_not
         elif look.cost is not None:
+            self.priced += 1
             self.cost = (self.cost or 0.0) + look.cost
             self.currency = price.currency
 

@@ -19,13 +19,18 @@ def largest_terms(question: Question, count: int = 6) -> str:
 
 def memory_violation(headline: Headline, share: float, question: Question) -> Violation:
     """Return why a point is held back: no rule, since the limit is the user's and the estimate may be wrong."""
+    remedy = f"raise sweep.memory_share above {share:g} to run it"
+    if headline.memory_share is None:
+        fact = f"its memory cannot be predicted: {'; '.join(headline.why) or 'the memory of the GPU is not known'}"
+        remedy = "make it known, or leave out sweep.memory_share to run it"
+        return Violation("MEMORY", "estimate", fact, remedy, {"memory_share": share})
     needed, given = headline.peak_memory_gib or 0.0, headline.gpu_memory_gib or 0.0
     return Violation(
         rule_id="MEMORY",
         where="estimate",
         fact=f"stage {headline.worst_stage} is predicted to need {needed:.1f} of {given:.0f} GiB, states and"
-        f" activations {headline.memory_share or 0:.0%} of it: {largest_terms(question)}",
-        remedy=f"raise sweep.memory_share above {share:g} to run it",
+        f" activations {headline.memory_share:.0%} of it: {largest_terms(question)}",
+        remedy=remedy,
         operands={"peak_memory_gib": round(needed, 2), "gpu_memory_gib": given, "memory_share": share},
     )
 

@@ -24,6 +24,7 @@ def test_plan_counts_points_and_rules(mbridge: Any, files: list[str]) -> None:
         "C01 rejects 3",
         "C03 rejects 3",
         "C04 rejects 6",
+        "not predicted for 6: neither cmd_args.gpu_type nor the system's gpu_type says which GPU it is",
         "accepted tp1-pp1-mb1",
         "accepted tp1-pp1-mb2",
         "... and 4 more",
@@ -152,7 +153,8 @@ def test_max_gpu_hours_counts_what_is_predicted(plan: Any) -> None:
     assert "predicted, with 300 s of start-up" in done.stdout
     unknown = plan(sweep="max_gpu_hours = 40", args='gpu_type = "b9"', run='time_limit = "00:15:00"')
     assert "within the sweep's limits: the first 2" in unknown.stdout  # 64 GPUs for a quarter of an hour
-    assert "predicted" not in unknown.stdout
+    assert "predicted, with" not in unknown.stdout
+    assert "not predicted for 9: cmd_args.gpu_type: 'b9' is no GPU with known figures" in unknown.stdout
     neither = plan(sweep="max_gpu_hours = 40", args='gpu_type = "b9"')
     assert (neither.returncode, "needs a time_limit" in neither.stderr) == (2, True)
 
@@ -164,7 +166,53 @@ def test_a_system_without_prices_says_so(plan: Any) -> None:
     assert "[prices] has none for gb200" in done.stdout
 
 
-@pytest.mark.parametrize("price", ["gb200 = 'much'", "gb200 = -1", "gb200 = true", "gb200 = nan", "currency = 3"])
+def test_a_gpu_without_a_price_is_not_in_the_cost(plan: Any) -> None:
+    done = plan(args='gpu_type = ["gb200", "gb300"]', sweep="memory_share = 9")
+    assert "EUR for 9 of 18 points (system 'c': [prices] has none for gb300)" in done.stdout
+
+
+def test_a_budget_for_nothing_is_no_success(plan: Any) -> None:
+    done = plan(sweep="max_gpu_hours = 0.001")
+    assert (done.returncode, "within the sweep's limits: none" in done.stdout) == (1, True)
+    assert plan("--format", "csv", sweep="max_gpu_hours = 0.001").returncode == 1
+
+
+def test_a_limit_of_memory_that_cannot_be_checked_holds_back(plan: Any) -> None:
+    for sweep, options in (("memory_share = 0.9", ()), ("", ("--memory-share", "0.9"))):
+        done = plan(*options, sweep=sweep, args='gpu_type = "gb20"')
+        assert done.returncode == 1
+        assert "9 points, 0 accepted, 0 rejected, 9 held back" in done.stdout
+        assert "its memory cannot be predicted: cmd_args.gpu_type: 'gb20' is no GPU with known figures" in done.stdout
+    rows = _rows(plan("--format", "csv", args='gpu_type = "gb20"'))
+    assert {(row["status"], row["why"]) for row in rows} == {
+        ("accepted", "cmd_args.gpu_type: 'gb20' is no GPU with known figures")
+    }
+
+
+def test_an_override_that_belongs_into_the_arguments(plan: Any, mbridge: Any, tmp_path: Path) -> None:
+    extra = 'repeats = 1\n[Tests.extra_cmd_args]\n"model.seq_length" = "64"\n'
+    done = plan(sweep=extra)
+    assert "not predicted for 9: " in done.stdout  # upstream takes it, the estimate does not
+    scenario = tmp_path / "scenario.toml"
+    scenario.write_text(scenario.read_text().replace('"megatron_bridge"', '"embedded"'))
+    for command in ("plan",), ("plan", "--format", "csv"):
+        refused = mbridge("sweep", *command, "--system-config", tmp_path / "system.toml", "--test-scenario", scenario)
+        assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
+        assert "'model.seq_length' is cmd_args.seq_length; set it there" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    "price",
+    [
+        "gb200 = 1\nGB200 = 2",
+        "per_gpu_hour = {gb200 = -1}",
+        "gb200 = 'much'",
+        "gb200 = -1",
+        "gb200 = true",
+        "gb200 = nan",
+        "currency = 3",
+    ],
+)
 def test_wrong_prices(plan: Any, price: str) -> None:
     done = plan(system=SYSTEM.partition("currency")[0] + price + "\n")
     assert done.returncode == 2
@@ -177,6 +225,8 @@ def test_wrong_prices(plan: Any, price: str) -> None:
     [
         (("--memory-share", "0"), "--memory-share"),
         (("--memory-share", "much"), "--memory-share"),
+        (("--memory-share", "nan"), "--memory-share"),
+        (("--memory-share", "inf"), "--memory-share"),
         (("--order", "best"), "--order"),
         (("--format", "xml"), "--format"),
         (("--flops-formula", "x"), "--flops-formula"),

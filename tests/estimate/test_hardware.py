@@ -124,3 +124,14 @@ def test_a_processor_claims_nothing() -> None:
 
 def test_a_gpu_can_be_a_key() -> None:
     assert {gpu_named("h100"): 1}[gpu_named("DGX-H100")] == 1
+
+
+def test_block_scaled_numbers_came_with_four_bit_ones() -> None:
+    for name, gpu in gpus().items():
+        assert (gpu.peak(Precision.FP8_MX) is None) == (gpu.peak(Precision.NVFP4) is None), name
+    assert gpu_named("h200").peak(Precision.FP8_CS) is not None
+
+
+@pytest.mark.parametrize("name", ["cpu", "CPU Intel(R) Xeon(R) Processor (1 threads per rank)", "local"])
+def test_a_processor_is_a_processor(name: str) -> None:
+    assert find_gpu(name) == gpu_named("cpu")

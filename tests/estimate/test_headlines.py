@@ -173,3 +173,24 @@ def test_what_no_estimate_reads_is_named() -> None:
     found = estimate_point(question_of(extra=extra, fp8_recipe="mxfp8"))
     assert found.not_considered == ("cmd_args.fp8_recipe", "optimizer.optimizer", "ddp.bucket_size")
     assert estimate_point(question_of()).not_considered == ()
+
+
+@pytest.mark.parametrize(
+    ("extra", "is_recomputed"),
+    [
+        ({"model.recompute_modules": "['mlp']"}, False),  # Megatron-Core asks for a granularity
+        ({"model.recompute_method": "uniform"}, False),
+        ({"model.recompute_modules": "['mlp']", "model.recompute_granularity": "selective"}, True),
+    ],
+)
+def test_recomputation_needs_a_granularity(extra: dict[str, str], is_recomputed: bool) -> None:
+    plain, head = Headlines().of(question_of()), Headlines().of(question_of(extra=extra))
+    assert (head.peak_memory_gib != plain.peak_memory_gib) == is_recomputed
+    assert (head.step_time_s != plain.step_time_s) == is_recomputed
+
+
+@pytest.mark.parametrize(
+    "extra", [{"model.recompute_method": "foo"}, {"model.recompute_num_layers": "-3"}, {"model.moe_router_topk": "999"}]
+)
+def test_options_that_cannot_be_are_reasons(extra: dict[str, str]) -> None:
+    assert next(iter(extra)).split("_")[-1] in Headlines().of(question_of(recipe="qwen3_30b_a3b", extra=extra)).why[0]

@@ -80,7 +80,7 @@ def test_a_share_of_memory_holds_points_back_with_their_terms() -> None:
 def test_the_budget_takes_predictions_where_there_are_any() -> None:
     plan = _plan({"max_gpu_hours": 40})
     assert 0 < len(plan.runs) < 6
-    assert any("max_gpu_hours = 40 allows no further point" in note for note in plan.notes)
+    assert any("max_gpu_hours = 40 ends the sweep" in note for note in plan.notes)
     assert any(PREDICTED in note for note in plan.notes)
     limited = _plan({"max_gpu_hours": 40}, CLUSTER.model_copy(update={"gpu_type": None}), time_limit="00:15:00")
     assert len(limited.runs) == 2

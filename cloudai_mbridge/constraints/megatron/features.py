@@ -4,11 +4,12 @@ from cloudai_mbridge.constraints.rule import Answer, NotEvaluated, Point, Violat
 
 _RECOMPUTABLE = ("core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts")
 _BLACKWELL = ("b200", "b300", "gb200", "gb300", "vr200", "r100")
+_HOPPER = ("h100", "h200", "gh200")
 _DTYPES = {
-    "bf16": ("h100", *_BLACKWELL),
-    "fp32": ("h100", *_BLACKWELL),
-    "fp8_cs": ("h100", *_BLACKWELL),
-    "fp8_sc": ("h100", *_BLACKWELL),
+    "bf16": ("a100", *_HOPPER, *_BLACKWELL),
+    "fp32": ("a100", *_HOPPER, *_BLACKWELL),
+    "fp8_cs": (*_HOPPER, *_BLACKWELL),
+    "fp8_sc": (*_HOPPER, *_BLACKWELL),
     "fp8_mx": _BLACKWELL,
     "nvfp4": _BLACKWELL,
 }

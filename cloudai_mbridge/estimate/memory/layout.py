@@ -28,6 +28,7 @@ class Granularity(StrEnum):
     FULL = "full"
 
 
+RECOMPUTE_METHODS = ("uniform", "block")
 RECOMPUTE_MODULES = ("core_attn", "mlp", "moe", "moe_act", "layernorm", "mla_up_proj", "shared_experts")
 
 
@@ -49,7 +50,7 @@ class Recompute:
         if unknown := sorted(self.modules - set(RECOMPUTE_MODULES)):
             known = ", ".join(RECOMPUTE_MODULES)
             raise BadInput(f"recompute_modules: {unknown[0]!r} cannot be recomputed; use {known}")
-        if self.method not in ("uniform", "block"):
+        if self.method not in RECOMPUTE_METHODS:
             raise BadInput(f"recompute_method: {self.method!r} is unknown; use uniform or block")
         if self.granularity is Granularity.FULL and self.num_layers < 1:
             raise BadInput(f"recompute_num_layers: {self.num_layers} layers; use at least 1")
