@@ -11,10 +11,11 @@ from typing import Any, TypeVar
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.estimate.architecture import Architecture
 from cloudai_mbridge.estimate.hardware import Gpu
-from cloudai_mbridge.estimate.headline import DEFAULT_LIMIT, Headline
+from cloudai_mbridge.estimate.headline import Headline
 from cloudai_mbridge.estimate.memory import Layout
 from cloudai_mbridge.estimate.memory.totals import WHAT_STAYS, MemoryTotals
 from cloudai_mbridge.estimate.point import GIB, assumptions_for, flops_of, speed_of, times_of, tokens_per_step
+from cloudai_mbridge.estimate.published import PublishedRow, is_known_to_fit
 from cloudai_mbridge.estimate.question import Question, refusing
 from cloudai_mbridge.estimate.time import TimeModel
 
@@ -33,6 +34,7 @@ class Shape:
     flops: int
     times: TimeModel | str
     memory: MemoryTotals
+    published: tuple[PublishedRow, ...]
 
 
 class Headlines:
@@ -60,7 +62,7 @@ class Headlines:
         except BadInput as error:
             return Headline(gpu.name, args.num_gpus, why=(str(error),))
         times, memory = self._times_of(question, model, gpu), self._memory_of(model, layout, gpu)
-        return Shape(question, gpu, model, layout, flops, times, memory)
+        return Shape(question, gpu, model, layout, flops, times, memory, question.published_shape(model))
 
     def at(self, shape: Shape, layout: Layout) -> Headline:
         """Return what is known of a point of this shape, whose layout differs in GPUs and batch alone."""
@@ -68,7 +70,6 @@ class Headlines:
         peak, worst, modelled = _or_why(why, lambda: _fullest(shape, layout)) or (None, None, None)
         step = _or_why(why, lambda: _step_time_s(shape, layout))
         speed = speed_of(step, tokens_per_step(shape.model, layout), shape.flops, shape.question, layout.num_gpus)
-        share = None if modelled is None or not shape.gpu.memory_gib else modelled / shape.gpu.memory_gib
         return Headline(
             gpu=shape.gpu.name,
             num_gpus=layout.num_gpus,
@@ -81,8 +82,7 @@ class Headlines:
             tflops_per_gpu=speed.tflops_per_gpu,
             mfu=speed.mfu,
             why=tuple(why),
-            # asked only where it matters: it would be true of few points, and change nothing below the limit
-            is_known_to_fit=share is not None and share > DEFAULT_LIMIT.share and _is_known_to_fit(shape, layout),
+            is_known_to_fit=is_known_to_fit(shape.published, layout.num_gpus, layout.mbs, layout.gbs),
         )
 
     def _flops_of(self, question: Question, model: Architecture, layout: Layout) -> int:
@@ -130,12 +130,6 @@ def _step_time_s(shape: Shape, layout: Layout) -> float:
         raise BadInput(shape.times)
     with refusing("step_time_s cannot be estimated"):
         return shape.times.step_time_s(layout)
-
-
-def _is_known_to_fit(shape: Shape, layout: Layout) -> bool:
-    question = shape.question
-    sizes = {"num_gpus": layout.num_gpus, "mb": layout.mbs, "gb": layout.gbs}
-    return replace(question, args=question.args.model_copy(update=sizes)).is_known_to_fit(shape.model)
 
 
 def _room(kept: dict[Hashable, Any]) -> dict[Hashable, Any]:

@@ -9,7 +9,7 @@ docs/performance-summary.md and its archive in Megatron-Bridge.
 import csv
 import math
 import re
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -40,7 +40,8 @@ _SIZES = {"gpus": "num_gpus", "gbs": "gb", "mbs": "mb", "seq_len": "seq_length"}
 _SIZES |= {name: name for name in ("tp", "pp", "cp", "vp", "ep")}
 _TASKS = {"pre-training": "pretrain", "sft": "sft", "lora": "lora"}
 _WITHOUT_MTP = re.compile(r"\b(w/o|without|no)[\s_-]*mtp\b", re.IGNORECASE)
-_COUNTS = attrgetter("num_gpus", "tp", "pp", "cp", "vp", "ep", "et", "mb", "seq_length")
+_BATCH = attrgetter("num_gpus", "mb", "gb")
+_COUNTS = attrgetter("tp", "pp", "cp", "vp", "ep", "et", "seq_length")
 _SWITCHES = attrgetter("use_megatron_fsdp", "use_tokendrop", "moe_a2a_overlap")
 _OTHERWISE = attrgetter(
     *("model_recipe_name", "compute_dtype", "task", "hidden_size", "num_layers", "vocab_size"),
@@ -100,32 +101,33 @@ def published_of(args: ResolvedCmdArgs, gpu: str, mtp_num_layers: int) -> tuple[
 
     args: with the recipe's defaults. gpu: its name in the hardware table.
     """
-    return tuple(row for row in _rows_of(args, gpu, mtp_num_layers) if row.args.gb == args.gb)
+    rows = rows_of_shape(args, gpu, mtp_num_layers)
+    return tuple(row for row in rows if _BATCH(row.args) == _BATCH(args))
 
 
-def is_known_to_fit(args: ResolvedCmdArgs, gpu: str, mtp_num_layers: int) -> bool:
-    """Return whether this point was published, or the same with a larger batch: more of the same micro-batches."""
-    return any((row.args.gb or 0) >= (args.gb or 0) for row in _rows_of(args, gpu, mtp_num_layers))
+def is_known_to_fit(rows: Iterable[PublishedRow], num_gpus: int, mb: int, gb: int | None) -> bool:
+    """Return whether one of these rows has as many GPUs and this micro-batch, and at least as many of them."""
+    return any(_BATCH(row.args)[:2] == (num_gpus, mb) and (row.args.gb or 0) >= (gb or 0) for row in rows)
 
 
-def _rows_of(args: ResolvedCmdArgs, gpu: str, mtp_num_layers: int) -> tuple[PublishedRow, ...]:
-    """Return the rows of a point, whatever their global batch."""
+def rows_of_shape(args: ResolvedCmdArgs, gpu: str, mtp_num_layers: int) -> tuple[PublishedRow, ...]:
+    """Return the rows that agree with a point in all but GPUs and batch."""
     if args.launcher is Launcher.EMBEDDED:
         return ()
-    rows = _by_point().get(_point(args, gpu), ())
-    return tuple(row for row in rows if row.mtp_num_layers == mtp_num_layers) if rows else ()
+    rows = _by_shape().get(_shape(args, gpu), ())
+    return tuple(row for row in rows if row.mtp_num_layers == mtp_num_layers)
 
 
 @cache
-def _by_point() -> Mapping[Hashable, tuple[PublishedRow, ...]]:
-    points: dict[Hashable, tuple[PublishedRow, ...]] = {}
+def _by_shape() -> Mapping[Hashable, tuple[PublishedRow, ...]]:
+    shapes: dict[Hashable, tuple[PublishedRow, ...]] = {}
     for row in read_published():
-        point = _point(with_recipe_defaults(row.args, load_recipe(row.recipe)), row.args.gpu_type)
-        points[point] = (*points.get(point, ()), row)
-    return MappingProxyType(points)
+        shape = _shape(with_recipe_defaults(row.args, load_recipe(row.recipe)), row.args.gpu_type)
+        shapes[shape] = (*shapes.get(shape, ()), row)
+    return MappingProxyType(shapes)
 
 
-def _point(args: ResolvedCmdArgs, gpu: str) -> Hashable:
+def _shape(args: ResolvedCmdArgs, gpu: str) -> Hashable:
     sizes = [value or 1 for value in _COUNTS(args)]
     switches = [bool(value) for value in _SWITCHES(args)]
     return gpu, *switches, *sizes, *map(str, _OTHERWISE(args))

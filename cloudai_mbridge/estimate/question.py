@@ -9,7 +9,7 @@ from cloudai_mbridge.estimate.architecture import Architecture, architecture
 from cloudai_mbridge.estimate.hardware import Gpu, find_gpu
 from cloudai_mbridge.estimate.memory import Implementation, Layout, layout_of
 from cloudai_mbridge.estimate.overrides import apply_overrides
-from cloudai_mbridge.estimate.published import PublishedRow, is_known_to_fit, published_of
+from cloudai_mbridge.estimate.published import PublishedRow, published_of, rows_of_shape
 from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
 from cloudai_mbridge.models.system import LocalSystem, System
 from cloudai_mbridge.recipes.load import Recipe
@@ -70,11 +70,11 @@ class Question:
         """Return the published rows of exactly this point; one with overrides has none."""
         return () if self.gpu is None or self.extra else published_of(self.args, self.gpu.name, model.mtp_num_layers)
 
-    def is_known_to_fit(self, model: Architecture) -> bool:
-        """Return whether a published row of this point proves it, or one with a larger batch."""
+    def published_shape(self, model: Architecture) -> tuple[PublishedRow, ...]:
+        """Return the published rows that agree with this point in all but GPUs and batch."""
         if self.gpu is None or self.extra:
-            return False
-        return is_known_to_fit(self.args, self.gpu.name, model.mtp_num_layers)
+            return ()
+        return rows_of_shape(self.args, self.gpu.name, model.mtp_num_layers)
 
     def layout_of(self, model: Architecture) -> Layout:
         """Return how the point's model is spread over the GPUs.

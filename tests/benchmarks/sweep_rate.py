@@ -3,7 +3,8 @@
     python tests/benchmarks/sweep_rate.py [POINTS [ESTIMATED]]
 
 The baseline, named in the output, is the plain way in the same process: validate each point and run every rule.
-ESTIMATED points (100,000) are gone through as `mbridge sweep plan` does it, without and with estimates.
+ESTIMATED points (100,000) of each of three grids are gone through as `mbridge sweep plan` does it, without and with
+estimates.
 """
 
 import itertools
@@ -11,8 +12,11 @@ import resource
 import sys
 import time
 from collections import Counter
+from dataclasses import dataclass
+from typing import Any
 
 from cloudai_mbridge.constraints import Violation, check
+from cloudai_mbridge.estimate.headline import DEFAULT_LIMIT
 from cloudai_mbridge.models.cmd_args import MegatronBridgeCmdArgs, ResolvedCmdArgs
 from cloudai_mbridge.models.scenario import TestRun
 from cloudai_mbridge.models.sweep import SweepConfig
@@ -38,6 +42,36 @@ AXES = {
     "cuda_graph_scope": ["", "attn", "full_iteration"],
     "recompute_modules": ["core_attn", "mlp", "layernorm,mlp", "attention"],
     "seq_length": [4096, 8192],
+}
+GRIDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "as above": ("llama3_70b", AXES),
+    "dense": (
+        "llama3_70b",
+        {
+            "compute_dtype": ["bf16", "fp8_cs", "fp8_mx", "nvfp4"],
+            "num_gpus": [64, 128, 192, 256, 512],
+            "tp": [1, 2, 4, 8],
+            "pp": [1, 2, 4, 8],
+            "cp": [1, 2, 4],
+            "mb": [1, 2, 4],
+            "gb": [384, 768, 1536],
+            "seq_length": list(range(1024, 17408, 1024)),
+        },
+    ),
+    "experts": (
+        "qwen3_235b_a22b",
+        {
+            "compute_dtype": ["bf16", "fp8_mx"],
+            "num_gpus": [256, 512, 1024],
+            "tp": [1, 2, 4],
+            "pp": [4, 8],
+            "cp": [1, 2],
+            "ep": [8, 16, 32, 64],
+            "mb": [1, 2, 4],
+            "gb": [1024, 2048, 4096],
+            "seq_length": list(range(1024, 43008, 1024)),
+        },
+    ),
 }
 
 
@@ -86,27 +120,50 @@ def main(points: int) -> None:
 
 
 def estimate(points: int) -> None:
-    """Print the rates of `mbridge sweep plan` on the same grid, in the table's order."""
-    args = MegatronBridgeCmdArgs(
-        launcher="megatron_bridge", model_recipe_name="llama3_70b", gpu_type="gb200", max_steps=50, **AXES
-    )
-    definition = MegatronBridgeTestDefinition(name="bench", description="", cmd_args=args)
+    """Print the rates of `mbridge sweep plan` on three grids: the rules' one, and two of points that differ in all."""
     system = SlurmSystem(
         name="c", scheduler="slurm", default_partition="p", partitions=[{"name": "p"}], gpus_per_node=8
     )
-    sweep = Sweep(definition, TestRun(id="bench", test_name="bench"))
-    for is_estimated in (False, True):
-        estimates = SweepEstimates(sweep, system, {})
-        start, accepted, held_back = time.perf_counter(), 0, 0
-        for point in itertools.islice(checked_points(sweep, system), points):
-            if not point.violations:
-                accepted += 1
-                held_back += is_estimated and estimates.of(point).exceeds(0.9)
-        seconds = time.perf_counter() - start
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        what = f"with estimates, {held_back} held back" if is_estimated else "rules alone"
-        print(f"plan:     {points / seconds:12,.0f} points/s, {seconds:.1f} s, peak memory {peak:.0f} MiB ({what})")
-    print(f"accepted {accepted} of {points}")
+    for name, (recipe, axes) in GRIDS.items():
+        args = MegatronBridgeCmdArgs(
+            launcher="megatron_bridge", model_recipe_name=recipe, gpu_type="gb200", max_steps=50, **axes
+        )
+        definition = MegatronBridgeTestDefinition(name="bench", description="", cmd_args=args)
+        sweep = Sweep(definition, TestRun(id="bench", test_name="bench"))
+        for is_estimated in (False, True):
+            seen = _go_through(sweep, system, points, is_estimated)
+            what = f"with estimates, {seen.held_back} of {seen.accepted} held back" if is_estimated else "rules alone"
+            rate, peaks = seen.points / seen.seconds, f"{seen.half_mib:.0f}, {_peak_mib():.0f} MiB"
+            print(f"plan, {name}: {rate:,.0f} points/s, {seen.seconds:.1f} s for {seen.points}; ", end="")
+            print(f"peak memory at half of them and all: {peaks} ({what})")
+
+
+@dataclass
+class Seen:
+    """Counts of a look through a grid. half_mib: peak memory after half of the points."""
+
+    points: int = 0
+    accepted: int = 0
+    held_back: int = 0
+    seconds: float = 0.0
+    half_mib: float = 0.0
+
+
+def _go_through(sweep: Sweep, system: SlurmSystem, points: int, is_estimated: bool) -> Seen:
+    estimates, seen, start = SweepEstimates(sweep, system, {}), Seen(), time.perf_counter()
+    for point in itertools.islice(checked_points(sweep, system), points):
+        seen.points += 1
+        if seen.points == points // 2:
+            seen.half_mib = _peak_mib()
+        if not point.violations:
+            seen.accepted += 1
+            seen.held_back += is_estimated and estimates.of(point).exceeds(DEFAULT_LIMIT)
+    seen.seconds = time.perf_counter() - start
+    return seen
+
+
+def _peak_mib() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from cloudai_mbridge.estimate.published import (
     published_of,
     published_row,
     read_published,
+    rows_of_shape,
 )
 from cloudai_mbridge.models.cmd_args import Launcher
 from cloudai_mbridge.recipes import load_recipe
@@ -223,10 +224,11 @@ def test_another_point_is_not_published(change: dict[str, Any]) -> None:
 def test_a_smaller_batch_of_a_published_point_is_known_to_fit() -> None:
     row = next(row for row in read_published() if row.recipe == "llama31_405b")
     args = with_recipe_defaults(row.args, load_recipe(row.recipe))
-    gpu, batch = args.gpu_type, args.gb or 0
-    known = [is_known_to_fit(args.model_copy(update={"gb": gb}), gpu, 0) for gb in (batch // 2, batch, batch * 100)]
-    assert known == [True, True, False]
-    assert not is_known_to_fit(args.model_copy(update={"mb": 2}), gpu, 0)
+    rows, gpus, batch = rows_of_shape(args, args.gpu_type, 0), args.num_gpus, args.gb or 0
+    assert [is_known_to_fit(rows, gpus, 1, gb) for gb in (batch // 2, batch, batch * 100)] == [True, True, False]
+    assert not is_known_to_fit(rows, gpus, 2, batch)
+    assert not is_known_to_fit(rows, gpus * 64, 1, batch)
+    assert not is_known_to_fit((), gpus, 1, batch)
 
 
 def test_sizes_that_are_not_given() -> None:
