@@ -1,6 +1,7 @@
 """The two memory estimators of Megatron-Bridge, by name, for comparison with its published and logged numbers.
 
-Both answer for the most loaded GPU, assume selective recomputation and sequence parallelism, and know no overhead.
+Both answer for the most loaded GPU, assume selective recomputation and sequence parallelism (else Megatron-Bridge
+prints the weights alone), and know no overhead. One virtual stage counts as none. Stages of unequal size are refused.
 `megatron-bridge/seed` ignores expert and context parallelism and multiplies the dense feed-forward size by the number
 of experts; `megatron-bridge/head` knows experts. Neither knows multi-latent attention. Source: Megatron-Bridge,
 `training/utils/theoretical_memory_utils.py`, of 2025 and of its newest version.
@@ -9,6 +10,7 @@ of experts; `megatron-bridge/head` knows experts. Neither knows multi-latent att
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.estimate.architecture import Architecture
 from cloudai_mbridge.estimate.memory.layout import Layout
 from cloudai_mbridge.estimate.memory.parameters import padded_for
@@ -39,7 +41,12 @@ class ReferenceEstimate:
 
 
 def seed(arch: Architecture, layout: Layout) -> ReferenceEstimate:
-    """Estimate as Megatron-Bridge did at first."""
+    """Estimate as Megatron-Bridge did at first.
+
+    Raises:
+        BadInput: the first or last stage has a size of its own.
+    """
+    _refuse_uneven(arch)
     arch = padded_for(arch, layout.tp)
     h, layers, p, t = arch.hidden_size, arch.num_layers, layout.pp, layout.tp
     ratio = arch.ffn_hidden_size / h
@@ -53,7 +60,12 @@ def seed(arch: Architecture, layout: Layout) -> ReferenceEstimate:
 
 
 def head(arch: Architecture, layout: Layout) -> ReferenceEstimate:
-    """Estimate as Megatron-Bridge's newest version does."""
+    """Estimate as Megatron-Bridge's newest version does.
+
+    Raises:
+        BadInput: the first or last stage has a size of its own.
+    """
+    _refuse_uneven(arch)
     arch = padded_for(arch, layout.tp)
     h, p, t, e, e_t = arch.hidden_size, layout.pp, layout.tp, layout.ep, layout.expert_tp
     dense, routed = _head_parameters(arch)
@@ -122,6 +134,11 @@ def _activation(arch: Architecture, layout: Layout, ffn_ratio: float) -> float:
     in_flight = tokens * h * (18 + 4 * ffn_ratio) * arch.num_layers + 8 * tokens * p + tokens * h * p
     at_end = 4 * tokens * h * (1 + arch.padded_vocab_size / h) if p == 1 else 0
     return in_flight * _stage_factor(layout) + at_end
+
+
+def _refuse_uneven(arch: Architecture) -> None:
+    if (arch.num_layers_in_first_pipeline_stage, arch.num_layers_in_last_pipeline_stage) != (None, None):
+        raise BadInput("a reference estimator of memory knows no first or last stage of its own; use the default one")
 
 
 def _stage_factor(layout: Layout) -> float:

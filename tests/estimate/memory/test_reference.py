@@ -1,7 +1,10 @@
 """The two reference estimators give the golden values of Megatron-Bridge, to the byte."""
 
+from typing import Any
+
 import pytest
 
+from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.estimate.architecture import architecture
 from cloudai_mbridge.estimate.memory.layout import Layout
 from cloudai_mbridge.estimate.memory.reference import REFERENCES, head, seed
@@ -46,3 +49,10 @@ def test_parameters_and_the_printed_line() -> None:
     assert estimate.line() == (
         "Theoretical memory footprints: weight and optimizer=57438.81 MB, activation=36936.06 MB, total=94374.87 MB\n"
     )
+
+
+@pytest.mark.parametrize("estimator", REFERENCES.values(), ids=REFERENCES)
+def test_stages_of_their_own_size_are_refused(estimator: Any) -> None:
+    model = architecture(load_recipe("llama3_8b"), extra={"model.num_layers_in_first_pipeline_stage": "5"})
+    with pytest.raises(BadInput, match="use the default one"):
+        estimator(model, Layout(num_gpus=4, pp=4))
