@@ -15,6 +15,7 @@ from cloudai_mbridge.estimate.memory.other import Assumptions
 
 _VARYING = ("gbs", "num_gpus", "mbs", "seq_length")
 WHAT_STAYS = attrgetter(*(field.name for field in fields(Layout) if field.name not in _VARYING))
+_MOST_KEPT = 10_000
 _CONSTANT = ("nccl", "cuda context", "workspace")
 # In an interleaved schedule the fullest moment comes within as many groups of pp micro-batches
 _WHOLE_GROUPS, _GROUPS = 2, 4
@@ -40,6 +41,8 @@ class MemoryTotals:
         key = (_microbatches(layout), _lengths(model, layout), copies)
         stages = self._known.get(key)
         if stages is None:
+            if len(self._known) >= _MOST_KEPT:
+                self._known.clear()
             stages = self._known[key] = _Stages(self._assumptions)
         return stages.fullest(model, layout)
 
