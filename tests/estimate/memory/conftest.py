@@ -30,19 +30,25 @@ class Megatron:
         from megatron.core.tensor_parallel import random as mrandom
         from torch.testing._internal.distributed.fake_pg import FakeStore
 
-        from cloudai_mbridge.training.adapt import adapt_to_device
-        from cloudai_mbridge.training.config import ConfigContainer, runtime_config_update
         from cloudai_mbridge.training.initialize import initialize_megatron
 
         self.leave()
         dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
+        config = self.configure(sections, changes)
+        mrandom._CUDA_RNG_STATE_TRACKER.reset()
+        initialize_megatron(config)
+        return config
+
+    def configure(self, sections: dict[str, Any], changes: Mapping[str, Any] | None = None) -> Any:
+        """Return the validated configuration of another model in the layout that this rank has entered."""
+        from cloudai_mbridge.training.adapt import adapt_to_device
+        from cloudai_mbridge.training.config import ConfigContainer, runtime_config_update
+
         config = ConfigContainer.from_dict(sections)
         adapt_to_device(config)
         for name, value in (changes or {}).items():
             setattr(config.model, name, value)
         runtime_config_update(config)
-        mrandom._CUDA_RNG_STATE_TRACKER.reset()
-        initialize_megatron(config)
         return config
 
     def chunks(self, config: Any, device: str) -> list[Any]:

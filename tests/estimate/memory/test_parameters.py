@@ -1,10 +1,10 @@
 """Parameters of every rank equal those of the model that Megatron-Core builds, on the meta device."""
 
+import importlib.util
 import itertools
-import math
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,36 +12,23 @@ import pytest
 from cloudai_mbridge.estimate.architecture import architecture
 from cloudai_mbridge.estimate.memory.layout import Implementation, Layout
 from cloudai_mbridge.estimate.memory.parameters import active_parameters, parameters_per_stage, total_parameters
-from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
-from cloudai_mbridge.recipes import Recipe, load_recipe
-from cloudai_mbridge.recipes.apply import training_config, with_recipe_defaults
+from cloudai_mbridge.recipes import load_recipe
+from cloudai_mbridge.recipes.apply import training_config
 from cloudai_mbridge.recipes.load import recipe_names
+
+_spec = importlib.util.spec_from_file_location("real_parameters", Path(__file__).with_name("real_parameters.py"))
+assert _spec is not None
+assert _spec.loader is not None
+_shared = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(_shared)
+Case, SIZES = _shared.Case, _shared.SIZES
+arguments, count, predicted, ranks, recipe_of = (
+    getattr(_shared, name) for name in ("arguments", "count", "predicted", "ranks", "recipe_of")
+)
 
 pytestmark = [pytest.mark.filterwarnings("ignore")]
 
 EMBEDDED = [name for name in recipe_names() if not load_recipe(name).not_embedded]
-SIZES = (1, 2, 4)
-
-
-@dataclass(frozen=True)
-class Case:
-    """A recipe with fewer layers, of the same shapes, in one layout."""
-
-    recipe: str
-    layers: int
-    tp: int = 1
-    pp: int = 1
-    ep: int = 1
-    etp: int | None = None
-    vp: int = 1
-    layout: str | None = None
-    has_q_lora: bool = True
-    extra: dict[str, str] = field(default_factory=dict, hash=False)
-
-    @property
-    def world_size(self) -> int:
-        expert_ranks = self.ep * (self.etp or self.tp)
-        return self.pp * math.lcm(self.tp, expert_ranks)
 
 
 def _is_moe(recipe: str) -> bool:
@@ -123,68 +110,17 @@ def special() -> Iterator[Case]:
 CASES = [*grid(), *special()]
 
 
-def _recipe(case: Case) -> Recipe:
-    """The recipe's own layouts are for all of its layers."""
-    return replace(load_recipe(case.recipe), pipeline_layouts={})
-
-
-def _arguments(case: Case) -> tuple[ResolvedCmdArgs, dict[str, str]]:
-    point = {"tp": case.tp, "pp": case.pp, "ep": case.ep, "et": case.etp, "vp": case.vp if case.vp > 1 else None}
-    point["pipeline_model_parallel_layout"] = case.layout
-    args = ResolvedCmdArgs(
-        launcher="embedded",
-        compute_dtype="fp32",
-        max_steps=1,
-        mb=1,
-        gb=4 * case.world_size,
-        num_gpus=case.world_size,
-        num_layers=case.layers,
-        **{name: value for name, value in point.items() if value is not None},
-    )
-    return with_recipe_defaults(args, _recipe(case), but=("gb", "mb")), dict(case.extra)
-
-
-def predicted(case: Case) -> list[int]:
-    """Return the parameters of every stage, of the modules that Megatron-Core has without Transformer Engine."""
-    args, extra = _arguments(case)
-    layout = Layout(
-        num_gpus=case.world_size,
-        tp=case.tp,
-        pp=case.pp,
-        vp=case.vp,
-        ep=case.ep,
-        etp=case.etp,
-        pipeline_layout=case.layout,
-        implementation=Implementation.TORCH,
-    )
-    model = architecture(_recipe(case), args, extra)
-    stages = parameters_per_stage(model if case.has_q_lora else replace(model, q_lora_rank=None), layout)
-    return [stage.total for stage in stages]
-
-
-def _ranks(case: Case) -> list[int]:
-    """All of a small world; of a bigger one the first and the last of every stage, whose ranks follow each other."""
-    size = case.world_size // case.pp
-    if case.world_size <= 4:
-        return list(range(case.world_size))
-    return sorted({stage * size + place for stage in range(case.pp) for place in (0, size - 1)})
-
-
 def real(megatron: Any, case: Case) -> list[tuple[int, int]]:
     """Return stage and number of parameters of every rank."""
-    from megatron.core import parallel_state
-
-    args, extra = _arguments(case)
-    sections = training_config(_recipe(case), args, {**extra, "model.perform_initialization": "false"})
+    args, extra = arguments(case)
+    sections = training_config(recipe_of(case), args, {**extra, "model.perform_initialization": "false"})
     if "model.mtp_num_layers" in extra:  # Megatron's own norm, in these layers, refuses sequence parallelism
         sections["model"]["sequence_parallel"] = False
     changes = {} if case.has_q_lora else {"q_lora_rank": None}
     found = []
-    for rank in _ranks(case):
+    for rank in ranks(case):
         config = megatron.enter(sections, rank, case.world_size, changes)
-        chunks = megatron.chunks(config, "meta")
-        count = sum(parameter.numel() for chunk in chunks for parameter in chunk.parameters())
-        found.append((parallel_state.get_pipeline_model_parallel_rank(), count))
+        found.append(count(megatron.chunks(config, "meta")))
     return found
 
 
@@ -194,11 +130,11 @@ def test_every_rank_holds_what_megatron_core_builds(megatron: Any, capsys: pytes
     counts: Counter[str] = Counter()
     for case in CASES:
         stages = predicted(case)
-        ranks = real(megatron, case)
+        held = real(megatron, case)
         counts["layouts"] += 1
-        counts["ranks"] += len(ranks)
+        counts["ranks"] += len(held)
         counts[case.recipe] += 1
-        if different := {(stage, count, stages[stage]) for stage, count in ranks if count != stages[stage]}:
+        if different := {(stage, there, stages[stage]) for stage, there in held if there != stages[stage]}:
             wrong.append(f"{case}: stage, real, predicted: {sorted(different)}")
     with capsys.disabled():
         print(f"\nparameters: {dict(counts)}, different: {len(wrong)}")
