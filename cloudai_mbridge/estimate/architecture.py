@@ -178,8 +178,7 @@ def _architecture(
     model = {**MODEL_DEFAULTS, "activation": "silu", **source.recipe.sections["model"]}
     model.update({_ARGUMENTS[name]: value for name, value in given if value is not None})
     model.update(model_overrides(dict(extra), _TYPES))
-    if not 1 <= (layers := model["num_layers"]) <= _MOST_LAYERS:
-        raise BadInput(f"recipe {source.recipe.name}: model.num_layers = {layers} is no size; use 1 to {_MOST_LAYERS}")
+    _check_sizes(source.recipe.name, model)
     dense = model.pop(_FIRST_DENSE, None)
     if dense is not None and model.get("num_moe_experts") is not None:
         model["moe_layer_freq"] = [int(index >= dense) for index in range(model["num_layers"])]
@@ -195,20 +194,17 @@ def _architecture(
         for name, value in model.items()
         if name in MODEL_FIELDS and (has_experts or not name.startswith("moe_"))
     }
-    return _checked(Architecture(recipe=source.recipe.name, **known))
+    _check_sizes(source.recipe.name, known)
+    return Architecture(recipe=source.recipe.name, **known)
 
 
-def _checked(arch: Architecture) -> Architecture:
-    """Return the model.
-
-    Raises:
-        BadInput: a size is no size.
-    """
+def _check_sizes(recipe: str, model: Mapping[str, Any]) -> None:
+    """Raise BadInput if a size is no size."""
     for name in _SIZES:
-        value, least = getattr(arch, name), 0 if name in _MAY_BE_ZERO else 1
-        if value is not None and not least <= value <= _MOST:
-            raise BadInput(f"recipe {arch.recipe}: model.{name} = {value} is no size; use {least} to {_MOST}")
-    return arch
+        value, least = model.get(name), 0 if name in _MAY_BE_ZERO else 1
+        most = _MOST_LAYERS if name == "num_layers" else _MOST
+        if value is not None and not least <= value <= most:
+            raise BadInput(f"recipe {recipe}: model.{name} = {value} is no size; use {least} to {most}")
 
 
 _TYPES = {name: kind for name, kind in get_type_hints(Architecture).items() if name in MODEL_FIELDS}

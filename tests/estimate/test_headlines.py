@@ -138,6 +138,7 @@ def test_a_share_of_the_user_holds_for_published_points_too() -> None:
         ("model.share_embeddings_and_output_weights", "perhaps", "true or false"),
         ("model.moe_ffn_hidden_size", "-768", "no size"),
         ("model.hidden_size", "0", "no size"),
+        ("model.num_attention_heads", "0", "no size"),
         ("model.num_layers", "1000000000000", "no size"),
         ("model.num_layers_in_first_pipeline_stage", "-8", "no size"),
         ("model.num_query_groups", "2.5", "no whole number"),
