@@ -105,6 +105,7 @@ def assert_trained_unharmed(point: dict[str, Any], run: Path, directory: Path) -
 
 @needs_nemo_run
 @needs_torch
+@pytest.mark.drill
 @pytest.mark.slow
 def test_two_ranks_train_through_the_local_executor(tmp_path: Path, mbridge: Any, python: Path) -> None:
     (tmp_path / "home").mkdir()

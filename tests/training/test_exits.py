@@ -45,6 +45,7 @@ def newest(tmp_path: Path) -> int:
     return int((tmp_path / "ckpt" / "latest_checkpointed_iteration.txt").read_text())
 
 
+@pytest.mark.drill
 def test_at_an_interval(train: Any, uninterrupted: dict[int, float], tmp_path: Path) -> None:
     done = train(1, SAVE, "train.exit_interval=4")
     assert "[exiting program at iteration 4] datetime: " in done.stdout

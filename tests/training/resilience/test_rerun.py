@@ -36,7 +36,7 @@ def machine(tracker: str | None = None, **config: Any) -> RerunMachine:
     return made
 
 
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("processes", [pytest.param(1, marks=pytest.mark.drill), 2])
 def test_every_transition(processes: int, ranks: Callable[..., Any]) -> None:
     done = ranks(processes, (HERE / "rerun_transitions.py").read_text())
     assert done.stdout.count("all transitions hold") == processes

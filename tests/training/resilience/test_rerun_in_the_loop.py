@@ -34,6 +34,7 @@ def test_transient_error(train: Callable[..., Any], tmp_path: Path) -> None:
     assert resumed.losses == {step: loss for step, loss in plain.losses.items() if step > 1}
 
 
+@pytest.mark.drill
 def test_reproducible_result(train: Callable[..., Any], tmp_path: Path) -> None:
     ended = train(1, sections("persistent_error", rate=1), code=16)
     assert "exiting program with code 16 at iteration 1" in ended.stdout
