@@ -53,6 +53,7 @@ def test_at_an_interval(train: Any, uninterrupted: dict[int, float], tmp_path: P
     check_goes_on(train, uninterrupted, tmp_path, 4)
 
 
+@pytest.mark.drill
 def test_after_a_time(train: Any, uninterrupted: dict[int, float], tmp_path: Path) -> None:
     done = train(1, SAVE, *AFTER_A_TIME)
     assert "[exiting program after " in done.stdout

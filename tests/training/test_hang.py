@@ -165,7 +165,7 @@ def test_a_rank_that_never_joins_and_the_one_that_waits_for_it(tmp_path: Path, s
 @pytest.mark.slow
 def test_a_rank_that_hangs_before_its_first_step(tmp_path: Path, start: Start) -> None:
     pytest.importorskip("torch")
-    process = start(TWO_RANKS, "12", PLANT.format(hang_in_import=True, sleep=SLEEP))
+    process = start(TWO_RANKS, "30", PLANT.format(hang_in_import=True, sleep=SLEEP))
     wait_for_stacks(tmp_path, process, (" in main\n",), (" in planted_sleep\n", " in main\n"))
 
 
