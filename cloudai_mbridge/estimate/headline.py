@@ -26,7 +26,7 @@ class Headline:
 
     modelled_gib: weights, gradients, optimizer and activations of the stage that needs most of them; the rest of the
     peak is what a safety share leaves room for: context, communicators, workspace, fragmentation.
-    is_known_to_fit: its performance was published, or that of the same with a larger batch.
+    is_known_to_fit: a published point that differs in GPUs and batch alone needs as much.
     """
 
     gpu: str | None

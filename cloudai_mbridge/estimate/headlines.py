@@ -4,7 +4,7 @@ The same numbers as `estimate_point`. A *shape* is all of a point but its GPUs a
 share few of them, and from one point of a shape to the next little is left to do.
 """
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -15,17 +15,21 @@ from cloudai_mbridge.estimate.headline import Headline
 from cloudai_mbridge.estimate.memory import Layout
 from cloudai_mbridge.estimate.memory.totals import WHAT_STAYS, MemoryTotals
 from cloudai_mbridge.estimate.point import GIB, assumptions_for, flops_of, speed_of, times_of, tokens_per_step
-from cloudai_mbridge.estimate.published import PublishedRow, is_known_to_fit
+from cloudai_mbridge.estimate.published import PublishedRow
 from cloudai_mbridge.estimate.question import Question, refusing
 from cloudai_mbridge.estimate.time import TimeModel
 
 _MOST_KEPT = 10_000
+_ROUNDING = 1e-9
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What points share that differ in GPUs and batch alone. layout: of one of them. times: or why there are none."""
+    """What points share that differ in GPUs and batch alone. layout: of one of them. times: or why there are none.
+
+    proven_gib: the most states and activations that are predicted for a published point of this shape.
+    """
 
     question: Question
     gpu: Gpu
@@ -34,7 +38,7 @@ class Shape:
     flops: int
     times: TimeModel | str
     memory: MemoryTotals
-    published: tuple[PublishedRow, ...]
+    proven_gib: float | None
 
 
 class Headlines:
@@ -62,7 +66,8 @@ class Headlines:
         except BadInput as error:
             return Headline(gpu.name, args.num_gpus, why=(str(error),))
         times, memory = self._times_of(question, model, gpu), self._memory_of(model, layout, gpu)
-        return Shape(question, gpu, model, layout, flops, times, memory, question.published_shape(model))
+        proven = _proven_gib(memory, model, layout, gpu, question.published_shape(model))
+        return Shape(question, gpu, model, layout, flops, times, memory, proven)
 
     def at(self, shape: Shape, layout: Layout) -> Headline:
         """Return what is known of a point of this shape, whose layout differs in GPUs and batch alone."""
@@ -82,7 +87,7 @@ class Headlines:
             tflops_per_gpu=speed.tflops_per_gpu,
             mfu=speed.mfu,
             why=tuple(why),
-            is_known_to_fit=is_known_to_fit(shape.published, layout.num_gpus, layout.mbs, layout.gbs),
+            is_known_to_fit=modelled is not None and shape.proven_gib is not None and modelled <= shape.proven_gib,
         )
 
     def _flops_of(self, question: Question, model: Architecture, layout: Layout) -> int:
@@ -109,6 +114,23 @@ class Headlines:
         if key not in self._memory:
             _room(self._memory)[key] = MemoryTotals(assumptions)
         return self._memory[key]
+
+
+def _proven_gib(
+    memory: MemoryTotals, model: Architecture, layout: Layout, gpu: Gpu, rows: Iterable[PublishedRow]
+) -> float | None:
+    """Return what published points prove to fit; a row that is predicted to need more than there is proves nothing."""
+    proven: list[float] = []
+    for row in rows:
+        try:
+            with refusing("the layout cannot be estimated"):
+                sizes = layout.resized(row.args.num_gpus, row.args.mb or 1, row.args.gb)
+                peak, _, modelled = memory.fullest(model, sizes)
+        except BadInput:
+            continue
+        if peak <= (gpu.memory_gib or 0.0) * GIB:
+            proven.append(modelled / GIB * (1 + _ROUNDING))
+    return max(proven, default=None)
 
 
 def _or_why(why: list[str], answer: Callable[[], T]) -> T | None:

@@ -9,7 +9,7 @@ docs/performance-summary.md and its archive in Megatron-Bridge.
 import csv
 import math
 import re
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -103,11 +103,6 @@ def published_of(args: ResolvedCmdArgs, gpu: str, mtp_num_layers: int) -> tuple[
     """
     rows = rows_of_shape(args, gpu, mtp_num_layers)
     return tuple(row for row in rows if _BATCH(row.args) == _BATCH(args))
-
-
-def is_known_to_fit(rows: Iterable[PublishedRow], num_gpus: int, mb: int, gb: int | None) -> bool:
-    """Return whether one of these rows has as many GPUs and this micro-batch, and at least as many of them."""
-    return any(_BATCH(row.args)[:2] == (num_gpus, mb) and (row.args.gb or 0) >= (gb or 0) for row in rows)
 
 
 def rows_of_shape(args: ResolvedCmdArgs, gpu: str, mtp_num_layers: int) -> tuple[PublishedRow, ...]:

@@ -133,6 +133,32 @@ def test_a_share_of_the_user_holds_for_published_points_too() -> None:
 
 
 @pytest.mark.parametrize(
+    ("changes", "is_known"),
+    [
+        ({}, True),
+        ({"gb": 4096}, True),  # more of the same micro-batches
+        ({"num_gpus": 128}, True),  # less optimizer state on each
+        ({"num_gpus": 32}, False),
+        ({"mb": 3, "gb": 384}, False),
+        ({"seq_length": 16384}, False),
+        ({"compute_dtype": "bf16"}, False),
+    ],
+)
+def test_what_a_published_point_proves(changes: dict[str, Any], is_known: bool) -> None:
+    tight = {"num_gpus": 64, "mb": 2, "gb": 256, "seq_length": 8192, "compute_dtype": "fp8_cs"}
+    head = Headlines().of(question_of(recipe="llama3_70b", use_megatron_fsdp=True, **{**tight, **changes}))
+    assert head.is_known_to_fit == is_known
+    assert head.exceeds(DEFAULT_LIMIT) != is_known
+
+
+def test_a_misprinted_row_proves_nothing() -> None:
+    sizes = {"num_gpus": 64, "pp": 4, "ep": 8, "mb": 4, "gb": 512, "seq_length": 4096}
+    head = Headlines().of(question_of("h100", recipe="gpt_oss_120b", **sizes))
+    assert not head.is_known_to_fit
+    assert head.exceeds(DEFAULT_LIMIT)
+
+
+@pytest.mark.parametrize(
     ("key", "text", "words"),
     [
         ("model.share_embeddings_and_output_weights", "perhaps", "true or false"),

@@ -9,7 +9,6 @@ from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.estimate.published import (
     PublishedRow,
     formula_of,
-    is_known_to_fit,
     published_of,
     published_row,
     read_published,
@@ -221,14 +220,12 @@ def test_another_point_is_not_published(change: dict[str, Any]) -> None:
     assert not published_at(row, **change)
 
 
-def test_a_smaller_batch_of_a_published_point_is_known_to_fit() -> None:
+def test_rows_of_a_shape_differ_in_gpus_and_batch_alone() -> None:
     row = next(row for row in read_published() if row.recipe == "llama31_405b")
     args = with_recipe_defaults(row.args, load_recipe(row.recipe))
-    rows, gpus, batch = rows_of_shape(args, args.gpu_type, 0), args.num_gpus, args.gb or 0
-    assert [is_known_to_fit(rows, gpus, 1, gb) for gb in (batch // 2, batch, batch * 100)] == [True, True, False]
-    assert not is_known_to_fit(rows, gpus, 2, batch)
-    assert not is_known_to_fit(rows, gpus * 64, 1, batch)
-    assert not is_known_to_fit((), gpus, 1, batch)
+    other = args.model_copy(update={"num_gpus": 8, "mb": 7, "gb": 1})
+    assert row in rows_of_shape(other, args.gpu_type, 0)
+    assert row not in rows_of_shape(other.model_copy(update={"tp": 16}), args.gpu_type, 0)
 
 
 def test_sizes_that_are_not_given() -> None:
