@@ -1,0 +1,72 @@
+"""Which release of Megatron-Bridge a test pins.
+
+An installed clone says so itself, in `package_info.py`. Without one, the pinned commit does: a tag (`v0.3.0`), a release
+branch (`r0.3.0`), or a commit that is a release's. Any other commit is of no known release.
+"""
+
+import re
+import tomllib
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+_PACKAGE_INFO = Path("src/megatron/bridge/package_info.py")
+
+
+@dataclass(frozen=True)
+class Release:
+    """A release, and how it was found.
+
+    version: such as 0.3.0.
+    source: in a few words, for reports.
+    clone: the installed repository, if it is there; its own files win over shipped data.
+    """
+
+    version: str
+    source: str
+    clone: Path | None = None
+
+    @property
+    def key(self) -> tuple[int, ...]:
+        """The version's numbers, to compare."""
+        return tuple(int(part) for part in self.version.split("."))
+
+    @property
+    def minor(self) -> str:
+        """Major and minor version, such as 0.3: what launcher options and rules go by."""
+        return ".".join(self.version.split(".")[:2])
+
+
+def find_release(commit: str, clone: Path | None = None) -> Release | None:
+    """Return the release of a pinned commit, or None where nobody knows.
+
+    clone: where the repository is installed, if it is.
+    """
+    if clone is not None and (version := _version_of(clone)):
+        return Release(version, f"the installed {clone.name}", clone)
+    for known in known_releases():
+        if commit.removeprefix("v") == known["version"] or (len(commit) >= 7 and known["commit"].startswith(commit)):
+            return Release(known["version"], f"commit {commit}")
+    if branch := re.fullmatch(r"r(\d+\.\d+)(\.\d+)?", commit):
+        patches = [known["version"] for known in known_releases() if known["version"].startswith(f"{branch[1]}.")]
+        return Release(patches[-1], f"branch {commit}") if patches else None
+    return None
+
+
+@cache
+def known_releases() -> tuple[dict[str, Any], ...]:
+    """Return the releases that the shipped data describe, oldest first."""
+    text = (files("cloudai_mbridge.megatron_bridge") / "data" / "releases.toml").read_text(encoding="utf-8")
+    return tuple(tomllib.loads(text)["release"])
+
+
+def _version_of(clone: Path) -> str | None:
+    """Read MAJOR, MINOR and PATCH of a clone's package_info.py, without running it."""
+    try:
+        text = (clone / _PACKAGE_INFO).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return None
+    parts = [re.search(rf"^{name}\s*=\s*(\d+)\s*$", text, re.MULTILINE) for name in ("MAJOR", "MINOR", "PATCH")]
+    return ".".join(part[1] for part in parts if part) if all(parts) else None
