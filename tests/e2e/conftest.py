@@ -82,8 +82,12 @@ def render_test(
     )
 
 
+_PATIENCE = 5  # limits guard against hangs: on a busy machine everything takes several times as long
+
+
 def wait_until(what: str, is_true: Callable[[], Any], timeout_s: float = 60.0) -> Any:
     """Return the first true answer."""
+    timeout_s *= _PATIENCE
     end = time.monotonic() + timeout_s
     while time.monotonic() < end:
         if answer := is_true():
@@ -105,6 +109,7 @@ class MbridgeRun:
 
     def finish(self, code: int | None = None, timeout_s: float = 120.0) -> "MbridgeRun":
         """Wait for its end, and check the exit code if one is given."""
+        timeout_s *= _PATIENCE
         try:
             self.process.wait(timeout_s)
         except subprocess.TimeoutExpired:

@@ -169,7 +169,7 @@ def test_a_time_limit_leaves_no_rank_behind(tmp_path: Path, mbridge: Any) -> Non
     sleeper = tmp_path / "sleeper"
     sleeper.write_text('#!/bin/bash\necho $$ >> "pids"\nexec sleep 1000\n')
     sleeper.chmod(0o755)
-    done = mbridge("run", *case(tmp_path, with_python(LOCAL, sleeper), run='time_limit = "00:00:15"'))
+    done = mbridge("run", *case(tmp_path, with_python(LOCAL, sleeper), run='time_limit = "00:00:45"'))
     assert done.returncode == 1, done.stdout + done.stderr
     point, run = point_of(tmp_path)
     assert point["job"]["state"] == "TIMEOUT"

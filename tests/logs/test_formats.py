@@ -112,9 +112,9 @@ def test_what_is_no_iteration_line(line: str) -> None:
 @pytest.mark.parametrize("filling", [" ", "a", ": ", "a:", "| "])
 def test_a_strange_line_costs_no_time(filling: str) -> None:
     """A log is not ours to trust: no line of it may make the report wait for minutes."""
-    started = time.monotonic()
+    started = time.process_time()
     match_iteration("iteration 1/ 2 |" + filling * 1000)
-    assert time.monotonic() - started < 0.25
+    assert time.process_time() - started < 0.25
 
 
 def test_our_own_lines_are_read_back() -> None:

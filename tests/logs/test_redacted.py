@@ -64,9 +64,9 @@ def test_values_of_every_kind() -> None:
     "part", ["://", "://a", "A" * 70, "A_KEY", "A=", "bearer ", "hf_", "authorization: ", "'", '"A']
 )
 def test_a_strange_line_costs_no_time(part: str) -> None:
-    started = time.monotonic()
+    started = time.process_time()
     redacted(part * (60_000 // len(part)))
-    assert time.monotonic() - started < 1
+    assert time.process_time() - started < 1
 
 
 def test_evidence_has_none(tmp_path: Any) -> None:

@@ -57,7 +57,7 @@ def settings(text: str) -> dict[str, str]:
 
 
 def wait_for(condition: Callable[[], bool], timeout_s: float) -> None:
-    assert processes.wait_until(condition, timeout_s), f"not within {timeout_s} s"
+    assert processes.wait_until(condition, 5 * timeout_s), f"not within {5 * timeout_s} s"
 
 
 def job_fields(sandbox: SlurmSandbox, job_id: str) -> dict[str, str]:

@@ -104,9 +104,9 @@ def test_a_list_that_can_be_no_value_must_not_be_excluded(
 def test_the_first_points_of_a_huge_grid_come_at_once() -> None:
     names = ["tp", "pp", "cp", "ep", "et", "mb"]
     definition = _definition({name: list(range(1, 101)) for name in names})  # 10^12 points
-    started = time.monotonic()
+    started = time.process_time()
     first = list(itertools.islice(expand(definition, _run()), 102))
-    assert time.monotonic() - started < 2
+    assert time.process_time() - started < 2
     assert [first[i].args.mb for i in (0, 99, 100)] == [1, 100, 1]
     assert [first[i].args.et for i in (0, 99, 100)] == [1, 1, 2]
 

@@ -115,7 +115,7 @@ def killed_run(
     with file.open("w") as out:
         process = subprocess.Popen(argv, cwd=directory, stdout=out, stderr=subprocess.STDOUT, env=env)
     try:
-        end = time.monotonic() + 90
+        end = time.monotonic() + 400
         while len(records(file.read_text())) < after_step:
             assert process.poll() is None, file.read_text()[-3000:]
             assert time.monotonic() < end, file.read_text()[-3000:]

@@ -150,7 +150,7 @@ def test_a_clock_that_is_set_back_changes_nothing(monkeypatch: pytest.MonkeyPatc
 
 def _fail_outside_step_time(state: Any) -> None:
     with exits.outside_step_time(state):
-        time.sleep(0.2)
+        time.sleep(1.5)
         raise OSError("full")
 
 
@@ -162,7 +162,7 @@ def test_time_outside_of_steps_is_left_out(monkeypatch: pytest.MonkeyPatch) -> N
     timer.start()
     with pytest.raises(OSError, match="full"):
         _fail_outside_step_time(state)
-    assert timer.elapsed() < 0.1
+    assert timer.elapsed() < 1
     timer.stop()
     with exits.outside_step_time(state):  # a run that does not time its steps now
         pass
