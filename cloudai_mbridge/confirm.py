@@ -191,7 +191,7 @@ def _point(run: RunPlan) -> str:
 def _by_point(plan: SweepPlan) -> dict[str, list[RunPlan]]:
     found: dict[str, list[RunPlan]] = {}
     for run in plan.runs:
-        if not run.is_pre_test:
+        if not run.goes_first:
             found.setdefault(_point(run), []).append(run)
     return found
 

@@ -14,7 +14,7 @@ from cloudai_mbridge.jobs import Scheduler
 from cloudai_mbridge.launch import write_plan, write_runs
 from cloudai_mbridge.launch.write import create_root
 from cloudai_mbridge.local import LocalClient
-from cloudai_mbridge.models.load import Warn, load_scenario, load_system
+from cloudai_mbridge.models.load import HookOptions, Warn, load_scenario, load_system
 from cloudai_mbridge.models.runner_config import RunnerConfig
 from cloudai_mbridge.models.system import Executor, LocalSystem, System
 from cloudai_mbridge.plan import ROOT_FILES, SweepPlan
@@ -24,6 +24,7 @@ from cloudai_mbridge.report import Report, build_report, judge_in, write_report
 from cloudai_mbridge.report.write import FindHistory
 from cloudai_mbridge.runner import Observer, Pace, run_all
 from cloudai_mbridge.slurm import SlurmClient
+from cloudai_mbridge.slurm.client import node_states
 from cloudai_mbridge.upstream import ByLauncher, UpstreamClient
 
 # Every run of the upstream launcher keeps a process on this machine until its job has ended.
@@ -32,13 +33,18 @@ MOST_LAUNCHERS = 32
 
 @dataclass(frozen=True)
 class Request:
-    """A scenario on a system, as the command line names them; `on_unknown_arg` as in `load_scenario`."""
+    """A scenario on a system, as the command line names them; `on_unknown_arg` and `hooks` as in `load_scenario`.
+
+    needs_install: whether the launcher must have been installed below the system's install_path.
+    """
 
     system_config: Path
     test_scenario: Path
     tests_dir: Path | None
     output_dir: Path | None
     on_unknown_arg: Warn | None = None
+    hooks: HookOptions | None = None
+    needs_install: bool = True
 
 
 @dataclass(frozen=True)
@@ -48,15 +54,16 @@ class Prepared:
     plan: SweepPlan
     system: System
     output_dir: Path
+    needs_install: bool = True
 
 
 def plan(request: Request, runner: Mapping[str, Any] | None = None) -> Prepared:
     """Load everything and decide about every point; `runner` replaces keys of the scenario's [runner]."""
     system = load_system(request.system_config)
-    scenario = load_scenario(request.test_scenario, request.tests_dir, request.on_unknown_arg)
-    planned = build_plan(scenario, system)
+    scenario = load_scenario(request.test_scenario, request.tests_dir, request.on_unknown_arg, request.hooks)
+    planned = build_plan(scenario, system, node_states)
     planned = replace(planned, runner=planned.runner.model_copy(update=dict(runner or {})))
-    return Prepared(planned, system, request.output_dir or Path(system.output_path))
+    return Prepared(planned, system, request.output_dir or Path(system.output_path), request.needs_install)
 
 
 def preflight(prepared: Prepared) -> None:

@@ -9,7 +9,7 @@ from cloudai_mbridge.constraints import NotEvaluated, Violation
 from cloudai_mbridge.constraints.engine import RULES
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.models.explain import suggest
-from cloudai_mbridge.models.load import LoadedTest, Warn, load_scenario, load_system
+from cloudai_mbridge.models.load import NO_HOOKS, LoadedTest, Warn, load_scenario, load_system
 from cloudai_mbridge.models.system import System
 from cloudai_mbridge.plan.preview import PlanOptions, SweepSummary, TestPlan, summarize_test
 from cloudai_mbridge.sweep import CheckedPoint, Sweep, checked_points
@@ -25,7 +25,7 @@ def plans(
 ) -> Iterator[TestPlan]:
     """Yield the plan of every test of a scenario, none of its points worked out yet."""
     system = load_system(system_config)
-    for test in load_scenario(test_scenario, tests_dir, on_unknown_arg).tests:
+    for test in load_scenario(test_scenario, tests_dir, on_unknown_arg, NO_HOOKS).tests:
         yield TestPlan(test, system, options)
 
 
@@ -65,7 +65,7 @@ def explain_point(
         BadInput: no such test or point.
     """
     system = load_system(system_config)
-    tests = {test.run.id: test for test in load_scenario(test_scenario, tests_dir, on_unknown_arg).tests}
+    tests = {test.run.id: test for test in load_scenario(test_scenario, tests_dir, on_unknown_arg, NO_HOOKS).tests}
     if test_id not in tests:
         raise BadInput(f"{test_scenario}: no test {test_id!r}; {suggest(test_id, list(tests))}")
     found = _find(tests[test_id], system, point)

@@ -13,8 +13,9 @@ import click
 from cloudai_mbridge.errors import OK, BadInput, MBridgeError, ToolFailure
 from cloudai_mbridge.install.installables import EXTRA_PACKAGES
 from cloudai_mbridge.install.run import InstallResult, install_all, uninstall_all
-from cloudai_mbridge.models.load import load_scenario, load_system, load_tests_dir, validate
+from cloudai_mbridge.models.load import NO_HOOKS, load_scenario, load_system, validate
 from cloudai_mbridge.models.test_definition import TEMPLATE, MegatronBridgeTestDefinition
+from cloudai_mbridge.models.test_files import find_test_files
 
 PACKAGES_VARIABLE = "MBRIDGE_NEMO_RUN_PACKAGES"
 _PATH = click.Path(path_type=Path)
@@ -58,11 +59,12 @@ def _command(name: str, work: Callable[..., InstallResult], text: str) -> click.
 
 def _definitions(tests_dir: Path | None, test_scenario: Path | None) -> list[MegatronBridgeTestDefinition]:
     if test_scenario is not None:
-        return [test.definition for test in load_scenario(test_scenario, tests_dir).tests]
+        return [test.definition for test in load_scenario(test_scenario, tests_dir, hooks=NO_HOOKS).tests]
     if tests_dir is None:
         raise BadInput("nothing says which tests to install for; name --tests-dir or --test-scenario")
-    sources = load_tests_dir(tests_dir).values()
-    ours = [source for source in sources if source.data.get("test_template_name", TEMPLATE) == TEMPLATE]
+    ours = [
+        source for source in find_test_files(tests_dir) if source.data.get("test_template_name", TEMPLATE) == TEMPLATE
+    ]
     return [validate(MegatronBridgeTestDefinition, source.data, source) for source in ours]
 
 

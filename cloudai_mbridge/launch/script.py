@@ -24,7 +24,7 @@ def render_local_script(plan: RunPlan, system: System) -> str:
         f"# {_comment(plan)}",
         LOCAL_START,
         *_preamble(plan, system),
-        '"$_mbridge_python" -m torch.distributed.run \\',
+        f'{_profiled(plan)}"$_mbridge_python" -m torch.distributed.run \\',
         f"  {shlex.join(torchrun)}",
         *_EPILOGUE,
     ]
@@ -46,12 +46,17 @@ def render_slurm_script(plan: RunPlan, system: SlurmSystem) -> str:
         f'srun {shlex.join(srun_options(plan, system))} --cpus-per-task="$SLURM_CPUS_ON_NODE" \\',
         *_container_options(plan),
         '  bash -c \'export PET_NODE_RANK="$SLURM_NODEID"; exec "$@"\' node \\',
-        '  "$_mbridge_python" -m torch.distributed.run \\',
+        f'  {_profiled(plan)}"$_mbridge_python" -m torch.distributed.run \\',
         '  --master-addr "$_mbridge_head_node" --master-port "$_mbridge_port" \\',
         f"  {shlex.join([*torchrun, *_TRAINING])}",
         *_EPILOGUE,
     ]
     return "\n".join(lines) + "\n"
+
+
+def _profiled(plan: RunPlan) -> str:
+    """Return the words that go before torchrun: of nsys, which follows all ranks that it starts."""
+    return f"{shlex.join(plan.profiler)} " if plan.profiler else ""
 
 
 def job_name(plan: RunPlan) -> str:
@@ -94,7 +99,7 @@ def srun_options(plan: RunPlan, system: SlurmSystem) -> list[str]:
         options.append(f"--container-image={plan.container_image}")
         if system.container_mount_home:
             options.append("--container-mount-home")
-    return [*options, *shlex.split(system.extra_srun_args or "")]
+    return [*options, *shlex.split(system.extra_srun_args or ""), *shlex.split(plan.extra_srun_args)]
 
 
 def _container_options(plan: RunPlan) -> Iterable[str]:

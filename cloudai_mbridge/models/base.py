@@ -1,9 +1,10 @@
 """The strictness shared by all models, and which of their values are secrets."""
 
 import re
+import shlex
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 _SECRET_NAME = re.compile(
     r"token(?!iz|drop|s?_per)|secret|pass(w|phrase|$)|pwd|credential|(^|[_-])key|key(_?id)?[_\d]*$|(^|_)pat$",
@@ -34,15 +35,21 @@ def _environment_name(value: str) -> str:
     return value
 
 
+_CREDENTIAL_OPTIONS = ("-hf", "-wdk")  # of Megatron-Bridge's launcher
 _CREDENTIAL_KEY = re.compile(r"api_?key|secret|passw|credential|(^|_)(key|token)$", re.IGNORECASE)
 
 
-def _dotted_key(value: str) -> str:
-    if not re.fullmatch(r"[+~]*[A-Za-z0-9_/@-]+(\.[A-Za-z0-9_/@-]+)*", value):
-        raise ValueError(f"{value!r} is no dotted key such as optimizer.lr")
-    if _CREDENTIAL_KEY.search(value.rpartition(".")[2]):
+def _override_key(value: str) -> str:
+    """Take what CloudAI takes, a.b, a[2].b, +a, ~a or --option, but for what no process should be given."""
+    if not value.strip() or "=" in value:
+        raise ValueError(f"{value!r} is not a key such as optimizer.lr or --option; write key = value")
+    if _CREDENTIAL_KEY.search(value.rpartition(".")[2]) or value in _CREDENTIAL_OPTIONS:
         raise ValueError(f"{value!r} would put a credential into a script; use cmd_args.wandb_key or extra_env_vars")
-    return value
+    return _no_control_characters(value)
+
+
+def _list_of_one(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
 
 
 def _no_nul(value: Any) -> Any:
@@ -61,11 +68,21 @@ def _not_blank(value: Any) -> Any:
     return value.strip()
 
 
+def _quotes_are_closed(value: str) -> str:
+    try:
+        shlex.split(value)
+    except ValueError as error:
+        raise ValueError(f"cannot be split into arguments ({error}); close every quote") from None
+    return value
+
+
 # A value that becomes part of an sbatch directive, where a line break would start a new line of the script.
 OneLine = Annotated[str, AfterValidator(_no_control_characters)]
 Text = Annotated[str, AfterValidator(_no_nul)]
+ShellWords = Annotated[str, AfterValidator(_no_nul), AfterValidator(_quotes_are_closed)]
 NotBlank = Annotated[str, AfterValidator(_no_nul), AfterValidator(_not_blank)]
 AxisOfText = Annotated[list[Text], Field(min_length=1)]
 AxisOfInt = Annotated[list[int], Field(min_length=1)]
-DottedKey = Annotated[str, AfterValidator(_dotted_key)]
+OverrideKey = Annotated[str, AfterValidator(_override_key)]
+ListOfText = Annotated[list[Text], BeforeValidator(_list_of_one)]
 EnvName = Annotated[str, AfterValidator(_environment_name)]

@@ -1,7 +1,7 @@
 """Read systems, test definitions and scenarios from disk; every mistake becomes a BadInput that names its place."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,10 +13,21 @@ from cloudai_mbridge.models.explain import explain, suggest
 from cloudai_mbridge.models.scenario import Scenario, TestRun
 from cloudai_mbridge.models.system import LocalSystem, SlurmSystem, System
 from cloudai_mbridge.models.test_definition import TEMPLATE, MegatronBridgeTestDefinition
+from cloudai_mbridge.models.test_files import (
+    TEMPLATE_KEY,
+    TestFiles,
+    find_test_files,
+    is_baseline,
+    is_scenario,
+    is_system,
+)
 from cloudai_mbridge.models.toml_source import TomlSource, read_toml
+
+__all__ = ["is_baseline", "is_scenario", "is_system"]
 
 M = TypeVar("M", bound=BaseModel)
 Warn = Callable[[str], None]
+HOOK_DIR = Path("conf/hook")  # below the current directory, as in CloudAI
 
 
 @dataclass(frozen=True)
@@ -29,23 +40,30 @@ class LoadedTest:
 
 @dataclass(frozen=True)
 class LoadedScenario:
-    """A scenario whose tests are all found."""
+    """A scenario whose tests are all found.
+
+    pre_test: the test that checks every node first. pre_hook, post_hook: tests of the hooks' scenarios, that go before
+    and after everything. foreign: id -> template of the tests that this tool does not run. notes: what has no effect.
+    """
 
     scenario: Scenario
     tests: list[LoadedTest]
     pre_test: LoadedTest | None = None
+    pre_hook: tuple[LoadedTest, ...] = ()
+    post_hook: tuple[LoadedTest, ...] = ()
+    foreign: tuple[tuple[str, str], ...] = ()
+    notes: tuple[str, ...] = ()
 
 
-def is_system(source: TomlSource) -> bool:
-    return "scheduler" in source.data
+@dataclass(frozen=True)
+class HookOptions:
+    """Where hooks are found, and whether they run at all."""
+
+    directory: Path = HOOK_DIR
+    skip: bool = False
 
 
-def is_scenario(source: TomlSource) -> bool:
-    return "Tests" in source.data
-
-
-def is_baseline(source: TomlSource) -> bool:
-    return "version" in source.data
+NO_HOOKS = HookOptions(skip=True)
 
 
 def load_system(path: Path) -> System:
@@ -70,88 +88,129 @@ def load_test_definition(path: Path, on_unknown_arg: Warn | None = None) -> Mega
     return _definition(source.data, source, (), on_unknown_arg)
 
 
-def load_tests_dir(directory: Path | None) -> dict[str, TomlSource]:
-    """Read all test TOMLs below a directory, by test name. Other templates' definitions are kept, unchecked.
-
-    Systems and scenarios that lie there too are passed over.
-
-    Raises:
-        BadInput: no such directory, broken TOML, a file without a name, or two files with one name.
-    """
-    if directory is None:
-        return {}
-    if not directory.is_dir():
-        raise BadInput(f"{directory}: no such directory; --tests-dir takes the directory of the test TOMLs")
-    found: dict[str, TomlSource] = {}
-    for path in sorted(directory.rglob("*.toml")):
-        if not path.is_file():
-            continue
-        source = read_toml(path)
-        if is_system(source) or is_scenario(source) or is_baseline(source):
-            continue
-        name = source.data.get("name")
-        if not isinstance(name, str):
-            raise BadInput(f"{source.where(('name',))}: is missing; a test definition needs a name")
-        if name in found:
-            raise BadInput(f"{source.where(('name',))}: {name!r} is also the name of {found[name].path}; rename one")
-        found[name] = source
-    return found
-
-
-def load_scenario(path: Path, tests_dir: Path | None, on_unknown_arg: Warn | None = None) -> LoadedScenario:
-    """Read a scenario and find every test that it names.
+def load_scenario(
+    path: Path, tests_dir: Path | None, on_unknown_arg: Warn | None = None, hooks: HookOptions | None = None
+) -> LoadedScenario:
+    """Read a scenario and find every test that it names. Tests of other templates are named and left out.
 
     on_unknown_arg: told about every unknown key of `cmd_args`, which is left out then; without it, one is an error.
+    hooks: without them, CloudAI's directory of hooks is looked into.
     """
+    files = find_test_files(tests_dir)
+    loaded = _load_tests(path, files, on_unknown_arg)
+    if not loaded.tests:
+        names = ", ".join(sorted({template for _, template in loaded.foreign}))
+        raise BadInput(f"{path}: has no test for this tool, which runs {TEMPLATE!r} only; its tests are of {names}")
+    return _with_hooks(loaded, read_toml(path), files, on_unknown_arg, hooks or HookOptions())
+
+
+def _load_tests(path: Path, files: TestFiles, warn: Warn | None) -> LoadedScenario:
     source = read_toml(path)
     if not is_scenario(source):
         raise BadInput(f"{path}: is no scenario, [[Tests]] is missing; give a scenario file")
     scenario = validate(Scenario, source.data, source)
-    known = load_tests_dir(tests_dir)
-    tests = [_load_test(i, run, source, known, tests_dir, on_unknown_arg) for i, run in enumerate(scenario.tests)]
-    return LoadedScenario(scenario, tests, _load_pre_test(scenario, source, known, tests_dir, on_unknown_arg))
+    tests: list[LoadedTest] = []
+    foreign: dict[str, str] = {}
+    for index, run in enumerate(scenario.tests):
+        base = files.find(run.test_name, source.where(("Tests", index, "test_name"))) if run.test_name else None
+        template = base.data.get(TEMPLATE_KEY, TEMPLATE) if base else run.test_template_name
+        if template == TEMPLATE:
+            tests.append(_load_test(index, run, source, base, warn))
+        else:
+            foreign[run.id] = str(template)
+    _refuse_waiting_for_foreign(tests, foreign, source)
+    return LoadedScenario(scenario, tests, foreign=tuple(foreign.items()), notes=tuple(_notes(foreign)))
 
 
-def _load_pre_test(
-    scenario: Scenario, source: TomlSource, known: dict[str, TomlSource], tests_dir: Path | None, warn: Warn | None
-) -> LoadedTest | None:
-    """Return the test that the scenario's pre_test names."""
-    name = scenario.pre_test
-    if not name:
-        return None
-    if name not in known:
-        remedy = suggest(name, list(known)) if known else "name the directory of its file with --tests-dir"
+def _notes(foreign: dict[str, str]) -> list[str]:
+    return [
+        f"not run, because this tool runs {TEMPLATE!r} only: {', '.join(ids)} ({template})"
+        for template in dict.fromkeys(foreign.values())
+        if (ids := [test_id for test_id, other in foreign.items() if other == template])
+    ]
+
+
+def _refuse_waiting_for_foreign(tests: list[LoadedTest], foreign: dict[str, str], source: TomlSource) -> None:
+    for test in tests:
+        for dependency in test.run.dependencies:
+            if dependency.id in foreign:
+                raise BadInput(
+                    f"{source.path}: test {test.run.id!r} depends on {dependency.id!r}, which is of"
+                    f" {foreign[dependency.id]!r} and not run by this tool; remove the dependency"
+                )
+
+
+def _with_hooks(
+    loaded: LoadedScenario, source: TomlSource, files: TestFiles, warn: Warn | None, hooks: HookOptions
+) -> LoadedScenario:
+    """Add what pre_test and post_test name: a hook's scenario, or for pre_test a test that checks every node."""
+    scenario = loaded.scenario
+    if hooks.skip:
+        named = [f"{key} = {name!r}" for key in ("pre_test", "post_test") if (name := getattr(scenario, key))]
+        return replace(loaded, notes=(*loaded.notes, *(f"{text} is skipped, as asked for" for text in named)))
+    pre, post = (_find_hook(getattr(scenario, key), hooks.directory, warn) for key in ("pre_test", "post_test"))
+    if pre is None and scenario.pre_test:
+        loaded = replace(loaded, pre_test=_node_check(scenario.pre_test, source, files, warn, hooks.directory))
+    if post is None and scenario.post_test:
+        raise BadInput(f"{source.where(('post_test',))}: {_no_hook(scenario.post_test, hooks.directory)}")
+    if pre is not None and pre.foreign:
         raise BadInput(
-            f"{source.where(('pre_test',))}: no test {name!r} in {tests_dir or 'any tests directory'}; {remedy}"
+            f"{source.where(('pre_test',))}: {scenario.pre_test!r} checks with {_templates(pre)}, which"
+            " this tool does not run; training would start unchecked. Use a hook of embedded tests, or --skip-hooks to run without"
         )
-    definition = _definition(known[name].data, known[name], (), warn)
-    return LoadedTest(TestRun(id="pre_test", test_name=name), definition)
+    notes = list(loaded.notes)
+    if post is not None and post.foreign:
+        notes.append(f"post_test = {scenario.post_test!r}: its tests of {_templates(post)} are not run, as in CloudAI")
+    return replace(
+        loaded,
+        pre_hook=_named("pre_test", pre),
+        post_hook=_named("post_test", post),
+        notes=tuple(notes),
+    )
 
 
-def _load_test(
-    index: int,
-    run: TestRun,
-    source: TomlSource,
-    known: dict[str, TomlSource],
-    tests_dir: Path | None,
-    warn: Warn | None,
-) -> LoadedTest:
+def _named(kind: str, hook: LoadedScenario | None) -> tuple[LoadedTest, ...]:
+    """Return a hook's tests under ids that no test of the scenario has."""
+    return tuple(replace(test, run=_renamed(kind, test.run)) for test in (hook.tests if hook else ()))
+
+
+def _renamed(kind: str, run: TestRun) -> TestRun:
+    dependencies = [each.model_copy(update={"id": f"{kind}.{each.id}"}) for each in run.dependencies]
+    return run.model_copy(update={"id": f"{kind}.{run.id}", "dependencies": dependencies})
+
+
+def _find_hook(name: str | None, directory: Path, warn: Warn | None) -> LoadedScenario | None:
+    """Return the hook of this name: a scenario in the directory, whose tests are in its subdirectory `test`."""
+    for path in sorted(directory.glob("*.toml")) if name else ():
+        if read_toml(path).data.get("name") == name:
+            tests = directory / "test"
+            return _load_tests(path, find_test_files(tests if tests.is_dir() else None), warn)
+    return None
+
+
+def _node_check(name: str, source: TomlSource, files: TestFiles, warn: Warn | None, hook_dir: Path) -> LoadedTest:
+    where = source.where(("pre_test",))
+    if name not in files.by_name and not files.by_name:
+        raise BadInput(f"{where}: {_no_hook(name, hook_dir)}")
+    base = files.find(name, where)
+    return LoadedTest(TestRun(id="pre_test", test_name=name), _definition(base.data, base, (), warn))
+
+
+def _no_hook(name: str, directory: Path) -> str:
+    return f"no hook {name!r} in {directory}; name its directory with --hook-dir, or use --skip-hooks to run without"
+
+
+def _templates(hook: LoadedScenario) -> str:
+    return ", ".join(dict.fromkeys(template for _, template in hook.foreign))
+
+
+def _load_test(index: int, run: TestRun, source: TomlSource, base: TomlSource | None, warn: Warn | None) -> LoadedTest:
     overrides = run.overrides()
-    if run.test_name is None:
+    if base is None:
         return LoadedTest(run, _definition(overrides, source, ("Tests", index), warn))
-    if run.test_name not in known:
-        where = source.where(("Tests", index, "test_name"))
-        remedy = suggest(run.test_name, list(known)) if known else "name the directory of its file with --tests-dir"
-        raise BadInput(f"{where}: no test {run.test_name!r} in {tests_dir or 'any tests directory'}; {remedy}")
-    base = known[run.test_name]
-    template = base.data.get("test_template_name", TEMPLATE)
-    if template != TEMPLATE:
-        raise BadInput(
-            f"{base.where(('test_template_name',))}: {template!r} is not run by this tool, only {TEMPLATE!r}"
-        )
-    definition = _definition(base.data, base, (), warn)
     if not overrides:
-        return LoadedTest(run, definition)
+        return LoadedTest(run, _definition(base.data, base, (), warn))
+    _definition(base.data, base, (), warn)
     merged = _merge(base.data, overrides)
     return LoadedTest(run, _definition(merged, source, ("Tests", index), warn))
 

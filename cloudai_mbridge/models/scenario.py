@@ -5,9 +5,9 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from cloudai_mbridge.models.base import AxisOfInt, OneLine, StrictModel, Text
+from cloudai_mbridge.models.base import AxisOfInt, ListOfText, OneLine, ShellWords, StrictModel, Text
 from cloudai_mbridge.models.runner_config import RunnerConfig
-from cloudai_mbridge.models.time_limit import parse_time_limit
+from cloudai_mbridge.models.time_limit import slurm_time
 
 # Keys of a scenario's test that override (or, without test_name, make up) its definition.
 DEFINITION_KEYS = (
@@ -26,6 +26,7 @@ DEFINITION_KEYS = (
     "agent",
     "agent_steps",
     "agent_metrics",
+    "agent_reward_function",
     "agent_config",
 )
 
@@ -53,6 +54,7 @@ class TestRun(StrictModel):
     ideal_perf: float = 1.0
     time_limit: OneLine | None = None
     dependencies: list[Dependency] = []
+    extra_srun_args: ShellWords | None = None
     # the definition itself, or what differs from the one named; merged and then checked as a test definition
     name: Text | None = None
     description: Text | None = None
@@ -65,17 +67,17 @@ class TestRun(StrictModel):
     nsys: dict[str, Any] | None = None
     metrics: dict[str, Any] | None = None
     sweep: dict[str, Any] | None = None
-    dse_excluded_args: list[Text] | None = None
+    dse_excluded_args: ListOfText | None = None
     agent: Text | None = None
     agent_steps: int | None = None
     agent_metrics: list[Text] | None = None
+    agent_reward_function: Text | None = None
     agent_config: dict[str, Any] | None = None
 
     @field_validator("time_limit")
     @classmethod
     def _slurm_time(cls, value: str | None) -> str | None:
-        parse_time_limit(value)
-        return value
+        return None if value is None else slurm_time(value)
 
     @model_validator(mode="after")
     def _named_or_inline(self) -> Self:
@@ -88,14 +90,15 @@ class TestRun(StrictModel):
         return self
 
     def overrides(self) -> dict[str, Any]:
-        """Return the definition keys that this entry sets."""
-        return {key: value for key in DEFINITION_KEYS if (value := getattr(self, key)) is not None}
+        """Return the definition keys that this entry sets. As in CloudAI, an empty git_repos sets nothing."""
+        keys = (key for key in DEFINITION_KEYS if key != "git_repos" or self.git_repos)
+        return {key: value for key in keys if (value := getattr(self, key)) is not None}
 
 
 class Scenario(StrictModel):
     """A named list of tests."""
 
-    name: Text = Field(min_length=1)
+    name: Text
     tests: list[TestRun] = Field(alias="Tests", min_length=1)
     job_status_check: bool = True
     sol_path: Text | None = None

@@ -1,12 +1,12 @@
 """A system: where jobs run and with what defaults."""
 
-import shlex
+from datetime import date, time
 from enum import StrEnum
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, FiniteFloat, field_validator, model_serializer, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, FiniteFloat, model_serializer, model_validator
 
-from cloudai_mbridge.models.base import EnvName, OneLine, StrictModel, Text
+from cloudai_mbridge.models.base import EnvName, OneLine, ShellWords, StrictModel, Text
 
 
 class Executor(StrEnum):
@@ -45,13 +45,37 @@ class Prices(StrictModel):
         return {"currency": self.currency, **self.per_gpu_hour}
 
 
+def _here(value: str) -> str:
+    return value or "."
+
+
+def _default_of(value: Any) -> Any:
+    """Return the value of CloudAI's other form of a variable, {default = value}; a date as it was written."""
+    if isinstance(value, dict) and "default" in value:
+        return value["default"]
+    return str(value) if isinstance(value, date | time) else value
+
+
+def _some(value: Any) -> Any:
+    """Return None for 0, by which CloudAI's files say that nothing is set."""
+    return None if isinstance(value, int | float) and not isinstance(value, bool) and value == 0 else value
+
+
+Directory = Annotated[Text, AfterValidator(_here)]
+EnvValue = Annotated[Text | int | float | bool, BeforeValidator(_default_of)]
+Count = Annotated[Annotated[int, Field(ge=1)] | None, BeforeValidator(_some)]
+
+
 class _System(StrictModel):
-    name: Text = Field(min_length=1)
-    install_path: Text | None = None
-    output_path: Text = "results"
-    global_env_vars: dict[EnvName, Text | int | float | bool] = {}
-    monitor_interval: float | None = Field(None, gt=0, description="seconds between two looks at the jobs")
-    gpus_per_node: int | None = Field(None, ge=1)
+    name: Text
+    install_path: Directory | None = None
+    output_path: Directory = "results"
+    hf_home_path: Text | None = Field(None, description="CloudAI's; no test of this tool reads it")
+    global_env_vars: dict[EnvName, EnvValue] = {}
+    monitor_interval: Annotated[Annotated[float, Field(gt=0)] | None, BeforeValidator(_some)] = Field(
+        None, description="seconds between two looks at the jobs"
+    )
+    gpus_per_node: Count = None
     gpu_type: OneLine | None = Field(None, description="its GPUs, for estimates; a test's cmd_args.gpu_type wins")
     prices: Prices = Field(Prices(), description="of a GPU-hour, for the cost of a sweep")
     python_executable: Text | None = Field(
@@ -89,36 +113,18 @@ class SlurmSystem(_System):
     """A Slurm cluster."""
 
     scheduler: Literal["slurm"]
-    default_partition: OneLine
-    partitions: list[Partition] = Field(min_length=1)
+    default_partition: Annotated[OneLine, Field(min_length=1)]
+    partitions: list[Partition]
     account: OneLine | None = None
     distribution: OneLine | None = None
     mpi: OneLine | None = None
-    ntasks_per_node: int | None = Field(None, ge=1, description="CloudAI's; the embedded loop runs one torchrun a node")
+    ntasks_per_node: Count = Field(None, description="CloudAI's; the embedded loop runs one torchrun a node")
     cache_docker_images_locally: bool = False
     container_mount_home: bool = False
-    extra_srun_args: Text | None = None
+    extra_srun_args: ShellWords | None = None
     extra_sbatch_args: list[OneLine] = []
     extra_transient_status_errors: list[Text] = []
     status_retry_pause_seconds: int = Field(10, ge=0)
-
-    @field_validator("extra_srun_args")
-    @classmethod
-    def _quotes_are_closed(cls, value: str | None) -> str | None:
-        try:
-            shlex.split(value or "")
-        except ValueError as error:
-            raise ValueError(f"cannot be split into arguments ({error}); close every quote") from None
-        return value
-
-    @model_validator(mode="after")
-    def _partition_exists(self) -> Self:
-        names = [partition.name for partition in self.partitions]
-        if self.default_partition not in names:
-            raise ValueError(
-                f"default_partition {self.default_partition!r} is not in partitions; use one of {', '.join(names)}"
-            )
-        return self
 
 
 System = LocalSystem | SlurmSystem

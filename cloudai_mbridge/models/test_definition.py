@@ -1,15 +1,17 @@
 """A test definition: one benchmark as written in a TOML of the tests directory."""
 
 import re
+import shlex
 from typing import Any
 
 from pydantic import Field, field_validator, model_validator
 
-from cloudai_mbridge.models.base import AxisOfText, DottedKey, EnvName, StrictModel, Text
+from cloudai_mbridge.models.base import AxisOfText, EnvName, ListOfText, OverrideKey, ShellWords, StrictModel, Text
 from cloudai_mbridge.models.cmd_args import MegatronBridgeCmdArgs
 from cloudai_mbridge.models.sweep import SweepConfig
 
 TEMPLATE = "MegatronBridge"
+DEFAULT_REPORT = "nsys-%h"  # nsys puts the host name there: the nodes share a directory
 
 
 class GitRepo(StrictModel):
@@ -19,6 +21,7 @@ class GitRepo(StrictModel):
     commit: Text
     mount_as: Text | None = None
     init_submodules: bool = False
+    installed_path: Text | None = Field(None, description="CloudAI's own note of where it installed it; not read")
 
     @field_validator("url")
     @classmethod
@@ -32,8 +35,8 @@ class NsysConfiguration(StrictModel):
     """Options of `nsys profile`."""
 
     enable: bool = True
-    nsys_binary: Text = "nsys"
-    task: Text = "profile"
+    nsys_binary: ShellWords = "nsys"
+    task: ShellWords = "profile"
     output: Text | None = None
     sample: Text | None = None
     trace: Text | None = None
@@ -42,7 +45,32 @@ class NsysConfiguration(StrictModel):
     capture_range_end: Text | None = None
     cuda_graph_trace: Text | None = None
     gpu_metrics_devices: Text | None = None
-    extra_args: list[Text] = []
+    extra_args: list[ShellWords] = []
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        """Return the words that go before the program, as CloudAI orders them; each report is named for its host."""
+        valued = (("-s", self.sample), ("-o", self.output or DEFAULT_REPORT), ("-t", self.trace))
+        options = (
+            ("force-overwrite", None if self.force_overwrite is None else str(self.force_overwrite).lower()),
+            ("capture-range", self.capture_range),
+            ("capture-range-end", self.capture_range_end),
+            ("cuda-graph-trace", self.cuda_graph_trace),
+            ("gpu-metrics-devices", self.gpu_metrics_devices),
+        )
+        return (
+            *(word for text in (self.nsys_binary, self.task) for word in shlex.split(text)),
+            *(word for flag, value in valued if value for word in (flag, value)),
+            *(f"--{name}={value}" for name, value in options if value),
+            *(word for text in self.extra_args for word in shlex.split(text)),
+        )
+
+
+class TrainingReportConfig(StrictModel):
+    """CloudAI's window of statistics."""
+
+    exclude_start_steps: int = Field(5, ge=0, description="as metrics.warmup_steps, which wins")
+    exclude_post_profiling_steps: int = Field(2, ge=0, description="no effect: see docs/coming-from-cloudai.md")
 
 
 class MetricsConfig(StrictModel):
@@ -61,20 +89,37 @@ class MegatronBridgeTestDefinition(StrictModel):
     test_template_name: Text = TEMPLATE
     cmd_args: MegatronBridgeCmdArgs = Field(default_factory=MegatronBridgeCmdArgs)
     extra_env_vars: dict[EnvName, Text | AxisOfText] = {}
-    extra_cmd_args: dict[DottedKey, Text] = {}
+    extra_cmd_args: dict[OverrideKey, Text] = {}
     extra_container_mounts: list[Text] = []
     git_repos: list[GitRepo] = []
     nemo_run_repo: GitRepo | None = None
     nsys: NsysConfiguration | None = None
     metrics: MetricsConfig = MetricsConfig()
+    training_report: TrainingReportConfig | None = None
     sweep: SweepConfig = SweepConfig()
-    dse_excluded_args: list[Text] = Field([], description="paths such as cmd_args.x whose lists are values, not axes")
+    dse_excluded_args: ListOfText = Field([], description="paths such as cmd_args.x whose lists are values, not axes")
     predictor: dict[str, Any] | None = None
     agent: Text = "grid_search"
     agent_steps: int | None = None
     agent_metrics: list[Text] = ["default"]
     agent_reward_function: Text = "inverse"
     agent_config: dict[str, Any] | None = None
+    env_params: dict[str, Any] = {}
+
+    @property
+    def warmup_key(self) -> str:
+        """The key that says how many steps the statistics leave out, "" if none does."""
+        if "warmup_steps" in self.metrics.model_fields_set:
+            return "metrics.warmup_steps"
+        return "training_report.exclude_start_steps" if self.training_report else ""
+
+    def warmup_steps(self, num_steps: int | None) -> int:
+        """Return how many steps a run of `num_steps` leaves out; the default leaves one step to measure."""
+        if self.training_report and self.warmup_key.startswith("training_report"):
+            return self.training_report.exclude_start_steps
+        if self.warmup_key or num_steps is None:
+            return self.metrics.warmup_steps
+        return max(0, min(self.metrics.warmup_steps, num_steps - 1))
 
     @model_validator(mode="after")
     def _known_template(self) -> "MegatronBridgeTestDefinition":

@@ -1,4 +1,4 @@
-"""Slurm's notation of a time limit."""
+"""Time limits as Slurm writes them, and as CloudAI's scenarios do."""
 
 import re
 from typing import Annotated, Any
@@ -6,6 +6,8 @@ from typing import Annotated, Any
 from pydantic import AfterValidator
 
 _FORM = re.compile(r"([0-9]+-[0-9]+(:[0-9]+){0,2}|[0-9]+(:[0-9]+){0,2})")
+_SHORT = re.compile(r"([0-9]+)([smhdw])", re.IGNORECASE)
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 
 
 def parse_time_limit(text: str | None) -> float | None:
@@ -29,6 +31,35 @@ def parse_time_limit(text: str | None) -> float | None:
     else:
         hours, (minutes, seconds) = 0, [*parts, 0][:2]
     return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60.0 + seconds or None
+
+
+def slurm_time(text: str) -> str | None:
+    """Return a scenario's time limit in a form that Slurm reads alike; None for an empty text.
+
+    As in CloudAI, 90s, 10m, 1h, 2d and 1w are durations and HH:MM is hours and minutes, where Slurm reads MM:SS.
+
+    Raises:
+        ValueError: neither CloudAI nor Slurm reads the text.
+    """
+    if not (text := text.strip()):
+        return None
+    if short := _SHORT.fullmatch(text):
+        return _clock(int(short[1]) * _SECONDS[short[2].lower()])
+    if re.fullmatch(r"[0-9]+:[0-9]+", text):
+        hours, minutes = map(int, text.split(":"))
+        return _clock((hours * 60 + minutes) * 60)
+    if not _FORM.fullmatch(text):
+        raise ValueError(
+            "is not a time limit; write HH:MM:SS, D-HH:MM:SS, minutes, or a duration such as 90s, 10m, 2h, 1d"
+        )
+    return text
+
+
+def _clock(seconds: int) -> str:
+    """Return D-HH:MM:SS, without days that are none."""
+    days, rest = divmod(seconds, 86400)
+    clock = f"{rest // 3600:02}:{rest // 60 % 60:02}:{rest % 60:02}"
+    return f"{days}-{clock}" if days else clock
 
 
 def _check(value: Any) -> Any:

@@ -13,10 +13,12 @@ from cloudai_mbridge.models.load import LoadedScenario, LoadedTest
 from cloudai_mbridge.models.system import System
 from cloudai_mbridge.plan.arrays import assign_arrays
 from cloudai_mbridge.plan.budget import Budget
+from cloudai_mbridge.plan.hooks import with_hooks
+from cloudai_mbridge.plan.node_groups import NodeStates, resolve_groups, unknown_states
 from cloudai_mbridge.plan.pre_test import plan_pre_test
 from cloudai_mbridge.plan.run import plan_run
 from cloudai_mbridge.plan.run_plan import RejectedPoint, RunPlan, SweepPlan
-from cloudai_mbridge.plan.supported import refuse_unsupported
+from cloudai_mbridge.plan.supported import notes_on, refuse_unsupported
 from cloudai_mbridge.sweep import CheckedPoint, Sweep, checked_points
 from cloudai_mbridge.sweep.estimated import SweepEstimates
 from cloudai_mbridge.sweep.memory_risk import memory_violation
@@ -27,28 +29,29 @@ from cloudai_mbridge.sweep.run_id import label
 MOST_REJECTED_ROWS = 1000
 
 
-def build_plan(loaded: LoadedScenario, system: System) -> SweepPlan:
-    """Decide about every point of every test.
+def build_plan(loaded: LoadedScenario, system: System, node_states: NodeStates = unknown_states) -> SweepPlan:
+    """Decide about every point of every test. node_states: of the nodes of a partition, for tests that name groups.
 
     Raises:
         BadInput: something asked for is not implemented, or a recipe does not exist.
     """
     refuse_unsupported(loaded, system)
-    tests = [_TestPlan(test, system) for test in loaded.tests]
+    loaded = resolve_groups(loaded, system, node_states)
+    tests = [_TestPlan(test, system) for test in (*loaded.pre_hook, *loaded.tests, *loaded.post_hook)]
     for test in tests:
         test.build()
-    runs = (*plan_pre_test(loaded, system), *(run for test in tests for run in test.runs))
+    runs = (*plan_pre_test(loaded, system), *with_hooks(loaded, (run for test in tests for run in test.runs)))
     runs = tuple(replace(run, hang_timeout_s=_hang_timeout_s(loaded, run)) for run in runs)
     _require_time_limits(loaded, runs)
     return SweepPlan(
         scenario=loaded.scenario.name,
         system=system.name,
-        tests=tuple(test.run.id for test in loaded.tests),
+        tests=tuple(test.run.id for test in (*loaded.pre_hook, *loaded.tests, *loaded.post_hook)),
         runs=assign_arrays(runs, system),
         rejected=tuple(point for test in tests for point in test.rejected),
         num_rejected=sum(test.num_rejected for test in tests),
         rule_counts=dict(sorted(sum((test.rule_counts for test in tests), Counter[str]()).items())),
-        notes=tuple(note for test in tests for note in test.notes),
+        notes=(*loaded.notes, *(note for test in tests for note in test.notes)),
         runner=loaded.scenario.runner,
     )
 
@@ -85,8 +88,7 @@ class _TestPlan:
         """Go through the points, in order, until a limit of the sweep is reached."""
         sweep = Sweep(self._test.definition, self._test.run)
         estimates = SweepEstimates(sweep, self._system, self._test.definition.extra_cmd_args)
-        if self._test.definition.agent_steps is not None:
-            self._note(f"test {self._test.run.id!r}: agent_steps has no effect; [sweep] max_points limits the points")
+        self.notes += notes_on(self._test)
         for examined, point in enumerate(self._points(sweep, estimates)):
             if violations := point.violations or self._held_back(point, estimates):
                 self._reject(point, violations)
@@ -165,11 +167,13 @@ class _TestPlan:
         return self._budget.price(headline, run.world_size, run.num_steps, run.time_limit_s, len(runs))
 
     def _require_measured_steps(self, args: ResolvedCmdArgs) -> None:
-        warmup, steps = self._test.definition.metrics.warmup_steps, args.max_steps or 0
+        definition, steps = self._test.definition, args.max_steps or 0
         is_decided = args.launcher is Launcher.EMBEDDED or "max_steps" in args.model_fields_set
-        if is_decided and steps <= warmup:
+        if is_decided and steps < 1:
+            raise BadInput(f"test {self._test.run.id!r}: cmd_args.max_steps = {steps} trains nothing; use at least 1")
+        if is_decided and steps <= (warmup := definition.warmup_steps(steps)):
             raise BadInput(
-                f"test {self._test.run.id!r}: metrics.warmup_steps = {warmup} leaves no step to measure of"
+                f"test {self._test.run.id!r}: {definition.warmup_key} = {warmup} leaves no step to measure of"
                 f" max_steps = {steps}; use at most {steps - 1} warm-up steps, or more steps"
             )
 

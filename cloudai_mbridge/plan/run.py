@@ -37,6 +37,7 @@ def plan_run(
     placement = place(Point(args, system, recipe, None if upstream else point.num_nodes))
     env = {name: _env_text(value) for name, value in system.global_env_vars.items()} | dict(point.env)
     time_limit = run.time_limit or args.time_limit
+    num_steps = args.max_steps if not upstream or "max_steps" in args.model_fields_set else None
     return RunPlan(
         key=f"{slug(run.id)}/{point.label}/{iteration}",
         test_id=run.id,
@@ -48,8 +49,8 @@ def plan_run(
         recipe=args.model_recipe_name,
         num_nodes=placement.num_nodes,
         ranks_per_node=placement.ranks_per_node,
-        num_steps=args.max_steps if not upstream or "max_steps" in args.model_fields_set else None,
-        warmup_steps=definition.metrics.warmup_steps,
+        num_steps=num_steps,
+        warmup_steps=definition.warmup_steps(num_steps),
         training_config={} if upstream else _training_config(recipe, args, definition),
         definition=resolved_definition(definition, point, args),
         env={name: value for name, value in env.items() if not is_secret(name)},
@@ -58,13 +59,21 @@ def plan_run(
         time_limit_s=parse_time_limit(time_limit),
         nodes=tuple(run.nodes),
         exclude_nodes=tuple(run.exclude_nodes),
+        extra_srun_args=run.extra_srun_args or "",
         container_image=args.container_image,
         container_mounts=_mounts(definition, args),
         after_completion=_wait_for(run.dependencies, "start_post_comp"),
         after_start=_wait_for(run.dependencies, "start_post_init"),
         end_with=_wait_for(run.dependencies, "end_post_comp"),
+        profiler=_profiler(definition, upstream),
         upstream=plan_upstream(definition, args, system, run.nodes, run.exclude_nodes) if upstream else None,
     )
+
+
+def _profiler(definition: MegatronBridgeTestDefinition, upstream: bool) -> tuple[str, ...]:
+    """Return the nsys command. As in CloudAI, [nsys] does not reach the upstream launcher, which has enable_nsys."""
+    nsys = definition.nsys
+    return () if nsys is None or not nsys.enable or upstream else nsys.command
 
 
 def _training_config(

@@ -45,9 +45,12 @@ class RunPlan:
     num_steps: None where the upstream launcher decides.
     training_config: plain data of the training process's config file; empty for the upstream launcher.
     env, secret_env: variables of the job; the secret ones are handed over in the environment and never written.
+    extra_srun_args: the test's own, behind the system's.
     after_completion, after_start: tests that must have ended, or started, before it. end_with: tests whose end ends it.
     array, array_index: the job array, by its directory below the root, that it may be submitted in; "" for none.
     is_pre_test: it checks a node before everything else.
+    is_gate: of the pre_test hook: it runs before everything else, and nothing runs after it has failed.
+    profiler: the words before the program that has it profiled.
     hang_timeout_s: how long it may run without a step.
     upstream: set if Megatron-Bridge's own launcher runs the point, None for the embedded loop.
     predicted: gpu, step_time_s, tflops_per_gpu, peak_memory_gib as estimated; None where the GPU is not known.
@@ -73,6 +76,7 @@ class RunPlan:
     time_limit_s: float | None = None
     nodes: tuple[str, ...] = ()
     exclude_nodes: tuple[str, ...] = ()
+    extra_srun_args: str = ""
     container_image: str = ""
     container_mounts: tuple[str, ...] = ()
     after_completion: tuple[str, ...] = ()
@@ -81,9 +85,15 @@ class RunPlan:
     array: str = ""
     array_index: int = 0
     is_pre_test: bool = False
+    is_gate: bool = False
+    profiler: tuple[str, ...] = ()
     hang_timeout_s: float | None = None
     upstream: UpstreamPlan | None = None
     predicted: Mapping[str, Any] | None = None
+
+    @property
+    def goes_first(self) -> bool:
+        return self.is_pre_test or self.is_gate
 
     @property
     def world_size(self) -> int:

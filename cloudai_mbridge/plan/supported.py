@@ -5,22 +5,18 @@ from collections.abc import Iterator
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.models.base import is_secret
 from cloudai_mbridge.models.load import LoadedScenario, LoadedTest
-from cloudai_mbridge.models.system import System
+from cloudai_mbridge.models.system import Executor, System
+from cloudai_mbridge.models.test_definition import TEMPLATE, MegatronBridgeTestDefinition
 from cloudai_mbridge.plan.upstream import may_be_upstream, refuse_upstream
 from cloudai_mbridge.sweep import find_axes
 
 
 def refuse_unsupported(loaded: LoadedScenario, system: System) -> None:
     """Raise BadInput with one line for every part of the scenario that would be left out, or that a launcher lacks."""
-    tests = [*loaded.tests, *([loaded.pre_test] if loaded.pre_test else [])]
-    missing = list(_in_scenario(loaded)) + [line for test in tests for line in _in_test(test, system)]
+    tests = [*loaded.tests, *([loaded.pre_test] if loaded.pre_test else []), *loaded.pre_hook, *loaded.post_hook]
+    missing = [line for test in tests for line in _in_test(test, system)]
     if missing:
         raise BadInput("\n".join(dict.fromkeys(missing)))
-
-
-def _in_scenario(loaded: LoadedScenario) -> Iterator[str]:
-    if value := loaded.scenario.post_test:
-        yield f"scenario {loaded.scenario.name!r}: post_test = {value!r} is not implemented yet; remove it"
 
 
 def _in_test(test: LoadedTest, system: System) -> Iterator[str]:
@@ -35,12 +31,27 @@ def _in_test(test: LoadedTest, system: System) -> Iterator[str]:
     patterns = [*definition.sweep.include, *definition.sweep.exclude]
     for name in sorted({name for pattern in patterns for name in pattern if is_secret(name.removeprefix("env."))}):
         yield f"{where}: sweep: {name} is a credential and cannot be a coordinate; remove it"
-    for node in (*test.run.nodes, *test.run.exclude_nodes):
-        if ":" in node:
-            yield f"{where}: nodes: {node!r} (PARTITION:GROUP:COUNT) is not implemented; list the nodes' names"
-    if definition.nsys is not None and definition.nsys.enable:
-        yield f"{where}: nsys is not implemented yet; remove the table or set enable = false"
+    if profiles(definition) and system.executor is Executor.NEMO_RUN and not may_be_upstream(definition):
+        yield f"{where}: [nsys] with executor = 'nemo_run' is not supported; use executor = 'mbridge'"
     if definition.agent != "grid_search":
         yield f"{where}: agent = {definition.agent!r} is unknown; use 'grid_search'"
+    if definition.env_params:
+        yield (
+            f"{where}: env_params: no agent samples them: 'grid_search' runs every point, as in CloudAI, which refuses"
+            " them too; remove the table"
+        )
+
+
+def notes_on(test: LoadedTest) -> Iterator[str]:
+    """Yield a line for every key of a test that has no effect, here or in CloudAI."""
+    where, definition = f"test {test.run.id!r}", test.definition
+    if definition.agent_steps is not None:
+        yield f"{where}: agent_steps has no effect; [sweep] max_points limits the points"
     if definition.predictor is not None:
-        yield f"{where}: predictor is not implemented; remove the table"
+        yield f"{where}: predictor has no effect on a {TEMPLATE} test, as in CloudAI"
+    if profiles(definition) and may_be_upstream(definition):
+        yield f"{where}: [nsys] does not reach the upstream launcher, as in CloudAI; use cmd_args.enable_nsys"
+
+
+def profiles(definition: MegatronBridgeTestDefinition) -> bool:
+    return definition.nsys is not None and definition.nsys.enable

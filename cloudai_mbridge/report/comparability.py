@@ -20,7 +20,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from cloudai_mbridge.gate.comparability_id import comparability_id
 from cloudai_mbridge.logs.redacted import redacted_in
-from cloudai_mbridge.models.base import DottedKey, is_secret
+from cloudai_mbridge.models.base import OverrideKey, is_secret
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
 from cloudai_mbridge.plan import POINT_FILES
 from cloudai_mbridge.report.plain import plain
@@ -75,7 +75,7 @@ _LOGGER_NAMES = (
     "_uri",
 )
 _DEFAULTS = {name: field.default for name, field in ResolvedCmdArgs.model_fields.items()}
-_OVERRIDE: TypeAdapter[str] = TypeAdapter(DottedKey)
+_OVERRIDE: TypeAdapter[str] = TypeAdapter(OverrideKey)
 
 
 def compare_by(run: Mapping[str, Any], said: Mapping[str, Any], system: str, directory: Path) -> dict[str, Any] | None:

@@ -106,9 +106,11 @@ class Ends:
             self.follow_failure(run, judgement.reasons)
 
     def follow_failure(self, run: Tracked, reasons: Iterable[str]) -> None:
-        """Do what a failed run asks for: exclude the node of a pre-test; with fail_fast, stop everything."""
+        """Do what a failed run asks for: exclude a pre-test's node; after a hook or with fail_fast, stop everything."""
         if run.plan.is_pre_test:
             self._nodes.exclude(run.plan.label, f"pre_test failed: {'; '.join(reasons)}")
+        elif run.plan.is_gate and self._board.stop is None:
+            self.stop(JobStatus("CANCELLED", JobClass.CANCELLED, reason=f"the pre_test hook {run.plan.key} failed"))
         elif self._board.config.fail_fast and self._board.stop is None:
             self.stop(JobStatus("CANCELLED", JobClass.CANCELLED, reason=f"fail_fast: {run.plan.key} failed"))
 

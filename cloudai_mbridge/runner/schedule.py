@@ -16,7 +16,7 @@ class Schedule:
         self._of_test: dict[str, list[Tracked]] = {}
         for run in self._runs:
             self._of_test.setdefault(run.plan.test_id, []).append(run)
-        self._pre_tests = [run for run in self._runs if run.plan.is_pre_test]
+        self._pre_tests = [run for run in self._runs if run.plan.goes_first]
 
     def ready(self, now: float) -> list[Tracked]:
         """Return, in order, the waiting runs that wait for nothing any more."""
@@ -28,7 +28,7 @@ class Schedule:
             for run in self._runs
             if run.phase is Phase.WAITING
             and now >= run.not_before
-            and (gate_is_open or run.plan.is_pre_test)
+            and (gate_is_open or run.plan.goes_first)
             and _without_unknown(run.plan.after_completion, self._of_test) <= ended
             and _without_unknown(run.plan.after_start, self._of_test) <= started
         ]

@@ -165,6 +165,16 @@ class SlurmClient:
         return [(row[0], row[1], row[2]) for row in rows if len(row) == 3]
 
 
+def node_states(partition: str) -> dict[str, str] | None:
+    """Return the states of a partition's nodes; None where Slurm does not answer."""
+    try:
+        answer = run("sinfo", "--noheader", "--Node", f"--partition={partition}", "--format=%N|%T")
+    except ToolFailure:
+        return None
+    rows = [line.split("|", 1) for line in answer.stdout.splitlines() if "|" in line]
+    return None if answer.returncode else {row[0]: row[1] for row in rows}
+
+
 def _is_sick(state: str) -> bool:
     return state.endswith("*") or state.startswith(("down", "drain", "fail", "error", "unknown"))
 

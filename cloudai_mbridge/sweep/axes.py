@@ -29,7 +29,10 @@ def find_axes(definition: MegatronBridgeTestDefinition, run: TestRun) -> list[Ax
     values = {f"cmd_args.{name}": getattr(args, name) for name in type(args).model_fields}
     values |= {f"extra_env_vars.{name}": value for name, value in definition.extra_env_vars.items()}
     values[NUM_NODES] = run.num_nodes
-    return [Axis(path, tuple(value)) for path, value in values.items() if _is_axis(value, path, definition)]
+    axes = [Axis(path, tuple(value)) for path, value in values.items() if _is_axis(value, path, definition)]
+    if empty := [axis.path for axis in axes if not axis.values]:
+        raise BadInput(f"test {run.id!r}: {empty[0]}: [] is empty; list at least one value, or remove the key")
+    return axes
 
 
 def _is_axis(value: Any, path: str, definition: MegatronBridgeTestDefinition) -> bool:

@@ -341,8 +341,9 @@ def test_a_repository_is_megatron_bridges_by_its_mount_too() -> None:
 def test_steps_are_known_only_if_they_are_told() -> None:
     assert _plan().num_steps is None
     assert _plan({"max_steps": 20}).num_steps == 20
-    with pytest.raises(BadInput, match="warmup_steps = 3 leaves no step"):
-        _plan({"max_steps": 3})
+    assert _plan({"max_steps": 3}).warmup_steps == 2
+    with pytest.raises(BadInput, match=r"cmd_args\.max_steps = 0 trains nothing; use at least 1"):
+        _plan({"max_steps": 0})
 
 
 def test_nodes_that_do_not_reach_the_launcher_are_said() -> None:

@@ -8,7 +8,8 @@ import pytest
 
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.models.explain import suggest
-from cloudai_mbridge.models.load import load_scenario, load_system, load_test_definition, load_tests_dir
+from cloudai_mbridge.models.load import load_scenario, load_system, load_test_definition
+from cloudai_mbridge.models.test_files import find_test_files
 
 HEAD = 'name = "t"\ndescription = "d"\n'
 INLINE = 'name = "n"\ndescription = "d"\ntest_template_name = "MegatronBridge"\n'
@@ -45,7 +46,7 @@ def _load_alone(path: Path) -> Any:
         ("[metrics]\nwarmup_steps = -1\n", 4, "metrics.warmup_steps: -1 must be greater than or equal to 0"),
         ("[extra_env_vars]\nA = 1\n", 4, "extra_env_vars.A: 1 must be a valid string"),
         ('[extra_env_vars]\n"A B" = "x"\n', 4, "'A B' is no name of an environment variable"),
-        ('[extra_cmd_args]\n"a b" = "x"\n', 4, "'a b' is no dotted key"),
+        ('[extra_cmd_args]\n"a=b" = "x"\n', 4, "'a=b' is not a key such as optimizer.lr or --option"),
         ('cmd_args = "tp=1"\n', 3, "cmd_args: 'tp=1' must be a valid dictionary"),
     ],
 )
@@ -161,7 +162,7 @@ def test_an_unknown_test_name_suggests_the_nearest(tmp_path: Path) -> None:
     [
         ("", 2, "Tests[0]: set test_name, or define the test here (missing: name, description, test_template_name)"),
         ('test_name = "t"\niterations = 0\n', 5, "Tests[0].iterations: 0 must be greater than or equal to 1"),
-        ('test_name = "t"\ntime_limit = "soon"\n', 5, "Tests[0].time_limit: 'soon' is no Slurm time limit"),
+        ('test_name = "t"\ntime_limit = "soon"\n', 5, "Tests[0].time_limit: 'soon' is not a time limit"),
         ('test_name = "t"\nnum_node = 2\n', 5, "Tests[0].num_node: unknown key; did you mean 'num_nodes'"),
         (
             'test_name = "t"\n[[Tests.dependencies]]\ntype = "after"\nid = "a"\n',
@@ -189,39 +190,56 @@ def test_a_secret_in_a_scenario_is_never_shown(tmp_path: Path) -> None:
 def test_a_tests_directory_may_hold_other_templates(tmp_path: Path) -> None:
     """CloudAI's own directory mixes templates; only the one that is named must be ours."""
     _file(tmp_path, HEAD, "tests/a.toml")
-    foreign = _file(
+    _file(
         tmp_path,
         'name = "nccl"\ndescription = "d"\ntest_template_name = "NcclTest"\n[cmd_args]\nsubtest_name = "all_reduce"\n',
         "tests/deep/er/nccl.toml",
     )
     (tmp_path / "tests/readme.md").write_text("no TOML")
-    assert set(load_tests_dir(tmp_path / "tests")) == {"t", "nccl"}
+    assert set(find_test_files(tmp_path / "tests").by_name) == {"t", "nccl"}
 
     ours = _file(tmp_path, 'name = "s"\n[[Tests]]\nid = "a"\ntest_name = "t"\n', "ours.toml")
     assert load_scenario(ours, tmp_path / "tests").tests[0].definition.name == "t"
 
     theirs = _file(tmp_path, 'name = "s"\n[[Tests]]\nid = "a"\ntest_name = "nccl"\n', "theirs.toml")
     (message,) = _mistakes(lambda p: load_scenario(p, tmp_path / "tests"), theirs)
-    assert message.startswith(f"{foreign}:3: test_template_name: 'NcclTest'")
+    assert "has no test for this tool, which runs 'MegatronBridge' only; its tests are of NcclTest" in message
 
 
-def test_two_tests_of_one_name_are_refused(tmp_path: Path) -> None:
+def test_a_scenario_of_several_templates_runs_ours_and_names_the_others(tmp_path: Path) -> None:
     _file(tmp_path, HEAD, "tests/a.toml")
-    second = _file(tmp_path, HEAD, "tests/b.toml")
-    (message,) = _mistakes(load_tests_dir, tmp_path / "tests")
-    assert message.startswith(f"{second}:1: name: 't' is also the name of ")
+    _file(tmp_path, 'name = "nccl"\ntest_template_name = "NcclTest"\n', "tests/nccl.toml")
+    mixed = 'name = "s"\n[[Tests]]\nid = "a"\ntest_name = "t"\n[[Tests]]\nid = "b"\ntest_name = "nccl"\n'
+    inline = '[[Tests]]\nid = "c"\nname = "s"\ndescription = "d"\ntest_template_name = "Sleep"\ncmd_args = {s = 1}\n'
+    loaded = load_scenario(_file(tmp_path, mixed + inline, "mixed.toml"), tmp_path / "tests")
+    assert [test.run.id for test in loaded.tests] == ["a"]
+    assert loaded.foreign == (("b", "NcclTest"), ("c", "Sleep"))
+    assert loaded.notes[0] == "not run, because this tool runs 'MegatronBridge' only: b (NcclTest)"
+
+    waits = mixed.replace('"t"\n', '"t"\ndependencies = [{type = "start_post_comp", id = "b"}]\n', 1)
+    (message,) = _mistakes(lambda p: load_scenario(p, tmp_path / "tests"), _file(tmp_path, waits, "waits.toml"))
+    assert "test 'a' depends on 'b', which is of 'NcclTest' and not run by this tool" in message
 
 
-def test_a_test_without_a_name_is_refused(tmp_path: Path) -> None:
-    _file(tmp_path, 'description = "d"\n', "tests/a.toml")
-    (message,) = _mistakes(load_tests_dir, tmp_path / "tests")
-    assert "name: is missing" in message
+def test_tests_of_one_name_are_refused_only_where_the_name_is_used(tmp_path: Path) -> None:
+    _file(tmp_path, HEAD, "tests/sub/a.toml")
+    _file(tmp_path, HEAD, "tests/sub/b.toml")
+    _file(tmp_path, HEAD.replace('"t"', '"other"'), "tests/c.toml")
+    _file(tmp_path, 'description = "nameless"\n', "tests/d.toml")
+    scenario = 'name = "s"\n[[Tests]]\nid = "a"\ntest_name = "t"\n'
+    assert load_scenario(_file(tmp_path, scenario.replace('"t"', '"other"')), tmp_path / "tests").tests
+    path = _file(tmp_path, scenario)
+    (message,) = _mistakes(lambda p: load_scenario(p, tmp_path / "tests"), path)
+    assert message.startswith(f"{path}:4: Tests[0].test_name: 't' is the name of 2 tests, ")
+
+    top = _file(tmp_path, HEAD, "tests/t.toml")  # CloudAI does not look into subdirectories
+    assert find_test_files(tmp_path / "tests").find("t", "").path == top
 
 
 def test_a_tests_directory_that_is_not_there(tmp_path: Path) -> None:
-    (message,) = _mistakes(load_tests_dir, tmp_path / "gone")
+    (message,) = _mistakes(find_test_files, tmp_path / "gone")
     assert "no such directory" in message
-    assert load_tests_dir(None) == {}
+    assert find_test_files(None).by_name == {}
 
 
 def test_a_file_like_cloudais(tmp_path: Path) -> None:

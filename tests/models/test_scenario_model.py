@@ -55,15 +55,32 @@ def test_a_long_chain_of_dependencies_is_no_problem() -> None:
     assert find_cycle(chain) is None
 
 
-@pytest.mark.parametrize("value", ["30", "30:00", "01:00:00", "1-0", "1-12:30", "1-12:30:59", "100:00:00"])
+@pytest.mark.parametrize("value", ["30", "01:00:00", "1-0", "1-12:30", "1-12:30:59", "100:00:00"])
 def test_time_limits_of_slurm(value: str) -> None:
     assert TestRun(id="a", test_name="t", time_limit=value).time_limit == value
 
 
-@pytest.mark.parametrize("value", ["", "1h", "1:2:3:4", "-5", "1-", "1-2:3:4:5", "1.5", "10\n", " 10", "10 --wait"])
+@pytest.mark.parametrize("value", ["1y", "h", "1.5h", "1:2:3:4", "-5", "1-", "1-2:3:4:5", "1.5", "10 --wait"])
 def test_what_is_no_time_limit(value: str) -> None:
     with pytest.raises(ValidationError):
         TestRun(id="a", test_name="t", time_limit=value)
+
+
+@pytest.mark.parametrize(
+    ("written", "slurm"),
+    [
+        ("90s", "00:01:30"),
+        ("10m", "00:10:00"),
+        ("1H", "01:00:00"),
+        ("25h", "1-01:00:00"),
+        ("2d", "2-00:00:00"),
+        ("1w", "7-00:00:00"),
+        ("10:30", "10:30:00"),  # hours and minutes, unlike in Slurm
+        ("", None),
+    ],
+)
+def test_time_limits_of_cloudai(written: str, slurm: str | None) -> None:
+    assert TestRun(id="a", test_name="t", time_limit=written).time_limit == slurm
 
 
 @pytest.mark.parametrize(

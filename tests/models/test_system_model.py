@@ -80,9 +80,21 @@ def test_cloudais_standalone_is_this_machine(tmp_path: Path) -> None:
     assert system.output_path == "out"
 
 
-def test_a_partition_must_be_listed(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="default_partition 'p' is not in partitions; use one of q, r"):
-        _load(tmp_path, SLURM + '[[partitions]]\nname = "q"\n[[partitions]]\nname = "r"\n')
+def test_a_partition_need_not_be_listed(tmp_path: Path) -> None:
+    """Slurm is asked for it before a run."""
+    system = _load(tmp_path, SLURM + '[[partitions]]\nname = "q"\n')
+    assert isinstance(system, SlurmSystem)
+    assert system.default_partition == "p"
+
+
+def test_what_cloudai_takes_for_nothing(tmp_path: Path) -> None:
+    lines = 'install_path = ""\nhf_home_path = "h"\ngpus_per_node = 0\nntasks_per_node = 0\nmonitor_interval = 0\n'
+    variables = 'global_env_vars = {A = {default = "x"}, B = 2024-01-02}\n'
+    system = _load(tmp_path, SLURM + lines + variables + PARTITION)
+    assert isinstance(system, SlurmSystem)
+    assert (system.gpus_per_node, system.ntasks_per_node, system.monitor_interval) == (None, None, None)
+    assert system.install_path == "."
+    assert system.global_env_vars == {"A": "x", "B": "2024-01-02"}
 
 
 @pytest.mark.parametrize("missing", ["partitions", "default_partition"])
@@ -103,9 +115,10 @@ def test_an_unknown_key_suggests(tmp_path: Path) -> None:
         'account = "a\\n#SBATCH --wrap=id"',
         'extra_sbatch_args = ["--comment=x\\n#SBATCH --wrap=id"]',
         'mpi = "pmix\\r"',
-        "gpus_per_node = 0",
-        "ntasks_per_node = 0",
-        "monitor_interval = 0",
+        "gpus_per_node = -1",
+        "ntasks_per_node = -1",
+        "monitor_interval = -1",
+        "global_env_vars = {A = [1]}",
         "monitor_interval = nan",
         'global_env_vars = {"A B" = "x"}',
         'global_env_vars = {A = "x\\u0000"}',

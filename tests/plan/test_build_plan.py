@@ -250,10 +250,9 @@ def test_a_boolean_axis_with_token_in_its_name_is_judged_by_the_rules() -> None:
     [
         ({}, {"cmd_args": {"model_recipe_name": "gpt_tiny"}}, {}, "cmd_args.launcher = 'megatron_bridge' submits"),
         ({}, {"cmd_args": {"launcher": "embedded"}}, {}, "cmd_args.model_recipe_name is missing"),
-        ({}, {"cmd_args": ARGS, "nsys": {}}, {}, "nsys is not implemented yet"),
         ({}, {"cmd_args": ARGS, "agent": "bo"}, {}, "agent = 'bo' is unknown"),
-        ({}, {"cmd_args": ARGS, "predictor": {"a": 1}}, {}, "predictor is not implemented"),
-        ({}, {"cmd_args": ARGS}, {"post_test": "nccl"}, "post_test = 'nccl' is not implemented yet"),
+        ({}, {"cmd_args": ARGS, "env_params": {"tp": {}}}, {}, "env_params: no agent samples them"),
+        ({}, {"cmd_args": {**ARGS, "cuda_graph_scope": []}}, {}, "cmd_args.cuda_graph_scope: [] is empty"),
     ],
 )
 def test_what_is_not_implemented_is_refused(
@@ -266,14 +265,39 @@ def test_what_is_not_implemented_is_refused(
 
 
 def test_every_refusal_gets_its_line() -> None:
-    keys = {"cmd_args": {}, "agent": "bo", "predictor": {"a": 1}}
+    keys = {"cmd_args": {}, "agent": "bo", "env_params": {"tp": {}}}
     with pytest.raises(BadInput) as caught:
-        build_plan(_loaded(({}, keys), ({}, keys), post_test="x"), LOCAL)
-    assert len(str(caught.value).splitlines()) == 7
+        build_plan(_loaded(({}, keys), ({}, keys)), LOCAL)
+    assert len(str(caught.value).splitlines()) == 6
 
 
-def test_nsys_that_is_switched_off_is_no_obstacle() -> None:
-    assert _one(nsys={"enable": False}).label == "single"
+def test_nsys_profiles_what_it_starts() -> None:
+    assert _one(nsys={"enable": False}).profiler == ()
+    assert _one(nsys={}).profiler == ("nsys", "profile", "-o", "nsys-%h")
+    options = {"sample": "none", "output": "r", "trace": "cuda,nvtx", "force_overwrite": True, "extra_args": ["--a b"]}
+    more = {"capture_range": "x", "capture_range_end": "stop", "cuda_graph_trace": "node", "gpu_metrics_devices": "0"}
+    words = "nsys profile -s none -o r -t cuda,nvtx --force-overwrite=true --capture-range=x --capture-range-end=stop"
+    assert _one(nsys=options | more).profiler == (
+        *words.split(),
+        *("--cuda-graph-trace=node", "--gpu-metrics-devices=0", "--a", "b"),
+    )
+
+
+def test_what_has_no_effect_is_said() -> None:
+    plan = _plan({}, predictor={"a": 1}, agent_steps=3)
+    assert plan.notes == (
+        "test 't0': agent_steps has no effect; [sweep] max_points limits the points",
+        "test 't0': predictor has no effect on a MegatronBridge test, as in CloudAI",
+    )
+
+
+def test_cloudais_window_of_statistics() -> None:
+    assert _one({"max_steps": 9}, training_report={}).warmup_steps == 5
+    assert _one({"max_steps": 9}, training_report={"exclude_start_steps": 1}).warmup_steps == 1
+    assert _one({"max_steps": 9}, training_report={}, metrics={"warmup_steps": 2}).warmup_steps == 2
+    assert _one({"max_steps": 1}).warmup_steps == 0  # nobody asked for more
+    with pytest.raises(BadInput, match=r"training_report\.exclude_start_steps = 5 leaves no step"):
+        _plan({"max_steps": 5}, training_report={})
 
 
 @pytest.mark.parametrize(("steps", "warmup", "runs"), [(4, 3, True), (3, 3, False), (2, 3, False), (1, 0, True)])

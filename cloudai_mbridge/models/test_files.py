@@ -1,0 +1,74 @@
+"""The test TOMLs of a directory, by the name of the test."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from cloudai_mbridge.errors import BadInput
+from cloudai_mbridge.models.explain import suggest
+from cloudai_mbridge.models.toml_source import TomlSource, read_toml
+
+TEMPLATE_KEY = "test_template_name"
+
+
+@dataclass(frozen=True)
+class TestFiles:
+    """All definitions below a directory, of any template, unchecked. A name may stand in several files."""
+
+    __test__ = False
+
+    directory: Path | None
+    by_name: dict[str, list[TomlSource]]
+
+    def __iter__(self) -> Iterator[TomlSource]:
+        return (source for sources in self.by_name.values() for source in sources)
+
+    def find(self, name: str, where: str) -> TomlSource:
+        """Return the file of a test. As in CloudAI, a file of the directory itself goes before those of subdirectories.
+
+        Raises:
+            BadInput: there is none, or there are several; `where` is the place that names it.
+        """
+        if name not in self.by_name:
+            names = list(self.by_name)
+            remedy = suggest(name, names) if names else "name the directory of its file with --tests-dir"
+            raise BadInput(f"{where}: no test {name!r} in {self.directory or 'any tests directory'}; {remedy}")
+        found = self.by_name[name]
+        found = [source for source in found if source.path.parent == self.directory] or found
+        if len(found) > 1:
+            paths = " and ".join(str(source.path) for source in found[:3])
+            raise BadInput(f"{where}: {name!r} is the name of {len(found)} tests, {paths}; narrow --tests-dir")
+        return found[0]
+
+
+def is_system(source: TomlSource) -> bool:
+    return "scheduler" in source.data
+
+
+def is_scenario(source: TomlSource) -> bool:
+    return "Tests" in source.data
+
+
+def is_baseline(source: TomlSource) -> bool:
+    return "version" in source.data
+
+
+def find_test_files(directory: Path | None) -> TestFiles:
+    """Read the TOMLs below a directory. Systems, scenarios and files without a name are passed over.
+
+    Raises:
+        BadInput: no such directory, or broken TOML.
+    """
+    if directory is None:
+        return TestFiles(None, {})
+    if not directory.is_dir():
+        raise BadInput(f"{directory}: no such directory; --tests-dir takes the directory of the test TOMLs")
+    by_name: dict[str, list[TomlSource]] = {}
+    for path in sorted(directory.rglob("*.toml")):
+        if not path.is_file():
+            continue
+        source = read_toml(path)
+        name = source.data.get("name")
+        if isinstance(name, str) and not (is_system(source) or is_scenario(source) or is_baseline(source)):
+            by_name.setdefault(name, []).append(source)
+    return TestFiles(directory, by_name)
