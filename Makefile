@@ -4,9 +4,15 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 WORKERS ?= 3
+# For `make interop`: directories, .tar.gz files, or URL@COMMIT
+MBRIDGE_CLOUDAI_SOURCE ?= https://github.com/NVIDIA/cloudai.git@5b5c0f728858c49724dcd22c46effa7401f52314
+MBRIDGE_LAUNCHER_SOURCE_0_3 ?= https://github.com/NVIDIA-NeMo/Megatron-Bridge.git@21b02e0cfb2f8ff907e0d8baee0c5205876c6812
+MBRIDGE_LAUNCHER_SOURCE_0_6 ?= https://github.com/NVIDIA-NeMo/Megatron-Bridge.git@51885cf132b2814188b6855c25a8588254274c2a
+INTEROP := .venv-interop
+UPSTREAM := .interop
 SANDBOX ?= /tmp/mbridge-sandbox-$(shell id -u)
 
-.PHONY: run test drill bench lint slurm-sandbox slurm-sandbox-stop clean
+.PHONY: run test interop drill bench lint slurm-sandbox slurm-sandbox-stop clean
 
 # Check, train, judge and report a sweep of a tiny GPT on this machine.
 run: $(VENV)/.train
@@ -18,6 +24,19 @@ test: $(VENV)/.dev
 	.ci/install-slurm
 	.ci/install-chromium
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+
+# Run the tests against the real CloudAI and the real launcher of Megatron-Bridge, in an environment of their own.
+interop: $(INTEROP)/.created
+	.ci/install-slurm
+	.ci/fetch-source $(MBRIDGE_CLOUDAI_SOURCE) $(UPSTREAM)/cloudai
+	.ci/fetch-source $(MBRIDGE_LAUNCHER_SOURCE_0_3) $(UPSTREAM)/megatron-bridge-0.3
+	.ci/fetch-source $(MBRIDGE_LAUNCHER_SOURCE_0_6) $(UPSTREAM)/megatron-bridge-0.6
+	PDM_BUILD_SCM_VERSION=$$(sed -n 's/^fallback_version = "\(.*\)"/\1/p' $(UPSTREAM)/cloudai/pyproject.toml) \
+	  PIP_CONSTRAINT=constraints-interop.txt \
+	  $(INTEROP)/bin/python -m pip install --quiet --editable '.[interop]' ./$(UPSTREAM)/cloudai
+	MBRIDGE_CLOUDAI_SOURCE=$(UPSTREAM)/cloudai MBRIDGE_LAUNCHER_SOURCE_0_3=$(UPSTREAM)/megatron-bridge-0.3 \
+	  MBRIDGE_LAUNCHER_SOURCE_0_6=$(UPSTREAM)/megatron-bridge-0.6 \
+	  $(INTEROP)/bin/python -m pytest $(INTEROP_ARGS) tests/interop
 
 # The tests that are too long for `make test`, and the benchmarks.
 drill: $(VENV)/.dev
@@ -48,11 +67,11 @@ slurm-sandbox-stop: $(VENV)/.train
 	$(BIN)/python -m cloudai_mbridge.sandbox stop --purge $(SANDBOX)
 
 clean:
-	rm -rf $(VENV) build *.egg-info
+	rm -rf $(VENV) $(INTEROP) $(UPSTREAM) build *.egg-info
 
-$(VENV)/.created:
+$(VENV)/.created $(INTEROP)/.created:
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed: make PYTHON=...")'
-	$(PYTHON) -m venv $(VENV)
+	$(PYTHON) -m venv $(@D)
 	touch $@
 
 $(VENV)/.train: $(VENV)/.created pyproject.toml constraints.txt

@@ -1,6 +1,7 @@
 """Put this workload into CloudAI's registry, as `test_template_name = "MegatronBridgeEmbedded"`.
 
-Call `register()` after CloudAI has registered its own systems. CloudAI's MegatronBridge stays what it is.
+`mbridge-cloudai` does it and then runs CloudAI's own command line. A program that uses CloudAI as a library calls
+`register()`. CloudAI's MegatronBridge stays what it is.
 """
 
 from dataclasses import dataclass
@@ -9,8 +10,12 @@ from typing import Any
 from cloudai_mbridge.errors import ToolFailure
 
 TEMPLATE = "MegatronBridgeEmbedded"
-SYSTEM = "slurm"
-_NEEDED = ("add_test_definition", "add_command_gen_strategy", "add_report", "systems_map", "test_definitions_map")
+_NEEDED = (
+    *("add_test_definition", "add_command_gen_strategy", "add_report", "update_runner"),
+    *("systems_map", "runners_map", "test_definitions_map"),
+)
+# output directory of every point that was judged in this process -> whether it failed
+failed_points: dict[str, bool] = {}
 
 
 @dataclass(frozen=True)
@@ -25,28 +30,33 @@ class Registration:
 
 
 def register() -> Registration:
-    """Add test definition, Slurm command strategy and report to CloudAI's registry. Never raises; twice is once."""
+    """Add test definition, commands and report to CloudAI's registry. Never raises; twice is once."""
     try:
         from cloudai.core import Registry
 
-        from cloudai_mbridge.integrations import cloudai_workload as workload
+        from cloudai_mbridge.integrations import cloudai_systems, cloudai_workload
     except ImportError as error:
         return Registration(False, f"CloudAI is not registered with: {error}; install NVIDIA's CloudAI 1.6 or newer")
     try:
-        return _add(Registry(), workload)
+        return _add(Registry(), cloudai_workload, cloudai_systems)
     except Exception as error:  # another program's registry, of a version of its own
         return Registration(False, f"CloudAI is not registered with: {type(error).__name__}: {error}")
 
 
-def _add(registry: Any, workload: Any) -> Registration:
+def _add(registry: Any, workload: Any, systems: Any) -> Registration:
     if missing := [name for name in _NEEDED if not hasattr(registry, name)]:
         raise ToolFailure(f"its registry has no {', '.join(missing)}; install CloudAI 1.6 or newer")
     if TEMPLATE in registry.test_definitions_map:
         return Registration(True, f"CloudAI has {TEMPLATE} already")
-    if SYSTEM not in registry.systems_map:
-        raise ToolFailure(f"it has no system {SYSTEM!r} yet; call register() after its own register_all()")
     definition = workload.EmbeddedTestDefinition
-    registry.add_command_gen_strategy(registry.systems_map[SYSTEM], definition, workload.EmbeddedSlurmStrategy)
+    for name, strategy in (
+        ("slurm", systems.EmbeddedSlurmStrategy),
+        ("standalone", systems.EmbeddedStandaloneStrategy),
+    ):
+        if name not in registry.systems_map or name not in registry.runners_map:
+            raise ToolFailure(f"it has no system {name!r} yet; call register() after its own register_all()")
+        registry.add_command_gen_strategy(registry.systems_map[name], definition, strategy)
+        registry.update_runner(name, systems.checked(registry.runners_map[name]))
     registry.add_report(definition, workload.EmbeddedReport)
     registry.add_test_definition(TEMPLATE, definition)
     return Registration(True, f"CloudAI has {TEMPLATE} now")

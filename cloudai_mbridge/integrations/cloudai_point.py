@@ -1,0 +1,196 @@
+"""One test run of CloudAI as a run of ours: planned, written, judged. Imports nothing of CloudAI.
+
+A test run's output directory becomes the root of a run of ours, with plan, scripts, journal and report.json in it; its
+one point runs in a directory below. CloudAI expands sweeps, submits and waits.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import click
+from pydantic import ValidationError
+
+from cloudai_mbridge.errors import BadInput
+from cloudai_mbridge.integrations.cloudai import TEMPLATE
+from cloudai_mbridge.launch import write_plan, write_runs
+from cloudai_mbridge.models import Scenario
+from cloudai_mbridge.models.cmd_args import Launcher
+from cloudai_mbridge.models.load import LoadedScenario, LoadedTest
+from cloudai_mbridge.models.system import LocalSystem, SlurmSystem, System
+from cloudai_mbridge.models.test_definition import TEMPLATE as OUR_TEMPLATE
+from cloudai_mbridge.models.test_definition import MegatronBridgeTestDefinition
+from cloudai_mbridge.plan import POINT_FILES, ROOT_FILES, RunPlan, SweepPlan
+from cloudai_mbridge.plan.build import build_plan
+from cloudai_mbridge.plan.read import read_plan_data
+from cloudai_mbridge.report import PointReport, build_report, write_report
+from cloudai_mbridge.runner import Journal
+from cloudai_mbridge.slurm.parsing import status_from_marker
+
+_SHARED = {
+    *("name", "description", "extra_env_vars", "extra_cmd_args", "extra_container_mounts", "nsys", "metrics"),
+    "dse_excluded_args",
+}
+# CloudAI's system has more, and some of the same name with another content
+_SYSTEM = (
+    *("name", "default_partition", "account", "distribution", "mpi", "gpus_per_node", "container_mount_home"),
+    *("extra_srun_args", "extra_sbatch_args", "global_env_vars"),
+)
+Placement = tuple[int | list[int], list[str]]
+
+
+class Refused(click.ClickException):
+    """One clear line: CloudAI's command line is click's, which prints it and ends with this exit code."""
+
+    exit_code = BadInput.exit_code
+
+
+def plan_of(tr: Any, system: Any, placement: Placement | None = None, definition: Any = None) -> SweepPlan:
+    """Plan a test run, or a whole sweep that CloudAI has not expanded yet.
+
+    placement: the number of nodes and their names, where CloudAI has chosen them.
+
+    Raises:
+        Refused: it asks for what this tool refuses.
+    """
+    if getattr(tr, "pre_test", None) or getattr(tr, "post_test", None):
+        raise Refused(f"{tr.name}: {TEMPLATE} runs no pre_test or post_test; remove them from the scenario")
+    try:
+        ours = _definition(tr.test if definition is None else definition)
+        entry = _test_run(tr, ours, placement or _asked_for(tr))
+        scenario = Scenario.model_validate({"name": tr.name, "Tests": [entry]})
+        loaded = LoadedScenario(scenario, [LoadedTest(scenario.tests[0], ours)])
+        return _without_credentials(build_plan(loaded, _system(system, tr)), tr)
+    except ValidationError as error:
+        raise Refused(f"{tr.name}: {'; '.join(_explain(error))}") from None
+    except BadInput as error:
+        raise Refused(f"{tr.name}: {error}") from None
+
+
+def refuse(tr: Any, system: Any) -> None:
+    """Refuse a test run that cannot run, before anything is submitted. The points of a sweep are rejected one by one.
+
+    Raises:
+        Refused: a rule rejects the point, or something asked for is not implemented.
+    """
+    plan = plan_of(tr, system)
+    if not tr.is_dse_job:
+        the_run(plan)
+
+
+def the_run(plan: SweepPlan) -> RunPlan:
+    """Return the plan's only run.
+
+    Raises:
+        Refused: rules reject it.
+    """
+    if plan.rejected:
+        raise Refused(f"{plan.scenario}: {'; '.join(str(violation) for violation in plan.rejected[0].violations)}")
+    if len(plan.runs) != 1:
+        raise Refused(f"{plan.scenario}: still a sweep of {len(plan.runs)} points; CloudAI has to expand it first")
+    return plan.runs[0]
+
+
+def prepare(tr: Any, system: Any, placement: Placement | None = None) -> Path:
+    """Write a test run's files, once, and return the directory that its script starts in.
+
+    Raises:
+        Refused: a rule rejects the point, or something asked for is not implemented.
+    """
+    root = Path(tr.output_path).absolute()
+    if not (root / ROOT_FILES.plan).exists():
+        plan = plan_of(tr, system, placement)
+        run = the_run(plan)
+        root.mkdir(parents=True, exist_ok=True)
+        write_runs(plan, _system(system, tr), root)
+        journal = Journal(root / ROOT_FILES.journal)
+        journal.plan([run.key])
+        journal.close()
+        write_plan(plan, root)
+    return root / str(read_plan_data(root)["runs"][0]["key"])
+
+
+def is_prepared(output_path: Path) -> bool:
+    """Return whether a test run was written, and so may have been submitted."""
+    return (Path(output_path) / ROOT_FILES.plan).is_file()
+
+
+def judged(output_path: Path) -> PointReport:
+    """Write down how the job ended, by its own marker, write the reports, and return the point.
+
+    Raises:
+        BadInput: the directory is not one that `prepare` has written.
+    """
+    root = Path(output_path).absolute()
+    run = read_plan_data(root)["runs"][0]
+    if not (root / run["key"] / POINT_FILES.started).exists():
+        raise BadInput(f"{root}: the job has not started")
+    marker = root / run["key"] / POINT_FILES.exit_code
+    status = status_from_marker(marker.read_text() if marker.exists() else None)
+    journal = Journal(root / ROOT_FILES.journal)
+    if not journal.entry(run["key"]).attempts:  # CloudAI has submitted it
+        journal.intend([(run["key"], 1)], OUR_TEMPLATE)
+    journal.saw(run["key"], 1, status)
+    journal.close()
+    report = build_report(root)
+    write_report(report, root)
+    return report.points[0]
+
+
+def _definition(theirs: Any) -> MegatronBridgeTestDefinition:
+    data = theirs.model_dump(mode="json", include=_SHARED, exclude_none=True)
+    # CloudAI writes every default out when a scenario refers to a test; only what differs was asked for
+    args = theirs.cmd_args.model_dump(mode="json", exclude_defaults=True)
+    return MegatronBridgeTestDefinition.model_validate(
+        {**data, "test_template_name": OUR_TEMPLATE, "cmd_args": {**args, "launcher": Launcher.EMBEDDED}}
+    )
+
+
+def _asked_for(tr: Any) -> Placement:
+    """Return nodes as the scenario names them; of CloudAI's PARTITION:GROUP:NUMBER only the number is known yet."""
+    if not any(":" in spec for spec in tr.nodes):
+        return tr.num_nodes, list(tr.nodes)
+    counts = [spec.rpartition(":")[2] for spec in tr.nodes]
+    return sum(map(int, counts)) if all(count.isdecimal() for count in counts) else tr.num_nodes, []
+
+
+def _test_run(tr: Any, definition: MegatronBridgeTestDefinition, placement: Placement) -> dict[str, Any]:
+    num_nodes, nodes = placement
+    return {
+        "id": tr.name,
+        "test_name": definition.name,
+        "num_nodes": num_nodes,
+        "nodes": nodes,
+        "exclude_nodes": [] if nodes else list(getattr(tr, "exclude_nodes", None) or []),
+        "time_limit": tr.time_limit,
+    }
+
+
+def _system(theirs: Any, tr: Any) -> System:
+    found = {name: value for name in _SYSTEM if (value := getattr(theirs, name, None)) is not None}
+    if getattr(theirs, "scheduler", "slurm") == "standalone":
+        kept = {name: found[name] for name in ("name", "global_env_vars") if name in found}
+        return LocalSystem.model_validate({**kept, "scheduler": "standalone"})
+    srun_args = [text for text in (found.get("extra_srun_args"), getattr(tr, "extra_srun_args", None)) if text]
+    partition = found.setdefault("default_partition", "none")
+    return SlurmSystem.model_validate(
+        {
+            "name": "cloudai",
+            **found,
+            "scheduler": "slurm",
+            "partitions": [{"name": partition}],
+            "extra_srun_args": " ".join(srun_args) or None,
+        }
+    )
+
+
+def _without_credentials(plan: SweepPlan, tr: Any) -> SweepPlan:
+    """Refuse credentials: CloudAI dumps a test as it is into test-run.toml."""
+    if names := sorted({name for run in plan.runs for name in run.secret_env}):
+        raise BadInput(f"CloudAI would write {', '.join(names)} into files; remove it from the TOML and export it")
+    return plan
+
+
+def _explain(error: ValidationError) -> Iterable[str]:
+    for mistake in error.errors():
+        yield f"{'.'.join(map(str, mistake['loc']))}: {mistake['msg']}"

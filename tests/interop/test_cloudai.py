@@ -1,0 +1,274 @@
+"""MegatronBridgeEmbedded in the real CloudAI: every command, on a real Slurm cluster and on this machine."""
+
+import csv
+import json
+import os
+import subprocess
+import sys
+import tarfile
+import time
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from cloudai.core import METRIC_ERROR, Registry
+from cloudai.models.scenario import TestRunDetails
+from cloudai.systems.slurm import SlurmJobMetadata
+
+from cloudai_mbridge.integrations.cloudai import TEMPLATE, register
+
+CACHED = "--enable-cache-without-check"
+TWELVE = "gb = [2, 4, 6]\nmb = [1, 2]\nseq_length = [32, 64]"
+# of the values of a variable, CloudAI makes an axis, too
+ONE_FAILS = "STAND_IN = ['{}', '{\"say\": \"torch.OutOfMemoryError: CUDA out of memory.\", \"exit\": 1}']"
+
+
+@pytest.fixture(autouse=True, scope="module")
+def registered() -> None:
+    assert register(), register().message
+
+
+def point(place: Any, step: int | None = 1) -> Path:
+    return place.results / "points/0" / (str(step) if step else "")
+
+
+def status_of(ended: "subprocess.CompletedProcess[str]") -> dict[str, int]:
+    """Return how often CloudAI's status report says PASSED and FAILED."""
+    return {word: ended.stdout.count(f" {word} ") for word in ("PASSED", "FAILED")}
+
+
+def test_it_is_registered_once_and_beside_cloudai_s_own() -> None:
+    assert register().message == f"CloudAI has {TEMPLATE} already"
+    assert {TEMPLATE, "MegatronBridge"} <= Registry().test_definitions_map.keys()
+
+
+def test_the_console_script_is_cloudai_s_command_line() -> None:
+    script = Path(sys.executable).parent / "mbridge-cloudai"
+    said = subprocess.run([script, "--help"], capture_output=True, text=True, check=True).stdout
+    assert "CloudAI is a benchmark framework" in said
+
+
+def test_verify_configs(place: Any) -> None:
+    place.write("gb = [2, 4]\ntp = [1, 2]")
+    good = place.call("verify-configs", ".")
+    assert "Checked 4 configuration files, all passed" in good.stdout
+    place.write("no_such_key = 1")
+    bad = place.call("verify-configs", ".")
+    assert "1 out of 1 test configurations have issues" in bad.stdout
+    assert "cmd_args.no_such_key" in bad.stdout
+
+
+def test_cloudai_alone_does_not_know_it(place: Any) -> None:
+    """What the console script adds is the workload, and nothing else."""
+    ended = subprocess.run(
+        [sys.executable, "-c", "from cloudai.cli import main; main()", "verify-configs", "tests"],
+        cwd=place.directory,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert f"TestTemplate with name '{TEMPLATE}' not supported" in ended.stdout
+
+
+@pytest.mark.slurm
+def test_dry_run(cluster_place: Any) -> None:
+    """It writes what `run` submits, and CloudAI's description of it, and submits nothing."""
+    ended = cluster_place.run("dry-run")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    details = TestRunDetails.model_validate(tomllib.loads((point(cluster_place, None) / "test-run.toml").read_text()))
+    assert details.test_definition.cmd_args.model_recipe_name == "gpt_tiny"
+    assert "-m cloudai_mbridge.training" in details.test_cmd
+    assert details.full_cmd.startswith("srun ")
+    assert "exec bash job.sbatch" in (point(cluster_place, None) / "cloudai_sbatch_script.sh").read_text()
+    assert not list(cluster_place.results.rglob("started.txt"))
+
+
+@pytest.mark.slurm
+@pytest.mark.slow
+def test_twelve_points_train(cluster_place: Any) -> None:
+    """A sweep of twelve points with the real training program, and every report that CloudAI registers by default."""
+    del cluster_place.env["MBRIDGE_PYTHON"]
+    cluster_place.write(TWELVE)
+    ended = cluster_place.run("run", CACHED)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert status_of(ended) == {"PASSED": 12, "FAILED": 0}
+    assert "WARNING" not in ended.stdout
+
+    with (cluster_place.results / "points/0/trajectory.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [int(row["step"]) for row in rows] == list(range(1, 13))
+    for row in rows:
+        directory = point(cluster_place, int(row["step"]))
+        (ours,) = json.loads((directory / "report.json").read_text())["points"]
+        assert ours["verdict"] == "success"
+        assert float(row["observation.default"]) == pytest.approx(ours["metrics"]["step_time_s"]["mean"])
+        job = SlurmJobMetadata.model_validate(tomllib.loads((directory / "slurm-job.toml").read_text()))
+        assert (job.state, job.srun_cmd.split()[0]) == ("COMPLETED", "srun")
+        assert list((directory / "metadata").glob("node-*.toml"))
+    best = min(rows, key=lambda row: float(row["observation.default"]))
+    kept = tomllib.loads((cluster_place.results / "points/0/points.toml").read_text())
+    assert {name: str(kept["cmd_args"][name]) for name in ("gb", "mb", "seq_length")} == {
+        name: best[f"action.{name}"] for name in ("gb", "mb", "seq_length")
+    }
+    assert "gb200-" in (cluster_place.results / "scenario.html").read_text()  # the nodes
+    assert not cluster_place.results.with_name(cluster_place.results.name + ".tgz").exists()
+
+
+@pytest.mark.slurm
+def test_one_failing_point(cluster_place: Any) -> None:
+    """Exit code, CloudAI's status, its trajectory and its tarball say so; the other points go on."""
+    cluster_place.write("gb = [2, 4]", ONE_FAILS)
+    ended = cluster_place.run("run", CACHED)
+    assert ended.returncode == 1, ended.stdout + ended.stderr
+    assert status_of(ended) == {"PASSED": 2, "FAILED": 2}
+    assert "MegatronBridgeEmbedded: 2 of 4 points failed" in ended.stderr
+    failed = [line.strip() for line in ended.stderr.splitlines()[1:]]
+    assert all("report.json" in os.listdir(path) for path in failed)
+    with (cluster_place.results / "points/0/trajectory.csv").open() as file:
+        rewards = [float(row["reward"]) for row in csv.DictReader(file)]
+    assert [reward > 0 for reward in rewards] == [True, False, True, False] or sum(r > 0 for r in rewards) == 2
+    with tarfile.open(cluster_place.results.with_name(cluster_place.results.name + ".tgz")) as tar:
+        assert any(name.endswith("report.json") for name in tar.getnames())
+
+    again = cluster_place.run("generate-report", "--result-dir", str(cluster_place.results))
+    assert again.returncode == 1, again.stdout + again.stderr
+    assert status_of(again) == {"PASSED": 2, "FAILED": 2}
+
+
+@pytest.mark.slurm
+def test_points_that_a_rule_rejects(cluster_place: Any) -> None:
+    """In a sweep they are skipped; alone they end in one line, before anything is submitted."""
+    cluster_place.write("gb = [2, 3]\nmb = 2")
+    ended = cluster_place.run("run", CACHED)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "Constraint check failed. Skipping step." in ended.stdout
+    assert status_of(ended) == {"PASSED": 1, "FAILED": 0}
+
+    cluster_place.write("gb = 3\nmb = 2")
+    ended = cluster_place.run("run", CACHED, "--output-dir", "elsewhere")
+    assert ended.returncode == 2
+    assert ended.stderr.startswith("Error: points: C04 ")
+    assert "Traceback" not in ended.stdout + ended.stderr
+    assert not list((cluster_place.directory / "elsewhere").iterdir())
+
+
+@pytest.mark.slurm
+def test_single_sbatch(cluster_place: Any) -> None:
+    """All points in CloudAI's one job."""
+    cluster_place.write("gb = [2, 3, 4]\nmb = [1, 2]", ONE_FAILS)
+    ended = cluster_place.run("run", CACHED, "--single-sbatch")
+    assert ended.returncode == 1, ended.stdout + ended.stderr
+    assert "MegatronBridgeEmbedded: 5 of 10 points failed" in ended.stderr
+    assert len(list(cluster_place.results.rglob("exit_code.txt"))) == 10
+    assert tomllib.loads((cluster_place.results / "slurm-job.toml").read_text())["is_single_sbatch"]
+    with (cluster_place.results / "points/0/trajectory.csv").open() as file:
+        assert len(list(csv.DictReader(file))) == 10
+
+
+@pytest.mark.slurm
+def test_what_a_toml_holds_reaches_the_trainer_as_data(cluster_place: Any) -> None:
+    cluster_place.write(env="NASTY = '\"; touch pwned; $(touch pwned)'")
+    ended = cluster_place.run("run", CACHED)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert not list(cluster_place.directory.rglob("*pwned*"))
+
+
+@pytest.mark.slurm
+def test_credentials_reach_no_file(cluster_place: Any) -> None:
+    """One in the environment is passed on and written nowhere; one in a TOML would be dumped by CloudAI: refused."""
+    secret = {"HF_TOKEN": "hf_NeverToBeSeen", "WANDB_API_KEY": "NeverToBeSeenEither"}
+    ended = cluster_place.run("run", CACHED, env=secret)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    files = [path for path in cluster_place.directory.rglob("*") if path.is_file()]
+    assert not [path for path in files if b"NeverToBeSeen" in path.read_bytes()]
+
+    for line in ({"args": 'hf_token = "hf_NeverToBeSeen"'}, {"env": 'WANDB_API_KEY = "NeverToBeSeen"'}):
+        cluster_place.write(**line)
+        ended = cluster_place.run("run", CACHED, "--output-dir", "elsewhere")
+        assert ended.returncode == 2
+        assert "remove it from the TOML and export it" in ended.stderr
+        assert "NeverToBeSeen" not in ended.stdout + ended.stderr
+        assert not list((cluster_place.directory / "elsewhere").rglob("*"))
+
+
+def test_hooks_are_refused_in_one_line(place: Any) -> None:
+    hooks = place.directory / "conf/hook"
+    (hooks / "test").mkdir(parents=True)
+    place.write()
+    test = (place.directory / "tests/tiny.toml").read_text()
+    (hooks / "test/tiny.toml").write_text(test.replace('"tiny"', '"first"', 1))
+    (hooks / "first.toml").write_text('name = "first"\n[[Tests]]\nid = "first"\ntest_name = "first"\n')
+    place.write_scenario(head='pre_test = "first"')
+    ended = place.run("dry-run", system="standalone")
+    assert ended.returncode == 2
+    assert "runs no pre_test or post_test" in ended.stderr
+    assert "Traceback" not in ended.stdout + ended.stderr
+
+
+def test_a_scenario_may_change_a_test(place: Any) -> None:
+    """CloudAI writes all defaults out and reads them again."""
+    place.write_scenario("[Tests.cmd_args]\nmax_steps = 7")
+    ended = place.run("dry-run", system="standalone")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    stored = tomllib.loads((point(place, None) / "test-run.toml").read_text())
+    assert stored["test_definition"]["cmd_args"]["max_steps"] == 7
+    assert stored["test_definition"]["cmd_args"]["model_recipe_name"] == "gpt_tiny"
+
+
+@pytest.mark.slow
+def test_on_this_machine(place: Any) -> None:
+    """A standalone system trains, reports, and says which point failed."""
+    place.write("seq_length = [32, 64]")
+    ended = place.run("run", system="standalone")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert status_of(ended) == {"PASSED": 2, "FAILED": 0}
+    assert json.loads((point(place) / "report.json").read_text())["points"][0]["verdict"] == "success"
+    again = place.run("generate-report", "--result-dir", str(place.results), system="standalone")
+    assert again.returncode == 0, again.stdout + again.stderr
+
+
+def test_a_failing_point_on_this_machine(place: Any) -> None:
+    place.env["MBRIDGE_PYTHON"] = str(place.directory / "no-python")
+    ended = place.run("run", system="standalone")
+    assert ended.returncode == 1, ended.stdout + ended.stderr
+    assert "MegatronBridgeEmbedded: 1 of 1 points failed" in ended.stderr
+
+
+def test_killing_a_standalone_job_leaves_no_process(place: Any) -> None:
+    """CloudAI kills the one process that it knows, with SIGKILL."""
+    place.env["MBRIDGE_PYTHON"] = str(Path(__file__).parents[1] / "stand_in/training.py")
+    place.write(env="STAND_IN = '{\"hang\": 600}'")
+    place.run("dry-run", system="standalone")
+    (script,) = place.results.rglob("run.sh")
+    command = [sys.executable, "-m", "cloudai_mbridge.integrations.standalone", str(script.parent)]
+    first = subprocess.Popen(command, env=place.env)
+    wait_for(lambda: (script.parent / "stdout.txt").exists() and "MBRIDGE_RUN" in read(script.parent / "stdout.txt"))
+    ours = psutil.Process(first.pid).children(recursive=True)
+    assert len(ours) >= 3
+    first.kill()
+    first.wait()
+    gone, alive = psutil.wait_procs(ours, timeout=60)
+    assert not alive
+
+
+def test_a_metric_of_what_did_not_run(place: Any, tmp_path: Path) -> None:
+    """CloudAI compares with its METRIC_ERROR by identity."""
+
+    class Run:
+        output_path = tmp_path
+
+    for report in Registry().reports_map[Registry().test_definitions_map[TEMPLATE]]:
+        assert report(None, Run()).get_metric("default") is METRIC_ERROR
+
+
+def read(path: Path) -> str:
+    return path.read_text(errors="replace")
+
+
+def wait_for(is_true: Any, timeout_s: float = 60.0) -> None:
+    end = time.monotonic() + timeout_s
+    while not is_true():
+        assert time.monotonic() < end
+        time.sleep(0.05)
