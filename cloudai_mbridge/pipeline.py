@@ -9,6 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from cloudai_mbridge.constraints import RuleSet
 from cloudai_mbridge.integrations import nemo_run
 from cloudai_mbridge.jobs import Scheduler
 from cloudai_mbridge.launch import write_plan, write_runs
@@ -32,13 +33,17 @@ MOST_LAUNCHERS = 32
 
 @dataclass(frozen=True)
 class Request:
-    """A scenario on a system, as the command line names them; `on_unknown_arg` as in `load_scenario`."""
+    """A scenario on a system, as the command line names them; `on_unknown_arg` as in `load_scenario`.
+
+    rules: as in `build_plan`.
+    """
 
     system_config: Path
     test_scenario: Path
     tests_dir: Path | None
     output_dir: Path | None
     on_unknown_arg: Warn | None = None
+    rules: RuleSet = RuleSet.RELEASE
 
 
 @dataclass(frozen=True)
@@ -54,7 +59,7 @@ def plan(request: Request, runner: Mapping[str, Any] | None = None) -> Prepared:
     """Load everything and decide about every point; `runner` replaces keys of the scenario's [runner]."""
     system = load_system(request.system_config)
     scenario = load_scenario(request.test_scenario, request.tests_dir, request.on_unknown_arg)
-    planned = build_plan(scenario, system)
+    planned = build_plan(scenario, system, request.rules)
     planned = replace(planned, runner=planned.runner.model_copy(update=dict(runner or {})))
     return Prepared(planned, system, request.output_dir or Path(system.output_path))
 

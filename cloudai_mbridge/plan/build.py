@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 
-from cloudai_mbridge.constraints import Violation
+from cloudai_mbridge.constraints import Lifted, RuleSet, Violation
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.estimate.headline import Headline, MemoryLimit
 from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
@@ -19,22 +19,26 @@ from cloudai_mbridge.plan.run_plan import RejectedPoint, RunPlan, SweepPlan
 from cloudai_mbridge.plan.supported import refuse_unsupported
 from cloudai_mbridge.sweep import CheckedPoint, Sweep, checked_points
 from cloudai_mbridge.sweep.estimated import SweepEstimates
+from cloudai_mbridge.sweep.fill_in import fill_in_notes, lifted_note
 from cloudai_mbridge.sweep.memory_risk import memory_violation
 from cloudai_mbridge.sweep.order import informative
+from cloudai_mbridge.sweep.pinned import pinned_by
 from cloudai_mbridge.sweep.run_id import label
 
 # Rejected points of one test that are kept with their reasons; beyond it they are counted by rule.
 MOST_REJECTED_ROWS = 1000
 
 
-def build_plan(loaded: LoadedScenario, system: System) -> SweepPlan:
+def build_plan(loaded: LoadedScenario, system: System, rules: RuleSet = RuleSet.RELEASE) -> SweepPlan:
     """Decide about every point of every test.
+
+    rules: whose verdict rules C01-C18 give on points of Megatron-Bridge's launcher.
 
     Raises:
         BadInput: something asked for is not implemented, or a recipe does not exist.
     """
     refuse_unsupported(loaded, system)
-    tests = [_TestPlan(test, system) for test in loaded.tests]
+    tests = [_TestPlan(test, system, rules) for test in loaded.tests]
     for test in tests:
         test.build()
     runs = (*plan_pre_test(loaded, system), *(run for test in tests for run in test.runs))
@@ -70,8 +74,10 @@ def _require_time_limits(loaded: LoadedScenario, runs: Iterable[RunPlan]) -> Non
 class _TestPlan:
     """What becomes of one test's points."""
 
-    def __init__(self, test: LoadedTest, system: System) -> None:
+    def __init__(self, test: LoadedTest, system: System, rules: RuleSet) -> None:
         self._test, self._system = test, system
+        self._pinned = pinned_by(test.definition, system, rules)
+        self._lifted: Counter[Lifted] = Counter()
         self._limits = test.definition.sweep
         self._accepted = 0
         self._budget = Budget(f"test {test.run.id!r}", self._limits.max_gpu_hours)
@@ -84,7 +90,10 @@ class _TestPlan:
     def build(self) -> None:
         """Go through the points, in order, until a limit of the sweep is reached."""
         sweep = Sweep(self._test.definition, self._test.run)
-        estimates = SweepEstimates(sweep, self._system, self._test.definition.extra_cmd_args)
+        extra = self._test.definition.extra_cmd_args
+        estimates = SweepEstimates(sweep, self._system, extra, pinned=self._pinned)
+        for text in fill_in_notes(sweep, self._pinned):
+            self._note(f"test {self._test.run.id!r}: {text}")
         if self._test.definition.agent_steps is not None:
             self._note(f"test {self._test.run.id!r}: agent_steps has no effect; [sweep] max_points limits the points")
         for examined, point in enumerate(self._points(sweep, estimates)):
@@ -98,8 +107,11 @@ class _TestPlan:
                 self.notes.append(f"test {self._test.run.id!r}: {limit}; {left} points were not looked at")
                 break
             self._accepted += 1
+            self._lifted.update(point.lifted)
             self._budget.spend(*self._price(runs, headline))
             self.runs += runs
+        for lifted, count in self._lifted.items():
+            self.notes.append(f"test {self._test.run.id!r}: {lifted_note(lifted, count)}")
         if note := self._budget.note():
             self.notes.append(note)
         if self.num_rejected > len(self.rejected):
@@ -108,7 +120,7 @@ class _TestPlan:
 
     def _points(self, sweep: Sweep, estimates: SweepEstimates) -> Iterator[CheckedPoint]:
         """Yield all points in the sweep's order."""
-        points = partial(checked_points, sweep, self._system)
+        points = partial(checked_points, sweep, self._system, self._pinned)
         if self._limits.order != "informative":
             return points()
 
