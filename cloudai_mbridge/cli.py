@@ -15,9 +15,11 @@ from rich.text import Text
 
 from cloudai_mbridge import __version__, control, pipeline
 from cloudai_mbridge.commands import baseline, estimate, gate, history, sweep
-from cloudai_mbridge.commands.options import ALLOW_UNKNOWN, scenario_options
+from cloudai_mbridge.commands.options import ALLOW_UNKNOWN, RULES, scenario_options
 from cloudai_mbridge.console import new_console, observer_for
-from cloudai_mbridge.constraints.engine import RULES
+from cloudai_mbridge.constraints import RuleSet
+from cloudai_mbridge.constraints.engine import RULES as ALL_RULES
+from cloudai_mbridge.constraints.lifts import LIFTS
 from cloudai_mbridge.errors import OK, POINTS_FAILED, BadInput, MBridgeError, ToolFailure
 from cloudai_mbridge.install.commands import register as register_install_commands
 from cloudai_mbridge.models.load import Warn
@@ -153,12 +155,13 @@ def dry_run(**options: Any) -> int:
 @click.option("--system-config", type=_PATH, help="Also check placement on this system.")
 @click.option("--tests-dir", type=_PATH, help="Where scenarios find their tests.")
 @ALLOW_UNKNOWN
+@RULES
 def verify_configs(
-    configs: Path, system_config: Path | None, tests_dir: Path | None, on_unknown_arg: Warn | None
+    configs: Path, system_config: Path | None, tests_dir: Path | None, on_unknown_arg: Warn | None, rules: RuleSet
 ) -> int:
     """Check a TOML file, or all of a directory; nothing is run or written."""
     all_good = True
-    for finding in verify(configs, system_config, tests_dir, on_unknown_arg):
+    for finding in verify(configs, system_config, tests_dir, on_unknown_arg, rules):
         all_good &= finding.is_good
         if finding.is_good:
             click.echo(f"ok    {finding.path}: {finding.text}")
@@ -206,9 +209,11 @@ def list_() -> int:
     recipes = Table("recipe", "description", title="Recipes", title_justify="left")
     for name in recipe_names():
         recipes.add_row(name, Text(load_recipe(name).description))
-    rules = Table("rule", "what must hold", title="Rules", title_justify="left")
-    for rule in RULES:
-        rules.add_row(rule.__name__.partition("_")[0].upper(), Text((rule.__doc__ or "").splitlines()[0]))
+    rules = Table("rule", "what must hold", "lifted in", title="Rules", title_justify="left")
+    for rule in ALL_RULES:
+        rule_id = rule.__name__.partition("_")[0].upper()
+        lifted = "\n".join(f"{lift.since}: {lift.reason}" for lift in LIFTS.get(rule_id, ()))
+        rules.add_row(rule_id, Text((rule.__doc__ or "").splitlines()[0]), Text(lifted))
     console = new_console()
     console.print(recipes)
     console.print(rules)

@@ -9,6 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from cloudai_mbridge.constraints import RuleSet
 from cloudai_mbridge.integrations import nemo_run
 from cloudai_mbridge.jobs import Scheduler
 from cloudai_mbridge.launch import write_plan, write_runs
@@ -36,6 +37,7 @@ class Request:
     """A scenario on a system, as the command line names them; `on_unknown_arg` and `hooks` as in `load_scenario`.
 
     needs_install: whether the launcher must have been installed below the system's install_path.
+    rules: as in `build_plan`.
     """
 
     system_config: Path
@@ -45,6 +47,7 @@ class Request:
     on_unknown_arg: Warn | None = None
     hooks: HookOptions | None = None
     needs_install: bool = True
+    rules: RuleSet = RuleSet.RELEASE
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,7 @@ def plan(request: Request, runner: Mapping[str, Any] | None = None) -> Prepared:
     """Load everything and decide about every point; `runner` replaces keys of the scenario's [runner]."""
     system = load_system(request.system_config)
     scenario = load_scenario(request.test_scenario, request.tests_dir, request.on_unknown_arg, request.hooks)
-    planned = build_plan(scenario, system, node_states)
+    planned = build_plan(scenario, system, node_states, request.rules)
     planned = replace(planned, runner=planned.runner.model_copy(update=dict(runner or {})))
     return Prepared(planned, system, request.output_dir or Path(system.output_path), request.needs_install)
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cloudai_mbridge.constraints import NotEvaluated, Violation
+from cloudai_mbridge.constraints import Lifted, NotEvaluated, RuleSet, Violation
 from cloudai_mbridge.constraints.engine import RULES
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.models.explain import suggest
@@ -13,6 +13,8 @@ from cloudai_mbridge.models.load import NO_HOOKS, LoadedTest, Warn, load_scenari
 from cloudai_mbridge.models.system import System
 from cloudai_mbridge.plan.preview import PlanOptions, SweepSummary, TestPlan, summarize_test
 from cloudai_mbridge.sweep import CheckedPoint, Sweep, checked_points
+from cloudai_mbridge.sweep.fill_in import describe_fill_in
+from cloudai_mbridge.sweep.pinned import Pinned, pinned_by
 from cloudai_mbridge.sweep.run_id import label
 
 
@@ -44,11 +46,15 @@ def summarize(
 
 @dataclass(frozen=True)
 class Explanation:
-    """What every rule says of one point; None where it has nothing against it."""
+    """What every rule says of one point; None where it has nothing against it.
+
+    fill_in: what the launcher fills in; "" for nothing.
+    """
 
     label: str
     coordinates: dict[str, Any]
-    verdicts: dict[str, Violation | NotEvaluated | None]
+    verdicts: dict[str, Violation | NotEvaluated | Lifted | None]
+    fill_in: str = ""
 
 
 def explain_point(
@@ -58,6 +64,7 @@ def explain_point(
     test_id: str,
     point: str,
     on_unknown_arg: Warn | None = None,
+    rules: RuleSet = RuleSet.RELEASE,
 ) -> Explanation:
     """Find a point by its label, or by coordinates such as "tp=2,pp=4", and ask all rules.
 
@@ -68,14 +75,18 @@ def explain_point(
     tests = {test.run.id: test for test in load_scenario(test_scenario, tests_dir, on_unknown_arg, NO_HOOKS).tests}
     if test_id not in tests:
         raise BadInput(f"{test_scenario}: no test {test_id!r}; {suggest(test_id, list(tests))}")
-    found = _find(tests[test_id], system, point)
+    pinned = pinned_by(tests[test_id].definition, system, rules)
+    found = _find(tests[test_id], system, point, pinned)
     answers = {answer.rule_id: answer for answer in found.answers}
     rule_ids = [rule.__name__.partition("_")[0].upper() for rule in RULES]
     verdicts = {rule_id: answers.get(rule_id) for rule_id in rule_ids}
-    return Explanation(label(found.coordinates), found.coordinates, verdicts)
+    args = found.sweep.point(found.coordinates).args
+    upstream = pinned.upstream(args)
+    fill_in = describe_fill_in(args, upstream) if upstream else ""
+    return Explanation(label(found.coordinates), found.coordinates, verdicts, fill_in)
 
 
-def _find(test: LoadedTest, system: System, wanted: str) -> CheckedPoint:
+def _find(test: LoadedTest, system: System, wanted: str, pinned: Pinned) -> CheckedPoint:
     sweep = Sweep(test.definition, test.run)
     coordinates = dict(part.partition("=")[::2] for part in wanted.split(",")) if "=" in wanted else {}
     for name in coordinates:
@@ -83,7 +94,7 @@ def _find(test: LoadedTest, system: System, wanted: str) -> CheckedPoint:
             raise BadInput(
                 f"test {test.run.id!r}: {name!r} is no axis; axes are {', '.join(sweep.grid.names) or 'none'}"
             )
-    for point in checked_points(sweep, system):
+    for point in checked_points(sweep, system, pinned):
         if coordinates:
             if all(str(point.coordinates[name]) == value for name, value in coordinates.items()):
                 return point

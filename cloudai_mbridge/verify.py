@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from cloudai_mbridge.constraints import RuleSet
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.gate.baseline import load_baseline
 from cloudai_mbridge.gate.policy import is_policy, load_policy
@@ -23,6 +24,7 @@ from cloudai_mbridge.models.test_definition import TEMPLATE, MegatronBridgeTestD
 from cloudai_mbridge.models.toml_source import read_toml
 from cloudai_mbridge.recipes.apply import training_config
 from cloudai_mbridge.sweep import Sweep, checked_points
+from cloudai_mbridge.sweep.pinned import pinned_by
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,11 @@ class Finding:
 
 
 def verify(
-    configs: Path, system_config: Path | None, tests_dir: Path | None, warn: Warn | None = None
+    configs: Path,
+    system_config: Path | None,
+    tests_dir: Path | None,
+    warn: Warn | None = None,
+    rules: RuleSet = RuleSet.RELEASE,
 ) -> Iterator[Finding]:
     """Check a file, or every TOML below a directory. Scenarios look for their tests in `tests_dir`, else in `configs`.
 
@@ -53,7 +59,7 @@ def verify(
         kind = "file"
         try:
             kind = _kind(path)
-            yield Finding(path, kind, True, _verify_file(path, kind, system, tests_dir, warn))
+            yield Finding(path, kind, True, _verify_file(path, kind, system, tests_dir, warn, rules))
         except BadInput as error:
             yield Finding(path, kind, False, str(error))
 
@@ -64,12 +70,14 @@ def _kind(path: Path) -> str:
     return next((kind for kind, is_it in kinds.items() if is_it(source)), "test")
 
 
-def _verify_file(path: Path, kind: str, system: System | None, tests_dir: Path | None, warn: Warn | None) -> str:
+def _verify_file(
+    path: Path, kind: str, system: System | None, tests_dir: Path | None, warn: Warn | None, rules: RuleSet
+) -> str:
     if kind == "system":
         return f"system {load_system(path).name!r}"
     if kind == "scenario":
         loaded = load_scenario(path, tests_dir, warn)
-        points = [_count(test.definition, test.run, system) for test in loaded.tests]
+        points = [_count(test.definition, test.run, system, rules) for test in loaded.tests]
         return f"scenario {loaded.scenario.name!r}: {'; '.join(points)}"
     if kind == "policy":
         return _describe_policy(path)
@@ -80,7 +88,7 @@ def _verify_file(path: Path, kind: str, system: System | None, tests_dir: Path |
         return f"test of template {template!r}: not checked, this tool runs {TEMPLATE!r} only"
     definition = load_test_definition(path, warn)
     run = TestRun(id=definition.name, test_name=definition.name)
-    return f"test {_count(definition, run, system)}"
+    return f"test {_count(definition, run, system, rules)}"
 
 
 def _describe_policy(path: Path) -> str:
@@ -90,10 +98,10 @@ def _describe_policy(path: Path) -> str:
     return f"policy {loaded.policy.name!r}: {len(loaded.policy.metrics)} metrics against {reference}{is_there}"
 
 
-def _count(definition: MegatronBridgeTestDefinition, run: TestRun, system: System | None) -> str:
+def _count(definition: MegatronBridgeTestDefinition, run: TestRun, system: System | None, rules: RuleSet) -> str:
     """Check every point; of an embedded test, a point that passes must also give a valid training config."""
     total = rejected = 0
-    for point in checked_points(Sweep(definition, run), system):
+    for point in checked_points(Sweep(definition, run), system, pinned_by(definition, system, rules)):
         total += 1
         if point.violations:
             rejected += 1

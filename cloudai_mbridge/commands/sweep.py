@@ -13,7 +13,7 @@ from rich.text import Text
 
 from cloudai_mbridge.commands.options import scenario_options
 from cloudai_mbridge.console import new_console
-from cloudai_mbridge.constraints import NotEvaluated, Violation
+from cloudai_mbridge.constraints import Lifted, NotEvaluated, RuleSet, Violation
 from cloudai_mbridge.errors import OK, POINTS_FAILED, BadInput
 
 if TYPE_CHECKING:
@@ -69,6 +69,7 @@ def sweep_plan(
     include_oom_risk: bool,
     order: str | None,
     flops_formula: str,
+    rules: RuleSet,
     **options: Any,
 ) -> int:
     """Count the points of every test, and estimate what they need: memory, time, GPU-hours, cost (docs/estimate.md)."""
@@ -80,7 +81,7 @@ def sweep_plan(
         formula = Formula.named(flops_formula)
     except ValueError as error:
         raise BadInput(f"--flops-formula: {error}") from None
-    wanted = PlanOptions(memory_share, include_oom_risk, order, formula)
+    wanted = PlanOptions(memory_share, include_oom_risk, order, formula, rules)
     if form == "csv":
         return _write_csv(wanted, **options)
     console, would_run = new_console(), 0
@@ -107,8 +108,10 @@ def _show_counts(console: Console, summary: "SweepSummary") -> None:
 
 
 def _notes(summary: "SweepSummary") -> Iterator[str]:
+    yield from summary.fill_in
     for rule_id, count in sorted(summary.rules.items()):
         yield f"{rule_id} rejects {count}"
+    yield from summary.lifted_notes()
     if summary.held_back and (limit := summary.memory_limit):
         share = f"{limit.share:g} of the GPU's memory"
         yield f"held back: predicted to need over {share}; --include-oom-risk plans them"
@@ -245,10 +248,14 @@ def sweep_explain(test_id: str, point: str, **options: Any) -> int:
     console = new_console()
     found = explain_point(test_id=test_id, point=point, **options)
     console.print(Text(f"{test_id}/{found.label}: {found.coordinates}"), soft_wrap=True)
+    if found.fill_in:
+        console.print(Text(f"  filled in by {found.fill_in}"), soft_wrap=True)
     for rule_id, verdict in found.verdicts.items():
         match verdict:
             case Violation():
                 console.print(Text(f"  {verdict}", style="yellow"), soft_wrap=True)
+            case Lifted():
+                console.print(Text(f"  {verdict}", style="cyan"), soft_wrap=True)
             case NotEvaluated():
                 console.print(
                     Text(f"  {rule_id} not evaluated: {verdict.missing} is missing", style="dim"), soft_wrap=True

@@ -3,7 +3,9 @@
 from dataclasses import dataclass
 
 from cloudai_mbridge.constraints import cloudai, embedded, megatron
-from cloudai_mbridge.constraints.rule import NotEvaluated, Point, Violation
+from cloudai_mbridge.constraints.rule import Answer, Lifted, NotEvaluated, Point, Violation
+from cloudai_mbridge.constraints.upstream import TrainedArgs, Upstream, ask
+from cloudai_mbridge.megatron_bridge.presets import with_preset
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
 from cloudai_mbridge.models.system import System
 from cloudai_mbridge.recipes import Recipe
@@ -13,10 +15,11 @@ RULES = (*cloudai.RULES, *megatron.RULES, *embedded.RULES)
 
 @dataclass(frozen=True)
 class CheckResult:
-    """Every broken rule, and every rule that lacked an input."""
+    """Every broken rule, every rule that lacked an input, and every rule of CloudAI's that the release has lifted."""
 
     violations: tuple[Violation, ...]
     not_evaluated: tuple[NotEvaluated, ...]
+    lifted: tuple[Lifted, ...] = ()
 
     @property
     def passed(self) -> bool:
@@ -24,12 +27,26 @@ class CheckResult:
 
 
 def check(
-    cmd_args: ResolvedCmdArgs, system: System | None = None, recipe: Recipe | None = None, num_nodes: int | None = None
+    cmd_args: ResolvedCmdArgs,
+    system: System | None = None,
+    recipe: Recipe | None = None,
+    num_nodes: int | None = None,
+    upstream: Upstream | None = None,
 ) -> CheckResult:
-    """Check one point against all rules; all violations are returned, not the first."""
-    point = Point(cmd_args, system, recipe, num_nodes)
-    answers = [rule(point) for rule in RULES]
+    """Check one point against all rules; all violations are returned, not the first.
+
+    upstream: what Megatron-Bridge's launcher adds to `cmd_args`; None: nothing is added, they are all there is.
+    """
+    answers = _answers(Point(cmd_args, system, recipe, num_nodes), upstream)
     return CheckResult(
         violations=tuple(a for a in answers if isinstance(a, Violation)),
         not_evaluated=tuple(a for a in answers if isinstance(a, NotEvaluated)),
+        lifted=tuple(a for a in answers if isinstance(a, Lifted)),
     )
+
+
+def _answers(written: Point, upstream: Upstream | None) -> list[Answer]:
+    if upstream is None:
+        return [rule(written) for rule in RULES]
+    trained = upstream.trained(written, TrainedArgs(with_preset(written.args, upstream.preset)))
+    return [ask(rule, written, trained, upstream) for rule in RULES]

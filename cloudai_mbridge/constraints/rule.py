@@ -2,8 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 
+from cloudai_mbridge.megatron_bridge.release import Release
 from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
 from cloudai_mbridge.models.system import System
 from cloudai_mbridge.recipes import Recipe
@@ -24,12 +26,18 @@ def option_list(value: str | list[str] | None) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Point:
-    """The input of every rule: scalars only. Absent or zero tp, pp and cp count as 1, as in CloudAI."""
+    """The input of every rule: scalars only. Absent or zero tp, pp and cp count as 1, as in CloudAI.
+
+    release: of Megatron-Bridge, for points of its launcher; None where it is not known.
+    is_resolved: `args` hold what the launcher fills in; one that it leaves unset has Megatron-Core's default.
+    """
 
     args: ResolvedCmdArgs
     system: System | None = None
     recipe: Recipe | None = None
     num_nodes: int | None = None
+    release: Release | None = None
+    is_resolved: bool = False
 
     @property
     def tp(self) -> int:
@@ -65,6 +73,13 @@ class Point:
     def has_scoped_graphs(self) -> bool:
         """Whether CUDA graphs count as on in CloudAI's sense: an implementation and at least one scope."""
         return bool(self.graph_impl and self.graph_scopes)
+
+    @property
+    def has_full_iteration_graph(self) -> bool:
+        """Whether one graph captures the whole iteration, in the words of any Megatron-Core."""
+        return self.graph_impl == "full_iteration" or (
+            self.graph_impl == "local" and self.graph_scopes == ("full_iteration",)
+        )
 
     @property
     def recompute_modules(self) -> tuple[str, ...]:
@@ -140,16 +155,23 @@ class Point:
 
 @dataclass(frozen=True)
 class Violation:
-    """A broken rule: where, the fact with every operand, the remedy."""
+    """A broken rule: where, the fact with every operand, the remedy.
+
+    origins: where the operands come from that the user did not write.
+    """
 
     rule_id: str
     where: str
     fact: str
     remedy: str
     operands: Mapping[str, Any] = field(default_factory=dict)
+    origins: Mapping[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        shown = ", ".join(f"{name}={value}" for name, value in self.operands.items())
+        shown = ", ".join(
+            f"{name}={value}" + (f" ({self.origins[name]})" if name in self.origins else "")
+            for name, value in self.operands.items()
+        )
         return f"{self.rule_id} {self.where}: {self.fact} ({shown}); {self.remedy}"
 
 
@@ -161,4 +183,26 @@ class NotEvaluated:
     missing: str
 
 
-Answer = Violation | NotEvaluated | None
+@dataclass(frozen=True)
+class Lifted:
+    """A rule of CloudAI's that rejects the point, and that the pinned release does not have for it.
+
+    since: the release that lifted it; "" where the point breaks it only without the values that the launcher fills in.
+    """
+
+    rule_id: str
+    since: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.rule_id} lifted{f' in {self.since}' if self.since else ''}: {self.reason}"
+
+
+class RuleSet(StrEnum):
+    """Whose verdict rules C01-C18 give on points of Megatron-Bridge's launcher: the pinned release's, or CloudAI's."""
+
+    RELEASE = "release"
+    CLOUDAI = "cloudai"
+
+
+Answer = Violation | NotEvaluated | Lifted | None

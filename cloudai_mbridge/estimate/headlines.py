@@ -15,7 +15,6 @@ from cloudai_mbridge.estimate.headline import Headline
 from cloudai_mbridge.estimate.memory import Layout
 from cloudai_mbridge.estimate.memory.totals import WHAT_STAYS, MemoryTotals
 from cloudai_mbridge.estimate.point import GIB, assumptions_for, flops_of, speed_of, times_of, tokens_per_step
-from cloudai_mbridge.estimate.published import PublishedRow
 from cloudai_mbridge.estimate.question import Question, refusing
 from cloudai_mbridge.estimate.time import TimeModel
 
@@ -28,7 +27,7 @@ T = TypeVar("T")
 class Shape:
     """What points share that differ in GPUs and batch alone. layout: of one of them. times: or why there are none.
 
-    proven_gib: the most states and activations that are predicted for a published point of this shape.
+    proven_gib: the most states and activations that are predicted for a point of this shape that has run.
     """
 
     question: Question
@@ -66,7 +65,7 @@ class Headlines:
         except BadInput as error:
             return Headline(gpu.name, args.num_gpus, why=(str(error),))
         times, memory = self._times_of(question, model, gpu), self._memory_of(model, layout, gpu)
-        proven = _proven_gib(memory, model, layout, gpu, question.published_shape(model))
+        proven = _proven_gib(memory, model, layout, gpu, question.proven_sizes(model))
         return Shape(question, gpu, model, layout, flops, times, memory, proven)
 
     def at(self, shape: Shape, layout: Layout) -> Headline:
@@ -117,15 +116,14 @@ class Headlines:
 
 
 def _proven_gib(
-    memory: MemoryTotals, model: Architecture, layout: Layout, gpu: Gpu, rows: Iterable[PublishedRow]
+    memory: MemoryTotals, model: Architecture, layout: Layout, gpu: Gpu, have_run: Iterable[tuple[int, int, int | None]]
 ) -> float | None:
-    """Return what published points prove to fit; a row that is predicted to need more than there is proves nothing."""
+    """Return what points that have run prove to fit; one whose prediction exceeds the GPU proves nothing."""
     proven: list[float] = []
-    for row in rows:
+    for sizes in have_run:
         try:
             with refusing("the layout cannot be estimated"):
-                sizes = layout.resized(row.args.num_gpus, row.args.mb or 1, row.args.gb)
-                peak, _, modelled = memory.fullest(model, sizes)
+                peak, _, modelled = memory.fullest(model, layout.resized(*sizes))
         except BadInput:
             continue
         if peak <= (gpu.memory_gib or 0.0) * GIB:

@@ -43,6 +43,9 @@ class Question:
     """A point to be estimated.
 
     args: with the recipe's defaults. extra: its `extra_cmd_args`. gpu: None where it is not known, with the reason.
+    as_published: the arguments as the published tables would give them; None: `args`.
+    proven: GPUs, micro-batch and batch with which upstream ships just this layout for this GPU.
+    why_no_layout: why its sizes are not known; "" where they are.
     """
 
     recipe: Recipe
@@ -51,6 +54,9 @@ class Question:
     why_no_gpu: str = "no GPU is named"
     extra: Mapping[str, str] = field(default_factory=dict)
     formula: Formula = NEW
+    as_published: ResolvedCmdArgs | None = None
+    proven: tuple[tuple[int, int, int], ...] = ()
+    why_no_layout: str = ""
 
     @property
     def architecture(self) -> Architecture:
@@ -68,20 +74,29 @@ class Question:
 
     def published(self, model: Architecture) -> tuple[PublishedRow, ...]:
         """Return the published rows of exactly this point; one with overrides has none."""
-        return () if self.gpu is None or self.extra else published_of(self.args, self.gpu.name, model.mtp_num_layers)
+        if self.gpu is None or self.extra:
+            return ()
+        return published_of(self.as_published or self.args, self.gpu.name, model.mtp_num_layers)
 
     def published_shape(self, model: Architecture) -> tuple[PublishedRow, ...]:
         """Return the published rows that agree with this point in all but GPUs and batch."""
         if self.gpu is None or self.extra:
             return ()
-        return rows_of_shape(self.args, self.gpu.name, model.mtp_num_layers)
+        return rows_of_shape(self.as_published or self.args, self.gpu.name, model.mtp_num_layers)
+
+    def proven_sizes(self, model: Architecture) -> tuple[tuple[int, int, int | None], ...]:
+        """Return GPUs, micro-batch and batch with which points of this shape have run."""
+        rows = self.published_shape(model)
+        return (*((row.args.num_gpus, row.args.mb or 1, row.args.gb) for row in rows), *self.proven)
 
     def layout_of(self, model: Architecture) -> Layout:
         """Return how the point's model is spread over the GPUs.
 
         Raises:
-            BadInput: sizes that do not fit together, or an unknown number format.
+            BadInput: sizes that do not fit together or are not known, or an unknown number format.
         """
+        if self.why_no_layout:
+            raise BadInput(self.why_no_layout)
         with refusing("the layout cannot be estimated"):
             return self._layout_of(model)
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 
-from cloudai_mbridge.constraints import Violation
+from cloudai_mbridge.constraints import Lifted, RuleSet, Violation
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.estimate.headline import Headline, MemoryLimit
 from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
@@ -21,23 +21,33 @@ from cloudai_mbridge.plan.run_plan import RejectedPoint, RunPlan, SweepPlan
 from cloudai_mbridge.plan.supported import notes_on, refuse_unsupported
 from cloudai_mbridge.sweep import CheckedPoint, Sweep, checked_points
 from cloudai_mbridge.sweep.estimated import SweepEstimates
+from cloudai_mbridge.sweep.fill_in import fill_in_notes, lifted_note
 from cloudai_mbridge.sweep.memory_risk import memory_violation
 from cloudai_mbridge.sweep.order import informative
+from cloudai_mbridge.sweep.pinned import pinned_by
 from cloudai_mbridge.sweep.run_id import label
 
 # Rejected points of one test that are kept with their reasons; beyond it they are counted by rule.
 MOST_REJECTED_ROWS = 1000
 
 
-def build_plan(loaded: LoadedScenario, system: System, node_states: NodeStates = unknown_states) -> SweepPlan:
-    """Decide about every point of every test. node_states: of the nodes of a partition, for tests that name groups.
+def build_plan(
+    loaded: LoadedScenario,
+    system: System,
+    node_states: NodeStates = unknown_states,
+    rules: RuleSet = RuleSet.RELEASE,
+) -> SweepPlan:
+    """Decide about every point of every test.
+
+    node_states: of the nodes of a partition, for tests that name groups.
+    rules: whose verdict rules C01-C18 give on points of Megatron-Bridge's launcher.
 
     Raises:
         BadInput: something asked for is not implemented, or a recipe does not exist.
     """
     refuse_unsupported(loaded, system)
     loaded = resolve_groups(loaded, system, node_states)
-    tests = [_TestPlan(test, system) for test in (*loaded.pre_hook, *loaded.tests, *loaded.post_hook)]
+    tests = [_TestPlan(test, system, rules) for test in (*loaded.pre_hook, *loaded.tests, *loaded.post_hook)]
     for test in tests:
         test.build()
     runs = (*plan_pre_test(loaded, system), *with_hooks(loaded, (run for test in tests for run in test.runs)))
@@ -73,8 +83,10 @@ def _require_time_limits(loaded: LoadedScenario, runs: Iterable[RunPlan]) -> Non
 class _TestPlan:
     """What becomes of one test's points."""
 
-    def __init__(self, test: LoadedTest, system: System) -> None:
+    def __init__(self, test: LoadedTest, system: System, rules: RuleSet) -> None:
         self._test, self._system = test, system
+        self._pinned = pinned_by(test.definition, system, rules)
+        self._lifted: Counter[Lifted] = Counter()
         self._limits = test.definition.sweep
         self._accepted = 0
         self._budget = Budget(f"test {test.run.id!r}", self._limits.max_gpu_hours)
@@ -87,8 +99,11 @@ class _TestPlan:
     def build(self) -> None:
         """Go through the points, in order, until a limit of the sweep is reached."""
         sweep = Sweep(self._test.definition, self._test.run)
-        estimates = SweepEstimates(sweep, self._system, self._test.definition.extra_cmd_args)
+        extra = self._test.definition.extra_cmd_args
+        estimates = SweepEstimates(sweep, self._system, extra, pinned=self._pinned)
         self.notes += notes_on(self._test)
+        for text in fill_in_notes(sweep, self._pinned):
+            self._note(f"test {self._test.run.id!r}: {text}")
         for examined, point in enumerate(self._points(sweep, estimates)):
             if violations := point.violations or self._held_back(point, estimates):
                 self._reject(point, violations)
@@ -100,8 +115,11 @@ class _TestPlan:
                 self.notes.append(f"test {self._test.run.id!r}: {limit}; {left} points were not looked at")
                 break
             self._accepted += 1
+            self._lifted.update(point.lifted)
             self._budget.spend(*self._price(runs, headline))
             self.runs += runs
+        for lifted, count in self._lifted.items():
+            self.notes.append(f"test {self._test.run.id!r}: {lifted_note(lifted, count)}")
         if note := self._budget.note():
             self.notes.append(note)
         if self.num_rejected > len(self.rejected):
@@ -110,7 +128,7 @@ class _TestPlan:
 
     def _points(self, sweep: Sweep, estimates: SweepEstimates) -> Iterator[CheckedPoint]:
         """Yield all points in the sweep's order."""
-        points = partial(checked_points, sweep, self._system)
+        points = partial(checked_points, sweep, self._system, self._pinned)
         if self._limits.order != "informative":
             return points()
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
 
-from cloudai_mbridge.constraints import Violation
+from cloudai_mbridge.constraints import Lifted, RuleSet, Violation
 from cloudai_mbridge.estimate.headline import DEFAULT_LIMIT, Headline, MemoryLimit
 from cloudai_mbridge.estimate.not_considered import not_considered
 from cloudai_mbridge.estimate.prices import Price, price_of
@@ -17,8 +17,10 @@ from cloudai_mbridge.plan.budget import Budget
 from cloudai_mbridge.recipes.apply import training_config
 from cloudai_mbridge.sweep import CheckedPoint, Sweep, checked_points
 from cloudai_mbridge.sweep.estimated import SweepEstimates
+from cloudai_mbridge.sweep.fill_in import fill_in_notes, lifted_note
 from cloudai_mbridge.sweep.memory_risk import largest_terms
 from cloudai_mbridge.sweep.order import informative
+from cloudai_mbridge.sweep.pinned import pinned_by
 from cloudai_mbridge.sweep.run_id import label
 from cloudai_mbridge.training.flops import NEW, Formula
 
@@ -30,12 +32,14 @@ class PlanOptions:
     """What the user says of the plan.
 
     memory_share: None takes the sweep's, else 0.9. order: None takes the sweep's.
+    rules: whose verdict rules C01-C18 give on points of Megatron-Bridge's launcher.
     """
 
     memory_share: float | None = None
     include_oom_risk: bool = False
     order: str | None = None
     formula: Formula = NEW
+    rules: RuleSet = RuleSet.RELEASE
 
 
 @dataclass(frozen=True)
@@ -64,13 +68,15 @@ class TestPlan:
     def __init__(self, test: LoadedTest, system: System, options: PlanOptions) -> None:
         self.test_id, self.limits = test.run.id, test.definition.sweep
         self.sweep = Sweep(test.definition, test.run)
-        self.estimates = SweepEstimates(self.sweep, system, test.definition.extra_cmd_args, options.formula)
+        self.pinned = pinned_by(test.definition, system, options.rules)
+        extra = test.definition.extra_cmd_args
+        self.estimates = SweepEstimates(self.sweep, system, extra, options.formula, self.pinned)
         self.budget = Budget(f"test {test.run.id!r}", self.limits.max_gpu_hours)
         share = self.limits.memory_share if options.memory_share is None else options.memory_share
         limit = DEFAULT_LIMIT if share is None else MemoryLimit(share)
         self.memory_limit = None if options.include_oom_risk else limit
         axes = self.sweep.grid.names
-        self.not_considered = not_considered(self.sweep.base_args(), test.definition.extra_cmd_args, axes)
+        self.not_considered = not_considered(self.sweep.base_args(), extra, axes)
         self._test, self._system, self._is_checked = test, system, False
         self._order = options.order or self.limits.order
         self._num_runs = test.run.iterations * self.limits.repeats
@@ -116,7 +122,7 @@ class TestPlan:
         return largest_terms(self.estimates.question(point))
 
     def _points(self) -> Iterator[CheckedPoint]:
-        points = partial(checked_points, self.sweep, self._system)
+        points = partial(checked_points, self.sweep, self._system, self.pinned)
         return informative(points, self._speed) if self._order == "informative" else points()
 
     def _speed(self, point: CheckedPoint) -> float | None:
@@ -144,6 +150,7 @@ class SweepSummary:
     """Counts over all points of one test; totals over those that would run. why: reasons why nothing is predicted.
 
     not_considered: what is set and no prediction reads. run_holds_back: `mbridge run` has a limit of memory, too.
+    fill_in: what the launcher fills in. lifted: accepted points by what CloudAI has against them.
     """
 
     test_id: str
@@ -162,10 +169,16 @@ class SweepSummary:
     budget_note: str | None = None
     not_considered: tuple[str, ...] = ()
     run_holds_back: bool = False
+    fill_in: tuple[str, ...] = ()
+    lifted: Counter[Lifted] = field(default_factory=Counter)
     rules: Counter[str] = field(default_factory=Counter)
     why: Counter[str] = field(default_factory=Counter)
     examples: list[Look] = field(default_factory=list)
     held_examples: list[tuple[Look, str]] = field(default_factory=list)
+
+    def lifted_notes(self) -> Iterator[str]:
+        """Yield what is said of points that only CloudAI rejects."""
+        return (lifted_note(lifted, count) for lifted, count in self.lifted.items())
 
     def add(self, look: Look, plan: TestPlan, examples: int) -> None:
         """Count a look in."""
@@ -179,6 +192,7 @@ class SweepSummary:
                 self.held_examples.append((look, plan.terms(look.point)))
             return
         self.accepted += 1
+        self.lifted.update(look.point.lifted)
         if len(self.examples) < examples:
             self.examples.append(look)
         for why in look.headline.why:
@@ -206,6 +220,7 @@ def summarize_test(plan: TestPlan, examples: int) -> SweepSummary:
     axes = {axis.name: len(axis.values) for axis in plan.sweep.axes}
     summary = SweepSummary(plan.test_id, axes, plan.memory_limit, not_considered=plan.not_considered)
     summary.run_holds_back = plan.limits.memory_share is not None
+    summary.fill_in = fill_in_notes(plan.sweep, plan.pinned)
     for look in plan.looks():
         summary.add(look, plan, examples)
     summary.budget_note = plan.budget.note()

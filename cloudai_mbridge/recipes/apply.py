@@ -37,6 +37,9 @@ MAPPED: dict[str, tuple[str, str]] = {
     "recompute_modules": ("model", "recompute_modules"),
 }
 
+# what is of the model whoever trains it
+_MODEL_FACTS = frozenset({"hidden_size", "num_layers", "vocab_size"})
+
 _ARGUMENT_OF = {place: name for name, place in MAPPED.items()}
 
 # cmd_args fields that mean something outside of the training process
@@ -133,6 +136,11 @@ def with_recipe_defaults(args: ResolvedCmdArgs, recipe: Recipe, but: Collection[
         if name not in but and getattr(args, name) is None and (default := recipe.default(section, field)) is not None
     }
     return args.model_copy(update=missing)
+
+
+def with_model_facts(args: ResolvedCmdArgs, recipe: Recipe, but: Collection[str] = ()) -> ResolvedCmdArgs:
+    """Fill in the sizes of the recipe's model. How upstream's recipe of this name is run, is upstream's to decide."""
+    return with_recipe_defaults(args, recipe, but={*but} | (MAPPED.keys() - _MODEL_FACTS))
 
 
 def training_config(recipe: Recipe, args: ResolvedCmdArgs, extra: Mapping[str, str]) -> dict[str, Any]:

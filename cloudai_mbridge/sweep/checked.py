@@ -1,20 +1,22 @@
 """The points of a test with what the rules say of them."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cloudai_mbridge.constraints import NotEvaluated, Violation, check
+from cloudai_mbridge.constraints import Lifted, NotEvaluated, Upstream, Violation, check
 from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
 from cloudai_mbridge.models.system import System
 from cloudai_mbridge.recipes import Recipe, load_recipe, recipe_names
-from cloudai_mbridge.recipes.apply import with_recipe_defaults
+from cloudai_mbridge.recipes.apply import with_model_facts, with_recipe_defaults
 from cloudai_mbridge.sweep.expand import Sweep, SweepPoint
 from cloudai_mbridge.sweep.grid import Values
+from cloudai_mbridge.sweep.pinned import CHOOSING, Pinned
 from cloudai_mbridge.sweep.screen import Screen
 
 # Axes that change what the other arguments mean; points that differ in them are screened apart.
 _STRUCTURAL = ("launcher", "model_recipe_name")
+_NOTHING_PINNED = Pinned()
 
 
 @dataclass(frozen=True)
@@ -23,17 +25,30 @@ class CheckedPoint:
 
     sweep: Sweep
     coordinates: dict[str, Any]
-    answers: tuple[Violation | NotEvaluated, ...]
+    answers: tuple[Violation | NotEvaluated | Lifted, ...]
 
     @property
     def violations(self) -> tuple[Violation, ...]:
         return tuple(answer for answer in self.answers if isinstance(answer, Violation))
 
+    @property
+    def lifted(self) -> tuple[Lifted, ...]:
+        """What CloudAI has against the point, and the pinned release does not."""
+        return tuple(answer for answer in self.answers if isinstance(answer, Lifted))
+
     def resolve(self) -> tuple[SweepPoint, ResolvedCmdArgs, Recipe | None]:
-        """Return the point, its arguments with the recipe's defaults, and the recipe."""
+        """Return the point, its arguments with what the recipe decides, and the recipe."""
         point = self.sweep.point(self.coordinates)
         recipe = recipe_of(point.args)
-        return point, with_recipe_defaults(point.args, recipe) if recipe else point.args, recipe
+        return point, with_recipe(point.args, recipe), recipe
+
+
+def with_recipe(args: ResolvedCmdArgs, recipe: Recipe | None, but: Collection[str] = ()) -> ResolvedCmdArgs:
+    """Fill in what our recipe decides: for the embedded loop all, for upstream's launcher the sizes of the model."""
+    if recipe is None:
+        return args
+    fill = with_recipe_defaults if args.launcher is Launcher.EMBEDDED else with_model_facts
+    return fill(args, recipe, but=but)
 
 
 def recipe_of(args: ResolvedCmdArgs) -> Recipe | None:
@@ -47,31 +62,51 @@ def recipe_of(args: ResolvedCmdArgs) -> Recipe | None:
     return None
 
 
-def checked_points(sweep: Sweep, system: System | None) -> Iterator[CheckedPoint]:
+def checked_points(sweep: Sweep, system: System | None, pinned: Pinned = _NOTHING_PINNED) -> Iterator[CheckedPoint]:
     """Check the whole grid, point by point, then the included points."""
-    base = sweep.base_args()
-    screens: dict[tuple[Any, ...], Screen] = {}
-    structural = [sweep.grid.names.index(name) for name in _STRUCTURAL if name in sweep.grid.names]
+    screens = _Screens(sweep, system, pinned)
     for values in sweep.grid:
-        kind = tuple([values[i] for i in structural])
-        if (screen := screens.get(kind)) is None:
-            screen = screens[kind] = _screen(sweep, base, values, structural, system)
-        yield CheckedPoint(sweep, sweep.coordinates(values), screen.check(values))
+        yield CheckedPoint(sweep, sweep.coordinates(values), screens.of(values).check(values))
     for point in sweep.included():
-        recipe = recipe_of(point.args)
-        args = with_recipe_defaults(point.args, recipe) if recipe else point.args
-        nodes = None if args.launcher is Launcher.MEGATRON_BRIDGE else point.num_nodes
-        result = check(args, system, recipe, nodes)
-        yield CheckedPoint(sweep, dict(point.coordinates), (*result.violations, *result.not_evaluated))
+        recipe, upstream = recipe_of(point.args), pinned.upstream(point.args)
+        nodes = point.num_nodes if upstream is None else None
+        result = check(with_recipe(point.args, recipe), system, recipe, nodes, upstream)
+        yield CheckedPoint(sweep, dict(point.coordinates), (*result.violations, *result.not_evaluated, *result.lifted))
 
 
-def _screen(
-    sweep: Sweep, base: ResolvedCmdArgs, values: Values, structural: list[int], system: System | None
-) -> Screen:
-    chosen = {sweep.grid.names[i]: values[i] for i in structural}
-    args = base.model_copy(update={**chosen, "launcher": Launcher(chosen.get("launcher", base.launcher))})
-    recipe = recipe_of(args)
-    if recipe is None:
-        return Screen(sweep.grid, args, system, None, sweep.num_nodes)
-    axes = [name for name in sweep.grid.names if name in type(args).model_fields and name not in chosen]
-    return Screen(sweep.grid, with_recipe_defaults(args, recipe, but=axes), system, recipe, sweep.num_nodes)
+class _Screens:
+    """One screen for all points of a launcher, a recipe and a preset."""
+
+    def __init__(self, sweep: Sweep, system: System | None, pinned: Pinned) -> None:
+        self._sweep, self._system, self._pinned = sweep, system, pinned
+        self._base = sweep.base_args()
+        names = CHOOSING if pinned.release else _STRUCTURAL
+        self._choosing = {name: sweep.grid.names.index(name) for name in names if name in sweep.grid.names}
+        self._indices = tuple(self._choosing.values())
+        self._by_choice: dict[Values, Screen] = {}
+        self._made: dict[tuple[Any, ...], tuple[Screen, Upstream | None]] = {}
+
+    def of(self, values: Values) -> Screen:
+        """Return the screen of a point."""
+        choice = tuple([values[i] for i in self._indices])
+        screen = self._by_choice.get(choice)
+        if screen is None:
+            screen = self._by_choice[choice] = self._screen(values)
+        return screen
+
+    def _screen(self, values: Values) -> Screen:
+        chosen = {name: values[i] for name, i in self._choosing.items()}
+        launcher = Launcher(chosen.get("launcher", self._base.launcher))
+        args = self._base.model_copy(update={**chosen, "launcher": launcher})
+        upstream = self._pinned.upstream(args)
+        key = (args.launcher, args.model_recipe_name, id(upstream.preset) if upstream else None)
+        if key not in self._made:  # a preset lives as long as its id is a key
+            self._made[key] = (self._make(args, chosen, upstream), upstream)
+        return self._made[key][0]
+
+    def _make(self, args: ResolvedCmdArgs, chosen: Mapping[str, Any], upstream: Upstream | None) -> Screen:
+        grid, recipe = self._sweep.grid, recipe_of(args)
+        structural = chosen.keys() & set(_STRUCTURAL)
+        axes = [name for name in grid.names if name in type(args).model_fields and name not in structural]
+        base = with_recipe(args, recipe, but=axes)
+        return Screen(grid, base, self._system, recipe, self._sweep.num_nodes, upstream)

@@ -1,6 +1,7 @@
 """Estimates of the points of a sweep: worked out once for all points that agree in what matters."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
@@ -8,18 +9,21 @@ from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.estimate.headline import Headline
 from cloudai_mbridge.estimate.headlines import Headlines, Shape
 from cloudai_mbridge.estimate.question import Question, gpu_of
-from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
+from cloudai_mbridge.estimate.trained import trained_question
+from cloudai_mbridge.megatron_bridge.presets import UPSTREAM_DECIDES, Preset, resolve_sizes
+from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
 from cloudai_mbridge.models.system import System
 from cloudai_mbridge.recipes import Recipe
-from cloudai_mbridge.recipes.apply import with_recipe_defaults
-from cloudai_mbridge.sweep.checked import CheckedPoint, recipe_of
+from cloudai_mbridge.sweep.checked import CheckedPoint, recipe_of, with_recipe
 from cloudai_mbridge.sweep.expand import Sweep
+from cloudai_mbridge.sweep.pinned import CHOOSING, Pinned
 from cloudai_mbridge.training.flops import NEW, Formula
 
 # The arguments that an estimate reads
 ESTIMATED_BY = frozenset(
     {
         *("launcher", "model_recipe_name", "gpu_type", "num_gpus", "compute_dtype", "task"),
+        *("config_variant", "use_recipes", "model_family_name"),
         *("tp", "pp", "cp", "vp", "ep", "et", "mb", "gb", "seq_length"),
         *("hidden_size", "num_layers", "vocab_size", "pipeline_model_parallel_layout"),
         *("recompute_modules", "recompute_num_layers", "activation_offload_layers"),
@@ -32,17 +36,38 @@ _MOST_KEPT = 10_000
 _RESIZED, _SIZES = ("num_gpus", "mb", "gb"), attrgetter("num_gpus", "mbs", "gbs")
 
 
+@dataclass(frozen=True)
+class _Base:
+    """The arguments that points of one launcher, recipe and preset share. said: of those that upstream decides."""
+
+    args: ResolvedCmdArgs
+    recipe: Recipe | None
+    preset: Preset | None
+    said: Mapping[str, Any]
+
+
 class SweepEstimates:
     """Estimates of one test's points on a system. extra: the test's `extra_cmd_args`."""
 
-    def __init__(self, sweep: Sweep, system: System | None, extra: Mapping[str, str], formula: Formula = NEW) -> None:
+    def __init__(
+        self,
+        sweep: Sweep,
+        system: System | None,
+        extra: Mapping[str, str],
+        formula: Formula = NEW,
+        pinned: Pinned | None = None,
+    ) -> None:
         self._sweep, self._system, self._extra, self._formula = sweep, system, extra, formula
+        self._pinned = pinned or Pinned()
         self._headlines = Headlines()
         self._axes = set(sweep.grid.names)
         self._base = sweep.base_args()
         self._names = [name for name in sweep.grid.names if name in ESTIMATED_BY]
         self._of_shape = [name for name in self._names if name not in _RESIZED]
-        self._bases: dict[tuple[Any, ...], tuple[ResolvedCmdArgs, Recipe | None]] = {}
+        self._decided = [name for name in self._names if name in UPSTREAM_DECIDES]
+        choosing = CHOOSING if self._pinned.release else _STRUCTURAL
+        self._choosing = [name for name in choosing if name in self._axes]
+        self._bases: dict[tuple[Any, ...], _Base] = {}
         self._kept: dict[tuple[Any, ...], Headline] = {}
         self._shapes: dict[tuple[Any, ...], Shape] = {}
 
@@ -62,7 +87,8 @@ class SweepEstimates:
 
     def _work_out(self, coordinates: Mapping[str, Any]) -> Headline:
         """Return the estimate of a point, from another one's that differs in GPUs and batch alone if there is one."""
-        key = tuple([coordinates[name] for name in self._of_shape])
+        base = self._base_at(coordinates)
+        key = (id(base.preset), *[coordinates[name] for name in self._of_shape])
         shape = self._shapes.get(key)
         if shape is None:
             found = self._headlines.shape_of(self._question_at(coordinates))
@@ -71,12 +97,23 @@ class SweepEstimates:
             if len(self._shapes) >= _MOST_KEPT:
                 self._shapes.clear()
             shape = self._shapes[key] = found
-        layout = shape.layout
-        sizes = [coordinates.get(name) or known for name, known in zip(_RESIZED, _SIZES(layout), strict=True)]
+        sizes = self._sizes(coordinates, base, shape)
         try:
-            return self._headlines.at(shape, layout.resized(*sizes))
+            return self._headlines.at(shape, shape.layout.resized(*sizes))
         except BadInput as error:
             return Headline(shape.gpu.name, sizes[0], why=(f"the layout cannot be estimated: {error}",))
+
+    def _sizes(self, coordinates: Mapping[str, Any], base: _Base, shape: Shape) -> list[Any]:
+        """Return GPUs, micro-batch and batch: what the point says, what its launcher fills in, else as the shape."""
+        given = coordinates
+        if base.preset is not None:
+            own = {name: value for name in self._decided if (value := coordinates[name]) not in (None, "", [])}
+            given = resolve_sizes({**base.said, **own}, self._num_gpus(coordinates), base.preset)
+            given = {**given, "num_gpus": self._num_gpus(coordinates)}
+        return [given.get(name) or known for name, known in zip(_RESIZED, _SIZES(shape.layout), strict=True)]
+
+    def _num_gpus(self, coordinates: Mapping[str, Any]) -> int:
+        return int(coordinates.get("num_gpus", self._base.num_gpus))
 
     def num_steps(self, point: CheckedPoint) -> int | None:
         """Return the steps of a run of a point."""
@@ -90,25 +127,35 @@ class SweepEstimates:
     def question(self, point: CheckedPoint) -> Question:
         """Return a point as a question, as it would be run."""
         _, args, recipe = point.resolve()
-        return self._ask(args, recipe)
+        return self._ask(args, recipe, self._preset(args))
 
     def _question_at(self, coordinates: Mapping[str, Any]) -> Question:
-        args, recipe = self._base_at(coordinates)
-        return self._ask(args.model_copy(update={name: coordinates[name] for name in self._names}), recipe)
+        base = self._base_at(coordinates)
+        args = base.args.model_copy(update={name: coordinates[name] for name in self._names})
+        return self._ask(args, base.recipe, base.preset)
 
-    def _base_at(self, coordinates: Mapping[str, Any]) -> tuple[ResolvedCmdArgs, Recipe | None]:
-        """Return the arguments that points of this launcher and recipe share, with the recipe's defaults."""
-        chosen = {name: coordinates[name] for name in _STRUCTURAL if name in coordinates}
+    def _base_at(self, coordinates: Mapping[str, Any]) -> _Base:
+        """Return what points of this launcher, recipe and preset share."""
+        chosen = {name: coordinates[name] for name in self._choosing}
         key = tuple(chosen.values())
         if key not in self._bases:
             args = self._base.model_copy(update=chosen)
             recipe = recipe_of(args)
-            self._bases[key] = (with_recipe_defaults(args, recipe, but=self._names) if recipe else args, recipe)
+            filled = with_recipe(args, recipe, but=self._names)
+            said = {name: value for name in UPSTREAM_DECIDES if (value := getattr(args, name)) not in (None, "", [])}
+            self._bases[key] = _Base(filled, recipe, self._preset(args), said)
         return self._bases[key]
 
-    def _ask(self, args: ResolvedCmdArgs, recipe: Recipe | None) -> Question:
+    def _preset(self, args: ResolvedCmdArgs) -> Preset | None:
+        upstream = self._pinned.upstream(args)
+        return upstream.preset if upstream else None
+
+    def _ask(self, args: ResolvedCmdArgs, recipe: Recipe | None, preset: Preset | None) -> Question:
         if recipe is None:
             nothing = Recipe(name=args.model_recipe_name, description="", family="", source="", sections={})
             return Question(nothing, args, None, f"recipe {args.model_recipe_name!r} is not known here")
         gpu, why = gpu_of(args, self._system)
-        return Question(recipe, args, gpu, why, self._extra, self._formula)
+        if args.launcher is Launcher.EMBEDDED:
+            return Question(recipe, args, gpu, why, self._extra, self._formula)
+        unknown = "" if preset else self._pinned.why_no_preset(args)
+        return trained_question(recipe, args, preset, unknown, gpu, why, self._extra, self._formula)

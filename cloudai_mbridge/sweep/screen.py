@@ -10,7 +10,9 @@ from operator import itemgetter
 from typing import Any
 
 from cloudai_mbridge.constraints.engine import RULES
-from cloudai_mbridge.constraints.rule import Answer, NotEvaluated, Point, Violation
+from cloudai_mbridge.constraints.rule import Answer, Lifted, NotEvaluated, Point, Violation
+from cloudai_mbridge.constraints.upstream import UnknownOperandError, Upstream, ask
+from cloudai_mbridge.megatron_bridge.presets import UPSTREAM_DECIDES, resolve_sizes
 from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
 from cloudai_mbridge.models.system import System
 from cloudai_mbridge.recipes import Recipe
@@ -21,7 +23,18 @@ _PROBES = 200
 _LOOKS_PER_RUN = 32  # looks into a table in the time of running a rule once
 _NUM_NODES = "num_nodes"
 
-Answers = tuple[Violation | NotEvaluated, ...]
+# The axes that a value of the launcher's depends on, beside its own
+_FOLLOWS: Mapping[str, tuple[str, ...]] = {
+    "gb": ("num_gpus", "tp", "pp", "cp"),
+    "pipeline_model_parallel_layout": ("pp", "vp"),
+    "recompute_modules": ("recompute_num_layers",),
+    "recompute_num_layers": ("recompute_modules",),
+    "cuda_graph_impl": ("cuda_graph_scope",),
+    "cuda_graph_scope": ("cuda_graph_impl",),
+}
+_DECIDED = frozenset(UPSTREAM_DECIDES)
+
+Answers = tuple[Violation | NotEvaluated | Lifted, ...]
 Rule = Callable[[Point], Answer]
 
 
@@ -29,6 +42,7 @@ class Screen:
     """All rules over the points of one grid, for one recipe.
 
     base: the arguments that all points share, recipe defaults included. num_nodes: the scenario's, if it is no axis.
+    upstream: what Megatron-Bridge's launcher adds to the arguments; None: nothing, they are all there is.
     """
 
     def __init__(
@@ -38,14 +52,16 @@ class Screen:
         system: System | None = None,
         recipe: Recipe | None = None,
         num_nodes: int | None = None,
+        upstream: Upstream | None = None,
     ) -> None:
-        self._names = grid.names
+        self._names, self._upstream = grid.names, upstream
         self._system, self._recipe, self._num_nodes = system, recipe, num_nodes
         self._takes_its_own_nodes = base.launcher is Launcher.MEGATRON_BRIDGE
         shared = {name: getattr(base, name) for name in type(base).model_fields}
-        self._args_type = type(
-            "_Args", (_Args,), {**shared, "model_fields_set": base.model_fields_set | (set(grid.names) & shared.keys())}
-        )
+        shared["model_fields_set"] = base.model_fields_set | (set(grid.names) & shared.keys())
+        self._args_type = type("_Args", (_Args,), shared)
+        preset = upstream.preset if upstream else None
+        self._trained_type = type("_Trained", (_Trained,), {**shared, "preset": preset})
         self._lengths = {
             name: len({row[i] for row in rows})
             for rows, positions in zip(grid.dimensions, grid.positions, strict=True)
@@ -106,7 +122,11 @@ class Screen:
         args: Any = self._args_type(chosen, looked)
         if _NUM_NODES in chosen:  # not an argument: who reads it is not seen, so everybody does
             looked.add(_NUM_NODES)
-        return rule(Point(args, self._system, self._recipe, self._nodes(chosen))), looked
+        point = Point(args, self._system, self._recipe, self._nodes(chosen))
+        if self._upstream is None:
+            return rule(point), looked
+        trained = self._upstream.trained(point, self._trained_type(chosen, looked))
+        return ask(rule, point, trained, self._upstream), looked
 
     def _nodes(self, chosen: Mapping[str, Any]) -> int | None:
         """Return the scenario's number of nodes; it does not reach the upstream launcher, which takes its own."""
@@ -167,3 +187,28 @@ class _Args:
             object.__getattribute__(self, "_looked").add(name)
             return chosen[name]
         return object.__getattribute__(self, name)
+
+
+class _Trained(_Args):
+    """The same with what the launcher fills in; an argument that nobody knows raises UnknownOperandError."""
+
+    def __getattribute__(self, name: str) -> Any:
+        if name not in _DECIDED:
+            return super().__getattribute__(name)
+        get = object.__getattribute__
+        chosen = get(self, "_chosen")
+        get(self, "_looked").update(axis for axis in (name, *_FOLLOWS.get(name, ())) if axis in chosen)
+        try:
+            values = get(self, "_values")
+        except AttributeError:
+            values = _trained_values(lambda known: chosen[known] if known in chosen else get(self, known))
+            object.__setattr__(self, "_values", values)
+        if name not in values:
+            raise UnknownOperandError(name)
+        return values[name]
+
+
+def _trained_values(value_of: Callable[[str], Any]) -> Mapping[str, Any]:
+    said = {name: value for name in UPSTREAM_DECIDES if (value := value_of(name)) not in (None, "", [])}
+    preset = value_of("preset")
+    return said if preset is None else resolve_sizes(said, value_of("num_gpus"), preset)

@@ -11,6 +11,7 @@ from cloudai_mbridge.constraints import check
 from cloudai_mbridge.constraints.engine import RULES
 from cloudai_mbridge.constraints.megatron.placement import Placement, num_nodes, place
 from cloudai_mbridge.constraints.rule import NotEvaluated, Point, Violation
+from cloudai_mbridge.megatron_bridge.release import Release
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
 from cloudai_mbridge.models.system import LocalSystem, SlurmSystem, System
 from cloudai_mbridge.recipes import Recipe
@@ -32,8 +33,15 @@ EXPERTS = Recipe(
 )
 
 
-def _point(system: System | None = None, nodes: int | None = None, recipe: Recipe | None = None, **args: Any) -> Point:
-    return Point(ResolvedCmdArgs.model_validate(args), system, recipe, nodes)
+def _point(
+    system: System | None = None,
+    nodes: int | None = None,
+    recipe: Recipe | None = None,
+    release: str | None = None,
+    **args: Any,
+) -> Point:
+    pinned = Release(release, "here") if release else None
+    return Point(ResolvedCmdArgs.model_validate(args), system, recipe, nodes, pinned)
 
 
 def _id(rule: Callable[..., object]) -> str:
@@ -149,6 +157,11 @@ BOUNDARIES: dict[str, tuple[Point, Point, Point | None]] = {
         _point(recompute_num_layers=1, cuda_graph_impl="local", cuda_graph_scope="full_iteration"),
         _point(recompute_num_layers=1, cuda_graph_impl="local"),
         None,
+    ),
+    "M22": (
+        _point(release="0.5.1", cuda_graph_impl="local"),
+        _point(release="0.6.0", cuda_graph_impl="local"),
+        _point(cuda_graph_impl="local"),
     ),
     "E06": (
         _point(recipe=EXPERTS, launcher="embedded", num_gpus=2, tp=2, ep=1, et=2),

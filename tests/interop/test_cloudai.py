@@ -22,7 +22,7 @@ from cloudai_mbridge.integrations.cloudai import TEMPLATE, register
 CACHED = "--enable-cache-without-check"
 TWELVE = "gb = [2, 4, 6]\nmb = [1, 2]\nseq_length = [32, 64]"
 # of the values of a variable, CloudAI makes an axis, too
-ONE_FAILS = "STAND_IN = ['{}', '{\"say\": \"torch.OutOfMemoryError: CUDA out of memory.\", \"exit\": 1}']"
+ONE_FAILS = 'STAND_IN = [\'{}\', \'{"say": "torch.OutOfMemoryError: CUDA out of memory.", "exit": 1}\']'
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -354,8 +354,8 @@ def test_nodes_that_do_not_reach_the_launcher_are_said() -> None:
     loaded = LoadedScenario(scenario, [LoadedTest(scenario.tests[0], definition)])
     plan = build_plan(loaded, _system(gpus_per_node=8))
     assert (plan.runs[0].num_nodes, plan.runs[0].ranks_per_node) == (1, 8)
-    assert plan.notes == ("test 't': the upstream launcher takes 1 nodes for 8 GPUs; num_nodes = 2 does not reach it",)
-    assert not build_plan(loaded, _system(gpus_per_node=4)).notes
+    assert "test 't': the upstream launcher takes 1 nodes for 8 GPUs; num_nodes = 2 does not reach it" in plan.notes
+    assert not any("num_nodes" in note for note in build_plan(loaded, _system(gpus_per_node=4)).notes)
 
 
 def test_a_point_can_be_run_again_from_its_own_definition() -> None:

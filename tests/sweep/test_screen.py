@@ -6,21 +6,22 @@ from typing import Any
 
 import pytest
 
-from cloudai_mbridge.constraints import NotEvaluated, Violation, check
+from cloudai_mbridge.constraints import Lifted, NotEvaluated, RuleSet, Violation, check
+from cloudai_mbridge.megatron_bridge.release import find_release
 from cloudai_mbridge.models.cmd_args import MegatronBridgeCmdArgs
 from cloudai_mbridge.models.scenario import TestRun
 from cloudai_mbridge.models.system import LocalSystem, SlurmSystem
 from cloudai_mbridge.models.test_definition import MegatronBridgeTestDefinition
-from cloudai_mbridge.recipes.apply import with_recipe_defaults
-from cloudai_mbridge.sweep.checked import checked_points, recipe_of
+from cloudai_mbridge.sweep.checked import checked_points, recipe_of, with_recipe
 from cloudai_mbridge.sweep.expand import Sweep
+from cloudai_mbridge.sweep.pinned import Pinned
 
 SLURM = SlurmSystem(name="c", scheduler="slurm", default_partition="p", partitions=[{"name": "p"}], gpus_per_node=4)
 LOCAL = LocalSystem(name="l", scheduler="local")
 
 # every argument that some rule looks at, with values that some rule objects to
 VALUES: dict[str, list[Any]] = {
-    "launcher": ["embedded", "megatron_bridge"],
+    "launcher": ["embedded", "megatron_bridge", "megatron_bridge"],
     "model_recipe_name": ["gpt_tiny", "moe_tiny", "deepseek_v3", "llama3_70b"],
     "gpu_type": ["h100", "gb200", "tpu"],
     "compute_dtype": ["bf16", "fp8_mx", "fp32", "nonsense"],
@@ -69,18 +70,19 @@ def test_the_screen_agrees_with_the_plain_check(seed: int) -> None:
     draw = random.Random(seed)
     definition, run = random_test(draw)
     system = draw.choice([None, SLURM, LOCAL])
+    pinned = Pinned(find_release(draw.choice(["main", "v0.3.0", "v0.6.0"])), draw.choice(list(RuleSet)))
     sweep = Sweep(definition, run)
     seen = 0
-    for point in itertools.islice(checked_points(sweep, system), 0, 20_000, draw.choice([1, 7, 31])):
+    for point in itertools.islice(checked_points(sweep, system, pinned), 0, 20_000, draw.choice([1, 7, 31])):
         plain = sweep.point(point.coordinates)
         recipe = recipe_of(plain.args)
-        args = with_recipe_defaults(plain.args, recipe) if recipe else plain.args
-        nodes = plain.num_nodes if args.launcher == "embedded" else None  # it does not reach the upstream launcher
-        expected = check(args, system, recipe, nodes)
+        nodes = plain.num_nodes if plain.args.launcher == "embedded" else None  # upstream's launcher is not told
+        expected = check(with_recipe(plain.args, recipe), system, recipe, nodes, pinned.upstream(plain.args))
         assert sorted(map(str, point.violations)) == sorted(map(str, expected.violations)), point.coordinates
         silent = sorted(str(a) for a in point.answers if isinstance(a, NotEvaluated))
         assert silent == sorted(map(str, expected.not_evaluated)), point.coordinates
-        assert all(isinstance(answer, Violation | NotEvaluated) for answer in point.answers)
+        assert sorted(map(str, point.lifted)) == sorted(map(str, expected.lifted)), point.coordinates
+        assert all(isinstance(answer, Violation | NotEvaluated | Lifted) for answer in point.answers)
         seen += 1
         if seen > 300:
             break

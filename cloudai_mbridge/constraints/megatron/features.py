@@ -1,8 +1,10 @@
-"""M14-M21: features that exclude each other, need a kind of model, or need a kind of GPU."""
+"""M14-M22: features that exclude each other, need a kind of model, or need a kind of GPU."""
 
 from cloudai_mbridge.constraints.rule import Answer, NotEvaluated, Point, Violation
 
 _RECOMPUTABLE = ("core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts")
+# what cores of later releases of Megatron-Bridge have beside these
+_RECOMPUTABLE_SINCE_0_5 = ("mhc", "gdn_norm_out")
 _BLACKWELL = ("b200", "b300", "gb200", "gb300", "vr200", "r100")
 _HOPPER = ("h100", "h200", "gh200")
 _DTYPES = {
@@ -23,10 +25,14 @@ def m14_recomputed_modules_are_known(point: Point) -> Answer:
     Source: megatron.core.transformer.TransformerConfig.
     """
     modules = point.recompute_modules
-    if unknown := [module for module in modules if module not in _RECOMPUTABLE]:
+    is_later = point.release is not None and point.release.key >= (0, 5)
+    known = (*_RECOMPUTABLE, *_RECOMPUTABLE_SINCE_0_5) if is_later else _RECOMPUTABLE
+    if point.release is None and not point.is_embedded and set(modules) & set(_RECOMPUTABLE_SINCE_0_5):
+        return NotEvaluated("M14", "the release of Megatron-Bridge")
+    if unknown := [module for module in modules if module not in known]:
         fact = f"{', '.join(unknown)} cannot be recomputed"
         shown = {"recompute_modules": ",".join(modules)}
-        return Violation("M14", "cmd_args.recompute_modules", fact, f"use some of {', '.join(_RECOMPUTABLE)}", shown)
+        return Violation("M14", "cmd_args.recompute_modules", fact, f"use some of {', '.join(known)}", shown)
     if "mla_up_proj" not in modules:
         return None
     if point.recipe is None:
@@ -60,14 +66,15 @@ def m16_offload_or_recompute(point: Point) -> Answer:
     Pass: activation_offload_layers=2. Fail: activation_offload_layers=2, recompute_num_layers=1.
     Source: megatron.core.transformer.TransformerConfig (cpu_offloading).
     """
-    recomputes = bool(point.args.recompute_num_layers or point.recompute_modules)
-    if point.offload_layers <= 0 or not recomputes:
+    if point.offload_layers <= 0:
         return None
-    operands = {
-        "activation_offload_layers": point.offload_layers,
-        "recompute_num_layers": point.args.recompute_num_layers,
-        "recompute_modules": ",".join(point.recompute_modules),
-    }
+    operands: dict[str, int | str] = {"activation_offload_layers": point.offload_layers}
+    if modules := point.recompute_modules:
+        operands["recompute_modules"] = ",".join(modules)
+    elif num_layers := point.args.recompute_num_layers:
+        operands["recompute_num_layers"] = num_layers
+    else:
+        return None
     fact = "offloading does not work with recomputation"
     return Violation("M16", "cmd_args.activation_offload_layers", fact, "remove one of them", operands)
 
@@ -80,7 +87,8 @@ def m17_whole_layer_graphs_are_graphs(point: Point) -> Answer:
     Pass: cuda_graph_impl="local". Fail: cuda_graph_impl="local" without scope, activation_offload_layers=2.
     Source: megatron.core.transformer.TransformerConfig (CUDA graphs not supported with CPU offloading).
     """
-    if not point.graph_impl or point.graph_scopes or not (point.fsdp or point.offload_layers > 0):
+    is_whole_layer = point.graph_impl and not (point.graph_scopes or point.has_full_iteration_graph)
+    if not (is_whole_layer and (point.fsdp or point.offload_layers > 0)):
         return None
     operands = {
         "cuda_graph_impl": point.args.cuda_graph_impl,
@@ -158,7 +166,8 @@ def m21_graphs_with_whole_layers_recomputed(point: Point) -> Answer:
     Pass: recompute_num_layers=1, cuda_graph_impl="local", scope full_iteration. Fail: the same without scope.
     Source: megatron.core.transformer.TransformerConfig (full recompute is only supported with full iteration graphs).
     """
-    if not (point.graph_impl and point.args.recompute_num_layers) or point.graph_scopes == ("full_iteration",):
+    is_full = point.graph_scopes == ("full_iteration",) or point.has_full_iteration_graph
+    if not (point.graph_impl and point.args.recompute_num_layers) or is_full:
         return None
     operands = {
         "recompute_num_layers": point.args.recompute_num_layers,
@@ -170,6 +179,30 @@ def m21_graphs_with_whole_layers_recomputed(point: Point) -> Answer:
     return Violation("M21", "cmd_args.recompute_num_layers", fact, remedy, operands)
 
 
+def m22_local_graphs_are_of_the_full_iteration(point: Point) -> Answer:
+    """Since Megatron-Bridge 0.6, local CUDA graphs capture the full iteration only.
+
+    C14 lets `local` without a scope through; these releases refuse it.
+
+    Pass: cuda_graph_impl="local", scope full_iteration. Fail: cuda_graph_impl="local" without scope.
+    Not evaluated: the release of Megatron-Bridge is unknown.
+    Source: Megatron-Bridge 0.6.0, megatron.bridge.utils.cuda_graph.
+    """
+    if point.is_embedded or point.graph_impl != "local" or point.has_full_iteration_graph:
+        return None
+    if point.release is None:
+        return NotEvaluated("M22", "the release of Megatron-Bridge")
+    if point.release.key < (0, 6):
+        return None
+    operands = {
+        "cuda_graph_impl": point.args.cuda_graph_impl,
+        "cuda_graph_scope": ",".join(point.graph_scopes),
+        "release": point.release.version,
+    }
+    remedy = "set cuda_graph_scope to full_iteration, or cuda_graph_impl to transformer_engine or none"
+    return Violation("M22", "cmd_args.cuda_graph_impl", "local graphs need scope full_iteration", remedy, operands)
+
+
 RULES = (
     m14_recomputed_modules_are_known,
     m15_full_or_selective_recomputation,
@@ -179,4 +212,5 @@ RULES = (
     m19_overlapped_all_to_all_has_what_it_needs,
     m20_gpu_computes_the_precision,
     m21_graphs_with_whole_layers_recomputed,
+    m22_local_graphs_are_of_the_full_iteration,
 )

@@ -41,9 +41,10 @@ def m10_feed_forward_divides_over_tensor_ranks(point: Point) -> Answer:
     """
     if (ffn := point.of_recipe("ffn_hidden_size")) is None:
         return NotEvaluated("M10", "recipe")
-    et = point.args.et or point.tp
+    et = point.tp
     widths = {"ffn_hidden_size": (ffn, point.tp)} if point.has_dense_layers else {}
     if point.num_experts:
+        et = point.args.et or point.tp
         widths["moe_ffn_hidden_size"] = (point.of_recipe("moe_ffn_hidden_size") or ffn, et)
         shared = point.of_recipe("moe_shared_expert_intermediate_size")
         widths["moe_shared_expert_intermediate_size"] = (shared or point.tp, point.tp)

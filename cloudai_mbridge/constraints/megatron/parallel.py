@@ -101,7 +101,7 @@ def m07_ranks_fill_the_expert_groups(point: Point) -> Answer:
     """
     if (point.args.ep or 1) == 1 and point.args.et is None:
         return None  # C01 says all
-    if point.args.et is None and not point.is_embedded:
+    if point.args.et is None and not (point.is_embedded or point.is_resolved):
         return NotEvaluated("M07", "et, which upstream recipes set themselves")
     et, ep = point.args.et or point.tp, point.args.ep or 1
     size = et * ep * point.pp

@@ -1,0 +1,100 @@
+"""Which rules of CloudAI's later releases of Megatron-Bridge have lifted, and for which points.
+
+Each row is a fact about a release, with the place where it shows. 0.3 is the oldest release that is known here.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import groupby
+from operator import attrgetter
+
+from cloudai_mbridge.constraints.rule import Point
+
+
+@dataclass(frozen=True)
+class Lift:
+    """since: the first release without the rule. applies: for which points; given with what the launcher fills in."""
+
+    rule_id: str
+    since: str
+    reason: str
+    source: str
+    applies: Callable[[Point], bool]
+
+    @property
+    def key(self) -> tuple[int, ...]:
+        """The release's numbers, to compare."""
+        return tuple(int(part) for part in self.since.split("."))
+
+
+def _full_iteration(point: Point) -> bool:
+    return point.has_full_iteration_graph
+
+
+def _graphs_are_off(point: Point) -> bool:
+    return not point.graph_impl
+
+
+def _te_outside_of_experts(point: Point) -> bool:
+    return point.graph_impl == "transformer_engine" and not {"moe", "mlp"} & set(point.graph_scopes)
+
+
+def _named_full_iteration(point: Point) -> bool:
+    return point.graph_impl == "full_iteration"
+
+
+def _no_router_graph_below_recomputed_experts(point: Point) -> bool:
+    is_te = point.graph_impl == "transformer_engine"
+    return not (is_te and "moe" in point.recompute_modules and "moe_router" in point.graph_scopes)
+
+
+_ROWS = (
+    Lift(
+        "C05",
+        "0.6",
+        "Megatron FSDP runs with a graph of the full iteration",
+        "0.6.0 perf_recipes with use_megatron_fsdp and a full-iteration graph",
+        _full_iteration,
+    ),
+    Lift(
+        "C11",
+        "0.3",
+        "overlapped all-to-all runs with Transformer Engine graphs that capture neither moe nor mlp",
+        "Megatron-Core 0.16 to 0.19, TransformerConfig; 0.3.0 QWEN3_30B_A3B_PRETRAIN_CONFIG_H100_BF16_V1",
+        _te_outside_of_experts,
+    ),
+    Lift(
+        "C11",
+        "0.5",
+        "overlapped all-to-all runs with a graph of the full iteration",
+        "Megatron-Core 0.18, TransformerConfig; 0.5.0 DEEPSEEK_V3_PRETRAIN_CONFIG_GB300_FP8_MX_V2",
+        _full_iteration,
+    ),
+    Lift(
+        "C12",
+        "0.6",
+        "offloading runs with a graph of the full iteration",
+        "Megatron-Core 0.18, TransformerConfig (cpu_offloading)",
+        _full_iteration,
+    ),
+    Lift(
+        "C13",
+        "0.5",
+        "full_iteration is an implementation of its own",
+        "Megatron-Core 0.18, TransformerConfig.cuda_graph_impl; 0.5.0 scripts/performance/configs",
+        _named_full_iteration,
+    ),
+    Lift("C15", "0.3", "graphs are off", "Megatron-Core 0.16, TransformerConfig", _graphs_are_off),
+    Lift("C16", "0.3", "graphs are off", "Megatron-Core 0.16, TransformerConfig", _graphs_are_off),
+    Lift(
+        "C17",
+        "0.3",
+        "a captured module may be recomputed inside its graph; only moe around a captured moe_router may not",
+        "Megatron-Core 0.16 to 0.19, TransformerConfig; 0.3.0 DEEPSEEK_V3_PRETRAIN_CONFIG_GB200_BF16_V1",
+        _no_router_graph_below_recomputed_experts,
+    ),
+)
+
+LIFTS: Mapping[str, tuple[Lift, ...]] = {
+    rule_id: tuple(rows) for rule_id, rows in groupby(_ROWS, key=attrgetter("rule_id"))
+}

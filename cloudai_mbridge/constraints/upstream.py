@@ -1,0 +1,119 @@
+"""How rules look at a point of Megatron-Bridge's launcher, which fills in what the point leaves out.
+
+Rules C01-C18 look at what is written, as CloudAI does. All others, and C02 and C08, which accept everything in CloudAI,
+look at what will be trained. An argument that upstream decides and nobody knows makes a rule *not evaluated*.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from cloudai_mbridge.constraints import cloudai
+from cloudai_mbridge.constraints.cloudai import pipeline, sizes
+from cloudai_mbridge.constraints.lifts import LIFTS
+from cloudai_mbridge.constraints.megatron import parallel
+from cloudai_mbridge.constraints.rule import Answer, Lifted, NotEvaluated, Point, RuleSet, Violation
+from cloudai_mbridge.megatron_bridge.presets import UPSTREAM_DECIDES, Preset, Resolved
+from cloudai_mbridge.megatron_bridge.release import Release
+
+Rule = Callable[[Point], Answer]
+
+_ON_TRAINED_ONLY = {pipeline.c02_layers_fill_the_pipeline, pipeline.c08_stages_divide_into_virtual_ones}
+_ON_WRITTEN = {*cloudai.RULES, parallel.m02_sizes_are_positive} - _ON_TRAINED_ONLY
+# Arithmetic that Megatron-Core has to obey whoever gave the numbers: also asked of what will be trained.
+_ON_BOTH = {
+    sizes.c01_ranks_fill_the_model_parallel_groups,
+    sizes.c03_at_least_one_model_replica,
+    sizes.c04_global_batch_is_whole_micro_batches,
+    sizes.c07_ranks_fill_the_expert_groups,
+}
+_DECIDED = frozenset(UPSTREAM_DECIDES)
+
+
+class UnknownOperandError(Exception):
+    """A rule asks for an argument that upstream decides and nobody knows."""
+
+
+@dataclass(frozen=True)
+class Upstream:
+    """What is known of the launcher of a point. preset: what it fills in; None where nobody knows."""
+
+    release: Release | None = None
+    preset: Preset | None = None
+    rules: RuleSet = RuleSet.RELEASE
+
+    def trained(self, written: Point, args: Any) -> Point:
+        """Return the point with the arguments that will be trained."""
+        return Point(args, written.system, written.recipe, written.num_nodes, self.release, self.preset is not None)
+
+
+class TrainedArgs:
+    """The arguments that will be trained; asking for one that nobody knows raises UnknownOperandError."""
+
+    def __init__(self, resolved: Resolved) -> None:
+        self._args, self._unknown = resolved.args, resolved.unknown
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self._unknown:
+            raise UnknownOperandError(name)
+        return getattr(self._args, name)
+
+
+def ask(rule: Rule, written: Point, trained: Point, upstream: Upstream) -> Answer:
+    """Return what a rule says of a point. trained: the same with the arguments that will be trained."""
+    if rule not in _ON_WRITTEN:
+        return _of_trained(rule, written, trained, upstream)
+    answer = rule(written)
+    if upstream.rules is RuleSet.CLOUDAI:
+        return answer
+    if isinstance(answer, Violation):
+        return _lifted(rule, answer, written, trained, upstream)
+    if rule in _ON_BOTH:
+        found = _of_trained(rule, written, trained, upstream)
+        return answer if isinstance(found, NotEvaluated) else found
+    return answer
+
+
+def _of_trained(rule: Rule, written: Point, trained: Point, upstream: Upstream) -> Answer:
+    try:
+        answer = rule(trained)
+    except UnknownOperandError as error:
+        return NotEvaluated(rule_id(rule), f"{error}, which Megatron-Bridge decides,")
+    if isinstance(answer, Violation) and upstream.preset is not None:
+        return replace(answer, origins=_origins(answer, written, upstream.preset))
+    return answer
+
+
+def _lifted(rule: Rule, broken: Violation, written: Point, trained: Point, upstream: Upstream) -> Answer:
+    """Return why a rule of CloudAI's does not hold here, or that it is broken."""
+    for lift in LIFTS.get(broken.rule_id, ()):
+        if upstream.release is not None and upstream.release.key >= lift.key and _holds(lift.applies, trained):
+            return Lifted(broken.rule_id, lift.since, lift.reason)
+    if upstream.preset is None:
+        return broken
+    answer = _of_trained(rule, written, trained, upstream)
+    if answer is None:
+        return Lifted(broken.rule_id, "", f"holds with what {origin(upstream.preset)} fills in")
+    return answer if isinstance(answer, Violation) else broken
+
+
+def _holds(condition: Callable[[Point], bool], trained: Point) -> bool:
+    try:
+        return condition(trained)
+    except UnknownOperandError:
+        return False
+
+
+def _origins(broken: Violation, written: Point, preset: Preset) -> dict[str, str]:
+    said = written.args
+    return {n: origin(preset) for n in broken.operands if n in _DECIDED and getattr(said, n) in (None, "", [])}
+
+
+def origin(preset: Preset) -> str:
+    """Return where a value of a preset comes from, in a few words."""
+    return f"preset {preset.name}, {preset.release.version}"
+
+
+def rule_id(rule: Rule) -> str:
+    """Return a rule's id, such as C04."""
+    return rule.__name__.partition("_")[0].upper()

@@ -1,0 +1,65 @@
+"""What is estimated of a point of Megatron-Bridge's launcher: the sizes that will be trained."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from cloudai_mbridge.estimate.hardware import Gpu
+from cloudai_mbridge.estimate.question import Question
+from cloudai_mbridge.megatron_bridge.presets import UPSTREAM_DECIDES, Preset, with_preset
+from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
+from cloudai_mbridge.recipes.apply import with_recipe_defaults
+from cloudai_mbridge.recipes.load import Recipe
+from cloudai_mbridge.training.flops import NEW, Formula
+
+# Without these there is no estimate; the others are taken as unset where nobody knows them
+_NEEDED = ("tp", "pp", "cp", "ep", "mb", "gb")
+# What a row of the published tables says of a point
+_PUBLISHED = ("tp", "pp", "cp", "vp", "ep", "et", "mb", "gb", "seq_length", "use_megatron_fsdp")
+_BATCH = ("mb", "gb")
+_MODEL = ("num_layers", "hidden_size", "vocab_size", "first_k_dense_replace", "num_distributed_optimizer_instances")
+_OURS = frozenset(UPSTREAM_DECIDES) - {"seq_length"}
+
+
+def trained_question(
+    recipe: Recipe,
+    args: ResolvedCmdArgs,
+    preset: Preset | None,
+    why_no_preset: str,
+    gpu: Gpu | None,
+    why_no_gpu: str,
+    extra: Mapping[str, str],
+    formula: Formula = NEW,
+) -> Question:
+    """Return what is to be estimated of a point. args: as it says them. why_no_preset: if nobody knows the rest."""
+    resolved = with_preset(args, preset)
+    if missing := _missing(resolved.unknown, recipe):
+        why = f"Megatron-Bridge decides {', '.join(missing)}, and {why_no_preset}; set them"
+        return Question(recipe, args, gpu, why_no_gpu, extra, formula, why_no_layout=why)
+    trained = with_recipe_defaults(resolved.args, recipe, but=_OURS)
+    sizes = {name: getattr(trained, name) for name in _PUBLISHED}
+    published = with_recipe_defaults(args.model_copy(update=sizes), recipe)
+    proven = _proven(recipe, args, preset, extra)
+    return Question(recipe, trained, gpu, why_no_gpu, extra, formula, published, proven)
+
+
+def _missing(unknown: frozenset[str], recipe: Recipe) -> list[str]:
+    has_experts = recipe.default("model", "num_moe_experts") is not None
+    return [name for name in _NEEDED if name in unknown and (has_experts or name != "ep")]
+
+
+def _proven(
+    recipe: Recipe, args: ResolvedCmdArgs, preset: Preset | None, extra: Mapping[str, str]
+) -> tuple[tuple[int, int, int], ...]:
+    """Return GPUs and batch of the preset, which upstream ships for this GPU, if the point changes nothing else."""
+    if preset is None or extra or not all(isinstance(preset.values.get(name), int) for name in _BATCH):
+        return ()
+    shape = {name: preset.values.get(name) for name in UPSTREAM_DECIDES if name not in _BATCH}
+    shape |= {name: recipe.default("model", name) for name in _MODEL}
+    shape["seq_length"] = shape["seq_length"] or recipe.default("model", "seq_length")
+    if any(_differs(getattr(args, name), value) for name, value in shape.items()):
+        return ()
+    return ((preset.num_gpus, preset.values["mb"], preset.values["gb"]),)
+
+
+def _differs(said: Any, value: Any) -> bool:
+    return said not in (None, "", []) and said != value

@@ -1,0 +1,69 @@
+"""What plans say of the values that Megatron-Bridge's launcher fills in, and of rules that its release has lifted."""
+
+import itertools
+from collections.abc import Iterator
+
+from cloudai_mbridge.constraints import Lifted, Upstream
+from cloudai_mbridge.constraints.upstream import origin
+from cloudai_mbridge.megatron_bridge.presets import with_preset
+from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
+from cloudai_mbridge.sweep.expand import Sweep
+from cloudai_mbridge.sweep.pinned import CHOOSING, Pinned
+
+_MOST_COMBINATIONS = 500
+_MOST_NAMED = 5
+
+
+def fill_in_notes(sweep: Sweep, pinned: Pinned) -> tuple[str, ...]:
+    """Return which presets fill in what the points of a sweep leave out, and what nobody knows."""
+    sources: dict[str, list[str]] = {}
+    unknown: dict[str, None] = {}
+    for args in itertools.islice(_variants(sweep), _MOST_COMBINATIONS):
+        if (upstream := pinned.upstream(args)) is None:
+            continue
+        resolved = with_preset(args, upstream.preset)
+        if upstream.preset is None and resolved.unknown - set(sweep.grid.names):
+            unknown[pinned.why_no_preset(args)] = None
+        elif upstream.preset is not None:
+            names = sources.setdefault(_release(upstream), [])
+            if upstream.preset.name not in names:
+                names.append(upstream.preset.name)
+    lines = [f"defaults of {release}: {_few(names)}" for release, names in sources.items()]
+    nothing = "what Megatron-Bridge fills in is not known, and rules that need it are not evaluated"
+    return (*lines, *(f"{nothing}: {why}" for why in itertools.islice(unknown, _MOST_NAMED)))
+
+
+def describe_fill_in(args: ResolvedCmdArgs, upstream: Upstream) -> str:
+    """Return what the launcher fills in for one point; "" if that is nothing."""
+    resolved = with_preset(args, upstream.preset)
+    if upstream.preset is None or not resolved.from_preset:
+        return ""
+    values = ", ".join(f"{name}={_text(getattr(resolved.args, name))}" for name in sorted(resolved.from_preset))
+    return f"{origin(upstream.preset)} ({upstream.preset.release.source}): {values}"
+
+
+def lifted_note(lifted: Lifted, count: int) -> str:
+    """Return what is said of points that only CloudAI rejects."""
+    return f"{lifted}; {count} point{'s' if count > 1 else ''} that CloudAI rejects (--rules cloudai)"
+
+
+def _variants(sweep: Sweep) -> Iterator[ResolvedCmdArgs]:
+    """Yield the shared arguments with every combination of what chooses a preset."""
+    base = sweep.base_args()
+    axes = {axis.name: axis.values for axis in sweep.axes if axis.name in CHOOSING}
+    for values in itertools.product(*axes.values()):
+        yield base.model_copy(update=dict(zip(axes, values, strict=True)))
+
+
+def _release(upstream: Upstream) -> str:
+    release = upstream.release
+    return f"Megatron-Bridge {release.version} ({release.source})" if release else "Megatron-Bridge"
+
+
+def _few(names: list[str]) -> str:
+    more = len(names) - _MOST_NAMED
+    return ", ".join(names[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+def _text(value: object) -> str:
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -1,0 +1,69 @@
+"""Which Megatron-Bridge a test pins, and what its launcher fills in for a point."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from cloudai_mbridge.constraints import RuleSet, Upstream
+from cloudai_mbridge.megatron_bridge.presets import find_preset, why_no_preset
+from cloudai_mbridge.megatron_bridge.release import Release, find_release
+from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
+from cloudai_mbridge.models.system import System
+from cloudai_mbridge.models.test_definition import GitRepo, MegatronBridgeTestDefinition
+from cloudai_mbridge.sweep.run_id import slug
+
+MOUNT = "/opt/Megatron-Bridge"
+# The arguments that choose a preset
+CHOOSING = (
+    *("launcher", "model_recipe_name", "model_family_name", "gpu_type", "compute_dtype", "task", "config_variant"),
+    *("use_recipes", "num_gpus"),
+)
+
+
+@dataclass(frozen=True)
+class Pinned:
+    """release: of the Megatron-Bridge that a test pins; None where it is not known. rules: whose C rules hold."""
+
+    release: Release | None = None
+    rules: RuleSet = RuleSet.RELEASE
+
+    def upstream(self, args: ResolvedCmdArgs) -> Upstream | None:
+        """Return what the launcher of a point with these arguments adds; None: nothing, the embedded loop runs it."""
+        if args.launcher is Launcher.EMBEDDED:
+            return None
+        return Upstream(self.release, find_preset(args, self.release), self.rules)
+
+    def why_no_preset(self, args: ResolvedCmdArgs) -> str:
+        """Say why nobody knows what the launcher fills in."""
+        return why_no_preset(args, self.release)
+
+
+def pinned_by(
+    definition: MegatronBridgeTestDefinition, system: System | None = None, rules: RuleSet = RuleSet.RELEASE
+) -> Pinned:
+    """Return what a test pins. An installed clone says its release itself, else the pinned commit does."""
+    repo = megatron_bridge_of(definition)
+    if repo is None:
+        return Pinned(rules=rules)
+    install_path = system.install_path if system else None
+    clone = clone_path(Path(install_path), repo.url, repo.commit) if install_path else None
+    return Pinned(find_release(repo.commit, clone), rules)
+
+
+def megatron_bridge_of(definition: MegatronBridgeTestDefinition) -> GitRepo | None:
+    """Return the first repository that is Megatron-Bridge's by its URL or its mount."""
+    for repo in definition.git_repos:
+        if "Megatron-Bridge" in repo.url or (repo.mount_as or "").rstrip("/") == MOUNT:
+            return repo
+    return None
+
+
+def clone_path(install_path: Path, url: str, commit: str) -> Path:
+    """Return where `mbridge install` clones a repository at a commit."""
+    return install_path / pinned_name(url, commit)
+
+
+def pinned_name(url: str, commit: str) -> str:
+    """Return the name of a repository at a commit: one safe path component, whatever the URL."""
+    name = re.split(r"[/:]", url.rstrip("/"))[-1].removesuffix(".git")
+    return f"{slug(name)}__{slug(commit)}"
