@@ -162,7 +162,9 @@ max_steps = 4
 [extra_env_vars]
 {env}
 """
-_SCENARIO = 'name = "scenario"\n{head}\n[[Tests]]\nid = "points"\ntest_name = "tiny"\ntime_limit = "00:10:00"\n{tests}\n'
+_SCENARIO = (
+    'name = "scenario"\n{head}\n[[Tests]]\nid = "points"\ntest_name = "tiny"\ntime_limit = "00:10:00"\n{tests}\n'
+)
 
 
 @dataclass
