@@ -30,7 +30,7 @@ interop: interop-install
 	.ci/install-slurm
 	MBRIDGE_CLOUDAI_SOURCE=$(UPSTREAM)/cloudai MBRIDGE_LAUNCHER_SOURCE_0_3=$(UPSTREAM)/megatron-bridge-0.3 \
 	  MBRIDGE_LAUNCHER_SOURCE_0_6=$(UPSTREAM)/megatron-bridge-0.6 \
-	  $(INTEROP)/bin/python -m pytest $(INTEROP_ARGS) tests/interop
+	  $(INTEROP)/bin/python -m pytest -n $(WORKERS) --dist loadfile $(INTEROP_ARGS) tests/interop
 
 # CloudAI and mbridge on the same points on one sandbox: time, Slurm calls, exit codes.
 head-to-head: interop-install

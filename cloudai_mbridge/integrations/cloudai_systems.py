@@ -76,6 +76,9 @@ class EmbeddedSlurmStrategy(SlurmCommandGenStrategy):
 
     def _batch_script(self) -> str:
         directives = [line for line in self._script().splitlines() if line.startswith("#SBATCH")]
+        if not self.system.supports_gpu_directives:
+            directives = [line for line in directives if not line.startswith("#SBATCH --gpus-per-node")]
+        self._add_reservation(directives)
         commands = [self._metadata(), f"exec bash {POINT_FILES.slurm_script}"]
         return "\n".join(["#!/bin/bash", *directives, *commands]) + "\n"
 

@@ -7,12 +7,10 @@ import os
 import subprocess
 import sys
 import tarfile
-import time
 import tomllib
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from cloudai.core import METRIC_ERROR, Registry
 from cloudai.models.scenario import TestRunDetails
@@ -192,6 +190,7 @@ def test_credentials_reach_no_file(cluster_place: Any) -> None:
         assert ended.returncode == 2
         assert "remove it from the TOML and export it" in ended.stderr
         assert "NeverToBeSeen" not in ended.stdout + ended.stderr
+        assert "NeverToBeSeen" not in (cluster_place.directory / "debug.log").read_text()
         assert not list((cluster_place.directory / "elsewhere").rglob("*"))
 
 
@@ -207,6 +206,39 @@ def test_hooks_are_refused_in_one_line(place: Any) -> None:
     assert ended.returncode == 2
     assert "runs no pre_test or post_test" in ended.stderr
     assert "Traceback" not in ended.stdout + ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        ({"args": "gb = 3\nmb = 2"}, "C04 cmd_args.gb"),
+        ({"head": "[nsys]\nenable = true"}, "nsys"),
+    ],
+)
+def test_what_cannot_run_ends_in_one_line(args: dict[str, str], said: str, place: Any) -> None:
+    place.write(**args)
+    ended = place.run("dry-run", system="standalone")
+    assert ended.returncode == 2
+    assert said in ended.stderr
+    assert len(ended.stderr.splitlines()) == 1
+
+
+def test_an_unknown_recipe_of_a_sweep_ends_in_one_line(place: Any) -> None:
+    place.write("mb = [1, 2]")
+    place.write_scenario('[Tests.cmd_args]\nmodel_recipe_name = "nothing"')
+    ended = place.run("dry-run", system="standalone")
+    assert ended.returncode == 2
+    assert ended.stderr.startswith("Error: points: ")
+    assert "nothing" in ended.stderr
+    assert len(ended.stderr.splitlines()) == 1
+
+
+def test_systems_without_a_command_are_refused(place: Any) -> None:
+    text = (place.directory / "standalone.toml").read_text().replace('"standalone"', '"lsf"')
+    (place.directory / "lsf.toml").write_text(text + 'default_queue = "normal"\nqueues = [{name = "normal"}]\n')
+    ended = place.run("dry-run", system="lsf")
+    assert ended.returncode == 2, ended.stdout + ended.stderr
+    assert "runs on slurm and standalone systems, not on lsf" in ended.stderr
 
 
 def test_a_scenario_may_change_a_test(place: Any) -> None:
@@ -238,23 +270,6 @@ def test_a_failing_point_on_this_machine(place: Any) -> None:
     assert "MegatronBridgeEmbedded: 1 of 1 points failed" in ended.stderr
 
 
-def test_killing_a_standalone_job_leaves_no_process(place: Any) -> None:
-    """CloudAI kills the one process that it knows, with SIGKILL."""
-    place.env["MBRIDGE_PYTHON"] = str(Path(__file__).parents[1] / "stand_in/training.py")
-    place.write(env="STAND_IN = '{\"hang\": 600}'")
-    place.run("dry-run", system="standalone")
-    (script,) = place.results.rglob("run.sh")
-    command = [sys.executable, "-m", "cloudai_mbridge.integrations.standalone", str(script.parent)]
-    first = subprocess.Popen(command, env=place.env)
-    wait_for(lambda: (script.parent / "stdout.txt").exists() and "MBRIDGE_RUN" in read(script.parent / "stdout.txt"))
-    ours = psutil.Process(first.pid).children(recursive=True)
-    assert len(ours) >= 3
-    first.kill()
-    first.wait()
-    _, alive = psutil.wait_procs(ours, timeout=60)
-    assert not alive
-
-
 def test_a_metric_of_what_did_not_run(place: Any, tmp_path: Path) -> None:
     """CloudAI compares with its METRIC_ERROR by identity."""
 
@@ -263,14 +278,3 @@ def test_a_metric_of_what_did_not_run(place: Any, tmp_path: Path) -> None:
 
     for report in Registry().reports_map[Registry().test_definitions_map[TEMPLATE]]:
         assert report(None, Run()).get_metric("default") is METRIC_ERROR
-
-
-def read(path: Path) -> str:
-    return path.read_text(errors="replace")
-
-
-def wait_for(is_true: Any, timeout_s: float = 60.0) -> None:
-    end = time.monotonic() + timeout_s
-    while not is_true():
-        assert time.monotonic() < end
-        time.sleep(0.05)
