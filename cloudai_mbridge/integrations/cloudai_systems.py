@@ -83,14 +83,15 @@ class EmbeddedSlurmStrategy(SlurmCommandGenStrategy):
         return "\n".join(["#!/bin/bash", *directives, *commands]) + "\n"
 
     def _metadata(self) -> str:
-        """Return the command that writes CloudAI's description of every node."""
+        """Return the command that writes CloudAI's description of every node, where its script is installed."""
         output = Path(self.test_run.output_path).absolute() / "metadata"
         output.mkdir(parents=True, exist_ok=True)
         nodes, _ = self.get_cached_nodes_spec()
         options = [f"--mpi={self.mpi}", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1"]
         files = [f"--output={output / 'node-%N.toml'}", f"--error={output / 'nodes.err'}"]
         script = Path(self.system.install_path).absolute() / "slurm-metadata.sh"
-        return shlex.join(["srun", *options, *shlex.split(self._srun_args()), *files, "bash", str(script)])
+        command = ["srun", *options, *shlex.split(self._srun_args()), *files, "bash", str(script)]
+        return f"! test -e {shlex.quote(str(script))} || {shlex.join(command)}"
 
     def _srun_args(self) -> str:
         return " ".join(filter(None, (self.system.extra_srun_args, self.test_run.extra_srun_args)))

@@ -34,12 +34,13 @@ OUT_OF_MEMORY = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2
 CACHED = "--enable-cache-without-check"
 
 LAUNCHER = """
-import os, subprocess, sys
+import os, subprocess, sys, time
 fails = sys.argv[sys.argv.index("-gb") + 1] == "96"
 job = os.environ["NEMORUN_HOME"] + "/job.sh"
 log = os.environ["NEMORUN_HOME"] + "/log.out"
 with open(job, "w") as file:
     file.write(f'''#!/bin/bash
+trap "touch {log}.over" EXIT
 for step in 1 2 3 4 5; do
   sleep 0.2
   echo "Step Time : 1.2${{step}}s GPU utilization: 456.7MODEL_TFLOP/s/GPU"
@@ -51,7 +52,9 @@ done
 ''')
 partition = sys.argv[sys.argv.index("-p") + 1]
 options = ["--nodes=1", "--ntasks=1", "--gpus-per-node=4", "--output=" + log, "-p", partition]
-subprocess.run(["sbatch", "--wait", *options, job])
+subprocess.run(["sbatch", *options, job])
+while not os.path.exists(log + ".over"):
+    time.sleep(0.1)
 print(open(log).read())
 """.replace("OUT_OF_MEMORY", OUT_OF_MEMORY)
 PYTHON = '#!/bin/sh\n# CloudAI calls pip before every point\n[ "$2" = pip ] && exit 0\nexec {python} "$@"\n'
