@@ -12,7 +12,7 @@ INTEROP := .venv-interop
 UPSTREAM := .interop
 SANDBOX ?= /tmp/mbridge-sandbox-$(shell id -u)
 
-.PHONY: run test interop drill bench lint slurm-sandbox slurm-sandbox-stop clean
+.PHONY: run test interop interop-install head-to-head drill bench lint slurm-sandbox slurm-sandbox-stop clean
 
 # Check, train, judge and report a sweep of a tiny GPT on this machine.
 run: $(VENV)/.train
@@ -26,17 +26,24 @@ test: $(VENV)/.dev
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 # Run the tests against the real CloudAI and the real launcher of Megatron-Bridge, in an environment of their own.
-interop: $(INTEROP)/.created
+interop: interop-install
 	.ci/install-slurm
+	MBRIDGE_CLOUDAI_SOURCE=$(UPSTREAM)/cloudai MBRIDGE_LAUNCHER_SOURCE_0_3=$(UPSTREAM)/megatron-bridge-0.3 \
+	  MBRIDGE_LAUNCHER_SOURCE_0_6=$(UPSTREAM)/megatron-bridge-0.6 \
+	  $(INTEROP)/bin/python -m pytest -n $(WORKERS) --dist loadfile $(INTEROP_ARGS) tests/interop
+
+# CloudAI and mbridge on the same points on one sandbox: time, Slurm calls, exit codes.
+head-to-head: interop-install
+	.ci/install-slurm
+	$(INTEROP)/bin/python tests/benchmarks/head_to_head.py
+
+interop-install: $(INTEROP)/.created
 	.ci/fetch-source $(MBRIDGE_CLOUDAI_SOURCE) $(UPSTREAM)/cloudai
 	.ci/fetch-source $(MBRIDGE_LAUNCHER_SOURCE_0_3) $(UPSTREAM)/megatron-bridge-0.3
 	.ci/fetch-source $(MBRIDGE_LAUNCHER_SOURCE_0_6) $(UPSTREAM)/megatron-bridge-0.6
 	PDM_BUILD_SCM_VERSION=$$(sed -n 's/^fallback_version = "\(.*\)"/\1/p' $(UPSTREAM)/cloudai/pyproject.toml) \
 	  PIP_CONSTRAINT=constraints-interop.txt \
 	  $(INTEROP)/bin/python -m pip install --quiet --editable '.[interop]' ./$(UPSTREAM)/cloudai
-	MBRIDGE_CLOUDAI_SOURCE=$(UPSTREAM)/cloudai MBRIDGE_LAUNCHER_SOURCE_0_3=$(UPSTREAM)/megatron-bridge-0.3 \
-	  MBRIDGE_LAUNCHER_SOURCE_0_6=$(UPSTREAM)/megatron-bridge-0.6 \
-	  $(INTEROP)/bin/python -m pytest $(INTEROP_ARGS) tests/interop
 
 # The tests that are too long for `make test`, and the benchmarks.
 drill: $(VENV)/.dev

@@ -56,7 +56,8 @@ def _add(registry: Any, workload: Any, systems: Any) -> Registration:
         if name not in registry.systems_map or name not in registry.runners_map:
             raise ToolFailure(f"it has no system {name!r} yet; call register() after its own register_all()")
         registry.add_command_gen_strategy(registry.systems_map[name], definition, strategy)
-        registry.update_runner(name, systems.checked(registry.runners_map[name]))
+    for name, runner in list(registry.runners_map.items()):
+        registry.update_runner(name, systems.checked(runner))
     registry.add_report(definition, workload.EmbeddedReport)
     registry.add_test_definition(TEMPLATE, definition)
     return Registration(True, f"CloudAI has {TEMPLATE} now")

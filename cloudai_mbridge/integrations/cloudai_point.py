@@ -36,6 +36,7 @@ _SYSTEM = (
     *("name", "default_partition", "account", "distribution", "mpi", "gpus_per_node", "container_mount_home"),
     *("extra_srun_args", "extra_sbatch_args", "global_env_vars"),
 )
+_SCHEDULERS = ("slurm", "standalone")
 Placement = tuple[int | list[int], list[str]]
 
 
@@ -73,6 +74,8 @@ def refuse(tr: Any, system: Any) -> None:
     Raises:
         Refused: a rule rejects the point, or something asked for is not implemented.
     """
+    if system.scheduler not in _SCHEDULERS:
+        raise Refused(f"{tr.name}: {TEMPLATE} runs on {' and '.join(_SCHEDULERS)} systems, not on {system.scheduler}")
     plan = plan_of(tr, system)
     if not tr.is_dse_job:
         the_run(plan)

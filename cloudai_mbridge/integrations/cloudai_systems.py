@@ -76,18 +76,22 @@ class EmbeddedSlurmStrategy(SlurmCommandGenStrategy):
 
     def _batch_script(self) -> str:
         directives = [line for line in self._script().splitlines() if line.startswith("#SBATCH")]
+        if not self.system.supports_gpu_directives:
+            directives = [line for line in directives if not line.startswith("#SBATCH --gpus-per-node")]
+        self._add_reservation(directives)
         commands = [self._metadata(), f"exec bash {POINT_FILES.slurm_script}"]
         return "\n".join(["#!/bin/bash", *directives, *commands]) + "\n"
 
     def _metadata(self) -> str:
-        """Return the command that writes CloudAI's description of every node."""
+        """Return the command that writes CloudAI's description of every node, where its script is installed."""
         output = Path(self.test_run.output_path).absolute() / "metadata"
         output.mkdir(parents=True, exist_ok=True)
         nodes, _ = self.get_cached_nodes_spec()
         options = [f"--mpi={self.mpi}", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1"]
         files = [f"--output={output / 'node-%N.toml'}", f"--error={output / 'nodes.err'}"]
         script = Path(self.system.install_path).absolute() / "slurm-metadata.sh"
-        return shlex.join(["srun", *options, *shlex.split(self._srun_args()), *files, "bash", str(script)])
+        command = ["srun", *options, *shlex.split(self._srun_args()), *files, "bash", str(script)]
+        return f"! test -e {shlex.quote(str(script))} || {shlex.join(command)}"
 
     def _srun_args(self) -> str:
         return " ".join(filter(None, (self.system.extra_srun_args, self.test_run.extra_srun_args)))

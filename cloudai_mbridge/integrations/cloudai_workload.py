@@ -49,14 +49,16 @@ class EmbeddedTestDefinition(TestDefinition):
 
     def was_run_successful(self, tr: Any) -> JobStatusResult:
         """Judge as `mbridge run` does: exit code, every step in the log, every loss finite."""
+        where = str(Path(tr.output_path).absolute())
         try:
             point = judged(tr.output_path)
         except BadInput as error:
             if is_prepared(tr.output_path):
-                failed_points[str(tr.output_path)] = True
+                failed_points[where] = True
             return JobStatusResult(is_successful=False, error_message=str(error))
-        failed_points[str(tr.output_path)] = point.verdict is not Verdict.SUCCESS
-        return JobStatusResult(is_successful=point.verdict is Verdict.SUCCESS, error_message="; ".join(point.reasons))
+        is_good = point.verdict is Verdict.SUCCESS
+        failed_points[where] = not is_good
+        return JobStatusResult(is_successful=is_good, error_message="; ".join(point.reasons))
 
 
 class EmbeddedReport(ReportGenerationStrategy):
