@@ -18,7 +18,7 @@ from cloudai_mbridge.plan.node_groups import NodeStates, resolve_groups, unknown
 from cloudai_mbridge.plan.pre_test import plan_pre_test
 from cloudai_mbridge.plan.run import plan_run
 from cloudai_mbridge.plan.run_plan import RejectedPoint, RunPlan, SweepPlan
-from cloudai_mbridge.plan.supported import notes_on, refuse_unsupported
+from cloudai_mbridge.plan.supported import notes_on, notes_on_system, refuse_unsupported
 from cloudai_mbridge.sweep import CheckedPoint, Sweep, checked_points
 from cloudai_mbridge.sweep.estimated import SweepEstimates
 from cloudai_mbridge.sweep.memory_risk import memory_violation
@@ -51,7 +51,7 @@ def build_plan(loaded: LoadedScenario, system: System, node_states: NodeStates =
         rejected=tuple(point for test in tests for point in test.rejected),
         num_rejected=sum(test.num_rejected for test in tests),
         rule_counts=dict(sorted(sum((test.rule_counts for test in tests), Counter[str]()).items())),
-        notes=(*loaded.notes, *(note for test in tests for note in test.notes)),
+        notes=(*notes_on_system(system), *loaded.notes, *(note for test in tests for note in test.notes)),
         runner=loaded.scenario.runner,
     )
 
