@@ -15,7 +15,7 @@ from rich.text import Text
 
 from cloudai_mbridge import __version__, control, pipeline
 from cloudai_mbridge.commands import baseline, estimate, gate, history, sweep
-from cloudai_mbridge.commands.options import ALLOW_UNKNOWN, RULES, scenario_options
+from cloudai_mbridge.commands.options import ALLOW_UNKNOWN, RULES, request_of, scenario_options
 from cloudai_mbridge.console import new_console, observer_for
 from cloudai_mbridge.constraints import RuleSet
 from cloudai_mbridge.constraints.engine import RULES as ALL_RULES
@@ -27,15 +27,22 @@ from cloudai_mbridge.recipes import load_recipe, recipe_names
 from cloudai_mbridge.report import Report
 from cloudai_mbridge.report.terminal import render_table
 from cloudai_mbridge.runner.interrupt import Interrupted
-from cloudai_mbridge.verify import verify
+from cloudai_mbridge.verify import summarize_foreign, verify
 
 _PATH = click.Path(path_type=Path)
+_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
 
-@click.group()
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="mbridge")
-def cli() -> None:
+@click.option("--log-level", type=click.Choice(_LEVELS, case_sensitive=False), help="Accepted as in CloudAI.")
+@click.option("--log-file", type=_PATH, help="Accepted as in CloudAI.")
+def cli(log_level: str | None, log_file: Path | None) -> None:
     """Describe LLM-training benchmarks in TOML, sweep them, check them, run them, judge them."""
+    given = [name for name, value in (("--log-level", log_level), ("--log-file", log_file)) if value]
+    if given:
+        verb = "have" if len(given) > 1 else "has"
+        click.echo(f"note: {', '.join(given)} {verb} no effect; `mbridge status --events` prints the details", err=True)
 
 
 @cli.command()
@@ -46,7 +53,7 @@ def run(max_parallel: int | None, fail_fast: bool, **options: Any) -> int:
     """Check, submit, watch and report all points of a scenario."""
     console = new_console()
     overrides = {"max_parallel": max_parallel, "fail_fast": fail_fast or None}
-    prepared = pipeline.plan(pipeline.Request(**options), {k: v for k, v in overrides.items() if v is not None})
+    prepared = pipeline.plan(request_of(options), {k: v for k, v in overrides.items() if v is not None})
     _show_rejected(console, prepared)
     pipeline.preflight(prepared)
     root = pipeline.write(prepared)
@@ -139,7 +146,7 @@ def logs(directory: Path, point: str, stderr: bool, attempt: int | None, lines: 
 def dry_run(**options: Any) -> int:
     """Check all points and write exactly the files that `run` would submit."""
     console = new_console()
-    prepared = pipeline.plan(pipeline.Request(**options))
+    prepared = pipeline.plan(request_of(options))
     _show_rejected(console, prepared)
     root = pipeline.write(prepared)
     for planned in prepared.plan.runs:
@@ -154,20 +161,28 @@ def dry_run(**options: Any) -> int:
 @click.argument("configs", type=_PATH)
 @click.option("--system-config", type=_PATH, help="Also check placement on this system.")
 @click.option("--tests-dir", type=_PATH, help="Where scenarios find their tests.")
+@click.option("--hook-dir", type=_PATH, help="Directory of the hooks' TOMLs; default: as for `run`.")
 @ALLOW_UNKNOWN
 @RULES
 def verify_configs(
-    configs: Path, system_config: Path | None, tests_dir: Path | None, on_unknown_arg: Warn | None, rules: RuleSet
+    configs: Path,
+    system_config: Path | None,
+    tests_dir: Path | None,
+    hook_dir: Path | None,
+    on_unknown_arg: Warn | None,
+    rules: RuleSet,
 ) -> int:
     """Check a TOML file, or all of a directory; nothing is run or written."""
-    all_good = True
-    for finding in verify(configs, system_config, tests_dir, on_unknown_arg, rules):
-        all_good &= finding.is_good
-        if finding.is_good:
-            click.echo(f"ok    {finding.path}: {finding.text}")
-        else:
+    findings = []
+    for finding in verify(configs, system_config, tests_dir, on_unknown_arg, hook_dir, rules):
+        findings.append(finding)
+        if not finding.is_good:
             _show_error(finding.text)
-    return OK if all_good else BadInput.exit_code
+        elif not finding.is_foreign:
+            click.echo(f"ok    {finding.path}: {finding.text}")
+    for line in summarize_foreign(findings):
+        click.echo(f"not checked, for another tool: {line}")
+    return OK if all(finding.is_good for finding in findings) else BadInput.exit_code
 
 
 @cli.command("generate-report")
@@ -176,6 +191,7 @@ def verify_configs(
 @click.option("--system-config", type=_PATH, help="Accepted as in CloudAI; the directory knows its system.")
 @click.option("--tests-dir", type=_PATH, help="Accepted as in CloudAI; the directory knows its tests.")
 @click.option("--test-scenario", type=_PATH, help="Accepted as in CloudAI; the directory knows its scenario.")
+@click.option("--hook-dir", type=_PATH, help="Accepted as in CloudAI; the directory knows its hooks.")
 def generate_report(result_dir: Path, history_file: Path | None, **_: Path | None) -> int:
     """Judge a run's directory again and rewrite its reports."""
     report = pipeline.report(result_dir, **_with_history(history_file))
@@ -204,8 +220,14 @@ for commands in (sweep, gate, baseline, history, estimate):
 
 
 @cli.command("list")
-def list_() -> int:
-    """List the recipes and the rules."""
+@click.argument("what", required=False, type=click.Choice(["agents", "reports"], case_sensitive=False))
+@click.option("--verbose", "-v", is_flag=True, help="Accepted as in CloudAI; nothing is left out.")
+def list_(what: str | None, verbose: bool) -> int:
+    """List the recipes and the rules; or the agents, or the reports, as CloudAI does."""
+    if what:
+        for name, text in (_AGENTS if what == "agents" else _REPORTS).items():
+            click.echo(f"{name}: {text}")
+        return OK
     recipes = Table("recipe", "description", title="Recipes", title_justify="left")
     for name in recipe_names():
         recipes.add_row(name, Text(load_recipe(name).description))
@@ -218,6 +240,15 @@ def list_() -> int:
     console.print(recipes)
     console.print(rules)
     return OK
+
+
+_AGENTS = {"grid_search": "every point of the sweep, once; order and limits are [sweep]'s"}
+_REPORTS = {
+    "report.json": "everything, for programs",
+    "report.html": "for people; also as report.md",
+    "junit.xml": "for CI",
+    "steps.csv": "every step of every run",
+}
 
 
 def _show_rejected(console: Console, prepared: pipeline.Prepared) -> None:

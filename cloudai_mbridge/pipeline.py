@@ -15,7 +15,8 @@ from cloudai_mbridge.jobs import Scheduler
 from cloudai_mbridge.launch import write_plan, write_runs
 from cloudai_mbridge.launch.write import create_root
 from cloudai_mbridge.local import LocalClient
-from cloudai_mbridge.models.load import HookOptions, Warn, load_scenario, load_system
+from cloudai_mbridge.models.load import Warn, load_scenario, load_system
+from cloudai_mbridge.models.loaded import HookOptions
 from cloudai_mbridge.models.runner_config import RunnerConfig
 from cloudai_mbridge.models.system import Executor, LocalSystem, System
 from cloudai_mbridge.plan import ROOT_FILES, SweepPlan
@@ -36,7 +37,6 @@ MOST_LAUNCHERS = 32
 class Request:
     """A scenario on a system, as the command line names them; `on_unknown_arg` and `hooks` as in `load_scenario`.
 
-    needs_install: whether the launcher must have been installed below the system's install_path.
     rules: as in `build_plan`.
     """
 
@@ -46,7 +46,6 @@ class Request:
     output_dir: Path | None
     on_unknown_arg: Warn | None = None
     hooks: HookOptions | None = None
-    needs_install: bool = True
     rules: RuleSet = RuleSet.RELEASE
 
 
@@ -57,7 +56,6 @@ class Prepared:
     plan: SweepPlan
     system: System
     output_dir: Path
-    needs_install: bool = True
 
 
 def plan(request: Request, runner: Mapping[str, Any] | None = None) -> Prepared:
@@ -66,7 +64,7 @@ def plan(request: Request, runner: Mapping[str, Any] | None = None) -> Prepared:
     scenario = load_scenario(request.test_scenario, request.tests_dir, request.on_unknown_arg, request.hooks)
     planned = build_plan(scenario, system, node_states, request.rules)
     planned = replace(planned, runner=planned.runner.model_copy(update=dict(runner or {})))
-    return Prepared(planned, system, request.output_dir or Path(system.output_path), request.needs_install)
+    return Prepared(planned, system, request.output_dir or Path(system.output_path))
 
 
 def preflight(prepared: Prepared) -> None:

@@ -9,7 +9,8 @@ from cloudai_mbridge.constraints import Lifted, NotEvaluated, RuleSet, Violation
 from cloudai_mbridge.constraints.engine import RULES
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.models.explain import suggest
-from cloudai_mbridge.models.load import NO_HOOKS, LoadedTest, Warn, load_scenario, load_system
+from cloudai_mbridge.models.load import LoadedTest, Warn, load_scenario, load_system
+from cloudai_mbridge.models.loaded import NO_HOOKS
 from cloudai_mbridge.models.system import System
 from cloudai_mbridge.plan.preview import PlanOptions, SweepSummary, TestPlan, summarize_test
 from cloudai_mbridge.sweep import CheckedPoint, Sweep, checked_points

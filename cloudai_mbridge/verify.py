@@ -1,6 +1,6 @@
 """Verify configuration files without running anything."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,16 +11,22 @@ from cloudai_mbridge.gate.policy import is_policy, load_policy
 from cloudai_mbridge.models.cmd_args import Launcher
 from cloudai_mbridge.models.load import (
     Warn,
-    is_baseline,
-    is_scenario,
-    is_system,
     load_scenario,
     load_system,
     load_test_definition,
 )
+from cloudai_mbridge.models.loaded import HOOK_DIR, ForeignSystem, ForeignTemplate, HookOptions
 from cloudai_mbridge.models.scenario import TestRun
 from cloudai_mbridge.models.system import System
 from cloudai_mbridge.models.test_definition import TEMPLATE, MegatronBridgeTestDefinition
+from cloudai_mbridge.models.test_files import (
+    TEMPLATE_KEY,
+    TestFiles,
+    find_test_files,
+    is_baseline,
+    is_scenario,
+    is_system,
+)
 from cloudai_mbridge.models.toml_source import read_toml
 from cloudai_mbridge.recipes.apply import training_config
 from cloudai_mbridge.sweep import Sweep, checked_points
@@ -29,12 +35,24 @@ from cloudai_mbridge.sweep.pinned import pinned_by
 
 @dataclass(frozen=True)
 class Finding:
-    """What was found about one file."""
+    """What was found about one file. is_foreign: it is CloudAI's and not this tool's, and was not checked."""
 
     path: Path
     kind: str
     is_good: bool
     text: str
+    is_foreign: bool = False
+
+
+@dataclass(frozen=True)
+class _Context:
+    """What scenarios and points are checked with."""
+
+    files: TestFiles
+    hooks: HookOptions
+    system: System | None
+    warn: Warn | None
+    rules: RuleSet
 
 
 def verify(
@@ -42,9 +60,12 @@ def verify(
     system_config: Path | None,
     tests_dir: Path | None,
     warn: Warn | None = None,
+    hook_dir: Path | None = None,
     rules: RuleSet = RuleSet.RELEASE,
 ) -> Iterator[Finding]:
     """Check a file, or every TOML below a directory. Scenarios look for their tests in `tests_dir`, else in `configs`.
+
+    hook_dir: default: CloudAI's, or the subdirectory `hook` of `configs`.
 
     Raises:
         BadInput: `configs` does not exist or holds no TOML, or the system file is wrong.
@@ -52,16 +73,34 @@ def verify(
     files = sorted(path for path in configs.rglob("*.toml") if path.is_file()) if configs.is_dir() else [configs]
     if not files:
         raise BadInput(f"{configs}: holds no TOML file; check the path")
+    directory = tests_dir or (configs if configs.is_dir() else None)
+    hooks = HookOptions(hook_dir or (HOOK_DIR if HOOK_DIR.is_dir() else configs / "hook"))
     system = load_system(system_config) if system_config else None
-    if tests_dir is None and configs.is_dir():
-        tests_dir = configs
+    context = _Context(find_test_files(directory, skip_broken=True), hooks, system, warn, rules)
     for path in files:
-        kind = "file"
-        try:
-            kind = _kind(path)
-            yield Finding(path, kind, True, _verify_file(path, kind, system, tests_dir, warn, rules))
-        except BadInput as error:
-            yield Finding(path, kind, False, str(error))
+        yield _finding(path, context)
+
+
+def _finding(path: Path, context: _Context) -> Finding:
+    kind = "file"
+    try:
+        kind = _kind(path)
+        return Finding(path, kind, True, _verify_file(path, kind, context))
+    except ForeignTemplate as error:
+        return Finding(path, kind, True, ", ".join(error.names), is_foreign=True)
+    except ForeignSystem:
+        return Finding(path, kind, True, str(read_toml(path).data["scheduler"]), is_foreign=True)
+    except BadInput as error:
+        return Finding(path, kind, False, str(error))
+
+
+def summarize_foreign(findings: Iterable[Finding]) -> Iterator[str]:
+    """Yield a line for every kind of file that was not checked."""
+    foreign = [finding for finding in findings if finding.is_foreign]
+    for kind in dict.fromkeys(finding.kind for finding in foreign):
+        names = [finding.text for finding in foreign if finding.kind == kind]
+        each = sorted({name for text in names for name in text.split(", ")})
+        yield f"{len(names)} {kind}s of {', '.join(each)}"
 
 
 def _kind(path: Path) -> str:
@@ -70,25 +109,37 @@ def _kind(path: Path) -> str:
     return next((kind for kind, is_it in kinds.items() if is_it(source)), "test")
 
 
-def _verify_file(
-    path: Path, kind: str, system: System | None, tests_dir: Path | None, warn: Warn | None, rules: RuleSet
-) -> str:
+def _verify_file(path: Path, kind: str, context: _Context) -> str:
     if kind == "system":
         return f"system {load_system(path).name!r}"
     if kind == "scenario":
-        loaded = load_scenario(path, tests_dir, warn)
-        points = [_count(test.definition, test.run, system, rules) for test in loaded.tests]
-        return f"scenario {loaded.scenario.name!r}: {'; '.join(points)}"
+        return _verify_scenario(path, context)
     if kind == "policy":
         return _describe_policy(path)
     if kind == "baseline":
         return f"baseline of {len(load_baseline(path).points)} points"
-    template = read_toml(path).data.get("test_template_name", TEMPLATE)
+    template = read_toml(path).data.get(TEMPLATE_KEY, TEMPLATE)
     if template != TEMPLATE:
-        return f"test of template {template!r}: not checked, this tool runs {TEMPLATE!r} only"
-    definition = load_test_definition(path, warn)
+        raise ForeignTemplate(path, [str(template)])
+    definition = load_test_definition(path, context.warn)
     run = TestRun(id=definition.name, test_name=definition.name)
-    return f"test {_count(definition, run, system, rules)}"
+    return f"test {_count(definition, run, context.system, context.rules)}"
+
+
+def _verify_scenario(path: Path, context: _Context) -> str:
+    """Check a scenario; if several files define a test that it names, with each of them."""
+    data = read_toml(path).data
+    runs = data["Tests"] if isinstance(data["Tests"], list) else []
+    named = [run["test_name"] for run in runs if isinstance(run, dict) and isinstance(run.get("test_name"), str)]
+    texts: dict[str, None] = {}
+    for files in context.files.choices(named):
+        loaded = load_scenario(path, files, context.warn, context.hooks)
+        texts["; ".join(_count(test.definition, test.run, context.system, context.rules) for test in loaded.tests)] = (
+            None
+        )
+    several = {name: len(context.files.by_name.get(name, ())) for name in named}
+    notes = [f"; {count} files define {name!r}, each was tried" for name, count in several.items() if count > 1]
+    return f"scenario {data.get('name')!r}: {' or '.join(texts)}{''.join(notes)}"
 
 
 def _describe_policy(path: Path) -> str:

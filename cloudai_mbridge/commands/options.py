@@ -7,8 +7,12 @@ from typing import Any
 import click
 
 from cloudai_mbridge.constraints import RuleSet
+from cloudai_mbridge.models.loaded import HOOK_DIR, HookOptions
+from cloudai_mbridge.pipeline import Request
 
 PATH = click.Path(path_type=Path)
+SYSTEM_VARIABLE = "CLOUDAI_SYSTEM_CONFIG"
+_NOTHING = "Accepted as in CloudAI; has no effect, and says why"
 
 
 def _warn(text: str) -> None:
@@ -34,17 +38,60 @@ RULES = click.option(
 )
 
 
+_SINGLE = "--single-sbatch: every run keeps an allocation of its own; runs that need the same share one job array"
+_CACHE = "--enable-cache-without-check: has no effect; mbridge only looks whether the launcher's files are there"
+
+
+def _say(note: str) -> Callable[[click.Context, click.Parameter, bool], None]:
+    """Return the callback of a flag of CloudAI's that changes nothing here, and says so."""
+
+    def say(context: click.Context, parameter: click.Parameter, given: bool) -> None:
+        if given:
+            click.echo(f"note: {note}", err=True)
+
+    return say
+
+
+_OF_CLOUDAI = (
+    click.option("--single-sbatch", is_flag=True, expose_value=False, callback=_say(_SINGLE), help=f"{_NOTHING}."),
+    click.option(
+        "--enable-cache-without-check",
+        "--cache-without-check",
+        is_flag=True,
+        expose_value=False,
+        callback=_say(_CACHE),
+        help=f"{_NOTHING}.",
+    ),
+    click.option("--skip-hooks", is_flag=True, help="Run without the scenario's pre_test and post_test."),
+    click.option("--hook-dir", type=PATH, help=f"Directory of the hooks' TOMLs; default: {HOOK_DIR}."),
+)
+
+
+def system_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add --system-config, which CloudAI also takes from the environment."""
+    text = f"System TOML; ${SYSTEM_VARIABLE} names one, too."
+    return click.option("--system-config", type=PATH, required=True, envvar=SYSTEM_VARIABLE, help=text)(command)
+
+
+def request_of(options: dict[str, Any]) -> Request:
+    """Return what the options of `scenario_options` ask for."""
+    hook_dir, skip = options.pop("hook_dir"), options.pop("skip_hooks")
+    return Request(**options, hooks=HookOptions(hook_dir or HOOK_DIR, skip))
+
+
 def scenario_options(*, output_dir: bool) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Add CloudAI's options for a scenario on a system."""
+    """Add CloudAI's options for a scenario on a system; with `output_dir`, all of its commands dry-run and run."""
 
     def add(command: Callable[..., Any]) -> Callable[..., Any]:
         if output_dir:
+            for option in _OF_CLOUDAI:
+                command = option(command)
             command = click.option(
                 "--output-dir", type=PATH, help="Where results go; default: the system's output_path."
             )(command)
         command = RULES(ALLOW_UNKNOWN(command))
         command = click.option("--test-scenario", type=PATH, required=True, help="Scenario TOML.")(command)
         command = click.option("--tests-dir", type=PATH, help="Directory of the test TOMLs.")(command)
-        return click.option("--system-config", type=PATH, required=True, help="System TOML.")(command)
+        return system_option(command)
 
     return add

@@ -13,7 +13,8 @@ import click
 from cloudai_mbridge.errors import OK, BadInput, MBridgeError, ToolFailure
 from cloudai_mbridge.install.installables import EXTRA_PACKAGES
 from cloudai_mbridge.install.run import InstallResult, install_all, uninstall_all
-from cloudai_mbridge.models.load import NO_HOOKS, load_scenario, load_system, validate
+from cloudai_mbridge.models.load import load_scenario, load_system, validate
+from cloudai_mbridge.models.loaded import NO_HOOKS
 from cloudai_mbridge.models.test_definition import TEMPLATE, MegatronBridgeTestDefinition
 from cloudai_mbridge.models.test_files import find_test_files
 
@@ -39,9 +40,7 @@ _UNINSTALL_HELP = """Remove what `install` has installed for these tests, and no
 
 
 def _command(name: str, work: Callable[..., InstallResult], text: str) -> click.Command:
-    def callback(
-        system_config: Path, tests_dir: Path | None, test_scenario: Path | None, output_dir: Path | None
-    ) -> int:
+    def callback(system_config: Path, tests_dir: Path | None, test_scenario: Path | None, **_: Path | None) -> int:
         definitions = _definitions(tests_dir, test_scenario)
         install_path = _install_path(system_config)
         with _ended_by_sigterm():
@@ -49,10 +48,17 @@ def _command(name: str, work: Callable[..., InstallResult], text: str) -> click.
         return _conclude(result, name)
 
     options: list[Any] = [
-        click.Option(["--system-config"], type=_PATH, required=True, help="System TOML; its install_path is used."),
+        click.Option(
+            ["--system-config"],
+            type=_PATH,
+            required=True,
+            envvar="CLOUDAI_SYSTEM_CONFIG",
+            help="System TOML, also named by $CLOUDAI_SYSTEM_CONFIG; its install_path is used.",
+        ),
         click.Option(["--tests-dir"], type=_PATH, help="Directory of the test TOMLs."),
         click.Option(["--test-scenario"], type=_PATH, help="Scenario TOML; without it, all tests of the directory."),
         click.Option(["--output-dir"], type=_PATH, help="Accepted as in CloudAI; nothing is written there."),
+        click.Option(["--hook-dir"], type=_PATH, help="Accepted as in CloudAI; hooks need nothing installed."),
     ]
     return click.Command(name, callback=callback, params=options, help=text)
 

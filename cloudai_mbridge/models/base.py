@@ -49,7 +49,8 @@ def _override_key(value: str) -> str:
 
 
 def _list_of_one(value: Any) -> Any:
-    return [value] if isinstance(value, str) else value
+    """Return a list for a single text; as in CloudAI, an empty table is an empty list."""
+    return [value] if isinstance(value, str) else [] if value == {} else value
 
 
 def _no_nul(value: Any) -> Any:

@@ -1,7 +1,7 @@
 """Read systems, test definitions and scenarios from disk; every mistake becomes a BadInput that names its place."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -10,6 +10,7 @@ from pydantic import BaseModel, ValidationError
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
 from cloudai_mbridge.models.explain import explain, suggest
+from cloudai_mbridge.models.loaded import ForeignSystem, ForeignTemplate, HookOptions, LoadedScenario, LoadedTest
 from cloudai_mbridge.models.scenario import Scenario, TestRun
 from cloudai_mbridge.models.system import LocalSystem, SlurmSystem, System
 from cloudai_mbridge.models.test_definition import TEMPLATE, MegatronBridgeTestDefinition
@@ -17,53 +18,16 @@ from cloudai_mbridge.models.test_files import (
     TEMPLATE_KEY,
     TestFiles,
     find_test_files,
-    is_baseline,
     is_scenario,
     is_system,
 )
 from cloudai_mbridge.models.toml_source import TomlSource, read_toml
 
-__all__ = ["is_baseline", "is_scenario", "is_system"]
+__all__ = ["LoadedScenario", "LoadedTest", "load_scenario", "load_system", "load_test_definition", "validate"]
 
 M = TypeVar("M", bound=BaseModel)
 Warn = Callable[[str], None]
-HOOK_DIR = Path("conf/hook")  # below the current directory, as in CloudAI
-
-
-@dataclass(frozen=True)
-class LoadedTest:
-    """A scenario's entry with its complete definition."""
-
-    run: TestRun
-    definition: MegatronBridgeTestDefinition
-
-
-@dataclass(frozen=True)
-class LoadedScenario:
-    """A scenario whose tests are all found.
-
-    pre_test: the test that checks every node first. pre_hook, post_hook: tests of the hooks' scenarios, that go before
-    and after everything. foreign: id -> template of the tests that this tool does not run. notes: what has no effect.
-    """
-
-    scenario: Scenario
-    tests: list[LoadedTest]
-    pre_test: LoadedTest | None = None
-    pre_hook: tuple[LoadedTest, ...] = ()
-    post_hook: tuple[LoadedTest, ...] = ()
-    foreign: tuple[tuple[str, str], ...] = ()
-    notes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class HookOptions:
-    """Where hooks are found, and whether they run at all."""
-
-    directory: Path = HOOK_DIR
-    skip: bool = False
-
-
-NO_HOOKS = HookOptions(skip=True)
+_FOREIGN_SCHEDULERS = ("kubernetes", "lsf", "runai")
 
 
 def load_system(path: Path) -> System:
@@ -77,6 +41,9 @@ def load_system(path: Path) -> System:
     if not is_system(source):
         raise BadInput(f"{path}: is no system, the key scheduler is missing; set it to one of {', '.join(kinds)}")
     scheduler = source.data["scheduler"]
+    if scheduler in _FOREIGN_SCHEDULERS:
+        where = source.where(("scheduler",))
+        raise ForeignSystem(f"{where}: {scheduler!r} is not supported; use one of {', '.join(kinds)}")
     if not isinstance(scheduler, str) or scheduler not in kinds:
         raise BadInput(f"{source.where(('scheduler',))}: {scheduler!r} is unknown; use one of {', '.join(kinds)}")
     return validate(kinds[scheduler], source.data, source)
@@ -89,18 +56,18 @@ def load_test_definition(path: Path, on_unknown_arg: Warn | None = None) -> Mega
 
 
 def load_scenario(
-    path: Path, tests_dir: Path | None, on_unknown_arg: Warn | None = None, hooks: HookOptions | None = None
+    path: Path, tests: Path | TestFiles | None, on_unknown_arg: Warn | None = None, hooks: HookOptions | None = None
 ) -> LoadedScenario:
     """Read a scenario and find every test that it names. Tests of other templates are named and left out.
 
+    tests: the directory of the tests, or the files that were found in one.
     on_unknown_arg: told about every unknown key of `cmd_args`, which is left out then; without it, one is an error.
     hooks: without them, CloudAI's directory of hooks is looked into.
     """
-    files = find_test_files(tests_dir)
+    files = tests if isinstance(tests, TestFiles) else find_test_files(tests)
     loaded = _load_tests(path, files, on_unknown_arg)
     if not loaded.tests:
-        names = ", ".join(sorted({template for _, template in loaded.foreign}))
-        raise BadInput(f"{path}: has no test for this tool, which runs {TEMPLATE!r} only; its tests are of {names}")
+        raise ForeignTemplate(path, {template for _, template in loaded.foreign})
     return _with_hooks(loaded, read_toml(path), files, on_unknown_arg, hooks or HookOptions())
 
 
@@ -109,17 +76,34 @@ def _load_tests(path: Path, files: TestFiles, warn: Warn | None) -> LoadedScenar
     if not is_scenario(source):
         raise BadInput(f"{path}: is no scenario, [[Tests]] is missing; give a scenario file")
     scenario = validate(Scenario, source.data, source)
-    tests: list[LoadedTest] = []
-    foreign: dict[str, str] = {}
-    for index, run in enumerate(scenario.tests):
-        base = files.find(run.test_name, source.where(("Tests", index, "test_name"))) if run.test_name else None
-        template = base.data.get(TEMPLATE_KEY, TEMPLATE) if base else run.test_template_name
-        if template == TEMPLATE:
-            tests.append(_load_test(index, run, source, base, warn))
-        else:
-            foreign[run.id] = str(template)
+    bases, missing = _find_bases(scenario, source, files)
+    templates = {i: _template(run, bases.get(i)) for i, run in enumerate(scenario.tests) if i not in missing}
+    foreign = {scenario.tests[i].id: template for i, template in templates.items() if template != TEMPLATE}
+    ours = [i for i, template in templates.items() if template == TEMPLATE]
+    if missing and (ours or not foreign):
+        raise next(iter(missing.values()))
+    tests = [_load_test(i, scenario.tests[i], source, bases.get(i), warn) for i in ours]
     _refuse_waiting_for_foreign(tests, foreign, source)
     return LoadedScenario(scenario, tests, foreign=tuple(foreign.items()), notes=tuple(_notes(foreign)))
+
+
+def _find_bases(
+    scenario: Scenario, source: TomlSource, files: TestFiles
+) -> tuple[dict[int, TomlSource], dict[int, BadInput]]:
+    """Return the files of the tests that name one, by place in the scenario, and what is wrong with the others."""
+    bases: dict[int, TomlSource] = {}
+    missing: dict[int, BadInput] = {}
+    for i, run in enumerate(scenario.tests):
+        if run.test_name:
+            try:
+                bases[i] = files.find(run.test_name, source.where(("Tests", i, "test_name")))
+            except BadInput as error:
+                missing[i] = error
+    return bases, missing
+
+
+def _template(run: TestRun, base: TomlSource | None) -> str:
+    return str(base.data.get(TEMPLATE_KEY, TEMPLATE) if base else run.test_template_name)
 
 
 def _notes(foreign: dict[str, str]) -> list[str]:
@@ -155,8 +139,8 @@ def _with_hooks(
         raise BadInput(f"{source.where(('post_test',))}: {_no_hook(scenario.post_test, hooks.directory)}")
     if pre is not None and pre.foreign:
         raise BadInput(
-            f"{source.where(('pre_test',))}: {scenario.pre_test!r} checks with {_templates(pre)}, which"
-            " this tool does not run; training would start unchecked. Use a hook of embedded tests, or --skip-hooks to run without"
+            f"{source.where(('pre_test',))}: {scenario.pre_test!r} checks with {_templates(pre)}, which this tool does"
+            " not run: training would start unchecked; use a hook of embedded tests, or --skip-hooks to run without"
         )
     notes = list(loaded.notes)
     if post is not None and post.foreign:

@@ -4,7 +4,7 @@ from datetime import date, time
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, FiniteFloat, model_serializer, model_validator
+from pydantic import BeforeValidator, Field, FiniteFloat, model_serializer, model_validator
 
 from cloudai_mbridge.models.base import EnvName, OneLine, ShellWords, StrictModel, Text
 
@@ -45,10 +45,6 @@ class Prices(StrictModel):
         return {"currency": self.currency, **self.per_gpu_hour}
 
 
-def _here(value: str) -> str:
-    return value or "."
-
-
 def _default_of(value: Any) -> Any:
     """Return the value of CloudAI's other form of a variable, {default = value}; a date as it was written."""
     if isinstance(value, dict) and "default" in value:
@@ -61,15 +57,14 @@ def _some(value: Any) -> Any:
     return None if isinstance(value, int | float) and not isinstance(value, bool) and value == 0 else value
 
 
-Directory = Annotated[Text, AfterValidator(_here)]
 EnvValue = Annotated[Text | int | float | bool, BeforeValidator(_default_of)]
 Count = Annotated[Annotated[int, Field(ge=1)] | None, BeforeValidator(_some)]
 
 
 class _System(StrictModel):
     name: Text
-    install_path: Directory | None = None
-    output_path: Directory = "results"
+    install_path: Text | None = None
+    output_path: Text = "results"
     hf_home_path: Text | None = Field(None, description="CloudAI's; no test of this tool reads it")
     global_env_vars: dict[EnvName, EnvValue] = {}
     monitor_interval: Annotated[Annotated[float, Field(gt=0)] | None, BeforeValidator(_some)] = Field(

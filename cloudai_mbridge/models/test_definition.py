@@ -84,7 +84,7 @@ class MegatronBridgeTestDefinition(StrictModel):
 
     __test__ = False  # not a test class, whatever pytest thinks of its name
 
-    name: Text = Field(min_length=1)
+    name: Text
     description: Text
     test_template_name: Text = TEMPLATE
     cmd_args: MegatronBridgeCmdArgs = Field(default_factory=MegatronBridgeCmdArgs)

@@ -1,6 +1,6 @@
 """The test TOMLs of a directory, by the name of the test."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,6 +40,13 @@ class TestFiles:
             raise BadInput(f"{where}: {name!r} is the name of {len(found)} tests, {paths}; narrow --tests-dir")
         return found[0]
 
+    def choices(self, names: Iterable[str]) -> Iterator["TestFiles"]:
+        """Yield these files with one for each of the names, until every file of theirs was chosen once."""
+        several = {name: found for name in names if len(found := self.by_name.get(name, [])) > 1}
+        for i in range(max(map(len, several.values()), default=1)):
+            chosen = {name: [found[min(i, len(found) - 1)]] for name, found in several.items()}
+            yield TestFiles(self.directory, {**self.by_name, **chosen})
+
 
 def is_system(source: TomlSource) -> bool:
     return "scheduler" in source.data
@@ -53,11 +60,11 @@ def is_baseline(source: TomlSource) -> bool:
     return "version" in source.data
 
 
-def find_test_files(directory: Path | None) -> TestFiles:
+def find_test_files(directory: Path | None, *, skip_broken: bool = False) -> TestFiles:
     """Read the TOMLs below a directory. Systems, scenarios and files without a name are passed over.
 
     Raises:
-        BadInput: no such directory, or broken TOML.
+        BadInput: no such directory, or broken TOML, if that is not to be skipped.
     """
     if directory is None:
         return TestFiles(None, {})
@@ -67,7 +74,12 @@ def find_test_files(directory: Path | None) -> TestFiles:
     for path in sorted(directory.rglob("*.toml")):
         if not path.is_file():
             continue
-        source = read_toml(path)
+        try:
+            source = read_toml(path)
+        except BadInput:
+            if skip_broken:
+                continue
+            raise
         name = source.data.get("name")
         if isinstance(name, str) and not (is_system(source) or is_scenario(source) or is_baseline(source)):
             by_name.setdefault(name, []).append(source)

@@ -18,7 +18,7 @@ from cloudai_mbridge.plan.node_groups import NodeStates, resolve_groups, unknown
 from cloudai_mbridge.plan.pre_test import plan_pre_test
 from cloudai_mbridge.plan.run import plan_run
 from cloudai_mbridge.plan.run_plan import RejectedPoint, RunPlan, SweepPlan
-from cloudai_mbridge.plan.supported import notes_on, refuse_unsupported
+from cloudai_mbridge.plan.supported import notes_on, notes_on_system, refuse_unsupported
 from cloudai_mbridge.sweep import CheckedPoint, Sweep, checked_points
 from cloudai_mbridge.sweep.estimated import SweepEstimates
 from cloudai_mbridge.sweep.fill_in import fill_in_notes, lifted_note
@@ -61,7 +61,7 @@ def build_plan(
         rejected=tuple(point for test in tests for point in test.rejected),
         num_rejected=sum(test.num_rejected for test in tests),
         rule_counts=dict(sorted(sum((test.rule_counts for test in tests), Counter[str]()).items())),
-        notes=(*loaded.notes, *(note for test in tests for note in test.notes)),
+        notes=(*notes_on_system(system), *loaded.notes, *(note for test in tests for note in test.notes)),
         runner=loaded.scenario.runner,
     )
 

@@ -54,7 +54,7 @@ def _of_group(spec: str, system: System, states: NodeStates, left_out: set[str],
     if not 0 < wanted <= len(usable):
         out = sorted(set(free) - set(usable))
         note = f"; out of service: {', '.join(out)}" if out else ""
-        raise BadInput(f"{where}: {spec!r}: the group has {len(usable)} nodes to use{note}; ask for fewer")
+        raise BadInput(f"{where}: {spec!r}: nodes to use in the group: {len(usable)}{note}; ask for fewer")
     return sorted(usable, key=lambda name: _busy(name, known))[:wanted]
 
 

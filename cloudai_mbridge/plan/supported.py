@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.models.base import is_secret
 from cloudai_mbridge.models.load import LoadedScenario, LoadedTest
-from cloudai_mbridge.models.system import Executor, System
+from cloudai_mbridge.models.system import Executor, SlurmSystem, System
 from cloudai_mbridge.models.test_definition import TEMPLATE, MegatronBridgeTestDefinition
 from cloudai_mbridge.plan.upstream import may_be_upstream, refuse_upstream
 from cloudai_mbridge.sweep import find_axes
@@ -39,6 +39,16 @@ def _in_test(test: LoadedTest, system: System) -> Iterator[str]:
         yield (
             f"{where}: env_params: no agent samples them: 'grid_search' runs every point, as in CloudAI, which refuses"
             " them too; remove the table"
+        )
+
+
+def notes_on_system(system: System) -> Iterator[str]:
+    """Yield a line for what Slurm may refuse; it is asked before a run, and not by a dry run."""
+    names = [partition.name for partition in system.partitions] if isinstance(system, SlurmSystem) else []
+    if isinstance(system, SlurmSystem) and names and system.default_partition not in names:
+        yield (
+            f"system {system.name!r}: default_partition {system.default_partition!r} is not among its partitions,"
+            f" {', '.join(names)}"
         )
 
 

@@ -97,7 +97,6 @@ CASES: dict[str, tuple[Callable[[Case], None], tuple[str, ...]]] = {
         lambda case: case.write(test=TEST.replace("gpt_tiny", "gpt_tyni")),
         ("cmd_args.model_recipe_name", "'gpt_tyni'", "gpt_tiny"),
     ),
-    "no such partition": (lambda case: case.write(system=SLURM), ("system.toml", "'nope'", "main")),
     "empty sweep list": (with_test("tp = []"), ("t.toml:8: cmd_args.tp", "empty")),
     "unwritable output": (unwritable, ("cannot be written", "--output-dir")),
     "duplicate ids": (scenario_with('[[Tests]]\nid = "a"\ntest_name = "t"'), ("scenario.toml", "duplicate", "'a'")),
@@ -108,7 +107,10 @@ CASES: dict[str, tuple[Callable[[Case], None], tuple[str, ...]]] = {
     ),
     "unknown scheduler": (lambda case: case.write(system='name = "x"\nscheduler = "pbs"\n'), ("'pbs'", "slurm")),
     "two tests of one name": (lambda case: case.write(other_test=TEST), ("u.toml", "'t'", "t.toml")),
-    "no step to measure": (with_test("max_steps = 3"), ("max_steps = 3", "warmup_steps = 3")),
+    "no step to measure": (
+        with_test("max_steps = 3\n[metrics]\nwarmup_steps = 3"),
+        ("max_steps = 3", "warmup_steps = 3"),
+    ),
     "unknown override": (with_test('[extra_cmd_args]\n"model.num_layer" = "2"'), ("model.num_layer", "num_layers")),
     "time limit": (scenario_with('time_limit = "1 hour"'), ("scenario.toml:6: Tests[0].time_limit", "'1 hour'")),
 }

@@ -203,7 +203,7 @@ def test_a_tests_directory_may_hold_other_templates(tmp_path: Path) -> None:
 
     theirs = _file(tmp_path, 'name = "s"\n[[Tests]]\nid = "a"\ntest_name = "nccl"\n', "theirs.toml")
     (message,) = _mistakes(lambda p: load_scenario(p, tmp_path / "tests"), theirs)
-    assert "has no test for this tool, which runs 'MegatronBridge' only; its tests are of NcclTest" in message
+    assert "has nothing for this tool, which runs 'MegatronBridge' only; it is of NcclTest" in message
 
 
 def test_a_scenario_of_several_templates_runs_ours_and_names_the_others(tmp_path: Path) -> None:
@@ -313,7 +313,7 @@ iterations = 3
 def test_load_system_names_an_unknown_scheduler(tmp_path: Path) -> None:
     path = _file(tmp_path, 'name = "s"\nscheduler = "lsf"\n')
     assert _mistakes(load_system, path) == [
-        f"{path}:2: scheduler: 'lsf' is unknown; use one of local, standalone, slurm"
+        f"{path}:2: scheduler: 'lsf' is not supported; use one of local, standalone, slurm"
     ]
 
 

@@ -88,12 +88,11 @@ def test_a_partition_need_not_be_listed(tmp_path: Path) -> None:
 
 
 def test_what_cloudai_takes_for_nothing(tmp_path: Path) -> None:
-    lines = 'install_path = ""\nhf_home_path = "h"\ngpus_per_node = 0\nntasks_per_node = 0\nmonitor_interval = 0\n'
+    lines = 'hf_home_path = "h"\ngpus_per_node = 0\nntasks_per_node = 0\nmonitor_interval = 0\n'
     variables = 'global_env_vars = {A = {default = "x"}, B = 2024-01-02}\n'
     system = _load(tmp_path, SLURM + lines + variables + PARTITION)
     assert isinstance(system, SlurmSystem)
     assert (system.gpus_per_node, system.ntasks_per_node, system.monitor_interval) == (None, None, None)
-    assert system.install_path == "."
     assert system.global_env_vars == {"A": "x", "B": "2024-01-02"}
 
 

@@ -206,6 +206,18 @@ def test_a_node_that_fails_its_check_is_excluded(bench: Any) -> None:
     assert bench.verdicts()["a/0/0"] == "success"
 
 
+def test_a_hook_that_fails_stops_everything(bench: Any) -> None:
+    bench.script(**{"hook/0/0": [FAILED]})
+    bench.drive(bench.run("hook", is_gate=True), bench.run("a"))
+    assert bench.tests("submit") == ["hook"]
+    assert bench.verdicts() == {"hook/0/0": "failed", "a/0/0": "skipped"}
+
+
+def test_after_a_hook_everything_starts(bench: Any) -> None:
+    bench.drive(bench.run("hook", is_gate=True), bench.run("a"))
+    assert bench.tests("submit") == ["hook", "a"]
+
+
 def test_a_check_is_not_tried_again(bench: Any) -> None:
     bench.script(**{"pre_test/1/0": [JobStatus("NODE_FAIL", JobClass.INFRASTRUCTURE)]})
     _checked(bench, bench.run("a"), retries=2)

@@ -1,0 +1,60 @@
+"""What loading a scenario gives, and what it is told about hooks."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from cloudai_mbridge.errors import BadInput
+from cloudai_mbridge.models.scenario import Scenario, TestRun
+from cloudai_mbridge.models.test_definition import TEMPLATE, MegatronBridgeTestDefinition
+
+HOOK_DIR = Path("conf/hook")  # below the current directory, as in CloudAI
+
+
+class ForeignSystem(BadInput):
+    """A system that CloudAI knows and this tool does not."""
+
+
+class ForeignTemplate(BadInput):
+    """A file that is CloudAI's and not this tool's."""
+
+    def __init__(self, path: Path, templates: Iterable[str]) -> None:
+        self.names = sorted(set(templates))
+        names = ", ".join(self.names)
+        super().__init__(f"{path}: has nothing for this tool, which runs {TEMPLATE!r} only; it is of {names}")
+
+
+@dataclass(frozen=True)
+class LoadedTest:
+    """A scenario's entry with its complete definition."""
+
+    run: TestRun
+    definition: MegatronBridgeTestDefinition
+
+
+@dataclass(frozen=True)
+class LoadedScenario:
+    """A scenario whose tests are all found.
+
+    pre_test: the test that checks every node first. pre_hook, post_hook: tests of the hooks' scenarios, that go before
+    and after everything. foreign: id -> template of the tests that this tool does not run. notes: what has no effect.
+    """
+
+    scenario: Scenario
+    tests: list[LoadedTest]
+    pre_test: LoadedTest | None = None
+    pre_hook: tuple[LoadedTest, ...] = ()
+    post_hook: tuple[LoadedTest, ...] = ()
+    foreign: tuple[tuple[str, str], ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class HookOptions:
+    """Where hooks are found, and whether they run at all."""
+
+    directory: Path = HOOK_DIR
+    skip: bool = False
+
+
+NO_HOOKS = HookOptions(skip=True)

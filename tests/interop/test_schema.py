@@ -1,0 +1,235 @@
+"""What CloudAI's parser takes loads here and gives a plan, but for what the documentation lists."""
+
+import contextlib
+import logging
+import re
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cloudai.configurator.env_params import validate_domain_randomization_active
+from cloudai.core import Parser
+
+from cloudai_mbridge.errors import BadInput
+from cloudai_mbridge.models.load import load_scenario, load_system
+from cloudai_mbridge.models.system import LocalSystem
+from cloudai_mbridge.plan import SweepPlan
+from cloudai_mbridge.plan.build import build_plan
+from tests.interop.schema_variants import Files, cloudais_files, variants
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "coming-from-cloudai.md"
+NUM_TAKEN = 300
+# The first words of an entry of the documented list, and what such a refusal says.
+ON_PURPOSE = {
+    "Unknown keys of `cmd_args`": r"cmd_args\.\S+: unknown key",
+    "Empty lists": r"\[\] is empty",
+    "Counts that make no sense": r"must be greater than|max_steps = -?\d+ trains nothing",
+    "Numbers that are not finite": r"must be a finite number",
+    "Names that no shell can export": r"is no name of an environment variable",
+    "Lists and tables in `global_env_vars`": r"global_env_vars\.\S+: .*must be a valid string or a valid integer",
+    "Credentials in `extra_cmd_args`": r"would put a credential into a script",
+    "An empty `default_partition` or `install_path`": r"default_partition: '' must be|install_path is missing",
+    "A window that leaves no step": r"exclude_start_steps = \d+ leaves no step to measure",
+    "Hooks of other templates": r"training would start unchecked",
+    "Waiting for another template": r"and not run by this tool; remove the dependency",
+    "Files that are not TOML": r"not valid TOML",
+}
+
+Taken = Callable[[Files], bool]
+
+
+@pytest.fixture
+def is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Taken:
+    """Ask the real CloudAI, as its `run` and `dry-run` do before they look at the system."""
+    monkeypatch.setenv("HF_TOKEN", "hf_interop")
+    monkeypatch.setattr(logging.root, "disabled", True)
+    logging.disable(logging.CRITICAL)
+
+    def ask(files: Files) -> bool:
+        files.write(tmp_path)
+        parser = Parser(tmp_path / "system/system.toml", tmp_path / "hook")
+        with contextlib.redirect_stdout(None):
+            try:
+                _, _, scenario = parser.parse(tmp_path / "test", tmp_path / "scenario/scenario.toml")
+                assert scenario is not None
+                validate_domain_randomization_active(scenario)
+            except (SystemExit, Exception):
+                return False
+        return True
+
+    return ask
+
+
+@pytest.fixture(autouse=True)
+def _logging_again() -> Any:
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def plan(directory: Path) -> SweepPlan | None:
+    """Plan what `Files.write` wrote. On a standalone system neither CloudAI nor this tool runs the launcher."""
+    system = load_system(directory / "system/system.toml")
+    if isinstance(system, LocalSystem):
+        return None
+    return build_plan(load_scenario(directory / "scenario/scenario.toml", directory / "test"), system)
+
+
+def refusal(directory: Path) -> str:
+    try:
+        plan(directory)
+    except BadInput as error:
+        return str(error)
+    return ""
+
+
+def entry_of(text: str) -> str:
+    """Return the entry of the documented list that a refusal belongs to, "" if none."""
+    return next((entry for entry, pattern in ON_PURPOSE.items() if re.search(pattern, text)), "")
+
+
+def test_seeded_variants(cloudai_source: Path, is_taken: Taken, tmp_path: Path) -> None:
+    counts: Counter[str] = Counter()
+    unexpected = []
+    for files in variants(cloudai_source, seed=13):
+        counts["tried"] += 1
+        if not is_taken(files):
+            continue
+        counts["taken by CloudAI"] += 1
+        if text := refusal(tmp_path):
+            counts[entry_of(text) or "not on the list"] += 1
+            if not entry_of(text):
+                unexpected.append(f"{files.name}: {text}")
+        if counts["taken by CloudAI"] == NUM_TAKEN:
+            break
+    print(dict(counts))
+    assert unexpected == []
+    assert counts["taken by CloudAI"] == NUM_TAKEN
+
+
+def test_the_list_is_documented() -> None:
+    section = DOCUMENT.read_text().split("## Refused on purpose")[1].split("\n## ")[0]
+    entries = re.findall(r"^\| (.+?) \|", section, flags=re.MULTILINE)
+    documented = [entry for entry in entries if entry not in ("What", "---")]
+    assert [next((name for name in ON_PURPOSE if entry.startswith(name)), entry) for entry in documented] == list(
+        ON_PURPOSE
+    )
+
+
+def test_cloudais_own_files(cloudai_source: Path, is_taken: Taken, tmp_path: Path) -> None:
+    assert is_taken(cloudais_files(cloudai_source))
+    found = plan(tmp_path)
+    assert found is not None
+    assert len(found.runs) == 1
+
+
+# Forms that one value of a palette cannot show
+
+
+def _scenario(**keys: Any) -> Callable[[Files], None]:
+    return lambda files: files.scenario["Tests"][0].update(keys)
+
+
+def _test(**keys: Any) -> Callable[[Files], None]:
+    return lambda files: files.test.update(keys)
+
+
+def _text(name: str, old: str, new: str) -> Callable[[Files], None]:
+    def change(files: Files) -> None:
+        import toml
+
+        files.text[name] = toml.dumps(getattr(files, name)).replace(old, new)
+
+    return change
+
+
+def _inline(files: Files) -> None:
+    files.scenario["Tests"] = [{"id": "inline", **files.test}]
+
+
+def _hex(files: Files) -> None:
+    files.test["cmd_args"]["num_gpus"] = 16
+    _text("test", "num_gpus = 16", "num_gpus = 0x10")(files)
+
+
+FORMS: dict[str, Callable[[Files], None]] = {
+    "srun arguments of a test": _scenario(extra_srun_args="--reservation r --exclusive"),
+    "reward of a test": _scenario(agent_reward_function="identity"),
+    "reward": _test(agent_reward_function="negative"),
+    "training report": _test(training_report={"exclude_start_steps": 2, "exclude_post_profiling_steps": 0}),
+    "no env_params": _test(env_params={}),
+    "home of models": lambda files: files.system.update(hf_home_path="/models"),
+    "one excluded argument": _test(dse_excluded_args="cmd_args.cuda_graph_scope"),
+    "index in an override": _test(extra_cmd_args={"a[2].b": "1"}),
+    "launcher option as an override": _test(extra_cmd_args={"--optimizer_type": "muon"}),
+    "node group": _scenario(nodes=["partition_1:group_1:2"]),
+    "all nodes of a group": _scenario(nodes=["partition_1:group_2:all"]),
+    "node ranges": _scenario(nodes=["node-[001-002]"], exclude_nodes=["node-[003,005-006]"]),
+    "nsys": _test(nsys={"trace": "cuda,nvtx", "extra_args": ["--stats=false"]}),
+    "nsys of a scenario": _scenario(nsys={"enable": False}),
+    "an installed repository": lambda files: files.test["git_repos"][0].update(installed_path="/x", mount_as="/opt/m"),
+    "several repositories": lambda files: files.test["git_repos"].append(
+        {"url": "https://github.com/NVIDIA/Megatron-LM.git", "commit": "main", "init_submodules": True}
+    ),
+    "repositories of a scenario": lambda files: _scenario(git_repos=files.test["git_repos"])(files),
+    "no repositories of a scenario": _scenario(git_repos=[]),
+    "variables of a scenario": _scenario(extra_env_vars={"A": "1", "B": ["1", "2"]}),
+    "weights": _scenario(weight=3, sol=1.5, ideal_perf=2.0),
+    "weights as text": _scenario(weight="3", sol="1.5", ideal_perf="2"),
+    "a sweep of text": _scenario(cmd_args={"tp": ["1", "2"]}),
+    "a sweep of nodes": _scenario(num_nodes=[1, 2]),
+    "defined in the scenario": _inline,
+    "hexadecimal": _hex,
+    "Windows line ends": _text("test", "\n", "\r\n"),
+    "comments": _text("scenario", "[[Tests]]", "[[Tests]] # the only one"),
+    "spaces in a header": _text("scenario", "[[Tests]]", "[[ Tests ]]"),
+    **{f"time limit {limit}": _scenario(time_limit=limit) for limit in ("10m", "1h", "2d", "90s", "1W", "1-02:03:04")},
+    **{f"time limit {limit!r}": _scenario(time_limit=limit) for limit in ("", "00:30:00", "10:30", "1:2:3")},
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_form(form: str, cloudai_source: Path, is_taken: Taken, tmp_path: Path) -> None:
+    files = cloudais_files(cloudai_source)
+    FORMS[form](files)
+    assert is_taken(files)
+    assert refusal(tmp_path) == ""
+
+
+@pytest.mark.parametrize("limit", ["10m", "1h", "2d", "90s", "3w", "25h", "1-02:03:04", "00:30:00", "10:30", "1:02:03"])
+def test_time_limits_mean_the_same(limit: str) -> None:
+    from cloudai.util import parse_time_limit as theirs
+
+    from cloudai_mbridge.models.time_limit import parse_time_limit, slurm_time
+
+    assert parse_time_limit(slurm_time(limit)) == theirs(limit).total_seconds()
+
+
+def test_two_tests_of_a_scenario(cloudai_source: Path, is_taken: Taken, tmp_path: Path) -> None:
+    files = cloudais_files(cloudai_source)
+    dependency = {"type": "start_post_comp", "id": "megatron_bridge_qwen_30b"}
+    files.scenario["Tests"].append({**files.scenario["Tests"][0], "id": "second", "dependencies": [dependency]})
+    assert is_taken(files)
+    assert refusal(tmp_path) == ""
+
+
+def test_templates_may_mix(cloudai_source: Path, is_taken: Taken, tmp_path: Path) -> None:
+    files = cloudais_files(cloudai_source)
+    nap = {"name": "nap", "description": "d", "test_template_name": "Sleep", "cmd_args": {"seconds": 1}}
+    files.scenario["Tests"].append({"id": "nap", **nap})
+    assert is_taken(files)
+    found = plan(tmp_path)
+    assert found is not None
+    assert [run.test_id for run in found.runs] == ["megatron_bridge_qwen_30b"]
+    assert any("nap (Sleep)" in note for note in found.notes)
+
+
+def test_cloudais_whole_tree_verifies_calmly(cloudai_source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from cloudai_mbridge.verify import summarize_foreign, verify
+
+    monkeypatch.chdir(cloudai_source)
+    findings = list(verify(Path("conf"), None, None))
+    assert [finding.text for finding in findings if not finding.is_good] == []
+    assert sum(not finding.is_foreign for finding in findings) >= 10
+    assert len(list(summarize_foreign(findings))) <= 3
