@@ -43,6 +43,7 @@ _MODEL_DEFAULTS: dict[str, Any] = {
     "expert_tensor_parallel_size": None,
     "cuda_graph_impl": "none",
     "cuda_graph_scope": "full",
+    "cuda_graph_modules": "full",
     "recompute_granularity": None,
     "recompute_method": None,
     "recompute_num_layers": None,
@@ -75,19 +76,20 @@ def evaluator(clone: Path) -> Evaluator:
 
 
 def _set_graph_modules(ev: Evaluator, model: Any, modules: Any) -> None:
-    ev.set_attribute(model, "cuda_graph_scope", modules)
+    ev.set_attribute(model, "cuda_graph_modules", modules)
+    ev.set_attribute(model, "cuda_graph_scope", None)
 
 
 def _clear_graph_modules(ev: Evaluator, model: Any) -> None:
-    ev.set_attribute(model, "cuda_graph_scope", [])
+    _set_graph_modules(ev, model, [])
 
 
 def _set_full_iteration(ev: Evaluator, model: Any) -> None:
     ev.set_attribute(model, "cuda_graph_impl", "full_iteration")
-    ev.set_attribute(model, "cuda_graph_scope", [])
+    _set_graph_modules(ev, model, [])
 
 
-# megatron/bridge/utils/cuda_graph.py: what Megatron-Core 0.18 and later call modules is our scope.
+# megatron/bridge/utils/cuda_graph.py, with Megatron-Core 0.18 or later.
 _GRAPH_HELPERS = {
     "set_cuda_graph_modules": Intrinsic(_set_graph_modules),
     "clear_cuda_graph_modules": Intrinsic(_clear_graph_modules),
@@ -100,6 +102,7 @@ def configured(ev: Evaluator, config: Any) -> dict[str, Any]:
     values = {name: _field(ev, config, path) for name, path in FIELDS.items()}
     if _field(ev, config, "model.cpu_offloading") is False:
         values["activation_offload_layers"] = 0
+    values["cuda_graph_scope"] = _graph_scope(values["cuda_graph_scope"], _field(ev, config, "model.cuda_graph_modules"))
     return {name: _plain(name, value) for name, value in values.items() if _is_plain(value)}
 
 
@@ -125,12 +128,17 @@ def _is_plain(value: Any) -> bool:
 def _plain(name: str, value: Any) -> Any:
     if name == "pipeline_model_parallel_layout" and isinstance(value, list | tuple):
         return layout_text(value)
-    if name == "cuda_graph_scope":
-        scopes = [value] if isinstance(value, str) else list(value or ())
-        return [] if scopes == ["full"] else scopes
     if name in _SWITCHES:
         return bool(value)
     return list(value) if isinstance(value, tuple) else value
+
+
+def _graph_scope(scope: Any, modules: Any) -> Any:
+    """Join what Megatron-Core 0.18 and later call modules and what all call scope; "full" is no scope."""
+    if not _is_plain(scope) or not _is_plain(modules):
+        return UNKNOWN
+    names = [name for value in (modules, scope) for name in ([value] if isinstance(value, str) else value or ())]
+    return [name for name in dict.fromkeys(names) if name != "full"]
 
 
 def layout_text(stages: Iterable[Iterable[str]]) -> str:

@@ -9,13 +9,14 @@ import ast
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 from cloudai_mbridge.megatron_bridge.configured import configured, evaluator, layout_text
 from cloudai_mbridge.megatron_bridge.rows import Row, Source, chosen_variant
 from cloudai_mbridge.megatron_bridge.static import UNKNOWN, Evaluator, Instance, Unsupported
-from cloudai_mbridge.megatron_bridge.static.values import Module, Raised
+from cloudai_mbridge.megatron_bridge.static.values import Function, Module, Raised
 
 _SCRIPTS = Path("scripts/performance")
 _FLAT_ROOT = Path("src/megatron/bridge/perf_recipes")
@@ -131,8 +132,14 @@ def _flat_rows(ev: Evaluator, clone: Path, dtypes: list[str]) -> Iterator[Row]:
         if match and config is not None:
             recipe, task, num_gpus, gpu, dtype, variant = match.groups()
             key = (recipe, task, gpu, by_short[dtype], variant or "")
-            rows.append(Row("", *key, int(num_gpus), False, configured(ev, config)))
+            rows.append(Row("", *key, int(num_gpus), _is_defined(ev, module, name), configured(ev, config)))
     yield from _with_default(rows, _default_sizes(ev))
+
+
+def _is_defined(ev: Evaluator, module: Any, name: str) -> bool:
+    """Whether a preset has a function of its own: those that are other names of one are taken for their size only."""
+    function = _attribute(ev, module, name)
+    return isinstance(function, Function) and getattr(function.node, "name", "") == name
 
 
 def _names(module: Any) -> list[str]:
@@ -140,15 +147,15 @@ def _names(module: Any) -> list[str]:
 
 
 def _with_default(rows: list[Row], sizes: Mapping[tuple[Any, ...], Any]) -> Iterator[Row]:
-    """Mark the row of each preset that is taken for other job sizes: the largest, but for the sizes that are listed."""
+    """Mark the row of each preset that is taken for other job sizes: the largest, unless another is listed."""
     groups: dict[tuple[str, ...], list[Row]] = {}
     for row in rows:
         groups.setdefault((row.recipe, row.task, row.gpu, row.compute_dtype, row.variant), []).append(row)
     for (recipe, task, gpu, dtype, variant), group in groups.items():
         listed = sizes.get((recipe, task, gpu, dtype.replace("_", ""), variant or None))
-        default = max(row.num_gpus for row in group) if listed is None else listed
+        default = max((row.num_gpus for row in group if row.is_default), default=0) if listed is None else listed
         for row in sorted(group, key=lambda row: row.num_gpus):
-            yield replace(row, is_default=row.num_gpus == default)
+            yield replace(row, is_default=row.is_default and row.num_gpus == default)
 
 
 def _default_sizes(ev: Evaluator) -> Mapping[tuple[Any, ...], Any]:
@@ -161,10 +168,12 @@ def _default_sizes(ev: Evaluator) -> Mapping[tuple[Any, ...], Any]:
 
 def _layouts(ev: Evaluator) -> dict[str, dict[tuple[int, int], str | None]]:
     """Return the layouts that the launcher derives where the user says pp or vp: of two recipes."""
-    return {
-        recipe: {(pp, vp): layout for pp in _SIZES for vp in _SIZES if (layout := derive(ev, pp, vp)) is not UNKNOWN}
-        for recipe, derive in (("deepseek_v3", _deepseek_layout), ("kimi_k2", _kimi_layout))
-    }
+    found: dict[str, dict[tuple[int, int], str | None]] = {}
+    for recipe, derive in (("deepseek_v3", _deepseek_layout), ("kimi_k2", _kimi_layout)):
+        for pp, vp in product(_SIZES, _SIZES):
+            if (layout := derive(ev, pp, vp)) is not UNKNOWN:
+                found.setdefault(recipe, {})[pp, vp] = layout
+    return found
 
 
 _SIZES = (*range(1, 17), 32, 64)

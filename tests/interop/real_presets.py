@@ -2,11 +2,13 @@
 
     python real_presets.py LAUNCHER_DIRECTORY < requests.jsonl > answers.jsonl
 
-A request is the launcher's argv; an answer is the sizes that it would train with, or {"refused": why}. Real are the argument
-parser, the recipes, the overrides and the classes of Megatron-Bridge and Megatron-Core. Not real: a model from
-Hugging Face (there is no network) is a bare GPTModelProvider, and the GPU is one of the asked kind.
+A request is the launcher's argv; an answer is the sizes that it would train with, or {"refused": why}. The request
+["--list"] is answered with the names of all presets. Real are the argument parser, the recipes, the overrides and the
+classes of Megatron-Bridge and Megatron-Core. Not real: a model from Hugging Face (there is no network) is a bare
+GPTModelProvider, and the GPU is one of the asked kind.
 """
 
+import importlib
 import json
 import os
 import re
@@ -94,6 +96,16 @@ def resolve(real: SimpleNamespace, argv: list[str]) -> Any:
     )
 
 
+def listed(real: SimpleNamespace) -> list[str]:
+    """Return the name of every preset that can be asked for."""
+    if IS_FLAT:
+        families = [importlib.import_module(name) for name in real.utils.perf_recipe_family_modules()]
+        return [name for one in families for name in vars(one) if re.search(r"_\d+gpu_.*_config$", name)]
+    families = sorted(path.parent.name for path in (LAUNCHER / "scripts/performance/configs").glob("*/__init__.py"))
+    modules = [importlib.import_module(f"configs.{family}") for family in families]
+    return [name for one in modules for name in vars(one) if isinstance(vars(one)[name], real.utils.WorkloadBaseConfig)]
+
+
 def told(config: Any) -> dict[str, Any]:
     """Return the sizes and switches of a configuration."""
     values = {name: getattr(config.model, name, None) for name in MODEL}
@@ -113,10 +125,11 @@ def main() -> None:
     """Answer each request."""
     answers, sys.stdout = sys.stdout, sys.stderr
     real = load()
-    scratch = Path(tempfile.mkdtemp()) / "config.yaml"
+    save = ["--save_config_filepath", str(Path(tempfile.mkdtemp()) / "config.yaml")]
     for line in sys.stdin:
+        argv = json.loads(line)
         try:
-            answer = told(resolve(real, [*json.loads(line), "--save_config_filepath", str(scratch)]))
+            answer: Any = listed(real) if argv == ["--list"] else told(resolve(real, [*argv, *save]))
         except (Exception, SystemExit) as error:
             answer = {"refused": f"{type(error).__name__}: {error}"}
         print(json.dumps(answer), file=answers, flush=True)
