@@ -118,6 +118,8 @@ class Evaluator:
             return self.given.get(dotted, External(dotted))
         if isinstance(value, Class):
             return self._of_class(value, name)
+        if isinstance(value, Function):
+            return getattr(value.node, "name", "<lambda>") if name == "__name__" else UNKNOWN
         return intrinsics.method(self, value, name)
 
     def set_attribute(self, value: Any, name: str, new: Any) -> None:

@@ -205,6 +205,10 @@ def _import_module(ev: "Evaluator", name: Any, package: Any = None) -> Any:
     return ev.module(name) if isinstance(name, str) else UNKNOWN
 
 
+def _wraps(ev: "Evaluator", *arguments: Any, **keywords: Any) -> Any:
+    return Intrinsic(lambda ev, function: function)
+
+
 def _super(ev: "Evaluator", *arguments: Any) -> Any:
     raise Unsupported("super")
 
@@ -252,6 +256,7 @@ _TYPES = {
     BUILTINS["bool"]: bool,
 }
 GIVEN: dict[str, Any] = {
+    "functools.wraps": Intrinsic(_wraps),
     "dataclasses.replace": Intrinsic(_replace),
     "dataclasses.field": Intrinsic(_field),
     "copy.deepcopy": Intrinsic(_deepcopy),

@@ -242,10 +242,14 @@ def _import_star(ev: "Evaluator", dotted: str, frame: Frame) -> None:
 
 
 def _function(ev: "Evaluator", node: Any, frame: Frame) -> None:
-    known = all(ast.unparse(one).split("(")[0] in _TRANSPARENT for one in node.decorator_list)
-    ev.assign(frame.scope, node.name, function(ev, node, frame.scope) if known else UNKNOWN)
+    made: Any = function(ev, node, frame.scope)
+    for one in reversed(node.decorator_list):
+        if ast.unparse(one).split("(")[0] not in _TRANSPARENT:
+            made = ev.call(evaluate(ev, one, frame.scope), [made], {})
+    ev.assign(frame.scope, node.name, made)
 
 
+# Decorators that do not change what a call returns; those of methods are looked at when a method is bound.
 _TRANSPARENT = ("property", "staticmethod", "functools.lru_cache", "lru_cache", "functools.cache", "cache")
 
 
