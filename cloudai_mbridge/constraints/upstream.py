@@ -68,7 +68,7 @@ def ask(rule: Rule, written: Point, trained: Point, upstream: Upstream) -> Answe
         return answer
     if isinstance(answer, Violation):
         return _lifted(rule, answer, written, trained, upstream)
-    if rule in _ON_BOTH:
+    if rule in _ON_BOTH and upstream.preset is not None:
         found = _of_trained(rule, written, trained, upstream)
         return answer if isinstance(found, NotEvaluated) else found
     return answer

@@ -81,7 +81,7 @@ def test_an_override_that_breaks_megatron_is_rejected_with_the_origin_of_every_o
 def test_overrides_are_judged_with_the_rest_of_the_preset() -> None:
     preset = _preset(DENSE, 128)
     assert _ids(_check("llama31_405b", preset, num_gpus=128, vp=5)) == ["C08"]
-    assert _ids(_check("llama31_405b", preset, num_gpus=96, gb=63)) == ["C01"]
+    assert _ids(_check("llama31_405b", preset, num_gpus=96)) == ["C01"]
     assert _ids(_check("deepseek_v3", _preset(EXPERTS, 256), num_gpus=256, ep=48)) == ["C07", "M07", "M11"]
     assert _ids(_check("deepseek_v3", _preset(EXPERTS, 256), num_gpus=256, ep=1, moe_a2a_overlap=True)) == ["M19"]
 
