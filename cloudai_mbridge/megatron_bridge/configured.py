@@ -1,0 +1,119 @@
+"""What a configuration of Megatron-Bridge sets, by our argument names."""
+
+from collections.abc import Iterable
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from cloudai_mbridge.megatron_bridge.static import UNKNOWN, Evaluator, Instance
+from cloudai_mbridge.megatron_bridge.static.values import External, Intrinsic, Raised
+
+# Our argument (or, after it, what its meaning depends on), and the field of the configuration that holds it.
+FIELDS = {
+    "tp": "model.tensor_model_parallel_size",
+    "pp": "model.pipeline_model_parallel_size",
+    "cp": "model.context_parallel_size",
+    "vp": "model.virtual_pipeline_model_parallel_size",
+    "ep": "model.expert_model_parallel_size",
+    "et": "model.expert_tensor_parallel_size",
+    "mb": "train.micro_batch_size",
+    "gb": "train.global_batch_size",
+    "seq_length": "model.seq_length",
+    "use_megatron_fsdp": "ddp.use_megatron_fsdp",
+    "nccl_ub": "ddp.nccl_ub",
+    "cuda_graph_impl": "model.cuda_graph_impl",
+    "cuda_graph_scope": "model.cuda_graph_scope",
+    "moe_a2a_overlap": "comm_overlap.overlap_moe_expert_parallel_comm",
+    "recompute_granularity": "model.recompute_granularity",
+    "recompute_method": "model.recompute_method",
+    "recompute_num_layers": "model.recompute_num_layers",
+    "recompute_modules": "model.recompute_modules",
+    "activation_offload_layers": "model.cpu_offloading_num_layers",
+    "pipeline_model_parallel_layout": "model.pipeline_model_parallel_layout",
+    "moe_flex_dispatcher_backend": "model.moe_flex_dispatcher_backend",
+}
+# Defaults of Megatron-Core's TransformerConfig and DistributedDataParallelConfig (transformer_config.py,
+# model_parallel_config.py, distributed_data_parallel_config.py), the same in 0.15 to 0.19.
+_MODEL_DEFAULTS = {
+    "tensor_model_parallel_size": 1,
+    "pipeline_model_parallel_size": 1,
+    "context_parallel_size": 1,
+    "virtual_pipeline_model_parallel_size": None,
+    "expert_model_parallel_size": 1,
+    "expert_tensor_parallel_size": None,
+    "cuda_graph_impl": "none",
+    "cuda_graph_scope": "full",
+    "recompute_granularity": None,
+    "recompute_method": None,
+    "recompute_num_layers": None,
+    "recompute_modules": None,
+    "cpu_offloading": False,
+    "cpu_offloading_num_layers": 0,
+    "pipeline_model_parallel_layout": None,
+}
+_DEFAULTS = {
+    "TransformerConfig": _MODEL_DEFAULTS,
+    "ModelParallelConfig": _MODEL_DEFAULTS,
+    "ModelProvider": _MODEL_DEFAULTS,
+    "DistributedDataParallelConfig": {"use_megatron_fsdp": False, "nccl_ub": False},
+}
+_SWITCHES = ("use_megatron_fsdp", "nccl_ub", "moe_a2a_overlap")
+_STAGE_LETTERS = {"embedding": "E", "decoder": "t", "mtp": "m", "loss": "L"}
+
+
+def evaluator(clone: Path) -> Evaluator:
+    """Return an evaluator of a clone's code, which takes a model from Hugging Face as one of unknown architecture."""
+    provider = Intrinsic(lambda ev, *args, **keywords: Instance(External("ModelProvider")))
+    bridge = Instance(None, {"to_megatron_provider": provider})
+    auto_bridge = Instance(None, {"from_hf_pretrained": Intrinsic(lambda ev, *args, **keywords: bridge)})
+    scripts = clone / "scripts"
+    return Evaluator(
+        (clone / "src", scripts / "performance", scripts / "common"), {"AutoBridge": auto_bridge}, _DEFAULTS
+    )
+
+
+def configured(ev: Evaluator, config: Any) -> dict[str, Any]:
+    """Return what a configuration sets, without what is not known."""
+    values = {name: _field(ev, config, path) for name, path in FIELDS.items()}
+    return {name: _plain(name, value) for name, value in values.items() if _is_plain(value)}
+
+
+def _field(ev: Evaluator, value: Any, path: str) -> Any:
+    for name in path.split("."):
+        if value is None:  # such as comm_overlap: nothing overlaps
+            return False
+        if not isinstance(value, Instance):
+            return UNKNOWN
+        try:
+            value = ev.attribute(value, name)
+        except Raised:
+            return None
+    return value
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return all(_is_plain(item) for item in value)
+    return value is None or isinstance(value, bool | int | str)
+
+
+def _plain(name: str, value: Any) -> Any:
+    if name == "pipeline_model_parallel_layout" and isinstance(value, list | tuple):
+        return layout_text(value)
+    if name == "cuda_graph_scope":
+        scopes = [value] if isinstance(value, str) else list(value or ())
+        return [] if scopes == ["full"] else scopes
+    if name in _SWITCHES:
+        return bool(value)
+    return list(value) if isinstance(value, tuple) else value
+
+
+def layout_text(stages: Iterable[Iterable[str]]) -> str:
+    """Write a pipeline layout in Megatron's short form: [["embedding", "decoder", "decoder"], ["loss"]] is Et*2|L."""
+    return "|".join("".join(_runs(stage)) for stage in stages)
+
+
+def _runs(stage: Iterable[str]) -> Iterable[str]:
+    for kind, run in groupby(stage):
+        count = len(list(run))
+        yield _STAGE_LETTERS[kind] + (f"*{count}" if count > 1 else "")

@@ -1,0 +1,254 @@
+"""Read the presets of a clone of Megatron-Bridge from its source, without running it.
+
+Two layouts are known. Up to 0.5, `scripts/performance/configs/<family>` holds sizes (`WorkloadBaseConfig`) and builders that
+apply them, and a preset is found by family, recipe, task, GPU, number format and variant. From 0.6 on, each preset is
+a function of `megatron.bridge.perf_recipes` whose name says recipe, task, job size, GPU, number format and variant.
+"""
+
+import ast
+import re
+from collections.abc import Container, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from cloudai_mbridge.megatron_bridge.configured import configured, evaluator, layout_text
+from cloudai_mbridge.megatron_bridge.static import UNKNOWN, Evaluator, Instance, Unsupported
+from cloudai_mbridge.megatron_bridge.static.values import Module, Raised
+
+_SCRIPTS = Path("scripts/performance")
+_FLAT_ROOT = Path("src/megatron/bridge/perf_recipes")
+_FLAT_PACKAGE = "megatron.bridge.perf_recipes"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One preset of a release.
+
+    family: empty where the launcher does not look at it.
+    variant: "" for the one without a name.
+    is_default: taken for job sizes that have no preset of their own (0.6 and later; True before).
+    base_gb: the batch that is scaled to other job sizes, where it is not the preset's own.
+    """
+
+    family: str
+    recipe: str
+    task: str
+    gpu: str
+    compute_dtype: str
+    variant: str
+    num_gpus: int
+    is_default: bool
+    values: Mapping[str, Any]
+    base_gb: int | None = None
+
+
+@dataclass(frozen=True)
+class Source:
+    """What a release says of its presets.
+
+    is_flat: in the layout of 0.6 and later.
+    default_variant: what the launcher takes when it is not told.
+    layouts: by recipe the pipeline layouts that it derives from a user's own pp and vp, (pp, vp) -> layout.
+    """
+
+    is_flat: bool
+    default_variant: str
+    rows: tuple[Row, ...]
+    layouts: Mapping[str, Mapping[tuple[int, int], str | None]]
+
+
+def read_source(clone: Path) -> Source | None:
+    """Return the presets of a clone, or None where it has neither layout."""
+    ev = evaluator(clone)
+    options = launcher_options(clone / _SCRIPTS / "argument_parser.py")
+    dtypes = [str(one) for one in options.get("compute_dtype", {}).get("choices", ())]
+    variant = str(options.get("config_variant", {}).get("default") or "")
+    if (clone / _FLAT_ROOT).is_dir():
+        return Source(True, variant, tuple(_flat_rows(ev, clone, dtypes)), _layouts(ev))
+    if (clone / _SCRIPTS / "configs").is_dir():
+        return Source(False, variant, tuple(_workload_rows(ev, clone, dtypes, variant)), _layouts(ev))
+    return None
+
+
+def launcher_options(path: Path) -> dict[str, dict[str, Any]]:
+    """Return the literal choices and defaults of the launcher's options, by long name."""
+    try:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+    except (OSError, SyntaxError, UnicodeDecodeError, ValueError):
+        return {}
+    found: dict[str, dict[str, Any]] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "add_argument":
+            names = [one.value for one in node.args if isinstance(one, ast.Constant) and isinstance(one.value, str)]
+            for name in names:
+                if name.startswith("--"):
+                    found[name[2:]] = _literals(node.keywords)
+    return found
+
+
+def _literals(keywords: list[ast.keyword]) -> dict[str, Any]:
+    values = {}
+    for keyword in keywords:
+        try:
+            values[str(keyword.arg)] = ast.literal_eval(keyword.value)
+        except (ValueError, TypeError, SyntaxError):
+            continue
+    return values
+
+
+# up to 0.5
+
+
+def _workload_rows(ev: Evaluator, clone: Path, dtypes: list[str], default: str) -> Iterator[Row]:
+    for directory in sorted((clone / _SCRIPTS / "configs").iterdir()):
+        module = ev.module(f"configs.{directory.name}") if directory.is_dir() else None
+        if not isinstance(module, Module):
+            continue
+        for name in sorted(module.scope.names):
+            if match := re.fullmatch(r"([a-z0-9_]+)_(pretrain|sft|lora|peft)_config_([a-z0-9]+)", name):
+                for dtype in dtypes:
+                    yield from _of_builder(ev, module, match, dtype, default)
+
+
+def _of_builder(ev: Evaluator, module: Module, match: re.Match[str], dtype: str, default: str) -> Iterator[Row]:
+    """Yield a builder's presets of one number format: each variant, and the default one if it builds another."""
+    family = module.dotted.rpartition(".")[2]
+    prefix = f"{match[1]}_{match[2]}_config_{match[3]}_{dtype}".upper()
+    sizes = {
+        name[len(prefix) :].removeprefix("_").lower(): base
+        for name in sorted(module.scope.names)
+        if (name == prefix or name.startswith(f"{prefix}_"))
+        and isinstance(base := _attribute(ev, module, name), Instance)
+    }
+    rows: dict[str, Row] = {}
+    for variant in [*sizes, *({default} - set(sizes))]:
+        found = chosen_variant(sizes, variant)
+        row = None if found is None else _workload_row(ev, module, match, (dtype, variant or default), sizes[found])
+        if row is not None and (found == variant or not _same_preset(row, rows.get(str(found)))):
+            rows[variant] = row
+    for variant, row in rows.items():
+        yield replace(row, family=family, variant=variant)
+
+
+def chosen_variant(variants: Container[str], variant: str) -> str | None:
+    """Return the variant that the launcher of 0.3 to 0.5 takes for the one asked for, or None."""
+    if variant in variants:
+        return variant
+    if variant == "v2" and "v1" in variants:
+        return "v1"
+    return "" if "" in variants else None
+
+
+def _same_preset(one: Row, other: Row | None) -> bool:
+    return other is not None and replace(one, variant="") == replace(other, variant="")
+
+
+def _workload_row(
+    ev: Evaluator, module: Module, match: re.Match[str], dtype_and_variant: tuple[str, str], base: Instance
+) -> Row | None:
+    dtype, variant = dtype_and_variant
+    config = _called(ev, module, match[0], precision=dtype, config_variant=variant)
+    num_gpus, base_gb = (_attribute(ev, base, name) for name in ("num_gpus", "global_batch_size"))
+    if config is None or not isinstance(num_gpus, int):
+        return None
+    values = configured(ev, config)
+    scaled = base_gb if isinstance(base_gb, int) and base_gb != values.get("gb") else None
+    return Row("", match[1], match[2], match[3], dtype, "", num_gpus, True, values, scaled)
+
+
+# from 0.6 on
+
+
+def _flat_rows(ev: Evaluator, clone: Path, dtypes: list[str]) -> Iterator[Row]:
+    packages = sorted(path.name for path in (clone / _FLAT_ROOT).iterdir() if (path / "__init__.py").is_file())
+    modules = [ev.module(f"{_FLAT_PACKAGE}.{name}") for name in packages if not name.startswith("_")]
+    names = {name: module for module in reversed(modules) for name in _names(module)}
+    by_short = {dtype.replace("_", ""): dtype for dtype in dtypes}
+    pattern = re.compile(
+        r"([a-z0-9_]+)_(pretrain|sft|peft|lora)_(\d+)gpu_([a-z0-9]+)_(%s)(?:_([a-z0-9_]+))?_config" % "|".join(by_short)
+    )
+    rows = []
+    for name, module in sorted(names.items()):
+        match = pattern.fullmatch(name)
+        config = _called(ev, module, name) if match else None
+        if match and config is not None:
+            recipe, task, num_gpus, gpu, dtype, variant = match.groups()
+            key = (recipe, task, gpu, by_short[dtype], variant or "")
+            rows.append(Row("", *key, int(num_gpus), False, configured(ev, config)))
+    yield from _with_default(rows, _default_sizes(ev))
+
+
+def _names(module: Any) -> list[str]:
+    return list(module.scope.names) if isinstance(module, Module) else []
+
+
+def _with_default(rows: list[Row], sizes: Mapping[tuple[Any, ...], Any]) -> Iterator[Row]:
+    """Mark the row of each preset that is taken for other job sizes: the largest, but for the sizes that are listed."""
+    groups: dict[tuple[str, ...], list[Row]] = {}
+    for row in rows:
+        groups.setdefault((row.recipe, row.task, row.gpu, row.compute_dtype, row.variant), []).append(row)
+    for (recipe, task, gpu, dtype, variant), group in groups.items():
+        listed = sizes.get((recipe, task, gpu, dtype.replace("_", ""), variant or None))
+        default = max(row.num_gpus for row in group) if listed is None else listed
+        for row in sorted(group, key=lambda row: row.num_gpus):
+            yield replace(row, is_default=row.num_gpus == default)
+
+
+def _default_sizes(ev: Evaluator) -> Mapping[tuple[Any, ...], Any]:
+    sizes = _attribute(ev, ev.module("utils.utils"), "_DEFAULT_GPU_COUNT_OVERRIDES")
+    return sizes if isinstance(sizes, dict) else {}
+
+
+# both
+
+
+def _layouts(ev: Evaluator) -> dict[str, dict[tuple[int, int], str | None]]:
+    """Return the layouts that the launcher derives where the user says pp or vp: of two recipes."""
+    return {
+        recipe: {(pp, vp): layout for pp in _SIZES for vp in _SIZES if (layout := derive(ev, pp, vp)) is not UNKNOWN}
+        for recipe, derive in (("deepseek_v3", _deepseek_layout), ("kimi_k2", _kimi_layout))
+    }
+
+
+_SIZES = (*range(1, 17), 32, 64)
+
+
+def _deepseek_layout(ev: Evaluator, pp: int, vp: int) -> Any:
+    function = _attribute(
+        ev, ev.module("megatron.bridge.recipes.deepseek.deepseek_v3"), "set_deepseek_v3_pipeline_model_parallel_layout"
+    )
+    sizes = {"pipeline_model_parallel_size": pp, "virtual_pipeline_model_parallel_size": vp, "mtp_num_layers": 1}
+    model = Instance(None, {**sizes, "pipeline_model_parallel_layout": UNKNOWN}, is_open=False)
+    _guarded(ev, function, [model], {})
+    return _text(model.attributes.get("pipeline_model_parallel_layout", UNKNOWN))
+
+
+def _kimi_layout(ev: Evaluator, pp: int, vp: int) -> Any:
+    function = _attribute(ev, ev.module("megatron.bridge.recipes.kimi.kimi_k2"), "_get_kimi_k2_pipeline_layout")
+    return _text(_guarded(ev, function, [pp, vp], {}))
+
+
+def _text(layout: Any) -> Any:
+    return layout_text(layout) if isinstance(layout, list) else layout
+
+
+def _called(ev: Evaluator, module: Any, name: str, **keywords: Any) -> Instance | None:
+    """Return the configuration that a builder returns, or None where it raises."""
+    config = _guarded(ev, _attribute(ev, module, name), [], keywords)
+    return config if isinstance(config, Instance) else None
+
+
+def _guarded(ev: Evaluator, function: Any, arguments: list[Any], keywords: dict[str, Any]) -> Any:
+    ev.start()
+    try:
+        return ev.call(function, arguments, keywords)
+    except (Raised, Unsupported, RecursionError):
+        return UNKNOWN
+
+
+def _attribute(ev: Evaluator, value: Any, name: str) -> Any:
+    try:
+        return ev.attribute(value, name)
+    except (Raised, Unsupported):
+        return UNKNOWN

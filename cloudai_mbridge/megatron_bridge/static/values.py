@@ -1,0 +1,185 @@
+"""The values of the evaluator. Numbers, strings, lists and dicts are Python's own."""
+
+import ast
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+
+class Unknown:
+    """The value of everything that cannot be known; there is one, `UNKNOWN`."""
+
+    def __repr__(self) -> str:
+        return "UNKNOWN"
+
+
+UNKNOWN = Unknown()
+
+
+class Unsupported(Exception):
+    """Code that the evaluator does not follow; what it could have changed is forgotten."""
+
+
+class Raised(Exception):
+    """An exception of the evaluated code.
+
+    kind: its class name.
+    """
+
+    def __init__(self, kind: str) -> None:
+        super().__init__(kind)
+        self.kind = kind
+
+
+@dataclass
+class Scope:
+    """Names of a module or of a call of a function; names of an outer scope are seen, not set."""
+
+    names: dict[str, Any] = field(default_factory=dict)
+    outer: "Scope | None" = None
+
+    def find(self, name: str) -> Any:
+        """Return the value of a name.
+
+        Raises:
+            KeyError: no scope has it.
+        """
+        scope: Scope | None = self
+        while scope is not None:
+            if name in scope.names:
+                return scope.names[name]
+            scope = scope.outer
+        raise KeyError(name)
+
+
+@dataclass(eq=False)
+class Module:
+    """A module of the repository that is read. `dotted` is its import name."""
+
+    dotted: str
+    is_package: bool
+    scope: Scope = field(default_factory=Scope)
+
+
+@dataclass(frozen=True)
+class External:
+    """Something outside of the repository that is read, such as torch.bfloat16."""
+
+    dotted: str
+
+    @property
+    def name(self) -> str:
+        return self.dotted.rpartition(".")[2]
+
+
+@dataclass(frozen=True)
+class Import:
+    """A name bound by an import that nobody has used yet."""
+
+    module: str
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class Intrinsic:
+    """A function whose effect the evaluator knows."""
+
+    call: Callable[..., Any]
+
+
+@dataclass(eq=False)
+class Function:
+    """A function or lambda of the code, and the object that it is bound to."""
+
+    node: ast.FunctionDef | ast.Lambda
+    scope: Scope
+    defaults: list[Any]
+    keyword_defaults: dict[str, Any]
+    bound: Any = None
+
+    @property
+    def is_property(self) -> bool:
+        return isinstance(self.node, ast.FunctionDef) and _has_decorator(self.node, "property")
+
+    @property
+    def is_static(self) -> bool:
+        return isinstance(self.node, ast.FunctionDef) and _has_decorator(self.node, "staticmethod")
+
+
+@dataclass(eq=False)
+class Class:
+    """A class of the code: its names, and the defaults of its fields, unevaluated."""
+
+    name: str
+    bases: list[Any]
+    scope: Scope
+    fields: dict[str, ast.expr | None]
+
+    def lineage(self) -> "Iterator[Class | External]":
+        """Yield the class and those that it inherits from, nearest first."""
+        yield self
+        for base in self.bases:
+            if isinstance(base, Class):
+                yield from base.lineage()
+            elif isinstance(base, External):
+                yield base
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it inherits from something that is not in the repository."""
+        return any(isinstance(one, External) and one.name not in _PLAIN_BASES for one in self.lineage())
+
+
+_PLAIN_BASES = ("object", "ABC", "Protocol", "Enum", "Generic")
+
+
+@dataclass(eq=False)
+class Instance:
+    """An object: the attributes that are known.
+
+    is_open: it may have attributes that nobody has set here, with values that are not known.
+    """
+
+    of: Class | External | None
+    attributes: dict[str, Any] = field(default_factory=dict)
+    is_open: bool = True
+
+    def forget(self) -> None:
+        """Know nothing of it any more, nor of what it holds."""
+        held = list(self.attributes.values())
+        self.attributes.clear()
+        self.is_open, self.of = True, None
+        for value in held:
+            forget(value)
+
+
+def forget(value: Any) -> None:
+    """Know nothing any more of the objects in a value."""
+    if isinstance(value, Instance):
+        value.forget()
+    elif isinstance(value, list | tuple | set):
+        for item in value:
+            forget(item)
+    elif isinstance(value, dict):
+        for item in value.values():
+            forget(item)
+
+
+def same(one: Any, other: Any) -> bool:
+    """Return whether two values are known and equal."""
+    if one is other:
+        return True
+    return type(one) is type(other) and not has_unknown(one) and not has_unknown(other) and bool(one == other)
+
+
+def has_unknown(value: Any) -> bool:
+    """Return whether a value or a part of it is not known."""
+    if isinstance(value, list | tuple | set):
+        return any(has_unknown(item) for item in value)
+    if isinstance(value, dict):
+        return any(has_unknown(item) for pair in value.items() for item in pair)
+    return value is UNKNOWN
+
+
+def _has_decorator(node: ast.FunctionDef, name: str) -> bool:
+    return any(isinstance(one, ast.Name) and one.id == name for one in node.decorator_list)
