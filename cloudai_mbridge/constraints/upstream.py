@@ -13,6 +13,7 @@ from cloudai_mbridge.constraints.cloudai import pipeline, sizes
 from cloudai_mbridge.constraints.lifts import LIFTS
 from cloudai_mbridge.constraints.megatron import parallel
 from cloudai_mbridge.constraints.rule import Answer, Lifted, NotEvaluated, Point, RuleSet, Violation
+from cloudai_mbridge.megatron_bridge.described import origin
 from cloudai_mbridge.megatron_bridge.presets import UPSTREAM_DECIDES, Preset, Resolved
 from cloudai_mbridge.megatron_bridge.release import Release
 
@@ -107,11 +108,6 @@ def _holds(condition: Callable[[Point], bool], trained: Point) -> bool:
 def _origins(broken: Violation, written: Point, preset: Preset) -> dict[str, str]:
     said = written.args
     return {n: origin(preset) for n in broken.operands if n in _DECIDED and getattr(said, n) in (None, "", [])}
-
-
-def origin(preset: Preset) -> str:
-    """Return where a value of a preset comes from, in a few words."""
-    return f"preset {preset.name}, {preset.release.version}"
 
 
 def rule_id(rule: Rule) -> str:

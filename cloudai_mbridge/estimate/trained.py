@@ -5,6 +5,7 @@ from typing import Any
 
 from cloudai_mbridge.estimate.hardware import Gpu
 from cloudai_mbridge.estimate.question import Question
+from cloudai_mbridge.megatron_bridge.described import describe
 from cloudai_mbridge.megatron_bridge.presets import UPSTREAM_DECIDES, Preset, with_preset
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
 from cloudai_mbridge.recipes.load import Recipe
@@ -39,7 +40,7 @@ def trained_question(
     if preset is not None:
         published = args.model_copy(update={name: getattr(trained, name) for name in _PUBLISHED})
     proven = _proven(recipe, args, preset, extra)
-    return Question(recipe, trained, gpu, why_no_gpu, extra, formula, published, proven)
+    return Question(recipe, trained, gpu, why_no_gpu, extra, formula, published, proven, filled_in=describe(resolved))
 
 
 def _missing(unknown: frozenset[str], recipe: Recipe) -> list[str]:

@@ -22,4 +22,3 @@ def venv_path(install_path: Path, url: str, commit: str) -> Path:
 def image_path(install_path: Path, image: str) -> Path:
     """Return the squashed file of a container image."""
     return install_path / f"{slug(image)}.sqsh"
-
