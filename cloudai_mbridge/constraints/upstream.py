@@ -11,7 +11,7 @@ from typing import Any
 from cloudai_mbridge.constraints import cloudai
 from cloudai_mbridge.constraints.cloudai import pipeline, sizes
 from cloudai_mbridge.constraints.lifts import LIFTS
-from cloudai_mbridge.constraints.megatron import parallel
+from cloudai_mbridge.constraints.megatron import features, parallel
 from cloudai_mbridge.constraints.rule import Answer, Lifted, NotEvaluated, Point, RuleSet, Violation
 from cloudai_mbridge.megatron_bridge.described import origin
 from cloudai_mbridge.megatron_bridge.presets import UPSTREAM_DECIDES, Preset, Resolved
@@ -20,7 +20,9 @@ from cloudai_mbridge.megatron_bridge.release import Release
 Rule = Callable[[Point], Answer]
 
 _ON_TRAINED_ONLY = {pipeline.c02_layers_fill_the_pipeline, pipeline.c08_stages_divide_into_virtual_ones}
-_ON_WRITTEN = {*cloudai.RULES, parallel.m02_sizes_are_positive} - _ON_TRAINED_ONLY
+# Of what the user says twice, the launcher keeps one.
+_ON_WRITTEN_TOO = {parallel.m02_sizes_are_positive, features.m15_full_or_selective_recomputation}
+_ON_WRITTEN = ({*cloudai.RULES} - _ON_TRAINED_ONLY) | _ON_WRITTEN_TOO
 # Arithmetic that Megatron-Core has to obey whoever gave the numbers: also asked of what will be trained.
 _ON_BOTH = {
     sizes.c01_ranks_fill_the_model_parallel_groups,

@@ -17,6 +17,7 @@ from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
 from cloudai_mbridge.models.system import System
 from cloudai_mbridge.recipes import Recipe
 from cloudai_mbridge.sweep.grid import Grid, Values
+from cloudai_mbridge.sweep.pinned import UNSAID, as_said
 
 _LARGEST_TABLE = 50_000
 _PROBES = 200
@@ -33,7 +34,6 @@ _FOLLOWS: Mapping[str, tuple[str, ...]] = {
     "cuda_graph_scope": ("cuda_graph_impl",),
 }
 _DECIDED = frozenset(UPSTREAM_DECIDES)
-_UNSAID: tuple[Any, ...] = (None, "", [])
 
 Answers = tuple[Violation | NotEvaluated | Lifted, ...]
 Rule = Callable[[Point], Answer]
@@ -195,7 +195,7 @@ class _Trained(_Args):
         if name not in _DECIDED:
             return value
         if (preset := _Args.__getattribute__(self, "preset")) is None:
-            if value in _UNSAID:
+            if value in UNSAID:
                 raise UnknownOperandError(name)
             return value
         return self._filled_in(name, preset)
@@ -208,10 +208,9 @@ class _Trained(_Args):
             values = get(self, "_values")
         except AttributeError:
             chosen = get(self, "_chosen")
-            said = {n: chosen[n] if n in chosen else get(self, n) for n in UPSTREAM_DECIDES}
+            written = {n: chosen[n] if n in chosen else get(self, n) for n in UPSTREAM_DECIDES}
             num_gpus = chosen["num_gpus"] if "num_gpus" in chosen else get(self, "num_gpus")
-            said = {n: value for n, value in said.items() if value not in _UNSAID}
-            values = resolve_sizes(said, num_gpus, preset)
+            values = resolve_sizes(as_said(written), num_gpus, preset)
             object.__setattr__(self, "_values", values)
         if name not in values:
             raise UnknownOperandError(name)
