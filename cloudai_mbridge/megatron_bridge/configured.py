@@ -34,7 +34,7 @@ FIELDS = {
 }
 # Defaults of Megatron-Core's TransformerConfig and DistributedDataParallelConfig (transformer_config.py,
 # model_parallel_config.py, distributed_data_parallel_config.py), the same in 0.15 to 0.19.
-_MODEL_DEFAULTS = {
+_MODEL_DEFAULTS: dict[str, Any] = {
     "tensor_model_parallel_size": 1,
     "pipeline_model_parallel_size": 1,
     "context_parallel_size": 1,
@@ -51,7 +51,7 @@ _MODEL_DEFAULTS = {
     "cpu_offloading_num_layers": 0,
     "pipeline_model_parallel_layout": None,
 }
-_DEFAULTS = {
+_DEFAULTS: dict[str, dict[str, Any]] = {
     "TransformerConfig": _MODEL_DEFAULTS,
     "ModelParallelConfig": _MODEL_DEFAULTS,
     "ModelProvider": _MODEL_DEFAULTS,
@@ -64,17 +64,42 @@ _STAGE_LETTERS = {"embedding": "E", "decoder": "t", "mtp": "m", "loss": "L"}
 def evaluator(clone: Path) -> Evaluator:
     """Return an evaluator of a clone's code, which takes a model from Hugging Face as one of unknown architecture."""
     provider = Intrinsic(lambda ev, *args, **keywords: Instance(External("ModelProvider")))
-    bridge = Instance(None, {"to_megatron_provider": provider})
+    bridge = Instance(None, {"to_megatron_provider": provider, "get_model_config": provider})
     auto_bridge = Instance(None, {"from_hf_pretrained": Intrinsic(lambda ev, *args, **keywords: bridge)})
     scripts = clone / "scripts"
     return Evaluator(
-        (clone / "src", scripts / "performance", scripts / "common"), {"AutoBridge": auto_bridge}, _DEFAULTS
+        (clone / "src", scripts / "performance", scripts / "common"),
+        {"AutoBridge": auto_bridge, **_GRAPH_HELPERS},
+        _DEFAULTS,
     )
+
+
+def _set_graph_modules(ev: Evaluator, model: Any, modules: Any) -> None:
+    ev.set_attribute(model, "cuda_graph_scope", modules)
+
+
+def _clear_graph_modules(ev: Evaluator, model: Any) -> None:
+    ev.set_attribute(model, "cuda_graph_scope", [])
+
+
+def _set_full_iteration(ev: Evaluator, model: Any) -> None:
+    ev.set_attribute(model, "cuda_graph_impl", "full_iteration")
+    ev.set_attribute(model, "cuda_graph_scope", [])
+
+
+# megatron/bridge/utils/cuda_graph.py: what Megatron-Core 0.18 and later call modules is our scope.
+_GRAPH_HELPERS = {
+    "set_cuda_graph_modules": Intrinsic(_set_graph_modules),
+    "clear_cuda_graph_modules": Intrinsic(_clear_graph_modules),
+    "set_full_iteration_cuda_graph": Intrinsic(_set_full_iteration),
+}
 
 
 def configured(ev: Evaluator, config: Any) -> dict[str, Any]:
     """Return what a configuration sets, without what is not known."""
     values = {name: _field(ev, config, path) for name, path in FIELDS.items()}
+    if _field(ev, config, "model.cpu_offloading") is False:
+        values["activation_offload_layers"] = 0
     return {name: _plain(name, value) for name, value in values.items() if _is_plain(value)}
 
 
@@ -109,11 +134,13 @@ def _plain(name: str, value: Any) -> Any:
 
 
 def layout_text(stages: Iterable[Iterable[str]]) -> str:
-    """Write a pipeline layout in Megatron's short form: [["embedding", "decoder", "decoder"], ["loss"]] is Et*2|L."""
-    return "|".join("".join(_runs(stage)) for stage in stages)
+    """Write a pipeline layout in Megatron's short form, such as Et*4|(t*4|)*14tmL, a stage of four layers 14 times."""
+    runs = [(stage, len(list(run))) for stage, run in groupby(_stage_text(stage) for stage in stages)]
+    *front, (last, count) = runs
+    front += [(last, count - 1)] if count > 1 else []
+    return "".join(f"({stage}|)*{count}" if count > 1 else f"{stage}|" for stage, count in front) + last
 
 
-def _runs(stage: Iterable[str]) -> Iterable[str]:
-    for kind, run in groupby(stage):
-        count = len(list(run))
-        yield _STAGE_LETTERS[kind] + (f"*{count}" if count > 1 else "")
+def _stage_text(stage: Iterable[str]) -> str:
+    runs = ((_STAGE_LETTERS[kind], len(list(run))) for kind, run in groupby(stage))
+    return "".join(letter + (f"*{count}" if count > 1 else "") for letter, count in runs)

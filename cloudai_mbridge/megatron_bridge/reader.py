@@ -1,61 +1,25 @@
 """Read the presets of a clone of Megatron-Bridge from its source, without running it.
 
-Two layouts are known. Up to 0.5, `scripts/performance/configs/<family>` holds sizes (`WorkloadBaseConfig`) and builders that
-apply them, and a preset is found by family, recipe, task, GPU, number format and variant. From 0.6 on, each preset is
-a function of `megatron.bridge.perf_recipes` whose name says recipe, task, job size, GPU, number format and variant.
+Two layouts are known. Up to 0.5, `scripts/performance/configs/<family>` holds sizes (`WorkloadBaseConfig`) and builders
+that apply them, and a preset is found by family, recipe, task, GPU, number format and variant. From 0.6 on, each preset
+is a function of `megatron.bridge.perf_recipes` whose name says recipe, task, job size, GPU, number format and variant.
 """
 
 import ast
 import re
-from collections.abc import Container, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from cloudai_mbridge.megatron_bridge.configured import configured, evaluator, layout_text
+from cloudai_mbridge.megatron_bridge.rows import Row, Source, chosen_variant
 from cloudai_mbridge.megatron_bridge.static import UNKNOWN, Evaluator, Instance, Unsupported
 from cloudai_mbridge.megatron_bridge.static.values import Module, Raised
 
 _SCRIPTS = Path("scripts/performance")
 _FLAT_ROOT = Path("src/megatron/bridge/perf_recipes")
 _FLAT_PACKAGE = "megatron.bridge.perf_recipes"
-
-
-@dataclass(frozen=True)
-class Row:
-    """One preset of a release.
-
-    family: empty where the launcher does not look at it.
-    variant: "" for the one without a name.
-    is_default: taken for job sizes that have no preset of their own (0.6 and later; True before).
-    base_gb: the batch that is scaled to other job sizes, where it is not the preset's own.
-    """
-
-    family: str
-    recipe: str
-    task: str
-    gpu: str
-    compute_dtype: str
-    variant: str
-    num_gpus: int
-    is_default: bool
-    values: Mapping[str, Any]
-    base_gb: int | None = None
-
-
-@dataclass(frozen=True)
-class Source:
-    """What a release says of its presets.
-
-    is_flat: in the layout of 0.6 and later.
-    default_variant: what the launcher takes when it is not told.
-    layouts: by recipe the pipeline layouts that it derives from a user's own pp and vp, (pp, vp) -> layout.
-    """
-
-    is_flat: bool
-    default_variant: str
-    rows: tuple[Row, ...]
-    layouts: Mapping[str, Mapping[tuple[int, int], str | None]]
 
 
 def read_source(clone: Path) -> Source | None:
@@ -131,15 +95,6 @@ def _of_builder(ev: Evaluator, module: Module, match: re.Match[str], dtype: str,
         yield replace(row, family=family, variant=variant)
 
 
-def chosen_variant(variants: Container[str], variant: str) -> str | None:
-    """Return the variant that the launcher of 0.3 to 0.5 takes for the one asked for, or None."""
-    if variant in variants:
-        return variant
-    if variant == "v2" and "v1" in variants:
-        return "v1"
-    return "" if "" in variants else None
-
-
 def _same_preset(one: Row, other: Row | None) -> bool:
     return other is not None and replace(one, variant="") == replace(other, variant="")
 
@@ -165,8 +120,9 @@ def _flat_rows(ev: Evaluator, clone: Path, dtypes: list[str]) -> Iterator[Row]:
     modules = [ev.module(f"{_FLAT_PACKAGE}.{name}") for name in packages if not name.startswith("_")]
     names = {name: module for module in reversed(modules) for name in _names(module)}
     by_short = {dtype.replace("_", ""): dtype for dtype in dtypes}
+    formats = "|".join(by_short)
     pattern = re.compile(
-        r"([a-z0-9_]+)_(pretrain|sft|peft|lora)_(\d+)gpu_([a-z0-9]+)_(%s)(?:_([a-z0-9_]+))?_config" % "|".join(by_short)
+        rf"([a-z0-9_]+)_(pretrain|sft|peft|lora)_(\d+)gpu_([a-z0-9]+)_({formats})(?:_([a-z0-9_]+))?_config"
     )
     rows = []
     for name, module in sorted(names.items()):

@@ -1,7 +1,7 @@
 """Which release of Megatron-Bridge a test pins.
 
-An installed clone says so itself, in `package_info.py`. Without one, the pinned commit does: a tag (`v0.3.0`), a release
-branch (`r0.3.0`), or a commit that is a release's. Any other commit is of no known release.
+An installed clone says so itself, in `package_info.py`. Without one, the pinned commit does: a tag (`v0.3.0`), a
+release branch (`r0.3.0`), or a commit that is a release's. Any other commit is of no known release.
 """
 
 import re

@@ -1,0 +1,97 @@
+"""Find the preset of a point among those of a release: from the installed clone, else from the shipped data."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.resources import files
+from pathlib import Path
+
+from cloudai_mbridge.megatron_bridge.release import Release, known_releases
+from cloudai_mbridge.megatron_bridge.rows import Row, Source, chosen_variant, from_text
+
+# 0.6 and later: labels of earlier releases that name the preset without a variant.
+_OLD_LABELS = ("v1", "v2")
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a preset is chosen by, as the launcher's options say it; variant "" is none."""
+
+    family: str
+    recipe: str
+    task: str
+    gpu: str
+    compute_dtype: str
+    variant: str
+
+
+@dataclass(frozen=True)
+class Catalog:
+    """The presets of a release.
+
+    by_variant: by family ("" where it does not matter), recipe, task, GPU and number format: each variant's rows.
+    """
+
+    source: Source
+    by_variant: Mapping[tuple[str, ...], Mapping[str, tuple[Row, ...]]]
+
+    def find(self, request: Request, num_gpus: int) -> Row | None:
+        """Return the row that the launcher takes."""
+        rows = self._of(request)
+        if self.source.is_flat:
+            exact = (row for row in rows if row.num_gpus == num_gpus)
+            return next(exact, None) or next((row for row in rows if row.is_default), None)
+        return rows[0] if rows else None
+
+    def missing(self, request: Request) -> str:
+        """Say what there is no preset of."""
+        rows = [row for row in self.source.rows if row.recipe == request.recipe]
+        if not rows:
+            return f"no preset for the recipe {request.recipe!r}"
+        names = ("family", "task", "gpu", "compute_dtype")
+        for name in names[self.source.is_flat :]:
+            wanted = getattr(request, name)
+            if not (kept := [row for row in rows if getattr(row, name) == wanted]):
+                known = ", ".join(sorted({getattr(row, name) for row in rows}))
+                return f"no preset of {request.recipe} with {name} = {wanted!r}; there is {known}"
+            rows = kept
+        variants = ", ".join(sorted({row.variant or "(none)" for row in rows}))
+        return f"no preset of {request.recipe} with config_variant = {request.variant!r}; there is {variants}"
+
+    def _of(self, request: Request) -> tuple[Row, ...]:
+        family = "" if self.source.is_flat else request.family
+        variants = self.by_variant.get((family, request.recipe, request.task, request.gpu, request.compute_dtype), {})
+        if self.source.is_flat:
+            return variants.get("" if request.variant in _OLD_LABELS else request.variant, ())
+        variant = chosen_variant(variants, request.variant or self.source.default_variant)
+        return () if variant is None else variants[variant]
+
+
+@lru_cache(maxsize=32)
+def catalog(release: Release) -> Catalog | None:
+    """Return the presets of a release, or None where they are not known."""
+    source = _installed(release.clone) if release.clone else None
+    source = source or _shipped(release.version)
+    return None if source is None else _indexed(source)
+
+
+def _installed(clone: Path) -> Source | None:
+    from cloudai_mbridge.megatron_bridge.reader import read_source  # only where there is a clone to read
+
+    return read_source(clone)
+
+
+def _shipped(version: str) -> Source | None:
+    known = next((one for one in known_releases() if one["version"] == version), None)
+    if known is None:
+        return None
+    name = f"{known.get('presets', version)}.csv"
+    return from_text((files("cloudai_mbridge.megatron_bridge") / "data" / "presets" / name).read_text(encoding="utf-8"))
+
+
+def _indexed(source: Source) -> Catalog:
+    groups: dict[tuple[str, ...], dict[str, tuple[Row, ...]]] = {}
+    for row in source.rows:
+        variants = groups.setdefault((row.family, row.recipe, row.task, row.gpu, row.compute_dtype), {})
+        variants[row.variant] = (*variants.get(row.variant, ()), row)
+    return Catalog(source, groups)

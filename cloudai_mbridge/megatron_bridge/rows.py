@@ -1,0 +1,110 @@
+"""The presets of one release as rows, and as the text of a data file.
+
+A data file is CSV. Its first lines begin with `#` and say what holds for the whole release. In a cell, nothing is None,
+`?` is not known, and a list stands in brackets.
+"""
+
+import csv
+import io
+from collections.abc import Container, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+_KEY = ("family", "recipe", "task", "gpu", "compute_dtype", "variant", "num_gpus", "is_default", "base_gb")
+_UNKNOWN = "?"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One preset of a release.
+
+    family: empty where the launcher does not look at it.
+    variant: "" for the one without a name.
+    is_default: taken for job sizes that have no preset of their own.
+    values: by our argument names, and a few more that their meaning depends on.
+    base_gb: the batch that is scaled to other job sizes, where it is not the preset's own.
+    """
+
+    family: str
+    recipe: str
+    task: str
+    gpu: str
+    compute_dtype: str
+    variant: str
+    num_gpus: int
+    is_default: bool
+    values: Mapping[str, Any]
+    base_gb: int | None = None
+
+
+@dataclass(frozen=True)
+class Source:
+    """What a release says of its presets.
+
+    is_flat: one function for each preset and job size, as from 0.6 on.
+    default_variant: what the launcher takes when it is not told.
+    layouts: by recipe the pipeline layouts that it derives from a user's own pp and vp, (pp, vp) -> layout.
+    """
+
+    is_flat: bool
+    default_variant: str
+    rows: tuple[Row, ...]
+    layouts: Mapping[str, Mapping[tuple[int, int], str | None]]
+
+
+def chosen_variant(variants: Container[str], variant: str) -> str | None:
+    """Return the variant that the launcher of 0.3 to 0.5 takes for the one asked for, or None."""
+    if variant in variants:
+        return variant
+    if variant == "v2" and "v1" in variants:
+        return "v1"
+    return "" if "" in variants else None
+
+
+def as_text(source: Source, fields: tuple[str, ...]) -> str:
+    """Write a data file."""
+    lines = [f"# is_flat = {_cell(source.is_flat)}", f"# default_variant = {source.default_variant}"]
+    for recipe, layouts in source.layouts.items():
+        lines += [f"# layout {recipe} pp={pp} vp={vp} = {_cell(layout)}" for (pp, vp), layout in layouts.items()]
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow([*_KEY, *fields])
+    for row in source.rows:
+        known = [_cell(row.values[name]) if name in row.values else _UNKNOWN for name in fields]
+        writer.writerow([*(_cell(getattr(row, name)) for name in _KEY), *known])
+    return "\n".join(lines) + "\n" + out.getvalue()
+
+
+def from_text(text: str) -> Source:
+    """Read a data file."""
+    lines = text.splitlines()
+    about = dict(line.removeprefix("# ").rsplit(" = ", 1) for line in lines if line.startswith("#"))
+    layouts: dict[str, dict[tuple[int, int], str | None]] = {}
+    for name, layout in about.items():
+        if name.startswith("layout "):
+            _, recipe, pp, vp = name.split()
+            layouts.setdefault(recipe, {})[int(pp[3:]), int(vp[3:])] = _value(layout)
+    rows = tuple(_row(cells) for cells in csv.DictReader(line for line in lines if not line.startswith("#")))
+    return Source(_value(about["is_flat"]), about["default_variant"], rows, layouts)
+
+
+def _row(cells: dict[str, str]) -> Row:
+    key: dict[str, Any] = {name: cells.pop(name) for name in _KEY}
+    key |= {name: _value(key[name]) for name in ("num_gpus", "is_default", "base_gb")}
+    return Row(**key, values={name: _value(cell) for name, cell in cells.items() if cell != _UNKNOWN})
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"[{' '.join(value)}]" if isinstance(value, list) else str(value)
+
+
+def _value(cell: str) -> Any:
+    if cell.startswith("["):
+        return cell[1:-1].split()
+    if cell in ("true", "false"):
+        return cell == "true"
+    return None if cell == "" else int(cell) if cell.isdecimal() else cell
