@@ -147,6 +147,7 @@ def _question(
         {
             **chosen,
             "model_recipe_name": recipe_name,
+            "model_family_name": recipe.family,
             "compute_dtype": str(precision_named(precision)),
             "num_gpus": num_gpus or 1,
         }
