@@ -8,13 +8,14 @@ from typing import Any
 from cloudai_mbridge.constraints import Lifted, NotEvaluated, RuleSet, Violation
 from cloudai_mbridge.constraints.engine import RULES
 from cloudai_mbridge.errors import BadInput
+from cloudai_mbridge.megatron_bridge.described import describe
+from cloudai_mbridge.megatron_bridge.presets import with_preset
 from cloudai_mbridge.models.explain import suggest
 from cloudai_mbridge.models.load import LoadedTest, Warn, load_scenario, load_system
 from cloudai_mbridge.models.loaded import NO_HOOKS
 from cloudai_mbridge.models.system import System
 from cloudai_mbridge.plan.preview import PlanOptions, SweepSummary, TestPlan, summarize_test
 from cloudai_mbridge.sweep import CheckedPoint, Sweep, checked_points
-from cloudai_mbridge.sweep.fill_in import describe_fill_in
 from cloudai_mbridge.sweep.pinned import Pinned, pinned_by
 from cloudai_mbridge.sweep.run_id import label
 
@@ -83,7 +84,7 @@ def explain_point(
     verdicts = {rule_id: answers.get(rule_id) for rule_id in rule_ids}
     args = found.sweep.point(found.coordinates).args
     upstream = pinned.upstream(args)
-    fill_in = describe_fill_in(args, upstream) if upstream else ""
+    fill_in = describe(with_preset(args, upstream.preset)) if upstream else ""
     return Explanation(label(found.coordinates), found.coordinates, verdicts, fill_in)
 
 

@@ -13,6 +13,7 @@ from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
 
 if TYPE_CHECKING:
     from cloudai_mbridge.estimate.question import Question
+    from cloudai_mbridge.megatron_bridge.presets import Preset
     from cloudai_mbridge.models.system import System
     from cloudai_mbridge.recipes import Recipe
 
@@ -56,6 +57,7 @@ def register(cli: click.Group) -> None:
 @click.option("--moe-a2a-overlap/--no-moe-a2a-overlap", default=None, help="Overlap the experts' exchange.")
 @click.option("--task", type=click.Choice(["pretrain", "sft", "lora"]), help="Default: pretrain.")
 @click.option("--launcher", type=click.Choice([str(one) for one in Launcher]), help="Whose defaults hold.")
+@click.option("--release", help="Of Megatron-Bridge, such as 0.6.0: its presets fill in what is left out here.")
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="As in extra_cmd_args; may be repeated.")
 @click.option("--flops-formula", default="new", show_default=True, help="old or new.")
 @click.option("--memory-estimator", type=click.Choice(_ESTIMATORS), default="default", show_default=True)
@@ -120,6 +122,7 @@ def _question(
     recompute: str | None,
     overrides: tuple[str, ...],
     num_gpus: int | None,
+    release: str | None,
     **sizes: Any,
 ) -> "Question":
     """Return the point that the options describe, checked by the rules.
@@ -130,8 +133,9 @@ def _question(
     from cloudai_mbridge.estimate.hardware import gpu_named
     from cloudai_mbridge.estimate.precision import precision_named
     from cloudai_mbridge.estimate.question import Question, gpu_of
+    from cloudai_mbridge.estimate.trained import trained_question
     from cloudai_mbridge.recipes import load_recipe
-    from cloudai_mbridge.recipes.apply import with_recipe_defaults
+    from cloudai_mbridge.recipes.apply import with_model_facts, with_recipe_defaults
     from cloudai_mbridge.training.flops import Formula
 
     recipe, extra = load_recipe(recipe_name), _overrides(overrides)
@@ -143,12 +147,14 @@ def _question(
         {
             **chosen,
             "model_recipe_name": recipe_name,
+            "model_family_name": recipe.family,
             "compute_dtype": str(precision_named(precision)),
             "num_gpus": num_gpus or 1,
         }
     )
+    preset = _preset(release, args) if release else None
     if num_gpus is None:
-        args = args.model_copy(update={"num_gpus": _fewest_gpus(args, recipe)})
+        args = args.model_copy(update={"num_gpus": preset.num_gpus if preset else _fewest_gpus(args, recipe)})
     device, why_not = gpu_of(args, system, is_set=gpu is not None)
     if gpu is None and (system is None or not system.gpu_type):
         device, why_not = None, "no GPU is named; use --gpu"
@@ -156,19 +162,45 @@ def _question(
         raise BadInput(why_not)
     if device is not None:
         args = args.model_copy(update={"gpu_type": device.name})
-    args = with_recipe_defaults(args, recipe)
-    _refuse_broken(args, system, recipe)
     try:
-        return Question(recipe, args, device, why_not, extra, Formula.named(formula))
+        named = Formula.named(formula)
     except ValueError as error:
         raise BadInput(f"--flops-formula: {error}") from None
+    if preset is not None:
+        args = with_model_facts(args, recipe)
+        _refuse_broken(args, system, recipe, preset)
+        return trained_question(recipe, args, preset, "", device, why_not, extra, named)
+    args = with_recipe_defaults(args, recipe)
+    _refuse_broken(args, system, recipe)
+    return Question(recipe, args, device, why_not, extra, named)
 
 
-def _refuse_broken(args: ResolvedCmdArgs, system: "System | None", recipe: "Recipe") -> None:
-    from cloudai_mbridge.constraints import check
+def _refuse_broken(
+    args: ResolvedCmdArgs, system: "System | None", recipe: "Recipe", preset: "Preset | None" = None
+) -> None:
+    from cloudai_mbridge.constraints import Upstream, check
 
-    if broken := check(args, system, recipe).violations:
+    upstream = Upstream(preset.release, preset) if preset else None
+    if broken := check(args, system, recipe, None, upstream).violations:
         raise BadInput("\n".join(map(str, broken)))
+
+
+def _preset(version: str, args: ResolvedCmdArgs) -> "Preset":
+    """Return the preset of a release for a point.
+
+    Raises:
+        BadInput: there is none, or no such release is known.
+    """
+    from cloudai_mbridge.megatron_bridge.presets import find_preset, why_no_preset
+    from cloudai_mbridge.megatron_bridge.release import find_release, known_releases
+
+    release = find_release(f"v{version.removeprefix('v')}")
+    if release is None:
+        known = ", ".join(each["version"] for each in known_releases())
+        raise BadInput(f"--release: {version!r} is not known; use one of {known}")
+    if (preset := find_preset(args, release)) is None:
+        raise BadInput(f"--release: {why_no_preset(args, release)}; give all sizes, without --release")
+    return preset
 
 
 def _overrides(given: tuple[str, ...]) -> dict[str, str]:

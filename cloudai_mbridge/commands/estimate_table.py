@@ -24,6 +24,8 @@ def render_estimate(found: PointEstimate) -> RenderableType:
         parts.append(_step_time(found.step_time.terms(), found.step_time.step_time_s))
     for reason, names in _by_reason(found.missing).items():
         parts.append(Text(f"not known: {', '.join(names)} ({reason})", style="dim"))
+    if found.filled_in:
+        parts.append(Text(f"filled in by {found.filled_in}"))
     if found.not_considered:
         parts.append(Text(f"set, and not considered: {', '.join(found.not_considered)}", style="yellow"))
     return Group(*parts)

@@ -11,15 +11,18 @@ from typing import Any
 from cloudai_mbridge.constraints import cloudai
 from cloudai_mbridge.constraints.cloudai import pipeline, sizes
 from cloudai_mbridge.constraints.lifts import LIFTS
-from cloudai_mbridge.constraints.megatron import parallel
+from cloudai_mbridge.constraints.megatron import features, parallel
 from cloudai_mbridge.constraints.rule import Answer, Lifted, NotEvaluated, Point, RuleSet, Violation
+from cloudai_mbridge.megatron_bridge.described import origin
 from cloudai_mbridge.megatron_bridge.presets import UPSTREAM_DECIDES, Preset, Resolved
 from cloudai_mbridge.megatron_bridge.release import Release
 
 Rule = Callable[[Point], Answer]
 
 _ON_TRAINED_ONLY = {pipeline.c02_layers_fill_the_pipeline, pipeline.c08_stages_divide_into_virtual_ones}
-_ON_WRITTEN = {*cloudai.RULES, parallel.m02_sizes_are_positive} - _ON_TRAINED_ONLY
+# Of what the user says twice, the launcher keeps one.
+_ON_WRITTEN_TOO = {parallel.m02_sizes_are_positive, features.m15_full_or_selective_recomputation}
+_ON_WRITTEN = ({*cloudai.RULES} - _ON_TRAINED_ONLY) | _ON_WRITTEN_TOO
 # Arithmetic that Megatron-Core has to obey whoever gave the numbers: also asked of what will be trained.
 _ON_BOTH = {
     sizes.c01_ranks_fill_the_model_parallel_groups,
@@ -64,11 +67,11 @@ def ask(rule: Rule, written: Point, trained: Point, upstream: Upstream) -> Answe
     if rule not in _ON_WRITTEN:
         return _of_trained(rule, written, trained, upstream)
     answer = rule(written)
-    if upstream.rules is RuleSet.CLOUDAI:
+    if upstream.rules is RuleSet.CLOUDAI or rule in _ON_WRITTEN_TOO:
         return answer
     if isinstance(answer, Violation):
         return _lifted(rule, answer, written, trained, upstream)
-    if rule in _ON_BOTH:
+    if rule in _ON_BOTH and upstream.preset is not None:
         found = _of_trained(rule, written, trained, upstream)
         return answer if isinstance(found, NotEvaluated) else found
     return answer
@@ -107,11 +110,6 @@ def _holds(condition: Callable[[Point], bool], trained: Point) -> bool:
 def _origins(broken: Violation, written: Point, preset: Preset) -> dict[str, str]:
     said = written.args
     return {n: origin(preset) for n in broken.operands if n in _DECIDED and getattr(said, n) in (None, "", [])}
-
-
-def origin(preset: Preset) -> str:
-    """Return where a value of a preset comes from, in a few words."""
-    return f"preset {preset.name}, {preset.release.version}"
 
 
 def rule_id(rule: Rule) -> str:

@@ -33,6 +33,7 @@ def as_data(found: PointEstimate) -> dict[str, Any]:
         "currency": found.currency,
         "published": [_published(row) for row in found.published],
         "not_considered": list(found.not_considered),
+        "filled_in": found.filled_in,
         "missing": dict(found.missing),
     }
 

@@ -53,7 +53,7 @@ class PointEstimate:
     whose `reference` has its own two terms. peak_memory_gib: of the fullest stage. memory_share: of the GPU's
     memory, needed for states and activations.
     gpu_hours: of the steps alone, without start-up. cost: of these. published: rows of exactly this point.
-    not_considered: what the point sets and no estimate reads.
+    not_considered: what the point sets and no estimate reads. filled_in: as in `Question`.
     """
 
     recipe: str
@@ -81,6 +81,7 @@ class PointEstimate:
     currency: str | None
     published: tuple[PublishedRow, ...] = ()
     not_considered: tuple[str, ...] = ()
+    filled_in: str = ""
     missing: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -147,6 +148,7 @@ def estimate_point(
         currency=price.currency if price else None,
         published=question.published(model),
         not_considered=not_considered(question.args, question.extra),
+        filled_in=question.filled_in,
         missing=MappingProxyType(missing),
     )
 

@@ -46,6 +46,7 @@ class Question:
     as_published: the arguments as the published tables would give them; None: `args`.
     proven: GPUs, micro-batch and batch with which upstream ships just this layout for this GPU.
     why_no_layout: why its sizes are not known; "" where they are.
+    filled_in: what Megatron-Bridge's launcher fills in, and of which release; "" for nothing.
     """
 
     recipe: Recipe
@@ -57,6 +58,7 @@ class Question:
     as_published: ResolvedCmdArgs | None = None
     proven: tuple[tuple[int, int, int], ...] = ()
     why_no_layout: str = ""
+    filled_in: str = ""
 
     @property
     def architecture(self) -> Architecture:

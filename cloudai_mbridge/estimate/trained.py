@@ -5,9 +5,9 @@ from typing import Any
 
 from cloudai_mbridge.estimate.hardware import Gpu
 from cloudai_mbridge.estimate.question import Question
+from cloudai_mbridge.megatron_bridge.described import describe
 from cloudai_mbridge.megatron_bridge.presets import UPSTREAM_DECIDES, Preset, with_preset
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
-from cloudai_mbridge.recipes.apply import with_recipe_defaults
 from cloudai_mbridge.recipes.load import Recipe
 from cloudai_mbridge.training.flops import NEW, Formula
 
@@ -17,7 +17,6 @@ _NEEDED = ("tp", "pp", "cp", "ep", "mb", "gb")
 _PUBLISHED = ("tp", "pp", "cp", "vp", "ep", "et", "mb", "gb", "seq_length", "use_megatron_fsdp")
 _BATCH = ("mb", "gb")
 _MODEL = ("num_layers", "hidden_size", "vocab_size", "first_k_dense_replace", "num_distributed_optimizer_instances")
-_OURS = frozenset(UPSTREAM_DECIDES) - {"seq_length"}
 
 
 def trained_question(
@@ -30,16 +29,18 @@ def trained_question(
     extra: Mapping[str, str],
     formula: Formula = NEW,
 ) -> Question:
-    """Return what is to be estimated of a point. args: as it says them. why_no_preset: if nobody knows the rest."""
+    """Return what is to be estimated of a point. args: its own, with the sizes of the recipe's model."""
     resolved = with_preset(args, preset)
     if missing := _missing(resolved.unknown, recipe):
         why = f"Megatron-Bridge decides {', '.join(missing)}, and {why_no_preset}; set them"
         return Question(recipe, args, gpu, why_no_gpu, extra, formula, why_no_layout=why)
-    trained = with_recipe_defaults(resolved.args, recipe, but=_OURS)
-    sizes = {name: getattr(trained, name) for name in _PUBLISHED}
-    published = with_recipe_defaults(args.model_copy(update=sizes), recipe)
+    trained, published = resolved.args, None
+    if not trained.seq_length:
+        trained = trained.model_copy(update={"seq_length": recipe.default("model", "seq_length")})
+    if preset is not None:
+        published = args.model_copy(update={name: getattr(trained, name) for name in _PUBLISHED})
     proven = _proven(recipe, args, preset, extra)
-    return Question(recipe, trained, gpu, why_no_gpu, extra, formula, published, proven)
+    return Question(recipe, trained, gpu, why_no_gpu, extra, formula, published, proven, filled_in=describe(resolved))
 
 
 def _missing(unknown: frozenset[str], recipe: Recipe) -> list[str]:

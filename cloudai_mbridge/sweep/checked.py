@@ -11,7 +11,7 @@ from cloudai_mbridge.recipes import Recipe, load_recipe, recipe_names
 from cloudai_mbridge.recipes.apply import with_model_facts, with_recipe_defaults
 from cloudai_mbridge.sweep.expand import Sweep, SweepPoint
 from cloudai_mbridge.sweep.grid import Values
-from cloudai_mbridge.sweep.pinned import CHOOSING, Pinned
+from cloudai_mbridge.sweep.pinned import CHOOSING, Pinned, preset_key
 from cloudai_mbridge.sweep.screen import Screen
 
 # Axes that change what the other arguments mean; points that differ in them are screened apart.
@@ -84,7 +84,7 @@ class _Screens:
         self._choosing = {name: sweep.grid.names.index(name) for name in names if name in sweep.grid.names}
         self._indices = tuple(self._choosing.values())
         self._by_choice: dict[Values, Screen] = {}
-        self._made: dict[tuple[Any, ...], tuple[Screen, Upstream | None]] = {}
+        self._made: dict[tuple[Any, ...], Screen] = {}
 
     def of(self, values: Values) -> Screen:
         """Return the screen of a point."""
@@ -99,10 +99,10 @@ class _Screens:
         launcher = Launcher(chosen.get("launcher", self._base.launcher))
         args = self._base.model_copy(update={**chosen, "launcher": launcher})
         upstream = self._pinned.upstream(args)
-        key = (args.launcher, args.model_recipe_name, id(upstream.preset) if upstream else None)
-        if key not in self._made:  # a preset lives as long as its id is a key
-            self._made[key] = (self._make(args, chosen, upstream), upstream)
-        return self._made[key][0]
+        key = (args.launcher, args.model_recipe_name, preset_key(upstream.preset if upstream else None))
+        if key not in self._made:
+            self._made[key] = self._make(args, chosen, upstream)
+        return self._made[key]
 
     def _make(self, args: ResolvedCmdArgs, chosen: Mapping[str, Any], upstream: Upstream | None) -> Screen:
         grid, recipe = self._sweep.grid, recipe_of(args)

@@ -16,7 +16,7 @@ from cloudai_mbridge.models.system import System
 from cloudai_mbridge.recipes import Recipe
 from cloudai_mbridge.sweep.checked import CheckedPoint, recipe_of, with_recipe
 from cloudai_mbridge.sweep.expand import Sweep
-from cloudai_mbridge.sweep.pinned import CHOOSING, Pinned
+from cloudai_mbridge.sweep.pinned import CHOOSING, Pinned, as_said, preset_key
 from cloudai_mbridge.training.flops import NEW, Formula
 
 # The arguments that an estimate reads
@@ -88,7 +88,7 @@ class SweepEstimates:
     def _work_out(self, coordinates: Mapping[str, Any]) -> Headline:
         """Return the estimate of a point, from another one's that differs in GPUs and batch alone if there is one."""
         base = self._base_at(coordinates)
-        key = (id(base.preset), *[coordinates[name] for name in self._of_shape])
+        key = (preset_key(base.preset), *[coordinates[name] for name in self._of_shape])
         shape = self._shapes.get(key)
         if shape is None:
             found = self._headlines.shape_of(self._question_at(coordinates))
@@ -107,7 +107,7 @@ class SweepEstimates:
         """Return GPUs, micro-batch and batch: what the point says, what its launcher fills in, else as the shape."""
         given = coordinates
         if base.preset is not None:
-            own = {name: value for name in self._decided if (value := coordinates[name]) not in (None, "", [])}
+            own = as_said({name: coordinates[name] for name in self._decided})
             given = resolve_sizes({**base.said, **own}, self._num_gpus(coordinates), base.preset)
             given = {**given, "num_gpus": self._num_gpus(coordinates)}
         return [given.get(name) or known for name, known in zip(_RESIZED, _SIZES(shape.layout), strict=True)]
@@ -142,7 +142,7 @@ class SweepEstimates:
             args = self._base.model_copy(update=chosen)
             recipe = recipe_of(args)
             filled = with_recipe(args, recipe, but=self._names)
-            said = {name: value for name in UPSTREAM_DECIDES if (value := getattr(args, name)) not in (None, "", [])}
+            said = as_said({name: getattr(args, name) for name in UPSTREAM_DECIDES})
             self._bases[key] = _Base(filled, recipe, self._preset(args), said)
         return self._bases[key]
 

@@ -4,7 +4,6 @@ import itertools
 from collections.abc import Iterator
 
 from cloudai_mbridge.constraints import Lifted, Upstream
-from cloudai_mbridge.constraints.upstream import origin
 from cloudai_mbridge.megatron_bridge.presets import with_preset
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
 from cloudai_mbridge.sweep.expand import Sweep
@@ -33,15 +32,6 @@ def fill_in_notes(sweep: Sweep, pinned: Pinned) -> tuple[str, ...]:
     return (*lines, *(f"{nothing}: {why}" for why in itertools.islice(unknown, _MOST_NAMED)))
 
 
-def describe_fill_in(args: ResolvedCmdArgs, upstream: Upstream) -> str:
-    """Return what the launcher fills in for one point; "" if that is nothing."""
-    resolved = with_preset(args, upstream.preset)
-    if upstream.preset is None or not resolved.from_preset:
-        return ""
-    values = ", ".join(f"{name}={_text(getattr(resolved.args, name))}" for name in sorted(resolved.from_preset))
-    return f"{origin(upstream.preset)} ({upstream.preset.release.source}): {values}"
-
-
 def lifted_note(lifted: Lifted, count: int) -> str:
     """Return what is said of points that only CloudAI rejects."""
     return f"{lifted}; {count} point{'s' if count > 1 else ''} that CloudAI rejects (--rules cloudai)"
@@ -63,7 +53,3 @@ def _release(upstream: Upstream) -> str:
 def _few(names: list[str]) -> str:
     more = len(names) - _MOST_NAMED
     return ", ".join(names[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
-
-
-def _text(value: object) -> str:
-    return ",".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -1,11 +1,14 @@
 """Which Megatron-Bridge a test pins, and what its launcher fills in for a point."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from cloudai_mbridge.constraints import RuleSet, Upstream
-from cloudai_mbridge.megatron_bridge.presets import find_preset, why_no_preset
+from cloudai_mbridge.constraints.rule import option_list
+from cloudai_mbridge.megatron_bridge.presets import Preset, find_preset, why_no_preset
 from cloudai_mbridge.megatron_bridge.release import Release, find_release
 from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
 from cloudai_mbridge.models.system import System
@@ -18,6 +21,24 @@ CHOOSING = (
     *("launcher", "model_recipe_name", "model_family_name", "gpu_type", "compute_dtype", "task", "config_variant"),
     *("use_recipes", "num_gpus"),
 )
+
+_LISTS = ("cuda_graph_scope", "recompute_modules")
+# Values that say nothing
+UNSAID: tuple[Any, ...] = (None, "", [])
+
+
+def as_said(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what is said of arguments, as `megatron_bridge.presets` takes it: lists as lists."""
+    return {
+        name: list(option_list(value)) if name in _LISTS else value
+        for name, value in values.items()
+        if value not in UNSAID
+    }
+
+
+def preset_key(preset: Preset | None) -> tuple[Any, ...]:
+    """Return what tells presets of one release apart."""
+    return () if preset is None else (preset.name, preset.num_gpus)
 
 
 @dataclass(frozen=True)

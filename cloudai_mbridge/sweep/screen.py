@@ -12,11 +12,12 @@ from typing import Any
 from cloudai_mbridge.constraints.engine import RULES
 from cloudai_mbridge.constraints.rule import Answer, Lifted, NotEvaluated, Point, Violation
 from cloudai_mbridge.constraints.upstream import UnknownOperandError, Upstream, ask
-from cloudai_mbridge.megatron_bridge.presets import UPSTREAM_DECIDES, resolve_sizes
+from cloudai_mbridge.megatron_bridge.presets import UPSTREAM_DECIDES, Preset, resolve_sizes
 from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
 from cloudai_mbridge.models.system import System
 from cloudai_mbridge.recipes import Recipe
 from cloudai_mbridge.sweep.grid import Grid, Values
+from cloudai_mbridge.sweep.pinned import UNSAID, as_said
 
 _LARGEST_TABLE = 50_000
 _PROBES = 200
@@ -61,7 +62,7 @@ class Screen:
         shared["model_fields_set"] = base.model_fields_set | (set(grid.names) & shared.keys())
         self._args_type = type("_Args", (_Args,), shared)
         preset = upstream.preset if upstream else None
-        self._trained_type = type("_Trained", (_Trained,), {**shared, "preset": preset})
+        self._trained_type: type[_Trained] = type("_Trained", (_Trained,), {**shared, "preset": preset})
         self._lengths = {
             name: len({row[i] for row in rows})
             for rows, positions in zip(grid.dimensions, grid.positions, strict=True)
@@ -81,7 +82,7 @@ class Screen:
         """Group the rules by what they look at on a sample of the grid; a group's table must stay small."""
         draw = random.Random(0)  # noqa: S311 - a sample, no secret
         sample = [grid.sample(draw) for _ in range(_PROBES)]
-        looks = {rule: {name for values in sample for name in self._run(rule, values)[1]} for rule in RULES}
+        looks = {rule: {name for values in sample for name in self.run_all([rule], values)[1]} for rule in RULES}
         tables: list[_Table] = []
         for rule in sorted(RULES, key=lambda rule: -self._table_size(looks[rule])):
             home = next((t for t in tables if self._pays(t, looks[rule], grid.size)), None)
@@ -115,18 +116,18 @@ class Screen:
     def index(self, name: str) -> int:
         return self._names.index(name)
 
-    def _run(self, rule: Rule, values: Values) -> tuple[Answer, set[str]]:
-        """Run a rule on a point and return its answer with the axes that it looked at."""
+    def _asker(self, values: Values) -> tuple[Callable[[Rule], Answer], set[str]]:
+        """Return what asks a rule about a point, and the axes that the rules asked so far have looked at."""
         chosen = dict(zip(self._names, values, strict=True))
         looked: set[str] = set()
         args: Any = self._args_type(chosen, looked)
         if _NUM_NODES in chosen:  # not an argument: who reads it is not seen, so everybody does
             looked.add(_NUM_NODES)
         point = Point(args, self._system, self._recipe, self._nodes(chosen))
-        if self._upstream is None:
-            return rule(point), looked
-        trained = self._upstream.trained(point, self._trained_type(chosen, looked))
-        return ask(rule, point, trained, self._upstream), looked
+        if (upstream := self._upstream) is None:
+            return lambda rule: rule(point), looked
+        trained = upstream.trained(point, self._trained_type(chosen, looked))
+        return lambda rule: ask(rule, point, trained, upstream), looked
 
     def _nodes(self, chosen: Mapping[str, Any]) -> int | None:
         """Return the scenario's number of nodes; it does not reach the upstream launcher, which takes its own."""
@@ -134,13 +135,8 @@ class Screen:
 
     def run_all(self, rules: Sequence[Rule], values: Values) -> tuple[Answers, set[str]]:
         """Run rules on a point; return what they object to and the axes that any of them looked at."""
-        found, looked = [], set()
-        for rule in rules:
-            answer, names = self._run(rule, values)
-            looked |= names
-            if answer is not None:
-                found.append(answer)
-        return tuple(found), looked
+        ask_rule, looked = self._asker(values)
+        return tuple([answer for rule in rules if (answer := ask_rule(rule)) is not None]), looked
 
 
 class _Table:
@@ -192,23 +188,30 @@ class _Args:
 class _Trained(_Args):
     """The same with what the launcher fills in; an argument that nobody knows raises UnknownOperandError."""
 
+    preset: Preset | None
+
     def __getattribute__(self, name: str) -> Any:
+        value = _Args.__getattribute__(self, name)
         if name not in _DECIDED:
-            return super().__getattribute__(name)
+            return value
+        if (preset := _Args.__getattribute__(self, "preset")) is None:
+            if value in UNSAID:
+                raise UnknownOperandError(name)
+            return value
+        return self._filled_in(name, preset)
+
+    def _filled_in(self, name: str, preset: Preset) -> Any:
+        for axis in _FOLLOWS.get(name, ()):
+            _Args.__getattribute__(self, axis)  # looked at
         get = object.__getattribute__
-        chosen = get(self, "_chosen")
-        get(self, "_looked").update(axis for axis in (name, *_FOLLOWS.get(name, ())) if axis in chosen)
         try:
             values = get(self, "_values")
         except AttributeError:
-            values = _trained_values(lambda known: chosen[known] if known in chosen else get(self, known))
+            chosen = get(self, "_chosen")
+            written = {n: chosen[n] if n in chosen else get(self, n) for n in UPSTREAM_DECIDES}
+            num_gpus = chosen["num_gpus"] if "num_gpus" in chosen else get(self, "num_gpus")
+            values = resolve_sizes(as_said(written), num_gpus, preset)
             object.__setattr__(self, "_values", values)
         if name not in values:
             raise UnknownOperandError(name)
         return values[name]
-
-
-def _trained_values(value_of: Callable[[str], Any]) -> Mapping[str, Any]:
-    said = {name: value for name in UPSTREAM_DECIDES if (value := value_of(name)) not in (None, "", [])}
-    preset = value_of("preset")
-    return said if preset is None else resolve_sizes(said, value_of("num_gpus"), preset)

@@ -81,6 +81,8 @@ model_recipe_name = "llama3_70b"
 num_gpus = 64
 tp = [1, 2, 4]
 pp = [1, 2, 4]
+cp = 1
+mb = 1
 gb = 256
 max_steps = 50
 {args}

@@ -23,6 +23,8 @@ LOCAL = LocalSystem(name="l", scheduler="local")
 VALUES: dict[str, list[Any]] = {
     "launcher": ["embedded", "megatron_bridge", "megatron_bridge"],
     "model_recipe_name": ["gpt_tiny", "moe_tiny", "deepseek_v3", "llama3_70b"],
+    "model_family_name": ["llama", "deepseek"],
+    "config_variant": ["v1", "v2", "v9"],
     "gpu_type": ["h100", "gb200", "tpu"],
     "compute_dtype": ["bf16", "fp8_mx", "fp32", "nonsense"],
     "num_gpus": [1, 2, 8, 64, 0, 12],
@@ -87,6 +89,35 @@ def test_the_screen_agrees_with_the_plain_check(seed: int) -> None:
         if seen > 300:
             break
     assert seen
+
+
+UPSTREAM: dict[str, Any] = {
+    "llama3_70b": {"model_family_name": "llama", "gpu_type": ["gb200", "h100"], "compute_dtype": ["bf16", "fp8_cs"]},
+    "deepseek_v3": {"model_family_name": "deepseek", "gpu_type": ["gb300", "h100"], "compute_dtype": ["bf16", "fp8_mx"]},
+}
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_screen_agrees_with_the_plain_check_where_presets_fill_in(seed: int) -> None:
+    draw = random.Random(seed)
+    recipe_name = draw.choice(list(UPSTREAM))
+    names = draw.sample(sorted(VALUES.keys() - {"launcher", "model_recipe_name", *UPSTREAM[recipe_name]}), 6)
+    axes = {name: draw.sample(VALUES[name], draw.randint(1, len(VALUES[name]))) for name in names}
+    args = {"model_recipe_name": recipe_name, **UPSTREAM[recipe_name], "num_gpus": [64, 256, 1024], **axes}
+    definition = MegatronBridgeTestDefinition(name="t", description="", cmd_args=MegatronBridgeCmdArgs(**args))
+    sweep = Sweep(definition, TestRun(id="t", test_name="t"))
+    pinned = Pinned(find_release(draw.choice(["v0.3.0", "v0.5.1", "v0.6.0"])))
+    for point in itertools.islice(checked_points(sweep, SLURM, pinned), 0, 20_000, draw.choice([7, 31, 91])):
+        plain = sweep.point(point.coordinates).args
+        recipe = recipe_of(plain)
+        expected = check(with_recipe(plain, recipe), SLURM, recipe, None, pinned.upstream(plain))
+        for kind, answers in (
+            (Violation, expected.violations),
+            (NotEvaluated, expected.not_evaluated),
+            (Lifted, expected.lifted),
+        ):
+            found = sorted(str(answer) for answer in point.answers if isinstance(answer, kind))
+            assert found == sorted(map(str, answers)), point.coordinates
 
 
 def test_a_grid_of_a_million_points_is_checked_one_at_a_time() -> None:
