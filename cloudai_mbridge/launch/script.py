@@ -94,7 +94,7 @@ def srun_options(plan: RunPlan, system: SlurmSystem) -> list[str]:
         options.append(f"--container-image={plan.container_image}")
         if system.container_mount_home:
             options.append("--container-mount-home")
-    return [*options, *shlex.split(system.extra_srun_args or "")]
+    return [*options, *shlex.split(system.extra_srun_args or ""), *shlex.split(plan.extra_srun_args)]
 
 
 def _container_options(plan: RunPlan) -> Iterable[str]:

@@ -1,6 +1,7 @@
 """The strictness shared by all models, and which of their values are secrets."""
 
 import re
+import shlex
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
@@ -61,9 +62,18 @@ def _not_blank(value: Any) -> Any:
     return value.strip()
 
 
+def _quotes_are_closed(value: str) -> str:
+    try:
+        shlex.split(value)
+    except ValueError as error:
+        raise ValueError(f"cannot be split into arguments ({error}); close every quote") from None
+    return value
+
+
 # A value that becomes part of an sbatch directive, where a line break would start a new line of the script.
 OneLine = Annotated[str, AfterValidator(_no_control_characters)]
 Text = Annotated[str, AfterValidator(_no_nul)]
+ShellWords = Annotated[str, AfterValidator(_no_nul), AfterValidator(_quotes_are_closed)]
 NotBlank = Annotated[str, AfterValidator(_no_nul), AfterValidator(_not_blank)]
 AxisOfText = Annotated[list[Text], Field(min_length=1)]
 AxisOfInt = Annotated[list[int], Field(min_length=1)]

@@ -5,7 +5,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from cloudai_mbridge.models.base import AxisOfInt, OneLine, StrictModel, Text
+from cloudai_mbridge.models.base import AxisOfInt, OneLine, ShellWords, StrictModel, Text
 from cloudai_mbridge.models.runner_config import RunnerConfig
 from cloudai_mbridge.models.time_limit import parse_time_limit
 
@@ -53,6 +53,7 @@ class TestRun(StrictModel):
     ideal_perf: float = 1.0
     time_limit: OneLine | None = None
     dependencies: list[Dependency] = []
+    extra_srun_args: ShellWords | None = None
     # the definition itself, or what differs from the one named; merged and then checked as a test definition
     name: Text | None = None
     description: Text | None = None

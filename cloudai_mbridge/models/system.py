@@ -1,12 +1,11 @@
 """A system: where jobs run and with what defaults."""
 
-import shlex
 from enum import StrEnum
 from typing import Any, Literal, Self
 
-from pydantic import Field, FiniteFloat, field_validator, model_serializer, model_validator
+from pydantic import Field, FiniteFloat, model_serializer, model_validator
 
-from cloudai_mbridge.models.base import EnvName, OneLine, StrictModel, Text
+from cloudai_mbridge.models.base import EnvName, OneLine, ShellWords, StrictModel, Text
 
 
 class Executor(StrEnum):
@@ -97,19 +96,10 @@ class SlurmSystem(_System):
     ntasks_per_node: int | None = Field(None, ge=1, description="CloudAI's; the embedded loop runs one torchrun a node")
     cache_docker_images_locally: bool = False
     container_mount_home: bool = False
-    extra_srun_args: Text | None = None
+    extra_srun_args: ShellWords | None = None
     extra_sbatch_args: list[OneLine] = []
     extra_transient_status_errors: list[Text] = []
     status_retry_pause_seconds: int = Field(10, ge=0)
-
-    @field_validator("extra_srun_args")
-    @classmethod
-    def _quotes_are_closed(cls, value: str | None) -> str | None:
-        try:
-            shlex.split(value or "")
-        except ValueError as error:
-            raise ValueError(f"cannot be split into arguments ({error}); close every quote") from None
-        return value
 
     @model_validator(mode="after")
     def _partition_exists(self) -> Self:

@@ -58,6 +58,7 @@ def plan_run(
         time_limit_s=parse_time_limit(time_limit),
         nodes=tuple(run.nodes),
         exclude_nodes=tuple(run.exclude_nodes),
+        extra_srun_args=run.extra_srun_args or "",
         container_image=args.container_image,
         container_mounts=_mounts(definition, args),
         after_completion=_wait_for(run.dependencies, "start_post_comp"),

@@ -45,6 +45,7 @@ class RunPlan:
     num_steps: None where the upstream launcher decides.
     training_config: plain data of the training process's config file; empty for the upstream launcher.
     env, secret_env: variables of the job; the secret ones are handed over in the environment and never written.
+    extra_srun_args: the test's own, behind the system's.
     after_completion, after_start: tests that must have ended, or started, before it. end_with: tests whose end ends it.
     array, array_index: the job array, by its directory below the root, that it may be submitted in; "" for none.
     is_pre_test: it checks a node before everything else.
@@ -73,6 +74,7 @@ class RunPlan:
     time_limit_s: float | None = None
     nodes: tuple[str, ...] = ()
     exclude_nodes: tuple[str, ...] = ()
+    extra_srun_args: str = ""
     container_image: str = ""
     container_mounts: tuple[str, ...] = ()
     after_completion: tuple[str, ...] = ()
