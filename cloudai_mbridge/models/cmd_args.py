@@ -9,8 +9,11 @@ from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import Field, FiniteFloat, create_model
 
-from cloudai_mbridge.models.base import NotBlank, StrictModel, Text
+from cloudai_mbridge.models.base import NameIfSet, StrictModel, Text
 from cloudai_mbridge.models.time_limit import SlurmTime
+
+# CloudAI's default: where the ranks' container keeps the resolved configuration
+SAVED_CONFIG = "/nemo_run/configs/ConfigContainer.yaml"
 
 
 class Launcher(StrEnum):
@@ -40,8 +43,8 @@ class ResolvedCmdArgs(StrictModel):
     max_retries: int | None = 1
     nemorun_version: Text | None = None
 
-    model_family_name: NotBlank = ""
-    model_recipe_name: NotBlank = ""
+    model_family_name: NameIfSet = ""
+    model_recipe_name: NameIfSet = ""
     use_recipes: bool | None = None
     domain: Text | None = None
     task: Text = "pretrain"
@@ -91,7 +94,7 @@ class ResolvedCmdArgs(StrictModel):
     load_dir: Text | None = None
     save_interval: int | None = None
     most_recent_k: int | None = None
-    save_config_filepath: Text | None = None
+    save_config_filepath: Text | None = SAVED_CONFIG
 
     data: Text | None = None
     dataset_paths: Text | list[Text] | None = None
@@ -116,6 +119,24 @@ class ResolvedCmdArgs(StrictModel):
     config_variant: Text | None = None
     list_config_variants: bool | None = None
     num_distributed_optimizer_instances: int | None = None
+
+    # ours: options of Megatron-Bridge 0.4 to 0.6 that CloudAI does not know
+    offline: bool | None = None
+    packager: Text | None = None
+    optimizer_type: Text | None = None
+    moe_flex_dispatcher_backend: Text | None = Field(None, description='"None" asks for all-to-all')
+    deterministic: bool | None = None
+    num_moe_experts: int | None = None
+    lock_gpu_freq: int | None = Field(None, description="MHz")
+    peak_mem_clk: int | None = Field(None, description="MHz")
+    enable_pct_binding: bool | None = None
+    export_nsys_sqlite: bool | None = None
+    distributed_timeout_minutes: int | None = None
+    preempt_time: int | None = Field(None, description="seconds before the time limit")
+    retry_on_testing_failure: bool | None = None
+    c4_root: Text | None = None
+    c4_train_shards: int | list[int] | None = None
+    dump_env: bool | None = None
 
 
 def _sweepable(annotation: Any) -> Any:

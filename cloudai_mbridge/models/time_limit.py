@@ -31,6 +31,16 @@ def parse_time_limit(text: str | None) -> float | None:
     return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60.0 + seconds or None
 
 
+def format_time_limit(seconds: float | None) -> str | None:
+    """Write a limit as HH:MM:SS, or D-HH:MM:SS from a day on."""
+    if seconds is None:
+        return None
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    return (f"{days}-" if days else "") + f"{hours:02}:{minutes:02}:{rest:02}"
+
+
 def _check(value: Any) -> Any:
     for text in value if isinstance(value, list) else [value]:
         parse_time_limit(text)

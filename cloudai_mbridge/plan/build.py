@@ -17,6 +17,7 @@ from cloudai_mbridge.plan.pre_test import plan_pre_test
 from cloudai_mbridge.plan.run import plan_run
 from cloudai_mbridge.plan.run_plan import RejectedPoint, RunPlan, SweepPlan
 from cloudai_mbridge.plan.supported import refuse_unsupported
+from cloudai_mbridge.plan.upstream import is_told
 from cloudai_mbridge.sweep import CheckedPoint, Sweep, checked_points
 from cloudai_mbridge.sweep.estimated import SweepEstimates
 from cloudai_mbridge.sweep.memory_risk import memory_violation
@@ -166,7 +167,7 @@ class _TestPlan:
 
     def _require_measured_steps(self, args: ResolvedCmdArgs) -> None:
         warmup, steps = self._test.definition.metrics.warmup_steps, args.max_steps or 0
-        is_decided = args.launcher is Launcher.EMBEDDED or "max_steps" in args.model_fields_set
+        is_decided = args.launcher is Launcher.EMBEDDED or is_told("max_steps", args, self._test.run)
         if is_decided and steps <= warmup:
             raise BadInput(
                 f"test {self._test.run.id!r}: metrics.warmup_steps = {warmup} leaves no step to measure of"
