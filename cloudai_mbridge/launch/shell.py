@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Iterator
 
 _REFERENCE = r"\$(?:[A-Za-z_][A-Za-z0-9_]*|\{[A-Za-z_][A-Za-z0-9_]*\})"
-_PLAIN = rf"(?:[A-Za-z0-9_@%+=:,./-]|{_REFERENCE})+"
+_PLAIN = rf"(?:[A-Za-z0-9_@%+=:,./-]|{_REFERENCE})*"
 _PIECE = re.compile(rf"""{_REFERENCE}|\\\$|[$`"\\]|'|[^$`"\\']+""")
 _QUOTED = {"$": r"\$", r"\$": r"\$", "`": r"\`", '"': r"\"", "\\": r"\\", "'": r'"$(printf \\047)"'}
 
@@ -18,7 +18,7 @@ def shell_word(text: str) -> str:
     """Quote for bash without single quotes, since the launcher puts commands between single quotes of its own."""
     if re.fullmatch(_PLAIN, text):
         return text
-    return "".join(_QUOTED.get(piece, f'"{piece}"') for piece in _PIECE.findall(text)) or '""'
+    return "".join(_QUOTED.get(piece, f'"{piece}"') for piece in _PIECE.findall(text))
 
 
 def script_word(text: str) -> str:
