@@ -54,7 +54,8 @@ def _options_of(version: str, table: Iterable[Mapping[str, Any]]) -> dict[str, O
 
 def _option_of(row: Mapping[str, Any]) -> Option:
     values: dict[str, Any] = {key: value for key, value in row.items() if key != _OF}
-    return Option(**{key: tuple(value) if isinstance(value, list) else value for key, value in values.items()})
+    values |= {key: tuple(value) for key, value in values.items() if isinstance(value, list)}
+    return Option(**values)
 
 
 def find_launcher(release: Release | None) -> Launcher | None:

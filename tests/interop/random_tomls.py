@@ -10,7 +10,7 @@ REPO = {"url": "https://github.com/NVIDIA-NeMo/Megatron-Bridge.git", "commit": "
 _VALUES: dict[str, list[Any]] = {
     "gpu_type": ["h100", "b200", "gb200", "gb300", "b300"],
     "compute_dtype": ["bf16", "fp8_cs", "fp8_mx", "fp8_sc", "nvfp4"],
-    "task": ["pretrain", "sft", "lora"],
+    "task": ["pretrain"] * 8 + ["sft", "lora"],
     "domain": ["llm", "vlm"],
     "data": ["mock", "rp2", "squad", "squad_packed"],
     "tokenizer_type": ["NullTokenizer", "HuggingFaceTokenizer", "SentencePieceTokenizer"],
@@ -55,6 +55,8 @@ def files(seed: int, fields: dict[str, Any]) -> Files:
     chosen = [name for name in names if rng.random() < rng.choice([0.05, 0.25, 0.6])]
     args = {name: _value(rng, name, str(fields[name])) for name in chosen}
     args["model_family_name"], args["model_recipe_name"] = rng.choice(_MODELS)
+    if args.get("wandb_key"):
+        args |= {"wandb_project_name": "p", "wandb_experiment_name": "x"}  # the launcher wants all three
     for name in rng.sample(chosen, min(len(chosen), rng.choice([0, 0, 1, 2]))):
         if name not in ("dataset_paths", "profiling_ranks") and "List" in str(fields[name]):
             values = [_value(rng, name, str(fields[name]), plain=True) for _ in range(2)]
@@ -125,4 +127,4 @@ def _system(rng: random.Random) -> dict[str, Any]:
         "extra_srun_args": rng.choice(_SRUN),
         "global_env_vars": {"NCCL_IB_TIMEOUT": 20, "DEBUG": True, "RATIO": 1.5, "MELLANOX_VISIBLE_DEVICES": "0,3"},
     }
-    return system | {key: value for key, value in optional.items() if rng.random() < 0.6}
+    return system | {key: value for key, value in optional.items() if rng.random() < 0.7}
