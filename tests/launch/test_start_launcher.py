@@ -14,6 +14,7 @@ class SlurmExecutor:
 def run(script, executor=None, dryrun=False):
     return executor.env_vars
 """
+NO_NEMO_RUN = "raise ModuleNotFoundError(\"No module named 'nemo_run'\")"
 LAUNCHER = """
 import json, os, sys
 import nemo_run as run
@@ -33,8 +34,7 @@ def _start(directory: Path, *, with_nemo_run: bool = True) -> subprocess.Complet
     (scripts / "launcher.py").write_text(LAUNCHER)
     (scripts / "beside.py").touch()
     (directory / "packages").mkdir()
-    if with_nemo_run:
-        (directory / "packages/nemo_run.py").write_text(NEMO_RUN)
+    (directory / "packages/nemo_run.py").write_text(NEMO_RUN if with_nemo_run else NO_NEMO_RUN)
     argv = [sys.executable, start_launcher.__file__, str(scripts / "launcher.py")]
     env = {"PYTHONPATH": str(directory / "packages"), "WANDB_API_KEY": "s3cret"}
     return subprocess.run(
