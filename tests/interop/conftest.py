@@ -8,11 +8,16 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import pytest
+
+from cloudai_mbridge.integrations.cloudai import TEMPLATE
+from cloudai_mbridge.sandbox import SlurmSandbox
 
 CLOUDAI, LAUNCHER_0_3, LAUNCHER_0_6 = VARIABLES = (
     "MBRIDGE_CLOUDAI_SOURCE",
@@ -22,7 +27,9 @@ CLOUDAI, LAUNCHER_0_3, LAUNCHER_0_6 = VARIABLES = (
 REPOSITORY = Path(__file__).parents[2]
 PACKAGES = ("cloudai", "nemo-run", "leptonai", "wandb", "torch", "megatron-core", "rich")
 
-CloudAI = Callable[..., "subprocess.CompletedProcess[str]"]
+STAND_IN = REPOSITORY / "tests/stand_in/training.py"
+
+Ended = subprocess.CompletedProcess[str]
 
 
 def source(variable: str) -> Path | None:
@@ -108,10 +115,10 @@ def launcher_0_6(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def launch(tmp_path: Path) -> Callable[..., "subprocess.CompletedProcess[str]"]:
+def launch(tmp_path: Path) -> Callable[..., Ended]:
     """Run a launcher in its dry run: launch(launcher_0_3, "-m", "llama", ...)."""
 
-    def run(repository: Path, *args: str, env: dict[str, str] | None = None) -> "subprocess.CompletedProcess[str]":
+    def run(repository: Path, *args: str, env: Mapping[str, str] | None = None) -> Ended:
         return subprocess.run(
             [sys.executable, "setup_experiment.py", "--dryrun", *args],
             cwd=repository / "scripts/performance",
@@ -123,3 +130,110 @@ def launch(tmp_path: Path) -> Callable[..., "subprocess.CompletedProcess[str]"]:
         )
 
     return run
+
+
+_ON_SLURM = """name = "sandbox"
+scheduler = "slurm"
+install_path = "install"
+output_path = "results"
+default_partition = "main"
+gpus_per_node = 4
+mpi = "none"
+monitor_interval = 1
+
+[[partitions]]
+name = "main"
+"""
+_STANDALONE = 'name = "here"\nscheduler = "standalone"\ninstall_path = "install"\noutput_path = "results"\n'
+_TEST = """name = "tiny"
+description = "a tiny GPT"
+test_template_name = "{template}"
+{head}
+[metrics]
+warmup_steps = 1
+
+[cmd_args]
+model_recipe_name = "gpt_tiny"
+compute_dtype = "fp32"
+num_gpus = 1
+max_steps = 4
+{args}
+
+[extra_env_vars]
+{env}
+"""
+_SCENARIO = (
+    'name = "scenario"\n{head}\n[[Tests]]\nid = "points"\ntest_name = "tiny"\ntime_limit = "00:10:00"\n{tests}\n'
+)
+
+
+@dataclass
+class Workplace:
+    """A directory with CloudAI's files, in which CloudAI runs with our workload."""
+
+    directory: Path
+    env: dict[str, str]
+
+    def write(self, args: str = "", env: str = "", head: str = "", template: str = TEMPLATE) -> None:
+        """Write the test, with these lines of cmd_args, extra_env_vars and the test itself."""
+        text = _TEST.format(args=args, env=env, head=head, template=template)
+        (self.directory / "tests/tiny.toml").write_text(text)
+
+    def write_scenario(self, tests: str = "", head: str = "") -> None:
+        (self.directory / "scenario.toml").write_text(_SCENARIO.format(tests=tests, head=head))
+
+    def run(self, *command: str, system: str = "slurm", env: Mapping[str, str] | None = None) -> Ended:
+        """Run one of CloudAI's commands on the files here."""
+        files = ["--system-config", f"{system}.toml", "--tests-dir", "tests", "--test-scenario", "scenario.toml"]
+        return self.call(*command, *files, env=env)
+
+    def call(self, *arguments: str, env: Mapping[str, str] | None = None) -> Ended:
+        return subprocess.run(
+            [sys.executable, "-m", "cloudai_mbridge.integrations.cloudai_main", *arguments],
+            cwd=self.directory,
+            env={**self.env, **(env or {})},
+            capture_output=True,
+            text=True,
+            timeout=500,
+            check=False,
+        )
+
+    @property
+    def results(self) -> Path:
+        """The directory of the only run."""
+        (found,) = (path for path in (self.directory / "results").iterdir() if path.is_dir())
+        return found
+
+
+@pytest.fixture(scope="session")
+def accounting_cluster() -> Iterator[SlurmSandbox]:
+    """A cluster on which sacct works: CloudAI asks nothing else."""
+    directory = tempfile.mkdtemp(dir="/tmp", prefix="mb-")
+    with SlurmSandbox(directory, nodes=2, gpus=4, accounting=True, die_with_parent=True) as sandbox:
+        yield sandbox
+    sandbox.stop(purge=True)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Workplace:
+    """Files of one test on a Slurm system (slurm.toml) and on this machine (standalone.toml), and no cluster."""
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "slurm.toml").write_text(_ON_SLURM)
+    (tmp_path / "standalone.toml").write_text(_STANDALONE)
+    found = Workplace(tmp_path, {**os.environ, "PYTHONPATH": str(REPOSITORY)})
+    found.write()
+    found.write_scenario()
+    return found
+
+
+@pytest.fixture
+def cluster_place(place: Workplace, accounting_cluster: SlurmSandbox, cloudai_source: Path) -> Workplace:
+    """The same on a cluster; the trainer is a stand-in, told by the variable STAND_IN what to do.
+
+    CloudAI installs nothing where srun has no --container-image; its script for nodes' descriptions is put in place.
+    """
+    (place.directory / "install").mkdir()
+    script = cloudai_source / "src/cloudai/systems/slurm/slurm-metadata.sh"
+    shutil.copy(script, place.directory / "install")
+    place.env = {**place.env, **accounting_cluster.env, "MBRIDGE_PYTHON": str(STAND_IN)}
+    return place

@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ scheduler = "slurm"
 install_path = "{install}"
 default_partition = "main"
 account = "root"
-gpus_per_node = 4
+gpus_per_node = 2  # four make the launcher ask for --segment, which not every Slurm knows
 monitor_interval = 0.3
 [[partitions]]
 name = "main"
@@ -40,7 +41,7 @@ git_repos = [{{url = "{url}", commit = "{commit}"}}]
 gpu_type = "h100"
 model_family_name = "qwen"
 model_recipe_name = "qwen3_30b_a3b"
-num_gpus = 4
+num_gpus = 2
 max_steps = 5
 max_retries = 0
 hf_token = "{hf}"
@@ -129,13 +130,13 @@ with open(target, "w") as log:
 
 
 @pytest.mark.slurm
-def test_a_live_run(tmp_path: Path, installed: tuple[Path, str], cluster: Any) -> None:
+def test_a_live_run(tmp_path: Path, installed: tuple[Path, str], accounting_cluster: Any) -> None:
     """The real launcher submits to a real Slurm; srun, which would need containers, is a stand-in in the job."""
     (tmp_path / "bin").mkdir()
     srun = tmp_path / "bin/srun"
     srun.write_text(STAND_IN_SRUN.format(python=sys.executable))
     srun.chmod(0o755)
-    env = {**cluster.env, "WANDB_MODE": "offline"}
+    env = {**accounting_cluster.env, "WANDB_MODE": "offline"}
     env["PATH"] = f"{srun.parent}:{env.get('PATH', os.environ['PATH'])}"
     seen_argv = _argv_while(lambda: _mbridge("run", tmp_path, installed, env, dryrun=False))
     done, commands = seen_argv
@@ -151,6 +152,7 @@ def test_a_live_run(tmp_path: Path, installed: tuple[Path, str], cluster: Any) -
     scripts = [path for path in directory.rglob("*.sh") if path.name != "launcher.sh"]
     assert any("#SBATCH" in path.read_text() for path in scripts)
     assert any("-wdk WANDB_API_KEY" in path.read_text() for path in scripts)
+    assert not [path for path in scripts if "export HF_TOKEN" in path.read_text()]
     assert not _leaks(tmp_path / "out")
     assert HF not in done.stdout + done.stderr
     assert WANDB not in done.stdout + done.stderr
@@ -160,8 +162,6 @@ def test_a_live_run(tmp_path: Path, installed: tuple[Path, str], cluster: Any) -
 
 def _argv_while(start: Any) -> tuple["subprocess.CompletedProcess[str]", set[bytes]]:
     """Run something, and return it with the command line of every process that was seen meanwhile."""
-    from concurrent.futures import ThreadPoolExecutor
-
     found: set[bytes] = set()
     with ThreadPoolExecutor(1) as pool:
         future = pool.submit(start)
