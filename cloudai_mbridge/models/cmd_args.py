@@ -7,13 +7,21 @@ import types
 from enum import StrEnum
 from typing import Annotated, Any, Union, get_args, get_origin
 
-from pydantic import Field, FiniteFloat, create_model
+from pydantic import Field, FiniteFloat, create_model, model_validator
 
 from cloudai_mbridge.models.base import NameIfSet, StrictModel, Text
 from cloudai_mbridge.models.time_limit import SlurmTime
 
 # CloudAI's default: where the ranks' container keeps the resolved configuration
 SAVED_CONFIG = "/nemo_run/configs/ConfigContainer.yaml"
+
+_NO_SLURM = ("kubeflow_", "dgxc_", "csp")
+_ELSEWHERE = {
+    "env": "extra_env_vars of the test",
+    "custom_env_vars": "extra_env_vars of the test",
+    "custom_srun_args": "extra_srun_args of the system or of the scenario's test",
+    "additional_slurm_params": "extra_srun_args of the system or of the scenario's test",
+}
 
 
 class Launcher(StrEnum):
@@ -23,7 +31,23 @@ class Launcher(StrEnum):
     MEGATRON_BRIDGE = "megatron_bridge"
 
 
-class ResolvedCmdArgs(StrictModel):
+class _LauncherArgs(StrictModel):
+    """Says what becomes of launcher options that are not arguments here."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _not_arguments(cls, data: Any) -> Any:
+        for name in data if isinstance(data, dict) else ():
+            if str(name).startswith(_NO_SLURM):
+                raise ValueError(
+                    f"{name} is for Kubernetes or DGX Cloud; this tool submits to Slurm; remove it"
+                )
+            if name in _ELSEWHERE:
+                raise ValueError(f"{name} is not an argument here; set {_ELSEWHERE[name]}")
+        return data
+
+
+class ResolvedCmdArgs(_LauncherArgs):
     """Arguments of one point: scalars only, but for values that are lists by meaning."""
 
     # ours: which launcher; the rest are CloudAI's
@@ -149,7 +173,7 @@ def _sweepable(annotation: Any) -> Any:
 
 MegatronBridgeCmdArgs = create_model(
     "MegatronBridgeCmdArgs",
-    __base__=StrictModel,
+    __base__=_LauncherArgs,
     __doc__="Arguments as written: like ResolvedCmdArgs, but every value may be a list.",
     **{name: (_sweepable(field.annotation), field) for name, field in ResolvedCmdArgs.model_fields.items()},  # type: ignore[call-overload]
 )
