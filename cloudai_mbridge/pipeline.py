@@ -13,24 +13,29 @@ from cloudai_mbridge.constraints import RuleSet
 from cloudai_mbridge.integrations import nemo_run
 from cloudai_mbridge.jobs import Scheduler
 from cloudai_mbridge.launch import write_plan, write_runs
+from cloudai_mbridge.launch.options_check import refuse_unknown_options
 from cloudai_mbridge.launch.write import create_root
 from cloudai_mbridge.local import LocalClient
 from cloudai_mbridge.models.load import Warn, load_scenario, load_system
 from cloudai_mbridge.models.loaded import HookOptions
 from cloudai_mbridge.models.runner_config import RunnerConfig
-from cloudai_mbridge.models.system import Executor, LocalSystem, System
+from cloudai_mbridge.models.system import Executor, LocalSystem, SlurmSystem, System
 from cloudai_mbridge.plan import ROOT_FILES, SweepPlan
 from cloudai_mbridge.plan.build import build_plan
 from cloudai_mbridge.plan.read import read_plan
 from cloudai_mbridge.report import Report, build_report, judge_in, write_report
 from cloudai_mbridge.report.write import FindHistory
 from cloudai_mbridge.runner import Observer, Pace, run_all
-from cloudai_mbridge.slurm import SlurmClient
+from cloudai_mbridge.slurm import SlurmClient, has_gpu_gres
 from cloudai_mbridge.slurm.client import node_states
 from cloudai_mbridge.upstream import ByLauncher, UpstreamClient
 
 # Every run of the upstream launcher keeps a process on this machine until its job has ended.
 MOST_LAUNCHERS = 32
+_NOT_ASKED = (
+    "Slurm did not say whether it has GPUs as GRES; the scripts assume so"
+    " (if not, set supports_gpu_directives_cache = false)"
+)
 
 
 @dataclass(frozen=True)
@@ -62,9 +67,24 @@ def plan(request: Request, runner: Mapping[str, Any] | None = None) -> Prepared:
     """Load everything and decide about every point; `runner` replaces keys of the scenario's [runner]."""
     system = load_system(request.system_config)
     scenario = load_scenario(request.test_scenario, request.tests_dir, request.on_unknown_arg, request.hooks)
+    system, note = _with_gpu_support(system)
     planned = build_plan(scenario, system, node_states, request.rules)
-    planned = replace(planned, runner=planned.runner.model_copy(update=dict(runner or {})))
+    refuse_unknown_options(planned, system)
+    runner_config = planned.runner.model_copy(update=dict(runner or {}))
+    planned = replace(planned, runner=runner_config, notes=(*planned.notes, *note))
     return Prepared(planned, system, request.output_dir or Path(system.output_path))
+
+
+def _with_gpu_support(system: System) -> tuple[System, tuple[str, ...]]:
+    """Return the system with what Slurm says about GPUs as GRES, and a note where it does not answer."""
+    if not isinstance(system, SlurmSystem) or system.gpus_per_node is None:
+        return system, ()
+    if system.supports_gpu_directives_cache is not None:
+        return system, ()
+    answer = has_gpu_gres()
+    if answer is None:
+        return system, (f"system {system.name!r}: {_NOT_ASKED}",)
+    return system.model_copy(update={"supports_gpu_directives_cache": answer}), ()
 
 
 def preflight(prepared: Prepared) -> None:

@@ -12,7 +12,9 @@ from cloudai_mbridge.models.test_definition import GitRepo, MegatronBridgeTestDe
 
 NEMO_RUN_URL = "https://github.com/NVIDIA-NeMo/Run.git"
 NEMO_RUN_COMMIT = "main"
-EXTRA_PACKAGES = ("wandb", "numpy==1.26.4")  # what CloudAI's wrapper installs beside NeMo-Run
+# What CloudAI's wrapper installs beside NeMo-Run. wandb is pinned: the launchers of Megatron-Bridge 0.3 to 0.6 call
+# wandb.util.generate_id, which 0.18.7 has and 0.31 has not.
+EXTRA_PACKAGES = ("wandb==0.18.7", "numpy==1.26.4")
 
 
 @dataclass(frozen=True)

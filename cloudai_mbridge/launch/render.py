@@ -1,6 +1,7 @@
 """Render all files of a run."""
 
 import json
+from importlib.resources import files as files_of
 
 from cloudai_mbridge.launch.script import render_local_script, render_slurm_script
 from cloudai_mbridge.launch.toml_text import render_toml
@@ -14,6 +15,8 @@ def render(plan: RunPlan, system: System) -> dict[str, str]:
     files = {POINT_FILES.definition: render_toml(plan.definition)}
     if plan.upstream is not None:
         assert isinstance(system, SlurmSystem)
+        starter = (files_of(__package__) / "start_launcher.py").read_text(encoding="utf-8")
+        files[POINT_FILES.launcher_starter] = starter
         return files | {POINT_FILES.launcher_script: render_launcher_script(plan, system)}
     files[POINT_FILES.training_config] = json.dumps(plan.training_config, indent=2) + "\n"
     if isinstance(system, SlurmSystem):

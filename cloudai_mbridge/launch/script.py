@@ -8,6 +8,7 @@ a machine without torch renders what a machine with torch submits.
 import shlex
 from collections.abc import Iterable, Mapping
 
+from cloudai_mbridge.launch.shell import script_word
 from cloudai_mbridge.models.system import SlurmSystem, System
 from cloudai_mbridge.plan import POINT_FILES, RunPlan
 
@@ -75,7 +76,7 @@ def sbatch_options(plan: RunPlan, system: SlurmSystem, instead: Mapping[str, str
         "account": system.account,
         "nodes": plan.num_nodes,
         "ntasks-per-node": plan.ranks_per_node,
-        "gpus-per-node": plan.ranks_per_node if system.gpus_per_node else None,
+        "gpus-per-node": plan.ranks_per_node if system.asks_for_gpus else None,
         "time": plan.time_limit,
         "nodelist": ",".join(plan.nodes) or None,
         "exclude": ",".join(plan.exclude_nodes) or None,
@@ -116,7 +117,7 @@ def exports(plan: RunPlan, without: Iterable[str] = ()) -> list[str]:
     """
     hang = {} if plan.hang_timeout_s is None else {"MBRIDGE_HANG_TIMEOUT_S": f"{_STACKS_AT * plan.hang_timeout_s:g}"}
     env = {**plan.env, **hang}
-    return [f"export {name}={shlex.quote(env[name])}" for name in sorted(env) if name not in without]
+    return [f"export {name}={script_word(env[name])}" for name in sorted(env) if name not in without]
 
 
 def _preamble(plan: RunPlan, system: System) -> Iterable[str]:

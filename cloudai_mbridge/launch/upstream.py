@@ -1,7 +1,8 @@
 """The command line of Megatron-Bridge's `scripts/performance/setup_experiment.py`, flag by flag as CloudAI gives it.
 
-Credentials are no flags here, unlike in CloudAI (`-hf`, `-wdk`): the launcher repeats its command line in its log, in
-the batch script that it writes and in the command line of every rank. They travel in the environment only.
+`-hf` and `-wdk` name a variable where CloudAI gives the credential itself: the launcher repeats its command line in its
+log, in the batch script that it writes and in the command line of every rank. See `start_launcher.py`.
+docs/launcher.md lists all differences from CloudAI's command line.
 """
 
 import re
@@ -10,11 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cloudai_mbridge.launch.flags import FLAGS
 from cloudai_mbridge.launch.installed import image_path, repo_path
+from cloudai_mbridge.launch.shell import shell_word
+from cloudai_mbridge.megatron_bridge.launcher import find_launcher, known_launchers
+from cloudai_mbridge.megatron_bridge.release import Release, find_release
 from cloudai_mbridge.models.system import SlurmSystem
+from cloudai_mbridge.models.time_limit import format_time_limit
 from cloudai_mbridge.plan import RunPlan, UpstreamPlan
-
-_LAUNCHER = Path("scripts/performance/setup_experiment.py")
+from cloudai_mbridge.plan.upstream import HF_TOKEN, WANDB_API_KEY
 
 
 @dataclass(frozen=True)
@@ -46,8 +51,14 @@ def install_path(system: SlurmSystem) -> Path:
 
 
 def launcher_path(plan: UpstreamPlan, system: SlurmSystem) -> Path:
-    """Return the launcher in the installed clone of Megatron-Bridge."""
-    return clone_path(plan, system) / _LAUNCHER
+    """Return the launcher in the installed clone of Megatron-Bridge; of an unknown release, where the newest has it."""
+    launcher = find_launcher(release_of(plan, system)) or known_launchers()[-1]
+    return clone_path(plan, system) / launcher.path
+
+
+def release_of(plan: UpstreamPlan, system: SlurmSystem) -> Release | None:
+    """Return the release of Megatron-Bridge that a run's launcher is of."""
+    return find_release(plan.megatron_bridge.commit, clone_path(plan, system))
 
 
 def clone_path(plan: UpstreamPlan, system: SlurmSystem) -> Path:
@@ -55,15 +66,9 @@ def clone_path(plan: UpstreamPlan, system: SlurmSystem) -> Path:
     return repo_path(install_path(system), plan.megatron_bridge.url, plan.megatron_bridge.commit)
 
 
-def shell_word(text: str) -> str:
-    """Quote for bash without single quotes, since the launcher puts commands between single quotes of its own."""
-    if re.fullmatch(r"[A-Za-z0-9_@%+=:,./-]+", text):
-        return text
-    pieces = re.findall(r"""[$`"\\]|'|[^$`"\\']+""", text)
-    return "".join(_QUOTED.get(piece, f'"{piece}"') for piece in pieces) or '""'
-
-
-_QUOTED = {"$": r"\$", "`": r"\`", '"': r"\"", "\\": r"\\", "'": r'"$(printf \\047)"'}
+def _credential(flag: str, variable: str) -> Row:
+    """Return a row that names the variable in which the launcher's starter finds a credential."""
+    return lambda launch: [flag, variable] if variable in launch.told.credentials else []
 
 
 def _text(value: Any) -> str:
@@ -91,16 +96,30 @@ def _option(flag: str, text: str | None) -> list[str]:
     return [f"{flag}={text}"] if re.match(r"-(?![0-9.])", text) else [flag, text]
 
 
-def _field(flag: str, name: str, show: Callable[[Any], str] = _text) -> Row:
+def _field(name: str, show: Callable[[Any], str] = _text) -> Row:
     def row(launch: _Launch) -> Iterable[str]:
         value = launch.told.args.get(name)
-        return [] if value is None else _option(flag, show(value))
+        return [] if value is None else _option(FLAGS[name], show(value))
 
     return row
 
 
-def _switch(flag: str, name: str) -> Row:
-    return lambda launch: [flag] if launch.told.args.get(name) is True else []
+def _switch(name: str) -> Row:
+    return lambda launch: [FLAGS[name]] if launch.told.args.get(name) is True else []
+
+
+def _values(name: str) -> Row:
+    """Return a row whose values are an element each."""
+
+    def row(launch: _Launch) -> Iterable[str]:
+        value = launch.told.args.get(name)
+        return [FLAGS[name], *map(_text, value)] if isinstance(value, list) else _option(FLAGS[name], _maybe(value))
+
+    return row
+
+
+def _maybe(value: Any) -> str | None:
+    return None if value is None else _text(value)
 
 
 def _of(flag: str, find: Callable[[_Launch], Any]) -> Row:
@@ -132,11 +151,6 @@ def _exports(launch: _Launch) -> Iterable[str]:
         yield from ("-cb", f"export {name}={shell_word(launch.run.env[name])}")
 
 
-def _dataset_paths(launch: _Launch) -> Iterable[str]:
-    paths = launch.told.args.get("dataset_paths")
-    return ["--dataset_paths", *paths] if isinstance(paths, list) else _option("--dataset_paths", paths)
-
-
 def _slurm_params(launch: _Launch) -> Iterable[str]:
     """Join the parameters; a single one with a blank needs the separator, or the launcher would split at the blank."""
     params = ";".join(launch.told.slurm_params)
@@ -151,82 +165,101 @@ def _overrides(launch: _Launch) -> Iterable[str]:
 _TABLE: tuple[Row, ...] = (
     _of("-a", lambda launch: launch.system.account),
     _of("-p", lambda launch: launch.system.default_partition),
-    _field("-g", "gpu_type"),
-    _field("-l", "log_dir"),
-    _of("-t", lambda launch: launch.run.time_limit),
+    _field("gpu_type"),
+    _field("log_dir"),
+    _of("-t", lambda launch: launch.run.time_limit and format_time_limit(launch.run.time_limit_s)),
     _of("-i", _image),
-    _field("-c", "compute_dtype"),
-    _field("--task", "task"),
-    _field("-nh", "nemo_home"),
-    _field("-wdp", "wandb_project_name"),
-    _field("-wde", "wandb_entity_name"),
-    _field("-wdj", "wandb_experiment_name"),
-    _field("-wds", "wandb_save_dir"),
-    _field("--max_retries", "max_retries"),
-    _switch("-d", "dryrun"),
-    _field("-ng", "num_gpus"),
+    _field("compute_dtype"),
+    _field("task"),
+    _credential("-hf", HF_TOKEN),
+    _field("nemo_home"),
+    _credential("-wdk", WANDB_API_KEY),
+    _field("wandb_project_name"),
+    _field("wandb_entity_name"),
+    _field("wandb_experiment_name"),
+    _field("wandb_save_dir"),
+    _field("max_retries"),
+    _switch("dryrun"),
+    _field("num_gpus"),
     _of("-gn", lambda launch: launch.told.gpus_per_node),
     _of("-cm", _mounts),
     _exports,
-    _field("--domain", "domain"),
-    _switch("--use_recipes", "use_recipes"),
-    _field("-vb", "enable_vboost"),
-    _field("-m", "model_family_name"),
-    _field("-mr", "model_recipe_name"),
-    _field("--hidden_size", "hidden_size"),
-    _field("--num_layers", "num_layers"),
-    _field("--pipeline_model_parallel_layout", "pipeline_model_parallel_layout"),
-    _field("--first_k_dense_replace", "first_k_dense_replace"),
-    _switch("-en", "enable_nsys"),
-    _field("--use_tokendrop", "use_tokendrop"),
-    _field("--use_megatron_fsdp", "use_megatron_fsdp"),
-    _field("--nccl_ub", "nccl_ub"),
-    _field("--cuda_graph_impl", "cuda_graph_impl"),
-    _field("--cuda_graph_scope", "cuda_graph_scope", _names),
-    _field("-tp", "tp"),
-    _field("-pp", "pp"),
-    _field("-cp", "cp"),
-    _field("-vp", "vp", _stages),
-    _field("-ep", "ep"),
-    _field("-et", "et"),
-    _field("-mb", "mb"),
-    _field("-gb", "gb"),
-    _field("-sl", "seq_length"),
-    _field("--moe_a2a_overlap", "moe_a2a_overlap"),
-    _field("-ms", "max_steps"),
-    _field("-rl", "recompute_num_layers"),
-    _field("-ol", "activation_offload_layers"),
-    _field("--recompute_modules", "recompute_modules", _names),
+    _field("domain"),
+    _switch("use_recipes"),
+    _field("enable_vboost"),
+    _field("model_family_name"),
+    _field("model_recipe_name"),
+    _field("hidden_size"),
+    _field("num_layers"),
+    _field("pipeline_model_parallel_layout"),
+    _field("first_k_dense_replace"),
+    _switch("enable_nsys"),
+    _field("use_tokendrop"),
+    _field("use_megatron_fsdp"),
+    _field("nccl_ub"),
+    _field("cuda_graph_impl"),
+    _field("cuda_graph_scope", _names),
+    _field("tp"),
+    _field("pp"),
+    _field("cp"),
+    _field("vp", _stages),
+    _field("ep"),
+    _field("et"),
+    _field("mb"),
+    _field("gb"),
+    _field("seq_length"),
+    _field("moe_a2a_overlap"),
+    _field("max_steps"),
+    _field("recompute_num_layers"),
+    _field("activation_offload_layers"),
+    _field("recompute_modules", _names),
     lambda launch: ["--detach", "false"],  # the log is read from a launcher that stays until the job has ended
-    _field("--lr", "lr"),
-    _field("--min_lr", "min_lr"),
-    _field("--warmup_iters", "warmup_iters"),
-    _field("--pretrained_checkpoint", "pretrained_checkpoint"),
-    _field("--save_dir", "save_dir"),
-    _field("--load_dir", "load_dir"),
-    _field("--save_interval", "save_interval"),
-    _field("--most_recent_k", "most_recent_k"),
-    _field("--save_config_filepath", "save_config_filepath"),
-    _field("--data", "data"),
-    _dataset_paths,
-    _field("--dataset_root", "dataset_root"),
-    _field("--index_mapping_dir", "index_mapping_dir"),
-    _field("--dataset_name", "dataset_name"),
-    _switch("--packed_sequence", "packed_sequence"),
-    _switch("--head_only", "head_only"),
-    _field("--tokenizer_type", "tokenizer_type"),
-    _field("--tokenizer_model", "tokenizer_model"),
-    _field("--vocab_size", "vocab_size"),
-    _field("-pyp", "pytorch_profiler"),
-    _field("--profiling_start_step", "profiling_start_step"),
-    _field("--profiling_stop_step", "profiling_stop_step"),
-    _field("-mh", "record_memory_history"),
-    _switch("--profiling_gpu_metrics", "profiling_gpu_metrics"),
-    _field("--profiling_ranks", "profiling_ranks"),
-    _field("--nsys_trace", "nsys_trace"),
-    _field("--nsys_extra_args", "nsys_extra_args"),
+    _field("lr"),
+    _field("min_lr"),
+    _field("warmup_iters"),
+    _field("pretrained_checkpoint"),
+    _field("save_dir"),
+    _field("load_dir"),
+    _field("save_interval"),
+    _field("most_recent_k"),
+    _field("save_config_filepath"),
+    _field("data"),
+    _values("dataset_paths"),
+    _field("dataset_root"),
+    _field("index_mapping_dir"),
+    _field("dataset_name"),
+    _switch("packed_sequence"),
+    _switch("head_only"),
+    _field("tokenizer_type"),
+    _field("tokenizer_model"),
+    _field("vocab_size"),
+    _field("pytorch_profiler"),
+    _field("profiling_start_step"),
+    _field("profiling_stop_step"),
+    _field("record_memory_history"),
+    _switch("profiling_gpu_metrics"),
+    _field("profiling_ranks"),
+    _field("nsys_trace"),
+    _field("nsys_extra_args"),
     _slurm_params,
-    _field("-cv", "config_variant"),
-    _switch("--list_config_variants", "list_config_variants"),
+    _field("config_variant"),
+    _switch("list_config_variants"),
+    # what CloudAI does not know
+    _switch("offline"),
+    _field("packager"),
+    _field("optimizer_type"),
+    _field("moe_flex_dispatcher_backend"),
+    _switch("dump_env"),
+    _switch("deterministic"),
+    _field("lock_gpu_freq"),
+    _field("enable_pct_binding"),
+    _switch("export_nsys_sqlite"),
+    _field("distributed_timeout_minutes"),
+    _switch("retry_on_testing_failure"),
+    _field("c4_root"),
+    _values("c4_train_shards"),
+    _field("num_moe_experts"),
+    _field("peak_mem_clk"),
+    _field("preempt_time"),
     _overrides,
 )

@@ -69,6 +69,11 @@ def _not_blank(value: Any) -> Any:
     return value.strip()
 
 
+def _name_if_set(value: Any) -> Any:
+    """Strip a name. "" is the default, no name; it must also be read back from a definition that was written out."""
+    return value if value == "" else _not_blank(value)
+
+
 def _quotes_are_closed(value: str) -> str:
     try:
         shlex.split(value)
@@ -81,6 +86,7 @@ def _quotes_are_closed(value: str) -> str:
 OneLine = Annotated[str, AfterValidator(_no_control_characters)]
 Text = Annotated[str, AfterValidator(_no_nul)]
 ShellWords = Annotated[str, AfterValidator(_no_nul), AfterValidator(_quotes_are_closed)]
+NameIfSet = Annotated[str, AfterValidator(_no_nul), AfterValidator(_name_if_set)]
 NotBlank = Annotated[str, AfterValidator(_no_nul), AfterValidator(_not_blank)]
 AxisOfText = Annotated[list[Text], Field(min_length=1)]
 AxisOfInt = Annotated[list[int], Field(min_length=1)]

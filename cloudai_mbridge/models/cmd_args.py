@@ -7,10 +7,21 @@ import types
 from enum import StrEnum
 from typing import Annotated, Any, Union, get_args, get_origin
 
-from pydantic import Field, FiniteFloat, create_model
+from pydantic import Field, FiniteFloat, create_model, model_validator
 
-from cloudai_mbridge.models.base import NotBlank, StrictModel, Text
+from cloudai_mbridge.models.base import NameIfSet, StrictModel, Text
 from cloudai_mbridge.models.time_limit import SlurmTime
+
+# CloudAI's default: where the ranks' container keeps the resolved configuration
+SAVED_CONFIG = "/nemo_run/configs/ConfigContainer.yaml"
+
+_NO_SLURM = ("kubeflow_", "dgxc_", "csp")
+_ELSEWHERE = {
+    "env": "extra_env_vars of the test",
+    "custom_env_vars": "extra_env_vars of the test",
+    "custom_srun_args": "extra_srun_args of the system or of the scenario's test",
+    "additional_slurm_params": "extra_srun_args of the system or of the scenario's test",
+}
 
 
 class Launcher(StrEnum):
@@ -20,7 +31,21 @@ class Launcher(StrEnum):
     MEGATRON_BRIDGE = "megatron_bridge"
 
 
-class ResolvedCmdArgs(StrictModel):
+class _LauncherArgs(StrictModel):
+    """Says what becomes of launcher options that are not arguments here."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _not_arguments(cls, data: Any) -> Any:
+        for name in data if isinstance(data, dict) else ():
+            if str(name).startswith(_NO_SLURM):
+                raise ValueError(f"{name} is for Kubernetes or DGX Cloud; this tool submits to Slurm; remove it")
+            if name in _ELSEWHERE:
+                raise ValueError(f"{name} is not an argument here; set {_ELSEWHERE[name]}")
+        return data
+
+
+class ResolvedCmdArgs(_LauncherArgs):
     """Arguments of one point: scalars only, but for values that are lists by meaning."""
 
     # ours: which launcher; the rest are CloudAI's
@@ -40,8 +65,8 @@ class ResolvedCmdArgs(StrictModel):
     max_retries: int | None = 1
     nemorun_version: Text | None = None
 
-    model_family_name: NotBlank = ""
-    model_recipe_name: NotBlank = ""
+    model_family_name: NameIfSet = ""
+    model_recipe_name: NameIfSet = ""
     use_recipes: bool | None = None
     domain: Text | None = None
     task: Text = "pretrain"
@@ -91,7 +116,7 @@ class ResolvedCmdArgs(StrictModel):
     load_dir: Text | None = None
     save_interval: int | None = None
     most_recent_k: int | None = None
-    save_config_filepath: Text | None = None
+    save_config_filepath: Text | None = SAVED_CONFIG
 
     data: Text | None = None
     dataset_paths: Text | list[Text] | None = None
@@ -117,6 +142,24 @@ class ResolvedCmdArgs(StrictModel):
     list_config_variants: bool | None = None
     num_distributed_optimizer_instances: int | None = None
 
+    # ours: options of Megatron-Bridge 0.4 to 0.6 that CloudAI does not know
+    offline: bool | None = None
+    packager: Text | None = None
+    optimizer_type: Text | None = None
+    moe_flex_dispatcher_backend: Text | None = Field(None, description='"None" asks for all-to-all')
+    deterministic: bool | None = None
+    num_moe_experts: int | None = None
+    lock_gpu_freq: int | None = Field(None, description="MHz")
+    peak_mem_clk: int | None = Field(None, description="MHz")
+    enable_pct_binding: bool | None = None
+    export_nsys_sqlite: bool | None = None
+    distributed_timeout_minutes: int | None = None
+    preempt_time: int | None = Field(None, description="seconds before the time limit")
+    retry_on_testing_failure: bool | None = None
+    c4_root: Text | None = None
+    c4_train_shards: int | list[int] | None = None
+    dump_env: bool | None = None
+
 
 def _sweepable(annotation: Any) -> Any:
     """Return the annotation that also takes a list of its scalars."""
@@ -128,7 +171,7 @@ def _sweepable(annotation: Any) -> Any:
 
 MegatronBridgeCmdArgs = create_model(
     "MegatronBridgeCmdArgs",
-    __base__=StrictModel,
+    __base__=_LauncherArgs,
     __doc__="Arguments as written: like ResolvedCmdArgs, but every value may be a list.",
     **{name: (_sweepable(field.annotation), field) for name, field in ResolvedCmdArgs.model_fields.items()},  # type: ignore[call-overload]
 )

@@ -120,6 +120,14 @@ class SlurmSystem(_System):
     extra_sbatch_args: list[OneLine] = []
     extra_transient_status_errors: list[Text] = []
     status_retry_pause_seconds: int = Field(10, ge=0)
+    supports_gpu_directives_cache: bool | None = Field(
+        None, description="whether jobs may ask for GPUs; where the file does not say, Slurm is asked for its GresTypes"
+    )
+
+    @property
+    def asks_for_gpus(self) -> bool:
+        """Whether jobs say how many GPUs they want; nodes without GRES would refuse such a job."""
+        return self.gpus_per_node is not None and self.supports_gpu_directives_cache is not False
 
 
 System = LocalSystem | SlurmSystem

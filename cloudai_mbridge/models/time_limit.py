@@ -44,10 +44,10 @@ def slurm_time(text: str) -> str | None:
     if not (text := text.strip()):
         return None
     if short := _SHORT.fullmatch(text):
-        return _clock(int(short[1]) * _SECONDS[short[2].lower()])
+        return format_time_limit(int(short[1]) * _SECONDS[short[2].lower()])
     if re.fullmatch(r"[0-9]+:[0-9]+", text):
         hours, minutes = map(int, text.split(":"))
-        return _clock((hours * 60 + minutes) * 60)
+        return format_time_limit((hours * 60 + minutes) * 60)
     if not _FORM.fullmatch(text):
         raise ValueError(
             "is not a time limit; write HH:MM:SS, D-HH:MM:SS, minutes, or a duration such as 90s, 10m, 2h, 1d"
@@ -55,11 +55,14 @@ def slurm_time(text: str) -> str | None:
     return text
 
 
-def _clock(seconds: int) -> str:
-    """Return D-HH:MM:SS, without days that are none."""
-    days, rest = divmod(seconds, 86400)
-    clock = f"{rest // 3600:02}:{rest // 60 % 60:02}:{rest % 60:02}"
-    return f"{days}-{clock}" if days else clock
+def format_time_limit(seconds: float | None) -> str | None:
+    """Write a limit as HH:MM:SS, or D-HH:MM:SS from a day on."""
+    if seconds is None:
+        return None
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    return (f"{days}-" if days else "") + f"{hours:02}:{minutes:02}:{rest:02}"
 
 
 def _check(value: Any) -> Any:

@@ -10,6 +10,7 @@ class _PointFiles(SimpleNamespace):
     local_script: Final = "run.sh"
     slurm_script: Final = "job.sbatch"
     launcher_script: Final = "launcher.sh"
+    launcher_starter: Final = "start_launcher.py"
     launcher_log: Final = "cloudai_megatron_bridge_launcher.log"  # CloudAI's name
     slurm_job_id: Final = "slurm_job_id.txt"
     nemorun_home: Final = "nemo_run"

@@ -91,4 +91,5 @@ def _run(data: dict[str, Any]) -> RunPlan:
 def _upstream(data: dict[str, Any]) -> UpstreamPlan:
     repos = {name: Repo(**data[name]) for name in ("megatron_bridge", "nemo_run")}
     lists = {"slurm_params": tuple(data["slurm_params"]), "mounted": tuple(Repo(**repo) for repo in data["mounted"])}
+    lists["credentials"] = tuple(data.get("credentials", ()))
     return UpstreamPlan(**{**data, **repos, **lists})

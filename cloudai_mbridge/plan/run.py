@@ -12,14 +12,14 @@ from cloudai_mbridge.models.system import System
 from cloudai_mbridge.models.test_definition import MegatronBridgeTestDefinition
 from cloudai_mbridge.models.time_limit import parse_time_limit
 from cloudai_mbridge.plan.run_plan import RunPlan
-from cloudai_mbridge.plan.upstream import is_upstream, plan_upstream
+from cloudai_mbridge.plan.upstream import HF_TOKEN, WANDB_API_KEY, is_told, is_upstream, plan_upstream
 from cloudai_mbridge.recipes import Recipe
 from cloudai_mbridge.recipes.apply import training_config
 from cloudai_mbridge.sweep import SweepPoint
 from cloudai_mbridge.sweep.run_id import slug
 
 # cmd_args that hold a credential -> the variable that hands it to the job
-SECRET_VARIABLES = {"hf_token": "HF_TOKEN", "wandb_key": "WANDB_API_KEY"}
+SECRET_VARIABLES = {"hf_token": HF_TOKEN, "wandb_key": WANDB_API_KEY}
 
 
 def plan_run(
@@ -35,9 +35,9 @@ def plan_run(
     args = point.args if upstream else args
     # the upstream launcher takes as few nodes as hold the GPUs, whatever the scenario says
     placement = place(Point(args, system, recipe, None if upstream else point.num_nodes))
-    env = {name: _env_text(value) for name, value in system.global_env_vars.items()} | dict(point.env)
+    env = {name: str(value) for name, value in system.global_env_vars.items()} | dict(point.env)
     time_limit = run.time_limit or args.time_limit
-    num_steps = args.max_steps if not upstream or "max_steps" in args.model_fields_set else None
+    num_steps = args.max_steps if not upstream or is_told("max_steps", args, run) else None
     return RunPlan(
         key=f"{slug(run.id)}/{point.label}/{iteration}",
         test_id=run.id,
@@ -66,7 +66,7 @@ def plan_run(
         after_start=_wait_for(run.dependencies, "start_post_init"),
         end_with=_wait_for(run.dependencies, "end_post_comp"),
         profiler=_profiler(definition, upstream),
-        upstream=plan_upstream(definition, args, system, run.nodes, run.exclude_nodes) if upstream else None,
+        upstream=plan_upstream(test, args, system) if upstream else None,
     )
 
 
@@ -90,10 +90,6 @@ def _wait_for(dependencies: Iterable[Any], kind: str) -> tuple[str, ...]:
 def _mounts(definition: MegatronBridgeTestDefinition, args: ResolvedCmdArgs) -> tuple[str, ...]:
     custom = [mount for mount in (args.custom_mounts or "").split(",") if mount]
     return (*definition.extra_container_mounts, *custom)
-
-
-def _env_text(value: str | int | float | bool) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _secrets(args: ResolvedCmdArgs, env: dict[str, str]) -> dict[str, str]:

@@ -22,6 +22,7 @@ class UpstreamPlan:
     """What Megatron-Bridge's own launcher is told.
 
     args: the cmd_args that become flags: set by the user or the sweep, or always told; no credentials, nothing empty.
+    credentials: variables of the launcher's environment whose features are switched on.
     overrides: Hydra overrides, key -> value; a value of "" stands for the bare key.
     slurm_params: options of sbatch, each "name=value" or a bare name.
     mounted: repositories that containers see.
@@ -35,6 +36,7 @@ class UpstreamPlan:
     megatron_bridge: Repo
     mounted: tuple[Repo, ...]
     nemo_run: Repo
+    credentials: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,9 @@ from typing import Any
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.models.base import is_secret
 from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
+from cloudai_mbridge.models.hostlist import expand_hostlist
 from cloudai_mbridge.models.load import LoadedTest
+from cloudai_mbridge.models.scenario import TestRun
 from cloudai_mbridge.models.system import SlurmSystem, System
 from cloudai_mbridge.models.test_definition import GitRepo, MegatronBridgeTestDefinition
 from cloudai_mbridge.plan.run_plan import Repo, UpstreamPlan
@@ -15,12 +17,23 @@ from cloudai_mbridge.plan.run_plan import Repo, UpstreamPlan
 MOUNT = "/opt/Megatron-Bridge"
 NEMO_RUN = Repo("https://github.com/NVIDIA-NeMo/Run.git", "main")
 
-# Told even if the user left the default, unless it is empty.
-_ALWAYS_TOLD = ("num_gpus", "model_family_name", "model_recipe_name", "save_config_filepath")
+HF_TOKEN, WANDB_API_KEY = "HF_TOKEN", "WANDB_API_KEY"  # the variables' names
+
+# Told even if the user left the default, unless it is empty. CloudAI leaves out gpu_type, which the launcher requires.
+_ALWAYS_TOLD = ("gpu_type", "num_gpus", "model_family_name", "model_recipe_name", "save_config_filepath")
 # Arguments without a flag of their own that CloudAI drops; the training takes them as overrides.
 _AS_OVERRIDES = {
     "fp8_recipe": "mixed_precision.fp8_recipe",
     "num_distributed_optimizer_instances": "ddp.num_distributed_optimizer_instances",
+}
+# The second halves of compute_dtype's names, as Megatron-Core calls the recipes
+_FP8_RECIPES = {"cs": "tensorwise", "ds": "delayed", "mx": "mxfp8", "sc": "blockwise"}
+# CloudAI's own overrides, which the user's replace; the memory of upstream runs is read from TensorBoard
+_TENSORBOARD = {
+    "logger.tensorboard_dir": "/nemo_run/tb_logs",
+    "logger.log_timers_to_tensorboard": "true",
+    "logger.log_throughput_to_tensorboard": "true",
+    "logger.log_memory_to_tensorboard": "true",
 }
 
 
@@ -59,47 +72,60 @@ def refuse_upstream(test: LoadedTest, system: System) -> Iterator[str]:
         )
 
 
-def plan_upstream(
-    definition: MegatronBridgeTestDefinition,
-    args: ResolvedCmdArgs,
-    system: System,
-    nodes: list[str],
-    exclude_nodes: list[str],
-) -> UpstreamPlan:
+def plan_upstream(test: LoadedTest, args: ResolvedCmdArgs, system: System) -> UpstreamPlan:
     """Decide about one point of a test that `refuse_upstream` has nothing against.
 
     Raises:
         BadInput: a Slurm option that the launcher cannot pass on.
     """
+    definition = test.definition
     repo = _megatron_bridge(definition)
     assert repo is not None
     assert isinstance(system, SlurmSystem)
     gpus_per_node = args.gpus_per_node or system.gpus_per_node
     return UpstreamPlan(
-        args=told_args(args),
-        overrides=_overrides(args) | dict(definition.extra_cmd_args),
+        args=told_args(args, test.run),
+        credentials=_credentials(args),
+        overrides=_TENSORBOARD | _overrides(args) | dict(definition.extra_cmd_args),
         gpus_per_node=gpus_per_node,
-        slurm_params=_slurm_params(system, gpus_per_node, nodes, exclude_nodes),
+        slurm_params=_slurm_params(system, gpus_per_node, test.run),
         megatron_bridge=_repo(repo),
         mounted=tuple(_repo(repo) for repo in definition.git_repos if repo.mount_as),
         nemo_run=_repo(definition.nemo_run_repo) if definition.nemo_run_repo else NEMO_RUN,
     )
 
 
-def told_args(args: ResolvedCmdArgs) -> dict[str, Any]:
-    """Return the arguments that become flags: set by the user or the sweep, or always told; never an empty one."""
-    values = args.model_dump(mode="json")
-    told = args.model_fields_set | set(_ALWAYS_TOLD)
+def is_told(name: str, args: ResolvedCmdArgs, run: TestRun) -> bool:
+    """Return whether the launcher is told an argument.
+
+    CloudAI tells what was set, by the user or the sweep. Of a test that a scenario refers to by name it tells the
+    defaults, too: it writes the definition out and reads it back, and everything counts as set then.
+    """
+    return name in args.model_fields_set or name in _ALWAYS_TOLD or run.test_name is not None
+
+
+def told_args(args: ResolvedCmdArgs, run: TestRun) -> dict[str, Any]:
+    """Return the arguments that become flags; never an empty one."""
+    values = {name: value for name, value in args.model_dump(mode="json").items() if is_told(name, args, run)}
+    if "moe_a2a_overlap" in values:
+        values["moe_a2a_overlap"] = bool(args.moe_a2a_overlap)  # as CloudAI tells it
     return {
         name: value
         for name, value in values.items()
-        if name in told and value is not None and value not in ("", []) and not is_secret(name)
+        if value is not None and value not in ("", []) and not is_secret(name)
     }
 
 
+def _credentials(args: ResolvedCmdArgs) -> tuple[str, ...]:
+    """Return the variables of the credentials that switch something on. A run without a token is not submitted."""
+    named = {HF_TOKEN: not args.offline, WANDB_API_KEY: bool((args.wandb_key or "").strip())}
+    return tuple(variable for variable, is_wanted in named.items() if is_wanted)
+
+
 def _overrides(args: ResolvedCmdArgs) -> dict[str, str]:
-    values = {key: getattr(args, name) for name, key in _AS_OVERRIDES.items() if name in args.model_fields_set}
-    return {key: str(value) for key, value in values.items() if value not in (None, "")}
+    values = {key: getattr(args, name) for name, key in _AS_OVERRIDES.items()}
+    texts = {key: str(value) for key, value in values.items() if value not in (None, "")}
+    return {key: _FP8_RECIPES.get(text.removeprefix("fp8_"), text) for key, text in texts.items()}
 
 
 def _megatron_bridge(definition: MegatronBridgeTestDefinition) -> GitRepo | None:
@@ -114,30 +140,30 @@ def _repo(repo: GitRepo) -> Repo:
     return Repo(repo.url, repo.commit, repo.mount_as or "")
 
 
-def _slurm_params(
-    system: SlurmSystem, gpus_per_node: int | None, nodes: list[str], exclude_nodes: list[str]
-) -> tuple[str, ...]:
+def _slurm_params(system: SlurmSystem, gpus_per_node: int | None, run: TestRun) -> tuple[str, ...]:
     """Return sbatch options as the launcher reads them; nodes that are named make excluded ones moot."""
-    named: Mapping[str, str] = {"nodelist": ",".join(nodes)} if nodes else {"exclude": ",".join(exclude_nodes)}
+    nodes = sorted(name for text in run.nodes for name in expand_hostlist(text))
+    named: Mapping[str, str] = {"nodelist": ",".join(nodes)} if nodes else {"exclude": ",".join(run.exclude_nodes)}
     params = [f"{name}={value}" for name, value in named.items() if value]
-    if system.gpus_per_node:
+    if system.asks_for_gpus:
         params = [f"gpus-per-node={gpus_per_node}", f"gres=gpu:{gpus_per_node}", *params]
-    params += _from_srun_args(system)
+    params += _from_srun_args(f"system {system.name!r}", system.extra_srun_args)
+    params += _from_srun_args(f"test {run.id!r}", run.extra_srun_args)
     for param in params:
         if ";" in param:
-            raise BadInput(f"system {system.name!r}: {param!r} cannot reach the upstream launcher, which splits at ';'")
+            raise BadInput(f"test {run.id!r}: {param!r} cannot reach the upstream launcher, which splits at ';'")
     return tuple(params)
 
 
-def _from_srun_args(system: SlurmSystem) -> Iterator[str]:
+def _from_srun_args(where: str, text: str | None) -> Iterator[str]:
     """Turn `--k v`, `--k=v` and bare `--k` into k=v and k."""
-    words = shlex.split(system.extra_srun_args or "")
+    words = shlex.split(text or "")
     while words:
         word = words.pop(0)
         if not word.startswith("--"):
             raise BadInput(
-                f"system {system.name!r}: extra_srun_args: {word!r} cannot reach the upstream launcher;"
+                f"{where}: extra_srun_args: {word!r} cannot reach the upstream launcher;"
                 " write long options, --name=value"
             )
-        has_value = "=" not in word and words and not words[0].startswith("-")
+        has_value = "=" not in word and words and not words[0].startswith("--")
         yield word[2:] + (f"={words.pop(0)}" if has_value else "")

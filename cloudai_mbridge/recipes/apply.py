@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from cloudai_mbridge.errors import BadInput
-from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
+from cloudai_mbridge.models.cmd_args import SAVED_CONFIG, ResolvedCmdArgs
 from cloudai_mbridge.models.pipeline_layout import num_stages
 from cloudai_mbridge.recipes.container import container_data
 from cloudai_mbridge.recipes.load import Recipe
@@ -99,6 +99,18 @@ NOT_EMBEDDED: dict[str, str] = {
     **dict.fromkeys(("enable_nsys", "nsys_trace", "nsys_extra_args", "profiling_gpu_metrics"), _PROFILING),
     **dict.fromkeys(("pytorch_profiler", "profiling_start_step", "profiling_stop_step", "profiling_ranks"), _PROFILING),
     "record_memory_history": _PROFILING,
+    **dict.fromkeys(("packager", "preempt_time", "retry_on_testing_failure"), _LAUNCHER),
+    "dump_env": "every report holds the environment",
+    "offline": "it sets HF_HUB_OFFLINE; set that in extra_env_vars",
+    "optimizer_type": "set optimizer.optimizer in extra_cmd_args",
+    "moe_flex_dispatcher_backend": "set model.moe_flex_dispatcher_backend in extra_cmd_args",
+    "deterministic": "set model.deterministic_mode in extra_cmd_args",
+    "num_moe_experts": "set model.num_moe_experts in extra_cmd_args",
+    "distributed_timeout_minutes": "set dist.distributed_timeout_minutes in extra_cmd_args",
+    **dict.fromkeys(("lock_gpu_freq", "peak_mem_clk"), "the loop leaves the clocks of the GPUs alone"),
+    "enable_pct_binding": "the loop binds no cores",
+    "export_nsys_sqlite": _PROFILING,
+    **dict.fromkeys(("c4_root", "c4_train_shards"), _DATA),
 }
 
 # cmd_args fields whose listed values ask for nothing, so that they may be set
@@ -116,6 +128,10 @@ HARMLESS: dict[str, tuple[Any, ...]] = {
     "nccl_ub": (False,),
     "num_distributed_optimizer_instances": (1,),
     "data": ("mock",),
+    "save_config_filepath": (SAVED_CONFIG,),
+    **dict.fromkeys(("offline", "deterministic", "enable_pct_binding", "export_nsys_sqlite", "dump_env"), (False,)),
+    "retry_on_testing_failure": (False,),
+    "peak_mem_clk": (-1,),
 }
 
 

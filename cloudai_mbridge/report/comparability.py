@@ -30,13 +30,19 @@ _NAMED = {"launcher", "model_recipe_name", "max_steps"}
 _UNDER_TEST = {"container_image", "custom_mounts", "nemorun_version"}
 _NO_INFLUENCE = {
     "detach",
+    "distributed_timeout_minutes",
     "dryrun",
+    "dump_env",
     "index_mapping_dir",
     "list_config_variants",
     "log_dir",
     "max_retries",
     "most_recent_k",
     "nemo_home",
+    "offline",
+    "packager",
+    "preempt_time",
+    "retry_on_testing_failure",
     "save_config_filepath",
     "time_limit",
     "wandb_entity_name",
@@ -56,7 +62,7 @@ _WHETHER = {
 }
 _NOT_SET = (None, "", "null", "None")
 _PROFILERS = {
-    "enable_nsys": ("nsys_trace", "nsys_extra_args", "profiling_gpu_metrics"),
+    "enable_nsys": ("nsys_trace", "nsys_extra_args", "profiling_gpu_metrics", "export_nsys_sqlite"),
     "pytorch_profiler": (),
     "record_memory_history": (),
 }

@@ -24,8 +24,19 @@ from cloudai_mbridge.slurm.parsing import (
 
 SACCT_TIMEOUT_S = 20.0
 SACCT_PAUSE_S = 60.0
+_QUICK_S = 10.0
 _ARGUMENTS = 500  # job ids in one command line
 _DEFAULT_MAX_ARRAY_SIZE = 1001
+
+
+def has_gpu_gres() -> bool | None:
+    """Return whether Slurm knows GPUs as a generic resource; None where it cannot be asked."""
+    try:
+        shown = run("scontrol", "show", "config", timeout_s=_QUICK_S)
+    except ToolFailure:
+        return None
+    types = re.search(r"^GresTypes\s*=(.*)", shown.stdout, re.MULTILINE)
+    return "gpu" in types[1] if types and shown.returncode == 0 else None
 
 
 class SlurmClient:

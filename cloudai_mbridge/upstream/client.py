@@ -16,10 +16,10 @@ from cloudai_mbridge.launch.upstream_script import find_job_ids, python_path
 from cloudai_mbridge.local.child import Child, find_marked
 from cloudai_mbridge.models.system import SlurmSystem
 from cloudai_mbridge.plan import POINT_FILES, RunPlan
+from cloudai_mbridge.plan.upstream import HF_TOKEN
 from cloudai_mbridge.slurm import SlurmClient
 from cloudai_mbridge.slurm.parsing import without_slurm_variables
 
-_TOKEN = "HF_TOKEN"  # noqa: S105 - the variable's name
 _LONGEST_LINE = 1 << 16
 _PREFIX = "launcher-"
 
@@ -65,9 +65,11 @@ class UpstreamClient:
     def preflight(self) -> None:
         """Check that a token is there, that the launcher is installed, and that Slurm has the partition."""
         for run in self._runs:
-            if not (run.secret_env.get(_TOKEN) or os.environ.get(_TOKEN, "").strip()):
+            assert run.upstream is not None
+            is_wanted = HF_TOKEN in run.upstream.credentials
+            if is_wanted and not (run.secret_env.get(HF_TOKEN) or os.environ.get(HF_TOKEN, "").strip()):
                 raise BadInput(
-                    f"test {run.test_id!r}: cmd_args.hf_token is missing; set it, or {_TOKEN} in the environment"
+                    f"test {run.test_id!r}: cmd_args.hf_token is missing; set it, or {HF_TOKEN} in the environment"
                 )
         for run in self._runs:
             assert run.upstream is not None

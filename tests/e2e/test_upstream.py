@@ -169,8 +169,12 @@ def test_a_good_run_and_its_token(tmp_path: Path, installed: Path, cluster: Any)
     assert recorded["has_token"]
     assert recorded["cwd"] == str(repo_path(installed, URL, COMMIT))
     assert recorded["argv"] == [
-        *("-p", "main", "-g", "h100", "-ng", "4", "-gn", "4", "-m", "qwen", "-mr", "unknown_here", "-ms", "5"),
-        *("--detach", "false", "--additional_slurm_params", "gpus-per-node=4;gres=gpu:4", "fake.mode=good"),
+        *("-p", "main", "-g", "h100", "-hf", "HF_TOKEN", "-ng", "4", "-gn", "4", "-m", "qwen"),
+        *("-mr", "unknown_here", "-ms", "5", "--detach", "false"),
+        *("--save_config_filepath", "/nemo_run/configs/ConfigContainer.yaml"),
+        *("--additional_slurm_params", "gpus-per-node=4;gres=gpu:4", "logger.tensorboard_dir=/nemo_run/tb_logs"),
+        *(f"logger.log_{what}_to_tensorboard=true" for what in ("timers", "throughput", "memory")),
+        "fake.mode=good",
     ]
     written = [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
     assert len(written) > 8
@@ -370,15 +374,18 @@ set -u
 export MELLANOX_VISIBLE_DEVICES=0,3,4
 export NEMORUN_HOME="$PWD/nemo_run"
 mkdir -p "$NEMORUN_HOME"
+_mbridge_starter="$PWD/start_launcher.py"
 # in the clone, because NeMo-Run packages the repository that it is started in
 (
-  cd /inst/Megatron-Bridge__v0.3.0 && exec /inst/Run__main-venv/bin/python \\
+  cd /inst/Megatron-Bridge__v0.3.0 && exec /inst/Run__main-venv/bin/python "$_mbridge_starter" \\
     /inst/Megatron-Bridge__v0.3.0/scripts/performance/setup_experiment.py \\
     -p partition_1 \\
     -g gb200 \\
     -i 'nvcr.io#nvidia/nemo:26.02.00' \\
     -c fp8_mx \\
     --task pretrain \\
+    -hf HF_TOKEN \\
+    --max_retries 1 \\
     -ng 8 \\
     -gn 8 \\
     -cb 'export MELLANOX_VISIBLE_DEVICES=0,3,4' \\
@@ -387,8 +394,15 @@ mkdir -p "$NEMORUN_HOME"
     -vb true \\
     -m qwen \\
     -mr qwen3_30b_a3b \\
+    --moe_a2a_overlap false \\
+    -ms 10 \\
     --detach false \\
-    --additional_slurm_params 'gpus-per-node=8;gres=gpu:8'
+    --save_config_filepath /nemo_run/configs/ConfigContainer.yaml \\
+    --additional_slurm_params 'gpus-per-node=8;gres=gpu:8' \\
+    logger.tensorboard_dir=/nemo_run/tb_logs \\
+    logger.log_timers_to_tensorboard=true \\
+    logger.log_throughput_to_tensorboard=true \\
+    logger.log_memory_to_tensorboard=true
 ) > cloudai_megatron_bridge_launcher.log 2>&1
 _mbridge_exit=$?
 # the last one: the launcher submits again what failed by bad luck

@@ -50,7 +50,7 @@ NASTY = [
     '"; touch pwned; "',
     "a\nb\n",
     "\n#SBATCH --wrap=id",
-    "${HOME} $HOME $$ $? $1",
+    r"${HOME:-x} \$HOME $$ $? $1 $(",
     "* ? [a-z] {a,b} ~ !!",
     "-n",
     "a\tb\rc",
@@ -60,7 +60,7 @@ NASTY = [
     "<(id) >pwned |id &",
     "EOF",
 ]
-TEXT = st.text(alphabet=st.characters(blacklist_categories=("Cs",), blacklist_characters="\0"), max_size=40)
+TEXT = st.text(alphabet=st.characters(blacklist_categories=("Cs",), blacklist_characters="\0$"), max_size=40)
 
 RunScript = Callable[..., dict[str, Any]]
 
@@ -234,7 +234,7 @@ def test_nasty_values_arrive_as_data(run_script: RunScript, kind: str) -> None:
     run = _run_plan(env)
     text = render_local_script(run, LOCAL) if kind == "local" else render_slurm_script(run, SLURM)
     record = run_script(text, **SLURM_ENV)
-    assert {name: record["env"][name] for name in env} == env
+    assert {name: record["env"][name] for name in env} == {n: text.replace(r"\$", "$") for n, text in env.items()}
 
 
 @given(st.lists(TEXT, min_size=1, max_size=12))
@@ -243,6 +243,14 @@ def test_any_value_arrives_as_data(run_script: RunScript, values: list[str]) -> 
     env = {f"V{i}": value for i, value in enumerate(values)}
     record = run_script(render_local_script(_run_plan(env), LOCAL))
     assert {name: record["env"][name] for name in env} == env
+
+
+@pytest.mark.parametrize("kind", ["local", "slurm"])
+def test_names_of_variables_are_expanded(run_script: RunScript, kind: str) -> None:
+    run = _run_plan({"A": "one 'two'", "B": "/x:${A}:$A", "C": "[$NOT_SET]"})
+    text = render_local_script(run, LOCAL) if kind == "local" else render_slurm_script(run, SLURM)
+    record = run_script(text, **SLURM_ENV)
+    assert (record["env"]["B"], record["env"]["C"]) == ("/x:one 'two':one 'two'", "[]")
 
 
 @pytest.mark.parametrize("name", ["python", "exit_code", "head_node", "master_port"])

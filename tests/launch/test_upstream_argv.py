@@ -1,6 +1,7 @@
 """The upstream launcher's command line: every field, their order, what is left out, and that bash leaves it alone."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -16,11 +17,12 @@ from hypothesis import strategies as st
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.launch import render
 from cloudai_mbridge.launch.installed import image_path
-from cloudai_mbridge.launch.upstream import launcher_argv, shell_word
+from cloudai_mbridge.launch.shell import script_word, shell_word
+from cloudai_mbridge.launch.upstream import launcher_argv
 from cloudai_mbridge.launch.upstream_script import find_job_ids
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
 from cloudai_mbridge.models.load import LoadedScenario, LoadedTest
-from cloudai_mbridge.models.scenario import Scenario
+from cloudai_mbridge.models.scenario import Scenario, TestRun
 from cloudai_mbridge.models.system import LocalSystem, SlurmSystem, System
 from cloudai_mbridge.models.test_definition import MegatronBridgeTestDefinition
 from cloudai_mbridge.plan import RunPlan
@@ -30,7 +32,17 @@ from cloudai_mbridge.plan.upstream import told_args
 NAMES = {"model_family_name": "qwen", "model_recipe_name": "some_recipe"}
 REPO = {"url": "https://github.com/NVIDIA-NeMo/Megatron-Bridge.git", "commit": "v0.3.0"}
 REPO_PATH = "/inst/Megatron-Bridge__v0.3.0"
-HEAD = ["-p", "part", "-ng", "8", "-m", "qwen", "-mr", "some_recipe", "--detach", "false"]
+INLINE = {"id": "t", "name": "n", "description": "d", "test_template_name": "MegatronBridge"}
+HEAD = [
+    *("-p", "part", "-g", "gb200", "-hf", "HF_TOKEN", "-ng", "8", "-m", "qwen", "-mr", "some_recipe"),
+    *("--detach", "false", "--save_config_filepath", "/nemo_run/configs/ConfigContainer.yaml"),
+]
+LOGGED = [
+    "logger.tensorboard_dir=/nemo_run/tb_logs",
+    "logger.log_timers_to_tensorboard=true",
+    "logger.log_throughput_to_tensorboard=true",
+    "logger.log_memory_to_tensorboard=true",
+]
 
 
 def _system(**keys: Any) -> SlurmSystem:
@@ -41,7 +53,10 @@ def _system(**keys: Any) -> SlurmSystem:
 def _plan(
     args: dict[str, Any] | None = None, system: System | None = None, run: dict[str, Any] | None = None, **keys: Any
 ) -> RunPlan:
-    scenario = Scenario.model_validate({"name": "s", "Tests": [{"id": "t", "test_name": "n", **(run or {})}]})
+    entry = {**INLINE, **(run or {})}
+    if "test_name" in entry:
+        del entry["test_template_name"]
+    scenario = Scenario.model_validate({"name": "s", "Tests": [entry]})
     data = {"name": "n", "description": "d", "git_repos": [REPO], "cmd_args": {**NAMES, **(args or {})}, **keys}
     definition = MegatronBridgeTestDefinition.model_validate(data)
     plan = build_plan(LoadedScenario(scenario, [LoadedTest(scenario.tests[0], definition)]), system or _system())
@@ -62,7 +77,7 @@ def _argv(
 
 def _added(args: dict[str, Any], **keys: Any) -> list[str]:
     """Return what the arguments add to the shortest command line."""
-    rest = list(HEAD)
+    rest = [*HEAD, *LOGGED]
     added = []
     for element in _argv(args, **keys):
         if rest and element == rest[0]:
@@ -74,13 +89,22 @@ def _added(args: dict[str, Any], **keys: Any) -> list[str]:
 
 
 def test_the_shortest_command_line() -> None:
-    """Defaults are not told, but for what is always told."""
-    assert _argv() == HEAD
+    """Defaults are not told of a test that the scenario defines, but for what is always told."""
+    assert _argv() == [*HEAD, *LOGGED]
+
+
+def test_of_a_test_by_name_the_defaults_are_told() -> None:
+    """CloudAI writes such a definition out and reads it back, and then everything counts as set."""
+    assert _argv(run={"test_name": "n"}) == [
+        *("-p", "part", "-g", "gb200", "-c", "bf16", "--task", "pretrain", "-hf", "HF_TOKEN", "--max_retries", "1"),
+        *("-ng", "8", "-vb", "false", "-m", "qwen", "-mr", "some_recipe", "--moe_a2a_overlap", "false", "-ms", "10"),
+        *("--detach", "false", "--save_config_filepath", "/nemo_run/configs/ConfigContainer.yaml", *LOGGED),
+    ]
+    assert _plan(run={"test_name": "n"}).num_steps == 10
 
 
 # field -> (value, what it becomes)
 FIELDS: dict[str, tuple[Any, list[str]]] = {
-    "gpu_type": ("h100", ["-g", "h100"]),
     "log_dir": ("/logs", ["-l", "/logs"]),
     "time_limit": ("00:10:00", ["-t", "00:10:00"]),
     "container_image": ("nvcr.io#nvidia/nemo:1", ["-i", "nvcr.io#nvidia/nemo:1"]),
@@ -129,7 +153,6 @@ FIELDS: dict[str, tuple[Any, list[str]]] = {
     "load_dir": ("/l", ["--load_dir", "/l"]),
     "save_interval": (5, ["--save_interval", "5"]),
     "most_recent_k": (-1, ["--most_recent_k", "-1"]),
-    "save_config_filepath": ("/y", ["--save_config_filepath", "/y"]),
     "data": ("mock", ["--data", "mock"]),
     "dataset_paths": ("a", ["--dataset_paths", "a"]),
     "dataset_root": ("/r", ["--dataset_root", "/r"]),
@@ -151,9 +174,25 @@ FIELDS: dict[str, tuple[Any, list[str]]] = {
     "config_variant": ("v2", ["-cv", "v2"]),
     "list_config_variants": (True, ["--list_config_variants"]),
     "fp8_recipe": ("mxfp8", ["mixed_precision.fp8_recipe=mxfp8"]),
+    "packager": ("none", ["--packager", "none"]),
+    "optimizer_type": ("adam", ["--optimizer_type", "adam"]),
+    "moe_flex_dispatcher_backend": ("None", ["--moe_flex_dispatcher_backend", "None"]),
+    "dump_env": (True, ["--dump_env"]),
+    "deterministic": (True, ["--deterministic"]),
+    "lock_gpu_freq": (1500, ["--lock_gpu_freq", "1500"]),
+    "enable_pct_binding": (False, ["--enable_pct_binding", "false"]),
+    "export_nsys_sqlite": (True, ["--export_nsys_sqlite"]),
+    "distributed_timeout_minutes": (30, ["--distributed_timeout_minutes", "30"]),
+    "retry_on_testing_failure": (True, ["--retry_on_testing_failure"]),
+    "c4_root": ("/c4", ["--c4_root", "/c4"]),
+    "c4_train_shards": (6, ["--c4_train_shards", "6"]),
+    "num_moe_experts": (64, ["--num_moe_experts", "64"]),
+    "peak_mem_clk": (-1, ["--peak_mem_clk", "-1"]),
+    "preempt_time": (90, ["--preempt_time", "90"]),
 }
 # told by other means, and tested apart
 ELSEWHERE = {"launcher", "custom_mounts", "detach", "hf_token", "wandb_key", "num_gpus", "nemorun_version"}
+ELSEWHERE |= {"gpu_type", "save_config_filepath", "offline"}
 ELSEWHERE |= {"model_family_name", "model_recipe_name", "num_distributed_optimizer_instances"}
 
 
@@ -176,18 +215,23 @@ def test_order_is_the_tables() -> None:
     plan = _plan()
     assert plan.upstream is not None
     everything = ResolvedCmdArgs(**NAMES, **{name: value for name, (value, _) in FIELDS.items()})
-    plan = replace(plan, time_limit="1", upstream=replace(plan.upstream, args=told_args(everything), gpus_per_node=8))
+    told = told_args(everything, TestRun.model_validate(INLINE))
+    upstream = replace(plan.upstream, args=told, gpus_per_node=8)
+    plan = replace(plan, time_limit="1", time_limit_s=60.0, upstream=upstream)
     argv = launcher_argv(plan, _system(account="me", gpus_per_node=8), lambda path: False)
     flags = [element.partition("=")[0] for element in argv if re.match("-[^0-9]", element)]
     assert " ".join(flags) == (
-        "-a -p -g -l -t -i -c --task -nh -wdp -wde -wdj -wds --max_retries -d -ng -gn --domain --use_recipes -vb -m -mr"
-        " --hidden_size --num_layers --pipeline_model_parallel_layout --first_k_dense_replace -en --use_tokendrop"
-        " --use_megatron_fsdp --nccl_ub --cuda_graph_impl --cuda_graph_scope -tp -pp -cp -vp -ep -et -mb -gb -sl"
-        " --moe_a2a_overlap -ms -rl -ol --recompute_modules --detach --lr --min_lr --warmup_iters"
+        "-a -p -g -l -t -i -c --task -hf -nh -wdp -wde -wdj -wds --max_retries -d -ng -gn --domain --use_recipes -vb -m"
+        " -mr --hidden_size --num_layers --pipeline_model_parallel_layout --first_k_dense_replace -en --use_tokendrop"
+        " --use_megatron_fsdp --nccl_ub --cuda_graph_impl --cuda_graph_scope -tp -pp -cp -vp -ep -et -mb -gb"
+        " -sl --moe_a2a_overlap -ms -rl -ol --recompute_modules --detach --lr --min_lr --warmup_iters"
         " --pretrained_checkpoint --save_dir --load_dir --save_interval --most_recent_k --save_config_filepath --data"
         " --dataset_paths --dataset_root --index_mapping_dir --dataset_name --packed_sequence --head_only"
         " --tokenizer_type --tokenizer_model --vocab_size -pyp --profiling_start_step --profiling_stop_step -mh"
         " --profiling_gpu_metrics --profiling_ranks --nsys_trace --nsys_extra_args -cv --list_config_variants"
+        " --packager --optimizer_type --moe_flex_dispatcher_backend --dump_env --deterministic --lock_gpu_freq"
+        " --enable_pct_binding --export_nsys_sqlite --distributed_timeout_minutes --retry_on_testing_failure --c4_root"
+        " --c4_train_shards --num_moe_experts --peak_mem_clk --preempt_time"
     )
 
 
@@ -201,9 +245,9 @@ def test_mounts_variables_and_slurm_params_stand_where_the_table_has_them() -> N
         extra_cmd_args={"x": "1"},
     )
     assert argv == [
-        *("-p", "part", "-ng", "8", "-gn", "8", "-cm", f"{REPO_PATH}:/m", "-cb", "export A=b", "--domain", "llm"),
-        *("-m", "qwen", "-mr", "some_recipe", "--detach", "false", "--nsys_trace", "cuda"),
-        *("--additional_slurm_params", "gpus-per-node=8;gres=gpu:8", "-cv", "v1", "x=1"),
+        *(*HEAD[:8], "-gn", "8", "-cm", f"{REPO_PATH}:/m", "-cb", "export A=b", "--domain", "llm"),
+        *(*HEAD[8:], "--nsys_trace", "cuda"),
+        *("--additional_slurm_params", "gpus-per-node=8;gres=gpu:8", "-cv", "v1", *LOGGED, "x=1"),
     ]
 
 
@@ -231,19 +275,53 @@ def test_what_a_sweep_sets_is_told() -> None:
     assert _added({"tp": [2, 4], "enable_vboost": [False]}) == ["-vb", "false", "-tp", "2"]
 
 
+def test_gpu_and_saved_configuration() -> None:
+    argv = _argv({"gpu_type": "h100", "save_config_filepath": "/y"})
+    assert argv[:4] == ["-p", "part", "-g", "h100"]
+    assert argv[argv.index("--save_config_filepath") + 1] == "/y"
+    assert "--save_config_filepath" not in _argv({"save_config_filepath": ""})
+
+
+@pytest.mark.parametrize(
+    ("written", "told"), [("mx", "mxfp8"), ("fp8_cs", "tensorwise"), ("sc", "blockwise"), ("delayed", "delayed")]
+)
+def test_fp8_recipes_have_megatron_cores_names(written: str, told: str) -> None:
+    assert _added({"fp8_recipe": written}) == [f"mixed_precision.fp8_recipe={told}"]
+
+
+def test_a_cluster_without_gpus_as_gres_is_not_asked_for_them() -> None:
+    system = _system(gpus_per_node=8, supports_gpu_directives_cache=False)
+    assert "--additional_slurm_params" not in _argv(system=system)
+
+
 def test_account_gpus_and_slurm_params() -> None:
     system = _system(account="me", gpus_per_node=4, extra_srun_args="--qos high --segment=2 --overlap --comment 'a b'")
     assert _argv(system=system, run={"exclude_nodes": ["n1", "n2"]}) == [
-        *("-a", "me", "-p", "part", "-ng", "8", "-gn", "4", "-m", "qwen", "-mr", "some_recipe", "--detach", "false"),
-        "--additional_slurm_params",
+        *("-a", "me", *HEAD[:8], "-gn", "4", *HEAD[8:], "--additional_slurm_params"),
         "gpus-per-node=4;gres=gpu:4;exclude=n1,n2;qos=high;segment=2;overlap;comment=a b",
+        *LOGGED,
     ]
-    argv = _argv(run={"nodes": ["n3"], "exclude_nodes": ["n1"]})
-    assert argv[-2:] == ["--additional_slurm_params", "nodelist=n3"]
+    assert _slurm_params(run={"nodes": ["n3", "n[1-2]"], "exclude_nodes": ["n1"]}) == "nodelist=n1,n2,n3"
+
+
+def _slurm_params(**keys: Any) -> str:
+    argv = _argv(**keys)
+    return argv[argv.index("--additional_slurm_params") + 1]
+
+
+def test_the_tests_own_slurm_params_follow_the_systems() -> None:
+    run = {"extra_srun_args": "--reservation=r --exclusive"}
+    assert _slurm_params(system=_system(extra_srun_args="--qos high"), run=run) == "qos=high;reservation=r;exclusive"
+
+
+def test_a_time_limit_is_written_in_full() -> None:
+    for written, told in (("90", "01:30:00"), ("36:00:00", "1-12:00:00"), ("2-03", "2-03:00:00")):
+        argv = _argv(run={"time_limit": written})
+        assert argv[argv.index("-t") + 1] == told
 
 
 def test_a_single_slurm_param_with_a_blank_is_kept_whole() -> None:
-    assert _argv(system=_system(extra_srun_args="--comment='a b'"))[-1] == "comment=a b;"
+    assert _slurm_params(system=_system(extra_srun_args="--comment='a b'")) == "comment=a b;"
 
 
 @pytest.mark.parametrize(("args", "word"), [("-N 2", "'-N'"), ("--comment='a;b'", "splits at ';'")])
@@ -272,20 +350,29 @@ def test_variables_are_sorted_and_quoted_for_the_jobs_shell() -> None:
 def test_overrides_come_last_and_the_users_win() -> None:
     args = {"num_distributed_optimizer_instances": 2, "use_megatron_fsdp": True, "config_variant": "v1"}
     extra = {"model.x": "1", "bare": "", "~model.y": "a b"}
-    assert _argv(args, extra_cmd_args=extra)[-6:] == [
-        *("-cv", "v1", "ddp.num_distributed_optimizer_instances=2", "model.x=1", "bare", "~model.y=a b")
-    ]
+    own = ["ddp.num_distributed_optimizer_instances=2", "model.x=1", "bare", "~model.y=a b"]
+    assert _argv(args, extra_cmd_args=extra)[-10:] == ["-cv", "v1", *LOGGED, *own]
+    dropped = {"logger.tensorboard_dir": "/mine"}
+    assert _argv(extra_cmd_args=dropped)[-4:] == ["logger.tensorboard_dir=/mine", *LOGGED[1:]]
     mine = {"ddp.num_distributed_optimizer_instances": "4"}
     assert _argv(args, extra_cmd_args=mine)[-1] == "ddp.num_distributed_optimizer_instances=4"
 
 
-def test_credentials_are_not_told() -> None:
+def test_credentials_are_told_by_their_variables_names() -> None:
     plan = _plan({"hf_token": " hf_s3cret ", "wandb_key": "w4ndb"})
-    assert launcher_argv(plan, _system(), lambda path: False) == HEAD
+    argv = launcher_argv(plan, _system(), lambda path: False)
+    assert argv == [*HEAD[:6], "-wdk", "WANDB_API_KEY", *HEAD[6:], *LOGGED]
     assert plan.secret_env == {"HF_TOKEN": "hf_s3cret", "WANDB_API_KEY": "w4ndb"}
     for text in [*render(plan, _system()).values(), repr(plan)]:
         assert "s3cret" not in text
         assert "w4ndb" not in text
+
+
+def test_a_run_without_network_names_no_token() -> None:
+    """The launcher takes one of the two only."""
+    argv = _argv({"offline": True})
+    assert "-hf" not in argv
+    assert "--offline" in argv
 
 
 def test_images() -> None:
@@ -339,7 +426,7 @@ def test_a_repository_is_megatron_bridges_by_its_mount_too() -> None:
 
 
 def test_steps_are_known_only_if_they_are_told() -> None:
-    assert _plan().num_steps is None
+    assert _plan().num_steps is None  # the scenario defines the test
     assert _plan({"max_steps": 20}).num_steps == 20
     assert _plan({"max_steps": 3}).warmup_steps == 2
     with pytest.raises(BadInput, match=r"cmd_args\.max_steps = 0 trains nothing; use at least 1"):
@@ -379,7 +466,7 @@ def test_every_element_survives_bash_as_data(first: str, second: str, third: str
     script = render(plan, _system())["launcher.sh"]
     begin, end = script.index("  cd /inst"), script.index("\n) > ")
     command = script[begin:end].replace(
-        "cd /inst/Megatron-Bridge__v0.3.0 && exec /inst/Run__main-venv/bin/python", _PRINT
+        'cd /inst/Megatron-Bridge__v0.3.0 && exec /inst/Run__main-venv/bin/python "$_mbridge_starter"', _PRINT
     )
     done = subprocess.run(["bash", "-c", command], capture_output=True, check=True)
     assert json.loads(done.stdout)[1:] == launcher_argv(plan, _system())
@@ -389,7 +476,7 @@ _PRINT = f"exec {sys.executable} -c 'import json, sys; print(json.dumps(sys.argv
 
 
 @settings(deadline=None, max_examples=60)
-@given(TEXT)
+@given(TEXT.filter(lambda text: "$" not in text))
 def test_a_variables_value_survives_the_launchers_two_shells(value: str) -> None:
     """The launcher writes the command between single quotes into a script, which bash runs."""
     command = f"export K={shell_word(value)}"
@@ -399,8 +486,27 @@ def test_a_variables_value_survives_the_launchers_two_shells(value: str) -> None
         assert done.stdout.decode() == value + "\n"
 
 
-def test_an_empty_value_is_a_value() -> None:
-    assert shell_word("") == '""'
+@pytest.mark.parametrize(
+    ("written", "seen"),
+    [
+        ("", ""),
+        ("x:${A}:$B", "x:one two:"),
+        ("$A*$A", "one two*one two"),
+        ("'$A'", "'one two'"),
+        (r"\$A", "$A"),
+        ("$(echo pwned) `echo pwned` ${A:-pwned} $$ $1 ${", "$(echo pwned) `echo pwned` ${A:-pwned} $$ $1 ${"),
+        ("$A; echo pwned", "one two; echo pwned"),
+    ],
+)
+def test_names_of_variables_are_expanded_and_nothing_else(written: str, seen: str) -> None:
+    """In the launcher's job, between its single quotes, and in a script of ours, which has `set -u`."""
+    for script in (
+        f"bash -c 'export K={shell_word(written)} ; printenv K'",
+        f"set -u; export K={script_word(written)}; printenv K",
+    ):
+        env = {**os.environ, "A": "one two"}
+        done = subprocess.run(["bash", "-c", script], env=env, capture_output=True, check=True)
+        assert done.stdout.decode() == seen + "\n"
 
 
 @pytest.mark.parametrize(

@@ -124,7 +124,7 @@ def test_what_is_reported_is_what_is_trained(key: str, text: str, field: str) ->
 def test_environment_of_the_system_and_of_the_test() -> None:
     system = LOCAL.model_copy(update={"global_env_vars": {"A": "system", "B": True, "C": 5, "D": 0.5}})
     run = _one(system=system, extra_env_vars={"A": "test", "X": "y"})
-    assert dict(run.env) == {"A": "test", "B": "true", "C": "5", "D": "0.5", "X": "y"}
+    assert dict(run.env) == {"A": "test", "B": "True", "C": "5", "D": "0.5", "X": "y"}
 
 
 def test_time_limits() -> None:

@@ -1,0 +1,29 @@
+"""Refuse what the pinned release's launcher does not know, before anything is submitted."""
+
+from collections.abc import Iterator
+
+from cloudai_mbridge.errors import BadInput
+from cloudai_mbridge.launch.flags import FLAGS
+from cloudai_mbridge.launch.upstream import launcher_argv, release_of
+from cloudai_mbridge.megatron_bridge.launcher import find_launcher, problems_of
+from cloudai_mbridge.models.system import System
+from cloudai_mbridge.plan import RunPlan, SweepPlan
+
+_ARGUMENT = {flag: f"cmd_args.{name}" for name, flag in FLAGS.items()}
+
+
+def refuse_unknown_options(plan: SweepPlan, system: System) -> None:
+    """Raise BadInput with one line for every option or value that a launcher lacks; unknown releases are not judged."""
+    lines = [line for run in plan.runs for line in _problems(run, system)]
+    if lines:
+        raise BadInput("\n".join(dict.fromkeys(lines)))
+
+
+def _problems(run: RunPlan, system: System) -> Iterator[str]:
+    if run.upstream is None:
+        return
+    assert system.scheduler == "slurm"
+    launcher = find_launcher(release_of(run.upstream, system))
+    if launcher is not None:
+        for flag, problem in problems_of(launcher_argv(run, system), launcher):
+            yield f"test {run.test_id!r}: {_ARGUMENT.get(flag, flag)}: {problem}"

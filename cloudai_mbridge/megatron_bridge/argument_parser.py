@@ -1,0 +1,102 @@
+"""The options of a launcher, read from the source of its argument parser without running it."""
+
+import ast
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option of a launcher.
+
+    flags: all its forms. type: the name of what converts its text; "" for plain text, "lambda" for an unnamed one.
+    choices: the values that it takes, as written on a command line; () for any. excludes: the group of options, by
+    name, of which only one may be given; "" for none.
+    """
+
+    flags: tuple[str, ...]
+    type: str = ""
+    action: str = ""
+    choices: tuple[str, ...] = ()
+    required: bool = False
+    default: str | None = None
+    excludes: str = ""
+
+    @property
+    def name(self) -> str:
+        """The long form without dashes."""
+        return max(self.flags, key=len).lstrip("-")
+
+
+def read_options(source: str) -> dict[str, Option]:
+    """Return every option of an argument_parser.py, by name.
+
+    Raises:
+        SyntaxError: it is not Python.
+    """
+    tree = ast.parse(source)
+    constants = dict(_constants(tree))
+    groups = set(_exclusive_groups(tree))
+    options = (_option(node, constants, groups) for node in ast.walk(tree) if _is_call_of(node, "add_argument"))
+    return {option.name: option for option in options if option}
+
+
+def _is_call_of(node: ast.AST, method: str) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == method
+
+
+def _constants(tree: ast.Module) -> Iterator[tuple[str, Any]]:
+    """Yield the module's names of literals."""
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            try:
+                yield node.targets[0].id, ast.literal_eval(node.value)
+            except ValueError:
+                continue
+
+
+def _exclusive_groups(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and _is_call_of(node.value, "add_mutually_exclusive_group"):
+            yield ast.unparse(node.targets[0])
+
+
+def _option(node: ast.AST, constants: Mapping[str, Any], groups: set[str]) -> Option | None:
+    assert isinstance(node, ast.Call)
+    assert isinstance(node.func, ast.Attribute)
+    flags = tuple(str(arg.value) for arg in node.args if isinstance(arg, ast.Constant))
+    if not flags or not flags[0].startswith("-"):
+        return None
+    given = {keyword.arg: keyword.value for keyword in node.keywords}
+    group = ast.unparse(node.func.value)
+    default = _value(given.get("default"), constants)
+    return Option(
+        flags=flags,
+        type=_name(given.get("type")),
+        action=str(_value(given.get("action"), constants) or ""),
+        choices=tuple(str(value) for value in _value(given.get("choices"), constants) or ()),
+        required=_value(given.get("required"), constants) is True,
+        default=None if default is None else str(default),
+        excludes=group if group in groups else "",
+    )
+
+
+def _name(node: ast.expr | None) -> str:
+    if node is None:
+        return ""
+    return "lambda" if isinstance(node, ast.Lambda) else ast.unparse(node)
+
+
+def _value(node: ast.expr | None, constants: Mapping[str, Any]) -> Any:
+    """Return a literal, a named constant or its keys; None for what only a run would tell."""
+    if node is None:
+        return None
+    if isinstance(node, ast.Name):
+        return constants.get(node.id)
+    if _is_call_of(node, "keys") and isinstance(node.func.value, ast.Name):  # type: ignore[attr-defined]
+        return list(constants.get(node.func.value.id, ()))  # type: ignore[attr-defined]
+    try:
+        return ast.literal_eval(node)
+    except ValueError:
+        return None

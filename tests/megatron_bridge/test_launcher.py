@@ -1,0 +1,132 @@
+"""Launchers by release: how options are read from a parser's source, the shipped data, and what is refused."""
+
+from pathlib import Path
+
+import pytest
+
+from cloudai_mbridge.launch.flags import FLAGS
+from cloudai_mbridge.megatron_bridge.argument_parser import Option, read_options
+from cloudai_mbridge.megatron_bridge.launcher import Launcher, find_launcher, known_launchers, problems_of
+from cloudai_mbridge.megatron_bridge.release import Release, known_releases
+from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
+
+PARSER = """
+import argparse
+from somewhere import not_there
+GPUS = {"h100": 8, "vr200": 4}
+DEFAULT = os.getenv("NEMO_HOME")
+def parse_cli_args():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("-g", "--gpu", type=lower_str, choices=GPUS.keys(), required=True)
+    group = parser.add_argument_group("more")
+    mode = group.add_mutually_exclusive_group()
+    mode.add_argument("--offline", action="store_true")
+    mode.add_argument("-hf", "--hf_token", type=str)
+    group.add_argument("--backend", type=lambda x: x, choices=["deepep", None], default=-1)
+    parser.add_argument("-nh", "--nemo_home", default=DEFAULT, help=" ".join(["a", "b"]))
+    parser.add_argument("positional")
+    return parser
+"""
+
+
+def test_options_are_read_from_source() -> None:
+    assert read_options(PARSER) == {
+        "gpu": Option(("-g", "--gpu"), "lower_str", choices=("h100", "vr200"), required=True),
+        "offline": Option(("--offline",), action="store_true", excludes="mode"),
+        "hf_token": Option(("-hf", "--hf_token"), "str", excludes="mode"),
+        "backend": Option(("--backend",), "lambda", choices=("deepep", "None"), default="-1"),
+        "nemo_home": Option(("-nh", "--nemo_home")),
+    }
+
+
+def test_the_data_describe_every_known_release() -> None:
+    assert [launcher.version for launcher in known_launchers()] == [known["version"] for known in known_releases()]
+
+
+def test_every_flag_of_ours_is_an_option_of_some_release() -> None:
+    known = {flag for launcher in known_launchers() for option in launcher.options.values() for flag in option.flags}
+    assert set(FLAGS.values()) <= known
+    assert FLAGS.keys() <= ResolvedCmdArgs.model_fields.keys()
+
+
+@pytest.mark.parametrize(("version", "gpus"), [("0.3.0", "h100 b200 gb200 gb300 b300"), ("0.6.0", "vr200 r100")])
+def test_gpus_of_a_release(version: str, gpus: str) -> None:
+    launcher = find_launcher(Release(version, "here"))
+    assert launcher
+    assert set(gpus.split()) <= set(launcher.options["gpu"].choices)
+    assert launcher.options["gpu"].required
+
+
+def test_a_config_variant_means_what_the_release_says() -> None:
+    old, new = (find_launcher(Release(version, "here")) for version in ("0.3.0", "0.6.0"))
+    assert old
+    assert new
+    assert (old.options["config_variant"].default, new.options["config_variant"].default) == ("v2", None)
+    assert "v2" in old.config_variant
+    assert "large_scale" in new.config_variant
+
+
+def _of(version: str) -> Launcher:
+    launcher = find_launcher(Release(version, "here"))
+    assert launcher
+    return launcher
+
+
+def test_what_a_release_lacks() -> None:
+    argv = ["-g", "vr200", "--deterministic", "--nsys_extra_args=--offline", "-ms", "10", "--lr", "-1", "--data", "c4"]
+    assert list(problems_of(argv, _of("0.6.0"))) == []
+    assert list(problems_of(argv, _of("0.3.0"))) == [
+        (
+            "-g",
+            "'vr200' is unknown to the launcher of Megatron-Bridge 0.3.0; use one of h100, b200, gb200, gb300, b300;"
+            " or pin a release that knows it: 0.4.0 or later",
+        ),
+        (
+            "--deterministic",
+            "the launcher of Megatron-Bridge 0.3.0 has no such option; remove it,"
+            " or pin a release that has it: 0.5.0 or later",
+        ),
+        (
+            "--data",
+            "'c4' is unknown to the launcher of Megatron-Bridge 0.3.0; use one of mock, rp2, squad, squad_packed;"
+            " or pin a release that knows it: 0.5.0 or later",
+        ),
+    ]
+    assert list(problems_of(["--nonsense"], _of("0.3.0"))) == [
+        ("--nonsense", "the launcher of Megatron-Bridge 0.3.0 has no such option; remove it")
+    ]
+
+
+def test_values_are_compared_as_the_launcher_reads_them() -> None:
+    assert not list(problems_of(["--domain", "LLM"], _of("0.3.0")))
+    assert list(problems_of(["--task", "Pretrain"], _of("0.3.0")))
+
+
+def test_an_installed_launcher_speaks_for_itself(tmp_path: Path) -> None:
+    parser = tmp_path / "scripts/performance/argument_parser.py"
+    parser.parent.mkdir(parents=True)
+    parser.write_text(PARSER)
+    installed = find_launcher(Release("0.3.0", "here", tmp_path))
+    assert installed
+    assert installed.options.keys() == read_options(PARSER).keys()
+    newer = find_launcher(Release("9.0.0", "here", tmp_path))
+    assert newer
+    assert newer.options == installed.options
+
+
+@pytest.mark.parametrize("text", ["def broken(", "", None])
+def test_an_installed_launcher_that_cannot_be_read_leaves_the_data(tmp_path: Path, text: str | None) -> None:
+    parser = tmp_path / "scripts/performance/argument_parser.py"
+    parser.parent.mkdir(parents=True)
+    if text is not None:
+        parser.write_text(text)
+    assert find_launcher(Release("0.3.0", "here", tmp_path)) == _of("0.3.0")
+    assert find_launcher(Release("9.0.0", "here", tmp_path)) is None
+
+
+def test_unknown_releases_are_not_judged() -> None:
+    assert find_launcher(None) is None
+    assert find_launcher(Release("9.0.0", "here")) is None
+    patched = find_launcher(Release("0.6.7", "here"))
+    assert patched
+    assert patched.version == "0.6.0"
