@@ -194,7 +194,7 @@ class Workplace:
             env={**self.env, **(env or {})},
             capture_output=True,
             text=True,
-            timeout=500,
+            timeout=1700,
             check=False,
         )
 
