@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import toml
-from cloudai.core import CommandGenStrategy
+from cloudai.core import CommandGenStrategy, Registry
 from cloudai.models.scenario import TestRunDetails
-from cloudai.systems.slurm import SlurmCommandGenStrategy
+from cloudai.systems.slurm import SingleSbatchRunner, SlurmCommandGenStrategy
 
 from cloudai_mbridge.integrations.cloudai_point import prepare, refuse
 from cloudai_mbridge.integrations.cloudai_workload import EmbeddedTestDefinition
@@ -33,7 +33,7 @@ def checked(runner: Any) -> Any:
                 refuse(tr, system)
         runner.__init__(self, mode, system, test_scenario, *rest, **named)
 
-    return type(runner.__name__, (runner,), {"__init__": __init__, "__doc__": runner.__doc__, "is_checked": True})
+    return type(runner.__name__, (runner,), {"__init__": __init__, "__doc__": runner.__doc__})
 
 
 class EmbeddedSlurmStrategy(SlurmCommandGenStrategy):
@@ -129,7 +129,4 @@ def _environment() -> list[str]:
 
 def _is_single_sbatch() -> bool:
     """Return whether CloudAI was told --single-sbatch: it then puts another runner into its registry."""
-    from cloudai.core import Registry
-    from cloudai.systems.slurm import SingleSbatchRunner
-
     return issubclass(Registry().runners_map["slurm"], SingleSbatchRunner)

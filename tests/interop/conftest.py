@@ -194,7 +194,7 @@ class Workplace:
             env={**self.env, **(env or {})},
             capture_output=True,
             text=True,
-            timeout=500,
+            timeout=1700,
             check=False,
         )
 
@@ -207,9 +207,13 @@ class Workplace:
 
 @pytest.fixture(scope="session")
 def accounting_cluster() -> Iterator[SlurmSandbox]:
-    """A cluster on which sacct works: CloudAI asks nothing else."""
+    """A cluster on which sacct works: CloudAI asks nothing else.
+
+    A job's number decides its port. Other clusters of this machine count from 1; CloudAI does not repeat a point.
+    """
     directory = tempfile.mkdtemp(dir="/tmp", prefix="mb-")
-    with SlurmSandbox(directory, nodes=2, gpus=4, accounting=True, die_with_parent=True) as sandbox:
+    first = f"FirstJobId={1000 + os.getpid() % 12000}"
+    with SlurmSandbox(directory, nodes=2, gpus=4, accounting=True, extra_conf=first, die_with_parent=True) as sandbox:
         yield sandbox
     sandbox.stop(purge=True)
 
