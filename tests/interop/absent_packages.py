@@ -12,7 +12,7 @@ from typing import Any
 
 KERNELS = ("triton",)
 OTHERS = (
-    *KERNELS, "transformer_engine", "modelopt", "nvidia_resiliency_ext", "flash_attn", "mamba_ssm", "flashinfer", "fla",
+    *KERNELS, "transformer_engine", "transformer_engine_torch", "modelopt", "nvidia_resiliency_ext", "flash_attn", "mamba_ssm", "flashinfer", "fla",
     "transformers", "tokenizers", "huggingface_hub", "datasets", "accelerate", "safetensors", "diffusers", "peft",
     "mistral_common", "megatron.energon", "webdataset", "qwen_vl_utils", "open_clip", "timm", "torchvision", "PIL",
     "librosa", "soundfile", "cv2", "decord", "av", "imageio", "ftfy", "einops", "regex", "mlflow", "comet_ml", "wandb",

@@ -219,7 +219,7 @@ def _read_name(name: str) -> dict[str, Any]:
 
 def _real(release: Release, *requests: list[str]) -> list[Any]:
     """Return the answers of the real configuration code."""
-    path = [str(CORE_0_6)] if release.version == "0.6.0" else []
+    path = [str(CORE_0_6)] if release.version >= "0.6" else []
     done = subprocess.run(
         [sys.executable, str(RUNNER), str(release.clone)],
         input="".join(json.dumps(request) + "\n" for request in requests),
