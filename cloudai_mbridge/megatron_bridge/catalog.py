@@ -1,5 +1,6 @@
 """Find the preset of a point among those of a release: from the installed clone, else from the shipped data."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -67,26 +68,28 @@ class Catalog:
         return () if variant is None else variants[variant]
 
 
-@lru_cache(maxsize=32)
-def catalog(release: Release) -> Catalog | None:
-    """Return the presets of a release, or None where they are not known."""
-    source = _installed(release.clone) if release.clone else None
-    source = source or _shipped(release.version)
+def catalog(release: Release, recipe: str = "") -> Catalog | None:
+    """Return the presets of a release, of one recipe or of all, or None where they are not known."""
+    installed = _installed(release.clone, recipe) if release.clone else None
+    return installed or _shipped(release.version)
+
+
+@lru_cache(maxsize=256)
+def _installed(clone: Path, recipe: str) -> Catalog | None:
+    from cloudai_mbridge.megatron_bridge.reader import read_source  # only where there is a clone to read
+
+    source = read_source(clone, re.escape(recipe)) if recipe else read_source(clone)
     return None if source is None else _indexed(source)
 
 
-def _installed(clone: Path) -> Source | None:
-    from cloudai_mbridge.megatron_bridge.reader import read_source  # only where there is a clone to read
-
-    return read_source(clone)
-
-
-def _shipped(version: str) -> Source | None:
+@lru_cache(maxsize=32)
+def _shipped(version: str) -> Catalog | None:
     known = next((one for one in known_releases() if one["version"] == version), None)
     if known is None:
         return None
     name = f"{known.get('presets', version)}.csv"
-    return from_text((files("cloudai_mbridge.megatron_bridge") / "data" / "presets" / name).read_text(encoding="utf-8"))
+    file = files("cloudai_mbridge.megatron_bridge") / "data" / "presets" / name
+    return _indexed(from_text(file.read_text(encoding="utf-8")))
 
 
 def _indexed(source: Source) -> Catalog:

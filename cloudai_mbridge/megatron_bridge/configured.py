@@ -102,7 +102,8 @@ def configured(ev: Evaluator, config: Any) -> dict[str, Any]:
     values = {name: _field(ev, config, path) for name, path in FIELDS.items()}
     if _field(ev, config, "model.cpu_offloading") is False:
         values["activation_offload_layers"] = 0
-    values["cuda_graph_scope"] = _graph_scope(values["cuda_graph_scope"], _field(ev, config, "model.cuda_graph_modules"))
+    modules = _field(ev, config, "model.cuda_graph_modules")
+    values["cuda_graph_scope"] = _graph_scope(values["cuda_graph_scope"], modules)
     return {name: _plain(name, value) for name, value in values.items() if _is_plain(value)}
 
 

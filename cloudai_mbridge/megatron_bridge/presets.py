@@ -77,10 +77,11 @@ def why_no_preset(args: ResolvedCmdArgs, release: Release | None) -> str:
         return "the pinned commit is of no known release of Megatron-Bridge"
     if args.use_recipes:
         return "use_recipes = true takes a library recipe instead of a performance preset"
-    known = catalog(release)
+    request = _request(args)
+    known = catalog(release, request.recipe)
     if known is None:
         return f"no presets of Megatron-Bridge {release.version} are known"
-    return f"Megatron-Bridge {release.version} has {known.missing(_request(args))}"
+    return f"Megatron-Bridge {release.version} has {known.missing(request)}"
 
 
 def said(args: ResolvedCmdArgs) -> dict[str, Any]:
@@ -136,7 +137,7 @@ def _request(args: ResolvedCmdArgs) -> Request:
 
 @lru_cache(maxsize=4096)
 def _preset(release: Release, request: Request, num_gpus: int) -> Preset | None:
-    known = catalog(release)
+    known = catalog(release, request.recipe)
     row = known.find(request, num_gpus) if known else None
     if known is None or row is None:
         return None

@@ -1,4 +1,4 @@
-"""Run the real configuration code of a Megatron-Bridge launcher, as its `run_script.py` does, and print what it resolves.
+"""Run the real configuration code of Megatron-Bridge's launcher, as its `run_script.py` does, and print the result.
 
     python real_presets.py LAUNCHER_DIRECTORY < requests.jsonl > answers.jsonl
 
