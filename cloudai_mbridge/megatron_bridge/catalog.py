@@ -78,7 +78,10 @@ def catalog(release: Release, recipe: str = "") -> Catalog | None:
 def _installed(clone: Path, recipe: str) -> Catalog | None:
     from cloudai_mbridge.megatron_bridge.reader import read_source  # only where there is a clone to read
 
-    source = read_source(clone, re.escape(recipe)) if recipe else read_source(clone)
+    try:
+        source = read_source(clone, re.escape(recipe)) if recipe else read_source(clone)
+    except OSError:  # such as a directory that may not be read
+        return None
     return None if source is None else _indexed(source)
 
 

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,8 @@ FLAGS = {
     "moe_a2a_overlap": "--moe_a2a_overlap", "recompute_num_layers": "-rl", "recompute_modules": "--recompute_modules",
     "activation_offload_layers": "-ol", "pipeline_model_parallel_layout": "--pipeline_model_parallel_layout",
 }  # fmt: skip
+# What the launcher says where it has no preset: of the sizes, or of the builder that applies them.
+NOT_FOUND = ("Failed to get", "No flat perf recipe", "Invalid compute dtype")
 OVERRIDES: tuple[dict[str, Any], ...] = (
     {"tp": 1}, {"tp": 2}, {"tp": 4}, {"pp": 1}, {"pp": 4}, {"pp": 8}, {"cp": 1}, {"cp": 2}, {"vp": 1}, {"vp": 2},
     {"ep": 1}, {"ep": 8}, {"et": 1}, {"mb": 2}, {"gb": 96}, {"pp": 4, "vp": 4}, {"pp": 16, "vp": 1}, {"pp": 1, "vp": 1},
@@ -84,6 +87,36 @@ def test_sizes_are_those_of_the_real_configuration_code(release: Release, capsys
             f" {len(differences)} differences"
         )
     assert differences[:20] == []
+
+
+def test_what_is_chosen_without_and_with_a_variant(release: Release, capsys: pytest.CaptureFixture[str]) -> None:
+    points = list(_choices(release))
+    answers = _real(release, *(_argv(point) for point in points))
+    differences = []
+    for point, answer in zip(points, answers, strict=True):
+        args = ResolvedCmdArgs(**point)
+        known = find_preset(args, Release(release.version, "shipped")) is not None
+        if known == any(text in answer.get("refused", "") for text in NOT_FOUND):
+            differences.append(f"{_argv(point)}: {'known' if known else 'not known'} here, {answer}")
+        elif known and (difference := _difference(_ours(point, release), answer)):
+            differences.append(f"{_argv(point)}: {difference}")
+    with capsys.disabled():
+        print(f"\nMegatron-Bridge {release.version}: {len(points)} choices, {len(differences)} differences")
+    assert differences[:20] == []
+
+
+def _choices(release: Release) -> Iterator[dict[str, Any]]:
+    """Yield every combination of what a preset is chosen by, most of which have none."""
+    known = catalog(release)
+    assert known
+    rows = known.source.rows
+    recipes = sorted({(row.family or "any", row.recipe, row.task) for row in rows})
+    gpus, dtypes = sorted({row.gpu for row in rows}), sorted({row.compute_dtype for row in rows})
+    for (family, recipe, task), gpu, dtype, variant in product(
+        recipes, gpus, dtypes, (None, "v1", "v2", "large_scale")
+    ):
+        point = {"model_family_name": family, "model_recipe_name": recipe, "gpu_type": gpu, "compute_dtype": dtype}
+        yield {**point, "task": task, "num_gpus": 48, **({"config_variant": variant} if variant else {})}
 
 
 def _points(release: Release) -> Iterator[dict[str, Any]]:

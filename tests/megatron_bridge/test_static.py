@@ -53,8 +53,8 @@ def test_known(tmp_path: Path, text: str, value: Any) -> None:
         "import torch\ndef f():\n    p = Part()\n    for _ in torch.things:\n        p.size = 2\n    return p.size",
         "def g(p):\n    while True:\n        p.size += 1\ndef f():\n    p = Part()\n    g(p)\n    return p.size",
         "import torch\ndef f():\n    p = Part()\n    torch.flag and setattr(p, 'size', 2)\n    return p.size",
-        "import torch\ndef g(p):\n    if torch.on:\n        return\n    p.size = 2\ndef f():\n    p = Part()\n    g(p)\n"
-        "    return p.size",
+        "import torch\ndef g(p):\n    if torch.on:\n        return\n    p.size = 2\n"
+        "def f():\n    p = Part()\n    g(p)\n    return p.size",
         "def f(): return open('/etc/passwd').read()",
     ],
 )  # fmt: skip
