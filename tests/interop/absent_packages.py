@@ -16,7 +16,7 @@ OTHERS = (
     "mamba_ssm", "flashinfer", "fla", "transformers", "tokenizers", "huggingface_hub", "datasets", "accelerate",
     "safetensors", "diffusers", "peft", "mistral_common", "megatron.energon", "webdataset", "qwen_vl_utils",
     "open_clip", "timm", "torchvision", "PIL", "librosa", "soundfile", "cv2", "decord", "av", "imageio", "ftfy",
-    "einops", "regex", "mlflow", "comet_ml", "wandb", "nemo_run",
+    "einops", "hydra", "regex", "mlflow", "comet_ml", "wandb", "nemo_run",
 )  # fmt: skip
 
 
