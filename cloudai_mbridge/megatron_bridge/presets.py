@@ -33,8 +33,9 @@ class Preset:
 
     name: recipe, task, GPU, number format and variant, as upstream writes them.
     num_gpus: the job's size that it was made for.
-    values: by our argument names (`UPSTREAM_DECIDES`, and recompute_granularity, recompute_method and
-        moe_flex_dispatcher_backend); what is absent here is not known. None means that upstream leaves it unset.
+    values: by our argument names (`UPSTREAM_DECIDES`, and recompute_granularity, recompute_method,
+        moe_flex_dispatcher_backend and sequence_parallel); what is absent here is not known. None means that upstream
+        leaves it unset.
     """
 
     release: Release

@@ -69,6 +69,8 @@ def _drop(result: dict[str, Any], names: tuple[str, ...]) -> None:
 def join(row: Row, known: Mapping[str, Any], said: Mapping[str, Any], rules: Rules) -> dict[str, Any]:
     """Return what comes out for a preset (`known`: its effective values) and what is said, but for the batch."""
     result = {**known, **said}
+    if "tp" in said:
+        result["sequence_parallel"] = said["tp"] > 1
     if _INVOLVED.isdisjoint(said):
         return result
     _switches(result, known, said)

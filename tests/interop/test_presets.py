@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from cloudai_mbridge.megatron_bridge.catalog import catalog
-from cloudai_mbridge.megatron_bridge.presets import UPSTREAM_DECIDES, find_preset, with_preset
+from cloudai_mbridge.megatron_bridge.presets import UPSTREAM_DECIDES, find_preset, resolve_sizes, said, with_preset
 from cloudai_mbridge.megatron_bridge.reader import read_source
 from cloudai_mbridge.megatron_bridge.release import Release
 from cloudai_mbridge.megatron_bridge.rows import Row
@@ -157,7 +157,8 @@ def _ours(point: dict[str, Any], release: Release) -> dict[str, Any]:
     assert preset, point
     resolved = with_preset(args, preset)
     assert resolved.unknown <= {"gb", "recompute_num_layers"}, (point, resolved.unknown)
-    return {name: getattr(resolved.args, name) for name in UPSTREAM_DECIDES if name not in resolved.unknown}
+    ours = {name: getattr(resolved.args, name) for name in UPSTREAM_DECIDES if name not in resolved.unknown}
+    return ours | {"sequence_parallel": resolve_sizes(said(args), args.num_gpus, preset)["sequence_parallel"]}
 
 
 def _difference(ours: dict[str, Any], answer: dict[str, Any]) -> dict[str, Any]:
@@ -166,7 +167,7 @@ def _difference(ours: dict[str, Any], answer: dict[str, Any]) -> dict[str, Any]:
         return {}
     real = _by_our_names(answer)
     ours = {name: _lists(name, value) for name, value in ours.items()} | ({"vp": None} if ours["vp"] == 1 else {})
-    names = [name for name in UPSTREAM_DECIDES if name in ours or real[name] is not None]
+    names = [name for name in real if name in ours or real[name] is not None]
     return {name: (ours.get(name, "?"), real[name]) for name in names if ours.get(name, "?") != real[name]}
 
 
@@ -193,6 +194,7 @@ def _by_our_names(answer: dict[str, Any]) -> dict[str, Any]:
         "mb": answer["micro_batch_size"],
         "gb": answer["global_batch_size"],
         "seq_length": answer["seq_length"],
+        "sequence_parallel": bool(answer["sequence_parallel"]),
         "use_megatron_fsdp": bool(answer["use_megatron_fsdp"]),
         "nccl_ub": bool(answer["nccl_ub"]),
         "cuda_graph_impl": impl,
