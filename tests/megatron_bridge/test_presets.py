@@ -191,7 +191,7 @@ def test_fast_path() -> None:
     preset = find_preset(ResolvedCmdArgs(**LLAMA, num_gpus=256), find_release("v0.3.0"))
     assert preset
     assert resolve_sizes({}, 256, preset) == {**preset.values}
-    assert resolve_sizes({"tp": 1}, 256, preset) == {**preset.values, "tp": 1}
+    assert resolve_sizes({"tp": 1}, 256, preset) == {**preset.values, "tp": 1, "sequence_parallel": False}
 
 
 def test_extracted_files_say_what_was_read(clone: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
