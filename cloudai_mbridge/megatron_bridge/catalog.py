@@ -10,7 +10,7 @@ from pathlib import Path
 from cloudai_mbridge.megatron_bridge.release import Release, known_releases
 from cloudai_mbridge.megatron_bridge.rows import Row, Source, chosen_variant, from_text
 
-# 0.6 and later: labels of earlier releases that name the preset without a variant.
+# 0.6 and later: labels of earlier releases that name the preset without a variant; v3 only before 0.6.
 _OLD_LABELS = ("v1", "v2")
 
 
@@ -41,11 +41,15 @@ class Catalog:
         rows = self._of(request)
         if self.source.is_flat:
             exact = (row for row in rows if row.num_gpus == num_gpus)
-            return next(exact, None) or next((row for row in rows if row.is_default), None)
+            default = (row for row in rows if row.is_default and self.source.scales)
+            return next(exact, None) or next(default, None)
         return rows[0] if rows else None
 
-    def missing(self, request: Request) -> str:
+    def missing(self, request: Request, num_gpus: int) -> str:
         """Say what there is no preset of."""
+        if sizes := self._of(request):
+            known = ", ".join(str(row.num_gpus) for row in sizes)
+            return f"no preset of {request.recipe} for num_gpus = {num_gpus}; there is {known}"
         rows = [row for row in self.source.rows if row.recipe == request.recipe]
         if not rows:
             return f"no preset for the recipe {request.recipe!r}"
@@ -63,7 +67,8 @@ class Catalog:
         family = "" if self.source.is_flat else request.family
         variants = self.by_variant.get((family, request.recipe, request.task, request.gpu, request.compute_dtype), {})
         if self.source.is_flat:
-            return variants.get("" if request.variant in _OLD_LABELS else request.variant, ())
+            labels = _OLD_LABELS if self.source.scales else (*_OLD_LABELS, "v3")
+            return variants.get("" if request.variant in labels else request.variant, ())
         variant = chosen_variant(variants, request.variant or self.source.default_variant)
         return () if variant is None else variants[variant]
 

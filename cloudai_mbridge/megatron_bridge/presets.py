@@ -82,7 +82,7 @@ def why_no_preset(args: ResolvedCmdArgs, release: Release | None) -> str:
     known = catalog(release, request.recipe)
     if known is None:
         return f"no presets of Megatron-Bridge {release.version} are known"
-    return f"Megatron-Bridge {release.version} has {known.missing(request)}"
+    return f"Megatron-Bridge {release.version} has {known.missing(request, args.num_gpus)}"
 
 
 def said(args: ResolvedCmdArgs) -> dict[str, Any]:
@@ -149,7 +149,7 @@ def _preset(release: Release, request: Request, num_gpus: int) -> Preset | None:
         row.num_gpus,
         effective(row.values),
         row,
-        rules_for(release.key, known.source.is_flat),
+        rules_for(release.key, known.source.is_flat and known.source.scales),
         known.source.layouts.get(row.recipe, {}),
     )
 

@@ -3,6 +3,7 @@
 Two layouts are known. Up to 0.5, `scripts/performance/configs/<family>` holds sizes (`WorkloadBaseConfig`) and builders
 that apply them, and a preset is found by family, recipe, task, GPU, number format and variant. From 0.6 on, each preset
 is a function of `megatron.bridge.perf_recipes` whose name says recipe, task, job size, GPU, number format and variant.
+Commits between them have both: they take the function of exactly the job's size.
 """
 
 import ast
@@ -32,11 +33,14 @@ def read_source(clone: Path, recipe: str = r"\w+") -> Source | None:
     options = launcher_options(clone / _SCRIPTS / "argument_parser.py")
     dtypes = [str(one) for one in options.get("compute_dtype", {}).get("choices", ())]
     variant = str(options.get("config_variant", {}).get("default") or "")
-    if (clone / _FLAT_ROOT).is_dir():
-        return Source(True, variant, tuple(_flat_rows(ev, clone, dtypes, recipe)), _layouts(ev, recipe))
-    if (clone / _SCRIPTS / "configs").is_dir():
-        return Source(False, variant, tuple(_workload_rows(ev, clone, dtypes, (recipe, variant))), _layouts(ev, recipe))
-    return None
+    has_sizes, is_flat = (clone / _SCRIPTS / "configs").is_dir(), (clone / _FLAT_ROOT).is_dir()
+    if is_flat:
+        rows = _flat_rows(ev, clone, dtypes, recipe)
+    elif has_sizes:
+        rows = _workload_rows(ev, clone, dtypes, (recipe, variant))
+    else:
+        return None
+    return Source(is_flat, not (is_flat and has_sizes), variant, tuple(rows), _layouts(ev, recipe))
 
 
 def launcher_options(path: Path) -> dict[str, dict[str, Any]]:

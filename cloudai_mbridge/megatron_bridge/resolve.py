@@ -32,10 +32,10 @@ class Rules:
     joins_full_iteration: bool
 
 
-def rules_for(version: tuple[int, ...], is_flat: bool) -> Rules:
+def rules_for(version: tuple[int, ...], as_in_0_6: bool) -> Rules:
     """Return the rules of a release."""
     before_0_5 = version < (0, 5)
-    return Rules(is_flat, before_0_5, before_0_5, is_flat)
+    return Rules(as_in_0_6, before_0_5, before_0_5, as_in_0_6)
 
 
 def effective(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -154,6 +154,14 @@ def test_flat_presets_by_size(flat_clone: Path) -> None:
     assert resolved(flat, **TOY, num_gpus=64, config_variant="large").tp == 4
 
 
+def test_between_the_layouts_only_the_jobs_own_size_will_do(flat_clone: Path) -> None:
+    (flat_clone / "scripts/performance/configs").mkdir()
+    between = Release("0.6.0", "test", flat_clone)
+    assert resolved(between, **TOY, num_gpus=32, config_variant="v3").gb == 64
+    assert find_preset(ResolvedCmdArgs(**TOY, num_gpus=64), between) is None
+    assert "num_gpus = 64" in why_no_preset(ResolvedCmdArgs(**TOY, num_gpus=64), between)
+
+
 @pytest.mark.parametrize(
     ("cmd_args", "reason"),
     [
@@ -197,7 +205,7 @@ def test_fast_path() -> None:
 def test_extracted_files_say_what_was_read(clone: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert extract([str(tmp_path), f"0.3.9={clone}"]) == 0
     lines = (tmp_path / "0.3.9.csv").read_text().splitlines()
-    assert lines[:2] == ["# is_flat = false", "# default_variant = v2"]
+    assert lines[:3] == ["# is_flat = false", "# scales = true", "# default_variant = v2"]
     assert extract([str(tmp_path), f"0.3.9={tmp_path}"]) == 2
     assert "not a clone of Megatron-Bridge" in capsys.readouterr().err
     assert extract([]) == 2
