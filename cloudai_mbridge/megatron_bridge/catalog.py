@@ -1,5 +1,6 @@
 """Find the preset of a point among those of a release: from the installed clone, else from the shipped data."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -9,7 +10,7 @@ from pathlib import Path
 from cloudai_mbridge.megatron_bridge.release import Release, known_releases
 from cloudai_mbridge.megatron_bridge.rows import Row, Source, chosen_variant, from_text
 
-# 0.6 and later: labels of earlier releases that name the preset without a variant.
+# 0.6 and later: labels of earlier releases that name the preset without a variant; v3 only before 0.6.
 _OLD_LABELS = ("v1", "v2")
 
 
@@ -40,11 +41,15 @@ class Catalog:
         rows = self._of(request)
         if self.source.is_flat:
             exact = (row for row in rows if row.num_gpus == num_gpus)
-            return next(exact, None) or next((row for row in rows if row.is_default), None)
+            default = (row for row in rows if row.is_default and self.source.scales)
+            return next(exact, None) or next(default, None)
         return rows[0] if rows else None
 
-    def missing(self, request: Request) -> str:
+    def missing(self, request: Request, num_gpus: int) -> str:
         """Say what there is no preset of."""
+        if sizes := self._of(request):
+            known = ", ".join(str(row.num_gpus) for row in sizes)
+            return f"no preset of {request.recipe} for num_gpus = {num_gpus}; there is {known}"
         rows = [row for row in self.source.rows if row.recipe == request.recipe]
         if not rows:
             return f"no preset for the recipe {request.recipe!r}"
@@ -62,31 +67,37 @@ class Catalog:
         family = "" if self.source.is_flat else request.family
         variants = self.by_variant.get((family, request.recipe, request.task, request.gpu, request.compute_dtype), {})
         if self.source.is_flat:
-            return variants.get("" if request.variant in _OLD_LABELS else request.variant, ())
+            labels = _OLD_LABELS if self.source.scales else (*_OLD_LABELS, "v3")
+            return variants.get("" if request.variant in labels else request.variant, ())
         variant = chosen_variant(variants, request.variant or self.source.default_variant)
         return () if variant is None else variants[variant]
 
 
-@lru_cache(maxsize=32)
-def catalog(release: Release) -> Catalog | None:
-    """Return the presets of a release, or None where they are not known."""
-    source = _installed(release.clone) if release.clone else None
-    source = source or _shipped(release.version)
+def catalog(release: Release, recipe: str = "") -> Catalog | None:
+    """Return the presets of a release, of one recipe or of all, or None where they are not known."""
+    installed = _installed(release.clone, recipe) if release.clone else None
+    return installed or _shipped(release.version)
+
+
+@lru_cache(maxsize=256)
+def _installed(clone: Path, recipe: str) -> Catalog | None:
+    from cloudai_mbridge.megatron_bridge.reader import read_source  # only where there is a clone to read
+
+    try:
+        source = read_source(clone, re.escape(recipe)) if recipe else read_source(clone)
+    except OSError:  # such as a directory that may not be read
+        return None
     return None if source is None else _indexed(source)
 
 
-def _installed(clone: Path) -> Source | None:
-    from cloudai_mbridge.megatron_bridge.reader import read_source  # only where there is a clone to read
-
-    return read_source(clone)
-
-
-def _shipped(version: str) -> Source | None:
+@lru_cache(maxsize=32)
+def _shipped(version: str) -> Catalog | None:
     known = next((one for one in known_releases() if one["version"] == version), None)
     if known is None:
         return None
     name = f"{known.get('presets', version)}.csv"
-    return from_text((files("cloudai_mbridge.megatron_bridge") / "data" / "presets" / name).read_text(encoding="utf-8"))
+    file = files("cloudai_mbridge.megatron_bridge") / "data" / "presets" / name
+    return _indexed(from_text(file.read_text(encoding="utf-8")))
 
 
 def _indexed(source: Source) -> Catalog:

@@ -31,6 +31,7 @@ FIELDS = {
     "activation_offload_layers": "model.cpu_offloading_num_layers",
     "pipeline_model_parallel_layout": "model.pipeline_model_parallel_layout",
     "moe_flex_dispatcher_backend": "model.moe_flex_dispatcher_backend",
+    "sequence_parallel": "model.sequence_parallel",
 }
 # Defaults of Megatron-Core's TransformerConfig and DistributedDataParallelConfig (transformer_config.py,
 # model_parallel_config.py, distributed_data_parallel_config.py), the same in 0.15 to 0.19.
@@ -38,6 +39,7 @@ _MODEL_DEFAULTS: dict[str, Any] = {
     "tensor_model_parallel_size": 1,
     "pipeline_model_parallel_size": 1,
     "context_parallel_size": 1,
+    "sequence_parallel": False,
     "virtual_pipeline_model_parallel_size": None,
     "expert_model_parallel_size": 1,
     "expert_tensor_parallel_size": None,
@@ -58,7 +60,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "ModelProvider": _MODEL_DEFAULTS,
     "DistributedDataParallelConfig": {"use_megatron_fsdp": False, "nccl_ub": False},
 }
-_SWITCHES = ("use_megatron_fsdp", "nccl_ub", "moe_a2a_overlap")
+_SWITCHES = ("use_megatron_fsdp", "nccl_ub", "moe_a2a_overlap", "sequence_parallel")
 _STAGE_LETTERS = {"embedding": "E", "decoder": "t", "mtp": "m", "loss": "L"}
 
 
@@ -102,9 +104,8 @@ def configured(ev: Evaluator, config: Any) -> dict[str, Any]:
     values = {name: _field(ev, config, path) for name, path in FIELDS.items()}
     if _field(ev, config, "model.cpu_offloading") is False:
         values["activation_offload_layers"] = 0
-    values["cuda_graph_scope"] = _graph_scope(
-        values["cuda_graph_scope"], _field(ev, config, "model.cuda_graph_modules")
-    )
+    modules = _field(ev, config, "model.cuda_graph_modules")
+    values["cuda_graph_scope"] = _graph_scope(values["cuda_graph_scope"], modules)
     return {name: _plain(name, value) for name, value in values.items() if _is_plain(value)}
 
 

@@ -33,8 +33,9 @@ class Preset:
 
     name: recipe, task, GPU, number format and variant, as upstream writes them.
     num_gpus: the job's size that it was made for.
-    values: by our argument names (`UPSTREAM_DECIDES`, and recompute_granularity, recompute_method and
-        moe_flex_dispatcher_backend); what is absent here is not known. None means that upstream leaves it unset.
+    values: by our argument names (`UPSTREAM_DECIDES`, and recompute_granularity, recompute_method,
+        moe_flex_dispatcher_backend and sequence_parallel); what is absent here is not known. None means that upstream
+        leaves it unset.
     """
 
     release: Release
@@ -77,10 +78,11 @@ def why_no_preset(args: ResolvedCmdArgs, release: Release | None) -> str:
         return "the pinned commit is of no known release of Megatron-Bridge"
     if args.use_recipes:
         return "use_recipes = true takes a library recipe instead of a performance preset"
-    known = catalog(release)
+    request = _request(args)
+    known = catalog(release, request.recipe)
     if known is None:
         return f"no presets of Megatron-Bridge {release.version} are known"
-    return f"Megatron-Bridge {release.version} has {known.missing(_request(args))}"
+    return f"Megatron-Bridge {release.version} has {known.missing(request, args.num_gpus)}"
 
 
 def said(args: ResolvedCmdArgs) -> dict[str, Any]:
@@ -136,7 +138,7 @@ def _request(args: ResolvedCmdArgs) -> Request:
 
 @lru_cache(maxsize=4096)
 def _preset(release: Release, request: Request, num_gpus: int) -> Preset | None:
-    known = catalog(release)
+    known = catalog(release, request.recipe)
     row = known.find(request, num_gpus) if known else None
     if known is None or row is None:
         return None
@@ -147,7 +149,7 @@ def _preset(release: Release, request: Request, num_gpus: int) -> Preset | None:
         row.num_gpus,
         effective(row.values),
         row,
-        rules_for(release.key, known.source.is_flat),
+        rules_for(release.key, known.source.is_flat and known.source.scales),
         known.source.layouts.get(row.recipe, {}),
     )
 

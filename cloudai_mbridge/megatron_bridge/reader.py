@@ -3,6 +3,7 @@
 Two layouts are known. Up to 0.5, `scripts/performance/configs/<family>` holds sizes (`WorkloadBaseConfig`) and builders
 that apply them, and a preset is found by family, recipe, task, GPU, number format and variant. From 0.6 on, each preset
 is a function of `megatron.bridge.perf_recipes` whose name says recipe, task, job size, GPU, number format and variant.
+Commits between them have both: they take the function of exactly the job's size.
 """
 
 import ast
@@ -23,17 +24,23 @@ _FLAT_ROOT = Path("src/megatron/bridge/perf_recipes")
 _FLAT_PACKAGE = "megatron.bridge.perf_recipes"
 
 
-def read_source(clone: Path) -> Source | None:
-    """Return the presets of a clone, or None where it has neither layout."""
+def read_source(clone: Path, recipe: str = r"\w+") -> Source | None:
+    """Return the presets of a clone, or None where it has neither layout.
+
+    recipe: a pattern; only the recipes that match are read, which is faster.
+    """
     ev = evaluator(clone)
     options = launcher_options(clone / _SCRIPTS / "argument_parser.py")
     dtypes = [str(one) for one in options.get("compute_dtype", {}).get("choices", ())]
     variant = str(options.get("config_variant", {}).get("default") or "")
-    if (clone / _FLAT_ROOT).is_dir():
-        return Source(True, variant, tuple(_flat_rows(ev, clone, dtypes)), _layouts(ev))
-    if (clone / _SCRIPTS / "configs").is_dir():
-        return Source(False, variant, tuple(_workload_rows(ev, clone, dtypes, variant)), _layouts(ev))
-    return None
+    has_sizes, is_flat = (clone / _SCRIPTS / "configs").is_dir(), (clone / _FLAT_ROOT).is_dir()
+    if is_flat:
+        rows = _flat_rows(ev, clone, dtypes, recipe)
+    elif has_sizes:
+        rows = _workload_rows(ev, clone, dtypes, (recipe, variant))
+    else:
+        return None
+    return Source(is_flat, not (is_flat and has_sizes), variant, tuple(rows), _layouts(ev, recipe))
 
 
 def launcher_options(path: Path) -> dict[str, dict[str, Any]]:
@@ -65,13 +72,14 @@ def _literals(keywords: list[ast.keyword]) -> dict[str, Any]:
 # up to 0.5
 
 
-def _workload_rows(ev: Evaluator, clone: Path, dtypes: list[str], default: str) -> Iterator[Row]:
+def _workload_rows(ev: Evaluator, clone: Path, dtypes: list[str], recipe_and_variant: tuple[str, str]) -> Iterator[Row]:
+    recipe, default = recipe_and_variant
     for directory in sorted((clone / _SCRIPTS / "configs").iterdir()):
         module = ev.module(f"configs.{directory.name}") if directory.is_dir() else None
         if not isinstance(module, Module):
             continue
         for name in sorted(module.scope.names):
-            if match := re.fullmatch(r"([a-z0-9_]+)_(pretrain|sft|lora|peft)_config_([a-z0-9]+)", name):
+            if match := re.fullmatch(rf"({recipe})_(pretrain|sft|lora|peft)_config_([a-z0-9]+)", name):
                 for dtype in dtypes:
                     yield from _of_builder(ev, module, match, dtype, default)
 
@@ -116,22 +124,22 @@ def _workload_row(
 # from 0.6 on
 
 
-def _flat_rows(ev: Evaluator, clone: Path, dtypes: list[str]) -> Iterator[Row]:
+def _flat_rows(ev: Evaluator, clone: Path, dtypes: list[str], recipe: str) -> Iterator[Row]:
     packages = sorted(path.name for path in (clone / _FLAT_ROOT).iterdir() if (path / "__init__.py").is_file())
     modules = [ev.module(f"{_FLAT_PACKAGE}.{name}") for name in packages if not name.startswith("_")]
     names = {name: module for module in reversed(modules) for name in _names(module)}
     by_short = {dtype.replace("_", ""): dtype for dtype in dtypes}
     formats = "|".join(by_short)
     pattern = re.compile(
-        rf"([a-z0-9_]+)_(pretrain|sft|peft|lora)_(\d+)gpu_([a-z0-9]+)_({formats})(?:_([a-z0-9_]+))?_config"
+        rf"({recipe})_(pretrain|sft|peft|lora)_(\d+)gpu_([a-z0-9]+)_({formats})(?:_([a-z0-9_]+))?_config"
     )
     rows = []
     for name, module in sorted(names.items()):
         match = pattern.fullmatch(name)
         config = _called(ev, module, name) if match else None
         if match and config is not None:
-            recipe, task, num_gpus, gpu, dtype, variant = match.groups()
-            key = (recipe, task, gpu, by_short[dtype], variant or "")
+            name_of_recipe, task, num_gpus, gpu, dtype, variant = match.groups()
+            key = (name_of_recipe, task, gpu, by_short[dtype], variant or "")
             rows.append(Row("", *key, int(num_gpus), _is_defined(ev, module, name), configured(ev, config)))
     yield from _with_default(rows, _default_sizes(ev))
 
@@ -166,11 +174,11 @@ def _default_sizes(ev: Evaluator) -> Mapping[tuple[Any, ...], Any]:
 # both
 
 
-def _layouts(ev: Evaluator) -> dict[str, dict[tuple[int, int], str | None]]:
+def _layouts(ev: Evaluator, wanted: str) -> dict[str, dict[tuple[int, int], str | None]]:
     """Return the layouts that the launcher derives where the user says pp or vp: of two recipes."""
     found: dict[str, dict[tuple[int, int], str | None]] = {}
     for recipe, derive in (("deepseek_v3", _deepseek_layout), ("kimi_k2", _kimi_layout)):
-        for pp, vp in product(_SIZES, _SIZES):
+        for pp, vp in product(_SIZES, _SIZES) if re.fullmatch(wanted, recipe) else ():
             if (layout := derive(ev, pp, vp)) is not UNKNOWN:
                 found.setdefault(recipe, {})[pp, vp] = layout
     return found

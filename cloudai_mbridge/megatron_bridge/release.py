@@ -42,16 +42,24 @@ class Release:
 def find_release(commit: str, clone: Path | None = None) -> Release | None:
     """Return the release of a pinned commit, or None where nobody knows.
 
-    clone: where the repository is installed, if it is.
+    clone: where the repository is installed at that commit, if it is.
     """
-    if clone is not None and (version := _version_of(clone)):
-        return Release(version, f"the installed {clone.name}", clone)
-    for known in known_releases():
-        if commit.removeprefix("v") == known["version"] or (len(commit) >= 7 and known["commit"].startswith(commit)):
-            return Release(known["version"], f"commit {commit}")
+    installed = _version_of(clone) if clone is not None else None
+    if clone is not None and installed:
+        return Release(_tagged(commit) or installed, f"the installed {clone.name}", clone)
+    if version := _tagged(commit):
+        return Release(version, f"commit {commit}")
     if branch := re.fullmatch(r"r(\d+\.\d+)(\.\d+)?", commit):
         patches = [known["version"] for known in known_releases() if known["version"].startswith(f"{branch[1]}.")]
         return Release(patches[-1], f"branch {commit}") if patches else None
+    return None
+
+
+def _tagged(commit: str) -> str | None:
+    """Return the release that a commit is; its package_info.py may say another: that of v0.6.0 says 0.6.1."""
+    for known in known_releases():
+        if commit.removeprefix("v") == known["version"] or (len(commit) >= 7 and known["commit"].startswith(commit)):
+            return str(known["version"])
     return None
 
 

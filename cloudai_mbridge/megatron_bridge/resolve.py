@@ -32,10 +32,10 @@ class Rules:
     joins_full_iteration: bool
 
 
-def rules_for(version: tuple[int, ...], is_flat: bool) -> Rules:
+def rules_for(version: tuple[int, ...], as_in_0_6: bool) -> Rules:
     """Return the rules of a release."""
     before_0_5 = version < (0, 5)
-    return Rules(is_flat, before_0_5, before_0_5, is_flat)
+    return Rules(as_in_0_6, before_0_5, before_0_5, as_in_0_6)
 
 
 def effective(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -69,6 +69,8 @@ def _drop(result: dict[str, Any], names: tuple[str, ...]) -> None:
 def join(row: Row, known: Mapping[str, Any], said: Mapping[str, Any], rules: Rules) -> dict[str, Any]:
     """Return what comes out for a preset (`known`: its effective values) and what is said, but for the batch."""
     result = {**known, **said}
+    if "tp" in said:
+        result["sequence_parallel"] = said["tp"] > 1
     if _INVOLVED.isdisjoint(said):
         return result
     _switches(result, known, said)

@@ -42,11 +42,13 @@ class Source:
     """What a release says of its presets.
 
     is_flat: one function for each preset and job size, as from 0.6 on.
+    scales: a preset is taken for other job sizes too; not so between 0.5 and 0.6.
     default_variant: what the launcher takes when it is not told.
     layouts: by recipe the pipeline layouts that it derives from a user's own pp and vp, (pp, vp) -> layout.
     """
 
     is_flat: bool
+    scales: bool
     default_variant: str
     rows: tuple[Row, ...]
     layouts: Mapping[str, Mapping[tuple[int, int], str | None]]
@@ -63,7 +65,7 @@ def chosen_variant(variants: Container[str], variant: str) -> str | None:
 
 def as_text(source: Source, fields: tuple[str, ...]) -> str:
     """Write a data file."""
-    lines = [f"# is_flat = {_cell(source.is_flat)}", f"# default_variant = {source.default_variant}"]
+    lines = [f"# {name} = {_cell(getattr(source, name))}" for name in ("is_flat", "scales", "default_variant")]
     for recipe, layouts in source.layouts.items():
         lines += [f"# layout {recipe} pp={pp} vp={vp} = {_cell(layout)}" for (pp, vp), layout in layouts.items()]
     out = io.StringIO()
@@ -85,7 +87,7 @@ def from_text(text: str) -> Source:
             _, recipe, pp, vp = name.split()
             layouts.setdefault(recipe, {})[int(pp[3:]), int(vp[3:])] = _value(layout)
     rows = tuple(_row(cells) for cells in csv.DictReader(line for line in lines if not line.startswith("#")))
-    return Source(_value(about["is_flat"]), about["default_variant"], rows, layouts)
+    return Source(_value(about["is_flat"]), _value(about["scales"]), about["default_variant"], rows, layouts)
 
 
 def _row(cells: dict[str, str]) -> Row:

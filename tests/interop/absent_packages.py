@@ -1,4 +1,4 @@
-"""Stand-ins for packages that the configuration code of Megatron-Bridge imports and does not use: GPU kernels, tokenizers, data.
+"""Stand-ins for packages that Megatron-Bridge's configuration code imports and does not use: kernels, tokenizers, data.
 
 Everything in them is a class that takes anything and does nothing. Megatron-Bridge and Megatron-Core are the real ones.
 """
@@ -12,11 +12,11 @@ from typing import Any
 
 KERNELS = ("triton",)
 OTHERS = (
-    *KERNELS, "transformer_engine", "modelopt", "nvidia_resiliency_ext", "flash_attn", "mamba_ssm", "flashinfer", "fla",
-    "transformers", "tokenizers", "huggingface_hub", "datasets", "accelerate", "safetensors", "diffusers", "peft",
-    "mistral_common", "megatron.energon", "webdataset", "qwen_vl_utils", "open_clip", "timm", "torchvision", "PIL",
-    "librosa", "soundfile", "cv2", "decord", "av", "imageio", "ftfy", "einops", "regex", "mlflow", "comet_ml", "wandb",
-    "nemo_run",
+    *KERNELS, "transformer_engine", "transformer_engine_torch", "modelopt", "nvidia_resiliency_ext", "flash_attn",
+    "mamba_ssm", "flashinfer", "fla", "transformers", "tokenizers", "huggingface_hub", "datasets", "accelerate",
+    "safetensors", "diffusers", "peft", "mistral_common", "megatron.energon", "webdataset", "qwen_vl_utils",
+    "open_clip", "timm", "torchvision", "PIL", "librosa", "soundfile", "cv2", "decord", "av", "imageio", "ftfy",
+    "einops", "hydra", "regex", "mlflow", "comet_ml", "wandb", "nemo_run",
 )  # fmt: skip
 
 

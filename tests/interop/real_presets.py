@@ -1,4 +1,4 @@
-"""Run the real configuration code of a Megatron-Bridge launcher, as its `run_script.py` does, and print what it resolves.
+"""Run the real configuration code of Megatron-Bridge's launcher, as its `run_script.py` does, and print the result.
 
     python real_presets.py LAUNCHER_DIRECTORY < requests.jsonl > answers.jsonl
 
@@ -28,7 +28,7 @@ MODEL = (
     "virtual_pipeline_model_parallel_size", "expert_model_parallel_size", "expert_tensor_parallel_size", "seq_length",
     "cuda_graph_impl", "cuda_graph_scope", "cuda_graph_modules", "recompute_granularity", "recompute_method",
     "recompute_num_layers", "recompute_modules", "cpu_offloading", "cpu_offloading_num_layers",
-    "pipeline_model_parallel_layout", "moe_token_dispatcher_type", "moe_flex_dispatcher_backend",
+    "pipeline_model_parallel_layout", "sequence_parallel", "moe_token_dispatcher_type", "moe_flex_dispatcher_backend",
 )  # fmt: skip
 MIXTURE = re.compile(r"_a\d+b|deepseek|kimi|gpt_oss|glm5|nemotron_3|qwen3_next|qwen35")
 

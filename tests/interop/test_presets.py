@@ -6,13 +6,14 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cloudai_mbridge.megatron_bridge.catalog import catalog
-from cloudai_mbridge.megatron_bridge.presets import UPSTREAM_DECIDES, find_preset, with_preset
+from cloudai_mbridge.megatron_bridge.presets import UPSTREAM_DECIDES, find_preset, resolve_sizes, said, with_preset
 from cloudai_mbridge.megatron_bridge.reader import read_source
 from cloudai_mbridge.megatron_bridge.release import Release
 from cloudai_mbridge.megatron_bridge.rows import Row
@@ -29,6 +30,8 @@ FLAGS = {
     "moe_a2a_overlap": "--moe_a2a_overlap", "recompute_num_layers": "-rl", "recompute_modules": "--recompute_modules",
     "activation_offload_layers": "-ol", "pipeline_model_parallel_layout": "--pipeline_model_parallel_layout",
 }  # fmt: skip
+# What the launcher says where it has no preset: of the sizes, or of the builder that applies them.
+NOT_FOUND = ("Failed to get", "No flat perf recipe", "Invalid compute dtype")
 OVERRIDES: tuple[dict[str, Any], ...] = (
     {"tp": 1}, {"tp": 2}, {"tp": 4}, {"pp": 1}, {"pp": 4}, {"pp": 8}, {"cp": 1}, {"cp": 2}, {"vp": 1}, {"vp": 2},
     {"ep": 1}, {"ep": 8}, {"et": 1}, {"mb": 2}, {"gb": 96}, {"pp": 4, "vp": 4}, {"pp": 16, "vp": 1}, {"pp": 1, "vp": 1},
@@ -86,6 +89,36 @@ def test_sizes_are_those_of_the_real_configuration_code(release: Release, capsys
     assert differences[:20] == []
 
 
+def test_what_is_chosen_without_and_with_a_variant(release: Release, capsys: pytest.CaptureFixture[str]) -> None:
+    points = list(_choices(release))
+    answers = _real(release, *(_argv(point) for point in points))
+    differences = []
+    for point, answer in zip(points, answers, strict=True):
+        args = ResolvedCmdArgs(**point)
+        known = find_preset(args, Release(release.version, "shipped")) is not None
+        if known == any(text in answer.get("refused", "") for text in NOT_FOUND):
+            differences.append(f"{_argv(point)}: {'known' if known else 'not known'} here, {answer}")
+        elif known and (difference := _difference(_ours(point, release), answer)):
+            differences.append(f"{_argv(point)}: {difference}")
+    with capsys.disabled():
+        print(f"\nMegatron-Bridge {release.version}: {len(points)} choices, {len(differences)} differences")
+    assert differences[:20] == []
+
+
+def _choices(release: Release) -> Iterator[dict[str, Any]]:
+    """Yield every combination of what a preset is chosen by, most of which have none."""
+    known = catalog(release)
+    assert known
+    rows = known.source.rows
+    recipes = sorted({(row.family or "any", row.recipe, row.task) for row in rows})
+    gpus, dtypes = sorted({row.gpu for row in rows}), sorted({row.compute_dtype for row in rows})
+    for (family, recipe, task), gpu, dtype, variant in product(
+        recipes, gpus, dtypes, (None, "v1", "v2", "large_scale")
+    ):
+        point = {"model_family_name": family, "model_recipe_name": recipe, "gpu_type": gpu, "compute_dtype": dtype}
+        yield {**point, "task": task, "num_gpus": 48, **({"config_variant": variant} if variant else {})}
+
+
 def _points(release: Release) -> Iterator[dict[str, Any]]:
     """Yield what a CloudAI user would write: each preset, at three sizes, and with something said."""
     known = catalog(release)
@@ -124,7 +157,8 @@ def _ours(point: dict[str, Any], release: Release) -> dict[str, Any]:
     assert preset, point
     resolved = with_preset(args, preset)
     assert resolved.unknown <= {"gb", "recompute_num_layers"}, (point, resolved.unknown)
-    return {name: getattr(resolved.args, name) for name in UPSTREAM_DECIDES if name not in resolved.unknown}
+    ours = {name: getattr(resolved.args, name) for name in UPSTREAM_DECIDES if name not in resolved.unknown}
+    return ours | {"sequence_parallel": resolve_sizes(said(args), args.num_gpus, preset)["sequence_parallel"]}
 
 
 def _difference(ours: dict[str, Any], answer: dict[str, Any]) -> dict[str, Any]:
@@ -133,7 +167,7 @@ def _difference(ours: dict[str, Any], answer: dict[str, Any]) -> dict[str, Any]:
         return {}
     real = _by_our_names(answer)
     ours = {name: _lists(name, value) for name, value in ours.items()} | ({"vp": None} if ours["vp"] == 1 else {})
-    names = [name for name in UPSTREAM_DECIDES if name in ours or real[name] is not None]
+    names = [name for name in real if name in ours or real[name] is not None]
     return {name: (ours.get(name, "?"), real[name]) for name in names if ours.get(name, "?") != real[name]}
 
 
@@ -160,6 +194,7 @@ def _by_our_names(answer: dict[str, Any]) -> dict[str, Any]:
         "mb": answer["micro_batch_size"],
         "gb": answer["global_batch_size"],
         "seq_length": answer["seq_length"],
+        "sequence_parallel": bool(answer["sequence_parallel"]),
         "use_megatron_fsdp": bool(answer["use_megatron_fsdp"]),
         "nccl_ub": bool(answer["nccl_ub"]),
         "cuda_graph_impl": impl,
@@ -219,7 +254,7 @@ def _read_name(name: str) -> dict[str, Any]:
 
 def _real(release: Release, *requests: list[str]) -> list[Any]:
     """Return the answers of the real configuration code."""
-    path = [str(CORE_0_6)] if release.version == "0.6.0" else []
+    path = [str(CORE_0_6)] if release.version >= "0.6" else []
     done = subprocess.run(
         [sys.executable, str(RUNNER), str(release.clone)],
         input="".join(json.dumps(request) + "\n" for request in requests),

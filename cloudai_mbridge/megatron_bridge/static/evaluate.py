@@ -285,8 +285,8 @@ class Evaluator:
             try:
                 tree = ast.parse(found.read_text(encoding="utf-8"))
                 run(self, tree.body, Frame(module.scope, module))
-            except (OSError, SyntaxError, UnicodeDecodeError, RecursionError, ValueError) as error:
-                raise Unsupported(f"{found.name}: {error}") from error
+            except (OSError, SyntaxError, UnicodeDecodeError, RecursionError, ValueError):
+                module.scope.names["*"] = UNKNOWN  # no name of it is known
             finally:
                 self.doubt = doubt
         return module

@@ -1,0 +1,211 @@
+"""Presets as the launcher finds them, and joined with what a point says."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloudai_mbridge.megatron_bridge.catalog import catalog
+from cloudai_mbridge.megatron_bridge.extract import main as extract
+from cloudai_mbridge.megatron_bridge.presets import (
+    UPSTREAM_DECIDES,
+    find_preset,
+    resolve_sizes,
+    said,
+    why_no_preset,
+    with_preset,
+)
+from cloudai_mbridge.megatron_bridge.release import Release, find_release, known_releases
+from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
+
+LLAMA = {"model_family_name": "llama", "model_recipe_name": "llama31_405b", "gpu_type": "gb300"}
+DEEPSEEK = {"model_family_name": "deepseek", "model_recipe_name": "deepseek_v3", "gpu_type": "gb300", "num_gpus": 256}
+TOY = {"model_family_name": "toy", "model_recipe_name": "toy", "gpu_type": "h100"}
+
+
+def resolved(version: str | Release, **cmd_args: Any) -> ResolvedCmdArgs:
+    args = ResolvedCmdArgs(**cmd_args)
+    release = find_release(f"v{version}") if isinstance(version, str) else version
+    return with_preset(args, find_preset(args, release)).args
+
+
+@pytest.mark.parametrize("known", known_releases(), ids=lambda known: known["version"])
+def test_every_release_has_presets_of_which_nearly_all_is_known(known: dict[str, str]) -> None:
+    presets = catalog(Release(known["version"], "data"))
+    assert presets
+    assert len(presets.source.rows) > 200
+    missing = {name for row in presets.source.rows for name in UPSTREAM_DECIDES if name not in row.values}
+    assert missing == set()
+
+
+def test_what_the_point_leaves_out_is_upstreams() -> None:
+    args = ResolvedCmdArgs(**LLAMA, num_gpus=256, mb=2)
+    preset = find_preset(args, find_release("v0.3.0"))
+    assert preset
+    assert preset.name == "llama31_405b pretrain gb300 bf16 v2"
+    result = with_preset(args, preset)
+    assert (result.args.tp, result.args.mb, result.args.seq_length) == (preset.values["tp"], 2, 8192)
+    assert "mb" not in result.from_preset
+    assert {"tp", "gb", "seq_length"} <= result.from_preset
+    assert result.unknown == frozenset()
+    assert result.args.model_fields_set == args.model_fields_set
+    assert args.tp is None
+
+
+def test_without_a_preset_everything_that_is_not_said_is_unknown() -> None:
+    result = with_preset(ResolvedCmdArgs(**LLAMA, tp=2), None)
+    assert result.unknown == frozenset(UPSTREAM_DECIDES) - {"tp"}
+    assert result.from_preset == frozenset()
+
+
+def test_until_0_5_the_batch_follows_the_number_of_gpus() -> None:
+    assert resolved("0.3.0", **LLAMA, num_gpus=128).gb == resolved("0.3.0", **LLAMA, num_gpus=256).gb // 2
+    assert resolved("0.3.0", **LLAMA, num_gpus=128, tp=8).gb == resolved("0.3.0", **LLAMA, num_gpus=128).gb
+    assert resolved("0.3.0", **LLAMA, num_gpus=128, gb=77).gb == 77
+
+
+def test_from_0_6_on_it_follows_the_data_parallel_size() -> None:
+    at_256 = resolved("0.6.0", **DEEPSEEK).gb
+    assert at_256
+    doubled = {**DEEPSEEK, "num_gpus": 512}
+    assert resolved("0.6.0", **doubled).gb == 2 * at_256
+    assert resolved("0.6.0", **doubled, tp=2).gb == at_256
+    assert resolved("0.6.0", **DEEPSEEK, tp=2).gb == at_256  # a preset of that size is not scaled
+
+
+def test_a_batch_that_the_launcher_refuses_to_scale_is_unknown() -> None:
+    args = ResolvedCmdArgs(**{**DEEPSEEK, "num_gpus": 3})
+    assert "gb" in with_preset(args, find_preset(args, find_release("v0.6.0"))).unknown
+
+
+def test_one_virtual_stage_is_none() -> None:
+    args = resolved("0.3.0", **LLAMA, num_gpus=256, vp=1)
+    assert args.vp == 1
+    assert said(ResolvedCmdArgs(vp=1)) == {"vp": 1}
+
+
+@pytest.mark.parametrize("name", ["use_megatron_fsdp", "nccl_ub", "moe_a2a_overlap"])
+def test_what_a_preset_switches_on_cannot_be_switched_off(name: str) -> None:
+    known = catalog(Release("0.6.0", "data"))
+    assert known
+    row = next(row for row in known.source.rows if row.values[name])
+    key = {"model_family_name": "any", "model_recipe_name": row.recipe, "gpu_type": row.gpu, "task": row.task}
+    key |= {"compute_dtype": row.compute_dtype, **({"config_variant": row.variant} if row.variant else {})}
+    args = ResolvedCmdArgs(**key, num_gpus=row.num_gpus, **{name: False})
+    result = with_preset(args, find_preset(args, find_release("v0.6.0")))
+    assert getattr(result.args, name) is True
+    assert name in result.from_preset
+
+
+def test_recomputation_is_of_layers_or_of_modules() -> None:
+    assert resolved("0.3.0", **DEEPSEEK, compute_dtype="fp8_mx").recompute_modules == ["mla_up_proj"]
+    of_layers = resolved("0.3.0", **DEEPSEEK, compute_dtype="fp8_mx", recompute_num_layers=2)
+    assert (of_layers.recompute_num_layers, of_layers.recompute_modules) == (2, [])
+    both = resolved("0.3.0", **DEEPSEEK, recompute_num_layers=2, recompute_modules="mlp")
+    assert (both.recompute_num_layers, both.recompute_modules) == (None, "mlp")
+
+
+def test_graphs_that_are_off_have_no_scope() -> None:
+    assert resolved("0.3.0", **DEEPSEEK).cuda_graph_scope == ["attn", "moe_router", "moe_preprocess"]
+    assert resolved("0.3.0", **DEEPSEEK, cuda_graph_impl="none").cuda_graph_scope == []
+
+
+def test_full_iteration_is_an_implementation_from_0_6_on() -> None:
+    graph = {"cuda_graph_impl": "local", "cuda_graph_scope": "full_iteration"}
+    args = resolved("0.6.0", **DEEPSEEK, **graph)
+    assert (args.cuda_graph_impl, args.cuda_graph_scope) == ("full_iteration", [])
+    args = resolved("0.3.0", **DEEPSEEK, **graph)
+    assert (args.cuda_graph_impl, args.cuda_graph_scope) == ("local", "full_iteration")
+
+
+def test_a_pipeline_of_another_size_gets_its_layout() -> None:
+    assert resolved("0.3.0", **DEEPSEEK, pp=8, vp=1).pipeline_model_parallel_layout == "Et*8|(t*8|)*6t*5mL"
+    assert resolved("0.3.0", **DEEPSEEK, pp=1, vp=1).pipeline_model_parallel_layout is None
+    layout = resolved("0.3.0", **DEEPSEEK).pipeline_model_parallel_layout
+    assert resolved("0.3.0", **DEEPSEEK, pp=32).pipeline_model_parallel_layout == layout
+    assert (
+        resolved("0.3.0", **DEEPSEEK, pp=8, pipeline_model_parallel_layout="EtL").pipeline_model_parallel_layout
+        == "EtL"
+    )
+
+
+def test_variants_and_their_fallbacks(clone: Path) -> None:
+    old = Release("0.3.9", "test", clone)
+    assert resolved(old, **TOY, num_gpus=16).gb == 32  # v2 is not there: v1
+    assert resolved(old, **TOY, num_gpus=16, config_variant="large_scale").gb == 8
+    assert find_preset(ResolvedCmdArgs(**TOY, config_variant="v9"), old) is None
+    plain = {**TOY, "model_recipe_name": "plain", "gpu_type": "b200"}
+    assert resolved(old, **plain, num_gpus=16, config_variant="v9").gb == 48
+
+
+def test_a_batch_that_the_builder_changed(clone: Path) -> None:
+    point = {**TOY, "compute_dtype": "fp8_cs", "num_gpus": 32}
+    assert resolved(Release("0.3.9", "test", clone), **point).gb == 64
+    assert resolved(Release("0.5.9", "test", clone), **point).gb == 40
+
+
+def test_flat_presets_by_size(flat_clone: Path) -> None:
+    flat = Release("0.7.0", "test", flat_clone)
+    sizes = [
+        (resolved(flat, **TOY, num_gpus=size).tp, resolved(flat, **TOY, num_gpus=size).gb) for size in (8, 32, 64, 128)
+    ]
+    assert sizes == [(1, 16), (2, 64), (2, 128), (2, 64)]
+    assert resolved(flat, **TOY, num_gpus=64, config_variant="v1").tp == 2
+    assert resolved(flat, **TOY, num_gpus=64, config_variant="large").tp == 4
+
+
+def test_between_the_layouts_only_the_jobs_own_size_will_do(flat_clone: Path) -> None:
+    (flat_clone / "scripts/performance/configs").mkdir()
+    between = Release("0.6.0", "test", flat_clone)
+    assert resolved(between, **TOY, num_gpus=32, config_variant="v3").gb == 64
+    assert find_preset(ResolvedCmdArgs(**TOY, num_gpus=64), between) is None
+    assert "num_gpus = 64" in why_no_preset(ResolvedCmdArgs(**TOY, num_gpus=64), between)
+
+
+@pytest.mark.parametrize(
+    ("cmd_args", "reason"),
+    [
+        ({"gpu_type": "a100"}, "no preset of toy with gpu = 'a100'; there is h100"),
+        ({"model_family_name": "toys"}, "no preset of toy with family = 'toys'; there is toy"),
+        ({"model_recipe_name": "other"}, "no preset for the recipe 'other'"),
+        ({"config_variant": "v9"}, "no preset of toy with config_variant = 'v9'; there is large_scale, v1"),
+        ({"use_recipes": True}, "use_recipes = true takes a library recipe"),
+        ({"launcher": "embedded"}, "the embedded loop takes no presets"),
+    ],
+)
+def test_why_there_is_none(clone: Path, cmd_args: dict[str, Any], reason: str) -> None:
+    args = ResolvedCmdArgs(**{**TOY, **cmd_args})
+    release = Release("0.3.9", "test", clone)
+    assert find_preset(args, release) is None
+    assert reason in why_no_preset(args, release)
+
+
+def test_a_release_that_is_not_known() -> None:
+    assert find_preset(ResolvedCmdArgs(**LLAMA), None) is None
+    assert "no known release" in why_no_preset(ResolvedCmdArgs(**LLAMA), None)
+    assert "no presets of Megatron-Bridge 9.9.9" in why_no_preset(ResolvedCmdArgs(**LLAMA), Release("9.9.9", "test"))
+
+
+def test_the_installed_repository_wins(clone: Path) -> None:
+    assert find_preset(ResolvedCmdArgs(**LLAMA), Release("0.3.0", "test", clone)) is None
+
+
+def test_a_known_tag_wins_over_the_number_in_a_clone(clone: Path) -> None:
+    assert find_release("v0.3.0", clone) == Release("0.3.0", "the installed old", clone)
+    assert find_release("main", clone) == Release("0.3.9", "the installed old", clone)
+
+
+def test_fast_path() -> None:
+    preset = find_preset(ResolvedCmdArgs(**LLAMA, num_gpus=256), find_release("v0.3.0"))
+    assert preset
+    assert resolve_sizes({}, 256, preset) == {**preset.values}
+    assert resolve_sizes({"tp": 1}, 256, preset) == {**preset.values, "tp": 1, "sequence_parallel": False}
+
+
+def test_extracted_files_say_what_was_read(clone: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert extract([str(tmp_path), f"0.3.9={clone}"]) == 0
+    lines = (tmp_path / "0.3.9.csv").read_text().splitlines()
+    assert lines[:3] == ["# is_flat = false", "# scales = true", "# default_variant = v2"]
+    assert extract([str(tmp_path), f"0.3.9={tmp_path}"]) == 2
+    assert "not a clone of Megatron-Bridge" in capsys.readouterr().err
+    assert extract([]) == 2

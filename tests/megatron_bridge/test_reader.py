@@ -1,0 +1,79 @@
+"""Presets are read from source: nothing of a repository is run."""
+
+from pathlib import Path
+
+from cloudai_mbridge.megatron_bridge.configured import layout_text
+from cloudai_mbridge.megatron_bridge.reader import launcher_options, read_source
+from cloudai_mbridge.megatron_bridge.rows import Row
+
+
+def rows_of(clone: Path) -> dict[tuple[str, str, str, int], Row]:
+    source = read_source(clone)
+    assert source
+    return {(row.recipe, row.compute_dtype, row.variant, row.num_gpus): row for row in source.rows}
+
+
+def test_sizes_are_joined_from_defaults_replacements_and_other_names(clone: Path) -> None:
+    rows = rows_of(clone)
+    assert set(rows) == {
+        ("toy", "bf16", "v1", 16),
+        ("toy", "bf16", "large_scale", 64),
+        ("toy", "fp8_cs", "v1", 16),
+        ("toy", "fp8_cs", "v2", 16),
+        ("plain", "bf16", "", 16),
+    }
+    row = rows["toy", "bf16", "v1", 16]
+    assert (row.family, row.task, row.gpu) == ("toy", "pretrain", "h100")
+    assert (
+        row.values.items()
+        >= {"tp": 2, "pp": 1, "gb": 32, "mb": 1, "seq_length": 4096, "moe_a2a_overlap": False}.items()
+    )
+    assert rows["plain", "bf16", "", 16].values["gb"] == 48
+
+
+def test_a_builder_may_treat_the_default_variant_in_its_own_way(clone: Path) -> None:
+    row = rows_of(clone)["toy", "fp8_cs", "v2", 16]
+    assert (row.values["gb"], row.base_gb) == (40, 32)
+
+
+def test_what_depends_on_the_machine_is_not_known(clone: Path) -> None:
+    assert "cp" not in rows_of(clone)["toy", "bf16", "v1", 16].values
+    assert rows_of(clone)["plain", "bf16", "", 16].values["cp"] == 1
+
+
+def test_the_name_of_a_flat_preset_is_its_key(flat_clone: Path) -> None:
+    source = read_source(flat_clone)
+    assert source
+    assert source.is_flat
+    rows = rows_of(flat_clone)
+    assert rows["toy", "bf16", "", 32].values.items() >= {"tp": 2, "gb": 64, "seq_length": 8192}.items()
+    assert rows["toy", "bf16", "large", 64].values["tp"] == 4
+
+
+def test_the_largest_flat_preset_is_the_default_unless_another_is_listed(flat_clone: Path) -> None:
+    defaults = {key for key, row in rows_of(flat_clone).items() if row.is_default}
+    assert defaults == {("toy", "bf16", "", 32), ("toy", "bf16", "large", 64), ("small", "fp8_cs", "", 8)}
+
+
+def test_other_repositories_have_no_presets(tmp_path: Path) -> None:
+    assert read_source(tmp_path) is None
+
+
+def test_a_file_that_is_not_python_leaves_the_others(clone: Path) -> None:
+    family = clone / "scripts/performance/configs/broken"
+    family.mkdir()
+    (family / "__init__.py").write_text("def (:\n")
+    assert len(rows_of(clone)) == 5
+
+
+def test_options_are_read_as_literals(clone: Path) -> None:
+    options = launcher_options(clone / "scripts/performance/argument_parser.py")
+    assert options["compute_dtype"]["choices"] == ["bf16", "fp8_cs"]
+    assert launcher_options(clone / "missing.py") == {}
+
+
+def test_layouts_are_written_in_short_form() -> None:
+    stages = [["embedding", "decoder"], *[["decoder"] * 2] * 3, ["decoder", "mtp", "loss"]]
+    assert layout_text(stages) == "Et|(t*2|)*3tmL"
+    assert layout_text([["embedding", "decoder", "loss"]]) == "EtL"
+    assert layout_text([["decoder"]] * 3) == "(t|)*2t"
