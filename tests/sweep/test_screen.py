@@ -93,7 +93,11 @@ def test_the_screen_agrees_with_the_plain_check(seed: int) -> None:
 
 UPSTREAM: dict[str, Any] = {
     "llama3_70b": {"model_family_name": "llama", "gpu_type": ["gb200", "h100"], "compute_dtype": ["bf16", "fp8_cs"]},
-    "deepseek_v3": {"model_family_name": "deepseek", "gpu_type": ["gb300", "h100"], "compute_dtype": ["bf16", "fp8_mx"]},
+    "deepseek_v3": {
+        "model_family_name": "deepseek",
+        "gpu_type": ["gb300", "h100"],
+        "compute_dtype": ["bf16", "fp8_mx"],
+    },
 }
 
 
