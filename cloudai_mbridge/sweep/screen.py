@@ -81,7 +81,7 @@ class Screen:
     def _make_tables(self, grid: Grid) -> list["_Table"]:
         """Group the rules by what they look at on a sample of the grid; a group's table must stay small."""
         draw = random.Random(0)  # noqa: S311 - a sample, no secret
-        sample = [grid.sample(draw) for _ in range(_PROBES)]
+        sample = [grid.sample(draw) for _ in range(min(_PROBES, grid.size))]
         looks = {rule: {name for values in sample for name in self.run_all([rule], values)[1]} for rule in RULES}
         tables: list[_Table] = []
         for rule in sorted(RULES, key=lambda rule: -self._table_size(looks[rule])):
