@@ -21,8 +21,8 @@ Rule = Callable[[Point], Answer]
 
 _ON_TRAINED_ONLY = {pipeline.c02_layers_fill_the_pipeline, pipeline.c08_stages_divide_into_virtual_ones}
 # Of what the user says twice, the launcher keeps one.
-_ON_WRITTEN_TOO = {parallel.m02_sizes_are_positive, features.m15_full_or_selective_recomputation}
-_ON_WRITTEN = ({*cloudai.RULES} - _ON_TRAINED_ONLY) | _ON_WRITTEN_TOO
+ON_WRITTEN_ALONE = {parallel.m02_sizes_are_positive, features.m15_full_or_selective_recomputation}
+_ON_WRITTEN = ({*cloudai.RULES} - _ON_TRAINED_ONLY) | ON_WRITTEN_ALONE
 # Arithmetic that Megatron-Core has to obey whoever gave the numbers: also asked of what will be trained.
 _ON_BOTH = {
     sizes.c01_ranks_fill_the_model_parallel_groups,
@@ -69,7 +69,7 @@ def ask(rule: Rule, written: Point, trained: Point, upstream: Upstream) -> Answe
     if rule not in _ON_WRITTEN:
         return _of_trained(rule, written, trained, upstream)
     answer = rule(written)
-    if upstream.rules is RuleSet.CLOUDAI or rule in _ON_WRITTEN_TOO:
+    if upstream.rules is RuleSet.CLOUDAI or rule in ON_WRITTEN_ALONE:
         return answer
     if isinstance(answer, Violation):
         return _lifted(rule, answer, written, trained, upstream)
