@@ -185,9 +185,10 @@ class NotEvaluated:
 
 @dataclass(frozen=True)
 class Lifted:
-    """A rule of CloudAI's that rejects the point, and that the pinned release does not have for it.
+    """A rule that is broken as CloudAI sees it, or as upstream ships it, and does not reject the point.
 
-    since: the release that lifted it; "" where the point breaks it only without the values that the launcher fills in.
+    since: the release that lifted it; "" where it holds with the values that the launcher fills in, or where the point
+    leaves a preset of the release as it is.
     """
 
     rule_id: str
@@ -195,7 +196,7 @@ class Lifted:
     reason: str
 
     def __str__(self) -> str:
-        return f"{self.rule_id} lifted{f' in {self.since}' if self.since else ''}: {self.reason}"
+        return f"{self.rule_id} {f'lifted in {self.since}' if self.since else 'not enforced'}: {self.reason}"
 
 
 class RuleSet(StrEnum):

@@ -12,7 +12,7 @@ from cloudai_mbridge.constraints import cloudai
 from cloudai_mbridge.constraints.cloudai import pipeline, sizes
 from cloudai_mbridge.constraints.lifts import LIFTS
 from cloudai_mbridge.constraints.megatron import features, parallel
-from cloudai_mbridge.constraints.rule import Answer, Lifted, NotEvaluated, Point, RuleSet, Violation
+from cloudai_mbridge.constraints.rule import Answer, Lifted, NotEvaluated, Point, RuleSet, Violation, option_list
 from cloudai_mbridge.megatron_bridge.described import origin
 from cloudai_mbridge.megatron_bridge.presets import UPSTREAM_DECIDES, Preset, Resolved
 from cloudai_mbridge.megatron_bridge.release import Release
@@ -21,8 +21,8 @@ Rule = Callable[[Point], Answer]
 
 _ON_TRAINED_ONLY = {pipeline.c02_layers_fill_the_pipeline, pipeline.c08_stages_divide_into_virtual_ones}
 # Of what the user says twice, the launcher keeps one.
-_ON_WRITTEN_TOO = {parallel.m02_sizes_are_positive, features.m15_full_or_selective_recomputation}
-_ON_WRITTEN = ({*cloudai.RULES} - _ON_TRAINED_ONLY) | _ON_WRITTEN_TOO
+ON_WRITTEN_ALONE = {parallel.m02_sizes_are_positive, features.m15_full_or_selective_recomputation}
+_ON_WRITTEN = ({*cloudai.RULES} - _ON_TRAINED_ONLY) | ON_WRITTEN_ALONE
 # Arithmetic that Megatron-Core has to obey whoever gave the numbers: also asked of what will be trained.
 _ON_BOTH = {
     sizes.c01_ranks_fill_the_model_parallel_groups,
@@ -31,6 +31,8 @@ _ON_BOTH = {
     sizes.c07_ranks_fill_the_expert_groups,
 }
 _DECIDED = frozenset(UPSTREAM_DECIDES)
+_OF_DP = ("tp", "pp", "cp")
+_OF_MODEL = {"num_layers", "hidden_size"}
 
 
 class UnknownOperandError(Exception):
@@ -67,7 +69,7 @@ def ask(rule: Rule, written: Point, trained: Point, upstream: Upstream) -> Answe
     if rule not in _ON_WRITTEN:
         return _of_trained(rule, written, trained, upstream)
     answer = rule(written)
-    if upstream.rules is RuleSet.CLOUDAI or rule in _ON_WRITTEN_TOO:
+    if upstream.rules is RuleSet.CLOUDAI or rule in ON_WRITTEN_ALONE:
         return answer
     if isinstance(answer, Violation):
         return _lifted(rule, answer, written, trained, upstream)
@@ -82,9 +84,27 @@ def _of_trained(rule: Rule, written: Point, trained: Point, upstream: Upstream) 
         answer = rule(trained)
     except UnknownOperandError as error:
         return NotEvaluated(rule_id(rule), f"{error}, which Megatron-Bridge decides,")
-    if isinstance(answer, Violation) and upstream.preset is not None:
-        return replace(answer, origins=_origins(answer, written, upstream.preset))
-    return answer
+    if not isinstance(answer, Violation) or upstream.preset is None:
+        return answer
+    if _is_shipped(answer, written, upstream.preset):
+        reason = f"{origin(upstream.preset)} is shipped so, although {answer.fact}"
+        return Lifted(answer.rule_id, "", reason)
+    return replace(answer, origins=_origins(answer, written, upstream.preset))
+
+
+def _is_shipped(broken: Violation, written: Point, preset: Preset) -> bool:
+    """Whether the point leaves all that the rule objects to as upstream ships it: then upstream answers for it."""
+    names = {*broken.operands, *(_OF_DP if "dp" in broken.operands else ())}
+    args, model = written.args, written.recipe
+    is_model = all(getattr(args, n) in (None, model and model.default("model", n)) for n in names & _OF_MODEL)
+    is_preset = all(_is_unchanged(getattr(args, n), preset.values.get(n)) for n in names & _DECIDED)
+    return is_model and is_preset and args.num_gpus == preset.num_gpus
+
+
+def _is_unchanged(said: Any, shipped: Any) -> bool:
+    if isinstance(shipped, list):
+        return not said or option_list(said) == option_list(shipped)
+    return said in (None, "", shipped)
 
 
 def _lifted(rule: Rule, broken: Violation, written: Point, trained: Point, upstream: Upstream) -> Answer:
@@ -97,7 +117,7 @@ def _lifted(rule: Rule, broken: Violation, written: Point, trained: Point, upstr
     answer = _of_trained(rule, written, trained, upstream)
     if answer is None:
         return Lifted(broken.rule_id, "", f"holds with what {origin(upstream.preset)} fills in")
-    return answer if isinstance(answer, Violation) else broken
+    return broken if isinstance(answer, NotEvaluated) else answer
 
 
 def _holds(condition: Callable[[Point], bool], trained: Point) -> bool:

@@ -27,6 +27,7 @@ class Headline:
     modelled_gib: weights, gradients, optimizer and activations of the stage that needs most of them; the rest of the
     peak is what a safety share leaves room for: context, communicators, workspace, fragmentation.
     is_known_to_fit: a published point that differs in GPUs and batch alone needs as much.
+    is_shipped: so does a preset of the pinned release: it fits, whatever is predicted.
     """
 
     gpu: str | None
@@ -41,6 +42,7 @@ class Headline:
     mfu: float | None = None
     why: tuple[str, ...] = ()
     is_known_to_fit: bool = False
+    is_shipped: bool = False
 
     @property
     def memory_share(self) -> float | None:
@@ -51,7 +53,7 @@ class Headline:
 
     def exceeds(self, limit: MemoryLimit | None) -> bool:
         """Return whether states and activations need more than the share, or all terms more than there is."""
-        if limit is None:
+        if limit is None or (self.is_shipped and not limit.is_asked_for):
             return False
         if self.memory_share is None or not self.gpu_memory_gib:
             return limit.is_asked_for

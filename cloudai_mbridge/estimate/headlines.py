@@ -4,6 +4,7 @@ The same numbers as `estimate_point`. A *shape* is all of a point but its GPUs a
 share few of them, and from one point of a shape to the next little is left to do.
 """
 
+import math
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -13,6 +14,7 @@ from cloudai_mbridge.estimate.architecture import Architecture
 from cloudai_mbridge.estimate.hardware import Gpu
 from cloudai_mbridge.estimate.headline import Headline
 from cloudai_mbridge.estimate.memory import Layout
+from cloudai_mbridge.estimate.memory.arguments import ADAPTER_TASKS
 from cloudai_mbridge.estimate.memory.totals import WHAT_STAYS, MemoryTotals
 from cloudai_mbridge.estimate.point import GIB, assumptions_for, flops_of, speed_of, times_of, tokens_per_step
 from cloudai_mbridge.estimate.question import Question, refusing
@@ -27,7 +29,8 @@ T = TypeVar("T")
 class Shape:
     """What points share that differ in GPUs and batch alone. layout: of one of them. times: or why there are none.
 
-    proven_gib: the most states and activations that are predicted for a point of this shape that has run.
+    proven_gib: the most states and activations that are predicted for a published point of this shape.
+    shipped_gib: the same of the preset of the pinned release.
     """
 
     question: Question
@@ -38,6 +41,7 @@ class Shape:
     times: TimeModel | str
     memory: MemoryTotals
     proven_gib: float | None
+    shipped_gib: float | None = None
 
 
 class Headlines:
@@ -65,8 +69,10 @@ class Headlines:
         except BadInput as error:
             return Headline(gpu.name, args.num_gpus, why=(str(error),))
         times, memory = self._times_of(question, model, gpu), self._memory_of(model, layout, gpu)
-        proven = _proven_gib(memory, model, layout, gpu, question.proven_sizes(model))
-        return Shape(question, gpu, model, layout, flops, times, memory, proven)
+        rows = [(row.args.num_gpus, row.args.mb or 1, row.args.gb) for row in question.published_shape(model)]
+        proven = _proven_gib(memory, model, layout, rows, (gpu.memory_gib or 0.0) * GIB)
+        shipped = _proven_gib(memory, model, layout, question.shipped, math.inf)
+        return Shape(question, gpu, model, layout, flops, times, memory, proven, shipped)
 
     def at(self, shape: Shape, layout: Layout) -> Headline:
         """Return what is known of a point of this shape, whose layout differs in GPUs and batch alone."""
@@ -86,7 +92,8 @@ class Headlines:
             tflops_per_gpu=speed.tflops_per_gpu,
             mfu=speed.mfu,
             why=tuple(why),
-            is_known_to_fit=modelled is not None and shape.proven_gib is not None and modelled <= shape.proven_gib,
+            is_known_to_fit=_needs_no_more(modelled, shape.proven_gib),
+            is_shipped=_needs_no_more(modelled, shape.shipped_gib),
         )
 
     def _flops_of(self, question: Question, model: Architecture, layout: Layout) -> int:
@@ -98,7 +105,7 @@ class Headlines:
 
     def _times_of(self, question: Question, model: Architecture, gpu: Gpu) -> TimeModel | str:
         args = question.args
-        key = (id(model), gpu.name, args.compute_dtype, args.task == "lora")
+        key = (id(model), gpu.name, args.compute_dtype, args.task in ADAPTER_TASKS)
         if key not in self._times:
             try:
                 with refusing("step_time_s cannot be estimated"):
@@ -115,10 +122,18 @@ class Headlines:
         return self._memory[key]
 
 
+def _needs_no_more(modelled: float | None, proven: float | None) -> bool:
+    return modelled is not None and proven is not None and modelled <= proven
+
+
 def _proven_gib(
-    memory: MemoryTotals, model: Architecture, layout: Layout, gpu: Gpu, have_run: Iterable[tuple[int, int, int | None]]
+    memory: MemoryTotals,
+    model: Architecture,
+    layout: Layout,
+    have_run: Iterable[tuple[int, int, int | None]],
+    most: float,
 ) -> float | None:
-    """Return what points that have run prove to fit; one whose prediction exceeds the GPU proves nothing."""
+    """Return what GPUs and batches that have run prove to fit; one that is predicted to need over `most` does not."""
     proven: list[float] = []
     for sizes in have_run:
         try:
@@ -126,7 +141,7 @@ def _proven_gib(
                 peak, _, modelled = memory.fullest(model, layout.resized(*sizes))
         except BadInput:
             continue
-        if peak <= (gpu.memory_gib or 0.0) * GIB:
+        if peak <= most:
             proven.append(modelled / GIB * (1 + _ROUNDING))
     return max(proven, default=None)
 

@@ -22,6 +22,7 @@ from cloudai_mbridge.estimate.memory import (
     total_parameters,
     worst_stage,
 )
+from cloudai_mbridge.estimate.memory.arguments import ADAPTER_TASKS
 from cloudai_mbridge.estimate.memory.other import NOTHING
 from cloudai_mbridge.estimate.not_considered import not_considered
 from cloudai_mbridge.estimate.precision import precision_named
@@ -180,7 +181,7 @@ def times_of(question: Question, model: Architecture) -> TimeModel:
     precision = precision_named(question.args.compute_dtype)
     if reason := why_no_time(question.gpu, precision):
         raise BadInput(reason)
-    return time_model(model, question.gpu, precision, is_frozen=question.args.task == "lora")
+    return time_model(model, question.gpu, precision, is_frozen=question.args.task in ADAPTER_TASKS)
 
 
 def assumptions_for(gpu: Gpu | None) -> Assumptions:

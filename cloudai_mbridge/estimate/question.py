@@ -44,7 +44,7 @@ class Question:
 
     args: with the recipe's defaults. extra: its `extra_cmd_args`. gpu: None where it is not known, with the reason.
     as_published: the arguments as the published tables would give them; None: `args`.
-    proven: GPUs, micro-batch and batch with which upstream ships just this layout for this GPU.
+    shipped: GPUs, micro-batch and batch with which upstream ships just this layout for this GPU.
     why_no_layout: why its sizes are not known; "" where they are.
     filled_in: what Megatron-Bridge's launcher fills in, and of which release; "" for nothing.
     """
@@ -56,7 +56,7 @@ class Question:
     extra: Mapping[str, str] = field(default_factory=dict)
     formula: Formula = NEW
     as_published: ResolvedCmdArgs | None = None
-    proven: tuple[tuple[int, int, int], ...] = ()
+    shipped: tuple[tuple[int, int, int], ...] = ()
     why_no_layout: str = ""
     filled_in: str = ""
 
@@ -85,11 +85,6 @@ class Question:
         if self.gpu is None or self.extra:
             return ()
         return rows_of_shape(self.as_published or self.args, self.gpu.name, model.mtp_num_layers)
-
-    def proven_sizes(self, model: Architecture) -> tuple[tuple[int, int, int | None], ...]:
-        """Return GPUs, micro-batch and batch with which points of this shape have run."""
-        rows = self.published_shape(model)
-        return (*((row.args.num_gpus, row.args.mb or 1, row.args.gb) for row in rows), *self.proven)
 
     def layout_of(self, model: Architecture) -> Layout:
         """Return how the point's model is spread over the GPUs.

@@ -1,12 +1,11 @@
 """What is estimated of a point of Megatron-Bridge's launcher: the sizes that will be trained."""
 
 from collections.abc import Mapping
-from typing import Any
 
 from cloudai_mbridge.estimate.hardware import Gpu
 from cloudai_mbridge.estimate.question import Question
 from cloudai_mbridge.megatron_bridge.described import describe
-from cloudai_mbridge.megatron_bridge.presets import UPSTREAM_DECIDES, Preset, with_preset
+from cloudai_mbridge.megatron_bridge.presets import Preset, said, with_preset
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
 from cloudai_mbridge.recipes.load import Recipe
 from cloudai_mbridge.training.flops import NEW, Formula
@@ -39,8 +38,8 @@ def trained_question(
         trained = trained.model_copy(update={"seq_length": recipe.default("model", "seq_length")})
     if preset is not None:
         published = args.model_copy(update={name: getattr(trained, name) for name in _PUBLISHED})
-    proven = _proven(recipe, args, preset, extra)
-    return Question(recipe, trained, gpu, why_no_gpu, extra, formula, published, proven, filled_in=describe(resolved))
+    shipped = _shipped(recipe, args, preset, extra)
+    return Question(recipe, trained, gpu, why_no_gpu, extra, formula, published, shipped, filled_in=describe(resolved))
 
 
 def _missing(unknown: frozenset[str], recipe: Recipe) -> list[str]:
@@ -48,19 +47,12 @@ def _missing(unknown: frozenset[str], recipe: Recipe) -> list[str]:
     return [name for name in _NEEDED if name in unknown and (has_experts or name != "ep")]
 
 
-def _proven(
+def _shipped(
     recipe: Recipe, args: ResolvedCmdArgs, preset: Preset | None, extra: Mapping[str, str]
 ) -> tuple[tuple[int, int, int], ...]:
     """Return GPUs and batch of the preset, which upstream ships for this GPU, if the point changes nothing else."""
     if preset is None or extra or not all(isinstance(preset.values.get(name), int) for name in _BATCH):
         return ()
-    shape = {name: preset.values.get(name) for name in UPSTREAM_DECIDES if name not in _BATCH}
-    shape |= {name: recipe.default("model", name) for name in _MODEL}
-    shape["seq_length"] = shape["seq_length"] or recipe.default("model", "seq_length")
-    if any(_differs(getattr(args, name), value) for name, value in shape.items()):
-        return ()
-    return ((preset.num_gpus, preset.values["mb"], preset.values["gb"]),)
-
-
-def _differs(said: Any, value: Any) -> bool:
-    return said not in (None, "", []) and said != value
+    changed = [name for name, value in said(args).items() if name not in _BATCH and value != preset.values.get(name)]
+    changed += [name for name in _MODEL if getattr(args, name) not in (None, recipe.default("model", name))]
+    return () if changed else ((preset.num_gpus, preset.values["mb"], preset.values["gb"]),)

@@ -33,8 +33,8 @@ def fill_in_notes(sweep: Sweep, pinned: Pinned) -> tuple[str, ...]:
 
 
 def lifted_note(lifted: Lifted, count: int) -> str:
-    """Return what is said of points that only CloudAI rejects."""
-    return f"{lifted}; {count} point{'s' if count > 1 else ''} that CloudAI rejects (--rules cloudai)"
+    """Return what is said of accepted points that break a rule."""
+    return f"{lifted} ({count} point{'s' if count > 1 else ''})"
 
 
 def _variants(sweep: Sweep) -> Iterator[ResolvedCmdArgs]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from cloudai_mbridge.constraints.engine import RULES
 from cloudai_mbridge.constraints.rule import Answer, Lifted, NotEvaluated, Point, Violation
-from cloudai_mbridge.constraints.upstream import UnknownOperandError, Upstream, ask
+from cloudai_mbridge.constraints.upstream import ON_WRITTEN_ALONE, UnknownOperandError, Upstream, ask
 from cloudai_mbridge.megatron_bridge.presets import UPSTREAM_DECIDES, Preset, resolve_sizes
 from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
 from cloudai_mbridge.models.system import System
@@ -81,7 +81,7 @@ class Screen:
     def _make_tables(self, grid: Grid) -> list["_Table"]:
         """Group the rules by what they look at on a sample of the grid; a group's table must stay small."""
         draw = random.Random(0)  # noqa: S311 - a sample, no secret
-        sample = [grid.sample(draw) for _ in range(_PROBES)]
+        sample = [grid.sample(draw) for _ in range(min(_PROBES, grid.size))]
         looks = {rule: {name for values in sample for name in self.run_all([rule], values)[1]} for rule in RULES}
         tables: list[_Table] = []
         for rule in sorted(RULES, key=lambda rule: -self._table_size(looks[rule])):
@@ -116,7 +116,7 @@ class Screen:
     def index(self, name: str) -> int:
         return self._names.index(name)
 
-    def _asker(self, values: Values) -> tuple[Callable[[Rule], Answer], set[str]]:
+    def _asker(self, rules: Sequence[Rule], values: Values) -> tuple[Callable[[Rule], Answer], set[str]]:
         """Return what asks a rule about a point, and the axes that the rules asked so far have looked at."""
         chosen = dict(zip(self._names, values, strict=True))
         looked: set[str] = set()
@@ -125,6 +125,8 @@ class Screen:
             looked.add(_NUM_NODES)
         point = Point(args, self._system, self._recipe, self._nodes(chosen))
         if (upstream := self._upstream) is None:
+            return lambda rule: rule(point), looked
+        if len(rules) == 1 and rules[0] in ON_WRITTEN_ALONE:  # often run for every point
             return lambda rule: rule(point), looked
         trained = upstream.trained(point, self._trained_type(chosen, looked))
         return lambda rule: ask(rule, point, trained, upstream), looked
@@ -135,7 +137,7 @@ class Screen:
 
     def run_all(self, rules: Sequence[Rule], values: Values) -> tuple[Answers, set[str]]:
         """Run rules on a point; return what they object to and the axes that any of them looked at."""
-        ask_rule, looked = self._asker(values)
+        ask_rule, looked = self._asker(rules, values)
         return tuple([answer for rule in rules if (answer := ask_rule(rule)) is not None]), looked
 
 

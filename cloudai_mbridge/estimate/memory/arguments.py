@@ -11,6 +11,8 @@ from cloudai_mbridge.models.pipeline_layout import num_stages
 from cloudai_mbridge.recipes.apply import recipe_layout
 from cloudai_mbridge.recipes.load import Recipe
 
+# Megatron-Bridge's launcher says lora until 0.5, and peft since
+ADAPTER_TASKS = ("lora", "peft")
 _FULLY_CAPTURED = ("full", "full_iteration", "local")
 
 
@@ -47,7 +49,7 @@ def layout_of(args: ResolvedCmdArgs, recipe: Recipe, *, gpu: str | None = None, 
         precision=precision,
         cuda_graph=_cuda_graph(args),
         overlap_moe_expert_parallel_comm=bool(args.moe_a2a_overlap),
-        adapters_only=args.task == "lora",
+        adapters_only=args.task in ADAPTER_TASKS,
         num_distributed_optimizer_instances=args.num_distributed_optimizer_instances or 1,
         **given,
     )

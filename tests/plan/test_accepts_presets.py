@@ -1,0 +1,92 @@
+"""Every performance configuration of a release, as a CloudAI user writes it, is planned; also with all written out."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from cloudai_mbridge.megatron_bridge.catalog import catalog
+from cloudai_mbridge.megatron_bridge.presets import UPSTREAM_DECIDES, find_preset
+from cloudai_mbridge.megatron_bridge.release import find_release
+from cloudai_mbridge.megatron_bridge.rows import Row
+from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
+from cloudai_mbridge.models.load import LoadedTest
+from cloudai_mbridge.models.scenario import TestRun
+from cloudai_mbridge.models.system import SlurmSystem
+from cloudai_mbridge.models.test_definition import MegatronBridgeTestDefinition
+from cloudai_mbridge.plan.preview import Look, PlanOptions, TestPlan
+
+URL = "https://github.com/NVIDIA-NeMo/Megatron-Bridge.git"
+# configurations; of these, what breaks a rule of Megatron-Core's and is accepted as upstream ships it
+SHIPPED = {"0.3.0": (229, 0), "0.6.0": (403, 21)}
+
+
+def _rows(version: str) -> tuple[Row, ...]:
+    found = catalog(find_release(f"v{version}"))  # type: ignore[arg-type]
+    assert found is not None
+    return found.source.rows
+
+
+def _as_cloudai(row: Row) -> dict[str, Any]:
+    variant = {"config_variant": row.variant} if row.variant else {}
+    names = {"model_family_name": row.family or "any", "model_recipe_name": row.recipe, "gpu_type": row.gpu}
+    return {**names, "compute_dtype": row.compute_dtype, "task": row.task, "num_gpus": row.num_gpus, **variant}
+
+
+def _written_out(version: str, args: dict[str, Any]) -> dict[str, Any]:
+    preset = find_preset(ResolvedCmdArgs.model_validate(args), find_release(f"v{version}"))
+    assert preset is not None
+    values = {name: preset.values.get(name) for name in UPSTREAM_DECIDES}
+    texts = {name: ",".join(value) if isinstance(value, list) else value for name, value in values.items()}
+    return {**args, **{name: value for name, value in texts.items() if value not in (None, "")}}
+
+
+def _look(version: str, args: dict[str, Any]) -> Look:
+    definition = MegatronBridgeTestDefinition.model_validate(
+        {"name": "n", "description": "", "cmd_args": args, "git_repos": [{"url": URL, "commit": f"v{version}"}]}
+    )
+    per_node = 4 if args["gpu_type"] in ("gb200", "gb300", "vr200") else 8
+    system = SlurmSystem(
+        name="c",
+        scheduler="slurm",
+        default_partition="p",
+        partitions=[{"name": "p"}],
+        gpus_per_node=per_node,
+    )
+    (look,) = TestPlan(LoadedTest(TestRun(id="t", test_name="n"), definition), system, PlanOptions()).looks()
+    return look
+
+
+def _looks(version: str, is_written_out: bool) -> Iterator[tuple[Row, Look]]:
+    for row in _rows(version):
+        args = _as_cloudai(row)
+        yield row, _look(version, _written_out(version, args) if is_written_out else args)
+
+
+@pytest.mark.parametrize("is_written_out", [False, True], ids=["as in CloudAI", "written out"])
+@pytest.mark.parametrize("version", SHIPPED)
+def test_all_performance_configurations_are_planned(version: str, is_written_out: bool) -> None:
+    seen = shipped_so = 0
+    for row, look in _looks(version, is_written_out):
+        where = (row.recipe, row.task, row.gpu, row.compute_dtype, row.variant, row.num_gpus)
+        assert not look.violations, (where, list(map(str, look.violations)))
+        assert not look.is_held_back, (where, look.headline)
+        seen += 1
+        shipped_so += any("is shipped so" in lifted.reason for lifted in look.point.lifted)
+    assert (seen, shipped_so) == SHIPPED[version]
+
+
+def test_estimates_are_for_the_filled_in_sizes() -> None:
+    (row,) = [
+        row
+        for row in _rows("0.3.0")
+        if (row.recipe, row.gpu, row.compute_dtype, row.variant) == ("llama31_405b", "gb200", "bf16", "v1")
+    ]
+    args = _as_cloudai(row)
+    short, long = (_look("0.3.0", given).headline for given in (args, _written_out("0.3.0", args)))
+    assert short is not None
+    assert short.step_time_s is not None
+    assert short == long
+    twice = _look("0.3.0", {**args, "num_gpus": 2 * row.num_gpus}).headline  # twice the batch on twice the GPUs
+    assert twice is not None
+    assert twice.tokens_per_s_per_gpu == pytest.approx(short.tokens_per_s_per_gpu, rel=0.05)
