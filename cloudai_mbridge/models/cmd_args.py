@@ -39,9 +39,7 @@ class _LauncherArgs(StrictModel):
     def _not_arguments(cls, data: Any) -> Any:
         for name in data if isinstance(data, dict) else ():
             if str(name).startswith(_NO_SLURM):
-                raise ValueError(
-                    f"{name} is for Kubernetes or DGX Cloud; this tool submits to Slurm; remove it"
-                )
+                raise ValueError(f"{name} is for Kubernetes or DGX Cloud; this tool submits to Slurm; remove it")
             if name in _ELSEWHERE:
                 raise ValueError(f"{name} is not an argument here; set {_ELSEWHERE[name]}")
         return data

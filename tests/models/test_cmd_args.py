@@ -22,9 +22,7 @@ def test_a_blank_name_in_an_axis_is_refused() -> None:
 
 @pytest.mark.parametrize("name", ["kubeflow_namespace", "dgxc_cluster", "csp"])
 def test_other_schedulers_are_refused_with_the_reason(name: str) -> None:
-    with pytest.raises(
-        ValidationError, match=f"{name} is for Kubernetes or DGX Cloud; this tool submits"
-    ):
+    with pytest.raises(ValidationError, match=f"{name} is for Kubernetes or DGX Cloud; this tool submits"):
         MegatronBridgeCmdArgs.model_validate({name: "x"})
 
 
