@@ -19,10 +19,10 @@ CREDENTIALS = ("HF_TOKEN", "WANDB_API_KEY")
 
 def main(launcher: str, arguments: list[str]) -> None:
     """Run the launcher in this process, as if it had been started itself."""
-    with contextlib.suppress(ModuleNotFoundError):  # the launcher will say so itself
-        guard(import_module("nemo_run"))
     sys.argv = [launcher, *arguments]
     sys.path[0] = str(Path(launcher).parent)
+    with contextlib.suppress(ModuleNotFoundError):  # the launcher will say so itself
+        guard(import_module("nemo_run"))
     runpy.run_path(launcher, run_name="__main__")
 
 

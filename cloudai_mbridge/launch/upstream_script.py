@@ -40,7 +40,7 @@ def render_launcher_script(plan: RunPlan, system: SlurmSystem) -> str:
         "(",
         f'  cd {clone} && exec {python} "$_mbridge_starter" \\',
         f"    {launcher} \\",
-        *_argument_lines(launcher_argv(plan, system)),
+        *_argument_lines(launcher_argv(plan, system), len(plan.upstream.overrides)),
         f") > {_LOG} 2>&1",
         "_mbridge_exit=$?",
         "# the last one: the launcher submits again what failed by bad luck",
@@ -69,11 +69,11 @@ def find_job_ids(log: bytes) -> list[str]:
     return list(dict.fromkeys(found.decode() for found in _PYTHON_JOB_ID.findall(log)))
 
 
-def _argument_lines(argv: list[str]) -> Iterable[str]:
-    """Write a flag and its values on a line of their own."""
+def _argument_lines(argv: list[str], num_overrides: int) -> Iterable[str]:
+    """Write a flag and its values on a line of their own, and so the overrides, which come last."""
     groups: list[list[str]] = []
-    for element in argv:
-        if not groups or re.match(r"-(?![0-9.])", element):
+    for i, element in enumerate(argv):
+        if not groups or re.match(r"-(?![0-9.])", element) or i >= len(argv) - num_overrides:
             groups.append([])
         groups[-1].append(element)
     for i, group in enumerate(groups):

@@ -18,6 +18,7 @@ import psutil
 import pytest
 
 NASTY = "\"; touch pwned; $(touch pwned) `touch pwned` ' /nemo_run $$ ${app_id}"
+WRITTEN = NASTY.replace("${", r"\${")  # names of variables would be expanded
 TOKEN = "hf_" + "NeverToBeSeen" * 3
 LOCAL = 'name = "l"\nscheduler = "local"\nexecutor = "nemo_run"\n'
 SLURM = f"""
@@ -55,7 +56,7 @@ def case(directory: Path, system: str, *, gpus: int = 2, run: str = "", max_step
         f'name = "nr"\n[[Tests]]\nid = "t"\nname = "t"\ndescription = "d"\ntest_template_name = "MegatronBridge"\n'
         f"{run}\n[Tests.cmd_args]\nlauncher = 'embedded'\nmodel_recipe_name = 'gpt_tiny'\ncompute_dtype = 'fp32'\n"
         f"num_gpus = {gpus}\ntp = 2\nmax_steps = {max_steps}\nhf_token = '{TOKEN}'\n"
-        f"[Tests.extra_env_vars]\nMBRIDGE_NASTY = {json.dumps(NASTY)}\nMASTER_ADDR = 'nowhere'\n"
+        f"[Tests.extra_env_vars]\nMBRIDGE_NASTY = {json.dumps(WRITTEN)}\nMASTER_ADDR = 'nowhere'\n"
     )
     files = [f"--system-config={directory}/system.toml", f"--test-scenario={directory}/scenario.toml"]
     return [*files, f"--output-dir={directory}/out $(touch pwned)"]

@@ -149,10 +149,11 @@ def test_a_live_run(tmp_path: Path, installed: tuple[Path, str], accounting_clus
     assert "offline 0" in rank_logs[0]
     points = json.loads((directory.parents[2] / "report.json").read_text())["points"]
     assert [len(point["steps"]) for point in points] == [5], done.stdout + done.stderr
-    scripts = [path for path in directory.rglob("*.sh") if path.name != "launcher.sh"]
-    assert any("#SBATCH" in path.read_text() for path in scripts)
-    assert any("-wdk WANDB_API_KEY" in path.read_text() for path in scripts)
-    assert not [path for path in scripts if "export HF_TOKEN" in path.read_text()]
+    (batch,) = directory.rglob("x_sbatch.sh")
+    assert "export TRANSFORMERS_OFFLINE=0" in batch.read_text()
+    assert not [name for name in ("HF_TOKEN", "WANDB_API_KEY") if f"export {name}" in batch.read_text()]
+    (ranks,) = directory.rglob("scripts/x.sh")
+    assert "-wdk WANDB_API_KEY" in ranks.read_text()
     assert not _leaks(tmp_path / "out")
     assert HF not in done.stdout + done.stderr
     assert WANDB not in done.stdout + done.stderr
