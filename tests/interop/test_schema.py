@@ -30,6 +30,7 @@ ON_PURPOSE = {
     "Names that no shell can export": r"is no name of an environment variable",
     "Lists and tables in `global_env_vars`": r"global_env_vars\.\S+: .*must be a valid string or a valid integer",
     "Credentials in `extra_cmd_args`": r"would put a credential into a script|holds a password",
+    "Short options in `extra_srun_args`": r"cannot reach the upstream launcher; write long options",
     "An empty `default_partition` or `install_path`": r"default_partition: '' must be|install_path is missing",
     "A window that leaves no step": r"exclude_start_steps = \d+ leaves no step to measure",
     "Hooks of other templates": r"training would start unchecked",
@@ -219,6 +220,7 @@ REFUSED: dict[str, Callable[[Files], None]] = {
     "Names that no shell can export": _test(extra_env_vars={"with-dash": "1"}),
     "Lists and tables in `global_env_vars`": lambda files: files.system["global_env_vars"].update(A=["1"]),
     "Credentials in `extra_cmd_args`": lambda files: files.test["git_repos"][0].update(url=PASSWORD),
+    "Short options in `extra_srun_args`": lambda files: files.system.update(extra_srun_args="-N 2"),
     "An empty `default_partition` or `install_path`": lambda files: files.system.update(default_partition=""),
     "A window that leaves no step": lambda files: files.test.update(
         training_report={}, cmd_args={**files.test["cmd_args"], "max_steps": 5}
