@@ -102,6 +102,7 @@ class Partition(StrictModel):
     name: OneLine
     nodes: list[OneLine] = []
     groups: list[PartitionGroup] = []
+    slurm_nodes: list[Any] = Field([], description="state that CloudAI keeps in its object; not read")
 
 
 class SlurmSystem(_System):
@@ -120,6 +121,10 @@ class SlurmSystem(_System):
     extra_sbatch_args: list[OneLine] = []
     extra_transient_status_errors: list[Text] = []
     status_retry_pause_seconds: int = Field(10, ge=0)
+    supports_gpu_directives_cache: bool | None = Field(
+        None, description="whether jobs may ask for GPUs; where the file does not say, Slurm is asked for its GresTypes"
+    )
+    group_allocated: list[Any] = Field([], description="state that CloudAI keeps in its object; not read")
 
 
 System = LocalSystem | SlurmSystem
