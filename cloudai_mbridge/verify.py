@@ -100,7 +100,7 @@ def summarize_foreign(findings: Iterable[Finding]) -> Iterator[str]:
     for kind in dict.fromkeys(finding.kind for finding in foreign):
         names = [finding.text for finding in foreign if finding.kind == kind]
         each = sorted({name for text in names for name in text.split(", ")})
-        yield f"{len(names)} {kind}s of {', '.join(each)}"
+        yield f"{len(names)} {kind}{'s' if len(names) > 1 else ''} of {', '.join(each)}"
 
 
 def _kind(path: Path) -> str:

@@ -48,9 +48,10 @@ def _override_key(value: str) -> str:
     return _no_control_characters(value)
 
 
-def _list_of_one(value: Any) -> Any:
-    """Return a list for a single text; as in CloudAI, an empty table is an empty list."""
-    return [value] if isinstance(value, str) else [] if value == {} else value
+def _list_of_paths(value: Any) -> Any:
+    """Return a list for a single path; as in CloudAI, blanks around a path and an empty table mean nothing."""
+    paths = [value] if isinstance(value, str) else [] if value == {} else value
+    return [path.strip() if isinstance(path, str) else path for path in paths] if isinstance(paths, list) else paths
 
 
 def _no_nul(value: Any) -> Any:
@@ -91,5 +92,5 @@ NotBlank = Annotated[str, AfterValidator(_no_nul), AfterValidator(_not_blank)]
 AxisOfText = Annotated[list[Text], Field(min_length=1)]
 AxisOfInt = Annotated[list[int], Field(min_length=1)]
 OverrideKey = Annotated[str, AfterValidator(_override_key)]
-ListOfText = Annotated[list[Text], BeforeValidator(_list_of_one)]
+ListOfPaths = Annotated[list[Text], BeforeValidator(_list_of_paths)]
 EnvName = Annotated[str, AfterValidator(_environment_name)]

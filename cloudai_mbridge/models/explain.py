@@ -42,7 +42,8 @@ def _path_in_data(detail: ErrorDetails, data: Any) -> Path:
 def _describe(path: Path, details: Sequence[ErrorDetails], model: type[BaseModel], data: Any) -> str:
     first = details[0]
     if first["type"] == "extra_forbidden":
-        return f"unknown key; {suggest(str(path[-1]), _keys_at(model, path[:-1]))}"
+        hint = "; --allow-unknown-args leaves it out" if path[-2:-1] == ("cmd_args",) else ""
+        return f"unknown key; {suggest(str(path[-1]), _keys_at(model, path[:-1]))}{hint}"
     if first["type"] == "missing":
         return "is missing; add it"
     value = _value_at(data, path)

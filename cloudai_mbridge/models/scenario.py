@@ -5,7 +5,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from cloudai_mbridge.models.base import AxisOfInt, ListOfText, OneLine, ShellWords, StrictModel, Text
+from cloudai_mbridge.models.base import AxisOfInt, ListOfPaths, OneLine, ShellWords, StrictModel, Text
 from cloudai_mbridge.models.runner_config import RunnerConfig
 from cloudai_mbridge.models.time_limit import slurm_time
 
@@ -67,7 +67,7 @@ class TestRun(StrictModel):
     nsys: dict[str, Any] | None = None
     metrics: dict[str, Any] | None = None
     sweep: dict[str, Any] | None = None
-    dse_excluded_args: ListOfText | None = None
+    dse_excluded_args: ListOfPaths | None = None
     agent: Text | None = None
     agent_steps: int | None = None
     agent_metrics: list[Text] | None = None
@@ -83,9 +83,9 @@ class TestRun(StrictModel):
     def _named_or_inline(self) -> Self:
         inline = {"name": self.name, "description": self.description, "test_template_name": self.test_template_name}
         missing = [key for key, value in inline.items() if value is None]
-        if self.test_name is None and missing:
+        if not self.test_name and missing:
             raise ValueError(f"set test_name, or define the test here (missing: {', '.join(missing)})")
-        if self.test_name is not None and self.test_template_name is not None:
+        if self.test_name and self.test_template_name is not None:
             raise ValueError("test_name and test_template_name exclude each other; remove one")
         return self
 

@@ -102,6 +102,7 @@ class Partition(StrictModel):
     name: OneLine
     nodes: list[OneLine] = []
     groups: list[PartitionGroup] = []
+    slurm_nodes: list[Any] = Field([], description="state that CloudAI keeps in its object; not read")
 
 
 class SlurmSystem(_System):
@@ -123,6 +124,7 @@ class SlurmSystem(_System):
     supports_gpu_directives_cache: bool | None = Field(
         None, description="whether jobs may ask for GPUs; where the file does not say, Slurm is asked for its GresTypes"
     )
+    group_allocated: list[Any] = Field([], description="state that CloudAI keeps in its object; not read")
 
     @property
     def asks_for_gpus(self) -> bool:

@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import Field, field_validator, model_validator
 
-from cloudai_mbridge.models.base import AxisOfText, EnvName, ListOfText, OverrideKey, ShellWords, StrictModel, Text
+from cloudai_mbridge.models.base import AxisOfText, EnvName, ListOfPaths, OverrideKey, ShellWords, StrictModel, Text
 from cloudai_mbridge.models.cmd_args import MegatronBridgeCmdArgs
 from cloudai_mbridge.models.sweep import SweepConfig
 
@@ -97,7 +97,7 @@ class MegatronBridgeTestDefinition(StrictModel):
     metrics: MetricsConfig = MetricsConfig()
     training_report: TrainingReportConfig | None = None
     sweep: SweepConfig = SweepConfig()
-    dse_excluded_args: ListOfText = Field([], description="paths such as cmd_args.x whose lists are values, not axes")
+    dse_excluded_args: ListOfPaths = Field([], description="paths such as cmd_args.x whose lists are values, not axes")
     predictor: dict[str, Any] | None = None
     agent: Text = "grid_search"
     agent_steps: int | None = None

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.models.base import is_secret
+from cloudai_mbridge.models.cmd_args import Launcher
 from cloudai_mbridge.models.load import LoadedScenario, LoadedTest
 from cloudai_mbridge.models.system import Executor, SlurmSystem, System
 from cloudai_mbridge.models.test_definition import TEMPLATE, MegatronBridgeTestDefinition
@@ -31,7 +32,8 @@ def _in_test(test: LoadedTest, system: System) -> Iterator[str]:
     patterns = [*definition.sweep.include, *definition.sweep.exclude]
     for name in sorted({name for pattern in patterns for name in pattern if is_secret(name.removeprefix("env."))}):
         yield f"{where}: sweep: {name} is a credential and cannot be a coordinate; remove it"
-    if profiles(definition) and system.executor is Executor.NEMO_RUN and not may_be_upstream(definition):
+    only_upstream = definition.cmd_args.launcher == Launcher.MEGATRON_BRIDGE  # type: ignore[attr-defined]
+    if profiles(definition) and system.executor is Executor.NEMO_RUN and not only_upstream:
         yield f"{where}: [nsys] with executor = 'nemo_run' is not supported; use executor = 'mbridge'"
     if definition.agent != "grid_search":
         yield f"{where}: agent = {definition.agent!r} is unknown; use 'grid_search'"

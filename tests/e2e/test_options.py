@@ -52,3 +52,50 @@ def test_embedded_tests_need_nothing_installed(command: str, files: list[str], m
     done = mbridge(command, *files)
     assert done.returncode == 0, done.stderr
     assert not (tmp_path / "installed/gpt_tiny").exists()
+
+
+# Options of CloudAI's command line
+
+
+def test_cloudais_options_are_taken(files: list[str], mbridge: Any, tmp_path: Path) -> None:
+    (tmp_path / "s.toml").write_text(SCENARIO.replace("max_step ", "max_steps "))
+    (tmp_path / "hook").mkdir()
+    options = ["--single-sbatch", "--enable-cache-without-check", f"--hook-dir={tmp_path}/hook"]
+    before = ["--log-level", "debug", "--log-file", "debug.log"]
+    done = mbridge(*before, "dry-run", *files[1:], *options, f"--output-dir={tmp_path}/out", env=_system(tmp_path))
+    assert done.returncode == 0, done.stderr
+    lines = done.stderr.splitlines()
+    assert len(lines) == 3
+    assert all(line.startswith("note: ") for line in lines)
+    assert not Path("debug.log").exists()
+
+
+@pytest.mark.parametrize("command", ["install", "uninstall"])
+def test_cloudais_options_of_install(command: str, files: list[str], mbridge: Any, tmp_path: Path) -> None:
+    (tmp_path / "s.toml").write_text(SCENARIO.replace("max_step ", "max_steps "))
+    done = mbridge(command, *files[1:], f"--hook-dir={tmp_path}", env=_system(tmp_path))
+    assert done.returncode == 0, done.stderr
+
+
+def _system(directory: Path) -> dict[str, str]:
+    return {"CLOUDAI_SYSTEM_CONFIG": str(directory / "system.toml")}
+
+
+def test_what_cloudai_lists(mbridge: Any) -> None:
+    assert mbridge("list", "agents").stdout.startswith("grid_search: ")
+    assert "report.json" in mbridge("list", "reports", "-v").stdout
+    assert mbridge("list", "-h").stdout.startswith("Usage: ")
+
+
+def test_files_of_other_templates_are_summed_up(mbridge: Any, tmp_path: Path) -> None:
+    (tmp_path / "a.toml").write_text('name = "a"\ntest_template_name = "NcclTest"\n')
+    (tmp_path / "b.toml").write_text('name = "b"\ntest_template_name = "Sleep"\n')
+    (tmp_path / "s.toml").write_text('name = "s"\n[[Tests]]\nid = "a"\ntest_name = "a"\n')
+    (tmp_path / "k.toml").write_text('name = "k"\nscheduler = "kubernetes"\n')
+    done = mbridge("verify-configs", tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == [
+        "not checked, for another tool: 2 tests of NcclTest, Sleep",
+        "not checked, for another tool: 1 system of kubernetes",
+        "not checked, for another tool: 1 scenario of NcclTest",
+    ]

@@ -54,7 +54,7 @@ def cloudais_files(source: Path, system: str = "example_slurm_cluster") -> Files
 
 
 def _keys(model: type[BaseModel]) -> list[str]:
-    return [info.alias or name for name, info in model.model_fields.items() if not info.exclude] + ["unknown_key"]
+    return [info.alias or name for name, info in model.model_fields.items()] + ["unknown_key"]
 
 
 def places() -> Iterator[tuple[str, tuple[Any, ...]]]:

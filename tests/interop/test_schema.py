@@ -14,7 +14,7 @@ from cloudai.core import Parser
 
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.models.load import load_scenario, load_system
-from cloudai_mbridge.models.system import LocalSystem
+from cloudai_mbridge.models.loaded import HookOptions
 from cloudai_mbridge.plan import SweepPlan
 from cloudai_mbridge.plan.build import build_plan
 from tests.interop.schema_variants import Files, cloudais_files, variants
@@ -29,11 +29,15 @@ ON_PURPOSE = {
     "Numbers that are not finite": r"must be a finite number",
     "Names that no shell can export": r"is no name of an environment variable",
     "Lists and tables in `global_env_vars`": r"global_env_vars\.\S+: .*must be a valid string or a valid integer",
-    "Credentials in `extra_cmd_args`": r"would put a credential into a script",
+    "Credentials in `extra_cmd_args`": r"would put a credential into a script|holds a password",
+    "Short options in `extra_srun_args`": r"cannot reach the upstream launcher; write long options",
     "An empty `default_partition` or `install_path`": r"default_partition: '' must be|install_path is missing",
     "A window that leaves no step": r"exclude_start_steps = \d+ leaves no step to measure",
     "Hooks of other templates": r"training would start unchecked",
     "Waiting for another template": r"and not run by this tool; remove the dependency",
+    "Tests that wait for each other": r"cyclic dependency",
+    "Control characters": r"must not contain (control|a NUL)",
+    "Systems that cannot run the launcher": r"submits Slurm jobs; use a Slurm|is not supported; use one of",
     "Files that are not TOML": r"not valid TOML",
 }
 
@@ -68,11 +72,9 @@ def _logging_again() -> Any:
     logging.disable(logging.NOTSET)
 
 
-def plan(directory: Path) -> SweepPlan | None:
-    """Plan what `Files.write` wrote. On a standalone system neither CloudAI nor this tool runs the launcher."""
+def plan(directory: Path) -> SweepPlan:
+    """Plan what `Files.write` wrote."""
     system = load_system(directory / "system/system.toml")
-    if isinstance(system, LocalSystem):
-        return None
     return build_plan(load_scenario(directory / "scenario/scenario.toml", directory / "test"), system)
 
 
@@ -120,7 +122,6 @@ def test_the_list_is_documented() -> None:
 def test_cloudais_own_files(cloudai_source: Path, is_taken: Taken, tmp_path: Path) -> None:
     assert is_taken(cloudais_files(cloudai_source))
     found = plan(tmp_path)
-    assert found is not None
     assert len(found.runs) == 1
 
 
@@ -197,6 +198,69 @@ def test_a_form(form: str, cloudai_source: Path, is_taken: Taken, tmp_path: Path
     assert refusal(tmp_path) == ""
 
 
+def _circle(files: Files) -> None:
+    first = files.scenario["Tests"][0]
+    files.scenario["Tests"] = [
+        {**first, "id": one, "dependencies": [{"type": "start_post_comp", "id": other}]} for one, other in ("ab", "ba")
+    ]
+
+
+def _foreign_dependency(files: Files) -> None:
+    nap = {"id": "nap", "name": "n", "description": "d", "test_template_name": "Sleep", "cmd_args": {"seconds": 1}}
+    files.scenario["Tests"][0]["dependencies"] = [{"type": "start_post_comp", "id": "nap"}]
+    files.scenario["Tests"].append(nap)
+
+
+PASSWORD = "https://me:secret@example.com/Megatron-Bridge.git"
+REFUSED: dict[str, Callable[[Files], None]] = {
+    "Unknown keys of `cmd_args`": lambda files: files.test["cmd_args"].update(tpp=2),
+    "Empty lists": lambda files: files.test["cmd_args"].update(tp=[]),
+    "Counts that make no sense": lambda files: files.test["cmd_args"].update(max_steps=0),
+    "Numbers that are not finite": lambda files: files.test["cmd_args"].update(lr=float("inf")),
+    "Names that no shell can export": _test(extra_env_vars={"with-dash": "1"}),
+    "Lists and tables in `global_env_vars`": lambda files: files.system["global_env_vars"].update(A=["1"]),
+    "Credentials in `extra_cmd_args`": lambda files: files.test["git_repos"][0].update(url=PASSWORD),
+    "Short options in `extra_srun_args`": lambda files: files.system.update(extra_srun_args="-N 2"),
+    "An empty `default_partition` or `install_path`": lambda files: files.system.update(default_partition=""),
+    "A window that leaves no step": lambda files: files.test.update(
+        training_report={}, cmd_args={**files.test["cmd_args"], "max_steps": 5}
+    ),
+    "Waiting for another template": _foreign_dependency,
+    "Tests that wait for each other": _circle,
+    "Control characters": lambda files: files.system.update(account="a\nb"),
+    "Systems that cannot run the launcher": lambda files: files.system.update(scheduler="standalone"),
+    "Files that are not TOML": _text("test", "extra_container_mounts = []", "extra_container_mounts = [,]"),
+}
+
+
+@pytest.mark.parametrize("entry", [entry for entry in ON_PURPOSE if not entry.startswith("Hooks")])
+def test_what_is_refused_on_purpose(entry: str, cloudai_source: Path, is_taken: Taken, tmp_path: Path) -> None:
+    """An entry of the list that CloudAI refuses too would not belong there."""
+    files = cloudais_files(
+        cloudai_source, "standalone_system" if entry.startswith("Systems") else "example_slurm_cluster"
+    )
+    REFUSED[entry](files)
+    assert is_taken(files)
+    assert entry_of(refusal(tmp_path)) == entry
+
+
+def test_cloudais_hook_is_refused_on_purpose(
+    cloudai_source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_interop")
+    files = cloudais_files(cloudai_source)
+    files.scenario["pre_test"] = "nccl_test"
+    files.write(tmp_path)
+    scenario, hooks = tmp_path / "scenario/scenario.toml", cloudai_source / "conf/hook"
+    _, _, found = Parser(tmp_path / "system/system.toml", hooks).parse(tmp_path / "test", scenario)
+    assert found is not None
+    assert found.test_runs[0].pre_test is not None
+    with pytest.raises(BadInput) as refused:
+        load_scenario(scenario, tmp_path / "test", hooks=HookOptions(hooks))
+    assert entry_of(str(refused.value)).startswith("Hooks")
+    assert load_scenario(scenario, tmp_path / "test", hooks=HookOptions(hooks, skip=True)).tests
+
+
 @pytest.mark.parametrize("limit", ["10m", "1h", "2d", "90s", "3w", "25h", "1-02:03:04", "00:30:00", "10:30", "1:02:03"])
 def test_time_limits_mean_the_same(limit: str) -> None:
     from cloudai.util import parse_time_limit as theirs
@@ -220,7 +284,6 @@ def test_templates_may_mix(cloudai_source: Path, is_taken: Taken, tmp_path: Path
     files.scenario["Tests"].append({"id": "nap", **nap})
     assert is_taken(files)
     found = plan(tmp_path)
-    assert found is not None
     assert [run.test_id for run in found.runs] == ["megatron_bridge_qwen_30b"]
     assert any("nap (Sleep)" in note for note in found.notes)
 

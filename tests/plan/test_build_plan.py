@@ -283,6 +283,12 @@ def test_nsys_profiles_what_it_starts() -> None:
     )
 
 
+def test_nsys_under_nemo_run_is_refused() -> None:
+    system = LocalSystem(name="here", scheduler="local", executor="nemo_run")
+    with pytest.raises(BadInput, match="with executor = 'nemo_run' is not supported"):
+        build_plan(_loaded(({}, {"cmd_args": ARGS, "nsys": {}})), system)
+
+
 def test_what_has_no_effect_is_said() -> None:
     plan = _plan({}, predictor={"a": 1}, agent_steps=3)
     assert plan.notes == (
