@@ -44,6 +44,12 @@ interop-install: $(INTEROP)/.created
 	PDM_BUILD_SCM_VERSION=$$(sed -n 's/^fallback_version = "\(.*\)"/\1/p' $(UPSTREAM)/cloudai/pyproject.toml) \
 	  PIP_CONSTRAINT=constraints-interop.txt \
 	  $(INTEROP)/bin/python -m pip install --quiet --editable '.[interop]' ./$(UPSTREAM)/cloudai
+	$(MAKE) $(INTEROP)/megatron-core-0.19
+
+# What the configuration code of Megatron-Bridge 0.6 is written for; imported from there only, on whatever Python
+$(INTEROP)/megatron-core-0.19:
+	$(INTEROP)/bin/python -m pip install --quiet --no-deps --ignore-requires-python --target $@.new megatron-core==0.19.2
+	mv $@.new $@
 
 # The tests that are too long for `make test`, and the benchmarks.
 drill: $(VENV)/.dev
