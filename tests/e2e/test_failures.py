@@ -140,7 +140,7 @@ def test_what_megatron_refuses_is_a_failure_with_its_words(tmp_path: Path, start
 
 
 def test_time_limit(tmp_path: Path, start: Any) -> None:
-    process = start(argv(tmp_path, run='time_limit = "0:20"', steps=100000))
+    process = start(argv(tmp_path, run='time_limit = "20s"', steps=100000))
     process.communicate(timeout=100)
     assert process.returncode == 1
     point = report(tmp_path)

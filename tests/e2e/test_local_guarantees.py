@@ -199,7 +199,7 @@ def test_killed_at_a_start(
 
 def test_a_time_limit_holds_for_what_was_adopted(start_run: Any, resume: Any, stand_in_test: Any, until: Any) -> None:
     limit_s = 30.0
-    run = start_run(None, [stand_in_test("one", HANGS, run='time_limit = "0:30"')], whole_system=LOCAL)
+    run = start_run(None, [stand_in_test("one", HANGS, run='time_limit = "30s"')], whole_system=LOCAL)
     run.wait_for_step("one", 2)
     started = time.monotonic()
     kill(run)

@@ -34,7 +34,7 @@ _VALUES: dict[str, list[Any]] = {
 }
 _MODELS = [("qwen", "qwen3_30b_a3b"), ("llama", "llama3_70b"), ("deepseek", "deepseek_v3"), (" Llama ", "llama31_405b")]
 _ENV = ["0,1", "eth0", "x:${PYTHONPATH}", "$HOME/cache:/b", "two words", "it's", 'say "hi"', "a;b", "100%", ""]
-_TIMES = ["01:30:00", "2-03:04:05", "00:00:30", "36:00:00"]
+_TIMES = ["01:30:00", "2-03:04:05", "00:00:30", "36:00:00", "10m", "1h"]
 _SRUN = ["--qos high", "--segment=2 --overlap", "--comment 'a b'", "--reservation=r --exclusive", "--constraint=a|b"]
 
 

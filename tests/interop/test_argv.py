@@ -17,7 +17,6 @@ import toml
 from cloudai.parser import Parser
 from cloudai.workloads.megatron_bridge.megatron_bridge import MegatronBridgeCmdArgs
 from cloudai.workloads.megatron_bridge.slurm_command_gen_strategy import MegatronBridgeSlurmCommandGenStrategy
-from random_tomls import Files, files
 
 from cloudai_mbridge.launch import start_launcher
 from cloudai_mbridge.launch.upstream import launcher_argv
@@ -25,6 +24,7 @@ from cloudai_mbridge.models.load import load_scenario, load_system
 from cloudai_mbridge.models.system import SlurmSystem
 from cloudai_mbridge.plan.run import plan_run
 from cloudai_mbridge.sweep import expand
+from tests.interop.random_tomls import Files, files
 
 CONFIGURATIONS = 400
 MOST_POINTS = 2  # of a sweep

@@ -209,19 +209,20 @@ def test_hooks_are_refused_in_one_line(place: Any) -> None:
     assert "Traceback" not in ended.stdout + ended.stderr
 
 
-@pytest.mark.parametrize(
-    ("args", "said"),
-    [
-        ({"args": "gb = 3\nmb = 2"}, "C04 cmd_args.gb"),
-        ({"head": "[nsys]\nenable = true"}, "nsys"),
-    ],
-)
-def test_what_cannot_run_ends_in_one_line(args: dict[str, str], said: str, place: Any) -> None:
-    place.write(**args)
+def test_what_cannot_run_ends_in_one_line(place: Any) -> None:
+    place.write(args="gb = 3\nmb = 2")
     ended = place.run("dry-run", system="standalone")
     assert ended.returncode == 2
-    assert said in ended.stderr
+    assert "C04 cmd_args.gb" in ended.stderr
     assert len(ended.stderr.splitlines()) == 1
+
+
+def test_nsys_profiles_the_training(place: Any) -> None:
+    place.write(head='[nsys]\nenable = true\ntrace = "cuda,nvtx"')
+    ended = place.run("dry-run", system="standalone")
+    assert ended.returncode == 0, ended.stderr
+    (script,) = place.directory.rglob("run.sh")
+    assert "nsys profile" in script.read_text()
 
 
 def test_an_unknown_recipe_of_a_sweep_ends_in_one_line(place: Any) -> None:
