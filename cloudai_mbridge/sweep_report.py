@@ -84,7 +84,7 @@ def explain_point(
     verdicts = {rule_id: answers.get(rule_id) for rule_id in rule_ids}
     args = found.sweep.point(found.coordinates).args
     upstream = pinned.upstream(args)
-    fill_in = describe(with_preset(args, upstream.preset)) if upstream else ""
+    fill_in = describe(with_preset(args, upstream.preset), upstream.overridden) if upstream else ""
     return Explanation(label(found.coordinates), found.coordinates, verdicts, fill_in)
 
 

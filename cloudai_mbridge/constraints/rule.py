@@ -24,12 +24,17 @@ def option_list(value: str | list[str] | None) -> tuple[str, ...]:
     return tuple(items)
 
 
+class UnknownOperandError(Exception):
+    """A rule asks for a value that the launcher decides, or an override, and nobody knows; says which and why."""
+
+
 @dataclass(frozen=True)
 class Point:
     """The input of every rule: scalars only. Absent or zero tp, pp and cp count as 1, as in CloudAI.
 
     release: of Megatron-Bridge, for points of its launcher; None where it is not known.
     is_resolved: `args` hold what the launcher fills in; one that it leaves unset has Megatron-Core's default.
+    overridden: fields of the recipe's model that `extra_cmd_args` set.
     """
 
     args: ResolvedCmdArgs
@@ -38,6 +43,7 @@ class Point:
     num_nodes: int | None = None
     release: Release | None = None
     is_resolved: bool = False
+    overridden: frozenset[str] = frozenset()
 
     @property
     def tp(self) -> int:
@@ -139,7 +145,13 @@ class Point:
         return value if isinstance(value, int) else None
 
     def of_recipe(self, field: str) -> Any:
-        """Return a field of the recipe's model, or None."""
+        """Return a field of the recipe's model, or None.
+
+        Raises:
+            UnknownOperandError: `extra_cmd_args` set it.
+        """
+        if field in self.overridden:
+            raise UnknownOperandError(f"{field}, which extra_cmd_args set,")
         return self.recipe.default("model", field) if self.recipe else None
 
     @property

@@ -12,7 +12,16 @@ from cloudai_mbridge.constraints import cloudai
 from cloudai_mbridge.constraints.cloudai import pipeline, sizes
 from cloudai_mbridge.constraints.lifts import LIFTS
 from cloudai_mbridge.constraints.megatron import features, parallel
-from cloudai_mbridge.constraints.rule import Answer, Lifted, NotEvaluated, Point, RuleSet, Violation, option_list
+from cloudai_mbridge.constraints.rule import (
+    Answer,
+    Lifted,
+    NotEvaluated,
+    Point,
+    RuleSet,
+    UnknownOperandError,
+    Violation,
+    option_list,
+)
 from cloudai_mbridge.megatron_bridge.described import origin
 from cloudai_mbridge.megatron_bridge.presets import UPSTREAM_DECIDES, Preset, Resolved
 from cloudai_mbridge.megatron_bridge.release import Release
@@ -35,32 +44,41 @@ _OF_DP = ("tp", "pp", "cp")
 _OF_MODEL = {"num_layers", "hidden_size"}
 
 
-class UnknownOperandError(Exception):
-    """A rule asks for an argument that upstream decides and nobody knows."""
-
-
 @dataclass(frozen=True)
 class Upstream:
-    """What is known of the launcher of a point. preset: what it fills in; None where nobody knows."""
+    """What is known of the launcher of a point.
+
+    preset: what it fills in; None where nobody knows.
+    overridden: arguments and fields of the model that `extra_cmd_args` set: rules do not read these.
+    """
 
     release: Release | None = None
     preset: Preset | None = None
     rules: RuleSet = RuleSet.RELEASE
+    overridden: frozenset[str] = frozenset()
 
     def trained(self, written: Point, args: Any) -> Point:
         """Return the point with the arguments that will be trained."""
-        return Point(args, written.system, written.recipe, written.num_nodes, self.release, self.preset is not None)
+        is_resolved = self.preset is not None
+        return Point(
+            args, written.system, written.recipe, written.num_nodes, self.release, is_resolved, self.overridden
+        )
+
+    def why_unknown(self, name: str) -> str:
+        """Say which argument is not known, and who decides it."""
+        return f"{name}, which {'extra_cmd_args set' if name in self.overridden else 'Megatron-Bridge decides'},"
 
 
 class TrainedArgs:
     """The arguments that will be trained; asking for one that nobody knows raises UnknownOperandError."""
 
-    def __init__(self, resolved: Resolved) -> None:
-        self._args, self._unknown = resolved.args, resolved.unknown
+    def __init__(self, resolved: Resolved, upstream: Upstream) -> None:
+        self._args, self._upstream = resolved.args, upstream
+        self._unknown = resolved.unknown | upstream.overridden
 
     def __getattr__(self, name: str) -> Any:
         if name in self._unknown:
-            raise UnknownOperandError(name)
+            raise UnknownOperandError(self._upstream.why_unknown(name))
         return getattr(self._args, name)
 
 
@@ -83,7 +101,7 @@ def _of_trained(rule: Rule, written: Point, trained: Point, upstream: Upstream) 
     try:
         answer = rule(trained)
     except UnknownOperandError as error:
-        return NotEvaluated(rule_id(rule), f"{error}, which Megatron-Bridge decides,")
+        return NotEvaluated(rule_id(rule), str(error))
     if not isinstance(answer, Violation) or upstream.preset is None:
         return answer
     if _is_shipped(answer, written, upstream.preset):

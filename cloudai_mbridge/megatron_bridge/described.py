@@ -8,11 +8,12 @@ def origin(preset: Preset) -> str:
     return f"preset {preset.name}, {preset.release.version}"
 
 
-def describe(resolved: Resolved) -> str:
-    """Return what the launcher fills in for a point; "" if that is nothing."""
+def describe(resolved: Resolved, overridden: frozenset[str] = frozenset()) -> str:
+    """Return what the launcher fills in for a point and no override replaces; "" if that is nothing."""
     if resolved.preset is None or not resolved.from_preset:
         return ""
-    names = sorted(name for name in resolved.from_preset if getattr(resolved.args, name) not in (None, "", []))
+    filled_in = resolved.from_preset - overridden
+    names = sorted(name for name in filled_in if getattr(resolved.args, name) not in (None, "", []))
     values = ", ".join(f"{name}={_text(getattr(resolved.args, name))}" for name in names)
     return f"{origin(resolved.preset)} ({resolved.preset.release.source}): {values}"
 

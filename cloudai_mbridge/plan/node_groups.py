@@ -10,6 +10,8 @@ from cloudai_mbridge.models.system import SlurmSystem, System
 
 # Partition -> node -> its state as `sinfo` writes it, or None if Slurm cannot be asked.
 NodeStates = Callable[[str], Mapping[str, str] | None]
+MAX_AVAILABLE = "max_avail"  # as many as are free now
+_IN_USE = ("alloc", "mix")
 _OUT_OF_SERVICE = ("down", "drain", "drng", "fail", "maint", "unk", "boot", "power")
 
 
@@ -45,12 +47,14 @@ def _resolved(test: LoadedTest, system: System, states: NodeStates) -> LoadedTes
 def _of_group(spec: str, system: System, states: NodeStates, left_out: set[str], where: str) -> list[str]:
     partition, _, rest = spec.partition(":")
     group, _, count = rest.partition(":")
-    if not (partition and group and (count == "all" or count.isdecimal())):
-        raise BadInput(f"{where}: {spec!r} is not PARTITION:GROUP:COUNT, where COUNT is a number or 'all'")
+    if not (partition and group and (count == MAX_AVAILABLE or count.isdecimal())):
+        raise BadInput(f"{where}: {spec!r} is not PARTITION:GROUP:COUNT, where COUNT is a number or {MAX_AVAILABLE!r}")
     known = states(partition)
     free = [name for name in _names(partition, group, system, where) if name not in left_out]
     usable = [name for name in free if known is None or _is_in_service(known.get(name, "unknown"))]
-    wanted = len(usable) if count == "all" else int(count)
+    if count == MAX_AVAILABLE:
+        usable = [name for name in usable if not (known or {}).get(name, "").startswith(_IN_USE)]
+    wanted = len(usable) if count == MAX_AVAILABLE else int(count)
     if not 0 < wanted <= len(usable):
         out = sorted(set(free) - set(usable))
         note = f"; out of service: {', '.join(out)}" if out else ""

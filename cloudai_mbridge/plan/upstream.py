@@ -13,8 +13,8 @@ from cloudai_mbridge.models.scenario import TestRun
 from cloudai_mbridge.models.system import SlurmSystem, System
 from cloudai_mbridge.models.test_definition import GitRepo, MegatronBridgeTestDefinition
 from cloudai_mbridge.plan.run_plan import Repo, UpstreamPlan
+from cloudai_mbridge.sweep.pinned import MOUNT, megatron_bridge_of
 
-MOUNT = "/opt/Megatron-Bridge"
 NEMO_RUN = Repo("https://github.com/NVIDIA-NeMo/Run.git", "main")
 
 HF_TOKEN, WANDB_API_KEY = "HF_TOKEN", "WANDB_API_KEY"  # the variables' names
@@ -65,7 +65,7 @@ def refuse_upstream(test: LoadedTest, system: System) -> Iterator[str]:
     for name in ("nsys_trace", "nsys_extra_args"):
         if isinstance(getattr(args, name), list) and f"cmd_args.{name}" in test.definition.dse_excluded_args:
             yield f"{where}: cmd_args.{name} cannot be a list; give one string with commas"
-    if _megatron_bridge(test.definition) is None:
+    if megatron_bridge_of(test.definition) is None:
         yield (
             f"{where}: git_repos: Megatron-Bridge is missing; pin it with [[git_repos]], url and commit"
             f" (a url that contains 'Megatron-Bridge', or mount_as = {MOUNT!r})"
@@ -79,7 +79,7 @@ def plan_upstream(test: LoadedTest, args: ResolvedCmdArgs, system: System) -> Up
         BadInput: a Slurm option that the launcher cannot pass on.
     """
     definition = test.definition
-    repo = _megatron_bridge(definition)
+    repo = megatron_bridge_of(definition)
     assert repo is not None
     assert isinstance(system, SlurmSystem)
     gpus_per_node = args.gpus_per_node or system.gpus_per_node
@@ -109,6 +109,8 @@ def told_args(args: ResolvedCmdArgs, run: TestRun) -> dict[str, Any]:
     values = {name: value for name, value in args.model_dump(mode="json").items() if is_told(name, args, run)}
     if "moe_a2a_overlap" in values:
         values["moe_a2a_overlap"] = bool(args.moe_a2a_overlap)  # as CloudAI tells it
+    if values.get("cuda_graph_impl") == "full_iteration":  # an implementation since 0.5, but not to the launcher's parser
+        values |= {"cuda_graph_impl": "local", "cuda_graph_scope": "full_iteration"}
     return {
         name: value
         for name, value in values.items()
@@ -126,14 +128,6 @@ def _overrides(args: ResolvedCmdArgs) -> dict[str, str]:
     values = {key: getattr(args, name) for name, key in _AS_OVERRIDES.items()}
     texts = {key: str(value) for key, value in values.items() if value not in (None, "")}
     return {key: _FP8_RECIPES.get(text.removeprefix("fp8_"), text) for key, text in texts.items()}
-
-
-def _megatron_bridge(definition: MegatronBridgeTestDefinition) -> GitRepo | None:
-    """Return the first repository that is Megatron-Bridge's by its URL or its mount."""
-    for repo in definition.git_repos:
-        if "Megatron-Bridge" in repo.url or (repo.mount_as or "").rstrip("/") == MOUNT:
-            return repo
-    return None
 
 
 def _repo(repo: GitRepo) -> Repo:

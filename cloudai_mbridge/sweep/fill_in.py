@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Iterator
 
 from cloudai_mbridge.constraints import Lifted, Upstream
-from cloudai_mbridge.megatron_bridge.presets import with_preset
+from cloudai_mbridge.megatron_bridge.presets import UPSTREAM_DECIDES, with_preset
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
 from cloudai_mbridge.sweep.expand import Sweep
 from cloudai_mbridge.sweep.pinned import CHOOSING, Pinned
@@ -28,6 +28,8 @@ def fill_in_notes(sweep: Sweep, pinned: Pinned) -> tuple[str, ...]:
             if upstream.preset.name not in names:
                 names.append(upstream.preset.name)
     lines = [f"defaults of {release}: {_few(names)}" for release, names in sources.items()]
+    if (sources or unknown) and (overridden := sorted(pinned.overridden & set(UPSTREAM_DECIDES))):
+        lines.append(f"extra_cmd_args set {', '.join(overridden)}; rules that need that are not evaluated")
     nothing = "what Megatron-Bridge fills in is not known, and rules that need it are not evaluated"
     return (*lines, *(f"{nothing}: {why}" for why in itertools.islice(unknown, _MOST_NAMED)))
 

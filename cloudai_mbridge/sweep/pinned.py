@@ -13,6 +13,7 @@ from cloudai_mbridge.megatron_bridge.release import Release, find_release
 from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
 from cloudai_mbridge.models.system import System
 from cloudai_mbridge.models.test_definition import GitRepo, MegatronBridgeTestDefinition
+from cloudai_mbridge.recipes.apply import MAPPED
 from cloudai_mbridge.sweep.run_id import slug
 
 MOUNT = "/opt/Megatron-Bridge"
@@ -41,18 +42,40 @@ def preset_key(preset: Preset | None) -> tuple[Any, ...]:
     return () if preset is None else (preset.name, preset.num_gpus)
 
 
+# Keys of the launcher's configuration that hold an argument, beside those that the embedded loop has, too
+_PLACES = {
+    "dataset.seq_length": "seq_length",
+    "dataset.sequence_length": "seq_length",
+    "ddp.use_megatron_fsdp": "use_megatron_fsdp",
+    "ddp.nccl_ub": "nccl_ub",
+    "model.cuda_graph_impl": "cuda_graph_impl",
+    "model.cuda_graph_scope": "cuda_graph_scope",
+    "model.cuda_graph_modules": "cuda_graph_scope",
+    "model.overlap_moe_expert_parallel_comm": "moe_a2a_overlap",
+    "comm_overlap.overlap_moe_expert_parallel_comm": "moe_a2a_overlap",
+    "model.cpu_offloading_num_layers": "activation_offload_layers",
+    **{".".join(place): name for name, place in MAPPED.items()},
+}
+
+
 @dataclass(frozen=True)
 class Pinned:
-    """release: of the Megatron-Bridge that a test pins; None where it is not known. rules: whose C rules hold."""
+    """What a test pins.
+
+    release: of Megatron-Bridge; None where it is not known.
+    rules: whose C rules hold.
+    overridden: arguments and fields of the model that its `extra_cmd_args` set behind the launcher's back.
+    """
 
     release: Release | None = None
     rules: RuleSet = RuleSet.RELEASE
+    overridden: frozenset[str] = frozenset()
 
     def upstream(self, args: ResolvedCmdArgs) -> Upstream | None:
         """Return what the launcher of a point with these arguments adds; None: nothing, the embedded loop runs it."""
         if args.launcher is Launcher.EMBEDDED:
             return None
-        return Upstream(self.release, find_preset(args, self.release), self.rules)
+        return Upstream(self.release, find_preset(args, self.release), self.rules, self.overridden)
 
     def why_no_preset(self, args: ResolvedCmdArgs) -> str:
         """Say why nobody knows what the launcher fills in."""
@@ -63,12 +86,17 @@ def pinned_by(
     definition: MegatronBridgeTestDefinition, system: System | None = None, rules: RuleSet = RuleSet.RELEASE
 ) -> Pinned:
     """Return what a test pins. An installed clone says its release itself, else the pinned commit does."""
-    repo = megatron_bridge_of(definition)
+    repo, overridden = megatron_bridge_of(definition), _overridden(definition.extra_cmd_args)
     if repo is None:
-        return Pinned(rules=rules)
+        return Pinned(None, rules, overridden)
     install_path = system.install_path if system else None
     clone = clone_path(Path(install_path), repo.url, repo.commit) if install_path else None
-    return Pinned(find_release(repo.commit, clone), rules)
+    return Pinned(find_release(repo.commit, clone), rules, overridden)
+
+
+def _overridden(extra: Mapping[str, str]) -> frozenset[str]:
+    keys = [key.lstrip("+~") for key in extra]
+    return frozenset(_PLACES.get(key, key.removeprefix("model.")) for key in keys)
 
 
 def megatron_bridge_of(definition: MegatronBridgeTestDefinition) -> GitRepo | None:

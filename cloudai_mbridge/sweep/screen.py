@@ -10,8 +10,8 @@ from operator import itemgetter
 from typing import Any
 
 from cloudai_mbridge.constraints.engine import RULES
-from cloudai_mbridge.constraints.rule import Answer, Lifted, NotEvaluated, Point, Violation
-from cloudai_mbridge.constraints.upstream import ON_WRITTEN_ALONE, UnknownOperandError, Upstream, ask
+from cloudai_mbridge.constraints.rule import Answer, Lifted, NotEvaluated, Point, UnknownOperandError, Violation
+from cloudai_mbridge.constraints.upstream import ON_WRITTEN_ALONE, Upstream, ask
 from cloudai_mbridge.megatron_bridge.presets import UPSTREAM_DECIDES, Preset, resolve_sizes
 from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
 from cloudai_mbridge.models.system import System
@@ -61,8 +61,11 @@ class Screen:
         shared = {name: getattr(base, name) for name in type(base).model_fields}
         shared["model_fields_set"] = base.model_fields_set | (set(grid.names) & shared.keys())
         self._args_type = type("_Args", (_Args,), shared)
-        preset = upstream.preset if upstream else None
-        self._trained_type: type[_Trained] = type("_Trained", (_Trained,), {**shared, "preset": preset})
+        known = upstream or Upstream()
+        guarded = _DECIDED | known.overridden
+        self._trained_type: type[_Trained] = type(
+            "_Trained", (_Trained,), {**shared, "upstream": known, "guarded": guarded}
+        )
         self._lengths = {
             name: len({row[i] for row in rows})
             for rows, positions in zip(grid.dimensions, grid.positions, strict=True)
@@ -188,21 +191,25 @@ class _Args:
 
 
 class _Trained(_Args):
-    """The same with what the launcher fills in; an argument that nobody knows raises UnknownOperandError."""
+    """The same with what the launcher fills in; an argument that nobody knows raises UnknownOperandError.
 
-    preset: Preset | None
+    guarded: the arguments that the launcher or an override may decide.
+    """
+
+    upstream: Upstream
+    guarded: frozenset[str]
 
     def __getattribute__(self, name: str) -> Any:
         value = _Args.__getattribute__(self, name)
-        if name not in _DECIDED:
+        get = object.__getattribute__
+        if name not in get(self, "guarded"):
             return value
-        if (preset := _Args.__getattribute__(self, "preset")) is None:
-            if value in UNSAID:
-                raise UnknownOperandError(name)
-            return value
-        return self._filled_in(name, preset)
+        upstream = get(self, "upstream")
+        if name in upstream.overridden or (upstream.preset is None and value in UNSAID):
+            raise UnknownOperandError(upstream.why_unknown(name))
+        return value if upstream.preset is None else self._filled_in(name, upstream, upstream.preset)
 
-    def _filled_in(self, name: str, preset: Preset) -> Any:
+    def _filled_in(self, name: str, upstream: Upstream, preset: Preset) -> Any:
         for axis in _FOLLOWS.get(name, ()):
             _Args.__getattribute__(self, axis)  # looked at
         get = object.__getattribute__
@@ -215,5 +222,5 @@ class _Trained(_Args):
             values = resolve_sizes(as_said(written), num_gpus, preset)
             object.__setattr__(self, "_values", values)
         if name not in values:
-            raise UnknownOperandError(name)
+            raise UnknownOperandError(upstream.why_unknown(name))
         return values[name]

@@ -165,7 +165,7 @@ FORMS: dict[str, Callable[[Files], None]] = {
     "index in an override": _test(extra_cmd_args={"a[2].b": "1"}),
     "launcher option as an override": _test(extra_cmd_args={"--optimizer_type": "muon"}),
     "node group": _scenario(nodes=["partition_1:group_1:2"]),
-    "all nodes of a group": _scenario(nodes=["partition_1:group_2:all"]),
+    "all free nodes of a group": _scenario(nodes=["partition_1:group_2:max_avail"]),
     "node ranges": _scenario(nodes=["node-[001-002]"], exclude_nodes=["node-[003,005-006]"]),
     "nsys": _test(nsys={"trace": "cuda,nvtx", "extra_args": ["--stats=false"]}),
     "nsys of a scenario": _scenario(nsys={"enable": False}),

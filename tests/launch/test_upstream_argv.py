@@ -210,6 +210,13 @@ def test_a_field_alone(name: str) -> None:
         assert _added({name: value}) == expected
 
 
+def test_full_iteration_is_told_as_the_launchers_parser_takes_it() -> None:
+    repo = {**REPO, "commit": "v0.6.0"}
+    argv = _argv({"cuda_graph_impl": "full_iteration"}, git_repos=[repo])
+    place = argv.index("--cuda_graph_impl")
+    assert argv[place : place + 4] == ["--cuda_graph_impl", "local", "--cuda_graph_scope", "full_iteration"]
+
+
 def test_order_is_the_tables() -> None:
     """Everything at once; no rule is asked."""
     plan = _plan()

@@ -32,7 +32,7 @@ def _nodes(*nodes: str, states: Mapping[str, str] | None = None, **keys: Any) ->
 
 def test_the_first_ones_where_slurm_does_not_answer() -> None:
     assert _nodes("main:g:2") == (["n1", "n2"], 2)
-    assert _nodes("main:g:all") == (["n1", "n2", "n3", "n4"], 4)
+    assert _nodes("main:g:max_avail") == (["n1", "n2", "n3", "n4"], 4)
     assert _nodes("main:g:1", "x[1-2]", "main:g:1") == (["n1", "x[1-2]", "n2"], 4)
     assert _nodes("main:g:2", exclude_nodes=["n[1-2]"]) == (["n3", "n4"], 2)
 
@@ -40,7 +40,8 @@ def test_the_first_ones_where_slurm_does_not_answer() -> None:
 def test_idle_nodes_first_and_none_out_of_service() -> None:
     states = {"n1": "allocated", "n2": "drained", "n3": "idle", "n4": "completing"}
     assert _nodes("main:g:2", states=states) == (["n3", "n4"], 2)
-    assert _nodes("main:g:all", states=states) == (["n3", "n4", "n1"], 3)
+    assert _nodes("main:g:3", states=states) == (["n3", "n4", "n1"], 3)
+    assert _nodes("main:g:max_avail", states=states) == (["n3", "n4"], 2)
     assert _nodes("main:g:1", states={"n1": "idle*", "n2": "idle"}) == (["n2"], 1)
 
 
@@ -55,6 +56,7 @@ def test_names_of_nodes_stay_as_they_are() -> None:
         ("main:h:1", "no group 'h' in partition 'main'; known: g"),
         ("bare:g:1", "no group 'g' in partition 'bare'; known: none"),
         ("main:g", "'main:g' is not PARTITION:GROUP:COUNT"),
+        ("main:g:all", "COUNT is a number or 'max_avail'"),
         ("main:g:-1", "is not PARTITION:GROUP:COUNT"),
         ("main:g:0", "nodes to use in the group: 4; ask for fewer"),
         ("main:g:5", "nodes to use in the group: 4; ask for fewer"),

@@ -72,7 +72,11 @@ def test_the_screen_agrees_with_the_plain_check(seed: int) -> None:
     draw = random.Random(seed)
     definition, run = random_test(draw)
     system = draw.choice([None, SLURM, LOCAL])
-    pinned = Pinned(find_release(draw.choice(["main", "v0.3.0", "v0.6.0"])), draw.choice(list(RuleSet)))
+    release, overridden = (
+        draw.choice(["main", "v0.3.0", "v0.6.0"]),
+        draw.sample(["tp", "gb", "num_layers"], draw.randint(0, 2)),
+    )
+    pinned = Pinned(find_release(release), draw.choice(list(RuleSet)), frozenset(overridden))
     sweep = Sweep(definition, run)
     seen = 0
     for point in itertools.islice(checked_points(sweep, system, pinned), 0, 20_000, draw.choice([1, 7, 31])):
@@ -110,7 +114,8 @@ def test_the_screen_agrees_with_the_plain_check_where_presets_fill_in(seed: int)
     args = {"model_recipe_name": recipe_name, **UPSTREAM[recipe_name], "num_gpus": [64, 256, 1024], **axes}
     definition = MegatronBridgeTestDefinition(name="t", description="", cmd_args=MegatronBridgeCmdArgs(**args))
     sweep = Sweep(definition, TestRun(id="t", test_name="t"))
-    pinned = Pinned(find_release(draw.choice(["v0.3.0", "v0.5.1", "v0.6.0"])))
+    overridden = draw.sample(["ep", "mb", "num_moe_experts", "cuda_graph_scope"], draw.randint(0, 2))
+    pinned = Pinned(find_release(draw.choice(["v0.3.0", "v0.5.1", "v0.6.0"])), overridden=frozenset(overridden))
     for point in itertools.islice(checked_points(sweep, SLURM, pinned), 0, 20_000, draw.choice([7, 31, 91])):
         plain = sweep.point(point.coordinates).args
         recipe = recipe_of(plain)

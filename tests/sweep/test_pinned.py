@@ -1,0 +1,51 @@
+"""What `extra_cmd_args` set behind the launcher's back is not judged by what stands elsewhere."""
+
+from typing import Any
+
+import pytest
+
+from cloudai_mbridge.constraints import NotEvaluated
+from cloudai_mbridge.models.scenario import TestRun
+from cloudai_mbridge.models.test_definition import MegatronBridgeTestDefinition
+from cloudai_mbridge.sweep.checked import checked_points
+from cloudai_mbridge.sweep.expand import Sweep
+from cloudai_mbridge.sweep.fill_in import fill_in_notes
+from cloudai_mbridge.sweep.pinned import Pinned, pinned_by
+
+NAMES = {"model_family_name": "qwen", "model_recipe_name": "qwen3_30b_a3b", "gpu_type": "h100", "compute_dtype": "bf16"}
+REPO = {"url": "https://github.com/NVIDIA-NeMo/Megatron-Bridge.git", "commit": "v0.3.0"}
+
+
+def _ids(args: dict[str, Any], extra: dict[str, str]) -> tuple[set[str], set[str], Pinned, Sweep]:
+    data = {"name": "t", "description": "", "git_repos": [REPO], "extra_cmd_args": extra}
+    definition = MegatronBridgeTestDefinition.model_validate({**data, "cmd_args": {**NAMES, **args}})
+    pinned, sweep = pinned_by(definition), Sweep(definition, TestRun(id="t", test_name="t"))
+    (point,) = checked_points(sweep, None, pinned)
+    silent = {answer.rule_id for answer in point.answers if isinstance(answer, NotEvaluated)}
+    return {violation.rule_id for violation in point.violations}, silent, pinned, sweep
+
+
+@pytest.mark.parametrize(
+    ("args", "extra", "rules"),
+    [
+        ({"num_gpus": 40, "pp": 5, "ep": 1, "vp": 1, "moe_a2a_overlap": False}, {"model.num_layers": "50"}, {"C02"}),
+        ({"num_gpus": 24}, {"model.expert_model_parallel_size": "4"}, {"C07", "M07"}),
+        ({"num_gpus": 16, "tp": 64}, {"+model.num_query_groups": "64", "model.num_attention_heads": "64"}, {"M08"}),
+        ({"num_gpus": 16, "moe_a2a_overlap": True, "vp": 1}, {"model.overlap_moe_expert_parallel_comm": "0"}, {"M19"}),
+    ],
+)
+def test_an_operand_that_an_override_sets_is_not_evaluated(
+    args: dict[str, Any], extra: dict[str, str], rules: set[str]
+) -> None:
+    broken, silent, pinned, sweep = _ids(args, {})
+    assert rules & broken
+    still, now_silent, pinned, sweep = _ids(args, extra)
+    assert not rules & still
+    assert now_silent > silent
+    decided = {"expert_model_parallel_size", "overlap_moe_expert_parallel_comm"} & {k[6:] for k in extra}
+    assert any("extra_cmd_args set" in note for note in fill_in_notes(sweep, pinned)) == bool(decided)
+
+
+def test_other_keys_change_nothing() -> None:
+    args = {"num_gpus": 24}
+    assert _ids(args, {"logger.log_interval": "1", "train.manual_gc": "true"})[:2] == _ids(args, {})[:2]
