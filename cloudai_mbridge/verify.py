@@ -8,17 +8,17 @@ from cloudai_mbridge.constraints import RuleSet
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.gate.baseline import load_baseline
 from cloudai_mbridge.gate.policy import is_policy, load_policy
-from cloudai_mbridge.models.cmd_args import Launcher
+from cloudai_mbridge.launch.options_check import unknown_options
 from cloudai_mbridge.models.load import (
     Warn,
     load_scenario,
     load_system,
     load_test_definition,
 )
-from cloudai_mbridge.models.loaded import HOOK_DIR, ForeignSystem, ForeignTemplate, HookOptions
+from cloudai_mbridge.models.loaded import HOOK_DIR, ForeignSystem, ForeignTemplate, HookOptions, LoadedTest
 from cloudai_mbridge.models.scenario import TestRun
-from cloudai_mbridge.models.system import System
-from cloudai_mbridge.models.test_definition import TEMPLATE, MegatronBridgeTestDefinition
+from cloudai_mbridge.models.system import SlurmSystem, System
+from cloudai_mbridge.models.test_definition import TEMPLATE
 from cloudai_mbridge.models.test_files import (
     TEMPLATE_KEY,
     TestFiles,
@@ -28,9 +28,22 @@ from cloudai_mbridge.models.test_files import (
     is_system,
 )
 from cloudai_mbridge.models.toml_source import read_toml
+from cloudai_mbridge.plan.run import plan_run
+from cloudai_mbridge.plan.upstream import is_upstream
 from cloudai_mbridge.recipes.apply import training_config
-from cloudai_mbridge.sweep import Sweep, checked_points
-from cloudai_mbridge.sweep.pinned import pinned_by
+from cloudai_mbridge.sweep import CheckedPoint, Sweep, checked_points
+from cloudai_mbridge.sweep.pinned import megatron_bridge_of, pinned_by
+
+# Where no system file is given, the options of the launcher are checked for this one.
+_ANY_SYSTEM = SlurmSystem.model_validate(
+    {
+        "name": "any",
+        "scheduler": "slurm",
+        "install_path": "install",
+        "default_partition": "any",
+        "partitions": [{"name": "any"}],
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -123,7 +136,7 @@ def _verify_file(path: Path, kind: str, context: _Context) -> str:
         raise ForeignTemplate(path, [str(template)])
     definition = load_test_definition(path, context.warn)
     run = TestRun(id=definition.name, test_name=definition.name)
-    return f"test {_count(definition, run, context.system, context.rules)}"
+    return f"test {_count(path, LoadedTest(run, definition), context)}"
 
 
 def _verify_scenario(path: Path, context: _Context) -> str:
@@ -134,9 +147,7 @@ def _verify_scenario(path: Path, context: _Context) -> str:
     texts: dict[str, None] = {}
     for files in context.files.choices(named):
         loaded = load_scenario(path, files, context.warn, context.hooks)
-        texts["; ".join(_count(test.definition, test.run, context.system, context.rules) for test in loaded.tests)] = (
-            None
-        )
+        texts["; ".join(_count(path, test, context) for test in loaded.tests)] = None
     several = {name: len(context.files.by_name.get(name, ())) for name in named}
     notes = [f"; {count} files define {name!r}, each was tried" for name, count in several.items() if count > 1]
     return f"scenario {data.get('name')!r}: {' or '.join(texts)}{''.join(notes)}"
@@ -149,15 +160,32 @@ def _describe_policy(path: Path) -> str:
     return f"policy {loaded.policy.name!r}: {len(loaded.policy.metrics)} metrics against {reference}{is_there}"
 
 
-def _count(definition: MegatronBridgeTestDefinition, run: TestRun, system: System | None, rules: RuleSet) -> str:
-    """Check every point; of an embedded test, a point that passes must also give a valid training config."""
+def _count(path: Path, test: LoadedTest, context: _Context) -> str:
+    """Check every point; one that passes must also give a valid training config, or options that its launcher has."""
+    definition, system = test.definition, context.system
+    is_pinned = megatron_bridge_of(definition) is not None
     total = rejected = 0
-    for point in checked_points(Sweep(definition, run), system, pinned_by(definition, system, rules)):
+    seen: set[tuple[str, str]] = set()
+    problems: dict[str, None] = {}
+    for point in checked_points(Sweep(definition, test.run), system, pinned_by(definition, system, context.rules)):
         total += 1
         if point.violations:
             rejected += 1
             continue
         _, args, recipe = point.resolve()
-        if recipe is not None and args.launcher is Launcher.EMBEDDED:
+        if is_upstream(args):
+            values = {("launcher", "upstream"), *((name, str(value)) for name, value in point.coordinates.items())}
+            if is_pinned and not values <= seen:  # each value once
+                seen |= values
+                problems |= dict.fromkeys(_unknown_options(test, point, system))
+        elif recipe is not None:
             training_config(recipe, args, definition.extra_cmd_args)
-    return f"{run.id!r} with {total} points, {rejected} of them rejected by a rule"
+    if problems:
+        raise BadInput("\n".join(f"{path}: {problem}" for problem in problems))
+    return f"{test.run.id!r} with {total} points, {rejected} of them rejected by a rule"
+
+
+def _unknown_options(test: LoadedTest, point: CheckedPoint, system: System | None) -> Iterator[str]:
+    slurm = system if isinstance(system, SlurmSystem) and system.install_path else _ANY_SYSTEM
+    resolved, args, recipe = point.resolve()
+    yield from unknown_options(plan_run(test, resolved, args, recipe, slurm, 0), slurm)

@@ -14,12 +14,13 @@ _ARGUMENT = {flag: f"cmd_args.{name}" for name, flag in FLAGS.items()}
 
 def refuse_unknown_options(plan: SweepPlan, system: System) -> None:
     """Raise BadInput with one line for every option or value that a launcher lacks; unknown releases are not judged."""
-    lines = [line for run in plan.runs for line in _problems(run, system)]
+    lines = [line for run in plan.runs for line in unknown_options(run, system)]
     if lines:
         raise BadInput("\n".join(dict.fromkeys(lines)))
 
 
-def _problems(run: RunPlan, system: System) -> Iterator[str]:
+def unknown_options(run: RunPlan, system: System) -> Iterator[str]:
+    """Yield a line for every option or value that a run's launcher lacks."""
     if run.upstream is None:
         return
     assert system.scheduler == "slurm"

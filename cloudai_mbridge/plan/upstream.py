@@ -109,7 +109,7 @@ def told_args(args: ResolvedCmdArgs, run: TestRun) -> dict[str, Any]:
     values = {name: value for name, value in args.model_dump(mode="json").items() if is_told(name, args, run)}
     if "moe_a2a_overlap" in values:
         values["moe_a2a_overlap"] = bool(args.moe_a2a_overlap)  # as CloudAI tells it
-    if values.get("cuda_graph_impl") == "full_iteration":  # an implementation since 0.5, but not to the launcher's parser
+    if values.get("cuda_graph_impl") == "full_iteration":  # which no launcher's parser takes
         values |= {"cuda_graph_impl": "local", "cuda_graph_scope": "full_iteration"}
     return {
         name: value

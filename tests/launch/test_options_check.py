@@ -49,6 +49,18 @@ def test_every_problem_is_said_and_nothing_is_written(tmp_path: Path, mbridge: A
     assert not (tmp_path / "out").exists()
 
 
+def test_verify_configs_says_so_too(tmp_path: Path, mbridge: Any) -> None:
+    args = 'gpu_type = ["h100", "vr200"]\noffline = [true, false]\nmb = [1, 2, 3]'
+    (tmp_path / "s.toml").write_text(TEST.format(commit="v0.3.0", args=args))
+    done = mbridge("verify-configs", tmp_path)
+    assert done.returncode == 2
+    first, second = done.stderr.splitlines()
+    assert first.startswith(f"error: {tmp_path}/s.toml: test 't': cmd_args.offline: the launcher")
+    assert second.startswith(f"error: {tmp_path}/s.toml: test 't': cmd_args.gpu_type: 'vr200' is unknown")
+    (tmp_path / "s.toml").write_text(TEST.format(commit="v0.6.0", args=args))
+    assert mbridge("verify-configs", tmp_path).returncode == 0
+
+
 @pytest.mark.parametrize("commit", ["v0.6.0", "main", "1234abcd"])
 def test_a_newer_or_an_unknown_release_is_not_refused(tmp_path: Path, mbridge: Any, commit: str) -> None:
     done = _dry_run(mbridge, tmp_path, commit, 'gpu_type = "vr200"\noffline = true\ndeterministic = true')

@@ -398,11 +398,6 @@ def test_a_point_can_be_run_again_from_its_own_definition() -> None:
         assert (again.args, again.env, again.warmup_steps) == (run.args, run.env, 1)
 
 
-def test_groups_of_a_partition_are_refused_as_nodes() -> None:
-    with pytest.raises(BadInput, match="PARTITION:GROUP:COUNT"):
-        build_plan(_loaded(({"nodes": ["partition_1:group_1:max_avail"]}, {"cmd_args": ARGS})), SLURM4)
-
-
 @pytest.mark.parametrize("sweep", [{"include": [{"hf_token": "hf_S"}]}, {"exclude": [{"env.WANDB_API_KEY": "S"}]}])
 def test_a_credential_is_no_coordinate(sweep: dict[str, Any]) -> None:
     """It would name directories and jobs."""
