@@ -30,8 +30,8 @@ ALLOW_UNKNOWN = click.option(
 
 RULES = click.option(
     "--rules",
-    type=click.Choice(list(RuleSet)),
-    default=RuleSet.RELEASE,
+    type=click.Choice([str(one) for one in RuleSet]),
+    default=str(RuleSet.RELEASE),
     show_default=True,
     callback=lambda ctx, option, value: RuleSet(value),
     help="Whose verdict C01-C18 give on upstream points: the pinned release's, or CloudAI's.",

@@ -7,7 +7,7 @@ from cloudai_mbridge.estimate.overrides import LAYOUT_KEYS
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
 
 _ARGUMENTS = (
-    *("fp8_recipe", "use_tokendrop", "nccl_ub", "config_variant", "packed_sequence", "head_only"),
+    *("fp8_recipe", "use_tokendrop", "nccl_ub", "packed_sequence", "head_only"),
     *("optimizer_type", "moe_flex_dispatcher_backend", "deterministic", "num_moe_experts", "lock_gpu_freq"),
     "peak_mem_clk",
 )

@@ -132,3 +132,22 @@ def test_proxies_that_cannot_be(mbridge: Any, layers: str, words: str) -> None:
     done = mbridge("proxy", "deepseek_v3", "--layers", layers)
     assert done.returncode == 2
     assert words in done.stderr
+
+
+def test_a_release_fills_in_what_is_not_said(mbridge: Any) -> None:
+    point = ("estimate", "--recipe", "llama3_70b", "--gpu", "gb200", "--num-gpus", "128", "--json")
+    found = json.loads(mbridge(*point, "--release", "0.6.0").stdout)
+    assert found["filled_in"].startswith("preset llama3_70b pretrain gb200 bf16, 0.6.0 (commit v0.6.0): ")
+    assert (found["layout"]["use_megatron_fsdp"], found["layout"]["mbs"], found["layout"]["gbs"]) == (True, 1, 512)
+    said = json.loads(mbridge(*point, "--release", "0.6.0", "--tp", "2", "--gbs", "64").stdout)
+    assert (said["layout"]["tp"], said["layout"]["gbs"], said["layout"]["use_megatron_fsdp"]) == (2, 64, True)
+    ours = json.loads(mbridge(*point).stdout)
+    assert not ours.get("filled_in")
+    assert not ours["layout"]["use_megatron_fsdp"]
+
+
+def test_an_unknown_release_is_refused(mbridge: Any) -> None:
+    done = mbridge("estimate", "--recipe", "llama3_70b", "--gpu", "gb200", "--num-gpus", "64", "--release", "0.9")
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: --release: '0.9' is not known; use one of 0.3.0, ")

@@ -240,3 +240,28 @@ def test_wrong_options(plan: Any, options: tuple[str, ...], words: str) -> None:
     assert done.returncode == 2
     assert words in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+GRAPHS = """
+gpu_type = "h100"
+cuda_graph_impl = "transformer_engine"
+cuda_graph_scope = "attn"
+recompute_modules = "core_attn"
+[[Tests.git_repos]]
+url = "https://github.com/NVIDIA-NeMo/Megatron-Bridge.git"
+commit = "{commit}"
+"""
+
+
+def test_rules_choose_whose_verdict_holds(plan: Any, mbridge: Any, tmp_path: Path) -> None:
+    lifted = plan("--include-oom-risk", args=GRAPHS.format(commit="v0.3.0"))
+    assert "C17 rejects" not in lifted.stdout
+    assert "C17 lifted in 0.3" in lifted.stdout
+    assert "C17 rejects 9" in plan("--rules", "cloudai", args=GRAPHS.format(commit="v0.3.0")).stdout
+    assert "C17 rejects 9" in plan(args=GRAPHS.format(commit="0123abcd")).stdout  # of no known release
+    plan(args=GRAPHS.format(commit="v0.3.0"))
+    files = ("--system-config", tmp_path / "system.toml", "--test-scenario", tmp_path / "scenario.toml")
+    explained = mbridge("sweep", "explain", *files, "--rules", "cloudai", "a", "tp=1,pp=1")
+    assert explained.returncode == 1
+    assert "  C17 cmd_args." in explained.stdout
+    assert "  C17 lifted in 0.3" in mbridge("sweep", "explain", *files, "a", "tp=1,pp=1").stdout
