@@ -4,8 +4,8 @@
     python tests/benchmarks/head_to_head.py [REPETITIONS]
 
 The first two ways read the same files, a sweep of CloudAI's MegatronBridge workload. Megatron-Bridge's launcher is a
-stand-in that submits a Slurm job of about a second and waits for it; its point of the largest batch runs out of memory
-after two of five steps. The other two ways train the embedded loop, with a stand-in for the trainer of the same
+stand-in that imports NeMo-Run as the real one does, submits a Slurm job of about a second and waits for it; the point of
+the largest batch runs out of memory after two of five steps. The other two ways train the embedded loop, with a stand-in for the trainer of the same
 length. Slurm calls are counted by wrappers on PATH, those inside of jobs left out; the launcher's own are the same for
 both. CloudAI asks for its jobs every `monitor_interval` seconds: 1 here, the least that it takes; its default is 60.
 """
@@ -35,6 +35,7 @@ CACHED = "--enable-cache-without-check"
 
 LAUNCHER = """
 import os, subprocess, sys, time
+import nemo_run  # as the real one: seconds of CPU time
 fails = sys.argv[sys.argv.index("-gb") + 1] == "96"
 job = os.environ["NEMORUN_HOME"] + "/job.sh"
 log = os.environ["NEMORUN_HOME"] + "/log.out"
