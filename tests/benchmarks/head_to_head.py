@@ -4,10 +4,11 @@
     python tests/benchmarks/head_to_head.py [REPETITIONS]
 
 The first two ways read the same files, a sweep of CloudAI's MegatronBridge workload. Megatron-Bridge's launcher is a
-stand-in that imports NeMo-Run as the real one does, submits a Slurm job of about a second and waits for it; the point of
-the largest batch runs out of memory after two of five steps. The other two ways train the embedded loop, with a stand-in for the trainer of the same
-length. Slurm calls are counted by wrappers on PATH, those inside of jobs left out; the launcher's own are the same for
-both. CloudAI asks for its jobs every `monitor_interval` seconds: 1 here, the least that it takes; its default is 60.
+stand-in that imports NeMo-Run as the real one does, submits a Slurm job of about a second and waits for it; the point
+of the largest batch runs out of memory after two of five steps. The other two ways train the embedded loop, with a
+stand-in for the trainer of the same length. Slurm calls are counted by wrappers on PATH, those inside of jobs left out;
+the launcher's own are the same for both. CloudAI asks for its jobs every `monitor_interval` seconds: 1 here, the least
+that it takes; its default is 60.
 """
 
 import json
