@@ -20,6 +20,7 @@ from cloudai_mbridge.console import new_console, observer_for
 from cloudai_mbridge.constraints import RuleSet
 from cloudai_mbridge.constraints.engine import RULES as ALL_RULES
 from cloudai_mbridge.constraints.lifts import LIFTS
+from cloudai_mbridge.constraints.upstream import rule_id as rule_id_of
 from cloudai_mbridge.errors import OK, POINTS_FAILED, BadInput, MBridgeError, ToolFailure
 from cloudai_mbridge.install.commands import register as register_install_commands
 from cloudai_mbridge.models.load import Warn
@@ -233,7 +234,7 @@ def list_(what: str | None, verbose: bool) -> int:
         recipes.add_row(name, Text(load_recipe(name).description))
     rules = Table("rule", "what must hold", "lifted in", title="Rules", title_justify="left")
     for rule in ALL_RULES:
-        rule_id = rule.__name__.partition("_")[0].upper()
+        rule_id = rule_id_of(rule)
         lifted = "\n".join(f"{lift.since}: {lift.reason}" for lift in LIFTS.get(rule_id, ()))
         rules.add_row(rule_id, Text((rule.__doc__ or "").splitlines()[0]), Text(lifted))
     console = new_console()

@@ -7,6 +7,7 @@ from typing import Any
 
 from cloudai_mbridge.constraints import Lifted, NotEvaluated, RuleSet, Violation
 from cloudai_mbridge.constraints.engine import RULES
+from cloudai_mbridge.constraints.upstream import rule_id
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.megatron_bridge.described import describe
 from cloudai_mbridge.megatron_bridge.presets import with_preset
@@ -80,7 +81,7 @@ def explain_point(
     pinned = pinned_by(tests[test_id].definition, system, rules)
     found = _find(tests[test_id], system, point, pinned)
     answers = {answer.rule_id: answer for answer in found.answers}
-    rule_ids = [rule.__name__.partition("_")[0].upper() for rule in RULES]
+    rule_ids = [rule_id(rule) for rule in RULES]
     verdicts = {rule_id: answers.get(rule_id) for rule_id in rule_ids}
     args = found.sweep.point(found.coordinates).args
     upstream = pinned.upstream(args)

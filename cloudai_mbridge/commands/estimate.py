@@ -12,6 +12,7 @@ from cloudai_mbridge.errors import OK, BadInput
 from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
 
 if TYPE_CHECKING:
+    from cloudai_mbridge.constraints import Upstream
     from cloudai_mbridge.estimate.question import Question
     from cloudai_mbridge.megatron_bridge.presets import Preset
     from cloudai_mbridge.models.system import System
@@ -55,7 +56,7 @@ def register(cli: click.Group) -> None:
 @click.option("--cuda-graph", "cuda_graph_impl", help="none, local or transformer_engine.")
 @click.option("--cuda-graph-scope", help="Such as attn or full_iteration.")
 @click.option("--moe-a2a-overlap/--no-moe-a2a-overlap", default=None, help="Overlap the experts' exchange.")
-@click.option("--task", type=click.Choice(["pretrain", "sft", "lora"]), help="Default: pretrain.")
+@click.option("--task", type=click.Choice(["pretrain", "sft", "lora", "peft"]), help="Default: pretrain.")
 @click.option("--launcher", type=click.Choice([str(one) for one in Launcher]), help="Whose defaults hold.")
 @click.option("--release", help="Of Megatron-Bridge, such as 0.6.0: its presets fill in what is left out here.")
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="As in extra_cmd_args; may be repeated.")
@@ -130,12 +131,14 @@ def _question(
     Raises:
         BadInput: something is unknown, or the point breaks rules, a line each.
     """
+    from cloudai_mbridge.constraints import Upstream
     from cloudai_mbridge.estimate.hardware import gpu_named
     from cloudai_mbridge.estimate.precision import precision_named
     from cloudai_mbridge.estimate.question import Question, gpu_of
     from cloudai_mbridge.estimate.trained import trained_question
     from cloudai_mbridge.recipes import load_recipe
     from cloudai_mbridge.recipes.apply import with_model_facts, with_recipe_defaults
+    from cloudai_mbridge.sweep.pinned import overridden_by
     from cloudai_mbridge.training.flops import Formula
 
     recipe, extra = load_recipe(recipe_name), _overrides(overrides)
@@ -152,9 +155,6 @@ def _question(
             "num_gpus": num_gpus or 1,
         }
     )
-    preset = _preset(release, args) if release else None
-    if num_gpus is None:
-        args = args.model_copy(update={"num_gpus": preset.num_gpus if preset else _fewest_gpus(args, recipe)})
     device, why_not = gpu_of(args, system, is_set=gpu is not None)
     if gpu is None and (system is None or not system.gpu_type):
         device, why_not = None, "no GPU is named; use --gpu"
@@ -162,13 +162,18 @@ def _question(
         raise BadInput(why_not)
     if device is not None:
         args = args.model_copy(update={"gpu_type": device.name})
+    elif release:
+        raise BadInput(f"--release: presets differ by GPU, and {why_not}, or a --system-config with gpu_type")
+    preset = _preset(release, args, recompute) if release else None
+    if num_gpus is None:
+        args = args.model_copy(update={"num_gpus": preset.num_gpus if preset else _fewest_gpus(args, recipe)})
     try:
         named = Formula.named(formula)
     except ValueError as error:
         raise BadInput(f"--flops-formula: {error}") from None
     if preset is not None:
         args = with_model_facts(args, recipe)
-        _refuse_broken(args, system, recipe, preset)
+        _refuse_broken(args, system, recipe, Upstream(preset.release, preset, overridden=overridden_by(extra)))
         return trained_question(recipe, args, preset, "", device, why_not, extra, named)
     args = with_recipe_defaults(args, recipe)
     _refuse_broken(args, system, recipe)
@@ -176,20 +181,19 @@ def _question(
 
 
 def _refuse_broken(
-    args: ResolvedCmdArgs, system: "System | None", recipe: "Recipe", preset: "Preset | None" = None
+    args: ResolvedCmdArgs, system: "System | None", recipe: "Recipe", upstream: "Upstream | None" = None
 ) -> None:
-    from cloudai_mbridge.constraints import Upstream, check
+    from cloudai_mbridge.constraints import check
 
-    upstream = Upstream(preset.release, preset) if preset else None
     if broken := check(args, system, recipe, None, upstream).violations:
         raise BadInput("\n".join(map(str, broken)))
 
 
-def _preset(version: str, args: ResolvedCmdArgs) -> "Preset":
+def _preset(version: str, args: ResolvedCmdArgs, recompute: str | None) -> "Preset":
     """Return the preset of a release for a point.
 
     Raises:
-        BadInput: there is none, or no such release is known.
+        BadInput: there is none, no such release is known, or it cannot do what `recompute` asks for.
     """
     from cloudai_mbridge.megatron_bridge.presets import find_preset, why_no_preset
     from cloudai_mbridge.megatron_bridge.release import find_release, known_releases
@@ -200,6 +204,10 @@ def _preset(version: str, args: ResolvedCmdArgs) -> "Preset":
         raise BadInput(f"--release: {version!r} is not known; use one of {known}")
     if (preset := find_preset(args, release)) is None:
         raise BadInput(f"--release: {why_no_preset(args, release)}; give all sizes, without --release")
+    if recompute == "none" and preset.values.get("recompute_granularity"):
+        raise BadInput(
+            f"--recompute none: {preset.name} recomputes, and the launcher cannot switch that off; leave --release out"
+        )
     return preset
 
 

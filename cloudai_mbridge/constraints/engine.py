@@ -48,5 +48,5 @@ def check(
 def _answers(written: Point, upstream: Upstream | None) -> list[Answer]:
     if upstream is None:
         return [rule(written) for rule in RULES]
-    trained = upstream.trained(written, TrainedArgs(with_preset(written.args, upstream.preset), upstream))
+    trained = upstream.trained(written, TrainedArgs(with_preset(written.args, upstream.preset), written.args, upstream))
     return [ask(rule, written, trained, upstream) for rule in RULES]

@@ -4,12 +4,12 @@ Rules C01-C18 look at what is written, as CloudAI does. All others, and C02 and 
 look at what will be trained. An argument that upstream decides and nobody knows makes a rule *not evaluated*.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from cloudai_mbridge.constraints import cloudai
-from cloudai_mbridge.constraints.cloudai import pipeline, sizes
+from cloudai_mbridge.constraints.cloudai import cuda_graphs, pipeline, sizes
 from cloudai_mbridge.constraints.lifts import LIFTS
 from cloudai_mbridge.constraints.megatron import features, parallel
 from cloudai_mbridge.constraints.rule import (
@@ -20,11 +20,12 @@ from cloudai_mbridge.constraints.rule import (
     RuleSet,
     UnknownOperandError,
     Violation,
-    option_list,
 )
 from cloudai_mbridge.megatron_bridge.described import origin
-from cloudai_mbridge.megatron_bridge.presets import UPSTREAM_DECIDES, Preset, Resolved
+from cloudai_mbridge.megatron_bridge.presets import UNSET, UPSTREAM_DECIDES, Preset, Resolved, with_preset
 from cloudai_mbridge.megatron_bridge.release import Release
+from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
+from cloudai_mbridge.recipes.apply import with_model_facts
 
 Rule = Callable[[Point], Answer]
 
@@ -38,10 +39,15 @@ _ON_BOTH = {
     sizes.c03_at_least_one_model_replica,
     sizes.c04_global_batch_is_whole_micro_batches,
     sizes.c07_ranks_fill_the_expert_groups,
+    cuda_graphs.c14_graph_scope_fits_the_implementation,
 }
+_TAKES_UNSET_AS_1 = {*sizes.RULES, pipeline.c18_deepseek_v3_is_split_as_its_recipe_can}
 _DECIDED = frozenset(UPSTREAM_DECIDES)
 _OF_DP = ("tp", "pp", "cp")
-_OF_MODEL = {"num_layers", "hidden_size"}
+# The arguments that choose a preset, but for the number of GPUs
+_CHOOSING = (
+    *("launcher", "model_family_name", "model_recipe_name", "gpu_type", "compute_dtype", "task", "config_variant"),
+)
 
 
 @dataclass(frozen=True)
@@ -64,30 +70,45 @@ class Upstream:
             args, written.system, written.recipe, written.num_nodes, self.release, is_resolved, self.overridden
         )
 
+    def overrides(self, name: str, written: Any) -> bool:
+        """Whether `extra_cmd_args` decide an argument; of what the launcher decides, `cmd_args` win."""
+        return name in self.overridden and (name not in _DECIDED or written in UNSET)
+
     def why_unknown(self, name: str) -> str:
         """Say which argument is not known, and who decides it."""
         return f"{name}, which {'extra_cmd_args set' if name in self.overridden else 'Megatron-Bridge decides'},"
 
 
+def _accept(point: Point) -> Answer:
+    """Constraints 2 and 8 are placeholders in CloudAI."""
+
+
+_AS_CLOUDAI: Mapping[Rule, Rule] = {
+    **dict.fromkeys(_ON_TRAINED_ONLY, _accept),
+    pipeline.c18_deepseek_v3_is_split_as_its_recipe_can: pipeline.c18_as_cloudai,
+}
+
+
 class TrainedArgs:
     """The arguments that will be trained; asking for one that nobody knows raises UnknownOperandError."""
 
-    def __init__(self, resolved: Resolved, upstream: Upstream) -> None:
-        self._args, self._upstream = resolved.args, upstream
-        self._unknown = resolved.unknown | upstream.overridden
+    def __init__(self, resolved: Resolved, written: ResolvedCmdArgs, upstream: Upstream) -> None:
+        self._resolved, self._written, self._upstream = resolved, written, upstream
 
     def __getattr__(self, name: str) -> Any:
-        if name in self._unknown:
+        if name in self._resolved.unknown or self._upstream.overrides(name, getattr(self._written, name)):
             raise UnknownOperandError(self._upstream.why_unknown(name))
-        return getattr(self._args, name)
+        return getattr(self._resolved.args, name)
 
 
 def ask(rule: Rule, written: Point, trained: Point, upstream: Upstream) -> Answer:
     """Return what a rule says of a point. trained: the same with the arguments that will be trained."""
+    if upstream.rules is RuleSet.CLOUDAI and rule in cloudai.RULES:
+        return _AS_CLOUDAI.get(rule, rule)(written)
     if rule not in _ON_WRITTEN:
         return _of_trained(rule, written, trained, upstream)
     answer = rule(written)
-    if upstream.rules is RuleSet.CLOUDAI or rule in ON_WRITTEN_ALONE:
+    if rule in ON_WRITTEN_ALONE:
         return answer
     if isinstance(answer, Violation):
         return _lifted(rule, answer, written, trained, upstream)
@@ -104,25 +125,32 @@ def _of_trained(rule: Rule, written: Point, trained: Point, upstream: Upstream) 
         return NotEvaluated(rule_id(rule), str(error))
     if not isinstance(answer, Violation) or upstream.preset is None:
         return answer
-    if _is_shipped(answer, written, upstream.preset):
+    if _is_shipped(rule, answer, written, upstream.preset):
         reason = f"{origin(upstream.preset)} is shipped so, although {answer.fact}"
         return Lifted(answer.rule_id, "", reason)
     return replace(answer, origins=_origins(answer, written, upstream.preset))
 
 
-def _is_shipped(broken: Violation, written: Point, preset: Preset) -> bool:
-    """Whether the point leaves all that the rule objects to as upstream ships it: then upstream answers for it."""
+def _is_shipped(rule: Rule, broken: Violation, written: Point, preset: Preset) -> bool:
+    """Whether the preset breaks the rule by itself, and in the same way: then upstream answers for it."""
+    chosen = {name: getattr(written.args, name) for name in _CHOOSING}
+    args = ResolvedCmdArgs.model_validate({**chosen, "num_gpus": preset.num_gpus})
+    if written.recipe is not None:
+        args = with_model_facts(args, written.recipe)
+    alone = Point(with_preset(args, preset).args, written.system, written.recipe, None, preset.release, True)
+    answer = rule(alone)
+    return isinstance(answer, Violation) and answer.fact == broken.fact
+
+
+def _unknown_operand(broken: Violation, trained: Point) -> str | None:
+    """Return the first operand that the launcher or an override decides and that is not known."""
     names = {*broken.operands, *(_OF_DP if "dp" in broken.operands else ())}
-    args, model = written.args, written.recipe
-    is_model = all(getattr(args, n) in (None, model and model.default("model", n)) for n in names & _OF_MODEL)
-    is_preset = all(_is_unchanged(getattr(args, n), preset.values.get(n)) for n in names & _DECIDED)
-    return is_model and is_preset and args.num_gpus == preset.num_gpus
-
-
-def _is_unchanged(said: Any, shipped: Any) -> bool:
-    if isinstance(shipped, list):
-        return not said or option_list(said) == option_list(shipped)
-    return said in (None, "", shipped)
+    for name in sorted(names & _DECIDED):
+        try:
+            getattr(trained.args, name)
+        except UnknownOperandError as error:
+            return str(error)
+    return None
 
 
 def _lifted(rule: Rule, broken: Violation, written: Point, trained: Point, upstream: Upstream) -> Answer:
@@ -130,6 +158,8 @@ def _lifted(rule: Rule, broken: Violation, written: Point, trained: Point, upstr
     for lift in LIFTS.get(broken.rule_id, ()):
         if upstream.release is not None and upstream.release.key >= lift.key and _holds(lift.applies, trained):
             return Lifted(broken.rule_id, lift.since, lift.reason)
+    if rule in _TAKES_UNSET_AS_1 and (unknown := _unknown_operand(broken, trained)) is not None:
+        return NotEvaluated(broken.rule_id, unknown)
     if upstream.preset is None:
         return broken
     answer = _of_trained(rule, written, trained, upstream)
@@ -147,7 +177,7 @@ def _holds(condition: Callable[[Point], bool], trained: Point) -> bool:
 
 def _origins(broken: Violation, written: Point, preset: Preset) -> dict[str, str]:
     said = written.args
-    return {n: origin(preset) for n in broken.operands if n in _DECIDED and getattr(said, n) in (None, "", [])}
+    return {n: origin(preset) for n in broken.operands if n in _DECIDED and getattr(said, n) in UNSET}
 
 
 def rule_id(rule: Rule) -> str:

@@ -27,7 +27,7 @@ class Headline:
     modelled_gib: weights, gradients, optimizer and activations of the stage that needs most of them; the rest of the
     peak is what a safety share leaves room for: context, communicators, workspace, fragmentation.
     is_known_to_fit: a published point that differs in GPUs and batch alone needs as much.
-    is_shipped: so does a preset of the pinned release: it fits, whatever is predicted.
+    is_shipped: a preset of the pinned release for this GPU needs as much: it fits, whatever is predicted.
     """
 
     gpu: str | None

@@ -38,7 +38,8 @@ def trained_question(
         trained = trained.model_copy(update={"seq_length": recipe.default("model", "seq_length")})
     if preset is not None:
         published = args.model_copy(update={name: getattr(trained, name) for name in _PUBLISHED})
-    shipped = _shipped(recipe, args, preset, extra)
+    is_its_gpu = preset is not None and gpu is not None and gpu.name == preset.row.gpu
+    shipped = _shipped(recipe, args, preset, extra) if is_its_gpu else ()
     return Question(recipe, trained, gpu, why_no_gpu, extra, formula, published, shipped, filled_in=describe(resolved))
 
 

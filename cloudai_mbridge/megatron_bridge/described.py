@@ -1,6 +1,6 @@
 """What is said of a preset."""
 
-from cloudai_mbridge.megatron_bridge.presets import Preset, Resolved
+from cloudai_mbridge.megatron_bridge.presets import UNSET, Preset, Resolved
 
 
 def origin(preset: Preset) -> str:
@@ -13,7 +13,7 @@ def describe(resolved: Resolved, overridden: frozenset[str] = frozenset()) -> st
     if resolved.preset is None or not resolved.from_preset:
         return ""
     filled_in = resolved.from_preset - overridden
-    names = sorted(name for name in filled_in if getattr(resolved.args, name) not in (None, "", []))
+    names = sorted(name for name in filled_in if getattr(resolved.args, name) not in UNSET)
     values = ", ".join(f"{name}={_text(getattr(resolved.args, name))}" for name in names)
     return f"{origin(resolved.preset)} ({resolved.preset.release.source}): {values}"
 

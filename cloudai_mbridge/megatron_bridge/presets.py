@@ -24,6 +24,8 @@ UPSTREAM_DECIDES = (
     "use_megatron_fsdp", "nccl_ub", "cuda_graph_impl", "cuda_graph_scope", "moe_a2a_overlap",
     "recompute_num_layers", "recompute_modules", "activation_offload_layers", "pipeline_model_parallel_layout",
 )  # fmt: skip
+# Values that leave an argument to the launcher
+UNSET: tuple[Any, ...] = (None, "", [])
 _LISTS = ("cuda_graph_scope", "recompute_modules")
 
 
@@ -87,12 +89,12 @@ def why_no_preset(args: ResolvedCmdArgs, release: Release | None) -> str:
 
 def said(args: ResolvedCmdArgs) -> dict[str, Any]:
     """Return what a point says itself of `UPSTREAM_DECIDES`, lists as lists."""
-    told = {name: getattr(args, name) for name in UPSTREAM_DECIDES if name in args.model_fields_set}
-    return {
-        name: _list(value) if name in _LISTS else value
-        for name, value in told.items()
-        if value is not None and value not in ("", [])
-    }
+    return as_said({name: getattr(args, name) for name in UPSTREAM_DECIDES if name in args.model_fields_set})
+
+
+def as_said(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what is said of arguments: lists as lists, and nothing that is unset."""
+    return {name: _list(value) if name in _LISTS else value for name, value in values.items() if value not in UNSET}
 
 
 def with_preset(args: ResolvedCmdArgs, preset: Preset | None) -> Resolved:

@@ -113,10 +113,11 @@ def _said_graph(result: dict[str, Any], raw: Mapping[str, Any], said: Mapping[st
             result["cuda_graph_scope"] = raw["cuda_graph_scope"]
         else:
             result.pop("cuda_graph_scope", None)
+    refused = "transformer_engine"  # the launcher stops: with it, the scope full_iteration is an error
     if rules.joins_full_iteration and said.get("cuda_graph_scope") == ["full_iteration"]:
-        if result.get("cuda_graph_impl") != "none":
+        if result.get("cuda_graph_impl") not in ("none", refused):
             result["cuda_graph_impl"] = "full_iteration"
-        result["cuda_graph_scope"] = []
+        result["cuda_graph_scope"] = ["full_iteration"] if result.get("cuda_graph_impl") == refused else []
     if result.get("cuda_graph_impl") == "none":
         result["cuda_graph_scope"] = []
 

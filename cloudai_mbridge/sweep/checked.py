@@ -11,11 +11,10 @@ from cloudai_mbridge.recipes import Recipe, load_recipe, recipe_names
 from cloudai_mbridge.recipes.apply import with_model_facts, with_recipe_defaults
 from cloudai_mbridge.sweep.expand import Sweep, SweepPoint
 from cloudai_mbridge.sweep.grid import Values
-from cloudai_mbridge.sweep.pinned import CHOOSING, Pinned, preset_key
+from cloudai_mbridge.sweep.pinned import STRUCTURAL, Pinned, preset_key
 from cloudai_mbridge.sweep.screen import Screen
 
 # Axes that change what the other arguments mean; points that differ in them are screened apart.
-_STRUCTURAL = ("launcher", "model_recipe_name")
 _NOTHING_PINNED = Pinned()
 
 
@@ -80,7 +79,7 @@ class _Screens:
     def __init__(self, sweep: Sweep, system: System | None, pinned: Pinned) -> None:
         self._sweep, self._system, self._pinned = sweep, system, pinned
         self._base = sweep.base_args()
-        names = CHOOSING if pinned.release else _STRUCTURAL
+        names = pinned.choosing
         self._choosing = {name: sweep.grid.names.index(name) for name in names if name in sweep.grid.names}
         self._indices = tuple(self._choosing.values())
         self._by_choice: dict[Values, Screen] = {}
@@ -106,7 +105,7 @@ class _Screens:
 
     def _make(self, args: ResolvedCmdArgs, chosen: Mapping[str, Any], upstream: Upstream | None) -> Screen:
         grid, recipe = self._sweep.grid, recipe_of(args)
-        structural = chosen.keys() & set(_STRUCTURAL)
+        structural = chosen.keys() & set(STRUCTURAL)
         axes = [name for name in grid.names if name in type(args).model_fields and name not in structural]
         base = with_recipe(args, recipe, but=axes)
         return Screen(grid, base, self._system, recipe, self._sweep.num_nodes, upstream)

@@ -10,13 +10,13 @@ from cloudai_mbridge.estimate.headline import Headline
 from cloudai_mbridge.estimate.headlines import Headlines, Shape
 from cloudai_mbridge.estimate.question import Question, gpu_of
 from cloudai_mbridge.estimate.trained import trained_question
-from cloudai_mbridge.megatron_bridge.presets import UPSTREAM_DECIDES, Preset, resolve_sizes
+from cloudai_mbridge.megatron_bridge.presets import UPSTREAM_DECIDES, Preset, as_said, resolve_sizes
 from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
 from cloudai_mbridge.models.system import System
 from cloudai_mbridge.recipes import Recipe
 from cloudai_mbridge.sweep.checked import CheckedPoint, recipe_of, with_recipe
 from cloudai_mbridge.sweep.expand import Sweep
-from cloudai_mbridge.sweep.pinned import CHOOSING, Pinned, as_said, preset_key
+from cloudai_mbridge.sweep.pinned import Pinned, preset_key
 from cloudai_mbridge.training.flops import NEW, Formula
 
 # The arguments that an estimate reads
@@ -31,7 +31,6 @@ ESTIMATED_BY = frozenset(
         *("first_k_dense_replace", "num_distributed_optimizer_instances"),
     }
 )
-_STRUCTURAL = ("launcher", "model_recipe_name")
 _MOST_KEPT = 10_000
 _RESIZED, _SIZES = ("num_gpus", "mb", "gb"), attrgetter("num_gpus", "mbs", "gbs")
 
@@ -65,7 +64,7 @@ class SweepEstimates:
         self._names = [name for name in sweep.grid.names if name in ESTIMATED_BY]
         self._of_shape = [name for name in self._names if name not in _RESIZED]
         self._decided = [name for name in self._names if name in UPSTREAM_DECIDES]
-        choosing = CHOOSING if self._pinned.release else _STRUCTURAL
+        choosing = self._pinned.choosing
         self._choosing = [name for name in choosing if name in self._axes]
         self._bases: dict[tuple[Any, ...], _Base] = {}
         self._kept: dict[tuple[Any, ...], Headline] = {}

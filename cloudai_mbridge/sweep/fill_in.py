@@ -17,9 +17,11 @@ def fill_in_notes(sweep: Sweep, pinned: Pinned) -> tuple[str, ...]:
     """Return which presets fill in what the points of a sweep leave out, and what nobody knows."""
     sources: dict[str, list[str]] = {}
     unknown: dict[str, None] = {}
+    gpus: dict[str, bool] = {}
     for args in itertools.islice(_variants(sweep), _MOST_COMBINATIONS):
         if (upstream := pinned.upstream(args)) is None:
             continue
+        gpus[args.gpu_type] = "gpu_type" in args.model_fields_set or args.gpu_type == pinned.gpu_type
         resolved = with_preset(args, upstream.preset)
         if upstream.preset is None and resolved.unknown - set(sweep.grid.names):
             unknown[pinned.why_no_preset(args)] = None
@@ -30,6 +32,11 @@ def fill_in_notes(sweep: Sweep, pinned: Pinned) -> tuple[str, ...]:
     lines = [f"defaults of {release}: {_few(names)}" for release, names in sources.items()]
     if (sources or unknown) and (overridden := sorted(pinned.overridden & set(UPSTREAM_DECIDES))):
         lines.append(f"extra_cmd_args set {', '.join(overridden)}; rules that need that are not evaluated")
+    lines += [
+        f"the launcher is told gpu_type = {gpu!r}, CloudAI's default, and the system has {pinned.gpu_type}; set it"
+        for gpu, is_meant in gpus.items()
+        if pinned.gpu_type and not is_meant
+    ]
     nothing = "what Megatron-Bridge fills in is not known, and rules that need it are not evaluated"
     return (*lines, *(f"{nothing}: {why}" for why in itertools.islice(unknown, _MOST_NAMED)))
 

@@ -7,34 +7,21 @@ from pathlib import Path
 from typing import Any
 
 from cloudai_mbridge.constraints import RuleSet, Upstream
-from cloudai_mbridge.constraints.rule import option_list
+from cloudai_mbridge.megatron_bridge.fields import FIELDS
 from cloudai_mbridge.megatron_bridge.presets import Preset, find_preset, why_no_preset
 from cloudai_mbridge.megatron_bridge.release import Release, find_release
 from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
 from cloudai_mbridge.models.system import System
 from cloudai_mbridge.models.test_definition import GitRepo, MegatronBridgeTestDefinition
-from cloudai_mbridge.recipes.apply import MAPPED
 from cloudai_mbridge.sweep.run_id import slug
 
 MOUNT = "/opt/Megatron-Bridge"
-# The arguments that choose a preset
+# The arguments that choose a recipe, and those that choose a preset
+STRUCTURAL = ("launcher", "model_recipe_name")
 CHOOSING = (
     *("launcher", "model_recipe_name", "model_family_name", "gpu_type", "compute_dtype", "task", "config_variant"),
     *("use_recipes", "num_gpus"),
 )
-
-_LISTS = ("cuda_graph_scope", "recompute_modules")
-# Values that say nothing
-UNSAID: tuple[Any, ...] = (None, "", [])
-
-
-def as_said(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what is said of arguments, as `megatron_bridge.presets` takes it: lists as lists."""
-    return {
-        name: list(option_list(value)) if name in _LISTS else value
-        for name, value in values.items()
-        if value not in UNSAID
-    }
 
 
 def preset_key(preset: Preset | None) -> tuple[Any, ...]:
@@ -42,20 +29,21 @@ def preset_key(preset: Preset | None) -> tuple[Any, ...]:
     return () if preset is None else (preset.name, preset.num_gpus)
 
 
-# Keys of the launcher's configuration that hold an argument, beside those that the embedded loop has, too
-_PLACES = {
+# Keys of the launcher's configuration, beside those of its presets' fields, that change what an argument means
+_MORE_PLACES = {
     "dataset.seq_length": "seq_length",
     "dataset.sequence_length": "seq_length",
-    "ddp.use_megatron_fsdp": "use_megatron_fsdp",
-    "ddp.nccl_ub": "nccl_ub",
-    "model.cuda_graph_impl": "cuda_graph_impl",
-    "model.cuda_graph_scope": "cuda_graph_scope",
     "model.cuda_graph_modules": "cuda_graph_scope",
     "model.overlap_moe_expert_parallel_comm": "moe_a2a_overlap",
-    "comm_overlap.overlap_moe_expert_parallel_comm": "moe_a2a_overlap",
-    "model.cpu_offloading_num_layers": "activation_offload_layers",
-    **{".".join(place): name for name, place in MAPPED.items()},
+    "model.cpu_offloading": "activation_offload_layers",
 }
+_PLACES = {place: name for name, place in FIELDS.items()} | _MORE_PLACES
+_OPTIONS = {place.rpartition(".")[2]: name for place, name in _PLACES.items()} | {"sl": "seq_length"}
+# Arguments that decide together
+_TOGETHER = (
+    {"recompute_granularity", "recompute_method", "recompute_num_layers", "recompute_modules"},
+    {"cuda_graph_impl", "cuda_graph_scope"},
+)
 
 
 @dataclass(frozen=True)
@@ -64,18 +52,25 @@ class Pinned:
 
     release: of Megatron-Bridge; None where it is not known.
     rules: whose C rules hold.
-    overridden: arguments and fields of the model that its `extra_cmd_args` set behind the launcher's back.
+    overridden: arguments and fields of the model that its `extra_cmd_args` decide.
+    gpu_type: of the system, if it says one.
     """
 
     release: Release | None = None
     rules: RuleSet = RuleSet.RELEASE
     overridden: frozenset[str] = frozenset()
+    gpu_type: str | None = None
 
     def upstream(self, args: ResolvedCmdArgs) -> Upstream | None:
         """Return what the launcher of a point with these arguments adds; None: nothing, the embedded loop runs it."""
         if args.launcher is Launcher.EMBEDDED:
             return None
         return Upstream(self.release, find_preset(args, self.release), self.rules, self.overridden)
+
+    @property
+    def choosing(self) -> tuple[str, ...]:
+        """The arguments that choose a recipe and its preset."""
+        return CHOOSING if self.release else STRUCTURAL
 
     def why_no_preset(self, args: ResolvedCmdArgs) -> str:
         """Say why nobody knows what the launcher fills in."""
@@ -86,17 +81,34 @@ def pinned_by(
     definition: MegatronBridgeTestDefinition, system: System | None = None, rules: RuleSet = RuleSet.RELEASE
 ) -> Pinned:
     """Return what a test pins. An installed clone says its release itself, else the pinned commit does."""
-    repo, overridden = megatron_bridge_of(definition), _overridden(definition.extra_cmd_args)
+    repo, overridden = megatron_bridge_of(definition), overridden_by(definition.extra_cmd_args)
+    gpu_type = system.gpu_type if system else None
     if repo is None:
-        return Pinned(None, rules, overridden)
-    install_path = system.install_path if system else None
-    clone = clone_path(Path(install_path), repo.url, repo.commit) if install_path else None
-    return Pinned(find_release(repo.commit, clone), rules, overridden)
+        return Pinned(None, rules, overridden, gpu_type)
+    clone = clone_path(install_root(system), repo.url, repo.commit) if system and system.install_path else None
+    return Pinned(find_release(repo.commit, clone), rules, overridden, gpu_type)
 
 
-def _overridden(extra: Mapping[str, str]) -> frozenset[str]:
-    keys = [key.lstrip("+~") for key in extra]
-    return frozenset(_PLACES.get(key, key.removeprefix("model.")) for key in keys)
+def overridden_by(extra: Mapping[str, str]) -> frozenset[str]:
+    """Return the arguments, and fields of the model, that keys or launcher options of `extra_cmd_args` decide."""
+    names = {_argument(key) for key in extra}
+    for group in _TOGETHER:
+        if names & group:
+            names |= group
+    return frozenset(names)
+
+
+def _argument(key: str) -> str:
+    if key.startswith("-"):
+        option = key.lstrip("-").partition("=")[0]
+        return _OPTIONS.get(option, option)
+    place = key.lstrip("+~")
+    return _PLACES.get(place, place.removeprefix("model."))
+
+
+def install_root(system: System) -> Path:
+    """Return the absolute directory of what `mbridge install` installs."""
+    return Path(system.install_path or "").expanduser().absolute()
 
 
 def megatron_bridge_of(definition: MegatronBridgeTestDefinition) -> GitRepo | None:

@@ -12,12 +12,11 @@ from typing import Any
 from cloudai_mbridge.constraints.engine import RULES
 from cloudai_mbridge.constraints.rule import Answer, Lifted, NotEvaluated, Point, UnknownOperandError, Violation
 from cloudai_mbridge.constraints.upstream import ON_WRITTEN_ALONE, Upstream, ask
-from cloudai_mbridge.megatron_bridge.presets import UPSTREAM_DECIDES, Preset, resolve_sizes
+from cloudai_mbridge.megatron_bridge.presets import UNSET, UPSTREAM_DECIDES, Preset, as_said, resolve_sizes
 from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
 from cloudai_mbridge.models.system import System
 from cloudai_mbridge.recipes import Recipe
 from cloudai_mbridge.sweep.grid import Grid, Values
-from cloudai_mbridge.sweep.pinned import UNSAID, as_said
 
 _LARGEST_TABLE = 50_000
 _PROBES = 200
@@ -205,7 +204,7 @@ class _Trained(_Args):
         if name not in get(self, "guarded"):
             return value
         upstream = get(self, "upstream")
-        if name in upstream.overridden or (upstream.preset is None and value in UNSAID):
+        if upstream.overrides(name, value) or (upstream.preset is None and value in UNSET):
             raise UnknownOperandError(upstream.why_unknown(name))
         return value if upstream.preset is None else self._filled_in(name, upstream, upstream.preset)
 

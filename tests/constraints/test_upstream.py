@@ -6,10 +6,11 @@ import pytest
 
 from cloudai_mbridge.constraints import CheckResult, RuleSet, Upstream, check
 from cloudai_mbridge.constraints.lifts import LIFTS
+from cloudai_mbridge.megatron_bridge.catalog import catalog
 from cloudai_mbridge.megatron_bridge.presets import find_preset
 from cloudai_mbridge.megatron_bridge.release import find_release
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
-from cloudai_mbridge.recipes import load_recipe
+from cloudai_mbridge.recipes import load_recipe, recipe_names
 from cloudai_mbridge.recipes.apply import with_model_facts
 
 DENSE: dict[str, Any] = {"model_family_name": "llama", "num_gpus": 128, "config_variant": "v1"}  # tp4 pp8 cp2 vp8 gb64
@@ -91,11 +92,54 @@ def test_overrides_are_judged_with_the_rest_of_the_preset(name: str, args: dict[
 def test_cloudais_verdict_on_what_is_written_holds_with_the_preset_or_not_at_all() -> None:
     """mb and gb for the preset's two replicas: CloudAI counts 128, as if tp, pp and cp were 1."""
     args: dict[str, Any] = {**DENSE, "mb": 1, "gb": 64}
-    assert _ids(_check("llama31_405b", **args)) == ["C04"]
+    nobody_knows = _check("llama31_405b", **args)
+    assert not nobody_knows.violations
+    assert ("C04", "cp, which Megatron-Bridge decides,") in [(e.rule_id, e.missing) for e in nobody_knows.not_evaluated]
     filled_in = _check("llama31_405b", "0.3.0", **args)
     assert not filled_in.violations
     assert [str(each) for each in filled_in.lifted] == [f"C04 not enforced: holds with what {NAME} fills in"]
     assert _ids(_check("llama31_405b", "0.3.0", RuleSet.CLOUDAI, **args)) == ["C04"]
+    assert _ids(_check("llama31_405b", "", RuleSet.CLOUDAI, **args)) == ["C04"]
+
+
+@pytest.mark.parametrize(("args", "accepted"), [({"pp": 3, "vp": 1}, "C02"), ({"vp": 5}, "C08")])
+def test_cloudais_placeholders_accept_everything_under_its_rules(args: dict[str, Any], accepted: str) -> None:
+    assert accepted in _ids(_check("llama31_405b", "0.3.0", **{**DENSE, **args}))
+    assert accepted not in _ids(_check("llama31_405b", "0.3.0", RuleSet.CLOUDAI, **{**DENSE, **args}))
+
+
+def test_cloudais_c18_does_not_look_at_layouts() -> None:
+    args = {**EXPERTS, "pp": 2, "vp": 8}
+    assert "C18" not in _ids(_check("deepseek_v3", "0.3.0", **args))
+    assert "C18" in _ids(_check("deepseek_v3", "0.3.0", RuleSet.CLOUDAI, **args))
+
+
+@pytest.mark.parametrize("release", ["0.3.0", "0.6.0"])
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        {"num_distributed_optimizer_instances": 3},
+        {"moe_a2a_overlap": True},
+        {"recompute_num_layers": 2},
+        {"recompute_modules": "moe"},
+        {"cuda_graph_impl": "transformer_engine", "cuda_graph_scope": "full_iteration"},
+    ],
+)
+def test_only_what_the_preset_breaks_by_itself_is_shipped_so(release: str, mistake: dict[str, Any]) -> None:
+    pinned = find_release(f"v{release}")
+    assert pinned is not None
+    known = catalog(pinned)
+    assert known is not None
+    for row in known.source.rows:
+        variant = {"config_variant": row.variant} if row.variant else {}
+        names = {"model_family_name": row.family or "any", "gpu_type": row.gpu, "compute_dtype": row.compute_dtype}
+        args = {**names, "task": row.task, "num_gpus": row.num_gpus, **variant}
+        if row.recipe not in recipe_names():
+            continue
+        alone = {str(each) for each in _check(row.recipe, release, **args).lifted}
+        with_mistake = _check(row.recipe, release, **args, **mistake)
+        assert {str(each) for each in with_mistake.lifted if "shipped so" in str(each)} <= alone
+        assert "C14" not in {each.rule_id for each in with_mistake.lifted}
 
 
 TE: dict[str, Any] = {"cuda_graph_impl": "transformer_engine", "cuda_graph_scope": "attn,moe_router"}

@@ -151,3 +151,21 @@ def test_an_unknown_release_is_refused(mbridge: Any) -> None:
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
     assert line.startswith("error: --release: '0.9' is not known; use one of 0.3.0, ")
+
+
+def test_the_preset_is_that_of_the_gpu_that_is_estimated(mbridge: Any, tmp_path: Path) -> None:
+    system = tmp_path / "system.toml"
+    system.write_text('name = "c"\nscheduler = "local"\ngpu_type = "h100"\n')
+    point = ("estimate", "--recipe", "llama3_70b", "--num-gpus", "64", "--release", "0.3.0")
+    found = json.loads(mbridge(*point, "--system-config", system, "--json").stdout)
+    assert found["filled_in"].startswith("preset llama3_70b pretrain h100 bf16 v2")
+    nameless = mbridge(*point)
+    assert nameless.returncode == 2
+    assert "presets differ by GPU" in nameless.stderr
+
+
+def test_recomputation_of_a_preset_cannot_be_switched_off(mbridge: Any) -> None:
+    point = ("estimate", "--recipe", "deepseek_v3", "--gpu", "gb200", "--num-gpus", "256", "--release", "0.3.0")
+    done = mbridge(*point, "--recompute", "none")
+    assert done.returncode == 2
+    assert "the launcher cannot switch that off" in done.stderr

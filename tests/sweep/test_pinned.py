@@ -1,16 +1,18 @@
 """What `extra_cmd_args` set behind the launcher's back is not judged by what stands elsewhere."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cloudai_mbridge.constraints import NotEvaluated
 from cloudai_mbridge.models.scenario import TestRun
+from cloudai_mbridge.models.system import SlurmSystem
 from cloudai_mbridge.models.test_definition import MegatronBridgeTestDefinition
 from cloudai_mbridge.sweep.checked import checked_points
 from cloudai_mbridge.sweep.expand import Sweep
 from cloudai_mbridge.sweep.fill_in import fill_in_notes
-from cloudai_mbridge.sweep.pinned import Pinned, pinned_by
+from cloudai_mbridge.sweep.pinned import Pinned, overridden_by, pinned_by
 
 NAMES = {"model_family_name": "qwen", "model_recipe_name": "qwen3_30b_a3b", "gpu_type": "h100", "compute_dtype": "bf16"}
 REPO = {"url": "https://github.com/NVIDIA-NeMo/Megatron-Bridge.git", "commit": "v0.3.0"}
@@ -31,7 +33,7 @@ def _ids(args: dict[str, Any], extra: dict[str, str]) -> tuple[set[str], set[str
         ({"num_gpus": 40, "pp": 5, "ep": 1, "vp": 1, "moe_a2a_overlap": False}, {"model.num_layers": "50"}, {"C02"}),
         ({"num_gpus": 24}, {"model.expert_model_parallel_size": "4"}, {"C07", "M07"}),
         ({"num_gpus": 16, "tp": 64}, {"+model.num_query_groups": "64", "model.num_attention_heads": "64"}, {"M08"}),
-        ({"num_gpus": 16, "moe_a2a_overlap": True, "vp": 1}, {"model.overlap_moe_expert_parallel_comm": "0"}, {"M19"}),
+        ({"num_gpus": 16, "vp": 1}, {"model.overlap_moe_expert_parallel_comm": "0"}, {"M19"}),
     ],
 )
 def test_an_operand_that_an_override_sets_is_not_evaluated(
@@ -49,3 +51,47 @@ def test_an_operand_that_an_override_sets_is_not_evaluated(
 def test_other_keys_change_nothing() -> None:
     args = {"num_gpus": 24}
     assert _ids(args, {"logger.log_interval": "1", "train.manual_gc": "true"})[:2] == _ids(args, {})[:2]
+
+
+def test_a_launcher_that_is_told_another_gpu_is_named() -> None:
+    args = {name: value for name, value in NAMES.items() if name != "gpu_type"}
+    data = {"name": "t", "description": "", "git_repos": [REPO], "cmd_args": args}
+    definition = MegatronBridgeTestDefinition.model_validate(data)
+    sweep = Sweep(definition, TestRun(id="t", test_name="t"))
+    system = {"name": "c", "scheduler": "slurm", "default_partition": "p", "partitions": [{"name": "p"}]}
+    h100, gb200 = (SlurmSystem.model_validate({**system, "gpu_type": name}) for name in ("h100", "gb200"))
+    note = "the launcher is told gpu_type = 'gb200', CloudAI's default, and the system has h100; set it"
+    assert note in fill_in_notes(sweep, pinned_by(definition, h100))
+    assert not any("is told" in text for text in fill_in_notes(sweep, pinned_by(definition, gb200)))
+
+
+def test_options_and_switches_count_as_overrides() -> None:
+    extra = {
+        "--expert_model_parallel_size": "32",
+        "model.cpu_offloading": "0",
+        "model.recompute_granularity": "null",
+    }
+    assert overridden_by(extra) >= {"ep", "activation_offload_layers", "recompute_modules", "recompute_num_layers"}
+    assert overridden_by({"-tp": "8", "++train.micro_batch_size": "2", "-sl=4096": ""}) == {"tp", "mb", "seq_length"}
+    assert {"cuda_graph_impl", "cuda_graph_scope"} <= overridden_by({"model.cuda_graph_impl": "local"})
+
+
+def test_what_cmd_args_say_is_known_whatever_the_overrides() -> None:
+    """The launcher applies its own options after the overrides."""
+    broken, *_ = _ids({"num_gpus": 24, "ep": 7}, {"model.expert_model_parallel_size": "4"})
+    assert "C07" in broken
+
+
+def test_an_install_path_in_the_home_directory_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    commit = "8a346226" + 32 * "0"
+    package = tmp_path / f"install/Megatron-Bridge__{commit}/src/megatron/bridge/package_info.py"
+    package.parent.mkdir(parents=True)
+    package.write_text("MAJOR = 0\nMINOR = 5\nPATCH = 1\n")
+    definition = MegatronBridgeTestDefinition.model_validate(
+        {"name": "t", "description": "", "git_repos": [{**REPO, "commit": commit}], "cmd_args": NAMES}
+    )
+    system = {"name": "c", "scheduler": "slurm", "default_partition": "p", "partitions": [{"name": "p"}]}
+    pinned = pinned_by(definition, SlurmSystem.model_validate({**system, "install_path": "~/install"}))
+    assert pinned.release is not None
+    assert pinned.release.version == "0.5.1"

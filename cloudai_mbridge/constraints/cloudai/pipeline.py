@@ -26,7 +26,7 @@ def c02_layers_fill_the_pipeline(point: Point) -> Answer:
         if (fault := layout_fault(layout, point.pp, point.vp, layers, mtp)) is None:
             return None
         fact = f"the layout {layout!r} does not fit: {fault}"
-        return Violation("C02", "cmd_args.pipeline_model_parallel_layout", fact, "mend the layout", operands)
+        return Violation("C02", "cmd_args.pipeline_model_parallel_layout", fact, "fix the layout", operands)
     split = _layers_to_split(point, layers)
     if split % point.pp == 0:
         return None
@@ -75,13 +75,18 @@ def c18_deepseek_v3_is_split_as_its_recipe_can(point: Point) -> Answer:
     Its 61 layers divide by no useful pp; the upstream recipe has layouts for seven combinations and fails for others.
 
     Pass: model_recipe_name="deepseek_v3", pp=4, vp=4. Fail: model_recipe_name="deepseek_v3", pp=2, vp=8.
-    Source: CloudAI MegatronBridge workload, constraint 18.
+    Source: CloudAI MegatronBridge workload, constraint 18, which does not look at layouts.
     """
+    return None if point.pipeline_layout else c18_as_cloudai(point)
+
+
+def c18_as_cloudai(point: Point) -> Answer:
+    """C18 as CloudAI decides it, whatever the layout."""
     name = point.args.model_recipe_name.lower()
     if "deepseek_v3" not in name and "deepseekv3" not in name:
         return None
     split = (point.pp, 1 if point.vp is None else point.vp)
-    if split in _DEEPSEEK_V3_SPLITS or point.pipeline_layout:
+    if split in _DEEPSEEK_V3_SPLITS:
         return None
     known = ", ".join(f"({pp},{vp})" for pp, vp in _DEEPSEEK_V3_SPLITS)
     return Violation(
