@@ -35,6 +35,7 @@ class Evaluator:
     given: what is known of things: by dotted name, or by bare name wherever it is imported from, a value.
     defaults: by class name outside of the repository, attributes that its objects have unless set.
     doubt: above 0 while it is not known whether the code at hand is run at all.
+    may_have_raised: how often something was done that may have raised an exception.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class Evaluator:
         self.given = {**intrinsics.GIVEN, **(given or {})}
         self.defaults = defaults or {}
         self.doubt = 0
+        self.may_have_raised = 0
         self._modules: dict[str, Module | None] = {}
         self._doubtful: dict[int, Any] = {}
         self._depth = 0
@@ -212,8 +214,10 @@ class Evaluator:
                 self.doubt = doubt
                 if self._steps > _MAX_STEPS:
                     raise
+                _forget_outer(callee)
             arguments = [*arguments, callee.bound]
         if not (isinstance(callee, External) and callee.dotted.split(".")[0] in intrinsics.HARMLESS):
+            self.may_have_raised += 1
             forget([*arguments, *keywords.values()])
         return UNKNOWN
 
@@ -231,7 +235,15 @@ class Evaluator:
         else:
             made.attributes.update(zip(dict.fromkeys(names), arguments, strict=False))
         made.attributes.update(keywords)
+        self.finish(made)
         return made
+
+    def finish(self, made: Any) -> None:
+        """Run the `__post_init__` of a new object of a dataclass, if it has one."""
+        for one in made.of.lineage() if isinstance(made.of, Class) else ():
+            if isinstance(one, Class) and "__post_init__" in one.scope.names:
+                self.call(self._bind(one.scope.names["__post_init__"], made), [], {})
+                return
 
     def _follow(self, function: Function, arguments: list[Any], keywords: dict[str, Any]) -> Any:
         if self._depth >= _MAX_DEPTH:
@@ -295,6 +307,16 @@ class Evaluator:
 def _candidates(root: Path, dotted: str) -> tuple[Path, ...]:
     path = root.joinpath(*dotted.split("."))
     return path / "__init__.py", path.with_name(f"{path.name}.py"), path
+
+
+def _forget_outer(function: Function) -> None:
+    """Know nothing any more of the outer names that a function sets."""
+    for node in ast.walk(function.node):
+        for name in node.names if isinstance(node, ast.Global | ast.Nonlocal) else ():
+            scope = function.scope
+            while scope.outer is not None and (isinstance(node, ast.Global) or name not in scope.names):
+                scope = scope.outer
+            scope.names[name] = UNKNOWN
 
 
 def _own_init(one: Class | External) -> Any:

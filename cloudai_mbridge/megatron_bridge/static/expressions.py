@@ -264,7 +264,7 @@ def _compare(ev: "Evaluator", node: Any, scope: Scope) -> Any:
 
 
 def _compared(kind: type, left: Any, right: Any) -> Any:
-    if has_unknown(left) or has_unknown(right) or isinstance(left, External) or isinstance(right, External):
+    if has_unknown(left) or has_unknown(right):
         return UNKNOWN
     if kind in (ast.Is, ast.IsNot) or (_is_plain(left) and _is_plain(right)):
         return _applied(_COMPARE[kind], left, right)

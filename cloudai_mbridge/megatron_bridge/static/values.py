@@ -167,18 +167,18 @@ def forget(value: Any) -> None:
 
 def same(one: Any, other: Any) -> bool:
     """Return whether two values are known and equal."""
-    if one is other:
+    if one is other or (isinstance(one, External) and one == other):
         return True
     return type(one) is type(other) and not has_unknown(one) and not has_unknown(other) and bool(one == other)
 
 
 def has_unknown(value: Any) -> bool:
-    """Return whether a value or a part of it is not known."""
+    """Return whether a value or a part of it is not known; of something outside, only the name is."""
     if isinstance(value, list | tuple | set):
         return any(has_unknown(item) for item in value)
     if isinstance(value, dict):
         return any(has_unknown(item) for pair in value.items() for item in pair)
-    return value is UNKNOWN
+    return value is UNKNOWN or isinstance(value, External)
 
 
 def _has_decorator(node: ast.FunctionDef, name: str) -> bool:
