@@ -20,7 +20,7 @@ from cloudai_mbridge.megatron_bridge.static.values import (
     Raised,
     Scope,
     Unsupported,
-    forget,
+    parts,
     same,
 )
 
@@ -102,6 +102,14 @@ class Evaluator:
     def may_have_changed(self, value: Any) -> None:
         """Remember that a list or dict is not known any more."""
         self._doubtful[id(value)] = value
+
+    def forget(self, value: Any) -> None:
+        """Know nothing any more of the objects, lists and dicts in a value."""
+        for one in list(parts(value)):
+            if isinstance(one, Instance):
+                one.forget()
+            elif not isinstance(one, tuple):
+                self.may_have_changed(one)
 
     # attributes
 
@@ -218,7 +226,7 @@ class Evaluator:
             arguments = [*arguments, callee.bound]
         if not (isinstance(callee, External) and callee.dotted.split(".")[0] in intrinsics.HARMLESS):
             self.may_have_raised += 1
-            forget([*arguments, *keywords.values()])
+            self.forget((*arguments, *keywords.values()))
         return UNKNOWN
 
     def _construct(self, of: Class, arguments: list[Any], keywords: dict[str, Any]) -> Instance:

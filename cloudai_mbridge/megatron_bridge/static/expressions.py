@@ -12,7 +12,6 @@ from cloudai_mbridge.megatron_bridge.static.values import (
     Raised,
     Scope,
     Unsupported,
-    forget,
     has_unknown,
     same,
 )
@@ -142,7 +141,7 @@ def _call(ev: "Evaluator", node: Any, scope: Scope) -> Any:
         else:
             raise Unsupported("keyword arguments that are not known")
     if callee is UNKNOWN:
-        forget(of)
+        ev.forget(of)
     return ev.call(callee, arguments, keywords)
 
 

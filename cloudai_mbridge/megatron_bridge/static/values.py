@@ -145,24 +145,21 @@ class Instance:
     is_open: bool = True
 
     def forget(self) -> None:
-        """Know nothing of it any more, nor of what it holds."""
-        held = list(self.attributes.values())
+        """Know nothing of it any more."""
         self.attributes.clear()
         self.is_open, self.of = True, None
-        for value in held:
-            forget(value)
 
 
-def forget(value: Any) -> None:
-    """Know nothing any more of the objects in a value."""
-    if isinstance(value, Instance):
-        value.forget()
-    elif isinstance(value, list | tuple | set):
-        for item in value:
-            forget(item)
-    elif isinstance(value, dict):
-        for item in value.values():
-            forget(item)
+def parts(value: Any, seen: set[int] | None = None) -> Iterator[Any]:
+    """Yield the objects and collections in a value, each once, itself first."""
+    seen = set() if seen is None else seen
+    if not isinstance(value, Instance | list | tuple | set | dict) or id(value) in seen:
+        return
+    seen.add(id(value))
+    yield value
+    inner = value.attributes if isinstance(value, Instance) else value
+    for one in inner.values() if isinstance(inner, dict) else inner:
+        yield from parts(one, seen)
 
 
 def same(one: Any, other: Any) -> bool:
