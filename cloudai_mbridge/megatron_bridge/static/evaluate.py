@@ -111,6 +111,18 @@ class Evaluator:
             elif not isinstance(one, tuple):
                 self.may_have_changed(one)
 
+    def forget_code(self, code: ast.AST, scope: Scope) -> None:
+        """Know nothing any more of what code that was not followed may have changed.
+
+        scope: where it runs, or a function's outer scope.
+        """
+        for node in ast.walk(code):
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+                self.forget(scope.get(node.id))
+            elif isinstance(node, ast.Global | ast.Nonlocal):
+                for name in node.names:
+                    scope.holder(name).names[name] = UNKNOWN
+
     # attributes
 
     def attribute(self, value: Any, name: str) -> Any:
@@ -222,7 +234,7 @@ class Evaluator:
                 self.doubt = doubt
                 if self._steps > _MAX_STEPS:
                     raise
-                _forget_outer(callee)
+                self.forget_code(callee.node, callee.scope)
             arguments = [*arguments, callee.bound]
         if not (isinstance(callee, External) and callee.dotted.split(".")[0] in intrinsics.HARMLESS):
             self.may_have_raised += 1
@@ -315,16 +327,6 @@ class Evaluator:
 def _candidates(root: Path, dotted: str) -> tuple[Path, ...]:
     path = root.joinpath(*dotted.split("."))
     return path / "__init__.py", path.with_name(f"{path.name}.py"), path
-
-
-def _forget_outer(function: Function) -> None:
-    """Know nothing any more of the outer names that a function sets."""
-    for node in ast.walk(function.node):
-        for name in node.names if isinstance(node, ast.Global | ast.Nonlocal) else ():
-            scope = function.scope
-            while scope.outer is not None and (isinstance(node, ast.Global) or name not in scope.names):
-                scope = scope.outer
-            scope.names[name] = UNKNOWN
 
 
 def _own_init(one: Class | External) -> Any:

@@ -244,9 +244,15 @@ def _bool(ev: "Evaluator", node: Any, scope: Scope) -> Any:
             if known is None:
                 in_doubt = True
                 ev.doubt = doubt + 1
+    except Raised as raised:
+        raise _perhaps(raised, in_doubt) from None
     finally:
         ev.doubt = doubt
     return UNKNOWN if in_doubt else value
+
+
+def _perhaps(raised: Raised, in_doubt: bool) -> Exception:
+    return Unsupported(f"raises {raised.kind}, perhaps") if in_doubt else raised
 
 
 def _compare(ev: "Evaluator", node: Any, scope: Scope) -> Any:
@@ -281,6 +287,8 @@ def _if(ev: "Evaluator", node: Any, scope: Scope) -> Any:
     ev.doubt += 1
     try:
         one, other = evaluate(ev, node.body, scope), evaluate(ev, node.orelse, scope)
+    except Raised as raised:
+        raise _perhaps(raised, True) from None
     finally:
         ev.doubt -= 1
     return one if same(one, other) else UNKNOWN

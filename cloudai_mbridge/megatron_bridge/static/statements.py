@@ -10,7 +10,6 @@ from cloudai_mbridge.megatron_bridge.static.expressions import (
     bind_target,
     evaluate,
     function,
-    is_iterable,
     items_of,
     truth,
 )
@@ -66,6 +65,7 @@ def run(ev: "Evaluator", statements: list[ast.stmt], frame: Frame) -> None:
         try:
             _run_one(ev, statement, frame)
         except (Unsupported, Raised):
+            ev.forget_code(statement, frame.scope)
             _forget_names(statement, frame.scope)
 
 
@@ -151,7 +151,8 @@ def _if(ev: "Evaluator", node: Any, frame: Frame) -> None:
     if known is not None:
         run(ev, node.body if known else node.orelse, frame)
         return
-    if all([_in_doubt(ev, branch, frame) for branch in (node.body, node.orelse)]):
+    returns = [_in_doubt(ev, branch, frame) for branch in (node.body, node.orelse)]
+    if all(returns):
         frame.leave = "return"
 
 
@@ -161,6 +162,8 @@ def _in_doubt(ev: "Evaluator", statements: list[ast.stmt], frame: Frame) -> bool
     ev.doubt += 1
     try:
         run(ev, statements, frame)
+    except Raised:  # as `_raise`
+        ev.may_have_raised += 1
     finally:
         ev.doubt = max(doubt, frame.doubt + bool(frame.returned))
     leave, frame.leave = frame.leave, ""
@@ -168,13 +171,7 @@ def _in_doubt(ev: "Evaluator", statements: list[ast.stmt], frame: Frame) -> bool
 
 
 def _for(ev: "Evaluator", node: Any, frame: Frame) -> None:
-    items = evaluate(ev, node.iter, frame.scope)
-    if not is_iterable(items):
-        bind_target(ev, node.target, UNKNOWN, frame.scope)
-        _in_doubt(ev, node.body, frame)
-        run(ev, node.orelse, frame)
-        return
-    for item in items_of(items):
+    for item in items_of(evaluate(ev, node.iter, frame.scope)):
         bind_target(ev, node.target, item, frame.scope)
         run(ev, node.body, frame)
         if frame.leave == "return":

@@ -38,18 +38,24 @@ class Scope:
     names: dict[str, Any] = field(default_factory=dict)
     outer: "Scope | None" = None
 
+    def holder(self, name: str) -> "Scope":
+        """Return the nearest scope that has a name, or the outermost."""
+        scope = self
+        while name not in scope.names and scope.outer is not None:
+            scope = scope.outer
+        return scope
+
     def find(self, name: str) -> Any:
         """Return the value of a name.
 
         Raises:
             KeyError: no scope has it.
         """
-        scope: Scope | None = self
-        while scope is not None:
-            if name in scope.names:
-                return scope.names[name]
-            scope = scope.outer
-        raise KeyError(name)
+        return self.holder(name).names[name]
+
+    def get(self, name: str) -> Any:
+        """Return the value of a name, or None where no scope has it."""
+        return self.holder(name).names.get(name)
 
 
 @dataclass(eq=False)
