@@ -57,7 +57,7 @@ def _option_of(row: Mapping[str, Any]) -> Option:
 
 
 def find_launcher(release: Release | None) -> Launcher | None:
-    """Return the launcher of a release: as its installed clone has it, else as shipped; None where nobody knows."""
+    """Return the launcher of a release: as its installed clone has it, else as shipped; None where it is not known."""
     if release is None:
         return None
     return (release.clone and _read(release.clone, release.version)) or _shipped(release.version)

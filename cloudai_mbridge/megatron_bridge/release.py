@@ -35,7 +35,7 @@ class Release:
 
 
 def find_release(commit: str, clone: Path | None = None) -> Release | None:
-    """Return the release of a pinned commit, or None where nobody knows.
+    """Return the release of a pinned commit, or None where it is not known.
 
     clone: where the repository is installed at that commit, if it is.
     """

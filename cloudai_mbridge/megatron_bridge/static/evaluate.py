@@ -151,7 +151,7 @@ class Evaluator:
         value.attributes[name] = new if not self.doubt or same(value.attributes.get(name, UNKNOWN), new) else UNKNOWN
 
     def assign(self, scope: Scope, name: str, new: Any) -> None:
-        """Set a name, likewise."""
+        """Set a name; in doubt it is then unknown, unless it had that value."""
         scope.names[name] = new if not self.doubt or same(scope.names.get(name, UNKNOWN), new) else UNKNOWN
 
     def _of_instance(self, value: Instance, name: str) -> Any:

@@ -80,7 +80,7 @@ class External:
 
 @dataclass(frozen=True)
 class Import:
-    """A name bound by an import that nobody has used yet."""
+    """A name bound by an import that is not followed yet."""
 
     module: str
     name: str = ""
@@ -143,7 +143,7 @@ _PLAIN_BASES = ("object", "ABC", "Protocol", "Enum", "Generic")
 class Instance:
     """An object: the attributes that are known.
 
-    is_open: it may have attributes that nobody has set here, with values that are not known.
+    is_open: it may have further attributes, whose values are not known.
     """
 
     of: Class | External | None
