@@ -36,18 +36,18 @@ def register() -> Registration:
 
         from cloudai_mbridge.integrations import cloudai_systems, cloudai_workload
     except ImportError as error:
-        return Registration(False, f"CloudAI is not registered with: {error}; install NVIDIA's CloudAI 1.6 or newer")
+        return Registration(False, f"cannot register with CloudAI: {error}; install NVIDIA's CloudAI 1.6 or newer")
     try:
         return _add(Registry(), cloudai_workload, cloudai_systems)
     except Exception as error:  # another program's registry, of a version of its own
-        return Registration(False, f"CloudAI is not registered with: {type(error).__name__}: {error}")
+        return Registration(False, f"cannot register with CloudAI: {type(error).__name__}: {error}")
 
 
 def _add(registry: Any, workload: Any, systems: Any) -> Registration:
     if missing := [name for name in _NEEDED if not hasattr(registry, name)]:
         raise ToolFailure(f"its registry has no {', '.join(missing)}; install CloudAI 1.6 or newer")
     if TEMPLATE in registry.test_definitions_map:
-        return Registration(True, f"CloudAI has {TEMPLATE} already")
+        return Registration(True, f"{TEMPLATE} is already registered")
     definition = workload.EmbeddedTestDefinition
     for name, strategy in (
         ("slurm", systems.EmbeddedSlurmStrategy),
@@ -60,4 +60,4 @@ def _add(registry: Any, workload: Any, systems: Any) -> Registration:
         registry.update_runner(name, systems.checked(runner))
     registry.add_report(definition, workload.EmbeddedReport)
     registry.add_test_definition(TEMPLATE, definition)
-    return Registration(True, f"CloudAI has {TEMPLATE} now")
+    return Registration(True, f"{TEMPLATE} is registered")

@@ -4,14 +4,16 @@ A test run's output directory becomes the root of a run of ours, with plan, scri
 one point runs in a directory below. CloudAI expands sweeps, submits and waits.
 """
 
+import sqlite3
 from collections.abc import Iterable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import click
 from pydantic import ValidationError
 
-from cloudai_mbridge.errors import BadInput
+from cloudai_mbridge.errors import BadInput, ToolFailure
 from cloudai_mbridge.integrations.cloudai import TEMPLATE
 from cloudai_mbridge.launch import write_plan, write_runs
 from cloudai_mbridge.models import Scenario
@@ -29,7 +31,7 @@ from cloudai_mbridge.slurm.parsing import status_from_marker
 
 _SHARED = {
     *("name", "description", "extra_env_vars", "extra_cmd_args", "extra_container_mounts", "nsys", "metrics"),
-    "dse_excluded_args",
+    *("training_report", "dse_excluded_args"),
 }
 # CloudAI's system has more, and some of the same name with another content
 _SYSTEM = (
@@ -90,7 +92,10 @@ def the_run(plan: SweepPlan) -> RunPlan:
     if plan.rejected:
         raise Refused(f"{plan.scenario}: {'; '.join(str(violation) for violation in plan.rejected[0].violations)}")
     if len(plan.runs) != 1:
-        raise Refused(f"{plan.scenario}: still a sweep of {len(plan.runs)} points; CloudAI has to expand it first")
+        raise Refused(
+            f"{plan.scenario}: {len(plan.runs)} points, which CloudAI runs as one; "
+            "write one value for each argument and remove env_params"
+        )
     return plan.runs[0]
 
 
@@ -122,19 +127,25 @@ def judged(output_path: Path) -> PointReport:
     """Write down how the job ended, by its own marker, write the reports, and return the point.
 
     Raises:
-        BadInput: the directory is not one that `prepare` has written.
+        BadInput: the directory is not one that `prepare` has written, or a file in it cannot be read or written.
     """
     root = Path(output_path).absolute()
+    try:
+        return _judged(root)
+    except (ToolFailure, OSError, sqlite3.Error) as error:
+        raise BadInput(f"{root}: cannot be judged ({error})") from None
+
+
+def _judged(root: Path) -> PointReport:
     run = read_plan_data(root)["runs"][0]
     if not (root / run["key"] / POINT_FILES.started).exists():
         raise BadInput(f"{root}: the job has not started")
     marker = root / run["key"] / POINT_FILES.exit_code
-    status = status_from_marker(marker.read_text() if marker.exists() else None)
-    journal = Journal(root / ROOT_FILES.journal)
-    if not journal.entry(run["key"]).attempts:  # CloudAI has submitted it
-        journal.intend([(run["key"], 1)], OUR_TEMPLATE)
-    journal.saw(run["key"], 1, status)
-    journal.close()
+    status = status_from_marker(marker.read_text(errors="replace") if marker.exists() else None)
+    with closing(Journal(root / ROOT_FILES.journal)) as journal:
+        if not journal.entry(run["key"]).attempts:  # CloudAI has submitted it
+            journal.intend([(run["key"], 1)], OUR_TEMPLATE)
+        journal.saw(run["key"], 1, status)
     report = build_report(root)
     write_report(report, root)
     return report.points[0]

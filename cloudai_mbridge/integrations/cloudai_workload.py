@@ -36,7 +36,7 @@ class EmbeddedTestDefinition(TestDefinition):
     __test__ = False
 
     cmd_args: EmbeddedCmdArgs
-    metrics: MetricsConfig = MetricsConfig()
+    metrics: MetricsConfig | None = None  # not a default that CloudAI writes out and that then counts as asked for
 
     @property
     def installables(self) -> list[Any]:

@@ -3,6 +3,7 @@
 import ast
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 
@@ -11,17 +12,14 @@ class Option:
     """One option of a launcher.
 
     flags: all its forms. type: the name of what converts its text; "" for plain text, "lambda" for an unnamed one.
-    choices: the values that it takes, as written on a command line; () for any. excludes: the group of options, by
-    name, of which only one may be given; "" for none.
+    choices: the values that it takes, as written on a command line; () for any.
     """
 
     flags: tuple[str, ...]
     type: str = ""
     action: str = ""
     choices: tuple[str, ...] = ()
-    required: bool = False
     default: str | None = None
-    excludes: str = ""
 
     @property
     def name(self) -> str:
@@ -29,16 +27,14 @@ class Option:
         return max(self.flags, key=len).lstrip("-")
 
 
-def read_options(source: str) -> dict[str, Option]:
-    """Return every option of an argument_parser.py, by name.
-
-    Raises:
-        SyntaxError: it is not Python.
-    """
-    tree = ast.parse(source)
+def read_options(path: Path) -> dict[str, Option]:
+    """Return every option of an argument_parser.py, by name: none where it cannot be read."""
+    try:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+    except (OSError, SyntaxError, ValueError):
+        return {}
     constants = dict(_constants(tree))
-    groups = set(_exclusive_groups(tree))
-    options = (_option(node, constants, groups) for node in ast.walk(tree) if _is_call_of(node, "add_argument"))
+    options = (_option(node, constants) for node in ast.walk(tree) if _is_call_of(node, "add_argument"))
     return {option.name: option for option in options if option}
 
 
@@ -56,29 +52,19 @@ def _constants(tree: ast.Module) -> Iterator[tuple[str, Any]]:
                 continue
 
 
-def _exclusive_groups(tree: ast.Module) -> Iterator[str]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Assign) and _is_call_of(node.value, "add_mutually_exclusive_group"):
-            yield ast.unparse(node.targets[0])
-
-
-def _option(node: ast.AST, constants: Mapping[str, Any], groups: set[str]) -> Option | None:
+def _option(node: ast.AST, constants: Mapping[str, Any]) -> Option | None:
     assert isinstance(node, ast.Call)
-    assert isinstance(node.func, ast.Attribute)
     flags = tuple(str(arg.value) for arg in node.args if isinstance(arg, ast.Constant))
     if not flags or not flags[0].startswith("-"):
         return None
     given = {keyword.arg: keyword.value for keyword in node.keywords}
-    group = ast.unparse(node.func.value)
     default = _value(given.get("default"), constants)
     return Option(
         flags=flags,
         type=_name(given.get("type")),
         action=str(_value(given.get("action"), constants) or ""),
         choices=tuple(str(value) for value in _value(given.get("choices"), constants) or ()),
-        required=_value(given.get("required"), constants) is True,
         default=None if default is None else str(default),
-        excludes=group if group in groups else "",
     )
 
 

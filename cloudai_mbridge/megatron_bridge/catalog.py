@@ -46,22 +46,23 @@ class Catalog:
         return rows[0] if rows else None
 
     def missing(self, request: Request, num_gpus: int) -> str:
-        """Say what there is no preset of."""
+        """Explain why no preset matches."""
         if sizes := self._of(request):
             known = ", ".join(str(row.num_gpus) for row in sizes)
-            return f"no preset of {request.recipe} for num_gpus = {num_gpus}; there is {known}"
+            return f"no preset of {request.recipe} for num_gpus = {num_gpus}; presets exist for num_gpus {known}"
         rows = [row for row in self.source.rows if row.recipe == request.recipe]
         if not rows:
             return f"no preset for the recipe {request.recipe!r}"
-        names = ("family", "task", "gpu", "compute_dtype")
-        for name in names[self.source.is_flat :]:
+        names = ("task", "gpu", "compute_dtype")
+        for name in names if self.source.is_flat else ("family", *names):
             wanted = getattr(request, name)
             if not (kept := [row for row in rows if getattr(row, name) == wanted]):
                 known = ", ".join(sorted({getattr(row, name) for row in rows}))
-                return f"no preset of {request.recipe} with {name} = {wanted!r}; there is {known}"
+                return f"no preset of {request.recipe} with {name} = {wanted!r}; presets exist for {name} {known}"
             rows = kept
         variants = ", ".join(sorted({row.variant or "(none)" for row in rows}))
-        return f"no preset of {request.recipe} with config_variant = {request.variant!r}; there is {variants}"
+        wanted = f"no preset of {request.recipe} with config_variant = {request.variant!r}"
+        return f"{wanted}; presets exist for config_variant {variants}"
 
     def _of(self, request: Request) -> tuple[Row, ...]:
         family = "" if self.source.is_flat else request.family

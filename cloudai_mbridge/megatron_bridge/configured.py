@@ -113,7 +113,7 @@ def _plain(name: str, value: Any) -> Any:
 
 
 def _graph_scope(scope: Any, modules: Any) -> Any:
-    """Join what Megatron-Core 0.18 and later call modules and what all call scope; "full" is no scope."""
+    """Join what Megatron-Core 0.18 and later call modules and what all call scope; "full" means none."""
     if not _is_plain(scope) or not _is_plain(modules):
         return UNKNOWN
     names = [name for value in (modules, scope) for name in ([value] if isinstance(value, str) else value or ())]

@@ -18,25 +18,15 @@ _HEADER = """\
 # from scripts/performance/argument_parser.py of https://github.com/NVIDIA-NeMo/Megatron-Bridge at the releases' tags.
 # 0.6 has a second entry, scripts/training/train.sh, for library recipes; this tool starts the one named by `path`.
 """
-# From utils/utils.py beside the parser: get_workload_base_config (0.3 to 0.5), _recipe_variant_suffix (0.6)
-_VERSIONED = "version of a preset, v1 or v2; without it v2, or v1 where the preset has no v2"
-_NAMED = "name of a preset such as large_scale; without it, and for v1 and v2, the preset without a suffix"
 
 
 def main(given: Iterable[str]) -> None:
     """Print the data of these repositories, oldest release first."""
     releases: list[tuple[str, dict[str, Option]]] = []
     for version, _, directory in (argument.partition("=") for argument in given):
-        source = Path(directory, PATH).with_name("argument_parser.py").read_text(encoding="utf-8")
-        releases.append((version, read_options(source)))
-    print(_HEADER + "\n".join([*map(_head, releases), "", "options = [", *_lines(releases), "]"]))
-
-
-def _head(release: tuple[str, dict[str, Option]]) -> str:
-    version, options = release
-    variant = _VERSIONED if options["config_variant"].default == "v2" else _NAMED
-    facts = {"path": PATH, "config_variant": variant}
-    return f"launcher.{json.dumps(version)} = {{{', '.join(f'{key} = {json.dumps(facts[key])}' for key in facts)}}}"
+        releases.append((version, read_options(Path(directory, PATH).with_name("argument_parser.py"))))
+    heads = [f"launcher.{json.dumps(version)} = {{path = {json.dumps(PATH)}}}" for version, _ in releases]
+    print(_HEADER + "\n".join([*heads, "", "options = [", *_lines(releases), "]"]))
 
 
 def _lines(releases: list[tuple[str, dict[str, Option]]]) -> Iterator[str]:
@@ -51,7 +41,7 @@ def _lines(releases: list[tuple[str, dict[str, Option]]]) -> Iterator[str]:
 
 def _items(option: Option) -> Iterator[str]:
     for key, value in asdict(option).items():
-        if value not in ("", (), None, False):
+        if value not in ("", (), None):
             yield f"{key} = {json.dumps(value)}"
 
 

@@ -23,12 +23,10 @@ class Launcher:
     """A release's launcher.
 
     version: the release, such as 0.3.0. path: of the launcher, in the repository.
-    config_variant: what that option means, and what holds without it.
     """
 
     version: str
     path: str
-    config_variant: str
     options: Mapping[str, Option]
 
     def option(self, flag: str) -> Option | None:
@@ -42,7 +40,7 @@ def known_launchers() -> tuple[Launcher, ...]:
     text = (files("cloudai_mbridge.megatron_bridge") / "data" / "launchers.toml").read_text(encoding="utf-8")
     data = tomllib.loads(text)
     return tuple(
-        Launcher(version, facts["path"], facts["config_variant"], _options_of(version, data["options"]))
+        Launcher(version, facts["path"], _options_of(version, data["options"]))
         for version, facts in data["launcher"].items()
     )
 
@@ -59,7 +57,7 @@ def _option_of(row: Mapping[str, Any]) -> Option:
 
 
 def find_launcher(release: Release | None) -> Launcher | None:
-    """Return the launcher of a release: as its installed clone has it, else as shipped; None where nobody knows."""
+    """Return the launcher of a release: as its installed clone has it, else as shipped; None where it is not known."""
     if release is None:
         return None
     return (release.clone and _read(release.clone, release.version)) or _shipped(release.version)
@@ -76,12 +74,8 @@ def _shipped(version: str) -> Launcher | None:
 def _read(clone: Path, version: str) -> Launcher | None:
     """Read an installed launcher where a known one lies."""
     launcher = _shipped(version) or known_launchers()[-1]
-    try:
-        source = (clone / launcher.path).with_name("argument_parser.py").read_text(encoding="utf-8")
-        options = read_options(source)
-    except (OSError, SyntaxError, ValueError):
-        return None
-    return Launcher(version, launcher.path, launcher.config_variant, options) if options else None
+    options = read_options((clone / launcher.path).with_name("argument_parser.py"))
+    return Launcher(version, launcher.path, options) if options else None
 
 
 def problems_of(argv: Sequence[str], launcher: Launcher) -> Iterator[tuple[str, str]]:

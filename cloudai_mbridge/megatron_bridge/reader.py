@@ -6,14 +6,14 @@ is a function of `megatron.bridge.perf_recipes` whose name says recipe, task, jo
 Commits between them have both: they take the function of exactly the job's size.
 """
 
-import ast
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
 
+from cloudai_mbridge.megatron_bridge.argument_parser import read_options
 from cloudai_mbridge.megatron_bridge.configured import configured, evaluator, layout_text
 from cloudai_mbridge.megatron_bridge.rows import Row, Source, chosen_variant
 from cloudai_mbridge.megatron_bridge.static import UNKNOWN, Evaluator, Instance, Unsupported
@@ -30,9 +30,9 @@ def read_source(clone: Path, recipe: str = r"\w+") -> Source | None:
     recipe: a pattern; only the recipes that match are read, which is faster.
     """
     ev = evaluator(clone)
-    options = launcher_options(clone / _SCRIPTS / "argument_parser.py")
-    dtypes = [str(one) for one in options.get("compute_dtype", {}).get("choices", ())]
-    variant = str(options.get("config_variant", {}).get("default") or "")
+    options = read_options(clone / _SCRIPTS / "argument_parser.py")
+    dtypes = options["compute_dtype"].choices if "compute_dtype" in options else ()
+    variant = (options["config_variant"].default if "config_variant" in options else None) or ""
     has_sizes, is_flat = (clone / _SCRIPTS / "configs").is_dir(), (clone / _FLAT_ROOT).is_dir()
     if is_flat:
         rows = _flat_rows(ev, clone, dtypes, recipe)
@@ -43,36 +43,12 @@ def read_source(clone: Path, recipe: str = r"\w+") -> Source | None:
     return Source(is_flat, not (is_flat and has_sizes), variant, tuple(rows), _layouts(ev, recipe))
 
 
-def launcher_options(path: Path) -> dict[str, dict[str, Any]]:
-    """Return the literal choices and defaults of the launcher's options, by long name."""
-    try:
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-    except (OSError, SyntaxError, UnicodeDecodeError, ValueError):
-        return {}
-    found: dict[str, dict[str, Any]] = {}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "add_argument":
-            names = [one.value for one in node.args if isinstance(one, ast.Constant) and isinstance(one.value, str)]
-            for name in names:
-                if name.startswith("--"):
-                    found[name[2:]] = _literals(node.keywords)
-    return found
-
-
-def _literals(keywords: list[ast.keyword]) -> dict[str, Any]:
-    values = {}
-    for keyword in keywords:
-        try:
-            values[str(keyword.arg)] = ast.literal_eval(keyword.value)
-        except (ValueError, TypeError, SyntaxError):
-            continue
-    return values
-
-
 # up to 0.5
 
 
-def _workload_rows(ev: Evaluator, clone: Path, dtypes: list[str], recipe_and_variant: tuple[str, str]) -> Iterator[Row]:
+def _workload_rows(
+    ev: Evaluator, clone: Path, dtypes: Iterable[str], recipe_and_variant: tuple[str, str]
+) -> Iterator[Row]:
     recipe, default = recipe_and_variant
     for directory in sorted((clone / _SCRIPTS / "configs").iterdir()):
         module = ev.module(f"configs.{directory.name}") if directory.is_dir() else None
@@ -124,7 +100,7 @@ def _workload_row(
 # from 0.6 on
 
 
-def _flat_rows(ev: Evaluator, clone: Path, dtypes: list[str], recipe: str) -> Iterator[Row]:
+def _flat_rows(ev: Evaluator, clone: Path, dtypes: Iterable[str], recipe: str) -> Iterator[Row]:
     packages = sorted(path.name for path in (clone / _FLAT_ROOT).iterdir() if (path / "__init__.py").is_file())
     modules = [ev.module(f"{_FLAT_PACKAGE}.{name}") for name in packages if not name.startswith("_")]
     names = {name: module for module in reversed(modules) for name in _names(module)}

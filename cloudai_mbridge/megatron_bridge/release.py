@@ -33,14 +33,9 @@ class Release:
         """The version's numbers, to compare."""
         return tuple(int(part) for part in self.version.split("."))
 
-    @property
-    def minor(self) -> str:
-        """Major and minor version, such as 0.3: what launcher options and rules go by."""
-        return ".".join(self.version.split(".")[:2])
-
 
 def find_release(commit: str, clone: Path | None = None) -> Release | None:
-    """Return the release of a pinned commit, or None where nobody knows.
+    """Return the release of a pinned commit, or None where it is not known.
 
     clone: where the repository is installed at that commit, if it is.
     """

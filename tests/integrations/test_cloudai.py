@@ -32,7 +32,7 @@ def test_the_console_script_without_cloudai(capsys: pytest.CaptureFixture[str]) 
     with pytest.raises(SystemExit) as end:
         cloudai_main.main()
     assert end.value.code == 3
-    assert capsys.readouterr().err.startswith("error: CloudAI is not registered with: ")
+    assert capsys.readouterr().err.startswith("error: cannot register with CloudAI: ")
 
 
 def test_another_registry_is_refused_with_what_it_lacks() -> None:

@@ -45,7 +45,7 @@ def trajectory_of(place: Any) -> list[dict[str, Any]]:
 
 
 def test_it_is_registered_once_and_beside_cloudai_s_own() -> None:
-    assert register().message == f"CloudAI has {TEMPLATE} already"
+    assert register().message == f"{TEMPLATE} is already registered"
     assert {TEMPLATE, "MegatronBridge"} <= Registry().test_definitions_map.keys()
 
 
@@ -223,6 +223,32 @@ def test_nsys_profiles_the_training(place: Any) -> None:
     assert ended.returncode == 0, ended.stderr
     (script,) = place.directory.rglob("run.sh")
     assert "nsys profile" in script.read_text()
+
+
+WINDOWS = {
+    "": 3,
+    "[training_report]\n": 5,
+    "[training_report]\nexclude_start_steps = 2\n": 2,
+    "[training_report]\nexclude_start_steps = 2\n[metrics]\nwarmup_steps = 3\n": 3,
+    "[training_report]\nexclude_start_steps = 8\n": None,
+}
+
+
+@pytest.mark.parametrize("window", WINDOWS)
+def test_the_window_of_statistics(place: Any, window: str) -> None:
+    """As `mbridge` reads it from the same file, though CloudAI writes all defaults out."""
+    place.write("max_steps = 8")
+    test = place.directory / "tests/tiny.toml"
+    test.write_text(test.read_text().replace("max_steps = 4\n", "").replace("[metrics]\nwarmup_steps = 1\n", window))
+    place.write_scenario("[Tests.cmd_args]\nmb = 1")
+    ended = place.run("dry-run", system="standalone")
+    if WINDOWS[window] is None:
+        assert ended.returncode == 2
+        assert "training_report.exclude_start_steps = 8 leaves no step" in ended.stderr
+    else:
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+        (run,) = json.loads((point(place, None) / "plan.json").read_text())["runs"]
+        assert run["warmup_steps"] == WINDOWS[window]
 
 
 def test_an_unknown_recipe_of_a_sweep_ends_in_one_line(place: Any) -> None:

@@ -159,16 +159,20 @@ def test_between_the_layouts_only_the_jobs_own_size_will_do(flat_clone: Path) ->
     between = Release("0.6.0", "test", flat_clone)
     assert resolved(between, **TOY, num_gpus=32, config_variant="v3").gb == 64
     assert find_preset(ResolvedCmdArgs(**TOY, num_gpus=64), between) is None
-    assert "num_gpus = 64" in why_no_preset(ResolvedCmdArgs(**TOY, num_gpus=64), between)
+    why = why_no_preset(ResolvedCmdArgs(**TOY, num_gpus=64), between)
+    assert "no preset of toy for num_gpus = 64; presets exist for num_gpus 8, 32, 128" in why
 
 
 @pytest.mark.parametrize(
     ("cmd_args", "reason"),
     [
-        ({"gpu_type": "a100"}, "no preset of toy with gpu = 'a100'; there is h100"),
-        ({"model_family_name": "toys"}, "no preset of toy with family = 'toys'; there is toy"),
+        ({"gpu_type": "a100"}, "no preset of toy with gpu = 'a100'; presets exist for gpu h100"),
+        ({"model_family_name": "toys"}, "no preset of toy with family = 'toys'; presets exist for family toy"),
         ({"model_recipe_name": "other"}, "no preset for the recipe 'other'"),
-        ({"config_variant": "v9"}, "no preset of toy with config_variant = 'v9'; there is large_scale, v1"),
+        (
+            {"config_variant": "v9"},
+            "no preset of toy with config_variant = 'v9'; presets exist for config_variant large_scale, v1",
+        ),
         ({"use_recipes": True}, "use_recipes = true takes a library recipe"),
         ({"launcher": "embedded"}, "the embedded loop takes no presets"),
     ],

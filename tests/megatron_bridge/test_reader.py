@@ -1,9 +1,10 @@
 """Presets are read from source: nothing of a repository is run."""
 
 from pathlib import Path
+from textwrap import dedent
 
 from cloudai_mbridge.megatron_bridge.configured import layout_text
-from cloudai_mbridge.megatron_bridge.reader import launcher_options, read_source
+from cloudai_mbridge.megatron_bridge.reader import read_source
 from cloudai_mbridge.megatron_bridge.rows import Row
 
 
@@ -66,10 +67,17 @@ def test_a_file_that_is_not_python_leaves_the_others(clone: Path) -> None:
     assert len(rows_of(clone)) == 5
 
 
-def test_options_are_read_as_literals(clone: Path) -> None:
-    options = launcher_options(clone / "scripts/performance/argument_parser.py")
-    assert options["compute_dtype"]["choices"] == ["bf16", "fp8_cs"]
-    assert launcher_options(clone / "missing.py") == {}
+def test_number_formats_may_have_a_name(clone: Path) -> None:
+    """As in 0.6: the launcher takes the keys of a dictionary, here of fewer formats than there are presets for."""
+    parser = clone / "scripts/performance/argument_parser.py"
+    text = parser.read_text().replace('["bf16", "fp8_cs"]', "DTYPES.keys()")
+    parser.write_text("DTYPES = {'bf16': 1}\n" + dedent(text))
+    assert {dtype for _, dtype, _, _ in rows_of(clone)} == {"bf16"}
+
+
+def test_without_a_launcher_no_number_format_is_known(clone: Path) -> None:
+    (clone / "scripts/performance/argument_parser.py").unlink()
+    assert rows_of(clone) == {}
 
 
 def test_layouts_are_written_in_short_form() -> None:

@@ -35,6 +35,18 @@ def value_of(tmp_path: Path, text: str) -> Any:
         ("def f():\n    x = [1]\n    x.append(2)\n    return x", [1, 2]),
         ("def g(**k): return k\ndef f(): return g(**dict(a=1))", {"a": 1}),
         ("def f(): return 1 < 2 < 3 and not isinstance('a', int)", True),
+        ("import o\ndef f():\n    if o.a: return 1\n    return 1", 1),
+        ("def f(x=1):\n    y = 2\n    del y\n    return x", 1),
+        ("def f():\n    p = Part()\n    p.m = ['a']\n    m = p.m\n    m += ['b']\n    return p.m", ["a", "b"]),
+        ("def f():\n    x = {'a': 1}\n    y = x\n    y |= {'a': 2}\n    return x", {"a": 2}),
+        ("from copy import deepcopy\ndef f():\n    x = {'a': [{'b': 1}]}\n    y = deepcopy(x)\n"
+         "    y['a'][0]['b'] = 2\n    return x", {"a": [{"b": 1}]}),
+        ("from copy import deepcopy\ndef f():\n    p = Part()\n    p.me = p\n    q = deepcopy(p)\n    q.me.size = 2\n"
+         "    return [p.size, q.size]", [1, 2]),
+        ("from copy import copy\ndef f():\n    p = Part()\n    p.sub = Part()\n    copy(p).sub.size = 2\n"
+         "    return p.sub.size", 2),
+        ("import logging\nlog = logging.getLogger('x')\ndef f():\n    try:\n        log.info('hello')\n"
+         "        return 1\n    except KeyError:\n        return 2", 1),
         ("T = {}\ndef put(g):\n    T[g.__name__] = g\n    return g\n@put\ndef h(): return 7\nf = lambda: T['h']()", 7),
     ],
 )  # fmt: skip
@@ -56,10 +68,62 @@ def test_known(tmp_path: Path, text: str, value: Any) -> None:
         "import torch\ndef g(p):\n    if torch.on:\n        return\n    p.size = 2\n"
         "def f():\n    p = Part()\n    g(p)\n    return p.size",
         "def f(): return open('/etc/passwd').read()",
+        "import o\ndef f():\n    if o.a:\n        if o.b: return 1\n        else: return 1\n    return 2",
+        "import o\ndef g(p):\n    if o.a:\n        if o.b: return\n        p.size = 1\n    p.size = 2\n"
+        "def f():\n    p = Part()\n    g(p)\n    return p.size",
+        "def f():\n    d = {'tp': 8}\n    del d['tp']\n    return d.get('tp', 1)",
+        "def g(p):\n    del p.size\ndef f():\n    p = Part()\n    g(p)\n    return p.size",
+        "X = 1\ndef g():\n    global X\n    X = 5\ndef f():\n    g()\n    return X",
+        "def f():\n    x = 1\n    def g():\n        nonlocal x\n        x = 5\n    g()\n    return x",
+        "import o\ndef f(): return 'attn' in (o.Scope.attn, o.Scope.moe)",
+        "import o\ndef f(): return any([o.x])",
+        "import o\ndef f(): return isinstance(o.x, str)",
+        "import o\ndef f(): return hasattr(o, 'x')",
+        "import o\ndef f():\n    x = [1]\n    x += o.more\n    return len(x)",
+        "def f():\n    v = 1\n    try:\n        unknown()\n        v = 2\n"
+        "    except Exception:\n        v = 3\n    return v",
+        "def f():\n    v = 1\n    try:\n        unknown()\n        v = 2\n"
+        "    except Exception:\n        pass\n    return v",
+        "import o\ndef f():\n    try:\n        x = {}['a'] if o.x else 1\n"
+        "    except KeyError:\n        return 2\n    return 1",
+        "import o\ndef f():\n    try:\n        if o.x: {}['a']\n    except KeyError:\n        return 2\n    return 1",
+        "try:\n    unknown()\n    V = 1\nexcept Exception:\n    V = 2\ndef f(): return V",
+        "import o\ndef f():\n    x = [1]\n    o.change(x)\n    return x",
+        "import o\ndef f():\n    x, y, z = 1, 1, 1\n    for _ in o.things:\n        z, y, x = y, x, 2\n    return z",
+        "import o\nP = Part()\nfor i in o.things:\n    P.size = i\ndef f(): return P.size",
+        "P = Part()\ndef g():\n    while True:\n        P.size += 1\ndef f():\n    g()\n    return P.size",
+        "from copy import deepcopy\nimport o\ndef f():\n    p = Part()\n    p.m = [1]\n    if o.x: p.m.append(2)\n"
+        "    return deepcopy(p).m",
+        "def f():\n    x = {1, 2}\n    y = x\n    y -= {1}\n    return len(x)",
     ],
 )  # fmt: skip
 def test_unknown(tmp_path: Path, text: str) -> None:
     assert value_of(tmp_path, text) is UNKNOWN
+
+
+DATACLASS = """
+from dataclasses import dataclass, replace
+@dataclass
+class Sizes:
+    tp: int = 1
+    dp: int = 0
+    def __post_init__(self):
+        self.dp = 8 // self.tp
+class More(Sizes):
+    pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("Sizes()", 8), ("Sizes(2)", 4), ("More(tp=2)", 4), ("replace(Sizes(), tp=8)", 1)]
+)
+def test_a_dataclass_finishes_its_objects(tmp_path: Path, text: str, value: int) -> None:
+    assert value_of(tmp_path, f"{DATACLASS}def f(): return {text}.dp") == value
+
+
+def test_a_dataclass_that_finishes_in_an_unknown_way(tmp_path: Path) -> None:
+    text = DATACLASS.replace("self.dp = 8 // self.tp", "unknown(self)")
+    assert value_of(tmp_path, f"{text}def f(): return Sizes(tp=2).tp") is UNKNOWN
 
 
 def test_both_branches_of_an_open_question_may_agree(tmp_path: Path) -> None:

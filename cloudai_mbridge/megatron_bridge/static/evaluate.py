@@ -20,7 +20,7 @@ from cloudai_mbridge.megatron_bridge.static.values import (
     Raised,
     Scope,
     Unsupported,
-    forget,
+    parts,
     same,
 )
 
@@ -35,6 +35,7 @@ class Evaluator:
     given: what is known of things: by dotted name, or by bare name wherever it is imported from, a value.
     defaults: by class name outside of the repository, attributes that its objects have unless set.
     doubt: above 0 while it is not known whether the code at hand is run at all.
+    may_have_raised: how often something was done that may have raised an exception.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class Evaluator:
         self.given = {**intrinsics.GIVEN, **(given or {})}
         self.defaults = defaults or {}
         self.doubt = 0
+        self.may_have_raised = 0
         self._modules: dict[str, Module | None] = {}
         self._doubtful: dict[int, Any] = {}
         self._depth = 0
@@ -101,6 +103,26 @@ class Evaluator:
         """Remember that a list or dict is not known any more."""
         self._doubtful[id(value)] = value
 
+    def forget(self, value: Any) -> None:
+        """Know nothing any more of the objects, lists and dicts in a value."""
+        for one in list(parts(value)):
+            if isinstance(one, Instance):
+                one.forget()
+            elif not isinstance(one, tuple):
+                self.may_have_changed(one)
+
+    def forget_code(self, code: ast.AST, scope: Scope) -> None:
+        """Know nothing any more of what code that was not followed may have changed.
+
+        scope: where it runs, or a function's outer scope.
+        """
+        for node in ast.walk(code):
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+                self.forget(scope.get(node.id))
+            elif isinstance(node, ast.Global | ast.Nonlocal):
+                for name in node.names:
+                    scope.holder(name).names[name] = UNKNOWN
+
     # attributes
 
     def attribute(self, value: Any, name: str) -> Any:
@@ -129,7 +151,7 @@ class Evaluator:
         value.attributes[name] = new if not self.doubt or same(value.attributes.get(name, UNKNOWN), new) else UNKNOWN
 
     def assign(self, scope: Scope, name: str, new: Any) -> None:
-        """Set a name, likewise."""
+        """Set a name; in doubt it is then unknown, unless it had that value."""
         scope.names[name] = new if not self.doubt or same(scope.names.get(name, UNKNOWN), new) else UNKNOWN
 
     def _of_instance(self, value: Instance, name: str) -> Any:
@@ -212,9 +234,11 @@ class Evaluator:
                 self.doubt = doubt
                 if self._steps > _MAX_STEPS:
                     raise
+                self.forget_code(callee.node, callee.scope)
             arguments = [*arguments, callee.bound]
         if not (isinstance(callee, External) and callee.dotted.split(".")[0] in intrinsics.HARMLESS):
-            forget([*arguments, *keywords.values()])
+            self.may_have_raised += 1
+            self.forget((*arguments, *keywords.values()))
         return UNKNOWN
 
     def _construct(self, of: Class, arguments: list[Any], keywords: dict[str, Any]) -> Instance:
@@ -231,7 +255,15 @@ class Evaluator:
         else:
             made.attributes.update(zip(dict.fromkeys(names), arguments, strict=False))
         made.attributes.update(keywords)
+        self.finish(made)
         return made
+
+    def finish(self, made: Any) -> None:
+        """Run the `__post_init__` of a new object of a dataclass, if it has one."""
+        for one in made.of.lineage() if isinstance(made.of, Class) else ():
+            if isinstance(one, Class) and "__post_init__" in one.scope.names:
+                self.call(self._bind(one.scope.names["__post_init__"], made), [], {})
+                return
 
     def _follow(self, function: Function, arguments: list[Any], keywords: dict[str, Any]) -> Any:
         if self._depth >= _MAX_DEPTH:

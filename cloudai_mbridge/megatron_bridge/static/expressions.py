@@ -12,7 +12,6 @@ from cloudai_mbridge.megatron_bridge.static.values import (
     Raised,
     Scope,
     Unsupported,
-    forget,
     has_unknown,
     same,
 )
@@ -142,7 +141,7 @@ def _call(ev: "Evaluator", node: Any, scope: Scope) -> Any:
         else:
             raise Unsupported("keyword arguments that are not known")
     if callee is UNKNOWN:
-        forget(of)
+        ev.forget(of)
     return ev.call(callee, arguments, keywords)
 
 
@@ -245,9 +244,15 @@ def _bool(ev: "Evaluator", node: Any, scope: Scope) -> Any:
             if known is None:
                 in_doubt = True
                 ev.doubt = doubt + 1
+    except Raised as raised:
+        raise _perhaps(raised, in_doubt) from None
     finally:
         ev.doubt = doubt
     return UNKNOWN if in_doubt else value
+
+
+def _perhaps(raised: Raised, in_doubt: bool) -> Exception:
+    return Unsupported(f"raises {raised.kind}, perhaps") if in_doubt else raised
 
 
 def _compare(ev: "Evaluator", node: Any, scope: Scope) -> Any:
@@ -264,7 +269,7 @@ def _compare(ev: "Evaluator", node: Any, scope: Scope) -> Any:
 
 
 def _compared(kind: type, left: Any, right: Any) -> Any:
-    if has_unknown(left) or has_unknown(right) or isinstance(left, External) or isinstance(right, External):
+    if has_unknown(left) or has_unknown(right):
         return UNKNOWN
     if kind in (ast.Is, ast.IsNot) or (_is_plain(left) and _is_plain(right)):
         return _applied(_COMPARE[kind], left, right)
@@ -282,6 +287,8 @@ def _if(ev: "Evaluator", node: Any, scope: Scope) -> Any:
     ev.doubt += 1
     try:
         one, other = evaluate(ev, node.body, scope), evaluate(ev, node.orelse, scope)
+    except Raised as raised:
+        raise _perhaps(raised, True) from None
     finally:
         ev.doubt -= 1
     return one if same(one, other) else UNKNOWN

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from cloudai_mbridge.megatron_bridge.static.expressions import items_of, truth
+from cloudai_mbridge.megatron_bridge.static.expressions import is_iterable, items_of, truth
 from cloudai_mbridge.megatron_bridge.static.values import (
     UNKNOWN,
     Class,
@@ -72,7 +72,7 @@ def _pure(value: Any, name: str) -> Callable[..., Any]:
 def _mutation(value: Any, name: str) -> Callable[..., Any]:
     def call(ev: "Evaluator", *arguments: Any, **keywords: Any) -> Any:
         unknown_key = isinstance(value, dict | set) and name != "update" and has_unknown(list(arguments[:1]))
-        unclear = name in ("update", "extend") and any(argument is UNKNOWN for argument in arguments)
+        unclear = name in ("update", "extend") and not all(is_iterable(argument) for argument in arguments)
         if ev.doubt or unknown_key or unclear:
             ev.may_have_changed(value)
             return UNKNOWN
@@ -155,7 +155,7 @@ def _setattr(ev: "Evaluator", value: Any, name: Any, new: Any) -> None:
 
 def _hasattr(ev: "Evaluator", value: Any, name: Any) -> Any:
     """Whether an object has an attribute: not known for one from outside, until it is set."""
-    if not isinstance(name, str):
+    if not isinstance(name, str) or isinstance(value, External):
         return UNKNOWN
     try:
         return UNKNOWN if ev.attribute(value, name) is UNKNOWN else True
@@ -172,7 +172,7 @@ def _isinstance(ev: "Evaluator", value: Any, kinds: Any) -> Any:
 
 def _is_a(value: Any, kind: Any) -> Any:
     native = _TYPES.get(kind) if isinstance(kind, Intrinsic) else None
-    if value is UNKNOWN or not (native or isinstance(kind, Class | External)):
+    if value is UNKNOWN or isinstance(value, External) or not (native or isinstance(kind, Class | External)):
         return UNKNOWN
     if native:
         return isinstance(value, native)
@@ -188,17 +188,39 @@ def _is_a(value: Any, kind: Any) -> Any:
 def _replace(ev: "Evaluator", value: Any, /, **changes: Any) -> Any:
     if not isinstance(value, Instance):
         return UNKNOWN
-    return Instance(value.of, {**value.attributes, **changes}, value.is_open)
+    made = Instance(value.of, {**value.attributes, **changes}, value.is_open)
+    ev.finish(made)
+    return made
 
 
 def _field(ev: "Evaluator", *, default: Any = UNKNOWN, default_factory: Any = None, **others: Any) -> Field:
     return Field(default, default_factory)
 
 
-def _deepcopy(ev: "Evaluator", value: Any) -> Any:
+def _copy(ev: "Evaluator", value: Any) -> Any:
     if isinstance(value, Instance):
-        return Instance(value.of, {name: _deepcopy(ev, one) for name, one in value.attributes.items()}, value.is_open)
+        return Instance(value.of, dict(value.attributes), value.is_open)
     return copy.copy(value) if isinstance(value, list | dict | set) else value
+
+
+def _deepcopy(ev: "Evaluator", value: Any, *memo: Any) -> Any:
+    return _copied(ev, value, {})
+
+
+def _copied(ev: "Evaluator", value: Any, made: dict[int, Any]) -> Any:
+    """Return a copy in depth; `made` are the copies so far, by what they are of."""
+    value = ev.seen(value)
+    if id(value) in made:
+        return made[id(value)]
+    if isinstance(value, Instance):
+        new = made[id(value)] = Instance(value.of, {}, value.is_open)
+        new.attributes.update({name: _copied(ev, one, made) for name, one in value.attributes.items()})
+        return new
+    if isinstance(value, dict):
+        return made.setdefault(id(value), {key: _copied(ev, one, made) for key, one in value.items()})
+    if isinstance(value, list | tuple | set):
+        return made.setdefault(id(value), type(value)(_copied(ev, one, made) for one in value))
+    return value
 
 
 def _import_module(ev: "Evaluator", name: Any, package: Any = None) -> Any:
@@ -211,6 +233,10 @@ def _wraps(ev: "Evaluator", *arguments: Any, **keywords: Any) -> Any:
 
 def _super(ev: "Evaluator", *arguments: Any) -> Any:
     raise Unsupported("super")
+
+
+def _logger(ev: "Evaluator", *arguments: Any) -> Any:
+    return External("logging")  # what is called on it changes nothing
 
 
 def _silent(ev: "Evaluator", *arguments: Any, **keywords: Any) -> Any:
@@ -260,6 +286,7 @@ GIVEN: dict[str, Any] = {
     "dataclasses.replace": Intrinsic(_replace),
     "dataclasses.field": Intrinsic(_field),
     "copy.deepcopy": Intrinsic(_deepcopy),
-    "copy.copy": Intrinsic(_deepcopy),
+    "copy.copy": Intrinsic(_copy),
     "importlib.import_module": Intrinsic(_import_module),
+    "logging.getLogger": Intrinsic(_logger),
 }

@@ -10,7 +10,6 @@ from cloudai_mbridge.megatron_bridge.static.expressions import (
     bind_target,
     evaluate,
     function,
-    is_iterable,
     items_of,
     truth,
 )
@@ -35,7 +34,6 @@ class Frame:
 
     doubt: the evaluator's doubt at its start.
     returned: what it has returned; more than one value where it was in doubt.
-    ended: it has certainly returned.
     leave: "break", "continue" or "return": statements up to the loop, or to the branch in doubt, are skipped.
     """
 
@@ -43,12 +41,11 @@ class Frame:
     module: Module | None = None
     doubt: int = 0
     returned: list[Any] = field(default_factory=list)
-    ended: bool = False
     leave: str = ""
 
     def result(self) -> Any:
         """Return what the function returns."""
-        values = self.returned if self.ended else [*self.returned, None]
+        values = self.returned if self.leave == "return" else [*self.returned, None]
         return values[0] if all(same(values[0], value) for value in values) else UNKNOWN
 
 
@@ -60,7 +57,7 @@ def run(ev: "Evaluator", statements: list[ast.stmt], frame: Frame) -> None:
         Unsupported: a statement that is not followed; a module's are skipped and their names unknown.
     """
     for statement in statements:
-        if frame.ended or frame.leave:
+        if frame.leave:
             return
         if frame.module is None:
             _run_one(ev, statement, frame)
@@ -68,6 +65,7 @@ def run(ev: "Evaluator", statements: list[ast.stmt], frame: Frame) -> None:
         try:
             _run_one(ev, statement, frame)
         except (Unsupported, Raised):
+            ev.forget_code(statement, frame.scope)
             _forget_names(statement, frame.scope)
 
 
@@ -88,12 +86,20 @@ def _forget_names(statement: ast.stmt, scope: Scope) -> None:
 
 
 def _nothing(ev: "Evaluator", node: Any, frame: Frame) -> None:
-    """Pass, assert, global."""
+    """Pass, assert."""
 
 
 def _expression(ev: "Evaluator", node: Any, frame: Frame) -> None:
     if not isinstance(node.value, ast.Constant):
         evaluate(ev, node.value, frame.scope)
+
+
+def _delete(ev: "Evaluator", node: Any, frame: Frame) -> None:
+    for target in node.targets:
+        if isinstance(target, ast.Subscript):
+            ev.may_have_changed(evaluate(ev, target.value, frame.scope))
+        elif not isinstance(target, ast.Name):
+            raise Unsupported("deletes an attribute")
 
 
 def _assign(ev: "Evaluator", node: Any, frame: Frame) -> None:
@@ -110,8 +116,16 @@ def _annotated(ev: "Evaluator", node: Any, frame: Frame) -> None:
 def _augmented(ev: "Evaluator", node: Any, frame: Frame) -> None:
     target: Any = node.target
     old = evaluate(ev, _loaded(target), frame.scope)
-    new = binary(type(node.op), old, evaluate(ev, node.value, frame.scope))
-    bind_target(ev, target, new, frame.scope)
+    value = evaluate(ev, node.value, frame.scope)
+    if not isinstance(old, list | dict | set):
+        bind_target(ev, target, binary(type(node.op), old, value), frame.scope)
+    elif method := _IN_PLACE.get((type(old), type(node.op))):
+        ev.call(ev.attribute(old, method), [value], {})
+    else:
+        raise Unsupported("changes a value in place")
+
+
+_IN_PLACE = {(list, ast.Add): "extend", (dict, ast.BitOr): "update", (set, ast.BitOr): "update"}
 
 
 def _loaded(target: ast.expr) -> ast.expr:
@@ -121,14 +135,12 @@ def _loaded(target: ast.expr) -> ast.expr:
 
 def _return(ev: "Evaluator", node: Any, frame: Frame) -> None:
     frame.returned.append(evaluate(ev, node.value, frame.scope) if node.value else None)
-    if ev.doubt > frame.doubt:
-        frame.leave = "return"
-    else:
-        frame.ended = True
+    frame.leave = "return"
 
 
 def _raise(ev: "Evaluator", node: Any, frame: Frame) -> None:
     if ev.doubt > frame.doubt:  # a configuration that is refused is not asked for
+        ev.may_have_raised += 1
         return
     name = node.exc.func if isinstance(node.exc, ast.Call) else node.exc
     raise Raised(name.id if isinstance(name, ast.Name) else "Exception")
@@ -141,34 +153,28 @@ def _if(ev: "Evaluator", node: Any, frame: Frame) -> None:
         return
     returns = [_in_doubt(ev, branch, frame) for branch in (node.body, node.orelse)]
     if all(returns):
-        frame.ended = True
-    elif any(returns):
-        ev.doubt += 1  # until the function ends
+        frame.leave = "return"
 
 
 def _in_doubt(ev: "Evaluator", statements: list[ast.stmt], frame: Frame) -> bool:
-    """Run statements of which it is not known whether they run; return whether they return."""
+    """Run statements that may not run; return whether they return. If they may, all that follows is in doubt, too."""
     doubt = ev.doubt
     ev.doubt += 1
     try:
         run(ev, statements, frame)
+    except Raised:  # as `_raise`
+        ev.may_have_raised += 1
     finally:
-        ev.doubt = doubt
+        ev.doubt = max(doubt, frame.doubt + bool(frame.returned))
     leave, frame.leave = frame.leave, ""
-    return leave == "return" or frame.ended
+    return leave == "return"
 
 
 def _for(ev: "Evaluator", node: Any, frame: Frame) -> None:
-    items = evaluate(ev, node.iter, frame.scope)
-    if not is_iterable(items):
-        bind_target(ev, node.target, UNKNOWN, frame.scope)
-        if _in_doubt(ev, node.body, frame):
-            ev.doubt += 1  # until the function ends
-        return
-    for item in items_of(items):
+    for item in items_of(evaluate(ev, node.iter, frame.scope)):
         bind_target(ev, node.target, item, frame.scope)
         run(ev, node.body, frame)
-        if frame.ended or frame.leave == "return":
+        if frame.leave == "return":
             return
         leave, frame.leave = frame.leave, ""
         if leave == "break":
@@ -183,9 +189,12 @@ def _leave(ev: "Evaluator", node: Any, frame: Frame) -> None:
 
 
 def _try(ev: "Evaluator", node: Any, frame: Frame) -> None:
+    before = ev.may_have_raised
     try:
         run(ev, node.body, frame)
+        _check_handled(ev, node, before)
     except Raised as raised:
+        _check_handled(ev, node, before)
         for handler in node.handlers:
             if _catches(handler, raised):
                 run(ev, handler.body, frame)
@@ -195,6 +204,11 @@ def _try(ev: "Evaluator", node: Any, frame: Frame) -> None:
     else:
         run(ev, node.orelse, frame)
     run(ev, node.finalbody, frame)
+
+
+def _check_handled(ev: "Evaluator", node: Any, before: int) -> None:
+    if node.handlers and ev.may_have_raised > before:
+        raise Unsupported("handles an exception, perhaps")
 
 
 def _catches(handler: ast.ExceptHandler, raised: Raised) -> bool:
@@ -286,6 +300,5 @@ _HANDLERS: dict[type, Callable[["Evaluator", Any, Frame], None]] = {
     ast.ClassDef: _class,
     ast.Pass: _nothing,
     ast.Assert: _nothing,
-    ast.Global: _nothing,
-    ast.Delete: _nothing,
+    ast.Delete: _delete,
 }

@@ -38,18 +38,24 @@ class Scope:
     names: dict[str, Any] = field(default_factory=dict)
     outer: "Scope | None" = None
 
+    def holder(self, name: str) -> "Scope":
+        """Return the nearest scope that has a name, or the outermost."""
+        scope = self
+        while name not in scope.names and scope.outer is not None:
+            scope = scope.outer
+        return scope
+
     def find(self, name: str) -> Any:
         """Return the value of a name.
 
         Raises:
             KeyError: no scope has it.
         """
-        scope: Scope | None = self
-        while scope is not None:
-            if name in scope.names:
-                return scope.names[name]
-            scope = scope.outer
-        raise KeyError(name)
+        return self.holder(name).names[name]
+
+    def get(self, name: str) -> Any:
+        """Return the value of a name, or None where no scope has it."""
+        return self.holder(name).names.get(name)
 
 
 @dataclass(eq=False)
@@ -74,7 +80,7 @@ class External:
 
 @dataclass(frozen=True)
 class Import:
-    """A name bound by an import that nobody has used yet."""
+    """A name bound by an import that is not followed yet."""
 
     module: str
     name: str = ""
@@ -137,7 +143,7 @@ _PLAIN_BASES = ("object", "ABC", "Protocol", "Enum", "Generic")
 class Instance:
     """An object: the attributes that are known.
 
-    is_open: it may have attributes that nobody has set here, with values that are not known.
+    is_open: it may have further attributes, whose values are not known.
     """
 
     of: Class | External | None
@@ -145,40 +151,37 @@ class Instance:
     is_open: bool = True
 
     def forget(self) -> None:
-        """Know nothing of it any more, nor of what it holds."""
-        held = list(self.attributes.values())
+        """Know nothing of it any more."""
         self.attributes.clear()
         self.is_open, self.of = True, None
-        for value in held:
-            forget(value)
 
 
-def forget(value: Any) -> None:
-    """Know nothing any more of the objects in a value."""
-    if isinstance(value, Instance):
-        value.forget()
-    elif isinstance(value, list | tuple | set):
-        for item in value:
-            forget(item)
-    elif isinstance(value, dict):
-        for item in value.values():
-            forget(item)
+def parts(value: Any, seen: set[int] | None = None) -> Iterator[Any]:
+    """Yield the objects and collections in a value, each once, itself first."""
+    seen = set() if seen is None else seen
+    if not isinstance(value, Instance | list | tuple | set | dict) or id(value) in seen:
+        return
+    seen.add(id(value))
+    yield value
+    inner = value.attributes if isinstance(value, Instance) else value
+    for one in inner.values() if isinstance(inner, dict) else inner:
+        yield from parts(one, seen)
 
 
 def same(one: Any, other: Any) -> bool:
     """Return whether two values are known and equal."""
-    if one is other:
+    if one is other or (isinstance(one, External) and one == other):
         return True
     return type(one) is type(other) and not has_unknown(one) and not has_unknown(other) and bool(one == other)
 
 
 def has_unknown(value: Any) -> bool:
-    """Return whether a value or a part of it is not known."""
+    """Return whether a value or a part of it is not known; of something outside, only the name is."""
     if isinstance(value, list | tuple | set):
         return any(has_unknown(item) for item in value)
     if isinstance(value, dict):
         return any(has_unknown(item) for pair in value.items() for item in pair)
-    return value is UNKNOWN
+    return value is UNKNOWN or isinstance(value, External)
 
 
 def _has_decorator(node: ast.FunctionDef, name: str) -> bool:
