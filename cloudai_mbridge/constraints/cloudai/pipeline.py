@@ -26,7 +26,7 @@ def c02_layers_fill_the_pipeline(point: Point) -> Answer:
         if (fault := layout_fault(layout, point.pp, point.vp, layers, mtp)) is None:
             return None
         fact = f"the layout {layout!r} does not fit: {fault}"
-        return Violation("C02", "cmd_args.pipeline_model_parallel_layout", fact, "mend the layout", operands)
+        return Violation("C02", "cmd_args.pipeline_model_parallel_layout", fact, "fix the layout", operands)
     split = _layers_to_split(point, layers)
     if split % point.pp == 0:
         return None

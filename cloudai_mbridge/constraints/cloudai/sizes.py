@@ -67,7 +67,7 @@ def c04_global_batch_is_whole_micro_batches(point: Point) -> Answer:
         rule_id="C04",
         where="cmd_args.gb",
         fact=f"{gb} is not divisible by {name} = {divisor}",
-        remedy=f"use a multiple of {divisor}" if divisor else "mend num_gpus, tp, pp and cp first",
+        remedy=f"use a multiple of {divisor}" if divisor else "fix num_gpus, tp, pp and cp first",
         operands=operands,
     )
 
