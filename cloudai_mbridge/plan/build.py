@@ -125,9 +125,7 @@ class _TestPlan:
             self.notes.append(note)
         if self.num_rejected > len(self.rejected):
             more = self.num_rejected - len(self.rejected)
-            self.notes.append(
-                f"test {self._test.run.id!r}: of the rejected points, {more} more are counted, not listed"
-            )
+            self._note(f"test {self._test.run.id!r}: counted, not listed: {counted(more, 'more rejected point')}")
 
     def _points(self, sweep: Sweep, estimates: SweepEstimates) -> Iterator[CheckedPoint]:
         """Yield all points in the sweep's order."""
@@ -169,7 +167,7 @@ class _TestPlan:
                     f"test {run.test_id!r}: the upstream launcher takes {counted(run.num_nodes, 'node')}"
                     f" for {counted(run.world_size, 'GPU')}; num_nodes = {resolved.num_nodes} does not reach it"
                 )
-            if run.upstream is not None and (note := graph_note(point.point.args)):
+            if run.upstream is not None and (note := graph_note(resolved.args)):
                 self._note(f"test {run.test_id!r}: {note}")
             yield run
 

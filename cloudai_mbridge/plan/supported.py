@@ -1,6 +1,7 @@
 """What this version reads but does not do yet. It refuses to run such a scenario rather than leave a part out."""
 
 from collections.abc import Iterator
+from typing import Any
 
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.models.base import is_secret
@@ -42,8 +43,8 @@ def _in_test(test: LoadedTest, system: System) -> Iterator[str]:
         yield f"{where}: agent = {definition.agent!r} is unknown; use 'grid_search'"
     if definition.env_params:
         yield (
-            f"{where}: env_params is not supported: grid_search samples nothing (CloudAI refuses it with grid_search, too);"
-            " remove the table"
+            f"{where}: env_params is not supported: grid_search samples nothing"
+            " (CloudAI refuses it with grid_search, too); remove the table"
         )
 
 
@@ -75,13 +76,15 @@ def notes_on(test: LoadedTest) -> Iterator[str]:
 
 def _partly_literal(definition: MegatronBridgeTestDefinition) -> Iterator[str]:
     """Yield the keys of values that a shell would act on; the values themselves may be credentials."""
-    mounts, args = definition.extra_container_mounts, definition.cmd_args.model_dump(mode="json")
-    tables = {"extra_env_vars": definition.extra_env_vars, "cmd_args": args if may_be_upstream(definition) else {}}
-    values = {f"{table}.{name}": value for table, named in tables.items() for name, value in named.items()}
-    for key, value in {**values, "extra_container_mounts": mounts}.items():
-        if any(
-            isinstance(text, str) and has_other_forms(text) for text in (value if isinstance(value, list) else [value])
-        ):
+    args = definition.cmd_args.model_dump(mode="json") if may_be_upstream(definition) else {}
+    values: dict[str, Any] = {
+        **{f"extra_env_vars.{name}": value for name, value in definition.extra_env_vars.items()},
+        **{f"cmd_args.{name}": value for name, value in args.items()},
+        "extra_container_mounts": definition.extra_container_mounts,
+    }
+    for key, value in values.items():
+        texts = value if isinstance(value, list) else [value]
+        if any(isinstance(text, str) and has_other_forms(text) for text in texts):
             yield key
 
 

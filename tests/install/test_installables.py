@@ -8,7 +8,7 @@ import pytest
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.install import ImageInstall, PythonEnvInstall, RepoInstall, installables_of
 from cloudai_mbridge.install.installables import EXTRA_PACKAGES
-from cloudai_mbridge.models.test_definition import MegatronBridgeTestDefinition
+from cloudai_mbridge.models.test_definition import NEMO_RUN, MegatronBridgeTestDefinition
 
 BRIDGE = {"url": "https://github.com/NVIDIA-NeMo/Megatron-Bridge.git", "commit": "v0.3.0"}
 ARGS = {"model_family_name": "f", "model_recipe_name": "r", "hf_token": "t"}
