@@ -21,9 +21,10 @@ from cloudai_mbridge.constraints import RuleSet
 from cloudai_mbridge.constraints.engine import RULES as ALL_RULES
 from cloudai_mbridge.constraints.lifts import LIFTS
 from cloudai_mbridge.constraints.upstream import rule_id as rule_id_of
-from cloudai_mbridge.errors import OK, POINTS_FAILED, BadInput, MBridgeError, ToolFailure
+from cloudai_mbridge.errors import OK, POINTS_FAILED, BadInput, MBridgeError, ToolFailure, counted
 from cloudai_mbridge.install.commands import register as register_install_commands
 from cloudai_mbridge.models.load import Warn
+from cloudai_mbridge.models.test_definition import TEMPLATE
 from cloudai_mbridge.recipes import load_recipe, recipe_names
 from cloudai_mbridge.report import Report
 from cloudai_mbridge.report.terminal import render_table
@@ -151,9 +152,8 @@ def dry_run(**options: Any) -> int:
     _show_rejected(console, prepared)
     root = pipeline.write(prepared)
     for planned in prepared.plan.runs:
-        console.print(
-            Text(f"accepted {planned.key}: {planned.world_size} ranks on {planned.num_nodes} nodes"), soft_wrap=True
-        )
+        placed = f"{counted(planned.world_size, 'rank')} on {counted(planned.num_nodes, 'node')}"
+        console.print(Text(f"accepted {planned.key}: {placed}"), soft_wrap=True)
     console.print(Text(f"written: {root}"), soft_wrap=True)
     return OK if prepared.plan.runs else POINTS_FAILED
 
@@ -182,7 +182,7 @@ def verify_configs(
         elif not finding.is_foreign:
             click.echo(f"ok    {finding.path}: {finding.text}")
     for line in summarize_foreign(findings):
-        click.echo(f"not checked, for another tool: {line}")
+        click.echo(f"skipped (not {TEMPLATE}): {line}")
     return OK if all(finding.is_good for finding in findings) else BadInput.exit_code
 
 
@@ -254,7 +254,7 @@ _REPORTS = {
 
 def _show_rejected(console: Console, prepared: pipeline.Prepared) -> None:
     plan = prepared.plan
-    console.print(Text(f"{len(plan.runs)} runs accepted, {plan.num_rejected} points rejected"))
+    console.print(Text(f"{counted(len(plan.runs), 'run')} accepted, {counted(plan.num_rejected, 'point')} rejected"))
     for note in plan.notes:
         console.print(Text(f"note: {note}"), soft_wrap=True)
     for point in plan.rejected:

@@ -35,3 +35,8 @@ class Paused(MBridgeError):
     """The scheduler was silent for too long. Jobs may still run; nothing is lost, and `mbridge resume` goes on."""
 
     exit_code = 4
+
+
+def counted(number: int, noun: str) -> str:
+    """Return "1 point" or "2 points"."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

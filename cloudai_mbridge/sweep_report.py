@@ -95,7 +95,7 @@ def _find(test: LoadedTest, system: System, wanted: str, pinned: Pinned) -> Chec
     for name in coordinates:
         if name not in sweep.grid.names:
             raise BadInput(
-                f"test {test.run.id!r}: {name!r} is no axis; axes are {', '.join(sweep.grid.names) or 'none'}"
+                f"test {test.run.id!r}: {name!r} is not an axis; axes are {', '.join(sweep.grid.names) or 'none'}"
             )
     for point in checked_points(sweep, system, pinned):
         if coordinates:

@@ -2,10 +2,11 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from cloudai_mbridge.constraints import RuleSet
-from cloudai_mbridge.errors import BadInput
+from cloudai_mbridge.errors import BadInput, counted
 from cloudai_mbridge.gate.baseline import load_baseline
 from cloudai_mbridge.gate.policy import is_policy, load_policy
 from cloudai_mbridge.launch.options_check import unknown_options
@@ -89,9 +90,14 @@ def verify(
     directory = tests_dir or (configs if configs.is_dir() else None)
     hooks = HookOptions(hook_dir or (HOOK_DIR if HOOK_DIR.is_dir() else configs / "hook"))
     system = load_system(system_config) if system_config else None
-    context = _Context(find_test_files(directory, skip_broken=True), hooks, system, warn, rules)
+    context = _Context(find_test_files(directory, skip_broken=True), hooks, system, _once(warn), rules)
     for path in files:
         yield _finding(path, context)
+
+
+def _once(warn: Warn | None) -> Warn | None:
+    """Warn about each key once, however many scenarios name its test."""
+    return None if warn is None else lru_cache(maxsize=None)(warn)
 
 
 def _finding(path: Path, context: _Context) -> Finding:
@@ -130,7 +136,7 @@ def _verify_file(path: Path, kind: str, context: _Context) -> str:
     if kind == "policy":
         return _describe_policy(path)
     if kind == "baseline":
-        return f"baseline of {len(load_baseline(path).points)} points"
+        return f"baseline of {counted(len(load_baseline(path).points), 'point')}"
     template = read_toml(path).data.get(TEMPLATE_KEY, TEMPLATE)
     if template != TEMPLATE:
         raise ForeignTemplate(path, [str(template)])
@@ -182,7 +188,7 @@ def _count(path: Path, test: LoadedTest, context: _Context) -> str:
             training_config(recipe, args, definition.extra_cmd_args)
     if problems:
         raise BadInput("\n".join(f"{path}: {problem}" for problem in problems))
-    return f"{test.run.id!r} with {total} points, {rejected} of them rejected by a rule"
+    return f"{test.run.id!r} with {counted(total, 'point')}, {rejected} of them rejected by a rule"
 
 
 def _unknown_options(test: LoadedTest, point: CheckedPoint, system: System | None) -> Iterator[str]:

@@ -15,11 +15,10 @@ from cloudai_mbridge.logs.tail import last_lines
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
 from cloudai_mbridge.models.installables import DockerImage, PythonExecutable
 from cloudai_mbridge.models.system import System
-from cloudai_mbridge.models.test_definition import GitRepo
+from cloudai_mbridge.models.test_definition import NEMO_RUN, GitRepo
 
 LAUNCHER_LOG = "cloudai_megatron_bridge_launcher.log"
 MOUNT = "/opt/Megatron-Bridge"
-NEMO_RUN = GitRepo(url="https://github.com/NVIDIA-NeMo/Run.git", commit="main")
 _TAIL = 40
 
 MegatronBridgeCmdArgs = models.MegatronBridgeCmdArgs

@@ -8,12 +8,10 @@ from typing import Any
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.install.names import problem_of_commit, problem_of_image, problem_of_requirement, problem_of_url
 from cloudai_mbridge.models.cmd_args import Launcher
-from cloudai_mbridge.models.test_definition import GitRepo, MegatronBridgeTestDefinition
+from cloudai_mbridge.models.test_definition import NEMO_RUN, GitRepo, MegatronBridgeTestDefinition
 
-NEMO_RUN_URL = "https://github.com/NVIDIA-NeMo/Run.git"
-NEMO_RUN_COMMIT = "main"
 # What CloudAI's wrapper installs beside NeMo-Run. wandb is pinned: the launchers of Megatron-Bridge 0.3 to 0.6 call
-# wandb.util.generate_id, which 0.18.7 has and 0.31 has not.
+# wandb.util.generate_id, which 0.18.7 has and 0.31 does not.
 EXTRA_PACKAGES = ("wandb==0.18.7", "numpy==1.26.4")
 
 
@@ -86,7 +84,7 @@ def _needed(
     for image in _values(definition.cmd_args.container_image):  # type: ignore[attr-defined]
         if (image := image.strip()) and not (image.startswith(("/", ".")) and exists(Path(image))):
             yield f"cmd_args.container_image {image}", ImageInstall(image)
-    nemo_run = definition.nemo_run_repo or GitRepo(url=NEMO_RUN_URL, commit=NEMO_RUN_COMMIT)
+    nemo_run = definition.nemo_run_repo or NEMO_RUN
     yield "nemo_run_repo", PythonEnvInstall(_repo(nemo_run), packages)
     for index, repo in enumerate(definition.git_repos):
         yield f"git_repos[{index}]", _repo(repo)

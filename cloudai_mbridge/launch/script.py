@@ -8,7 +8,7 @@ a machine without torch renders what a machine with torch submits.
 import shlex
 from collections.abc import Iterable, Mapping
 
-from cloudai_mbridge.launch.shell import script_word
+from cloudai_mbridge.launch.shell import shell_word
 from cloudai_mbridge.models.system import SlurmSystem, System
 from cloudai_mbridge.plan import POINT_FILES, RunPlan
 
@@ -106,7 +106,7 @@ def srun_options(plan: RunPlan, system: SlurmSystem) -> list[str]:
 def _container_options(plan: RunPlan) -> Iterable[str]:
     """Show the container the run's directory, which only the job knows, and work there."""
     if plan.container_image:
-        mounts = "".join(f",{shlex.quote(mount)}" for mount in plan.container_mounts)
+        mounts = "".join(f",{shell_word(mount)}" for mount in plan.container_mounts)
         yield f'  --container-mounts="$PWD:$PWD"{mounts} --container-workdir="$PWD" \\'
 
 
@@ -117,7 +117,7 @@ def exports(plan: RunPlan, without: Iterable[str] = ()) -> list[str]:
     """
     hang = {} if plan.hang_timeout_s is None else {"MBRIDGE_HANG_TIMEOUT_S": f"{_STACKS_AT * plan.hang_timeout_s:g}"}
     env = {**plan.env, **hang}
-    return [f"export {name}={script_word(env[name])}" for name in sorted(env) if name not in without]
+    return [f"export {name}={shell_word(env[name])}" for name in sorted(env) if name not in without]
 
 
 def _preamble(plan: RunPlan, system: System) -> Iterable[str]:

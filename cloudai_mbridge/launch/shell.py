@@ -1,38 +1,45 @@
-"""Values of environment variables in shell scripts: data, but for references to other variables.
+"""Values in shell scripts: data, but for references to variables and the home directory.
 
-`$NAME` and `${NAME}` stand for that variable's value in the job, as in CloudAI, where the job's shell expands them;
-`\\$` is a dollar sign. Nothing else is acted on: no command substitution, no `${NAME:-default}`.
+`$NAME` and `${NAME}` stand for that variable's value and a leading `~/` for the home directory, where the script runs,
+as in CloudAI; a variable that is not set stands for nothing, and `\\$` is a dollar sign. Nothing else is acted on: no
+command substitution, no `${NAME:-default}`, and no value is split into words.
 """
 
 import re
-import shlex
-from collections.abc import Iterator
 
-_REFERENCE = r"\$(?:[A-Za-z_][A-Za-z0-9_]*|\{[A-Za-z_][A-Za-z0-9_]*\})"
-_PLAIN = rf"(?:[A-Za-z0-9_@%+=:,./-]|{_REFERENCE})*"
-_PIECE = re.compile(rf"""{_REFERENCE}|\\\$|[$`"\\]|'|[^$`"\\']+""")
-_QUOTED = {"$": r"\$", r"\$": r"\$", "`": r"\`", '"': r"\"", "\\": r"\\", "'": r'"$(printf \\047)"'}
+from cloudai_mbridge.models.base import is_secret
+from cloudai_mbridge.models.references import HOME, REFERENCE, name_in
+
+_SAFE = r"[A-Za-z0-9_@%+=:,./-]"
+_AS_CLOUDAI = re.compile(rf"(?:{HOME})?(?:{_SAFE}|{REFERENCE})*")
+_PIECE = re.compile(rf"""{HOME}|{REFERENCE}|\\\$|[$`"\\]|'|[^$`"\\']+""")
+_QUOTED = {"$": r"\$", r"\$": r"\$", "`": r"\`", '"': r"\"", "\\": r"\\"}
 
 
-def shell_word(text: str) -> str:
-    """Quote for bash without single quotes, since the launcher puts commands between single quotes of its own."""
-    if re.fullmatch(_PLAIN, text):
+def shell_word(text: str, *, in_single_quotes: bool = False) -> str:
+    """Quote for bash.
+
+    in_single_quotes: the launcher puts the word between single quotes of its own, in a shell without `set -u`. What
+    needs no quotes stays as it is then, as CloudAI writes it.
+    """
+    if re.fullmatch(rf"{_SAFE}+", text) or (in_single_quotes and _AS_CLOUDAI.fullmatch(text)):
         return text
-    return "".join(_QUOTED.get(piece, f'"{piece}"') for piece in _PIECE.findall(text))
+    single, unset = (r"$(printf \\047)", "") if in_single_quotes else ("'", "-")
+    return "".join(_quoted(piece, single, unset) for piece in _PIECE.findall(text)) or '""'
 
 
-def script_word(text: str) -> str:
-    """Quote for a script of our own, where a variable that is not set stands for nothing (`set -u` holds)."""
-    return "".join(_pieces(text)) or "''"
+def launcher_word(text: str) -> str:
+    """Quote a word of the launcher's command line. A reference to what may be a credential stays text there."""
+    return shell_word(re.sub(rf"\\\$|{REFERENCE}", _without_secret, text))
 
 
-def _pieces(text: str) -> Iterator[str]:
-    plain = ""
-    for piece in _PIECE.findall(text):
-        if re.fullmatch(_REFERENCE, piece):
-            yield shlex.quote(plain) if plain else ""
-            plain = ""
-            yield f'"${{{piece.strip("${}")}-}}"'
-        else:
-            plain += "$" if piece == r"\$" else piece
-    yield shlex.quote(plain) if plain else ""
+def _without_secret(match: re.Match[str]) -> str:
+    return f"\\{match[0]}" if is_secret(name_in(match[0])) else match[0]
+
+
+def _quoted(piece: str, single: str, unset: str) -> str:
+    if piece == "~" or re.fullmatch(REFERENCE, piece):
+        name = "HOME" if piece == "~" else name_in(piece)
+        return f'"${{{name}{unset}}}"'
+    text = single if piece == "'" else _QUOTED.get(piece, piece)
+    return f'"{text}"'

@@ -6,6 +6,7 @@ docs/launcher.md lists all differences from CloudAI's command line.
 """
 
 import re
+import shlex
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 
 from cloudai_mbridge.launch.flags import FLAGS
 from cloudai_mbridge.launch.installed import image_path, repo_path
-from cloudai_mbridge.launch.shell import shell_word
+from cloudai_mbridge.launch.shell import launcher_word, shell_word
 from cloudai_mbridge.megatron_bridge.launcher import find_launcher, known_launchers
 from cloudai_mbridge.megatron_bridge.release import Release, find_release
 from cloudai_mbridge.models.system import SlurmSystem
@@ -35,14 +36,30 @@ class _Launch:
 Row = Callable[[_Launch], Iterable[str]]
 
 
-def launcher_argv(plan: RunPlan, system: SlurmSystem, exists: Callable[[Path], bool] = Path.exists) -> list[str]:
-    """Return the launcher's arguments, in the order of the table; each is one element, not yet quoted.
+@dataclass(frozen=True)
+class Word:
+    """A word of the command line. is_literal: CloudAI quotes it, so that no shell expands it here either."""
+
+    text: str
+    is_literal: bool
+
+    def __str__(self) -> str:
+        return shlex.quote(self.text) if self.is_literal else launcher_word(self.text)
+
+
+def launcher_words(plan: RunPlan, system: SlurmSystem, exists: Callable[[Path], bool] = Path.exists) -> list[Word]:
+    """Return the launcher's arguments, in the order of the table; as text, each is quoted for the script.
 
     exists: whether an image file is there; the image's address is given to Slurm where none is.
     """
     assert plan.upstream is not None
     launch = _Launch(plan, plan.upstream, system, exists)
-    return [element for row in _TABLE for element in row(launch)]
+    return [Word(text, row in _LITERAL) for row in _TABLE for text in row(launch)]
+
+
+def launcher_argv(plan: RunPlan, system: SlurmSystem, exists: Callable[[Path], bool] = Path.exists) -> list[str]:
+    """Return the launcher's arguments as they are written; a shell has expanded nothing yet."""
+    return [word.text for word in launcher_words(plan, system, exists)]
 
 
 def install_path(system: SlurmSystem) -> Path:
@@ -148,7 +165,7 @@ def _mounts(launch: _Launch) -> str:
 def _exports(launch: _Launch) -> Iterable[str]:
     """Set the job's variables in its own shell; the launcher's own option for them breaks at commas."""
     for name in sorted(launch.run.env):
-        yield from ("-cb", f"export {name}={shell_word(launch.run.env[name])}")
+        yield from ("-cb", f"export {name}={shell_word(launch.run.env[name], in_single_quotes=True)}")
 
 
 def _slurm_params(launch: _Launch) -> Iterable[str]:
@@ -162,6 +179,7 @@ def _overrides(launch: _Launch) -> Iterable[str]:
         yield f"{key}={value}" if value else key
 
 
+_LITERAL: tuple[Row, ...] = (_exports, _slurm_params, _overrides)
 _TABLE: tuple[Row, ...] = (
     _of("-a", lambda launch: launch.system.account),
     _of("-p", lambda launch: launch.system.default_partition),

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from cloudai_mbridge.launch.installed import venv_path
-from cloudai_mbridge.launch.upstream import clone_path, install_path, launcher_argv, launcher_path
+from cloudai_mbridge.launch.upstream import Word, clone_path, install_path, launcher_path, launcher_words
 from cloudai_mbridge.models.system import SlurmSystem
 from cloudai_mbridge.plan import POINT_FILES, RunPlan, UpstreamPlan
 
@@ -40,7 +40,7 @@ def render_launcher_script(plan: RunPlan, system: SlurmSystem) -> str:
         "(",
         f'  cd {clone} && exec {python} "$_mbridge_starter" \\',
         f"    {launcher} \\",
-        *_argument_lines(launcher_argv(plan, system), len(plan.upstream.overrides)),
+        *_argument_lines(launcher_words(plan, system), len(plan.upstream.overrides)),
         f") > {_LOG} 2>&1",
         "_mbridge_exit=$?",
         "# the last one: the launcher submits again what failed by bad luck",
@@ -69,12 +69,12 @@ def find_job_ids(log: bytes) -> list[str]:
     return list(dict.fromkeys(found.decode() for found in _PYTHON_JOB_ID.findall(log)))
 
 
-def _argument_lines(argv: list[str], num_overrides: int) -> Iterable[str]:
+def _argument_lines(words: list[Word], num_overrides: int) -> Iterable[str]:
     """Write a flag and its values on a line of their own, and so the overrides, which come last."""
-    groups: list[list[str]] = []
-    for i, element in enumerate(argv):
-        if not groups or re.match(r"-(?![0-9.])", element) or i >= len(argv) - num_overrides:
+    groups: list[list[Word]] = []
+    for i, word in enumerate(words):
+        if not groups or re.match(r"-(?![0-9.])", word.text) or i >= len(words) - num_overrides:
             groups.append([])
-        groups[-1].append(element)
+        groups[-1].append(word)
     for i, group in enumerate(groups):
-        yield f"    {shlex.join(group)}" + (" \\" if i + 1 < len(groups) else "")
+        yield f"    {' '.join(map(str, group))}" + (" \\" if i + 1 < len(groups) else "")

@@ -2,6 +2,7 @@
 
 import re
 import shlex
+from collections.abc import Iterable
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
@@ -31,21 +32,54 @@ def _no_control_characters(value: str) -> str:
 
 def _environment_name(value: str) -> str:
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", value):
-        raise ValueError(f"{value!r} is no name of an environment variable; use letters, digits and underscores")
+        raise ValueError(f"{value!r} is not a name of an environment variable; use letters, digits and underscores")
     return value
 
 
-_CREDENTIAL_OPTIONS = ("-hf", "-wdk")  # of Megatron-Bridge's launcher
-_CREDENTIAL_KEY = re.compile(r"api_?key|secret|passw|credential|(^|_)(key|token)$", re.IGNORECASE)
+# Of Megatron-Bridge's launcher: argparse takes any beginning of a long option that no other option shares
+_CREDENTIAL_OPTIONS = ("-hf", "-wdk", "--hf_token", "--wandb_key")
+_VARIABLE_OPTIONS = ("-cb", "--custom_bash_cmds", "-E", "--env", "-ce", "--custom_env_vars")
+_CREDENTIAL_KEY = re.compile(
+    r"api_?key|secret|passw|credential|^token$|(wandb|hf|hub|access|auth|bearer|refresh|private)_(key|token)$",
+    re.IGNORECASE,
+)
+_HF_TOKEN = re.compile(r"\bhf_[A-Za-z0-9]{30,}")  # the form of Hugging Face's user access tokens
 
 
 def _override_key(value: str) -> str:
-    """Take what CloudAI takes, a.b, a[2].b, +a, ~a or --option, but for what no process should be given."""
-    if not value.strip() or "=" in value:
+    """Take what CloudAI takes, a.b, a[2].b, +a, ~a, --option or a.b=1, but for what no process should be given."""
+    key = value.partition("=")[0]
+    if not key.strip():
         raise ValueError(f"{value!r} is not a key such as optimizer.lr or --option; write key = value")
-    if _CREDENTIAL_KEY.search(value.rpartition(".")[2]) or value in _CREDENTIAL_OPTIONS:
-        raise ValueError(f"{value!r} would put a credential into a script; use cmd_args.wandb_key or extra_env_vars")
+    if _CREDENTIAL_KEY.search(key.rpartition(".")[2]) or _is_option(key, _CREDENTIAL_OPTIONS):
+        raise ValueError(_credential_in(key))
     return _no_control_characters(value)
+
+
+def _is_option(key: str, options: Iterable[str]) -> bool:
+    is_long = key.startswith("--") and len(key) > 2
+    return any(key == option or (is_long and option.startswith(key)) for option in options)
+
+
+def _credential_in(key: str) -> str:
+    return f"{key!r} would put a credential into a script; use cmd_args.wandb_key or extra_env_vars"
+
+
+def _overrides(overrides: dict[str, str]) -> dict[str, str]:
+    """Split "key=value" without a value, which CloudAI passes on as it is; refuse values that hold a credential."""
+    split = dict(_split_override(key, value) for key, value in overrides.items())
+    for key, value in split.items():
+        assigned = re.findall(r"(\w+)=", value) if _is_option(key, _VARIABLE_OPTIONS) else []
+        if _HF_TOKEN.search(value) or any(map(is_secret, assigned)):
+            raise ValueError(_credential_in(key))
+    return split
+
+
+def _split_override(key: str, value: str) -> tuple[str, str]:
+    """Return an override such that KEY=VALUE is the word that CloudAI passes on."""
+    head, equals, tail = key.partition("=")
+    whole = f"{tail}={value}" if value else tail
+    return (head, whole) if equals and whole else (key, value)
 
 
 def _list_of_paths(value: Any) -> Any:
@@ -92,5 +126,6 @@ NotBlank = Annotated[str, AfterValidator(_no_nul), AfterValidator(_not_blank)]
 AxisOfText = Annotated[list[Text], Field(min_length=1)]
 AxisOfInt = Annotated[list[int], Field(min_length=1)]
 OverrideKey = Annotated[str, AfterValidator(_override_key)]
+Overrides = Annotated[dict[OverrideKey, Text], AfterValidator(_overrides)]
 ListOfPaths = Annotated[list[Text], BeforeValidator(_list_of_paths)]
 EnvName = Annotated[str, AfterValidator(_environment_name)]

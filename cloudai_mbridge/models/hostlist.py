@@ -1,10 +1,40 @@
-"""Node lists as Slurm writes them: `gb200-[001-003,7],login`."""
+"""Nodes as a scenario names them: `gb200-[001-003,7],login` as Slurm does, or so many of a group of the system file."""
 
 import re
 
 from cloudai_mbridge.errors import BadInput
 
 _MOST = 100_000  # nodes of one range
+MAX_AVAILABLE = "max_avail"  # as many as are free now
+
+
+def check_nodes(text: str) -> str:
+    """Return a node list or PARTITION:GROUP:COUNT as it is.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    try:
+        if ":" in text:
+            parse_group(text)
+        else:
+            expand_hostlist(text)
+    except BadInput as error:
+        raise ValueError(str(error)) from None
+    return text
+
+
+def parse_group(text: str) -> tuple[str, str, int | None]:
+    """Return the partition, the group and the number of nodes of PARTITION:GROUP:COUNT; None is as many as are free.
+
+    Raises:
+        BadInput: the text has another form.
+    """
+    partition, _, rest = text.partition(":")
+    group, _, count = rest.partition(":")
+    if not (partition and group and (count == MAX_AVAILABLE or re.fullmatch("0*[1-9][0-9]*", count))):
+        raise BadInput(f"{text!r} is not PARTITION:GROUP:COUNT, where COUNT is at least 1, or {MAX_AVAILABLE!r}")
+    return partition, group, None if count == MAX_AVAILABLE else int(count)
 
 
 def expand_hostlist(text: str) -> list[str]:
@@ -43,4 +73,4 @@ def _range(text: str, whole: str) -> list[str]:
 
 
 def _bad(text: str) -> BadInput:
-    return BadInput(f"nodes: {text!r} is no node list; write it as Slurm does, such as node[01-04,7]")
+    return BadInput(f"{text!r} is not a node list; write it as Slurm does, such as node[01-04,7]")

@@ -1,5 +1,6 @@
 """Read systems, test definitions and scenarios from disk; every mistake becomes a BadInput that names its place."""
 
+import difflib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -39,7 +40,7 @@ def load_system(path: Path) -> System:
         "slurm": SlurmSystem,
     }
     if not is_system(source):
-        raise BadInput(f"{path}: is no system, the key scheduler is missing; set it to one of {', '.join(kinds)}")
+        raise BadInput(f"{path}: is not a system, the key scheduler is missing; set it to one of {', '.join(kinds)}")
     scheduler = source.data["scheduler"]
     if scheduler in _FOREIGN_SCHEDULERS:
         where = source.where(("scheduler",))
@@ -52,7 +53,7 @@ def load_system(path: Path) -> System:
 def load_test_definition(path: Path, on_unknown_arg: Warn | None = None) -> MegatronBridgeTestDefinition:
     """Read one test definition; `on_unknown_arg` as in `load_scenario`."""
     source = read_toml(path)
-    return _definition(source.data, source, (), on_unknown_arg)
+    return _definition(source.data, source, on_unknown_arg)
 
 
 def load_scenario(
@@ -74,7 +75,7 @@ def load_scenario(
 def _load_tests(path: Path, files: TestFiles, warn: Warn | None) -> LoadedScenario:
     source = read_toml(path)
     if not is_scenario(source):
-        raise BadInput(f"{path}: is no scenario, [[Tests]] is missing; give a scenario file")
+        raise BadInput(f"{path}: is not a scenario, [[Tests]] is missing; give a scenario file")
     scenario = validate(Scenario, source.data, source)
     bases, missing = _find_bases(scenario, source, files)
     templates = {i: _template(run, bases.get(i)) for i, run in enumerate(scenario.tests) if i not in missing}
@@ -174,10 +175,12 @@ def _find_hook(name: str | None, directory: Path, warn: Warn | None) -> LoadedSc
 
 def _node_check(name: str, source: TomlSource, files: TestFiles, warn: Warn | None, hook_dir: Path) -> LoadedTest:
     where = source.where(("pre_test",))
-    if name not in files.by_name and not files.by_name:
-        raise BadInput(f"{where}: {_no_hook(name, hook_dir)}")
+    if name not in files.by_name:
+        near = difflib.get_close_matches(name, files.by_name, n=3)
+        tests = f"; near tests: {', '.join(near)}" if near else ""
+        raise BadInput(f"{where}: {_no_hook(name, hook_dir)}{tests}")
     base = files.find(name, where)
-    return LoadedTest(TestRun(id="pre_test", test_name=name), _definition(base.data, base, (), warn))
+    return LoadedTest(TestRun(id="pre_test", test_name=name), _definition(base.data, base, warn))
 
 
 def _no_hook(name: str, directory: Path) -> str:
@@ -189,27 +192,31 @@ def _templates(hook: LoadedScenario) -> str:
 
 
 def _load_test(index: int, run: TestRun, source: TomlSource, base: TomlSource | None, warn: Warn | None) -> LoadedTest:
-    overrides = run.overrides()
+    prefix = ("Tests", index)
+    overrides = _known(run.overrides(), source, prefix, warn)
     if base is None:
-        return LoadedTest(run, _definition(overrides, source, ("Tests", index), warn))
-    if not overrides:
-        return LoadedTest(run, _definition(base.data, base, (), warn))
-    _definition(base.data, base, (), warn)
-    merged = _merge(base.data, overrides)
-    return LoadedTest(run, _definition(merged, source, ("Tests", index), warn))
+        return LoadedTest(run, validate(MegatronBridgeTestDefinition, overrides, source, prefix))
+    data = _known(base.data, base, (), warn)
+    definition = validate(MegatronBridgeTestDefinition, data, base)
+    if overrides:
+        definition = validate(MegatronBridgeTestDefinition, _merge(data, overrides), source, prefix)
+    return LoadedTest(run, definition)
 
 
-def _definition(
+def _definition(data: dict[str, Any], source: TomlSource, warn: Warn | None) -> MegatronBridgeTestDefinition:
+    return validate(MegatronBridgeTestDefinition, _known(data, source, (), warn), source)
+
+
+def _known(
     data: dict[str, Any], source: TomlSource, prefix: tuple[str | int, ...], warn: Warn | None
-) -> MegatronBridgeTestDefinition:
-    args = data.get("cmd_args")
-    if warn is not None and isinstance(args, dict):
-        unknown = [name for name in args if name not in ResolvedCmdArgs.model_fields]
-        for name in unknown:
-            remedy = suggest(name, list(ResolvedCmdArgs.model_fields))
-            warn(f"{source.where((*prefix, 'cmd_args', name))}: unknown key, left out; {remedy}")
-        data = {**data, "cmd_args": {name: value for name, value in args.items() if name not in unknown}}
-    return validate(MegatronBridgeTestDefinition, data, source, prefix)
+) -> dict[str, Any]:
+    """Leave the unknown keys of `cmd_args` out, and warn about each; without `warn`, they are errors later."""
+    args, known = data.get("cmd_args"), ResolvedCmdArgs.model_fields
+    if warn is None or not isinstance(args, dict):
+        return data
+    for name in (name for name in args if name not in known):
+        warn(f"{source.where((*prefix, 'cmd_args', name))}: unknown key, left out; {suggest(name, list(known))}")
+    return {**data, "cmd_args": {name: value for name, value in args.items() if name in known}}
 
 
 def _merge(base: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:

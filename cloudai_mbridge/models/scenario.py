@@ -1,13 +1,14 @@
 """A scenario: which tests run, on how many nodes, how often, after what."""
 
 import graphlib
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from cloudai_mbridge.models.base import AxisOfInt, ListOfPaths, OneLine, ShellWords, StrictModel, Text
+from cloudai_mbridge.models.hostlist import check_nodes
 from cloudai_mbridge.models.runner_config import RunnerConfig
-from cloudai_mbridge.models.time_limit import slurm_time
+from cloudai_mbridge.models.time_limit import SlurmTime
 
 # Keys of a scenario's test that override (or, without test_name, make up) its definition.
 DEFINITION_KEYS = (
@@ -30,6 +31,8 @@ DEFINITION_KEYS = (
     "agent_config",
 )
 
+Nodes = Annotated[OneLine, AfterValidator(check_nodes)]
+
 
 class Dependency(StrictModel):
     """Order between two tests of a scenario."""
@@ -46,13 +49,13 @@ class TestRun(StrictModel):
     id: Text = Field(min_length=1)
     test_name: Text | None = None
     num_nodes: int | AxisOfInt | None = None
-    nodes: list[OneLine] = []
-    exclude_nodes: list[OneLine] = []
+    nodes: list[Nodes] = []
+    exclude_nodes: list[Nodes] = []
     weight: int | float = 0
     iterations: int = Field(1, ge=1)
     sol: float | None = None
     ideal_perf: float = 1.0
-    time_limit: OneLine | None = None
+    time_limit: SlurmTime | None = None
     dependencies: list[Dependency] = []
     extra_srun_args: ShellWords | None = None
     # the definition itself, or what differs from the one named; merged and then checked as a test definition
@@ -74,10 +77,11 @@ class TestRun(StrictModel):
     agent_reward_function: Text | None = None
     agent_config: dict[str, Any] | None = None
 
-    @field_validator("time_limit")
+    @field_validator("num_nodes", mode="before")
     @classmethod
-    def _slurm_time(cls, value: str | None) -> str | None:
-        return None if value is None else slurm_time(value)
+    def _not_set(cls, value: Any) -> Any:
+        """Take 0 and an empty list as not set, as CloudAI does."""
+        return None if value in (0, []) else value
 
     @model_validator(mode="after")
     def _named_or_inline(self) -> Self:

@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import Field, field_validator, model_validator
 
-from cloudai_mbridge.models.base import AxisOfText, EnvName, ListOfPaths, OverrideKey, ShellWords, StrictModel, Text
+from cloudai_mbridge.models.base import AxisOfText, EnvName, ListOfPaths, Overrides, ShellWords, StrictModel, Text
 from cloudai_mbridge.models.cmd_args import MegatronBridgeCmdArgs
 from cloudai_mbridge.models.sweep import SweepConfig
 
@@ -27,8 +27,11 @@ class GitRepo(StrictModel):
     @classmethod
     def _no_password(cls, value: str) -> str:
         if re.match(r"[a-z+]+://[^/@]*:[^/@]*@|https?://[^/@]*@", value, re.IGNORECASE):
-            raise ValueError("holds a password; take it out and use a git credential helper")
+            raise ValueError("may hold a credential; remove what stands before the @ and use a git credential helper")
         return value
+
+
+NEMO_RUN = GitRepo(url="https://github.com/NVIDIA-NeMo/Run.git", commit="main")  # where nemo_run_repo is not set
 
 
 class NsysConfiguration(StrictModel):
@@ -89,7 +92,7 @@ class MegatronBridgeTestDefinition(StrictModel):
     test_template_name: Text = TEMPLATE
     cmd_args: MegatronBridgeCmdArgs = Field(default_factory=MegatronBridgeCmdArgs)
     extra_env_vars: dict[EnvName, Text | AxisOfText] = {}
-    extra_cmd_args: dict[OverrideKey, Text] = {}
+    extra_cmd_args: Overrides = {}
     extra_container_mounts: list[Text] = []
     git_repos: list[GitRepo] = []
     nemo_run_repo: GitRepo | None = None

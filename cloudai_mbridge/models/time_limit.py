@@ -1,7 +1,7 @@
 """Time limits as Slurm writes them, and as CloudAI's scenarios do."""
 
 import re
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import AfterValidator
 
@@ -21,7 +21,7 @@ def parse_time_limit(text: str | None) -> float | None:
     if text is None:
         return None
     if not _FORM.fullmatch(text):
-        raise ValueError("is no Slurm time limit; write minutes, HH:MM:SS or D-HH:MM:SS")
+        raise ValueError("is not a Slurm time limit; write minutes, HH:MM:SS or D-HH:MM:SS")
     days, _, clock = text.rpartition("-")
     parts = [int(part) for part in clock.split(":")]
     if days:
@@ -34,7 +34,7 @@ def parse_time_limit(text: str | None) -> float | None:
 
 
 def slurm_time(text: str) -> str | None:
-    """Return a scenario's time limit in a form that Slurm reads alike; None for an empty text.
+    """Return a TOML's time limit in a form that Slurm reads alike; None for an empty text.
 
     As in CloudAI, 90s, 10m, 1h, 2d and 1w are durations and HH:MM is hours and minutes, where Slurm reads MM:SS.
 
@@ -65,10 +65,4 @@ def format_time_limit(seconds: float | None) -> str | None:
     return (f"{days}-" if days else "") + f"{hours:02}:{minutes:02}:{rest:02}"
 
 
-def _check(value: Any) -> Any:
-    for text in value if isinstance(value, list) else [value]:
-        parse_time_limit(text)
-    return value
-
-
-SlurmTime = Annotated[str, AfterValidator(_check)]
+SlurmTime = Annotated[str, AfterValidator(slurm_time)]

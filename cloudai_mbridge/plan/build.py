@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 
 from cloudai_mbridge.constraints import Lifted, RuleSet, Violation
-from cloudai_mbridge.errors import BadInput
+from cloudai_mbridge.errors import BadInput, counted
 from cloudai_mbridge.estimate.headline import Headline, MemoryLimit
 from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
 from cloudai_mbridge.models.load import LoadedScenario, LoadedTest
@@ -19,7 +19,7 @@ from cloudai_mbridge.plan.pre_test import plan_pre_test
 from cloudai_mbridge.plan.run import plan_run
 from cloudai_mbridge.plan.run_plan import RejectedPoint, RunPlan, SweepPlan
 from cloudai_mbridge.plan.supported import notes_on, notes_on_system, refuse_unsupported
-from cloudai_mbridge.plan.upstream import is_told
+from cloudai_mbridge.plan.upstream import graph_note, is_told
 from cloudai_mbridge.sweep import CheckedPoint, Sweep, checked_points
 from cloudai_mbridge.sweep.estimated import SweepEstimates
 from cloudai_mbridge.sweep.fill_in import fill_in_notes, lifted_note
@@ -113,7 +113,7 @@ class _TestPlan:
             runs = [replace(run, predicted=_predicted(headline)) for run in self._plan_runs(point)]
             if (limit := self._limit_before(runs, headline)) is not None:
                 left = sweep.grid.size + len(self._limits.include) - examined
-                self.notes.append(f"test {self._test.run.id!r}: {limit}; {left} points were not looked at")
+                self.notes.append(f"test {self._test.run.id!r}: {limit}; {counted(left, 'point')} not looked at")
                 break
             self._accepted += 1
             self._lifted.update(point.lifted)
@@ -125,7 +125,7 @@ class _TestPlan:
             self.notes.append(note)
         if self.num_rejected > len(self.rejected):
             more = self.num_rejected - len(self.rejected)
-            self.notes.append(f"test {self._test.run.id!r}: {more} more rejected points are counted, not listed")
+            self._note(f"test {self._test.run.id!r}: counted, not listed: {counted(more, 'more rejected point')}")
 
     def _points(self, sweep: Sweep, estimates: SweepEstimates) -> Iterator[CheckedPoint]:
         """Yield all points in the sweep's order."""
@@ -164,9 +164,11 @@ class _TestPlan:
             run = plan_run(self._test, resolved, args, recipe, self._system, iteration)
             if resolved.num_nodes not in (None, run.num_nodes):
                 self._note(
-                    f"test {run.test_id!r}: the upstream launcher takes {run.num_nodes} nodes"
-                    f" for {run.world_size} GPUs; num_nodes = {resolved.num_nodes} does not reach it"
+                    f"test {run.test_id!r}: the upstream launcher takes {counted(run.num_nodes, 'node')}"
+                    f" for {counted(run.world_size, 'GPU')}; num_nodes = {resolved.num_nodes} does not reach it"
                 )
+            if run.upstream is not None and (note := graph_note(resolved.args)):
+                self._note(f"test {run.test_id!r}: {note}")
             yield run
 
     def _note(self, text: str) -> None:

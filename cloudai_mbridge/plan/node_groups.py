@@ -4,15 +4,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from cloudai_mbridge.errors import BadInput
-from cloudai_mbridge.models.hostlist import expand_hostlist
+from cloudai_mbridge.models.hostlist import expand_hostlist, parse_group
 from cloudai_mbridge.models.load import LoadedScenario, LoadedTest
+from cloudai_mbridge.models.node_state import is_free, is_out_of_service
 from cloudai_mbridge.models.system import SlurmSystem, System
 
 # Partition -> node -> its state as `sinfo` writes it, or None if Slurm cannot be asked.
 NodeStates = Callable[[str], Mapping[str, str] | None]
-MAX_AVAILABLE = "max_avail"  # as many as are free now
-_IN_USE = ("alloc", "mix")
-_OUT_OF_SERVICE = ("down", "drain", "drng", "fail", "maint", "unk", "boot", "power")
 
 
 def unknown_states(partition: str) -> None:
@@ -20,10 +18,10 @@ def unknown_states(partition: str) -> None:
 
 
 def resolve_groups(loaded: LoadedScenario, system: System, states: NodeStates) -> LoadedScenario:
-    """Replace every PARTITION:GROUP:COUNT of the scenario by the names of nodes.
+    """Replace every PARTITION:GROUP:COUNT of the scenario by the names of nodes, and take excluded nodes out.
 
     Raises:
-        BadInput: no such partition or group, or it has too few nodes in service.
+        BadInput: no such partition or group, it has too few nodes in service, or every named node is excluded.
     """
     tests = [_resolved(test, system, states) for test in loaded.tests]
     pre, post = (
@@ -33,37 +31,44 @@ def resolve_groups(loaded: LoadedScenario, system: System, states: NodeStates) -
 
 
 def _resolved(test: LoadedTest, system: System, states: NodeStates) -> LoadedTest:
-    if not any(":" in node for node in test.run.nodes):
+    run = test.run
+    excluded = {name for nodes in run.exclude_nodes for name in expand_hostlist(nodes)}
+    if not run.nodes or not (excluded or any(":" in node for node in run.nodes)):
         return test
-    where = f"test {test.run.id!r}: nodes"
-    left_out = {name for nodes in test.run.exclude_nodes for name in expand_hostlist(nodes)}
+    where = f"test {run.id!r}: nodes"
     chosen: list[str] = []
-    for spec in test.run.nodes:
-        chosen += _of_group(spec, system, states, {*chosen, *left_out}, where) if ":" in spec else [spec]
-    update: dict[str, object] = {"nodes": chosen, "num_nodes": len({n for c in chosen for n in expand_hostlist(c)})}
-    return replace(test, run=test.run.model_copy(update=update))
+    for spec in run.nodes:
+        if ":" in spec:
+            chosen += _of_group(spec, system, states, {*chosen, *excluded}, where)
+        else:
+            chosen += [name for name in expand_hostlist(spec) if name not in excluded]
+    if not chosen:
+        raise BadInput(f"{where}: exclude_nodes excludes all of {', '.join(run.nodes)}; remove one of the two")
+    chosen = list(dict.fromkeys(chosen))
+    update: dict[str, object] = {"nodes": chosen, "num_nodes": len(chosen)}
+    return replace(test, run=run.model_copy(update=update))
 
 
 def _of_group(spec: str, system: System, states: NodeStates, left_out: set[str], where: str) -> list[str]:
-    partition, _, rest = spec.partition(":")
-    group, _, count = rest.partition(":")
-    if not (partition and group and (count == MAX_AVAILABLE or count.isdecimal())):
-        raise BadInput(f"{where}: {spec!r} is not PARTITION:GROUP:COUNT, where COUNT is a number or {MAX_AVAILABLE!r}")
+    partition, group, count = parse_group(spec)
     known = states(partition)
-    free = [name for name in _names(partition, group, system, where) if name not in left_out]
-    usable = [name for name in free if known is None or _is_in_service(known.get(name, "unknown"))]
-    if count == MAX_AVAILABLE:
-        usable = [name for name in usable if not (known or {}).get(name, "").startswith(_IN_USE)]
-    wanted = len(usable) if count == MAX_AVAILABLE else int(count)
+    listed = [name for name in _names(partition, group, system, where) if name not in left_out]
+    is_usable = is_free if count is None else _is_in_service
+    usable = [name for name in listed if known is None or is_usable(known.get(name, "unknown"))]
+    wanted = len(usable) if count is None else count
     if not 0 < wanted <= len(usable):
-        out = sorted(set(free) - set(usable))
-        note = f"; out of service: {', '.join(out)}" if out else ""
-        raise BadInput(f"{where}: {spec!r}: nodes to use in the group: {len(usable)}{note}; ask for fewer")
+        raise BadInput(f"{where}: {spec!r}: {_too_few(usable, listed, known)}")
     return sorted(usable, key=lambda name: _busy(name, known))[:wanted]
 
 
+def _too_few(usable: list[str], listed: list[str], known: Mapping[str, str] | None) -> str:
+    states = [f"{name} ({(known or {}).get(name, 'unknown')})" for name in sorted(set(listed) - set(usable))]
+    note = f"; not usable: {', '.join(states)}" if states else ""
+    return f"nodes to use in the group: {len(usable)}{note}; ask for fewer"
+
+
 def _is_in_service(state: str) -> bool:
-    return not state.endswith("*") and not state.startswith(_OUT_OF_SERVICE)
+    return not is_out_of_service(state)
 
 
 def _busy(name: str, states: Mapping[str, str] | None) -> int:

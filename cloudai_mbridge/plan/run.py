@@ -1,5 +1,6 @@
 """Decide everything about one run of one point."""
 
+import os
 from collections.abc import Iterable
 from typing import Any
 
@@ -7,7 +8,9 @@ from cloudai_mbridge.constraints.megatron.placement import place
 from cloudai_mbridge.constraints.rule import Point
 from cloudai_mbridge.models.base import is_secret
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
+from cloudai_mbridge.models.host_paths import absolute_mount
 from cloudai_mbridge.models.load import LoadedTest
+from cloudai_mbridge.models.references import expand
 from cloudai_mbridge.models.system import System
 from cloudai_mbridge.models.test_definition import MegatronBridgeTestDefinition
 from cloudai_mbridge.models.time_limit import parse_time_limit
@@ -89,15 +92,17 @@ def _wait_for(dependencies: Iterable[Any], kind: str) -> tuple[str, ...]:
 
 def _mounts(definition: MegatronBridgeTestDefinition, args: ResolvedCmdArgs) -> tuple[str, ...]:
     custom = [mount for mount in (args.custom_mounts or "").split(",") if mount]
-    return (*definition.extra_container_mounts, *custom)
+    return tuple(map(absolute_mount, (*definition.extra_container_mounts, *custom)))
 
 
 def _secrets(args: ResolvedCmdArgs, env: dict[str, str]) -> dict[str, str]:
+    """Return the values of credentials. No script expands them, so that none holds them; known variables are now."""
     secrets = {name: value for name, value in env.items() if is_secret(name)}
     for field, variable in SECRET_VARIABLES.items():
         if value := (getattr(args, field) or "").strip():
             secrets[variable] = value
-    return secrets
+    known = {**os.environ, **{name: value for name, value in env.items() if name not in secrets}}
+    return {name: expand(value, known) for name, value in secrets.items()}
 
 
 def public_args(args: ResolvedCmdArgs) -> dict[str, Any]:

@@ -1,15 +1,19 @@
 """What this version reads but does not do yet. It refuses to run such a scenario rather than leave a part out."""
 
 from collections.abc import Iterator
+from typing import Any
 
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.models.base import is_secret
 from cloudai_mbridge.models.cmd_args import Launcher
 from cloudai_mbridge.models.load import LoadedScenario, LoadedTest
+from cloudai_mbridge.models.references import has_other_forms
 from cloudai_mbridge.models.system import Executor, SlurmSystem, System
 from cloudai_mbridge.models.test_definition import TEMPLATE, MegatronBridgeTestDefinition
 from cloudai_mbridge.plan.upstream import may_be_upstream, refuse_upstream
 from cloudai_mbridge.sweep import find_axes
+
+_LITERAL = "only $NAME and ${NAME} are expanded; commands and other forms of the shell stay as they are written"
 
 
 def refuse_unsupported(loaded: LoadedScenario, system: System) -> None:
@@ -39,13 +43,16 @@ def _in_test(test: LoadedTest, system: System) -> Iterator[str]:
         yield f"{where}: agent = {definition.agent!r} is unknown; use 'grid_search'"
     if definition.env_params:
         yield (
-            f"{where}: env_params: no agent samples them: 'grid_search' runs every point, as in CloudAI, which refuses"
-            " them too; remove the table"
+            f"{where}: env_params is not supported: grid_search samples nothing"
+            " (CloudAI refuses it with grid_search, too); remove the table"
         )
 
 
 def notes_on_system(system: System) -> Iterator[str]:
-    """Yield a line for what Slurm may refuse; it is asked before a run, and not by a dry run."""
+    """Yield a line for what has less effect than it seems to, and for what Slurm may refuse."""
+    for name, value in system.global_env_vars.items():
+        if has_other_forms(str(value)):
+            yield f"system {system.name!r}: global_env_vars.{name}: {_LITERAL}"
     names = [partition.name for partition in system.partitions] if isinstance(system, SlurmSystem) else []
     if isinstance(system, SlurmSystem) and names and system.default_partition not in names:
         yield (
@@ -61,8 +68,24 @@ def notes_on(test: LoadedTest) -> Iterator[str]:
         yield f"{where}: agent_steps has no effect; [sweep] max_points limits the points"
     if definition.predictor is not None:
         yield f"{where}: predictor has no effect on a {TEMPLATE} test, as in CloudAI"
+    for key in _partly_literal(definition):
+        yield f"{where}: {key}: {_LITERAL}"
     if profiles(definition) and may_be_upstream(definition):
         yield f"{where}: [nsys] does not reach the upstream launcher, as in CloudAI; use cmd_args.enable_nsys"
+
+
+def _partly_literal(definition: MegatronBridgeTestDefinition) -> Iterator[str]:
+    """Yield the keys of values that a shell would act on; the values themselves may be credentials."""
+    args = definition.cmd_args.model_dump(mode="json") if may_be_upstream(definition) else {}
+    values: dict[str, Any] = {
+        **{f"extra_env_vars.{name}": value for name, value in definition.extra_env_vars.items()},
+        **{f"cmd_args.{name}": value for name, value in args.items()},
+        "extra_container_mounts": definition.extra_container_mounts,
+    }
+    for key, value in values.items():
+        texts = value if isinstance(value, list) else [value]
+        if any(isinstance(text, str) and has_other_forms(text) for text in texts):
+            yield key
 
 
 def profiles(definition: MegatronBridgeTestDefinition) -> bool:

@@ -7,20 +7,21 @@ from typing import Any
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.models.base import is_secret
 from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
+from cloudai_mbridge.models.host_paths import absolute
 from cloudai_mbridge.models.hostlist import expand_hostlist
 from cloudai_mbridge.models.load import LoadedTest
 from cloudai_mbridge.models.scenario import TestRun
 from cloudai_mbridge.models.system import SlurmSystem, System
-from cloudai_mbridge.models.test_definition import GitRepo, MegatronBridgeTestDefinition
+from cloudai_mbridge.models.test_definition import NEMO_RUN, GitRepo, MegatronBridgeTestDefinition
 from cloudai_mbridge.plan.run_plan import Repo, UpstreamPlan
 from cloudai_mbridge.sweep.pinned import MOUNT, megatron_bridge_of
-
-NEMO_RUN = Repo("https://github.com/NVIDIA-NeMo/Run.git", "main")
 
 HF_TOKEN, WANDB_API_KEY = "HF_TOKEN", "WANDB_API_KEY"  # the variables' names
 
 # Told even if the user left the default, unless it is empty. CloudAI leaves out gpu_type, which the launcher requires.
 _ALWAYS_TOLD = ("gpu_type", "num_gpus", "model_family_name", "model_recipe_name", "save_config_filepath")
+# Relative ones are meant from where the command was started; the launcher is started elsewhere
+_HOST_PATHS = ("log_dir", "nemo_home")
 # Arguments without a flag of their own that CloudAI drops; the training takes them as overrides.
 _AS_OVERRIDES = {
     "fp8_recipe": "mixed_precision.fp8_recipe",
@@ -91,7 +92,7 @@ def plan_upstream(test: LoadedTest, args: ResolvedCmdArgs, system: System) -> Up
         slurm_params=_slurm_params(system, gpus_per_node, test.run),
         megatron_bridge=_repo(repo),
         mounted=tuple(_repo(repo) for repo in definition.git_repos if repo.mount_as),
-        nemo_run=_repo(definition.nemo_run_repo) if definition.nemo_run_repo else NEMO_RUN,
+        nemo_run=_repo(definition.nemo_run_repo or NEMO_RUN),
     )
 
 
@@ -112,10 +113,18 @@ def told_args(args: ResolvedCmdArgs, run: TestRun) -> dict[str, Any]:
     if values.get("cuda_graph_impl") == "full_iteration":  # which no launcher's parser takes
         values |= {"cuda_graph_impl": "local", "cuda_graph_scope": "full_iteration"}
     return {
-        name: value
+        name: absolute(value) if name in _HOST_PATHS else value
         for name, value in values.items()
         if value is not None and value not in ("", []) and not is_secret(name)
     }
+
+
+def graph_note(args: ResolvedCmdArgs) -> str | None:
+    """Return what is lost of CUDA graph arguments that contradict each other."""
+    scope = args.cuda_graph_scope
+    if args.cuda_graph_impl != "full_iteration" or not scope or "full_iteration" in str(scope).lower():
+        return None
+    return f"cuda_graph_scope = {scope!r} has no effect: cuda_graph_impl = 'full_iteration' captures everything"
 
 
 def _credentials(args: ResolvedCmdArgs) -> tuple[str, ...]:
@@ -135,7 +144,7 @@ def _repo(repo: GitRepo) -> Repo:
 
 
 def _slurm_params(system: SlurmSystem, gpus_per_node: int | None, run: TestRun) -> tuple[str, ...]:
-    """Return sbatch options as the launcher reads them; nodes that are named make excluded ones moot."""
+    """Return sbatch options as the launcher reads them; excluded nodes are not among those that are named."""
     nodes = sorted(name for text in run.nodes for name in expand_hostlist(text))
     named: Mapping[str, str] = {"nodelist": ",".join(nodes)} if nodes else {"exclude": ",".join(run.exclude_nodes)}
     params = [f"{name}={value}" for name, value in named.items() if value]

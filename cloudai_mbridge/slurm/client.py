@@ -8,6 +8,7 @@ from pathlib import Path
 
 from cloudai_mbridge.errors import BadInput, ToolFailure
 from cloudai_mbridge.jobs import JobClass, JobStatus, Submission
+from cloudai_mbridge.models.node_state import is_out_of_service
 from cloudai_mbridge.models.system import SlurmSystem
 from cloudai_mbridge.plan import POINT_FILES, RunPlan
 from cloudai_mbridge.slurm import submit
@@ -158,11 +159,11 @@ class SlurmClient:
                 raise ToolFailure(f"scancel failed: {answer.complaint}")
 
     def sick_nodes(self, nodes: str) -> dict[str, str]:
-        """Ask sinfo which of the nodes are down, drained or silent."""
+        """Ask sinfo which of the nodes are out of service."""
         return {
             name: f"{state} ({reason})" if reason not in ("none", "") else state
             for name, state, reason in self._nodes(f"--nodes={nodes}")
-            if _is_sick(state)
+            if is_out_of_service(state)
         }
 
     def num_usable_nodes(self, exclude: Iterable[str]) -> int | None:
@@ -184,10 +185,6 @@ def node_states(partition: str) -> dict[str, str] | None:
         return None
     rows = [line.split("|", 1) for line in answer.stdout.splitlines() if "|" in line]
     return None if answer.returncode else {row[0]: row[1] for row in rows}
-
-
-def _is_sick(state: str) -> bool:
-    return state.endswith("*") or state.startswith(("down", "drain", "fail", "error", "unknown"))
 
 
 def _started(directory: Path) -> dict[str, str]:

@@ -139,4 +139,4 @@ def _pattern(pattern: Mapping[str, Any], axes: Mapping[str, Axis], where: str) -
 
 def _require_axis(name: str, axes: Mapping[str, Axis], where: str) -> None:
     if name not in axes:
-        raise BadInput(f"{where}: {name!r} is no axis; axes are {', '.join(axes) or 'none'}")
+        raise BadInput(f"{where}: {name!r} is not an axis; axes are {', '.join(axes) or 'none'}")

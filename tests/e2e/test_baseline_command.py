@@ -287,7 +287,7 @@ def test_verify_configs_knows_policies_and_baselines(mbridge: Any, write: Write,
     (conf / "p.toml").write_text('name = "p"\nbaseline = "b.toml"\n')
     done = mbridge("verify-configs", conf)
     assert done.returncode == 0, done.stderr
-    assert f"ok    {conf}/b.toml: baseline of 1 points" in done.stdout
+    assert f"ok    {conf}/b.toml: baseline of 1 point" in done.stdout
     assert f"ok    {conf}/p.toml: policy 'p': 5 metrics against {conf}/b.toml\n" in done.stdout
     (conf / "b.toml").write_text((conf / "b.toml").read_text().replace("n = 5", "n = 4"))
     (conf / "p.toml").write_text('name = "p"\nbaseline = "c.toml"\nmin_runs = 0\n')

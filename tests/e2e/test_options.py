@@ -95,7 +95,7 @@ def test_files_of_other_templates_are_summed_up(mbridge: Any, tmp_path: Path) ->
     done = mbridge("verify-configs", tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines() == [
-        "not checked, for another tool: 2 tests of NcclTest, Sleep",
-        "not checked, for another tool: 1 system of kubernetes",
-        "not checked, for another tool: 1 scenario of NcclTest",
+        "skipped (not MegatronBridge): 2 tests of NcclTest, Sleep",
+        "skipped (not MegatronBridge): 1 system of kubernetes",
+        "skipped (not MegatronBridge): 1 scenario of NcclTest",
     ]

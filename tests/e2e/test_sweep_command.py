@@ -47,7 +47,7 @@ def test_explain_an_accepted_point(mbridge: Any, files: list[str]) -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
-    [(("swep", "tp=1"), "'swep'"), (("sweep", "cp=1"), "'cp' is no axis"), (("sweep", "tp9"), "no point 'tp9'")],
+    [(("swep", "tp=1"), "'swep'"), (("sweep", "cp=1"), "'cp' is not an axis"), (("sweep", "tp9"), "no point 'tp9'")],
 )
 def test_mistakes(mbridge: Any, files: list[str], arguments: tuple[str, ...], words: str) -> None:
     done = mbridge("sweep", "explain", *files, *arguments)

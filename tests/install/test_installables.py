@@ -7,8 +7,8 @@ import pytest
 
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.install import ImageInstall, PythonEnvInstall, RepoInstall, installables_of
-from cloudai_mbridge.install.installables import EXTRA_PACKAGES, NEMO_RUN_COMMIT, NEMO_RUN_URL
-from cloudai_mbridge.models.test_definition import MegatronBridgeTestDefinition
+from cloudai_mbridge.install.installables import EXTRA_PACKAGES
+from cloudai_mbridge.models.test_definition import NEMO_RUN, MegatronBridgeTestDefinition
 
 BRIDGE = {"url": "https://github.com/NVIDIA-NeMo/Megatron-Bridge.git", "commit": "v0.3.0"}
 ARGS = {"model_family_name": "f", "model_recipe_name": "r", "hf_token": "t"}
@@ -23,7 +23,7 @@ def test_upstream_test_needs_image_environment_and_repositories() -> None:
     found = installables_of([definition({"container_image": " nvcr.io#nvidia/nemo:26.02.00 "})])
     assert found == [
         ImageInstall("nvcr.io#nvidia/nemo:26.02.00"),
-        PythonEnvInstall(RepoInstall(NEMO_RUN_URL, NEMO_RUN_COMMIT), EXTRA_PACKAGES),
+        PythonEnvInstall(RepoInstall(NEMO_RUN.url, NEMO_RUN.commit), EXTRA_PACKAGES),
         RepoInstall(BRIDGE["url"], "v0.3.0"),
     ]
 

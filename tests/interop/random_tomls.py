@@ -23,7 +23,10 @@ _VALUES: dict[str, list[Any]] = {
     "dataset_paths": ["/data/a", ["/data/a", "/data/b"]],
     "config_variant": ["v1", "v2"],
     "fp8_recipe": ["mx", "mxfp8", "fp8_cs"],
-    "log_dir": ["", "logs-of-mine"],
+    "log_dir": ["", "logs-of-mine", "~/logs", "$SCRATCH/logs"],
+    "nemo_home": ["/nemo", "$HOME/.cache/nemo", "./nemo"],
+    "save_dir": ["/ckpt", "${SCRATCH}/ckpt-$UNSET.x", "~/ckpt"],
+    "dataset_root": ["/data", "plain", "~root", "a~/b", "$HOME$SCRATCH"],
     "container_image": ["", "./image.sqsh"],
     "wandb_key": ["", "wandb-k3y"],
     "most_recent_k": [-1, 2],
@@ -33,7 +36,7 @@ _VALUES: dict[str, list[Any]] = {
     "hf_token": ["", "hf_of-a-toml"],
 }
 _MODELS = [("qwen", "qwen3_30b_a3b"), ("llama", "llama3_70b"), ("deepseek", "deepseek_v3"), (" Llama ", "llama31_405b")]
-_ENV = ["0,1", "eth0", "x:${PYTHONPATH}", "$HOME/cache:/b", "two words", "it's", 'say "hi"', "a;b", "100%", ""]
+_ENV = ["0,1", "eth0", "x:${PYTHONPATH}", "$HOME/cache:/b", "~/x", "two words", "it's", 'say "hi"', "a;b", "100%", ""]
 _TIMES = ["01:30:00", "2-03:04:05", "00:00:30", "36:00:00", "10m", "1h"]
 _SRUN = ["--qos high", "--segment=2 --overlap", "--comment 'a b'", "--reservation=r --exclusive", "--constraint=a|b"]
 
@@ -90,7 +93,7 @@ def _assemble(rng: random.Random, args: dict[str, Any]) -> Files:
         "cmd_args": args,
         "dse_excluded_args": values,
         "extra_env_vars": {f"V{i}": rng.choice(_ENV) for i in range(rng.choice([0, 0, 2, 4]))},
-        "extra_container_mounts": rng.choice([[], ["/a:/b"], ["/a:/b", " ", "/c:/d:ro"]]),
+        "extra_container_mounts": rng.choice([[], ["/a:/b"], ["/a:/b", " ", "/c:/d:ro"], ["$HOME/a:/a", "./b:/b"], ["~/a:/a", "c:/~"]]),
     }
     if rng.random() < 0.2:
         test["extra_env_vars"]["SOME_API_KEY"] = "k3y"
@@ -101,11 +104,11 @@ def _assemble(rng: random.Random, args: dict[str, Any]) -> Files:
         entry["extra_srun_args"] = rng.choice(_SRUN)
     if rng.random() < 0.2:
         entry["nodes"] = rng.choice([["n2", "n1"], ["node-[001-003]"]])
-    elif rng.random() < 0.2:
-        entry["exclude_nodes"] = rng.choice([["n7"], ["n7", "node-[001-002]"]])
+    if rng.random() < 0.3:
+        entry["exclude_nodes"] = rng.choice([["n2"], ["n2", "node-[001-002]"]])
     if by_name:
         entry["test_name"] = "t"
-        test["extra_cmd_args"] = rng.choice([{}, {"model.x": "1", "bare": ""}, {"logger.tensorboard_dir": "/mine"}])
+        test["extra_cmd_args"] = rng.choice([{}, {"model.x": "1", "bare": ""}, {"model.y=2": ""}, {"model.z=": ""}, {"model.w": "$HOME ~"}, {"logger.tensorboard_dir": "/mine"}])
         if rng.random() < 0.3:
             entry["cmd_args"] = {"max_steps": 20, "tp": 2}
     else:

@@ -19,9 +19,10 @@ from cloudai.workloads.megatron_bridge.megatron_bridge import MegatronBridgeCmdA
 from cloudai.workloads.megatron_bridge.slurm_command_gen_strategy import MegatronBridgeSlurmCommandGenStrategy
 
 from cloudai_mbridge.launch import start_launcher
-from cloudai_mbridge.launch.upstream import launcher_argv
+from cloudai_mbridge.launch.upstream import launcher_words
 from cloudai_mbridge.models.load import load_scenario, load_system
 from cloudai_mbridge.models.system import SlurmSystem
+from cloudai_mbridge.plan.node_groups import resolve_groups, unknown_states
 from cloudai_mbridge.plan.run import plan_run
 from cloudai_mbridge.sweep import expand
 from tests.interop.random_tomls import Files, files
@@ -29,6 +30,7 @@ from tests.interop.random_tomls import Files, files
 CONFIGURATIONS = 400
 MOST_POINTS = 2  # of a sweep
 FIELDS = {name: field.annotation for name, field in MegatronBridgeCmdArgs.model_fields.items()}
+SHELL = {"HOME": "/home/me", "SCRATCH": "/scratch/of-mine"}  # what both command lines refer to
 STEP = 10  # one in so many is dry-run in full
 
 
@@ -37,6 +39,7 @@ class Pair:
     """One point's command line by CloudAI and by us."""
 
     made: Files
+    directory: Path
     theirs: list[str]
     ours: list[str]
 
@@ -47,6 +50,8 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> list[Pair]:
     directory = tmp_path_factory.mktemp("argv")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HF_TOKEN", "hf_0f-the-environment")
+        for name, value in SHELL.items():
+            patch.setenv(name, value)
         patch.chdir(directory)
         (directory / "image.sqsh").touch()
         return [pair for seed in range(CONFIGURATIONS) for pair in _pairs(directory / str(seed), seed)]
@@ -56,7 +61,7 @@ def _pairs(directory: Path, seed: int) -> Iterator[Pair]:
     made = files(seed, FIELDS)
     _write(directory, made)
     for theirs, ours in zip(_theirs(directory), _ours(directory), strict=True):
-        yield Pair(made, theirs, ours)
+        yield Pair(made, directory, theirs, ours)
 
 
 def _write(directory: Path, made: Files) -> None:
@@ -81,16 +86,33 @@ def _theirs(directory: Path) -> Iterator[list[str]]:
         MegatronBridgeSlurmCommandGenStrategy(system, run).gen_exec_command()
         (script,) = run.output_path.glob("cloudai_megatron_bridge_submit_and_parse_jobid.sh")
         (line,) = re.findall(r"^NEMORUN_HOME=.* (?=>>\"\$LOG\")", script.read_text(), re.MULTILINE)
-        words = shlex.split(line)
-        yield words[words.index(launcher) + 1 :]
+        layout = run.test.cmd_args.pipeline_model_parallel_layout
+        yield _by_bash(_quoted(line.partition(f" {launcher} ")[2], layout))
+
+
+def _quoted(line: str, layout: str | None) -> str:
+    """Quote a layout, after checking that no shell takes it as CloudAI writes it."""
+    if layout is None or f" {layout} " not in line:
+        return line
+    parsed = subprocess.run(["bash", "-n", "-c", line], capture_output=True, check=False)
+    assert parsed.returncode or "|" in layout
+    return line.replace(f" {layout} ", f" {shlex.quote(layout)} ")
+
+
+def _by_bash(line: str) -> list[str]:
+    """Return the words that bash makes of a line."""
+    done = subprocess.run(["bash", "-c", f"printf '%s\\0' {line}"], capture_output=True, check=True)
+    return done.stdout.decode().split("\0")[:-1]
 
 
 def _ours(directory: Path) -> Iterator[list[str]]:
     system = load_system(directory / "system.toml")
     assert isinstance(system, SlurmSystem)
-    (test,) = load_scenario(directory / "scenario.toml", directory / "test").tests
+    loaded = load_scenario(directory / "scenario.toml", directory / "test")
+    (test,) = resolve_groups(loaded, system, unknown_states).tests
     for point in itertools.islice(expand(test.definition, test.run), MOST_POINTS):
-        yield launcher_argv(plan_run(test, point, point.args, None, system, 0), system)
+        words = launcher_words(plan_run(test, point, point.args, None, system, 0), system)
+        yield _by_bash(" ".join(map(str, words)))
 
 
 # docs/launcher.md, "Differences from CloudAI's command line", number by number
@@ -142,6 +164,16 @@ def arguments_that_act(pair: Pair, argv: list[str]) -> list[str]:
     return [*argv[:place], *added, *argv[place:]]
 
 
+def absolute_paths(pair: Pair, argv: list[str]) -> list[str]:
+    """Take our form of a path that is relative to where the command was started."""
+    here = os.path.dirname(pair.directory)
+    flags = ("-l", "-nh", "-cm")
+    return [
+        re.sub(r"(^|,)(?:\./)?(?=\w)", rf"\g<1>{here}/", word) if before in flags else word
+        for before, word in itertools.pairwise(["", *argv])
+    ]
+
+
 DIFFERENCES: tuple[Callable[[Pair, list[str]], list[str]], ...] = (
     credentials_by_name,
     no_credential_in_the_environment,
@@ -150,6 +182,7 @@ DIFFERENCES: tuple[Callable[[Pair, list[str]], list[str]], ...] = (
     joined_values,
     single_parameter,
     arguments_that_act,
+    absolute_paths,
 )
 
 

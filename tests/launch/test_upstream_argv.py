@@ -1,5 +1,6 @@
 """The upstream launcher's command line: every field, their order, what is left out, and that bash leaves it alone."""
 
+import itertools
 import json
 import os
 import re
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.launch import render
 from cloudai_mbridge.launch.installed import image_path
-from cloudai_mbridge.launch.shell import script_word, shell_word
+from cloudai_mbridge.launch.shell import launcher_word, shell_word
 from cloudai_mbridge.launch.upstream import launcher_argv
 from cloudai_mbridge.launch.upstream_script import find_job_ids
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
@@ -448,7 +449,7 @@ def test_nodes_that_do_not_reach_the_launcher_are_said() -> None:
     loaded = LoadedScenario(scenario, [LoadedTest(scenario.tests[0], definition)])
     plan = build_plan(loaded, _system(gpus_per_node=8))
     assert (plan.runs[0].num_nodes, plan.runs[0].ranks_per_node) == (1, 8)
-    assert "test 't': the upstream launcher takes 1 nodes for 8 GPUs; num_nodes = 2 does not reach it" in plan.notes
+    assert "test 't': the upstream launcher takes 1 node for 8 GPUs; num_nodes = 2 does not reach it" in plan.notes
     assert not any("num_nodes" in note for note in build_plan(loaded, _system(gpus_per_node=4)).notes)
 
 
@@ -462,31 +463,87 @@ def test_a_point_can_be_run_again_from_its_own_definition() -> None:
 # Bash
 
 TEXT = st.text(st.characters(blacklist_characters="\0", blacklist_categories=("Cs",)), min_size=1)
+DATA = TEXT.filter(lambda text: "$" not in text and not re.match("~(/|$)", text))
 
 
 @settings(deadline=None, max_examples=60)
-@given(TEXT, TEXT, TEXT)
-def test_every_element_survives_bash_as_data(first: str, second: str, third: str) -> None:
+@given(DATA, DATA, DATA, TEXT)
+def test_every_element_survives_bash_as_data(first: str, second: str, third: str, override: str) -> None:
     """The rendered script hands the launcher exactly the elements of its argv."""
-    args = {"nemo_home": first, "wandb_project_name": second, "data": third}
-    plan = _plan(args, extra_env_vars={"X": first}, extra_cmd_args={"model.x": second})
+    args = {"tokenizer_model": first, "wandb_project_name": second, "data": third}
+    plan = _plan(args, extra_env_vars={"X": first}, extra_cmd_args={"model.x": override})
+    assert _started(plan) == launcher_argv(plan, _system())
+
+
+def _started(plan: RunPlan, **env: str) -> list[str]:
+    """Return the arguments that the rendered script starts the launcher with."""
     script = render(plan, _system())["launcher.sh"]
     begin, end = script.index("  cd /inst"), script.index("\n) > ")
     command = script[begin:end].replace(
         'cd /inst/Megatron-Bridge__v0.3.0 && exec /inst/Run__main-venv/bin/python "$_mbridge_starter"', _PRINT
     )
-    done = subprocess.run(["bash", "-c", command], capture_output=True, check=True)
-    assert json.loads(done.stdout)[1:] == launcher_argv(plan, _system())
+    environment = {**os.environ, **env}
+    done = subprocess.run(["bash", "-uc", command], env=environment, capture_output=True, check=True)
+    started: list[str] = json.loads(done.stdout)[1:]
+    return started
 
 
 _PRINT = f"exec {sys.executable} -c 'import json, sys; print(json.dumps(sys.argv[1:]))'"
 
 
+def test_names_of_variables_and_the_home_directory_are_expanded_on_the_command_line() -> None:
+    args = {
+        "nemo_home": "$HOME/nemo",
+        "log_dir": "~/logs",
+        "save_dir": "${DATA}/$UNSET/x",
+        "dataset_root": "a~/$(id)`id`",
+    }
+    mounts = ["~/data:/data", "$DATA/x:/x"]
+    plan = _plan(args, extra_container_mounts=mounts, extra_cmd_args={"model.x": "$DATA ~"})
+    started = _started(plan, HOME="/home/me", DATA="/two words; id")
+    assert "UNSET" not in os.environ
+    options = dict(itertools.pairwise(started))
+    assert options["-nh"] == "/home/me/nemo"
+    assert options["-l"] == "/home/me/logs"
+    assert options["--save_dir"] == "/two words; id//x"
+    assert options["--dataset_root"] == "a~/$(id)`id`"
+    assert options["-cm"] == "/home/me/data:/data,/two words; id/x:/x"
+    assert started[-1] == "model.x=$DATA ~", "CloudAI quotes overrides"
+
+
+def test_no_credential_is_expanded_on_the_command_line() -> None:
+    plan = _plan({"wandb_experiment_name": "x-$HF_TOKEN", "save_dir": r"\$WANDB_API_KEY"})
+    started = _started(plan, HF_TOKEN="hf_s3cret", WANDB_API_KEY="s3cret")
+    options = dict(itertools.pairwise(started))
+    assert (options["-wdj"], options["--save_dir"]) == ("x-$HF_TOKEN", "$WANDB_API_KEY")
+    assert launcher_word("$MAX_TOKENS_") != "$MAX_TOKENS_"
+
+
+def test_relative_paths_of_this_machine_are_from_where_the_command_was_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    args = {"log_dir": "logs", "nemo_home": "./nemo/$USER", "custom_mounts": "../c:/c", "save_dir": "kept/as/it/is"}
+    argv = _argv(args, extra_container_mounts=["./data:/data:ro", "plain:/p", "$X/a:/a", " ", "/b:/b"])
+    options = dict(itertools.pairwise(argv))
+    assert (options["-l"], options["-nh"]) == (f"{tmp_path}/logs", f"{tmp_path}/nemo/$USER")
+    mounts = [f"{tmp_path}/data:/data:ro", f"{tmp_path}/plain:/p", "$X/a:/a", "/b:/b", f"{tmp_path}/../c:/c"]
+    assert options["-cm"] == ",".join(mounts)
+    assert options["--save_dir"] == "kept/as/it/is", "a path of the container"
+
+
+def test_a_directory_with_a_dollar_sign_is_not_expanded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a$HOME").mkdir()
+    monkeypatch.chdir(tmp_path / "a$HOME")
+    started = _started(_plan({"log_dir": "logs"}))
+    assert started[started.index("-l") + 1] == f"{tmp_path}/a$HOME/logs"
+
+
 @settings(deadline=None, max_examples=60)
-@given(TEXT.filter(lambda text: "$" not in text))
+@given(DATA)
 def test_a_variables_value_survives_the_launchers_two_shells(value: str) -> None:
     """The launcher writes the command between single quotes into a script, which bash runs."""
-    command = f"export K={shell_word(value)}"
+    command = f"export K={shell_word(value, in_single_quotes=True)}"
     assert "'" not in command
     for script in (f"{command} ; printenv K", f"bash -c '{command} ; printenv K'"):
         done = subprocess.run(["bash", "-c", script], capture_output=True, check=True)
@@ -500,18 +557,24 @@ def test_a_variables_value_survives_the_launchers_two_shells(value: str) -> None
         ("x:${A}:$B", "x:one two:"),
         ("$A*$A", "one two*one two"),
         ("'$A'", "'one two'"),
+        ('it\'s "one"', 'it\'s "one"'),
         (r"\$A", "$A"),
         ("$(echo pwned) `echo pwned` ${A:-pwned} $$ $1 ${", "$(echo pwned) `echo pwned` ${A:-pwned} $$ $1 ${"),
         ("$A; echo pwned", "one two; echo pwned"),
+        ("~/cache", "/home/me/cache"),
+        ("~/a b", "/home/me/a b"),
+        ("~", "/home/me"),
+        ("~root/x ~/y", "~root/x ~/y"),
     ],
 )
 def test_names_of_variables_are_expanded_and_nothing_else(written: str, seen: str) -> None:
     """In the launcher's job, between its single quotes, and in a script of ours, which has `set -u`."""
     for script in (
-        f"bash -c 'export K={shell_word(written)} ; printenv K'",
-        f"set -u; export K={script_word(written)}; printenv K",
+        f"bash -c 'export K={shell_word(written, in_single_quotes=True)} ; printenv K'",
+        f"set -u; export K={shell_word(written)}; printenv K",
+        f"set -u; printf '%s\\n' {launcher_word(written)}",
     ):
-        env = {**os.environ, "A": "one two"}
+        env = {**os.environ, "A": "one two", "HOME": "/home/me"}
         done = subprocess.run(["bash", "-c", script], env=env, capture_output=True, check=True)
         assert done.stdout.decode() == seen + "\n"
 

@@ -34,7 +34,7 @@ def test_lists(text: str, expected: list[str]) -> None:
 
 @pytest.mark.parametrize("text", ["n[", "n[]", "n[1", "n[1-]", "n[-1]", "n[a-b]", "n[x]", "n[1-2-3]", "n[1;2]"])
 def test_what_is_no_list_is_bad_input(text: str) -> None:
-    with pytest.raises(BadInput, match="is no node list"):
+    with pytest.raises(BadInput, match="is not a node list"):
         expand_hostlist(text)
 
 

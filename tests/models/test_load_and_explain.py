@@ -45,7 +45,7 @@ def _load_alone(path: Path) -> Any:
         ('[cmd_args]\nlauncher = "slurm"\n', 4, "cmd_args.launcher: 'slurm' must be 'embedded' or 'megatron_bridge'"),
         ("[metrics]\nwarmup_steps = -1\n", 4, "metrics.warmup_steps: -1 must be greater than or equal to 0"),
         ("[extra_env_vars]\nA = 1\n", 4, "extra_env_vars.A: 1 must be a valid string"),
-        ('[extra_env_vars]\n"A B" = "x"\n', 4, "'A B' is no name of an environment variable"),
+        ('[extra_env_vars]\n"A B" = "x"\n', 4, "'A B' is not a name of an environment variable"),
         ('[extra_cmd_args]\n"a=b" = "x"\n', 4, "'a=b' is not a key such as optimizer.lr or --option"),
         ('cmd_args = "tp=1"\n', 3, "cmd_args: 'tp=1' must be a valid dictionary"),
     ],

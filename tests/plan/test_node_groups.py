@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.models.load import LoadedScenario, LoadedTest
@@ -33,7 +34,7 @@ def _nodes(*nodes: str, states: Mapping[str, str] | None = None, **keys: Any) ->
 def test_the_first_ones_where_slurm_does_not_answer() -> None:
     assert _nodes("main:g:2") == (["n1", "n2"], 2)
     assert _nodes("main:g:max_avail") == (["n1", "n2", "n3", "n4"], 4)
-    assert _nodes("main:g:1", "x[1-2]", "main:g:1") == (["n1", "x[1-2]", "n2"], 4)
+    assert _nodes("main:g:1", "x[1-2]", "main:g:1") == (["n1", "x1", "x2", "n2"], 4)
     assert _nodes("main:g:2", exclude_nodes=["n[1-2]"]) == (["n3", "n4"], 2)
 
 
@@ -55,10 +56,6 @@ def test_names_of_nodes_stay_as_they_are() -> None:
         ("other:g:1", "no partition 'other' in system 'c'; known: main, bare"),
         ("main:h:1", "no group 'h' in partition 'main'; known: g"),
         ("bare:g:1", "no group 'g' in partition 'bare'; known: none"),
-        ("main:g", "'main:g' is not PARTITION:GROUP:COUNT"),
-        ("main:g:all", "COUNT is a number or 'max_avail'"),
-        ("main:g:-1", "is not PARTITION:GROUP:COUNT"),
-        ("main:g:0", "nodes to use in the group: 4; ask for fewer"),
         ("main:g:5", "nodes to use in the group: 4; ask for fewer"),
     ],
 )
@@ -67,8 +64,36 @@ def test_what_is_no_group_is_refused(spec: str, why: str) -> None:
         _nodes(spec)
 
 
+@pytest.mark.parametrize("text", ["main:g", "main:g:all", "main:g:-1", "main:g:0", ":g:1", "main::1"])
+def test_the_form_is_checked_when_the_file_is_read(text: str) -> None:
+    with pytest.raises(ValidationError, match="is not PARTITION:GROUP:COUNT, where COUNT is at least 1, or 'max_avail'"):
+        _nodes(text)
+
+
+def test_a_list_that_is_not_one_is_found_when_the_file_is_read() -> None:
+    with pytest.raises(ValidationError, match="is not a node list"):
+        _nodes("n[1-")
+    with pytest.raises(ValidationError, match="is not a node list"):
+        _nodes("n1", exclude_nodes=["n[x]"])
+
+
+def test_excluded_nodes_are_taken_out_of_named_ones() -> None:
+    assert _nodes("n[1-4]", exclude_nodes=["n2"]) == (["n1", "n3", "n4"], 3)
+    assert _nodes("n[1-4]", exclude_nodes=["n[2-3]", "n4"], num_nodes=4) == (["n1"], 1)
+    with pytest.raises(BadInput, match="test 't': nodes: exclude_nodes excludes all of n1; remove one of the two"):
+        _nodes("n1", exclude_nodes=["n[1-2]"])
+
+
+@pytest.mark.parametrize(
+    "state", "error reboot blocked future inval perfctrs planned maint boot drng down drain fail idle* unknown".split()
+)
+def test_max_avail_takes_free_nodes_only(state: str) -> None:
+    states = {"n1": state, "n2": "idle", "n3": "reserved", "n4": "comp"}
+    assert sorted(_nodes("main:g:max_avail", states=states)[0]) == ["n2", "n3", "n4"]
+
+
 def test_too_few_in_service() -> None:
-    with pytest.raises(BadInput, match="nodes to use in the group: 1; out of service: n1, n2, n3; ask for fewer"):
+    with pytest.raises(BadInput, match="nodes to use in the group: 1; not usable: n1 \\(down\\*\\), n2 \\(drained\\), n3 \\(unknown\\); ask for fewer"):
         _nodes("main:g:2", states={"n1": "down*", "n4": "idle", "n2": "drained"})
 
 

@@ -83,10 +83,10 @@ def test_a_value_listed_twice_counts_once() -> None:
 @pytest.mark.parametrize(
     ("sweep", "words"),
     [
-        ({"zip": [["tp", "cp"]]}, "'cp' is no axis; axes are tp, mb"),
+        ({"zip": [["tp", "cp"]]}, "'cp' is not an axis; axes are tp, mb"),
         ({"zip": [["tp", "mb"]]}, "tp has 2, mb has 3"),
         ({"zip": [["tp"], ["tp"]]}, "'tp' is in two groups"),
-        ({"exclude": [{"pp": 1}]}, "sweep.exclude: 'pp' is no axis"),
+        ({"exclude": [{"pp": 1}]}, "sweep.exclude: 'pp' is not an axis"),
         ({"exclude": [{}]}, "an empty pattern"),
         ({"include": [{"nonsense": 1}]}, "'nonsense' is neither an axis nor an argument"),
         ({"include": [{"tp": "x"}]}, "cmd_args.tp"),
