@@ -21,6 +21,7 @@ from cloudai_mbridge.models.system import SlurmSystem
 from cloudai_mbridge.models.time_limit import format_time_limit
 from cloudai_mbridge.plan import RunPlan, UpstreamPlan
 from cloudai_mbridge.plan.upstream import HF_TOKEN, WANDB_API_KEY
+from cloudai_mbridge.sweep.pinned import install_root
 
 
 @dataclass(frozen=True)
@@ -62,11 +63,6 @@ def launcher_argv(plan: RunPlan, system: SlurmSystem, exists: Callable[[Path], b
     return [word.text for word in launcher_words(plan, system, exists)]
 
 
-def install_path(system: SlurmSystem) -> Path:
-    """Return the absolute directory of what `mbridge install` installs."""
-    return Path(system.install_path or "").expanduser().absolute()
-
-
 def launcher_path(plan: UpstreamPlan, system: SlurmSystem) -> Path:
     """Return the launcher in the installed clone of Megatron-Bridge; of an unknown release, where the newest has it."""
     launcher = find_launcher(release_of(plan, system)) or known_launchers()[-1]
@@ -80,7 +76,7 @@ def release_of(plan: UpstreamPlan, system: SlurmSystem) -> Release | None:
 
 def clone_path(plan: UpstreamPlan, system: SlurmSystem) -> Path:
     """Return the installed clone of Megatron-Bridge."""
-    return repo_path(install_path(system), plan.megatron_bridge.url, plan.megatron_bridge.commit)
+    return repo_path(install_root(system), plan.megatron_bridge.url, plan.megatron_bridge.commit)
 
 
 def _credential(flag: str, variable: str) -> Row:
@@ -152,12 +148,12 @@ def _image(launch: _Launch) -> str | None:
     image = str(launch.told.args.get("container_image", "")).strip()
     if image.startswith(("/", ".")) and launch.exists(path := Path(image).expanduser()):
         return str(path.absolute())
-    installed = image_path(install_path(launch.system), image)
+    installed = image_path(install_root(launch.system), image)
     return str(installed) if image and launch.exists(installed) else image
 
 
 def _mounts(launch: _Launch) -> str:
-    below = install_path(launch.system)
+    below = install_root(launch.system)
     repos = [f"{repo_path(below, repo.url, repo.commit)}:{repo.mount_as}" for repo in launch.told.mounted]
     return ",".join([*(text for mount in launch.run.container_mounts if (text := mount.strip())), *repos])
 

@@ -9,9 +9,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from cloudai_mbridge.launch.installed import venv_path
-from cloudai_mbridge.launch.upstream import Word, clone_path, install_path, launcher_path, launcher_words
+from cloudai_mbridge.launch.upstream import Word, clone_path, launcher_path, launcher_words
 from cloudai_mbridge.models.system import SlurmSystem
 from cloudai_mbridge.plan import POINT_FILES, RunPlan, UpstreamPlan
+from cloudai_mbridge.sweep.pinned import install_root
 
 # Read when a container is created, before the job's own shell sets anything, so sbatch must inherit them.
 _CONTAINER_VARIABLES = ("MELLANOX_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES", "NVIDIA_VISIBLE_DEVICES")
@@ -61,7 +62,7 @@ def render_launcher_script(plan: RunPlan, system: SlurmSystem) -> str:
 
 def python_path(plan: UpstreamPlan, system: SlurmSystem) -> Path:
     """Return the Python of the installed NeMo-Run environment."""
-    return venv_path(install_path(system), plan.nemo_run.url, plan.nemo_run.commit) / "bin" / "python"
+    return venv_path(install_root(system), plan.nemo_run.url, plan.nemo_run.commit) / "bin" / "python"
 
 
 def find_job_ids(log: bytes) -> list[str]:
