@@ -25,7 +25,7 @@ def shell_word(text: str, *, in_single_quotes: bool = False) -> str:
     if re.fullmatch(rf"{_SAFE}+", text) or (in_single_quotes and _AS_CLOUDAI.fullmatch(text)):
         return text
     single, unset = (r"$(printf \\047)", "") if in_single_quotes else ("'", "-")
-    return "".join(_quoted(piece, single, unset) for piece in _PIECE.findall(text)) or '""'
+    return '"' + "".join(_in_quotes(piece, single, unset) for piece in _PIECE.findall(text)) + '"'
 
 
 def launcher_word(text: str) -> str:
@@ -37,9 +37,8 @@ def _without_secret(match: re.Match[str]) -> str:
     return f"\\{match[0]}" if is_secret(name_in(match[0])) else match[0]
 
 
-def _quoted(piece: str, single: str, unset: str) -> str:
+def _in_quotes(piece: str, single: str, unset: str) -> str:
+    """Write a piece of a value as it stands between double quotes."""
     if piece == "~" or re.fullmatch(REFERENCE, piece):
-        name = "HOME" if piece == "~" else name_in(piece)
-        return f'"${{{name}{unset}}}"'
-    text = single if piece == "'" else _QUOTED.get(piece, piece)
-    return f'"{text}"'
+        return f"${{{'HOME' if piece == '~' else name_in(piece)}{unset}}}"
+    return single if piece == "'" else _QUOTED.get(piece, piece)

@@ -1,24 +1,8 @@
 """States of nodes as `sinfo` writes them, long or short, with or without a suffix (sinfo(1), NODE STATE CODES)."""
 
-_OUT_OF_SERVICE = tuple(
-    [
-        "blocked",
-        "boot",
-        "down",
-        "drain",
-        "drng",
-        "error",
-        "fail",
-        "futr",
-        "future",
-        "inval",
-        "maint",
-        "npc",
-        "perfctrs",
-        "pow",
-        "reboot",
-        "unk",
-    ]
+_OUT_OF_SERVICE = (
+    *("blocked", "boot", "down", "drain", "drng", "error", "fail", "futr", "future", "inval", "maint"),
+    *("npc", "perfctrs", "pow", "reboot", "unk"),
 )
 _FREE = ("idle", "comp", "resv", "reserved")
 

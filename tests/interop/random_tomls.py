@@ -26,7 +26,7 @@ _VALUES: dict[str, list[Any]] = {
     "log_dir": ["", "logs-of-mine", "~/logs", "$SCRATCH/logs"],
     "nemo_home": ["/nemo", "$HOME/.cache/nemo", "./nemo"],
     "save_dir": ["/ckpt", "${SCRATCH}/ckpt-$UNSET.x", "~/ckpt"],
-    "dataset_root": ["/data", "plain", "~root", "a~/b", "$HOME$SCRATCH"],
+    "dataset_root": ["/data", "plain", "a~/b", "$HOME$SCRATCH"],
     "container_image": ["", "./image.sqsh"],
     "wandb_key": ["", "wandb-k3y"],
     "most_recent_k": [-1, 2],
@@ -93,7 +93,9 @@ def _assemble(rng: random.Random, args: dict[str, Any]) -> Files:
         "cmd_args": args,
         "dse_excluded_args": values,
         "extra_env_vars": {f"V{i}": rng.choice(_ENV) for i in range(rng.choice([0, 0, 2, 4]))},
-        "extra_container_mounts": rng.choice([[], ["/a:/b"], ["/a:/b", " ", "/c:/d:ro"], ["$HOME/a:/a", "./b:/b"], ["~/a:/a", "c:/~"]]),
+        "extra_container_mounts": rng.choice(
+            [[], ["/a:/b"], ["/a:/b", " ", "/c:/d:ro"], ["$HOME/a:/a", "./b:/b"], ["~/a:/a", "c:/~"]]
+        ),
     }
     if rng.random() < 0.2:
         test["extra_env_vars"]["SOME_API_KEY"] = "k3y"
@@ -108,7 +110,16 @@ def _assemble(rng: random.Random, args: dict[str, Any]) -> Files:
         entry["exclude_nodes"] = rng.choice([["n2"], ["n2", "node-[001-002]"]])
     if by_name:
         entry["test_name"] = "t"
-        test["extra_cmd_args"] = rng.choice([{}, {"model.x": "1", "bare": ""}, {"model.y=2": ""}, {"model.z=": ""}, {"model.w": "$HOME ~"}, {"logger.tensorboard_dir": "/mine"}])
+        test["extra_cmd_args"] = rng.choice(
+            [
+                {},
+                {"model.x": "1", "bare": ""},
+                {"model.y=2": ""},
+                {"model.z=": ""},
+                {"model.w": "$HOME ~"},
+                {"logger.tensorboard_dir": "/mine"},
+            ]
+        )
         if rng.random() < 0.3:
             entry["cmd_args"] = {"max_steps": 20, "tp": 2}
     else:

@@ -73,8 +73,8 @@ def test_a_local_script() -> None:
 # mbridge run sweep/tp2-mb1/0
 rm -f exit_code.txt; echo "job=$$.${MBRIDGE_LOCAL_JOB:-} nodes=$(uname -n)" >> started.txt
 set -u
-export A='it'"'"'s $(id)'
-export B='two words'
+export A="it's \\$(id)"
+export B="two words"
 _mbridge_python="${MBRIDGE_PYTHON:-python3}"
 "$_mbridge_python" -m torch.distributed.run \\
   --standalone --nproc-per-node 2 -m cloudai_mbridge.training --config training.json
@@ -163,7 +163,8 @@ def test_a_slurm_script_with_all_options() -> None:
         "--exclusive",
         "'--comment=x y'",
     ]
-    assert "export A='x y'\n_mbridge_python='/opt/my python/bin/python'\n" in text
+    assert 'export A="x y"\n' in text
+    assert "_mbridge_python='/opt/my python/bin/python'\n" in text
     (srun,) = [line for line in text.splitlines() if line.startswith("srun ")]
     for option in (
         "--mpi=pmix",
@@ -172,7 +173,7 @@ def test_a_slurm_script_with_all_options() -> None:
         "--label '--comment=a b'",
     ):
         assert f" {option} " in srun
-    own = """  --container-mounts="$PWD:$PWD",/a:/b,'/c d:/e' --container-workdir="$PWD" \\"""
+    own = """  --container-mounts="$PWD:$PWD",/a:/b,"/c d:/e" --container-workdir="$PWD" \\"""
     assert own in text.splitlines()
 
 
@@ -194,7 +195,7 @@ def test_directives_come_before_any_command() -> None:
     """sbatch stops reading directives at the first line that is neither empty nor a comment."""
     lines = render_slurm_script(_run(env={"A": "#SBATCH --wrap=id\n#SBATCH --nodes=9"}), _slurm()).splitlines()
     first = next(i for i, line in enumerate(lines) if line and not line.startswith("#"))
-    assert [line for line in lines[first:] if line.startswith("#SBATCH")] == ["#SBATCH --nodes=9'"]
+    assert [line for line in lines[first:] if line.startswith("#SBATCH")] == ['#SBATCH --nodes=9"']
     assert lines[first].startswith("_mbridge_job=")
 
 

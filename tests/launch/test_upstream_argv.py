@@ -309,7 +309,7 @@ def test_account_gpus_and_slurm_params() -> None:
         "gpus-per-node=4;gres=gpu:4;exclude=n1,n2;qos=high;segment=2;overlap;comment=a b",
         *LOGGED,
     ]
-    assert _slurm_params(run={"nodes": ["n3", "n[1-2]"], "exclude_nodes": ["n1"]}) == "nodelist=n1,n2,n3"
+    assert _slurm_params(run={"nodes": ["n3", "n[1-2]"], "exclude_nodes": ["n1"]}) == "nodelist=n2,n3"
 
 
 def _slurm_params(**keys: Any) -> str:
@@ -451,6 +451,21 @@ def test_nodes_that_do_not_reach_the_launcher_are_said() -> None:
     assert (plan.runs[0].num_nodes, plan.runs[0].ranks_per_node) == (1, 8)
     assert "test 't': the upstream launcher takes 1 node for 8 GPUs; num_nodes = 2 does not reach it" in plan.notes
     assert not any("num_nodes" in note for note in build_plan(loaded, _system(gpus_per_node=4)).notes)
+
+
+def test_a_scope_that_full_iteration_replaces_is_said() -> None:
+    args, repo = {**NAMES, "cuda_graph_impl": "full_iteration"}, {**REPO, "commit": "v0.6.0"}
+    for scope, is_noted in (("attn", True), ("", False), ("full_iteration", False)):
+        definition = MegatronBridgeTestDefinition.model_validate(
+            {"name": "n", "description": "d", "git_repos": [repo], "cmd_args": {**args, "cuda_graph_scope": scope}}
+        )
+        loaded = LoadedScenario(scenario := _scenario(), [LoadedTest(scenario.tests[0], definition)])
+        plan = build_plan(loaded, _system())
+        assert any("cuda_graph_scope = 'attn' has no effect" in note for note in plan.notes) is is_noted
+
+
+def _scenario() -> Scenario:
+    return Scenario.model_validate({"name": "s", "Tests": [{"id": "t", "test_name": "n"}]})
 
 
 def test_a_point_can_be_run_again_from_its_own_definition() -> None:

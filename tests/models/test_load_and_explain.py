@@ -46,7 +46,7 @@ def _load_alone(path: Path) -> Any:
         ("[metrics]\nwarmup_steps = -1\n", 4, "metrics.warmup_steps: -1 must be greater than or equal to 0"),
         ("[extra_env_vars]\nA = 1\n", 4, "extra_env_vars.A: 1 must be a valid string"),
         ('[extra_env_vars]\n"A B" = "x"\n', 4, "'A B' is not a name of an environment variable"),
-        ('[extra_cmd_args]\n"a=b" = "x"\n', 4, "'a=b' is not a key such as optimizer.lr or --option"),
+        ('[extra_cmd_args]\n"=b" = "x"\n', 4, "'=b' is not a key such as optimizer.lr or --option"),
         ('cmd_args = "tp=1"\n', 3, "cmd_args: 'tp=1' must be a valid dictionary"),
     ],
 )
@@ -322,3 +322,17 @@ def test_a_scheduler_of_the_wrong_type_is_bad_input(tmp_path: Path, value: str) 
     path = _file(tmp_path, f'name = "s"\nscheduler = {value}\n')
     (message,) = _mistakes(load_system, path)
     assert message.startswith(f"{path}:2: scheduler: ")
+
+
+def test_an_unknown_argument_is_warned_of_once_where_it_is_written(tmp_path: Path) -> None:
+    (tmp_path / "t").mkdir()
+    (tmp_path / "t/t.toml").write_text('name = "t"\ndescription = "d"\n[cmd_args]\nfoo = 1\n')
+    path = tmp_path / "s.toml"
+    path.write_text('name = "s"\n[[Tests]]\nid = "a"\ntest_name = "t"\n[Tests.cmd_args]\nbar = 1\ntp = 2\n')
+    told: list[str] = []
+    (test,) = load_scenario(path, tmp_path / "t", told.append).tests
+    assert test.definition.cmd_args.tp == 2
+    assert sorted(line.partition(": unknown key")[0] for line in told) == [
+        f"{path}:6: Tests[0].cmd_args.bar",
+        f"{tmp_path}/t/t.toml:4: cmd_args.foo",
+    ]

@@ -84,11 +84,16 @@ def test_time_limits_of_cloudai(written: str, slurm: str | None) -> None:
 
 
 @pytest.mark.parametrize(
-    "override", [{"id": ""}, {"iterations": 0}, {"nodes": ["a\n#SBATCH --wrap=x"]}, {"num_nodes": []}]
+    "override", [{"id": ""}, {"iterations": 0}, {"nodes": ["a\n#SBATCH --wrap=x"]}, {"num_nodes": ["x"]}]
 )
 def test_a_test_run_refuses(override: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         TestRun.model_validate({"id": "a", "test_name": "t", **override})
+
+
+@pytest.mark.parametrize("value", [0, []])
+def test_no_nodes_are_not_set_as_in_cloudai(value: Any) -> None:
+    assert TestRun.model_validate({"id": "a", "test_name": "t", "num_nodes": value}).num_nodes is None
 
 
 def test_only_set_definition_keys_are_overrides() -> None:

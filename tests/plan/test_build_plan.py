@@ -133,8 +133,14 @@ def test_time_limits() -> None:
     assert _one({"time_limit": "5"}, run={"time_limit": "7"}).time_limit_s == 420
 
 
+@pytest.mark.parametrize(("written", "seconds"), [("10m", 600), ("1:30", 5400), ("1:30:00", 5400)])
+def test_a_time_limit_means_the_same_in_both_places(written: str, seconds: int) -> None:
+    assert _one({"time_limit": written}).time_limit_s == seconds
+    assert _one(run={"time_limit": written}).time_limit_s == seconds
+
+
 def test_a_bad_time_limit_among_the_arguments() -> None:
-    with pytest.raises(ValueError, match="no Slurm time limit"):
+    with pytest.raises(ValueError, match="is not a time limit"):
         _plan({"time_limit": "soon"})
 
 
@@ -251,7 +257,12 @@ def test_a_boolean_axis_with_token_in_its_name_is_judged_by_the_rules() -> None:
         ({}, {"cmd_args": {"model_recipe_name": "gpt_tiny"}}, {}, "cmd_args.launcher = 'megatron_bridge' submits"),
         ({}, {"cmd_args": {"launcher": "embedded"}}, {}, "cmd_args.model_recipe_name is missing"),
         ({}, {"cmd_args": ARGS, "agent": "bo"}, {}, "agent = 'bo' is unknown"),
-        ({}, {"cmd_args": ARGS, "env_params": {"tp": {}}}, {}, "env_params: no agent samples them"),
+        (
+            {},
+            {"cmd_args": ARGS, "env_params": {"tp": {}}},
+            {},
+            "env_params is not supported: grid_search samples nothing",
+        ),
         ({}, {"cmd_args": {**ARGS, "cuda_graph_scope": []}}, {}, "cmd_args.cuda_graph_scope: [] is empty"),
     ],
 )
@@ -403,3 +414,26 @@ def test_a_credential_is_no_coordinate(sweep: dict[str, Any]) -> None:
     """It would name directories and jobs."""
     with pytest.raises(BadInput, match="is a credential and cannot be a coordinate"):
         build_plan(_loaded(({}, {"cmd_args": ARGS, "sweep": sweep})), LOCAL)
+
+
+# Values of variables
+
+
+def test_what_is_not_expanded_is_noted_by_key() -> None:
+    env = {"A": "${B:-x}", "B": ["1", "`id`"], "C": "$HOME/${USER}:~/x", "D": r"\$(id)", "E": "$(hostname)"}
+    system = LOCAL.model_copy(update={"global_env_vars": {"G": "$(id)", "H": "$HOME"}})
+    plan = build_plan(_loaded(({}, {"cmd_args": ARGS | {"launcher": "embedded"}, "extra_env_vars": env})), system)
+    noted = [note.partition(": only $NAME")[0].split()[-1] for note in plan.notes if ": only $NAME" in note]
+    assert noted == ["global_env_vars.G", "extra_env_vars.A", "extra_env_vars.B", "extra_env_vars.E"]
+
+
+def test_a_variable_that_is_named_like_a_credential_is_expanded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    env = {"SSH_KEY_FILE": "$HOME/.ssh/${WHICH}", "WHICH": "id", "MAX_TOKENS": r"\$5 $IN_THE_JOB", "KEYFILE": "~/k"}
+    run = _one({"hf_token": "$MY_TOKEN"}, extra_env_vars=env)
+    assert run.secret_env["SSH_KEY_FILE"] == "/home/me/.ssh/id"
+    assert run.secret_env["MAX_TOKENS"] == "$5 $IN_THE_JOB"
+    assert run.secret_env["KEYFILE"] == "/home/me/k"
+    assert run.secret_env["HF_TOKEN"] == "$MY_TOKEN"
+    monkeypatch.setenv("MY_TOKEN", "hf_x")
+    assert _one({"hf_token": "$MY_TOKEN"}).secret_env["HF_TOKEN"] == "hf_x"

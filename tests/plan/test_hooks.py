@@ -83,6 +83,11 @@ def test_a_hook_that_is_not_there(hooks: Path, key: str) -> None:
         _load(hooks, f'{key} = "gone"')
 
 
+def test_a_hook_that_is_not_there_beside_tests(hooks: Path) -> None:
+    with pytest.raises(BadInput, match=r"pre_test: no hook 'warm' in .*--hook-dir, or use --skip-hooks"):
+        _load(hooks, 'pre_test = "warm"')
+
+
 def test_a_hook_without_a_point_is_refused(hooks: Path) -> None:
     _write(hooks / "test/check.toml", "check", args="tp = 3")
     with pytest.raises(BadInput, match=r"test 'pre_test\.\w+': the pre_test hook has no point to run"):

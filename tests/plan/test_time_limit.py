@@ -38,5 +38,5 @@ def test_zero_means_no_limit(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["", "1h", "1-", "-1", "1:2:3:4", "1-2:3:4:5", "1.5", "1 ", "10\n", "\u0663"])
 def test_what_is_no_time_limit(text: str) -> None:
-    with pytest.raises(ValueError, match="no Slurm time limit"):
+    with pytest.raises(ValueError, match="not a Slurm time limit"):
         parse_time_limit(text)
