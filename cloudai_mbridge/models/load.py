@@ -176,8 +176,8 @@ def _find_hook(name: str | None, directory: Path, warn: Warn | None) -> LoadedSc
 def _node_check(name: str, source: TomlSource, files: TestFiles, warn: Warn | None, hook_dir: Path) -> LoadedTest:
     where = source.where(("pre_test",))
     if name not in files.by_name:
-        near = difflib.get_close_matches(name, files.by_name, n=3)
-        tests = f"; near tests: {', '.join(near)}" if near else ""
+        near = difflib.get_close_matches(name, files.by_name, n=1)
+        tests = f"; of the tests, did you mean {near[0]!r}?" if near else ""
         raise BadInput(f"{where}: {_no_hook(name, hook_dir)}{tests}")
     base = files.find(name, where)
     return LoadedTest(TestRun(id="pre_test", test_name=name), _definition(base.data, base, warn))

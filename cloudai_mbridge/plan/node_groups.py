@@ -33,7 +33,8 @@ def resolve_groups(loaded: LoadedScenario, system: System, states: NodeStates) -
 def _resolved(test: LoadedTest, system: System, states: NodeStates) -> LoadedTest:
     run = test.run
     excluded = {name for nodes in run.exclude_nodes for name in expand_hostlist(nodes)}
-    if not run.nodes or not (excluded or any(":" in node for node in run.nodes)):
+    named = {name for spec in run.nodes if ":" not in spec for name in expand_hostlist(spec)}
+    if not named & excluded and not any(":" in spec for spec in run.nodes):
         return test
     where = f"test {run.id!r}: nodes"
     chosen: list[str] = []

@@ -125,5 +125,5 @@ def test_it_is_a_test_of_the_tests_directory(tmp_path: Path) -> None:
 
 
 def test_one_that_is_not_there_is_named_with_its_line(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match=r"scenario\.toml:2.*no test 'chekc' in .*did you mean 'check'"):
+    with pytest.raises(BadInput, match=r"scenario\.toml:2.*no hook 'chekc' in .*did you mean 'check'"):
         load_scenario(*_files(tmp_path, "chekc"))
