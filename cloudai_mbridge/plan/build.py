@@ -113,7 +113,8 @@ class _TestPlan:
             runs = [replace(run, predicted=_predicted(headline)) for run in self._plan_runs(point)]
             if (limit := self._limit_before(runs, headline)) is not None:
                 left = sweep.grid.size + len(self._limits.include) - examined
-                self.notes.append(f"test {self._test.run.id!r}: {limit}; {counted(left, 'point')} not looked at")
+                rest = f"{counted(left, 'point')} {'was' if left == 1 else 'were'} not looked at"
+                self.notes.append(f"test {self._test.run.id!r}: {limit}; {rest}")
                 break
             self._accepted += 1
             self._lifted.update(point.lifted)

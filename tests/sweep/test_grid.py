@@ -111,7 +111,7 @@ def test_max_points_stops_and_says_so() -> None:
 def test_gpu_hours_are_kept() -> None:
     found = plan({"mb": [1, 2, 4, 8]}, {"max_gpu_hours": 0.5}, time_limit="00:10:00", iterations=1)
     assert len(found.runs) == 3  # three times ten minutes on one GPU
-    assert "max_gpu_hours = 0.5 ends the sweep: the next point does not fit; 1 points" in found.notes[0]
+    assert "max_gpu_hours = 0.5 ends the sweep: the next point does not fit; 1 point was not" in found.notes[0]
     with pytest.raises(BadInput, match="needs a time_limit"):
         plan({"mb": [1, 2]}, {"max_gpu_hours": 0.5})
 
