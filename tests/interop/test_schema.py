@@ -13,6 +13,7 @@ from cloudai.configurator.env_params import validate_domain_randomization_active
 from cloudai.core import Parser
 
 from cloudai_mbridge.errors import BadInput
+from cloudai_mbridge.launch.options_check import refuse_unknown_options
 from cloudai_mbridge.models.load import load_scenario, load_system
 from cloudai_mbridge.models.loaded import HookOptions
 from cloudai_mbridge.plan import SweepPlan
@@ -26,6 +27,7 @@ ON_PURPOSE = {
     "Unknown keys of `cmd_args`": r"cmd_args\.\S+: unknown key",
     "Empty lists": r"\[\] is empty",
     "Texts of `cmd_args.time_limit`": r"cmd_args\.time_limit: .*is not a time limit",
+    "Options and values that the launcher": r"has no such option|is unknown to the launcher",
     "Counts that make no sense": r"must be greater than|max_steps = -?\d+ trains nothing",
     "Numbers that are not finite": r"must be a finite number",
     "Names that no shell can export": r"is not a name of an environment variable",
@@ -76,7 +78,9 @@ def _logging_again() -> Any:
 def plan(directory: Path) -> SweepPlan:
     """Plan what `Files.write` wrote."""
     system = load_system(directory / "system/system.toml")
-    return build_plan(load_scenario(directory / "scenario/scenario.toml", directory / "test"), system)
+    found = build_plan(load_scenario(directory / "scenario/scenario.toml", directory / "test"), system)
+    refuse_unknown_options(found, system)
+    return found
 
 
 def refusal(directory: Path) -> str:
@@ -137,6 +141,14 @@ def _test(**keys: Any) -> Callable[[Files], None]:
     return lambda files: files.test.update(keys)
 
 
+def _test_of_release(commit: str, **keys: Any) -> Callable[[Files], None]:
+    def change(files: Files) -> None:
+        files.test["git_repos"][0]["commit"] = commit
+        files.test.update(keys)
+
+    return change
+
+
 def _text(name: str, old: str, new: str) -> Callable[[Files], None]:
     def change(files: Files) -> None:
         import toml
@@ -164,7 +176,7 @@ FORMS: dict[str, Callable[[Files], None]] = {
     "home of models": lambda files: files.system.update(hf_home_path="/models"),
     "one excluded argument": _test(dse_excluded_args="cmd_args.cuda_graph_scope"),
     "index in an override": _test(extra_cmd_args={"a[2].b": "1"}),
-    "launcher option as an override": _test(extra_cmd_args={"--optimizer_type": "muon"}),
+    "launcher option as an override": _test_of_release("v0.3.1", extra_cmd_args={"--optimizer_type": "muon"}),
     "node group": _scenario(nodes=["partition_1:group_1:2"]),
     "all free nodes of a group": _scenario(nodes=["partition_1:group_2:max_avail"]),
     "node ranges": _scenario(nodes=["node-[001-002]"], exclude_nodes=["node-[003,005-006]"]),
@@ -221,6 +233,7 @@ REFUSED: dict[str, Callable[[Files], None]] = {
     "Unknown keys of `cmd_args`": lambda files: files.test["cmd_args"].update(tpp=2),
     "Empty lists": lambda files: files.test["cmd_args"].update(tp=[]),
     "Texts of `cmd_args.time_limit`": lambda files: files.test["cmd_args"].update(time_limit="soon"),
+    "Options and values that the launcher": lambda files: files.test["cmd_args"].update(offline=True),
     "Counts that make no sense": lambda files: files.test["cmd_args"].update(max_steps=0),
     "Numbers that are not finite": lambda files: files.test["cmd_args"].update(lr=float("inf")),
     "Names that no shell can export": _test(extra_env_vars={"with-dash": "1"}),
