@@ -574,4 +574,4 @@ def test_delayed_wgrad_in_a_cuda_graph(
     ],
 )
 def test_names_of_graph_scopes(scope: Any, names: set[str]) -> None:
-    assert expert_rules.graph_scopes(scope) == names
+    assert cuda_graphs.names_in(scope) == names

@@ -1,7 +1,7 @@
 """Reading and writing Megatron-Core's distributed checkpoints.
 
-What is the same on all ranks is a file, common.pt, up to 0.18, read by a strategy in 0.16 and by a function in 0.17;
-from 0.19 on it is one more object among the sharded ones. All releases read both kinds here.
+What is the same on all ranks is a file, common.pt, up to 0.18, read by a strategy in 0.16 and by a function since; from
+0.19 on it is one more object among the sharded ones. Here every release reads both kinds.
 """
 
 import inspect
@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing import serialization
+from megatron.core.dist_checkpointing.strategies import common as common_strategies
 from megatron.core.dist_checkpointing.strategies import filesystem_async
 from megatron.core.dist_checkpointing.strategies import torch as torch_strategies
 from torch.distributed.checkpoint.metadata import Metadata
@@ -22,6 +23,9 @@ _COMMON_OBJECT = "common_state/shard_0_1"  # Megatron-Core 0.19's name for it
 
 # The function of `filesystem_async` that makes the queue between a rank and its writers
 RESULTS_QUEUE = next(n for n in ("get_write_results_queue", "_get_write_results_queue") if hasattr(filesystem_async, n))
+
+# Whether what is the same on all ranks is saved as a file of its own
+WRITES_COMMON_FILE = hasattr(serialization, "save_common") or hasattr(common_strategies, "TorchCommonLoadStrategy")
 
 Common = dict[str, Any]
 
@@ -51,10 +55,10 @@ def load(tree: dict[str, Any], directory: str, strategy: Any, common: Callable[[
 
 @contextmanager
 def _common_part(common: Callable[[], Common]) -> Iterator[dict[str, Any]]:
-    if (strategy := _common_strategy(common)) is not None:
-        yield {"common_strategy": strategy}
+    if hasattr(common_strategies, "TorchCommonLoadStrategy"):
+        yield {"common_strategy": _common_strategy(common)}
         return
-    name = "load_common" if hasattr(serialization, "save_common") else "load_common_state_dict"
+    name = "load_common" if WRITES_COMMON_FILE else "load_common_state_dict"
     original = getattr(serialization, name)
     setattr(serialization, name, lambda directory: common())
     try:
@@ -64,13 +68,7 @@ def _common_part(common: Callable[[], Common]) -> Iterator[dict[str, Any]]:
 
 
 def _common_strategy(common: Callable[[], Common]) -> Any:
-    """Return a strategy object where Megatron-Core takes one, else None."""
-    try:
-        from megatron.core.dist_checkpointing.strategies.common import TorchCommonLoadStrategy
-    except ImportError:
-        return None
-
-    class Given(TorchCommonLoadStrategy):  # type: ignore[misc]
+    class Given(common_strategies.TorchCommonLoadStrategy):  # type: ignore[misc]
         def load_common(self, checkpoint_dir: Any) -> Common:
             return common()
 
