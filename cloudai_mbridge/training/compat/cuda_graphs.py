@@ -11,7 +11,8 @@ from megatron.core.transformer import TransformerConfig
 _OLD, _NEW = "cuda_graph_scope", "cuda_graph_modules"
 FULL_ITERATION = "full_iteration"
 HAS_NEW_NAMES = any(field.name == _NEW for field in fields(TransformerConfig))
-_FIELD = _NEW if HAS_NEW_NAMES else _OLD
+# What the installed release calls the field
+FIELD = _NEW if HAS_NEW_NAMES else _OLD
 
 
 def captured(model: Any) -> set[str]:
@@ -38,7 +39,7 @@ def capture_nothing(model: Any) -> None:
     """Empty the field of a model whose graphs are off."""
     if HAS_NEW_NAMES:
         setattr(model, _OLD, None)
-    setattr(model, _FIELD, [])
+    setattr(model, FIELD, [])
 
 
 def use_new_names(model: Any) -> None:
@@ -48,8 +49,9 @@ def use_new_names(model: Any) -> None:
         names = names_in(asked)
         if FULL_ITERATION in names and model.cuda_graph_impl == "local":
             model.cuda_graph_impl = FULL_ITERATION
+        if model.cuda_graph_impl in ("none", FULL_ITERATION):
             names -= {FULL_ITERATION}
         setattr(model, _NEW, sorted(names))
         setattr(model, _OLD, None)
-    if names_in(getattr(model, _FIELD)) == {"full"}:
-        setattr(model, _FIELD, [])
+    if names_in(getattr(model, FIELD)) == {"full"}:
+        setattr(model, FIELD, [])
