@@ -38,6 +38,14 @@ class Release:
         """Major and minor version, such as 0.3: what launcher options and rules go by."""
         return ".".join(self.version.split(".")[:2])
 
+    @property
+    def core(self) -> str | None:
+        """The release of Megatron-Core that it holds, such as 0.18; that of the minor version for an unknown patch."""
+        alike = [known for known in known_releases() if known["version"].startswith(f"{self.minor}.")]
+        exact = [known for known in alike if known["version"] == self.version]
+        found = (exact or alike or [{"core": ""}])[-1]["core"]
+        return ".".join(found.split(".")[:2]) or None
+
 
 def find_release(commit: str, clone: Path | None = None) -> Release | None:
     """Return the release of a pinned commit, or None where nobody knows.

@@ -5,6 +5,7 @@ to say which release brings a field.
 """
 
 import re
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 
 PACKAGE = "megatron-core"
@@ -14,6 +15,7 @@ RELEASES = tuple(TESTED)
 _OLDEST = (0, 16, 1)
 
 
+@cache
 def installed_version() -> str | None:
     """Return the version of the Megatron-Core that this Python would import, None where there is none."""
     try:

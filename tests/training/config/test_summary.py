@@ -107,7 +107,9 @@ def test_key_values_of_what_is_no_section(value: Any) -> None:
 def test_the_class_that_a_model_is_measured_against(config: Any) -> None:
     layers = dict(num_layers=1, hidden_size=8, num_attention_heads=1)
     assert _get_mcore_transformer_parent(config.model) is TransformerConfig
-    assert _get_mcore_transformer_parent(MLATransformerConfig(**layers, **{cuda_graphs.FIELD: []})) is MLATransformerConfig
+    assert (
+        _get_mcore_transformer_parent(MLATransformerConfig(**layers, **{cuda_graphs.FIELD: []})) is MLATransformerConfig
+    )
 
 
 DOUBLE, SINGLE = "=" * 70, "-" * 70
