@@ -1,1 +1,1 @@
-"""Where the supported releases of Megatron-Core differ: one module per concern, chosen by what the installed one has."""
+"""Where releases of Megatron-Core differ: one module per concern, chosen by what the installed one has."""
