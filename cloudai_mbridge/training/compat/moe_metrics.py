@@ -16,12 +16,12 @@ def report_router_losses(names: list[str], length: int, **options: Any) -> None:
     length: of every loss, the layers that may have routers; a stage without any takes part with zeros.
     options: as `track_moe_metrics` of Megatron-Core 0.16 takes them.
     """
-    make_room(names, length)
+    _make_room(names, length)
     report = moe_utils.get_moe_metrics_tracker().report if _HAS_TRACKER else moe_utils.track_moe_metrics
     report(track_names=names, **options)
 
 
-def make_room(names: list[str], length: int) -> None:
+def _make_room(names: list[str], length: int) -> None:
     """Give a stage without routers the empty entries that the sum over stages needs, as long as the others'."""
     if _HAS_TRACKER:
         for name in names:
@@ -32,10 +32,3 @@ def make_room(names: list[str], length: int) -> None:
         if name not in tracker:
             values = torch.zeros(length, device=current_device())
             tracker[name] = {"values": values, "reduce_group": None, "avg_group": None, "reduce_group_has_dp": False}
-
-
-def recorded_losses() -> dict[str, Any]:
-    """Return the values that the routers have left, by name."""
-    if _HAS_TRACKER:
-        return {name: entry.values for name, entry in moe_utils.get_moe_metrics_tracker().metrics.items()}
-    return {name: entry["values"] for name, entry in moe_utils.get_moe_layer_wise_logging_tracker().items()}
