@@ -31,7 +31,7 @@ from cloudai_mbridge.models.test_files import (
 from cloudai_mbridge.models.toml_source import read_toml
 from cloudai_mbridge.plan.run import plan_run
 from cloudai_mbridge.plan.upstream import is_upstream
-from cloudai_mbridge.recipes.apply import training_config
+from cloudai_mbridge.recipes.apply import core_release, training_config
 from cloudai_mbridge.sweep import CheckedPoint, Sweep, checked_points
 from cloudai_mbridge.sweep.pinned import megatron_bridge_of, pinned_by
 
@@ -185,7 +185,7 @@ def _count(path: Path, test: LoadedTest, context: _Context) -> str:
                 seen |= values
                 problems |= dict.fromkeys(_unknown_options(test, point, system))
         elif recipe is not None:
-            training_config(recipe, args, definition.extra_cmd_args)
+            training_config(recipe, args, definition.extra_cmd_args, core_release(system))
     if problems:
         raise BadInput("\n".join(f"{path}: {problem}" for problem in problems))
     return f"{test.run.id!r} with {counted(total, 'point')}, {rejected} of them rejected by a rule"

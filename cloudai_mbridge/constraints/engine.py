@@ -9,6 +9,7 @@ from cloudai_mbridge.megatron_bridge.presets import with_preset
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
 from cloudai_mbridge.models.system import System
 from cloudai_mbridge.recipes import Recipe
+from cloudai_mbridge.recipes.apply import core_release
 
 RULES = (*cloudai.RULES, *megatron.RULES, *embedded.RULES)
 
@@ -32,12 +33,14 @@ def check(
     recipe: Recipe | None = None,
     num_nodes: int | None = None,
     upstream: Upstream | None = None,
+    core: str | None = None,
 ) -> CheckResult:
     """Check one point against all rules; all violations are returned, not the first.
 
     upstream: what Megatron-Bridge's launcher adds to `cmd_args`; None: nothing is added, they are all there is.
+    core: the release of Megatron-Core; None: the one of `upstream`, or the one that trains on `system`, if known.
     """
-    answers = _answers(Point(cmd_args, system, recipe, num_nodes), upstream)
+    answers = _answers(Point(cmd_args, system, recipe, num_nodes, core=core or core_release(system)), upstream)
     return CheckResult(
         violations=tuple(a for a in answers if isinstance(a, Violation)),
         not_evaluated=tuple(a for a in answers if isinstance(a, NotEvaluated)),

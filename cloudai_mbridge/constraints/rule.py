@@ -24,6 +24,10 @@ def option_list(value: str | list[str] | None) -> tuple[str, ...]:
     return tuple(items)
 
 
+def _numbers(release: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in release.split("."))
+
+
 class UnknownOperandError(Exception):
     """A rule asks for a value that the launcher decides, or an override, and nobody knows; says which and why."""
 
@@ -35,6 +39,7 @@ class Point:
     release: of Megatron-Bridge, for points of its launcher; None where it is not known.
     is_resolved: `args` hold what the launcher fills in; one that it leaves unset has Megatron-Core's default.
     overridden: fields of the recipe's model that `extra_cmd_args` set.
+    core: the release of Megatron-Core that trains, such as "0.19"; None where it is not known.
     """
 
     args: ResolvedCmdArgs
@@ -44,6 +49,11 @@ class Point:
     release: Release | None = None
     is_resolved: bool = False
     overridden: frozenset[str] = frozenset()
+    core: str | None = None
+
+    def has_core(self, since: str) -> bool | None:
+        """Return whether the Megatron-Core that trains is of release `since` or newer; None where it is not known."""
+        return None if self.core is None else _numbers(self.core) >= _numbers(since)
 
     @property
     def tp(self) -> int:

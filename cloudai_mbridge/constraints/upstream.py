@@ -66,8 +66,13 @@ class Upstream:
     def trained(self, written: Point, args: Any) -> Point:
         """Return the point with the arguments that will be trained."""
         is_resolved = self.preset is not None
-        return Point(
-            args, written.system, written.recipe, written.num_nodes, self.release, is_resolved, self.overridden
+        return replace(
+            written,
+            args=args,
+            release=self.release,
+            is_resolved=is_resolved,
+            overridden=self.overridden,
+            core=self.release.core if self.release else None,
         )
 
     def overrides(self, name: str, written: Any) -> bool:

@@ -14,6 +14,7 @@ from cloudai_mbridge.launch.script import PYTHON_VARIABLE
 from cloudai_mbridge.local.child import Child, find_marked
 from cloudai_mbridge.models.system import LocalSystem
 from cloudai_mbridge.plan import POINT_FILES, RunPlan
+from cloudai_mbridge.training.compat.versions import installed_version, why_unsupported
 
 
 @dataclass
@@ -34,8 +35,13 @@ class LocalClient:
         self._jobs: dict[str, _Job] = {}
 
     def preflight(self) -> None:
-        """Check that the training packages are there."""
-        if self._system.python_executable is None and (find_spec("torch") is None or find_spec("megatron") is None):
+        """Check that the training packages are there, in a version that the loop was tested with."""
+        if self._system.python_executable is not None:
+            return
+        found = installed_version()
+        if found is not None and (reason := why_unsupported(found)):
+            raise ToolFailure(reason)
+        if find_spec("torch") is None or find_spec("megatron") is None:
             raise ToolFailure(
                 "torch and megatron-core are not installed here; install the train extra:"
                 " pip install 'cloudai-mbridge[train]' -c constraints.txt"

@@ -33,6 +33,15 @@ class Release:
         """The version's numbers, to compare."""
         return tuple(int(part) for part in self.version.split("."))
 
+    @property
+    def core(self) -> str | None:
+        """The release of Megatron-Core that it holds, such as 0.18; that of the minor version for an unknown patch."""
+        minor = ".".join(self.version.split(".")[:2])
+        alike = [known for known in known_releases() if known["version"].startswith(f"{minor}.")]
+        exact = [known for known in alike if known["version"] == self.version]
+        found = (exact or alike or [{"core": ""}])[-1]["core"]
+        return ".".join(found.split(".")[:2]) or None
+
 
 def find_release(commit: str, clone: Path | None = None) -> Release | None:
     """Return the release of a pinned commit, or None where it is not known.

@@ -14,7 +14,7 @@ from cloudai_mbridge.models.load import LoadedTest
 from cloudai_mbridge.models.system import System
 from cloudai_mbridge.models.time_limit import parse_time_limit
 from cloudai_mbridge.plan.budget import Budget
-from cloudai_mbridge.recipes.apply import training_config
+from cloudai_mbridge.recipes.apply import core_release, training_config
 from cloudai_mbridge.sweep import CheckedPoint, Sweep, checked_points
 from cloudai_mbridge.sweep.estimated import SweepEstimates
 from cloudai_mbridge.sweep.fill_in import fill_in_notes, lifted_note
@@ -108,7 +108,8 @@ class TestPlan:
         self._is_checked = True
         _, args, recipe = point.resolve()
         if args.launcher is Launcher.EMBEDDED and recipe is not None:
-            training_config(recipe, args, self._test.definition.extra_cmd_args)
+            extra = self._test.definition.extra_cmd_args
+            training_config(recipe, args, extra, core_release(self._system))
 
     def price(self, headline: Headline) -> tuple[Price | None, str]:
         """Return the price of a point's GPU, or why there is none."""

@@ -17,7 +17,7 @@ from cloudai_mbridge.models.time_limit import parse_time_limit
 from cloudai_mbridge.plan.run_plan import RunPlan
 from cloudai_mbridge.plan.upstream import HF_TOKEN, WANDB_API_KEY, is_told, is_upstream, plan_upstream
 from cloudai_mbridge.recipes import Recipe
-from cloudai_mbridge.recipes.apply import training_config
+from cloudai_mbridge.recipes.apply import core_release, training_config
 from cloudai_mbridge.sweep import SweepPoint
 from cloudai_mbridge.sweep.run_id import slug
 
@@ -54,7 +54,7 @@ def plan_run(
         ranks_per_node=placement.ranks_per_node,
         num_steps=num_steps,
         warmup_steps=definition.warmup_steps(num_steps),
-        training_config={} if upstream else _training_config(recipe, args, definition),
+        training_config={} if upstream else _training_config(recipe, args, definition, system),
         definition=resolved_definition(definition, point, args),
         env={name: value for name, value in env.items() if not is_secret(name)},
         secret_env=_secrets(args, env),
@@ -80,10 +80,10 @@ def _profiler(definition: MegatronBridgeTestDefinition, upstream: bool) -> tuple
 
 
 def _training_config(
-    recipe: Recipe | None, args: ResolvedCmdArgs, definition: MegatronBridgeTestDefinition
+    recipe: Recipe | None, args: ResolvedCmdArgs, definition: MegatronBridgeTestDefinition, system: System
 ) -> dict[str, Any]:
     assert recipe is not None  # the embedded loop's recipes exist, or the point was not planned
-    return training_config(recipe, args, definition.extra_cmd_args)
+    return training_config(recipe, args, definition.extra_cmd_args, core_release(system))
 
 
 def _wait_for(dependencies: Iterable[Any], kind: str) -> tuple[str, ...]:

@@ -7,8 +7,10 @@ from typing import Any
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.models.cmd_args import SAVED_CONFIG, ResolvedCmdArgs
 from cloudai_mbridge.models.pipeline_layout import num_stages
+from cloudai_mbridge.models.system import LocalSystem, System
 from cloudai_mbridge.recipes.container import container_data
 from cloudai_mbridge.recipes.load import Recipe
+from cloudai_mbridge.training.compat.versions import installed_release
 from cloudai_mbridge.training.errors import ConfigError
 from cloudai_mbridge.training.not_done import asked_for
 from cloudai_mbridge.training.schema import check_section_values
@@ -159,8 +161,19 @@ def with_model_facts(args: ResolvedCmdArgs, recipe: Recipe, but: Collection[str]
     return with_recipe_defaults(args, recipe, but={*but} | (MAPPED.keys() - _MODEL_FACTS))
 
 
-def training_config(recipe: Recipe, args: ResolvedCmdArgs, extra: Mapping[str, str]) -> dict[str, Any]:
+def core_release(system: System | None) -> str | None:
+    """Return the release of Megatron-Core that trains on this system; None where a job finds that out itself."""
+    if not isinstance(system, LocalSystem) or system.python_executable is not None:
+        return None
+    return installed_release()
+
+
+def training_config(
+    recipe: Recipe, args: ResolvedCmdArgs, extra: Mapping[str, str], core: str | None = None
+) -> dict[str, Any]:
     """Return the training config as plain data, checked as the training process will check it.
+
+    core: the release of Megatron-Core; None: unknown, keys of any release pass.
 
     Raises:
         BadInput: `extra_cmd_args` name an unknown key or have a value of the wrong type.
@@ -182,7 +195,7 @@ def training_config(recipe: Recipe, args: ResolvedCmdArgs, extra: Mapping[str, s
         data[section][field] = parse_value(text)
     _refuse_not_done(data)
     try:
-        check_section_values(data)
+        check_section_values(data, release=core)
     except ConfigError as error:
         raise BadInput(f"training config: {error}") from None
     return data

@@ -16,6 +16,7 @@ from cloudai_mbridge.megatron_bridge.presets import UNSET, UPSTREAM_DECIDES, Pre
 from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
 from cloudai_mbridge.models.system import System
 from cloudai_mbridge.recipes import Recipe
+from cloudai_mbridge.recipes.apply import core_release
 from cloudai_mbridge.sweep.grid import Grid, Values
 
 _LARGEST_TABLE = 50_000
@@ -125,7 +126,8 @@ class Screen:
         args: Any = self._args_type(chosen, looked)
         if _NUM_NODES in chosen:  # not an argument: who reads it is not seen, so everybody does
             looked.add(_NUM_NODES)
-        point = Point(args, self._system, self._recipe, self._nodes(chosen))
+        core = core_release(self._system)
+        point = Point(args, self._system, self._recipe, self._nodes(chosen), core=core)
         if (upstream := self._upstream) is None:
             return lambda rule: rule(point), looked
         if len(rules) == 1 and rules[0] in ON_WRITTEN_ALONE:  # often run for every point

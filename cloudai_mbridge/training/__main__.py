@@ -6,6 +6,7 @@ import sys
 import warnings
 from pathlib import Path
 
+from cloudai_mbridge.training.compat.versions import installed_version, why_unsupported
 from cloudai_mbridge.training.errors import ConfigError
 from cloudai_mbridge.training.hang import HangWatch, hang_timeout_s
 
@@ -19,6 +20,8 @@ def main() -> int:
         timeout_s = hang_timeout_s(os.environ)
     except ConfigError as error:
         return _refuse(error)
+    if (found := installed_version()) and (reason := why_unsupported(found)):
+        return _refuse(ConfigError(reason))
     with HangWatch(timeout_s):
         warnings.filterwarnings("ignore", message=".*not installed. Falling back.*")  # MBRIDGE_RUN says it once
         # Imported only now: a hang while torch and Megatron-Core load leaves its stacks too.

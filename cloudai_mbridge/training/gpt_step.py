@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 import torch
 from megatron.core import parallel_state as mpu
 from megatron.core.packed_seq_params import PackedSeqParams
-from megatron.core.utils import get_batch_on_this_cp_rank, unwrap_model
+from megatron.core.utils import unwrap_model
 
+from cloudai_mbridge.training.compat.batches import batch_on_this_cp_rank
 from cloudai_mbridge.training.device import current_device
 from cloudai_mbridge.training.losses import masked_next_token_loss
 from cloudai_mbridge.training.packed import longest_sequence, packed_on_this_cp_rank, sequence_bounds
@@ -101,7 +102,7 @@ def get_batch(
         return Batch(**_to_device({**share, "cu_seqlens": bounds}), max_seqlen=longest_sequence(rows, bounds))
     if wanted and not getattr(cfg.dataset, "skip_getting_attention_mask_from_dataset", True):
         wanted += ("attention_mask",)
-    return Batch(**_to_device(get_batch_on_this_cp_rank({key: rows[key] for key in wanted})))
+    return Batch(**_to_device(batch_on_this_cp_rank({key: rows[key] for key in wanted})))
 
 
 def _stage(chunk: Any) -> dict[str, bool]:

@@ -9,12 +9,10 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state as mpu
-from megatron.core.num_microbatches_calculator import (
-    destroy_num_microbatches_calculator,
-    init_num_microbatches_calculator,
-)
+from megatron.core.num_microbatches_calculator import destroy_num_microbatches_calculator
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 
+from cloudai_mbridge.training.compat.batch_sizes import count_micro_batches
 from cloudai_mbridge.training.config.container import ConfigContainer
 from cloudai_mbridge.training.device import bind_local_device, current_device
 from cloudai_mbridge.training.errors import ConfigError
@@ -56,14 +54,7 @@ def initialize_megatron(config: ConfigContainer) -> None:
     if not mpu.model_parallel_is_initialized():
         _initialize_model_parallel(config)
     _seed_generators(config.rng.seed)
-    init_num_microbatches_calculator(
-        dist.get_rank(),
-        config.train.rampup_batch_size,
-        config.train.global_batch_size,
-        config.train.micro_batch_size,
-        mpu.get_data_parallel_world_size(),
-        config.train.decrease_batch_size_if_needed,
-    )
+    count_micro_batches(dist.get_rank(), config.train, mpu.get_data_parallel_world_size())
 
 
 def _seed_generators(seed: int) -> None:

@@ -38,10 +38,11 @@ def _point(
     nodes: int | None = None,
     recipe: Recipe | None = None,
     release: str | None = None,
+    core: str | None = None,
     **args: Any,
 ) -> Point:
     pinned = Release(release, "here") if release else None
-    return Point(ResolvedCmdArgs.model_validate(args), system, recipe, nodes, pinned)
+    return Point(ResolvedCmdArgs.model_validate(args), system, recipe, nodes, pinned, core=core)
 
 
 def _id(rule: Callable[..., object]) -> str:
@@ -147,7 +148,11 @@ BOUNDARIES: dict[str, tuple[Point, Point, Point | None]] = {
         _point(recipe=MODEL, cuda_graph_impl="transformer_engine", cuda_graph_scope="moe_router"),
         _point(cuda_graph_impl="transformer_engine", cuda_graph_scope="moe_router"),
     ),
-    "M19": (_point(moe_a2a_overlap=True, ep=8), _point(moe_a2a_overlap=True, ep=1), None),
+    "M19": (
+        _point(core="0.16", moe_a2a_overlap=True, ep=8, recompute_modules="moe"),
+        _point(core="0.17", moe_a2a_overlap=True, ep=8, recompute_modules="moe"),
+        _point(moe_a2a_overlap=True, ep=8, recompute_modules="moe"),
+    ),
     "M20": (
         _point(gpu_type="gb200", compute_dtype="fp8_mx"),
         _point(gpu_type="h100", compute_dtype="fp8_mx"),
@@ -162,6 +167,11 @@ BOUNDARIES: dict[str, tuple[Point, Point, Point | None]] = {
         _point(release="0.5.1", cuda_graph_impl="local"),
         _point(release="0.6.0", cuda_graph_impl="local"),
         _point(cuda_graph_impl="local"),
+    ),
+    "M23": (
+        _point(core="0.17", cuda_graph_impl="full_iteration", cuda_graph_scope="attn"),
+        _point(core="0.18", cuda_graph_impl="full_iteration", cuda_graph_scope="attn"),
+        _point(cuda_graph_impl="full_iteration", cuda_graph_scope="attn"),
     ),
     "E06": (
         _point(recipe=EXPERTS, launcher="embedded", num_gpus=2, tp=2, ep=1, et=2),

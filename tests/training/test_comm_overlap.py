@@ -30,9 +30,9 @@ with warnings.catch_warnings():
         RingExchangeOverlapCfg,
         TPOverlapCfg,
         TransformerLayerTPOverlapCfg,
-        expert_rules,
     )
     from cloudai_mbridge.training.comm_overlap.user_buffers import as_te_dict
+    from cloudai_mbridge.training.compat import cuda_graphs
 
 NO_TE = megatron_utils.get_te_version() is None
 SLOTS = (
@@ -87,7 +87,7 @@ def _te_settings(code: str) -> dict[str, Any] | None:
 
 def _model(**changes: Any) -> Any:
     """Return a model config that Megatron-Core accepted, then changed: the rules here have to hold by themselves."""
-    model = TransformerConfig(num_layers=4, hidden_size=8, num_attention_heads=4, cuda_graph_scope=[])
+    model = TransformerConfig(num_layers=4, hidden_size=8, num_attention_heads=4, **{cuda_graphs.FIELD: []})
     for name, value in changes.items():
         assert hasattr(model, name), name
         setattr(model, name, value)
@@ -574,4 +574,4 @@ def test_delayed_wgrad_in_a_cuda_graph(
     ],
 )
 def test_names_of_graph_scopes(scope: Any, names: set[str]) -> None:
-    assert expert_rules.graph_scopes(scope) == names
+    assert cuda_graphs.names_in(scope) == names

@@ -21,7 +21,7 @@ from cloudai_mbridge.recipes.container import container_data
 pytest.importorskip("torch")
 
 STEPS = 10
-TOLERANCE = 1e-4
+TOLERANCE = 1e-5
 BASE: dict[str, Any] = {
     "model": {
         "num_layers": 4,

@@ -1,10 +1,11 @@
-"""M14-M22: features that exclude each other, need a kind of model, or need a kind of GPU."""
+"""M14-M23: features that exclude each other, need a kind of model, or need a kind of GPU."""
 
 from cloudai_mbridge.constraints.rule import Answer, NotEvaluated, Point, Violation
 
 _RECOMPUTABLE = ("core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts")
 # what cores of later releases of Megatron-Bridge have beside these
 _RECOMPUTABLE_SINCE_0_5 = ("mhc", "gdn_norm_out")
+_RECOMPUTABLE_SINCE_CORE_0_19 = "gdn_norm_out"
 _BLACKWELL = ("b200", "b300", "gb200", "gb300", "vr200", "r100")
 _HOPPER = ("h100", "h200", "gh200")
 _DTYPES = {
@@ -25,10 +26,10 @@ def m14_recomputed_modules_are_known(point: Point) -> Answer:
     Source: megatron.core.transformer.TransformerConfig.
     """
     modules = point.recompute_modules
-    is_later = point.release is not None and point.release.key >= (0, 5)
-    known = (*_RECOMPUTABLE, *_RECOMPUTABLE_SINCE_0_5) if is_later else _RECOMPUTABLE
-    if point.release is None and not point.is_embedded and set(modules) & set(_RECOMPUTABLE_SINCE_0_5):
-        return NotEvaluated("M14", "the release of Megatron-Bridge")
+    later = set(modules) & {*_RECOMPUTABLE_SINCE_0_5}
+    if later and (point.core if point.is_embedded else point.release) is None:
+        return NotEvaluated("M14", f"the release of Megatron-{'Core' if point.is_embedded else 'Bridge'}")
+    known = _recomputable(point)
     if unknown := [module for module in modules if module not in known]:
         fact = f"{', '.join(unknown)} cannot be recomputed"
         shown = {"recompute_modules": ",".join(modules)}
@@ -42,6 +43,13 @@ def m14_recomputed_modules_are_known(point: Point) -> Answer:
     fact = "mla_up_proj needs multi-latent attention"
     shown = {"recompute_modules": ",".join(modules)}
     return Violation("M14", "cmd_args.recompute_modules", fact, "remove mla_up_proj", shown)
+
+
+def _recomputable(point: Point) -> tuple[str, ...]:
+    if point.release is not None and point.release.key >= (0, 5):
+        return (*_RECOMPUTABLE, *_RECOMPUTABLE_SINCE_0_5)
+    is_later = point.release is None and point.has_core("0.19")
+    return (*_RECOMPUTABLE, _RECOMPUTABLE_SINCE_CORE_0_19) if is_later else _RECOMPUTABLE
 
 
 def m15_full_or_selective_recomputation(point: Point) -> Answer:
@@ -121,7 +129,10 @@ def m18_graph_scopes_exist_in_the_model(point: Point) -> Answer:
 def m19_overlapped_all_to_all_has_what_it_needs(point: Point) -> Answer:
     """Overlapped MoE all-to-all needs expert parallelism, virtual stages in a pipeline, and no layer recomputation.
 
+    Since Megatron-Core 0.17 the experts may not be recomputed either.
+
     Pass: moe_a2a_overlap=true, ep=8. Fail: moe_a2a_overlap=true, ep=1.
+    Not evaluated: recompute_modules="moe" with an unknown Megatron-Core.
     Source: megatron.core.transformer.TransformerConfig (overlap_moe_expert_parallel_comm).
     """
     if not point.args.moe_a2a_overlap:
@@ -130,12 +141,13 @@ def m19_overlapped_all_to_all_has_what_it_needs(point: Point) -> Answer:
         "ep > 1": (point.args.ep or 1) > 1,
         "vp when pp > 1": point.pp <= 1 or (point.vp or 1) > 1,
         "no recompute_num_layers": not point.args.recompute_num_layers,
-        "no recomputation of moe": "moe" not in point.recompute_modules,
+        "no recomputation of moe": "moe" not in point.recompute_modules or not point.has_core("0.17"),
         "16-bit training": point.args.compute_dtype != "fp32",
     }
     missing = [name for name, is_there in needs.items() if not is_there]
     if not missing:
-        return None
+        is_open = "moe" in point.recompute_modules and point.core is None
+        return NotEvaluated("M19", "the release of Megatron-Core") if is_open else None
     operands = {"ep": point.args.ep, "pp": point.pp, "vp": point.vp, "compute_dtype": point.args.compute_dtype}
     fact = f"overlapped all-to-all needs {', '.join(missing)}"
     return Violation("M19", "cmd_args.moe_a2a_overlap", fact, "provide it, or set moe_a2a_overlap off", operands)
@@ -203,6 +215,25 @@ def m22_local_graphs_are_of_the_full_iteration(point: Point) -> Answer:
     return Violation("M22", "cmd_args.cuda_graph_impl", "local graphs need scope full_iteration", remedy, operands)
 
 
+def m23_full_iteration_graphs_have_no_modules(point: Point) -> Answer:
+    """A graph of the full iteration captures no modules by name: since Megatron-Core 0.18 it is an implementation.
+
+    Pass: cuda_graph_impl="full_iteration". Fail: cuda_graph_impl="full_iteration", cuda_graph_scope="attn".
+    Not evaluated: the release of Megatron-Core is unknown. Older ones lack the implementation, which is C13.
+    Source: megatron.core.transformer.TransformerConfig (cuda_graph_modules must be empty).
+    """
+    scopes = ",".join(scope for scope in point.graph_scopes if scope != "full_iteration")
+    if point.graph_impl != "full_iteration" or not scopes:
+        return None
+    if (is_implementation := point.has_core("0.18")) is None:
+        return NotEvaluated("M23", "the release of Megatron-Core")
+    if not is_implementation:
+        return None
+    operands = {"cuda_graph_impl": point.args.cuda_graph_impl, "cuda_graph_scope": scopes, "core": point.core}
+    fact = "a full-iteration graph captures no modules by name"
+    return Violation("M23", "cmd_args.cuda_graph_scope", fact, "remove cuda_graph_scope", operands)
+
+
 RULES = (
     m14_recomputed_modules_are_known,
     m15_full_or_selective_recomputation,
@@ -213,4 +244,5 @@ RULES = (
     m20_gpu_computes_the_precision,
     m21_graphs_with_whole_layers_recomputed,
     m22_local_graphs_are_of_the_full_iteration,
+    m23_full_iteration_graphs_have_no_modules,
 )

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from megatron.core.dist_checkpointing.strategies.common import TorchCommonLoadStrategy
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.optimizer.optimizer import MixedPrecisionOptimizer
 
@@ -20,21 +19,14 @@ _EXPERT = "is_expert_parallel"
 _RESHARDABLE = "fully_reshardable"
 
 
-class RegroupedCommon(TorchCommonLoadStrategy):  # type: ignore[misc]
-    """Megatron's reader of common.pt, fitted to the optimizer that is going to load it."""
-
-    def __init__(self, optimizer: Any | None) -> None:
-        super().__init__()
-        self._optimizer = optimizer
-
-    def load_common(self, checkpoint_dir: Any) -> dict[str, Any]:
-        """Return the content of common.pt, without the optimizer's if there is none to load it."""
-        common = read_common(str(checkpoint_dir))
-        saved = common.pop("optimizer", None)
-        if self._optimizer is not None and saved is not None:
-            common["optimizer"] = arranged = _arranged(saved, self._optimizer, str(checkpoint_dir))
-            _add_missing_steps(arranged, self._optimizer)
-        return common
+def regrouped_common(directory: str, optimizer: Any | None) -> dict[str, Any]:
+    """Return the common part, fitted to the optimizer that is going to load it; without its part if there is none."""
+    common = read_common(directory)
+    saved = common.pop("optimizer", None)
+    if optimizer is not None and saved is not None:
+        common["optimizer"] = arranged = _arranged(saved, optimizer, directory)
+        _add_missing_steps(arranged, optimizer)
+    return common
 
 
 def _entries(saved: dict[Any, Any]) -> list[dict[str, Any]]:

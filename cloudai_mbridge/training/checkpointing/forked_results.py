@@ -13,6 +13,8 @@ from typing import Any
 
 from megatron.core.dist_checkpointing.strategies import filesystem_async
 
+from cloudai_mbridge.training.compat import checkpoints
+
 
 class ForkedResults:
     """A queue for one item, between a process and those forked from it."""
@@ -42,9 +44,10 @@ class ForkedResults:
 @contextmanager
 def forked_results() -> Iterator[None]:
     """Let the saves that are prepared inside use `ForkedResults`."""
-    original = filesystem_async._get_write_results_queue
-    filesystem_async._get_write_results_queue = ForkedResults
+    name = checkpoints.RESULTS_QUEUE
+    original = getattr(filesystem_async, name)
+    setattr(filesystem_async, name, ForkedResults)
     try:
         yield
     finally:
-        filesystem_async._get_write_results_queue = original
+        setattr(filesystem_async, name, original)

@@ -2,7 +2,7 @@
 
 SAVE/
   iter_0000005/                         one checkpoint
-    .metadata, metadata.json, common.pt, *.distcp     Megatron-Core's distributed format
+    .metadata, metadata.json, *.distcp  Megatron-Core's distributed format; up to 0.18 with a common.pt
     run_config.yaml                     the configuration of the run
     train_state.pt                      progress counters; written last: without it the checkpoint is not complete
   latest_train_state.pt                 a copy of the newest one's train_state.pt
@@ -21,7 +21,7 @@ RUN_CONFIG = "run_config.yaml"
 TRAIN_STATE = "train_state.pt"
 LATEST_TRAIN_STATE = "latest_train_state.pt"
 LATEST_ITERATION = "latest_checkpointed_iteration.txt"
-_SHARDED = ("metadata.json", ".metadata", "common.pt")
+_SHARDED = ("metadata.json", ".metadata")
 _ITERATION = re.compile(r"iter_(\d{7,})")
 
 

@@ -6,13 +6,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from megatron.core import dist_checkpointing
 from megatron.core.num_microbatches_calculator import update_num_microbatches
 from megatron.core.rerun_state_machine import get_rerun_state_machine
 from megatron.core.utils import unwrap_model
 
 from cloudai_mbridge.training.checkpointing.agree import on_each_rank, on_first_rank
-from cloudai_mbridge.training.checkpointing.common_part import RegroupedCommon
+from cloudai_mbridge.training.checkpointing.common_part import regrouped_common
 from cloudai_mbridge.training.checkpointing.content import (
     content_metadata,
     model_keys,
@@ -28,6 +27,7 @@ from cloudai_mbridge.training.checkpointing.quiet import quiet
 from cloudai_mbridge.training.checkpointing.rng import set_rng_state, sharded_rng_state
 from cloudai_mbridge.training.checkpointing.strategies import load_strategy
 from cloudai_mbridge.training.checkpointing.verify import check_files, check_fit, read_common
+from cloudai_mbridge.training.compat import checkpoints
 from cloudai_mbridge.training.utils.log_lines import write_line
 
 _MAY_LACK_KEYS = ("log_unexpected", "log_all", "return_unexpected", "return_all", "ignore_all")
@@ -148,11 +148,11 @@ class _Load:
 
     def _read(self, tree: dict[str, Any]) -> dict[str, Any]:
         with quiet():
-            result: Any = dist_checkpointing.load(
+            result: Any = checkpoints.load(
                 tree,
                 self.path,
                 load_strategy(self.config),
-                RegroupedCommon(self.optimizer if self.with_optimizer else None),
+                partial(regrouped_common, self.path, self.optimizer if self.with_optimizer else None),
                 strict=self.config.dist_ckpt_strictness,
             )
         if not isinstance(result, tuple):

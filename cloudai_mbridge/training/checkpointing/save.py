@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from megatron.core import dist_checkpointing
 
 from cloudai_mbridge.training.checkpointing import replaced, retention
 from cloudai_mbridge.training.checkpointing.agree import FAILURES, on_each_rank, on_first_rank, one_line
@@ -29,6 +28,7 @@ from cloudai_mbridge.training.checkpointing.layout import (
 )
 from cloudai_mbridge.training.checkpointing.quiet import quiet
 from cloudai_mbridge.training.checkpointing.strategies import save_strategy
+from cloudai_mbridge.training.compat import checkpoints
 from cloudai_mbridge.training.config.checkpoint import CheckpointConfig
 from cloudai_mbridge.training.config.resolved import resolved_yaml
 from cloudai_mbridge.training.utils.log_lines import write_line
@@ -70,7 +70,7 @@ def save_checkpoint(
         tree = on_each_rank(str(save.directory), lambda: tree_to_save(state, *parts, metadata))
     try:
         with quiet(), nullcontext() if uses_worker(config) else forked_results():
-            request = dist_checkpointing.save(
+            request = checkpoints.save(
                 tree,
                 str(save.directory),
                 save_strategy(config, checkpointing_context),

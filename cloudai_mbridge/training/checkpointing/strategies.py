@@ -7,11 +7,9 @@ from megatron.core.dist_checkpointing.strategies.fully_parallel import (
     FullyParallelLoadStrategyWrapper,
     FullyParallelSaveStrategyWrapper,
 )
-from megatron.core.dist_checkpointing.strategies.torch import (
-    TorchDistLoadShardedStrategy,
-    TorchDistSaveShardedStrategy,
-)
+from megatron.core.dist_checkpointing.strategies.torch import TorchDistLoadShardedStrategy
 
+from cloudai_mbridge.training.compat import checkpoints
 from cloudai_mbridge.training.config.checkpoint import CheckpointConfig
 
 _SAVE = "save_strategy"
@@ -21,11 +19,8 @@ def save_strategy(config: CheckpointConfig, context: dict[str, Any]) -> Any:
     """Return the writer. With a constant structure it is kept in `context`, with the plan of the first save."""
     if config.ckpt_assume_constant_structure and _SAVE in context:
         return context[_SAVE]
-    strategy: Any = TorchDistSaveShardedStrategy(
-        "torch_dist",
-        1,
-        thread_count=config.storage_writers_per_rank,
-        cached_metadata=config.ckpt_assume_constant_structure,
+    strategy = checkpoints.writer(
+        thread_count=config.storage_writers_per_rank, cached_metadata=config.ckpt_assume_constant_structure
     )
     if config.fully_parallel_save:
         strategy = FullyParallelSaveStrategyWrapper(

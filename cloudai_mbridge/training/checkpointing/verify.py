@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
 from megatron.core.dist_checkpointing import ShardedTensor
 from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.dist_checkpointing.mapping import ShardedTensorFactory
@@ -13,6 +12,12 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 from cloudai_mbridge.training.checkpointing.errors import CheckpointError
+from cloudai_mbridge.training.compat.checkpoints import (
+    COMMON_FILE,
+    common_place,
+    read_common_file,
+    read_common_object,
+)
 
 _SHOWN = 3
 
@@ -48,13 +53,13 @@ def read_metadata(directory: str) -> Metadata:
 
 
 def read_common(directory: str) -> dict[str, Any]:
-    """Return what is the same on all ranks; only plain values and tensors are taken from the file."""
-    path = f"{directory}/common.pt"
+    """Return what is the same on all ranks; only plain values and tensors are taken from it."""
+    place = common_place(read_metadata(directory))
+    path = f"{directory}/{COMMON_FILE if place is None else place.relative_path}"
     try:
-        common: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+        return read_common_file(directory) if place is None else read_common_object(directory, place)
     except Exception as error:  # whatever a damaged file raises
         raise CheckpointError(f"{path}: cannot be read ({type(error).__name__})") from error
-    return common
 
 
 def _check_lengths(root: Path, metadata: Metadata) -> None:

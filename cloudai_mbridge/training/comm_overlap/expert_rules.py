@@ -7,6 +7,7 @@ import torch
 from megatron.core.utils import is_torch_min_version
 
 from cloudai_mbridge.training.comm_overlap.te import describe_te, te_is_at_least
+from cloudai_mbridge.training.compat import cuda_graphs
 
 EXPERT_OVERLAP = "overlap_moe_expert_parallel_comm"
 DELAYED_WGRAD = "delay_wgrad_compute"
@@ -63,7 +64,7 @@ def _delayed_wgrad_rules(model: Any, expert_overlap: bool, grad_reduce_overlap: 
         ("gradient_accumulation_fusion", model.gradient_accumulation_fusion),
     ):
         yield te_27 or not is_on, f"Transformer Engine >= 2.7.0 together with {name}; {describe_te()}"
-    scopes = graph_scopes(getattr(model, "cuda_graph_scope", None))
+    scopes = cuda_graphs.captured(model)
     if "attn" in scopes or ("moe_router" in scopes and _graphs_shared_expert(model)):
         yield from _graphed_wgrad_rules(model, attention="attn" in scopes)
 
@@ -80,12 +81,3 @@ def _graphs_shared_expert(model: Any) -> bool:
     """Tell whether a graph of the router holds the shared expert, which it does unless that runs on its own stream."""
     has_one = getattr(model, "moe_shared_expert_intermediate_size", None) is not None
     return has_one and not getattr(model, "moe_shared_expert_overlap", False)
-
-
-def graph_scopes(scope: Any) -> set[str]:
-    """Return the names in `cuda_graph_scope`: None, "attn,moe", Megatron-Core's enum, or a list of either."""
-    if isinstance(scope, str):
-        scope = scope.split(",")
-    elif not isinstance(scope, list | tuple | set):
-        scope = [] if scope is None else [scope]
-    return {str(getattr(item, "name", item)).strip().removeprefix("CudaGraphScope.") for item in scope}

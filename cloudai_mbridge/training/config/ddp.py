@@ -25,11 +25,13 @@ class DistributedDataParallelConfig(MCoreDistributedDataParallelConfig):  # type
         Raises:
             AssertionError: `reuse_grad_buf_for_mxfp8_param_ag` without `fp8_param_gather`, or patterns for fp32
                 accumulation where the gradients are reduced in fp32 anyway.
-            ValueError: `nccl_ub` while PYTORCH_CUDA_ALLOC_CONF asks for expandable segments.
+            ValueError: `nccl_ub` while PYTORCH_CUDA_ALLOC_CONF asks for expandable segments; since Megatron-Core
+                0.18 only with a torch before 2.11.
         """
+        patterns = self.param_name_patterns_for_fp32_local_accumulation
+        assert not (patterns and self.grad_reduce_in_fp32), (
+            f"{_PATTERNS} needs grad_reduce_in_fp32=False: all is fp32 already"
+        )
         super().__post_init__()
-        if not self.param_name_patterns_for_fp32_local_accumulation:
-            return
-        assert not self.grad_reduce_in_fp32, f"{_PATTERNS} needs grad_reduce_in_fp32=False: all is fp32 already"
-        if not hasattr(MCoreDistributedDataParallelConfig, _PATTERNS):
+        if patterns and not hasattr(MCoreDistributedDataParallelConfig, _PATTERNS):
             logger.warning("%s has no effect: the installed Megatron-Core does not know it", _PATTERNS)

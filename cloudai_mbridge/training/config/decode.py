@@ -81,7 +81,9 @@ def _build_callable(form: Form, value: Any, where: str, catalog: LiveCatalog) ->
 
 
 def _build_enum(form: Form, value: Any, where: str, catalog: LiveCatalog) -> Any:
-    return catalog.enum_class(form.args[0])[enum_member(form, value, where, catalog)]
+    found = catalog.enum_class(form.args[0])
+    assert found is not None, "a member of it was found"
+    return found[enum_member(form, value, where, catalog)]
 
 
 def _build_config(form: Form, value: Any, where: str, catalog: LiveCatalog) -> Any:

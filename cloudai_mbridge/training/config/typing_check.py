@@ -15,8 +15,11 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 
 import torch
 
+from cloudai_mbridge.training.compat.versions import installed_version
+from cloudai_mbridge.training.schema.check import load_all_releases
 from cloudai_mbridge.training.schema.field_table import Field, Section
 from cloudai_mbridge.training.schema.known_names import CLASS_PATHS, ENUMS, FIELD_CLASSES, KEY_ALIASES
+from cloudai_mbridge.training.schema.releases import why_missing
 from cloudai_mbridge.training.schema.type_forms import ANY, NONE, Form, union
 
 _SCALARS: Mapping[Any, Form] = {
@@ -212,14 +215,19 @@ class LiveCatalog:
                 self._named[path] = found
         return self._named.get(path)
 
-    def enum_class(self, path: str) -> type[enum.Enum]:
-        """Return the enum at `path`, which an annotation or the known names name."""
+    def enum_class(self, path: str) -> type[enum.Enum] | None:
+        """Return the enum at `path`, which an annotation or the known names name; None: not of this installation."""
         found: Any = self._named.get(path) or _import(*ENUMS[path])
-        return typing.cast(type[enum.Enum], found)
+        return typing.cast(type[enum.Enum] | None, found)
 
     def members(self, path: str) -> Mapping[str, Any]:
         """Return name -> value of the enum at `path`, aliases of members included."""
-        return {name: member.value for name, member in self.enum_class(path).__members__.items()}
+        found = self.enum_class(path)
+        return {} if found is None else {name: member.value for name, member in found.__members__.items()}
+
+    def missing_because(self, path: str, key: str) -> str | None:
+        """Say which releases of Megatron-Core have a key that the class at `path` lacks; None: none has it."""
+        return why_missing(load_all_releases(), path, key, installed_version())
 
 
 def _import(module: str, name: str) -> Any:

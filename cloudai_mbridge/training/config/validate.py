@@ -8,10 +8,11 @@ import os
 import warnings
 from collections.abc import Callable
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from megatron.core.utils import get_te_version, is_te_min_version
 
+from cloudai_mbridge.training.compat import cuda_graphs
 from cloudai_mbridge.training.config.context_parallel import check_cp_comm_type, check_sequence_split
 from cloudai_mbridge.training.config.dataset import GPTDatasetConfig
 from cloudai_mbridge.training.config.deterministic import apply_deterministic_mode
@@ -123,23 +124,16 @@ def _has_te(minimum: str) -> bool:
 def check_full_iteration_graph(config: "ConfigContainer") -> None:
     """Check that no loss is read back inside a CUDA graph of the whole iteration."""
     model = config.model
-    if getattr(model, "cuda_graph_impl", None) == "local" and "full_iteration" in _graph_scopes(model):
+    if cuda_graphs.captures_full_iteration(model):
         assert not config.rerun_state_machine.check_for_nan_in_loss, (
             "a full_iteration CUDA graph cannot look at the loss; set rerun_state_machine.check_for_nan_in_loss=False"
         )
 
 
-def _graph_scopes(model: Any) -> set[str]:
-    """Return the names in `cuda_graph_scope`, which may be one or several, each a string or an enum's member."""
-    scope = getattr(model, "cuda_graph_scope", None) or []
-    entries = scope if isinstance(scope, list | tuple) else str(getattr(scope, "name", scope)).split(",")
-    return {str(getattr(entry, "name", entry)) for entry in entries}
-
-
 def clear_unused_graph_scope(config: "ConfigContainer") -> None:
     """Empty the scope of CUDA graphs that are off, so that nothing downstream takes it for a wish."""
     if getattr(config.model, "cuda_graph_impl", None) == "none":
-        config.model.cuda_graph_scope = []
+        cuda_graphs.capture_nothing(config.model)
 
 
 def check_one_fsdp(config: "ConfigContainer") -> None:

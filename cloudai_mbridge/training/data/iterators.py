@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from megatron.core import num_microbatches_calculator as calculators
 from megatron.core import parallel_state as mpu
 from megatron.core.rerun_state_machine import RerunDataIterator
 
+from cloudai_mbridge.training.compat.batch_sizes import batch_size_calculator
 from cloudai_mbridge.training.config.container import ConfigContainer
 from cloudai_mbridge.training.config.finetuning import FinetuningDatasetConfig
 from cloudai_mbridge.training.data.check import check_data_config
@@ -173,14 +173,8 @@ def _order(config: ConfigContainer, dataset: Any, split: str, share: Share) -> O
 def _batch_size_at(config: ConfigContainer, split: str, share: Share) -> Callable[[int], int]:
     """Return the size of the next global batch by samples consumed; evaluation knows no ramp."""
     train = config.train
-    calculator = calculators._build_num_microbatches_calculator(
-        -1,  # a rank that logs nothing
-        train.rampup_batch_size if split == "train" else None,
-        train.global_batch_size,
-        share.micro_batch_size,
-        share.replicas,
-        train.decrease_batch_size_if_needed,
-    )
+    ramp = train.rampup_batch_size if split == "train" else None
+    calculator = batch_size_calculator(train, ramp, share.micro_batch_size, share.replicas)
 
     def size(consumed: int) -> int:
         calculator.update(consumed, False)

@@ -11,6 +11,7 @@ from megatron.core import parallel_state as mpu
 from megatron.core.models.gpt import GPTModel
 from megatron.core.transformer import MLATransformerConfig, ModuleSpec, TransformerConfig
 
+from cloudai_mbridge.training.compat import cuda_graphs
 from cloudai_mbridge.training.models.layer_specs import default_layer_spec, mtp_block_spec
 from cloudai_mbridge.training.models.provider import Deferred, ModelProvider
 
@@ -79,6 +80,7 @@ class GPTModelProvider(Deferred, TransformerConfig, ModelProvider[GPTModel]):  #
     def __post_init__(self) -> None:
         """Wait for `finalize()`."""
         if self._is_finalizing:
+            cuda_graphs.use_new_names(self)
             super().__post_init__()
             if self.position_embedding_type != "yarn" and self.yarn_rotary_scaling_factor is None:
                 # Megatron-Core takes the mere presence of the field for yarn; 1 is the factor that changes nothing

@@ -14,56 +14,68 @@ from cloudai_mbridge.training.schema.field_table import Field, Section
 from cloudai_mbridge.training.schema.known_names import CONTAINER
 from cloudai_mbridge.training.schema.messages import fail, show
 from cloudai_mbridge.training.schema.plain import check
+from cloudai_mbridge.training.schema.releases import of_release, why_missing
 from cloudai_mbridge.training.schema.type_forms import Form, parse
 
 SCHEMA_FILE = Path(__file__).with_name("schema.json")
 
 
 @cache
-def load_schema() -> dict[str, Any]:
-    """Return the schema: `root` (path of the container), `classes` (path -> fields) and `enums` (path -> members)."""
+def load_all_releases() -> dict[str, Any]:
+    """Return the file's content; `releases` says how it holds several releases of Megatron-Core."""
     schema: dict[str, Any] = json.loads(SCHEMA_FILE.read_text(encoding="utf-8"))
     return schema
 
 
-def check_section_values(data: dict[str, Any], *, partial: bool = False) -> None:
+@cache
+def load_schema(release: str | None = None) -> dict[str, Any]:
+    """Return the schema: `root` (path of the container), `classes` (path -> fields) and `enums` (path -> members).
+
+    release: of Megatron-Core, such as "0.19"; None: every key of any release.
+    """
+    return of_release(load_all_releases(), release)
+
+
+def check_section_values(data: dict[str, Any], *, partial: bool = False, release: str | None = None) -> None:
     """Check a config given as plain data, section -> key -> value, as strictly as the training process will.
 
-    `partial` lets keys and sections be missing, as in the overlay of a recipe.
+    partial: keys and sections may be missing, as in the overlay of a recipe.
+    release: of the Megatron-Core that will train; None where it is not known: keys of any release pass.
 
     Raises:
         ConfigError: unknown or missing key, or a wrong type: dotted path, value, and the valid or nearest key.
     """
     if not isinstance(data, dict):
         fail("", f"a table of sections is needed, got {show(data)}")
-    check(Form("config", (CONTAINER,)), data, "", _SchemaCatalog(load_schema(), partial))
+    check(Form("config", (CONTAINER,)), data, "", _SchemaCatalog(release, partial))
 
 
 class _SchemaCatalog:
     """Look classes and enums up in the schema."""
 
-    def __init__(self, schema: Mapping[str, Any], partial: bool) -> None:
-        self._classes = schema["classes"]
-        self._enums = schema["enums"]
+    def __init__(self, release: str | None, partial: bool) -> None:
+        self._release = release
         self._partial = partial
 
     def section(self, path: str) -> Section | None:
-        entry = self._classes.get(path)
-        if entry is None:
+        if path not in load_schema(self._release)["classes"]:
             return None
-        section = _read_section(path)
+        section = _read_section(path, self._release)
         if not self._partial:
             return section
         return replace(section, fields={name: replace(each, required=False) for name, each in section.fields.items()})
 
     def members(self, path: str) -> Mapping[str, Any]:
-        members: Mapping[str, Any] = self._enums.get(path, {})
+        members: Mapping[str, Any] = load_schema(self._release)["enums"].get(path, {})
         return members
+
+    def missing_because(self, path: str, key: str) -> str | None:
+        return why_missing(load_all_releases(), path, key, self._release)
 
 
 @cache
-def _read_section(path: str) -> Section:
-    entry = load_schema()["classes"][path]
+def _read_section(path: str, release: str | None) -> Section:
+    entry = load_schema(release)["classes"][path]
     fields = {
         name: Field(parse(each["type"]), required=each["required"], computed=each.get("computed", False))
         for name, each in entry["fields"].items()

@@ -42,6 +42,9 @@ class Catalog(Protocol):
     def members(self, path: str) -> Mapping[str, Any]:
         """Return name -> value of the enum at `path`."""
 
+    def missing_because(self, path: str, key: str) -> str | None:
+        """Say which releases of Megatron-Core have a key that the class at `path` lacks; None: none has it."""
+
 
 def field_key(section: Section, key: object) -> str | None:
     """Return the name of the field that `key` sets, None when there is none."""

@@ -140,7 +140,7 @@ ENUMS: Mapping[str, tuple[str, str]] = {
     "signal.Signals": ("signal", "Signals"),
     **{
         f"megatron.core.transformer.enums.{name}": ("megatron.core.transformer.enums", name)
-        for name in ("AttnBackend", "CudaGraphScope")
+        for name in ("AttnBackend", "CudaGraphScope", "CudaGraphModule", "InferenceCudaGraphScope")
     },
 }
 

@@ -253,6 +253,8 @@ def _check_keys(section: Section, value: Mapping[Any, Any], where: str, catalog:
             continue
         name = field_key(section, key)
         if name is None:
+            if reason := catalog.missing_because(section.path, str(key)):
+                fail(join(where, key), reason)
             fail(join(where, key), f"unknown key; {_valid_keys(section, value, key)}")
         entry = section.fields[name]
         if entry.computed:

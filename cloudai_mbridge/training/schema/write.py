@@ -1,15 +1,21 @@
-"""Generate `schema.json` from the config classes; needs torch and Megatron-Core."""
+"""Generate `schema.json` from the config classes; needs torch and Megatron-Core.
+
+An installation knows one release of Megatron-Core: it writes what the file says of that release, and keeps the rest.
+"""
 
 import dataclasses
 import json
 from dataclasses import MISSING
 from typing import Any
 
+from cloudai_mbridge.training.compat.versions import installed_release
 from cloudai_mbridge.training.config.encode import encode
 from cloudai_mbridge.training.config.typing_check import LiveCatalog
 from cloudai_mbridge.training.errors import ConfigError
+from cloudai_mbridge.training.schema.check import load_all_releases
 from cloudai_mbridge.training.schema.field_table import Field, Section
 from cloudai_mbridge.training.schema.known_names import CLASS_PATHS, CONTAINER, ENUMS, PROCESS_FIELDS
+from cloudai_mbridge.training.schema.releases import merge
 from cloudai_mbridge.training.schema.type_forms import options_of, render
 
 # Defaults that depend on the machine that runs the generator
@@ -17,12 +23,19 @@ _MACHINE_DEFAULTS = (*PROCESS_FIELDS, "gradient_accumulation_fusion")
 
 
 def generate_schema() -> str:
-    """Return the text of the schema: the same for the same classes, whatever the machine."""
+    """Return the text of the file, with what this installation's release of Megatron-Core has."""
+    release = installed_release()
+    assert release is not None, "no supported Megatron-Core is installed"
+    return _layout(merge(load_all_releases(), installed_schema(), release)) + "\n"
+
+
+def installed_schema() -> dict[str, Any]:
+    """Return the schema of this installation: the same for the same classes, whatever the machine."""
     catalog = LiveCatalog(object)
     paths = sorted(set(CLASS_PATHS.values()))
     classes = {path: _class_entry(path, catalog) for path in paths if catalog.find_class(path) is not None}
-    enums = {path: dict(catalog.members(path)) for path in ENUMS}
-    return _layout({"root": CONTAINER, "classes": classes, "enums": enums}) + "\n"
+    enums = {path: members for path in ENUMS if (members := dict(catalog.members(path)))}
+    return {"root": CONTAINER, "classes": classes, "enums": enums}
 
 
 def _layout(value: Any, depth: int = 0) -> str:

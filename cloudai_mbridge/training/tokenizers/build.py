@@ -8,6 +8,7 @@ from typing import Any
 
 from megatron.core.tokenizers import MegatronTokenizer
 
+from cloudai_mbridge.training.compat.tokenizers import build_null_tokenizer
 from cloudai_mbridge.training.config.container import ConfigContainer
 from cloudai_mbridge.training.errors import ConfigError
 from cloudai_mbridge.training.tokenizers.config import TokenizerConfig
@@ -70,7 +71,9 @@ def _build(config: TokenizerConfig, model: Any) -> Any:
     metadata, library = _metadata(config)
     path = None if config.tokenizer_model is None or library in _NO_FILES else str(config.tokenizer_model)
     try:
-        return MegatronTokenizer.from_pretrained(path, metadata, **_options(config, library, model))
+        if library == "null":
+            return build_null_tokenizer(config.vocab_size or model.vocab_size - 1, metadata)
+        return MegatronTokenizer.from_pretrained(path, metadata, **_options(config, library))
     except Exception as error:  # whatever a library raises, its files or options are at fault
         detail = " ".join(str(error).split())
         raise ConfigError(f"{_asked(config)}: {detail} ({type(error).__name__})") from error
@@ -110,11 +113,9 @@ def _read_metadata(given: str | dict[str, Any]) -> dict[str, Any]:
     return read
 
 
-def _options(config: TokenizerConfig, library: str, model: Any) -> dict[str, Any]:
+def _options(config: TokenizerConfig, library: str) -> dict[str, Any]:
     """Return the arguments of Megatron-Core's class."""
     special = {} if config.special_tokens is None else {"special_tokens": list(config.special_tokens)}
-    if library == "null":
-        return {"vocab_size": config.vocab_size or model.vocab_size - 1}
     if library == "byte-level":
         return {**special, **({} if config.vocab_size is None else {"vocab_size": config.vocab_size})}
     if library == "sentencepiece":

@@ -3,10 +3,9 @@
 from typing import Any
 
 import torch
-from megatron.core.transformer.moe.moe_utils import get_moe_layer_wise_logging_tracker, track_moe_metrics
 from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
 
-from cloudai_mbridge.training.device import current_device
+from cloudai_mbridge.training.compat.moe_metrics import report_router_losses
 from cloudai_mbridge.training.utils.scalars import attempt
 
 
@@ -56,16 +55,16 @@ def track_auxiliary_losses(
     if wandb_writer is not None and writer is None:
         writer = _MoeMetricFanoutWriter(None, None, None)  # Megatron-Core logs to W&B beside a writer only
     if getattr(model_config, "num_moe_experts", None) is not None:
-        names = _tracked_names(model_config)
-        _make_room(names, model_config)
-        track_moe_metrics(
+        length = model_config.num_layers + (getattr(model_config, "mtp_num_layers", None) or 0)
+        report_router_losses(
+            _tracked_names(model_config),
+            length,
             loss_scale=1.0 / num_microbatches,
             iteration=iteration,
             writer=writer,
             wandb_writer=wandb_writer,
             total_loss_dict=total_loss_dict,
             per_layer_logging=model_config.moe_per_layer_logging,
-            track_names=names,
             num_layers=model_config.num_layers,
             moe_layer_freq=model_config.moe_layer_freq,
             mtp_num_layers=getattr(model_config, "mtp_num_layers", None),
@@ -85,13 +84,3 @@ def _tracked_names(config: Any) -> list[str]:
         "z_loss": config.moe_z_loss_coeff is not None,
     }
     return [name for name, is_tracked in names.items() if is_tracked]
-
-
-def _make_room(names: list[str], config: Any) -> None:
-    """Give a stage without routers the empty entries that the sum over stages needs, as long as the others'."""
-    tracker = get_moe_layer_wise_logging_tracker()
-    length = config.num_layers + (getattr(config, "mtp_num_layers", None) or 0)
-    for name in names:
-        if name not in tracker:
-            values = torch.zeros(length, device=current_device())
-            tracker[name] = {"values": values, "reduce_group": None, "avg_group": None, "reduce_group_has_dp": False}

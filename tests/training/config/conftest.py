@@ -3,7 +3,7 @@
 import importlib.util
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -21,6 +21,7 @@ if HAS_MEGATRON:
         from megatron.core.transformer import TransformerConfig
 
         import cloudai_mbridge.training.config as configs
+        from cloudai_mbridge.training.compat import cuda_graphs
 
     @dataclass
     class StandInProvider(TransformerConfig):  # type: ignore[misc]
@@ -28,13 +29,13 @@ if HAS_MEGATRON:
 
         seq_length: int = 32
         restore_modelopt_state: bool = False
-        cuda_graph_scope: Any = field(default_factory=list)  # Megatron-Core calls its own default deprecated
 
         def __post_init__(self) -> None:
             """Leave everything to `finalize`, as a provider does."""
 
         def finalize(self) -> None:
             """Run Megatron-Core's own checks."""
+            cuda_graphs.use_new_names(self)
             super().__post_init__()
 
 

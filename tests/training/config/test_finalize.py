@@ -15,6 +15,7 @@ from packaging.version import Version
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Megatron-Core warns while it is imported
+    from cloudai_mbridge.training.compat.versions import installed_release
     from cloudai_mbridge.training.config import optimizer as optimizer_module
     from cloudai_mbridge.training.config.checkpoint import CheckpointConfig
     from cloudai_mbridge.training.config.ddp import DistributedDataParallelConfig
@@ -311,7 +312,7 @@ def test_user_buffers_exclude_expandable_segments(
 ) -> None:
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", value)
     config = DistributedDataParallelConfig(nccl_ub=True)
-    if not is_refused:
+    if not is_refused or installed_release() in ("0.18", "0.19"):  # fine with torch 2.11 and later there
         config.finalize()
         return
     with pytest.raises(ValueError, match="expandable_segments"):

@@ -236,7 +236,7 @@ def trap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     _read(ConfigContainer, WHOLE)  # annotations are evaluated once, before anybody watches
     _read(Small, SMALL)
     for path in load_schema()["classes"]:
-        _read_section(path)
+        _read_section(path, None)
     yield trap
     assert not trap.exists()
     assert not [name for name in set(sys.modules) - before if CANARY in name or name in ("this", "antigravity", "pty")]

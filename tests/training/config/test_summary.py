@@ -9,6 +9,7 @@ import pytest
 import torch
 from megatron.core.transformer import MLATransformerConfig, TransformerConfig
 
+from cloudai_mbridge.training.compat import cuda_graphs
 from cloudai_mbridge.training.config import (
     _get_key_config_values,
     _get_mcore_transformer_parent,
@@ -106,7 +107,9 @@ def test_key_values_of_what_is_no_section(value: Any) -> None:
 def test_the_class_that_a_model_is_measured_against(config: Any) -> None:
     layers = dict(num_layers=1, hidden_size=8, num_attention_heads=1)
     assert _get_mcore_transformer_parent(config.model) is TransformerConfig
-    assert _get_mcore_transformer_parent(MLATransformerConfig(**layers, cuda_graph_scope=[])) is MLATransformerConfig
+    assert (
+        _get_mcore_transformer_parent(MLATransformerConfig(**layers, **{cuda_graphs.FIELD: []})) is MLATransformerConfig
+    )
 
 
 DOUBLE, SINGLE = "=" * 70, "-" * 70
@@ -149,7 +152,7 @@ def _summarised(make_config: Callable[..., Any]) -> Any:
     config = make_config(train=Section(), tokenizer=Section(a="y"))
     config.optimizer.lr, config.optimizer.min_lr, config.optimizer.optimizer = 0.5, None, "sgd"
     config.ddp.bucket_size = 7
-    config.model.cuda_graph_scope = "full"
+    setattr(config.model, cuda_graphs.FIELD, "full")
     for name in ("validation", "scheduler", "dataset", "checkpoint", "logger", "rng"):
         setattr(config, name, None)
     return config

@@ -12,6 +12,7 @@ import torch
 from megatron.core.transformer.enums import AttnBackend, CudaGraphScope
 
 from cloudai_mbridge.training.comm_overlap import CommOverlapConfig
+from cloudai_mbridge.training.compat import cuda_graphs
 from cloudai_mbridge.training.config import (
     ConfigContainer,
     DatasetBuildContext,
@@ -482,7 +483,7 @@ EFFECTS = [
         {"_pack_sequences_in_batch": True},
     ),
     ("sync_te_rng_tracker", {"rng.te_rng_tracker": True}, {"use_te_rng_tracker": True}),
-    ("clear_unused_graph_scope", {"model.cuda_graph_scope": "attn"}, {"cuda_graph_scope": []}),
+    ("clear_unused_graph_scope", {f"model.{cuda_graphs.FIELD}": "attn"}, {cuda_graphs.FIELD: []}),
     ("sync_cpu_initialization", {"dist.lazy_mpu_init": True}, {"use_cpu_initialization": True}),
     ("sync_cpu_initialization", {"model.use_cpu_initialization": True}, {"use_cpu_initialization": True}),
     ("sync_cpu_initialization", {}, {"use_cpu_initialization": False}),

@@ -16,7 +16,7 @@ SCRIPT = """
 import json, math
 import torch, torch.distributed as dist
 from megatron.core import parallel_state as mpu
-from megatron.core.transformer.moe.moe_utils import get_moe_layer_wise_logging_tracker, save_to_aux_losses_tracker
+from megatron.core.transformer.moe.moe_utils import save_to_aux_losses_tracker
 from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
@@ -24,6 +24,12 @@ from types import SimpleNamespace
 from cloudai_mbridge.training import cpu
 from cloudai_mbridge.training.utils import train_utils as t
 from cloudai_mbridge.training.utils.moe_metrics import track_auxiliary_losses
+
+def save_mtp_loss(loss, **groups):
+    if hasattr(MTPLossLoggingHelper, "save_loss_to_tracker"):
+        MTPLossLoggingHelper.save_loss_to_tracker(loss, 0, 1, **groups)
+    else:  # since 0.19 it counts right predictions too
+        MTPLossLoggingHelper.save_metrics_to_tracker(loss, torch.tensor(0.0), torch.tensor(1.0), 0, 1, **groups)
 
 cpu.install()
 dist.init_process_group("gloo")
@@ -89,7 +95,7 @@ with cpu.megatron_device():
         torch.allclose(summed, one.weight.grad, atol=1e-6), two.weight.sequence_parallel,
     ]
     only_mtp, means = SimpleNamespace(mtp_num_layers=1), {}
-    MTPLossLoggingHelper.save_loss_to_tracker(torch.tensor(float(rank)), 0, 1, avg_group=world)
+    save_mtp_loss(torch.tensor(float(rank)), avg_group=world)
     track_auxiliary_losses(only_mtp, 1, 1, None, None, means)
     found["mean over replicas"] = float(means["mtp_1 loss"])
     MTPLossLoggingHelper.tracker.clear()
@@ -113,7 +119,7 @@ with cpu.megatron_device():
             for loss in (2.0, 4.0):  # two micro-batches
                 save_to_aux_losses_tracker("seq_load_balancing_loss", torch.tensor(loss), 3, 5)
                 save_to_aux_losses_tracker("z_loss", torch.tensor(1.0), 3, 5)
-                MTPLossLoggingHelper.save_loss_to_tracker(torch.tensor(loss), 0, 1)
+                save_mtp_loss(torch.tensor(loss))
         track_auxiliary_losses(config, 2, step, None if step == 1 else writer, wandb, totals)
     found["aux"] = {name: float(value) for name, value in totals.items()}
     found["written"], found["wandb"] = written, to_wandb

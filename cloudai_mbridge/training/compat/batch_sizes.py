@@ -1,0 +1,54 @@
+"""The global batch size over the samples consumed: from 0.18 on a ramp is a schedule of steps.
+
+Since then Megatron-Core still takes `rampup_batch_size`, warns, and trains with the full batch from the first step.
+"""
+
+import inspect
+import math
+from typing import Any
+
+from megatron.core import num_microbatches_calculator as calculators
+
+from cloudai_mbridge.training.errors import ConfigError
+
+_SCHEDULE = "step_batch_size_schedule"
+_HAS_SCHEDULE = _SCHEDULE in inspect.signature(calculators.init_num_microbatches_calculator).parameters
+
+
+def count_micro_batches(rank: int, train: Any, replicas: int) -> None:
+    """Set up Megatron's count of micro-batches for `train`, a TrainingConfig."""
+    options = _options(train, train.rampup_batch_size, train.micro_batch_size, replicas)
+    calculators.init_num_microbatches_calculator(rank, **options)
+
+
+def batch_size_calculator(train: Any, ramp: list[int] | None, micro_batch_size: int, replicas: int) -> Any:
+    """Return a calculator of its own, which logs nothing."""
+    options = _options(train, ramp, micro_batch_size, replicas)
+    return calculators._build_num_microbatches_calculator(-1, **options)
+
+
+def steps_of_ramp(ramp: list[int], full: int) -> str:
+    """Write [first size, increment, samples of the ramp] as "SAMPLES:SIZE ..." up to the full size."""
+    first, increment, samples = ramp
+    number = (full - first) // increment
+    starts = (math.ceil(samples * step / number) if number else 0 for step in range(number + 1))
+    return " ".join(f"{start}:{first + step * increment}" for step, start in enumerate(starts))
+
+
+def _options(train: Any, ramp: list[int] | None, micro_batch_size: int, replicas: int) -> dict[str, Any]:
+    options = {
+        "global_batch_size": train.global_batch_size,
+        "micro_batch_size": micro_batch_size,
+        "data_parallel_size": replicas,
+        "decrease_batch_size_if_needed": train.decrease_batch_size_if_needed,
+    }
+    if not _HAS_SCHEDULE:
+        return {**options, "rampup_batch_size": ramp}
+    if ramp is None:
+        return options
+    if train.decrease_batch_size_if_needed:
+        raise ConfigError(
+            "train.decrease_batch_size_if_needed = True with rampup_batch_size needs Megatron-Core 0.17 or older;"
+            " set one of them off"
+        )
+    return {**options, _SCHEDULE: steps_of_ramp(ramp, train.global_batch_size)}

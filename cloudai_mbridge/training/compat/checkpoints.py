@@ -1,0 +1,96 @@
+"""Reading and writing Megatron-Core's distributed checkpoints.
+
+What is the same on all ranks is a file, common.pt, up to 0.18, read by a strategy in 0.16 and by a function since; from
+0.19 on it is one more object among the sharded ones. Here every release reads both kinds.
+"""
+
+import inspect
+import io
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from megatron.core import dist_checkpointing
+from megatron.core.dist_checkpointing import serialization
+from megatron.core.dist_checkpointing.strategies import common as common_strategies
+from megatron.core.dist_checkpointing.strategies import filesystem_async
+from megatron.core.dist_checkpointing.strategies import torch as torch_strategies
+from torch.distributed.checkpoint.metadata import Metadata
+
+COMMON_FILE = "common.pt"
+_COMMON_OBJECT = "common_state/shard_0_1"  # Megatron-Core 0.19's name for it
+
+# The function of `filesystem_async` that makes the queue between a rank and its writers
+RESULTS_QUEUE = next(n for n in ("get_write_results_queue", "_get_write_results_queue") if hasattr(filesystem_async, n))
+
+# Whether what is the same on all ranks is saved as a file of its own
+WRITES_COMMON_FILE = hasattr(serialization, "save_common") or hasattr(common_strategies, "TorchCommonLoadStrategy")
+
+Common = dict[str, Any]
+
+_SAVE_OPTIONS = inspect.signature(dist_checkpointing.save).parameters
+_WRITER_OPTIONS = inspect.signature(torch_strategies.TorchDistSaveShardedStrategy).parameters
+
+
+def writer(*, thread_count: int, cached_metadata: bool) -> Any:
+    """Return the strategy that writes in torch's distributed format."""
+    backend = {} if _WRITER_OPTIONS["backend"].default == "torch_dist" else {"backend": "torch_dist", "version": 1}
+    return torch_strategies.TorchDistSaveShardedStrategy(
+        **backend, thread_count=thread_count, cached_metadata=cached_metadata
+    )
+
+
+def save(tree: dict[str, Any], directory: str, strategy: Any, **options: Any) -> Any:
+    """Call `dist_checkpointing.save`, with Megatron-Core's own writer in the background where there is a choice."""
+    choice = {"async_strategy": "mcore"} if "async_strategy" in _SAVE_OPTIONS else {}
+    return dist_checkpointing.save(tree, directory, strategy, **choice, **options)
+
+
+def load(tree: dict[str, Any], directory: str, strategy: Any, common: Callable[[], Common], strict: str) -> Any:
+    """Call `dist_checkpointing.load` with what `common` returns in the place of the checkpoint's own common part."""
+    with _common_part(common) as options:
+        return dist_checkpointing.load(tree, directory, strategy, strict=strict, **options)
+
+
+@contextmanager
+def _common_part(common: Callable[[], Common]) -> Iterator[dict[str, Any]]:
+    if hasattr(common_strategies, "TorchCommonLoadStrategy"):
+        yield {"common_strategy": _common_strategy(common)}
+        return
+    name = "load_common" if WRITES_COMMON_FILE else "load_common_state_dict"
+    original = getattr(serialization, name)
+    setattr(serialization, name, lambda directory: common())
+    try:
+        yield {}
+    finally:
+        setattr(serialization, name, original)
+
+
+def _common_strategy(common: Callable[[], Common]) -> Any:
+    class Given(common_strategies.TorchCommonLoadStrategy):  # type: ignore[misc]
+        def load_common(self, checkpoint_dir: Any) -> Common:
+            return common()
+
+    return Given()
+
+
+def read_common_file(directory: str) -> Common:
+    """Read the common part of a release before 0.19; only plain values and tensors are taken from the file."""
+    common: Common = torch.load(f"{directory}/{COMMON_FILE}", map_location="cpu", weights_only=True)
+    return common
+
+
+def common_place(metadata: Metadata) -> Any:
+    """Return where the common part lies among the sharded data; None before 0.19."""
+    places = metadata.storage_data or {}
+    return next((place for index, place in places.items() if index.fqn == _COMMON_OBJECT), None)
+
+
+def read_common_object(directory: str, place: Any) -> Common:
+    """Read the common part of 0.19 and later; only plain values and tensors are taken from it."""
+    with open(f"{directory}/{place.relative_path}", "rb") as file:
+        file.seek(place.offset)
+        parts = torch.load(io.BytesIO(file.read(place.length)), map_location="cpu", weights_only=True)
+    common: Common = parts[0]
+    return common

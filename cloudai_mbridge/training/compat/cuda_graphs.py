@@ -1,0 +1,57 @@
+"""What CUDA graphs capture: 0.18 renamed the field, and made the graph of a full iteration an implementation.
+
+The old names are taken in every release, and become the new ones where these exist.
+"""
+
+from dataclasses import fields
+from typing import Any
+
+from megatron.core.transformer import TransformerConfig
+
+_OLD, _NEW = "cuda_graph_scope", "cuda_graph_modules"
+FULL_ITERATION = "full_iteration"
+HAS_NEW_NAMES = any(field.name == _NEW for field in fields(TransformerConfig))
+# What the installed release calls the field
+FIELD = _NEW if HAS_NEW_NAMES else _OLD
+
+
+def captured(model: Any) -> set[str]:
+    """Return the names of what graphs capture, under either name of the field; none: whole layers."""
+    return names_in(getattr(model, _NEW, None)) | names_in(getattr(model, _OLD, None))
+
+
+def names_in(value: Any) -> set[str]:
+    """Return the names in None, "attn,moe", Megatron-Core's enums, or a list of either; "full" is the whole layer."""
+    if isinstance(value, str):
+        value = value.split(",")
+    elif not isinstance(value, list | tuple | set):
+        value = [] if value is None else [value]
+    return {str(getattr(item, "name", item)).strip().rpartition(".")[2] for item in value}
+
+
+def captures_full_iteration(model: Any) -> bool:
+    """Return whether one graph holds the whole iteration, in the words of any release."""
+    implementation = getattr(model, "cuda_graph_impl", None)
+    return implementation == FULL_ITERATION or (implementation == "local" and FULL_ITERATION in captured(model))
+
+
+def capture_nothing(model: Any) -> None:
+    """Empty the field of a model whose graphs are off."""
+    if HAS_NEW_NAMES:
+        setattr(model, _OLD, None)
+    setattr(model, FIELD, [])
+
+
+def use_new_names(model: Any) -> None:
+    """Move what the old field says to the new one, where there is one; "full", the old default, is an empty list."""
+    asked = getattr(model, _OLD, None) if HAS_NEW_NAMES else None
+    if asked is not None:
+        names = names_in(asked)
+        if FULL_ITERATION in names and model.cuda_graph_impl == "local":
+            model.cuda_graph_impl = FULL_ITERATION
+        if model.cuda_graph_impl in ("none", FULL_ITERATION):
+            names -= {FULL_ITERATION}
+        setattr(model, _NEW, sorted(names))
+        setattr(model, _OLD, None)
+    if names_in(getattr(model, FIELD)) == {"full"}:
+        setattr(model, FIELD, [])

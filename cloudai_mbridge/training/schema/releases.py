@@ -1,0 +1,90 @@
+"""What `schema.json` holds of several releases of Megatron-Core, and the schema of one of them. Standard library only.
+
+A field or an enum that is the same in every release is one entry. Any other is a list of entries, each with the
+releases that have it so, under "releases".
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from cloudai_mbridge.training.compat.versions import RELEASES
+
+_KEY = "releases"
+
+Entry = dict[str, Any]
+
+
+def of_release(schema: Mapping[str, Any], release: str | None) -> dict[str, Any]:
+    """Return the schema of one release; None: every key of any release, as the newest that has it describes it."""
+    classes = {
+        path: {**entry, "fields": _chosen(entry["fields"], release)} for path, entry in schema["classes"].items()
+    }
+    return {**schema, "classes": classes, "enums": _chosen(schema["enums"], release)}
+
+
+def merge(schema: Mapping[str, Any], fresh: Mapping[str, Any], release: str) -> dict[str, Any]:
+    """Return `schema` with what `fresh` says of one release in the place of what it said of that release before."""
+    before = schema["classes"]
+    classes = {
+        path: {**entry, "fields": _merged(before.get(path, {}).get("fields", {}), entry["fields"], release)}
+        for path, entry in fresh["classes"].items()
+    }
+    return {**fresh, "classes": classes, "enums": _merged(schema["enums"], fresh["enums"], release)}
+
+
+def why_missing(schema: Mapping[str, Any], path: str, key: str, used: str | None) -> str | None:
+    """Say which releases have a field that the used one lacks; None where no release has it.
+
+    used: the release or version that trains, for the message.
+    """
+    having = _who_has(schema, path, key)
+    return having and f"needs Megatron-Core {having}, and {used} trains here; remove it, or change the release"
+
+
+def _who_has(schema: Mapping[str, Any], path: str, key: str) -> str | None:
+    entry = schema["classes"].get(path, {}).get("fields", {}).get(key)
+    if not isinstance(entry, list):
+        return None
+    having = [release for release in RELEASES if any(release in variant[_KEY] for variant in entry)]
+    if having[-1] == RELEASES[-1]:
+        return f"{having[0]} or newer"
+    return f"{having[-1]} or older" if having[0] == RELEASES[0] else ", ".join(having)
+
+
+def _chosen(table: Mapping[str, Any], release: str | None) -> dict[str, Any]:
+    found = {key: _variant(entry, release) for key, entry in table.items()}
+    return {key: entry for key, entry in found.items() if entry is not None}
+
+
+def _variant(entry: Any, release: str | None) -> Entry | None:
+    if not isinstance(entry, list):
+        plain: Entry = entry
+        return plain
+    fitting = [variant for variant in entry if release is None or release in variant[_KEY]]
+    return {key: value for key, value in fitting[-1].items() if key != _KEY} if fitting else None
+
+
+def _merged(table: Mapping[str, Any], fresh: Mapping[str, Any], release: str) -> dict[str, Any]:
+    keys = [*table, *(key for key in fresh if key not in table)]
+    merged = {key: _with(table.get(key), fresh.get(key), release) for key in keys}
+    return {key: entry for key, entry in merged.items() if entry}
+
+
+def _with(entry: Any, fresh: Entry | None, release: str) -> Any:
+    """Return the variants of an entry, with `fresh` as that of `release`; the entry itself where all are the same."""
+    variants = [] if entry is None else entry if isinstance(entry, list) else [{**entry, _KEY: list(RELEASES)}]
+    spans = [({k: v for k, v in each.items() if k != _KEY}, {*each[_KEY]} - {release}) for each in variants]
+    if fresh is not None:
+        same = next((releases for plain, releases in spans if plain == fresh), None)
+        if same is None:
+            spans.append((fresh, {release}))
+        else:
+            same.add(release)
+    spans = sorted(((plain, found) for plain, found in spans if found), key=lambda span: _last(span[1]))
+    if len(spans) == 1 and spans[0][1] == {*RELEASES}:
+        return spans[0][0]
+    return [{**plain, _KEY: [each for each in RELEASES if each in found]} for plain, found in spans]
+
+
+def _last(releases: set[str]) -> int:
+    return max(RELEASES.index(release) for release in releases)

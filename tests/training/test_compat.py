@@ -1,0 +1,86 @@
+"""What differs between releases of Megatron-Core gives one result on each."""
+
+import warnings
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # Megatron-Core warns while it is imported
+    from cloudai_mbridge.training.compat import cuda_graphs
+    from cloudai_mbridge.training.compat.batch_sizes import batch_size_calculator, steps_of_ramp
+    from cloudai_mbridge.training.compat.tokenizers import build_null_tokenizer
+    from cloudai_mbridge.training.compat.versions import RELEASES, TESTED, installed_release, why_unsupported
+    from cloudai_mbridge.training.errors import ConfigError
+    from cloudai_mbridge.training.models.gpt_provider import GPTModelProvider
+
+
+@pytest.mark.parametrize("found", [*TESTED.values(), "0.17.0", "0.19.3", "0.18.0rc2"])
+def test_a_tested_release_is_supported(found: str) -> None:
+    assert why_unsupported(found) is None
+
+
+@pytest.mark.parametrize("found", ["0.15.3", "0.16.0", "0.20.0", "1.0", "core"])
+def test_any_other_is_refused_in_one_line(found: str) -> None:
+    reason = why_unsupported(found)
+    assert reason == f"megatron-core {found} is not supported; install 0.16.1, 0.17.1, 0.18.2 or 0.19.2"
+
+
+def test_the_installed_release_is_among_the_tested() -> None:
+    assert installed_release() in RELEASES
+
+
+def _sizes(ramp: list[int] | None, at: list[int]) -> list[int]:
+    train = SimpleNamespace(global_batch_size=16, decrease_batch_size_if_needed=False)
+    calculator = batch_size_calculator(train, ramp, 2, 2)
+    found = []
+    for consumed in at:
+        calculator.update(consumed, False)
+        found.append(calculator.get() * 4)
+    return found
+
+
+def test_a_ramp_of_the_batch_size_is_the_same_in_every_release() -> None:
+    assert _sizes([4, 4, 100], [0, 33, 34, 66, 67, 99, 100, 101]) == [4, 4, 8, 8, 12, 12, 16, 16]
+    assert _sizes(None, [0, 1000]) == [16, 16]
+    assert steps_of_ramp([4, 4, 100], 16) == "0:4 34:8 67:12 100:16"
+    assert steps_of_ramp([16, 4, 100], 16) == "0:16"
+
+
+def test_a_null_tokenizer_has_one_id_more() -> None:
+    tokenizer = build_null_tokenizer(511, {})
+    assert (tokenizer.vocab_size, tokenizer.eod) == (512, 511)
+
+
+def _provider(**values: Any) -> GPTModelProvider:
+    return GPTModelProvider(num_layers=2, hidden_size=8, num_attention_heads=2, transformer_impl="local", **values)
+
+
+@pytest.mark.parametrize(
+    ("scope", "names"), [(None, set()), ("full", set()), ("attn", {"attn"}), (["attn", "mlp"], {"attn", "mlp"})]
+)
+def test_the_old_name_of_what_graphs_capture(scope: Any, names: set[str], recwarn: pytest.WarningsRecorder) -> None:
+    provider = _provider(cuda_graph_impl="transformer_engine", cuda_graph_scope=scope)
+    cuda_graphs.use_new_names(provider)
+    assert cuda_graphs.captured(provider) == names
+    assert not [each for each in recwarn if "deprecated" in str(each.message)]
+
+
+def test_a_full_iteration_in_the_words_of_any_release() -> None:
+    provider = _provider(cuda_graph_impl="local", cuda_graph_scope="full_iteration")
+    assert cuda_graphs.captures_full_iteration(provider)
+    cuda_graphs.use_new_names(provider)
+    assert cuda_graphs.captures_full_iteration(provider)
+    assert (provider.cuda_graph_impl == "full_iteration") == cuda_graphs.HAS_NEW_NAMES
+
+
+def test_a_ramp_that_shrinks_is_refused_where_megatron_cannot() -> None:
+    train = SimpleNamespace(global_batch_size=16, decrease_batch_size_if_needed=True)
+    if installed_release() in ("0.16", "0.17"):
+        assert batch_size_calculator(train, [4, 4, 100], 2, 2).get() == 1
+        return
+    with pytest.raises(ConfigError, match=r"needs Megatron-Core 0\.17 or older"):
+        batch_size_calculator(train, [4, 4, 100], 2, 2)
