@@ -1,7 +1,6 @@
 """The forward step of GPT training: padded and packed sequences, on any stage of any layout."""
 
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -10,7 +9,7 @@ from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.utils import get_batch_on_this_cp_rank, unwrap_model
 
 from cloudai_mbridge.training.device import current_device
-from cloudai_mbridge.training.losses import masked_next_token_loss
+from cloudai_mbridge.training.losses import create_masked_next_token_loss_function
 from cloudai_mbridge.training.packed import longest_sequence, packed_on_this_cp_rank, sequence_bounds
 from cloudai_mbridge.training.state import GlobalState
 
@@ -55,11 +54,8 @@ def forward_step(
     timer.stop()
     rerun = state.cfg.rerun_state_machine
     mask: Any = batch.loss_mask  # None off the last stage, where the function is not called
-    loss_function = partial(
-        masked_next_token_loss,
-        mask,
-        check_for_nan_in_loss=rerun.check_for_nan_in_loss,
-        check_for_spiky_loss=rerun.check_for_spiky_loss,
+    loss_function = create_masked_next_token_loss_function(
+        mask, rerun.check_for_nan_in_loss, rerun.check_for_spiky_loss
     )
     arguments = _model_arguments(batch, state.cfg)
     with state.straggler_timer:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from megatron.core.energy_monitor import EnergyMonitor
 
+from cloudai_mbridge.training.callbacks import CallbackManager
 from cloudai_mbridge.training.config.container import ConfigContainer
 from cloudai_mbridge.training.loggers import close_loggers, open_comet, open_mlflow, open_tensorboard, open_wandb
 from cloudai_mbridge.training.resilience.straggler import GuardedStragglerDetector, straggler_timer
@@ -80,6 +81,7 @@ class GlobalState:
         self.start_time = time.time()
         self._cfg: ConfigContainer | None = None
         self.signal_handler: DistributedSignalHandler | None = None
+        self.callback_manager: CallbackManager | None = None
         self._start_afresh()
         if cfg is not None:
             self.cfg = cfg

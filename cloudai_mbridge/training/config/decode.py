@@ -10,7 +10,7 @@ import torch
 
 from cloudai_mbridge.training.config.typing_check import LiveCatalog
 from cloudai_mbridge.training.schema.field_table import field_key
-from cloudai_mbridge.training.schema.known_names import CLASS_PATHS, FUNCTIONS, kind_of_target
+from cloudai_mbridge.training.schema.known_names import ACTIVATIONS, CLASS_PATHS, FUNCTIONS, dtype_name, kind_of_target
 from cloudai_mbridge.training.schema.messages import fail, is_tagged
 from cloudai_mbridge.training.schema.plain import accepts, check, config_path, fitting
 from cloudai_mbridge.training.schema.tagged import enum_member
@@ -64,12 +64,12 @@ def _build_path(form: Form, value: Any, where: str, catalog: LiveCatalog) -> Any
 
 def _build_dtype(form: Form, value: Any, where: str, catalog: LiveCatalog) -> Any:
     name = value["_target_"] if is_tagged(value) else value
-    return getattr(torch, name.removeprefix("torch."))
+    return getattr(torch, dtype_name(name).removeprefix("torch."))
 
 
 def _build_callable(form: Form, value: Any, where: str, catalog: LiveCatalog) -> Any:
     target = value["_target_"] if is_tagged(value) else value
-    module, name = FUNCTIONS[target]
+    module, name = FUNCTIONS[ACTIVATIONS.get(target, target)]
     try:
         function = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError):

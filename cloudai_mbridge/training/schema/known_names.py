@@ -110,6 +110,13 @@ _DTYPE_NAMES = (
     *("float", "half", "double"),
 )
 DTYPES = tuple(f"torch.{name}" for name in _DTYPE_NAMES)
+# Short names -> torch's (Megatron-Bridge, utils/activation_map.py)
+_SHORT_DTYPES: Mapping[str, str] = {
+    **dict.fromkeys(("fp32", "32", "32-true"), "float32"),
+    **dict.fromkeys(("fp16", "16", "16-mixed"), "float16"),
+    **dict.fromkeys(("bf16", "bf16-mixed"), "bfloat16"),
+    "fp8": "float8_e4m3fn",
+}
 
 _INIT_NAMES = (
     *("normal_", "uniform_", "trunc_normal_", "constant_", "zeros_", "ones_", "orthogonal_"),
@@ -132,6 +139,14 @@ FUNCTIONS: Mapping[str, tuple[str, str]] = {
     # as Megatron-Bridge writes them
     "torch._C._nn.gelu": ("torch.nn.functional", "gelu"),
     "megatron.bridge.models.gpt_provider.default_layer_spec": (_LAYER_SPECS, "default_layer_spec"),
+}
+# Short names of activation functions -> names of FUNCTIONS (Megatron-Bridge, utils/activation_map.py)
+ACTIVATIONS: Mapping[str, str] = {
+    **{name: f"torch.nn.functional.{name}" for name in ("gelu", "relu", "silu", "sigmoid")},
+    "tanh": "torch.tanh",
+    **dict.fromkeys(("relu2", "squared_relu"), "megatron.core.activations.squared_relu"),
+    **dict.fromkeys(("gelu_pytorch_tanh", "fast_gelu"), "megatron.core.activations.fast_gelu"),
+    "quick_gelu": "megatron.core.activations.quick_gelu",
 }
 # Functions of FUNCTIONS that may be given with numbers already filled in (`_partial_: true`)
 PARTIAL_PREFIX = "torch.nn.init."
@@ -162,6 +177,12 @@ def _class_paths() -> dict[str, str]:
 
 
 CLASS_PATHS: Mapping[str, str] = _class_paths()
+
+
+def dtype_name(name: str) -> str:
+    """Return torch's full name of a dtype that may be given by a shorter one; other names get a `torch.` in front."""
+    bare = name.removeprefix("torch.")
+    return f"torch.{_SHORT_DTYPES.get(bare, bare)}"
 
 
 def is_foreign(target: str) -> bool:

@@ -12,10 +12,12 @@ from typing import Any, NoReturn
 from cloudai_mbridge.training.errors import ConfigError
 from cloudai_mbridge.training.schema.field_table import Catalog, Section, field_key
 from cloudai_mbridge.training.schema.known_names import (
+    ACTIVATIONS,
     CLASS_PATHS,
     DTYPES,
     ENUMS,
     FUNCTIONS,
+    dtype_name,
     is_foreign,
     kind_of_target,
 )
@@ -140,9 +142,9 @@ def _fits_float(value: int) -> bool:
 
 def _text_fits(form: Form, value: str, catalog: Catalog) -> bool:
     if form.kind == "dtype":
-        return value in DTYPES or f"torch.{value}" in DTYPES
+        return dtype_name(value) in DTYPES
     if form.kind == "callable":
-        return value in FUNCTIONS
+        return value in FUNCTIONS or value in ACTIVATIONS
     if form.kind == "enum":
         return value in catalog.members(form.args[0])
     return form.kind == "path"
