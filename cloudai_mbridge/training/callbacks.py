@@ -1,7 +1,7 @@
 """A user's own code at fixed places of the loop.
 
-Names, events and what a context holds are those of Megatron-Bridge's `training.callbacks`. Every rank calls them; what a
-callback raises ends the run.
+Names, events and what a context holds are those of Megatron-Bridge's `training.callbacks`. Every rank calls them; what
+a callback raises ends the run.
 """
 
 from collections.abc import Callable, Sequence

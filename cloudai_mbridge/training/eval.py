@@ -133,7 +133,9 @@ def evaluate_and_print_results(
     return False
 
 
-def _events(state: GlobalState, model: list[Any], manager: CallbackManager | None, is_test: bool) -> Callable[..., None]:
+def _events(
+    state: GlobalState, model: list[Any], manager: CallbackManager | None, is_test: bool
+) -> Callable[..., None]:
     """Return what calls the callbacks of an evaluation: fire("start")."""
     kind, manager = "test" if is_test else "eval", manager or state.callback_manager
 

@@ -19,7 +19,8 @@ _TOKENS, _LABELS = ("tokens", "position_ids"), ("labels", "loss_mask")
 class Batch(NamedTuple):
     """One micro-batch on this rank: this context-parallel rank's share, on its device. None: not needed on this stage.
 
-    tokens, labels, loss_mask and position_ids are [b, s / cp]; cu_seqlens holds the bounds of the packed sequences.
+    tokens, labels, loss_mask and position_ids are [b, s / cp]; cu_seqlens holds the bounds of the packed sequences,
+    whole: there is nothing to cut off, so the fields that tell where are None. Order and names are Megatron-Bridge's.
     """
 
     tokens: torch.Tensor | None = None
@@ -28,7 +29,10 @@ class Batch(NamedTuple):
     attention_mask: torch.Tensor | None = None
     position_ids: torch.Tensor | None = None
     cu_seqlens: torch.Tensor | None = None
+    cu_seqlens_argmin: torch.Tensor | None = None
     max_seqlen: int | None = None
+    cu_seqlens_unpadded: torch.Tensor | None = None
+    cu_seqlens_unpadded_argmin: torch.Tensor | None = None
 
 
 def forward_step(
@@ -71,6 +75,7 @@ def get_batch(
     *,
     is_first: bool | None = None,
     is_last: bool | None = None,
+    pg_collection: Any = None,
 ) -> Batch:
     """Take the next micro-batch and keep what this stage needs of it.
 
@@ -78,7 +83,8 @@ def get_batch(
         attention_mask where the data set is to give one; packed ones (b = 1) come with cu_seqlens, and may with
         cu_seqlens_argmin and max_seqlen.
     use_mtp: multi-token prediction on the last stage embeds the tokens again.
-    is_first, is_last: this stage's place; by default that of the pipeline rank.
+    is_first, is_last: this stage's place; by default that of the pipeline rank, in Megatron's own groups.
+    pg_collection: not used.
 
     Raises:
         ValueError: packed sequences in more than one row, or that context parallelism cannot split.

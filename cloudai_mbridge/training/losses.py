@@ -44,8 +44,12 @@ def create_masked_next_token_loss_function(
     loss_mask: torch.Tensor, check_for_nan_in_loss: bool, check_for_spiky_loss: bool
 ) -> "partial[tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]]":
     """Return `masked_next_token_loss` with all but the model's output given: what a forward step returns."""
-    checks = {"check_for_nan_in_loss": check_for_nan_in_loss, "check_for_spiky_loss": check_for_spiky_loss}
-    return partial(masked_next_token_loss, loss_mask, **checks)
+    return partial(
+        masked_next_token_loss,
+        loss_mask,
+        check_for_nan_in_loss=check_for_nan_in_loss,
+        check_for_spiky_loss=check_for_spiky_loss,
+    )
 
 
 def _validate(loss: torch.Tensor, is_finite_wanted: bool, is_even_wanted: bool) -> None:

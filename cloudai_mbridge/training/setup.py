@@ -43,7 +43,7 @@ def setup(state: GlobalState) -> SetupOutput:
     start_memory_history_recording(config.profiling)
     if config.logger.log_progress and config.checkpoint.save:
         append_to_progress_log(config.checkpoint.save, "Starting job")
-    state.tokenizer = build_tokenizer(config)
+    state.tokenizer = build_tokenizer(config)  # anew: the configuration may have changed since it was asked for
     if config.model.vocab_size is None:
         take_vocabulary(config.model, state.tokenizer.vocab_size)
     model = build_model(config)
@@ -51,7 +51,7 @@ def setup(state: GlobalState) -> SetupOutput:
     scheduler = build_scheduler(config, optimizer)
     _connect(config, model, optimizer, state)
     context = init_checkpointing_context(config.checkpoint)
-    iteration, _ = load_checkpoint(state, model, optimizer, scheduler, context)
+    iteration, _ = load_checkpoint(state, model, optimizer, scheduler, checkpointing_context=context)
     if iteration:
         fault_tolerance.on_checkpoint_loaded(is_local_chkpt=False, global_state=state)
     parts = {"optimizer": optimizer, "scheduler": scheduler}

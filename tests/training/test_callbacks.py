@@ -56,7 +56,7 @@ def test_they_are_called_in_order_and_share_a_table() -> None:
 
 def test_an_unknown_event_is_refused() -> None:
     manager = CallbackManager()
-    with pytest.raises(ValueError, match="Unknown event 'on_step'. The events are: on_checkpoint_save, on_data_init"):
+    with pytest.raises(ValueError, match=r"Unknown event 'on_step'.*: on_checkpoint_save, on_data_init"):
         manager.register("on_step", print)
     with pytest.raises(ValueError, match="Unknown event"):
         manager.list_callbacks("on_step")

@@ -1,4 +1,4 @@
-"""What is filled in before Megatron-Core checks a model: names, pipeline dtype, sequence parallelism, the vocabulary."""
+"""What is filled in before Megatron-Core checks a model: dtypes by name, sequence parallelism, the vocabulary."""
 
 import json
 import warnings

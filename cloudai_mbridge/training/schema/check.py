@@ -46,6 +46,7 @@ class _SchemaCatalog:
         self._classes = schema["classes"]
         self._enums = schema["enums"]
         self._partial = partial
+        self.dropped: dict[str, Any] = {}
 
     def section(self, path: str) -> Section | None:
         entry = self._classes.get(path)

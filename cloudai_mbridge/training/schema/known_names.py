@@ -64,7 +64,12 @@ _REFERENCE_MODULES: Mapping[str, tuple[str, ...]] = {
         "megatron.bridge.models.mimo.mimo_provider",
     ),
 }
-_REFERENCE_CONFIG = "megatron.bridge.training.config"
+# Since Megatron-Bridge 0.4 some classes are Megatron-LM's own
+_REFERENCE_CONFIG = (
+    "megatron.bridge.training.config",
+    "megatron.training.config",
+    *(f"megatron.training.config.{name}_config" for name in ("common", "resilience", "training")),
+)
 _REFERENCE_EXTRA: Mapping[str, tuple[str, ...]] = {
     "OptimizerConfig": ("megatron.core.optimizer", "megatron.core.optimizer.optimizer_config"),
     "DistributedDataParallelConfig": (
@@ -169,7 +174,7 @@ def _class_paths() -> dict[str, str]:
     for module, names in CONFIG_MODULES.items():
         for name in names:
             own = f"{_PACKAGE}.{module}.{name}"
-            references = _REFERENCE_MODULES.get(module, (_REFERENCE_CONFIG,)) + _REFERENCE_EXTRA.get(name, ())
+            references = _REFERENCE_MODULES.get(module, _REFERENCE_CONFIG) + _REFERENCE_EXTRA.get(name, ())
             package = module.partition(".")[0]
             prefixes = (f"{_PACKAGE}.{package}", *references)
             paths.update(dict.fromkeys((own, name, *(f"{prefix}.{name}" for prefix in prefixes)), own))

@@ -254,6 +254,9 @@ def _check_keys(section: Section, value: Mapping[Any, Any], where: str, catalog:
             _check_marks(key, item, join(where, key))
             continue
         name = field_key(section, key)
+        if isinstance(key, str) and is_left_out(section, value, name, item, catalog):
+            catalog.dropped[join(where, key)] = item
+            continue
         if name is None:
             fail(join(where, key), f"unknown key; {_valid_keys(section, value, key)}")
         entry = section.fields[name]
@@ -265,6 +268,16 @@ def _check_keys(section: Section, value: Mapping[Any, Any], where: str, catalog:
             fail(join(where, key), f"{show(item)} contradicts {show(given[name])}, given under its other name")
         given[name] = item
     return set(given)
+
+
+def is_left_out(section: Section, table: Mapping[Any, Any], name: str | None, item: Any, catalog: Catalog) -> bool:
+    """Say whether a key of a table that Megatron-Bridge wrote is passed over.
+
+    Its releases have fields that do not exist here, and null where others demand a value.
+    """
+    if not is_foreign(str(table.get("_target_", ""))):
+        return False
+    return name is None or (item is None and not fitting(section.fields[name].form, None, catalog))
 
 
 def _valid_keys(section: Section, value: Mapping[Any, Any], key: object) -> str:
