@@ -75,8 +75,8 @@ def m05_context_parallel_halves_divide_the_sequence(point: Point) -> Answer:
 def m06_sequence_parallel_shares_are_whole(point: Point) -> Answer:
     """With tensor parallelism, tp divides the sequence (of one context-parallel rank).
 
-    Sequence parallelism is on whenever tp > 1: every tensor-parallel rank keeps an equal part of the sequence. At tp = 1
-    it is off, whatever is asked for.
+    Sequence parallelism is on whenever tp > 1: every tensor-parallel rank keeps an equal part of the sequence.
+    At tp = 1 it is off, whatever is asked for.
 
     Pass: seq_length=4096, tp=2. Fail: seq_length=4097, tp=2. Not evaluated: the sequence length is unknown, or
     `extra_cmd_args` set model.sequence_parallel for upstream's launcher.
