@@ -55,8 +55,15 @@ def _derive(config: ConfigContainer) -> None:
     config.optimizer.overlap_param_gather = config.ddp.overlap_param_gather
     config.optimizer.log_num_zeros_in_grad |= config.logger.log_num_zeros_in_grad
     config.optimizer.barrier_with_L1_time = config.logger.barrier_with_L1_time
-    if getattr(model, "vocab_size", None) is None and config.tokenizer.vocab_size is not None:
-        model.vocab_size = config.tokenizer.vocab_size + 1  # a null tokenizer's end of document
+    tokenizer = config.tokenizer
+    is_null = tokenizer.tokenizer_type in (None, "NullTokenizer") and tokenizer.metadata_path is None
+    if getattr(model, "vocab_size", None) is None and is_null and tokenizer.vocab_size is not None:
+        take_vocabulary(model, tokenizer.vocab_size + 1)  # the end of a document
+
+
+def take_vocabulary(model: Any, vocab_size: int) -> None:
+    """Give the model the tokenizer's vocabulary, padded as `make_vocab_size_divisible_by` says."""
+    model.vocab_size, model.should_pad_vocab = vocab_size, True
 
 
 class _Changes:

@@ -12,11 +12,14 @@ from megatron.core import parallel_state as mpu
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.rerun_state_machine import RerunMode, get_rerun_state_machine
 
+from cloudai_mbridge.training import callbacks
+from cloudai_mbridge.training.callbacks import CallbackManager
 from cloudai_mbridge.training.device import current_device
 from cloudai_mbridge.training.resilience import fault_tolerance
 from cloudai_mbridge.training.state import GlobalState
 from cloudai_mbridge.training.step import micro_batches_of_step
 from cloudai_mbridge.training.utils.log_lines import write_line
+from cloudai_mbridge.training.utils.reported_losses import with_own_reports
 from cloudai_mbridge.training.utils.required import required
 from cloudai_mbridge.training.utils.state_injection import prepare_forward_step_func
 
@@ -33,6 +36,8 @@ def evaluate(
     config: Any,
     verbose: bool = False,
     non_loss_data_func: Callable[..., Any] | None = None,
+    callback_manager: CallbackManager | None = None,
+    is_test: bool = False,
 ) -> Evaluated:
     """Run `validation.eval_iters` global batches forward. Every rank calls it.
 
@@ -40,6 +45,7 @@ def evaluate(
         `non_loss_data=True`; what they return is collected.
     config: the model configuration of chunk 0; it has no timers meanwhile.
     non_loss_data_func: called with the model in place of that extra batch.
+    callback_manager: replaces that of `state`. is_test: call its events of a test.
 
     Returns:
         (mean losses, `{}` off the last pipeline stage; non-loss data; False), or (None, None, True) if the time that
@@ -48,14 +54,18 @@ def evaluate(
     Raises:
         ValueError: a loss function reports anything but one value, or a pair [sum, number of tokens].
     """
-    step = prepare_forward_step_func(forward_step_func, state)
+    step = with_own_reports(prepare_forward_step_func(forward_step_func, state))
+    fire = _events(state, model, callback_manager, is_test)
     with _evaluating(state, model, config):
+        fire("start")
         sums = _LossSums()
         for i in range(state.cfg.validation.eval_iters or 0):
             if verbose and dist.get_rank() == 0:
                 write_line(f"Evaluating iter {i + 1}/{state.cfg.validation.eval_iters}")
             fault_tolerance.on_eval_step_start(state)
+            fire("step_start")
             losses = _forward(state, step, data_iterator, model)
+            fire("step_end")
             fault_tolerance.on_eval_step_end(state)
             sums.add(losses)
             state.train_state.consumed_valid_samples += required(state.cfg.train.global_batch_size)
@@ -69,6 +79,7 @@ def evaluate(
         elif process_non_loss_data_func is not None:
             collected = _forward(state, step, data_iterator, model, collect_non_loss_data=True)
         means = sums.means()
+        fire("end", total_loss_dict=means)
     state.timers.log(["evaluate"])
     return means, collected, False
 
@@ -84,18 +95,30 @@ def evaluate_and_print_results(
     write_to_tensorboard: bool = True,
     process_non_loss_data_func: Callable[..., Any] | None = None,
     non_loss_data_func: Callable[..., Any] | None = None,
+    callback_manager: CallbackManager | None = None,
+    is_test: bool = False,
 ) -> bool:
     """Evaluate, print the result on the last rank and hand it to the loggers there. Every rank calls it.
 
     prefix: says in the printed line where the run is.
     process_non_loss_data_func: called on the last rank, where TensorBoard is open, with the non-loss data, the step
         and the TensorBoard writer.
+    callback_manager, is_test: as of `evaluate`.
 
     Returns:
         Whether the run's time is over. Nothing is printed then, nor if there was nothing to evaluate.
     """
     means, collected, is_time_over = evaluate(
-        state, forward_step_func, data_iterator, model, process_non_loss_data_func, config, verbose, non_loss_data_func
+        state,
+        forward_step_func,
+        data_iterator,
+        model,
+        process_non_loss_data_func,
+        config,
+        verbose,
+        non_loss_data_func,
+        callback_manager,
+        is_test,
     )
     if is_time_over or means is None:
         return True
@@ -108,6 +131,18 @@ def evaluate_and_print_results(
     if process_non_loss_data_func is not None and writer is not None:
         process_non_loss_data_func(collected, state.train_state.step, writer)
     return False
+
+
+def _events(
+    state: GlobalState, model: list[Any], manager: CallbackManager | None, is_test: bool
+) -> Callable[..., None]:
+    """Return what calls the callbacks of an evaluation: fire("start")."""
+    kind, manager = "test" if is_test else "eval", manager or state.callback_manager
+
+    def fire(when: str, **known: Any) -> None:
+        callbacks.fire(f"on_{kind}_{when}", manager, state, model, **known)
+
+    return fire
 
 
 def result_lines(prefix: str, losses: dict[str, float]) -> list[str]:

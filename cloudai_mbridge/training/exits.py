@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from cloudai_mbridge.training import callbacks
 from cloudai_mbridge.training.checkpointing import save_checkpoint
 from cloudai_mbridge.training.config.container import ConfigContainer
 from cloudai_mbridge.training.device import current_device
@@ -83,6 +84,8 @@ def save_checkpoint_and_time(
             fault_tolerance.on_checkpointing_end(is_async_finalization=False, global_state=state)
             if getattr(cfg.model, "fp8", None):
                 gc.collect()  # the copies that Transformer Engine made of the parameters
+        parts = {"optimizer": optimizer, "scheduler": opt_param_scheduler}
+        callbacks.fire("on_checkpoint_save", state.callback_manager, state, model, **parts)
         if non_persistent_ckpt:
             return
         state.last_saved_step = state.train_state.step

@@ -1,7 +1,6 @@
 """The forward step of GPT training: padded and packed sequences, on any stage of any layout."""
 
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -11,7 +10,7 @@ from megatron.core.utils import unwrap_model
 
 from cloudai_mbridge.training.compat.batches import batch_on_this_cp_rank
 from cloudai_mbridge.training.device import current_device
-from cloudai_mbridge.training.losses import masked_next_token_loss
+from cloudai_mbridge.training.losses import create_masked_next_token_loss_function
 from cloudai_mbridge.training.packed import longest_sequence, packed_on_this_cp_rank, sequence_bounds
 from cloudai_mbridge.training.state import GlobalState
 
@@ -21,7 +20,8 @@ _TOKENS, _LABELS = ("tokens", "position_ids"), ("labels", "loss_mask")
 class Batch(NamedTuple):
     """One micro-batch on this rank: this context-parallel rank's share, on its device. None: not needed on this stage.
 
-    tokens, labels, loss_mask and position_ids are [b, s / cp]; cu_seqlens holds the bounds of the packed sequences.
+    tokens, labels, loss_mask and position_ids are [b, s / cp]; cu_seqlens holds the bounds of the packed sequences,
+    whole: there is nothing to cut off, so the fields that tell where are None. Order and names are Megatron-Bridge's.
     """
 
     tokens: torch.Tensor | None = None
@@ -30,7 +30,10 @@ class Batch(NamedTuple):
     attention_mask: torch.Tensor | None = None
     position_ids: torch.Tensor | None = None
     cu_seqlens: torch.Tensor | None = None
+    cu_seqlens_argmin: torch.Tensor | None = None
     max_seqlen: int | None = None
+    cu_seqlens_unpadded: torch.Tensor | None = None
+    cu_seqlens_unpadded_argmin: torch.Tensor | None = None
 
 
 def forward_step(
@@ -56,11 +59,8 @@ def forward_step(
     timer.stop()
     rerun = state.cfg.rerun_state_machine
     mask: Any = batch.loss_mask  # None off the last stage, where the function is not called
-    loss_function = partial(
-        masked_next_token_loss,
-        mask,
-        check_for_nan_in_loss=rerun.check_for_nan_in_loss,
-        check_for_spiky_loss=rerun.check_for_spiky_loss,
+    loss_function = create_masked_next_token_loss_function(
+        mask, rerun.check_for_nan_in_loss, rerun.check_for_spiky_loss
     )
     arguments = _model_arguments(batch, state.cfg)
     with state.straggler_timer:
@@ -76,6 +76,7 @@ def get_batch(
     *,
     is_first: bool | None = None,
     is_last: bool | None = None,
+    pg_collection: Any = None,
 ) -> Batch:
     """Take the next micro-batch and keep what this stage needs of it.
 
@@ -83,7 +84,8 @@ def get_batch(
         attention_mask where the data set is to give one; packed ones (b = 1) come with cu_seqlens, and may with
         cu_seqlens_argmin and max_seqlen.
     use_mtp: multi-token prediction on the last stage embeds the tokens again.
-    is_first, is_last: this stage's place; by default that of the pipeline rank.
+    is_first, is_last: this stage's place; by default that of the pipeline rank, in Megatron's own groups.
+    pg_collection: not used.
 
     Raises:
         ValueError: packed sequences in more than one row, or that context parallelism cannot split.

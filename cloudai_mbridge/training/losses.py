@@ -40,6 +40,18 @@ def masked_next_token_loss(
 masked_token_loss = masked_next_token_loss
 
 
+def create_masked_next_token_loss_function(
+    loss_mask: torch.Tensor, check_for_nan_in_loss: bool, check_for_spiky_loss: bool
+) -> "partial[tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]]":
+    """Return `masked_next_token_loss` with all but the model's output given: what a forward step returns."""
+    return partial(
+        masked_next_token_loss,
+        loss_mask,
+        check_for_nan_in_loss=check_for_nan_in_loss,
+        check_for_spiky_loss=check_for_spiky_loss,
+    )
+
+
 def _validate(loss: torch.Tensor, is_finite_wanted: bool, is_even_wanted: bool) -> None:
     """Hand the loss to the rerun machine, once per question.
 

@@ -6,21 +6,52 @@ from megatron.core.optimizer import MegatronOptimizer, get_megatron_optimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
 from cloudai_mbridge.training.config.container import ConfigContainer
-from cloudai_mbridge.training.config.optimizer import OptimizerConfigOverrideProviderContext
+from cloudai_mbridge.training.config.optimizer import (
+    OptimizerConfig,
+    OptimizerConfigOverrideProvider,
+    OptimizerConfigOverrideProviderContext,
+)
+from cloudai_mbridge.training.config.scheduler import SchedulerConfig
 from cloudai_mbridge.training.device import current_device
 
 
 def build_optimizer(config: ConfigContainer, model: list[Any]) -> MegatronOptimizer:
     """Build the optimizer over the model chunks: mixed precision and sharding as configured."""
+    provider, use_gloo = config.optimizer_config_override_provider, config.dist.use_gloo_process_groups
+    return _build_optimizer(config.optimizer, config.scheduler, model, use_gloo, provider)
+
+
+def setup_optimizer(
+    optimizer_config: OptimizerConfig,
+    scheduler_config: SchedulerConfig,
+    model: Any,
+    use_gloo_process_groups: bool = False,
+    pg_collection: Any = None,
+    optimizer_config_override_provider: OptimizerConfigOverrideProvider | None = None,
+) -> tuple[MegatronOptimizer, OptimizerParamScheduler]:
+    """Build optimizer and scheduler, from sections that are finalized. pg_collection: not used."""
+    provider = optimizer_config_override_provider or OptimizerConfigOverrideProvider()
+    chunks = model if isinstance(model, list) else [model]
+    optimizer = _build_optimizer(optimizer_config, scheduler_config, chunks, use_gloo_process_groups, provider)
+    return optimizer, _build_scheduler(optimizer_config, scheduler_config, optimizer)
+
+
+def _build_optimizer(
+    config: OptimizerConfig,
+    scheduler: SchedulerConfig,
+    model: list[Any],
+    use_gloo: bool,
+    provider: OptimizerConfigOverrideProvider,
+) -> MegatronOptimizer:
     on_cpu = current_device().type == "cpu"
-    context = OptimizerConfigOverrideProviderContext(config.scheduler, config.optimizer, model)
+    context = OptimizerConfigOverrideProviderContext(scheduler, config, model)
     optimizer = get_megatron_optimizer(
-        config.optimizer,
+        config,
         model,
-        config_overrides=config.optimizer_config_override_provider.build_config_overrides(context),
-        use_gloo_process_groups=config.dist.use_gloo_process_groups and not on_cpu,  # on a CPU all groups are gloo
+        config_overrides=provider.build_config_overrides(context),
+        use_gloo_process_groups=use_gloo and not on_cpu,  # on a CPU all groups are gloo
     )
-    if on_cpu and config.optimizer.optimizer == "adam":
+    if on_cpu and config.optimizer == "adam":
         _use_fused_adam(optimizer)
     return optimizer
 
@@ -34,7 +65,10 @@ def _use_fused_adam(optimizer: Any) -> None:
 
 def build_scheduler(config: ConfigContainer, optimizer: MegatronOptimizer) -> OptimizerParamScheduler:
     """Build the laws of learning rate and weight decay. Megatron counts their steps in samples."""
-    s, o = config.scheduler, config.optimizer
+    return _build_scheduler(config.optimizer, config.scheduler, optimizer)
+
+
+def _build_scheduler(o: OptimizerConfig, s: SchedulerConfig, optimizer: MegatronOptimizer) -> OptimizerParamScheduler:
     return OptimizerParamScheduler(
         optimizer,
         init_lr=s.lr_warmup_init,

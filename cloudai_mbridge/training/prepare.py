@@ -25,6 +25,7 @@ def prepare(config: ConfigContainer) -> dict[str, Any]:
     try:
         adapted = adapt_to_device(config)
         before = _plain_values(config)
+        had_sequence_parallel = getattr(config.model, "sequence_parallel", False)
         runtime_config_update(config)
     except ConfigError:
         raise
@@ -33,6 +34,9 @@ def prepare(config: ConfigContainer) -> dict[str, Any]:
     refuse_unsupported(config)
     _check_pipeline(config)
     _check_batches(config)
+    _check_vocabulary(config)
+    if had_sequence_parallel and not config.model.sequence_parallel:
+        adapted["model.sequence_parallel"] = False
     return adapted | _overwritten(config, before)
 
 
@@ -77,6 +81,17 @@ def _check_pipeline(config: ConfigContainer) -> None:
     model: Any = config.model
     if model.virtual_pipeline_model_parallel_size is not None and not model.overlap_p2p_comm:
         raise ConfigError("comm_overlap.overlap_p2p_comm = False: virtual pipeline stages need it; remove it")
+
+
+def _check_vocabulary(config: ConfigContainer) -> None:
+    """Refuse a table of embeddings that tensor parallelism cannot split."""
+    model: Any = config.model
+    size, tp = model.vocab_size, model.tensor_model_parallel_size
+    if size is not None and not model.should_pad_vocab and size % tp:
+        raise ConfigError(
+            f"model.vocab_size = {size} is not a multiple of model.tensor_model_parallel_size = {tp};"
+            " use a multiple, or set model.should_pad_vocab=True"
+        )
 
 
 def _check_batches(config: ConfigContainer) -> None:

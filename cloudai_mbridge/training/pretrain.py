@@ -1,5 +1,6 @@
 """Pre-train: the whole run of one rank, from process group to last line."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import megatron.core
@@ -7,6 +8,7 @@ import torch
 import torch.distributed as dist
 
 from cloudai_mbridge.training import cpu
+from cloudai_mbridge.training.callbacks import Callback, CallbackManager, normalize_callbacks
 from cloudai_mbridge.training.checkpointing import check_checkpoint_packages
 from cloudai_mbridge.training.config.container import ConfigContainer
 from cloudai_mbridge.training.config.resolved import resolved_yaml
@@ -35,10 +37,14 @@ from cloudai_mbridge.training.utils.train_utils import flops_per_step
 _DTYPE_NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
-def pretrain(config: ConfigContainer, forward_step_func: Any) -> None:
+def pretrain(
+    config: ConfigContainer,
+    forward_step_func: Any,
+    callbacks: Sequence[Callback] | CallbackManager | None = None,
+) -> None:
     """Train `config.train.train_iters` steps and leave. Every rank calls it, under torchrun or alone.
 
-    A process group that is up already is used, and left up.
+    A process group that is up already is used, and left up. callbacks: see `training.callbacks`.
 
     Raises:
         ConfigError: before anything starts, if the configuration is not valid or asks for what the loop does not do.
@@ -50,6 +56,7 @@ def pretrain(config: ConfigContainer, forward_step_func: Any) -> None:
     adapted = prepare(config)
     _check(config)
     state = GlobalState(config)
+    state.callback_manager = normalize_callbacks(callbacks)
     run, store = maybe_wrap_for_inprocess_restart(_pretrain, config, state)
     run(state, forward_step_func, adapted, store=store)
 
@@ -140,7 +147,8 @@ def _evaluate_at_the_end(run: SetupOutput, forward_step_func: Any) -> None:
     for wanted, name, iterator in sets:
         if wanted:
             prefix = f"iteration {state.train_state.step} on {name} set"
-            evaluate_and_print_results(state, prefix, forward_step_func, iterator, run.model, run.model[0].config)
+            config, is_test = run.model[0].config, name == "test"
+            evaluate_and_print_results(state, prefix, forward_step_func, iterator, run.model, config, is_test=is_test)
 
 
 def _announce(state: GlobalState, model: list[Any], adapted: dict[str, Any]) -> None:

@@ -5,6 +5,8 @@ from typing import Any
 
 from megatron.core.distributed import finalize_model_grads
 
+from cloudai_mbridge.training import callbacks
+from cloudai_mbridge.training.adapt import take_vocabulary
 from cloudai_mbridge.training.checkpointing import init_checkpointing_context, load_checkpoint
 from cloudai_mbridge.training.config.container import ConfigContainer
 from cloudai_mbridge.training.data import build_data_iterators
@@ -41,17 +43,19 @@ def setup(state: GlobalState) -> SetupOutput:
     start_memory_history_recording(config.profiling)
     if config.logger.log_progress and config.checkpoint.save:
         append_to_progress_log(config.checkpoint.save, "Starting job")
-    state.tokenizer = build_tokenizer(config)
+    state.tokenizer = build_tokenizer(config)  # anew: the configuration may have changed since it was asked for
     if config.model.vocab_size is None:
-        config.model.vocab_size = state.tokenizer.vocab_size
+        take_vocabulary(config.model, state.tokenizer.vocab_size)
     model = build_model(config)
     optimizer = build_optimizer(config, model)
     scheduler = build_scheduler(config, optimizer)
     _connect(config, model, optimizer, state)
     context = init_checkpointing_context(config.checkpoint)
-    iteration, _ = load_checkpoint(state, model, optimizer, scheduler, context)
+    iteration, _ = load_checkpoint(state, model, optimizer, scheduler, checkpointing_context=context)
     if iteration:
         fault_tolerance.on_checkpoint_loaded(is_local_chkpt=False, global_state=state)
+    parts = {"optimizer": optimizer, "scheduler": scheduler}
+    callbacks.fire("on_data_init_start", state.callback_manager, state, model, **parts)
     train, valid, test = build_data_iterators(state, len(model))
     state.open_loggers()
     return SetupOutput(state, model, optimizer, scheduler, train, valid, test, context)

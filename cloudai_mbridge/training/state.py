@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from megatron.core.energy_monitor import EnergyMonitor
 
+from cloudai_mbridge.training.callbacks import CallbackManager
 from cloudai_mbridge.training.config.container import ConfigContainer
 from cloudai_mbridge.training.loggers import close_loggers, open_comet, open_mlflow, open_tensorboard, open_wandb
 from cloudai_mbridge.training.resilience.straggler import GuardedStragglerDetector, straggler_timer
@@ -80,13 +81,14 @@ class GlobalState:
         self.start_time = time.time()
         self._cfg: ConfigContainer | None = None
         self.signal_handler: DistributedSignalHandler | None = None
+        self.callback_manager: CallbackManager | None = None
         self._start_afresh()
         if cfg is not None:
             self.cfg = cfg
 
     def _start_afresh(self) -> None:
         self.train_state = TrainState()
-        self.tokenizer: Any = None
+        self._tokenizer: Any = None
         self.nvrx_straggler_manager: Any = None
         self.fault_tolerance_state = FaultToleranceState()
         self.rank_monitor_client: Any = None
@@ -114,6 +116,30 @@ class GlobalState:
         self.signal_handler = DistributedSignalHandler(value.train.exit_signal)
         if self.exits_on_signal:
             self.signal_handler.install()
+
+    @property
+    def tokenizer(self) -> Any:
+        """The run's tokenizer, built when it is first asked for.
+
+        Raises:
+            ConfigError: it cannot be built.
+        """
+        if self._tokenizer is None:
+            from cloudai_mbridge.training.tokenizers.build import build_tokenizer
+
+            self._tokenizer = build_tokenizer(self.cfg)
+        return self._tokenizer
+
+    @tokenizer.setter
+    def tokenizer(self, value: Any) -> None:
+        self._tokenizer = value
+
+    def initialize_async_checkpoint_worker(self) -> None:
+        """Make the queue of saves in the background now, if there will be any. May be called again."""
+        from cloudai_mbridge.training.checkpointing.async_save import open_queue
+
+        if self.cfg.checkpoint.save is not None and self.cfg.checkpoint.async_save:
+            open_queue(self)
 
     @property
     def exits_on_signal(self) -> bool:

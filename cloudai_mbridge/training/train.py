@@ -7,6 +7,7 @@ import gc
 import time
 from collections import deque
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch.distributed as dist
@@ -18,7 +19,7 @@ from megatron.core.num_microbatches_calculator import (
 )
 from megatron.core.rerun_state_machine import get_rerun_state_machine
 
-from cloudai_mbridge.training import hang
+from cloudai_mbridge.training import callbacks, hang
 from cloudai_mbridge.training.after_step import (
     StepFlops,
     check_weights,
@@ -26,6 +27,7 @@ from cloudai_mbridge.training.after_step import (
     loss_scale_of,
     post_training_step_callbacks,
 )
+from cloudai_mbridge.training.callbacks import CallbackManager
 from cloudai_mbridge.training.checkpointing import maybe_finalize_async_save
 from cloudai_mbridge.training.eval import evaluate_and_print_results
 from cloudai_mbridge.training.exits import (
@@ -64,6 +66,7 @@ from cloudai_mbridge.training.step import (
     train_step,
 )
 from cloudai_mbridge.training.utils.log_lines import write_line
+from cloudai_mbridge.training.utils.reported_losses import with_own_reports
 from cloudai_mbridge.training.utils.required import required
 from cloudai_mbridge.training.utils.train_utils import (
     calc_params_l2_norm,
@@ -101,16 +104,21 @@ def train(
     checkpointing_context: dict[str, Any],
     process_non_loss_data_func: Any = None,
     non_loss_data_func: Any = None,
+    callback_manager: CallbackManager | None = None,
 ) -> None:
     """Train until `train_iters` steps are done. Every rank calls it.
+
+    callback_manager: replaces that of `global_state`.
 
     Raises:
         SystemExit: the run leaves early: 0 after a signal, a time limit or an interval; 16 to be resumed so that a
             suspicious result can be examined; 17 when that result has proved wrong. A checkpoint is saved before.
     """
     state, cfg, progress = global_state, global_state.cfg, global_state.train_state
+    state.callback_manager = callback_manager or state.callback_manager
     run = _Run(forward_step_func, model, optimizer, state)
     args = (model, optimizer, scheduler)
+    fire = partial(run.fire, optimizer=optimizer, scheduler=scheduler)
     should_exit, exit_code = False, 0
 
     def save() -> None:
@@ -123,16 +131,19 @@ def train(
         )
 
     try:
+        fire("on_train_start")
         while progress.step < required(cfg.train.train_iters):
             run.begin_step()
             _update_batch_size(state, save)
             if _should_skip_and_handle_iteration(state, train_data_iterator):
                 continue
             fault_tolerance.on_training_step_start(state)
+            fire("on_train_step_start")
             loss_dict, skipped, should_save, should_exit, exit_code, grad_norm, num_zeros = run.train_step(
                 run.forward_step_func, train_data_iterator, *args, state
             )
             fault_tolerance.on_training_step_end(state)
+            fire("on_train_step_end", loss_dict=loss_dict, grad_norm=grad_norm, skipped_iter=bool(skipped))
             if should_save and cfg.checkpoint.save:
                 save()
             if should_exit:
@@ -151,6 +162,7 @@ def train(
     finally:
         run.finish_profiling()
     run.close()
+    fire("on_train_end")
     if should_exit:
         _finish_train(state)
         raise EarlyExit(exit_code)
@@ -161,7 +173,7 @@ class _Run:
 
     def __init__(self, forward_step_func: Any, model: list[Any], optimizer: Any, state: GlobalState) -> None:
         self.state, self.cfg, self.model, self.optimizer = state, state.cfg, model, optimizer
-        self.forward_step_func = prepare_forward_step_func(forward_step_func, state)
+        self.forward_step_func = with_own_reports(prepare_forward_step_func(forward_step_func, state))
         self.train_step = _measured_by_nvrx(state)
         self.loaded_iteration = state.train_state.step
         self._total_loss_dict: dict[str, Any] = {}
@@ -194,6 +206,10 @@ class _Run:
         if self.cfg.train.check_weight_hash_across_dp_replicas_interval is not None:
             check_weights(self.model, self.state.train_state.step, toggle_hooks=False)
         self.state.timers("interval-time", log_level=0).start(barrier=True)
+
+    def fire(self, event: str, **known: Any) -> None:
+        """Call the user's callbacks of an event."""
+        callbacks.fire(event, self.state.callback_manager, self.state, self.model, **known)
 
     def begin_step(self) -> None:
         """Profile, and see whether an asynchronous save has ended."""

@@ -7,6 +7,8 @@ import pytest
 from cloudai_mbridge.constraints import CheckResult, RuleSet, Upstream, check
 from cloudai_mbridge.constraints.lifts import LIFTS
 from cloudai_mbridge.megatron_bridge.catalog import catalog
+from cloudai_mbridge.constraints.megatron.parallel import m06_sequence_parallel_shares_are_whole
+from cloudai_mbridge.constraints.rule import NotEvaluated, Point, Violation
 from cloudai_mbridge.megatron_bridge.presets import find_preset
 from cloudai_mbridge.megatron_bridge.release import find_release
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
@@ -185,3 +187,10 @@ def test_lifts_say_since_when_and_where_it_shows() -> None:
             assert row.rule_id == rule_id
             assert row.source
             assert row.key >= (0, 3)
+
+
+def test_sequence_parallelism_that_an_override_decides_is_not_judged() -> None:
+    args = ResolvedCmdArgs(launcher="megatron_bridge", tp=2, num_gpus=2, seq_length=4097)
+    for overridden in (frozenset[str](), frozenset({"sequence_parallel"})):
+        answer = m06_sequence_parallel_shares_are_whole(Point(args, overridden=overridden))
+        assert isinstance(answer, NotEvaluated if overridden else Violation)

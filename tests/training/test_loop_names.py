@@ -12,7 +12,8 @@ pytest.importorskip("torch")
 SIGNATURES: dict[str, dict[str, str]] = {
     "train": {
         "train": "forward_step_func, model, optimizer, scheduler, train_data_iterator, valid_data_iterator,"
-        " global_state, checkpointing_context, process_non_loss_data_func=None, non_loss_data_func=None",
+        " global_state, checkpointing_context, process_non_loss_data_func=None, non_loss_data_func=None,"
+        " callback_manager=None",
         "train_step": "forward_step_func, data_iterator, model, optimizer, scheduler, global_state",
         "post_training_step_callbacks": "model, num_floating_point_operations_since_last_log_event, straggler_timer,"
         " iteration, prof, config, should_toggle_forward_pre_hook, nsys_nvtx_context=None",
@@ -62,9 +63,21 @@ SIGNATURES: dict[str, dict[str, str]] = {
         "needs_global_state_injection": "forward_step_func",
         "maybe_inject_state": "forward_step_func, state, needs_injection=None",
     },
-    "pretrain": {"pretrain": "config, forward_step_func"},
-    "finetune": {"finetune": "config, forward_step_func"},
+    "pretrain": {"pretrain": "config, forward_step_func, callbacks=None"},
+    "finetune": {"finetune": "config, forward_step_func, callbacks=None"},
+    "callbacks": {
+        "normalize_callbacks": "callbacks",
+        "should_fire": "callback_manager, event_name",
+        "CallbackManager.add": "self, callback",
+        "CallbackManager.register": "self, event_name, fn",
+        "CallbackManager.list_callbacks": "self, event_name",
+        "CallbackManager.has_callbacks": "self, event_name",
+        "CallbackManager.fire": "self, event_name, context",
+        "CallbackContext": "state, model, user_state=<factory>, optimizer=None, scheduler=None, loss_dict=None,"
+        " grad_norm=None, skipped_iter=None, total_loss_dict=None",
+    },
     "losses": {
+        "create_masked_next_token_loss_function": "loss_mask, check_for_nan_in_loss, check_for_spiky_loss",
         "masked_next_token_loss": "loss_mask, output_tensor, check_for_nan_in_loss=True, check_for_spiky_loss=False",
         "masked_token_loss": "loss_mask, output_tensor, check_for_nan_in_loss=True, check_for_spiky_loss=False",
     },

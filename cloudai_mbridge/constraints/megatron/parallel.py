@@ -75,13 +75,17 @@ def m05_context_parallel_halves_divide_the_sequence(point: Point) -> Answer:
 def m06_sequence_parallel_shares_are_whole(point: Point) -> Answer:
     """With tensor parallelism, tp divides the sequence (of one context-parallel rank).
 
-    The loop runs sequence parallelism whenever tp > 1: every tensor-parallel rank keeps an equal part of the sequence.
+    Sequence parallelism is on whenever tp > 1: every tensor-parallel rank keeps an equal part of the sequence.
+    At tp = 1 it is off, whatever is asked for.
 
-    Pass: seq_length=4096, tp=2. Fail: seq_length=4097, tp=2. Not evaluated: the sequence length is unknown.
+    Pass: seq_length=4096, tp=2. Fail: seq_length=4097, tp=2. Not evaluated: the sequence length is unknown, or
+    `extra_cmd_args` set model.sequence_parallel for upstream's launcher.
     Source: megatron.core.tensor_parallel.mappings.
     """
     if point.tp <= 1 or point.cp < 1:
         return None
+    if "sequence_parallel" in point.overridden:
+        return NotEvaluated("M06", "sequence_parallel, which extra_cmd_args set,")
     if (length := point.seq_length) is None:
         return NotEvaluated("M06", "seq_length")
     if length % point.cp or (length // point.cp) % point.tp == 0:

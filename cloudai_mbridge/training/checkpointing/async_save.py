@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from megatron.core.dist_checkpointing.strategies.async_utils import AsyncCallsQueue
 
@@ -22,17 +23,23 @@ from cloudai_mbridge.training.utils.log_lines import write_line
 
 def uses_worker(config: CheckpointConfig) -> bool:
     """Return whether a process of its own, not a forked one, writes."""
-    return config.async_save and config.use_persistent_ckpt_worker and current_device().type != "cpu"
+    on_gpu = current_device().type != "cpu" if dist.is_initialized() else torch.cuda.is_available()
+    return config.async_save and config.use_persistent_ckpt_worker and on_gpu
 
 
 def schedule(state: Any, request: Any) -> None:
     """Begin a save in the background. A collective."""
-    if state.async_calls_queue is None:
-        if state.cfg.checkpoint.async_strategy == "nvrx" and dist.get_rank() == 0:
-            write_line("checkpoint.async_strategy = 'nvrx' is done by Megatron-Core's own writer ('mcore')")
-        state.async_calls_queue = AsyncCallsQueue(persistent=uses_worker(state.cfg.checkpoint))
+    open_queue(state)
     with _clear_errors():
         state.async_calls_queue.schedule_async_request(request)
+
+
+def open_queue(state: Any) -> None:
+    """Make the queue, unless there is one."""
+    if state.async_calls_queue is None:
+        if state.cfg.checkpoint.async_strategy == "nvrx" and (not dist.is_initialized() or dist.get_rank() == 0):
+            write_line("checkpoint.async_strategy = 'nvrx' is done by Megatron-Core's own writer ('mcore')")
+        state.async_calls_queue = AsyncCallsQueue(persistent=uses_worker(state.cfg.checkpoint))
 
 
 def maybe_finalize_async_save(

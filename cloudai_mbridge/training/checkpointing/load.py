@@ -39,11 +39,13 @@ def load_checkpoint(
     model: list[Any],
     optimizer: Any,
     opt_param_scheduler: Any,
+    strict: bool = True,
     checkpointing_context: dict[str, Any] | None = None,
     skip_load_to_model_and_opt: bool = False,
 ) -> tuple[int, float]:
     """Load what the configuration asks for, into the run. Every rank calls it, inside `cpu.megatron_device()`.
 
+    strict: False lets weights be missing, as of `torch.nn.Module.load_state_dict`.
     skip_load_to_model_and_opt: read the checkpoint, and leave model and optimizer as they are.
 
     Returns:
@@ -57,7 +59,7 @@ def load_checkpoint(
     if isinstance(found, Nothing):
         return 0, 0
     on_first_rank(partial(check_files, found.directory))
-    load = _Load(state, model, optimizer, opt_param_scheduler, found)
+    load = _Load(state, model, optimizer, opt_param_scheduler, found, strict=strict)
     load.run(skip_load_to_model_and_opt)
     if found.weights_only:
         _say(f"  successfully loaded the weights of {found.directory}: training starts at iteration 0")
@@ -83,7 +85,10 @@ def _say(*lines: str) -> None:
 class _Load:
     """One load under way."""
 
-    def __init__(self, state: Any, model: list[Any], optimizer: Any, scheduler: Any, found: Found) -> None:
+    def __init__(
+        self, state: Any, model: list[Any], optimizer: Any, scheduler: Any, found: Found, *, strict: bool
+    ) -> None:
+        self.strict = strict
         self.state, self.model, self.optimizer, self.scheduler = state, model, optimizer, scheduler
         self.config = state.cfg.checkpoint
         self.path, self.weights_only = found.directory, found.weights_only
@@ -175,7 +180,7 @@ class _Load:
             set_rng_state(loaded["rng_state"])
 
     def _apply_model(self, loaded: dict[str, Any]) -> None:
-        strict = self.config.dist_ckpt_strictness not in _MAY_LACK_KEYS
+        strict = self.strict and self.config.dist_ckpt_strictness not in _MAY_LACK_KEYS
         for key, chunk in zip(model_keys(self.model), unwrap_model(self.model), strict=True):
             chunk.load_state_dict(loaded[key], strict=strict)
 

@@ -4,6 +4,7 @@ import copy
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from types import SimpleNamespace
 from typing import Any
 
 from megatron.core.distributed import DistributedDataParallelConfig
@@ -44,7 +45,7 @@ class CommOverlapConfig:
 
     def __post_init__(self) -> None:
         """Start without a snapshot of the user's values."""
-        self.user_comm_overlap_cfg: dict[str, Any] | None = None
+        self.user_comm_overlap_cfg: SimpleNamespace | None = None
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Set a field. A layer config is copied, so that changing it here does not change the preset for others."""
@@ -53,7 +54,7 @@ class CommOverlapConfig:
     def finalize(self) -> None:
         """Keep what the user set. Only the first call does: later changes of the fields have no effect on `setup`."""
         if self.user_comm_overlap_cfg is None:
-            self.user_comm_overlap_cfg = {f.name: getattr(self, f.name) for f in fields(self)}
+            self.user_comm_overlap_cfg = SimpleNamespace(**{f.name: getattr(self, f.name) for f in fields(self)})
 
     def setup(self, model_config: Any, optimizer_config: Any, ddp_config: Any) -> None:
         """Settle every overlap and write it to the configs that have a field of its name.
@@ -63,7 +64,7 @@ class CommOverlapConfig:
         ValueError for an unknown data-parallel size.
         """
         self.finalize()
-        user = self.user_comm_overlap_cfg or {}
+        user = vars(self.user_comm_overlap_cfg or SimpleNamespace())
         data_parallel = self._resolve_data_parallel(user, model_config, optimizer_config, ddp_config)
         model = resolve.resolve_model(user, model_config)
         as_it_is = getattr(ddp_config, "overlap_grad_reduce", False)

@@ -5,8 +5,7 @@ Field names, defaults and methods are those of Megatron-Bridge's `ConfigContaine
 
 import os
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import torch.distributed
 
@@ -39,10 +38,11 @@ from cloudai_mbridge.training.config.train import TrainingConfig, ValidationConf
 from cloudai_mbridge.training.config.validate import validate
 from cloudai_mbridge.training.mixed_precision import MixedPrecisionConfig
 from cloudai_mbridge.training.tokenizers.config import TokenizerConfig
+from cloudai_mbridge.training.utils.config_utils import _ConfigContainerBase
 
 
 @dataclass(kw_only=True)
-class ConfigContainer:
+class ConfigContainer(_ConfigContainerBase):
     """Everything one training run is configured with.
 
     The sections may be changed freely after construction: nothing is checked or derived before `validate()`, and
@@ -122,46 +122,6 @@ class ConfigContainer:
 
     def _calculate_scheduler_steps(self) -> None:
         calculate_scheduler_steps(self)
-
-    # The reader and writer are imported where they are used: a run that is configured in code needs no YAML library
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain data, with each section's class under `_target_`."""
-        from cloudai_mbridge.training.config import serialization
-
-        return serialization.to_dict(self)
-
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> Self:
-        """Build a container from what `to_dict` returns.
-
-        Raises:
-            ConfigError: an unknown class or key, or a missing key.
-        """
-        from cloudai_mbridge.training.config import serialization
-
-        return serialization.from_dict(cls, data)
-
-    def to_yaml(self, yaml_path: str | Path | None = None) -> str:
-        """Return the container as YAML, written to `yaml_path` too where one is given."""
-        from cloudai_mbridge.training.config import serialization
-
-        return serialization.to_yaml(self, yaml_path)
-
-    @classmethod
-    def from_yaml(cls, yaml_path: str | Path) -> Self:
-        """Read a container from a file that `to_yaml` wrote.
-
-        Raises:
-            ConfigError: an unreadable file, or what `from_dict` refuses.
-        """
-        from cloudai_mbridge.training.config import serialization
-
-        return serialization.from_yaml(cls, yaml_path)
-
-    def print_yaml(self) -> None:
-        """Print the container as YAML."""
-        print(self.to_yaml(), end="")
 
 
 def current_world_size() -> int:

@@ -10,9 +10,9 @@ import torch
 
 from cloudai_mbridge.training.config.typing_check import LiveCatalog
 from cloudai_mbridge.training.schema.field_table import field_key
-from cloudai_mbridge.training.schema.known_names import CLASS_PATHS, FUNCTIONS, kind_of_target
+from cloudai_mbridge.training.schema.known_names import ACTIVATIONS, CLASS_PATHS, FUNCTIONS, dtype_name, kind_of_target
 from cloudai_mbridge.training.schema.messages import fail, is_tagged
-from cloudai_mbridge.training.schema.plain import accepts, check, config_path, fitting
+from cloudai_mbridge.training.schema.plain import accepts, check, config_path, fitting, is_left_out
 from cloudai_mbridge.training.schema.tagged import enum_member
 from cloudai_mbridge.training.schema.type_forms import ANY, Form
 
@@ -64,12 +64,12 @@ def _build_path(form: Form, value: Any, where: str, catalog: LiveCatalog) -> Any
 
 def _build_dtype(form: Form, value: Any, where: str, catalog: LiveCatalog) -> Any:
     name = value["_target_"] if is_tagged(value) else value
-    return getattr(torch, name.removeprefix("torch."))
+    return getattr(torch, dtype_name(name).removeprefix("torch."))
 
 
 def _build_callable(form: Form, value: Any, where: str, catalog: LiveCatalog) -> Any:
     target = value["_target_"] if is_tagged(value) else value
-    module, name = FUNCTIONS[target]
+    module, name = FUNCTIONS[ACTIVATIONS.get(target, target)]
     try:
         function = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError):
@@ -94,7 +94,9 @@ def _build_config(form: Form, value: Any, where: str, catalog: LiveCatalog) -> A
     arguments = {}
     for key, item in value.items():
         name = field_key(section, key)
-        if name is not None and not section.fields[name].computed:
+        if name is None or is_left_out(section, value, name, item, catalog):
+            continue
+        if not section.fields[name].computed:
             arguments[name] = build(section.fields[name].form, item, f"{where}.{key}" if where else key, catalog)
     try:
         return cls(**arguments)

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from cloudai_mbridge.training.config.decode import decode
 from cloudai_mbridge.training.config.encode import encode, is_config
+from cloudai_mbridge.training.config.summary import warn_rank_0
 from cloudai_mbridge.training.config.typing_check import LiveCatalog, class_path
 from cloudai_mbridge.training.config.yaml_text import MAX_CHARS, dump_yaml, parse_json, parse_yaml
 from cloudai_mbridge.training.errors import ConfigError
@@ -36,12 +37,18 @@ def to_dict(obj: Any) -> dict[str, Any]:
 def from_dict(cls: type[T], data: dict[str, Any]) -> T:
     """Build a `cls` from plain data; types follow the annotations, an int may stand for a float and nothing else.
 
+    Tables that Megatron-Bridge wrote may have keys that do not exist here: they are dropped, with one warning.
+
     Raises:
         ConfigError: unknown or missing key, wrong type, or a `_target_` that may not be named.
     """
     if not isinstance(data, dict):
         raise ConfigError(f"{cls.__name__}: a table is needed, got {show(data)}")
-    built: T = decode(Form("config", (class_path(cls),)), data, "", LiveCatalog(cls))
+    catalog = LiveCatalog(cls)
+    built: T = decode(Form("config", (class_path(cls),)), data, "", catalog)
+    if catalog.dropped:
+        keys = ", ".join(f"{where} = {show(value)}" for where, value in catalog.dropped.items())
+        warn_rank_0(f"keys of Megatron-Bridge that do not exist here were dropped: {keys}")
     return built
 
 

@@ -197,6 +197,7 @@ class LiveCatalog:
     def __init__(self, root: type) -> None:
         """Start from `root`, the class that the caller asks for."""
         self._named: dict[str, type] = {class_path(root): root}
+        self.dropped: dict[str, Any] = {}
 
     def section(self, path: str) -> Section | None:
         """Return the config class at `path`, None where there is none."""

@@ -8,6 +8,8 @@ import copy
 from dataclasses import fields
 from typing import Any, Generic, TypeVar
 
+from cloudai_mbridge.training.models.fill_in import fill_in, naming_transformer_engine
+
 M = TypeVar("M")
 
 
@@ -47,7 +49,9 @@ class Deferred:
         before = {field.name: copy.copy(getattr(self, field.name)) for field in fields(self)}  # type: ignore[arg-type]
         self._is_finalizing = True
         try:
-            post_init()
+            fill_in(self)
+            with naming_transformer_engine(self):
+                post_init()
         finally:
             self._is_finalizing = False
         after = {name: getattr(self, name) for name in before}

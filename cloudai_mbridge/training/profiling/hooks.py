@@ -9,7 +9,9 @@ from cloudai_mbridge.training.profiling.nsys import NsysCapture, start_nsys_prof
 from cloudai_mbridge.training.utils.log_lines import write_line
 
 
-def handle_profiling_step(config: ProfilingConfig | None, iteration: int, rank: int, prof: Any) -> NsysCapture | None:
+def handle_profiling_step(
+    config: ProfilingConfig | None, iteration: int, rank: int, pytorch_prof: Any
+) -> NsysCapture | None:
     """Tell the profilers that an iteration begins. iteration: steps done before it.
 
     Returns:
@@ -17,8 +19,8 @@ def handle_profiling_step(config: ProfilingConfig | None, iteration: int, rank: 
     """
     if config is None or not should_profile_rank(config, rank):
         return None
-    if config.use_pytorch_profiler and prof is not None:
-        prof.step()
+    if config.use_pytorch_profiler and pytorch_prof is not None:
+        pytorch_prof.step()
     if not config.use_nsys_profiler or iteration != config.profile_step_start or not has_window(config):
         return None
     capture = start_nsys_profiler(config)
@@ -28,11 +30,15 @@ def handle_profiling_step(config: ProfilingConfig | None, iteration: int, rank: 
 
 
 def handle_profiling_stop(
-    config: ProfilingConfig | None, iteration: int, rank: int, prof: Any, nsys_context: NsysCapture | None = None
+    config: ProfilingConfig | None,
+    iteration: int,
+    rank: int,
+    pytorch_prof: Any,
+    nsys_nvtx_context: NsysCapture | None = None,
 ) -> None:
     """Stop the profilers at the end of their window. iteration: steps done, with the one that just ended."""
     if config is not None and should_profile_rank(config, rank) and iteration == config.profile_step_end:
-        _stop(config, prof, nsys_context)
+        _stop(config, pytorch_prof, nsys_nvtx_context)
 
 
 def finish_profiling(

@@ -56,6 +56,7 @@ class _SchemaCatalog:
     def __init__(self, release: str | None, partial: bool) -> None:
         self._release = release
         self._partial = partial
+        self.dropped: dict[str, Any] = {}
 
     def section(self, path: str) -> Section | None:
         if path not in load_schema(self._release)["classes"]:

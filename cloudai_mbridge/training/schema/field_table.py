@@ -34,7 +34,12 @@ class Section:
 
 
 class Catalog(Protocol):
-    """Where class paths and enum paths are looked up."""
+    """Where class paths and enum paths are looked up.
+
+    dropped: keys of tables that Megatron-Bridge wrote and no class here has, with their values.
+    """
+
+    dropped: dict[str, Any]
 
     def section(self, path: str) -> Section | None:
         """Return the config class at `path`, None when there is none."""

@@ -64,7 +64,12 @@ _REFERENCE_MODULES: Mapping[str, tuple[str, ...]] = {
         "megatron.bridge.models.mimo.mimo_provider",
     ),
 }
-_REFERENCE_CONFIG = "megatron.bridge.training.config"
+# Since Megatron-Bridge 0.4 some classes are Megatron-LM's own
+_REFERENCE_CONFIG = (
+    "megatron.bridge.training.config",
+    "megatron.training.config",
+    *(f"megatron.training.config.{name}_config" for name in ("common", "resilience", "training")),
+)
 _REFERENCE_EXTRA: Mapping[str, tuple[str, ...]] = {
     "OptimizerConfig": ("megatron.core.optimizer", "megatron.core.optimizer.optimizer_config"),
     "DistributedDataParallelConfig": (
@@ -110,6 +115,13 @@ _DTYPE_NAMES = (
     *("float", "half", "double"),
 )
 DTYPES = tuple(f"torch.{name}" for name in _DTYPE_NAMES)
+# Short names -> torch's (Megatron-Bridge, utils/activation_map.py)
+_SHORT_DTYPES: Mapping[str, str] = {
+    **dict.fromkeys(("fp32", "32", "32-true"), "float32"),
+    **dict.fromkeys(("fp16", "16", "16-mixed"), "float16"),
+    **dict.fromkeys(("bf16", "bf16-mixed"), "bfloat16"),
+    "fp8": "float8_e4m3fn",
+}
 
 _INIT_NAMES = (
     *("normal_", "uniform_", "trunc_normal_", "constant_", "zeros_", "ones_", "orthogonal_"),
@@ -133,6 +145,14 @@ FUNCTIONS: Mapping[str, tuple[str, str]] = {
     "torch._C._nn.gelu": ("torch.nn.functional", "gelu"),
     "megatron.bridge.models.gpt_provider.default_layer_spec": (_LAYER_SPECS, "default_layer_spec"),
 }
+# Short names of activation functions -> names of FUNCTIONS (Megatron-Bridge, utils/activation_map.py)
+ACTIVATIONS: Mapping[str, str] = {
+    **{name: f"torch.nn.functional.{name}" for name in ("gelu", "relu", "silu", "sigmoid")},
+    "tanh": "torch.tanh",
+    **dict.fromkeys(("relu2", "squared_relu"), "megatron.core.activations.squared_relu"),
+    **dict.fromkeys(("gelu_pytorch_tanh", "fast_gelu"), "megatron.core.activations.fast_gelu"),
+    "quick_gelu": "megatron.core.activations.quick_gelu",
+}
 # Functions of FUNCTIONS that may be given with numbers already filled in (`_partial_: true`)
 PARTIAL_PREFIX = "torch.nn.init."
 
@@ -154,7 +174,7 @@ def _class_paths() -> dict[str, str]:
     for module, names in CONFIG_MODULES.items():
         for name in names:
             own = f"{_PACKAGE}.{module}.{name}"
-            references = _REFERENCE_MODULES.get(module, (_REFERENCE_CONFIG,)) + _REFERENCE_EXTRA.get(name, ())
+            references = _REFERENCE_MODULES.get(module, _REFERENCE_CONFIG) + _REFERENCE_EXTRA.get(name, ())
             package = module.partition(".")[0]
             prefixes = (f"{_PACKAGE}.{package}", *references)
             paths.update(dict.fromkeys((own, name, *(f"{prefix}.{name}" for prefix in prefixes)), own))
@@ -162,6 +182,12 @@ def _class_paths() -> dict[str, str]:
 
 
 CLASS_PATHS: Mapping[str, str] = _class_paths()
+
+
+def dtype_name(name: str) -> str:
+    """Return torch's full name of a dtype that may be given by a shorter one; other names get a `torch.` in front."""
+    bare = name.removeprefix("torch.")
+    return f"torch.{_SHORT_DTYPES.get(bare, bare)}"
 
 
 def is_foreign(target: str) -> bool:

@@ -12,10 +12,12 @@ from typing import Any, NoReturn
 from cloudai_mbridge.training.errors import ConfigError
 from cloudai_mbridge.training.schema.field_table import Catalog, Section, field_key
 from cloudai_mbridge.training.schema.known_names import (
+    ACTIVATIONS,
     CLASS_PATHS,
     DTYPES,
     ENUMS,
     FUNCTIONS,
+    dtype_name,
     is_foreign,
     kind_of_target,
 )
@@ -140,9 +142,9 @@ def _fits_float(value: int) -> bool:
 
 def _text_fits(form: Form, value: str, catalog: Catalog) -> bool:
     if form.kind == "dtype":
-        return value in DTYPES or f"torch.{value}" in DTYPES
+        return dtype_name(value) in DTYPES
     if form.kind == "callable":
-        return value in FUNCTIONS
+        return value in FUNCTIONS or value in ACTIVATIONS
     if form.kind == "enum":
         return value in catalog.members(form.args[0])
     return form.kind == "path"
@@ -252,6 +254,9 @@ def _check_keys(section: Section, value: Mapping[Any, Any], where: str, catalog:
             _check_marks(key, item, join(where, key))
             continue
         name = field_key(section, key)
+        if isinstance(key, str) and is_left_out(section, value, name, item, catalog):
+            catalog.dropped[join(where, key)] = item
+            continue
         if name is None:
             if reason := catalog.missing_because(section.path, str(key)):
                 fail(join(where, key), reason)
@@ -265,6 +270,16 @@ def _check_keys(section: Section, value: Mapping[Any, Any], where: str, catalog:
             fail(join(where, key), f"{show(item)} contradicts {show(given[name])}, given under its other name")
         given[name] = item
     return set(given)
+
+
+def is_left_out(section: Section, table: Mapping[Any, Any], name: str | None, item: Any, catalog: Catalog) -> bool:
+    """Say whether a key of a table that Megatron-Bridge wrote is passed over.
+
+    Its releases have fields that do not exist here, and null where others demand a value.
+    """
+    if not is_foreign(str(table.get("_target_", ""))):
+        return False
+    return name is None or (item is None and not fitting(section.fields[name].form, None, catalog))
 
 
 def _valid_keys(section: Section, value: Mapping[Any, Any], key: object) -> str:

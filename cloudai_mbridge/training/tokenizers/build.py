@@ -29,15 +29,18 @@ _NO_FILES = ("null", "byte-level")
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
-def build_tokenizer(config: ConfigContainer) -> Any:
+def build_tokenizer(config: ConfigContainer | TokenizerConfig) -> Any:
     """Build the tokenizer; the null one has one id more than its vocabulary, the end of a document.
 
+    config: with a container, the tokenizer is checked against the model, whose size a null one takes where it has none.
     `tokenizer.metadata_path` names the library where no type is given: a table such as {"library": "byte-level"}, or
     a file that Megatron-Core wrote.
 
     Raises:
         ConfigError: a type that is not built, a missing file or package, more ids than the model has.
     """
+    if isinstance(config, TokenizerConfig):
+        return _build(config, None)
     tokenizer = _build(config.tokenizer, config.model)
     known = getattr(config.model, "vocab_size", None)
     if known is not None and tokenizer.vocab_size > known:
@@ -70,10 +73,11 @@ def _build(config: TokenizerConfig, model: Any) -> Any:
     check_tokenizer(config)
     metadata, library = _metadata(config)
     path = None if config.tokenizer_model is None or library in _NO_FILES else str(config.tokenizer_model)
+    options = _options(config, library, model)
     try:
         if library == "null":
-            return build_null_tokenizer(config.vocab_size or model.vocab_size - 1, metadata)
-        return MegatronTokenizer.from_pretrained(path, metadata, **_options(config, library))
+            return build_null_tokenizer(options["vocab_size"], metadata)
+        return MegatronTokenizer.from_pretrained(path, metadata, **options)
     except Exception as error:  # whatever a library raises, its files or options are at fault
         detail = " ".join(str(error).split())
         raise ConfigError(f"{_asked(config)}: {detail} ({type(error).__name__})") from error
@@ -113,9 +117,16 @@ def _read_metadata(given: str | dict[str, Any]) -> dict[str, Any]:
     return read
 
 
-def _options(config: TokenizerConfig, library: str) -> dict[str, Any]:
+def _options(config: TokenizerConfig, library: str, model: Any) -> dict[str, Any]:
     """Return the arguments of Megatron-Core's class."""
     special = {} if config.special_tokens is None else {"special_tokens": list(config.special_tokens)}
+    if library == "null":
+        size = config.vocab_size or (getattr(model, "vocab_size", None) or 0) - 1
+        if size < 1:
+            raise ConfigError(
+                "tokenizer.vocab_size: a null tokenizer needs it where model.vocab_size is not set either"
+            )
+        return {"vocab_size": size}
     if library == "byte-level":
         return {**special, **({} if config.vocab_size is None else {"vocab_size": config.vocab_size})}
     if library == "sentencepiece":

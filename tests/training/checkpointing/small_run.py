@@ -122,7 +122,9 @@ class Run:
         )
 
     def load(self) -> tuple[int, float]:
-        return load_checkpoint(self.state, self.model, self.optimizer, self.scheduler, self.context)
+        return load_checkpoint(
+            self.state, self.model, self.optimizer, self.scheduler, checkpointing_context=self.context
+        )
 
     def finish(self) -> None:
         maybe_finalize_async_save(self.state, self.state.cfg.checkpoint, blocking=True, terminate=True)

@@ -1,0 +1,157 @@
+"""A user's own code at fixed places of the loop.
+
+Names, events and what a context holds are those of Megatron-Bridge's `training.callbacks`. Every rank calls them; what
+a callback raises ends the run.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from cloudai_mbridge.training.state import GlobalState
+
+
+@dataclass
+class CallbackContext:
+    """What a callback gets. The objects are the loop's own; `user_state` is the callbacks', and lasts.
+
+    optimizer, scheduler: set while training. loss_dict, grad_norm, skipped_iter: at the end of a training step.
+    total_loss_dict: the mean losses at the end of an evaluation or test; `{}` off the last pipeline stage.
+    """
+
+    state: "GlobalState"
+    model: list[Any]
+    user_state: dict[str, Any] = field(default_factory=dict)
+    optimizer: Any = None
+    scheduler: Any = None
+    loss_dict: dict[str, Any] | None = None
+    grad_norm: float | None = None
+    skipped_iter: bool | None = None
+    total_loss_dict: dict[str, Any] | None = None
+
+
+class Callback:
+    """Does nothing; subclasses override the events that they want."""
+
+    def on_data_init_start(self, context: CallbackContext) -> None:
+        """Model, optimizer and checkpoint are ready; no data file is open yet."""
+
+    def on_train_start(self, context: CallbackContext) -> None:
+        """The model is in training mode; no step has been run."""
+
+    def on_train_step_start(self, context: CallbackContext) -> None:
+        """A step begins."""
+
+    def on_train_step_end(self, context: CallbackContext) -> None:
+        """A step has been run; its counters have not moved yet."""
+
+    def on_train_end(self, context: CallbackContext) -> None:
+        """The loop has ended, early or not."""
+
+    def on_checkpoint_save(self, context: CallbackContext) -> None:
+        """A checkpoint was saved; with `async_save`, its data has been handed over."""
+
+    def on_eval_start(self, context: CallbackContext) -> None:
+        """An evaluation on the validation set begins."""
+
+    def on_eval_step_start(self, context: CallbackContext) -> None:
+        """A batch of it begins."""
+
+    def on_eval_step_end(self, context: CallbackContext) -> None:
+        """A batch of it is done."""
+
+    def on_eval_end(self, context: CallbackContext) -> None:
+        """The evaluation has ended, within its time."""
+
+    def on_test_start(self, context: CallbackContext) -> None:
+        """An evaluation on the test set begins."""
+
+    def on_test_step_start(self, context: CallbackContext) -> None:
+        """A batch of it begins."""
+
+    def on_test_step_end(self, context: CallbackContext) -> None:
+        """A batch of it is done."""
+
+    def on_test_end(self, context: CallbackContext) -> None:
+        """The test has ended, within its time."""
+
+
+VALID_EVENTS = frozenset(name for name in vars(Callback) if name.startswith("on_"))
+Function = Callable[[CallbackContext], None]
+
+
+class CallbackManager:
+    """Callbacks by event, called in the order in which they were added."""
+
+    def __init__(self) -> None:
+        self._functions: dict[str, list[Function]] = {event: [] for event in VALID_EVENTS}
+        self._user_state: dict[str, Any] = {}
+
+    @property
+    def user_state(self) -> dict[str, Any]:
+        """The table that all callbacks share, from one event to the next."""
+        return self._user_state
+
+    @property
+    def events(self) -> frozenset[str]:
+        """The events there are."""
+        return VALID_EVENTS
+
+    def add(self, callback: Callback | Sequence[Callback]) -> None:
+        """Add the events that a callback, or each of several, overrides."""
+        for each in callback if isinstance(callback, list | tuple) else [callback]:
+            for event in VALID_EVENTS:
+                method = getattr(each, event, None)
+                if method is not None and getattr(method, "__func__", method) is not getattr(Callback, event):
+                    self._functions[event].append(method)
+
+    def register(self, event_name: str, fn: Function) -> None:
+        """Add a function for one event.
+
+        Raises:
+            ValueError: there is no such event.
+        """
+        self._of(event_name).append(fn)
+
+    def list_callbacks(self, event_name: str) -> list[Function]:
+        """Return the functions of an event, in order.
+
+        Raises:
+            ValueError: there is no such event.
+        """
+        return list(self._of(event_name))
+
+    def has_callbacks(self, event_name: str) -> bool:
+        """Return whether an event has any."""
+        return bool(self._functions.get(event_name))
+
+    def fire(self, event_name: str, context: CallbackContext) -> None:
+        """Call the functions of an event; what one raises goes to the caller."""
+        for function in self._of(event_name):
+            function(context)
+
+    def _of(self, event: str) -> list[Function]:
+        if event not in self._functions:
+            raise ValueError(f"Unknown event {event!r}. The events are: {', '.join(sorted(VALID_EVENTS))}")
+        return self._functions[event]
+
+
+def normalize_callbacks(callbacks: Sequence[Callback] | CallbackManager | None) -> CallbackManager | None:
+    """Return a manager of what a user passes for `callbacks`; None stays None."""
+    if callbacks is None or isinstance(callbacks, CallbackManager):
+        return callbacks
+    manager = CallbackManager()
+    manager.add(callbacks)
+    return manager
+
+
+def should_fire(callback_manager: CallbackManager | None, event_name: str) -> bool:
+    """Return whether there is anything to call for an event."""
+    return callback_manager is not None and callback_manager.has_callbacks(event_name)
+
+
+def fire(event: str, manager: CallbackManager | None, state: "GlobalState", model: list[Any], **known: Any) -> None:
+    """Call what is registered for an event, with a context of what is known."""
+    if manager is not None and manager.has_callbacks(event):
+        manager.fire(event, CallbackContext(state, model, manager.user_state, **known))

@@ -1,0 +1,177 @@
+"""Callbacks: registration, and when the loop calls them on real runs."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("megatron.core")
+
+from cloudai_mbridge.training.callbacks import (
+    VALID_EVENTS,
+    Callback,
+    CallbackContext,
+    CallbackManager,
+    fire,
+    normalize_callbacks,
+    should_fire,
+)
+
+
+class Two(Callback):
+    """Overrides two events."""
+
+    def __init__(self, seen: list[str]) -> None:
+        self.seen = seen
+
+    def on_train_start(self, context: CallbackContext) -> None:
+        self.seen.append("start")
+
+    def on_eval_end(self, context: CallbackContext) -> None:
+        self.seen.append("eval")
+
+
+def test_a_callback_is_asked_for_what_it_overrides() -> None:
+    manager = CallbackManager()
+    manager.add(Two([]))
+    assert [event for event in sorted(manager.events) if manager.has_callbacks(event)] == [
+        "on_eval_end",
+        "on_train_start",
+    ]
+    assert len(manager.list_callbacks("on_train_start")) == 1
+    assert manager.list_callbacks("on_train_end") == []
+
+
+def test_they_are_called_in_order_and_share_a_table() -> None:
+    manager, seen = CallbackManager(), list[str]()
+    manager.register("on_train_start", lambda context: context.user_state.update(n=1))
+    manager.add([Two(seen), Two(seen)])
+    manager.register("on_train_start", lambda context: seen.append(f"n={context.user_state['n']}"))
+    fire("on_train_start", manager, None, [])  # type: ignore[arg-type]
+    assert seen == ["start", "start", "n=1"]
+    assert manager.user_state == {"n": 1}
+
+
+def test_an_unknown_event_is_refused() -> None:
+    manager = CallbackManager()
+    with pytest.raises(ValueError, match=r"Unknown event 'on_step'.*: on_checkpoint_save, on_data_init"):
+        manager.register("on_step", print)
+    with pytest.raises(ValueError, match="Unknown event"):
+        manager.list_callbacks("on_step")
+
+
+def test_what_a_callback_raises_goes_to_the_caller() -> None:
+    manager = CallbackManager()
+    manager.register("on_train_end", lambda context: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        manager.fire("on_train_end", CallbackContext(None, []))  # type: ignore[arg-type]
+
+
+def test_what_may_be_passed() -> None:
+    manager = CallbackManager()
+    assert normalize_callbacks(None) is None
+    assert normalize_callbacks(manager) is manager
+    made = normalize_callbacks([Two([])])
+    assert should_fire(made, "on_eval_end")
+    assert not should_fire(made, "on_train_end")
+    assert not should_fire(None, "on_eval_end")
+    assert len(VALID_EVENTS) == 14
+
+
+SCRIPT = """
+import json, sys
+import torch.distributed as dist
+from cloudai_mbridge.training.callbacks import Callback, CallbackManager, VALID_EVENTS
+from cloudai_mbridge.training.config import ConfigContainer
+from cloudai_mbridge.training.finetune import finetune
+from cloudai_mbridge.training.gpt_step import forward_step
+from cloudai_mbridge.training.pretrain import pretrain
+
+seen = []
+
+
+def note(event):
+    def function(context):
+        c = context.user_state["calls"] = context.user_state.get("calls", 0) + 1
+        seen.append([event, context.state.train_state.step, all(m.training for m in context.model),
+                     context.optimizer is not None and context.scheduler is not None,
+                     sorted(context.loss_dict or {}), context.grad_norm is not None, context.skipped_iter,
+                     sorted(context.total_loss_dict or {}), c])
+    return function
+
+
+if __name__ == "__main__":
+    manager = CallbackManager()
+    for event in VALID_EVENTS:
+        manager.register(event, note(event))
+    config = ConfigContainer.from_dict(json.load(open("config.json")))
+    code = None
+    try:
+        {"pretrain": pretrain, "finetune": finetune}[sys.argv[1]](config, forward_step, manager)
+    except SystemExit as error:
+        code = error.code
+    with open(f"seen.{config.dist.local_rank or 0}.{__import__('os').environ.get('RANK', 0)}.json", "w") as file:
+        json.dump([code, seen], file)
+"""
+TRAIN = {"train_iters": 3}
+STEP = ["on_train_step_start", "on_train_step_end"]
+
+
+def _seen(tmp_path: Any, rank: int = 0) -> tuple[int | None, list[list[Any]]]:
+    (path,) = tmp_path.glob(f"seen.*.{rank}.json")
+    code, seen = json.loads(path.read_text())
+    return code, seen
+
+
+def _kind(when: str) -> list[str]:
+    return [f"on_{when}_start", *[f"on_{when}_step_start", f"on_{when}_step_end"] * 2, f"on_{when}_end"]
+
+
+def test_the_order_of_a_run_with_everything(tiny: Callable[..., Any], ranks: Any, tmp_path: Any) -> None:
+    """Two stages: the losses are on the last, the calls on both."""
+    sections = {
+        "model": {"num_layers": 2, "pipeline_model_parallel_size": 2},
+        "train": TRAIN,
+        "validation": {"eval_iters": 2, "eval_interval": 2},
+        "checkpoint": {"save": "ckpt", "save_interval": 2},
+    }
+    (tmp_path / "config.json").write_text(json.dumps(tiny(sections)))
+    ranks(2, SCRIPT, "pretrain")
+    for rank in (0, 1):
+        code, seen = _seen(tmp_path, rank)
+        assert code is None
+        assert [each[0] for each in seen] == [
+            *("on_data_init_start", "on_train_start", *STEP, *STEP),
+            *(*_kind("eval"), "on_checkpoint_save", *STEP, "on_train_end", "on_checkpoint_save"),
+            *(*_kind("eval"), *(_kind("test") if "on_test_start" in [each[0] for each in seen] else [])),
+        ]
+        assert [each[-1] for each in seen] == list(range(1, len(seen) + 1))
+        assert [each[1] for each in seen if each[0] == "on_train_step_end"] == [0, 1, 2]
+        losses = ["lm loss"] * rank
+        for event, _, is_training, has_optimizer, step_losses, has_norm, skipped, totals, _ in seen:
+            is_evaluation = event.startswith(("on_eval", "on_test"))
+            assert is_training is not is_evaluation, event
+            assert has_optimizer is not is_evaluation, event
+            at_end = event == "on_train_step_end"
+            assert (step_losses, has_norm, skipped) == ((losses, True, False) if at_end else ([], False, None)), event
+            assert totals == (losses if event == "on_eval_end" or event == "on_test_end" else []), event
+
+
+def test_the_end_of_a_run_that_leaves_early(tiny: Callable[..., Any], ranks: Any, tmp_path: Any) -> None:
+    sections = {"train": {"train_iters": 9, "exit_interval": 2}, "model": {"num_layers": 1}}
+    (tmp_path / "config.json").write_text(json.dumps(tiny(sections)))
+    ranks(1, SCRIPT, "pretrain")
+    code, seen = _seen(tmp_path)
+    assert code == 0
+    assert [each[0] for each in seen][-3:] == [*STEP, "on_train_end"]
+
+
+def test_fine_tuning_takes_them_too(tiny: Callable[..., Any], ranks: Any, train: Any, tmp_path: Any) -> None:
+    sections = {"train": {"train_iters": 1}, "model": {"num_layers": 1}, "checkpoint": {"save": "ckpt"}}
+    train(1, sections)
+    sections["checkpoint"] = {"pretrained_checkpoint": "ckpt"}
+    (tmp_path / "config.json").write_text(json.dumps(tiny(sections)))
+    ranks(1, SCRIPT, "finetune")
+    assert [each[0] for each in _seen(tmp_path)[1]] == ["on_data_init_start", "on_train_start", *STEP, "on_train_end"]

@@ -1,0 +1,117 @@
+"""Modules that exist for the imports of scripts written for Megatron-Bridge: each name is there, and does its work."""
+
+import importlib
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("megatron.core")
+
+from cloudai_mbridge.training.config import ConfigContainer  # noqa: E402
+from cloudai_mbridge.training.state import TrainState  # noqa: E402
+
+# Megatron-Bridge 0.3.0: module below `training` -> names that scripts import
+NAMES = {
+    "callbacks": "Callback CallbackContext CallbackManager normalize_callbacks should_fire VALID_EVENTS",
+    "fault_tolerance": "setup on_training_step_start on_training_step_end on_eval_step_start on_eval_step_end"
+    " on_checkpointing_start on_checkpointing_end on_checkpoint_loaded shutdown maybe_setup_simulated_fault",
+    "forward_step_func_types": "ForwardStepCallable ForwardStepFunc ForwardStepFunctor TwoArgForwardStep"
+    " ThreeArgForwardStep ThreeArgStateForwardStep FourArgForwardStep LossFunction LossFunctionReturn LossReduced"
+    " TwoTupleLossReturn ThreeTupleLossReturn InferenceLossReturn",
+    "optim": "setup_optimizer",
+    "tokenizers.tokenizer": "build_tokenizer",
+    "utils.checkpoint_utils": "file_exists ensure_directory_exists get_checkpoint_name checkpoint_exists"
+    " get_checkpoint_train_state_filename get_checkpoint_run_config_filename get_checkpoint_tracker_filename"
+    " read_run_config read_train_state TRAIN_STATE_FILE TRACKER_PREFIX CONFIG_FILE",
+    "utils.config_utils": "_ConfigContainerBase",
+    "utils.flop_utils": "num_floating_point_operations",
+    "utils.log_utils": "setup_logging append_to_progress_log barrier_and_log",
+    "utils.omegaconf_utils": "process_config_with_overrides apply_overrides OverridesError",
+    "utils.packed_seq_utils": "get_packed_seq_params",
+    "losses": "create_masked_next_token_loss_function masked_next_token_loss",
+}
+
+
+@pytest.mark.parametrize("module", NAMES)
+def test_the_names_are_there(module: str) -> None:
+    found = importlib.import_module(f"cloudai_mbridge.training.{module}")
+    assert [name for name in NAMES[module].split() if not hasattr(found, name)] == []
+
+
+def _load(module: str) -> Any:
+    return importlib.import_module(f"cloudai_mbridge.training.{module}")
+
+
+def test_a_file_and_overrides_change_a_configuration(tiny: Any, tmp_path: Path) -> None:
+    utils, config = _load("utils.omegaconf_utils"), ConfigContainer.from_dict(tiny())
+    file = tmp_path / "changes.yaml"
+    file.write_text("model: {window_size: [3, 0], params_dtype: bf16}\ntrain:\n  train_iters: 7\n  manual_gc: true\n")
+    assert utils.process_config_with_overrides(config, str(file), ["train.train_iters=9"]) is config
+    assert (config.model.params_dtype, config.train.train_iters, config.train.manual_gc) == (torch.bfloat16, 9, True)
+    assert list(config.model.window_size) == [3, 0]
+    utils.apply_overrides(config, {"train": {"train_iters": 11}, "logger": {"tensorboard_dir": "a 'b\""}}, {})
+    assert (config.train.train_iters, config.logger.tensorboard_dir) == (11, "a 'b\"")
+    with pytest.raises(utils.OverridesError, match=r"train\.train_itres"):
+        utils.process_config_with_overrides(config, None, ["train.train_iters=1", "train.train_itres=2"])
+    assert config.train.train_iters == 11
+    with pytest.raises(FileNotFoundError):
+        utils.process_config_with_overrides(config, tmp_path / "none.yaml")
+
+
+def test_files_of_a_checkpoint(tmp_path: Path) -> None:
+    utils = _load("utils.checkpoint_utils")
+    assert utils.get_checkpoint_tracker_filename("ckpt") == "ckpt/latest_checkpointed_iteration.txt"
+    utils.ensure_directory_exists(str(tmp_path / "a" / "file"))
+    utils.ensure_directory_exists(str(tmp_path / "b" / "c"), check_parent=False)
+    assert (utils.file_exists(str(tmp_path / "a")), utils.file_exists(str(tmp_path / "b/c"))) == (True, True)
+    assert not utils.file_exists(str(tmp_path / "a" / "file"))
+    torch.save(TrainState(step=4, consumed_train_samples=32).state_dict(), tmp_path / utils.TRAIN_STATE_FILE)
+    assert utils.read_train_state(utils.get_checkpoint_train_state_filename(str(tmp_path))).step == 4
+    (tmp_path / utils.CONFIG_FILE).write_text("train: {train_iters: 3}")
+    read = utils.read_run_config(utils.get_checkpoint_run_config_filename(str(tmp_path)))
+    assert read == {"train": {"train_iters": 3}}
+
+
+def test_model_flops_grow_with_the_batch(tiny: Any) -> None:
+    config, count = ConfigContainer.from_dict(tiny()), _load("utils.flop_utils").num_floating_point_operations
+    assert count(config, batch_size=8) == 8 * count(config) > 0
+
+
+def test_bounds_of_packed_sequences() -> None:
+    make = _load("utils.packed_seq_utils").get_packed_seq_params
+    padded, real = torch.tensor([[0, 4, 8, -1]]), torch.tensor([[0, 3, 7, 7]])
+    one = make({"cu_seqlens": padded, "max_seqlen": torch.tensor([4])})
+    assert (one.cu_seqlens_q.tolist(), one.cu_seqlens_q_padded, int(one.max_seqlen_kv)) == ([0, 4, 8], None, 4)
+    two = make({"cu_seqlens": padded, "cu_seqlens_unpadded": real, "cu_seqlens_unpadded_argmin": torch.tensor(3)})
+    assert (two.cu_seqlens_kv.tolist(), two.cu_seqlens_kv_padded.tolist()) == ([0, 3, 7], [0, 4, 8])
+    assert (two.qkv_format, two.max_seqlen_q) == ("thd", None)
+
+
+def test_a_container_of_ones_own() -> None:
+    base = _load("utils.config_utils")._ConfigContainerBase
+
+    @dataclass
+    class Mine(base):  # type: ignore[misc,valid-type]
+        size: int = 1
+
+    assert Mine.from_dict({"size": 3}).size == 3
+    assert "size: 1" in Mine().to_yaml()
+
+
+def test_optimizer_and_scheduler_from_their_sections(monkeypatch: pytest.MonkeyPatch) -> None:
+    optim, seen = _load("optim"), []
+    monkeypatch.setattr(optim, "get_megatron_optimizer", lambda *args, **kwargs: seen.append((args, kwargs)) or "opt")
+    monkeypatch.setattr(optim, "current_device", lambda: SimpleNamespace(type="cuda"))
+    monkeypatch.setattr(optim, "OptimizerParamScheduler", lambda optimizer, **laws: (optimizer, laws["max_lr"]))
+    config = _load("config")
+    chunk = torch.nn.Linear(2, 2)
+    made = optim.setup_optimizer(config.OptimizerConfig(lr=0.5, min_lr=0.0), config.SchedulerConfig(), chunk)
+    assert made == ("opt", ("opt", 0.5))
+    ((args, kwargs),) = seen
+    assert args[1] == [chunk]
+    assert kwargs["use_gloo_process_groups"] is False
+    assert kwargs["config_overrides"] is not None
