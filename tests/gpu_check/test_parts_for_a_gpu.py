@@ -128,6 +128,18 @@ def test_a_point_that_did_not_train_is_named_and_the_others_kept(h100: Kit, stan
     assert len(caught.value.figures["points"]) == 9
 
 
+@pytest.mark.parametrize(
+    ("trial", "why"), [(trials.fp8, "FP8 was not used"), (trials.cuda_graphs, "captured no graph")]
+)
+def test_a_trial_of_what_was_not_used(h100: Kit, stand_in: Any, monkeypatch: Any, trial: Any, why: str) -> None:
+    stand_in(falling)
+    proxy.proxy(h100)
+    figures = {"losses": [falling("", step) for step in range(10)], "graphs_created": False}
+    monkeypatch.setattr(trials, "run_trial", lambda *args: figures)
+    with pytest.raises(PartFailed, match=why):
+        trial(h100)
+
+
 @pytest.mark.parametrize("trial", [trials.fp8, trials.cuda_graphs])
 def test_a_trial_is_compared_with_the_proxy(h100: Kit, stand_in: Any, monkeypatch: Any, trial: Any) -> None:
     with pytest.raises(PartFailed, match="part proxy left nothing"):

@@ -1,12 +1,14 @@
 """Train a configuration although the loop refuses a field of it: to find out whether it could be allowed.
 
-    python -m cloudai_mbridge.gpu_check.workers.trial CONFIG --lift model.cuda_graph_impl -- section.field=value ...
+    python -m cloudai_mbridge.gpu_check.workers.trial --lift model.cuda_graph_impl CONFIG section.field=value ...
 
 Only for the kit: what the refusal says holds for every other run. Prints the loop's own log lines.
 """
 
 import argparse
 from pathlib import Path
+
+GRAPHS_MARK = "GRAPHS_CREATED"
 
 
 def main() -> None:
@@ -27,6 +29,14 @@ def main() -> None:
     if getattr(config.model, "cuda_graph_impl", None) not in (None, "none"):
         _use_graph_safe_generators()
     pretrain(config, forward_step)
+    print(GRAPHS_MARK, str(_graphs_created()).lower())
+
+
+def _graphs_created() -> bool:
+    """Return whether Megatron-Core has captured CUDA graphs: it falls back to running without."""
+    from megatron.core.transformer import cuda_graphs
+
+    return bool(getattr(cuda_graphs._CudagraphGlobalRecord, "cudagraph_created", False))
 
 
 def _use_graph_safe_generators() -> None:
