@@ -20,7 +20,8 @@ from cloudai_mbridge.gpu_check.trials import cuda_graphs, fp8
 
 def loop_overhead(kit: Kit) -> Figures:
     """Compare a step of the loop with a bare Megatron-Core step."""
-    return kit.worker("overhead", "--rounds", "2", log="loop_overhead")
+    steps = "6" if kit.device.gpu is None else "21"
+    return kit.worker("overhead", "--rounds", "3", "--steps", steps, log="loop_overhead")
 
 
 _GPU = (needs.gpu,)

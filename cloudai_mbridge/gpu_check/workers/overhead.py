@@ -49,10 +49,11 @@ def main() -> None:
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
-    rounds = parser.parse_args().rounds
+    parser.add_argument("--steps", type=int, default=STEPS, help="of a block")
+    args = parser.parse_args()
     warnings.filterwarnings("ignore")
-    bench = Bench(GPU_MODEL if torch.cuda.is_available() else CPU_MODEL)
-    figures = summary(bench.measure(rounds), bench.inside)
+    bench = Bench(GPU_MODEL if torch.cuda.is_available() else CPU_MODEL, args.steps)
+    figures = summary(bench.measure(args.rounds), bench.inside)
     torch.distributed.destroy_process_group()
     print(json.dumps(figures))
 
@@ -63,7 +64,7 @@ def summary(pairs: Blocks, inside: list[float]) -> dict[str, Any]:
     loop = statistics.median(s for _, block in pairs for s in block)
     ratios = [statistics.median(ours) / statistics.median(theirs) for theirs, ours in pairs]
     return {
-        "num_steps": len(pairs) * (STEPS - NOT_COUNTED),
+        "num_steps": sum(len(block) for block, _ in pairs),
         "bare_step_s": bare,
         "loop_step_s": loop,
         "ratio": loop / bare,
@@ -81,7 +82,7 @@ def _spread(values: list[float]) -> dict[str, float]:
 class Bench:
     """One model, trained by turns by the bare step and by the loop."""
 
-    def __init__(self, model: Mapping[str, Any]) -> None:
+    def __init__(self, model: Mapping[str, Any], steps: int = STEPS) -> None:
         from cloudai_mbridge.training import cpu, train
         from cloudai_mbridge.training.config import ConfigContainer
         from cloudai_mbridge.training.device import synchronize
@@ -97,6 +98,7 @@ class Bench:
         config = ConfigContainer.from_dict(container_data(sections))
         config.logger.save_config_filepath = None
         prepare(config)
+        self._steps = steps
         self._device, self._train, self._forward_step = cpu.megatron_device, train, forward_step
         self._synchronize = synchronize
         with self._device():
@@ -110,9 +112,8 @@ class Bench:
         train.train_step = self._noted_step  # type: ignore[assignment]
 
     def measure(self, rounds: int) -> Blocks:
-        """Return the steps of as many pairs of blocks, after two that warm up."""
-        for _ in range(2):
-            self.bare_block(), self.loop_block()
+        """Return the steps of as many pairs of blocks, after one that warms up."""
+        self.bare_block(), self.loop_block()
         self.inside.clear()
         return [(self.bare_block(), self.loop_block()) for _ in range(rounds)]
 
@@ -147,7 +148,7 @@ class Bench:
     def loop_block(self) -> list[float]:
         """Train a block of steps with the loop; return the period of each (s)."""
         run = self._run
-        run.state.cfg.train.train_iters = run.state.train_state.step + STEPS + 1
+        run.state.cfg.train.train_iters = run.state.train_state.step + self._steps + 1
         with self._device():
             self._train.train(
                 self._forward_step,
@@ -167,7 +168,7 @@ class Bench:
     def bare_block(self) -> list[float]:
         """Train a block of steps with nothing but Megatron-Core; return the period of each (s)."""
         with self._device():
-            for _ in range(STEPS + 1):
+            for _ in range(self._steps + 1):
                 self._synchronize()
                 self._starts.append(time.perf_counter())
                 self._bare_step()
