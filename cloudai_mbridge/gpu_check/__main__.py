@@ -3,10 +3,12 @@
     python -m cloudai_mbridge.gpu_check --out gpu_check.json
     python -m cloudai_mbridge.gpu_check --out gpu_check.json --only matmul --only proxy
 
-Exit codes: 0 no part failed; 1 a part failed; 2 the arguments are wrong, or a package is missing.
+Exit codes: 0 no part failed; 1 a part failed; 2 the arguments are wrong, or a package is missing;
+130, 143 interrupted: the command under way is ended, the file holds what was found before.
 """
 
 import argparse
+import signal
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -27,6 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     from cloudai_mbridge.gpu_check.run import run
 
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the command under way is ended too
     with tempfile.TemporaryDirectory(prefix="gpu-check-", ignore_cleanup_errors=True) as own:
         work = (args.work_dir or Path(own)).absolute()
         work.mkdir(parents=True, exist_ok=True)
@@ -52,4 +55,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)
