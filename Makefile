@@ -12,7 +12,7 @@ INTEROP := .venv-interop
 UPSTREAM := .interop
 SANDBOX ?= /tmp/mbridge-sandbox-$(shell id -u)
 
-.PHONY: run test interop interop-install head-to-head drill bench lint slurm-sandbox slurm-sandbox-stop clean
+.PHONY: run test interop interop-install head-to-head drill bench gpu-check lint slurm-sandbox slurm-sandbox-stop clean
 
 # Check, train, judge and report a sweep of a tiny GPT on this machine.
 run: $(VENV)/.train
@@ -64,6 +64,10 @@ bench: $(VENV)/.dev
 	$(BIN)/python tests/benchmarks/loop_overhead.py
 	$(BIN)/python tests/benchmarks/history.py
 	$(BIN)/python tests/benchmarks/gate_curves.py
+
+# Check a machine with a GPU in under ten minutes (docs/gpu-check.md); without one, its parts for GPUs are skipped.
+gpu-check: $(VENV)/.train
+	$(BIN)/python -m cloudai_mbridge.gpu_check --out gpu_check.json $(GPU_CHECK_ARGS)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

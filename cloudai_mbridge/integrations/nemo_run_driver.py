@@ -14,6 +14,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from cloudai_mbridge.training.loopback import loopback_address, use_loopback
+
 HOME = "nemo_run"
 CONFIG = "nemo_run.json"
 TITLE = "mbridge"
@@ -53,6 +55,8 @@ def _experiment(nemo_run: Any) -> Any:
 def _run_local(nemo_run: Any, config: dict[str, Any]) -> int:
     """Let NeMo-Run's torchrun start the task once per rank, and wait."""
     pythons = [python for python in (config["python"], sys.executable) if python and os.path.isabs(python)]
+    os.environ["PET_LOCAL_ADDR"] = loopback_address()  # torchrun's --local-addr, which NeMo-Run leaves out
+    use_loopback()
     os.environ["PATH"] = os.pathsep.join([*map(os.path.dirname, pythons), os.environ.get("PATH", os.defpath)])
     executor = nemo_run.LocalExecutor(launcher="torchrun", ntasks_per_node=config["ranks"], retries=0)
     with _experiment(nemo_run) as experiment:

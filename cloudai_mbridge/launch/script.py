@@ -19,14 +19,12 @@ _TRAINING = ["-m", "cloudai_mbridge.training", "--config", POINT_FILES.training_
 
 def render_local_script(plan: RunPlan, system: System) -> str:
     """Render the script that trains on this machine."""
-    torchrun = ["--standalone", "--nproc-per-node", str(plan.ranks_per_node), *_TRAINING]
     lines = [
         "#!/bin/bash",
         f"# {_comment(plan)}",
         LOCAL_START,
         *_preamble(plan, system),
-        f'{_profiled(plan)}"$_mbridge_python" -m torch.distributed.run \\',
-        f"  {shlex.join(torchrun)}",
+        *_one_machine(plan, indent=""),
         *_EPILOGUE,
     ]
     return "\n".join(lines) + "\n"
@@ -34,25 +32,40 @@ def render_local_script(plan: RunPlan, system: System) -> str:
 
 def render_slurm_script(plan: RunPlan, system: SlurmSystem) -> str:
     """Render the batch script that trains on a cluster: one torchrun per node, rendezvous on the first node."""
-    torchrun = ["--nnodes", str(plan.num_nodes), "--nproc-per-node", str(plan.ranks_per_node)]
     lines = [
         "#!/bin/bash",
         *(f"#SBATCH {option}" for option in sbatch_options(plan, system)),
         f"# {_comment(plan)}",
         *SLURM_START,
         *_preamble(plan, system),
-        '_mbridge_head_node=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
-        "# two jobs may share a node: the port is the job's own, below the ephemeral range",
-        "_mbridge_port=$((15000 + SLURM_JOB_ID % 15000))",
+        *(_FIRST_NODE if plan.num_nodes > 1 else ()),
         f'srun {shlex.join(srun_options(plan, system))} --cpus-per-task="$SLURM_CPUS_ON_NODE" \\',
         *_container_options(plan),
-        '  bash -c \'export PET_NODE_RANK="$SLURM_NODEID"; exec "$@"\' node \\',
-        f'  {_profiled(plan)}"$_mbridge_python" -m torch.distributed.run \\',
-        '  --master-addr "$_mbridge_head_node" --master-port "$_mbridge_port" \\',
-        f"  {shlex.join([*torchrun, *_TRAINING])}",
+        *(_several_machines(plan) if plan.num_nodes > 1 else _one_machine(plan, indent="  ")),
         *_EPILOGUE,
     ]
     return "\n".join(lines) + "\n"
+
+
+_FIRST_NODE = (
+    '_mbridge_head_node=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
+    "# two jobs may share a node: the port is the job's own, below the ephemeral range",
+    "_mbridge_port=$((15000 + SLURM_JOB_ID % 15000))",
+)
+
+
+def _several_machines(plan: RunPlan) -> Iterable[str]:
+    torchrun = ["--nnodes", str(plan.num_nodes), "--nproc-per-node", str(plan.ranks_per_node)]
+    yield '  bash -c \'export PET_NODE_RANK="$SLURM_NODEID"; exec "$@"\' node \\'
+    yield f'  {_profiled(plan)}"$_mbridge_python" -m torch.distributed.run \\'
+    yield '  --master-addr "$_mbridge_head_node" --master-port "$_mbridge_port" \\'
+    yield f"  {shlex.join([*torchrun, *_TRAINING])}"
+
+
+def _one_machine(plan: RunPlan, indent: str) -> Iterable[str]:
+    """Start the ranks where they need no host name and no network."""
+    yield f'{indent}{_profiled(plan)}"$_mbridge_python" -m cloudai_mbridge.training.one_machine \\'
+    yield f"  {shlex.join(['--nproc-per-node', str(plan.ranks_per_node), *_TRAINING])}"
 
 
 def _profiled(plan: RunPlan) -> str:

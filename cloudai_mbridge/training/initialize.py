@@ -16,6 +16,7 @@ from cloudai_mbridge.training.compat.batch_sizes import count_micro_batches
 from cloudai_mbridge.training.config.container import ConfigContainer
 from cloudai_mbridge.training.device import bind_local_device, current_device
 from cloudai_mbridge.training.errors import ConfigError
+from cloudai_mbridge.training.loopback import use_loopback
 
 
 def initialize(config: ConfigContainer, store: Any = None) -> bool:
@@ -45,6 +46,7 @@ def _start_process_group(config: ConfigContainer, store: Any) -> None:
     elif "MASTER_ADDR" in os.environ:
         dist.init_process_group(backend, rank=rank, world_size=world_size, timeout=timeout)
     else:
+        use_loopback()
         store = dist.HashStore()  # type: ignore[attr-defined]
         dist.init_process_group(backend, store=store, rank=0, world_size=1, timeout=timeout)
 

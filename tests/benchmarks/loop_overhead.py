@@ -3,43 +3,16 @@
     python tests/benchmarks/loop_overhead.py
     python -m torch.distributed.run --standalone --nproc-per-node 2 tests/benchmarks/loop_overhead.py
 
-The bare step is the baseline: gradient buffers zeroed, Megatron's schedule, optimizer, scheduler, and nothing else.
-Ours is the whole period of the loop from one step to the next, with every step logged. Blocks of both alternate, so
-that both meet the same noise. Both draw their data from the same iterator.
-
-A busy machine may drown the difference. The second figure does not depend on it: inside the loop, the whole period over
-the part of the same step that is Megatron-Core's.
+`cloudai_mbridge/gpu_check/workers/overhead.py` says what is compared, and is part of `make gpu-check` too.
 """
 
 import argparse
-import statistics
 import sys
-import time
 import warnings
-from functools import partial
-from itertools import pairwise
-from typing import Any
 
 import torch.distributed as dist
 
-from cloudai_mbridge.recipes.container import container_data
-
-MODEL = {
-    "num_layers": 4,
-    "hidden_size": 512,
-    "ffn_hidden_size": 1536,
-    "num_attention_heads": 8,
-    "vocab_size": 8192,
-    "seq_length": 128,
-    "dtype": "fp32",
-}
-SECTIONS: dict[str, dict[str, Any]] = {
-    "model": MODEL,
-    "train": {"train_iters": 10**6, "micro_batch_size": 1, "global_batch_size": 2},
-    "optimizer": {"lr": 1e-4},
-}
-STEPS = 21  # of a block; the first is not counted
-NOT_COUNTED = 1
+from cloudai_mbridge.gpu_check.workers.overhead import CPU_MODEL, Bench, summary
 
 
 def main() -> None:
@@ -47,140 +20,22 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=20)
     rounds = parser.parse_args().rounds
     warnings.filterwarnings("ignore")
-    bench = Bench()
-    for _ in range(2):
-        bench.bare_block(), bench.loop_block()
-    bench.inside.clear()
-    pairs = [(bench.bare_block(), bench.loop_block()) for _ in range(rounds)]
+    bench = Bench(CPU_MODEL)
+    figures = summary(bench.measure(rounds), bench.inside)
     if dist.get_rank() == 0:
-        report(pairs, bench.inside)
+        pairs, inside = figures["ratio_per_pair"], figures["period_over_megatron"]
+        for line in (
+            f"{dist.get_world_size()} rank(s), {figures['num_steps']} steps of each kind, every step logged",
+            f"bare Megatron-Core step  {figures['bare_step_s'] * 1e3:8.2f} ms (median)",
+            f"our loop, per step       {figures['loop_step_s'] * 1e3:8.2f} ms (median)",
+            f"ratio of the medians     {figures['ratio']:8.4f}",
+            f"ratio per pair of blocks {pairs['median']:8.4f}"
+            f" (10 % to 90 %: {pairs['low']:.3f} to {pairs['high']:.3f})",
+            f"period over Megatron's part of the same step {inside['median']:.4f}"
+            f" (10 % to 90 %: {inside['low']:.4f} to {inside['high']:.4f})",
+        ):
+            print(line, file=sys.stderr)
     dist.destroy_process_group()
-
-
-def report(pairs: list[tuple[list[float], list[float]]], inside: list[float]) -> None:
-    bare = statistics.median(s for block, _ in pairs for s in block)
-    loop = statistics.median(s for _, block in pairs for s in block)
-    ratios = sorted(statistics.median(ours) / statistics.median(theirs) for theirs, ours in pairs)
-    low, high = ratios[len(ratios) // 10], ratios[-1 - len(ratios) // 10]
-    count = len(pairs) * (STEPS - NOT_COUNTED)
-    print(f"{dist.get_world_size()} rank(s), {count} steps of each kind, every step logged", file=sys.stderr)
-    print(f"bare Megatron-Core step  {bare * 1e3:8.2f} ms (median)", file=sys.stderr)
-    print(f"our loop, per step       {loop * 1e3:8.2f} ms (median)", file=sys.stderr)
-    print(f"ratio of the medians     {loop / bare:8.4f}", file=sys.stderr)
-    print(
-        f"ratio per pair of blocks {statistics.median(ratios):8.4f} (median; 10 % to 90 %: {low:.3f} to {high:.3f})",
-        file=sys.stderr,
-    )
-    inside = sorted(inside)
-    low, high = inside[len(inside) // 10], inside[-1 - len(inside) // 10]
-    print(
-        f"period over Megatron's part of the same step {statistics.median(inside):.4f}"
-        f" (median of {len(inside)}; 10 % to 90 %: {low:.4f} to {high:.4f})",
-        file=sys.stderr,
-    )
-
-
-class Bench:
-    """One model, trained by turns by the bare step and by the loop."""
-
-    def __init__(self) -> None:
-        from cloudai_mbridge.training import cpu, train
-        from cloudai_mbridge.training.config import ConfigContainer
-        from cloudai_mbridge.training.gpt_step import forward_step
-        from cloudai_mbridge.training.initialize import initialize
-        from cloudai_mbridge.training.prepare import prepare
-        from cloudai_mbridge.training.setup import setup
-        from cloudai_mbridge.training.state import GlobalState
-
-        cpu.install()
-        config = ConfigContainer.from_dict(container_data(SECTIONS))
-        config.logger.save_config_filepath = None
-        prepare(config)
-        self._device, self._train, self._forward_step = cpu.megatron_device, train, forward_step
-        with self._device():
-            initialize(config)
-            self._run = setup(GlobalState(config))
-        self._starts: list[float] = []
-        self._megatron_s: list[float] = []  # per step of the loop
-        self.inside: list[float] = []
-        self._measure_megatron()
-        self._step = train.train_step
-        train.train_step = self._noted_step  # type: ignore[assignment]
-
-    def _measure_megatron(self) -> None:
-        """Sum what every step spends in the schedule with its zeroing, the optimizer and the scheduler."""
-        from cloudai_mbridge.training import step
-
-        def timed(function: Any) -> Any:
-            def call(*args: Any, **kwargs: Any) -> Any:
-                start = time.perf_counter()
-                result = function(*args, **kwargs)
-                if self._megatron_s:
-                    self._megatron_s[-1] += time.perf_counter() - start
-                return result
-
-            return call
-
-        step._forward_backward = timed(step._forward_backward)
-        self._run.optimizer.step = timed(self._run.optimizer.step)
-        self._run.scheduler.step = timed(self._run.scheduler.step)
-
-    def _noted_step(self, *args: Any) -> Any:
-        self._starts.append(time.perf_counter())
-        self._megatron_s.append(0.0)
-        return self._step(*args)
-
-    def _periods(self) -> list[float]:
-        starts, self._starts = self._starts, []
-        return [b - a for a, b in pairwise(starts)][NOT_COUNTED:]
-
-    def loop_block(self) -> list[float]:
-        """Train a block of steps with the loop; return the period of each (s)."""
-        run = self._run
-        run.state.cfg.train.train_iters = run.state.train_state.step + STEPS + 1
-        with self._device():
-            self._train.train(
-                self._forward_step,
-                run.model,
-                run.optimizer,
-                run.scheduler,
-                run.train_data_iterator,
-                None,
-                run.state,
-                run.checkpointing_context,
-            )
-        periods, parts = self._periods(), self._megatron_s[NOT_COUNTED:-1]
-        self._megatron_s = []
-        self.inside += [period / part for period, part in zip(periods, parts, strict=True)]
-        return periods
-
-    def bare_block(self) -> list[float]:
-        """Train a block of steps with nothing but Megatron-Core; return the period of each (s)."""
-        with self._device():
-            for _ in range(STEPS + 1):
-                self._starts.append(time.perf_counter())
-                self._bare_step()
-        return self._periods()
-
-    def _bare_step(self) -> None:
-        from megatron.core.num_microbatches_calculator import get_num_microbatches
-        from megatron.core.pipeline_parallel import get_forward_backward_func
-
-        run, cfg = self._run, self._run.state.cfg
-        for chunk in run.model:
-            chunk.zero_grad_buffer()
-        run.optimizer.zero_grad()
-        get_forward_backward_func()(
-            forward_step_func=partial(self._forward_step, run.state),
-            data_iterator=run.train_data_iterator,
-            model=run.model,
-            num_microbatches=get_num_microbatches(),
-            seq_length=cfg.model.seq_length,
-            micro_batch_size=cfg.train.micro_batch_size,
-            forward_only=False,
-        )
-        run.optimizer.step()
-        run.scheduler.step(increment=cfg.train.global_batch_size)
 
 
 if __name__ == "__main__":

@@ -86,7 +86,7 @@ def report(directory: Path) -> dict[str, Any]:
     return point
 
 
-@pytest.mark.parametrize("victim", ["cloudai_mbridge.training --config", "torch.distributed.run", "run.sh"])
+@pytest.mark.parametrize("victim", ["cloudai_mbridge.training --config", "training.one_machine", "run.sh"])
 def test_killed_at_step_3_of_10(tmp_path: Path, start: Any, victim: str) -> None:
     process = start(argv(tmp_path))
     wait_for_step(tmp_path, 3)

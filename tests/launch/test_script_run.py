@@ -131,7 +131,7 @@ SLURM_ENV = {
 def test_the_local_script_starts_torchrun(run_script: RunScript) -> None:
     record = run_script(render_local_script(_run_plan({}), LOCAL))
     assert record["argv"] == [
-        *("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"),
+        *("-m", "cloudai_mbridge.training.one_machine", "--nproc-per-node", "2"),
         *("-m", "cloudai_mbridge.training", "--config", "training.json"),
     ]
 
@@ -266,7 +266,10 @@ def test_a_variable_of_any_name_arrives(run_script: RunScript, kind: str, name: 
 def test_the_interpreter_of_the_system_file_is_data(run_script: RunScript, tmp_path: Path, value: str) -> None:
     tool = _executable(tmp_path / value, RECORDER.format(python=sys.executable))
     system = LOCAL.model_copy(update={"python_executable": str(tool)})
-    assert run_script(render_local_script(_run_plan({}), system))["argv"][:2] == ["-m", "torch.distributed.run"]
+    assert run_script(render_local_script(_run_plan({}), system))["argv"][:2] == [
+        "-m",
+        "cloudai_mbridge.training.one_machine",
+    ]
 
 
 @pytest.mark.parametrize("value", NASTY)

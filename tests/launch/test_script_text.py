@@ -76,8 +76,8 @@ set -u
 export A="it's \\$(id)"
 export B="two words"
 _mbridge_python="${MBRIDGE_PYTHON:-python3}"
-"$_mbridge_python" -m torch.distributed.run \\
-  --standalone --nproc-per-node 2 -m cloudai_mbridge.training --config training.json
+"$_mbridge_python" -m cloudai_mbridge.training.one_machine \\
+  --nproc-per-node 2 -m cloudai_mbridge.training --config training.json
 _mbridge_exit=$?
 echo "$_mbridge_exit" > exit_code.txt
 exit "$_mbridge_exit"

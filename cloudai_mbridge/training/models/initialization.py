@@ -45,8 +45,9 @@ def _full(parameter: torch.nn.Parameter, name: str, tp: int, config: Any, seed: 
     if name.endswith(("linear_proj.weight", "linear_fc2.weight")):
         std /= math.sqrt(2 * config.num_layers)
     shape = [size * tp if i == _shard_dim(parameter) else size for i, size in enumerate(parameter.shape)]
-    generator = torch.Generator(parameter.device).manual_seed((zlib.crc32(name.encode()) + seed) % 2**31)
-    return torch.empty(shape, device=parameter.device).normal_(0.0, std, generator=generator)
+    device = "cpu" if config.use_cpu_initialization else parameter.device  # the same numbers on every device
+    generator = torch.Generator(device).manual_seed((zlib.crc32(name.encode()) + seed) % 2**31)
+    return torch.empty(shape, device=device).normal_(0.0, std, generator=generator)
 
 
 def _shard(full: torch.Tensor, dim: int, gated: bool, tp: int, rank: int) -> torch.Tensor:

@@ -1,0 +1,124 @@
+"""What every part is given: the machine's facts, a directory, a deadline, and processes that end with it."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+Figures = dict[str, Any]
+_TERM_WAIT_S = 15.0  # mbridge cancels its ranks and writes its report in this time
+_TAIL_CHARACTERS = 400
+
+
+class PartSkipped(Exception):
+    """A part cannot run here; the message says why."""
+
+
+class PartFailed(Exception):
+    """A part has run and shown something wrong; figures: what it found before."""
+
+    def __init__(self, reason: str, figures: Figures | None = None) -> None:
+        super().__init__(reason)
+        self.figures = figures or {}
+
+
+@dataclass(frozen=True)
+class Device:
+    """The machine. gpu: the device's name, None without one; gpu_type: its name in mbridge's table of hardware.
+
+    no_transformer_engine: why it cannot be used; empty if it can. packages: name -> version.
+    """
+
+    gpu: str | None = None
+    gpu_type: str | None = None
+    memory_gib: float | None = None
+    no_transformer_engine: str = "not probed"
+    packages: Mapping[str, str | None] = field(default_factory=dict)
+
+
+@dataclass
+class Kit:
+    """deadline: on the monotonic clock, set anew for each part. shared: what parts leave for later ones."""
+
+    work: Path
+    device: Device
+    deadline: float = float("inf")
+    shared: dict[str, Any] = field(default_factory=dict)
+
+    def run(
+        self, argv: Sequence[str], *, log: str, env: Mapping[str, str] | None = None, codes: Sequence[int] = (0,)
+    ) -> int:
+        """Run a command until the part's deadline and return its exit code; its streams are kept in `work`.
+
+        Raises:
+            PartFailed: another exit code than `codes`, or the deadline.
+        """
+        process = self._start(argv, log, env or {})
+        try:
+            code = process.wait(max(0.0, self.deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            raise PartFailed(f"{_name(argv)}: still running when the part's time was used up") from None
+        finally:
+            end(process)
+        if code not in codes:
+            raise PartFailed(f"{_name(argv)}: exit code {code}: {self.tail(log)}")
+        return code
+
+    def _start(self, argv: Sequence[str], log: str, env: Mapping[str, str]) -> "subprocess.Popen[bytes]":
+        """Start a command in a session of its own."""
+        out, err = self.work / f"{log}.stdout", self.work / f"{log}.stderr"
+        with out.open("wb") as stdout, err.open("wb") as stderr:
+            return subprocess.Popen(
+                list(argv),
+                env={**os.environ, **env},
+                stdin=subprocess.DEVNULL,
+                stdout=stdout,
+                stderr=stderr,
+                start_new_session=True,
+            )
+
+    def mbridge(self, *arguments: str | Path, log: str, codes: Sequence[int] = (0,), **env: str) -> int:
+        """Run a command of mbridge; return its exit code."""
+        argv = [sys.executable, "-m", "cloudai_mbridge", *map(str, arguments)]
+        return self.run(argv, log=log, env=env, codes=codes)
+
+    def worker(self, module: str, *arguments: str | Path, log: str, **env: str) -> Figures:
+        """Run a module of this package that prints one JSON object as its last line; return that."""
+        argv = [sys.executable, "-m", f"cloudai_mbridge.gpu_check.workers.{module}", *map(str, arguments)]
+        self.run(argv, log=log, env=env)
+        lines = (self.work / f"{log}.stdout").read_text(encoding="utf-8", errors="replace").splitlines()
+        if not lines:
+            raise PartFailed(f"{module}: printed nothing")
+        return dict(json.loads(lines[-1]))
+
+    def tail(self, log: str) -> str:
+        """Return the end of what a command wrote, stderr before stdout."""
+        for stream in ("stderr", "stdout"):
+            text = (self.work / f"{log}.{stream}").read_text(encoding="utf-8", errors="replace").strip()
+            if text:
+                return text[-_TAIL_CHARACTERS:]
+        return "no output"
+
+
+def end(process: "subprocess.Popen[bytes]") -> None:
+    """End what is left of a command: SIGTERM, which mbridge passes on to its ranks, then SIGKILL to its group."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_TERM_WAIT_S)
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _name(argv: Sequence[str]) -> str:
+    """Return what to call a command: its module and first argument."""
+    words = list(argv[argv.index("-m") + 1 :]) if "-m" in argv else list(argv)
+    return " ".join(words[:2])

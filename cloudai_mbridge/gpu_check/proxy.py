@@ -1,0 +1,98 @@
+"""An 8B-shaped model with few layers: speed, against a measured matmul peak; features, against the plain run."""
+
+import os
+from pathlib import Path
+
+from cloudai_mbridge.gpu_check.kit import Figures, Kit, PartFailed, PartSkipped
+from cloudai_mbridge.gpu_check.sweep import Trained, Training, largest_difference, losses, speed, train
+
+RECIPE = "llama3_8b"
+# 4 of 32 layers: 1.9 B parameters, 35 GB of weights, gradients and optimizer; with activations it fits 80 GB
+SIZES = {"num_layers": 4, "seq_length": 4096, "mb": 1, "gb": 4, "compute_dtype": "bf16"}
+MATMUL = "matmul"
+PROXY = "proxy"
+# Relative, of the loss at any step, for the same weights and data in bf16
+SAME_LOSS = 1e-2
+_HIDDEN = "transformer_engine/__init__.py"
+
+
+def matmul(kit: Kit) -> Figures:
+    """Measure the peak of this GPU in a large bf16 matrix product."""
+    figures = kit.worker("matmul", log="matmul")
+    kit.shared[MATMUL] = figures["tflops"]
+    return figures
+
+
+def proxy(kit: Kit) -> Figures:
+    """Train the proxy in bf16, with Transformer Engine where it can be imported."""
+    trained = train(kit, PROXY, [Training(PROXY, RECIPE, SIZES)])
+    kit.shared[PROXY] = trained
+    return with_share(kit, speed(trained.good(PROXY)))
+
+
+def without_transformer_engine(kit: Kit) -> Figures:
+    """Train the proxy on local layers, with Transformer Engine hidden from the process."""
+    if kit.device.no_transformer_engine:
+        raise PartSkipped(f"part {PROXY} has run without it already: {kit.device.no_transformer_engine}")
+    name = "without_transformer_engine"
+    hidden = _hide_transformer_engine(kit.work / "hidden")
+    point = train(kit, name, [Training(name, RECIPE, SIZES)], PYTHONPATH=hidden).good(name)
+    figures = with_share(kit, speed(point))
+    if figures["transformer_engine"]:
+        raise PartFailed("Transformer Engine was used although it was hidden", figures)
+    return figures | _against_proxy(kit, losses(point))
+
+
+def distributed_optimizer(kit: Kit) -> Figures:
+    """Train with and without the distributed optimizer: the same losses. Two ranks of a tiny model without a GPU."""
+    if kit.device.gpu is None:
+        recipe, args = "gpt_tiny", {"compute_dtype": "fp32", "num_gpus": 2}
+    else:
+        recipe, args = RECIPE, {**SIZES, "num_layers": 1}
+    fields = ("optimizer.use_distributed_optimizer", "ddp.use_distributed_optimizer")
+    overlap = ("ddp.overlap_param_gather",)
+    trainings = [
+        Training(name, recipe, args, {**dict.fromkeys(fields, on), **dict.fromkeys(() if on else overlap, False)})
+        for name, on in (("with", True), ("without", False))
+    ]
+    trained = train(kit, "distributed_optimizer", trainings)
+    points = {name: trained.good(name) for name in ("with", "without")}
+    difference = largest_difference(losses(points["with"]), losses(points["without"]))
+    figures: Figures = {name: speed(point) for name, point in points.items()}
+    figures["largest_relative_difference"] = difference
+    if difference > SAME_LOSS:
+        raise PartFailed(f"losses differ by {difference:.2g}; at most {SAME_LOSS:g} is expected", figures)
+    return figures
+
+
+def with_share(kit: Kit, figures: Figures) -> Figures:
+    """Add the share of the measured matmul peak."""
+    peak, rate = kit.shared.get(MATMUL), figures.get("tflops_per_gpu")
+    return {**figures, "share_of_matmul_peak": rate / peak if peak and rate else None}
+
+
+def proxy_losses(kit: Kit) -> list[float]:
+    """Return the losses of the plain proxy.
+
+    Raises:
+        PartFailed: it has not run.
+    """
+    trained = kit.shared.get(PROXY)
+    if not isinstance(trained, Trained):
+        raise PartFailed(f"part {PROXY} left nothing to compare with")
+    return losses(trained.good(PROXY))
+
+
+def _against_proxy(kit: Kit, ours: list[float]) -> Figures:
+    difference = largest_difference(ours, proxy_losses(kit))
+    if difference > SAME_LOSS:
+        raise PartFailed(f"losses differ from part {PROXY} by {difference:.2g}; at most {SAME_LOSS:g} is expected")
+    return {"largest_relative_difference": difference}
+
+
+def _hide_transformer_engine(directory: Path) -> str:
+    """Return a PYTHONPATH in front of which a package of its name raises ImportError."""
+    path = directory / _HIDDEN
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text('raise ImportError("hidden by the GPU check")\n', encoding="utf-8")
+    return os.pathsep.join(filter(None, [str(directory), os.environ.get("PYTHONPATH", "")]))

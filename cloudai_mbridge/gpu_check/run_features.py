@@ -1,0 +1,54 @@
+"""What a run can do besides training: checkpoints, a profile, a snapshot of the memory."""
+
+import json
+
+from cloudai_mbridge.gpu_check.kit import Figures, Kit, PartFailed
+from cloudai_mbridge.gpu_check.sweep import Training, losses, speed, train
+
+_RECIPE = "gpt_tiny"
+_STEPS, _SAVED_AT = 6, 3
+_WINDOW = {"profiling.profile_step_start": 3, "profiling.profile_step_end": 5}
+
+
+def checkpoint(kit: Kit) -> Figures:
+    """Save after half of the steps; a run that resumes there goes on with the same losses."""
+    args, directory = {"compute_dtype": _dtype(kit)}, str(kit.work / "checkpoint")
+    same = {"checkpoint.save_interval": _SAVED_AT, "scheduler.lr_decay_iters": _STEPS}
+    first = Training("save", _RECIPE, args, {**same, "checkpoint.save": directory}, _STEPS, 1)
+    resume = {**same, "checkpoint.load": directory, "checkpoint.ckpt_step": _SAVED_AT}
+    second = Training("resume", _RECIPE, args, resume, _STEPS, 1)
+    whole = train(kit, "checkpoint_save", [first]).good("save")
+    # Half of the steps are not in its log: the report calls that a failure, the log says what happened
+    rest = train(kit, "checkpoint_resume", [second]).points["resume"][0]
+    resumed = [step["step"] for step in rest["steps"]]
+    if resumed != list(range(_SAVED_AT + 1, _STEPS + 1)):
+        raise PartFailed(f"the resumed run has steps {resumed}: {'; '.join(rest['reasons'])}")
+    expected, found = losses(whole)[_SAVED_AT:], losses(rest)
+    figures: Figures = {"losses": expected, "losses_after_resuming": found}
+    if expected != found:
+        raise PartFailed("the losses after resuming differ from those of the uninterrupted run", figures)
+    return figures
+
+
+def profile(kit: Kit) -> Figures:
+    """Take a trace of torch's profiler, and on a GPU a snapshot of its memory."""
+    extra = {**_WINDOW, "profiling.use_pytorch_profiler": True, "profiling.record_memory_history": True}
+    training = Training("profile", _RECIPE, {"compute_dtype": _dtype(kit)}, extra, _STEPS, 1)
+    trained = train(kit, "profile", [training])
+    figures, directory = speed(trained.good("profile")), trained.directory("profile")
+    traces = [path for path in directory.rglob("*.json*") if "trace" in path.name]
+    if not traces:
+        raise PartFailed(f"no trace is in {directory}", figures)
+    events = json.loads(traces[0].read_text(encoding="utf-8"))["traceEvents"]
+    figures["trace_events"] = len(events)
+    figures["gpu_kernels"] = sum(event.get("cat") == "kernel" for event in events)
+    if kit.device.gpu is not None:
+        snapshots = list(directory.glob("snapshot*.pickle"))
+        if not snapshots or not figures["gpu_kernels"]:
+            raise PartFailed(f"{len(snapshots)} memory snapshots, {figures['gpu_kernels']} kernels traced", figures)
+        figures["memory_snapshot_bytes"] = snapshots[0].stat().st_size
+    return figures
+
+
+def _dtype(kit: Kit) -> str:
+    return "fp32" if kit.device.gpu is None else "bf16"

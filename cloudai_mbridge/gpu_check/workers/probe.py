@@ -1,0 +1,44 @@
+"""Say what this machine has: the GPU, the packages, whether Transformer Engine can be imported."""
+
+import json
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+
+_PACKAGES = ("torch", "megatron-core", "transformer-engine", "triton", "numpy", "apex", "flash-attn")
+
+
+def main() -> None:
+    import torch
+
+    has_gpu = torch.cuda.is_available()
+    properties = torch.cuda.get_device_properties(0) if has_gpu else None
+    facts = {
+        "gpu": torch.cuda.get_device_name(0) if has_gpu else None,
+        "memory_gib": properties.total_memory / 2**30 if properties else None,
+        "cuda": torch.version.cuda,
+        "no_transformer_engine": why_no_transformer_engine(has_gpu),
+        "packages": {name: installed(name) for name in _PACKAGES},
+    }
+    print(json.dumps(facts))
+
+
+def why_no_transformer_engine(has_gpu: bool) -> str:
+    """Return why it cannot be used; nothing if it can. Where there is no GPU it may bring the process down."""
+    if not has_gpu:
+        return "no GPU"
+    try:
+        import_module("transformer_engine.pytorch")
+    except Exception as error:  # a library that does not fit the driver raises OSError, and others
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def installed(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,50 @@
+"""Train a configuration although the loop refuses a field of it: to find out whether it could be allowed.
+
+    python -m cloudai_mbridge.gpu_check.workers.trial --lift model.cuda_graph_impl CONFIG section.field=value ...
+
+Only for the kit: what the refusal says holds for every other run. Prints the loop's own log lines.
+"""
+
+import argparse
+from pathlib import Path
+
+GRAPHS_MARK = "GRAPHS_CREATED"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("config", type=Path)
+    parser.add_argument("--lift", action="append", default=[], help="a field that the loop refuses")
+    parser.add_argument("overrides", nargs="*")
+    args = parser.parse_args()
+    from cloudai_mbridge.training import not_done
+    from cloudai_mbridge.training.config import ConfigContainer
+    from cloudai_mbridge.training.config.overrides import apply_overrides
+    from cloudai_mbridge.training.gpt_step import forward_step
+    from cloudai_mbridge.training.pretrain import pretrain
+
+    for field in args.lift:
+        not_done.ASKS_FOR_NOTHING.pop(field, None)
+    config = apply_overrides(ConfigContainer.from_yaml(args.config), args.overrides)
+    if getattr(config.model, "cuda_graph_impl", None) not in (None, "none"):
+        _use_graph_safe_generators()
+    pretrain(config, forward_step)
+    print(GRAPHS_MARK, str(_graphs_created()).lower())
+
+
+def _graphs_created() -> bool:
+    """Return whether Megatron-Core has captured CUDA graphs: it falls back to running without."""
+    from megatron.core.transformer import cuda_graphs
+
+    return bool(getattr(cuda_graphs._CudagraphGlobalRecord, "cudagraph_created", False))
+
+
+def _use_graph_safe_generators() -> None:
+    """Make Megatron's random states such as CUDA graphs may capture; the loop then finds them made."""
+    from megatron.core.tensor_parallel.random import initialize_rng_tracker
+
+    initialize_rng_tracker(use_cudagraphable_rng=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,59 @@
+"""The whole check on a machine without a GPU: its parts for GPUs are skipped by name, the others pass."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+ON_A_CPU = {"cpu_reference", "distributed_optimizer", "checkpoint", "profile", "line", "loop_overhead"}
+
+
+def check(*arguments: str | Path, **env: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "cloudai_mbridge.gpu_check", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(7200)  # against a hang; each command in it has a limit of its own
+def test_the_whole_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    out = tmp_path / "gpu_check.json"
+    done = check("--out", out, "--work-dir", tmp_path / "work", "--patience", "10")
+    data: dict[str, Any] = json.loads(out.read_text())
+    assert done.returncode == 0, done.stdout + done.stderr
+    ends = {name: (part["status"], part["reason"]) for name, part in data["parts"].items()}
+    assert {name for name, (status, _) in ends.items() if status == "passed"} == ON_A_CPU
+    assert {reason for status, reason in ends.values() if status == "skipped"} == {"no GPU that torch can use"}
+    assert len(ends) == 14
+    assert data["device"]["packages"]["torch"]
+    figures = {name: part["figures"] for name, part in data["parts"].items()}
+    assert figures["checkpoint"]["losses"] == figures["checkpoint"]["losses_after_resuming"]
+    assert figures["loop_overhead"]["period_over_megatron"]["median"] >= 1.0
+    assert figures["profile"]["trace_events"] > 0
+    assert figures["line"]["gate"] in {"pass", "regression", "inconclusive", "improvement"}
+
+
+def test_a_part_of_no_such_name(tmp_path: Path) -> None:
+    done = check("--out", tmp_path / "x.json", "--only", "warp")
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: --only warp: no such part; use one of matmul, cpu_reference, ")
+    assert not (tmp_path / "x.json").exists()
+
+
+def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
+    done = check("--out", tmp_path / "no" / "x.json")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "its directory is not there" in done.stderr
+
+
+def test_packages_that_are_missing_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    from cloudai_mbridge.gpu_check import __main__ as program
+
+    monkeypatch.setattr(program, "find_spec", lambda name: None if name in ("megatron", "toml") else object())
+    assert program.main(["--out", str(tmp_path / "x.json")]) == 2
+    assert "error: not installed: megatron, toml;" in capsys.readouterr().err

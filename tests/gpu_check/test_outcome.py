@@ -1,0 +1,90 @@
+"""Parts end as passed, failed or skipped, and do not stop each other."""
+
+import json
+from pathlib import Path
+
+from cloudai_mbridge.gpu_check import needs
+from cloudai_mbridge.gpu_check.kit import Figures, Kit, PartFailed, PartSkipped
+from cloudai_mbridge.gpu_check.outcome import Outcome, Part, Status, run_parts
+from cloudai_mbridge.gpu_check.run import run_and_write
+
+
+def good(kit: Kit) -> Figures:
+    return {"x": 1.5}
+
+
+def bad(kit: Kit) -> Figures:
+    raise PartFailed("the losses\ndiffer", {"difference": 0.5})
+
+
+def broken(kit: Kit) -> Figures:
+    raise KeyError("metrics")
+
+
+def absent(kit: Kit) -> Figures:
+    raise PartSkipped("no such thing here")
+
+
+PARTS = [Part(run.__name__, "", 60, run) for run in (bad, broken, absent, good)]
+
+
+def ends(outcomes: list[Outcome]) -> dict[str, tuple[Status, str]]:
+    return {outcome.name: (outcome.status, outcome.reason) for outcome in outcomes}
+
+
+def test_every_part_runs_whatever_the_others_do(kit: Kit) -> None:
+    assert ends(list(run_parts(PARTS, kit, 600))) == {
+        "bad": (Status.FAILED, "the losses differ"),
+        "broken": (Status.FAILED, "KeyError: 'metrics'"),
+        "absent": (Status.SKIPPED, "no such thing here"),
+        "good": (Status.PASSED, ""),
+    }
+
+
+def test_a_failed_part_keeps_its_figures(kit: Kit) -> None:
+    assert next(run_parts(PARTS, kit, 600)).figures == {"difference": 0.5}
+
+
+def test_no_part_starts_when_the_time_is_used_up(kit: Kit) -> None:
+    for status, reason in ends(list(run_parts(PARTS, kit, 0))).values():
+        assert (status, reason) == (Status.SKIPPED, "the time of all parts (0 s) is used up")
+
+
+def test_a_deadline_is_the_parts_own_or_that_of_all(kit: Kit) -> None:
+    seen: list[float] = []
+
+    def note(kit: Kit) -> Figures:
+        seen.append(kit.deadline)
+        return {}
+
+    list(run_parts([Part("short", "", 10, note), Part("long", "", 10**6, note)], kit, 1000))
+    short, long = seen
+    assert 900 < long - short <= 1000
+
+
+def test_what_a_part_needs_skips_it_by_name(kit: Kit, h100: Kit) -> None:
+    parts = [
+        Part("a", "", 60, good, (needs.gpu,)),
+        Part("b", "", 60, good, (needs.known_gpu,)),
+        Part("c", "", 60, good, (needs.transformer_engine,)),
+    ]
+    reasons = [reason for _, reason in ends(list(run_parts(parts, kit, 600))).values()]
+    assert reasons == [*["no GPU that torch can use"] * 2, "no Transformer Engine: not probed"]
+    assert {status for status, _ in ends(list(run_parts(parts, h100, 600))).values()} == {Status.PASSED}
+
+
+def test_the_file_is_whole_after_each_part(kit: Kit, tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    found = []
+
+    def look(kit: Kit) -> Figures:
+        found.append(list(json.loads(out.read_text())["parts"]))
+        return {}
+
+    run_and_write([PARTS[0], Part("look", "", 60, look)], kit, out, 1.0)
+    assert found == [["bad"]]
+    data = json.loads(out.read_text())
+    assert data["version"] == 1
+    assert data["parts"]["bad"]["status"] == "failed"
+    assert data["parts"]["look"]["status"] == "passed"
+    assert data["device"]["gpu"] is None

@@ -1,0 +1,174 @@
+"""The GPU's parts without a GPU: their TOML is planned for an H100, and a stand-in's report is judged.
+
+Only the training is a stand-in: what `mbridge run` would submit is written by the real `mbridge dry-run`.
+"""
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloudai_mbridge.gpu_check import parity, predictions, proxy, trials
+from cloudai_mbridge.gpu_check.kit import Kit, PartFailed, PartSkipped
+
+STEP_S, TFLOPS, MEMORY_GIB = 0.5, 400.0, 40.0
+Loss = Callable[[str, int], float]
+
+
+def falling(test: str, step: int) -> float:
+    return 10.0 - step / 10
+
+
+@pytest.fixture
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> Callable[[Loss], None]:
+    """Let `mbridge run` plan for real, and report made-up steps."""
+    real = Kit.mbridge
+
+    def install(loss: Loss) -> None:
+        def mbridge(self: Kit, *arguments: Any, log: str, codes: Any = (0,), **env: str) -> int:
+            if arguments[0] != "run":
+                return real(self, *arguments, log=log, codes=codes, **env)
+            real(self, "dry-run", *arguments[1:], log=log, **env)
+            (path,) = Path(arguments[arguments.index("--output-dir") + 1]).glob("*/plan.json")
+            plan = json.loads(path.read_text())
+            assert not plan["rejected"], plan["rejected"]
+            assert not plan.get("held_back"), plan["held_back"]
+            points = [report(run, loss) for run in plan["runs"]]
+            (path.parent / "report.json").write_text(json.dumps({"points": points}))
+            return 0
+
+        monkeypatch.setattr(Kit, "mbridge", mbridge)
+
+    return install
+
+
+def report(run: dict[str, Any], loss: Loss) -> dict[str, Any]:
+    losses = [loss(run["test_id"], step) for step in range(run["num_steps"])]
+    return {
+        "key": run["key"],
+        "test_id": run["test_id"],
+        "verdict": "success" if all(map(math.isfinite, losses)) else "failed",
+        "reasons": [],
+        "failure": {"cause": "the loss is not finite"},
+        "steps": [{"step": step + 1, "loss": loss} for step, loss in enumerate(losses)],
+        "metrics": {
+            "step_time_s": {"median": STEP_S},
+            "tflops_per_gpu": {"median": TFLOPS},
+            "peak_memory_gib": MEMORY_GIB,
+            "first_loss": losses[0],
+            "last_loss": losses[-1],
+        },
+        "run": {"transformer_engine": True},
+        "predicted": run["predicted"],
+    }
+
+
+def test_parity(h100: Kit, stand_in: Any) -> None:
+    stand_in(falling)
+    parity.cpu_reference(h100)
+    figures = parity.tiny_fp32(h100)
+    assert figures["moe_tiny"]["largest_relative_difference"] == 0.0
+    stand_in(lambda test, step: falling(test, step) * (1.5 if test == "gpt_small" else 1.0))
+    with pytest.raises(PartFailed, match=r"losses differ from the CPU's: gpt_small by 0\.5; at most 0\.03 is"):
+        parity.tiny_bf16(h100)
+
+
+def test_no_parity_without_a_reference(h100: Kit) -> None:
+    with pytest.raises(PartFailed, match="part cpu_reference left no losses"):
+        parity.tiny_fp32(h100)
+
+
+def test_the_proxy_has_the_share_of_the_measured_peak(h100: Kit, stand_in: Any, monkeypatch: Any) -> None:
+    stand_in(falling)
+    assert proxy.with_share(h100, {"tflops_per_gpu": TFLOPS})["share_of_matmul_peak"] is None
+    monkeypatch.setattr(Kit, "worker", lambda self, *args, log: {"tflops": 800.0})
+    proxy.matmul(h100)
+    figures = proxy.proxy(h100)
+    assert (figures["step_time_s"], figures["share_of_matmul_peak"]) == (STEP_S, 0.5)
+
+
+def test_hidden_transformer_engine_that_was_used_all_the_same(h100: Kit, stand_in: Any) -> None:
+    stand_in(falling)
+    proxy.proxy(h100)
+    with pytest.raises(PartFailed, match="was used although it was hidden"):
+        proxy.without_transformer_engine(h100)
+
+
+def test_without_transformer_engine_is_skipped_where_there_is_none(kit: Kit) -> None:
+    with pytest.raises(PartSkipped, match="part proxy has run without it already"):
+        proxy.without_transformer_engine(kit)
+
+
+def test_the_distributed_optimizer_trains_the_same(h100: Kit, stand_in: Any) -> None:
+    stand_in(falling)
+    assert proxy.distributed_optimizer(h100)["largest_relative_difference"] == 0.0
+    for name, is_used in (("with", True), ("without", False)):
+        (path,) = h100.work.glob(f"results/distributed_optimizer/*/{name}/*/0/training.json")
+        assert json.loads(path.read_text())["ddp"]["use_distributed_optimizer"] is is_used
+
+
+def test_predictions(h100: Kit, stand_in: Any) -> None:
+    stand_in(falling)
+    figures = predictions.predictions(h100)
+    assert [row["point"] for row in figures["points"]] == list(predictions.POINTS)
+    assert len(figures["points"]) == 10
+    for row in figures["points"]:
+        for measure in ("peak_memory_gib", "step_time_s"):
+            assert row[measure]["error"] == row[measure]["predicted"] / row[measure]["measured"] - 1
+        assert row["peak_memory_gib"]["predicted"] < 70, "it must fit an H100"
+
+
+def test_a_point_that_did_not_train_is_named_and_the_others_kept(h100: Kit, stand_in: Any) -> None:
+    stand_in(lambda test, step: math.nan if test == "mb2" else falling(test, step))
+    with pytest.raises(PartFailed, match="mb2: failed: the loss is not finite") as caught:
+        predictions.predictions(h100)
+    assert len(caught.value.figures["points"]) == 9
+
+
+@pytest.mark.parametrize(
+    ("trial", "why"), [(trials.fp8, "FP8 was not used"), (trials.cuda_graphs, "captured no graph")]
+)
+def test_a_trial_of_what_was_not_used(h100: Kit, stand_in: Any, monkeypatch: Any, trial: Any, why: str) -> None:
+    stand_in(falling)
+    proxy.proxy(h100)
+    figures = {"losses": [falling("", step) for step in range(10)], "graphs_created": False}
+    monkeypatch.setattr(trials, "run_trial", lambda *args: figures)
+    with pytest.raises(PartFailed, match=why):
+        trial(h100)
+
+
+@pytest.mark.parametrize("trial", [trials.fp8, trials.cuda_graphs])
+def test_a_trial_is_compared_with_the_proxy(h100: Kit, stand_in: Any, monkeypatch: Any, trial: Any) -> None:
+    with pytest.raises(PartFailed, match="part proxy left nothing"):
+        trial(h100)
+    stand_in(falling)
+    proxy.proxy(h100)
+    configs = []
+
+    def run_trial(kit: Kit, name: str, config: Path, *args: Any) -> dict[str, Any]:
+        configs.append(json.loads(config.read_text()))
+        return {"losses": [falling("", step) * 1.2 for step in range(10)], "tflops_per_gpu": TFLOPS}
+
+    monkeypatch.setattr(trials, "run_trial", run_trial)
+    with pytest.raises(PartFailed, match=r"losses differ from part proxy by 0\.2"):
+        trial(h100)
+    assert configs[0]["model"]["num_layers"] == 4
+
+
+def test_a_trial_trains_what_the_loop_refuses(kit: Kit, stand_in: Any, tmp_path: Path) -> None:
+    """A field of which the CPU asks nothing stands for what a GPU would do."""
+    pytest.importorskip("torch")
+    config = {"compute_dtype": "fp32", "num_gpus": 1}
+    from cloudai_mbridge.gpu_check.sweep import Training, train
+
+    stand_in(falling)
+    path = train(kit, "tiny", [Training("tiny", "gpt_tiny", config, steps=7)]).directory("tiny") / trials.CONFIG
+    field = "dist.distributed_timeout_seconds_after_init"
+    with pytest.raises(PartFailed, match="the training loop does not do this yet"):
+        trials.run_trial(kit, "refused", path, [], [f"{field}=600"])
+    figures = trials.run_trial(kit, "tried", path, [field], [f"{field}=600"])
+    assert len(figures["losses"]) == 7
+    assert figures["losses"][-1] < figures["losses"][0]
