@@ -13,9 +13,9 @@ from megatron.core.optimizer.optimizer import MixedPrecisionOptimizer
 
 from cloudai_mbridge.training.checkpointing.errors import CheckpointError
 from cloudai_mbridge.training.checkpointing.verify import read_common
+from cloudai_mbridge.training.compat.optimizer_groups import KIND, kind_of
 
-_IDENTITY = ("wd_mult", "lr_mult", "is_decoupled_lr", "is_expert_parallel")  # the last may differ
-_EXPERT = "is_expert_parallel"
+*_SAME, _EXPERT = KIND  # whether it holds experts may differ
 _RESHARDABLE = "fully_reshardable"
 
 
@@ -74,17 +74,13 @@ def _steps(entries: list[dict[str, Any]]) -> Iterator[Any]:
 
 def _shape_of_saved(entry: dict[str, Any]) -> Any:
     kind = "distributed" if "param_state_sharding_type" in entry else "mixed" if "optimizer" in entry else "fp32"
-    return kind, [_identity(group) for group in _groups(entry)]
+    return kind, [kind_of(group) for group in _groups(entry)]
 
 
 def _shape(part: Any) -> Any:
     is_distributed, is_mixed = isinstance(part, DistributedOptimizer), isinstance(part, MixedPrecisionOptimizer)
     kind = "distributed" if is_distributed else "mixed" if is_mixed else "fp32"
-    return kind, [_identity(group) for group in part.optimizer.param_groups]
-
-
-def _identity(group: dict[str, Any]) -> tuple[Any, ...]:
-    return tuple(group.get(key, group.get(f"pre_{key}")) for key in _IDENTITY)
+    return kind, [kind_of(group) for group in part.optimizer.param_groups]
 
 
 def _entry(part: Any, groups: list[dict[str, Any]], step: Any, scaler: Any, path: str) -> dict[str, Any]:
@@ -102,11 +98,11 @@ def _entry(part: Any, groups: list[dict[str, Any]], step: Any, scaler: Any, path
 
 
 def _match(current: dict[str, Any], groups: list[dict[str, Any]], path: str) -> dict[str, Any]:
-    exact = [group for group in groups if _identity(group) == _identity(current)]
-    similar = exact or [group for group in groups if _identity(group)[:-1] == _identity(current)[:-1]]
+    exact = [group for group in groups if kind_of(group) == kind_of(current)]
+    similar = exact or [group for group in groups if kind_of(group)[: len(_SAME)] == kind_of(current)[: len(_SAME)]]
     if not similar:
         raise CheckpointError(
-            f"{path}: has no parameter group with {dict(zip(_IDENTITY, _identity(current), strict=True))}"
+            f"{path}: has no parameter group with {dict(zip(KIND, kind_of(current), strict=True))}"
         )
     kept = {key: value for key, value in similar[0].items() if key not in ("step", "params")}
     return {**kept, _EXPERT: current[_EXPERT]}

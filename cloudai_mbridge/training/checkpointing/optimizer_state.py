@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 
+from cloudai_mbridge.training.compat.optimizer_groups import found_by_kind
+
 _OF_THE_MACHINE = ("fused", "foreach", "capturable", "differentiable")
 _OF_THE_SCHEDULE = ("max_lr", "min_lr", "start_wd", "end_wd")
 
@@ -64,7 +66,8 @@ def loading(optimizer: Any, *, keep_schedule: bool) -> Iterator[None]:
     for part in sharded:
         part._set_main_param_and_optimizer_states = partial(_set_all_but_step, part)
     try:
-        yield
+        with found_by_kind(parts_of(optimizer)):
+            yield
     finally:
         for part in sharded:
             del part._set_main_param_and_optimizer_states

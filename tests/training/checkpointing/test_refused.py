@@ -94,7 +94,7 @@ def scenario():
         "shape": ("good/iter_0000002: ", "is [32] in it and [64] here"),
         "layers": ("good/iter_0000002: ", " in it and [6, "),
         "bias": ("good/iter_0000002: ", "bias is not in it"),
-        "schedule": ("good/iter_0000002: ", ""),
+        "schedule": ("good/iter_0000002: ", "learning rate"),
         "not writable": ("good/iter_0000001/metadata.json", ""),
     }
     for name, (start, part) in expected.items():

@@ -107,3 +107,40 @@ def scenario():
         assert "checkpoint.dist_ckpt_optim_fully_reshardable=True" in message
         assert position == [1, 1e9]
     assert "random number generator states are not loaded" in out
+
+
+def test_another_learning_rate(launch):
+    """It is refused, trained with, or gives way to the checkpoint's, whatever the release of Megatron-Core."""
+    results, _ = launch(
+        2,
+        """
+def rates(run):
+    run.train(1)
+    return {group[key] for part in run.optimizer.chained_optimizers for group in part.optimizer.param_groups
+            for key in ("max_lr", "lr")}
+
+def scenario():
+    results = {}
+    for name, sharded in (("plain", False), ("sharded", True)):
+        kind = {"use_distributed_optimizer": sharded}
+        same = {"lr_warmup_iters": 0, "lr_decay_style": "constant"}
+        places = {"save": name, "load": name}
+        first = start(optimizer=kind, scheduler=same, checkpoint=places)
+        first.train(1)
+        first.save()
+        other = {"optimizer": {**kind, "lr": 0.5}, "checkpoint": {"load": name}}
+        overridden = start(**other, scheduler={**same, "override_opt_param_scheduler": True})
+        overridden.load()
+        results[name] = [sorted(rates(overridden))]
+        theirs = start(**other, scheduler={**same, "use_checkpoint_opt_param_scheduler": True})
+        theirs.load()
+        results[name] += [sorted(rates(theirs))]
+        results[name] += [refusal(start(**other, scheduler=same))]
+    return results
+""",
+    )
+    for result in results:
+        for name, (overridden, theirs, refused) in result.items():
+            assert overridden == [0.5], name
+            assert theirs == [0.01], name
+            assert "learning rate" in refused, name
