@@ -2,6 +2,8 @@
 
 PYTHON ?= python3
 VENV := .venv
+# The stack of constraints.txt goes by this; another Python makes the environment anew
+PYTHON_RELEASE := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 BIN := $(VENV)/bin
 WORKERS ?= 3
 # For `make interop`: directories, .tar.gz files, or URL@COMMIT
@@ -10,9 +12,14 @@ MBRIDGE_LAUNCHER_SOURCE_0_3 ?= https://github.com/NVIDIA-NeMo/Megatron-Bridge.gi
 MBRIDGE_LAUNCHER_SOURCE_0_6 ?= https://github.com/NVIDIA-NeMo/Megatron-Bridge.git@51885cf132b2814188b6855c25a8588254274c2a
 INTEROP := .venv-interop
 UPSTREAM := .interop
+# For `make matrix`: an environment with the newest stack, and the releases of Megatron-Core to test in it
+NEWEST_PYTHON ?= $(firstword $(foreach p,python3.13 python3.12,$(if $(shell $p -c 'print(1)' 2>/dev/null),$p)) \
+  $(lastword $(wildcard $(HOME)/.pyenv/versions/3.1[23].*/bin/python)))
+NEWEST := .venv-newest
+CORES ?= 0.16.1 0.17.1 0.18.2 0.19.2
 SANDBOX ?= /tmp/mbridge-sandbox-$(shell id -u)
 
-.PHONY: run test interop interop-install head-to-head drill bench gpu-check lint slurm-sandbox slurm-sandbox-stop clean
+.PHONY: run test interop interop-install head-to-head matrix newest-python drill bench gpu-check lint slurm-sandbox slurm-sandbox-stop clean
 
 # Check, train, judge and report a sweep of a tiny GPT on this machine.
 run: $(VENV)/.train
@@ -37,7 +44,7 @@ head-to-head: interop-install
 	.ci/install-slurm
 	$(INTEROP)/bin/python tests/benchmarks/head_to_head.py
 
-interop-install: $(INTEROP)/.created
+interop-install: $(INTEROP)/.created-$(PYTHON_RELEASE)
 	.ci/fetch-source $(MBRIDGE_CLOUDAI_SOURCE) $(UPSTREAM)/cloudai
 	.ci/fetch-source $(MBRIDGE_LAUNCHER_SOURCE_0_3) $(UPSTREAM)/megatron-bridge-0.3
 	.ci/fetch-source $(MBRIDGE_LAUNCHER_SOURCE_0_6) $(UPSTREAM)/megatron-bridge-0.6
@@ -50,6 +57,16 @@ interop-install: $(INTEROP)/.created
 $(INTEROP)/megatron-core-0.19:
 	$(INTEROP)/bin/python -m pip install --quiet --no-deps --ignore-requires-python --target $@.new megatron-core==0.19.2
 	mv $@.new $@
+
+# The tests of what depends on Megatron-Core, with each of its tested releases: a table.
+matrix:
+	@test -n "$(NEWEST_PYTHON)" || { echo "Python 3.12 or 3.13 is needed: make matrix NEWEST_PYTHON=..." >&2; exit 1; }
+	$(MAKE) PYTHON=$(NEWEST_PYTHON) VENV=$(NEWEST) $(NEWEST)/.dev
+	.ci/install-slurm
+	.ci/matrix $(NEWEST)/bin/python $(CORES)
+
+newest-python:
+	@echo $(NEWEST_PYTHON)
 
 # The tests that are too long for `make test`, and the benchmarks.
 drill: $(VENV)/.dev
@@ -84,17 +101,17 @@ slurm-sandbox-stop: $(VENV)/.train
 	$(BIN)/python -m cloudai_mbridge.sandbox stop --purge $(SANDBOX)
 
 clean:
-	rm -rf $(VENV) $(INTEROP) $(UPSTREAM) build *.egg-info
+	rm -rf $(VENV) $(INTEROP) $(NEWEST) $(UPSTREAM) build *.egg-info
 
-$(VENV)/.created $(INTEROP)/.created:
+$(VENV)/.created-$(PYTHON_RELEASE) $(INTEROP)/.created-$(PYTHON_RELEASE):
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed: make PYTHON=...")'
-	$(PYTHON) -m venv $(@D)
+	$(PYTHON) -m venv --clear $(@D)
 	touch $@
 
-$(VENV)/.train: $(VENV)/.created pyproject.toml constraints.txt
+$(VENV)/.train: $(VENV)/.created-$(PYTHON_RELEASE) pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[train]'
 	touch $@
 
-$(VENV)/.dev: $(VENV)/.created pyproject.toml constraints.txt
+$(VENV)/.dev: $(VENV)/.created-$(PYTHON_RELEASE) pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@ $(VENV)/.train
