@@ -25,6 +25,9 @@ def main() -> int:
     with HangWatch(timeout_s):
         warnings.filterwarnings("ignore", message=".*not installed. Falling back.*")  # MBRIDGE_RUN says it once
         # Imported only now: a hang while torch and Megatron-Core load leaves its stacks too.
+        from cloudai_mbridge.training.cpu import import_megatron
+
+        import_megatron()
         from cloudai_mbridge.training.config import ConfigContainer
         from cloudai_mbridge.training.config.overrides import apply_overrides
         from cloudai_mbridge.training.finetune import finetune

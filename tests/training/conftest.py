@@ -95,12 +95,16 @@ def train(tmp_path: Path, tiny: Callable[..., dict[str, Any]]) -> Train:
     return run
 
 
+# As `python -m cloudai_mbridge.training` begins
+_QUICK_START = "from cloudai_mbridge.training.cpu import import_megatron\n\nimport_megatron()\n"
+
+
 @pytest.fixture
 def ranks(tmp_path: Path) -> Callable[..., Finished]:
     """Run a script on several ranks in `tmp_path`: ranks(2, "import torch ...", "argument"). It has to exit with 0."""
 
     def run(processes: int, script: str, *args: str, env: Mapping[str, str] | None = None) -> Finished:
-        (tmp_path / "script.py").write_text(textwrap.dedent(script))
+        (tmp_path / "script.py").write_text(_QUICK_START + textwrap.dedent(script))
         return _finish([*launcher(processes), "script.py", *args], tmp_path, env, 0)
 
     return run

@@ -1,10 +1,10 @@
 """Megatron-Core on CPU and gloo, without touching its source. Everything here is a no-op on a GPU.
 
-Megatron-Core 0.16 hard-codes CUDA in its RNG tracker, buffers, schedules and optimizers. `install` replaces those
+Megatron-Core hard-codes CUDA in its RNG tracker, buffers, schedules and optimizers. `install` replaces those
 places once per process; `megatron_device` must surround every call into Megatron-Core.
 """
 
 from cloudai_mbridge.training.cpu.device_mode import megatron_device
-from cloudai_mbridge.training.cpu.install import install
+from cloudai_mbridge.training.cpu.install import import_megatron, install
 
-__all__ = ["install", "megatron_device"]
+__all__ = ["import_megatron", "install", "megatron_device"]

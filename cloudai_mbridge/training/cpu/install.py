@@ -13,8 +13,27 @@ from cloudai_mbridge.training.cpu.device_mode import follow_into_backward
 _done = False
 
 
+def import_megatron() -> None:
+    """Import Megatron-Core, without torch's compiler where no GPU is usable; does nothing where that was done.
+
+    Megatron decorates its fused functions with torch.compile. To import the compiler takes as long as to import
+    Megatron, and on a CPU the loop uses none of these functions (`adapt.py`).
+    """
+    if torch.cuda.is_available():
+        return
+    compiler, torch.compile = torch.compile, _uncompiled
+    try:
+        import megatron.core  # noqa: F401
+    finally:
+        torch.compile = compiler
+
+
+def _uncompiled(function: Any = None, **options: Any) -> Any:
+    return (lambda decorated: decorated) if function is None else function
+
+
 def install() -> bool:
-    """Make Megatron-Core run on the CPU. Call it before anything of megatron.core runs.
+    """Make Megatron-Core run on the CPU. Call it before anything of megatron.core runs, best before it is imported.
 
     Returns:
         True where the replacements are active, False where a GPU is usable and nothing was touched.
@@ -23,6 +42,7 @@ def install() -> bool:
     if torch.cuda.is_available():
         return False
     if not _done:
+        import_megatron()
         for replace in (_torch_cuda, follow_into_backward, _rng, _moe_and_latent_attention, _uneven_collectives):
             replace()
         _done = True
