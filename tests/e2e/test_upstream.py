@@ -381,7 +381,7 @@ _mbridge_starter="$PWD/start_launcher.py"
     /inst/Megatron-Bridge__v0.3.0/scripts/performance/setup_experiment.py \\
     -p partition_1 \\
     -g gb200 \\
-    -i 'nvcr.io#nvidia/nemo:26.02.00' \\
+    -i "nvcr.io#nvidia/nemo:26.02.00" \\
     -c fp8_mx \\
     --task pretrain \\
     -hf HF_TOKEN \\

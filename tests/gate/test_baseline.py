@@ -22,7 +22,7 @@ from cloudai_mbridge.gate.baseline_oddities import oddities
 from cloudai_mbridge.gate.baseline_sums import summarize_metric
 from cloudai_mbridge.gate.baseline_text import quote, render_baseline
 from cloudai_mbridge.gate.comparability_id import comparability_id
-from cloudai_mbridge.models.load import is_baseline
+from cloudai_mbridge.models.test_files import is_baseline
 from cloudai_mbridge.models.toml_source import read_toml
 
 TEXT = st.text(alphabet=st.characters(blacklist_categories=("Cs",)), max_size=12)

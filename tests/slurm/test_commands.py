@@ -21,7 +21,7 @@ FAKE = """#!{python} -IS
 import json, os, sys
 name, here = os.path.basename(sys.argv[0]), {here!r}
 with open(here + "/calls", "a") as calls:
-    env = {{key: os.environ[key] for key in os.environ if key.startswith(("SLURM", "SBATCH", "HF_", "MBRIDGE"))}}
+    env = {{key: os.environ[key] for key in os.environ if key.startswith(("SLURM", "SBATCH", "HF_", "MBRIDGE_PYTHON"))}}
     fds = [int(fd) for fd in os.listdir("/proc/self/fd")]
     calls.write(json.dumps([name, sys.argv[1:], os.getcwd(), env, fds, os.getsid(0) == os.getpid()]) + "\\n")
 code, out, err = json.load(open(here + "/answers.json")).get(name, [0, "", ""])
@@ -60,8 +60,6 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
     here = tmp_path / "bin"
     here.mkdir()
     monkeypatch.setenv("PATH", f"{here}:{os.environ['PATH']}")
-    for name in ("MBRIDGE_REQUIRE_SLURM", "MBRIDGE_REQUIRE_CHROMIUM"):  # of the test run, not of sbatch
-        monkeypatch.delenv(name, raising=False)
     return FakeSlurm(here)
 
 
