@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from cloudai_mbridge.training.adapt import adapt_to_device
+from cloudai_mbridge.training.compat.batch_sizes import check_ramp
 from cloudai_mbridge.training.config.container import ConfigContainer
 from cloudai_mbridge.training.config.update import runtime_config_update
 from cloudai_mbridge.training.errors import ConfigError
@@ -63,21 +64,21 @@ def _check_values(config: ConfigContainer) -> None:
     optimizer, train = config.optimizer, config.train
     for name, value in (("micro_batch_size", train.micro_batch_size), ("global_batch_size", train.global_batch_size)):
         if value is None or value < 1:
-            raise ConfigError(f"train.{name} = {value} is no number of sequences; use at least 1")
+            raise ConfigError(f"train.{name} = {value} is not a number of sequences; use at least 1")
     if optimizer.lr is None or not 0 <= (0.0 if optimizer.min_lr is None else optimizer.min_lr) <= optimizer.lr:
         raise ConfigError(f"optimizer: lr = {optimizer.lr} and min_lr = {optimizer.min_lr}; use 0 <= min_lr <= lr")
     if optimizer.min_lr is None:
         optimizer.min_lr = 0.0
     for name in ("log_interval", "tensorboard_log_interval"):
         if (value := getattr(config.logger, name)) < 1:
-            raise ConfigError(f"logger.{name} = {value} is no number of steps; use at least 1")
+            raise ConfigError(f"logger.{name} = {value} is not a number of steps; use at least 1")
     path = config.logger.save_config_filepath
     if path and not os.access(Path(path).absolute().parent, os.W_OK):
         raise ConfigError(f"logger.save_config_filepath = {path!r}: its directory cannot be written")
 
 
 def _check_pipeline(config: ConfigContainer) -> None:
-    """Refuse virtual stages without overlapped messages, which Megatron-Core trains wrongly without a word."""
+    """Refuse virtual stages without overlapped messages: Megatron-Core trains them wrongly and reports no error."""
     model: Any = config.model
     if model.virtual_pipeline_model_parallel_size is not None and not model.overlap_p2p_comm:
         raise ConfigError("comm_overlap.overlap_p2p_comm = False: virtual pipeline stages need it; remove it")
@@ -99,6 +100,7 @@ def _check_batches(config: ConfigContainer) -> None:
     replicas = required(config.data_parallel_size)
     if total % (micro * replicas):
         raise ConfigError(
-            f"train.global_batch_size = {total} is no multiple of micro_batch_size x data-parallel size ="
+            f"train.global_batch_size = {total} is not a multiple of micro_batch_size x data-parallel size ="
             f" {micro} x {replicas}: the global batch size has to hold whole micro-batches"
         )
+    check_ramp(config.train, replicas)

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from cloudai_mbridge.training import cpu
 from cloudai_mbridge.training.callbacks import Callback, CallbackManager, normalize_callbacks
 from cloudai_mbridge.training.checkpointing import check_checkpoint_packages
+from cloudai_mbridge.training.compat.checkpoints import abandon_saves
 from cloudai_mbridge.training.config.container import ConfigContainer
 from cloudai_mbridge.training.config.resolved import resolved_yaml
 from cloudai_mbridge.training.data import check_data_config
@@ -83,17 +84,9 @@ def _pretrain(state: GlobalState, forward_step_func: Any, adapted: dict[str, Any
             _leave(owns_group)
             raise
         except BaseException:
-            _abandon_saves(state)
+            abandon_saves(state.async_calls_queue)
             raise
         _leave(owns_group)
-
-
-def _abandon_saves(state: GlobalState) -> None:
-    """Kill the process that writes checkpoints: Python waits for it at its end, and it waits for work for ever."""
-    writer = getattr(state.async_calls_queue, "persistent_caller", None)
-    if writer is not None and writer.process is not None:
-        writer.process.kill()  # not by `close`, which needs the process group
-        writer.process = None
 
 
 def _leave(owns_group: bool) -> None:

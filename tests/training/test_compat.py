@@ -1,6 +1,11 @@
 """What differs between releases of Megatron-Core gives one result on each."""
 
+import os
+import re
+import subprocess
+import sys
 import warnings
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,26 +16,44 @@ pytest.importorskip("torch")
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Megatron-Core warns while it is imported
     from cloudai_mbridge.training.compat import cuda_graphs
-    from cloudai_mbridge.training.compat.batch_sizes import batch_size_calculator, steps_of_ramp
+    from cloudai_mbridge.training.compat.batch_sizes import batch_size_calculator, check_ramp, steps_of_ramp
     from cloudai_mbridge.training.compat.tokenizers import build_null_tokenizer
     from cloudai_mbridge.training.compat.versions import RELEASES, TESTED, installed_release, why_unsupported
     from cloudai_mbridge.training.errors import ConfigError
     from cloudai_mbridge.training.models.gpt_provider import GPTModelProvider
 
 
-@pytest.mark.parametrize("found", [*TESTED.values(), "0.17.0", "0.19.3", "0.18.0rc2"])
+@pytest.mark.parametrize("found", [*TESTED.values(), "0.19.3", "0.16.2", "0.17.1+5c2fd31"])
 def test_a_tested_release_is_supported(found: str) -> None:
     assert why_unsupported(found) is None
 
 
-@pytest.mark.parametrize("found", ["0.15.3", "0.16.0", "0.20.0", "1.0", "core"])
+@pytest.mark.parametrize(
+    "found", ["0.15.3", "0.16.0", "0.17.0", "0.18.1", "0.19.3rc1", "0.20.0", "1.0", "of unknown version"]
+)
 def test_any_other_is_refused_in_one_line(found: str) -> None:
     reason = why_unsupported(found)
-    assert reason == f"megatron-core {found} is not supported; install 0.16.1, 0.17.1, 0.18.2 or 0.19.2"
+    tested = "0.16.1, 0.17.1, 0.18.2 or 0.19.2"
+    assert reason == f"megatron-core {found} is not supported; install {tested}, or a later patch of one of them"
 
 
 def test_the_installed_release_is_among_the_tested() -> None:
     assert installed_release() in RELEASES
+
+
+@pytest.mark.parametrize(
+    ("info", "version"),
+    [("MAJOR = 0\nMINOR = 20\nPATCH = 0\nPRE_RELEASE = 'rc1'\n", "0.20.0rc1"), ("x = 1\n", "of unknown version")],
+)
+def test_a_clone_on_the_path_is_the_one_that_counts(info: str, version: str, tmp_path: Path) -> None:
+    core = tmp_path / "megatron" / "core"
+    core.mkdir(parents=True)
+    (core / "__init__.py").touch()
+    (core / "package_info.py").write_text(info)
+    code = "from cloudai_mbridge.training.compat.versions import installed_version; print(installed_version())"
+    env = {**os.environ, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == version
 
 
 def _sizes(ramp: list[int] | None, at: list[int]) -> list[int]:
@@ -48,6 +71,38 @@ def test_a_ramp_of_the_batch_size_is_the_same_in_every_release() -> None:
     assert _sizes(None, [0, 1000]) == [16, 16]
     assert steps_of_ramp([4, 4, 100], 16) == "0:4 34:8 67:12 100:16"
     assert steps_of_ramp([16, 4, 100], 16) == "0:16"
+
+
+def test_a_ramp_shorter_than_its_steps_leaves_sizes_out() -> None:
+    train = SimpleNamespace(global_batch_size=16, micro_batch_size=1, decrease_batch_size_if_needed=False)
+    train.rampup_batch_size = [1, 1, 6]
+    check_ramp(train, 1)
+    calculator = batch_size_calculator(train, train.rampup_batch_size, 1, 1)
+    found = []
+    for consumed in (0, 1, 2, 3, 6, 7):
+        calculator.update(consumed, False)
+        found.append(calculator.get())
+    assert found == [1, 3, 6, 8, 16, 16]
+
+
+@pytest.mark.parametrize(
+    ("ramp", "text"),
+    [
+        ([4, 5, 100], "16 - 4 has to be a multiple of 5"),
+        ([32, 4, 100], "does not lead to train.global_batch_size = 16"),
+        ([4, 0, 100], "three positive numbers"),
+        ([4, 4, 0], "three positive numbers"),
+        ([4, 4], "three positive numbers"),
+        ([6, 2, 100], "multiples of micro_batch_size x data-parallel size = 2 x 2"),
+        ([4, 2, 100], "multiples of micro_batch_size x data-parallel size = 2 x 2"),
+    ],
+)
+def test_a_ramp_that_misses_the_global_batch_size_is_refused(ramp: list[int], text: str) -> None:
+    train = SimpleNamespace(
+        global_batch_size=16, micro_batch_size=2, rampup_batch_size=ramp, decrease_batch_size_if_needed=False
+    )
+    with pytest.raises(ConfigError, match=re.escape(text)):
+        check_ramp(train, 2)
 
 
 def test_a_null_tokenizer_has_one_id_more() -> None:
@@ -78,9 +133,43 @@ def test_a_full_iteration_in_the_words_of_any_release() -> None:
 
 
 def test_a_ramp_that_shrinks_is_refused_where_megatron_cannot() -> None:
-    train = SimpleNamespace(global_batch_size=16, decrease_batch_size_if_needed=True)
+    train = SimpleNamespace(
+        global_batch_size=16, micro_batch_size=2, rampup_batch_size=[4, 4, 100], decrease_batch_size_if_needed=True
+    )
     if installed_release() in ("0.16", "0.17"):
+        check_ramp(train, 2)
         assert batch_size_calculator(train, [4, 4, 100], 2, 2).get() == 1
         return
     with pytest.raises(ConfigError, match=r"needs Megatron-Core 0\.17 or older"):
-        batch_size_calculator(train, [4, 4, 100], 2, 2)
+        check_ramp(train, 2)
+
+
+WORKER = """
+import time
+import torch.distributed as dist
+from megatron.core.dist_checkpointing.strategies.async_utils import AsyncCallsQueue, AsyncRequest
+from cloudai_mbridge.training.compat.checkpoints import abandon_saves
+
+if __name__ == "__main__":
+    dist.init_process_group("gloo", init_method="file://{path}", rank=0, world_size=1)
+    queue = AsyncCallsQueue(persistent=True)
+    queue.schedule_async_request(AsyncRequest(time.sleep, (100000,), []))
+    abandon_saves(queue)
+    dist.destroy_process_group()
+    raise SystemExit("training failed")
+"""
+
+
+def test_a_run_that_fails_does_not_wait_for_its_writer(tmp_path: Path) -> None:
+    """The worker that writes checkpoints beside a GPU has not finished; the process ends all the same."""
+    (tmp_path / "script.py").write_text(WORKER.format(path=tmp_path / "group"))
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "script.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 1, done.stderr
+    assert "training failed" in done.stderr

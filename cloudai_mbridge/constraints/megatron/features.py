@@ -49,7 +49,9 @@ def _recomputable(point: Point) -> tuple[str, ...]:
     if point.release is not None and point.release.key >= (0, 5):
         return (*_RECOMPUTABLE, *_RECOMPUTABLE_SINCE_0_5)
     is_later = point.release is None and point.has_core("0.19")
-    return (*_RECOMPUTABLE, _RECOMPUTABLE_SINCE_CORE_0_19) if is_later else _RECOMPUTABLE
+    if is_later and point.of_recipe("experimental_attention_variant") == "gated_delta_net":
+        return (*_RECOMPUTABLE, _RECOMPUTABLE_SINCE_CORE_0_19)
+    return _RECOMPUTABLE
 
 
 def m15_full_or_selective_recomputation(point: Point) -> Answer:

@@ -3,7 +3,8 @@
 A GPU rank hands its tensors to a worker process that lives as long as the run. A CPU rank forks a process for each
 save: a worker would read the parameters while the optimizer changes them, a forked process keeps the old values.
 
-Both strategies, "mcore" and "nvrx", run this queue: Megatron-Core 0.16 has no other, and "nvrx" is the default.
+Both strategies, "mcore" and "nvrx", run this queue: "nvrx", the default, needs a package of NVIDIA's that Megatron-Core
+0.16 does not know and that is not tested here.
 """
 
 from collections.abc import Iterator

@@ -27,12 +27,47 @@ def batch_size_calculator(train: Any, ramp: list[int] | None, micro_batch_size: 
     return calculators._build_num_microbatches_calculator(-1, **options)
 
 
+def check_ramp(train: Any, replicas: int) -> None:
+    """Refuse a ramp that does not lead to the global batch size, in whole micro-batches, with any release.
+
+    Raises:
+        ConfigError: names the values and the remedy.
+    """
+    ramp, full = train.rampup_batch_size, train.global_batch_size
+    if ramp is None:
+        return
+    where = f"train.rampup_batch_size = {ramp}"
+    if len(ramp) != 3 or min(ramp) < 1:
+        raise ConfigError(f"{where}: three positive numbers are needed: first size, increment, samples of the ramp")
+    first, increment, _ = ramp
+    if first > full or (full - first) % increment:
+        raise ConfigError(
+            f"{where} does not lead to train.global_batch_size = {full}:"
+            f" {full} - {first} has to be a multiple of {increment}"
+        )
+    if train.decrease_batch_size_if_needed:
+        if _HAS_SCHEDULE:
+            raise ConfigError(
+                "train.decrease_batch_size_if_needed = True with rampup_batch_size needs Megatron-Core 0.17 or older;"
+                " set one of them off"
+            )
+        return
+    part = train.micro_batch_size * replicas
+    if first % part or (full > first and increment % part):
+        raise ConfigError(
+            f"{where}: first size and increment have to be multiples of micro_batch_size x data-parallel size ="
+            f" {train.micro_batch_size} x {replicas}"
+        )
+
+
 def steps_of_ramp(ramp: list[int], full: int) -> str:
     """Write [first size, increment, samples of the ramp] as "SAMPLES:SIZE ..." up to the full size."""
     first, increment, samples = ramp
     number = (full - first) // increment
-    starts = (math.ceil(samples * step / number) if number else 0 for step in range(number + 1))
-    return " ".join(f"{start}:{first + step * increment}" for step, start in enumerate(starts))
+    sizes = {
+        math.ceil(samples * step / number) if number else 0: first + step * increment for step in range(number + 1)
+    }
+    return " ".join(f"{start}:{size}" for start, size in sizes.items())
 
 
 def _options(train: Any, ramp: list[int] | None, micro_batch_size: int, replicas: int) -> dict[str, Any]:
@@ -46,9 +81,4 @@ def _options(train: Any, ramp: list[int] | None, micro_batch_size: int, replicas
         return {**options, "rampup_batch_size": ramp}
     if ramp is None:
         return options
-    if train.decrease_batch_size_if_needed:
-        raise ConfigError(
-            "train.decrease_batch_size_if_needed = True with rampup_batch_size needs Megatron-Core 0.17 or older;"
-            " set one of them off"
-        )
     return {**options, _SCHEDULE: steps_of_ramp(ramp, train.global_batch_size)}

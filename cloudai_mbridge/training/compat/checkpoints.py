@@ -16,6 +16,7 @@ from megatron.core.dist_checkpointing import serialization
 from megatron.core.dist_checkpointing.strategies import common as common_strategies
 from megatron.core.dist_checkpointing.strategies import filesystem_async
 from megatron.core.dist_checkpointing.strategies import torch as torch_strategies
+from megatron.core.dist_checkpointing.strategies.async_utils import AsyncCallsQueue, PersistentAsyncCaller
 from torch.distributed.checkpoint.metadata import Metadata
 
 COMMON_FILE = "common.pt"
@@ -94,3 +95,17 @@ def read_common_object(directory: str, place: Any) -> Common:
         parts = torch.load(io.BytesIO(file.read(place.length)), map_location="cpu", weights_only=True)
     common: Common = parts[0]
     return common
+
+
+def abandon_saves(queue: Any) -> None:
+    """Kill the worker process that writes checkpoints: Python waits for it at its end, and it waits for work for ever.
+
+    Not done by `AsyncCallsQueue.close`, which needs the process group in 0.16.
+    """
+    holder = AsyncCallsQueue if hasattr(AsyncCallsQueue, "_persistent_caller") else queue  # since 0.17 one per process
+    caller = getattr(holder, "_persistent_caller", None) or getattr(holder, "persistent_caller", None)
+    for process in (getattr(caller, "process", None), getattr(PersistentAsyncCaller, "_persistent_process", None)):
+        if process is not None:
+            process.kill()
+    if caller is not None:
+        caller.process = None  # or its destructor would wait

@@ -2,13 +2,15 @@
 
 from typing import Any
 
+import torch
 from megatron.core.models.gpt import gpt_layer_specs
 
 from cloudai_mbridge.training.models.attention import SDPACoreAttention, TorchNorm
 
 
 def has_transformer_engine() -> bool:
-    return bool(gpt_layer_specs.HAVE_TE)
+    """Return whether Transformer Engine is installed and a GPU usable: its layers do not run on a CPU."""
+    return bool(gpt_layer_specs.HAVE_TE) and torch.cuda.is_available()
 
 
 def decoder_block_spec(config: Any, vp_stage: int | None) -> Any:
