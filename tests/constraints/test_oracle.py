@@ -1,4 +1,7 @@
-"""Compare the rules with Megatron-Core itself, over an exhaustive grid of small points.
+"""Compare the rules with Megatron-Core itself, over exhaustive grids of small points.
+
+Two grids: of layouts, which are built and run, and of features that the loop does not do yet (CUDA graphs, overlapped
+all-to-all) or that exclude each other, for which Megatron-Core's configuration is asked.
 
 Megatron-Core is asked for real: process groups, configuration, model and one forward pass of the schedule are built in
 this process for one rank of any world size, over torch's fake process-group backend, whose collectives move no data.
@@ -19,8 +22,9 @@ torch = pytest.importorskip("torch")
 
 from cloudai_mbridge.constraints import check  # noqa: E402
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs  # noqa: E402
-from cloudai_mbridge.recipes import Recipe  # noqa: E402
+from cloudai_mbridge.recipes import Recipe, load_recipe  # noqa: E402
 from cloudai_mbridge.recipes.apply import training_config, with_recipe_defaults  # noqa: E402
+from cloudai_mbridge.training.compat.versions import installed_release  # noqa: E402
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
@@ -198,3 +202,86 @@ def test_rules_and_megatron_core_agree(
     assert false_rejects[:5] == []
     assert counts["compared"] >= 5000
     assert counts["taken by both"] > 300
+
+
+FEATURES: dict[str, tuple[Any, ...]] = {
+    "model_recipe_name": ("gpt_tiny", "moe_tiny"),
+    "recompute_modules": (None, "core_attn", "moe", "mlp", "shared_experts", "gdn_norm_out", "mhc", "core_attn,mlp"),
+    "recompute_num_layers": (None, 1),
+    "cuda_graph_impl": ("none", "local", "transformer_engine", "full_iteration"),
+    "cuda_graph_scope": (None, "full_iteration", "attn", "mlp", "moe_router", "attn,moe_router"),
+    "moe_a2a_overlap": (False, True),
+    "compute_dtype": ("bf16", "fp32"),
+    "layout": ({}, {"ep": 2}, {"ep": 2, "pp": 2}, {"ep": 2, "pp": 2, "vp": 2}),
+}
+
+
+def feature_points() -> Iterator[dict[str, Any]]:
+    for values in itertools.product(*FEATURES.values()):
+        point = dict(zip(FEATURES, values, strict=True))
+        layout = point.pop("layout")
+        if point["model_recipe_name"] == "moe_tiny" or not (layout or point["moe_a2a_overlap"]):
+            yield {**point, **layout}
+
+
+def transformer_config(args: ResolvedCmdArgs) -> None:
+    """Build Megatron-Core's configuration as the launcher of Megatron-Bridge sets its fields for these arguments."""
+    from megatron.core.transformer import TransformerConfig
+
+    from cloudai_mbridge.training.compat import cuda_graphs
+
+    fields: dict[str, Any] = {"num_layers": 4, "hidden_size": 128, "num_attention_heads": 4, "add_bias_linear": False}
+    fields |= {"gated_linear_unit": True, "hidden_dropout": 0.0, "attention_dropout": 0.0}
+    fields |= {"pipeline_model_parallel_size": args.pp or 1, "virtual_pipeline_model_parallel_size": args.vp}
+    if args.compute_dtype == "bf16":
+        fields |= {"bf16": True, "params_dtype": torch.bfloat16, "pipeline_dtype": torch.bfloat16}
+    else:
+        fields |= {"pipeline_dtype": torch.float32}
+    if args.model_recipe_name == "moe_tiny":
+        fields |= {"num_moe_experts": 4, "moe_grouped_gemm": True, "moe_token_dispatcher_type": "alltoall"}
+        fields |= {"moe_shared_expert_intermediate_size": 64, "expert_model_parallel_size": args.ep or 1}
+    if args.recompute_num_layers:
+        fields |= {"recompute_granularity": "full", "recompute_method": "block", "recompute_num_layers": 1}
+    if args.recompute_modules:
+        fields |= {"recompute_granularity": "selective", "recompute_modules": str(args.recompute_modules).split(",")}
+    scopes = [] if args.cuda_graph_scope is None else str(args.cuda_graph_scope).split(",")
+    implementation = args.cuda_graph_impl
+    if cuda_graphs.HAS_NEW_NAMES and implementation == "local" and scopes == ["full_iteration"]:
+        implementation = "full_iteration"
+    if implementation == "full_iteration" and cuda_graphs.HAS_NEW_NAMES:
+        scopes = [scope for scope in scopes if scope != "full_iteration"]
+    if implementation != "none":
+        fields |= {"cuda_graph_impl": implementation, cuda_graphs.FIELD: scopes}
+    TransformerConfig(**fields, overlap_moe_expert_parallel_comm=args.moe_a2a_overlap)
+
+
+def test_rules_and_megatron_cores_configuration_agree(capsys: pytest.CaptureFixture[str]) -> None:
+    core = installed_release()
+    counts: Counter[str] = Counter()
+    false_accepts: Counter[str] = Counter()
+    false_rejects: Counter[str] = Counter()
+    for point in feature_points():
+        args = ResolvedCmdArgs(launcher="embedded", num_gpus=8, mb=1, gb=8, gpu_type="h100", **point)
+        recipe = load_recipe(point["model_recipe_name"])
+        violations = [v for v in check(args, recipe=recipe, core=core).violations if v.rule_id[0] != "E"]
+        try:
+            transformer_config(args)
+            refusal = None
+        except (AssertionError, ValueError) as error:
+            refusal = str(error)
+        counts["compared"] += 1
+        counts["taken by both" if not violations and refusal is None else "refused by one or both"] += 1
+        counts.update({v.rule_id for v in violations})
+        if not violations and refusal is not None:
+            false_accepts[refusal[:120]] += 1
+        if refusal is None and (ours := [v for v in violations if v.rule_id[0] == "M"]):
+            false_rejects[f"{ours[0]} {point}"] += 1
+    with capsys.disabled():
+        print(
+            f"\noracle: configurations compared {counts['compared']} with Megatron-Core {core},"
+            f" false accepts {sum(false_accepts.values())}, false rejects {sum(false_rejects.values())};"
+            f" {dict(sorted(counts.items()))}"
+        )
+    assert false_accepts.most_common(5) == []
+    assert false_rejects.most_common(5) == []
+    assert counts["taken by both"] > 30
