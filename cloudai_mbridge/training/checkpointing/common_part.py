@@ -49,13 +49,18 @@ def _arranged(saved: dict[Any, Any], optimizer: Any, path: str) -> Any:
     parts, entries = _parts(optimizer), _entries(saved)
     if [_shape_of_saved(entry) for entry in entries] == [_shape(part) for part in parts]:
         return saved
-    groups = [group for entry in entries for group in _groups(entry)]
+    groups = [group for of_one in saved_groups(saved) for group in of_one]
     if not groups:  # saved per rank, for this one layout
         return saved
     step = next(_steps(entries), 0)
     scaler = next((entry["grad_scaler"] for entry in entries if "grad_scaler" in entry), None)
     arranged = [_entry(part, groups, step, scaler, path) for part in parts]
     return arranged[0] if len(parts) == 1 else dict(enumerate(arranged))
+
+
+def saved_groups(saved: dict[Any, Any]) -> list[list[dict[str, Any]]]:
+    """Return the parameter groups of each optimizer in a checkpoint."""
+    return [_groups(entry) for entry in _entries(saved)]
 
 
 def _groups(entry: dict[str, Any]) -> list[dict[str, Any]]:

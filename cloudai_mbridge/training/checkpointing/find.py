@@ -146,6 +146,6 @@ def _refuse_foreign(config: CheckpointConfig) -> None:
         return
     if names := sorted(path.name for path in root.iterdir()):
         raise CheckpointError(
-            f"{root}: is no checkpoint directory (it holds {', '.join(names[:3])}{', ...' if names[3:] else ''}); "
+            f"{root}: is not a checkpoint directory (it holds {', '.join(names[:3])}{', ...' if names[3:] else ''}); "
             "checkpoint.load has to be a directory that checkpoint.save wrote"
         )

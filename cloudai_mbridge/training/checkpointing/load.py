@@ -11,7 +11,7 @@ from megatron.core.rerun_state_machine import get_rerun_state_machine
 from megatron.core.utils import unwrap_model
 
 from cloudai_mbridge.training.checkpointing.agree import on_each_rank, on_first_rank
-from cloudai_mbridge.training.checkpointing.common_part import regrouped_common
+from cloudai_mbridge.training.checkpointing.common_part import regrouped_common, saved_groups
 from cloudai_mbridge.training.checkpointing.content import (
     content_metadata,
     model_keys,
@@ -26,7 +26,7 @@ from cloudai_mbridge.training.checkpointing.optimizer_state import loading
 from cloudai_mbridge.training.checkpointing.quiet import quiet
 from cloudai_mbridge.training.checkpointing.rng import set_rng_state, sharded_rng_state
 from cloudai_mbridge.training.checkpointing.strategies import load_strategy
-from cloudai_mbridge.training.checkpointing.verify import check_files, check_fit, read_common
+from cloudai_mbridge.training.checkpointing.verify import check_files, check_fit, forget_metadata, read_common
 from cloudai_mbridge.training.compat import checkpoints
 from cloudai_mbridge.training.utils.log_lines import write_line
 
@@ -61,6 +61,7 @@ def load_checkpoint(
     on_first_rank(partial(check_files, found.directory))
     load = _Load(state, model, optimizer, opt_param_scheduler, found, strict=strict)
     load.run(skip_load_to_model_and_opt)
+    forget_metadata()
     if found.weights_only:
         _say(f"  successfully loaded the weights of {found.directory}: training starts at iteration 0")
         return 0, 0
@@ -163,6 +164,7 @@ class _Load:
         if not isinstance(result, tuple):
             return dict(result)
         loaded, missing, unexpected = result
+        missing = set(missing) - {checkpoints.COMMON_KEY}
         _say(f"  keys of the checkpoint that this run lacks: {sorted(missing)}; the other way: {sorted(unexpected)}")
         return dict(loaded)
 
@@ -191,7 +193,7 @@ class _Load:
                 self.optimizer.reload_model_params(state_dict=weights)
             return
         keep_schedule = bool(getattr(self.scheduler, "override_opt_param_scheduler", False))
-        with loading(self.optimizer, keep_schedule=keep_schedule):
+        with loading(self.optimizer, saved_groups(loaded["optimizer"]), keep_schedule=keep_schedule):
             self.optimizer.load_state_dict(loaded["optimizer"])
         if self.scheduler is not None and "opt_param_scheduler" in loaded:
             self.scheduler.load_state_dict(loaded["opt_param_scheduler"])

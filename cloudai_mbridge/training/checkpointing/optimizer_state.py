@@ -7,7 +7,7 @@ per parameter. It also takes over flags of the machine that saved, such as `fuse
 of this applies, and nothing is done.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -52,9 +52,10 @@ def _step_device(group: dict[str, Any], param: torch.Tensor) -> torch.device:
 
 
 @contextmanager
-def loading(optimizer: Any, *, keep_schedule: bool) -> Iterator[None]:
+def loading(optimizer: Any, saved: Sequence[Any], *, keep_schedule: bool) -> Iterator[None]:
     """Surround the optimizer's `load_state_dict` with this.
 
+    saved: the parameter groups of each optimizer in the checkpoint.
     keep_schedule: the parameter groups keep the limits of this run's learning rate and weight decay.
     """
     names = _OF_THE_MACHINE + (_OF_THE_SCHEDULE if keep_schedule else ())
@@ -66,7 +67,8 @@ def loading(optimizer: Any, *, keep_schedule: bool) -> Iterator[None]:
     for part in sharded:
         part._set_main_param_and_optimizer_states = partial(_set_all_but_step, part)
     try:
-        with found_by_kind(parts_of(optimizer)):
+        current = (part.optimizer.param_groups for part in parts_of(optimizer))
+        with found_by_kind(*current, *saved):
             yield
     finally:
         for part in sharded:

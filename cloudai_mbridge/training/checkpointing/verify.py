@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ def check_files(directory: str) -> None:
         backend = json.loads((root / "metadata.json").read_text(encoding="utf-8"))["sharded_backend"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(
-            f"{directory}: is no checkpoint of Megatron-Core: metadata.json cannot be read"
+            f"{directory}: is not a checkpoint of Megatron-Core: metadata.json cannot be read"
         ) from error
     if backend != "torch_dist":
         raise CheckpointError(f"{directory}: is in the format {backend!r}; only 'torch_dist' can be loaded")
@@ -47,9 +48,19 @@ def read_metadata(directory: str) -> Metadata:
     It is a pickle, as torch writes it, and pickles run code: load checkpoints of a source that you trust.
     """
     try:
-        return FileSystemReader(directory).read_metadata()
+        return _index(directory, Path(directory, ".metadata").stat().st_mtime_ns)
     except Exception as error:  # whatever a damaged pickle raises
         raise CheckpointError(f"{directory}/.metadata: cannot be read ({type(error).__name__})") from error
+
+
+def forget_metadata() -> None:
+    """Free the index of the last checkpoint, which is large for thousands of ranks; a load reads it once."""
+    _index.cache_clear()
+
+
+@lru_cache(maxsize=1)
+def _index(directory: str, _modified_ns: int) -> Metadata:
+    return FileSystemReader(directory).read_metadata()
 
 
 def read_common(directory: str) -> dict[str, Any]:

@@ -20,7 +20,8 @@ from megatron.core.dist_checkpointing.strategies.async_utils import AsyncCallsQu
 from torch.distributed.checkpoint.metadata import Metadata
 
 COMMON_FILE = "common.pt"
-_COMMON_OBJECT = "common_state/shard_0_1"  # Megatron-Core 0.19's name for it
+COMMON_KEY = "common_state"  # Megatron-Core 0.19's name for it
+_COMMON_OBJECT = f"{COMMON_KEY}/shard_0_1"
 
 # The function of `filesystem_async` that makes the queue between a rank and its writers
 RESULTS_QUEUE = next(n for n in ("get_write_results_queue", "_get_write_results_queue") if hasattr(filesystem_async, n))

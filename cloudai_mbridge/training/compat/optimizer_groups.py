@@ -22,10 +22,13 @@ def kind_of(group: dict[str, Any]) -> tuple[Any, ...]:
 
 
 @contextmanager
-def found_by_kind(parts: Sequence[Any]) -> Iterator[None]:
-    """Let the optimizers `parts` find their groups by kind; by all of Megatron's keys where two are of one kind."""
-    kinds = [[kind_of(group) for group in part.optimizer.param_groups] for part in parts]
-    if any(len(set(of_part)) < len(of_part) for of_part in kinds):
+def found_by_kind(*groups: Sequence[dict[str, Any]]) -> Iterator[None]:
+    """Let optimizers find their groups by kind; by all of Megatron's keys where two of one optimizer are of one kind.
+
+    groups: for each optimizer its groups, and for each saved one those of the checkpoint.
+    """
+    kinds = [[kind_of(group) for group in of_one] for of_one in groups]
+    if any(len(set(of_one)) < len(of_one) for of_one in kinds):
         yield
         return
     originals = [getattr(module, _KEYS) for module in _MODULES]

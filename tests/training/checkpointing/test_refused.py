@@ -84,11 +84,11 @@ def scenario():
         "common": ("common/iter_0000002/", ": cannot be read"),  # by release common.pt or a part of *.distcp
         "index": ("index/iter_0000002/.metadata: ", "cannot be read"),
         "format": ("format/iter_0000002: ", "is in the format 'zarr'"),
-        "no json": ("no_json/iter_0000002: ", "is no checkpoint of Megatron-Core"),
+        "no json": ("no_json/iter_0000002: ", "is not a checkpoint of Megatron-Core"),
         "step": ("step/iter_0000007: ", "ckpt_step = 7 does not exist; complete checkpoints there: 1, 2"),
         "step cut": ("step_cut/iter_0000002: ", "ckpt_step = 2 is not complete; complete checkpoints there: 1"),
         "all broken": ("all_broken: ", "the trackers name iteration 2, which is not complete"),
-        "foreign": ("foreign: ", "is no checkpoint directory (it holds model.safetensors)"),
+        "foreign": ("foreign: ", "is not a checkpoint directory (it holds model.safetensors)"),
         "foreign weights": ("foreign: ", "holds no complete checkpoint"),
         "exit": ("nowhere: ", "checkpoint.exit_on_missing_checkpoint is set"),
         "shape": ("good/iter_0000002: ", "is [32] in it and [64] here"),
