@@ -1,6 +1,7 @@
 """What differs between releases of Megatron-Core gives one result on each."""
 
 import warnings
+from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Any
 
@@ -84,3 +85,29 @@ def test_a_ramp_that_shrinks_is_refused_where_megatron_cannot() -> None:
         return
     with pytest.raises(ConfigError, match=r"needs Megatron-Core 0\.17 or older"):
         batch_size_calculator(train, [4, 4, 100], 2, 2)
+
+
+@pytest.mark.skipif(find_spec("transformer_engine") is not None, reason="Transformer Engine is installed")
+def test_experts_on_a_gpu_without_transformer_engine(ranks: Any) -> None:
+    """Nothing is replaced there, but the router needs a name that 0.16 leaves undefined."""
+    done = ranks(1, _A_GPU_WITHOUT_TRANSFORMER_ENGINE)
+    assert done.stdout == "(3, 4)\n"
+
+
+_A_GPU_WITHOUT_TRANSFORMER_ENGINE = """
+    import torch
+
+    from cloudai_mbridge.training import cpu
+
+    torch.cuda.is_available = lambda: True
+    assert not cpu.install()
+    from megatron.core.transformer import multi_latent_attention
+    from megatron.core.transformer.moe import moe_utils
+
+    assert moe_utils.maybe_move_tensor_to_cpu.__module__ == moe_utils.__name__, "it was replaced"
+    assert not multi_latent_attention.HAVE_TE
+    tokens, weight = (torch.randn(rows, 8, requires_grad=True) for rows in (3, 4))
+    logits = moe_utils.router_gating_linear(tokens, weight, None, torch.float32)
+    logits.sum().backward()
+    print(tuple(logits.shape))
+"""
