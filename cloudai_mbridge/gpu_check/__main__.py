@@ -11,6 +11,7 @@ import argparse
 import signal
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,6 +21,7 @@ _NEEDED = ("torch", "megatron", "numpy", "einops", "yaml", "pydantic", "toml", "
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the parts, print a line for each, write the JSON after each."""
+    started = time.monotonic()
     args = _parser().parse_args(argv)
     if missing := [name for name in _NEEDED if find_spec(name) is None]:
         print(f"error: not installed: {', '.join(missing)}; docs/gpu-check.md says how to bring them", file=sys.stderr)
@@ -36,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if any(work.iterdir()):
             print(f"error: --work-dir {work}: is not empty", file=sys.stderr)
             return 2
-        return run(args.out.absolute(), work, args.only, args.patience)
+        return run(args.out.absolute(), work, args.only, args.patience, started)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -28,7 +28,8 @@ def test_the_whole_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert done.returncode == 0, done.stdout + done.stderr
     ends = {name: (part["status"], part["reason"]) for name, part in data["parts"].items()}
     assert {name for name, (status, _) in ends.items() if status == "passed"} == ON_A_CPU
-    assert {reason for status, reason in ends.values() if status == "skipped"} == {"no GPU that torch can use"}
+    (reason,) = {reason for status, reason in ends.values() if status == "skipped"}
+    assert reason in ("torch is a CPU build", "CUDA_VISIBLE_DEVICES hides all GPUs")
     assert len(ends) == 14
     assert data["device"]["packages"]["torch"]
     figures = {name: part["figures"] for name, part in data["parts"].items()}
@@ -57,3 +58,22 @@ def test_packages_that_are_missing_are_named(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(program, "find_spec", lambda name: None if name in ("megatron", "toml") else object())
     assert program.main(["--out", str(tmp_path / "x.json")]) == 2
     assert "error: not installed: megatron, toml;" in capsys.readouterr().err
+
+
+def test_a_machine_that_cannot_be_probed_in_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As where the driver is wedged."""
+    from cloudai_mbridge.gpu_check.run import run
+
+    assert run(tmp_path / "x.json", tmp_path, None, 1.0, started=-1e9) == 2
+    assert "error: the machine cannot be probed: " in capsys.readouterr().err
+
+
+def test_why_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    from cloudai_mbridge.gpu_check.workers import probe
+
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert probe.why_no_gpu(None) == "torch is a CPU build"
+    assert probe.why_no_gpu("12.8") == "no GPU that torch can use"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert probe.is_hidden()
+    assert probe.why_no_gpu("12.8") == "CUDA_VISIBLE_DEVICES hides all GPUs"
