@@ -22,7 +22,7 @@ def import_megatron() -> None:
     """
     if torch.cuda.is_available():
         return
-    compiler, torch.compile = torch.compile, _uncompiled
+    compiler, torch.compile = torch.compile, _uncompiled  # type: ignore[assignment]
     try:
         import megatron.core  # noqa: F401
     finally:
