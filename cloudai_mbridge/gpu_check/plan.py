@@ -1,6 +1,6 @@
 """The parts in their order: first what others build on, and what nothing else than a GPU can tell.
 
-The budgets of the first five are such that the ten predictions always get theirs.
+The budgets of the parts before the ten predictions are such that these get theirs.
 """
 
 from cloudai_mbridge.gpu_check import needs
@@ -36,7 +36,7 @@ PARTS = (
     Part(
         PREDICTIONS,
         "memory and step time, predicted and measured at ten points",
-        300,
+        280,
         predictions,
         (needs.known_gpu,),
     ),

@@ -64,8 +64,8 @@ def distributed_optimizer(kit: Kit) -> Figures:
         for name, on in (("with", True), ("without", False))
     ]
     trained = train(kit, "distributed_optimizer", trainings)
-    figures: Figures
-    figures, missing = trained.each(("with", "without"), lambda _, point: speed(point))
+    rows, missing = trained.each(("with", "without"), lambda _, point: speed(point))
+    figures: Figures = {**rows}
     if missing:
         raise PartFailed(missing, figures)
     difference = largest_difference(*(losses(trained.good(name)) for name in ("with", "without")))

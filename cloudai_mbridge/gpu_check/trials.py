@@ -17,7 +17,7 @@ CONFIG = "training.json"
 FP8_FIRST_LOSS_TOLERANCE = 5e-3
 FP8_DECREASE_TOLERANCE = 0.1
 GRAPH_TOLERANCE = 1e-2  # relative, of the loss at any of ten steps
-WARMUP_STEPS = 5  # graphs are captured at the end of the first
+WARMUP_STEPS = 5  # graphs are captured at the end of the first step
 
 
 def fp8(kit: Kit) -> Figures:

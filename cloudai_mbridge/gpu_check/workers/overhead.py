@@ -169,7 +169,8 @@ class Bench:
 
     def timed_block(self) -> None:
         """Train a block of steps with the loop; add to `inside` the period of each over Megatron-Core's part of it."""
-        self._megatron_s = times = []
+        times: list[float] = []
+        self._megatron_s = times
         periods = self.loop_block()
         self._megatron_s = None
         self.inside += [period / part for period, part in zip(periods, times[NOT_COUNTED:-1], strict=True)]
