@@ -3,8 +3,8 @@
     python -m cloudai_mbridge.gpu_check --out gpu_check.json
     python -m cloudai_mbridge.gpu_check --out gpu_check.json --only matmul --only proxy
 
-Exit codes: 0 no part failed; 1 a part failed; 2 the arguments are wrong, or a package is missing;
-130, 143 interrupted: the command under way is ended, the file holds what was found before.
+Exit codes: 0 no part failed; 1 a part failed; 2 the arguments are wrong, a package is missing, or the
+machine cannot be probed; 130, 143 interrupted: the command under way is ended, the file holds what was found before.
 """
 
 import argparse
