@@ -3,14 +3,15 @@
     python -m cloudai_mbridge.gpu_check --out gpu_check.json
     python -m cloudai_mbridge.gpu_check --out gpu_check.json --only matmul --only proxy
 
-Exit codes: 0 no part failed; 1 a part failed; 2 the arguments are wrong, or a package is missing;
-130, 143 interrupted: the command under way is ended, the file holds what was found before.
+Exit codes: 0 no part failed; 1 a part failed; 2 the arguments are wrong, a package is missing, or the
+machine cannot be probed; 130, 143 interrupted: the command under way is ended, the file holds what was found before.
 """
 
 import argparse
 import signal
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,6 +21,7 @@ _NEEDED = ("torch", "megatron", "numpy", "einops", "yaml", "pydantic", "toml", "
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the parts, print a line for each, write the JSON after each."""
+    started = time.monotonic()
     args = _parser().parse_args(argv)
     if missing := [name for name in _NEEDED if find_spec(name) is None]:
         print(f"error: not installed: {', '.join(missing)}; docs/gpu-check.md says how to bring them", file=sys.stderr)
@@ -36,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if any(work.iterdir()):
             print(f"error: --work-dir {work}: is not empty", file=sys.stderr)
             return 2
-        return run(args.out.absolute(), work, args.only, args.patience)
+        return run(args.out.absolute(), work, args.only, args.patience, started)
 
 
 def _parser() -> argparse.ArgumentParser:

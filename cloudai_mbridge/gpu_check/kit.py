@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 Figures = dict[str, Any]
-_TERM_WAIT_S = 15.0  # mbridge cancels its ranks and writes its report in this time
+TERM_WAIT_S = 15.0  # mbridge cancels its ranks and writes its report in this time
+KILL_WAIT_S = 5.0  # longer only for a process that a driver holds: it is left
 _TAIL_CHARACTERS = 400
 
 
@@ -29,14 +30,21 @@ class PartFailed(Exception):
         self.figures = figures or {}
 
 
+class OutOfTime(PartFailed):
+    """The part's deadline."""
+
+
 @dataclass(frozen=True)
 class Device:
     """The machine. gpu: the device's name, None without one; gpu_type: its name in mbridge's table of hardware.
 
-    no_transformer_engine: why it cannot be used; empty if it can. packages: name -> version.
+    no_gpu, no_transformer_engine: why it cannot be used; empty if it can. has_nvidia_smi: a GPU is expected.
+    packages: name -> version.
     """
 
     gpu: str | None = None
+    no_gpu: str = "no GPU that torch can use"
+    has_nvidia_smi: bool = False
     gpu_type: str | None = None
     memory_gib: float | None = None
     no_transformer_engine: str = "not probed"
@@ -58,13 +66,16 @@ class Kit:
         """Run a command until the part's deadline and return its exit code; its streams are kept in `work`.
 
         Raises:
-            PartFailed: another exit code than `codes`, or the deadline.
+            PartFailed: another exit code than `codes`.
+            OutOfTime: the deadline has ended it; nothing is started after that.
         """
+        if time.monotonic() >= self.deadline:
+            raise OutOfTime(f"{_name(argv)}: not started: the part's time was used up")
         process = self._start(argv, log, env or {})
         try:
             code = process.wait(max(0.0, self.deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
-            raise PartFailed(f"{_name(argv)}: still running when the part's time was used up") from None
+            raise OutOfTime(f"{_name(argv)}: still running when the part's time was used up") from None
         finally:
             end(process)
         if code not in codes:
@@ -112,10 +123,11 @@ def end(process: "subprocess.Popen[bytes]") -> None:
     if process.poll() is None:
         process.send_signal(signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_TERM_WAIT_S)
+            process.wait(TERM_WAIT_S)
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(KILL_WAIT_S)
 
 
 def _name(argv: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""The whole line as a user goes it: verify, plan, dry run, run twice, report again, promote, gate."""
+"""The commands as a user runs them: verify, plan, dry run, run twice, report again, promote, gate."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ name = "step_time_s"
 
 
 def line(kit: Kit) -> Figures:
-    """Go the line with a tiny model; the gate compares two sweeps of the same code."""
+    """Run the commands with a tiny model; the gate compares two sweeps of the same code."""
     dtype = "fp32" if kit.device.gpu is None else "bf16"
     trainings = [Training(NAME, "gpt_tiny", {"compute_dtype": dtype}, iterations=2)]
     options = write_sweep(kit, NAME, trainings)

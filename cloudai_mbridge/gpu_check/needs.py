@@ -1,12 +1,15 @@
 """What a part needs of the machine; what is missing skips it by name."""
 
-from cloudai_mbridge.gpu_check.kit import Kit, PartSkipped
+from cloudai_mbridge.gpu_check.kit import Kit, PartFailed, PartSkipped
 
 
 def gpu(kit: Kit) -> None:
-    """Need a GPU that torch can use."""
-    if kit.device.gpu is None:
-        raise PartSkipped("no GPU that torch can use")
+    """Need a GPU that torch can use; where there is nvidia-smi, its absence is a failure."""
+    if kit.device.gpu is not None:
+        return
+    if kit.device.has_nvidia_smi:
+        raise PartFailed(f"{kit.device.no_gpu}, although this machine has nvidia-smi")
+    raise PartSkipped(kit.device.no_gpu)
 
 
 def known_gpu(kit: Kit) -> None:

@@ -10,7 +10,7 @@ from cloudai_mbridge.gpu_check.kit import Figures, Kit, PartFailed, PartSkipped
 
 
 class Status(StrEnum):
-    """How a part has ended."""
+    """How a part ended."""
 
     PASSED = "passed"
     FAILED = "failed"
@@ -30,7 +30,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a part has ended. reason: empty if it passed."""
+    """How a part ended. reason: empty if it passed."""
 
     name: str
     status: Status
@@ -39,17 +39,16 @@ class Outcome:
     figures: Mapping[str, Any] = field(default_factory=dict)
 
 
-def run_parts(parts: Sequence[Part], kit: Kit, total_s: float, patience: float = 1.0) -> Iterator[Outcome]:
-    """Run the parts in order and yield how each has ended. None starts after total_s, none runs beyond it.
+def run_parts(parts: Sequence[Part], kit: Kit, end: float, patience: float = 1.0) -> Iterator[Outcome]:
+    """Run the parts in order and yield how each ended.
 
-    patience: factor on all times, for a machine that is slow or busy.
+    end: on the monotonic clock; none starts after it, and the commands of all are ended at it. patience: factor on the
+    budgets, for a machine that is slow or busy.
     """
-    total_s *= patience
-    end = time.monotonic() + total_s
     for part in parts:
         start = time.monotonic()
         if start >= end:
-            yield Outcome(part.name, Status.SKIPPED, f"the time of all parts ({total_s:g} s) is used up")
+            yield Outcome(part.name, Status.SKIPPED, "the time of all parts is used up")
             continue
         kit.deadline = min(start + part.budget_s * patience, end)
         status, reason, figures = _run(part, kit)

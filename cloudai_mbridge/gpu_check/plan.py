@@ -1,11 +1,14 @@
-"""The parts in their order. What others build on comes first, what takes longest last."""
+"""The parts in their order: first what others build on, and what nothing else than a GPU can tell.
+
+The budgets of the parts before the ten predictions are such that these get theirs.
+"""
 
 from cloudai_mbridge.gpu_check import needs
 from cloudai_mbridge.gpu_check.kit import Figures, Kit
 from cloudai_mbridge.gpu_check.line import line
 from cloudai_mbridge.gpu_check.outcome import Part
 from cloudai_mbridge.gpu_check.parity import REFERENCE, cpu_reference, tiny_bf16, tiny_fp32
-from cloudai_mbridge.gpu_check.predictions import predictions
+from cloudai_mbridge.gpu_check.predictions import PREDICTIONS, predictions
 from cloudai_mbridge.gpu_check.proxy import (
     MATMUL,
     PROXY,
@@ -26,24 +29,24 @@ def loop_overhead(kit: Kit) -> Figures:
 
 _GPU = (needs.gpu,)
 PARTS = (
-    Part(MATMUL, "measured peak of a bf16 matrix product", 60, matmul, _GPU),
-    Part(REFERENCE, "the tiny recipes in fp32 on the CPU", 120, cpu_reference),
-    Part("tiny_fp32", "the same on the GPU: loss parity with the CPU", 120, tiny_fp32, _GPU),
-    Part("tiny_bf16", "the same on the GPU in bf16", 120, tiny_bf16, _GPU),
-    Part(PROXY, "an 8B-shaped model of 4 layers in bf16", 120, proxy, _GPU),
-    Part("without_transformer_engine", "the same on local layers", 120, without_transformer_engine, _GPU),
-    Part("fp8", "the same in FP8", 90, fp8, (*_GPU, needs.transformer_engine)),
-    Part("cuda_graphs", "the same with CUDA graphs of each layer", 90, cuda_graphs, _GPU),
-    Part("distributed_optimizer", "with it and without it: the same losses", 120, distributed_optimizer),
-    Part("checkpoint", "save, resume, the same losses", 120, checkpoint),
-    Part("profile", "a trace, and a snapshot of the GPU's memory", 60, profile),
-    Part("line", "verify, plan, run, report, promote, gate", 180, line),
-    Part("loop_overhead", "the loop against a bare Megatron-Core step", 120, loop_overhead),
+    Part(MATMUL, "measured peak of a bf16 matrix product", 30, matmul, _GPU),
+    Part(REFERENCE, "the tiny recipes in fp32 on the CPU", 80, cpu_reference),
+    Part("tiny_fp32", "the same on the GPU: loss parity with the CPU", 80, tiny_fp32, _GPU),
+    Part(PROXY, "an 8B-shaped model of 4 layers in bf16", 60, proxy, _GPU),
     Part(
-        "predictions",
+        PREDICTIONS,
         "memory and step time, predicted and measured at ten points",
-        300,
+        280,
         predictions,
         (needs.known_gpu,),
     ),
+    Part("without_transformer_engine", "the proxy on local layers", 60, without_transformer_engine, _GPU),
+    Part("fp8", "the proxy in FP8", 60, fp8, (*_GPU, needs.transformer_engine)),
+    Part("cuda_graphs", "the proxy with CUDA graphs of each layer", 60, cuda_graphs, _GPU),
+    Part("distributed_optimizer", "with it and without it: the same losses", 80, distributed_optimizer),
+    Part("checkpoint", "save, resume, the same losses", 80, checkpoint),
+    Part("loop_overhead", "the loop against a bare Megatron-Core step", 90, loop_overhead),
+    Part("tiny_bf16", "the tiny recipes on the GPU in bf16", 80, tiny_bf16, _GPU),
+    Part("profile", "a trace, and a snapshot of the GPU's memory", 60, profile),
+    Part("line", "verify, plan, run, report, promote, gate", 180, line),
 )

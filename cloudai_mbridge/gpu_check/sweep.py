@@ -1,14 +1,17 @@
 """Trainings of the kit: tests as TOML, `mbridge run` on this machine, points of its report."""
 
 import json
-from collections.abc import Mapping, Sequence
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cloudai_mbridge.gpu_check.kit import Figures, Kit, PartFailed
+from cloudai_mbridge.gpu_check.kit import Figures, Kit, OutOfTime, PartFailed
 
 NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
+_HIDDEN = "transformer_engine/__init__.py"
 _POINT_FAILED = 1  # exit code of `mbridge run`; its report says which
 
 
@@ -42,10 +45,11 @@ class Training:
 
 @dataclass(frozen=True)
 class Trained:
-    """A sweep that has run. points: test id -> its iterations, as in report.json."""
+    """A sweep that has run. points: test id -> its iterations, as in report.json. cut: why it ended early."""
 
     root: Path
     points: Mapping[str, list[Figures]]
+    cut: str = ""
 
     def good(self, test: str) -> Figures:
         """Return the first point of a test.
@@ -56,9 +60,20 @@ class Trained:
         (point, *_) = self.points.get(test) or [{"verdict": "missing", "reasons": ["it is not in the report"]}]
         if point["verdict"] != "success":
             failure = (point.get("failure") or {}).get("cause") or ""
-            why = "; ".join([*filter(None, [failure]), *point["reasons"], *point.get("evidence", [])[-1:]])
+            why = "; ".join(filter(None, [self.cut, failure, *point["reasons"], *point.get("evidence", [])[-1:]]))
             raise PartFailed(f"{test}: {point['verdict']}: {why}")
         return point
+
+    def each(self, tests: Sequence[str], judge: Callable[[str, Figures], Figures]) -> tuple[dict[str, Figures], str]:
+        """Return what `judge` finds in the first point of each test, and why it found nothing in the others."""
+        found: dict[str, Figures] = {}
+        missing = []
+        for test in tests:
+            try:
+                found[test] = judge(test, self.good(test))
+            except PartFailed as error:
+                missing.append(str(error))
+        return found, "; ".join(missing)
 
     def directory(self, test: str) -> Path:
         """Return where the first point of a test has run."""
@@ -79,18 +94,34 @@ def write_sweep(kit: Kit, name: str, trainings: Sequence[Training]) -> list[str]
 
 
 def train(kit: Kit, name: str, trainings: Sequence[Training], *, again: str = "", **env: str) -> Trained:
-    """Run them one after the other; a point that fails is in the result. again: names a further run of the same."""
+    """Run them one after the other; a point that fails is in the result. again: names a further run of the same.
+
+    A run that is ended at the deadline writes its report all the same: what has trained by then is in the result.
+    """
     options = write_sweep(kit, name, trainings)
     out = kit.work / "results" / f"{name}{again}"
-    kit.mbridge("run", *options, "--output-dir", out, log=f"{name}{again}", codes=(0, _POINT_FAILED), **env)
+    cut = ""
+    try:
+        kit.mbridge("run", *options, "--output-dir", out, log=f"{name}{again}", codes=(0, _POINT_FAILED), **env)
+    except OutOfTime as error:
+        cut = str(error)
     roots = [path.parent for path in out.glob("*/report.json")]
     if len(roots) != 1:
-        raise PartFailed(f"mbridge run wrote no report: {kit.tail(f'{name}{again}')}")
+        raise PartFailed(cut or f"mbridge run wrote no report: {kit.tail(f'{name}{again}')}")
     report = json.loads((roots[0] / "report.json").read_text(encoding="utf-8"))
     points: dict[str, list[Figures]] = {}
     for point in report["points"]:
         points.setdefault(point["test_id"], []).append(point)
-    return Trained(roots[0], points)
+    return Trained(roots[0], points, cut)
+
+
+def hide_transformer_engine(kit: Kit) -> dict[str, str]:
+    """Return the variable with which Transformer Engine is as if it were not installed."""
+    directory = kit.work / "hidden"
+    path = directory / _HIDDEN
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text('raise ModuleNotFoundError("hidden by the GPU check")\n', encoding="utf-8")
+    return {"PYTHONPATH": os.pathsep.join(filter(None, [str(directory), os.environ.get("PYTHONPATH", "")]))}
 
 
 def losses(point: Figures) -> list[float]:
@@ -116,8 +147,10 @@ def largest_difference(a: Sequence[float], b: Sequence[float]) -> float:
     """Return the largest relative difference of two curves of the same steps.
 
     Raises:
-        PartFailed: they have other steps.
+        PartFailed: they have other steps, or a value is not finite.
     """
     if len(a) != len(b) or not a:
         raise PartFailed(f"curves of {len(a)} and {len(b)} steps cannot be compared")
+    if not all(map(math.isfinite, (*a, *b))):
+        raise PartFailed("curves with values that are not finite cannot be compared")
     return max(abs(x - y) / max(abs(y), 1e-12) for x, y in zip(a, b, strict=True))

@@ -16,4 +16,6 @@ def kit(tmp_path: Path) -> Kit:
 @pytest.fixture
 def h100(tmp_path: Path) -> Kit:
     """A kit of a machine with an H100 and Transformer Engine."""
-    return Kit(tmp_path, Device("NVIDIA H100 80GB HBM3", "h100", 79.6, no_transformer_engine=""))
+    return Kit(
+        tmp_path, Device("NVIDIA H100 80GB HBM3", gpu_type="h100", memory_gib=79.6, no_gpu="", no_transformer_engine="")
+    )

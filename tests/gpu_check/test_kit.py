@@ -1,11 +1,14 @@
 """Commands of the kit: exit codes, output, and their end at the deadline."""
 
+import subprocess
 import sys
+import time
+from pathlib import Path
 
 import psutil
 import pytest
 
-from cloudai_mbridge.gpu_check.kit import Kit, PartFailed
+from cloudai_mbridge.gpu_check.kit import KILL_WAIT_S, TERM_WAIT_S, Kit, OutOfTime, PartFailed, end
 
 
 def python(text: str) -> list[str]:
@@ -18,14 +21,62 @@ def test_an_exit_code_that_is_not_expected_fails_with_the_end_of_the_output(kit:
     assert kit.run(python("import sys; sys.exit(3)"), log="y", codes=(0, 3)) == 3
 
 
-def test_a_command_is_ended_at_the_deadline_with_what_it_started(kit: Kit) -> None:
-    started = kit.work / "pid"
-    text = f"import os, subprocess, time; open({str(started)!r}, 'w').write(str(os.getpid())); time.sleep(10**6)"
+_PARENT = """
+import os, subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
+with open("started.new", "w") as file:
+    file.write(f"{os.getpid()} {child.pid}")
+os.rename("started.new", "started")
+child.wait()
+"""
+
+
+def test_a_command_is_ended_at_the_deadline_with_what_it_started(
+    kit: Kit, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The deadline comes as soon as the command has started another."""
+    monkeypatch.chdir(tmp_path)
+    started = tmp_path / "started"
+
+    def wait(self: "subprocess.Popen[bytes]", timeout: float) -> int:
+        monkeypatch.undo()
+        while not started.exists():
+            assert self.poll() is None, kit.tail("x")
+            time.sleep(0.01)
+        raise subprocess.TimeoutExpired(self.args, timeout)
+
+    monkeypatch.setattr(subprocess.Popen, "wait", wait)
+    with pytest.raises(OutOfTime, match="still running when the part's time was used up"):
+        kit.run(python(_PARENT), log="x")
+    parent, child = map(int, started.read_text().split())
+    assert not psutil.pid_exists(parent)
+    while psutil.pid_exists(child) and psutil.Process(child).status() != psutil.STATUS_ZOMBIE:
+        time.sleep(0.01)  # it was killed: the process that adopts it may take a moment to notice
+
+
+def test_nothing_starts_after_the_deadline(kit: Kit) -> None:
     kit.deadline = 0.0
-    with pytest.raises(PartFailed, match="still running when the part's time was used up"):
-        kit.run(python(text), log="x")
-    if started.exists() and (pid := started.read_text()):
-        assert not psutil.pid_exists(int(pid))
+    with pytest.raises(OutOfTime, match="not started: the part's time was used up"):
+        kit.run(python("open('started', 'w')"), log="x")
+    assert not list(kit.work.iterdir())
+
+
+def test_a_process_that_cannot_be_killed_is_left(kit: Kit, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one that a wedged driver holds."""
+    waits = []
+
+    def wait(self: "subprocess.Popen[bytes]", timeout: float | None = None) -> int:
+        waits.append(timeout)
+        assert timeout is not None, "it would wait for ever"
+        raise subprocess.TimeoutExpired(self.args, timeout)
+
+    with (
+        subprocess.Popen(python("input()"), stdin=subprocess.PIPE, start_new_session=True) as process,
+        monkeypatch.context() as patch,
+    ):
+        patch.setattr(subprocess.Popen, "wait", wait)
+        end(process)
+    assert waits == [TERM_WAIT_S, KILL_WAIT_S]
 
 
 def test_a_worker_that_prints_nothing_fails(kit: Kit, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,8 +11,12 @@ from typing import Any
 
 import pytest
 
-from cloudai_mbridge.gpu_check import parity, predictions, proxy, trials
-from cloudai_mbridge.gpu_check.kit import Kit, PartFailed, PartSkipped
+from cloudai_mbridge.estimate.memory.other import GIB, Assumptions
+from cloudai_mbridge.gpu_check import parity, predictions, proxy, run_features, trials
+from cloudai_mbridge.gpu_check.kit import Kit, OutOfTime, PartFailed, PartSkipped
+from cloudai_mbridge.gpu_check.plan import PARTS
+from cloudai_mbridge.gpu_check.run import ENDING_S, TOTAL_S
+from cloudai_mbridge.gpu_check.sweep import largest_difference
 
 STEP_S, TFLOPS, MEMORY_GIB = 0.5, 400.0, 40.0
 Loss = Callable[[str, int], float]
@@ -24,10 +28,10 @@ def falling(test: str, step: int) -> float:
 
 @pytest.fixture
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> Callable[[Loss], None]:
-    """Let `mbridge run` plan for real, and report made-up steps."""
+    """Let `mbridge run` plan for real, and report made-up steps; trains: how many points until the deadline."""
     real = Kit.mbridge
 
-    def install(loss: Loss) -> None:
+    def install(loss: Loss, trains: int | None = None, **changes: Any) -> None:
         def mbridge(self: Kit, *arguments: Any, log: str, codes: Any = (0,), **env: str) -> int:
             if arguments[0] != "run":
                 return real(self, *arguments, log=log, codes=codes, **env)
@@ -36,8 +40,10 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> Callable[[Loss], None]:
             plan = json.loads(path.read_text())
             assert not plan["rejected"], plan["rejected"]
             assert not plan.get("held_back"), plan["held_back"]
-            points = [report(run, loss) for run in plan["runs"]]
+            points = [report(run, loss) | changes for run in plan["runs"][:trains]]
             (path.parent / "report.json").write_text(json.dumps({"points": points}))
+            if trains is not None:
+                raise OutOfTime("still running")
             return 0
 
         monkeypatch.setattr(Kit, "mbridge", mbridge)
@@ -83,11 +89,11 @@ def test_no_parity_without_a_reference(h100: Kit) -> None:
 
 def test_the_proxy_has_the_share_of_the_measured_peak(h100: Kit, stand_in: Any, monkeypatch: Any) -> None:
     stand_in(falling)
-    assert proxy.with_share(h100, {"tflops_per_gpu": TFLOPS})["share_of_matmul_peak"] is None
+    assert proxy.with_share(h100, {"tflops_per_gpu": TFLOPS})["share_of_bf16_matmul_peak"] is None
     monkeypatch.setattr(Kit, "worker", lambda self, *args, log: {"tflops": 800.0})
     proxy.matmul(h100)
     figures = proxy.proxy(h100)
-    assert (figures["step_time_s"], figures["share_of_matmul_peak"]) == (STEP_S, 0.5)
+    assert (figures["step_time_s"], figures["share_of_bf16_matmul_peak"]) == (STEP_S, 0.5)
 
 
 def test_hidden_transformer_engine_that_was_used_all_the_same(h100: Kit, stand_in: Any) -> None:
@@ -119,6 +125,10 @@ def test_predictions(h100: Kit, stand_in: Any) -> None:
         for measure in ("peak_memory_gib", "step_time_s"):
             assert row[measure]["error"] == row[measure]["predicted"] / row[measure]["measured"] - 1
         assert row["peak_memory_gib"]["predicted"] < 70, "it must fit an H100"
+    (path,) = h100.work.glob("results/predictions/*/plan.json")
+    planned = {run["test_id"]: run["predicted"]["peak_memory_gib"] for run in json.loads(path.read_text())["runs"]}
+    context = Assumptions().cuda_context / GIB
+    assert figures["points"][0]["peak_memory_gib"]["predicted"] == planned["base"] - context
 
 
 def test_a_point_that_did_not_train_is_named_and_the_others_kept(h100: Kit, stand_in: Any) -> None:
@@ -126,6 +136,64 @@ def test_a_point_that_did_not_train_is_named_and_the_others_kept(h100: Kit, stan
     with pytest.raises(PartFailed, match="mb2: failed: the loss is not finite") as caught:
         predictions.predictions(h100)
     assert len(caught.value.figures["points"]) == 9
+
+
+def test_a_point_without_a_prediction_is_named(h100: Kit, stand_in: Any) -> None:
+    stand_in(falling, predicted={"step_time_s": 0.4, "peak_memory_gib": None})
+    with pytest.raises(PartFailed, match="base: peak_memory_gib was not predicted; layers1: ") as caught:
+        predictions.predictions(h100)
+    point = caught.value.figures["points"][0]
+    assert point["peak_memory_gib"] == {"predicted": None, "measured": MEMORY_GIB, "error": None}
+    assert point["step_time_s"]["error"] == pytest.approx(-0.2)
+
+
+def test_points_that_trained_before_the_deadline_are_kept(h100: Kit, stand_in: Any) -> None:
+    stand_in(falling, trains=9)
+    with pytest.raises(PartFailed, match=r"^recompute: missing: still running; it is not in the report$") as caught:
+        predictions.predictions(h100)
+    assert len(caught.value.figures["points"]) == 9
+    assert caught.value.figures["median_absolute_error"]["step_time_s"] > 0
+
+
+def test_losses_from_before_the_deadline_are_compared(h100: Kit, stand_in: Any) -> None:
+    stand_in(falling, trains=2)
+    with pytest.raises(PartFailed, match=r"^moe_tiny: missing: still running;"):
+        parity.cpu_reference(h100)
+    stand_in(falling)
+    with pytest.raises(PartFailed, match=r"^moe_tiny: part cpu_reference left no losses") as caught:
+        parity.tiny_fp32(h100)
+    assert caught.value.figures["gpt_small"]["largest_relative_difference"] == 0.0
+
+
+def test_the_ten_predictions_have_their_time() -> None:
+    names = [part.name for part in PARTS]
+    first = PARTS[: names.index(predictions.PREDICTIONS) + 1]
+    assert sum(part.budget_s for part in first) + 30 <= TOTAL_S - ENDING_S, "the probe takes some seconds too"
+    assert first[-1].budget_s / len(predictions.POINTS) >= 25, "seconds to start and to train one"
+
+
+@pytest.mark.parametrize("curve", [[math.nan, 1.0], [1.0, math.nan], [1.0, math.inf]])
+def test_curves_that_are_not_finite(curve: list[float]) -> None:
+    for pair in ((curve, [1.0, 1.0]), ([1.0, 1.0], curve)):
+        with pytest.raises(PartFailed, match="not finite"):
+            largest_difference(*pair)
+
+
+def test_both_runs_with_a_checkpoint_are_deterministic(h100: Kit, stand_in: Any, monkeypatch: Any) -> None:
+    stand_in(falling)
+    variables = []
+    stood_in = Kit.mbridge
+
+    def mbridge(self: Kit, *arguments: Any, **options: Any) -> int:
+        variables.append(options.get("NVTE_ALLOW_NONDETERMINISTIC_ALGO"))
+        return stood_in(self, *arguments, **options)
+
+    monkeypatch.setattr(Kit, "mbridge", mbridge)
+    with pytest.raises(PartFailed, match=r"the resumed run has steps \[1, 2"):  # the stand-in starts at the first step
+        run_features.checkpoint(h100)
+    models = [json.loads(path.read_text())["model"] for path in h100.work.glob("results/*/*/*/*/0/training.json")]
+    assert [model["deterministic_mode"] for model in models] == [True, True]
+    assert variables == ["0", "0"]
 
 
 @pytest.mark.parametrize(
@@ -153,9 +221,32 @@ def test_a_trial_is_compared_with_the_proxy(h100: Kit, stand_in: Any, monkeypatc
         return {"losses": [falling("", step) * 1.2 for step in range(10)], "tflops_per_gpu": TFLOPS}
 
     monkeypatch.setattr(trials, "run_trial", run_trial)
-    with pytest.raises(PartFailed, match=r"losses differ from part proxy by 0\.2"):
+    with pytest.raises(PartFailed, match=r"loss(es)? differs? from part proxy by 0\.2"):
         trial(h100)
     assert configs[0]["model"]["num_layers"] == 4
+
+
+@pytest.mark.parametrize(
+    ("losses", "why"),
+    [
+        ([10.0 - 0.098 * step for step in range(10)], ""),
+        ([10.1 - 0.1 * step for step in range(10)], "the first loss differs from part proxy by 0.01"),
+        # Within 2 % of bf16 at every step, but it learns nothing: the optimizer has other weights
+        ([10.0, *[9.8] * 9], "the losses fall by 0.2 in the mean, those of part proxy by 0.5"),
+        ([10.0, *[math.nan] * 9], "not finite"),
+    ],
+)
+def test_fp8_has_to_learn_what_bf16_learns(
+    h100: Kit, stand_in: Any, monkeypatch: Any, losses: list[float], why: str
+) -> None:
+    stand_in(falling)
+    proxy.proxy(h100)
+    monkeypatch.setattr(trials, "run_trial", lambda *args: {"losses": losses})
+    if not why:
+        assert trials.fp8(h100)["mean_decrease"] == pytest.approx(0.49)
+        return
+    with pytest.raises(PartFailed, match=why):
+        trials.fp8(h100)
 
 
 def test_a_trial_trains_what_the_loop_refuses(kit: Kit, stand_in: Any, tmp_path: Path) -> None:

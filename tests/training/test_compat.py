@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import warnings
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -173,3 +174,29 @@ def test_a_run_that_fails_does_not_wait_for_its_writer(tmp_path: Path) -> None:
     )
     assert done.returncode == 1, done.stderr
     assert "training failed" in done.stderr
+
+
+@pytest.mark.skipif(find_spec("transformer_engine") is not None, reason="Transformer Engine is installed")
+def test_experts_on_a_gpu_without_transformer_engine(ranks: Any) -> None:
+    """Nothing is replaced there, but the router needs a name that 0.16 leaves undefined."""
+    done = ranks(1, _A_GPU_WITHOUT_TRANSFORMER_ENGINE)
+    assert done.stdout == "(3, 4)\n"
+
+
+_A_GPU_WITHOUT_TRANSFORMER_ENGINE = """
+    import torch
+
+    from cloudai_mbridge.training import cpu
+
+    torch.cuda.is_available = lambda: True
+    assert not cpu.install()
+    from megatron.core.transformer import multi_latent_attention
+    from megatron.core.transformer.moe import moe_utils
+
+    assert moe_utils.maybe_move_tensor_to_cpu.__module__ == moe_utils.__name__, "it was replaced"
+    assert not multi_latent_attention.HAVE_TE
+    tokens, weight = (torch.randn(rows, 8, requires_grad=True) for rows in (3, 4))
+    logits = moe_utils.router_gating_linear(tokens, weight, None, torch.float32)
+    logits.sum().backward()
+    print(tuple(logits.shape))
+"""

@@ -5,7 +5,8 @@ Ours is the whole period of the loop from one step to the next, with every step 
 that both meet the same noise. Both draw their data from the same iterator.
 
 A busy machine may drown the difference. The second figure does not depend on it: inside the loop, the whole period over
-the part of the same step that is Megatron-Core's.
+the part of the same step that is Megatron-Core's. To time that part, the device has to finish it first, so these steps
+are in blocks of their own.
 """
 
 import argparse
@@ -105,20 +106,23 @@ class Bench:
             initialize(config)
             self._run = setup(GlobalState(config))
         self._starts: list[float] = []
-        self._megatron_s: list[float] = []  # per step of the loop
+        self._megatron_s: list[float] | None = None  # per step of a block in which Megatron-Core is timed
         self.inside: list[float] = []
         self._measure_megatron()
         self._step = train.train_step
         train.train_step = self._noted_step  # type: ignore[assignment]
 
     def measure(self, rounds: int) -> Blocks:
-        """Return the steps of as many pairs of blocks, after one that warms up."""
+        """Return the steps of as many pairs of blocks, after one that warms up; each round has a timed block too."""
         self.bare_block(), self.loop_block()
-        self.inside.clear()
-        return [(self.bare_block(), self.loop_block()) for _ in range(rounds)]
+        pairs = []
+        for _ in range(rounds):
+            pairs.append((self.bare_block(), self.loop_block()))
+            self.timed_block()
+        return pairs
 
     def _measure_megatron(self) -> None:
-        """Sum what every step spends in the schedule with its zeroing, the optimizer and the scheduler."""
+        """Sum what every step of a timed block spends in the schedule with its zeroing, optimizer and scheduler."""
         from cloudai_mbridge.training import step
 
         def timed(function: Any) -> Any:
@@ -138,7 +142,8 @@ class Bench:
 
     def _noted_step(self, *args: Any) -> Any:
         self._starts.append(time.perf_counter())
-        self._megatron_s.append(0.0)
+        if self._megatron_s is not None:
+            self._megatron_s.append(0.0)
         return self._step(*args)
 
     def _periods(self) -> list[float]:
@@ -160,10 +165,15 @@ class Bench:
                 run.state,
                 run.checkpointing_context,
             )
-        periods, parts = self._periods(), self._megatron_s[NOT_COUNTED:-1]
-        self._megatron_s = []
-        self.inside += [period / part for period, part in zip(periods, parts, strict=True)]
-        return periods
+        return self._periods()
+
+    def timed_block(self) -> None:
+        """Train a block of steps with the loop; add to `inside` the period of each over Megatron-Core's part of it."""
+        times: list[float] = []
+        self._megatron_s = times
+        periods = self.loop_block()
+        self._megatron_s = None
+        self.inside += [period / part for period, part in zip(periods, times[NOT_COUNTED:-1], strict=True)]
 
     def bare_block(self) -> list[float]:
         """Train a block of steps with nothing but Megatron-Core; return the period of each (s)."""

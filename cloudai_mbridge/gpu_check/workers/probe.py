@@ -1,6 +1,8 @@
 """Say what this machine has: the GPU, the packages, whether Transformer Engine can be imported."""
 
 import json
+import os
+import shutil
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 
@@ -14,6 +16,8 @@ def main() -> None:
     properties = torch.cuda.get_device_properties(0) if has_gpu else None
     facts = {
         "gpu": torch.cuda.get_device_name(0) if has_gpu else None,
+        "no_gpu": "" if has_gpu else why_no_gpu(torch.version.cuda),
+        "has_nvidia_smi": shutil.which("nvidia-smi") is not None and not is_hidden(),
         "memory_gib": properties.total_memory / 2**30 if properties else None,
         "cuda": torch.version.cuda,
         "no_transformer_engine": why_no_transformer_engine(has_gpu),
@@ -22,8 +26,20 @@ def main() -> None:
     print(json.dumps(facts))
 
 
+def why_no_gpu(cuda: str | None) -> str:
+    """Return why torch cannot use one. cuda: the version that torch was built for."""
+    if cuda is None:
+        return "torch is a CPU build"
+    return "CUDA_VISIBLE_DEVICES hides all GPUs" if is_hidden() else "no GPU that torch can use"
+
+
+def is_hidden() -> bool:
+    """Return whether the environment hides all GPUs."""
+    return os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+
+
 def why_no_transformer_engine(has_gpu: bool) -> str:
-    """Return why it cannot be used; nothing if it can. Where there is no GPU it may bring the process down."""
+    """Return why it cannot be used; nothing if it can. It is not imported without a GPU, where that may crash."""
     if not has_gpu:
         return "no GPU"
     try:

@@ -1,4 +1,4 @@
-"""Megatron-Core on CPU and gloo, without touching its source. Everything here is a no-op on a GPU.
+"""Megatron-Core on CPU and gloo, without touching its source. On a GPU, nothing is replaced.
 
 Megatron-Core hard-codes CUDA in its RNG tracker, buffers, schedules and optimizers. `install` replaces those
 places once per process; `megatron_device` must surround every call into Megatron-Core.

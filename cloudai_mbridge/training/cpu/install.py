@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from cloudai_mbridge.training.compat.without_transformer_engine import define_missing_names
 from cloudai_mbridge.training.cpu.device_mode import follow_into_backward
 
 _done = False
@@ -21,7 +22,7 @@ def import_megatron() -> None:
     """
     if torch.cuda.is_available():
         return
-    compiler, torch.compile = torch.compile, _uncompiled
+    compiler, torch.compile = torch.compile, _uncompiled  # type: ignore[assignment]
     try:
         import megatron.core  # noqa: F401
     finally:
@@ -36,14 +37,17 @@ def install() -> bool:
     """Make Megatron-Core run on the CPU. Call it before anything of megatron.core runs, best before it is imported.
 
     Returns:
-        True where the replacements are active, False where a GPU is usable and nothing was touched.
+        True where the replacements are active; False where a GPU is usable: then only names are defined that
+        Megatron-Core lacks without Transformer Engine.
     """
     global _done
+    if not _done:
+        import_megatron()
+        define_missing_names()
     if torch.cuda.is_available():
         return False
     if not _done:
-        import_megatron()
-        for replace in (_torch_cuda, follow_into_backward, _rng, _moe_and_latent_attention, _uneven_collectives):
+        for replace in (_torch_cuda, follow_into_backward, _rng, _moe, _uneven_collectives):
             replace()
         _done = True
     return True
@@ -121,14 +125,8 @@ def _rng() -> None:
     mrandom._set_cuda_rng_state = lambda state, *args, **kwargs: torch.set_rng_state(state)
 
 
-def _moe_and_latent_attention() -> None:
-    from megatron.core.transformer import multi_latent_attention as mla
+def _moe() -> None:
     from megatron.core.transformer.moe import moe_utils, token_dispatcher
-
-    if not hasattr(moe_utils, "te_general_gemm"):  # without Transformer Engine the router meets an undefined name
-        moe_utils.te_general_gemm = None
-    if not isinstance(mla.TELinear, type):  # without Transformer Engine the flag is True and the class a mock
-        mla.HAVE_TE = False
 
     # all_to_all_single wants its split sizes as ints; Megatron converts them only when they come from a GPU
     def maybe_move_tensor_to_cpu(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
