@@ -101,8 +101,6 @@ def _match(current: dict[str, Any], groups: list[dict[str, Any]], path: str) -> 
     exact = [group for group in groups if kind_of(group) == kind_of(current)]
     similar = exact or [group for group in groups if kind_of(group)[: len(_SAME)] == kind_of(current)[: len(_SAME)]]
     if not similar:
-        raise CheckpointError(
-            f"{path}: has no parameter group with {dict(zip(KIND, kind_of(current), strict=True))}"
-        )
+        raise CheckpointError(f"{path}: has no parameter group with {dict(zip(KIND, kind_of(current), strict=True))}")
     kept = {key: value for key, value in similar[0].items() if key not in ("step", "params")}
     return {**kept, _EXPERT: current[_EXPERT]}
