@@ -176,16 +176,20 @@ def _question(
         _refuse_broken(args, system, recipe, Upstream(preset.release, preset, overridden=overridden_by(extra)))
         return trained_question(recipe, args, preset, "", device, why_not, extra, named)
     args = with_recipe_defaults(args, recipe)
-    _refuse_broken(args, system, recipe)
+    _refuse_broken(args, system, recipe, overridden=overridden_by(extra))
     return Question(recipe, args, device, why_not, extra, named)
 
 
 def _refuse_broken(
-    args: ResolvedCmdArgs, system: "System | None", recipe: "Recipe", upstream: "Upstream | None" = None
+    args: ResolvedCmdArgs,
+    system: "System | None",
+    recipe: "Recipe",
+    upstream: "Upstream | None" = None,
+    overridden: frozenset[str] = frozenset(),
 ) -> None:
     from cloudai_mbridge.constraints import check
 
-    if broken := check(args, system, recipe, None, upstream).violations:
+    if broken := check(args, system, recipe, None, upstream, overridden=overridden).violations:
         raise BadInput("\n".join(map(str, broken)))
 
 

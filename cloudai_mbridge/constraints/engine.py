@@ -11,6 +11,8 @@ from cloudai_mbridge.models.system import System
 from cloudai_mbridge.recipes import Recipe
 from cloudai_mbridge.recipes.apply import core_release
 
+# Of what `extra_cmd_args` set, the rules do not know the value of these; others they read from the recipe
+JUDGED_WITHOUT = frozenset({"sequence_parallel"})
 RULES = (*cloudai.RULES, *megatron.RULES, *embedded.RULES)
 
 
@@ -34,13 +36,17 @@ def check(
     num_nodes: int | None = None,
     upstream: Upstream | None = None,
     core: str | None = None,
+    overridden: frozenset[str] = frozenset(),
 ) -> CheckResult:
     """Check one point against all rules; all violations are returned, not the first.
 
     upstream: what Megatron-Bridge's launcher adds to `cmd_args`; None: nothing is added, they are all there is.
     core: the release of Megatron-Core; None: the one of `upstream`, or the one that trains on `system`, if known.
+    overridden: what `extra_cmd_args` set of a point of the embedded loop; `upstream` says it of others.
     """
-    answers = _answers(Point(cmd_args, system, recipe, num_nodes, core=core or core_release(system)), upstream)
+    core = core or core_release(system)
+    point = Point(cmd_args, system, recipe, num_nodes, overridden=overridden & JUDGED_WITHOUT, core=core)
+    answers = _answers(point, upstream)
     return CheckResult(
         violations=tuple(a for a in answers if isinstance(a, Violation)),
         not_evaluated=tuple(a for a in answers if isinstance(a, NotEvaluated)),

@@ -69,7 +69,8 @@ def checked_points(sweep: Sweep, system: System | None, pinned: Pinned = _NOTHIN
     for point in sweep.included():
         recipe, upstream = recipe_of(point.args), pinned.upstream(point.args)
         nodes = point.num_nodes if upstream is None else None
-        result = check(with_recipe(point.args, recipe), system, recipe, nodes, upstream)
+        args = with_recipe(point.args, recipe)
+        result = check(args, system, recipe, nodes, upstream, overridden=pinned.overridden)
         yield CheckedPoint(sweep, dict(point.coordinates), (*result.violations, *result.not_evaluated, *result.lifted))
 
 
@@ -108,4 +109,5 @@ class _Screens:
         structural = chosen.keys() & set(STRUCTURAL)
         axes = [name for name in grid.names if name in type(args).model_fields and name not in structural]
         base = with_recipe(args, recipe, but=axes)
-        return Screen(grid, base, self._system, recipe, self._sweep.num_nodes, upstream)
+        overridden = self._pinned.overridden
+        return Screen(grid, base, self._system, recipe, self._sweep.num_nodes, upstream, overridden)

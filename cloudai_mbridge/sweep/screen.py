@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
-from cloudai_mbridge.constraints.engine import RULES
+from cloudai_mbridge.constraints.engine import JUDGED_WITHOUT, RULES
 from cloudai_mbridge.constraints.rule import Answer, Lifted, NotEvaluated, Point, UnknownOperandError, Violation
 from cloudai_mbridge.constraints.upstream import ON_WRITTEN_ALONE, Upstream, ask
 from cloudai_mbridge.megatron_bridge.presets import UNSET, UPSTREAM_DECIDES, Preset, as_said, resolve_sizes
@@ -44,6 +44,7 @@ class Screen:
 
     base: the arguments that all points share, recipe defaults included. num_nodes: the scenario's, if it is no axis.
     upstream: what Megatron-Bridge's launcher adds to the arguments; None: nothing, they are all there is.
+    overridden: what `extra_cmd_args` set, of a test of the embedded loop.
     """
 
     def __init__(
@@ -54,9 +55,11 @@ class Screen:
         recipe: Recipe | None = None,
         num_nodes: int | None = None,
         upstream: Upstream | None = None,
+        overridden: frozenset[str] = frozenset(),
     ) -> None:
         self._names, self._upstream = grid.names, upstream
         self._system, self._recipe, self._num_nodes = system, recipe, num_nodes
+        self._overridden = overridden & JUDGED_WITHOUT
         self._takes_its_own_nodes = base.launcher is Launcher.MEGATRON_BRIDGE
         shared = {name: getattr(base, name) for name in type(base).model_fields}
         shared["model_fields_set"] = base.model_fields_set | (set(grid.names) & shared.keys())
@@ -127,7 +130,7 @@ class Screen:
         if _NUM_NODES in chosen:  # not an argument: who reads it is not seen, so everybody does
             looked.add(_NUM_NODES)
         core = core_release(self._system)
-        point = Point(args, self._system, self._recipe, self._nodes(chosen), core=core)
+        point = Point(args, self._system, self._recipe, self._nodes(chosen), overridden=self._overridden, core=core)
         if (upstream := self._upstream) is None:
             return lambda rule: rule(point), looked
         if len(rules) == 1 and rules[0] in ON_WRITTEN_ALONE:  # often run for every point

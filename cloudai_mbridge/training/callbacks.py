@@ -47,10 +47,10 @@ class Callback:
         """A step has been run; its counters have not moved yet."""
 
     def on_train_end(self, context: CallbackContext) -> None:
-        """The loop has ended, early or not."""
+        """The loop has ended, early or not; the last checkpoint is still to be saved."""
 
     def on_checkpoint_save(self, context: CallbackContext) -> None:
-        """A checkpoint was saved; with `async_save`, its data has been handed over."""
+        """A checkpoint is complete; with `async_save`, some steps after it was begun."""
 
     def on_eval_start(self, context: CallbackContext) -> None:
         """An evaluation on the validation set begins."""
@@ -99,8 +99,19 @@ class CallbackManager:
         return VALID_EVENTS
 
     def add(self, callback: Callback | Sequence[Callback]) -> None:
-        """Add the events that a callback, or each of several, overrides."""
-        for each in callback if isinstance(callback, list | tuple) else [callback]:
+        """Add the events that a callback, or each of several, overrides.
+
+        Raises:
+            TypeError: an object that is not a callback: a function, a class, or one without any event.
+        """
+        several = callback if isinstance(callback, list | tuple) else [callback]
+        for each in several:
+            if isinstance(each, type) or not any(callable(getattr(each, event, None)) for event in VALID_EVENTS):
+                raise TypeError(
+                    f"{each!r} is not a callback: pass an object with methods such as on_train_step_end, or give"
+                    " CallbackManager.register(event, function) a function"
+                )
+        for each in several:
             for event in VALID_EVENTS:
                 method = getattr(each, event, None)
                 if method is not None and getattr(method, "__func__", method) is not getattr(Callback, event):

@@ -56,31 +56,32 @@ def evaluate(
     """
     step = with_own_reports(prepare_forward_step_func(forward_step_func, state))
     fire = _events(state, model, callback_manager, is_test)
-    with _evaluating(state, model, config):
+    with _in_evaluation_mode(model):
         fire("start")
-        sums = _LossSums()
-        for i in range(state.cfg.validation.eval_iters or 0):
-            if verbose and dist.get_rank() == 0:
-                write_line(f"Evaluating iter {i + 1}/{state.cfg.validation.eval_iters}")
-            fault_tolerance.on_eval_step_start(state)
-            fire("step_start")
-            losses = _forward(state, step, data_iterator, model)
-            fire("step_end")
-            fault_tolerance.on_eval_step_end(state)
-            sums.add(losses)
-            state.train_state.consumed_valid_samples += required(state.cfg.train.global_batch_size)
-            if _is_time_over(state):
-                if dist.get_rank() == 0:
-                    write_line("Exiting during evaluation, timelimit reached")
-                return None, None, True
-        collected = None
-        if non_loss_data_func is not None:
-            collected = non_loss_data_func(model)
-        elif process_non_loss_data_func is not None:
-            collected = _forward(state, step, data_iterator, model, collect_non_loss_data=True)
-        means = sums.means()
+        with _evaluating(state, config):
+            sums = _LossSums()
+            for i in range(state.cfg.validation.eval_iters or 0):
+                if verbose and dist.get_rank() == 0:
+                    write_line(f"Evaluating iter {i + 1}/{state.cfg.validation.eval_iters}")
+                fault_tolerance.on_eval_step_start(state)
+                fire("step_start")
+                losses = _forward(state, step, data_iterator, model)
+                fire("step_end")
+                fault_tolerance.on_eval_step_end(state)
+                sums.add(losses)
+                state.train_state.consumed_valid_samples += required(state.cfg.train.global_batch_size)
+                if _is_time_over(state):
+                    if dist.get_rank() == 0:
+                        write_line("Exiting during evaluation, timelimit reached")
+                    return None, None, True
+            collected = None
+            if non_loss_data_func is not None:
+                collected = non_loss_data_func(model)
+            elif process_non_loss_data_func is not None:
+                collected = _forward(state, step, data_iterator, model, collect_non_loss_data=True)
+            means = sums.means()
+        state.timers.log(["evaluate"])
         fire("end", total_loss_dict=means)
-    state.timers.log(["evaluate"])
     return means, collected, False
 
 
@@ -191,21 +192,28 @@ class _LossSums:
 
 
 @contextmanager
-def _evaluating(state: GlobalState, model: list[Any], config: Any) -> Iterator[None]:
-    """Turn off what belongs to training: mode, gradients, timers and reruns. All come back, whatever happens."""
+def _in_evaluation_mode(model: list[Any]) -> Iterator[None]:
+    for chunk in model:
+        chunk.eval()
+    try:
+        yield
+    finally:
+        for chunk in model:
+            chunk.train()
+
+
+@contextmanager
+def _evaluating(state: GlobalState, config: Any) -> Iterator[None]:
+    """Turn off what belongs to training: gradients, timers and reruns. All come back, whatever happens."""
     machine = get_rerun_state_machine()
     mode, timers, timer = machine.get_mode(), config.timers, state.timers("evaluate", log_level=0)
     timer.start(barrier=True)
     machine.set_mode(RerunMode.DISABLED)
     config.timers = None
-    for chunk in model:
-        chunk.eval()
     try:
         with torch.no_grad():
             yield
     finally:
-        for chunk in model:
-            chunk.train()
         config.timers = timers
         machine.set_mode(mode)
         timer.stop()

@@ -85,7 +85,8 @@ def save_checkpoint_and_time(
             if getattr(cfg.model, "fp8", None):
                 gc.collect()  # the copies that Transformer Engine made of the parameters
         parts = {"optimizer": optimizer, "scheduler": opt_param_scheduler}
-        callbacks.fire("on_checkpoint_save", state.callback_manager, state, model, **parts)
+        if not cfg.checkpoint.async_save:  # else when it is complete
+            callbacks.fire("on_checkpoint_save", state.callback_manager, state, model, **parts)
         if non_persistent_ckpt:
             return
         state.last_saved_step = state.train_state.step

@@ -67,6 +67,8 @@ ASKS_FOR_NOTHING: dict[str, tuple[Any, ...]] = {
     "optimizer.use_layer_wise_distributed_optimizer": (False,),
     "optimizer.overlap_param_gather_with_optimizer_step": (False,),
 }
+# Only graphs read these, and model.cuda_graph_impl is what asks for graphs
+WITHOUT_EFFECT = ("model.cuda_graph_modules",)
 
 
 def asked_for(get: Callable[[str, str, Any], Any]) -> Iterator[str]:

@@ -14,9 +14,13 @@ from cloudai_mbridge.training.mixed_precision import MixedPrecisionConfig
 from cloudai_mbridge.training.unsupported import refuse_unsupported
 from cloudai_mbridge.training.utils.required import required
 
+_CHANGED = "_changed_by_prepare"
+
 
 def prepare(config: ConfigContainer) -> dict[str, Any]:
-    """Prepare in place; return what the device changed, "section.field" -> new value. May be called again.
+    """Prepare in place; return what the device changed, "section.field" -> new value.
+
+    May be called again: what an earlier call changed, and holds still, is returned as well.
 
     Raises:
         ConfigError: a rule is broken, or the loop does not do what is asked for.
@@ -38,7 +42,15 @@ def prepare(config: ConfigContainer) -> dict[str, Any]:
     _check_vocabulary(config)
     if had_sequence_parallel and not config.model.sequence_parallel:
         adapted["model.sequence_parallel"] = False
-    return adapted | _overwritten(config, before)
+    earlier = {path: value for path, value in vars(config).get(_CHANGED, {}).items() if _holds(config, path, value)}
+    changed = earlier | adapted | _overwritten(config, before)
+    setattr(config, _CHANGED, changed)
+    return changed
+
+
+def _holds(config: ConfigContainer, path: str, value: Any) -> bool:
+    section, _, name = path.partition(".")
+    return str(getattr(getattr(config, section), name, None)) == str(value)
 
 
 def _plain_values(config: ConfigContainer) -> dict[str, Any]:

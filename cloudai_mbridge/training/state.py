@@ -4,6 +4,7 @@ Source of the names: Megatron-Bridge's `training.state`.
 """
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any
@@ -93,6 +94,7 @@ class GlobalState:
         self.fault_tolerance_state = FaultToleranceState()
         self.rank_monitor_client: Any = None
         self.async_calls_queue: Any = None
+        self.completed_saves: list[Callable[[], None]] = []  # in the background, whose callbacks are still to be called
         self.flops_at_start = 0.0  # of the whole job, when this process began to train
         self.last_saved_step: int | None = None  # by a checkpoint that outlives the job
         self.step_seq_length: int | None = None  # of the step that was run last; None: the model's

@@ -132,6 +132,7 @@ def train(
 
     try:
         fire("on_train_start")
+        run.begin()
         while progress.step < required(cfg.train.train_iters):
             run.begin_step()
             _update_batch_size(state, save)
@@ -181,9 +182,9 @@ class _Run:
         self._nsys_context: Any = None
         window = self.cfg.logger.throughput_window_size + 1
         self._history = deque[float](maxlen=window) if self.cfg.logger.log_throughput_to_tensorboard else None
-        self._begin()
+        self._prepare()
 
-    def _begin(self) -> None:
+    def _prepare(self) -> None:
         for chunk in self.model:
             chunk.train()
         _set_rerun_iteration(self.state.train_state.step)
@@ -202,6 +203,9 @@ class _Run:
         if self._profiler is not None:
             self._profiler.start()
         self.flops = StepFlops(self.state)
+
+    def begin(self) -> None:
+        """Begin the first step: without gathering parameters ahead, and with the clock running. A collective."""
         self._hooks = FirstStepHooks(self.cfg, self.model)
         if self.cfg.train.check_weight_hash_across_dp_replicas_interval is not None:
             check_weights(self.model, self.state.train_state.step, toggle_hooks=False)

@@ -33,10 +33,9 @@ MODEL = (
 MIXTURE = re.compile(r"_a\d+b|deepseek|kimi|gpt_oss|glm5|nemotron_3|qwen3_next|qwen35")
 
 
-def load() -> SimpleNamespace:
-    """Import the real code."""
-    sys.path[:0] = [str(LAUNCHER / "src"), str(LAUNCHER / "scripts/performance"), str(LAUNCHER / "scripts/common")]
-    os.environ["NEMO_HOME"] = tempfile.gettempdir()
+def load_packages(launcher: Path) -> Any:
+    """Import the real packages, with stand-ins for those that are absent; return torch."""
+    sys.path.insert(0, str(launcher / "src"))
     import torch
 
     torch.compile = lambda model=None, **keywords: model if model is not None else (lambda one: one)  # no kernels
@@ -47,6 +46,14 @@ def load() -> SimpleNamespace:
     import megatron.core.transformer.transformer_config  # noqa: F401
 
     stand_in_for(OTHERS)
+    return torch
+
+
+def load() -> SimpleNamespace:
+    """Import the real code."""
+    sys.path[:0] = [str(LAUNCHER / "scripts/performance"), str(LAUNCHER / "scripts/common")]
+    os.environ["NEMO_HOME"] = tempfile.gettempdir()
+    torch = load_packages(LAUNCHER)
     import argument_parser
     from utils import overrides, utils
 

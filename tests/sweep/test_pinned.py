@@ -48,6 +48,21 @@ def test_an_operand_that_an_override_sets_is_not_evaluated(
     assert any("extra_cmd_args set" in note for note in fill_in_notes(sweep, pinned)) == bool(decided)
 
 
+@pytest.mark.parametrize("listed", [False, True])
+def test_an_embedded_point_without_sequence_parallelism(listed: bool) -> None:
+    """Listed: as a point that [sweep] includes."""
+    odd = {"model_recipe_name": "gpt_tiny", "compute_dtype": "fp32", "num_gpus": 2, "tp": 2, "seq_length": 4097}
+    args = {"launcher": "embedded", **odd} | ({"seq_length": 4096} if listed else {})
+    include = {"include": [{"seq_length": 4097}]} if listed else {}
+    for extra, is_open in (({}, False), ({"model.sequence_parallel": "false"}, True)):
+        data = {"name": "t", "description": "", "extra_cmd_args": extra, "cmd_args": args, "sweep": include}
+        definition = MegatronBridgeTestDefinition.model_validate(data)
+        *_, point = checked_points(Sweep(definition, TestRun(id="t", test_name="t")), None, pinned_by(definition))
+        assert ("M06" in {each.rule_id for each in point.violations}) is not is_open
+        silent = {answer.rule_id for answer in point.answers if isinstance(answer, NotEvaluated)}
+        assert ("M06" in silent) is is_open
+
+
 def test_other_keys_change_nothing() -> None:
     args = {"num_gpus": 24}
     assert _ids(args, {"logger.log_interval": "1", "train.manual_gc": "true"})[:2] == _ids(args, {})[:2]

@@ -101,10 +101,16 @@ _QUICK_START = "from cloudai_mbridge.training.cpu import import_megatron\n\nimpo
 
 @pytest.fixture
 def ranks(tmp_path: Path) -> Callable[..., Finished]:
-    """Run a script on several ranks in `tmp_path`: ranks(2, "import torch ...", "argument"). It has to exit with 0."""
+    """Run a script on several ranks in `tmp_path`: ranks(2, "import torch ...", "argument"). It has to exit with 0.
 
-    def run(processes: int, script: str, *args: str, env: Mapping[str, str] | None = None) -> Finished:
-        (tmp_path / "script.py").write_text(_QUICK_START + textwrap.dedent(script))
+    is_quick: Megatron-Core is imported without torch's compiler; else as the script does it.
+    """
+
+    def run(
+        processes: int, script: str, *args: str, env: Mapping[str, str] | None = None, is_quick: bool = True
+    ) -> Finished:
+        start = _QUICK_START if is_quick else ""
+        (tmp_path / "script.py").write_text(start + textwrap.dedent(script))
         return _finish([*launcher(processes), "script.py", *args], tmp_path, env, 0)
 
     return run

@@ -80,6 +80,16 @@ def test_what_may_be_passed() -> None:
     assert len(VALID_EVENTS) == 14
 
 
+@pytest.mark.parametrize("callback", [print, object(), "x", Two, lambda context: None, [Two([]), print]])
+def test_what_would_never_be_called_is_refused(callback: Any) -> None:
+    for several in ([callback], callback):
+        with pytest.raises(TypeError, match=r"is not a callback: .*CallbackManager\.register"):
+            normalize_callbacks(several)
+    manager = CallbackManager()
+    manager.add(Callback())
+    assert not any(map(manager.has_callbacks, VALID_EVENTS))
+
+
 SCRIPT = """
 import json, sys
 import torch.distributed as dist
@@ -136,6 +146,7 @@ def test_the_order_of_a_run_with_everything(tiny: Callable[..., Any], ranks: Any
         "train": TRAIN,
         "validation": {"eval_iters": 2, "eval_interval": 2},
         "checkpoint": {"save": "ckpt", "save_interval": 2},
+        "dataset": {"split": "8,1,1"},
     }
     (tmp_path / "config.json").write_text(json.dumps(tiny(sections)))
     ranks(2, SCRIPT, "pretrain")
@@ -145,7 +156,7 @@ def test_the_order_of_a_run_with_everything(tiny: Callable[..., Any], ranks: Any
         assert [each[0] for each in seen] == [
             *("on_data_init_start", "on_train_start", *STEP, *STEP),
             *(*_kind("eval"), "on_checkpoint_save", *STEP, "on_train_end", "on_checkpoint_save"),
-            *(*_kind("eval"), *(_kind("test") if "on_test_start" in [each[0] for each in seen] else [])),
+            *(*_kind("eval"), *_kind("test")),
         ]
         assert [each[-1] for each in seen] == list(range(1, len(seen) + 1))
         assert [each[1] for each in seen if each[0] == "on_train_step_end"] == [0, 1, 2]
@@ -156,13 +167,55 @@ def test_the_order_of_a_run_with_everything(tiny: Callable[..., Any], ranks: Any
             assert has_optimizer is not is_evaluation, event
             at_end = event == "on_train_step_end"
             assert (step_losses, has_norm, skipped) == ((losses, True, False) if at_end else ([], False, None)), event
-            assert totals == (losses if event == "on_eval_end" or event == "on_test_end" else []), event
+            assert totals == (losses if event in ("on_eval_end", "on_test_end") else []), event
+
+
+SAVES = """
+import json
+from pathlib import Path
+from cloudai_mbridge.training.callbacks import CallbackManager
+from cloudai_mbridge.training.config import ConfigContainer
+from cloudai_mbridge.training.gpt_step import forward_step
+from cloudai_mbridge.training.pretrain import pretrain
+
+if __name__ == "__main__":
+    manager, latest = CallbackManager(), []
+    tracker = Path("ckpt/latest_checkpointed_iteration.txt")
+
+    def save(context):
+        assert context.optimizer is not None and context.scheduler is not None
+        latest.append(tracker.read_text() if tracker.exists() else None)
+
+    manager.register("on_checkpoint_save", save)
+    pretrain(ConfigContainer.from_dict(json.load(open("config.json"))), forward_step, manager)
+    Path("latest.json").write_text(json.dumps(latest))
+"""
+
+
+@pytest.mark.parametrize("async_save", [False, True])
+def test_a_saved_checkpoint_is_complete(async_save: bool, tiny: Callable[..., Any], ranks: Any, tmp_path: Any) -> None:
+    saving = {"save": "ckpt", "save_interval": 1, "async_save": async_save}
+    sections = {"train": {"train_iters": 3}, "model": {"num_layers": 1}, "checkpoint": saving}
+    (tmp_path / "config.json").write_text(json.dumps(tiny(sections)))
+    ranks(1, SAVES)
+    assert json.loads((tmp_path / "latest.json").read_text()) == ["1", "2", "3"]
+
+
+def test_what_it_raises_is_not_a_failed_save(tiny: Callable[..., Any], ranks: Any, tmp_path: Any) -> None:
+    saving = {"save": "ckpt", "save_interval": 1, "async_save": True}
+    sections = {"train": {"train_iters": 3}, "model": {"num_layers": 1}, "checkpoint": saving}
+    (tmp_path / "config.json").write_text(json.dumps(tiny(sections)))
+    failing = SAVES.replace("latest.append(", "raise KeyError(").replace("    pretrain(", "    try: pretrain(", 1)
+    failing = failing.replace('    Path("latest', "    except KeyError: latest = 'its own'\n    Path(\"latest")
+    ranks(1, failing)
+    assert json.loads((tmp_path / "latest.json").read_text()) == "its own"
 
 
 def test_the_end_of_a_run_that_leaves_early(tiny: Callable[..., Any], ranks: Any, tmp_path: Any) -> None:
+    """The script imports Megatron-Core itself, as a user's does."""
     sections = {"train": {"train_iters": 9, "exit_interval": 2}, "model": {"num_layers": 1}}
     (tmp_path / "config.json").write_text(json.dumps(tiny(sections)))
-    ranks(1, SCRIPT, "pretrain")
+    ranks(1, "import megatron.core\n" + SCRIPT, "pretrain", is_quick=False)
     code, seen = _seen(tmp_path)
     assert code == 0
     assert [each[0] for each in seen][-3:] == [*STEP, "on_train_end"]

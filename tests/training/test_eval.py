@@ -34,6 +34,7 @@ import torch, torch.distributed as dist
 from megatron.core import parallel_state as mpu
 from megatron.core.rerun_state_machine import RerunMode, get_rerun_state_machine
 from cloudai_mbridge.training import cpu
+from cloudai_mbridge.training.callbacks import CallbackManager
 from cloudai_mbridge.training.config import ConfigContainer
 from cloudai_mbridge.training.eval import evaluate, evaluate_and_print_results
 from cloudai_mbridge.training.gpt_step import forward_step
@@ -97,6 +98,10 @@ def check(layout):
     means, collected, is_over = run(forward_step, micro_batches())
     found["value"], found["rest"], found["left"] = floats(means), [collected, is_over], left_behind()
     found["samples"] = state.train_state.consumed_valid_samples
+    manager, found["callbacks"] = CallbackManager(), []
+    for event in ("on_eval_start", "on_eval_step_start", "on_eval_end"):
+        manager.register(event, lambda context, event=event: found["callbacks"].append([event, *left_behind()]))
+    run(forward_step, micro_batches(), callback_manager=manager)
     cfg.dataset.dataloader_type = "batch"
     found["batch"] = floats(run(forward_step, global_batches())[0])
     cfg.dataset.dataloader_type = "single"
@@ -236,6 +241,12 @@ def test_two_stages(ranks: Callable[..., Any], tiny: Callable[..., Any], tmp_pat
 def _check_what_stays(done: Any, first: dict[str, Any], last: dict[str, Any]) -> None:
     for found in (first, last):
         assert found["left"] == found["left late"] == BACK
+        around, inside = [False, *BACK[1:]], [False, False, "disabled", True, False]
+        assert found["callbacks"] == [
+            ["on_eval_start", *around],
+            *[["on_eval_step_start", *inside]] * 3,
+            ["on_eval_end", *around],
+        ]
         assert (found["print"], found["function"], found["in time"]) == (False, 1, False)
         assert found["none"][0] == {}
         assert found["none"][1] == found["non-loss"]

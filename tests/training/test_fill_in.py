@@ -56,6 +56,19 @@ def test_sequence_parallelism_without_tensor_parallelism_is_switched_off_with_a_
     assert model.sequence_parallel is True
 
 
+@pytest.mark.filterwarnings("ignore:model.sequence_parallel = True is switched off")
+def test_a_second_call_tells_the_same(tiny: Make) -> None:
+    config = container(tiny, sequence_parallel=True)
+    config.mixed_precision = "bf16_mixed"
+    told = prepare(config)
+    assert (told["model.sequence_parallel"], told["model.bf16"]) == (False, "True")
+    assert prepare(config) == told
+    assert "model.sequence_parallel" in told
+    config.dist.distributed_backend = "another"
+    told.pop("dist.distributed_backend", None)
+    assert prepare(config).keys() >= told.keys()
+
+
 def test_a_sweep_over_tp_keeps_its_points_with_sequence_parallelism_on(monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = load_recipe("gpt_tiny")
     for tp in (1, 2):

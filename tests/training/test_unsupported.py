@@ -16,8 +16,11 @@ from cloudai_mbridge.training.config import (
     GPTFIMDatasetConfig,
     runtime_config_update,
 )
+from cloudai_mbridge.training.config.typing_check import class_path
 from cloudai_mbridge.training.errors import ConfigError
 from cloudai_mbridge.training.not_done import ASKS_FOR_NOTHING
+from cloudai_mbridge.training.schema.check import load_all_releases
+from cloudai_mbridge.training.schema.releases import why_missing
 from cloudai_mbridge.training.unsupported import refuse_unsupported
 
 SECTIONS: dict[str, Any] = {
@@ -45,6 +48,8 @@ def test_every_field_is_one_and_is_refused_by_name(config: ConfigContainer, path
     config.ft = FaultToleranceConfig()
     if (target := getattr(config, section)) is None:
         pytest.skip(f"{section} is None, which asks for nothing")
+    if why_missing(load_all_releases(), class_path(type(target)), name, "this release") and not hasattr(target, name):
+        pytest.skip("this release of Megatron-Core has no such field")
     assert hasattr(target, name) or section == "model"
     setattr(target, name, "something")
     with pytest.raises(ConfigError, match=rf"{path} = 'something' \(use ") as caught:

@@ -79,7 +79,7 @@ def m06_sequence_parallel_shares_are_whole(point: Point) -> Answer:
     At tp = 1 it is off, whatever is asked for.
 
     Pass: seq_length=4096, tp=2. Fail: seq_length=4097, tp=2. Not evaluated: the sequence length is unknown, or
-    `extra_cmd_args` set model.sequence_parallel for upstream's launcher.
+    `extra_cmd_args` set model.sequence_parallel.
     Source: megatron.core.tensor_parallel.mappings.
     """
     if point.tp <= 1 or point.cp < 1:

@@ -48,6 +48,8 @@ def maybe_finalize_async_save(
 ) -> None:
     """Complete the saves in the background that have come to their end. A collective.
 
+    The callbacks of `on_checkpoint_save` are called for each of these.
+
     blocking: wait for all of them. terminate: end the worker as well; the run is over.
 
     Raises:
@@ -63,6 +65,9 @@ def maybe_finalize_async_save(
         if terminate:
             queue.close()
             global_state.async_calls_queue = None
+    told, global_state.completed_saves = global_state.completed_saves, []
+    for tell in told:  # not inside: what a callback raises is not a failed save
+        tell()
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from cloudai_mbridge.training import callbacks
 from cloudai_mbridge.training.checkpointing import replaced, retention
 from cloudai_mbridge.training.checkpointing.agree import FAILURES, on_each_rank, on_first_rank, one_line
 from cloudai_mbridge.training.checkpointing.async_save import maybe_finalize_async_save, schedule, uses_worker
@@ -84,7 +85,10 @@ def save_checkpoint(
     if request is None:
         save.complete()
         return
+    known = {"optimizer": optimizer, "scheduler": opt_param_scheduler}
+    told = partial(callbacks.fire, "on_checkpoint_save", state.callback_manager, state, model, **known)
     request.add_finalize_fn(save.complete)
+    request.add_finalize_fn(lambda: state.completed_saves.append(told))
     schedule(state, request)
 
 

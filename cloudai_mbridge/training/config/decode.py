@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from cloudai_mbridge.training.config.typing_check import LiveCatalog
+from cloudai_mbridge.training.schema.architectures import as_here
 from cloudai_mbridge.training.schema.field_table import field_key
 from cloudai_mbridge.training.schema.known_names import ACTIVATIONS, CLASS_PATHS, FUNCTIONS, dtype_name, kind_of_target
 from cloudai_mbridge.training.schema.messages import fail, is_tagged
@@ -92,9 +93,9 @@ def _build_config(form: Form, value: Any, where: str, catalog: LiveCatalog) -> A
     if cls is None or section is None:
         fail(where, f"{path} is not part of this installation")
     arguments = {}
-    for key, item in value.items():
+    for key, item in as_here(value, section, where).items():
         name = field_key(section, key)
-        if name is None or is_left_out(section, value, name, item, catalog):
+        if name is None or is_left_out(section, value, key, item, catalog):
             continue
         if not section.fields[name].computed:
             arguments[name] = build(section.fields[name].form, item, f"{where}.{key}" if where else key, catalog)

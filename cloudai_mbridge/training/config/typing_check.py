@@ -19,7 +19,7 @@ from cloudai_mbridge.training.compat.versions import installed_version
 from cloudai_mbridge.training.schema.check import load_all_releases
 from cloudai_mbridge.training.schema.field_table import Field, Section
 from cloudai_mbridge.training.schema.known_names import CLASS_PATHS, ENUMS, FIELD_CLASSES, KEY_ALIASES
-from cloudai_mbridge.training.schema.releases import why_missing
+from cloudai_mbridge.training.schema.releases import differs_elsewhere, why_missing
 from cloudai_mbridge.training.schema.type_forms import ANY, NONE, Form, union
 
 _SCALARS: Mapping[Any, Form] = {
@@ -229,6 +229,10 @@ class LiveCatalog:
     def missing_because(self, path: str, key: str) -> str | None:
         """Say which releases of Megatron-Core have a key that the class at `path` lacks; None: none has it."""
         return why_missing(load_all_releases(), path, key, installed_version())
+
+    def is_request(self, path: str, key: str, value: Any) -> bool:
+        """Say whether `value` differs from the default of the releases of Megatron-Core that have the key."""
+        return differs_elsewhere(load_all_releases(), path, key, value)
 
 
 def _import(module: str, name: str) -> Any:

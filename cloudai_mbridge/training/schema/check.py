@@ -14,7 +14,7 @@ from cloudai_mbridge.training.schema.field_table import Field, Section
 from cloudai_mbridge.training.schema.known_names import CONTAINER
 from cloudai_mbridge.training.schema.messages import fail, show
 from cloudai_mbridge.training.schema.plain import check
-from cloudai_mbridge.training.schema.releases import of_release, why_missing
+from cloudai_mbridge.training.schema.releases import differs_elsewhere, of_release, why_missing
 from cloudai_mbridge.training.schema.type_forms import Form, parse
 
 SCHEMA_FILE = Path(__file__).with_name("schema.json")
@@ -72,6 +72,9 @@ class _SchemaCatalog:
 
     def missing_because(self, path: str, key: str) -> str | None:
         return why_missing(load_all_releases(), path, key, self._release)
+
+    def is_request(self, path: str, key: str, value: Any) -> bool:
+        return differs_elsewhere(load_all_releases(), path, key, value)
 
 
 @cache

@@ -50,6 +50,9 @@ class Catalog(Protocol):
     def missing_because(self, path: str, key: str) -> str | None:
         """Say which releases of Megatron-Core have a key that the class at `path` lacks; None: none has it."""
 
+    def is_request(self, path: str, key: str, value: Any) -> bool:
+        """Say whether `value` differs from the default of the releases of Megatron-Core that have the key."""
+
 
 def field_key(section: Section, key: object) -> str | None:
     """Return the name of the field that `key` sets, None when there is none."""

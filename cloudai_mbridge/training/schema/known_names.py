@@ -6,6 +6,8 @@ else. Extend the tables, not the loader.
 
 from collections.abc import Mapping
 
+from cloudai_mbridge.training.schema.architectures import ARCHITECTURES
+
 _PACKAGE = "cloudai_mbridge.training"
 
 CONTAINER = f"{_PACKAGE}.config.container.ConfigContainer"
@@ -144,6 +146,7 @@ FUNCTIONS: Mapping[str, tuple[str, str]] = {
     # as Megatron-Bridge writes them
     "torch._C._nn.gelu": ("torch.nn.functional", "gelu"),
     "megatron.bridge.models.gpt_provider.default_layer_spec": (_LAYER_SPECS, "default_layer_spec"),
+    "megatron.bridge.models.nemotron.nemotron_provider.squared_relu": ("megatron.core.activations", "squared_relu"),
 }
 # Short names of activation functions -> names of FUNCTIONS (Megatron-Bridge, utils/activation_map.py)
 ACTIVATIONS: Mapping[str, str] = {
@@ -178,7 +181,7 @@ def _class_paths() -> dict[str, str]:
             package = module.partition(".")[0]
             prefixes = (f"{_PACKAGE}.{package}", *references)
             paths.update(dict.fromkeys((own, name, *(f"{prefix}.{name}" for prefix in prefixes)), own))
-    return paths
+    return paths | {path: paths[name] for path, name in ARCHITECTURES.items()}
 
 
 CLASS_PATHS: Mapping[str, str] = _class_paths()
@@ -193,6 +196,11 @@ def dtype_name(name: str) -> str:
 def is_foreign(target: str) -> bool:
     """Say whether a file of Megatron-Bridge or Megatron-Core wrote this table: it carries computed fields as well."""
     return target.startswith("megatron.")
+
+
+def is_of_megatron_core(target: str) -> bool:
+    """Say whether this is a class of Megatron-Core, which has no key that a release of Megatron-Core does not have."""
+    return target.startswith("megatron.core.")
 
 
 def kind_of_target(target: object) -> str:

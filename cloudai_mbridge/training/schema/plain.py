@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 from cloudai_mbridge.training.errors import ConfigError
+from cloudai_mbridge.training.not_done import ASKS_FOR_NOTHING, WITHOUT_EFFECT
+from cloudai_mbridge.training.schema.architectures import as_here
 from cloudai_mbridge.training.schema.field_table import Catalog, Section, field_key
 from cloudai_mbridge.training.schema.known_names import (
     ACTIVATIONS,
@@ -19,6 +21,7 @@ from cloudai_mbridge.training.schema.known_names import (
     FUNCTIONS,
     dtype_name,
     is_foreign,
+    is_of_megatron_core,
     kind_of_target,
 )
 from cloudai_mbridge.training.schema.messages import fail, is_tagged, join, nearest, show
@@ -53,12 +56,11 @@ def check(form: Form, value: Any, where: str, catalog: Catalog, depth: int = 0) 
 def fitting(form: Form, value: Any, catalog: Catalog) -> list[Form]:
     """List the options of `form` that `value` may be meant as, by its outer shape, exact types first.
 
-    A table without `_target_` is meant as the first class.
+    A table without `_target_` is meant as the first class; one with it is read as that class, whatever the option.
     """
     options = [option for option in options_of(form) if _shape_fits(option, value, catalog)]
-    if not is_tagged(value):
-        configs = [option for option in options if option.kind == "config"]
-        options = [option for option in options if option not in configs[1:]]
+    configs = [option for option in options if option.kind == "config"]
+    options = [option for option in options if option not in configs[1:]]
     return sorted(options, key=lambda option: option.kind not in _EXACT)
 
 
@@ -92,6 +94,8 @@ def _check_target(value: Mapping[str, Any], form: Form, where: str) -> None:
     valid = named or [*CLASS_PATHS, *FUNCTIONS, *DTYPES, *ENUMS]
     near = difflib.get_close_matches(str(target)[:200], valid, 1)
     hint = f"did you mean {near[0]!r}?" if near else f"{describe(form)} is needed here"
+    if str(target).startswith("megatron.bridge.models."):
+        hint = f"docs/training.md lists the models of Megatron-Bridge that are; {describe(form)} is needed here"
     fail(join(where, "_target_"), f"{show(target)} is not among the classes and functions that a file may name; {hint}")
 
 
@@ -240,7 +244,7 @@ def _check_config(form: Form, value: Any, where: str, catalog: Catalog, depth: i
     section = catalog.section(config_path(form, value, where, catalog))
     if section is None or section.abstract:
         fail(join(where, "_target_"), f"{show(value.get('_target_'))} is not a class that can be built here")
-    given = _check_keys(section, value, where, catalog, depth)
+    given = _check_keys(section, as_here(value, section, where), where, catalog, depth)
     missing = [name for name, entry in section.fields.items() if entry.required and name not in given]
     if missing:
         fail(where, f"missing key{'s' if len(missing) > 1 else ''} {', '.join(missing)} of {describe(form)}")
@@ -254,7 +258,8 @@ def _check_keys(section: Section, value: Mapping[Any, Any], where: str, catalog:
             _check_marks(key, item, join(where, key))
             continue
         name = field_key(section, key)
-        if isinstance(key, str) and is_left_out(section, value, name, item, catalog):
+        if isinstance(key, str) and is_left_out(section, value, key, item, catalog):
+            _refuse_request(section, key, item, join(where, key), catalog)
             catalog.dropped[join(where, key)] = item
             continue
         if name is None:
@@ -272,14 +277,29 @@ def _check_keys(section: Section, value: Mapping[Any, Any], where: str, catalog:
     return set(given)
 
 
-def is_left_out(section: Section, table: Mapping[Any, Any], name: str | None, item: Any, catalog: Catalog) -> bool:
-    """Say whether a key of a table that Megatron-Bridge wrote is passed over.
+def is_left_out(section: Section, table: Mapping[Any, Any], key: str, item: Any, catalog: Catalog) -> bool:
+    """Say whether a key of a table that Megatron-Bridge or Megatron-Core wrote is passed over.
 
-    Its releases have fields that do not exist here, and null where others demand a value.
+    Other releases of Megatron-Core have fields that do not exist here. Megatron-Bridge has fields of its own, and null
+    where others demand a value.
     """
-    if not is_foreign(str(table.get("_target_", ""))):
+    target, name = str(table.get("_target_", "")), field_key(section, key)
+    if not is_foreign(target):
         return False
+    if is_of_megatron_core(target):
+        return name is None and catalog.missing_because(section.path, key) is not None
     return name is None or (item is None and not fitting(section.fields[name].form, None, catalog))
+
+
+def _refuse_request(section: Section, key: str, item: Any, where: str, catalog: Catalog) -> None:
+    """Refuse to pass over a key that asks for something."""
+    if where in WITHOUT_EFFECT or item is None:
+        return
+    if where in ASKS_FOR_NOTHING:
+        if item not in (harmless := ASKS_FOR_NOTHING[where]):
+            fail(where, f"the training loop does not do {show(item)} yet; use {' or '.join(map(repr, harmless))}")
+    elif catalog.is_request(section.path, key, item):
+        fail(where, f"{show(item)} {catalog.missing_because(section.path, key)}")
 
 
 def _valid_keys(section: Section, value: Mapping[Any, Any], key: object) -> str:

@@ -41,6 +41,14 @@ def why_missing(schema: Mapping[str, Any], path: str, key: str, used: str | None
     return having and f"needs Megatron-Core {having}, and {used} trains here; remove it, or change the release"
 
 
+def differs_elsewhere(schema: Mapping[str, Any], path: str, key: str, value: Any) -> bool:
+    """Say whether some releases have a field that others lack, and `value` is the default of none of them."""
+    if _who_has(schema, path, key) is None:
+        return False
+    variants = schema["classes"][path]["fields"][key]
+    return value not in [variant["default"] for variant in variants if "default" in variant]
+
+
 def _who_has(schema: Mapping[str, Any], path: str, key: str) -> str | None:
     entry = schema["classes"].get(path, {}).get("fields", {}).get(key)
     if not isinstance(entry, list):
