@@ -93,6 +93,13 @@ def _torch_cuda() -> None:
     warnings.filterwarnings("ignore", message=".*device_type of 'cuda'.*")
 
 
+def _copy_storage(output: torch.Tensor, recomputed: torch.Tensor) -> None:
+    """Fill the freed memory of a discarded output, without a change that autograd would see."""
+    source = recomputed.untyped_storage()
+    output.untyped_storage().resize_(source.size())
+    output.untyped_storage().copy_(source)
+
+
 def _rng() -> None:
     from megatron.core.tensor_parallel import random as mrandom
 
@@ -121,6 +128,8 @@ def _rng() -> None:
 
     mrandom._CUDA_RNG_STATE_TRACKER = CpuRNGStatesTracker()
     mrandom._CUDA_RNG_STATE_TRACKER_INITIALIZED = True
+    if hasattr(mrandom, "_get_share_storage"):  # 0.19 compiles a C++ extension for it, which takes a minute
+        mrandom._get_share_storage = lambda: _copy_storage
     mrandom._get_cuda_rng_state = lambda *args, **kwargs: torch.get_rng_state()
     mrandom._set_cuda_rng_state = lambda state, *args, **kwargs: torch.set_rng_state(state)
 
