@@ -11,7 +11,8 @@ from difflib import get_close_matches
 from typing import Any, Self, TypeVar
 
 import torch
-from megatron.core.utils import get_te_version, is_te_min_version
+
+from cloudai_mbridge.training.compat.transformer_engine import describe_te, te_is_at_least
 
 logger = logging.getLogger(__name__)
 
@@ -108,10 +109,8 @@ class MixedPrecisionConfig:
 
 
 def _require_te_with_fp4(fp4: str) -> None:
-    installed = get_te_version()
-    if installed is None or not is_te_min_version(_FP4_NEEDS_TE):
-        found = "none is installed" if installed is None else f"{installed} is installed"
-        raise ValueError(f'fp4="{fp4}" requires Transformer Engine >= {_FP4_NEEDS_TE}; {found}')
+    if not te_is_at_least(_FP4_NEEDS_TE):
+        raise ValueError(f'fp4="{fp4}" requires Transformer Engine >= {_FP4_NEEDS_TE}; {describe_te()}')
 
 
 _Config = TypeVar("_Config")

@@ -33,8 +33,9 @@ with warnings.catch_warnings():
     )
     from cloudai_mbridge.training.comm_overlap.user_buffers import as_te_dict
     from cloudai_mbridge.training.compat import cuda_graphs
+    from cloudai_mbridge.training.compat.transformer_engine import have_te
 
-NO_TE = megatron_utils.get_te_version() is None
+NO_TE = not have_te()
 SLOTS = (
     *("qkv_dgrad", "qkv_wgrad", "fc1_dgrad", "fc1_wgrad", "qkv_fprop"),
     *("proj_dgrad", "fc1_fprop", "fc2_dgrad", "proj_fprop", "fc2_fprop"),

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from cloudai_mbridge.training.compat.versions import installed_release
+
 pytest.importorskip("torch")
 
 pytestmark = pytest.mark.slow
@@ -78,7 +80,10 @@ def test_at_the_end_it_saves_once(train: Any, tmp_path: Path) -> None:
 def test_after_a_suspicious_result(
     train: Any, uninterrupted: dict[int, float], tmp_path: Path, kind: str, code: int, words: str
 ) -> None:
-    """A result that the error injector has spoilt: rerun from a checkpoint, or given up. Neither trains on."""
+    """A result that the error injector has spoilt: rerun from a checkpoint, or given up. Neither trains on.
+
+    After a transient error Megatron-Core 0.18 and later save nothing: the next run goes on from the checkpoint before.
+    """
     done = train(
         1,
         SAVE,
@@ -88,8 +93,13 @@ def test_after_a_suspicious_result(
         code=code,
     )
     assert words in done.stdout
-    assert max(done.losses) == newest(tmp_path) < STEPS
-    check_goes_on(train, uninterrupted, tmp_path, newest(tmp_path))
+    saves = code == 16 or installed_release() in ("0.16", "0.17")
+    assert max(done.losses) < STEPS
+    if saves:
+        assert newest(tmp_path) == max(done.losses)
+    else:
+        assert list(tmp_path.glob("ckpt/*")) == []
+    check_goes_on(train, uninterrupted, tmp_path, max(done.losses) if saves else 0)
 
 
 def test_after_a_signal_to_one_rank(

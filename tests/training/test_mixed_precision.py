@@ -23,6 +23,8 @@ with warnings.catch_warnings():
     from megatron.core.transformer import TransformerConfig
 
     from cloudai_mbridge.training import mixed_precision
+    from cloudai_mbridge.training.compat import cuda_graphs
+    from cloudai_mbridge.training.compat.transformer_engine import have_te
     from cloudai_mbridge.training.mixed_precision import (
         MIXED_PRECISION_RECIPES,
         MixedPrecisionConfig,
@@ -107,8 +109,8 @@ RECIPES: dict[str, dict[str, Any]] = {
 
 
 def _model(**settings: Any) -> Any:
-    # Megatron-Core's own default of the graph scope is one that it warns of
-    return TransformerConfig(num_layers=2, hidden_size=8, num_attention_heads=2, cuda_graph_scope=[], **settings)
+    # The default of 0.16 is one that it warns of
+    return TransformerConfig(num_layers=2, hidden_size=8, num_attention_heads=2, **{cuda_graphs.FIELD: []}, **settings)
 
 
 def _values(config: Any) -> dict[str, Any]:
@@ -259,7 +261,7 @@ def test_fp4_and_fp8_exclude_each_other() -> None:
         config.finalize()
 
 
-@pytest.mark.skipif(megatron_utils.get_te_version() is not None, reason="Transformer Engine is installed")
+@pytest.mark.skipif(have_te(), reason="Transformer Engine is installed")
 @pytest.mark.parametrize("name", ["bf16_with_nvfp4_mixed", "nemotron_3_super_bf16_with_nvfp4_mixed"])
 def test_fp4_without_transformer_engine(name: str) -> None:
     with pytest.raises(ValueError, match=r"requires Transformer Engine >= 2\.7\.0\.dev0; none is installed"):

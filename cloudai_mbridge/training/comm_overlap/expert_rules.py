@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from megatron.core.utils import is_torch_min_version
 
-from cloudai_mbridge.training.comm_overlap.te import describe_te, te_is_at_least
 from cloudai_mbridge.training.compat import cuda_graphs
+from cloudai_mbridge.training.compat.transformer_engine import describe_te, te_is_at_least
 
 EXPERT_OVERLAP = "overlap_moe_expert_parallel_comm"
 DELAYED_WGRAD = "delay_wgrad_compute"

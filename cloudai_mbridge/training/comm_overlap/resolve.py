@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from cloudai_mbridge.training.comm_overlap.te import have_te
+from cloudai_mbridge.training.compat.transformer_engine import have_te
 
 # Elements per gradient bucket: large enough that its reduction is bound by bandwidth, not latency
 _BUCKET_SIZE = 128 * 1024 * 1024

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 from megatron.core.optimizer import OptimizerConfig as MCoreOptimizerConfig
 from megatron.core.optimizer import ParamGroupOverride, ParamKey
-from megatron.core.utils import get_te_version
 
+from cloudai_mbridge.training.compat.transformer_engine import have_te
 from cloudai_mbridge.training.config.scheduler import SchedulerConfig
 
 
@@ -37,7 +37,7 @@ class OptimizerConfig(MCoreOptimizerConfig):  # type: ignore[misc]
         # Megatron-Core 0.16.1 compares Transformer Engine's version first, and that is a TypeError where there is none
         assert self.optimizer == "adam", f"use_precision_aware_optimizer needs optimizer='adam', not {self.optimizer!r}"
         assert self.use_distributed_optimizer, "use_precision_aware_optimizer needs use_distributed_optimizer=True"
-        if get_te_version() is None:
+        if not have_te():
             raise RuntimeError(
                 "use_precision_aware_optimizer needs Transformer Engine's FusedAdam: it is not installed"
             )

@@ -10,9 +10,8 @@ from collections.abc import Callable
 from dataclasses import fields
 from typing import TYPE_CHECKING
 
-from megatron.core.utils import get_te_version, is_te_min_version
-
 from cloudai_mbridge.training.compat import cuda_graphs
+from cloudai_mbridge.training.compat.transformer_engine import te_is_at_least
 from cloudai_mbridge.training.config.context_parallel import check_cp_comm_type, check_sequence_split
 from cloudai_mbridge.training.config.dataset import GPTDatasetConfig
 from cloudai_mbridge.training.config.deterministic import apply_deterministic_mode
@@ -108,17 +107,12 @@ def _validate_fine_grained_activation_offloading(config: "ConfigContainer") -> N
             "model.fine_grained_activation_offloading requires model.transformer_impl='transformer_engine', "
             f"got {model.transformer_impl!r}"
         )
-    if not _has_te("2.10.0") or os.environ.get("NVTE_CPU_OFFLOAD_V1", "0") == "1":
+    if not te_is_at_least("2.10.0") or os.environ.get("NVTE_CPU_OFFLOAD_V1", "0") == "1":
         return
     raise ValueError(
         "model.fine_grained_activation_offloading with Transformer Engine >= 2.10.0 requires NVTE_CPU_OFFLOAD_V1=1 "
         "in the environment: without it weights are offloaded too"
     )
-
-
-def _has_te(minimum: str) -> bool:
-    # Megatron-Core compares with None, a TypeError, where there is no Transformer Engine
-    return get_te_version() is not None and bool(is_te_min_version(minimum))
 
 
 def check_full_iteration_graph(config: "ConfigContainer") -> None:

@@ -1,17 +1,20 @@
 """What a model config gets before Megatron-Core checks it, as in Megatron-Bridge's `models.transformer_config`."""
 
 import importlib
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-from megatron.core.utils import get_te_version
 
+from cloudai_mbridge.training.compat.transformer_engine import have_te
 from cloudai_mbridge.training.config.summary import warn_rank_0
 from cloudai_mbridge.training.schema.known_names import ACTIVATIONS, DTYPES, FUNCTIONS, dtype_name
 from cloudai_mbridge.training.schema.messages import nearest
 
+# A version of it that is missed: by 0.16 in a comparison with None, by newer releases in words
+_ASKS_FOR_IT = re.compile(r"'NoneType' and 'Version'|transformer-engine>=|\bTE (version|>=)")
 _DTYPE_FIELDS = ("params_dtype", "pipeline_dtype", "autocast_dtype")
 
 
@@ -59,12 +62,12 @@ def naming_transformer_engine(model: Any) -> Iterator[None]:
     """Name Transformer Engine where Megatron-Core compares its version, and none is installed.
 
     Raises:
-        ValueError: in place of Megatron-Core's TypeError.
+        ValueError: in place of what Megatron-Core says of a version that is not there.
     """
     try:
         yield
-    except TypeError as error:
-        if get_te_version() is not None or "'NoneType' and 'Version'" not in str(error):
+    except (TypeError, AssertionError, ValueError, ImportError) as error:
+        if have_te() or not _ASKS_FOR_IT.search(str(error)):
             raise
         asked = [f"model.{name} = {value!r}" for name in ("fp8", "fp4") if (value := getattr(model, name, None))]
         fact = ", ".join(asked) or "this model"

@@ -66,13 +66,17 @@ class DuplicatedLinearStandIn(torch.nn.Linear):  # type: ignore[misc, name-defin
         super().__init__(input_size, output_size, bias=bias)
 
 
+def _never_called() -> None:
+    """Stand for a kernel, of which later releases ask the arguments' names."""
+
+
 KERNELS: dict[str, dict[str, Any]] = {
     "mamba_ssm.ops.triton.layernorm_gated": {"RMSNorm": GatedRMSNormStandIn},
     "mamba_ssm.ops.triton.ssd_combined": dict.fromkeys(
-        ("mamba_chunk_scan_combined", "mamba_split_conv1d_scan_combined")
+        ("mamba_chunk_scan_combined", "mamba_split_conv1d_scan_combined"), _never_called
     ),
     "megatron.core.inference.contexts.attention_context.triton.tensor_ops": dict.fromkeys(
-        ("tensor_get_slice_after", "tensor_masked_update", "tensor_merge")
+        ("tensor_get_slice_after", "tensor_masked_update", "tensor_merge"), _never_called
     ),
 }
 
@@ -145,7 +149,7 @@ def stack_spec(megatron: Any) -> Iterator[Any]:
     from cloudai_mbridge.training.models.attention import TorchNorm
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(mamba_block, "TENorm", TorchNorm)
+        patch.setattr(sys.modules[mamba_block.MambaStack.__module__], "TENorm", TorchNorm)
         patch.setattr(moe_layer, "HAVE_TE", True)
         patch.setattr(moe_layer, "TELinear", DuplicatedLinearStandIn, raising=False)
         patch.setattr(layer_specs, "SDPACoreAttention", DotProductAttention)  # it has the learned sinks of GPT-OSS

@@ -417,7 +417,7 @@ def _set(config: Any, values: dict[str, Any], patch: pytest.MonkeyPatch) -> None
         if key == "gpu":
             patch.setattr(flex_dispatcher, "current_device_info", lambda device=value: device)
         elif key == "te":
-            patch.setattr(validate, "_has_te", lambda minimum, version=value: _parts(version) >= _parts(minimum))
+            patch.setattr(validate, "te_is_at_least", lambda minimum, version=value: _parts(version) >= _parts(minimum))
         elif section == "env":
             patch.delenv(name, raising=False) if value is None else patch.setenv(name, value)
         elif name:

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from cloudai_mbridge.training.compat.versions import installed_release
+
 pytest.importorskip("torch")
 
 
@@ -27,11 +29,12 @@ def test_transient_error(train: Callable[..., Any], tmp_path: Path) -> None:
     ended = train(1, sections(rate=1), code=17)
     assert "exiting program with code 17 at iteration 1" in ended.stdout
     assert "possible transient error" in ended.stderr
-    assert saved_iteration(tmp_path) == "1"
+    saves = installed_release() in ("0.16", "0.17")  # newer releases go on from the checkpoint before: there is none
+    assert (tmp_path / "ckpt" / "latest_checkpointed_iteration.txt").exists() == saves
     resumed = train(1, sections())
     (tmp_path / "plain").mkdir()
     plain = train(1, sections(rerun_mode="disabled"), directory=tmp_path / "plain")
-    assert resumed.losses == {step: loss for step, loss in plain.losses.items() if step > 1}
+    assert resumed.losses == {step: loss for step, loss in plain.losses.items() if step > saves}
 
 
 @pytest.mark.drill

@@ -1,11 +1,15 @@
-"""Which Transformer Engine is installed, if any. Megatron-Core's own version test fails where there is none."""
+"""Which Transformer Engine is installed, if any.
+
+Where there is none, Megatron-Core 0.16 has no version and its own test of it fails; newer releases say 0.0.0.
+"""
 
 from megatron.core.utils import get_te_version, is_te_min_version
 
 
 def have_te() -> bool:
     """Tell whether Transformer Engine can be imported."""
-    return get_te_version() is not None
+    version = get_te_version()
+    return version is not None and str(version) != "0.0.0"
 
 
 def te_is_at_least(version: str) -> bool:
