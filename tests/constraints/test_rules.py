@@ -169,9 +169,9 @@ BOUNDARIES: dict[str, tuple[Point, Point, Point | None]] = {
         _point(cuda_graph_impl="local"),
     ),
     "M23": (
-        _point(core="0.17", cuda_graph_impl="full_iteration", cuda_graph_scope="attn"),
-        _point(core="0.18", cuda_graph_impl="full_iteration", cuda_graph_scope="attn"),
-        _point(cuda_graph_impl="full_iteration", cuda_graph_scope="attn"),
+        _point(launcher="embedded", core="0.17", cuda_graph_impl="full_iteration", cuda_graph_scope="attn"),
+        _point(launcher="embedded", core="0.18", cuda_graph_impl="full_iteration", cuda_graph_scope="attn"),
+        _point(launcher="embedded", cuda_graph_impl="full_iteration", cuda_graph_scope="attn"),
     ),
     "E06": (
         _point(recipe=EXPERTS, launcher="embedded", num_gpus=2, tp=2, ep=1, et=2),
