@@ -13,7 +13,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +107,8 @@ def where_killed(run: Any) -> str:
     roots = [path for path in run.directory.glob("out/*") if (path / "plan.json").exists()]
     if not roots or not (roots[0] / "journal.sqlite").exists():
         return "before its first entry"
-    with sqlite3.connect(roots[0] / "journal.sqlite", timeout=10) as db, suppress(sqlite3.OperationalError):
+    journal = sqlite3.connect(roots[0] / "journal.sqlite", timeout=10)
+    with closing(journal) as db, suppress(sqlite3.OperationalError):
         if db.execute("SELECT 1 FROM attempts WHERE job_id IS NULL").fetchone():
             return "in a submission"
     return "elsewhere"

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -162,7 +163,7 @@ def test_nothing_is_changed_or_removed(store: History, tmp_path: Path, table: st
     report = tmp_path / "report.json"
     store.import_report(write_report(report, [make_point()]))
     store.import_report(write_report(report, [make_point(verdict="failed")]))
-    with sqlite3.connect(store.path) as db:
+    with closing(sqlite3.connect(store.path)) as db, db:
         column = db.execute(f"SELECT name FROM pragma_table_info('{table}') LIMIT 1").fetchone()[0]
         for statement in (f"DELETE FROM {table}", f"UPDATE {table} SET {column} = {column}"):
             with pytest.raises(sqlite3.IntegrityError, match="append-only"):
@@ -243,7 +244,8 @@ def test_a_run_that_fails_when_it_is_judged_again_has_failed(store: History, tmp
     reference = store.reference(the_key(store), last=9)
     assert reference is not None
     assert len(reference.runs) == 2
-    assert sqlite3.connect(store.path).execute("SELECT count(*) FROM runs").fetchone() == (4,)  # nothing is removed
+    with closing(sqlite3.connect(store.path)) as db:
+        assert db.execute("SELECT count(*) FROM runs").fetchone() == (4,)  # nothing is removed
 
 
 def test_a_run_twice_in_a_report_with_two_verdicts_has_failed(store: History, tmp_path: Path) -> None:
@@ -300,7 +302,7 @@ def test_a_history_of_before_the_first_release_is_refused(store: History, tmp_pa
     report = write_report(tmp_path / "report.json", [make_point()])
     store.import_report(report)
     store.close()
-    with sqlite3.connect(store.path) as db:
+    with closing(sqlite3.connect(store.path)) as db, db:
         db.execute("PRAGMA user_version = 1")
     db.close()
     for work in (store.runs, lambda: store.import_report(report)):

@@ -1,6 +1,7 @@
 """Test runs of CloudAI, as far as they need nothing of it; tests/interop has the real one."""
 
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -68,7 +69,7 @@ def test_a_journal_of_another_kind_is_bad_input(root: Path) -> None:
     """It is a database with tables of the same name."""
     journal = root / ROOT_FILES.journal
     journal.unlink()
-    with sqlite3.connect(journal) as db:
+    with closing(sqlite3.connect(journal)) as db, db:
         db.executescript("CREATE TABLE runs (x TEXT); CREATE TABLE attempts (x TEXT);")
     with pytest.raises(BadInput, match="cannot be judged"):
         judged(root)
