@@ -1,6 +1,6 @@
 """What the runner knows of a job, whichever scheduler runs it."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -69,8 +69,42 @@ class Submission:
     keep_open: int | None = None
 
 
+@dataclass(frozen=True)
+class Job:
+    """A job of a run. The token is the truth about which it is; the id is what the submission answered.
+
+    token: "" if none tells its jobs apart. array_index: its place, if it was submitted as a task of an array.
+    directory: of the run.
+    """
+
+    key: str
+    job_id: str
+    token: str
+    directory: Path
+    array_index: int | None = None
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A job as the scheduler has it. job_id differs from the one asked for if the submission's answer was wrong.
+
+    has_rivals: there are further jobs of the same token that have not ended.
+    """
+
+    job_id: str
+    status: JobStatus
+    has_rivals: bool = False
+
+
 class SubmitRefused(Exception):
     """The scheduler refused a submission for good; the message is in its own words."""
+
+
+class SubmitDoubtful(Exception):
+    """The submission failed in words that do not say whether something was submitted; `find` tells.
+
+    If nothing was, it is refused; the message is in the scheduler's own words.
+    """
 
 
 class SubmitLater(Exception):
@@ -98,17 +132,17 @@ class Scheduler(Protocol):
 
         Raises:
             SubmitRefused, SubmitLater: nothing was submitted.
-            ToolFailure: nobody knows whether something was submitted; `find` tells.
+            SubmitDoubtful, ToolFailure: nobody knows whether something was submitted; `find` tells.
         """
 
     def find(self, submissions: Iterable[Submission], root: Path) -> dict[str, str]:
         """Return the job ids, by run key, of what earlier submissions have started."""
 
-    def poll(self, jobs: Mapping[str, Path]) -> dict[str, JobStatus]:
-        """Return the status of every job, given as id -> directory."""
+    def poll(self, jobs: Sequence[Job]) -> dict[str, Seen]:
+        """Return every job as the scheduler has it, by run key."""
 
-    def cancel(self, job_ids: Iterable[str]) -> None:
-        """Ask the jobs to end; ones that have ended are not an error."""
+    def cancel(self, jobs: Iterable[Job]) -> None:
+        """Ask the jobs to end, and all others of their tokens; ones that have ended are not an error."""
 
     def sick_nodes(self, nodes: str) -> dict[str, str]:
         """Return the nodes of a job's host list that are out of service, with the reason."""

@@ -21,7 +21,7 @@ from typing import Any
 
 from cloudai_mbridge.errors import BadInput, ToolFailure
 from cloudai_mbridge.integrations.nemo_run_driver import CONFIG, SRUN_ARRAY
-from cloudai_mbridge.jobs import JobStatus, Scheduler, Submission, SubmitRefused
+from cloudai_mbridge.jobs import Job, Scheduler, Seen, Submission
 from cloudai_mbridge.launch.script import (
     LOCAL_START,
     PYTHON_VARIABLE,
@@ -32,8 +32,9 @@ from cloudai_mbridge.launch.script import (
 )
 from cloudai_mbridge.models.system import LocalSystem, SlurmSystem, System
 from cloudai_mbridge.plan import POINT_FILES, RunPlan, SweepPlan
+from cloudai_mbridge.slurm.command import Answer
 from cloudai_mbridge.slurm.parsing import parse_submitted, without_slurm_variables
-from cloudai_mbridge.slurm.submit import name_of
+from cloudai_mbridge.slurm.submit import failure, name_of
 
 TASK = "task.sh"
 SETUP = "setup.sh"
@@ -79,13 +80,13 @@ class NemoRunClient:
         """Ask the scheduler."""
         return self._scheduler.find(submissions, root)
 
-    def poll(self, jobs: Mapping[str, Path]) -> dict[str, JobStatus]:
+    def poll(self, jobs: Sequence[Job]) -> dict[str, Seen]:
         """Ask the scheduler."""
         return self._scheduler.poll(jobs)
 
-    def cancel(self, job_ids: Iterable[str]) -> None:
+    def cancel(self, jobs: Iterable[Job]) -> None:
         """Cancel at the scheduler."""
-        self._scheduler.cancel(job_ids)
+        self._scheduler.cancel(jobs)
 
     def sick_nodes(self, nodes: str) -> dict[str, str]:
         """Ask the scheduler."""
@@ -239,10 +240,7 @@ def _submit_slurm(submission: Submission, directory: Path) -> str:
         )
     except subprocess.TimeoutExpired:
         raise ToolFailure(f"NeMo-Run did not submit within {SUBMIT_TIMEOUT_S} s") from None
-    if "Unable to contact slurm controller" in done.stderr:  # nothing was submitted; worth another try
-        raise ToolFailure("NeMo-Run: sbatch: Unable to contact slurm controller")
     job_id = parse_submitted(done.stdout)
-    if done.returncode != 0 or job_id is None:
-        lines = [line for line in done.stderr.splitlines() if line.strip()]
-        raise SubmitRefused(f"NeMo-Run: {lines[-1].strip() if lines else f'exit code {done.returncode}'}")
-    return job_id
+    if done.returncode == 0 and job_id is not None:
+        return job_id
+    raise failure(Answer(done.returncode, done.stdout, done.stderr), before="NeMo-Run: ")

@@ -8,6 +8,7 @@ a machine without torch renders what a machine with torch submits.
 import shlex
 from collections.abc import Iterable, Mapping
 
+from cloudai_mbridge.launch.claim import claim_lines
 from cloudai_mbridge.launch.shell import shell_word
 from cloudai_mbridge.models.system import SlurmSystem, System
 from cloudai_mbridge.plan import POINT_FILES, RunPlan
@@ -148,7 +149,10 @@ def _preamble(plan: RunPlan, system: System) -> Iterable[str]:
 _STARTED = f"rm -f {POINT_FILES.exit_code}; echo"
 SLURM_START = (
     '_mbridge_job="${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}"',
-    '_mbridge_start="job=${_mbridge_job:-$SLURM_JOB_ID} name=$SLURM_JOB_NAME restarts=${SLURM_RESTART_COUNT:-0}"',
+    '_mbridge_job="${_mbridge_job:-$SLURM_JOB_ID}"',
+    "# sbatch may have been heard twice: one job of an attempt trains",
+    *claim_lines('"${SLURM_JOB_NAME##*.}"', "$_mbridge_job"),
+    '_mbridge_start="job=$_mbridge_job name=$SLURM_JOB_NAME restarts=${SLURM_RESTART_COUNT:-0}"',
     "# a controller that was killed may have forgotten that a job has ended, and run it again",
     f'if [ -f {POINT_FILES.exit_code} ] && grep -qsF "$_mbridge_start " {POINT_FILES.started}; then',
     f'  exit "$(cat {POINT_FILES.exit_code})"',

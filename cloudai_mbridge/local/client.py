@@ -3,13 +3,13 @@
 import os
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
 from cloudai_mbridge.errors import ToolFailure
-from cloudai_mbridge.jobs import JobClass, JobStatus, Submission
+from cloudai_mbridge.jobs import Job, JobClass, JobStatus, Seen, Submission
 from cloudai_mbridge.launch.script import PYTHON_VARIABLE
 from cloudai_mbridge.local.child import Child, find_marked
 from cloudai_mbridge.models.system import LocalSystem
@@ -18,7 +18,7 @@ from cloudai_mbridge.training.compat.versions import installed_version, why_unsu
 
 
 @dataclass
-class _Job:
+class _Process:
     child: Child
     started: float  # seconds since the epoch
     time_limit_s: float | None
@@ -32,7 +32,7 @@ class LocalClient:
         """runs: what may have been started by an earlier process."""
         self._system = system
         self._time_limits = {run.key: run.time_limit_s for run in runs}
-        self._jobs: dict[str, _Job] = {}
+        self._processes: dict[str, _Process] = {}
 
     def preflight(self) -> None:
         """Check that the training packages are there, in a version that the loop was tested with."""
@@ -56,7 +56,7 @@ class LocalClient:
         (run,) = submission.runs
         env = {**os.environ, PYTHON_VARIABLE: sys.executable, **run.secret_env}
         child = Child.start(submission.token, POINT_FILES.local_script, root / run.key, env)
-        self._jobs[child.job_id] = _Job(child, time.time(), run.time_limit_s)
+        self._processes[child.job_id] = _Process(child, time.time(), run.time_limit_s)
         return {run.key: child.job_id}
 
     def find(self, submissions: Iterable[Submission], root: Path) -> dict[str, str]:
@@ -70,20 +70,20 @@ class LocalClient:
                 found[run.key] = job_id
         return found
 
-    def poll(self, jobs: Mapping[str, Path]) -> dict[str, JobStatus]:
+    def poll(self, jobs: Sequence[Job]) -> dict[str, Seen]:
         """Look at the processes; end those that are over their time limit."""
-        return {job_id: self._status(self._job(job_id, directory)) for job_id, directory in jobs.items()}
+        return {job.key: Seen(job.job_id, self._status(self._process(job))) for job in jobs}
 
-    def _job(self, job_id: str, directory: Path) -> _Job:
-        """Return a job, also one of an earlier process, which started when its marker was written."""
-        if job_id not in self._jobs:
-            marker = directory / POINT_FILES.started
+    def _process(self, job: Job) -> _Process:
+        """Return a job's process, also one of an earlier driver, which started when its marker was written."""
+        if job.job_id not in self._processes:
+            marker = job.directory / POINT_FILES.started
             started = marker.stat().st_mtime if marker.exists() else time.time()
-            key = "/".join(directory.parts[-3:])
-            self._jobs[job_id] = _Job(Child.of(job_id, directory), started, self._time_limits.get(key))
-        return self._jobs[job_id]
+            child = Child.of(job.job_id, job.directory)
+            self._processes[job.job_id] = _Process(child, started, self._time_limits.get(job.key))
+        return self._processes[job.job_id]
 
-    def _status(self, job: _Job) -> JobStatus:
+    def _status(self, job: _Process) -> JobStatus:
         code = job.child.poll()
         run_time_s = time.time() - job.started
         if code is None:
@@ -94,13 +94,12 @@ class LocalClient:
         job.child.kill_leftovers()  # ranks that outlived their torchrun would slow down the next point
         return _ended(code, job.ended_because, run_time_s)
 
-    def cancel(self, job_ids: Iterable[str]) -> None:
+    def cancel(self, jobs: Iterable[Job]) -> None:
         """End the jobs: SIGTERM to the whole group, then SIGKILL."""
-        for job_id in job_ids:
-            if (job := self._jobs.get(job_id)) is None:
-                Child.of(job_id, Path()).end()
-            elif job.child.poll() is None:
-                self._end(job, "CANCELLED")
+        for job in jobs:
+            process = self._process(job)
+            if process.child.poll() is None:
+                self._end(process, "CANCELLED")
 
     def sick_nodes(self, nodes: str) -> dict[str, str]:
         """This machine is well enough to ask."""
@@ -110,7 +109,7 @@ class LocalClient:
         """There is one node."""
         return 0 if list(exclude) else 1
 
-    def _end(self, job: _Job, because: str) -> None:
+    def _end(self, job: _Process, because: str) -> None:
         job.ended_because = because
         job.child.end()
 

@@ -19,6 +19,8 @@ class _PointFiles(SimpleNamespace):
     stdout: Final = "stdout.txt"
     stderr: Final = "stderr.txt"
     started: Final = "started.txt"
+    claim: Final = "claim.{}"  # of an attempt, by its token
+    not_counted: Final = "not_counted.txt"  # jobs that found their attempt claimed
     exit_code: Final = "exit_code.txt"
     stacks: Final = "stacks"
     attempt: Final = "attempt-{}"
@@ -34,6 +36,7 @@ class _RootFiles(SimpleNamespace):
     driver_lock: Final = "driver.lock"
     submit_lock: Final = "submit.lock"
     journal: Final = "journal.sqlite"
+    submissions: Final = "submissions.jsonl"
     report: Final = "report.json"
     summary: Final = "report.txt"
     report_html: Final = "report.html"

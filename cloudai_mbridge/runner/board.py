@@ -5,16 +5,19 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from cloudai_mbridge.errors import Paused, ToolFailure
-from cloudai_mbridge.jobs import JobClass, JobStatus, Scheduler, Submission
+from cloudai_mbridge.jobs import Job, JobClass, JobStatus, Scheduler, Submission
+from cloudai_mbridge.launch.claim import take_claim
 from cloudai_mbridge.plan import SweepPlan
 from cloudai_mbridge.runner.journal import Journal
+from cloudai_mbridge.runner.submission_log import SubmissionLog
 from cloudai_mbridge.runner.tracked import FAILED, SKIPPED, Observer, Phase, Tracked
 
 
 class Board:
     """The runs of a plan on their way to their ends.
 
-    unsure: submissions, by token, of which nobody knows whether the scheduler took them. stop: what active runs end as,
+    unsure: submissions, by token, of which nobody knows whether the scheduler took them; doubts: what it said of some
+    of them, after which they are refused if it did not. log: of all submissions. stop: what active runs end as,
     if everything is to end. has_changed: something has happened since it was last set to False.
     """
 
@@ -23,7 +26,9 @@ class Board:
         self.config = plan.runner
         self.runs = [Tracked(run) for run in plan.runs]
         self.by_key = {run.plan.key: run for run in self.runs}
+        self.log = SubmissionLog(root)
         self.unsure: dict[str, Submission] = {}
+        self.doubts: dict[str, str] = {}
         self.stop: JobStatus | None = None
         self.has_changed = False
         self._silent_since: float | None = None
@@ -39,6 +44,26 @@ class Board:
     def may_still_run(self) -> list[str]:
         """Return the ids of the jobs whose end nobody has seen."""
         return [run.job_id for run in self.active()] + [f"a submission as {token}" for token in self.unsure]
+
+    def jobs(self, runs: Iterable[Tracked]) -> list[Job]:
+        """Return the current jobs of runs."""
+        return [run.job(self.root) for run in runs]
+
+    def adopt(self, run: Tracked, job_id: str) -> None:
+        """Follow a job of a run's current attempt, which another one had been taken for."""
+        if run.job_id:
+            self.observer.notice(f"{run.plan.key}: its job is {job_id}, not {run.job_id}")
+        self.journal.submitted(run.plan.key, run.number, job_id)
+        run.phase, run.job_id, run.odd_since = Phase.ACTIVE, job_id, None
+        self.has_changed = True
+
+    def withdraw(self, run: Tracked) -> str | None:
+        """See to it that no job of a run's current attempt trains; return the job that already does.
+
+        Raises:
+            OSError: the claim cannot be written.
+        """
+        return take_claim(self.root / run.plan.key, run.token, None)
 
     def skip(self, runs: Iterable[Tracked], reason: str) -> None:
         """Decide that runs are not submitted, or not again."""

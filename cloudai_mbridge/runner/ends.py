@@ -58,9 +58,16 @@ class Ends:
         """Ask the scheduler to end jobs."""
         self._cancelled_at = time.monotonic()
         try:
-            self._board.scheduler.cancel([run.job_id for run in runs])
+            self._board.scheduler.cancel(self._board.jobs(runs))
         except ToolFailure as error:
             self._board.bear(error)
+
+    def cancel_rivals(self, runs: Iterable[Tracked]) -> None:
+        """End what else was submitted under the tokens of runs that have ended."""
+        if ended := list(runs):
+            names = ", ".join(run.plan.key for run in ended)
+            self._board.observer.notice(f"{names}: cancelling further jobs of the same submission")
+            self.cancel(ended)
 
     def cancel_again(self) -> None:
         """Cancel what is to end and has not, in case nobody heard it the first time."""

@@ -2,33 +2,25 @@
 
 import secrets
 import time
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable
 
 from cloudai_mbridge.errors import ToolFailure
-from cloudai_mbridge.jobs import PENDING, JobClass, JobStatus, Submission, SubmitLater, SubmitRefused
+from cloudai_mbridge.jobs import PENDING, JobClass, JobStatus, Submission, SubmitDoubtful, SubmitLater, SubmitRefused
+from cloudai_mbridge.plan import ROOT_FILES, RunPlan
 from cloudai_mbridge.runner.attempts import put_aside
 from cloudai_mbridge.runner.board import Board
 from cloudai_mbridge.runner.ends import Ends
 from cloudai_mbridge.runner.interrupt import Interrupts
 from cloudai_mbridge.runner.nodes import Nodes
 from cloudai_mbridge.runner.schedule import Schedule
+from cloudai_mbridge.runner.strays import Strays
 from cloudai_mbridge.runner.tracked import Phase, Tracked
 
-# The controller may take a job that sbatch gave up on. How long after its first answer none has been seen.
+# The controller may take a job that sbatch gave up on. How long after its first answer it is looked for; one that turns
+# up later finds its attempt claimed.
 SETTLE_S = 15.0
-STRAY_S = 600.0
 _FIRST_BACKOFF_S, _LONGEST_BACKOFF_S = 1.0, 60.0
 _NO_LIMIT = 1 << 30
-
-
-@dataclass(frozen=True)
-class _Stray:
-    """Runs of a submission that was given up, by key, and until when (monotonic) its jobs may still turn up."""
-
-    until: float
-    submission: Submission
-    keys: frozenset[str]
 
 
 class Submitter:
@@ -40,7 +32,7 @@ class Submitter:
         self._schedule = Schedule(board.runs, board.config.max_parallel, board.config.max_gpu_hours)
         self._parallel_of: dict[str, int] = {}
         self._unsure_since: float | None = None
-        self._strays: list[_Stray] = []
+        self._strays = Strays(board)
         self._backoff_s, self._submit_after, self._most = 0.0, 0.0, _NO_LIMIT
         self._postponed_since: float | None = None
         self._failing_since: float | None = None
@@ -107,12 +99,15 @@ class Submitter:
         except SubmitLater as error:
             self._postponed(runs, error)
             return False
+        except SubmitDoubtful as error:
+            self._is_unsure(submission, runs)
+            self._board.doubts[submission.token] = str(error)
+            self._board.observer.notice(f"{error}; looking for the job")
+            return False
         except ToolFailure as error:
             self._failing_since = self._failing_since or time.monotonic()
             self._most = max(1, len(runs) // 2)  # it may have been too many at a time
-            self._board.unsure[submission.token] = submission
-            for run in runs:
-                run.phase = Phase.UNSURE
+            self._is_unsure(submission, runs)
             self._board.bear(error)
             return False
         else:
@@ -121,14 +116,23 @@ class Submitter:
         self._backoff_s, self._postponed_since, self._most = 0.0, None, max(self._most, 2 * len(runs))
         return True
 
+    def _is_unsure(self, submission: Submission, runs: Iterable[Tracked]) -> None:
+        self._board.unsure[submission.token] = submission
+        for run in runs:
+            run.phase = Phase.UNSURE
+
     def _intend(self, runs: list[Tracked], parallel: int | None) -> Submission:
         """Write down what is about to be submitted."""
         token = secrets.token_hex(8)
         for run in runs:
+            if run.token:
+                self._board.withdraw(run)  # a job of it may be forgotten, and still start
             if run.number:
                 put_aside(self._board.root / run.plan.key, run.number)
             run.number, run.token, run.ending, run.odd_since = run.number + 1, token, None, None
-        self._board.journal.intend([(run.plan.key, run.number) for run in runs], token)
+        attempts = [(run.plan.key, run.number) for run in runs]
+        self._board.journal.intend(attempts, token)
+        self._board.log.submitting(token, attempts)
         if parallel is not None:
             self._parallel_of[token] = parallel
         excluded = tuple(sorted(self._nodes.excluded)) if not runs[0].plan.is_pre_test else ()
@@ -159,7 +163,7 @@ class Submitter:
         now = time.monotonic()
         if self._postponed_since is None or self._board.active():
             self._postponed_since = now
-        self._withdraw(runs, str(error))
+        self._forget(runs, str(error), is_doubtful=False)
         if now - self._postponed_since > self._board.config.patience_s:
             raise self._board.pause(str(error))
         if not self._backoff_s:
@@ -169,16 +173,27 @@ class Submitter:
         self._backoff_s = min(max(2 * self._backoff_s, _FIRST_BACKOFF_S), _LONGEST_BACKOFF_S)
         self._submit_after = now + self._backoff_s
 
-    def _withdraw(self, runs: Iterable[Tracked], why: str) -> None:
-        """Take back attempts of which it is certain that nothing was submitted."""
+    def _forget(self, runs: Collection[Tracked], why: str, *, is_doubtful: bool) -> None:
+        """Take back attempts for which nothing was submitted, or nothing that may train."""
         with self._board.journal.transaction():
             for run in runs:
                 self._board.journal.forget(run.plan.key, run.number, why)
-                run.phase, run.number, run.token = Phase.WAITING, run.number - 1, ""
+        self._log_withdrawn(runs, is_doubtful=is_doubtful)
+        for run in runs:
+            run.phase, run.number, run.token = Phase.WAITING, run.number - 1, ""
+
+    def _log_withdrawn(self, runs: Iterable[Tracked], *, is_doubtful: bool) -> None:
+        by_token: dict[str, list[RunPlan]] = {}
+        for run in runs:
+            by_token.setdefault(run.token, []).append(run.plan)
+        for token, plans in by_token.items():
+            self._board.log.withdrawn(token, [plan.key for plan in plans], is_doubtful=is_doubtful)
+            if is_doubtful:
+                self._strays.add(token, plans)
 
     def resolve_unsure(self) -> None:
         """Find out what became of submissions that nobody saw succeed or fail."""
-        self._cancel_strays()
+        self._strays.cancel()
         if not self._board.unsure:
             return
         try:
@@ -194,30 +209,48 @@ class Submitter:
             missing = [run for plan in submission.runs if (run := self._board.by_key[plan.key]).phase is Phase.UNSURE]
             if missing and not is_settled:
                 continue
-            del self._board.unsure[token]
-            if missing:
-                self._withdraw(missing, "the scheduler knows nothing of it")
-                keys = frozenset(run.plan.key for run in missing)
-                self._strays.append(_Stray(time.monotonic() + STRAY_S, submission, keys))
+            self._give_up(token, missing)
         if not self._board.unsure:
             self._unsure_since = None
             if self._has_failed_for_long():
                 raise self._board.pause("no submission has succeeded")
 
+    def _give_up(self, token: str, missing: Iterable[Tracked]) -> None:
+        """Claim the attempts whose jobs nobody has seen; they are tried again, or refused in the scheduler's words."""
+        left = []
+        for run in missing:
+            if (holder := self._board.withdraw(run)) is None:
+                left.append(run)
+            else:
+                self._submitted({run.plan.key: holder})
+        del self._board.unsure[token]
+        words = self._board.doubts.pop(token, None)
+        if left and words is not None:
+            self._log_withdrawn(left, is_doubtful=True)
+            self._refused(left, words)
+        elif left:
+            self._forget(left, "the scheduler knows nothing of it", is_doubtful=True)
+
+    def recover(self) -> None:
+        """Take submissions that are in their log and not in the journal as ones that nobody saw succeed."""
+        last = {key: entry.last.number if entry.last else 0 for key, entry in self._board.journal.entries().items()}
+        found = 0
+        for attempt in self._board.log.read():
+            run = self._board.by_key.get(attempt.key)
+            if run is None:
+                continue
+            if attempt.is_withdrawn:
+                if attempt.is_doubtful:
+                    self._strays.add(attempt.token, [run.plan])
+            elif attempt.number > last[attempt.key]:
+                self._board.journal.intend([(attempt.key, attempt.number)], attempt.token)
+                last[attempt.key] = attempt.number
+                found += 1
+        if found:
+            where = ROOT_FILES.submissions
+            self._board.observer.notice(f"{found} submissions are in {where} and not in the journal; looking for them")
+
     def _has_failed_for_long(self) -> bool:
         """Return whether submissions have failed, one after the other, for longer than anybody has patience."""
         since = self._failing_since
         return since is not None and time.monotonic() - since > self._board.config.patience_s
-
-    def _cancel_strays(self) -> None:
-        """Cancel what the scheduler took after all, long after everybody had given it up."""
-        self._strays = [stray for stray in self._strays if stray.until > time.monotonic()]
-        try:
-            for stray in list(self._strays):
-                found = self._board.scheduler.find([stray.submission], self._board.root)
-                if jobs := [job_id for key, job_id in found.items() if key in stray.keys]:
-                    self._board.observer.notice(f"cancelling {', '.join(jobs)}: it was submitted again in the meantime")
-                    self._board.scheduler.cancel(jobs)
-                    self._strays.remove(stray)
-        except ToolFailure as error:
-            self._board.bear(error)

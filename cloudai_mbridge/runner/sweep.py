@@ -1,11 +1,11 @@
 """The runs of a plan under way: take up what is there, submit, look, and end what must not go on."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 
 from cloudai_mbridge.errors import ToolFailure
-from cloudai_mbridge.jobs import JobClass, JobStatus, Submission
+from cloudai_mbridge.jobs import JobClass, JobStatus, Seen, Submission
 from cloudai_mbridge.runner.board import Board
 from cloudai_mbridge.runner.ends import INTERRUPTED, Ends
 from cloudai_mbridge.runner.interrupt import Interrupts
@@ -35,6 +35,7 @@ class Sweep:
 
     def restore(self) -> None:
         """Take every run up where the journal says that it stands."""
+        self._submitter.recover()
         unsure: dict[str, list[Tracked]] = {}
         entries = self._board.journal.entries()
         for run in self._board.runs:
@@ -80,32 +81,35 @@ class Sweep:
 
     def look(self) -> None:
         """Ask for all active jobs at once, and end what must not go on."""
-        active = {run.job_id: run for run in self._board.active()}
+        active = {run.plan.key: run for run in self._board.active()}
         if not active:
             return
         try:
-            seen = self._poll(active)
+            seen = self._poll(active.values())
         except ToolFailure as error:
             self._board.bear(error)
             return
         self._board.answered()
         with self._board.journal.transaction():
-            for job_id, status in seen.items():
-                self._saw(active[job_id], status)
+            for key, job in seen.items():
+                if job.job_id != active[key].job_id:
+                    self._board.adopt(active[key], job.job_id)
+                self._saw(active[key], job.status)
         ended = [run for run in active.values() if run.phase is Phase.ENDED]
         for run in ended:
             self._progress.forget(run.plan)
+        self._ends.cancel_rivals(run for run in ended if seen[run.plan.key].has_rivals)
         self._ends.conclude(ended)
         self._ends.carry_on_stopping()
         endings = [(run, self._enforce(run, time.monotonic())) for run in self._board.active()]
         self._ends.end((run, ending) for run, ending in endings if ending is not None)
         self._ends.cancel_again()
 
-    def _poll(self, active: Mapping[str, Tracked]) -> dict[str, JobStatus]:
+    def _poll(self, active: Iterable[Tracked]) -> dict[str, Seen]:
         """Ask the scheduler, and remember how long it took to answer."""
         started = time.monotonic()
         try:
-            return self._board.scheduler.poll({id_: self._board.root / run.plan.key for id_, run in active.items()})
+            return self._board.scheduler.poll(self._board.jobs(active))
         finally:
             self.poll_s = time.monotonic() - started
 
@@ -118,6 +122,10 @@ class Sweep:
             self._board.has_changed = True
             self._board.journal.saw(run.plan.key, run.number, status)
             self._board.observer.saw(run.plan, status)
+            if status.hopeless is JobClass.CANCELLED:
+                within = f"it is cancelled unless it is released within {self._board.config.patience_s:g} s"
+                why = status.reason or status.state
+                self._board.observer.notice(f"{run.plan.key}: job {run.job_id} is held ({why}); {within}")
             if status.job_class is JobClass.UNKNOWN:
                 why = status.reason or "Slurm documents no such state"
                 self._board.observer.notice(f"{run.plan.key}: job {run.job_id}: {status.state} ({why})")
@@ -140,8 +148,8 @@ class Sweep:
             self._give_up(run, status, config.patience_s)
         elif run.ending is not None:
             return None
-        elif status.hopeless is not None and odd_s > HOPELESS_S:
-            reason = f"the scheduler would keep it waiting for ever: {status.reason}"
+        elif status.hopeless is not None and odd_s > self._hopeless_s(status):
+            reason = f"the scheduler would keep it waiting for ever: {status.reason or status.state}"
             return JobStatus("REFUSED", status.hopeless, reason=reason)
         elif run.plan.is_pre_test and now - run.submitted_at > config.pre_test_timeout_s:
             reason = f"it did not end in {config.pre_test_timeout_s:g} s"
@@ -154,8 +162,15 @@ class Sweep:
                 return JobStatus("HUNG", JobClass.FAILED, reason=f"no step for {idle_s:.0f} s after step {step}")
         return None
 
+    def _hopeless_s(self, status: JobStatus) -> float:
+        """Return how long a job may wait for what will not come by waiting; whoever holds one may release it."""
+        return self._board.config.patience_s if status.hopeless is JobClass.CANCELLED else HOPELESS_S
+
     def _give_up(self, run: Tracked, status: JobStatus, after_s: float) -> None:
         """Give up a job that nobody can tell anything about; one that never started may be submitted again."""
+        if status.state == "NEVER_STARTED" and (holder := self._board.withdraw(run)) is not None:
+            self._board.adopt(run, holder)
+            return
         self._ends.cancel([run])
         self._board.observer.notice(f"{run.plan.key}: job {run.job_id} is given up as {status.state} and may still run")
         reason = f"{status.reason or status.state}; given up after {after_s:g} s"

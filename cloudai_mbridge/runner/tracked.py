@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import Protocol
 
-from cloudai_mbridge.jobs import JobStatus
+from cloudai_mbridge.jobs import Job, JobStatus
 from cloudai_mbridge.plan import RunPlan
 from cloudai_mbridge.runner.journal import JournalEntry
 
@@ -51,6 +52,10 @@ class Tracked:
     def most_gpu_s(self) -> float:
         """GPU seconds that its next, or current, attempt may use."""
         return self.plan.world_size * (self.plan.time_limit_s or 0.0)
+
+    def job(self, root: Path) -> Job:
+        """Return its current job. root: of the whole run."""
+        return Job(self.plan.key, self.job_id, self.token, root / self.plan.key, self.plan.array_index)
 
     def end_attempt(self, status: JobStatus) -> None:
         """Count what the attempt has used: all of its time limit, if nobody knows."""

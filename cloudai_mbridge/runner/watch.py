@@ -6,9 +6,9 @@ import sqlite3
 import time
 from pathlib import Path
 
-from cloudai_mbridge.errors import MBridgeError, Paused, ToolFailure
+from cloudai_mbridge.errors import BadInput, MBridgeError, Paused, ToolFailure
 from cloudai_mbridge.jobs import Scheduler
-from cloudai_mbridge.plan import ROOT_FILES, SweepPlan
+from cloudai_mbridge.plan import POINT_FILES, ROOT_FILES, SweepPlan
 from cloudai_mbridge.runner.board import Board
 from cloudai_mbridge.runner.interrupt import Insisted, Interrupted, Interrupts
 from cloudai_mbridge.runner.journal import Journal
@@ -35,11 +35,12 @@ def run_all(
     What an earlier process began in the same directory is taken up where it stands; with `only_cancel`, to cancel it.
 
     Raises:
-        BadInput: another process drives the directory.
+        BadInput: another process drives the directory, or its journal is lost.
         Interrupted: a signal came, or `mbridge cancel`; the active jobs have been cancelled.
         Paused: the scheduler did not answer for too long.
         ToolFailure: the journal cannot be written. In all cases the message names the jobs that may still run.
     """
+    is_new = not (root / ROOT_FILES.driver_lock).exists()
     with driver_lock(root), contextlib.closing(Journal(root / ROOT_FILES.journal)) as journal:
         journal.clear_cancel()  # what was asked of an earlier process
         with submit_lock(root) as keep_open, Interrupts() as interrupts:
@@ -47,6 +48,8 @@ def run_all(
             if only_cancel:
                 interrupts.request(signal.SIGTERM)
             board = Board(plan, root, scheduler, journal, observer)
+            if not is_new:
+                _check_journal(board)
             _drive(board, Sweep(board, judge, keep_open), pace, interrupts)
 
 
@@ -71,6 +74,15 @@ def _drive(board: Board, sweep: Sweep, pace: Pace, interrupts: Interrupts) -> No
     except Exception:
         board.observer.notice(f"mbridge has a defect and ends{_left(board)}")
         raise
+
+
+def _check_journal(board: Board) -> None:
+    """Raise BadInput if jobs have been started that neither the journal nor the log of submissions knows."""
+    known = {attempt.key for attempt in board.log.read()}
+    for key, entry in board.journal.entries().items():
+        if entry.last is None and key not in known and (board.root / key / POINT_FILES.started).exists():
+            lost = f"{key}/{POINT_FILES.started} says that a job has started, and {ROOT_FILES.journal} knows of none"
+            raise BadInput(f"{board.root}: {lost}; restore {ROOT_FILES.journal}, or start a new run")
 
 
 def _left(board: Board) -> str:
@@ -100,7 +112,7 @@ def _stop(board: Board, sweep: Sweep, interrupts: Interrupts, interrupted: Inter
             time.sleep(_STOPPING_INTERVAL_S)
     except (ToolFailure, OSError, sqlite3.Error) as error:
         with contextlib.suppress(ToolFailure):
-            board.scheduler.cancel([run.job_id for run in board.active()])
+            board.scheduler.cancel(board.jobs(board.active()))
         raise ToolFailure(f"{error}{_left(board)}") from None
     except (Insisted, Paused):
         raise Interrupted(interrupted.number, ", ".join(board.may_still_run())) from None

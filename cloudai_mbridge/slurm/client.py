@@ -3,16 +3,18 @@
 import os
 import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from cloudai_mbridge.errors import BadInput, ToolFailure
-from cloudai_mbridge.jobs import JobClass, JobStatus, Submission
+from cloudai_mbridge.jobs import Job, JobClass, JobStatus, Seen, Submission
 from cloudai_mbridge.models.node_state import is_out_of_service
 from cloudai_mbridge.models.system import SlurmSystem
 from cloudai_mbridge.plan import POINT_FILES, RunPlan
 from cloudai_mbridge.slurm import submit
 from cloudai_mbridge.slurm.command import run
+from cloudai_mbridge.slurm.listing import Listing, has_lost, that_counts
 from cloudai_mbridge.slurm.parsing import (
     SACCT_FORMAT,
     SQUEUE_FORMAT,
@@ -79,35 +81,36 @@ class SlurmClient:
 
     def find(self, submissions: Iterable[Submission], root: Path) -> dict[str, str]:
         """Look for the tokens among the names of all jobs, and in what the jobs' scripts left behind."""
-        listed = self._list()
+        listing = self._list()
         found = {}
         for submission in submissions:
-            mark = f".{submission.token}"
-            ids = [job.job_id for job in listed.values() if job.name.endswith(mark)]
             for planned in submission.runs:
-                started = _started(root / planned.key)
-                if started.get("name", "").endswith(mark):
-                    found[planned.key] = started["job"]
-                for job_id in ids:
-                    if "_" not in job_id or job_id.endswith(f"_{planned.array_index}"):
-                        found[planned.key] = job_id
+                job = Job(planned.key, "", submission.token, root / planned.key, planned.array_index)
+                job_id, _ = that_counts(job, listing.of(job))
+                if job_id := job_id or _started_as(job):
+                    found[planned.key] = job_id
         return found
 
-    def poll(self, jobs: Mapping[str, Path]) -> dict[str, JobStatus]:
+    def poll(self, jobs: Sequence[Job]) -> dict[str, Seen]:
         """Ask squeue once for all jobs, and sacct once for those that it does not know any more."""
         if not jobs:
             return {}
-        listed = self._list()
-        seen = {job_id: listed[job_id].status for job_id in jobs if job_id in listed}
-        if gone := {job_id: path for job_id, path in jobs.items() if job_id not in seen}:
-            accounted = self._account(gone)
-            arrays = {job_id.partition("_")[0] for job_id in listed}
-            for job_id, path in gone.items():
-                is_listed = job_id.partition("_")[0] in arrays
-                seen[job_id] = accounted.get(job_id) or self._by_marker(job_id, path, is_listed)
+        listing = self._list()
+        seen, gone = {}, {}
+        for job in jobs:
+            rows = listing.of(job)
+            job_id, status = that_counts(job, rows)
+            if status is None:
+                gone[job.key] = replace(job, job_id=job_id if job_id != job.job_id else _started_as(job) or job_id)
+            else:
+                rivals = (row for row in rows if row.job_id != job_id and not row.status.is_final)
+                seen[job.key] = Seen(job_id, status, has_rivals=any(rivals))
+        accounted = self._account(gone.values()) if gone else {}
+        for key, job in gone.items():
+            seen[key] = Seen(job.job_id, accounted.get(key) or self._by_marker(job, listing))
         return seen
 
-    def _list(self) -> dict[str, Listed]:
+    def _list(self) -> Listing:
         """Return all jobs of this user that the controller remembers, ended ones included."""
         answer = run(
             *("squeue", "--noheader", "--array", "--states=all", f"--user={os.getuid()}"),
@@ -115,13 +118,16 @@ class SlurmClient:
         )
         if answer.returncode != 0:
             raise ToolFailure(f"squeue failed: {answer.complaint}")
-        return parse_squeue(answer.stdout)
+        return Listing(parse_squeue(answer.stdout))
 
-    def _account(self, job_ids: Iterable[str]) -> dict[str, JobStatus]:
-        """Return the jobs whose end the accounting knows. It is no failure if it does not answer: there are markers."""
+    def _account(self, jobs: Collection[Job]) -> dict[str, JobStatus]:
+        """Return the jobs whose end the accounting knows, by key.
+
+        It is not a failure if it does not answer: there are markers.
+        """
         if not self._has_accounting or time.monotonic() < self._ask_sacct_after:
             return {}
-        ids = ",".join(sorted({job_id.partition("_")[0] for job_id in job_ids}))
+        ids = ",".join(sorted({job.job_id.partition("_")[0] for job in jobs}))
         argv = ("sacct", "--noheader", "--parsable2", "--allocations", f"--format={SACCT_FORMAT}", f"--jobs={ids}")
         self._sacct_trouble = ""
         try:
@@ -131,28 +137,30 @@ class SlurmClient:
         else:
             self._has_accounting = "accounting storage is disabled" not in answer.stderr
             if answer.returncode == 0:
-                known = parse_sacct(answer.stdout)
-                return {job_id: status for job_id, status in known.items() if status.is_final}
+                return _ended(jobs, parse_sacct(answer.stdout))
             if self._has_accounting:
                 self._sacct_trouble = f"sacct failed: {answer.complaint}"
         self._ask_sacct_after = time.monotonic() + SACCT_PAUSE_S
         return {}
 
-    def _by_marker(self, job_id: str, directory: Path, is_array_listed: bool) -> JobStatus:
+    def _by_marker(self, job: Job, listing: Listing) -> JobStatus:
         """Judge a job that is not listed by what its script left behind."""
         trouble = f"; {self._sacct_trouble}" if self._sacct_trouble else ""
-        started = _started(directory)
-        if started.get("job") != job_id:
-            if is_array_listed:  # a task that is cancelled while it waits vanishes from its array without a row
+        started = _started(job.directory)
+        if started.get("job") != job.job_id or not _carries(started.get("name", ""), job.token):
+            if listing.has(job.token):  # a task that is cancelled while it waits vanishes from its array without a row
                 return JobStatus("CANCELLED", JobClass.CANCELLED, reason="it had not started", run_time_s=0.0)
             reason = f"Slurm does not know the job, and it has never started{trouble}"
             return JobStatus("NEVER_STARTED", JobClass.UNKNOWN, reason=reason)
-        status = status_from_marker(_read(directory / POINT_FILES.exit_code), started.get("nodes", ""))
+        status = status_from_marker(_read(job.directory / POINT_FILES.exit_code), started.get("nodes", ""))
         return JobStatus(**{**vars(status), "reason": status.reason + trouble})
 
-    def cancel(self, job_ids: Iterable[str]) -> None:
-        """Cancel the jobs; ones that have ended are not an error."""
-        ids = list(job_ids)
+    def cancel(self, jobs: Iterable[Job]) -> None:
+        """Cancel what is listed under the jobs' tokens; ones that have ended are not an error."""
+        wanted = list(jobs)
+        listing = self._list() if any(job.token for job in wanted) else Listing({})
+        ids = [job.job_id for job in wanted if not job.token]
+        ids += [row.job_id for job in wanted if job.token for row in listing.of(job) if not row.status.is_final]
         for start in range(0, len(ids), _ARGUMENTS):
             answer = run("scancel", *ids[start : start + _ARGUMENTS])
             if answer.returncode != 0 and "Invalid job id" not in answer.stderr:
@@ -185,6 +193,30 @@ def node_states(partition: str) -> dict[str, str] | None:
         return None
     rows = [line.split("|", 1) for line in answer.stdout.splitlines() if "|" in line]
     return None if answer.returncode else {row[0]: row[1] for row in rows}
+
+
+def _ended(jobs: Iterable[Job], rows: Iterable[Listed]) -> dict[str, JobStatus]:
+    """Return the final status of each job that has a row under its own name."""
+    of_id: dict[str, list[Listed]] = {}
+    for row in rows:
+        of_id.setdefault(row.job_id, []).append(row)
+    found = {}
+    for job in jobs:
+        for row in of_id.get(job.job_id, []):
+            if row.status.is_final and not has_lost(row.status) and _carries(row.name, job.token):
+                found[job.key] = row.status
+    return found
+
+
+def _carries(name: str, token: str) -> bool:
+    """Return whether a job of this name was submitted with a token."""
+    return not token or name.endswith(f".{token}")
+
+
+def _started_as(job: Job) -> str:
+    """Return the id of the job that has started under a token, "" if none has."""
+    started = _started(job.directory)
+    return started["job"] if job.token and _carries(started.get("name", ""), job.token) and "job" in started else ""
 
 
 def _started(directory: Path) -> dict[str, str]:

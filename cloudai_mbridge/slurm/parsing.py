@@ -9,8 +9,9 @@ from cloudai_mbridge.slurm.states import base_state, classify, hopeless
 
 # Name comes last: it may hold anything.
 SQUEUE_FORMAT = "JobArrayID:|,State:|,Reason:|,NodeList:|,exit_code:|,RestartCnt:|,TimeUsed:|,Name:|"
-SACCT_FORMAT = "JobID,State,ExitCode,NodeList,ElapsedRaw"
+SACCT_FORMAT = "JobID,State,ExitCode,NodeList,ElapsedRaw,JobName"
 _SQUEUE_FIELDS = 7
+_SACCT_FIELDS = len(SACCT_FORMAT.split(","))
 
 
 @dataclass(frozen=True)
@@ -58,19 +59,22 @@ def _listed(fields: list[str]) -> Listed:
     return Listed(job_id.partition("+")[0], name.removesuffix("|"), status)
 
 
-def parse_sacct(output: str) -> dict[str, JobStatus]:
-    """Read lines of SACCT_FORMAT (--parsable2 --noheader --allocations). What has not ended proves nothing there."""
-    parts: dict[str, list[JobStatus]] = {}
+def parse_sacct(output: str) -> list[Listed]:
+    """Read lines of SACCT_FORMAT (--parsable2 --noheader --allocations). What has not ended proves nothing there.
+
+    Ids come back when a cluster starts to count anew, so an id may have several rows of different names.
+    """
+    parts: dict[tuple[str, str], list[JobStatus]] = {}
     for line in output.splitlines():
-        fields = line.strip().split("|")
-        if len(fields) != len(SACCT_FORMAT.split(",")) or not re.fullmatch(r"\d+(_\d+)?(\+\d+)?", fields[0]):
+        fields = line.strip().split("|", _SACCT_FIELDS - 1)
+        if len(fields) != _SACCT_FIELDS or not re.fullmatch(r"\d+(_\d+)?(\+\d+)?", fields[0]):
             continue
-        job_id, state, code, nodes, elapsed = fields
+        job_id, state, code, nodes, elapsed, name = fields
         exit_code, signal = parse_exit_code(code)
         run_time_s = float(elapsed) if elapsed.isdigit() else None
         status = JobStatus(base_state(state), classify(state), exit_code, signal, "", _no_nodes(nodes), run_time_s)
-        parts.setdefault(job_id.partition("+")[0], []).append(status)
-    return {job_id: merge(same) for job_id, same in parts.items()}
+        parts.setdefault((job_id.partition("+")[0], name), []).append(status)
+    return [Listed(job_id, name, merge(same)) for (job_id, name), same in parts.items()]
 
 
 # The first of these classes that a component has is the whole job's.

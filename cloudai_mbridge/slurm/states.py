@@ -77,9 +77,17 @@ _HOPELESS = frozenset(
 _LAUNCH_FAILED = re.compile(r"launch[ _]failed[ _]requeued[ _]held", re.IGNORECASE)
 
 
+# Somebody holds the job, and may release it.
+_HELD_STATES = frozenset(("REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"))
+_HELD_REASONS = frozenset(("JobHeldAdmin", "JobHeldUser", "job_requeued_in_held_state"))
+
+
 def hopeless(state: str, reason: str) -> JobClass | None:
-    """Return what a pending job that waits for something that will not come is to count as, or None."""
-    if base_state(state) != "PENDING":
+    """Return what a job that waits for something that will not come is to count as, or None; CANCELLED: it is held."""
+    base = base_state(state)
+    if base in _HELD_STATES or (base == "PENDING" and reason.replace(" ", "_") in _HELD_REASONS):
+        return JobClass.CANCELLED
+    if base != "PENDING":
         return None
     if _LAUNCH_FAILED.search(reason):
         return JobClass.INFRASTRUCTURE

@@ -6,14 +6,14 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from cloudai_mbridge.errors import ToolFailure
-from cloudai_mbridge.jobs import Submission, SubmitLater, SubmitRefused
+from cloudai_mbridge.jobs import Submission, SubmitDoubtful, SubmitLater, SubmitRefused
 from cloudai_mbridge.launch.arrays import array_script
 from cloudai_mbridge.launch.script import PYTHON_VARIABLE, job_name
 from cloudai_mbridge.plan import POINT_FILES, RunPlan
 from cloudai_mbridge.slurm.command import Answer, run
 from cloudai_mbridge.slurm.parsing import array_spec, parse_submitted
 
-# After these nobody knows whether the controller took the job; `find` tells.
+# After these the controller may or may not have the job, and another try may do better.
 _UNSURE = (
     "Unable to contact slurm controller",
     "Socket timed out",
@@ -34,6 +34,39 @@ _BUSY = ("Slurm temporarily unable to accept job", "Resource temporarily unavail
 # that is the same for both.
 _LIMIT = re.compile(r"SubmitJob|MaxJobCount")
 _SOME_LIMIT = re.compile(r"(?<!\w)(?:Assoc|QOS)\w+|(?P<unnamed>job submit limit, user's)")
+# What the controller answers when it has looked at a job and not taken it (slurm_errno.h), and what sbatch says of
+# options and files before it sends anything. No other text proves that nothing was submitted.
+_ANSWER = re.compile(r"submission failed: (.*)")
+_REFUSALS = (
+    *(f"Invalid {what}" for what in ("--nice", "GRES", "Trackable RESource", "account", "feature", "generic resource")),
+    *(f"Invalid {what}" for what in ("group id", "job array", "job id", "license", "mcs_label", "node name")),
+    *(f"Invalid {what}" for what in ("partition name", "preferred feature", "qos", "time-min", "user id", "wckey")),
+    "Access denied to requested reservation",
+    "Access/permission denied",
+    "CPU count specification invalid",
+    "Duplicate generic resource",
+    "Job dependency problem",
+    "Job script not specified",
+    "Job size specification needs to be provided",
+    "Job violates accounting/QOS policy",
+    "Memory required by task is not available",
+    "Memory specification can not be satisfied",
+    "More processors requested than permitted",
+    "No partition specified",
+    "Node count specification invalid",
+    "Only batch jobs are accepted",
+    "Pathname of a file",
+    *(f"Requested {what}" for what in ("GRES", "account", "more tasks", "node configuration", "nodes not in")),
+    *(f"Requested {what}" for what in ("partition configuration", "reservation", "time limit")),
+    "Required node not available",
+    "Required partition not available",
+    "Task count specification invalid",
+    "Task distribution specification invalid",
+    "User's group not permitted",
+)
+_NOT_SENT = re.compile(
+    r"error: Invalid \S+ specification|Unable to open file|Invalid directive found|unrecognized option|invalid option"
+)
 
 
 def submit(submission: Submission, root: Path, transient: Iterable[str] = ()) -> dict[str, str]:
@@ -68,20 +101,31 @@ def _sbatch(submission: Submission, directory: Path, script: str, more: Iterable
     job_id = parse_submitted(answer.stdout)
     if answer.returncode == 0 and job_id is not None:
         return job_id
-    raise _failure(answer, transient)
+    raise failure(answer, transient)
 
 
-def _failure(answer: Answer, transient: Iterable[str]) -> Exception:
-    """Return what an unsuccessful sbatch means."""
+def failure(answer: Answer, transient: Iterable[str] = (), *, before: str = "") -> Exception:
+    """Return what an unsuccessful sbatch means.
+
+    transient: more texts of errors that are worth another try. before: who has run it.
+    """
     text = answer.stderr
     if answer.returncode <= 0 or any(words in text for words in (*_UNSURE, *transient)):
-        return ToolFailure(f"sbatch failed: {answer.complaint}")
+        return ToolFailure(f"{before}sbatch failed: {answer.complaint}")
     limit = _SOME_LIMIT.search(text)
     if _LIMIT.search(text) or (limit and limit["unnamed"]):
-        return SubmitLater(answer.complaint, is_limit=True)
+        return SubmitLater(before + answer.complaint, is_limit=True)
     if any(words in text for words in _BUSY):
-        return SubmitLater(answer.complaint)
-    return SubmitRefused(" / ".join(_complaints(text)) or answer.complaint)
+        return SubmitLater(before + answer.complaint)
+    complaint = " / ".join(_complaints(text)) or answer.complaint
+    return (SubmitRefused if _is_refusal(text) else SubmitDoubtful)(before + complaint)
+
+
+def _is_refusal(text: str) -> bool:
+    """Return whether a text means that nothing was submitted."""
+    if answers := _ANSWER.findall(text):
+        return all(answer.startswith(_REFUSALS) for answer in answers)
+    return _NOT_SENT.search(text) is not None
 
 
 def _complaints(text: str) -> list[str]:

@@ -5,12 +5,12 @@ also exits with an error when a good run differs from golden values that few use
 """
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from cloudai_mbridge.errors import BadInput, ToolFailure
-from cloudai_mbridge.jobs import JobClass, JobStatus, Submission
+from cloudai_mbridge.jobs import Job, JobClass, JobStatus, Seen, Submission
 from cloudai_mbridge.launch.upstream import launcher_path
 from cloudai_mbridge.launch.upstream_script import find_job_ids, python_path
 from cloudai_mbridge.local.child import Child, find_marked
@@ -101,22 +101,22 @@ class UpstreamClient:
                 found[run.key] = f"{_PREFIX}{pid or 0}.{submission.token}"
         return found
 
-    def _launch(self, job_id: str, directory: Path) -> _Launch:
+    def _launch(self, job: Job) -> _Launch:
         """Return a launch, also one of an earlier process."""
-        if job_id not in self._launches:
-            self._launches[job_id] = _Launch(Child.of(job_id.removeprefix(_PREFIX), directory), directory)
-        return self._launches[job_id]
+        if job.job_id not in self._launches:
+            child = Child.of(job.job_id.removeprefix(_PREFIX), job.directory)
+            self._launches[job.job_id] = _Launch(child, job.directory)
+        return self._launches[job.job_id]
 
-    def poll(self, jobs: Mapping[str, Path]) -> dict[str, JobStatus]:
+    def poll(self, jobs: Sequence[Job]) -> dict[str, Seen]:
         """Look at the launchers, and ask Slurm once for all of their jobs."""
-        launches = {job_id: self._launch(job_id, directory) for job_id, directory in jobs.items()}
-        for launch in launches.values():
+        launches = {job.key: (job, self._launch(job)) for job in jobs}
+        for _, launch in launches.values():
             launch.look()
-        last = {launch.job_ids[-1]: launch.directory for launch in launches.values() if launch.job_ids}
-        seen = self._slurm.poll(last)
+        seen = self._slurm.poll([_last(key, launch) for key, (_, launch) in launches.items() if launch.job_ids])
         return {
-            job_id: self._status(launch, seen[launch.job_ids[-1]] if launch.job_ids else None)
-            for job_id, launch in launches.items()
+            key: Seen(job.job_id, self._status(launch, seen[key].status if launch.job_ids else None))
+            for key, (job, launch) in launches.items()
         }
 
     def _status(self, launch: _Launch, job: JobStatus | None) -> JobStatus:
@@ -130,22 +130,22 @@ class UpstreamClient:
             is_over = job is None or job.is_final
             return JobStatus("CANCELLED", JobClass.CANCELLED) if is_over else JobStatus("COMPLETING", JobClass.ACTIVE)
         if code < 0:  # nobody follows the job any more
-            self._slurm.cancel(launch.job_ids)
+            self._slurm.cancel(_jobs(launch))
             return JobStatus("FAILED", JobClass.FAILED, signal=-code, reason="the launcher's script was killed")
         if job is None:
             reason = f"the launcher submitted no job; see {POINT_FILES.launcher_log}"
             return JobStatus("FAILED", JobClass.FAILED, exit_code=code or 1, reason=reason)
         return _naming(job, launch.job_ids[-1], f"; its launcher exited with {code}" if job.is_final and code else "")
 
-    def cancel(self, job_ids: Iterable[str]) -> None:
+    def cancel(self, jobs: Iterable[Job]) -> None:
         """End the launchers first, so that none submits again, then cancel their jobs."""
-        launches = [self._launches[job_id] for job_id in job_ids if job_id in self._launches]
+        launches = [self._launch(job) for job in jobs]
         for launch in launches:
             launch.is_cancelled = True
             if launch.child.poll() is None:
                 launch.child.end()
             launch.look()
-        self._slurm.cancel([job_id for launch in launches for job_id in launch.job_ids])
+        self._slurm.cancel([job for launch in launches for job in _jobs(launch)])
 
     def sick_nodes(self, nodes: str) -> dict[str, str]:
         """Ask Slurm."""
@@ -154,6 +154,15 @@ class UpstreamClient:
     def num_usable_nodes(self, exclude: Iterable[str]) -> int | None:
         """Ask Slurm."""
         return self._slurm.num_usable_nodes(exclude)
+
+
+def _last(key: str, launch: _Launch) -> Job:
+    """Return the last job of a launch. It carries no token of ours: the launcher names it."""
+    return Job(key, launch.job_ids[-1], "", launch.directory)
+
+
+def _jobs(launch: _Launch) -> list[Job]:
+    return [Job("", job_id, "", launch.directory) for job_id in launch.job_ids]
 
 
 def _naming(job: JobStatus, job_id: str, more: str = "") -> JobStatus:

@@ -1,9 +1,9 @@
 """One scheduler of two: each run goes where its launcher belongs."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from cloudai_mbridge.jobs import JobStatus, Scheduler, Submission
+from cloudai_mbridge.jobs import Job, Scheduler, Seen, Submission
 from cloudai_mbridge.plan import RunPlan
 from cloudai_mbridge.upstream.client import is_launcher
 
@@ -20,8 +20,8 @@ class ByLauncher:
     def _home(self, run: RunPlan) -> Scheduler:
         return self._embedded if run.upstream is None else self._upstream
 
-    def _own(self, home: Scheduler, job_ids: Iterable[str]) -> list[str]:
-        return [job_id for job_id in job_ids if is_launcher(job_id) is (home is self._upstream)]
+    def _own(self, home: Scheduler, jobs: Iterable[Job]) -> list[Job]:
+        return [job for job in jobs if is_launcher(job.job_id) is (home is self._upstream)]
 
     def preflight(self) -> None:
         """Check both."""
@@ -47,20 +47,19 @@ class ByLauncher:
                 found |= home.find(own, root)
         return found
 
-    def poll(self, jobs: Mapping[str, Path]) -> dict[str, JobStatus]:
+    def poll(self, jobs: Sequence[Job]) -> dict[str, Seen]:
         """Ask each for its own."""
-        return {
-            job_id: status
-            for home in self._homes()
-            if (own := self._own(home, jobs))
-            for job_id, status in home.poll({job_id: jobs[job_id] for job_id in own}).items()
-        }
-
-    def cancel(self, job_ids: Iterable[str]) -> None:
-        """Cancel each with its own."""
-        ids = list(job_ids)
+        seen: dict[str, Seen] = {}
         for home in self._homes():
-            if own := self._own(home, ids):
+            if own := self._own(home, jobs):
+                seen |= home.poll(own)
+        return seen
+
+    def cancel(self, jobs: Iterable[Job]) -> None:
+        """Cancel each with its own."""
+        every = list(jobs)
+        for home in self._homes():
+            if own := self._own(home, every):
                 home.cancel(own)
 
     def sick_nodes(self, nodes: str) -> dict[str, str]:

@@ -17,6 +17,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
+from cloudai_mbridge.jobs import Job
 from cloudai_mbridge.models.load import load_system
 from cloudai_mbridge.sandbox import SlurmSandbox
 from cloudai_mbridge.slurm import SlurmClient
@@ -134,7 +135,8 @@ def times_to_poll(bench: Bench, directory: Path) -> list[float]:
     os.environ.update({name: bench.env[name] for name in ("SLURM_CONF", "PATH")})
     (root,) = (directory / "out").iterdir()
     shown = bench.sandbox.run("squeue", "--noheader", "--array", "--Format=JobArrayID:|").stdout
-    jobs = {line.strip().rstrip("|"): root for line in shown.splitlines()}
+    ids = [line.strip().rstrip("|") for line in shown.splitlines()]
+    jobs = [Job(job_id, job_id, "", root) for job_id in ids]
     client = SlurmClient(load_system(directory / "system.toml"))  # type: ignore[arg-type]
     times = []
     for _ in range(7):

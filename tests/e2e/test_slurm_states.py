@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from cloudai_mbridge.jobs import JobClass, JobStatus
+from cloudai_mbridge.jobs import Job, JobClass, JobStatus
 from cloudai_mbridge.logs import LogSummary
 from cloudai_mbridge.metrics import measure
 from cloudai_mbridge.models.system import SlurmSystem
@@ -317,7 +317,8 @@ def test_out_of_memory(
     client = SlurmClient(
         SlurmSystem(name="c", scheduler="slurm", default_partition="main", partitions=[{"name": "main"}])
     )
-    status = until("its end", lambda: (seen := client.poll({job_id: tmp_path})[job_id]).is_final and seen, 20)
+    job = Job("fat", job_id, "", tmp_path)
+    status = until("its end", lambda: (seen := client.poll([job])["fat"].status).is_final and seen, 20)
     assert (status.state, status.job_class) == ("OUT_OF_MEMORY", JobClass.FAILED)
     outcome = judged(status)
     assert outcome.failure.id == "job_out_of_memory"

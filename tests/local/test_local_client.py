@@ -8,7 +8,7 @@ from typing import Any
 import psutil
 import pytest
 
-from cloudai_mbridge.jobs import JobClass, Submission
+from cloudai_mbridge.jobs import Job, JobClass, Submission
 from cloudai_mbridge.local import LocalClient
 from cloudai_mbridge.models.system import LocalSystem
 from cloudai_mbridge.plan import RunPlan
@@ -42,8 +42,12 @@ class Started:
         self.client = LocalClient(SYSTEM, [self.run])
         self.job_id = self.client.submit(self.submission, root)[self.run.key]
 
+    @property
+    def job(self) -> Job:
+        return Job(self.run.key, self.job_id, self.token, self.directory)
+
     def poll(self, client: LocalClient | None = None) -> Any:
-        return (client or self.client).poll({self.job_id: self.directory})[self.job_id]
+        return (client or self.client).poll([self.job])[self.run.key].status
 
     def ended(self, client: LocalClient | None = None) -> Any:
         """Wait for the end."""
@@ -83,7 +87,7 @@ def started(tmp_path: Path) -> Iterator[Any]:
     yield start
     for each in every:
         each.poll()
-        each.client.cancel([each.job_id])
+        each.client.cancel([each.job])
 
 
 @pytest.mark.parametrize(("body", "state", "code"), [("true\n", "COMPLETED", 0), ("(exit 3)\n", "FAILED", 3)])
@@ -129,10 +133,10 @@ def test_what_was_never_started_is_not_found(started: Any, tmp_path: Path) -> No
 def test_a_cancelled_script_leaves_no_rank_behind(started: Any) -> None:
     job = started(RANK)
     rank = int(job.wait_for("rank.txt"))
-    job.client.cancel([job.job_id])
+    job.client.cancel([job.job])
     assert (job.poll().state, job.poll().job_class) == ("CANCELLED", JobClass.CANCELLED)
     assert not _is_alive(rank)
-    job.client.cancel([job.job_id])  # to cancel what has ended is no error
+    job.client.cancel([job.job])  # to cancel what has ended is no error
 
 
 def test_a_later_client_cancels_what_it_has_looked_at(started: Any) -> None:
@@ -140,7 +144,7 @@ def test_a_later_client_cancels_what_it_has_looked_at(started: Any) -> None:
     rank = int(job.wait_for("rank.txt"))
     later = job.later()
     job.poll(later)
-    later.cancel([job.job_id])
+    later.cancel([job.job])
     assert job.ended(later).state == "CANCELLED"
     assert not _is_alive(rank)
 
@@ -149,7 +153,7 @@ def test_a_later_client_cancels_what_it_has_not_looked_at(started: Any) -> None:
     """As `mbridge cancel` does in a directory that nobody drives."""
     job = started(RANK)
     rank = int(job.wait_for("rank.txt"))
-    job.later().cancel([job.job_id])
+    job.later().cancel([job.job])
     assert not _is_alive(rank)
 
 

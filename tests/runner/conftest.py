@@ -2,13 +2,13 @@
 
 import signal
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cloudai_mbridge.jobs import JobClass, JobStatus, Submission
+from cloudai_mbridge.jobs import Job, JobClass, JobStatus, Seen, Submission
 from cloudai_mbridge.models.runner_config import RunnerConfig
 from cloudai_mbridge.plan import RunPlan, SweepPlan
 from cloudai_mbridge.runner import Journal, Judgement, Pace, run_all
@@ -123,8 +123,8 @@ class FakeScheduler:
                 found |= {key: ids[key] for key in wanted if key in ids}
         return found
 
-    def poll(self, jobs: Mapping[str, Path]) -> dict[str, JobStatus]:
-        return {job_id: self._look(job_id, directory) for job_id, directory in jobs.items()}
+    def poll(self, jobs: Sequence[Job]) -> dict[str, Seen]:
+        return {job.key: Seen(job.job_id, self._look(job.job_id, job.directory)) for job in jobs}
 
     def _look(self, job_id: str, directory: Path) -> JobStatus:
         key = self._key_of[job_id]
@@ -148,8 +148,8 @@ class FakeScheduler:
         self._last[job_id] = answer
         return answer
 
-    def cancel(self, job_ids: Iterable[str]) -> None:
-        ids = list(job_ids)
+    def cancel(self, jobs: Iterable[Job]) -> None:
+        ids = [job.job_id for job in jobs]
         self.events.append(f"cancel {len(ids)}")
         if self.cancel_error:
             raise self.cancel_error.pop(0)

@@ -245,7 +245,7 @@ def test_a_limit_that_own_jobs_fill_is_waited_for(bench: Any) -> None:
 
     def count(jobs: Any) -> Any:
         seen = poll(jobs)
-        alive[0] -= sum(status.is_final for status in seen.values())
+        alive[0] -= sum(job.status.is_final for job in seen.values())
         return seen
 
     scheduler.submit, scheduler.poll = limited, count

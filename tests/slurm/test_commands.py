@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from cloudai_mbridge.errors import BadInput, ToolFailure
-from cloudai_mbridge.jobs import JobClass, JobStatus, Submission, SubmitLater, SubmitRefused
+from cloudai_mbridge.jobs import Job, JobClass, JobStatus, Submission, SubmitDoubtful, SubmitLater, SubmitRefused
+from cloudai_mbridge.launch.claim import take_claim
 from cloudai_mbridge.models.system import SlurmSystem
 from cloudai_mbridge.plan import RunPlan
 from cloudai_mbridge.slurm import SlurmClient, command, submit
@@ -90,6 +91,10 @@ def _run(point: int = 0, **keys: Any) -> RunPlan:
 def _array(*indices: int, **keys: Any) -> Submission:
     runs = tuple(_run(i, array="arrays/0", array_index=i) for i in indices)
     return Submission(TOKEN, runs, **keys)
+
+
+def _job(job_id: str, directory: Path = Path(), key: str = "a", token: str = "", array_index: int = 0) -> Job:
+    return Job(key, job_id, token, directory, array_index)
 
 
 def _squeue(*jobs: tuple[str, str, str]) -> tuple[int, str, str]:
@@ -173,16 +178,36 @@ LIMIT = [
     "sbatch: error: Batch job submission failed: MaxJobCount reached",
 ]
 REFUSED = [
-    "sbatch: error: invalid partition specified: x",
+    "sbatch: error: invalid partition specified: x\n"
+    "sbatch: error: Batch job submission failed: Invalid partition name specified",
+    "sbatch: error: Invalid --begin specification",
+    "sbatch: unrecognized option '--gpuz=1'",
     "sbatch: error: Batch job submission failed: Invalid account or account/partition combination specified",
     "sbatch: error: Batch job submission failed: Requested node configuration is not available",
     "sbatch: error: Batch job submission failed: Invalid job array specification",
+]
+# A damaged answer, or one that nobody has seen before: the job may be there
+DOUBTFUL = [
+    "sbatch: error: Batch job submission failed: Unspecified error",
+    "sbatch: error: Batch job submission failed: Insane message length",
+    "sbatch: error: Batch job submission failed: Message receive failure",
+    "sbatch: error: Batch job submission failed: Header lengths are longer than data received",
+    "sbatch: error: Batch job submission failed: No error",
+    "sbatch: error: Batch job submission failed: Invalid Protocol Version 9999",
+    "sbatch: error: Batch job submission failed: Duplicate job id",
+    "sbatch: error: the site's plug-in does not like it",
+    "Requested time limit is invalid",
+    "",
 ]
 
 
 @pytest.mark.parametrize(
     ("stderr", "kind"),
-    [(text, kind) for texts, kind in ((UNSURE, ToolFailure), (REFUSED, SubmitRefused)) for text in texts],
+    [
+        (text, kind)
+        for texts, kind in ((UNSURE, ToolFailure), (REFUSED, SubmitRefused), (DOUBTFUL, SubmitDoubtful))
+        for text in texts
+    ],
 )
 def test_what_sbatch_says(
     slurm: FakeSlurm, client: SlurmClient, root: Path, stderr: str, kind: type[Exception]
@@ -190,7 +215,7 @@ def test_what_sbatch_says(
     slurm.answer(sbatch=(1, "", stderr + "\n"))
     with pytest.raises(kind) as caught:
         client.submit(Submission(TOKEN, (_run(),)), root)
-    assert stderr.splitlines()[-1] in str(caught.value)
+    assert stderr.strip().rpartition("\n")[2] in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -273,7 +298,7 @@ def test_a_squeue_that_fails_finds_nothing_out(slurm: FakeSlurm, client: SlurmCl
     with pytest.raises(ToolFailure, match="Unable to contact slurm controller"):
         client.find([Submission(TOKEN, (_run(),))], root)
     with pytest.raises(ToolFailure, match="Unable to contact slurm controller"):
-        client.poll({"17": root})
+        client.poll([_job("17", root)])
 
 
 # How jobs stand
@@ -281,18 +306,21 @@ def test_a_squeue_that_fails_finds_nothing_out(slurm: FakeSlurm, client: SlurmCl
 
 def test_one_squeue_for_all_jobs(slurm: FakeSlurm, client: SlurmClient, root: Path) -> None:
     slurm.answer(squeue=_squeue(*((str(i), "RUNNING", "x") for i in range(50))))
-    seen = client.poll({str(i): root for i in range(40)})
+    seen = client.poll([_job(str(i), root, key=str(i)) for i in range(40)])
     assert len(seen) == 40
-    assert {status.state for status in seen.values()} == {"RUNNING"}
+    assert {job.status.state for job in seen.values()} == {"RUNNING"}
     assert (len(slurm.calls("squeue")), len(slurm.calls("sacct"))) == (1, 0)
-    assert client.poll({}) == {}
+    assert client.poll([]) == {}
     assert len(slurm.calls("squeue")) == 1
 
 
 def test_what_squeue_has_forgotten_the_accounting_knows(slurm: FakeSlurm, client: SlurmClient, root: Path) -> None:
-    slurm.answer(sacct=(0, "17_0|NODE_FAIL|1:0|n1|60\n17_1|COMPLETED|0:0|n2|61\n", ""))
-    seen = client.poll({"17_0": root / "a/0/0", "17_1": root / "a/1/0"})
-    assert [(status.state, status.run_time_s) for status in seen.values()] == [("NODE_FAIL", 60.0), ("COMPLETED", 61.0)]
+    slurm.answer(sacct=(0, "17_0|NODE_FAIL|1:0|n1|60|x\n17_1|COMPLETED|0:0|n2|61|x\n", ""))
+    seen = client.poll([_job(f"17_{i}", root / f"a/{i}/0", key=str(i)) for i in (0, 1)])
+    assert [(job.status.state, job.status.run_time_s) for job in seen.values()] == [
+        ("NODE_FAIL", 60.0),
+        ("COMPLETED", 61.0),
+    ]
     (call,) = slurm.calls("sacct")
     assert call["argv"][-1] == "--jobs=17"
 
@@ -300,10 +328,10 @@ def test_what_squeue_has_forgotten_the_accounting_knows(slurm: FakeSlurm, client
 def test_an_accounting_that_has_not_seen_the_end_proves_nothing(
     slurm: FakeSlurm, client: SlurmClient, root: Path
 ) -> None:
-    slurm.answer(sacct=(0, "17|RUNNING|0:0|n1|60\n", ""))
+    slurm.answer(sacct=(0, "17|RUNNING|0:0|n1|60|x\n", ""))
     _started(root, "a/0/0", "job=17 name=x nodes=n1 restarts=0")
     (root / "a/0/0/exit_code.txt").write_text("3\n")
-    assert client.poll({"17": root / "a/0/0"})["17"].exit_code == 3
+    assert client.poll([_job("17", root / "a/0/0")])["a"].status.exit_code == 3
 
 
 @pytest.mark.parametrize(
@@ -330,14 +358,14 @@ def test_what_everybody_has_forgotten_its_files_tell(
         _started(root, "a/0/0", started)
     if exit_code is not None:
         (root / "a/0/0/exit_code.txt").write_text(exit_code + "\n")
-    status = client.poll({"17": root / "a/0/0"})["17"]
+    status = client.poll([_job("17", root / "a/0/0")])["a"].status
     assert (status.state, status.job_class, status.exit_code, status.nodes) == expected
 
 
 def test_an_accounting_that_is_disabled_is_asked_once(slurm: FakeSlurm, client: SlurmClient, root: Path) -> None:
     slurm.answer(sacct=(1, "", "Slurm accounting storage is disabled\n"))
     for _ in range(3):
-        client.poll({"17": root / "a/0/0"})
+        client.poll([_job("17", root / "a/0/0")])
     assert len(slurm.calls("sacct")) == 1
 
 
@@ -347,15 +375,73 @@ def test_an_accounting_that_fails_is_no_failure(
     now = [1000.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     slurm.answer(sacct=(1, "", "sacct: error: Connection refused\n"))
-    status = client.poll({"17": root / "a/0/0"})["17"]
+    status = client.poll([_job("17", root / "a/0/0")])["a"].status
     assert (status.state, "Connection refused" in status.reason) == ("NEVER_STARTED", True)
-    client.poll({"17": root / "a/0/0"})
+    client.poll([_job("17", root / "a/0/0")])
     assert len(slurm.calls("sacct")) == 1
     now[0] += 61.0  # later it is asked again
-    slurm.answer(sacct=(0, "17|COMPLETED|0:0|n1|60\n", ""))
-    assert client.poll({"17": root / "a/0/0"})["17"] == JobStatus(
+    slurm.answer(sacct=(0, "17|COMPLETED|0:0|n1|60|x\n", ""))
+    assert client.poll([_job("17", root / "a/0/0")])["a"].status == JobStatus(
         "COMPLETED", JobClass.SUCCEEDED, 0, None, "", "n1", 60.0
     )
+
+
+# Whose jobs they are
+
+
+def test_an_id_is_believed_under_its_token_only(slurm: FakeSlurm, client: SlurmClient, root: Path) -> None:
+    """sbatch said 12, which is somebody else's; ours is 1234."""
+    slurm.answer(squeue=_squeue(("12", "RUNNING", "theirs.beef"), ("1234", "PENDING", "mbridge-a-0-0.cafe")))
+    seen = client.poll([_job("12", root / "a/0/0", token="cafe")])["a"]
+    assert (seen.job_id, seen.status.state) == ("1234", "PENDING")
+
+
+def test_an_id_of_somebody_else_proves_nothing(slurm: FakeSlurm, client: SlurmClient, root: Path) -> None:
+    slurm.answer(
+        squeue=_squeue(("12", "COMPLETED", "theirs.beef")), sacct=(0, "12|COMPLETED|0:0|n1|60|theirs.beef\n", "")
+    )
+    (root / "a/0/0/exit_code.txt").write_text("0\n")
+    assert client.poll([_job("12", root / "a/0/0", token="cafe")])["a"].status.state == "NEVER_STARTED"
+    _started(root, "a/0/0", "job=12 name=theirs.beef nodes=n1")
+    assert client.poll([_job("12", root / "a/0/0", token="cafe")])["a"].status.state == "NEVER_STARTED"
+
+
+def test_the_accounting_is_believed_under_the_token_only(slurm: FakeSlurm, client: SlurmClient, root: Path) -> None:
+    rows = "12|FAILED|1:0|n1|60|theirs.beef\n12|COMPLETED|0:0|n1|61|mbridge-a-0-0.cafe\n"
+    slurm.answer(sacct=(0, rows, ""))
+    assert client.poll([_job("12", root / "a/0/0", token="cafe")])["a"].status.run_time_s == 61.0
+
+
+def test_of_two_jobs_of_a_token_the_one_with_the_claim_counts(
+    slurm: FakeSlurm, client: SlurmClient, root: Path
+) -> None:
+    name = "mbridge-a-0-0.cafe"
+    slurm.answer(squeue=_squeue(("17", "PENDING", name), ("18", "RUNNING", name)))
+    seen = client.poll([_job("17", root / "a/0/0", token="cafe")])["a"]
+    assert (seen.job_id, seen.has_rivals) == ("17", True)  # neither has started as far as anybody knows
+    take_claim(root / "a/0/0", "cafe", "18")
+    assert client.poll([_job("17", root / "a/0/0", token="cafe")])["a"].job_id == "18"
+    slurm.answer(squeue=_squeue(("17", "FAILED", name)))
+    assert client.poll([_job("17", root / "a/0/0", token="cafe")])["a"].job_id == "18"
+
+
+def test_a_job_that_lost_its_claim_is_not_the_run(slurm: FakeSlurm, client: SlurmClient, root: Path) -> None:
+    """17 has ended with the code of a lost claim, 18 has trained and been forgotten."""
+    row = f"17|FAILED|NonZeroExitCode|n1|{79 << 8}|0|0:01|mbridge-a-0-0.cafe|\n"
+    slurm.answer(squeue=(0, row, ""))
+    take_claim(root / "a/0/0", "cafe", "18")
+    _started(root, "a/0/0", "job=18 name=mbridge-a-0-0.cafe nodes=n1")
+    (root / "a/0/0/exit_code.txt").write_text("0\n")
+    seen = client.poll([_job("17", root / "a/0/0", token="cafe")])["a"]
+    assert (seen.job_id, seen.status.state) == ("18", "COMPLETED")
+
+
+def test_what_bears_the_token_is_cancelled_and_nothing_else(slurm: FakeSlurm, client: SlurmClient) -> None:
+    name = "mbridge-arrays-0.cafe"
+    jobs = [("12", "RUNNING", "theirs.beef"), ("40_1", "RUNNING", name), ("40_2", "RUNNING", name)]
+    slurm.answer(squeue=_squeue(*jobs, ("41_1", "PENDING", name), ("39_1", "CANCELLED", name)))
+    client.cancel([_job("12_1", token="cafe", array_index=1)])
+    assert [call["argv"] for call in slurm.calls("scancel")] == [["40_1", "41_1"]]
 
 
 # What is done to them
@@ -363,15 +449,15 @@ def test_an_accounting_that_fails_is_no_failure(
 
 def test_to_cancel_what_has_ended_is_no_error(slurm: FakeSlurm, client: SlurmClient) -> None:
     slurm.answer(scancel=(1, "", "scancel: error: Kill job error on job id 17: Invalid job id specified\n"))
-    client.cancel(["17", "18_3"])
+    client.cancel([_job("17"), _job("18_3")])
     assert slurm.calls("scancel")[0]["argv"] == ["17", "18_3"]
     slurm.answer(scancel=(1, "", "scancel: error: Unable to contact slurm controller\n"))
     with pytest.raises(ToolFailure, match="scancel failed"):
-        client.cancel(["17"])
+        client.cancel([_job("17")])
 
 
 def test_no_command_line_is_too_long(slurm: FakeSlurm, client: SlurmClient) -> None:
-    client.cancel(str(i) for i in range(1200))
+    client.cancel(_job(str(i)) for i in range(1200))
     calls = [call["argv"] for call in slurm.calls("scancel")]
     assert [job_id for argv in calls for job_id in argv] == [str(i) for i in range(1200)]
     assert max(map(len, calls)) <= 500

@@ -216,8 +216,8 @@ def test_a_heterogeneous_job_is_as_bad_as_its_worst_part(states: tuple[str, ...]
     for order in (states, states[::-1]):
         shown = "".join(_line(f"17+{i}", state) for i, state in enumerate(order))
         assert {job_id: job.status.state for job_id, job in parse_squeue(shown).items()} == {"17": expected}
-        accounted = "".join(f"17+{i}|{state}|0:0|n{i}|5\n" for i, state in enumerate(order))
-        assert {job_id: status.state for job_id, status in parse_sacct(accounted).items()} == {"17": expected}
+        accounted = "".join(f"17+{i}|{state}|0:0|n{i}|5|x\n" for i, state in enumerate(order))
+        assert {row.job_id: row.status.state for row in parse_sacct(accounted)} == {"17": expected}
 
 
 @given(st.lists(st.sampled_from([state for state, _ in STATES]), min_size=1, max_size=4))
@@ -236,7 +236,7 @@ HOPELESS = """AccountNotAllowed BadConstraints DependencyNeverSatisfied InvalidA
     PartitionNodeLimit PartitionTimeLimit QOSNotAllowed AssocMaxNodePerJobLimit QOSMaxWallDurationPerJobLimit QOSMinGRES
     ReservationDeleted"""
 # These pass by waiting, or when somebody who is at work ends it.
-HOPEFUL = """None Resources Priority Dependency JobHeldUser JobHeldAdmin BeginTime Licenses ReqNodeNotAvail
+HOPEFUL = """None Resources Priority Dependency BeginTime Licenses ReqNodeNotAvail
     QOSMaxJobsPerUserLimit QOSGrpNodeLimit AssocGrpNodeLimit AssocMaxJobsLimit Reservation PartitionDown
     PartitionInactive JobArrayTaskLimit NodeDown"""
 
@@ -259,9 +259,20 @@ def test_what_a_controller_forgot_to_have_launched_is_the_infrastructures(reason
     assert _status(state="PENDING", reason=reason).hopeless is JobClass.INFRASTRUCTURE
 
 
-@pytest.mark.parametrize("state", [state for state, _ in STATES if state != "PENDING"])
-def test_only_a_pending_job_is_hopeless(state: str) -> None:
+HELD = ("REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT")
+
+
+@pytest.mark.parametrize("state", [state for state, _ in STATES if state not in ("PENDING", *HELD)])
+def test_only_a_job_that_waits_is_hopeless(state: str) -> None:
     assert hopeless(state, "BadConstraints") is None
+
+
+@pytest.mark.parametrize(
+    ("state", "reason"),
+    [("PENDING", "JobHeldUser"), ("PENDING", "JobHeldAdmin"), *((state, "None") for state in HELD)],
+)
+def test_a_held_job_counts_as_cancelled(state: str, reason: str) -> None:
+    assert hopeless(state, reason) is JobClass.CANCELLED
 
 
 # sacct
@@ -269,15 +280,15 @@ def test_only_a_pending_job_is_hopeless(state: str) -> None:
 
 def test_lines_of_sacct() -> None:
     output = """\
-17|COMPLETED|0:0|node[1-2]|3600
-18|CANCELLED by 1000|0:15|node1|12
-19_4|FAILED|3:0|node2|5
-20|PENDING|0:0|None assigned|0
-20.batch|FAILED|9:0|node2|5
+17|COMPLETED|0:0|node[1-2]|3600|a name|with a bar
+18|CANCELLED by 1000|0:15|node1|12|a name|with a bar
+19_4|FAILED|3:0|node2|5|a name|with a bar
+20|PENDING|0:0|None assigned|0|a name|with a bar
+20.batch|FAILED|9:0|node2|5|a name|with a bar
 Welcome to the site!
-21|NODE_FAIL|1:0|node1|
+21|NODE_FAIL|1:0|node1||a name|with a bar
 """
-    jobs = parse_sacct(output)
+    jobs = {row.job_id: row.status for row in parse_sacct(output)}
     assert list(jobs) == ["17", "18", "19_4", "20", "21"]
     assert jobs["17"] == JobStatus("COMPLETED", JobClass.SUCCEEDED, 0, None, "", "node[1-2]", 3600.0)
     assert jobs["18"] == JobStatus("CANCELLED", JobClass.CANCELLED, 0, 15, "", "node1", 12.0)
@@ -288,7 +299,7 @@ Welcome to the site!
 
 @pytest.mark.parametrize("output", ["", "\n", "Slurm accounting storage is disabled\n", "17|COMPLETED|0:0|n\n"])
 def test_an_accounting_that_knows_nothing(output: str) -> None:
-    assert parse_sacct(output) == {}
+    assert parse_sacct(output) == []
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,12 @@
 """Runs of both launchers under one scheduler: each goes where it belongs, and nobody hears of the other's."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cloudai_mbridge.jobs import JobClass, JobStatus, Submission
+from cloudai_mbridge.jobs import Job, JobClass, JobStatus, Seen, Submission
 from cloudai_mbridge.plan import RunPlan
 from cloudai_mbridge.upstream import ByLauncher
 
@@ -37,13 +37,13 @@ class FakeScheduler:
         self._check(run.test_id for each in every for run in each.runs)
         return {run.key: f"{self.prefix}7" for each in every for run in each.runs}
 
-    def poll(self, jobs: Mapping[str, Path]) -> dict[str, JobStatus]:
+    def poll(self, jobs: Sequence[Job]) -> dict[str, Seen]:
         assert jobs
-        self._check(path.name for path in jobs.values())
-        return {job_id: JobStatus(self.name, JobClass.ACTIVE) for job_id in jobs}
+        self._check(job.directory.name for job in jobs)
+        return {job.key: Seen(job.job_id, JobStatus(self.name, JobClass.ACTIVE)) for job in jobs}
 
-    def cancel(self, job_ids: Iterable[str]) -> None:
-        self.calls.append(f"cancel {' '.join(job_ids)}")
+    def cancel(self, jobs: Iterable[Job]) -> None:
+        self.calls.append(f"cancel {' '.join(job.job_id for job in jobs)}")
 
     def sick_nodes(self, nodes: str) -> dict[str, str]:
         return {nodes: self.name}
@@ -83,20 +83,20 @@ def test_each_run_goes_home(homes: Any) -> None:
 
 def test_each_job_is_asked_for_at_home(homes: Any) -> None:
     both = ByLauncher(*homes)
-    jobs = {"17": Path("/embedded"), "launcher-5.cafe": Path("/upstream"), "18_3": Path("/embedded")}
-    assert {job_id: status.state for job_id, status in both.poll(jobs).items()} == {
-        job_id: path.name for job_id, path in jobs.items()
-    }
+    homes_of = {"17": "embedded", "launcher-5.cafe": "upstream", "18_3": "embedded"}
+    jobs = [Job(f"key {job_id}", job_id, "cafe", Path("/", home)) for job_id, home in homes_of.items()]
+    seen = both.poll(jobs)
+    assert {job.job_id: seen[job.key].status.state for job in jobs} == homes_of
     both.cancel(iter(jobs))
     assert [home.calls for home in homes] == [["cancel 17 18_3"], ["cancel launcher-5.cafe"]]
 
 
 def test_nobody_is_asked_for_nothing(homes: Any) -> None:
     both = ByLauncher(*homes)
-    assert (both.poll({}), both.find([], ROOT), both.batches([])) == ({}, {}, [])
+    assert (both.poll([]), both.find([], ROOT), both.batches([])) == ({}, {}, [])
     both.cancel([])
     assert [home.calls for home in homes] == [[], []]
-    assert set(both.poll({"17": Path("/embedded")})) == {"17"}
+    assert set(both.poll([Job("a", "17", "cafe", Path("/embedded"))])) == {"a"}
 
 
 def test_both_are_checked_and_have_the_same_nodes(homes: Any) -> None:

@@ -1,0 +1,64 @@
+"""The claim of an attempt: of all jobs that carry its token, only the one that claims it may train.
+
+A claim is a symbolic link beside a run's files. Its name holds the attempt's token, its target says who has it. Making
+one succeeds once, also on NFS, and nobody ever sees half of one. A job's script makes it before it does anything else.
+The runner makes it when it gives an attempt up: from then on no job of that attempt trains, however late it starts.
+"""
+
+import contextlib
+import os
+from pathlib import Path
+
+from cloudai_mbridge.plan import POINT_FILES
+
+# What a job exits with whose attempt another job, or the runner, has claimed. EX_IOERR: it could not tell.
+LOST_CLAIM = 79
+NO_CLAIM = 74
+_SIXTEEN_HEX = r"^[0-9a-f]{16}$"  # a token
+_WITHDRAWN = "withdrawn"
+_JOB = "job="
+
+
+def claim_lines(token: str, job: str) -> tuple[str, ...]:
+    """Return the lines of bash that claim an attempt, or end the script.
+
+    token, job: shell expressions. A script that is started by hand carries no token, and claims nothing.
+    """
+    claim = POINT_FILES.claim.format("$_mbridge_token")
+    return (
+        f"_mbridge_token={token}",
+        f'if [[ "$_mbridge_token" =~ {_SIXTEEN_HEX} ]]; then',
+        f'  ln -sT "{_JOB}{job}" "{claim}" 2> /dev/null',
+        f'  _mbridge_holder=$(readlink "{claim}")',
+        f'  if [ "$_mbridge_holder" != "{_JOB}{job}" ]; then',
+        f'    echo "{_JOB}{job} token=$_mbridge_token holder=$_mbridge_holder" >> {POINT_FILES.not_counted}',
+        f'    if [ -n "$_mbridge_holder" ]; then exit {LOST_CLAIM}; fi',
+        f'    echo "mbridge: cannot write $PWD/{claim}; the job ends without training" >&2',
+        f"    exit {NO_CLAIM}",
+        "  fi",
+        "fi",
+    )
+
+
+def take_claim(directory: Path, token: str, job_id: str | None) -> str | None:
+    """Claim an attempt for a job, or for no job at all; return the job that holds it, None if it is withdrawn.
+
+    Raises:
+        OSError: it can be neither made nor read.
+    """
+    path = directory / POINT_FILES.claim.format(token)
+    with contextlib.suppress(FileExistsError):
+        path.symlink_to(_WITHDRAWN if job_id is None else _JOB + job_id)
+    return _holder(os.readlink(path))
+
+
+def claimed_by(directory: Path, token: str) -> str | None:
+    """Return the job that has claimed an attempt, None if none has."""
+    try:
+        return _holder(os.readlink(directory / POINT_FILES.claim.format(token)))
+    except OSError:
+        return None
+
+
+def _holder(target: str) -> str | None:
+    return target.removeprefix(_JOB) if target.startswith(_JOB) else None

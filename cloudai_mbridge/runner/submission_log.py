@@ -1,0 +1,96 @@
+"""Every submission, a line each, on disk before it is made: what is known of jobs if the journal is lost.
+
+The journal says more, but it is one file that a copy, a full disk or a hand can take away while its jobs run.
+"""
+
+import json
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cloudai_mbridge.plan import ROOT_FILES
+
+
+@dataclass(frozen=True)
+class LoggedAttempt:
+    """An attempt as the log has it. is_doubtful: it was given up without proof that nothing was submitted."""
+
+    key: str
+    number: int
+    token: str
+    is_withdrawn: bool = False
+    is_doubtful: bool = False
+
+
+class SubmissionLog:
+    """The log of a run."""
+
+    def __init__(self, root: Path) -> None:
+        self._path = root / ROOT_FILES.submissions
+
+    def submitting(self, token: str, attempts: Iterable[tuple[str, int]]) -> None:
+        """Write down what is about to be submitted.
+
+        Raises:
+            OSError: it cannot be written; nothing may be submitted then.
+        """
+        self._append({"token": token, "attempts": list(attempts)})
+
+    def withdrawn(self, token: str, keys: Iterable[str], *, is_doubtful: bool) -> None:
+        """Write down that attempts were given up, since nothing seems to have been submitted."""
+        self._append({"token": token, "withdrawn": list(keys), "is_doubtful": is_doubtful})
+
+    def read(self) -> list[LoggedAttempt]:
+        """Return the attempts in the order in which they were submitted; a damaged line is passed over."""
+        attempts: dict[tuple[str, str], LoggedAttempt] = {}
+        for line in self._lines():
+            token = str(line.get("token"))
+            for key, number in line.get("attempts", ()):
+                attempts[token, key] = LoggedAttempt(key, number, token)
+            for key in line.get("withdrawn", ()):
+                if (known := attempts.get((token, key))) is not None:
+                    is_doubtful = bool(line.get("is_doubtful"))
+                    attempts[token, key] = LoggedAttempt(key, known.number, token, True, is_doubtful)
+        return list(attempts.values())
+
+    def _lines(self) -> Iterable[dict[str, Any]]:
+        try:
+            lines = self._path.read_text(encoding="utf-8", errors="replace").splitlines()
+        except FileNotFoundError:
+            return
+        for line in lines:
+            try:
+                data = json.loads(line)
+            except ValueError:
+                continue
+            if _is_well_formed(data):
+                yield data
+
+    def _append(self, line: dict[str, Any]) -> None:
+        with self._path.open("ab") as file:
+            if file.tell() and not self._ends_in_a_line():
+                file.write(b"\n")
+            file.write(json.dumps(line).encode() + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+    def _ends_in_a_line(self) -> bool:
+        with self._path.open("rb") as file:
+            file.seek(-1, os.SEEK_END)
+            return file.read() == b"\n"
+
+
+def _is_well_formed(data: Any) -> bool:
+    return (
+        isinstance(data, dict)
+        and isinstance(data.get("token"), str)
+        and isinstance(data.get("attempts", []), list)
+        and all(
+            isinstance(item, list) and len(item) == 2 and isinstance(item[0], str) and isinstance(item[1], int)
+            for item in data.get("attempts", [])
+        )
+        and isinstance(data.get("withdrawn", []), list)
+        and all(isinstance(key, str) for key in data.get("withdrawn", []))
+    )
