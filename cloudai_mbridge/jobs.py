@@ -50,7 +50,8 @@ class JobStatus:
         return self.job_class not in (JobClass.ACTIVE, JobClass.UNKNOWN)
 
 
-PENDING = JobStatus("PENDING", JobClass.ACTIVE)
+# Until the scheduler says more
+SUBMITTED = JobStatus("PENDING", JobClass.ACTIVE, reason="just submitted")
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ class Job:
     """A job of a run. The token is the truth about which it is; the id is what the submission answered.
 
     token: "" if none tells its jobs apart. array_index: its place, if it was submitted as a task of an array.
-    directory: of the run.
+    directory: of the run. was_listed: the scheduler has once listed it.
     """
 
     key: str
@@ -82,6 +83,7 @@ class Job:
     token: str
     directory: Path
     array_index: int | None = None
+    was_listed: bool = False
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,9 @@ class RunnerConfig(StrictModel):
     patience_s: float = Field(
         1800.0, gt=0, description="how long a scheduler may be silent before mbridge ends, to be resumed"
     )
+    settle_s: float = Field(
+        15.0, gt=0, description="how long the job of a failed submission is looked for, once the scheduler answers"
+    )
     unknown_s: float = Field(
         300.0, gt=0, description="how long a job's state may be unknown before the run counts as lost"
     )

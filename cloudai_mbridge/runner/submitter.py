@@ -5,7 +5,7 @@ import time
 from collections.abc import Collection, Iterable
 
 from cloudai_mbridge.errors import ToolFailure
-from cloudai_mbridge.jobs import PENDING, JobClass, JobStatus, Submission, SubmitDoubtful, SubmitLater, SubmitRefused
+from cloudai_mbridge.jobs import SUBMITTED, JobClass, JobStatus, Submission, SubmitDoubtful, SubmitLater, SubmitRefused
 from cloudai_mbridge.plan import ROOT_FILES, RunPlan
 from cloudai_mbridge.runner.attempts import put_aside
 from cloudai_mbridge.runner.board import Board
@@ -16,9 +16,6 @@ from cloudai_mbridge.runner.schedule import Schedule
 from cloudai_mbridge.runner.strays import Strays
 from cloudai_mbridge.runner.tracked import Phase, Tracked
 
-# The controller may take a job that sbatch gave up on. How long after its first answer it is looked for; one that turns
-# up later finds its attempt claimed.
-SETTLE_S = 15.0
 _FIRST_BACKOFF_S, _LONGEST_BACKOFF_S = 1.0, 60.0
 _NO_LIMIT = 1 << 30
 
@@ -144,12 +141,12 @@ class Submitter:
             for key, job_id in ids.items():
                 number = self._board.by_key[key].number
                 self._board.journal.submitted(key, number, job_id)
-                self._board.journal.saw(key, number, PENDING)
+                self._board.journal.saw(key, number, SUBMITTED)
         for key, job_id in ids.items():
             run = self._board.by_key[key]
-            run.phase, run.job_id, run.status, run.submitted_at = Phase.ACTIVE, job_id, PENDING, time.monotonic()
+            run.phase, run.job_id, run.status, run.submitted_at = Phase.ACTIVE, job_id, SUBMITTED, time.monotonic()
             self._board.has_changed = True
-            self._board.observer.saw(run.plan, PENDING)
+            self._board.observer.saw(run.plan, SUBMITTED)
 
     def _refused(self, runs: list[Tracked], words: str) -> None:
         reason = f"the scheduler said: {words}"
@@ -204,7 +201,7 @@ class Submitter:
         self._board.answered()
         self._unsure_since = self._unsure_since or time.monotonic()
         self._submitted({key: id_ for key, id_ in found.items() if self._board.by_key[key].phase is Phase.UNSURE})
-        is_settled = time.monotonic() - self._unsure_since > SETTLE_S
+        is_settled = time.monotonic() - self._unsure_since > self._board.config.settle_s
         for token, submission in list(self._board.unsure.items()):
             missing = [run for plan in submission.runs if (run := self._board.by_key[plan.key]).phase is Phase.UNSURE]
             if missing and not is_settled:

@@ -8,9 +8,9 @@ import pytest
 
 from cloudai_mbridge.errors import Paused, ToolFailure
 from cloudai_mbridge.jobs import JobClass, JobStatus, SubmitLater
-from cloudai_mbridge.runner import submitter
 from cloudai_mbridge.runner.interrupt import Interrupted
 
+SETTLE_S = 15.0  # the default
 RUNNING = JobStatus("RUNNING", JobClass.ACTIVE, nodes="n1", run_time_s=1.0)
 COMPLETED = JobStatus("COMPLETED", JobClass.SUCCEEDED, exit_code=0, nodes="n1", run_time_s=60.0)
 FAILED = JobStatus("FAILED", JobClass.FAILED, exit_code=1)
@@ -42,7 +42,7 @@ def test_what_was_submitted_after_all_is_adopted(bench: Any) -> None:
 def test_what_is_seen_late_is_adopted(bench: Any) -> None:
     """The controller answers, and a moment later takes the job of a sbatch that gave up."""
     bench.scheduler.refuse["a"] = [UNSURE]
-    bench.scheduler.taken_at = {1: bench.clock.now + submitter.SETTLE_S / 2}
+    bench.scheduler.taken_at = {1: bench.clock.now + SETTLE_S / 2}
     bench.drive(bench.run("a"))
     assert bench.states() == {"a/0/0": ["COMPLETED"]}
     assert len(bench.scheduler.submissions) == 1
@@ -55,7 +55,7 @@ def test_what_was_not_submitted_is_submitted_again(bench: Any) -> None:
     assert first.token != second.token
     assert bench.states() == {"a/0/0": ["COMPLETED"]}  # one attempt: the other one was none
     assert bench.entries()["a/0/0"].last.token == second.token
-    assert bench.clock.now - 1000 > submitter.SETTLE_S
+    assert bench.clock.now - 1000 > SETTLE_S
 
 
 def test_it_settles_once_the_scheduler_answers(bench: Any) -> None:
@@ -90,7 +90,7 @@ def test_a_scheduler_that_never_answers_again_pauses(bench: Any) -> None:
 def test_a_stray_is_cancelled(bench: Any) -> None:
     """The controller takes a job long after everybody has given it up; the run has another one by then."""
     bench.scheduler.refuse["a"] = [UNSURE]
-    bench.scheduler.taken_at = {1: bench.clock.now + 3 * submitter.SETTLE_S}
+    bench.scheduler.taken_at = {1: bench.clock.now + 3 * SETTLE_S}
     bench.script(a=[[RUNNING] * 100, [RUNNING] * 100 + [COMPLETED]])
     notes = bench.drive(bench.run("a"))
     last = bench.entries()["a/0/0"].last
@@ -101,7 +101,7 @@ def test_a_stray_is_cancelled(bench: Any) -> None:
 
 def test_a_stray_is_cancelled_once(bench: Any) -> None:
     bench.scheduler.refuse["a"] = [UNSURE]
-    bench.scheduler.taken_at = {1: bench.clock.now + 3 * submitter.SETTLE_S}
+    bench.scheduler.taken_at = {1: bench.clock.now + 3 * SETTLE_S}
     bench.script(a=[[RUNNING], [RUNNING] * 300 + [COMPLETED]])
     bench.drive(bench.run("a"))
     assert bench.scheduler.cancelled == ["100"]
@@ -109,7 +109,7 @@ def test_a_stray_is_cancelled_once(bench: Any) -> None:
 
 def test_a_stray_that_cannot_be_cancelled_is_cancelled_later(bench: Any) -> None:
     bench.scheduler.refuse["a"] = [UNSURE]
-    bench.scheduler.taken_at = {1: bench.clock.now + 3 * submitter.SETTLE_S}
+    bench.scheduler.taken_at = {1: bench.clock.now + 3 * SETTLE_S}
     bench.scheduler.cancel_error = [ToolFailure("scancel failed")] * 3
     bench.script(a=[[RUNNING], [RUNNING] * 100 + [COMPLETED]])
     bench.drive(bench.run("a"))
@@ -120,7 +120,7 @@ def test_a_stray_that_cannot_be_cancelled_is_cancelled_later(bench: Any) -> None
 def test_an_interrupt_waits_for_what_is_unsure(bench: Any) -> None:
     """And cancels it, if it turns out to have been submitted."""
     bench.scheduler.refuse["a"] = [UNSURE]
-    bench.scheduler.taken_at = {2: bench.clock.now + submitter.SETTLE_S / 2}
+    bench.scheduler.taken_at = {2: bench.clock.now + SETTLE_S / 2}
     bench.script(b=[signal.SIGINT, RUNNING])
     with pytest.raises(Interrupted) as caught:
         bench.drive(bench.run("b"), bench.run("a"))
