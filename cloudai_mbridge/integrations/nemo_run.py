@@ -148,7 +148,7 @@ def _local_script(plan: RunPlan) -> str:
     """Render the job of this machine: the driver, which waits for NeMo-Run's LocalExecutor."""
     return _script(
         f"# mbridge run {plan.key}: NeMo-Run starts torchrun, torchrun starts {TASK} for every rank",
-        LOCAL_START,
+        *LOCAL_START,
         f'"${PYTHON_VARIABLE}" {shlex.join(_DRIVER)}',
         "_mbridge_exit=$?",
         f'echo "$_mbridge_exit" > {POINT_FILES.exit_code}',

@@ -23,7 +23,7 @@ def render_local_script(plan: RunPlan, system: System) -> str:
     lines = [
         "#!/bin/bash",
         f"# {_comment(plan)}",
-        LOCAL_START,
+        *LOCAL_START,
         *_preamble(plan, system),
         *_one_machine(plan, indent=""),
         *_EPILOGUE,
@@ -150,7 +150,7 @@ _STARTED = f"rm -f {POINT_FILES.exit_code}; echo"
 SLURM_START = (
     '_mbridge_job="${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}"',
     '_mbridge_job="${_mbridge_job:-$SLURM_JOB_ID}"',
-    "# sbatch may have been heard twice: one job of an attempt trains",
+    "# one job of an attempt trains, whatever became of the sbatch that submitted it",
     *claim_lines('"${SLURM_JOB_NAME##*.}"', "$_mbridge_job"),
     '_mbridge_start="job=$_mbridge_job name=$SLURM_JOB_NAME restarts=${SLURM_RESTART_COUNT:-0}"',
     "# a controller that was killed may have forgotten that a job has ended, and run it again",
@@ -159,7 +159,12 @@ SLURM_START = (
     "fi",
     f'{_STARTED} "$_mbridge_start nodes=$SLURM_JOB_NODELIST" >> {POINT_FILES.started}',
 )
-LOCAL_START = f'{_STARTED} "job=$$.${{MBRIDGE_LOCAL_JOB:-}} nodes=$(uname -n)" >> {POINT_FILES.started}'
+_LOCAL_MARK = '"${MBRIDGE_LOCAL_JOB:-}"'
+LOCAL_START = (
+    *claim_lines(_LOCAL_MARK, "$$.$_mbridge_token"),
+    f'{_STARTED} "job=$$.$_mbridge_token nodes=$(uname -n)" >> {POINT_FILES.started}',
+)
+LAUNCHER_START = claim_lines(_LOCAL_MARK, "launcher-$$.$_mbridge_token")
 _EPILOGUE = ("_mbridge_exit=$?", f'echo "$_mbridge_exit" > {POINT_FILES.exit_code}', 'exit "$_mbridge_exit"')
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from cloudai_mbridge.launch.installed import venv_path
+from cloudai_mbridge.launch.script import LAUNCHER_START
 from cloudai_mbridge.launch.upstream import Word, clone_path, launcher_path, launcher_words
 from cloudai_mbridge.models.system import SlurmSystem
 from cloudai_mbridge.plan import POINT_FILES, RunPlan, UpstreamPlan
@@ -32,6 +33,7 @@ def render_launcher_script(plan: RunPlan, system: SlurmSystem) -> str:
     lines = [
         "#!/bin/bash",
         f"# mbridge run {plan.key}",
+        *LAUNCHER_START,
         "set -u",
         *(f"export {name}={shlex.quote(plan.env[name])}" for name in _CONTAINER_VARIABLES if name in plan.env),
         f'export NEMORUN_HOME="$PWD/{POINT_FILES.nemorun_home}"',

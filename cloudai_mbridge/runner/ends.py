@@ -76,7 +76,14 @@ class Ends:
             self.cancel(late)
 
     def record(self, run: Tracked, status: JobStatus) -> None:
-        """Take note that an attempt has ended; what the runner cancelled counts as what it was cancelled for."""
+        """Take note that an attempt has ended; what the runner cancelled counts as what it was cancelled for.
+
+        If another job has claimed the attempt, it has not ended, and that job is followed from now on.
+        """
+        holder = self._board.withdraw(run)
+        if holder not in (None, run.job_id):
+            self._board.adopt(run, holder)
+            return
         if run.ending is not None and status.job_class is not JobClass.SUCCEEDED:
             ending = run.ending
             status = replace(status, state=ending.state, job_class=ending.job_class, reason=ending.reason)
@@ -88,7 +95,8 @@ class Ends:
 
     def conclude(self, runs: Iterable[Tracked]) -> None:
         """Judge attempts that have ended, which may take a while, and then write down what follows, which does not."""
-        judged = [(run, self._judge(run.plan, self._board.journal.entry(run.plan.key))) for run in runs]
+        ended = [run for run in runs if run.phase is Phase.ENDED]
+        judged = [(run, self._judge(run.plan, self._board.journal.entry(run.plan.key))) for run in ended]
         with self._board.journal.transaction():
             for run, judgement in judged:
                 self._conclude(run, judgement)

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable
 
 from cloudai_mbridge.errors import ToolFailure
 from cloudai_mbridge.jobs import SUBMITTED, JobClass, JobStatus, Submission, SubmitDoubtful, SubmitLater, SubmitRefused
+from cloudai_mbridge.launch.claim import claimed_by
 from cloudai_mbridge.plan import ROOT_FILES, RunPlan
 from cloudai_mbridge.runner.attempts import put_aside
 from cloudai_mbridge.runner.board import Board
@@ -14,6 +15,7 @@ from cloudai_mbridge.runner.interrupt import Interrupts
 from cloudai_mbridge.runner.nodes import Nodes
 from cloudai_mbridge.runner.schedule import Schedule
 from cloudai_mbridge.runner.strays import Strays
+from cloudai_mbridge.runner.submission_log import LoggedAttempt
 from cloudai_mbridge.runner.tracked import Phase, Tracked
 
 _FIRST_BACKOFF_S, _LONGEST_BACKOFF_S = 1.0, 60.0
@@ -240,12 +242,19 @@ class Submitter:
                 if attempt.is_doubtful:
                     self._strays.add(attempt.token, [run.plan])
             elif attempt.number > last[attempt.key]:
-                self._board.journal.intend([(attempt.key, attempt.number)], attempt.token)
+                self._recover(attempt)
                 last[attempt.key] = attempt.number
                 found += 1
         if found:
             where = ROOT_FILES.submissions
             self._board.observer.notice(f"{found} submissions are in {where} and not in the journal; looking for them")
+
+    def _recover(self, attempt: LoggedAttempt) -> None:
+        journal, key = self._board.journal, attempt.key
+        with journal.transaction():
+            journal.intend([(key, attempt.number)], attempt.token)
+            if job_id := claimed_by(self._board.root / key, attempt.token):
+                journal.submitted(key, attempt.number, job_id)
 
     def _has_failed_for_long(self) -> bool:
         """Return whether submissions have failed, one after the other, for longer than anybody has patience."""

@@ -169,7 +169,7 @@ class Sweep:
     def _give_up(self, run: Tracked, status: JobStatus, after_s: float) -> None:
         """Give up a job that nobody can tell anything about; one that never started may be submitted again."""
         if status.state == "NEVER_STARTED" and (holder := self._board.withdraw(run)) is not None:
-            self._board.adopt(run, holder)
+            self._board.adopt(run, holder)  # it starts this very moment
             return
         self._ends.cancel([run])
         self._board.observer.notice(f"{run.plan.key}: job {run.job_id} is given up as {status.state} and may still run")

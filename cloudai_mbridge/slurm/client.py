@@ -148,7 +148,8 @@ class SlurmClient:
         trouble = f"; {self._sacct_trouble}" if self._sacct_trouble else ""
         started = _started(job.directory)
         if started.get("job") != job.job_id or not _carries(started.get("name", ""), job.token):
-            if job.was_listed and listing.has(job.token):  # a task that is cancelled while it waits vanishes from its array without a row
+            if job.was_listed and listing.has(job.token):
+                # a task that is cancelled while it waits vanishes from its array without a row
                 return JobStatus("CANCELLED", JobClass.CANCELLED, reason="it had not started", run_time_s=0.0)
             reason = f"Slurm does not know the job, and it has never started{trouble}"
             return JobStatus("NEVER_STARTED", JobClass.UNKNOWN, reason=reason)

@@ -71,7 +71,18 @@ def test_a_local_script() -> None:
         == """\
 #!/bin/bash
 # mbridge run sweep/tp2-mb1/0
-rm -f exit_code.txt; echo "job=$$.${MBRIDGE_LOCAL_JOB:-} nodes=$(uname -n)" >> started.txt
+_mbridge_token="${MBRIDGE_LOCAL_JOB:-}"
+if [[ "$_mbridge_token" =~ ^[0-9a-f]{16}$ ]]; then
+  ln -sT "job=$$.$_mbridge_token" "claim.$_mbridge_token" 2> /dev/null
+  _mbridge_holder=$(readlink "claim.$_mbridge_token")
+  if [ "$_mbridge_holder" != "job=$$.$_mbridge_token" ]; then
+    echo "job=$$.$_mbridge_token token=$_mbridge_token holder=$_mbridge_holder" >> not_counted.txt
+    if [ -n "$_mbridge_holder" ]; then exit 79; fi
+    echo "mbridge: cannot write $PWD/claim.$_mbridge_token; the job ends without training" >&2
+    exit 74
+  fi
+fi
+rm -f exit_code.txt; echo "job=$$.$_mbridge_token nodes=$(uname -n)" >> started.txt
 set -u
 export A="it's \\$(id)"
 export B="two words"
@@ -100,7 +111,20 @@ def test_a_plain_slurm_script() -> None:
 #SBATCH --no-requeue
 # mbridge run sweep/tp2-mb1/0
 _mbridge_job="${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}"
-_mbridge_start="job=${_mbridge_job:-$SLURM_JOB_ID} name=$SLURM_JOB_NAME restarts=${SLURM_RESTART_COUNT:-0}"
+_mbridge_job="${_mbridge_job:-$SLURM_JOB_ID}"
+# one job of an attempt trains, whatever became of the sbatch that submitted it
+_mbridge_token="${SLURM_JOB_NAME##*.}"
+if [[ "$_mbridge_token" =~ ^[0-9a-f]{16}$ ]]; then
+  ln -sT "job=$_mbridge_job" "claim.$_mbridge_token" 2> /dev/null
+  _mbridge_holder=$(readlink "claim.$_mbridge_token")
+  if [ "$_mbridge_holder" != "job=$_mbridge_job" ]; then
+    echo "job=$_mbridge_job token=$_mbridge_token holder=$_mbridge_holder" >> not_counted.txt
+    if [ -n "$_mbridge_holder" ]; then exit 79; fi
+    echo "mbridge: cannot write $PWD/claim.$_mbridge_token; the job ends without training" >&2
+    exit 74
+  fi
+fi
+_mbridge_start="job=$_mbridge_job name=$SLURM_JOB_NAME restarts=${SLURM_RESTART_COUNT:-0}"
 # a controller that was killed may have forgotten that a job has ended, and run it again
 if [ -f exit_code.txt ] && grep -qsF "$_mbridge_start " started.txt; then
   exit "$(cat exit_code.txt)"
