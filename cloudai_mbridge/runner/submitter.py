@@ -18,6 +18,8 @@ from cloudai_mbridge.runner.strays import Strays
 from cloudai_mbridge.runner.submission_log import LoggedAttempt
 from cloudai_mbridge.runner.tracked import Phase, Tracked
 
+# How often a run is submitted that is answered with an error that nobody knows: it may be the answer that was damaged.
+DOUBTFUL_TRIES = 3
 _FIRST_BACKOFF_S, _LONGEST_BACKOFF_S = 1.0, 60.0
 _NO_LIMIT = 1 << 30
 
@@ -224,11 +226,13 @@ class Submitter:
                 self._submitted({run.plan.key: holder})
         del self._board.unsure[token]
         words = self._board.doubts.pop(token, None)
-        if left and words is not None:
-            self._log_withdrawn(left, is_doubtful=True)
-            self._refused(left, words)
-        elif left:
-            self._forget(left, "the scheduler knows nothing of it", is_doubtful=True)
+        for run in left:
+            run.num_doubtful += words is not None
+        if refused := [run for run in left if run.num_doubtful >= DOUBTFUL_TRIES]:
+            self._log_withdrawn(refused, is_doubtful=True)
+            self._refused(refused, words or "")
+        if again := [run for run in left if run.num_doubtful < DOUBTFUL_TRIES]:
+            self._forget(again, "the scheduler knows nothing of it", is_doubtful=True)
 
     def recover(self) -> None:
         """Take submissions that are in their log and not in the journal as ones that nobody saw succeed."""

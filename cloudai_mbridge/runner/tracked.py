@@ -27,13 +27,15 @@ class Tracked:
     """A run with its current attempt, numbered from 1.
 
     ending: what the attempt will count as when its job, which is being cancelled, has ended. not_before, submitted_at,
-    odd_since: on the monotonic clock. odd_since: since when its job's state is unknown, or hopeless.
+    odd_since: on the monotonic clock. odd_since: since when its job's state is unknown, or hopeless. num_doubtful:
+    submissions that failed in words that nobody knows.
     """
 
     plan: RunPlan
     phase: Phase = Phase.WAITING
     number: int = 0
     num_retries: int = 0
+    num_doubtful: int = 0
     token: str = ""
     job_id: str = ""
     status: JobStatus | None = None
