@@ -27,7 +27,7 @@ class Ends:
         runs = []
         with self._board.journal.transaction():
             for run, ending in endings:
-                run.ending = ending
+                run.ending, run.odd_since = ending, None
                 self._board.journal.ending(run.plan.key, run.number, ending)
                 what = f"{ending.state}, {ending.reason}"
                 self._board.observer.notice(f"{run.plan.key}: cancelling job {run.job_id}: {what}")
@@ -49,7 +49,7 @@ class Ends:
         active = [run for run in self._board.active() if run.ending is None]
         with self._board.journal.transaction():
             for run in active:
-                run.ending = ending
+                run.ending, run.odd_since = ending, None
                 self._board.journal.ending(run.plan.key, run.number, ending)
         if active:
             self.cancel(active)

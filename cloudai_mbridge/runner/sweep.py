@@ -122,15 +122,15 @@ class Sweep:
             self._board.has_changed = True
             self._board.journal.saw(run.plan.key, run.number, status)
             self._board.observer.saw(run.plan, status)
-            if status.hopeless is JobClass.CANCELLED:
-                within = f"it is cancelled unless it is released within {self._board.config.patience_s:g} s"
-                why = status.reason or status.state
-                self._board.observer.notice(f"{run.plan.key}: job {run.job_id} is held ({why}); {within}")
             if status.job_class is JobClass.UNKNOWN:
                 why = status.reason or "Slurm documents no such state"
                 self._board.observer.notice(f"{run.plan.key}: job {run.job_id}: {status.state} ({why})")
         elif (status.reason, status.nodes) != (run.status.reason, run.status.nodes):
             self._board.journal.noticed(run.plan.key, run.number, status)
+        if _is_held(status) and not _is_held(run.status):
+            within = f"it is cancelled unless it is released within {self._board.config.patience_s:g} s"
+            why = status.reason or status.state
+            self._board.observer.notice(f"{run.plan.key}: job {run.job_id} is held ({why}); {within}")
         is_ending = run.ending is not None or status.state == "COMPLETING"
         is_odd = is_ending or status.job_class is JobClass.UNKNOWN or status.hopeless is not None
         run.odd_since = (run.odd_since or time.monotonic()) if is_odd else None
@@ -164,7 +164,7 @@ class Sweep:
 
     def _hopeless_s(self, status: JobStatus) -> float:
         """Return how long a job may wait for what will not come by waiting; whoever holds one may release it."""
-        return self._board.config.patience_s if status.hopeless is JobClass.CANCELLED else HOPELESS_S
+        return self._board.config.patience_s if _is_held(status) else HOPELESS_S
 
     def _give_up(self, run: Tracked, status: JobStatus, after_s: float) -> None:
         """Give up a job that nobody can tell anything about; one that never started may be submitted again."""
@@ -191,6 +191,10 @@ class Sweep:
         self._submitter.resolve_unsure()
         self._ends.carry_on_stopping()
         self.look()
+
+
+def _is_held(status: JobStatus | None) -> bool:
+    return status is not None and status.hopeless is JobClass.CANCELLED
 
 
 def _given_up(status: JobStatus) -> JobClass:

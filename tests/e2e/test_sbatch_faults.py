@@ -165,9 +165,8 @@ def test_a_fault(
 
 def test_a_refusal_in_words_that_nobody_knows(start_run: Any, stand_in_test: Any, sandbox: Any, tmp_path: Path) -> None:
     real = shutil.which("sbatch", path=sandbox.env["PATH"])
-    (tmp_path / "sbatch").write_text(
-        f'#!/bin/bash\ncase "$*" in *mbridge-single-*) echo "the site has no room" >&2; exit 3;; esac\nexec {real} "$@"\n'
-    )
+    refuse = 'case "$*" in *mbridge-single-*) echo "the site has no room" >&2; exit 3;; esac'
+    (tmp_path / "sbatch").write_text(f'#!/bin/bash\n{refuse}\nexec {real} "$@"\n')
     (tmp_path / "sbatch").chmod(0o755)
     tests = [stand_in_test("single"), stand_in_test("other", run='time_limit = "1:00:00"')]
     run = start_run(sandbox, tests, path=str(tmp_path), runner=RUNNER).finish(1)
@@ -190,3 +189,59 @@ def test_every_fault_five_times(
         play(start_run, stand_in_test, sandbox, until, directory, {1 + number % 2: fault}, kills=kills)
         seen["played"] += 1
     print(f"{fault}, {'driver killed' if kills else 'driver alive'}: {seen['played']} of 5")
+
+
+# ---- what is lost or held meanwhile
+
+
+@pytest.mark.parametrize("lost", ["removed", "emptied"])
+def test_resume_without_a_journal_adopts_what_runs(
+    start_run: Any, stand_in_test: Any, sandbox: Any, tmp_path: Path, lost: str
+) -> None:
+    """Two points have ended, two run, and the journal is gone."""
+    go = tmp_path / "go"
+    slow = {"step_s": 0.1, "file": str(go), "at": 2, "hang": 600}
+    tests = [stand_in_test("quick", args="gb = 8\nmb = [1, 2]"), stand_in_test("slow", slow, args=ARRAY)]
+    run = start_run(sandbox, tests, runner=RUNNER)
+    run.wait_for_step("slow", 2)
+    run.wait_for_words("[2/6]")
+    run.send(signal.SIGKILL)
+    run.process.wait()
+    for path in run.root.glob("journal.sqlite*"):
+        path.unlink()
+        if lost == "emptied" and path.suffix == ".sqlite":
+            path.touch()
+    before = {job[:2] for job in jobs_of(run, sandbox)}
+    resumed = resume(run)
+    resumed.wait_for_words("not in the journal")
+    sandbox.run("scancel", *(job_id for key, job_id in before if key.startswith("slow/")))
+    resumed.finish(1)
+    points = resumed.points()
+    assert {key: point["job"]["job_id"] for key, point in points.items()} == dict(before)
+    assert {point["verdict"] for key, point in points.items() if key.startswith("quick/")} == {"success"}
+    assert {job[:2] for job in jobs_of(run, sandbox)} == before, "it has submitted again"
+
+
+def test_resume_refuses_what_nothing_is_known_of(start_run: Any, stand_in_test: Any, sandbox: Any) -> None:
+    run = start_run(sandbox, [stand_in_test("a")], runner=RUNNER).finish(0)
+    before = jobs_of(run, sandbox)
+    for name in ("journal.sqlite", "submissions.jsonl"):
+        (run.root / name).unlink()
+    resumed = resume(run).finish(2)
+    assert "a/single/0/started.txt says that a job has started" in resumed.words
+    assert jobs_of(run, sandbox) == before
+
+
+def test_a_held_job_is_named_and_given_up(start_run: Any, stand_in_test: Any, sandbox: Any) -> None:
+    run = start_run(sandbox, [stand_in_test("a")], runner="patience_s = 3", system='extra_sbatch_args = ["--hold"]')
+    run.wait_for_words("is held (JobHeldUser); it is cancelled unless it is released within 3 s")
+    run.finish(1)
+    assert run.point("a")["job"]["state"] == "REFUSED"
+    assert not sandbox.run("squeue", "--noheader").stdout
+
+
+def test_a_held_job_that_is_released_runs(start_run: Any, stand_in_test: Any, sandbox: Any) -> None:
+    run = start_run(sandbox, [stand_in_test("a")], system='extra_sbatch_args = ["--hold"]')
+    run.wait_for_words("is held")
+    sandbox.run("scontrol", "release", run.job("a"))
+    run.finish(0)
