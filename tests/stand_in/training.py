@@ -15,6 +15,7 @@ what the variable STAND_IN says, a JSON object:
     hang        seconds to do nothing
     only_first  do all that in the first start of the job only: in the attempt that finds no such file here
     bad_nodes   do all that on these nodes only
+    ledger      file to which it adds a line "DIRECTORY JOB" when it has trained to its end
 """
 
 import json
@@ -55,6 +56,10 @@ def main() -> int:
             del used
             if "exit" in told:
                 return int(told["exit"])
+    if "ledger" in told:
+        task = "_".join(filter(None, map(os.environ.get, ("SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID"))))
+        with Path(told["ledger"]).open("a") as ledger:
+            ledger.write(f"{Path.cwd()} {task or os.environ['SLURM_JOB_ID']}\n")
     return 0
 
 
