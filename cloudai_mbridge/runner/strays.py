@@ -1,14 +1,15 @@
 """Jobs of attempts that were given up. None of them trains, since the runner holds their claims; they are cancelled."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from cloudai_mbridge.errors import ToolFailure
 from cloudai_mbridge.jobs import Job, Submission
 from cloudai_mbridge.plan import RunPlan
 from cloudai_mbridge.runner.board import Board
 
-_LOOK_EVERY_S = 15.0
+# The longer nothing has turned up, the less often it is looked for.
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 15.0, 300.0
 
 
 class Strays:
@@ -17,35 +18,57 @@ class Strays:
     def __init__(self, board: Board) -> None:
         self._board = board
         self._runs: dict[str, tuple[RunPlan, ...]] = {}
+        self._pause_s = _FIRST_PAUSE_S
         self._looked_at = float("-inf")
 
     def add(self, token: str, runs: Iterable[RunPlan]) -> None:
         """Look for the jobs of these runs, too."""
         self._runs[token] = (*self._runs.get(token, ()), *runs)
+        self._pause_s = _FIRST_PAUSE_S
 
-    def cancel(self) -> None:
-        """Cancel what has turned up since the last look."""
-        if not self._runs or time.monotonic() - self._looked_at < _LOOK_EVERY_S:
+    def cancel(self, *, at_once: bool = False) -> None:
+        """Cancel what has turned up since the last look, if that was long ago, or at once."""
+        now = time.monotonic()
+        if not self._runs or (now - self._looked_at < self._pause_s and not at_once):
             return
-        self._looked_at = time.monotonic()
+        self._looked_at, self._pause_s = now, min(2 * self._pause_s, _LONGEST_PAUSE_S)
         try:
-            for token, runs in list(self._runs.items()):
-                self._cancel(token, runs)
+            for submissions in self._rounds():
+                self._cancel(submissions)
         except ToolFailure as error:
+            self._pause_s = _FIRST_PAUSE_S
             self._board.bear(error)
 
-    def _cancel(self, token: str, runs: Iterable[RunPlan]) -> None:
-        found = self._board.scheduler.find([Submission(token, tuple(runs))], self._board.root)
-        if not found:
+    def _rounds(self) -> Iterator[list[Submission]]:
+        """Yield the submissions in as few groups as there are withdrawn attempts of one run."""
+        left = [Submission(token, runs) for token, runs in self._runs.items()]
+        while left:
+            chosen: list[Submission] = []
+            keys: set[str] = set()
+            for submission in left:
+                if keys.isdisjoint(own := {run.key for run in submission.runs}):
+                    keys |= own
+                    chosen.append(submission)
+            left = [submission for submission in left if submission not in chosen]
+            yield chosen
+
+    def _cancel(self, submissions: list[Submission]) -> None:
+        root = self._board.root
+        found = self._board.scheduler.find(submissions, root)
+        late = [
+            Job(run.key, found[run.key], submission.token, root / run.key, run.array_index)
+            for submission in submissions
+            for run in submission.runs
+            if run.key in found
+        ]
+        if not late:
             return
         ids = ", ".join(sorted(found.values()))
-        self._board.observer.notice(f"cancelling {ids}: submitted after all, when it had been given up")
-        self._board.journal.note(f"cancelling {ids}, submitted as {token} and given up since")
-        late = [run for run in runs if run.key in found]
-        root = self._board.root
-        self._board.scheduler.cancel(
-            [Job(run.key, found[run.key], token, root / run.key, run.array_index) for run in late]
-        )
-        self._runs[token] = tuple(run for run in runs if run.key not in found)
-        if not self._runs[token]:
-            del self._runs[token]
+        text = f"cancelling {ids}: submitted after all, when it had been given up"
+        self._board.observer.notice(text)
+        self._board.journal.note(text)
+        self._board.scheduler.cancel(late)
+        for job in late:
+            self._runs[job.token] = tuple(run for run in self._runs[job.token] if run.key != job.key)
+            if not self._runs[job.token]:
+                del self._runs[job.token]

@@ -216,6 +216,10 @@ class Submitter:
             if self._has_failed_for_long():
                 raise self._board.pause("no submission has succeeded")
 
+    def stop(self) -> None:
+        """Cancel what has turned up of attempts that were given up."""
+        self._strays.cancel(at_once=True)
+
     def _give_up(self, token: str, missing: Iterable[Tracked]) -> None:
         """Claim the attempts whose jobs nobody has seen; they are tried again, or refused in the scheduler's words."""
         left = []

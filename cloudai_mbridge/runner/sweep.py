@@ -185,6 +185,7 @@ class Sweep:
         """Cancel everything that has a job; what waits stays unsubmitted."""
         self._ends.stop(INTERRUPTED)
         self._ends.carry_on_stopping()
+        self._submitter.stop()
 
     def look_while_stopping(self) -> None:
         """Look at the jobs that are ending, and cancel what turns out to have been submitted."""
