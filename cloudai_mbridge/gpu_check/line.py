@@ -8,6 +8,7 @@ from cloudai_mbridge.gpu_check.sweep import Trained, Training, train, write_swee
 NAME = "line"
 # Exit codes of `mbridge gate` with which it has judged; with others it could not
 _JUDGED = {0: "pass", 10: "regression", 13: "inconclusive", 14: "improvement"}
+_REFUSED = 15  # of `mbridge baseline promote`
 _POLICY = """name = "gpu_check"
 baseline = "baseline.toml"
 min_runs = 2
@@ -42,6 +43,10 @@ def _gate(kit: Kit, first: Path, second: Path) -> str:
     policy, baseline = kit.work / "policy.toml", kit.work / "baseline.toml"
     policy.write_text(_POLICY, encoding="utf-8")
     options = ["--min-runs", "2", "--max-noise", "1", "--by", "gpu_check", "--reason", "the first sweep", "--yes"]
-    kit.mbridge("baseline", "promote", first, "--baseline", baseline, *options, log="line_promote")
+    codes = (0, _REFUSED)
+    if kit.mbridge("baseline", "promote", first, "--baseline", baseline, *options, log="line_promote", codes=codes):
+        if "varies by" not in (said := kit.tail("line_promote")):
+            raise PartFailed(f"baseline promote: {said}")
+        return "not judged: the runs of the first sweep differ too much for a baseline"
     code = kit.mbridge("gate", second, "--policy", policy, log="line_gate", codes=tuple(_JUDGED))
     return _JUDGED[code]

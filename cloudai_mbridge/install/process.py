@@ -5,8 +5,10 @@ import os
 import re
 import signal
 import subprocess
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import FrameType
 
 from cloudai_mbridge.errors import ToolFailure
 from cloudai_mbridge.models.base import is_secret
@@ -38,6 +40,7 @@ def run_tool(*argv: str | Path, env: Mapping[str, str], missing: str, cwd: Path 
 
 
 def _communicate(words: Sequence[str], env: Mapping[str, str], missing: str, cwd: Path | None) -> tuple[int, str, str]:
+    signals = _Signals()
     try:
         process = subprocess.Popen(
             words,
@@ -51,15 +54,37 @@ def _communicate(words: Sequence[str], env: Mapping[str, str], missing: str, cwd
             start_new_session=True,  # no terminal to ask for a password on, and a group of its own to end
         )
     except OSError as error:
+        signals.act()
         raise ToolFailure(f"{words[0]} cannot be started here ({error.strerror}); {missing}") from None
     with process:
         try:
+            signals.act()
             out, err = process.communicate()
         except BaseException:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             raise
     return process.returncode, out, err
+
+
+class _Signals:
+    """Keep the signals that end this process until `act`: one that comes while a tool starts would leave it behind."""
+
+    def __init__(self) -> None:
+        self._came: list[int] = []
+        is_main = threading.current_thread() is threading.main_thread()  # only there can handlers be set
+        numbers = (signal.SIGINT, signal.SIGTERM) if is_main else ()
+        self._before = {number: signal.signal(number, self._keep) for number in numbers}
+
+    def _keep(self, number: int, frame: FrameType | None) -> None:
+        self._came.append(number)
+
+    def act(self) -> None:
+        """Put the handlers back, and let act what has come."""
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        for came in self._came:
+            signal.raise_signal(came)
 
 
 def last_words(text: str, env: Mapping[str, str]) -> str:

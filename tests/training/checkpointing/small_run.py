@@ -162,7 +162,9 @@ def start(**sections: dict[str, Any]) -> Run:
     if config.ddp.overlap_grad_reduce:
         syncs = [chunk.no_sync for chunk in model]
         model[0].config.no_sync_func = syncs if len(syncs) > 1 else syncs[0]
-    state = SimpleNamespace(cfg=config, train_state=Progress(), async_calls_queue=None, callback_manager=None)
+    state = SimpleNamespace(
+        cfg=config, train_state=Progress(), async_calls_queue=None, callback_manager=None, completed_saves=[]
+    )
     context = init_checkpointing_context(config.checkpoint)
     return Run(state, model, optimizer, build_scheduler(config, optimizer), context)
 
