@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.gate.comparability_id import comparability_id
 from cloudai_mbridge.plan import ROOT_FILES
+from cloudai_mbridge.regular_file import read_regular
 
 SUPPORTED_SCHEMA = 2
 SUCCESS = "success"
@@ -127,7 +128,7 @@ def read_results(path: Path) -> list[RunResult]:
     """
     file = path / ROOT_FILES.report if path.is_dir() else path
     try:
-        data = json.loads(file.read_bytes())
+        data = json.loads(read_regular(file))
     except OSError as error:
         raise BadInput(f"{file}: cannot be read ({error.strerror}); give a report.json or a run's directory") from None
     except (ValueError, RecursionError) as error:

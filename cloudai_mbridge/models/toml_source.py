@@ -1,5 +1,6 @@
 """A TOML file with the line of every key, so that an error can point at its place."""
 
+import io
 import re
 import tomllib
 from collections.abc import Sequence
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from cloudai_mbridge.errors import BadInput
+from cloudai_mbridge.regular_file import NotRegular, open_regular
 
 _HEADER = re.compile(r"\s*\[(?P<array>\[)?\s*(?P<name>[^\]]+?)\s*\]")
 _KEY = re.compile(r"""\s*(?P<key>"[^"]*"|'[^']*'|[A-Za-z0-9_.\- ]+?)\s*=""")
@@ -47,11 +49,12 @@ def read_toml(path: Path) -> TomlSource:
         BadInput: the file cannot be read, is not UTF-8 or is not TOML; the message has the parser's line and column.
     """
     try:
-        if path.exists() and not path.is_file():
-            raise BadInput(f"{path}: is no file; give the path of a TOML file")
-        text = path.read_text(encoding="utf-8-sig")
+        with open_regular(path) as file, io.TextIOWrapper(file, encoding="utf-8-sig") as decoded:
+            text = decoded.read()
     except FileNotFoundError:
         raise BadInput(f"{path}: no such file; check the path") from None
+    except NotRegular as error:
+        raise BadInput(f"{path}: is {error.strerror}; give the path of a TOML file") from None
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput(f"{path}: cannot be read as UTF-8 text ({error})") from None
     try:

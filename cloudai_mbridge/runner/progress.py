@@ -2,11 +2,12 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from cloudai_mbridge.logs import LogParser
 from cloudai_mbridge.plan import POINT_FILES, RunPlan
+from cloudai_mbridge.regular_file import open_regular
 
 _CHUNK = 1 << 20
 
@@ -14,9 +15,9 @@ _CHUNK = 1 << 20
 @dataclass
 class _Log:
     since: float
+    parser: LogParser
     offset: int = 0
     num_steps: int = 0
-    parser: LogParser = field(default_factory=LogParser)
 
 
 class Progress:
@@ -26,10 +27,13 @@ class Progress:
         self._root, self._now = root, now
         self._logs: dict[str, _Log] = {}
 
-    def idle_s(self, run: RunPlan) -> tuple[float, int]:
-        """Return the seconds since a running job's last step, or since the first call, and the number of that step."""
-        log = self._logs.setdefault(run.key, _Log(self._now()))
-        self._read(log, self._root / run.key / log_name(run))
+    def idle_s(self, run: RunPlan, token: str | None = None) -> tuple[float, int]:
+        """Return the seconds since a running job's last step, or since the first call, and the number of that step.
+
+        token: of the job; None if it is not known.
+        """
+        log = self._logs.setdefault(run.key, _Log(self._now(), LogParser(token)))
+        self._read(log, self._root / run.key / log_name(run), token)
         steps = log.parser.num_steps
         if steps != log.num_steps:
             log.num_steps, log.since = steps, self._now()
@@ -39,11 +43,11 @@ class Progress:
         """Begin anew: the job has ended."""
         self._logs.pop(run.key, None)
 
-    def _read(self, log: _Log, path: Path) -> None:
+    def _read(self, log: _Log, path: Path, token: str | None) -> None:
         try:
-            with path.open("rb") as file:
+            with open_regular(path) as file:
                 if file.seek(0, 2) < log.offset:  # truncated: the scheduler has started the job again
-                    log.offset, log.parser = 0, LogParser()
+                    log.offset, log.parser = 0, LogParser(token)
                 file.seek(log.offset)
                 while chunk := file.read(_CHUNK):
                     log.offset += len(chunk)
