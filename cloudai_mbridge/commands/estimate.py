@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from cloudai_mbridge.recipes import Recipe
 
 _PATH = click.Path(path_type=Path)
-_SIZE = click.IntRange(min=1)
+_SIZE = click.IntRange(1, 2**63 - 1)
+_COUNT = click.IntRange(0, 2**63 - 1)
 _ESTIMATORS = ("default", "megatron-bridge/seed", "megatron-bridge/head")
 
 
@@ -51,7 +52,9 @@ def register(cli: click.Group) -> None:
 )
 @click.option("--recompute", help="none, full, or modules such as core_attn,mlp; default: the upstream recipe's.")
 @click.option("--recompute-num-layers", type=_SIZE, help="Recompute the first layers of every chunk.")
-@click.option("--offload-layers", "activation_offload_layers", type=click.IntRange(min=0), help="In host memory.")
+@click.option(
+    "--offload-layers", "activation_offload_layers", type=click.IntRange(0, 2**63 - 1), help="In host memory."
+)
 @click.option("--fsdp/--no-fsdp", "use_megatron_fsdp", default=None, help="Megatron-FSDP.")
 @click.option("--cuda-graph", "cuda_graph_impl", help="none, local or transformer_engine.")
 @click.option("--cuda-graph-scope", help="Such as attn or full_iteration.")
