@@ -2,8 +2,8 @@
 
 import os
 import stat
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO
 
 _KINDS = {
     stat.S_IFIFO: "a FIFO",
@@ -18,7 +18,7 @@ class NotRegular(OSError):
     """The path leads to something that is not a regular file; strerror says to what."""
 
 
-def open_regular(path: Path) -> BinaryIO:
+def open_regular(path: Path) -> BufferedReader:
     """Open a regular file, or a link to one, for reading.
 
     Raises:

@@ -8,10 +8,12 @@ from typing import Any
 
 from cloudai_mbridge.gate.reference import ReferencePoint
 from cloudai_mbridge.gate.results import RunResult
+from cloudai_mbridge.metrics import implausible
 
 FEWEST_STEPS = 5
 _SHOWN = 4
 _MANY_TIMES, _MANY_VALUES = 10, 5
+_AGREEMENT = 1e-6
 
 
 @dataclass(frozen=True)
@@ -30,27 +32,41 @@ def group_by_point(results: Iterable[RunResult], without: Collection[str] = ()) 
     count, because they are what the others are compared with.
     """
     points: dict[str, list[RunResult]] = {}
-    seen: set[object] = set()
+    seen: set[str] = set()
     notes = []
     for run in sorted(results, key=lambda run: run.is_success):
-        marks = {run.run_id, _measured(run)} - {None}
         place = f"{run.point}, run {run.iteration} of {run.source}"
         if run.run_id in without:
             notes.append(f"{place}: is a run of the reference, and is not compared with itself")
-        elif marks & seen:
+        elif run.run_id in seen or any(is_copy(run, other) for other in points.get(run.point, ())):
             notes.append(f"{place}: is in the results already; it counts once")
         else:
-            seen |= marks
+            seen.add(run.run_id)
             points.setdefault(run.point, []).append(run)
     return [_split(point, runs) for point, runs in points.items()], notes
 
 
-def _measured(run: RunResult) -> object | None:
-    """Return what two runs cannot have in common: many step times, or a few at full precision."""
-    times = tuple(step.step_time_s for step in run.steps)
-    is_exact = len(times) > 1 and any(time is not None and round(time, 3) != time for time in times)
-    is_long = len(times) >= _MANY_TIMES and len(set(times)) >= _MANY_VALUES
-    return (run.point, times) if is_exact or is_long else None
+def is_copy(run: RunResult, other: RunResult) -> bool:
+    """Return whether two runs have what no two can have: step times that all agree to a millionth.
+
+    That says nothing of a few times that are rounded, as those of Megatron-Bridge's lines are.
+    """
+    if len(run.steps) != len(other.steps):
+        return False
+    pairs = zip(run.steps, other.steps, strict=True)
+    return all(_agree(one.step_time_s, two.step_time_s) for one, two in pairs) and _tells_runs_apart(run)
+
+
+def _agree(one: float | None, other: float | None) -> bool:
+    return one == other if one is None or other is None else math.isclose(one, other, rel_tol=_AGREEMENT)
+
+
+def _tells_runs_apart(run: RunResult) -> bool:
+    """Return whether there are many different step times, or two at least at full precision."""
+    times = [step.step_time_s for step in run.steps if step.step_time_s is not None]
+    is_exact = len(run.steps) > 1 and any(not _agree(round(time, 3), time) for time in times if math.isfinite(time))
+    is_long = len(run.steps) >= _MANY_TIMES and len({f"{time:.6g}" for time in times}) >= _MANY_VALUES
+    return is_exact or is_long
 
 
 def _split(point: str, runs: Sequence[RunResult]) -> PointRuns:
@@ -66,6 +82,8 @@ def why_not(run: RunResult) -> str:
     """Return why a run does not count, "" if it does. A report may be wrong about its own success."""
     if not run.is_success:
         return "; ".join(run.reasons) or run.verdict
+    if run.contradiction:
+        return f"the report contradicts itself: {run.contradiction}"
     if run.num_steps is None or run.num_steps < 1:
         return "nobody knows how many steps it was to have; set max_steps"
     steps = {step.step for step in run.steps}
@@ -73,6 +91,8 @@ def why_not(run: RunResult) -> str:
     if first_missing <= run.num_steps:
         done = sum(1 <= step <= run.num_steps for step in steps)
         return f"{done} of {run.num_steps} steps are there; the first missing is {first_missing}"
+    if reasons := implausible(run.steps, run.num_steps):
+        return reasons[0]
     if bad := [step for step in run.steps if step.loss is not None and not math.isfinite(step.loss)]:
         return f"the loss is {bad[0].loss} at step {bad[0].step}"
     if len(run.counted_steps) < FEWEST_STEPS:

@@ -32,4 +32,6 @@ def last_lines(path: Path, count: int) -> list[str]:
 
 def printable(line: str) -> str:
     """Make control characters visible."""
+    if line.isprintable():
+        return line
     return "".join(c if c.isprintable() or c == "\t" else f"\\x{ord(c):02x}" for c in line)

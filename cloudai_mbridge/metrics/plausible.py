@@ -2,13 +2,13 @@
 
     step_time_s     1 us to 30 days. Starting one kernel takes some microseconds (NVIDIA, CUDA C++ Best Practices Guide
                     and Nsight Systems: launch latency), and a step starts many.
-    tflops_per_gpu  0 to four times the highest dense peak in `estimate/data/hardware.toml`, which names its sources:
+    tflops_per_gpu  up to four times the highest dense peak in `estimate/data/hardware.toml`, which names its sources:
                     structured sparsity doubles a peak, and a formula that counts masked attention doubles the FLOPs.
-                    0 is what a rounded line says of a model that is small.
-    peak_memory_gib 0 to 1 PiB.
+    peak_memory_gib up to 1 PiB.
     grad_norm       0 or more: it is a norm.
 
-A number that is missing or not finite is not judged here: without it nothing is measured, which fails a run anyway.
+A number that is missing, not finite, or 0 as rounded lines say of what is small, is not judged here: it is not a
+measurement, which fails a run where one is needed.
 """
 
 import itertools
@@ -56,7 +56,7 @@ def implausible(steps: Sequence[MeasuredStep], num_steps: int | None) -> list[st
         reasons.append(f"step {beyond[0]} is in the log; {asked}")
     for name, unit, (lowest, highest) in _bounds():
         values = ((step.step, getattr(step, name, None)) for step in steps)
-        wrong = ((step, value) for step, value in values if value is not None and math.isfinite(value))
+        wrong = ((step, value) for step, value in values if value and math.isfinite(value))
         if bad := next(((step, value) for step, value in wrong if not lowest <= value <= highest), None):
             reasons.append(f"step {bad[0]}: {name} = {bad[1]:g}{unit} is not possible; {lowest:g} to {highest:g} is")
     return reasons

@@ -87,7 +87,7 @@ def measure(
     last = math.inf if num_steps is None else num_steps
     steps = [step for step in steps if step.step <= last]
     counted = [step for step in steps if step.step > warmup_steps]
-    times = [step.step_time_s for step in counted]
+    times = [step.step_time_s or None for step in counted]  # 0 is a time too short for a rounded line: not measured
     tokens = [tokens_per_step_per_gpu / t if t and tokens_per_step_per_gpu else None for t in times]
     memory = summarize([step.peak_memory_gib for step in steps])
     return Metrics(

@@ -195,7 +195,7 @@ class _TestPlan:
                 " set sweep.max_points, or ask for fewer runs"
             )
 
-    def _limit_before(self, gpu_hours: float | None) -> str | None:
+    def _limit_before(self, gpu_hours: float) -> str | None:
         """Return the limit that a point of this price would pass, if any."""
         if self._limits.max_points is not None and self._accepted >= self._limits.max_points:
             return f"max_points = {self._limits.max_points} is reached"
