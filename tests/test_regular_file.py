@@ -10,7 +10,7 @@ import pytest
 from cloudai_mbridge import control
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.gate.baseline import load_baseline
-from cloudai_mbridge.gate.history import History
+from cloudai_mbridge.gate.history_file import open_for_writing
 from cloudai_mbridge.gate.policy import load_policy
 from cloudai_mbridge.gate.results import read_results
 from cloudai_mbridge.logs import read_log
@@ -66,7 +66,7 @@ READERS: dict[str, Callable[[Path], object]] = {
     "system": load_system,
     "policy": load_policy,
     "baseline": load_baseline,
-    "history": lambda path: History(path).__enter__(),
+    "history": open_for_writing,
     "shown log": lambda path: list(control.read_lines(path, 3, follow=False)),
 }
 

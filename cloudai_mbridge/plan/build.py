@@ -190,8 +190,8 @@ class _TestPlan:
         if len(self.runs) + self._runs_per_point > self._most_runs:
             run, repeats = self._test.run, self._limits.repeats
             raise BadInput(
-                f"test {run.id!r}: {self._accepted} accepted points with iterations = {run.iterations} and"
-                f" sweep.repeats = {repeats} are more than the {MOST_RUNS} runs that a scenario may have;"
+                f"test {run.id!r}: {counted(self._accepted, 'accepted point')} with iterations = {run.iterations} and"
+                f" sweep.repeats = {repeats}: more than the {MOST_RUNS} runs that a scenario may have;"
                 " set sweep.max_points, or ask for fewer runs"
             )
 
