@@ -44,13 +44,14 @@ class LogSummary:
     """All steps of a log in order.
 
     source: "records" if our full-precision records were found, "lines" for Megatron-Bridge's two rounded lines, "none".
-    run: what the run said of itself at its start. notes: what was odd about the log.
+    run: what the run said of itself at its start. notes: what was odd about the log. fault: why it cannot be read.
     """
 
     steps: tuple[StepRecord, ...] = ()
     source: str = "none"
     run: dict[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    fault: str = ""
 
 
 class LogParser:
@@ -208,5 +209,6 @@ def read_log(path: Path, token: str | None = None) -> LogSummary:
     except FileNotFoundError:
         return LogSummary(notes=(f"{path.name} does not exist",))
     except OSError as error:
-        return LogSummary(notes=(f"{path.name} cannot be read ({error.strerror})",))
+        fault = f"{path.name} cannot be read ({error.strerror})"
+        return LogSummary(notes=(fault,), fault=fault)
     return parser.finish()

@@ -31,7 +31,7 @@ from cloudai_mbridge.sweep.run_id import label
 # Rejected points of one test that are kept with their reasons; beyond it they are counted by rule.
 MOST_REJECTED_ROWS = 1000
 # Runs of a scenario: more than Slurm's default MaxJobCount (10,000) and what an output directory holds comfortably.
-MOST_RUNS = 50_000
+MOST_RUNS = 20_000
 
 
 def build_plan(

@@ -441,7 +441,7 @@ def test_a_variable_that_is_named_like_a_credential_is_expanded(monkeypatch: pyt
 
 @pytest.mark.parametrize("keys", [{"run": {"iterations": 10**9}}, {"sweep": {"repeats": 10**9}}])
 def test_more_runs_than_a_scenario_may_have(keys: dict[str, Any]) -> None:
-    with pytest.raises(BadInput, match="more than the 50000 runs that a scenario may have"):
+    with pytest.raises(BadInput, match="more than the 20000 runs that a scenario may have"):
         _plan(**keys)
 
 
