@@ -2,9 +2,11 @@
 
 import os
 import stat
+from collections.abc import Iterator
 from io import BufferedReader
 from pathlib import Path
 
+_CHUNK = 1 << 20
 _KINDS = {
     stat.S_IFIFO: "a FIFO",
     stat.S_IFCHR: "a device",
@@ -32,6 +34,17 @@ def open_regular(path: Path) -> BufferedReader:
         os.close(descriptor)
         raise
     return os.fdopen(descriptor, "rb")
+
+
+def read_chunks(file: BufferedReader) -> Iterator[bytes]:
+    """Yield what a file holds, from where it stands. Holes, of any size and without content, are passed over."""
+    while chunk := file.read(_CHUNK):
+        yield chunk
+        if not chunk.strip(b"\0"):
+            try:
+                file.seek(os.lseek(file.fileno(), file.tell(), os.SEEK_DATA))
+            except OSError:  # nothing but a hole is left
+                file.seek(0, os.SEEK_END)
 
 
 def read_regular(path: Path) -> bytes:

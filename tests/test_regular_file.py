@@ -84,3 +84,13 @@ def test_results(tmp_path: Path, kind: str) -> None:
     make(tmp_path / "report.json")
     with pytest.raises(BadInput, match=words):
         read_results(tmp_path / "report.json")
+
+
+def test_holes_are_passed_over(tmp_path: Path) -> None:
+    record = 'MBRIDGE_STEP {"step": 1, "step_time_s": 0.5, "tflops_per_gpu": 1.0, "losses": {"lm loss": 5.0}}\n'
+    with (tmp_path / "log").open("wb") as file:
+        file.write(b"begun\n")
+        file.seek(1 << 42)
+        file.write(record.encode())
+        file.truncate(1 << 43)
+    assert [step.step for step in read_log(tmp_path / "log").steps] == [1]

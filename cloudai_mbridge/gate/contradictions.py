@@ -5,13 +5,14 @@ A report may lack what it could be checked by, as small ones do: only what is th
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from cloudai_mbridge.gate.result_model import SUCCESS, PointModel
+from cloudai_mbridge.gate.result_model import REJECTED, SUCCESS, PointModel, ReportModel
 from cloudai_mbridge.metrics.statistics import summarize
 
-_ENDED_WELL = ("succeeded", "stopped")
+_SUCCEEDED, _STOPPED = "succeeded", "stopped"
 _SAME = ("warmup_steps", "num_steps", "num_nodes", "world_size")
 _EXACTNESS = 1e-9
 
@@ -23,16 +24,29 @@ def contradiction(point: PointModel) -> str:
     return next((text for rule in _RULES for text in rule(point)), "")
 
 
+def wrong_summary(report: ReportModel) -> str:
+    """Return where the report's summary differs from its points, "" if nowhere."""
+    counts = Counter(point.verdict for point in report.points)
+    # of rejected points not all are listed
+    said = {name: number for name, number in (report.summary or {}).items() if name != REJECTED}
+    wrong = next((name for name, number in said.items() if counts[name] != number), None)
+    return "" if wrong is None else f"its summary has {said[wrong]!r} {wrong}, and {counts[wrong]} of its points are"
+
+
 def _verdict(point: PointModel) -> Iterator[str]:
     if point.reasons:
         yield f"the verdict is success, and there are reasons against it: {point.reasons[0][:200]}"
     if point.failure is not None:
         yield "the verdict is success, and there is a failure"
+    if point.metrics is None:
+        yield "the verdict is success, and there are no metrics"
     for job in (point.job, *point.attempts[-1:]):
+        if job.get("job_class") == _STOPPED:  # as was asked, whatever its last words
+            continue
         for name in ("exit_code", "signal"):
             if job.get(name) not in (None, 0):
                 yield f"the verdict is success, and the job has {name} {job[name]!r}"
-        if "job_class" in job and job["job_class"] not in _ENDED_WELL:
+        if job.get("job_class", _SUCCEEDED) != _SUCCEEDED:
             yield f"the verdict is success, and the job is {job['job_class']!r}"
 
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict, StrictInt
 
 SUCCESS = "success"
+REJECTED = "rejected"
 _NOT_FINITE = ("nan", "inf", "-inf")
 
 
@@ -89,6 +90,7 @@ class ReportModel(_Lenient):
     system: str
     created_at: str
     points: list[PointModel]
+    summary: dict[str, Any] | None = None
 
 
 def parse_json(text: bytes) -> Any:

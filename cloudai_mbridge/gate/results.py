@@ -10,8 +10,9 @@ from pydantic import TypeAdapter, ValidationError
 
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.gate.comparability_id import comparability_id
-from cloudai_mbridge.gate.contradictions import contradiction
+from cloudai_mbridge.gate.contradictions import contradiction, wrong_summary
 from cloudai_mbridge.gate.result_model import (
+    REJECTED,
     SUCCESS,
     ComparabilityModel,
     MetricsModel,
@@ -101,7 +102,7 @@ def read_results(path: Path) -> list[RunResult]:
 
 
 def _runs(report: ReportModel) -> Iterator[PointModel]:
-    return (point for point in report.points if point.verdict != "rejected" and not point.is_pre_test)
+    return (point for point in report.points if point.verdict != REJECTED and not point.is_pre_test)
 
 
 def _run(point: PointModel, report: ReportModel, source: str) -> RunResult:
@@ -127,7 +128,7 @@ def _run(point: PointModel, report: ReportModel, source: str) -> RunResult:
         ended_at=str(point.job.get("ended_at") or report.created_at),
         environment=point.environment.model_dump(exclude_unset=True),
         source=source,
-        contradiction=contradiction(point),
+        contradiction=contradiction(point) or wrong_summary(report),
     )
 
 

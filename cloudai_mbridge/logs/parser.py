@@ -18,9 +18,8 @@ from cloudai_mbridge.logs.formats import (
     match_step_record,
     match_step_time,
 )
-from cloudai_mbridge.regular_file import open_regular
+from cloudai_mbridge.regular_file import open_regular, read_chunks
 
-_CHUNK = 1 << 20
 _LONGEST_LINE = 1 << 20
 _MOST_STEPS = 10**15
 _MOST_RESTARTS = 10
@@ -204,7 +203,7 @@ def read_log(path: Path, token: str | None = None) -> LogSummary:
     parser = LogParser(token)
     try:
         with open_regular(path) as log:
-            while chunk := log.read(_CHUNK):
+            for chunk in read_chunks(log):
                 parser.feed(chunk)
     except FileNotFoundError:
         return LogSummary(notes=(f"{path.name} does not exist",))

@@ -7,9 +7,7 @@ from pathlib import Path
 
 from cloudai_mbridge.logs import LogParser
 from cloudai_mbridge.plan import POINT_FILES, RunPlan
-from cloudai_mbridge.regular_file import open_regular
-
-_CHUNK = 1 << 20
+from cloudai_mbridge.regular_file import open_regular, read_chunks
 
 
 @dataclass
@@ -49,9 +47,9 @@ class Progress:
                 if file.seek(0, 2) < log.offset:  # truncated: the scheduler has started the job again
                     log.offset, log.parser = 0, LogParser(token)
                 file.seek(log.offset)
-                while chunk := file.read(_CHUNK):
-                    log.offset += len(chunk)
+                for chunk in read_chunks(file):
                     log.parser.feed(chunk)
+                    log.offset = file.tell()
         except OSError:
             return
 

@@ -85,7 +85,11 @@ def _signal_name(number: int) -> str:
 
 
 def _log_reasons(log: LogSummary, num_steps: int, needs_losses: bool) -> list[str]:
-    reasons = [*([log.fault] if log.fault else []), *missing_steps(log.steps, num_steps), *implausible(log.steps, num_steps or None)]
+    reasons = [
+        *([log.fault] if log.fault else []),
+        *missing_steps(log.steps, num_steps),
+        *implausible(log.steps, num_steps or None),
+    ]
     if needs_losses and (without := [step.step for step in log.steps if step.loss is None]):
         reasons.append(f"step {without[0]} has no loss")
     if bad := [step for step in log.steps if step.loss is not None and not math.isfinite(step.loss)]:

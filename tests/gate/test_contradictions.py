@@ -55,7 +55,11 @@ def _drop_fields(point: dict[str, Any]) -> None:
         del point["metrics"][name]
 
 
-@pytest.mark.parametrize("change", [lambda point: None, _drop_fields, lambda point: point["run"].clear()])
+def _stopped(point: dict[str, Any]) -> None:
+    point["job"].update(job_class="stopped", signal=15)
+
+
+@pytest.mark.parametrize("change", [lambda point: None, _drop_fields, lambda point: point["run"].clear(), _stopped])
 def test_what_agrees_counts(tmp_path: Path, change: Change) -> None:
     assert _reason(tmp_path, change) == ""
 
@@ -76,6 +80,7 @@ CHANGES: dict[str, tuple[Change, str]] = {
     "a step changed": (lambda p: p["steps"][8].update(step_time_s=0.2), "metrics.step_time_s.mean"),
     "window": (lambda p: p["metrics"].update(window=[2, 12]), "metrics.window is [2, 12], and steps 4 to 12 count"),
     "memory": (lambda p: p["metrics"].update(peak_memory_gib=1.0), "metrics.peak_memory_gib is 1.0"),
+    "no metrics": (lambda p: p.update(metrics=None), "there are no metrics"),
     "FLOPs": (lambda p: p["run"].update(flops_per_step=2e12), "and the run says 2000000000000.0"),
     "work": (lambda p: p["args"].update(gb=8), "tokens_per_step_per_gpu is 2048.0, and the arguments give 4096.0"),
 }
@@ -95,6 +100,14 @@ def test_a_missing_step_does_not_count_whichever_it_is(tmp_path: Path, missing: 
         _drop_fields(point)
 
     assert _reason(tmp_path, drop) == f"11 of 12 steps are there; the first missing is {missing}"
+
+
+@pytest.mark.parametrize(("success", "agrees"), [(1, True), (2, False), ("1", False)])
+def test_the_summary_agrees_with_the_points(tmp_path: Path, success: Any, agrees: bool) -> None:
+    path = _write(tmp_path / "report.json", _point())
+    path.write_text(json.dumps({**json.loads(path.read_text()), "summary": {"success": success, "rejected": 5}}))
+    (run,) = read_results(path)
+    assert (why_not(run) == "") is agrees
 
 
 def test_more_steps_than_were_asked_for_do_not_count(tmp_path: Path) -> None:
