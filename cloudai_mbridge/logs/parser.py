@@ -56,9 +56,12 @@ class LogSummary:
 class LogParser:
     """Feed it bytes as they come; ask for a summary at any time."""
 
-    def __init__(self, token: str | None = None) -> None:
-        """token: of the run's job; None if it is not known, and then every record counts."""
-        self._token = token
+    def __init__(self, token: str | None = None, *, has_records: bool = True) -> None:
+        """token: of the run's job; None if it is not known, and then every record counts.
+
+        has_records: False for the upstream launcher's log, in which a record can only be somebody else's.
+        """
+        self._token, self._has_records = token, has_records
         self._rest = b""
         self._records: dict[int, StepRecord] = {}
         self._times: list[tuple[float, float]] = []
@@ -92,7 +95,9 @@ class LogParser:
         return self.summary()
 
     def _take(self, line: str) -> None:
-        if has_record(line):
+        if has_record(line) and not self._has_records:
+            self._foreign += 1
+        elif has_record(line):
             if (record := match_step_record(line)) is not None:
                 if self._is_own(record):
                     self._take_record(record)
@@ -195,12 +200,12 @@ def _number(value: Any) -> float | None:
         return None
 
 
-def read_log(path: Path, token: str | None = None) -> LogSummary:
+def read_log(path: Path, token: str | None = None, *, has_records: bool = True) -> LogSummary:
     """Read a whole log; one that does not exist, cannot be read, or is not a regular file has no steps.
 
-    token: as of the parser.
+    token, has_records: as of the parser.
     """
-    parser = LogParser(token)
+    parser = LogParser(token, has_records=has_records)
     try:
         with open_regular(path) as log:
             for chunk in read_chunks(log):

@@ -147,7 +147,7 @@ def _read_run(run: Mapping[str, Any], entry: JournalEntry | None, root: Path) ->
     is_upstream = run.get("upstream") is not None
     log_name = POINT_FILES.launcher_log if is_upstream else POINT_FILES.stdout
     last = entry.last if entry else None
-    log = read_log(directory / log_name, last.token if last else None)
+    log = read_log(directory / log_name, last.token if last else None, has_records=not is_upstream)
     tokens = tokens_per_step_per_gpu(run["args"], _world_size(run))
     metrics = measure(log.steps, run["warmup_steps"], tokens, definitions_of(run, log.run), run["num_steps"])
     logs = (directory / POINT_FILES.stderr, directory / log_name)

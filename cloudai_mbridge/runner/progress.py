@@ -30,8 +30,8 @@ class Progress:
 
         token: of the job; None if it is not known.
         """
-        log = self._logs.setdefault(run.key, _Log(self._now(), LogParser(token)))
-        self._read(log, self._root / run.key / log_name(run), token)
+        log = self._logs.setdefault(run.key, _Log(self._now(), _parser(run, token)))
+        self._read(log, run, token)
         steps = log.parser.num_steps
         if steps != log.num_steps:
             log.num_steps, log.since = steps, self._now()
@@ -41,17 +41,21 @@ class Progress:
         """Begin anew: the job has ended."""
         self._logs.pop(run.key, None)
 
-    def _read(self, log: _Log, path: Path, token: str | None) -> None:
+    def _read(self, log: _Log, run: RunPlan, token: str | None) -> None:
         try:
-            with open_regular(path) as file:
+            with open_regular(self._root / run.key / log_name(run)) as file:
                 if file.seek(0, 2) < log.offset:  # truncated: the scheduler has started the job again
-                    log.offset, log.parser = 0, LogParser(token)
+                    log.offset, log.parser = 0, _parser(run, token)
                 file.seek(log.offset)
                 for chunk in read_chunks(file):
                     log.parser.feed(chunk)
                     log.offset = file.tell()
         except OSError:
             return
+
+
+def _parser(run: RunPlan, token: str | None) -> LogParser:
+    return LogParser(token, has_records=run.upstream is None)
 
 
 def log_name(run: RunPlan) -> str:

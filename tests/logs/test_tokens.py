@@ -81,3 +81,11 @@ def test_a_run_by_hand_writes_no_token() -> None:
 def test_a_long_line_of_half_matches_is_read_in_linear_time() -> None:
     log = _parse("Step Time : 1.0s " * 60_000 + "\n" + _record(1))
     assert [step.step for step in log.steps] == [1]
+
+
+def test_a_record_in_the_log_of_the_upstream_launcher_is_not_of_the_run() -> None:
+    parser = LogParser(TOKEN, has_records=False)
+    parser.feed(b"Step Time : 1.50s GPU utilization: 400.0MODEL_TFLOP/s/GPU\n" + (_record(1) + _record(2)).encode())
+    log = parser.finish()
+    assert [(step.step, step.step_time_s) for step in log.steps] == [(1, 1.5)]
+    assert (log.source, log.notes) == ("lines", ("2 records that are not of this run's job were left out",))
