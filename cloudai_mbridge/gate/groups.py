@@ -6,14 +6,13 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from cloudai_mbridge.gate.copies import Originals
 from cloudai_mbridge.gate.reference import ReferencePoint
 from cloudai_mbridge.gate.results import RunResult
 from cloudai_mbridge.metrics import implausible
 
 FEWEST_STEPS = 5
 _SHOWN = 4
-_MANY_TIMES, _MANY_VALUES = 10, 5
-_AGREEMENT = 1e-6
 
 
 @dataclass(frozen=True)
@@ -33,40 +32,18 @@ def group_by_point(results: Iterable[RunResult], without: Collection[str] = ()) 
     """
     points: dict[str, list[RunResult]] = {}
     seen: set[str] = set()
-    notes = []
+    originals, notes = Originals(), []
     for run in sorted(results, key=lambda run: run.is_success):
         place = f"{run.point}, run {run.iteration} of {run.source}"
         if run.run_id in without:
             notes.append(f"{place}: is a run of the reference, and is not compared with itself")
-        elif run.run_id in seen or any(is_copy(run, other) for other in points.get(run.point, ())):
+        elif run.run_id in seen or originals.of(run) is not None:
             notes.append(f"{place}: is in the results already; it counts once")
         else:
             seen.add(run.run_id)
+            originals.add(run)
             points.setdefault(run.point, []).append(run)
     return [_split(point, runs) for point, runs in points.items()], notes
-
-
-def is_copy(run: RunResult, other: RunResult) -> bool:
-    """Return whether two runs have what no two can have: step times that all agree to a millionth.
-
-    That says nothing of a few times that are rounded, as those of Megatron-Bridge's lines are.
-    """
-    if len(run.steps) != len(other.steps):
-        return False
-    pairs = zip(run.steps, other.steps, strict=True)
-    return all(_agree(one.step_time_s, two.step_time_s) for one, two in pairs) and _tells_runs_apart(run)
-
-
-def _agree(one: float | None, other: float | None) -> bool:
-    return one == other if one is None or other is None else math.isclose(one, other, rel_tol=_AGREEMENT)
-
-
-def _tells_runs_apart(run: RunResult) -> bool:
-    """Return whether there are many different step times, or two at least at full precision."""
-    times = [step.step_time_s for step in run.steps if step.step_time_s is not None]
-    is_exact = len(run.steps) > 1 and any(not _agree(round(time, 3), time) for time in times if math.isfinite(time))
-    is_long = len(run.steps) >= _MANY_TIMES and len({f"{time:.6g}" for time in times}) >= _MANY_VALUES
-    return is_exact or is_long
 
 
 def _split(point: str, runs: Sequence[RunResult]) -> PointRuns:
@@ -91,7 +68,7 @@ def why_not(run: RunResult) -> str:
     if first_missing <= run.num_steps:
         done = sum(1 <= step <= run.num_steps for step in steps)
         return f"{done} of {run.num_steps} steps are there; the first missing is {first_missing}"
-    if reasons := implausible(run.steps, run.num_steps):
+    if reasons := implausible(run.steps, run.num_steps, run.comparability.get("device")):
         return reasons[0]
     if bad := [step for step in run.steps if step.loss is not None and not math.isfinite(step.loss)]:
         return f"the loss is {bad[0].loss} at step {bad[0].step}"

@@ -2,8 +2,9 @@
 
     step_time_s     1 us to 30 days. Starting one kernel takes some microseconds (NVIDIA, CUDA C++ Best Practices Guide
                     and Nsight Systems: launch latency), and a step starts many.
-    tflops_per_gpu  up to four times the highest dense peak in `estimate/data/hardware.toml`, which names its sources:
-                    structured sparsity doubles a peak, and a formula that counts masked attention doubles the FLOPs.
+    tflops_per_gpu  up to twice the device's dense peak in its fastest format (of a device that is not known, of the
+                    fastest one) in `estimate/data/hardware.toml`, which names its sources. Twice, because a formula
+                    that counts masked attention counts FLOPs that are not done.
     peak_memory_gib up to 1 PiB.
     grad_norm       0 or more: it is a norm.
 
@@ -14,13 +15,13 @@ measurement, which fails a run where one is needed.
 import itertools
 import math
 from collections.abc import Sequence
-from functools import cache
+from functools import lru_cache
 from typing import Protocol
 
-from cloudai_mbridge.estimate.hardware import gpus
+from cloudai_mbridge.estimate.hardware import find_gpu, gpus
 
 _SHORTEST_STEP_S, _LONGEST_STEP_S = 1e-6, 30 * 86400.0
-_OVER_PEAK = 4.0
+_OVER_PEAK = 2.0
 _MOST_MEMORY_GIB = 2.0**20
 
 
@@ -47,14 +48,17 @@ def missing_steps(steps: Sequence[MeasuredStep], num_steps: int) -> list[str]:
     return [f"{done} of {num_steps} steps are in the log; the first missing is {first_missing}"]
 
 
-def implausible(steps: Sequence[MeasuredStep], num_steps: int | None) -> list[str]:
-    """Return the reasons, one for each kind of number, why steps cannot be true. num_steps: None if it is not known."""
+def implausible(steps: Sequence[MeasuredStep], num_steps: int | None, device: object = None) -> list[str]:
+    """Return the reasons, one for each kind of number, why steps cannot be true.
+
+    num_steps: None if it is not known. device: what the run was on, as it says itself; None if it does not.
+    """
     numbers = [step.step for step in steps]
     reasons = []
     if beyond := [number for number in numbers if number < 1 or (num_steps is not None and number > num_steps)]:
         asked = "steps count from 1" if num_steps is None else f"steps 1 to {num_steps} were asked for"
         reasons.append(f"step {beyond[0]} is in the log; {asked}")
-    for name, unit, (lowest, highest) in _bounds():
+    for name, unit, (lowest, highest) in _bounds(device if isinstance(device, str) else None):
         values = ((step.step, getattr(step, name, None)) for step in steps)
         wrong = ((step, value) for step, value in values if value and math.isfinite(value))
         if bad := next(((step, value) for step, value in wrong if not lowest <= value <= highest), None):
@@ -62,9 +66,11 @@ def implausible(steps: Sequence[MeasuredStep], num_steps: int | None) -> list[st
     return reasons
 
 
-@cache
-def _bounds() -> tuple[tuple[str, str, tuple[float, float]], ...]:
-    highest_peak = max(peak for gpu in gpus().values() for peak in gpu.peak_tflops.values())
+@lru_cache(maxsize=64)
+def _bounds(device: str | None) -> tuple[tuple[str, str, tuple[float, float]], ...]:
+    gpu = find_gpu(device) if device else None
+    known = [gpu] if gpu is not None and gpu.is_known else gpus().values()
+    highest_peak = max(peak for each in known for peak in each.peak_tflops.values())
     return (
         ("step_time_s", " s", (_SHORTEST_STEP_S, _LONGEST_STEP_S)),
         ("tflops_per_gpu", "", (0.0, _OVER_PEAK * highest_peak)),

@@ -88,7 +88,7 @@ def _log_reasons(log: LogSummary, num_steps: int, needs_losses: bool) -> list[st
     reasons = [
         *([log.fault] if log.fault else []),
         *missing_steps(log.steps, num_steps),
-        *implausible(log.steps, num_steps or None),
+        *implausible(log.steps, num_steps or None, log.run.get("device")),
     ]
     if needs_losses and (without := [step.step for step in log.steps if step.loss is None]):
         reasons.append(f"step {without[0]} has no loss")

@@ -45,6 +45,15 @@ def test_bounds(name: str, last_good: float, bad: float) -> None:
     assert reason.startswith(f"step 1: {name} = {bad:g}")
 
 
+@pytest.mark.parametrize(
+    ("device", "last_good", "bad"),
+    [("NVIDIA H100 80GB HBM3", 3957.0, 3959.0), ("AMD EPYC", 9999.0, 1e6), (None, 9999.0, 1e6), (7, 9999.0, 1e6)],
+)
+def test_a_rate_is_bounded_by_the_peak_of_the_device(device: Any, last_good: float, bad: float) -> None:
+    assert implausible(_steps(1, tflops_per_gpu=last_good), 1, device) == []
+    assert implausible(_steps(1, tflops_per_gpu=bad), 1, device) != []
+
+
 def test_steps_beyond_those_asked_for_are_in_no_statistic() -> None:
     metrics = measure(_steps(1, 2, 3) + _steps(4, 5, step_time_s=99.0), 1, None, num_steps=3)
     assert metrics.step_time_s is not None
