@@ -27,6 +27,7 @@ from cloudai_mbridge.models.toml_source import read_toml
 from cloudai_mbridge.pipeline import Prepared
 from cloudai_mbridge.plan import POINT_FILES, ROOT_FILES, RunPlan, SweepPlan
 from cloudai_mbridge.plan.arrays import assign_arrays
+from cloudai_mbridge.regular_file import read_regular
 from cloudai_mbridge.runner import Journal, Observer
 from cloudai_mbridge.runner.journal import JournalEntry
 
@@ -228,7 +229,7 @@ def _with_files(run: RunPlan, root: Path) -> RunPlan:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = json.loads(read_regular(path).decode())
     except OSError as error:
         raise BadInput(f"{path}: cannot be read ({error.strerror}); run the scenario again") from None
     except (ValueError, RecursionError) as error:

@@ -15,6 +15,7 @@ from rich.text import Text
 from cloudai_mbridge.jobs import JobClass, JobStatus
 from cloudai_mbridge.logs import LogParser, StepRecord
 from cloudai_mbridge.plan import RunPlan, SweepPlan
+from cloudai_mbridge.regular_file import open_regular, read_chunks
 from cloudai_mbridge.runner.progress import log_name
 
 _STYLE = {JobClass.ACTIVE: "cyan", JobClass.SUCCEEDED: "green", JobClass.CANCELLED: "yellow"}
@@ -107,13 +108,13 @@ class _Row:
     def update(self, status: JobStatus) -> None:
         self._status = status
         try:
-            with self._log.open("rb") as log:
+            with open_regular(self._log) as log:
                 log.seek(self._offset)
-                data = log.read()
+                for chunk in read_chunks(log):
+                    self._parser.feed(chunk)
+                self._offset = log.tell()
         except OSError:
             return
-        self._offset += len(data)
-        self._parser.feed(data)
         steps = self._parser.summary().steps
         self._step = steps[-1] if steps else None
 

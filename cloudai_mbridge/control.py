@@ -3,7 +3,7 @@
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -13,12 +13,14 @@ from cloudai_mbridge.logs.tail import printable
 from cloudai_mbridge.models.explain import suggest
 from cloudai_mbridge.plan import POINT_FILES, ROOT_FILES
 from cloudai_mbridge.plan.read import read_plan_data
+from cloudai_mbridge.regular_file import NotRegular, open_regular
 from cloudai_mbridge.runner.journal import Event, Journal, JournalEntry
 from cloudai_mbridge.runner.lock import has_driver
 
 _CANCEL_WAIT_S = 600.0
 _FOLLOW_S = 0.5
 _BLOCK = 1 << 16
+_LONGEST_LINE = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -147,24 +149,39 @@ def _find_key(point: str, keys: list[str]) -> str:
 
 
 def read_lines(path: Path, count: int | None, *, follow: bool) -> Iterator[str]:
-    """Yield the last `count` lines of a log, all if None, then with `follow` what is added to it, without end."""
+    """Yield the last `count` lines of a log, all if None, then with `follow` what is added to it, without end.
+
+    A line longer than 1 MiB comes in pieces of about that size: time is linear in the log's size, memory is bounded.
+    """
     while follow and not path.exists():
         time.sleep(_FOLLOW_S)
     try:
-        file = path.open("rb")
+        file = open_regular(path)
     except FileNotFoundError:
         raise BadInput(f"{path}: does not exist; the run has not started") from None
+    except NotRegular as error:
+        raise BadInput(f"{path}: is {error.strerror}; it cannot be shown") from None
     with file:
         if count is not None:
             _seek_to_last(file, count)
-        rest = b""
+        rest: list[bytes] = []
         while (block := file.read(_BLOCK)) or follow:
             if not block:
                 time.sleep(_FOLLOW_S)
-            *lines, rest = (rest + block).split(b"\n")
-            yield from (printable(line.decode("utf-8", errors="replace").rstrip("\r")) for line in lines)
-        if rest:
-            yield printable(rest.decode("utf-8", errors="replace"))
+            first, *others = block.split(b"\n")
+            rest.append(first)
+            for line in others:
+                yield _shown(rest)
+                rest = [line]
+            if sum(map(len, rest)) >= _LONGEST_LINE:
+                yield _shown(rest)
+                rest = []
+        if any(rest):
+            yield _shown(rest)
+
+
+def _shown(pieces: Iterable[bytes]) -> str:
+    return printable(b"".join(pieces).decode("utf-8", errors="replace").rstrip("\r"))
 
 
 def _seek_to_last(file: BinaryIO, count: int) -> None:
@@ -179,8 +196,9 @@ def _seek_to_last(file: BinaryIO, count: int) -> None:
         start = max(0, position - _BLOCK)
         file.seek(start)
         block = file.read(position - start)
-        while breaks < count and (at := block.rfind(b"\n")) >= 0:
-            block, breaks = block[:at], breaks + 1
+        at = len(block)
+        while breaks < count and (at := block.rfind(b"\n", 0, at)) >= 0:
+            breaks += 1
             if breaks == count:
                 file.seek(start + at + 1)
                 return

@@ -252,3 +252,10 @@ def test_a_log_is_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     _append(path, "hal")
     threading.Timer(0.05, _append, (path, "f\nlast\n")).start()
     assert [next(lines), next(lines)] == ["half", "last"]
+
+
+def test_a_line_longer_than_a_mebibyte_comes_in_pieces(tmp_path: Path) -> None:
+    (tmp_path / "log").write_bytes(b"a\n" + b"x" * (20 << 20) + b"\nb\n")
+    first, *pieces, last = control.read_lines(tmp_path / "log", None, follow=False)
+    assert (first, last, sum(map(len, pieces))) == ("a", "b", 20 << 20)
+    assert all(len(piece) < 2 << 20 for piece in pieces)

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from cloudai_mbridge.recipes import Recipe
 
 _PATH = click.Path(path_type=Path)
-_SIZE = click.IntRange(min=1)
+_SIZE = click.IntRange(1, 2**63 - 1)
+_COUNT = click.IntRange(0, 2**63 - 1)
+DOES_NOT_FIT = 16  # behind the gate's 10 to 14 and the promotion's 15
 _ESTIMATORS = ("default", "megatron-bridge/seed", "megatron-bridge/head")
 
 
@@ -51,7 +53,9 @@ def register(cli: click.Group) -> None:
 )
 @click.option("--recompute", help="none, full, or modules such as core_attn,mlp; default: the upstream recipe's.")
 @click.option("--recompute-num-layers", type=_SIZE, help="Recompute the first layers of every chunk.")
-@click.option("--offload-layers", "activation_offload_layers", type=click.IntRange(min=0), help="In host memory.")
+@click.option(
+    "--offload-layers", "activation_offload_layers", type=click.IntRange(0, 2**63 - 1), help="In host memory."
+)
 @click.option("--fsdp/--no-fsdp", "use_megatron_fsdp", default=None, help="Megatron-FSDP.")
 @click.option("--cuda-graph", "cuda_graph_impl", help="none, local or transformer_engine.")
 @click.option("--cuda-graph-scope", help="Such as attn or full_iteration.")
@@ -68,7 +72,10 @@ def register(cli: click.Group) -> None:
 def estimate(
     recipe: str, memory_estimator: str, system_config: Path | None, is_json: bool, flops_formula: str, **given: Any
 ) -> int:
-    """Estimate one point: FLOPs, memory of every stage, step time, MFU, cost. Nothing is run (docs/estimate.md)."""
+    """Estimate one point: FLOPs, memory of every stage, step time, MFU, cost. Nothing is run (docs/estimate.md).
+
+    Exit codes: 0, or 16 if the point does not fit into the GPU's memory.
+    """
     from cloudai_mbridge.estimate.as_json import as_data
     from cloudai_mbridge.estimate.point import estimate_point
     from cloudai_mbridge.estimate.prices import price_of
@@ -84,7 +91,14 @@ def estimate(
         from cloudai_mbridge.commands.estimate_table import render_estimate
 
         new_console().print(render_estimate(found))
-    return OK
+    if found.fits is not False:
+        return OK
+    click.echo(
+        f"warning: the point does not fit: {found.peak_memory_gib:.1f} GiB on the fullest GPU, which has"
+        f" {found.gpu_memory_gib:.1f} GiB; times are of a GPU that had the memory",
+        err=True,
+    )
+    return DOES_NOT_FIT
 
 
 @click.command()

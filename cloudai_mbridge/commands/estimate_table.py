@@ -52,7 +52,10 @@ def _lines(found: PointEstimate) -> Iterator[tuple[str, str]]:
         given = "" if found.gpu_memory_gib is None else f" of {found.gpu_memory_gib:.0f}"
         worst = "" if found.worst_stage is None else f" on stage {found.worst_stage.stage}"
         size, unit = (found.peak_memory_gib, "GiB") if given else _in_unit(found.peak_memory_gib * GIB)
-        yield "memory", f"{size:.1f}{given} {unit}{worst}{share} ({found.estimator})"
+        fits = ": does not fit" if found.fits is False else ""
+        yield "memory", f"{size:.1f}{given} {unit}{worst}{fits}{share} ({found.estimator})"
+    if found.fits is False:
+        yield "if it did fit", ""
     if found.step_time_s is not None:
         yield "step time", f"{found.step_time_s:.4g} s ({found.held_out_error})"
         yield "tokens/s/GPU", f"{found.tokens_per_s_per_gpu:.0f}"

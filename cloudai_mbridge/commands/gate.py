@@ -12,6 +12,7 @@ import click
 from cloudai_mbridge.console import new_console, observer_for
 from cloudai_mbridge.errors import OK, BadInput, ToolFailure
 from cloudai_mbridge.plan import ROOT_FILES
+from cloudai_mbridge.regular_file import read_regular
 
 if TYPE_CHECKING:
     from cloudai_mbridge.confirm import Confirmation
@@ -111,7 +112,7 @@ def _write_page(html: Path, path: Path, result: "GateResult") -> None:
     from cloudai_mbridge.report.html import render_html
     from cloudai_mbridge.report.plain import plain
 
-    report = json.loads((path / ROOT_FILES.report if path.is_dir() else path).read_bytes())
+    report = json.loads(read_regular(path / ROOT_FILES.report if path.is_dir() else path))
     write_text(html, render_html(report, gate=plain(result)))
 
 

@@ -202,7 +202,7 @@ def _check_sizes(recipe: str, model: Mapping[str, Any]) -> None:
     """Raise BadInput if a size is no size."""
     for name in _SIZES:
         value, least = model.get(name), 0 if name in _MAY_BE_ZERO else 1
-        most = _MOST_LAYERS if name == "num_layers" else _MOST
+        most = _MOST_LAYERS if name in ("num_layers", "mtp_num_layers") else _MOST
         if value is not None and not least <= value <= most:
             raise BadInput(f"recipe {recipe}: model.{name} = {value} is no size; use {least} to {most}")
 

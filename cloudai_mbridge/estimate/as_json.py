@@ -19,6 +19,7 @@ def as_data(found: PointEstimate) -> dict[str, Any]:
         "flops_per_token": found.flops_per_token,
         "parameters": asdict(found.parameters) if found.parameters else None,
         "memory": _memory(found),
+        "fits": found.fits,
         "tokens_per_step": found.tokens_per_step,
         "step_time_s": found.step_time_s,
         "step_time_terms_s": dict(found.step_time.terms()) if found.step_time else None,

@@ -86,6 +86,15 @@ class PointEstimate:
     missing: Mapping[str, str] = field(default_factory=dict)
 
     @property
+    def fits(self) -> bool | None:
+        """Whether the fullest stage fits into the GPU; None where that is not known. What was published did fit."""
+        if self.published:
+            return True
+        if self.peak_memory_gib is None or self.gpu_memory_gib is None:
+            return None
+        return self.peak_memory_gib <= self.gpu_memory_gib
+
+    @property
     def worst_stage(self) -> StageMemory | None:
         """The stage that needs most."""
         return worst_stage(self.stages) if self.stages else None

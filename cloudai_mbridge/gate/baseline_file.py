@@ -7,12 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from cloudai_mbridge.errors import BadInput, ToolFailure
+from cloudai_mbridge.regular_file import read_regular
 
 
 def read_bytes(path: Path) -> bytes | None:
     """Return what a file holds, None without one."""
     try:
-        return path.read_bytes()
+        return read_regular(path)
     except FileNotFoundError:
         return None
     except OSError as error:

@@ -6,12 +6,13 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from cloudai_mbridge.gate.copies import Originals
 from cloudai_mbridge.gate.reference import ReferencePoint
 from cloudai_mbridge.gate.results import RunResult
+from cloudai_mbridge.metrics import implausible
 
 FEWEST_STEPS = 5
 _SHOWN = 4
-_MANY_TIMES, _MANY_VALUES = 10, 5
 
 
 @dataclass(frozen=True)
@@ -30,27 +31,19 @@ def group_by_point(results: Iterable[RunResult], without: Collection[str] = ()) 
     count, because they are what the others are compared with.
     """
     points: dict[str, list[RunResult]] = {}
-    seen: set[object] = set()
-    notes = []
+    seen: set[str] = set()
+    originals, notes = Originals(), []
     for run in sorted(results, key=lambda run: run.is_success):
-        marks = {run.run_id, _measured(run)} - {None}
         place = f"{run.point}, run {run.iteration} of {run.source}"
         if run.run_id in without:
             notes.append(f"{place}: is a run of the reference, and is not compared with itself")
-        elif marks & seen:
+        elif run.run_id in seen or originals.of(run) is not None:
             notes.append(f"{place}: is in the results already; it counts once")
         else:
-            seen |= marks
+            seen.add(run.run_id)
+            originals.add(run)
             points.setdefault(run.point, []).append(run)
     return [_split(point, runs) for point, runs in points.items()], notes
-
-
-def _measured(run: RunResult) -> object | None:
-    """Return what two runs cannot have in common: many step times, or a few at full precision."""
-    times = tuple(step.step_time_s for step in run.steps)
-    is_exact = len(times) > 1 and any(time is not None and round(time, 3) != time for time in times)
-    is_long = len(times) >= _MANY_TIMES and len(set(times)) >= _MANY_VALUES
-    return (run.point, times) if is_exact or is_long else None
 
 
 def _split(point: str, runs: Sequence[RunResult]) -> PointRuns:
@@ -66,6 +59,8 @@ def why_not(run: RunResult) -> str:
     """Return why a run does not count, "" if it does. A report may be wrong about its own success."""
     if not run.is_success:
         return "; ".join(run.reasons) or run.verdict
+    if run.contradiction:
+        return f"the report contradicts itself: {run.contradiction}"
     if run.num_steps is None or run.num_steps < 1:
         return "nobody knows how many steps it was to have; set max_steps"
     steps = {step.step for step in run.steps}
@@ -73,6 +68,8 @@ def why_not(run: RunResult) -> str:
     if first_missing <= run.num_steps:
         done = sum(1 <= step <= run.num_steps for step in steps)
         return f"{done} of {run.num_steps} steps are there; the first missing is {first_missing}"
+    if reasons := implausible(run.steps, run.num_steps, run.comparability.get("device")):
+        return reasons[0]
     if bad := [step for step in run.steps if step.loss is not None and not math.isfinite(step.loss)]:
         return f"the loss is {bad[0].loss} at step {bad[0].step}"
     if len(run.counted_steps) < FEWEST_STEPS:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from cloudai_mbridge.errors import BadInput, MBridgeError, ToolFailure
+from cloudai_mbridge.regular_file import open_regular
 
 SCHEMA_VERSION = 2
 # How long another process may hold the file; an import holds it for milliseconds per report.
@@ -170,7 +171,7 @@ def _connect(path: Path, mode: str) -> sqlite3.Connection:
 
 def _check_magic(path: Path) -> None:
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             head = file.read(len(_MAGIC))
     except OSError as error:
         raise BadInput(f"{path}: cannot be read ({error.strerror}); name a history: --history FILE") from None

@@ -20,6 +20,8 @@ from cloudai_mbridge.gate.tested import Tested, draft_metric, settle
 from cloudai_mbridge.gate.values import METRICS
 from cloudai_mbridge.gate.verdict import GateResult, GateVerdict, MetricVerdict, PointVerdict, worst
 
+_ROUNDED_RATE, _ROUNDED_TIME_S = 0.05, 0.005
+
 
 def judge_results(
     policy: GatePolicy,
@@ -134,18 +136,33 @@ def _follow(metric: MetricPolicy, leader: MetricVerdict, draft: _Draft) -> Metri
     old = [run.values[metric.name][0] for run in reference.runs if metric.name in run.values] if reference else []
     new = [v[0] for run in runs.good if (v := METRICS[metric.name].of(run))] if runs else []
     before, after = words.mean(old), words.mean(new)
+    disagrees = _disagrees(metric, leader, before, after)
     return MetricVerdict(
         metric=metric.name,
-        verdict=leader.verdict,
-        words=f"follows {leader.metric}",
+        verdict=GateVerdict.NOT_RUN if disagrees else leader.verdict,
+        words=disagrees or f"follows {leader.metric}",
         unit=METRICS[metric.name].unit,
-        decides=False,
+        decides=metric.required and bool(disagrees),
         baseline=before,
         value=after,
         change=after / before - 1 if before and after else None,
         num_runs=len(new),
         num_baseline_runs=len(old),
     )
+
+
+def _disagrees(metric: MetricPolicy, leader: MetricVerdict, before: float | None, after: float | None) -> str:
+    """Return how a rate contradicts the time that it is said to be made of, "" if it does not.
+
+    Of both, half of the last digit that Megatron-Bridge's rounded lines have is allowed for.
+    """
+    if not (before and after and leader.baseline and leader.value):
+        return ""
+    work = (after * leader.value) / (before * leader.baseline) - 1
+    rounding = _ROUNDED_RATE * (1 / before + 1 / after) + _ROUNDED_TIME_S * (1 / leader.baseline + 1 / leader.value)
+    if abs(work) <= metric.tolerance + rounding:
+        return ""
+    return f"contradicts {leader.metric}: the work of a step, their product, changed by {work:+.1%}"
 
 
 def _waive(metric: MetricVerdict, point: str, policy: GatePolicy, today: date) -> MetricVerdict:

@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 from cloudai_mbridge.gate.baseline_sums import noise_between
 from cloudai_mbridge.gate.comparability_id import comparability_id
+from cloudai_mbridge.gate.copies import Originals
 from cloudai_mbridge.gate.groups import changed, why_not
 from cloudai_mbridge.gate.reference import run_values
 from cloudai_mbridge.gate.results import RunResult
@@ -65,6 +66,7 @@ def _does_not_count(runs: Runs, limits: Limits) -> list[str]:
 
 def _given_twice(runs: Runs, limits: Limits) -> list[str]:
     found: list[str] = []
+    originals = Originals()
     ids: dict[str, RunResult] = {}
     times: dict[tuple[float | None, ...], RunResult] = {}
     for run in runs:
@@ -73,7 +75,10 @@ def _given_twice(runs: Runs, limits: Limits) -> list[str]:
             found.append(f"{name_of(run)} is the same as {name_of(ids[run.run_id])}; give each run once")
         elif measured in times and any(time is not None for time in measured):
             found.append(f"{name_of(run)} has the same step times as {name_of(times[measured])}: a copy, or rounded")
+        elif (copied := originals.of(run)) is not None:
+            found.append(f"{name_of(run)} has the step times of {name_of(copied)} to a millionth: a copy")
         ids.setdefault(run.run_id, run)
+        originals.add(run)
         times.setdefault(measured, run)
     return found
 

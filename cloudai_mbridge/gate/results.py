@@ -1,31 +1,32 @@
 """What a gate, a baseline and the history read of a report.json: its runs, as values."""
 
 import hashlib
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.gate.comparability_id import comparability_id
+from cloudai_mbridge.gate.contradictions import contradiction, wrong_summary
+from cloudai_mbridge.gate.result_model import (
+    REJECTED,
+    SUCCESS,
+    ComparabilityModel,
+    MetricsModel,
+    PointModel,
+    ReportModel,
+    Step,
+    parse_json,
+)
 from cloudai_mbridge.plan import ROOT_FILES
+from cloudai_mbridge.regular_file import read_regular
+
+__all__ = ["SUCCESS", "RunResult", "Step", "read_results"]
 
 SUPPORTED_SCHEMA = 2
-SUCCESS = "success"
-
-
-@dataclass(frozen=True)
-class Step:
-    """One step; None where the log does not say. A loss that is not finite is a NaN or an infinity here."""
-
-    step: int
-    step_time_s: float | None
-    tflops_per_gpu: float | None
-    loss: float | None
-    peak_memory_gib: float | None = None
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,7 @@ class RunResult:
     run_id: the same whenever the same run is reported again. point: test_id/label, which its repetitions share.
     comparability: what must be equal for two results to be compared; comparability_id is its digest.
     nodes: host names. ended_at: ISO 8601, of the end of its job, or of the report. environment: what it ran on.
+    contradiction: where its report contradicts itself, "" if nowhere.
     """
 
     run_id: str
@@ -56,6 +58,7 @@ class RunResult:
     ended_at: str
     environment: Mapping[str, Any]
     source: str
+    contradiction: str = ""
 
     @property
     def is_success(self) -> bool:
@@ -67,56 +70,7 @@ class RunResult:
         return tuple(step for step in self.steps if step.step > self.warmup_steps)
 
 
-class _Lenient(BaseModel):
-    """A part of the contract that is read; the rest of it is for others."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True)
-
-
-class _Metrics(_Lenient):
-    warmup_steps: int
-    flops_formula: str | None = None
-    flops_per_step: float | None = None
-    tokens_per_step_per_gpu: float | None = None
-
-
-class _Comparability(_Lenient):
-    id: str
-    fields: dict[str, Any]
-
-
-class _Environment(_Lenient):
-    model_config = ConfigDict(extra="allow", frozen=True)
-
-    nodes: list[str] | None = None
-
-
-class _Point(_Lenient):
-    key: str
-    test_id: str
-    label: str
-    iteration: int
-    verdict: str
-    reasons: list[str]
-    num_steps: int | None
-    job: dict[str, Any]
-    attempts: list[dict[str, Any]]
-    comparability: _Comparability | None
-    environment: _Environment
-    metrics: _Metrics | None
-    steps: list[Step]
-    is_pre_test: bool = False
-
-
-class _Report(_Lenient):
-    schema_version: int
-    scenario: str
-    system: str
-    created_at: str
-    points: list[_Point]
-
-
-_REPORT = TypeAdapter(_Report)
+_REPORT = TypeAdapter(ReportModel)
 
 
 def read_results(path: Path) -> list[RunResult]:
@@ -127,7 +81,7 @@ def read_results(path: Path) -> list[RunResult]:
     """
     file = path / ROOT_FILES.report if path.is_dir() else path
     try:
-        data = json.loads(file.read_bytes())
+        data = parse_json(read_regular(file))
     except OSError as error:
         raise BadInput(f"{file}: cannot be read ({error.strerror}); give a report.json or a run's directory") from None
     except (ValueError, RecursionError) as error:
@@ -147,13 +101,13 @@ def read_results(path: Path) -> list[RunResult]:
     return [_run(point, report, str(file)) for point in _runs(report)]
 
 
-def _runs(report: _Report) -> Iterator[_Point]:
-    return (point for point in report.points if point.verdict != "rejected" and not point.is_pre_test)
+def _runs(report: ReportModel) -> Iterator[PointModel]:
+    return (point for point in report.points if point.verdict != REJECTED and not point.is_pre_test)
 
 
-def _run(point: _Point, report: _Report, source: str) -> RunResult:
-    metrics = point.metrics or _Metrics(warmup_steps=0)
-    comparability = point.comparability or _Comparability(id="", fields={})
+def _run(point: PointModel, report: ReportModel, source: str) -> RunResult:
+    metrics = point.metrics or MetricsModel(warmup_steps=0)
+    comparability = point.comparability or ComparabilityModel(id="", fields={})
     return RunResult(
         run_id=_run_id(point, report),
         point=f"{point.test_id}/{point.label}",
@@ -174,15 +128,16 @@ def _run(point: _Point, report: _Report, source: str) -> RunResult:
         ended_at=str(point.job.get("ended_at") or report.created_at),
         environment=point.environment.model_dump(exclude_unset=True),
         source=source,
+        contradiction=contradiction(point) or wrong_summary(report),
     )
 
 
-def _is_digest(comparability: _Comparability) -> bool:
+def _is_digest(comparability: ComparabilityModel) -> bool:
     """Return whether the id is that of its fields; otherwise nobody knows what it stands for."""
     return comparability.id == comparability_id(comparability.fields)
 
 
-def _run_id(point: _Point, report: _Report) -> str:
+def _run_id(point: PointModel, report: ReportModel) -> str:
     """Digest what a run cannot share with another: its jobs, when they were submitted, and what it measured.
 
     The verdict is not in it: a run that is judged again is the same run.

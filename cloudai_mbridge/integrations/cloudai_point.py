@@ -25,6 +25,7 @@ from cloudai_mbridge.models.test_definition import MegatronBridgeTestDefinition
 from cloudai_mbridge.plan import POINT_FILES, ROOT_FILES, RunPlan, SweepPlan
 from cloudai_mbridge.plan.build import build_plan
 from cloudai_mbridge.plan.read import read_plan_data
+from cloudai_mbridge.regular_file import read_regular
 from cloudai_mbridge.report import PointReport, build_report, write_report
 from cloudai_mbridge.runner import Journal
 from cloudai_mbridge.slurm.parsing import status_from_marker
@@ -141,7 +142,7 @@ def _judged(root: Path) -> PointReport:
     if not (root / run["key"] / POINT_FILES.started).exists():
         raise BadInput(f"{root}: the job has not started")
     marker = root / run["key"] / POINT_FILES.exit_code
-    status = status_from_marker(marker.read_text(errors="replace") if marker.exists() else None)
+    status = status_from_marker(read_regular(marker).decode(errors="replace") if marker.is_file() else None)
     with closing(Journal(root / ROOT_FILES.journal)) as journal:
         if not journal.entry(run["key"]).attempts:  # CloudAI has submitted it
             journal.intend([(run["key"], 1)], OUR_TEMPLATE)

@@ -7,6 +7,7 @@ the one that started the script.
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import time
@@ -18,6 +19,7 @@ import psutil
 
 from cloudai_mbridge.jobs import SubmitRefused
 from cloudai_mbridge.plan import POINT_FILES
+from cloudai_mbridge.regular_file import NotRegular, read_regular
 
 MARK_VARIABLE = "MBRIDGE_LOCAL_JOB"
 _KILL_WAIT_S = 10.0
@@ -76,10 +78,10 @@ class Child:
         if _is_marked(self.pid, self._mark):
             return None
         try:
-            text = (self._directory / POINT_FILES.exit_code).read_text().strip()
-        except FileNotFoundError:
+            text = read_regular(self._directory / POINT_FILES.exit_code).decode("ascii", errors="replace").strip()
+        except (FileNotFoundError, NotRegular):
             text = ""
-        return int(text) if text.isdigit() else -signal.SIGKILL
+        return int(text) if re.fullmatch("[0-9]{1,3}", text) else -signal.SIGKILL
 
     def end(self) -> None:
         """End it: SIGTERM to the whole group, then SIGKILL to whatever is left."""

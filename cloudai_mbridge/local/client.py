@@ -14,6 +14,7 @@ from cloudai_mbridge.launch.script import PYTHON_VARIABLE
 from cloudai_mbridge.local.child import Child, find_marked
 from cloudai_mbridge.models.system import LocalSystem
 from cloudai_mbridge.plan import POINT_FILES, RunPlan
+from cloudai_mbridge.regular_file import NotRegular, read_regular
 from cloudai_mbridge.training.compat.versions import installed_version, why_unsupported
 
 
@@ -129,8 +130,8 @@ def _ended(code: int, because: str, run_time_s: float) -> JobStatus:
 def _started(directory: Path, token: str) -> str | None:
     """Return the job id that a script of this token has written down."""
     try:
-        lines = (directory / POINT_FILES.started).read_text(errors="replace").splitlines()
-    except FileNotFoundError:
+        lines = read_regular(directory / POINT_FILES.started).decode(errors="replace").splitlines()
+    except (FileNotFoundError, NotRegular):
         return None
     ids = [line.partition("job=")[2].split(" ")[0] for line in lines]
     return next((job_id for job_id in reversed(ids) if job_id.endswith(f".{token}")), None)

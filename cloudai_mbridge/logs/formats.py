@@ -7,17 +7,20 @@ from typing import Any
 from cloudai_mbridge.training.utils.log_lines import RUN_MARK, STEP_MARK
 
 _NUMBER = r"([0-9]+(?:\.[0-9]+)?)"
-_STEP_TIME = re.compile(
-    rf"Step Time\s*:\s*{_NUMBER}\s*s.*?GPU utilization:\s*{_NUMBER}\s*(?:MODEL_)?TFLOP/s/GPU", re.IGNORECASE
-)
+# Two expressions: one that spans what is between them takes quadratic time on a long line
+_STEP_TIME = re.compile(rf"Step Time\s*:\s*{_NUMBER}\s*s", re.IGNORECASE)
+_UTILIZATION = re.compile(rf"GPU utilization:\s*{_NUMBER}\s*(?:MODEL_)?TFLOP/s/GPU", re.IGNORECASE)
 _DEEPEST = 20
+# What srun --label and torchrun write before a rank's line, and the NULs of a file that was cut while it was written
+_LABELS = r"(?:\x00+|\d{1,6}: |\[[\w-]{1,40}\]: ?){0,4}"
 _ITERATION = re.compile(r"\biteration\s+([0-9]{1,15})/\s*([0-9]{1,15})\s*\|(.*)")
 
 
 def match_step_time(line: str) -> tuple[float, float] | None:
     """Return (step time in s, TFLOP/s/GPU) of a "Step Time" line; a prefix such as a rank is allowed."""
-    match = _STEP_TIME.search(line)
-    return (float(match[1]), float(match[2])) if match else None
+    time = _STEP_TIME.search(line)
+    rate = _UTILIZATION.search(line, time.end()) if time else None
+    return (float(time[1]), float(rate[1])) if time and rate else None
 
 
 def match_iteration(line: str) -> dict[str, Any] | None:
@@ -46,10 +49,13 @@ def _number(text: str | None) -> float | None:
 
 
 def match_record(line: str, mark: str) -> dict[str, Any] | None:
-    """Return the JSON object behind `mark`, or None. One that is cut in half or nested deeper than 20 is no record."""
-    _, found, text = line.partition(f"{mark} {{")
-    if not found:
+    """Return the JSON object behind `mark`, which begins the line but for a rank's label, or None.
+
+    One that is cut in half or nested deeper than 20 is not a record.
+    """
+    if not (start := re.match(rf"{_LABELS}{mark} {{", line)):
         return None
+    text = line[start.end() :]
     try:
         record = json.loads("{" + text)
     except (ValueError, RecursionError):
@@ -75,7 +81,7 @@ def _is_deep(value: Any) -> bool:
 
 
 def has_record(line: str) -> bool:
-    """Return whether a record begins on the line, whole or damaged."""
+    """Return whether a record stands on the line, whole or damaged, wherever it begins."""
     return f"{STEP_MARK} {{" in line or f"{RUN_MARK} {{" in line
 
 

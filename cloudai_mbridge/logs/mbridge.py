@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from cloudai_mbridge.logs.formats import match_step_time
+from cloudai_mbridge.regular_file import open_regular
 
 KEPT = 10
 _CHUNK = 1 << 20
@@ -35,7 +36,7 @@ def _last(lines: Iterable[str]) -> tuple[list[float], list[float]]:
 def _lines(path: Path) -> Iterator[str]:
     """Yield the lines that may hold a record; looking for bytes first is many times faster than decoding them all."""
     rest = b""
-    with path.open("rb") as log:
+    with open_regular(path) as log:
         while chunk := log.read(_CHUNK):
             *lines, rest = (rest + chunk).split(b"\n")
             rest = rest[-_LONGEST_LINE:]

@@ -1,4 +1,9 @@
-"""Read a training log as a stream: memory grows with the number of steps, not with the size of the log."""
+"""Read a training log as a stream: memory grows with the number of steps, not with the size of the log.
+
+What other programs print into the log is not taken for a record of the run. A record begins its line, behind a rank's
+label at most, and carries the token of the run's job. Records without a token count only where no record has the run's:
+a training loop from before there were tokens wrote them. A record with another token never counts.
+"""
 
 import math
 from collections.abc import Iterator
@@ -13,8 +18,8 @@ from cloudai_mbridge.logs.formats import (
     match_step_record,
     match_step_time,
 )
+from cloudai_mbridge.regular_file import open_regular, read_chunks
 
-_CHUNK = 1 << 20
 _LONGEST_LINE = 1 << 20
 _MOST_STEPS = 10**15
 _MOST_RESTARTS = 10
@@ -38,33 +43,40 @@ class LogSummary:
     """All steps of a log in order.
 
     source: "records" if our full-precision records were found, "lines" for Megatron-Bridge's two rounded lines, "none".
-    run: what the run said of itself at its start. notes: what was odd about the log.
+    run: what the run said of itself at its start. notes: what was odd about the log. fault: why it cannot be read.
     """
 
     steps: tuple[StepRecord, ...] = ()
     source: str = "none"
     run: dict[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    fault: str = ""
 
 
 class LogParser:
     """Feed it bytes as they come; ask for a summary at any time."""
 
-    def __init__(self) -> None:
+    def __init__(self, token: str | None = None, *, has_records: bool = True) -> None:
+        """token: of the run's job; None if it is not known, and then every record counts.
+
+        has_records: False for the upstream launcher's log, in which a record can only be somebody else's.
+        """
+        self._token, self._has_records = token, has_records
         self._rest = b""
         self._records: dict[int, StepRecord] = {}
         self._times: list[tuple[float, float]] = []
         self._iterations: list[dict[str, Any]] = []
         self._run: dict[str, Any] = {}
-        self._malformed = self._repeated = 0
+        self._malformed = self._repeated = self._foreign = 0
         self._restarts: list[int] = []
-        self._is_restarted = False
+        self._is_restarted = self._has_own = False
 
     def feed(self, data: bytes) -> None:
         """Take more of the log; an unfinished last line waits for its end."""
         *lines, rest = (self._rest + data).split(b"\n")
         for line in lines:
-            self._take(line.decode("utf-8", errors="replace"))
+            for part in line.decode("utf-8", errors="replace").split("\r"):  # a progress bar is written over
+                self._take(part)
         self._rest = rest[:_LONGEST_LINE]
 
     @property
@@ -83,11 +95,15 @@ class LogParser:
         return self.summary()
 
     def _take(self, line: str) -> None:
-        if has_record(line):
+        if has_record(line) and not self._has_records:
+            self._foreign += 1
+        elif has_record(line):
             if (record := match_step_record(line)) is not None:
-                self._take_record(record)
+                if self._is_own(record):
+                    self._take_record(record)
             elif (run := match_run_record(line)) is not None:
-                self._take_run(run)
+                if self._is_own(run):
+                    self._take_run(run)
             else:
                 self._malformed += 1
         elif (pair := match_step_time(line)) is not None:
@@ -95,10 +111,26 @@ class LogParser:
         elif (iteration := match_iteration(line)) is not None:
             self._iterations.append(iteration)
 
+    def _is_own(self, record: dict[str, Any]) -> bool:
+        """Return whether a record is of this run; count it if not. The first that proves it drops those before it."""
+        if self._token is None:
+            return True
+        said = record.get("token")
+        is_own = self._token in str(said).split(" ")
+        if is_own and not self._has_own:
+            self._has_own = True
+            self._foreign += len(self._records) + self._repeated + bool(self._run)
+            self._records, self._run, self._restarts, self._repeated = {}, {}, [], 0
+            self._is_restarted = False
+        if not is_own and (self._has_own or said is not None):
+            self._foreign += 1
+            return False
+        return True
+
     def _take_run(self, run: dict[str, Any]) -> None:
         """Take what a run says when it begins. What has no version is not ours, whoever printed it."""
         if "version" in run:
-            self._run = run
+            self._run = {name: value for name, value in run.items() if name != "token"}
             self._is_restarted = bool(self._records)
 
     def _take_record(self, record: dict[str, Any]) -> None:
@@ -128,6 +160,8 @@ class LogParser:
             notes.append(f"it started again {len(self._restarts) - _MOST_RESTARTS} more times")
         if self._malformed:
             notes.append(f"{self._malformed} damaged records were left out")
+        if self._foreign:
+            notes.append(f"{self._foreign} records that are not of this run's job were left out")
         if self._repeated:
             notes.append(_REPEATED.format(self._repeated))
         if self._records:
@@ -166,15 +200,19 @@ def _number(value: Any) -> float | None:
         return None
 
 
-def read_log(path: Path) -> LogSummary:
-    """Read a whole log; one that does not exist, or cannot be read, has no steps."""
-    parser = LogParser()
+def read_log(path: Path, token: str | None = None, *, has_records: bool = True) -> LogSummary:
+    """Read a whole log; one that does not exist, cannot be read, or is not a regular file has no steps.
+
+    token, has_records: as of the parser.
+    """
+    parser = LogParser(token, has_records=has_records)
     try:
-        with path.open("rb") as log:
-            while chunk := log.read(_CHUNK):
+        with open_regular(path) as log:
+            for chunk in read_chunks(log):
                 parser.feed(chunk)
     except FileNotFoundError:
         return LogSummary(notes=(f"{path.name} does not exist",))
     except OSError as error:
-        return LogSummary(notes=(f"{path.name} cannot be read ({error.strerror})",))
+        fault = f"{path.name} cannot be read ({error.strerror})"
+        return LogSummary(notes=(fault,), fault=fault)
     return parser.finish()

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 from cloudai_mbridge.logs.redacted import redacted
+from cloudai_mbridge.regular_file import open_regular
 
 _BLOCK = 1 << 16
 # torchrun says which rank failed and how, and then reports at length on itself
@@ -17,7 +18,7 @@ def last_lines(path: Path, count: int) -> list[str]:
     What torchrun writes after naming the first failed rank is about torchrun and is left out.
     """
     try:
-        with path.open("rb") as log:
+        with open_regular(path) as log:
             log.seek(0, 2)
             log.seek(max(0, log.tell() - _BLOCK))
             text = log.read().decode("utf-8", errors="replace")
@@ -31,4 +32,6 @@ def last_lines(path: Path, count: int) -> list[str]:
 
 def printable(line: str) -> str:
     """Make control characters visible."""
+    if line.isprintable():
+        return line
     return "".join(c if c.isprintable() or c == "\t" else f"\\x{ord(c):02x}" for c in line)

@@ -1,5 +1,6 @@
-"""Statistics over the measured steps of a run."""
+"""Statistics over the measured steps of a run, and whether they can be true."""
 
+from cloudai_mbridge.metrics.plausible import implausible, missing_steps
 from cloudai_mbridge.metrics.statistics import Definitions, Metrics, Statistic, measure
 
-__all__ = ["Definitions", "Metrics", "Statistic", "measure"]
+__all__ = ["Definitions", "Metrics", "Statistic", "implausible", "measure", "missing_steps"]

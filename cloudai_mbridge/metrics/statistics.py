@@ -81,10 +81,13 @@ def measure(
     warmup_steps: int,
     tokens_per_step_per_gpu: float | None,
     said: Definitions = _NOTHING_SAID,
+    num_steps: int | None = None,
 ) -> Metrics:
-    """Take the statistics over the steps after the warm-up."""
+    """Take the statistics over the steps after the warm-up, none beyond the `num_steps` that were asked for."""
+    last = math.inf if num_steps is None else num_steps
+    steps = [step for step in steps if step.step <= last]
     counted = [step for step in steps if step.step > warmup_steps]
-    times = [step.step_time_s for step in counted]
+    times = [step.step_time_s or None for step in counted]  # 0 is a time too short for a rounded line: not measured
     tokens = [tokens_per_step_per_gpu / t if t and tokens_per_step_per_gpu else None for t in times]
     memory = summarize([step.peak_memory_gib for step in steps])
     return Metrics(

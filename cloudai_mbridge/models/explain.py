@@ -3,28 +3,35 @@
 import difflib
 import types
 from collections.abc import Sequence
+from itertools import islice
 from typing import Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from cloudai_mbridge.errors import counted
 from cloudai_mbridge.models.base import is_secret
 from cloudai_mbridge.models.toml_source import TomlSource
 
 Path = tuple[str | int, ...]
 
+_MOST_SHOWN = 20
+_LONGEST_NAME = 100
+
 
 def explain(
     error: ValidationError, model: type[BaseModel], data: Any, source: TomlSource, prefix: Path = ()
 ) -> list[str]:
-    """Return one message per mistake. `prefix` is where `data` stands in the file of `source`."""
+    """Return one message per mistake, of many the first. `prefix` is where `data` stands in the file of `source`."""
     mistakes: dict[Path, list[ErrorDetails]] = {}
     for detail in error.errors():
         mistakes.setdefault(_path_in_data(detail, data), []).append(detail)
-    return [
+    shown = [
         f"{source.where((*prefix, *path))}: {_describe(path, details, model, data)}"
-        for path, details in mistakes.items()
+        for path, details in islice(mistakes.items(), _MOST_SHOWN)
     ]
+    left = len(mistakes) - len(shown)
+    return [*shown, f"{source.path}: {counted(left, 'more mistake')}; correct these first"] if left else shown
 
 
 def _path_in_data(detail: ErrorDetails, data: Any) -> Path:
@@ -83,7 +90,7 @@ def _value_at(data: Any, path: Path) -> Any:
 
 def suggest(name: str, known: Sequence[str]) -> str:
     """Return a remedy for an unknown name: the nearest known one, or all of them."""
-    near = difflib.get_close_matches(name, known, 3, cutoff=0.4)
+    near = difflib.get_close_matches(name[:_LONGEST_NAME], known, 3, cutoff=0.4)
     return f"did you mean {' or '.join(repr(n) for n in near)}?" if near else f"known: {', '.join(known)}"
 
 

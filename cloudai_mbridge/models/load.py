@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from cloudai_mbridge.errors import BadInput
+from cloudai_mbridge.errors import BadInput, counted
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
 from cloudai_mbridge.models.explain import explain, suggest
 from cloudai_mbridge.models.loaded import ForeignSystem, ForeignTemplate, HookOptions, LoadedScenario, LoadedTest
@@ -28,6 +28,7 @@ __all__ = ["LoadedScenario", "LoadedTest", "load_scenario", "load_system", "load
 
 M = TypeVar("M", bound=BaseModel)
 Warn = Callable[[str], None]
+_MOST_WARNINGS = 20
 _FOREIGN_SCHEDULERS = ("kubernetes", "lsf", "runai")
 
 
@@ -95,7 +96,9 @@ def _find_bases(
     bases: dict[int, TomlSource] = {}
     missing: dict[int, BadInput] = {}
     for i, run in enumerate(scenario.tests):
-        if run.test_name:
+        if run.test_name and missing and run.test_name not in files.by_name:
+            missing[i] = next(iter(missing.values()))  # only the first is told
+        elif run.test_name:
             try:
                 bases[i] = files.find(run.test_name, source.where(("Tests", i, "test_name")))
             except BadInput as error:
@@ -214,8 +217,11 @@ def _known(
     args, known = data.get("cmd_args"), ResolvedCmdArgs.model_fields
     if warn is None or not isinstance(args, dict):
         return data
-    for name in (name for name in args if name not in known):
+    unknown = [name for name in args if name not in known]
+    for name in unknown[:_MOST_WARNINGS]:
         warn(f"{source.where((*prefix, 'cmd_args', name))}: unknown key, left out; {suggest(name, list(known))}")
+    if more := unknown[_MOST_WARNINGS:]:
+        warn(f"{source.where((*prefix, 'cmd_args'))}: {counted(len(more), 'more unknown key')} left out")
     return {**data, "cmd_args": {name: value for name, value in args.items() if name in known}}
 
 

@@ -10,6 +10,7 @@ from functools import lru_cache
 
 _REPEATED_GROUP = re.compile(r"\(([^)]+)\)\*(\d+)")
 _REPEATED_SYMBOL = re.compile(r"(.)\*(\d+)")
+_MOST_SYMBOLS = 100_000
 _SYMBOLS = frozenset("EtmL")
 
 
@@ -18,16 +19,29 @@ def parse_layout(text: str) -> tuple[str, ...]:
     """Return the symbols of every stage, in pipeline order (all ranks of the first virtual stage first).
 
     Raises:
-        ValueError: a symbol is unknown.
+        ValueError: a symbol is unknown, or there are more than 100,000.
     """
     unrolled = text.replace(",", "")
     for pattern in (_REPEATED_GROUP, _REPEATED_SYMBOL):
-        unrolled = pattern.sub(lambda match: match[1] * int(match[2]), unrolled)
+        unrolled = _unroll(pattern, unrolled)
     stages = tuple(unrolled.split("|"))
     for stage in stages:
         if unknown := set(stage) - _SYMBOLS:
             raise ValueError(f"unknown symbol {min(unknown)!r}")
     return stages
+
+
+def _unroll(pattern: re.Pattern[str], text: str) -> str:
+    """Write repeated parts out."""
+    pieces, end, length = [], 0, len(text)
+    for match in pattern.finditer(text):
+        times = int(match[2]) if len(match[2]) < len(str(_MOST_SYMBOLS)) else _MOST_SYMBOLS
+        length += len(match[1]) * times
+        if length > _MOST_SYMBOLS:
+            raise ValueError(f"it has more than {_MOST_SYMBOLS} symbols")
+        pieces += [text[end : match.start()], match[1] * times]
+        end = match.end()
+    return "".join((*pieces, text[end:]))
 
 
 def num_stages(text: str) -> int:

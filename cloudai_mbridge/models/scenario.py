@@ -113,10 +113,11 @@ class Scenario(StrictModel):
 
     @model_validator(mode="after")
     def _unique_ids(self) -> Self:
-        ids = [test.id for test in self.tests]
-        for test_id in ids:
-            if ids.count(test_id) > 1:
-                raise ValueError(f"duplicate test id {test_id!r}; give every [[Tests]] entry its own id")
+        seen: set[str] = set()
+        for test in self.tests:
+            if test.id in seen:
+                raise ValueError(f"duplicate test id {test.id!r}; give every [[Tests]] entry its own id")
+            seen.add(test.id)
         return self
 
     @model_validator(mode="after")

@@ -1,14 +1,18 @@
 """A TOML file with the line of every key, so that an error can point at its place."""
 
+import io
 import re
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from cloudai_mbridge.errors import BadInput
+from cloudai_mbridge.regular_file import NotRegular, open_regular
 
+_MOST_INTEGER = 2**63 - 1
 _HEADER = re.compile(r"\s*\[(?P<array>\[)?\s*(?P<name>[^\]]+?)\s*\]")
 _KEY = re.compile(r"""\s*(?P<key>"[^"]*"|'[^']*'|[A-Za-z0-9_.\- ]+?)\s*=""")
 
@@ -27,8 +31,12 @@ class TomlSource:
         place = f"{self.path}:{line}" if line else str(self.path)
         return f"{place}: {dotted(key_path)}" if key_path else place
 
+    @cached_property
+    def _lines(self) -> dict[tuple[str | int, ...], int]:
+        return _key_lines(self.text)
+
     def _line_of(self, key_path: tuple[str | int, ...]) -> int | None:
-        lines = _key_lines(self.text)
+        lines = self._lines
         for length in range(len(key_path), 0, -1):
             if key_path[:length] in lines:
                 return lines[key_path[:length]]
@@ -47,19 +55,34 @@ def read_toml(path: Path) -> TomlSource:
         BadInput: the file cannot be read, is not UTF-8 or is not TOML; the message has the parser's line and column.
     """
     try:
-        if path.exists() and not path.is_file():
-            raise BadInput(f"{path}: is no file; give the path of a TOML file")
-        text = path.read_text(encoding="utf-8-sig")
+        with open_regular(path) as file, io.TextIOWrapper(file, encoding="utf-8-sig") as decoded:
+            text = decoded.read()
     except FileNotFoundError:
         raise BadInput(f"{path}: no such file; check the path") from None
+    except NotRegular as error:
+        raise BadInput(f"{path}: is {error.strerror}; give the path of a TOML file") from None
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput(f"{path}: cannot be read as UTF-8 text ({error})") from None
     try:
-        return TomlSource(path, text, tomllib.loads(text))
+        source = TomlSource(path, text, tomllib.loads(text))
+        _refuse_long_integers(source)
     except tomllib.TOMLDecodeError as error:
         raise BadInput(f"{path}: not valid TOML: {error}") from None
     except (ValueError, RecursionError) as error:
-        raise BadInput(f"{path}: holds a number or nesting beyond all measure ({error})") from None
+        raise BadInput(f"{path}: a number is too long, or the nesting too deep ({error})") from None
+    return source
+
+
+def _refuse_long_integers(source: TomlSource) -> None:
+    """Raise BadInput for an integer of more than 64 bits, which TOML does not have and no size is."""
+    left: list[tuple[tuple[str | int, ...], Any]] = [((), source.data)]
+    while left:
+        place, value = left.pop()
+        if isinstance(value, int) and not -_MOST_INTEGER - 1 <= value <= _MOST_INTEGER:
+            raise BadInput(f"{source.where(place)}: an integer of TOML has 64 bits; use a smaller number")
+        if isinstance(value, dict | list):
+            items = value.items() if isinstance(value, dict) else enumerate(value)
+            left += [((*place, name), item) for name, item in items if isinstance(item, dict | list | int)]
 
 
 def _key_lines(text: str) -> dict[tuple[str | int, ...], int]:

@@ -30,6 +30,8 @@ from cloudai_mbridge.sweep.run_id import label
 
 # Rejected points of one test that are kept with their reasons; beyond it they are counted by rule.
 MOST_REJECTED_ROWS = 1000
+# Runs of a scenario: more than Slurm's default MaxJobCount (10,000) and what an output directory holds comfortably.
+MOST_RUNS = 20_000
 
 
 def build_plan(
@@ -49,8 +51,10 @@ def build_plan(
     refuse_unsupported(loaded, system)
     loaded = resolve_groups(loaded, system, node_states)
     tests = [_TestPlan(test, system, rules) for test in (*loaded.pre_hook, *loaded.tests, *loaded.post_hook)]
+    planned = 0
     for test in tests:
-        test.build()
+        test.build(MOST_RUNS - planned)
+        planned += len(test.runs)
     runs = (*plan_pre_test(loaded, system), *with_hooks(loaded, (run for test in tests for run in test.runs)))
     runs = tuple(replace(run, hang_timeout_s=_hang_timeout_s(loaded, run)) for run in runs)
     _require_time_limits(loaded, runs)
@@ -86,10 +90,12 @@ class _TestPlan:
 
     def __init__(self, test: LoadedTest, system: System, rules: RuleSet) -> None:
         self._test, self._system = test, system
+        self._most_runs = MOST_RUNS
         self._pinned = pinned_by(test.definition, system, rules)
         self._lifted: Counter[Lifted] = Counter()
         self._limits = test.definition.sweep
         self._accepted = 0
+        self._runs_per_point = test.run.iterations * test.definition.sweep.repeats
         self._budget = Budget(f"test {test.run.id!r}", self._limits.max_gpu_hours)
         self.runs: list[RunPlan] = []
         self.rejected: list[RejectedPoint] = []
@@ -97,8 +103,9 @@ class _TestPlan:
         self.rule_counts: Counter[str] = Counter()
         self.notes: list[str] = []
 
-    def build(self) -> None:
-        """Go through the points, in order, until a limit of the sweep is reached."""
+    def build(self, most_runs: int) -> None:
+        """Go through the points, in order, until a limit of the sweep is reached. most_runs: that it may plan."""
+        self._most_runs = most_runs
         sweep = Sweep(self._test.definition, self._test.run)
         extra = self._test.definition.extra_cmd_args
         estimates = SweepEstimates(sweep, self._system, extra, pinned=self._pinned)
@@ -110,16 +117,18 @@ class _TestPlan:
                 self._reject(point, violations)
                 continue
             headline = estimates.of(point)
-            runs = [replace(run, predicted=_predicted(headline)) for run in self._plan_runs(point)]
-            if (limit := self._limit_before(runs, headline)) is not None:
+            runs = (replace(run, predicted=_predicted(headline)) for run in self._plan_runs(point))
+            price = self._price(first := next(runs), headline)
+            if (limit := self._limit_before(price[0])) is not None:
                 left = sweep.grid.size + len(self._limits.include) - examined
                 rest = f"{counted(left, 'point')} {'was' if left == 1 else 'were'} not looked at"
                 self.notes.append(f"test {self._test.run.id!r}: {limit}; {rest}")
                 break
             self._accepted += 1
             self._lifted.update(point.lifted)
-            self._budget.spend(*self._price(runs, headline))
-            self.runs += runs
+            self._budget.spend(*price)
+            self._require_room()
+            self.runs += [first, *runs]
         for lifted, count in self._lifted.items():
             self.notes.append(f"test {self._test.run.id!r}: {lifted_note(lifted, count)}")
         if note := self._budget.note():
@@ -161,7 +170,7 @@ class _TestPlan:
     def _plan_runs(self, point: CheckedPoint) -> Iterator[RunPlan]:
         resolved, args, recipe = point.resolve()
         self._require_measured_steps(args)
-        for iteration in range(self._test.run.iterations * self._limits.repeats):
+        for iteration in range(self._runs_per_point):
             run = plan_run(self._test, resolved, args, recipe, self._system, iteration)
             if resolved.num_nodes not in (None, run.num_nodes):
                 self._note(
@@ -176,17 +185,26 @@ class _TestPlan:
         if text not in self.notes:
             self.notes.append(text)
 
-    def _limit_before(self, runs: list[RunPlan], headline: Headline) -> str | None:
-        """Return the limit that these runs would pass, if any."""
+    def _require_room(self) -> None:
+        """Raise BadInput if the runs of one more point are more than a scenario may have."""
+        if len(self.runs) + self._runs_per_point > self._most_runs:
+            run, repeats = self._test.run, self._limits.repeats
+            raise BadInput(
+                f"test {run.id!r}: {counted(self._accepted, 'accepted point')} with iterations = {run.iterations} and"
+                f" sweep.repeats = {repeats}: more than the {MOST_RUNS} runs that a scenario may have;"
+                " set sweep.max_points, or ask for fewer runs"
+            )
+
+    def _limit_before(self, gpu_hours: float) -> str | None:
+        """Return the limit that a point of this price would pass, if any."""
         if self._limits.max_points is not None and self._accepted >= self._limits.max_points:
             return f"max_points = {self._limits.max_points} is reached"
-        if not self._budget.allows(self._price(runs, headline)[0]):
+        if not self._budget.allows(gpu_hours):
             return f"max_gpu_hours = {self._limits.max_gpu_hours:g} ends the sweep: the next point does not fit"
         return None
 
-    def _price(self, runs: list[RunPlan], headline: Headline) -> tuple[float, str]:
-        run = runs[0]
-        return self._budget.price(headline, run.world_size, run.num_steps, run.time_limit_s, len(runs))
+    def _price(self, run: RunPlan, headline: Headline) -> tuple[float, str]:
+        return self._budget.price(headline, run.world_size, run.num_steps, run.time_limit_s, self._runs_per_point)
 
     def _require_measured_steps(self, args: ResolvedCmdArgs) -> None:
         definition, steps = self._test.definition, args.max_steps or 0

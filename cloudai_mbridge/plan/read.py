@@ -12,6 +12,7 @@ from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.models.runner_config import RunnerConfig
 from cloudai_mbridge.plan.paths import ROOT_FILES
 from cloudai_mbridge.plan.run_plan import Repo, RunPlan, SweepPlan, UpstreamPlan
+from cloudai_mbridge.regular_file import read_regular
 
 PLAN_VERSION = 2
 
@@ -28,7 +29,7 @@ def read_plan_data(root: Path) -> dict[str, Any]:
             f"{root}: holds no run ({ROOT_FILES.plan} is missing); give the directory that `mbridge run` named"
         )
     try:
-        plan = json.loads(path.read_text(encoding="utf-8"))
+        plan = json.loads(read_regular(path).decode())
     except (ValueError, RecursionError) as error:
         raise BadInput(f"{path}: is damaged ({error})") from None
     if not isinstance(plan, dict) or plan.get("version") != PLAN_VERSION:

@@ -146,11 +146,11 @@ def _read_run(run: Mapping[str, Any], entry: JournalEntry | None, root: Path) ->
     directory = root / run["key"]
     is_upstream = run.get("upstream") is not None
     log_name = POINT_FILES.launcher_log if is_upstream else POINT_FILES.stdout
-    log = read_log(directory / log_name)
-    tokens = tokens_per_step_per_gpu(run["args"], _world_size(run))
-    metrics = measure(log.steps, run["warmup_steps"], tokens, definitions_of(run, log.run))
-    logs = (directory / POINT_FILES.stderr, directory / log_name)
     last = entry.last if entry else None
+    log = read_log(directory / log_name, last.token if last else None, has_records=not is_upstream)
+    tokens = tokens_per_step_per_gpu(run["args"], _world_size(run))
+    metrics = measure(log.steps, run["warmup_steps"], tokens, definitions_of(run, log.run), run["num_steps"])
+    logs = (directory / POINT_FILES.stderr, directory / log_name)
     outcome = judge(
         last.status if last else None,
         log,

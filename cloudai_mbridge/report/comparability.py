@@ -23,6 +23,7 @@ from cloudai_mbridge.logs.redacted import redacted_in
 from cloudai_mbridge.models.base import OverrideKey, is_secret
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
 from cloudai_mbridge.plan import POINT_FILES
+from cloudai_mbridge.regular_file import read_regular
 from cloudai_mbridge.report.plain import plain
 
 # Arguments that stand in the key under another name
@@ -116,7 +117,7 @@ def compare_by(run: Mapping[str, Any], said: Mapping[str, Any], system: str, dir
 def read_overrides(directory: Path) -> dict[str, Any] | None:
     """Return the overrides (`extra_cmd_args`) of a run's own test definition, None if it cannot be read."""
     try:
-        definition = tomllib.loads((directory / POINT_FILES.definition).read_text(encoding="utf-8"))
+        definition = tomllib.loads(read_regular(directory / POINT_FILES.definition).decode())
     except (OSError, ValueError):
         return None
     overrides = definition.get("extra_cmd_args", {})

@@ -2,21 +2,20 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from cloudai_mbridge.logs import LogParser
 from cloudai_mbridge.plan import POINT_FILES, RunPlan
-
-_CHUNK = 1 << 20
+from cloudai_mbridge.regular_file import open_regular, read_chunks
 
 
 @dataclass
 class _Log:
     since: float
+    parser: LogParser
     offset: int = 0
     num_steps: int = 0
-    parser: LogParser = field(default_factory=LogParser)
 
 
 class Progress:
@@ -26,10 +25,13 @@ class Progress:
         self._root, self._now = root, now
         self._logs: dict[str, _Log] = {}
 
-    def idle_s(self, run: RunPlan) -> tuple[float, int]:
-        """Return the seconds since a running job's last step, or since the first call, and the number of that step."""
-        log = self._logs.setdefault(run.key, _Log(self._now()))
-        self._read(log, self._root / run.key / log_name(run))
+    def idle_s(self, run: RunPlan, token: str | None = None) -> tuple[float, int]:
+        """Return the seconds since a running job's last step, or since the first call, and the number of that step.
+
+        token: of the job; None if it is not known.
+        """
+        log = self._logs.setdefault(run.key, _Log(self._now(), _parser(run, token)))
+        self._read(log, run, token)
         steps = log.parser.num_steps
         if steps != log.num_steps:
             log.num_steps, log.since = steps, self._now()
@@ -39,17 +41,21 @@ class Progress:
         """Begin anew: the job has ended."""
         self._logs.pop(run.key, None)
 
-    def _read(self, log: _Log, path: Path) -> None:
+    def _read(self, log: _Log, run: RunPlan, token: str | None) -> None:
         try:
-            with path.open("rb") as file:
+            with open_regular(self._root / run.key / log_name(run)) as file:
                 if file.seek(0, 2) < log.offset:  # truncated: the scheduler has started the job again
-                    log.offset, log.parser = 0, LogParser()
+                    log.offset, log.parser = 0, _parser(run, token)
                 file.seek(log.offset)
-                while chunk := file.read(_CHUNK):
-                    log.offset += len(chunk)
+                for chunk in read_chunks(file):
                     log.parser.feed(chunk)
+                    log.offset = file.tell()
         except OSError:
             return
+
+
+def _parser(run: RunPlan, token: str | None) -> LogParser:
+    return LogParser(token, has_records=run.upstream is None)
 
 
 def log_name(run: RunPlan) -> str:

@@ -157,7 +157,7 @@ class Sweep:
         elif status.state != "RUNNING":
             self._progress.forget(run.plan)
         elif run.plan.hang_timeout_s is not None:
-            idle_s, step = self._progress.idle_s(run.plan)
+            idle_s, step = self._progress.idle_s(run.plan, run.token or None)
             if idle_s > run.plan.hang_timeout_s:
                 return JobStatus("HUNG", JobClass.FAILED, reason=f"no step for {idle_s:.0f} s after step {step}")
         return None

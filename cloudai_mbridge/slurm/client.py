@@ -12,6 +12,7 @@ from cloudai_mbridge.jobs import Job, JobClass, JobStatus, Seen, Submission
 from cloudai_mbridge.models.node_state import is_out_of_service
 from cloudai_mbridge.models.system import SlurmSystem
 from cloudai_mbridge.plan import POINT_FILES, RunPlan
+from cloudai_mbridge.regular_file import NotRegular, read_regular
 from cloudai_mbridge.slurm import submit
 from cloudai_mbridge.slurm.command import run
 from cloudai_mbridge.slurm.listing import Listing, has_lost, that_counts
@@ -226,6 +227,6 @@ def _started(directory: Path) -> dict[str, str]:
 
 def _read(path: Path) -> str | None:
     try:
-        return path.read_text(errors="replace")
-    except FileNotFoundError:
+        return read_regular(path).decode(errors="replace")
+    except (FileNotFoundError, NotRegular):
         return None

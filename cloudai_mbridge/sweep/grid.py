@@ -13,6 +13,8 @@ from cloudai_mbridge.sweep.axes import Axis
 
 Values = tuple[Any, ...]
 
+MOST_POINTS = 10_000_000
+
 
 @dataclass(frozen=True)
 class Grid:
@@ -34,8 +36,18 @@ class Grid:
         return math.prod(len(rows) for rows in self.dimensions)
 
     def __iter__(self) -> Iterator[Values]:
-        """Yield the values of every point that is not excluded."""
-        return (values for values in self._all() if not self._is_excluded(values)) if self.exclude else self._all()
+        """Yield the values of every point that is not excluded.
+
+        Raises:
+            BadInput: whoever asks has gone through ten million points and wants more.
+        """
+        points = itertools.islice(self._all(), MOST_POINTS)
+        yield from (values for values in points if not self._is_excluded(values)) if self.exclude else points
+        if self.size > MOST_POINTS:
+            raise BadInput(
+                f"sweep over {', '.join(self.names)}: {self.size} points are too many, {MOST_POINTS} were looked at;"
+                " shorten an axis, or set sweep.max_points"
+            )
 
     def _all(self) -> Iterator[Values]:
         if self.seed is not None:

@@ -1,5 +1,6 @@
 """Pre-train: the whole run of one rank, from process group to last line."""
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -30,7 +31,7 @@ from cloudai_mbridge.training.setup import SetupOutput, setup
 from cloudai_mbridge.training.state import GlobalState
 from cloudai_mbridge.training.tokenizers.build import check_tokenizer
 from cloudai_mbridge.training.train import _finish_train, train
-from cloudai_mbridge.training.utils.log_lines import RUN_MARK, render_record, write_line
+from cloudai_mbridge.training.utils.log_lines import RUN_MARK, render_record, run_token, write_line
 from cloudai_mbridge.training.utils.peak_memory import memory_kind
 from cloudai_mbridge.training.utils.required import required
 from cloudai_mbridge.training.utils.train_utils import flops_per_step
@@ -169,4 +170,4 @@ def _announce(state: GlobalState, model: list[Any], adapted: dict[str, Any]) -> 
         "memory_kind": memory_kind(current_device()),
         "environment": describe_environment(),
     }
-    write_line(render_record(RUN_MARK, facts))
+    write_line(render_record(RUN_MARK, facts, run_token(os.environ)))

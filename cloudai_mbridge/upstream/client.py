@@ -17,6 +17,7 @@ from cloudai_mbridge.local.child import Child, find_marked
 from cloudai_mbridge.models.system import SlurmSystem
 from cloudai_mbridge.plan import POINT_FILES, RunPlan
 from cloudai_mbridge.plan.upstream import HF_TOKEN
+from cloudai_mbridge.regular_file import open_regular
 from cloudai_mbridge.slurm import SlurmClient
 from cloudai_mbridge.slurm.parsing import without_slurm_variables
 
@@ -44,10 +45,10 @@ class _Launch:
         """Look at the process first, and then through the whole lines that its log has grown by."""
         self.code = self.child.poll()
         try:
-            with (self.directory / POINT_FILES.launcher_log).open("rb") as log:
+            with open_regular(self.directory / POINT_FILES.launcher_log) as log:
                 log.seek(self.offset)
                 data = log.read()
-        except FileNotFoundError:
+        except OSError:
             return
         whole = data.rfind(b"\n") + 1 if len(data) < _LONGEST_LINE and self.code is None else len(data)
         self.offset += whole

@@ -10,6 +10,7 @@ from cloudai_mbridge.jobs import JobStatus
 from cloudai_mbridge.logs import LogSummary
 from cloudai_mbridge.logs.redacted import redacted
 from cloudai_mbridge.logs.tail import last_lines, printable
+from cloudai_mbridge.regular_file import read_regular
 from cloudai_mbridge.verdict.judge import RunOutcome
 from cloudai_mbridge.verdict.triage import Failure, load_catalogue, triage
 
@@ -50,7 +51,10 @@ def _bad_loss(log: LogSummary) -> Failure | None:
 def _stacks(directory: Path) -> Iterator[str]:
     """Yield the beginnings of the last stacks of a few ranks. A slow start has left some before, perhaps."""
     for path in islice(sorted(directory.glob("*.txt")), _STACK_FILES):
-        text = path.read_text(encoding="utf-8", errors="replace")
+        try:
+            text = read_regular(path).decode(errors="replace")
+        except OSError:
+            continue
         last = text[max(text.rfind("Timeout ("), 0) :]
         for line in last.splitlines()[:_STACK_LINES]:
             yield f"{directory.name}/{path.name}: {redacted(printable(line))}"

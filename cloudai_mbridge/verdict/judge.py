@@ -8,7 +8,7 @@ from enum import StrEnum
 
 from cloudai_mbridge.jobs import JobClass, JobStatus
 from cloudai_mbridge.logs import LogSummary
-from cloudai_mbridge.metrics import Metrics
+from cloudai_mbridge.metrics import Metrics, implausible, missing_steps
 from cloudai_mbridge.verdict.triage import Failure
 
 
@@ -85,13 +85,11 @@ def _signal_name(number: int) -> str:
 
 
 def _log_reasons(log: LogSummary, num_steps: int, needs_losses: bool) -> list[str]:
-    steps = {step.step for step in log.steps}
-    missing = [step for step in range(1, num_steps + 1) if step not in steps]
-    reasons = []
-    if missing:
-        reasons.append(
-            f"{num_steps - len(missing)} of {num_steps} steps are in the log; the first missing is {missing[0]}"
-        )
+    reasons = [
+        *([log.fault] if log.fault else []),
+        *missing_steps(log.steps, num_steps),
+        *implausible(log.steps, num_steps or None, log.run.get("device")),
+    ]
     if needs_losses and (without := [step.step for step in log.steps if step.loss is None]):
         reasons.append(f"step {without[0]} has no loss")
     if bad := [step for step in log.steps if step.loss is not None and not math.isfinite(step.loss)]:

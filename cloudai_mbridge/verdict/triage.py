@@ -16,6 +16,7 @@ from typing import Any, BinaryIO
 
 from cloudai_mbridge.jobs import JobClass, JobStatus
 from cloudai_mbridge.logs.redacted import redacted
+from cloudai_mbridge.regular_file import open_regular
 from cloudai_mbridge.slurm.states import base_state
 from cloudai_mbridge.training.utils.log_lines import RUN_MARK, STEP_MARK
 
@@ -252,7 +253,7 @@ def _suspects(path: Path) -> Iterator[tuple[int, str]]:
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
     """Yield (line number, line) of a file; of a very long line only its beginning, of a huge file only its two ends."""
-    with suppress(OSError), path.open("rb") as log:
+    with suppress(OSError), open_regular(path) as log:
         size, number = log.seek(0, 2), 0
         log.seek(0)
         while line := log.readline(_LONGEST_LINE):

@@ -432,3 +432,20 @@ def test_a_rate_that_falls_is_told_with_its_sign() -> None:
     assert found.verdict is GateVerdict.REGRESSION
     assert "beyond the margin of -1.00 %" in found.words
     assert found.detectable < 0
+
+
+@pytest.mark.parametrize(("required", "overall"), [(True, GateVerdict.NOT_RUN), (False, GateVerdict.PASS)])
+def test_tflops_that_contradict_the_step_time(required: bool, overall: GateVerdict) -> None:
+    def halved(run: RunResult) -> RunResult:
+        steps = [replace(step, tflops_per_gpu=(step.tflops_per_gpu or 0) / 2) for step in run.steps]
+        return replace(run, steps=tuple(steps))
+
+    metrics = [
+        {"name": "step_time_s"},
+        {"name": "tflops_per_gpu", "follows": "step_time_s", "required": required},
+    ]
+    result = judged([halved(run) for run in runs("b", OTHER)], metrics=metrics)
+    tflops = metric(result, "tflops_per_gpu")
+    assert tflops.verdict is GateVerdict.NOT_RUN
+    assert "contradicts step_time_s: the work of a step, their product, changed by -50.0%" in tflops.words
+    assert result.verdict is overall

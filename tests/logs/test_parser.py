@@ -184,7 +184,7 @@ def test_nul_bytes_before_a_record() -> None:
 
 
 def test_bytes_that_are_no_utf8() -> None:
-    assert [s.step for s in _parse(b"\xff\xfe rank 0: " + _record(1).encode() + b"\x80\n").steps] == [1]
+    assert [s.step for s in _parse(b"\xff\xfe rank 0\n" + _record(1).encode() + b"\x80\n").steps] == [1]
 
 
 def test_the_last_line_may_lack_its_end() -> None:

@@ -336,3 +336,32 @@ def test_an_unknown_argument_is_warned_of_once_where_it_is_written(tmp_path: Pat
         f"{path}:6: Tests[0].cmd_args.bar",
         f"{tmp_path}/t/t.toml:4: cmd_args.foo",
     ]
+
+
+def test_of_many_mistakes_the_first_are_shown(tmp_path: Path) -> None:
+    path = _file(tmp_path, HEAD + "[cmd_args]\n" + "".join(f"unknown_{i} = 1\n" for i in range(8000)))
+    messages = _mistakes(load_test_definition, path)
+    assert len(messages) == 21
+    assert messages[19].startswith(f"{path}:23: cmd_args.unknown_19: unknown key")
+    assert messages[20] == f"{path}: 7980 more mistakes; correct these first"
+
+
+def test_of_many_unknown_arguments_the_first_are_warned_of(tmp_path: Path) -> None:
+    path = _file(tmp_path, HEAD + "[cmd_args]\n" + "".join(f"unknown_{i} = 1\n" for i in range(100)))
+    warnings: list[str] = []
+    load_test_definition(path, warnings.append)
+    assert (len(warnings), warnings[-1]) == (21, f"{path}:3: cmd_args: 80 more unknown keys left out")
+
+
+def test_of_many_missing_tests_the_first_is_named(tmp_path: Path) -> None:
+    tests = "".join(f'[[Tests]]\nid = "a{i}"\ntest_name = "missing{i}"\n' for i in range(3000))
+    path = _file(tmp_path, f'name = "s"\n{tests}')
+    (message,) = _mistakes(_load_alone, path)
+    assert "test_name: no test 'missing0'" in message
+
+
+@pytest.mark.parametrize("number", [2**63, -(2**63) - 1, 10**400])
+def test_an_integer_of_more_than_64_bits(tmp_path: Path, number: int) -> None:
+    path = _file(tmp_path, f"{HEAD}[cmd_args]\nmax_steps = [1, {number}]\n")
+    (message,) = _mistakes(load_test_definition, path)
+    assert message == f"{path}:4: cmd_args.max_steps[1]: an integer of TOML has 64 bits; use a smaller number"

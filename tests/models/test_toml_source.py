@@ -133,7 +133,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 
 
 def test_a_directory_is_no_file(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="is no file"):
+    with pytest.raises(BadInput, match="is a directory, not a regular file"):
         read_toml(tmp_path)
 
 

@@ -437,3 +437,23 @@ def test_a_variable_that_is_named_like_a_credential_is_expanded(monkeypatch: pyt
     assert run.secret_env["HF_TOKEN"] == "$MY_TOKEN"
     monkeypatch.setenv("MY_TOKEN", "hf_x")
     assert _one({"hf_token": "$MY_TOKEN"}).secret_env["HF_TOKEN"] == "hf_x"
+
+
+@pytest.mark.parametrize("keys", [{"run": {"iterations": 10**9}}, {"sweep": {"repeats": 10**9}}])
+def test_more_runs_than_a_scenario_may_have(keys: dict[str, Any]) -> None:
+    with pytest.raises(BadInput, match="more than the 20000 runs that a scenario may have"):
+        _plan(**keys)
+
+
+def test_runs_are_counted_over_all_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cloudai_mbridge.plan.build.MOST_RUNS", 5)
+    test = ({"iterations": 3}, {"cmd_args": ARGS})
+    with pytest.raises(BadInput, match="test 't1': 1 accepted point with iterations = 3"):
+        build_plan(_loaded(test, test), LOCAL)
+    assert len(build_plan(_loaded(test), LOCAL).runs) == 3
+
+
+def test_a_budget_ends_a_sweep_before_its_runs_are_planned() -> None:
+    plan = _plan(run={"iterations": 10**9, "time_limit": "10m"}, sweep={"max_gpu_hours": 1})
+    assert plan.runs == ()
+    assert "max_gpu_hours = 1 ends the sweep" in plan.notes[-1]

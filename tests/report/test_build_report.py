@@ -2,6 +2,8 @@
 
 import io
 import json
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -346,3 +348,23 @@ def test_no_name_and_no_reason_controls_the_terminal() -> None:
     for text in shown:
         assert "RED" in text
         assert not {"\x1b", "\x07", "\u202e"} & set(text)
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero"), Path.mkdir])
+def test_a_log_that_is_not_a_regular_file_fails_its_run_alone(root: Path, make: Callable[[Path], None]) -> None:
+    _ended(root, "t/mb1/0", COMPLETED, _log())
+    _ended(root, "t/mb2/0", COMPLETED, _log())
+    for name in ("stdout.txt", "stderr.txt", "test.toml"):
+        (root / "t/mb2/0" / name).unlink(missing_ok=True)
+        make(root / "t/mb2/0" / name)
+    good, bad, _ = build_report(root).points
+    assert (str(good.verdict), str(bad.verdict)) == ("success", "failed")
+    assert "not a regular file" in bad.log["notes"][0]
+
+
+def test_records_of_another_job_are_not_of_the_run(root: Path) -> None:
+    foreign = _log().replace('"version": 1', '"version": 1, "token": "fedcba9876543210"')
+    _ended(root, "t/mb1/0", COMPLETED, foreign)
+    point = build_report(root).points[0]
+    assert (str(point.verdict), point.steps) == ("failed", ())
+    assert "records that are not of this run's job were left out" in point.log["notes"][0]

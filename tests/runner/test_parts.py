@@ -1,6 +1,8 @@
 """The parts of the runner that decide by themselves: pace, progress, order, limits, attempts' files."""
 
+import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -336,3 +338,22 @@ def test_to_sleep_is_not_to_be_deaf(clock: Any, monkeypatch: pytest.MonkeyPatch)
         before = clock.now
         interrupts.sleep(3600.0)
         assert clock.now == before
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero"), Path.mkdir])
+def test_a_log_that_is_not_a_regular_file_makes_no_progress(
+    bench: Any, clock: Any, log: Path, make: Callable[[Path], None]
+) -> None:
+    run, progress = bench.run("a"), Progress(bench.root, clock)
+    make(log)
+    assert progress.idle_s(run) == (0.0, 0)
+    clock.now += 5
+    assert progress.idle_s(run) == (5.0, 0)
+
+
+def test_records_of_another_job_are_no_progress(bench: Any, clock: Any, log: Path) -> None:
+    run, progress = bench.run("a"), Progress(bench.root, clock)
+    log.write_text(_record(1).replace('"version": 1', '"version": 1, "token": "another"'))
+    progress.idle_s(run, "0123456789abcdef")
+    clock.now += 5
+    assert progress.idle_s(run, "0123456789abcdef") == (5.0, 0)

@@ -158,3 +158,13 @@ def test_steps_of_an_agent_are_said_to_have_no_effect() -> None:
     )
     assert len(found.runs) == 2
     assert "agent_steps has no effect" in found.notes[0]
+
+
+@pytest.mark.parametrize("exclude", [[], [{"tp": list(range(1, 41))}]])
+def test_a_grid_that_is_too_large_to_go_through(monkeypatch: pytest.MonkeyPatch, exclude: list[dict[str, Any]]) -> None:
+    monkeypatch.setattr("cloudai_mbridge.sweep.grid.MOST_POINTS", 50)
+    axes = {"tp": list(range(1, 41)), "pp": list(range(1, 41))}
+    definition, run = parts(axes, {"exclude": exclude})
+    with pytest.raises(BadInput, match=r"sweep over tp, pp: 1600 points are too many, 50 were looked at"):
+        list(Sweep(definition, run).grid)
+    assert len(plan({**axes, "num_gpus": 1600, "gb": 1600}, {"max_points": 2}).runs) == 2

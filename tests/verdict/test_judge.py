@@ -1,6 +1,7 @@
 """Only a run that is good in every respect succeeds; any other says why not."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -151,3 +152,27 @@ def test_a_bad_loss_in_the_warm_up_counts() -> None:
     records = tuple(StepRecord(s, 1.0, 1.0, math.nan if s == 1 else 5.0) for s in range(1, 7))
     outcome = judge(STATUSES["good"], LogSummary(records), measure(records, 2, None), 6, [])
     assert outcome.reasons == ("the loss is nan at step 1",)
+
+
+def test_steps_that_were_asked_for_and_are_missing_cost_nothing() -> None:
+    records = tuple(StepRecord(step, 1.0, 1.0, 5.0) for step in (1, 2, 3))
+    outcome = judge(STATUSES["good"], LogSummary(records), measure(records, 1, None), 10**15, [])
+    assert outcome.reasons == (f"3 of {10**15} steps are in the log; the first missing is 4",)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"step": 6}, "step 6 is in the log; steps 1 to 5 were asked for"),
+        ({"tflops_per_gpu": -5.0}, "step 5: tflops_per_gpu = -5"),
+        ({"step_time_s": 5e-324}, "step 5: step_time_s = 4.94066e-324 s is not possible"),
+    ],
+)
+def test_what_cannot_be_true_is_no_success(change: dict[str, float], words: str) -> None:
+    records = [StepRecord(step, 1.0, 1.0, 5.0) for step in range(1, 6)]
+    records.append(replace(records.pop(), **change) if "step" not in change else StepRecord(6, 1.0, 1.0, 5.0))
+    if "step" in change:
+        records.insert(4, StepRecord(5, 1.0, 1.0, 5.0))
+    outcome = judge(STATUSES["good"], LogSummary(tuple(records)), measure(records, 1, None), 5, [])
+    assert outcome.verdict is Verdict.FAILED
+    assert any(words in reason for reason in outcome.reasons)

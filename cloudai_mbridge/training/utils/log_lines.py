@@ -2,12 +2,13 @@
 
 Two lines per step have Megatron-Bridge's format and rounding. Beside them goes one machine-readable record per step,
 `MBRIDGE_STEP {json}`, with every value at full precision; a run opens with one `MBRIDGE_RUN {json}` that says what
-runs.
+runs. Each begins its line. In a job of mbridge it carries the job's token, which tells it from the records of others.
 Non-finite numbers are the strings "nan", "inf" and "-inf": JSON has no literal for them.
 """
 
 import json
 import math
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ RECORD_VERSION = 1
 # what `peak_memory_gib` of a step may measure
 RESERVED_MEMORY = "accelerator, reserved"
 RESIDENT_MEMORY = "resident set"
+
+_TOKEN = re.compile(r"(?:^|\.)([0-9a-f]{16})$")
 
 
 @dataclass(frozen=True)
@@ -81,12 +84,23 @@ def render_iteration(r: StepReport, now: datetime, with_throughput: bool = True)
     return start + "".join(form.format(value) for form, value in optional if value is not None)
 
 
-def render_record(mark: str, values: Mapping[str, Any]) -> str:
-    return f"{mark} {json.dumps(_finite({'version': RECORD_VERSION, **values}), allow_nan=False)}"
+def run_token(environ: Mapping[str, str]) -> str | None:
+    """Return the token of the job that this process belongs to, None if mbridge did not start it.
+
+    A local job has it in a variable of mbridge's, a Slurm job at the end of its name. A job that another one submitted
+    may have both; then both are given, with a space between them.
+    """
+    found = [_TOKEN.search(environ.get(name, "")) for name in ("MBRIDGE_LOCAL_JOB", "SLURM_JOB_NAME")]
+    return " ".join(match[1] for match in found if match) or None
 
 
-def render_step_record(r: StepReport) -> str:
-    return render_record(STEP_MARK, vars(r))
+def render_record(mark: str, values: Mapping[str, Any], token: str | None = None) -> str:
+    head = {"version": RECORD_VERSION} | ({} if token is None else {"token": token})
+    return f"{mark} {json.dumps(_finite({**head, **values}), allow_nan=False)}"
+
+
+def render_step_record(r: StepReport, token: str | None = None) -> str:
+    return render_record(STEP_MARK, vars(r), token)
 
 
 def _finite(value: Any) -> Any:

@@ -4,6 +4,7 @@ Source of the names, formats and order: Megatron-Bridge's `training_log`.
 """
 
 import math
+import os
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -21,6 +22,7 @@ from cloudai_mbridge.training.utils.log_lines import (
     render_iteration,
     render_step_record,
     render_step_time,
+    run_token,
     write_line,
 )
 from cloudai_mbridge.training.utils.moe_metrics import _build_moe_metric_writer, track_auxiliary_losses
@@ -165,7 +167,7 @@ class _Log:
         if not self._logger.skip_train_metrics_log:
             self._print(report)
         if self._rank == self._world_size - 1:
-            write_line(render_step_record(report))
+            write_line(render_step_record(report, run_token(os.environ)))
         names = timers_to_log(self._logger.timing_log_level)
         if names:
             times = self._state.timers.get_all_timers_string(names, normalizer=self._logger.log_interval)
