@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from cloudai_mbridge.errors import ToolFailure
-from cloudai_mbridge.models.base import is_secret
+from cloudai_mbridge.models.credentials import is_secret
 
 _ERROR_LINE = re.compile(r"\b(?:fatal|\w*error)\b\s*[:\]]", re.IGNORECASE)
 _USERINFO = re.compile(r"://[^/@\s]+@")

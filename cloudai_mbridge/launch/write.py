@@ -10,13 +10,13 @@ from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.launch.arrays import write_arrays
 from cloudai_mbridge.launch.render import render
 from cloudai_mbridge.launch.toml_text import render_toml
-from cloudai_mbridge.models.base import is_secret
+from cloudai_mbridge.models.credentials import is_secret_variable
 from cloudai_mbridge.models.system import SlurmSystem, System
 from cloudai_mbridge.plan import ROOT_FILES, RejectedPoint, RunPlan, SweepPlan
 from cloudai_mbridge.plan.read import PLAN_VERSION
 from cloudai_mbridge.sweep.run_id import slug
 
-_NOT_NEEDED = {"data_repository", "reports"}  # CloudAI's own, which may hold credentials
+_NOT_NEEDED = {"data_repository", "reports", "group_allocated"}  # CloudAI's own, which may hold credentials
 _NOT_WRITTEN = ("secret_env", "training_config", "definition")
 
 
@@ -79,7 +79,7 @@ def plan_to_dict(plan: SweepPlan) -> dict[str, Any]:
 def system_to_dict(system: System) -> dict[str, Any]:
     """Return the system as its file would say it, without credentials."""
     data = system.model_dump(mode="json", exclude_none=True, exclude_defaults=True, exclude=_NOT_NEEDED)
-    env = {name: value for name, value in system.global_env_vars.items() if not is_secret(name)}
+    env = {name: value for name, value in system.global_env_vars.items() if not is_secret_variable(name, value)}
     return {**data, **({"global_env_vars": env} if "global_env_vars" in data else {}), "scheduler": system.scheduler}
 
 

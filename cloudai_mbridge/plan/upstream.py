@@ -5,8 +5,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from cloudai_mbridge.errors import BadInput
-from cloudai_mbridge.models.base import is_secret
 from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
+from cloudai_mbridge.models.credentials import is_secret
 from cloudai_mbridge.models.host_paths import absolute
 from cloudai_mbridge.models.hostlist import expand_hostlist
 from cloudai_mbridge.models.load import LoadedTest
