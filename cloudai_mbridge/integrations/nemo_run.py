@@ -26,6 +26,7 @@ from cloudai_mbridge.launch.script import (
     LOCAL_START,
     PYTHON_VARIABLE,
     SLURM_START,
+    escaped_for_sbatch,
     exports,
     sbatch_options,
     srun_options,
@@ -128,7 +129,7 @@ def _sbatch(plan: RunPlan, system: SlurmSystem) -> dict[str, str | bool]:
     Raises:
         BadInput: an option has no long name, or holds the text that NeMo-Run replaces.
     """
-    options = dict(_named_option(*shlex.split(quoted)) for quoted in sbatch_options(plan, system))
+    options = dict(_named_option(escaped_for_sbatch(option)) for option in sbatch_options(plan, system))
     for name, value in options.items():
         if _REPLACED in str(value):
             raise BadInput(f"sbatch option {name}: {value!r}: NeMo-Run would replace {_REPLACED!r} in it; rename that")

@@ -1,6 +1,7 @@
 """The one writer: create a run's directory and put the rendered files into it."""
 
 import json
+import re
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
@@ -18,6 +19,21 @@ from cloudai_mbridge.sweep.run_id import slug
 
 _NOT_NEEDED = {"data_repository", "reports", "group_allocated"}  # CloudAI's own, which may hold credentials
 _NOT_WRITTEN = ("secret_env", "training_config", "definition")
+
+
+# Slurm expands %j and the like in the whole path of a job's output, its working directory included, and takes any
+# backslash in it for the sign that nothing is to be expanded
+_SLURM_EXPANDS = re.compile(r"%[%A-Za-z0-9]|\\")
+
+
+def refuse_output_dir(output_dir: Path, system: System) -> None:
+    """Raise BadInput if Slurm could not open the output of a job below a directory."""
+    path = str(output_dir.resolve())
+    if isinstance(system, SlurmSystem) and (found := _SLURM_EXPANDS.search(path)):
+        raise BadInput(
+            f"{path}: Slurm reads {found[0]!r} in the path of a job's output as a pattern of its own, and the job would"
+            " fail; choose another --output-dir"
+        )
 
 
 def create_root(output_dir: Path, scenario: str, now: datetime) -> Path:

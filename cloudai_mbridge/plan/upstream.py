@@ -155,6 +155,8 @@ def _slurm_params(system: SlurmSystem, gpus_per_node: int | None, run: TestRun) 
     for param in params:
         if ";" in param:
             raise BadInput(f"test {run.id!r}: {param!r} cannot reach the upstream launcher, which splits at ';'")
+        if "\\" in param:
+            raise BadInput(f"test {run.id!r}: {param!r} cannot reach Slurm: sbatch drops the backslash; remove it")
     return tuple(params)
 
 
