@@ -31,6 +31,7 @@ from cloudai_mbridge.launch.script import (
     sbatch_options,
     srun_options,
 )
+from cloudai_mbridge.launch.write import write_file
 from cloudai_mbridge.models.system import LocalSystem, SlurmSystem, System
 from cloudai_mbridge.plan import POINT_FILES, RunPlan, SweepPlan
 from cloudai_mbridge.slurm.parsing import parse_submitted, without_slurm_variables
@@ -107,7 +108,7 @@ def write_scripts(plan: SweepPlan, system: System, root: Path) -> None:
         if run.upstream is None:
             (root / run.key / POINT_FILES.slurm_script).unlink(missing_ok=True)
             for name, text in render(run, system).items():
-                (root / run.key / name).write_text(text, encoding="utf-8")
+                write_file(root / run.key / name, text)
 
 
 def render(plan: RunPlan, system: System) -> dict[str, str]:

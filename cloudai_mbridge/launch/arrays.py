@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Iterable
 from pathlib import Path
 
+from cloudai_mbridge.launch.disk import naming
 from cloudai_mbridge.launch.script import directive, sbatch_options
 from cloudai_mbridge.models.system import SlurmSystem
 from cloudai_mbridge.plan import POINT_FILES, RunPlan
@@ -40,5 +41,6 @@ def write_arrays(runs: Iterable[RunPlan], system: SlurmSystem, root: Path) -> No
         if not directory.exists():
             directory.mkdir(parents=True)
             script = render_array_script(run.array, run, system)
-            (root / array_script(run.array)).write_text(script, encoding="utf-8")
+            with naming(root / array_script(run.array)):
+                (root / array_script(run.array)).write_text(script, encoding="utf-8")
         (directory / str(run.array_index)).symlink_to(Path("../..", run.key), target_is_directory=True)

@@ -109,7 +109,7 @@ def directive(option: str) -> str:
 
 
 def _directive_word(text: str) -> str:
-    """Quote for a directive. sbatch reads quotes as a shell does, expands nothing, and drops backslashes also in them."""
+    """Quote for a directive. sbatch reads quotes as a shell does, expands nothing, and drops every backslash."""
     return shlex.quote(escaped_for_sbatch(text))
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.launch.arrays import write_arrays
+from cloudai_mbridge.launch.disk import naming
 from cloudai_mbridge.launch.render import render
 from cloudai_mbridge.launch.toml_text import render_toml
 from cloudai_mbridge.models.credentials import is_secret_variable
@@ -59,20 +60,25 @@ def create_root(output_dir: Path, scenario: str, now: datetime) -> Path:
 
 def write_runs(plan: SweepPlan, system: System, root: Path) -> None:
     """Write every run's files below `root`."""
-    (root / ROOT_FILES.system).write_text(render_toml(system_to_dict(system)), encoding="utf-8")
+    write_file(root / ROOT_FILES.system, render_toml(system_to_dict(system)))
     for run in plan.runs:
         directory = root / run.key
         directory.mkdir(parents=True)
         for name, text in render(run, system).items():
-            (directory / name).write_text(text, encoding="utf-8")
+            write_file(directory / name, text)
     if isinstance(system, SlurmSystem):
         write_arrays(plan.runs, system, root)
+
+
+def write_file(path: Path, text: str) -> None:
+    with naming(path):
+        path.write_text(text, encoding="utf-8")
 
 
 def write_plan(plan: SweepPlan, root: Path) -> None:
     """Write the plan, after everything else: a directory that has one is complete."""
     unfinished = root / f"{ROOT_FILES.plan}.new"
-    unfinished.write_text(json.dumps(plan_to_dict(plan), indent=2) + "\n", encoding="utf-8")
+    write_file(unfinished, json.dumps(plan_to_dict(plan), indent=2) + "\n")
     unfinished.rename(root / ROOT_FILES.plan)
 
 

@@ -55,11 +55,23 @@ def read_toml(path: Path) -> TomlSource:
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput(f"{path}: cannot be read as UTF-8 text ({error})") from None
     try:
-        return TomlSource(path, text, tomllib.loads(text))
+        source = TomlSource(path, text, tomllib.loads(text))
+        huge = _find_huge_integer(source.data)
     except tomllib.TOMLDecodeError as error:
         raise BadInput(f"{path}: not valid TOML: {error}") from None
     except (ValueError, RecursionError) as error:
-        raise BadInput(f"{path}: holds a number or nesting beyond all measure ({error})") from None
+        raise BadInput(f"{path}: a number or nesting is too large to be read ({error})") from None
+    if huge is not None:
+        raise BadInput(f"{source.where(huge)}: does not fit into 64 bits, as a TOML integer must; use a smaller number")
+    return source
+
+
+def _find_huge_integer(data: Any, place: tuple[str | int, ...] = ()) -> tuple[str | int, ...] | None:
+    """Return the place of an integer that does not fit into 64 bits."""
+    if isinstance(data, int):
+        return None if -(2**63) <= data < 2**63 else place
+    items = data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ()
+    return next((found for key, value in items if (found := _find_huge_integer(value, (*place, key)))), None)
 
 
 def _key_lines(text: str) -> dict[tuple[str | int, ...], int]:

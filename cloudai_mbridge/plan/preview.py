@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from cloudai_mbridge.constraints import Lifted, RuleSet, Violation
@@ -86,20 +86,23 @@ class TestPlan:
         """Yield every point, in order."""
         num_run, is_open = 0, True
         for point in self._points():
-            if violations := point.violations:
-                yield Look(point, violations)
-                continue
-            self._check_training(point)
-            headline = self.estimates.of(point)
-            hours = self._gpu_hours(point, headline)
-            price = self.price(headline)[0]
-            cost = price.per_gpu_hour * hours if price and hours is not None else None
-            if headline.exceeds(self.memory_limit):
-                yield Look(point, (), headline, hours, cost, is_held_back=True)
-                continue
-            is_open = is_open and num_run != self.limits.max_points and self._spend(point, headline)
-            num_run += is_open
-            yield Look(point, (), headline, hours, cost, is_run=is_open)
+            look = self.look_at(point)
+            if look.headline is not None and not look.is_held_back:
+                is_open = is_open and num_run != self.limits.max_points and self._spend(point, look.headline)
+                num_run += is_open
+                look = replace(look, is_run=is_open)
+            yield look
+
+    def look_at(self, point: CheckedPoint) -> Look:
+        """Judge a point by itself, whatever the limits of the sweep leave of the others."""
+        if violations := point.violations:
+            return Look(point, violations)
+        self._check_training(point)
+        headline = self.estimates.of(point)
+        hours = self._gpu_hours(point, headline)
+        price = self.price(headline)[0]
+        cost = price.per_gpu_hour * hours if price and hours is not None else None
+        return Look(point, (), headline, hours, cost, is_held_back=headline.exceeds(self.memory_limit))
 
     def _check_training(self, point: CheckedPoint) -> None:
         """Refuse, at the first point that breaks no rule, what `mbridge run` refuses of the training configuration."""

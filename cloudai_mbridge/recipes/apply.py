@@ -247,6 +247,6 @@ def parse_value(text: str) -> Any:
     """Read a value as TOML would (number, boolean, list, quoted string); anything else is a string."""
     try:
         parsed = tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError:
+    except ValueError:  # not TOML, or a number of thousands of digits
         return text
     return parsed["value"] if parsed.keys() == {"value"} else text
