@@ -21,7 +21,6 @@ from cloudai_mbridge.sweep import CheckedPoint, Sweep, checked_points
 from cloudai_mbridge.sweep.pinned import Pinned
 from cloudai_mbridge.sweep.run_id import label
 
-
 _MOST_LABELS = 8
 
 
@@ -55,7 +54,7 @@ def summarize(
 class Explanation:
     """What every rule says of one point; None where it has nothing against it.
 
-    fill_in: what the launcher fills in; "" for nothing. plan, look: the test's plan and what it decides about the point.
+    fill_in: what the launcher fills in; "" for nothing. plan, look: the test's plan, and what it says of the point.
     """
 
     label: str
