@@ -235,7 +235,9 @@ def _write_csv(wanted: "PlanOptions", **options: Any) -> int:
 
 
 def _cell(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
+    from cloudai_mbridge.report.steps_csv import spreadsheet_text
+
+    return spreadsheet_text(value) if isinstance(value, str) else json.dumps(value)
 
 
 def _cells(look: "Look", plan: "TestPlan") -> Iterator[Any]:
