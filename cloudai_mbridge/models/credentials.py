@@ -1,13 +1,14 @@
 """Credentials that can be recognised by their shape, in text that would be written to files.
 
 Known shapes: user and password in a URL, an Authorization header, `NAME=value` where NAME is a credential's, tokens
-with the prefix of a service, private keys. A reference such as `$HF_TOKEN` in the place of the value is not one.
+with the prefix of a service, private keys and the like. A reference such as `$HF_TOKEN` is not a credential.
 """
 
 import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 
 from cloudai_mbridge.models.references import REFERENCE
@@ -34,7 +35,15 @@ TOKEN = re.compile(
     r"|eyJ[A-Za-z0-9_-]{8,}\.eyJ[A-Za-z0-9_-]{2,}\.[A-Za-z0-9_-]*"  # a JSON web token
     r")"
 )
-PRIVATE_KEY = re.compile(r"-----BEGIN [A-Z ]{0,30}PRIVATE KEY-----")
+_OTHER = re.compile(
+    r"-----BEGIN [A-Z ]{0,30}PRIVATE KEY-----"
+    r"|\bmachine\s{1,3}\S{1,200}\s{1,3}login\s{1,3}\S{1,200}\s{1,3}password\s{1,3}\S"  # ~/.netrc
+    r"|(?<!\S)(?:-u|--user|--proxy-user)[ =]?(?!\d+:\d+\b)[^\s:/$]{1,64}:[^\s/$]"  # curl
+    r"|\b[Bb]asic\s{1,3}[A-Za-z0-9+/]{8,200}={1,2}"
+    r"|https://hooks\.slack\.com/services/\w"
+    r"|[?&](?:sig|signature|X-Amz-Signature)=[^&\s]{16}"  # signed URLs
+    r"|(?<![A-Za-z0-9_])[A-Z][A-Z0-9_]{0,40}(?:KEY|TOKEN|SECRET|PASSWORD)\s{1,3}[A-Za-z0-9_+/=-]{20}"
+)
 BEARER = re.compile(
     r"""(?i)(\bauthorization["']?\s{0,3}[:=]\s{0,3}["']?(?:bearer|basic|token)\s{1,3}"""
     r"""|\bbearer\s{1,3}(?=\S{0,200}\d|\S{20}))([^\s"']+)"""
@@ -81,6 +90,7 @@ def is_secret_variable(name: str, value: object) -> bool:
     return is_secret(name) or (isinstance(value, str) and find_credential(value) is not None)
 
 
+@lru_cache(maxsize=4096)  # the points of a sweep share nearly all of their texts
 def find_credential(text: str) -> Credential | None:
     """Return the first credential that a text holds."""
     return next(_credentials(text), None)
@@ -113,7 +123,7 @@ def _credentials(text: str) -> Iterator[Credential]:
     for name in _assigned(text):
         remedy = f"set {name} in extra_env_vars or global_env_vars, which travel in the environment only"
         yield Credential(f"{name}=...", remedy if name.isupper() else f"put it into {_IN_ENVIRONMENT}")
-    if TOKEN.search(text) or PRIVATE_KEY.search(text):
+    if TOKEN.search(text) or _OTHER.search(text):
         yield Credential("a token or private key", f"put it into {_IN_ENVIRONMENT}")
 
 

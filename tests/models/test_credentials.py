@@ -96,7 +96,9 @@ def test_a_repository_address_with_a_password_is_refused() -> None:
             "AccountKey=abc=",
         ),
         *("hf_" + 24 * "a", "ghp_" + 36 * "a", "nvapi-" + 40 * "a", "glpat-" + 20 * "a", "AKIA" + 16 * "A"),
-        "-----BEGIN OPENSSH PRIVATE KEY-----\nx",
+        *("-----BEGIN OPENSSH PRIVATE KEY-----\nx", "machine h login bob password hunter2", "curl -u bob:hunter2 h"),
+        *("Basic Ym9iOmh1bnRlcjI=", "https://hooks.slack.com/services/T0/B0/x", "https://h/c?sv=1&sig=" + 20 * "a"),
+        *("WANDB_API_KEY " + 40 * "0f", "-x HF_TOKEN=abc", "user=bob password = hunter2", "MYSQL_PWD=hunter2"),
     ],
 )
 def test_shapes_of_credentials(text: str) -> None:
@@ -125,6 +127,13 @@ def test_shapes_of_credentials(text: str) -> None:
         ),
         *("HF_HUB_DISABLE_IMPLICIT_TOKEN=1", "tokenizer_model=x", "label_key=y", '{"pad_token": "<pad>"}', "tp=2,pp=4"),
         *("--constraint=a&b", "Et*3|(tt|)*29,mL", "the bearer of news", "a note: one token: two", "sort_key=step", ""),
+        *(
+            "-u PYTHONPATH",
+            "--user 1000:1000",
+            "a basic model",
+            "https://h/?design=" + 20 * "a",
+            "the key of a map is x",
+        ),
         *("sk-learn", "hf_hub_download", 40 * "0f", "TOKENIZERS_PARALLELISM=false", "model.num_key_heads=4"),
     ],
 )
