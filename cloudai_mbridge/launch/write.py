@@ -1,7 +1,6 @@
 """The one writer: create a run's directory and put the rendered files into it."""
 
 import json
-import re
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
@@ -13,6 +12,7 @@ from cloudai_mbridge.launch.disk import naming
 from cloudai_mbridge.launch.render import render
 from cloudai_mbridge.launch.toml_text import render_toml
 from cloudai_mbridge.models.credentials import is_secret_variable
+from cloudai_mbridge.models.host_paths import slurm_pattern_in
 from cloudai_mbridge.models.system import SlurmSystem, System
 from cloudai_mbridge.plan import ROOT_FILES, RejectedPoint, RunPlan, SweepPlan
 from cloudai_mbridge.plan.read import PLAN_VERSION
@@ -22,17 +22,12 @@ _NOT_NEEDED = {"data_repository", "reports", "group_allocated"}  # CloudAI's own
 _NOT_WRITTEN = ("secret_env", "training_config", "definition")
 
 
-# Slurm expands %j and the like in the whole path of a job's output, its working directory included, and takes any
-# backslash in it for the sign that nothing is to be expanded
-_SLURM_EXPANDS = re.compile(r"%[%A-Za-z0-9]|\\")
-
-
 def refuse_output_dir(output_dir: Path, system: System) -> None:
     """Raise BadInput if Slurm could not open the output of a job below a directory."""
     path = str(output_dir.resolve())
-    if isinstance(system, SlurmSystem) and (found := _SLURM_EXPANDS.search(path)):
+    if isinstance(system, SlurmSystem) and (found := slurm_pattern_in(path)):
         raise BadInput(
-            f"{path}: Slurm reads {found[0]!r} in the path of a job's output as a pattern of its own, and the job would"
+            f"{path}: Slurm reads {found!r} in the path of a job's output as a pattern of its own, and the job would"
             " fail; choose another --output-dir"
         )
 
