@@ -5,13 +5,12 @@ from typing import Any
 
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.models.cmd_args import Launcher
-from cloudai_mbridge.models.credentials import find_credential, is_secret
 from cloudai_mbridge.models.load import LoadedScenario, LoadedTest
 from cloudai_mbridge.models.references import has_other_forms
 from cloudai_mbridge.models.system import Executor, SlurmSystem, System
 from cloudai_mbridge.models.test_definition import TEMPLATE, MegatronBridgeTestDefinition
 from cloudai_mbridge.plan.upstream import may_be_upstream, refuse_upstream
-from cloudai_mbridge.sweep import find_axes
+from cloudai_mbridge.sweep import credentials_in_sweep
 
 _LITERAL = "only $NAME and ${NAME} are expanded; commands and other forms of the shell stay as they are written"
 
@@ -30,13 +29,7 @@ def _in_test(test: LoadedTest, system: System) -> Iterator[str]:
         yield from refuse_upstream(test, system)
     elif not definition.cmd_args.model_recipe_name:  # type: ignore[attr-defined]
         yield f"{where}: cmd_args.model_recipe_name is missing; name a recipe (see `mbridge list`)"
-    for axis in find_axes(definition, test.run):
-        if is_secret(axis.name) or any(map(_is_credential, axis.values)):
-            yield f"{where}: {axis.path} is a credential and cannot be an axis; give one value"
-    patterns = [*definition.sweep.include, *definition.sweep.exclude]
-    named = {name for pattern in patterns for name, value in pattern.items() if _names_credential(name, value)}
-    for name in sorted(named):
-        yield f"{where}: sweep: {name} is a credential and cannot be a coordinate; remove it"
+    yield from credentials_in_sweep(definition, test.run)
     only_upstream = definition.cmd_args.launcher == Launcher.MEGATRON_BRIDGE  # type: ignore[attr-defined]
     if profiles(definition) and system.executor is Executor.NEMO_RUN and not only_upstream:
         yield f"{where}: [nsys] with executor = 'nemo_run' is not supported; use executor = 'mbridge'"
@@ -47,16 +40,6 @@ def _in_test(test: LoadedTest, system: System) -> Iterator[str]:
             f"{where}: env_params is not supported: grid_search samples nothing"
             " (CloudAI refuses it with grid_search, too); remove the table"
         )
-
-
-def _is_credential(value: Any) -> bool:
-    return isinstance(value, str) and find_credential(value) is not None
-
-
-def _names_credential(name: str, value: Any) -> bool:
-    """Return whether a pattern of a sweep holds a credential, by its coordinate's name or by its values."""
-    values = value if isinstance(value, list) else [value]
-    return is_secret(name.removeprefix("env.")) or any(map(_is_credential, values))
 
 
 def notes_on_system(system: System) -> Iterator[str]:
