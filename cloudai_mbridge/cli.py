@@ -1,5 +1,6 @@
 """The command line: arguments to pipeline, and the only place where exceptions become exit codes."""
 
+import errno
 import io
 import sqlite3
 import sys
@@ -21,8 +22,9 @@ from cloudai_mbridge.constraints import RuleSet
 from cloudai_mbridge.constraints.engine import RULES as ALL_RULES
 from cloudai_mbridge.constraints.lifts import LIFTS
 from cloudai_mbridge.constraints.upstream import rule_id as rule_id_of
-from cloudai_mbridge.errors import OK, POINTS_FAILED, BadInput, MBridgeError, ToolFailure, counted
+from cloudai_mbridge.errors import OK, POINTS_FAILED, BadInput, MBridgeError, ToolFailure, counted, shortened
 from cloudai_mbridge.install.commands import register as register_install_commands
+from cloudai_mbridge.launch.disk import free_space, is_disk_full
 from cloudai_mbridge.models.load import Warn
 from cloudai_mbridge.models.test_definition import TEMPLATE
 from cloudai_mbridge.recipes import load_recipe, recipe_names
@@ -259,7 +261,8 @@ def _show_rejected(console: Console, prepared: pipeline.Prepared) -> None:
         console.print(Text(f"note: {note}"), soft_wrap=True)
     for point in plan.rejected:
         for violation in point.violations:
-            console.print(Text(f"rejected {point.test_id}/{point.label}: {violation}"), soft_wrap=True)
+            line = f"rejected {point.test_id}/{point.label}: {violation}"
+            console.print(Text(shortened(line)), soft_wrap=True)
 
 
 def _show_report(console: Console, report: Report, root: Path) -> None:
@@ -268,7 +271,20 @@ def _show_report(console: Console, report: Report, root: Path) -> None:
 
 
 def _show_error(text: str) -> None:
-    click.echo("\n".join(f"error: {line}" for line in text.splitlines()), err=True)
+    click.echo("\n".join(f"error: {line}" for line in shortened(text).splitlines()), err=True)
+
+
+def _show_os_error(error: OSError) -> int:
+    """Show what the operating system refused, and return the exit code: a path that cannot exist is bad input."""
+    where, why = error.filename or "the operating system", error.strerror or error
+    if error.filename and is_disk_full(error, Path(where)):
+        _show_error(f"{where}: {why} ({free_space(Path(where))}); make room and try again")
+        return ToolFailure.exit_code
+    if error.errno in (errno.ENAMETOOLONG, errno.ELOOP):
+        _show_error(f"{where}: {why}; check the path")
+        return BadInput.exit_code
+    _show_error(f"{where}: {why}")
+    return ToolFailure.exit_code
 
 
 def main() -> NoReturn:
@@ -281,8 +297,8 @@ def main() -> NoReturn:
     except click.exceptions.Exit as error:
         sys.exit(error.exit_code)
     except click.ClickException as error:
-        click.echo(f"error: {error.format_message()}", err=True)
-        sys.exit(2)
+        _show_error(error.format_message())
+        sys.exit(BadInput.exit_code)
     except click.Abort:
         sys.exit(130)
     except MBridgeError as error:
@@ -292,8 +308,7 @@ def main() -> NoReturn:
         _show_error(f"the journal cannot be read or written: {error}")
         sys.exit(ToolFailure.exit_code)
     except OSError as error:
-        _show_error(f"{error.filename or 'the operating system'}: {error.strerror or error}")
-        sys.exit(ToolFailure.exit_code)
+        sys.exit(_show_os_error(error))
     except Exception:
         traceback.print_exc()
         _show_error("this is a defect of mbridge; please report it with the lines above")

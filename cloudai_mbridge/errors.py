@@ -13,10 +13,31 @@ OK = 0
 POINTS_FAILED = 1
 
 
+_LONGEST_LINE = 1200
+_MOST_LINES = 100
+
+
+def shortened(text: str) -> str:
+    """Return a message that a person can read: of long lines the beginning and the end, of many lines the first."""
+    lines = text.splitlines()
+    more = [f"... and {len(lines) - _MOST_LINES} more lines like these"] if len(lines) > _MOST_LINES else []
+    return "\n".join([*map(_shortened_line, lines[:_MOST_LINES]), *more])
+
+
+def _shortened_line(line: str) -> str:
+    if len(line) <= _LONGEST_LINE:
+        return line
+    start, end = line[: _LONGEST_LINE * 2 // 3], line[-_LONGEST_LINE // 3 :]
+    return f"{start} ... ({len(line) - len(start) - len(end)} characters left out) ... {end}"
+
+
 class MBridgeError(Exception):
-    """Base of the errors that a user sees as one line."""
+    """Base of the errors that a user sees as one line. What a value makes too long is cut here, for all of them."""
 
     exit_code = 3
+
+    def __str__(self) -> str:
+        return shortened(super().__str__())
 
 
 class BadInput(MBridgeError):

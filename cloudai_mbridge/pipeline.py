@@ -14,7 +14,7 @@ from cloudai_mbridge.integrations import nemo_run
 from cloudai_mbridge.jobs import Scheduler
 from cloudai_mbridge.launch import write_plan, write_runs
 from cloudai_mbridge.launch.options_check import refuse_unknown_options
-from cloudai_mbridge.launch.write import create_root
+from cloudai_mbridge.launch.write import create_root, refuse_output_dir
 from cloudai_mbridge.local import LocalClient
 from cloudai_mbridge.models.load import Warn, load_scenario, load_system
 from cloudai_mbridge.models.loaded import HookOptions
@@ -89,12 +89,14 @@ def _with_gpu_support(system: System) -> tuple[System, tuple[str, ...]]:
 
 def preflight(prepared: Prepared) -> None:
     """Find out, before anything is written, whether the system would take the runs."""
+    refuse_output_dir(prepared.output_dir, prepared.system)
     if prepared.plan.runs:
         scheduler_for(prepared.system, prepared.plan).preflight()
 
 
 def write(prepared: Prepared) -> Path:
     """Write everything that a run submits into a new directory and return it. A dry run ends here."""
+    refuse_output_dir(prepared.output_dir, prepared.system)
     root = create_root(prepared.output_dir, prepared.plan.scenario, datetime.now())
     write_into(prepared, root)
     return root

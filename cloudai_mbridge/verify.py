@@ -1,5 +1,8 @@
 """Verify configuration files without running anything."""
 
+import errno
+import os
+import stat
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -84,15 +87,37 @@ def verify(
     Raises:
         BadInput: `configs` does not exist or holds no TOML, or the system file is wrong.
     """
+    links = list(_links(configs))
     files = sorted(path for path in configs.rglob("*.toml") if path.is_file()) if configs.is_dir() else [configs]
-    if not files:
+    if not files and not links:
         raise BadInput(f"{configs}: holds no TOML file; check the path")
     directory = tests_dir or (configs if configs.is_dir() else None)
     hooks = HookOptions(hook_dir or (HOOK_DIR if HOOK_DIR.is_dir() else configs / "hook"))
     system = load_system(system_config) if system_config else None
     context = _Context(find_test_files(directory, skip_broken=True), hooks, system, _once(warn), rules)
+    yield from links
     for path in files:
         yield _finding(path, context)
+
+
+def _links(configs: Path) -> Iterator[Finding]:
+    """Yield what a search for TOML files passes over: links to nowhere, links in circles, linked directories."""
+    for path in sorted(configs.rglob("*")) if configs.is_dir() else ():
+        if path.is_symlink() and not path.name.startswith(".#") and (finding := _link(path)):  # .#: an editor's lock
+            yield finding
+
+
+def _link(path: Path) -> Finding | None:
+    try:
+        is_directory = stat.S_ISDIR(os.stat(path).st_mode)
+    except OSError as error:
+        if path.suffix != ".toml" and error.errno != errno.ELOOP:
+            return None
+        where = "in a circle" if error.errno == errno.ELOOP else "nowhere"
+        text = f"{path}: is a link to {os.readlink(path)!r}, which leads {where}; fix or remove it"
+        return Finding(path, "link", False, text)
+    text = "is a link to a directory and was not followed; check that directory by itself"
+    return Finding(path, "link", True, text) if is_directory else None
 
 
 def _once(warn: Warn | None) -> Warn | None:

@@ -1,6 +1,7 @@
 """`mbridge sweep plan` and `mbridge sweep explain`."""
 
 import csv
+import json
 import math
 import sys
 from collections.abc import Iterator
@@ -14,10 +15,11 @@ from rich.text import Text
 from cloudai_mbridge.commands.options import scenario_options
 from cloudai_mbridge.console import new_console
 from cloudai_mbridge.constraints import Lifted, NotEvaluated, RuleSet, Violation
-from cloudai_mbridge.errors import OK, POINTS_FAILED, BadInput
+from cloudai_mbridge.errors import OK, POINTS_FAILED, BadInput, counted
 
 if TYPE_CHECKING:
-    from cloudai_mbridge.plan.preview import Look, PlanOptions, SweepSummary
+    from cloudai_mbridge.plan.preview import Look, PlanOptions, SweepSummary, TestPlan
+    from cloudai_mbridge.sweep_report import Explanation
 
 
 class _Share(click.FloatRange):
@@ -33,7 +35,7 @@ class _Share(click.FloatRange):
 _SHARE = _Share(min=0, min_open=True)
 _CSV = (
     *("test", "point", "status", "peak_memory_gib", "memory_share", "step_time_s", "tokens_per_s_per_gpu"),
-    *("tflops_per_gpu", "mfu", "gpu_hours", "cost", "why"),
+    *("tflops_per_gpu", "mfu", "gpu_hours", "cost", "rules", "why"),
 )
 
 
@@ -47,6 +49,12 @@ def sweep() -> None:
     """Look at the points of a scenario without writing or running anything."""
 
 
+_MEMORY_SHARE = click.option(
+    "--memory-share", type=_SHARE, help="Hold back points predicted to need more of the GPU; default: 0.9."
+)
+_INCLUDE_OOM_RISK = click.option("--include-oom-risk", is_flag=True, help="Hold no point back for its memory.")
+
+
 @sweep.command("plan")
 @scenario_options(output_dir=False)
 @click.option("--show", default=10, show_default=True, type=click.IntRange(min=0), help="Points to list per test.")
@@ -58,8 +66,8 @@ def sweep() -> None:
     show_default=True,
     help="Counts with the first points, counts alone, or every point as it comes.",
 )
-@click.option("--memory-share", type=_SHARE, help="Hold back points predicted to need more of the GPU; default: 0.9.")
-@click.option("--include-oom-risk", is_flag=True, help="Hold no point back for its memory.")
+@_MEMORY_SHARE
+@_INCLUDE_OOM_RISK
 @click.option("--order", type=click.Choice(["grid", "informative"]), help="Default: the sweep's.")
 @click.option("--flops-formula", default="new", show_default=True, help="old or new.")
 def sweep_plan(
@@ -210,56 +218,116 @@ def _show_totals(console: Console, summaries: "list[SweepSummary]") -> None:
 
 
 def _write_csv(wanted: "PlanOptions", **options: Any) -> int:
-    """Write every point that breaks no rule as it comes; nothing is kept."""
+    """Write every point as it comes, rejected ones too; nothing is kept. Every axis of any test is a column."""
     from cloudai_mbridge.sweep_report import plans
 
     writer, num_run = csv.writer(sys.stdout, lineterminator="\n"), 0
-    writer.writerow(_CSV)
-    for plan in plans(options=wanted, **options):
+    tests = list(plans(options=wanted, **options))
+    axes = list(dict.fromkeys(name for plan in tests for name in plan.coordinate_names))
+    writer.writerow((*_CSV[:2], *(f"axis.{name}" if name in _CSV else name for name in axes), *_CSV[2:]))
+    for plan in tests:
         for look in plan.looks():
-            if look.headline is None:
-                continue
             num_run += look.is_run
-            writer.writerow((plan.test_id, *_cells(look)))
+            values = (look.point.coordinates.get(name) for name in axes)
+            coordinates = ("" if value is None else _cell(value) for value in values)
+            writer.writerow((plan.test_id, look.label, *coordinates, *_cells(look, plan)))
     return OK if num_run else POINTS_FAILED
 
 
-def _cells(look: "Look") -> Iterator[Any]:
+def _cell(value: Any) -> str:
+    from cloudai_mbridge.report.steps_csv import spreadsheet_text
+
+    return spreadsheet_text(value) if isinstance(value, str) else json.dumps(value)
+
+
+def _cells(look: "Look", plan: "TestPlan") -> Iterator[Any]:
     headline = look.headline
-    assert headline is not None
-    yield look.label
+    if headline is None:
+        yield from ("rejected", *[""] * 8)
+        yield " ".join(sorted({violation.rule_id for violation in look.violations}))
+        yield "; ".join(map(str, look.violations))
+        return
     yield "held back" if look.is_held_back else "accepted" if look.is_run else "beyond the limits"
     values = (
         *(headline.peak_memory_gib, headline.memory_share, headline.step_time_s, headline.tokens_per_s_per_gpu),
         *(headline.tflops_per_gpu, headline.mfu, look.gpu_hours, look.cost),
     )
     yield from ("" if value is None else f"{value:.6g}" for value in values)
-    yield "; ".join(headline.why)
+    yield ""
+    yield "; ".join(_reasons(look, plan))
+
+
+def _reasons(look: "Look", plan: "TestPlan") -> Iterator[str]:
+    """Yield why a point that breaks no rule is held back or not run, and what is not predicted of it."""
+    if look.is_held_back and plan.memory_limit:  # the terms of its memory would cost an estimate of every point
+        yield f"memory: {_memory(look)}; the limit is {plan.memory_limit.share:g} of the GPU's memory"
+    if not look.is_held_back and not look.is_run:
+        yield plan.limit_reached
+    if look.headline is not None:
+        yield from look.headline.why
 
 
 @sweep.command("explain")
 @scenario_options(output_dir=False)
+@_MEMORY_SHARE
+@_INCLUDE_OOM_RISK
 @click.argument("test_id")
 @click.argument("point")
-def sweep_explain(test_id: str, point: str, **options: Any) -> int:
-    """Say what every rule says of one POINT of a test: its label, or coordinates such as tp=2,pp=4."""
+def sweep_explain(
+    test_id: str,
+    point: str,
+    memory_share: float | None,
+    include_oom_risk: bool,
+    rules: RuleSet,
+    **options: Any,
+) -> int:
+    """Say why one POINT of a test would run or not: its label, or coordinates such as tp=2,pp=4."""
+    from cloudai_mbridge.plan.preview import PlanOptions
     from cloudai_mbridge.sweep_report import explain_point
 
-    console = new_console()
-    found = explain_point(test_id=test_id, point=point, **options)
-    console.print(Text(f"{test_id}/{found.label}: {found.coordinates}"), soft_wrap=True)
+    wanted = PlanOptions(memory_share, include_oom_risk, rules=rules)
+    found, console = explain_point(test_id=test_id, point=point, options=wanted, **options), new_console()
+    decision = "rejected" if found.look.violations else "held back" if found.look.is_held_back else "accepted"
+    console.print(Text(f"{test_id}/{found.label}: {decision}"), soft_wrap=True)
+    console.print(Text(f"  {_coordinates(found.coordinates)}"), soft_wrap=True)
     if found.fill_in:
         console.print(Text(f"  filled in by {found.fill_in}"), soft_wrap=True)
-    for rule_id, verdict in found.verdicts.items():
-        match verdict:
-            case Violation():
-                console.print(Text(f"  {verdict}", style="yellow"), soft_wrap=True)
-            case Lifted():
-                console.print(Text(f"  {verdict}", style="cyan"), soft_wrap=True)
-            case NotEvaluated():
-                console.print(
-                    Text(f"  {rule_id} not evaluated: {verdict.missing} is missing", style="dim"), soft_wrap=True
-                )
-            case None:
-                console.print(f"  {rule_id} holds")
-    return POINTS_FAILED if any(isinstance(v, Violation) for v in found.verdicts.values()) else OK
+    for style, line in _verdicts(found):
+        console.print(Text(f"  {line}", style=style), soft_wrap=True)
+    for line in _estimate(found):
+        console.print(Text(f"  {line}", style="yellow" if found.look.is_held_back else ""), soft_wrap=True)
+    return OK if decision == "accepted" else POINTS_FAILED
+
+
+def _coordinates(coordinates: dict[str, Any]) -> str:
+    return ", ".join(f"{name} = {json.dumps(value)}" for name, value in coordinates.items()) or "no axes"
+
+
+def _verdicts(found: "Explanation") -> Iterator[tuple[str, str]]:
+    """Yield a style and a line for every rule that says something; the others share the last line."""
+    verdicts = found.verdicts.items()
+    yield from (("yellow", str(verdict)) for _, verdict in verdicts if isinstance(verdict, Violation))
+    yield from (("cyan", str(verdict)) for _, verdict in verdicts if isinstance(verdict, Lifted))
+    for rule_id, verdict in verdicts:
+        if isinstance(verdict, NotEvaluated):
+            yield "dim", f"{rule_id} not evaluated: {verdict.missing} is missing"
+    if holding := [rule_id for rule_id, verdict in verdicts if verdict is None]:
+        yield "", f"{counted(len(holding), 'rule')} hold: {' '.join(holding)}"
+
+
+def _estimate(found: "Explanation") -> Iterator[str]:
+    """Yield what is predicted of a point that breaks no rule, and what its memory means."""
+    headline, limit = found.look.headline, found.plan.memory_limit
+    if headline is None:
+        yield "memory is not judged: only points that break no rule are estimated"
+        return
+    if headline.peak_memory_gib is None:
+        yield f"memory is not known: {'; '.join(headline.why) or 'the memory of the GPU is not known'}"
+    else:
+        yield f"memory: {_memory(found.look)}: {found.plan.terms(found.look.point)}"
+    if found.look.is_held_back and limit:
+        yield f"held back: it may need at most {limit.share:g} of the GPU's memory; --memory-share sets another share"
+        if found.plan.limits.memory_share is None:
+            yield "mbridge run would not hold it back: set [sweep] memory_share for that"
+    if headline.step_time_s is not None:
+        yield f"step time: {headline.step_time_s:.4g} s, {_number(headline.tflops_per_gpu, '.0f')} TFLOP/s per GPU"

@@ -2,7 +2,7 @@
 
 from cloudai_mbridge.constraints.rule import Answer, NotEvaluated, Point, Violation
 from cloudai_mbridge.models.system import LocalSystem
-from cloudai_mbridge.recipes.apply import NOT_EMBEDDED, unsupported_args
+from cloudai_mbridge.recipes.apply import unsupported_args, why_unsupported
 
 _DTYPES = ("bf16", "fp32")
 
@@ -17,8 +17,8 @@ def e01_every_argument_reaches_the_training(point: Point) -> Answer:
     """
     if not point.is_embedded or not (ignored := unsupported_args(point.args)):
         return None
-    fact = f"the embedded launcher does not implement {', '.join(f'{name} ({NOT_EMBEDDED[name]})' for name in ignored)}"
-    remedy = "remove these arguments, or set launcher = 'megatron_bridge'"
+    fact = f"the embedded launcher does not take {', '.join(f'{name} ({why_unsupported(name)})' for name in ignored)}"
+    remedy = "do what stands in parentheses, remove these arguments, or set launcher = 'megatron_bridge'"
     return Violation("E01", "cmd_args", fact, remedy, ignored)
 
 

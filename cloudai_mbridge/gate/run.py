@@ -1,9 +1,12 @@
 """Run a gate: read the results, find what they are compared with, judge."""
 
+import os
+import shlex
 from collections.abc import Collection, Sequence
 from datetime import date
 from pathlib import Path
 
+from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.gate.baseline import load_baseline
 from cloudai_mbridge.gate.groups import group_by_point
 from cloudai_mbridge.gate.history import History
@@ -46,11 +49,24 @@ def compare_reports(old: Sequence[Path], new: Sequence[Path], policy: GatePolicy
 def references_for(loaded: LoadedPolicy, results: Sequence[RunResult]) -> tuple[Sequence[ReferencePoint], str]:
     """Return the references that a policy names, and their name."""
     if loaded.baseline_path is not None:
+        _require_baseline(loaded.baseline_path, results)
         return load_baseline(loaded.baseline_path).references(), f"baseline {loaded.baseline_path.name}"
     history = loaded.policy.history
     if loaded.history_path is None or history is None:
         raise ValueError(f"policy {loaded.policy.name!r} names neither a baseline nor a history")
     return _from_history(loaded.history_path, history.last, results), f"history {loaded.history_path.name}"
+
+
+def _require_baseline(path: Path, results: Sequence[RunResult]) -> None:
+    """Raise BadInput with the command that makes a first baseline of the results."""
+    if path.exists():
+        return
+    sources = shlex.join(dict.fromkeys(run.source for run in results)) or "RESULT..."
+    file = shlex.quote(os.path.normpath(path))
+    raise BadInput(
+        f"{path}: there is no baseline yet, so nothing to compare with; make the first of good runs with:"
+        f' mbridge baseline promote {sources} --baseline {file} --reason "first baseline"'
+    )
 
 
 def _from_history(path: Path, last: int, results: Sequence[RunResult]) -> list[ReferencePoint]:

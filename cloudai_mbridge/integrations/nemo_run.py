@@ -26,10 +26,12 @@ from cloudai_mbridge.launch.script import (
     LOCAL_START,
     PYTHON_VARIABLE,
     SLURM_START,
+    escaped_for_sbatch,
     exports,
     sbatch_options,
     srun_options,
 )
+from cloudai_mbridge.launch.write import write_file
 from cloudai_mbridge.models.system import LocalSystem, SlurmSystem, System
 from cloudai_mbridge.plan import POINT_FILES, RunPlan, SweepPlan
 from cloudai_mbridge.slurm.command import Answer
@@ -107,7 +109,7 @@ def write_scripts(plan: SweepPlan, system: System, root: Path) -> None:
         if run.upstream is None:
             (root / run.key / POINT_FILES.slurm_script).unlink(missing_ok=True)
             for name, text in render(run, system).items():
-                (root / run.key / name).write_text(text, encoding="utf-8")
+                write_file(root / run.key / name, text)
 
 
 def render(plan: RunPlan, system: System) -> dict[str, str]:
@@ -129,7 +131,7 @@ def _sbatch(plan: RunPlan, system: SlurmSystem) -> dict[str, str | bool]:
     Raises:
         BadInput: an option has no long name, or holds the text that NeMo-Run replaces.
     """
-    options = dict(_named_option(*shlex.split(quoted)) for quoted in sbatch_options(plan, system))
+    options = dict(_named_option(escaped_for_sbatch(option)) for option in sbatch_options(plan, system))
     for name, value in options.items():
         if _REPLACED in str(value):
             raise BadInput(f"sbatch option {name}: {value!r}: NeMo-Run would replace {_REPLACED!r} in it; rename that")

@@ -8,7 +8,8 @@ import shlex
 from collections.abc import Iterable
 from pathlib import Path
 
-from cloudai_mbridge.launch.script import sbatch_options
+from cloudai_mbridge.launch.disk import naming
+from cloudai_mbridge.launch.script import directive, sbatch_options
 from cloudai_mbridge.models.system import SlurmSystem
 from cloudai_mbridge.plan import POINT_FILES, RunPlan
 
@@ -24,7 +25,7 @@ def render_array_script(array: str, first: RunPlan, system: SlurmSystem) -> str:
     options = sbatch_options(first, system, {"job-name": f"mbridge-{array.replace('/', '-')}", **output})
     lines = [
         "#!/bin/bash",
-        *(f"#SBATCH {option}" for option in options),
+        *map(directive, options),
         f"# mbridge {array}: each task runs the script of the run that its link names",
         f'cd -P {shlex.quote(array)}/"$SLURM_ARRAY_TASK_ID" && exec bash {POINT_FILES.slurm_script}',
     ]
@@ -40,5 +41,6 @@ def write_arrays(runs: Iterable[RunPlan], system: SlurmSystem, root: Path) -> No
         if not directory.exists():
             directory.mkdir(parents=True)
             script = render_array_script(run.array, run, system)
-            (root / array_script(run.array)).write_text(script, encoding="utf-8")
+            with naming(root / array_script(run.array)):
+                (root / array_script(run.array)).write_text(script, encoding="utf-8")
         (directory / str(run.array_index)).symlink_to(Path("../..", run.key), target_is_directory=True)

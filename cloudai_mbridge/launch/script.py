@@ -5,6 +5,7 @@ interpreter is the system file's `python_executable`; without one it comes in th
 a machine without torch renders what a machine with torch submits.
 """
 
+import re
 import shlex
 from collections.abc import Iterable, Mapping
 
@@ -35,7 +36,7 @@ def render_slurm_script(plan: RunPlan, system: SlurmSystem) -> str:
     """Render the batch script that trains on a cluster: one torchrun per node, rendezvous on the first node."""
     lines = [
         "#!/bin/bash",
-        *(f"#SBATCH {option}" for option in sbatch_options(plan, system)),
+        *map(directive, sbatch_options(plan, system)),
         f"# {_comment(plan)}",
         *SLURM_START,
         *_preamble(plan, system),
@@ -80,10 +81,7 @@ def job_name(plan: RunPlan) -> str:
 
 
 def sbatch_options(plan: RunPlan, system: SlurmSystem, instead: Mapping[str, str] | None = None) -> list[str]:
-    """Return the directives, each quoted. sbatch reads quotes in them as a shell does, and expands nothing.
-
-    instead: values that replace a run's own.
-    """
+    """Return sbatch's options, each one word. instead: values that replace a run's own."""
     options: dict[str, str | int | None] = {
         "job-name": job_name(plan),
         "partition": system.default_partition,
@@ -100,8 +98,24 @@ def sbatch_options(plan: RunPlan, system: SlurmSystem, instead: Mapping[str, str
         "open-mode": "append",
         **(instead or {}),
     }
-    rendered = [f"--{name}={shlex.quote(str(value))}" for name, value in options.items() if value is not None]
-    return [*rendered, "--no-requeue", *(shlex.quote(option) for option in system.extra_sbatch_args)]
+    words = [f"--{name}={value}" for name, value in options.items() if value is not None]
+    return [*words, "--no-requeue", *system.extra_sbatch_args]
+
+
+def directive(option: str) -> str:
+    """Return the line of a batch script that sets an option."""
+    name, equals, value = option.partition("=")
+    is_named = equals and re.fullmatch(r"--[A-Za-z0-9-]+", name)
+    return f"#SBATCH {name}={_directive_word(value)}" if is_named else f"#SBATCH {_directive_word(option)}"
+
+
+def _directive_word(text: str) -> str:
+    """Quote for a directive. sbatch reads quotes as a shell does, expands nothing, and drops every backslash."""
+    return shlex.quote(escaped_for_sbatch(text))
+
+
+def escaped_for_sbatch(text: str) -> str:
+    return text.replace("\\", "\\\\")
 
 
 def srun_options(plan: RunPlan, system: SlurmSystem) -> list[str]:

@@ -7,7 +7,7 @@ command substitution, no `${NAME:-default}`, and no value is split into words.
 
 import re
 
-from cloudai_mbridge.models.base import is_secret
+from cloudai_mbridge.models.credentials import is_secret
 from cloudai_mbridge.models.references import HOME, REFERENCE, name_in
 
 _SAFE = r"[A-Za-z0-9_@%+=:,./-]"

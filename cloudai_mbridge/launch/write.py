@@ -8,16 +8,28 @@ from typing import Any
 
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.launch.arrays import write_arrays
+from cloudai_mbridge.launch.disk import naming
 from cloudai_mbridge.launch.render import render
 from cloudai_mbridge.launch.toml_text import render_toml
-from cloudai_mbridge.models.base import is_secret
+from cloudai_mbridge.models.credentials import is_secret_variable
+from cloudai_mbridge.models.host_paths import slurm_pattern_in
 from cloudai_mbridge.models.system import SlurmSystem, System
 from cloudai_mbridge.plan import ROOT_FILES, RejectedPoint, RunPlan, SweepPlan
 from cloudai_mbridge.plan.read import PLAN_VERSION
 from cloudai_mbridge.sweep.run_id import slug
 
-_NOT_NEEDED = {"data_repository", "reports"}  # CloudAI's own, which may hold credentials
+_NOT_NEEDED = {"data_repository", "reports", "group_allocated"}  # CloudAI's own, which may hold credentials
 _NOT_WRITTEN = ("secret_env", "training_config", "definition")
+
+
+def refuse_output_dir(output_dir: Path, system: System) -> None:
+    """Raise BadInput if Slurm could not open the output of a job below a directory."""
+    path = str(output_dir.resolve())
+    if isinstance(system, SlurmSystem) and (found := slurm_pattern_in(path)):
+        raise BadInput(
+            f"{path}: Slurm reads {found!r} in the path of a job's output as a pattern of its own, and the job would"
+            " fail; choose another --output-dir"
+        )
 
 
 def create_root(output_dir: Path, scenario: str, now: datetime) -> Path:
@@ -43,20 +55,25 @@ def create_root(output_dir: Path, scenario: str, now: datetime) -> Path:
 
 def write_runs(plan: SweepPlan, system: System, root: Path) -> None:
     """Write every run's files below `root`."""
-    (root / ROOT_FILES.system).write_text(render_toml(system_to_dict(system)), encoding="utf-8")
+    write_file(root / ROOT_FILES.system, render_toml(system_to_dict(system)))
     for run in plan.runs:
         directory = root / run.key
         directory.mkdir(parents=True)
         for name, text in render(run, system).items():
-            (directory / name).write_text(text, encoding="utf-8")
+            write_file(directory / name, text)
     if isinstance(system, SlurmSystem):
         write_arrays(plan.runs, system, root)
+
+
+def write_file(path: Path, text: str) -> None:
+    with naming(path):
+        path.write_text(text, encoding="utf-8")
 
 
 def write_plan(plan: SweepPlan, root: Path) -> None:
     """Write the plan, after everything else: a directory that has one is complete."""
     unfinished = root / f"{ROOT_FILES.plan}.new"
-    unfinished.write_text(json.dumps(plan_to_dict(plan), indent=2) + "\n", encoding="utf-8")
+    write_file(unfinished, json.dumps(plan_to_dict(plan), indent=2) + "\n")
     unfinished.rename(root / ROOT_FILES.plan)
 
 
@@ -79,7 +96,7 @@ def plan_to_dict(plan: SweepPlan) -> dict[str, Any]:
 def system_to_dict(system: System) -> dict[str, Any]:
     """Return the system as its file would say it, without credentials."""
     data = system.model_dump(mode="json", exclude_none=True, exclude_defaults=True, exclude=_NOT_NEEDED)
-    env = {name: value for name, value in system.global_env_vars.items() if not is_secret(name)}
+    env = {name: value for name, value in system.global_env_vars.items() if not is_secret_variable(name, value)}
     return {**data, **({"global_env_vars": env} if "global_env_vars" in data else {}), "scheduler": system.scheduler}
 
 

@@ -1,7 +1,8 @@
 """Text of logs and arguments without what looks like a credential.
 
-Known are: the user of a URL (`://user:password@`, `://token@`), tokens of Hugging Face, what an Authorization header or
-"Bearer" is followed by, and the value of a variable in upper case whose name is a credential's (`API_KEY=...`).
+Known are: the user of a URL (`://user:password@`, `://token@`), tokens with the prefix of a service, what an
+Authorization header or "Bearer" is followed by, and the value of a variable in upper case whose name is a credential's
+(`API_KEY=...`).
 A credential in any other shape stays.
 """
 
@@ -11,22 +12,17 @@ from dataclasses import fields, is_dataclass, replace
 from enum import Enum
 from typing import Any
 
-from cloudai_mbridge.models.base import is_secret
+from cloudai_mbridge.models.credentials import BEARER, TOKEN, is_secret
 
 MASK = "***"
 _USER = re.compile(r"://[^\s/\"'<>]*@")
-_HUGGING_FACE = re.compile(r"(?<![A-Za-z0-9_])hf_[A-Za-z0-9]{20,}")
-_BEARER = re.compile(
-    r"""(?i)(\bauthorization["']?\s{0,3}[:=]\s{0,3}["']?(?:bearer|basic|token)\s{1,3}"""
-    r"""|\bbearer\s{1,3}(?=\S{0,200}\d|\S{20}))[^\s"']+"""
-)
 _VARIABLE = re.compile(r"""(?<![A-Za-z0-9_])([A-Z][A-Z0-9_]{2,63})(["']?\s{0,3}[=:]\s{0,3})("[^"]*"?|'[^']*'?|\S+)""")
 
 
 def redacted(text: str) -> str:
     """Return the text with *** for what looks like a credential. Redacting it again changes nothing."""
-    text = _BEARER.sub(rf"\g<1>{MASK}", _USER.sub(f"://{MASK}@", text))
-    return _VARIABLE.sub(_without_value, _HUGGING_FACE.sub(MASK, text))
+    text = BEARER.sub(rf"\g<1>{MASK}", _USER.sub(f"://{MASK}@", text))
+    return _VARIABLE.sub(_without_value, TOKEN.sub(MASK, text))
 
 
 def _without_value(match: re.Match[str]) -> str:

@@ -1,4 +1,4 @@
-"""The strictness shared by all models, and which of their values are secrets."""
+"""The strictness shared by all models, and the types of their values."""
 
 import re
 import shlex
@@ -7,9 +7,12 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
-_SECRET_NAME = re.compile(
-    r"token(?!iz|drop|s?_per)|secret|pass(w|phrase|$)|pwd|credential|(^|[_-])key|key(_?id)?[_\d]*$|(^|_)pat$",
-    re.IGNORECASE,
+from cloudai_mbridge.models.credentials import (
+    find_credential,
+    find_credential_in_words,
+    is_credential_key,
+    is_secret,
+    slurm_variable_problem,
 )
 
 
@@ -17,11 +20,6 @@ class StrictModel(BaseModel):
     """A frozen table that refuses unknown keys."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
-
-
-def is_secret(name: str) -> bool:
-    """Return whether a key or variable of this name may hold a credential."""
-    return bool(_SECRET_NAME.search(name))
 
 
 def _no_control_characters(value: str) -> str:
@@ -39,11 +37,6 @@ def _environment_name(value: str) -> str:
 # Of Megatron-Bridge's launcher: argparse takes any beginning of a long option that no other option shares
 _CREDENTIAL_OPTIONS = ("-hf", "-wdk", "--hf_token", "--wandb_key")
 _VARIABLE_OPTIONS = ("-cb", "--custom_bash_cmds", "-E", "--env", "-ce", "--custom_env_vars")
-_CREDENTIAL_KEY = re.compile(
-    r"api_?key|secret|passw|credential|^token$|(wandb|hf|hub|access|auth|bearer|refresh|private)_(key|token)$",
-    re.IGNORECASE,
-)
-_HF_TOKEN = re.compile(r"\bhf_[A-Za-z0-9]{30,}")  # the form of Hugging Face's user access tokens
 
 
 def _override_key(value: str) -> str:
@@ -51,7 +44,7 @@ def _override_key(value: str) -> str:
     key = value.partition("=")[0]
     if not key.strip():
         raise ValueError(f"{value!r} is not a key such as optimizer.lr or --option; write key = value")
-    if _CREDENTIAL_KEY.search(key.rpartition(".")[2]) or _is_option(key, _CREDENTIAL_OPTIONS):
+    if is_credential_key(key.rpartition(".")[2]) or _is_option(key, _CREDENTIAL_OPTIONS) or find_credential(key):
         raise ValueError(_credential_in(key))
     return _no_control_characters(value)
 
@@ -70,7 +63,7 @@ def _overrides(overrides: dict[str, str]) -> dict[str, str]:
     split = dict(_split_override(key, value) for key, value in overrides.items())
     for key, value in split.items():
         assigned = re.findall(r"(\w+)=", value) if _is_option(key, _VARIABLE_OPTIONS) else []
-        if _HF_TOKEN.search(value) or any(map(is_secret, assigned)):
+        if find_credential(value) or any(map(is_secret, assigned)):
             raise ValueError(_credential_in(key))
     return split
 
@@ -117,15 +110,41 @@ def _quotes_are_closed(value: str) -> str:
     return value
 
 
+def _no_credential(value: Any) -> Any:
+    """Refuse, in a text or in any text of a list of them, what files would show. A message never repeats the value."""
+    for text in value if isinstance(value, list) else [value]:
+        if isinstance(text, str) and (found := find_credential(text)):
+            raise ValueError(str(found))
+    return value
+
+
+def _no_credential_in_words(value: str) -> str:
+    if found := find_credential_in_words(value):
+        raise ValueError(str(found))
+    return value
+
+
+def _no_credential_for_slurm(variables: dict[str, Any]) -> dict[str, Any]:
+    for name, value in variables.items():
+        for each in value if isinstance(value, list) else [value]:
+            if problem := slurm_variable_problem(name, each):
+                raise ValueError(f"{name} {problem}")
+    return variables
+
+
+# Text that may hold a credential, because it is never written to a file as it is.
+PrivateText = Annotated[str, AfterValidator(_no_nul)]
+Text = Annotated[PrivateText, AfterValidator(_no_credential)]
 # A value that becomes part of an sbatch directive, where a line break would start a new line of the script.
-OneLine = Annotated[str, AfterValidator(_no_control_characters)]
-Text = Annotated[str, AfterValidator(_no_nul)]
-ShellWords = Annotated[str, AfterValidator(_no_nul), AfterValidator(_quotes_are_closed)]
-NameIfSet = Annotated[str, AfterValidator(_no_nul), AfterValidator(_name_if_set)]
-NotBlank = Annotated[str, AfterValidator(_no_nul), AfterValidator(_not_blank)]
-AxisOfText = Annotated[list[Text], Field(min_length=1)]
+OneLine = Annotated[str, AfterValidator(_no_control_characters), AfterValidator(_no_credential)]
+ShellWords = Annotated[PrivateText, AfterValidator(_quotes_are_closed), AfterValidator(_no_credential_in_words)]
+NameIfSet = Annotated[Text, AfterValidator(_name_if_set)]
+NotBlank = Annotated[Text, AfterValidator(_not_blank)]
+AxisOfText = Annotated[list[PrivateText], Field(min_length=1)]
 AxisOfInt = Annotated[list[int], Field(min_length=1)]
 OverrideKey = Annotated[str, AfterValidator(_override_key)]
-Overrides = Annotated[dict[OverrideKey, Text], AfterValidator(_overrides)]
+Overrides = Annotated[dict[OverrideKey, PrivateText], AfterValidator(_overrides)]
 ListOfPaths = Annotated[list[Text], BeforeValidator(_list_of_paths)]
 EnvName = Annotated[str, AfterValidator(_environment_name)]
+# Variables of a job: those that hold a credential travel in the environment, the others stand in its script.
+NoSlurmCredential = AfterValidator(_no_credential_for_slurm)

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import Field, FiniteFloat, create_model, model_validator
 
-from cloudai_mbridge.models.base import NameIfSet, StrictModel, Text
+from cloudai_mbridge.models.base import NameIfSet, PrivateText, StrictModel, Text
 from cloudai_mbridge.models.time_limit import SlurmTime
 
 # CloudAI's default: where the ranks' container keeps the resolved configuration
@@ -72,9 +72,9 @@ class ResolvedCmdArgs(_LauncherArgs):
     task: Text = "pretrain"
     compute_dtype: Text = Field("bf16", description="bf16 fp8_cs fp8_mx fp8_sc nvfp4; embedded also fp32")
     fp8_recipe: Text | None = None
-    hf_token: Text = Field("", repr=False)
+    hf_token: PrivateText = Field("", repr=False)
     nemo_home: Text | None = None
-    wandb_key: Text | None = Field(None, repr=False)
+    wandb_key: PrivateText | None = Field(None, repr=False)
     wandb_project_name: Text | None = None
     wandb_entity_name: Text | None = None
     wandb_experiment_name: Text | None = None

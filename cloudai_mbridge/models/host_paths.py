@@ -1,6 +1,17 @@
 """Relative paths of this machine: from where the command was started, as in CloudAI."""
 
+import re
 from pathlib import Path
+
+# Slurm expands %j and the like in the whole path of a job's output, its working directory included, and takes any
+# backslash in it for the sign that nothing is to be expanded
+_SLURM_EXPANDS = re.compile(r"%[%A-Za-z0-9]|\\")
+
+
+def slurm_pattern_in(path: str) -> str | None:
+    """Return what Slurm would expand in the path of a job's output, so that the job fails; None if it is safe."""
+    found = _SLURM_EXPANDS.search(path)
+    return found[0] if found else None
 
 
 def absolute(path: str) -> str:

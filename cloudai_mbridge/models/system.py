@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, FiniteFloat, model_serializer, model_validator
 
-from cloudai_mbridge.models.base import EnvName, OneLine, ShellWords, StrictModel, Text
+from cloudai_mbridge.models.base import EnvName, NoSlurmCredential, OneLine, PrivateText, ShellWords, StrictModel, Text
 
 
 class Executor(StrEnum):
@@ -57,7 +57,7 @@ def _some(value: Any) -> Any:
     return None if isinstance(value, int | float) and not isinstance(value, bool) and value == 0 else value
 
 
-EnvValue = Annotated[Text | int | float | bool, BeforeValidator(_default_of)]
+EnvValue = Annotated[PrivateText | int | float | bool, BeforeValidator(_default_of)]
 Count = Annotated[Annotated[int, Field(ge=1)] | None, BeforeValidator(_some)]
 
 
@@ -66,7 +66,7 @@ class _System(StrictModel):
     install_path: Text | None = None
     output_path: Text = "results"
     hf_home_path: Text | None = Field(None, description="CloudAI's; no test of this tool reads it")
-    global_env_vars: dict[EnvName, EnvValue] = {}
+    global_env_vars: Annotated[dict[EnvName, EnvValue], NoSlurmCredential] = {}
     monitor_interval: Annotated[Annotated[float, Field(gt=0)] | None, BeforeValidator(_some)] = Field(
         None, description="seconds between two looks at the jobs"
     )

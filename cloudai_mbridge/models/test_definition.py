@@ -2,12 +2,23 @@
 
 import re
 import shlex
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field, field_validator, model_validator
 
-from cloudai_mbridge.models.base import AxisOfText, EnvName, ListOfPaths, Overrides, ShellWords, StrictModel, Text
+from cloudai_mbridge.models.base import (
+    AxisOfText,
+    EnvName,
+    ListOfPaths,
+    NoSlurmCredential,
+    Overrides,
+    PrivateText,
+    ShellWords,
+    StrictModel,
+    Text,
+)
 from cloudai_mbridge.models.cmd_args import MegatronBridgeCmdArgs
+from cloudai_mbridge.models.credentials import find_credential
 from cloudai_mbridge.models.sweep import SweepConfig
 
 TEMPLATE = "MegatronBridge"
@@ -17,7 +28,7 @@ DEFAULT_REPORT = "nsys-%h"  # nsys puts the host name there: the nodes share a d
 class GitRepo(StrictModel):
     """A repository pinned at a commit, branch or tag."""
 
-    url: Text
+    url: PrivateText
     commit: Text
     mount_as: Text | None = None
     init_submodules: bool = False
@@ -26,7 +37,7 @@ class GitRepo(StrictModel):
     @field_validator("url")
     @classmethod
     def _no_password(cls, value: str) -> str:
-        if re.match(r"[a-z+]+://[^/@]*:[^/@]*@|https?://[^/@]*@", value, re.IGNORECASE):
+        if re.match(r"[a-z+]+://[^/@]*:[^/@]*@|https?://[^/@]*@", value, re.IGNORECASE) or find_credential(value):
             raise ValueError("may hold a credential; remove what stands before the @ and use a git credential helper")
         return value
 
@@ -91,7 +102,7 @@ class MegatronBridgeTestDefinition(StrictModel):
     description: Text
     test_template_name: Text = TEMPLATE
     cmd_args: MegatronBridgeCmdArgs = Field(default_factory=MegatronBridgeCmdArgs)
-    extra_env_vars: dict[EnvName, Text | AxisOfText] = {}
+    extra_env_vars: Annotated[dict[EnvName, PrivateText | AxisOfText], NoSlurmCredential] = {}
     extra_cmd_args: Overrides = {}
     extra_container_mounts: list[Text] = []
     git_repos: list[GitRepo] = []

@@ -7,6 +7,8 @@ from pydantic import AfterValidator
 
 _FORM = re.compile(r"([0-9]+-[0-9]+(:[0-9]+){0,2}|[0-9]+(:[0-9]+){0,2})")
 _SHORT = re.compile(r"([0-9]+)([smhdw])", re.IGNORECASE)
+_LONGEST_MIN = 2**32 - 3  # Slurm counts minutes in 32 bits, and the two largest numbers mean something else
+_HUGE = re.compile(r"[1-9][0-9]{15}")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 
 
@@ -39,10 +41,24 @@ def slurm_time(text: str) -> str | None:
     As in CloudAI, 90s, 10m, 1h, 2d and 1w are durations and HH:MM is hours and minutes, where Slurm reads MM:SS.
 
     Raises:
-        ValueError: neither CloudAI nor Slurm reads the text.
+        ValueError: neither CloudAI nor Slurm reads the text, or it is longer than Slurm can count.
     """
     if not (text := text.strip()):
         return None
+    if _HUGE.search(text) or (_limit_s(text) or 0) > 60 * _LONGEST_MIN:
+        raise ValueError(f"is longer than Slurm can count ({_LONGEST_MIN} minutes); shorten it, or write 0 for none")
+    return _slurm_time(text)
+
+
+def _limit_s(text: str) -> float | None:
+    """Return the seconds of a limit that Slurm or CloudAI reads, None without one."""
+    try:
+        return parse_time_limit(_slurm_time(text))
+    except ValueError:
+        return None
+
+
+def _slurm_time(text: str) -> str | None:
     if short := _SHORT.fullmatch(text):
         return format_time_limit(int(short[1]) * _SECONDS[short[2].lower()])
     if re.fullmatch(r"[0-9]+:[0-9]+", text):

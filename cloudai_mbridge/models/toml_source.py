@@ -12,7 +12,6 @@ from typing import Any
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.regular_file import NotRegular, open_regular
 
-_MOST_INTEGER = 2**63 - 1
 _HEADER = re.compile(r"\s*\[(?P<array>\[)?\s*(?P<name>[^\]]+?)\s*\]")
 _KEY = re.compile(r"""\s*(?P<key>"[^"]*"|'[^']*'|[A-Za-z0-9_.\- ]+?)\s*=""")
 
@@ -65,24 +64,22 @@ def read_toml(path: Path) -> TomlSource:
         raise BadInput(f"{path}: cannot be read as UTF-8 text ({error})") from None
     try:
         source = TomlSource(path, text, tomllib.loads(text))
-        _refuse_long_integers(source)
+        huge = _find_huge_integer(source.data)
     except tomllib.TOMLDecodeError as error:
         raise BadInput(f"{path}: not valid TOML: {error}") from None
     except (ValueError, RecursionError) as error:
-        raise BadInput(f"{path}: a number is too long, or the nesting too deep ({error})") from None
+        raise BadInput(f"{path}: a number or nesting is too large to be read ({error})") from None
+    if huge is not None:
+        raise BadInput(f"{source.where(huge)}: does not fit into 64 bits, as a TOML integer must; use a smaller number")
     return source
 
 
-def _refuse_long_integers(source: TomlSource) -> None:
-    """Raise BadInput for an integer of more than 64 bits, which TOML does not have and no size is."""
-    left: list[tuple[tuple[str | int, ...], Any]] = [((), source.data)]
-    while left:
-        place, value = left.pop()
-        if isinstance(value, int) and not -_MOST_INTEGER - 1 <= value <= _MOST_INTEGER:
-            raise BadInput(f"{source.where(place)}: an integer of TOML has 64 bits; use a smaller number")
-        if isinstance(value, dict | list):
-            items = value.items() if isinstance(value, dict) else enumerate(value)
-            left += [((*place, name), item) for name, item in items if isinstance(item, dict | list | int)]
+def _find_huge_integer(data: Any, place: tuple[str | int, ...] = ()) -> tuple[str | int, ...] | None:
+    """Return the place of an integer that does not fit into 64 bits."""
+    if isinstance(data, int):
+        return None if -(2**63) <= data < 2**63 else place
+    items = data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ()
+    return next((found for key, value in items if (found := _find_huge_integer(value, (*place, key)))), None)
 
 
 def _key_lines(text: str) -> dict[tuple[str | int, ...], int]:

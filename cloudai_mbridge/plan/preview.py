@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from cloudai_mbridge.constraints import Lifted, RuleSet, Violation
@@ -78,28 +78,44 @@ class TestPlan:
         axes = self.sweep.grid.names
         self.not_considered = not_considered(self.sweep.base_args(), extra, axes)
         self._test, self._system, self._is_checked = test, system, False
+        self.limit_reached = ""
         self._order = options.order or self.limits.order
         self._num_runs = test.run.iterations * self.limits.repeats
         self._prices: dict[str, tuple[Price | None, str]] = {}
 
     def looks(self) -> Iterator[Look]:
         """Yield every point, in order."""
-        num_run, is_open = 0, True
+        num_run, self.limit_reached = 0, ""
         for point in self._points():
-            if violations := point.violations:
-                yield Look(point, violations)
-                continue
-            self._check_training(point)
-            headline = self.estimates.of(point)
-            hours = self._gpu_hours(point, headline)
-            price = self.price(headline)[0]
-            cost = price.per_gpu_hour * hours if price and hours is not None else None
-            if headline.exceeds(self.memory_limit):
-                yield Look(point, (), headline, hours, cost, is_held_back=True)
-                continue
-            is_open = is_open and num_run != self.limits.max_points and self._spend(point, headline)
-            num_run += is_open
-            yield Look(point, (), headline, hours, cost, is_run=is_open)
+            look = self.look_at(point)
+            if look.headline is not None and not look.is_held_back:
+                self.limit_reached = self.limit_reached or self._limit_before(point, look.headline, num_run)
+                num_run += not self.limit_reached
+                look = replace(look, is_run=not self.limit_reached)
+            yield look
+
+    def _limit_before(self, point: CheckedPoint, headline: Headline, num_run: int) -> str:
+        """Return the limit that a point would pass; "" if it is within all of them, and is counted in."""
+        if num_run == self.limits.max_points:
+            return f"beyond max_points = {num_run}"
+        return "" if self._spend(point, headline) else f"beyond max_gpu_hours = {self.limits.max_gpu_hours:g}"
+
+    @property
+    def coordinate_names(self) -> list[str]:
+        """Return what points have as coordinates: the axes, and what included points set besides."""
+        included = (name for pattern in self.limits.include for name in pattern)
+        return list(dict.fromkeys((*self.sweep.grid.names, *included)))
+
+    def look_at(self, point: CheckedPoint) -> Look:
+        """Judge a point by itself, whatever the limits of the sweep leave of the others."""
+        if violations := point.violations:
+            return Look(point, violations)
+        self._check_training(point)
+        headline = self.estimates.of(point)
+        hours = self._gpu_hours(point, headline)
+        price = self.price(headline)[0]
+        cost = price.per_gpu_hour * hours if price and hours is not None else None
+        return Look(point, (), headline, hours, cost, is_held_back=headline.exceeds(self.memory_limit))
 
     def _check_training(self, point: CheckedPoint) -> None:
         """Refuse, at the first point that breaks no rule, what `mbridge run` refuses of the training configuration."""

@@ -6,8 +6,8 @@ from typing import Any
 
 from cloudai_mbridge.constraints.megatron.placement import place
 from cloudai_mbridge.constraints.rule import Point
-from cloudai_mbridge.models.base import is_secret
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
+from cloudai_mbridge.models.credentials import is_secret_variable
 from cloudai_mbridge.models.host_paths import absolute_mount
 from cloudai_mbridge.models.load import LoadedTest
 from cloudai_mbridge.models.references import expand
@@ -56,7 +56,7 @@ def plan_run(
         warmup_steps=definition.warmup_steps(num_steps),
         training_config={} if upstream else _training_config(recipe, args, definition, system),
         definition=resolved_definition(definition, point, args),
-        env={name: value for name, value in env.items() if not is_secret(name)},
+        env={name: value for name, value in env.items() if not is_secret_variable(name, value)},
         secret_env=_secrets(args, env),
         time_limit=time_limit,
         time_limit_s=parse_time_limit(time_limit),
@@ -97,7 +97,7 @@ def _mounts(definition: MegatronBridgeTestDefinition, args: ResolvedCmdArgs) -> 
 
 def _secrets(args: ResolvedCmdArgs, env: dict[str, str]) -> dict[str, str]:
     """Return the values of credentials. No script expands them, so that none holds them; known variables are now."""
-    secrets = {name: value for name, value in env.items() if is_secret(name)}
+    secrets = {name: value for name, value in env.items() if is_secret_variable(name, value)}
     for field, variable in SECRET_VARIABLES.items():
         if value := (getattr(args, field) or "").strip():
             secrets[variable] = value
@@ -116,7 +116,7 @@ def resolved_definition(
     definition: MegatronBridgeTestDefinition, point: SweepPoint, args: ResolvedCmdArgs
 ) -> dict[str, Any]:
     """Return the point as a test definition of its own: no lists, no credentials."""
-    env = {name: value for name, value in point.env.items() if not is_secret(name)}
+    env = {name: value for name, value in point.env.items() if not is_secret_variable(name, value)}
     left_out = {"extra_env_vars", "sweep", "agent_config", "predictor"}  # credentials; what only a search uses
     dump = definition.model_dump(mode="json", exclude_none=True, exclude_defaults=True, exclude=left_out)
     return {

@@ -4,14 +4,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from cloudai_mbridge.errors import BadInput
-from cloudai_mbridge.models.base import is_secret
 from cloudai_mbridge.models.cmd_args import Launcher
 from cloudai_mbridge.models.load import LoadedScenario, LoadedTest
 from cloudai_mbridge.models.references import has_other_forms
 from cloudai_mbridge.models.system import Executor, SlurmSystem, System
 from cloudai_mbridge.models.test_definition import TEMPLATE, MegatronBridgeTestDefinition
 from cloudai_mbridge.plan.upstream import may_be_upstream, refuse_upstream
-from cloudai_mbridge.sweep import find_axes
+from cloudai_mbridge.sweep import credentials_in_sweep
 
 _LITERAL = "only $NAME and ${NAME} are expanded; commands and other forms of the shell stay as they are written"
 
@@ -30,12 +29,7 @@ def _in_test(test: LoadedTest, system: System) -> Iterator[str]:
         yield from refuse_upstream(test, system)
     elif not definition.cmd_args.model_recipe_name:  # type: ignore[attr-defined]
         yield f"{where}: cmd_args.model_recipe_name is missing; name a recipe (see `mbridge list`)"
-    for axis in find_axes(definition, test.run):
-        if is_secret(axis.name):
-            yield f"{where}: {axis.path} is a credential and cannot be an axis; give one value"
-    patterns = [*definition.sweep.include, *definition.sweep.exclude]
-    for name in sorted({name for pattern in patterns for name in pattern if is_secret(name.removeprefix("env."))}):
-        yield f"{where}: sweep: {name} is a credential and cannot be a coordinate; remove it"
+    yield from credentials_in_sweep(definition, test.run)
     only_upstream = definition.cmd_args.launcher == Launcher.MEGATRON_BRIDGE  # type: ignore[attr-defined]
     if profiles(definition) and system.executor is Executor.NEMO_RUN and not only_upstream:
         yield f"{where}: [nsys] with executor = 'nemo_run' is not supported; use executor = 'mbridge'"

@@ -5,9 +5,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from cloudai_mbridge.errors import BadInput
-from cloudai_mbridge.models.base import is_secret
 from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
-from cloudai_mbridge.models.host_paths import absolute
+from cloudai_mbridge.models.credentials import is_secret
+from cloudai_mbridge.models.host_paths import absolute, slurm_pattern_in
 from cloudai_mbridge.models.hostlist import expand_hostlist
 from cloudai_mbridge.models.load import LoadedTest
 from cloudai_mbridge.models.scenario import TestRun
@@ -63,6 +63,10 @@ def refuse_upstream(test: LoadedTest, system: System) -> Iterator[str]:
     for name in ("model_family_name", "model_recipe_name"):
         if not getattr(args, name):
             yield f"{where}: cmd_args.{name} is missing; the upstream launcher needs it"
+    log_dirs = getattr(args, "log_dir")  # noqa: B009 - a field that is made at run time
+    for log_dir in log_dirs if isinstance(log_dirs, list) else [log_dirs]:
+        if found := slurm_pattern_in(absolute(log_dir).replace(r"\$", "")):
+            yield f"{where}: cmd_args.log_dir: Slurm reads {found!r} in it as a pattern of its own; choose another path"
     for name in ("nsys_trace", "nsys_extra_args"):
         if isinstance(getattr(args, name), list) and f"cmd_args.{name}" in test.definition.dse_excluded_args:
             yield f"{where}: cmd_args.{name} cannot be a list; give one string with commas"
@@ -155,6 +159,8 @@ def _slurm_params(system: SlurmSystem, gpus_per_node: int | None, run: TestRun) 
     for param in params:
         if ";" in param:
             raise BadInput(f"test {run.id!r}: {param!r} cannot reach the upstream launcher, which splits at ';'")
+        if "\\" in param:
+            raise BadInput(f"test {run.id!r}: {param!r} cannot reach Slurm: sbatch drops the backslash; remove it")
     return tuple(params)
 
 

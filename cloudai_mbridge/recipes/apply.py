@@ -39,6 +39,32 @@ MAPPED: dict[str, tuple[str, str]] = {
     "recompute_modules": ("model", "recompute_modules"),
 }
 
+# cmd_args field -> (section, field): no rule looks at these, so that extra_cmd_args may set them instead
+PASSED_ON: dict[str, tuple[str, str]] = {
+    "save_dir": ("checkpoint", "save"),
+    "load_dir": ("checkpoint", "load"),
+    "save_interval": ("checkpoint", "save_interval"),
+    "most_recent_k": ("checkpoint", "most_recent_k"),
+    "pretrained_checkpoint": ("checkpoint", "pretrained_checkpoint"),
+    "pytorch_profiler": ("profiling", "use_pytorch_profiler"),
+    "record_memory_history": ("profiling", "record_memory_history"),
+    "profiling_start_step": ("profiling", "profile_step_start"),
+    "profiling_stop_step": ("profiling", "profile_step_end"),
+    "profiling_ranks": ("profiling", "profile_ranks"),
+    "wandb_project_name": ("logger", "wandb_project"),
+    "wandb_entity_name": ("logger", "wandb_entity"),
+    "wandb_experiment_name": ("logger", "wandb_exp_name"),
+    "wandb_save_dir": ("logger", "wandb_save_dir"),
+}
+
+# a field of PASSED_ON that does nothing unless one of these is set
+_PROFILERS = ("pytorch_profiler", "record_memory_history")
+_NEEDS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("save_interval", "most_recent_k"), ("save_dir",)),
+    **dict.fromkeys(("profiling_start_step", "profiling_stop_step", "profiling_ranks"), _PROFILERS),
+    **dict.fromkeys(("wandb_entity_name", "wandb_experiment_name", "wandb_save_dir"), ("wandb_project_name",)),
+}
+
 # what is of the model whoever trains it
 _MODEL_FACTS = frozenset({"hidden_size", "num_layers", "vocab_size"})
 
@@ -63,13 +89,12 @@ ELSEWHERE: dict[str, str] = {
     "custom_mounts": "mounts of the job's container",
 }
 
-# the rest: why the embedded loop takes only the values of HARMLESS, if any
-_FINETUNING = "the loop pre-trains only"
-_CHECKPOINTS = "the loop reads and writes no checkpoints"
-_PROFILING = "the loop does not profile"
+# the rest: why the embedded loop takes only the values of HARMLESS, if any, and what to set instead
+_FINETUNING = "to fine-tune set pretrained_checkpoint, and dataset.* in extra_cmd_args"
+_NSYS = "set the [nsys] table of the test"
 _LAUNCHER = "an option of the upstream launcher"
-_DATA = "the loop trains on made-up data"
-_LOGS = "the loop logs to stdout only"
+_DATA = "set dataset._target_ and dataset.data_path in extra_cmd_args"
+_TOKENIZER = "set tokenizer.tokenizer_type and tokenizer.tokenizer_model in extra_cmd_args"
 NOT_EMBEDDED: dict[str, str] = {
     "dryrun": "`mbridge dry-run` does that",
     "enable_vboost": "it sets the clocks of the GPUs through the upstream launcher's own srun",
@@ -89,18 +114,14 @@ NOT_EMBEDDED: dict[str, str] = {
     "activation_offload_layers": "the loop offloads nothing",
     "fp8_recipe": "FP8 needs Transformer Engine",
     "num_distributed_optimizer_instances": "the loop makes one data-parallel group",
-    **dict.fromkeys(
-        ("wandb_project_name", "wandb_entity_name", "wandb_experiment_name"), "the loop logs to stdout only"
-    ),
-    "wandb_save_dir": "the loop logs to stdout only",
-    **dict.fromkeys(("pretrained_checkpoint", "save_dir", "load_dir", "save_interval", "most_recent_k"), _CHECKPOINTS),
     "save_config_filepath": "the resolved configuration is written beside the point's results",
     **dict.fromkeys(("data", "dataset_paths", "dataset_root", "index_mapping_dir", "dataset_name"), _DATA),
     **dict.fromkeys(("packed_sequence", "head_only"), _FINETUNING),
-    **dict.fromkeys(("tokenizer_type", "tokenizer_model"), _DATA),
-    **dict.fromkeys(("enable_nsys", "nsys_trace", "nsys_extra_args", "profiling_gpu_metrics"), _PROFILING),
-    **dict.fromkeys(("pytorch_profiler", "profiling_start_step", "profiling_stop_step", "profiling_ranks"), _PROFILING),
-    "record_memory_history": _PROFILING,
+    **dict.fromkeys(("tokenizer_type", "tokenizer_model"), _TOKENIZER),
+    "enable_nsys": _NSYS,
+    "nsys_trace": f"{_NSYS}: trace",
+    "nsys_extra_args": f"{_NSYS}: extra_args",
+    "profiling_gpu_metrics": f"{_NSYS}: gpu_metrics_devices",
     **dict.fromkeys(("packager", "preempt_time", "retry_on_testing_failure"), _LAUNCHER),
     "dump_env": "every report holds the environment",
     "offline": "it sets HF_HUB_OFFLINE; set that in extra_env_vars",
@@ -111,7 +132,7 @@ NOT_EMBEDDED: dict[str, str] = {
     "distributed_timeout_minutes": "set dist.distributed_timeout_minutes in extra_cmd_args",
     **dict.fromkeys(("lock_gpu_freq", "peak_mem_clk"), "the loop leaves the clocks of the GPUs alone"),
     "enable_pct_binding": "the loop binds no cores",
-    "export_nsys_sqlite": _PROFILING,
+    "export_nsys_sqlite": f"{_NSYS}: extra_args = ['--export=sqlite']",
     **dict.fromkeys(("c4_root", "c4_train_shards"), _DATA),
 }
 
@@ -143,7 +164,18 @@ def unsupported_args(args: ResolvedCmdArgs) -> dict[str, Any]:
         name: value
         for name in sorted(args.model_fields_set - MAPPED.keys() - ELSEWHERE.keys())
         if (value := getattr(args, name)) is not None and value not in HARMLESS.get(name, ())
+        if name not in PASSED_ON or _is_idle(name, args)
     }
+
+
+def why_unsupported(name: str) -> str:
+    """Return why the embedded loop would have to ignore an argument, or what to set instead."""
+    return NOT_EMBEDDED.get(name) or f"no effect without {' or '.join(_NEEDS[name])}"
+
+
+def _is_idle(name: str, args: ResolvedCmdArgs) -> bool:
+    """Return whether an argument belongs to something that is not switched on."""
+    return name in _NEEDS and not any(getattr(args, other) for other in _NEEDS[name])
 
 
 def with_recipe_defaults(args: ResolvedCmdArgs, recipe: Recipe, but: Collection[str] = ()) -> ResolvedCmdArgs:
@@ -184,6 +216,11 @@ def training_config(
             sections.setdefault(section, {})[field] = value
     _derive(sections["model"], recipe)
     data = container_data(sections)
+    for name, (section, field) in PASSED_ON.items():
+        if (value := getattr(args, name)) not in (None, ""):
+            if f"{section}.{field}" in extra:
+                raise BadInput(f"extra_cmd_args: {section}.{field} is set by cmd_args.{name}, too; remove one of them")
+            data.setdefault(section, {})[field] = _ranks(value) if name == "profiling_ranks" else value
     for key, text in extra.items():
         section, _, field = key.partition(".")
         if not field:
@@ -199,6 +236,19 @@ def training_config(
     except ConfigError as error:
         raise BadInput(f"training config: {error}") from None
     return data
+
+
+def _ranks(value: Any) -> list[int]:
+    """Return the ranks of 3, "0,3" or [0, 3].
+
+    Raises:
+        BadInput: the text has another form.
+    """
+    texts = value.strip("[] ").split(",") if isinstance(value, str) else value if isinstance(value, list) else [value]
+    try:
+        return [int(text) for text in texts]
+    except ValueError:
+        raise BadInput(f"cmd_args.profiling_ranks: {value!r} is not a list of ranks such as '0,3'") from None
 
 
 def _refuse_not_done(data: Mapping[str, Any]) -> None:
@@ -247,6 +297,6 @@ def parse_value(text: str) -> Any:
     """Read a value as TOML would (number, boolean, list, quoted string); anything else is a string."""
     try:
         parsed = tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError:
+    except ValueError:  # not TOML, or a number of thousands of digits
         return text
     return parsed["value"] if parsed.keys() == {"value"} else text

@@ -20,8 +20,9 @@ from pydantic import TypeAdapter, ValidationError
 
 from cloudai_mbridge.gate.comparability_id import comparability_id
 from cloudai_mbridge.logs.redacted import redacted_in
-from cloudai_mbridge.models.base import OverrideKey, is_secret
+from cloudai_mbridge.models.base import OverrideKey
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
+from cloudai_mbridge.models.credentials import is_secret
 from cloudai_mbridge.plan import POINT_FILES
 from cloudai_mbridge.regular_file import read_regular
 from cloudai_mbridge.report.plain import plain

@@ -5,6 +5,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from cloudai_mbridge.launch.disk import naming
+
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
@@ -22,5 +24,5 @@ def replacing(path: Path) -> Iterator[Path]:
 
 def write_text(path: Path, text: str) -> None:
     """Write text as UTF-8, line ends as they are; what UTF-8 cannot say is written as an escape such as \\udcff."""
-    with replacing(path) as unfinished:
+    with naming(path), replacing(path) as unfinished:
         unfinished.write_bytes(text.encode("utf-8", errors="backslashreplace"))

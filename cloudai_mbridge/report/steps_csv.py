@@ -35,10 +35,11 @@ def _cells(row: tuple[Any, ...]) -> list[Any]:
 def _cell(value: Any) -> Any:
     if isinstance(value, bool):
         return "true" if value else "false"
-    return _text(value) if isinstance(value, str) else value
+    return spreadsheet_text(value) if isinstance(value, str) else value
 
 
 @lru_cache(maxsize=16)  # a run's names are the same in all its rows
-def _text(text: str) -> str:
+def spreadsheet_text(text: str) -> str:
+    """Return a text as a cell that no spreadsheet takes for a formula."""
     shown = visible(text)
     return f"'{shown}" if shown.startswith(_FORMULA) else shown

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from cloudai_mbridge.errors import BadInput, ToolFailure
+from cloudai_mbridge.launch.disk import naming
 from cloudai_mbridge.plan import ROOT_FILES
 
 _SUBMIT_WAIT_S = 300.0
@@ -31,9 +32,9 @@ def driver_lock(root: Path) -> Iterator[None]:
         if not any(_try_lock(file.fileno(), pause_s) for pause_s in _PAUSES_S):
             file.seek(0)
             raise BadInput(f"{root}: is being driven by {file.read().strip() or 'another mbridge'}; wait for it")
-        file.truncate(0)
-        file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
-        file.flush()
+        with naming(root / ROOT_FILES.driver_lock):
+            file.truncate(0)
+            os.write(file.fileno(), f"process {os.getpid()} on {socket.gethostname()}\n".encode())
         yield
 
 

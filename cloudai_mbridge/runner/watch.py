@@ -8,6 +8,7 @@ from pathlib import Path
 
 from cloudai_mbridge.errors import BadInput, MBridgeError, Paused, ToolFailure
 from cloudai_mbridge.jobs import Scheduler
+from cloudai_mbridge.launch.disk import free_space, is_disk_full, no_space_left
 from cloudai_mbridge.plan import POINT_FILES, ROOT_FILES, SweepPlan
 from cloudai_mbridge.runner.board import Board
 from cloudai_mbridge.runner.interrupt import Insisted, Interrupted, Interrupts
@@ -41,7 +42,7 @@ def run_all(
         ToolFailure: the journal cannot be written. In all cases the message names the jobs that may still run.
     """
     is_new = not (root / ROOT_FILES.driver_lock).exists()
-    with driver_lock(root), contextlib.closing(Journal(root / ROOT_FILES.journal)) as journal:
+    with driver_lock(root), contextlib.closing(_journal(root)) as journal:
         journal.clear_cancel()  # what was asked of an earlier process
         with submit_lock(root) as keep_open, Interrupts() as interrupts:
             journal.plan(run.key for run in plan.runs)
@@ -53,12 +54,30 @@ def run_all(
             _drive(board, Sweep(board, judge, keep_open), pace, interrupts)
 
 
+def _journal(root: Path) -> Journal:
+    """Open or create the journal.
+
+    Raises:
+        BadInput: the file is not a journal.
+        OSError: there is no space left for it.
+    """
+    path = root / ROOT_FILES.journal
+    try:
+        return Journal(path)
+    except MBridgeError as error:
+        if is_disk_full(error.__context__, path):
+            raise no_space_left(path) from None
+        raise
+
+
 def _drive(board: Board, sweep: Sweep, pace: Pace, interrupts: Interrupts) -> None:
     try:
         sweep.restore()
         while not board.is_over:
             _check(board.journal, interrupts)
+            _require_journal(board.root)
             sweep.submit_ready(interrupts)
+            _require_journal(board.root)
             sweep.look()
             if board.has_changed:
                 board.has_changed = False
@@ -68,7 +87,7 @@ def _drive(board: Board, sweep: Sweep, pace: Pace, interrupts: Interrupts) -> No
     except Interrupted as interrupted:
         _stop(board, sweep, interrupts, interrupted)
     except (ToolFailure, OSError, sqlite3.Error) as error:
-        raise ToolFailure(f"{error}{_left(board)}") from None
+        raise ToolFailure(f"{error}{_space(error, board.root)}{_left(board)}") from None
     except MBridgeError:
         raise
     except Exception:
@@ -83,6 +102,23 @@ def _check_journal(board: Board) -> None:
         if entry.last is None and key not in known and (board.root / key / POINT_FILES.started).exists():
             lost = f"{key}/{POINT_FILES.started} says that a job has started, and {ROOT_FILES.journal} knows of none"
             raise BadInput(f"{board.root}: {lost}; restore {ROOT_FILES.journal}, or start a new run")
+
+
+def _require_journal(root: Path) -> None:
+    """Raise ToolFailure if the directory is gone: its points would be judged by files that are elsewhere."""
+    if not (root / ROOT_FILES.journal).exists():
+        raise ToolFailure(
+            f"{root}: was moved or deleted while mbridge was running;"
+            " move it back and continue with mbridge resume, or resume it where it is now"
+        )
+
+
+def _space(error: Exception, root: Path) -> str:
+    """Return how much space there is, if the lack of it may have been the error."""
+    path = root / ROOT_FILES.journal
+    if is_disk_full(error, path) or is_disk_full(error.__context__, path):
+        return f" ({path}: {free_space(path)})"
+    return ""
 
 
 def _left(board: Board) -> str:

@@ -1,9 +1,11 @@
 """Which values of a test are axes of its sweep."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from cloudai_mbridge.errors import BadInput
+from cloudai_mbridge.models.credentials import find_credential, is_secret
 from cloudai_mbridge.models.scenario import TestRun
 from cloudai_mbridge.models.test_definition import MegatronBridgeTestDefinition
 
@@ -33,6 +35,27 @@ def find_axes(definition: MegatronBridgeTestDefinition, run: TestRun) -> list[Ax
     if empty := [axis.path for axis in axes if not axis.values]:
         raise BadInput(f"test {run.id!r}: {empty[0]}: [] is empty; list at least one value, or remove the key")
     return axes
+
+
+def credentials_in_sweep(definition: MegatronBridgeTestDefinition, run: TestRun) -> Iterator[str]:
+    """Yield a line for every credential among the axes and patterns, whose values are names of points and columns."""
+    for axis in find_axes(definition, run):
+        if is_secret(axis.name) or any(map(_is_credential, axis.values)):
+            yield f"test {run.id!r}: {axis.path} is a credential and cannot be an axis; give one value"
+    patterns = [*definition.sweep.include, *definition.sweep.exclude]
+    named = {name for pattern in patterns for name, value in pattern.items() if _names_credential(name, value)}
+    for name in sorted(named):
+        yield f"test {run.id!r}: sweep: {name} is a credential and cannot be a coordinate; remove it"
+
+
+def _is_credential(value: Any) -> bool:
+    return isinstance(value, str) and find_credential(value) is not None
+
+
+def _names_credential(name: str, value: Any) -> bool:
+    """Return whether a pattern holds a credential, by its coordinate's name or by its values."""
+    values = value if isinstance(value, list) else [value]
+    return is_secret(name.removeprefix("env.")) or any(map(_is_credential, values))
 
 
 def _is_axis(value: Any, path: str, definition: MegatronBridgeTestDefinition) -> bool:

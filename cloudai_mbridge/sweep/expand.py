@@ -10,7 +10,7 @@ from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
 from cloudai_mbridge.models.scenario import TestRun
 from cloudai_mbridge.models.test_definition import MegatronBridgeTestDefinition
-from cloudai_mbridge.sweep.axes import NUM_NODES, find_axes
+from cloudai_mbridge.sweep.axes import NUM_NODES, credentials_in_sweep, find_axes
 from cloudai_mbridge.sweep.grid import Values, build_grid
 from cloudai_mbridge.sweep.run_id import label
 
@@ -31,6 +31,8 @@ class Sweep:
     """The points of one test: a grid, and the points that `[sweep] include` adds."""
 
     def __init__(self, definition: MegatronBridgeTestDefinition, run: TestRun) -> None:
+        if problems := list(credentials_in_sweep(definition, run)):
+            raise BadInput("\n".join(problems))
         self._definition, self._run = definition, run
         self.axes = find_axes(definition, run)
         self.grid = build_grid(self.axes, definition.sweep, f"test {run.id!r}")

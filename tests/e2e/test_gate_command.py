@@ -4,6 +4,7 @@ import hashlib
 import json
 import math
 import random
+import shlex
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
 from pathlib import Path
@@ -212,7 +213,11 @@ def test_a_missing_baseline_and_an_empty_history_are_no_pass(mbridge: Any, tmp_p
     result = make_report(tmp_path / "b.json")
     done = mbridge("gate", result, "--policy", policy)
     assert done.returncode == 2
-    assert "baseline.toml" in done.stderr
+    assert "there is no baseline yet, so nothing to compare with; make the first of good runs with: " in done.stderr
+    promote = shlex.split(done.stderr.partition("with: mbridge ")[2])
+    assert promote[2:5] == [str(result), "--baseline", str(tmp_path / "baseline.toml")]
+    assert mbridge(*promote, "--yes").returncode == 0
+    assert mbridge("gate", make_report(tmp_path / "c.json", seed=2), "--policy", policy).returncode == 0
     policy.write_text('name = "p"\n[history]\nfile = "history.sqlite"\n')
     old = make_report(tmp_path / "a.json", seed=3, label="other", change=other_gpu)
     old.write_text(old.read_text().replace('"scenario": "s"', '"scenario": "another"'))

@@ -10,7 +10,7 @@ from cloudai_mbridge.training.config import ConfigContainer
 
 REPOSITORY = Path(__file__).parents[2]
 SCENARIOS = sorted((REPOSITORY / "conf/scenarios").glob("*.toml"))
-SYSTEM_OF = {"gpt_tiny_sweep": "local", "local_models": "local"}
+SYSTEM_OF = {"nightly": "h100", "gpt_tiny_sweep": "local", "local_models": "local"}
 UPSTREAM = {"deepseek_v3_h100", "deepseek_v3_gb200"}
 
 

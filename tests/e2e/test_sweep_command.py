@@ -37,8 +37,8 @@ def test_explain_says_what_every_rule_says(mbridge: Any, files: list[str], point
     assert done.returncode == 1
     lines = done.stdout.splitlines()
     assert "  C04 cmd_args.gb: 8 is not divisible by mb*dp = 3 (gb=8, mb=3, dp=1); use a multiple of 3" in lines
-    assert "  C01 holds" in lines
-    assert any(line.startswith("  M20 ") for line in lines)
+    assert any(line.strip().endswith("E06") and " rules hold: C01 C02 " in line for line in lines)
+    assert "  memory is not judged: only points that break no rule are estimated" in lines
 
 
 def test_explain_an_accepted_point(mbridge: Any, files: list[str]) -> None:
@@ -265,3 +265,94 @@ def test_rules_choose_whose_verdict_holds(plan: Any, mbridge: Any, tmp_path: Pat
     assert explained.returncode == 1
     assert "  C17 cmd_args." in explained.stdout
     assert "  C17 lifted in 0.3" in mbridge("sweep", "explain", *files, "a", "tp=1,pp=1").stdout
+
+
+BIG = """name = "s"
+[[Tests]]
+id = "a"
+name = "a"
+description = "d"
+test_template_name = "MegatronBridge"
+[Tests.cmd_args]
+launcher = "embedded"
+model_recipe_name = "llama3_70b"
+compute_dtype = "bf16"
+gpu_type = "h100"
+num_gpus = 64
+tp = [2, 4, 3]
+pp = [4, 8]
+mb = [1, 2]
+gb = 128
+seq_length = 8192
+max_steps = 50
+[Tests.extra_env_vars]
+FLAG = ["=1+1", "b"]
+[Tests.sweep]
+max_points = 1
+[[Tests]]
+id = "status"
+name = "b"
+description = "d"
+test_template_name = "MegatronBridge"
+[Tests.cmd_args]
+launcher = "embedded"
+model_recipe_name = "gpt_tiny"
+compute_dtype = ["bf16", "fp32"]
+num_gpus = 8
+"""
+
+
+@pytest.fixture
+def big(mbridge: Any, tmp_path: Path) -> Any:
+    """Ask about a sweep that mostly does not fit: big("explain", "a", "tp=2")."""
+
+    def run(command: str, *arguments: str) -> Any:
+        (tmp_path / "system.toml").write_text(SYSTEM.replace("gb200", "h100"))
+        (tmp_path / "scenario.toml").write_text(BIG)
+        files = ("--system-config", tmp_path / "system.toml", "--test-scenario", tmp_path / "scenario.toml")
+        return mbridge("sweep", command, *files, *arguments)
+
+    return run
+
+
+def test_explain_says_why_a_point_is_held_back(big: Any) -> None:
+    done = big("explain", "a", "tp=2,pp=4,mb=1,env.FLAG=b")
+    assert done.returncode == 1
+    lines = [line.strip() for line in done.stdout.splitlines()]
+    assert lines[0].endswith(": held back")
+    assert any(line.startswith("memory: ") and "of 80 GiB on stage 0" in line and "weights" in line for line in lines)
+    assert any(line.startswith("held back: it may need at most 0.9 of the GPU's memory") for line in lines)
+    assert any(line.endswith("set [sweep] memory_share for that") for line in lines)
+    assert len(lines) < 12
+    accepted = big("explain", "--memory-share", "5", "a", "tp=2,pp=4,mb=1,env.FLAG=b")
+    assert (accepted.returncode, "held back" in accepted.stdout) == (0, False)
+    assert big("explain", "--include-oom-risk", "a", "tp=2,pp=4,mb=1,env.FLAG=b").returncode == 0
+
+
+def test_explain_of_several_points_names_them(big: Any) -> None:
+    done = big("explain", "a", "tp=2,pp=4")
+    assert done.returncode == 2
+    assert "'tp=2,pp=4' are the coordinates of 4 points, " in done.stderr
+    assert "also give mb, env.FLAG" in done.stderr
+    assert "are the coordinates of 12 points, " in (many := big("explain", "a", "mb=1")).stderr
+    assert " and 4 more; also give tp, pp, env.FLAG" in many.stderr
+
+
+def test_the_csv_has_every_point_with_its_coordinates_and_the_reason(big: Any) -> None:
+    rows = _rows(big("plan", "--format", "csv", "--order", "grid"))
+    own = [row for row in rows if row["test"] == "a"]
+    assert {(row["tp"], row["pp"], row["mb"], row["env.FLAG"]) for row in own} == {
+        (tp, pp, mb, flag) for tp in "243" for pp in "48" for mb in "12" for flag in ("'=1+1", "b")
+    }
+    assert {row["compute_dtype"] for row in rows if row["test"] == "status"} == {"bf16", "fp32"}
+    assert not any(row["tp"] for row in rows if row["test"] == "status")
+    for row in own:
+        assert (row["status"] == "rejected") == (row["tp"] == "3") == bool(row["rules"])
+        if row["status"] == "held back":
+            assert "the limit is 0.9 of the GPU's memory" in row["why"]
+        elif row["status"] == "beyond the limits":
+            assert row["why"] == "beyond max_points = 1"
+        elif row["status"] == "rejected":
+            assert "M08" in row["rules"].split()
+            assert "M08 cmd_args.tp: 64 heads are not divisible" in row["why"]
+    assert [row["why"] for row in own if row["status"] == "accepted"] == [""]

@@ -185,7 +185,7 @@ def test_a_slurm_script_with_all_options() -> None:
         "--open-mode=append",
         "--no-requeue",
         "--exclusive",
-        "'--comment=x y'",
+        "--comment='x y'",
     ]
     assert 'export A="x y"\n' in text
     assert "_mbridge_python='/opt/my python/bin/python'\n" in text

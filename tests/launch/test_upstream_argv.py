@@ -269,6 +269,12 @@ def test_an_empty_text_is_not_told(name: str) -> None:
     assert _added({name: ""}) == []
 
 
+@pytest.mark.parametrize("path", ["/logs/%j", "logs/100%%", r"/a\b"])
+def test_a_log_dir_that_slurm_would_expand_is_refused(path: str) -> None:
+    with pytest.raises(BadInput, match=r"cmd_args.log_dir: Slurm reads '(%j|%%|\\\\)'"):
+        _plan({"log_dir": path})
+
+
 def test_virtual_stages() -> None:
     assert _added({"pp": 2, "vp": 2, "gb": 16, "mb": 1})[:4] == ["-pp", "2", "-vp", "2"]
 
@@ -332,7 +338,10 @@ def test_a_single_slurm_param_with_a_blank_is_kept_whole() -> None:
     assert _slurm_params(system=_system(extra_srun_args="--comment='a b'")) == "comment=a b;"
 
 
-@pytest.mark.parametrize(("args", "word"), [("-N 2", "'-N'"), ("--comment='a;b'", "splits at ';'")])
+@pytest.mark.parametrize(
+    ("args", "word"),
+    [("-N 2", "'-N'"), ("--comment='a;b'", "splits at ';'"), (r"--comment='a\'", "drops the backslash")],
+)
 def test_what_the_launcher_cannot_pass_on_is_refused(args: str, word: str) -> None:
     with pytest.raises(BadInput, match=word):
         _plan(system=_system(extra_srun_args=args))

@@ -1,11 +1,12 @@
 """What may hold a credential, and where one is refused."""
 
+import time
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
-from cloudai_mbridge.models.base import is_secret
+from cloudai_mbridge.models.credentials import find_credential, find_credential_in_words, is_secret
 from cloudai_mbridge.models.test_definition import GitRepo, MegatronBridgeTestDefinition
 
 
@@ -78,3 +79,78 @@ def test_a_repository_address_with_a_password_is_refused() -> None:
         GitRepo(url="https://nvidia@dev.azure.com/a.git", commit="x")
     assert GitRepo(url="git@example.com:a/b.git", commit="x")
     assert GitRepo(url="ssh://git@example.com:22/a/b.git", commit="x")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("http://bob:hunter2@proxy:3128", "https://t0ken@git.example/x", "bob:hunter2@proxy:3128", "s3://a:p/w@b"),
+        *("docker://bob:hunter2@nvcr.io#a/b:1", "git+ssh://bob:pw@h/x.git", "redis://:hunter2@cache:6379/0"),
+        *("Authorization: Bearer abc", "authorization: Basic Ym9iOmh1", "PRIVATE-TOKEN: abcdef", "x-api-key: abc"),
+        *("ALL,HF_TOKEN=x", "--export=NONE,WANDB_API_KEY=x,B=1", "A=1 MY_PASSWORD='a b'", "DB_PASSWORD: hunter2"),
+        *(
+            "--hf-token=abc",
+            "password=hunter2",
+            '{"api_key": "abc"}',
+            "https://h/x?access_token=abc",
+            "AccountKey=abc=",
+        ),
+        *("hf_" + 24 * "a", "ghp_" + 36 * "a", "nvapi-" + 40 * "a", "glpat-" + 20 * "a", "AKIA" + 16 * "A"),
+        *("-----BEGIN OPENSSH PRIVATE KEY-----\nx", "machine h login bob password hunter2", "curl -u bob:hunter2 h"),
+        *("Basic Ym9iOmh1bnRlcjI=", "https://hooks.slack.com/services/T0/B0/x", "https://h/c?sv=1&sig=" + 20 * "a"),
+        *("WANDB_API_KEY " + 40 * "0f", "-x HF_TOKEN=abc", "user=bob password = hunter2", "MYSQL_PWD=hunter2"),
+    ],
+)
+def test_shapes_of_credentials(text: str) -> None:
+    found = find_credential(text)
+    assert found is not None
+    assert "hunter2" not in str(found)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("http://proxy:3128", "https://github.com/a/b.git", "git@github.com:a/b.git", "ssh://git@h:22/a", "/a:/b:ro"),
+        *(
+            "docker://a/b@sha256:0f",
+            "docker://a/b:24.01@sha256:0f",
+            "localhost:5000/a/b:1@sha256:0f",
+            "user@example.com",
+        ),
+        *("https://h:8080/a/b@c", "http://bob:$PW@proxy:3128", "https://${USER}:${PW}@h", "nvcr.io#nvidia/nemo:26.02"),
+        *(
+            "ALL,HF_TOKEN",
+            "--export=ALL,HF_TOKEN=$HF_TOKEN",
+            "HF_TOKEN=",
+            "Authorization: Bearer $TOKEN",
+            "MAX_TOKENS=5",
+        ),
+        *("HF_HUB_DISABLE_IMPLICIT_TOKEN=1", "tokenizer_model=x", "label_key=y", '{"pad_token": "<pad>"}', "tp=2,pp=4"),
+        *("--constraint=a&b", "Et*3|(tt|)*29,mL", "the bearer of news", "a note: one token: two", "sort_key=step", ""),
+        *(
+            "-u PYTHONPATH",
+            "--user 1000:1000",
+            "a basic model",
+            "https://h/?design=" + 20 * "a",
+            "the key of a map is x",
+        ),
+        *("sk-learn", "hf_hub_download", 40 * "0f", "TOKENIZERS_PARALLELISM=false", "model.num_key_heads=4"),
+    ],
+)
+def test_shapes_of_other_things(text: str) -> None:
+    assert find_credential(text) is None
+
+
+def test_an_option_may_stand_before_its_value() -> None:
+    assert find_credential_in_words("--mpi pmix --password hunter2")
+    assert find_credential_in_words("--export 'ALL,HF_TOKEN=a b'")
+    assert not find_credential_in_words("--mpi pmix --container-mount-home --export ALL,HF_TOKEN")
+
+
+@pytest.mark.parametrize(
+    "part", ["://", "a:b", "A_KEY", "A_KEY=", "--a-", "bearer ", "authorization: ", "eyJ", "x-", "'"]
+)
+def test_a_long_text_costs_no_time(part: str) -> None:
+    started = time.process_time()
+    find_credential(part * (60_000 // len(part)))
+    assert time.process_time() - started < 2

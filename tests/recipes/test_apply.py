@@ -1,6 +1,8 @@
 """What becomes of every argument: it reaches the training, means something elsewhere, or is reported."""
 
 import contextlib
+import json
+import re
 from typing import Any
 
 import pytest
@@ -8,7 +10,16 @@ import pytest
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
 from cloudai_mbridge.recipes import Recipe, load_recipe
-from cloudai_mbridge.recipes.apply import ELSEWHERE, HARMLESS, MAPPED, NOT_EMBEDDED, training_config, unsupported_args
+from cloudai_mbridge.recipes.apply import (
+    ELSEWHERE,
+    HARMLESS,
+    MAPPED,
+    NOT_EMBEDDED,
+    PASSED_ON,
+    training_config,
+    unsupported_args,
+    why_unsupported,
+)
 from cloudai_mbridge.recipes.apply import with_recipe_defaults as with_defaults
 from cloudai_mbridge.training.config import ConfigContainer
 from cloudai_mbridge.training.flops import moe_layer_pattern
@@ -37,6 +48,23 @@ REACHES: dict[str, tuple[Any, str]] = {
     "warmup_iters": (5, "scheduler.lr_warmup_iters"),
     "recompute_num_layers": (3, "model.recompute_num_layers"),
     "recompute_modules": ("core_attn", "model.recompute_modules"),
+}
+# argument -> (its value, where it must be found, what else has to be set)
+PASSED: dict[str, tuple[Any, str, dict[str, Any]]] = {
+    "save_dir": ("ckpt", "checkpoint.save", {}),
+    "load_dir": ("ckpt", "checkpoint.load", {}),
+    "save_interval": (5, "checkpoint.save_interval", {"save_dir": "ckpt"}),
+    "most_recent_k": (2, "checkpoint.most_recent_k", {"save_dir": "ckpt"}),
+    "pretrained_checkpoint": ("/c", "checkpoint.pretrained_checkpoint", {}),
+    "pytorch_profiler": (True, "profiling.use_pytorch_profiler", {}),
+    "record_memory_history": (True, "profiling.record_memory_history", {}),
+    "profiling_start_step": (3, "profiling.profile_step_start", {"pytorch_profiler": True}),
+    "profiling_stop_step": (5, "profiling.profile_step_end", {"record_memory_history": True}),
+    "profiling_ranks": ([1, 2], "profiling.profile_ranks", {"pytorch_profiler": True}),
+    "wandb_project_name": ("p", "logger.wandb_project", {}),
+    "wandb_entity_name": ("e", "logger.wandb_entity", {"wandb_project_name": "p"}),
+    "wandb_experiment_name": ("n", "logger.wandb_exp_name", {"wandb_project_name": "p"}),
+    "wandb_save_dir": ("d", "logger.wandb_save_dir", {"wandb_project_name": "p"}),
 }
 
 # Arguments that do their work outside of the training process, or that only label. A new field must not slip in here
@@ -93,6 +121,41 @@ def test_an_argument_reaches_its_place(name: str) -> None:
     assert _at(before, place) != expected
 
 
+@pytest.mark.parametrize("name", PASSED)
+def test_an_argument_is_passed_on(name: str) -> None:
+    value, place, others = PASSED[name]
+    assert _at(_config(DENSE, **{name: value}, **others), place) == value
+    assert unsupported_args(ResolvedCmdArgs.model_validate({name: value, **others})) == {}
+    assert (name in unsupported_args(ResolvedCmdArgs.model_validate({name: value}))) is bool(others)
+    if others:
+        assert why_unsupported(name).startswith("no effect without ")
+    override = {place: json.dumps(value)}
+    assert _at(_config(DENSE, override), place) == value  # extra_cmd_args may set it instead
+    with pytest.raises(BadInput, match=rf"{place} is set by cmd_args.{name}, too; remove one of them"):
+        _config(DENSE, override, **{name: value})
+
+
+@pytest.mark.parametrize(("text", "ranks"), [(3, [3]), ("0,3", [0, 3]), ("[0, 3]", [0, 3]), ([0, 3], [0, 3])])
+def test_ranks_to_profile(text: Any, ranks: list[int]) -> None:
+    assert _config(DENSE, profiling_ranks=text)["profiling"]["profile_ranks"] == ranks
+
+
+def test_ranks_that_are_none() -> None:
+    with pytest.raises(BadInput, match="'all' is not a list of ranks such as '0,3'"):
+        _config(DENSE, profiling_ranks="all")
+
+
+def test_what_is_said_to_be_reached_by_an_override_is() -> None:
+    """Every section.field that a reason of the table names is a field of the training configuration."""
+    named = {name for reason in NOT_EMBEDDED.values() for name in re.findall(r"\b[a-z]+\.[a-z_]+\b", reason)}
+    assert len(named) >= 8
+    for name in named:
+        try:
+            _config(DENSE, {name: "true"})
+        except BadInput as error:  # of another type, at most
+            assert "unknown" not in str(error), error  # noqa: PT017
+
+
 def _at(data: dict[str, Any], place: str) -> Any:
     section, _, field = place.partition(".")
     return data[section].get(field) if field else data[section]
@@ -100,7 +163,7 @@ def _at(data: dict[str, Any], place: str) -> Any:
 
 @pytest.mark.parametrize("name", sorted(ResolvedCmdArgs.model_fields))
 def test_every_argument_is_accounted_for(name: str) -> None:
-    accounted = name in REACHES or name in OUTSIDE
+    accounted = name in REACHES or name in OUTSIDE or (name in PASSED and not PASSED[name][2])
     assert (name in unsupported_args(_set(name))) is not accounted
 
 
@@ -113,7 +176,7 @@ def test_the_tables_of_the_product_agree_with_this_one() -> None:
 
 
 def test_every_argument_maps_or_is_listed_with_the_reason_why_not() -> None:
-    tables = (MAPPED, ELSEWHERE, NOT_EMBEDDED)
+    tables = (MAPPED, PASSED_ON, ELSEWHERE, NOT_EMBEDDED)
     assert sorted(name for table in tables for name in table) == sorted(ResolvedCmdArgs.model_fields)
     assert set(HARMLESS) <= set(NOT_EMBEDDED)
     assert all(NOT_EMBEDDED.values())
@@ -138,7 +201,7 @@ def test_a_harmless_value_asks_for_nothing(name: str, values: tuple[Any, ...]) -
         ("num_distributed_optimizer_instances", 2),
         ("data", "squad"),
         ("fp8_recipe", "mxfp8"),
-        ("pytorch_profiler", True),
+        ("enable_nsys", True),
         ("first_k_dense_replace", 0),
     ],
 )

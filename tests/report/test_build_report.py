@@ -308,9 +308,7 @@ def test_a_damaged_plan_is_bad_input(root: Path, text: str) -> None:
 
 def test_credentials_are_in_nothing_that_is_written(tmp_path: Path) -> None:
     url, image = "https://bob:hunter2@d.example/x", "docker://bob:hunter2@nvcr.io#nvidia/x:1"
-    overrides = {"logger.wandb_host": url}
-    test = {**UPSTREAM, "cmd_args": {**UPSTREAM["cmd_args"], "dataset_paths": url, "container_image": image}}
-    run = ARun(tmp_path / "r", {**test, "extra_cmd_args": overrides}, SLURM)
+    run = ARun(tmp_path / "r", {**UPSTREAM, "extra_env_vars": {"DATA": url}}, SLURM)
     died = JobStatus("FAILED", JobClass.FAILED, exit_code=1, reason=f"could not pull {image}", nodes="n1")
     log = f"RuntimeError: cannot open {url}\nWANDB_API_KEY=hunter2\n"
     run.ended("t/single/0", log, died, UPSTREAM_LOG)

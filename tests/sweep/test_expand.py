@@ -125,3 +125,19 @@ def test_points_of_different_values_have_different_labels() -> None:
     points = _points({"profiling_ranks": [1, "1"]})
     assert len(points) == 2
     assert len({point.label for point in points}) == 2
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"extra_env_vars": {"HF_TOKEN": ["a", "b"]}},
+        {"extra_env_vars": {"PROXY": ["http://bob:n0ttobeseen@h", "b"]}},
+        {"extra_env_vars": {"A": ["a", "b"]}, "sweep": {"include": [{"env.A": "MY_TOKEN=n0ttobeseen"}]}},
+        {"extra_env_vars": {"A": ["a", "b"]}, "sweep": {"exclude": [{"env.A": ["http://bob:n0ttobeseen@h"]}]}},
+    ],
+)
+def test_a_credential_names_no_point(keys: dict[str, Any]) -> None:
+    definition = MegatronBridgeTestDefinition.model_validate({"name": "t", "description": "d", **keys})
+    with pytest.raises(BadInput, match="is a credential and cannot be") as refused:
+        next(expand(definition, TestRun(id="t", test_name="t")))
+    assert "n0ttobeseen" not in str(refused.value)
