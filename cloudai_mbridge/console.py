@@ -15,6 +15,7 @@ from rich.text import Text
 from cloudai_mbridge.jobs import JobClass, JobStatus
 from cloudai_mbridge.logs import LogParser, StepRecord
 from cloudai_mbridge.plan import RunPlan, SweepPlan
+from cloudai_mbridge.runner.ends import INTERRUPTED
 from cloudai_mbridge.runner.progress import log_name
 
 _STYLE = {JobClass.ACTIVE: "cyan", JobClass.SUCCEEDED: "green", JobClass.CANCELLED: "yellow"}
@@ -55,6 +56,8 @@ class PlainObserver:
             return
         self._last[run.key] = status.state
         (self._ended.add if status.is_final else self._ended.discard)(run.key)
+        if status.state == INTERRUPTED.state:  # as the notice has said of all of them
+            return
         reason = f" ({status.reason})" if status.reason else ""
         self._console.print(
             Text(f"[{len(self._ended)}/{self._total}] {run.key}: {status.state}{reason}"), soft_wrap=True

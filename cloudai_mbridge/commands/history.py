@@ -56,9 +56,14 @@ def history() -> None:
 @click.argument("results", type=click.Path(path_type=Path), nargs=-1, required=True, metavar="RESULT...")
 def import_(path: Path, results: tuple[Path, ...]) -> int:
     """Add the runs of report.json files, or of the directories that hold them. What is there already stays once."""
+    from cloudai_mbridge.gate.results import without_dry_runs
+
     console, errors = _console(), []
+    given, skipped = without_dry_runs(results)
+    for note in skipped:
+        _print(console, f"note: {note}")
     with History(path) as store:
-        for result in results:
+        for result in given:
             try:
                 _print(console, f"{result}: {_imported_text(store.import_report(result))}")
             except BadInput as error:

@@ -55,7 +55,7 @@ def write_runs(plan: SweepPlan, system: System, root: Path) -> None:
 
 def write_plan(plan: SweepPlan, root: Path) -> None:
     """Write the plan, after everything else: a directory that has one is complete."""
-    unfinished = root / f"{ROOT_FILES.plan}.new"
+    unfinished = root / ROOT_FILES.unfinished_plan
     unfinished.write_text(json.dumps(plan_to_dict(plan), indent=2) + "\n", encoding="utf-8")
     unfinished.rename(root / ROOT_FILES.plan)
 
@@ -66,6 +66,7 @@ def plan_to_dict(plan: SweepPlan) -> dict[str, Any]:
         "version": PLAN_VERSION,
         "scenario": plan.scenario,
         "system": plan.system,
+        "dry_run": plan.dry_run,
         "tests": list(plan.tests),
         "runs": [_run_to_dict(run) for run in plan.runs],
         "rejected": [_rejected_to_dict(point) for point in plan.rejected],

@@ -29,6 +29,7 @@ class _RootFiles(SimpleNamespace):
     """Files in the directory of a whole run."""
 
     plan: Final = "plan.json"
+    unfinished_plan: Final = "plan.json.new"
     system: Final = "system.toml"
     arrays: Final = "arrays"
     driver_lock: Final = "driver.lock"

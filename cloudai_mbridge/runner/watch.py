@@ -29,18 +29,21 @@ def run_all(
     *,
     pace: Pace,
     only_cancel: bool = False,
+    has_lock: bool = False,
 ) -> None:
     """Submit every run when its turn comes and watch it until it has ended. A failed run does not stop the others.
 
     What an earlier process began in the same directory is taken up where it stands; with `only_cancel`, to cancel it.
+    has_lock: the caller holds the directory's `driver_lock`.
 
     Raises:
-        BadInput: another process drives the directory.
+        InUse: another process drives the directory; nothing was written.
         Interrupted: a signal came, or `mbridge cancel`; the active jobs have been cancelled.
         Paused: the scheduler did not answer for too long.
         ToolFailure: the journal cannot be written. In all cases the message names the jobs that may still run.
     """
-    with driver_lock(root), contextlib.closing(Journal(root / ROOT_FILES.journal)) as journal:
+    lock = contextlib.nullcontext() if has_lock else driver_lock(root)
+    with lock, contextlib.closing(Journal(root / ROOT_FILES.journal)) as journal:
         journal.clear_cancel()  # what was asked of an earlier process
         with submit_lock(root) as keep_open, Interrupts() as interrupts:
             journal.plan(run.key for run in plan.runs)
@@ -93,6 +96,7 @@ def _stop(board: Board, sweep: Sweep, interrupts: Interrupts, interrupted: Inter
         Interrupted: always.
     """
     try:
+        board.journal.stopped()
         sweep.stop()
         interrupts.cancelling()
         while board.may_still_run():
