@@ -58,7 +58,7 @@ def import_(path: Path, results: tuple[Path, ...]) -> int:
     """Add the runs of report.json files, or of the directories that hold them. What is there already stays once."""
     from cloudai_mbridge.gate.results import without_dry_runs
 
-    console, errors = _console(), []
+    console, errors = _console(), list[BadInput]()
     given, skipped = without_dry_runs(results)
     for note in skipped:
         _print(console, f"note: {note}")
@@ -67,9 +67,11 @@ def import_(path: Path, results: tuple[Path, ...]) -> int:
             try:
                 _print(console, f"{result}: {_imported_text(store.import_report(result))}")
             except BadInput as error:
-                errors.append(printable(str(error)))
+                errors.append(error)
     if errors:
-        raise BadInput("\n".join(errors))
+        kinds = {type(error) for error in errors}
+        kind = kinds.pop() if len(kinds) == 1 else BadInput
+        raise kind("\n".join(printable(str(error)) for error in errors))
     return OK
 
 

@@ -61,7 +61,9 @@ def _not_a_run(root: Path) -> BadInput:
             f"{root}: is incomplete: mbridge ended before it had written {ROOT_FILES.plan}, and submitted nothing;"
             " delete the directory and run the scenario again"
         )
-    what = f"{ROOT_FILES.plan} is missing" if root.is_dir() else "no such directory"
+    what = "no such directory"
+    if root.exists():
+        what = f"{ROOT_FILES.plan} is missing" if root.is_dir() else "not a directory"
     return BadInput(f"{root}: is not a run directory ({what}); give the directory that `mbridge run` printed")
 
 

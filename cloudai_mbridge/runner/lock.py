@@ -46,7 +46,7 @@ def no_driver(root: Path) -> Iterator[None]:
         InUse: one is at work.
     """
     with contextlib.ExitStack() as stack:
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             file = stack.enter_context(_open(root / ROOT_FILES.driver_lock, "r"))
             if not _try_lock(file.fileno(), fcntl.LOCK_SH):
                 raise _in_use(root, file)
@@ -58,7 +58,7 @@ def has_driver(root: Path) -> str | None:
     try:
         with _open(root / ROOT_FILES.driver_lock, "r") as file:
             return None if _try_lock(file.fileno(), fcntl.LOCK_SH) else _owner(file)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
 
 
