@@ -40,6 +40,7 @@ def _is_encodable(text: str) -> str:
 _Text = Annotated[str, AfterValidator(_is_encodable)]
 _Key = Annotated[_Text, AfterValidator(_is_inside)]
 _Count = Annotated[int, Field(ge=0)]
+_Size = Annotated[int, Field(ge=0, le=10**12)]
 _Ranks = Annotated[int, Field(ge=1, le=_MAX_RANKS)]
 
 
@@ -64,6 +65,16 @@ class _UpstreamPart(_Part):
     credentials: list[_Text] = []
 
 
+class _ArgsPart(_Part):
+    """The arguments that reports calculate with; all others are shown only."""
+
+    gb: _Size | None = None
+    seq_length: _Size | None = None
+    launcher: _Text | None = None
+    gpu_type: _Text | None = None
+    compute_dtype: _Text | None = None
+
+
 class _RunPart(_Part):
     key: _Key
     test_id: _Text = ""
@@ -71,7 +82,7 @@ class _RunPart(_Part):
     label: _Text = ""
     iteration: _Count = 0
     coordinates: dict[str, Any] = {}
-    args: dict[str, Any] = {}
+    args: _ArgsPart = _ArgsPart()
     recipe: _Text = ""
     num_nodes: _Ranks = 1
     ranks_per_node: _Ranks = 1
@@ -100,11 +111,11 @@ class _RunPart(_Part):
 
 
 class _ViolationPart(_Part):
-    rule_id: _Text = ""
-    where: _Text = ""
-    fact: _Text = ""
-    remedy: _Text = ""
-    operands: dict[str, Any] = {}
+    rule_id: _Text
+    where: _Text
+    fact: _Text
+    remedy: _Text
+    operands: dict[str, Any]
     message: _Text
 
 

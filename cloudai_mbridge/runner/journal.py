@@ -72,8 +72,8 @@ class Journal:
                 self._db.execute("ROLLBACK")
                 raise
             self._db.execute("COMMIT")
-        except sqlite3.OperationalError as error:
-            raise ToolFailure(f"the journal cannot be written: {error}") from None
+        except sqlite3.DatabaseError as error:
+            raise ToolFailure(f"the journal cannot be written: {error} ({self._path})") from None
         finally:
             self._depth -= 1
 

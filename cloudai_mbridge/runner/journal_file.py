@@ -44,6 +44,10 @@ COMMIT;
 """
 _TABLES = {"runs", "attempts", "nodes", "events", "facts"}
 _RESTORE = "restore it from a backup, or run the scenario again (jobs that still run: squeue --me)"
+_OF_THE_MACHINE = {
+    *(sqlite3.SQLITE_PERM, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_READONLY),
+    *(sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL, sqlite3.SQLITE_CANTOPEN),
+}
 _COPIES = 5
 
 
@@ -160,9 +164,13 @@ def reading(path: Path) -> Iterator[None]:
     try:
         yield
     except sqlite3.DatabaseError as error:
-        if isinstance(error, sqlite3.OperationalError) and not str(error).startswith("no such"):
-            raise ToolFailure(f"{path}: cannot be read or written ({error}{_space(path)})") from None
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        if code in _OF_THE_MACHINE:
+            space = _space(path) if code == sqlite3.SQLITE_FULL else ""
+            raise ToolFailure(f"{path}: cannot be read or written ({error}{space})") from None
         raise Damaged(f"{path}: is damaged, or not the journal of a run ({error}); {_RESTORE}") from None
+    except ValueError as error:  # such as a name of a column that is not UTF-8
+        raise Damaged(f"{path}: is damaged ({error}); {_RESTORE}") from None
     except OSError as error:
         raise ToolFailure(f"{path}: cannot be read ({error.strerror or error})") from None
 

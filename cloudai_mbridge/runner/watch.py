@@ -6,7 +6,7 @@ import sqlite3
 import time
 from pathlib import Path
 
-from cloudai_mbridge.errors import MBridgeError, Paused, ToolFailure
+from cloudai_mbridge.errors import Damaged, MBridgeError, Paused, ToolFailure
 from cloudai_mbridge.jobs import Scheduler
 from cloudai_mbridge.plan import ROOT_FILES, SweepPlan
 from cloudai_mbridge.runner.board import Board
@@ -67,7 +67,7 @@ def _drive(board: Board, sweep: Sweep, pace: Pace, interrupts: Interrupts) -> No
                 interrupts.sleep(pace.interval(sweep.poll_s), board.journal.is_cancel_requested)
     except Interrupted as interrupted:
         _stop(board, sweep, interrupts, interrupted)
-    except (ToolFailure, OSError, sqlite3.Error) as error:
+    except (ToolFailure, Damaged, OSError, sqlite3.Error) as error:
         raise ToolFailure(f"{error}{_left(board)}") from None
     except MBridgeError:
         raise
@@ -102,7 +102,7 @@ def _stop(board: Board, sweep: Sweep, interrupts: Interrupts, interrupted: Inter
         while board.may_still_run():
             sweep.look_while_stopping()
             time.sleep(_STOPPING_INTERVAL_S)
-    except (ToolFailure, OSError, sqlite3.Error) as error:
+    except (ToolFailure, Damaged, OSError, sqlite3.Error) as error:
         with contextlib.suppress(ToolFailure):
             board.scheduler.cancel([run.job_id for run in board.active()])
         raise ToolFailure(f"{error}{_left(board)}") from None

@@ -1,5 +1,6 @@
 """Whoever stops a sweep gets everything stopped, a report, and the chance to go on."""
 
+import re
 import shutil
 import signal
 import subprocess
@@ -211,6 +212,27 @@ def test_a_second_signal_does_not_wait(
     assert {len(point["attempts"]) for point in points.values()} == {2}
     assert not set(run.jobs().values()) & set(jobs.values())
     nothing_left(patient)
+
+
+@pytest.mark.parametrize("where", [pytest.param("slurm", marks=on_slurm), "local"])
+def test_what_is_said_of_ninety_cancelled_runs_is_a_few_lines(
+    start_run: Any, stand_in_test: Any, until: Any, request: pytest.FixtureRequest, where: str
+) -> None:
+    cluster = request.getfixturevalue("sandbox") if where == "slurm" else None
+    system = LOCAL if where == "local" else None
+    run = start_run(cluster, [stand_in_test("many", LONG, run="iterations = 90")], whole_system=system)
+    wait_for_starts(run, 1, until)
+    before = len((run.directory / "mbridge.stdout").read_text().splitlines())
+    run.send(signal.SIGINT)
+    run.finish(130, timeout_s=120)
+    points = run.points()
+    assert [point["verdict"] for point in points.values()] == ["cancelled"] * 90
+    assert not any(point["evidence"] for point in points.values())
+    assert "90 cancelled" in run.stdout
+    assert f"continue with: mbridge resume {run.root}" in run.stdout
+    said = run.stdout.splitlines()[before:] + run.stderr.splitlines()
+    told_of_starts = [line for line in said if re.match(r"\[\d+/90\] \S+: (PENDING|RUNNING)", line)]
+    assert len(said) - len(told_of_starts) <= 20, "\n".join(said)
 
 
 # ---- the runner's own
