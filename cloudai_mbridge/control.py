@@ -85,10 +85,11 @@ def require_resumable(root: Path) -> None:
     plan = read_plan_data(root)
     refuse_dry_run(root, plan)
     with no_driver(root):
-        require_directories(root, [run["key"] for run in plan["runs"]])
-        if (path := root / ROOT_FILES.journal).exists():
-            with Journal.read_only(path) as journal:
-                journal.entries()
+        pass
+    require_directories(root, [run["key"] for run in plan["runs"]])
+    if (path := root / ROOT_FILES.journal).exists():
+        with Journal.read_only(path) as journal:
+            journal.entries()
     require_writable(root)
 
 

@@ -29,6 +29,7 @@ def write_report(report: Report, root: Path, find_history: FindHistory = lambda 
     find_history: returns the rows of earlier runs for the page, given what report.json holds.
     """
     path, data = root / ROOT_FILES.report, report.to_dict()
+    history = find_history(data)
     ran = [point for point in report.points if point.verdict is not Verdict.REJECTED]
     require_directories(root, [point.key for point in ran])
     write_json(data, path)
@@ -40,5 +41,5 @@ def write_report(report: Report, root: Path, find_history: FindHistory = lambda 
     write_text(root / ROOT_FILES.junit, render_junit(report))
     write_steps_csv(report.points, root / ROOT_FILES.steps_csv)
     write_steps_parquet(report.points, root / ROOT_FILES.steps_parquet)
-    write_text(root / ROOT_FILES.report_html, render_html(data, find_history(data)))
+    write_text(root / ROOT_FILES.report_html, render_html(data, history))
     return path

@@ -82,16 +82,16 @@ def open_read_only(path: Path) -> Iterator[sqlite3.Connection]:
         OtherVersion, Damaged: it is not a journal that this mbridge reads.
         ToolFailure: the file cannot be read.
     """
-    with tempfile.TemporaryDirectory(prefix="mbridge-") as directory, contextlib.ExitStack() as stack:
+    with contextlib.ExitStack() as stack:
         with reading(path):
-            uri = _undisturbed(path, Path(directory))
+            uri = _undisturbed(path, stack)
             db = stack.enter_context(contextlib.closing(sqlite3.connect(uri, uri=True, isolation_level=None)))
             _prepare(db)
             _check(db, path)
         yield db
 
 
-def _undisturbed(path: Path, directory: Path) -> str:
+def _undisturbed(path: Path, stack: contextlib.ExitStack) -> str:
     """Return the URI under which SQLite reads a journal and writes nothing beside it.
 
     Without a write-ahead log the file itself is whole. With one, SQLite would write to its index: a copy is read.
@@ -101,7 +101,7 @@ def _undisturbed(path: Path, directory: Path) -> str:
         raise Damaged(f"{path}: is not a file; {_RESTORE}")
     if not _size(log):
         return f"{path.absolute().as_uri()}?mode=ro&immutable=1"
-    copy = directory / path.name
+    copy = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mbridge-"))) / path.name
     for _ in range(_COPIES):
         before = (_stamp(path), _stamp(log))
         shutil.copyfile(path, copy)

@@ -270,7 +270,10 @@ def test_a_second_driver_is_refused(
     run = start_run(sandbox, [stand_in_test("one", LONG)])
     wait_for_starts(run, 1, until)
     second = mbridge("resume", run.root, env=run.env)
-    assert second.returncode == 2
+    assert second.returncode == 5
+    assert second.stdout == ""
+    assert second.stderr.count("\n") == 1
+    assert not (run.root / "report.json").exists()
     assert f"is being driven by process {run.process.pid} on " in second.stderr
     assert run.process.poll() is None
     run.send(signal.SIGTERM)

@@ -411,3 +411,79 @@ def test_dry_runs_among_results_are_named_and_skipped(
     found, said = mbridge_here(command, root)
     assert found == code, said
     assert f"{dry}: skipped, it is a dry run" in said.replace("\n", "")
+
+
+TEST = """
+name = "n"
+description = "d"
+[cmd_args]
+launcher = "embedded"
+model_recipe_name = "gpt_tiny"
+num_gpus = 2
+"""
+
+
+def test_what_dry_run_writes_is_marked(
+    mbridge_here: Any, others: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (others / "tests").mkdir()
+    (others / "tests" / "n.toml").write_text(TEST)
+    (others / "scenario.toml").write_text('name = "s"\n[[Tests]]\nid = "a"\ntest_name = "n"\n')
+    (others / "system.toml").write_text('name = "l"\nscheduler = "local"\n')
+    files = [f"--system-config={others}/system.toml", f"--test-scenario={others}/scenario.toml"]
+    files += [f"--tests-dir={others}/tests", f"--output-dir={others}/out"]
+    monkeypatch.setitem(COMMANDS, "dry-run", ("dry-run", *files))
+    assert mbridge_here("dry-run", tmp_path)[0] == 0
+    (root,) = (others / "out").iterdir()
+    before = contents(root)
+    code, said = mbridge_here("status", root)
+    assert code == 0
+    assert "1 waiting; a dry run: nothing was submitted; start its scenario with: mbridge run" in said
+    code, said = mbridge_here("resume", root)
+    assert (code, said) == (
+        6,
+        f"error: {root}: is a dry run, so nothing was submitted; start its scenario with `mbridge run`\n",
+    )
+    assert contents(root) == before
+
+
+# ---- nothing is written outside
+
+
+def test_a_link_in_the_place_of_a_report_is_replaced_and_not_followed(root: Path, mbridge_here: Any) -> None:
+    outside = root.parent / "outside"
+    outside.write_text("mine")
+    for name in ("report.json", "report.html", "steps.csv", "junit.xml", f"{KEYS[0]}/report.txt"):
+        (root / name).unlink()
+        (root / name).symlink_to(outside)
+    assert mbridge_here("generate-report", root)[0] == 0
+    assert outside.read_text() == "mine"
+    assert not (root / "report.json").is_symlink()
+
+
+def test_a_link_in_the_place_of_a_lock_is_not_followed(root: Path, mbridge_here: Any) -> None:
+    outside = root.parent / "outside"
+    outside.write_text("mine")
+    (root / "driver.lock").unlink()
+    (root / "driver.lock").symlink_to(outside)
+    for command in ("status", "resume", "generate-report", "gate"):
+        code, said = mbridge_here(command, root)
+        assert code == 3
+        assert said.count("\n") == 1
+        assert "driver.lock" in said
+    assert outside.read_text() == "mine"
+
+
+@pytest.mark.parametrize("spoil", ["", "no database"])
+def test_a_report_whose_history_cannot_be_read_is_not_begun(
+    spoil: str, root: Path, others: Path, mbridge_here: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if spoil:
+        (others / "history.sqlite").write_text(spoil)
+    words = (*COMMANDS["generate-report"], "--history", "{others}/history.sqlite")
+    monkeypatch.setitem(COMMANDS, "generate-report", words)
+    before = contents(root)
+    code, said = mbridge_here("generate-report", root)
+    assert code == 2
+    assert said.count("\n") == 1
+    assert contents(root) == before
