@@ -13,7 +13,7 @@ from cloudai_mbridge.errors import BadInput, ToolFailure
 from cloudai_mbridge.logs.tail import printable
 from cloudai_mbridge.models.explain import suggest
 from cloudai_mbridge.plan import POINT_FILES, ROOT_FILES
-from cloudai_mbridge.plan.read import read_plan_data, refuse_dry_run, require_directories
+from cloudai_mbridge.plan.read import is_of_dry_run, read_plan_data, refuse_dry_run, require_directories
 from cloudai_mbridge.runner.journal import Event, Journal, JournalEntry
 from cloudai_mbridge.runner.lock import has_driver, no_driver
 
@@ -63,7 +63,7 @@ def read_status(root: Path) -> Status:
         BadInput: the directory is not of a run, or of one that cannot be read.
     """
     plan = read_plan_data(root)
-    is_dry_run, path = bool(plan.get("dry_run")), root / ROOT_FILES.journal
+    is_dry_run, path = is_of_dry_run(root, plan), root / ROOT_FILES.journal
     if is_dry_run or not path.exists():
         runs = tuple(_state(run["key"], None) for run in plan["runs"])
         return Status(plan["scenario"], has_driver(root), runs, {}, (), is_dry_run=is_dry_run)
@@ -138,7 +138,8 @@ def find_log(root: Path, point: str, attempt: int | None, *, stderr: bool) -> Pa
         BadInput: no such run or attempt, or several runs of which the name is a part.
     """
     plan = read_plan_data(root)
-    refuse_dry_run(root, plan)
+    if plan.get("dry_run"):
+        refuse_dry_run(root, plan)
     runs = {run["key"]: run for run in plan["runs"]}
     key = _find_key(point.strip("/"), list(runs))
     directory = root / key

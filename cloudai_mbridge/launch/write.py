@@ -13,6 +13,7 @@ from cloudai_mbridge.launch.toml_text import render_toml
 from cloudai_mbridge.models.base import is_secret
 from cloudai_mbridge.models.system import SlurmSystem, System
 from cloudai_mbridge.plan import ROOT_FILES, RejectedPoint, RunPlan, SweepPlan
+from cloudai_mbridge.plan.paths import ROOT_NAME
 from cloudai_mbridge.plan.read import PLAN_VERSION
 from cloudai_mbridge.sweep.run_id import slug
 
@@ -26,11 +27,10 @@ def create_root(output_dir: Path, scenario: str, now: datetime) -> Path:
     Raises:
         BadInput: the directory cannot be created or written.
     """
-    name = f"{slug(scenario)}_{now:%Y-%m-%d_%H-%M-%S}"
     try:
         output_dir.mkdir(parents=True, exist_ok=True)
         for suffix in ("", *(f"_{n}" for n in range(1, 1000))):
-            root = output_dir.resolve() / (name + suffix)
+            root = output_dir.resolve() / ROOT_NAME.format(scenario=slug(scenario), now=now, suffix=suffix)
             try:
                 root.mkdir()
             except FileExistsError:

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from cloudai_mbridge.errors import BadInput, Damaged, NothingRan, OtherVersion, shortened
 from cloudai_mbridge.models.runner_config import RunnerConfig
-from cloudai_mbridge.plan.paths import ROOT_FILES
+from cloudai_mbridge.plan.paths import IS_ROOT_NAME, ROOT_FILES
 from cloudai_mbridge.plan.plan_file import mistake_in_plan
 from cloudai_mbridge.plan.run_plan import Repo, RunPlan, SweepPlan, UpstreamPlan
 
@@ -56,10 +56,11 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _not_a_run(root: Path) -> BadInput:
     """Return what to say of a directory without a plan."""
-    if any((root / name).is_file() for name in (ROOT_FILES.system, ROOT_FILES.unfinished_plan)):
+    is_named_so = root.is_dir() and IS_ROOT_NAME.fullmatch(root.resolve().name) is not None
+    if is_named_so or (root / ROOT_FILES.unfinished_plan).is_file():
         return NothingRan(
             f"{root}: is incomplete: mbridge ended before it had written {ROOT_FILES.plan}, and submitted nothing;"
-            " delete the directory and run the scenario again"
+            " run the scenario again"
         )
     what = "no such directory"
     if root.exists():
@@ -67,16 +68,22 @@ def _not_a_run(root: Path) -> BadInput:
     return BadInput(f"{root}: is not a run directory ({what}); give the directory that `mbridge run` printed")
 
 
+def is_of_dry_run(root: Path, plan: Mapping[str, Any]) -> bool:
+    """Return whether a plan is of a dry run: it says so, or was written before plans did, and nothing has driven it."""
+    was_driven = any((root / name).exists() for name in (ROOT_FILES.journal, ROOT_FILES.driver_lock))
+    return bool(plan.get("dry_run", not was_driven))
+
+
 def refuse_dry_run(root: Path, plan: Mapping[str, Any]) -> None:
     """Raise NothingRan of the plan of a dry run."""
-    if plan.get("dry_run"):
+    if is_of_dry_run(root, plan):
         raise NothingRan(f"{root}: is a dry run, so nothing was submitted; start its scenario with `mbridge run`")
 
 
 def is_dry_run(root: Path) -> bool:
     """Return whether a directory is known as that of a dry run; False of one that cannot be read."""
     try:
-        return bool(read_plan_data(root).get("dry_run"))
+        return is_of_dry_run(root, read_plan_data(root))
     except BadInput:
         return False
 

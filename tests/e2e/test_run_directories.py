@@ -100,6 +100,14 @@ def a_dry_run(root: Path) -> None:
         (root / name).unlink()
 
 
+def an_old_dry_run(root: Path) -> None:
+    """As it was before plans said so: the logs are looked for."""
+    a_dry_run(root)
+    plan = json.loads((root / "plan.json").read_text())
+    del plan["dry_run"]
+    (root / "plan.json").write_text(json.dumps(plan))
+
+
 def planned_only(root: Path) -> None:
     (root / "report.json").unlink()
     (root / "journal.sqlite").unlink()
@@ -147,8 +155,9 @@ KINDS = {
     "missing": Kind(shutil.rmtree, 2, "", MISSING),
     "empty": Kind(emptied, 2, "is not a run directory (plan.json is missing); give the directory that"),
     "a file": Kind(a_file, 2, ""),
-    "incomplete": Kind(incomplete, 6, "delete the directory and run the scenario again"),
+    "incomplete": Kind(incomplete, 6, "is incomplete: mbridge ended before it had written plan.json"),
     "dry run": Kind(a_dry_run, 6, "dry run", {"status": 0}),
+    "dry run without mark": Kind(an_old_dry_run, 6, "dry run", {"status": 0, "logs": 0}),
     "planned only": Kind(
         planned_only, 6, "nothing was submitted", {"resume": None, "cancel": None, "status": 0, "logs": 0, **NO_REPORT}
     ),
@@ -393,6 +402,21 @@ def test_a_journal_of_before_there_were_versions_is_read(root: Path, mbridge_her
     sql("PRAGMA user_version = 0", "PRAGMA application_id = 0")(root)
     assert mbridge_here("status", root)[0] == 0
     assert mbridge_here("resume", root)[0] == 0
+
+
+@pytest.mark.parametrize("name", ["s_2026-01-02_03-04-05", "a_b_2026-01-02_03-04-05_7"])
+def test_a_run_that_ended_before_it_had_written_anything(name: str, tmp_path: Path, mbridge_here: Any) -> None:
+    (tmp_path / name).mkdir()
+    code, said = mbridge_here("status", tmp_path / name)
+    assert code == 6
+    assert "submitted nothing; run the scenario again" in said
+
+
+def test_a_directory_of_configurations_is_not_called_a_run(tmp_path: Path, mbridge_here: Any) -> None:
+    (tmp_path / "system.toml").write_text('name = "l"\nscheduler = "local"\n')
+    code, said = mbridge_here("status", tmp_path)
+    assert code == 2
+    assert "is not a run directory" in said
 
 
 # ---- dry runs among results
