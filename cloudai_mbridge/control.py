@@ -66,7 +66,10 @@ def read_status(root: Path) -> Status:
     is_dry_run, path = is_of_dry_run(root, plan), root / ROOT_FILES.journal
     if is_dry_run or not path.exists():
         runs = tuple(_state(run["key"], None) for run in plan["runs"])
-        return Status(plan["scenario"], has_driver(root), runs, {}, (), is_dry_run=is_dry_run)
+        driver = has_driver(root)
+        is_lost = driver is None and (root / ROOT_FILES.driver_lock).exists()
+        damage = (f"{path}: is missing although mbridge has driven this run; restore it from a backup",) * is_lost
+        return Status(plan["scenario"], driver, runs, {}, (), damage, is_dry_run)
     with Journal.read_only(path) as journal:
         entries, excluded, events = journal.entries(), journal.excluded(), tuple(journal.events())
     runs = tuple(_state(run["key"], entries.get(run["key"])) for run in plan["runs"])

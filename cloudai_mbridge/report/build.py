@@ -147,6 +147,8 @@ _NOT_SUBMITTED = "not submitted: mbridge was told to stop"
 
 def _read_journal(root: Path) -> _Past:
     path = root / ROOT_FILES.journal
+    if not path.exists() and (root / ROOT_FILES.driver_lock).exists():
+        raise Damaged(f"{path}: is missing although mbridge has driven this run; restore it from a backup")
     if not path.exists():
         raise NothingRan(
             f"{root}: was planned, and nothing was submitted ({ROOT_FILES.journal} is missing);"

@@ -108,9 +108,14 @@ def an_old_dry_run(root: Path) -> None:
     (root / "plan.json").write_text(json.dumps(plan))
 
 
-def planned_only(root: Path) -> None:
+def journal_lost(root: Path) -> None:
     (root / "report.json").unlink()
     (root / "journal.sqlite").unlink()
+
+
+def planned_only(root: Path) -> None:
+    journal_lost(root)
+    (root / "driver.lock").unlink()
 
 
 def incomplete(root: Path) -> None:
@@ -160,6 +165,9 @@ KINDS = {
     "dry run without mark": Kind(an_old_dry_run, 6, "dry run", {"status": 0, "logs": 0}),
     "planned only": Kind(
         planned_only, 6, "nothing was submitted", {"resume": None, "cancel": None, "status": 0, "logs": 0, **NO_REPORT}
+    ),
+    "journal lost": Kind(
+        journal_lost, 7, "is missing although", {"resume": None, "cancel": None, "status": None, "logs": 0, **NO_REPORT}
     ),
     "newer plan": Kind(change_plan(lambda plan: plan.update(version=99)), 8, "use the mbridge that wrote it"),
     "older plan": Kind(change_plan(lambda plan: plan.update(version=1)), 8, "use the mbridge that wrote it"),
@@ -270,6 +278,15 @@ def test_a_refusal_is_a_few_lines_and_writes_nothing(kind: Kind, command: str, r
         assert len(said.splitlines()) <= MOST_LINES, said
     assert contents(root) == before
     assert sorted(root.parent.glob("*")) == beside
+
+
+def test_the_status_of_a_run_whose_journal_is_lost(root: Path, mbridge_here: Any) -> None:
+    journal_lost(root)
+    before = contents(root)
+    code, said = mbridge_here("status", root)
+    assert code == 7
+    assert "journal.sqlite: is missing although mbridge has driven this run" in said
+    assert contents(root) == before
 
 
 # ---- driven by another process
