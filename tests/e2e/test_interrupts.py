@@ -166,7 +166,7 @@ def test_somebody_else_cancels_tasks_that_wait(
     sandbox.run("scancel", array)
     run.finish(1)
     points = run.points()
-    assert {point["verdict"] for point in points.values()} == {"cancelled"}
+    assert {point["verdict"] for point in points.values()} == {"failed"}
     assert {point["job"]["state"] for point in points.values()} == {"CANCELLED"}
     assert {len(point["attempts"]) for point in points.values()} == {1}
     nothing_left(sandbox)
