@@ -18,6 +18,8 @@ from cloudai_mbridge.plan import RunPlan, SweepPlan
 from cloudai_mbridge.runner.ends import INTERRUPTED
 from cloudai_mbridge.runner.progress import log_name
 
+# What a notice has said of all runs together, when they are cancelled
+_SAID_OF_ALL = (INTERRUPTED.state, "COMPLETING")
 _STYLE = {JobClass.ACTIVE: "cyan", JobClass.SUCCEEDED: "green", JobClass.CANCELLED: "yellow"}
 
 
@@ -56,7 +58,7 @@ class PlainObserver:
             return
         self._last[run.key] = status.state
         (self._ended.add if status.is_final else self._ended.discard)(run.key)
-        if status.state == INTERRUPTED.state:  # as the notice has said of all of them
+        if status.state in _SAID_OF_ALL:
             return
         reason = f" ({status.reason})" if status.reason else ""
         self._console.print(
