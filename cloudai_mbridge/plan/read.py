@@ -59,8 +59,8 @@ def _not_a_run(root: Path) -> BadInput:
     is_named_so = root.is_dir() and IS_ROOT_NAME.fullmatch(root.resolve().name) is not None
     if is_named_so or (root / ROOT_FILES.unfinished_plan).is_file():
         return NothingRan(
-            f"{root}: is incomplete: mbridge ended before it had written {ROOT_FILES.plan}, and submitted nothing;"
-            " run the scenario again"
+            f"{root}: is incomplete ({ROOT_FILES.plan} is missing): mbridge ended before it had written all files,"
+            " and submitted nothing; run the scenario again"
         )
     what = "no such directory"
     if root.exists():

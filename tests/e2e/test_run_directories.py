@@ -160,7 +160,7 @@ KINDS = {
     "missing": Kind(shutil.rmtree, 2, "", MISSING),
     "empty": Kind(emptied, 2, "is not a run directory (plan.json is missing); give the directory that"),
     "a file": Kind(a_file, 2, ""),
-    "incomplete": Kind(incomplete, 6, "is incomplete: mbridge ended before it had written plan.json"),
+    "incomplete": Kind(incomplete, 6, "is incomplete (plan.json is missing): mbridge ended before"),
     "dry run": Kind(a_dry_run, 6, "dry run", {"status": 0}),
     "dry run without mark": Kind(an_old_dry_run, 6, "dry run", {"status": 0, "logs": 0}),
     "planned only": Kind(
