@@ -30,7 +30,7 @@ class PromotionRefused(MBridgeError):
 
 
 class ConfirmationNeeded(MBridgeError):
-    """The baseline was not written: there is nobody to confirm it."""
+    """The baseline was not written, as there is no terminal to confirm it at."""
 
     exit_code = NOT_CONFIRMED
 

@@ -33,7 +33,7 @@ def _is_empty_or_inside(path: str) -> str:
 
 
 def _is_encodable(text: str) -> str:
-    text.encode()  # a lone surrogate is no text
+    text.encode()  # raises ValueError of a lone surrogate
     return text
 
 
