@@ -22,15 +22,19 @@ from cloudai_mbridge.constraints import RuleSet
 from cloudai_mbridge.constraints.engine import RULES as ALL_RULES
 from cloudai_mbridge.constraints.lifts import LIFTS
 from cloudai_mbridge.constraints.upstream import rule_id as rule_id_of
-from cloudai_mbridge.errors import OK, POINTS_FAILED, BadInput, MBridgeError, ToolFailure, counted, shortened
+from cloudai_mbridge.errors import OK, POINTS_FAILED, BadInput, Damaged, MBridgeError, ToolFailure, counted, shortened
 from cloudai_mbridge.install.commands import register as register_install_commands
 from cloudai_mbridge.launch.disk import free_space, is_disk_full
 from cloudai_mbridge.models.load import Warn
 from cloudai_mbridge.models.test_definition import TEMPLATE
+from cloudai_mbridge.plan.read import read_plan_data, refuse_dry_run
 from cloudai_mbridge.recipes import load_recipe, recipe_names
 from cloudai_mbridge.report import Report
 from cloudai_mbridge.report.terminal import render_table
+from cloudai_mbridge.report.visible import visible
 from cloudai_mbridge.runner.interrupt import Interrupted
+from cloudai_mbridge.runner.lock import driver_lock, no_driver
+from cloudai_mbridge.verdict import Verdict
 from cloudai_mbridge.verify import summarize_foreign, verify
 
 _PATH = click.Path(path_type=Path)
@@ -70,19 +74,32 @@ def run(max_parallel: int | None, fail_fast: bool, **options: Any) -> int:
 def resume(directory: Path) -> int:
     """Go on with a run whose mbridge has ended before its jobs had. Nothing is submitted a second time."""
     root = directory.resolve()
+    control.require_resumable(root)
     prepared = pipeline.read(root)
     pipeline.preflight(prepared)
     return _drive(new_console(), prepared, root)
 
 
 def _drive(console: Console, prepared: pipeline.Prepared, root: Path) -> int:
-    """Bring what was written to its end and report; also if that fails."""
+    """Bring what was written to its end and report; also if that fails.
+
+    Raises:
+        InUse: another process drives the directory; nothing was written.
+    """
+    with driver_lock(root):
+        return _drive_locked(console, prepared, root)
+
+
+def _drive_locked(console: Console, prepared: pipeline.Prepared, root: Path) -> int:
     try:
         with observer_for(console, prepared.plan, root) as observer:
             pipeline.execute(prepared, root, observer)
     except MBridgeError:
         try:
-            _show_report(console, pipeline.report(root), root)
+            report = pipeline.report(root)
+            _show_report(console, report, root)
+            if report.count(Verdict.CANCELLED):
+                console.print(Text(f"continue with: mbridge resume {root}"), soft_wrap=True)
         except (MBridgeError, OSError, sqlite3.Error) as error:  # the first error says more
             _show_error(f"no report: {error}")
         raise
@@ -96,21 +113,33 @@ def _drive(console: Console, prepared: pipeline.Prepared, root: Path) -> int:
 @click.option("--events", is_flag=True, help="Also print everything that has happened.")
 def status(directory: Path, events: bool) -> int:
     """Show where a run's points stand, from its journal."""
-    console, found = new_console(), control.read_status(directory.resolve())
-    table = Table("point", "state", "job", "nodes", "attempts", "why", title=Text(found.scenario), title_justify="left")
+    root = directory.resolve()
+    console, found = new_console(), control.read_status(root)
+    table = Table(
+        "point", "state", "job", "nodes", "attempts", "why", title=Text(visible(found.scenario)), title_justify="left"
+    )
     for row in found.runs:
         cells = (row.key, row.state, row.job_id, row.nodes, str(row.num_attempts or ""), row.why)
-        table.add_row(*(Text(cell) for cell in cells))
+        table.add_row(*(Text(visible(cell)) for cell in cells))
     console.print(table)
-    for node, reason in found.excluded.items():
-        console.print(Text(f"node {node} is excluded: {reason}"), soft_wrap=True)
-    for event in found.events if events else ():
-        console.print(Text(f"{event.at} {event.key or '-'}: {event.text}"), soft_wrap=True)
+    lines = [f"node {node} is excluded: {reason}" for node, reason in found.excluded.items()]
+    lines += [f"{event.at} {event.key or '-'}: {event.text}" for event in (found.events if events else ())]
     counts = ", ".join(f"{count} {state}" for state, count in sorted(found.counts.items()))
-    undriven = "nobody drives it; go on with: mbridge resume" if found.is_open else "finished"
-    driver = f"driven by {found.driver}" if found.driver else undriven
-    console.print(Text(f"{counts or 'no runs'}; {driver}"), soft_wrap=True)
-    return OK
+    lines.append(f"{counts or 'no runs'}; {_what_next(found, root)}")
+    for line in lines:
+        console.print(Text(visible(line)), soft_wrap=True)
+    for text in found.damage:
+        _show_error(visible(f"damaged: {text}"))
+    return Damaged.exit_code if found.damage else OK
+
+
+def _what_next(found: control.Status, root: Path) -> str:
+    """Say which process holds a run, or how it goes on without one."""
+    if found.is_dry_run:
+        return "a dry run: nothing was submitted; start its scenario with: mbridge run"
+    if found.driver:
+        return f"driven by {found.driver}"
+    return f"no running process holds this run; continue with: mbridge resume {root}" if found.is_open else "finished"
 
 
 @cli.command()
@@ -118,15 +147,17 @@ def status(directory: Path, events: bool) -> int:
 def cancel(directory: Path) -> int:
     """Cancel everything that a run has submitted, wait until it has ended, and report."""
     root, console = directory.resolve(), new_console()
-    prepared = pipeline.read(root, needs_secrets=False)
     control.request_cancel(root)
-    try:  # also after a driver has done it: it may have ended for another reason
-        with observer_for(console, prepared.plan, root) as observer:
-            pipeline.execute(prepared, root, observer, only_cancel=True)
-    except Interrupted as done:
-        if done.left_running:
-            raise
-    _show_report(console, pipeline.report(root), root)
+    control.require_resumable(root)
+    prepared = pipeline.read(root, needs_secrets=False)
+    with driver_lock(root):
+        try:  # also after a driver has done it: it may have ended for another reason
+            with observer_for(console, prepared.plan, root) as observer:
+                pipeline.execute(prepared, root, observer, only_cancel=True)
+        except Interrupted as done:
+            if done.left_running:
+                raise
+        _show_report(console, pipeline.report(root), root)
     return OK
 
 
@@ -152,7 +183,7 @@ def dry_run(**options: Any) -> int:
     console = new_console()
     prepared = pipeline.plan(request_of(options))
     _show_rejected(console, prepared)
-    root = pipeline.write(prepared)
+    root = pipeline.write(prepared, dry_run=True)
     for planned in prepared.plan.runs:
         placed = f"{counted(planned.world_size, 'rank')} on {counted(planned.num_nodes, 'node')}"
         console.print(Text(f"accepted {planned.key}: {placed}"), soft_wrap=True)
@@ -197,7 +228,10 @@ def verify_configs(
 @click.option("--hook-dir", type=_PATH, help="Accepted as in CloudAI; the directory knows its hooks.")
 def generate_report(result_dir: Path, history_file: Path | None, **_: Path | None) -> int:
     """Judge a run's directory again and rewrite its reports."""
-    report = pipeline.report(result_dir, **_with_history(history_file))
+    refuse_dry_run(result_dir, read_plan_data(result_dir))
+    control.require_writable(result_dir)
+    with no_driver(result_dir):
+        report = pipeline.report(result_dir, **_with_history(history_file))
     _show_report(new_console(), report, result_dir)
     return OK if report.succeeded else POINTS_FAILED
 

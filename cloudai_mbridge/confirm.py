@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from cloudai_mbridge import control, pipeline
-from cloudai_mbridge.errors import BadInput, MBridgeError
+from cloudai_mbridge.errors import BadInput, InUse, MBridgeError
 from cloudai_mbridge.jobs import Scheduler
 from cloudai_mbridge.launch.write import create_root
 from cloudai_mbridge.models.explain import suggest
@@ -30,6 +30,7 @@ from cloudai_mbridge.plan.arrays import assign_arrays
 from cloudai_mbridge.regular_file import read_regular
 from cloudai_mbridge.runner import Journal, Observer
 from cloudai_mbridge.runner.journal import JournalEntry
+from cloudai_mbridge.runner.lock import driver_lock
 
 ObserverFor = Callable[[SweepPlan, Path], AbstractContextManager[Observer]]
 _EXCLUDE = "exclude="
@@ -66,6 +67,13 @@ def confirm(root: Path, points: Collection[str], repeats: int, observer_for: Obs
         for node, reason in excluded.items():
             journal.exclude(node, reason)
     pipeline.write_into(prepared, new)
+    with driver_lock(new):
+        _run(prepared, new, points, repeats, observer_for)
+    return Confirmation(new, prepared.plan.notes)
+
+
+def _run(prepared: Prepared, new: Path, points: Collection[str], repeats: int, observer_for: ObserverFor) -> None:
+    """Run what was written, and report; also if that fails."""
     try:
         with observer_for(prepared.plan, new) as observer:
             observer.notice(f"{repeats} more runs each of {', '.join(dict.fromkeys(points))}: {new}")
@@ -77,7 +85,6 @@ def confirm(root: Path, points: Collection[str], repeats: int, observer_for: Obs
             pipeline.report(new)
         raise
     pipeline.report(new)
-    return Confirmation(new, prepared.plan.notes)
 
 
 def prepare(root: Path, points: Collection[str], repeats: int) -> tuple[Prepared, Mapping[str, str]]:
@@ -214,7 +221,7 @@ def _require_end(root: Path) -> None:
     """Raise BadInput if a run has not ended, or somebody is at work."""
     status = control.read_status(root)
     if status.driver is not None:
-        raise BadInput(f"{root}: is being driven by {status.driver}; wait for its end")
+        raise InUse(f"{root}: is being driven by {status.driver}; wait for its end")
     if status.is_open:
         count = sum(run.is_open for run in status.runs)
         raise BadInput(f"{root}: {count} of {len(status.runs)} runs have not ended; first: mbridge resume {root}")
@@ -255,7 +262,7 @@ def _require_same_files(prepared: Prepared, root: Path) -> None:
 
 
 def _read_past(root: Path, plan: SweepPlan) -> Past:
-    with contextlib.closing(Journal(root / ROOT_FILES.journal)) as journal:
+    with Journal.read_only(root / ROOT_FILES.journal) as journal:
         entries, excluded = journal.entries(), journal.excluded()
     used = {
         point: tuple(dict.fromkeys(node for run in runs if run.key in entries for node in _nodes(entries[run.key])))

@@ -16,8 +16,11 @@ from cloudai_mbridge.jobs import JobClass, JobStatus
 from cloudai_mbridge.logs import LogParser, StepRecord
 from cloudai_mbridge.plan import RunPlan, SweepPlan
 from cloudai_mbridge.regular_file import open_regular, read_chunks
+from cloudai_mbridge.runner.ends import INTERRUPTED
 from cloudai_mbridge.runner.progress import log_name
 
+# What a notice has said of all runs together, when they are cancelled
+_SAID_OF_ALL = (INTERRUPTED.state, "COMPLETING")
 _STYLE = {JobClass.ACTIVE: "cyan", JobClass.SUCCEEDED: "green", JobClass.CANCELLED: "yellow"}
 
 
@@ -56,6 +59,8 @@ class PlainObserver:
             return
         self._last[run.key] = status.state
         (self._ended.add if status.is_final else self._ended.discard)(run.key)
+        if status.state in _SAID_OF_ALL:
+            return
         reason = f" ({status.reason})" if status.reason else ""
         self._console.print(
             Text(f"[{len(self._ended)}/{self._total}] {run.key}: {status.state}{reason}"), soft_wrap=True

@@ -1,6 +1,7 @@
 """`mbridge status`, `cancel` and `logs`: look at, and act on, a run that another process may be driving."""
 
 import contextlib
+import os
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -12,10 +13,10 @@ from cloudai_mbridge.errors import BadInput, ToolFailure
 from cloudai_mbridge.logs.tail import printable
 from cloudai_mbridge.models.explain import suggest
 from cloudai_mbridge.plan import POINT_FILES, ROOT_FILES
-from cloudai_mbridge.plan.read import read_plan_data
+from cloudai_mbridge.plan.read import is_of_dry_run, read_plan_data, refuse_dry_run, require_directories
 from cloudai_mbridge.regular_file import NotRegular, open_regular
 from cloudai_mbridge.runner.journal import Event, Journal, JournalEntry
-from cloudai_mbridge.runner.lock import has_driver
+from cloudai_mbridge.runner.lock import has_driver, no_driver
 
 _CANCEL_WAIT_S = 600.0
 _FOLLOW_S = 0.5
@@ -38,13 +39,15 @@ class RunState:
 
 @dataclass(frozen=True)
 class Status:
-    """Where a scenario stands. driver: who drives it, None if nobody does."""
+    """Where a scenario stands. driver: the process that drives it, or None. damage: rows that cannot be read."""
 
     scenario: str
     driver: str | None
     runs: tuple[RunState, ...]
     excluded: dict[str, str]
     events: tuple[Event, ...]
+    damage: tuple[str, ...] = ()
+    is_dry_run: bool = False
 
     @property
     def is_open(self) -> bool:
@@ -59,19 +62,48 @@ def read_status(root: Path) -> Status:
     """Read the journal; Slurm is not asked.
 
     Raises:
-        BadInput: the directory holds no run.
+        BadInput: the directory is not of a run, or of one that cannot be read.
     """
     plan = read_plan_data(root)
-    path = root / ROOT_FILES.journal
-    journal = Journal(path) if path.is_file() else None
-    try:
-        entries = journal.entries() if journal else {}
-        runs = tuple(_state(run["key"], entries.get(run["key"])) for run in plan["runs"])
-        excluded, events = (journal.excluded(), tuple(journal.events())) if journal else ({}, ())
-    finally:
-        if journal:
-            journal.close()
-    return Status(plan["scenario"], has_driver(root), runs, excluded, events)
+    is_dry_run, path = is_of_dry_run(root, plan), root / ROOT_FILES.journal
+    if is_dry_run or not path.exists():
+        runs = tuple(_state(run["key"], None) for run in plan["runs"])
+        driver = has_driver(root)
+        is_lost = driver is None and (root / ROOT_FILES.driver_lock).exists()
+        damage = (f"{path}: is missing although mbridge has driven this run; restore it from a backup",) * is_lost
+        return Status(plan["scenario"], driver, runs, {}, (), damage, is_dry_run)
+    with Journal.read_only(path) as journal:
+        entries, excluded, events = journal.entries(), journal.excluded(), tuple(journal.events())
+    runs = tuple(_state(run["key"], entries.get(run["key"])) for run in plan["runs"])
+    damage = tuple(f"{path}: {entry.key}: {text}" for entry in entries.values() for text in entry.damage)
+    return Status(plan["scenario"], has_driver(root), runs, excluded, events, damage)
+
+
+def require_resumable(root: Path) -> None:
+    """Refuse, before anything is written, a directory that cannot be taken up: by `resume`, or `cancel`.
+
+    Raises:
+        InUse: another process drives it.
+        BadInput: it is not of a run, of one that cannot be read, or of a dry run.
+        ToolFailure: it cannot be written.
+    """
+    plan = read_plan_data(root)
+    refuse_dry_run(root, plan)
+    with no_driver(root):
+        pass
+    require_directories(root, [run["key"] for run in plan["runs"]])
+    if (path := root / ROOT_FILES.journal).exists():
+        with Journal.read_only(path) as journal:
+            journal.entries()
+    require_writable(root)
+
+
+def require_writable(root: Path) -> None:
+    """Raise ToolFailure of a directory that this user may not write."""
+    kept = [root / name for name in (ROOT_FILES.journal, ROOT_FILES.driver_lock, ROOT_FILES.submit_lock)]
+    for path in [root, *(path for path in kept if path.exists())]:
+        if not os.access(path, os.W_OK):
+            raise ToolFailure(f"{path}: is read-only for this user; make it writable, or work on a copy")
 
 
 def _state(key: str, entry: JournalEntry | None) -> RunState:
@@ -87,16 +119,15 @@ def _state(key: str, entry: JournalEntry | None) -> RunState:
 
 
 def request_cancel(root: Path) -> bool:
-    """Ask the driver of a directory to cancel everything, and wait until it has ended; False if nobody drives it.
+    """Ask the driver of a directory to cancel everything, and wait until it has ended; False if there is none.
 
     Raises:
         ToolFailure: the driver does not end.
     """
     if (driver := has_driver(root)) is None:
         return False
-    journal = Journal(root / ROOT_FILES.journal)
-    journal.request_cancel()
-    journal.close()
+    with contextlib.closing(Journal(root / ROOT_FILES.journal)) as journal:
+        journal.request_cancel()
     end = time.monotonic() + _CANCEL_WAIT_S
     while has_driver(root) is not None:
         if time.monotonic() > end:
@@ -111,7 +142,10 @@ def find_log(root: Path, point: str, attempt: int | None, *, stderr: bool) -> Pa
     Raises:
         BadInput: no such run or attempt, or several runs of which the name is a part.
     """
-    runs = {run["key"]: run for run in read_plan_data(root)["runs"]}
+    plan = read_plan_data(root)
+    if plan.get("dry_run"):
+        refuse_dry_run(root, plan)
+    runs = {run["key"]: run for run in plan["runs"]}
     key = _find_key(point.strip("/"), list(runs))
     directory = root / key
     last = _last_attempt(root, key)
@@ -126,9 +160,9 @@ def find_log(root: Path, point: str, attempt: int | None, *, stderr: bool) -> Pa
 
 def _last_attempt(root: Path, key: str) -> int:
     path = root / ROOT_FILES.journal
-    if not path.is_file():
+    if not path.exists():
         return 1
-    with contextlib.closing(Journal(path)) as journal:
+    with Journal.read_only(path) as journal:
         entry = journal.entries(key).get(key)
     return entry.last.number if entry and entry.last else 1
 

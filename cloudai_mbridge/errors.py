@@ -2,6 +2,10 @@
 
     MBridgeError
     ├── BadInput         2   the user's files or options: nothing was submitted
+    │   ├── InUse        5   another process holds the run: wait for it, or cancel it
+    │   ├── NothingRan   6   a dry run, or a run that ended before its plan was complete: nothing was submitted
+    │   ├── Damaged      7   a file of the run's directory is damaged
+    │   └── OtherVersion 8   a file of the run's directory was written by another version of mbridge
     ├── ToolFailure      3   the tool or its environment: Slurm unreachable, disk full, no torch
     └── Paused           4   mbridge ended and its jobs did not: to be resumed
 
@@ -46,6 +50,30 @@ class BadInput(MBridgeError):
     exit_code = 2
 
 
+class InUse(BadInput):
+    """Another process holds the run. Nothing was written."""
+
+    exit_code = 5
+
+
+class NothingRan(BadInput):
+    """The directory is of a dry run, or of a run that failed before its plan was complete: nothing was submitted."""
+
+    exit_code = 6
+
+
+class Damaged(BadInput):
+    """A file of a run's directory cannot be what mbridge wrote. The message names the file and the place in it."""
+
+    exit_code = 7
+
+
+class OtherVersion(BadInput):
+    """A file of a run's directory has a format that this mbridge does not read."""
+
+    exit_code = 8
+
+
 class ToolFailure(MBridgeError):
     """The tool could not do its work although the input is right."""
 
@@ -56,6 +84,12 @@ class Paused(MBridgeError):
     """The scheduler was silent for too long. Jobs may still run; nothing is lost, and `mbridge resume` goes on."""
 
     exit_code = 4
+
+
+def shown(value: object, most: int = 80) -> str:
+    """Return a value for a message: as Python writes it, cut when it is long."""
+    text = repr(value)
+    return text if len(text) <= most else f"{text[:most]}... ({len(text)} characters)"
 
 
 def counted(number: int, noun: str) -> str:

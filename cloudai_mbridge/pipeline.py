@@ -94,10 +94,11 @@ def preflight(prepared: Prepared) -> None:
         scheduler_for(prepared.system, prepared.plan).preflight()
 
 
-def write(prepared: Prepared) -> Path:
-    """Write everything that a run submits into a new directory and return it. A dry run ends here."""
+def write(prepared: Prepared, *, dry_run: bool = False) -> Path:
+    """Write everything that a run submits into a new directory and return it. A dry run ends here, marked as one."""
     refuse_output_dir(prepared.output_dir, prepared.system)
     root = create_root(prepared.output_dir, prepared.plan.scenario, datetime.now())
+    prepared = replace(prepared, plan=replace(prepared.plan, dry_run=dry_run))
     write_into(prepared, root)
     return root
 
@@ -116,7 +117,10 @@ def read(root: Path, *, needs_secrets: bool = True) -> Prepared:
 
 
 def execute(prepared: Prepared, root: Path, observer: Observer, *, only_cancel: bool = False) -> None:
-    """Submit what was written, or go on where another process has stopped, and watch it to its end."""
+    """Submit what was written, or go on where another process has stopped, and watch it to its end.
+
+    The caller holds the directory's `driver_lock`, and keeps it until the report is written.
+    """
     system = prepared.system
     shortest, longest = (0.2, 1.0) if isinstance(system, LocalSystem) else (1.0, 30.0)
     run_all(
@@ -127,11 +131,18 @@ def execute(prepared: Prepared, root: Path, observer: Observer, *, only_cancel: 
         judge_in(root),
         pace=Pace(shortest, system.monitor_interval or longest),
         only_cancel=only_cancel,
+        has_lock=True,
     )
 
 
 def report(root: Path, **options: FindHistory) -> Report:
-    """Judge what lies in a run's directory and write the reports; `options` are those of `write_report`."""
+    """Judge what lies in a run's directory and write the reports; `options` are those of `write_report`.
+
+    No other process drives the directory: the caller holds `driver_lock`, or `no_driver`.
+
+    Raises:
+        BadInput: there is nothing to report, or it cannot be read; nothing was written.
+    """
     result = build_report(root)
     write_report(result, root, **options)
     return result

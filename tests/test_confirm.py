@@ -408,7 +408,7 @@ class TestRefused:
         refused(root, "has no point 'sweep/mb9'; ", "sweep/mb9")
 
     def test_no_directory_of_a_run(self, root: Path, tmp_path: Path) -> None:
-        refused(tmp_path, "holds no run", "sweep/mb1")
+        refused(tmp_path, "is not a run directory", "sweep/mb1")
 
     def test_a_run_under_way(self, root: Path) -> None:
         with driver_lock(root):

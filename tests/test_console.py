@@ -85,3 +85,15 @@ def test_a_reader_that_goes_away_ends_nothing() -> None:
         for _ in range(3):
             console.print("x " * 5_000)
         assert console.quiet
+
+
+def test_runs_that_are_cancelled_together_have_no_line_each(plan: SweepPlan) -> None:
+    console = Console(file=io.StringIO(), width=120)
+    observer = PlainObserver(console, plan)
+    observer.saw(plan.runs[0], RUNNING)
+    observer.notice("cancelling 2 active jobs")
+    for run in plan.runs:
+        observer.saw(run, JobStatus("COMPLETING", JobClass.ACTIVE))
+        observer.saw(run, JobStatus("INTERRUPTED", JobClass.CANCELLED, reason="mbridge was told to stop"))
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert text.splitlines() == ["[0/2] t/tp1/0: RUNNING", "notice: cancelling 2 active jobs"]

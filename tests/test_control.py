@@ -78,13 +78,13 @@ def test_who_drives(root: Path) -> None:
 
 
 def test_a_directory_without_a_run(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="holds no run"):
+    with pytest.raises(BadInput, match="is not a run directory"):
         control.read_status(tmp_path)
 
 
 def test_a_journal_that_is_none(root: Path) -> None:
     (root / "journal.sqlite").write_bytes(b"no database " * 100)
-    with pytest.raises(BadInput, match="is no journal of a run"):
+    with pytest.raises(BadInput, match="not the journal of a run"):
         control.read_status(root)
 
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from cloudai_mbridge.gate.promote import Proposal
 
 REFUSED = 15
+NOT_CONFIRMED = 16
 _PATH = click.Path(path_type=Path)
 _WIDTH = 160  # of a table where the output is no terminal
 
@@ -26,6 +27,12 @@ class PromotionRefused(MBridgeError):
     """The runs are no baseline; one line per reason."""
 
     exit_code = REFUSED
+
+
+class ConfirmationNeeded(MBridgeError):
+    """The baseline was not written, as there is no terminal to confirm it at."""
+
+    exit_code = NOT_CONFIRMED
 
 
 def register(cli: click.Group) -> None:
@@ -63,14 +70,17 @@ def promote(results: tuple[Path, ...], path: Path, *, yes: bool, dry_run: bool, 
     """Make the runs of RESULTS (report.json files or runs' directories) the baseline of their points.
 
     All runs of a point must be good and alike. If one point is refused, nothing is written. Shows the diff of the file,
-    and writes it after a yes.
+    and writes it after a yes, or with --yes. Exit codes: 0 written, 15 refused, 16 no terminal to confirm it at.
     """
     from cloudai_mbridge.gate.baseline_file import replace_if_unchanged
     from cloudai_mbridge.gate.promote import propose, select
-    from cloudai_mbridge.gate.results import read_results
+    from cloudai_mbridge.gate.results import read_results, without_dry_runs
 
     terms = _terms(**{name: value for name, value in options.items() if name != "globs"})
-    points = select([run for result in results for run in read_results(result)], options["globs"])
+    given, skipped = without_dry_runs(results)
+    for note in skipped:
+        click.echo(f"note: {_printable(note)}")
+    points = select([run for result in given for run in read_results(result)], options["globs"])
     while True:
         proposal = propose(path, points, terms)
         _show_proposal(proposal)
@@ -174,14 +184,21 @@ def _show_proposal(proposal: "Proposal") -> None:
 
 
 def _is_wanted(proposal: "Proposal", *, yes: bool, dry_run: bool) -> bool:
+    """Return whether to write.
+
+    Raises:
+        ConfirmationNeeded: there is no terminal to ask at.
+    """
     if dry_run:
         click.echo("nothing written: --dry-run")
         return False
     if yes:
         return True
     if not sys.stdin.isatty():
-        click.echo("nothing written: there is no terminal to ask at; --yes writes without asking")
-        return False
+        raise ConfirmationNeeded(
+            f"{proposal.path}: not written: there is no terminal to confirm it at; write it with --yes,"
+            " or look at the difference only with --dry-run"
+        )
     if click.confirm(f"Write {proposal.path}?", default=False):
         return True
     click.echo("nothing written")

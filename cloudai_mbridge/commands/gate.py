@@ -51,25 +51,28 @@ def gate(
     where the policy lets it fail.
     """
     from cloudai_mbridge.gate.policy import load_policy
+    from cloudai_mbridge.gate.results import without_dry_runs
     from cloudai_mbridge.gate.run import run_gate
 
     loaded = load_policy(policy)
     if baseline is not None:
         loaded = replace(loaded, baseline_path=baseline, history_path=None)
     today, looks = datetime.now(UTC).date(), 2 if confirm else 1
-    result = run_gate(results, loaded, today, looks)
+    given, skipped = without_dry_runs(results)
+    result = run_gate(given, loaded, today, looks)
     if confirm:
         try:
-            more = _confirm(results, result, confirm)
+            more = _confirm(given, result, confirm)
         except (BadInput, ToolFailure) as error:  # the first verdict stands, and is no pass: a point was inconclusive
             result = result.with_notes([f"the points were not run again: {error}"])
         else:
-            result = run_gate([*results, *(runs.root for runs in more)], loaded, today, looks) if more else result
+            result = run_gate([*given, *(runs.root for runs in more)], loaded, today, looks) if more else result
             result = result.with_notes(note for runs in more for note in runs.notes)
+    result = result.with_notes(skipped)
     _show(result, **files)
     click.echo(f"exit code {result.exit_code}")
     if html is not None:
-        _write_page(html, results[0], result)
+        _write_page(html, given[0], result)
     return result.exit_code
 
 

@@ -56,15 +56,22 @@ def history() -> None:
 @click.argument("results", type=click.Path(path_type=Path), nargs=-1, required=True, metavar="RESULT...")
 def import_(path: Path, results: tuple[Path, ...]) -> int:
     """Add the runs of report.json files, or of the directories that hold them. What is there already stays once."""
-    console, errors = _console(), []
+    from cloudai_mbridge.gate.results import without_dry_runs
+
+    console, errors = _console(), list[BadInput]()
+    given, skipped = without_dry_runs(results)
+    for note in skipped:
+        _print(console, f"note: {note}")
     with History(path) as store:
-        for result in results:
+        for result in given:
             try:
                 _print(console, f"{result}: {_imported_text(store.import_report(result))}")
             except BadInput as error:
-                errors.append(printable(str(error)))
+                errors.append(error)
     if errors:
-        raise BadInput("\n".join(errors))
+        kinds = {type(error) for error in errors}
+        kind = kinds.pop() if len(kinds) == 1 else BadInput
+        raise kind("\n".join(printable(str(error)) for error in errors))
     return OK
 
 

@@ -1,14 +1,14 @@
 """What a gate, a baseline and the history read of a report.json: its runs, as values."""
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from cloudai_mbridge.errors import BadInput
+from cloudai_mbridge.errors import BadInput, NothingRan
 from cloudai_mbridge.gate.comparability_id import comparability_id
 from cloudai_mbridge.gate.contradictions import contradiction, wrong_summary
 from cloudai_mbridge.gate.result_model import (
@@ -22,9 +22,11 @@ from cloudai_mbridge.gate.result_model import (
     parse_json,
 )
 from cloudai_mbridge.plan import ROOT_FILES
+from cloudai_mbridge.plan.read import is_dry_run, read_plan_data, refuse_dry_run
 from cloudai_mbridge.regular_file import read_regular
+from cloudai_mbridge.runner.lock import no_driver
 
-__all__ = ["SUCCESS", "RunResult", "Step", "read_results"]
+__all__ = ["SUCCESS", "RunResult", "Step", "find_report", "read_results", "without_dry_runs"]
 
 SUPPORTED_SCHEMA = 2
 
@@ -77,9 +79,9 @@ def read_results(path: Path) -> list[RunResult]:
     """Return the runs of a report.json, or of the directory of a run that holds one. Rejected points are no runs.
 
     Raises:
-        BadInput: no such file, no report, or of another schema version.
+        BadInput: no such file, no report, or of another schema version; as `find_report`.
     """
-    file = path / ROOT_FILES.report if path.is_dir() else path
+    file = find_report(path)
     try:
         data = parse_json(read_regular(file))
     except OSError as error:
@@ -99,6 +101,40 @@ def read_results(path: Path) -> list[RunResult]:
         where = ".".join(map(str, first["loc"]))
         raise BadInput(f"{file}: {where}: {first['msg']}; the file is no report that mbridge wrote") from None
     return [_run(point, report, str(file)) for point in _runs(report)]
+
+
+def find_report(path: Path) -> Path:
+    """Return the report of a run's directory; any other path is a report's own.
+
+    Raises:
+        InUse: another process drives the run, and its report is not written yet, or out of date.
+        NothingRan: a dry run, or a run that submitted nothing.
+        BadInput: there is none.
+    """
+    if not path.is_dir():
+        return path
+    with no_driver(path):
+        if (file := path / ROOT_FILES.report).is_file():
+            return file
+    refuse_dry_run(path, read_plan_data(path))
+    raise BadInput(
+        f"{path}: has no {ROOT_FILES.report}: its runs have not ended; continue with `mbridge resume {path}`, or write"
+        f" it with `mbridge generate-report --result-dir {path}`"
+    )
+
+
+def without_dry_runs(paths: Sequence[Path]) -> tuple[list[Path], list[str]]:
+    """Return the paths that are not of dry runs, and a note for each that is.
+
+    Raises:
+        NothingRan: all are.
+    """
+    dry = [path for path in paths if is_dry_run(path)]
+    if dry and len(dry) == len(paths):
+        raise NothingRan(
+            f"{', '.join(map(str, dry[:5]))}: dry runs only, so there are no results; give a run's directory"
+        )
+    return [path for path in paths if path not in dry], [f"{path}: skipped, it is a dry run" for path in dry]
 
 
 def _runs(report: ReportModel) -> Iterator[PointModel]:

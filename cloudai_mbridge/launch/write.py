@@ -15,6 +15,7 @@ from cloudai_mbridge.models.credentials import is_secret_variable
 from cloudai_mbridge.models.host_paths import slurm_pattern_in
 from cloudai_mbridge.models.system import SlurmSystem, System
 from cloudai_mbridge.plan import ROOT_FILES, RejectedPoint, RunPlan, SweepPlan
+from cloudai_mbridge.plan.paths import ROOT_NAME
 from cloudai_mbridge.plan.read import PLAN_VERSION
 from cloudai_mbridge.sweep.run_id import slug
 
@@ -38,11 +39,10 @@ def create_root(output_dir: Path, scenario: str, now: datetime) -> Path:
     Raises:
         BadInput: the directory cannot be created or written.
     """
-    name = f"{slug(scenario)}_{now:%Y-%m-%d_%H-%M-%S}"
     try:
         output_dir.mkdir(parents=True, exist_ok=True)
         for suffix in ("", *(f"_{n}" for n in range(1, 1000))):
-            root = output_dir.resolve() / (name + suffix)
+            root = output_dir.resolve() / ROOT_NAME.format(scenario=slug(scenario), now=now, suffix=suffix)
             try:
                 root.mkdir()
             except FileExistsError:
@@ -72,7 +72,7 @@ def write_file(path: Path, text: str) -> None:
 
 def write_plan(plan: SweepPlan, root: Path) -> None:
     """Write the plan, after everything else: a directory that has one is complete."""
-    unfinished = root / f"{ROOT_FILES.plan}.new"
+    unfinished = root / ROOT_FILES.unfinished_plan
     write_file(unfinished, json.dumps(plan_to_dict(plan), indent=2) + "\n")
     unfinished.rename(root / ROOT_FILES.plan)
 
@@ -83,6 +83,7 @@ def plan_to_dict(plan: SweepPlan) -> dict[str, Any]:
         "version": PLAN_VERSION,
         "scenario": plan.scenario,
         "system": plan.system,
+        "dry_run": plan.dry_run,
         "tests": list(plan.tests),
         "runs": [_run_to_dict(run) for run in plan.runs],
         "rejected": [_rejected_to_dict(point) for point in plan.rejected],

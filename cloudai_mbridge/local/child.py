@@ -66,7 +66,7 @@ class Child:
     def of(cls, job_id: str, directory: Path) -> Self:
         """Return the script that another process has started."""
         pid, _, mark = job_id.partition(".")
-        return cls(mark, directory, int(pid))
+        return cls(mark, directory, int(pid) if re.fullmatch("[0-9]{1,9}", pid) else 0)
 
     def poll(self) -> int | None:
         """Return the exit code, negative for a signal, or None while it runs.

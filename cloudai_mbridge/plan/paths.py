@@ -1,5 +1,6 @@
 """Every file of a run, named in one place."""
 
+import re
 from types import SimpleNamespace
 from typing import Final
 
@@ -31,6 +32,7 @@ class _RootFiles(SimpleNamespace):
     """Files in the directory of a whole run."""
 
     plan: Final = "plan.json"
+    unfinished_plan: Final = "plan.json.new"
     system: Final = "system.toml"
     arrays: Final = "arrays"
     driver_lock: Final = "driver.lock"
@@ -45,6 +47,9 @@ class _RootFiles(SimpleNamespace):
     steps_csv: Final = "steps.csv"
     steps_parquet: Final = "steps.parquet"
 
+
+ROOT_NAME: Final = "{scenario}_{now:%Y-%m-%d_%H-%M-%S}{suffix}"  # of the directory that `run` makes
+IS_ROOT_NAME: Final = re.compile(r".*_\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d(_\d+)?")
 
 POINT_FILES = _PointFiles()
 ROOT_FILES = _RootFiles()

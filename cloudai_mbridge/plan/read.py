@@ -2,47 +2,105 @@
 
 import json
 import os
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
-from cloudai_mbridge.errors import BadInput
+from cloudai_mbridge.errors import BadInput, Damaged, NothingRan, OtherVersion, shown
 from cloudai_mbridge.models.runner_config import RunnerConfig
-from cloudai_mbridge.plan.paths import ROOT_FILES
+from cloudai_mbridge.plan.paths import IS_ROOT_NAME, ROOT_FILES
+from cloudai_mbridge.plan.plan_file import mistake_in_plan
 from cloudai_mbridge.plan.run_plan import Repo, RunPlan, SweepPlan, UpstreamPlan
 from cloudai_mbridge.regular_file import read_regular
 
 PLAN_VERSION = 2
+_AGAIN = "restore the file, or run the scenario again"
 
 
 def read_plan_data(root: Path) -> dict[str, Any]:
-    """Return what plan.json holds.
+    """Return what plan.json holds: every part that is there has the right type.
 
     Raises:
-        BadInput: the directory holds no plan, a damaged one, or another version's.
+        BadInput: the directory is not the directory of a run.
+        NothingRan: it is of a run that ended before its plan was written.
+        OtherVersion, Damaged: the plan cannot be read.
     """
     path = root / ROOT_FILES.plan
     if not path.is_file():
-        raise BadInput(
-            f"{root}: holds no run ({ROOT_FILES.plan} is missing); give the directory that `mbridge run` named"
-        )
+        raise _not_a_run(root)
     try:
-        plan = json.loads(read_regular(path).decode())
+        plan = json.loads(read_regular(path), object_pairs_hook=_without_duplicates)
     except (ValueError, RecursionError) as error:
-        raise BadInput(f"{path}: is damaged ({error})") from None
+        raise Damaged(f"{path}: is damaged ({shown(str(error))}); {_AGAIN}") from None
     if not isinstance(plan, dict) or plan.get("version") != PLAN_VERSION:
-        raise BadInput(f"{path}: is no plan of version {PLAN_VERSION}; use the mbridge that made it")
-    if not _is_whole(plan):
-        raise BadInput(f"{path}: is damaged (it lacks a part)")
+        version = plan.get("version") if isinstance(plan, dict) else None
+        raise OtherVersion(
+            f"{path}: has version {shown(version)}, and this mbridge reads version {PLAN_VERSION};"
+            " use the mbridge that wrote it"
+        )
+    if mistake := mistake_in_plan(plan):
+        raise Damaged(f"{path}: is damaged ({mistake}); {_AGAIN}")
     return plan
 
 
-def _is_whole(plan: dict[str, Any]) -> bool:
-    """Return whether a plan names its scenario and its runs."""
-    runs = plan.get("runs")
-    return "scenario" in plan and isinstance(runs, list) and all(isinstance(run, dict) and "key" in run for run in runs)
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object of the JSON file; raise ValueError if it has a key twice."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"the key {next(name for name in names if names.count(name) > 1)!r} is there twice")
+    return found
+
+
+def _not_a_run(root: Path) -> BadInput:
+    """Return what to say of a directory without a plan."""
+    is_named_so = root.is_dir() and IS_ROOT_NAME.fullmatch(root.resolve().name) is not None
+    if is_named_so or (root / ROOT_FILES.unfinished_plan).is_file():
+        return NothingRan(
+            f"{root}: is incomplete ({ROOT_FILES.plan} is missing): mbridge ended before it had written all files,"
+            " and submitted nothing; run the scenario again"
+        )
+    what = "no such directory"
+    if root.exists():
+        what = f"{ROOT_FILES.plan} is missing" if root.is_dir() else "not a directory"
+    return BadInput(f"{root}: is not a run directory ({what}); give the directory that `mbridge run` printed")
+
+
+def is_of_dry_run(root: Path, plan: Mapping[str, Any]) -> bool:
+    """Return whether a plan is of a dry run: it says so, or was written before plans did, and nothing has driven it."""
+    was_driven = any((root / name).exists() for name in (ROOT_FILES.journal, ROOT_FILES.driver_lock))
+    return bool(plan.get("dry_run", not was_driven))
+
+
+def refuse_dry_run(root: Path, plan: Mapping[str, Any]) -> None:
+    """Raise NothingRan of the plan of a dry run."""
+    if is_of_dry_run(root, plan):
+        raise NothingRan(f"{root}: is a dry run, so nothing was submitted; start its scenario with `mbridge run`")
+
+
+def is_dry_run(root: Path) -> bool:
+    """Return whether a directory is known as that of a dry run; False of one that cannot be read."""
+    try:
+        return is_of_dry_run(root, read_plan_data(root))
+    except BadInput:
+        return False
+
+
+def require_directories(root: Path, keys: Iterable[str]) -> None:
+    """Raise Damaged unless every run's directory is, or can be made, below the root: no link leads to it."""
+    checked: set[Path] = set()
+    for key in keys:
+        if key.startswith("/") or ".." in key.split("/"):
+            raise Damaged(f"{root}: {shown(key)} is not a path inside the directory; nothing was written")
+        for path in [root / key, *(root / key).parents]:
+            if path == root or path in checked:
+                break
+            checked.add(path)
+            if path.is_symlink() or (path.exists() and not path.is_dir()):
+                raise Damaged(f"{path}: is a link or a file where the directory of a run was; put the directory back")
 
 
 def read_plan(root: Path, *, needs_secrets: bool = True) -> SweepPlan:
@@ -57,7 +115,8 @@ def read_plan(root: Path, *, needs_secrets: bool = True) -> SweepPlan:
     try:
         return _plan(data, root, needs_secrets)
     except (KeyError, TypeError, AttributeError, ValidationError) as error:
-        raise BadInput(f"{root / ROOT_FILES.plan}: is damaged ({type(error).__name__}: {error})") from None
+        reason = shown(f"{type(error).__name__}: {error}")
+        raise Damaged(f"{root / ROOT_FILES.plan}: is damaged ({reason}); {_AGAIN}") from None
 
 
 def _plan(data: dict[str, Any], root: Path, needs_secrets: bool) -> SweepPlan:
@@ -73,6 +132,7 @@ def _plan(data: dict[str, Any], root: Path, needs_secrets: bool) -> SweepPlan:
         runs=runs,
         rejected=(),
         num_rejected=data["num_rejected"],
+        dry_run=data.get("dry_run", False),
         rule_counts=data["rule_counts"],
         notes=tuple(data["notes"]),
         runner=RunnerConfig.model_validate(data["runner"]),

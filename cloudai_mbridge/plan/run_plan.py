@@ -118,7 +118,7 @@ class SweepPlan:
     """Everything that a scenario asks for, in order.
 
     rejected: rows of at most the first thousand rejected points of a test; num_rejected and rule_counts (points per
-    broken rule) are over all. notes: what a limit of a sweep left out.
+    broken rule) are over all. notes: what a limit of a sweep left out. dry_run: only its files were wanted.
     """
 
     scenario: str
@@ -129,4 +129,5 @@ class SweepPlan:
     rule_counts: Mapping[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     tests: tuple[str, ...] = ()
+    dry_run: bool = False
     runner: RunnerConfig = field(default_factory=RunnerConfig)

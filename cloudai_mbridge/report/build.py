@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from cloudai_mbridge import __version__
-from cloudai_mbridge.errors import BadInput
+from cloudai_mbridge.errors import Damaged, NothingRan
 from cloudai_mbridge.estimate.hardware import find_gpu
 from cloudai_mbridge.jobs import JobClass
 from cloudai_mbridge.logs import LogSummary, read_log
@@ -15,7 +15,7 @@ from cloudai_mbridge.logs.redacted import redacted, redacted_in
 from cloudai_mbridge.logs.tail import last_lines
 from cloudai_mbridge.metrics import Metrics, measure
 from cloudai_mbridge.plan import POINT_FILES, ROOT_FILES, RunPlan
-from cloudai_mbridge.plan.read import read_plan_data
+from cloudai_mbridge.plan.read import read_plan_data, refuse_dry_run
 from cloudai_mbridge.report.comparability import compare_by
 from cloudai_mbridge.report.definitions import definitions_of, tokens_per_step_per_gpu
 from cloudai_mbridge.report.environment import machine_environment, run_environment
@@ -31,13 +31,14 @@ def build_report(root: Path) -> Report:
     """Read a run's directory. What looks like a credential is redacted, in everything but names of points.
 
     Raises:
-        BadInput: the directory holds no run, or its plan is damaged.
+        BadInput: the directory is not of a run, or of one that cannot be read; nothing was submitted.
     """
     plan = read_plan_data(root)
-    entries, excluded = _read_journal(root)
+    refuse_dry_run(root, plan)
+    past = _read_journal(root)
     if (lacking := _lacking(plan)) is not None:
-        raise BadInput(f"{root / ROOT_FILES.plan}: is damaged (it lacks {lacking})")
-    points = [_report_run(run, entries.get(run["key"]), root, plan["system"]) for run in plan["runs"]]
+        raise Damaged(f"{root / ROOT_FILES.plan}: is damaged (it lacks {lacking}); restore the file")
+    points = [_report_run(run, past.entry(run["key"]), root, plan["system"]) for run in plan["runs"]]
     points += [_report_rejected(point) for point in plan["rejected"]]
     points = [_without_credentials(point) for point in points]
     return Report(
@@ -48,8 +49,8 @@ def build_report(root: Path) -> Report:
         points=tuple(points),
         num_rejected=plan["num_rejected"],
         rule_counts=plan["rule_counts"],
-        notes=redacted_in(tuple(plan["notes"])),
-        excluded_nodes=redacted_in(excluded),
+        notes=redacted_in((*plan["notes"], *past.damage)),
+        excluded_nodes=redacted_in(past.excluded),
         tests=tuple(plan["tests"]),
         environment=machine_environment(),
     )
@@ -120,15 +121,41 @@ _FAILED = (JobClass.FAILED, JobClass.INFRASTRUCTURE)
 _CANCELLED_BY_SLURM = "prolog_failed"  # a job that may not be requeued is cancelled, and its node drained
 
 
-def _read_journal(root: Path) -> tuple[dict[str, JournalEntry], dict[str, str]]:
+@dataclass(frozen=True)
+class _Past:
+    """What a run's journal says. was_stopped: what has no job was not to be submitted any more."""
+
+    entries: Mapping[str, JournalEntry]
+    excluded: Mapping[str, str]
+    was_stopped: bool
+
+    @property
+    def damage(self) -> tuple[str, ...]:
+        entries = self.entries.values()
+        return tuple(f"{ROOT_FILES.journal}: {entry.key}: {text}" for entry in entries for text in entry.damage)
+
+    def entry(self, key: str) -> JournalEntry | None:
+        """Return a run's entry, with a verdict if it was cancelled before it had a job."""
+        entry = self.entries.get(key)
+        if entry is not None and self.was_stopped and entry.verdict is None and not entry.attempts:
+            return replace(entry, verdict=Verdict.CANCELLED, reasons=(_NOT_SUBMITTED,))
+        return entry
+
+
+_NOT_SUBMITTED = "not submitted: mbridge was told to stop"
+
+
+def _read_journal(root: Path) -> _Past:
     path = root / ROOT_FILES.journal
-    if not path.is_file():
-        raise BadInput(f"{root}: was planned but never run ({ROOT_FILES.journal} is missing)")
-    journal = Journal(path)
-    try:
-        return journal.entries(), journal.excluded()
-    finally:
-        journal.close()
+    if not path.exists() and (root / ROOT_FILES.driver_lock).exists():
+        raise Damaged(f"{path}: is missing although mbridge has driven this run; restore it from a backup")
+    if not path.exists():
+        raise NothingRan(
+            f"{root}: was planned, and nothing was submitted ({ROOT_FILES.journal} is missing);"
+            f" start it with: mbridge resume {root}"
+        )
+    with Journal.read_only(path) as journal:
+        return _Past(journal.entries(), journal.excluded(), journal.was_stopped())
 
 
 @dataclass(frozen=True)
@@ -161,11 +188,27 @@ def _read_run(run: Mapping[str, Any], entry: JournalEntry | None, root: Path) ->
     )
     if entry is not None and entry.verdict == Verdict.SKIPPED:
         outcome = RunOutcome(Verdict.SKIPPED, entry.reasons, ())
+    elif outcome.verdict is not Verdict.SUCCESS and (reasons := _cancelled(entry)):
+        outcome = RunOutcome(Verdict.CANCELLED, reasons, ())
+    if entry is not None and entry.damage and outcome.verdict is Verdict.FAILED:
+        outcome = replace(outcome, reasons=(*outcome.reasons, "a row of the journal is damaged"))
     if outcome.verdict is Verdict.FAILED and last is not None:
         outcome = explain(outcome, last.status, log, logs, directory / POINT_FILES.stacks)
     if entry is not None and entry.note:
         outcome = replace(outcome, reasons=(*outcome.reasons, entry.note))
     return _Reading(log, log_name, metrics, outcome)
+
+
+def _cancelled(entry: JournalEntry | None) -> tuple[str, ...]:
+    """Return why mbridge cancelled a run, or did not submit it; () if it did neither."""
+    if entry is None or entry.last is None:
+        return entry.reasons if entry is not None and entry.verdict == Verdict.CANCELLED else ()
+    status, ending = entry.last.status, entry.last.ending
+    if ending is None or ending.job_class is not JobClass.CANCELLED:
+        return ()
+    if status is None or not status.is_final:
+        return (f"{ending.reason}; the end of its job was not waited for",)
+    return (ending.reason,) if status.state == ending.state else ()
 
 
 def _report_run(run: Mapping[str, Any], entry: JournalEntry | None, root: Path, system: str) -> PointReport:

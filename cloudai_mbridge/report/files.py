@@ -1,7 +1,7 @@
 """Write a report's files: whole, or not at all."""
 
 import contextlib
-import os
+import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +14,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
     Readers see the old file or the new one. Where writing fails, the old one stays.
     """
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.new")
+    unfinished = path.with_name(f".{path.name}.{secrets.token_hex(8)}.new")  # a name that no link can wait under
     try:
         yield unfinished
         unfinished.replace(path)

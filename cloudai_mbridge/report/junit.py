@@ -1,8 +1,9 @@
 """junit.xml: a suite per test, a case per run, as CI servers read them.
 
 A failed run is a failure. A rejected point is skipped, and so is a node that failed the pre-test: it is excluded, and
-fails nothing. A test of which nothing ran, or a part was not submitted, has one more case that is an error: a suite
-with nothing but skipped cases would pass. So there is neither failure nor error exactly if the scenario has succeeded.
+fails nothing. A test of which nothing ran, or a part was not submitted or was cancelled, has one more case that is an
+error: a suite with nothing but skipped cases would pass. So there is neither failure nor error exactly if the scenario
+has succeeded.
 `time` is the seconds of the run's job, and is left out where they are not known.
 """
 
@@ -49,7 +50,9 @@ def _missing(points: Sequence[PointReport]) -> str | None:
     if all(point.verdict is Verdict.REJECTED for point in points):
         return "no point of this test ran" + (": every one was rejected" if points else "")
     skipped = sum(point.verdict is Verdict.SKIPPED and not point.is_pre_test for point in points)
-    return f"{skipped} of {len(points)} runs were not submitted" if skipped else None
+    cancelled = sum(point.verdict is Verdict.CANCELLED and not point.is_pre_test for point in points)
+    counts = [(skipped, "not submitted"), (cancelled, "cancelled")]
+    return "; ".join(f"{n} of {len(points)} runs were {what}" for n, what in counts if n) or None
 
 
 def _count(element: ET.Element, cases: Sequence[ET.Element]) -> None:
@@ -75,7 +78,7 @@ def _case(point: PointReport, classname: str) -> ET.Element:
 
 def _add_result(case: ET.Element, point: PointReport) -> None:
     message = visible(clipped("; ".join(point.reasons)))
-    if point.verdict in (Verdict.REJECTED, Verdict.SKIPPED):
+    if point.verdict in (Verdict.REJECTED, Verdict.SKIPPED, Verdict.CANCELLED):
         ET.SubElement(case, "skipped", message=message)
     elif point.verdict is Verdict.FAILED and point.is_pre_test:
         ET.SubElement(case, "skipped", message=f"the node failed the pre-test and is excluded: {message}")

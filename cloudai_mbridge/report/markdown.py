@@ -14,7 +14,7 @@ from cloudai_mbridge.verdict import Verdict
 _KIB = 1 << 10
 _TABLE, _FAILURES, _REJECTED = 400 * _KIB, 300 * _KIB, 60 * _KIB
 _NOTES, _NODES, _ENVIRONMENT = 30 * _KIB, 40 * _KIB, 50 * _KIB
-_WORST_FIRST = (Verdict.FAILED, Verdict.SKIPPED, Verdict.SUCCESS)
+_WORST_FIRST = (Verdict.FAILED, Verdict.CANCELLED, Verdict.SKIPPED, Verdict.SUCCESS)
 _COLUMNS = ("point", "verdict", "steps", "step time (s)", "TFLOP/s/GPU", "tokens/s/GPU", "peak memory (GiB)", "why")
 _NUMBERS = _COLUMNS[2:-1]
 

@@ -75,19 +75,24 @@ class Report:
         return sum(point.verdict is verdict for point in self.points)
 
     @property
+    def counts(self) -> dict[str, int]:
+        """The points by verdict; cancelled ones where there are any."""
+        counts = {str(verdict): self.count(verdict) for verdict in Verdict}
+        return {verdict: n for verdict, n in counts.items() if n or verdict != Verdict.CANCELLED}
+
+    @property
     def succeeded(self) -> bool:
         """Whether something ran, nothing failed or was left out, and every test has a point that was not rejected."""
         points = [point for point in self.points if not point.is_pre_test]
-        if any(point.verdict in (Verdict.FAILED, Verdict.SKIPPED) for point in points):
+        if any(point.verdict in (Verdict.FAILED, Verdict.SKIPPED, Verdict.CANCELLED) for point in points):
             return False
         ran = {point.test_id for point in points if point.verdict is not Verdict.REJECTED}
         return bool(points) and ran >= {point.test_id for point in points} | set(self.tests)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data for JSON; numbers that are not finite become "nan", "inf" or "-inf"."""
-        summary = {str(verdict): self.count(verdict) for verdict in Verdict}
         tool = {"name": "cloudai-mbridge", "version": self.tool_version}
         body = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "tool_version"}
         points = body.pop("points")
-        data = {"schema_version": SCHEMA_VERSION, "tool": tool, **body, "summary": summary, "points": points}
+        data = {"schema_version": SCHEMA_VERSION, "tool": tool, **body, "summary": self.counts, "points": points}
         return {name: plain(value) for name, value in data.items()}

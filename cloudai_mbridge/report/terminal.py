@@ -1,6 +1,6 @@
 """The table at the end of a run."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -12,7 +12,14 @@ from cloudai_mbridge.report.text import count_text, evidence_title, spread_text,
 from cloudai_mbridge.report.visible import visible
 from cloudai_mbridge.verdict import Verdict
 
-_STYLE = {Verdict.SUCCESS: "green", Verdict.FAILED: "bold red", Verdict.REJECTED: "yellow", Verdict.SKIPPED: "yellow"}
+_STYLE = {
+    Verdict.SUCCESS: "green",
+    Verdict.FAILED: "bold red",
+    Verdict.REJECTED: "yellow",
+    Verdict.SKIPPED: "yellow",
+    Verdict.CANCELLED: "yellow",
+}
+_MOST_ALIKE = 3  # rows of runs that did not run, for the same reason; more are one line
 
 
 def render_table(report: Report) -> RenderableType:
@@ -28,17 +35,38 @@ def render_table(report: Report) -> RenderableType:
     table.add_column("why", overflow="fold")
     several_tests = len({point.test_id for point in report.points}) > 1
     several_runs = any(point.iteration for point in report.points)
+    alike = _alike(report.points)
+    folded = {point.key for points in alike for point in points}
     for point in report.points:
+        if point.key in folded:
+            continue
         name = f"{point.test_id}/{point.label}" if several_tests else point.label
         with_iteration = several_runs and point.verdict is not Verdict.REJECTED
         _add_row(table, point, f"{name}/{point.iteration}" if with_iteration else name)
     return Group(
         table,
+        *map(_folded, alike),
         *_evidence(report),
         *map(_text, report.notes),
         *(_text(f"node {node} was excluded: {reason}") for node, reason in report.excluded_nodes.items()),
         _text(f"{count_text(report)}; {windows_text(report)}"),
     )
+
+
+def _alike(points: Iterable[PointReport]) -> list[list[PointReport]]:
+    """Return the groups of many runs that were cancelled, or never submitted, for the same reason."""
+    groups: dict[tuple[Any, ...], list[PointReport]] = {}
+    for point in points:
+        was_never_submitted = not point.attempts and point.verdict in (Verdict.FAILED, Verdict.SKIPPED)
+        if was_never_submitted or point.verdict is Verdict.CANCELLED:
+            groups.setdefault((point.verdict, point.reasons), []).append(point)
+    return [group for group in groups.values() if len(group) > _MOST_ALIKE]
+
+
+def _folded(points: Sequence[PointReport]) -> Text:
+    first, verdict = points[0], points[0].verdict
+    names = f"{first.key}, {points[1].key}, ..., {points[-1].key}"
+    return _text(f"{len(points)} runs {verdict}: {'; '.join(first.reasons)}: {names}", style=_STYLE[verdict])
 
 
 def _add_row(table: Table, point: PointReport, name: str) -> None:

@@ -8,7 +8,6 @@ from cloudai_mbridge.metrics import Statistic
 from cloudai_mbridge.plan import POINT_FILES
 from cloudai_mbridge.report.model import PointReport, Report
 from cloudai_mbridge.report.visible import visible
-from cloudai_mbridge.verdict import Verdict
 
 
 def render_point(point: PointReport, root: Path) -> str:
@@ -71,7 +70,7 @@ def _numbers(point: PointReport) -> str:
 
 
 def count_text(report: Report) -> str:
-    return ", ".join(f"{report.count(verdict)} {verdict}" for verdict in Verdict)
+    return ", ".join(f"{count} {verdict}" for verdict, count in report.counts.items())
 
 
 def spread_text(s: Statistic | None) -> str:

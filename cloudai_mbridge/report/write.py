@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from cloudai_mbridge.plan import POINT_FILES, ROOT_FILES
+from cloudai_mbridge.plan.read import require_directories
 from cloudai_mbridge.report.files import write_text
 from cloudai_mbridge.report.html import render_html
 from cloudai_mbridge.report.json_file import write_json
@@ -22,20 +23,23 @@ FindHistory = Callable[[Mapping[str, Any]], Sequence[Mapping[str, Any]]]
 def write_report(report: Report, root: Path, find_history: FindHistory = lambda report: ()) -> Path:
     """Write report.json, everything that is rendered from it, and a report.txt per run; return report.json's path.
 
-    report.json comes first: it is the contract, and stands whatever becomes of the rest.
+    report.json comes first: it is the contract, and stands whatever becomes of the rest. Where a link takes the place
+    of a run's directory, nothing is written at all.
 
     find_history: returns the rows of earlier runs for the page, given what report.json holds.
     """
     path, data = root / ROOT_FILES.report, report.to_dict()
+    history = find_history(data)
+    ran = [point for point in report.points if point.verdict is not Verdict.REJECTED]
+    require_directories(root, [point.key for point in ran])
     write_json(data, path)
-    for point in report.points:
-        if point.verdict is not Verdict.REJECTED:
-            (root / point.key).mkdir(parents=True, exist_ok=True)
-            write_text(root / point.key / POINT_FILES.report, render_point(point, root))
+    for point in ran:
+        (root / point.key).mkdir(parents=True, exist_ok=True)
+        write_text(root / point.key / POINT_FILES.report, render_point(point, root))
     write_text(root / ROOT_FILES.summary, render_summary(report))
     write_text(root / ROOT_FILES.markdown, render_markdown(report))
     write_text(root / ROOT_FILES.junit, render_junit(report))
     write_steps_csv(report.points, root / ROOT_FILES.steps_csv)
     write_steps_parquet(report.points, root / ROOT_FILES.steps_parquet)
-    write_text(root / ROOT_FILES.report_html, render_html(data, find_history(data)))
+    write_text(root / ROOT_FILES.report_html, render_html(data, history))
     return path

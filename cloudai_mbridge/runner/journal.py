@@ -8,77 +8,23 @@ scheduler knows. Every method that changes something has it on disk when it retu
 import contextlib
 import json
 import sqlite3
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from cloudai_mbridge.errors import BadInput, ToolFailure
-from cloudai_mbridge.jobs import JobClass, JobStatus
+from cloudai_mbridge.errors import ToolFailure
+from cloudai_mbridge.jobs import JobStatus
+from cloudai_mbridge.runner.journal_file import open_journal, open_read_only, reading
+from cloudai_mbridge.runner.journal_rows import Attempt, JournalEntry, RowReader
+
+__all__ = ["Attempt", "Event", "Journal", "JournalEntry"]
 
 # How long another process may hold the file; `mbridge status` holds it for milliseconds.
 _BUSY_TIMEOUT_S = 30.0
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS runs (
-    key TEXT PRIMARY KEY,
-    verdict TEXT,
-    reasons TEXT NOT NULL DEFAULT '[]',
-    note TEXT NOT NULL DEFAULT '',
-    decided_at TEXT
-) STRICT;
-CREATE TABLE IF NOT EXISTS attempts (
-    key TEXT NOT NULL REFERENCES runs,
-    number INTEGER NOT NULL,
-    token TEXT NOT NULL,
-    intended_at TEXT NOT NULL,
-    job_id TEXT,
-    submitted_at TEXT,
-    started_at TEXT,
-    ended_at TEXT,
-    status TEXT,
-    ending TEXT,
-    failure TEXT NOT NULL DEFAULT '',
-    PRIMARY KEY (key, number)
-) STRICT;
-CREATE TABLE IF NOT EXISTS nodes (name TEXT PRIMARY KEY, reason TEXT NOT NULL, at TEXT NOT NULL) STRICT;
-CREATE TABLE IF NOT EXISTS events (at TEXT NOT NULL, key TEXT, text TEXT NOT NULL) STRICT;
-CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
-"""
-_CANCEL = "cancel_requested_at"
-
-
-@dataclass(frozen=True)
-class Attempt:
-    """One job of a run. status is None until the scheduler was asked.
-
-    ending: what the attempt counts as once it has ended, if the runner ended it. failure: the id of what made it fail.
-    """
-
-    number: int
-    token: str
-    job_id: str | None
-    status: JobStatus | None
-    ending: JobStatus | None
-    submitted_at: str | None
-    started_at: str | None
-    ended_at: str | None
-    failure: str
-
-
-@dataclass(frozen=True)
-class JournalEntry:
-    """What is known of one run. verdict is None until the run has ended for good. note: why it was not tried again."""
-
-    key: str
-    verdict: str | None
-    reasons: tuple[str, ...]
-    attempts: tuple[Attempt, ...]
-    note: str = ""
-
-    @property
-    def last(self) -> Attempt | None:
-        return self.attempts[-1] if self.attempts else None
+_CANCEL, _STOPPED = "cancel_requested_at", "stopped_at"
 
 
 @dataclass(frozen=True)
@@ -91,22 +37,21 @@ class Event:
 
 
 class Journal:
-    """Open, or create, the journal of a run."""
+    """Open, or create, the journal of a run, to write it."""
 
     def __init__(self, path: Path) -> None:
-        """Raise BadInput if the file is no journal."""
+        """Raise OtherVersion, Damaged or ToolFailure as `open_journal`."""
         self._depth = 0
-        try:
-            self._db = sqlite3.connect(path, isolation_level=None, timeout=_BUSY_TIMEOUT_S)
-        except sqlite3.Error as error:
-            raise BadInput(f"{path}: cannot be opened ({error})") from None
-        try:
-            self._db.execute("PRAGMA journal_mode = WAL")
-            self._db.execute("PRAGMA synchronous = FULL")
-            self._db.executescript(_SCHEMA)
-        except sqlite3.DatabaseError as error:
-            self._db.close()
-            raise BadInput(f"{path}: is no journal of a run ({error})") from None
+        self._path, self._db = path, open_journal(path, _BUSY_TIMEOUT_S)
+
+    @classmethod
+    @contextlib.contextmanager
+    def read_only(cls, path: Path) -> Iterator[Self]:
+        """Open a journal to look at it, and write nothing; raise as `open_read_only`."""
+        with open_read_only(path) as db:
+            journal = cls.__new__(cls)
+            journal._depth, journal._path, journal._db = 0, path, db
+            yield journal
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
@@ -127,8 +72,8 @@ class Journal:
                 self._db.execute("ROLLBACK")
                 raise
             self._db.execute("COMMIT")
-        except sqlite3.OperationalError as error:
-            raise ToolFailure(f"the journal cannot be written: {error}") from None
+        except sqlite3.DatabaseError as error:
+            raise ToolFailure(f"the journal cannot be written: {error} ({self._path})") from None
         finally:
             self._depth -= 1
 
@@ -223,12 +168,21 @@ class Journal:
             self._db.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", (_CANCEL, _now()))
 
     def clear_cancel(self) -> None:
-        """Take back `request_cancel`."""
+        """Take back `request_cancel` and `stopped`."""
         with self.transaction():
-            self._db.execute("DELETE FROM facts WHERE name = ?", (_CANCEL,))
+            self._db.execute("DELETE FROM facts WHERE name IN (?, ?)", (_CANCEL, _STOPPED))
 
     def is_cancel_requested(self) -> bool:
-        return self._db.execute("SELECT 1 FROM facts WHERE name = ?", (_CANCEL,)).fetchone() is not None
+        return bool(self._all("SELECT 1 FROM facts WHERE name = ?", _CANCEL))
+
+    def stopped(self) -> None:
+        """Write down that mbridge was told to stop: what has not been submitted was not to be."""
+        with self.transaction():
+            self._db.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", (_STOPPED, _now()))
+
+    def was_stopped(self) -> bool:
+        """Return whether the last process that held the run was told to stop."""
+        return bool(self._all("SELECT 1 FROM facts WHERE name = ?", _STOPPED))
 
     def entry(self, key: str) -> JournalEntry:
         """Return one run."""
@@ -237,31 +191,40 @@ class Journal:
     def entries(self, key: str | None = None) -> dict[str, JournalEntry]:
         """Return all runs by key, or only the one of a key."""
         attempts: dict[str, list[Attempt]] = {}
-        for row in self._db.execute(
+        readers: dict[str, RowReader] = defaultdict(RowReader)
+        for run_key, *row in self._all(
             "SELECT key, number, token, job_id, status, ending, submitted_at, started_at, ended_at, failure"
             " FROM attempts WHERE ?1 IS NULL OR key = ?1 ORDER BY key, number",
-            (key,),
+            key,
         ):
-            run_key, number, token, job_id, status, ending, *rest = row
-            attempt = Attempt(number, token, job_id, _load(status), _load(ending), *rest)
-            attempts.setdefault(run_key, []).append(attempt)
-        return {
-            run_key: JournalEntry(run_key, verdict, tuple(json.loads(reasons)), tuple(attempts.get(run_key, ())), note)
-            for run_key, verdict, reasons, note in self._db.execute(
-                "SELECT key, verdict, reasons, note FROM runs WHERE ?1 IS NULL OR key = ?1 ORDER BY rowid", (key,)
-            )
-        }
+            attempts.setdefault(run_key, []).append(readers[run_key].attempt(row))
+        found = {}
+        for run_key, verdict, reasons, note in self._all(
+            "SELECT key, verdict, reasons, note FROM runs WHERE ?1 IS NULL OR key = ?1 ORDER BY rowid", key
+        ):
+            reader, tried = readers[run_key], tuple(attempts.get(run_key, ()))
+            decided, why = reader.verdict(verdict), reader.reasons(reasons)
+            found[run_key] = JournalEntry(run_key, decided, why, tried, str(note), tuple(reader.damage))
+        return found
 
     def excluded(self) -> dict[str, str]:
         """Return the excluded nodes with the reasons."""
-        return dict(self._db.execute("SELECT name, reason FROM nodes ORDER BY at, name").fetchall())
+        return {str(name): str(why) for name, why in self._all("SELECT name, reason FROM nodes ORDER BY at, name")}
 
     def events(self) -> list[Event]:
         """Return everything that happened, in order."""
-        return [Event(*row) for row in self._db.execute("SELECT at, key, text FROM events ORDER BY rowid")]
+        rows = self._all("SELECT at, key, text FROM events ORDER BY rowid")
+        return [Event(str(at), None if key is None else str(key), str(text)) for at, key, text in rows]
 
     def close(self) -> None:
         self._db.close()
+
+    def _all(self, query: str, *values: str | None) -> list[tuple[Any, ...]]:
+        """Return all rows: a journal that is being created has no tables, and so no rows."""
+        with reading(self._path):
+            if not self._db.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]:
+                return []
+            return self._db.execute(query, values).fetchall()
 
     def _set(self, key: str, number: int, **values: Any) -> None:
         names = ", ".join(f"{name} = ?" for name in values)
@@ -276,13 +239,6 @@ class Journal:
 
 def _dump(status: JobStatus) -> str:
     return json.dumps(asdict(status))
-
-
-def _load(text: str | None) -> JobStatus | None:
-    if text is None:
-        return None
-    data = json.loads(text)
-    return JobStatus(**{**data, "job_class": JobClass(data["job_class"])})
 
 
 def _now() -> str:

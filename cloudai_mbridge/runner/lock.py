@@ -12,9 +12,11 @@ import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TextIO, cast
 
-from cloudai_mbridge.errors import BadInput, ToolFailure
+from cloudai_mbridge.errors import InUse, ToolFailure
 from cloudai_mbridge.launch.disk import naming
+from cloudai_mbridge.logs.tail import printable
 from cloudai_mbridge.plan import ROOT_FILES
 
 _SUBMIT_WAIT_S = 300.0
@@ -26,27 +28,57 @@ def driver_lock(root: Path) -> Iterator[None]:
     """Be the only driver of a directory.
 
     Raises:
-        BadInput: another one is at work.
+        InUse: another one is at work.
     """
-    with (root / ROOT_FILES.driver_lock).open("a+") as file:
-        if not any(_try_lock(file.fileno(), pause_s) for pause_s in _PAUSES_S):
-            file.seek(0)
-            raise BadInput(f"{root}: is being driven by {file.read().strip() or 'another mbridge'}; wait for it")
+    with _open(root / ROOT_FILES.driver_lock, "a+") as file:
+        if not any(_try_lock(file.fileno(), pause_s=pause_s) for pause_s in _PAUSES_S):
+            raise _in_use(root, file)
         with naming(root / ROOT_FILES.driver_lock):
             file.truncate(0)
             os.write(file.fileno(), f"process {os.getpid()} on {socket.gethostname()}\n".encode())
         yield
 
 
+@contextlib.contextmanager
+def no_driver(root: Path) -> Iterator[None]:
+    """Keep every driver out of a directory for a moment, without being one; write nothing.
+
+    Raises:
+        InUse: one is at work.
+    """
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            file = stack.enter_context(_open(root / ROOT_FILES.driver_lock, "r"))
+            if not _try_lock(file.fileno(), fcntl.LOCK_SH):
+                raise _in_use(root, file)
+        yield
+
+
 def has_driver(root: Path) -> str | None:
-    """Return who drives a directory, or None."""
+    """Return which process drives a directory, or None."""
     try:
-        with (root / ROOT_FILES.driver_lock).open("r+") as file:
-            if _try_lock(file.fileno()):
-                return None
-            return file.read().strip() or "another mbridge"
-    except FileNotFoundError:
+        with _open(root / ROOT_FILES.driver_lock, "r") as file:
+            return None if _try_lock(file.fileno(), fcntl.LOCK_SH) else _owner(file)
+    except (FileNotFoundError, NotADirectoryError):
         return None
+
+
+def _in_use(root: Path, file: TextIO) -> InUse:
+    return InUse(f"{root}: is being driven by {_owner(file)}; wait for its end, or end it with: mbridge cancel {root}")
+
+
+def _owner(file: TextIO) -> str:
+    file.seek(0)
+    return printable(file.read(200).strip()) or "another mbridge"
+
+
+def _open(path: Path, mode: str) -> TextIO:
+    """Open a lock's file itself: not what it may be a link to, and without waiting if it is a named pipe."""
+
+    def opener(name: str, flags: int) -> int:
+        return os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+
+    return cast(TextIO, open(path, mode, encoding="utf-8", errors="replace", opener=opener))
 
 
 @contextlib.contextmanager
@@ -56,7 +88,7 @@ def submit_lock(root: Path) -> Iterator[int]:
     Raises:
         ToolFailure: one does not end.
     """
-    with (root / ROOT_FILES.submit_lock).open("a") as file:
+    with _open(root / ROOT_FILES.submit_lock, "a") as file:
         end = time.monotonic() + _SUBMIT_WAIT_S
         while not _try_lock(file.fileno()):
             if time.monotonic() > end:
@@ -65,9 +97,9 @@ def submit_lock(root: Path) -> Iterator[int]:
         yield file.fileno()
 
 
-def _try_lock(descriptor: int, pause_s: float = 0.0) -> bool:
+def _try_lock(descriptor: int, kind: int = fcntl.LOCK_EX, pause_s: float = 0.0) -> bool:
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
     except BlockingIOError:
         time.sleep(pause_s)
         return False

@@ -6,7 +6,7 @@ import sqlite3
 import time
 from pathlib import Path
 
-from cloudai_mbridge.errors import BadInput, MBridgeError, Paused, ToolFailure
+from cloudai_mbridge.errors import Damaged, MBridgeError, Paused, ToolFailure
 from cloudai_mbridge.jobs import Scheduler
 from cloudai_mbridge.launch.disk import free_space, is_disk_full, no_space_left
 from cloudai_mbridge.plan import POINT_FILES, ROOT_FILES, SweepPlan
@@ -30,27 +30,29 @@ def run_all(
     *,
     pace: Pace,
     only_cancel: bool = False,
+    has_lock: bool = False,
 ) -> None:
     """Submit every run when its turn comes and watch it until it has ended. A failed run does not stop the others.
 
     What an earlier process began in the same directory is taken up where it stands; with `only_cancel`, to cancel it.
+    has_lock: the caller holds the directory's `driver_lock`.
 
     Raises:
-        BadInput: another process drives the directory, or its journal is lost.
+        InUse: another process drives the directory; nothing was written.
+        Damaged: its journal is lost.
         Interrupted: a signal came, or `mbridge cancel`; the active jobs have been cancelled.
         Paused: the scheduler did not answer for too long.
         ToolFailure: the journal cannot be written. In all cases the message names the jobs that may still run.
     """
-    is_new = not (root / ROOT_FILES.driver_lock).exists()
-    with driver_lock(root), contextlib.closing(_journal(root)) as journal:
+    lock = contextlib.nullcontext() if has_lock else driver_lock(root)
+    with lock, contextlib.closing(_journal(root)) as journal:
         journal.clear_cancel()  # what was asked of an earlier process
         with submit_lock(root) as keep_open, Interrupts() as interrupts:
             journal.plan(run.key for run in plan.runs)
             if only_cancel:
                 interrupts.request(signal.SIGTERM)
             board = Board(plan, root, scheduler, journal, observer)
-            if not is_new:
-                _check_journal(board)
+            _check_journal(board)
             _drive(board, Sweep(board, judge, keep_open), pace, interrupts)
 
 
@@ -86,7 +88,7 @@ def _drive(board: Board, sweep: Sweep, pace: Pace, interrupts: Interrupts) -> No
                 interrupts.sleep(pace.interval(sweep.poll_s), board.journal.is_cancel_requested)
     except Interrupted as interrupted:
         _stop(board, sweep, interrupts, interrupted)
-    except (ToolFailure, OSError, sqlite3.Error) as error:
+    except (ToolFailure, Damaged, OSError, sqlite3.Error) as error:
         raise ToolFailure(f"{error}{_space(error, board.root)}{_left(board)}") from None
     except MBridgeError:
         raise
@@ -96,12 +98,14 @@ def _drive(board: Board, sweep: Sweep, pace: Pace, interrupts: Interrupts) -> No
 
 
 def _check_journal(board: Board) -> None:
-    """Raise BadInput if jobs have been started that neither the journal nor the log of submissions knows."""
-    known = {attempt.key for attempt in board.log.read()}
-    for key, entry in board.journal.entries().items():
-        if entry.last is None and key not in known and (board.root / key / POINT_FILES.started).exists():
+    """Raise Damaged if jobs have been started that neither the journal nor the log of submissions knows."""
+    entries = board.journal.entries()
+    if any(entry.attempts for entry in entries.values()) or board.log.read():
+        return
+    for key in entries:
+        if (board.root / key / POINT_FILES.started).exists():
             lost = f"{key}/{POINT_FILES.started} says that a job has started, and {ROOT_FILES.journal} knows of none"
-            raise BadInput(f"{board.root}: {lost}; restore {ROOT_FILES.journal}, or start a new run")
+            raise Damaged(f"{board.root}: {lost}; restore {ROOT_FILES.journal}, or start a new run")
 
 
 def _require_journal(root: Path) -> None:
@@ -141,12 +145,13 @@ def _stop(board: Board, sweep: Sweep, interrupts: Interrupts, interrupted: Inter
         Interrupted: always.
     """
     try:
+        board.journal.stopped()
         sweep.stop()
         interrupts.cancelling()
         while board.may_still_run():
             sweep.look_while_stopping()
             time.sleep(_STOPPING_INTERVAL_S)
-    except (ToolFailure, OSError, sqlite3.Error) as error:
+    except (ToolFailure, Damaged, OSError, sqlite3.Error) as error:
         with contextlib.suppress(ToolFailure):
             board.scheduler.cancel(board.jobs(board.active()))
         raise ToolFailure(f"{error}{_left(board)}") from None

@@ -13,11 +13,12 @@ from cloudai_mbridge.verdict.triage import Failure
 
 
 class Verdict(StrEnum):
-    """What became of a point."""
+    """What became of a point. CANCELLED: mbridge ended it, or was told to stop before its turn."""
 
     SUCCESS = "success"
     FAILED = "failed"
     SKIPPED = "skipped"
+    CANCELLED = "cancelled"
     REJECTED = "rejected"
 
 

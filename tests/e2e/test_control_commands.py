@@ -52,6 +52,11 @@ def num_jobs_ever(sandbox: Any) -> int:
     return len(sandbox.run("squeue", "--noheader", "--array", "--states=all").stdout.splitlines())
 
 
+def contents_of(root: Path) -> dict[Path, bytes]:
+    """Return what every file of a run's directory holds."""
+    return {path: path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
+
+
 def row_of(done: Any, key: str) -> list[str]:
     """Return the cells of a run's row in the table of `mbridge status`."""
     (line,) = (line for line in done.stdout.splitlines() if line.startswith(f"│ {key} "))
@@ -83,7 +88,10 @@ def test_status_while_it_is_driven_and_after(
     run.process.kill()
     run.process.wait()
     done = command(run, "status").finish(0)
-    assert "1 running, 1 success, 1 waiting; nobody drives it; go on with: mbridge resume" in done.words
+    assert (
+        "1 running, 1 success, 1 waiting; no running process holds this run; continue with: mbridge resume"
+        in done.words
+    )
     assert row_of(done, "long/single/0")[1] == "running"
 
     sandbox.run("scancel", job)
@@ -114,9 +122,9 @@ def test_cancel_while_another_process_drives(
     run.finish(143)
     assert "interrupted by SIGTERM; running jobs were cancelled" in run.stderr
     assert not sandbox.run("squeue", "--noheader").stdout
-    assert {point["verdict"] for point in run.points().values()} == {"failed"}
-    assert "3 failed" in cancel.words
-    assert "3 failed" in run.words
+    assert {point["verdict"] for point in run.points().values()} == {"cancelled"}
+    assert "3 cancelled" in cancel.words
+    assert "3 cancelled" in run.words
 
 
 def test_cancel_of_what_nobody_drives(
@@ -135,9 +143,9 @@ def test_cancel_of_what_nobody_drives(
     assert num_jobs_ever(sandbox) == before
     points = run.points()
     assert {points[key]["job"].get("state") for key in points if key.startswith("long")} == {"INTERRUPTED"}
-    assert "4 failed" in cancel.words
+    assert "4 cancelled" in cancel.words
     again = command(run, "cancel").finish(0, timeout_s=30)
-    assert "4 failed" in again.words
+    assert "4 cancelled" in again.words
 
 
 def _after(test_id: str) -> str:
@@ -149,7 +157,7 @@ def test_a_directory_that_is_no_run(mbridge: Any, tmp_path: Path, name: str) -> 
     for directory in (tmp_path, tmp_path / "missing"):
         done = mbridge(name, directory)
         assert done.returncode == 2
-        assert "holds no run (plan.json is missing)" in done.stderr
+        assert "is not a run directory" in done.stderr
         assert len(done.stderr.splitlines()) == 1
 
 
@@ -239,43 +247,32 @@ def test_resume_of_a_finished_run(
     assert "1 success, 1 failed" in again.words if code else "2 success" in again.words
 
 
-def scenario_with_secret(directory: Path, test: str, sandbox: Any) -> list[str]:
-    (directory / "scenario.toml").write_text('name = "secret"\n' + test)
-    stand_in = Path(__file__).parents[1] / "stand_in" / "training.py"
-    (directory / "system.toml").write_text(
-        'name = "c"\nscheduler = "slurm"\ndefault_partition = "main"\nmonitor_interval = 0.3\n'
-        f'python_executable = "{stand_in}"\n[[partitions]]\nname = "main"\n'
-    )
-    files = [f"--system-config={directory}/system.toml", f"--test-scenario={directory}/scenario.toml"]
-    return [*files, f"--output-dir={directory}/out"]
-
-
-def test_a_dry_run_is_run_by_resume_and_needs_its_credential(
-    mbridge: Any, stand_in_test: Any, sandbox: Any, tmp_path: Path
+def test_resume_needs_the_credentials(
+    start_run: Any, mbridge: Any, stand_in_test: Any, until: Any, sandbox: Any, tmp_path: Path
 ) -> None:
-    test = stand_in_test("one", args=f'hf_token = "{TOKEN}"', env=f'SOME_API_KEY = "{TOKEN}"')
-    env = dict(sandbox.env)
-    before = num_jobs_ever(sandbox)
-    assert mbridge("dry-run", *scenario_with_secret(tmp_path, test, sandbox), env=env).returncode == 0
-    assert num_jobs_ever(sandbox) == before
-    (root,) = (tmp_path / "out").iterdir()
-    shown = mbridge("status", root, env=env)
-    assert shown.returncode == 0
-    assert "1 waiting; nobody drives it; go on with: mbridge resume" in shown.stdout
+    told = {**LONG, "only_first": str(tmp_path / "first")}
+    test = stand_in_test("one", told, args=f'hf_token = "{TOKEN}"', env=f'SOME_API_KEY = "{TOKEN}"')
+    run = start_run(sandbox, [test])
+    wait_for_running(run, 1, until)
+    until("its start", lambda: (tmp_path / "first").exists())
+    run.send(signal.SIGINT)
+    run.finish(130, timeout_s=60)
+    before, root, env = num_jobs_ever(sandbox), run.root, dict(sandbox.env)
 
+    files = contents_of(root)
     missing = mbridge("resume", root, env=env)
     assert missing.returncode == 2
     assert "its runs need HF_TOKEN, SOME_API_KEY, which no file holds" in missing.stderr
     missing = mbridge("resume", root, env={**env, "HF_TOKEN": TOKEN})
     assert missing.returncode == 2
     assert "its runs need SOME_API_KEY, which" in missing.stderr
+    assert contents_of(root) == files
     assert num_jobs_ever(sandbox) == before
 
     done = mbridge("resume", root, env={**env, "HF_TOKEN": TOKEN, "SOME_API_KEY": TOKEN})
     assert done.returncode == 0, done.stdout + done.stderr
     assert num_jobs_ever(sandbox) == before + 1
-    (point,) = json.loads((root / "report.json").read_text())["points"]
-    assert point["verdict"] == "success"
+    assert run.point("one")["verdict"] == "success"
     for path in root.rglob("*"):
         if path.is_file():
             assert TOKEN.encode() not in path.read_bytes(), path

@@ -276,6 +276,6 @@ def test_killed_while_it_writes_its_files(start_run: Any, stand_in_test: Any, sa
         done = mbridge("status", run.root, env=run.env)
         outcomes.add((is_complete, done.returncode))
         if not is_complete:
-            assert done.returncode == 2, done.stdout
+            assert done.returncode == 6, done.stdout
             assert "plan.json is missing" in mbridge("resume", run.root, env=run.env).stderr
-    assert (False, 2) in outcomes
+    assert (False, 6) in outcomes

@@ -1,5 +1,6 @@
 """Whoever stops a sweep gets everything stopped, a report, and the chance to go on."""
 
+import re
 import shutil
 import signal
 import subprocess
@@ -113,11 +114,11 @@ def test_a_signal_cancels_all_and_resume_runs_all(
     assert f"interrupted by {number.name}; running jobs were cancelled" in run.stderr
     points = run.points()
     assert len(points) == 8
-    assert {point["verdict"] for point in points.values()} == {"failed"}
+    assert {point["verdict"] for point in points.values()} == {"cancelled"}
     cancelled = {key for key, point in points.items() if point["attempts"]}
     assert sum((run.root / key / "started.txt").exists() for key in cancelled) == 3
     assert {points[key]["job"]["state"] for key in cancelled} == {"INTERRUPTED"}
-    assert all("was not submitted" in str(points[key]["reasons"]) for key in points.keys() - cancelled)
+    assert all("not submitted" in str(points[key]["reasons"]) for key in points.keys() - cancelled)
     assert not processes_of(run)
     if cluster is not None:
         assert not cluster.run("squeue", "--noheader").stdout, "they were to be waited for"
@@ -198,7 +199,7 @@ def test_a_second_signal_does_not_wait(
     run.send(signal.SIGINT)
     run.finish(130, timeout_s=30)
     assert f"not waited for; may still run: {', '.join(jobs.values())}" in run.stderr
-    assert {point["verdict"] for point in run.points().values()} == {"failed"}
+    assert {point["verdict"] for point in run.points().values()} == {"cancelled"}
     assert patient.run("squeue", "--noheader").stdout
 
     file.write_text("{}")
@@ -211,6 +212,27 @@ def test_a_second_signal_does_not_wait(
     assert {len(point["attempts"]) for point in points.values()} == {2}
     assert not set(run.jobs().values()) & set(jobs.values())
     nothing_left(patient)
+
+
+@pytest.mark.parametrize("where", [pytest.param("slurm", marks=on_slurm), "local"])
+def test_what_is_said_of_ninety_cancelled_runs_is_a_few_lines(
+    start_run: Any, stand_in_test: Any, until: Any, request: pytest.FixtureRequest, where: str
+) -> None:
+    cluster = request.getfixturevalue("sandbox") if where == "slurm" else None
+    system = LOCAL if where == "local" else None
+    run = start_run(cluster, [stand_in_test("many", LONG, run="iterations = 90")], whole_system=system)
+    wait_for_starts(run, 1, until)
+    before = len((run.directory / "mbridge.stdout").read_text().splitlines())
+    run.send(signal.SIGINT)
+    run.finish(130, timeout_s=120)
+    points = run.points()
+    assert [point["verdict"] for point in points.values()] == ["cancelled"] * 90
+    assert not any(point["evidence"] for point in points.values())
+    assert "90 cancelled" in run.stdout
+    assert f"continue with: mbridge resume {run.root}" in run.stdout
+    said = run.stdout.splitlines()[before:] + run.stderr.splitlines()
+    told_of_starts = [line for line in said if re.match(r"\[\d+/90\] \S+: (PENDING|RUNNING)", line)]
+    assert len(said) - len(told_of_starts) <= 20, "\n".join(said)
 
 
 # ---- the runner's own
@@ -232,6 +254,7 @@ def test_fail_fast_stops_the_rest(
     assert run.point("bad")["verdict"] == "failed"
     assert run.point("bad")["job"]["exit_code"] == 5
     assert run.point("long")["job"]["state"] == "CANCELLED"
+    assert run.point("long")["verdict"] == "cancelled"
     assert "fail_fast: bad/single/0 failed" in str(run.point("long")["reasons"])
     assert run.point("last")["verdict"] == "skipped"
     assert run.point("last")["reasons"] == ["fail_fast: bad/single/0 failed"]
@@ -247,7 +270,10 @@ def test_a_second_driver_is_refused(
     run = start_run(sandbox, [stand_in_test("one", LONG)])
     wait_for_starts(run, 1, until)
     second = mbridge("resume", run.root, env=run.env)
-    assert second.returncode == 2
+    assert second.returncode == 5
+    assert second.stdout == ""
+    assert second.stderr.count("\n") == 1
+    assert not (run.root / "report.json").exists()
     assert f"is being driven by process {run.process.pid} on " in second.stderr
     assert run.process.poll() is None
     run.send(signal.SIGTERM)

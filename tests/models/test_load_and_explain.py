@@ -364,4 +364,7 @@ def test_of_many_missing_tests_the_first_is_named(tmp_path: Path) -> None:
 def test_an_integer_of_more_than_64_bits(tmp_path: Path, number: int) -> None:
     path = _file(tmp_path, f"{HEAD}[cmd_args]\nmax_steps = [1, {number}]\n")
     (message,) = _mistakes(load_test_definition, path)
-    assert message == f"{path}:4: cmd_args.max_steps[1]: does not fit into 64 bits, as a TOML integer must; use a smaller number"
+    assert (
+        message
+        == f"{path}:4: cmd_args.max_steps[1]: does not fit into 64 bits, as a TOML integer must; use a smaller number"
+    )

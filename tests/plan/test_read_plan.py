@@ -133,14 +133,14 @@ def test_a_secret_that_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (None, "holds no run"),
+        (None, "is not a run directory"),
         ("", "is damaged"),
         ('{"version": 2,', "is damaged"),
         ("[" * 100_000, "is damaged"),
-        ("[]", "is no plan of version 2"),
-        ("null", "is no plan of version 2"),
-        ('{"version": 1, "runs": []}', "is no plan of version 2"),
-        ('{"version": 3, "runs": []}', "use the mbridge that made it"),
+        ("[]", "this mbridge reads version 2"),
+        ("null", "this mbridge reads version 2"),
+        ('{"version": 1, "runs": []}', "this mbridge reads version 2"),
+        ('{"version": 3, "runs": []}', "use the mbridge that wrote it"),
     ],
 )
 def test_what_is_no_plan(tmp_path: Path, text: str | None, said: str) -> None:

@@ -287,14 +287,14 @@ def test_the_runner_and_the_report_agree(root: Path) -> None:
 
 
 def test_a_directory_without_a_run(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="holds no run"):
+    with pytest.raises(BadInput, match="is not a run directory"):
         build_report(tmp_path)
 
 
 def test_a_directory_that_was_only_planned(tmp_path: Path) -> None:
     write_runs(_plan(), LOCAL, tmp_path)
     write_plan(_plan(), tmp_path)
-    with pytest.raises(BadInput, match="never run"):
+    with pytest.raises(BadInput, match="was planned, and nothing was submitted"):
         build_report(tmp_path)
     assert not (tmp_path / "journal.sqlite").exists()
 

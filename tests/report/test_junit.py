@@ -154,3 +154,13 @@ def test_success_and_junit_agree() -> None:
         report = some_report(*(point for i, point in enumerate(kinds) if chosen >> i & 1), tests=("sweep",))
         root = _parsed(report)
         assert report.succeeded is (root.get("failures") == root.get("errors") == "0")
+
+
+def test_cancelled_runs_are_skipped_and_an_error_says_that_they_are_missing() -> None:
+    nothing: dict[str, Any] = {"steps": (), "metrics": measure((), 2, None), "reasons": ("mbridge was told to stop",)}
+    report = some_report(some_point(), some_point(Verdict.CANCELLED, "tp2", **nothing))
+    root = _parsed(report)
+    assert [case.find("skipped") is not None for case in root.iter("testcase")] == [False, True, False]
+    (error,) = root.iter("error")
+    assert error.get("message") == "1 of 2 runs were cancelled"
+    assert not report.succeeded

@@ -108,7 +108,7 @@ def test_when_a_scenario_has_succeeded(points: tuple[PointReport, ...], succeede
 
 def test_counts() -> None:
     report = _report(_point(), _point(Verdict.FAILED), _point(Verdict.SKIPPED), _rejected(), _rejected())
-    assert [report.count(verdict) for verdict in Verdict] == [1, 1, 1, 2]
+    assert [report.count(verdict) for verdict in Verdict] == [1, 1, 1, 0, 2]
     assert report.to_dict()["summary"] == {"success": 1, "failed": 1, "skipped": 1, "rejected": 2}
 
 
@@ -325,6 +325,38 @@ def test_the_table_shows_every_point_with_its_numbers() -> None:
     assert "C04 8 is not divisible by mb*dp = 6 (gb=8, mb=3, dp=2)" in rows["tp9"]
     assert "ValueError: x" in text
     assert "\n1 success, 1 failed, 0 skipped, 1 rejected; mean ±std over " in text
+
+
+def _cancelled(number: int, reason: str = "mbridge was told to stop", **keys: Any) -> list[PointReport]:
+    nothing: dict[str, Any] = {"steps": (), "metrics": measure((), 2, None), "reasons": (reason,)}
+    return [_point(Verdict.CANCELLED, label=f"{reason[:3]}{i}", **{**nothing, **keys}) for i in range(number)]
+
+
+def test_many_cancelled_runs_are_one_line_per_reason() -> None:
+    report = _report(_point(), *_cancelled(40), *_cancelled(50, "not submitted: mbridge was told to stop"))
+    text = _table(report)
+    assert "40 runs cancelled: mbridge was told to stop: sweep/mbr0/0, sweep/mbr1/0, ..., sweep/mbr39/0" in text
+    assert "50 runs cancelled: not submitted: mbridge was told to stop: " in text
+    assert "1 success, 0 failed, 0 skipped, 90 cancelled, 0 rejected" in text
+    assert len(text.splitlines()) < 15
+    assert not report.succeeded
+
+
+def test_few_cancelled_runs_have_their_rows() -> None:
+    text = _table(_report(*_cancelled(3)))
+    assert "3 cancelled" in text
+    assert all(f"│ mbr{i} " in text for i in range(3))
+
+
+def test_failed_runs_that_ran_are_never_folded() -> None:
+    failed = [_point(Verdict.FAILED, label=f"f{i}", reasons=("x",), attempts=({"number": 1},)) for i in range(9)]
+    text = _table(_report(*failed))
+    assert all(f"│ f{i} " in text for i in range(9))
+
+
+def test_cancelled_runs_are_counted_where_there_are_any() -> None:
+    assert _report(*_cancelled(2)).to_dict()["summary"]["cancelled"] == 2
+    assert "cancelled" not in _report(_point()).to_dict()["summary"]
 
 
 def test_the_window_below_the_table_is_that_of_the_numbers() -> None:

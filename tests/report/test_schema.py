@@ -16,6 +16,7 @@ from cloudai_mbridge.logs import StepRecord
 from cloudai_mbridge.metrics import Metrics, Statistic, measure
 from cloudai_mbridge.report import build_report, write_report
 from cloudai_mbridge.report.model import SCHEMA_VERSION, PointReport, Report
+from cloudai_mbridge.runner import Journal
 from tests.report.conftest import (
     VIOLATION,
     ARun,
@@ -233,3 +234,15 @@ def test_lone_surrogates_are_spelt_out(embedded: ARun) -> None:
     assert "\\ud800" in data["points"][0]["environment"]["device"]
     json.dumps(data, ensure_ascii=False).encode()
     assert _errors(as_json(build_report(embedded.root))) == []
+
+
+def test_it_takes_cancelled_runs(embedded: ARun) -> None:
+    embedded.ended("t/mb1/0", a_log(6))
+    journal = Journal(embedded.root / "journal.sqlite")
+    journal.stopped()
+    journal.close()
+    data = as_json(build_report(embedded.root))
+    assert [point["verdict"] for point in data["points"]] == ["success", "cancelled", "rejected"]
+    assert data["points"][1]["reasons"] == ["not submitted: mbridge was told to stop"]
+    assert data["summary"]["cancelled"] == 1
+    assert _errors(data) == []

@@ -11,10 +11,13 @@ from typing import Any
 
 import pytest
 
-from cloudai_mbridge.errors import ToolFailure
+from cloudai_mbridge.errors import OtherVersion, ToolFailure
 from cloudai_mbridge.jobs import JobClass, JobStatus
 from cloudai_mbridge.runner import Journal
 from cloudai_mbridge.runner.journal import Attempt, JournalEntry
+from cloudai_mbridge.runner.journal_file import JOURNAL_VERSION
+from cloudai_mbridge.runner.journal_rows import VERDICTS
+from cloudai_mbridge.verdict import Verdict
 
 RUNNING = JobStatus("RUNNING", JobClass.ACTIVE, nodes="n[1-2]", run_time_s=3.5, restarts=1)
 FAILED = JobStatus("FAILED", JobClass.FAILED, exit_code=0, signal=9, reason='it\'s "over"; --', nodes="n1")
@@ -318,3 +321,97 @@ def test_what_was_written_outlives_the_writer(path: Path) -> None:
     assert writer.exitcode == -signal.SIGKILL
     last = _last(path, "k")
     assert (last.token, last.job_id) == ("cafe", None)
+
+
+# Versions, and looking without writing
+
+
+def test_verdicts_are_those_of_reports() -> None:
+    assert {str(verdict) for verdict in Verdict} - {"rejected"} == VERDICTS
+
+
+def test_another_version_is_refused_and_left_alone(path: Path) -> None:
+    Journal(path).close()
+    db = sqlite3.connect(path)
+    db.execute("PRAGMA user_version = 2")
+    db.close()
+    before = path.read_bytes()
+    with pytest.raises(OtherVersion, match="has version 2, and this mbridge knows version 1"):
+        Journal(path)
+    with pytest.raises(OtherVersion, match="has version 2"), Journal.read_only(path):
+        pass
+    assert path.read_bytes() == before
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_a_journal_without_a_version_is_of_the_first(path: Path) -> None:
+    journal = Journal(path)
+    journal.plan(["k"])
+    journal.close()
+    db = sqlite3.connect(path)
+    db.execute("PRAGMA user_version = 0")
+    db.close()
+    assert list(_reopened(path)) == ["k"]
+    db = sqlite3.connect(path)
+    assert db.execute("PRAGMA user_version").fetchone() == (JOURNAL_VERSION,)
+    db.close()
+
+
+def test_a_reader_sees_what_a_living_writer_has_written(journal: Journal, path: Path) -> None:
+    journal.plan(["k"])
+    with Journal.read_only(path) as reader:
+        assert list(reader.entries()) == ["k"]
+
+
+def test_an_empty_file_is_a_journal_that_was_being_created(path: Path) -> None:
+    path.touch()
+    with Journal.read_only(path) as reader:
+        assert reader.entries() == {}
+        assert reader.events() == []
+        assert not reader.was_stopped()
+    assert path.read_bytes() == b""
+
+
+def test_a_file_that_cannot_be_created_is_the_tools_failure(tmp_path: Path) -> None:
+    with pytest.raises(ToolFailure, match=r"missing/journal.sqlite: cannot be read or written \(unable to open"):
+        Journal(tmp_path / "missing" / "journal.sqlite")
+
+
+def test_that_mbridge_was_told_to_stop_holds_until_the_next_driver(journal: Journal) -> None:
+    assert not journal.was_stopped()
+    journal.stopped()
+    assert journal.was_stopped()
+    journal.clear_cancel()
+    assert not journal.was_stopped()
+
+
+def test_a_row_whose_types_are_wrong_is_never_submitted_again(path: Path) -> None:
+    """Tables that are not STRICT: another tool has copied them."""
+    Journal(path).close()
+    db = sqlite3.connect(path, isolation_level=None)
+    db.execute("DROP TABLE attempts")
+    db.execute(
+        "CREATE TABLE attempts (key, number, token, intended_at, job_id, submitted_at, started_at, ended_at, status,"
+        " ending, failure)"
+    )
+    db.execute("INSERT INTO runs (key) VALUES ('k')")
+    db.execute("INSERT INTO attempts (key, number, token) VALUES ('k', 'one', 5)")
+    db.close()
+    with Journal.read_only(path) as reader:
+        entry = reader.entry("k")
+    assert entry.damage == ("attempt one: the row is not of an attempt",)
+    assert entry.last is not None
+    assert entry.last.status is not None
+    assert entry.last.status.is_final
+    assert entry.last.ended_at is not None
+
+
+@pytest.mark.parametrize("job_id", ["--user=root", "", "1 2", "x" * 300])
+def test_what_is_not_a_job_id_is_not_passed_to_scancel(journal: Journal, job_id: str) -> None:
+    journal.plan(["k"])
+    journal.intend([("k", 1)], "cafe")
+    journal.submitted("k", 1, job_id)
+    entry = journal.entry("k")
+    assert entry.last is not None
+    assert entry.last.job_id is None
+    assert entry.damage

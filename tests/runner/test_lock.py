@@ -1,5 +1,6 @@
 """One driver per directory; locks end with the processes that hold them."""
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -9,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from cloudai_mbridge.errors import BadInput, ToolFailure
+from cloudai_mbridge.errors import BadInput, InUse, ToolFailure
 from cloudai_mbridge.runner import lock
-from cloudai_mbridge.runner.lock import driver_lock, has_driver, submit_lock
+from cloudai_mbridge.runner.lock import driver_lock, has_driver, no_driver, submit_lock
 
 HOLD = """
 import sys, time
@@ -102,3 +103,26 @@ def test_a_submission_that_does_not_end(tmp_path: Path, monkeypatch: pytest.Monk
         submit_lock(tmp_path),
     ):
         pass
+
+
+def test_no_driver_keeps_drivers_out_and_writes_nothing(tmp_path: Path) -> None:
+    with no_driver(tmp_path):
+        assert list(tmp_path.iterdir()) == []
+    with driver_lock(tmp_path):
+        pass
+    before = (tmp_path / "driver.lock").read_bytes()
+    with no_driver(tmp_path), no_driver(tmp_path), pytest.raises(InUse), driver_lock(tmp_path):
+        pass
+    assert has_driver(tmp_path) is None
+    assert (tmp_path / "driver.lock").read_bytes() == before
+    with driver_lock(tmp_path), pytest.raises(InUse, match="is being driven by process"), no_driver(tmp_path):
+        pass
+
+
+def test_what_a_lock_says_cannot_control_the_terminal(tmp_path: Path) -> None:
+    (tmp_path / "driver.lock").write_bytes(b"\x1b[2Jprocess \xff" + b"x" * 10_000)
+    with (tmp_path / "driver.lock").open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        said = has_driver(tmp_path) or ""
+    assert said.startswith("\\x1b[2Jprocess ")
+    assert len(said) < 300

@@ -12,7 +12,7 @@ AXES = {"tp": [1, 2, 4, 8], "pp": [1, 2, 4], "mb": [1, 2, 4, 8], "gb": [256, 512
 
 
 def make_report(points: Sequence[Mapping[str, Any]], **head: Any) -> dict[str, Any]:
-    verdicts = ("success", "failed", "skipped", "rejected")
+    verdicts = dict.fromkeys(("success", "failed", "skipped", "rejected", *(point["verdict"] for point in points)))
     rejected = [point for point in points if point["verdict"] == "rejected"]
     return {
         "schema_version": 2,

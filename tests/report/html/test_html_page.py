@@ -256,3 +256,14 @@ def test_five_thousand_points(browser: Any, show: Open) -> None:
     assert loaded - start < 8
     assert filtered - loaded < 4
     opened.assert_quiet()
+
+
+def test_cancelled_runs_have_a_group_and_a_count_of_their_own(show: Open) -> None:
+    points = make_sweep(repeats=1)
+    told = {"verdict": "cancelled", "reasons": ["mbridge was told to stop"], "evidence": [], "failure": None}
+    points += [make_died(f"stopped{i}", dict(points[0]["coordinates"]), **told) for i in range(4)]
+    opened = show(make_report(points))
+    assert not opened.errors
+    assert "4" in opened.page.inner_text("ul.tiles li:has-text('cancelled')")
+    assert "Cancelled — 4 runs" in text_of(opened, "failures")
+    assert "cancelled" not in show(make_report(make_sweep(repeats=1))).page.inner_text("ul.tiles")

@@ -1,6 +1,6 @@
 // The columns of the table: what each sorts by, and what it shows.
 
-const SEVERITY = { failed: 0, skipped: 1, rejected: 2, success: 3 };
+const SEVERITY = { failed: 0, cancelled: 1, skipped: 2, rejected: 3, success: 4 };
 
 function measureColumn(id, title) {
   const measure = MEASURE[id];

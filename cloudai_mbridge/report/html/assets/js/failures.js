@@ -1,10 +1,11 @@
-// What failed or was skipped, grouped by its cause, with what shows it.
+// What failed, was skipped or cancelled, grouped by its cause, with what shows it.
 
 const FAILURES_AT_ONCE = 5;
+const NOT_FINISHED = { skipped: "Skipped", cancelled: "Cancelled" };
 
 function failureGroups() {
-  const broken = RUNS.filter((run) => run.verdict === "failed" || run.verdict === "skipped");
-  const cause = (run) => (run.verdict === "skipped" ? "skipped" : (run.failure?.id ?? "no known cause"));
+  const broken = RUNS.filter((run) => run.verdict === "failed" || run.verdict in NOT_FINISHED);
+  const cause = (run) => (run.verdict in NOT_FINISHED ? run.verdict : (run.failure?.id ?? "no known cause"));
   return d3.sort([...d3.group(broken, cause)], ([, runs]) => -runs.length);
 }
 
@@ -16,7 +17,7 @@ function failuresSection() {
 
 function failureGroup([cause, runs], position) {
   const failure = runs[0].verdict === "failed" ? runs[0].failure : null;
-  const title = failure?.title ?? (cause === "skipped" ? "Skipped" : "Failed, for no cause that the catalogue knows");
+  const title = failure?.title ?? (NOT_FINISHED[cause] ?? "Failed, for no cause that the catalogue knows");
   const summary = h(
     "summary",
     {},

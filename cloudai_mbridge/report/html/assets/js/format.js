@@ -83,6 +83,7 @@ const GLYPHS = {
   failed: "✗",
   regression: "✗",
   skipped: "↷",
+  cancelled: "⊗",
   rejected: "⊘",
   inconclusive: "?",
 };

@@ -70,12 +70,15 @@ function nameOf(run) {
 }
 
 const RUNS = DATA.runs.map(readRun);
-const VERDICTS = ["success", "failed", "skipped", "rejected"];
+const VERDICTS = ["success", "failed", "skipped", "cancelled", "rejected"].filter(
+  (verdict) => verdict !== "cancelled" || RUNS.some((run) => run.verdict === verdict),
+);
 
 // Why a number is not there.
 function whyMissing(run, name) {
   if (run.verdict === "rejected") return "the point was rejected and did not run";
   if (run.verdict === "skipped") return "the run was skipped";
+  if (run.verdict === "cancelled") return "the run was cancelled";
   if (!run.steps.times.length) return "no step was logged";
   if (name === "peak_memory_gib") return "the log tells no memory";
   if (name === "tokens_per_s_per_gpu" && run.statistics.step_time_s) return "the tokens per step are not known";

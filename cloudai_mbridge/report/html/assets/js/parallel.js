@@ -46,6 +46,7 @@ function classify(runs) {
 const LINE_STYLES = {
   rejected: { stroke: "var(--rejected)", dash: "1 4", opacity: 0.5, text: "rejected" },
   skipped: { stroke: "var(--skipped)", dash: "2 3", opacity: 0.8, text: "skipped" },
+  cancelled: { stroke: "var(--skipped)", dash: "4 2 1 2", opacity: 0.8, text: "cancelled" },
   failed: { stroke: "var(--failed)", dash: "6 3", opacity: 0.8, text: "failed" },
   success: { stroke: "var(--muted)", dash: null, opacity: 0.5, text: "success without step time" },
   0: { stroke: "var(--class-0)", dash: null, opacity: 0.7, text: "fastest fifth" },
@@ -54,7 +55,7 @@ const LINE_STYLES = {
   3: { stroke: "var(--class-3)", dash: null, opacity: 0.6, text: "slow" },
   4: { stroke: "var(--class-4)", dash: null, opacity: 0.7, text: "slowest fifth" },
 };
-const DRAWING_ORDER = ["rejected", "skipped", "failed", "success", 2, 3, 1, 4, 0];
+const DRAWING_ORDER = ["rejected", "cancelled", "skipped", "failed", "success", 2, 3, 1, 4, 0];
 
 function drawParallel(width, runs, axes) {
   const room = Math.max(width, 60 + AXIS_WIDTH * axes.length);
@@ -128,7 +129,7 @@ function addAxis(svg, axis, x, top, bottom, spacing) {
 
 function parallelLegend(runs) {
   const groups = classify(runs);
-  const names = [...d3.range(CLASSES), "success", "failed", "skipped", "rejected"].filter((name) => groups.has(name));
+  const names = [...d3.range(CLASSES), ...VERDICTS].filter((name) => groups.has(name));
   return legend(
     names.map((name) => [
       LINE_STYLES[name].stroke,

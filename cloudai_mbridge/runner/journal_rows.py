@@ -1,0 +1,133 @@
+"""The rows of a journal as values. A row that is damaged costs its own run only, and never lets it count as good.
+
+An ended attempt whose status cannot be read ended in a state that proves nothing. The status of one that has not ended
+is asked of the scheduler again, and a verdict that cannot be read is found again from the run's files.
+"""
+
+import json
+import math
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+
+from cloudai_mbridge.errors import shown
+from cloudai_mbridge.jobs import JobClass, JobStatus
+
+VERDICTS = frozenset({"success", "failed", "skipped", "cancelled"})
+_STATUS = TypeAdapter(JobStatus)
+_REASONS = TypeAdapter(list[str])
+_FIELDS = {each.name for each in fields(JobStatus)}
+_JOB_ID = re.compile(r"[^-\s\0][^\s\0]{0,200}")  # not an option of scancel
+_UNKNOWN_END = JobStatus("DAMAGED", JobClass.LOST, reason="the journal does not say how the job ended")
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One job of a run. status is None until the scheduler was asked.
+
+    ending: what the attempt counts as once it has ended, if the runner ended it. failure: the id of what made it fail.
+    """
+
+    number: int
+    token: str
+    job_id: str | None
+    status: JobStatus | None
+    ending: JobStatus | None
+    submitted_at: str | None
+    started_at: str | None
+    ended_at: str | None
+    failure: str
+
+
+@dataclass(frozen=True)
+class JournalEntry:
+    """What is known of one run. verdict is None until the run has ended for good. note: why it was not tried again.
+
+    damage: what of its rows could not be read.
+    """
+
+    key: str
+    verdict: str | None
+    reasons: tuple[str, ...]
+    attempts: tuple[Attempt, ...]
+    note: str = ""
+    damage: tuple[str, ...] = ()
+
+    @property
+    def last(self) -> Attempt | None:
+        return self.attempts[-1] if self.attempts else None
+
+
+class RowReader:
+    """Reads the rows of one run, and remembers what could not be read."""
+
+    def __init__(self) -> None:
+        self.damage: list[str] = []
+
+    def attempt(self, row: Iterable[Any]) -> Attempt:
+        """Return an attempt: number, token, job_id, status, ending, submitted_at, started_at, ended_at, failure."""
+        number, token, job_id, status, ending, submitted_at, started_at, ended_at, failure = row
+        where = f"attempt {number}"
+        if not isinstance(number, int) or not isinstance(token, str) or not isinstance(failure, str):
+            self.damage.append(f"{where}: the row is not of an attempt")
+            return Attempt(0, "", None, _UNKNOWN_END, None, None, None, ended_at="", failure="")
+        read_status = self._read(f"{where}: status", status, _to_status)
+        if read_status is None and ended_at is not None:
+            read_status = _UNKNOWN_END
+        return Attempt(
+            number=number,
+            token=token,
+            job_id=self._read(f"{where}: job_id", job_id, _to_job_id),
+            status=read_status,
+            ending=self._read(f"{where}: ending", ending, _to_status),
+            submitted_at=self._read(f"{where}: submitted_at", submitted_at, str),
+            started_at=self._read(f"{where}: started_at", started_at, str),
+            ended_at=self._read(f"{where}: ended_at", ended_at, str),
+            failure=failure,
+        )
+
+    def verdict(self, text: Any) -> str | None:
+        """Return a verdict; None of one that is not known."""
+        return self._read("verdict", text, _to_verdict)
+
+    def reasons(self, text: Any) -> tuple[str, ...]:
+        """Return the reasons for a verdict."""
+        return tuple(self._read("reasons", text, lambda text: _REASONS.validate_json(text, strict=True)) or ())
+
+    def _read(self, where: str, text: Any, convert: Callable[[str], _T]) -> _T | None:
+        if text is None:
+            return None
+        try:
+            if not isinstance(text, str):
+                raise ValueError("not a text")
+            return convert(text)
+        except (ValueError, RecursionError, ValidationError) as error:
+            said = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
+            self.damage.append(f"{where}: {shown(text)}: {shown(said)}")
+            return None
+
+
+def _to_status(text: str) -> JobStatus:
+    data = json.loads(text)
+    if not isinstance(data, dict) or (unknown := sorted(set(data) - _FIELDS)):
+        raise ValueError(f"unknown field {unknown[0]}" if isinstance(data, dict) else "not a table")
+    status = _STATUS.validate_json(text, strict=True)
+    if status.run_time_s is not None and not (math.isfinite(status.run_time_s) and status.run_time_s >= 0):
+        raise ValueError("run_time_s is not a duration")
+    return status
+
+
+def _to_verdict(text: str) -> str:
+    if text not in VERDICTS:
+        raise ValueError("unknown verdict")
+    return text
+
+
+def _to_job_id(text: str) -> str:
+    if not _JOB_ID.fullmatch(text):
+        raise ValueError("not a job id")
+    return text
