@@ -400,6 +400,8 @@ def check_nothing_runs(world: World) -> None:
 def check(world: World, plan: SweepPlan, is_cancelled: bool) -> None:
     """Check the promises."""
     known = entries(world.root)
+    log = submission_log.SubmissionLog(world.root).read()
+    looked_for = {attempt.token for attempt in log if attempt.is_doubtful}
     for run in plan.runs:
         entry = known[run.key]
         ids = [attempt.job_id for attempt in entry.attempts]
@@ -408,6 +410,9 @@ def check(world: World, plan: SweepPlan, is_cancelled: bool) -> None:
         begun = [job.job_id for job in own if job.started_at]
         assert len(trained) <= 1, f"{run.key}: trained twice: {trained}"
         assert set(begun) <= set(ids), f"{run.key}: nobody has seen {set(begun) - set(ids)}"
+        followed = {attempt.token for attempt in entry.attempts if attempt.job_id} | looked_for
+        unseen = [job.job_id for job in own if job.token not in followed]
+        assert not unseen, f"{run.key}: nobody looks for {unseen}"
         assert not [job.job_id for job in own if job.state not in FINAL], f"{run.key}: still there"
         if entry.verdict == "success":
             assert trained == [ids[-1]], f"{run.key}: success of {ids}, trained {trained}"
