@@ -5,9 +5,9 @@ import socket
 from pathlib import Path
 from typing import Any
 
-import megatron.core
 import torch
 
+from cloudai_mbridge.training.compat.versions import installed_version
 from cloudai_mbridge.training.device import current_device, describe_device
 from cloudai_mbridge.training.models.layer_specs import has_transformer_engine
 from cloudai_mbridge.training.utils.provenance import git_state, output_of, package_version, package_versions
@@ -20,7 +20,8 @@ def describe_environment() -> dict[str, Any]:
     """Return what this rank runs on; None where it is not known, or not there. The process group must be up."""
     on_gpu = current_device().type != "cpu"
     engines = (package_version(name) for name in _ENGINES) if has_transformer_engine() else ()
-    known = {"torch": str(torch.__version__), "megatron-core": str(megatron.core.__version__)}
+    # `megatron.core.__version__` adds the commit of whatever repository lies around it, ours if it is in .venv
+    known = {"torch": str(torch.__version__), "megatron-core": installed_version()}
     return {
         "hostname": socket.gethostname(),
         "platform": platform.platform(),

@@ -4,7 +4,6 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-import megatron.core
 import torch
 import torch.distributed as dist
 
@@ -12,6 +11,7 @@ from cloudai_mbridge.training import cpu
 from cloudai_mbridge.training.callbacks import Callback, CallbackManager, normalize_callbacks
 from cloudai_mbridge.training.checkpointing import check_checkpoint_packages
 from cloudai_mbridge.training.compat.checkpoints import abandon_saves
+from cloudai_mbridge.training.compat.versions import installed_version
 from cloudai_mbridge.training.config.container import ConfigContainer
 from cloudai_mbridge.training.config.resolved import resolved_yaml
 from cloudai_mbridge.training.data import check_data_config
@@ -166,7 +166,7 @@ def _announce(state: GlobalState, model: list[Any], adapted: dict[str, Any]) -> 
         "parameters_on_rank_0": sum(p.numel() for chunk in model for p in chunk.parameters()),
         "adapted": adapted,
         "torch": str(torch.__version__),
-        "megatron_core": str(megatron.core.__version__),
+        "megatron_core": installed_version(),
         "memory_kind": memory_kind(current_device()),
         "environment": describe_environment(),
     }

@@ -123,6 +123,7 @@ def test_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     said = environment.describe_environment()
     assert (said["device"], said["driver"], said["nccl"]) == ("NVIDIA H100", "580.82", "2.27.5")
     assert said["transformer_engine"] == "2.7"
+    assert said["megatron_core"] == said["packages"]["megatron-core"] == metadata.version("megatron-core")
 
 
 def test_a_cpu_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
