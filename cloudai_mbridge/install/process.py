@@ -53,8 +53,10 @@ def _communicate(words: Sequence[str], env: Mapping[str, str], missing: str, cwd
             errors="replace",
             start_new_session=True,  # no terminal to ask for a password on, and a group of its own to end
         )
-    except OSError as error:
+    except BaseException as error:
         signals.act()
+        if not isinstance(error, OSError):
+            raise
         raise ToolFailure(f"{words[0]} cannot be started here ({error.strerror}); {missing}") from None
     with process:
         try:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from cloudai_mbridge.errors import ToolFailure
 from cloudai_mbridge.install import process
 from cloudai_mbridge.install.process import run_tool
 
@@ -42,8 +43,9 @@ def test_a_signal_while_a_tool_starts(monkeypatch: pytest.MonkeyPatch, number: s
     assert started[0].returncode == -signal.SIGKILL
 
 
-def test_a_signal_while_a_tool_cannot_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("name", "said"), [("no", "cannot be started here"), ("a\0b", "null byte")])
+def test_a_tool_that_cannot_start_leaves_the_handlers(tmp_path: Path, name: str, said: str) -> None:
     before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(Exception, match="cannot be started here"):
-        run_tool(tmp_path / "no", env={}, missing="")
+    with pytest.raises((ToolFailure, ValueError), match=said):
+        run_tool(tmp_path / name, env={}, missing="")
     assert signal.getsignal(signal.SIGTERM) is before
