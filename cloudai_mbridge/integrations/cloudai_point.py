@@ -141,8 +141,11 @@ def _judged(root: Path) -> PointReport:
     run = read_plan_data(root)["runs"][0]
     if not (root / run["key"] / POINT_FILES.started).exists():
         raise BadInput(f"{root}: the job has not started")
-    marker = root / run["key"] / POINT_FILES.exit_code
-    status = status_from_marker(read_regular(marker).decode(errors="replace") if marker.is_file() else None)
+    try:
+        marker = read_regular(root / run["key"] / POINT_FILES.exit_code).decode(errors="replace")
+    except FileNotFoundError:
+        marker = None
+    status = status_from_marker(marker)
     with closing(Journal(root / ROOT_FILES.journal)) as journal:
         if not journal.entry(run["key"]).attempts:  # CloudAI has submitted it
             journal.intend([(run["key"], 1)], OUR_TEMPLATE)

@@ -75,15 +75,15 @@ def _profiled(plan: RunPlan) -> str:
     return f"{shlex.join(plan.profiler)} " if plan.profiler else ""
 
 
-def job_name(plan: RunPlan) -> str:
+def job_name(key: str) -> str:
     """Return the name under which a run is submitted by itself."""
-    return f"mbridge-{plan.key.replace('/', '-')}"
+    return f"mbridge-{key.replace('/', '-')}"
 
 
 def sbatch_options(plan: RunPlan, system: SlurmSystem, instead: Mapping[str, str] | None = None) -> list[str]:
     """Return sbatch's options, each one word. instead: values that replace a run's own."""
     options: dict[str, str | int | None] = {
-        "job-name": job_name(plan),
+        "job-name": job_name(plan.key),
         "partition": system.default_partition,
         "account": system.account,
         "nodes": plan.num_nodes,

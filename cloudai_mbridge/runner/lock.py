@@ -6,6 +6,7 @@ controller, whoever resumes waits until that sbatch has ended, and only then ask
 """
 
 import contextlib
+import errno
 import fcntl
 import os
 import socket
@@ -73,12 +74,21 @@ def _owner(file: TextIO) -> str:
 
 
 def _open(path: Path, mode: str) -> TextIO:
-    """Open a lock's file itself: not what it may be a link to, and without waiting if it is a named pipe."""
+    """Open a lock's file itself: not what it may be a link to, and without waiting if it is a named pipe.
+
+    Raises:
+        ToolFailure: it is a link.
+    """
 
     def opener(name: str, flags: int) -> int:
         return os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
 
-    return cast(TextIO, open(path, mode, encoding="utf-8", errors="replace", opener=opener))
+    try:
+        return cast(TextIO, open(path, mode, encoding="utf-8", errors="replace", opener=opener))
+    except OSError as error:
+        if error.errno == errno.ELOOP and path.is_symlink():
+            raise ToolFailure(f"{path}: is a link, which is not followed; remove it") from None
+        raise
 
 
 @contextlib.contextmanager

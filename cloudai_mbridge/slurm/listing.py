@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 
 from cloudai_mbridge.jobs import Job, JobStatus
 from cloudai_mbridge.launch.claim import LOST_CLAIM, claimed_by
+from cloudai_mbridge.launch.script import job_name
 from cloudai_mbridge.slurm.parsing import Listed
 
 
@@ -21,11 +22,15 @@ class Listing:
             self._of_token.setdefault(row.name.rpartition(".")[2], []).append(row)
 
     def of(self, job: Job) -> list[Listed]:
-        """Return the rows of a run: of its token, and of its place in the array; by id if it has no token."""
+        """Return the rows of a run: of its token, and of its place in the array; by id if it has no token.
+
+        A row without an index may be the array itself, whose waiting tasks were all cancelled. Its name tells.
+        """
         if not job.token:
             return [self._rows[job.job_id]] if job.job_id in self._rows else []
+        name, task = f"{job_name(job.key)}.{job.token}", f"_{job.array_index}"
         rows = self._of_token.get(job.token, [])
-        return [row for row in rows if "_" not in row.job_id or row.job_id.endswith(f"_{job.array_index}")]
+        return [row for row in rows if (row.job_id.endswith(task) if "_" in row.job_id else row.name == name)]
 
     def has(self, token: str) -> bool:
         """Return whether any job of a token is listed."""

@@ -86,7 +86,7 @@ def submit(submission: Submission, root: Path, transient: Iterable[str] = ()) ->
 def name_of(submission: Submission) -> str:
     """Return the job name, which ends in the submission's token."""
     first = submission.runs[0]
-    name = job_name(first) if len(submission.runs) == 1 else f"mbridge-{first.array.replace('/', '-')}"
+    name = job_name(first.key) if len(submission.runs) == 1 else f"mbridge-{first.array.replace('/', '-')}"
     return f"{name}.{submission.token}"
 
 

@@ -272,5 +272,5 @@ def test_interrupted(slow: tuple[Finished, Path], confirming: Any, until: Any, s
     os.kill(done.process.pid, signal.SIGINT)
     done.finish()
     assert "130: interrupted by SIGINT; running jobs were cancelled" in done.words
-    assert [point["verdict"] for point in done.report["points"]] == ["failed"] * 2
+    assert [point["verdict"] for point in done.report["points"]] == ["cancelled"] * 2
     nothing_left(sandbox)

@@ -157,7 +157,7 @@ def test_a_signal_cancels_what_runs_and_still_reports(tmp_path: Path, start: Any
     assert process.returncode == code
     assert "Traceback" not in err
     point = report(tmp_path)
-    assert point["verdict"] == "failed"
+    assert point["verdict"] == "cancelled"
     assert point["job"]["state"] == "INTERRUPTED"
     assert not processes_of(tmp_path, "cloudai_mbridge.training")
 

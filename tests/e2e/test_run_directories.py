@@ -509,7 +509,7 @@ def test_a_link_in_the_place_of_a_lock_is_not_followed(root: Path, mbridge_here:
     (root / "driver.lock").symlink_to(outside)
     for command in ("status", "resume", "generate-report", "gate"):
         code, said = mbridge_here(command, root)
-        assert code == 3
+        assert code == 3, (command, said)
         assert said.count("\n") == 1
         assert "driver.lock" in said
     assert outside.read_text() == "mine"

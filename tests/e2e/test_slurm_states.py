@@ -369,7 +369,7 @@ DOCUMENTED = {
 def test_a_documented_state_as_squeue_and_sacct_print_it(state: str) -> None:
     job_class, failure = DOCUMENTED[state]
     squeue = {each.status.state: each.status for each in parse_squeue((DATA / "squeue.txt").read_text()).values()}
-    sacct = {each.state: each for each in parse_sacct((DATA / "sacct.txt").read_text()).values()}
+    sacct = {each.status.state: each.status for each in parse_sacct((DATA / "sacct.txt").read_text())}
     for status in (squeue[state], sacct[state]):
         assert (status.job_class, status.is_final) == (job_class, True)
         outcome = judged(status)
@@ -382,6 +382,6 @@ def test_what_only_waits_as_squeue_prints_it() -> None:
     listed = parse_squeue((DATA / "squeue.txt").read_text())
     for job_id in ("112", "113", "114", "115"):
         assert listed[job_id].status.job_class is JobClass.ACTIVE
-        assert listed[job_id].status.hopeless is None
+        assert listed[job_id].status.hopeless is (JobClass.CANCELLED if job_id == "113" else None), "113 is held"
     assert listed["116"].status.hopeless is JobClass.INFRASTRUCTURE, "what a killed controller has forgotten to start"
     assert listed["117"].status.hopeless is JobClass.FAILED

@@ -370,6 +370,17 @@ num_nodes = "2"
 GOLDEN = """\
 #!/bin/bash
 # mbridge run megatron_bridge_qwen_30b/single/0
+_mbridge_token="${MBRIDGE_LOCAL_JOB:-}"
+if [[ "$_mbridge_token" =~ ^[0-9a-f]{16}$ ]]; then
+  ln -sT "job=launcher-$$.$_mbridge_token" "claim.$_mbridge_token" 2> /dev/null
+  _mbridge_holder=$(readlink "claim.$_mbridge_token")
+  if [ "$_mbridge_holder" != "job=launcher-$$.$_mbridge_token" ]; then
+    echo "job=launcher-$$.$_mbridge_token token=$_mbridge_token holder=$_mbridge_holder" >> not_counted.txt
+    if [ -n "$_mbridge_holder" ]; then exit 79; fi
+    echo "mbridge: cannot write $PWD/claim.$_mbridge_token; the job ends without training" >&2
+    exit 74
+  fi
+fi
 set -u
 export MELLANOX_VISIBLE_DEVICES=0,3,4
 export NEMORUN_HOME="$PWD/nemo_run"

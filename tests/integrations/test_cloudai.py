@@ -77,8 +77,9 @@ def test_killing_a_standalone_job_leaves_no_process(tmp_path: Path) -> None:
     (tmp_path / "run.sh").write_text("setsid sleep 600 &\necho ready\nsleep 600\n")
     first = subprocess.Popen([sys.executable, "-m", "cloudai_mbridge.integrations.standalone", str(tmp_path)])
     wait_for(lambda: (tmp_path / "stdout.txt").exists() and "ready" in (tmp_path / "stdout.txt").read_text())
+    names = {"sleep", "bash"}
+    wait_for(lambda: names <= {process.name() for process in psutil.Process(first.pid).children(recursive=True)})
     ours = psutil.Process(first.pid).children(recursive=True)
-    assert {"sleep", "bash"} <= {process.name() for process in ours}
     first.kill()
     first.wait()
     _, alive = psutil.wait_procs(ours, timeout=60)

@@ -99,6 +99,7 @@ class World:
     faults_until: float = 1500.0
     next_id: int = 1000
     counted: Counter[str] = field(default_factory=Counter)
+    bare_arrays: dict[str, str] = field(default_factory=dict)
 
     # ---- the adversary
 
@@ -233,6 +234,7 @@ class World:
             if not job.is_forgotten:
                 code = job.exit_code << 8
                 rows.append(f"{job.job_id}|{job.state}|None|n1|{code}|0|1:00|{job.name}|")
+        rows += [f"{job_id}|CANCELLED|None||0|0|0:00|{name}|" for job_id, name in self.bare_arrays.items()]
         return Answer(0, "\n".join(rows) + "\n", "")
 
     def sacct(self, argv: tuple[str, ...]) -> Answer:
@@ -249,7 +251,10 @@ class World:
         if self.chance(0.2):
             return Answer(1, "", "scancel: error: Unable to contact slurm controller\n")
         for job in self.jobs:
-            if job.job_id in argv and job.state not in FINAL and not job.is_forgotten:
+            array_id, is_task, _ = job.job_id.partition("_")
+            if {job.job_id, array_id} & set(argv) and job.state not in FINAL and not job.is_forgotten:
+                if is_task and job.state == "PENDING":  # it vanishes; the array stays, under its bare id
+                    job.is_forgotten, self.bare_arrays[array_id] = True, job.name
                 job.state, job.ended_at = "CANCELLED", self.now
         assert "7" not in argv, "it cancels somebody else's job"
         return Answer(0, "", "")
