@@ -1,5 +1,6 @@
 """From a dataset and a sampler to batches, in this process or in workers."""
 
+import contextlib
 import os
 import signal
 import threading
@@ -32,7 +33,7 @@ def batches(dataset: Any, sampler: Iterable[Request], collate: Collate, options:
 
     The loader draws from a generator of its own: the random numbers of the model stay those of a run that resumes.
     """
-    yield from DataLoader(
+    loader = DataLoader(
         _Fetch(dataset, collate),
         sampler=sampler,
         batch_size=None,
@@ -44,6 +45,9 @@ def batches(dataset: Any, sampler: Iterable[Request], collate: Collate, options:
         worker_init_fn=_WorkerSetup(options.surviving_signal) if options.num_workers else None,
         multiprocessing_context="fork" if options.num_workers else None,
     )
+    with _blocked(options.surviving_signal):  # it may come before a worker can say that it survives it
+        iterator = iter(loader)
+    yield from iterator
 
 
 class _Fetch(Dataset[Batch]):
@@ -69,6 +73,19 @@ class _WorkerSetup:
     def __call__(self, worker_id: int) -> None:
         if self.surviving_signal is not None:
             survive(self.surviving_signal)
+
+
+@contextlib.contextmanager
+def _blocked(number: int | None) -> Iterator[None]:
+    """Keep a signal waiting, here and in the processes that are forked."""
+    if number is None:
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [number])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def survive(number: int) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cloudai_mbridge.training.compat.versions import RELEASES
+from cloudai_mbridge.training.schema.type_forms import Form, options_of, parse, render, union
 
 _KEY = "releases"
 
@@ -15,7 +16,7 @@ Entry = dict[str, Any]
 
 
 def of_release(schema: Mapping[str, Any], release: str | None) -> dict[str, Any]:
-    """Return the schema of one release; None: every key of any release, as the newest that has it describes it."""
+    """Return the schema of one release; None: every key, and every value, of any release."""
     classes = {
         path: {**entry, "fields": _chosen(entry["fields"], release)} for path, entry in schema["classes"].items()
     }
@@ -68,8 +69,25 @@ def _variant(entry: Any, release: str | None) -> Entry | None:
     if not isinstance(entry, list):
         plain: Entry = entry
         return plain
-    fitting = [variant for variant in entry if release is None or release in variant[_KEY]]
+    if release is None:
+        return _of_any(entry)
+    fitting = [variant for variant in entry if release in variant[_KEY]]
     return {key: value for key, value in fitting[-1].items() if key != _KEY} if fitting else None
+
+
+def _of_any(variants: list[Entry]) -> Entry:
+    """Return a field that takes what any release takes, with the newest default; or the members of all releases."""
+    joined = {key: value for variant in variants for key, value in variant.items() if key != _KEY}
+    if "type" not in joined:  # an enum
+        return joined
+    options = [option for variant in variants for option in options_of(parse(variant["type"]))]
+    values = tuple(dict.fromkeys(value for option in options if option.kind == "literal" for value in option.args))
+    forms = tuple(option for option in options if option.kind != "literal")
+    joined["type"] = render(union((Form("literal", values), *forms) if values else forms))
+    joined["required"] = all(variant["required"] for variant in variants)
+    if "choices" in joined:
+        joined["choices"] = list(dict.fromkeys(each for variant in variants for each in variant.get("choices", ())))
+    return joined
 
 
 def _merged(table: Mapping[str, Any], fresh: Mapping[str, Any], release: str) -> dict[str, Any]:

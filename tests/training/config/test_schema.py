@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 import warnings
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ with warnings.catch_warnings():
     from megatron.core.transformer import TransformerConfig
 
     import cloudai_mbridge.training.models.other_providers
-    from cloudai_mbridge.training.compat.versions import installed_release
+    from cloudai_mbridge.training.compat.versions import RELEASES, installed_release
     from cloudai_mbridge.training.config.container import ConfigContainer
     from cloudai_mbridge.training.config.serialization import from_dict
     from cloudai_mbridge.training.errors import ConfigError
@@ -201,3 +202,21 @@ def test_everything_that_a_file_may_name_exists() -> None:
     for module, name in [*FUNCTIONS.values(), *enums]:
         assert callable(getattr(importlib.import_module(module), name))
     assert cloudai_mbridge.training.models.other_providers.MambaModelProvider
+
+
+@pytest.mark.parametrize("backend", ["auto", "flashinfer", "torch"])
+def test_where_the_release_is_not_known_the_values_of_every_release_pass(backend: str) -> None:
+    """0.17 has auto, torch and te; 0.18 flashinfer, torch and vllm."""
+    data = {"model": {"_target_": "GPTModelProvider", "inference_grouped_gemm_backend": backend}}
+    check_section_values(data, partial=True)
+    releases = {"auto": {"0.17"}, "flashinfer": {"0.18", "0.19"}, "torch": {"0.17", "0.18", "0.19"}}[backend]
+    for release in RELEASES:
+        with nullcontext() if release in releases else pytest.raises(ConfigError, match="grouped_gemm_backend"):
+            check_section_values(data, partial=True, release=release)
+
+
+def test_members_of_an_enum_are_those_of_every_release() -> None:
+    anywhere = load_schema()["enums"]
+    for release in RELEASES:
+        for name, members in load_schema(release)["enums"].items():
+            assert members.keys() <= anywhere[name].keys()
