@@ -1,4 +1,4 @@
-"""Where a report contradicts itself. what decides is derived from the steps again, and has to agree.
+"""Where a report contradicts itself. What decides is derived from the steps again, and has to agree.
 
 A report may lack what it could be checked by, as small ones do: only what is there is compared.
 """

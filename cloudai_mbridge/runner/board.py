@@ -92,7 +92,7 @@ class Board:
         """Return the exception that ends this process and says what goes on without it."""
         jobs = ", ".join(self.may_still_run()) or "nothing"
         text = f"{why}; paused after {self.config.patience_s:g} s; may still run: {jobs}"
-        return Paused(f"{text}; go on with: mbridge resume {self.root}")
+        return Paused(f"{text}; continue with: mbridge resume {self.root}")
 
     def answered(self) -> None:
         """Take note that the scheduler has answered."""

@@ -127,7 +127,7 @@ def _space(error: Exception, root: Path) -> str:
 
 def _left(board: Board) -> str:
     jobs = ", ".join(board.may_still_run())
-    return f"; may still run: {jobs}; go on with: mbridge resume {board.root}" if jobs else ""
+    return f"; may still run: {jobs}; continue with: mbridge resume {board.root}" if jobs else ""
 
 
 def _check(journal: Journal, interrupts: Interrupts) -> None:

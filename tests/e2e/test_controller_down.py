@@ -170,7 +170,7 @@ def test_down_for_longer_than_its_patience(
         run.finish(4)
         assert "paused after 4 s" in run.stderr
         assert f"may still run: {', '.join(jobs.values())};" in run.stderr
-        assert f"go on with: mbridge resume {run.root}" in run.stderr
+        assert f"continue with: mbridge resume {run.root}" in run.stderr
         assert {point["verdict"] for point in run.points().values()} == {"failed"}, "an unseen end is no success"
         again = resume(run).finish(3)
         assert "Slurm does not answer" in again.stderr
