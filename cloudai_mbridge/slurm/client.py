@@ -3,7 +3,7 @@
 import os
 import re
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -97,15 +97,10 @@ class SlurmClient:
         if not jobs:
             return {}
         listing = self._list()
-        seen, gone = {}, {}
-        for job in jobs:
-            rows = listing.of(job)
-            job_id, status = that_counts(job, rows)
-            if status is None:
-                gone[job.key] = replace(job, job_id=job_id if job_id != job.job_id else _started_as(job) or job_id)
-            else:
-                rivals = (row for row in rows if row.job_id != job_id and not row.status.is_final)
-                seen[job.key] = Seen(job_id, status, has_rivals=any(rivals))
+        seen, gone = _look_up(jobs, listing)
+        if any(_has_vanished(job, listing) for job in gone.values()):
+            listing = self._list()  # an answer may have been cut, and be whole in all other respects
+            seen, gone = _look_up(jobs, listing)
         accounted = self._account(gone.values()) if gone else {}
         for key, job in gone.items():
             seen[key] = Seen(job.job_id, accounted.get(key) or self._by_marker(job, listing))
@@ -119,6 +114,8 @@ class SlurmClient:
         )
         if answer.returncode != 0:
             raise ToolFailure(f"squeue failed: {answer.complaint}")
+        if answer.stdout and not answer.stdout.endswith("\n"):
+            raise ToolFailure("squeue's answer was cut")
         return Listing(parse_squeue(answer.stdout))
 
     def _account(self, jobs: Collection[Job]) -> dict[str, JobStatus]:
@@ -147,11 +144,10 @@ class SlurmClient:
     def _by_marker(self, job: Job, listing: Listing) -> JobStatus:
         """Judge a job that is not listed by what its script left behind."""
         trouble = f"; {self._sacct_trouble}" if self._sacct_trouble else ""
+        if _has_vanished(job, listing):
+            return JobStatus("CANCELLED", JobClass.CANCELLED, reason="it had not started", run_time_s=0.0)
         started = _started(job.directory)
-        if started.get("job") != job.job_id or not _carries(started.get("name", ""), job.token):
-            if job.was_listed and listing.has(job.token):
-                # a task that is cancelled while it waits vanishes from its array without a row
-                return JobStatus("CANCELLED", JobClass.CANCELLED, reason="it had not started", run_time_s=0.0)
+        if not _is_of(started, job):
             reason = f"Slurm does not know the job, and it has never started{trouble}"
             return JobStatus("NEVER_STARTED", JobClass.UNKNOWN, reason=reason)
         status = status_from_marker(_read(job.directory / POINT_FILES.exit_code), started.get("nodes", ""))
@@ -208,6 +204,30 @@ def _ended(jobs: Iterable[Job], rows: Iterable[Listed]) -> dict[str, JobStatus]:
             if row.status.is_final and not has_lost(row.status) and _carries(row.name, job.token):
                 found[job.key] = row.status
     return found
+
+
+def _look_up(jobs: Iterable[Job], listing: Listing) -> tuple[dict[str, Seen], dict[str, Job]]:
+    """Return what is listed, and the jobs that are not, both by key."""
+    seen, gone = {}, {}
+    for job in jobs:
+        rows = listing.of(job)
+        job_id, status = that_counts(job, rows)
+        if status is None:
+            gone[job.key] = replace(job, job_id=job_id if job_id != job.job_id else _started_as(job) or job_id)
+        else:
+            rivals = (row for row in rows if row.job_id != job_id and not row.status.is_final)
+            seen[job.key] = Seen(job_id, status, has_rivals=any(rivals))
+    return seen, gone
+
+
+def _has_vanished(job: Job, listing: Listing) -> bool:
+    """Return whether a job is a task that was cancelled while it waited: its array is listed, and it no longer is."""
+    return job.was_listed and listing.has(job.token) and not _is_of(_started(job.directory), job)
+
+
+def _is_of(started: Mapping[str, str], job: Job) -> bool:
+    """Return whether what a job's script wrote down was written by this job."""
+    return started.get("job") == job.job_id and _carries(started.get("name", ""), job.token)
 
 
 def _carries(name: str, token: str) -> bool:

@@ -4,6 +4,7 @@ import json
 import os
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +94,7 @@ def _array(*indices: int, **keys: Any) -> Submission:
     return Submission(TOKEN, runs, **keys)
 
 
-def _job(job_id: str, directory: Path = Path(), key: str = "a", token: str = "", array_index: int = 0) -> Job:
+def _job(job_id: str, directory: Path = Path(), key: str = "a/0/0", token: str = "", array_index: int = 0) -> Job:
     return Job(key, job_id, token, directory, array_index)
 
 
@@ -331,7 +332,7 @@ def test_an_accounting_that_has_not_seen_the_end_proves_nothing(
     slurm.answer(sacct=(0, "17|RUNNING|0:0|n1|60|x\n", ""))
     _started(root, "a/0/0", "job=17 name=x nodes=n1 restarts=0")
     (root / "a/0/0/exit_code.txt").write_text("3\n")
-    assert client.poll([_job("17", root / "a/0/0")])["a"].status.exit_code == 3
+    assert client.poll([_job("17", root / "a/0/0")])["a/0/0"].status.exit_code == 3
 
 
 @pytest.mark.parametrize(
@@ -358,7 +359,7 @@ def test_what_everybody_has_forgotten_its_files_tell(
         _started(root, "a/0/0", started)
     if exit_code is not None:
         (root / "a/0/0/exit_code.txt").write_text(exit_code + "\n")
-    status = client.poll([_job("17", root / "a/0/0")])["a"].status
+    status = client.poll([_job("17", root / "a/0/0")])["a/0/0"].status
     assert (status.state, status.job_class, status.exit_code, status.nodes) == expected
 
 
@@ -375,13 +376,13 @@ def test_an_accounting_that_fails_is_no_failure(
     now = [1000.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     slurm.answer(sacct=(1, "", "sacct: error: Connection refused\n"))
-    status = client.poll([_job("17", root / "a/0/0")])["a"].status
+    status = client.poll([_job("17", root / "a/0/0")])["a/0/0"].status
     assert (status.state, "Connection refused" in status.reason) == ("NEVER_STARTED", True)
     client.poll([_job("17", root / "a/0/0")])
     assert len(slurm.calls("sacct")) == 1
     now[0] += 61.0  # later it is asked again
     slurm.answer(sacct=(0, "17|COMPLETED|0:0|n1|60|x\n", ""))
-    assert client.poll([_job("17", root / "a/0/0")])["a"].status == JobStatus(
+    assert client.poll([_job("17", root / "a/0/0")])["a/0/0"].status == JobStatus(
         "COMPLETED", JobClass.SUCCEEDED, 0, None, "", "n1", 60.0
     )
 
@@ -392,7 +393,7 @@ def test_an_accounting_that_fails_is_no_failure(
 def test_an_id_is_believed_under_its_token_only(slurm: FakeSlurm, client: SlurmClient, root: Path) -> None:
     """sbatch said 12, which is somebody else's; ours is 1234."""
     slurm.answer(squeue=_squeue(("12", "RUNNING", "theirs.beef"), ("1234", "PENDING", "mbridge-a-0-0.cafe")))
-    seen = client.poll([_job("12", root / "a/0/0", token="cafe")])["a"]
+    seen = client.poll([_job("12", root / "a/0/0", token="cafe")])["a/0/0"]
     assert (seen.job_id, seen.status.state) == ("1234", "PENDING")
 
 
@@ -401,15 +402,15 @@ def test_an_id_of_somebody_else_proves_nothing(slurm: FakeSlurm, client: SlurmCl
         squeue=_squeue(("12", "COMPLETED", "theirs.beef")), sacct=(0, "12|COMPLETED|0:0|n1|60|theirs.beef\n", "")
     )
     (root / "a/0/0/exit_code.txt").write_text("0\n")
-    assert client.poll([_job("12", root / "a/0/0", token="cafe")])["a"].status.state == "NEVER_STARTED"
+    assert client.poll([_job("12", root / "a/0/0", token="cafe")])["a/0/0"].status.state == "NEVER_STARTED"
     _started(root, "a/0/0", "job=12 name=theirs.beef nodes=n1")
-    assert client.poll([_job("12", root / "a/0/0", token="cafe")])["a"].status.state == "NEVER_STARTED"
+    assert client.poll([_job("12", root / "a/0/0", token="cafe")])["a/0/0"].status.state == "NEVER_STARTED"
 
 
 def test_the_accounting_is_believed_under_the_token_only(slurm: FakeSlurm, client: SlurmClient, root: Path) -> None:
     rows = "12|FAILED|1:0|n1|60|theirs.beef\n12|COMPLETED|0:0|n1|61|mbridge-a-0-0.cafe\n"
     slurm.answer(sacct=(0, rows, ""))
-    assert client.poll([_job("12", root / "a/0/0", token="cafe")])["a"].status.run_time_s == 61.0
+    assert client.poll([_job("12", root / "a/0/0", token="cafe")])["a/0/0"].status.run_time_s == 61.0
 
 
 def test_of_two_jobs_of_a_token_the_one_with_the_claim_counts(
@@ -417,12 +418,41 @@ def test_of_two_jobs_of_a_token_the_one_with_the_claim_counts(
 ) -> None:
     name = "mbridge-a-0-0.cafe"
     slurm.answer(squeue=_squeue(("17", "PENDING", name), ("18", "RUNNING", name)))
-    seen = client.poll([_job("17", root / "a/0/0", token="cafe")])["a"]
+    seen = client.poll([_job("17", root / "a/0/0", token="cafe")])["a/0/0"]
     assert (seen.job_id, seen.has_rivals) == ("17", True)  # neither has started as far as anybody knows
     take_claim(root / "a/0/0", "cafe", "18")
-    assert client.poll([_job("17", root / "a/0/0", token="cafe")])["a"].job_id == "18"
+    assert client.poll([_job("17", root / "a/0/0", token="cafe")])["a/0/0"].job_id == "18"
     slurm.answer(squeue=_squeue(("17", "FAILED", name)))
-    assert client.poll([_job("17", root / "a/0/0", token="cafe")])["a"].job_id == "18"
+    assert client.poll([_job("17", root / "a/0/0", token="cafe")])["a/0/0"].job_id == "18"
+
+
+def test_an_array_without_its_tasks_is_not_a_task(slurm: FakeSlurm, client: SlurmClient, root: Path) -> None:
+    """What Slurm 22.05 lists of an array whose waiting tasks were all cancelled."""
+    slurm.answer(squeue=_squeue(("17", "CANCELLED", "mbridge-arrays-0.cafe")))
+    job = replace(_job("17_3", root / "a/0/0", token="cafe", array_index=3), was_listed=True)
+    assert client.poll([job])["a/0/0"].job_id == "17_3"
+    client.cancel([job])
+    assert not slurm.calls("scancel")
+
+
+def test_a_task_has_vanished_if_it_is_missing_twice(
+    slurm: FakeSlurm, client: SlurmClient, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first answer is cut behind a line: nothing shows that."""
+    rows = _squeue(*((f"17_{i}", "PENDING", "mbridge-arrays-0.cafe") for i in (2, 3)))
+    job = replace(_job("17_3", root / "a/0/0", token="cafe", array_index=3), was_listed=True)
+    answers = [Answer(0, rows[1].splitlines(keepends=True)[0], ""), Answer(*rows)]
+    with monkeypatch.context() as patched:
+        patched.setattr("cloudai_mbridge.slurm.client.run", lambda *argv, **_: answers.pop(0))
+        assert client.poll([job])["a/0/0"].status.state == "PENDING"
+    slurm.answer(squeue=(0, rows[1].splitlines(keepends=True)[0], ""))
+    assert client.poll([job])["a/0/0"].status.state == "CANCELLED"
+
+
+def test_an_answer_that_was_cut_is_none(slurm: FakeSlurm, client: SlurmClient, root: Path) -> None:
+    slurm.answer(squeue=(0, _squeue(("17", "RUNNING", "mbridge-a-0-0.cafe"))[1][:-3], ""))
+    with pytest.raises(ToolFailure, match="squeue's answer was cut"):
+        client.poll([_job("17", root / "a/0/0", token="cafe")])
 
 
 def test_a_job_that_lost_its_claim_is_not_the_run(slurm: FakeSlurm, client: SlurmClient, root: Path) -> None:
@@ -432,7 +462,7 @@ def test_a_job_that_lost_its_claim_is_not_the_run(slurm: FakeSlurm, client: Slur
     take_claim(root / "a/0/0", "cafe", "18")
     _started(root, "a/0/0", "job=18 name=mbridge-a-0-0.cafe nodes=n1")
     (root / "a/0/0/exit_code.txt").write_text("0\n")
-    seen = client.poll([_job("17", root / "a/0/0", token="cafe")])["a"]
+    seen = client.poll([_job("17", root / "a/0/0", token="cafe")])["a/0/0"]
     assert (seen.job_id, seen.status.state) == ("18", "COMPLETED")
 
 
