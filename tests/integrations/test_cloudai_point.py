@@ -71,7 +71,7 @@ def test_a_journal_of_another_kind_is_bad_input(root: Path) -> None:
     journal.unlink()
     with closing(sqlite3.connect(journal)) as db, db:
         db.executescript("CREATE TABLE runs (x TEXT); CREATE TABLE attempts (x TEXT);")
-    with pytest.raises(BadInput, match="cannot be judged"):
+    with pytest.raises(BadInput, match="is damaged"):
         judged(root)
 
 
