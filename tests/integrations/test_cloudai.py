@@ -4,6 +4,7 @@ import subprocess
 import sys
 import time
 import types
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -77,11 +78,13 @@ def test_killing_a_standalone_job_leaves_no_process(tmp_path: Path) -> None:
     (tmp_path / "run.sh").write_text("setsid sleep 600 &\necho ready\nsleep 600\n")
     first = subprocess.Popen([sys.executable, "-m", "cloudai_mbridge.integrations.standalone", str(tmp_path)])
     wait_for(lambda: (tmp_path / "stdout.txt").exists() and "ready" in (tmp_path / "stdout.txt").read_text())
-    names = {"sleep", "bash"}
-    wait_for(lambda: names <= {process.name() for process in psutil.Process(first.pid).children(recursive=True)})
-    ours = psutil.Process(first.pid).children(recursive=True)
-    first.kill()
-    first.wait()
+    parent = psutil.Process(first.pid)
+    try:
+        wait_for(lambda: names_of(parent.children(recursive=True)).count("sleep") == 2)
+        ours = parent.children(recursive=True)
+    finally:
+        first.kill()
+        first.wait()
     _, alive = psutil.wait_procs(ours, timeout=60)
     assert not alive
 
@@ -90,6 +93,15 @@ def test_a_standalone_job_ends_with_the_script_s_exit_code(tmp_path: Path) -> No
     (tmp_path / "run.sh").write_text("exit 7\n")
     command = [sys.executable, "-m", "cloudai_mbridge.integrations.standalone", str(tmp_path)]
     assert subprocess.run(command, check=False).returncode == 7
+
+
+def names_of(processes: list[psutil.Process]) -> list[str]:
+    """Their names, without those that have ended in between."""
+    names = []
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            names.append(process.name())
+    return names
 
 
 def wait_for(is_true: Any, timeout_s: float = 60.0) -> None:
