@@ -50,6 +50,8 @@ class JobStatus:
         return self.job_class not in (JobClass.ACTIVE, JobClass.UNKNOWN)
 
 
+# States of jobs that the scheduler does not know: nothing of theirs was started, or something was and left no end.
+NEVER_STARTED, FORGOTTEN = "NEVER_STARTED", "FORGOTTEN"
 # Until the scheduler says more
 SUBMITTED = JobStatus("PENDING", JobClass.ACTIVE, reason="just submitted")
 

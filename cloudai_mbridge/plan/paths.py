@@ -37,6 +37,7 @@ class _RootFiles(SimpleNamespace):
     arrays: Final = "arrays"
     driver_lock: Final = "driver.lock"
     submit_lock: Final = "submit.lock"
+    cancel_request: Final = "cancel.request"
     journal: Final = "journal.sqlite"
     submissions: Final = "submissions.jsonl"
     report: Final = "report.json"

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from cloudai_mbridge.errors import ToolFailure
-from cloudai_mbridge.jobs import JobClass, JobStatus
+from cloudai_mbridge.jobs import FORGOTTEN, JobClass, JobStatus
 from cloudai_mbridge.runner.board import Board
 from cloudai_mbridge.runner.nodes import Nodes
 from cloudai_mbridge.runner.tracked import Judge, Judgement, Phase, Tracked
@@ -84,8 +84,7 @@ class Ends:
         if holder not in (None, run.job_id):
             self._board.adopt(run, holder)
             return
-        if run.ending is not None and status.job_class is not JobClass.SUCCEEDED:
-            ending = run.ending
+        if (ending := run.ending) is not None and _counts_as(ending, status):
             status = replace(status, state=ending.state, job_class=ending.job_class, reason=ending.reason)
         self._board.has_changed = True
         run.phase = Phase.ENDED
@@ -147,3 +146,12 @@ class Ends:
         self._board.observer.notice(
             f"{run.plan.key}: {text} ({run.num_retries} of {self._board.config.retries} retries)"
         )
+
+
+def _counts_as(ending: JobStatus, status: JobStatus) -> bool:
+    """Return whether a job that was cancelled ends as what it was cancelled for.
+
+    What is interrupted is submitted again. A job that has started, and of whose end nothing is known, never is.
+    """
+    is_forgotten = status.state == FORGOTTEN and ending.state == INTERRUPTED.state
+    return status.job_class is not JobClass.SUCCEEDED and not is_forgotten

@@ -24,7 +24,7 @@ __all__ = ["Attempt", "Event", "Journal", "JournalEntry"]
 
 # How long another process may hold the file; `mbridge status` holds it for milliseconds.
 _BUSY_TIMEOUT_S = 30.0
-_CANCEL, _STOPPED = "cancel_requested_at", "stopped_at"
+_STOPPED = "stopped_at"
 
 
 @dataclass(frozen=True)
@@ -162,23 +162,15 @@ class Journal:
         with self.transaction():
             self._event(None, text)
 
-    def request_cancel(self) -> None:
-        """Ask the driver to cancel everything and end."""
-        with self.transaction():
-            self._db.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", (_CANCEL, _now()))
-
-    def clear_cancel(self) -> None:
-        """Take back `request_cancel` and `stopped`."""
-        with self.transaction():
-            self._db.execute("DELETE FROM facts WHERE name IN (?, ?)", (_CANCEL, _STOPPED))
-
-    def is_cancel_requested(self) -> bool:
-        return bool(self._all("SELECT 1 FROM facts WHERE name = ?", _CANCEL))
-
     def stopped(self) -> None:
         """Write down that mbridge was told to stop: what has not been submitted was not to be."""
         with self.transaction():
             self._db.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", (_STOPPED, _now()))
+
+    def goes_on(self) -> None:
+        """Take back `stopped`."""
+        with self.transaction():
+            self._db.execute("DELETE FROM facts WHERE name = ?", (_STOPPED,))
 
     def was_stopped(self) -> bool:
         """Return whether the last process that held the run was told to stop."""

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from cloudai_mbridge.errors import ToolFailure
-from cloudai_mbridge.jobs import JobClass, JobStatus, Seen, Submission
+from cloudai_mbridge.jobs import FORGOTTEN, NEVER_STARTED, JobClass, JobStatus, Seen, Submission
 from cloudai_mbridge.runner.board import Board
 from cloudai_mbridge.runner.ends import INTERRUPTED, Ends
 from cloudai_mbridge.runner.interrupt import Interrupts
@@ -167,14 +167,23 @@ class Sweep:
         return self._board.config.patience_s if _is_held(status) else HOPELESS_S
 
     def _give_up(self, run: Tracked, status: JobStatus, after_s: float) -> None:
-        """Give up a job that nobody can tell anything about; one that never started may be submitted again."""
-        if status.state == "NEVER_STARTED" and (holder := self._board.withdraw(run)) is not None:
-            self._board.adopt(run, holder)  # it starts this very moment
-            return
+        """Give up a job that nobody can tell anything about; one that never started may be submitted again.
+
+        Raises:
+            Paused: it was cancelled for an interrupt, after which it would be submitted again, and it still runs.
+        """
+        if status.state == NEVER_STARTED and (holder := self._board.withdraw(run)) is not None:
+            if holder != run.job_id:
+                self._board.adopt(run, holder)  # it starts this very moment
+                return
+            status = replace(status, state=FORGOTTEN)
+        is_interrupted = run.ending is not None and run.ending.state == INTERRUPTED.state
+        if is_interrupted and status.state not in (NEVER_STARTED, FORGOTTEN, "COMPLETING"):
+            raise self._board.pause(f"job {run.job_id} was cancelled and is {status.state} all the same")
         self._ends.cancel([run])
         self._board.observer.notice(f"{run.plan.key}: job {run.job_id} is given up as {status.state} and may still run")
         reason = f"{status.reason or status.state}; given up after {after_s:g} s"
-        if status.state == "NEVER_STARTED":
+        if status.state == NEVER_STARTED:
             status = JobStatus("LOST", JobClass.INFRASTRUCTURE, run_time_s=0.0)
         self._ends.record(run, replace(status, job_class=_given_up(status), reason=reason))
         self._ends.conclude([run])

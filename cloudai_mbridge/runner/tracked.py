@@ -5,7 +5,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
 
-from cloudai_mbridge.jobs import SUBMITTED, Job, JobStatus
+from cloudai_mbridge.jobs import NEVER_STARTED, SUBMITTED, Job, JobStatus
 from cloudai_mbridge.plan import RunPlan
 from cloudai_mbridge.runner.journal import JournalEntry
 
@@ -58,7 +58,7 @@ class Tracked:
     def job(self, root: Path) -> Job:
         """Return its current job. root: of the whole run."""
         status = self.status
-        was_listed = status is not None and status.reason != SUBMITTED.reason and status.state != "NEVER_STARTED"
+        was_listed = status is not None and status.reason != SUBMITTED.reason and status.state != NEVER_STARTED
         return Job(self.plan.key, self.job_id, self.token, root / self.plan.key, self.plan.array_index, was_listed)
 
     def end_attempt(self, status: JobStatus) -> None:

@@ -11,6 +11,7 @@ from cloudai_mbridge.jobs import Scheduler
 from cloudai_mbridge.launch.disk import free_space, is_disk_full, no_space_left
 from cloudai_mbridge.plan import POINT_FILES, ROOT_FILES, SweepPlan
 from cloudai_mbridge.runner.board import Board
+from cloudai_mbridge.runner.cancel_request import clear_cancel, is_cancel_requested
 from cloudai_mbridge.runner.interrupt import Insisted, Interrupted, Interrupts
 from cloudai_mbridge.runner.journal import Journal
 from cloudai_mbridge.runner.lock import driver_lock, submit_lock
@@ -46,7 +47,8 @@ def run_all(
     """
     lock = contextlib.nullcontext() if has_lock else driver_lock(root)
     with lock, contextlib.closing(_journal(root)) as journal:
-        journal.clear_cancel()  # what was asked of an earlier process
+        journal.goes_on()
+        clear_cancel(root)  # what was asked of an earlier process
         with submit_lock(root) as keep_open, Interrupts() as interrupts:
             journal.plan(run.key for run in plan.runs)
             if only_cancel:
@@ -76,7 +78,7 @@ def _drive(board: Board, sweep: Sweep, pace: Pace, interrupts: Interrupts) -> No
     try:
         sweep.restore()
         while not board.is_over:
-            _check(board.journal, interrupts)
+            _check(board.root, interrupts)
             _require_journal(board.root)
             sweep.submit_ready(interrupts)
             _require_journal(board.root)
@@ -85,7 +87,7 @@ def _drive(board: Board, sweep: Sweep, pace: Pace, interrupts: Interrupts) -> No
                 board.has_changed = False
                 pace.changed()
             if not board.is_over:
-                interrupts.sleep(pace.interval(sweep.poll_s), board.journal.is_cancel_requested)
+                interrupts.sleep(pace.interval(sweep.poll_s), lambda: is_cancel_requested(board.root))
     except Interrupted as interrupted:
         _stop(board, sweep, interrupts, interrupted)
     except (ToolFailure, Damaged, OSError, sqlite3.Error) as error:
@@ -130,10 +132,10 @@ def _left(board: Board) -> str:
     return f"; may still run: {jobs}; continue with: mbridge resume {board.root}" if jobs else ""
 
 
-def _check(journal: Journal, interrupts: Interrupts) -> None:
+def _check(root: Path, interrupts: Interrupts) -> None:
     """Raise Interrupted if a signal, or a request to cancel, has come."""
-    if journal.is_cancel_requested():
-        journal.clear_cancel()
+    if is_cancel_requested(root):
+        clear_cancel(root)
         interrupts.request(signal.SIGTERM)
     interrupts.check()
 

@@ -8,7 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from cloudai_mbridge.errors import BadInput, ToolFailure
-from cloudai_mbridge.jobs import Job, JobClass, JobStatus, Seen, Submission
+from cloudai_mbridge.jobs import NEVER_STARTED, Job, JobClass, JobStatus, Seen, Submission
+from cloudai_mbridge.launch.claim import claimed_by
 from cloudai_mbridge.models.node_state import is_out_of_service
 from cloudai_mbridge.models.system import SlurmSystem
 from cloudai_mbridge.plan import POINT_FILES, RunPlan
@@ -148,10 +149,13 @@ class SlurmClient:
             return JobStatus("CANCELLED", JobClass.CANCELLED, reason="it had not started", run_time_s=0.0)
         started = _started(job.directory)
         if not _is_of(started, job):
+            if _has_claim(job):
+                status = status_from_marker(None)
+                return replace(status, reason=status.reason + trouble)
             reason = f"Slurm does not know the job, and it has never started{trouble}"
-            return JobStatus("NEVER_STARTED", JobClass.UNKNOWN, reason=reason)
+            return JobStatus(NEVER_STARTED, JobClass.UNKNOWN, reason=reason)
         status = status_from_marker(_read(job.directory / POINT_FILES.exit_code), started.get("nodes", ""))
-        return JobStatus(**{**vars(status), "reason": status.reason + trouble})
+        return replace(status, reason=status.reason + trouble)
 
     def cancel(self, jobs: Iterable[Job]) -> None:
         """Cancel what is listed under the jobs' tokens; ones that have ended are not an error."""
@@ -228,6 +232,11 @@ def _has_vanished(job: Job, listing: Listing) -> bool:
 def _is_of(started: Mapping[str, str], job: Job) -> bool:
     """Return whether what a job's script wrote down was written by this job."""
     return started.get("job") == job.job_id and _carries(started.get("name", ""), job.token)
+
+
+def _has_claim(job: Job) -> bool:
+    """Return whether a job has begun, though it wrote nothing down. One without a token may have: nothing would tell."""
+    return not job.token or claimed_by(job.directory, job.token) == job.job_id
 
 
 def _carries(name: str, token: str) -> bool:

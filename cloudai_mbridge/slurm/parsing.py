@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from cloudai_mbridge.jobs import JobClass, JobStatus
+from cloudai_mbridge.jobs import FORGOTTEN, JobClass, JobStatus
 from cloudai_mbridge.slurm.states import base_state, classify, hopeless
 
 # Name comes last: it may hold anything.
@@ -122,7 +122,7 @@ def status_from_marker(exit_code: str | None, nodes: str = "") -> JobStatus:
     """Judge a job that Slurm has forgotten by the exit code that its script left behind."""
     if exit_code is None or not re.fullmatch(r"[0-9]{1,3}", exit_code.strip()):
         reason = "Slurm no longer knows the job and it left no exit code"
-        return JobStatus("FORGOTTEN", JobClass.UNKNOWN, reason=reason, nodes=nodes)
+        return JobStatus(FORGOTTEN, JobClass.UNKNOWN, reason=reason, nodes=nodes)
     code = int(exit_code)
     job_class = JobClass.SUCCEEDED if code == 0 else JobClass.FAILED
     state, reason = "COMPLETED" if code == 0 else "FAILED", "from the job's own marker; Slurm has forgotten the job"

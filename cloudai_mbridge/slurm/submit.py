@@ -2,7 +2,7 @@
 
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from cloudai_mbridge.errors import ToolFailure
@@ -30,8 +30,9 @@ _UNSURE = (
     "Munge encode failed",
 )
 _BUSY = ("Slurm temporarily unable to accept job", "Resource temporarily unavailable")
-# A limit on the number of jobs passes when jobs end; one on the size of a job does not. Slurm says which above the line
-# that is the same for both.
+# A limit on the number of jobs passes when jobs end; one on the size of a job does not. Slurm says which above the
+# answer, which is the same for both.
+_LIMIT_ANSWER = "Job violates accounting/QOS policy"
 _LIMIT = re.compile(r"SubmitJob|MaxJobCount")
 _SOME_LIMIT = re.compile(r"(?<!\w)(?:Assoc|QOS)\w+|(?P<unnamed>job submit limit, user's)")
 # What the controller answers when it has looked at a job and not taken it (slurm_errno.h), and what sbatch says of
@@ -48,7 +49,7 @@ _REFUSALS = (
     "Job dependency problem",
     "Job script not specified",
     "Job size specification needs to be provided",
-    "Job violates accounting/QOS policy",
+    _LIMIT_ANSWER,
     "Memory required by task is not available",
     "Memory specification can not be satisfied",
     "More processors requested than permitted",
@@ -112,20 +113,30 @@ def failure(answer: Answer, transient: Iterable[str] = (), *, before: str = "") 
     text = answer.stderr
     if answer.returncode <= 0 or any(words in text for words in (*_UNSURE, *transient)):
         return ToolFailure(f"{before}sbatch failed: {answer.complaint}")
-    limit = _SOME_LIMIT.search(text)
-    if _LIMIT.search(text) or (limit and limit["unnamed"]):
-        return SubmitLater(before + answer.complaint, is_limit=True)
-    if any(words in text for words in _BUSY):
+    complaint = before + (" / ".join(_complaints(text)) or answer.complaint)
+    answers = _ANSWER.findall(text)
+    if parse_submitted(answer.stdout) is not None or not _proves_refusal(text, answers):
+        return SubmitDoubtful(complaint)
+    if is_limit := _is_limit(text, answers):
+        return SubmitLater(before + answer.complaint, is_limit=is_limit)
+    if any(words.startswith(_BUSY) for words in answers):
         return SubmitLater(before + answer.complaint)
-    complaint = " / ".join(_complaints(text)) or answer.complaint
-    return (SubmitRefused if _is_refusal(text) else SubmitDoubtful)(before + complaint)
+    return SubmitRefused(complaint)
 
 
-def _is_refusal(text: str) -> bool:
-    """Return whether a text means that nothing was submitted."""
-    if answers := _ANSWER.findall(text):
-        return all(answer.startswith(_REFUSALS) for answer in answers)
+def _proves_refusal(text: str, answers: Sequence[str]) -> bool:
+    """Return whether a text means that nothing was submitted. answers: the controller's."""
+    if answers:
+        return all(words.startswith((*_REFUSALS, *_BUSY)) for words in answers)
     return _NOT_SENT.search(text) is not None
+
+
+def _is_limit(text: str, answers: Sequence[str]) -> bool:
+    """Return whether jobs were refused because there are too many."""
+    if not any(words.startswith((_LIMIT_ANSWER, *_BUSY)) for words in answers):
+        return False
+    limit = _SOME_LIMIT.search(text)
+    return _LIMIT.search(text) is not None or (limit is not None and limit["unnamed"] is not None)
 
 
 def _complaints(text: str) -> list[str]:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from cloudai_mbridge.errors import BadInput, ToolFailure
 from cloudai_mbridge.jobs import Job, JobClass, JobStatus, Seen, Submission
+from cloudai_mbridge.launch.claim import claimed_by
 from cloudai_mbridge.launch.upstream import launcher_path
 from cloudai_mbridge.launch.upstream_script import find_job_ids, python_path
 from cloudai_mbridge.local.child import Child, find_marked
@@ -93,13 +94,14 @@ class UpstreamClient:
         return {run.key: job_id}
 
     def find(self, submissions: Iterable[Submission], root: Path) -> dict[str, str]:
-        """Look for launchers that carry the tokens. One that has ended has left its log behind."""
+        """Look for launchers that carry the tokens, and for ones that have claimed their attempts and ended."""
         found = {}
         for submission in submissions:
             (run,) = submission.runs
-            pid = find_marked(submission.token)
-            if pid is not None or (root / run.key / POINT_FILES.launcher_log).exists():
-                found[run.key] = f"{_PREFIX}{pid or 0}.{submission.token}"
+            if (pid := find_marked(submission.token)) is not None:
+                found[run.key] = f"{_PREFIX}{pid}.{submission.token}"
+            elif (holder := claimed_by(root / run.key, submission.token)) is not None:
+                found[run.key] = holder
         return found
 
     def _launch(self, job: Job) -> _Launch:

@@ -477,7 +477,7 @@ def test_a_hundred_thousand_steps(tmp_path: Path) -> None:
 
 
 def _every_error_is_a_refusal(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(submit, "_is_refusal", lambda text: True)
+    patch.setattr(submit, "_proves_refusal", lambda *_: True)
 
 
 def _ids_are_believed(patch: pytest.MonkeyPatch) -> None:

@@ -228,18 +228,6 @@ def test_a_node_is_excluded_for_its_first_reason(journal: Journal) -> None:
     assert journal.excluded() == {"n2": "gpu_lost in a", "n1": "drained"}
 
 
-def test_a_request_to_cancel(journal: Journal, path: Path) -> None:
-    other = Journal(path)
-    assert not journal.is_cancel_requested()
-    other.request_cancel()
-    other.request_cancel()
-    assert journal.is_cancel_requested()
-    journal.clear_cancel()
-    assert not other.is_cancel_requested()
-    journal.clear_cancel()
-    other.close()
-
-
 # Transactions and processes
 
 
@@ -381,7 +369,7 @@ def test_that_mbridge_was_told_to_stop_holds_until_the_next_driver(journal: Jour
     assert not journal.was_stopped()
     journal.stopped()
     assert journal.was_stopped()
-    journal.clear_cancel()
+    journal.goes_on()
     assert not journal.was_stopped()
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from cloudai_mbridge.jobs import JobClass, JobStatus, Submission
 from cloudai_mbridge.runner import Journal
+from cloudai_mbridge.runner.cancel_request import request_cancel
 from cloudai_mbridge.runner.interrupt import Interrupted
 
 PENDING = JobStatus("PENDING", JobClass.ACTIVE)
@@ -201,9 +202,7 @@ def test_an_interrupted_run_is_taken_up_again(bench: Any) -> None:
     def interrupt(jobs: Any) -> Any:
         looks.append(jobs)
         if len(looks) == 2:
-            journal = bench.write(KEY)
-            journal.request_cancel()
-            journal.close()
+            request_cancel(bench.root)
         return poll(jobs)
 
     bench.scheduler.poll = interrupt

@@ -7,7 +7,9 @@ import pytest
 
 from cloudai_mbridge.errors import BadInput, Paused, ToolFailure
 from cloudai_mbridge.jobs import JobClass, JobStatus, SubmitRefused
+from cloudai_mbridge.launch.claim import take_claim
 from cloudai_mbridge.runner import Pace
+from cloudai_mbridge.runner.cancel_request import is_cancel_requested, request_cancel
 from cloudai_mbridge.runner.interrupt import Interrupted
 from cloudai_mbridge.runner.lock import driver_lock
 
@@ -386,6 +388,50 @@ def test_two_interrupts_at_once_do_not_wait_either(bench: Any) -> None:
     assert bench.scheduler.cancelled == ["100"]
 
 
+def test_a_cancel_without_effect_is_never_an_interrupted_run(bench: Any) -> None:
+    """scancel succeeds and the job goes on: what `resume` would submit again might train twice."""
+    bench.script(a=[[signal.SIGTERM, RUNNING], [RUNNING, COMPLETED]])
+    bench.scheduler.ignores_cancel = 10**6
+    with pytest.raises(Interrupted) as caught:
+        bench.drive(bench.run("a"), patience_s=60.0)
+    assert caught.value.left_running == "100"
+    assert bench.states() == {"a/0/0": ["RUNNING"]}
+    bench.scheduler.ignores_cancel = 2  # the resumed driver sees its end
+    bench.drive(bench.run("a"))
+    assert bench.states() == {"a/0/0": ["INTERRUPTED", "COMPLETED"]}
+
+
+def test_an_interrupted_job_that_was_forgotten_is_not_submitted_again(bench: Any) -> None:
+    """It has started; nothing says that it does not train on."""
+    forgotten = JobStatus("FORGOTTEN", JobClass.UNKNOWN)
+    bench.script(a=[signal.SIGTERM])
+    bench.scheduler.cancel_error = [ToolFailure("no answer")] * 10**6
+    bench.scheduler.script["a"] += [forgotten]
+    with pytest.raises(Interrupted):
+        bench.drive(bench.run("a"), unknown_s=5.0, patience_s=60.0)
+    bench.drive(bench.run("a"))
+    assert bench.states() == {"a/0/0": ["FORGOTTEN"]}
+    assert bench.verdicts() == {"a/0/0": "failed"}
+
+
+def test_a_job_that_has_begun_and_then_vanished_ends_the_run(bench: Any) -> None:
+    """It holds the claim of its attempt and left nothing else."""
+    never = JobStatus("NEVER_STARTED", JobClass.UNKNOWN)
+    bench.script(a=[never])
+    (bench.root / "a/0/0").mkdir(parents=True)
+    poll = bench.scheduler.poll
+
+    def claim(jobs: Any) -> Any:
+        for job in jobs:
+            take_claim(job.directory, job.token, job.job_id)
+        return poll(jobs)
+
+    bench.scheduler.poll = claim
+    bench.drive(bench.run("a"), unknown_s=5.0)
+    assert bench.states() == {"a/0/0": ["FORGOTTEN"]}
+    assert bench.verdicts() == {"a/0/0": "failed"}
+
+
 def test_a_cancel_that_fails_is_tried_again(bench: Any) -> None:
     """scancel may be silent too."""
     bench.script(a=[signal.SIGTERM, RUNNING])
@@ -413,9 +459,7 @@ def test_a_request_to_cancel_is_as_good_as_a_signal(bench: Any) -> None:
     def request(jobs: Any) -> Any:
         looks.append(jobs)
         if len(looks) == 3:
-            journal = bench.write()
-            journal.request_cancel()
-            journal.close()
+            request_cancel(bench.root)
         return poll(jobs)
 
     scheduler.poll = request
@@ -423,15 +467,11 @@ def test_a_request_to_cancel_is_as_good_as_a_signal(bench: Any) -> None:
         bench.drive(bench.run("a"), bench.run("b"), max_parallel=1)
     assert caught.value.exit_code == 143
     assert bench.states() == {"a/0/0": ["INTERRUPTED"], "b/0/0": []}
-    journal = bench.write()
-    assert not journal.is_cancel_requested()
-    journal.close()
+    assert not is_cancel_requested(bench.root)
 
 
 def test_an_old_request_to_cancel_is_forgotten(bench: Any) -> None:
-    journal = bench.write("a/0/0")
-    journal.request_cancel()
-    journal.close()
+    request_cancel(bench.root)
     bench.drive(bench.run("a"))
     assert bench.verdicts() == {"a/0/0": "success"}
 

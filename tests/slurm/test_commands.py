@@ -169,14 +169,15 @@ UNSURE = [
     "sbatch: error: the site's own hiccup",
 ]
 LATER = [
-    "sbatch: error: Slurm temporarily unable to accept job, sleeping and retrying",
+    "sbatch: error: Slurm temporarily unable to accept job, sleeping and retrying\n"
+    "sbatch: error: Batch job submission failed: Resource temporarily unavailable",
     "sbatch: error: Batch job submission failed: Resource temporarily unavailable",
 ]
 LIMIT = [
     "sbatch: error: QOSMaxSubmitJobPerUserLimit\nsbatch: error: Batch job submission failed: Job violates "
     "accounting/QOS policy (job submit limit, user's size and/or time limits)",
-    "sbatch: error: AssocMaxSubmitJobLimit\nsbatch: error: Batch job submission failed: Job violates policy",
-    "sbatch: error: Batch job submission failed: MaxJobCount reached",
+    "sbatch: error: AssocMaxSubmitJobLimit\nsbatch: error: Batch job submission failed: Job violates "
+    "accounting/QOS policy (job submit limit, user's size and/or time limits)",
 ]
 REFUSED = [
     "sbatch: error: invalid partition specified: x\n"
@@ -198,6 +199,10 @@ DOUBTFUL = [
     "sbatch: error: Batch job submission failed: Duplicate job id",
     "sbatch: error: the site's plug-in does not like it",
     "Requested time limit is invalid",
+    "sbatch: error: Slurm temporarily unable to accept job, sleeping and retrying",
+    "/usr/local/bin/sbatch: fork: retry: Resource temporarily unavailable",
+    "Welcome. MaxJobCount is 10000 here, MaxSubmitJobs 500.\nsbatch: error: slurm_unpack_list: what is this",
+    "Welcome. MaxJobCount is 10000 here.\nsbatch: error: Batch job submission failed: Insane message length",
     "",
 ]
 
@@ -227,6 +232,22 @@ def test_what_sbatch_puts_off(slurm: FakeSlurm, client: SlurmClient, root: Path,
     with pytest.raises(SubmitLater) as caught:
         client.submit(Submission(TOKEN, (_run(),)), root)
     assert caught.value.is_limit is is_limit
+
+
+@pytest.mark.parametrize("stderr", [REFUSED[0], LATER[0], LIMIT[0]])
+def test_a_refusal_with_a_job_id_is_doubtful(
+    slurm: FakeSlurm, client: SlurmClient, root: Path, stderr: str
+) -> None:
+    """Such as of a wrapper that submits again, and fails only then."""
+    slurm.answer(sbatch=(1, "17\n", stderr + "\n"))
+    with pytest.raises(SubmitDoubtful):
+        client.submit(Submission(TOKEN, (_run(),)), root)
+
+
+def test_a_greeting_does_not_make_a_refusal_pass(slurm: FakeSlurm, client: SlurmClient, root: Path) -> None:
+    slurm.answer(sbatch=(1, "", f"MaxJobCount is 10000 here.\n{REFUSED[3]}\n"))
+    with pytest.raises(SubmitRefused):
+        client.submit(Submission(TOKEN, (_run(),)), root)
 
 
 def test_a_success_without_an_id_is_unsure(slurm: FakeSlurm, client: SlurmClient, root: Path) -> None:
@@ -338,12 +359,12 @@ def test_an_accounting_that_has_not_seen_the_end_proves_nothing(
 @pytest.mark.parametrize(
     ("started", "exit_code", "expected"),
     [
-        ("job=17 name=x nodes=n[1-2] restarts=0", "0", ("COMPLETED", JobClass.SUCCEEDED, 0, "n[1-2]")),
-        ("job=17 name=x nodes=n1 restarts=0", "137", ("FAILED", JobClass.FAILED, 137, "n1")),
-        ("job=17 name=x nodes=n1 restarts=0", None, ("FORGOTTEN", JobClass.UNKNOWN, None, "n1")),
+        ("job=17 name=x.cafe nodes=n[1-2] restarts=0", "0", ("COMPLETED", JobClass.SUCCEEDED, 0, "n[1-2]")),
+        ("job=17 name=x.cafe nodes=n1 restarts=0", "137", ("FAILED", JobClass.FAILED, 137, "n1")),
+        ("job=17 name=x.cafe nodes=n1 restarts=0", None, ("FORGOTTEN", JobClass.UNKNOWN, None, "n1")),
         (None, None, ("NEVER_STARTED", JobClass.UNKNOWN, None, "")),
-        ("job=16 name=x nodes=n1 restarts=0", "0", ("NEVER_STARTED", JobClass.UNKNOWN, None, "")),  # another one's
-        ("job=17_1 name=x nodes=n1 restarts=0", "0", ("NEVER_STARTED", JobClass.UNKNOWN, None, "")),
+        ("job=16 name=x.beef nodes=n1 restarts=0", "0", ("NEVER_STARTED", JobClass.UNKNOWN, None, "")),  # another one's
+        ("job=17_1 name=x.beef nodes=n1 restarts=0", "0", ("NEVER_STARTED", JobClass.UNKNOWN, None, "")),
     ],
 )
 def test_what_everybody_has_forgotten_its_files_tell(
@@ -359,8 +380,23 @@ def test_what_everybody_has_forgotten_its_files_tell(
         _started(root, "a/0/0", started)
     if exit_code is not None:
         (root / "a/0/0/exit_code.txt").write_text(exit_code + "\n")
-    status = client.poll([_job("17", root / "a/0/0")])["a/0/0"].status
+    status = client.poll([_job("17", root / "a/0/0", token=TOKEN)])["a/0/0"].status
     assert (status.state, status.job_class, status.exit_code, status.nodes) == expected
+
+
+def test_what_has_a_claim_has_begun(slurm: FakeSlurm, client: SlurmClient, root: Path) -> None:
+    """A full disk may have kept it from writing down more."""
+    take_claim(root / "a/0/0", TOKEN, "17")
+    (root / "a/0/0/exit_code.txt").write_text("0\n")
+    assert client.poll([_job("17", root / "a/0/0", token=TOKEN)])["a/0/0"].status.state == "FORGOTTEN"
+
+
+def test_of_a_job_without_a_token_nothing_tells_that_it_never_started(
+    slurm: FakeSlurm, client: SlurmClient, root: Path
+) -> None:
+    """It is one of Megatron-Bridge's launcher, whose exit code lies there."""
+    (root / "a/0/0/exit_code.txt").write_text("0\n")
+    assert client.poll([_job("17", root / "a/0/0")])["a/0/0"].status.state == "FORGOTTEN"
 
 
 def test_an_accounting_that_is_disabled_is_asked_once(slurm: FakeSlurm, client: SlurmClient, root: Path) -> None:
@@ -376,13 +412,13 @@ def test_an_accounting_that_fails_is_no_failure(
     now = [1000.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     slurm.answer(sacct=(1, "", "sacct: error: Connection refused\n"))
-    status = client.poll([_job("17", root / "a/0/0")])["a/0/0"].status
+    status = client.poll([_job("17", root / "a/0/0", token=TOKEN)])["a/0/0"].status
     assert (status.state, "Connection refused" in status.reason) == ("NEVER_STARTED", True)
-    client.poll([_job("17", root / "a/0/0")])
+    client.poll([_job("17", root / "a/0/0", token=TOKEN)])
     assert len(slurm.calls("sacct")) == 1
     now[0] += 61.0  # later it is asked again
-    slurm.answer(sacct=(0, "17|COMPLETED|0:0|n1|60|x\n", ""))
-    assert client.poll([_job("17", root / "a/0/0")])["a/0/0"].status == JobStatus(
+    slurm.answer(sacct=(0, "17|COMPLETED|0:0|n1|60|x.cafe\n", ""))
+    assert client.poll([_job("17", root / "a/0/0", token=TOKEN)])["a/0/0"].status == JobStatus(
         "COMPLETED", JobClass.SUCCEEDED, 0, None, "", "n1", 60.0
     )
 
