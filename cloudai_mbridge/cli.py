@@ -2,6 +2,7 @@
 
 import errno
 import io
+import os
 import sqlite3
 import sys
 import traceback
@@ -69,15 +70,30 @@ def run(max_parallel: int | None, fail_fast: bool, **options: Any) -> int:
     return _drive(console, prepared, root)
 
 
+_LOST_HOST = click.option(
+    "--lost-host",
+    "lost_hosts",
+    multiple=True,
+    metavar="NAME",
+    help="A machine that no longer runs: what mbridge ran there as processes counts as killed.",
+)
+
+
 @cli.command()
 @click.argument("directory", type=_PATH)
-def resume(directory: Path) -> int:
+@_LOST_HOST
+def resume(directory: Path, lost_hosts: tuple[str, ...]) -> int:
     """Go on with a run whose mbridge has ended before its jobs had. Nothing is submitted a second time."""
-    root = directory.resolve()
-    control.require_resumable(root)
+    root = _absolute(directory)
+    control.require_resumable(root, lost_hosts)
     prepared = pipeline.read(root)
     pipeline.preflight(prepared)
     return _drive(new_console(), prepared, root)
+
+
+def _absolute(directory: Path) -> Path:
+    """Return a directory without links. A circle of them stays, and is not the directory of a run."""
+    return Path(os.path.realpath(directory))
 
 
 def _drive(console: Console, prepared: pipeline.Prepared, root: Path) -> int:
@@ -113,7 +129,7 @@ def _drive_locked(console: Console, prepared: pipeline.Prepared, root: Path) -> 
 @click.option("--events", is_flag=True, help="Also print everything that has happened.")
 def status(directory: Path, events: bool) -> int:
     """Show where a run's points stand, from its journal."""
-    root = directory.resolve()
+    root = _absolute(directory)
     console, found = new_console(), control.read_status(root)
     table = Table(
         "point", "state", "job", "nodes", "attempts", "why", title=Text(visible(found.scenario)), title_justify="left"
@@ -144,11 +160,13 @@ def _what_next(found: control.Status, root: Path) -> str:
 
 @cli.command()
 @click.argument("directory", type=_PATH)
-def cancel(directory: Path) -> int:
+@_LOST_HOST
+def cancel(directory: Path, lost_hosts: tuple[str, ...]) -> int:
     """Cancel everything that a run has submitted, wait until it has ended, and report."""
-    root, console = directory.resolve(), new_console()
+    root, console = _absolute(directory), new_console()
+    refuse_dry_run(root, read_plan_data(root))
     control.request_cancel(root)
-    control.require_resumable(root)
+    control.require_resumable(root, lost_hosts)
     prepared = pipeline.read(root, needs_secrets=False)
     with driver_lock(root):
         try:  # also after a driver has done it: it may have ended for another reason
@@ -170,7 +188,7 @@ def cancel(directory: Path) -> int:
 @click.option("--follow", "-f", is_flag=True, help="Go on with what is added, until Ctrl-C.")
 def logs(directory: Path, point: str, stderr: bool, attempt: int | None, lines: int | None, follow: bool) -> int:
     """Print the log of one POINT: its key, or a part of it that no other has."""
-    path = control.find_log(directory.resolve(), point, attempt, stderr=stderr)
+    path = control.find_log(_absolute(directory), point, attempt, stderr=stderr)
     for line in control.read_lines(path, lines, follow=follow):
         click.echo(line)
     return OK

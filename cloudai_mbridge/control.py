@@ -1,10 +1,9 @@
 """`mbridge status`, `cancel` and `logs`: look at, and act on, a run that another process may be driving."""
 
-import contextlib
 import os
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -16,6 +15,7 @@ from cloudai_mbridge.plan import POINT_FILES, ROOT_FILES
 from cloudai_mbridge.plan.read import is_of_dry_run, read_plan_data, refuse_dry_run, require_directories
 from cloudai_mbridge.regular_file import NotRegular, open_regular
 from cloudai_mbridge.runner import cancel_request
+from cloudai_mbridge.runner.hosts import require_this_host
 from cloudai_mbridge.runner.journal import Event, Journal, JournalEntry
 from cloudai_mbridge.runner.lock import has_driver, no_driver
 
@@ -80,11 +80,13 @@ def read_status(root: Path) -> Status:
     return Status(plan["scenario"], has_driver(root), runs, excluded, events, damage)
 
 
-def require_resumable(root: Path) -> None:
+def require_resumable(root: Path, lost_hosts: Collection[str] = ()) -> None:
     """Refuse, before anything is written, a directory that cannot be taken up: by `resume`, or `cancel`.
 
+    lost_hosts: machines that no longer run.
+
     Raises:
-        InUse: another process drives it.
+        InUse: another process drives it, or it has processes on another machine.
         BadInput: it is not of a run, of one that cannot be read, or of a dry run.
         ToolFailure: it cannot be written.
     """
@@ -95,7 +97,7 @@ def require_resumable(root: Path) -> None:
     require_directories(root, [run["key"] for run in plan["runs"]])
     if (path := root / ROOT_FILES.journal).exists():
         with Journal.read_only(path) as journal:
-            journal.entries()
+            require_this_host(root, journal.entries().values(), lost_hosts)
     require_writable(root)
 
 

@@ -1,6 +1,7 @@
 """What `mbridge status`, `cancel` and `logs` find in a directory, while somebody may be driving it."""
 
 import json
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -10,13 +11,16 @@ from typing import Any
 import pytest
 
 from cloudai_mbridge import control
-from cloudai_mbridge.errors import BadInput, ToolFailure
+from cloudai_mbridge.errors import BadInput, InUse, ToolFailure
 from cloudai_mbridge.jobs import JobClass, JobStatus
+from cloudai_mbridge.launch.claim import take_claim
 from cloudai_mbridge.runner import Journal
 from cloudai_mbridge.runner.cancel_request import clear_cancel, is_cancel_requested
 from cloudai_mbridge.runner.lock import driver_lock
+from cloudai_mbridge.runner.submission_log import SubmissionLog
 
 RUNNING = JobStatus("RUNNING", JobClass.ACTIVE, nodes="n[1-2]", reason="why")
+TOKEN = "0123456789abcdef"
 KEYS = ("sweep/tp1/0", "sweep/tp1/1", "sweep/tp2/0", "long-tp2/single/0", "up/single/0")
 
 
@@ -121,6 +125,46 @@ def test_a_driver_that_does_not_end(root: Path, journal: Journal, monkeypatch: p
     monkeypatch.setattr(control, "_CANCEL_WAIT_S", 0.1)
     with driver_lock(root), pytest.raises(ToolFailure, match="has not ended"):
         control.request_cancel(root)
+
+
+# Processes of another machine
+
+
+def left_on(root: Path, journal: Journal, host: str, job_id: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave an attempt as a process on another machine has submitted it."""
+    (root / "system.toml").touch()
+    with monkeypatch.context() as patched:
+        patched.setattr(socket, "gethostname", lambda: host)
+        SubmissionLog(root).submitting(TOKEN, [(KEYS[0], 1)])
+    journal.intend([(KEYS[0], 1)], TOKEN)
+    if job_id is not None:
+        journal.submitted(KEYS[0], 1, job_id)
+
+
+@pytest.mark.parametrize("job_id", [f"17.{TOKEN}", f"launcher-17.{TOKEN}", None])
+def test_processes_of_another_machine_are_left_to_it(
+    root: Path, journal: Journal, monkeypatch: pytest.MonkeyPatch, job_id: str | None
+) -> None:
+    left_on(root, journal, "elsewhere", job_id, monkeypatch)
+    if job_id is None:  # the driver was killed before it wrote down the id
+        take_claim(root / KEYS[0], TOKEN, f"17.{TOKEN}")
+    with pytest.raises(InUse, match="a process on 'elsewhere'; resume or cancel the run there"):
+        control.require_resumable(root)
+    control.require_resumable(root, ["elsewhere"])
+    journal.saw(KEYS[0], 1, JobStatus("COMPLETED", JobClass.SUCCEEDED))
+    control.require_resumable(root)
+
+
+def test_jobs_of_slurm_are_everybodys(root: Path, journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
+    left_on(root, journal, "elsewhere", "17_3", monkeypatch)
+    control.require_resumable(root)
+
+
+def test_processes_of_this_machine_can_be_taken_up(
+    root: Path, journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left_on(root, journal, socket.gethostname(), f"17.{TOKEN}", monkeypatch)
+    control.require_resumable(root)
 
 
 def wait_for(is_true: Callable[[], bool]) -> None:

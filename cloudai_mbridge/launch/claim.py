@@ -14,7 +14,7 @@ from cloudai_mbridge.plan import POINT_FILES
 # What a job exits with whose attempt another job, or the runner, has claimed. EX_IOERR: it could not tell.
 LOST_CLAIM = 79
 NO_CLAIM = 74
-_SIXTEEN_HEX = r"^[0-9a-f]{16}$"  # a token
+SIXTEEN_HEX = "[0-9a-f]{16}"  # the token of a submission
 _WITHDRAWN = "withdrawn"
 _JOB = "job="
 
@@ -27,7 +27,7 @@ def claim_lines(token: str, job: str) -> tuple[str, ...]:
     claim = POINT_FILES.claim.format("$_mbridge_token")
     return (
         f"_mbridge_token={token}",
-        f'if [[ "$_mbridge_token" =~ {_SIXTEEN_HEX} ]]; then',
+        f'if [[ "$_mbridge_token" =~ ^{SIXTEEN_HEX}$ ]]; then',
         f'  ln -sT "{_JOB}{job}" "{claim}" 2> /dev/null',
         f'  _mbridge_holder=$(readlink "{claim}")',
         f'  if [ "$_mbridge_holder" != "{_JOB}{job}" ]; then',
@@ -58,6 +58,12 @@ def claimed_by(directory: Path, token: str) -> str | None:
         return _holder(os.readlink(directory / POINT_FILES.claim.format(token)))
     except OSError:
         return None
+
+
+def has_any_claim(directory: Path) -> bool:
+    """Return whether any job has ever claimed an attempt of a run."""
+    claims = directory.glob(POINT_FILES.claim.format("*"))
+    return any(claimed_by(directory, claim.name.removeprefix(POINT_FILES.claim.format(""))) for claim in claims)
 
 
 def _holder(target: str) -> str | None:

@@ -74,7 +74,8 @@ class RowReader:
         where = f"attempt {number}"
         if not isinstance(number, int) or not isinstance(token, str) or not isinstance(failure, str):
             self.damage.append(f"{where}: the row is not of an attempt")
-            return Attempt(0, "", None, _UNKNOWN_END, None, None, None, ended_at="", failure="")
+            known = number if isinstance(number, int) else 0
+            return Attempt(known, "", None, _UNKNOWN_END, None, None, None, ended_at="", failure="")
         read_status = self._read(f"{where}: status", status, _to_status)
         if read_status is None and ended_at is not None:
             read_status = _UNKNOWN_END

@@ -5,21 +5,31 @@ The journal says more, but it is one file that a copy, a full disk or a hand can
 
 import json
 import os
+import re
+import socket
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from cloudai_mbridge.launch.claim import SIXTEEN_HEX
 from cloudai_mbridge.plan import ROOT_FILES
+from cloudai_mbridge.regular_file import read_regular
+
+_MOST_ATTEMPTS = 1 << 31
 
 
 @dataclass(frozen=True)
 class LoggedAttempt:
-    """An attempt as the log has it. is_doubtful: it was given up without proof that nothing was submitted."""
+    """An attempt as the log has it. host: of the process that submitted it, "" if the log does not say.
+
+    is_doubtful: it was given up without proof that nothing was submitted.
+    """
 
     key: str
     number: int
     token: str
+    host: str = ""
     is_withdrawn: bool = False
     is_doubtful: bool = False
 
@@ -36,34 +46,38 @@ class SubmissionLog:
         Raises:
             OSError: it cannot be written; nothing may be submitted then.
         """
-        self._append({"token": token, "attempts": list(attempts)})
+        self._append({"token": token, "host": socket.gethostname(), "attempts": list(attempts)})
 
     def withdrawn(self, token: str, keys: Iterable[str], *, is_doubtful: bool) -> None:
         """Write down that attempts were given up, since nothing seems to have been submitted."""
         self._append({"token": token, "withdrawn": list(keys), "is_doubtful": is_doubtful})
 
     def read(self) -> list[LoggedAttempt]:
-        """Return the attempts in the order in which they were submitted; a damaged line is passed over."""
+        """Return the attempts in the order in which they were submitted; a damaged line is passed over.
+
+        Raises:
+            OSError: it cannot be read, or it is not a file.
+        """
         attempts: dict[tuple[str, str], LoggedAttempt] = {}
         for line in self._lines():
-            token = str(line.get("token"))
+            token = line["token"]
             for key, number in line.get("attempts", ()):
-                attempts[token, key] = LoggedAttempt(key, number, token)
+                attempts[token, key] = LoggedAttempt(key, number, token, line.get("host", ""))
             for key in line.get("withdrawn", ()):
                 if (known := attempts.get((token, key))) is not None:
                     is_doubtful = bool(line.get("is_doubtful"))
-                    attempts[token, key] = LoggedAttempt(key, known.number, token, True, is_doubtful)
+                    attempts[token, key] = replace(known, is_withdrawn=True, is_doubtful=is_doubtful)
         return list(attempts.values())
 
     def _lines(self) -> Iterable[dict[str, Any]]:
         try:
-            lines = self._path.read_text(encoding="utf-8", errors="replace").splitlines()
+            lines = read_regular(self._path).splitlines()
         except FileNotFoundError:
             return
         for line in lines:
             try:
                 data = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue
             if _is_well_formed(data):
                 yield data
@@ -86,11 +100,17 @@ def _is_well_formed(data: Any) -> bool:
     return (
         isinstance(data, dict)
         and isinstance(data.get("token"), str)
+        and re.fullmatch(SIXTEEN_HEX, data["token"]) is not None
+        and isinstance(data.get("host", ""), str)
         and isinstance(data.get("attempts", []), list)
-        and all(
-            isinstance(item, list) and len(item) == 2 and isinstance(item[0], str) and isinstance(item[1], int)
-            for item in data.get("attempts", [])
-        )
+        and all(map(_is_attempt, data.get("attempts", [])))
         and isinstance(data.get("withdrawn", []), list)
         and all(isinstance(key, str) for key in data.get("withdrawn", []))
     )
+
+
+def _is_attempt(item: Any) -> bool:
+    if not (isinstance(item, list) and len(item) == 2):
+        return False
+    key, number = item
+    return isinstance(key, str) and type(number) is int and 0 < number < _MOST_ATTEMPTS

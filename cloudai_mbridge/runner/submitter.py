@@ -240,7 +240,8 @@ class Submitter:
 
     def recover(self) -> None:
         """Take submissions that are in their log and not in the journal as ones that nobody saw succeed."""
-        last = {key: entry.last.number if entry.last else 0 for key, entry in self._board.journal.entries().items()}
+        entries = self._board.journal.entries()
+        last = {key: entry.last.number if entry.last else 0 for key, entry in entries.items()}
         found = 0
         for attempt in self._board.log.read():
             run = self._board.by_key.get(attempt.key)
@@ -249,7 +250,7 @@ class Submitter:
             if attempt.is_withdrawn:
                 if attempt.is_doubtful:
                     self._strays.add(attempt.token, [run.plan])
-            elif attempt.number > last[attempt.key]:
+            elif attempt.number > last[attempt.key] and not entries[attempt.key].damage:
                 self._recover(attempt)
                 last[attempt.key] = attempt.number
                 found += 1

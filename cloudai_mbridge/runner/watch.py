@@ -8,6 +8,7 @@ from pathlib import Path
 
 from cloudai_mbridge.errors import Damaged, MBridgeError, Paused, ToolFailure
 from cloudai_mbridge.jobs import Scheduler
+from cloudai_mbridge.launch.claim import has_any_claim
 from cloudai_mbridge.launch.disk import free_space, is_disk_full, no_space_left
 from cloudai_mbridge.plan import POINT_FILES, ROOT_FILES, SweepPlan
 from cloudai_mbridge.runner.board import Board
@@ -105,8 +106,8 @@ def _check_journal(board: Board) -> None:
     if any(entry.attempts for entry in entries.values()) or board.log.read():
         return
     for key in entries:
-        if (board.root / key / POINT_FILES.started).exists():
-            lost = f"{key}/{POINT_FILES.started} says that a job has started, and {ROOT_FILES.journal} knows of none"
+        if (board.root / key / POINT_FILES.started).exists() or has_any_claim(board.root / key):
+            lost = f"a job of {key} has started, and {ROOT_FILES.journal} knows of none"
             raise Damaged(f"{board.root}: {lost}; restore {ROOT_FILES.journal}, or start a new run")
 
 

@@ -235,7 +235,7 @@ def _is_of(started: Mapping[str, str], job: Job) -> bool:
 
 
 def _has_claim(job: Job) -> bool:
-    """Return whether a job has begun, though it wrote nothing down. One without a token may have: nothing would tell."""
+    """Return whether a job has begun, though it wrote nothing down; one without a token may have."""
     return not job.token or claimed_by(job.directory, job.token) == job.job_id
 
 

@@ -37,7 +37,7 @@ def run(
     """Run a command without the variables of another Slurm job.
 
     Raises:
-        ToolFailure: it is not installed, or does not answer.
+        ToolFailure: it is not installed, cannot be started, or does not answer.
     """
     try:
         done = subprocess.run(
@@ -53,8 +53,10 @@ def run(
             start_new_session=True,  # Ctrl-C is for mbridge: an sbatch must not die between asking and answering
             pass_fds=() if keep_open is None else (keep_open,),
         )
-    except FileNotFoundError:
-        raise ToolFailure(f"{argv[0]} is not installed here; run on a Slurm login node") from None
+    except OSError as error:
+        if isinstance(error, FileNotFoundError) and error.filename == argv[0]:
+            raise ToolFailure(f"{argv[0]} is not installed here; run on a Slurm login node") from None
+        raise ToolFailure(f"{argv[0]} cannot be started: {error}") from None
     except subprocess.TimeoutExpired:
         raise ToolFailure(f"{argv[0]} did not answer within {timeout_s:.0f} s") from None
     return Answer(done.returncode, done.stdout, done.stderr)

@@ -133,6 +133,16 @@ def a_file(root: Path) -> None:
     root.write_text("no directory")
 
 
+def a_circle_of_links(root: Path) -> None:
+    shutil.rmtree(root)
+    root.symlink_to(root)
+
+
+def a_fifo_of_submissions(root: Path) -> None:
+    (root / "submissions.jsonl").unlink(missing_ok=True)
+    os.mkfifo(root / "submissions.jsonl")
+
+
 def linked_away(root: Path) -> None:
     elsewhere = root.parent / "elsewhere"
     (root / KEYS[0]).rename(elsewhere)
@@ -160,6 +170,10 @@ KINDS = {
     "missing": Kind(shutil.rmtree, 2, "", MISSING),
     "empty": Kind(emptied, 2, "is not a run directory (plan.json is missing); give the directory that"),
     "a file": Kind(a_file, 2, ""),
+    "a circle of links": Kind(a_circle_of_links, 2, "", MISSING),
+    "a FIFO of submissions": Kind(
+        a_fifo_of_submissions, 3, "a FIFO, not a regular file", {name: None for name in COMMANDS if name not in ("resume", "cancel")}
+    ),
     "incomplete": Kind(incomplete, 6, "is incomplete (plan.json is missing): mbridge ended before"),
     "dry run": Kind(a_dry_run, 6, "dry run", {"status": 0}),
     "dry run without mark": Kind(an_old_dry_run, 6, "dry run", {"status": 0, "logs": 0}),

@@ -1,12 +1,16 @@
 """A driver may die at any moment; the next one goes on from what the journal says, and submits nothing twice."""
 
+import contextlib
 import signal
+import sqlite3
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from cloudai_mbridge.errors import Damaged
 from cloudai_mbridge.jobs import JobClass, JobStatus, Submission
+from cloudai_mbridge.launch.claim import take_claim
 from cloudai_mbridge.runner import Journal
 from cloudai_mbridge.runner.cancel_request import request_cancel
 from cloudai_mbridge.runner.interrupt import Interrupted
@@ -213,6 +217,30 @@ def test_an_interrupted_run_is_taken_up_again(bench: Any) -> None:
     assert bench.states() == {KEY: ["INTERRUPTED", "COMPLETED"], "b/0/0": ["COMPLETED"]}
     assert bench.verdicts() == {KEY: "success", "b/0/0": "success"}
     assert bench.entries()[KEY].attempts[0].failure == ""  # it is no retry
+
+
+def test_a_claim_without_any_journal_is_damage(bench: Any) -> None:
+    """The journal and the log of submissions are gone; a launcher leaves nothing else behind."""
+    (bench.root / KEY).mkdir(parents=True)
+    take_claim(bench.root / KEY, "0" * 16, None)
+    bench.drive(bench.run("a"))  # only mbridge itself has claimed it
+    for name in ("journal.sqlite", "submissions.jsonl"):
+        (bench.root / name).unlink()
+    take_claim(bench.root / KEY, "1" * 16, f"launcher-17.{'1' * 16}")
+    with pytest.raises(Damaged, match=r"a job of a/0/0 has started, and journal\.sqlite knows of none"):
+        bench.drive(bench.run("a"))
+
+
+def test_an_attempt_that_cannot_be_read_is_not_recovered_twice(bench: Any) -> None:
+    """Its number is not one, as in tables that another tool has copied; the log of submissions has it, too."""
+    bench.drive(bench.run("a"), bench.run("b"))
+    with contextlib.closing(sqlite3.connect(bench.path, isolation_level=None)) as db:
+        db.executescript(
+            "CREATE TABLE copied AS SELECT * FROM attempts; DROP TABLE attempts; ALTER TABLE copied RENAME TO attempts;"
+            " UPDATE attempts SET number = 'one' WHERE key = 'a/0/0';"
+        )
+    bench.drive(bench.run("a"), bench.run("b"))
+    assert len(bench.scheduler.submissions) == 2
 
 
 @pytest.mark.parametrize("state", [intended, submitted, running])

@@ -235,9 +235,7 @@ def test_what_sbatch_puts_off(slurm: FakeSlurm, client: SlurmClient, root: Path,
 
 
 @pytest.mark.parametrize("stderr", [REFUSED[0], LATER[0], LIMIT[0]])
-def test_a_refusal_with_a_job_id_is_doubtful(
-    slurm: FakeSlurm, client: SlurmClient, root: Path, stderr: str
-) -> None:
+def test_a_refusal_with_a_job_id_is_doubtful(slurm: FakeSlurm, client: SlurmClient, root: Path, stderr: str) -> None:
     """Such as of a wrapper that submits again, and fails only then."""
     slurm.answer(sbatch=(1, "17\n", stderr + "\n"))
     with pytest.raises(SubmitDoubtful):
@@ -271,6 +269,15 @@ def test_without_slurm_it_is_said(client: SlurmClient, root: Path, monkeypatch: 
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(ToolFailure, match="sinfo is not installed here"):
         client.preflight()
+
+
+def test_what_cannot_be_started_is_not_said_to_be_missing(tmp_path: Path) -> None:
+    with pytest.raises(ToolFailure, match=r"true cannot be started: .*gone"):
+        command.run("true", cwd=tmp_path / "gone")
+    (tmp_path / "sbatch").write_text("no program")
+    (tmp_path / "sbatch").chmod(0o755)
+    with pytest.raises(ToolFailure, match=r"cannot be started: .*format"):
+        command.run(str(tmp_path / "sbatch"))
 
 
 def test_the_last_line_is_the_complaint() -> None:

@@ -1,0 +1,32 @@
+"""Runs whose jobs are processes of one machine: of the local system, or launchers. Only that machine knows of them."""
+
+import socket
+from collections.abc import Collection, Iterable
+from pathlib import Path
+
+from cloudai_mbridge.errors import InUse, shown
+from cloudai_mbridge.launch.claim import claimed_by
+from cloudai_mbridge.runner.journal_rows import JournalEntry
+from cloudai_mbridge.runner.submission_log import SubmissionLog
+
+
+def require_this_host(root: Path, entries: Iterable[JournalEntry], lost_hosts: Collection[str] = ()) -> None:
+    """Refuse to judge processes of another machine: from here each of them seems to have been killed.
+
+    lost_hosts: machines that no longer run, and their processes neither.
+
+    Raises:
+        InUse: a process of another machine has not ended as far as the journal knows.
+    """
+    hosts = {attempt.token: attempt.host for attempt in SubmissionLog(root).read()}
+    known = ("", socket.gethostname(), *lost_hosts)
+    for entry in entries:
+        last = entry.last
+        if last is None or last.ended_at is not None or (host := hosts.get(last.token, "")) in known:
+            continue
+        job_id = last.job_id or claimed_by(root / entry.key, last.token) or ""
+        if "." in job_id:  # a process id and a token; Slurm's ids are numbers
+            raise InUse(
+                f"{root}: {entry.key} is a process on {shown(host)}; resume or cancel the run there,"
+                f" or, if that machine no longer runs, add --lost-host {shown(host)}"
+            )

@@ -1,0 +1,76 @@
+"""The log of submissions may be damaged, as every file that lies about."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloudai_mbridge.regular_file import NotRegular
+from cloudai_mbridge.runner.submission_log import SubmissionLog
+
+TOKEN = "0123456789abcdef"
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> SubmissionLog:
+    log = SubmissionLog(tmp_path)
+    log.submitting(TOKEN, [("a/0/0", 1), ("a/1/0", 2)])
+    log.withdrawn(TOKEN, ["a/1/0"], is_doubtful=True)
+    return log
+
+
+def known(log: SubmissionLog) -> list[tuple[Any, ...]]:
+    return [(each.key, each.number, each.token, each.is_withdrawn, each.is_doubtful) for each in log.read()]
+
+
+def test_what_was_submitted_and_given_up(log: SubmissionLog) -> None:
+    assert known(log) == [("a/0/0", 1, TOKEN, False, False), ("a/1/0", 2, TOKEN, True, True)]
+    assert {each.host for each in log.read()} == {os.uname().nodename}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"[" * 100_000,
+        b"null",
+        b"\xff\xfe",
+        b'{"token": "0123456789abcdef", "attempts": [["a/0/0", 1',
+        *(
+            json.dumps({"token": token, "attempts": [["a/0/0", number]]}).encode()
+            for token, number in [
+                ("a\0b", 2),
+                ("\ud800", 2),
+                ("../../../x", 2),
+                ("0123", 2),
+                (TOKEN, 10**30),
+                (TOKEN, 0),
+                (TOKEN, -1),
+                (TOKEN, True),
+                (TOKEN, 1.5),
+            ]
+        ),
+        json.dumps({"token": TOKEN, "host": 3, "attempts": [["a/0/0", 2]]}).encode(),
+        json.dumps({"token": TOKEN, "attempts": [[1, 1]]}).encode(),
+        json.dumps({"token": TOKEN, "attempts": 1}).encode(),
+    ],
+    ids=lambda line: line[:60].decode(errors="replace"),
+)
+def test_a_damaged_line_is_passed_over(log: SubmissionLog, tmp_path: Path, line: bytes) -> None:
+    before = known(log)
+    with (tmp_path / "submissions.jsonl").open("ab") as file:
+        file.write(line + b"\n")
+    assert known(log) == before
+    log.submitting("f" * 16, [("b/0/0", 1)])
+    assert known(log) == [*before, ("b/0/0", 1, "f" * 16, False, False)]
+
+
+def test_a_fifo_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "submissions.jsonl")
+    with pytest.raises(NotRegular):
+        SubmissionLog(tmp_path).read()
+
+
+def test_without_a_log_nothing_was_submitted(tmp_path: Path) -> None:
+    assert SubmissionLog(tmp_path).read() == []
