@@ -18,6 +18,7 @@ from cloudai_mbridge.runner import cancel_request
 from cloudai_mbridge.runner.hosts import require_this_host
 from cloudai_mbridge.runner.journal import Event, Journal, JournalEntry
 from cloudai_mbridge.runner.lock import has_driver, no_driver
+from cloudai_mbridge.runner.submission_log import SubmissionLog
 
 _CANCEL_WAIT_S = 600.0
 _FOLLOW_S = 0.5
@@ -71,13 +72,20 @@ def read_status(root: Path) -> Status:
         runs = tuple(_state(run["key"], None) for run in plan["runs"])
         driver = has_driver(root)
         is_lost = driver is None and (root / ROOT_FILES.driver_lock).exists()
-        damage = (f"{path}: is missing although mbridge has driven this run; restore it from a backup",) * is_lost
+        damage = (f"{path}: is missing although mbridge has driven this run; {_remedy(root)}",) * is_lost
         return Status(plan["scenario"], driver, runs, {}, (), damage, is_dry_run)
     with Journal.read_only(path) as journal:
         entries, excluded, events = journal.entries(), journal.excluded(), tuple(journal.events())
     runs = tuple(_state(run["key"], entries.get(run["key"])) for run in plan["runs"])
     damage = tuple(f"{path}: {entry.key}: {text}" for entry in entries.values() for text in entry.damage)
     return Status(plan["scenario"], has_driver(root), runs, excluded, events, damage)
+
+
+def _remedy(root: Path) -> str:
+    """Return how a run gets its journal back."""
+    if SubmissionLog(root).read():
+        return f"mbridge resume rebuilds it from {ROOT_FILES.submissions}"
+    return "restore it from a backup"
 
 
 def require_resumable(root: Path, lost_hosts: Collection[str] = ()) -> None:
@@ -95,9 +103,11 @@ def require_resumable(root: Path, lost_hosts: Collection[str] = ()) -> None:
     with no_driver(root):
         pass
     require_directories(root, [run["key"] for run in plan["runs"]])
+    entries: Collection[JournalEntry] = ()
     if (path := root / ROOT_FILES.journal).exists():
         with Journal.read_only(path) as journal:
-            require_this_host(root, journal.entries().values(), lost_hosts)
+            entries = journal.entries().values()
+    require_this_host(root, entries, lost_hosts)
     require_writable(root)
 
 

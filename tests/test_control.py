@@ -155,6 +155,23 @@ def test_processes_of_another_machine_are_left_to_it(
     control.require_resumable(root)
 
 
+def test_processes_of_another_machine_without_a_journal(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (root / "driver.lock").touch()
+    with monkeypatch.context() as patched:
+        patched.setattr(socket, "gethostname", lambda: "elsewhere")
+        SubmissionLog(root).submitting(TOKEN, [(KEYS[0], 1)])
+    take_claim(root / KEYS[0], TOKEN, f"17.{TOKEN}")
+    with pytest.raises(InUse, match="a process on 'elsewhere'"):
+        control.require_resumable(root)
+
+
+def test_the_remedy_for_a_lost_journal(root: Path) -> None:
+    (root / "driver.lock").touch()
+    assert "restore it from a backup" in control.read_status(root).damage[0]
+    SubmissionLog(root).submitting(TOKEN, [(KEYS[0], 1)])
+    assert "mbridge resume rebuilds it from submissions.jsonl" in control.read_status(root).damage[0]
+
+
 def test_jobs_of_slurm_are_everybodys(root: Path, journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
     left_on(root, journal, "elsewhere", "17_3", monkeypatch)
     control.require_resumable(root)

@@ -60,10 +60,11 @@ def claimed_by(directory: Path, token: str) -> str | None:
         return None
 
 
-def has_any_claim(directory: Path) -> bool:
-    """Return whether any job has ever claimed an attempt of a run."""
-    claims = directory.glob(POINT_FILES.claim.format("*"))
-    return any(claimed_by(directory, claim.name.removeprefix(POINT_FILES.claim.format(""))) for claim in claims)
+def claiming_tokens(directory: Path) -> set[str]:
+    """Return the tokens of the attempts of a run that jobs have claimed."""
+    names = (path.name for path in directory.glob(POINT_FILES.claim.format("*")))
+    tokens = (name.removeprefix(POINT_FILES.claim.format("")) for name in names)
+    return {token for token in tokens if claimed_by(directory, token) is not None}
 
 
 def _holder(target: str) -> str | None:

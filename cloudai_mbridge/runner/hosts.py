@@ -18,15 +18,15 @@ def require_this_host(root: Path, entries: Iterable[JournalEntry], lost_hosts: C
     Raises:
         InUse: a process of another machine has not ended as far as the journal knows.
     """
-    hosts = {attempt.token: attempt.host for attempt in SubmissionLog(root).read()}
     known = ("", socket.gethostname(), *lost_hosts)
-    for entry in entries:
-        last = entry.last
-        if last is None or last.ended_at is not None or (host := hosts.get(last.token, "")) in known:
+    in_journal = {(entry.key, attempt.token): attempt for entry in entries for attempt in entry.attempts}
+    for logged in SubmissionLog(root).read():
+        attempt = in_journal.get((logged.key, logged.token))
+        if logged.is_withdrawn or logged.host in known or (attempt is not None and attempt.ended_at is not None):
             continue
-        job_id = last.job_id or claimed_by(root / entry.key, last.token) or ""
+        job_id = (attempt and attempt.job_id) or claimed_by(root / logged.key, logged.token) or ""
         if "." in job_id:  # a process id and a token; Slurm's ids are numbers
             raise InUse(
-                f"{root}: {entry.key} is a process on {shown(host)}; resume or cancel the run there,"
-                f" or, if that machine no longer runs, add --lost-host {shown(host)}"
+                f"{root}: {logged.key} is a process on {shown(logged.host)}; resume or cancel the run there,"
+                f" or, if that machine no longer runs, add --lost-host {shown(logged.host)}"
             )

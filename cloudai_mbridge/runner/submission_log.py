@@ -7,10 +7,10 @@ import json
 import os
 import re
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from cloudai_mbridge.launch.claim import SIXTEEN_HEX
 from cloudai_mbridge.plan import ROOT_FILES
@@ -39,6 +39,7 @@ class SubmissionLog:
 
     def __init__(self, root: Path) -> None:
         self._path = root / ROOT_FILES.submissions
+        self._is_whole = False
 
     def submitting(self, token: str, attempts: Iterable[tuple[str, int]]) -> None:
         """Write down what is about to be submitted.
@@ -59,7 +60,7 @@ class SubmissionLog:
             OSError: it cannot be read, or it is not a file.
         """
         attempts: dict[tuple[str, str], LoggedAttempt] = {}
-        for line in self._lines():
+        for line in filter(None, self._lines()):
             token = line["token"]
             for key, number in line.get("attempts", ()):
                 attempts[token, key] = LoggedAttempt(key, number, token, line.get("host", ""))
@@ -69,31 +70,48 @@ class SubmissionLog:
                     attempts[token, key] = replace(known, is_withdrawn=True, is_doubtful=is_doubtful)
         return list(attempts.values())
 
-    def _lines(self) -> Iterable[dict[str, Any]]:
+    def damaged_line(self) -> int | None:
+        """Return the number, from 1, of a line that cannot be read; a cut last one was never submitted."""
+        return next((number for number, line in enumerate(self._lines(), 1) if line is None), None)
+
+    def _lines(self) -> Iterator[dict[str, Any] | None]:
+        """Yield the lines, None for a damaged one; without a last one that was cut."""
+        *lines, last = self._content().split(b"\n")
+        yield from map(_parsed, lines)
+        if (data := _parsed(last)) is not None:
+            yield data
+
+    def _content(self) -> bytes:
         try:
-            lines = read_regular(self._path).splitlines()
+            return read_regular(self._path)
         except FileNotFoundError:
-            return
-        for line in lines:
-            try:
-                data = json.loads(line)
-            except (ValueError, RecursionError):
-                continue
-            if _is_well_formed(data):
-                yield data
+            return b""
 
     def _append(self, line: dict[str, Any]) -> None:
         with self._path.open("ab") as file:
-            if file.tell() and not self._ends_in_a_line():
-                file.write(b"\n")
+            if not self._is_whole:
+                self._complete(file)
             file.write(json.dumps(line).encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())
 
-    def _ends_in_a_line(self) -> bool:
-        with self._path.open("rb") as file:
-            file.seek(-1, os.SEEK_END)
-            return file.read() == b"\n"
+    def _complete(self, file: BinaryIO) -> None:
+        """End the last line, or take it away if it was cut."""
+        content = self._content()
+        last = content.rpartition(b"\n")[2]
+        if _parsed(last) is not None:
+            file.write(b"\n")
+        else:
+            file.truncate(len(content) - len(last))
+        self._is_whole = True
+
+
+def _parsed(line: bytes) -> dict[str, Any] | None:
+    try:
+        data = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return data if _is_well_formed(data) else None
 
 
 def _is_well_formed(data: Any) -> bool:

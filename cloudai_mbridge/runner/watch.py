@@ -8,13 +8,13 @@ from pathlib import Path
 
 from cloudai_mbridge.errors import Damaged, MBridgeError, Paused, ToolFailure
 from cloudai_mbridge.jobs import Scheduler
-from cloudai_mbridge.launch.claim import has_any_claim
 from cloudai_mbridge.launch.disk import free_space, is_disk_full, no_space_left
-from cloudai_mbridge.plan import POINT_FILES, ROOT_FILES, SweepPlan
+from cloudai_mbridge.plan import ROOT_FILES, SweepPlan
 from cloudai_mbridge.runner.board import Board
 from cloudai_mbridge.runner.cancel_request import clear_cancel, is_cancel_requested
 from cloudai_mbridge.runner.interrupt import Insisted, Interrupted, Interrupts
 from cloudai_mbridge.runner.journal import Journal
+from cloudai_mbridge.runner.known import require_known
 from cloudai_mbridge.runner.lock import driver_lock, submit_lock
 from cloudai_mbridge.runner.pace import Pace
 from cloudai_mbridge.runner.sweep import Sweep
@@ -55,7 +55,7 @@ def run_all(
             if only_cancel:
                 interrupts.request(signal.SIGTERM)
             board = Board(plan, root, scheduler, journal, observer)
-            _check_journal(board)
+            require_known(root, journal.entries().values(), board.log)
             _drive(board, Sweep(board, judge, keep_open), pace, interrupts)
 
 
@@ -98,17 +98,6 @@ def _drive(board: Board, sweep: Sweep, pace: Pace, interrupts: Interrupts) -> No
     except Exception:
         board.observer.notice(f"mbridge has a defect and ends{_left(board)}")
         raise
-
-
-def _check_journal(board: Board) -> None:
-    """Raise Damaged if jobs have been started that neither the journal nor the log of submissions knows."""
-    entries = board.journal.entries()
-    if any(entry.attempts for entry in entries.values()) or board.log.read():
-        return
-    for key in entries:
-        if (board.root / key / POINT_FILES.started).exists() or has_any_claim(board.root / key):
-            lost = f"a job of {key} has started, and {ROOT_FILES.journal} knows of none"
-            raise Damaged(f"{board.root}: {lost}; restore {ROOT_FILES.journal}, or start a new run")
 
 
 def _require_journal(root: Path) -> None:

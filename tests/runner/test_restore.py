@@ -227,8 +227,41 @@ def test_a_claim_without_any_journal_is_damage(bench: Any) -> None:
     for name in ("journal.sqlite", "submissions.jsonl"):
         (bench.root / name).unlink()
     take_claim(bench.root / KEY, "1" * 16, f"launcher-17.{'1' * 16}")
-    with pytest.raises(Damaged, match=r"a job of a/0/0 has started, and journal\.sqlite knows of none"):
+    with pytest.raises(Damaged, match=r"a job of a/0/0 has started, and journal\.sqlite does not know it"):
         bench.drive(bench.run("a"))
+
+
+@pytest.mark.parametrize("line", ["", '{"token": "0123', '{"token": "0123"}'])
+def test_a_job_that_no_file_knows_is_damage(bench: Any, line: str) -> None:
+    """The journal is gone, and of the log of submissions the end."""
+    (bench.root / KEY).mkdir(parents=True)
+    submit = bench.scheduler.submit
+
+    def claimed(submission: Submission, root: Any) -> Any:
+        ids = submit(submission, root)
+        for key, job_id in ids.items():
+            take_claim(root / key, submission.token, job_id)
+        return ids
+
+    bench.scheduler.submit = claimed
+    bench.drive(bench.run("a"), bench.run("b"))
+    bench.path.unlink()
+    log = bench.root / "submissions.jsonl"
+    log.write_text(log.read_text().splitlines()[0] + "\n" + line)
+    with pytest.raises(Damaged, match="a job of b/0/0 has started"):
+        bench.drive(bench.run("a"), bench.run("b"))
+
+
+def test_a_damaged_log_cannot_stand_in_for_the_journal(bench: Any) -> None:
+    """The job that the line was about may wait in the queue, and have left nothing yet."""
+    bench.drive(bench.run("a"), bench.run("b"))
+    log = bench.root / "submissions.jsonl"
+    log.write_text(log.read_text().replace('"token"', '"tok?n"', 1))
+    bench.drive(bench.run("a"), bench.run("b"))  # the journal knows all
+    assert len(bench.scheduler.submissions) == 2
+    bench.path.unlink()
+    with pytest.raises(Damaged, match=r"submissions\.jsonl:1: is damaged"):
+        bench.drive(bench.run("a"), bench.run("b"))
 
 
 def test_an_attempt_that_cannot_be_read_is_not_recovered_twice(bench: Any) -> None:

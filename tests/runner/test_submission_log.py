@@ -66,6 +66,31 @@ def test_a_damaged_line_is_passed_over(log: SubmissionLog, tmp_path: Path, line:
     assert known(log) == [*before, ("b/0/0", 1, "f" * 16, False, False)]
 
 
+def test_a_cut_line_is_taken_away(log: SubmissionLog, tmp_path: Path) -> None:
+    """It was cut before anything was submitted, and must not look like damage later."""
+    before = known(log)
+    with (tmp_path / "submissions.jsonl").open("ab") as file:
+        file.write(b'{"token": "0123')
+    again = SubmissionLog(tmp_path)
+    assert known(again) == before
+    again.submitting("f" * 16, [("b/0/0", 1)])
+    again.submitting("e" * 16, [("b/0/0", 2)])
+    assert len(known(again)) == len(before) + 2
+    assert again.damaged_line() is None
+
+
+def test_a_last_line_without_an_end_counts(log: SubmissionLog, tmp_path: Path) -> None:
+    """Some editors take the end of the last line away."""
+    path = tmp_path / "submissions.jsonl"
+    before = known(log)
+    path.write_bytes(path.read_bytes().rstrip(b"\n"))
+    again = SubmissionLog(tmp_path)
+    assert known(again) == before
+    again.submitting("f" * 16, [("b/0/0", 1)])
+    assert len(known(again)) == len(before) + 1
+    assert again.damaged_line() is None
+
+
 def test_a_fifo_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "submissions.jsonl")
     with pytest.raises(NotRegular):
