@@ -7,12 +7,14 @@ import sys
 import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cloudai_mbridge.recipes.container import container_data
+from tests.training.forked import RankServer
 
 TINY: dict[str, dict[str, Any]] = {
     "model": {
@@ -89,8 +91,8 @@ def train(tmp_path: Path, tiny: Callable[..., dict[str, Any]]) -> Train:
         directory: Path = tmp_path,
     ) -> Finished:
         (directory / "config.json").write_text(json.dumps(tiny(sections)))
-        command = [*launcher(processes), "-m", "cloudai_mbridge.training", "--config", "config.json", *overrides]
-        return _finish(command, directory, env, code)
+        program = ["-m", "cloudai_mbridge.training", "--config", "config.json", *overrides]
+        return run_ranks(processes, program, directory, env, code)
 
     return run
 
@@ -111,16 +113,43 @@ def ranks(tmp_path: Path) -> Callable[..., Finished]:
     ) -> Finished:
         start = _QUICK_START if is_quick else ""
         (tmp_path / "script.py").write_text(start + textwrap.dedent(script))
-        return _finish([*launcher(processes), "script.py", *args], tmp_path, env, 0)
+        return run_ranks(processes, ["script.py", *args], tmp_path, env, 0, is_quick=is_quick)
 
     return run
 
 
-def _finish(command: list[str], directory: Path, env: Mapping[str, str] | None, code: int | None) -> Finished:
-    whole_env = {**os.environ, "OMP_NUM_THREADS": "1", **(env or {})}
-    done = subprocess.run(
-        command, cwd=directory, env=whole_env, capture_output=True, text=True, timeout=300, check=False
-    )
+def run_ranks(
+    processes: int,
+    program: list[str],
+    directory: Path,
+    env: Mapping[str, str] | None = None,
+    code: int | None = 0,
+    *,
+    is_quick: bool = True,
+) -> Finished:
+    """Run `python PROGRAM` on several ranks, forked if nothing that is asked for decides how it imports.
+
+    code: as for `train`.
+    """
+    import torch
+
+    if env or not is_quick or torch.cuda.is_available():
+        done = subprocess.run(
+            [*launcher(processes), *program],
+            cwd=directory,
+            env={**os.environ, "OMP_NUM_THREADS": "1", **(env or {})},
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+    else:
+        done = _server().run(processes, program, directory)
     if code is not None:
         assert done.returncode == code, done.stdout[-3000:] + done.stderr[-6000:]
     return Finished(done.returncode, done.stdout, done.stderr)
+
+
+@cache
+def _server() -> RankServer:
+    return RankServer()

@@ -7,8 +7,6 @@ This writes them anew with the installed release:
 """
 
 import json
-import os
-import subprocess
 import sys
 import tarfile
 import tempfile
@@ -18,6 +16,7 @@ from typing import Any
 import pytest
 
 from cloudai_mbridge.recipes.container import container_data
+from tests.training.conftest import run_ranks
 
 pytest.importorskip("torch")
 
@@ -55,14 +54,7 @@ def container(model: str, layout: dict[str, Any], **checkpoint: Any) -> dict[str
 def losses(directory: Path, config: dict[str, Any], processes: int = 1) -> dict[int, float]:
     """Train; return the loss of every step."""
     (directory / "config.json").write_text(json.dumps(config))
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-    program = ["-m", "cloudai_mbridge.training", "--config", "config.json"]
-    command = [sys.executable, *(torchrun if processes > 1 else []), *program]
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=directory, env=env, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
-    marked = [line.partition(" ")[2] for line in done.stdout.splitlines() if line.startswith("MBRIDGE_STEP ")]
-    return {record["step"]: record["losses"]["lm loss"] for record in map(json.loads, marked)}
+    return run_ranks(processes, ["-m", "cloudai_mbridge.training", "--config", "config.json"], directory).losses
 
 
 @pytest.fixture

@@ -2,16 +2,14 @@
 
 import itertools
 import json
-import os
 import shutil
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.training.conftest import launcher
+from tests.training.conftest import run_ranks
 
 HERE = Path(__file__).parent
 SHIPPED = HERE.parents[1] / "data" / "finetuning"
@@ -23,16 +21,7 @@ def read(processes: int, directory: Path, container: dict[str, Any]) -> dict[str
     """Run reading.py; return what rank 0 wrote."""
     shutil.copytree(SHIPPED, directory / "finetuning")
     (directory / "container.json").write_text(json.dumps(container))
-    command = [*launcher(processes), str(HERE / "reading.py"), str(directory), str(directory / "found.json")]
-    done = subprocess.run(
-        command,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-5000:]
+    run_ranks(processes, [str(HERE / "reading.py"), str(directory), str(directory / "found.json")], directory)
     found: dict[str, Any] = json.loads((directory / "found.json").read_text())
     return found
 
