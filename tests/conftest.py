@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from cloudai_mbridge.sandbox import SlurmSandbox, missing_programs
+from tests.forked import ForkServer
 
 REPOSITORY = Path(__file__).parents[1]
+_COMMANDS = ForkServer("commands")
 
 Mbridge = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -37,12 +39,13 @@ def mbridge() -> Mbridge:
     """Run the command line as a user does: mbridge("run", "--system-config", path, ...)."""
 
     def run(
-        *args: str | Path, env: Mapping[str, str] | None = None, timeout: float = 300
+        *args: str | Path, env: Mapping[str, str] | None = None, timeout: float = 300, cwd: Path = REPOSITORY
     ) -> "subprocess.CompletedProcess[str]":
-        return subprocess.run(
-            [sys.executable, "-m", "cloudai_mbridge", *map(str, args)],
-            env={**os.environ, **(env or {})},
-            cwd=REPOSITORY,
+        program, whole_env = ["-m", "cloudai_mbridge", *map(str, args)], {**os.environ, **(env or {})}
+        return _COMMANDS.run(program, cwd, whole_env, timeout=timeout) or subprocess.run(
+            [sys.executable, *program],
+            env=whole_env,
+            cwd=cwd,
             capture_output=True,
             text=True,
             timeout=timeout,

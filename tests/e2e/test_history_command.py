@@ -1,7 +1,6 @@
 """`mbridge history` as a user calls it."""
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,19 +15,12 @@ Command = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture
-def history(tmp_path: Path) -> Command:
+def history(tmp_path: Path, mbridge: Command) -> Command:
     """Run `mbridge history ...` on a history of the test's own."""
 
     def run(*args: str | Path, **env: str) -> "subprocess.CompletedProcess[str]":
-        return subprocess.run(
-            [sys.executable, "-m", "cloudai_mbridge", "history", *map(str, args)],
-            env={**os.environ, "MBRIDGE_HISTORY": str(tmp_path / "h" / "history.sqlite"), **env},
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
+        own = {"MBRIDGE_HISTORY": str(tmp_path / "h" / "history.sqlite"), **env}
+        return mbridge("history", *args, env=own, cwd=tmp_path, timeout=120)
 
     return run
 

@@ -7,14 +7,13 @@ import sys
 import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cloudai_mbridge.recipes.container import container_data
-from tests.training.forked import RankServer
+from tests.forked import ForkServer
 
 TINY: dict[str, dict[str, Any]] = {
     "model": {
@@ -31,6 +30,8 @@ TINY: dict[str, dict[str, Any]] = {
     "optimizer": {"lr": 1e-3, "min_lr": 1e-4},
     "scheduler": {"lr_warmup_iters": 2},
 }
+
+_SERVER = ForkServer("ranks")
 
 
 @dataclass(frozen=True)
@@ -133,23 +134,20 @@ def run_ranks(
     """
     import torch
 
-    if env or not is_quick or torch.cuda.is_available():
+    whole_env = {**os.environ, "OMP_NUM_THREADS": "1", **(env or {})}
+    done = None
+    if is_quick and not env and not torch.cuda.is_available():
+        done = _SERVER.run(program, directory, whole_env, processes=processes, timeout=300)
+    if done is None:
         done = subprocess.run(
             [*launcher(processes), *program],
             cwd=directory,
-            env={**os.environ, "OMP_NUM_THREADS": "1", **(env or {})},
+            env=whole_env,
             capture_output=True,
             text=True,
             timeout=300,
             check=False,
         )
-    else:
-        done = _server().run(processes, program, directory)
     if code is not None:
         assert done.returncode == code, done.stdout[-3000:] + done.stderr[-6000:]
     return Finished(done.returncode, done.stdout, done.stderr)
-
-
-@cache
-def _server() -> RankServer:
-    return RankServer()
