@@ -31,7 +31,9 @@ def wrong_summary(report: ReportModel) -> str:
     # of rejected points not all are listed
     said = {name: number for name, number in (report.summary or {}).items() if name != REJECTED}
     wrong = next((name for name, number in said.items() if counts[name] != number), None)
-    return "" if wrong is None else f"its summary has {shown(said[wrong])} {wrong}, and {counts[wrong]} of its points are"
+    return (
+        "" if wrong is None else f"its summary has {shown(said[wrong])} {wrong}, and {counts[wrong]} of its points are"
+    )
 
 
 def _verdict(point: PointModel) -> Iterator[str]:

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from cloudai_mbridge.errors import BadInput
-from cloudai_mbridge.regular_file import NotRegular, open_regular
+from cloudai_mbridge.regular_file import NotRegular, read_regular
 
+MOST_TOML = 128 << 20
 _HEADER = re.compile(r"\s*\[(?P<array>\[)?\s*(?P<name>[^\]]+?)\s*\]")
 _KEY = re.compile(r"""\s*(?P<key>"[^"]*"|'[^']*'|[A-Za-z0-9_.\- ]+?)\s*=""")
 
@@ -54,7 +55,7 @@ def read_toml(path: Path) -> TomlSource:
         BadInput: the file cannot be read, is not UTF-8 or is not TOML; the message has the parser's line and column.
     """
     try:
-        with open_regular(path) as file, io.TextIOWrapper(file, encoding="utf-8-sig") as decoded:
+        with io.TextIOWrapper(io.BytesIO(read_regular(path, MOST_TOML)), encoding="utf-8-sig") as decoded:
             text = decoded.read()
     except FileNotFoundError:
         raise BadInput(f"{path}: no such file; check the path") from None

@@ -14,7 +14,7 @@ from cloudai_mbridge.models.runner_config import RunnerConfig
 from cloudai_mbridge.plan.paths import IS_ROOT_NAME, ROOT_FILES
 from cloudai_mbridge.plan.plan_file import mistake_in_plan
 from cloudai_mbridge.plan.run_plan import Repo, RunPlan, SweepPlan, UpstreamPlan
-from cloudai_mbridge.regular_file import read_regular
+from cloudai_mbridge.regular_file import NotRegular, read_regular
 
 PLAN_VERSION = 2
 _AGAIN = "restore the file, or run the scenario again"
@@ -33,6 +33,8 @@ def read_plan_data(root: Path) -> dict[str, Any]:
         raise _not_a_run(root)
     try:
         plan = json.loads(read_regular(path), object_pairs_hook=_without_duplicates)
+    except NotRegular as error:
+        raise Damaged(f"{path}: is damaged ({error.strerror}); {_AGAIN}") from None
     except (ValueError, RecursionError) as error:
         raise Damaged(f"{path}: is damaged ({shown(str(error))}); {_AGAIN}") from None
     if not isinstance(plan, dict) or plan.get("version") != PLAN_VERSION:
