@@ -116,15 +116,17 @@ def _work(point: PointModel) -> Iterator[str]:
         yield f"metrics.flops_per_step is {metrics.flops_per_step!r}, and the run says {shown(flops)}"
     batch, length, said = point.args.get("gb"), point.args.get("seq_length"), metrics.tokens_per_step_per_gpu
     if said is not None and isinstance(batch, int) and isinstance(length, int) and point.world_size:
-        if (tokens := _divided(batch * length, point.world_size)) is None or not _equal(said, tokens):
-            yield f"metrics.tokens_per_step_per_gpu is {said!r}, and the arguments give {'no number' if tokens is None else tokens}"
+        tokens = _divided(batch * length, point.world_size)
+        if not _equal(said, tokens):
+            yield f"metrics.tokens_per_step_per_gpu is {said!r}, and the arguments give {tokens!r}"
 
 
-def _divided(number: int, by: int) -> float | None:
+def _divided(number: int, by: int) -> float:
+    """Return a quotient, NaN if it is too large for a float."""
     try:
         return number / by
     except OverflowError:
-        return None
+        return math.nan
 
 
 _RULES = (_verdict, _key, _steps, _statistics, _work)

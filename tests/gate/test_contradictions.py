@@ -149,7 +149,7 @@ def test_impossible_numbers_do_not_count(tmp_path: Path, name: str, value: float
 def test_a_name_that_stands_twice_is_refused(tmp_path: Path) -> None:
     path = _write(tmp_path / "report.json", _point())
     path.write_text(path.read_text().replace('"verdict": ', '"verdict": "failed", "verdict": ', 1))
-    with pytest.raises(BadInput, match="the name 'verdict' stands twice in one object"):
+    with pytest.raises(BadInput, match="the key 'verdict' is there twice"):
         read_results(path)
 
 
