@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain, pairwise
 
+from cloudai_mbridge.errors import shown
 from cloudai_mbridge.models.references import REFERENCE
 
 _SECRET_NAME = re.compile(
@@ -121,6 +122,17 @@ def find_credential_in_words(text: str) -> Credential | None:
     words = shlex.split(text)
     options = [f"{option}={value}" for option, value in pairwise(words) if option.startswith("--")]
     return next((found for each in (text, *words, *options) if (found := find_credential(each))), None)
+
+
+def shown_key(key: str) -> str:
+    """Return a key for a message: without the value that CloudAI lets stand in it, *** if it holds a credential."""
+    name = key.partition("=")[0]
+    return "***" if any(start < len(name) for start, _ in credential_spans(key)) else name
+
+
+def shown_value(value: object) -> str:
+    """Return a value for a message, unless it holds a credential."""
+    return "(value hidden)" if find_credential(repr(value)) else shown(value)
 
 
 def slurm_variable_problem(name: str, value: object) -> str | None:

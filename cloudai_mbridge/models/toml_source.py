@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from cloudai_mbridge.errors import BadInput
+from cloudai_mbridge.models.credentials import shown_key
 from cloudai_mbridge.regular_file import NotRegular, read_regular
 
 MOST_TOML = 128 << 20
@@ -44,8 +45,8 @@ class TomlSource:
 
 
 def dotted(key_path: Sequence[str | int]) -> str:
-    """Return a.b[0].c for ("a", "b", 0, "c")."""
-    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in key_path).lstrip(".")
+    """Return a.b[0].c for ("a", "b", 0, "c"), without what a key may hold beside its name."""
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{shown_key(part)}" for part in key_path).lstrip(".")
 
 
 def read_toml(path: Path) -> TomlSource:
