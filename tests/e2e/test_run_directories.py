@@ -172,7 +172,10 @@ KINDS = {
     "a file": Kind(a_file, 2, ""),
     "a circle of links": Kind(a_circle_of_links, 2, "", MISSING),
     "a FIFO of submissions": Kind(
-        a_fifo_of_submissions, 3, "a FIFO, not a regular file", {name: None for name in COMMANDS if name not in ("resume", "cancel")}
+        a_fifo_of_submissions,
+        3,
+        "a FIFO, not a regular file",
+        {name: None for name in COMMANDS if name not in ("resume", "cancel")},
     ),
     "incomplete": Kind(incomplete, 6, "is incomplete (plan.json is missing): mbridge ended before"),
     "dry run": Kind(a_dry_run, 6, "dry run", {"status": 0}),
