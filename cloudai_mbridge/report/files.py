@@ -20,8 +20,9 @@ def replacing(path: Path) -> Iterator[Path]:
         yield unfinished
         unfinished.replace(path)
     except OSError as error:
-        error.filename, error.filename2 = str(path), None  # nobody knows the other name
-        raise
+        if error.errno is None:  # a library's own words
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from None  # nobody knows the other name
     finally:
         with contextlib.suppress(OSError):
             unfinished.unlink(missing_ok=True)
