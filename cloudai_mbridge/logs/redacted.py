@@ -56,11 +56,11 @@ def _without_value(match: re.Match[str]) -> str:
 
 
 def redacted_in(value: Any) -> Any:
-    """Return a value with every text in it redacted; names of tables stay, and what has no text stays the same."""
+    """Return a value with every text in it redacted, names in tables too; what has no text stays the same."""
     if isinstance(value, str):
         return value if isinstance(value, Enum) else redacted(value)
     if isinstance(value, Mapping):
-        return {name: _named(name, item) for name, item in value.items()}
+        return {redacted_in(name): _named(name, item) for name, item in value.items()}
     if isinstance(value, list | tuple):
         return type(value)(redacted_in(item) for item in value)
     if is_dataclass(value) and not isinstance(value, type):

@@ -80,8 +80,10 @@ class _Told:
 
 def test_values_of_every_kind() -> None:
     value: dict[str, Any] = {"a": [1, None, "x://u:p@h"], "b": (_Told("API_KEY=x", 0.5),), "HF_TOKEN": "x y", "c": True}
+    value |= {f"packages of {TOKEN}": "1", "api_key": "x", 5: "y"}
     assert redacted_in({**value, "d": JobClass.FAILED}) == {
         **{"a": [1, None, "x://***@h"], "b": (_Told("API_KEY=***", 0.5),), "HF_TOKEN": "***", "c": True},
+        **{"packages of ***": "1", "api_key": "***", 5: "y"},
         **{"d": JobClass.FAILED},
     }
 
