@@ -130,7 +130,7 @@ def _drive_locked(console: Console, prepared: pipeline.Prepared, root: Path) -> 
 def status(directory: Path, events: bool) -> int:
     """Show where a run's points stand, from its journal."""
     root = _absolute(directory)
-    console, found = new_console(), control.read_status(root)
+    console, found = new_console(), control.read_status(root, with_events=events)
     table = Table(
         "point", "state", "job", "nodes", "attempts", "why", title=Text(visible(found.scenario)), title_justify="left"
     )
@@ -139,7 +139,7 @@ def status(directory: Path, events: bool) -> int:
         table.add_row(*(Text(visible(cell)) for cell in cells))
     console.print(table)
     lines = [f"node {node} is excluded: {reason}" for node, reason in found.excluded.items()]
-    lines += [f"{event.at} {event.key or '-'}: {event.text}" for event in (found.events if events else ())]
+    lines += [f"{event.at} {event.key or '-'}: {event.text}" for event in found.events]
     counts = ", ".join(f"{count} {state}" for state, count in sorted(found.counts.items()))
     lines.append(f"{counts or 'no runs'}; {_what_next(found, root)}")
     for line in lines:

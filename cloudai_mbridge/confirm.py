@@ -246,6 +246,14 @@ def _read_json(path: Path) -> dict[str, Any]:
     return data
 
 
+def _is_same(ran: Path, again: Path) -> bool:
+    text = again.read_bytes()
+    try:
+        return read_regular(ran, len(text)) == text
+    except OSError:
+        return False
+
+
 def _require_same_files(prepared: Prepared, root: Path) -> None:
     """Raise BadInput unless this mbridge would write, byte for byte, the files that were run."""
     with tempfile.TemporaryDirectory() as directory:
@@ -254,7 +262,7 @@ def _require_same_files(prepared: Prepared, root: Path) -> None:
         for run in prepared.plan.runs:
             for path in sorted((again / run.key).iterdir()):
                 ran = root / run.key / path.name
-                if not ran.is_file() or ran.read_bytes() != path.read_bytes():
+                if not _is_same(ran, path):
                     raise BadInput(
                         f"{ran}: is not what this mbridge would write now, so a further run of {_point(run)} would be"
                         " another one; run the scenario again"

@@ -5,15 +5,15 @@ import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO
 
 from cloudai_mbridge.errors import BadInput, ToolFailure
 from cloudai_mbridge.logs.tail import printable
 from cloudai_mbridge.models.explain import suggest
 from cloudai_mbridge.plan import POINT_FILES, ROOT_FILES
 from cloudai_mbridge.plan.read import is_of_dry_run, read_plan_data, refuse_dry_run, require_directories
-from cloudai_mbridge.regular_file import NotRegular, open_regular
+from cloudai_mbridge.regular_file import NotRegular, data_ranges, is_empty, open_regular, pass_hole
 from cloudai_mbridge.runner import cancel_request
 from cloudai_mbridge.runner.hosts import require_this_host
 from cloudai_mbridge.runner.journal import Event, Journal, JournalEntry
@@ -41,7 +41,10 @@ class RunState:
 
 @dataclass(frozen=True)
 class Status:
-    """Where a scenario stands. driver: the process that drives it, or None. damage: rows that cannot be read."""
+    """Where a scenario stands. driver: the process that drives it, or None. damage: rows that cannot be read.
+
+    events: none unless they were asked for.
+    """
 
     scenario: str
     driver: str | None
@@ -60,7 +63,7 @@ class Status:
         return Counter(run.state for run in self.runs)
 
 
-def read_status(root: Path) -> Status:
+def read_status(root: Path, *, with_events: bool = False) -> Status:
     """Read the journal; Slurm is not asked.
 
     Raises:
@@ -75,7 +78,8 @@ def read_status(root: Path) -> Status:
         damage = (f"{path}: is missing although mbridge has driven this run; {_remedy(root)}",) * is_lost
         return Status(plan["scenario"], driver, runs, {}, (), damage, is_dry_run)
     with Journal.read_only(path) as journal:
-        entries, excluded, events = journal.entries(), journal.excluded(), tuple(journal.events())
+        entries, excluded = journal.entries(), journal.excluded()
+        events = tuple(journal.events()) if with_events else ()
     runs = tuple(_state(run["key"], entries.get(run["key"])) for run in plan["runs"])
     damage = tuple(f"{path}: {entry.key}: {text}" for entry in entries.values() for text in entry.damage)
     return Status(plan["scenario"], has_driver(root), runs, excluded, events, damage)
@@ -215,6 +219,9 @@ def read_lines(path: Path, count: int | None, *, follow: bool) -> Iterator[str]:
         while (block := file.read(_BLOCK)) or follow:
             if not block:
                 time.sleep(_FOLLOW_S)
+            elif is_empty(block):
+                pass_hole(file)
+                continue
             first, *others = block.split(b"\n")
             rest.append(first)
             for line in others:
@@ -231,23 +238,21 @@ def _shown(pieces: Iterable[bytes]) -> str:
     return printable(b"".join(pieces).decode("utf-8", errors="replace").rstrip("\r"))
 
 
-def _seek_to_last(file: BinaryIO, count: int) -> None:
+def _seek_to_last(file: BufferedReader, count: int) -> None:
     """Go to where the last `count` lines begin."""
-    position = file.seek(0, 2)
-    file.seek(max(0, position - 1))
+    end = file.seek(0, 2)
+    file.seek(max(0, end - 1))
     breaks = -1 if file.read(1) == b"\n" else 0  # the one at the very end closes the last line
     if count == 0:
-        file.seek(0, 2)
         return
-    while position > 0 and breaks < count:
-        start = max(0, position - _BLOCK)
-        file.seek(start)
-        block = file.read(position - start)
-        at = len(block)
-        while breaks < count and (at := block.rfind(b"\n", 0, at)) >= 0:
-            breaks += 1
+    for start, stop in reversed(data_ranges(file)):
+        for block_at in range(stop - 1 - (stop - 1 - start) % _BLOCK, start - 1, -_BLOCK):
+            file.seek(block_at)
+            block = file.read(min(_BLOCK, stop - block_at))
+            at = len(block)
+            while breaks < count and (at := block.rfind(b"\n", 0, at)) >= 0:
+                breaks += 1
             if breaks == count:
-                file.seek(start + at + 1)
+                file.seek(block_at + at + 1)
                 return
-        position = start
     file.seek(0)

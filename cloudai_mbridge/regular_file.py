@@ -1,5 +1,6 @@
 """Read files that anybody may have put there: regular files only, so that no read waits or goes on for ever."""
 
+import errno
 import os
 import stat
 from collections.abc import Iterator
@@ -7,6 +8,7 @@ from io import BufferedReader
 from pathlib import Path
 
 _CHUNK = 1 << 20
+_MOST_READ = 2 << 30
 _KINDS = {
     stat.S_IFIFO: "a FIFO",
     stat.S_IFCHR: "a device",
@@ -18,6 +20,10 @@ _KINDS = {
 
 class NotRegular(OSError):
     """The path leads to something that is not a regular file; strerror says to what."""
+
+
+class TooLarge(NotRegular):
+    """The file is larger than any that is read as a whole; strerror says how large."""
 
 
 def open_regular(path: Path) -> BufferedReader:
@@ -40,20 +46,62 @@ def read_chunks(file: BufferedReader) -> Iterator[bytes]:
     """Yield what a file holds, from where it stands. Holes, of any size and without content, are passed over."""
     while chunk := file.read(_CHUNK):
         yield chunk
-        if not chunk.strip(b"\0"):
-            try:
-                file.seek(os.lseek(file.fileno(), file.tell(), os.SEEK_DATA))
-            except OSError:  # nothing but a hole is left
-                file.seek(0, os.SEEK_END)
+        if is_empty(chunk):
+            pass_hole(file)
 
 
-def read_regular(path: Path) -> bytes:
-    """Return what a regular file holds.
+def is_empty(chunk: bytes) -> bool:
+    """Return whether a chunk has NULs only, and may be of a hole."""
+    return not chunk.strip(b"\0")
+
+
+def pass_hole(file: BufferedReader) -> None:
+    """Go on to the next data of a file, to its end if there are none."""
+    start, end = file.tell(), file.seek(0, os.SEEK_END)
+    file.seek(next((each for each, _ in _data_ranges(file, start, end)), end))
+
+
+def data_ranges(file: BufferedReader) -> list[tuple[int, int]]:
+    """Return where a file has data, as (start, end), in order; between them are holes."""
+    return list(_data_ranges(file, 0, file.seek(0, os.SEEK_END)))
+
+
+def _data_ranges(file: BufferedReader, start: int, end: int) -> Iterator[tuple[int, int]]:
+    while start < end:
+        try:
+            first = os.lseek(file.fileno(), start, os.SEEK_DATA)
+            start = os.lseek(file.fileno(), first, os.SEEK_HOLE)
+        except OSError as error:
+            if error.errno != errno.ENXIO:  # the file system does not tell
+                yield start, end
+            return
+        yield first, start
+
+
+def copy_regular(source: Path, target: Path) -> None:
+    """Copy a regular file, holes as holes.
 
     Raises:
-        OSError: as above.
+        OSError: as above, or the copy cannot be written.
+    """
+    with open_regular(source) as old, target.open("wb") as new:
+        for start, end in data_ranges(old):
+            old.seek(start)
+            new.seek(start)
+            for at in range(start, end, _CHUNK):
+                new.write(old.read(min(_CHUNK, end - at)))
+        new.truncate(os.fstat(old.fileno()).st_size)
+
+
+def read_regular(path: Path, most: int = _MOST_READ) -> bytes:
+    """Return what a regular file of at most so many bytes holds.
+
+    Raises:
+        OSError: as above, or TooLarge.
     """
     with open_regular(path) as file:
+        if (size := os.fstat(file.fileno()).st_size) > most:
+            raise TooLarge(None, f"a file of {size:,} bytes, and at most {most:,} are read", str(path))
         return file.read()
 
 

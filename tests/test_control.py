@@ -63,7 +63,7 @@ def test_where_every_run_stands(root: Path, journal: Journal) -> None:
     journal.saw(KEYS[3], 2, JobStatus("COMPLETED", JobClass.SUCCEEDED))
     journal.decided(KEYS[3], "success", [])
     journal.exclude("n7", "down")
-    status = control.read_status(root)
+    status = control.read_status(root, with_events=True)
     seen = [(run.state, run.job_id, run.nodes, run.num_attempts, run.why) for run in status.runs]
     assert seen == [
         ("running", "17", "n[1-2]", 1, "why"),

@@ -17,7 +17,10 @@ from cloudai_mbridge.logs import read_log
 from cloudai_mbridge.logs.tail import last_lines
 from cloudai_mbridge.models.load import load_system
 from cloudai_mbridge.models.toml_source import read_toml
-from cloudai_mbridge.regular_file import NotRegular, open_regular, read_regular
+from cloudai_mbridge.plan import POINT_FILES
+from cloudai_mbridge.plan.read import read_plan_data
+from cloudai_mbridge.regular_file import NotRegular, TooLarge, copy_regular, open_regular, read_regular
+from cloudai_mbridge.report.comparability import read_overrides
 from cloudai_mbridge.verdict.triage import triage_logs
 
 
@@ -78,12 +81,74 @@ def test_every_reader_says_it_in_one_line(odd: tuple[Path, str], read: Callable[
         read(path)
 
 
+LARGE = 1 << 42
+WHOLE: dict[str, Callable[[Path], object]] = {
+    **{name: read for name, read in READERS.items() if name not in ("history", "shown log")},
+    "results": read_results,
+    "plan": lambda path: read_plan_data(path.parent),
+}
+
+
+@pytest.mark.parametrize("read", WHOLE.values(), ids=WHOLE)
+def test_no_reader_takes_a_file_of_any_size(tmp_path: Path, read: Callable[[Path], object]) -> None:
+    path = tmp_path / "plan.json"
+    path.touch()
+    os.truncate(path, LARGE)
+    with pytest.raises(BadInput, match=r"a file of 4,398,046,511,104 bytes, and at most .* are read"):
+        read(path)
+    with pytest.raises(TooLarge):
+        read_regular(path)
+
+
+def test_a_definition_of_any_size_is_unreadable(tmp_path: Path) -> None:
+    (tmp_path / POINT_FILES.definition).touch()
+    os.truncate(tmp_path / POINT_FILES.definition, LARGE)
+    assert read_overrides(tmp_path) is None
+
+
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "directory"])
 def test_results(tmp_path: Path, kind: str) -> None:
     make, words = KINDS[kind]
     make(tmp_path / "report.json")
     with pytest.raises(BadInput, match=words):
         read_results(tmp_path / "report.json")
+
+
+def _with_hole(path: Path, before: str, after: str) -> Path:
+    """Write a file with a hole of 4 TiB between two texts, and another one behind them."""
+    with path.open("wb") as file:
+        file.write(before.encode())
+        file.seek(LARGE)
+        file.write(after.encode())
+        file.truncate(2 * LARGE)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("count", "last"), [(1, ["five"]), (2, ["four", "five"]), (4, ["two", "three", "four", "five"])]
+)
+def test_the_last_lines_behind_a_hole_are_shown(tmp_path: Path, count: int, last: list[str]) -> None:
+    path = _with_hole(tmp_path / "log", "one\ntwo\n", "three\nfour\nfive\n")
+    shown = [line.strip("\\x0") for line in control.read_lines(path, count + 1, follow=False)]  # the end is a line, too
+    assert [line for line in shown if line] == last
+
+
+def test_triage_passes_over_holes(tmp_path: Path) -> None:
+    path = _with_hole(tmp_path / "log", "begun\n", "\ntorch.OutOfMemoryError: CUDA out of memory.\n")
+    os.truncate(path, LARGE + 100)
+    failure = triage_logs([path])
+    assert failure is not None
+    assert "CUDA out of memory" in failure.evidence[0]
+
+
+def test_a_copy_has_the_holes(tmp_path: Path) -> None:
+    path = _with_hole(tmp_path / "file", "one", "two")
+    copy_regular(path, tmp_path / "copy")
+    assert (tmp_path / "copy").stat().st_size == path.stat().st_size
+    with (tmp_path / "copy").open("rb") as copy:
+        assert copy.read(4) == b"one\0"
+        copy.seek(LARGE)
+        assert copy.read(4) == b"two\0"
 
 
 def test_holes_are_passed_over(tmp_path: Path) -> None:

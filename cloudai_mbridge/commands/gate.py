@@ -1,11 +1,11 @@
 """`mbridge gate` and `mbridge compare`."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -42,8 +42,7 @@ def gate(
     policy: Path,
     baseline: Path | None,
     confirm: int | None,
-    html: Path | None,
-    **files: Any,
+    **files: Path | None,
 ) -> int:
     """Judge RESULTS (report.json files or runs' directories, taken together) against a baseline or a history.
 
@@ -54,6 +53,7 @@ def gate(
     from cloudai_mbridge.gate.results import without_dry_runs
     from cloudai_mbridge.gate.run import run_gate
 
+    _require_writable(files)
     loaded = load_policy(policy)
     if baseline is not None:
         loaded = replace(loaded, baseline_path=baseline, history_path=None)
@@ -69,11 +69,10 @@ def gate(
             result = run_gate([*given, *(runs.root for runs in more)], loaded, today, looks) if more else result
             result = result.with_notes(note for runs in more for note in runs.notes)
     result = result.with_notes(skipped)
-    _show(result, **files)
-    click.echo(f"exit code {result.exit_code}")
-    if html is not None:
-        _write_page(html, given[0], result)
-    return result.exit_code
+    not_written = _show(result, given[0], **files)
+    code = result.exit_code or not_written
+    click.echo(f"exit code {code}")
+    return code
 
 
 @click.command()
@@ -83,40 +82,82 @@ def gate(
 @click.option("--json", "json_file", type=_PATH, help="Also write the result as JSON.")
 @click.option("--markdown", type=_PATH, help="Also write it for a CI's step summary.")
 @click.option("--junit", type=_PATH, help="Also write it as JUnit XML.")
-def compare(old: Path, new: Path, policy: Path | None, **files: Any) -> int:
+def compare(old: Path, new: Path, policy: Path | None, **files: Path | None) -> int:
     """Compare the runs of report B with those of report A. It only tells: the exit code is 0, whatever it finds."""
     from cloudai_mbridge.gate.policy import GatePolicy, load_policy
     from cloudai_mbridge.gate.run import compare_reports
 
+    _require_writable(files)
     terms = load_policy(policy).policy if policy else GatePolicy.model_validate(_BUILT_IN)
-    _show(compare_reports([old], [new], terms, datetime.now(UTC).date()), **files)
-    return OK
+    return _show(compare_reports([old], [new], terms, datetime.now(UTC).date()), new, **files)
 
 
-def _show(result: "GateResult", json_file: Path | None, markdown: Path | None, junit: Path | None) -> None:
-    from cloudai_mbridge.report.files import write_text
+def _require_writable(files: Mapping[str, Path | None]) -> None:
+    from cloudai_mbridge.report.files import require_writable
+
+    for path in files.values():
+        if path is not None:
+            require_writable(path)
+
+
+def _show(
+    result: "GateResult",
+    report: Path,
+    json_file: Path | None,
+    markdown: Path | None,
+    junit: Path | None,
+    html: Path | None = None,
+) -> int:
+    """Print a result and write its files; return 0, or the exit code of the last one that could not be written."""
     from cloudai_mbridge.report.gate_junit import render_gate_junit
     from cloudai_mbridge.report.gate_markdown import render_gate_markdown
     from cloudai_mbridge.report.gate_terminal import render_gate
     from cloudai_mbridge.report.plain import plain
 
     new_console().print(render_gate(result))
-    if json_file is not None:
-        write_text(json_file, json.dumps({**plain(result), "exit_code": result.exit_code}, indent=1) + "\n")
-    if markdown is not None:
-        write_text(markdown, render_gate_markdown(result))
-    if junit is not None:
-        write_text(junit, render_gate_junit(result))
+    codes = [
+        _write(json_file, lambda: json.dumps({**plain(result), "exit_code": result.exit_code}, indent=1) + "\n"),
+        _write(markdown, lambda: render_gate_markdown(result)),
+        _write(junit, lambda: render_gate_junit(result)),
+        _write(html, lambda: _page(report, result)),
+    ]
+    return max(codes)
 
 
-def _write_page(html: Path, path: Path, result: "GateResult") -> None:
-    """Render the page of a report again, with what the gate says. The report has been read before, and is one."""
+def _write(path: Path | None, render: Callable[[], str]) -> int:
+    """Write a file, if it was asked for. One that cannot be written is told of, and the verdict stands."""
     from cloudai_mbridge.report.files import write_text
+
+    try:
+        if path is not None:
+            write_text(path, render())
+    except BadInput as error:
+        click.echo(f"error: {path}: not written: {error}", err=True)
+        return BadInput.exit_code
+    except OSError as error:
+        click.echo(f"error: {path}: not written: {error.strerror or error}", err=True)
+        return ToolFailure.exit_code
+    return OK
+
+
+def _page(path: Path, result: "GateResult") -> str:
+    """Render the page of a report again, with what the gate says.
+
+    Raises:
+        BadInput: the gate reads less of a report than the page does, and what the page needs is not there.
+    """
     from cloudai_mbridge.report.html import render_html
     from cloudai_mbridge.report.plain import plain
 
-    report = json.loads(read_regular(path / ROOT_FILES.report if path.is_dir() else path))
-    write_text(html, render_html(report, gate=plain(result)))
+    file = path / ROOT_FILES.report if path.is_dir() else path
+    report = json.loads(read_regular(file))
+    try:
+        return render_html(report, gate=plain(result))
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        raise BadInput(
+            f"{file}: lacks a part that the page shows ({type(error).__name__}: {error}); write it again"
+            " with `mbridge generate-report --result-dir DIR`"
+        ) from None
 
 
 def _confirm(results: Sequence[Path], result: "GateResult", repeats: int) -> "list[Confirmation]":

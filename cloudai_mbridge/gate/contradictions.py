@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from cloudai_mbridge.errors import shown
 from cloudai_mbridge.gate.result_model import REJECTED, SUCCESS, PointModel, ReportModel
 from cloudai_mbridge.metrics.statistics import summarize
 
@@ -30,7 +31,9 @@ def wrong_summary(report: ReportModel) -> str:
     # of rejected points not all are listed
     said = {name: number for name, number in (report.summary or {}).items() if name != REJECTED}
     wrong = next((name for name, number in said.items() if counts[name] != number), None)
-    return "" if wrong is None else f"its summary has {said[wrong]!r} {wrong}, and {counts[wrong]} of its points are"
+    return (
+        "" if wrong is None else f"its summary has {shown(said[wrong])} {wrong}, and {counts[wrong]} of its points are"
+    )
 
 
 def _verdict(point: PointModel) -> Iterator[str]:
@@ -45,9 +48,9 @@ def _verdict(point: PointModel) -> Iterator[str]:
             continue
         for name in ("exit_code", "signal"):
             if job.get(name) not in (None, 0):
-                yield f"the verdict is success, and the job has {name} {job[name]!r}"
+                yield f"the verdict is success, and the job has {name} {shown(job[name])}"
         if job.get("job_class", _SUCCEEDED) != _SUCCEEDED:
-            yield f"the verdict is success, and the job is {job['job_class']!r}"
+            yield f"the verdict is success, and the job is {shown(job['job_class'])}"
 
 
 def _key(point: PointModel) -> Iterator[str]:
@@ -57,7 +60,7 @@ def _key(point: PointModel) -> Iterator[str]:
     said["warmup_steps"] = point.metrics.warmup_steps if point.metrics else None
     for name, value in said.items():
         if name in fields and value is not None and fields[name] != value:
-            yield f"{name} is {value!r}, and {fields[name]!r} in the comparability fields"
+            yield f"{name} is {shown(value)}, and {shown(fields[name])} in the comparability fields"
 
 
 def _steps(point: PointModel) -> Iterator[str]:
@@ -81,7 +84,7 @@ def _statistics(point: PointModel) -> Iterator[str]:
     for name, numbers in values.items():
         said, found = getattr(metrics, name), summarize(numbers)
         if isinstance(said, Mapping) and (wrong := _other(said, vars(found) if found else {})):
-            yield f"metrics.{name}.{wrong} is {said[wrong]!r}, and not what the steps give"
+            yield f"metrics.{name}.{wrong} is {shown(said[wrong])}, and not what the steps give"
     if metrics.window is not None and counted and list(metrics.window) != [counted[0].step, counted[-1].step]:
         yield f"metrics.window is {list(metrics.window)}, and steps {counted[0].step} to {counted[-1].step} count"
     memory = summarize([step.peak_memory_gib for step in point.steps])
@@ -96,7 +99,12 @@ def _other(said: Mapping[str, Any], found: Mapping[str, Any]) -> str | None:
 
 def _equal(one: Any, other: Any) -> bool:
     numbers = [value for value in (one, other) if isinstance(value, int | float) and not isinstance(value, bool)]
-    return math.isclose(*numbers, rel_tol=_EXACTNESS) if len(numbers) == 2 else one == other
+    if len(numbers) < 2:
+        return bool(one == other)
+    try:
+        return math.isclose(*numbers, rel_tol=_EXACTNESS)
+    except OverflowError:  # an integer that no float holds is not what steps give
+        return False
 
 
 def _work(point: PointModel) -> Iterator[str]:
@@ -105,12 +113,20 @@ def _work(point: PointModel) -> Iterator[str]:
         return
     flops = point.run.get("flops_per_step")
     if metrics.flops_per_step is not None and flops is not None and not _equal(metrics.flops_per_step, flops):
-        yield f"metrics.flops_per_step is {metrics.flops_per_step!r}, and the run says {flops!r}"
+        yield f"metrics.flops_per_step is {metrics.flops_per_step!r}, and the run says {shown(flops)}"
     batch, length, said = point.args.get("gb"), point.args.get("seq_length"), metrics.tokens_per_step_per_gpu
     if said is not None and isinstance(batch, int) and isinstance(length, int) and point.world_size:
-        tokens = batch * length / point.world_size
+        tokens = _divided(batch * length, point.world_size)
         if not _equal(said, tokens):
             yield f"metrics.tokens_per_step_per_gpu is {said!r}, and the arguments give {tokens!r}"
+
+
+def _divided(number: int, by: int) -> float:
+    """Return a quotient, NaN if it is too large for a float."""
+    try:
+        return number / by
+    except OverflowError:
+        return math.nan
 
 
 _RULES = (_verdict, _key, _steps, _statistics, _work)

@@ -15,7 +15,7 @@ from typing import Any
 from cloudai_mbridge.gate.history_intake import FAILED, Intake
 from cloudai_mbridge.gate.reference import run_values
 from cloudai_mbridge.gate.results import SUPPORTED_SCHEMA, RunResult
-from cloudai_mbridge.regular_file import open_regular
+from cloudai_mbridge.regular_file import open_regular, read_chunks
 
 _LOGIN = re.compile(r"(?<=//)[^/@\s\"]*@")  # of an address: a user, and maybe a password
 
@@ -132,7 +132,10 @@ def digest_of(file: Path) -> str:
     """Return the SHA-256 of a file; nothing of one that cannot be read, which reading it will explain."""
     try:
         with open_regular(file) as opened:
-            return hashlib.file_digest(opened, "sha256").hexdigest()
+            digest = hashlib.sha256()
+            for chunk in read_chunks(opened):
+                digest.update(chunk)
+            return digest.hexdigest()
     except OSError:
         return ""
 

@@ -20,7 +20,8 @@ from cloudai_mbridge.gate.tested import Tested, draft_metric, settle
 from cloudai_mbridge.gate.values import METRICS
 from cloudai_mbridge.gate.verdict import GateResult, GateVerdict, MetricVerdict, PointVerdict, worst
 
-_ROUNDED_RATE, _ROUNDED_TIME_S = 0.05, 0.005
+# The last digits of Megatron-Bridge's lines
+_DIGITS_OF_TIME, _DIGITS_OF_RATE = 2, 1
 
 
 def judge_results(
@@ -136,7 +137,8 @@ def _follow(metric: MetricPolicy, leader: MetricVerdict, draft: _Draft) -> Metri
     old = [run.values[metric.name][0] for run in reference.runs if metric.name in run.values] if reference else []
     new = [v[0] for run in runs.good if (v := METRICS[metric.name].of(run))] if runs else []
     before, after = words.mean(old), words.mean(new)
-    disagrees = _disagrees(metric, leader, before, after)
+    rounded = any(map(_is_rounded, runs.good)) if runs else False
+    disagrees = _disagrees(metric, leader, before, after, rounded=rounded)
     return MetricVerdict(
         metric=metric.name,
         verdict=GateVerdict.NOT_RUN if disagrees else leader.verdict,
@@ -151,18 +153,31 @@ def _follow(metric: MetricPolicy, leader: MetricVerdict, draft: _Draft) -> Metri
     )
 
 
-def _disagrees(metric: MetricPolicy, leader: MetricVerdict, before: float | None, after: float | None) -> str:
+def _disagrees(
+    metric: MetricPolicy, leader: MetricVerdict, before: float | None, after: float | None, *, rounded: bool
+) -> str:
     """Return how a rate contradicts the time that it is said to be made of, "" if it does not.
 
-    Of both, half of the last digit that Megatron-Bridge's rounded lines have is allowed for.
+    rounded: both were printed as Megatron-Bridge does, which leaves half of their last digits open.
     """
     if not (before and after and leader.baseline and leader.value):
         return ""
     work = (after * leader.value) / (before * leader.baseline) - 1
-    rounding = _ROUNDED_RATE * (1 / before + 1 / after) + _ROUNDED_TIME_S * (1 / leader.baseline + 1 / leader.value)
-    if abs(work) <= metric.tolerance + rounding:
+    open_rate, open_time = 10**-_DIGITS_OF_RATE / 2, 10**-_DIGITS_OF_TIME / 2
+    rounding = open_rate * (1 / before + 1 / after) + open_time * (1 / leader.baseline + 1 / leader.value)
+    if abs(work) <= metric.tolerance + (rounding if rounded else 0):
         return ""
     return f"contradicts {leader.metric}: the work of a step, their product, changed by {work:+.1%}"
+
+
+def _is_rounded(run: RunResult) -> bool:
+    """Return whether a run's times and rates come from Megatron-Bridge's lines: records have them at full precision.
+
+    A reference that it may be compared with was run by the same launcher, and is as precise.
+    """
+    values = [(step.step_time_s, _DIGITS_OF_TIME) for step in run.counted_steps]
+    values += [(step.tflops_per_gpu, _DIGITS_OF_RATE) for step in run.counted_steps]
+    return all(value is None or round(value, digits) == value for value, digits in values)
 
 
 def _waive(metric: MetricVerdict, point: str, policy: GatePolicy, today: date) -> MetricVerdict:

@@ -1,7 +1,5 @@
-"""What is read of a report.json, checked: numbers are numbers, and no name stands twice in an object."""
+"""What is read of a report.json, checked: numbers are numbers."""
 
-import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -91,22 +89,3 @@ class ReportModel(_Lenient):
     created_at: str
     points: list[PointModel]
     summary: dict[str, Any] | None = None
-
-
-def parse_json(text: bytes) -> Any:
-    """Return JSON as values.
-
-    Raises:
-        ValueError: it is not JSON, or a name stands twice in an object: readers would differ about which one counts.
-        RecursionError: it is nested too deep.
-    """
-    return json.loads(text, object_pairs_hook=_object)
-
-
-def _object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        seen: set[str] = set()
-        twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
-        raise ValueError(f"the name {twice[:100]!r} stands twice in one object")
-    return found

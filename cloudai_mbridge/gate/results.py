@@ -19,8 +19,8 @@ from cloudai_mbridge.gate.result_model import (
     PointModel,
     ReportModel,
     Step,
-    parse_json,
 )
+from cloudai_mbridge.json_text import parse_json
 from cloudai_mbridge.plan import ROOT_FILES
 from cloudai_mbridge.plan.read import is_dry_run, read_plan_data, refuse_dry_run
 from cloudai_mbridge.regular_file import read_regular

@@ -11,10 +11,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from cloudai_mbridge.logs.formats import match_step_time
-from cloudai_mbridge.regular_file import open_regular
+from cloudai_mbridge.regular_file import open_regular, read_chunks
 
 KEPT = 10
-_CHUNK = 1 << 20
 _LONGEST_LINE = 1 << 20
 
 
@@ -37,7 +36,7 @@ def _lines(path: Path) -> Iterator[str]:
     """Yield the lines that may hold a record; looking for bytes first is many times faster than decoding them all."""
     rest = b""
     with open_regular(path) as log:
-        while chunk := log.read(_CHUNK):
+        for chunk in read_chunks(log):
             *lines, rest = (rest + chunk).split(b"\n")
             rest = rest[-_LONGEST_LINE:]
             yield from (line.decode("utf-8", errors="replace") for line in lines if b"TFLOP" in line.upper())

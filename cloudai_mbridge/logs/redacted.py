@@ -1,8 +1,7 @@
 """Text of logs and arguments without what looks like a credential.
 
-Known are: the user of a URL (`://user:password@`, `://token@`), tokens with the prefix of a service, what an
-Authorization header or "Bearer" is followed by, and the value of a variable in upper case whose name is a credential's
-(`API_KEY=...`).
+Known are all shapes in which a credential is refused elsewhere, and some that only a text which a program prints may
+have: any user of a URL, `user:password@host` within a line, and an option before its value (`--hf_token ...`).
 A credential in any other shape stays.
 """
 
@@ -12,33 +11,56 @@ from dataclasses import fields, is_dataclass, replace
 from enum import Enum
 from typing import Any
 
-from cloudai_mbridge.models.credentials import BEARER, TOKEN, is_secret
+from cloudai_mbridge.models.credentials import credential_spans, is_assigned_credential, is_credential_key
 
 MASK = "***"
+_MOST_PASSES = 5  # what stood beside a credential may look like one now
 _USER = re.compile(r"://[^\s/\"'<>]*@")
-_VARIABLE = re.compile(r"""(?<![A-Za-z0-9_])([A-Z][A-Z0-9_]{2,63})(["']?\s{0,3}[=:]\s{0,3})("[^"]*"?|'[^']*'?|\S+)""")
+_USER_WITHOUT_SCHEME = re.compile(
+    r"""(?<![^\s"'=(,])[^\s/@:"'=(,]{1,64}:[^\s/@"']{1,200}@(?!sha\d+:|\d+(?![A-Za-z0-9.-]))(?=[A-Za-z0-9])"""
+)
+_OPTION = re.compile(r"(?<!\S)(--[A-Za-z][A-Za-z0-9_-]{0,63}|-hf|-wdk)(\s{1,3})([^\s-]\S*)")
+_PRIVATE_KEY = re.compile(
+    r"-----BEGIN [A-Z ]{0,30}PRIVATE KEY-----[\s\S]*?(?:-----END [A-Z ]{0,30}PRIVATE KEY-----|\Z)"
+)
 
 
 def redacted(text: str) -> str:
     """Return the text with *** for what looks like a credential. Redacting it again changes nothing."""
-    text = BEARER.sub(rf"\g<1>{MASK}", _USER.sub(f"://{MASK}@", text))
-    return _VARIABLE.sub(_without_value, TOKEN.sub(MASK, text))
+    for _ in range(_MOST_PASSES):
+        before, text = text, _masked(text)
+        if text == before:
+            break
+    return text
+
+
+def _masked(text: str) -> str:
+    text = _USER_WITHOUT_SCHEME.sub(f"{MASK}@", _USER.sub(f"://{MASK}@", text))
+    text = _OPTION.sub(_without_value, text)
+    pieces, end = [], 0
+    for start, stop in credential_spans(text):
+        if start >= end:
+            pieces += [text[end:start], MASK]
+        end = max(end, stop)
+    return "".join([*pieces, text[end:]])
+
+
+def redacted_lines(text: str) -> list[str]:
+    """Return the lines of a text, redacted one by one; of a private key, which has many, one *** is left."""
+    return [redacted(line) for line in _PRIVATE_KEY.sub(MASK, text).splitlines()]
 
 
 def _without_value(match: re.Match[str]) -> str:
-    name = match[1]
-    # a number of tokens is no token, and the second colon of "A_KEY::b" no value
-    if not is_secret(name) or name.endswith("TOKENS") or MASK in match[3]:
-        return match[0]
-    return f"{name}{match[2]}{MASK}"
+    option, blank, _ = match.groups()
+    return f"{option}{blank}{MASK}" if option in ("-hf", "-wdk") or is_credential_key(option) else match[0]
 
 
 def redacted_in(value: Any) -> Any:
-    """Return a value with every text in it redacted; names of tables stay, and what has no text stays the same."""
+    """Return a value with every text in it redacted, names in tables too; what has no text stays the same."""
     if isinstance(value, str):
         return value if isinstance(value, Enum) else redacted(value)
     if isinstance(value, Mapping):
-        return {name: _named(name, item) for name, item in value.items()}
+        return {redacted_in(name): _named(name, item) for name, item in value.items()}
     if isinstance(value, list | tuple):
         return type(value)(redacted_in(item) for item in value)
     if is_dataclass(value) and not isinstance(value, type):
@@ -47,6 +69,6 @@ def redacted_in(value: Any) -> Any:
 
 
 def _named(name: Any, value: Any) -> Any:
-    """Return a table's value; that of a variable in upper case is judged by its name, too."""
-    whole = isinstance(name, str) and isinstance(value, str) and name.isupper()
-    return MASK if whole and redacted(f"{name}={value}") == f"{name}={MASK}" else redacted_in(value)
+    """Return a table's value; one that is a text is judged by its name, too."""
+    are_texts = isinstance(name, str) and isinstance(value, str)
+    return MASK if are_texts and is_assigned_credential(name, value) else redacted_in(value)

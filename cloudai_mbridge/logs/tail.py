@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from cloudai_mbridge.logs.redacted import redacted
+from cloudai_mbridge.logs.redacted import redacted_lines
 from cloudai_mbridge.regular_file import open_regular
 
 _BLOCK = 1 << 16
@@ -24,8 +24,7 @@ def last_lines(path: Path, count: int) -> list[str]:
             text = log.read().decode("utf-8", errors="replace")
     except OSError:
         return []
-    lines = [redacted(printable(line.rstrip())) for line in text.splitlines()]
-    lines = [line for line in lines if line]
+    lines = [line for line in redacted_lines("\n".join(printable(line.rstrip()) for line in text.splitlines())) if line]
     end = next((i + 1 for i, line in enumerate(lines) if _RANK_FAILED.search(line)), len(lines))
     return lines[:end][-count:]
 

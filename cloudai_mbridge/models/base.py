@@ -12,6 +12,8 @@ from cloudai_mbridge.models.credentials import (
     find_credential_in_words,
     is_credential_key,
     is_secret,
+    shown_key,
+    shown_value,
     slurm_variable_problem,
 )
 
@@ -30,7 +32,10 @@ def _no_control_characters(value: str) -> str:
 
 def _environment_name(value: str) -> str:
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", value):
-        raise ValueError(f"{value!r} is not a name of an environment variable; use letters, digits and underscores")
+        name = shown_key(value)
+        raise ValueError(f"{name!r} is not a name of an environment variable; use letters, digits and underscores")
+    if find_credential(value):
+        raise ValueError("a variable's name holds a credential, which would be written to files; write NAME = value")
     return value
 
 
@@ -43,9 +48,10 @@ def _override_key(value: str) -> str:
     """Take what CloudAI takes, a.b, a[2].b, +a, ~a, --option or a.b=1, but for what no process should be given."""
     key = value.partition("=")[0]
     if not key.strip():
-        raise ValueError(f"{value!r} is not a key such as optimizer.lr or --option; write key = value")
-    if is_credential_key(key.rpartition(".")[2]) or _is_option(key, _CREDENTIAL_OPTIONS) or find_credential(key):
-        raise ValueError(_credential_in(key))
+        raise ValueError(f"{shown_value(value)} is not a key such as optimizer.lr or --option; write key = value")
+    names_one = is_credential_key(key.rpartition(".")[2]) or _is_option(key, _CREDENTIAL_OPTIONS)
+    if names_one or find_credential(key) or find_credential(value):
+        raise ValueError(_credential_in(value))
     return _no_control_characters(value)
 
 
@@ -55,7 +61,7 @@ def _is_option(key: str, options: Iterable[str]) -> bool:
 
 
 def _credential_in(key: str) -> str:
-    return f"{key!r} would put a credential into a script; use cmd_args.wandb_key or extra_env_vars"
+    return f"{shown_key(key)!r} would put a credential into a script; use cmd_args.wandb_key or extra_env_vars"
 
 
 def _overrides(overrides: dict[str, str]) -> dict[str, str]:

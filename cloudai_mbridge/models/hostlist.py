@@ -2,7 +2,8 @@
 
 import re
 from collections.abc import Iterator
-from itertools import islice
+from dataclasses import dataclass
+from itertools import chain, product
 
 from cloudai_mbridge.errors import BadInput
 
@@ -47,37 +48,63 @@ def expand_hostlist(text: str) -> list[str]:
     Raises:
         BadInput: a bracket is not closed, holds something else than ranges, or there are more than 100,000 nodes.
     """
-    every = (name for part in _parts(text) for name in _expand(part, text))
-    names = list(dict.fromkeys(islice(every, _MOST_EXPANDED)))
-    if len(names) > _MOST or next(every, None) is not None:
-        raise BadInput(f"{_cut(text)!r} names more than {_MOST} nodes; name fewer")
-    return names
+    parts = [_pieces(part, text) for part in _parts(text)]
+    if sum(map(_num_names, parts)) <= _MOST_EXPANDED:
+        names = list(dict.fromkeys(name for pieces in parts for name in _names(pieces)))
+        if len(names) <= _MOST:
+            return names
+    raise BadInput(f"{_cut(text)!r} names more than {_MOST} nodes; name fewer")
+
+
+@dataclass(frozen=True)
+class _Numbers:
+    """FIRST-LAST, with the leading zeros of FIRST."""
+
+    first: int
+    last: int
+    width: int
+
+    def __len__(self) -> int:
+        return self.last - self.first + 1
+
+    def __iter__(self) -> Iterator[str]:
+        return (str(number).zfill(self.width) for number in range(self.first, self.last + 1))
+
+
+_Piece = str | list[_Numbers]  # what stands before, between and behind the brackets, and what stands in them
 
 
 def _parts(text: str) -> list[str]:
     """Split at commas outside brackets."""
-    return [part.strip() for part in re.split(r",(?![^\[]*\])", text) if part.strip()]
+    return [part.strip() for part in re.findall(r"(?:\[[^\]]*\]?|[^,\[])+", text) if part.strip()]
 
 
-def _expand(part: str, text: str) -> Iterator[str]:
-    head, bracket, rest = part.partition("[")
-    inside, closed, tail = rest.partition("]")
-    if "]" in head or bool(bracket) is not bool(closed):
+def _pieces(part: str, text: str) -> list[_Piece]:
+    found = re.split(r"\[([^\[\]]*)\]", part)
+    if any("[" in piece or "]" in piece for piece in found):
         raise _bad(text)
-    if not bracket:
-        yield part
-        return
-    numbers = (number for each in inside.split(",") for number in _range(each.strip(), text))
-    yield from (head + number + end for number in numbers for end in _expand(tail, text))
+    return [[_numbers(each.strip(), text) for each in p.split(",")] if i % 2 else p for i, p in enumerate(found)]
 
 
-def _range(text: str, whole: str) -> Iterator[str]:
-    """Return the numbers of FIRST-LAST, with the leading zeros of FIRST."""
-    match = re.fullmatch(r"(\d{1,18})(?:-(\d{1,18}))?", text)
+def _numbers(text: str, whole: str) -> _Numbers:
+    match = re.fullmatch("([0-9]{1,18})(?:-([0-9]{1,18}))?", text)
     first, last = (match[1], match[2] or match[1]) if match else ("1", "0")
     if not 0 <= int(last) - int(first) < _MOST:
         raise _bad(whole)
-    return (str(number).zfill(len(first)) for number in range(int(first), int(last) + 1))
+    return _Numbers(int(first), int(last), len(first))
+
+
+def _num_names(pieces: list[_Piece]) -> int:
+    """Return how many names a part stands for, or a number beyond what is taken."""
+    number = 1
+    for piece in pieces:
+        number = min(number * (1 if isinstance(piece, str) else sum(map(len, piece))), _MOST_EXPANDED + 1)
+    return number
+
+
+def _names(pieces: list[_Piece]) -> Iterator[str]:
+    choices = [[piece] if isinstance(piece, str) else list(chain.from_iterable(piece)) for piece in pieces]
+    return map("".join, product(*choices))
 
 
 def _bad(text: str) -> BadInput:

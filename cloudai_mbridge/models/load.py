@@ -10,6 +10,7 @@ from pydantic import BaseModel, ValidationError
 
 from cloudai_mbridge.errors import BadInput, counted
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
+from cloudai_mbridge.models.credentials import shown_value
 from cloudai_mbridge.models.explain import explain, suggest
 from cloudai_mbridge.models.loaded import ForeignSystem, ForeignTemplate, HookOptions, LoadedScenario, LoadedTest
 from cloudai_mbridge.models.scenario import Scenario, TestRun
@@ -47,7 +48,8 @@ def load_system(path: Path) -> System:
         where = source.where(("scheduler",))
         raise ForeignSystem(f"{where}: {scheduler!r} is not supported; use one of {', '.join(kinds)}")
     if not isinstance(scheduler, str) or scheduler not in kinds:
-        raise BadInput(f"{source.where(('scheduler',))}: {scheduler!r} is unknown; use one of {', '.join(kinds)}")
+        where = source.where(("scheduler",))
+        raise BadInput(f"{where}: {shown_value(scheduler)} is unknown; use one of {', '.join(kinds)}")
     return validate(kinds[scheduler], source.data, source)
 
 

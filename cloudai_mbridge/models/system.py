@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, FiniteFloat, model_serializer, model_validator
 
 from cloudai_mbridge.models.base import EnvName, NoSlurmCredential, OneLine, PrivateText, ShellWords, StrictModel, Text
+from cloudai_mbridge.models.credentials import shown_key, shown_value
 
 
 class Executor(StrEnum):
@@ -30,13 +31,14 @@ class Prices(StrictModel):
         prices = {name: value for name, value in data.items() if name not in ("currency", "per_gpu_hour")}
         listed = data.get("per_gpu_hour", {})
         if not isinstance(listed, dict):
-            raise ValueError(f"per_gpu_hour: {listed!r} is not a table such as {{gb200 = 10.5}}")
+            raise ValueError(f"per_gpu_hour: {shown_value(listed)} is not a table such as {{gb200 = 10.5}}")
         prices = {**listed, **prices}
         if len({name.lower() for name in prices}) < len(prices):
-            raise ValueError(f"{', '.join(prices)}: a GPU has one price; remove the others")
+            raise ValueError(f"{', '.join(map(shown_key, prices))}: a GPU has one price; remove the others")
         for name, value in prices.items():
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
-                raise ValueError(f"{name}: {value!r} is not a price of a GPU-hour; use a number of at least 0")
+                what = f"{shown_key(name)}: {shown_value(value)}"
+                raise ValueError(f"{what} is not a price of a GPU-hour; use a number of at least 0")
         currency = {name: data[name] for name in ("currency",) if name in data}
         return {**currency, "per_gpu_hour": prices}
 

@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from cloudai_mbridge.errors import BadInput
-from cloudai_mbridge.regular_file import NotRegular, open_regular
+from cloudai_mbridge.models.credentials import shown_key
+from cloudai_mbridge.regular_file import NotRegular, read_regular
 
+MOST_TOML = 128 << 20
 _HEADER = re.compile(r"\s*\[(?P<array>\[)?\s*(?P<name>[^\]]+?)\s*\]")
 _KEY = re.compile(r"""\s*(?P<key>"[^"]*"|'[^']*'|[A-Za-z0-9_.\- ]+?)\s*=""")
 
@@ -43,8 +45,8 @@ class TomlSource:
 
 
 def dotted(key_path: Sequence[str | int]) -> str:
-    """Return a.b[0].c for ("a", "b", 0, "c")."""
-    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in key_path).lstrip(".")
+    """Return a.b[0].c for ("a", "b", 0, "c"), without what a key may hold beside its name."""
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{shown_key(part)}" for part in key_path).lstrip(".")
 
 
 def read_toml(path: Path) -> TomlSource:
@@ -54,7 +56,7 @@ def read_toml(path: Path) -> TomlSource:
         BadInput: the file cannot be read, is not UTF-8 or is not TOML; the message has the parser's line and column.
     """
     try:
-        with open_regular(path) as file, io.TextIOWrapper(file, encoding="utf-8-sig") as decoded:
+        with io.TextIOWrapper(io.BytesIO(read_regular(path, MOST_TOML)), encoding="utf-8-sig") as decoded:
             text = decoded.read()
     except FileNotFoundError:
         raise BadInput(f"{path}: no such file; check the path") from None

@@ -39,7 +39,7 @@ def _is_encodable(text: str) -> str:
 
 _Text = Annotated[str, AfterValidator(_is_encodable)]
 _Key = Annotated[_Text, AfterValidator(_is_inside)]
-_Count = Annotated[int, Field(ge=0)]
+_Count = Annotated[int, Field(ge=0, lt=2**63)]
 _Size = Annotated[int, Field(ge=0, le=10**12)]
 _Ranks = Annotated[int, Field(ge=1, le=_MAX_RANKS)]
 
@@ -54,14 +54,17 @@ class _RepoPart(_Part):
     mount_as: _Text = ""
 
 
+_NO_REPO = _RepoPart(url="", commit="")
+
+
 class _UpstreamPart(_Part):
     args: dict[str, Any] = {}
     overrides: dict[str, str] = {}
     gpus_per_node: int | None = None
     slurm_params: list[_Text] = []
-    megatron_bridge: _RepoPart | None = None
+    megatron_bridge: _RepoPart = _NO_REPO
     mounted: list[_RepoPart] = []
-    nemo_run: _RepoPart | None = None
+    nemo_run: _RepoPart = _NO_REPO
     credentials: list[_Text] = []
 
 

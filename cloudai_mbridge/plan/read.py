@@ -1,6 +1,5 @@
 """Read a plan back from the directory of its run, to take the run up again."""
 
-import json
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
@@ -10,11 +9,12 @@ from typing import Any
 from pydantic import ValidationError
 
 from cloudai_mbridge.errors import BadInput, Damaged, NothingRan, OtherVersion, shown
+from cloudai_mbridge.json_text import parse_json
 from cloudai_mbridge.models.runner_config import RunnerConfig
 from cloudai_mbridge.plan.paths import IS_ROOT_NAME, ROOT_FILES
 from cloudai_mbridge.plan.plan_file import mistake_in_plan
 from cloudai_mbridge.plan.run_plan import Repo, RunPlan, SweepPlan, UpstreamPlan
-from cloudai_mbridge.regular_file import read_regular
+from cloudai_mbridge.regular_file import NotRegular, read_regular
 
 PLAN_VERSION = 2
 _AGAIN = "restore the file, or run the scenario again"
@@ -32,7 +32,9 @@ def read_plan_data(root: Path) -> dict[str, Any]:
     if not path.is_file():
         raise _not_a_run(root)
     try:
-        plan = json.loads(read_regular(path), object_pairs_hook=_without_duplicates)
+        plan = parse_json(read_regular(path))
+    except NotRegular as error:
+        raise Damaged(f"{path}: is damaged ({error.strerror}); {_AGAIN}") from None
     except (ValueError, RecursionError) as error:
         raise Damaged(f"{path}: is damaged ({shown(str(error))}); {_AGAIN}") from None
     if not isinstance(plan, dict) or plan.get("version") != PLAN_VERSION:
@@ -44,15 +46,6 @@ def read_plan_data(root: Path) -> dict[str, Any]:
     if mistake := mistake_in_plan(plan):
         raise Damaged(f"{path}: is damaged ({mistake}); {_AGAIN}")
     return plan
-
-
-def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return an object of the JSON file; raise ValueError if it has a key twice."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"the key {next(name for name in names if names.count(name) > 1)!r} is there twice")
-    return found
 
 
 def _not_a_run(root: Path) -> BadInput:

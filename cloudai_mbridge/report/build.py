@@ -61,6 +61,7 @@ _OF_A_RUN = (
     *("key", "test_id", "test_name", "label", "iteration", "coordinates", "args", "recipe", "num_nodes"),
     *("ranks_per_node", "num_steps", "warmup_steps", "container_image", "is_pre_test"),
 )
+_OF_AN_UPSTREAM = ("megatron_bridge", "mounted", "nemo_run")
 _OF_A_REJECTED_POINT = ("test_id", "test_name", "label", "coordinates", "violations")
 
 
@@ -70,6 +71,8 @@ def _lacking(plan: Mapping[str, Any]) -> str | None:
     if found := next((name for table, key, name in parts if key not in table), None):
         return found
     parts = [(run, name, f"runs.{name}") for run in plan["runs"] for name in _OF_A_RUN]
+    upstreams = [run["upstream"] for run in plan["runs"] if run.get("upstream") is not None]
+    parts += [(upstream, name, f"runs.upstream.{name}") for upstream in upstreams for name in _OF_AN_UPSTREAM]
     parts += [(point, name, f"rejected.{name}") for point in plan["rejected"] for name in _OF_A_REJECTED_POINT]
     return next((name for table, key, name in parts if key not in table), None)
 

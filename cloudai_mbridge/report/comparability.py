@@ -23,6 +23,7 @@ from cloudai_mbridge.logs.redacted import redacted_in
 from cloudai_mbridge.models.base import OverrideKey
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
 from cloudai_mbridge.models.credentials import is_secret
+from cloudai_mbridge.models.toml_source import MOST_TOML
 from cloudai_mbridge.plan import POINT_FILES
 from cloudai_mbridge.regular_file import read_regular
 from cloudai_mbridge.report.plain import plain
@@ -115,14 +116,15 @@ def compare_by(run: Mapping[str, Any], said: Mapping[str, Any], system: str, dir
     return {"id": comparability_id(fields), "fields": fields}
 
 
-def read_overrides(directory: Path) -> dict[str, Any] | None:
+def read_overrides(directory: Path) -> dict[str, str] | None:
     """Return the overrides (`extra_cmd_args`) of a run's own test definition, None if it cannot be read."""
     try:
-        definition = tomllib.loads(read_regular(directory / POINT_FILES.definition).decode())
-    except (OSError, ValueError):
+        definition = tomllib.loads(read_regular(directory / POINT_FILES.definition, MOST_TOML).decode())
+    except (OSError, ValueError, RecursionError):
         return None
     overrides = definition.get("extra_cmd_args", {})
-    return overrides if isinstance(overrides, dict) else None
+    is_whole = isinstance(overrides, dict) and all(isinstance(value, str) for value in overrides.values())
+    return overrides if is_whole else None
 
 
 def _arguments(args: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,11 +1,12 @@
-"""Write a report's files: whole, or not at all."""
+"""Write a report's files, and those that a command is asked for: whole, or not at all."""
 
 import contextlib
+import os
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
-from cloudai_mbridge.launch.disk import naming
+from cloudai_mbridge.errors import BadInput
 
 
 @contextlib.contextmanager
@@ -18,11 +19,26 @@ def replacing(path: Path) -> Iterator[Path]:
     try:
         yield unfinished
         unfinished.replace(path)
+    except OSError as error:
+        if error.errno is None:  # a library's own words
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from None  # nobody knows the other name
     finally:
-        unfinished.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            unfinished.unlink(missing_ok=True)
 
 
 def write_text(path: Path, text: str) -> None:
     """Write text as UTF-8, line ends as they are; what UTF-8 cannot say is written as an escape such as \\udcff."""
-    with naming(path), replacing(path) as unfinished:
+    with replacing(path) as unfinished:
         unfinished.write_bytes(text.encode("utf-8", errors="backslashreplace"))
+
+
+def require_writable(path: Path) -> None:
+    """Raise BadInput of a path at which no file can be written, before the work whose result it is to hold."""
+    if path.exists() and not path.is_file():
+        raise BadInput(f"{path}: is not a file; name a file to write")
+    if not path.parent.is_dir():
+        raise BadInput(f"{path}: its directory does not exist; make {path.parent}")
+    if not os.access(path.parent, os.W_OK):
+        raise BadInput(f"{path}: its directory is read-only for this user; name a file in another one")

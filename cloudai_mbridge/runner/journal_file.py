@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from cloudai_mbridge.errors import Damaged, OtherVersion, ToolFailure
+from cloudai_mbridge.regular_file import copy_regular
 
 # Raise it with every change of the tables, or of what a JSON column may hold. Files without a version (0) are as of 1.
 JOURNAL_VERSION = 1
@@ -49,6 +50,7 @@ _OF_THE_MACHINE = {
     *(sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL, sqlite3.SQLITE_CANTOPEN),
 }
 _COPIES = 5
+_LONGEST_VALUE = 4 << 20  # of a column or a row
 
 
 def open_journal(path: Path, timeout_s: float) -> sqlite3.Connection:
@@ -104,9 +106,9 @@ def _undisturbed(path: Path, stack: contextlib.ExitStack) -> str:
     copy = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mbridge-"))) / path.name
     for _ in range(_COPIES):
         before = (_stamp(path), _stamp(log))
-        shutil.copyfile(path, copy)
+        copy_regular(path, copy)
         with contextlib.suppress(FileNotFoundError):  # its last writer has put it into the file, and left
-            shutil.copyfile(log, _log_of(copy))
+            copy_regular(log, _log_of(copy))
         if before == (_stamp(path), _stamp(log)):
             return copy.as_uri()
     return f"{path.absolute().as_uri()}?mode=ro"  # it is being written all the time, so its index is, too
@@ -129,7 +131,8 @@ def _size(path: Path) -> int:
 
 
 def _prepare(db: sqlite3.Connection) -> None:
-    """Have text that is not UTF-8 read as it is, not as an error of the whole file."""
+    """Have text that is not UTF-8 read as it is, not as an error of the whole file, and refuse values of any size."""
+    db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST_VALUE)
     db.text_factory = lambda raw: raw.decode("utf-8", errors="replace")
 
 

@@ -18,7 +18,7 @@ from cloudai_mbridge.local.child import Child, find_marked
 from cloudai_mbridge.models.system import SlurmSystem
 from cloudai_mbridge.plan import POINT_FILES, RunPlan
 from cloudai_mbridge.plan.upstream import HF_TOKEN
-from cloudai_mbridge.regular_file import open_regular
+from cloudai_mbridge.regular_file import open_regular, read_chunks
 from cloudai_mbridge.slurm import SlurmClient
 from cloudai_mbridge.slurm.parsing import without_slurm_variables
 
@@ -48,11 +48,12 @@ class _Launch:
         try:
             with open_regular(self.directory / POINT_FILES.launcher_log) as log:
                 log.seek(self.offset)
-                data = log.read()
+                data = b"".join(read_chunks(log))
+                end = log.tell()
         except OSError:
             return
         whole = data.rfind(b"\n") + 1 if len(data) < _LONGEST_LINE and self.code is None else len(data)
-        self.offset += whole
+        self.offset = end - (len(data) - whole)
         self.job_ids = list(dict.fromkeys([*self.job_ids, *find_job_ids(data[:whole])]))
 
 

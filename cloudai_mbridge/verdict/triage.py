@@ -11,12 +11,13 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cache
 from importlib import resources
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from cloudai_mbridge.jobs import JobClass, JobStatus
 from cloudai_mbridge.logs.redacted import redacted
-from cloudai_mbridge.regular_file import open_regular
+from cloudai_mbridge.regular_file import is_empty, open_regular, pass_hole
 from cloudai_mbridge.slurm.states import base_state
 from cloudai_mbridge.training.utils.log_lines import RUN_MARK, STEP_MARK
 
@@ -261,16 +262,20 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
             rest = line
             while rest and not rest.endswith(b"\n"):
                 rest = log.readline(_LONGEST_LINE)
+                if is_empty(rest):
+                    pass_hole(log)
             yield number, line
             if _SEARCHED_END < log.tell() < size - _SEARCHED_END:
                 number += _pass_over(log, size - _SEARCHED_END)
 
 
-def _pass_over(log: BinaryIO, end: int) -> int:
+def _pass_over(log: BufferedReader, end: int) -> int:
     """Read on to the first line that begins behind `end`; return how many lines were passed over."""
     count = 0
     while (left := end - log.tell()) > 0 and (block := log.read(min(left, _BLOCK))):
         count += block.count(b"\n")
+        if is_empty(block):
+            pass_hole(log)
     return count + log.readline().count(b"\n")
 
 

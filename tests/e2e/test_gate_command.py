@@ -3,6 +3,7 @@
 import hashlib
 import json
 import math
+import os
 import random
 import shlex
 import xml.etree.ElementTree as ET
@@ -271,3 +272,54 @@ def test_side_a_of_two_kinds_is_not_mixed(mbridge: Any, tmp_path: Path) -> None:
     assert done.returncode == 0
     assert point["metrics"][0]["num_baseline_runs"] == 3
     assert [other["verdict"] for other in others] == ["not run"]
+
+
+@pytest.fixture
+def history(mbridge: Any, tmp_path: Path, policy: Path) -> Path:
+    """Have the policy compare with five good runs; return the report of five slow ones."""
+    policy.write_text('name = "p"\n[history]\nfile = "history.sqlite"\n')
+    old = make_report(tmp_path / "a.json")
+    assert mbridge("history", "import", old, "--history", tmp_path / "history.sqlite").returncode == 0
+    return make_report(tmp_path / "slow.json", 1.1, seed=2)
+
+
+@pytest.mark.parametrize("option", ["--json", "--markdown", "--junit", "--html"])
+@pytest.mark.parametrize(
+    ("place", "words"),
+    [
+        ("missing/x", "its directory does not exist; make "),
+        ("", "is not a file"),
+        ("a.json/x", "does not exist; make "),
+    ],
+)
+def test_a_file_that_cannot_be_written_is_told_of_first(
+    mbridge: Any, tmp_path: Path, policy: Path, history: Path, option: str, place: str, words: str
+) -> None:
+    done = mbridge("gate", history, "--policy", policy, option, tmp_path / place)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"error: {tmp_path / place}: ")
+    assert words in done.stderr
+
+
+def test_what_is_not_a_file_is_not_replaced(mbridge: Any, tmp_path: Path, history: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    assert mbridge("compare", history, history, "--json", tmp_path / "fifo").returncode == 2
+    assert (tmp_path / "fifo").is_fifo()
+
+
+@pytest.mark.parametrize(("level", "code"), [(1.1, 10), (1.0, 2)])
+def test_a_page_that_cannot_be_drawn_leaves_the_verdict(
+    mbridge: Any, tmp_path: Path, policy: Path, history: Path, level: float, code: int
+) -> None:
+    result = make_report(
+        tmp_path / "b.json", level, seed=3, change=lambda point: point["metrics"].update(step_time_s={})
+    )
+    files = ("--html", tmp_path / "b.html", "--json", tmp_path / "g.json")
+    done = mbridge("gate", result, "--policy", policy, *files)
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (code, f"exit code {code}")
+    assert done.stderr.startswith(
+        f"error: {tmp_path / 'b.html'}: not written: {result}: lacks a part that the page shows"
+    )
+    assert done.stderr.count("\n") == 1
+    assert json.loads((tmp_path / "g.json").read_text())["exit_code"] in (0, 10)
+    assert not (tmp_path / "b.html").exists()

@@ -93,6 +93,25 @@ def test_what_disagrees_does_not_count(tmp_path: Path, change: Change, words: st
     assert words in reason
 
 
+HUGE: dict[str, Change] = {
+    "mean": lambda p: p["metrics"]["step_time_s"].update(mean=10**400),
+    "count": lambda p: p["metrics"]["step_time_s"].update(n=10**400),
+    "window": lambda p: p["metrics"].update(window=[10**400, 12]),
+    "batch": lambda p: p["args"].update(gb=10**4000),
+    "batch and length": lambda p: p["args"].update(gb=10**300, seq_length=10**300),
+    "FLOPs": lambda p: p["run"].update(flops_per_step=10**400),
+    "ranks": lambda p: p.update(world_size=10**400),
+    "job": lambda p: p["job"].update(exit_code=10**4000),
+}
+
+
+@pytest.mark.parametrize("change", HUGE.values(), ids=HUGE)
+def test_an_integer_that_no_float_holds_does_not_count(tmp_path: Path, change: Change) -> None:
+    reason = _reason(tmp_path, change)
+    assert reason.startswith("the report contradicts itself: ")
+    assert len(reason) < 500
+
+
 @pytest.mark.parametrize("missing", [1, 2, 3, 7, 12])
 def test_a_missing_step_does_not_count_whichever_it_is(tmp_path: Path, missing: int) -> None:
     def drop(point: dict[str, Any]) -> None:
@@ -130,7 +149,7 @@ def test_impossible_numbers_do_not_count(tmp_path: Path, name: str, value: float
 def test_a_name_that_stands_twice_is_refused(tmp_path: Path) -> None:
     path = _write(tmp_path / "report.json", _point())
     path.write_text(path.read_text().replace('"verdict": ', '"verdict": "failed", "verdict": ', 1))
-    with pytest.raises(BadInput, match="the name 'verdict' stands twice in one object"):
+    with pytest.raises(BadInput, match="the key 'verdict' is there twice"):
         read_results(path)
 
 

@@ -449,3 +449,35 @@ def test_tflops_that_contradict_the_step_time(required: bool, overall: GateVerdi
     assert tflops.verdict is GateVerdict.NOT_RUN
     assert "contradicts step_time_s: the work of a step, their product, changed by -50.0%" in tflops.words
     assert result.verdict is overall
+
+
+FOLLOWED = [{"name": "step_time_s"}, {"name": "tflops_per_gpu", "follows": "step_time_s", "required": True}]
+
+
+def _with(run: RunResult, rate: float, digits: tuple[int, int] | None = None) -> RunResult:
+    """Return a run at other rates; digits: of its times and rates, as Megatron-Bridge's lines have them."""
+    steps = [replace(step, tflops_per_gpu=(step.tflops_per_gpu or 0) * rate) for step in run.steps]
+    if digits is not None:
+        rounded = [
+            (round(step.step_time_s or 0, digits[0]), round(step.tflops_per_gpu or 0, digits[1])) for step in steps
+        ]
+        steps = [replace(s, step_time_s=t, tflops_per_gpu=r) for s, (t, r) in zip(steps, rounded, strict=True)]
+    return replace(run, steps=tuple(steps))
+
+
+@pytest.mark.parametrize("level", [0.02, 0.1, 1.0, 50.0])
+@pytest.mark.parametrize(("rate", "verdict"), [(1.0, "pass"), (0.9, "not run"), (1.1, "not run")])
+def test_the_rate_of_short_steps_is_looked_at_as_closely(level: float, rate: float, verdict: str) -> None:
+    baseline = [make_run(f"a{i}", level * (1 + n)) for i, n in enumerate(NOISE)]
+    results = [_with(make_run(f"b{i}", level * (1 + n)), rate) for i, n in enumerate(OTHER)]
+    assert metric(judged(results, baseline, metrics=FOLLOWED), "tflops_per_gpu").verdict == verdict
+
+
+@pytest.mark.parametrize("level", [0.13, 1.0, 7.25])
+@pytest.mark.parametrize("rate", [0.002, 1.0])
+def test_what_is_rounded_does_not_contradict(level: float, rate: float) -> None:
+    metrics = [{**each, "tolerance": 0.2, "margin": 0.1} for each in FOLLOWED]
+    baseline = [_with(make_run(f"a{i}", level * (1 + n)), rate, (2, 1)) for i, n in enumerate(NOISE)]
+    results = [_with(make_run(f"b{i}", level * (1 + n)), rate, (2, 1)) for i, n in enumerate(OTHER)]
+    found = metric(judged(results, baseline, metrics=metrics), "tflops_per_gpu")
+    assert "contradicts" not in found.words

@@ -116,6 +116,30 @@ def test_a_credential_is_refused_or_in_no_file(
         assert leaks(directory, whole) == []
 
 
+KEYS = (
+    *(f"http://bob:{VALUE}@proxy:3128", f"Authorization: Bearer {VALUE}", f"Basic {VALUE}A==", f"HF_TOKEN={VALUE}"),
+    *(f"logger.wandb_api_key={VALUE}", f"--env=HF_TOKEN={VALUE}", f"hf_{VALUE}{'A' * 20}", f"=hf_{VALUE}{'A' * 20}"),
+    f"model.x=http://bob:{VALUE}@proxy:1",
+)
+TABLES: tuple[tuple[str, Place], ...] = (
+    *(("test", (name,)) for name in ("extra_cmd_args", "cmd_args", "extra_env_vars", "sweep", "nsys")),
+    *(("test", ()), ("test", ("sweep", "include", 0)), ("test", ("sweep", "exclude", 0))),
+    *(("system", (name,)) for name in ("global_env_vars", "prices", "reports")),
+    ("system", ()),
+)
+
+
+@pytest.mark.parametrize(("kind", "table"), TABLES, ids=lambda value: str(value))
+def test_no_message_shows_the_credential_in_a_key(kind: str, table: Place, tmp_path: Path) -> None:
+    test = {**TEST, "sweep": {"include": [{}], "exclude": [{}]}} if len(table) > 1 else TEST
+    for i, (key, value) in enumerate((key, value) for key in KEYS for value in ("", "x", 5)):
+        system = put(SYSTEM, (*table, key), value) if kind == "system" else SYSTEM
+        tests = [put(test, (*table, key), value) if kind == "test" else test]
+        directory = tmp_path / str(i)
+        directory.mkdir()
+        assert leaks(directory, {"system": system, "scenario": {"name": "s", "Tests": tests}}) == []
+
+
 def test_a_proxy_with_a_password_travels_in_the_environment(tmp_path: Path) -> None:
     proxy = f"http://bob:{VALUE}@proxy:3128"
     system = put(SYSTEM, ("global_env_vars", "https_proxy"), proxy)

@@ -9,6 +9,8 @@ import pytest
 from cloudai_mbridge.jobs import JobClass
 from cloudai_mbridge.logs.redacted import redacted, redacted_in
 from cloudai_mbridge.logs.tail import last_lines
+from cloudai_mbridge.models.credentials import find_credential
+from tests.models.test_credentials import SHAPES
 
 TOKEN = "hf_" + "aB3" * 10
 
@@ -34,9 +36,33 @@ def test_a_credential_is_redacted_once_and_for_all(text: str, shown: str) -> Non
     assert redacted(shown) == shown
 
 
+@pytest.mark.parametrize("form", ["{}", "rank 0: {}", "+ {} --next", "['{}', 1]"])
+@pytest.mark.parametrize("text", SHAPES)
+def test_every_shape_that_is_refused_elsewhere_is_redacted(text: str, form: str) -> None:
+    shown = redacted(form.replace("{}", text))
+    assert find_credential(shown) is None
+    assert redacted(shown) == shown
+    assert "hunter2" not in shown
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("GET https://h/x?access_token=hunter2&a=b", "GET https://h/x?access_token=***"),
+        ("+ train --hf_token hunter2 -wdk hunter2", "+ train --hf_token *** -wdk ***"),
+        ("cannot reach bob:hunter2@proxy:3128", "cannot reach ***@proxy:3128"),
+        ("password='" + 300 * "x" + "' a=b", "password=*** a=b"),
+        ("DB_PASSWORD=hun,ter2;x a", "DB_PASSWORD=*** a"),
+    ],
+)
+def test_what_belongs_to_a_credential_goes_with_it(text: str, shown: str) -> None:
+    assert redacted(text) == shown
+
+
 @pytest.mark.parametrize(
     "text",
     [
+        *("srun -u --gres=gpu:8", "sbatch --signal=B:USR1@60", "--hf_token: missing", "see nvcr.io/a:1@sha256:0f"),
         *("no user: https://a.example/x?y=1", "mail a@b.example", "NCCL_DEBUG=INFO", "MAX_TOKENS=512"),
         *("the bearer of bad news", "KeyError: 'x'", "model.num_key_heads=4", "hf_hub_download", "é 漢字 \x1b", ""),
         "MBRIDGE_STEP: tokens 5, key 6",
@@ -53,15 +79,36 @@ class _Told:
 
 
 def test_values_of_every_kind() -> None:
-    value: dict[str, Any] = {"a": [1, None, "x://u:p@h"], "b": (_Told("API_KEY=x", 0.5),), "HF_TOKEN": "x", "c": True}
+    value: dict[str, Any] = {"a": [1, None, "x://u:p@h"], "b": (_Told("API_KEY=x", 0.5),), "HF_TOKEN": "x y", "c": True}
+    value |= {f"packages of {TOKEN}": "1", "api_key": "x", 5: "y"}
     assert redacted_in({**value, "d": JobClass.FAILED}) == {
         **{"a": [1, None, "x://***@h"], "b": (_Told("API_KEY=***", 0.5),), "HF_TOKEN": "***", "c": True},
+        **{"packages of ***": "1", "api_key": "***", 5: "y"},
         **{"d": JobClass.FAILED},
     }
 
 
 @pytest.mark.parametrize(
-    "part", ["://", "://a", "A" * 70, "A_KEY", "A=", "bearer ", "hf_", "authorization: ", "'", '"A']
+    "part",
+    [
+        "://",
+        "://a",
+        "://a:b",
+        "?sig=",
+        "a:b@",
+        "x-api-key:",
+        '"api_key":"',
+        "--password ",
+        "-u a:b",
+        "A" * 70,
+        "A_KEY",
+        "A=",
+        "bearer ",
+        "hf_",
+        "authorization: ",
+        "'",
+        '"A',
+    ],
 )
 def test_a_strange_line_costs_no_time(part: str) -> None:
     started = time.process_time()
@@ -73,3 +120,9 @@ def test_evidence_has_none(tmp_path: Any) -> None:
     (tmp_path / "log").write_text(f"a\nHF_TOKEN=x\n{TOKEN}\n")
     assert last_lines(tmp_path / "log", 2) == ["HF_TOKEN=***", "***"]
     assert last_lines(tmp_path, 2) == []
+
+
+def test_evidence_has_no_private_key(tmp_path: Any) -> None:
+    key = "-----BEGIN PRIVATE KEY-----\nbm90aGluZw==\n-----END PRIVATE KEY-----"
+    (tmp_path / "log").write_text(f"a\n{key}\nb\n")
+    assert last_lines(tmp_path / "log", 9) == ["a", "***", "b"]

@@ -81,26 +81,27 @@ def test_a_repository_address_with_a_password_is_refused() -> None:
     assert GitRepo(url="ssh://git@example.com:22/a/b.git", commit="x")
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        *("http://bob:hunter2@proxy:3128", "https://t0ken@git.example/x", "bob:hunter2@proxy:3128", "s3://a:p/w@b"),
-        *("docker://bob:hunter2@nvcr.io#a/b:1", "git+ssh://bob:pw@h/x.git", "redis://:hunter2@cache:6379/0"),
-        *("Authorization: Bearer abc", "authorization: Basic Ym9iOmh1", "PRIVATE-TOKEN: abcdef", "x-api-key: abc"),
-        *("ALL,HF_TOKEN=x", "--export=NONE,WANDB_API_KEY=x,B=1", "A=1 MY_PASSWORD='a b'", "DB_PASSWORD: hunter2"),
-        *(
-            "--hf-token=abc",
-            "password=hunter2",
-            '{"api_key": "abc"}',
-            "https://h/x?access_token=abc",
-            "AccountKey=abc=",
-        ),
-        *("hf_" + 24 * "a", "ghp_" + 36 * "a", "nvapi-" + 40 * "a", "glpat-" + 20 * "a", "AKIA" + 16 * "A"),
-        *("-----BEGIN OPENSSH PRIVATE KEY-----\nx", "machine h login bob password hunter2", "curl -u bob:hunter2 h"),
-        *("Basic Ym9iOmh1bnRlcjI=", "https://hooks.slack.com/services/T0/B0/x", "https://h/c?sv=1&sig=" + 20 * "a"),
-        *("WANDB_API_KEY " + 40 * "0f", "-x HF_TOKEN=abc", "user=bob password = hunter2", "MYSQL_PWD=hunter2"),
-    ],
-)
+SHAPES = [
+    *("http://bob:hunter2@proxy:3128", "https://t0ken@git.example/x", "bob:hunter2@proxy:3128", "s3://a:p/w@b"),
+    *("docker://bob:hunter2@nvcr.io#a/b:1", "git+ssh://bob:pw@h/x.git", "redis://:hunter2@cache:6379/0"),
+    *("Authorization: Bearer abc", "authorization: Basic Ym9iOmh1", "PRIVATE-TOKEN: abcdef", "x-api-key: abc"),
+    *("ALL,HF_TOKEN=x", "--export=NONE,WANDB_API_KEY=x,B=1", "A=1 MY_PASSWORD='a b'", "DB_PASSWORD: hunter2"),
+    *(
+        "--hf-token=abc",
+        "password=hunter2",
+        '{"api_key": "abc"}',
+        "https://h/x?access_token=abc",
+        "AccountKey=abc=",
+    ),
+    *("hf_" + 24 * "a", "ghp_" + 36 * "a", "nvapi-" + 40 * "a", "glpat-" + 20 * "a", "AKIA" + 16 * "A"),
+    *("-----BEGIN OPENSSH PRIVATE KEY-----\nx", "machine h login bob password hunter2", "curl -u bob:hunter2 h"),
+    *("Basic Ym9iOmh1bnRlcjI=", "https://hooks.slack.com/services/T0/B0/x", "https://h/c?sv=1&sig=" + 20 * "a"),
+    *('{"x-vault-token": "hunter2"}', r"{\"api_key\": \"hunter2\"}", "login(password='hunter2')"),
+    *("WANDB_API_KEY " + 40 * "0f", "-x HF_TOKEN=abc", "user=bob password = hunter2", "MYSQL_PWD=hunter2"),
+]
+
+
+@pytest.mark.parametrize("text", SHAPES)
 def test_shapes_of_credentials(text: str) -> None:
     found = find_credential(text)
     assert found is not None
@@ -134,6 +135,8 @@ def test_shapes_of_credentials(text: str) -> None:
             "https://h/?design=" + 20 * "a",
             "the key of a map is x",
         ),
+        *("-u --gpus-per-node=h100:4", "--mpi=pmix -u --gres=gpu:8", "-u --distribution=block:cyclic", "-u"),
+        *("--signal=B:USR1@60", "USR1@60", "B:USR1@60", "--signal=B:TERM@120 --gres=gpu:8", "--userns=keep-id:uid=1"),
         *("sk-learn", "hf_hub_download", 40 * "0f", "TOKENIZERS_PARALLELISM=false", "model.num_key_heads=4"),
     ],
 )
@@ -148,7 +151,7 @@ def test_an_option_may_stand_before_its_value() -> None:
 
 
 @pytest.mark.parametrize(
-    "part", ["://", "a:b", "A_KEY", "A_KEY=", "--a-", "bearer ", "authorization: ", "eyJ", "x-", "'"]
+    "part", ["://", "://a:b", "?sig=", "a:b", "A_KEY", "A_KEY=", "--a-", "bearer ", "authorization: ", "eyJ", "x-", "'"]
 )
 def test_a_long_text_costs_no_time(part: str) -> None:
     started = time.process_time()

@@ -1,6 +1,7 @@
 """Node lists as Slurm writes them."""
 
 import itertools
+import time
 
 import pytest
 from hypothesis import given, settings
@@ -36,6 +37,26 @@ def test_lists(text: str, expected: list[str]) -> None:
 def test_what_is_no_list_is_bad_input(text: str) -> None:
     with pytest.raises(BadInput, match="is not a node list"):
         expand_hostlist(text)
+
+
+LONG = {
+    "many brackets": ("n" + "[0-1]" * 50, 0),
+    "one name": ("n" + "[1]" * 5000, 1),
+    "one by one": (",".join(f"node{i}" for i in range(100_000)), 100_000),
+    "commas": ("," * 100_000, 0),
+    "open brackets": ("n[" * 50_000, 0),
+    "twice the same": ("n[1-90000],n[1-90000]", 90_000),
+}
+
+
+@pytest.mark.parametrize(("text", "number"), LONG.values(), ids=LONG)
+def test_a_long_text_costs_no_time(text: str, number: int) -> None:
+    started = time.process_time()
+    try:
+        assert len(expand_hostlist(text)) == number
+    except BadInput:
+        assert number == 0
+    assert time.process_time() - started < 5
 
 
 @pytest.mark.parametrize("text", ["n[1,x]", "n[3-1,5]", "n[1,,2]", "n[1-2,a-b]", "n]", "n1]2"])

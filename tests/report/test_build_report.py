@@ -311,6 +311,8 @@ def test_credentials_are_in_nothing_that_is_written(tmp_path: Path) -> None:
     run = ARun(tmp_path / "r", {**UPSTREAM, "extra_env_vars": {"DATA": url}}, SLURM)
     died = JobStatus("FAILED", JobClass.FAILED, exit_code=1, reason=f"could not pull {image}", nodes="n1")
     log = f"RuntimeError: cannot open {url}\nWANDB_API_KEY=hunter2\n"
+    log += "GET https://d.example/x?access_token=hunter2\ncurl -H 'x-api-key: hunter2'\nlogin(password=hunter2)\n"
+    log += "RuntimeError: CUDA error with {'api_key': 'hunter2'} out of memory\n"
     run.ended("t/single/0", log, died, UPSTREAM_LOG)
     report = build_report(run.root)
     write_report(report, run.root)
@@ -321,6 +323,27 @@ def test_credentials_are_in_nothing_that_is_written(tmp_path: Path) -> None:
     assert not [path.name for path in written if b"hunter2" in path.read_bytes()]
     assert "hunter2" not in str(report)
     assert judge_in(run.root)
+
+
+@pytest.mark.parametrize("part", ["megatron_bridge", "mounted", "nemo_run"])
+def test_a_plan_that_lacks_a_part_of_the_upstream_launcher_is_refused(upstream: ARun, part: str) -> None:
+    plan = json.loads((upstream.root / "plan.json").read_text())
+    for value, words in ((None, rf"damaged \(runs.0.upstream.{part}"), (..., rf"it lacks runs.upstream.{part}")):
+        plan["runs"][0]["upstream"][part] = value
+        if value is ...:
+            del plan["runs"][0]["upstream"][part]
+        (upstream.root / "plan.json").write_text(json.dumps(plan))
+        with pytest.raises(BadInput, match=words):
+            build_report(upstream.root)
+
+
+@pytest.mark.parametrize("name", ["iteration", "num_steps", "warmup_steps"])
+def test_a_number_that_no_report_can_hold_is_refused(embedded: ARun, name: str) -> None:
+    plan = json.loads((embedded.root / "plan.json").read_text())
+    plan["runs"][0][name] = 10**400
+    (embedded.root / "plan.json").write_text(json.dumps(plan))
+    with pytest.raises(BadInput, match=rf"damaged \(runs.0.{name}: 1000.* less than"):
+        build_report(embedded.root)
 
 
 @pytest.mark.parametrize("part", ["args", "recipe"])

@@ -178,7 +178,14 @@ def test_the_device_that_ran_it_comes_before_the_one_that_was_asked_for(tmp_path
     assert (fields["device"], fields["dtype"], fields["backend"]) == ("h100", "fp8_mx", None)
 
 
-@pytest.mark.parametrize("text", [None, "damaged = ", 'extra_cmd_args = "x"'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(None, "damaged = ", 'extra_cmd_args = "x"', "[extra_cmd_args]\nx = 2020-01-01", "[extra_cmd_args]\nx = 1"),
+        *(f"x = {'[' * 900}{']' * 900}", "x = " + "[" * 20_000),
+    ],
+    ids=lambda text: str(text)[:40],
+)
 def test_a_run_whose_definition_is_lost_can_be_compared_with_nothing(tmp_path: Path, text: str | None) -> None:
     if text is not None:
         (tmp_path / "test.toml").write_text(text)

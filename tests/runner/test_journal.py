@@ -5,13 +5,14 @@ import os
 import signal
 import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cloudai_mbridge.errors import OtherVersion, ToolFailure
+from cloudai_mbridge.errors import Damaged, OtherVersion, ToolFailure
 from cloudai_mbridge.jobs import JobClass, JobStatus
 from cloudai_mbridge.runner import Journal
 from cloudai_mbridge.runner.journal import Attempt, JournalEntry
@@ -403,3 +404,23 @@ def test_what_is_not_a_job_id_is_not_passed_to_scancel(journal: Journal, job_id:
     assert entry.last is not None
     assert entry.last.job_id is None
     assert entry.damage
+
+
+def test_a_journal_with_a_log_is_copied_without_its_holes(journal: Journal, path: Path) -> None:
+    journal.plan(["k"])
+    os.truncate(path, 1 << 42)
+    with Journal.read_only(path) as reader:
+        assert list(reader.entries()) == ["k"]
+
+
+def test_a_value_without_bounds_is_damage(path: Path) -> None:
+    Journal(path).close()
+    db = sqlite3.connect(path, isolation_level=None)
+    db.execute("DROP TABLE events")
+    db.execute("CREATE TABLE events (at, key, text GENERATED ALWAYS AS (hex(zeroblob(50000000))))")
+    db.execute("INSERT INTO events (at) VALUES ('a')")
+    db.close()
+    with Journal.read_only(path) as reader, pytest.raises(Damaged, match="string or blob too big"):
+        reader.events()
+    with closing(Journal(path)) as writer, pytest.raises(Damaged, match="string or blob too big"):
+        writer.events()

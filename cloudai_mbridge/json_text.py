@@ -1,0 +1,26 @@
+"""JSON that others may have written, read so that nothing in it is passed over."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from cloudai_mbridge.errors import shown
+
+
+def parse_json(text: bytes) -> Any:
+    """Return JSON as values.
+
+    Raises:
+        ValueError: it is not JSON, or a key stands twice in an object: readers would differ about which one counts.
+        RecursionError: it is nested too deep.
+    """
+    return json.loads(text, object_pairs_hook=_object)
+
+
+def _object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"the key {shown(key)} is there twice")
+        found[key] = value
+    return found

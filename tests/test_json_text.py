@@ -1,0 +1,20 @@
+"""JSON of others: no key stands twice."""
+
+import json
+import time
+
+import pytest
+
+from cloudai_mbridge.json_text import parse_json
+
+
+def test_values_are_read() -> None:
+    assert parse_json(b'{"a": [1, {"a": 2}], "b": null}') == {"a": [1, {"a": 2}], "b": None}
+
+
+def test_a_key_that_stands_twice_is_refused_in_linear_time() -> None:
+    text = json.dumps({f"k{i}": 1 for i in range(200_000)})[:-1] + ', "k199999": 2}'
+    started = time.process_time()
+    with pytest.raises(ValueError, match="the key 'k199999' is there twice"):
+        parse_json(text.encode())
+    assert time.process_time() - started < 5
