@@ -54,7 +54,7 @@ class Board:
         if run.job_id:
             self.observer.notice(f"{run.plan.key}: its job is {job_id}, not {run.job_id}")
         self.journal.submitted(run.plan.key, run.number, job_id)
-        run.phase, run.job_id, run.odd_since = Phase.ACTIVE, job_id, None
+        run.phase, run.job_id, run.odd_since, run.unknown_since = Phase.ACTIVE, job_id, None, None
         self.has_changed = True
 
     def withdraw(self, run: Tracked) -> str | None:

@@ -130,7 +130,8 @@ class Submitter:
                 self._board.withdraw(run)  # a job of it may be forgotten, and still start
             if run.number:
                 put_aside(self._board.root / run.plan.key, run.number)
-            run.number, run.token, run.ending, run.odd_since = run.number + 1, token, None, None
+            run.number, run.token, run.ending = run.number + 1, token, None
+            run.odd_since = run.unknown_since = None
         attempts = [(run.plan.key, run.number) for run in runs]
         self._board.journal.intend(attempts, token)
         self._board.log.submitting(token, attempts)

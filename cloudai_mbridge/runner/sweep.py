@@ -132,8 +132,9 @@ class Sweep:
             why = status.reason or status.state
             self._board.observer.notice(f"{run.plan.key}: job {run.job_id} is held ({why}); {within}")
         is_ending = run.ending is not None or status.state == "COMPLETING"
-        is_odd = is_ending or status.job_class is JobClass.UNKNOWN or status.hopeless is not None
+        is_odd, is_unknown = is_ending or status.hopeless is not None, status.job_class is JobClass.UNKNOWN
         run.odd_since = (run.odd_since or time.monotonic()) if is_odd else None
+        run.unknown_since = (run.unknown_since or time.monotonic()) if is_unknown else None
         run.status = status
 
     def _enforce(self, run: Tracked, now: float) -> JobStatus | None:
@@ -142,8 +143,9 @@ class Sweep:
         if status is None:
             return None
         odd_s = now - run.odd_since if run.odd_since is not None else 0.0
-        if status.job_class is JobClass.UNKNOWN and odd_s > config.unknown_s:
-            self._give_up(run, status, config.unknown_s)
+        if run.unknown_since is not None:  # one answer may have been cut
+            if now - run.unknown_since > config.unknown_s:
+                self._give_up(run, status, config.unknown_s)
         elif (run.ending is not None or status.state == "COMPLETING") and odd_s > config.patience_s:
             self._give_up(run, status, config.patience_s)
         elif run.ending is not None:

@@ -27,8 +27,8 @@ class Tracked:
     """A run with its current attempt, numbered from 1.
 
     ending: what the attempt will count as when its job, which is being cancelled, has ended. not_before, submitted_at,
-    odd_since: on the monotonic clock. odd_since: since when its job's state is unknown, or hopeless. num_doubtful:
-    submissions that failed in words that nobody knows.
+    odd_since, unknown_since: on the monotonic clock. odd_since: since when its job is to end, or is hopeless.
+    unknown_since: since when its state is unknown. num_doubtful: submissions that failed in words that nobody knows.
     """
 
     plan: RunPlan
@@ -43,6 +43,7 @@ class Tracked:
     not_before: float = 0.0
     submitted_at: float = 0.0
     odd_since: float | None = None
+    unknown_since: float | None = None
     gpu_s: float = 0.0
 
     @property

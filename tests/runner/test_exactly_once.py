@@ -26,6 +26,7 @@ from cloudai_mbridge.models.runner_config import RunnerConfig
 from cloudai_mbridge.models.system import SlurmSystem
 from cloudai_mbridge.plan import RunPlan, SweepPlan
 from cloudai_mbridge.runner import Journal, Judgement, Pace, board, run_all, submission_log, submitter
+from cloudai_mbridge.runner.interrupt import Interrupted
 from cloudai_mbridge.runner.journal import JournalEntry
 from cloudai_mbridge.runner.progress import Progress
 from cloudai_mbridge.slurm import SlurmClient, client, listing, submit
@@ -97,6 +98,7 @@ class World:
     steps: int = 0
     deaths_left: int = 0
     faults_until: float = 1500.0
+    is_deaf: bool = False  # scancel says that it succeeds, and does nothing
     next_id: int = 1000
     counted: Counter[str] = field(default_factory=Counter)
     bare_arrays: dict[str, str] = field(default_factory=dict)
@@ -222,7 +224,8 @@ class World:
             where = directory if index is None else directory / "arrays" / "0" / str(index)
             at = self.now + late_s
             starts_at = at + self.rng.uniform(0, 40)
-            job = SimJob(job_id, name, where, index or 0, at, starts_at, self.rng.uniform(1, 60))
+            runs_s = self.rng.uniform(1, 900 if self.is_deaf else 60)
+            job = SimJob(job_id, name, where, index or 0, at, starts_at, runs_s)
             (self.late if late_s else self.jobs).append(job)
         return str(self.next_id)
 
@@ -251,6 +254,9 @@ class World:
     def scancel(self, argv: tuple[str, ...]) -> Answer:
         if self.chance(0.2):
             return Answer(1, "", "scancel: error: Unable to contact slurm controller\n")
+        if self.chance(1.0 if self.is_deaf else 0.1):
+            self.counted["scancel without effect"] += 1
+            return Answer(0, "", "")
         for job in self.jobs:
             array_id, is_task, _ = job.job_id.partition("_")
             if {job.job_id, array_id} & set(argv) and job.state not in FINAL and not job.is_forgotten:
@@ -356,7 +362,7 @@ def drive(world: World, plan: SweepPlan, *, only_cancel: bool = False) -> bool:
         return False
     except MBridgeError as error:
         world.counted[type(error).__name__] += 1
-        return only_cancel and type(error).__name__ == "Interrupted"
+        return only_cancel and isinstance(error, Interrupted) and not error.left_running
     return True
 
 
@@ -366,12 +372,13 @@ def play(root: Path, seed: int) -> World:
     plan = plan_of(rng.randint(0, 4), rng.choice((0, 2, 5)))
     world = World(root, rng, [run.key for run in plan.runs], deaths_left=rng.choice((0, 1, 3, 8)))
     world.faults_until = rng.choice((1100.0, 1300.0, 2000.0))
+    world.is_deaf = rng.random() < 0.3
     for run in plan.runs:
         (root / run.key).mkdir(parents=True)
         if run.array:
             (root / run.array).mkdir(parents=True, exist_ok=True)
             (root / run.array / str(run.array_index)).symlink_to(root / run.key)
-    is_cancelled = rng.random() < 0.2
+    is_cancelled = rng.random() < 0.3
     with driver_dies_at_writes(world):
         for attempt in range(100):
             if is_cancelled and attempt > 0 and drive(world, plan, only_cancel=True):

@@ -401,6 +401,18 @@ def test_a_cancel_without_effect_is_never_an_interrupted_run(bench: Any) -> None
     assert bench.states() == {"a/0/0": ["INTERRUPTED", "COMPLETED"]}
 
 
+def test_one_cut_answer_does_not_give_up_a_job_that_is_being_cancelled(bench: Any) -> None:
+    """It has been ending for longer than an unknown state is borne; that its state is unknown is new."""
+    forgotten = JobStatus("FORGOTTEN", JobClass.UNKNOWN)
+    bench.script(a=[signal.SIGTERM])
+    looks = iter([RUNNING] * 60 + [forgotten] + [RUNNING] * 10)
+    bench.scheduler._answer = lambda job_id: signal.SIGTERM if not bench.scheduler.cancelled else next(looks, CANCELLED)
+    with pytest.raises(Interrupted) as caught:
+        bench.drive(bench.run("a"), unknown_s=5.0, patience_s=600.0)
+    assert caught.value.left_running == ""
+    assert bench.states() == {"a/0/0": ["INTERRUPTED"]}
+
+
 def test_an_interrupted_job_that_was_forgotten_is_not_submitted_again(bench: Any) -> None:
     """It has started; nothing says that it does not train on."""
     forgotten = JobStatus("FORGOTTEN", JobClass.UNKNOWN)
