@@ -5,18 +5,19 @@ VENV := .venv
 # The stack of constraints.txt goes by this; another Python makes the environment anew
 PYTHON_RELEASE := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 BIN := $(VENV)/bin
-WORKERS ?= 3
+WORKERS ?= 4
 # For `make interop`: directories, .tar.gz files, or URL@COMMIT
 MBRIDGE_CLOUDAI_SOURCE ?= https://github.com/NVIDIA/cloudai.git@5b5c0f728858c49724dcd22c46effa7401f52314
 MBRIDGE_LAUNCHER_SOURCE_0_3 ?= https://github.com/NVIDIA-NeMo/Megatron-Bridge.git@21b02e0cfb2f8ff907e0d8baee0c5205876c6812
 MBRIDGE_LAUNCHER_SOURCE_0_6 ?= https://github.com/NVIDIA-NeMo/Megatron-Bridge.git@51885cf132b2814188b6855c25a8588254274c2a
 INTEROP := .venv-interop
 UPSTREAM := .interop
-# For `make matrix`: an environment with the newest stack, and the releases of Megatron-Core to test in it
+# For `make matrix`: an environment with the newest stack, the releases of Megatron-Core to test in it, and what to test
 NEWEST_PYTHON ?= $(firstword $(foreach p,python3.13 python3.12,$(if $(shell $p -c 'print(1)' 2>/dev/null),$p)) \
   $(lastword $(wildcard $(HOME)/.pyenv/versions/3.1[23].*/bin/python)))
 NEWEST := .venv-newest
 CORES ?= 0.16.1 0.17.1 0.18.2 0.19.2
+SUITES ?= training,gpu_check,constraints,estimate,e2e
 SANDBOX ?= /tmp/mbridge-sandbox-$(shell id -u)
 
 .PHONY: run test interop interop-install head-to-head matrix newest-python drill bench gpu-check lint slurm-sandbox slurm-sandbox-stop clean
@@ -63,7 +64,7 @@ matrix:
 	@test -n "$(NEWEST_PYTHON)" || { echo "Python 3.12 or 3.13 is needed: make matrix NEWEST_PYTHON=..." >&2; exit 1; }
 	$(MAKE) PYTHON=$(NEWEST_PYTHON) VENV=$(NEWEST) $(NEWEST)/.dev
 	.ci/install-slurm
-	.ci/matrix $(NEWEST)/bin/python $(CORES)
+	WORKERS=$(WORKERS) .ci/matrix $(NEWEST)/bin/python $(SUITES) $(CORES)
 
 newest-python:
 	@echo $(NEWEST_PYTHON)

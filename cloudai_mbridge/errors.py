@@ -4,7 +4,7 @@
     ├── BadInput         2   the user's files or options: nothing was submitted
     │   ├── InUse        5   another process holds the run: wait for it, or cancel it
     │   ├── NothingRan   6   a dry run, or a run that ended before its plan was complete: nothing was submitted
-    │   ├── Damaged      7   a file of the run's directory is damaged
+    │   ├── Damaged      7   a file of the run's directory, or a history, is damaged
     │   └── OtherVersion 8   a file of the run's directory was written by another version of mbridge
     ├── ToolFailure      3   the tool or its environment: Slurm unreachable, disk full, no torch
     └── Paused           4   mbridge ended and its jobs did not: to be resumed
@@ -63,7 +63,7 @@ class NothingRan(BadInput):
 
 
 class Damaged(BadInput):
-    """A file of a run's directory cannot be what mbridge wrote. The message names the file and the place in it."""
+    """A file of a run's directory, or a history, cannot be what mbridge wrote. The message names the place in it."""
 
     exit_code = 7
 

@@ -6,6 +6,8 @@ from typing import Any
 
 from cloudai_mbridge.errors import shown
 
+_MOST_LEVELS = 50  # of a value that is passed on
+
 
 def parse_json(text: bytes) -> Any:
     """Return JSON as values.
@@ -24,3 +26,9 @@ def _object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
             raise ValueError(f"the key {shown(key)} is there twice")
         found[key] = value
     return found
+
+
+def is_deep(value: Any, levels: int = _MOST_LEVELS) -> bool:
+    """Return whether a value is nested deeper than anything that mbridge writes."""
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return levels == 0 or any(is_deep(item, levels - 1) for item in items)

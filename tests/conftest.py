@@ -20,6 +20,7 @@ Mbridge = Callable[..., "subprocess.CompletedProcess[str]"]
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip Slurm tests where Slurm is not installed; fail them where it was said to be required."""
+    items[:] = _mixed(items)
     if not (missing := missing_programs()):
         return
     for item in items:
@@ -27,6 +28,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             if os.environ.get("MBRIDGE_REQUIRE_SLURM"):
                 raise pytest.UsageError(f"Slurm is required and not installed: {', '.join(missing)}")
             item.add_marker(pytest.mark.skip(reason=f"SLURM IS NOT INSTALLED ({', '.join(missing)})"))
+
+
+def _mixed(items: list[pytest.Item]) -> list[pytest.Item]:
+    """Put files that mostly wait, for Slurm and processes, between those that compute, so that they run together."""
+    files: dict[Path, list[pytest.Item]] = {}
+    for item in items:
+        files.setdefault(item.path, []).append(item)
+    waiting = [path for path in files if "e2e" in path.parts]
+    others = [path for path in files if "e2e" not in path.parts]
+    places = {path: (place + 0.5) / len(paths) for paths in (waiting, others) for place, path in enumerate(paths)}
+    return [item for path in sorted(files, key=places.__getitem__) for item in files[path]]
 
 
 @pytest.fixture(scope="session")

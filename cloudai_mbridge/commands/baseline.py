@@ -149,10 +149,10 @@ def _terms(*, reason: str, by: str | None, policy: Path | None, min_runs: int, m
 def _whoever() -> str:
     """Return git's user.name, else the login name."""
     try:
-        asked = subprocess.run(["git", "config", "user.name"], capture_output=True, text=True, timeout=10, check=False)
-        if asked.stdout.strip():
-            return asked.stdout.strip()
-    except (OSError, subprocess.SubprocessError, UnicodeDecodeError):
+        asked = subprocess.run(["git", "config", "user.name"], capture_output=True, timeout=10, check=False)
+        if name := asked.stdout.decode(errors="replace").strip():
+            return name
+    except (OSError, subprocess.SubprocessError):
         pass
     try:
         return getpass.getuser()

@@ -71,7 +71,7 @@ def import_(path: Path, results: tuple[Path, ...]) -> int:
     if errors:
         kinds = {type(error) for error in errors}
         kind = kinds.pop() if len(kinds) == 1 else BadInput
-        raise kind("\n".join(printable(str(error)) for error in errors))
+        raise kind("\n".join(dict.fromkeys(printable(str(error)) for error in errors)))
     return OK
 
 

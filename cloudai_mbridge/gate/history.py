@@ -6,29 +6,41 @@ processes its report is imported. Failed runs are kept for the story; levels and
 
 import json
 import sqlite3
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from functools import lru_cache
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
-from cloudai_mbridge.errors import BadInput, ToolFailure
+from cloudai_mbridge.errors import BadInput, ToolFailure, shown
 from cloudai_mbridge.gate.history_file import failures, open_for_reading, open_for_writing, transaction
 from cloudai_mbridge.gate.history_insert import Known, digest_of, insert_runs
 from cloudai_mbridge.gate.history_intake import FAILED, take_runs
+from cloudai_mbridge.gate.history_values import (
+    EnvironmentRow,
+    FieldsRow,
+    KeyRow,
+    MetricRow,
+    NameRow,
+    PointRow,
+    R,
+    RunRow,
+    SeriesRow,
+    check_key,
+    checked_row,
+    checked_values,
+    damaged,
+)
 from cloudai_mbridge.gate.reference import ReferencePoint, RunValues, Values
 from cloudai_mbridge.gate.results import SUCCESS, RunResult, read_results
+from cloudai_mbridge.gate.values import METRICS
 from cloudai_mbridge.plan import ROOT_FILES
 
 DEFAULT_METRIC = "step_time_s"
 _LAST_RUN_ID = "\U0010ffff"
 _FLOPS_METRIC = "tflops_per_gpu"
-_COLUMNS = (
-    "id, environment, run_id, point, scenario, system, key, verdict, reasons, ended_at, nodes, git_commit,"
-    " warmup_steps, num_steps, flops_formula, flops_per_step"
-)
+_COLUMNS = ", ".join(RunRow.model_fields)
 
 
 @dataclass(frozen=True)
@@ -151,20 +163,33 @@ class History:
 
     def points(self) -> list[StoredPoint]:
         """Return what is there, by point and key."""
-        rows = self._query(
-            "SELECT point, key, count(*) FILTER (WHERE verdict = ?1), count(*) FILTER (WHERE verdict = ?2),"
-            " max(ended_at), (SELECT value FROM metrics WHERE name = ?3 AND run = (SELECT id FROM judged AS r WHERE"
+        rows = self._rows(
+            "runs",
+            PointRow,
+            "SELECT point, key, count(*) FILTER (WHERE verdict = ?1) AS num_good,"
+            " count(*) FILTER (WHERE verdict = ?2) AS num_failed, max(ended_at) AS ended_at,"
+            " (SELECT value FROM metrics WHERE name = ?3 AND run = (SELECT id FROM judged AS r WHERE"
             " r.point = judged.point AND r.key = judged.key AND verdict = ?1 ORDER BY ended_at DESC, id DESC LIMIT 1))"
-            " FROM judged GROUP BY point, key ORDER BY point, max(ended_at)",
+            " AS value FROM judged GROUP BY point, key ORDER BY point, max(ended_at)",
             (SUCCESS, FAILED, DEFAULT_METRIC),
         )
-        return [StoredPoint(*row) for row in rows]
+        return [
+            StoredPoint(
+                row.point,
+                row.key,
+                row.num_good,
+                row.num_failed,
+                row.ended_at,
+                self._end(f"point {shown(row.point)}", DEFAULT_METRIC, row.value),
+            )
+            for row in rows
+        ]
 
     def keys(self) -> dict[str, tuple[str, ...]]:
         """Return the comparability keys with the points that have runs of them."""
         found: dict[str, tuple[str, ...]] = {}
-        for point, key in self._query("SELECT DISTINCT point, key FROM runs ORDER BY point", ()):
-            found[key] = (*found.get(key, ()), point)
+        for row in self._rows("runs", KeyRow, "SELECT DISTINCT point, key FROM runs ORDER BY point", ()):
+            found[row.key] = (*found.get(row.key, ()), row.point)
         return found
 
     def runs(
@@ -193,19 +218,23 @@ class History:
 
     def series(self, comparability_id: str, metric: str, last: int) -> Series:
         """Return the last good runs of a key with one metric. Runs of another FLOPs formula have no TFLOP/s in it."""
-        rows = self._query(
+        rows = self._rows(
+            "runs",
+            SeriesRow,
             "SELECT run_id, point, ended_at, nodes, git_commit, environment, flops_formula, flops_per_step, value"
             " FROM judged LEFT JOIN metrics ON run = judged.id AND name = ?"
             " WHERE key = ? AND verdict = ? ORDER BY ended_at DESC, judged.id DESC LIMIT ?",
             (metric, comparability_id, SUCCESS, last),
         )
-        environments = self._environments({row[5] for row in rows})
-        needed = rows[0][6:8] if rows and metric == _FLOPS_METRIC else None
+        environments = self._environments(rows)
+        needed = _formula(rows[0]) if rows and metric == _FLOPS_METRIC else None
         runs = []
-        for run_id, point, ended_at, nodes, commit, environment, *formula, value in reversed(rows):
-            comparable = needed is None or tuple(formula) == needed
-            end = _end(value) if comparable else None
-            runs.append(SeriesRun(run_id, point, ended_at, _nodes(nodes), commit, environments[environment], end))
+        for row in reversed(rows):
+            value = (
+                self._end(f"run {shown(row.run_id)}", metric, row.value) if needed in (None, _formula(row)) else None
+            )
+            environment = environments[row.environment]
+            runs.append(SeriesRun(row.run_id, row.point, row.ended_at, row.nodes, row.git_commit, environment, value))
         num_good = self._count(comparability_id, SUCCESS, "")
         num_failed = self._count(comparability_id, FAILED, runs[0].ended_at if runs else "")
         return Series(comparability_id, metric, tuple(runs), num_good, num_failed)
@@ -232,18 +261,23 @@ class History:
 
         Points that were taken out of the scenario age out with it. without: ids of runs, none of which it may hold.
         """
-        rows = self._query(
+        rows = self._rows(
+            "held",
+            NameRow,
             "SELECT DISTINCT point FROM held WHERE report = (SELECT id FROM reports WHERE scenario = ? AND system = ?"
             " AND ended_at IS NOT NULL AND NOT EXISTS (SELECT 1 FROM held WHERE report = reports.id"
             " AND run_id IN (SELECT value FROM json_each(?))) ORDER BY ended_at DESC, id DESC LIMIT 1) ORDER BY point",
             (scenario, system, json.dumps(list(without))),
         )
-        return tuple(point for (point,) in rows)
+        return tuple(row.point for row in rows)
 
     def fields(self, comparability_id: str) -> Mapping[str, Any]:
-        """Return what a comparability key stands for; empty if it is not there."""
-        rows = self._query("SELECT fields FROM keys WHERE id = ?", (comparability_id,))
-        return dict(json.loads(rows[0][0])) if rows else {}
+        """Return what the comparability key of a run stands for."""
+        rows = self._rows("keys", FieldsRow, "SELECT id, fields FROM keys WHERE id = ?", (comparability_id,))
+        if not rows:
+            damaged(self.path, "keys", f"there is no key {shown(comparability_id)}")
+        check_key(self.path, comparability_id, rows[0].fields)
+        return rows[0].fields
 
     def _others(self, without: Collection[str], last: int, **wanted: str) -> list[StoredRun]:
         """Return the last good runs but for some, the oldest first."""
@@ -251,39 +285,61 @@ class History:
         return [run for run in runs if run.run_id not in without][-last:]
 
     def _runs(self, condition: str, values: list[Any], last: int, metrics: Iterable[str] | None) -> list[StoredRun]:
-        rows = self._query(
+        rows = self._rows(
+            "runs",
+            RunRow,
             f"SELECT {_COLUMNS} FROM judged WHERE {condition}"  # noqa: S608 - both are this file's
             " ORDER BY ended_at DESC, id DESC LIMIT ?",
             (*values, last),
         )
         rows.reverse()
-        measured = self._metrics([row[0] for row in rows], metrics)
-        environments = self._environments({row[1] for row in rows})
-        return [_stored(row, environments[row[1]], measured.get(row[0], {})) for row in rows]
+        measured = self._metrics({row.id: row.run_id for row in rows}, METRICS if metrics is None else metrics)
+        environments = self._environments(rows)
+        return [_stored(row, environments[row.environment], measured.get(row.id, {})) for row in rows]
 
-    def _metrics(self, ids: list[int], names: Iterable[str] | None) -> dict[int, dict[str, Values]]:
-        rows = self._query(
-            "SELECT run, name, value FROM metrics WHERE run IN (SELECT value FROM json_each(?1))"
-            " AND (?2 IS NULL OR name IN (SELECT value FROM json_each(?2)))",
-            (json.dumps(ids), None if names is None else json.dumps(list(names))),
+    def _metrics(self, ids: Mapping[int, str], names: Iterable[str]) -> dict[int, dict[str, Values]]:
+        rows = self._rows(
+            "metrics",
+            MetricRow,
+            "SELECT run, name, value FROM metrics WHERE run IN (SELECT value FROM json_each(?))"
+            " AND name IN (SELECT value FROM json_each(?))",
+            (json.dumps(list(ids)), json.dumps(list(names))),
         )
         found: dict[int, dict[str, Values]] = {}
-        for run, name, value in rows:
-            numbers = (value,) if isinstance(value, float) else tuple(map(float, json.loads(value)))
-            found.setdefault(run, {})[name] = numbers
+        for row in rows:
+            values = checked_values(self.path, f"run {shown(ids[row.run])}", row.name, row.value)
+            found.setdefault(row.run, {})[row.name] = values
         return found
 
-    def _environments(self, ids: set[int]) -> dict[int, Mapping[str, Any]]:
-        rows = self._query(
-            "SELECT id, fields FROM environments WHERE id IN (SELECT value FROM json_each(?))", (json.dumps(list(ids)),)
+    def _end(self, where: str, metric: str, stored: Any) -> float | None:
+        """Return the number of a metric, of a curve the last; None where there is none."""
+        return None if stored is None else checked_values(self.path, where, metric, stored)[-1]
+
+    def _environments(self, runs: Sequence[RunRow | SeriesRow]) -> dict[int, Mapping[str, Any]]:
+        """Return the environments of runs by their ids."""
+        ids = {run.environment: run.run_id for run in runs}
+        rows = self._rows(
+            "environments",
+            EnvironmentRow,
+            "SELECT id, fields FROM environments WHERE id IN (SELECT value FROM json_each(?))",
+            (json.dumps(list(ids)),),
         )
-        return {id_: json.loads(fields) for id_, fields in rows}
+        found: dict[int, Mapping[str, Any]] = {row.id: row.fields for row in rows}
+        for missing in ids.keys() - found.keys():
+            damaged(self.path, f"runs, run {shown(ids[missing])}", f"there is no environment {missing}")
+        return found
 
     def _count(self, key: str, verdict: str, since: str) -> int:
         rows = self._query(
             "SELECT count(*) FROM judged WHERE key = ? AND verdict = ? AND ended_at >= ?", (key, verdict, since)
         )
         return int(rows[0][0])
+
+    def _rows(self, table: str, kind: type[R], statement: str, values: Iterable[Any]) -> list[R]:
+        """Return checked rows. table: the one that a message names."""
+        names = tuple(kind.model_fields)
+        rows = self._query(statement, values)
+        return [checked_row(self.path, table, kind, dict(zip(names, row, strict=True))) for row in rows]
 
     def _query(self, statement: str, values: Iterable[Any]) -> list[tuple[Any, ...]]:
         with failures(self.path):
@@ -300,34 +356,27 @@ class History:
         return self._open_writer
 
 
-@lru_cache(maxsize=4096)
-def _nodes(text: str) -> tuple[str, ...]:
-    return tuple(json.loads(text))
+def _formula(row: SeriesRow) -> tuple[str | None, float | None]:
+    return row.flops_formula, row.flops_per_step
 
 
-def _end(value: Any) -> float | None:
-    return float(json.loads(value)[-1]) if isinstance(value, str) else value
-
-
-def _stored(row: tuple[Any, ...], environment: Mapping[str, Any], values: Mapping[str, Values]) -> StoredRun:
-    _, _, run_id, point, scenario, system, key, verdict, reasons, ended_at, nodes, commit, *counts = row
-    warmup_steps, num_steps, flops_formula, flops_per_step = counts
+def _stored(row: RunRow, environment: Mapping[str, Any], values: Mapping[str, Values]) -> StoredRun:
     return StoredRun(
-        run_id=run_id,
-        point=point,
-        scenario=scenario,
-        system=system,
-        comparability_id=key,
-        verdict=verdict,
-        reasons=tuple(json.loads(reasons)),
-        ended_at=ended_at,
-        nodes=_nodes(nodes),
-        commit=commit,
+        run_id=row.run_id,
+        point=row.point,
+        scenario=row.scenario,
+        system=row.system,
+        comparability_id=row.key,
+        verdict=row.verdict,
+        reasons=row.reasons,
+        ended_at=row.ended_at,
+        nodes=row.nodes,
+        commit=row.git_commit,
         environment=environment,
-        warmup_steps=warmup_steps,
-        num_steps=num_steps,
-        flops_formula=flops_formula,
-        flops_per_step=flops_per_step,
+        warmup_steps=row.warmup_steps,
+        num_steps=row.num_steps,
+        flops_formula=row.flops_formula,
+        flops_per_step=row.flops_per_step,
         values=values,
     )
 

@@ -6,13 +6,19 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from cloudai_mbridge.errors import BadInput, MBridgeError, ToolFailure
+from cloudai_mbridge.errors import BadInput, Damaged, ToolFailure
 from cloudai_mbridge.regular_file import open_regular
 
 SCHEMA_VERSION = 2
 # How long another process may hold the file; an import holds it for milliseconds per report.
 BUSY_TIMEOUT_S = 30.0
 _APPLICATION_ID = 0x6D627269  # "mbri"
+REMEDY = "restore it from a backup, or import the reports again, into a file that is not there yet"
+_OF_THE_MACHINE = {
+    *(sqlite3.SQLITE_PERM, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_READONLY),
+    *(sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_TOOBIG),
+}
+_MOST_SAID = 200  # SQLite quotes a whole table
 _MAGIC = b"SQLite format 3\0"
 
 _TABLES = (
@@ -75,13 +81,19 @@ _TRIGGERS = tuple(
     for table in _NAMES
     for verb in ("UPDATE", "DELETE")
 )
+# Tables and views by their names, as SQLite keeps them
+_DEFINITIONS = {
+    statement.split()[2]: " ".join(statement.split())
+    for statement in _TABLES
+    if statement.startswith(("CREATE TABLE", "CREATE VIEW"))
+}
 
 
 def open_for_reading(path: Path) -> sqlite3.Connection:
     """Open a history that is there; writers may go on writing.
 
     Raises:
-        BadInput: no such file, no history, or of another version.
+        BadInput: no such file, no history, of another version, or damaged.
         ToolFailure: it cannot be read.
     """
     if not path.is_file():
@@ -102,7 +114,7 @@ def open_for_writing(path: Path) -> sqlite3.Connection:
     """Open a history, or make one.
 
     Raises:
-        BadInput: the file is no history, or of another version; it is left as it is.
+        BadInput: the file is no history, of another version, or damaged; it is left as it is.
         ToolFailure: it cannot be written.
     """
     if path.exists():
@@ -142,15 +154,18 @@ def transaction(db: sqlite3.Connection) -> Iterator[None]:
 
 @contextlib.contextmanager
 def failures(path: Path) -> Iterator[None]:
-    """Turn what SQLite says into one line of ours."""
+    """Turn what SQLite says of a history into one line of ours.
+
+    Raises:
+        ToolFailure: the file cannot be read or written now.
+        Damaged: what it holds is not a history.
+    """
     try:
         yield
-    except MBridgeError:
-        raise
-    except sqlite3.OperationalError as error:
-        raise ToolFailure(f"{path}: the history cannot be read or written: {error}") from None
     except sqlite3.DatabaseError as error:
-        raise ToolFailure(f"{path}: the history is damaged or refuses: {error}") from None
+        if getattr(error, "sqlite_errorcode", 0) & 0xFF in _OF_THE_MACHINE:
+            raise ToolFailure(f"{path}: the history cannot be read or written: {error}") from None
+        raise Damaged(f"{path}: is damaged ({_words(str(error))[:_MOST_SAID]}); {REMEDY}") from None
 
 
 def _connect(path: Path, mode: str) -> sqlite3.Connection:
@@ -183,7 +198,7 @@ def _is_history(db: sqlite3.Connection, path: Path) -> bool:
     """Return False of a file without any table.
 
     Raises:
-        BadInput: it is another program's, or another mbridge's.
+        BadInput: it is another program's, or another mbridge's, or damaged.
     """
     application = db.execute("PRAGMA application_id").fetchone()[0]
     version = db.execute("PRAGMA user_version").fetchone()[0]
@@ -200,7 +215,24 @@ def _is_history(db: sqlite3.Connection, path: Path) -> bool:
             f"{path}: has version {version} of before the first release, {SCHEMA_VERSION} is needed; import the reports"
             " again, into a file that is not there yet"
         )
+    _check_schema(db, path)
     return True
+
+
+def _check_schema(db: sqlite3.Connection, path: Path) -> None:
+    """Raise Damaged unless tables and views are those of `_create`, and no other trigger acts: SQL is not data."""
+    rows = db.execute("SELECT type, name, sql FROM sqlite_schema").fetchall()
+    found = {name: _words(sql) for kind, name, sql in rows if kind in ("table", "view")}
+    for name, statement in _DEFINITIONS.items():
+        if found.get(name) != statement:
+            raise Damaged(f"{path}: is damaged (the table {name!r} is not one that mbridge made); {REMEDY}")
+    for kind, name, sql in rows:
+        if kind == "trigger" and _words(sql) not in _TRIGGERS:
+            raise Damaged(f"{path}: is damaged (the trigger {name!r} is not one that mbridge made); {REMEDY}")
+
+
+def _words(statement: str | None) -> str:
+    return " ".join((statement or "").split())
 
 
 def _to_wal(db: sqlite3.Connection) -> None:

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import math
 import re
 import sqlite3
 from collections import Counter
@@ -15,6 +14,7 @@ from typing import Any
 from cloudai_mbridge.gate.history_intake import FAILED, Intake
 from cloudai_mbridge.gate.reference import run_values
 from cloudai_mbridge.gate.results import SUPPORTED_SCHEMA, RunResult
+from cloudai_mbridge.gate.values import is_value_of
 from cloudai_mbridge.regular_file import open_regular, read_chunks
 
 _LOGIN = re.compile(r"(?<=//)[^/@\s\"]*@")  # of an address: a user, and maybe a password
@@ -104,7 +104,7 @@ def _insert_run(db: sqlite3.Connection, run: RunResult, ended_at: str, report: i
         [
             (cursor.lastrowid, name, values[0] if len(values) == 1 else _json(values))
             for name, values in measured
-            if all(math.isfinite(value) for value in values)
+            if is_value_of(name, values)
         ],
     )
 

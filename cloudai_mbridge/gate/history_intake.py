@@ -10,6 +10,7 @@ from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.gate.comparability_id import comparability_id
 from cloudai_mbridge.gate.groups import why_not
 from cloudai_mbridge.gate.results import SUCCESS, RunResult
+from cloudai_mbridge.json_text import is_deep
 
 FAILED = "failed"
 _FINAL = (SUCCESS, FAILED)
@@ -39,7 +40,7 @@ def take_runs(runs: Iterable[RunResult], path: str, now: datetime) -> Intake:
     """Sort the runs of a report. now: UTC.
 
     Raises:
-        BadInput: a time that is none, or a number that is too large.
+        BadInput: a time that is none, a number that is too large, or a table that is nested too deep.
     """
     runs, taken, left_out = list(runs), [], Counter[str]()
     for run in runs:
@@ -70,6 +71,9 @@ def _as_stored(run: RunResult, path: str) -> RunResult:
     for name, number in (("num_steps", run.num_steps or 0), ("warmup_steps", run.warmup_steps)):
         if abs(number) > _LARGEST:
             raise BadInput(f"{path}: {run.point}: {name} has more than 64 bits; write the report again")
+    for name, table in (("environment", run.environment), ("comparability", run.comparability)):
+        if is_deep(dict(table)):
+            raise BadInput(f"{path}: {run.point}: {name} is nested too deep; write the report again")
     why = why_not(run) if run.is_success else ""
     return replace(run, verdict=FAILED, reasons=(*run.reasons, why)) if why else run
 

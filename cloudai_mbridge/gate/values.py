@@ -119,3 +119,10 @@ METRICS: Mapping[str, Metric] = {
         Metric("loss_curve", "", Direction.SAME, "mean loss over ten stretches of the run", _loss_curve, 0.002),
     )
 }
+
+
+def is_value_of(name: str, values: Sequence[float]) -> bool:
+    """Return whether a run can have these numbers of a metric: one that is positive, or those of a curve."""
+    if METRICS[name].direction is Direction.SAME:
+        return 0 < len(values) <= LOSS_SEGMENTS and all(map(math.isfinite, values))
+    return len(values) == 1 and 0 < values[0] < math.inf

@@ -235,6 +235,7 @@ def _submit_slurm(submission: Submission, directory: Path) -> str:
             env=env,
             capture_output=True,
             text=True,
+            errors="replace",  # a job that was submitted is not lost for a byte that is not UTF-8
             timeout=SUBMIT_TIMEOUT_S,
             check=False,
             start_new_session=True,  # Ctrl-C is for mbridge: the driver must not die between submitting and answering
@@ -242,6 +243,8 @@ def _submit_slurm(submission: Submission, directory: Path) -> str:
         )
     except subprocess.TimeoutExpired:
         raise ToolFailure(f"NeMo-Run did not submit within {SUBMIT_TIMEOUT_S} s") from None
+    except OSError as error:
+        raise ToolFailure(f"NeMo-Run's driver cannot be started: {error}") from None
     job_id = parse_submitted(done.stdout)
     if done.returncode == 0 and job_id is not None:
         return job_id

@@ -97,12 +97,22 @@ def _submit(nemo_run: Any, config: dict[str, Any], options: dict[str, str]) -> s
 def _release(job_id: str) -> bool:
     """Let a held job run that will never be requeued; cancel it if that cannot be had."""
     for argv in (["scontrol", "update", f"JobId={job_id}", "Requeue=0"], ["scontrol", "release", job_id]):
-        done = subprocess.run(argv, capture_output=True, text=True, check=False)
-        if done.returncode != 0:
-            subprocess.run(["scancel", job_id], check=False)
-            print(f"{' '.join(argv)}: {done.stderr.strip()}; the job has been cancelled", file=sys.stderr)
+        code, said = _call(argv)
+        if code != 0:
+            cancelled, _ = _call(["scancel", job_id])
+            end = "the job has been cancelled" if cancelled == 0 else f"job {job_id} is held and could not be cancelled"
+            print(f"{' '.join(argv)}: {said}; {end}", file=sys.stderr)
             return False
     return True
+
+
+def _call(argv: list[str]) -> tuple[int, str]:
+    """Return the exit code of a command and what it said of an error."""
+    try:
+        done = subprocess.run(argv, capture_output=True, text=True, errors="replace", check=False)
+    except OSError as error:
+        return 1, str(error)
+    return done.returncode, done.stderr.strip()
 
 
 if __name__ == "__main__":

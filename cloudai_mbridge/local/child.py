@@ -24,7 +24,8 @@ from cloudai_mbridge.regular_file import NotRegular, read_regular
 MARK_VARIABLE = "MBRIDGE_LOCAL_JOB"
 _KILL_WAIT_S = 10.0
 _KILL_ROUNDS = 10
-_SLURM_JOB = "SLURM_JOB_ID"
+# The Slurm job that a script was started in, as someone does who works in an allocation.
+_SLURM_JOB, _STARTED_IN_VARIABLE = "SLURM_JOB_ID", "MBRIDGE_LOCAL_JOB_STARTED_IN"
 
 
 class Child:
@@ -33,7 +34,6 @@ class Child:
     def __init__(self, mark: str, directory: Path, pid: int, process: "subprocess.Popen[bytes] | None" = None) -> None:
         self.pid = pid
         self._mark, self._directory, self._process = mark, directory, process
-        self._slurm_job = os.environ.get(_SLURM_JOB)
 
     @classmethod
     def start(cls, mark: str, script: str, directory: Path, env: Mapping[str, str]) -> Self:
@@ -47,7 +47,7 @@ class Child:
                 process = subprocess.Popen(
                     ["bash", script],
                     cwd=directory,
-                    env={**env, MARK_VARIABLE: mark},
+                    env={**env, MARK_VARIABLE: mark, _STARTED_IN_VARIABLE: env.get(_SLURM_JOB, "")},
                     stdin=subprocess.DEVNULL,
                     stdout=out,
                     stderr=err,
@@ -83,6 +83,14 @@ class Child:
             text = ""
         return int(text) if re.fullmatch("[0-9]{1,3}", text) else -signal.SIGKILL
 
+    def age_s(self) -> float | None:
+        """Return for how long it has been running; None if it is not."""
+        if not _is_marked(self.pid, self._mark):
+            return None
+        with contextlib.suppress(psutil.Error):
+            return max(0.0, time.time() - float(psutil.Process(self.pid).create_time()))
+        return None
+
     def end(self) -> None:
         """End it: SIGTERM to the whole group, then SIGKILL to whatever is left."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -112,7 +120,8 @@ class Child:
     def _is_ours(self, process: psutil.Process) -> bool:
         """Return whether it carries the mark; a Slurm job that the script submitted carries it too, and is Slurm's."""
         env = _environment(process)
-        return env.get(MARK_VARIABLE) == self._mark and env.get(_SLURM_JOB) == self._slurm_job
+        is_of_same_job = env.get(_SLURM_JOB, "") == env.get(_STARTED_IN_VARIABLE, "")
+        return env.get(MARK_VARIABLE) == self._mark and is_of_same_job
 
 
 def find_marked(mark: str) -> int | None:

@@ -21,7 +21,7 @@ from cloudai_mbridge.training.compat.versions import installed_version, why_unsu
 @dataclass
 class _Process:
     child: Child
-    started: float  # seconds since the epoch
+    started: float  # on the monotonic clock: the wall clock can be set
     time_limit_s: float | None
     ended_because: str = ""
 
@@ -57,7 +57,7 @@ class LocalClient:
         (run,) = submission.runs
         env = {**os.environ, PYTHON_VARIABLE: sys.executable, **run.secret_env}
         child = Child.start(submission.token, POINT_FILES.local_script, root / run.key, env)
-        self._processes[child.job_id] = _Process(child, time.time(), run.time_limit_s)
+        self._processes[child.job_id] = _Process(child, time.monotonic(), run.time_limit_s)
         return {run.key: child.job_id}
 
     def find(self, submissions: Iterable[Submission], root: Path) -> dict[str, str]:
@@ -76,17 +76,16 @@ class LocalClient:
         return {job.key: Seen(job.job_id, self._status(self._process(job))) for job in jobs}
 
     def _process(self, job: Job) -> _Process:
-        """Return a job's process, also one of an earlier driver, which started when its marker was written."""
+        """Return a job's process, also one of an earlier driver."""
         if job.job_id not in self._processes:
-            marker = job.directory / POINT_FILES.started
-            started = marker.stat().st_mtime if marker.exists() else time.time()
             child = Child.of(job.job_id, job.directory)
+            started = time.monotonic() - (child.age_s() or _written_run_time_s(job.directory))
             self._processes[job.job_id] = _Process(child, started, self._time_limits.get(job.key))
         return self._processes[job.job_id]
 
     def _status(self, job: _Process) -> JobStatus:
         code = job.child.poll()
-        run_time_s = time.time() - job.started
+        run_time_s = time.monotonic() - job.started
         if code is None:
             if job.time_limit_s is not None and run_time_s > job.time_limit_s:
                 self._end(job, "TIMEOUT")
@@ -125,6 +124,15 @@ def _ended(code: int, because: str, run_time_s: float) -> JobStatus:
     return JobStatus(
         "FAILED", JobClass.FAILED, exit_code=code if code > 0 else None, signal=signal_number, run_time_s=run_time_s
     )
+
+
+def _written_run_time_s(directory: Path) -> float:
+    """Return the time between a script's first and last line about itself; one clock, the file server's, dates both."""
+    try:
+        started, ended = ((directory / name).stat().st_mtime for name in (POINT_FILES.started, POINT_FILES.exit_code))
+    except OSError:
+        return 0.0
+    return max(0.0, ended - started)
 
 
 def _started(directory: Path, token: str) -> str | None:

@@ -11,17 +11,20 @@ from dataclasses import fields, is_dataclass, replace
 from enum import Enum
 from typing import Any
 
-from cloudai_mbridge.models.credentials import credential_spans, is_assigned_credential, is_credential_key
+from cloudai_mbridge.models.credential_shapes import HOST, PRIVATE_KEY
+from cloudai_mbridge.models.credentials import SHORT_OPTIONS, credential_spans, is_assigned_credential
 
 MASK = "***"
 _MOST_PASSES = 5  # what stood beside a credential may look like one now
 _USER = re.compile(r"://[^\s/\"'<>]*@")
+# In the value of an option only before a host that has a domain or a port: not in --comment=run:7@team
 _USER_WITHOUT_SCHEME = re.compile(
-    r"""(?<![^\s"'=(,])[^\s/@:"'=(,]{1,64}:[^\s/@"']{1,200}@(?!sha\d+:|\d+(?![A-Za-z0-9.-]))(?=[A-Za-z0-9])"""
+    r"""(?<![^\s"'(])(?!mailto:)[^\s/@:"'=(,]{1,64}:[^\s/@"']{1,200}@(?!sha\d+:|\d+(?![A-Za-z0-9.-]))(?=[A-Za-z0-9])"""
+    rf"""|(?<=[=,])[^\s/@:"'=(,]{{1,64}}:[^\s/@"',]{{1,200}}@(?!sha\d+:){HOST}"""
 )
-_OPTION = re.compile(r"(?<!\S)(--[A-Za-z][A-Za-z0-9_-]{0,63}|-hf|-wdk)(\s{1,3})([^\s-]\S*)")
-_PRIVATE_KEY = re.compile(
-    r"-----BEGIN [A-Z ]{0,30}PRIVATE KEY-----[\s\S]*?(?:-----END [A-Z ]{0,30}PRIVATE KEY-----|\Z)"
+# Also in a list as Python and JSON write it: ['--hf_token', 'x']
+_OPTION = re.compile(
+    r"""(?<![^\s"'\[(,])(--[A-Za-z][A-Za-z0-9_-]{0,63}|-hf|-wdk)(\s{1,3}|["'],\s{0,3}["'])([^\s"'-][^\s"']*)"""
 )
 
 
@@ -47,12 +50,13 @@ def _masked(text: str) -> str:
 
 def redacted_lines(text: str) -> list[str]:
     """Return the lines of a text, redacted one by one; of a private key, which has many, one *** is left."""
-    return [redacted(line) for line in _PRIVATE_KEY.sub(MASK, text).splitlines()]
+    return [redacted(line) for line in PRIVATE_KEY.sub(MASK, text).splitlines()]
 
 
 def _without_value(match: re.Match[str]) -> str:
-    option, blank, _ = match.groups()
-    return f"{option}{blank}{MASK}" if option in ("-hf", "-wdk") or is_credential_key(option) else match[0]
+    option, between, value = match.groups()
+    name = SHORT_OPTIONS.get(option, option).strip("-").replace("-", "_")
+    return f"{option}{between}{MASK}" if is_assigned_credential(name, value) else match[0]
 
 
 def redacted_in(value: Any) -> Any:

@@ -5,11 +5,13 @@ import shlex
 from collections.abc import Iterable
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator
 
 from cloudai_mbridge.models.credentials import (
     find_credential,
     find_credential_in_words,
+    find_in_arguments,
+    holds_credential,
     is_credential_key,
     is_secret,
     shown_key,
@@ -22,6 +24,15 @@ class StrictModel(BaseModel):
     """A frozen table that refuses unknown keys."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+
+    @field_validator("*")
+    @classmethod
+    def _no_credential_after_its_option(cls, value: Any) -> Any:
+        """Refuse a list of arguments in which an option stands before a credential: ["--hf_token", "x"]."""
+        is_arguments = isinstance(value, list) and all(isinstance(each, str) for each in value)
+        if is_arguments and (found := find_in_arguments(value)):
+            raise ValueError(str(found))
+        return value
 
 
 def _no_control_characters(value: str) -> str:
@@ -69,7 +80,7 @@ def _overrides(overrides: dict[str, str]) -> dict[str, str]:
     split = dict(_split_override(key, value) for key, value in overrides.items())
     for key, value in split.items():
         assigned = re.findall(r"(\w+)=", value) if _is_option(key, _VARIABLE_OPTIONS) else []
-        if find_credential(value) or any(map(is_secret, assigned)):
+        if holds_credential(value) or any(map(is_secret, assigned)):
             raise ValueError(_credential_in(key))
     return split
 
@@ -130,6 +141,12 @@ def _no_credential_in_words(value: str) -> str:
     return value
 
 
+def _no_credential_after_an_option(value: str) -> str:
+    if found := find_in_arguments(value.split()):
+        raise ValueError(str(found))
+    return value
+
+
 def _no_credential_for_slurm(variables: dict[str, Any]) -> dict[str, Any]:
     for name, value in variables.items():
         for each in value if isinstance(value, list) else [value]:
@@ -141,8 +158,10 @@ def _no_credential_for_slurm(variables: dict[str, Any]) -> dict[str, Any]:
 # Text that may hold a credential, because it is never written to a file as it is.
 PrivateText = Annotated[str, AfterValidator(_no_nul)]
 Text = Annotated[PrivateText, AfterValidator(_no_credential)]
+# Arguments in one text, split at blanks.
+Arguments = Annotated[Text, AfterValidator(_no_credential_after_an_option)]
 # A value that becomes part of an sbatch directive, where a line break would start a new line of the script.
-OneLine = Annotated[str, AfterValidator(_no_control_characters), AfterValidator(_no_credential)]
+OneLine = Annotated[Arguments, AfterValidator(_no_control_characters)]
 ShellWords = Annotated[PrivateText, AfterValidator(_quotes_are_closed), AfterValidator(_no_credential_in_words)]
 NameIfSet = Annotated[Text, AfterValidator(_name_if_set)]
 NotBlank = Annotated[Text, AfterValidator(_not_blank)]

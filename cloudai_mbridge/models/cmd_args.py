@@ -9,7 +9,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import Field, FiniteFloat, create_model, model_validator
 
-from cloudai_mbridge.models.base import NameIfSet, PrivateText, StrictModel, Text
+from cloudai_mbridge.models.base import Arguments, NameIfSet, PrivateText, StrictModel, Text
 from cloudai_mbridge.models.time_limit import SlurmTime
 
 # CloudAI's default: where the ranks' container keeps the resolved configuration
@@ -136,7 +136,7 @@ class ResolvedCmdArgs(_LauncherArgs):
     profiling_gpu_metrics: bool | None = None
     profiling_ranks: int | Text | list[int] | None = None
     nsys_trace: Text | list[Text] | None = None
-    nsys_extra_args: Text | list[Text] | None = None
+    nsys_extra_args: Arguments | list[Text] | None = None
 
     config_variant: Text | None = None
     list_config_variants: bool | None = None

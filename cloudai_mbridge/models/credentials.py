@@ -6,67 +6,17 @@ with the prefix of a service, private keys and the like. A reference such as `$H
 
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain, pairwise
 
 from cloudai_mbridge.errors import shown
-from cloudai_mbridge.models.references import REFERENCE
+from cloudai_mbridge.models import credential_shapes as shapes
 
-_SECRET_NAME = re.compile(
-    r"token(?!iz|drop|s?_per)|secret|pass(w|phrase|$)|pwd|credential|(^|[_-])key|key(_?id)?[_\d]*$|(^|_)pat$",
-    re.IGNORECASE,
-)
-# Keys of options and tables, where `label_key` and `pad_token` are not credentials
-_CREDENTIAL_KEY = re.compile(
-    r"api_?key|secret|passw|credential|^token$"
-    r"|(wandb|hf|hub|access|account|auth|bearer|refresh|private|security|session)_?(key|token)$",
-    re.IGNORECASE,
-)
-# Prefixes and lengths as the services document them
-_TOKEN = re.compile(
-    r"(?<![A-Za-z0-9_])(?:"
-    r"hf_[A-Za-z0-9]{20,}"  # Hugging Face
-    r"|nvapi-[A-Za-z0-9_-]{20,}"  # NVIDIA NGC
-    r"|wandb_v1_[A-Za-z0-9_]{20,}"  # Weights & Biases
-    r"|gh[pousr]_[A-Za-z0-9]{30,}|github_pat_[A-Za-z0-9_]{20,}|glpat-[A-Za-z0-9_-]{20,}"  # GitHub, GitLab
-    r"|A(?:KIA|SIA)[A-Z0-9]{16}(?![A-Za-z0-9])|AIza[A-Za-z0-9_-]{35}"  # AWS, Google
-    r"|xox[abeoprs]-[A-Za-z0-9-]{10,}|sk-[A-Za-z0-9_-]{20,}"  # Slack, OpenAI
-    r"|eyJ[A-Za-z0-9_-]{8,}\.eyJ[A-Za-z0-9_-]{2,}\.[A-Za-z0-9_-]*"  # a JSON web token
-    r")"
-)
-# Where a shape has a group, the group is the credential
-_OTHER = re.compile(
-    r"-----BEGIN [A-Z ]{0,30}PRIVATE KEY-----[\s\S]*?(?:-----END [A-Z ]{0,30}PRIVATE KEY-----|\Z)"
-    r"|\bmachine\s{1,3}\S{1,200}\s{1,3}login\s{1,3}\S{1,200}\s{1,3}password\s{1,3}(\S+)"  # ~/.netrc
-    r"|(?<!\S)(?:-u|--user|--proxy-user)[ =]?(?!\d+:\d+\b)(?!-)([^\s:/$=]{1,64}:[^\s/$]\S*)"  # curl
-    r"|\b[Bb]asic\s{1,3}([A-Za-z0-9+/]{8,200}={1,2})"
-    r"|https://hooks\.slack\.com/services/(\w[^\s\"'<>]*)"
-    r"|[?&](?:sig|signature|X-Amz-Signature)=([^&\s]{16,})"  # signed URLs
-    r"|(?<![A-Za-z0-9_])[A-Z][A-Z0-9_]{0,40}(?:KEY|TOKEN|SECRET|PASSWORD)\s{1,3}([A-Za-z0-9_+/=-]{20,})"
-)
-_BEARER = re.compile(
-    r"""(?i)(?:\bauthorization["']?\s{0,3}[:=]\s{0,3}["']?(?:bearer|basic|token)\s{1,3}"""
-    r"""|\bbearer\s{1,3}(?=\S{0,200}\d|\S{20}))([^\s"']+)"""
-)
-_HEADER = re.compile(
-    r"""(?i)\b(?:x-[a-z-]{0,30}(?:key|token|secret)|(?:private|job|deploy|auth)-token|api-?key)"""
-    r"""["']?\s{0,3}:\s{0,3}["']?([^\s"']+)"""
-)
-_PASSWORD_IN_URL = re.compile(r"""(?<=://)[^\s/:@"'<>]*:(?!\d*/)([^\s@"'<>]{1,1000})(?=@(?!sha\d+:))""")
-_USER_IN_URL = re.compile(r"""\bhttps?://([^\s/:@"'<>]+)@""", re.IGNORECASE)
-# The last part is a host, and not the time before a signal: --signal=B:USR1@60
-_PASSWORD_WITHOUT_SCHEME = re.compile(r"([^\s/@:]+:[^\s/@]+)@(?!sha\d+:|\d+\Z)[A-Za-z0-9.-]+(?::\d+)?/?")
-_NAME = re.compile(
-    r"""(?<![A-Za-z0-9_$-])-{0,2}([A-Za-z_][A-Za-z0-9_-]{1,63})"""
-    r"""(\\{0,3}["']\s{0,3}:|(?:\\{0,3}["'])?\s{0,3}=|:)\s{0,3}"""
-)
-# One value, as narrow as it may be, and everything that may belong to it
-_VALUE = re.compile(r"""\\{0,3}"[^"]{0,200}"?|\\{0,3}'[^']{0,200}'?|[^\s,;&"'}]{1,200}""")
-_WHOLE_VALUE = re.compile(r"""\\{0,3}"[^"]*"?|\\{0,3}'[^']*'?|\S+""")
-_NO_VALUE = re.compile(rf"(?i)|0|1|true|false|yes|no|on|off|none|null|\*+|(?:{REFERENCE})+")
 _SLURM_VARIABLE = re.compile(r"S(BATCH|RUN|ALLOC|LURM)_")
+
+SHORT_OPTIONS = {"-hf": "--hf_token", "-wdk": "--wandb_key"}  # of Megatron-Bridge's launcher
 
 _IN_ENVIRONMENT = "a variable of extra_env_vars or global_env_vars, which travels in the environment only"
 
@@ -93,17 +43,21 @@ _TOKEN_OR_KEY = Credential("a token or private key", f"put it into {_IN_ENVIRONM
 
 def is_secret(name: str) -> bool:
     """Return whether a key or variable of this name may hold a credential."""
-    return bool(_SECRET_NAME.search(name))
+    return bool(shapes.SECRET_NAME.search(name))
 
 
 def is_credential_key(key: str) -> bool:
     """Return whether an option or a key of a table has a credential's name."""
-    return bool(_CREDENTIAL_KEY.search(key.strip("-").replace("-", "_")))
+    name = key.strip("-").replace("-", "_")
+    return bool(shapes.CREDENTIAL_KEY.search(name)) and not shapes.OTHER_NAME.search(name)
 
 
 def is_secret_variable(name: str, value: object) -> bool:
     """Return whether a variable holds a credential, by its name or by the shape of its value."""
-    return is_secret(name) or (isinstance(value, str) and find_credential(value) is not None)
+    return is_secret(name) or (
+        isinstance(value, str)
+        and any(map(find_credential, (value, f"{name}={value}")))  # http_proxy=user:password@host
+    )
 
 
 @lru_cache(maxsize=4096)  # the points of a sweep share nearly all of their texts
@@ -120,8 +74,19 @@ def credential_spans(text: str) -> list[tuple[int, int]]:
 def find_credential_in_words(text: str) -> Credential | None:
     """Return the first credential of a command line, where an option may stand before its value: `--password x`."""
     words = shlex.split(text)
-    options = [f"{option}={value}" for option, value in pairwise(words) if option.startswith("--")]
-    return next((found for each in (text, *words, *options) if (found := find_credential(each))), None)
+    alone = [word for option, word in pairwise(["", *words]) if not _is_option(option)]
+    return find_credential(text) or next(filter(None, map(find_credential, alone)), None) or find_in_arguments(words)
+
+
+def find_in_arguments(words: Sequence[str]) -> Credential | None:
+    """Return the first credential that stands after its option in a list of arguments."""
+    pairs = [(option, word) for option, word in pairwise(words) if _is_option(option) and not word.startswith("--")]
+    texts = [f"{SHORT_OPTIONS.get(option, option)}={word}" for option, word in pairs]
+    return next(filter(None, map(find_credential, texts)), None)
+
+
+def _is_option(word: str) -> bool:
+    return (word.startswith("--") and "=" not in word) or word in SHORT_OPTIONS
 
 
 def shown_key(key: str) -> str:
@@ -132,7 +97,13 @@ def shown_key(key: str) -> str:
 
 def shown_value(value: object) -> str:
     """Return a value for a message, unless it holds a credential."""
-    return "(value hidden)" if find_credential(repr(value)) else shown(value)
+    return "(value hidden)" if find_credential(repr(value)) or holds_credential(value) else shown(value)
+
+
+def holds_credential(value: object) -> bool:
+    """Return whether a text, or a list of texts, holds a credential, maybe after its option."""
+    texts = [text for text in (value if isinstance(value, list) else [value]) if isinstance(text, str)]
+    return any(map(find_credential, texts)) or any(map(find_in_arguments, (texts, *map(str.split, texts))))
 
 
 def slurm_variable_problem(name: str, value: object) -> str | None:
@@ -146,42 +117,56 @@ def slurm_variable_problem(name: str, value: object) -> str | None:
 def is_assigned_credential(name: str, value: str) -> bool:
     """Return whether a value that stands under a name is a credential."""
     is_variable = name.isupper() and is_secret(name) and not name.endswith("TOKENS")
-    return (is_variable or is_credential_key(name)) and _is_value(value)
+    if not (is_variable or is_credential_key(name)) or shapes.OTHER_NAME.search(name.replace("-", "_")):
+        return False
+    return _is_value(value) and not _is_of_another_kind(name, value)
+
+
+def _is_of_another_kind(name: str, value: str) -> bool:
+    """Return whether a value is the path of a file, or a number under a name such as NUM_TOKEN."""
+    is_password = bool(shapes.PASSWORD_NAME.search(name))
+    if shapes.PATH.fullmatch(value):
+        return value.count("/") > is_password
+    return bool(shapes.NUMBER.fullmatch(value)) and not is_password and not is_credential_key(name)
 
 
 def _credentials(text: str) -> Iterator[tuple[Credential, tuple[int, int]]]:
     """Yield every credential and where it stands."""
     yield from ((_PASSWORD, span) for span in _passwords(text))
-    for match in chain(_BEARER.finditer(text), _HEADER.finditer(text)):
+    for match in chain(shapes.BEARER.finditer(text), shapes.HEADER.finditer(text)):
         if _is_value(match[1]):
             yield _AUTHORIZATION, match.span(1)
     yield from _assigned(text)
-    for match in chain(_TOKEN.finditer(text), _OTHER.finditer(text)):
+    for match in chain(shapes.TOKEN.finditer(text), shapes.OTHER.finditer(text)):
         if _is_value(match[match.lastindex or 0]):
             yield _TOKEN_OR_KEY, match.span(match.lastindex or 0)
 
 
 def _passwords(text: str) -> Iterator[tuple[int, int]]:
     """Yield where users and passwords of URLs stand."""
-    yield from (match.span() for match in _PASSWORD_IN_URL.finditer(text) if _is_value(match[1]))
-    yield from (match.span(1) for match in _USER_IN_URL.finditer(text) if _is_value(match[1]))
-    whole = _PASSWORD_WITHOUT_SCHEME.fullmatch(text.strip())
-    if whole and _is_value(whole[1].partition(":")[2]):
+    yield from (match.span() for match in shapes.PASSWORD_IN_URL.finditer(text) if _is_value(match[1]))
+    yield from (match.span(1) for match in shapes.USER_IN_URL.finditer(text) if _is_value(match[1]))
+    yield from (match.span(1) for match in shapes.PASSWORD_OF_AN_ADDRESS.finditer(text) if _is_login(match[1]))
+    whole = shapes.PASSWORD_WITHOUT_SCHEME.fullmatch(text.strip())
+    if whole and _is_login(whole[1]):
         start = text.index(whole[1])
         yield start, start + len(whole[1])
+
+
+def _is_login(text: str) -> bool:
+    """Return whether user:password has a password."""
+    return _is_value(text.partition(":")[2])
 
 
 def _assigned(text: str) -> Iterator[tuple[Credential, tuple[int, int]]]:
     """Yield the credentials that a text assigns to names."""
     position = 0
-    while match := _NAME.search(text, position):
-        name, sign = match.groups()
-        position = match.end()  # the value may hold an assignment itself: --export=ALL,HF_TOKEN=x
-        value = _VALUE.match(text, position)
-        is_name = sign != ":" or name.isupper()
-        if not (value and is_name and is_assigned_credential(name, value[0].strip("\"'\\"))):
+    while match := shapes.NAME.search(text, position):
+        name, position = match[2], match.end()  # the value may hold an assignment itself: --export=ALL,HF_TOKEN=x
+        value = shapes.VALUE.match(text, position)
+        if not (value and is_assigned_credential(name, value[0].strip("\"'\\")) and _is_assignment(match, value)):
             continue
-        if whole := _WHOLE_VALUE.match(text, position):
+        if whole := shapes.WHOLE_VALUE.match(text, position):
             position = whole.end()
             remedy = f"set {name} in extra_env_vars or global_env_vars, which travel in the environment only"
             yield (
@@ -190,6 +175,20 @@ def _assigned(text: str) -> Iterator[tuple[Credential, tuple[int, int]]]:
             )
 
 
+def _is_assignment(name: re.Match[str], value: re.Match[str]) -> bool:
+    """Return whether `name: value` assigns, as in YAML; in `--password: try again` and `my-token: missing` it does not.
+
+    With `=`, with quotes around the name, and in capitals it always does.
+    """
+    dashes, word, sign, blank = name.groups()
+    if sign != ":" or word.isupper():
+        return True
+    if dashes or not blank or "\n" in blank or word.lower() == "token":
+        return False
+    is_last = shapes.LAST_OF_A_LINE.match(value.string, value.end())
+    return bool(is_last or any(map(str.isdigit, value[0]))) and not shapes.WORD_OF_A_MESSAGE.fullmatch(value[0])
+
+
 def _is_value(text: str) -> bool:
     """Return whether a text is a value of its own: not a switch, not a reference to a variable."""
-    return not _NO_VALUE.fullmatch(text)
+    return not shapes.NO_VALUE.fullmatch(text)

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from cloudai_mbridge.errors import counted
-from cloudai_mbridge.models.credentials import find_credential, is_secret
+from cloudai_mbridge.models.credentials import holds_credential, is_secret
 from cloudai_mbridge.models.toml_source import TomlSource
 
 Path = tuple[str | int, ...]
@@ -71,16 +71,11 @@ def _expectation(detail: ErrorDetails) -> str:
 
 def _shown(path: Path, value: Any) -> str:
     """Show the value if it is short and no secret."""
-    if any(is_secret(str(part)) for part in path) or "@" in repr(value) or _holds_credential(value):
+    if any(is_secret(str(part)) for part in path) or "@" in repr(value) or holds_credential(value):
         return "(value hidden) "
     if len(repr(value)) > 200 or isinstance(value, dict) or (isinstance(value, list) and not _is_flat(value)):
         return ""
     return f"{value!r} "
-
-
-def _holds_credential(value: Any) -> bool:
-    """Return whether a text, or one of a list of them, has the shape of a credential."""
-    return any(isinstance(one, str) and find_credential(one) for one in (value if isinstance(value, list) else [value]))
 
 
 def _is_flat(value: list[Any]) -> bool:

@@ -4,10 +4,11 @@ from datetime import date, time
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, FiniteFloat, model_serializer, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, FiniteFloat, model_serializer, model_validator
 
 from cloudai_mbridge.models.base import EnvName, NoSlurmCredential, OneLine, PrivateText, ShellWords, StrictModel, Text
 from cloudai_mbridge.models.credentials import shown_key, shown_value
+from cloudai_mbridge.models.slurm_options import usable_with_sbatch, usable_with_srun
 
 
 class Executor(StrEnum):
@@ -119,8 +120,8 @@ class SlurmSystem(_System):
     ntasks_per_node: Count = Field(None, description="CloudAI's; the embedded loop runs one torchrun a node")
     cache_docker_images_locally: bool = False
     container_mount_home: bool = False
-    extra_srun_args: ShellWords | None = None
-    extra_sbatch_args: list[OneLine] = []
+    extra_srun_args: Annotated[ShellWords, AfterValidator(usable_with_srun)] | None = None
+    extra_sbatch_args: Annotated[list[OneLine], AfterValidator(usable_with_sbatch)] = []
     extra_transient_status_errors: list[Text] = []
     status_retry_pause_seconds: int = Field(10, ge=0)
     supports_gpu_directives_cache: bool | None = Field(

@@ -17,8 +17,9 @@ class Board:
     """The runs of a plan on their way to their ends.
 
     unsure: submissions, by token, of which nobody knows whether the scheduler took them; doubts: what it said of some
-    of them, after which they are refused if it did not. log: of all submissions. stop: what active runs end as,
-    if everything is to end. has_changed: something has happened since it was last set to False.
+    of them, after which they are refused if it did not. returned: jobs that were given up, and run. log: of all
+    submissions. stop: what active runs end as, if everything is to end. has_changed: something has happened since it
+    was last set to False.
     """
 
     def __init__(self, plan: SweepPlan, root: Path, scheduler: Scheduler, journal: Journal, observer: Observer) -> None:
@@ -29,6 +30,7 @@ class Board:
         self.log = SubmissionLog(root)
         self.unsure: dict[str, Submission] = {}
         self.doubts: dict[str, str] = {}
+        self.returned: list[str] = []
         self.stop: JobStatus | None = None
         self.has_changed = False
         self._silent_since: float | None = None
@@ -41,9 +43,15 @@ class Board:
         """Return the runs that have a job."""
         return [run for run in self.runs if run.phase is Phase.ACTIVE]
 
+    def lost(self) -> list[Tracked]:
+        """Return the runs that have ended since nobody knows what became of their jobs, which may still run."""
+        ended = (run for run in self.runs if run.phase is Phase.ENDED and run.job_id)
+        return [run for run in ended if run.status is not None and run.status.job_class is JobClass.LOST]
+
     def may_still_run(self) -> list[str]:
         """Return the ids of the jobs whose end nobody has seen."""
-        return [run.job_id for run in self.active()] + [f"a submission as {token}" for token in self.unsure]
+        active = [run.job_id for run in self.active()]
+        return active + self.returned + [f"a submission as {token}" for token in self.unsure]
 
     def jobs(self, runs: Iterable[Tracked]) -> list[Job]:
         """Return the current jobs of runs."""

@@ -105,6 +105,16 @@ class Journal:
             self._set(key, number, job_id=job_id, submitted_at=_now())
             self._event(key, f"attempt {number}: job {job_id}")
 
+    def tokens(self) -> list[tuple[str, int, str]]:
+        """Return key, number and token of every attempt, as they are in the file."""
+        return [(key, number, token) for key, number, token in self._all("SELECT key, number, token FROM attempts")]
+
+    def retoken(self, key: str, number: int, token: str) -> None:
+        """Replace a damaged token."""
+        with self.transaction():
+            self._set(key, number, token=token)
+            self._event(key, f"attempt {number}: submitted as {token}; the journal had another token")
+
     def saw(self, key: str, number: int, status: JobStatus) -> None:
         """Write down a status; the first one that runs and the final one also get the time."""
         with self.transaction():

@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from cloudai_mbridge.errors import Damaged, OtherVersion, ToolFailure
+from cloudai_mbridge.errors import Damaged, OtherVersion, ToolFailure, shown
 from cloudai_mbridge.regular_file import copy_regular
 
 # Raise it with every change of the tables, or of what a JSON column may hold. Files without a version (0) are as of 1.
@@ -171,9 +171,9 @@ def reading(path: Path) -> Iterator[None]:
         if code in _OF_THE_MACHINE:
             space = _space(path) if code == sqlite3.SQLITE_FULL else ""
             raise ToolFailure(f"{path}: cannot be read or written ({error}{space})") from None
-        raise Damaged(f"{path}: is damaged, or not the journal of a run ({error}); {_RESTORE}") from None
+        raise Damaged(f"{path}: is damaged, or not the journal of a run ({shown(str(error))}); {_RESTORE}") from None
     except ValueError as error:  # such as a name of a column that is not UTF-8
-        raise Damaged(f"{path}: is damaged ({error}); {_RESTORE}") from None
+        raise Damaged(f"{path}: is damaged ({shown(str(error))}); {_RESTORE}") from None
     except OSError as error:
         raise ToolFailure(f"{path}: cannot be read ({error.strerror or error})") from None
 

@@ -72,7 +72,7 @@ class RowReader:
         """Return an attempt: number, token, job_id, status, ending, submitted_at, started_at, ended_at, failure."""
         number, token, job_id, status, ending, submitted_at, started_at, ended_at, failure = row
         where = f"attempt {number}"
-        if not isinstance(number, int) or not isinstance(token, str) or not isinstance(failure, str):
+        if not isinstance(number, int) or not (isinstance(token, str) and token) or not isinstance(failure, str):
             self.damage.append(f"{where}: the row is not of an attempt")
             known = number if isinstance(number, int) else 0
             return Attempt(known, "", None, _UNKNOWN_END, None, None, None, ended_at="", failure="")

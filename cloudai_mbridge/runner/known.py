@@ -6,6 +6,7 @@ from pathlib import Path
 from cloudai_mbridge.errors import Damaged
 from cloudai_mbridge.launch.claim import claiming_tokens
 from cloudai_mbridge.plan import POINT_FILES, ROOT_FILES
+from cloudai_mbridge.runner.journal import Journal
 from cloudai_mbridge.runner.journal_rows import JournalEntry
 from cloudai_mbridge.runner.submission_log import SubmissionLog
 
@@ -29,3 +30,16 @@ def require_known(root: Path, entries: Collection[JournalEntry], log: Submission
         has_started = not known and (root / key / POINT_FILES.started).exists()
         if has_started or any((key, token) not in known for token in claiming_tokens(root / key)):
             raise Damaged(f"{root}: a job of {key} has started, and {ROOT_FILES.journal} does not know it; {_REMEDY}")
+
+
+def restore_tokens(journal: Journal, log: SubmissionLog) -> None:
+    """Take an attempt's token from the log of submissions where the journal has one that was never submitted.
+
+    Under a wrong token its job would not be found, and the run be submitted again beside it.
+    """
+    submitted = log.read()
+    known = {(attempt.key, attempt.token) for attempt in submitted}
+    right = {(attempt.key, attempt.number): attempt.token for attempt in submitted if not attempt.is_withdrawn}
+    for key, number, token in journal.tokens():
+        if (key, token) not in known and (key, number) in right:
+            journal.retoken(key, number, right[key, number])

@@ -243,7 +243,7 @@ class Submitter:
         """Take submissions that are in their log and not in the journal as ones that nobody saw succeed."""
         entries = self._board.journal.entries()
         last = {key: entry.last.number if entry.last else 0 for key, entry in entries.items()}
-        found = 0
+        recovered: dict[str, list[str]] = {}
         for attempt in self._board.log.read():
             run = self._board.by_key.get(attempt.key)
             if run is None:
@@ -254,10 +254,20 @@ class Submitter:
             elif attempt.number > last[attempt.key] and not entries[attempt.key].damage:
                 self._recover(attempt)
                 last[attempt.key] = attempt.number
-                found += 1
+                recovered.setdefault(attempt.key, []).append(attempt.token)
+        for key, tokens in recovered.items():
+            self._look_for_given_up(key, tokens[:-1])
+        found = sum(map(len, recovered.values()))
         if found:
             where = ROOT_FILES.submissions
             self._board.observer.notice(f"{found} submissions are in {where} and not in the journal; looking for them")
+
+    def _look_for_given_up(self, key: str, tokens: Iterable[str]) -> None:
+        """Look for jobs of attempts after which another one was submitted: those that never started may still wait."""
+        for token in tokens:
+            if claimed_by(self._board.root / key, token) is None:
+                self._board.log.withdrawn(token, [key], is_doubtful=True)
+                self._strays.add(token, [self._board.by_key[key].plan])
 
     def _recover(self, attempt: LoggedAttempt) -> None:
         journal, key = self._board.journal, attempt.key

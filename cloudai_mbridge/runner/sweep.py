@@ -14,9 +14,11 @@ from cloudai_mbridge.runner.nodes import Nodes
 from cloudai_mbridge.runner.progress import Progress
 from cloudai_mbridge.runner.submitter import Submitter
 from cloudai_mbridge.runner.tracked import FAILED, Judge, Phase, Tracked
+from cloudai_mbridge.slurm.states import PARTITION_NODE_LIMIT
 
 # A pending job that can never start is looked at twice before it is given up: an administrator may be at work.
 HOPELESS_S = 10.0
+_ASK_FOR_LOST_S = 1.0
 
 
 class Sweep:
@@ -30,6 +32,8 @@ class Sweep:
         self._submitter = Submitter(board, nodes, self._ends, keep_open)
         self._progress = Progress(board.root)
         self.poll_s = 0.0
+        self._ask_for_lost_after = 0.0
+        self._stopping_since: float | None = None
 
     # ---- take up what an earlier process left
 
@@ -150,7 +154,7 @@ class Sweep:
             self._give_up(run, status, config.patience_s)
         elif run.ending is not None:
             return None
-        elif status.hopeless is not None and odd_s > self._hopeless_s(status):
+        elif status.hopeless is not None and odd_s > self._hopeless_s(run, status, odd_s):
             reason = f"the scheduler would keep it waiting for ever: {status.reason or status.state}"
             return JobStatus("REFUSED", status.hopeless, reason=reason)
         elif run.plan.is_pre_test and now - run.submitted_at > config.pre_test_timeout_s:
@@ -164,9 +168,20 @@ class Sweep:
                 return JobStatus("HUNG", JobClass.FAILED, reason=f"no step for {idle_s:.0f} s after step {step}")
         return None
 
-    def _hopeless_s(self, status: JobStatus) -> float:
+    def _hopeless_s(self, run: Tracked, status: JobStatus, odd_s: float) -> float:
         """Return how long a job may wait for what will not come by waiting; whoever holds one may release it."""
-        return self._board.config.patience_s if _is_held(status) else HOPELESS_S
+        is_patient = _is_held(status) or (odd_s > HOPELESS_S and self._has_enough_nodes(run, status))
+        return self._board.config.patience_s if is_patient else HOPELESS_S
+
+    def _has_enough_nodes(self, run: Tracked, status: JobStatus) -> bool:
+        """Return whether a job that waits for nodes wants no more than there are; those that are down may come back."""
+        if status.reason != PARTITION_NODE_LIMIT:
+            return False
+        try:
+            num_nodes = self._board.scheduler.num_usable_nodes(run.plan.exclude_nodes)
+        except ToolFailure:
+            return True  # asked again
+        return num_nodes is None or num_nodes >= run.plan.num_nodes
 
     def _give_up(self, run: Tracked, status: JobStatus, after_s: float) -> None:
         """Give up a job that nobody can tell anything about; one that never started may be submitted again.
@@ -197,12 +212,40 @@ class Sweep:
         self._ends.stop(INTERRUPTED)
         self._ends.carry_on_stopping()
         self._submitter.stop()
+        self._cancel_returned(self._board.lost())
 
     def look_while_stopping(self) -> None:
         """Look at the jobs that are ending, and cancel what turns out to have been submitted."""
         self._submitter.resolve_unsure()
         self._ends.carry_on_stopping()
         self.look()
+        if self._board.returned:
+            self._cancel_returned(self._board.lost())
+
+    def _cancel_returned(self, lost: list[Tracked]) -> None:
+        """Cancel jobs that were given up and that the scheduler has again. Their verdicts stay."""
+        now = time.monotonic()
+        if not lost or now < self._ask_for_lost_after:
+            return
+        self._ask_for_lost_after = now + _ASK_FOR_LOST_S
+        self._stopping_since = self._stopping_since or now
+        board = self._board
+        try:
+            seen = board.scheduler.poll(board.jobs(lost))
+            running = [run for run in lost if seen[run.plan.key].status.job_class is JobClass.ACTIVE]
+            if running:
+                board.scheduler.cancel(board.jobs(running))
+        except ToolFailure as error:
+            board.returned = [run.job_id for run in lost]  # as far as anybody knows
+            board.bear(error)
+            return
+        board.answered()
+        if running and not board.returned:
+            names = ", ".join(seen[run.plan.key].job_id for run in running)
+            board.observer.notice(f"cancelling {names}: given up before, and running")
+        board.returned = [seen[run.plan.key].job_id for run in running]
+        if running and now - self._stopping_since > board.config.patience_s:
+            raise board.pause("jobs that were given up do not end")
 
 
 def _is_held(status: JobStatus | None) -> bool:

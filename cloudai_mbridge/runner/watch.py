@@ -14,7 +14,7 @@ from cloudai_mbridge.runner.board import Board
 from cloudai_mbridge.runner.cancel_request import clear_cancel, is_cancel_requested
 from cloudai_mbridge.runner.interrupt import Insisted, Interrupted, Interrupts
 from cloudai_mbridge.runner.journal import Journal
-from cloudai_mbridge.runner.known import require_known
+from cloudai_mbridge.runner.known import require_known, restore_tokens
 from cloudai_mbridge.runner.lock import driver_lock, submit_lock
 from cloudai_mbridge.runner.pace import Pace
 from cloudai_mbridge.runner.sweep import Sweep
@@ -55,6 +55,7 @@ def run_all(
             if only_cancel:
                 interrupts.request(signal.SIGTERM)
             board = Board(plan, root, scheduler, journal, observer)
+            restore_tokens(journal, board.log)
             require_known(root, journal.entries().values(), board.log)
             _drive(board, Sweep(board, judge, keep_open), pace, interrupts)
 
@@ -78,6 +79,8 @@ def _journal(root: Path) -> Journal:
 def _drive(board: Board, sweep: Sweep, pace: Pace, interrupts: Interrupts) -> None:
     try:
         sweep.restore()
+        if board.lost():
+            _check(board.root, interrupts)  # to cancel what runs after all, though no run is left to bring to its end
         while not board.is_over:
             _check(board.root, interrupts)
             _require_journal(board.root)

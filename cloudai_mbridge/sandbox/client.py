@@ -47,6 +47,7 @@ class Client:
             input=stdin,
             timeout=timeout,
             text=True,
+            errors="replace",
             capture_output=True,
             check=False,
         )

@@ -15,7 +15,7 @@ from cloudai_mbridge.models.system import SlurmSystem
 from cloudai_mbridge.plan import POINT_FILES, RunPlan
 from cloudai_mbridge.regular_file import NotRegular, read_regular
 from cloudai_mbridge.slurm import submit
-from cloudai_mbridge.slurm.command import run
+from cloudai_mbridge.slurm.command import Answer, run
 from cloudai_mbridge.slurm.listing import Listing, has_lost, that_counts
 from cloudai_mbridge.slurm.parsing import (
     SACCT_FORMAT,
@@ -30,6 +30,8 @@ from cloudai_mbridge.slurm.parsing import (
 SACCT_TIMEOUT_S = 20.0
 SACCT_PAUSE_S = 60.0
 _QUICK_S = 10.0
+# sinfo takes --all, without which hidden partitions are left out, or --partition, and not both
+_SINFO_NODES = ("sinfo", "--all", "--noheader", "--Node", "--format=%R|%N|%T|%E")
 _ARGUMENTS = 500  # job ids in one command line
 _DEFAULT_MAX_ARRAY_SIZE = 1001
 
@@ -56,14 +58,15 @@ class SlurmClient:
 
     def preflight(self) -> None:
         """Check that Slurm answers and has the partition."""
-        found = run("sinfo", "--noheader", "--format=%R")
+        found = run("sinfo", "--all", "--noheader", "--format=%R")
         if found.returncode != 0:
             raise ToolFailure(f"Slurm does not answer: {found.complaint}; check SLURM_CONF and the controller")
-        partition, known = self._system.default_partition, sorted(set(found.stdout.split("\n")) - {""})
-        if partition not in known:
+        known = set(found.stdout.split("\n")) - {""}
+        missing = [name for name in self._system.default_partition.split(",") if name not in known]
+        if missing:
             raise BadInput(
-                f"system {self._system.name!r}: default_partition: Slurm has no partition {partition!r};"
-                f" use one of {', '.join(known)}"
+                f"system {self._system.name!r}: default_partition: Slurm has no partition {missing[0]!r};"
+                f" use one of {', '.join(sorted(known))}"
             )
 
     def batches(self, runs: Sequence[RunPlan]) -> list[tuple[RunPlan, ...]]:
@@ -108,9 +111,9 @@ class SlurmClient:
         return seen
 
     def _list(self) -> Listing:
-        """Return all jobs of this user that the controller remembers, ended ones included."""
+        """Return all jobs of this user that the controller remembers: also ended ones, and in hidden partitions."""
         answer = run(
-            *("squeue", "--noheader", "--array", "--states=all", f"--user={os.getuid()}"),
+            *("squeue", "--all", "--noheader", "--array", "--states=all", f"--user={os.getuid()}"),
             *("--Format", SQUEUE_FORMAT),
         )
         if answer.returncode != 0:
@@ -172,29 +175,32 @@ class SlurmClient:
         """Ask sinfo which of the nodes are out of service."""
         return {
             name: f"{state} ({reason})" if reason not in ("none", "") else state
-            for name, state, reason in self._nodes(f"--nodes={nodes}")
+            for _, name, state, reason in _nodes(run(*_SINFO_NODES, f"--nodes={nodes}"))
             if is_out_of_service(state)
         }
 
     def num_usable_nodes(self, exclude: Iterable[str]) -> int | None:
         """Count the partition's nodes that are not excluded; ones out of service may come back, and Slurm waits."""
-        rows = self._nodes(f"--partition={self._system.default_partition}")
-        return len({name for name, _, _ in rows} - set(exclude)) if rows else None
-
-    def _nodes(self, option: str) -> list[tuple[str, str, str]]:
-        answer = run("sinfo", "--noheader", "--Node", option, "--format=%N|%T|%E")
-        rows = (tuple(line.split("|", 2)) for line in answer.stdout.splitlines())
-        return [(row[0], row[1], row[2]) for row in rows if len(row) == 3]
+        partitions = self._system.default_partition.split(",")
+        names = {name for partition, name, _, _ in _nodes(run(*_SINFO_NODES)) if partition in partitions}
+        return len(names - set(exclude)) if names else None
 
 
 def node_states(partition: str) -> dict[str, str] | None:
     """Return the states of a partition's nodes; None where Slurm does not answer."""
     try:
-        answer = run("sinfo", "--noheader", "--Node", f"--partition={partition}", "--format=%N|%T")
+        answer = run(*_SINFO_NODES)
     except ToolFailure:
         return None
-    rows = [line.split("|", 1) for line in answer.stdout.splitlines() if "|" in line]
-    return None if answer.returncode else {row[0]: row[1] for row in rows}
+    if answer.returncode:
+        return None
+    return {name: state for known, name, state, _ in _nodes(answer) if known in partition.split(",")}
+
+
+def _nodes(answer: Answer) -> list[tuple[str, str, str, str]]:
+    """Return partition, name, state and reason of every node; one of several partitions has several rows."""
+    rows = (line.split("|", 3) for line in answer.stdout.splitlines())
+    return [(row[0], row[1], row[2], row[3]) for row in rows if len(row) == 4]
 
 
 def _ended(jobs: Iterable[Job], rows: Iterable[Listed]) -> dict[str, JobStatus]:

@@ -27,7 +27,9 @@ _CLASSES: dict[JobClass, tuple[str, ...]] = {
     JobClass.SUCCEEDED: ("COMPLETED",),
     JobClass.FAILED: ("FAILED", "TIMEOUT", "OUT_OF_MEMORY", "DEADLINE"),
     JobClass.INFRASTRUCTURE: ("NODE_FAIL", "BOOT_FAIL", "LAUNCH_FAILED", "RECONFIG_FAIL", "PREEMPTED"),
-    JobClass.CANCELLED: ("CANCELLED", "REVOKED"),
+    JobClass.CANCELLED: ("CANCELLED",),
+    # another cluster of a federation has started the job, and is not asked
+    JobClass.UNKNOWN: ("REVOKED",),
 }
 _CLASS_OF = {state: job_class for job_class, states in _CLASSES.items() for state in states}
 
@@ -43,6 +45,8 @@ def classify(state: str) -> JobClass:
     return _CLASS_OF.get(base_state(state), JobClass.UNKNOWN)
 
 
+# The partition allows fewer nodes than the job wants, for ever; or too many of them are down, and come back.
+PARTITION_NODE_LIMIT = "PartitionNodeLimit"
 # squeue(1), JOB REASON CODES: why a job waits for something that will not come by waiting. A site's administrator can
 # change any of them, so the runner looks twice before it gives up.
 _HOPELESS = frozenset(
@@ -53,7 +57,7 @@ _HOPELESS = frozenset(
         "InvalidAccount",
         "InvalidQOS",
         "PartitionConfig",
-        "PartitionNodeLimit",
+        PARTITION_NODE_LIMIT,
         "PartitionTimeLimit",
         "QOSNotAllowed",
         "AssocGrpCPUMinutesLimit",

@@ -241,6 +241,8 @@ def _starter() -> Iterator[StartRun]:
                 stand_in=STAND_IN, system=system, nodes=names, partition=partition, gpus_per_node=gpus_per_node
             )
         (directory / "system.toml").write_text(whole_system)
+        if "settle_s" not in runner:
+            runner = f"settle_s = 3\n{runner}"
         text = f'name = "scenario"\n{scenario}\n[runner]\n{runner}\n{"".join(tests)}'
         (directory / "scenario.toml").write_text(text)
         whole_env = {**os.environ, **(sandbox.env if sandbox else {}), **(env or {}), "COLUMNS": "200"}

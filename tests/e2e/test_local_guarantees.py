@@ -75,7 +75,7 @@ def kill(run: Any) -> None:
 
 
 def test_killed_while_a_training_runs(start_run: Any, resume: Any, stand_in_test: Any) -> None:
-    run = start_run(None, [stand_in_test("one", {"step_s": 0.5})], whole_system=LOCAL)
+    run = start_run(None, [stand_in_test("one", {"step_s": 0.5}, steps=30)], whole_system=LOCAL)
     job = run.wait_for_step("one", 2)
     kill(run)
     assert processes_of(run, "training.py"), "the training was to go on"

@@ -39,7 +39,8 @@ def write_case(
     directory.mkdir(exist_ok=True)
     (directory / "system.toml").write_text(system)
     (directory / "scenario.toml").write_text(
-        f"name = {quote(NASTY)}\n[[Tests]]\nid = {quote('id ' + NASTY)}\ntest_template_name = 'MegatronBridge'\n"
+        f"name = {quote(NASTY)}\n[runner]\nsettle_s = 3\n"
+        f"[[Tests]]\nid = {quote('id ' + NASTY)}\ntest_template_name = 'MegatronBridge'\n"
         f"name = {quote(name)}\ndescription = {quote(NASTY)}\n{run}\n"
         f"[Tests.cmd_args]\nlauncher = 'embedded'\nmodel_recipe_name = 'gpt_tiny'\nmax_steps = 5\nnum_gpus = 1\n"
         f"{args}\n[Tests.extra_env_vars]\nMBRIDGE_NASTY = {quote(NASTY)}\n"

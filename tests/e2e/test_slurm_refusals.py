@@ -12,7 +12,7 @@ import pytest
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 
 STRICT = "AccountingStorageEnforce=associations,limits,qos\nEnforcePartLimits=ALL"
-LENIENT = "EnforcePartLimits=NO\nMaxArraySize=4\nPartitionName=other Nodes=ALL"
+LENIENT = "EnforcePartLimits=NO\nMaxArraySize=4\nPartitionName=other Nodes=ALL\nPartitionName=dark Nodes=ALL Hidden=YES"
 
 
 @pytest.fixture(scope="module")
@@ -154,7 +154,7 @@ def test_more_points_than_an_array_may_hold(
 
 def test_no_such_partition(lenient: Any, start_run: Any, stand_in_test: Any) -> None:
     run = start_run(lenient, [stand_in_test("t")], partition="nowhere").finish(2)
-    assert "Slurm has no partition 'nowhere'; use one of main, other" in run.words
+    assert "Slurm has no partition 'nowhere'; use one of dark, main, other" in run.words
     assert not list((run.directory / "out").glob("*")), "nothing is written"
 
 
@@ -200,3 +200,14 @@ def test_a_queue_that_is_too_small_for_the_array(new_cluster: Any, start_run: An
     sandbox = new_cluster(extra_conf="MaxJobCount=4\nMinJobAge=2")
     run = start_run(sandbox, [stand_in_test(f"t{number}") for number in range(5)]).finish(timeout_s=400)
     assert run.returncode == 0, run.words
+
+
+def test_a_hidden_partition_is_one_like_any_other(
+    lenient: Any, start_run: Any, stand_in_test: Any, nothing_left: Any
+) -> None:
+    """Its jobs and nodes are seen; root, who runs the sandbox, would see them without being asked for all, too."""
+    tests = [stand_in_test("fine", {"step_s": 0.5}), stand_in_test("too_many_nodes", num_nodes=8)]
+    run = start_run(lenient, tests, partition="dark").finish(1)
+    assert run.point("fine")["verdict"] == "success"
+    check_refused(run.point("too_many_nodes"), "the scheduler would keep it waiting for ever: PartitionNodeLimit")
+    nothing_left(lenient)

@@ -360,7 +360,6 @@ DOCUMENTED = {
     "TIMEOUT": (JobClass.FAILED, "job_timeout"),
     "DEADLINE": (JobClass.FAILED, "job_deadline"),
     "CANCELLED": (JobClass.CANCELLED, "job_cancelled"),
-    "REVOKED": (JobClass.CANCELLED, None),
     "FAILED": (JobClass.FAILED, None),
 }
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from cloudai_mbridge.errors import BadInput, ToolFailure
+from cloudai_mbridge.errors import BadInput, Damaged, ToolFailure
 from cloudai_mbridge.gate import history_file
 from cloudai_mbridge.gate.history import History
 from cloudai_mbridge.gate.results import read_results
@@ -327,7 +327,7 @@ def test_a_damaged_file_is_one_line(store: History, tmp_path: Path) -> None:
     data = bytearray(store.path.read_bytes())
     data[100:] = b"x" * (len(data) - 100)
     store.path.write_bytes(data)
-    with pytest.raises(ToolFailure, match="damaged"):
+    with pytest.raises(Damaged, match="is damaged"):
         store.runs()
 
 

@@ -53,7 +53,8 @@ def case(directory: Path, system: str, *, gpus: int = 2, run: str = "", max_step
     """Write system and scenario; return the arguments of `mbridge`. The output directory has a nasty name."""
     (directory / "system.toml").write_text(system)
     (directory / "scenario.toml").write_text(
-        f'name = "nr"\n[[Tests]]\nid = "t"\nname = "t"\ndescription = "d"\ntest_template_name = "MegatronBridge"\n'
+        f'name = "nr"\n[runner]\nsettle_s = 3\n'
+        f'[[Tests]]\nid = "t"\nname = "t"\ndescription = "d"\ntest_template_name = "MegatronBridge"\n'
         f"{run}\n[Tests.cmd_args]\nlauncher = 'embedded'\nmodel_recipe_name = 'gpt_tiny'\ncompute_dtype = 'fp32'\n"
         f"num_gpus = {gpus}\ntp = 2\nmax_steps = {max_steps}\nhf_token = '{TOKEN}'\n"
         f"[Tests.extra_env_vars]\nMBRIDGE_NASTY = {json.dumps(WRITTEN)}\nMASTER_ADDR = 'nowhere'\n"

@@ -14,12 +14,10 @@ from typing import Any
 import pytest
 from cloudai.core import METRIC_ERROR, Registry
 from cloudai.models.scenario import TestRunDetails
-from cloudai.systems.slurm import SlurmJobMetadata
 
 from cloudai_mbridge.integrations.cloudai import TEMPLATE, register
 
 CACHED = "--enable-cache-without-check"
-TWELVE = "gb = [2, 4, 6]\nmb = [1, 2]\nseq_length = [32, 64]"
 # of the values of a variable, CloudAI makes an axis, too
 ONE_FAILS = 'STAND_IN = [\'{}\', \'{"say": "torch.OutOfMemoryError: CUDA out of memory.", "exit": 1}\']'
 
@@ -88,36 +86,6 @@ def test_dry_run(cluster_place: Any) -> None:
     assert details.full_cmd.startswith("srun ")
     assert "exec bash job.sbatch" in (point(cluster_place, None) / "cloudai_sbatch_script.sh").read_text()
     assert not list(cluster_place.results.rglob("started.txt"))
-
-
-@pytest.mark.slurm
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-def test_twelve_points_train(cluster_place: Any) -> None:
-    """A sweep of twelve points with the real training program, and every report that CloudAI registers by default."""
-    del cluster_place.env["MBRIDGE_PYTHON"]
-    cluster_place.write(TWELVE)
-    ended = cluster_place.run("run", CACHED)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert status_of(ended) == {"PASSED": 12, "FAILED": 0}
-    assert "WARNING" not in ended.stdout
-
-    rows = trajectory_of(cluster_place)
-    assert [row["step"] for row in rows] == list(range(1, 13))
-    for row in rows:
-        directory = point(cluster_place, row["step"])
-        (ours,) = json.loads((directory / "report.json").read_text())["points"]
-        assert ours["verdict"] == "success"
-        assert row["observation"] == [pytest.approx(ours["metrics"]["step_time_s"]["mean"])]
-        job = SlurmJobMetadata.model_validate(tomllib.loads((directory / "slurm-job.toml").read_text()))
-        assert (job.state, job.srun_cmd.split()[0]) == ("COMPLETED", "srun")
-        assert list((directory / "metadata").glob("node-*.toml"))
-    best = max(rows, key=lambda row: float(row["reward"]))
-    kept = tomllib.loads((cluster_place.results / "points/0/points.toml").read_text())
-    assert kept["cmd_args"].items() >= best["action"].items()
-    assert "gb200-" in (cluster_place.results / "scenario.html").read_text()  # the nodes
-    assert (cluster_place.results / "scenario-dse-report.html").is_file()
-    assert not cluster_place.results.with_name(cluster_place.results.name + ".tgz").exists()
 
 
 @pytest.mark.slurm

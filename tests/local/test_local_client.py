@@ -1,5 +1,6 @@
 """Scripts on this machine, which outlive the mbridge that started them. The processes are real."""
 
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -162,6 +163,45 @@ def test_a_time_limit_holds_over_processes(started: Any) -> None:
     rank = int(job.wait_for("rank.txt"))
     status = job.ended(job.later())
     assert (status.state, status.job_class) == ("TIMEOUT", JobClass.FAILED)
+    assert not _is_alive(rank)
+
+
+def test_a_clock_that_is_set_ends_nothing(started: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forward, the time limit seemed to be over; back, the run time was negative, which no journal takes."""
+    job = started(RANK, time_limit_s=3600.0)
+    rank = int(job.wait_for("rank.txt"))
+    wall = time.time
+    for offset_s in (7200.0, -7200.0):
+        monkeypatch.setattr(time, "time", lambda offset_s=offset_s: wall() + offset_s)
+        status = job.poll()
+        assert (status.state, 0 <= status.run_time_s < 3600) == ("RUNNING", True)
+    assert _is_alive(rank)
+
+
+def test_a_file_servers_clock_is_compared_with_itself(started: Any) -> None:
+    job = started("true\n")
+    job.ended()
+    for name, ahead_s in (("started.txt", 60), ("exit_code.txt", 67)):
+        stamp = time.time() + ahead_s
+        os.utime(job.directory / name, (stamp, stamp))
+    assert job.poll(job.later()).run_time_s == pytest.approx(7, abs=1)
+    os.utime(job.directory / "exit_code.txt", (0, 0))
+    assert 0 <= job.poll(job.later()).run_time_s < 60
+
+
+@pytest.mark.parametrize(("begun_in", "cancelled_in"), [("5", ""), ("", "5"), ("5", "6")])
+def test_ranks_are_cancelled_from_any_allocation(
+    started: Any, monkeypatch: pytest.MonkeyPatch, begun_in: str, cancelled_in: str
+) -> None:
+    """A run that was started inside salloc, and is cancelled from another shell of the node."""
+    for job_id, is_start in ((begun_in, True), (cancelled_in, False)):
+        monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+        if job_id:
+            monkeypatch.setenv("SLURM_JOB_ID", job_id)
+        if is_start:
+            job = started(RANK)
+            rank = int(job.wait_for("rank.txt"))
+    job.later().cancel([job.job])
     assert not _is_alive(rank)
 
 

@@ -53,6 +53,11 @@ def test_every_shape_that_is_refused_elsewhere_is_redacted(text: str, form: str)
         ("cannot reach bob:hunter2@proxy:3128", "cannot reach ***@proxy:3128"),
         ("password='" + 300 * "x" + "' a=b", "password=*** a=b"),
         ("DB_PASSWORD=hun,ter2;x a", "DB_PASSWORD=*** a"),
+        ("wandb_api_key: hunter2", "wandb_api_key: ***"),
+        ("rank 0: db_password: abcdef", "rank 0: db_password: ***"),
+        ("Command '['python', '--hf_token', 'hunter2', '-x']'", "Command '['python', '--hf_token', '***', '-x']'"),
+        ('["-wdk","hunter2"]', '["-wdk","***"]'),
+        ("mount //bob:hunter2@h/share", "mount //***@h/share"),
     ],
 )
 def test_what_belongs_to_a_credential_goes_with_it(text: str, shown: str) -> None:
@@ -62,6 +67,8 @@ def test_what_belongs_to_a_credential_goes_with_it(text: str, shown: str) -> Non
 @pytest.mark.parametrize(
     "text",
     [
+        *("--comment=run:7@teamA", "--licenses=matlab:4,ansys@flexlm:2", "--hf_token_path /a", "HF_TOKEN=${HF_TOKEN}"),
+        *("docker run --user app:app x", "EOS_TOKEN=</s>", "/data/hf_llama3nemotron405binstruct", "api_key: missing"),
         *("srun -u --gres=gpu:8", "sbatch --signal=B:USR1@60", "--hf_token: missing", "see nvcr.io/a:1@sha256:0f"),
         *("no user: https://a.example/x?y=1", "mail a@b.example", "NCCL_DEBUG=INFO", "MAX_TOKENS=512"),
         *("the bearer of bad news", "KeyError: 'x'", "model.num_key_heads=4", "hf_hub_download", "é 漢字 \x1b", ""),

@@ -1,12 +1,15 @@
 """What may hold a credential, and where one is refused."""
 
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
-from cloudai_mbridge.models.credentials import find_credential, find_credential_in_words, is_secret
+from cloudai_mbridge.errors import BadInput
+from cloudai_mbridge.models.credentials import find_credential, find_credential_in_words, is_secret, is_secret_variable
+from cloudai_mbridge.models.load import load_system
 from cloudai_mbridge.models.test_definition import GitRepo, MegatronBridgeTestDefinition
 
 
@@ -46,6 +49,7 @@ def definition(**keys: Any) -> MegatronBridgeTestDefinition:
         ("--custom_env_vars", "A=1,WANDB_API_KEY=x"),
         ("-cb=export MY_PASSWORD=x", ""),
         ("model.x", "hf_" + 34 * "a"),
+        ("-cb", "login --token hunter2"),
     ],
 )
 def test_an_override_with_a_credential_is_refused(key: str, value: str) -> None:
@@ -93,11 +97,29 @@ SHAPES = [
         "https://h/x?access_token=abc",
         "AccountKey=abc=",
     ),
-    *("hf_" + 24 * "a", "ghp_" + 36 * "a", "nvapi-" + 40 * "a", "glpat-" + 20 * "a", "AKIA" + 16 * "A"),
+    *("hf_" + 34 * "a", "ghp_" + 36 * "a", "nvapi-" + 40 * "a", "glpat-" + 20 * "a", "AKIA" + 16 * "A"),
     *("-----BEGIN OPENSSH PRIVATE KEY-----\nx", "machine h login bob password hunter2", "curl -u bob:hunter2 h"),
     *("Basic Ym9iOmh1bnRlcjI=", "https://hooks.slack.com/services/T0/B0/x", "https://h/c?sv=1&sig=" + 20 * "a"),
     *('{"x-vault-token": "hunter2"}', r"{\"api_key\": \"hunter2\"}", "login(password='hunter2')"),
     *("WANDB_API_KEY " + 40 * "0f", "-x HF_TOKEN=abc", "user=bob password = hunter2", "MYSQL_PWD=hunter2"),
+    *("//bob:hunter2@h/share", "--proxy=bob:hunter2@proxy", "http_proxy=bob:hunter2@proxy", "curl -sku bob:hunter2 h"),
+    *(
+        "HF_TOKEN=${HF_TOKEN:-hunter2}",
+        "HF_TOKEN=$HF_TOKEN,B=1 WANDB_KEY=hunter2",
+        "bob:hunter2@10.0.0.1",
+        "-xbob:hunter2@proxy:3128",
+    ),
+    *("sshpass -p hunter2 ssh h", "docker login -u bob -p hunter2", "wandb login " + 20 * "0f"),
+    *(
+        "password: 'hunter2'",
+        "{db_password: hunter, user: x}",
+        "wandb_api_key: hunter2",
+        "AWS_SECRET_ACCESS_KEY=/hun+ter2/abc",
+        "DB_PASSWORD=12345",
+    ),
+    *("sk-" + 24 * "aB3", "sk-proj-" + 40 * "a", "sk-ant-api03-" + 10 * "aB3-" + 20 * "Zz9", "sk-" + 16 * "0f"),
+    *("pypi-AgEIcHlwaS5vcmc" + 40 * "a", "npm_" + 36 * "a", "dop_v1_" + 64 * "a", "ya29." + 40 * "a"),
+    *("dckr_pat_" + 24 * "a", "hvs." + 24 * "a", "dapi" + 32 * "a", "gsk_" + 48 * "a", "sk_live_" + 24 * "a"),
 ]
 
 
@@ -137,6 +159,61 @@ def test_shapes_of_credentials(text: str) -> None:
         ),
         *("-u --gpus-per-node=h100:4", "--mpi=pmix -u --gres=gpu:8", "-u --distribution=block:cyclic", "-u"),
         *("--signal=B:USR1@60", "USR1@60", "B:USR1@60", "--signal=B:TERM@120 --gres=gpu:8", "--userns=keep-id:uid=1"),
+        *(
+            "--licenses=matlab:4,ansys@flexlm:2",
+            "--licenses=matlab:2@flex_host",
+            "--comment=run:7@teamA",
+            "run:7@teamA",
+        ),
+        *("--licenses=matlab:4@flexlm.example.com", "10.1.0.1@o2ib:10.1.0.2@o2ib:/lustre", "mailto:bob@example.com"),
+        *(
+            "HF_TOKEN=${HF_TOKEN}",
+            "--export=ALL,HF_TOKEN=${HF_TOKEN},B=1",
+            "HF_TOKEN=${HF_TOKEN:-}",
+            "export K_TOKEN=$A$B",
+        ),
+        *(
+            "EOS_TOKEN=</s>",
+            "PAD_TOKEN=<pad>",
+            'MASK_TOKEN="[MASK]"',
+            "HF_TOKEN=<your token>",
+            "BOS_TOKEN=x",
+            "NUM_TOKEN=5",
+        ),
+        *("TOKEN_DISPATCHER=alltoall", "TOKENS_PER_BATCH=4096", "SORT_KEY=step", "CACHE_KEY=abc", "api_key_env=HF"),
+        *(
+            "HF_TOKEN_PATH=/home/u/.cache/huggingface/token",
+            "WANDB_API_KEY_FILE=x",
+            "TOKEN_FILE=/a",
+            "password_file=/a",
+        ),
+        *("GOOGLE_APPLICATION_CREDENTIALS=/x.json", "SSH_KEY=~/.ssh/id_rsa", "TLS_KEY=/etc/Ssl/Host.pem", "KEYFILE=/k"),
+        *("DB_PASSWORD=/run/secrets/db", "SSH_KEY=$HOME/.ssh/id_rsa", "--credentials-file=/a/b"),
+        *(
+            "--user=alice:users",
+            "docker run --user app:app x",
+            "-u nobody:nogroup",
+            "--container-remap-root --user=a:b",
+        ),
+        *(
+            "--reservation=sk-llama3-benchmarks-2026q1",
+            "sk-this-is-a-long-comment-name-of-somebody",
+            "task-sk-" + 40 * "a",
+        ),
+        *(
+            "/data/hf_llama3nemotron405binstruct",
+            "/data/hf_MetaLlama3170BInstruct/",
+            "hf_meta_llama_3_70b_instruct_sft_v2",
+        ),
+        *("nvapi-latency-regression-suite-of-the-year", "SORT_KEY this_is_a_long_name_of_field", "npm_config_cache=x"),
+        *(
+            "credentials: files, or none",
+            "api_key: missing",
+            "bad password: try again",
+            "next token: foo",
+            "password:",
+            "a password: \n next",
+        ),
         *("sk-learn", "hf_hub_download", 40 * "0f", "TOKENIZERS_PARALLELISM=false", "model.num_key_heads=4"),
     ],
 )
@@ -147,11 +224,80 @@ def test_shapes_of_other_things(text: str) -> None:
 def test_an_option_may_stand_before_its_value() -> None:
     assert find_credential_in_words("--mpi pmix --password hunter2")
     assert find_credential_in_words("--export 'ALL,HF_TOKEN=a b'")
+    assert find_credential_in_words("-hf hunter2")
+    assert find_credential_in_words("--mpi pmix --proxy bob:hunter2@proxy")
     assert not find_credential_in_words("--mpi pmix --container-mount-home --export ALL,HF_TOKEN")
+    assert not find_credential_in_words("--licenses matlab:4@flexlm.example.com --user alice:users")
 
 
 @pytest.mark.parametrize(
-    "part", ["://", "://a:b", "?sig=", "a:b", "A_KEY", "A_KEY=", "--a-", "bearer ", "authorization: ", "eyJ", "x-", "'"]
+    "words", [["--hf_token", "hunter2"], ["-x", "-wdk", "hunter2"], ["--api-key", "hunter2", "-x"]]
+)
+def test_an_option_may_stand_before_its_value_in_a_list(words: list[str]) -> None:
+    line = " ".join(words)
+    tables = ({"extra_args": words}, {"extra_args": [line]})
+    args = ({"nsys_extra_args": words}, {"nsys_extra_args": line})
+    for table in (*({"nsys": each} for each in tables), *({"cmd_args": each} for each in args)):
+        with pytest.raises(ValidationError, match="holds a credential") as refused:
+            definition(**table)
+        assert "hunter2" not in str(refused.value.errors()[0]["msg"])
+        assert refused.value.errors()[0]["loc"][:1] == tuple(table)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'extra_sbatch_args = ["--hf_token", "hunter2"]',
+        'extra_sbatch_args = ["--api-key hunter2"]',
+        'extra_srun_args = "--mpi pmix --password hunter2"',
+    ],
+)
+def test_a_message_does_not_repeat_a_credential_after_its_option(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "system.toml"
+    path.write_text(f'name = "s"\nscheduler = "slurm"\n{line}\ndefault_partition = "p"\n[[partitions]]\nname = "p"\n')
+    with pytest.raises(BadInput, match=r"system\.toml:3: .*holds a credential") as refused:
+        load_system(path)
+    assert "hunter2" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "words", [["--hf_token", "$HF_TOKEN"], ["--hf_token", "--x"], ["a", "b"], ["--trace", "cuda"], []]
+)
+def test_a_list_without_a_credential_is_taken(words: list[str]) -> None:
+    assert definition(nsys={"extra_args": words})
+
+
+def test_a_variable_may_be_named_as_an_address() -> None:
+    assert is_secret_variable("http_proxy", "bob:hunter2@proxy")
+    assert not is_secret_variable("http_proxy", "proxy:3128")
+    assert not is_secret_variable("LICENSES", "matlab:2@flexlm")
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        "//a:",
+        "curl -u ",
+        "sk-",
+        "sk-a ",
+        "proxy=",
+        "a_key: ",
+        "${A",
+        "<",
+        "docker login -p",
+        "://",
+        "://a:b",
+        "?sig=",
+        "a:b",
+        "A_KEY",
+        "A_KEY=",
+        "--a-",
+        "bearer ",
+        "authorization: ",
+        "eyJ",
+        "x-",
+        "'",
+    ],
 )
 def test_a_long_text_costs_no_time(part: str) -> None:
     started = time.process_time()

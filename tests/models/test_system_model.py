@@ -1,5 +1,6 @@
 """Systems: CloudAI's keys load, and what would break a job is refused."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -126,6 +127,36 @@ def test_an_unknown_key_suggests(tmp_path: Path) -> None:
 def test_what_would_break_a_job_is_refused(tmp_path: Path, line: str) -> None:
     with pytest.raises(BadInput, match=r"system\.toml:4: "):
         _load(tmp_path, f"{SLURM}{line}\n{PARTITION}")
+
+
+UNUSABLE_WITH_SBATCH = (
+    *("--clusters=b", "-M b", "-Mb", "--clust=b", "--test-only", "--array=0-3", "-a 0-3", "--wait", "-W", "--wrap=id"),
+    *("--output=o.txt", "-o o.txt", "--out=o.txt", "--error=e.txt", "--help", "--usage", "--version", "-V"),
+    *("--export=NONE", "--export=NIL", "--export=HOME,USER"),
+)
+UNUSABLE_WITH_SRUN = ("--clusters=b", "-o x", "--output x", "--error=x", "--jobid=7", "--test-only", "--export=NONE")
+
+
+@pytest.mark.parametrize("option", UNUSABLE_WITH_SBATCH)
+def test_an_option_that_hides_a_job_is_refused(tmp_path: Path, option: str) -> None:
+    with pytest.raises(BadInput, match=r"system\.toml:4: extra_sbatch_args: .* --[a-z-]+ .*cannot be used: "):
+        _load(tmp_path, f'{SLURM}extra_sbatch_args = ["--exclusive", "{option}"]\n{PARTITION}')
+
+
+@pytest.mark.parametrize("words", UNUSABLE_WITH_SRUN)
+def test_an_option_that_hides_a_step_is_refused(tmp_path: Path, words: str) -> None:
+    with pytest.raises(BadInput, match=r"system\.toml:4: extra_srun_args: .* --[a-z-]+ .*cannot be used: "):
+        _load(tmp_path, f'{SLURM}extra_srun_args = "--label {words}"\n{PARTITION}')
+
+
+def test_other_options_pass(tmp_path: Path) -> None:
+    sbatch = (
+        *("--wait-all-nodes=1", "--export=ALL", "--export=ALL,A=b", "--exclude=n1", "-C h100", "-A lab", "--hold"),
+        *("--array-x", "--comment=--output=x", "--mem=0", "-N 2", "--open-mode=append", "--requeue", "--exclusive"),
+    )
+    srun = "-l -u -W 60 --export=ALL,NCCL_DEBUG=INFO --container-writable --overlap --mpi=pmix -c 8"
+    text = f'extra_sbatch_args = {json.dumps(sbatch)}\nextra_srun_args = "{srun}"\n'
+    assert _load(tmp_path, SLURM + text + PARTITION).extra_sbatch_args == list(sbatch)
 
 
 def test_srun_arguments_must_be_splittable(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ RUNNING = JobStatus("RUNNING", JobClass.ACTIVE, nodes="n1", run_time_s=1.0)
 COMPLETED = JobStatus("COMPLETED", JobClass.SUCCEEDED, exit_code=0, nodes="n1", run_time_s=60.0)
 FAILED = JobStatus("FAILED", JobClass.FAILED, exit_code=1, run_time_s=60.0)
 NODE_FAIL = JobStatus("NODE_FAIL", JobClass.INFRASTRUCTURE, nodes="n1", run_time_s=60.0)
+FORGOTTEN = JobStatus("FORGOTTEN", JobClass.UNKNOWN)
 INTERRUPTED = JobStatus("INTERRUPTED", JobClass.CANCELLED, reason="mbridge was told to stop")
 HUNG = JobStatus("HUNG", JobClass.FAILED, reason="no step for 1801 s after step 3")
 KEY, TOKEN, JOB = "a/0/0", "cafe", "17"
@@ -274,6 +275,60 @@ def test_an_attempt_that_cannot_be_read_is_not_recovered_twice(bench: Any) -> No
         )
     bench.drive(bench.run("a"), bench.run("b"))
     assert len(bench.scheduler.submissions) == 2
+
+
+@pytest.mark.parametrize("damaged", ["0123456789abcdef", "cafe", ""])
+def test_a_damaged_token_is_read_from_the_log(bench: Any, damaged: str) -> None:
+    """Under a wrong token its job is not found, and would be submitted again beside it."""
+    bench.script(a=[RUNNING, KeyboardInterrupt(), COMPLETED])
+    with pytest.raises(KeyboardInterrupt):
+        bench.drive(bench.run("a"))
+    (token,) = bench.scheduler._tokens
+    with contextlib.closing(sqlite3.connect(bench.path, isolation_level=None)) as db:
+        db.execute("UPDATE attempts SET token = ?", (damaged,))
+    assert _go_on(bench).verdict == "success"
+    assert len(bench.scheduler.submissions) == 1
+    assert [attempt.token for attempt in bench.entries()[KEY].attempts] == [token]
+
+
+def test_without_a_journal_the_job_of_an_earlier_attempt_is_looked_for(bench: Any) -> None:
+    """It never started, its attempt was given up, and another one was submitted: the journal knew its id."""
+    bench.script(a=[JobStatus("NEVER_STARTED", JobClass.UNKNOWN)])
+    started: list[Any] = [COMPLETED]
+    look = bench.scheduler._answer
+    bench.scheduler._answer = lambda job_id: look(job_id) if job_id == "100" else started[0]
+    bench.drive(bench.run("a"), unknown_s=5.0)
+    assert bench.verdicts() == {KEY: "success"}
+    bench.path.unlink()
+    bench.scheduler.cancelled.clear()
+    _go_on(bench)
+    assert bench.scheduler.cancelled == ["100"]
+    assert bench.verdicts() == {KEY: "success"}
+
+
+def test_a_job_that_was_given_up_is_cancelled_if_it_runs(bench: Any) -> None:
+    """Slurm had forgotten it for a while."""
+    bench.script(a=[RUNNING, FORGOTTEN])
+    bench.drive(bench.run("a"), unknown_s=5.0)
+    assert bench.entries()[KEY].last.status.job_class is JobClass.LOST
+    bench.scheduler._looks["100"] = iter([RUNNING] * 10)
+    bench.scheduler.cancelled.clear()
+    bench.scheduler.ignores_cancel = 2
+    with pytest.raises(Interrupted) as caught:
+        bench.drive(bench.run("a"), only_cancel=True)
+    assert caught.value.left_running == ""
+    assert set(bench.scheduler.cancelled) == {"100"}
+    assert bench.verdicts() == {KEY: "failed"}
+
+
+def test_a_job_that_was_given_up_and_does_not_end_is_named(bench: Any) -> None:
+    bench.script(a=[RUNNING, FORGOTTEN])
+    bench.drive(bench.run("a"), unknown_s=5.0)
+    bench.scheduler._looks["100"] = iter([RUNNING] * 10)
+    bench.scheduler.ignores_cancel = 10**6
+    with pytest.raises(Interrupted) as caught:
+        bench.drive(bench.run("a"), only_cancel=True, patience_s=30.0)
+    assert caught.value.left_running == "100"
 
 
 @pytest.mark.parametrize("state", [intended, submitted, running])

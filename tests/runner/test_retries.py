@@ -237,6 +237,15 @@ def test_without_a_timeout_nothing_hangs(bench: Any) -> None:
 # Jobs that can never start
 
 
+def test_a_job_that_waits_for_nodes_that_are_down_waits(bench: Any) -> None:
+    """Slurm says the same of a job that wants more nodes than there are, and of one whose nodes are down."""
+    status = _pending("PartitionNodeLimit", JobClass.FAILED)
+    bench.script(a=[status] * 100 + [COMPLETED], b=[status] * 100)
+    bench.scheduler.usable = 2
+    bench.drive(bench.run("a", num_nodes=2), bench.run("b", num_nodes=3))
+    assert bench.states() == {"a/0/0": ["COMPLETED"], "b/0/0": ["REFUSED"]}
+
+
 def test_a_hopeless_job_is_ended(bench: Any) -> None:
     bench.script(a=[_pending("Resources"), _pending("BadConstraints", JobClass.FAILED)])
     bench.drive(bench.run("a"))

@@ -16,6 +16,7 @@ from cloudai_mbridge.launch.claim import take_claim
 from cloudai_mbridge.models.system import SlurmSystem
 from cloudai_mbridge.plan import RunPlan
 from cloudai_mbridge.slurm import SlurmClient, command, submit
+from cloudai_mbridge.slurm.client import node_states
 from cloudai_mbridge.slurm.command import Answer
 
 FAKE = """#!{python} -IS
@@ -539,12 +540,12 @@ def test_no_command_line_is_too_long(slurm: FakeSlurm, client: SlurmClient) -> N
 
 
 SINFO = """\
-n1|idle|none
-n2|down*|Not responding
-n3|drained|gpu broken | twice
-n4|mixed|none
-n5|draining|x
-n1|idle|none
+main|n1|idle|none
+main|n2|down*|Not responding
+main|n3|drained|gpu broken | twice
+main|n4|mixed|none
+main|n5|draining|x
+main|n1|idle|none
 """
 
 
@@ -563,6 +564,12 @@ def test_how_many_nodes_are_left(slurm: FakeSlurm, client: SlurmClient, exclude:
     """Ones that are out of service may come back."""
     slurm.answer(sinfo=(0, SINFO, ""))
     assert client.num_usable_nodes(exclude) == count
+
+
+def test_nodes_of_other_partitions_are_not_left(slurm: FakeSlurm, client: SlurmClient) -> None:
+    slurm.answer(sinfo=(0, SINFO.replace("main|n4", "other|n4") + "other|n7|idle|none\n", ""))
+    assert client.num_usable_nodes(()) == 4
+    assert set(node_states("other") or {}) == {"n4", "n7"}
 
 
 def test_nobody_knows_how_many_nodes_are_left(slurm: FakeSlurm, client: SlurmClient) -> None:
@@ -602,3 +609,26 @@ def test_a_partition_that_is_not_there(slurm: FakeSlurm, client: SlurmClient) ->
     slurm.answer(sinfo=(0, "a\nb\n", ""))
     with pytest.raises(BadInput, match="Slurm has no partition 'main'; use one of a, b"):
         client.preflight()
+
+
+def test_every_partition_of_a_list_is_looked_for(slurm: FakeSlurm) -> None:
+    """sbatch takes several, and starts the job in the one that is free first."""
+    data = {"name": "s", "scheduler": "slurm", "default_partition": "a,b", "partitions": [{"name": "a"}]}
+    slurm.answer(sinfo=(0, "a\nb\n", ""))
+    SlurmClient(SlurmSystem.model_validate(data)).preflight()
+    slurm.answer(sinfo=(0, "a\n", ""))
+    with pytest.raises(BadInput, match="Slurm has no partition 'b'; use one of a"):
+        SlurmClient(SlurmSystem.model_validate(data)).preflight()
+
+
+def test_hidden_partitions_are_asked_for(slurm: FakeSlurm, client: SlurmClient) -> None:
+    """squeue and sinfo leave out what is hidden, or not for the user's groups, unless told otherwise."""
+    slurm.answer(sinfo=(0, "main\n", ""), squeue=(0, "", ""))
+    client.preflight()
+    client.poll([_job("17")])
+    client.sick_nodes("n1")
+    client.num_usable_nodes(())
+    node_states("main")
+    calls = [*slurm.calls("sinfo"), *slurm.calls("squeue")]
+    assert len(calls) >= 5
+    assert all("--all" in call["argv"] for call in calls)

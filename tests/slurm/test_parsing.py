@@ -30,7 +30,8 @@ DOCUMENTED = {
     JobClass.SUCCEEDED: "COMPLETED",
     JobClass.FAILED: "FAILED TIMEOUT OUT_OF_MEMORY DEADLINE",
     JobClass.INFRASTRUCTURE: "NODE_FAIL BOOT_FAIL LAUNCH_FAILED RECONFIG_FAIL PREEMPTED",
-    JobClass.CANCELLED: "CANCELLED REVOKED",
+    JobClass.CANCELLED: "CANCELLED",
+    JobClass.UNKNOWN: "REVOKED",
 }
 STATES = [(state, job_class) for job_class, states in DOCUMENTED.items() for state in states.split()]
 

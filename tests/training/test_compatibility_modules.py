@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("megatron.core")
 
 from cloudai_mbridge.training.config import ConfigContainer  # noqa: E402
+from cloudai_mbridge.training.errors import ConfigError  # noqa: E402
 from cloudai_mbridge.training.state import TrainState  # noqa: E402
 
 # Megatron-Bridge 0.3.0: module below `training` -> names that scripts import
@@ -74,6 +75,9 @@ def test_files_of_a_checkpoint(tmp_path: Path) -> None:
     (tmp_path / utils.CONFIG_FILE).write_text("train: {train_iters: 3}")
     read = utils.read_run_config(utils.get_checkpoint_run_config_filename(str(tmp_path)))
     assert read == {"train": {"train_iters": 3}}
+    (tmp_path / utils.CONFIG_FILE).write_bytes(b"caf\xe9: 1")
+    with pytest.raises(ConfigError, match="is not UTF-8 text"):
+        utils.read_run_config(utils.get_checkpoint_run_config_filename(str(tmp_path)))
 
 
 def test_model_flops_grow_with_the_batch(tiny: Any) -> None:

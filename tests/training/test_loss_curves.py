@@ -145,7 +145,7 @@ def train_in_turn(directory: Path, processes: int, runs: dict[str, Run]) -> tupl
     script = Path(__file__).with_name("train_in_turn.py")
     command = [sys.executable, *(torchrun if processes > 1 else []), str(script), *map(str, paths)]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=500, env=env, check=False)
+    done = subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=1700, env=env, check=False)
     curves: dict[str, list[float]] = {}
     for line in done.stdout.splitlines():  # both lines come from the last rank, so they are in order
         mark, _, rest = line.partition(" ")

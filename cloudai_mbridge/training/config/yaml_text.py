@@ -9,6 +9,7 @@ import json
 import math
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import yaml  # type: ignore[import-untyped,import-not-found,unused-ignore]
@@ -74,6 +75,19 @@ def parse_yaml(text: str) -> Any:
         raise
     except _SCAN_ERRORS as error:
         raise ConfigError(_one_line(error)) from error
+
+
+def read_yaml(path: Path) -> Any:
+    """Read a file of one YAML document.
+
+    Raises:
+        ConfigError: as `parse_yaml`, or text that is not UTF-8.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: is not UTF-8 text ({error.reason} at byte {error.start})") from None
+    return parse_yaml(text)
 
 
 def parse_json(text: str) -> Any:

@@ -109,7 +109,7 @@ def _read_metadata(given: str | dict[str, Any]) -> dict[str, Any]:
     if isinstance(given, dict):
         return dict(given)
     try:
-        read = json.loads(Path(given).read_text())
+        read = json.loads(Path(given).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigError(f"tokenizer.metadata_path = {given!r} cannot be read: {error}") from error
     if not isinstance(read, dict):

@@ -14,7 +14,7 @@ from cloudai_mbridge.training.checkpointing.layout import (
     get_checkpoint_run_config_filename,
     get_checkpoint_train_state_filename,
 )
-from cloudai_mbridge.training.config.yaml_text import parse_yaml
+from cloudai_mbridge.training.config.yaml_text import read_yaml
 from cloudai_mbridge.training.state import TrainState
 
 __all__ = [
@@ -55,7 +55,7 @@ def read_run_config(run_config_filename: str) -> dict[str, Any]:
     Raises:
         ConfigError: broken YAML.
     """
-    data: dict[str, Any] = parse_yaml(Path(run_config_filename).read_text(encoding="utf-8"))
+    data: dict[str, Any] = read_yaml(Path(run_config_filename))
     return data
 
 

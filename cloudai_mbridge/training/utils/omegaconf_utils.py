@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from cloudai_mbridge.training.config import overrides
-from cloudai_mbridge.training.config.yaml_text import parse_yaml
+from cloudai_mbridge.training.config.yaml_text import read_yaml
 from cloudai_mbridge.training.errors import ConfigError
 
 __all__ = ["OverridesError", "apply_overrides", "process_config_with_overrides"]
@@ -28,7 +28,7 @@ def process_config_with_overrides(
     """
     texts = list(cli_overrides or ())
     if config_filepath:
-        data = parse_yaml(Path(config_filepath).read_text(encoding="utf-8")) or {}
+        data = read_yaml(Path(config_filepath)) or {}
         if not isinstance(data, dict):
             raise OverridesError(f"{config_filepath}: a table of sections is needed")
         texts = [*_texts(data), *texts]

@@ -1,0 +1,73 @@
+"""Options of sbatch and srun that would take a job out of mbridge's sight, or its output out of its directory.
+
+Both commands take any beginning of a long option that no other option shares.
+"""
+
+import shlex
+from collections.abc import Mapping, Sequence
+
+_UNWATCHED = "the job would run on a cluster that mbridge does not ask; set SLURM_CONF instead"
+_NOT_SUBMITTED = "no job would be submitted"
+_NOT_TRAINED = "nothing would be trained"
+_OUTPUT = "mbridge reads what a run prints in the run's own directory"
+_EXPORT = "the job would lack what mbridge passes in its environment; write --export=ALL,NAME=value"
+_SBATCH = {
+    "array": "mbridge makes the arrays; use iterations, or axes of a sweep",
+    "clusters": _UNWATCHED,
+    "error": _OUTPUT,
+    "help": _NOT_SUBMITTED,
+    "output": _OUTPUT,
+    "test-only": _NOT_SUBMITTED,
+    "usage": _NOT_SUBMITTED,
+    "version": _NOT_SUBMITTED,
+    "wait": "sbatch would not answer before the job has ended",
+    "wrap": "the job runs the script that mbridge writes",
+}
+_SBATCH_SHORT = {"M": "clusters", "V": "version", "W": "wait", "a": "array", "e": "error", "h": "help", "o": "output"}
+_SRUN = {
+    "clusters": _UNWATCHED,
+    "error": _OUTPUT,
+    "help": _NOT_TRAINED,
+    "jobid": "the step would run in another job",
+    "output": _OUTPUT,
+    "test-only": _NOT_TRAINED,
+    "usage": _NOT_TRAINED,
+    "version": _NOT_TRAINED,
+}
+_SRUN_SHORT = {"M": "clusters", "V": "version", "e": "error", "h": "help", "o": "output"}
+# Options of which a refused one is the beginning
+_OTHERS = frozenset({"wait-all-nodes"})
+_SHORTEST = 3
+
+
+def usable_with_sbatch(options: list[str]) -> list[str]:
+    """Refuse an option of sbatch that mbridge cannot follow a job with."""
+    for option in options:
+        _check(option, _SBATCH, _SBATCH_SHORT)
+    return options
+
+
+def usable_with_srun(words: str) -> str:
+    """Refuse an option of srun that mbridge cannot follow a run with."""
+    split: Sequence[str] = shlex.split(words)
+    for word in split:
+        _check(word, _SRUN, _SRUN_SHORT)
+    return words
+
+
+def _check(option: str, refused: Mapping[str, str], short: Mapping[str, str]) -> None:
+    name, equals, value = option.strip().partition("=")
+    if name.startswith("--"):
+        full = _full_name(name[2:], refused)
+    else:
+        full = short.get(name[1:2]) if name.startswith("-") else None
+    if full is not None:
+        raise ValueError(f"--{full} cannot be used: {refused[full]}")
+    if name == "--export" and equals and "ALL" not in value.split(","):
+        raise ValueError(f"--export without ALL cannot be used: {_EXPORT}")
+
+
+def _full_name(name: str, refused: Mapping[str, str]) -> str | None:
+    if len(name) < _SHORTEST or name in _OTHERS:
+        return None
+    return next((full for full in refused if full.startswith(name)), None)
