@@ -243,31 +243,36 @@ class Submitter:
         """Take submissions that are in their log and not in the journal as ones that nobody saw succeed."""
         entries = self._board.journal.entries()
         last = {key: entry.last.number if entry.last else 0 for key, entry in entries.items()}
-        recovered: dict[str, list[str]] = {}
+        found, withdrawn = 0, set()
         for attempt in self._board.log.read():
             run = self._board.by_key.get(attempt.key)
             if run is None:
                 continue
             if attempt.is_withdrawn:
+                withdrawn.add((attempt.key, attempt.token))
                 if attempt.is_doubtful:
                     self._strays.add(attempt.token, [run.plan])
             elif attempt.number > last[attempt.key] and not entries[attempt.key].damage:
                 self._recover(attempt)
                 last[attempt.key] = attempt.number
-                recovered.setdefault(attempt.key, []).append(attempt.token)
-        for key, tokens in recovered.items():
-            self._look_for_given_up(key, tokens[:-1])
-        found = sum(map(len, recovered.values()))
+                found += 1
+        self._look_for_superseded(withdrawn)
         if found:
             where = ROOT_FILES.submissions
             self._board.observer.notice(f"{found} submissions are in {where} and not in the journal; looking for them")
 
-    def _look_for_given_up(self, key: str, tokens: Iterable[str]) -> None:
-        """Look for jobs of attempts after which another one was submitted: those that never started may still wait."""
-        for token in tokens:
-            if claimed_by(self._board.root / key, token) is None:
-                self._board.log.withdrawn(token, [key], is_doubtful=True)
-                self._strays.add(token, [self._board.by_key[key].plan])
+    def _look_for_superseded(self, withdrawn: Collection[tuple[str, str]]) -> None:
+        """Look for jobs of attempts after which another one was submitted: those that never started may still wait.
+
+        Only a journal that was lost, and taken up from the log, has such attempts without a job.
+        """
+        for key, entry in self._board.journal.entries().items():
+            for attempt in entry.attempts[:-1]:
+                is_known = attempt.job_id is not None or attempt.ended_at is not None
+                is_known |= (key, attempt.token) in withdrawn or key not in self._board.by_key
+                if not is_known and claimed_by(self._board.root / key, attempt.token) is None:
+                    self._board.log.withdrawn(attempt.token, [key], is_doubtful=True)
+                    self._strays.add(attempt.token, [self._board.by_key[key].plan])
 
     def _recover(self, attempt: LoggedAttempt) -> None:
         journal, key = self._board.journal, attempt.key

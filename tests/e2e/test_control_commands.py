@@ -213,21 +213,23 @@ def _node_of(run: Any, test_id: str) -> str:
     return str(json.loads(rows[0][0])["nodes"]) if rows and rows[0][0] else ""
 
 
-def test_following_a_log(start_run: Any, command: Any, stand_in_test: Any, until: Any, sandbox: Any) -> None:
-    tests = [stand_in_test("slow", {"step_s": 0.7}, steps=8), stand_in_test("never", run=_after("slow"))]
+def test_following_a_log(start_run: Any, command: Any, stand_in_test: Any, sandbox: Any, tmp_path: Path) -> None:
+    told = {"at": 3, "wait_for": str(tmp_path / "go")}
+    tests = [stand_in_test("slow", told, steps=8), stand_in_test("never", run=_after("slow"))]
     run = start_run(sandbox, tests)
-    run.wait_for_step("slow")
+    run.wait_for_step("slow", 3)
     follow = command(run, "logs", "slow", "--follow", "-n", "1")
-    follow.wait_for_words('"step": 4,', 20)
+    follow.wait_for_words('"step": 3,', 20)
     before = command(run, "logs", "never").finish(2)
     assert "the run has not started" in before.stderr
+    (tmp_path / "go").touch()
     run.finish(0)
     follow.wait_for_words('"step": 8,', 10)
     assert follow.process.poll() is None
     follow.send(signal.SIGINT)
     follow.finish(130, timeout_s=5)
     steps = re.findall(r'"step": (\d+),', follow.stdout)
-    assert steps == [str(step) for step in range(int(steps[0]), 9)], "each line once, in order"
+    assert steps == [str(step) for step in range(3, 9)], "each line once, in order"
     assert "error" not in follow.stderr
 
 

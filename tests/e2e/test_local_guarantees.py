@@ -86,11 +86,11 @@ def test_killed_while_a_training_runs(start_run: Any, resume: Any, stand_in_test
 
 def test_killed_while_a_real_training_runs(start_run: Any, resume: Any, stand_in_test: Any) -> None:
     pytest.importorskip("torch")
-    test = stand_in_test("real", steps=40, num_gpus=2, args="gb = 16")
+    test = stand_in_test("real", steps=100, num_gpus=2, args="gb = 16")
     run = start_run(None, [test], whole_system=REAL)
     job = run.wait_for_step("real", 3)
     kill(run)
-    assert '"step": 40,' not in run.log("real"), "it was to be killed before the end"
+    assert '"step": 100,' not in run.log("real"), "it was to be killed before the end"
     assert len(processes_of(run, "cloudai_mbridge.training")) >= 3, "torchrun and two ranks"
     run = resume(run).finish(0)
     assert run.point("real")["job"]["job_id"] == job
@@ -99,15 +99,16 @@ def test_killed_while_a_real_training_runs(start_run: Any, resume: Any, stand_in
 
 @pytest.mark.parametrize("ending", ["success", "failure", "killed"])
 def test_the_training_ends_while_there_is_no_driver(
-    start_run: Any, resume: Any, stand_in_test: Any, until: Any, ending: str
+    start_run: Any, resume: Any, stand_in_test: Any, until: Any, tmp_path: Path, ending: str
 ) -> None:
-    told = {"step_s": 0.3} | ({"at": 4, "exit": 7} if ending == "failure" else {})
+    told = {"at": 3, "wait_for": str(tmp_path / "go")} | ({"exit": 7} if ending == "failure" else {})
     run = start_run(None, [stand_in_test("one", told)], whole_system=LOCAL)
-    run.wait_for_step("one", 2)
+    run.wait_for_step("one", 3)
     kill(run)
     if ending == "killed":
         for process in processes_of(run):
             process.kill()
+    (tmp_path / "go").touch()
     until("its end", lambda: not processes_of(run))
     run = resume(run).finish(0 if ending == "success" else 1)
     if ending == "success":

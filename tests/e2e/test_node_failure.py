@@ -173,14 +173,18 @@ def test_no_node_passes_the_pre_test(
 
 
 def test_one_that_begins_and_one_that_ends_with_another(
-    healthy: Any, start_run: Any, stand_in_test: Any, nothing_left: Any
+    healthy: Any, start_run: Any, stand_in_test: Any, nothing_left: Any, tmp_path: Path
 ) -> None:
-    main = stand_in_test("main", {"step_s": 0.4}, steps=12)
+    main = stand_in_test("main", {"at": 1, "wait_for": str(tmp_path / "go")})
     noise = stand_in_test(
         "noise", {"step_s": 0.2}, steps=1000, run='dependencies = [{ type = "end_post_comp", id = "main" }]'
     )
     with_it = stand_in_test("with_it", run='dependencies = [{ type = "start_post_init", id = "main" }]')
-    run = start_run(healthy, [main, noise, with_it]).finish(0)
+    run = start_run(healthy, [main, noise, with_it])
+    run.wait_for_step("with_it", 5)
+    run.wait_for_step("noise", 5)
+    (tmp_path / "go").touch()
+    run.finish(0)
     points = {id_: run.point(id_) for id_ in ("main", "noise", "with_it")}
     assert {point["verdict"] for point in points.values()} == {"success"}
     assert points["noise"]["job"]["state"] == "STOPPED"

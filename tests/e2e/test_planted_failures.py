@@ -199,7 +199,7 @@ def test_a_retry_that_succeeds_is_a_success(planted: Any) -> None:
 @pytest.mark.slurm
 def test_a_slurm_job_that_hangs_is_cancelled(small: Any, start_run: Any, stand_in_test: Any, nothing_left: Any) -> None:
     tests = [stand_in_test("stuck", {"at": 2, "hang": 100}), stand_in_test("slow", {"step_s": 1.5})]
-    run = start_run(small, tests, runner="hang_timeout_s = 4").finish(1)
+    run = start_run(small, tests, runner="hang_timeout_s = 8").finish(1)
     point = run.point("stuck")
     assert (point["verdict"], point["job"]["state"], point["failure"]["id"]) == ("failed", "HUNG", "hang")
     assert any("s after step 2" in reason for reason in point["reasons"])

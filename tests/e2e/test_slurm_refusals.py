@@ -5,6 +5,7 @@ Limits on the number of jobs are no refusals: they pass.
 
 import signal
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -162,16 +163,18 @@ SECOND = 'time_limit = "5"\ndependencies = [{ type = "start_post_comp", id = "fi
 
 
 def test_a_partition_that_closes_in_between(
-    lenient: Any, start_run: Any, stand_in_test: Any, nothing_left: Any, until: Any
+    lenient: Any, start_run: Any, stand_in_test: Any, nothing_left: Any, until: Any, tmp_path: Path
 ) -> None:
     """A partition that is down is waited for, since somebody has taken it down; an inactive or deleted one refuses."""
-    tests = [stand_in_test("first", {"step_s": 0.4}), stand_in_test("second", run=SECOND)]
+    first = stand_in_test("first", {"at": 1, "wait_for": str(tmp_path / "go")})
+    tests = [first, stand_in_test("second", run=SECOND)]
     gone = start_run(lenient, tests, partition="other")
     down = start_run(lenient, tests)
     down.wait_for_step("first")
     lenient.run("scontrol", "update", "PartitionName=main", "State=DOWN")
     gone.wait_for_step("first")
     gone.send(signal.SIGSTOP)
+    (tmp_path / "go").touch()
     until("the end of first", lambda: not lenient.run("squeue", "--noheader", "--partition=other").stdout.strip())
     lenient.run("scontrol", "delete", "PartitionName=other")
     gone.send(signal.SIGCONT)

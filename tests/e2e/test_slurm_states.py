@@ -235,14 +235,18 @@ def test_a_state_that_nobody_documents_is_never_a_success(ended: dict[str, Any])
 
 
 @pytest.fixture(scope="module")
-def forgotten(new_cluster: Any, start_shared_run: Any, stand_in_test: Any, until: Any) -> dict[bool, Any]:
+def forgotten(
+    new_cluster: Any, start_shared_run: Any, stand_in_test: Any, until: Any, tmp_path_factory: pytest.TempPathFactory
+) -> dict[bool, Any]:
     """By accounting yes or no: a run whose driver stood still until Slurm had forgotten its jobs."""
     sandboxes = {
         accounting: new_cluster(accounting=accounting, extra_conf="MinJobAge=2") for accounting in (False, True)
     }
+    go = tmp_path_factory.mktemp("forgotten") / "go"
+    waits = {"at": 3, "wait_for": str(go)}
     tests = [
-        stand_in_test("good", {"step_s": 1}),
-        stand_in_test("bad", {"step_s": 1, "at": 3, "exit": 4}),
+        stand_in_test("good", waits),
+        stand_in_test("bad", {**waits, "exit": 4}),
         stand_in_test("shot", {"step_s": 1}, steps=200),
     ]
     runs = {
@@ -252,6 +256,7 @@ def forgotten(new_cluster: Any, start_shared_run: Any, stand_in_test: Any, until
         shot = [run.wait_for_step(id_) for id_ in ("good", "bad", "shot")][-1]
         run.send(signal.SIGSTOP)
         sandboxes[accounting].run("scancel", shot)
+    go.touch()
     all_jobs = ("squeue", "--noheader", "--states=all")
     for accounting, run in runs.items():
         until("Slurm has forgotten the jobs", lambda a=accounting: not sandboxes[a].run(*all_jobs).stdout.strip(), 90)

@@ -13,6 +13,7 @@ what the variable STAND_IN says, a JSON object:
     signal_job  number of a signal that the job's batch script gets
     use_mb      memory to use
     hang        seconds to do nothing
+    wait_for    a file that it waits for
     only_first  do all that in the first start of the job only: in the attempt that finds no such file here
     bad_nodes   do all that on these nodes only
     ledger      file to which it adds a line "DIRECTORY JOB" when it has trained to its end
@@ -53,6 +54,8 @@ def main() -> int:
             if "signal_job" in told:
                 os.kill(batch_script(), told["signal_job"])
             time.sleep(told.get("hang", 0))
+            while "wait_for" in told and not Path(told["wait_for"]).exists():
+                time.sleep(0.05)
             del used
             if "exit" in told:
                 return int(told["exit"])
