@@ -21,10 +21,22 @@ import time
 from collections.abc import Mapping, Sequence
 from multiprocessing import process
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 _DECIDES_THE_START = re.compile("PYTHON|LANG|LC_|LD_")
 _GRACE_S = 10.0
+
+
+class Process(Protocol):
+    """What `Forked` and `subprocess.Popen` have in common."""
+
+    pid: int
+    returncode: int | Any
+
+    def poll(self) -> int | None: ...
+    def wait(self, timeout: float | None = None) -> int: ...
+    def send_signal(self, sig: int) -> None: ...
+    def kill(self) -> None: ...
 
 
 class ForkServer:
@@ -50,6 +62,22 @@ class ForkServer:
         finally:
             self._lock.release()
 
+    def start(
+        self, program: Sequence[str], directory: Path, env: Mapping[str, str], stdout: Path, stderr: Path
+    ) -> "Forked | None":
+        """Start `python PROGRAM`; None if that needs a real start."""
+        if _deciding(env) != self._start:
+            return None
+        where = {"directory": str(directory), "stdout": str(stdout), "stderr": str(stderr)}
+        with self._lock:
+            pid = self._ask({**where, "program": list(program), "env": dict(env), "processes": 1, "timeout": 0.0})
+        return Forked(self, pid)
+
+    def ended(self, pid: int) -> int | None:
+        """Return the exit code of a process that was started, None while it runs."""
+        with self._lock:
+            return self._ask({"ended": pid})
+
     def _run(
         self, program: list[str], directory: Path, env: Mapping[str, str], processes: int, timeout: float
     ) -> "subprocess.CompletedProcess[str]":
@@ -63,7 +91,7 @@ class ForkServer:
                 raise subprocess.TimeoutExpired(program, timeout)
             return subprocess.CompletedProcess(program, code, _text(out), _text(err))
 
-    def _ask(self, request: Mapping[str, Any]) -> int:
+    def _ask(self, request: Mapping[str, Any]) -> Any:
         if self._process is None:
             self._process = subprocess.Popen(
                 [sys.executable, __file__, self._kind],
@@ -78,12 +106,41 @@ class ForkServer:
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
-        return int(self._process.stdout.readline())
+        return json.loads(self._process.stdout.readline())
 
     def _end(self) -> None:
         assert self._process is not None
         with self._process:
             self._process.kill()
+
+
+class Forked:
+    """A process that a server has started, to be used as one of `subprocess.Popen`."""
+
+    def __init__(self, server: ForkServer, pid: int) -> None:
+        self._server, self.pid = server, pid
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        if self.returncode is None:
+            self.returncode = self._server.ended(self.pid)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Raise TimeoutExpired as Popen does."""
+        end = time.monotonic() + (timeout or float("inf"))
+        while (code := self.poll()) is None:
+            if time.monotonic() > end:
+                raise subprocess.TimeoutExpired(str(self.pid), timeout or 0.0)
+            time.sleep(0.02)
+        return code
+
+    def send_signal(self, sig: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, sig)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
 
 
 def _deciding(env: Mapping[str, str]) -> dict[str, str]:
@@ -98,9 +155,16 @@ def _serve(kind: str) -> int:
     """Answer each request with an exit code, to the last; return the code of a process if this has become one."""
     _import(kind)
     while line := sys.stdin.readline():
-        if (leader := os.fork()) == 0:
-            return _lead(json.loads(line))
-        print(os.waitstatus_to_exitcode(os.waitpid(leader, 0)[1]), flush=True)
+        request = json.loads(line)
+        if "ended" in request:
+            pid, status = os.waitpid(request["ended"], os.WNOHANG)
+            print(os.waitstatus_to_exitcode(status) if pid else "null", flush=True)
+        elif (leader := os.fork()) == 0:
+            return _lead(request)
+        elif request["timeout"]:
+            print(os.waitstatus_to_exitcode(os.waitpid(leader, 0)[1]), flush=True)
+        else:
+            print(leader, flush=True)
     return 0
 
 

@@ -21,9 +21,11 @@ from typing import Any
 import pytest
 
 from cloudai_mbridge.sandbox import SlurmSandbox
+from tests.forked import ForkServer, Process
 
 REPOSITORY = Path(__file__).parents[2]
 STAND_IN = REPOSITORY / "tests" / "stand_in" / "training.py"
+_COMMANDS = ForkServer("commands")
 
 _SYSTEM = """name = "c"
 scheduler = "slurm"
@@ -97,11 +99,56 @@ def wait_until(what: str, is_true: Callable[[], Any], timeout_s: float = 60.0) -
 
 
 class MbridgeRun:
-    """A `mbridge run` under way or over, in a directory of its own."""
+    """A `mbridge run`, or a command on its directory, under way or over.
 
-    def __init__(self, directory: Path, process: "subprocess.Popen[str]", env: Mapping[str, str]) -> None:
-        self.directory, self.process, self.env = directory, process, env
+    process: the last one that was started. started: all that were.
+    """
+
+    def __init__(self, directory: Path, env: Mapping[str, str], *arguments: str) -> None:
+        self.directory, self.env = directory, env
         self.stdout = self.stderr = ""
+        self.started: list[Process] = []
+        self.start(*arguments)
+
+    @property
+    def process(self) -> Process:
+        return self.started[-1]
+
+    def start(self, *arguments: str) -> None:
+        """Start `mbridge ARGUMENTS`; what it prints is added to what was printed before."""
+        program = ["-m", "cloudai_mbridge", *arguments]
+        out, err = self.directory / "mbridge.stdout", self.directory / "mbridge.stderr"
+        for path in (out, err):
+            path.touch()
+        process: Process | None = _COMMANDS.start(program, REPOSITORY, self.env, out, err)
+        if process is None:
+            with out.open("a") as stdout, err.open("a") as stderr:
+                process = subprocess.Popen(
+                    [sys.executable, *program], stdout=stdout, stderr=stderr, env=self.env, cwd=REPOSITORY
+                )
+        self.started.append(process)
+
+    def resume(self) -> "MbridgeRun":
+        """Start `mbridge resume` on its directory; what was printed before is forgotten."""
+        root = self.root
+        for name in ("mbridge.stdout", "mbridge.stderr"):
+            (self.directory / name).unlink()
+        self.start("resume", str(root))
+        return self
+
+    def command(self, name: str, *arguments: str) -> "MbridgeRun":
+        """Start another command on its directory."""
+        directory = Path(tempfile.mkdtemp(dir=self.directory, prefix="command-"))
+        (directory / "out").symlink_to(self.directory / "out", target_is_directory=True)
+        other = MbridgeRun(directory, self.env, name, str(self.root), *arguments)
+        self.started[:0] = other.started
+        return other
+
+    def kill(self) -> None:
+        """Kill all that still run."""
+        for process in self.started:
+            process.kill()
+            process.wait()
 
     @property
     def returncode(self) -> int | None:
@@ -248,22 +295,14 @@ def _starter() -> Iterator[StartRun]:
         whole_env = {**os.environ, **(sandbox.env if sandbox else {}), **(env or {}), "COLUMNS": "200"}
         if path:
             whole_env["PATH"] = f"{path}:{whole_env['PATH']}"
-        argv = [
-            *(sys.executable, "-m", "cloudai_mbridge", "run"),
-            *(f"--system-config={directory}/system.toml", f"--test-scenario={directory}/scenario.toml"),
-            *(f"--output-dir={directory}/out", *args),
-        ]
-        with (directory / "mbridge.stdout").open("w") as out, (directory / "mbridge.stderr").open("w") as err:
-            process = subprocess.Popen(argv, stdout=out, stderr=err, text=True, env=whole_env, cwd=REPOSITORY)
-        run = MbridgeRun(directory, process, whole_env)
+        files = (f"--system-config={directory}/system.toml", f"--test-scenario={directory}/scenario.toml")
+        run = MbridgeRun(directory, whole_env, "run", *files, f"--output-dir={directory}/out", *args)
         started.append(run)
         return run
 
     yield start
     for run in started:
-        if run.process.poll() is None:
-            run.process.kill()
-            run.process.wait()
+        run.kill()
         shutil.rmtree(run.directory, ignore_errors=True)
 
 

@@ -3,9 +3,6 @@
 import json
 import re
 import signal
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,27 +17,6 @@ TOKEN = "hf_" + "NeverToBeSeen" * 3
 @pytest.fixture(scope="module")
 def sandbox(new_cluster: Any) -> Any:
     return new_cluster(nodes=3)
-
-
-@pytest.fixture
-def command() -> Iterator[Callable[..., Any]]:
-    """Start `mbridge COMMAND DIRECTORY ...` for a run: command(run, "cancel")."""
-    started = []
-
-    def start(run: Any, name: str, *args: str) -> Any:
-        argv = [sys.executable, "-m", "cloudai_mbridge", name, str(run.root), *args]
-        directory = run.directory / f"command-{len(started)}"
-        directory.mkdir()
-        with (directory / "mbridge.stdout").open("w") as out, (directory / "mbridge.stderr").open("w") as err:
-            started.append(subprocess.Popen(argv, stdout=out, stderr=err, text=True, env=run.env))
-        done = type(run)(directory, started[-1], run.env)
-        (directory / "out").symlink_to(run.directory / "out", target_is_directory=True)
-        return done
-
-    yield start
-    for process in started:
-        process.kill()
-        process.wait()
 
 
 def wait_for_running(run: Any, count: int, until: Any) -> None:
@@ -66,9 +42,7 @@ def row_of(done: Any, key: str) -> list[str]:
 # ---- status
 
 
-def test_status_while_it_is_driven_and_after(
-    start_run: Any, command: Any, stand_in_test: Any, until: Any, sandbox: Any
-) -> None:
+def test_status_while_it_is_driven_and_after(start_run: Any, stand_in_test: Any, until: Any, sandbox: Any) -> None:
     tests = [
         stand_in_test("quick"),
         stand_in_test("long", LONG, run='time_limit = "1:00:00"'),
@@ -77,7 +51,7 @@ def test_status_while_it_is_driven_and_after(
     run = start_run(sandbox, tests)
     until("the quick one's end", lambda: run.query("SELECT 1 FROM runs WHERE verdict = 'success'"))
     wait_for_running(run, 1, until)
-    done = command(run, "status").finish(0)
+    done = run.command("status").finish(0)
     job = run.job("long")
     assert row_of(done, "quick/single/0")[1] == "success"
     assert row_of(done, "long/single/0")[1:5] == ["running", job, "gb200-1", "1"]
@@ -87,7 +61,7 @@ def test_status_while_it_is_driven_and_after(
 
     run.process.kill()
     run.process.wait()
-    done = command(run, "status").finish(0)
+    done = run.command("status").finish(0)
     assert (
         "1 running, 1 success, 1 waiting; no running process holds this run; continue with: mbridge resume"
         in done.words
@@ -95,8 +69,8 @@ def test_status_while_it_is_driven_and_after(
     assert row_of(done, "long/single/0")[1] == "running"
 
     sandbox.run("scancel", job)
-    command(run, "resume").finish(1)
-    done = command(run, "status", "--events").finish(0)
+    run.command("resume").finish(1)
+    done = run.command("status", "--events").finish(0)
     assert "1 failed, 2 success; " in done.words
     assert "mbridge resume" not in done.words
     assert "the job ended as CANCELLED" in done.words
@@ -112,12 +86,10 @@ def test_status_while_it_is_driven_and_after(
 # ---- cancel
 
 
-def test_cancel_while_another_process_drives(
-    start_run: Any, command: Any, stand_in_test: Any, until: Any, sandbox: Any
-) -> None:
+def test_cancel_while_another_process_drives(start_run: Any, stand_in_test: Any, until: Any, sandbox: Any) -> None:
     run = start_run(sandbox, [stand_in_test("long", LONG, args="gb = 8\nmb = [1, 2, 4]")], runner="max_parallel = 2")
     wait_for_running(run, 2, until)
-    cancel = command(run, "cancel").finish(0, timeout_s=30)
+    cancel = run.command("cancel").finish(0, timeout_s=30)
     assert run.process.wait(1) == 143, "the driver was to have ended before"
     run.finish(143)
     assert "interrupted by SIGTERM; running jobs were cancelled" in run.stderr
@@ -127,9 +99,7 @@ def test_cancel_while_another_process_drives(
     assert "3 cancelled" in run.words
 
 
-def test_cancel_of_what_nobody_drives(
-    start_run: Any, command: Any, stand_in_test: Any, until: Any, sandbox: Any
-) -> None:
+def test_cancel_of_what_nobody_drives(start_run: Any, stand_in_test: Any, until: Any, sandbox: Any) -> None:
     """The driver was killed: its jobs run on, and `cancel` finds and ends them, running or pending."""
     tests = [stand_in_test("long", LONG, args="gb = 8\nmb = [1, 2, 4]"), stand_in_test("last", run=_after("long"))]
     run = start_run(sandbox, tests, runner="max_parallel = 2")
@@ -138,13 +108,13 @@ def test_cancel_of_what_nobody_drives(
     run.process.wait()
     assert len(sandbox.run("squeue", "--noheader", "--array").stdout.splitlines()) == 3
     before = num_jobs_ever(sandbox)
-    cancel = command(run, "cancel").finish(0, timeout_s=30)
+    cancel = run.command("cancel").finish(0, timeout_s=30)
     assert not sandbox.run("squeue", "--noheader").stdout
     assert num_jobs_ever(sandbox) == before
     points = run.points()
     assert {points[key]["job"].get("state") for key in points if key.startswith("long")} == {"INTERRUPTED"}
     assert "4 cancelled" in cancel.words
-    again = command(run, "cancel").finish(0, timeout_s=30)
+    again = run.command("cancel").finish(0, timeout_s=30)
     assert "4 cancelled" in again.words
 
 
@@ -169,7 +139,7 @@ def retried(new_cluster: Any) -> Any:
     return new_cluster(nodes=3)
 
 
-def test_logs(start_run: Any, command: Any, stand_in_test: Any, until: Any, retried: Any, tmp_path: Path) -> None:
+def test_logs(start_run: Any, stand_in_test: Any, until: Any, retried: Any, tmp_path: Path) -> None:
     told = {"step_s": 0.3, "only_first": str(tmp_path / "first"), "at": 2, "say": "words for stderr", "hang": 300}
     tests = [stand_in_test("sweep", args="gb = 8\nmb = [1, 2]"), stand_in_test("unlucky", told)]
     run = start_run(retried, tests)
@@ -179,33 +149,33 @@ def test_logs(start_run: Any, command: Any, stand_in_test: Any, until: Any, retr
     run.finish(0)
     assert len(run.point("unlucky")["attempts"]) == 2
 
-    whole = command(run, "logs", "sweep/mb1/0").finish(0).stdout
+    whole = run.command("logs", "sweep/mb1/0").finish(0).stdout
     lines = whole.splitlines()
     assert lines[0].startswith("MBRIDGE_RUN ")
     assert lines[-1].startswith("MBRIDGE_STEP ")
     assert '"step": 5,' in lines[-1]
     assert whole == (run.root / "sweep/mb1/0/stdout.txt").read_text()
     for part in ("sweep/mb1", "mb1", "/sweep/mb1/0/"):
-        assert command(run, "logs", part).finish(0).stdout == whole
-    assert command(run, "logs", "mb1", "-n", "2").finish(0).stdout.splitlines() == lines[-2:]
-    assert command(run, "logs", "mb1", "-n", "0").finish(0).stdout == ""
-    assert command(run, "logs", "mb1", "-n", "1000").finish(0).stdout == whole
+        assert run.command("logs", part).finish(0).stdout == whole
+    assert run.command("logs", "mb1", "-n", "2").finish(0).stdout.splitlines() == lines[-2:]
+    assert run.command("logs", "mb1", "-n", "0").finish(0).stdout == ""
+    assert run.command("logs", "mb1", "-n", "1000").finish(0).stdout == whole
 
-    ambiguous = command(run, "logs", "sweep").finish(2)
+    ambiguous = run.command("logs", "sweep").finish(2)
     assert "'sweep' is a part of 2 runs: sweep/mb1/0, sweep/mb2/0; give more of its name" in ambiguous.stderr
-    unknown = command(run, "logs", "unlukky/single/0").finish(2)
+    unknown = run.command("logs", "unlukky/single/0").finish(2)
     assert "no run 'unlukky/single/0'" in unknown.stderr
     assert "unlucky/single/0" in unknown.stderr.partition(";")[2], "it was to suggest the nearest"
 
-    last = command(run, "logs", "unlucky").finish(0).stdout
+    last = run.command("logs", "unlucky").finish(0).stdout
     assert '"step": 5,' in last
-    assert command(run, "logs", "unlucky", "--attempt", "2").finish(0).stdout == last
-    first = command(run, "logs", "unlucky", "--attempt", "1").finish(0).stdout
+    assert run.command("logs", "unlucky", "--attempt", "2").finish(0).stdout == last
+    first = run.command("logs", "unlucky", "--attempt", "1").finish(0).stdout
     assert '"step": 2,' in first
     assert '"step": 3,' not in first
-    assert "words for stderr" in command(run, "logs", "unlucky", "--attempt", "1", "--stderr").finish(0).stdout
-    assert "words for stderr" not in command(run, "logs", "unlucky", "--stderr").finish(0).stdout
-    assert "has no attempt 3" in command(run, "logs", "unlucky", "--attempt", "3").finish(2).stderr
+    assert "words for stderr" in run.command("logs", "unlucky", "--attempt", "1", "--stderr").finish(0).stdout
+    assert "words for stderr" not in run.command("logs", "unlucky", "--stderr").finish(0).stdout
+    assert "has no attempt 3" in run.command("logs", "unlucky", "--attempt", "3").finish(2).stderr
 
 
 def _node_of(run: Any, test_id: str) -> str:
@@ -213,14 +183,14 @@ def _node_of(run: Any, test_id: str) -> str:
     return str(json.loads(rows[0][0])["nodes"]) if rows and rows[0][0] else ""
 
 
-def test_following_a_log(start_run: Any, command: Any, stand_in_test: Any, sandbox: Any, tmp_path: Path) -> None:
+def test_following_a_log(start_run: Any, stand_in_test: Any, sandbox: Any, tmp_path: Path) -> None:
     told = {"at": 3, "wait_for": str(tmp_path / "go")}
     tests = [stand_in_test("slow", told, steps=8), stand_in_test("never", run=_after("slow"))]
     run = start_run(sandbox, tests)
     run.wait_for_step("slow", 3)
-    follow = command(run, "logs", "slow", "--follow", "-n", "1")
+    follow = run.command("logs", "slow", "--follow", "-n", "1")
     follow.wait_for_words('"step": 3,', 20)
-    before = command(run, "logs", "never").finish(2)
+    before = run.command("logs", "never").finish(2)
     assert "the run has not started" in before.stderr
     (tmp_path / "go").touch()
     run.finish(0)
@@ -238,12 +208,12 @@ def test_following_a_log(start_run: Any, command: Any, stand_in_test: Any, sandb
 
 @pytest.mark.parametrize(("told", "code"), [({}, 0), ({"exit": 3}, 1)])
 def test_resume_of_a_finished_run(
-    start_run: Any, command: Any, stand_in_test: Any, sandbox: Any, told: dict[str, Any], code: int
+    start_run: Any, stand_in_test: Any, sandbox: Any, told: dict[str, Any], code: int
 ) -> None:
     run = start_run(sandbox, [stand_in_test("one", told), stand_in_test("other", run='time_limit = "1:00:00"')])
     run.finish(code)
     before, first = num_jobs_ever(sandbox), run.points()
-    again = command(run, "resume").finish(code)
+    again = run.command("resume").finish(code)
     assert run.points() == first
     assert num_jobs_ever(sandbox) == before
     assert "1 success, 1 failed" in again.words if code else "2 success" in again.words

@@ -2,8 +2,6 @@
 
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -39,13 +37,6 @@ def controller_down(sandbox: Any) -> Iterator[Callable[[], Any]]:
     yield down
     sandbox.start_controller()
     sandbox.run("scancel", "--user=root", check=False)
-
-
-def resume(run: Any) -> Any:
-    argv = [sys.executable, "-m", "cloudai_mbridge", "resume", str(run.root)]
-    with (run.directory / "mbridge.stdout").open("w") as out, (run.directory / "mbridge.stderr").open("w") as err:
-        process = subprocess.Popen(argv, stdout=out, stderr=err, text=True, env=run.env)
-    return type(run)(run.directory, process, run.env)
 
 
 def starts(run: Any, key: str) -> list[str]:
@@ -172,9 +163,9 @@ def test_down_for_longer_than_its_patience(
         assert f"may still run: {', '.join(jobs.values())};" in run.stderr
         assert f"continue with: mbridge resume {run.root}" in run.stderr
         assert {point["verdict"] for point in run.points().values()} == {"failed"}, "an unseen end is no success"
-        again = resume(run).finish(3)
+        again = run.resume().finish(3)
         assert "Slurm does not answer" in again.stderr
-    resume(run).finish(0)
+    run.resume().finish(0)
     assert {key: id_ for key, id_ in run.jobs().items() if key.startswith("many/")} == jobs
     check_all_succeeded_once(run, 3)
     nothing_left(sandbox)

@@ -9,10 +9,9 @@ import shutil
 import signal
 import sqlite3
 import subprocess
-import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
@@ -29,23 +28,6 @@ RUNNER = "max_parallel = 5"
 @pytest.fixture(scope="module")
 def sandbox(new_cluster: Any) -> Any:
     return new_cluster(nodes=3)
-
-
-@pytest.fixture
-def go_on() -> Iterator[Callable[[Any], Any]]:
-    """Start `mbridge resume` on the directory of a run."""
-    started = []
-
-    def resume(run: Any) -> Any:
-        argv = [sys.executable, "-m", "cloudai_mbridge", "resume", str(run.root)]
-        with (run.directory / "mbridge.stdout").open("w") as out, (run.directory / "mbridge.stderr").open("w") as err:
-            started.append(subprocess.Popen(argv, stdout=out, stderr=err, text=True, env=run.env))
-        return type(run)(run.directory, started[-1], run.env)
-
-    yield resume
-    for process in started:
-        process.kill()
-        process.wait()
 
 
 def forty_points(test: Callable[..., str]) -> list[str]:
@@ -172,7 +154,7 @@ exit $code
     return str(directory)
 
 
-def kill_and_resume(start_run: Any, go_on: Any, tests: list[str], sandbox: Any, path: str, kills: int) -> None:
+def kill_and_resume(start_run: Any, tests: list[str], sandbox: Any, path: str, kills: int) -> None:
     """Kill drivers of as many sweeps as that takes, and check each sweep at its end."""
     seed = int(os.environ.get("MBRIDGE_KILL_SEED") or random.randrange(1 << 32))
     print(f"MBRIDGE_KILL_SEED={seed}")  # pytest shows it with a failure
@@ -183,22 +165,22 @@ def kill_and_resume(start_run: Any, go_on: Any, tests: list[str], sandbox: Any, 
         run = start_run(sandbox, tests, runner=RUNNER, path=path)
         while len(killer.places) < kills and killer.kill(run):
             is_written = any(run.directory.glob("out/*/plan.json"))
-            run = go_on(run) if is_written else start_run(sandbox, tests, runner=RUNNER, path=path)
+            run = run.resume() if is_written else start_run(sandbox, tests, runner=RUNNER, path=path)
         run.finish(0, timeout_s=200)
         check_exactly_once(run, sandbox, 40)
     print(f"{len(killer.places)} kills in {num_sweeps} sweeps: {dict(Counter(killer.places))}")
 
 
-def test_ten_kills(start_run: Any, go_on: Any, stand_in_test: Any, sandbox: Any, tmp_path: Path) -> None:
+def test_ten_kills(start_run: Any, stand_in_test: Any, sandbox: Any, tmp_path: Path) -> None:
     path = slow_sbatch(tmp_path, sandbox)
-    kill_and_resume(start_run, go_on, forty_points(stand_in_test), sandbox, path, kills=10)
+    kill_and_resume(start_run, forty_points(stand_in_test), sandbox, path, kills=10)
 
 
 @pytest.mark.drill
 @pytest.mark.timeout(1800)
-def test_fifty_kills(start_run: Any, go_on: Any, stand_in_test: Any, sandbox: Any, tmp_path: Path) -> None:
+def test_fifty_kills(start_run: Any, stand_in_test: Any, sandbox: Any, tmp_path: Path) -> None:
     path = slow_sbatch(tmp_path, sandbox)
-    kill_and_resume(start_run, go_on, forty_points(stand_in_test), sandbox, path, kills=50)
+    kill_and_resume(start_run, forty_points(stand_in_test), sandbox, path, kills=50)
 
 
 # ---- the moments that matter most, exactly
@@ -237,7 +219,7 @@ exec {real} "$@"
     ],
 )
 def test_killed_at_a_submission(
-    start_run: Any, go_on: Any, stand_in_test: Any, sandbox: Any, tmp_path: Path, moment: str, calls: tuple[int, ...]
+    start_run: Any, stand_in_test: Any, sandbox: Any, tmp_path: Path, moment: str, calls: tuple[int, ...]
 ) -> None:
     """The first call submits an array, the others a single job each."""
     tests = [
@@ -250,7 +232,7 @@ def test_killed_at_a_submission(
     for _ in calls:
         run.finish(-signal.SIGKILL)
         assert where_killed(run) == "in a submission"
-        run = go_on(run)
+        run = run.resume()
     run.finish(0)
     check_exactly_once(run, sandbox, 6)
     num_lost = len(calls) if moment == "between_the_intent_and_sbatch" else 0

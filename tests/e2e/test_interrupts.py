@@ -3,10 +3,8 @@
 import re
 import shutil
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -35,23 +33,6 @@ def sandbox(new_cluster: Any) -> Any:
 def patient(new_cluster: Any) -> Any:
     """A cluster that gives a cancelled job a minute to end."""
     return new_cluster(nodes=1, extra_conf="KillWait=60")
-
-
-@pytest.fixture
-def resume() -> Iterator[Callable[[Any], Any]]:
-    """Start `mbridge resume` on the directory of a run."""
-    started = []
-
-    def start(run: Any) -> Any:
-        argv = [sys.executable, "-m", "cloudai_mbridge", "resume", str(run.root)]
-        with (run.directory / "mbridge.stdout").open("w") as out, (run.directory / "mbridge.stderr").open("w") as err:
-            started.append(subprocess.Popen(argv, stdout=out, stderr=err, text=True, env=run.env))
-        return type(run)(run.directory, started[-1], run.env)
-
-    yield start
-    for process in started:
-        process.kill()
-        process.wait()
 
 
 def eight_points(test: Callable[..., str], told: dict[str, Any]) -> list[str]:
@@ -93,7 +74,6 @@ def switch(tmp_path: Path, stand_in_told: dict[str, Any]) -> tuple[dict[str, Any
 @pytest.mark.parametrize("where", [pytest.param("slurm", marks=on_slurm), "local"])
 def test_a_signal_cancels_all_and_resume_runs_all(
     start_run: Any,
-    resume: Any,
     stand_in_test: Any,
     until: Any,
     request: pytest.FixtureRequest,
@@ -124,7 +104,7 @@ def test_a_signal_cancels_all_and_resume_runs_all(
         assert not cluster.run("squeue", "--noheader").stdout, "they were to be waited for"
 
     file.write_text("{}")
-    run = resume(run).finish(0)
+    run = run.resume().finish(0)
     points = run.points()
     assert {key: point["verdict"] for key, point in points.items()} == dict.fromkeys(points, "success")
     assert {len(point["attempts"]) for key, point in points.items() if key in cancelled} == {2}
@@ -135,7 +115,7 @@ def test_a_signal_cancels_all_and_resume_runs_all(
 
 @on_slurm
 def test_interrupted_while_it_submits(
-    start_run: Any, resume: Any, stand_in_test: Any, until: Any, sandbox: Any, tmp_path: Path
+    start_run: Any, stand_in_test: Any, until: Any, sandbox: Any, tmp_path: Path
 ) -> None:
     """The signal comes while sbatch is under way: its job is known, and cancelled with the others."""
     real = shutil.which("sbatch", path=sandbox.env["PATH"])
@@ -148,7 +128,7 @@ def test_interrupted_while_it_submits(
     run.finish(130, timeout_s=30)
     assert not sandbox.run("squeue", "--noheader").stdout
     file.write_text("{}")
-    run = resume(run).finish(0)
+    run = run.resume().finish(0)
     assert {point["verdict"] for point in run.points().values()} == {"success"}
 
 
@@ -177,7 +157,7 @@ def test_somebody_else_cancels_tasks_that_wait(
 
 @on_slurm
 def test_a_second_signal_does_not_wait(
-    start_run: Any, resume: Any, stand_in_test: Any, until: Any, patient: Any, tmp_path: Path, nothing_left: Any
+    start_run: Any, stand_in_test: Any, until: Any, patient: Any, tmp_path: Path, nothing_left: Any
 ) -> None:
     """The jobs ignore SIGTERM, and Slurm would give them a minute."""
     stubborn = tmp_path / "python"
@@ -206,7 +186,7 @@ def test_a_second_signal_does_not_wait(
     for process in processes_of(run):  # which spares us the minute
         with suppress(psutil.NoSuchProcess):
             psutil.Process(process).kill()
-    run = resume(run).finish(0)
+    run = run.resume().finish(0)
     points = run.points()
     assert {key: point["verdict"] for key, point in points.items()} == dict.fromkeys(points, "success")
     assert {len(point["attempts"]) for point in points.values()} == {2}

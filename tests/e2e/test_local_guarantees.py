@@ -4,10 +4,7 @@ import itertools
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,23 +17,6 @@ STAND_IN = Path(__file__).parents[1] / "stand_in" / "training.py"
 REAL = 'name = "l"\nscheduler = "local"\nmonitor_interval = 0.3\n'
 LOCAL = f'{REAL}python_executable = "{STAND_IN}"\n'
 HANGS = {"step_s": 0.2, "at": 2, "hang": 300}
-
-
-@pytest.fixture
-def resume() -> Iterator[Callable[[Any], Any]]:
-    """Start `mbridge resume` on the directory of a run."""
-    started = []
-
-    def start(run: Any) -> Any:
-        argv = [sys.executable, "-m", "cloudai_mbridge", "resume", str(run.root)]
-        with (run.directory / "mbridge.stdout").open("w") as out, (run.directory / "mbridge.stderr").open("w") as err:
-            started.append(subprocess.Popen(argv, stdout=out, stderr=err, text=True, env=run.env))
-        return type(run)(run.directory, started[-1], run.env)
-
-    yield start
-    for process in started:
-        process.kill()
-        process.wait()
 
 
 def processes_of(run: Any, words: str = "") -> list[psutil.Process]:
@@ -74,17 +54,17 @@ def kill(run: Any) -> None:
 # ---- the driver is killed
 
 
-def test_killed_while_a_training_runs(start_run: Any, resume: Any, stand_in_test: Any) -> None:
+def test_killed_while_a_training_runs(start_run: Any, stand_in_test: Any) -> None:
     run = start_run(None, [stand_in_test("one", {"step_s": 0.5}, steps=30)], whole_system=LOCAL)
     job = run.wait_for_step("one", 2)
     kill(run)
     assert processes_of(run, "training.py"), "the training was to go on"
-    run = resume(run).finish(0)
+    run = run.resume().finish(0)
     assert run.point("one")["job"]["job_id"] == job
     check_exactly_once(run, 1)
 
 
-def test_killed_while_a_real_training_runs(start_run: Any, resume: Any, stand_in_test: Any) -> None:
+def test_killed_while_a_real_training_runs(start_run: Any, stand_in_test: Any) -> None:
     pytest.importorskip("torch")
     test = stand_in_test("real", steps=100, num_gpus=2, args="gb = 16")
     run = start_run(None, [test], whole_system=REAL)
@@ -92,14 +72,14 @@ def test_killed_while_a_real_training_runs(start_run: Any, resume: Any, stand_in
     kill(run)
     assert '"step": 100,' not in run.log("real"), "it was to be killed before the end"
     assert len(processes_of(run, "cloudai_mbridge.training")) >= 3, "torchrun and two ranks"
-    run = resume(run).finish(0)
+    run = run.resume().finish(0)
     assert run.point("real")["job"]["job_id"] == job
     check_exactly_once(run, 1)
 
 
 @pytest.mark.parametrize("ending", ["success", "failure", "killed"])
 def test_the_training_ends_while_there_is_no_driver(
-    start_run: Any, resume: Any, stand_in_test: Any, until: Any, tmp_path: Path, ending: str
+    start_run: Any, stand_in_test: Any, until: Any, tmp_path: Path, ending: str
 ) -> None:
     told = {"at": 3, "wait_for": str(tmp_path / "go")} | ({"exit": 7} if ending == "failure" else {})
     run = start_run(None, [stand_in_test("one", told)], whole_system=LOCAL)
@@ -110,7 +90,7 @@ def test_the_training_ends_while_there_is_no_driver(
             process.kill()
     (tmp_path / "go").touch()
     until("its end", lambda: not processes_of(run))
-    run = resume(run).finish(0 if ending == "success" else 1)
+    run = run.resume().finish(0 if ending == "success" else 1)
     if ending == "success":
         check_exactly_once(run, 1)
         return
@@ -124,7 +104,7 @@ def test_the_training_ends_while_there_is_no_driver(
 
 @pytest.mark.drill
 @pytest.mark.parametrize("parallel", [1, 2])
-def test_killed_again_and_again(start_run: Any, resume: Any, stand_in_test: Any, parallel: int) -> None:
+def test_killed_again_and_again(start_run: Any, stand_in_test: Any, parallel: int) -> None:
     """In a training or between two; and however often, no more than `max_parallel` train at a time."""
     seed = int(os.environ.get("MBRIDGE_KILL_SEED") or random.randrange(1 << 32))
     print(f"MBRIDGE_KILL_SEED={seed}")
@@ -137,7 +117,7 @@ def test_killed_again_and_again(start_run: Any, resume: Any, stand_in_test: Any,
         if time.monotonic() > kill_at and kills < 6 and any(run.directory.glob("out/*/plan.json")):
             kill(run)
             kills += 1
-            run = resume(run)
+            run = run.resume()
             kill_at = time.monotonic() + chance.uniform(0.4, 1.6)
         time.sleep(0.02)
     run.finish(0)
@@ -181,7 +161,7 @@ subprocess.Popen.__init__ = start
     ],
 )
 def test_killed_at_a_start(
-    start_run: Any, resume: Any, stand_in_test: Any, until: Any, tmp_path: Path, moment: str, is_over: bool
+    start_run: Any, stand_in_test: Any, until: Any, tmp_path: Path, moment: str, is_over: bool
 ) -> None:
     """is_over: the script has ended, if it was started at all, when the next driver looks for it."""
     (tmp_path / "sitecustomize.py").write_text(SITE.format(file=str(tmp_path / "dead"), moment=MOMENTS[moment]))
@@ -191,14 +171,14 @@ def test_killed_at_a_start(
     assert run.query("SELECT key, job_id FROM attempts") == [("one/single/0", None)]
     if is_over:
         until("its end", lambda: not processes_of(run))
-    run = resume(run).finish(0)
+    run = run.resume().finish(0)
     check_exactly_once(run, 2)
 
 
 # ---- what is adopted is still watched
 
 
-def test_a_time_limit_holds_for_what_was_adopted(start_run: Any, resume: Any, stand_in_test: Any, until: Any) -> None:
+def test_a_time_limit_holds_for_what_was_adopted(start_run: Any, stand_in_test: Any, until: Any) -> None:
     limit_s = 30.0
     run = start_run(None, [stand_in_test("one", HANGS, run='time_limit = "30s"')], whole_system=LOCAL)
     run.wait_for_step("one", 2)
@@ -206,28 +186,28 @@ def test_a_time_limit_holds_for_what_was_adopted(start_run: Any, resume: Any, st
     kill(run)
     until("the limit to have passed", lambda: time.monotonic() - started > limit_s)
     resumed = time.monotonic()
-    run = resume(run).finish(1)
+    run = run.resume().finish(1)
     assert time.monotonic() - resumed < limit_s, "the limit counts from the start of the job, not from the adoption"
     assert run.point("one")["job"]["state"] == "TIMEOUT"
     assert len(run.point("one")["attempts"]) == 1
     assert not processes_of(run)
 
 
-def test_a_hang_of_what_was_adopted_is_noticed(start_run: Any, resume: Any, stand_in_test: Any) -> None:
+def test_a_hang_of_what_was_adopted_is_noticed(start_run: Any, stand_in_test: Any) -> None:
     run = start_run(None, [stand_in_test("one", HANGS)], runner="hang_timeout_s = 2", whole_system=LOCAL)
     run.wait_for_step("one", 2)
     kill(run)
-    run = resume(run).finish(1, timeout_s=20)
+    run = run.resume().finish(1, timeout_s=20)
     assert run.point("one")["job"]["state"] == "HUNG"
     assert "after step 2" in str(run.point("one")["reasons"])
     assert not processes_of(run)
 
 
-def test_what_was_adopted_is_cancelled(start_run: Any, resume: Any, stand_in_test: Any, until: Any) -> None:
+def test_what_was_adopted_is_cancelled(start_run: Any, stand_in_test: Any, until: Any) -> None:
     run = start_run(None, [stand_in_test("one", HANGS), stand_in_test("two")], whole_system=LOCAL)
     run.wait_for_step("one", 2)
     kill(run)
-    run = resume(run)
+    run = run.resume()
     words = f"process {run.process.pid} on "
     until("its adoption", lambda: words in (run.root / "driver.lock").read_text())
     time.sleep(0.5)

@@ -6,7 +6,6 @@ trained is counted by the lines that the jobs' scripts write, and by Slurm's own
 
 import shutil
 import signal
-import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -82,14 +81,6 @@ exit $rc
     return str(directory)
 
 
-def resume(run: Any) -> Any:
-    """Start `mbridge resume` on the directory of a run."""
-    argv = [sys.executable, "-m", "cloudai_mbridge", "resume", str(run.root)]
-    with (run.directory / "mbridge.stdout").open("w") as out, (run.directory / "mbridge.stderr").open("w") as err:
-        process = subprocess.Popen(argv, stdout=out, stderr=err, text=True, env=run.env)
-    return type(run)(run.directory, process, run.env)
-
-
 def jobs_of(run: Any, sandbox: Any) -> list[tuple[str, str, str, int]]:
     """Return (run key, job id, state, exit code) of everything that Slurm has ever had from a run's directory."""
     found = []
@@ -138,7 +129,7 @@ def play(
         run.process.wait(300)
         if run.process.returncode != -signal.SIGKILL:
             break  # it has needed fewer calls of sbatch
-        run = resume(run)
+        run = run.resume()
     run.finish(0)
     num_late = sum("late" in fault for fault in faults.values())
     done = directory / "late.done"
@@ -212,7 +203,7 @@ def test_resume_without_a_journal_adopts_what_runs(
         if lost == "emptied" and path.suffix == ".sqlite":
             path.touch()
     before = {job[:2] for job in jobs_of(run, sandbox)}
-    resumed = resume(run)
+    resumed = run.resume()
     resumed.wait_for_words("not in the journal")
     sandbox.run("scancel", *(job_id for key, job_id in before if key.startswith("slow/")))
     resumed.finish(1)
@@ -227,7 +218,7 @@ def test_resume_refuses_what_nothing_is_known_of(start_run: Any, stand_in_test: 
     before = jobs_of(run, sandbox)
     for name in ("journal.sqlite", "submissions.jsonl"):
         (run.root / name).unlink()
-    resumed = resume(run).finish(7)
+    resumed = run.resume().finish(7)
     assert "a job of a/single/0 has started" in resumed.words
     assert jobs_of(run, sandbox) == before
 

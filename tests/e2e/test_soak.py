@@ -158,13 +158,6 @@ def points_of(render: Callable[..., str], told: dict[str, Any], num_points: int)
     return [*arrays, *singles]
 
 
-def resume(run: Any) -> Any:
-    argv = [sys.executable, "-m", "cloudai_mbridge", "resume", str(run.root)]
-    with (run.directory / "mbridge.stdout").open("a") as out, (run.directory / "mbridge.stderr").open("a") as err:
-        process = subprocess.Popen(argv, stdout=out, stderr=err, text=True, env=run.env)
-    return type(run)(run.directory, process, run.env)
-
-
 def drive(soak: Soak, run: Any, num_faults: int) -> Any:
     """Break things while the run goes on; take it up again whenever its driver has died; return its last driver."""
     left = num_faults
@@ -181,7 +174,7 @@ def drive(soak: Soak, run: Any, num_faults: int) -> Any:
             return run
         assert run.process.returncode in (-signal.SIGKILL, 3, 4), run.read_output()[-4000:]
         soak.counted[f"driver ended with {run.process.returncode}"] += 1
-        run = resume(run)
+        run = run.resume()
 
 
 def balance(soak: Soak, run: Any, ledger: Path, num_points: int) -> None:
