@@ -346,6 +346,25 @@ def new_cluster() -> Iterator[Callable[..., SlurmSandbox]]:
         sandbox.stop(purge=True)
 
 
+@pytest.fixture(scope="session")
+def namespace() -> Callable[[str, str], list[str]]:
+    """Return what starts a command in namespaces of its own, as namespace("--uts", "hostname NAME") + [...].
+
+    It skips the test where this user may not have them.
+    """
+
+    def prefix(kinds: str, setup: str) -> list[str]:
+        kinds = kinds if os.getuid() == 0 else f"--user --map-root-user {kinds}"
+        if (missing := [name for name in ("unshare", "hostname", "ip") if shutil.which(name) is None]) != []:
+            pytest.skip(f"NOT INSTALLED: {', '.join(missing)}")
+        probe = subprocess.run(["unshare", *kinds.split(), "bash", "-c", setup], capture_output=True, text=True)
+        if probe.returncode:
+            pytest.skip(f"NAMESPACES ARE NOT PERMITTED HERE ({kinds}): {probe.stderr.strip()}")
+        return ["unshare", *kinds.split(), "bash", "-c", f'{setup} && exec "$@"', "bash"]
+
+    return prefix
+
+
 @pytest.fixture
 def nothing_left() -> Callable[[SlurmSandbox], None]:
     """Check that no job of ours is in a cluster's queue."""

@@ -1,7 +1,11 @@
-"""The whole line on this machine, as `make run` goes it."""
+"""The whole line on this machine, as `make run` goes it; its host name does not resolve, where that can be had."""
 
 import json
 import re
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +16,28 @@ pytestmark = pytest.mark.slow
 pytest.importorskip("torch")
 
 
+NO_SUCH_NAME = ("--uts", "hostname no-such-host")
+
+
 @pytest.fixture(scope="module")
-def sweep(mbridge: Any, repository: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, dict[str, Any], Path]:
+def here(namespace: Any, repository: Path) -> Callable[..., "subprocess.CompletedProcess[str]"]:
+    """Run mbridge where the host name does not resolve, if that can be had: here("run", ...)."""
+    prefix: list[str] = []
+    with suppress(pytest.skip.Exception):
+        prefix = namespace(*NO_SUCH_NAME)
+
+    def run(*args: Any) -> "subprocess.CompletedProcess[str]":
+        command = [*prefix, sys.executable, "-m", "cloudai_mbridge", *map(str, args)]
+        return subprocess.run(command, cwd=repository, capture_output=True, text=True, timeout=500, check=False)
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def sweep(here: Any, repository: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, dict[str, Any], Path]:
     """Run the shipped sweep once: (process, report.json, root of the run)."""
     out = tmp_path_factory.mktemp("sweep")
-    done = mbridge(
+    done = here(
         "run",
         *("--system-config", repository / "systems/local.toml"),
         *("--tests-dir", repository / "test_defs"),
@@ -36,6 +57,13 @@ def test_every_accepted_point_trains_and_the_run_succeeds(sweep: Any) -> None:
             losses = [step["loss"] for step in point["steps"]]
             assert len(losses) == point["num_steps"] == 12
             assert losses[-1] < losses[2] - 0.3
+
+
+def test_its_host_name_does_not_resolve(namespace: Any) -> None:
+    """That nothing waits for it: test_no_host_name.py counts the questions to a name server."""
+    look_up = "import socket; socket.gethostbyname(socket.gethostname())"
+    done = subprocess.run([*namespace(*NO_SUCH_NAME), sys.executable, "-c", look_up], capture_output=True, text=True)
+    assert "socket.gaierror" in done.stderr
 
 
 def test_rejected_points_name_rule_and_operands_before_anything_runs(sweep: Any) -> None:
@@ -92,9 +120,9 @@ def test_equal_work_gives_equal_losses(sweep: Any) -> None:
         assert curve == pytest.approx(curves[0], abs=1e-4)
 
 
-def test_generate_report_gives_the_same_report_again(sweep: Any, mbridge: Any) -> None:
+def test_generate_report_gives_the_same_report_again(sweep: Any, here: Any) -> None:
     _, report, root = sweep
-    assert mbridge("generate-report", "--result-dir", root).returncode == 0
+    assert here("generate-report", "--result-dir", root).returncode == 0
     again = json.loads((root / "report.json").read_text())
     assert {**again, "created_at": ""} == {**report, "created_at": ""}
 

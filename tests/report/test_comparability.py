@@ -182,7 +182,7 @@ def test_the_device_that_ran_it_comes_before_the_one_that_was_asked_for(tmp_path
     "text",
     [
         *(None, "damaged = ", 'extra_cmd_args = "x"', "[extra_cmd_args]\nx = 2020-01-01", "[extra_cmd_args]\nx = 1"),
-        *(f"x = {'[' * 900}{']' * 900}", "x = " + "[" * 20_000),
+        *(f"x = {'[' * 20_000}{']' * 20_000}", "x = " + "[" * 20_000),
     ],
     ids=lambda text: str(text)[:40],
 )

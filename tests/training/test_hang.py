@@ -35,8 +35,8 @@ TWO_RANKS = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 
 PLANT = """
 import ctypes, importlib.abc, importlib.util, os, sys, time
 
-MODULE = "cloudai_mbridge.training.gpt_step"
 HANG_IN_IMPORT, SLEEP = {hang_in_import}, {sleep}
+MODULE = "torch" if HANG_IN_IMPORT else "cloudai_mbridge.training.gpt_step"
 calls = 0
 
 def planted_sleep():
@@ -165,15 +165,15 @@ def test_a_rank_that_never_joins_and_the_one_that_waits_for_it(tmp_path: Path, s
 @pytest.mark.slow
 def test_a_rank_that_hangs_before_its_first_step(tmp_path: Path, start: Start) -> None:
     pytest.importorskip("torch")
-    process = start(TWO_RANKS, "30", PLANT.format(hang_in_import=True, sleep=SLEEP))
-    wait_for_stacks(tmp_path, process, (" in main\n",), (" in planted_sleep\n", " in main\n"))
+    process = start(TWO_RANKS, "10", PLANT.format(hang_in_import=True, sleep=SLEEP))
+    wait_for_stacks(tmp_path, process, ("0:00:10)!",), ("0:00:10)!", " in planted_sleep\n", " in main\n"))
 
 
 @pytest.mark.slow
 def test_a_run_that_ends_leaves_nothing(tmp_path: Path, start: Start) -> None:
     pytest.importorskip("torch")
-    process = start(TWO_RANKS, "115", COUNTING_PLANT)
-    out, err = process.communicate(timeout=120)
+    process = start(TWO_RANKS, "1000", COUNTING_PLANT)
+    out, err = process.communicate(timeout=1000)
     assert process.returncode == 0, err
     assert out.count("MBRIDGE_STEP ") == 5
     for rank in range(2):

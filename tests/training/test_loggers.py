@@ -47,6 +47,9 @@ class Parameter(torch.nn.Module):
         self.w = torch.nn.Parameter(torch.zeros(2))
         self.w.main_grad = torch.tensor([3.0, 4.0])
 
+def say(mark, what):
+    print(f"{mark} {json.dumps(what)}\\n", end="", flush=True)  # in one write, among those of the other rank
+
 def run(name):
     data = json.load(open(name))
     dist.barrier()
@@ -71,9 +74,9 @@ def run(name):
             totals, 1e-3 * step if not is_last else None, 0.5, 2.0, flag, int(step in SKIPPED), 1.25, 7.5, 3,
             cfg, state, history, [Parameter()], log_max_attention_logit=11.5, loaded_iteration=0, seq_length=32,
         )
-    print(f"DONE {json.dumps([dist.get_rank(), flag, flops])}", flush=True)
+    say("DONE", [dist.get_rank(), flag, flops])
     loggers = (state.tensorboard_logger, state.wandb_logger, state.mlflow_logger, state.comet_logger)
-    print(f"OPEN {json.dumps([dist.get_rank(), name, [each is not None for each in loggers]])}", flush=True)
+    say("OPEN", [dist.get_rank(), name, [each is not None for each in loggers]])
     close_loggers(*loggers)
     close_loggers(None, *loggers[1:])
     destroy_num_microbatches_calculator()

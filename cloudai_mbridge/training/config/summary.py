@@ -87,7 +87,7 @@ def _get_key_config_values(config_obj: Any) -> dict[str, Any]:
 def print_rank_0(message: str) -> None:
     """Print on rank 0, or on the only process there is."""
     if _is_rank_0():
-        print(message, flush=True)
+        print(f"{message}\n", end="", flush=True)  # in one write: torchrun's ranks share a stdout without buffers
 
 
 def warn_rank_0(message: str) -> None:
