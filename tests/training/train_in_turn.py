@@ -7,6 +7,11 @@ import os
 import sys
 from pathlib import Path
 
+# ruff: noqa: E402 - Megatron-Core is imported as the training program does: first, and without torch's compiler on a CPU
+from cloudai_mbridge.training.cpu import import_megatron
+
+import_megatron()
+
 import torch.distributed as dist
 from megatron.core import parallel_state as mpu
 from megatron.core.num_microbatches_calculator import destroy_num_microbatches_calculator
