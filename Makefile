@@ -1,6 +1,8 @@
 # Two commands: `make run` and `make test`. Each sets up what it needs.
 
 PYTHON ?= python3
+# Set where make was started, it would have every process of a test compile the package anew
+export PYTHONDONTWRITEBYTECODE :=
 VENV := .venv
 # The stack of constraints.txt goes by this; another Python makes the environment anew
 PYTHON_RELEASE := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
