@@ -95,7 +95,7 @@ lint: $(VENV)/.dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# Start a private Slurm cluster on this machine: 2 nodes, 4 GPUs each that do not exist.
+# Start a private Slurm cluster on this machine: 2 nodes, each with 4 fake GPUs.
 slurm-sandbox: $(VENV)/.train
 	.ci/install-slurm
 	$(BIN)/python -m cloudai_mbridge.sandbox start $(SANDBOX)

@@ -75,7 +75,7 @@ _LOST_HOST = click.option(
     "lost_hosts",
     multiple=True,
     metavar="NAME",
-    help="A machine that no longer runs: what mbridge ran there as processes counts as killed.",
+    help="A machine that is gone for good: mbridge's processes there count as killed.",
 )
 
 
@@ -126,7 +126,7 @@ def _drive_locked(console: Console, prepared: pipeline.Prepared, root: Path) -> 
 
 @cli.command()
 @click.argument("directory", type=_PATH)
-@click.option("--events", is_flag=True, help="Also print everything that has happened.")
+@click.option("--events", is_flag=True, help="Also print every event.")
 def status(directory: Path, events: bool) -> int:
     """Show where a run's points stand, from its journal."""
     root = _absolute(directory)
@@ -154,7 +154,7 @@ def _what_next(found: control.Status, root: Path) -> str:
     if found.is_dry_run:
         return "a dry run: nothing was submitted; start its scenario with: mbridge run"
     if found.driver:
-        return f"driven by {found.driver}"
+        return f"held by {found.driver}"
     return f"no running process holds this run; continue with: mbridge resume {root}" if found.is_open else "finished"
 
 
@@ -185,7 +185,7 @@ def cancel(directory: Path, lost_hosts: tuple[str, ...]) -> int:
 @click.option("--stderr", is_flag=True, help="The run's stderr instead of its stdout.")
 @click.option("--attempt", type=click.IntRange(min=1), help="An earlier attempt of the run; default: the last.")
 @click.option("--lines", "-n", type=click.IntRange(min=0), help="Only the last lines.")
-@click.option("--follow", "-f", is_flag=True, help="Go on with what is added, until Ctrl-C.")
+@click.option("--follow", "-f", is_flag=True, help="Follow the log until Ctrl-C.")
 def logs(directory: Path, point: str, stderr: bool, attempt: int | None, lines: int | None, follow: bool) -> int:
     """Print the log of one POINT: its key, or a part of it that no other has."""
     path = control.find_log(_absolute(directory), point, attempt, stderr=stderr)
@@ -297,7 +297,7 @@ def list_(what: str | None, verbose: bool) -> int:
     return OK
 
 
-_AGENTS = {"grid_search": "every point of the sweep, once; order and limits are [sweep]'s"}
+_AGENTS = {"grid_search": "every point of the sweep, once; order and limits come from [sweep]"}
 _REPORTS = {
     "report.json": "everything, for programs",
     "report.html": "for people; also as report.md",
@@ -363,7 +363,7 @@ def main() -> NoReturn:
         sys.exit(_show_os_error(error))
     except Exception:
         traceback.print_exc()
-        _show_error("this is a defect of mbridge; please report it with the lines above")
+        _show_error("this is a bug in mbridge; please report it with the lines above")
         sys.exit(ToolFailure.exit_code)
 
 

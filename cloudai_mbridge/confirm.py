@@ -94,7 +94,7 @@ def prepare(root: Path, points: Collection[str], repeats: int) -> tuple[Prepared
         BadInput, ToolFailure: as `confirm`.
     """
     if repeats < 1 or not points:
-        raise BadInput(f"{root}: {repeats} more runs of {len(points)} points are nothing to run; ask for one at least")
+        raise BadInput(f"{root}: {repeats} more runs of {len(points)} points leaves nothing to run; ask for at least 1")
     _require_end(root)
     first = pipeline.read(root)
     highest = {name: max(run.iteration for run in runs) for name, runs in _by_point(first.plan).items()}
@@ -170,17 +170,17 @@ def _avoid(run: RunPlan, system: System, scheduler: Scheduler, past: Past) -> tu
     """Return the nodes that a point's new runs avoid, in words, too: its earlier ones, if enough others can take it."""
     used = past.used.get(_point(run), ())
     if isinstance(system, LocalSystem):
-        return (), "this machine is the only one; the same one was used"
+        return (), "this is the only machine, so the same one was used"
     if run.nodes:
         return (), f"its scenario names its nodes ({', '.join(run.nodes)}); the same ones were used"
     if not used:
-        return (), "nobody knows on which nodes it ran; it may run on the same ones"
+        return (), "the nodes it ran on are unknown; it may run on the same ones"
     taken = {*used, *past.excluded, *(name for nodes in run.exclude_nodes for name in expand_hostlist(nodes))}
     usable = scheduler.num_usable_nodes(taken | _sick(system, scheduler))
     if usable is None:
-        return (), "nobody knows which other nodes there are; it may run on the same ones"
+        return (), "the cluster's other nodes are unknown; it may run on the same ones"
     if usable < run.num_nodes:
-        return (), "the cluster has no other nodes; the same ones were used"
+        return (), "the cluster has no other nodes, so the same ones were used"
     return used, f"avoids {', '.join(used)}, where its earlier runs were"
 
 
@@ -221,7 +221,7 @@ def _require_end(root: Path) -> None:
     """Raise BadInput if a run has not ended, or somebody is at work."""
     status = control.read_status(root)
     if status.driver is not None:
-        raise InUse(f"{root}: is being driven by {status.driver}; wait for its end")
+        raise InUse(f"{root}: is held by {status.driver}; wait for its end")
     if status.is_open:
         count = sum(run.is_open for run in status.runs)
         raise BadInput(f"{root}: {count} of {len(status.runs)} runs have not ended; first: mbridge resume {root}")
@@ -280,7 +280,7 @@ def _read_past(root: Path, plan: SweepPlan) -> Past:
 
 
 def _nodes(entry: JournalEntry) -> list[str]:
-    """Return the nodes of all attempts of a run; what is no node list, as a log may say, names none."""
+    """Return the nodes of all attempts of a run; what is not a node list, as a log may say, names none."""
     found: list[str] = []
     for attempt in entry.attempts:
         if attempt.status is not None:

@@ -75,7 +75,7 @@ def read_status(root: Path, *, with_events: bool = False) -> Status:
         runs = tuple(_state(run["key"], None) for run in plan["runs"])
         driver = has_driver(root)
         is_lost = driver is None and (root / ROOT_FILES.driver_lock).exists()
-        damage = (f"{path}: is missing although mbridge has driven this run; {_remedy(root)}",) * is_lost
+        damage = (f"{path}: is missing although mbridge has started this run; {_remedy(root)}",) * is_lost
         return Status(plan["scenario"], driver, runs, {}, (), damage, is_dry_run)
     with Journal.read_only(path) as journal:
         entries, excluded = journal.entries(), journal.excluded()

@@ -23,7 +23,7 @@ def _object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in pairs:
         if key in found:
-            raise ValueError(f"the key {shown(key)} is there twice")
+            raise ValueError(f"the key {shown(key)} appears twice")
         found[key] = value
     return found
 

@@ -33,7 +33,7 @@ from cloudai_mbridge.upstream import ByLauncher, UpstreamClient
 # Every run of the upstream launcher keeps a process on this machine until its job has ended.
 MOST_LAUNCHERS = 32
 _NOT_ASKED = (
-    "Slurm did not say whether it has GPUs as GRES; the scripts assume so"
+    "Slurm did not report whether it manages GPUs (GRES); the scripts assume so"
     " (if not, set supports_gpu_directives_cache = false)"
 )
 

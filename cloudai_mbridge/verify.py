@@ -187,7 +187,7 @@ def _verify_scenario(path: Path, context: _Context) -> str:
 def _describe_policy(path: Path) -> str:
     loaded = load_policy(path)
     reference = loaded.baseline_path or loaded.history_path
-    is_there = "" if reference and reference.exists() else ", which is not there yet"
+    is_there = "" if reference and reference.exists() else ", which does not exist yet"
     return f"policy {loaded.policy.name!r}: {len(loaded.policy.metrics)} metrics against {reference}{is_there}"
 
 

@@ -290,7 +290,7 @@ def test_the_same_nodes_where_there_are_no_others(tmp_path: Path, fake: Fake, wh
         exclude(root, "n2", "n3")
     nodes, notes = avoided(root, fake, one)
     assert nodes == {one: ("n9",)}
-    assert f"{one}: the cluster has no other nodes; the same ones were used" in notes
+    assert f"{one}: the cluster has no other nodes, so the same ones were used" in notes
 
 
 def exclude(root: Path, *nodes: str) -> None:
@@ -349,7 +349,7 @@ def test_named_nodes_and_this_machine_are_used_again(root: Path, fake: Fake) -> 
         ("t/single: its scenario names its nodes (n[1-2]); the same ones were used",),
     )
     _, notes = confirm.avoid([_run()], LocalSystem(name="l", scheduler="local"), fake, PAST)  # type: ignore[arg-type]
-    assert notes == ("t/single: this machine is the only one; the same one was used",)
+    assert notes == ("t/single: this is the only machine, so the same one was used",)
 
 
 def test_a_run_that_had_company_is_said_to_be_alone(root: Path, fake: Fake) -> None:
@@ -412,7 +412,7 @@ class TestRefused:
 
     def test_a_run_under_way(self, root: Path) -> None:
         with driver_lock(root):
-            refused(root, "is being driven by process .*; wait for its end", *points_of(root))
+            refused(root, "is held by process .*; wait for its end", *points_of(root))
 
     def test_a_run_that_has_not_ended(self, root: Path) -> None:
         with contextlib.closing(Journal(root / "journal.sqlite")) as journal:

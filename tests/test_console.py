@@ -94,6 +94,6 @@ def test_runs_that_are_cancelled_together_have_no_line_each(plan: SweepPlan) -> 
     observer.notice("cancelling 2 active jobs")
     for run in plan.runs:
         observer.saw(run, JobStatus("COMPLETING", JobClass.ACTIVE))
-        observer.saw(run, JobStatus("INTERRUPTED", JobClass.CANCELLED, reason="mbridge was told to stop"))
+        observer.saw(run, JobStatus("INTERRUPTED", JobClass.CANCELLED, reason="mbridge was stopped"))
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert text.splitlines() == ["[0/2] t/tp1/0: RUNNING", "notice: cancelling 2 active jobs"]

@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 REFUSED = 15
 NOT_CONFIRMED = 16
 _PATH = click.Path(path_type=Path)
-_WIDTH = 160  # of a table where the output is no terminal
+_WIDTH = 160  # of a table where the output is not a terminal
 
 
 class PromotionRefused(MBridgeError):
-    """The runs are no baseline; one line per reason."""
+    """The runs cannot become a baseline; one line per reason."""
 
     exit_code = REFUSED
 
@@ -37,7 +37,7 @@ class ConfirmationNeeded(MBridgeError):
 
 def register(cli: click.Group) -> None:
     """Add the commands to a group."""
-    group = click.Group("baseline", help="Promote good runs to a baseline, and look at what is there.")
+    group = click.Group("baseline", help="Promote good runs to a baseline, and show what it holds.")
     for command in (promote, show, check):
         group.add_command(command)
     cli.add_command(group)
@@ -45,24 +45,24 @@ def register(cli: click.Group) -> None:
 
 @click.command()
 @click.argument("results", nargs=-1, required=True, type=_PATH)
-@click.option("--baseline", "path", type=_PATH, required=True, help="The baseline file; is made if it is not there.")
+@click.option("--baseline", "path", type=_PATH, required=True, help="The baseline file; created if it does not exist.")
 @click.option("--reason", required=True, help="Why these runs are the new baseline.")
 @click.option("--by", help="Who promotes; default: git's user.name, or the login name.")
 @click.option("--point", "globs", multiple=True, help="Only points whose name matches; may be given several times.")
 @click.option("--policy", type=_PATH, help="Policy whose margins and tolerances hold; default: the built-in ones.")
-@click.option("--min-runs", type=click.IntRange(min=2), default=5, show_default=True, help="Runs that a point needs.")
+@click.option("--min-runs", type=click.IntRange(min=2), default=5, show_default=True, help="Runs per point.")
 @click.option(
     "--max-noise",
     type=click.FloatRange(min=0, max=1, min_open=True),
     default=0.02,
     show_default=True,
-    help="Relative standard deviation of the step time between runs that is still good enough.",
+    help="Largest relative standard deviation of the step time between runs.",
 )
-@click.option("--accept-regression", is_flag=True, help="Also what is worse than the baseline; --reason says why.")
+@click.option("--accept-regression", is_flag=True, help="Also promote runs that are worse; say why with --reason.")
 @click.option(
     "--accept-change",
     is_flag=True,
-    help="Also other work under the name of a point that is there, or its work under another name.",
+    help="Also promote different work under a point's name, or its work under another name.",
 )
 @click.option("--yes", is_flag=True, help="Write without asking.")
 @click.option("--dry-run", is_flag=True, help="Show the diff, write nothing.")
@@ -117,7 +117,7 @@ def show(path: Path) -> int:
 @click.argument("path", metavar="FILE", type=_PATH)
 @click.option("--max-age-days", type=click.IntRange(min=1), default=90, show_default=True, help="Older ones are odd.")
 def check(path: Path, max_age_days: int) -> int:
-    """Check that a baseline FILE can be read and agrees with itself, and say what is odd about it."""
+    """Check that a baseline FILE can be read and agrees with itself, and say what looks wrong in it."""
     from cloudai_mbridge.gate.baseline import load_baseline
     from cloudai_mbridge.gate.baseline_oddities import oddities
 
@@ -164,7 +164,7 @@ def _show_proposal(proposal: "Proposal") -> None:
     """Print the diff and the notes.
 
     Raises:
-        PromotionRefused: a point is no baseline.
+        PromotionRefused: a point is not a baseline.
     """
     from cloudai_mbridge.gate.promote import difference
 
@@ -175,7 +175,7 @@ def _show_proposal(proposal: "Proposal") -> None:
             for reason in refusal.reasons
         ]
         good = len(proposal.points) - len(proposal.refusals)
-        rest = f"; --point can leave out what is refused, {good} others are good" if good else ""
+        rest = f"; promote the other {good} with --point" if good else ""
         raise PromotionRefused("\n".join([*lines, f"nothing written{rest}"]))
     for line in difference(proposal):
         click.echo(_printable(line))
@@ -190,7 +190,7 @@ def _is_wanted(proposal: "Proposal", *, yes: bool, dry_run: bool) -> bool:
         ConfirmationNeeded: there is no terminal to ask at.
     """
     if dry_run:
-        click.echo("nothing written: --dry-run")
+        click.echo("--dry-run: nothing written")
         return False
     if yes:
         return True

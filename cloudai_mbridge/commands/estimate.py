@@ -95,7 +95,7 @@ def estimate(
         return OK
     click.echo(
         f"warning: the point does not fit: {found.peak_memory_gib:.1f} GiB on the fullest GPU, which has"
-        f" {found.gpu_memory_gib:.1f} GiB; times are of a GPU that had the memory",
+        f" {found.gpu_memory_gib:.1f} GiB; step time and throughput assume that it did",
         err=True,
     )
     return DOES_NOT_FIT

@@ -27,7 +27,7 @@ def render_estimate(found: PointEstimate) -> RenderableType:
     if found.filled_in:
         parts.append(Text(f"filled in by {found.filled_in}"))
     if found.not_considered:
-        parts.append(Text(f"set, and not considered: {', '.join(found.not_considered)}", style="yellow"))
+        parts.append(Text(f"set, but not considered: {', '.join(found.not_considered)}", style="yellow"))
     return Group(*parts)
 
 

@@ -32,7 +32,9 @@ def register(cli: click.Group) -> None:
 @click.argument("results", nargs=-1, required=True, type=_PATH)
 @click.option("--policy", type=_PATH, required=True, help="Policy TOML, such as conf/gates/default.toml.")
 @click.option("--baseline", type=_PATH, help="Baseline file instead of what the policy compares with.")
-@click.option("--confirm", type=click.IntRange(1, 100), help="Run inconclusive points so often again, on other nodes.")
+@click.option(
+    "--confirm", type=click.IntRange(1, 100), help="Repeat inconclusive points this many times, on other nodes."
+)
 @click.option("--json", "json_file", type=_PATH, help="Also write the result as JSON.")
 @click.option("--markdown", type=_PATH, help="Also write it for a CI's step summary.")
 @click.option("--junit", type=_PATH, help="Also write it as JUnit XML.")
@@ -63,8 +65,8 @@ def gate(
     if confirm:
         try:
             more = _confirm(given, result, confirm)
-        except (BadInput, ToolFailure) as error:  # the first verdict stands, and is no pass: a point was inconclusive
-            result = result.with_notes([f"the points were not run again: {error}"])
+        except (BadInput, ToolFailure) as error:  # the first verdict stands: a point was inconclusive
+            result = result.with_notes([f"the inconclusive points were not run again: {error}"])
         else:
             result = run_gate([*given, *(runs.root for runs in more)], loaded, today, looks) if more else result
             result = result.with_notes(note for runs in more for note in runs.notes)

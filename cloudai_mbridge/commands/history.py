@@ -83,7 +83,7 @@ def list_(path: Path, pattern: str) -> int:
     with History(path) as store:
         rows = [row for row in store.points() if fnmatch.fnmatchcase(row.point, pattern)]
     if not rows:
-        raise BadInput(f"--point: {printable(pattern)!r} is the name of no point in {path}; see `mbridge history list`")
+        raise BadInput(f"--point: {printable(pattern)!r} matches no point in {path}; see `mbridge history list`")
     table = _table("point", "key", "good", "failed", "last run (UTC)", f"last {DEFAULT_METRIC}")
     for row in rows:
         counts = (str(row.num_good), str(row.num_failed))
@@ -157,7 +157,7 @@ def _trends(store: History, pattern: str, metric: str, last: int, options: dict[
         if any(fnmatch.fnmatchcase(point, pattern) for point in points)
     }
     if not keys:
-        raise BadInput(f"{printable(pattern)!r} is the name of no point in {store.path}; see `mbridge history list`")
+        raise BadInput(f"{printable(pattern)!r} matches no point in {store.path}; see `mbridge history list`")
     from cloudai_mbridge.gate.trend import find_trend  # numpy, for this command only
 
     return [find_trend(store.series(key, metric, last), points, **options) for key, points in keys.items()]

@@ -34,7 +34,7 @@ RULES = click.option(
     default=str(RuleSet.RELEASE),
     show_default=True,
     callback=lambda ctx, option, value: RuleSet(value),
-    help="Whose verdict C01-C18 give on upstream points: the pinned release's, or CloudAI's.",
+    help="Rules for upstream points: those of the pinned release, or CloudAI's.",
 )
 
 

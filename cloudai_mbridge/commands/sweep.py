@@ -28,7 +28,7 @@ class _Share(click.FloatRange):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         share = float(super().convert(value, param, ctx))
         if not math.isfinite(share):
-            self.fail(f"{value!r} is no share; use a number such as 0.9", param, ctx)
+            self.fail(f"{value!r} is not a share such as 0.9", param, ctx)
         return share
 
 
@@ -57,14 +57,14 @@ _INCLUDE_OOM_RISK = click.option("--include-oom-risk", is_flag=True, help="Hold 
 
 @sweep.command("plan")
 @scenario_options(output_dir=False)
-@click.option("--show", default=10, show_default=True, type=click.IntRange(min=0), help="Points to list per test.")
+@click.option("--show", default=10, show_default=True, type=click.IntRange(min=0), help="Points to list of each test.")
 @click.option(
     "--format",
     "form",
     type=click.Choice(["table", "summary", "csv"]),
     default="table",
     show_default=True,
-    help="Counts with the first points, counts alone, or every point as it comes.",
+    help="Show counts with the first points, counts alone, or every point.",
 )
 @_MEMORY_SHARE
 @_INCLUDE_OOM_RISK
@@ -135,7 +135,7 @@ def _notes(summary: "SweepSummary") -> Iterator[str]:
     for why, count in summary.why.items():
         yield f"not predicted for {count}: {why}"
     if summary.not_considered:
-        yield f"set, and not considered by the predictions: {', '.join(summary.not_considered)}"
+        yield f"set, but not considered by the predictions: {', '.join(summary.not_considered)}"
 
 
 def _price(summary: "SweepSummary") -> str:
@@ -197,7 +197,7 @@ def _table(looks: "list[Look]") -> Table:
             _number(look.gpu_hours, ".4g"),
             _number(look.cost, ".2f"),
         )
-        beyond = "" if look.is_run else "beyond the limits"
+        beyond = "" if look.is_run else "over the limits"
         table.add_row(Text(look.label, overflow="fold"), _memory(look), *numbers, beyond)
     return table
 
@@ -247,7 +247,7 @@ def _cells(look: "Look", plan: "TestPlan") -> Iterator[Any]:
         yield " ".join(sorted({violation.rule_id for violation in look.violations}))
         yield "; ".join(map(str, look.violations))
         return
-    yield "held back" if look.is_held_back else "accepted" if look.is_run else "beyond the limits"
+    yield "held back" if look.is_held_back else "accepted" if look.is_run else "over the limits"
     values = (
         *(headline.peak_memory_gib, headline.memory_share, headline.step_time_s, headline.tokens_per_s_per_gpu),
         *(headline.tflops_per_gpu, headline.mfu, look.gpu_hours, look.cost),

@@ -18,7 +18,7 @@ def e01_every_argument_reaches_the_training(point: Point) -> Answer:
     if not point.is_embedded or not (ignored := unsupported_args(point.args)):
         return None
     fact = f"the embedded launcher does not take {', '.join(f'{name} ({why_unsupported(name)})' for name in ignored)}"
-    remedy = "do what stands in parentheses, remove these arguments, or set launcher = 'megatron_bridge'"
+    remedy = "follow the hints in parentheses, remove these arguments, or set launcher = 'megatron_bridge'"
     return Violation("E01", "cmd_args", fact, remedy, ignored)
 
 
@@ -98,7 +98,7 @@ def e06_replicated_experts_stay_equal(point: Point) -> Answer:
     tp, et = point.args.tp or 1, point.args.et
     if not point.num_experts or (point.args.ep or 1) > 1 or et in (None, tp):
         return None
-    fact = f"et = {et} differs from tp = {tp} while ep = 1: Megatron-Core trains the experts wrongly"
+    fact = f"et = {et} differs from tp = {tp} while ep = 1: Megatron-Core trains the experts incorrectly"
     return Violation("E06", "cmd_args.et", fact, f"use et = {tp}, or ep > 1", {"et": et, "tp": tp, "ep": 1})
 
 

@@ -199,12 +199,12 @@ def _architecture(
 
 
 def _check_sizes(recipe: str, model: Mapping[str, Any]) -> None:
-    """Raise BadInput if a size is no size."""
+    """Raise BadInput if a size is not a positive whole number in range."""
     for name in _SIZES:
         value, least = model.get(name), 0 if name in _MAY_BE_ZERO else 1
         most = _MOST_LAYERS if name in ("num_layers", "mtp_num_layers") else _MOST
         if value is not None and not least <= value <= most:
-            raise BadInput(f"recipe {recipe}: model.{name} = {value} is no size; use {least} to {most}")
+            raise BadInput(f"recipe {recipe}: model.{name} = {value} is not a size; use {least} to {most}")
 
 
 _TYPES = {name: kind for name, kind in get_type_hints(Architecture).items() if name in MODEL_FIELDS}

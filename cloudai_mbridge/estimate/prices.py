@@ -24,5 +24,5 @@ def price_of(system: System | None, gpu: str | None) -> tuple[Price | None, str]
         if (found := find_gpu(name)) is not None and found.name == gpu:
             return Price(price, system.prices.currency), ""
     unknown = [repr(name) for name in system.prices.per_gpu_hour if find_gpu(name) is None]
-    remark = f"; {', '.join(unknown)} is no GPU with known figures" if unknown else ""
+    remark = f"; {', '.join(unknown)} is not a GPU with known figures" if unknown else ""
     return None, f"system {system.name!r}: [prices] has none for {gpu}{remark}"

@@ -52,7 +52,7 @@ def shrink(recipe: Recipe, num_layers: int) -> Proxy:
     """
     model, before = recipe.sections["model"], int(recipe.sections["model"]["num_layers"])
     if not 1 <= num_layers <= before:
-        raise BadInput(f"recipe {recipe.name}: {num_layers} layers are no proxy; use 1 to {before}")
+        raise BadInput(f"recipe {recipe.name}: {num_layers} layers do not make a proxy; use 1 to {before}")
     changed = _changed(model, before, num_layers)
     if num_layers < before:
         changed |= {name: False for name in _STAGE_PLACES if model.get(name)}

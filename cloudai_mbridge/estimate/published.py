@@ -132,7 +132,7 @@ def published_row(columns: Mapping[str, str]) -> PublishedRow:
     """Return what a row means.
 
     Raises:
-        BadInput: an unknown model, precision or section, or a column that is no number.
+        BadInput: an unknown model, precision or section, or a column that is not a number.
     """
     recipe, label = _recipe_of(columns["model"]), columns.get("model_label") or columns["model"]
     remarks = f"{label} {columns.get('note') or ''} {columns.get('variant') or ''}"
@@ -177,10 +177,10 @@ def formula_of(container: str) -> Formula:
     """Return the formula with which a container's numbers were published.
 
     Raises:
-        BadInput: this is no version such as 26.04.01.
+        BadInput: this is not a version such as 26.04.01.
     """
     if not re.fullmatch(r"\d+(\.\d+)+", container):
-        raise BadInput(f"container: {container!r} is no version; write it as 26.04 or 26.04.01")
+        raise BadInput(f"container: {container!r} is not a version; write it as 26.04 or 26.04.01")
     return OLD if _version(container) <= _version(LAST_OLD_CONTAINER) else NEW
 
 
@@ -212,7 +212,7 @@ def _size(columns: Mapping[str, str], column: str) -> int | None:
     if not _is_given(columns, column):
         return None
     if not (size := _number(columns, column, may_be_zero=True)).is_integer():
-        raise BadInput(f"{column}: {columns[column]!r} is no whole number")
+        raise BadInput(f"{column}: {columns[column]!r} is not a whole number")
     return int(size)
 
 
@@ -224,9 +224,9 @@ def _number(columns: Mapping[str, str], column: str, *, may_be_zero: bool = Fals
     try:
         value = float(columns[column].replace(",", ""))
     except (KeyError, ValueError):
-        raise BadInput(f"{column}: {columns.get(column)!r} is no number") from None
+        raise BadInput(f"{column}: {columns.get(column)!r} is not a number") from None
     if not math.isfinite(value) or value < 0 or not (value or may_be_zero):
-        raise BadInput(f"{column}: {columns[column]!r} is no positive number")
+        raise BadInput(f"{column}: {columns[column]!r} is not a positive number")
     return value
 
 

@@ -120,4 +120,4 @@ def gpu_of(args: ResolvedCmdArgs, system: System | None, *, is_set: bool | None 
         elif args.launcher is Launcher.EMBEDDED or isinstance(system, LocalSystem):
             return None, "neither cmd_args.gpu_type nor the system's gpu_type says which GPU it is"
     gpu = _find_gpu(name)
-    return gpu, "" if gpu else f"{where}: {name!r} is no GPU with known figures"
+    return gpu, "" if gpu else f"{where}: {name!r} is not a GPU with known figures"

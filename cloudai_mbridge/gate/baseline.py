@@ -27,5 +27,5 @@ def load_baseline(path: Path) -> Baseline:
         if mistake := mistake_of(point):
             raise BadInput(f"{source.where(('points', i))}: {point.point!r}: {mistake}")
         if baseline.point(point.point) is not point:
-            raise BadInput(f"{source.where(('points', i, 'point'))}: {point.point!r} is there twice; remove one")
+            raise BadInput(f"{source.where(('points', i, 'point'))}: {point.point!r} appears twice; remove one")
     return baseline

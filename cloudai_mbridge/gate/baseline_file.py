@@ -36,7 +36,7 @@ def replace_if_unchanged(path: Path, old: bytes | None, new: bytes) -> bool:
                 return False
             _write(target, new)
     except OSError as error:
-        raise ToolFailure(f"{path}: cannot be written ({error.strerror or error}); the old file is as it was") from None
+        raise ToolFailure(f"{path}: cannot be written ({error.strerror or error}); the old file is unchanged") from None
     return True
 
 

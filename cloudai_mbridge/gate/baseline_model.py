@@ -38,7 +38,7 @@ def _value_from_toml(value: Any) -> Any:
             return json.loads(value[_AS_JSON])
     except (TypeError, ValueError, RecursionError):
         pass
-    raise ValueError(f'has a table; only {{ {_AS_JSON} = "..." }} with a text of JSON stands for what TOML lacks')
+    raise ValueError(f'contains a table; only {{ {_AS_JSON} = "..." }} with a text of JSON stands for what TOML lacks')
 
 
 def _json_only(value: dict[str, Any]) -> dict[str, Any]:
@@ -55,7 +55,7 @@ def _moment(text: str) -> str:
     except ValueError:
         is_exact = False
     if not is_exact:
-        raise ValueError("is no date and time with its zone; write it as 2026-01-31T12:00:00+00:00")
+        raise ValueError("is not a date and time with its zone; write it as 2026-01-31T12:00:00+00:00")
     return text
 
 

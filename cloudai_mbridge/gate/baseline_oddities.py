@@ -1,4 +1,4 @@
-"""What is odd about a baseline that is right as such: somebody should look."""
+"""What looks wrong in a baseline that is right as such: somebody should look."""
 
 from collections.abc import Iterator
 from datetime import datetime

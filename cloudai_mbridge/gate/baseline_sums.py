@@ -37,10 +37,10 @@ def mistake_of(point: BaselinePoint) -> str:
         return f"comparability_id is not the digest of its [points.comparability]; {_EDITED}"
     ids = [run.run_id for run in point.runs]
     if len(set(ids)) < len(ids):
-        return "a run_id is there twice, and a run counts once; remove one"
+        return "a run_id appears twice, and a run counts once; remove one"
     names = [metric.name for metric in point.metrics]
     if len(set(names)) < len(names):
-        return "a metric is there twice; remove one"
+        return "a metric appears twice; remove one"
     if stray := sorted({name for run in point.runs for name in run.values} - set(names)):
         return f"its runs have values of {stray[0]!r}, which is not among its metrics; {_EDITED}"
     return next((mistake for metric in point.metrics if (mistake := _mistake_of_metric(metric, point))), "")
@@ -49,7 +49,7 @@ def mistake_of(point: BaselinePoint) -> str:
 def _mistake_of_metric(metric: BaselineMetric, point: BaselinePoint) -> str:
     known = METRICS.get(metric.name)
     if known is None:
-        return f"{metric.name!r} is no metric; {suggest(metric.name, list(METRICS))}"
+        return f"{metric.name!r} is not a metric; {suggest(metric.name, list(METRICS))}"
     if (metric.unit, metric.direction) != (known.unit, known.direction):
         return f"{metric.name} has unit {known.unit!r} and direction {str(known.direction)!r}; {_EDITED}"
     values = [run.values[metric.name] for run in point.runs if metric.name in run.values]

@@ -33,7 +33,7 @@ def quote(text: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise BadInput(f"{text!a}: holds half a character (a lone surrogate), which no file can; rename it") from None
+        raise BadInput(f"{text!a}: holds a lone surrogate, which cannot be written as UTF-8; rename it") from None
     return "".join(c if c.isprintable() else _escape(c) for c in json.dumps(text, ensure_ascii=False))
 
 

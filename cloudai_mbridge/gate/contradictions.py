@@ -66,7 +66,7 @@ def _key(point: PointModel) -> Iterator[str]:
 def _steps(point: PointModel) -> Iterator[str]:
     numbers = [step.step for step in point.steps]
     if wrong := [pair for pair in itertools.pairwise(numbers) if pair[1] <= pair[0]]:
-        yield f"step {wrong[0][1]} stands behind step {wrong[0][0]}"
+        yield f"step {wrong[0][1]} comes after step {wrong[0][0]}"
 
 
 def _statistics(point: PointModel) -> Iterator[str]:

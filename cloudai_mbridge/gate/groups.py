@@ -27,7 +27,7 @@ class PointRuns:
 def group_by_point(results: Iterable[RunResult], without: Collection[str] = ()) -> tuple[list[PointRuns], list[str]]:
     """Return the points in order, and notes on runs that are left out.
 
-    Of a run that is there twice one counts, and of two judgements the worse. without: ids of runs that are not to
+    Of a run that appears twice one counts, and of two judgements the worse. without: ids of runs that are not to
     count, because they are what the others are compared with.
     """
     points: dict[str, list[RunResult]] = {}
@@ -62,7 +62,7 @@ def why_not(run: RunResult) -> str:
     if run.contradiction:
         return f"the report contradicts itself: {run.contradiction}"
     if run.num_steps is None or run.num_steps < 1:
-        return "nobody knows how many steps it was to have; set max_steps"
+        return "the requested number of steps is unknown; set max_steps"
     steps = {step.step for step in run.steps}
     first_missing = next(step for step in itertools.count(1) if step not in steps)
     if first_missing <= run.num_steps:
@@ -96,7 +96,7 @@ def match(references: Sequence[ReferencePoint], points: Sequence[PointRuns], whe
     for runs in points:
         found = _find(references, runs)
         if found is None:
-            matches.append(Match(runs.point, None, runs, f"{where} holds nothing to compare it with"))
+            matches.append(Match(runs.point, None, runs, f"{where} has nothing to compare it with"))
             continue
         used.add((found.point, found.comparability_id))
         matches.append(Match(runs.point, found, runs, _difference(found, runs)))
@@ -116,7 +116,7 @@ def _difference(reference: ReferencePoint, runs: PointRuns) -> str:
     """Return what forbids to compare the good runs with the reference, "" if nothing does."""
     for run in runs.good:
         if not run.comparability_id or not reference.comparability_id:
-            return "nothing says what it may be compared with; write the report again with this mbridge"
+            return "its comparability fields are missing; write the report again with this mbridge"
         if run.comparability_id != reference.comparability_id:
             changes = changed(reference.comparability, run.comparability)
             text = ", ".join(

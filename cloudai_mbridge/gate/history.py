@@ -139,7 +139,7 @@ class History:
         """Take the final runs of a report.json, or of the directory that holds one: all of them at once, or none.
 
         Raises:
-            BadInput: no report, or the file is no history.
+            BadInput: no report, or the file is not a history.
             ToolFailure: the history cannot be written, or the report changes meanwhile.
         """
         file = path / ROOT_FILES.report if path.is_dir() else path

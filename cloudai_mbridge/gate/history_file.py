@@ -13,7 +13,7 @@ SCHEMA_VERSION = 2
 # How long another process may hold the file; an import holds it for milliseconds per report.
 BUSY_TIMEOUT_S = 30.0
 _APPLICATION_ID = 0x6D627269  # "mbri"
-REMEDY = "restore it from a backup, or import the reports again, into a file that is not there yet"
+REMEDY = "restore it from a backup, or import the reports again, into a file that does not exist yet"
 _OF_THE_MACHINE = {
     *(sqlite3.SQLITE_PERM, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_READONLY),
     *(sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_TOOBIG),
@@ -97,7 +97,7 @@ def open_for_reading(path: Path) -> sqlite3.Connection:
         ToolFailure: it cannot be read.
     """
     if not path.is_file():
-        raise BadInput(f"{path}: is no file; make it with `mbridge history import RESULT`, or name another: --history")
+        raise BadInput(f"{path}: is not a file; make it with `mbridge history import RESULT`, or name another")
     _check_magic(path)
     with failures(path):
         db = _connect(path, "mode=ro")
@@ -114,7 +114,7 @@ def open_for_writing(path: Path) -> sqlite3.Connection:
     """Open a history, or make one.
 
     Raises:
-        BadInput: the file is no history, of another version, or damaged; it is left as it is.
+        BadInput: the file is not a history, of another version, or damaged; it is left as it is.
         ToolFailure: it cannot be written.
     """
     if path.exists():
@@ -191,7 +191,7 @@ def _check_magic(path: Path) -> None:
     except OSError as error:
         raise BadInput(f"{path}: cannot be read ({error.strerror}); name a history: --history FILE") from None
     if head and head != _MAGIC:
-        raise BadInput(f"{path}: is no SQLite file; name a history, or a file that is not there yet: --history FILE")
+        raise BadInput(f"{path}: is not an SQLite file; name a history, or a new file: --history FILE")
 
 
 def _is_history(db: sqlite3.Connection, path: Path) -> bool:
@@ -213,7 +213,7 @@ def _is_history(db: sqlite3.Connection, path: Path) -> bool:
     if version < SCHEMA_VERSION:
         raise BadInput(
             f"{path}: has version {version} of before the first release, {SCHEMA_VERSION} is needed; import the reports"
-            " again, into a file that is not there yet"
+            " again, into a file that does not exist yet"
         )
     _check_schema(db, path)
     return True

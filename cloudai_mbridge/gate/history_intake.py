@@ -85,5 +85,5 @@ def _utc(run: RunResult, path: str) -> datetime:
         return time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)
     except (ValueError, OverflowError):
         raise BadInput(
-            f"{path}: {run.point}: ended_at: {run.ended_at!r} is no ISO 8601 time; write the report again"
+            f"{path}: {run.point}: ended_at: {run.ended_at!r} is not an ISO 8601 time; write the report again"
         ) from None

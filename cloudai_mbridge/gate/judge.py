@@ -118,7 +118,7 @@ def _settle(draft: _Draft, policy: GatePolicy, terms: tuple[float, float], today
 def _point_verdicts(found: Match, policy: GatePolicy) -> tuple[list[GateVerdict], list[str]]:
     """Return what speaks against the point as a whole."""
     if found.runs is None:
-        return [GateVerdict.NOT_RUN], ["the reference has this point, the result has no run of it"]
+        return [GateVerdict.NOT_RUN], ["the reference has this point, but the result has no run of it"]
     verdicts, texts = [], []
     failed = found.runs.failed
     if len(failed) > policy.max_failed_runs or not found.runs.good:

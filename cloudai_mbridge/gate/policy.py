@@ -25,7 +25,7 @@ _FOLLOWERS: Mapping[str, str] = {"tflops_per_gpu": "step_time_s", "tokens_per_s_
 
 def _known_metric(name: str) -> str:
     if name not in METRICS:
-        raise ValueError(f"is no metric; {suggest(name, list(METRICS))}")
+        raise ValueError(f"is not a metric; {suggest(name, list(METRICS))}")
     return name
 
 
@@ -37,13 +37,13 @@ def _glob_of_metrics(glob: str) -> str:
 
 def _plain_date(value: Any) -> Any:
     if not isinstance(value, date) or isinstance(value, datetime):
-        raise ValueError("is no date; write it without quotes, such as 2026-12-31")
+        raise ValueError("is not a date; write it without quotes, such as 2026-12-31")
     return value
 
 
 def _long_enough(text: str) -> str:
     if len(text) < _SHORTEST_REASON:
-        raise ValueError(f"is no reason; use at least {_SHORTEST_REASON} characters, for who reads it later")
+        raise ValueError(f"is too short a reason; use at least {_SHORTEST_REASON} characters, for who reads it later")
     return text
 
 
@@ -204,7 +204,7 @@ def _check_reference(policy: GatePolicy, source: TomlSource) -> None:
     if policy.baseline is not None and policy.history is not None:
         raise BadInput(f"{source.where(('history',))}: baseline is set as well; a policy has one of them, remove one")
     if policy.baseline is None and policy.history is None:
-        raise BadInput(f"{source.path}: has nothing to compare with; set baseline to a file, or write a [history]")
+        raise BadInput(f"{source.path}: names no reference; set baseline to a file, or write a [history]")
 
 
 def _check_metrics(policy: GatePolicy, source: TomlSource) -> None:
@@ -212,7 +212,7 @@ def _check_metrics(policy: GatePolicy, source: TomlSource) -> None:
     for i, metric in enumerate(policy.metrics):
         place = source.where(("metrics", i, "name"))
         if metric.name in names[:i]:
-            raise BadInput(f"{place}: {metric.name!r} is there twice; remove one")
+            raise BadInput(f"{place}: {metric.name!r} appears twice; remove one")
         if metric.follows is not None and metric.follows not in names:
             place = source.where(("metrics", i, "follows"))
             raise BadInput(f"{place}: {metric.follows!r} is not among the metrics; add it, or remove the key")

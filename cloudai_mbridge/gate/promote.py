@@ -168,7 +168,7 @@ def _in_place_of(
     changes = []
     if old is not None and old.comparability_id != new.comparability_id:
         differing = name_changes(changed(old.comparability, new.comparability))
-        changes.append(f"is other work than the baseline's: {differing}")
+        changes.append(f"is different work from the baseline's: {differing}")
     if same_work is not None and same_work.point != new.point:
         changes.append(f"is the work of the baseline's {same_work.point!r} under another name")
     worse = {} if same_work is None else regressions(same_work, new, terms.metrics)

@@ -61,7 +61,7 @@ def within_a_day(ends: Sequence[str]) -> bool:
 
 
 def _does_not_count(runs: Runs, limits: Limits) -> list[str]:
-    return [f"{name_of(run)} is no good run: {why}" for run in runs if (why := why_not(run))]
+    return [f"{name_of(run)} is not a good run: {why}" for run in runs if (why := why_not(run))]
 
 
 def _given_twice(runs: Runs, limits: Limits) -> list[str]:
@@ -92,7 +92,7 @@ def _too_few(runs: Runs, limits: Limits) -> list[str]:
 def _not_alike(runs: Runs, limits: Limits) -> list[str]:
     first = runs[0]
     if any(not run.comparability_id for run in runs):
-        return ["nothing says what it may be compared with; write the report again with this mbridge"]
+        return ["its comparability fields are missing; write the report again with this mbridge"]
     if any(comparability_id(run.comparability) != run.comparability_id for run in runs):
         return ["its comparability id is not the digest of its fields; write the report again with this mbridge"]
     for run in runs[1:]:

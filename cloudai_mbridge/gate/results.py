@@ -76,7 +76,7 @@ _REPORT = TypeAdapter(ReportModel)
 
 
 def read_results(path: Path) -> list[RunResult]:
-    """Return the runs of a report.json, or of the directory of a run that holds one. Rejected points are no runs.
+    """Return the runs of a report.json, or of the directory of a run that holds one. Rejected points are not runs.
 
     Raises:
         BadInput: no such file, no report, or of another schema version; as `find_report`.
@@ -87,7 +87,7 @@ def read_results(path: Path) -> list[RunResult]:
     except OSError as error:
         raise BadInput(f"{file}: cannot be read ({error.strerror}); give a report.json or a run's directory") from None
     except (ValueError, RecursionError) as error:
-        raise BadInput(f"{file}: is no JSON ({error}); give a report.json that mbridge wrote") from None
+        raise BadInput(f"{file}: is not JSON ({error}); give a report.json that mbridge wrote") from None
     version = data.get("schema_version") if isinstance(data, dict) else None
     if version != SUPPORTED_SCHEMA:
         raise BadInput(
@@ -99,7 +99,7 @@ def read_results(path: Path) -> list[RunResult]:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
-        raise BadInput(f"{file}: {where}: {first['msg']}; the file is no report that mbridge wrote") from None
+        raise BadInput(f"{file}: {where}: {first['msg']}; the file is not a report that mbridge wrote") from None
     return [_run(point, report, str(file)) for point in _runs(report)]
 
 

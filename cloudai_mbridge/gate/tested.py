@@ -159,7 +159,7 @@ def _forbidden(metric: MetricPolicy, reference: ReferencePoint, point: PointRuns
         return ""
     for run in point.good:
         if reference.flops_formula is None or run.flops_formula is None:
-            return "nothing says by which one formula the FLOPs were counted"
+            return "the runs do not name one formula by which FLOPs were counted"
         if reference.flops_formula != run.flops_formula:
             return f"FLOPs were counted by the formula {reference.flops_formula!r} there, by {run.flops_formula!r} here"
         if reference.flops_per_step != run.flops_per_step:

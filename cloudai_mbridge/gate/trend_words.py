@@ -80,7 +80,7 @@ def _about(change: Change) -> list[str]:
         more = len(change.differences) - _MAX_DIFFERENCES
         lines.append(f"new against the run before: {shown}" + (f"; and {more} more" if more > 0 else ""))
     else:
-        lines.append("nothing that its report tells is otherwise than in the run before")
+        lines.append("its report differs in nothing from that of the run before")
     if change.earliest != change.latest:
         lines.append(f"it may have been anywhere from run {_short(change.earliest)} to run {_short(change.latest)}")
     return lines

@@ -55,11 +55,11 @@ def _doubt(shown: Comparison, found: Numbers, policy: GatePolicy) -> str:
     if fewest < policy.min_runs:
         side = "the result" if found.num_runs <= found.num_baseline_runs else "the reference"
         runs = "one run" if fewest == 1 else f"{fewest} runs"
-        return f"{side} has {runs} only, the policy asks for {policy.min_runs}"
+        return f"{side} has only {runs}, and the policy asks for {policy.min_runs}"
     if found.excess(shown.lower, shown.upper) <= 0:
-        return "better by so much that something else must be different: look before a baseline is made of it"
+        return "too large an improvement to be plausible: check the run before it becomes a baseline"
     needed = _runs_needed(shown, found)
-    remedy = f"about {needed} runs a side would settle it" if needed else "more runs would have to settle it"
+    remedy = f"about {needed} runs on each side would decide it" if needed else "more runs are needed to decide it"
     return f"a change beyond {_limits(found)} cannot be ruled out; {remedy}"
 
 

@@ -27,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: not installed: {', '.join(missing)}; docs/gpu-check.md says how to bring them", file=sys.stderr)
         return 2
     if not args.out.absolute().parent.is_dir():
-        print(f"error: --out {args.out}: its directory is not there", file=sys.stderr)
+        print(f"error: --out {args.out}: its directory does not exist", file=sys.stderr)
         return 2
     from cloudai_mbridge.gpu_check.run import run
 

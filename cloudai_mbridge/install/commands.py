@@ -34,7 +34,7 @@ def register(group: click.Group) -> None:
 
 _INSTALL_HELP = f"""Install what tests of the upstream launcher need: repositories, NeMo-Run, container images.
 
-What is there already is left as it is. ${PACKAGES_VARIABLE} holds the packages, separated by blanks, that go into the
+What is already installed is kept. ${PACKAGES_VARIABLE} holds the packages, separated by blanks, that go into the
 environment beside NeMo-Run; default: {" ".join(EXTRA_PACKAGES)}."""
 _UNINSTALL_HELP = """Remove what `install` has installed for these tests, and nothing else."""
 
@@ -67,7 +67,7 @@ def _definitions(tests_dir: Path | None, test_scenario: Path | None) -> list[Meg
     if test_scenario is not None:
         return [test.definition for test in load_scenario(test_scenario, tests_dir, hooks=NO_HOOKS).tests]
     if tests_dir is None:
-        raise BadInput("nothing says which tests to install for; name --tests-dir or --test-scenario")
+        raise BadInput("no tests to install for; give --tests-dir or --test-scenario")
     ours = [
         source for source in find_test_files(tests_dir) if source.data.get("test_template_name", TEMPLATE) == TEMPLATE
     ]
@@ -82,7 +82,7 @@ def _install_path(system_config: Path) -> Path:
     try:
         return Path(path).expanduser().absolute()
     except RuntimeError:
-        raise BadInput(f"{system_config}: install_path: {path!r} has no such home; write it in full") from None
+        raise BadInput(f"{system_config}: install_path: {path!r} names an unknown home; write it in full") from None
 
 
 def _packages() -> tuple[str, ...]:

@@ -25,5 +25,5 @@ class ImageInstaller(Installer):
         remedy = "run where enroot is installed, or import the image elsewhere and let container_image name the file"
         run_tool("enroot", "import", "-o", payload, enroot_uri(self._item.url), env=os.environ, missing=remedy)
         if not payload.is_file():
-            raise ToolFailure("enroot ended well, but wrote no image")
+            raise ToolFailure("enroot succeeded but wrote no image")
         return {}

@@ -30,7 +30,7 @@ def _lock(descriptor: int, directory: Path, notify: Notify) -> None:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            notify(f"waiting for another install to leave {directory}")
+            notify(f"waiting for another install to finish in {directory}")
             fcntl.flock(descriptor, fcntl.LOCK_EX)
     except OSError as error:
         notify(f"{directory} cannot be locked ({error.strerror}); run one install at a time")

@@ -44,7 +44,7 @@ def _problem_of_scheme(url: str) -> str | None:
     try:
         parts = urlsplit(url)
     except ValueError:
-        return f"{shown!r} is no address"
+        return f"{shown!r} is not an address"
     if parts.password is not None or (parts.scheme in ("http", "https") and parts.username is not None):
         return f"{shown!r} {_CREDENTIAL}"
     if parts.scheme not in _SCHEMES:
@@ -61,7 +61,7 @@ def problem_of_commit(commit: str) -> str | None:
     if commit.startswith("-"):
         return f"{commit!r} begins with '-'; git would take it for an option"
     if not commit or _NO_REF.search(commit):
-        return f"{commit!r} can be no commit, branch or tag; write one as git shows it"
+        return f"{commit!r} is not the name of a commit, branch or tag; write one as git shows it"
     return None
 
 
@@ -73,7 +73,7 @@ def problem_of_image(image: str) -> str | None:
         return "the image's name carries a credential; take it out and put it into enroot's .credentials file"
     if _parse_image(image):
         return None
-    return f"{_without_credential(image)!r} is no image such as nvcr.io#nvidia/nemo:26.02.00, and no file"
+    return f"{_without_credential(image)!r} is not an image such as nvcr.io#nvidia/nemo:26.02.00, nor a file"
 
 
 def problem_of_requirement(requirement: str) -> str | None:
@@ -87,7 +87,7 @@ def enroot_uri(image: str) -> str:
     Enroot takes everything before the first # for the registry, and asks Docker Hub where there is none.
     """
     if (match := _parse_image(image)) is None:
-        raise ValueError(f"{image!r} is no image")
+        raise ValueError(f"{image!r} is not an image")
     user = f"{match['user']}@" if match["user"] else ""
     registry = f"{match['registry']}#" if match["registry"] else ""
     tag = f":{match['tag']}" if match["tag"] else ""

@@ -33,7 +33,7 @@ def run_tool(*argv: str | Path, env: Mapping[str, str], missing: str, cwd: Path 
     code, out, err = _communicate(words, env, missing, cwd)
     if code != 0:
         name = Path(words[0]).name
-        said = last_words(f"{out}\n{err}", env) or "and said nothing"
+        said = last_words(f"{out}\n{err}", env) or "without output"
         how = f"was killed by signal {-code}" if code < 0 else f"failed with exit code {code}"
         raise ToolFailure(f"{name} {how}: {said}")
     return out

@@ -112,7 +112,7 @@ def _targets(items: list[Installable], install_path: Path) -> list[_Target]:
     for item in items:
         for target in _targets_of(item, install_path):
             if not target.path.absolute().is_relative_to(install_path):
-                raise BadInput(f"{target.item}: its place {target.path} is outside {install_path}")
+                raise BadInput(f"{target.item}: its path {target.path} is outside {install_path}")
             other = found.setdefault(target.path, target).item
             if other != target.item:
                 raise BadInput(f"{target.item} and {other} would both be {target.path}; install one elsewhere")

@@ -50,7 +50,7 @@ def create_root(output_dir: Path, scenario: str, now: datetime) -> Path:
             return root
     except OSError as error:
         raise BadInput(f"{output_dir}: cannot be written ({error.strerror}); choose another --output-dir") from None
-    raise BadInput(f"{output_dir}: has a thousand runs of this second; choose another --output-dir")
+    raise BadInput(f"{output_dir}: already has a thousand runs from this second; choose another --output-dir")
 
 
 def write_runs(plan: SweepPlan, system: System, root: Path) -> None:

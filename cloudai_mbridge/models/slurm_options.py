@@ -6,7 +6,7 @@ Both commands take any beginning of a long option that no other option shares.
 import shlex
 from collections.abc import Mapping, Sequence
 
-_UNWATCHED = "the job would run on a cluster that mbridge does not ask; set SLURM_CONF instead"
+_UNWATCHED = "the job would run on a cluster that mbridge does not query; set SLURM_CONF instead"
 _NOT_SUBMITTED = "no job would be submitted"
 _NOT_TRAINED = "nothing would be trained"
 _OUTPUT = "mbridge reads what a run prints in the run's own directory"
@@ -20,7 +20,7 @@ _SBATCH = {
     "test-only": _NOT_SUBMITTED,
     "usage": _NOT_SUBMITTED,
     "version": _NOT_SUBMITTED,
-    "wait": "sbatch would not answer before the job has ended",
+    "wait": "sbatch would return only after the job has ended",
     "wrap": "the job runs the script that mbridge writes",
 }
 _SBATCH_SHORT = {"M": "clusters", "V": "version", "W": "wait", "a": "array", "e": "error", "h": "help", "o": "output"}

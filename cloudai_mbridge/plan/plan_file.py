@@ -153,4 +153,4 @@ def mistake_in_plan(plan: dict[str, Any]) -> str:
         value = "" if first["type"] == "missing" else f" {shown(first['input'])}"
         return f"{where}:{value} {first['msg'].removeprefix('Value error, ')}"
     counts = Counter(run.key for run in read.runs)
-    return next((f"runs: {shown(key)} is there {n} times" for key, n in counts.items() if n > 1), "")
+    return next((f"runs: {shown(key)} appears {n} times" for key, n in counts.items() if n > 1), "")

@@ -145,13 +145,13 @@ class _Past:
         return entry
 
 
-_NOT_SUBMITTED = "not submitted: mbridge was told to stop"
+_NOT_SUBMITTED = "not submitted: mbridge was stopped"
 
 
 def _read_journal(root: Path) -> _Past:
     path = root / ROOT_FILES.journal
     if not path.exists() and (root / ROOT_FILES.driver_lock).exists():
-        raise Damaged(f"{path}: is missing although mbridge has driven this run; restore it from a backup")
+        raise Damaged(f"{path}: is missing although mbridge has started this run; restore it from a backup")
     if not path.exists():
         raise NothingRan(
             f"{root}: was planned, and nothing was submitted ({ROOT_FILES.journal} is missing);"
@@ -210,7 +210,7 @@ def _cancelled(entry: JournalEntry | None) -> tuple[str, ...]:
     if ending is None or ending.job_class is not JobClass.CANCELLED:
         return ()
     if status is None or not status.is_final:
-        return (f"{ending.reason}; the end of its job was not waited for",)
+        return (f"{ending.reason}; mbridge did not wait for the end of its job",)
     return (ending.reason,) if status.state == ending.state else ()
 
 

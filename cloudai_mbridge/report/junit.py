@@ -39,7 +39,7 @@ def _suite(report: Report, test_id: str, points: Sequence[PointReport]) -> ET.El
     classname = visible(f"{report.scenario}.{test_id}")
     suite.extend(_case(point, classname) for point in points)
     if (message := _missing(points)) is not None:
-        case = ET.SubElement(suite, "testcase", name="(what was asked for)", classname=classname)
+        case = ET.SubElement(suite, "testcase", name="(as requested)", classname=classname)
         ET.SubElement(case, "error", message=message, type="not_run")
     _count(suite, list(suite.iter("testcase")))
     return suite
@@ -48,7 +48,7 @@ def _suite(report: Report, test_id: str, points: Sequence[PointReport]) -> ET.El
 def _missing(points: Sequence[PointReport]) -> str | None:
     """Say what did not run of what was asked for, None if nothing is missing."""
     if all(point.verdict is Verdict.REJECTED for point in points):
-        return "no point of this test ran" + (": every one was rejected" if points else "")
+        return "no point of this test ran" + (": all were rejected" if points else "")
     skipped = sum(point.verdict is Verdict.SKIPPED and not point.is_pre_test for point in points)
     cancelled = sum(point.verdict is Verdict.CANCELLED and not point.is_pre_test for point in points)
     counts = [(skipped, "not submitted"), (cancelled, "cancelled")]

@@ -1,4 +1,4 @@
-"""What all parts of the runner share: the runs, the journal, the scheduler and its silences."""
+"""What all parts of the runner share: the runs, the journal, the scheduler, and when it did not respond."""
 
 import time
 from collections.abc import Iterable
@@ -78,7 +78,7 @@ class Board:
         for run in runs:
             self.has_changed = True
             run.phase = Phase.ENDED
-            verdict, note = (FAILED, f"not tried again: {reason}") if run.number else (SKIPPED, "")
+            verdict, note = (FAILED, f"not retried: {reason}") if run.number else (SKIPPED, "")
             self.journal.decided(run.plan.key, verdict, [reason], note)
             self.observer.saw(run.plan, JobStatus("SKIPPED", JobClass.SKIPPED, reason=reason))
 

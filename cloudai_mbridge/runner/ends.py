@@ -12,7 +12,7 @@ from cloudai_mbridge.runner.tracked import Judge, Judgement, Phase, Tracked
 
 _CANCEL_AGAIN_S = 10.0
 
-INTERRUPTED = JobStatus("INTERRUPTED", JobClass.CANCELLED, reason="mbridge was told to stop")
+INTERRUPTED = JobStatus("INTERRUPTED", JobClass.CANCELLED, reason="mbridge was stopped")
 
 
 class Ends:
@@ -112,10 +112,8 @@ class Ends:
             if not (note := self._objection(run)):
                 self._retry(run, judgement)
                 return
-            self._board.observer.notice(f"{run.plan.key}: not tried again: {note}")
-        self._board.journal.decided(
-            run.plan.key, judgement.verdict, judgement.reasons, note and f"not tried again: {note}"
-        )
+            self._board.observer.notice(f"{run.plan.key}: not retried: {note}")
+        self._board.journal.decided(run.plan.key, judgement.verdict, judgement.reasons, note and f"not retried: {note}")
         if not judgement.is_success and (run.status is None or run.status.state != INTERRUPTED.state):
             self.follow_failure(run, judgement.reasons)
 

@@ -17,7 +17,7 @@ class Interrupted(MBridgeError):
 
     def __init__(self, number: int, left_running: str = "") -> None:
         """left_running: the jobs that nobody has waited for."""
-        left = f"not waited for; may still run: {left_running}" if left_running else "running jobs were cancelled"
+        left = f"mbridge did not wait; may still run: {left_running}" if left_running else "running jobs were cancelled"
         super().__init__(f"interrupted by {signal.Signals(number).name}; {left}")
         self.number, self.left_running = number, left_running
         self.exit_code = 128 + number

@@ -129,7 +129,7 @@ class Journal:
             self._event(key, f"attempt {number}: {status.state}" + (f" ({status.reason})" if status.reason else ""))
 
     def noticed(self, key: str, number: int, status: JobStatus) -> None:
-        """Write down why a job waits, which changes often and is no event."""
+        """Write down why a job waits, which changes often and is not an event."""
         with self.transaction():
             self._set(key, number, status=_dump(status))
 
@@ -173,7 +173,7 @@ class Journal:
             self._event(None, text)
 
     def stopped(self) -> None:
-        """Write down that mbridge was told to stop: what has not been submitted was not to be."""
+        """Write down that mbridge was stopped: what has not been submitted was not to be."""
         with self.transaction():
             self._db.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", (_STOPPED, _now()))
 

@@ -65,7 +65,7 @@ def has_driver(root: Path) -> str | None:
 
 
 def _in_use(root: Path, file: TextIO) -> InUse:
-    return InUse(f"{root}: is being driven by {_owner(file)}; wait for its end, or end it with: mbridge cancel {root}")
+    return InUse(f"{root}: is held by {_owner(file)}; wait for its end, or end it with: mbridge cancel {root}")
 
 
 def _owner(file: TextIO) -> str:

@@ -44,7 +44,7 @@ class Nodes:
                 sick = self._board.scheduler.sick_nodes(run.status.nodes)
                 bad |= {node: f"{state} after {failure} in {key}" for node, state in sick.items()}
             except ToolFailure as error:
-                self._board.observer.notice(f"{error}; nobody knows which node failed {key}")
+                self._board.observer.notice(f"{error}; it is unknown which node failed {key}")
         for node, reason in bad.items():
             self.exclude(node, reason)
 

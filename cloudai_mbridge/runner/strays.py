@@ -64,7 +64,7 @@ class Strays:
         if not late:
             return
         ids = ", ".join(sorted(found.values()))
-        text = f"cancelling {ids}: submitted after all, when it had been given up"
+        text = f"cancelling {ids}: submitted after it had been given up"
         self._board.observer.notice(text)
         self._board.journal.note(text)
         self._board.scheduler.cancel(late)

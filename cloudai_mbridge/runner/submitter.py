@@ -154,7 +154,7 @@ class Submitter:
             self._board.observer.saw(run.plan, SUBMITTED)
 
     def _refused(self, runs: list[Tracked], words: str) -> None:
-        reason = f"the scheduler said: {words}"
+        reason = f"the scheduler's message: {words}"
         for run in runs:
             self._ends.record(run, JobStatus("REFUSED", JobClass.FAILED, reason=reason, run_time_s=0.0))
         self._ends.conclude(runs)
@@ -237,7 +237,7 @@ class Submitter:
             self._log_withdrawn(refused, is_doubtful=True)
             self._refused(refused, words or "")
         if again := [run for run in left if run.num_doubtful < DOUBTFUL_TRIES]:
-            self._forget(again, "the scheduler knows nothing of it", is_doubtful=True)
+            self._forget(again, "the scheduler does not know it", is_doubtful=True)
 
     def recover(self) -> None:
         """Take submissions that are in their log and not in the journal as ones that nobody saw succeed."""

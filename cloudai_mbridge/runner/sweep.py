@@ -132,7 +132,7 @@ class Sweep:
         elif (status.reason, status.nodes) != (run.status.reason, run.status.nodes):
             self._board.journal.noticed(run.plan.key, run.number, status)
         if _is_held(status) and not _is_held(run.status):
-            within = f"it is cancelled unless it is released within {self._board.config.patience_s:g} s"
+            within = f"it will be cancelled unless it is released within {self._board.config.patience_s:g} s"
             why = status.reason or status.state
             self._board.observer.notice(f"{run.plan.key}: job {run.job_id} is held ({why}); {within}")
         is_ending = run.ending is not None or status.state == "COMPLETING"
@@ -155,7 +155,7 @@ class Sweep:
         elif run.ending is not None:
             return None
         elif status.hopeless is not None and odd_s > self._hopeless_s(run, status, odd_s):
-            reason = f"the scheduler would keep it waiting for ever: {status.reason or status.state}"
+            reason = f"the scheduler will never start it: {status.reason or status.state}"
             return JobStatus("REFUSED", status.hopeless, reason=reason)
         elif run.plan.is_pre_test and now - run.submitted_at > config.pre_test_timeout_s:
             reason = f"it did not end in {config.pre_test_timeout_s:g} s"
@@ -196,7 +196,7 @@ class Sweep:
             status = replace(status, state=FORGOTTEN)
         is_interrupted = run.ending is not None and run.ending.state == INTERRUPTED.state
         if is_interrupted and status.state not in (NEVER_STARTED, FORGOTTEN, "COMPLETING"):
-            raise self._board.pause(f"job {run.job_id} was cancelled and is {status.state} all the same")
+            raise self._board.pause(f"job {run.job_id} was cancelled but is still {status.state}")
         self._ends.cancel([run])
         self._board.observer.notice(f"{run.plan.key}: job {run.job_id} is given up as {status.state} and may still run")
         reason = f"{status.reason or status.state}; given up after {after_s:g} s"
@@ -242,10 +242,10 @@ class Sweep:
         board.answered()
         if running and not board.returned:
             names = ", ".join(seen[run.plan.key].job_id for run in running)
-            board.observer.notice(f"cancelling {names}: given up before, and running")
+            board.observer.notice(f"cancelling {names}: given up earlier, but running")
         board.returned = [seen[run.plan.key].job_id for run in running]
         if running and now - self._stopping_since > board.config.patience_s:
-            raise board.pause("jobs that were given up do not end")
+            raise board.pause("jobs that were given up are still running")
 
 
 def _is_held(status: JobStatus | None) -> bool:

@@ -99,7 +99,7 @@ def _drive(board: Board, sweep: Sweep, pace: Pace, interrupts: Interrupts) -> No
     except MBridgeError:
         raise
     except Exception:
-        board.observer.notice(f"mbridge has a defect and ends{_left(board)}")
+        board.observer.notice(f"mbridge stopped because of a defect{_left(board)}")
         raise
 
 

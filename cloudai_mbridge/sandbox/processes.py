@@ -115,7 +115,7 @@ def kill_strays(directory: Path, timeout_s: float = 10.0) -> None:
     """Kill what belongs to a sandbox by its environment, until there is nothing left.
 
     This reaches what the state file and the supervisors do not: a daemon whose starter died before it wrote it down,
-    and the steps of a node whose supervisor was killed.  A user's shell that only points to the sandbox is no stray.
+    and the steps of a node whose supervisor was killed.  A user's shell that only points to the sandbox is not a stray.
     """
 
     def is_clean() -> bool:

@@ -36,7 +36,7 @@ def parse_state(text: str) -> SandboxState:
 
 
 def read_state(path: Path) -> SandboxState:
-    """Read the state file, or say that its directory is no sandbox."""
+    """Read the state file, or say that its directory is not a sandbox."""
     try:
         return parse_state(path.read_text())
     except (FileNotFoundError, NotADirectoryError):

@@ -60,7 +60,7 @@ class SlurmClient:
         """Check that Slurm answers and has the partition."""
         found = run("sinfo", "--all", "--noheader", "--format=%R")
         if found.returncode != 0:
-            raise ToolFailure(f"Slurm does not answer: {found.complaint}; check SLURM_CONF and the controller")
+            raise ToolFailure(f"Slurm does not respond: {found.complaint}; check SLURM_CONF and the controller")
         known = set(found.stdout.split("\n")) - {""}
         missing = [name for name in self._system.default_partition.split(",") if name not in known]
         if missing:

@@ -24,7 +24,7 @@ class Answer:
     def complaint(self) -> str:
         """The last line of stderr, in which Slurm says what is wrong."""
         lines = [line for line in self.stderr.splitlines() if line.strip()]
-        return lines[-1].strip() if lines else f"exit code {self.returncode} and not a word"
+        return lines[-1].strip() if lines else f"exit code {self.returncode} and no output"
 
 
 def run(
@@ -58,5 +58,5 @@ def run(
             raise ToolFailure(f"{argv[0]} is not installed here; run on a Slurm login node") from None
         raise ToolFailure(f"{argv[0]} cannot be started: {error}") from None
     except subprocess.TimeoutExpired:
-        raise ToolFailure(f"{argv[0]} did not answer within {timeout_s:.0f} s") from None
+        raise ToolFailure(f"{argv[0]} did not respond within {timeout_s:.0f} s") from None
     return Answer(done.returncode, done.stdout, done.stderr)

@@ -42,7 +42,7 @@ class Sweep:
 
     @property
     def num_nodes(self) -> int | None:
-        """The scenario's number of nodes, where it is no axis."""
+        """The scenario's number of nodes, where it is not an axis."""
         return None if isinstance(self._run.num_nodes, list) else self._run.num_nodes
 
     def base_args(self) -> ResolvedCmdArgs:

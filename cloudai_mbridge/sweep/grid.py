@@ -145,7 +145,7 @@ def _pattern(pattern: Mapping[str, Any], axes: Mapping[str, Axis], where: str) -
         for value in values:
             if value not in axes[name].values:
                 known = ", ".join(map(repr, axes[name].values))
-                raise BadInput(f"{where}: sweep.exclude: {value!r} is no value of axis {name}; its values are {known}")
+                raise BadInput(f"{where}: sweep.exclude: {value!r} is not a value of {name}; its values are {known}")
     return wanted
 
 

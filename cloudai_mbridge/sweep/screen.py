@@ -42,7 +42,7 @@ Rule = Callable[[Point], Answer]
 class Screen:
     """All rules over the points of one grid, for one recipe.
 
-    base: the arguments that all points share, recipe defaults included. num_nodes: the scenario's, if it is no axis.
+    base: the arguments that all points share, recipe defaults included. num_nodes: the scenario's, unless an axis.
     upstream: what Megatron-Bridge's launcher adds to the arguments; None: nothing, they are all there is.
     overridden: what `extra_cmd_args` set, of a test of the embedded loop.
     """

@@ -24,7 +24,7 @@ def sequence_bounds(rows: dict[str, Any]) -> torch.Tensor | None:
     bounds = bounds[: int(rows["cu_seqlens_argmin"])] if rows.get("cu_seqlens_argmin") is not None else bounds
     bounds = bounds[bounds >= 0].to(torch.int32)
     if not bounds.numel() or bounds[0] != 0 or bool((bounds.diff() < 0).any()) or bounds[-1] > length:
-        raise ValueError(f"cu_seqlens {padded.tolist()} are no bounds of sequences in {length} tokens")
+        raise ValueError(f"cu_seqlens {padded.tolist()} are not bounds of sequences in {length} tokens")
     return bounds if bounds[-1] == length else torch.cat([bounds, bounds.new_tensor([length])])
 
 

@@ -100,16 +100,16 @@ _OTHER_INFRASTRUCTURE = State(
     state="",
     id="job_infrastructure",
     kind=FailureKind.INFRASTRUCTURE,
-    title="The scheduler ended the job for a reason of its own",
-    remedy="look the state up in sacct(1); the run can be repeated elsewhere",
+    title="The scheduler ended the job",
+    remedy="look the state up in sacct(1); retry it on other nodes",
     wins=True,
 )
 _LOST = State(
     state="",
     id="job_lost",
     kind=FailureKind.APPLICATION,
-    title="Nobody knows how the job ended",
-    remedy="see what the scheduler's own logs say of it, and whether it still runs, before you repeat it",
+    title="How the job ended is unknown",
+    remedy="see what the scheduler's own logs say of it, and whether it still runs, before you run it again",
     topic="cancelled",  # which mbridge does itself when it gives a job up
 )
 
@@ -170,9 +170,9 @@ def parse_catalogue(text: str) -> tuple[tuple[Entry, ...], tuple[State, ...]]:
     states = tuple(_state(table) for table in data.get("state", ()))
     ids = [entry.id for entry in entries] + [state.id for state in states]
     if twice := {id_ for id_ in ids if ids.count(id_) > 1}:
-        raise ValueError(f"failures.toml: ids that stand twice: {sorted(twice)}")
+        raise ValueError(f"failures.toml: ids that appear twice: {sorted(twice)}")
     if lost := {state.topic for state in states if state.topic} - {entry.id for entry in entries}:
-        raise ValueError(f"failures.toml: topics that are no failure: {sorted(lost)}")
+        raise ValueError(f"failures.toml: topics that are not failures: {sorted(lost)}")
     return entries, states
 
 

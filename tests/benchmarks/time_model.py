@@ -81,7 +81,7 @@ def read_rows(path: Path = ROWS, left_out: bool = False) -> list[Row]:
             try:
                 rows.append(_row(columns))
             except BadInput as error:
-                print(f"line {number} of {path.name} is no layout: {error}")
+                print(f"line {number} of {path.name} is not a layout: {error}")
     return rows
 
 

@@ -103,7 +103,7 @@ def _promote(report: Path, path: Path, *more: str | Path) -> "subprocess.Complet
 def test_nothing_is_written_without_a_yes(write: Write, tmp_path: Path) -> None:
     path = tmp_path / "new/b.toml"
     unconfirmed = f"error: {path}: not written: there is no terminal to confirm it at; write it with --yes"
-    for more, code, words in (((), 16, unconfirmed), (("--yes", "--dry-run"), 0, "nothing written: --dry-run")):
+    for more, code, words in (((), 16, unconfirmed), (("--yes", "--dry-run"), 0, "--dry-run: nothing written")):
         done = _promote(write(), path, *more)
         assert done.returncode == code
         assert "+++ " in done.stdout
@@ -159,7 +159,7 @@ def test_without_git_it_is_the_login_name(write: Write, tmp_path: Path, monkeypa
         (
             {"changes": {4: {"verdict": "failed", "reasons": ["died at step 20"]}}},
             (),
-            "is no good run: died at step 20",
+            "is not a good run: died at step 20",
         ),
         ({}, ("--min-runs", "6"), "it has 5 of the 6 runs that are needed"),
         ({}, ("--max-noise", "0.001"), "more than 0.1%"),

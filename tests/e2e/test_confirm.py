@@ -158,7 +158,7 @@ def test_other_nodes_where_there_are_enough(first: Finished, confirmed: tuple[Co
         assert not old[point] & new[point]
     notes = done.report["notes"]
     assert "noisy/mb1, noisy/mb2: avoids gb200-1, where its earlier runs were" in notes
-    assert "wide/single: the cluster has no other nodes; the same ones were used" in notes
+    assert "wide/single: the cluster has no other nodes, so the same ones were used" in notes
     for note in notes:
         assert note in done.words
 
@@ -188,14 +188,14 @@ def test_a_drained_cluster_has_no_other_nodes(first: Finished, confirming: Any, 
     finally:
         sandbox.run("scontrol", "update", others, "state=resume")
     assert nodes_of(report) == {"noisy/mb1": {"gb200-1"}}
-    assert "noisy/mb1: the cluster has no other nodes; the same ones were used" in report["notes"]
+    assert "noisy/mb1: the cluster has no other nodes, so the same ones were used" in report["notes"]
 
 
 def test_a_cluster_of_one_node(new_cluster: Any, start_run: Any, stand_in_test: Any, confirming: Any) -> None:
     run = Finished.of(start_run(new_cluster(nodes=1), [stand_in_test("noisy")]))
     done = confirming(run, run.root, 2, "noisy/single").finish()
     assert [point["verdict"] for point in done.report["points"]] == ["success"] * 2
-    assert "noisy/single: the cluster has no other nodes; the same ones were used" in done.words
+    assert "noisy/single: the cluster has no other nodes, so the same ones were used" in done.words
 
 
 def test_on_this_machine(start_run: Any, stand_in_test: Any, confirming: Any, repository: Path) -> None:
@@ -207,7 +207,7 @@ def test_on_this_machine(start_run: Any, stand_in_test: Any, confirming: Any, re
         ("noisy/single/1", "success"),
         ("noisy/single/2", "success"),
     ]
-    assert "noisy/single: this machine is the only one; the same one was used" in done.report["notes"]
+    assert "noisy/single: this is the only machine, so the same one was used" in done.report["notes"]
 
 
 def test_excluded_nodes_stay_excluded(sandbox: Any, start_run: Any, stand_in_test: Any, confirming: Any) -> None:
@@ -252,7 +252,7 @@ def test_resumed_after_a_kill(
     (run, told), before = slow, count_jobs(sandbox)
     done = confirming(run, run.root, 3, "noisy/single")
     wait_for_jobs(done, until, 3)
-    assert "is being driven by process" in confirming(run, done.root, 1, "noisy/single").finish().words
+    assert "is held by process" in confirming(run, done.root, 1, "noisy/single").finish().words
     done.process.send_signal(signal.SIGKILL)
     done.process.wait()
     assert "3 of 3 runs have not ended" in confirming(run, done.root, 1, "noisy/single").finish().words

@@ -162,7 +162,7 @@ def test_down_for_longer_than_its_patience(
         assert "paused after 4 s" in run.stderr
         assert f"may still run: {', '.join(jobs.values())};" in run.stderr
         assert f"continue with: mbridge resume {run.root}" in run.stderr
-        assert {point["verdict"] for point in run.points().values()} == {"failed"}, "an unseen end is no success"
+        assert {point["verdict"] for point in run.points().values()} == {"failed"}, "an unseen end is not a success"
         again = run.resume().finish(3)
         assert "Slurm does not answer" in again.stderr
     run.resume().finish(0)
@@ -248,8 +248,8 @@ def test_jobs_that_end_and_are_forgotten_while_nobody_looks(
     assert marker in runs["without"].words
     assert "sacct" not in runs["without"].words, "that a cluster has no accounting is no trouble"
     assert f"{marker}; sacct failed: sacct: error: slurm_persist_conn_open_without_init" in runs["failing"].words
-    assert f"{marker}; sacct did not answer within 20 s" in runs["hanging"].words
-    assert "squeue did not answer within 60 s; asking again" in runs["squeue"].words
+    assert f"{marker}; sacct did not respond within 20 s" in runs["hanging"].words
+    assert "squeue did not respond within 60 s; asking again" in runs["squeue"].words
     assert "the scheduler answers again" in runs["squeue"].words
 
 

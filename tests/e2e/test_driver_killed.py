@@ -237,7 +237,7 @@ def test_killed_at_a_submission(
     check_exactly_once(run, sandbox, 6)
     num_lost = len(calls) if moment == "between_the_intent_and_sbatch" else 0
     assert len((tmp_path / "calls").read_text().splitlines()) == 3 + num_lost
-    assert ("the scheduler knows nothing of it" in str(run.query("SELECT text FROM events"))) == bool(num_lost)
+    assert ("the scheduler does not know it" in str(run.query("SELECT text FROM events"))) == bool(num_lost)
 
 
 def test_killed_while_it_writes_its_files(start_run: Any, stand_in_test: Any, sandbox: Any, mbridge: Any) -> None:

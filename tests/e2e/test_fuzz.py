@@ -208,7 +208,7 @@ def mutate_json(data: bytes, rng: random.Random) -> bytes:
     else:
         holder[name] = rng.choice(WEIRD)
     text = json.dumps(document)
-    if rng.random() < 0.05:  # a key that is there twice
+    if rng.random() < 0.05:  # a key that appears twice
         text = text.replace("{", '{"version": 2, ', 1)
     return text.encode("utf-8", "surrogatepass")
 

@@ -193,7 +193,7 @@ def test_several_reports_are_judged_together(mbridge: Any, tmp_path: Path, polic
     ("text", "words"),
     [
         (None, "b.json"),
-        ("{", "is no JSON"),
+        ("{", "is not JSON"),
         ("[]", "schema_version is None"),
         ('{"schema_version": 1}', "generate-report"),
         ('{"schema_version": 2, "scenario": 3}', "scenario"),
@@ -224,7 +224,7 @@ def test_a_missing_baseline_and_an_empty_history_are_no_pass(mbridge: Any, tmp_p
     old.write_text(old.read_text().replace('"scenario": "s"', '"scenario": "another"'))
     assert mbridge("history", "import", old, "--history", tmp_path / "history.sqlite").returncode == 0
     done = mbridge("gate", result, "--policy", policy)
-    assert (done.returncode, "holds nothing to compare it with" in " ".join(done.stdout.split())) == (12, True)
+    assert (done.returncode, "has nothing to compare it with" in " ".join(done.stdout.split())) == (12, True)
 
 
 def test_results_that_are_in_the_history_are_not_their_own_reference(

@@ -89,17 +89,17 @@ def test_failed_runs_are_in_the_story_and_in_no_level(history: Command, tmp_path
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (("list",), "is no file; make it with `mbridge history import RESULT`"),
-        (("trend",), "is no file; make it with"),
-        (("show", "x"), "is no file; make it with"),
+        (("list",), "is not a file; make it with `mbridge history import RESULT`"),
+        (("trend",), "is not a file; make it with"),
+        (("show", "x"), "is not a file; make it with"),
         (("import", "nothing.json"), "nothing.json: cannot be read"),
         (("import",), "Missing argument 'RESULT...'"),
         (("trend", "--metric", "step_time"), "--metric: 'step_time' is unknown; did you mean 'step_time_s'"),
         (("trend", "--last", "0"), "Invalid value for '--last'"),
         (("trend", "--assumed-noise", "0"), "Invalid value for '--assumed-noise'"),
-        (("trend", "--history", "bad.json"), "bad.json: is no SQLite file"),
+        (("trend", "--history", "bad.json"), "bad.json: is not an SQLite file"),
         (("import", "bad.json", "--history", "bad.json"), "bad.json: schema_version is 1, 2 is needed"),
-        (("list", "--history", "."), ".: is no file"),
+        (("list", "--history", "."), ".: is not a file"),
     ],
 )
 def test_bad_input_is_one_line(history: Command, tmp_path: Path, args: tuple[str, ...], message: str) -> None:
@@ -135,7 +135,7 @@ def test_a_bad_report_does_not_keep_the_others_out(history: Command, tmp_path: P
     done = history("import", "bad.json", good)
     assert done.returncode == 2
     assert done.stdout == f"{good}: 1 run added, 0 already there, left out: 1 skipped\n"
-    assert "bad.json: is no JSON" in done.stderr
+    assert "bad.json: is not JSON" in done.stderr
 
 
 def test_what_is_judged_again_is_said(history: Command, tmp_path: Path) -> None:

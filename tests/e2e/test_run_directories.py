@@ -194,7 +194,7 @@ KINDS = {
     "plan deep": Kind(file_of("plan.json", b"[" * 200_000), 7, "restore the file"),
     "plan with long number": Kind(file_of("plan.json", b'{"version": ' + b"9" * 5000 + b"}"), 7, "restore the file"),
     "plan without runs": Kind(change_plan(lambda plan: plan.pop("runs")), 7, "runs"),
-    "key twice in a table": Kind(file_of("plan.json", b'{"version": 2, "version": 2}'), 7, "is there twice"),
+    "key twice in a table": Kind(file_of("plan.json", b'{"version": 2, "version": 2}'), 7, "appears twice"),
     "run twice": Kind(change_plan(lambda plan: plan["runs"].append(plan["runs"][0])), 7, "is there 2 times"),
     "num_nodes a text": Kind(first_run(num_nodes="two"), 7, "runs.0.num_nodes: 'two'"),
     "num_nodes 0": Kind(first_run(num_nodes=0), 7, "runs.0.num_nodes: 0"),
@@ -302,7 +302,7 @@ def test_the_status_of_a_run_whose_journal_is_lost(root: Path, mbridge_here: Any
     before = contents(root)
     code, said = mbridge_here("status", root)
     assert code == 7
-    assert "journal.sqlite: is missing although mbridge has driven this run" in said
+    assert "journal.sqlite: is missing although mbridge has started this run" in said
     assert contents(root) == before
 
 

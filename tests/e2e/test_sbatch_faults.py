@@ -25,7 +25,7 @@ FAULTS = {
     "accepted, and says that it was not": f'{{real}} "$@" > /dev/null; echo "{REFUSED} Unspecified error" >&2; rc=1',
     "accepted, and the answer is damaged": f'{{real}} "$@" > /dev/null; echo "{REFUSED} No error" >&2; rc=1',
     "accepted, and in words of the site": '{real} "$@" > /dev/null; echo "the filter does not like you" >&2; rc=1',
-    "accepted, and not a word": '{real} "$@" > /dev/null; rc=0',
+    "accepted, and no output": '{real} "$@" > /dev/null; rc=0',
     "accepted, and fails without output": '{real} "$@" > /dev/null; rc=1',
     "accepted, and is killed": '{real} "$@" > /dev/null; rc=killed',
     "accepted, and times out": '{real} "$@" > /dev/null; echo "sbatch: error: Socket timed out" >&2; rc=1',
@@ -225,7 +225,7 @@ def test_resume_refuses_what_nothing_is_known_of(start_run: Any, stand_in_test: 
 
 def test_a_held_job_is_named_and_given_up(start_run: Any, stand_in_test: Any, sandbox: Any) -> None:
     run = start_run(sandbox, [stand_in_test("a")], runner="patience_s = 3", system='extra_sbatch_args = ["--hold"]')
-    run.wait_for_words("is held (JobHeldUser); it is cancelled unless it is released within 3 s")
+    run.wait_for_words("is held (JobHeldUser); it will be cancelled unless it is released within 3 s")
     run.finish(1)
     assert run.point("a")["job"]["state"] == "REFUSED"
     assert not sandbox.run("squeue", "--noheader").stdout

@@ -1,6 +1,6 @@
 """What Slurm refuses, or would keep waiting for ever, is one clear failure per point in Slurm's own words.
 
-Limits on the number of jobs are no refusals: they pass.
+Limits on the number of jobs are not refusals: they pass.
 """
 
 import signal
@@ -136,8 +136,8 @@ def test_what_would_wait_for_ever_ends_in_seconds(
         *(stand_in_test(f"fine{number}", run='time_limit = "5"') for number in range(2)),
     ]
     run = start_run(lenient, tests).finish(1, timeout_s=60)
-    check_refused(run.point("too_long"), "the scheduler would keep it waiting for ever: PartitionTimeLimit")
-    check_refused(run.point("too_many_nodes"), "the scheduler would keep it waiting for ever: PartitionNodeLimit")
+    check_refused(run.point("too_long"), "the scheduler will never start it: PartitionTimeLimit")
+    check_refused(run.point("too_many_nodes"), "the scheduler will never start it: PartitionNodeLimit")
     assert run.point("too_long")["job"]["job_id"] is not None
     assert all(run.point(f"fine{number}")["verdict"] == "success" for number in range(2))
     nothing_left(lenient)
@@ -212,5 +212,5 @@ def test_a_hidden_partition_is_one_like_any_other(
     tests = [stand_in_test("fine", {"step_s": 0.5}), stand_in_test("too_many_nodes", num_nodes=8)]
     run = start_run(lenient, tests, partition="dark").finish(1)
     assert run.point("fine")["verdict"] == "success"
-    check_refused(run.point("too_many_nodes"), "the scheduler would keep it waiting for ever: PartitionNodeLimit")
+    check_refused(run.point("too_many_nodes"), "the scheduler will never start it: PartitionNodeLimit")
     nothing_left(lenient)

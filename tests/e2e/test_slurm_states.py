@@ -226,7 +226,7 @@ def test_a_state_that_nobody_documents_is_never_a_success(ended: dict[str, Any])
     assert "FROBNICATING (Slurm documents no such state)" in run.words, "a loud notice"
     assert "given up after 3 s" in " / ".join(point["reasons"])
     assert "state that proves nothing" in " / ".join(point["reasons"])
-    assert point["reasons"][0].startswith("Nobody knows how the job ended (job_lost)")
+    assert point["reasons"][0].startswith("How the job ended is unknown (job_lost)")
     assert point["failure"]["id"] == "job_lost"
     assert len(point["attempts"]) == 1
 

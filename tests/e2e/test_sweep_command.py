@@ -156,7 +156,7 @@ def test_max_gpu_hours_counts_what_is_predicted(plan: Any) -> None:
     unknown = plan(sweep="max_gpu_hours = 40", args='gpu_type = "b9"', run='time_limit = "00:15:00"')
     assert "within the sweep's limits: the first 2" in unknown.stdout  # 64 GPUs for a quarter of an hour
     assert "predicted, with" not in unknown.stdout
-    assert "not predicted for 9: cmd_args.gpu_type: 'b9' is no GPU with known figures" in unknown.stdout
+    assert "not predicted for 9: cmd_args.gpu_type: 'b9' is not a GPU with known figures" in unknown.stdout
     neither = plan(sweep="max_gpu_hours = 40", args='gpu_type = "b9"')
     assert (neither.returncode, "needs a time_limit" in neither.stderr) == (2, True)
 
@@ -184,10 +184,10 @@ def test_a_limit_of_memory_that_cannot_be_checked_holds_back(plan: Any) -> None:
         done = plan(*options, sweep=sweep, args='gpu_type = "gb20"')
         assert done.returncode == 1
         assert "9 points, 0 accepted, 0 rejected, 9 held back" in done.stdout
-        assert "its memory cannot be predicted: cmd_args.gpu_type: 'gb20' is no GPU with known figures" in done.stdout
+        assert "memory cannot be predicted: cmd_args.gpu_type: 'gb20' is not a GPU with known figures" in done.stdout
     rows = _rows(plan("--format", "csv", args='gpu_type = "gb20"'))
     assert {(row["status"], row["why"]) for row in rows} == {
-        ("accepted", "cmd_args.gpu_type: 'gb20' is no GPU with known figures")
+        ("accepted", "cmd_args.gpu_type: 'gb20' is not a GPU with known figures")
     }
 
 
@@ -350,7 +350,7 @@ def test_the_csv_has_every_point_with_its_coordinates_and_the_reason(big: Any) -
         assert (row["status"] == "rejected") == (row["tp"] == "3") == bool(row["rules"])
         if row["status"] == "held back":
             assert "the limit is 0.9 of the GPU's memory" in row["why"]
-        elif row["status"] == "beyond the limits":
+        elif row["status"] == "over the limits":
             assert row["why"] == "beyond max_points = 1"
         elif row["status"] == "rejected":
             assert "M08" in row["rules"].split()

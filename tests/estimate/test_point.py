@@ -165,7 +165,7 @@ def test_a_precision_that_the_gpu_lacks_has_no_time() -> None:
         ({"gb": 100}, "gb"),
         ({"compute_dtype": "int4"}, "int4"),
         ({"recompute_modules": "everything"}, "everything"),
-        ({"extra": {"model.num_attention_heads": "0"}}, "model.num_attention_heads = 0 is no size"),
+        ({"extra": {"model.num_attention_heads": "0"}}, "model.num_attention_heads = 0 is not a size"),
         ({"extra": {"ddp.grad_reduce_in_fp32": "maybe"}}, "grad_reduce_in_fp32"),
         ({"extra": {"model.recompute_granularity": "some"}}, "'some' is unknown"),
         ({"extra": {"model.hidden_size": "-1"}}, "model.hidden_size"),

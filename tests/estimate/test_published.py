@@ -247,9 +247,9 @@ def test_the_formula_of_a_container(container: str, formula: str) -> None:
         ({"model": "GPT-5"}, "model: 'GPT-5' has no recipe"),
         ({"precision": "INT8"}, "precision: 'INT8' is unknown"),
         ({"section": "Inference"}, "section: 'Inference' is unknown"),
-        ({"gbs": "many"}, "gbs: 'many' is no number"),
-        ({"tokens_per_s_per_gpu": ""}, "tokens_per_s_per_gpu: '' is no number"),
-        ({"container": "latest"}, "container: 'latest' is no version"),
+        ({"gbs": "many"}, "gbs: 'many' is not a number"),
+        ({"tokens_per_s_per_gpu": ""}, "tokens_per_s_per_gpu: '' is not a number"),
+        ({"container": "latest"}, "container: 'latest' is not a version"),
     ],
 )
 def test_a_row_that_cannot_be_understood(tmp_path: Path, columns: dict[str, str], match: str) -> None:

@@ -144,8 +144,8 @@ def test_a_baseline_of_one_run_can_be_read(path: Path) -> None:
             "metrics[0].direction: 'down' must be 'lower', 'higher' or 'same'",
         ),
         ('name = "step_time_s"', 'name = "step_time"', "its runs have values of 'step_time_s', which is not among"),
-        ('name = "loss_curve"', 'name = "step_time_s"', "a metric is there twice"),
-        ('run_id = "r1"', 'run_id = "r0"', "a run_id is there twice"),
+        ('name = "loss_curve"', 'name = "step_time_s"', "a metric appears twice"),
+        ('run_id = "r1"', 'run_id = "r0"', "a run_id appears twice"),
         ("value = 0.2,", "value = nan,", "must be"),
         ("value = 0.2,", "value = -0.2,", "must be greater than 0"),
         ("value = 0.2,", 'value = "0.2",', "must be a valid number"),
@@ -159,13 +159,13 @@ def test_a_baseline_of_one_run_can_be_read(path: Path) -> None:
         ('reason = "the first one"\n', "", "points[0].reason: is missing; add it"),
         ('reason = "the first one"', 'reason = " "', "must not be blank"),
         ("promoted_by", "promoted_bye", "points[0].promoted_bye: unknown key; did you mean 'promoted_by'"),
-        ("2026-11-21T12:00:00+00:00", "yesterday", "'yesterday' is no date and time with its zone"),
-        ("2026-11-21T12:00:00+00:00", "2026-11-21", "is no date and time with its zone"),
+        ("2026-11-21T12:00:00+00:00", "yesterday", "'yesterday' is not a date and time with its zone"),
+        ("2026-11-21T12:00:00+00:00", "2026-11-21", "is not a date and time with its zone"),
         ("version = 1", "version = 2", "version: 2 is unknown, 1 is needed"),
         ("version = 1", "version = true", "version: True is unknown, 1 is needed"),
         ("version = 1", "", "version: None is unknown"),
-        ("tp = 2", "tp = { x = 1 }", 'has a table; only { json = "..." }'),
-        ("tp = 2", 'tp = { json = "[" }', 'has a table; only { json = "..." }'),
+        ("tp = 2", "tp = { x = 1 }", 'contains a table; only { json = "..." }'),
+        ("tp = 2", 'tp = { json = "[" }', 'contains a table; only { json = "..." }'),
         ("tp = 2", "tp = 2026-01-01", "holds what JSON does not have"),
     ],
 )
@@ -180,7 +180,7 @@ def test_what_contradicts_itself_is_refused(path: Path, old: str, new: str, word
 
 def test_a_point_may_be_there_once(path: Path) -> None:
     path.write_text(_text(_point(), _point()))
-    with pytest.raises(BadInput, match=r"points\[1\].point: 'sweep/tp2' is there twice"):
+    with pytest.raises(BadInput, match=r"points\[1\].point: 'sweep/tp2' appears twice"):
         load_baseline(path)
 
 
@@ -262,7 +262,7 @@ def test_a_new_directory_is_made(tmp_path: Path) -> None:
 
 def test_what_cannot_be_written_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ToolFailure, match=r"b\.toml: cannot be written .*the old file is as it was"):
+    with pytest.raises(ToolFailure, match=r"b\.toml: cannot be written .*the old file is unchanged"):
         replace_if_unchanged(tmp_path / "file/b.toml", None, b"one")
     with pytest.raises(BadInput, match="cannot be read"):
         read_bytes(tmp_path)

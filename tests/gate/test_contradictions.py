@@ -73,7 +73,7 @@ CHANGES: dict[str, tuple[Change, str]] = {
     "exit code": (lambda p: p["job"].update(exit_code=1), "the job has exit_code 1"),
     "signal": (lambda p: p["attempts"][0].update(signal=9), "the job has signal 9"),
     "job class": (lambda p: p["job"].update(job_class="lost"), "the job is 'lost'"),
-    "step twice": (lambda p: p["steps"].insert(4, p["steps"][3]), "step 4 stands behind step 4"),
+    "step twice": (lambda p: p["steps"].insert(4, p["steps"][3]), "step 4 comes after step 4"),
     "mean": (lambda p: p["metrics"]["step_time_s"].update(mean=0.5), "metrics.step_time_s.mean is 0.5"),
     "count": (lambda p: p["metrics"]["tflops_per_gpu"].update(n=3), "metrics.tflops_per_gpu.n is 3"),
     "tokens": (lambda p: p["metrics"]["tokens_per_s_per_gpu"].update(median=9), "metrics.tokens_per_s_per_gpu.median"),
@@ -149,7 +149,7 @@ def test_impossible_numbers_do_not_count(tmp_path: Path, name: str, value: float
 def test_a_name_that_stands_twice_is_refused(tmp_path: Path) -> None:
     path = _write(tmp_path / "report.json", _point())
     path.write_text(path.read_text().replace('"verdict": ', '"verdict": "failed", "verdict": ', 1))
-    with pytest.raises(BadInput, match="the key 'verdict' is there twice"):
+    with pytest.raises(BadInput, match="the key 'verdict' appears twice"):
         read_results(path)
 
 

@@ -85,7 +85,7 @@ def test_times_are_ordered_whatever_their_zone(store: History, tmp_path: Path) -
 def test_a_time_that_is_none_is_refused_with_the_whole_report(store: History, tmp_path: Path) -> None:
     points = [make_point(number=0), make_point(number=1, job={"ended_at": "yesterday"})]
     report = write_report(tmp_path / "report.json", points)
-    with pytest.raises(BadInput, match=r"report\.json: t/tp=1: ended_at: 'yesterday' is no ISO 8601 time"):
+    with pytest.raises(BadInput, match=r"report\.json: t/tp=1: ended_at: 'yesterday' is not an ISO 8601 time"):
         store.import_report(report)
     assert not store.path.exists()
 
@@ -208,7 +208,7 @@ def test_nodes_that_are_no_list_are_one_line(store: History, tmp_path: Path) -> 
     ("spoil", "why"),
     [
         ({"num_steps": 8}, "6 of 8 steps are there; the first missing is 7"),
-        ({"num_steps": None}, "nobody knows how many steps it was to have"),
+        ({"num_steps": None}, "the requested number of steps is unknown it was to have"),
         ({"steps": 5}, "4 steps after the warm-up of 1; 5 are needed"),
         ({"loss": "nan"}, "the loss is nan at step 3"),
     ],
@@ -316,7 +316,7 @@ def test_no_sqlite_file_is_left_as_it_is(tmp_path: Path, content: bytes) -> None
     path.write_bytes(content)
     report = write_report(tmp_path / "report.json", [make_point()])
     for work in (lambda: History(path).runs(), lambda: History(path).import_report(report)):
-        with pytest.raises(BadInput, match="is no SQLite file"):
+        with pytest.raises(BadInput, match="is not an SQLite file"):
             work()
     assert path.read_bytes() == content
 
@@ -356,7 +356,7 @@ def test_another_database_is_left_as_it_is(tmp_path: Path, statements: tuple[str
 
 def test_missing_and_empty_files(tmp_path: Path) -> None:
     path = tmp_path / "h?i#%20.sqlite"
-    with pytest.raises(BadInput, match="is no file; make it with `mbridge history import RESULT`"):
+    with pytest.raises(BadInput, match="is not a file; make it with `mbridge history import RESULT`"):
         History(path).runs()
     assert not path.exists()
     path.touch()
@@ -426,7 +426,7 @@ def test_many_first_writers_at_once(tmp_path: Path) -> None:
 
 
 def test_two_writers_one_killed(tmp_path: Path) -> None:
-    """Nothing that was said to be in is lost, nothing is there twice, and the file is sound."""
+    """Nothing that was said to be in is lost, nothing appears twice, and the file is sound."""
     rng = random.Random(7)
     per_report = 3
     reports = [

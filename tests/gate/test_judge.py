@@ -199,13 +199,13 @@ def test_tflops_by_another_formula_are_not_comparable_but_step_time_is(change):
 def test_nothing_to_compare_with():
     result = judged(runs("b", OTHER), [])
     assert result.verdict is GateVerdict.NOT_COMPARABLE
-    assert result.points[0].words == ("baseline b.toml holds nothing to compare it with",)
+    assert result.points[0].words == ("baseline b.toml has nothing to compare it with",)
 
 
 def test_no_result_at_all():
     result = judged([])
     assert result.verdict is GateVerdict.NOT_RUN
-    assert result.points[0].words == ("the reference has this point, the result has no run of it",)
+    assert result.points[0].words == ("the reference has this point, but the result has no run of it",)
     assert judged([], []).verdict is GateVerdict.NOT_RUN
 
 
@@ -342,8 +342,8 @@ def test_one_run_by_another_formula_is_enough(change: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ({"num_steps": None}, "nobody knows how many steps"),
-        ({"num_steps": 0}, "nobody knows how many steps"),
+        ({"num_steps": None}, "the requested number of steps is unknown"),
+        ({"num_steps": 0}, "the requested number of steps is unknown"),
         ({"warmup_steps": 8}, "4 steps after the warm-up of 8; 5 are needed"),
     ],
 )

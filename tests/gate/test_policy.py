@@ -75,7 +75,7 @@ def test_what_is_shipped_is_what_the_code_has_by_default() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ('name = "p"\n', "policy.toml: has nothing to compare with; set baseline to a file, or write a [history]"),
+        ('name = "p"\n', "policy.toml: names no reference; set baseline to a file, or write a [history]"),
         (HEAD + '[history]\nfile = "h"\n', "policy.toml:3: history: baseline is set as well"),
         (HEAD + "min_run = 3\n", "policy.toml:3: min_run: unknown key; did you mean 'min_runs'"),
         (HEAD + "min_runs = 0\n", "policy.toml:3: min_runs: 0 must be greater than or equal to 1"),
@@ -88,7 +88,7 @@ def test_what_is_shipped_is_what_the_code_has_by_default() -> None:
         (HEAD + "metrics = []\n", "policy.toml:3: metrics: [] is empty"),
         (
             HEAD + '[[metrics]]\nname = "step_time"\n',
-            "metrics[0].name: 'step_time' is no metric; did you mean 'step_time_",
+            "metrics[0].name: 'step_time' is not a metric; did you mean 'step_time_",
         ),
         (
             HEAD + '[[metrics]]\nname = "step_time_s"\nmargins = 1\n',
@@ -105,7 +105,7 @@ def test_what_is_shipped_is_what_the_code_has_by_default() -> None:
         (HEAD + '[[metrics]]\nname = "step_time_s"\nweight = 0.0\n', "metrics[0].weight: 0.0 must be greater than 0"),
         (
             HEAD + '[[metrics]]\nname = "step_time_s"\n[[metrics]]\nname = "step_time_s"\n',
-            "policy.toml:6: metrics[1].name: 'step_time_s' is there twice",
+            "policy.toml:6: metrics[1].name: 'step_time_s' appears twice",
         ),
         (
             HEAD + '[[metrics]]\nname = "loss_curve"\n[[metrics]]\nname = "tflops_per_gpu"\nfollows = "step_time_s"\n',
@@ -177,10 +177,10 @@ def test_a_name_with_brackets_is_itself() -> None:
         ('reason = "driver 570 is slower, ticket 123"\n', "", "waivers[0].reason: is missing; add it"),
         ("until = 2026-12-01\n", "", "waivers[0].until: is missing; add it"),
         ('by = "Ada <ada@example.org>"\n', "", "waivers[0].by: is missing; add it"),
-        ("driver 570 is slower, ticket 123", "  slow    ", "'  slow    ' is no reason; use at least 10 characters"),
+        ("driver 570 is slower, ticket 123", "  slow    ", "too short a reason; use at least 10 characters"),
         ("2026-12-01", "2027-11-23", "policy.toml:9: waivers[0].until: 2027-11-23 is more than a year ahead"),
-        ("2026-12-01", '"2026-12-01"', "is no date; write it without quotes, such as 2026-12-31"),
-        ("2026-12-01", "2026-12-01T00:00:00", "is no date"),
+        ("2026-12-01", '"2026-12-01"', "is not a date; write it without quotes, such as 2026-12-31"),
+        ("2026-12-01", "2026-12-01T00:00:00", "is not a date"),
         ("step_time_*", "steptime*", "waivers[0].metric: 'steptime*' matches no metric; did you mean 'step_time_"),
         ('point = "sweep/tp8-*"', 'point = " "', "waivers[0].point: ' ' must not be blank"),
         ("up_to = 0.08\n", "", "waivers[0].up_to: is missing; add it"),

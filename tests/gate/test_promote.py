@@ -154,24 +154,24 @@ def _rounded(run: RunResult) -> RunResult:
     [
         (
             _last(verdict="failed", reasons=("died at step 20",)),
-            "run 4 of r/report.json is no good run: died at step 20",
+            "run 4 of r/report.json is not a good run: died at step 20",
         ),
-        (_last(verdict="skipped"), "is no good run: skipped"),
-        (lambda runs: [*runs, replace(_run(6), verdict="failed")], "run 6 of r/report.json is no good run"),
+        (_last(verdict="skipped"), "is not a good run: skipped"),
+        (lambda runs: [*runs, replace(_run(6), verdict="failed")], "run 6 of r/report.json is not a good run"),
         (
             lambda runs: [*runs[:-1], replace(runs[-1], steps=runs[-1].steps[:12])],
-            "run 4 of r/report.json is no good run: 12 of 15 steps are there; the first missing is 13",
+            "run 4 of r/report.json is not a good run: 12 of 15 steps are there; the first missing is 13",
         ),
         (
             _last_steps(lambda s: replace(s, loss=math.nan) if s.step > 9 else s),
-            "is no good run: the loss is nan at step 10",
+            "is not a good run: the loss is nan at step 10",
         ),
         (
             _last_steps(lambda s: replace(s, loss=math.inf) if s.step == 2 else s),
-            "is no good run: the loss is inf at step 2",
+            "is not a good run: the loss is inf at step 2",
         ),
-        (_last(warmup_steps=11), "is no good run: 4 steps after the warm-up of 11; 5 are needed"),
-        (_last(num_steps=None), "is no good run: nobody knows how many steps"),
+        (_last(warmup_steps=11), "is not a good run: 4 steps after the warm-up of 11; 5 are needed"),
+        (_last(num_steps=None), "is not a good run: the requested number of steps is unknown"),
         (lambda runs: runs[:4], "it has 4 of the 5 runs that are needed"),
         (lambda runs: [*runs, runs[0]], "is the same as run 0 of r/report.json; give each run once"),
         (lambda runs: [*runs, replace(runs[0], run_id="new")], "has the same step times as run 0"),

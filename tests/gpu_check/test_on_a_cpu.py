@@ -54,7 +54,7 @@ def test_a_part_of_no_such_name(tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
     done = check("--out", tmp_path / "no" / "x.json")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert "its directory is not there" in done.stderr
+    assert "its directory does not exist" in done.stderr
 
 
 def test_packages_that_are_missing_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:

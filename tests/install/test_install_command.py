@@ -90,7 +90,7 @@ def test_without_a_scenario_all_our_tests_of_the_directory_count(case: Callable[
     options = case(scenario=False, two='container_image = "-x"')
     done = mbridge("install", *options)
     assert isinstance(done.exception, BadInput)
-    assert "test 'two': cmd_args.container_image: '-x' is no image" in str(done.exception)
+    assert "test 'two': cmd_args.container_image: '-x' is not an image" in str(done.exception)
 
 
 def test_failure_is_a_tool_failure_with_one_line_each(case: Callable[..., list[str]]) -> None:

@@ -137,7 +137,7 @@ def test_a_cancelled_script_leaves_no_rank_behind(started: Any) -> None:
     job.client.cancel([job.job])
     assert (job.poll().state, job.poll().job_class) == ("CANCELLED", JobClass.CANCELLED)
     assert not _is_alive(rank)
-    job.client.cancel([job.job])  # to cancel what has ended is no error
+    job.client.cancel([job.job])  # to cancel what has ended is not an error
 
 
 def test_a_later_client_cancels_what_it_has_looked_at(started: Any) -> None:

@@ -1,4 +1,4 @@
-"""Where a key stands in its file, and what is said of a file that is no TOML."""
+"""Where a key stands in its file, and what is said of a file that is not TOML."""
 
 from pathlib import Path
 

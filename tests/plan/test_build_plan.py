@@ -236,7 +236,7 @@ def test_a_credential_is_no_axis(keys: dict[str, Any]) -> None:
 
 
 def test_a_word_with_token_in_it_is_no_credential() -> None:
-    """Token dropping, tokenizers and token counts are no secrets: they may be swept, and they are recorded."""
+    """Token dropping, tokenizers and token counts are not secrets: they may be swept, and they are recorded."""
     run = _one(extra_env_vars={"TOKENIZERS_PARALLELISM": "false"})
     assert run.env == {"TOKENIZERS_PARALLELISM": "false"}
     assert len(_plan(extra_env_vars={"TOKENIZERS_PARALLELISM": ["true", "false"]}).runs) == 2

@@ -115,7 +115,7 @@ def test_a_test_of_which_nothing_ran_does_not_pass(points: Any, tests: tuple[str
 def test_a_test_of_which_a_part_was_not_submitted_does_not_pass() -> None:
     """A budget that is spent fails no run, and the scenario all the same."""
     root = _parsed(some_report(some_point(), some_point(Verdict.SKIPPED, "tp4", reasons=("max_gpu_hours is spent",))))
-    error = _case(root, "(what was asked for)").find("error")
+    error = _case(root, "(as requested)").find("error")
     assert error is not None
     assert error.get("message") == "1 of 2 runs were not submitted"
 
@@ -157,7 +157,7 @@ def test_success_and_junit_agree() -> None:
 
 
 def test_cancelled_runs_are_skipped_and_an_error_says_that_they_are_missing() -> None:
-    nothing: dict[str, Any] = {"steps": (), "metrics": measure((), 2, None), "reasons": ("mbridge was told to stop",)}
+    nothing: dict[str, Any] = {"steps": (), "metrics": measure((), 2, None), "reasons": ("mbridge was stopped",)}
     report = some_report(some_point(), some_point(Verdict.CANCELLED, "tp2", **nothing))
     root = _parsed(report)
     assert [case.find("skipped") is not None for case in root.iter("testcase")] == [False, True, False]

@@ -70,7 +70,7 @@ def _report(*points: PointReport, **keys: Any) -> Report:
 
 def _strict(text: str) -> Any:
     def refuse(constant: str) -> NoReturn:
-        raise AssertionError(f"{constant} is no JSON")
+        raise AssertionError(f"{constant} is not JSON")
 
     return json.loads(text, parse_constant=refuse)
 
@@ -327,16 +327,16 @@ def test_the_table_shows_every_point_with_its_numbers() -> None:
     assert "\n1 success, 1 failed, 0 skipped, 1 rejected; mean ±std over " in text
 
 
-def _cancelled(number: int, reason: str = "mbridge was told to stop", **keys: Any) -> list[PointReport]:
+def _cancelled(number: int, reason: str = "mbridge was stopped", **keys: Any) -> list[PointReport]:
     nothing: dict[str, Any] = {"steps": (), "metrics": measure((), 2, None), "reasons": (reason,)}
     return [_point(Verdict.CANCELLED, label=f"{reason[:3]}{i}", **{**nothing, **keys}) for i in range(number)]
 
 
 def test_many_cancelled_runs_are_one_line_per_reason() -> None:
-    report = _report(_point(), *_cancelled(40), *_cancelled(50, "not submitted: mbridge was told to stop"))
+    report = _report(_point(), *_cancelled(40), *_cancelled(50, "not submitted: mbridge was stopped"))
     text = _table(report)
-    assert "40 runs cancelled: mbridge was told to stop: sweep/mbr0/0, sweep/mbr1/0, ..., sweep/mbr39/0" in text
-    assert "50 runs cancelled: not submitted: mbridge was told to stop: " in text
+    assert "40 runs cancelled: mbridge was stopped: sweep/mbr0/0, sweep/mbr1/0, ..., sweep/mbr39/0" in text
+    assert "50 runs cancelled: not submitted: mbridge was stopped: " in text
     assert "1 success, 0 failed, 0 skipped, 90 cancelled, 0 rejected" in text
     assert len(text.splitlines()) < 15
     assert not report.succeeded

@@ -243,6 +243,6 @@ def test_it_takes_cancelled_runs(embedded: ARun) -> None:
     journal.close()
     data = as_json(build_report(embedded.root))
     assert [point["verdict"] for point in data["points"]] == ["success", "cancelled", "rejected"]
-    assert data["points"][1]["reasons"] == ["not submitted: mbridge was told to stop"]
+    assert data["points"][1]["reasons"] == ["not submitted: mbridge was stopped"]
     assert data["summary"]["cancelled"] == 1
     assert _errors(data) == []

@@ -219,7 +219,7 @@ class World:
             return Answer(1, "", f"{refused}Invalid qos specification\n")
         if kind.startswith("error"):
             return Answer(1, "", f"{refused}{self.rng.choice(UNKNOWN_WORDS)}\n")
-        raise ToolFailure("sbatch did not answer within 60 s")
+        raise ToolFailure("sbatch did not respond within 60 s")
 
     def accept(self, name: str, directory: Path, indices: list[int | None], late_s: float) -> str:
         self.next_id += self.rng.randint(1, 9)

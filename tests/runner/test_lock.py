@@ -34,7 +34,7 @@ def _holder(root: Path) -> "subprocess.Popen[str]":
 def test_a_second_driver_is_refused_and_told_by_whom(tmp_path: Path) -> None:
     process = _holder(tmp_path)
     try:
-        with pytest.raises(BadInput, match=f"is being driven by process {process.pid} on "), driver_lock(tmp_path):
+        with pytest.raises(BadInput, match=f"is held by process {process.pid} on "), driver_lock(tmp_path):
             pass
         assert (has_driver(tmp_path) or "").startswith(f"process {process.pid} on ")
     finally:
@@ -115,7 +115,7 @@ def test_no_driver_keeps_drivers_out_and_writes_nothing(tmp_path: Path) -> None:
         pass
     assert has_driver(tmp_path) is None
     assert (tmp_path / "driver.lock").read_bytes() == before
-    with driver_lock(tmp_path), pytest.raises(InUse, match="is being driven by process"), no_driver(tmp_path):
+    with driver_lock(tmp_path), pytest.raises(InUse, match="is held by process"), no_driver(tmp_path):
         pass
 
 

@@ -21,7 +21,7 @@ COMPLETED = JobStatus("COMPLETED", JobClass.SUCCEEDED, exit_code=0, nodes="n1", 
 FAILED = JobStatus("FAILED", JobClass.FAILED, exit_code=1, run_time_s=60.0)
 NODE_FAIL = JobStatus("NODE_FAIL", JobClass.INFRASTRUCTURE, nodes="n1", run_time_s=60.0)
 FORGOTTEN = JobStatus("FORGOTTEN", JobClass.UNKNOWN)
-INTERRUPTED = JobStatus("INTERRUPTED", JobClass.CANCELLED, reason="mbridge was told to stop")
+INTERRUPTED = JobStatus("INTERRUPTED", JobClass.CANCELLED, reason="mbridge was stopped")
 HUNG = JobStatus("HUNG", JobClass.FAILED, reason="no step for 1801 s after step 3")
 KEY, TOKEN, JOB = "a/0/0", "cafe", "17"
 
@@ -217,7 +217,7 @@ def test_an_interrupted_run_is_taken_up_again(bench: Any) -> None:
     bench.drive(bench.run("a"), bench.run("b"), max_parallel=1)
     assert bench.states() == {KEY: ["INTERRUPTED", "COMPLETED"], "b/0/0": ["COMPLETED"]}
     assert bench.verdicts() == {KEY: "success", "b/0/0": "success"}
-    assert bench.entries()[KEY].attempts[0].failure == ""  # it is no retry
+    assert bench.entries()[KEY].attempts[0].failure == ""  # it is not a retry
 
 
 def test_a_claim_without_any_journal_is_damage(bench: Any) -> None:

@@ -117,7 +117,7 @@ def test_the_nodes_that_the_evidence_names_are_excluded(bench: Any) -> None:
 
 def test_nodes_that_nobody_can_tell_are_not_excluded(bench: Any) -> None:
     def fail(nodes: str) -> dict[str, str]:
-        raise ToolFailure("sinfo did not answer within 60 s")
+        raise ToolFailure("sinfo did not respond within 60 s")
 
     bench.scheduler.sick_nodes = fail
     bench.script(a=[[NODE_FAIL], [COMPLETED]])

@@ -14,7 +14,7 @@ SETTLE_S = 15.0  # the default
 RUNNING = JobStatus("RUNNING", JobClass.ACTIVE, nodes="n1", run_time_s=1.0)
 COMPLETED = JobStatus("COMPLETED", JobClass.SUCCEEDED, exit_code=0, nodes="n1", run_time_s=60.0)
 FAILED = JobStatus("FAILED", JobClass.FAILED, exit_code=1)
-UNSURE = ToolFailure("sbatch did not answer within 60 s")
+UNSURE = ToolFailure("sbatch did not respond within 60 s")
 
 
 def _limit() -> SubmitLater:

@@ -367,7 +367,7 @@ def test_a_second_interrupt_does_not_wait(bench: Any) -> None:
         bench.drive(bench.run("a"), bench.run("b"))
     assert caught.value.exit_code == 130
     assert caught.value.left_running == "100, 101"
-    assert "not waited for; may still run: 100, 101" in str(caught.value)
+    assert "mbridge did not wait; jobs that may still run: 100, 101" in str(caught.value)
     assert {key: entry.last.ending.state for key, entry in bench.entries().items()} == {
         "a/0/0": "INTERRUPTED",
         "b/0/0": "INTERRUPTED",
@@ -447,7 +447,7 @@ def test_a_job_that_has_begun_and_then_vanished_ends_the_run(bench: Any) -> None
 def test_a_cancel_that_fails_is_tried_again(bench: Any) -> None:
     """scancel may be silent too."""
     bench.script(a=[signal.SIGTERM, RUNNING])
-    bench.scheduler.cancel_error = [ToolFailure("scancel did not answer within 60 s")]
+    bench.scheduler.cancel_error = [ToolFailure("scancel did not respond within 60 s")]
     with pytest.raises(Interrupted) as caught:
         bench.drive(bench.run("a"))
     assert caught.value.left_running == ""
@@ -457,7 +457,7 @@ def test_a_cancel_that_fails_is_tried_again(bench: Any) -> None:
 def test_a_cancel_that_keeps_failing_is_still_an_interrupt(bench: Any) -> None:
     """The exit code says that a signal came, and the jobs that may run are named."""
     bench.script(a=[signal.SIGTERM, SILENT])
-    bench.scheduler.cancel_error = [ToolFailure("scancel did not answer within 60 s")] * 1000
+    bench.scheduler.cancel_error = [ToolFailure("scancel did not respond within 60 s")] * 1000
     with pytest.raises(Interrupted) as caught:
         bench.drive(bench.run("a"), patience_s=60.0)
     assert (caught.value.exit_code, caught.value.left_running) == (143, "100")
@@ -492,13 +492,13 @@ def test_an_old_request_to_cancel_is_forgotten(bench: Any) -> None:
 
 
 def test_a_second_driver_is_refused(bench: Any) -> None:
-    with driver_lock(bench.root), pytest.raises(BadInput, match="is being driven by process"):
+    with driver_lock(bench.root), pytest.raises(BadInput, match="is held by process"):
         bench.drive(bench.run("a"))
     assert bench.scheduler.events == []
 
 
 def test_a_journal_that_is_none(bench: Any) -> None:
-    bench.path.write_bytes(b"this is no database, and it is long enough to be looked at" * 10)
+    bench.path.write_bytes(b"this is not a database, and it is long enough to be looked at" * 10)
     with pytest.raises((BadInput, ToolFailure), match=r"journal\.sqlite"):
         bench.drive(bench.run("a"))
     assert bench.scheduler.events == []

@@ -262,7 +262,7 @@ def test_an_sbatch_that_does_not_answer_is_unsure(
     path = Path(os.environ["PATH"].split(":")[0]) / "sbatch"
     path.write_text("#!/bin/bash\nexec sleep 60\n")
     monkeypatch.setattr(command.run, "__kwdefaults__", {**command.run.__kwdefaults__, "timeout_s": 0.2})
-    with pytest.raises(ToolFailure, match="sbatch did not answer within 0 s"):
+    with pytest.raises(ToolFailure, match="sbatch did not respond within 0 s"):
         client.submit(Submission(TOKEN, (_run(),)), root)
 
 
@@ -283,7 +283,7 @@ def test_what_cannot_be_started_is_not_said_to_be_missing(tmp_path: Path) -> Non
 
 def test_the_last_line_is_the_complaint() -> None:
     assert Answer(1, "", "a\nsbatch: error: b\n\n").complaint == "sbatch: error: b"
-    assert Answer(3, "out", "\n").complaint == "exit code 3 and not a word"
+    assert Answer(3, "out", "\n").complaint == "exit code 3 and no output"
 
 
 def test_names_carry_the_token() -> None:

@@ -67,7 +67,7 @@ def main() -> int:
 
 
 def batch_script() -> int:
-    """Return the process of the job's batch script, which is no ancestor: slurmstepd starts both."""
+    """Return the process of the job's batch script, which is not an ancestor: slurmstepd starts both."""
     for entry in Path("/proc").iterdir():
         try:
             here = Path(os.readlink(entry / "cwd")) == Path.cwd()

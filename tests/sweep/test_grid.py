@@ -145,7 +145,7 @@ def test_an_included_point_may_bring_an_excluded_one_back() -> None:
 
 @pytest.mark.parametrize("value", ["2", 5, [1, 5]])
 def test_an_exclusion_that_matches_nothing_is_a_mistake(value: Any) -> None:
-    with pytest.raises(BadInput, match="is no value of axis tp; its values are 1, 2"):
+    with pytest.raises(BadInput, match="is not a value of tp; its values are 1, 2"):
         points({"tp": [1, 2]}, exclude=[{"tp": value}])
 
 

@@ -108,7 +108,7 @@ def _losses(directory: Path, **model: Any) -> list[float]:
 
 @pytest.mark.slow
 def test_sliding_window_and_token_prediction_train(tmp_path: Path) -> None:
-    """Each changes the training: a window of the whole sequence is no window, a short one is."""
+    """Each changes the training: a window of the whole sequence is not a window, a short one is."""
     plain, whole, short = (
         _losses(tmp_path, **window) for window in ({}, {"window_size": [63, 0]}, {"window_size": [3, 0]})
     )

@@ -24,7 +24,7 @@ STATUSES: dict[str, JobStatus | None] = {
     "unknown": JobStatus("FORGOTTEN", JobClass.UNKNOWN),
     "lost": JobStatus("FORGOTTEN", JobClass.LOST, reason="given up after 300 s"),
     "hung": JobStatus("HUNG", JobClass.FAILED, signal=15, reason="no step for 1801 s after step 3"),
-    "interrupted": JobStatus("INTERRUPTED", JobClass.CANCELLED, reason="mbridge was told to stop"),
+    "interrupted": JobStatus("INTERRUPTED", JobClass.CANCELLED, reason="mbridge was stopped"),
 }
 STEPS: dict[str, list[int]] = {
     "good": [1, 2, 3, 4, 5, 6],
@@ -87,7 +87,7 @@ def test_a_run_of_no_steps_is_no_success() -> None:
         ("unknown", "the job is in a state that proves nothing: FORGOTTEN"),
         ("lost", "the job was given up in a state that proves nothing: FORGOTTEN (given up after 300 s)"),
         ("hung", "the job ended as HUNG (signal 15, SIGTERM; no step for 1801 s after step 3)"),
-        ("interrupted", "the job ended as INTERRUPTED (mbridge was told to stop)"),
+        ("interrupted", "the job ended as INTERRUPTED (mbridge was stopped)"),
     ],
 )
 def test_what_is_said_of_the_job(status: str, reason: str) -> None:

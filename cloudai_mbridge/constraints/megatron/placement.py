@@ -50,7 +50,7 @@ def m01_ranks_fit_the_nodes(point: Point) -> Answer:
     if isinstance(point.system, LocalSystem) and nodes != 1:
         return Violation("M01", "num_nodes", "this machine is one node", "remove num_nodes or set it to 1", operands)
     if ranks < 1 or nodes < 1 or ranks % nodes:
-        fact = f"{ranks} ranks do not spread evenly over {nodes} nodes"
+        fact = f"{ranks} ranks cannot be spread evenly over {nodes} nodes"
         return Violation("M01", "cmd_args.num_gpus", fact, f"use a positive multiple of {max(nodes, 1)}", operands)
     if limit is not None and ranks // nodes > limit:
         fact = f"{ranks // nodes} ranks per node exceed {limit} GPUs per node"

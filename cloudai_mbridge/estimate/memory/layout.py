@@ -125,7 +125,7 @@ class Layout:
             copies = f"dp*cp = {self.dp * self.cp}, expert dp = {self.expert_dp}"
             raise BadInput(f"num_distributed_optimizer_instances: {instances} does not divide {copies}; use a divisor")
         if not 0 <= self.optimizer_offload_fraction <= 1:
-            raise BadInput(f"optimizer_offload_fraction: {self.optimizer_offload_fraction} is no share; use 0 to 1")
+            raise BadInput(f"optimizer_offload_fraction: {self.optimizer_offload_fraction} is not between 0 and 1")
         if self.moe_imbalance < 1:
             raise BadInput(f"moe_imbalance: {self.moe_imbalance} is below the mean; use at least 1")
 

@@ -152,7 +152,7 @@ def _linear_matmuls(model: Architecture) -> list[Matmul]:
 
 
 def mixer_core(model: Architecture, sublayer: Sublayer) -> Core:
-    """Return the work of a mixer that is no projection, for sequences of `seq_length`."""
+    """Return the work of a mixer that is not a projection, for sequences of `seq_length`."""
     kind, ratio = sublayer
     if kind is Kind.MAMBA:
         # half of the formula's 7 * inner * state FLOPs are multiply-adds

@@ -52,10 +52,10 @@ def years(container: str) -> float:
     """Return a container's date, such as 26.04.01, in years.
 
     Raises:
-        BadInput: this is no version.
+        BadInput: this is not a version.
     """
     if not re.fullmatch(r"\d\d\.\d\d(\.\d+)?", container):
-        raise BadInput(f"container: {container!r} is no version; write it as 26.04 or 26.04.01")
+        raise BadInput(f"container: {container!r} is not a version; write it as 26.04 or 26.04.01")
     year, month, *patch = container.split(".")
     return int(year) + (int(month) + 0.3 * bool(patch)) / 12
 

@@ -82,7 +82,7 @@ class TimeModel:
         parts, waiting, idle = self._real_parts(layout)
         seconds = sum(parts) + waiting + idle
         if not 0 < seconds < math.inf:
-            raise BadInput(f"a step of {seconds} s; use sizes that a machine can have")
+            raise BadInput(f"a step of {seconds} s; use smaller sizes")
         return seconds
 
     def step_time(self, layout: Layout) -> StepTime:
@@ -138,7 +138,7 @@ def time_model(
     is_frozen: only adapters are trained (LoRA); their own work is not counted.
 
     Raises:
-        BadInput: there is none for this GPU and precision, or `container` is no version.
+        BadInput: there is none for this GPU and precision, or `container` is not a version.
     """
     device = device_of(gpu, precision)
     if device is None:

@@ -31,7 +31,7 @@ class Found:
 
 @dataclass
 class Nothing:
-    """There is nothing to load, and that is no error."""
+    """There is nothing to load, and that is not an error."""
 
     notes: list[str] = field(default_factory=list)
 

@@ -29,7 +29,7 @@ def to_dict(obj: Any) -> dict[str, Any]:
         ConfigError: a field holds an object that no file can give back.
     """
     if not is_config(obj):
-        raise ConfigError(f"{show(obj)} is no config object")
+        raise ConfigError(f"{show(obj)} is not a config object")
     table: dict[str, Any] = encode(obj)
     return table
 

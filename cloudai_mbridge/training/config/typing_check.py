@@ -111,7 +111,7 @@ def _hints(cls: type) -> dict[str, Any]:
     """Return the annotations of `cls`; one that cannot be resolved counts as Any and spoils no other."""
     try:
         return get_type_hints(cls)
-    except Exception:  # a name imported for type checkers only, or text that is no type: not the user's fault
+    except Exception:  # a name imported for type checkers only, or text that is not a type: not the user's fault
         hints: dict[str, Any] = {}
     for base in reversed(cls.__mro__):
         for name, hint in vars(base).get("__annotations__", {}).items():

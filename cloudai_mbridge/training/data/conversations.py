@@ -123,7 +123,7 @@ class Encoder:
             ids = [int(word) for word in text.split()]
         except ValueError:
             raise ValueError(
-                "is no list of numbers, and the null tokenizer reads nothing else: set tokenizer.tokenizer_type"
+                "is not a list of numbers, and the null tokenizer reads nothing else: set tokenizer.tokenizer_type"
             ) from None
         if bad := [each for each in ids if not 0 <= each < self._tokenizer.vocab_size]:
             raise ValueError(f"the id {bad[0]} is not below the vocabulary size of {self._tokenizer.vocab_size}")

@@ -100,7 +100,7 @@ def check_finetuning(config: ConfigContainer) -> None:
         size, unit = dataset.packed_sequence_specs.packed_sequence_size, _unit(config)
         if size % unit:
             raise ConfigError(
-                f"dataset.packed_sequence_specs.packed_sequence_size = {size} is no multiple of {unit}, which tensor"
+                f"dataset.packed_sequence_specs.packed_sequence_size = {size} is not a multiple of {unit}, which tensor"
                 " and context parallelism need"
             )
 
@@ -109,7 +109,7 @@ def read_lines(path: Path, remedy: str = "") -> list[tuple[int, dict[str, Any]]]
     """Return the JSON objects of a file with their line numbers; empty lines are left out.
 
     Raises:
-        ConfigError: no such file, nothing in it, or a line that is no JSON object.
+        ConfigError: no such file, nothing in it, or a line that is not a JSON object.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -122,7 +122,7 @@ def read_lines(path: Path, remedy: str = "") -> list[tuple[int, dict[str, Any]]]
         try:
             value = json.loads(line)
         except ValueError as error:
-            raise ConfigError(f"{path}, line {number}: no JSON: {error}; mend or remove the line") from error
+            raise ConfigError(f"{path}, line {number}: no JSON: {error}; fix or remove the line") from error
         if not isinstance(value, dict):
             raise ConfigError(f'{path}, line {number}: no JSON object; write {{"input": ..., "output": ...}}')
         lines.append((number, value))
@@ -160,7 +160,7 @@ def _encode_split(dataset: FinetuningDatasetConfig, tokenizer: Any, split: str, 
         try:
             samples.append(encoder.encode(line))
         except ValueError as error:
-            raise ConfigError(f"{path}, line {number}: {error}; mend or remove the line") from error
+            raise ConfigError(f"{path}, line {number}: {error}; fix or remove the line") from error
     return samples
 
 

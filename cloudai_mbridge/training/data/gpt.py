@@ -47,7 +47,7 @@ def check_blend_files(config: GPTConfig) -> None:
     for _, prefix, _ in _sources(config):
         for path in (Path(f"{prefix}.bin"), Path(f"{prefix}.idx")):
             if not path.is_file():
-                raise ConfigError(f"dataset: {path} is not there; paths are given without .bin and .idx")
+                raise ConfigError(f"dataset: {path} does not exist; give paths without .bin and .idx")
 
 
 def _check_splits(config: GPTConfig) -> None:

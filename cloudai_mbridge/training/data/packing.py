@@ -113,7 +113,7 @@ def load_or_pack(
     Every rank calls it.
 
     Raises:
-        ConfigError: the file is no packed set of this size, or cannot be written.
+        ConfigError: the file is not a packed set of this size, or cannot be written.
     """
     is_there = path is not None and Path(path).is_file()
     if dist.is_initialized():
@@ -158,9 +158,9 @@ def _load(path: Path, options: PackOptions) -> np.ndarray:
     try:
         rows: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} is no packed set of this program ({error}); {remedy}") from error
+        raise ConfigError(f"{path} is not a packed set of this program ({error}); {remedy}") from error
     if rows.dtype != np.int32 or rows.ndim != 3 or rows.shape[1] != 4 or not len(rows):
-        raise ConfigError(f"{path} is no packed set of this program: {rows.dtype} {rows.shape}; {remedy}")
+        raise ConfigError(f"{path} is not a packed set of this program: {rows.dtype} {rows.shape}; {remedy}")
     if rows.shape[2] != options.size:
         raise ConfigError(
             f"{path} is packed to {rows.shape[2]} tokens, and packed_sequence_size is {options.size}; {remedy}"

@@ -37,7 +37,7 @@ def parse_pattern(text: str) -> HybridPattern:
         ValueError: it has other symbols.
     """
     if unknown := sorted(set(text) - set(SYMBOLS + "|/")):
-        raise ValueError(f"hybrid_layer_pattern: {unknown} are no layers; use {', '.join(SYMBOLS)}, | and /")
+        raise ValueError(f"hybrid_layer_pattern: {unknown} are not layers; use {', '.join(SYMBOLS)}, | and /")
     decoder, *prediction = text.replace("|", "").split("/")
     return HybridPattern(decoder, tuple(prediction))
 

@@ -75,7 +75,7 @@ class MambaModelProvider(Deferred, TransformerConfig, ModelProvider[Any]):  # ty
         """
         pattern = self.hybrid_layer_pattern or self.hybrid_override_pattern
         if pattern and (unknown := set(pattern) - set("M*-E|/")):
-            raise ValueError(f"model.hybrid_layer_pattern: {sorted(unknown)} are no layers; use M, *, - and E")
+            raise ValueError(f"model.hybrid_layer_pattern: {sorted(unknown)} are not layers; use M, *, - and E")
         count = sum(pattern.count(kind) for kind in "M*-E") if pattern else None
         if self.num_layers is None:
             if count is None:

@@ -1,4 +1,4 @@
-"""Megatron-Core's rerun state machine, on any device, with its defects mended.
+"""Megatron-Core's rerun state machine, on any device, with its defects fixed.
 
 A step whose result is rejected is computed again in place: a result that differs points to a transient fault; one that
 is the same sends the job to another device (exit code 16, resume), where a result that differs points to a persistent

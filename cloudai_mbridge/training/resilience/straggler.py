@@ -1,4 +1,4 @@
-"""Megatron-Core's straggler detector, with its defects mended. It times the forward pass of every rank with GPU events.
+"""Megatron-Core's straggler detector, with its defects fixed. It times the forward pass of every rank with GPU events.
 
 Without a GPU it stays off for good; `report` is still a collective then, that tells all ranks that it is off.
 Reference: megatron/core/README_STRAGGLER.md.

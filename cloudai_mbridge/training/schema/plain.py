@@ -129,7 +129,7 @@ def _scalar_fits(form: Form, value: Any, catalog: Catalog) -> bool:
     if kind == "none":
         return value is None
     if kind in _PLAIN_TYPES:
-        return type(value) is _PLAIN_TYPES[kind]  # the type itself: True is no int here
+        return type(value) is _PLAIN_TYPES[kind]  # the type itself: True is not an int here
     if kind == "float":
         return type(value) is float or (type(value) is int and _fits_float(value))
     if kind == "literal":

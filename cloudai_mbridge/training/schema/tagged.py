@@ -47,7 +47,7 @@ def _check_partial(value: Mapping[Any, Any], where: str) -> None:
         fail(where, f"{target} takes no arguments; only functions of {PARTIAL_PREFIX}* do")
     arguments = value.get("_args_", [])
     if not isinstance(arguments, list):
-        fail(join(where, "_args_"), f"{show(arguments)} is no list")
+        fail(join(where, "_args_"), f"{show(arguments)} is not a list")
     numbers = [(f"_args_[{index}]", item) for index, item in enumerate(arguments)]
     numbers += [(key, item) for key, item in value.items() if key not in ("_target_", "_partial_", "_args_")]
     for key, item in numbers:

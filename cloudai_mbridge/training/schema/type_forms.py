@@ -81,7 +81,7 @@ def parse(text: str) -> Form:
     try:
         return _from_node(ast.parse(text, mode="eval").body)
     except SyntaxError as error:
-        raise ValueError(f"{text!r} is no type text") from error
+        raise ValueError(f"{text!r} is not the text of a type") from error
 
 
 def _from_node(node: ast.expr) -> Form:
@@ -93,7 +93,7 @@ def _from_node(node: ast.expr) -> Form:
         return Form(_KINDS[node.id])
     if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name):
         return _from_subscript(node.value.id, node.slice)
-    raise ValueError(f"{ast.dump(node)} is no type text")
+    raise ValueError(f"{ast.dump(node)} is not the text of a type")
 
 
 def _from_subscript(name: str, inner: ast.expr) -> Form:
@@ -104,7 +104,7 @@ def _from_subscript(name: str, inner: ast.expr) -> Form:
         if name == text:
             return Form(kind, (ast.literal_eval(items[0]),))
     if name not in _GENERIC:
-        raise ValueError(f"{name} is no type text")
+        raise ValueError(f"{name} is not the text of a type")
     open_ended = bool(items) and isinstance(items[-1], ast.Constant) and items[-1].value is Ellipsis
     return Form(name, tuple(_from_node(item) for item in (items[:-1] if open_ended else items)), open_ended)
 

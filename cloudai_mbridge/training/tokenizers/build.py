@@ -66,7 +66,7 @@ def check_tokenizer(config: TokenizerConfig) -> None:
         raise ConfigError(f"{_asked(config)} needs tokenizer.tokenizer_model: its file or directory")
     if Path(model).exists() or (library == "huggingface" and _is_hub_id(str(model))):
         return
-    raise ConfigError(f"tokenizer.tokenizer_model = '{model}' is not there; give a path that exists")
+    raise ConfigError(f"tokenizer.tokenizer_model = '{model}' does not exist; give a path that exists")
 
 
 def _build(config: TokenizerConfig, model: Any) -> Any:

@@ -44,7 +44,7 @@ def package_versions() -> dict[str, str]:
 
 
 def git_state(directory: Path = _CHECKOUT) -> dict[str, Any] | None:
-    """Return the commit of a checkout, and whether its tracked files differ from it; None if it is no checkout.
+    """Return the commit of a checkout, and whether its tracked files differ from it; None if it is not a checkout.
 
     directory: the root of the checkout; by default the one that this package was imported from. "dirty" is None where
     git does not say in time.

@@ -63,7 +63,7 @@ def test_a_patch_release_is_a_little_later() -> None:
 
 @pytest.mark.parametrize("container", ["", "26", "newest", "26.4", "26.04-rc1"])
 def test_no_version(container: str) -> None:
-    with pytest.raises(BadInput, match=r"^container: .* is no version; write it as 26\.04 or 26\.04\.01$"):
+    with pytest.raises(BadInput, match=r"^container: .* is not a version; write it as 26\.04 or 26\.04\.01$"):
         years(container)
 
 

@@ -167,7 +167,7 @@ def test_there_is_a_time_where_there_are_figures() -> None:
 
 
 def test_an_unknown_container_is_named(dense: Architecture) -> None:
-    with pytest.raises(BadInput, match="container: 'newest' is no version"):
+    with pytest.raises(BadInput, match="container: 'newest' is not a version"):
         time_model(dense, GB200, BF16, "newest")
 
 

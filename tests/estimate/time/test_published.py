@@ -33,7 +33,7 @@ def test_the_fit_has_the_products_numbers(problem: Any) -> None:
 
 
 def test_no_published_row_waits_for_the_host(problem: Any) -> None:
-    """The fit leaves that wait out; its 300 microseconds a sublayer are no result of it."""
+    """The fit leaves that wait out; its 300 microseconds a sublayer do not come from it."""
     launch = load_calibration().coefficients["launches"].value
     for row in problem.rows:
         work = work_of(row.setting.model, row.layout.tp, row.layout.ep, row.layout.expert_tp)

@@ -260,7 +260,7 @@ def test_five_thousand_points(browser: Any, show: Open) -> None:
 
 def test_cancelled_runs_have_a_group_and_a_count_of_their_own(show: Open) -> None:
     points = make_sweep(repeats=1)
-    told = {"verdict": "cancelled", "reasons": ["mbridge was told to stop"], "evidence": [], "failure": None}
+    told = {"verdict": "cancelled", "reasons": ["mbridge was stopped"], "evidence": [], "failure": None}
     points += [make_died(f"stopped{i}", dict(points[0]["coordinates"]), **told) for i in range(4)]
     opened = show(make_report(points))
     assert not opened.errors

@@ -225,7 +225,7 @@ def test_a_cycle_is_not_written() -> None:
 
 
 def test_only_config_objects_are_written() -> None:
-    with pytest.raises(ConfigError, match="3 is no config object"):
+    with pytest.raises(ConfigError, match="3 is not a config object"):
         to_dict(3)
 
 
@@ -362,14 +362,14 @@ def test_no_other_name_is_accepted_at_the_top(target: Any) -> None:
         ("free", {"_target_": "torch.nn.functional.silu", "_args_": [1]}, "is named here, never called"),
         ("free", {"_target_": "torch.nn.functional.silu", "_partial_": True}, "takes no arguments"),
         ("free", {"_target_": "torch.nn.init.normal_", "_partial_": True, "a": [1]}, "only numbers and names"),
-        ("free", {"_target_": "torch.nn.init.normal_", "_partial_": True, "_args_": 1}, "is no list"),
+        ("free", {"_target_": "torch.nn.init.normal_", "_partial_": True, "_args_": 1}, "is not a list"),
         ("free", {"_target_": "pathlib.Path", "_args_": [1]}, "a list of one str is needed"),
         ("free", {"_target_": "pathlib.Path"}, "a list of one str is needed"),
         ("free", {"_target_": "pathlib.Path", "_args_": ["a"], "b": 1}, "unknown key"),
-        ("free", {"_target_": "signal.Signals", "_args_": [9999]}, "is no Signals"),
+        ("free", {"_target_": "signal.Signals", "_args_": [9999]}, "is not a Signals"),
         ("free", {"_target_": "signal.Signals", "_name_": "SIGTERN"}, "did you mean 'SIGTERM'?"),
-        ("free", {"_target_": "signal.Signals", "_name_": "SIGTERM", "_args_": [9]}, "is no Signals"),
-        ("free", {"_target_": "signal.Signals"}, "is no Signals"),
+        ("free", {"_target_": "signal.Signals", "_name_": "SIGTERM", "_args_": [9]}, "is not a Signals"),
+        ("free", {"_target_": "signal.Signals"}, "is not a Signals"),
         ("dtype", {"_target_": "torch.nn.functional.silu", "_call_": False}, "dtype is needed"),
         ("color", {"_target_": "signal.Signals", "_name_": "SIGTERM"}, "Color is needed"),
         ("inner", {"_target_": "TrainingConfig"}, "Inner is needed"),

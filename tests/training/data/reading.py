@@ -91,7 +91,7 @@ class Reader:
         consumed_valid: int = 0,
         chunks: int = 1,
     ) -> tuple[Any, Any, Any]:
-        """Build the three iterators; a dataset that is no dict replaces the section after it is read."""
+        """Build the three iterators; a dataset that is not a dict replaces the section after it is read."""
         data = json.loads(json.dumps(self.base))
         sections = {"train": train, "validation": validation, "model": model}
         for name, changes in sections.items():

@@ -73,7 +73,7 @@ GOOD = '{"input": "a", "output": "b"}'
         ("validation.jsonl", None, r"validation\.jsonl cannot be read: .*or set dataset.do_validation=False"),
         ("test.jsonl", "", r"test\.jsonl is empty: write one .* per line, or set dataset.do_test=False"),
         ("training.jsonl", "\n\n", r"training\.jsonl is empty"),
-        ("training.jsonl", f'{GOOD}\n\n{{"input": \n', r"training\.jsonl, line 3: no JSON: .*mend or remove the line"),
+        ("training.jsonl", f'{GOOD}\n\n{{"input": \n', r"training\.jsonl, line 3: no JSON: .*fix or remove the line"),
         ("training.jsonl", f"{GOOD}\n[1]\n", r"training\.jsonl, line 2: no JSON object; write"),
         ("training.jsonl", f'{GOOD}\n{GOOD}\n{{"question": "a"}}', r"training\.jsonl, line 3: needs the texts"),
         ("training.jsonl", b"\xff\xfe", r"training\.jsonl cannot be read: .*utf-8"),
@@ -100,7 +100,7 @@ def _packed(size: int) -> PackedSequenceSpecs:
         (lambda: container(None), "dataset.dataset_root is not set"),
         (lambda: container(max_train_samples=0), "dataset.max_train_samples = 0: use at least 1"),
         (lambda: container(dataset_kwargs={"x": 1}), "dataset.dataset_kwargs: x is not known"),
-        (lambda: container(tp=2, cp=2, packed_sequence_specs=_packed(60)), "packed_sequence_size = 60 is no multiple"),
+        (lambda: container(tp=2, cp=2, packed_sequence_specs=_packed(60)), "_size = 60 is not a multiple"),
     ],
 )
 def test_a_wrong_section_is_refused(make: Callable[[], Any], message: str) -> None:

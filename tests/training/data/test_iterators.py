@@ -153,7 +153,7 @@ def test_virtual_stages_have_iterators_of_their_own(found: dict[str, Any]) -> No
 
 
 ERRORS = {
-    "missing file": "onex.bin is not there; paths are given without .bin and .idx",
+    "missing file": "onex.bin does not exist; give paths without .bin and .idx",
     "no tokens": "the valid split (99.9,0.1,0) holds 0 tokens, and one sample takes 65; give it more in dataset.split",
     "several sets": "validation.multiple_validation_sets = True is not done; use one blend per split",
     "weights": "validation.full_validation = True: the validation data have weights; leave the weights out",

@@ -73,7 +73,7 @@ def test_missing_files_are_named(monkeypatch: pytest.MonkeyPatch, kind: Any, pac
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: True)
     with pytest.raises(ConfigError, match=r"needs tokenizer\.tokenizer_model: its file or directory"):
         check_tokenizer(TokenizerConfig(tokenizer_type=kind))
-    with pytest.raises(ConfigError, match=r"no\.model' is not there; give a path that exists"):
+    with pytest.raises(ConfigError, match=r"no\.model' does not exist; give a path that exists"):
         check_tokenizer(TokenizerConfig(tokenizer_type=kind, tokenizer_model=tmp_path / "no.model"))
 
 

@@ -420,7 +420,7 @@ def test_separators_and_prediction_blocks_of_a_pattern() -> None:
 
 
 def test_an_unknown_symbol() -> None:
-    with pytest.raises(ValueError, match=r"\['X'\] are no layers"):
+    with pytest.raises(ValueError, match=r"\['X'\] are not layers"):
         flops_per_token(hybrid_of("M*X"))
 
 

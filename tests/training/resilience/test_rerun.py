@@ -92,7 +92,7 @@ def test_unexpectedly_large_is_against_the_largest_of_the_first_values() -> None
     def is_large(value: float) -> bool:
         return made.is_unexpectedly_large(torch.tensor(value), threshold=10, context="loss", num_samples=3)
 
-    assert [is_large(value) for value in (1.0, -2.0, math.nan, 100.0)] == [False] * 4  # the NaN is no sample
+    assert [is_large(value) for value in (1.0, -2.0, math.nan, 100.0)] == [False] * 4  # the NaN is not a sample
     assert [is_large(value) for value in (999.0, -1000.0, 1001.0, math.inf)] == [False, True, True, False]
 
 

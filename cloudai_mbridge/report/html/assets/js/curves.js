@@ -123,7 +123,7 @@ function formatTick(value) {
 
 const LOG_TICKS = { tickFormat: formatTick, ticks: 5 };
 
-// A NaN is no gap to be overlooked: say where it begins.
+// A NaN is not a gap to be overlooked: say where it begins.
 function oddNotes(column) {
   const list = h("ul", { class: "odd" });
   const refresh = () => {

@@ -98,7 +98,7 @@ function verdictMark(verdict) {
   );
 }
 
-// Numbers by size, then words by their order, then what is no number, last what is missing; the last two stay last.
+// Numbers by size, then words by their order, then what is not a number, last what is missing; the last two stay last.
 function compareCells(a, b, direction) {
   const rank = (value) => {
     if (value === null || value === undefined || value === "") return 3;

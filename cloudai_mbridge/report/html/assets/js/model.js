@@ -94,7 +94,7 @@ function hasMeasured(run, ...measures) {
   return succeeded(run) && measures.every((measure) => isFinal(measure.of(run)));
 }
 
-// Checks of nodes are no points of the sweep.
+// Checks of nodes are not points of the sweep.
 function measured(runs, ...measures) {
   return runs.filter((run) => !run.is_pre_test && hasMeasured(run, ...measures));
 }
