@@ -189,7 +189,7 @@ def _sick(system: System, scheduler: Scheduler) -> set[str]:
     partitions = [] if isinstance(system, LocalSystem) else system.partitions
     own = [each for each in partitions if each.name == getattr(system, "default_partition", "")]
     nodes = [name for each in own for name in (*each.nodes, *(node for group in each.groups for node in group.nodes))]
-    return set(scheduler.sick_nodes(",".join(nodes))) if nodes else set()
+    return set(scheduler.unhealthy_nodes(",".join(nodes))) if nodes else set()
 
 
 def _point(run: RunPlan) -> str:

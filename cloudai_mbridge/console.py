@@ -16,7 +16,7 @@ from cloudai_mbridge.jobs import JobClass, JobStatus
 from cloudai_mbridge.logs import LogParser, StepRecord
 from cloudai_mbridge.plan import RunPlan, SweepPlan
 from cloudai_mbridge.regular_file import open_regular, read_chunks
-from cloudai_mbridge.runner.ends import INTERRUPTED
+from cloudai_mbridge.runner.finalizer import INTERRUPTED
 from cloudai_mbridge.runner.progress import log_name
 
 # What a notice has said of all runs together, when they are cancelled

@@ -148,7 +148,7 @@ class Scheduler(Protocol):
     def cancel(self, jobs: Iterable[Job]) -> None:
         """Ask the jobs to end, and all others of their tokens; ones that have ended are not an error."""
 
-    def sick_nodes(self, nodes: str) -> dict[str, str]:
+    def unhealthy_nodes(self, nodes: str) -> dict[str, str]:
         """Return the nodes of a job's host list that are out of service, with the reason."""
 
     def num_usable_nodes(self, exclude: Iterable[str]) -> int | None:

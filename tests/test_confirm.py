@@ -100,16 +100,16 @@ bare = ""
 class Fake:
     """A cluster of three nodes that submits nothing."""
 
-    def __init__(self, nodes: Iterable[str] = ("n1", "n2", "n3"), sick: Iterable[str] = ()) -> None:
-        self.nodes, self.sick, self.is_silent, self.is_dumb = set(nodes), set(sick), False, False
+    def __init__(self, nodes: Iterable[str] = ("n1", "n2", "n3"), unhealthy: Iterable[str] = ()) -> None:
+        self.nodes, self.unhealthy, self.is_silent, self.is_dumb = set(nodes), set(unhealthy), False, False
 
     def preflight(self) -> None:
         if self.is_silent:
             raise ToolFailure("Slurm does not answer")
 
-    def sick_nodes(self, nodes: str) -> dict[str, str]:
+    def unhealthy_nodes(self, nodes: str) -> dict[str, str]:
         assert nodes == "n[1-2],n3"
-        return dict.fromkeys(self.sick, "drained")
+        return dict.fromkeys(self.unhealthy, "drained")
 
     def num_usable_nodes(self, exclude: Iterable[str]) -> int | None:
         return None if self.is_dumb else len(self.nodes - set(exclude))
@@ -277,15 +277,15 @@ def test_every_point_avoids_its_own_nodes(tmp_path: Path, fake: Fake) -> None:
     assert notes.startswith(f"further runs of {root.name}\n")
 
 
-@pytest.mark.parametrize("why", ["too_few", "sick", "excluded"])
+@pytest.mark.parametrize("why", ["too_few", "unhealthy", "excluded"])
 def test_the_same_nodes_where_there_are_no_others(tmp_path: Path, fake: Fake, why: str) -> None:
     root = write(tmp_path)
     one, two, *_ = points_of(root)
     end(root, {one: "n1", two: "n2"})
     if why == "too_few":
         fake.nodes = {"n1", "n9"}  # n9 is excluded by the scenario
-    elif why == "sick":
-        fake.sick = {"n2", "n3"}
+    elif why == "unhealthy":
+        fake.unhealthy = {"n2", "n3"}
     else:
         exclude(root, "n2", "n3")
     nodes, notes = avoided(root, fake, one)
@@ -338,7 +338,7 @@ def _run(**more: Any) -> RunPlan:
     return RunPlan(**{**values, "secret_env": {}, **more})
 
 
-PAST = confirm.Past({"t/single": ("n1",)}, {"n7": "sick"})
+PAST = confirm.Past({"t/single": ("n1",)}, {"n7": "unhealthy"})
 
 
 def test_named_nodes_and_this_machine_are_used_again(root: Path, fake: Fake) -> None:

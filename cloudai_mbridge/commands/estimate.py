@@ -13,7 +13,7 @@ from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
 
 if TYPE_CHECKING:
     from cloudai_mbridge.constraints import Upstream
-    from cloudai_mbridge.estimate.question import Question
+    from cloudai_mbridge.estimate.request import EstimateRequest
     from cloudai_mbridge.megatron_bridge.presets import Preset
     from cloudai_mbridge.models.system import System
     from cloudai_mbridge.recipes import Recipe
@@ -82,9 +82,9 @@ def estimate(
     from cloudai_mbridge.models.load import load_system
 
     system = load_system(system_config) if system_config else None
-    question = _question(recipe, system, flops_formula, **given)
-    price, why_not = price_of(system, question.gpu.name if question.gpu else None)
-    found = estimate_point(question, estimator=memory_estimator, price=price, why_no_price=why_not)
+    request = _request(recipe, system, flops_formula, **given)
+    price, why_not = price_of(system, request.gpu.name if request.gpu else None)
+    found = estimate_point(request, estimator=memory_estimator, price=price, why_no_price=why_not)
     if is_json:
         click.echo(json.dumps(as_data(found), indent=1, allow_nan=False))
     else:
@@ -127,7 +127,7 @@ def proxy(recipe: str, layers: int, num_gpus: int, max_steps: int, output: Path 
     return OK
 
 
-def _question(
+def _request(
     recipe_name: str,
     system: "System | None",
     formula: str,
@@ -139,7 +139,7 @@ def _question(
     num_gpus: int | None,
     release: str | None,
     **sizes: Any,
-) -> "Question":
+) -> "EstimateRequest":
     """Return the point that the options describe, checked by the rules.
 
     Raises:
@@ -148,7 +148,7 @@ def _question(
     from cloudai_mbridge.constraints import Upstream
     from cloudai_mbridge.estimate.hardware import gpu_named
     from cloudai_mbridge.estimate.precision import precision_named
-    from cloudai_mbridge.estimate.question import Question, gpu_of
+    from cloudai_mbridge.estimate.request import EstimateRequest, gpu_of
     from cloudai_mbridge.estimate.trained import trained_question
     from cloudai_mbridge.recipes import load_recipe
     from cloudai_mbridge.recipes.apply import with_model_facts, with_recipe_defaults
@@ -191,7 +191,7 @@ def _question(
         return trained_question(recipe, args, preset, "", device, why_not, extra, named)
     args = with_recipe_defaults(args, recipe)
     _refuse_broken(args, system, recipe, overridden=overridden_by(extra))
-    return Question(recipe, args, device, why_not, extra, named)
+    return EstimateRequest(recipe, args, device, why_not, extra, named)
 
 
 def _refuse_broken(

@@ -32,9 +32,7 @@ def register(cli: click.Group) -> None:
 @click.argument("results", nargs=-1, required=True, type=_PATH)
 @click.option("--policy", type=_PATH, required=True, help="Policy TOML, such as conf/gates/default.toml.")
 @click.option("--baseline", type=_PATH, help="Baseline file instead of what the policy compares with.")
-@click.option(
-    "--confirm", type=click.IntRange(1, 100), help="Repeat inconclusive points so often, on other nodes."
-)
+@click.option("--confirm", type=click.IntRange(1, 100), help="Repeat inconclusive points so often, on other nodes.")
 @click.option("--json", "json_file", type=_PATH, help="Also write the result as JSON.")
 @click.option("--markdown", type=_PATH, help="Also write it for a CI's step summary.")
 @click.option("--junit", type=_PATH, help="Also write it as JUnit XML.")

@@ -17,7 +17,7 @@ from cloudai_mbridge.estimate.memory import Layout
 from cloudai_mbridge.estimate.memory.arguments import ADAPTER_TASKS
 from cloudai_mbridge.estimate.memory.totals import WHAT_STAYS, MemoryTotals
 from cloudai_mbridge.estimate.point import GIB, assumptions_for, flops_of, speed_of, times_of, tokens_per_step
-from cloudai_mbridge.estimate.question import Question, refusing
+from cloudai_mbridge.estimate.request import EstimateRequest, refusing
 from cloudai_mbridge.estimate.time import TimeModel
 
 _MOST_KEPT = 10_000
@@ -33,7 +33,7 @@ class Shape:
     shipped_gib: the same of the preset of the pinned release.
     """
 
-    question: Question
+    request: EstimateRequest
     gpu: Gpu
     model: Architecture
     layout: Layout
@@ -52,34 +52,34 @@ class Headlines:
         self._times: dict[Hashable, tuple[Architecture, TimeModel | str]] = {}
         self._flops: dict[Hashable, tuple[Architecture, int]] = {}
 
-    def of(self, question: Question) -> Headline:
+    def of(self, request: EstimateRequest) -> Headline:
         """Return what is known of a point; what is wrong with it is a reason, no exception."""
-        shape = self.shape_of(question)
+        shape = self.shape_of(request)
         return shape if isinstance(shape, Headline) else self.at(shape, shape.layout)
 
-    def shape_of(self, question: Question) -> Shape | Headline:
+    def shape_of(self, request: EstimateRequest) -> Shape | Headline:
         """Return the shape of a point, or all there is to say of it."""
-        gpu, args = question.gpu, question.args
+        gpu, args = request.gpu, request.args
         if gpu is None:
-            return Headline(None, args.num_gpus, why=(question.why_no_gpu,))
+            return Headline(None, args.num_gpus, why=(request.why_no_gpu,))
         try:
-            model = question.architecture
-            layout = question.layout_of(model)
-            flops = self._flops_of(question, model, layout)
+            model = request.architecture
+            layout = request.layout_of(model)
+            flops = self._flops_of(request, model, layout)
         except BadInput as error:
             return Headline(gpu.name, args.num_gpus, why=(str(error),))
-        times, memory = self._times_of(question, model, gpu), self._memory_of(model, layout, gpu)
-        rows = [(row.args.num_gpus, row.args.mb or 1, row.args.gb) for row in question.published_shape(model)]
+        times, memory = self._times_of(request, model, gpu), self._memory_of(model, layout, gpu)
+        rows = [(row.args.num_gpus, row.args.mb or 1, row.args.gb) for row in request.published_shape(model)]
         proven = _proven_gib(memory, model, layout, rows, (gpu.memory_gib or 0.0) * GIB)
-        shipped = _proven_gib(memory, model, layout, question.shipped, math.inf)
-        return Shape(question, gpu, model, layout, flops, times, memory, proven, shipped)
+        shipped = _proven_gib(memory, model, layout, request.shipped, math.inf)
+        return Shape(request, gpu, model, layout, flops, times, memory, proven, shipped)
 
     def at(self, shape: Shape, layout: Layout) -> Headline:
         """Return what is known of a point of this shape, whose layout differs in GPUs and batch alone."""
         why: list[str] = []
         peak, worst, modelled = _or_why(why, lambda: _fullest(shape, layout)) or (None, None, None)
         step = _or_why(why, lambda: _step_time_s(shape, layout))
-        speed = speed_of(step, tokens_per_step(shape.model, layout), shape.flops, shape.question, layout.num_gpus)
+        speed = speed_of(step, tokens_per_step(shape.model, layout), shape.flops, shape.request, layout.num_gpus)
         return Headline(
             gpu=shape.gpu.name,
             num_gpus=layout.num_gpus,
@@ -96,20 +96,20 @@ class Headlines:
             is_shipped=_needs_no_more(modelled, shape.shipped_gib),
         )
 
-    def _flops_of(self, question: Question, model: Architecture, layout: Layout) -> int:
-        key = (id(model), question.formula, layout.adapters_only)
+    def _flops_of(self, request: EstimateRequest, model: Architecture, layout: Layout) -> int:
+        key = (id(model), request.formula, layout.adapters_only)
         if key not in self._flops:
-            flops = flops_of(model, question.formula, is_frozen=layout.adapters_only)
+            flops = flops_of(model, request.formula, is_frozen=layout.adapters_only)
             _room(self._flops)[key] = (model, flops)  # the model lives as long as its id is a key
         return self._flops[key][1]
 
-    def _times_of(self, question: Question, model: Architecture, gpu: Gpu) -> TimeModel | str:
-        args = question.args
+    def _times_of(self, request: EstimateRequest, model: Architecture, gpu: Gpu) -> TimeModel | str:
+        args = request.args
         key = (id(model), gpu.name, args.compute_dtype, args.task in ADAPTER_TASKS)
         if key not in self._times:
             try:
                 with refusing("step_time_s cannot be estimated"):
-                    _room(self._times)[key] = (model, times_of(question, model))
+                    _room(self._times)[key] = (model, times_of(request, model))
             except BadInput as error:
                 _room(self._times)[key] = (model, str(error))
         return self._times[key][1]

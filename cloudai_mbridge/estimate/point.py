@@ -28,7 +28,7 @@ from cloudai_mbridge.estimate.not_considered import not_considered
 from cloudai_mbridge.estimate.precision import precision_named
 from cloudai_mbridge.estimate.prices import Price
 from cloudai_mbridge.estimate.published import PublishedRow
-from cloudai_mbridge.estimate.question import Question, refusing
+from cloudai_mbridge.estimate.request import EstimateRequest, refusing
 from cloudai_mbridge.estimate.time import HeldOutError, StepTime, TimeModel, time_model, why_no_time
 from cloudai_mbridge.training.flops import Formula, flops_per_token
 
@@ -54,7 +54,7 @@ class PointEstimate:
     whose `reference` has its own two terms. peak_memory_gib: of the fullest stage. memory_share: of the GPU's
     memory, needed for states and activations.
     gpu_hours: of the steps alone, without start-up. cost: of these. published: rows of exactly this point.
-    not_considered: what the point sets and no estimate reads. filled_in: as in `Question`.
+    not_considered: what the point sets and no estimate reads. filled_in: as in `EstimateRequest`.
     """
 
     recipe: str
@@ -101,7 +101,7 @@ class PointEstimate:
 
 
 def estimate_point(
-    question: Question,
+    request: EstimateRequest,
     *,
     estimator: str = DEFAULT_ESTIMATOR,
     price: Price | None = None,
@@ -113,30 +113,30 @@ def estimate_point(
         BadInput: sizes that do not fit together, an unknown number format or estimator, or a model that the FLOPs
             formula refuses.
     """
-    model, missing = question.architecture, dict[str, str]()
-    layout = question.layout_of(model)
-    flops, gpu = flops_of(model, question.formula, is_frozen=layout.adapters_only), question.gpu
+    model, missing = request.architecture, dict[str, str]()
+    layout = request.layout_of(model)
+    flops, gpu = flops_of(model, request.formula, is_frozen=layout.adapters_only), request.gpu
     tokens = tokens_per_step(model, layout)
     parameters = _or_why(missing, "parameters", lambda: _parameters(model))
     stages, reference = _memory(missing, model, layout, gpu, estimator)
     peak = reference.total if reference else worst_stage(stages).total if stages else None
-    times = _or_why(missing, "step_time_s", lambda: times_of(question, model))
+    times = _or_why(missing, "step_time_s", lambda: times_of(request, model))
     step = _or_why(missing, "step_time_s", lambda: times.step_time(layout)) if times else None
     seconds = step.step_time_s if step else None
-    speed = speed_of(seconds, tokens, flops, question, layout.num_gpus, missing)
-    num_steps = question.args.max_steps
+    speed = speed_of(seconds, tokens, flops, request, layout.num_gpus, missing)
+    num_steps = request.args.max_steps
     gpu_hours = _gpu_hours(speed.step_time_s, layout, num_steps, missing)
     cost = price.per_gpu_hour * gpu_hours if price and gpu_hours is not None else None
     if cost is None:
         missing["cost"] = missing.get("gpu_hours", why_no_price)
     memory_gib = gpu.memory_gib if gpu else None
     if memory_gib is None or peak is None:
-        missing["memory_share"] = missing.get("memory") or _why_no_memory(gpu, question)
+        missing["memory_share"] = missing.get("memory") or _why_no_memory(gpu, request)
     return PointEstimate(
-        recipe=question.recipe.name,
+        recipe=request.recipe.name,
         gpu=gpu.name if gpu else None,
         layout=layout,
-        formula=question.formula,
+        formula=request.formula,
         flops_per_token=flops,
         tokens_per_step=tokens,
         num_steps=num_steps,
@@ -156,9 +156,9 @@ def estimate_point(
         gpu_hours=gpu_hours,
         cost=cost,
         currency=price.currency if price else None,
-        published=question.published(model),
-        not_considered=not_considered(question.args, question.extra),
-        filled_in=question.filled_in,
+        published=request.published(model),
+        not_considered=not_considered(request.args, request.extra),
+        filled_in=request.filled_in,
         missing=MappingProxyType(missing),
     )
 
@@ -179,18 +179,18 @@ def tokens_per_step(model: Architecture, layout: Layout) -> int:
     return sequences * (layout.seq_length or model.seq_length)
 
 
-def times_of(question: Question, model: Architecture) -> TimeModel:
+def times_of(request: EstimateRequest, model: Architecture) -> TimeModel:
     """Return the model of step times.
 
     Raises:
         BadInput: there is none for this GPU and number format, with the reason.
     """
-    if question.gpu is None:
-        raise BadInput(question.why_no_gpu)
-    precision = precision_named(question.args.compute_dtype)
-    if reason := why_no_time(question.gpu, precision):
+    if request.gpu is None:
+        raise BadInput(request.why_no_gpu)
+    precision = precision_named(request.args.compute_dtype)
+    if reason := why_no_time(request.gpu, precision):
         raise BadInput(reason)
-    return time_model(model, question.gpu, precision, is_frozen=question.args.task in ADAPTER_TASKS)
+    return time_model(model, request.gpu, precision, is_frozen=request.args.task in ADAPTER_TASKS)
 
 
 def assumptions_for(gpu: Gpu | None) -> Assumptions:
@@ -217,22 +217,22 @@ def speed_of(
     step_time_s: float | None,
     tokens: int,
     flops: int,
-    question: Question,
+    request: EstimateRequest,
     num_gpus: int,
     missing: dict[str, str] | None = None,
 ) -> Speed:
     """Return the rates of a step time. tokens: of a step. flops: of a token."""
     missing = {} if missing is None else missing
-    if step_time_s is None or question.gpu is None:
-        why = missing.get("step_time_s", question.why_no_gpu)
+    if step_time_s is None or request.gpu is None:
+        why = missing.get("step_time_s", request.why_no_gpu)
         missing |= dict.fromkeys(("tokens_per_s_per_gpu", "tflops_per_gpu", "mfu"), why)
         return Speed(None, None, None, None)
     rate = tokens / step_time_s / num_gpus
     tflops = rate * flops / 1e12
-    precision = precision_named(question.args.compute_dtype)
-    share = mfu(tflops, question.gpu, precision)
+    precision = precision_named(request.args.compute_dtype)
+    share = mfu(tflops, request.gpu, precision)
     if share is None:
-        missing["mfu"] = f"{question.gpu.name} has no peak for {precision}"
+        missing["mfu"] = f"{request.gpu.name} has no peak for {precision}"
     return Speed(step_time_s, rate, tflops, share)
 
 
@@ -260,8 +260,8 @@ def _gpu_hours(
     return layout.num_gpus * step_time_s * num_steps / 3600
 
 
-def _why_no_memory(gpu: Gpu | None, question: Question) -> str:
-    return f"the memory of {gpu.name} is not known" if gpu else question.why_no_gpu
+def _why_no_memory(gpu: Gpu | None, request: EstimateRequest) -> str:
+    return f"the memory of {gpu.name} is not known" if gpu else request.why_no_gpu
 
 
 def _or_why(missing: dict[str, str], name: str, answer: Callable[[], T]) -> T | None:

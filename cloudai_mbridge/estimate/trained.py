@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from cloudai_mbridge.estimate.hardware import Gpu
-from cloudai_mbridge.estimate.question import Question
+from cloudai_mbridge.estimate.request import EstimateRequest
 from cloudai_mbridge.megatron_bridge.described import describe
 from cloudai_mbridge.megatron_bridge.presets import Preset, said, with_preset
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
@@ -27,12 +27,12 @@ def trained_question(
     why_no_gpu: str,
     extra: Mapping[str, str],
     formula: Formula = NEW,
-) -> Question:
+) -> EstimateRequest:
     """Return what is to be estimated of a point. args: its own, with the sizes of the recipe's model."""
     resolved = with_preset(args, preset)
     if missing := _missing(resolved.unknown, recipe):
         why = f"Megatron-Bridge decides {', '.join(missing)}, and {why_no_preset}; set them"
-        return Question(recipe, args, gpu, why_no_gpu, extra, formula, why_no_layout=why)
+        return EstimateRequest(recipe, args, gpu, why_no_gpu, extra, formula, why_no_layout=why)
     trained, published = resolved.args, None
     if not trained.seq_length:
         trained = trained.model_copy(update={"seq_length": recipe.default("model", "seq_length")})
@@ -40,7 +40,9 @@ def trained_question(
         published = args.model_copy(update={name: getattr(trained, name) for name in _PUBLISHED})
     is_its_gpu = preset is not None and gpu is not None and gpu.name == preset.row.gpu
     shipped = _shipped(recipe, args, preset, extra) if is_its_gpu else ()
-    return Question(recipe, trained, gpu, why_no_gpu, extra, formula, published, shipped, filled_in=describe(resolved))
+    return EstimateRequest(
+        recipe, trained, gpu, why_no_gpu, extra, formula, published, shipped, filled_in=describe(resolved)
+    )
 
 
 def _missing(unknown: frozenset[str], recipe: Recipe) -> list[str]:

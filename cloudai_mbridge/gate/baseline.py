@@ -4,7 +4,7 @@ from pathlib import Path
 
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.gate.baseline_model import Baseline
-from cloudai_mbridge.gate.baseline_sums import mistake_of
+from cloudai_mbridge.gate.baseline_sums import find_mistake
 from cloudai_mbridge.models.load import validate
 from cloudai_mbridge.models.toml_source import read_toml
 
@@ -24,7 +24,7 @@ def load_baseline(path: Path) -> Baseline:
         raise BadInput(f"{place}: {version!r} is unknown, {BASELINE_VERSION} is needed; use the mbridge that wrote it")
     baseline = validate(Baseline, source.data, source)
     for i, point in enumerate(baseline.points):
-        if mistake := mistake_of(point):
+        if mistake := find_mistake(point):
             raise BadInput(f"{source.where(('points', i))}: {point.point!r}: {mistake}")
         if baseline.point(point.point) is not point:
             raise BadInput(f"{source.where(('points', i, 'point'))}: {point.point!r} appears twice; remove one")

@@ -31,7 +31,7 @@ def noise_between(values: Sequence[Value]) -> float | None:
     return 0.0 if noise < _NO_NOISE else _round(noise, _NOISE_DIGITS)
 
 
-def mistake_of(point: BaselinePoint) -> str:
+def find_mistake(point: BaselinePoint) -> str:
     """Return what does not fit together in a point, "" if everything does."""
     if comparability_id(point.comparability) != point.comparability_id:
         return f"comparability_id is not the digest of its [points.comparability]; {_EDITED}"
@@ -43,10 +43,10 @@ def mistake_of(point: BaselinePoint) -> str:
         return "a metric appears twice; remove one"
     if stray := sorted({name for run in point.runs for name in run.values} - set(names)):
         return f"its runs have values of {stray[0]!r}, which is not among its metrics; {_EDITED}"
-    return next((mistake for metric in point.metrics if (mistake := _mistake_of_metric(metric, point))), "")
+    return next((mistake for metric in point.metrics if (mistake := _find_metric_mistake(metric, point))), "")
 
 
-def _mistake_of_metric(metric: BaselineMetric, point: BaselinePoint) -> str:
+def _find_metric_mistake(metric: BaselineMetric, point: BaselinePoint) -> str:
     known = METRICS.get(metric.name)
     if known is None:
         return f"{metric.name!r} is not a metric; {suggest(metric.name, list(METRICS))}"

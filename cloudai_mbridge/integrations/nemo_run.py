@@ -90,9 +90,9 @@ class NemoRunClient:
         """Cancel at the scheduler."""
         self._scheduler.cancel(jobs)
 
-    def sick_nodes(self, nodes: str) -> dict[str, str]:
+    def unhealthy_nodes(self, nodes: str) -> dict[str, str]:
         """Ask the scheduler."""
-        return self._scheduler.sick_nodes(nodes)
+        return self._scheduler.unhealthy_nodes(nodes)
 
     def num_usable_nodes(self, exclude: Iterable[str]) -> int | None:
         """Ask the scheduler."""

@@ -101,7 +101,7 @@ class LocalClient:
             if process.child.poll() is None:
                 self._end(process, "CANCELLED")
 
-    def sick_nodes(self, nodes: str) -> dict[str, str]:
+    def unhealthy_nodes(self, nodes: str) -> dict[str, str]:
         """This machine is well enough to ask."""
         return {}
 

@@ -19,7 +19,7 @@ from cloudai_mbridge.plan.pre_test import plan_pre_test
 from cloudai_mbridge.plan.run import plan_run
 from cloudai_mbridge.plan.run_plan import RejectedPoint, RunPlan, SweepPlan
 from cloudai_mbridge.plan.supported import notes_on, notes_on_system, refuse_unsupported
-from cloudai_mbridge.plan.upstream import graph_note, is_told
+from cloudai_mbridge.plan.upstream import graph_note, is_passed
 from cloudai_mbridge.sweep import CheckedPoint, Sweep, checked_points
 from cloudai_mbridge.sweep.estimated import SweepEstimates
 from cloudai_mbridge.sweep.fill_in import fill_in_notes, lifted_note
@@ -157,7 +157,7 @@ class _TestPlan:
         share = self._limits.memory_share
         if share is None or not (headline := estimates.of(point)).exceeds(MemoryLimit(share)):
             return ()
-        return (memory_violation(headline, share, estimates.question(point)),)
+        return (memory_violation(headline, share, estimates.request(point)),)
 
     def _reject(self, point: CheckedPoint, violations: tuple[Violation, ...]) -> None:
         self.num_rejected += 1
@@ -208,7 +208,7 @@ class _TestPlan:
 
     def _require_measured_steps(self, args: ResolvedCmdArgs) -> None:
         definition, steps = self._test.definition, args.max_steps or 0
-        is_decided = args.launcher is Launcher.EMBEDDED or is_told("max_steps", args, self._test.run)
+        is_decided = args.launcher is Launcher.EMBEDDED or is_passed("max_steps", args, self._test.run)
         if is_decided and steps < 1:
             raise BadInput(f"test {self._test.run.id!r}: cmd_args.max_steps = {steps} trains nothing; use at least 1")
         if is_decided and steps <= (warmup := definition.warmup_steps(steps)):

@@ -136,7 +136,7 @@ class TestPlan:
 
     def terms(self, point: CheckedPoint) -> str:
         """Return the largest terms of a point's fullest stage."""
-        return largest_terms(self.estimates.question(point))
+        return largest_terms(self.estimates.request(point))
 
     def _points(self) -> Iterator[CheckedPoint]:
         points = partial(checked_points, self.sweep, self._system, self.pinned)

@@ -15,7 +15,7 @@ from cloudai_mbridge.models.system import System
 from cloudai_mbridge.models.test_definition import MegatronBridgeTestDefinition
 from cloudai_mbridge.models.time_limit import parse_time_limit
 from cloudai_mbridge.plan.run_plan import RunPlan
-from cloudai_mbridge.plan.upstream import HF_TOKEN, WANDB_API_KEY, is_told, is_upstream, plan_upstream
+from cloudai_mbridge.plan.upstream import HF_TOKEN, WANDB_API_KEY, is_passed, is_upstream, plan_upstream
 from cloudai_mbridge.recipes import Recipe
 from cloudai_mbridge.recipes.apply import core_release, training_config
 from cloudai_mbridge.sweep import SweepPoint
@@ -40,7 +40,7 @@ def plan_run(
     placement = place(Point(args, system, recipe, None if upstream else point.num_nodes))
     env = {name: str(value) for name, value in system.global_env_vars.items()} | dict(point.env)
     time_limit = run.time_limit or args.time_limit
-    num_steps = args.max_steps if not upstream or is_told("max_steps", args, run) else None
+    num_steps = args.max_steps if not upstream or is_passed("max_steps", args, run) else None
     return RunPlan(
         key=f"{slug(run.id)}/{point.label}/{iteration}",
         test_id=run.id,

@@ -89,7 +89,7 @@ def plan_upstream(test: LoadedTest, args: ResolvedCmdArgs, system: System) -> Up
     assert isinstance(system, SlurmSystem)
     gpus_per_node = args.gpus_per_node or system.gpus_per_node
     return UpstreamPlan(
-        args=told_args(args, test.run),
+        args=launcher_args(args, test.run),
         credentials=_credentials(args),
         overrides=_TENSORBOARD | _overrides(args) | dict(definition.extra_cmd_args),
         gpus_per_node=gpus_per_node,
@@ -100,7 +100,7 @@ def plan_upstream(test: LoadedTest, args: ResolvedCmdArgs, system: System) -> Up
     )
 
 
-def is_told(name: str, args: ResolvedCmdArgs, run: TestRun) -> bool:
+def is_passed(name: str, args: ResolvedCmdArgs, run: TestRun) -> bool:
     """Return whether the launcher is told an argument.
 
     CloudAI tells what was set, by the user or the sweep. Of a test that a scenario refers to by name it tells the
@@ -109,9 +109,9 @@ def is_told(name: str, args: ResolvedCmdArgs, run: TestRun) -> bool:
     return name in args.model_fields_set or name in _ALWAYS_TOLD or run.test_name is not None
 
 
-def told_args(args: ResolvedCmdArgs, run: TestRun) -> dict[str, Any]:
+def launcher_args(args: ResolvedCmdArgs, run: TestRun) -> dict[str, Any]:
     """Return the arguments that become flags; never an empty one."""
-    values = {name: value for name, value in args.model_dump(mode="json").items() if is_told(name, args, run)}
+    values = {name: value for name, value in args.model_dump(mode="json").items() if is_passed(name, args, run)}
     if "moe_a2a_overlap" in values:
         values["moe_a2a_overlap"] = bool(args.moe_a2a_overlap)  # as CloudAI tells it
     if values.get("cuda_graph_impl") == "full_iteration":  # which no launcher's parser takes

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 
 from cloudai_mbridge.errors import BadInput, ToolFailure
 from cloudai_mbridge.models.hostlist import expand_hostlist
-from cloudai_mbridge.runner.board import Board
+from cloudai_mbridge.runner.context import RunnerContext
 from cloudai_mbridge.runner.tracked import Tracked
 
 _ASK_AGAIN_S = 30.0
@@ -14,9 +14,9 @@ _ASK_AGAIN_S = 30.0
 class Nodes:
     """The excluded nodes of a run, as the journal has them."""
 
-    def __init__(self, board: Board) -> None:
-        self._board = board
-        self._excluded = board.journal.excluded()
+    def __init__(self, context: RunnerContext) -> None:
+        self._context = context
+        self._excluded = context.journal.excluded()
         self._usable: int | None = None
         self._asked_at = float("-inf")
 
@@ -30,8 +30,8 @@ class Nodes:
         if node not in self._excluded:
             self._excluded[node] = reason
             self._asked_at = float("-inf")
-            self._board.journal.exclude(node, reason)
-            self._board.observer.notice(f"node {node} is excluded: {reason}")
+            self._context.journal.exclude(node, reason)
+            self._context.observer.notice(f"node {node} is excluded: {reason}")
 
     def blame(self, run: Tracked, failure: str, named: Iterable[str]) -> None:
         """Exclude what the evidence against a run names, and those of its nodes that are out of service."""
@@ -41,14 +41,14 @@ class Nodes:
         bad = {node: f"{failure} in {key}" for node in own if node in blamed}  # a log may say anything
         if run.status is not None and run.status.nodes:
             try:
-                sick = self._board.scheduler.sick_nodes(run.status.nodes)
-                bad |= {node: f"{state} after {failure} in {key}" for node, state in sick.items()}
+                unhealthy = self._context.scheduler.unhealthy_nodes(run.status.nodes)
+                bad |= {node: f"{state} after {failure} in {key}" for node, state in unhealthy.items()}
             except ToolFailure as error:
-                self._board.observer.notice(f"{error}; it is unknown which node failed {key}")
+                self._context.observer.notice(f"{error}; it is unknown which node failed {key}")
         for node, reason in bad.items():
             self.exclude(node, reason)
 
-    def lack_for(self, run: Tracked) -> str:
+    def shortage_for(self, run: Tracked) -> str:
         """Return why a run cannot have the nodes that it needs, "" if it can."""
         if not self._excluded or run.plan.is_pre_test:
             return ""
@@ -65,7 +65,7 @@ class Nodes:
         """Ask how many nodes are left, not too often."""
         if time.monotonic() - self._asked_at > _ASK_AGAIN_S:
             try:
-                self._usable = self._board.scheduler.num_usable_nodes(self._excluded)
+                self._usable = self._context.scheduler.num_usable_nodes(self._excluded)
             except ToolFailure:
                 return None  # then the scheduler itself will say what is wrong
             self._asked_at = time.monotonic()

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from cloudai_mbridge.errors import ToolFailure
 from cloudai_mbridge.jobs import Job, Submission
 from cloudai_mbridge.plan import RunPlan
-from cloudai_mbridge.runner.board import Board
+from cloudai_mbridge.runner.context import RunnerContext
 
 # The longer nothing has turned up, the less often it is looked for.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 15.0, 300.0
@@ -15,8 +15,8 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 15.0, 300.0
 class Strays:
     """Looks for the jobs of withdrawn attempts as long as this process runs, and cancels them."""
 
-    def __init__(self, board: Board) -> None:
-        self._board = board
+    def __init__(self, context: RunnerContext) -> None:
+        self._context = context
         self._runs: dict[str, tuple[RunPlan, ...]] = {}
         self._pause_s = _FIRST_PAUSE_S
         self._looked_at = float("-inf")
@@ -37,7 +37,7 @@ class Strays:
                 self._cancel(submissions)
         except ToolFailure as error:
             self._pause_s = _FIRST_PAUSE_S
-            self._board.bear(error)
+            self._context.tolerate(error)
 
     def _rounds(self) -> Iterator[list[Submission]]:
         """Yield the submissions in as few groups as there are withdrawn attempts of one run."""
@@ -53,8 +53,8 @@ class Strays:
             yield chosen
 
     def _cancel(self, submissions: list[Submission]) -> None:
-        root = self._board.root
-        found = self._board.scheduler.find(submissions, root)
+        root = self._context.root
+        found = self._context.scheduler.find(submissions, root)
         late = [
             Job(run.key, found[run.key], submission.token, root / run.key, run.array_index)
             for submission in submissions
@@ -65,9 +65,9 @@ class Strays:
             return
         ids = ", ".join(sorted(found.values()))
         text = f"cancelling {ids}: submitted after it had been given up"
-        self._board.observer.notice(text)
-        self._board.journal.note(text)
-        self._board.scheduler.cancel(late)
+        self._context.observer.notice(text)
+        self._context.journal.note(text)
+        self._context.scheduler.cancel(late)
         for job in late:
             self._runs[job.token] = tuple(run for run in self._runs[job.token] if run.key != job.key)
             if not self._runs[job.token]:

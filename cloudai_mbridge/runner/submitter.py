@@ -9,8 +9,8 @@ from cloudai_mbridge.jobs import SUBMITTED, JobClass, JobStatus, Submission, Sub
 from cloudai_mbridge.launch.claim import claimed_by
 from cloudai_mbridge.plan import ROOT_FILES, RunPlan
 from cloudai_mbridge.runner.attempts import put_aside
-from cloudai_mbridge.runner.board import Board
-from cloudai_mbridge.runner.ends import Ends
+from cloudai_mbridge.runner.context import RunnerContext
+from cloudai_mbridge.runner.finalizer import Finalizer
 from cloudai_mbridge.runner.interrupt import Interrupts
 from cloudai_mbridge.runner.nodes import Nodes
 from cloudai_mbridge.runner.schedule import Schedule
@@ -27,13 +27,13 @@ _NO_LIMIT = 1 << 30
 class Submitter:
     """Submits within the limits; first the intent goes into the journal, then the submission, then the job's id."""
 
-    def __init__(self, board: Board, nodes: Nodes, ends: Ends, keep_open: int | None) -> None:
+    def __init__(self, context: RunnerContext, nodes: Nodes, ends: Finalizer, keep_open: int | None) -> None:
         """keep_open: the lock on submissions, for the commands that submit."""
-        self._board, self._nodes, self._ends, self._keep_open = board, nodes, ends, keep_open
-        self._schedule = Schedule(board.runs, board.config.max_parallel, board.config.max_gpu_hours)
+        self._context, self._nodes, self._finalizer, self._keep_open = context, nodes, ends, keep_open
+        self._schedule = Schedule(context.runs, context.config.max_parallel, context.config.max_gpu_hours)
         self._parallel_of: dict[str, int] = {}
         self._unsure_since: float | None = None
-        self._strays = Strays(board)
+        self._strays = Strays(context)
         self._backoff_s, self._submit_after, self._most = 0.0, 0.0, _NO_LIMIT
         self._postponed_since: float | None = None
         self._failing_since: float | None = None
@@ -41,23 +41,23 @@ class Submitter:
     def submit_ready(self, interrupts: Interrupts) -> None:
         """Submit, in order, what waits for nothing any more, within the limits."""
         self.resolve_unsure()
-        self._ends.carry_on_stopping()
+        self._finalizer.continue_stopping()
         self._end_outlived()
         ready = self._schedule.ready(time.monotonic())
-        is_closed = self._board.unsure or self._board.stop is not None
+        is_closed = self._context.unsure or self._context.stop is not None
         if not ready or is_closed or time.monotonic() < self._submit_after:
             return
         ready = [run for run in ready if self._has_nodes(run)]
         try:
-            batches = self._board.scheduler.batches([run.plan for run in ready])
+            batches = self._context.scheduler.batches([run.plan for run in ready])
         except ToolFailure as error:
-            self._board.bear(error)
+            self._context.tolerate(error)
             return
         for batch in batches:
             interrupts.check()
-            if self._board.stop is not None:
+            if self._context.stop is not None:
                 return
-            if not self._submit_batch([self._board.by_key[plan.key] for plan in batch]):
+            if not self._submit_batch([self._context.by_key[plan.key] for plan in batch]):
                 return
 
     def _end_outlived(self) -> None:
@@ -66,15 +66,15 @@ class Submitter:
         for run in self._schedule.outlived():
             reason = f"{' or '.join(run.plan.end_with)} has ended (end_post_comp)"
             if run.phase is Phase.WAITING:
-                self._board.skip([run], reason)
+                self._context.skip([run], reason)
             elif run.phase is Phase.ACTIVE and run.ending is None:
                 active.append((run, JobStatus("STOPPED", JobClass.STOPPED, reason=reason)))
-        self._ends.end(active)
+        self._finalizer.end(active)
 
     def _has_nodes(self, run: Tracked) -> bool:
         """Return whether enough nodes are left; if not, the run is skipped."""
-        if reason := self._nodes.lack_for(run):
-            self._board.skip([run], reason)
+        if reason := self._nodes.shortage_for(run):
+            self._context.skip([run], reason)
         return not reason
 
     def _submit_batch(self, batch: list[Tracked]) -> bool:
@@ -84,9 +84,9 @@ class Submitter:
             return False
         chosen = self._schedule.affordable(batch)[: self._most]
         if not chosen:
-            if not self._board.active() and not self._board.unsure:
-                limit = self._board.config.max_gpu_hours
-                self._board.skip(batch, f"runner.max_gpu_hours = {limit:g} allows no further run")
+            if not self._context.active() and not self._context.unsure:
+                limit = self._context.config.max_gpu_hours
+                self._context.skip(batch, f"runner.max_gpu_hours = {limit:g} allows no further run")
             return True
         return self._submit(chosen, slots if slots is not None and slots < len(chosen) else None)
 
@@ -94,7 +94,7 @@ class Submitter:
         """Submit runs together; return whether the scheduler takes more."""
         submission = self._intend(runs, parallel)
         try:
-            ids = self._board.scheduler.submit(submission, self._board.root)
+            ids = self._context.scheduler.submit(submission, self._context.root)
         except SubmitRefused as error:
             self._refused(runs, str(error))
         except SubmitLater as error:
@@ -102,14 +102,14 @@ class Submitter:
             return False
         except SubmitDoubtful as error:
             self._is_unsure(submission, runs)
-            self._board.doubts[submission.token] = str(error)
-            self._board.observer.notice(f"{error}; looking for the job")
+            self._context.doubts[submission.token] = str(error)
+            self._context.observer.notice(f"{error}; looking for the job")
             return False
         except ToolFailure as error:
             self._failing_since = self._failing_since or time.monotonic()
             self._most = max(1, len(runs) // 2)  # it may have been too many at a time
             self._is_unsure(submission, runs)
-            self._board.bear(error)
+            self._context.tolerate(error)
             return False
         else:
             self._submitted(ids)
@@ -118,7 +118,7 @@ class Submitter:
         return True
 
     def _is_unsure(self, submission: Submission, runs: Iterable[Tracked]) -> None:
-        self._board.unsure[submission.token] = submission
+        self._context.unsure[submission.token] = submission
         for run in runs:
             run.phase = Phase.UNSURE
 
@@ -127,14 +127,14 @@ class Submitter:
         token = secrets.token_hex(8)
         for run in runs:
             if run.token:
-                self._board.withdraw(run)  # a job of it may be forgotten, and still start
+                self._context.withdraw(run)  # a job of it may be forgotten, and still start
             if run.number:
-                put_aside(self._board.root / run.plan.key, run.number)
+                put_aside(self._context.root / run.plan.key, run.number)
             run.number, run.token, run.ending = run.number + 1, token, None
             run.odd_since = run.unknown_since = None
         attempts = [(run.plan.key, run.number) for run in runs]
-        self._board.journal.intend(attempts, token)
-        self._board.log.submitting(token, attempts)
+        self._context.journal.intend(attempts, token)
+        self._context.log.submitting(token, attempts)
         if parallel is not None:
             self._parallel_of[token] = parallel
         excluded = tuple(sorted(self._nodes.excluded)) if not runs[0].plan.is_pre_test else ()
@@ -142,34 +142,34 @@ class Submitter:
 
     def _submitted(self, ids: dict[str, str]) -> None:
         """Write down the jobs."""
-        with self._board.journal.transaction():
+        with self._context.journal.transaction():
             for key, job_id in ids.items():
-                number = self._board.by_key[key].number
-                self._board.journal.submitted(key, number, job_id)
-                self._board.journal.saw(key, number, SUBMITTED)
+                number = self._context.by_key[key].number
+                self._context.journal.submitted(key, number, job_id)
+                self._context.journal.saw(key, number, SUBMITTED)
         for key, job_id in ids.items():
-            run = self._board.by_key[key]
+            run = self._context.by_key[key]
             run.phase, run.job_id, run.status, run.submitted_at = Phase.ACTIVE, job_id, SUBMITTED, time.monotonic()
-            self._board.has_changed = True
-            self._board.observer.saw(run.plan, SUBMITTED)
+            self._context.has_changed = True
+            self._context.observer.saw(run.plan, SUBMITTED)
 
     def _refused(self, runs: list[Tracked], words: str) -> None:
         reason = f"the scheduler's message: {words}"
         for run in runs:
-            self._ends.record(run, JobStatus("REFUSED", JobClass.FAILED, reason=reason, run_time_s=0.0))
-        self._ends.conclude(runs)
-        self._ends.carry_on_stopping()
+            self._finalizer.record(run, JobStatus("REFUSED", JobClass.FAILED, reason=reason, run_time_s=0.0))
+        self._finalizer.conclude(runs)
+        self._finalizer.continue_stopping()
 
     def _postponed(self, runs: list[Tracked], error: SubmitLater) -> None:
         """Try again later, and with fewer at a time if there is a limit on jobs that our own may have reached."""
         now = time.monotonic()
-        if self._postponed_since is None or self._board.active():
+        if self._postponed_since is None or self._context.active():
             self._postponed_since = now
         self._forget(runs, str(error), is_doubtful=False)
-        if now - self._postponed_since > self._board.config.patience_s:
-            raise self._board.pause(str(error))
+        if now - self._postponed_since > self._context.config.patience_s:
+            raise self._context.pause(str(error))
         if not self._backoff_s:
-            self._board.observer.notice(f"{error}; submitting again later")
+            self._context.observer.notice(f"{error}; submitting again later")
         if error.is_limit:
             self._most = max(1, len(runs) // 2)
         self._backoff_s = min(max(2 * self._backoff_s, _FIRST_BACKOFF_S), _LONGEST_BACKOFF_S)
@@ -177,9 +177,9 @@ class Submitter:
 
     def _forget(self, runs: Collection[Tracked], why: str, *, is_doubtful: bool) -> None:
         """Take back attempts for which nothing was submitted, or nothing that may train."""
-        with self._board.journal.transaction():
+        with self._context.journal.transaction():
             for run in runs:
-                self._board.journal.forget(run.plan.key, run.number, why)
+                self._context.journal.forget(run.plan.key, run.number, why)
         self._log_withdrawn(runs, is_doubtful=is_doubtful)
         for run in runs:
             run.phase, run.number, run.token = Phase.WAITING, run.number - 1, ""
@@ -189,33 +189,33 @@ class Submitter:
         for run in runs:
             by_token.setdefault(run.token, []).append(run.plan)
         for token, plans in by_token.items():
-            self._board.log.withdrawn(token, [plan.key for plan in plans], is_doubtful=is_doubtful)
+            self._context.log.withdrawn(token, [plan.key for plan in plans], is_doubtful=is_doubtful)
             if is_doubtful:
                 self._strays.add(token, plans)
 
     def resolve_unsure(self) -> None:
         """Find out what became of submissions that nobody saw succeed or fail."""
         self._strays.cancel()
-        if not self._board.unsure:
+        if not self._context.unsure:
             return
         try:
-            found = self._board.scheduler.find(self._board.unsure.values(), self._board.root)
+            found = self._context.scheduler.find(self._context.unsure.values(), self._context.root)
         except ToolFailure as error:
-            self._board.bear(error)
+            self._context.tolerate(error)
             return
-        self._board.answered()
+        self._context.answered()
         self._unsure_since = self._unsure_since or time.monotonic()
-        self._submitted({key: id_ for key, id_ in found.items() if self._board.by_key[key].phase is Phase.UNSURE})
-        is_settled = time.monotonic() - self._unsure_since > self._board.config.settle_s
-        for token, submission in list(self._board.unsure.items()):
-            missing = [run for plan in submission.runs if (run := self._board.by_key[plan.key]).phase is Phase.UNSURE]
+        self._submitted({key: id_ for key, id_ in found.items() if self._context.by_key[key].phase is Phase.UNSURE})
+        is_settled = time.monotonic() - self._unsure_since > self._context.config.settle_s
+        for token, submission in list(self._context.unsure.items()):
+            missing = [run for plan in submission.runs if (run := self._context.by_key[plan.key]).phase is Phase.UNSURE]
             if missing and not is_settled:
                 continue
             self._give_up(token, missing)
-        if not self._board.unsure:
+        if not self._context.unsure:
             self._unsure_since = None
             if self._has_failed_for_long():
-                raise self._board.pause("no submission has succeeded")
+                raise self._context.pause("no submission has succeeded")
 
     def stop(self) -> None:
         """Cancel what has turned up of attempts that were given up."""
@@ -225,12 +225,12 @@ class Submitter:
         """Claim the attempts whose jobs nobody has seen; they are tried again, or refused in the scheduler's words."""
         left = []
         for run in missing:
-            if (holder := self._board.withdraw(run)) is None:
+            if (holder := self._context.withdraw(run)) is None:
                 left.append(run)
             else:
                 self._submitted({run.plan.key: holder})
-        del self._board.unsure[token]
-        words = self._board.doubts.pop(token, None)
+        del self._context.unsure[token]
+        words = self._context.doubts.pop(token, None)
         for run in left:
             run.num_doubtful += words is not None
         if refused := [run for run in left if run.num_doubtful >= DOUBTFUL_TRIES]:
@@ -241,11 +241,11 @@ class Submitter:
 
     def recover(self) -> None:
         """Take submissions that are in their log and not in the journal as ones that nobody saw succeed."""
-        entries = self._board.journal.entries()
+        entries = self._context.journal.entries()
         last = {key: entry.last.number if entry.last else 0 for key, entry in entries.items()}
         found, withdrawn = 0, set()
-        for attempt in self._board.log.read():
-            run = self._board.by_key.get(attempt.key)
+        for attempt in self._context.log.read():
+            run = self._context.by_key.get(attempt.key)
             if run is None:
                 continue
             if attempt.is_withdrawn:
@@ -259,29 +259,31 @@ class Submitter:
         self._look_for_superseded(withdrawn)
         if found:
             where = ROOT_FILES.submissions
-            self._board.observer.notice(f"{found} submissions are in {where} and not in the journal; looking for them")
+            self._context.observer.notice(
+                f"{found} submissions are in {where} and not in the journal; looking for them"
+            )
 
     def _look_for_superseded(self, withdrawn: Collection[tuple[str, str]]) -> None:
         """Look for jobs of attempts after which another one was submitted: those that never started may still wait.
 
         Only a journal that was lost, and taken up from the log, has such attempts without a job.
         """
-        for key, entry in self._board.journal.entries().items():
+        for key, entry in self._context.journal.entries().items():
             for attempt in entry.attempts[:-1]:
                 is_known = attempt.job_id is not None or attempt.ended_at is not None
-                is_known |= (key, attempt.token) in withdrawn or key not in self._board.by_key
-                if not is_known and claimed_by(self._board.root / key, attempt.token) is None:
-                    self._board.log.withdrawn(attempt.token, [key], is_doubtful=True)
-                    self._strays.add(attempt.token, [self._board.by_key[key].plan])
+                is_known |= (key, attempt.token) in withdrawn or key not in self._context.by_key
+                if not is_known and claimed_by(self._context.root / key, attempt.token) is None:
+                    self._context.log.withdrawn(attempt.token, [key], is_doubtful=True)
+                    self._strays.add(attempt.token, [self._context.by_key[key].plan])
 
     def _recover(self, attempt: LoggedAttempt) -> None:
-        journal, key = self._board.journal, attempt.key
+        journal, key = self._context.journal, attempt.key
         with journal.transaction():
             journal.intend([(key, attempt.number)], attempt.token)
-            if job_id := claimed_by(self._board.root / key, attempt.token):
+            if job_id := claimed_by(self._context.root / key, attempt.token):
                 journal.submitted(key, attempt.number, job_id)
 
     def _has_failed_for_long(self) -> bool:
         """Return whether submissions have failed, one after the other, for longer than anybody has patience."""
         since = self._failing_since
-        return since is not None and time.monotonic() - since > self._board.config.patience_s
+        return since is not None and time.monotonic() - since > self._context.config.patience_s

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from cloudai_mbridge.errors import ToolFailure
 from cloudai_mbridge.jobs import FORGOTTEN, NEVER_STARTED, JobClass, JobStatus, Seen, Submission
-from cloudai_mbridge.runner.board import Board
-from cloudai_mbridge.runner.ends import INTERRUPTED, Ends
+from cloudai_mbridge.runner.context import RunnerContext
+from cloudai_mbridge.runner.finalizer import INTERRUPTED, Finalizer
 from cloudai_mbridge.runner.interrupt import Interrupts
 from cloudai_mbridge.runner.journal import JournalEntry
 from cloudai_mbridge.runner.nodes import Nodes
@@ -24,13 +24,13 @@ _ASK_FOR_LOST_S = 1.0
 class Sweep:
     """Every change is in the journal before anything else follows from it, so that any process can go on from there."""
 
-    def __init__(self, board: Board, judge: Judge, keep_open: int | None = None) -> None:
+    def __init__(self, context: RunnerContext, judge: Judge, keep_open: int | None = None) -> None:
         """keep_open: the lock on submissions, for the commands that submit."""
-        self._board = board
-        nodes = Nodes(board)
-        self._ends = Ends(board, nodes, judge)
-        self._submitter = Submitter(board, nodes, self._ends, keep_open)
-        self._progress = Progress(board.root)
+        self._context = context
+        nodes = Nodes(context)
+        self._finalizer = Finalizer(context, nodes, judge)
+        self._submitter = Submitter(context, nodes, self._finalizer, keep_open)
+        self._progress = Progress(context.root)
         self.poll_s = 0.0
         self._ask_for_lost_after = 0.0
         self._stopping_since: float | None = None
@@ -41,24 +41,24 @@ class Sweep:
         """Take every run up where the journal says that it stands."""
         self._submitter.recover()
         unsure: dict[str, list[Tracked]] = {}
-        entries = self._board.journal.entries()
-        for run in self._board.runs:
+        entries = self._context.journal.entries()
+        for run in self._context.runs:
             self._restore(run, entries[run.plan.key])
             if run.phase is Phase.UNSURE:
                 unsure.setdefault(run.token, []).append(run)
         for token, runs in unsure.items():
-            self._board.unsure[token] = Submission(token, tuple(run.plan for run in runs))
-        for run in [run for run in self._board.runs if run.phase is Phase.ENDED]:
+            self._context.unsure[token] = Submission(token, tuple(run.plan for run in runs))
+        for run in [run for run in self._context.runs if run.phase is Phase.ENDED]:
             self._follow(run, entries[run.plan.key])
-        self._ends.carry_on_stopping()
+        self._finalizer.continue_stopping()
         self.look()
 
     def _follow(self, run: Tracked, entry: JournalEntry) -> None:
         """Do what an ended run asks for, in case the earlier process had no time for it."""
         if entry.verdict is None:
-            self._ends.conclude([run])
+            self._finalizer.conclude([run])
         elif entry.verdict == FAILED and (run.status is None or run.status.state != INTERRUPTED.state):
-            self._ends.follow_failure(run, entry.reasons)
+            self._finalizer.follow_failure(run, entry.reasons)
 
     def _restore(self, run: Tracked, entry: JournalEntry) -> None:
         for attempt in entry.attempts:
@@ -73,7 +73,7 @@ class Sweep:
         if last.ended_at is None:
             run.phase = Phase.UNSURE if last.job_id is None else Phase.ACTIVE
         elif run.status is not None and run.status.state == INTERRUPTED.state:
-            self._board.journal.reopen(run.plan.key)
+            self._context.journal.reopen(run.plan.key)
         elif entry.verdict is not None or not last.failure:
             run.phase = Phase.ENDED
 
@@ -85,56 +85,56 @@ class Sweep:
 
     def look(self) -> None:
         """Ask for all active jobs at once, and end what must not go on."""
-        active = {run.plan.key: run for run in self._board.active()}
+        active = {run.plan.key: run for run in self._context.active()}
         if not active:
             return
         try:
             seen = self._poll(active.values())
         except ToolFailure as error:
-            self._board.bear(error)
+            self._context.tolerate(error)
             return
-        self._board.answered()
-        with self._board.journal.transaction():
+        self._context.answered()
+        with self._context.journal.transaction():
             for key, job in seen.items():
                 if job.job_id != active[key].job_id:
-                    self._board.adopt(active[key], job.job_id)
+                    self._context.adopt(active[key], job.job_id)
                 self._saw(active[key], job.status)
         ended = [run for run in active.values() if run.phase is Phase.ENDED]
         for run in ended:
             self._progress.forget(run.plan)
-        self._ends.cancel_rivals(run for run in ended if seen[run.plan.key].has_rivals)
-        self._ends.conclude(ended)
-        self._ends.carry_on_stopping()
-        endings = [(run, self._enforce(run, time.monotonic())) for run in self._board.active()]
-        self._ends.end((run, ending) for run, ending in endings if ending is not None)
-        self._ends.cancel_again()
+        self._finalizer.cancel_rivals(run for run in ended if seen[run.plan.key].has_rivals)
+        self._finalizer.conclude(ended)
+        self._finalizer.continue_stopping()
+        endings = [(run, self._enforce(run, time.monotonic())) for run in self._context.active()]
+        self._finalizer.end((run, ending) for run, ending in endings if ending is not None)
+        self._finalizer.cancel_again()
 
     def _poll(self, active: Iterable[Tracked]) -> dict[str, Seen]:
         """Ask the scheduler, and remember how long it took to answer."""
         started = time.monotonic()
         try:
-            return self._board.scheduler.poll(self._board.jobs(active))
+            return self._context.scheduler.poll(self._context.jobs(active))
         finally:
             self.poll_s = time.monotonic() - started
 
     def _saw(self, run: Tracked, status: JobStatus) -> None:
         """Take note of a status."""
         if status.is_final:
-            self._ends.record(run, status)
+            self._finalizer.record(run, status)
             return
         if run.status is None or (status.state, status.restarts) != (run.status.state, run.status.restarts):
-            self._board.has_changed = True
-            self._board.journal.saw(run.plan.key, run.number, status)
-            self._board.observer.saw(run.plan, status)
+            self._context.has_changed = True
+            self._context.journal.saw(run.plan.key, run.number, status)
+            self._context.observer.saw(run.plan, status)
             if status.job_class is JobClass.UNKNOWN:
                 why = status.reason or "Slurm documents no such state"
-                self._board.observer.notice(f"{run.plan.key}: job {run.job_id}: {status.state} ({why})")
+                self._context.observer.notice(f"{run.plan.key}: job {run.job_id}: {status.state} ({why})")
         elif (status.reason, status.nodes) != (run.status.reason, run.status.nodes):
-            self._board.journal.noticed(run.plan.key, run.number, status)
+            self._context.journal.noticed(run.plan.key, run.number, status)
         if _is_held(status) and not _is_held(run.status):
-            within = f"it will be cancelled unless it is released within {self._board.config.patience_s:g} s"
+            within = f"it will be cancelled unless it is released within {self._context.config.patience_s:g} s"
             why = status.reason or status.state
-            self._board.observer.notice(f"{run.plan.key}: job {run.job_id} is held ({why}); {within}")
+            self._context.observer.notice(f"{run.plan.key}: job {run.job_id} is held ({why}); {within}")
         is_ending = run.ending is not None or status.state == "COMPLETING"
         is_odd, is_unknown = is_ending or status.hopeless is not None, status.job_class is JobClass.UNKNOWN
         run.odd_since = (run.odd_since or time.monotonic()) if is_odd else None
@@ -143,7 +143,7 @@ class Sweep:
 
     def _enforce(self, run: Tracked, now: float) -> JobStatus | None:
         """Return as what a job has to end that hangs or can never start; give up one whose state stays unknown."""
-        status, config = run.status, self._board.config
+        status, config = run.status, self._context.config
         if status is None:
             return None
         odd_s = now - run.odd_since if run.odd_since is not None else 0.0
@@ -171,14 +171,14 @@ class Sweep:
     def _hopeless_s(self, run: Tracked, status: JobStatus, odd_s: float) -> float:
         """Return how long a job may wait for what will not come by waiting; whoever holds one may release it."""
         is_patient = _is_held(status) or (odd_s > HOPELESS_S and self._has_enough_nodes(run, status))
-        return self._board.config.patience_s if is_patient else HOPELESS_S
+        return self._context.config.patience_s if is_patient else HOPELESS_S
 
     def _has_enough_nodes(self, run: Tracked, status: JobStatus) -> bool:
         """Return whether a job that waits for nodes wants no more than there are; those that are down may come back."""
         if status.reason != PARTITION_NODE_LIMIT:
             return False
         try:
-            num_nodes = self._board.scheduler.num_usable_nodes(run.plan.exclude_nodes)
+            num_nodes = self._context.scheduler.num_usable_nodes(run.plan.exclude_nodes)
         except ToolFailure:
             return True  # asked again
         return num_nodes is None or num_nodes >= run.plan.num_nodes
@@ -189,38 +189,40 @@ class Sweep:
         Raises:
             Paused: it was cancelled for an interrupt, after which it would be submitted again, and it still runs.
         """
-        if status.state == NEVER_STARTED and (holder := self._board.withdraw(run)) is not None:
+        if status.state == NEVER_STARTED and (holder := self._context.withdraw(run)) is not None:
             if holder != run.job_id:
-                self._board.adopt(run, holder)  # it starts this very moment
+                self._context.adopt(run, holder)  # it starts this very moment
                 return
             status = replace(status, state=FORGOTTEN)
         is_interrupted = run.ending is not None and run.ending.state == INTERRUPTED.state
         if is_interrupted and status.state not in (NEVER_STARTED, FORGOTTEN, "COMPLETING"):
-            raise self._board.pause(f"job {run.job_id} was cancelled but is still {status.state}")
-        self._ends.cancel([run])
-        self._board.observer.notice(f"{run.plan.key}: job {run.job_id} is given up as {status.state} and may still run")
+            raise self._context.pause(f"job {run.job_id} was cancelled but is still {status.state}")
+        self._finalizer.cancel([run])
+        self._context.observer.notice(
+            f"{run.plan.key}: job {run.job_id} is given up as {status.state} and may still run"
+        )
         reason = f"{status.reason or status.state}; given up after {after_s:g} s"
         if status.state == NEVER_STARTED:
             status = JobStatus("LOST", JobClass.INFRASTRUCTURE, run_time_s=0.0)
-        self._ends.record(run, replace(status, job_class=_given_up(status), reason=reason))
-        self._ends.conclude([run])
+        self._finalizer.record(run, replace(status, job_class=_given_up(status), reason=reason))
+        self._finalizer.conclude([run])
 
     # ---- stop
 
     def stop(self) -> None:
         """Cancel everything that has a job; what waits stays unsubmitted."""
-        self._ends.stop(INTERRUPTED)
-        self._ends.carry_on_stopping()
+        self._finalizer.stop(INTERRUPTED)
+        self._finalizer.continue_stopping()
         self._submitter.stop()
-        self._cancel_returned(self._board.lost())
+        self._cancel_returned(self._context.lost())
 
     def look_while_stopping(self) -> None:
         """Look at the jobs that are ending, and cancel what turns out to have been submitted."""
         self._submitter.resolve_unsure()
-        self._ends.carry_on_stopping()
+        self._finalizer.continue_stopping()
         self.look()
-        if self._board.returned:
-            self._cancel_returned(self._board.lost())
+        if self._context.returned:
+            self._cancel_returned(self._context.lost())
 
     def _cancel_returned(self, lost: list[Tracked]) -> None:
         """Cancel jobs that were given up and that the scheduler has again. Their verdicts stay."""
@@ -229,23 +231,23 @@ class Sweep:
             return
         self._ask_for_lost_after = now + _ASK_FOR_LOST_S
         self._stopping_since = self._stopping_since or now
-        board = self._board
+        context = self._context
         try:
-            seen = board.scheduler.poll(board.jobs(lost))
+            seen = context.scheduler.poll(context.jobs(lost))
             running = [run for run in lost if seen[run.plan.key].status.job_class is JobClass.ACTIVE]
             if running:
-                board.scheduler.cancel(board.jobs(running))
+                context.scheduler.cancel(context.jobs(running))
         except ToolFailure as error:
-            board.returned = [run.job_id for run in lost]  # as far as anybody knows
-            board.bear(error)
+            context.returned = [run.job_id for run in lost]  # as far as anybody knows
+            context.tolerate(error)
             return
-        board.answered()
-        if running and not board.returned:
+        context.answered()
+        if running and not context.returned:
             names = ", ".join(seen[run.plan.key].job_id for run in running)
-            board.observer.notice(f"cancelling {names}: given up earlier, but running")
-        board.returned = [seen[run.plan.key].job_id for run in running]
-        if running and now - self._stopping_since > board.config.patience_s:
-            raise board.pause("jobs that were given up are still running")
+            context.observer.notice(f"cancelling {names}: given up earlier, but running")
+        context.returned = [seen[run.plan.key].job_id for run in running]
+        if running and now - self._stopping_since > context.config.patience_s:
+            raise context.pause("jobs that were given up are still running")
 
 
 def _is_held(status: JobStatus | None) -> bool:

@@ -10,8 +10,8 @@ from cloudai_mbridge.errors import Damaged, MBridgeError, Paused, ToolFailure
 from cloudai_mbridge.jobs import Scheduler
 from cloudai_mbridge.launch.disk import free_space, is_disk_full, no_space_left
 from cloudai_mbridge.plan import ROOT_FILES, SweepPlan
-from cloudai_mbridge.runner.board import Board
 from cloudai_mbridge.runner.cancel_request import clear_cancel, is_cancel_requested
+from cloudai_mbridge.runner.context import RunnerContext
 from cloudai_mbridge.runner.interrupt import Insisted, Interrupted, Interrupts
 from cloudai_mbridge.runner.journal import Journal
 from cloudai_mbridge.runner.known import require_known, restore_tokens
@@ -54,10 +54,10 @@ def run_all(
             journal.plan(run.key for run in plan.runs)
             if only_cancel:
                 interrupts.request(signal.SIGTERM)
-            board = Board(plan, root, scheduler, journal, observer)
-            restore_tokens(journal, board.log)
-            require_known(root, journal.entries().values(), board.log)
-            _drive(board, Sweep(board, judge, keep_open), pace, interrupts)
+            context = RunnerContext(plan, root, scheduler, journal, observer)
+            restore_tokens(journal, context.log)
+            require_known(root, journal.entries().values(), context.log)
+            _drive(context, Sweep(context, judge, keep_open), pace, interrupts)
 
 
 def _journal(root: Path) -> Journal:
@@ -76,30 +76,30 @@ def _journal(root: Path) -> Journal:
         raise
 
 
-def _drive(board: Board, sweep: Sweep, pace: Pace, interrupts: Interrupts) -> None:
+def _drive(context: RunnerContext, sweep: Sweep, pace: Pace, interrupts: Interrupts) -> None:
     try:
         sweep.restore()
-        if board.lost():
-            _check(board.root, interrupts)  # to cancel what runs after all, though no run is left to bring to its end
-        while not board.is_over:
-            _check(board.root, interrupts)
-            _require_journal(board.root)
+        if context.lost():
+            _check(context.root, interrupts)  # to cancel what runs after all, though no run is left to bring to its end
+        while not context.is_over:
+            _check(context.root, interrupts)
+            _require_journal(context.root)
             sweep.submit_ready(interrupts)
-            _require_journal(board.root)
+            _require_journal(context.root)
             sweep.look()
-            if board.has_changed:
-                board.has_changed = False
+            if context.has_changed:
+                context.has_changed = False
                 pace.changed()
-            if not board.is_over:
-                interrupts.sleep(pace.interval(sweep.poll_s), lambda: is_cancel_requested(board.root))
+            if not context.is_over:
+                interrupts.sleep(pace.interval(sweep.poll_s), lambda: is_cancel_requested(context.root))
     except Interrupted as interrupted:
-        _stop(board, sweep, interrupts, interrupted)
+        _stop(context, sweep, interrupts, interrupted)
     except (ToolFailure, Damaged, OSError, sqlite3.Error) as error:
-        raise ToolFailure(f"{error}{_space(error, board.root)}{_left(board)}") from None
+        raise ToolFailure(f"{error}{_space(error, context.root)}{_left(context)}") from None
     except MBridgeError:
         raise
     except Exception:
-        board.observer.notice(f"mbridge stopped because of a defect{_left(board)}")
+        context.observer.notice(f"mbridge stopped because of a defect{_left(context)}")
         raise
 
 
@@ -120,9 +120,9 @@ def _space(error: Exception, root: Path) -> str:
     return ""
 
 
-def _left(board: Board) -> str:
-    jobs = ", ".join(board.may_still_run())
-    return f"; may still run: {jobs}; continue with: mbridge resume {board.root}" if jobs else ""
+def _left(context: RunnerContext) -> str:
+    jobs = ", ".join(context.may_still_run())
+    return f"; may still run: {jobs}; continue with: mbridge resume {context.root}" if jobs else ""
 
 
 def _check(root: Path, interrupts: Interrupts) -> None:
@@ -133,23 +133,23 @@ def _check(root: Path, interrupts: Interrupts) -> None:
     interrupts.check()
 
 
-def _stop(board: Board, sweep: Sweep, interrupts: Interrupts, interrupted: Interrupted) -> None:
+def _stop(context: RunnerContext, sweep: Sweep, interrupts: Interrupts, interrupted: Interrupted) -> None:
     """Cancel everything and wait for it, until a second signal.
 
     Raises:
         Interrupted: always.
     """
     try:
-        board.journal.stopped()
+        context.journal.stopped()
         sweep.stop()
         interrupts.cancelling()
-        while board.may_still_run():
+        while context.may_still_run():
             sweep.look_while_stopping()
             time.sleep(_STOPPING_INTERVAL_S)
     except (ToolFailure, Damaged, OSError, sqlite3.Error) as error:
         with contextlib.suppress(ToolFailure):
-            board.scheduler.cancel(board.jobs(board.active()))
-        raise ToolFailure(f"{error}{_left(board)}") from None
+            context.scheduler.cancel(context.jobs(context.active()))
+        raise ToolFailure(f"{error}{_left(context)}") from None
     except (Insisted, Paused):
-        raise Interrupted(interrupted.number, ", ".join(board.may_still_run())) from None
+        raise Interrupted(interrupted.number, ", ".join(context.may_still_run())) from None
     raise interrupted

@@ -171,7 +171,7 @@ class SlurmClient:
             if answer.returncode != 0 and "Invalid job id" not in answer.stderr:
                 raise ToolFailure(f"scancel failed: {answer.complaint}")
 
-    def sick_nodes(self, nodes: str) -> dict[str, str]:
+    def unhealthy_nodes(self, nodes: str) -> dict[str, str]:
         """Ask sinfo which of the nodes are out of service."""
         return {
             name: f"{state} ({reason})" if reason not in ("none", "") else state

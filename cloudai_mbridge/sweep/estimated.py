@@ -8,7 +8,7 @@ from typing import Any
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.estimate.headline import Headline
 from cloudai_mbridge.estimate.headlines import Headlines, Shape
-from cloudai_mbridge.estimate.question import Question, gpu_of
+from cloudai_mbridge.estimate.request import EstimateRequest, gpu_of
 from cloudai_mbridge.estimate.trained import trained_question
 from cloudai_mbridge.megatron_bridge.presets import UPSTREAM_DECIDES, Preset, as_said, resolve_sizes
 from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
@@ -74,7 +74,7 @@ class SweepEstimates:
         """Return the estimate of a point that breaks no rule."""
         coordinates = point.coordinates
         if coordinates.keys() != self._axes or list in map(type, coordinates.values()):
-            return self._headlines.of(self.question(point))  # an included point, with arguments of its own
+            return self._headlines.of(self.request(point))  # an included point, with arguments of its own
         key = tuple([coordinates[name] for name in self._names])
         found = self._kept.get(key)
         if found is None:
@@ -123,12 +123,12 @@ class SweepEstimates:
         """Return an argument of a point."""
         return point.coordinates.get(name, getattr(self._base, name))
 
-    def question(self, point: CheckedPoint) -> Question:
-        """Return a point as a question, as it would be run."""
+    def request(self, point: CheckedPoint) -> EstimateRequest:
+        """Return a point as a request, as it would be run."""
         _, args, recipe = point.resolve()
         return self._ask(args, recipe, self._preset(args))
 
-    def _question_at(self, coordinates: Mapping[str, Any]) -> Question:
+    def _question_at(self, coordinates: Mapping[str, Any]) -> EstimateRequest:
         base = self._base_at(coordinates)
         args = base.args.model_copy(update={name: coordinates[name] for name in self._names})
         return self._ask(args, base.recipe, base.preset)
@@ -149,12 +149,12 @@ class SweepEstimates:
         upstream = self._pinned.upstream(args)
         return upstream.preset if upstream else None
 
-    def _ask(self, args: ResolvedCmdArgs, recipe: Recipe | None, preset: Preset | None) -> Question:
+    def _ask(self, args: ResolvedCmdArgs, recipe: Recipe | None, preset: Preset | None) -> EstimateRequest:
         if recipe is None:
             nothing = Recipe(name=args.model_recipe_name, description="", family="", source="", sections={})
-            return Question(nothing, args, None, f"recipe {args.model_recipe_name!r} is not known here")
+            return EstimateRequest(nothing, args, None, f"recipe {args.model_recipe_name!r} is not known here")
         gpu, why = gpu_of(args, self._system)
         if args.launcher is Launcher.EMBEDDED:
-            return Question(recipe, args, gpu, why, self._extra, self._formula)
+            return EstimateRequest(recipe, args, gpu, why, self._extra, self._formula)
         unknown = "" if preset else self._pinned.why_no_preset(args)
         return trained_question(recipe, args, preset, unknown, gpu, why, self._extra, self._formula)

@@ -5,19 +5,19 @@ from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.estimate.headline import Headline
 from cloudai_mbridge.estimate.memory import StageMemory
 from cloudai_mbridge.estimate.point import GIB, estimate_point
-from cloudai_mbridge.estimate.question import Question
+from cloudai_mbridge.estimate.request import EstimateRequest
 
 
-def largest_terms(question: Question, count: int = 6) -> str:
+def largest_terms(request: EstimateRequest, count: int = 6) -> str:
     """Return the largest terms of the fullest stage; "" where the memory cannot be estimated."""
     try:
-        stage = estimate_point(question).worst_stage
+        stage = estimate_point(request).worst_stage
     except BadInput:
         return ""
     return _terms(stage, count) if stage else ""
 
 
-def memory_violation(headline: Headline, share: float, question: Question) -> Violation:
+def memory_violation(headline: Headline, share: float, request: EstimateRequest) -> Violation:
     """Return why a point is held back: no rule, since the limit is the user's and the estimate may be wrong."""
     remedy = f"raise sweep.memory_share above {share:g} to run it"
     if headline.memory_share is None:
@@ -29,7 +29,7 @@ def memory_violation(headline: Headline, share: float, question: Question) -> Vi
         rule_id="MEMORY",
         where="estimate",
         fact=f"stage {headline.worst_stage} is predicted to need {needed:.1f} of {given:.0f} GiB, states and"
-        f" activations {headline.memory_share:.0%} of it: {largest_terms(question)}",
+        f" activations {headline.memory_share:.0%} of it: {largest_terms(request)}",
         remedy=remedy,
         operands={"peak_memory_gib": round(needed, 2), "gpu_memory_gib": given, "memory_share": share},
     )

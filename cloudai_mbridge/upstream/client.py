@@ -151,9 +151,9 @@ class UpstreamClient:
             launch.look()
         self._slurm.cancel([job for launch in launches for job in _jobs(launch)])
 
-    def sick_nodes(self, nodes: str) -> dict[str, str]:
+    def unhealthy_nodes(self, nodes: str) -> dict[str, str]:
         """Ask Slurm."""
-        return self._slurm.sick_nodes(nodes)
+        return self._slurm.unhealthy_nodes(nodes)
 
     def num_usable_nodes(self, exclude: Iterable[str]) -> int | None:
         """Ask Slurm."""

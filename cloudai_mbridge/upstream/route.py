@@ -62,9 +62,9 @@ class ByLauncher:
             if own := self._own(home, every):
                 home.cancel(own)
 
-    def sick_nodes(self, nodes: str) -> dict[str, str]:
+    def unhealthy_nodes(self, nodes: str) -> dict[str, str]:
         """Both run on the same nodes."""
-        return self._embedded.sick_nodes(nodes)
+        return self._embedded.unhealthy_nodes(nodes)
 
     def num_usable_nodes(self, exclude: Iterable[str]) -> int | None:
         """Both run on the same nodes."""

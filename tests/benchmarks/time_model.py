@@ -35,7 +35,7 @@ from cloudai_mbridge.estimate.precision import precision_named
 from cloudai_mbridge.estimate.published import published_row
 from cloudai_mbridge.estimate.time import load_calibration, time_model
 from cloudai_mbridge.estimate.time.calibration import Coefficient
-from cloudai_mbridge.estimate.time.coefficients import Setting, age, powers, spared, years
+from cloudai_mbridge.estimate.time.coefficients import Setting, age, powers, trained_fraction, years
 from cloudai_mbridge.estimate.time.parts import NUM_PIPELINED, Parts, bubble, device_of, ideal_parts
 from cloudai_mbridge.estimate.time.work import work_of
 from cloudai_mbridge.recipes import load_recipe
@@ -174,7 +174,7 @@ def _ideal(row: Row) -> np.ndarray:
     assert device is not None
     work = work_of(setting.model, layout.tp, layout.ep, layout.expert_tp)
     parts = np.array(ideal_parts(setting.model, work, layout, device, layout.num_microbatches))
-    parts *= [spared(part, setting) for part in Parts._fields]
+    parts *= [trained_fraction(part, setting) for part in Parts._fields]
     parts[:NUM_PIPELINED] *= 1 + bubble(layout.pp, layout.vp, layout.num_microbatches)
     return parts
 

@@ -10,7 +10,7 @@ from cloudai_mbridge.estimate.hardware import gpu_named
 from cloudai_mbridge.estimate.headline import DEFAULT_LIMIT, Headline, MemoryLimit
 from cloudai_mbridge.estimate.headlines import Headlines
 from cloudai_mbridge.estimate.point import estimate_point
-from cloudai_mbridge.estimate.question import Question
+from cloudai_mbridge.estimate.request import EstimateRequest
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
 from cloudai_mbridge.recipes import load_recipe
 from cloudai_mbridge.recipes.apply import with_recipe_defaults
@@ -26,7 +26,7 @@ EXTRA: tuple[dict[str, str], ...] = (
 )
 
 
-def random_question(rng: random.Random) -> Question | None:
+def random_question(rng: random.Random) -> EstimateRequest | None:
     """Return a point; None where the sizes cannot be."""
     pick = rng.choice
     tp, pp, cp, mb = pick((1, 2, 4)), pick((1, 2, 4)), pick((1, 2)), pick((1, 2, 3))
@@ -52,27 +52,27 @@ def random_question(rng: random.Random) -> Question | None:
     }
     try:
         given = ResolvedCmdArgs.model_validate(args)
-        question = Question(recipe, with_recipe_defaults(given, recipe), gpu_named(gpu), extra=pick(EXTRA))
-        question.layout_of(question.architecture)
+        request = EstimateRequest(recipe, with_recipe_defaults(given, recipe), gpu_named(gpu), extra=pick(EXTRA))
+        request.layout_of(request.architecture)
     except BadInput:
         return None
-    return question
+    return request
 
 
 def test_headlines_are_the_estimates_of_random_points() -> None:
     rng, kept, compared = random.Random(8), Headlines(), 0
     for _ in range(4000):
-        if (question := random_question(rng)) is None:
+        if (request := random_question(rng)) is None:
             continue
-        head = kept.of(question)
+        head = kept.of(request)
         try:
-            found = estimate_point(question)
+            found = estimate_point(request)
         except BadInput:
             continue
         compared += 1
         for name in NAMES:
             mine, theirs = getattr(head, name), getattr(found, name)
-            assert mine == (theirs and pytest.approx(theirs, rel=1e-9)), (name, question)
+            assert mine == (theirs and pytest.approx(theirs, rel=1e-9)), (name, request)
         if found.worst_stage and found.stages:
             assert found.stages[head.worst_stage or 0].total == pytest.approx(found.worst_stage.total, rel=1e-9)
     assert compared > 500
@@ -80,10 +80,10 @@ def test_headlines_are_the_estimates_of_random_points() -> None:
 
 def question_of(
     gpu: str = "gb200", extra: dict[str, str] | None = None, recipe: str = "llama3_8b", **args: Any
-) -> Question:
+) -> EstimateRequest:
     loaded = load_recipe(recipe)
     given = ResolvedCmdArgs.model_validate({"model_recipe_name": recipe, "num_gpus": 8, **args})
-    return Question(loaded, with_recipe_defaults(given, loaded), gpu_named(gpu), extra=extra or {})
+    return EstimateRequest(loaded, with_recipe_defaults(given, loaded), gpu_named(gpu), extra=extra or {})
 
 
 @pytest.mark.parametrize("name", ["h100", "H100", "DGX-H100", "NVIDIA H100 80GB HBM3", "gb200"])

@@ -15,27 +15,27 @@ from cloudai_mbridge.estimate.memory import Granularity, memory_per_stage
 from cloudai_mbridge.estimate.memory.totals import _microbatches
 from cloudai_mbridge.estimate.point import ESTIMATORS, GIB, PointEstimate, estimate_point
 from cloudai_mbridge.estimate.prices import Price
-from cloudai_mbridge.estimate.question import Question
+from cloudai_mbridge.estimate.request import EstimateRequest
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
 from cloudai_mbridge.recipes import load_recipe, recipe_names
 from cloudai_mbridge.recipes.apply import with_recipe_defaults
 from cloudai_mbridge.training.flops import NEW, OLD, flops_per_token
 
 
-def _question(
+def _request(
     recipe: str = "llama3_70b", gpu: str | None = "gb200", extra: dict[str, str] | None = None, **args: Any
-) -> Question:
+) -> EstimateRequest:
     loaded = load_recipe(recipe)
     sizes = {"num_gpus": 64, "gb": 256, "mb": 1, "tp": 2, "pp": 4, **args}
     if recipe != "llama3_70b":
         sizes = args
     given = ResolvedCmdArgs.model_validate({"model_recipe_name": recipe, "gpu_type": gpu or "gb200", **sizes})
     device = gpu_named(gpu) if gpu else None
-    return Question(loaded, with_recipe_defaults(given, loaded), device, "no GPU is named", extra or {})
+    return EstimateRequest(loaded, with_recipe_defaults(given, loaded), device, "no GPU is named", extra or {})
 
 
 def _estimate(*args: Any, estimator: str = "default", **keys: Any) -> PointEstimate:
-    return estimate_point(_question(*args, **keys), estimator=estimator)
+    return estimate_point(_request(*args, **keys), estimator=estimator)
 
 
 def _peak(**keys: Any) -> float:
@@ -51,8 +51,8 @@ def _step(**keys: Any) -> float:
 
 
 def test_the_numbers_agree_with_each_other() -> None:
-    found = estimate_point(_question(max_steps=50), price=Price(10.5, "EUR"))
-    assert found.flops_per_token == flops_per_token(_question().architecture, NEW)
+    found = estimate_point(_request(max_steps=50), price=Price(10.5, "EUR"))
+    assert found.flops_per_token == flops_per_token(_request().architecture, NEW)
     assert found.step_time is not None
     assert found.step_time_s == pytest.approx(sum(seconds for _, seconds in found.step_time.terms()))
     assert found.tokens_per_step == 256 * 8192
@@ -73,9 +73,9 @@ def test_the_numbers_agree_with_each_other() -> None:
 def test_the_formula_changes_flops_and_not_the_time() -> None:
     new, old = (
         estimate_point(
-            Question(
+            EstimateRequest(
                 load_recipe("gpt_oss_120b"),
-                _question("gpt_oss_120b", num_gpus=8, gb=8).args,
+                _request("gpt_oss_120b", num_gpus=8, gb=8).args,
                 gpu_named("gb200"),
                 formula=formula,
             )
@@ -112,7 +112,7 @@ def test_recomputation_trades_time_for_memory() -> None:
     full = {"model.recompute_granularity": "full"}
     assert _peak(extra=full) < _peak(recompute_modules="mlp") < _peak()
     assert _step(extra=full) > _step()
-    assert _question(extra=full).layout_of(_question().architecture).recompute.granularity is Granularity.FULL
+    assert _request(extra=full).layout_of(_request().architecture).recompute.granularity is Granularity.FULL
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)
@@ -177,11 +177,11 @@ def test_what_is_wrong_is_named(args: dict[str, Any], words: str) -> None:
 
 
 def test_overrides_reach_the_layout() -> None:
-    question = _question(extra={"+ddp.grad_reduce_in_fp32": "true", "optimizer.optimizer_cpu_offload": "true"})
-    layout = question.layout_of(question.architecture)
+    request = _request(extra={"+ddp.grad_reduce_in_fp32": "true", "optimizer.optimizer_cpu_offload": "true"})
+    layout = request.layout_of(request.architecture)
     assert layout.grad_reduce_in_fp32
     assert layout.optimizer_offload_fraction == 1.0
-    half = _question(extra={"optimizer.optimizer_offload_fraction": "0.5"})
+    half = _request(extra={"optimizer.optimizer_offload_fraction": "0.5"})
     assert half.layout_of(half.architecture).optimizer_offload_fraction == 0.0  # the offload is not on
 
 
@@ -194,8 +194,8 @@ def test_headlines_are_the_estimates() -> None:
         {"vp": 5, "gb": 1024, "num_gpus": 128},
         {"tp": 8, "recompute_modules": "mlp"},
     ):
-        question = _question(**args)
-        found, head = estimate_point(question), headlines.of(question)
+        request = _request(**args)
+        found, head = estimate_point(request), headlines.of(request)
         for name in ("peak_memory_gib", "memory_share", "step_time_s", "tokens_per_s_per_gpu", "tflops_per_gpu", "mfu"):
             assert getattr(head, name) == pytest.approx(getattr(found, name)), (args, name)
         assert found.worst_stage is not None
@@ -209,9 +209,9 @@ def test_further_micro_batches_need_no_more_memory() -> None:
     for pp, vp, count in (
         (pp, vp, count) for pp, vp in ((1, 1), (2, 1), (4, 1), (4, 5), (2, 4)) for count in range(1, 40)
     ):
-        question = _question(tp=8, pp=pp, vp=vp, gb=count, num_gpus=8 * pp)
-        model = question.architecture
-        layout = question.layout_of(model)
+        request = _request(tp=8, pp=pp, vp=vp, gb=count, num_gpus=8 * pp)
+        model = request.architecture
+        layout = request.layout_of(model)
         total = max(stage.total for stage in memory_per_stage(model, layout))
         assert seen.setdefault((pp, vp, _microbatches(layout)), total) == total, (pp, vp, count)
 
@@ -223,10 +223,10 @@ def test_a_point_that_passes_the_rules_never_fails_to_be_estimated() -> None:
         for tp, pp, ep, seq in ((1, 1, 1, 64), (2, 1, 2, 4096), (1, 2, 1, 128), (4, 2, 4, 2048), (8, 4, 8, 8192)):
             for dtype in ("bf16", "fp8_mx", "fp32"):
                 sizes = {"tp": tp, "pp": pp, "ep": ep, "seq_length": seq, "gb": 64, "mb": 1, "num_gpus": 64}
-                question = _question(recipe, "gb200", compute_dtype=dtype, **sizes)
-                if check(question.args, None, loaded).violations:
+                request = _request(recipe, "gb200", compute_dtype=dtype, **sizes)
+                if check(request.args, None, loaded).violations:
                     continue
-                head = headlines.of(question)
+                head = headlines.of(request)
                 estimated += 1
                 assert head.step_time_s is None or (math.isfinite(head.step_time_s) and head.step_time_s > 0)
                 assert (head.step_time_s is None or head.peak_memory_gib is None) == bool(head.why), head

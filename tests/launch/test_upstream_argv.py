@@ -28,7 +28,7 @@ from cloudai_mbridge.models.system import LocalSystem, SlurmSystem, System
 from cloudai_mbridge.models.test_definition import MegatronBridgeTestDefinition
 from cloudai_mbridge.plan import RunPlan
 from cloudai_mbridge.plan.build import build_plan
-from cloudai_mbridge.plan.upstream import told_args
+from cloudai_mbridge.plan.upstream import launcher_args
 
 NAMES = {"model_family_name": "qwen", "model_recipe_name": "some_recipe"}
 REPO = {"url": "https://github.com/NVIDIA-NeMo/Megatron-Bridge.git", "commit": "v0.3.0"}
@@ -223,7 +223,7 @@ def test_order_is_the_tables() -> None:
     plan = _plan()
     assert plan.upstream is not None
     everything = ResolvedCmdArgs(**NAMES, **{name: value for name, (value, _) in FIELDS.items()})
-    told = told_args(everything, TestRun.model_validate(INLINE))
+    told = launcher_args(everything, TestRun.model_validate(INLINE))
     upstream = replace(plan.upstream, args=told, gpus_per_node=8)
     plan = replace(plan, time_limit="1", time_limit_s=60.0, upstream=upstream)
     argv = launcher_argv(plan, _system(account="me", gpus_per_node=8), lambda path: False)

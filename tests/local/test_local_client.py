@@ -208,5 +208,5 @@ def test_ranks_are_cancelled_from_any_allocation(
 def test_there_is_one_node() -> None:
     client = LocalClient(SYSTEM)
     assert (client.num_usable_nodes(()), client.num_usable_nodes(("localhost",))) == (1, 0)
-    assert client.sick_nodes("localhost") == {}
+    assert client.unhealthy_nodes("localhost") == {}
     assert [len(batch) for batch in client.batches([_run(), _run()])] == [1, 1]

@@ -60,7 +60,7 @@ class FakeScheduler:
         self.hidden: set[str] = set()  # run keys that `find` does not see
         self.find_error: list[BaseException] = []
         self.cancel_error: list[BaseException] = []
-        self.sick: dict[str, str] = {}
+        self.unhealthy: dict[str, str] = {}
         self.usable: int | None = None
         self.together = False  # one batch for all runs of an array
         self._looks: dict[str, Iterator[Answer]] = {}
@@ -155,8 +155,8 @@ class FakeScheduler:
             raise self.cancel_error.pop(0)
         self.cancelled += ids
 
-    def sick_nodes(self, nodes: str) -> dict[str, str]:
-        return {node: state for node, state in self.sick.items() if node in nodes}
+    def unhealthy_nodes(self, nodes: str) -> dict[str, str]:
+        return {node: state for node, state in self.unhealthy.items() if node in nodes}
 
     def num_usable_nodes(self, exclude: Iterable[str]) -> int | None:
         return None if self.usable is None else self.usable - len(list(exclude))

@@ -25,7 +25,7 @@ from cloudai_mbridge.launch.claim import LOST_CLAIM, take_claim
 from cloudai_mbridge.models.runner_config import RunnerConfig
 from cloudai_mbridge.models.system import SlurmSystem
 from cloudai_mbridge.plan import RunPlan, SweepPlan
-from cloudai_mbridge.runner import Journal, Judgement, Pace, board, run_all, submission_log, submitter
+from cloudai_mbridge.runner import Journal, Judgement, Pace, context, run_all, submission_log, submitter
 from cloudai_mbridge.runner.interrupt import Interrupted
 from cloudai_mbridge.runner.journal import JournalEntry
 from cloudai_mbridge.runner.progress import Progress
@@ -343,7 +343,7 @@ def driver_dies_at_writes(world: World) -> Iterator[None]:
         log = submission_log.SubmissionLog
         patch.setattr(log, "_append", mortal(log._append, "a line of the log"))
         patch.setattr(submitter, "put_aside", mortal(submitter.put_aside, "put_aside"))
-        patch.setattr(board, "take_claim", mortal(board.take_claim, "take_claim"))
+        patch.setattr(context, "take_claim", mortal(context.take_claim, "take_claim"))
         patch.setattr(client, "run", world.run)
         patch.setattr(submit, "run", world.run)
         patch.setattr(time, "monotonic", world.clock)
@@ -509,7 +509,7 @@ def _ids_are_believed(patch: pytest.MonkeyPatch) -> None:
 
 
 def _nothing_is_claimed(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(board, "take_claim", lambda *_: None)
+    patch.setattr(context, "take_claim", lambda *_: None)
     patch.setitem(globals(), "take_claim_on_node", lambda directory, token, job_id: job_id)
 
 

@@ -96,8 +96,8 @@ def test_anything_else_is_not_tried_again(bench: Any, end: JobStatus) -> None:
 
 def test_the_sick_nodes_of_the_job_are_excluded(bench: Any) -> None:
     bench.script(a=[[NODE_FAIL], [COMPLETED]], b=[RUNNING] * 5 + [COMPLETED])
-    bench.scheduler.sick = {"n[1-2]": "", "n9": "down"}
-    bench.scheduler.sick_nodes = lambda nodes: {"n2": "down* (Not responding)"} if nodes == "n[1-2]" else {}
+    bench.scheduler.unhealthy = {"n[1-2]": "", "n9": "down"}
+    bench.scheduler.unhealthy_nodes = lambda nodes: {"n2": "down* (Not responding)"} if nodes == "n[1-2]" else {}
     bench.drive(bench.run("a"), bench.run("b"))
     ((node, reason),) = bench.excluded().items()
     assert node == "n2"
@@ -119,7 +119,7 @@ def test_nodes_that_nobody_can_tell_are_not_excluded(bench: Any) -> None:
     def fail(nodes: str) -> dict[str, str]:
         raise ToolFailure("sinfo did not respond within 60 s")
 
-    bench.scheduler.sick_nodes = fail
+    bench.scheduler.unhealthy_nodes = fail
     bench.script(a=[[NODE_FAIL], [COMPLETED]])
     notes = bench.drive(bench.run("a"))
     assert bench.verdicts() == {"a/0/0": "success"}
@@ -128,7 +128,7 @@ def test_nodes_that_nobody_can_tell_are_not_excluded(bench: Any) -> None:
 
 
 def test_without_enough_nodes_it_is_not_tried_again(bench: Any) -> None:
-    bench.scheduler.sick_nodes = lambda nodes: {"n1": "down"}
+    bench.scheduler.unhealthy_nodes = lambda nodes: {"n1": "down"}
     bench.scheduler.usable = 2
     bench.script(a=[NODE_FAIL])
     notes = bench.drive(bench.run("a", num_nodes=2), bench.run("b", num_nodes=2), max_parallel=1)
@@ -138,7 +138,7 @@ def test_without_enough_nodes_it_is_not_tried_again(bench: Any) -> None:
 
 
 def test_a_run_that_needs_an_excluded_node_is_skipped(bench: Any) -> None:
-    bench.scheduler.sick_nodes = lambda nodes: {"n2": "down"}
+    bench.scheduler.unhealthy_nodes = lambda nodes: {"n2": "down"}
     bench.script(a=[[NODE_FAIL], [COMPLETED]])
     bench.drive(bench.run("a"), bench.run("b", nodes=("n1", "n2")), max_parallel=1)
     entry = bench.entries()["b/0/0"]
@@ -148,7 +148,7 @@ def test_a_run_that_needs_an_excluded_node_is_skipped(bench: Any) -> None:
 
 def test_a_run_that_needs_an_excluded_node_of_a_list_is_skipped(bench: Any) -> None:
     """Or Slurm refuses it, or lets it wait for ever: it may not both use and exclude a node."""
-    bench.scheduler.sick_nodes = lambda nodes: {"n2": "down"}
+    bench.scheduler.unhealthy_nodes = lambda nodes: {"n2": "down"}
     bench.script(a=[[NODE_FAIL], [COMPLETED]])
     bench.drive(bench.run("a"), bench.run("b", nodes=("n[1-2]",)), max_parallel=1)
     assert bench.verdicts()["b/0/0"] == "skipped"

@@ -551,7 +551,7 @@ main|n1|idle|none
 
 def test_the_sick_nodes_of_a_job(slurm: FakeSlurm, client: SlurmClient) -> None:
     slurm.answer(sinfo=(0, SINFO, ""))
-    assert client.sick_nodes("n[1-5]") == {
+    assert client.unhealthy_nodes("n[1-5]") == {
         "n2": "down* (Not responding)",
         "n3": "drained (gpu broken | twice)",
         "n5": "draining (x)",
@@ -626,7 +626,7 @@ def test_hidden_partitions_are_asked_for(slurm: FakeSlurm, client: SlurmClient) 
     slurm.answer(sinfo=(0, "main\n", ""), squeue=(0, "", ""))
     client.preflight()
     client.poll([_job("17")])
-    client.sick_nodes("n1")
+    client.unhealthy_nodes("n1")
     client.num_usable_nodes(())
     node_states("main")
     calls = [*slurm.calls("sinfo"), *slurm.calls("squeue")]

@@ -51,7 +51,7 @@ def test_a_sweeps_estimates_are_those_of_its_points(args: dict[str, Any]) -> Non
     for point in checked_points(sweep, SYSTEM):
         if point.violations:
             continue
-        head, found = estimates.of(point), estimate_point(estimates.question(point))
+        head, found = estimates.of(point), estimate_point(estimates.request(point))
         for name in ("peak_memory_gib", "memory_share", "step_time_s", "tokens_per_s_per_gpu", "tflops_per_gpu"):
             theirs = getattr(found, name)
             assert getattr(head, name) == (theirs and pytest.approx(theirs, rel=1e-9)), (name, point.coordinates)

@@ -45,7 +45,7 @@ class FakeScheduler:
     def cancel(self, jobs: Iterable[Job]) -> None:
         self.calls.append(f"cancel {' '.join(job.job_id for job in jobs)}")
 
-    def sick_nodes(self, nodes: str) -> dict[str, str]:
+    def unhealthy_nodes(self, nodes: str) -> dict[str, str]:
         return {nodes: self.name}
 
     def num_usable_nodes(self, exclude: Iterable[str]) -> int | None:
@@ -103,5 +103,5 @@ def test_both_are_checked_and_have_the_same_nodes(homes: Any) -> None:
     both = ByLauncher(*homes)
     both.preflight()
     assert [home.calls for home in homes] == [["preflight"], ["preflight"]]
-    assert both.sick_nodes("n1") == {"n1": "embedded"}
+    assert both.unhealthy_nodes("n1") == {"n1": "embedded"}
     assert both.num_usable_nodes(["n1", "n2"]) == 2

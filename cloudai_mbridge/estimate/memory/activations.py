@@ -16,7 +16,7 @@ from cloudai_mbridge.estimate.memory import saved_fused, saved_torch
 from cloudai_mbridge.estimate.memory.in_flight import Moment, in_flight
 from cloudai_mbridge.estimate.memory.layout import Granularity, Implementation, Layout, Recompute
 from cloudai_mbridge.estimate.memory.parameters import padded_for
-from cloudai_mbridge.estimate.memory.saved import Half
+from cloudai_mbridge.estimate.memory.saved import SavedBytes
 from cloudai_mbridge.estimate.memory.sizes import Sizes, sizes_of
 from cloudai_mbridge.estimate.memory.stages import Chunk, Ffn, Layer, Mixer, chunks_of
 
@@ -148,7 +148,7 @@ def _groups(recompute: Recompute, layers: int) -> list[tuple[int, bool]]:
     return [(1, index < n) for index in range(layers)]
 
 
-def _halves(z: Sizes, module: ModuleType, layer: Layer) -> tuple[Half | None, Half | None]:
+def _halves(z: Sizes, module: ModuleType, layer: Layer) -> tuple[SavedBytes | None, SavedBytes | None]:
     mixers = {Mixer.ATTENTION: module.attention, Mixer.MAMBA: getattr(module, "mamba", _no_mamba), None: _nothing}
     ffns = {Ffn.MLP: module.mlp, Ffn.MOE: module.moe, None: _nothing}
     return mixers[layer.mixer](z), ffns[layer.ffn](z)
@@ -158,11 +158,13 @@ def _nothing(z: Sizes) -> None:
     return None
 
 
-def _no_mamba(z: Sizes) -> Half:
+def _no_mamba(z: Sizes) -> SavedBytes:
     raise BadInput(f"recipe {z.arch.recipe}: the embedded loop builds no Mamba layers; use implementation fused")
 
 
-def _kept(z: Sizes, module: ModuleType, recompute: Recompute, layer: Layer) -> tuple[Half | None, Half | None]:
+def _kept(
+    z: Sizes, module: ModuleType, recompute: Recompute, layer: Layer
+) -> tuple[SavedBytes | None, SavedBytes | None]:
     """Return what is left of a layer where its modules are recomputed selectively."""
     mixer, ffn = _halves(z, module, layer)
     if recompute.granularity is not Granularity.SELECTIVE:
@@ -185,11 +187,11 @@ _FREED = {
 }
 
 
-def _total(halves: tuple[Half | None, ...]) -> float:
+def _total(halves: tuple[SavedBytes | None, ...]) -> float:
     return sum(half.total for half in halves if half is not None)
 
 
-def _regrown(whole: tuple[Half | None, ...], kept: tuple[Half | None, ...]) -> float:
+def _regrown(whole: tuple[SavedBytes | None, ...], kept: tuple[SavedBytes | None, ...]) -> float:
     """Return by how much the layer grows in its backward pass, from the second half to the first."""
     most, behind = 0.0, 0.0
     for full, left in zip(reversed(whole), reversed(kept), strict=True):
@@ -199,7 +201,7 @@ def _regrown(whole: tuple[Half | None, ...], kept: tuple[Half | None, ...]) -> f
     return most
 
 
-def _add(terms: dict[str, float], layer: Layer, kept: tuple[Half | None, ...], offload: Offload) -> None:
+def _add(terms: dict[str, float], layer: Layer, kept: tuple[SavedBytes | None, ...], offload: Offload) -> None:
     mixer, ffn = kept
     terms["attention"] += mixer.total if mixer else 0
     if ffn:

@@ -5,7 +5,7 @@ from operator import attrgetter
 
 
 @dataclass(frozen=True)
-class Half:
+class SavedBytes:
     """One half of a layer: a norm, and the attention or feed-forward network behind it. Bytes of one micro-batch.
 
     norm: the norm's input and statistics. norm_output: its output, which the next products keep. latents: of
@@ -34,4 +34,4 @@ class Half:
         return float(sum(_VALUES(self)))
 
 
-_VALUES = attrgetter(*(field.name for field in fields(Half)))
+_VALUES = attrgetter(*(field.name for field in fields(SavedBytes)))

@@ -8,7 +8,7 @@ last projection keeps the core attention's output itself, in 16 bits, for that i
 
 from dataclasses import replace
 
-from cloudai_mbridge.estimate.memory.saved import Half
+from cloudai_mbridge.estimate.memory.saved import SavedBytes
 from cloudai_mbridge.estimate.memory.sizes import Sizes
 
 ROUTER_BYTES = 9  # per token and expert: logits and probabilities in 32 bits, and a map
@@ -19,7 +19,7 @@ def norm(z: Sizes, tokens: float, width: int) -> float:
     return tokens * (z.value * width + (4 if z.arch.normalization == "RMSNorm" else 8))
 
 
-def attention(z: Sizes) -> Half:
+def attention(z: Sizes) -> SavedBytes:
     """Return what an attention half keeps: queries, keys, values and output once, and the log-sum of each score row."""
     a, t, s = z.arch, z.tokens, z.split_tokens
     common = {"norm": norm(z, s, a.hidden_size), "norm_output": s * a.hidden_size * z.kept_input}
@@ -27,7 +27,7 @@ def attention(z: Sizes) -> Half:
         return _latent_attention(z, common)
     gate = z.query if a.attention_output_gate else 0
     norms = t * (z.query + z.key) * z.value + t * (z.heads + z.key / a.kv_channels) * 4 if a.qk_layernorm else 0
-    return Half(
+    return SavedBytes(
         **common,
         projected=t * (z.query + 2 * z.key + gate) * z.value + norms,
         core=t * z.heads * 4,
@@ -35,11 +35,11 @@ def attention(z: Sizes) -> Half:
     )
 
 
-def _latent_attention(z: Sizes, common: dict[str, float]) -> Half:
+def _latent_attention(z: Sizes, common: dict[str, float]) -> SavedBytes:
     a, t, s = z.arch, z.tokens, z.split_tokens
     latents = sum(norm(z, s, rank) + s * rank * z.kept_input for rank in (a.q_lora_rank, a.kv_lora_rank) if rank)
     values = a.v_head_dim if a.experimental_attention_variant is None else 0  # keys and values are one there
-    return Half(
+    return SavedBytes(
         **common,
         latents=latents,
         projected=t * z.heads * (2 * z.latent_query + values) * z.value,
@@ -48,13 +48,13 @@ def _latent_attention(z: Sizes, common: dict[str, float]) -> Half:
     )
 
 
-def mamba(z: Sizes) -> Half:
+def mamba(z: Sizes) -> SavedBytes:
     """Return what a Mamba-2 mixer keeps: the input projection, the scan's output, the gated norm's output."""
     a, t, s = z.arch, z.tokens, z.split_tokens
     heads = a.mamba_num_heads or 2 * a.hidden_size // a.mamba_head_dim
     inner = heads * a.mamba_head_dim
     projected = 2 * inner + 2 * a.mamba_num_groups * a.mamba_state_dim + heads
-    return Half(
+    return SavedBytes(
         norm=norm(z, s, a.hidden_size),
         norm_output=s * a.hidden_size * z.kept_input,
         projected=t * projected / z.tp * z.value,
@@ -68,21 +68,21 @@ def _inner(z: Sizes, tokens: float, ffn: float) -> tuple[float, float]:
     return tokens * ffn * (2 if z.arch.gated_linear_unit else 1) * z.value, tokens * ffn * z.kept_input
 
 
-def mlp(z: Sizes) -> Half:
+def mlp(z: Sizes) -> SavedBytes:
     """Return what a dense feed-forward half keeps."""
     h, s = z.arch.hidden_size, z.split_tokens
     inner = sum(_inner(z, z.tokens, z.arch.ffn_hidden_size / z.tp))
-    return Half(norm=norm(z, s, h), norm_output=s * h * z.kept_input, ffn=inner)
+    return SavedBytes(norm=norm(z, s, h), norm_output=s * h * z.kept_input, ffn=inner)
 
 
-def moe(z: Sizes) -> Half:
+def moe(z: Sizes) -> SavedBytes:
     """Return what a mixture of experts keeps; the experts are one grouped product."""
     a, s, rows = z.arch, z.split_tokens, z.expert_tokens
     width = a.moe_latent_size or a.hidden_size
     before, activation = _inner(z, rows, (a.moe_ffn_hidden_size or a.ffn_hidden_size) / z.expert_tp)
     shared = a.moe_shared_expert_intermediate_size
     latent = s * (a.hidden_size + a.moe_latent_size) * z.kept_input if a.moe_latent_size else 0
-    return Half(
+    return SavedBytes(
         norm=norm(z, s, a.hidden_size),
         norm_output=s * a.hidden_size * z.value,  # the router keeps it in 16 bits
         router=s * (ROUTER_BYTES * (a.num_moe_experts or 0) + 8 * a.moe_router_topk) + 4 * rows,
@@ -121,11 +121,11 @@ def shared_with_checkpoint(z: Sizes) -> float:
     return checkpoint(z)
 
 
-def core_recomputed(z: Sizes, half: Half) -> Half:
+def core_recomputed(z: Sizes, half: SavedBytes) -> SavedBytes:
     """Return the half whose core attention is recomputed: its inputs stay, which flash attention keeps anyway."""
     return replace(half, core=0)
 
 
-def up_recomputed(z: Sizes, half: Half) -> Half:
+def up_recomputed(z: Sizes, half: SavedBytes) -> SavedBytes:
     """Return the half whose queries, keys and values are made again from the latents."""
     return replace(half, projected=0)

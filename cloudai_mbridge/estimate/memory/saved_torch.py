@@ -8,7 +8,7 @@ keeps a tensor of its own.
 from dataclasses import replace
 
 from cloudai_mbridge.estimate.architecture import Architecture
-from cloudai_mbridge.estimate.memory.saved import Half
+from cloudai_mbridge.estimate.memory.saved import SavedBytes
 from cloudai_mbridge.estimate.memory.sizes import Sizes
 
 
@@ -19,7 +19,7 @@ def norm(z: Sizes, tokens: float, width: int) -> float:
     return tokens * (z.value * width + 2 * z.value)
 
 
-def attention(z: Sizes) -> Half:
+def attention(z: Sizes) -> SavedBytes:
     """Return what an attention half keeps."""
     if z.arch.multi_latent_attention:
         return _latent_attention(z)
@@ -39,7 +39,7 @@ def attention(z: Sizes) -> Half:
         core += 2 * t * z.query * z.value  # keys and values repeated for every query head
         is_view = bool(gate) or z.query == z.key  # nothing to repeat: the values stay views of the whole projection
         rotated, qkv = t * z.query * z.value, (qkv - (0 if gate else t * z.key * z.value) if is_view else 0)
-    return Half(
+    return SavedBytes(
         norm=norm(z, z.split_tokens, z.arch.hidden_size),
         norm_output=z.split_tokens * z.arch.hidden_size * z.value,
         projected=qkv + rotated + norms + _rotation(z, z.arch.kv_channels),
@@ -70,7 +70,7 @@ def _rotation(z: Sizes, width: int) -> float:
     return 4 * z.sequence * width * z.value if z.has_rope else 0
 
 
-def _latent_attention(z: Sizes) -> Half:
+def _latent_attention(z: Sizes) -> SavedBytes:
     """Heads of queries and values differ in width, so torch takes its plain path: 32 bits, with the scores."""
     a, t, s = z.arch, z.tokens, z.split_tokens
     wide, heads = z.latent_query, z.heads
@@ -81,7 +81,7 @@ def _latent_attention(z: Sizes) -> Half:
     gathered = z.whole_sequence // z.sequence
     plain = 4 * t * heads * (wide + gathered * (wide + a.v_head_dim))
     scores = 4 * z.mbs * heads * z.sequence * z.whole_sequence
-    return Half(
+    return SavedBytes(
         norm=norm(z, s, a.hidden_size),
         norm_output=s * a.hidden_size * z.value,
         latents=norms + latents,
@@ -91,7 +91,7 @@ def _latent_attention(z: Sizes) -> Half:
     )
 
 
-def core_recomputed(z: Sizes, half: Half) -> Half:
+def core_recomputed(z: Sizes, half: SavedBytes) -> SavedBytes:
     """Return the half whose core attention is recomputed: its inputs stay."""
     inputs = 0
     if z.whole_sequence > z.sequence and not z.arch.multi_latent_attention:  # keys and values are not gathered yet
@@ -110,24 +110,24 @@ def inner_mlp(z: Sizes, tokens: float, ffn: float, *, is_weighted: bool = False)
     return tokens * (kept + (ffn + 1 if is_weighted else 0)) * z.value
 
 
-def mlp(z: Sizes) -> Half:
+def mlp(z: Sizes) -> SavedBytes:
     """Return what a dense feed-forward half keeps."""
     h = z.arch.hidden_size
-    return Half(
+    return SavedBytes(
         norm=norm(z, z.split_tokens, h),
         norm_output=z.split_tokens * h * z.value,
         ffn=inner_mlp(z, z.tokens, z.arch.ffn_hidden_size / z.tp),
     )
 
 
-def moe(z: Sizes) -> Half:
+def moe(z: Sizes) -> SavedBytes:
     """Return what a mixture of experts keeps; the experts run one after the other."""
     a, s = z.arch, z.split_tokens
     ffn = (a.moe_ffn_hidden_size or a.ffn_hidden_size) / z.expert_tp
     rows = z.expert_tokens
     inner = inner_mlp(z, rows, ffn, is_weighted=True)
     shared = a.moe_shared_expert_intermediate_size
-    return Half(
+    return SavedBytes(
         norm=norm(z, s, a.hidden_size),
         norm_output=s * a.hidden_size * z.value,
         router=s * _routing(a, z.value),
@@ -173,7 +173,7 @@ def shared_with_checkpoint(z: Sizes) -> float:
     return 0 if is_copied else checkpoint(z)
 
 
-def up_recomputed(z: Sizes, half: Half) -> Half:
+def up_recomputed(z: Sizes, half: SavedBytes) -> SavedBytes:
     """Return the half whose queries, keys and values are made again: attention keeps 32-bit copies of what it can."""
     views = z.tokens * z.heads * z.arch.v_head_dim * z.value if z.value == 4 else 0
     return replace(half, projected=0, core=max(0.0, half.core - views))

@@ -9,7 +9,7 @@ from importlib import resources
 from types import MappingProxyType
 from typing import Any
 
-from cloudai_mbridge.estimate.time.coefficients import Powers, Setting, age, powers, spared
+from cloudai_mbridge.estimate.time.coefficients import Powers, Setting, age, powers, trained_fraction
 from cloudai_mbridge.estimate.time.parts import Parts
 
 _DATA = resources.files("cloudai_mbridge.estimate") / "data" / "calibration.toml"
@@ -69,7 +69,8 @@ class Calibration:
         """Return the coefficient of every part, in order."""
         old = self._logarithm(age(setting, self.newest_container))
         return tuple(
-            spared(part, setting) * math.exp(old + self._logarithm(powers(part, setting))) for part in Parts._fields
+            trained_fraction(part, setting) * math.exp(old + self._logarithm(powers(part, setting)))
+            for part in Parts._fields
         )
 
     def error_of(self, recipe: str) -> HeldOutError:

@@ -67,7 +67,7 @@ def powers(part: str, setting: Setting) -> Powers:
     return ((part, 1), *(_MORE[part](setting) if part in _MORE else ()))
 
 
-def spared(part: str, setting: Setting) -> float:
+def trained_fraction(part: str, setting: Setting) -> float:
     """Return what is left of a part: frozen weights have no gradient to compute, to reduce or to apply."""
     if not setting.is_frozen:
         return 1.0

@@ -8,7 +8,7 @@ from cloudai_mbridge.estimate.memory.layout import Granularity, Layout
 _FORWARD = 1 / 3
 
 
-class Again(NamedTuple):
+class RecomputeFactors(NamedTuple):
     """Work with recomputation over work without."""
 
     attention: float = 1
@@ -18,10 +18,10 @@ class Again(NamedTuple):
     other: float = 1
 
 
-_NOTHING = Again()
+_NOTHING = RecomputeFactors()
 
 
-def recomputed(model: Architecture, layout: Layout) -> Again:
+def recomputed(model: Architecture, layout: Layout) -> RecomputeFactors:
     """Return the factors of a layout.
 
     Of modules that are part of a group of work (the up-projections of latent attention, an activation, a norm) the part
@@ -32,9 +32,9 @@ def recomputed(model: Architecture, layout: Layout) -> Again:
         return _NOTHING
     if recompute.granularity is Granularity.FULL:
         whole = 1 + _FORWARD * _share_of_layers(model, layout)
-        return Again(whole, whole, whole, whole, whole)
+        return RecomputeFactors(whole, whole, whole, whole, whole)
     modules = recompute.modules
-    return Again(
+    return RecomputeFactors(
         attention=1 + _FORWARD / 2 * ("mla_up_proj" in modules),
         core=1 + _FORWARD * ("core_attn" in modules),
         mlp=1 + _FORWARD * ("mlp" in modules or "shared_experts" in modules),

@@ -8,7 +8,7 @@ from cloudai_mbridge.estimate.hardware import gpu_named
 from cloudai_mbridge.estimate.headline import DEFAULT_LIMIT, Headline, MemoryLimit
 from cloudai_mbridge.estimate.headlines import Headlines
 from cloudai_mbridge.estimate.published import PublishedRow, read_published
-from cloudai_mbridge.estimate.question import Question
+from cloudai_mbridge.estimate.request import EstimateRequest
 from cloudai_mbridge.recipes import load_recipe
 from cloudai_mbridge.recipes.apply import with_recipe_defaults
 
@@ -37,7 +37,7 @@ def headlines() -> list[tuple[PublishedRow, Headline]]:
         for row in read_published():
             recipe = load_recipe(row.recipe)
             args = with_recipe_defaults(row.args, recipe)  # as a user's test resolves it
-            yield row, kept.of(Question(recipe, args, gpu_named(row.args.gpu_type)))
+            yield row, kept.of(EstimateRequest(recipe, args, gpu_named(row.args.gpu_type)))
 
     return list(answers())
 

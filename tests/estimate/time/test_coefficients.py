@@ -7,7 +7,7 @@ from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.estimate.architecture import Architecture
 from cloudai_mbridge.estimate.hardware import gpu_named
 from cloudai_mbridge.estimate.precision import Precision
-from cloudai_mbridge.estimate.time.coefficients import Setting, age, powers, spared, years
+from cloudai_mbridge.estimate.time.coefficients import Setting, age, powers, trained_fraction, years
 from cloudai_mbridge.estimate.time.parts import Parts
 
 GB200, H100 = gpu_named("gb200"), gpu_named("h100")
@@ -69,6 +69,10 @@ def test_no_version(container: str) -> None:
 
 def test_frozen_weights_have_no_gradient(dense: Architecture) -> None:
     setting = Setting(dense, GB200, Precision.BF16, is_frozen=True)
-    assert spared("matmul_mlp", setting) == pytest.approx(2 / 3)
-    assert (spared("dp_comm", setting), spared("optimizer", setting)) == (0, 0)
-    assert spared("attention_core", setting) == spared("matmul_mlp", setting._replace(is_frozen=False)) == 1
+    assert trained_fraction("matmul_mlp", setting) == pytest.approx(2 / 3)
+    assert (trained_fraction("dp_comm", setting), trained_fraction("optimizer", setting)) == (0, 0)
+    assert (
+        trained_fraction("attention_core", setting)
+        == trained_fraction("matmul_mlp", setting._replace(is_frozen=False))
+        == 1
+    )

@@ -2,20 +2,20 @@ import pytest
 
 from cloudai_mbridge.estimate.architecture import Architecture
 from cloudai_mbridge.estimate.memory.layout import Granularity, Layout, Recompute
-from cloudai_mbridge.estimate.time.recompute import Again, recomputed
+from cloudai_mbridge.estimate.time.recompute import RecomputeFactors, recomputed
 
 
-def again(model: Architecture, recompute: Recompute, **sizes: int) -> Again:
+def again(model: Architecture, recompute: Recompute, **sizes: int) -> RecomputeFactors:
     return recomputed(model, Layout(num_gpus=64, recompute=recompute, **sizes))
 
 
 def test_nothing_recomputed_costs_nothing(dense: Architecture) -> None:
-    assert again(dense, Recompute()) == Again(1, 1, 1, 1, 1)
+    assert again(dense, Recompute()) == RecomputeFactors(1, 1, 1, 1, 1)
 
 
 def test_a_whole_forward_is_a_third_more(dense: Architecture) -> None:
     factors = again(dense, Recompute(Granularity.FULL))
-    assert factors == pytest.approx(Again(*[4 / 3] * 5))
+    assert factors == pytest.approx(RecomputeFactors(*[4 / 3] * 5))
 
 
 def test_some_layers_of_every_chunk(dense: Architecture) -> None:

@@ -89,17 +89,17 @@ def test_finalize_derives_the_blend_from_the_data_path() -> None:
 
 
 @pytest.mark.parametrize(
-    ("blend", "is_told"),
+    ("blend", "is_passed"),
     [((["b"], None), True), ((["a"], [1.0]), True), ((["a"], None), False), ([["a"], None], False)],
 )
 def test_a_blend_of_the_user_wins_over_the_data_path(
-    blend: Any, is_told: bool, caplog: pytest.LogCaptureFixture
+    blend: Any, is_passed: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = _gpt(data_path="a", blend=blend, split="1,1,1")
     config.finalize()
     config.finalize()
     assert config.blend == blend
-    assert ("data_path='a' is not read" in caplog.text) is is_told
+    assert ("data_path='a' is not read" in caplog.text) is is_passed
 
 
 @pytest.mark.parametrize("copied", [False, True])

@@ -39,7 +39,7 @@ _find_gpu = lru_cache(maxsize=256)(find_gpu)
 
 
 @dataclass(frozen=True)
-class Question:
+class EstimateRequest:
     """A point to be estimated.
 
     args: with the recipe's defaults. extra: its `extra_cmd_args`. gpu: None where it is not known, with the reason.

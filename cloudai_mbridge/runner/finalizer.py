@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from cloudai_mbridge.errors import ToolFailure
 from cloudai_mbridge.jobs import FORGOTTEN, JobClass, JobStatus
-from cloudai_mbridge.runner.board import Board
+from cloudai_mbridge.runner.context import RunnerContext
 from cloudai_mbridge.runner.nodes import Nodes
 from cloudai_mbridge.runner.tracked import Judge, Judgement, Phase, Tracked
 
@@ -15,42 +15,42 @@ _CANCEL_AGAIN_S = 10.0
 INTERRUPTED = JobStatus("INTERRUPTED", JobClass.CANCELLED, reason="mbridge was stopped")
 
 
-class Ends:
-    """Ends attempts, and decides what comes after."""
+class Finalizer:
+    """Finalizer attempts, and decides what comes after."""
 
-    def __init__(self, board: Board, nodes: Nodes, judge: Judge) -> None:
-        self._board, self._nodes, self._judge = board, nodes, judge
+    def __init__(self, context: RunnerContext, nodes: Nodes, judge: Judge) -> None:
+        self._context, self._nodes, self._judge = context, nodes, judge
         self._cancelled_at = 0.0
 
     def end(self, endings: Iterable[tuple[Tracked, JobStatus]]) -> None:
         """Cancel jobs, all in one call; each will then count as its ending."""
         runs = []
-        with self._board.journal.transaction():
+        with self._context.journal.transaction():
             for run, ending in endings:
                 run.ending, run.odd_since = ending, None
-                self._board.journal.ending(run.plan.key, run.number, ending)
+                self._context.journal.ending(run.plan.key, run.number, ending)
                 what = f"{ending.state}, {ending.reason}"
-                self._board.observer.notice(f"{run.plan.key}: cancelling job {run.job_id}: {what}")
+                self._context.observer.notice(f"{run.plan.key}: cancelling job {run.job_id}: {what}")
                 runs.append(run)
         if runs:
             self.cancel(runs)
 
     def stop(self, ending: JobStatus) -> None:
-        """Have everything end that has a job, from now on; what waits is not submitted. `carry_on_stopping` does it."""
-        self._board.stop = ending
-        self._board.observer.notice(f"cancelling {len(self._board.active())} active jobs")
+        """Have everything end that has a job, from now on; what waits is not submitted. `continue_stopping` does it."""
+        self._context.stop = ending
+        self._context.observer.notice(f"cancelling {len(self._context.active())} active jobs")
 
-    def carry_on_stopping(self) -> None:
+    def continue_stopping(self) -> None:
         """If everything is to end, end what does not yet know."""
-        if (ending := self._board.stop) is None:
+        if (ending := self._context.stop) is None:
             return
         if ending.state != INTERRUPTED.state:  # what an interrupt has left waiting is submitted by `mbridge resume`
-            self._board.skip([run for run in self._board.runs if run.phase is Phase.WAITING], ending.reason)
-        active = [run for run in self._board.active() if run.ending is None]
-        with self._board.journal.transaction():
+            self._context.skip([run for run in self._context.runs if run.phase is Phase.WAITING], ending.reason)
+        active = [run for run in self._context.active() if run.ending is None]
+        with self._context.journal.transaction():
             for run in active:
                 run.ending, run.odd_since = ending, None
-                self._board.journal.ending(run.plan.key, run.number, ending)
+                self._context.journal.ending(run.plan.key, run.number, ending)
         if active:
             self.cancel(active)
 
@@ -58,20 +58,20 @@ class Ends:
         """Ask the scheduler to end jobs."""
         self._cancelled_at = time.monotonic()
         try:
-            self._board.scheduler.cancel(self._board.jobs(runs))
+            self._context.scheduler.cancel(self._context.jobs(runs))
         except ToolFailure as error:
-            self._board.bear(error)
+            self._context.tolerate(error)
 
     def cancel_rivals(self, runs: Iterable[Tracked]) -> None:
         """End what else was submitted under the tokens of runs that have ended."""
         if ended := list(runs):
             names = ", ".join(run.plan.key for run in ended)
-            self._board.observer.notice(f"{names}: cancelling further jobs of the same submission")
+            self._context.observer.notice(f"{names}: cancelling further jobs of the same submission")
             self.cancel(ended)
 
     def cancel_again(self) -> None:
         """Cancel what is to end and has not, in case nobody heard it the first time."""
-        late = [run for run in self._board.active() if run.ending is not None]
+        late = [run for run in self._context.active() if run.ending is not None]
         if late and time.monotonic() - self._cancelled_at > _CANCEL_AGAIN_S:
             self.cancel(late)
 
@@ -80,30 +80,30 @@ class Ends:
 
         If another job has claimed the attempt, it has not ended, and that job is followed from now on.
         """
-        holder = self._board.withdraw(run)
+        holder = self._context.withdraw(run)
         if holder not in (None, run.job_id):
-            self._board.adopt(run, holder)
+            self._context.adopt(run, holder)
             return
         if (ending := run.ending) is not None and _counts_as(ending, status):
             status = replace(status, state=ending.state, job_class=ending.job_class, reason=ending.reason)
-        self._board.has_changed = True
+        self._context.has_changed = True
         run.phase = Phase.ENDED
         run.end_attempt(status)
-        self._board.journal.saw(run.plan.key, run.number, status)
-        self._board.observer.saw(run.plan, status)
+        self._context.journal.saw(run.plan.key, run.number, status)
+        self._context.observer.saw(run.plan, status)
 
     def conclude(self, runs: Iterable[Tracked]) -> None:
         """Judge attempts that have ended, which may take a while, and then write down what follows, which does not."""
         ended = [run for run in runs if run.phase is Phase.ENDED]
-        judged = [(run, self._judge(run.plan, self._board.journal.entry(run.plan.key))) for run in ended]
-        with self._board.journal.transaction():
+        judged = [(run, self._judge(run.plan, self._context.journal.entry(run.plan.key))) for run in ended]
+        with self._context.journal.transaction():
             for run, judgement in judged:
                 self._conclude(run, judgement)
 
     def _conclude(self, run: Tracked, judgement: Judgement) -> None:
         """Try again what the infrastructure failed; all else is decided."""
         run.phase = Phase.ENDED
-        if run.status is not None and run.status.state == INTERRUPTED.state and self._board.stop is None:
+        if run.status is not None and run.status.state == INTERRUPTED.state and self._context.stop is None:
             run.phase = Phase.WAITING  # an earlier process was told to stop, this one to go on
             return
         note = ""
@@ -112,8 +112,10 @@ class Ends:
             if not (note := self._objection(run)):
                 self._retry(run, judgement)
                 return
-            self._board.observer.notice(f"{run.plan.key}: not retried: {note}")
-        self._board.journal.decided(run.plan.key, judgement.verdict, judgement.reasons, note and f"not retried: {note}")
+            self._context.observer.notice(f"{run.plan.key}: not retried: {note}")
+        self._context.journal.decided(
+            run.plan.key, judgement.verdict, judgement.reasons, note and f"not retried: {note}"
+        )
         if not judgement.is_success and (run.status is None or run.status.state != INTERRUPTED.state):
             self.follow_failure(run, judgement.reasons)
 
@@ -121,28 +123,28 @@ class Ends:
         """Do what a failed run asks for: exclude a pre-test's node; after a hook or with fail_fast, stop everything."""
         if run.plan.is_pre_test:
             self._nodes.exclude(run.plan.label, f"pre_test failed: {'; '.join(reasons)}")
-        elif run.plan.is_gate and self._board.stop is None:
+        elif run.plan.is_gate and self._context.stop is None:
             self.stop(JobStatus("CANCELLED", JobClass.CANCELLED, reason=f"the pre_test hook {run.plan.key} failed"))
-        elif self._board.config.fail_fast and self._board.stop is None:
+        elif self._context.config.fail_fast and self._context.stop is None:
             self.stop(JobStatus("CANCELLED", JobClass.CANCELLED, reason=f"fail_fast: {run.plan.key} failed"))
 
     def _objection(self, run: Tracked) -> str:
         """Return what speaks against trying a run again, "" if nothing does."""
-        if self._board.stop is not None:
-            return self._board.stop.reason
+        if self._context.stop is not None:
+            return self._context.stop.reason
         if run.plan.is_pre_test:
             return "a pre-test is run once"
-        if run.num_retries >= self._board.config.retries:
-            return f"runner.retries = {self._board.config.retries}"
-        return self._nodes.lack_for(run)
+        if run.num_retries >= self._context.config.retries:
+            return f"runner.retries = {self._context.config.retries}"
+        return self._nodes.shortage_for(run)
 
     def _retry(self, run: Tracked, judgement: Judgement) -> None:
         run.num_retries += 1
         run.phase, run.not_before = Phase.WAITING, time.monotonic() + 4.0 ** (run.num_retries - 1)
-        self._board.journal.failed(run.plan.key, run.number, judgement.failure)
+        self._context.journal.failed(run.plan.key, run.number, judgement.failure)
         text = f"attempt {run.number} failed: {judgement.failure}; trying again"
-        self._board.observer.notice(
-            f"{run.plan.key}: {text} ({run.num_retries} of {self._board.config.retries} retries)"
+        self._context.observer.notice(
+            f"{run.plan.key}: {text} ({run.num_retries} of {self._context.config.retries} retries)"
         )
 
 

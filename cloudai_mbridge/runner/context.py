@@ -13,7 +13,7 @@ from cloudai_mbridge.runner.submission_log import SubmissionLog
 from cloudai_mbridge.runner.tracked import FAILED, SKIPPED, Observer, Phase, Tracked
 
 
-class Board:
+class RunnerContext:
     """The runs of a plan on their way to their ends.
 
     unsure: submissions, by token, of which nobody knows whether the scheduler took them; doubts: what it said of some
@@ -82,7 +82,7 @@ class Board:
             self.journal.decided(run.plan.key, verdict, [reason], note)
             self.observer.saw(run.plan, JobStatus("SKIPPED", JobClass.SKIPPED, reason=reason))
 
-    def bear(self, error: ToolFailure) -> None:
+    def tolerate(self, error: ToolFailure) -> None:
         """Wait for a scheduler that does not answer, but not for ever.
 
         Raises:
