@@ -94,6 +94,7 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python .ci/lint-javascript
 
 # Start a private Slurm cluster on this machine: 2 nodes, each with 4 fake GPUs.
 slurm-sandbox: $(VENV)/.train

@@ -73,6 +73,12 @@ def render_html(
     return f"{before}{data}{after}"
 
 
+def page_script() -> str:
+    """Return the page's own JavaScript: its files, joined in one scope."""
+    modules = "\n".join(_read("assets", "js", f"{name}.js") for name in _MODULES)
+    return f'(() => {{\n"use strict";\n{modules}\n}})();'
+
+
 def script_safe_json(value: Any) -> str:
     """Return JSON in ASCII that cannot end the script element that it stands in."""
     return json.dumps(value, allow_nan=False, separators=(",", ":")).translate(_ESCAPES)
@@ -103,5 +109,4 @@ def _licences() -> str:
 
 @cache
 def _scripts() -> tuple[str, ...]:
-    modules = "\n".join(_read("assets", "js", f"{name}.js") for name in _MODULES)
-    return (*(_read("vendor", name) for name in _VENDOR), f'(() => {{\n"use strict";\n{modules}\n}})();')
+    return (*(_read("vendor", name) for name in _VENDOR), page_script())
