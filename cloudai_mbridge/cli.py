@@ -260,8 +260,8 @@ def _with_history(path: Path | None) -> dict[str, Any]:
         return {}
 
     def find(report: Mapping[str, Any]) -> list[dict[str, Any]]:
-        from cloudai_mbridge.gate.history import History
-        from cloudai_mbridge.gate.history_rows import history_rows
+        from cloudai_mbridge.gate.history.store import History
+        from cloudai_mbridge.gate.trend.rows import history_rows
 
         with History(path) as store:
             return history_rows(store, report)

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from cloudai_mbridge.constraints import RuleSet
 from cloudai_mbridge.errors import BadInput, counted
-from cloudai_mbridge.gate.baseline import load_baseline
-from cloudai_mbridge.gate.policy import is_policy, load_policy
+from cloudai_mbridge.gate.baseline.read import load_baseline
+from cloudai_mbridge.gate.compare.policy import is_policy, load_policy
 from cloudai_mbridge.launch.options_check import unknown_options
 from cloudai_mbridge.models.load import (
     Warn,

@@ -14,8 +14,8 @@ from cloudai_mbridge.errors import OK, BadInput, MBridgeError
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from cloudai_mbridge.gate.baseline_model import Baseline
-    from cloudai_mbridge.gate.promote import Proposal
+    from cloudai_mbridge.gate.baseline.model import Baseline
+    from cloudai_mbridge.gate.baseline.promote import Proposal
 
 REFUSED = 15
 NOT_CONFIRMED = 16
@@ -72,9 +72,9 @@ def promote(results: tuple[Path, ...], path: Path, *, yes: bool, dry_run: bool, 
     All runs of a point must be good and alike. If one point is refused, nothing is written. Shows the diff of the file,
     and writes it after a yes, or with --yes. Exit codes: 0 written, 15 refused, 16 no terminal to confirm it at.
     """
-    from cloudai_mbridge.gate.baseline_file import replace_if_unchanged
-    from cloudai_mbridge.gate.promote import propose, select
-    from cloudai_mbridge.gate.results import read_results, without_dry_runs
+    from cloudai_mbridge.gate.baseline.file import replace_if_unchanged
+    from cloudai_mbridge.gate.baseline.promote import propose, select
+    from cloudai_mbridge.gate.results.read import read_results, without_dry_runs
 
     terms = _terms(**{name: value for name, value in options.items() if name != "globs"})
     given, skipped = without_dry_runs(results)
@@ -99,7 +99,7 @@ def show(path: Path) -> int:
     from rich.console import Console
     from rich.text import Text
 
-    from cloudai_mbridge.gate.baseline import load_baseline
+    from cloudai_mbridge.gate.baseline.read import load_baseline
 
     baseline = load_baseline(path)
     console = Console(highlight=False)
@@ -118,8 +118,8 @@ def show(path: Path) -> int:
 @click.option("--max-age-days", type=click.IntRange(min=1), default=90, show_default=True, help="Older ones are odd.")
 def check(path: Path, max_age_days: int) -> int:
     """Check that a baseline FILE can be read and agrees with itself, and say what looks wrong in it."""
-    from cloudai_mbridge.gate.baseline import load_baseline
-    from cloudai_mbridge.gate.baseline_oddities import oddities
+    from cloudai_mbridge.gate.baseline.oddities import oddities
+    from cloudai_mbridge.gate.baseline.read import load_baseline
 
     baseline = load_baseline(path)
     found = oddities(baseline, datetime.now(UTC), max_age_days)
@@ -130,9 +130,9 @@ def check(path: Path, max_age_days: int) -> int:
 
 
 def _terms(*, reason: str, by: str | None, policy: Path | None, min_runs: int, max_noise: float, **accept: bool) -> Any:
-    from cloudai_mbridge.gate.policy import default_metrics, load_policy
-    from cloudai_mbridge.gate.promote import Terms
-    from cloudai_mbridge.gate.promotion_rules import Limits
+    from cloudai_mbridge.gate.baseline.promote import Terms
+    from cloudai_mbridge.gate.baseline.promotion_rules import Limits
+    from cloudai_mbridge.gate.compare.policy import default_metrics, load_policy
 
     if not reason.strip():
         raise BadInput("--reason: is blank; say why these runs are the new baseline")
@@ -166,7 +166,7 @@ def _show_proposal(proposal: "Proposal") -> None:
     Raises:
         PromotionRefused: a point is not a baseline.
     """
-    from cloudai_mbridge.gate.promote import difference
+    from cloudai_mbridge.gate.baseline.promote import difference
 
     if proposal.refusals:
         lines = [

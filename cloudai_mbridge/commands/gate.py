@@ -16,7 +16,7 @@ from cloudai_mbridge.regular_file import read_regular
 
 if TYPE_CHECKING:
     from cloudai_mbridge.confirm import Confirmation
-    from cloudai_mbridge.gate.verdict import GateResult
+    from cloudai_mbridge.gate.compare.verdict import GateResult
 
 _PATH = click.Path(path_type=Path)
 _BUILT_IN = {"name": "built-in", "baseline": "-"}
@@ -49,9 +49,9 @@ def gate(
     Exit codes: 0 pass or improvement, 10 regression, 11 not run, 12 not comparable, 13 inconclusive, 14 improvement
     where the policy lets it fail.
     """
-    from cloudai_mbridge.gate.policy import load_policy
-    from cloudai_mbridge.gate.results import without_dry_runs
-    from cloudai_mbridge.gate.run import run_gate
+    from cloudai_mbridge.gate.compare.policy import load_policy
+    from cloudai_mbridge.gate.compare.run import run_gate
+    from cloudai_mbridge.gate.results.read import without_dry_runs
 
     _require_writable(files)
     loaded = load_policy(policy)
@@ -84,8 +84,8 @@ def gate(
 @click.option("--junit", type=_PATH, help="Also write it as JUnit XML.")
 def compare(old: Path, new: Path, policy: Path | None, **files: Path | None) -> int:
     """Compare the runs of report B with those of report A. It only tells: the exit code is 0, whatever it finds."""
-    from cloudai_mbridge.gate.policy import GatePolicy, load_policy
-    from cloudai_mbridge.gate.run import compare_reports
+    from cloudai_mbridge.gate.compare.policy import GatePolicy, load_policy
+    from cloudai_mbridge.gate.compare.run import compare_reports
 
     _require_writable(files)
     terms = load_policy(policy).policy if policy else GatePolicy.model_validate(_BUILT_IN)
@@ -163,8 +163,8 @@ def _page(path: Path, result: "GateResult") -> str:
 def _confirm(results: Sequence[Path], result: "GateResult", repeats: int) -> "list[Confirmation]":
     """Run every inconclusive point again, from the last result that holds it."""
     from cloudai_mbridge.confirm import confirm
-    from cloudai_mbridge.gate.results import read_results
-    from cloudai_mbridge.gate.verdict import GateVerdict
+    from cloudai_mbridge.gate.compare.verdict import GateVerdict
+    from cloudai_mbridge.gate.results.read import read_results
 
     wanted = [point.point for point in result.points if point.verdict is GateVerdict.INCONCLUSIVE]
     where = {run.point: path for path in results for run in read_results(path) if run.point in wanted}

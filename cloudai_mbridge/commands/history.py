@@ -14,14 +14,14 @@ from rich.text import Text
 
 from cloudai_mbridge.console import SteadyConsole
 from cloudai_mbridge.errors import OK, BadInput
-from cloudai_mbridge.gate.history import DEFAULT_METRIC, History, Imported, StoredRun
-from cloudai_mbridge.gate.history_intake import FAILED
-from cloudai_mbridge.gate.values import METRICS
+from cloudai_mbridge.gate.history.intake import FAILED
+from cloudai_mbridge.gate.history.store import DEFAULT_METRIC, History, Imported, StoredRun
+from cloudai_mbridge.gate.results.values import METRICS
 from cloudai_mbridge.logs.tail import printable
 from cloudai_mbridge.models.explain import suggest
 
 if TYPE_CHECKING:
-    from cloudai_mbridge.gate.trend import Trend
+    from cloudai_mbridge.gate.trend.analysis import Trend
 
 CHANGED = 10  # as of a regression that a gate finds
 DEFAULT_HISTORY = Path("results/history.sqlite")
@@ -56,7 +56,7 @@ def history() -> None:
 @click.argument("results", type=click.Path(path_type=Path), nargs=-1, required=True, metavar="RESULT...")
 def import_(path: Path, results: tuple[Path, ...]) -> int:
     """Add the runs of report.json files, or of the directories that hold them. What is there already stays once."""
-    from cloudai_mbridge.gate.results import without_dry_runs
+    from cloudai_mbridge.gate.results.read import without_dry_runs
 
     console, errors = _console(), list[BadInput]()
     given, skipped = without_dry_runs(results)
@@ -158,13 +158,13 @@ def _trends(store: History, pattern: str, metric: str, last: int, options: dict[
     }
     if not keys:
         raise BadInput(f"{printable(pattern)!r} matches no point in {store.path}; see `mbridge history list`")
-    from cloudai_mbridge.gate.trend import find_trend  # numpy, for this command only
+    from cloudai_mbridge.gate.trend.analysis import find_trend  # numpy, for this command only
 
     return [find_trend(store.series(key, metric, last), points, **options) for key, points in keys.items()]
 
 
 def _show_trends(console: Console, trends: "list[Trend]") -> None:
-    from cloudai_mbridge.gate.trend_words import headline, story, summary
+    from cloudai_mbridge.gate.trend.words import headline, story, summary
 
     for trend in trends:
         _print(console, headline(trend), "bold" if trend.is_changed else "")

@@ -173,3 +173,9 @@ ListOfPaths = Annotated[list[Text], BeforeValidator(_list_of_paths)]
 EnvName = Annotated[str, AfterValidator(_environment_name)]
 # Variables of a job: those that hold a credential travel in the environment, the others stand in its script.
 NoSlurmCredential = AfterValidator(_no_credential_for_slurm)
+
+
+class ExactModel(StrictModel):
+    """Takes no text for a number, and no number that is not finite."""
+
+    model_config = ConfigDict(strict=True, allow_inf_nan=False)

@@ -18,7 +18,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from cloudai_mbridge.gate.comparability_id import comparability_id
+from cloudai_mbridge.gate.results.model import comparability_id
 from cloudai_mbridge.logs.redacted import redacted_in
 from cloudai_mbridge.models.base import OverrideKey
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs

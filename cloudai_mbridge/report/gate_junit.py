@@ -2,7 +2,7 @@
 
 import xml.etree.ElementTree as ET
 
-from cloudai_mbridge.gate.verdict import GREEN, GateResult, MetricVerdict, PointVerdict
+from cloudai_mbridge.gate.compare.verdict import GREEN, GateResult, MetricVerdict, PointVerdict
 from cloudai_mbridge.report.visible import visible
 
 _WHOLE = "(the point)"

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from cloudai_mbridge.gate.verdict import GREEN, GateResult, GateVerdict, MetricVerdict, PointVerdict
+from cloudai_mbridge.gate.compare.verdict import GREEN, GateResult, GateVerdict, MetricVerdict, PointVerdict
 from cloudai_mbridge.report.gate_terminal import conclude, value_text
 from cloudai_mbridge.report.markdown_text import inline
 

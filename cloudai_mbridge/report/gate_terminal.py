@@ -4,7 +4,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from cloudai_mbridge.gate.verdict import GateResult, GateVerdict, MetricVerdict
+from cloudai_mbridge.gate.compare.verdict import GateResult, GateVerdict, MetricVerdict
 from cloudai_mbridge.logs.tail import printable
 
 STYLES = {

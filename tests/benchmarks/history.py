@@ -23,10 +23,10 @@ from typing import Any
 
 import numpy as np
 
-from cloudai_mbridge.gate.comparability_id import comparability_id
-from cloudai_mbridge.gate.history import History
-from cloudai_mbridge.gate.levels import Levels, find_levels
-from cloudai_mbridge.gate.results import RunResult, Step
+from cloudai_mbridge.gate.history.store import History
+from cloudai_mbridge.gate.results.model import comparability_id
+from cloudai_mbridge.gate.results.read import RunResult, Step
+from cloudai_mbridge.gate.trend.levels import Levels, find_levels
 
 SIZES = (10_000, 100_000, 1_000_000)
 POINTS = 50
@@ -39,7 +39,7 @@ START = datetime(2026, 1, 1, tzinfo=UTC)
 READ_REFERENCES = """
 import sys
 from pathlib import Path
-from cloudai_mbridge.gate.history import History
+from cloudai_mbridge.gate.history.store import History
 with History(Path(sys.argv[1])) as store:
     found = [store.reference(key, last=20) for key in store.keys()]
 assert all(len(reference.runs) == 20 for reference in found)

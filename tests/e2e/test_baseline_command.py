@@ -15,8 +15,8 @@ import click
 import pytest
 
 from cloudai_mbridge.commands.baseline import REFUSED, register
-from cloudai_mbridge.gate.baseline import load_baseline
-from cloudai_mbridge.gate.comparability_id import comparability_id
+from cloudai_mbridge.gate.baseline.read import load_baseline
+from cloudai_mbridge.gate.results.model import comparability_id
 
 REPOSITORY = Path(__file__).parents[2]
 

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from cloudai_mbridge.gate.comparability_id import comparability_id
+from cloudai_mbridge.gate.results.model import comparability_id
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 ENVIRONMENT: Mapping[str, Any] = {

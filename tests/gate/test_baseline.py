@@ -15,13 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cloudai_mbridge.errors import BadInput, ToolFailure
-from cloudai_mbridge.gate.baseline import load_baseline
-from cloudai_mbridge.gate.baseline_file import read_bytes, replace_if_unchanged
-from cloudai_mbridge.gate.baseline_model import Baseline, BaselinePoint, value_to_toml
-from cloudai_mbridge.gate.baseline_oddities import oddities
-from cloudai_mbridge.gate.baseline_sums import summarize_metric
-from cloudai_mbridge.gate.baseline_text import quote, render_baseline
-from cloudai_mbridge.gate.comparability_id import comparability_id
+from cloudai_mbridge.gate.baseline.file import read_bytes, replace_if_unchanged
+from cloudai_mbridge.gate.baseline.model import Baseline, BaselinePoint, value_to_toml
+from cloudai_mbridge.gate.baseline.oddities import oddities
+from cloudai_mbridge.gate.baseline.read import load_baseline
+from cloudai_mbridge.gate.baseline.sums import summarize_metric
+from cloudai_mbridge.gate.baseline.text import quote, render_baseline
+from cloudai_mbridge.gate.results.model import comparability_id
 from cloudai_mbridge.models.test_files import is_baseline
 from cloudai_mbridge.models.toml_source import read_toml
 
@@ -271,10 +271,10 @@ def test_what_cannot_be_written_is_said(tmp_path: Path) -> None:
 WRITER = """
 import sys
 from pathlib import Path
-from cloudai_mbridge.gate.baseline import load_baseline
-from cloudai_mbridge.gate.baseline_file import read_bytes, replace_if_unchanged
-from cloudai_mbridge.gate.baseline_model import Baseline
-from cloudai_mbridge.gate.baseline_text import render_baseline
+from cloudai_mbridge.gate.baseline.read import load_baseline
+from cloudai_mbridge.gate.baseline.file import read_bytes, replace_if_unchanged
+from cloudai_mbridge.gate.baseline.model import Baseline
+from cloudai_mbridge.gate.baseline.text import render_baseline
 
 path, writer = Path(sys.argv[1]), sys.argv[2]
 first = load_baseline(path).points[0]
@@ -301,7 +301,7 @@ def test_whoever_is_killed_leaves_the_old_file_whole(path: Path, call: str) -> N
     program = f"""
 import os, signal, sys
 from pathlib import Path
-from cloudai_mbridge.gate.baseline_file import replace_if_unchanged
+from cloudai_mbridge.gate.baseline.file import replace_if_unchanged
 os.{call} = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 replace_if_unchanged(Path(sys.argv[1]), b"old", b"new" * 100000)
 """

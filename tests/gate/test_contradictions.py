@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from cloudai_mbridge.errors import BadInput
-from cloudai_mbridge.gate.comparability_id import comparability_id
-from cloudai_mbridge.gate.groups import group_by_point, why_not
-from cloudai_mbridge.gate.results import read_results
+from cloudai_mbridge.gate.compare.groups import group_by_point, why_not
+from cloudai_mbridge.gate.results.model import comparability_id
+from cloudai_mbridge.gate.results.read import read_results
 from cloudai_mbridge.logs import StepRecord
 from cloudai_mbridge.metrics import Definitions, measure
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from cloudai_mbridge.errors import BadInput
-from cloudai_mbridge.gate.policy import (
+from cloudai_mbridge.gate.compare.policy import (
     GatePolicy,
     Waiver,
     default_metrics,

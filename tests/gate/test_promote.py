@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from cloudai_mbridge.errors import BadInput
-from cloudai_mbridge.gate.baseline import load_baseline
-from cloudai_mbridge.gate.comparability_id import comparability_id
-from cloudai_mbridge.gate.judge import judge_results
-from cloudai_mbridge.gate.policy import GatePolicy, MetricPolicy
-from cloudai_mbridge.gate.promote import Proposal, Terms, difference, propose, select
-from cloudai_mbridge.gate.promotion_rules import Limits
-from cloudai_mbridge.gate.results import RunResult, Step
+from cloudai_mbridge.gate.baseline.promote import Proposal, Terms, difference, propose, select
+from cloudai_mbridge.gate.baseline.promotion_rules import Limits
+from cloudai_mbridge.gate.baseline.read import load_baseline
+from cloudai_mbridge.gate.compare.judge import judge_results
+from cloudai_mbridge.gate.compare.policy import GatePolicy, MetricPolicy
+from cloudai_mbridge.gate.results.model import comparability_id
+from cloudai_mbridge.gate.results.read import RunResult, Step
 
 TERMS = Terms(by="Ada", at="2026-11-21T12:00:00+00:00", reason="the first one")
 FIELDS: Mapping[str, Any] = {"device": "CPU", "tp": 2, "axes": [1, 2.5], "driver": None}

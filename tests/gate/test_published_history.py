@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from cloudai_mbridge.gate.baseline import load_baseline
-from cloudai_mbridge.gate.comparability_id import comparability_id
-from cloudai_mbridge.gate.judge import judge_results
-from cloudai_mbridge.gate.policy import GatePolicy
-from cloudai_mbridge.gate.promote import Terms, propose
-from cloudai_mbridge.gate.reference import reference_from_runs
-from cloudai_mbridge.gate.results import RunResult
-from cloudai_mbridge.gate.verdict import GateResult, GateVerdict
+from cloudai_mbridge.gate.baseline.promote import Terms, propose
+from cloudai_mbridge.gate.baseline.read import load_baseline
+from cloudai_mbridge.gate.compare.judge import judge_results
+from cloudai_mbridge.gate.compare.policy import GatePolicy
+from cloudai_mbridge.gate.compare.reference import reference_from_runs
+from cloudai_mbridge.gate.compare.verdict import GateResult, GateVerdict
+from cloudai_mbridge.gate.results.model import comparability_id
+from cloudai_mbridge.gate.results.read import RunResult
 from tests.gate.some_runs import make_run
 
 POLICY = GatePolicy.model_validate({"name": "nightly", "baseline": "b.toml"})

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from cloudai_mbridge.errors import BadInput
-from cloudai_mbridge.gate.results import read_results
-from cloudai_mbridge.gate.values import METRICS, capped_mean
+from cloudai_mbridge.gate.results.read import read_results
+from cloudai_mbridge.gate.results.values import METRICS, capped_mean
 
 
 def point(**changes: Any) -> dict[str, Any]:

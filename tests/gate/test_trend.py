@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cloudai_mbridge.gate.history import Series, SeriesRun
-from cloudai_mbridge.gate.levels import MIN_RUNS, find_levels
-from cloudai_mbridge.gate.segmentation import _solver, segment, segment_by_package
-from cloudai_mbridge.gate.trend import Effect, Trend, differences, effect_of, find_trend
-from cloudai_mbridge.gate.trend_words import headline, story, summary
-from cloudai_mbridge.gate.values import METRICS, Direction
+from cloudai_mbridge.gate.history.store import Series, SeriesRun
+from cloudai_mbridge.gate.results.values import METRICS, Direction
+from cloudai_mbridge.gate.trend.analysis import Effect, Trend, differences, effect_of, find_trend
+from cloudai_mbridge.gate.trend.levels import MIN_RUNS, find_levels
+from cloudai_mbridge.gate.trend.segmentation import _solver, segment, segment_by_package
+from cloudai_mbridge.gate.trend.words import headline, story, summary
 from tests.gate.history_data import ENVIRONMENT, START
 
 PUBLISHED = (943.0, 597.0, 934.0)  # GPT-OSS 120B on GB200, TFLOP/s/GPU, of three releases

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from cloudai_mbridge.gate.comparability_id import comparability_id
+from cloudai_mbridge.gate.results.model import comparability_id
 from cloudai_mbridge.jobs import JobClass, JobStatus
 from cloudai_mbridge.report import build_report
 from cloudai_mbridge.report.comparability import compare_by

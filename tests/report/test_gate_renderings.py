@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from cloudai_mbridge.gate.verdict import EXIT_CODES, GateResult, GateVerdict, MetricVerdict, PointVerdict, worst
+from cloudai_mbridge.gate.compare.verdict import EXIT_CODES, GateResult, GateVerdict, MetricVerdict, PointVerdict, worst
 from cloudai_mbridge.report.gate_junit import render_gate_junit
 from cloudai_mbridge.report.gate_markdown import render_gate_markdown
 from cloudai_mbridge.report.gate_terminal import render_gate

@@ -10,7 +10,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from cloudai_mbridge.gate.results import read_results
+from cloudai_mbridge.gate.results.read import read_results
 from cloudai_mbridge.jobs import JobClass, JobStatus
 from cloudai_mbridge.logs import StepRecord
 from cloudai_mbridge.metrics import Metrics, Statistic, measure

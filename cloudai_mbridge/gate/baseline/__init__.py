@@ -1,0 +1,1 @@
+"""Baseline files: read, check, write, and promote runs into them."""

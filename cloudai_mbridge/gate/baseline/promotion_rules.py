@@ -1,0 +1,181 @@
+"""What keeps runs out of a baseline. Each rule returns its objections to the runs of one point, none if it has none."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from cloudai_mbridge.gate.baseline.sums import noise_between
+from cloudai_mbridge.gate.compare.groups import changed, why_not
+from cloudai_mbridge.gate.compare.reference import run_values
+from cloudai_mbridge.gate.results.copies import Originals
+from cloudai_mbridge.gate.results.model import comparability_id
+from cloudai_mbridge.gate.results.read import RunResult
+from cloudai_mbridge.gate.results.values import METRICS
+
+PRIMARY = "step_time_s"
+_SHOWN = 4
+
+Runs = Sequence[RunResult]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """min_runs: per point. max_noise: relative standard deviation of the step time between runs."""
+
+    min_runs: int = 5
+    max_noise: float = 0.02
+
+
+def objections(runs: Runs, limits: Limits) -> list[str]:
+    """Return what speaks against promoting the runs of one point; values are looked at if nothing else does."""
+    found = [text for rule in _RULES_OF_RUNS for text in rule(runs, limits)]
+    return found or [text for rule in _RULES_OF_VALUES for text in rule(runs, limits)]
+
+
+def name_of(run: RunResult) -> str:
+    """Return how to find a run."""
+    return f"run {run.iteration} of {run.source}"
+
+
+def lowered(limits: Limits) -> list[str]:
+    """Return a note on every limit that is laxer than the rule."""
+    rule, notes = Limits(), []
+    if limits.min_runs < rule.min_runs:
+        notes.append(
+            f"--min-runs {limits.min_runs}: the rule is {rule.min_runs}; with fewer, the noise is hardly known"
+        )
+    if limits.max_noise > rule.max_noise:
+        notes.append(f"--max-noise {limits.max_noise:g}: the rule is {rule.max_noise:g}; with more, less is detected")
+    return notes
+
+
+def within_a_day(ends: Sequence[str]) -> bool:
+    """Return whether runs ended within 24 hours. Where a time is none, nobody knows."""
+    try:
+        times = [datetime.fromisoformat(end) for end in ends]
+    except ValueError:
+        return False
+    times = [time.replace(tzinfo=UTC) if time.tzinfo is None else time for time in times]
+    return max(times) - min(times) <= timedelta(days=1)
+
+
+def _does_not_count(runs: Runs, limits: Limits) -> list[str]:
+    return [f"{name_of(run)} is not a good run: {why}" for run in runs if (why := why_not(run))]
+
+
+def _given_twice(runs: Runs, limits: Limits) -> list[str]:
+    found: list[str] = []
+    originals = Originals()
+    ids: dict[str, RunResult] = {}
+    times: dict[tuple[float | None, ...], RunResult] = {}
+    for run in runs:
+        measured = tuple(step.step_time_s for step in run.steps)
+        if run.run_id in ids:
+            found.append(f"{name_of(run)} is the same as {name_of(ids[run.run_id])}; give each run once")
+        elif measured in times and any(time is not None for time in measured):
+            found.append(f"{name_of(run)} has the same step times as {name_of(times[measured])}: a copy, or rounded")
+        elif (copied := originals.of(run)) is not None:
+            found.append(f"{name_of(run)} has the step times of {name_of(copied)} to a millionth: a copy")
+        ids.setdefault(run.run_id, run)
+        originals.add(run)
+        times.setdefault(measured, run)
+    return found
+
+
+def _too_few(runs: Runs, limits: Limits) -> list[str]:
+    if len(runs) >= limits.min_runs:
+        return []
+    return [f"it has {len(runs)} of the {limits.min_runs} runs that are needed to know how they differ"]
+
+
+def _not_alike(runs: Runs, limits: Limits) -> list[str]:
+    first = runs[0]
+    if any(not run.comparability_id for run in runs):
+        return ["its comparability fields are missing; write the report again with this mbridge"]
+    if any(comparability_id(run.comparability) != run.comparability_id for run in runs):
+        return ["its comparability id is not the digest of its fields; write the report again with this mbridge"]
+    for run in runs[1:]:
+        if run.comparability_id != first.comparability_id:
+            return [f"{name_of(run)} is of another kind than {name_of(first)}: {differences(first, run)}"]
+        if (run.flops_formula, run.flops_per_step) != (first.flops_formula, first.flops_per_step):
+            return [
+                f"{name_of(run)} counts {run.flops_per_step} FLOPs by {run.flops_formula!r},"
+                f" {name_of(first)} {first.flops_per_step} by {first.flops_formula!r}"
+            ]
+    return []
+
+
+def differences(old: RunResult, new: RunResult) -> str:
+    """Name the fields in which two runs are not comparable."""
+    return name_changes(changed(old.comparability, new.comparability))
+
+
+def name_changes(changes: dict[str, tuple[object, object]]) -> str:
+    """Return "field old -> new" of the first few changes."""
+    shown = [f"{name} {old!r} -> {new!r}" for name, (old, new) in list(changes.items())[:_SHOWN]]
+    return ", ".join(shown) + (f" and {len(changes) - _SHOWN} more" if len(changes) > _SHOWN else "")
+
+
+def _odd_flops(runs: Runs, limits: Limits) -> list[str]:
+    bad = [run for run in runs if run.flops_per_step is not None and not 0 < run.flops_per_step < math.inf]
+    return [f"{name_of(run)} counts {run.flops_per_step} FLOPs per step" for run in bad]
+
+
+def _partly_measured(runs: Runs, limits: Limits) -> list[str]:
+    found = []
+    values = [run_values(run).values for run in runs]
+    for name in METRICS:
+        having = [value[name] for value in values if name in value]
+        if not having and name == PRIMARY:
+            found.append(f"no run has measured {name}")
+        if 0 < len(having) < len(runs):
+            without = [name_of(run) for run, value in zip(runs, values, strict=True) if name not in value]
+            found.append(f"{len(without)} of {len(runs)} runs have not measured {name}: {', '.join(without[:_SHOWN])}")
+        if len({len(value) for value in having}) > 1:
+            found.append(f"{name} has another number of values in one run than in another")
+    return found
+
+
+def _not_positive(runs: Runs, limits: Limits) -> list[str]:
+    bad = {
+        name
+        for run in runs
+        for name, values in run_values(run).values.items()
+        if not all(math.isfinite(value) and value > 0 for value in values)
+    }
+    return [
+        f"{name} is not a finite number above zero, so it has no relative changes" for name in METRICS if name in bad
+    ]
+
+
+def _all_equal(runs: Runs, limits: Limits) -> list[str]:
+    values = [run_values(run).values for run in runs]
+    return [
+        f"{name} is {values[0][name][0]!r} to the last digit in every run, as copied or rounded numbers are"
+        for name, metric in METRICS.items()
+        if not metric.may_repeat and len(values) > 1 and len({value.get(name) for value in values} - {None}) == 1
+    ]
+
+
+def _too_noisy(runs: Runs, limits: Limits) -> list[str]:
+    times = [value[0] for run in runs if (value := run_values(run, [PRIMARY]).values.get(PRIMARY)) and value[0] > 0]
+    noise = noise_between(times) if times else None
+    if noise is None or noise <= limits.max_noise:
+        return []
+    slowest, fastest = max(times), min(times)
+    return [
+        f"{PRIMARY} varies by {noise:.1%} between runs ({fastest:.4g} to {slowest:.4g} s), more than"
+        f" {limits.max_noise:.1%}: with it, small regressions cannot be seen"
+    ]
+
+
+_Rule = Callable[[Runs, Limits], list[str]]
+_RULES_OF_RUNS: tuple[_Rule, ...] = (
+    _does_not_count,
+    _odd_flops,
+    _given_twice,
+    _too_few,
+    _not_alike,
+)
+_RULES_OF_VALUES: tuple[_Rule, ...] = (_partly_measured, _not_positive, _all_equal, _too_noisy)

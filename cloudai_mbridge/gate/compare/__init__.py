@@ -1,0 +1,1 @@
+"""Compare the runs of a result with a reference under a policy: statistics, verdicts, words."""

@@ -1,0 +1,181 @@
+"""One metric of one point: whether it may be compared, how it compares, and what that means."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from cloudai_mbridge.gate.compare import words
+from cloudai_mbridge.gate.compare.groups import PointRuns
+from cloudai_mbridge.gate.compare.policy import GatePolicy, MetricPolicy
+from cloudai_mbridge.gate.compare.reference import ReferencePoint, RunValues
+from cloudai_mbridge.gate.compare.statistics import Comparison, Incomparable, compare_groups
+from cloudai_mbridge.gate.compare.verdict import GateVerdict, MetricVerdict
+from cloudai_mbridge.gate.results.values import METRICS, Direction
+
+_TFLOPS = "tflops_per_gpu"
+_TOO_GOOD = 0.5  # a change for the better by more is somebody's mistake until it is explained
+_WORSE = {Direction.LOWER: (1,), Direction.HIGHER: (-1,), Direction.SAME: (1, -1)}
+_BETTER = {Direction.LOWER: (-1,), Direction.HIGHER: (1,), Direction.SAME: ()}
+
+
+@dataclass
+class Tested:
+    """A metric whose groups were compared, place by place of a curve.
+
+    bounds: (lower, upper), the relative changes within which it passes. adjusted_*: the p-values after the correction.
+    """
+
+    policy: MetricPolicy
+    comparisons: tuple[Comparison, ...]
+    bounds: tuple[float, float]
+    num_runs: int
+    num_baseline_runs: int
+    adjusted_worse: float = 1.0
+    adjusted_better: float = 1.0
+
+    @property
+    def worse(self) -> tuple[int, ...]:
+        """The signs of a change for the worse."""
+        return _WORSE[METRICS[self.policy.name].direction]
+
+    @cached_property
+    def p_worse(self) -> float:
+        return self._p_value(self.worse)
+
+    @cached_property
+    def p_better(self) -> float:
+        return self._p_value(_BETTER[METRICS[self.policy.name].direction])
+
+    @property
+    def num_looked_at(self) -> int:
+        """Places times signs, which the p-value is corrected for."""
+        return len(self.comparisons) * len(self.worse)
+
+    def verdict(self, policy: GatePolicy, rate: float) -> GateVerdict:
+        """Return the verdict at a false-alarm rate."""
+        if self.adjusted_worse <= rate:
+            return GateVerdict.REGRESSION
+        if min(self.num_runs, self.num_baseline_runs) < policy.min_runs:
+            return GateVerdict.INCONCLUSIVE
+        if self.adjusted_better <= rate:
+            is_odd = abs(self.comparisons[0].change) > _TOO_GOOD
+            return GateVerdict.INCONCLUSIVE if is_odd else GateVerdict.IMPROVEMENT
+        is_within = all(self.excess(c.lower, c.upper) <= 0 for c in self.comparisons)
+        return GateVerdict.PASS if is_within else GateVerdict.INCONCLUSIVE
+
+    def is_beyond_bounds(self) -> bool:
+        """Return whether the change itself, not only its bound, is beyond what passes."""
+        return any(self.excess(c.change, c.change) > 0 for c in self.comparisons)
+
+    def excess(self, lower: float, upper: float) -> float:
+        """Return by how much an interval reaches beyond the bounds, for the worse."""
+        return max((upper - self.bounds[1]) if sign > 0 else (self.bounds[0] - lower) for sign in self.worse)
+
+    def telling(self, verdict: GateVerdict) -> int:
+        """Return the place that the verdict rests on."""
+        places = range(len(self.comparisons))
+        if verdict is GateVerdict.REGRESSION:
+            beyond = [i for i in places if self._p_at(self.comparisons[i], self.worse) < 1]
+            return min(beyond, key=lambda i: self._p_at(self.comparisons[i], self.worse))
+        return max(places, key=lambda i: self.excess(self.comparisons[i].lower, self.comparisons[i].upper))
+
+    def _p_value(self, signs: Sequence[int]) -> float:
+        """Return the smallest p-value of a place, corrected for the number of places and signs looked at."""
+        found = [self._p_at(c, signs) for c in self.comparisons] if signs else []
+        return min(1.0, min(found) * len(self.comparisons) * len(signs)) if found else 1.0
+
+    def _p_at(self, c: Comparison, signs: Sequence[int]) -> float:
+        """Return the p-value of one place; 1 within the margin."""
+        margin = min(self.policy.margin, self.bounds[1], -self.bounds[0])
+        found = [c.p_larger if sign > 0 else c.p_smaller for sign in signs if sign * c.change > margin]
+        return min(found, default=1.0)
+
+
+def draft_metric(
+    metric: MetricPolicy, reference: ReferencePoint, point: PointRuns, runs: Sequence[RunValues], policy: GatePolicy
+) -> Tested | MetricVerdict | None:
+    """Compare a metric, or say why that is impossible; None for one that another decides, or that nobody measured."""
+    if why := _forbidden(metric, reference, point):
+        return _refuse(metric, GateVerdict.NOT_COMPARABLE, why)
+    if why := _gone(metric, reference, runs):
+        return _refuse(metric, GateVerdict.NOT_RUN, why, decides=True)
+    if metric.follows is not None:
+        return None
+    old = [run.values[metric.name] for run in reference.runs if metric.name in run.values]
+    new = [run.values[metric.name] for run in runs if metric.name in run.values]
+    if not old:
+        why = "the reference did not measure it"
+        return _refuse(metric, GateVerdict.NOT_COMPARABLE, why) if metric.required else None
+    if len({len(values) for values in (*old, *new)}) > 1:
+        return _refuse(metric, GateVerdict.NOT_COMPARABLE, "the runs' curves have different numbers of stretches")
+    compared = [
+        compare_groups(
+            *sides, policy.confidence, assumed_noise=policy.assumed_noise, noise_floor=METRICS[metric.name].noise_floor
+        )
+        for sides in zip(zip(*old, strict=True), zip(*new, strict=True), strict=True)
+    ]
+    if failures := [item for item in compared if isinstance(item, Incomparable)]:
+        return _refuse(metric, GateVerdict.INCONCLUSIVE, failures[0].reason)
+    comparisons = tuple(item for item in compared if isinstance(item, Comparison))
+    return Tested(metric, comparisons, _bounds(metric, reference), len(new), len(old))
+
+
+def settle(metric: Tested, policy: GatePolicy, rate: float, total_weight: float) -> MetricVerdict:
+    """Say what a comparison means. rate: the false-alarm rate of this look. total_weight: of everything compared."""
+    verdict = metric.verdict(policy, rate)
+    place = metric.telling(verdict)
+    shown, unit = metric.comparisons[place], METRICS[metric.policy.name].unit
+    share = rate * metric.policy.weight / total_weight / metric.num_looked_at
+    growth = shown.detectable(share, metric.policy.margin)
+    where = f"in stretch {place + 1} of {len(metric.comparisons)}: " if len(metric.comparisons) > 1 else ""
+    return MetricVerdict(
+        metric=metric.policy.name,
+        verdict=verdict,
+        words=where + words.explain(verdict, shown, metric, policy),
+        unit=unit,
+        decides=metric.policy.required or verdict is not GateVerdict.INCONCLUSIVE or metric.is_beyond_bounds(),
+        baseline=shown.baseline,
+        value=shown.value,
+        change=shown.change,
+        interval=(shown.lower, shown.upper),
+        confidence=policy.confidence,
+        p_value=metric.p_worse,
+        adjusted_p=metric.adjusted_worse,
+        detectable=growth if 1 in metric.worse else -growth / (1 + growth),
+        num_runs=metric.num_runs,
+        num_baseline_runs=metric.num_baseline_runs,
+    )
+
+
+def _bounds(metric: MetricPolicy, reference: ReferencePoint) -> tuple[float, float]:
+    """Return the tighter of the reference's bounds and the policy's tolerance."""
+    lower, upper = reference.bounds.get(metric.name, (-metric.tolerance, metric.tolerance))
+    return max(lower, -metric.tolerance), min(upper, metric.tolerance)
+
+
+def _forbidden(metric: MetricPolicy, reference: ReferencePoint, point: PointRuns) -> str:
+    """Return why TFLOP/s must not be compared: they are FLOPs by a formula, divided by the time."""
+    if metric.name != _TFLOPS:
+        return ""
+    for run in point.good:
+        if reference.flops_formula is None or run.flops_formula is None:
+            return "the runs do not name one formula by which FLOPs were counted"
+        if reference.flops_formula != run.flops_formula:
+            return f"FLOPs were counted by the formula {reference.flops_formula!r} there, by {run.flops_formula!r} here"
+        if reference.flops_per_step != run.flops_per_step:
+            return f"a step is {reference.flops_per_step!r} FLOPs there, {run.flops_per_step!r} here"
+    return ""
+
+
+def _gone(metric: MetricPolicy, reference: ReferencePoint, runs: Sequence[RunValues]) -> str:
+    """Return what is missing of a metric that the reference has."""
+    lacking = sum(metric.name not in run.values for run in runs)
+    is_known = any(metric.name in run.values for run in reference.runs)
+    if lacking and (is_known or lacking < len(runs) or metric.required):
+        return f"{lacking} of {len(runs)} runs have not measured it"
+    return ""
+
+
+def _refuse(metric: MetricPolicy, verdict: GateVerdict, reason: str, *, decides: bool | None = None) -> MetricVerdict:
+    unit = METRICS[metric.name].unit
+    return MetricVerdict(metric.name, verdict, reason, unit, metric.required if decides is None else decides)

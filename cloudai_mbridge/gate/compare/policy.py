@@ -1,0 +1,229 @@
+"""What a gate asks for: the reference, the error rates, the metrics with their limits, the waivers. A TOML file."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import date, datetime, timedelta
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, field_validator
+
+from cloudai_mbridge.errors import BadInput
+from cloudai_mbridge.gate.results.values import METRICS
+from cloudai_mbridge.models.base import ExactModel, NotBlank
+from cloudai_mbridge.models.explain import suggest
+from cloudai_mbridge.models.load import validate
+from cloudai_mbridge.models.toml_source import TomlSource, read_toml
+
+LONGEST_WAIVER = timedelta(days=366)
+_SHORTEST_REASON = 10
+# The same measurement in other units; nothing else may leave its verdict to another metric.
+_FOLLOWERS: Mapping[str, str] = {"tflops_per_gpu": "step_time_s", "tokens_per_s_per_gpu": "step_time_s"}
+
+
+def _known_metric(name: str) -> str:
+    if name not in METRICS:
+        raise ValueError(f"is not a metric; {suggest(name, list(METRICS))}")
+    return name
+
+
+def _glob_of_metrics(glob: str) -> str:
+    if not any(fnmatchcase(name, glob) for name in METRICS):
+        raise ValueError(f"matches no metric; {suggest(glob, list(METRICS))}")
+    return glob
+
+
+def _plain_date(value: Any) -> Any:
+    if not isinstance(value, date) or isinstance(value, datetime):
+        raise ValueError("is not a date; write it without quotes, such as 2026-12-31")
+    return value
+
+
+def _long_enough(text: str) -> str:
+    if len(text) < _SHORTEST_REASON:
+        raise ValueError(f"is too short a reason; use at least {_SHORTEST_REASON} characters, for who reads it later")
+    return text
+
+
+def _matches(glob: str, name: str) -> bool:
+    return glob == name or fnmatchcase(name, glob)  # a name may itself hold [ or *
+
+
+MetricName = Annotated[str, AfterValidator(_known_metric)]
+Reason = Annotated[NotBlank, AfterValidator(_long_enough)]
+
+
+class MetricPolicy(ExactModel):
+    """The limits of one metric. Changes are relative: 0.01 is 1 %."""
+
+    name: MetricName = Field(description="one of the gate's metrics")
+    weight: float = Field(1.0, gt=0, description="share of the false-alarm rate, in proportion to the others'")
+    margin: float = Field(0.01, ge=0, lt=1, description="a change below it is never a regression")
+    tolerance: float = Field(
+        0.03, gt=0, lt=1, validate_default=True, description="passes if a change for the worse is shown to be smaller"
+    )
+    required: bool = Field(
+        True, description="whether doubts about it keep a point from passing, and its absence on both sides"
+    )
+    follows: MetricName | None = Field(
+        None, description="the metric whose verdict it shares, by an equal FLOPs formula"
+    )
+
+    @field_validator("tolerance")
+    @classmethod
+    def _above_the_margin(cls, tolerance: float, info: ValidationInfo) -> float:
+        margin = info.data.get("margin")
+        if margin is not None and not margin < tolerance:
+            raise ValueError(f"is the tolerance, and not above the margin of {margin!r}; raise it, or lower the margin")
+        return tolerance
+
+    @field_validator("follows")
+    @classmethod
+    def _follows_its_measurement(cls, follows: str | None, info: ValidationInfo) -> str | None:
+        name = info.data.get("name")
+        if follows is not None and name is not None and _FOLLOWERS.get(name) != follows:
+            allowed = " and ".join(f"{follower} {leader}" for follower, leader in _FOLLOWERS.items())
+            raise ValueError(f"is no other unit of {name}; only {allowed} may follow; remove the key")
+        return follows
+
+
+def default_metrics() -> list[MetricPolicy]:
+    """Return what is looked at where a policy does not say."""
+    return [
+        MetricPolicy(name="step_time_s", weight=0.80),
+        MetricPolicy(name="step_time_mean_s", weight=0.10, margin=0.02, tolerance=0.10, required=False),
+        MetricPolicy(name="tflops_per_gpu", follows="step_time_s"),
+        MetricPolicy(name="loss_curve", weight=0.05, margin=0.005, tolerance=0.02),
+        MetricPolicy(name="peak_memory_gib", weight=0.05, margin=0.02, tolerance=0.05, required=False),
+    ]
+
+
+class Waiver(ExactModel):
+    """Somebody's word that a regression is known: up to which size and until when it is out of the decision."""
+
+    point: NotBlank = Field(description="a point, or a pattern such as sweep/tp8-*")
+    metric: Annotated[NotBlank, AfterValidator(_glob_of_metrics)] = Field(
+        "*", validate_default=True, description="a metric, or a pattern; not all metrics of all points"
+    )
+    up_to: float = Field(gt=0, le=1, description="the relative change for the worse that is excused, e.g. 0.08")
+    reason: Reason = Field(description="why, for who reads it later")
+    until: Annotated[date, BeforeValidator(_plain_date)] = Field(description="the last day on which it has effect")
+    by: NotBlank = Field(description="who says so")
+
+    @field_validator("metric")
+    @classmethod
+    def _not_everything(cls, metric: str, info: ValidationInfo) -> str:
+        point = info.data.get("point")
+        if point is not None and set(point) <= set("*?") and all(fnmatchcase(name, metric) for name in METRICS):
+            raise ValueError(
+                f"waives every metric of every point, as point is {point!r}; name the points or the metric"
+            )
+        return metric
+
+    def covers(self, point: str, metric: str) -> bool:
+        return _matches(self.point, point) and _matches(self.metric, metric)
+
+
+class HistoryReference(ExactModel):
+    """The last good runs of a history, instead of a baseline."""
+
+    file: NotBlank = Field(description="the history's file, relative to the policy")
+    last: int = Field(10, ge=1, description="how many of the last good runs to compare with")
+
+
+class GatePolicy(ExactModel):
+    """A whole policy."""
+
+    name: NotBlank
+    description: str = ""
+    baseline: NotBlank | None = Field(None, description="a baseline file, relative to the policy; or [history]")
+    history: HistoryReference | None = Field(None, description="a history; or `baseline`")
+    false_alarm_rate: float = Field(0.01, gt=0, le=0.2, description="probability that no change is called a regression")
+    confidence: float = Field(0.95, ge=0.5, lt=1, description="of the bounds of a change, one-sided each")
+    min_runs: int = Field(3, ge=1, description="with fewer on a side nothing passes; a regression is still found")
+    max_failed_runs: int = Field(0, ge=0, description="failed runs that a point may have")
+    assumed_noise: float | None = Field(
+        None, gt=0, lt=1, description="relative standard deviation between runs, where neither side has two"
+    )
+    fail_on_improvement: bool = Field(False, description="let an improvement fail, so that a new baseline is promoted")
+    metrics: list[MetricPolicy] = Field(default_factory=default_metrics, min_length=1)
+    waivers: list[Waiver] = []
+
+
+@dataclass(frozen=True)
+class LoadedPolicy:
+    """A policy with the paths of what it compares with, of which one is there."""
+
+    path: Path
+    policy: GatePolicy
+    baseline_path: Path | None
+    history_path: Path | None
+
+
+def is_policy(source: TomlSource) -> bool:
+    """Return whether a file means to be a policy: it has a key that no other kind of file has."""
+    if {"test_template_name", "cmd_args"} & set(source.data):
+        return False
+    own = set(GatePolicy.model_fields) - {"name", "description", "metrics"}
+    return bool(own & set(source.data)) or isinstance(source.data.get("metrics"), list)
+
+
+def load_policy(path: Path, today: date | None = None) -> LoadedPolicy:
+    """Read a policy; `today` is for the expiry of waivers.
+
+    Raises:
+        BadInput: one line per mistake.
+    """
+    source = read_toml(path)
+    policy = validate(GatePolicy, source.data, source)
+    _check_reference(policy, source)
+    _check_metrics(policy, source)
+    _check_waivers(policy, source, today or date.today())
+    return LoadedPolicy(
+        path,
+        policy,
+        path.parent / policy.baseline if policy.baseline else None,
+        path.parent / policy.history.file if policy.history else None,
+    )
+
+
+def waiver_for(policy: GatePolicy, point: str, metric: str, today: date) -> Waiver | None:
+    """Return the waiver in force of a metric of a point; of several, the one that excuses most, then lasts longest."""
+    found = [w for w in policy.waivers if w.until >= today and w.covers(point, metric)]
+    return max(found, key=lambda waiver: (waiver.up_to, waiver.until), default=None)
+
+
+def expired(policy: GatePolicy, today: date) -> tuple[Waiver, ...]:
+    """Return the waivers that have no effect any more."""
+    return tuple(waiver for waiver in policy.waivers if waiver.until < today)
+
+
+def _check_reference(policy: GatePolicy, source: TomlSource) -> None:
+    if policy.baseline is not None and policy.history is not None:
+        raise BadInput(f"{source.where(('history',))}: baseline is set as well; a policy has one of them, remove one")
+    if policy.baseline is None and policy.history is None:
+        raise BadInput(f"{source.path}: names no reference; set baseline to a file, or write a [history]")
+
+
+def _check_metrics(policy: GatePolicy, source: TomlSource) -> None:
+    names = [metric.name for metric in policy.metrics]
+    for i, metric in enumerate(policy.metrics):
+        place = source.where(("metrics", i, "name"))
+        if metric.name in names[:i]:
+            raise BadInput(f"{place}: {metric.name!r} appears twice; remove one")
+        if metric.follows is not None and metric.follows not in names:
+            place = source.where(("metrics", i, "follows"))
+            raise BadInput(f"{place}: {metric.follows!r} is not among the metrics; add it, or remove the key")
+    if not any(metric.required and metric.follows is None for metric in policy.metrics):
+        raise BadInput(
+            f"{source.where(('metrics',))}: none is required and decides for itself, so anything would pass;"
+            " set required = true for one that follows none"
+        )
+
+
+def _check_waivers(policy: GatePolicy, source: TomlSource, today: date) -> None:
+    for i, waiver in enumerate(policy.waivers):
+        if waiver.until > today + LONGEST_WAIVER:
+            place = source.where(("waivers", i, "until"))
+            raise BadInput(f"{place}: {waiver.until} is more than a year ahead; waive it for a year at most")

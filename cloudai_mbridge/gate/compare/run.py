@@ -1,0 +1,95 @@
+"""Run a gate: read the results, find what they are compared with, judge."""
+
+import os
+import shlex
+from collections.abc import Collection, Sequence
+from datetime import date
+from pathlib import Path
+
+from cloudai_mbridge.errors import BadInput
+from cloudai_mbridge.gate.baseline.read import load_baseline
+from cloudai_mbridge.gate.compare.groups import group_by_point
+from cloudai_mbridge.gate.compare.judge import judge_results
+from cloudai_mbridge.gate.compare.policy import GatePolicy, LoadedPolicy
+from cloudai_mbridge.gate.compare.reference import ReferencePoint, reference_from_runs
+from cloudai_mbridge.gate.compare.verdict import GateResult
+from cloudai_mbridge.gate.history.store import History
+from cloudai_mbridge.gate.results.read import RunResult, read_results
+
+
+def run_gate(paths: Sequence[Path], policy: LoadedPolicy, today: date, looks: int = 1) -> GateResult:
+    """Judge the reports of the same benchmark, taken together, against the policy's baseline or history.
+
+    Raises:
+        BadInput: a report, the baseline or the history cannot be read.
+    """
+    results = [run for path in paths for run in read_results(path)]
+    references, where = references_for(policy, results)
+    return judge_results(policy.policy, references, results, where=where, today=today, looks=looks)
+
+
+def compare_reports(old: Sequence[Path], new: Sequence[Path], policy: GatePolicy, today: date) -> GateResult:
+    """Judge the reports of one side against those of another.
+
+    Raises:
+        BadInput: a report cannot be read.
+    """
+    before = [run for path in old for run in read_results(path)]
+    after = [run for path in new for run in read_results(path)]
+    points, notes = group_by_point(before)
+    by_work: dict[tuple[str, str], list[RunResult]] = {}
+    for run in (run for point in points for run in point.good):
+        by_work.setdefault((run.point, run.comparability_id), []).append(run)
+    references = [reference_from_runs(runs) for runs in by_work.values()]
+    notes += [f"{point.point}: {len(point.failed)} runs of {old[0]} failed" for point in points if point.failed]
+    result = judge_results(policy, references, after, where=" ".join(map(str, old)), today=today)
+    return result.with_notes(notes)
+
+
+def references_for(loaded: LoadedPolicy, results: Sequence[RunResult]) -> tuple[Sequence[ReferencePoint], str]:
+    """Return the references that a policy names, and their name."""
+    if loaded.baseline_path is not None:
+        _require_baseline(loaded.baseline_path, results)
+        return load_baseline(loaded.baseline_path).references(), f"baseline {loaded.baseline_path.name}"
+    history = loaded.policy.history
+    if loaded.history_path is None or history is None:
+        raise ValueError(f"policy {loaded.policy.name!r} names neither a baseline nor a history")
+    return _from_history(loaded.history_path, history.last, results), f"history {loaded.history_path.name}"
+
+
+def _require_baseline(path: Path, results: Sequence[RunResult]) -> None:
+    """Raise BadInput with the command that makes a first baseline of the results."""
+    if path.exists():
+        return
+    sources = shlex.join(dict.fromkeys(run.source for run in results)) or "RESULT..."
+    file = shlex.quote(os.path.normpath(path))
+    raise BadInput(
+        f"{path}: there is no baseline yet, so nothing to compare with; make the first of good runs with:"
+        f' mbridge baseline promote {sources} --baseline {file} --reason "first baseline"'
+    )
+
+
+def _from_history(path: Path, last: int, results: Sequence[RunResult]) -> list[ReferencePoint]:
+    """Return the last good runs of every point in the results, but not these results themselves.
+
+    Points of the last report of the same scenario that the results lack have a reference, too: they were not run.
+    """
+    own: Collection[str] = {run.run_id for run in results}
+    found: dict[str, ReferencePoint] = {}
+    with History(path) as history:
+        for run in results:
+            if run.point not in found and (reference := _reference_of(history, run, last, own)) is not None:
+                found[run.point] = reference
+        for scenario, system in {(run.scenario, run.system) for run in results}:
+            for point in history.points_expected(scenario, system, without=own):
+                if point not in found and (reference := history.reference_for(point, last, without=own)) is not None:
+                    found[point] = reference
+    return list(found.values())
+
+
+def _reference_of(history: History, run: RunResult, last: int, own: Collection[str]) -> ReferencePoint | None:
+    """Return the runs of the same point, else of the same work by another name, else of the point as it was."""
+    named = history.reference_for(run.point, last, without=own)
+    if named is not None and named.comparability_id == run.comparability_id:
+        return named
+    return history.reference(run.comparability_id, last, without=own) or named

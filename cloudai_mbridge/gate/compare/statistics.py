@@ -1,0 +1,172 @@
+"""Compare two groups of runs: the relative change, how sure it is, and what change would have been seen.
+
+Values are compared as logarithms, so that changes are relative and the noise of a faster run is the same share of it.
+Each run is one value: steps within a run are correlated, and a thousand of them say nothing of how the next run will
+differ. With two runs or more on both sides, a change has to pass two t-tests: Welch's, which errs where few runs meet
+many of a normal distribution, and Student's, which errs where few meet many of a skewed one; each is safe where the
+other is not. A single run is compared with what five runs or more of the other side predict for one more. It might be
+an outlier, on a slow node say, so no distribution of that spread must make it likely (Cantelli's inequality).
+
+Sources: Welch, Biometrika 34 (1947); Hahn and Meeker, Statistical Intervals (1991), prediction of one observation;
+Cantelli's one-sided form of Chebyshev's inequality. tests/benchmarks/gate_curves.py measures the error rates.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.special import ndtr, ndtri, stdtr, stdtrit
+
+_POWER = 0.8
+_FEWEST_TO_PREDICT = 5
+# Two runs say little of their spread, and five may all have missed the slow nodes that a single one is on
+_FEW, _FLOOR_OF_FEW = 3, 0.01
+
+
+@dataclass(frozen=True)
+class Spread:
+    """The standard error of a difference of log means, with its degrees of freedom (infinite if it was assumed).
+
+    is_single: one run is compared with several.
+    """
+
+    standard_error: float
+    degrees: float
+    is_single: bool = False
+
+    def tail(self, difference: float) -> float:
+        """Return the probability of a difference this large, or larger, if there were none."""
+        ratio = difference / self.standard_error
+        tail = float(ndtr(-ratio) if math.isinf(self.degrees) else stdtr(self.degrees, -ratio))
+        return max(tail, 1 / (1 + ratio * ratio)) if self.is_single and ratio > 0 else tail
+
+    def reach(self, confidence: float) -> float:
+        """Return how far the difference may be from what was measured, one-sided."""
+        is_normal = math.isinf(self.degrees)
+        return float(ndtri(confidence) if is_normal else stdtrit(self.degrees, confidence)) * self.standard_error
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The change from a baseline to a result.
+
+    change: relative, positive = larger. lower, upper: one-sided bounds of it at the confidence asked for.
+    p_larger, p_smaller: probability of such a change, or more, if there were none. Each is one-sided.
+    """
+
+    baseline: float
+    value: float
+    change: float
+    lower: float
+    upper: float
+    p_larger: float
+    p_smaller: float
+    spreads: tuple[Spread, ...]
+
+    def detectable(self, false_alarm_rate: float, margin: float = 0.0) -> float:
+        """Return the growth of the value that would be told from none in 80 of 100 cases.
+
+        margin: growth below which nothing is told.
+        """
+        needed = [max(_needed(spread, false_alarm_rate), math.log1p(margin)) for spread in self.spreads]
+        reach = [spread.reach(_POWER) for spread in self.spreads]
+        return max(_growth(least + more) for least, more in zip(needed, reach, strict=True))
+
+
+@dataclass(frozen=True)
+class Incomparable:
+    """Why two groups cannot be told apart or found equal."""
+
+    reason: str
+
+
+def compare_groups(
+    baseline: Sequence[float],
+    values: Sequence[float],
+    confidence: float = 0.95,
+    *,
+    assumed_noise: float | None = None,
+    noise_floor: float = 0.0,
+) -> Comparison | Incomparable:
+    """Compare positive values, one per run.
+
+    assumed_noise: relative standard deviation between runs, used only where each side has one run.
+    noise_floor: least noise that is believed, of a metric that is often the same to the last digit (memory, losses).
+    With 0, such values mean copied or rounded numbers, and nothing can be said.
+    """
+    if not baseline or not values:
+        return Incomparable("a side has no run")
+    if not all(math.isfinite(x) and x > 0 for x in (*baseline, *values)):
+        return Incomparable("a value is not a positive number")
+    old, new = np.log(np.asarray(baseline, dtype=float)), np.log(np.asarray(values, dtype=float))
+    spreads = _spreads(old, new, assumed_noise, noise_floor)
+    if isinstance(spreads, Incomparable):
+        return spreads
+    difference = float(new.mean() - old.mean())
+    reach = max(spread.reach(confidence) for spread in spreads)
+    return Comparison(
+        baseline=math.exp(old.mean()),
+        value=math.exp(new.mean()),
+        change=_growth(difference),
+        lower=_growth(difference - reach),
+        upper=_growth(difference + reach),
+        p_larger=max(spread.tail(difference) for spread in spreads),
+        p_smaller=max(spread.tail(-difference) for spread in spreads),
+        spreads=spreads,
+    )
+
+
+def noise(values: Sequence[float]) -> float | None:
+    """Return the relative standard deviation between runs, or None for fewer than two."""
+    return float(np.log(np.asarray(values, dtype=float)).std(ddof=1)) if len(values) > 1 else None
+
+
+def _spreads(
+    old: np.ndarray, new: np.ndarray, assumed_noise: float | None, noise_floor: float
+) -> tuple[Spread, ...] | Incomparable:
+    groups = [group for group in (old, new) if len(group) > 1]
+    both = 1 / len(old) + 1 / len(new)
+    if not groups:
+        if assumed_noise is None:
+            return Incomparable("there is one run on each side, and no estimate of the noise between runs")
+        return (Spread(assumed_noise * math.sqrt(both), math.inf),)
+    if not noise_floor and any(float(np.ptp(group)) == 0 for group in groups):
+        return Incomparable("runs have the same value to the last digit, as copied or rounded numbers have")
+    if len(groups) == 1 and (noise_floor or len(groups[0]) < _FEWEST_TO_PREDICT):
+        needed = "several" if noise_floor else f"{_FEWEST_TO_PREDICT} others"
+        return Incomparable(f"there is one run against {len(groups[0])}; a single one needs {needed}")
+    degrees = sum(len(group) - 1 for group in groups)
+    least = max(noise_floor, _FLOOR_OF_FEW if min(len(old), len(new)) < _FEW else 0.0) ** 2
+    pooled = sum(float(group.var(ddof=1)) * (len(group) - 1) for group in groups) / degrees
+    students = Spread(math.sqrt(max(pooled, least) * both), degrees, is_single=len(groups) == 1)
+    return (students,) if len(groups) == 1 or pooled == 0 else (students, _welchs(groups))
+
+
+def _welchs(groups: Sequence[np.ndarray]) -> Spread:
+    parts = [float(group.var(ddof=1)) / len(group) for group in groups]
+    weights = sum(part**2 / (len(group) - 1) for part, group in zip(parts, groups, strict=True))
+    return Spread(math.sqrt(sum(parts)), sum(parts) ** 2 / weights)
+
+
+def _needed(spread: Spread, false_alarm_rate: float) -> float:
+    """Return the difference that is significant."""
+    reach = spread.reach(1 - false_alarm_rate)
+    return max(reach, spread.standard_error * math.sqrt(1 / false_alarm_rate - 1)) if spread.is_single else reach
+
+
+def _growth(difference: float) -> float:
+    """Return the relative change of a difference of logarithms."""
+    return math.expm1(max(-700.0, min(difference, 700.0)))
+
+
+def adjust(p_values: Sequence[float], weights: Sequence[float]) -> list[float]:
+    """Return adjusted p-values: those at or below the limit are significant together. Weights are positive shares."""
+    order = sorted(range(len(p_values)), key=lambda i: p_values[i] / weights[i])
+    remaining, highest = sum(weights), 0.0
+    adjusted = [1.0] * len(p_values)
+    for i in order:
+        highest = max(highest, min(1.0, p_values[i] * max(remaining / weights[i], 1.0)))
+        adjusted[i] = highest
+        remaining -= weights[i]
+    return adjusted

@@ -1,0 +1,125 @@
+"""Verdicts in sentences: the numbers, how sure they are, and what would settle a doubt."""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from statistics import fmean, median
+from typing import Protocol
+
+from cloudai_mbridge.gate.compare.groups import Match
+from cloudai_mbridge.gate.compare.policy import GatePolicy, MetricPolicy
+from cloudai_mbridge.gate.compare.statistics import Comparison
+from cloudai_mbridge.gate.compare.verdict import GateVerdict
+from cloudai_mbridge.gate.results.values import METRICS, Direction
+
+_PRIMARY = "step_time_s"
+_FAR = 4.0  # robust standard deviations
+_MAD_TO_SD = 1.4826
+_MOST_RUNS = 100
+_SMALLEST_P = 1e-9
+_FEWEST_FOR_A_MIDDLE = 4
+
+
+class Numbers(Protocol):
+    """What was compared, with how many runs. excess: how far an interval reaches beyond the bounds, for the worse."""
+
+    policy: MetricPolicy
+    bounds: tuple[float, float]
+    num_runs: int
+    num_baseline_runs: int
+    adjusted_worse: float
+    adjusted_better: float
+
+    def excess(self, lower: float, upper: float) -> float: ...
+
+
+def explain(verdict: GateVerdict, shown: Comparison, found: Numbers, policy: GatePolicy) -> str:
+    """Say what was found of a metric, and why that is its verdict."""
+    runs = f"{found.num_runs} {'run' if found.num_runs == 1 else 'runs'} against {found.num_baseline_runs}"
+    bounds = f"{policy.confidence * 100:.4g} % bounds {percent(shown.lower)} and {percent(shown.upper)}"
+    text = f"{percent(shown.change)} ({number(shown.baseline)} to {number(shown.value)}, {bounds}, {runs})"
+    match verdict:
+        case GateVerdict.REGRESSION:
+            margin = math.copysign(found.policy.margin, shown.change)
+            return f"{text}; beyond the margin of {percent(margin)}, {_probability(found.adjusted_worse)}"
+        case GateVerdict.PASS:
+            return f"{text}; within {_limits(found)}"
+        case GateVerdict.IMPROVEMENT:
+            return f"{text}; better beyond the margin of {percent(found.policy.margin)[1:]}: a new baseline is due"
+        case _:
+            return f"{text}; {_doubt(shown, found, policy)}"
+
+
+def _doubt(shown: Comparison, found: Numbers, policy: GatePolicy) -> str:
+    fewest = min(found.num_runs, found.num_baseline_runs)
+    if fewest < policy.min_runs:
+        side = "the result" if found.num_runs <= found.num_baseline_runs else "the reference"
+        runs = "one run" if fewest == 1 else f"{fewest} runs"
+        return f"{side} has only {runs}, and the policy asks for {policy.min_runs}"
+    if found.excess(shown.lower, shown.upper) <= 0:
+        return "too large an improvement to be plausible: check the run before it becomes a baseline"
+    needed = _runs_needed(shown, found)
+    remedy = f"about {needed} runs on each side would decide it" if needed else "more runs are needed to decide it"
+    return f"a change beyond {_limits(found)} cannot be ruled out; {remedy}"
+
+
+def _runs_needed(shown: Comparison, found: Numbers) -> int | None:
+    """Return how many runs a side would put the bounds inside the limits, were the change to stay what it is."""
+    room = -found.excess(shown.change, shown.change)
+    reach = max(shown.upper - shown.change, shown.change - shown.lower)
+    if room <= 0 or reach <= 0:
+        return None
+    now = 2 / (1 / found.num_runs + 1 / found.num_baseline_runs)
+    needed = math.ceil(now * (reach / room) ** 2) + 1
+    return needed if needed <= _MOST_RUNS else None
+
+
+def _limits(found: Numbers) -> str:
+    lower, upper = found.bounds
+    match METRICS[found.policy.name].direction:
+        case Direction.LOWER:
+            return percent(upper)
+        case Direction.HIGHER:
+            return percent(lower)
+        case _:
+            return f"{percent(lower)} and {percent(upper)}"
+
+
+def _probability(p: float) -> str:
+    return f"p = {p:.2g}" if p >= _SMALLEST_P else f"p < {_SMALLEST_P:.0g}"
+
+
+def percent(x: float) -> str:
+    return f"{100 * x:+.2f} %"
+
+
+def number(x: float) -> str:
+    return f"{x:.5g}"
+
+
+def mean(values: Sequence[float]) -> float | None:
+    return fmean(values) if values else None
+
+
+def reasons(texts: Iterable[str]) -> str:
+    """Join the reasons of failed runs, equal ones once."""
+    return "; ".join(text if count == 1 else f"{text} ({count} times)" for text, count in Counter(texts).items())
+
+
+def slow_runs(found: Match, policy: GatePolicy) -> tuple[str, ...]:
+    """Name runs that are far slower than the others of their point: their nodes may be slow, not the software."""
+    if found.runs is None:
+        return ()
+    of = METRICS[_PRIMARY].of
+    measured = [(run, value[0]) for run in found.runs.good if (value := of(run))]
+    if len(measured) < _FEWEST_FOR_A_MIDDLE:
+        return ()
+    middle = median(value for _, value in measured)
+    spread = _MAD_TO_SD * median(abs(value - middle) for _, value in measured)
+    margin = next((m.margin for m in policy.metrics if m.name == _PRIMARY), 0.0)
+    return tuple(
+        f"run {run.iteration} on {', '.join(run.nodes) or 'unknown nodes'} is {percent(value / middle - 1)} from the"
+        " median of its point: a slow node, or a busy one?"
+        for run, value in measured
+        if value - middle > max(_FAR * spread, margin * middle)
+    )

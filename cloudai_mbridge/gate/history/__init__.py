@@ -1,0 +1,1 @@
+"""The history: every imported run, in one SQLite file that only grows."""

@@ -1,0 +1,149 @@
+"""How a report's runs are written into the history: rows, each at most once."""
+
+import hashlib
+import json
+import re
+import sqlite3
+from collections import Counter
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from cloudai_mbridge.gate.compare.reference import run_values
+from cloudai_mbridge.gate.history.intake import FAILED, Intake
+from cloudai_mbridge.gate.results.read import SUPPORTED_SCHEMA, RunResult
+from cloudai_mbridge.gate.results.values import is_value_of
+from cloudai_mbridge.regular_file import open_regular, read_chunks
+
+_LOGIN = re.compile(r"(?<=//)[^/@\s\"]*@")  # of an address: a user, and maybe a password
+
+
+class Known(StrEnum):
+    """What was there of a run that is imported: nothing, the same, or a success that now is none."""
+
+    NEW = "new"
+    SAME = "same"
+    GOOD_BEFORE = "good before"
+
+
+def insert_runs(db: sqlite3.Connection, intake: Intake, digest: str, path: str) -> Counter[Known]:
+    """Insert what is not there yet, and return how many runs were known how."""
+    report = _insert_report(db, intake, digest, path)
+    known = Counter[Known]()
+    for run, ended_at in intake.taken:
+        how = _known(db, run)
+        known[how] += 1
+        if how is Known.GOOD_BEFORE:
+            db.execute("INSERT INTO withdrawn SELECT id FROM runs WHERE run_id = ?", (run.run_id,))
+        if how is not Known.SAME:
+            _insert_run(db, run, ended_at, report)
+    return known
+
+
+def _insert_report(db: sqlite3.Connection, intake: Intake, digest: str, path: str) -> int:
+    """Insert a report with the points that it holds, unless it is there, and return its id."""
+    found = db.execute("SELECT id FROM reports WHERE sha256 = ?", (digest,)).fetchone()
+    if found:
+        return int(found[0])
+    now = datetime.now(UTC).isoformat(timespec="milliseconds")
+    ended_at = max((ended_at for _, ended_at in intake.taken), default=None)
+    scenario, system = (None if name is None else _text(name) for name in (intake.scenario, intake.system))
+    cursor = db.execute(
+        "INSERT INTO reports (sha256, path, imported_at, ended_at, scenario, system, schema_version)"
+        " VALUES (?, ?, ?, ?, ?, ?, ?)",
+        (digest, _text(path), now, ended_at, scenario, system, SUPPORTED_SCHEMA),
+    )
+    db.executemany(
+        "INSERT INTO held VALUES (?, ?, ?) ON CONFLICT DO NOTHING",
+        [(cursor.lastrowid, run_id, _text(point)) for run_id, point in intake.held],
+    )
+    return int(cursor.lastrowid or 0)
+
+
+def _known(db: sqlite3.Connection, run: RunResult) -> Known:
+    """Say what is there. A run that failed once has failed, whatever is said of it later."""
+    verdicts = {verdict for (verdict,) in db.execute("SELECT verdict FROM runs WHERE run_id = ?", (run.run_id,))}
+    if not verdicts:
+        return Known.NEW
+    return Known.SAME if verdicts & {run.verdict, FAILED} else Known.GOOD_BEFORE
+
+
+def _insert_run(db: sqlite3.Connection, run: RunResult, ended_at: str, report: int) -> None:
+    db.execute(
+        "INSERT INTO keys VALUES (?, ?) ON CONFLICT (id) DO NOTHING",
+        (_text(run.comparability_id), _json(run.comparability)),
+    )
+    cursor = db.execute(
+        "INSERT INTO runs (run_id, report, point, scenario, system, key, verdict, reasons, ended_at, nodes, git_commit,"
+        " environment, warmup_steps, num_steps, flops_formula, flops_per_step)"
+        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        (
+            run.run_id,
+            report,
+            _text(run.point),
+            _text(run.scenario),
+            _text(run.system),
+            _text(run.comparability_id),
+            run.verdict,
+            _json(run.reasons),
+            ended_at,
+            _json(run.nodes),
+            _commit(run.environment),
+            _environment(db, run.environment),
+            run.warmup_steps,
+            run.num_steps,
+            _text(run.flops_formula) if run.flops_formula is not None else None,
+            run.flops_per_step,
+        ),
+    )
+    measured = run_values(run).values.items()
+    db.executemany(
+        "INSERT INTO metrics VALUES (?, ?, ?)",
+        [
+            (cursor.lastrowid, name, values[0] if len(values) == 1 else _json(values))
+            for name, values in measured
+            if is_value_of(name, values)
+        ],
+    )
+
+
+def _environment(db: sqlite3.Connection, environment: Mapping[str, Any]) -> int:
+    """Return the id of an environment, which most runs share. Nodes are the run's own; logins stay out."""
+    fields = _LOGIN.sub("", _json({name: value for name, value in environment.items() if name != "nodes"}))
+    digest = hashlib.sha256(fields.encode()).hexdigest()
+    db.execute(
+        "INSERT INTO environments (sha256, fields) VALUES (?, ?) ON CONFLICT (sha256) DO NOTHING", (digest, fields)
+    )
+    return int(db.execute("SELECT id FROM environments WHERE sha256 = ?", (digest,)).fetchone()[0])
+
+
+def _commit(environment: Mapping[str, Any]) -> str | None:
+    """Return the commit of the run's checkout, else of its first repository."""
+    repositories = environment.get("repositories")
+    for source in (environment.get("git"), *(repositories if isinstance(repositories, list) else ())):
+        if isinstance(source, Mapping) and isinstance(source.get("commit"), str):
+            return _text(source["commit"])
+    return None
+
+
+def digest_of(file: Path) -> str:
+    """Return the SHA-256 of a file; nothing of one that cannot be read, which reading it will explain."""
+    try:
+        with open_regular(file) as opened:
+            digest = hashlib.sha256()
+            for chunk in read_chunks(opened):
+                digest.update(chunk)
+            return digest.hexdigest()
+    except OSError:
+        return ""
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"))
+
+
+def _text(value: str) -> str:
+    """Replace what UTF-8 cannot hold: halves of characters, from JSON escapes or file names."""
+    return value.encode("utf-8", errors="replace").decode()

@@ -1,0 +1,407 @@
+"""The history: every finished run that was imported, in one SQLite file that only grows.
+
+What `import_report` says was added is on disk when it returns, and is there once, however often and by however many
+processes its report is imported. Failed runs are kept for the story; levels and references are made of good ones.
+"""
+
+import json
+import sqlite3
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+from cloudai_mbridge.errors import BadInput, ToolFailure, shown
+from cloudai_mbridge.gate.compare.reference import ReferencePoint, RunValues, Values
+from cloudai_mbridge.gate.history.file import failures, open_for_reading, open_for_writing, transaction
+from cloudai_mbridge.gate.history.insert import Known, digest_of, insert_runs
+from cloudai_mbridge.gate.history.intake import FAILED, take_runs
+from cloudai_mbridge.gate.history.values import (
+    EnvironmentRow,
+    FieldsRow,
+    KeyRow,
+    MetricRow,
+    NameRow,
+    PointRow,
+    R,
+    RunRow,
+    SeriesRow,
+    check_key,
+    checked_row,
+    checked_values,
+    damaged,
+)
+from cloudai_mbridge.gate.results.read import SUCCESS, RunResult, read_results
+from cloudai_mbridge.gate.results.values import METRICS
+from cloudai_mbridge.plan import ROOT_FILES
+
+DEFAULT_METRIC = "step_time_s"
+_LAST_RUN_ID = "\U0010ffff"
+_FLOPS_METRIC = "tflops_per_gpu"
+_COLUMNS = ", ".join(RunRow.model_fields)
+
+
+@dataclass(frozen=True)
+class Imported:
+    """What became of a report's runs. known: they were there already. left_out: why -> how many.
+
+    rejudged: they were there as good, and are failed from now on.
+    """
+
+    added: int
+    known: int
+    left_out: Mapping[str, int] = field(default_factory=dict)
+    rejudged: int = 0
+
+
+@dataclass(frozen=True)
+class StoredRun:
+    """A run of the history. values: by metric. ended_at: UTC. commit: of its checkout, None where unknown."""
+
+    run_id: str
+    point: str
+    scenario: str
+    system: str
+    comparability_id: str
+    verdict: str
+    reasons: tuple[str, ...]
+    ended_at: str
+    nodes: tuple[str, ...]
+    commit: str | None
+    environment: Mapping[str, Any]
+    warmup_steps: int
+    num_steps: int | None
+    flops_formula: str | None
+    flops_per_step: float | None
+    values: Mapping[str, Values]
+
+
+@dataclass(frozen=True)
+class StoredPoint:
+    """The runs of one point under one comparability key. last_value: the last good run's step time, if it has one."""
+
+    point: str
+    comparability_id: str
+    num_good: int
+    num_failed: int
+    last_ended_at: str
+    last_value: float | None
+
+
+class SeriesRun(NamedTuple):
+    """A good run with the value of one metric, of a curve its end; None if it has none. A trend reads very many."""
+
+    run_id: str
+    point: str
+    ended_at: str
+    nodes: tuple[str, ...]
+    commit: str | None
+    environment: Mapping[str, Any]
+    value: float | None
+
+
+@dataclass(frozen=True)
+class Series:
+    """The last good runs of a comparability key, the oldest first, and how many failed since the first of them."""
+
+    comparability_id: str
+    metric: str
+    runs: tuple[SeriesRun, ...]
+    num_good: int
+    num_failed: int
+
+
+class History:
+    """The history in a file. Reading never changes it; the first import makes it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._open_reader: sqlite3.Connection | None = None
+        self._open_writer: sqlite3.Connection | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        for db in (self._open_reader, self._open_writer):
+            if db is not None:
+                db.close()
+        self._open_reader = self._open_writer = None
+
+    def import_report(self, path: Path) -> Imported:
+        """Take the final runs of a report.json, or of the directory that holds one: all of them at once, or none.
+
+        Raises:
+            BadInput: no report, or the file is not a history.
+            ToolFailure: the history cannot be written, or the report changes meanwhile.
+        """
+        file = path / ROOT_FILES.report if path.is_dir() else path
+        digest = digest_of(file)
+        runs = read_results(path)
+        if digest_of(file) != digest:
+            raise ToolFailure(f"{file}: changed while it was read; import it again")
+        return self.add(runs, digest, str(path))
+
+    def add(self, runs: Iterable[RunResult], digest: str, path: str) -> Imported:
+        """Take the final ones of the runs of a report with this SHA-256 and path."""
+        intake = take_runs(runs, path, datetime.now(UTC))
+        with failures(self.path):
+            db = self._writer()
+            try:
+                with transaction(db):
+                    known = insert_runs(db, intake, digest, path)
+            except OverflowError as error:
+                raise BadInput(f"{path}: holds a number that is too large ({error}); write the report again") from None
+        return Imported(known[Known.NEW], known[Known.SAME], dict(intake.left_out), known[Known.GOOD_BEFORE])
+
+    def points(self) -> list[StoredPoint]:
+        """Return what is there, by point and key."""
+        rows = self._rows(
+            "runs",
+            PointRow,
+            "SELECT point, key, count(*) FILTER (WHERE verdict = ?1) AS num_good,"
+            " count(*) FILTER (WHERE verdict = ?2) AS num_failed, max(ended_at) AS ended_at,"
+            " (SELECT value FROM metrics WHERE name = ?3 AND run = (SELECT id FROM judged AS r WHERE"
+            " r.point = judged.point AND r.key = judged.key AND verdict = ?1 ORDER BY ended_at DESC, id DESC LIMIT 1))"
+            " AS value FROM judged GROUP BY point, key ORDER BY point, max(ended_at)",
+            (SUCCESS, FAILED, DEFAULT_METRIC),
+        )
+        return [
+            StoredPoint(
+                row.point,
+                row.key,
+                row.num_good,
+                row.num_failed,
+                row.ended_at,
+                self._end(f"point {shown(row.point)}", DEFAULT_METRIC, row.value),
+            )
+            for row in rows
+        ]
+
+    def keys(self) -> dict[str, tuple[str, ...]]:
+        """Return the comparability keys with the points that have runs of them."""
+        found: dict[str, tuple[str, ...]] = {}
+        for row in self._rows("runs", KeyRow, "SELECT DISTINCT point, key FROM runs ORDER BY point", ()):
+            found[row.key] = (*found.get(row.key, ()), row.point)
+        return found
+
+    def runs(
+        self,
+        *,
+        comparability_id: str | None = None,
+        point: str | None = None,
+        run_id_prefix: str | None = None,
+        verdict: str | None = None,
+        last: int = 20,
+        metrics: Iterable[str] | None = None,
+    ) -> list[StoredRun]:
+        """Return the last runs that all that is given holds for, the oldest first, with all metrics or these."""
+        conditions, values = ["1"], []
+        for condition, value in (
+            ("key = ?", comparability_id),
+            ("point = ?", point),
+            ("run_id >= ?", run_id_prefix),
+            ("run_id <= ?", None if run_id_prefix is None else run_id_prefix + _LAST_RUN_ID),
+            ("verdict = ?", verdict),
+        ):
+            if value is not None:
+                conditions.append(condition)
+                values.append(value)
+        return self._runs(" AND ".join(conditions), values, last, metrics)
+
+    def series(self, comparability_id: str, metric: str, last: int) -> Series:
+        """Return the last good runs of a key with one metric. Runs of another FLOPs formula have no TFLOP/s in it."""
+        rows = self._rows(
+            "runs",
+            SeriesRow,
+            "SELECT run_id, point, ended_at, nodes, git_commit, environment, flops_formula, flops_per_step, value"
+            " FROM judged LEFT JOIN metrics ON run = judged.id AND name = ?"
+            " WHERE key = ? AND verdict = ? ORDER BY ended_at DESC, judged.id DESC LIMIT ?",
+            (metric, comparability_id, SUCCESS, last),
+        )
+        environments = self._environments(rows)
+        needed = _formula(rows[0]) if rows and metric == _FLOPS_METRIC else None
+        runs = []
+        for row in reversed(rows):
+            value = (
+                self._end(f"run {shown(row.run_id)}", metric, row.value) if needed in (None, _formula(row)) else None
+            )
+            environment = environments[row.environment]
+            runs.append(SeriesRun(row.run_id, row.point, row.ended_at, row.nodes, row.git_commit, environment, value))
+        num_good = self._count(comparability_id, SUCCESS, "")
+        num_failed = self._count(comparability_id, FAILED, runs[0].ended_at if runs else "")
+        return Series(comparability_id, metric, tuple(runs), num_good, num_failed)
+
+    def reference(self, comparability_id: str, last: int, without: Collection[str] = ()) -> ReferencePoint | None:
+        """Return what the last good runs of a key make, or None if there are none.
+
+        without: ids of runs that are not to be among them: those that are to be compared.
+        """
+        runs = self._others(without, last, comparability_id=comparability_id)
+        return _reference(_with_one_formula(runs), self.fields(comparability_id)) if runs else None
+
+    def reference_for(self, point: str, last: int, without: Collection[str] = ()) -> ReferencePoint | None:
+        """Return what the last good runs of a point make under the key that it had last, or None if there are none."""
+        newest = self._others(without, 1, point=point)
+        if not newest:
+            return None
+        key = newest[0].comparability_id
+        runs = self._others(without, last, comparability_id=key, point=point)
+        return _reference(_with_one_formula(runs), self.fields(key))
+
+    def points_expected(self, scenario: str, system: str, without: Collection[str] = ()) -> tuple[str, ...]:
+        """Return the points of the last report of a scenario on a system, by the ends of the reports' runs.
+
+        Points that were taken out of the scenario age out with it. without: ids of runs, none of which it may hold.
+        """
+        rows = self._rows(
+            "held",
+            NameRow,
+            "SELECT DISTINCT point FROM held WHERE report = (SELECT id FROM reports WHERE scenario = ? AND system = ?"
+            " AND ended_at IS NOT NULL AND NOT EXISTS (SELECT 1 FROM held WHERE report = reports.id"
+            " AND run_id IN (SELECT value FROM json_each(?))) ORDER BY ended_at DESC, id DESC LIMIT 1) ORDER BY point",
+            (scenario, system, json.dumps(list(without))),
+        )
+        return tuple(row.point for row in rows)
+
+    def fields(self, comparability_id: str) -> Mapping[str, Any]:
+        """Return what the comparability key of a run stands for."""
+        rows = self._rows("keys", FieldsRow, "SELECT id, fields FROM keys WHERE id = ?", (comparability_id,))
+        if not rows:
+            damaged(self.path, "keys", f"there is no key {shown(comparability_id)}")
+        check_key(self.path, comparability_id, rows[0].fields)
+        return rows[0].fields
+
+    def _others(self, without: Collection[str], last: int, **wanted: str) -> list[StoredRun]:
+        """Return the last good runs but for some, the oldest first."""
+        runs = self.runs(verdict=SUCCESS, last=last + len(without), **wanted)
+        return [run for run in runs if run.run_id not in without][-last:]
+
+    def _runs(self, condition: str, values: list[Any], last: int, metrics: Iterable[str] | None) -> list[StoredRun]:
+        rows = self._rows(
+            "runs",
+            RunRow,
+            f"SELECT {_COLUMNS} FROM judged WHERE {condition}"  # noqa: S608 - both are this file's
+            " ORDER BY ended_at DESC, id DESC LIMIT ?",
+            (*values, last),
+        )
+        rows.reverse()
+        measured = self._metrics({row.id: row.run_id for row in rows}, METRICS if metrics is None else metrics)
+        environments = self._environments(rows)
+        return [_stored(row, environments[row.environment], measured.get(row.id, {})) for row in rows]
+
+    def _metrics(self, ids: Mapping[int, str], names: Iterable[str]) -> dict[int, dict[str, Values]]:
+        rows = self._rows(
+            "metrics",
+            MetricRow,
+            "SELECT run, name, value FROM metrics WHERE run IN (SELECT value FROM json_each(?))"
+            " AND name IN (SELECT value FROM json_each(?))",
+            (json.dumps(list(ids)), json.dumps(list(names))),
+        )
+        found: dict[int, dict[str, Values]] = {}
+        for row in rows:
+            values = checked_values(self.path, f"run {shown(ids[row.run])}", row.name, row.value)
+            found.setdefault(row.run, {})[row.name] = values
+        return found
+
+    def _end(self, where: str, metric: str, stored: Any) -> float | None:
+        """Return the number of a metric, of a curve the last; None where there is none."""
+        return None if stored is None else checked_values(self.path, where, metric, stored)[-1]
+
+    def _environments(self, runs: Sequence[RunRow | SeriesRow]) -> dict[int, Mapping[str, Any]]:
+        """Return the environments of runs by their ids."""
+        ids = {run.environment: run.run_id for run in runs}
+        rows = self._rows(
+            "environments",
+            EnvironmentRow,
+            "SELECT id, fields FROM environments WHERE id IN (SELECT value FROM json_each(?))",
+            (json.dumps(list(ids)),),
+        )
+        found: dict[int, Mapping[str, Any]] = {row.id: row.fields for row in rows}
+        for missing in ids.keys() - found.keys():
+            damaged(self.path, f"runs, run {shown(ids[missing])}", f"there is no environment {missing}")
+        return found
+
+    def _count(self, key: str, verdict: str, since: str) -> int:
+        rows = self._query(
+            "SELECT count(*) FROM judged WHERE key = ? AND verdict = ? AND ended_at >= ?", (key, verdict, since)
+        )
+        return int(rows[0][0])
+
+    def _rows(self, table: str, kind: type[R], statement: str, values: Iterable[Any]) -> list[R]:
+        """Return checked rows. table: the one that a message names."""
+        names = tuple(kind.model_fields)
+        rows = self._query(statement, values)
+        return [checked_row(self.path, table, kind, dict(zip(names, row, strict=True))) for row in rows]
+
+    def _query(self, statement: str, values: Iterable[Any]) -> list[tuple[Any, ...]]:
+        with failures(self.path):
+            return self._reader().execute(statement, tuple(values)).fetchall()
+
+    def _reader(self) -> sqlite3.Connection:
+        if self._open_reader is None:
+            self._open_reader = open_for_reading(self.path)
+        return self._open_reader
+
+    def _writer(self) -> sqlite3.Connection:
+        if self._open_writer is None:
+            self._open_writer = open_for_writing(self.path)
+        return self._open_writer
+
+
+def _formula(row: SeriesRow) -> tuple[str | None, float | None]:
+    return row.flops_formula, row.flops_per_step
+
+
+def _stored(row: RunRow, environment: Mapping[str, Any], values: Mapping[str, Values]) -> StoredRun:
+    return StoredRun(
+        run_id=row.run_id,
+        point=row.point,
+        scenario=row.scenario,
+        system=row.system,
+        comparability_id=row.key,
+        verdict=row.verdict,
+        reasons=row.reasons,
+        ended_at=row.ended_at,
+        nodes=row.nodes,
+        commit=row.git_commit,
+        environment=environment,
+        warmup_steps=row.warmup_steps,
+        num_steps=row.num_steps,
+        flops_formula=row.flops_formula,
+        flops_per_step=row.flops_per_step,
+        values=values,
+    )
+
+
+def _with_one_formula(runs: list[StoredRun]) -> list[StoredRun]:
+    """Take TFLOP/s from runs that counted FLOPs otherwise than the last one: only its formula is compared."""
+    if not runs:
+        return runs
+    formula = (runs[-1].flops_formula, runs[-1].flops_per_step)
+    return [run if (run.flops_formula, run.flops_per_step) == formula else _without(run, _FLOPS_METRIC) for run in runs]
+
+
+def _without(run: StoredRun, metric: str) -> StoredRun:
+    values = {name: value for name, value in run.values.items() if name != metric}
+    return replace(run, values=values)
+
+
+def _reference(runs: list[StoredRun], fields: Mapping[str, Any]) -> ReferencePoint:
+    last = runs[-1]
+    return ReferencePoint(
+        point=last.point,
+        comparability_id=last.comparability_id,
+        comparability=fields,
+        flops_formula=last.flops_formula,
+        flops_per_step=last.flops_per_step,
+        runs=tuple(RunValues(run.run_id, run.values, run.ended_at, run.nodes) for run in runs),
+        environment={**last.environment, "nodes": list(last.nodes)},
+    )

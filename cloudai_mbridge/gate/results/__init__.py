@@ -1,0 +1,1 @@
+"""Read the runs of report.json files, and check that they can be true."""

@@ -1,0 +1,100 @@
+"""What is read of a report.json, checked: numbers are numbers."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, StrictInt
+
+SUCCESS = "success"
+REJECTED = "rejected"
+_NOT_FINITE = ("nan", "inf", "-inf")
+
+
+def _number(value: Any) -> Any:
+    """Take numbers, and the texts that stand for those that JSON cannot say."""
+    if isinstance(value, bool) or (isinstance(value, str) and value not in _NOT_FINITE):
+        raise ValueError(f"{str(value)[:40]!r} is not a number")
+    return value
+
+
+Number = Annotated[float, BeforeValidator(_number)]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step; None where the log does not say. A loss that is not finite is a NaN or an infinity here."""
+
+    step: StrictInt
+    step_time_s: Number | None
+    tflops_per_gpu: Number | None
+    loss: Number | None
+    peak_memory_gib: Number | None = None
+
+
+class _Lenient(BaseModel):
+    """A part of the contract that is read; the rest of it is for others."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+class MetricsModel(_Lenient):
+    warmup_steps: StrictInt
+    window: tuple[StrictInt, StrictInt] | None = None
+    step_time_s: dict[str, Any] | None = None
+    tflops_per_gpu: dict[str, Any] | None = None
+    tokens_per_s_per_gpu: dict[str, Any] | None = None
+    peak_memory_gib: Number | None = None
+    flops_formula: str | None = None
+    flops_per_step: Number | None = None
+    tokens_per_step_per_gpu: Number | None = None
+
+
+class ComparabilityModel(_Lenient):
+    id: str
+    fields: dict[str, Any]
+
+
+class EnvironmentModel(_Lenient):
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    nodes: list[str] | None = None
+
+
+class PointModel(_Lenient):
+    key: str
+    test_id: str
+    label: str
+    iteration: StrictInt
+    verdict: str
+    reasons: list[str]
+    num_steps: StrictInt | None
+    job: dict[str, Any]
+    attempts: list[dict[str, Any]]
+    comparability: ComparabilityModel | None
+    environment: EnvironmentModel
+    metrics: MetricsModel | None
+    steps: list[Step]
+    is_pre_test: bool = False
+    num_nodes: StrictInt | None = None
+    world_size: StrictInt | None = None
+    args: dict[str, Any] = {}
+    run: dict[str, Any] = {}
+    failure: Any = None
+
+
+class ReportModel(_Lenient):
+    schema_version: StrictInt
+    scenario: str
+    system: str
+    created_at: str
+    points: list[PointModel]
+    summary: dict[str, Any] | None = None
+
+
+def comparability_id(fields: Mapping[str, Any]) -> str:
+    """Return 16 hexadecimal digits of the SHA-256 of the fields' canonical JSON; equal fields give equal digits."""
+    text = json.dumps(fields, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

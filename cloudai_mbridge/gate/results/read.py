@@ -1,0 +1,184 @@
+"""What a gate, a baseline and the history read of a report.json: its runs, as values."""
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from cloudai_mbridge.errors import BadInput, NothingRan
+from cloudai_mbridge.gate.results.contradictions import contradiction, wrong_summary
+from cloudai_mbridge.gate.results.model import (
+    REJECTED,
+    SUCCESS,
+    ComparabilityModel,
+    MetricsModel,
+    PointModel,
+    ReportModel,
+    Step,
+    comparability_id,
+)
+from cloudai_mbridge.json_text import parse_json
+from cloudai_mbridge.plan import ROOT_FILES
+from cloudai_mbridge.plan.read import is_dry_run, read_plan_data, refuse_dry_run
+from cloudai_mbridge.regular_file import read_regular
+from cloudai_mbridge.runner.lock import no_driver
+
+__all__ = ["SUCCESS", "RunResult", "Step", "find_report", "read_results", "without_dry_runs"]
+
+SUPPORTED_SCHEMA = 2
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """One finished run.
+
+    run_id: the same whenever the same run is reported again. point: test_id/label, which its repetitions share.
+    comparability: what must be equal for two results to be compared; comparability_id is its digest.
+    nodes: host names. ended_at: ISO 8601, of the end of its job, or of the report. environment: what it ran on.
+    contradiction: where its report contradicts itself, "" if nowhere.
+    """
+
+    run_id: str
+    point: str
+    iteration: int
+    scenario: str
+    system: str
+    verdict: str
+    reasons: tuple[str, ...]
+    comparability_id: str
+    comparability: Mapping[str, Any]
+    steps: tuple[Step, ...]
+    warmup_steps: int
+    num_steps: int | None
+    flops_formula: str | None
+    flops_per_step: float | None
+    tokens_per_step_per_gpu: float | None
+    nodes: tuple[str, ...]
+    ended_at: str
+    environment: Mapping[str, Any]
+    source: str
+    contradiction: str = ""
+
+    @property
+    def is_success(self) -> bool:
+        return self.verdict == SUCCESS
+
+    @property
+    def counted_steps(self) -> tuple[Step, ...]:
+        """The steps after the warm-up."""
+        return tuple(step for step in self.steps if step.step > self.warmup_steps)
+
+
+_REPORT = TypeAdapter(ReportModel)
+
+
+def read_results(path: Path) -> list[RunResult]:
+    """Return the runs of a report.json, or of the directory of a run that holds one. Rejected points are not runs.
+
+    Raises:
+        BadInput: no such file, no report, or of another schema version; as `find_report`.
+    """
+    file = find_report(path)
+    try:
+        data = parse_json(read_regular(file))
+    except OSError as error:
+        raise BadInput(f"{file}: cannot be read ({error.strerror}); give a report.json or a run's directory") from None
+    except (ValueError, RecursionError) as error:
+        raise BadInput(f"{file}: is not JSON ({error}); give a report.json that mbridge wrote") from None
+    version = data.get("schema_version") if isinstance(data, dict) else None
+    if version != SUPPORTED_SCHEMA:
+        raise BadInput(
+            f"{file}: schema_version is {version!r}, {SUPPORTED_SCHEMA} is needed; write it again with"
+            " `mbridge generate-report --result-dir DIR`"
+        )
+    try:
+        report = _REPORT.validate_python(data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise BadInput(f"{file}: {where}: {first['msg']}; the file is not a report that mbridge wrote") from None
+    return [_run(point, report, str(file)) for point in _runs(report)]
+
+
+def find_report(path: Path) -> Path:
+    """Return the report of a run's directory; any other path is a report's own.
+
+    Raises:
+        InUse: another process drives the run, and its report is not written yet, or out of date.
+        NothingRan: a dry run, or a run that submitted nothing.
+        BadInput: there is none.
+    """
+    if not path.is_dir():
+        return path
+    with no_driver(path):
+        if (file := path / ROOT_FILES.report).is_file():
+            return file
+    refuse_dry_run(path, read_plan_data(path))
+    raise BadInput(
+        f"{path}: has no {ROOT_FILES.report}: its runs have not ended; continue with `mbridge resume {path}`, or write"
+        f" it with `mbridge generate-report --result-dir {path}`"
+    )
+
+
+def without_dry_runs(paths: Sequence[Path]) -> tuple[list[Path], list[str]]:
+    """Return the paths that are not of dry runs, and a note for each that is.
+
+    Raises:
+        NothingRan: all are.
+    """
+    dry = [path for path in paths if is_dry_run(path)]
+    if dry and len(dry) == len(paths):
+        raise NothingRan(
+            f"{', '.join(map(str, dry[:5]))}: dry runs only, so there are no results; give a run's directory"
+        )
+    return [path for path in paths if path not in dry], [f"{path}: skipped, it is a dry run" for path in dry]
+
+
+def _runs(report: ReportModel) -> Iterator[PointModel]:
+    return (point for point in report.points if point.verdict != REJECTED and not point.is_pre_test)
+
+
+def _run(point: PointModel, report: ReportModel, source: str) -> RunResult:
+    metrics = point.metrics or MetricsModel(warmup_steps=0)
+    comparability = point.comparability or ComparabilityModel(id="", fields={})
+    return RunResult(
+        run_id=_run_id(point, report),
+        point=f"{point.test_id}/{point.label}",
+        iteration=point.iteration,
+        scenario=report.scenario,
+        system=report.system,
+        verdict=point.verdict,
+        reasons=tuple(point.reasons),
+        comparability_id=comparability.id if _is_digest(comparability) else "",
+        comparability=comparability.fields,
+        steps=tuple(point.steps),
+        warmup_steps=metrics.warmup_steps,
+        num_steps=point.num_steps,
+        flops_formula=metrics.flops_formula,
+        flops_per_step=metrics.flops_per_step,
+        tokens_per_step_per_gpu=metrics.tokens_per_step_per_gpu,
+        nodes=tuple(point.environment.nodes or ()),
+        ended_at=str(point.job.get("ended_at") or report.created_at),
+        environment=point.environment.model_dump(exclude_unset=True),
+        source=source,
+        contradiction=contradiction(point) or wrong_summary(report),
+    )
+
+
+def _is_digest(comparability: ComparabilityModel) -> bool:
+    """Return whether the id is that of its fields; otherwise nobody knows what it stands for."""
+    return comparability.id == comparability_id(comparability.fields)
+
+
+def _run_id(point: PointModel, report: ReportModel) -> str:
+    """Digest what a run cannot share with another: its jobs, when they were submitted, and what it measured.
+
+    The verdict is not in it: a run that is judged again is the same run.
+    """
+    jobs = [(attempt.get("job_id"), attempt.get("submitted_at")) for attempt in point.attempts]
+    steps = [(step.step, step.step_time_s, step.loss) for step in point.steps]
+    identity = (report.scenario, report.system, point.key, jobs, steps)
+    return hashlib.sha256(repr(identity).encode()).hexdigest()[:24]

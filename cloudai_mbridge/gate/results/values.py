@@ -1,0 +1,128 @@
+"""The metrics of a gate: one value per run, since runs are the unit of replication.
+
+The steps of a run are correlated, and their number says nothing of how well another run would repeat them. So a run
+counts once, with a value that is robust against single slow steps; the spread that matters is the one between runs.
+"""
+
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from statistics import fmean, median
+
+from cloudai_mbridge.gate.results.read import RunResult
+
+LOSS_SEGMENTS = 10
+_CAP = 1.1
+_HUGE = 1e150  # what no clock gives, and no sum survives
+
+
+class Direction(StrEnum):
+    """Which change is for the worse: more of what should be LOWER, less of what should be HIGHER, any of the SAME."""
+
+    LOWER = "lower"
+    HIGHER = "higher"
+    SAME = "same"
+
+
+@dataclass(frozen=True)
+class Metric:
+    """How a run's value is taken. `of` returns numbers (several for a curve), or None where something is missing.
+
+    noise_floor: least relative noise between runs that is believed, of what is often the same to the last digit in
+    every run; 0 for times, of which that would be suspicious.
+    """
+
+    name: str
+    unit: str
+    direction: Direction
+    description: str
+    of: Callable[[RunResult], tuple[float, ...] | None]
+    noise_floor: float = 0.0
+
+    @property
+    def may_repeat(self) -> bool:
+        """Whether runs may well have the same value."""
+        return self.noise_floor > 0
+
+
+def capped_mean(values: Sequence[float]) -> float:
+    """Return the mean of positive values, each counted as at most a tenth above their median.
+
+    Single slow steps cannot move it far, as they cannot move a median; and where steps fall into several modes it is as
+    steady as a mean, which neither a median nor a trimmed mean is (docs/decisions/0006 has the figures).
+    """
+    highest = _CAP * median(values)
+    return fmean(min(value, highest) for value in values)
+
+
+def _all_there(values: Sequence[float | None]) -> list[float] | None:
+    numbers = [value for value in values if value is not None and math.isfinite(value)]
+    return numbers if numbers and len(numbers) == len(values) else None
+
+
+def _over_steps(name: str, reduce: Callable[[Sequence[float]], float]) -> Callable[[RunResult], tuple[float] | None]:
+    def value(run: RunResult) -> tuple[float] | None:
+        numbers = _all_there([getattr(step, name) for step in run.counted_steps])
+        return (reduce(numbers),) if numbers and min(numbers) > 0 and max(numbers) < _HUGE else None
+
+    return value
+
+
+def _tokens(run: RunResult) -> tuple[float] | None:
+    times = _over_steps("step_time_s", capped_mean)(run)
+    return None if times is None or not run.tokens_per_step_per_gpu else (run.tokens_per_step_per_gpu / times[0],)
+
+
+def _peak_memory(run: RunResult) -> tuple[float] | None:
+    numbers = _all_there([step.peak_memory_gib for step in run.steps])
+    return (max(numbers),) if numbers and max(numbers) > 0 else None
+
+
+def _loss_curve(run: RunResult) -> tuple[float, ...] | None:
+    """Return the means over up to ten equal stretches of all steps, warm-up included: it trains the same."""
+    losses = _all_there([step.loss for step in run.steps])
+    if not losses or max(map(abs, losses)) > _HUGE:
+        return None
+    segments = min(LOSS_SEGMENTS, len(losses))
+    edges = [round(i * len(losses) / segments) for i in range(segments + 1)]
+    return tuple(fmean(losses[start:end]) for start, end in itertools.pairwise(edges))
+
+
+METRICS: Mapping[str, Metric] = {
+    metric.name: metric
+    for metric in (
+        Metric(
+            "step_time_s",
+            "s",
+            Direction.LOWER,
+            "mean of the steps' times after the warm-up, each at most a tenth above their median",
+            _over_steps("step_time_s", capped_mean),
+        ),
+        Metric(
+            "step_time_mean_s",
+            "s",
+            Direction.LOWER,
+            "mean of the steps' times after the warm-up: hiccups count",
+            _over_steps("step_time_s", fmean),
+        ),
+        Metric(
+            "tflops_per_gpu",
+            "TFLOP/s/GPU",
+            Direction.HIGHER,
+            "model TFLOP/s per GPU at that step time",
+            _over_steps("tflops_per_gpu", lambda rates: 1 / capped_mean([1 / rate for rate in rates])),
+        ),
+        Metric("tokens_per_s_per_gpu", "tokens/s/GPU", Direction.HIGHER, "tokens per second and GPU", _tokens),
+        Metric("peak_memory_gib", "GiB", Direction.LOWER, "largest memory of any rank", _peak_memory, 0.01),
+        Metric("loss_curve", "", Direction.SAME, "mean loss over ten stretches of the run", _loss_curve, 0.002),
+    )
+}
+
+
+def is_value_of(name: str, values: Sequence[float]) -> bool:
+    """Return whether a run can have these numbers of a metric: one that is positive, or those of a curve."""
+    if METRICS[name].direction is Direction.SAME:
+        return 0 < len(values) <= LOSS_SEGMENTS and all(map(math.isfinite, values))
+    return len(values) == 1 and 0 < values[0] < math.inf

@@ -1,0 +1,1 @@
+"""What a series of runs did over time: levels, changes, drifts."""

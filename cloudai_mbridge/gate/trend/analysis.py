@@ -1,0 +1,246 @@
+"""What a series of runs did, with names: at which run the level moved, what was new about that run, where it stands."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from cloudai_mbridge.gate.history.store import Series, SeriesRun
+from cloudai_mbridge.gate.results.values import METRICS, Direction
+from cloudai_mbridge.gate.trend.levels import MIN_EFFECT, Levels, Step, find_levels
+
+_MAX_SHOWN = 6
+
+
+class Effect(StrEnum):
+    """Whether a change is for the worse, for the better, or of what should not change at all."""
+
+    WORSE = "worse"
+    BETTER = "better"
+    CHANGED = "changed"
+
+
+@dataclass(frozen=True)
+class NamedRun:
+    """A run as a person finds it again."""
+
+    run_id: str
+    point: str
+    ended_at: str
+    commit: str | None
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Change:
+    """A change of level at `run`, the first run after it, or a departure of the last `num_runs` runs (not a level yet).
+
+    change: relative, positive = larger; interval: of it (95 %), None of a departure. earliest, latest: run ids between
+    which the change lies with 95 %. differences: what `run` has otherwise than the run before. back_before: the id of
+    the run before which the level was what it is again.
+    """
+
+    run: NamedRun
+    effect: Effect
+    change: float
+    before: float
+    after: float
+    num_runs: int
+    interval: tuple[float, float] | None = None
+    earliest: str = ""
+    latest: str = ""
+    differences: tuple[str, ...] = ()
+    back_before: str = ""
+    is_level: bool = True
+
+
+@dataclass(frozen=True)
+class TrendDrift:
+    """A slow change since `run` that no step explains. per_100_runs: relative."""
+
+    run: NamedRun
+    effect: Effect
+    per_100_runs: float
+
+
+@dataclass(frozen=True)
+class Trend:
+    """One metric of one comparability key over its last runs.
+
+    unknown: why nothing can be said, else "". level: what it is now. noise: relative standard deviation of one run.
+    changes: in order. notes: what was left out, or is uncertain.
+    """
+
+    points: tuple[str, ...]
+    comparability_id: str
+    metric: str
+    unit: str
+    num_runs: int
+    first_ended_at: str
+    last_ended_at: str
+    unknown: str = ""
+    level: float | None = None
+    noise: float | None = None
+    changes: tuple[Change, ...] = ()
+    drift: TrendDrift | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def is_changed(self) -> bool:
+        return bool(self.changes or self.drift)
+
+
+def find_trend(
+    series: Series,
+    points: Sequence[str] = (),
+    *,
+    min_effect: float = MIN_EFFECT,
+    assumed_noise: float | None = None,
+) -> Trend:
+    """Find what a series did. min_effect, assumed_noise: relative, see `find_levels`."""
+    metric = series.metric
+    runs = [run for run in series.runs if run.value is not None]
+    values = [run.value for run in runs if run.value is not None]
+    levels = find_levels(values, min_effect=min_effect, assumed_noise=assumed_noise)
+    direction = METRICS[metric].direction
+    changes = [_change(step, runs, levels, i, direction) for i, step in enumerate(levels.steps)]
+    if levels.departure is not None:
+        changes.append(_departure(levels, runs, direction))
+    return Trend(
+        points=tuple(points) or tuple(sorted({run.point for run in series.runs})),
+        comparability_id=series.comparability_id,
+        metric=metric,
+        unit=METRICS[metric].unit,
+        num_runs=len(runs),
+        first_ended_at=runs[0].ended_at if runs else "",
+        last_ended_at=runs[-1].ended_at if runs else "",
+        unknown=f"no good run has {metric}" if not runs else levels.unknown,
+        level=levels.now,
+        noise=levels.noise,
+        changes=tuple(changes),
+        drift=_drift(levels, runs, direction),
+        notes=tuple(_notes(series, runs, levels)),
+    )
+
+
+def effect_of(change: float, direction: Direction) -> Effect:
+    """Judge a relative change."""
+    if direction is Direction.SAME:
+        return Effect.CHANGED
+    return Effect.WORSE if (change > 0) == (direction is Direction.LOWER) else Effect.BETTER
+
+
+def differences(before: SeriesRun, after: SeriesRun) -> tuple[str, ...]:
+    """Return what is otherwise in a run's environment than in another's, one text each: name old -> new."""
+    old, new = _flat(before.environment), _flat(after.environment)
+    found = [
+        f"{name} {_shown(old.get(name))} -> {_shown(new.get(name))}"
+        for name in sorted(old.keys() | new.keys())
+        if old.get(name) != new.get(name)
+    ]
+    if before.point != after.point:
+        found.append(f"point {before.point} -> {after.point}")
+    if set(before.nodes) != set(after.nodes):
+        signs = (("+", set(after.nodes) - set(before.nodes)), ("-", set(before.nodes) - set(after.nodes)))
+        found.append("nodes " + " ".join(_listed(sign, nodes) for sign, nodes in signs if nodes))
+    return tuple(found)
+
+
+def _change(step: Step, runs: Sequence[SeriesRun], levels: Levels, i: int, direction: Direction) -> Change:
+    end = levels.starts[i + 2] if i + 2 < len(levels.starts) else len(runs)
+    return Change(
+        run=_named(runs[step.index]),
+        effect=effect_of(step.change, direction),
+        change=step.change,
+        before=step.before,
+        after=step.after,
+        num_runs=end - step.index,
+        interval=step.interval,
+        earliest=runs[step.earliest].run_id,
+        latest=runs[step.latest].run_id,
+        differences=differences(runs[step.index - 1], runs[step.index]),
+        back_before=_back_before(step.back_to, runs),
+    )
+
+
+def _departure(levels: Levels, runs: Sequence[SeriesRun], direction: Direction) -> Change:
+    departure = levels.departure
+    assert departure is not None
+    level = levels.now or levels.values[-1]
+    return Change(
+        run=_named(runs[departure.index]),
+        effect=effect_of(departure.change, direction),
+        change=departure.change,
+        before=level,
+        after=level * (1 + departure.change),
+        num_runs=len(runs) - departure.index,
+        differences=differences(runs[departure.index - 1], runs[departure.index]),
+        back_before=_back_before(departure.back_to, runs),
+        is_level=False,
+    )
+
+
+def _back_before(index: int | None, runs: Sequence[SeriesRun]) -> str:
+    return "" if index is None else runs[index].run_id
+
+
+def _drift(levels: Levels, runs: Sequence[SeriesRun], direction: Direction) -> TrendDrift | None:
+    if levels.drift is None:
+        return None
+    per_100 = levels.drift.per_run * 100
+    return TrendDrift(_named(runs[levels.drift.start]), effect_of(per_100, direction), per_100)
+
+
+def _notes(series: Series, runs: Sequence[SeriesRun], levels: Levels) -> list[str]:
+    notes = []
+    if (older := series.num_good - len(series.runs)) > 0:
+        notes.append(f"the last {len(series.runs)} runs were looked at, and {older} older ones were not; see --last")
+    if series.num_failed:
+        notes.append(f"{count(series.num_failed, 'failed run')} in that time counted for nothing")
+    if runs and (missing := len(series.runs) - len(runs)):
+        notes.append(f"{missing} of {count(len(series.runs), 'run')} without a comparable {series.metric} left out")
+    if (shared := _sharing(run.ended_at for run in runs)) > 1:
+        notes.append(f"{shared} runs share their time with another; they stand in the order of their import")
+    if len(runs) > 1 and len({run.value for run in runs}) == 1:
+        notes.append(f"all {len(runs)} runs have the very same value: nothing is known of the noise")
+    if not levels.unknown and levels.noise is None:
+        notes.append("the noise is assumed, not measured")
+    return notes
+
+
+def _sharing(times: Any) -> int:
+    return sum(number for number in Counter(times).values() if number > 1)
+
+
+def count(number: int, noun: str) -> str:
+    """Return a number with its noun: 1 run, 2 runs."""
+    return f"{number} {noun}" + ("" if number == 1 else "s")
+
+
+def _named(run: SeriesRun) -> NamedRun:
+    return NamedRun(run.run_id, run.point, run.ended_at, run.commit, run.nodes)
+
+
+def _flat(value: Any, name: str = "") -> dict[str, Any]:
+    """Return nested values by dotted names; what is unknown is left out."""
+    if isinstance(value, Mapping):
+        items: list[tuple[str, Any]] = [(str(key), item) for key, item in value.items()]
+    elif isinstance(value, list):
+        items = [(str(i), item) for i, item in enumerate(value)]
+    else:
+        return {} if value is None else {name: value}
+    found: dict[str, Any] = {}
+    for key, item in items:
+        found |= _flat(item, f"{name}.{key}" if name else key)
+    return found
+
+
+def _shown(value: Any) -> str:
+    return "(unknown)" if value is None else str(value)
+
+
+def _listed(sign: str, nodes: set[str]) -> str:
+    names = sorted(nodes)
+    more = f" and {len(names) - _MAX_SHOWN} more" if len(names) > _MAX_SHOWN else ""
+    return " ".join(f"{sign}{name}" for name in names[:_MAX_SHOWN]) + more

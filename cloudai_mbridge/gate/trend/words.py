@@ -1,0 +1,114 @@
+"""A trend in sentences, for people. Names are as the reports have them: whoever prints them makes them printable."""
+
+from collections import Counter
+from collections.abc import Iterable
+
+from cloudai_mbridge.gate.trend.analysis import Change, Effect, NamedRun, Trend, count
+
+_MAX_DIFFERENCES = 12
+_COMMIT_DIGITS = 12
+RUN_ID_DIGITS = 10
+
+
+def headline(trend: Trend) -> str:
+    """Name the series and say where it stands."""
+    name = f"{' = '.join(trend.points)} [{trend.comparability_id}] {trend.metric}"
+    if not trend.num_runs:
+        return f"{name}: {trend.unknown}"
+    seen = f"{count(trend.num_runs, 'run')}, {_day(trend.first_ended_at)} to {_day(trend.last_ended_at)}"
+    if trend.unknown:
+        return f"{name}: {seen}: {trend.unknown}"
+    noise = "" if trend.noise is None else f", noise {_plain_percent(trend.noise)}"
+    return f"{name}: {_state(trend)}; {seen}, level {_value(trend.level or 0.0, trend.unit)}{noise}"
+
+
+def story(trend: Trend) -> list[tuple[str, Effect | None]]:
+    """Return what happened, in order, a line each with its effect; None for what belongs to the line above."""
+    lines: list[tuple[str, Effect | None]] = []
+    for change in trend.changes:
+        lines.append((_change(change, trend.unit), change.effect))
+        lines += [(f"  {line}", None) for line in _about(change)]
+    if trend.drift is not None:
+        drift = trend.drift
+        text = f"{drift.effect}: drifts by {_percent(drift.per_100_runs)} per 100 runs since run {_run(drift.run)}"
+        lines.append((text, drift.effect))
+    lines += [(f"note: {note}", None) for note in trend.notes]
+    return lines
+
+
+def summary(trends: Iterable[Trend]) -> str:
+    """Count the series by where they stand."""
+    states = Counter("not known" if trend.unknown else _state(trend) for trend in trends)
+    return f"{sum(states.values())} series: " + ", ".join(f"{number} {state}" for state, number in states.most_common())
+
+
+def _state(trend: Trend) -> str:
+    if trend.changes and not trend.changes[-1].is_level:
+        return "the end departs"
+    if trend.drift is not None:
+        return "drifting"
+    if not trend.changes:
+        return "steady"
+    return "back at an earlier level" if trend.changes[-1].back_before else "changed"
+
+
+def _change(change: Change, unit: str) -> str:
+    values = f"{_value(change.before, unit)} -> {_value(change.after, unit)}"
+    if not change.is_level:
+        which = "the last run departs" if change.num_runs == 1 else f"the last {change.num_runs} runs depart"
+        runs = "one run" if change.num_runs == 1 else f"{change.num_runs} runs"
+        near = f"; near the level of before run {_short(change.back_before)}" if change.back_before else ""
+        return (
+            f"{change.effect}: {which} from the level by {_percent(change.change)} ({runs}: not yet a level):"
+            f" {values}, from run {_run(change.run)}{near}"
+        )
+    low, high = change.interval or (change.change, change.change)
+    text = (
+        f"{change.effect}: {_percent(change.change)} ({_percent(low)} to {_percent(high)}) from run {_run(change.run)}"
+        f" on, for {count(change.num_runs, 'run')}: {values}"
+    )
+    return f"{text}; back at the level of before run {_short(change.back_before)}" if change.back_before else text
+
+
+def _about(change: Change) -> list[str]:
+    run = change.run
+    commit = f"commit {run.commit[:_COMMIT_DIGITS]}" if run.commit else "commit unknown"
+    nodes = f"nodes {', '.join(run.nodes)}" if run.nodes else "nodes unknown"
+    lines = [f"{run.point}, {commit}, {nodes}"]
+    if change.differences:
+        shown = "; ".join(change.differences[:_MAX_DIFFERENCES])
+        more = len(change.differences) - _MAX_DIFFERENCES
+        lines.append(f"new against the run before: {shown}" + (f"; and {more} more" if more > 0 else ""))
+    else:
+        lines.append("its report differs in nothing from that of the run before")
+    if change.earliest != change.latest:
+        lines.append(f"it may have been anywhere from run {_short(change.earliest)} to run {_short(change.latest)}")
+    return lines
+
+
+def _run(run: NamedRun) -> str:
+    return f"{_short(run.run_id)} ({_minute(run.ended_at)})"
+
+
+def _short(run_id: str) -> str:
+    return run_id[:RUN_ID_DIGITS]
+
+
+def _day(time: str) -> str:
+    return time[:10]
+
+
+def _minute(time: str) -> str:
+    return time[:16].replace("T", " ")
+
+
+def _percent(x: float) -> str:
+    return f"{100 * x:+.2f} %"
+
+
+def _plain_percent(x: float) -> str:
+    return f"{100 * x:.2f} %"
+
+
+def _value(x: float, unit: str) -> str:
+    return f"{x:.5g} {unit}".rstrip()
