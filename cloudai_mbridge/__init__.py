@@ -2,13 +2,13 @@
 
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from cloudai_mbridge.workload import JobStatusResult as JobStatusResult
-    from cloudai_mbridge.workload import MegatronBridgeCmdArgs as MegatronBridgeCmdArgs
-    from cloudai_mbridge.workload import MegatronBridgeTestDefinition as MegatronBridgeTestDefinition
-    from cloudai_mbridge.workload import extract_mbridge_metrics as extract_mbridge_metrics
+from cloudai_mbridge.version import __version__ as __version__
 
-__version__ = "0.1.0"
+if TYPE_CHECKING:
+    from cloudai_mbridge.integrations.workload import JobStatusResult as JobStatusResult
+    from cloudai_mbridge.integrations.workload import MegatronBridgeCmdArgs as MegatronBridgeCmdArgs
+    from cloudai_mbridge.integrations.workload import MegatronBridgeTestDefinition as MegatronBridgeTestDefinition
+    from cloudai_mbridge.integrations.workload import extract_mbridge_metrics as extract_mbridge_metrics
 
 _WORKLOAD = ("JobStatusResult", "MegatronBridgeCmdArgs", "MegatronBridgeTestDefinition", "extract_mbridge_metrics")
 
@@ -16,7 +16,7 @@ _WORKLOAD = ("JobStatusResult", "MegatronBridgeCmdArgs", "MegatronBridgeTestDefi
 def __getattr__(name: str) -> Any:
     """Import the workload when one of its names is asked for: the training process needs none of it."""
     if name in _WORKLOAD:
-        from cloudai_mbridge import workload
+        from cloudai_mbridge.integrations import workload
 
         return getattr(workload, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -15,17 +15,18 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from cloudai_mbridge import __version__, control, pipeline
+from cloudai_mbridge import pipeline
 from cloudai_mbridge.commands import baseline, estimate, gate, history, sweep
+from cloudai_mbridge.commands.live_view import new_console, observer_for
 from cloudai_mbridge.commands.options import ALLOW_UNKNOWN, RULES, request_of, scenario_options
-from cloudai_mbridge.console import new_console, observer_for
+from cloudai_mbridge.commands.verify import summarize_foreign, verify
 from cloudai_mbridge.constraints import RuleSet
 from cloudai_mbridge.constraints.engine import RULES as ALL_RULES
 from cloudai_mbridge.constraints.lifts import LIFTS
 from cloudai_mbridge.constraints.upstream import rule_id as rule_id_of
 from cloudai_mbridge.errors import OK, POINTS_FAILED, BadInput, Damaged, MBridgeError, ToolFailure, counted, shortened
+from cloudai_mbridge.files.disk import free_space, is_disk_full
 from cloudai_mbridge.install.commands import register as register_install_commands
-from cloudai_mbridge.launch.disk import free_space, is_disk_full
 from cloudai_mbridge.models.load import Warn
 from cloudai_mbridge.models.test_definition import TEMPLATE
 from cloudai_mbridge.plan.read import read_plan_data, refuse_dry_run
@@ -33,10 +34,11 @@ from cloudai_mbridge.recipes import load_recipe, recipe_names
 from cloudai_mbridge.report import Report
 from cloudai_mbridge.report.terminal import render_table
 from cloudai_mbridge.report.visible import visible
+from cloudai_mbridge.runner import control
 from cloudai_mbridge.runner.interrupt import Interrupted
 from cloudai_mbridge.runner.lock import driver_lock, no_driver
 from cloudai_mbridge.verdict import Verdict
-from cloudai_mbridge.verify import summarize_foreign, verify
+from cloudai_mbridge.version import __version__
 
 _PATH = click.Path(path_type=Path)
 _LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")

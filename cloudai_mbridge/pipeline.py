@@ -11,11 +11,9 @@ from typing import Any
 
 from cloudai_mbridge.constraints import RuleSet
 from cloudai_mbridge.integrations import nemo_run
-from cloudai_mbridge.jobs import Scheduler
 from cloudai_mbridge.launch import write_plan, write_runs
-from cloudai_mbridge.launch.options_check import refuse_unknown_options
 from cloudai_mbridge.launch.write import create_root, refuse_output_dir
-from cloudai_mbridge.local import LocalClient
+from cloudai_mbridge.megatron_bridge.launcher.check import refuse_unknown_options
 from cloudai_mbridge.models.load import Warn, load_scenario, load_system
 from cloudai_mbridge.models.loaded import HookOptions
 from cloudai_mbridge.models.runner_config import RunnerConfig
@@ -26,9 +24,12 @@ from cloudai_mbridge.plan.read import read_plan
 from cloudai_mbridge.report import Report, build_report, judge_in, write_report
 from cloudai_mbridge.report.write import FindHistory
 from cloudai_mbridge.runner import Observer, Pace, run_all
-from cloudai_mbridge.slurm import SlurmClient, has_gpu_gres
-from cloudai_mbridge.slurm.client import node_states
-from cloudai_mbridge.upstream import ByLauncher, UpstreamClient
+from cloudai_mbridge.schedulers.interface import Scheduler
+from cloudai_mbridge.schedulers.local import LocalClient
+from cloudai_mbridge.schedulers.megatron_bridge import UpstreamClient
+from cloudai_mbridge.schedulers.route import ByLauncher
+from cloudai_mbridge.schedulers.slurm import SlurmClient, has_gpu_gres
+from cloudai_mbridge.schedulers.slurm.client import node_states
 
 # Every run of the upstream launcher keeps a process on this machine until its job has ended.
 MOST_LAUNCHERS = 32
@@ -69,7 +70,7 @@ def plan(request: Request, runner: Mapping[str, Any] | None = None) -> Prepared:
     scenario = load_scenario(request.test_scenario, request.tests_dir, request.on_unknown_arg, request.hooks)
     system, note = _with_gpu_support(system)
     planned = build_plan(scenario, system, node_states, request.rules)
-    refuse_unknown_options(planned, system)
+    refuse_unknown_options(planned.runs, system)
     runner_config = planned.runner.model_copy(update=dict(runner or {}))
     planned = replace(planned, runner=runner_config, notes=(*planned.notes, *note))
     return Prepared(planned, system, request.output_dir or Path(system.output_path))

@@ -12,17 +12,19 @@ from typing import Any
 
 import pytest
 
-from cloudai_mbridge import confirm, console, pipeline
+from cloudai_mbridge import pipeline
+from cloudai_mbridge.commands import confirm
+from cloudai_mbridge.commands import live_view as console
 from cloudai_mbridge.errors import BadInput, ToolFailure
-from cloudai_mbridge.jobs import JobClass, JobStatus
+from cloudai_mbridge.files.names import slug
+from cloudai_mbridge.megatron_bridge.launcher.plan import Repo, UpstreamPlan
 from cloudai_mbridge.models.load import load_system
 from cloudai_mbridge.models.system import LocalSystem
-from cloudai_mbridge.plan import RunPlan, SweepPlan, UpstreamPlan
+from cloudai_mbridge.plan import RunPlan, SweepPlan
 from cloudai_mbridge.plan.read import read_plan
-from cloudai_mbridge.plan.run_plan import Repo
 from cloudai_mbridge.runner import Journal, Observer
 from cloudai_mbridge.runner.lock import driver_lock
-from cloudai_mbridge.sweep.run_id import slug
+from cloudai_mbridge.schedulers.interface import JobClass, JobStatus
 
 SLURM = """name = "c"
 scheduler = "slurm"

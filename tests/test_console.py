@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from cloudai_mbridge.console import LiveObserver, PlainObserver, SteadyConsole, observer_for
-from cloudai_mbridge.jobs import JobClass, JobStatus
+from cloudai_mbridge.commands.live_view import LiveObserver, PlainObserver, SteadyConsole, observer_for
 from cloudai_mbridge.plan import RunPlan, SweepPlan
+from cloudai_mbridge.schedulers.interface import JobClass, JobStatus
 
 RUNNING = JobStatus("RUNNING", JobClass.ACTIVE)
 

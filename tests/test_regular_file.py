@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from cloudai_mbridge import control
 from cloudai_mbridge.errors import BadInput
+from cloudai_mbridge.files.regular import NotRegular, TooLarge, copy_regular, open_regular, read_regular
 from cloudai_mbridge.gate.baseline.read import load_baseline
 from cloudai_mbridge.gate.compare.policy import load_policy
 from cloudai_mbridge.gate.history.file import open_for_writing
@@ -19,8 +19,8 @@ from cloudai_mbridge.models.load import load_system
 from cloudai_mbridge.models.toml_source import read_toml
 from cloudai_mbridge.plan import POINT_FILES
 from cloudai_mbridge.plan.read import read_plan_data
-from cloudai_mbridge.regular_file import NotRegular, TooLarge, copy_regular, open_regular, read_regular
 from cloudai_mbridge.report.comparability import read_overrides
+from cloudai_mbridge.runner import control
 from cloudai_mbridge.verdict.triage import triage_logs
 
 

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cloudai_mbridge.console import new_console
+from cloudai_mbridge.commands.live_view import new_console
 from cloudai_mbridge.errors import OK, BadInput
 from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
 
 if TYPE_CHECKING:
     from cloudai_mbridge.constraints import Upstream
     from cloudai_mbridge.estimate.request import EstimateRequest
-    from cloudai_mbridge.megatron_bridge.presets import Preset
+    from cloudai_mbridge.megatron_bridge.presets.find import Preset
     from cloudai_mbridge.models.system import System
     from cloudai_mbridge.recipes import Recipe
 
@@ -213,7 +213,7 @@ def _preset(version: str, args: ResolvedCmdArgs, recompute: str | None) -> "Pres
     Raises:
         BadInput: there is none, no such release is known, or it cannot do what `recompute` asks for.
     """
-    from cloudai_mbridge.megatron_bridge.presets import find_preset, why_no_preset
+    from cloudai_mbridge.megatron_bridge.presets.find import find_preset, why_no_preset
     from cloudai_mbridge.megatron_bridge.release import find_release, known_releases
 
     release = find_release(f"v{version.removeprefix('v')}")

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cloudai_mbridge.console import new_console, observer_for
+from cloudai_mbridge.commands.live_view import new_console, observer_for
 from cloudai_mbridge.errors import OK, BadInput, ToolFailure
+from cloudai_mbridge.files.regular import read_regular
 from cloudai_mbridge.plan import ROOT_FILES
-from cloudai_mbridge.regular_file import read_regular
 
 if TYPE_CHECKING:
-    from cloudai_mbridge.confirm import Confirmation
+    from cloudai_mbridge.commands.confirm import Confirmation
     from cloudai_mbridge.gate.compare.verdict import GateResult
 
 _PATH = click.Path(path_type=Path)
@@ -50,8 +50,8 @@ def gate(
     where the policy lets it fail.
     """
     from cloudai_mbridge.gate.compare.policy import load_policy
-    from cloudai_mbridge.gate.compare.run import run_gate
     from cloudai_mbridge.gate.results.read import without_dry_runs
+    from cloudai_mbridge.gate.run import run_gate
 
     _require_writable(files)
     loaded = load_policy(policy)
@@ -85,7 +85,7 @@ def gate(
 def compare(old: Path, new: Path, policy: Path | None, **files: Path | None) -> int:
     """Compare the runs of report B with those of report A. It only tells: the exit code is 0, whatever it finds."""
     from cloudai_mbridge.gate.compare.policy import GatePolicy, load_policy
-    from cloudai_mbridge.gate.compare.run import compare_reports
+    from cloudai_mbridge.gate.run import compare_reports
 
     _require_writable(files)
     terms = load_policy(policy).policy if policy else GatePolicy.model_validate(_BUILT_IN)
@@ -93,7 +93,7 @@ def compare(old: Path, new: Path, policy: Path | None, **files: Path | None) -> 
 
 
 def _require_writable(files: Mapping[str, Path | None]) -> None:
-    from cloudai_mbridge.report.files import require_writable
+    from cloudai_mbridge.files.replace import require_writable
 
     for path in files.values():
         if path is not None:
@@ -126,7 +126,7 @@ def _show(
 
 def _write(path: Path | None, render: Callable[[], str]) -> int:
     """Write a file, if it was asked for. One that cannot be written is told of, and the verdict stands."""
-    from cloudai_mbridge.report.files import write_text
+    from cloudai_mbridge.files.replace import write_text
 
     try:
         if path is not None:
@@ -162,7 +162,7 @@ def _page(path: Path, result: "GateResult") -> str:
 
 def _confirm(results: Sequence[Path], result: "GateResult", repeats: int) -> "list[Confirmation]":
     """Run every inconclusive point again, from the last result that holds it."""
-    from cloudai_mbridge.confirm import confirm
+    from cloudai_mbridge.commands.confirm import confirm
     from cloudai_mbridge.gate.compare.verdict import GateVerdict
     from cloudai_mbridge.gate.results.read import read_results
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from cloudai_mbridge.console import SteadyConsole
+from cloudai_mbridge.commands.live_view import SteadyConsole
 from cloudai_mbridge.errors import OK, BadInput
 from cloudai_mbridge.gate.history.intake import FAILED
 from cloudai_mbridge.gate.history.store import DEFAULT_METRIC, History, Imported, StoredRun

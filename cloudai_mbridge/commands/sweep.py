@@ -12,14 +12,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from cloudai_mbridge.commands.live_view import new_console
 from cloudai_mbridge.commands.options import scenario_options
-from cloudai_mbridge.console import new_console
 from cloudai_mbridge.constraints import Lifted, NotEvaluated, RuleSet, Violation
 from cloudai_mbridge.errors import OK, POINTS_FAILED, BadInput, counted
 
 if TYPE_CHECKING:
+    from cloudai_mbridge.commands.sweep_points import Explanation
     from cloudai_mbridge.plan.preview import Look, PlanOptions, SweepSummary, TestPlan
-    from cloudai_mbridge.sweep_report import Explanation
 
 
 class _Share(click.FloatRange):
@@ -81,8 +81,8 @@ def sweep_plan(
     **options: Any,
 ) -> int:
     """Count the points of every test, and estimate what they need: memory, time, GPU-hours, cost (docs/estimate.md)."""
+    from cloudai_mbridge.commands.sweep_points import summarize
     from cloudai_mbridge.plan.preview import PlanOptions
-    from cloudai_mbridge.sweep_report import summarize
     from cloudai_mbridge.training.flops import Formula
 
     try:
@@ -219,7 +219,7 @@ def _show_totals(console: Console, summaries: "list[SweepSummary]") -> None:
 
 def _write_csv(wanted: "PlanOptions", **options: Any) -> int:
     """Write every point as it comes, rejected ones too; nothing is kept. Every axis of any test is a column."""
-    from cloudai_mbridge.sweep_report import plans
+    from cloudai_mbridge.commands.sweep_points import plans
 
     writer, num_run = csv.writer(sys.stdout, lineterminator="\n"), 0
     tests = list(plans(options=wanted, **options))
@@ -282,8 +282,8 @@ def sweep_explain(
     **options: Any,
 ) -> int:
     """Say why one POINT of a test would run or not: its label, or coordinates such as tp=2,pp=4."""
+    from cloudai_mbridge.commands.sweep_points import explain_point
     from cloudai_mbridge.plan.preview import PlanOptions
-    from cloudai_mbridge.sweep_report import explain_point
 
     wanted = PlanOptions(memory_share, include_oom_risk, rules=rules)
     found, console = explain_point(test_id=test_id, point=point, options=wanted, **options), new_console()

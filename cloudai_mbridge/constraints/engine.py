@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from cloudai_mbridge.constraints import cloudai, embedded, megatron
 from cloudai_mbridge.constraints.rule import Answer, Lifted, NotEvaluated, Point, Violation
 from cloudai_mbridge.constraints.upstream import TrainedArgs, Upstream, ask
-from cloudai_mbridge.megatron_bridge.presets import with_preset
+from cloudai_mbridge.megatron_bridge.presets.find import with_preset
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
 from cloudai_mbridge.models.system import System
 from cloudai_mbridge.recipes import Recipe

@@ -9,11 +9,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from cloudai_mbridge import __version__
 from cloudai_mbridge.estimate.hardware import find_gpu
 from cloudai_mbridge.gpu_check.kit import KILL_WAIT_S, TERM_WAIT_S, Device, Kit, PartFailed
 from cloudai_mbridge.gpu_check.outcome import Outcome, Part, Status, run_parts
 from cloudai_mbridge.gpu_check.plan import PARTS
+from cloudai_mbridge.version import __version__
 
 VERSION = 1
 TOTAL_S = 590.0  # from the start of the command to its end: under ten minutes

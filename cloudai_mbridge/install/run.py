@@ -19,7 +19,7 @@ from cloudai_mbridge.install.installables import (
 from cloudai_mbridge.install.lock import locked
 from cloudai_mbridge.install.place import Installer, Notify, remove_leftovers
 from cloudai_mbridge.install.python_env import PythonEnvInstaller
-from cloudai_mbridge.launch.installed import image_path, repo_path, venv_path
+from cloudai_mbridge.megatron_bridge.pins import image_path, repo_path, venv_path
 from cloudai_mbridge.models.test_definition import MegatronBridgeTestDefinition
 
 Definitions = Iterable[MegatronBridgeTestDefinition]

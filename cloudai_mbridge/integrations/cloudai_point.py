@@ -14,6 +14,7 @@ import click
 from pydantic import ValidationError
 
 from cloudai_mbridge.errors import BadInput, ToolFailure
+from cloudai_mbridge.files.regular import read_regular
 from cloudai_mbridge.integrations.cloudai import TEMPLATE
 from cloudai_mbridge.launch import write_plan, write_runs
 from cloudai_mbridge.models import Scenario
@@ -25,10 +26,9 @@ from cloudai_mbridge.models.test_definition import MegatronBridgeTestDefinition
 from cloudai_mbridge.plan import POINT_FILES, ROOT_FILES, RunPlan, SweepPlan
 from cloudai_mbridge.plan.build import build_plan
 from cloudai_mbridge.plan.read import read_plan_data
-from cloudai_mbridge.regular_file import read_regular
 from cloudai_mbridge.report import PointReport, build_report, write_report
 from cloudai_mbridge.runner import Journal
-from cloudai_mbridge.slurm.parsing import status_from_marker
+from cloudai_mbridge.schedulers.slurm.parsing import status_from_marker
 
 _SHARED = {
     *("name", "description", "extra_env_vars", "extra_cmd_args", "extra_container_mounts", "nsys", "metrics"),

@@ -21,7 +21,6 @@ from typing import Any
 
 from cloudai_mbridge.errors import BadInput, ToolFailure
 from cloudai_mbridge.integrations.nemo_run_driver import CONFIG, SRUN_ARRAY
-from cloudai_mbridge.jobs import Job, Scheduler, Seen, Submission
 from cloudai_mbridge.launch.script import (
     LOCAL_START,
     PYTHON_VARIABLE,
@@ -34,9 +33,10 @@ from cloudai_mbridge.launch.script import (
 from cloudai_mbridge.launch.write import write_file
 from cloudai_mbridge.models.system import LocalSystem, SlurmSystem, System
 from cloudai_mbridge.plan import POINT_FILES, RunPlan, SweepPlan
-from cloudai_mbridge.slurm.command import Answer
-from cloudai_mbridge.slurm.parsing import parse_submitted, without_slurm_variables
-from cloudai_mbridge.slurm.submit import failure, name_of
+from cloudai_mbridge.schedulers.interface import Job, Scheduler, Seen, Submission
+from cloudai_mbridge.schedulers.slurm.command import Answer
+from cloudai_mbridge.schedulers.slurm.parsing import parse_submitted, without_slurm_variables
+from cloudai_mbridge.schedulers.slurm.submit import failure, name_of
 
 TASK = "task.sh"
 SETUP = "setup.sh"

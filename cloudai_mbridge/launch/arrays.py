@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Iterable
 from pathlib import Path
 
-from cloudai_mbridge.launch.disk import naming
+from cloudai_mbridge.files.disk import naming
 from cloudai_mbridge.launch.script import directive, sbatch_options
 from cloudai_mbridge.models.system import SlurmSystem
 from cloudai_mbridge.plan import POINT_FILES, RunPlan

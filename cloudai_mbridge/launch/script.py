@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Iterable, Mapping
 
 from cloudai_mbridge.launch.claim import claim_lines
-from cloudai_mbridge.launch.shell import shell_word
+from cloudai_mbridge.models.shell import shell_word
 from cloudai_mbridge.models.system import SlurmSystem, System
 from cloudai_mbridge.plan import POINT_FILES, RunPlan
 

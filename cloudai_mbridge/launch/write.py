@@ -7,17 +7,17 @@ from pathlib import Path
 from typing import Any
 
 from cloudai_mbridge.errors import BadInput
+from cloudai_mbridge.files.disk import naming
+from cloudai_mbridge.files.names import slug
+from cloudai_mbridge.files.run_files import ROOT_NAME
 from cloudai_mbridge.launch.arrays import write_arrays
-from cloudai_mbridge.launch.disk import naming
 from cloudai_mbridge.launch.render import render
 from cloudai_mbridge.launch.toml_text import render_toml
 from cloudai_mbridge.models.credentials import is_secret_variable
 from cloudai_mbridge.models.host_paths import slurm_pattern_in
 from cloudai_mbridge.models.system import SlurmSystem, System
 from cloudai_mbridge.plan import ROOT_FILES, RejectedPoint, RunPlan, SweepPlan
-from cloudai_mbridge.plan.paths import ROOT_NAME
 from cloudai_mbridge.plan.read import PLAN_VERSION
-from cloudai_mbridge.sweep.run_id import slug
 
 _NOT_NEEDED = {"data_repository", "reports", "group_allocated"}  # CloudAI's own, which may hold credentials
 _NOT_WRITTEN = ("secret_env", "training_config", "definition")

@@ -10,8 +10,8 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from cloudai_mbridge.files.regular import open_regular, read_chunks
 from cloudai_mbridge.logs.formats import match_step_time
-from cloudai_mbridge.regular_file import open_regular, read_chunks
 
 KEPT = 10
 _LONGEST_LINE = 1 << 20

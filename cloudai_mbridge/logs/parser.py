@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeGuard
 
+from cloudai_mbridge.files.regular import open_regular, read_chunks
 from cloudai_mbridge.logs.formats import (
     has_record,
     match_iteration,
@@ -18,7 +19,6 @@ from cloudai_mbridge.logs.formats import (
     match_step_record,
     match_step_time,
 )
-from cloudai_mbridge.regular_file import open_regular, read_chunks
 
 _LONGEST_LINE = 1 << 20
 _MOST_STEPS = 10**15

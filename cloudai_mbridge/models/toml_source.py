@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from cloudai_mbridge.errors import BadInput
+from cloudai_mbridge.files.regular import NotRegular, read_regular
 from cloudai_mbridge.models.credentials import shown_key
-from cloudai_mbridge.regular_file import NotRegular, read_regular
 
 MOST_TOML = 128 << 20
 _HEADER = re.compile(r"\s*\[(?P<array>\[)?\s*(?P<name>[^\]]+?)\s*\]")

@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 from dataclasses import replace
 
+from cloudai_mbridge.files.run_files import ROOT_FILES
 from cloudai_mbridge.models.system import Executor, SlurmSystem, System
-from cloudai_mbridge.plan.paths import ROOT_FILES
 from cloudai_mbridge.plan.run_plan import RunPlan
 
 # Slurm's default MaxArraySize is 1001, which allows the indices 0 to 1000.

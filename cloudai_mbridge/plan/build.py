@@ -8,6 +8,8 @@ from functools import partial
 from cloudai_mbridge.constraints import Lifted, RuleSet, Violation
 from cloudai_mbridge.errors import BadInput, counted
 from cloudai_mbridge.estimate.headline import Headline, MemoryLimit
+from cloudai_mbridge.files.names import label
+from cloudai_mbridge.megatron_bridge.launcher.plan import graph_note, is_passed
 from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
 from cloudai_mbridge.models.load import LoadedScenario, LoadedTest
 from cloudai_mbridge.models.system import System
@@ -19,14 +21,12 @@ from cloudai_mbridge.plan.pre_test import plan_pre_test
 from cloudai_mbridge.plan.run import plan_run
 from cloudai_mbridge.plan.run_plan import RejectedPoint, RunPlan, SweepPlan
 from cloudai_mbridge.plan.supported import notes_on, notes_on_system, refuse_unsupported
-from cloudai_mbridge.plan.upstream import graph_note, is_passed
 from cloudai_mbridge.sweep import CheckedPoint, Sweep, checked_points
 from cloudai_mbridge.sweep.estimated import SweepEstimates
 from cloudai_mbridge.sweep.fill_in import fill_in_notes, lifted_note
 from cloudai_mbridge.sweep.memory_risk import memory_violation
 from cloudai_mbridge.sweep.order import informative
 from cloudai_mbridge.sweep.pinned import pinned_by
-from cloudai_mbridge.sweep.run_id import label
 
 # Rejected points of one test that are kept with their reasons; beyond it they are counted by rule.
 MOST_REJECTED_ROWS = 1000

@@ -3,13 +3,13 @@
 from dataclasses import replace
 
 from cloudai_mbridge.errors import BadInput
+from cloudai_mbridge.files.names import slug
 from cloudai_mbridge.models.hostlist import expand_hostlist
 from cloudai_mbridge.models.load import LoadedScenario, LoadedTest
 from cloudai_mbridge.models.system import LocalSystem, System
 from cloudai_mbridge.plan.run import plan_run
 from cloudai_mbridge.plan.run_plan import RunPlan
 from cloudai_mbridge.sweep import Sweep, checked_points
-from cloudai_mbridge.sweep.run_id import slug
 
 PRE_TEST = "pre_test"
 _THIS_MACHINE = "localhost"

@@ -9,6 +9,7 @@ from cloudai_mbridge.constraints import Lifted, RuleSet, Violation
 from cloudai_mbridge.estimate.headline import DEFAULT_LIMIT, Headline, MemoryLimit
 from cloudai_mbridge.estimate.not_considered import not_considered
 from cloudai_mbridge.estimate.prices import Price, price_of
+from cloudai_mbridge.files.names import label
 from cloudai_mbridge.models.cmd_args import Launcher
 from cloudai_mbridge.models.load import LoadedTest
 from cloudai_mbridge.models.system import System
@@ -21,7 +22,6 @@ from cloudai_mbridge.sweep.fill_in import fill_in_notes, lifted_note
 from cloudai_mbridge.sweep.memory_risk import largest_terms
 from cloudai_mbridge.sweep.order import informative
 from cloudai_mbridge.sweep.pinned import pinned_by
-from cloudai_mbridge.sweep.run_id import label
 from cloudai_mbridge.training.flops import NEW, Formula
 
 _MOST_REASONS = 5

@@ -9,12 +9,13 @@ from typing import Any
 from pydantic import ValidationError
 
 from cloudai_mbridge.errors import BadInput, Damaged, NothingRan, OtherVersion, shown
-from cloudai_mbridge.json_text import parse_json
+from cloudai_mbridge.files.json_text import parse_json
+from cloudai_mbridge.files.regular import NotRegular, read_regular
+from cloudai_mbridge.files.run_files import IS_ROOT_NAME, ROOT_FILES
+from cloudai_mbridge.megatron_bridge.launcher.plan import Repo, UpstreamPlan
 from cloudai_mbridge.models.runner_config import RunnerConfig
-from cloudai_mbridge.plan.paths import IS_ROOT_NAME, ROOT_FILES
 from cloudai_mbridge.plan.plan_file import mistake_in_plan
-from cloudai_mbridge.plan.run_plan import Repo, RunPlan, SweepPlan, UpstreamPlan
-from cloudai_mbridge.regular_file import NotRegular, read_regular
+from cloudai_mbridge.plan.run_plan import RunPlan, SweepPlan
 
 PLAN_VERSION = 2
 _AGAIN = "restore the file, or run the scenario again"

@@ -6,6 +6,8 @@ from typing import Any
 
 from cloudai_mbridge.constraints.megatron.placement import place
 from cloudai_mbridge.constraints.rule import Point
+from cloudai_mbridge.files.names import slug
+from cloudai_mbridge.megatron_bridge.launcher.plan import HF_TOKEN, WANDB_API_KEY, is_passed, is_upstream, plan_upstream
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
 from cloudai_mbridge.models.credentials import is_secret_variable
 from cloudai_mbridge.models.host_paths import absolute_mount
@@ -15,11 +17,9 @@ from cloudai_mbridge.models.system import System
 from cloudai_mbridge.models.test_definition import MegatronBridgeTestDefinition
 from cloudai_mbridge.models.time_limit import parse_time_limit
 from cloudai_mbridge.plan.run_plan import RunPlan
-from cloudai_mbridge.plan.upstream import HF_TOKEN, WANDB_API_KEY, is_passed, is_upstream, plan_upstream
 from cloudai_mbridge.recipes import Recipe
 from cloudai_mbridge.recipes.apply import core_release, training_config
 from cloudai_mbridge.sweep import SweepPoint
-from cloudai_mbridge.sweep.run_id import slug
 
 # cmd_args that hold a credential -> the variable that hands it to the job
 SECRET_VARIABLES = {"hf_token": HF_TOKEN, "wandb_key": WANDB_API_KEY}

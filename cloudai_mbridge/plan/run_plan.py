@@ -5,38 +5,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cloudai_mbridge.constraints import Violation
+from cloudai_mbridge.megatron_bridge.launcher.plan import UpstreamPlan
 from cloudai_mbridge.models.runner_config import RunnerConfig
-
-
-@dataclass(frozen=True)
-class Repo:
-    """A repository pinned at a commit. mount_as: where containers see it; "" if they do not."""
-
-    url: str
-    commit: str
-    mount_as: str = ""
-
-
-@dataclass(frozen=True)
-class UpstreamPlan:
-    """What Megatron-Bridge's own launcher is told.
-
-    args: the cmd_args that become flags: set by the user or the sweep, or always told; no credentials, nothing empty.
-    credentials: variables of the launcher's environment whose features are switched on.
-    overrides: Hydra overrides, key -> value; a value of "" stands for the bare key.
-    slurm_params: options of sbatch, each "name=value" or a bare name.
-    mounted: repositories that containers see.
-    nemo_run: the repository whose environment the launcher runs in.
-    """
-
-    args: Mapping[str, Any]
-    overrides: Mapping[str, str]
-    gpus_per_node: int | None
-    slurm_params: tuple[str, ...]
-    megatron_bridge: Repo
-    mounted: tuple[Repo, ...]
-    nemo_run: Repo
-    credentials: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from cloudai_mbridge import __version__
 from cloudai_mbridge.errors import Damaged, NothingRan
 from cloudai_mbridge.estimate.hardware import find_gpu
-from cloudai_mbridge.jobs import JobClass
 from cloudai_mbridge.logs import LogSummary, read_log
 from cloudai_mbridge.logs.redacted import redacted, redacted_in
 from cloudai_mbridge.logs.tail import last_lines
@@ -22,7 +20,9 @@ from cloudai_mbridge.report.environment import machine_environment, run_environm
 from cloudai_mbridge.report.model import PointReport, Report
 from cloudai_mbridge.runner import Judge, Judgement
 from cloudai_mbridge.runner.journal import Attempt, Journal, JournalEntry
+from cloudai_mbridge.schedulers.interface import JobClass
 from cloudai_mbridge.verdict import FailureKind, RunOutcome, Verdict, explain, judge
+from cloudai_mbridge.version import __version__
 
 EVIDENCE_LINES = 15
 

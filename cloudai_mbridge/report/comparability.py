@@ -18,6 +18,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from cloudai_mbridge.files.regular import read_regular
 from cloudai_mbridge.gate.results.model import comparability_id
 from cloudai_mbridge.logs.redacted import redacted_in
 from cloudai_mbridge.models.base import OverrideKey
@@ -25,7 +26,6 @@ from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
 from cloudai_mbridge.models.credentials import is_secret
 from cloudai_mbridge.models.toml_source import MOST_TOML
 from cloudai_mbridge.plan import POINT_FILES
-from cloudai_mbridge.regular_file import read_regular
 from cloudai_mbridge.report.plain import plain
 
 # Arguments that stand in the key under another name

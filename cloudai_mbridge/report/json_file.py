@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from cloudai_mbridge.report.files import replacing
+from cloudai_mbridge.files.replace import replacing
 
 
 def write_json(report: Mapping[str, Any], path: Path) -> None:

@@ -12,7 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from cloudai_mbridge.report.files import replacing
+from cloudai_mbridge.files.replace import replacing
 from cloudai_mbridge.report.model import PointReport
 from cloudai_mbridge.report.step_rows import COLUMNS, step_rows
 from cloudai_mbridge.report.visible import visible

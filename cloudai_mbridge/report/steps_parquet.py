@@ -6,7 +6,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from cloudai_mbridge.report.files import replacing
+from cloudai_mbridge.files.replace import replacing
 from cloudai_mbridge.report.model import PointReport
 from cloudai_mbridge.report.step_rows import COLUMNS, NUMBERS, TEXTS, step_rows
 

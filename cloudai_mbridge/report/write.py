@@ -4,9 +4,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from cloudai_mbridge.files.replace import write_text
 from cloudai_mbridge.plan import POINT_FILES, ROOT_FILES
 from cloudai_mbridge.plan.read import require_directories
-from cloudai_mbridge.report.files import write_text
 from cloudai_mbridge.report.html import render_html
 from cloudai_mbridge.report.json_file import write_json
 from cloudai_mbridge.report.junit import render_junit

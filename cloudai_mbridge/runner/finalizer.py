@@ -5,10 +5,10 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from cloudai_mbridge.errors import ToolFailure
-from cloudai_mbridge.jobs import FORGOTTEN, JobClass, JobStatus
 from cloudai_mbridge.runner.context import RunnerContext
 from cloudai_mbridge.runner.nodes import Nodes
 from cloudai_mbridge.runner.tracked import Judge, Judgement, Phase, Tracked
+from cloudai_mbridge.schedulers.interface import FORGOTTEN, JobClass, JobStatus
 
 _CANCEL_AGAIN_S = 10.0
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from cloudai_mbridge.errors import Damaged, OtherVersion, ToolFailure, shown
-from cloudai_mbridge.regular_file import copy_regular
+from cloudai_mbridge.files.regular import copy_regular
 
 # Raise it with every change of the tables, or of what a JSON column may hold. Files without a version (0) are as of 1.
 JOURNAL_VERSION = 1

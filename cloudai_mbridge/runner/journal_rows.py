@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from cloudai_mbridge.errors import shown
-from cloudai_mbridge.jobs import JobClass, JobStatus
+from cloudai_mbridge.schedulers.interface import JobClass, JobStatus
 
 VERDICTS = frozenset({"success", "failed", "skipped", "cancelled"})
 _STATUS = TypeAdapter(JobStatus)

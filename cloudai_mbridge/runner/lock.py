@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TextIO, cast
 
 from cloudai_mbridge.errors import InUse, ToolFailure
-from cloudai_mbridge.launch.disk import naming
+from cloudai_mbridge.files.disk import naming
 from cloudai_mbridge.logs.tail import printable
 from cloudai_mbridge.plan import ROOT_FILES
 

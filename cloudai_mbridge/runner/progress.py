@@ -5,9 +5,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from cloudai_mbridge.files.regular import open_regular, read_chunks
 from cloudai_mbridge.logs import LogParser
 from cloudai_mbridge.plan import POINT_FILES, RunPlan
-from cloudai_mbridge.regular_file import open_regular, read_chunks
 
 
 @dataclass

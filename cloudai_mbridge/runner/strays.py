@@ -4,9 +4,9 @@ import time
 from collections.abc import Iterable, Iterator
 
 from cloudai_mbridge.errors import ToolFailure
-from cloudai_mbridge.jobs import Job, Submission
 from cloudai_mbridge.plan import RunPlan
 from cloudai_mbridge.runner.context import RunnerContext
+from cloudai_mbridge.schedulers.interface import Job, Submission
 
 # The longer nothing has turned up, the less often it is looked for.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 15.0, 300.0

@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from cloudai_mbridge.files.regular import read_regular
 from cloudai_mbridge.launch.claim import SIXTEEN_HEX
 from cloudai_mbridge.plan import ROOT_FILES
-from cloudai_mbridge.regular_file import read_regular
 
 _MOST_ATTEMPTS = 1 << 31
 

@@ -5,7 +5,6 @@ import time
 from collections.abc import Collection, Iterable
 
 from cloudai_mbridge.errors import ToolFailure
-from cloudai_mbridge.jobs import SUBMITTED, JobClass, JobStatus, Submission, SubmitDoubtful, SubmitLater, SubmitRefused
 from cloudai_mbridge.launch.claim import claimed_by
 from cloudai_mbridge.plan import ROOT_FILES, RunPlan
 from cloudai_mbridge.runner.attempts import put_aside
@@ -17,6 +16,15 @@ from cloudai_mbridge.runner.schedule import Schedule
 from cloudai_mbridge.runner.strays import Strays
 from cloudai_mbridge.runner.submission_log import LoggedAttempt
 from cloudai_mbridge.runner.tracked import Phase, Tracked
+from cloudai_mbridge.schedulers.interface import (
+    SUBMITTED,
+    JobClass,
+    JobStatus,
+    Submission,
+    SubmitDoubtful,
+    SubmitLater,
+    SubmitRefused,
+)
 
 # How often a run is submitted that is answered with an error that nobody knows: it may be the answer that was damaged.
 DOUBTFUL_TRIES = 3

@@ -5,7 +5,6 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from cloudai_mbridge.errors import ToolFailure
-from cloudai_mbridge.jobs import FORGOTTEN, NEVER_STARTED, JobClass, JobStatus, Seen, Submission
 from cloudai_mbridge.runner.context import RunnerContext
 from cloudai_mbridge.runner.finalizer import INTERRUPTED, Finalizer
 from cloudai_mbridge.runner.interrupt import Interrupts
@@ -14,7 +13,8 @@ from cloudai_mbridge.runner.nodes import Nodes
 from cloudai_mbridge.runner.progress import Progress
 from cloudai_mbridge.runner.submitter import Submitter
 from cloudai_mbridge.runner.tracked import FAILED, Judge, Phase, Tracked
-from cloudai_mbridge.slurm.states import PARTITION_NODE_LIMIT
+from cloudai_mbridge.schedulers.interface import FORGOTTEN, NEVER_STARTED, JobClass, JobStatus, Seen, Submission
+from cloudai_mbridge.schedulers.slurm.states import PARTITION_NODE_LIMIT
 
 # A pending job that can never start is looked at twice before it is given up: an administrator may be at work.
 HOPELESS_S = 10.0

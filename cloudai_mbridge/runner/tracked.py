@@ -5,9 +5,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
 
-from cloudai_mbridge.jobs import NEVER_STARTED, SUBMITTED, Job, JobStatus
 from cloudai_mbridge.plan import RunPlan
 from cloudai_mbridge.runner.journal import JournalEntry
+from cloudai_mbridge.schedulers.interface import NEVER_STARTED, SUBMITTED, Job, JobStatus
 
 FAILED = "failed"
 SKIPPED = "skipped"

@@ -7,8 +7,7 @@ import time
 from pathlib import Path
 
 from cloudai_mbridge.errors import Damaged, MBridgeError, Paused, ToolFailure
-from cloudai_mbridge.jobs import Scheduler
-from cloudai_mbridge.launch.disk import free_space, is_disk_full, no_space_left
+from cloudai_mbridge.files.disk import free_space, is_disk_full, no_space_left
 from cloudai_mbridge.plan import ROOT_FILES, SweepPlan
 from cloudai_mbridge.runner.cancel_request import clear_cancel, is_cancel_requested
 from cloudai_mbridge.runner.context import RunnerContext
@@ -19,6 +18,7 @@ from cloudai_mbridge.runner.lock import driver_lock, submit_lock
 from cloudai_mbridge.runner.pace import Pace
 from cloudai_mbridge.runner.sweep import Sweep
 from cloudai_mbridge.runner.tracked import Judge, Observer
+from cloudai_mbridge.schedulers.interface import Scheduler
 
 _STOPPING_INTERVAL_S = 0.3
 

@@ -10,7 +10,7 @@ from cloudai_mbridge.estimate.headline import Headline
 from cloudai_mbridge.estimate.headlines import Headlines, Shape
 from cloudai_mbridge.estimate.request import EstimateRequest, gpu_of
 from cloudai_mbridge.estimate.trained import trained_question
-from cloudai_mbridge.megatron_bridge.presets import UPSTREAM_DECIDES, Preset, as_said, resolve_sizes
+from cloudai_mbridge.megatron_bridge.presets.find import UPSTREAM_DECIDES, Preset, as_said, resolve_sizes
 from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
 from cloudai_mbridge.models.system import System
 from cloudai_mbridge.recipes import Recipe

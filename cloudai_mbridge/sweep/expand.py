@@ -7,12 +7,12 @@ from typing import Any
 from pydantic import ValidationError
 
 from cloudai_mbridge.errors import BadInput
+from cloudai_mbridge.files.names import label
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
 from cloudai_mbridge.models.scenario import TestRun
 from cloudai_mbridge.models.test_definition import MegatronBridgeTestDefinition
 from cloudai_mbridge.sweep.axes import NUM_NODES, credentials_in_sweep, find_axes
 from cloudai_mbridge.sweep.grid import Values, build_grid
-from cloudai_mbridge.sweep.run_id import label
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Iterator
 
 from cloudai_mbridge.constraints import Lifted, Upstream
-from cloudai_mbridge.megatron_bridge.presets import UPSTREAM_DECIDES, with_preset
+from cloudai_mbridge.megatron_bridge.presets.find import UPSTREAM_DECIDES, with_preset
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
 from cloudai_mbridge.sweep.expand import Sweep
 from cloudai_mbridge.sweep.pinned import CHOOSING, Pinned

@@ -1,21 +1,18 @@
 """Which Megatron-Bridge a test pins, and what its launcher fills in for a point."""
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from cloudai_mbridge.constraints import RuleSet, Upstream
-from cloudai_mbridge.megatron_bridge.fields import FIELDS
-from cloudai_mbridge.megatron_bridge.presets import Preset, find_preset, why_no_preset
+from cloudai_mbridge.megatron_bridge.pins import install_root, megatron_bridge_of, repo_path
+from cloudai_mbridge.megatron_bridge.presets.fields import FIELDS
+from cloudai_mbridge.megatron_bridge.presets.find import Preset, find_preset, why_no_preset
 from cloudai_mbridge.megatron_bridge.release import Release, find_release
 from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
 from cloudai_mbridge.models.system import System
-from cloudai_mbridge.models.test_definition import GitRepo, MegatronBridgeTestDefinition
-from cloudai_mbridge.sweep.run_id import slug
+from cloudai_mbridge.models.test_definition import MegatronBridgeTestDefinition
 
-MOUNT = "/opt/Megatron-Bridge"
 # The arguments that choose a recipe, and those that choose a preset
 STRUCTURAL = ("launcher", "model_recipe_name")
 CHOOSING = (
@@ -85,7 +82,7 @@ def pinned_by(
     gpu_type = system.gpu_type if system else None
     if repo is None:
         return Pinned(None, rules, overridden, gpu_type)
-    clone = clone_path(install_root(system), repo.url, repo.commit) if system and system.install_path else None
+    clone = repo_path(install_root(system), repo.url, repo.commit) if system and system.install_path else None
     return Pinned(find_release(repo.commit, clone), rules, overridden, gpu_type)
 
 
@@ -104,27 +101,3 @@ def _argument(key: str) -> str:
         return _OPTIONS.get(option, option)
     place = key.lstrip("+~")
     return _PLACES.get(place, place.removeprefix("model."))
-
-
-def install_root(system: System) -> Path:
-    """Return the absolute directory of what `mbridge install` installs."""
-    return Path(system.install_path or "").expanduser().absolute()
-
-
-def megatron_bridge_of(definition: MegatronBridgeTestDefinition) -> GitRepo | None:
-    """Return the first repository that is Megatron-Bridge's by its URL or its mount."""
-    for repo in definition.git_repos:
-        if "Megatron-Bridge" in repo.url or (repo.mount_as or "").rstrip("/") == MOUNT:
-            return repo
-    return None
-
-
-def clone_path(install_path: Path, url: str, commit: str) -> Path:
-    """Return where `mbridge install` clones a repository at a commit."""
-    return install_path / pinned_name(url, commit)
-
-
-def pinned_name(url: str, commit: str) -> str:
-    """Return the name of a repository at a commit: one safe path component, whatever the URL."""
-    name = re.split(r"[/:]", url.rstrip("/"))[-1].removesuffix(".git")
-    return f"{slug(name)}__{slug(commit)}"

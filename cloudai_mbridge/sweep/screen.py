@@ -12,7 +12,7 @@ from typing import Any
 from cloudai_mbridge.constraints.engine import JUDGED_WITHOUT, RULES
 from cloudai_mbridge.constraints.rule import Answer, Lifted, NotEvaluated, Point, UnknownOperandError, Violation
 from cloudai_mbridge.constraints.upstream import ON_WRITTEN_ALONE, Upstream, ask
-from cloudai_mbridge.megatron_bridge.presets import UNSET, UPSTREAM_DECIDES, Preset, as_said, resolve_sizes
+from cloudai_mbridge.megatron_bridge.presets.find import UNSET, UPSTREAM_DECIDES, Preset, as_said, resolve_sizes
 from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
 from cloudai_mbridge.models.system import System
 from cloudai_mbridge.recipes import Recipe

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from cloudai_mbridge.jobs import JobClass, JobStatus
 from cloudai_mbridge.logs import LogSummary
 from cloudai_mbridge.metrics import Metrics, implausible, missing_steps
+from cloudai_mbridge.schedulers.interface import JobClass, JobStatus
 from cloudai_mbridge.verdict.triage import Failure
 
 

@@ -17,10 +17,10 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from cloudai_mbridge.jobs import Job
 from cloudai_mbridge.models.load import load_system
 from cloudai_mbridge.sandbox import SlurmSandbox
-from cloudai_mbridge.slurm import SlurmClient
+from cloudai_mbridge.schedulers.interface import Job
+from cloudai_mbridge.schedulers.slurm import SlurmClient
 
 REPOSITORY = Path(__file__).parents[2]
 COMMANDS = ("squeue", "sacct", "scontrol", "sinfo", "scancel", "sbatch")

@@ -24,7 +24,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from cloudai_mbridge.launch.installed import repo_path, venv_path
+from cloudai_mbridge.megatron_bridge.pins import repo_path, venv_path
 from cloudai_mbridge.sandbox import SlurmSandbox
 
 TRAINER = Path(__file__).parents[1] / "stand_in/training.py"

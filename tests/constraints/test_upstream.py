@@ -8,8 +8,8 @@ from cloudai_mbridge.constraints import CheckResult, RuleSet, Upstream, check
 from cloudai_mbridge.constraints.lifts import LIFTS
 from cloudai_mbridge.constraints.megatron.parallel import m06_sequence_parallel_shares_are_whole
 from cloudai_mbridge.constraints.rule import NotEvaluated, Point, Violation
-from cloudai_mbridge.megatron_bridge.catalog import catalog
-from cloudai_mbridge.megatron_bridge.presets import find_preset
+from cloudai_mbridge.megatron_bridge.presets.catalog import catalog
+from cloudai_mbridge.megatron_bridge.presets.find import find_preset
 from cloudai_mbridge.megatron_bridge.release import find_release
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
 from cloudai_mbridge.recipes import load_recipe, recipe_names

@@ -270,7 +270,7 @@ def test_at_a_terminal_it_asks(write: Write, tmp_path: Path, answer: str, is_wri
 
 
 def test_starting_the_command_line_imports_nothing_heavy() -> None:
-    program = "import sys, cloudai_mbridge.commands.baseline, cloudai_mbridge.verify; print(*sys.modules)"
+    program = "import sys, cloudai_mbridge.commands.baseline, cloudai_mbridge.commands.verify; print(*sys.modules)"
     modules = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
     assert not {"numpy", "scipy", "ruptures"} & set(modules)
 

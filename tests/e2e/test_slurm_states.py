@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from cloudai_mbridge.jobs import Job, JobClass, JobStatus
 from cloudai_mbridge.logs import LogSummary
 from cloudai_mbridge.metrics import measure
 from cloudai_mbridge.models.system import SlurmSystem
-from cloudai_mbridge.slurm import SlurmClient
-from cloudai_mbridge.slurm.parsing import parse_sacct, parse_squeue
+from cloudai_mbridge.schedulers.interface import Job, JobClass, JobStatus
+from cloudai_mbridge.schedulers.slurm import SlurmClient
+from cloudai_mbridge.schedulers.slurm.parsing import parse_sacct, parse_squeue
 from cloudai_mbridge.verdict import RunOutcome, Verdict, explain, judge
 
 DATA = Path(__file__).parents[1] / "data" / "slurm"

@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
-from cloudai_mbridge.launch.installed import repo_path, venv_path
+from cloudai_mbridge.megatron_bridge.pins import repo_path, venv_path
 
 TOKEN = "hf_" + "NeverToBeSeen" * 3
 URL, COMMIT = "https://github.com/NVIDIA-NeMo/Megatron-Bridge.git", "v0.3.0"

@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 
 from cloudai_mbridge.errors import BadInput, ToolFailure
 from cloudai_mbridge.install.commands import register
-from cloudai_mbridge.launch.installed import repo_path, venv_path
+from cloudai_mbridge.megatron_bridge.pins import repo_path, venv_path
 
 Repo = Any  # of conftest.py
 

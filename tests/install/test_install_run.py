@@ -13,7 +13,7 @@ import pytest
 
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.install import install_all, is_everything_installed, uninstall_all
-from cloudai_mbridge.launch.installed import image_path, repo_path, venv_path
+from cloudai_mbridge.megatron_bridge.pins import image_path, repo_path, venv_path
 from cloudai_mbridge.models.test_definition import MegatronBridgeTestDefinition
 
 Repo = Any  # of conftest.py

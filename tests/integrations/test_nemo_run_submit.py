@@ -9,7 +9,7 @@ import pytest
 
 from cloudai_mbridge.errors import ToolFailure
 from cloudai_mbridge.integrations import nemo_run, nemo_run_driver
-from cloudai_mbridge.jobs import Submission, SubmitDoubtful
+from cloudai_mbridge.schedulers.interface import Submission, SubmitDoubtful
 
 SAYS = "import os, sys; os.write(1, {out!r}); os.write(2, {err!r}); sys.exit({code})"
 

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from cloudai_mbridge.megatron_bridge.catalog import catalog
+from cloudai_mbridge.megatron_bridge.pins import repo_path
+from cloudai_mbridge.megatron_bridge.presets.catalog import catalog
 from cloudai_mbridge.megatron_bridge.release import find_release
 from cloudai_mbridge.models.load import LoadedTest
 from cloudai_mbridge.models.scenario import TestRun
 from cloudai_mbridge.models.system import SlurmSystem
 from cloudai_mbridge.models.test_definition import MegatronBridgeTestDefinition
 from cloudai_mbridge.plan.preview import PlanOptions, TestPlan
-from cloudai_mbridge.sweep.pinned import clone_path
 
 URL = "https://github.com/NVIDIA-NeMo/Megatron-Bridge.git"
 COMMIT = "my-branch"
@@ -28,12 +28,12 @@ def install_path(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     source = os.environ.get(SOURCES[request.param])
     if not source:
         pytest.skip(f"{SOURCES[request.param]} names no source")
-    clone_path(tmp_path, URL, COMMIT).symlink_to(Path(source).resolve())
+    repo_path(tmp_path, URL, COMMIT).symlink_to(Path(source).resolve())
     return tmp_path
 
 
 def test_all_performance_configurations_are_planned(install_path: Path) -> None:
-    release = find_release(COMMIT, clone_path(install_path, URL, COMMIT))
+    release = find_release(COMMIT, repo_path(install_path, URL, COMMIT))
     assert release is not None
     known = catalog(release)
     assert known is not None

@@ -18,8 +18,8 @@ from cloudai.parser import Parser
 from cloudai.workloads.megatron_bridge.megatron_bridge import MegatronBridgeCmdArgs
 from cloudai.workloads.megatron_bridge.slurm_command_gen_strategy import MegatronBridgeSlurmCommandGenStrategy
 
-from cloudai_mbridge.launch import start_launcher
-from cloudai_mbridge.launch.upstream import launcher_words
+from cloudai_mbridge.megatron_bridge.launcher import start_launcher
+from cloudai_mbridge.megatron_bridge.launcher.command_line import launcher_words
 from cloudai_mbridge.models.load import load_scenario, load_system
 from cloudai_mbridge.models.system import SlurmSystem
 from cloudai_mbridge.plan.node_groups import resolve_groups, unknown_states

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from cloudai_mbridge.megatron_bridge.catalog import catalog
-from cloudai_mbridge.megatron_bridge.presets import UPSTREAM_DECIDES, find_preset, resolve_sizes, said, with_preset
-from cloudai_mbridge.megatron_bridge.reader import read_source
+from cloudai_mbridge.megatron_bridge.presets.catalog import catalog
+from cloudai_mbridge.megatron_bridge.presets.find import UPSTREAM_DECIDES, find_preset, resolve_sizes, said, with_preset
+from cloudai_mbridge.megatron_bridge.presets.reader import read_source
+from cloudai_mbridge.megatron_bridge.presets.rows import Row
 from cloudai_mbridge.megatron_bridge.release import Release
-from cloudai_mbridge.megatron_bridge.rows import Row
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
 
 RUNNER = Path(__file__).with_name("real_presets.py")

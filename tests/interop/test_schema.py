@@ -13,7 +13,7 @@ from cloudai.configurator.env_params import validate_domain_randomization_active
 from cloudai.core import Parser
 
 from cloudai_mbridge.errors import BadInput
-from cloudai_mbridge.launch.options_check import refuse_unknown_options
+from cloudai_mbridge.megatron_bridge.launcher.check import refuse_unknown_options
 from cloudai_mbridge.models.load import load_scenario, load_system
 from cloudai_mbridge.models.loaded import HookOptions
 from cloudai_mbridge.plan import SweepPlan
@@ -308,7 +308,7 @@ def test_templates_may_mix(cloudai_source: Path, is_taken: Taken, tmp_path: Path
 
 
 def test_cloudais_whole_tree_verifies_calmly(cloudai_source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from cloudai_mbridge.verify import summarize_foreign, verify
+    from cloudai_mbridge.commands.verify import summarize_foreign, verify
 
     monkeypatch.chdir(cloudai_source)
     findings = list(verify(Path("conf"), None, None))

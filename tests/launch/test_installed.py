@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloudai_mbridge.launch.installed import image_path, repo_path, venv_path
+from cloudai_mbridge.megatron_bridge.pins import image_path, repo_path, venv_path
 
 BASE = Path("/install")
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from cloudai_mbridge.launch.script import render_local_script, render_slurm_script
 from cloudai_mbridge.models.system import LocalSystem, SlurmSystem
 from cloudai_mbridge.plan import RunPlan
-from cloudai_mbridge.slurm.parsing import parse_started
+from cloudai_mbridge.schedulers.slurm.parsing import parse_started
 
 LOCAL = LocalSystem(name="here", scheduler="local")
 SLURM = SlurmSystem(name="c", scheduler="slurm", default_partition="main", partitions=[{"name": "main"}])

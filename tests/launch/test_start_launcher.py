@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from cloudai_mbridge.launch import start_launcher
+from cloudai_mbridge.megatron_bridge.launcher import start_launcher
 
 NEMO_RUN = """
 class SlurmExecutor:

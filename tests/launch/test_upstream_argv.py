@@ -17,18 +17,18 @@ from hypothesis import strategies as st
 
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.launch import render
-from cloudai_mbridge.launch.installed import image_path
-from cloudai_mbridge.launch.shell import launcher_word, shell_word
-from cloudai_mbridge.launch.upstream import launcher_argv
-from cloudai_mbridge.launch.upstream_script import find_job_ids
+from cloudai_mbridge.megatron_bridge.launcher.command_line import launcher_argv
+from cloudai_mbridge.megatron_bridge.launcher.plan import launcher_args
+from cloudai_mbridge.megatron_bridge.launcher.script import find_job_ids
+from cloudai_mbridge.megatron_bridge.pins import image_path
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
 from cloudai_mbridge.models.load import LoadedScenario, LoadedTest
 from cloudai_mbridge.models.scenario import Scenario, TestRun
+from cloudai_mbridge.models.shell import launcher_word, shell_word
 from cloudai_mbridge.models.system import LocalSystem, SlurmSystem, System
 from cloudai_mbridge.models.test_definition import MegatronBridgeTestDefinition
 from cloudai_mbridge.plan import RunPlan
 from cloudai_mbridge.plan.build import build_plan
-from cloudai_mbridge.plan.upstream import launcher_args
 
 NAMES = {"model_family_name": "qwen", "model_recipe_name": "some_recipe"}
 REPO = {"url": "https://github.com/NVIDIA-NeMo/Megatron-Bridge.git", "commit": "v0.3.0"}

@@ -9,10 +9,10 @@ from typing import Any
 import psutil
 import pytest
 
-from cloudai_mbridge.jobs import Job, JobClass, Submission
-from cloudai_mbridge.local import LocalClient
 from cloudai_mbridge.models.system import LocalSystem
 from cloudai_mbridge.plan import RunPlan
+from cloudai_mbridge.schedulers.interface import Job, JobClass, Submission
+from cloudai_mbridge.schedulers.local import LocalClient
 
 SYSTEM = LocalSystem(name="l", scheduler="local")
 START = 'rm -f exit_code.txt; echo "job=$$.${MBRIDGE_LOCAL_JOB:-} nodes=$(uname -n)" >> started.txt\n'

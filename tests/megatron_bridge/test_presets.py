@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from cloudai_mbridge.megatron_bridge.catalog import catalog
-from cloudai_mbridge.megatron_bridge.extract import main as extract
-from cloudai_mbridge.megatron_bridge.presets import (
+from cloudai_mbridge.megatron_bridge.presets.catalog import catalog
+from cloudai_mbridge.megatron_bridge.presets.extract import main as extract
+from cloudai_mbridge.megatron_bridge.presets.find import (
     UPSTREAM_DECIDES,
     find_preset,
     resolve_sizes,

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from cloudai_mbridge.megatron_bridge.catalog import catalog
-from cloudai_mbridge.megatron_bridge.presets import UPSTREAM_DECIDES, find_preset
+from cloudai_mbridge.megatron_bridge.presets.catalog import catalog
+from cloudai_mbridge.megatron_bridge.presets.find import UPSTREAM_DECIDES, find_preset
+from cloudai_mbridge.megatron_bridge.presets.rows import Row
 from cloudai_mbridge.megatron_bridge.release import find_release
-from cloudai_mbridge.megatron_bridge.rows import Row
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
 from cloudai_mbridge.models.load import LoadedTest
 from cloudai_mbridge.models.scenario import TestRun

@@ -13,7 +13,7 @@ from cloudai_mbridge.launch.arrays import array_script, render_array_script, wri
 from cloudai_mbridge.models.system import LocalSystem, SlurmSystem
 from cloudai_mbridge.plan import RunPlan
 from cloudai_mbridge.plan.arrays import MOST_TASKS, assign_arrays
-from cloudai_mbridge.slurm.submit import batches
+from cloudai_mbridge.schedulers.slurm.submit import batches
 
 SLURM = SlurmSystem.model_validate(
     {"name": "c", "scheduler": "slurm", "default_partition": "main", "partitions": [{"name": "main"}]}

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from cloudai_mbridge.jobs import JobClass, JobStatus
 from cloudai_mbridge.launch import write_plan, write_runs
 from cloudai_mbridge.logs import StepRecord
 from cloudai_mbridge.metrics import Definitions, measure
@@ -17,6 +16,7 @@ from cloudai_mbridge.models.test_definition import MegatronBridgeTestDefinition
 from cloudai_mbridge.plan.build import build_plan
 from cloudai_mbridge.report.model import PointReport, Report
 from cloudai_mbridge.runner import Journal
+from cloudai_mbridge.schedulers.interface import JobClass, JobStatus
 from cloudai_mbridge.training.utils.log_lines import RUN_MARK, StepReport, render_record, render_step_record
 from cloudai_mbridge.verdict import Verdict
 

@@ -11,7 +11,6 @@ import pytest
 from rich.console import Console
 
 from cloudai_mbridge.errors import BadInput
-from cloudai_mbridge.jobs import JobClass, JobStatus
 from cloudai_mbridge.launch import write_plan, write_runs
 from cloudai_mbridge.models.load import LoadedScenario, LoadedTest
 from cloudai_mbridge.models.scenario import Scenario
@@ -23,6 +22,7 @@ from cloudai_mbridge.report import build_report, judge_in, write_report
 from cloudai_mbridge.report.terminal import render_table
 from cloudai_mbridge.report.text import render_point, render_summary
 from cloudai_mbridge.runner import Journal, Judgement
+from cloudai_mbridge.schedulers.interface import JobClass, JobStatus
 from cloudai_mbridge.training.utils.log_lines import RUN_MARK, StepReport, render_record, render_step_record
 from cloudai_mbridge.verdict import Verdict
 from tests.report.conftest import SLURM, UPSTREAM, UPSTREAM_LOG, VIOLATION, ARun, some_point, some_rejected, some_report

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from cloudai_mbridge.report.files import replacing, write_text
+from cloudai_mbridge.files.replace import replacing, write_text
 
 
 @pytest.mark.parametrize("place", ["missing/x", "file/x", "directory", "n" * 250])

@@ -11,12 +11,12 @@ import jsonschema
 import pytest
 
 from cloudai_mbridge.gate.results.read import read_results
-from cloudai_mbridge.jobs import JobClass, JobStatus
 from cloudai_mbridge.logs import StepRecord
 from cloudai_mbridge.metrics import Metrics, Statistic, measure
 from cloudai_mbridge.report import build_report, write_report
 from cloudai_mbridge.report.model import SCHEMA_VERSION, PointReport, Report
 from cloudai_mbridge.runner import Journal
+from cloudai_mbridge.schedulers.interface import JobClass, JobStatus
 from tests.report.conftest import (
     VIOLATION,
     ARun,

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from cloudai_mbridge.jobs import Job, JobClass, JobStatus, Seen, Submission
 from cloudai_mbridge.models.runner_config import RunnerConfig
 from cloudai_mbridge.plan import RunPlan, SweepPlan
 from cloudai_mbridge.runner import Journal, Judgement, Pace, run_all
 from cloudai_mbridge.runner.journal import JournalEntry
 from cloudai_mbridge.runner.progress import Progress
+from cloudai_mbridge.schedulers.interface import Job, JobClass, JobStatus, Seen, Submission
 
 Answer = JobStatus | BaseException | signal.Signals
 PENDING = JobStatus("PENDING", JobClass.ACTIVE)

@@ -20,7 +20,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cloudai_mbridge.errors import MBridgeError, ToolFailure
-from cloudai_mbridge.jobs import JobClass
 from cloudai_mbridge.launch.claim import LOST_CLAIM, take_claim
 from cloudai_mbridge.models.runner_config import RunnerConfig
 from cloudai_mbridge.models.system import SlurmSystem
@@ -29,8 +28,9 @@ from cloudai_mbridge.runner import Journal, Judgement, Pace, context, run_all, s
 from cloudai_mbridge.runner.interrupt import Interrupted
 from cloudai_mbridge.runner.journal import JournalEntry
 from cloudai_mbridge.runner.progress import Progress
-from cloudai_mbridge.slurm import SlurmClient, client, listing, submit
-from cloudai_mbridge.slurm.command import Answer
+from cloudai_mbridge.schedulers.interface import JobClass
+from cloudai_mbridge.schedulers.slurm import SlurmClient, client, listing, submit
+from cloudai_mbridge.schedulers.slurm.command import Answer
 
 SYSTEM = SlurmSystem.model_validate(
     {"name": "c", "scheduler": "slurm", "default_partition": "main", "partitions": [{"name": "main"}]}

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from cloudai_mbridge.errors import Damaged, OtherVersion, ToolFailure
-from cloudai_mbridge.jobs import JobClass, JobStatus
 from cloudai_mbridge.runner import Journal
 from cloudai_mbridge.runner.journal import Attempt, JournalEntry
 from cloudai_mbridge.runner.journal_file import JOURNAL_VERSION
 from cloudai_mbridge.runner.journal_rows import VERDICTS
+from cloudai_mbridge.schedulers.interface import JobClass, JobStatus
 from cloudai_mbridge.verdict import Verdict
 
 RUNNING = JobStatus("RUNNING", JobClass.ACTIVE, nodes="n[1-2]", run_time_s=3.5, restarts=1)

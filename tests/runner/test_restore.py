@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from cloudai_mbridge.errors import Damaged
-from cloudai_mbridge.jobs import JobClass, JobStatus, Submission
 from cloudai_mbridge.launch.claim import take_claim
 from cloudai_mbridge.runner import Journal
 from cloudai_mbridge.runner.cancel_request import request_cancel
 from cloudai_mbridge.runner.interrupt import Interrupted
+from cloudai_mbridge.schedulers.interface import JobClass, JobStatus, Submission
 
 PENDING = JobStatus("PENDING", JobClass.ACTIVE)
 RUNNING = JobStatus("RUNNING", JobClass.ACTIVE, nodes="n1", run_time_s=1.0)

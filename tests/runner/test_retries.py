@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from cloudai_mbridge.errors import ToolFailure
-from cloudai_mbridge.jobs import JobClass, JobStatus, SubmitRefused
 from cloudai_mbridge.runner import sweep
+from cloudai_mbridge.schedulers.interface import JobClass, JobStatus, SubmitRefused
 
 PENDING = JobStatus("PENDING", JobClass.ACTIVE)
 RUNNING = JobStatus("RUNNING", JobClass.ACTIVE, nodes="n1", run_time_s=1.0)

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from cloudai_mbridge.errors import Paused, ToolFailure
-from cloudai_mbridge.jobs import JobClass, JobStatus, SubmitLater
 from cloudai_mbridge.runner.interrupt import Interrupted
+from cloudai_mbridge.schedulers.interface import JobClass, JobStatus, SubmitLater
 
 SETTLE_S = 15.0  # the default
 RUNNING = JobStatus("RUNNING", JobClass.ACTIVE, nodes="n1", run_time_s=1.0)

@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 
 from cloudai_mbridge.errors import BadInput, Paused, ToolFailure
-from cloudai_mbridge.jobs import JobClass, JobStatus, SubmitRefused
 from cloudai_mbridge.launch.claim import take_claim
 from cloudai_mbridge.runner import Pace
 from cloudai_mbridge.runner.cancel_request import is_cancel_requested, request_cancel
 from cloudai_mbridge.runner.interrupt import Interrupted
 from cloudai_mbridge.runner.lock import driver_lock
+from cloudai_mbridge.schedulers.interface import JobClass, JobStatus, SubmitRefused
 
 PENDING = JobStatus("PENDING", JobClass.ACTIVE)
 RUNNING = JobStatus("RUNNING", JobClass.ACTIVE, nodes="n1", run_time_s=1.0)

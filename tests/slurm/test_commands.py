@@ -11,13 +11,21 @@ from typing import Any
 import pytest
 
 from cloudai_mbridge.errors import BadInput, ToolFailure
-from cloudai_mbridge.jobs import Job, JobClass, JobStatus, Submission, SubmitDoubtful, SubmitLater, SubmitRefused
 from cloudai_mbridge.launch.claim import take_claim
 from cloudai_mbridge.models.system import SlurmSystem
 from cloudai_mbridge.plan import RunPlan
-from cloudai_mbridge.slurm import SlurmClient, command, submit
-from cloudai_mbridge.slurm.client import node_states
-from cloudai_mbridge.slurm.command import Answer
+from cloudai_mbridge.schedulers.interface import (
+    Job,
+    JobClass,
+    JobStatus,
+    Submission,
+    SubmitDoubtful,
+    SubmitLater,
+    SubmitRefused,
+)
+from cloudai_mbridge.schedulers.slurm import SlurmClient, command, submit
+from cloudai_mbridge.schedulers.slurm.client import node_states
+from cloudai_mbridge.schedulers.slurm.command import Answer
 
 FAKE = """#!{python} -IS
 # A fake: it says what answers.json says, and writes down how it was called
@@ -487,7 +495,7 @@ def test_a_task_has_vanished_if_it_is_missing_twice(
     job = replace(_job("17_3", root / "a/0/0", token="cafe", array_index=3), was_listed=True)
     answers = [Answer(0, rows[1].splitlines(keepends=True)[0], ""), Answer(*rows)]
     with monkeypatch.context() as patched:
-        patched.setattr("cloudai_mbridge.slurm.client.run", lambda *argv, **_: answers.pop(0))
+        patched.setattr("cloudai_mbridge.schedulers.slurm.client.run", lambda *argv, **_: answers.pop(0))
         assert client.poll([job])["a/0/0"].status.state == "PENDING"
     slurm.answer(squeue=(0, rows[1].splitlines(keepends=True)[0], ""))
     assert client.poll([job])["a/0/0"].status.state == "CANCELLED"

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cloudai_mbridge.jobs import JobClass, JobStatus
-from cloudai_mbridge.slurm.parsing import (
+from cloudai_mbridge.schedulers.interface import JobClass, JobStatus
+from cloudai_mbridge.schedulers.slurm.parsing import (
     SQUEUE_FORMAT,
     Listed,
     array_spec,
@@ -21,7 +21,7 @@ from cloudai_mbridge.slurm.parsing import (
     status_from_marker,
     without_slurm_variables,
 )
-from cloudai_mbridge.slurm.states import base_state, classify, hopeless
+from cloudai_mbridge.schedulers.slurm.states import base_state, classify, hopeless
 
 # squeue(1) and sacct(1), "JOB STATE CODES", of 22.05 to 25.05
 DOCUMENTED = {

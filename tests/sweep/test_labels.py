@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cloudai_mbridge.sweep.run_id import label, slug
+from cloudai_mbridge.files.names import label, slug
 
 SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 TEXT = st.text(alphabet=st.characters(blacklist_categories=("Cs",), blacklist_characters="\0"), max_size=300)

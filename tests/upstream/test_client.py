@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from cloudai_mbridge.jobs import Submission
 from cloudai_mbridge.launch.claim import take_claim
 from cloudai_mbridge.models.system import SlurmSystem
 from cloudai_mbridge.plan import POINT_FILES, RunPlan
-from cloudai_mbridge.upstream.client import UpstreamClient
+from cloudai_mbridge.schedulers.interface import Submission
+from cloudai_mbridge.schedulers.megatron_bridge import UpstreamClient
 
 TOKEN, OTHER = "0123456789abcdef", "fedcba9876543210"
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from cloudai_mbridge.jobs import Job, JobClass, JobStatus, Seen, Submission
 from cloudai_mbridge.plan import RunPlan
-from cloudai_mbridge.upstream import ByLauncher
+from cloudai_mbridge.schedulers.interface import Job, JobClass, JobStatus, Seen, Submission
+from cloudai_mbridge.schedulers.route import ByLauncher
 
 ROOT = Path("/root")
 

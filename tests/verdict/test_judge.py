@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from cloudai_mbridge.jobs import JobClass, JobStatus
 from cloudai_mbridge.logs import LogSummary, StepRecord
 from cloudai_mbridge.metrics import measure
+from cloudai_mbridge.schedulers.interface import JobClass, JobStatus
 from cloudai_mbridge.verdict import RunOutcome, Verdict, judge
 
 NUM_STEPS, WARMUP = 6, 2

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from cloudai_mbridge.errors import BadInput, ToolFailure
-from cloudai_mbridge.regular_file import read_regular
+from cloudai_mbridge.files.regular import read_regular
 
 
 def read_bytes(path: Path) -> bytes | None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from cloudai_mbridge.errors import BadInput, Damaged, ToolFailure
-from cloudai_mbridge.regular_file import open_regular
+from cloudai_mbridge.files.regular import open_regular
 
 SCHEMA_VERSION = 2
 # How long another process may hold the file; an import holds it for milliseconds per report.

@@ -11,11 +11,11 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from cloudai_mbridge.files.regular import open_regular, read_chunks
 from cloudai_mbridge.gate.compare.reference import run_values
 from cloudai_mbridge.gate.history.intake import FAILED, Intake
 from cloudai_mbridge.gate.results.read import SUPPORTED_SCHEMA, RunResult
 from cloudai_mbridge.gate.results.values import is_value_of
-from cloudai_mbridge.regular_file import open_regular, read_chunks
 
 _LOGIN = re.compile(r"(?<=//)[^/@\s\"]*@")  # of an address: a user, and maybe a password
 

@@ -7,10 +7,10 @@ from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
 from cloudai_mbridge.errors import BadInput
+from cloudai_mbridge.files.json_text import is_deep
 from cloudai_mbridge.gate.compare.groups import why_not
 from cloudai_mbridge.gate.results.model import comparability_id
 from cloudai_mbridge.gate.results.read import SUCCESS, RunResult
-from cloudai_mbridge.json_text import is_deep
 
 FAILED = "failed"
 _FINAL = (SUCCESS, FAILED)

@@ -11,11 +11,11 @@ from typing import Annotated, Any, Literal, NoReturn, TypeVar
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from cloudai_mbridge.errors import Damaged, shown
+from cloudai_mbridge.files.json_text import is_deep, parse_json
 from cloudai_mbridge.gate.compare.reference import Values
 from cloudai_mbridge.gate.history.file import REMEDY
 from cloudai_mbridge.gate.results.model import comparability_id
 from cloudai_mbridge.gate.results.values import is_value_of
-from cloudai_mbridge.json_text import is_deep, parse_json
 
 _MOST_SHOWN = 40
 

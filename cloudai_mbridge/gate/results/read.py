@@ -9,6 +9,8 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from cloudai_mbridge.errors import BadInput, NothingRan
+from cloudai_mbridge.files.json_text import parse_json
+from cloudai_mbridge.files.regular import read_regular
 from cloudai_mbridge.gate.results.contradictions import contradiction, wrong_summary
 from cloudai_mbridge.gate.results.model import (
     REJECTED,
@@ -20,10 +22,8 @@ from cloudai_mbridge.gate.results.model import (
     Step,
     comparability_id,
 )
-from cloudai_mbridge.json_text import parse_json
 from cloudai_mbridge.plan import ROOT_FILES
 from cloudai_mbridge.plan.read import is_dry_run, read_plan_data, refuse_dry_run
-from cloudai_mbridge.regular_file import read_regular
 from cloudai_mbridge.runner.lock import no_driver
 
 __all__ = ["SUCCESS", "RunResult", "Step", "find_report", "read_results", "without_dry_runs"]

@@ -1,0 +1,289 @@
+"""Run points again that a gate could not decide about, on other nodes where there are enough.
+
+The new runs are a run of its own, in a directory beside the first one's: `mbridge resume`, `status` and `cancel` know
+it as any other. They are further iterations, rendered from what the first directory holds. If that is not exactly what
+this mbridge would write, nothing is run: the results could not be judged together.
+"""
+
+import contextlib
+import json
+import sqlite3
+import tempfile
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from cloudai_mbridge import pipeline
+from cloudai_mbridge.errors import BadInput, InUse, MBridgeError
+from cloudai_mbridge.files.regular import read_regular
+from cloudai_mbridge.launch.write import create_root
+from cloudai_mbridge.models.explain import suggest
+from cloudai_mbridge.models.hostlist import expand_hostlist
+from cloudai_mbridge.models.system import LocalSystem, System
+from cloudai_mbridge.models.toml_source import read_toml
+from cloudai_mbridge.pipeline import Prepared
+from cloudai_mbridge.plan import POINT_FILES, ROOT_FILES, RunPlan, SweepPlan
+from cloudai_mbridge.plan.arrays import assign_arrays
+from cloudai_mbridge.runner import Journal, Observer, control
+from cloudai_mbridge.runner.journal import JournalEntry
+from cloudai_mbridge.runner.lock import driver_lock
+from cloudai_mbridge.schedulers.interface import Scheduler
+
+ObserverFor = Callable[[SweepPlan, Path], AbstractContextManager[Observer]]
+_EXCLUDE = "exclude="
+
+
+@dataclass(frozen=True)
+class Confirmation:
+    """The directory of the new runs, and what a reader should know of them."""
+
+    root: Path
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Past:
+    """What the first run's journal knows. used: point -> nodes that its runs had. excluded: node -> why."""
+
+    used: Mapping[str, tuple[str, ...]]
+    excluded: Mapping[str, str]
+
+
+def confirm(root: Path, points: Collection[str], repeats: int, observer_for: ObserverFor) -> Confirmation:
+    """Run each point (test_id/label) of the finished run in `root` so many times more, and report in a new directory.
+
+    observer_for: who is told how the runs go, given the new plan and its directory; told the notes first.
+
+    Raises:
+        BadInput: no such run or point, a run that has not ended, missing credentials, changed files. Nothing was run.
+        MBridgeError: as `pipeline.execute`; then, too, the report is written as far as it can be.
+    """
+    prepared, excluded = prepare(root.resolve(), points, repeats)
+    new = create_root(prepared.output_dir, f"{prepared.plan.scenario}-confirm", datetime.now())
+    with contextlib.closing(Journal(new / ROOT_FILES.journal)) as journal:  # before the plan, which makes it resumable
+        for node, reason in excluded.items():
+            journal.exclude(node, reason)
+    pipeline.write_into(prepared, new)
+    with driver_lock(new):
+        _run(prepared, new, points, repeats, observer_for)
+    return Confirmation(new, prepared.plan.notes)
+
+
+def _run(prepared: Prepared, new: Path, points: Collection[str], repeats: int, observer_for: ObserverFor) -> None:
+    """Run what was written, and report; also if that fails."""
+    try:
+        with observer_for(prepared.plan, new) as observer:
+            observer.notice(f"{repeats} more runs each of {', '.join(dict.fromkeys(points))}: {new}")
+            for note in prepared.plan.notes:
+                observer.notice(note)
+            pipeline.execute(prepared, new, observer)
+    except MBridgeError:
+        with contextlib.suppress(MBridgeError, OSError, sqlite3.Error):  # the first error says more
+            pipeline.report(new)
+        raise
+    pipeline.report(new)
+
+
+def prepare(root: Path, points: Collection[str], repeats: int) -> tuple[Prepared, Mapping[str, str]]:
+    """Return the plan of the new runs, and the nodes that no run shall use. Nothing is written or submitted.
+
+    Raises:
+        BadInput, ToolFailure: as `confirm`.
+    """
+    if repeats < 1 or not points:
+        raise BadInput(f"{root}: {repeats} more runs of {len(points)} points leaves nothing to run; ask for at least 1")
+    _require_end(root)
+    first = pipeline.read(root)
+    highest = {name: max(run.iteration for run in runs) for name, runs in _by_point(first.plan).items()}
+    templates = tuple(_with_files(run, root) for run in _first_runs(first.plan, points, root))
+    prepared = replace(first, plan=replace(first.plan, runs=templates))
+    _require_same_files(prepared, root)
+    pipeline.preflight(prepared)
+    past = _read_past(root, first.plan)
+    scheduler = pipeline.scheduler_for(first.system, prepared.plan)
+    avoided, notes = avoid(templates, first.system, scheduler, past)
+    runs = tuple(
+        repeat(run, highest[_point(run)] + number, avoided[_point(run)], past.excluded)
+        for run in templates
+        for number in range(1, repeats + 1)
+    )
+    notes = (f"further runs of {root.name}", *notes)
+    return replace(prepared, plan=plan_confirmation(first.plan, first.system, runs, notes)), past.excluded
+
+
+def plan_confirmation(plan: SweepPlan, system: System, runs: Sequence[RunPlan], notes: Iterable[str]) -> SweepPlan:
+    """Return the plan with these runs and nothing else, under the same limits."""
+    return replace(
+        plan,
+        runs=assign_arrays(runs, system),
+        tests=tuple(dict.fromkeys(run.test_id for run in runs)),
+        rejected=(),
+        num_rejected=0,
+        rule_counts={},
+        notes=tuple(notes),
+    )
+
+
+def repeat(template: RunPlan, iteration: int, avoided: Iterable[str], excluded: Iterable[str]) -> RunPlan:
+    """Return a run as another iteration that waits for nothing and avoids nodes.
+
+    excluded: nodes that the runner keeps out of its submissions, which do not reach the upstream launcher's.
+    """
+    run = replace(
+        template,
+        key=f"{template.key.rpartition('/')[0]}/{iteration}",
+        iteration=iteration,
+        after_completion=(),
+        after_start=(),
+        end_with=(),
+        array="",
+        array_index=0,
+        exclude_nodes=tuple(dict.fromkeys((*template.exclude_nodes, *avoided))),
+    )
+    if run.upstream is None or run.nodes:
+        return run
+    params = run.upstream.slurm_params
+    nodes = [param.removeprefix(_EXCLUDE) for param in params if param.startswith(_EXCLUDE)]
+    nodes = list(dict.fromkeys([*nodes, *avoided, *excluded]))
+    others = tuple(param for param in params if not param.startswith(_EXCLUDE))
+    params = (*others, _EXCLUDE + ",".join(nodes)) if nodes else others
+    return replace(run, upstream=replace(run.upstream, slurm_params=params))
+
+
+def avoid(
+    runs: Iterable[RunPlan], system: System, scheduler: Scheduler, past: Past
+) -> tuple[dict[str, tuple[str, ...]], tuple[str, ...]]:
+    """Return, by point, the nodes that its new runs avoid, and notes that say so."""
+    avoided, said = {}, dict[str, list[str]]()
+    for run in runs:
+        avoided[_point(run)], words = _avoid(run, system, scheduler, past)
+        said.setdefault(words, []).append(_point(run))
+        if others := sorted({*run.after_start, *run.end_with}):
+            said.setdefault(f"ran beside {', '.join(others)}, and runs without now", []).append(_point(run))
+    return avoided, tuple(f"{', '.join(points)}: {words}" for words, points in said.items())
+
+
+def _avoid(run: RunPlan, system: System, scheduler: Scheduler, past: Past) -> tuple[tuple[str, ...], str]:
+    """Return the nodes that a point's new runs avoid, in words, too: its earlier ones, if enough others can take it."""
+    used = past.used.get(_point(run), ())
+    if isinstance(system, LocalSystem):
+        return (), "this is the only machine, so the same one was used"
+    if run.nodes:
+        return (), f"its scenario names its nodes ({', '.join(run.nodes)}); the same ones were used"
+    if not used:
+        return (), "the nodes it ran on are unknown; it may run on the same ones"
+    taken = {*used, *past.excluded, *(name for nodes in run.exclude_nodes for name in expand_hostlist(nodes))}
+    usable = scheduler.num_usable_nodes(taken | _sick(system, scheduler))
+    if usable is None:
+        return (), "the cluster's other nodes are unknown; it may run on the same ones"
+    if usable < run.num_nodes:
+        return (), "the cluster has no other nodes, so the same ones were used"
+    return used, f"avoids {', '.join(used)}, where its earlier runs were"
+
+
+def _sick(system: System, scheduler: Scheduler) -> set[str]:
+    """Return the nodes out of service, of those that the system file names: nobody should wait for them."""
+    partitions = [] if isinstance(system, LocalSystem) else system.partitions
+    own = [each for each in partitions if each.name == getattr(system, "default_partition", "")]
+    nodes = [name for each in own for name in (*each.nodes, *(node for group in each.groups for node in group.nodes))]
+    return set(scheduler.unhealthy_nodes(",".join(nodes))) if nodes else set()
+
+
+def _point(run: RunPlan) -> str:
+    return f"{run.test_id}/{run.label}"
+
+
+def _by_point(plan: SweepPlan) -> dict[str, list[RunPlan]]:
+    found: dict[str, list[RunPlan]] = {}
+    for run in plan.runs:
+        if not run.goes_first:
+            found.setdefault(_point(run), []).append(run)
+    return found
+
+
+def _first_runs(plan: SweepPlan, points: Iterable[str], root: Path) -> list[RunPlan]:
+    """Return the first run of each point.
+
+    Raises:
+        BadInput: no such point.
+    """
+    known = _by_point(plan)
+    for name in points:
+        if name not in known:
+            raise BadInput(f"{root}: has no point {name!r}; {suggest(name, list(known))}")
+    return [known[name][0] for name in dict.fromkeys(points)]
+
+
+def _require_end(root: Path) -> None:
+    """Raise BadInput if a run has not ended, or somebody is at work."""
+    status = control.read_status(root)
+    if status.driver is not None:
+        raise InUse(f"{root}: is held by {status.driver}; wait for its end")
+    if status.is_open:
+        count = sum(run.is_open for run in status.runs)
+        raise BadInput(f"{root}: {count} of {len(status.runs)} runs have not ended; first: mbridge resume {root}")
+
+
+def _with_files(run: RunPlan, root: Path) -> RunPlan:
+    """Return a run with what only its files hold."""
+    directory = root / run.key
+    config = {} if run.upstream is not None else _read_json(directory / POINT_FILES.training_config)
+    return replace(run, definition=read_toml(directory / POINT_FILES.definition).data, training_config=config)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        data = json.loads(read_regular(path).decode())
+    except OSError as error:
+        raise BadInput(f"{path}: cannot be read ({error.strerror}); run the scenario again") from None
+    except (ValueError, RecursionError) as error:
+        raise BadInput(f"{path}: is damaged ({error}); run the scenario again") from None
+    if not isinstance(data, dict):
+        raise BadInput(f"{path}: is damaged (no table); run the scenario again")
+    return data
+
+
+def _is_same(ran: Path, again: Path) -> bool:
+    text = again.read_bytes()
+    try:
+        return read_regular(ran, len(text)) == text
+    except OSError:
+        return False
+
+
+def _require_same_files(prepared: Prepared, root: Path) -> None:
+    """Raise BadInput unless this mbridge would write, byte for byte, the files that were run."""
+    with tempfile.TemporaryDirectory() as directory:
+        again = Path(directory)
+        pipeline.write_into(prepared, again)
+        for run in prepared.plan.runs:
+            for path in sorted((again / run.key).iterdir()):
+                ran = root / run.key / path.name
+                if not _is_same(ran, path):
+                    raise BadInput(
+                        f"{ran}: is not what this mbridge would write now, so a further run of {_point(run)} would be"
+                        " another one; run the scenario again"
+                    )
+
+
+def _read_past(root: Path, plan: SweepPlan) -> Past:
+    with Journal.read_only(root / ROOT_FILES.journal) as journal:
+        entries, excluded = journal.entries(), journal.excluded()
+    used = {
+        point: tuple(dict.fromkeys(node for run in runs if run.key in entries for node in _nodes(entries[run.key])))
+        for point, runs in _by_point(plan).items()
+    }
+    return Past(used, excluded)
+
+
+def _nodes(entry: JournalEntry) -> list[str]:
+    """Return the nodes of all attempts of a run; what is not a node list, as a log may say, names none."""
+    found: list[str] = []
+    for attempt in entry.attempts:
+        if attempt.status is not None:
+            with contextlib.suppress(BadInput):
+                found += expand_hostlist(attempt.status.nodes)
+    return sorted(set(found))

@@ -1,0 +1,126 @@
+"""What a scenario's sweeps hold before anything is written or run, and the case of one point."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cloudai_mbridge.constraints import Lifted, NotEvaluated, Violation
+from cloudai_mbridge.constraints.engine import RULES
+from cloudai_mbridge.constraints.upstream import rule_id
+from cloudai_mbridge.errors import BadInput
+from cloudai_mbridge.files.names import label
+from cloudai_mbridge.megatron_bridge.presets.described import describe
+from cloudai_mbridge.megatron_bridge.presets.find import with_preset
+from cloudai_mbridge.models.explain import suggest
+from cloudai_mbridge.models.load import LoadedTest, Warn, load_scenario, load_system
+from cloudai_mbridge.models.loaded import NO_HOOKS
+from cloudai_mbridge.models.system import System
+from cloudai_mbridge.plan.preview import Look, PlanOptions, SweepSummary, TestPlan, summarize_test
+from cloudai_mbridge.sweep import CheckedPoint, Sweep, checked_points
+from cloudai_mbridge.sweep.pinned import Pinned
+
+_MOST_LABELS = 8
+
+
+def plans(
+    system_config: Path,
+    test_scenario: Path,
+    tests_dir: Path | None,
+    options: PlanOptions,
+    on_unknown_arg: Warn | None = None,
+) -> Iterator[TestPlan]:
+    """Yield the plan of every test of a scenario, none of its points worked out yet."""
+    system = load_system(system_config)
+    for test in load_scenario(test_scenario, tests_dir, on_unknown_arg, NO_HOOKS).tests:
+        yield TestPlan(test, system, options)
+
+
+def summarize(
+    system_config: Path,
+    test_scenario: Path,
+    tests_dir: Path | None,
+    examples: int,
+    on_unknown_arg: Warn | None = None,
+    options: PlanOptions | None = None,
+) -> Iterator[SweepSummary]:
+    """Go through every point of every test of a scenario, keeping counts and the first points only."""
+    for plan in plans(system_config, test_scenario, tests_dir, options or PlanOptions(), on_unknown_arg):
+        yield summarize_test(plan, examples)
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What every rule says of one point; None where it has nothing against it.
+
+    fill_in: what the launcher fills in; "" for nothing. plan, look: the test's plan, and what it says of the point.
+    """
+
+    label: str
+    coordinates: dict[str, Any]
+    verdicts: dict[str, Violation | NotEvaluated | Lifted | None]
+    plan: TestPlan
+    look: Look
+    fill_in: str = ""
+
+
+def explain_point(
+    system_config: Path,
+    test_scenario: Path,
+    tests_dir: Path | None,
+    test_id: str,
+    point: str,
+    options: PlanOptions,
+    on_unknown_arg: Warn | None = None,
+) -> Explanation:
+    """Find a point by its label, or by coordinates such as "tp=2,pp=4", and ask all rules and the plan.
+
+    Raises:
+        BadInput: no such test or point, or several points have these coordinates.
+    """
+    system = load_system(system_config)
+    tests = {test.run.id: test for test in load_scenario(test_scenario, tests_dir, on_unknown_arg, NO_HOOKS).tests}
+    if test_id not in tests:
+        raise BadInput(f"{test_scenario}: no test {test_id!r}; {suggest(test_id, list(tests))}")
+    plan = TestPlan(tests[test_id], system, options)
+    pinned = plan.pinned
+    found = _find(plan.sweep, tests[test_id], system, point, pinned)
+    answers = {answer.rule_id: answer for answer in found.answers}
+    rule_ids = [rule_id(rule) for rule in RULES]
+    verdicts = {rule_id: answers.get(rule_id) for rule_id in rule_ids}
+    args = found.sweep.point(found.coordinates).args
+    upstream = pinned.upstream(args)
+    fill_in = describe(with_preset(args, upstream.preset), upstream.overridden) if upstream else ""
+    return Explanation(label(found.coordinates), found.coordinates, verdicts, plan, plan.look_at(found), fill_in)
+
+
+def _find(sweep: Sweep, test: LoadedTest, system: System, wanted: str, pinned: Pinned) -> CheckedPoint:
+    coordinates = dict(part.strip().partition("=")[::2] for part in wanted.split(",")) if "=" in wanted else {}
+    where = f"test {test.run.id!r}"
+    for name in coordinates:
+        if name not in sweep.grid.names:
+            raise BadInput(f"{where}: {name!r} is not an axis; axes are {', '.join(sweep.grid.names) or 'none'}")
+    found = [point for point in checked_points(sweep, system, pinned) if _is_wanted(point, wanted, coordinates)]
+    if not found:
+        raise BadInput(f"{where}: no point {wanted!r}; `mbridge sweep plan` lists labels and axes")
+    if len(found) > 1:
+        open_axes = [name for name in sweep.grid.names if name not in coordinates]
+        labels = ", ".join(label(point.coordinates) for point in found[:_MOST_LABELS])
+        more = f" and {len(found) - _MOST_LABELS} more" if len(found) > _MOST_LABELS else ""
+        raise BadInput(
+            f"{where}: {wanted!r} are the coordinates of {len(found)} points, {labels}{more};"
+            f" also give {', '.join(open_axes)}, or give a label"
+        )
+    return found[0]
+
+
+def _is_wanted(point: CheckedPoint, wanted: str, coordinates: dict[str, str]) -> bool:
+    if not coordinates:
+        return label(point.coordinates) == wanted
+    return all(_is_value(point.coordinates.get(name), text) for name, text in coordinates.items())
+
+
+def _is_value(value: Any, text: str) -> bool:
+    """Return whether a coordinate is what the user wrote: in Python's or in TOML's spelling."""
+    return text.strip() in (str(value), json.dumps(value))

@@ -1,0 +1,223 @@
+"""Verify configuration files without running anything."""
+
+import errno
+import os
+import stat
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from cloudai_mbridge.constraints import RuleSet
+from cloudai_mbridge.errors import BadInput, counted
+from cloudai_mbridge.gate.baseline.read import load_baseline
+from cloudai_mbridge.gate.compare.policy import is_policy, load_policy
+from cloudai_mbridge.megatron_bridge.launcher.check import unknown_options
+from cloudai_mbridge.megatron_bridge.launcher.plan import is_upstream
+from cloudai_mbridge.megatron_bridge.pins import megatron_bridge_of
+from cloudai_mbridge.models.load import (
+    Warn,
+    load_scenario,
+    load_system,
+    load_test_definition,
+)
+from cloudai_mbridge.models.loaded import HOOK_DIR, ForeignSystem, ForeignTemplate, HookOptions, LoadedTest
+from cloudai_mbridge.models.scenario import TestRun
+from cloudai_mbridge.models.system import SlurmSystem, System
+from cloudai_mbridge.models.test_definition import TEMPLATE
+from cloudai_mbridge.models.test_files import (
+    TEMPLATE_KEY,
+    TestFiles,
+    find_test_files,
+    is_baseline,
+    is_scenario,
+    is_system,
+)
+from cloudai_mbridge.models.toml_source import read_toml
+from cloudai_mbridge.plan.run import plan_run
+from cloudai_mbridge.recipes.apply import core_release, training_config
+from cloudai_mbridge.sweep import CheckedPoint, Sweep, checked_points
+from cloudai_mbridge.sweep.pinned import pinned_by
+
+# Where no system file is given, the options of the launcher are checked for this one.
+_ANY_SYSTEM = SlurmSystem.model_validate(
+    {
+        "name": "any",
+        "scheduler": "slurm",
+        "install_path": "install",
+        "default_partition": "any",
+        "partitions": [{"name": "any"}],
+    }
+)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What was found about one file. is_foreign: it is CloudAI's and not this tool's, and was not checked."""
+
+    path: Path
+    kind: str
+    is_good: bool
+    text: str
+    is_foreign: bool = False
+
+
+@dataclass(frozen=True)
+class _Context:
+    """What scenarios and points are checked with."""
+
+    files: TestFiles
+    hooks: HookOptions
+    system: System | None
+    warn: Warn | None
+    rules: RuleSet
+
+
+def verify(
+    configs: Path,
+    system_config: Path | None,
+    tests_dir: Path | None,
+    warn: Warn | None = None,
+    hook_dir: Path | None = None,
+    rules: RuleSet = RuleSet.RELEASE,
+) -> Iterator[Finding]:
+    """Check a file, or every TOML below a directory. Scenarios look for their tests in `tests_dir`, else in `configs`.
+
+    hook_dir: default: CloudAI's, or the subdirectory `hook` of `configs`.
+
+    Raises:
+        BadInput: `configs` does not exist or holds no TOML, or the system file is wrong.
+    """
+    links = list(_links(configs))
+    files = sorted(path for path in configs.rglob("*.toml") if path.is_file()) if configs.is_dir() else [configs]
+    if not files and not links:
+        raise BadInput(f"{configs}: holds no TOML file; check the path")
+    directory = tests_dir or (configs if configs.is_dir() else None)
+    hooks = HookOptions(hook_dir or (HOOK_DIR if HOOK_DIR.is_dir() else configs / "hook"))
+    system = load_system(system_config) if system_config else None
+    context = _Context(find_test_files(directory, skip_broken=True), hooks, system, _once(warn), rules)
+    yield from links
+    for path in files:
+        yield _finding(path, context)
+
+
+def _links(configs: Path) -> Iterator[Finding]:
+    """Yield what a search for TOML files passes over: links to nowhere, links in circles, linked directories."""
+    for path in sorted(configs.rglob("*")) if configs.is_dir() else ():
+        if path.is_symlink() and not path.name.startswith(".#") and (finding := _link(path)):  # .#: an editor's lock
+            yield finding
+
+
+def _link(path: Path) -> Finding | None:
+    try:
+        is_directory = stat.S_ISDIR(os.stat(path).st_mode)
+    except OSError as error:
+        if path.suffix != ".toml" and error.errno != errno.ELOOP:
+            return None
+        where = "in a circle" if error.errno == errno.ELOOP else "nowhere"
+        text = f"{path}: is a link to {os.readlink(path)!r}, which leads {where}; fix or remove it"
+        return Finding(path, "link", False, text)
+    text = "is a link to a directory and was not followed; check that directory by itself"
+    return Finding(path, "link", True, text) if is_directory else None
+
+
+def _once(warn: Warn | None) -> Warn | None:
+    """Warn about each key once, however many scenarios name its test."""
+    return None if warn is None else lru_cache(maxsize=None)(warn)
+
+
+def _finding(path: Path, context: _Context) -> Finding:
+    kind = "file"
+    try:
+        kind = _kind(path)
+        return Finding(path, kind, True, _verify_file(path, kind, context))
+    except ForeignTemplate as error:
+        return Finding(path, kind, True, ", ".join(error.names), is_foreign=True)
+    except ForeignSystem:
+        return Finding(path, kind, True, str(read_toml(path).data["scheduler"]), is_foreign=True)
+    except BadInput as error:
+        return Finding(path, kind, False, str(error))
+
+
+def summarize_foreign(findings: Iterable[Finding]) -> Iterator[str]:
+    """Yield a line for every kind of file that was not checked."""
+    foreign = [finding for finding in findings if finding.is_foreign]
+    for kind in dict.fromkeys(finding.kind for finding in foreign):
+        names = [finding.text for finding in foreign if finding.kind == kind]
+        each = sorted({name for text in names for name in text.split(", ")})
+        yield f"{len(names)} {kind}{'s' if len(names) > 1 else ''} of {', '.join(each)}"
+
+
+def _kind(path: Path) -> str:
+    source = read_toml(path)
+    kinds = {"system": is_system, "scenario": is_scenario, "policy": is_policy, "baseline": is_baseline}
+    return next((kind for kind, is_it in kinds.items() if is_it(source)), "test")
+
+
+def _verify_file(path: Path, kind: str, context: _Context) -> str:
+    if kind == "system":
+        return f"system {load_system(path).name!r}"
+    if kind == "scenario":
+        return _verify_scenario(path, context)
+    if kind == "policy":
+        return _describe_policy(path)
+    if kind == "baseline":
+        return f"baseline of {counted(len(load_baseline(path).points), 'point')}"
+    template = read_toml(path).data.get(TEMPLATE_KEY, TEMPLATE)
+    if template != TEMPLATE:
+        raise ForeignTemplate(path, [str(template)])
+    definition = load_test_definition(path, context.warn)
+    run = TestRun(id=definition.name, test_name=definition.name)
+    return f"test {_count(path, LoadedTest(run, definition), context)}"
+
+
+def _verify_scenario(path: Path, context: _Context) -> str:
+    """Check a scenario; if several files define a test that it names, with each of them."""
+    data = read_toml(path).data
+    runs = data["Tests"] if isinstance(data["Tests"], list) else []
+    named = [run["test_name"] for run in runs if isinstance(run, dict) and isinstance(run.get("test_name"), str)]
+    texts: dict[str, None] = {}
+    for files in context.files.choices(named):
+        loaded = load_scenario(path, files, context.warn, context.hooks)
+        texts["; ".join(_count(path, test, context) for test in loaded.tests)] = None
+    several = {name: len(context.files.by_name.get(name, ())) for name in named}
+    notes = [f"; {count} files define {name!r}, each was tried" for name, count in several.items() if count > 1]
+    return f"scenario {data.get('name')!r}: {' or '.join(texts)}{''.join(notes)}"
+
+
+def _describe_policy(path: Path) -> str:
+    loaded = load_policy(path)
+    reference = loaded.baseline_path or loaded.history_path
+    is_there = "" if reference and reference.exists() else ", which does not exist yet"
+    return f"policy {loaded.policy.name!r}: {len(loaded.policy.metrics)} metrics against {reference}{is_there}"
+
+
+def _count(path: Path, test: LoadedTest, context: _Context) -> str:
+    """Check every point; one that passes must also give a valid training config, or options that its launcher has."""
+    definition, system = test.definition, context.system
+    is_pinned = megatron_bridge_of(definition) is not None
+    total = rejected = 0
+    seen: set[tuple[str, str]] = set()
+    problems: dict[str, None] = {}
+    for point in checked_points(Sweep(definition, test.run), system, pinned_by(definition, system, context.rules)):
+        total += 1
+        if point.violations:
+            rejected += 1
+            continue
+        _, args, recipe = point.resolve()
+        if is_upstream(args):
+            values = {("launcher", "upstream"), *((name, str(value)) for name, value in point.coordinates.items())}
+            if is_pinned and not values <= seen:  # each value once
+                seen |= values
+                problems |= dict.fromkeys(_unknown_options(test, point, system))
+        elif recipe is not None:
+            training_config(recipe, args, definition.extra_cmd_args, core_release(system))
+    if problems:
+        raise BadInput("\n".join(f"{path}: {problem}" for problem in problems))
+    return f"{test.run.id!r} with {counted(total, 'point')}, {rejected} of them rejected by a rule"
+
+
+def _unknown_options(test: LoadedTest, point: CheckedPoint, system: System | None) -> Iterator[str]:
+    slurm = system if isinstance(system, SlurmSystem) and system.install_path else _ANY_SYSTEM
+    resolved, args, recipe = point.resolve()
+    yield from unknown_options(plan_run(test, resolved, args, recipe, slurm, 0), slurm)

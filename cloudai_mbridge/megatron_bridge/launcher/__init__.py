@@ -1,0 +1,1 @@
+"""Megatron-Bridge's own launcher: what it is told, and the script around it."""

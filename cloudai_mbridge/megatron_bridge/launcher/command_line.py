@@ -1,0 +1,277 @@
+"""The command line of Megatron-Bridge's `scripts/performance/setup_experiment.py`, flag by flag as CloudAI gives it.
+
+`-hf` and `-wdk` name a variable where CloudAI gives the credential itself: the launcher repeats its command line in its
+log, in the batch script that it writes and in the command line of every rank. See `start_launcher.py`.
+docs/launcher.md lists all differences from CloudAI's command line.
+"""
+
+import re
+import shlex
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cloudai_mbridge.megatron_bridge.launcher.flags import FLAGS
+from cloudai_mbridge.megatron_bridge.launcher.options import find_launcher, known_launchers
+from cloudai_mbridge.megatron_bridge.launcher.plan import HF_TOKEN, WANDB_API_KEY, LauncherRun, UpstreamPlan
+from cloudai_mbridge.megatron_bridge.pins import image_path, install_root, repo_path
+from cloudai_mbridge.megatron_bridge.release import Release, find_release
+from cloudai_mbridge.models.shell import launcher_word, shell_word
+from cloudai_mbridge.models.system import SlurmSystem
+from cloudai_mbridge.models.time_limit import format_time_limit
+
+
+@dataclass(frozen=True)
+class _Launch:
+    """What the rows of the table look at."""
+
+    run: LauncherRun
+    told: UpstreamPlan
+    system: SlurmSystem
+    exists: Callable[[Path], bool]
+
+
+Row = Callable[[_Launch], Iterable[str]]
+
+
+@dataclass(frozen=True)
+class Word:
+    """A word of the command line. is_literal: CloudAI quotes it, so that no shell expands it here either."""
+
+    text: str
+    is_literal: bool
+
+    def __str__(self) -> str:
+        return shlex.quote(self.text) if self.is_literal else launcher_word(self.text)
+
+
+def launcher_words(plan: LauncherRun, system: SlurmSystem, exists: Callable[[Path], bool] = Path.exists) -> list[Word]:
+    """Return the launcher's arguments, in the order of the table; as text, each is quoted for the script.
+
+    exists: whether an image file is there; the image's address is given to Slurm where none is.
+    """
+    assert plan.upstream is not None
+    launch = _Launch(plan, plan.upstream, system, exists)
+    return [Word(text, row in _LITERAL) for row in _TABLE for text in row(launch)]
+
+
+def launcher_argv(plan: LauncherRun, system: SlurmSystem, exists: Callable[[Path], bool] = Path.exists) -> list[str]:
+    """Return the launcher's arguments as they are written; a shell has expanded nothing yet."""
+    return [word.text for word in launcher_words(plan, system, exists)]
+
+
+def launcher_path(plan: UpstreamPlan, system: SlurmSystem) -> Path:
+    """Return the launcher in the installed clone of Megatron-Bridge; of an unknown release, where the newest has it."""
+    launcher = find_launcher(release_of(plan, system)) or known_launchers()[-1]
+    return clone_path(plan, system) / launcher.path
+
+
+def release_of(plan: UpstreamPlan, system: SlurmSystem) -> Release | None:
+    """Return the release of Megatron-Bridge that a run's launcher is of."""
+    return find_release(plan.megatron_bridge.commit, clone_path(plan, system))
+
+
+def clone_path(plan: UpstreamPlan, system: SlurmSystem) -> Path:
+    """Return the installed clone of Megatron-Bridge."""
+    return repo_path(install_root(system), plan.megatron_bridge.url, plan.megatron_bridge.commit)
+
+
+def _credential(flag: str, variable: str) -> Row:
+    """Return a row that names the variable in which the launcher's starter finds a credential."""
+    return lambda launch: [flag, variable] if variable in launch.told.credentials else []
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return ",".join(map(_text, value)) if isinstance(value, list) else str(value)
+
+
+def _names(value: Any) -> str:
+    """Write "['a', b]", "a, b" and lists of names as a,b."""
+    text = _text(value).strip().strip("\"'")
+    if text.startswith("[") and text.endswith("]"):
+        text = text[1:-1]
+    return ",".join(name for part in text.split(",") if (name := part.strip().strip("\"'")))
+
+
+def _stages(value: Any) -> str:
+    return "None" if value == 1 else _text(value)
+
+
+def _option(flag: str, text: str | None) -> list[str]:
+    """Return a flag with its value, or nothing. A value that looks like a flag must hang on its own, for argparse."""
+    if text is None or text == "":
+        return []
+    return [f"{flag}={text}"] if re.match(r"-(?![0-9.])", text) else [flag, text]
+
+
+def _field(name: str, show: Callable[[Any], str] = _text) -> Row:
+    def row(launch: _Launch) -> Iterable[str]:
+        value = launch.told.args.get(name)
+        return [] if value is None else _option(FLAGS[name], show(value))
+
+    return row
+
+
+def _switch(name: str) -> Row:
+    return lambda launch: [FLAGS[name]] if launch.told.args.get(name) is True else []
+
+
+def _values(name: str) -> Row:
+    """Return a row whose values are an element each."""
+
+    def row(launch: _Launch) -> Iterable[str]:
+        value = launch.told.args.get(name)
+        return [FLAGS[name], *map(_text, value)] if isinstance(value, list) else _option(FLAGS[name], _maybe(value))
+
+    return row
+
+
+def _maybe(value: Any) -> str | None:
+    return None if value is None else _text(value)
+
+
+def _of(flag: str, find: Callable[[_Launch], Any]) -> Row:
+    def row(launch: _Launch) -> Iterable[str]:
+        value = find(launch)
+        return [] if value is None else _option(flag, _text(value))
+
+    return row
+
+
+def _image(launch: _Launch) -> str | None:
+    """Return the container image: a file that exists, else the installed one, else the address as written."""
+    image = str(launch.told.args.get("container_image", "")).strip()
+    if image.startswith(("/", ".")) and launch.exists(path := Path(image).expanduser()):
+        return str(path.absolute())
+    installed = image_path(install_root(launch.system), image)
+    return str(installed) if image and launch.exists(installed) else image
+
+
+def _mounts(launch: _Launch) -> str:
+    below = install_root(launch.system)
+    repos = [f"{repo_path(below, repo.url, repo.commit)}:{repo.mount_as}" for repo in launch.told.mounted]
+    return ",".join([*(text for mount in launch.run.container_mounts if (text := mount.strip())), *repos])
+
+
+def _exports(launch: _Launch) -> Iterable[str]:
+    """Set the job's variables in its own shell; the launcher's own option for them breaks at commas."""
+    for name in sorted(launch.run.env):
+        yield from ("-cb", f"export {name}={shell_word(launch.run.env[name], in_single_quotes=True)}")
+
+
+def _slurm_params(launch: _Launch) -> Iterable[str]:
+    """Join the parameters; a single one with a blank needs the separator, or the launcher would split at the blank."""
+    params = ";".join(launch.told.slurm_params)
+    return _option("--additional_slurm_params", params + ";" if " " in params and ";" not in params else params)
+
+
+def _overrides(launch: _Launch) -> Iterable[str]:
+    for key, value in launch.told.overrides.items():
+        yield f"{key}={value}" if value else key
+
+
+_LITERAL: tuple[Row, ...] = (_exports, _slurm_params, _overrides)
+_TABLE: tuple[Row, ...] = (
+    _of("-a", lambda launch: launch.system.account),
+    _of("-p", lambda launch: launch.system.default_partition),
+    _field("gpu_type"),
+    _field("log_dir"),
+    _of("-t", lambda launch: launch.run.time_limit and format_time_limit(launch.run.time_limit_s)),
+    _of("-i", _image),
+    _field("compute_dtype"),
+    _field("task"),
+    _credential("-hf", HF_TOKEN),
+    _field("nemo_home"),
+    _credential("-wdk", WANDB_API_KEY),
+    _field("wandb_project_name"),
+    _field("wandb_entity_name"),
+    _field("wandb_experiment_name"),
+    _field("wandb_save_dir"),
+    _field("max_retries"),
+    _switch("dryrun"),
+    _field("num_gpus"),
+    _of("-gn", lambda launch: launch.told.gpus_per_node),
+    _of("-cm", _mounts),
+    _exports,
+    _field("domain"),
+    _switch("use_recipes"),
+    _field("enable_vboost"),
+    _field("model_family_name"),
+    _field("model_recipe_name"),
+    _field("hidden_size"),
+    _field("num_layers"),
+    _field("pipeline_model_parallel_layout"),
+    _field("first_k_dense_replace"),
+    _switch("enable_nsys"),
+    _field("use_tokendrop"),
+    _field("use_megatron_fsdp"),
+    _field("nccl_ub"),
+    _field("cuda_graph_impl"),
+    _field("cuda_graph_scope", _names),
+    _field("tp"),
+    _field("pp"),
+    _field("cp"),
+    _field("vp", _stages),
+    _field("ep"),
+    _field("et"),
+    _field("mb"),
+    _field("gb"),
+    _field("seq_length"),
+    _field("moe_a2a_overlap"),
+    _field("max_steps"),
+    _field("recompute_num_layers"),
+    _field("activation_offload_layers"),
+    _field("recompute_modules", _names),
+    lambda launch: ["--detach", "false"],  # the log is read from a launcher that stays until the job has ended
+    _field("lr"),
+    _field("min_lr"),
+    _field("warmup_iters"),
+    _field("pretrained_checkpoint"),
+    _field("save_dir"),
+    _field("load_dir"),
+    _field("save_interval"),
+    _field("most_recent_k"),
+    _field("save_config_filepath"),
+    _field("data"),
+    _values("dataset_paths"),
+    _field("dataset_root"),
+    _field("index_mapping_dir"),
+    _field("dataset_name"),
+    _switch("packed_sequence"),
+    _switch("head_only"),
+    _field("tokenizer_type"),
+    _field("tokenizer_model"),
+    _field("vocab_size"),
+    _field("pytorch_profiler"),
+    _field("profiling_start_step"),
+    _field("profiling_stop_step"),
+    _field("record_memory_history"),
+    _switch("profiling_gpu_metrics"),
+    _field("profiling_ranks"),
+    _field("nsys_trace"),
+    _field("nsys_extra_args"),
+    _slurm_params,
+    _field("config_variant"),
+    _switch("list_config_variants"),
+    # what CloudAI does not know
+    _switch("offline"),
+    _field("packager"),
+    _field("optimizer_type"),
+    _field("moe_flex_dispatcher_backend"),
+    _switch("dump_env"),
+    _switch("deterministic"),
+    _field("lock_gpu_freq"),
+    _field("enable_pct_binding"),
+    _switch("export_nsys_sqlite"),
+    _field("distributed_timeout_minutes"),
+    _switch("retry_on_testing_failure"),
+    _field("c4_root"),
+    _values("c4_train_shards"),
+    _field("num_moe_experts"),
+    _field("peak_mem_clk"),
+    _field("preempt_time"),
+    _overrides,
+)

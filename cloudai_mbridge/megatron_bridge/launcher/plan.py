@@ -1,0 +1,228 @@
+"""Decide what Megatron-Bridge's own launcher is told about a point."""
+
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from cloudai_mbridge.errors import BadInput
+from cloudai_mbridge.megatron_bridge.pins import MOUNT, megatron_bridge_of
+from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
+from cloudai_mbridge.models.credentials import is_secret
+from cloudai_mbridge.models.host_paths import absolute, slurm_pattern_in
+from cloudai_mbridge.models.hostlist import expand_hostlist
+from cloudai_mbridge.models.load import LoadedTest
+from cloudai_mbridge.models.scenario import TestRun
+from cloudai_mbridge.models.system import SlurmSystem, System
+from cloudai_mbridge.models.test_definition import NEMO_RUN, GitRepo, MegatronBridgeTestDefinition
+
+HF_TOKEN, WANDB_API_KEY = "HF_TOKEN", "WANDB_API_KEY"  # the variables' names
+
+# Told even if the user left the default, unless it is empty. CloudAI leaves out gpu_type, which the launcher requires.
+_ALWAYS_TOLD = ("gpu_type", "num_gpus", "model_family_name", "model_recipe_name", "save_config_filepath")
+# Relative ones are meant from where the command was started; the launcher is started elsewhere
+_HOST_PATHS = ("log_dir", "nemo_home")
+# Arguments without a flag of their own that CloudAI drops; the training takes them as overrides.
+_AS_OVERRIDES = {
+    "fp8_recipe": "mixed_precision.fp8_recipe",
+    "num_distributed_optimizer_instances": "ddp.num_distributed_optimizer_instances",
+}
+# The second halves of compute_dtype's names, as Megatron-Core calls the recipes
+_FP8_RECIPES = {"cs": "tensorwise", "ds": "delayed", "mx": "mxfp8", "sc": "blockwise"}
+# CloudAI's own overrides, which the user's replace; the memory of upstream runs is read from TensorBoard
+_TENSORBOARD = {
+    "logger.tensorboard_dir": "/nemo_run/tb_logs",
+    "logger.log_timers_to_tensorboard": "true",
+    "logger.log_throughput_to_tensorboard": "true",
+    "logger.log_memory_to_tensorboard": "true",
+}
+
+
+@dataclass(frozen=True)
+class Repo:
+    """A repository pinned at a commit. mount_as: where containers see it; "" if they do not."""
+
+    url: str
+    commit: str
+    mount_as: str = ""
+
+
+@dataclass(frozen=True)
+class UpstreamPlan:
+    """What Megatron-Bridge's own launcher is told.
+
+    args: the cmd_args that become flags: set by the user or the sweep, or always told; no credentials, nothing empty.
+    credentials: variables of the launcher's environment whose features are switched on.
+    overrides: Hydra overrides, key -> value; a value of "" stands for the bare key.
+    slurm_params: options of sbatch, each "name=value" or a bare name.
+    mounted: repositories that containers see.
+    nemo_run: the repository whose environment the launcher runs in.
+    """
+
+    args: Mapping[str, Any]
+    overrides: Mapping[str, str]
+    gpus_per_node: int | None
+    slurm_params: tuple[str, ...]
+    megatron_bridge: Repo
+    mounted: tuple[Repo, ...]
+    nemo_run: Repo
+    credentials: tuple[str, ...] = ()
+
+
+class LauncherRun(Protocol):
+    """What a launcher's command line and script need of a run."""
+
+    @property
+    def key(self) -> str: ...
+    @property
+    def test_id(self) -> str: ...
+    @property
+    def env(self) -> Mapping[str, str]: ...
+    @property
+    def time_limit(self) -> str | None: ...
+    @property
+    def time_limit_s(self) -> float | None: ...
+    @property
+    def container_mounts(self) -> tuple[str, ...]: ...
+    @property
+    def upstream(self) -> UpstreamPlan | None: ...
+
+
+def is_upstream(args: ResolvedCmdArgs) -> bool:
+    """Return whether Megatron-Bridge's own launcher runs the point."""
+    return args.launcher is Launcher.MEGATRON_BRIDGE
+
+
+def may_be_upstream(definition: MegatronBridgeTestDefinition) -> bool:
+    """Return whether any point of the test is the upstream launcher's."""
+    launcher = definition.cmd_args.launcher  # type: ignore[attr-defined]
+    return Launcher.MEGATRON_BRIDGE in (launcher if isinstance(launcher, list) else [launcher])
+
+
+def refuse_upstream(test: LoadedTest, system: System) -> Iterator[str]:
+    """Yield a line for everything that the upstream launcher needs and the files do not say."""
+    where, args = f"test {test.run.id!r}", test.definition.cmd_args
+    if not isinstance(system, SlurmSystem):
+        yield (
+            f"{where}: cmd_args.launcher = 'megatron_bridge' submits Slurm jobs; use a Slurm system,"
+            " or set launcher = 'embedded' to train on this machine"
+        )
+        return
+    if not system.install_path:
+        yield f"system {system.name!r}: install_path is missing; name the directory of `mbridge install`"
+    for name in ("model_family_name", "model_recipe_name"):
+        if not getattr(args, name):
+            yield f"{where}: cmd_args.{name} is missing; the upstream launcher needs it"
+    log_dirs = getattr(args, "log_dir")  # noqa: B009 - a field that is made at run time
+    for log_dir in log_dirs if isinstance(log_dirs, list) else [log_dirs]:
+        if found := slurm_pattern_in(absolute(log_dir).replace(r"\$", "")):
+            yield f"{where}: cmd_args.log_dir: Slurm reads {found!r} in it as a pattern of its own; choose another path"
+    for name in ("nsys_trace", "nsys_extra_args"):
+        if isinstance(getattr(args, name), list) and f"cmd_args.{name}" in test.definition.dse_excluded_args:
+            yield f"{where}: cmd_args.{name} cannot be a list; give one string with commas"
+    if megatron_bridge_of(test.definition) is None:
+        yield (
+            f"{where}: git_repos: Megatron-Bridge is missing; pin it with [[git_repos]], url and commit"
+            f" (a url that contains 'Megatron-Bridge', or mount_as = {MOUNT!r})"
+        )
+
+
+def plan_upstream(test: LoadedTest, args: ResolvedCmdArgs, system: System) -> UpstreamPlan:
+    """Decide about one point of a test that `refuse_upstream` has nothing against.
+
+    Raises:
+        BadInput: a Slurm option that the launcher cannot pass on.
+    """
+    definition = test.definition
+    repo = megatron_bridge_of(definition)
+    assert repo is not None
+    assert isinstance(system, SlurmSystem)
+    gpus_per_node = args.gpus_per_node or system.gpus_per_node
+    return UpstreamPlan(
+        args=launcher_args(args, test.run),
+        credentials=_credentials(args),
+        overrides=_TENSORBOARD | _overrides(args) | dict(definition.extra_cmd_args),
+        gpus_per_node=gpus_per_node,
+        slurm_params=_slurm_params(system, gpus_per_node, test.run),
+        megatron_bridge=_repo(repo),
+        mounted=tuple(_repo(repo) for repo in definition.git_repos if repo.mount_as),
+        nemo_run=_repo(definition.nemo_run_repo or NEMO_RUN),
+    )
+
+
+def is_passed(name: str, args: ResolvedCmdArgs, run: TestRun) -> bool:
+    """Return whether the launcher is told an argument.
+
+    CloudAI tells what was set, by the user or the sweep. Of a test that a scenario refers to by name it tells the
+    defaults, too: it writes the definition out and reads it back, and everything counts as set then.
+    """
+    return name in args.model_fields_set or name in _ALWAYS_TOLD or run.test_name is not None
+
+
+def launcher_args(args: ResolvedCmdArgs, run: TestRun) -> dict[str, Any]:
+    """Return the arguments that become flags; never an empty one."""
+    values = {name: value for name, value in args.model_dump(mode="json").items() if is_passed(name, args, run)}
+    if "moe_a2a_overlap" in values:
+        values["moe_a2a_overlap"] = bool(args.moe_a2a_overlap)  # as CloudAI tells it
+    if values.get("cuda_graph_impl") == "full_iteration":  # which no launcher's parser takes
+        values |= {"cuda_graph_impl": "local", "cuda_graph_scope": "full_iteration"}
+    return {
+        name: absolute(value) if name in _HOST_PATHS else value
+        for name, value in values.items()
+        if value is not None and value not in ("", []) and not is_secret(name)
+    }
+
+
+def graph_note(args: ResolvedCmdArgs) -> str | None:
+    """Return what is lost of CUDA graph arguments that contradict each other."""
+    scope = args.cuda_graph_scope
+    if args.cuda_graph_impl != "full_iteration" or not scope or "full_iteration" in str(scope).lower():
+        return None
+    return f"cuda_graph_scope = {scope!r} has no effect: cuda_graph_impl = 'full_iteration' captures everything"
+
+
+def _credentials(args: ResolvedCmdArgs) -> tuple[str, ...]:
+    """Return the variables of the credentials that switch something on. A run without a token is not submitted."""
+    named = {HF_TOKEN: not args.offline, WANDB_API_KEY: bool((args.wandb_key or "").strip())}
+    return tuple(variable for variable, is_wanted in named.items() if is_wanted)
+
+
+def _overrides(args: ResolvedCmdArgs) -> dict[str, str]:
+    values = {key: getattr(args, name) for name, key in _AS_OVERRIDES.items()}
+    texts = {key: str(value) for key, value in values.items() if value not in (None, "")}
+    return {key: _FP8_RECIPES.get(text.removeprefix("fp8_"), text) for key, text in texts.items()}
+
+
+def _repo(repo: GitRepo) -> Repo:
+    return Repo(repo.url, repo.commit, repo.mount_as or "")
+
+
+def _slurm_params(system: SlurmSystem, gpus_per_node: int | None, run: TestRun) -> tuple[str, ...]:
+    """Return sbatch options as the launcher reads them; excluded nodes are not among those that are named."""
+    nodes = sorted(name for text in run.nodes for name in expand_hostlist(text))
+    named: Mapping[str, str] = {"nodelist": ",".join(nodes)} if nodes else {"exclude": ",".join(run.exclude_nodes)}
+    params = [f"{name}={value}" for name, value in named.items() if value]
+    if system.asks_for_gpus:
+        params = [f"gpus-per-node={gpus_per_node}", f"gres=gpu:{gpus_per_node}", *params]
+    params += _from_srun_args(f"system {system.name!r}", system.extra_srun_args)
+    params += _from_srun_args(f"test {run.id!r}", run.extra_srun_args)
+    for param in params:
+        if ";" in param:
+            raise BadInput(f"test {run.id!r}: {param!r} cannot reach the upstream launcher, which splits at ';'")
+        if "\\" in param:
+            raise BadInput(f"test {run.id!r}: {param!r} cannot reach Slurm: sbatch drops the backslash; remove it")
+    return tuple(params)
+
+
+def _from_srun_args(where: str, text: str | None) -> Iterator[str]:
+    """Turn `--k v`, `--k=v` and bare `--k` into k=v and k."""
+    words = shlex.split(text or "")
+    while words:
+        word = words.pop(0)
+        if not word.startswith("--"):
+            raise BadInput(
+                f"{where}: extra_srun_args: {word!r} cannot reach the upstream launcher;"
+                " write long options, --name=value"
+            )
+        has_value = "=" not in word and words and not words[0].startswith("--")
+        yield word[2:] + (f"={words.pop(0)}" if has_value else "")

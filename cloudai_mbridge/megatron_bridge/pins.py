@@ -1,0 +1,44 @@
+"""The Megatron-Bridge that a test pins, and where `mbridge install` puts it. Pure naming."""
+
+import re
+from pathlib import Path
+
+from cloudai_mbridge.files.names import slug
+from cloudai_mbridge.models.system import System
+from cloudai_mbridge.models.test_definition import GitRepo, MegatronBridgeTestDefinition
+
+MOUNT = "/opt/Megatron-Bridge"
+
+
+def install_root(system: System) -> Path:
+    """Return the absolute directory of what `mbridge install` installs."""
+    return Path(system.install_path or "").expanduser().absolute()
+
+
+def megatron_bridge_of(definition: MegatronBridgeTestDefinition) -> GitRepo | None:
+    """Return the first repository that is Megatron-Bridge's by its URL or its mount."""
+    for repo in definition.git_repos:
+        if "Megatron-Bridge" in repo.url or (repo.mount_as or "").rstrip("/") == MOUNT:
+            return repo
+    return None
+
+
+def repo_path(install_path: Path, url: str, commit: str) -> Path:
+    """Return where `mbridge install` clones a repository at a commit."""
+    return install_path / pinned_name(url, commit)
+
+
+def pinned_name(url: str, commit: str) -> str:
+    """Return the name of a repository at a commit: one safe path component, whatever the URL."""
+    name = re.split(r"[/:]", url.rstrip("/"))[-1].removesuffix(".git")
+    return f"{slug(name)}__{slug(commit)}"
+
+
+def venv_path(install_path: Path, url: str, commit: str) -> Path:
+    """Return the Python environment into which a repository at a commit is installed."""
+    return install_path / f"{pinned_name(url, commit)}-venv"
+
+
+def image_path(install_path: Path, image: str) -> Path:
+    """Return the squashed file of a container image."""
+    return install_path / f"{slug(image)}.sqsh"

@@ -1,0 +1,109 @@
+"""Find the preset of a point among those of a release: from the installed clone, else from the shipped data."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.resources import files
+from pathlib import Path
+
+from cloudai_mbridge.megatron_bridge.presets.rows import Row, Source, chosen_variant, from_text
+from cloudai_mbridge.megatron_bridge.release import Release, known_releases
+
+# 0.6 and later: labels of earlier releases that name the preset without a variant; v3 only before 0.6.
+_OLD_LABELS = ("v1", "v2")
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a preset is chosen by, as the launcher's options say it; variant "" is none."""
+
+    family: str
+    recipe: str
+    task: str
+    gpu: str
+    compute_dtype: str
+    variant: str
+
+
+@dataclass(frozen=True)
+class Catalog:
+    """The presets of a release.
+
+    by_variant: by family ("" where it does not matter), recipe, task, GPU and number format: each variant's rows.
+    """
+
+    source: Source
+    by_variant: Mapping[tuple[str, ...], Mapping[str, tuple[Row, ...]]]
+
+    def find(self, request: Request, num_gpus: int) -> Row | None:
+        """Return the row that the launcher takes."""
+        rows = self._of(request)
+        if self.source.is_flat:
+            exact = (row for row in rows if row.num_gpus == num_gpus)
+            default = (row for row in rows if row.is_default and self.source.scales)
+            return next(exact, None) or next(default, None)
+        return rows[0] if rows else None
+
+    def missing(self, request: Request, num_gpus: int) -> str:
+        """Explain why no preset matches."""
+        if sizes := self._of(request):
+            known = ", ".join(str(row.num_gpus) for row in sizes)
+            return f"no preset of {request.recipe} for num_gpus = {num_gpus}; presets exist for num_gpus {known}"
+        rows = [row for row in self.source.rows if row.recipe == request.recipe]
+        if not rows:
+            return f"no preset for the recipe {request.recipe!r}"
+        names = ("task", "gpu", "compute_dtype")
+        for name in names if self.source.is_flat else ("family", *names):
+            wanted = getattr(request, name)
+            if not (kept := [row for row in rows if getattr(row, name) == wanted]):
+                known = ", ".join(sorted({getattr(row, name) for row in rows}))
+                return f"no preset of {request.recipe} with {name} = {wanted!r}; presets exist for {name} {known}"
+            rows = kept
+        variants = ", ".join(sorted({row.variant or "(none)" for row in rows}))
+        wanted = f"no preset of {request.recipe} with config_variant = {request.variant!r}"
+        return f"{wanted}; presets exist for config_variant {variants}"
+
+    def _of(self, request: Request) -> tuple[Row, ...]:
+        family = "" if self.source.is_flat else request.family
+        variants = self.by_variant.get((family, request.recipe, request.task, request.gpu, request.compute_dtype), {})
+        if self.source.is_flat:
+            labels = _OLD_LABELS if self.source.scales else (*_OLD_LABELS, "v3")
+            return variants.get("" if request.variant in labels else request.variant, ())
+        variant = chosen_variant(variants, request.variant or self.source.default_variant)
+        return () if variant is None else variants[variant]
+
+
+def catalog(release: Release, recipe: str = "") -> Catalog | None:
+    """Return the presets of a release, of one recipe or of all, or None where they are not known."""
+    installed = _installed(release.clone, recipe) if release.clone else None
+    return installed or _shipped(release.version)
+
+
+@lru_cache(maxsize=256)
+def _installed(clone: Path, recipe: str) -> Catalog | None:
+    from cloudai_mbridge.megatron_bridge.presets.reader import read_source  # only where there is a clone to read
+
+    try:
+        source = read_source(clone, re.escape(recipe)) if recipe else read_source(clone)
+    except OSError:  # such as a directory that may not be read
+        return None
+    return None if source is None else _indexed(source)
+
+
+@lru_cache(maxsize=32)
+def _shipped(version: str) -> Catalog | None:
+    known = next((one for one in known_releases() if one["version"] == version), None)
+    if known is None:
+        return None
+    name = f"{known.get('presets', version)}.csv"
+    file = files("cloudai_mbridge.megatron_bridge") / "data" / "presets" / name
+    return _indexed(from_text(file.read_text(encoding="utf-8")))
+
+
+def _indexed(source: Source) -> Catalog:
+    groups: dict[tuple[str, ...], dict[str, tuple[Row, ...]]] = {}
+    for row in source.rows:
+        variants = groups.setdefault((row.family, row.recipe, row.task, row.gpu, row.compute_dtype), {})
+        variants[row.variant] = (*variants.get(row.variant, ()), row)
+    return Catalog(source, groups)

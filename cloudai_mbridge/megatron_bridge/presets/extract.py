@@ -1,0 +1,48 @@
+"""Write the presets of clones of Megatron-Bridge as data files: what `data/presets` ships.
+
+    python -m cloudai_mbridge.megatron_bridge.presets.extract DIRECTORY VERSION=CLONE...
+
+The clones are read, not run. Each gives DIRECTORY/<version>.csv. The version is named because that in a clone's
+package_info.py is not always its tag's: v0.6.0 says 0.6.1.
+"""
+
+import sys
+from pathlib import Path
+
+from cloudai_mbridge.errors import BadInput
+from cloudai_mbridge.megatron_bridge.presets.fields import FIELDS
+from cloudai_mbridge.megatron_bridge.presets.reader import read_source
+from cloudai_mbridge.megatron_bridge.presets.rows import as_text
+
+
+def extract(version: str, clone: Path, directory: Path) -> Path:
+    """Write the presets of one clone and return the file.
+
+    Raises:
+        BadInput: the directory is not a clone of Megatron-Bridge with presets.
+    """
+    source = read_source(clone)
+    if source is None:
+        raise BadInput(f"{clone}: not a clone of Megatron-Bridge with performance presets")
+    path = directory / f"{version}.csv"
+    path.write_text(as_text(source, tuple(FIELDS)), encoding="utf-8")
+    return path
+
+
+def main(arguments: list[str]) -> int:
+    """Extract every clone that is named."""
+    if len(arguments) < 2:
+        print(__doc__, file=sys.stderr)
+        return 2
+    for argument in arguments[1:]:
+        version, _, clone = argument.partition("=")
+        try:
+            print(extract(version, Path(clone), Path(arguments[0])))
+        except BadInput as error:
+            print(error, file=sys.stderr)
+            return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

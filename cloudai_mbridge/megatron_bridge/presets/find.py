@@ -1,0 +1,163 @@
+"""What Megatron-Bridge's launcher uses where a point says nothing: its performance presets."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+from cloudai_mbridge.megatron_bridge.presets.catalog import Request, catalog
+from cloudai_mbridge.megatron_bridge.presets.resolve import (
+    Rules,
+    effective,
+    join,
+    rederive_layout,
+    rules_for,
+    scaled_batch,
+)
+from cloudai_mbridge.megatron_bridge.presets.rows import Row
+from cloudai_mbridge.megatron_bridge.release import Release
+from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
+
+# The arguments of which the launcher fills in what the user leaves out.
+UPSTREAM_DECIDES = (
+    "tp", "pp", "cp", "vp", "ep", "et", "mb", "gb", "seq_length",
+    "use_megatron_fsdp", "nccl_ub", "cuda_graph_impl", "cuda_graph_scope", "moe_a2a_overlap",
+    "recompute_num_layers", "recompute_modules", "activation_offload_layers", "pipeline_model_parallel_layout",
+)  # fmt: skip
+# Values that leave an argument to the launcher
+UNSET: tuple[Any, ...] = (None, "", [])
+_LISTS = ("cuda_graph_scope", "recompute_modules")
+
+
+@dataclass(frozen=True)
+class Preset:
+    """The launcher's defaults for one recipe, GPU, number format, task and variant.
+
+    name: recipe, task, GPU, number format and variant, as upstream writes them.
+    num_gpus: the job's size that it was made for.
+    values: by our argument names (`UPSTREAM_DECIDES`, and recompute_granularity, recompute_method,
+        moe_flex_dispatcher_backend and sequence_parallel); what is absent here is not known. None means that upstream
+        leaves it unset.
+    """
+
+    release: Release
+    name: str
+    num_gpus: int
+    values: Mapping[str, Any]
+    row: Row = field(repr=False)
+    rules: Rules = field(repr=False)
+    layouts: Mapping[tuple[int, int], str | None] = field(repr=False, default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A point's arguments as the launcher trains them.
+
+    args: its `model_fields_set` is the point's own: what the user said.
+    from_preset: the arguments whose value in `args` is upstream's.
+    unknown: the arguments that upstream decides, that the user does not say, and that are not known.
+    preset: where the values come from; None where no preset is known.
+    """
+
+    args: ResolvedCmdArgs
+    preset: Preset | None = None
+    from_preset: frozenset[str] = frozenset()
+    unknown: frozenset[str] = frozenset(UPSTREAM_DECIDES)
+
+
+def find_preset(args: ResolvedCmdArgs, release: Release | None) -> Preset | None:
+    """Return the preset that the launcher takes for these arguments, or None where it is not known."""
+    if release is None or args.use_recipes or args.launcher is not Launcher.MEGATRON_BRIDGE:
+        return None
+    return _preset(release, _request(args), args.num_gpus)
+
+
+def why_no_preset(args: ResolvedCmdArgs, release: Release | None) -> str:
+    """Say in a few words why `find_preset` returns None."""
+    if args.launcher is not Launcher.MEGATRON_BRIDGE:
+        return "the embedded loop takes no presets"
+    if release is None:
+        return "the pinned commit is of no known release of Megatron-Bridge"
+    if args.use_recipes:
+        return "use_recipes = true takes a library recipe instead of a performance preset"
+    request = _request(args)
+    known = catalog(release, request.recipe)
+    if known is None:
+        return f"no presets of Megatron-Bridge {release.version} are known"
+    return f"Megatron-Bridge {release.version} has {known.missing(request, args.num_gpus)}"
+
+
+def said(args: ResolvedCmdArgs) -> dict[str, Any]:
+    """Return what a point says itself of `UPSTREAM_DECIDES`, lists as lists."""
+    return as_said({name: getattr(args, name) for name in UPSTREAM_DECIDES if name in args.model_fields_set})
+
+
+def as_said(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what is said of arguments: lists as lists, and nothing that is unset."""
+    return {name: _list(value) if name in _LISTS else value for name, value in values.items() if value not in UNSET}
+
+
+def with_preset(args: ResolvedCmdArgs, preset: Preset | None) -> Resolved:
+    """Return the arguments as the launcher resolves them: what the point says, else the preset, batch scaled."""
+    told = said(args)
+    if preset is None:
+        return Resolved(args, None, frozenset(), frozenset(UPSTREAM_DECIDES) - told.keys())
+    result = resolve_sizes(told, args.num_gpus, preset)
+    known = {name: result[name] for name in UPSTREAM_DECIDES if name in result}
+    theirs = {name: value for name, value in known.items() if name not in told or value != told[name]}
+    resolved = args.model_copy()
+    resolved.__dict__.update(theirs)  # not the `update` of pydantic, which would count them as said
+    return Resolved(resolved, preset, frozenset(theirs), frozenset(UPSTREAM_DECIDES) - known.keys())
+
+
+def resolve_sizes(told: Mapping[str, Any], num_gpus: int, preset: Preset) -> dict[str, Any]:
+    """Return the sizes as the launcher resolves them; what is not in the result is not known.
+
+    told: what the point says of `UPSTREAM_DECIDES`, as `said` returns it.
+    """
+    result = join(preset.row, preset.values, told, preset.rules)
+    if preset.layouts:
+        rederive_layout(result, told, preset.layouts, preset.row.recipe)
+    if "gb" not in told:
+        batch = scaled_batch(preset.row, result, num_gpus, preset.rules)
+        if batch is None:
+            result.pop("gb", None)
+        else:
+            result["gb"] = batch
+    return result
+
+
+def _request(args: ResolvedCmdArgs) -> Request:
+    return Request(
+        args.model_family_name.lower(),
+        args.model_recipe_name.lower(),
+        args.task,
+        args.gpu_type,
+        args.compute_dtype,
+        (args.config_variant or "").lower(),
+    )
+
+
+@lru_cache(maxsize=4096)
+def _preset(release: Release, request: Request, num_gpus: int) -> Preset | None:
+    known = catalog(release, request.recipe)
+    row = known.find(request, num_gpus) if known else None
+    if known is None or row is None:
+        return None
+    parts = (row.recipe, row.task, row.gpu, row.compute_dtype, row.variant)
+    return Preset(
+        release,
+        " ".join(part for part in parts if part),
+        row.num_gpus,
+        effective(row.values),
+        row,
+        rules_for(release.key, known.source.is_flat and known.source.scales),
+        known.source.layouts.get(row.recipe, {}),
+    )
+
+
+def _list(value: str | list[str]) -> list[str]:
+    """Read "[a, 'B']", "a,b" or a list of such."""
+    texts = value if isinstance(value, list) else [value]
+    parts = [part for text in texts for part in text.strip().strip("\"'[]").split(",")]
+    return [item for part in parts if (item := part.strip().strip("\"'"))]

@@ -1,0 +1,203 @@
+"""Read the presets of a clone of Megatron-Bridge from its source, without running it.
+
+Two layouts are known. Up to 0.5, `scripts/performance/configs/<family>` holds sizes (`WorkloadBaseConfig`) and builders
+that apply them, and a preset is found by family, recipe, task, GPU, number format and variant. From 0.6 on, each preset
+is a function of `megatron.bridge.perf_recipes` whose name says recipe, task, job size, GPU, number format and variant.
+Commits between them have both: they take the function of exactly the job's size.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from cloudai_mbridge.megatron_bridge.launcher.argument_parser import read_options
+from cloudai_mbridge.megatron_bridge.presets.configured import configured, evaluator, layout_text
+from cloudai_mbridge.megatron_bridge.presets.rows import Row, Source, chosen_variant
+from cloudai_mbridge.megatron_bridge.presets.static import UNKNOWN, Evaluator, Instance, Unsupported
+from cloudai_mbridge.megatron_bridge.presets.static.values import Function, Module, Raised
+
+_SCRIPTS = Path("scripts/performance")
+_FLAT_ROOT = Path("src/megatron/bridge/perf_recipes")
+_FLAT_PACKAGE = "megatron.bridge.perf_recipes"
+
+
+def read_source(clone: Path, recipe: str = r"\w+") -> Source | None:
+    """Return the presets of a clone, or None where it has neither layout.
+
+    recipe: a pattern; only the recipes that match are read, which is faster.
+    """
+    ev = evaluator(clone)
+    options = read_options(clone / _SCRIPTS / "argument_parser.py")
+    dtypes = options["compute_dtype"].choices if "compute_dtype" in options else ()
+    variant = (options["config_variant"].default if "config_variant" in options else None) or ""
+    has_sizes, is_flat = (clone / _SCRIPTS / "configs").is_dir(), (clone / _FLAT_ROOT).is_dir()
+    if is_flat:
+        rows = _flat_rows(ev, clone, dtypes, recipe)
+    elif has_sizes:
+        rows = _workload_rows(ev, clone, dtypes, (recipe, variant))
+    else:
+        return None
+    return Source(is_flat, not (is_flat and has_sizes), variant, tuple(rows), _layouts(ev, recipe))
+
+
+# up to 0.5
+
+
+def _workload_rows(
+    ev: Evaluator, clone: Path, dtypes: Iterable[str], recipe_and_variant: tuple[str, str]
+) -> Iterator[Row]:
+    recipe, default = recipe_and_variant
+    for directory in sorted((clone / _SCRIPTS / "configs").iterdir()):
+        module = ev.module(f"configs.{directory.name}") if directory.is_dir() else None
+        if not isinstance(module, Module):
+            continue
+        for name in sorted(module.scope.names):
+            if match := re.fullmatch(rf"({recipe})_(pretrain|sft|lora|peft)_config_([a-z0-9]+)", name):
+                for dtype in dtypes:
+                    yield from _of_builder(ev, module, match, dtype, default)
+
+
+def _of_builder(ev: Evaluator, module: Module, match: re.Match[str], dtype: str, default: str) -> Iterator[Row]:
+    """Yield a builder's presets of one number format: each variant, and the default one if it builds another."""
+    family = module.dotted.rpartition(".")[2]
+    prefix = f"{match[1]}_{match[2]}_config_{match[3]}_{dtype}".upper()
+    sizes = {
+        name[len(prefix) :].removeprefix("_").lower(): base
+        for name in sorted(module.scope.names)
+        if (name == prefix or name.startswith(f"{prefix}_"))
+        and isinstance(base := _attribute(ev, module, name), Instance)
+    }
+    rows: dict[str, Row] = {}
+    for variant in [*sizes, *({default} - set(sizes))]:
+        found = chosen_variant(sizes, variant)
+        row = None if found is None else _workload_row(ev, module, match, (dtype, variant or default), sizes[found])
+        if row is not None and (found == variant or not _same_preset(row, rows.get(str(found)))):
+            rows[variant] = row
+    for variant, row in rows.items():
+        yield replace(row, family=family, variant=variant)
+
+
+def _same_preset(one: Row, other: Row | None) -> bool:
+    return other is not None and replace(one, variant="") == replace(other, variant="")
+
+
+def _workload_row(
+    ev: Evaluator, module: Module, match: re.Match[str], dtype_and_variant: tuple[str, str], base: Instance
+) -> Row | None:
+    dtype, variant = dtype_and_variant
+    config = _called(ev, module, match[0], precision=dtype, config_variant=variant)
+    num_gpus, base_gb = (_attribute(ev, base, name) for name in ("num_gpus", "global_batch_size"))
+    if config is None or not isinstance(num_gpus, int):
+        return None
+    values = configured(ev, config)
+    scaled = base_gb if isinstance(base_gb, int) and base_gb != values.get("gb") else None
+    return Row("", match[1], match[2], match[3], dtype, "", num_gpus, True, values, scaled)
+
+
+# from 0.6 on
+
+
+def _flat_rows(ev: Evaluator, clone: Path, dtypes: Iterable[str], recipe: str) -> Iterator[Row]:
+    packages = sorted(path.name for path in (clone / _FLAT_ROOT).iterdir() if (path / "__init__.py").is_file())
+    modules = [ev.module(f"{_FLAT_PACKAGE}.{name}") for name in packages if not name.startswith("_")]
+    names = {name: module for module in reversed(modules) for name in _names(module)}
+    by_short = {dtype.replace("_", ""): dtype for dtype in dtypes}
+    formats = "|".join(by_short)
+    pattern = re.compile(
+        rf"({recipe})_(pretrain|sft|peft|lora)_(\d+)gpu_([a-z0-9]+)_({formats})(?:_([a-z0-9_]+))?_config"
+    )
+    rows = []
+    for name, module in sorted(names.items()):
+        match = pattern.fullmatch(name)
+        config = _called(ev, module, name) if match else None
+        if match and config is not None:
+            name_of_recipe, task, num_gpus, gpu, dtype, variant = match.groups()
+            key = (name_of_recipe, task, gpu, by_short[dtype], variant or "")
+            rows.append(Row("", *key, int(num_gpus), _is_defined(ev, module, name), configured(ev, config)))
+    yield from _with_default(rows, _default_sizes(ev))
+
+
+def _is_defined(ev: Evaluator, module: Any, name: str) -> bool:
+    """Whether a preset has a function of its own: those that are other names of one are taken for their size only."""
+    function = _attribute(ev, module, name)
+    return isinstance(function, Function) and getattr(function.node, "name", "") == name
+
+
+def _names(module: Any) -> list[str]:
+    return list(module.scope.names) if isinstance(module, Module) else []
+
+
+def _with_default(rows: list[Row], sizes: Mapping[tuple[Any, ...], Any]) -> Iterator[Row]:
+    """Mark the row of each preset that is taken for other job sizes: the largest, unless another is listed."""
+    groups: dict[tuple[str, ...], list[Row]] = {}
+    for row in rows:
+        groups.setdefault((row.recipe, row.task, row.gpu, row.compute_dtype, row.variant), []).append(row)
+    for (recipe, task, gpu, dtype, variant), group in groups.items():
+        listed = sizes.get((recipe, task, gpu, dtype.replace("_", ""), variant or None))
+        default = max((row.num_gpus for row in group if row.is_default), default=0) if listed is None else listed
+        for row in sorted(group, key=lambda row: row.num_gpus):
+            yield replace(row, is_default=row.is_default and row.num_gpus == default)
+
+
+def _default_sizes(ev: Evaluator) -> Mapping[tuple[Any, ...], Any]:
+    sizes = _attribute(ev, ev.module("utils.utils"), "_DEFAULT_GPU_COUNT_OVERRIDES")
+    return sizes if isinstance(sizes, dict) else {}
+
+
+# both
+
+
+def _layouts(ev: Evaluator, wanted: str) -> dict[str, dict[tuple[int, int], str | None]]:
+    """Return the layouts that the launcher derives where the user says pp or vp: of two recipes."""
+    found: dict[str, dict[tuple[int, int], str | None]] = {}
+    for recipe, derive in (("deepseek_v3", _deepseek_layout), ("kimi_k2", _kimi_layout)):
+        for pp, vp in product(_SIZES, _SIZES) if re.fullmatch(wanted, recipe) else ():
+            if (layout := derive(ev, pp, vp)) is not UNKNOWN:
+                found.setdefault(recipe, {})[pp, vp] = layout
+    return found
+
+
+_SIZES = (*range(1, 17), 32, 64)
+
+
+def _deepseek_layout(ev: Evaluator, pp: int, vp: int) -> Any:
+    function = _attribute(
+        ev, ev.module("megatron.bridge.recipes.deepseek.deepseek_v3"), "set_deepseek_v3_pipeline_model_parallel_layout"
+    )
+    sizes = {"pipeline_model_parallel_size": pp, "virtual_pipeline_model_parallel_size": vp, "mtp_num_layers": 1}
+    model = Instance(None, {**sizes, "pipeline_model_parallel_layout": UNKNOWN}, is_open=False)
+    _guarded(ev, function, [model], {})
+    return _text(model.attributes.get("pipeline_model_parallel_layout", UNKNOWN))
+
+
+def _kimi_layout(ev: Evaluator, pp: int, vp: int) -> Any:
+    function = _attribute(ev, ev.module("megatron.bridge.recipes.kimi.kimi_k2"), "_get_kimi_k2_pipeline_layout")
+    return _text(_guarded(ev, function, [pp, vp], {}))
+
+
+def _text(layout: Any) -> Any:
+    return layout_text(layout) if isinstance(layout, list) else layout
+
+
+def _called(ev: Evaluator, module: Any, name: str, **keywords: Any) -> Instance | None:
+    """Return the configuration that a builder returns, or None where it raises."""
+    config = _guarded(ev, _attribute(ev, module, name), [], keywords)
+    return config if isinstance(config, Instance) else None
+
+
+def _guarded(ev: Evaluator, function: Any, arguments: list[Any], keywords: dict[str, Any]) -> Any:
+    ev.start()
+    try:
+        return ev.call(function, arguments, keywords)
+    except (Raised, Unsupported, RecursionError):
+        return UNKNOWN
+
+
+def _attribute(ev: Evaluator, value: Any, name: str) -> Any:
+    try:
+        return ev.attribute(value, name)
+    except (Raised, Unsupported):
+        return UNKNOWN

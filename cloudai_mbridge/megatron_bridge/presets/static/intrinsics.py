@@ -1,0 +1,292 @@
+"""What the evaluator knows of Python itself: built-in functions, methods of lists, dicts and strings."""
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from cloudai_mbridge.megatron_bridge.presets.static.expressions import is_iterable, items_of, truth
+from cloudai_mbridge.megatron_bridge.presets.static.values import (
+    UNKNOWN,
+    Class,
+    External,
+    Instance,
+    Intrinsic,
+    Raised,
+    Unsupported,
+    has_unknown,
+)
+
+if TYPE_CHECKING:
+    from cloudai_mbridge.megatron_bridge.presets.static.evaluate import Evaluator
+
+# Libraries that change nothing of what they are given.
+HARMLESS = ("logging", "warnings", "os", "typing", "print", "math", "json", "pathlib", "re")
+_MISSING = object()
+
+
+@dataclass(frozen=True)
+class Field:
+    """What dataclasses.field returns."""
+
+    default: Any = UNKNOWN
+    factory: Any = None
+
+
+def method(ev: "Evaluator", value: Any, name: str) -> Any:
+    """Return a method of a list, dict or string as a function; `UNKNOWN` where it is not known here."""
+    if isinstance(value, str | list | dict | tuple | set):
+        if name in _MUTATING.get(type(value), ()):
+            return Intrinsic(_mutation(value, name))
+        if name in _PURE.get(type(value), ()):
+            return Intrinsic(_pure(value, name))
+    return UNKNOWN
+
+
+_PURE: dict[type, tuple[str, ...]] = {
+    str: (
+        "lower", "upper", "strip", "lstrip", "rstrip", "split", "rsplit", "join", "replace", "startswith", "endswith",
+        "removeprefix", "removesuffix", "count", "isdigit",
+    ),
+    list: ("count", "index", "copy"),
+    tuple: ("count", "index"),
+    dict: ("get", "keys", "values", "items", "copy"),
+    set: ("union", "intersection", "difference", "copy"),
+}  # fmt: skip
+_MUTATING: dict[type, tuple[str, ...]] = {
+    list: ("append", "extend", "insert", "pop", "remove", "clear", "sort", "reverse"),
+    dict: ("update", "pop", "setdefault", "clear"),
+    set: ("add", "update", "discard", "remove"),
+}
+
+
+def _pure(value: Any, name: str) -> Callable[..., Any]:
+    def call(ev: "Evaluator", *arguments: Any, **keywords: Any) -> Any:
+        if has_unknown(list(arguments)) and not (name == "get" and not has_unknown(arguments[0])):
+            return UNKNOWN
+        return ev.seen(_native(getattr(value, name), *arguments, **keywords))
+
+    return call
+
+
+def _mutation(value: Any, name: str) -> Callable[..., Any]:
+    def call(ev: "Evaluator", *arguments: Any, **keywords: Any) -> Any:
+        unknown_key = isinstance(value, dict | set) and name != "update" and has_unknown(list(arguments[:1]))
+        unclear = name in ("update", "extend") and not all(is_iterable(argument) for argument in arguments)
+        if ev.doubt or unknown_key or unclear:
+            ev.may_have_changed(value)
+            return UNKNOWN
+        return _native(getattr(value, name), *arguments, **keywords)
+
+    return call
+
+
+def _native(function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
+    try:
+        return function(*arguments, **keywords)
+    except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
+        raise Raised(type(error).__name__) from error
+
+
+def _of_known(function: Callable[..., Any]) -> Intrinsic:
+    """Return a built-in that needs known arguments."""
+
+    def call(ev: "Evaluator", *arguments: Any, **keywords: Any) -> Any:
+        plain = all(isinstance(one, _PLAIN) or one is None for one in arguments)
+        if not plain or has_unknown(list(arguments)) or has_unknown(keywords):
+            return UNKNOWN
+        return _native(function, *arguments, **keywords)
+
+    return Intrinsic(call)
+
+
+_PLAIN = (bool, int, float, str, list, dict, tuple, set, range)
+
+
+def _range(ev: "Evaluator", *arguments: Any) -> Any:
+    if not all(isinstance(one, int) and abs(one) <= 100_000 for one in arguments):
+        raise Unsupported("a range that is not known")
+    return _native(range, *arguments)
+
+
+def _list(ev: "Evaluator", value: Any = ()) -> Any:
+    return UNKNOWN if value is UNKNOWN else list(items_of(value))
+
+
+def _tuple(ev: "Evaluator", value: Any = ()) -> Any:
+    return UNKNOWN if value is UNKNOWN else tuple(items_of(value))
+
+
+def _dict(ev: "Evaluator", *arguments: Any, **keywords: Any) -> Any:
+    if arguments and not isinstance(arguments[0], dict):
+        raise Unsupported("a dict that is not known")
+    return {**(arguments[0] if arguments else {}), **keywords}
+
+
+def _zip(ev: "Evaluator", *arguments: Any, **keywords: Any) -> Any:
+    return list(zip(*(items_of(one) for one in arguments), strict=False))
+
+
+def _enumerate(ev: "Evaluator", value: Any, start: int = 0) -> Any:
+    return list(enumerate(items_of(value), start))
+
+
+def _bool(ev: "Evaluator", value: Any = False) -> Any:
+    known = truth(value)
+    return UNKNOWN if known is None else known
+
+
+def _getattr(ev: "Evaluator", value: Any, name: Any, default: Any = _MISSING) -> Any:
+    if not isinstance(name, str) or value is UNKNOWN:
+        return UNKNOWN
+    try:
+        return ev.attribute(value, name)
+    except Raised:
+        if default is _MISSING:
+            raise
+        return default
+
+
+def _setattr(ev: "Evaluator", value: Any, name: Any, new: Any) -> None:
+    if not isinstance(name, str):
+        raise Unsupported("sets an attribute that is not known")
+    ev.set_attribute(value, name, new)
+
+
+def _hasattr(ev: "Evaluator", value: Any, name: Any) -> Any:
+    """Whether an object has an attribute: not known for one from outside, until it is set."""
+    if not isinstance(name, str) or isinstance(value, External):
+        return UNKNOWN
+    try:
+        return UNKNOWN if ev.attribute(value, name) is UNKNOWN else True
+    except Raised:
+        return False
+
+
+def _isinstance(ev: "Evaluator", value: Any, kinds: Any) -> Any:
+    answers = [_is_a(value, kind) for kind in (kinds if isinstance(kinds, tuple) else (kinds,))]
+    if True in answers:
+        return True
+    return UNKNOWN if UNKNOWN in answers else False
+
+
+def _is_a(value: Any, kind: Any) -> Any:
+    native = _TYPES.get(kind) if isinstance(kind, Intrinsic) else None
+    if value is UNKNOWN or isinstance(value, External) or not (native or isinstance(kind, Class | External)):
+        return UNKNOWN
+    if native:
+        return isinstance(value, native)
+    if not isinstance(value, Instance):
+        return False if isinstance(value, (*_PLAIN, type(None))) else UNKNOWN
+    if isinstance(value.of, Class):
+        if any(one.name == kind.name for one in value.of.lineage()):
+            return True
+        return UNKNOWN if value.is_open and isinstance(kind, External) else False
+    return True if value.of is not None and value.of.name == kind.name else UNKNOWN
+
+
+def _replace(ev: "Evaluator", value: Any, /, **changes: Any) -> Any:
+    if not isinstance(value, Instance):
+        return UNKNOWN
+    made = Instance(value.of, {**value.attributes, **changes}, value.is_open)
+    ev.finish(made)
+    return made
+
+
+def _field(ev: "Evaluator", *, default: Any = UNKNOWN, default_factory: Any = None, **others: Any) -> Field:
+    return Field(default, default_factory)
+
+
+def _copy(ev: "Evaluator", value: Any) -> Any:
+    if isinstance(value, Instance):
+        return Instance(value.of, dict(value.attributes), value.is_open)
+    return copy.copy(value) if isinstance(value, list | dict | set) else value
+
+
+def _deepcopy(ev: "Evaluator", value: Any, *memo: Any) -> Any:
+    return _copied(ev, value, {})
+
+
+def _copied(ev: "Evaluator", value: Any, made: dict[int, Any]) -> Any:
+    """Return a copy in depth; `made` are the copies so far, by what they are of."""
+    value = ev.seen(value)
+    if id(value) in made:
+        return made[id(value)]
+    if isinstance(value, Instance):
+        new = made[id(value)] = Instance(value.of, {}, value.is_open)
+        new.attributes.update({name: _copied(ev, one, made) for name, one in value.attributes.items()})
+        return new
+    if isinstance(value, dict):
+        return made.setdefault(id(value), {key: _copied(ev, one, made) for key, one in value.items()})
+    if isinstance(value, list | tuple | set):
+        return made.setdefault(id(value), type(value)(_copied(ev, one, made) for one in value))
+    return value
+
+
+def _import_module(ev: "Evaluator", name: Any, package: Any = None) -> Any:
+    return ev.module(name) if isinstance(name, str) else UNKNOWN
+
+
+def _wraps(ev: "Evaluator", *arguments: Any, **keywords: Any) -> Any:
+    return Intrinsic(lambda ev, function: function)
+
+
+def _super(ev: "Evaluator", *arguments: Any) -> Any:
+    raise Unsupported("super")
+
+
+def _logger(ev: "Evaluator", *arguments: Any) -> Any:
+    return External("logging")  # what is called on it changes nothing
+
+
+def _silent(ev: "Evaluator", *arguments: Any, **keywords: Any) -> Any:
+    return None
+
+
+BUILTINS: dict[str, Any] = {
+    "list": Intrinsic(_list),
+    "tuple": Intrinsic(_tuple),
+    "dict": Intrinsic(_dict),
+    "set": _of_known(set),
+    "str": _of_known(str),
+    "int": _of_known(int),
+    "float": _of_known(float),
+    "bool": Intrinsic(_bool),
+    "len": _of_known(len),
+    "min": _of_known(min),
+    "max": _of_known(max),
+    "sum": _of_known(sum),
+    "abs": _of_known(abs),
+    "any": _of_known(any),
+    "all": _of_known(all),
+    "sorted": _of_known(sorted),
+    "range": Intrinsic(_range),
+    "zip": Intrinsic(_zip),
+    "enumerate": Intrinsic(_enumerate),
+    "getattr": Intrinsic(_getattr),
+    "setattr": Intrinsic(_setattr),
+    "hasattr": Intrinsic(_hasattr),
+    "isinstance": Intrinsic(_isinstance),
+    "super": Intrinsic(_super),
+    "print": Intrinsic(_silent),
+    "object": External("object"),
+}
+_TYPES = {
+    BUILTINS["list"]: list,
+    BUILTINS["tuple"]: tuple,
+    BUILTINS["dict"]: dict,
+    BUILTINS["set"]: set,
+    BUILTINS["str"]: str,
+    BUILTINS["int"]: int,
+    BUILTINS["float"]: float,
+    BUILTINS["bool"]: bool,
+}
+GIVEN: dict[str, Any] = {
+    "functools.wraps": Intrinsic(_wraps),
+    "dataclasses.replace": Intrinsic(_replace),
+    "dataclasses.field": Intrinsic(_field),
+    "copy.deepcopy": Intrinsic(_deepcopy),
+    "copy.copy": Intrinsic(_copy),
+    "importlib.import_module": Intrinsic(_import_module),
+    "logging.getLogger": Intrinsic(_logger),
+}

@@ -1,0 +1,258 @@
+"""`mbridge status`, `cancel` and `logs`: look at, and act on, a run that another process may be driving."""
+
+import os
+import time
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+from io import BufferedReader
+from pathlib import Path
+
+from cloudai_mbridge.errors import BadInput, ToolFailure
+from cloudai_mbridge.files.regular import NotRegular, data_ranges, is_empty, open_regular, pass_hole
+from cloudai_mbridge.logs.tail import printable
+from cloudai_mbridge.models.explain import suggest
+from cloudai_mbridge.plan import POINT_FILES, ROOT_FILES
+from cloudai_mbridge.plan.read import is_of_dry_run, read_plan_data, refuse_dry_run, require_directories
+from cloudai_mbridge.runner import cancel_request
+from cloudai_mbridge.runner.hosts import require_this_host
+from cloudai_mbridge.runner.journal import Event, Journal, JournalEntry
+from cloudai_mbridge.runner.lock import has_driver, no_driver
+from cloudai_mbridge.runner.submission_log import SubmissionLog
+
+_CANCEL_WAIT_S = 600.0
+_FOLLOW_S = 0.5
+_BLOCK = 1 << 16
+_LONGEST_LINE = 1 << 20
+
+
+@dataclass(frozen=True)
+class RunState:
+    """Where one run stands, in words."""
+
+    key: str
+    state: str
+    job_id: str
+    nodes: str
+    num_attempts: int
+    why: str
+    is_open: bool = True
+
+
+@dataclass(frozen=True)
+class Status:
+    """Where a scenario stands. driver: the process that drives it, or None. damage: rows that cannot be read.
+
+    events: none unless they were asked for.
+    """
+
+    scenario: str
+    driver: str | None
+    runs: tuple[RunState, ...]
+    excluded: dict[str, str]
+    events: tuple[Event, ...]
+    damage: tuple[str, ...] = ()
+    is_dry_run: bool = False
+
+    @property
+    def is_open(self) -> bool:
+        return any(run.is_open for run in self.runs)
+
+    @property
+    def counts(self) -> Counter[str]:
+        return Counter(run.state for run in self.runs)
+
+
+def read_status(root: Path, *, with_events: bool = False) -> Status:
+    """Read the journal; Slurm is not asked.
+
+    Raises:
+        BadInput: the directory is not of a run, or of one that cannot be read.
+    """
+    plan = read_plan_data(root)
+    is_dry_run, path = is_of_dry_run(root, plan), root / ROOT_FILES.journal
+    if is_dry_run or not path.exists():
+        runs = tuple(_state(run["key"], None) for run in plan["runs"])
+        driver = has_driver(root)
+        is_lost = driver is None and (root / ROOT_FILES.driver_lock).exists()
+        damage = (f"{path}: is missing although mbridge has started this run; {_remedy(root)}",) * is_lost
+        return Status(plan["scenario"], driver, runs, {}, (), damage, is_dry_run)
+    with Journal.read_only(path) as journal:
+        entries, excluded = journal.entries(), journal.excluded()
+        events = tuple(journal.events()) if with_events else ()
+    runs = tuple(_state(run["key"], entries.get(run["key"])) for run in plan["runs"])
+    damage = tuple(f"{path}: {entry.key}: {text}" for entry in entries.values() for text in entry.damage)
+    return Status(plan["scenario"], has_driver(root), runs, excluded, events, damage)
+
+
+def _remedy(root: Path) -> str:
+    """Return how a run gets its journal back."""
+    if SubmissionLog(root).read():
+        return f"mbridge resume rebuilds it from {ROOT_FILES.submissions}"
+    return "restore it from a backup"
+
+
+def require_resumable(root: Path, lost_hosts: Collection[str] = ()) -> None:
+    """Refuse, before anything is written, a directory that cannot be taken up: by `resume`, or `cancel`.
+
+    lost_hosts: machines that no longer run.
+
+    Raises:
+        InUse: another process drives it, or it has processes on another machine.
+        BadInput: it is not of a run, of one that cannot be read, or of a dry run.
+        ToolFailure: it cannot be written.
+    """
+    plan = read_plan_data(root)
+    refuse_dry_run(root, plan)
+    with no_driver(root):
+        pass
+    require_directories(root, [run["key"] for run in plan["runs"]])
+    entries: Collection[JournalEntry] = ()
+    if (path := root / ROOT_FILES.journal).exists():
+        with Journal.read_only(path) as journal:
+            entries = journal.entries().values()
+    require_this_host(root, entries, lost_hosts)
+    require_writable(root)
+
+
+def require_writable(root: Path) -> None:
+    """Raise ToolFailure of a directory that this user may not write."""
+    kept = [root / name for name in (ROOT_FILES.journal, ROOT_FILES.driver_lock, ROOT_FILES.submit_lock)]
+    for path in [root, *(path for path in kept if path.exists())]:
+        if not os.access(path, os.W_OK):
+            raise ToolFailure(f"{path}: is read-only for this user; make it writable, or work on a copy")
+
+
+def _state(key: str, entry: JournalEntry | None) -> RunState:
+    last = entry.last if entry else None
+    status = last.status if last else None
+    if entry is None or (last is None and entry.verdict is None):
+        return RunState(key, "waiting", "", "", 0, "")
+    state = entry.verdict or ("submitting" if status is None else status.state.lower())
+    why = "; ".join(entry.reasons) if entry.verdict else (status.reason if status else "")
+    job_id = (last.job_id or "") if last else ""
+    nodes = status.nodes if status else ""
+    return RunState(key, state, job_id, nodes, len(entry.attempts), why, is_open=entry.verdict is None)
+
+
+def request_cancel(root: Path) -> bool:
+    """Ask the driver of a directory to cancel everything, and wait until it has ended; False if there is none.
+
+    Raises:
+        ToolFailure: the driver does not end.
+    """
+    if (driver := has_driver(root)) is None:
+        return False
+    end = time.monotonic() + _CANCEL_WAIT_S
+    while has_driver(root) is not None:
+        cancel_request.request_cancel(root)  # each time: one that is starting takes back what was asked before
+        if time.monotonic() > end:
+            raise ToolFailure(f"{root}: {driver} has not ended in {_CANCEL_WAIT_S:.0f} s")
+        time.sleep(0.2)
+    cancel_request.clear_cancel(root)
+    return True
+
+
+def find_log(root: Path, point: str, attempt: int | None, *, stderr: bool) -> Path:
+    """Return the log of a run, named by its key or by a part of it that no other run has.
+
+    Raises:
+        BadInput: no such run or attempt, or several runs of which the name is a part.
+    """
+    plan = read_plan_data(root)
+    if plan.get("dry_run"):
+        refuse_dry_run(root, plan)
+    runs = {run["key"]: run for run in plan["runs"]}
+    key = _find_key(point.strip("/"), list(runs))
+    directory = root / key
+    last = _last_attempt(root, key)
+    if attempt is not None and not 1 <= attempt <= last:
+        raise BadInput(f"{key}: has no attempt {attempt}, the last is {last}")
+    if attempt is not None and attempt < last:
+        directory /= POINT_FILES.attempt.format(attempt)
+    is_upstream = runs[key].get("upstream") is not None
+    name = POINT_FILES.stderr if stderr else POINT_FILES.launcher_log if is_upstream else POINT_FILES.stdout
+    return directory / name
+
+
+def _last_attempt(root: Path, key: str) -> int:
+    path = root / ROOT_FILES.journal
+    if not path.exists():
+        return 1
+    with Journal.read_only(path) as journal:
+        entry = journal.entries(key).get(key)
+    return entry.last.number if entry and entry.last else 1
+
+
+def _find_key(point: str, keys: list[str]) -> str:
+    if point in keys:
+        return point
+    for candidates in (
+        [key for key in keys if key.rpartition("/")[0] == point or key.split("/")[1] == point],
+        [key for key in keys if point in key],
+    ):
+        if len(candidates) == 1:
+            return candidates[0]
+        if candidates:
+            shown = ", ".join(candidates[:5])
+            raise BadInput(f"POINT: {point!r} is a part of {len(candidates)} runs: {shown}; give more of its name")
+    raise BadInput(f"POINT: no run {point!r}; {suggest(point, keys)}")
+
+
+def read_lines(path: Path, count: int | None, *, follow: bool) -> Iterator[str]:
+    """Yield the last `count` lines of a log, all if None, then with `follow` what is added to it, without end.
+
+    A line longer than 1 MiB comes in pieces of about that size: time is linear in the log's size, memory is bounded.
+    """
+    while follow and not path.exists():
+        time.sleep(_FOLLOW_S)
+    try:
+        file = open_regular(path)
+    except FileNotFoundError:
+        raise BadInput(f"{path}: does not exist; the run has not started") from None
+    except NotRegular as error:
+        raise BadInput(f"{path}: is {error.strerror}; it cannot be shown") from None
+    with file:
+        if count is not None:
+            _seek_to_last(file, count)
+        rest: list[bytes] = []
+        while (block := file.read(_BLOCK)) or follow:
+            if not block:
+                time.sleep(_FOLLOW_S)
+            elif is_empty(block):
+                pass_hole(file)
+                continue
+            first, *others = block.split(b"\n")
+            rest.append(first)
+            for line in others:
+                yield _shown(rest)
+                rest = [line]
+            if sum(map(len, rest)) >= _LONGEST_LINE:
+                yield _shown(rest)
+                rest = []
+        if any(rest):
+            yield _shown(rest)
+
+
+def _shown(pieces: Iterable[bytes]) -> str:
+    return printable(b"".join(pieces).decode("utf-8", errors="replace").rstrip("\r"))
+
+
+def _seek_to_last(file: BufferedReader, count: int) -> None:
+    """Go to where the last `count` lines begin."""
+    end = file.seek(0, 2)
+    file.seek(max(0, end - 1))
+    breaks = -1 if file.read(1) == b"\n" else 0  # the one at the very end closes the last line
+    if count == 0:
+        return
+    for start, stop in reversed(data_ranges(file)):
+        for block_at in range(stop - 1 - (stop - 1 - start) % _BLOCK, start - 1, -_BLOCK):
+            file.seek(block_at)
+            block = file.read(min(_BLOCK, stop - block_at))
+            at = len(block)
+            while breaks < count and (at := block.rfind(b"\n", 0, at)) >= 0:
+                breaks += 1
+            if breaks == count:
+                file.seek(block_at + at + 1)
+                return
+    file.seek(0)

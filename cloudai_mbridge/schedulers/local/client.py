@@ -1,0 +1,145 @@
+"""Run a point's script as a process on this machine. It outlives mbridge, and a later mbridge takes it up again."""
+
+import os
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from cloudai_mbridge.errors import ToolFailure
+from cloudai_mbridge.files.regular import NotRegular, read_regular
+from cloudai_mbridge.launch.script import PYTHON_VARIABLE
+from cloudai_mbridge.models.system import LocalSystem
+from cloudai_mbridge.plan import POINT_FILES, RunPlan
+from cloudai_mbridge.schedulers.interface import Job, JobClass, JobStatus, Seen, Submission
+from cloudai_mbridge.schedulers.local.child import Child, find_marked
+from cloudai_mbridge.training.compat.versions import installed_version, why_unsupported
+
+
+@dataclass
+class _Process:
+    child: Child
+    started: float  # on the monotonic clock: the wall clock can be set
+    time_limit_s: float | None
+    ended_because: str = ""
+
+
+class LocalClient:
+    """Scripts on this machine. A job's id is its process id and the submission's token."""
+
+    def __init__(self, system: LocalSystem, runs: Iterable[RunPlan] = ()) -> None:
+        """runs: what may have been started by an earlier process."""
+        self._system = system
+        self._time_limits = {run.key: run.time_limit_s for run in runs}
+        self._processes: dict[str, _Process] = {}
+
+    def preflight(self) -> None:
+        """Check that the training packages are there, in a version that the loop was tested with."""
+        if self._system.python_executable is not None:
+            return
+        found = installed_version()
+        if found is not None and (reason := why_unsupported(found)):
+            raise ToolFailure(reason)
+        if find_spec("torch") is None or find_spec("megatron") is None:
+            raise ToolFailure(
+                "torch and megatron-core are not installed here; install the train extra:"
+                " pip install 'cloudai-mbridge[train]' -c constraints.txt"
+            )
+
+    def batches(self, runs: Sequence[RunPlan]) -> list[tuple[RunPlan, ...]]:
+        """Start every run by itself."""
+        return [(run,) for run in runs]
+
+    def submit(self, submission: Submission, root: Path) -> dict[str, str]:
+        """Start the script; its output goes to files in its directory."""
+        (run,) = submission.runs
+        env = {**os.environ, PYTHON_VARIABLE: sys.executable, **run.secret_env}
+        child = Child.start(submission.token, POINT_FILES.local_script, root / run.key, env)
+        self._processes[child.job_id] = _Process(child, time.monotonic(), run.time_limit_s)
+        return {run.key: child.job_id}
+
+    def find(self, submissions: Iterable[Submission], root: Path) -> dict[str, str]:
+        """Look for processes that carry the tokens, and for what ended ones have written down."""
+        found = {}
+        for submission in submissions:
+            (run,) = submission.runs
+            if pid := find_marked(submission.token):
+                found[run.key] = f"{pid}.{submission.token}"
+            elif job_id := _started(root / run.key, submission.token):
+                found[run.key] = job_id
+        return found
+
+    def poll(self, jobs: Sequence[Job]) -> dict[str, Seen]:
+        """Look at the processes; end those that are over their time limit."""
+        return {job.key: Seen(job.job_id, self._status(self._process(job))) for job in jobs}
+
+    def _process(self, job: Job) -> _Process:
+        """Return a job's process, also one of an earlier driver."""
+        if job.job_id not in self._processes:
+            child = Child.of(job.job_id, job.directory)
+            started = time.monotonic() - (child.age_s() or _written_run_time_s(job.directory))
+            self._processes[job.job_id] = _Process(child, started, self._time_limits.get(job.key))
+        return self._processes[job.job_id]
+
+    def _status(self, job: _Process) -> JobStatus:
+        code = job.child.poll()
+        run_time_s = time.monotonic() - job.started
+        if code is None:
+            if job.time_limit_s is not None and run_time_s > job.time_limit_s:
+                self._end(job, "TIMEOUT")
+                return self._status(job)
+            return JobStatus("RUNNING", JobClass.ACTIVE, run_time_s=run_time_s)
+        job.child.kill_leftovers()  # ranks that outlived their torchrun would slow down the next point
+        return _ended(code, job.ended_because, run_time_s)
+
+    def cancel(self, jobs: Iterable[Job]) -> None:
+        """End the jobs: SIGTERM to the whole group, then SIGKILL."""
+        for job in jobs:
+            process = self._process(job)
+            if process.child.poll() is None:
+                self._end(process, "CANCELLED")
+
+    def unhealthy_nodes(self, nodes: str) -> dict[str, str]:
+        """This machine is well enough to ask."""
+        return {}
+
+    def num_usable_nodes(self, exclude: Iterable[str]) -> int | None:
+        """There is one node."""
+        return 0 if list(exclude) else 1
+
+    def _end(self, job: _Process, because: str) -> None:
+        job.ended_because = because
+        job.child.end()
+
+
+def _ended(code: int, because: str, run_time_s: float) -> JobStatus:
+    signal_number = -code if code < 0 else None
+    if because:
+        job_class = JobClass.CANCELLED if because == "CANCELLED" else JobClass.FAILED
+        return JobStatus(because, job_class, signal=signal_number, run_time_s=run_time_s)
+    if code == 0:
+        return JobStatus("COMPLETED", JobClass.SUCCEEDED, exit_code=0, run_time_s=run_time_s)
+    return JobStatus(
+        "FAILED", JobClass.FAILED, exit_code=code if code > 0 else None, signal=signal_number, run_time_s=run_time_s
+    )
+
+
+def _written_run_time_s(directory: Path) -> float:
+    """Return the time between a script's first and last line about itself; one clock, the file server's, dates both."""
+    try:
+        started, ended = ((directory / name).stat().st_mtime for name in (POINT_FILES.started, POINT_FILES.exit_code))
+    except OSError:
+        return 0.0
+    return max(0.0, ended - started)
+
+
+def _started(directory: Path, token: str) -> str | None:
+    """Return the job id that a script of this token has written down."""
+    try:
+        lines = read_regular(directory / POINT_FILES.started).decode(errors="replace").splitlines()
+    except (FileNotFoundError, NotRegular):
+        return None
+    ids = [line.partition("job=")[2].split(" ")[0] for line in lines]
+    return next((job_id for job_id in reversed(ids) if job_id.endswith(f".{token}")), None)

@@ -1,0 +1,175 @@
+"""Run Megatron-Bridge's launcher as a child process of this one, and follow the Slurm job that it submits.
+
+The launcher stays until its job has ended and writes the job's log. How the job ended is Slurm's to say: the launcher
+also exits with an error when a good run differs from golden values that few users have.
+"""
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from cloudai_mbridge.errors import BadInput, ToolFailure
+from cloudai_mbridge.files.regular import open_regular, read_chunks
+from cloudai_mbridge.launch.claim import claimed_by
+from cloudai_mbridge.megatron_bridge.launcher.command_line import launcher_path
+from cloudai_mbridge.megatron_bridge.launcher.plan import HF_TOKEN
+from cloudai_mbridge.megatron_bridge.launcher.script import find_job_ids, python_path
+from cloudai_mbridge.models.system import SlurmSystem
+from cloudai_mbridge.plan import POINT_FILES, RunPlan
+from cloudai_mbridge.schedulers.interface import Job, JobClass, JobStatus, Seen, Submission
+from cloudai_mbridge.schedulers.local.child import Child, find_marked
+from cloudai_mbridge.schedulers.slurm import SlurmClient
+from cloudai_mbridge.schedulers.slurm.parsing import without_slurm_variables
+
+_LONGEST_LINE = 1 << 16
+_PREFIX = "launcher-"
+
+
+def is_launcher(job_id: str) -> bool:
+    """Return whether a job id is a launcher's, and not Slurm's."""
+    return job_id.startswith(_PREFIX)
+
+
+@dataclass
+class _Launch:
+    """A launcher as last seen: its exit code, how far its log was read, and the jobs that it said it submitted."""
+
+    child: Child
+    directory: Path
+    code: int | None = None
+    offset: int = 0
+    job_ids: list[str] = field(default_factory=list)
+    is_cancelled: bool = False
+
+    def look(self) -> None:
+        """Look at the process first, and then through the whole lines that its log has grown by."""
+        self.code = self.child.poll()
+        try:
+            with open_regular(self.directory / POINT_FILES.launcher_log) as log:
+                log.seek(self.offset)
+                data = b"".join(read_chunks(log))
+                end = log.tell()
+        except OSError:
+            return
+        whole = data.rfind(b"\n") + 1 if len(data) < _LONGEST_LINE and self.code is None else len(data)
+        self.offset = end - (len(data) - whole)
+        self.job_ids = list(dict.fromkeys([*self.job_ids, *find_job_ids(data[:whole])]))
+
+
+class UpstreamClient:
+    """Launchers on this machine, their jobs on a Slurm cluster. A run's id is its launcher's: launcher-PID.TOKEN."""
+
+    def __init__(self, system: SlurmSystem, runs: Iterable[RunPlan]) -> None:
+        self._system, self._runs = system, [run for run in runs if run.upstream is not None]
+        self._slurm = SlurmClient(system)
+        self._launches: dict[str, _Launch] = {}
+
+    def preflight(self) -> None:
+        """Check that a token is there, that the launcher is installed, and that Slurm has the partition."""
+        for run in self._runs:
+            assert run.upstream is not None
+            is_wanted = HF_TOKEN in run.upstream.credentials
+            if is_wanted and not (run.secret_env.get(HF_TOKEN) or os.environ.get(HF_TOKEN, "").strip()):
+                raise BadInput(
+                    f"test {run.test_id!r}: cmd_args.hf_token is missing; set it, or {HF_TOKEN} in the environment"
+                )
+        for run in self._runs:
+            assert run.upstream is not None
+            for path in (python_path(run.upstream, self._system), launcher_path(run.upstream, self._system)):
+                if not path.exists():
+                    raise ToolFailure(f"{path}: no such file; run `mbridge install` first")
+        self._slurm.preflight()
+
+    def batches(self, runs: Sequence[RunPlan]) -> list[tuple[RunPlan, ...]]:
+        """Start a launcher for every run."""
+        return [(run,) for run in runs]
+
+    def submit(self, submission: Submission, root: Path) -> dict[str, str]:
+        """Start the launcher. Credentials travel in its environment only."""
+        (run,) = submission.runs
+        env = {**without_slurm_variables(os.environ), **run.secret_env}
+        child = Child.start(submission.token, POINT_FILES.launcher_script, root / run.key, env)
+        job_id = _PREFIX + child.job_id
+        self._launches[job_id] = _Launch(child, root / run.key)
+        return {run.key: job_id}
+
+    def find(self, submissions: Iterable[Submission], root: Path) -> dict[str, str]:
+        """Look for launchers that carry the tokens, and for ones that have claimed their attempts and ended."""
+        found = {}
+        for submission in submissions:
+            (run,) = submission.runs
+            if (pid := find_marked(submission.token)) is not None:
+                found[run.key] = f"{_PREFIX}{pid}.{submission.token}"
+            elif (holder := claimed_by(root / run.key, submission.token)) is not None:
+                found[run.key] = holder
+        return found
+
+    def _launch(self, job: Job) -> _Launch:
+        """Return a launch, also one of an earlier process."""
+        if job.job_id not in self._launches:
+            child = Child.of(job.job_id.removeprefix(_PREFIX), job.directory)
+            self._launches[job.job_id] = _Launch(child, job.directory)
+        return self._launches[job.job_id]
+
+    def poll(self, jobs: Sequence[Job]) -> dict[str, Seen]:
+        """Look at the launchers, and ask Slurm once for all of their jobs."""
+        launches = {job.key: (job, self._launch(job)) for job in jobs}
+        for _, launch in launches.values():
+            launch.look()
+        seen = self._slurm.poll([_last(key, launch) for key, (_, launch) in launches.items() if launch.job_ids])
+        return {
+            key: Seen(job.job_id, self._status(launch, seen[key].status if launch.job_ids else None))
+            for key, (job, launch) in launches.items()
+        }
+
+    def _status(self, launch: _Launch, job: JobStatus | None) -> JobStatus:
+        code = launch.code
+        if code is None:
+            if job is None or job.is_final:  # the launcher is still to submit, or to say that it has seen the end
+                return JobStatus("PENDING" if job is None else "RUNNING", JobClass.ACTIVE)
+            return _naming(job, launch.job_ids[-1])
+        launch.child.kill_leftovers()
+        if launch.is_cancelled:
+            is_over = job is None or job.is_final
+            return JobStatus("CANCELLED", JobClass.CANCELLED) if is_over else JobStatus("COMPLETING", JobClass.ACTIVE)
+        if code < 0:  # nobody follows the job any more
+            self._slurm.cancel(_jobs(launch))
+            return JobStatus("FAILED", JobClass.FAILED, signal=-code, reason="the launcher's script was killed")
+        if job is None:
+            reason = f"the launcher submitted no job; see {POINT_FILES.launcher_log}"
+            return JobStatus("FAILED", JobClass.FAILED, exit_code=code or 1, reason=reason)
+        return _naming(job, launch.job_ids[-1], f"; its launcher exited with {code}" if job.is_final and code else "")
+
+    def cancel(self, jobs: Iterable[Job]) -> None:
+        """End the launchers first, so that none submits again, then cancel their jobs."""
+        launches = [self._launch(job) for job in jobs]
+        for launch in launches:
+            launch.is_cancelled = True
+            if launch.child.poll() is None:
+                launch.child.end()
+            launch.look()
+        self._slurm.cancel([job for launch in launches for job in _jobs(launch)])
+
+    def unhealthy_nodes(self, nodes: str) -> dict[str, str]:
+        """Ask Slurm."""
+        return self._slurm.unhealthy_nodes(nodes)
+
+    def num_usable_nodes(self, exclude: Iterable[str]) -> int | None:
+        """Ask Slurm."""
+        return self._slurm.num_usable_nodes(exclude)
+
+
+def _last(key: str, launch: _Launch) -> Job:
+    """Return the last job of a launch. It carries no token of ours: the launcher names it."""
+    return Job(key, launch.job_ids[-1], "", launch.directory)
+
+
+def _jobs(launch: _Launch) -> list[Job]:
+    return [Job("", job_id, "", launch.directory) for job_id in launch.job_ids]
+
+
+def _naming(job: JobStatus, job_id: str, more: str = "") -> JobStatus:
+    """Say which of Slurm's jobs it is, since the run's id is the launcher's."""
+    reason = f"Slurm job {job_id}{more}"
+    return replace(job, reason=f"{reason}: {job.reason}" if job.reason else reason)

@@ -1,0 +1,5 @@
+"""Slurm: its states, its text output, its commands."""
+
+from cloudai_mbridge.schedulers.slurm.client import SlurmClient, has_gpu_gres
+
+__all__ = ["SlurmClient", "has_gpu_gres"]

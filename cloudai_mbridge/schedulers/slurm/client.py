@@ -1,0 +1,267 @@
+"""Talk to Slurm through its commands."""
+
+import os
+import re
+import time
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from cloudai_mbridge.errors import BadInput, ToolFailure
+from cloudai_mbridge.files.regular import NotRegular, read_regular
+from cloudai_mbridge.launch.claim import claimed_by
+from cloudai_mbridge.models.node_state import is_out_of_service
+from cloudai_mbridge.models.system import SlurmSystem
+from cloudai_mbridge.plan import POINT_FILES, RunPlan
+from cloudai_mbridge.schedulers.interface import NEVER_STARTED, Job, JobClass, JobStatus, Seen, Submission
+from cloudai_mbridge.schedulers.slurm import submit
+from cloudai_mbridge.schedulers.slurm.command import Answer, run
+from cloudai_mbridge.schedulers.slurm.listing import Listing, has_lost, that_counts
+from cloudai_mbridge.schedulers.slurm.parsing import (
+    SACCT_FORMAT,
+    SQUEUE_FORMAT,
+    Listed,
+    parse_sacct,
+    parse_squeue,
+    parse_started,
+    status_from_marker,
+)
+
+SACCT_TIMEOUT_S = 20.0
+SACCT_PAUSE_S = 60.0
+_QUICK_S = 10.0
+# sinfo takes --all, without which hidden partitions are left out, or --partition, and not both
+_SINFO_NODES = ("sinfo", "--all", "--noheader", "--Node", "--format=%R|%N|%T|%E")
+_ARGUMENTS = 500  # job ids in one command line
+_DEFAULT_MAX_ARRAY_SIZE = 1001
+
+
+def has_gpu_gres() -> bool | None:
+    """Return whether Slurm knows GPUs as a generic resource; None where it cannot be asked."""
+    try:
+        shown = run("scontrol", "show", "config", timeout_s=_QUICK_S)
+    except ToolFailure:
+        return None
+    types = re.search(r"^GresTypes\s*=(.*)", shown.stdout, re.MULTILINE)
+    return "gpu" in types[1] if types and shown.returncode == 0 else None
+
+
+class SlurmClient:
+    """The jobs of a Slurm cluster; SLURM_CONF of the environment says which."""
+
+    def __init__(self, system: SlurmSystem) -> None:
+        self._system = system
+        self._max_array_size: int | None = None
+        self._has_accounting = True
+        self._ask_sacct_after = 0.0
+        self._sacct_trouble = ""
+
+    def preflight(self) -> None:
+        """Check that Slurm answers and has the partition."""
+        found = run("sinfo", "--all", "--noheader", "--format=%R")
+        if found.returncode != 0:
+            raise ToolFailure(f"Slurm does not respond: {found.complaint}; check SLURM_CONF and the controller")
+        known = set(found.stdout.split("\n")) - {""}
+        missing = [name for name in self._system.default_partition.split(",") if name not in known]
+        if missing:
+            raise BadInput(
+                f"system {self._system.name!r}: default_partition: Slurm has no partition {missing[0]!r};"
+                f" use one of {', '.join(sorted(known))}"
+            )
+
+    def batches(self, runs: Sequence[RunPlan]) -> list[tuple[RunPlan, ...]]:
+        """Put the runs of one array together, as far as the cluster allows indices."""
+        if self._max_array_size is None and any(planned.array for planned in runs):
+            shown = run("scontrol", "show", "config")
+            found = re.search(r"^MaxArraySize\s*=\s*(\d+)", shown.stdout, re.MULTILINE)
+            size = int(found[1]) if found else _DEFAULT_MAX_ARRAY_SIZE
+            if shown.returncode != 0:  # it is asked again
+                return submit.batches(runs, size)
+            self._max_array_size = size
+        return submit.batches(runs, self._max_array_size or 0)
+
+    def submit(self, submission: Submission, root: Path) -> dict[str, str]:
+        """Submit with sbatch."""
+        return submit.submit(submission, root, self._system.extra_transient_status_errors)
+
+    def find(self, submissions: Iterable[Submission], root: Path) -> dict[str, str]:
+        """Look for the tokens among the names of all jobs, and in what the jobs' scripts left behind."""
+        listing = self._list()
+        found = {}
+        for submission in submissions:
+            for planned in submission.runs:
+                job = Job(planned.key, "", submission.token, root / planned.key, planned.array_index)
+                job_id, _ = that_counts(job, listing.of(job))
+                if job_id := job_id or _started_as(job):
+                    found[planned.key] = job_id
+        return found
+
+    def poll(self, jobs: Sequence[Job]) -> dict[str, Seen]:
+        """Ask squeue once for all jobs, and sacct once for those that it does not know any more."""
+        if not jobs:
+            return {}
+        listing = self._list()
+        seen, gone = _look_up(jobs, listing)
+        if any(_has_vanished(job, listing) for job in gone.values()):
+            listing = self._list()  # an answer may have been cut, and be whole in all other respects
+            seen, gone = _look_up(jobs, listing)
+        accounted = self._account(gone.values()) if gone else {}
+        for key, job in gone.items():
+            seen[key] = Seen(job.job_id, accounted.get(key) or self._by_marker(job, listing))
+        return seen
+
+    def _list(self) -> Listing:
+        """Return all jobs of this user that the controller remembers: also ended ones, and in hidden partitions."""
+        answer = run(
+            *("squeue", "--all", "--noheader", "--array", "--states=all", f"--user={os.getuid()}"),
+            *("--Format", SQUEUE_FORMAT),
+        )
+        if answer.returncode != 0:
+            raise ToolFailure(f"squeue failed: {answer.complaint}")
+        if answer.stdout and not answer.stdout.endswith("\n"):
+            raise ToolFailure("squeue's answer was cut")
+        return Listing(parse_squeue(answer.stdout))
+
+    def _account(self, jobs: Collection[Job]) -> dict[str, JobStatus]:
+        """Return the jobs whose end the accounting knows, by key.
+
+        It is not a failure if it does not answer: there are markers.
+        """
+        if not self._has_accounting or time.monotonic() < self._ask_sacct_after:
+            return {}
+        ids = ",".join(sorted({job.job_id.partition("_")[0] for job in jobs}))
+        argv = ("sacct", "--noheader", "--parsable2", "--allocations", f"--format={SACCT_FORMAT}", f"--jobs={ids}")
+        self._sacct_trouble = ""
+        try:
+            answer = run(*argv, timeout_s=SACCT_TIMEOUT_S)
+        except ToolFailure as error:
+            self._sacct_trouble = str(error)
+        else:
+            self._has_accounting = "accounting storage is disabled" not in answer.stderr
+            if answer.returncode == 0:
+                return _ended(jobs, parse_sacct(answer.stdout))
+            if self._has_accounting:
+                self._sacct_trouble = f"sacct failed: {answer.complaint}"
+        self._ask_sacct_after = time.monotonic() + SACCT_PAUSE_S
+        return {}
+
+    def _by_marker(self, job: Job, listing: Listing) -> JobStatus:
+        """Judge a job that is not listed by what its script left behind."""
+        trouble = f"; {self._sacct_trouble}" if self._sacct_trouble else ""
+        if _has_vanished(job, listing):
+            return JobStatus("CANCELLED", JobClass.CANCELLED, reason="it had not started", run_time_s=0.0)
+        started = _started(job.directory)
+        if not _is_of(started, job):
+            if _has_claim(job):
+                status = status_from_marker(None)
+                return replace(status, reason=status.reason + trouble)
+            reason = f"Slurm does not know the job, and it has never started{trouble}"
+            return JobStatus(NEVER_STARTED, JobClass.UNKNOWN, reason=reason)
+        status = status_from_marker(_read(job.directory / POINT_FILES.exit_code), started.get("nodes", ""))
+        return replace(status, reason=status.reason + trouble)
+
+    def cancel(self, jobs: Iterable[Job]) -> None:
+        """Cancel what is listed under the jobs' tokens; ones that have ended are not an error."""
+        wanted = list(jobs)
+        listing = self._list() if any(job.token for job in wanted) else Listing({})
+        ids = [job.job_id for job in wanted if not job.token]
+        ids += [row.job_id for job in wanted if job.token for row in listing.of(job) if not row.status.is_final]
+        for start in range(0, len(ids), _ARGUMENTS):
+            answer = run("scancel", *ids[start : start + _ARGUMENTS])
+            if answer.returncode != 0 and "Invalid job id" not in answer.stderr:
+                raise ToolFailure(f"scancel failed: {answer.complaint}")
+
+    def unhealthy_nodes(self, nodes: str) -> dict[str, str]:
+        """Ask sinfo which of the nodes are out of service."""
+        return {
+            name: f"{state} ({reason})" if reason not in ("none", "") else state
+            for _, name, state, reason in _nodes(run(*_SINFO_NODES, f"--nodes={nodes}"))
+            if is_out_of_service(state)
+        }
+
+    def num_usable_nodes(self, exclude: Iterable[str]) -> int | None:
+        """Count the partition's nodes that are not excluded; ones out of service may come back, and Slurm waits."""
+        partitions = self._system.default_partition.split(",")
+        names = {name for partition, name, _, _ in _nodes(run(*_SINFO_NODES)) if partition in partitions}
+        return len(names - set(exclude)) if names else None
+
+
+def node_states(partition: str) -> dict[str, str] | None:
+    """Return the states of a partition's nodes; None where Slurm does not answer."""
+    try:
+        answer = run(*_SINFO_NODES)
+    except ToolFailure:
+        return None
+    if answer.returncode:
+        return None
+    return {name: state for known, name, state, _ in _nodes(answer) if known in partition.split(",")}
+
+
+def _nodes(answer: Answer) -> list[tuple[str, str, str, str]]:
+    """Return partition, name, state and reason of every node; one of several partitions has several rows."""
+    rows = (line.split("|", 3) for line in answer.stdout.splitlines())
+    return [(row[0], row[1], row[2], row[3]) for row in rows if len(row) == 4]
+
+
+def _ended(jobs: Iterable[Job], rows: Iterable[Listed]) -> dict[str, JobStatus]:
+    """Return the final status of each job that has a row under its own name."""
+    of_id: dict[str, list[Listed]] = {}
+    for row in rows:
+        of_id.setdefault(row.job_id, []).append(row)
+    found = {}
+    for job in jobs:
+        for row in of_id.get(job.job_id, []):
+            if row.status.is_final and not has_lost(row.status) and _carries(row.name, job.token):
+                found[job.key] = row.status
+    return found
+
+
+def _look_up(jobs: Iterable[Job], listing: Listing) -> tuple[dict[str, Seen], dict[str, Job]]:
+    """Return what is listed, and the jobs that are not, both by key."""
+    seen, gone = {}, {}
+    for job in jobs:
+        rows = listing.of(job)
+        job_id, status = that_counts(job, rows)
+        if status is None:
+            gone[job.key] = replace(job, job_id=job_id if job_id != job.job_id else _started_as(job) or job_id)
+        else:
+            rivals = (row for row in rows if row.job_id != job_id and not row.status.is_final)
+            seen[job.key] = Seen(job_id, status, has_rivals=any(rivals))
+    return seen, gone
+
+
+def _has_vanished(job: Job, listing: Listing) -> bool:
+    """Return whether a job is a task that was cancelled while it waited: its array is listed, and it no longer is."""
+    return job.was_listed and listing.has(job.token) and not _is_of(_started(job.directory), job)
+
+
+def _is_of(started: Mapping[str, str], job: Job) -> bool:
+    """Return whether what a job's script wrote down was written by this job."""
+    return started.get("job") == job.job_id and _carries(started.get("name", ""), job.token)
+
+
+def _has_claim(job: Job) -> bool:
+    """Return whether a job has begun, though it wrote nothing down; one without a token may have."""
+    return not job.token or claimed_by(job.directory, job.token) == job.job_id
+
+
+def _carries(name: str, token: str) -> bool:
+    """Return whether a job of this name was submitted with a token."""
+    return not token or name.endswith(f".{token}")
+
+
+def _started_as(job: Job) -> str:
+    """Return the id of the job that has started under a token, "" if none has."""
+    started = _started(job.directory)
+    return started["job"] if job.token and _carries(started.get("name", ""), job.token) and "job" in started else ""
+
+
+def _started(directory: Path) -> dict[str, str]:
+    return parse_started(_read(directory / POINT_FILES.started) or "")
+
+
+def _read(path: Path) -> str | None:
+    try:
+        return read_regular(path).decode(errors="replace")
+    except (FileNotFoundError, NotRegular):
+        return None

@@ -1,0 +1,62 @@
+"""Run one of Slurm's commands."""
+
+import os
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from cloudai_mbridge.errors import ToolFailure
+from cloudai_mbridge.schedulers.slurm.parsing import without_slurm_variables
+
+TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a command printed."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+    @property
+    def complaint(self) -> str:
+        """The last line of stderr, in which Slurm says what is wrong."""
+        lines = [line for line in self.stderr.splitlines() if line.strip()]
+        return lines[-1].strip() if lines else f"exit code {self.returncode} and no output"
+
+
+def run(
+    *argv: str,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    keep_open: int | None = None,
+    timeout_s: float = TIMEOUT_S,
+) -> Answer:
+    """Run a command without the variables of another Slurm job.
+
+    Raises:
+        ToolFailure: it is not installed, cannot be started, or does not answer.
+    """
+    try:
+        done = subprocess.run(
+            argv,
+            cwd=cwd,
+            env={**without_slurm_variables(os.environ), **(env or {})},
+            capture_output=True,
+            stdin=subprocess.DEVNULL,
+            text=True,
+            errors="replace",
+            timeout=timeout_s,
+            check=False,
+            start_new_session=True,  # Ctrl-C is for mbridge: an sbatch must not die between asking and answering
+            pass_fds=() if keep_open is None else (keep_open,),
+        )
+    except OSError as error:
+        if isinstance(error, FileNotFoundError) and error.filename == argv[0]:
+            raise ToolFailure(f"{argv[0]} is not installed here; run on a Slurm login node") from None
+        raise ToolFailure(f"{argv[0]} cannot be started: {error}") from None
+    except subprocess.TimeoutExpired:
+        raise ToolFailure(f"{argv[0]} did not respond within {timeout_s:.0f} s") from None
+    return Answer(done.returncode, done.stdout, done.stderr)

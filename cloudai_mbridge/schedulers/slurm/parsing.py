@@ -1,0 +1,156 @@
+"""Read the text that Slurm's commands print. Pure."""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from cloudai_mbridge.schedulers.interface import FORGOTTEN, JobClass, JobStatus
+from cloudai_mbridge.schedulers.slurm.states import base_state, classify, hopeless
+
+# Name comes last: it may hold anything.
+SQUEUE_FORMAT = "JobArrayID:|,State:|,Reason:|,NodeList:|,exit_code:|,RestartCnt:|,TimeUsed:|,Name:|"
+SACCT_FORMAT = "JobID,State,ExitCode,NodeList,ElapsedRaw,JobName"
+_SQUEUE_FIELDS = 7
+_SACCT_FIELDS = len(SACCT_FORMAT.split(","))
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A job as squeue lists it. job_id: ID, or ARRAY_INDEX."""
+
+    job_id: str
+    name: str
+    status: JobStatus
+
+
+def parse_submitted(output: str) -> str | None:
+    """Return the job id that `sbatch --parsable` prints, alone or as ID;CLUSTER, below any site's greeting."""
+    for line in reversed(output.splitlines()):
+        if match := re.fullmatch(r"(\d+)(;\S+)?", line.strip()):
+            return match[1]
+    return None
+
+
+def parse_squeue(output: str) -> dict[str, Listed]:
+    """Read lines of SQUEUE_FORMAT; the components of a heterogeneous job become one."""
+    parts: dict[str, list[Listed]] = {}
+    for line in output.splitlines():
+        fields = line.strip().split("|", _SQUEUE_FIELDS)
+        if len(fields) == _SQUEUE_FIELDS + 1 and re.match(r"\d", fields[0]):
+            listed = _listed(fields)
+            parts.setdefault(listed.job_id, []).append(listed)
+    return {job_id: replace(same[0], status=merge([each.status for each in same])) for job_id, same in parts.items()}
+
+
+def _listed(fields: list[str]) -> Listed:
+    job_id, state, reason, nodes, code, restarts, used, name = fields
+    exit_code, signal = parse_exit_code(code)
+    status = JobStatus(
+        state=base_state(state),
+        job_class=classify(state),
+        reason=_word(reason),
+        nodes=_word(nodes),
+        run_time_s=parse_elapsed(used),
+        restarts=int(restarts) if restarts.isdigit() else 0,
+        hopeless=hopeless(state, reason),
+    )
+    if status.is_final:
+        status = replace(status, exit_code=exit_code, signal=signal)
+    return Listed(job_id.partition("+")[0], name.removesuffix("|"), status)
+
+
+def parse_sacct(output: str) -> list[Listed]:
+    """Read lines of SACCT_FORMAT (--parsable2 --noheader --allocations). What has not ended proves nothing there.
+
+    Ids come back when a cluster starts to count anew, so an id may have several rows of different names.
+    """
+    parts: dict[tuple[str, str], list[JobStatus]] = {}
+    for line in output.splitlines():
+        fields = line.strip().split("|", _SACCT_FIELDS - 1)
+        if len(fields) != _SACCT_FIELDS or not re.fullmatch(r"\d+(_\d+)?(\+\d+)?", fields[0]):
+            continue
+        job_id, state, code, nodes, elapsed, name = fields
+        exit_code, signal = parse_exit_code(code)
+        run_time_s = float(elapsed) if elapsed.isdigit() else None
+        status = JobStatus(base_state(state), classify(state), exit_code, signal, "", _no_nodes(nodes), run_time_s)
+        parts.setdefault((job_id.partition("+")[0], name), []).append(status)
+    return [Listed(job_id, name, merge(same)) for (job_id, name), same in parts.items()]
+
+
+# The first of these classes that a component has is the whole job's.
+_MERGE_ORDER = (
+    JobClass.UNKNOWN,
+    JobClass.ACTIVE,
+    JobClass.INFRASTRUCTURE,
+    JobClass.FAILED,
+    JobClass.CANCELLED,
+    JobClass.SUCCEEDED,
+)
+
+
+def merge(components: Iterable[JobStatus]) -> JobStatus:
+    """Return the status of a heterogeneous job: as bad, and as unfinished, as its worst component."""
+    return min(components, key=lambda status: _MERGE_ORDER.index(status.job_class))
+
+
+def parse_exit_code(text: str) -> tuple[int | None, int | None]:
+    """Read CODE:SIGNAL, or a wait status as squeue prints it; a signal of 0 is none."""
+    text = text.strip()
+    if match := re.fullmatch(r"(\d+):(\d+)", text):
+        return int(match[1]), int(match[2]) or None
+    if text.isdigit():
+        return int(text) >> 8 & 0xFF, int(text) & 0x7F or None
+    return None, None
+
+
+def parse_elapsed(text: str) -> float | None:
+    """Read [DAYS-][HOURS:]MINUTES:SECONDS as seconds."""
+    match = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", text.strip())
+    if not match:
+        return None
+    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
+    return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
+
+
+def parse_started(text: str) -> dict[str, str]:
+    """Read the last line that a job's script wrote when it started: name=value, separated by blanks."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    return dict(part.partition("=")[::2] for part in lines[-1].split()) if lines else {}
+
+
+def status_from_marker(exit_code: str | None, nodes: str = "") -> JobStatus:
+    """Judge a job that Slurm has forgotten by the exit code that its script left behind."""
+    if exit_code is None or not re.fullmatch(r"[0-9]{1,3}", exit_code.strip()):
+        reason = "Slurm no longer knows the job and it left no exit code"
+        return JobStatus(FORGOTTEN, JobClass.UNKNOWN, reason=reason, nodes=nodes)
+    code = int(exit_code)
+    job_class = JobClass.SUCCEEDED if code == 0 else JobClass.FAILED
+    state, reason = "COMPLETED" if code == 0 else "FAILED", "from the job's own marker; Slurm has forgotten the job"
+    return JobStatus(state, job_class, exit_code=code, reason=reason, nodes=nodes)
+
+
+def array_spec(indices: Iterable[int], parallel: int | None) -> str:
+    """Write indices for --array: 0-3,7%2"""
+    runs: list[list[int]] = []
+    for index in sorted(indices):
+        if runs and index == runs[-1][-1] + 1:
+            runs[-1].append(index)
+        else:
+            runs.append([index])
+    spec = ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
+    return spec + (f"%{parallel}" if parallel else "")
+
+
+def _word(text: str) -> str:
+    return "" if text in ("None", "(null)") else text
+
+
+def _no_nodes(text: str) -> str:
+    return "" if text == "None assigned" else text
+
+
+def without_slurm_variables(env: Mapping[str, str]) -> dict[str, str]:
+    """Drop what would change sbatch's options or pretend that it runs inside another job."""
+    foreign = ("SBATCH_", "SLURM_", "SRUN_", "SALLOC_", "SQUEUE_", "SINFO_", "SCANCEL_", "SACCT_", "PMI")
+    needed = ("SLURM_CONF", "SLURM_JWT")
+    return {name: value for name, value in env.items() if name in needed or not name.startswith(foreign)}

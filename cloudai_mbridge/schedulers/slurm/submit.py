@@ -1,0 +1,153 @@
+"""Submit to Slurm: one script, or an array of scripts that need the same resources."""
+
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from cloudai_mbridge.errors import ToolFailure
+from cloudai_mbridge.launch.arrays import array_script
+from cloudai_mbridge.launch.script import PYTHON_VARIABLE, job_name
+from cloudai_mbridge.plan import POINT_FILES, RunPlan
+from cloudai_mbridge.schedulers.interface import Submission, SubmitDoubtful, SubmitLater, SubmitRefused
+from cloudai_mbridge.schedulers.slurm.command import Answer, run
+from cloudai_mbridge.schedulers.slurm.parsing import array_spec, parse_submitted
+
+# After these the controller may or may not have the job, and another try may do better.
+_UNSURE = (
+    "Unable to contact slurm controller",
+    "Socket timed out",
+    "Communication connection failure",
+    "Connection refused",
+    "Connection reset",
+    "Connection timed out",
+    "Transport endpoint is not connected",
+    "Zero Bytes were transmitted or received",
+    "Unexpected message received",
+    "Slurm backup controller in standby mode",
+    "Protocol authentication error",
+    "Invalid authentication credential",
+    "Munge encode failed",
+)
+_BUSY = ("Slurm temporarily unable to accept job", "Resource temporarily unavailable")
+# A limit on the number of jobs passes when jobs end; one on the size of a job does not. Slurm says which above the
+# answer, which is the same for both.
+_LIMIT_ANSWER = "Job violates accounting/QOS policy"
+_LIMIT = re.compile(r"SubmitJob|MaxJobCount")
+_SOME_LIMIT = re.compile(r"(?<!\w)(?:Assoc|QOS)\w+|(?P<unnamed>job submit limit, user's)")
+# What the controller answers when it has looked at a job and not taken it (slurm_errno.h), and what sbatch says of
+# options and files before it sends anything. No other text proves that nothing was submitted.
+_ANSWER = re.compile(r"submission failed: (.*)")
+_REFUSALS = (
+    *(f"Invalid {what}" for what in ("--nice", "GRES", "Trackable RESource", "account", "feature", "generic resource")),
+    *(f"Invalid {what}" for what in ("group id", "job array", "job id", "license", "mcs_label", "node name")),
+    *(f"Invalid {what}" for what in ("partition name", "preferred feature", "qos", "time-min", "user id", "wckey")),
+    "Access denied to requested reservation",
+    "Access/permission denied",
+    "CPU count specification invalid",
+    "Duplicate generic resource",
+    "Job dependency problem",
+    "Job script not specified",
+    "Job size specification needs to be provided",
+    _LIMIT_ANSWER,
+    "Memory required by task is not available",
+    "Memory specification can not be satisfied",
+    "More processors requested than permitted",
+    "No partition specified",
+    "Node count specification invalid",
+    "Only batch jobs are accepted",
+    "Pathname of a file",
+    *(f"Requested {what}" for what in ("GRES", "account", "more tasks", "node configuration", "nodes not in")),
+    *(f"Requested {what}" for what in ("partition configuration", "reservation", "time limit")),
+    "Required node not available",
+    "Required partition not available",
+    "Task count specification invalid",
+    "Task distribution specification invalid",
+    "User's group not permitted",
+)
+_NOT_SENT = re.compile(
+    r"error: Invalid \S+ specification|Unable to open file|Invalid directive found|unrecognized option|invalid option"
+)
+
+
+def submit(submission: Submission, root: Path, transient: Iterable[str] = ()) -> dict[str, str]:
+    """Submit and return the job ids by run key; see `Scheduler.submit`.
+
+    transient: more texts of errors that are worth another try.
+    """
+    runs = submission.runs
+    if len(runs) == 1:
+        job_id = _sbatch(submission, root / runs[0].key, POINT_FILES.slurm_script, (), transient)
+        return {runs[0].key: job_id}
+    spec = array_spec((run.array_index for run in runs), submission.parallel)
+    job_id = _sbatch(submission, root, array_script(runs[0].array), (f"--array={spec}",), transient)
+    return {run.key: f"{job_id}_{run.array_index}" for run in runs}
+
+
+def name_of(submission: Submission) -> str:
+    """Return the job name, which ends in the submission's token."""
+    first = submission.runs[0]
+    name = job_name(first.key) if len(submission.runs) == 1 else f"mbridge-{first.array.replace('/', '-')}"
+    return f"{name}.{submission.token}"
+
+
+def _sbatch(submission: Submission, directory: Path, script: str, more: Iterable[str], transient: Iterable[str]) -> str:
+    """Run sbatch. Credentials and the interpreter travel in the environment only."""
+    argv = ["sbatch", "--parsable", "--no-requeue", f"--job-name={name_of(submission)}", f"--chdir={directory}", *more]
+    excluded = sorted({*submission.runs[0].exclude_nodes, *submission.exclude_nodes})
+    if submission.exclude_nodes:
+        argv.append(f"--exclude={','.join(excluded)}")
+    env = {PYTHON_VARIABLE: sys.executable, **submission.runs[0].secret_env}
+    answer = run(*argv, script, cwd=directory, env=env, keep_open=submission.keep_open)
+    job_id = parse_submitted(answer.stdout)
+    if answer.returncode == 0 and job_id is not None:
+        return job_id
+    raise failure(answer, transient)
+
+
+def failure(answer: Answer, transient: Iterable[str] = (), *, before: str = "") -> Exception:
+    """Return what an unsuccessful sbatch means.
+
+    transient: more texts of errors that are worth another try. before: who has run it.
+    """
+    text = answer.stderr
+    if answer.returncode <= 0 or any(words in text for words in (*_UNSURE, *transient)):
+        return ToolFailure(f"{before}sbatch failed: {answer.complaint}")
+    complaint = before + (" / ".join(_complaints(text)) or answer.complaint)
+    answers = _ANSWER.findall(text)
+    if parse_submitted(answer.stdout) is not None or not _proves_refusal(text, answers):
+        return SubmitDoubtful(complaint)
+    if is_limit := _is_limit(text, answers):
+        return SubmitLater(before + answer.complaint, is_limit=is_limit)
+    if any(words.startswith(_BUSY) for words in answers):
+        return SubmitLater(before + answer.complaint)
+    return SubmitRefused(complaint)
+
+
+def _proves_refusal(text: str, answers: Sequence[str]) -> bool:
+    """Return whether a text means that nothing was submitted. answers: the controller's."""
+    if answers:
+        return all(words.startswith((*_REFUSALS, *_BUSY)) for words in answers)
+    return _NOT_SENT.search(text) is not None
+
+
+def _is_limit(text: str, answers: Sequence[str]) -> bool:
+    """Return whether jobs were refused because there are too many."""
+    if not any(words.startswith((_LIMIT_ANSWER, *_BUSY)) for words in answers):
+        return False
+    limit = _SOME_LIMIT.search(text)
+    return _LIMIT.search(text) is not None or (limit is not None and limit["unnamed"] is not None)
+
+
+def _complaints(text: str) -> list[str]:
+    """Return everything that Slurm says, since the reason often stands above the last line."""
+    return [line.strip() for line in text.splitlines() if line.strip()][-3:]
+
+
+def batches(runs: Iterable[RunPlan], max_array_size: int) -> list[tuple[RunPlan, ...]]:
+    """Put the runs of one array together; an index at or above `max_array_size` goes singly."""
+    together: dict[str, list[RunPlan]] = {}
+    for planned in runs:
+        is_single = not planned.array or planned.array_index >= max_array_size
+        together.setdefault(planned.key if is_single else planned.array, []).append(planned)
+    return [tuple(batch) for batch in together.values()]

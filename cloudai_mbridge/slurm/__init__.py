@@ -1,5 +1,0 @@
-"""Slurm: its states, its text output, its commands."""
-
-from cloudai_mbridge.slurm.client import SlurmClient, has_gpu_gres
-
-__all__ = ["SlurmClient", "has_gpu_gres"]
