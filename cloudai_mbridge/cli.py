@@ -27,13 +27,13 @@ from cloudai_mbridge.constraints.upstream import rule_id as rule_id_of
 from cloudai_mbridge.errors import OK, POINTS_FAILED, BadInput, Damaged, MBridgeError, ToolFailure, counted, shortened
 from cloudai_mbridge.files.disk import free_space, is_disk_full
 from cloudai_mbridge.install.commands import register as register_install_commands
-from cloudai_mbridge.models.load import Warn
+from cloudai_mbridge.models.loading.load import Warn
 from cloudai_mbridge.models.test_definition import TEMPLATE
 from cloudai_mbridge.plan.read import read_plan_data, refuse_dry_run
 from cloudai_mbridge.recipes import load_recipe, recipe_names
 from cloudai_mbridge.report import Report
-from cloudai_mbridge.report.terminal import render_table
-from cloudai_mbridge.report.visible import visible
+from cloudai_mbridge.report.formats.terminal import render_table
+from cloudai_mbridge.report.formats.visible import visible
 from cloudai_mbridge.runner import control
 from cloudai_mbridge.runner.interrupt import Interrupted
 from cloudai_mbridge.runner.lock import driver_lock, no_driver

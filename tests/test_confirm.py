@@ -18,7 +18,7 @@ from cloudai_mbridge.commands import live_view as console
 from cloudai_mbridge.errors import BadInput, ToolFailure
 from cloudai_mbridge.files.names import slug
 from cloudai_mbridge.megatron_bridge.launcher.plan import Repo, UpstreamPlan
-from cloudai_mbridge.models.load import load_system
+from cloudai_mbridge.models.loading.load import load_system
 from cloudai_mbridge.models.system import LocalSystem
 from cloudai_mbridge.plan import RunPlan, SweepPlan
 from cloudai_mbridge.plan.read import read_plan

@@ -20,15 +20,15 @@ from cloudai_mbridge import pipeline
 from cloudai_mbridge.errors import BadInput, InUse, MBridgeError
 from cloudai_mbridge.files.regular import read_regular
 from cloudai_mbridge.launch.write import create_root
-from cloudai_mbridge.models.explain import suggest
-from cloudai_mbridge.models.hostlist import expand_hostlist
+from cloudai_mbridge.models.loading.explain import suggest
+from cloudai_mbridge.models.loading.toml_source import read_toml
 from cloudai_mbridge.models.system import LocalSystem, System
-from cloudai_mbridge.models.toml_source import read_toml
+from cloudai_mbridge.models.values.hostlist import expand_hostlist
 from cloudai_mbridge.pipeline import Prepared
 from cloudai_mbridge.plan import POINT_FILES, ROOT_FILES, RunPlan, SweepPlan
 from cloudai_mbridge.plan.arrays import assign_arrays
 from cloudai_mbridge.runner import Journal, Observer, control
-from cloudai_mbridge.runner.journal import JournalEntry
+from cloudai_mbridge.runner.journal.journal import JournalEntry
 from cloudai_mbridge.runner.lock import driver_lock
 from cloudai_mbridge.schedulers.interface import Scheduler
 

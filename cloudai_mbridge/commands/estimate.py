@@ -79,7 +79,7 @@ def estimate(
     from cloudai_mbridge.estimate.as_json import as_data
     from cloudai_mbridge.estimate.point import estimate_point
     from cloudai_mbridge.estimate.prices import price_of
-    from cloudai_mbridge.models.load import load_system
+    from cloudai_mbridge.models.loading.load import load_system
 
     system = load_system(system_config) if system_config else None
     request = _request(recipe, system, flops_formula, **given)

@@ -109,9 +109,9 @@ def _show(
     html: Path | None = None,
 ) -> int:
     """Print a result and write its files; return 0, or the exit code of the last one that could not be written."""
-    from cloudai_mbridge.report.gate_junit import render_gate_junit
-    from cloudai_mbridge.report.gate_markdown import render_gate_markdown
-    from cloudai_mbridge.report.gate_terminal import render_gate
+    from cloudai_mbridge.report.formats.gate_junit import render_gate_junit
+    from cloudai_mbridge.report.formats.gate_markdown import render_gate_markdown
+    from cloudai_mbridge.report.formats.gate_terminal import render_gate
     from cloudai_mbridge.report.plain import plain
 
     new_console().print(render_gate(result))

@@ -18,7 +18,7 @@ from cloudai_mbridge.gate.history.intake import FAILED
 from cloudai_mbridge.gate.history.store import DEFAULT_METRIC, History, Imported, StoredRun
 from cloudai_mbridge.gate.results.values import METRICS
 from cloudai_mbridge.logs.tail import printable
-from cloudai_mbridge.models.explain import suggest
+from cloudai_mbridge.models.loading.explain import suggest
 
 if TYPE_CHECKING:
     from cloudai_mbridge.gate.trend.analysis import Trend

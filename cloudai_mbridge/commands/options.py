@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from cloudai_mbridge.constraints import RuleSet
-from cloudai_mbridge.models.loaded import HOOK_DIR, HookOptions
+from cloudai_mbridge.models.loading.loaded import HOOK_DIR, HookOptions
 from cloudai_mbridge.pipeline import Request
 
 PATH = click.Path(path_type=Path)

@@ -13,9 +13,9 @@ from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.files.names import label
 from cloudai_mbridge.megatron_bridge.presets.described import describe
 from cloudai_mbridge.megatron_bridge.presets.find import with_preset
-from cloudai_mbridge.models.explain import suggest
-from cloudai_mbridge.models.load import LoadedTest, Warn, load_scenario, load_system
-from cloudai_mbridge.models.loaded import NO_HOOKS
+from cloudai_mbridge.models.loading.explain import suggest
+from cloudai_mbridge.models.loading.load import LoadedTest, Warn, load_scenario, load_system
+from cloudai_mbridge.models.loading.loaded import NO_HOOKS
 from cloudai_mbridge.models.system import System
 from cloudai_mbridge.plan.preview import Look, PlanOptions, SweepSummary, TestPlan, summarize_test
 from cloudai_mbridge.sweep import CheckedPoint, Sweep, checked_points

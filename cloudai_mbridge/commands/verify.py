@@ -15,17 +15,14 @@ from cloudai_mbridge.gate.compare.policy import is_policy, load_policy
 from cloudai_mbridge.megatron_bridge.launcher.check import unknown_options
 from cloudai_mbridge.megatron_bridge.launcher.plan import is_upstream
 from cloudai_mbridge.megatron_bridge.pins import megatron_bridge_of
-from cloudai_mbridge.models.load import (
+from cloudai_mbridge.models.loading.load import (
     Warn,
     load_scenario,
     load_system,
     load_test_definition,
 )
-from cloudai_mbridge.models.loaded import HOOK_DIR, ForeignSystem, ForeignTemplate, HookOptions, LoadedTest
-from cloudai_mbridge.models.scenario import TestRun
-from cloudai_mbridge.models.system import SlurmSystem, System
-from cloudai_mbridge.models.test_definition import TEMPLATE
-from cloudai_mbridge.models.test_files import (
+from cloudai_mbridge.models.loading.loaded import HOOK_DIR, ForeignSystem, ForeignTemplate, HookOptions, LoadedTest
+from cloudai_mbridge.models.loading.test_files import (
     TEMPLATE_KEY,
     TestFiles,
     find_test_files,
@@ -33,7 +30,10 @@ from cloudai_mbridge.models.test_files import (
     is_scenario,
     is_system,
 )
-from cloudai_mbridge.models.toml_source import read_toml
+from cloudai_mbridge.models.loading.toml_source import read_toml
+from cloudai_mbridge.models.scenario import TestRun
+from cloudai_mbridge.models.system import SlurmSystem, System
+from cloudai_mbridge.models.test_definition import TEMPLATE
 from cloudai_mbridge.plan.run import plan_run
 from cloudai_mbridge.recipes.apply import core_release, training_config
 from cloudai_mbridge.sweep import CheckedPoint, Sweep, checked_points

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from cloudai_mbridge.errors import BadInput
-from cloudai_mbridge.models.pipeline_layout import parse_layout
+from cloudai_mbridge.models.values.pipeline_layout import parse_layout
 from cloudai_mbridge.recipes.load import Recipe
 
 _BLOCKS = "M*-EG"

@@ -13,10 +13,10 @@ import click
 from cloudai_mbridge.errors import OK, BadInput, MBridgeError, ToolFailure
 from cloudai_mbridge.install.installables import EXTRA_PACKAGES
 from cloudai_mbridge.install.run import InstallResult, install_all, uninstall_all
-from cloudai_mbridge.models.load import load_scenario, load_system, validate
-from cloudai_mbridge.models.loaded import NO_HOOKS
+from cloudai_mbridge.models.loading.load import load_scenario, load_system, validate
+from cloudai_mbridge.models.loading.loaded import NO_HOOKS
+from cloudai_mbridge.models.loading.test_files import find_test_files
 from cloudai_mbridge.models.test_definition import TEMPLATE, MegatronBridgeTestDefinition
-from cloudai_mbridge.models.test_files import find_test_files
 
 PACKAGES_VARIABLE = "MBRIDGE_NEMO_RUN_PACKAGES"
 _PATH = click.Path(path_type=Path)

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import FrameType
 
 from cloudai_mbridge.errors import ToolFailure
-from cloudai_mbridge.models.credentials import is_secret
+from cloudai_mbridge.models.values.credentials import is_secret
 
 _ERROR_LINE = re.compile(r"\b(?:fatal|\w*error)\b\s*[:\]]", re.IGNORECASE)
 _USERINFO = re.compile(r"://[^/@\s]+@")

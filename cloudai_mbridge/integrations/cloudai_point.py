@@ -19,7 +19,7 @@ from cloudai_mbridge.integrations.cloudai import TEMPLATE
 from cloudai_mbridge.launch import write_plan, write_runs
 from cloudai_mbridge.models import Scenario
 from cloudai_mbridge.models.cmd_args import Launcher
-from cloudai_mbridge.models.load import LoadedScenario, LoadedTest
+from cloudai_mbridge.models.loading.load import LoadedScenario, LoadedTest
 from cloudai_mbridge.models.system import LocalSystem, SlurmSystem, System
 from cloudai_mbridge.models.test_definition import TEMPLATE as OUR_TEMPLATE
 from cloudai_mbridge.models.test_definition import MegatronBridgeTestDefinition

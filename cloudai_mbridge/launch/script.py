@@ -10,8 +10,8 @@ import shlex
 from collections.abc import Iterable, Mapping
 
 from cloudai_mbridge.launch.claim import claim_lines
-from cloudai_mbridge.models.shell import shell_word
 from cloudai_mbridge.models.system import SlurmSystem, System
+from cloudai_mbridge.models.values.shell import shell_word
 from cloudai_mbridge.plan import POINT_FILES, RunPlan
 
 PYTHON_VARIABLE = "MBRIDGE_PYTHON"

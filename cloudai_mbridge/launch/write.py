@@ -13,9 +13,9 @@ from cloudai_mbridge.files.run_files import ROOT_NAME
 from cloudai_mbridge.launch.arrays import write_arrays
 from cloudai_mbridge.launch.render import render
 from cloudai_mbridge.launch.toml_text import render_toml
-from cloudai_mbridge.models.credentials import is_secret_variable
-from cloudai_mbridge.models.host_paths import slurm_pattern_in
 from cloudai_mbridge.models.system import SlurmSystem, System
+from cloudai_mbridge.models.values.credentials import is_secret_variable
+from cloudai_mbridge.models.values.host_paths import slurm_pattern_in
 from cloudai_mbridge.plan import ROOT_FILES, RejectedPoint, RunPlan, SweepPlan
 from cloudai_mbridge.plan.read import PLAN_VERSION
 

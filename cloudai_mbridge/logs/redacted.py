@@ -11,8 +11,8 @@ from dataclasses import fields, is_dataclass, replace
 from enum import Enum
 from typing import Any
 
-from cloudai_mbridge.models.credential_shapes import HOST, PRIVATE_KEY
-from cloudai_mbridge.models.credentials import SHORT_OPTIONS, credential_spans, is_assigned_credential
+from cloudai_mbridge.models.values.credential_shapes import HOST, PRIVATE_KEY
+from cloudai_mbridge.models.values.credentials import SHORT_OPTIONS, credential_spans, is_assigned_credential
 
 MASK = "***"
 _MOST_PASSES = 5  # what stood beside a credential may look like one now

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 from pydantic import Field, FiniteFloat, create_model, model_validator
 
 from cloudai_mbridge.models.base import Arguments, NameIfSet, PrivateText, StrictModel, Text
-from cloudai_mbridge.models.time_limit import SlurmTime
+from cloudai_mbridge.models.values.time_limit import SlurmTime
 
 # CloudAI's default: where the ranks' container keeps the resolved configuration
 SAVED_CONFIG = "/nemo_run/configs/ConfigContainer.yaml"

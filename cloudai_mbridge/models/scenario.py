@@ -6,9 +6,9 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from cloudai_mbridge.models.base import AxisOfInt, ListOfPaths, OneLine, ShellWords, StrictModel, Text
-from cloudai_mbridge.models.hostlist import check_nodes
 from cloudai_mbridge.models.runner_config import RunnerConfig
-from cloudai_mbridge.models.time_limit import SlurmTime
+from cloudai_mbridge.models.values.hostlist import check_nodes
+from cloudai_mbridge.models.values.time_limit import SlurmTime
 
 # Keys of a scenario's test that override (or, without test_name, make up) its definition.
 DEFINITION_KEYS = (

@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, FiniteFloat, model_serializer, model_validator
 
 from cloudai_mbridge.models.base import EnvName, NoSlurmCredential, OneLine, PrivateText, ShellWords, StrictModel, Text
-from cloudai_mbridge.models.credentials import shown_key, shown_value
-from cloudai_mbridge.models.slurm_options import usable_with_sbatch, usable_with_srun
+from cloudai_mbridge.models.values.credentials import shown_key, shown_value
+from cloudai_mbridge.models.values.slurm_options import usable_with_sbatch, usable_with_srun
 
 
 class Executor(StrEnum):

@@ -18,8 +18,8 @@ from cloudai_mbridge.models.base import (
     Text,
 )
 from cloudai_mbridge.models.cmd_args import MegatronBridgeCmdArgs
-from cloudai_mbridge.models.credentials import find_credential
 from cloudai_mbridge.models.sweep import SweepConfig
+from cloudai_mbridge.models.values.credentials import find_credential
 
 TEMPLATE = "MegatronBridge"
 DEFAULT_REPORT = "nsys-%h"  # nsys puts the host name there: the nodes share a directory

@@ -11,7 +11,7 @@ from cloudai_mbridge.estimate.headline import Headline, MemoryLimit
 from cloudai_mbridge.files.names import label
 from cloudai_mbridge.megatron_bridge.launcher.plan import graph_note, is_passed
 from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
-from cloudai_mbridge.models.load import LoadedScenario, LoadedTest
+from cloudai_mbridge.models.loading.load import LoadedScenario, LoadedTest
 from cloudai_mbridge.models.system import System
 from cloudai_mbridge.plan.arrays import assign_arrays
 from cloudai_mbridge.plan.budget import Budget

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from cloudai_mbridge.errors import BadInput
-from cloudai_mbridge.models.load import LoadedScenario
+from cloudai_mbridge.models.loading.load import LoadedScenario
 from cloudai_mbridge.plan.run_plan import RunPlan
 
 

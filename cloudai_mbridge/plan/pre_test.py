@@ -4,9 +4,9 @@ from dataclasses import replace
 
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.files.names import slug
-from cloudai_mbridge.models.hostlist import expand_hostlist
-from cloudai_mbridge.models.load import LoadedScenario, LoadedTest
+from cloudai_mbridge.models.loading.load import LoadedScenario, LoadedTest
 from cloudai_mbridge.models.system import LocalSystem, System
+from cloudai_mbridge.models.values.hostlist import expand_hostlist
 from cloudai_mbridge.plan.run import plan_run
 from cloudai_mbridge.plan.run_plan import RunPlan
 from cloudai_mbridge.sweep import Sweep, checked_points

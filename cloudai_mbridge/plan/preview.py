@@ -11,9 +11,9 @@ from cloudai_mbridge.estimate.not_considered import not_considered
 from cloudai_mbridge.estimate.prices import Price, price_of
 from cloudai_mbridge.files.names import label
 from cloudai_mbridge.models.cmd_args import Launcher
-from cloudai_mbridge.models.load import LoadedTest
+from cloudai_mbridge.models.loading.load import LoadedTest
 from cloudai_mbridge.models.system import System
-from cloudai_mbridge.models.time_limit import parse_time_limit
+from cloudai_mbridge.models.values.time_limit import parse_time_limit
 from cloudai_mbridge.plan.budget import Budget
 from cloudai_mbridge.recipes.apply import core_release, training_config
 from cloudai_mbridge.sweep import CheckedPoint, Sweep, checked_points

@@ -9,13 +9,13 @@ from cloudai_mbridge.constraints.rule import Point
 from cloudai_mbridge.files.names import slug
 from cloudai_mbridge.megatron_bridge.launcher.plan import HF_TOKEN, WANDB_API_KEY, is_passed, is_upstream, plan_upstream
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
-from cloudai_mbridge.models.credentials import is_secret_variable
-from cloudai_mbridge.models.host_paths import absolute_mount
-from cloudai_mbridge.models.load import LoadedTest
-from cloudai_mbridge.models.references import expand
+from cloudai_mbridge.models.loading.load import LoadedTest
 from cloudai_mbridge.models.system import System
 from cloudai_mbridge.models.test_definition import MegatronBridgeTestDefinition
-from cloudai_mbridge.models.time_limit import parse_time_limit
+from cloudai_mbridge.models.values.credentials import is_secret_variable
+from cloudai_mbridge.models.values.host_paths import absolute_mount
+from cloudai_mbridge.models.values.references import expand
+from cloudai_mbridge.models.values.time_limit import parse_time_limit
 from cloudai_mbridge.plan.run_plan import RunPlan
 from cloudai_mbridge.recipes import Recipe
 from cloudai_mbridge.recipes.apply import core_release, training_config

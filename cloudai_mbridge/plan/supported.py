@@ -6,10 +6,10 @@ from typing import Any
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.megatron_bridge.launcher.plan import may_be_upstream, refuse_upstream
 from cloudai_mbridge.models.cmd_args import Launcher
-from cloudai_mbridge.models.load import LoadedScenario, LoadedTest
-from cloudai_mbridge.models.references import has_other_forms
+from cloudai_mbridge.models.loading.load import LoadedScenario, LoadedTest
 from cloudai_mbridge.models.system import Executor, SlurmSystem, System
 from cloudai_mbridge.models.test_definition import TEMPLATE, MegatronBridgeTestDefinition
+from cloudai_mbridge.models.values.references import has_other_forms
 from cloudai_mbridge.sweep import credentials_in_sweep
 
 _LITERAL = "only $NAME and ${NAME} are expanded; commands and other forms of the shell stay as they are written"

@@ -6,8 +6,8 @@ from typing import Any
 
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.models.cmd_args import SAVED_CONFIG, ResolvedCmdArgs
-from cloudai_mbridge.models.pipeline_layout import num_stages
 from cloudai_mbridge.models.system import LocalSystem, System
+from cloudai_mbridge.models.values.pipeline_layout import num_stages
 from cloudai_mbridge.recipes.container import container_data
 from cloudai_mbridge.recipes.load import Recipe
 from cloudai_mbridge.training.compat.versions import installed_release

@@ -7,7 +7,7 @@ from importlib import resources
 from typing import Any
 
 from cloudai_mbridge.errors import BadInput
-from cloudai_mbridge.models.explain import suggest
+from cloudai_mbridge.models.loading.explain import suggest
 
 _HEAD = ("description", "family", "source", "not_embedded", "mtp_num_layers", "pipeline_layouts")
 _DATA = resources.files("cloudai_mbridge.recipes") / "data"

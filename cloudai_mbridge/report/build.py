@@ -19,7 +19,7 @@ from cloudai_mbridge.report.definitions import definitions_of, tokens_per_step_p
 from cloudai_mbridge.report.environment import machine_environment, run_environment
 from cloudai_mbridge.report.model import PointReport, Report
 from cloudai_mbridge.runner import Judge, Judgement
-from cloudai_mbridge.runner.journal import Attempt, Journal, JournalEntry
+from cloudai_mbridge.runner.journal.journal import Attempt, Journal, JournalEntry
 from cloudai_mbridge.schedulers.interface import JobClass
 from cloudai_mbridge.verdict import FailureKind, RunOutcome, Verdict, explain, judge
 from cloudai_mbridge.version import __version__

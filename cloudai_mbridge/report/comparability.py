@@ -23,8 +23,8 @@ from cloudai_mbridge.gate.results.model import comparability_id
 from cloudai_mbridge.logs.redacted import redacted_in
 from cloudai_mbridge.models.base import OverrideKey
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
-from cloudai_mbridge.models.credentials import is_secret
-from cloudai_mbridge.models.toml_source import MOST_TOML
+from cloudai_mbridge.models.loading.toml_source import MOST_TOML
+from cloudai_mbridge.models.values.credentials import is_secret
 from cloudai_mbridge.plan import POINT_FILES
 from cloudai_mbridge.report.plain import plain
 

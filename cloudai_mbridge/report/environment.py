@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from cloudai_mbridge.errors import BadInput
-from cloudai_mbridge.models.hostlist import expand_hostlist
+from cloudai_mbridge.models.values.hostlist import expand_hostlist
 from cloudai_mbridge.training.utils.provenance import git_state, package_versions
 
 _SAID = ("device", "driver", "cuda", "nccl", "python")

@@ -7,14 +7,14 @@ from typing import Any
 from cloudai_mbridge.files.replace import write_text
 from cloudai_mbridge.plan import POINT_FILES, ROOT_FILES
 from cloudai_mbridge.plan.read import require_directories
+from cloudai_mbridge.report.formats.json_file import write_json
+from cloudai_mbridge.report.formats.junit import render_junit
+from cloudai_mbridge.report.formats.markdown import render_markdown
+from cloudai_mbridge.report.formats.steps_csv import write_steps_csv
+from cloudai_mbridge.report.formats.steps_parquet import write_steps_parquet
+from cloudai_mbridge.report.formats.text import render_point, render_summary
 from cloudai_mbridge.report.html import render_html
-from cloudai_mbridge.report.json_file import write_json
-from cloudai_mbridge.report.junit import render_junit
-from cloudai_mbridge.report.markdown import render_markdown
 from cloudai_mbridge.report.model import Report
-from cloudai_mbridge.report.steps_csv import write_steps_csv
-from cloudai_mbridge.report.steps_parquet import write_steps_parquet
-from cloudai_mbridge.report.text import render_point, render_summary
 from cloudai_mbridge.verdict import Verdict
 
 FindHistory = Callable[[Mapping[str, Any]], Sequence[Mapping[str, Any]]]

@@ -1,6 +1,6 @@
 """Submit runs, watch them to their end, and write down what happened."""
 
-from cloudai_mbridge.runner.journal import Journal
+from cloudai_mbridge.runner.journal.journal import Journal
 from cloudai_mbridge.runner.pace import Pace
 from cloudai_mbridge.runner.tracked import Judge, Judgement, Observer
 from cloudai_mbridge.runner.watch import run_all

@@ -7,8 +7,8 @@ from pathlib import Path
 from cloudai_mbridge.errors import Paused, ToolFailure
 from cloudai_mbridge.launch.claim import take_claim
 from cloudai_mbridge.plan import SweepPlan
-from cloudai_mbridge.runner.journal import Journal
-from cloudai_mbridge.runner.submission_log import SubmissionLog
+from cloudai_mbridge.runner.journal.journal import Journal
+from cloudai_mbridge.runner.journal.submission_log import SubmissionLog
 from cloudai_mbridge.runner.tracked import FAILED, SKIPPED, Observer, Phase, Tracked
 from cloudai_mbridge.schedulers.interface import Job, JobClass, JobStatus, Scheduler, Submission
 

@@ -11,14 +11,14 @@ from pathlib import Path
 from cloudai_mbridge.errors import BadInput, ToolFailure
 from cloudai_mbridge.files.regular import NotRegular, data_ranges, is_empty, open_regular, pass_hole
 from cloudai_mbridge.logs.tail import printable
-from cloudai_mbridge.models.explain import suggest
+from cloudai_mbridge.models.loading.explain import suggest
 from cloudai_mbridge.plan import POINT_FILES, ROOT_FILES
 from cloudai_mbridge.plan.read import is_of_dry_run, read_plan_data, refuse_dry_run, require_directories
 from cloudai_mbridge.runner import cancel_request
 from cloudai_mbridge.runner.hosts import require_this_host
-from cloudai_mbridge.runner.journal import Event, Journal, JournalEntry
+from cloudai_mbridge.runner.journal.journal import Event, Journal, JournalEntry
+from cloudai_mbridge.runner.journal.submission_log import SubmissionLog
 from cloudai_mbridge.runner.lock import has_driver, no_driver
-from cloudai_mbridge.runner.submission_log import SubmissionLog
 
 _CANCEL_WAIT_S = 600.0
 _FOLLOW_S = 0.5

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from cloudai_mbridge.errors import InUse, shown
 from cloudai_mbridge.launch.claim import claimed_by
-from cloudai_mbridge.runner.journal_rows import JournalEntry
-from cloudai_mbridge.runner.submission_log import SubmissionLog
+from cloudai_mbridge.runner.journal.rows import JournalEntry
+from cloudai_mbridge.runner.journal.submission_log import SubmissionLog
 
 
 def require_this_host(root: Path, entries: Iterable[JournalEntry], lost_hosts: Collection[str] = ()) -> None:

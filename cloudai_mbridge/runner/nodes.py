@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterable, Mapping
 
 from cloudai_mbridge.errors import BadInput, ToolFailure
-from cloudai_mbridge.models.hostlist import expand_hostlist
+from cloudai_mbridge.models.values.hostlist import expand_hostlist
 from cloudai_mbridge.runner.context import RunnerContext
 from cloudai_mbridge.runner.tracked import Tracked
 

@@ -11,10 +11,10 @@ from cloudai_mbridge.runner.attempts import put_aside
 from cloudai_mbridge.runner.context import RunnerContext
 from cloudai_mbridge.runner.finalizer import Finalizer
 from cloudai_mbridge.runner.interrupt import Interrupts
+from cloudai_mbridge.runner.journal.submission_log import LoggedAttempt
 from cloudai_mbridge.runner.nodes import Nodes
 from cloudai_mbridge.runner.schedule import Schedule
 from cloudai_mbridge.runner.strays import Strays
-from cloudai_mbridge.runner.submission_log import LoggedAttempt
 from cloudai_mbridge.runner.tracked import Phase, Tracked
 from cloudai_mbridge.schedulers.interface import (
     SUBMITTED,

@@ -8,7 +8,7 @@ from cloudai_mbridge.errors import ToolFailure
 from cloudai_mbridge.runner.context import RunnerContext
 from cloudai_mbridge.runner.finalizer import INTERRUPTED, Finalizer
 from cloudai_mbridge.runner.interrupt import Interrupts
-from cloudai_mbridge.runner.journal import JournalEntry
+from cloudai_mbridge.runner.journal.journal import JournalEntry
 from cloudai_mbridge.runner.nodes import Nodes
 from cloudai_mbridge.runner.progress import Progress
 from cloudai_mbridge.runner.submitter import Submitter

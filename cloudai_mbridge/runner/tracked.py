@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Protocol
 
 from cloudai_mbridge.plan import RunPlan
-from cloudai_mbridge.runner.journal import JournalEntry
+from cloudai_mbridge.runner.journal.journal import JournalEntry
 from cloudai_mbridge.schedulers.interface import NEVER_STARTED, SUBMITTED, Job, JobStatus
 
 FAILED = "failed"

@@ -12,8 +12,8 @@ from cloudai_mbridge.plan import ROOT_FILES, SweepPlan
 from cloudai_mbridge.runner.cancel_request import clear_cancel, is_cancel_requested
 from cloudai_mbridge.runner.context import RunnerContext
 from cloudai_mbridge.runner.interrupt import Insisted, Interrupted, Interrupts
-from cloudai_mbridge.runner.journal import Journal
-from cloudai_mbridge.runner.known import require_known, restore_tokens
+from cloudai_mbridge.runner.journal.journal import Journal
+from cloudai_mbridge.runner.journal.known import require_known, restore_tokens
 from cloudai_mbridge.runner.lock import driver_lock, submit_lock
 from cloudai_mbridge.runner.pace import Pace
 from cloudai_mbridge.runner.sweep import Sweep

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from cloudai_mbridge.models.toml_source import read_toml
+from cloudai_mbridge.models.loading.toml_source import read_toml
 from cloudai_mbridge.training.config import ConfigContainer
 
 REPOSITORY = Path(__file__).parents[2]

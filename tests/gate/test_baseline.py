@@ -22,8 +22,8 @@ from cloudai_mbridge.gate.baseline.read import load_baseline
 from cloudai_mbridge.gate.baseline.sums import summarize_metric
 from cloudai_mbridge.gate.baseline.text import quote, render_baseline
 from cloudai_mbridge.gate.results.model import comparability_id
-from cloudai_mbridge.models.test_files import is_baseline
-from cloudai_mbridge.models.toml_source import read_toml
+from cloudai_mbridge.models.loading.test_files import is_baseline
+from cloudai_mbridge.models.loading.toml_source import read_toml
 
 TEXT = st.text(alphabet=st.characters(blacklist_categories=("Cs",)), max_size=12)
 JSON = st.recursive(

@@ -12,7 +12,7 @@ import pytest
 from cloudai_mbridge.megatron_bridge.pins import repo_path
 from cloudai_mbridge.megatron_bridge.presets.catalog import catalog
 from cloudai_mbridge.megatron_bridge.release import find_release
-from cloudai_mbridge.models.load import LoadedTest
+from cloudai_mbridge.models.loading.load import LoadedTest
 from cloudai_mbridge.models.scenario import TestRun
 from cloudai_mbridge.models.system import SlurmSystem
 from cloudai_mbridge.models.test_definition import MegatronBridgeTestDefinition

@@ -20,7 +20,7 @@ from cloudai.workloads.megatron_bridge.slurm_command_gen_strategy import Megatro
 
 from cloudai_mbridge.megatron_bridge.launcher import start_launcher
 from cloudai_mbridge.megatron_bridge.launcher.command_line import launcher_words
-from cloudai_mbridge.models.load import load_scenario, load_system
+from cloudai_mbridge.models.loading.load import load_scenario, load_system
 from cloudai_mbridge.models.system import SlurmSystem
 from cloudai_mbridge.plan.node_groups import resolve_groups, unknown_states
 from cloudai_mbridge.plan.run import plan_run

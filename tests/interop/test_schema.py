@@ -14,8 +14,8 @@ from cloudai.core import Parser
 
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.megatron_bridge.launcher.check import refuse_unknown_options
-from cloudai_mbridge.models.load import load_scenario, load_system
-from cloudai_mbridge.models.loaded import HookOptions
+from cloudai_mbridge.models.loading.load import load_scenario, load_system
+from cloudai_mbridge.models.loading.loaded import HookOptions
 from cloudai_mbridge.plan import SweepPlan
 from cloudai_mbridge.plan.build import build_plan
 from tests.interop.schema_variants import Files, cloudais_files, variants
@@ -284,7 +284,7 @@ def test_cloudais_hook_is_refused_on_purpose(
 def test_time_limits_mean_the_same(limit: str) -> None:
     from cloudai.util import parse_time_limit as theirs
 
-    from cloudai_mbridge.models.time_limit import parse_time_limit, slurm_time
+    from cloudai_mbridge.models.values.time_limit import parse_time_limit, slurm_time
 
     assert parse_time_limit(slurm_time(limit)) == theirs(limit).total_seconds()
 

@@ -22,11 +22,11 @@ from cloudai_mbridge.megatron_bridge.launcher.plan import launcher_args
 from cloudai_mbridge.megatron_bridge.launcher.script import find_job_ids
 from cloudai_mbridge.megatron_bridge.pins import image_path
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
-from cloudai_mbridge.models.load import LoadedScenario, LoadedTest
+from cloudai_mbridge.models.loading.load import LoadedScenario, LoadedTest
 from cloudai_mbridge.models.scenario import Scenario, TestRun
-from cloudai_mbridge.models.shell import launcher_word, shell_word
 from cloudai_mbridge.models.system import LocalSystem, SlurmSystem, System
 from cloudai_mbridge.models.test_definition import MegatronBridgeTestDefinition
+from cloudai_mbridge.models.values.shell import launcher_word, shell_word
 from cloudai_mbridge.plan import RunPlan
 from cloudai_mbridge.plan.build import build_plan
 

@@ -8,7 +8,7 @@ import pytest
 
 from cloudai_mbridge.logs.redacted import redacted, redacted_in
 from cloudai_mbridge.logs.tail import last_lines
-from cloudai_mbridge.models.credentials import find_credential
+from cloudai_mbridge.models.values.credentials import find_credential
 from cloudai_mbridge.schedulers.interface import JobClass
 from tests.models.test_credentials import SHAPES
 

@@ -8,9 +8,14 @@ import pytest
 from pydantic import ValidationError
 
 from cloudai_mbridge.errors import BadInput
-from cloudai_mbridge.models.credentials import find_credential, find_credential_in_words, is_secret, is_secret_variable
-from cloudai_mbridge.models.load import load_system
+from cloudai_mbridge.models.loading.load import load_system
 from cloudai_mbridge.models.test_definition import GitRepo, MegatronBridgeTestDefinition
+from cloudai_mbridge.models.values.credentials import (
+    find_credential,
+    find_credential_in_words,
+    is_secret,
+    is_secret_variable,
+)
 
 
 @pytest.mark.parametrize(

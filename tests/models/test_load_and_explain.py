@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from cloudai_mbridge.errors import BadInput
-from cloudai_mbridge.models.explain import suggest
-from cloudai_mbridge.models.load import load_scenario, load_system, load_test_definition
-from cloudai_mbridge.models.test_files import find_test_files
+from cloudai_mbridge.models.loading.explain import suggest
+from cloudai_mbridge.models.loading.load import load_scenario, load_system, load_test_definition
+from cloudai_mbridge.models.loading.test_files import find_test_files
 
 HEAD = 'name = "t"\ndescription = "d"\n'
 INLINE = 'name = "n"\ndescription = "d"\ntest_template_name = "MegatronBridge"\n'

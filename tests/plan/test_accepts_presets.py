@@ -10,7 +10,7 @@ from cloudai_mbridge.megatron_bridge.presets.find import UPSTREAM_DECIDES, find_
 from cloudai_mbridge.megatron_bridge.presets.rows import Row
 from cloudai_mbridge.megatron_bridge.release import find_release
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
-from cloudai_mbridge.models.load import LoadedTest
+from cloudai_mbridge.models.loading.load import LoadedTest
 from cloudai_mbridge.models.scenario import TestRun
 from cloudai_mbridge.models.system import SlurmSystem
 from cloudai_mbridge.models.test_definition import MegatronBridgeTestDefinition

@@ -8,7 +8,7 @@ import pytest
 
 from cloudai_mbridge.estimate.headline import Headline
 from cloudai_mbridge.launch.write import plan_to_dict, system_to_dict, write_plan
-from cloudai_mbridge.models.load import LoadedScenario, LoadedTest, load_system
+from cloudai_mbridge.models.loading.load import LoadedScenario, LoadedTest, load_system
 from cloudai_mbridge.models.scenario import Scenario
 from cloudai_mbridge.models.system import SlurmSystem, System
 from cloudai_mbridge.models.test_definition import MegatronBridgeTestDefinition

@@ -7,7 +7,7 @@ import pytest
 from pydantic import ValidationError
 
 from cloudai_mbridge.errors import BadInput
-from cloudai_mbridge.models.load import LoadedScenario, LoadedTest
+from cloudai_mbridge.models.loading.load import LoadedScenario, LoadedTest
 from cloudai_mbridge.models.scenario import Scenario
 from cloudai_mbridge.models.system import LocalSystem, SlurmSystem
 from cloudai_mbridge.models.test_definition import MegatronBridgeTestDefinition

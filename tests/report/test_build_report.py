@@ -12,15 +12,15 @@ from rich.console import Console
 
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.launch import write_plan, write_runs
-from cloudai_mbridge.models.load import LoadedScenario, LoadedTest
+from cloudai_mbridge.models.loading.load import LoadedScenario, LoadedTest
 from cloudai_mbridge.models.scenario import Scenario
 from cloudai_mbridge.models.system import LocalSystem
 from cloudai_mbridge.models.test_definition import MegatronBridgeTestDefinition
 from cloudai_mbridge.plan import SweepPlan
 from cloudai_mbridge.plan.build import build_plan
 from cloudai_mbridge.report import build_report, judge_in, write_report
-from cloudai_mbridge.report.terminal import render_table
-from cloudai_mbridge.report.text import render_point, render_summary
+from cloudai_mbridge.report.formats.terminal import render_table
+from cloudai_mbridge.report.formats.text import render_point, render_summary
 from cloudai_mbridge.runner import Journal, Judgement
 from cloudai_mbridge.schedulers.interface import JobClass, JobStatus
 from cloudai_mbridge.training.utils.log_lines import RUN_MARK, StepReport, render_record, render_step_record

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from cloudai_mbridge.metrics import measure
-from cloudai_mbridge.report.junit import render_junit
+from cloudai_mbridge.report.formats.junit import render_junit
+from cloudai_mbridge.report.formats.visible import visible
 from cloudai_mbridge.report.model import Report
-from cloudai_mbridge.report.visible import visible
 from cloudai_mbridge.verdict import Verdict
 from tests.report.conftest import NASTY, VIOLATION, some_point, some_rejected, some_report
 

@@ -12,10 +12,10 @@ import pytest
 
 from cloudai_mbridge.logs import StepRecord
 from cloudai_mbridge.metrics import measure
-from cloudai_mbridge.report import steps_parquet
+from cloudai_mbridge.report.formats import steps_parquet
+from cloudai_mbridge.report.formats.steps_csv import write_steps_csv
+from cloudai_mbridge.report.formats.steps_parquet import write_steps_parquet
 from cloudai_mbridge.report.model import PointReport
-from cloudai_mbridge.report.steps_csv import write_steps_csv
-from cloudai_mbridge.report.steps_parquet import write_steps_parquet
 from tests.report.conftest import NASTY, some_point, some_rejected
 
 HEADER = ["key", "test_id", "label", "iteration", "verdict", "step", "counted"]

@@ -11,7 +11,7 @@ import pytest
 from cloudai_mbridge.models.runner_config import RunnerConfig
 from cloudai_mbridge.plan import RunPlan, SweepPlan
 from cloudai_mbridge.runner import Journal, Judgement, Pace, run_all
-from cloudai_mbridge.runner.journal import JournalEntry
+from cloudai_mbridge.runner.journal.journal import JournalEntry
 from cloudai_mbridge.runner.progress import Progress
 from cloudai_mbridge.schedulers.interface import Job, JobClass, JobStatus, Seen, Submission
 

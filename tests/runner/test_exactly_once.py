@@ -24,9 +24,10 @@ from cloudai_mbridge.launch.claim import LOST_CLAIM, take_claim
 from cloudai_mbridge.models.runner_config import RunnerConfig
 from cloudai_mbridge.models.system import SlurmSystem
 from cloudai_mbridge.plan import RunPlan, SweepPlan
-from cloudai_mbridge.runner import Journal, Judgement, Pace, context, run_all, submission_log, submitter
+from cloudai_mbridge.runner import Journal, Judgement, Pace, context, run_all, submitter
 from cloudai_mbridge.runner.interrupt import Interrupted
-from cloudai_mbridge.runner.journal import JournalEntry
+from cloudai_mbridge.runner.journal import submission_log
+from cloudai_mbridge.runner.journal.journal import JournalEntry
 from cloudai_mbridge.runner.progress import Progress
 from cloudai_mbridge.schedulers.interface import JobClass
 from cloudai_mbridge.schedulers.slurm import SlurmClient, client, listing, submit

@@ -14,9 +14,9 @@ import pytest
 
 from cloudai_mbridge.errors import Damaged, OtherVersion, ToolFailure
 from cloudai_mbridge.runner import Journal
-from cloudai_mbridge.runner.journal import Attempt, JournalEntry
-from cloudai_mbridge.runner.journal_file import JOURNAL_VERSION
-from cloudai_mbridge.runner.journal_rows import VERDICTS
+from cloudai_mbridge.runner.journal.file import JOURNAL_VERSION
+from cloudai_mbridge.runner.journal.journal import Attempt, JournalEntry
+from cloudai_mbridge.runner.journal.rows import VERDICTS
 from cloudai_mbridge.schedulers.interface import JobClass, JobStatus
 from cloudai_mbridge.verdict import Verdict
 
@@ -255,7 +255,7 @@ def test_a_journal_that_cannot_be_written_is_the_tools_failure(
     journal: Journal, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     journal.plan(["k"])
-    monkeypatch.setattr("cloudai_mbridge.runner.journal._BUSY_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("cloudai_mbridge.runner.journal.journal._BUSY_TIMEOUT_S", 0.05)
     late = Journal(path)
     blocker = sqlite3.connect(path, isolation_level=None)
     blocker.execute("BEGIN IMMEDIATE")

@@ -1,7 +1,7 @@
 """C02, C08, C18: how layers are split over pipeline stages."""
 
 from cloudai_mbridge.constraints.rule import Answer, NotEvaluated, Point, Violation
-from cloudai_mbridge.models.pipeline_layout import layout_fault
+from cloudai_mbridge.models.values.pipeline_layout import layout_fault
 
 # (pp, vp) for which the upstream DeepSeek V3 recipe has a layout of its own
 _DEEPSEEK_V3_SPLITS = ((1, 1), (4, 1), (8, 1), (4, 2), (16, 1), (8, 2), (4, 4))

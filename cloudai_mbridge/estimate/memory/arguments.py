@@ -7,7 +7,7 @@ from cloudai_mbridge.estimate.memory.layout import Granularity, Layout, Recomput
 from cloudai_mbridge.estimate.memory.upstream import preset
 from cloudai_mbridge.estimate.precision import Precision
 from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
-from cloudai_mbridge.models.pipeline_layout import num_stages
+from cloudai_mbridge.models.values.pipeline_layout import num_stages
 from cloudai_mbridge.recipes.apply import recipe_layout
 from cloudai_mbridge.recipes.load import Recipe
 

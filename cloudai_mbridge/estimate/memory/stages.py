@@ -10,7 +10,7 @@ from functools import cached_property, lru_cache
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.estimate.architecture import Architecture
 from cloudai_mbridge.estimate.memory.layout import Layout
-from cloudai_mbridge.models.pipeline_layout import layout_fault, parse_layout
+from cloudai_mbridge.models.values.pipeline_layout import layout_fault, parse_layout
 
 
 class Mixer(StrEnum):

@@ -5,8 +5,8 @@ from pathlib import Path
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.gate.baseline.model import Baseline
 from cloudai_mbridge.gate.baseline.sums import find_mistake
-from cloudai_mbridge.models.load import validate
-from cloudai_mbridge.models.toml_source import read_toml
+from cloudai_mbridge.models.loading.load import validate
+from cloudai_mbridge.models.loading.toml_source import read_toml
 
 BASELINE_VERSION = 1
 

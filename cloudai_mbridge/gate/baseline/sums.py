@@ -9,7 +9,7 @@ from typing import Any
 from cloudai_mbridge.gate.baseline.model import BaselineMetric, BaselinePoint, Value, as_list
 from cloudai_mbridge.gate.results.model import comparability_id
 from cloudai_mbridge.gate.results.values import METRICS
-from cloudai_mbridge.models.explain import suggest
+from cloudai_mbridge.models.loading.explain import suggest
 
 _VALUE_DIGITS, _NOISE_DIGITS = 6, 3
 _VALUE_SLACK, _NOISE_SLACK = 1e-5, 1e-2  # relative; rounding to so many digits is below

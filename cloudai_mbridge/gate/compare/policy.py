@@ -12,9 +12,9 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, fie
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.gate.results.values import METRICS
 from cloudai_mbridge.models.base import ExactModel, NotBlank
-from cloudai_mbridge.models.explain import suggest
-from cloudai_mbridge.models.load import validate
-from cloudai_mbridge.models.toml_source import TomlSource, read_toml
+from cloudai_mbridge.models.loading.explain import suggest
+from cloudai_mbridge.models.loading.load import validate
+from cloudai_mbridge.models.loading.toml_source import TomlSource, read_toml
 
 LONGEST_WAIVER = timedelta(days=366)
 _SHORTEST_REASON = 10

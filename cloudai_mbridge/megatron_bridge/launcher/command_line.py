@@ -17,9 +17,9 @@ from cloudai_mbridge.megatron_bridge.launcher.options import find_launcher, know
 from cloudai_mbridge.megatron_bridge.launcher.plan import HF_TOKEN, WANDB_API_KEY, LauncherRun, UpstreamPlan
 from cloudai_mbridge.megatron_bridge.pins import image_path, install_root, repo_path
 from cloudai_mbridge.megatron_bridge.release import Release, find_release
-from cloudai_mbridge.models.shell import launcher_word, shell_word
 from cloudai_mbridge.models.system import SlurmSystem
-from cloudai_mbridge.models.time_limit import format_time_limit
+from cloudai_mbridge.models.values.shell import launcher_word, shell_word
+from cloudai_mbridge.models.values.time_limit import format_time_limit
 
 
 @dataclass(frozen=True)

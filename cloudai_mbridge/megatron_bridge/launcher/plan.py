@@ -8,13 +8,13 @@ from typing import Any, Protocol
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.megatron_bridge.pins import MOUNT, megatron_bridge_of
 from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
-from cloudai_mbridge.models.credentials import is_secret
-from cloudai_mbridge.models.host_paths import absolute, slurm_pattern_in
-from cloudai_mbridge.models.hostlist import expand_hostlist
-from cloudai_mbridge.models.load import LoadedTest
+from cloudai_mbridge.models.loading.load import LoadedTest
 from cloudai_mbridge.models.scenario import TestRun
 from cloudai_mbridge.models.system import SlurmSystem, System
 from cloudai_mbridge.models.test_definition import NEMO_RUN, GitRepo, MegatronBridgeTestDefinition
+from cloudai_mbridge.models.values.credentials import is_secret
+from cloudai_mbridge.models.values.host_paths import absolute, slurm_pattern_in
+from cloudai_mbridge.models.values.hostlist import expand_hostlist
 
 HF_TOKEN, WANDB_API_KEY = "HF_TOKEN", "WANDB_API_KEY"  # the variables' names
 

@@ -4,9 +4,9 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from cloudai_mbridge.report.formats.visible import visible
 from cloudai_mbridge.report.html.differences import differences
 from cloudai_mbridge.report.plain import plain
-from cloudai_mbridge.report.visible import visible
 
 DIGITS = 7
 _STATISTICS = ("step_time_s", "tflops_per_gpu", "tokens_per_s_per_gpu")

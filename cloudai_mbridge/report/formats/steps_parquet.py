@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from cloudai_mbridge.files.replace import replacing
+from cloudai_mbridge.report.formats.step_rows import COLUMNS, NUMBERS, TEXTS, step_rows
 from cloudai_mbridge.report.model import PointReport
-from cloudai_mbridge.report.step_rows import COLUMNS, NUMBERS, TEXTS, step_rows
 
 _ROWS_AT_A_TIME = 1 << 16
 

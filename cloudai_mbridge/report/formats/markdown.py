@@ -6,9 +6,9 @@ GitHub refuses a summary of more than 1 MiB, so every section has its share of 9
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from cloudai_mbridge.report.markdown_text import folded, inline, preformatted
+from cloudai_mbridge.report.formats.markdown_text import folded, inline, preformatted
+from cloudai_mbridge.report.formats.text import count_text, evidence_title, spread_text, windows_text
 from cloudai_mbridge.report.model import PointReport, Report
-from cloudai_mbridge.report.text import count_text, evidence_title, spread_text, windows_text
 from cloudai_mbridge.verdict import Verdict
 
 _KIB = 1 << 10

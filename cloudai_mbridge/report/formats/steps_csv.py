@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from cloudai_mbridge.files.replace import replacing
+from cloudai_mbridge.report.formats.step_rows import COLUMNS, step_rows
+from cloudai_mbridge.report.formats.visible import visible
 from cloudai_mbridge.report.model import PointReport
-from cloudai_mbridge.report.step_rows import COLUMNS, step_rows
-from cloudai_mbridge.report.visible import visible
 
 _FORMULA = ("=", "+", "-", "@", "\t")
 

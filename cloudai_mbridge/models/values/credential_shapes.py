@@ -6,7 +6,7 @@ not credentials.
 
 import re
 
-from cloudai_mbridge.models.references import REFERENCE
+from cloudai_mbridge.models.values.references import REFERENCE
 
 # ---- names
 

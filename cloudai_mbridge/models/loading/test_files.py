@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cloudai_mbridge.errors import BadInput
-from cloudai_mbridge.models.explain import suggest
-from cloudai_mbridge.models.toml_source import TomlSource, read_toml
+from cloudai_mbridge.models.loading.explain import suggest
+from cloudai_mbridge.models.loading.toml_source import TomlSource, read_toml
 
 TEMPLATE_KEY = "test_template_name"
 

@@ -10,20 +10,26 @@ from pydantic import BaseModel, ValidationError
 
 from cloudai_mbridge.errors import BadInput, counted
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
-from cloudai_mbridge.models.credentials import shown_value
-from cloudai_mbridge.models.explain import explain, suggest
-from cloudai_mbridge.models.loaded import ForeignSystem, ForeignTemplate, HookOptions, LoadedScenario, LoadedTest
-from cloudai_mbridge.models.scenario import Scenario, TestRun
-from cloudai_mbridge.models.system import LocalSystem, SlurmSystem, System
-from cloudai_mbridge.models.test_definition import TEMPLATE, MegatronBridgeTestDefinition
-from cloudai_mbridge.models.test_files import (
+from cloudai_mbridge.models.loading.explain import explain, suggest
+from cloudai_mbridge.models.loading.loaded import (
+    ForeignSystem,
+    ForeignTemplate,
+    HookOptions,
+    LoadedScenario,
+    LoadedTest,
+)
+from cloudai_mbridge.models.loading.test_files import (
     TEMPLATE_KEY,
     TestFiles,
     find_test_files,
     is_scenario,
     is_system,
 )
-from cloudai_mbridge.models.toml_source import TomlSource, read_toml
+from cloudai_mbridge.models.loading.toml_source import TomlSource, read_toml
+from cloudai_mbridge.models.scenario import Scenario, TestRun
+from cloudai_mbridge.models.system import LocalSystem, SlurmSystem, System
+from cloudai_mbridge.models.test_definition import TEMPLATE, MegatronBridgeTestDefinition
+from cloudai_mbridge.models.values.credentials import shown_value
 
 __all__ = ["LoadedScenario", "LoadedTest", "load_scenario", "load_system", "load_test_definition", "validate"]
 

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 
 from cloudai_mbridge.gate.compare.verdict import GREEN, GateResult, GateVerdict, MetricVerdict, PointVerdict
-from cloudai_mbridge.report.gate_terminal import conclude, value_text
-from cloudai_mbridge.report.markdown_text import inline
+from cloudai_mbridge.report.formats.gate_terminal import conclude, value_text
+from cloudai_mbridge.report.formats.markdown_text import inline
 
 _SIGNS = {GateVerdict.PASS: "✅", GateVerdict.IMPROVEMENT: "🚀", GateVerdict.REGRESSION: "❌"}
 _DOUBT = "⚠️"

@@ -11,7 +11,7 @@ from typing import Any
 
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.files.regular import NotRegular, read_regular
-from cloudai_mbridge.models.credentials import shown_key
+from cloudai_mbridge.models.values.credentials import shown_key
 
 MOST_TOML = 128 << 20
 _HEADER = re.compile(r"\s*\[(?P<array>\[)?\s*(?P<name>[^\]]+?)\s*\]")

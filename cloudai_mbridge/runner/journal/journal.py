@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from cloudai_mbridge.errors import ToolFailure
-from cloudai_mbridge.runner.journal_file import open_journal, open_read_only, reading
-from cloudai_mbridge.runner.journal_rows import Attempt, JournalEntry, RowReader
+from cloudai_mbridge.runner.journal.file import open_journal, open_read_only, reading
+from cloudai_mbridge.runner.journal.rows import Attempt, JournalEntry, RowReader
 from cloudai_mbridge.schedulers.interface import JobStatus
 
 __all__ = ["Attempt", "Event", "Journal", "JournalEntry"]

@@ -3,7 +3,7 @@
 import xml.etree.ElementTree as ET
 
 from cloudai_mbridge.gate.compare.verdict import GREEN, GateResult, MetricVerdict, PointVerdict
-from cloudai_mbridge.report.visible import visible
+from cloudai_mbridge.report.formats.visible import visible
 
 _WHOLE = "(the point)"
 

@@ -11,8 +11,8 @@ import xml.etree.ElementTree as ET
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 
+from cloudai_mbridge.report.formats.visible import clipped, visible
 from cloudai_mbridge.report.model import PointReport, Report
-from cloudai_mbridge.report.visible import clipped, visible
 from cloudai_mbridge.verdict import Verdict
 
 _COUNTED = {"failures": "failure", "errors": "error", "skipped": "skipped"}

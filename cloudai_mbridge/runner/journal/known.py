@@ -6,9 +6,9 @@ from pathlib import Path
 from cloudai_mbridge.errors import Damaged
 from cloudai_mbridge.launch.claim import claiming_tokens
 from cloudai_mbridge.plan import POINT_FILES, ROOT_FILES
-from cloudai_mbridge.runner.journal import Journal
-from cloudai_mbridge.runner.journal_rows import JournalEntry
-from cloudai_mbridge.runner.submission_log import SubmissionLog
+from cloudai_mbridge.runner.journal.journal import Journal
+from cloudai_mbridge.runner.journal.rows import JournalEntry
+from cloudai_mbridge.runner.journal.submission_log import SubmissionLog
 
 _REMEDY = f"restore {ROOT_FILES.journal}, or start a new run"
 

@@ -10,8 +10,8 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from cloudai_mbridge.errors import counted
-from cloudai_mbridge.models.credentials import holds_credential, is_secret
-from cloudai_mbridge.models.toml_source import TomlSource
+from cloudai_mbridge.models.loading.toml_source import TomlSource
+from cloudai_mbridge.models.values.credentials import holds_credential, is_secret
 
 Path = tuple[str | int, ...]
 

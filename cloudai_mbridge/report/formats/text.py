@@ -6,8 +6,8 @@ from typing import Any
 
 from cloudai_mbridge.metrics import Statistic
 from cloudai_mbridge.plan import POINT_FILES
+from cloudai_mbridge.report.formats.visible import visible
 from cloudai_mbridge.report.model import PointReport, Report
-from cloudai_mbridge.report.visible import visible
 
 
 def render_point(point: PointReport, root: Path) -> str:

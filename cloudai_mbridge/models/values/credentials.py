@@ -12,7 +12,7 @@ from functools import lru_cache
 from itertools import chain, pairwise
 
 from cloudai_mbridge.errors import shown
-from cloudai_mbridge.models import credential_shapes as shapes
+from cloudai_mbridge.models.values import credential_shapes as shapes
 
 _SLURM_VARIABLE = re.compile(r"S(BATCH|RUN|ALLOC|LURM)_")
 

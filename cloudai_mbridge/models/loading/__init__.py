@@ -1,0 +1,1 @@
+"""Read what users write, and say where a mistake is."""

@@ -1,0 +1,1 @@
+"""The values in users' files: node lists, durations, paths, references, credentials."""

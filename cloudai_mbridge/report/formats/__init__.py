@@ -1,0 +1,1 @@
+"""A report, and what a gate says, in every format that is written."""

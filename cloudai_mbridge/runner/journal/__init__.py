@@ -1,0 +1,1 @@
+"""The journal of a run: what was submitted, and how it ended."""
