@@ -13,10 +13,10 @@ from cloudai_mbridge.constraints import RuleSet
 from cloudai_mbridge.integrations import nemo_run
 from cloudai_mbridge.launch import write_plan, write_runs
 from cloudai_mbridge.launch.write import create_root, refuse_output_dir
-from cloudai_mbridge.megatron_bridge.launcher.check import refuse_unknown_options
+from cloudai_mbridge.megatron_bridge.launcher.command_line import refuse_unknown_options
 from cloudai_mbridge.models.loading.load import Warn, load_scenario, load_system
 from cloudai_mbridge.models.loading.loaded import HookOptions
-from cloudai_mbridge.models.runner_config import RunnerConfig
+from cloudai_mbridge.models.scenario import RunnerConfig
 from cloudai_mbridge.models.system import Executor, LocalSystem, SlurmSystem, System
 from cloudai_mbridge.plan import ROOT_FILES, SweepPlan
 from cloudai_mbridge.plan.build import build_plan

@@ -14,8 +14,8 @@ from cloudai_mbridge import (
     MegatronBridgeTestDefinition,
     extract_mbridge_metrics,
 )
+from cloudai_mbridge.integrations.workload import DockerImage, PythonExecutable
 from cloudai_mbridge.logs import stream_mbridge_metrics
-from cloudai_mbridge.models.installables import DockerImage, PythonExecutable
 from cloudai_mbridge.models.test_definition import GitRepo
 
 BRIDGE = GitRepo(url="https://github.com/NVIDIA-NeMo/Megatron-Bridge.git", commit="v0.3.0")

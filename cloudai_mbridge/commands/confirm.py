@@ -26,7 +26,7 @@ from cloudai_mbridge.models.system import LocalSystem, System
 from cloudai_mbridge.models.values.hostlist import expand_hostlist
 from cloudai_mbridge.pipeline import Prepared
 from cloudai_mbridge.plan import POINT_FILES, ROOT_FILES, RunPlan, SweepPlan
-from cloudai_mbridge.plan.arrays import assign_arrays
+from cloudai_mbridge.plan.build import assign_arrays
 from cloudai_mbridge.runner import Journal, Observer, control
 from cloudai_mbridge.runner.journal.journal import JournalEntry
 from cloudai_mbridge.runner.lock import driver_lock

@@ -77,8 +77,8 @@ def estimate(
     Exit codes: 0, or 16 if the point does not fit into the GPU's memory.
     """
     from cloudai_mbridge.estimate.as_json import as_data
+    from cloudai_mbridge.estimate.headline import price_of
     from cloudai_mbridge.estimate.point import estimate_point
-    from cloudai_mbridge.estimate.prices import price_of
     from cloudai_mbridge.models.loading.load import load_system
 
     system = load_system(system_config) if system_config else None

@@ -112,7 +112,7 @@ def _show(
     from cloudai_mbridge.report.formats.gate_junit import render_gate_junit
     from cloudai_mbridge.report.formats.gate_markdown import render_gate_markdown
     from cloudai_mbridge.report.formats.gate_terminal import render_gate
-    from cloudai_mbridge.report.plain import plain
+    from cloudai_mbridge.report.model import plain
 
     new_console().print(render_gate(result))
     codes = [
@@ -147,7 +147,7 @@ def _page(path: Path, result: "GateResult") -> str:
         BadInput: the gate reads less of a report than the page does, and what the page needs is not there.
     """
     from cloudai_mbridge.report.html import render_html
-    from cloudai_mbridge.report.plain import plain
+    from cloudai_mbridge.report.model import plain
 
     file = path / ROOT_FILES.report if path.is_dir() else path
     report = json.loads(read_regular(file))

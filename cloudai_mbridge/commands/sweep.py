@@ -235,7 +235,7 @@ def _write_csv(wanted: "PlanOptions", **options: Any) -> int:
 
 
 def _cell(value: Any) -> str:
-    from cloudai_mbridge.report.formats.steps_csv import spreadsheet_text
+    from cloudai_mbridge.report.formats.steps import spreadsheet_text
 
     return spreadsheet_text(value) if isinstance(value, str) else json.dumps(value)
 

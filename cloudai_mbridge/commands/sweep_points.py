@@ -11,8 +11,7 @@ from cloudai_mbridge.constraints.engine import RULES
 from cloudai_mbridge.constraints.upstream import rule_id
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.files.names import label
-from cloudai_mbridge.megatron_bridge.presets.described import describe
-from cloudai_mbridge.megatron_bridge.presets.find import with_preset
+from cloudai_mbridge.megatron_bridge.presets.find import describe, with_preset
 from cloudai_mbridge.models.loading.explain import suggest
 from cloudai_mbridge.models.loading.load import LoadedTest, Warn, load_scenario, load_system
 from cloudai_mbridge.models.loading.loaded import NO_HOOKS

@@ -12,7 +12,7 @@ from cloudai_mbridge.constraints import RuleSet
 from cloudai_mbridge.errors import BadInput, counted
 from cloudai_mbridge.gate.baseline.read import load_baseline
 from cloudai_mbridge.gate.compare.policy import is_policy, load_policy
-from cloudai_mbridge.megatron_bridge.launcher.check import unknown_options
+from cloudai_mbridge.megatron_bridge.launcher.command_line import unknown_options
 from cloudai_mbridge.megatron_bridge.launcher.plan import is_upstream
 from cloudai_mbridge.megatron_bridge.pins import megatron_bridge_of
 from cloudai_mbridge.models.loading.load import (

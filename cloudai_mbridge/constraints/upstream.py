@@ -21,8 +21,7 @@ from cloudai_mbridge.constraints.rule import (
     UnknownOperandError,
     Violation,
 )
-from cloudai_mbridge.megatron_bridge.presets.described import origin
-from cloudai_mbridge.megatron_bridge.presets.find import UNSET, UPSTREAM_DECIDES, Preset, Resolved, with_preset
+from cloudai_mbridge.megatron_bridge.presets.find import UNSET, UPSTREAM_DECIDES, Preset, Resolved, origin, with_preset
 from cloudai_mbridge.megatron_bridge.release import Release
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
 from cloudai_mbridge.recipes.apply import with_model_facts

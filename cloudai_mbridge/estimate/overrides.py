@@ -1,11 +1,13 @@
 """What of a point's `extra_cmd_args` changes its layout: one table, and recomputation."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from cloudai_mbridge.errors import BadInput
+from cloudai_mbridge.estimate.architecture import MODEL_FIELDS
 from cloudai_mbridge.estimate.memory import RECOMPUTE_METHODS, Granularity, Layout, Recompute
+from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
 from cloudai_mbridge.recipes.apply import parse_value
 
 # key of extra_cmd_args -> field of the layout, and its type
@@ -93,3 +95,26 @@ def _recompute(
     # Megatron-Core's default where nothing is named
     chosen = frozenset(map(str, modules)) if modules is not None else before.modules or frozenset({"core_attn"})
     return Recompute(Granularity.SELECTIVE, chosen)
+
+
+_ARGUMENTS = (
+    *("fp8_recipe", "use_tokendrop", "nccl_ub", "packed_sequence", "head_only"),
+    *("optimizer_type", "moe_flex_dispatcher_backend", "deterministic", "num_moe_experts", "lock_gpu_freq"),
+    "peak_mem_clk",
+)
+_SECTIONS = ("model", "optimizer", "ddp", "dist", "mixed_precision", "comm_overlap", "train")
+_HARMLESS = frozenset({"optimizer.lr", "optimizer.min_lr", "optimizer.weight_decay"})
+
+
+def not_considered(args: ResolvedCmdArgs, extra: Mapping[str, str], axes: Iterable[str] = ()) -> tuple[str, ...]:
+    """Return the arguments and keys of `extra_cmd_args`. axes: arguments that a sweep sets."""
+    swept = set(axes)
+    arguments = [f"cmd_args.{name}" for name in _ARGUMENTS if name in swept or getattr(args, name)]
+    return (*arguments, *(key for key in extra if _is_passed_over(key.lstrip("+"))))
+
+
+def _is_passed_over(key: str) -> bool:
+    section, _, field = key.partition(".")
+    if section not in _SECTIONS or key in LAYOUT_KEYS or key in _HARMLESS:
+        return False
+    return not (section == "model" and field in MODEL_FIELDS)

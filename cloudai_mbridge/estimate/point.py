@@ -11,6 +11,7 @@ from typing import TypeVar
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.estimate.architecture import Architecture
 from cloudai_mbridge.estimate.hardware import Gpu, mfu
+from cloudai_mbridge.estimate.headline import Price
 from cloudai_mbridge.estimate.memory import (
     REFERENCES,
     Assumptions,
@@ -24,9 +25,8 @@ from cloudai_mbridge.estimate.memory import (
 )
 from cloudai_mbridge.estimate.memory.arguments import ADAPTER_TASKS
 from cloudai_mbridge.estimate.memory.other import NOTHING
-from cloudai_mbridge.estimate.not_considered import not_considered
+from cloudai_mbridge.estimate.overrides import not_considered
 from cloudai_mbridge.estimate.precision import precision_named
-from cloudai_mbridge.estimate.prices import Price
 from cloudai_mbridge.estimate.published import PublishedRow
 from cloudai_mbridge.estimate.request import EstimateRequest, refusing
 from cloudai_mbridge.estimate.time import HeldOutError, StepTime, TimeModel, time_model, why_no_time

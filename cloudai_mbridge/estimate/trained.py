@@ -4,8 +4,7 @@ from collections.abc import Mapping
 
 from cloudai_mbridge.estimate.hardware import Gpu
 from cloudai_mbridge.estimate.request import EstimateRequest
-from cloudai_mbridge.megatron_bridge.presets.described import describe
-from cloudai_mbridge.megatron_bridge.presets.find import Preset, said, with_preset
+from cloudai_mbridge.megatron_bridge.presets.find import Preset, describe, said, with_preset
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
 from cloudai_mbridge.recipes.load import Recipe
 from cloudai_mbridge.training.flops import NEW, Formula

@@ -1,13 +1,14 @@
 """Install and uninstall everything that tests need below one directory."""
 
+import fcntl
 import os
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from cloudai_mbridge.errors import BadInput, ToolFailure
 from cloudai_mbridge.install.git import RepoInstaller
-from cloudai_mbridge.install.image import ImageInstaller
 from cloudai_mbridge.install.installables import (
     EXTRA_PACKAGES,
     ImageInstall,
@@ -16,8 +17,9 @@ from cloudai_mbridge.install.installables import (
     RepoInstall,
     installables_of,
 )
-from cloudai_mbridge.install.lock import locked
-from cloudai_mbridge.install.place import Installer, Notify, remove_leftovers
+from cloudai_mbridge.install.names import enroot_uri
+from cloudai_mbridge.install.place import Facts, Installer, Notify, remove_leftovers
+from cloudai_mbridge.install.process import run_tool
 from cloudai_mbridge.install.python_env import PythonEnvInstaller
 from cloudai_mbridge.megatron_bridge.pins import image_path, repo_path, venv_path
 from cloudai_mbridge.models.test_definition import MegatronBridgeTestDefinition
@@ -161,3 +163,50 @@ def _for_each(
                 continue
             notify(f"{target.item}: failed")
     return InstallResult(len(targets), tuple(failures))
+
+
+_NAME = ".mbridge-install.lock"
+
+
+@contextmanager
+def locked(directory: Path, notify: Notify) -> Iterator[None]:
+    """Hold the directory's lock; it ends with the process. Wait for another holder.
+
+    Some shared file systems have no locks. There the install goes on, and says so.
+    """
+    descriptor = os.open(directory / _NAME, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        _lock(descriptor, directory, notify)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int, directory: Path, notify: Notify) -> None:
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            notify(f"waiting for another install to finish in {directory}")
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+    except OSError as error:
+        notify(f"{directory} cannot be locked ({error.strerror}); run one install at a time")
+
+
+class ImageInstaller(Installer):
+    """Imports as a squashfs file; credentials come from enroot's own .credentials file."""
+
+    def __init__(self, item: ImageInstall) -> None:
+        self._item = item
+
+    @property
+    def identity(self) -> Facts:
+        return {"kind": "image", "url": enroot_uri(self._item.url)}
+
+    def build(self, payload: Path, path: Path) -> Facts:
+        """Import, and trust the file rather than the exit code."""
+        remedy = "run where enroot is installed, or import the image elsewhere and let container_image name the file"
+        run_tool("enroot", "import", "-o", payload, enroot_uri(self._item.url), env=os.environ, missing=remedy)
+        if not payload.is_file():
+            raise ToolFailure("enroot succeeded but wrote no image")
+        return {}

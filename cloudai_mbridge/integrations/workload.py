@@ -13,9 +13,23 @@ from cloudai_mbridge.constraints import check
 from cloudai_mbridge.logs import extract_mbridge_metrics, stream_mbridge_metrics
 from cloudai_mbridge.logs.tail import last_lines
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
-from cloudai_mbridge.models.installables import DockerImage, PythonExecutable
 from cloudai_mbridge.models.system import System
 from cloudai_mbridge.models.test_definition import NEMO_RUN, GitRepo
+
+
+@dataclass(frozen=True)
+class DockerImage:
+    """A container image by its address."""
+
+    url: str
+
+
+@dataclass(frozen=True)
+class PythonExecutable:
+    """The Python of an environment into which a repository is installed."""
+
+    git_repo: GitRepo
+
 
 LAUNCHER_LOG = "cloudai_megatron_bridge_launcher.log"
 MOUNT = "/opt/Megatron-Bridge"

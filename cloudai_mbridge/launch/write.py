@@ -3,6 +3,7 @@
 import json
 from dataclasses import asdict
 from datetime import datetime
+from importlib.resources import files as files_of
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,14 @@ from cloudai_mbridge.files.disk import naming
 from cloudai_mbridge.files.names import slug
 from cloudai_mbridge.files.run_files import ROOT_NAME
 from cloudai_mbridge.launch.arrays import write_arrays
-from cloudai_mbridge.launch.render import render
+from cloudai_mbridge.launch.script import LAUNCHER_START, render_local_script, render_slurm_script
 from cloudai_mbridge.launch.toml_text import render_toml
+from cloudai_mbridge.megatron_bridge import launcher
+from cloudai_mbridge.megatron_bridge.launcher.script import render_launcher_script
 from cloudai_mbridge.models.system import SlurmSystem, System
 from cloudai_mbridge.models.values.credentials import is_secret_variable
 from cloudai_mbridge.models.values.host_paths import slurm_pattern_in
-from cloudai_mbridge.plan import ROOT_FILES, RejectedPoint, RunPlan, SweepPlan
+from cloudai_mbridge.plan import POINT_FILES, ROOT_FILES, RejectedPoint, RunPlan, SweepPlan
 from cloudai_mbridge.plan.read import PLAN_VERSION
 
 _NOT_NEEDED = {"data_repository", "reports", "group_allocated"}  # CloudAI's own, which may hold credentials
@@ -109,3 +112,17 @@ def _run_to_dict(run: RunPlan) -> dict[str, Any]:
 def _rejected_to_dict(point: RejectedPoint) -> dict[str, Any]:
     violations = [{**asdict(violation), "message": str(violation)} for violation in point.violations]
     return {**asdict(point), "violations": violations}
+
+
+def render(plan: RunPlan, system: System) -> dict[str, str]:
+    """Return the files of a run: name -> text. No file holds a credential."""
+    files = {POINT_FILES.definition: render_toml(plan.definition)}
+    if plan.upstream is not None:
+        assert isinstance(system, SlurmSystem)
+        starter = (files_of(launcher) / "start_launcher.py").read_text(encoding="utf-8")
+        files[POINT_FILES.launcher_starter] = starter
+        return files | {POINT_FILES.launcher_script: render_launcher_script(plan, system, LAUNCHER_START)}
+    files[POINT_FILES.training_config] = json.dumps(plan.training_config, indent=2) + "\n"
+    if isinstance(system, SlurmSystem):
+        return files | {POINT_FILES.slurm_script: render_slurm_script(plan, system)}
+    return files | {POINT_FILES.local_script: render_local_script(plan, system)}

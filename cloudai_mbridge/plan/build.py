@@ -9,22 +9,20 @@ from cloudai_mbridge.constraints import Lifted, RuleSet, Violation
 from cloudai_mbridge.errors import BadInput, counted
 from cloudai_mbridge.estimate.headline import Headline, MemoryLimit
 from cloudai_mbridge.files.names import label
+from cloudai_mbridge.files.run_files import ROOT_FILES
 from cloudai_mbridge.megatron_bridge.launcher.plan import graph_note, is_passed
 from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
 from cloudai_mbridge.models.loading.load import LoadedScenario, LoadedTest
-from cloudai_mbridge.models.system import System
-from cloudai_mbridge.plan.arrays import assign_arrays
+from cloudai_mbridge.models.system import Executor, SlurmSystem, System
 from cloudai_mbridge.plan.budget import Budget
-from cloudai_mbridge.plan.hooks import with_hooks
 from cloudai_mbridge.plan.node_groups import NodeStates, resolve_groups, unknown_states
 from cloudai_mbridge.plan.pre_test import plan_pre_test
 from cloudai_mbridge.plan.run import plan_run
 from cloudai_mbridge.plan.run_plan import RejectedPoint, RunPlan, SweepPlan
 from cloudai_mbridge.plan.supported import notes_on, notes_on_system, refuse_unsupported
 from cloudai_mbridge.sweep import CheckedPoint, Sweep, checked_points
-from cloudai_mbridge.sweep.estimated import SweepEstimates
+from cloudai_mbridge.sweep.estimated import SweepEstimates, memory_violation
 from cloudai_mbridge.sweep.fill_in import fill_in_notes, lifted_note
-from cloudai_mbridge.sweep.memory_risk import memory_violation
 from cloudai_mbridge.sweep.order import informative
 from cloudai_mbridge.sweep.pinned import pinned_by
 
@@ -228,3 +226,57 @@ def _predicted(headline: Headline) -> dict[str, object] | None:
         "tflops_per_gpu": headline.tflops_per_gpu,
         "peak_memory_gib": headline.peak_memory_gib,
     }
+
+
+# Slurm's default MaxArraySize is 1001, which allows the indices 0 to 1000.
+MOST_TASKS = 1000
+
+
+def assign_arrays(runs: Iterable[RunPlan], system: System) -> tuple[RunPlan, ...]:
+    """Return the runs, with an array and an index where at least two share one."""
+    ordered = list(runs)
+    if not isinstance(system, SlurmSystem) or system.executor is not Executor.MBRIDGE:
+        return tuple(ordered)
+    groups: dict[object, list[RunPlan]] = {}
+    for run in ordered:
+        if run.upstream is None and not run.is_pre_test:
+            groups.setdefault(_needs(run), []).append(run)
+    arrays = [
+        chunk
+        for group in groups.values()
+        for start in range(0, len(group), MOST_TASKS)
+        if len(chunk := group[start : start + MOST_TASKS]) > 1
+    ]
+    place = {
+        run.key: (f"{ROOT_FILES.arrays}/{number}", index)
+        for number, chunk in enumerate(arrays)
+        for index, run in enumerate(chunk)
+    }
+    return tuple(_placed(run, *place[run.key]) if run.key in place else run for run in ordered)
+
+
+def _needs(run: RunPlan) -> object:
+    secrets = tuple(sorted(run.secret_env.items()))
+    return run.num_nodes, run.ranks_per_node, run.time_limit, run.nodes, run.exclude_nodes, secrets
+
+
+def _placed(run: RunPlan, array: str, index: int) -> RunPlan:
+    return replace(run, array=array, array_index=index)
+
+
+def with_hooks(loaded: LoadedScenario, runs: Iterable[RunPlan]) -> Iterator[RunPlan]:
+    """Put the runs of pre_test in front of all others, and those of post_test behind them.
+
+    Raises:
+        BadInput: the pre_test has nothing to run, and so nothing would be checked.
+    """
+    pre, post = ({test.run.id for test in hook} for hook in (loaded.pre_hook, loaded.post_hook))
+    tests = tuple(test.run.id for test in loaded.tests)
+    planned = list(runs)
+    for test_id in pre - {run.test_id for run in planned}:
+        raise BadInput(f"test {test_id!r}: the pre_test hook has no point to run: all are rejected; fix its test")
+    for run in planned:
+        if run.test_id in post:
+            yield replace(run, after_completion=(*run.after_completion, *tests))
+        else:
+            yield replace(run, is_gate=run.test_id in pre)

@@ -6,8 +6,7 @@ from dataclasses import replace
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.models.loading.load import LoadedScenario, LoadedTest
 from cloudai_mbridge.models.system import SlurmSystem, System
-from cloudai_mbridge.models.values.hostlist import expand_hostlist, parse_group
-from cloudai_mbridge.models.values.node_state import is_free, is_out_of_service
+from cloudai_mbridge.models.values.hostlist import expand_hostlist, is_free, is_out_of_service, parse_group
 
 # Partition -> node -> its state as `sinfo` writes it, or None if Slurm cannot be asked.
 NodeStates = Callable[[str], Mapping[str, str] | None]

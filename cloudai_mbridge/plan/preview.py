@@ -6,9 +6,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from cloudai_mbridge.constraints import Lifted, RuleSet, Violation
-from cloudai_mbridge.estimate.headline import DEFAULT_LIMIT, Headline, MemoryLimit
-from cloudai_mbridge.estimate.not_considered import not_considered
-from cloudai_mbridge.estimate.prices import Price, price_of
+from cloudai_mbridge.estimate.headline import DEFAULT_LIMIT, Headline, MemoryLimit, Price, price_of
+from cloudai_mbridge.estimate.overrides import not_considered
 from cloudai_mbridge.files.names import label
 from cloudai_mbridge.models.cmd_args import Launcher
 from cloudai_mbridge.models.loading.load import LoadedTest
@@ -17,9 +16,8 @@ from cloudai_mbridge.models.values.time_limit import parse_time_limit
 from cloudai_mbridge.plan.budget import Budget
 from cloudai_mbridge.recipes.apply import core_release, training_config
 from cloudai_mbridge.sweep import CheckedPoint, Sweep, checked_points
-from cloudai_mbridge.sweep.estimated import SweepEstimates
+from cloudai_mbridge.sweep.estimated import SweepEstimates, largest_terms
 from cloudai_mbridge.sweep.fill_in import fill_in_notes, lifted_note
-from cloudai_mbridge.sweep.memory_risk import largest_terms
 from cloudai_mbridge.sweep.order import informative
 from cloudai_mbridge.sweep.pinned import pinned_by
 from cloudai_mbridge.training.flops import NEW, Formula

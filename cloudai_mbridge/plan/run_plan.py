@@ -6,7 +6,7 @@ from typing import Any
 
 from cloudai_mbridge.constraints import Violation
 from cloudai_mbridge.megatron_bridge.launcher.plan import UpstreamPlan
-from cloudai_mbridge.models.runner_config import RunnerConfig
+from cloudai_mbridge.models.scenario import RunnerConfig
 
 
 @dataclass(frozen=True)

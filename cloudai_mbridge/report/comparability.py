@@ -26,7 +26,7 @@ from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
 from cloudai_mbridge.models.loading.toml_source import MOST_TOML
 from cloudai_mbridge.models.values.credentials import is_secret
 from cloudai_mbridge.plan import POINT_FILES
-from cloudai_mbridge.report.plain import plain
+from cloudai_mbridge.report.model import plain
 
 # Arguments that stand in the key under another name
 _NAMED = {"launcher", "model_recipe_name", "max_steps"}

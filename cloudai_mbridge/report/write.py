@@ -1,17 +1,16 @@
 """Write a report into the directory of its run."""
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cloudai_mbridge.files.replace import write_text
+from cloudai_mbridge.files.replace import replacing, write_text
 from cloudai_mbridge.plan import POINT_FILES, ROOT_FILES
 from cloudai_mbridge.plan.read import require_directories
-from cloudai_mbridge.report.formats.json_file import write_json
 from cloudai_mbridge.report.formats.junit import render_junit
 from cloudai_mbridge.report.formats.markdown import render_markdown
-from cloudai_mbridge.report.formats.steps_csv import write_steps_csv
-from cloudai_mbridge.report.formats.steps_parquet import write_steps_parquet
+from cloudai_mbridge.report.formats.steps import write_steps_csv, write_steps_parquet
 from cloudai_mbridge.report.formats.text import render_point, render_summary
 from cloudai_mbridge.report.html import render_html
 from cloudai_mbridge.report.model import Report
@@ -43,3 +42,14 @@ def write_report(report: Report, root: Path, find_history: FindHistory = lambda 
     write_steps_parquet(report.points, root / ROOT_FILES.steps_parquet)
     write_text(root / ROOT_FILES.report_html, render_html(data, history))
     return path
+
+
+def write_json(report: Mapping[str, Any], path: Path) -> None:
+    """Write `Report.to_dict()`."""
+    head = json.dumps({name: value for name, value in report.items() if name != "points"}, indent=1, allow_nan=False)
+    points = report["points"]
+    with replacing(path) as unfinished, unfinished.open("w", encoding="ascii", newline="\n") as file:
+        file.write(head.removesuffix("\n}") + ',\n "points": [')
+        for number, point in enumerate(points):
+            file.write(("," if number else "") + "\n  " + json.dumps(point, allow_nan=False))
+        file.write("\n ]\n}\n" if points else "]\n}\n")

@@ -1,6 +1,7 @@
 """`mbridge status`, `cancel` and `logs`: look at, and act on, a run that another process may be driving."""
 
 import os
+import socket
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
@@ -8,14 +9,14 @@ from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
 
-from cloudai_mbridge.errors import BadInput, ToolFailure
+from cloudai_mbridge.errors import BadInput, InUse, ToolFailure, shown
 from cloudai_mbridge.files.regular import NotRegular, data_ranges, is_empty, open_regular, pass_hole
+from cloudai_mbridge.launch.claim import claimed_by
 from cloudai_mbridge.logs.tail import printable
 from cloudai_mbridge.models.loading.explain import suggest
 from cloudai_mbridge.plan import POINT_FILES, ROOT_FILES
 from cloudai_mbridge.plan.read import is_of_dry_run, read_plan_data, refuse_dry_run, require_directories
 from cloudai_mbridge.runner import cancel_request
-from cloudai_mbridge.runner.hosts import require_this_host
 from cloudai_mbridge.runner.journal.journal import Event, Journal, JournalEntry
 from cloudai_mbridge.runner.journal.submission_log import SubmissionLog
 from cloudai_mbridge.runner.lock import has_driver, no_driver
@@ -256,3 +257,25 @@ def _seek_to_last(file: BufferedReader, count: int) -> None:
                 file.seek(block_at + at + 1)
                 return
     file.seek(0)
+
+
+def require_this_host(root: Path, entries: Iterable[JournalEntry], lost_hosts: Collection[str] = ()) -> None:
+    """Refuse to judge processes of another machine: from here each of them seems to have been killed.
+
+    lost_hosts: machines that no longer run, and their processes neither.
+
+    Raises:
+        InUse: a process of another machine has not ended as far as the journal knows.
+    """
+    known = ("", socket.gethostname(), *lost_hosts)
+    in_journal = {(entry.key, attempt.token): attempt for entry in entries for attempt in entry.attempts}
+    for logged in SubmissionLog(root).read():
+        attempt = in_journal.get((logged.key, logged.token))
+        if logged.is_withdrawn or logged.host in known or (attempt is not None and attempt.ended_at is not None):
+            continue
+        job_id = (attempt and attempt.job_id) or claimed_by(root / logged.key, logged.token) or ""
+        if "." in job_id:  # a process id and a token; Slurm's ids are numbers
+            raise InUse(
+                f"{root}: {logged.key} is a process on {shown(logged.host)}; resume or cancel the run there,"
+                f" or, if that machine no longer runs, add --lost-host {shown(logged.host)}"
+            )

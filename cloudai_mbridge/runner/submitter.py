@@ -1,13 +1,14 @@
 """Submit what is ready, exactly once, whatever becomes of the command that submits."""
 
+import itertools
 import secrets
 import time
 from collections.abc import Collection, Iterable
+from pathlib import Path
 
 from cloudai_mbridge.errors import ToolFailure
 from cloudai_mbridge.launch.claim import claimed_by
-from cloudai_mbridge.plan import ROOT_FILES, RunPlan
-from cloudai_mbridge.runner.attempts import put_aside
+from cloudai_mbridge.plan import POINT_FILES, ROOT_FILES, RunPlan
 from cloudai_mbridge.runner.context import RunnerContext
 from cloudai_mbridge.runner.finalizer import Finalizer
 from cloudai_mbridge.runner.interrupt import Interrupts
@@ -295,3 +296,31 @@ class Submitter:
         """Return whether submissions have failed, one after the other, for longer than anybody has patience."""
         since = self._failing_since
         return since is not None and time.monotonic() - since > self._context.config.patience_s
+
+
+_LEFT_BEHIND = (
+    POINT_FILES.stdout,
+    POINT_FILES.stderr,
+    POINT_FILES.started,
+    POINT_FILES.exit_code,
+    POINT_FILES.stacks,
+    POINT_FILES.launcher_log,
+    POINT_FILES.slurm_job_id,
+    POINT_FILES.nemorun_home,
+    POINT_FILES.report,
+)
+
+
+def put_aside(directory: Path, number: int) -> None:
+    """Move what attempt `number` has left into a directory of its own. Safe to repeat after a crash in its middle."""
+    kept = directory / POINT_FILES.attempt.format(number)
+    for name in _LEFT_BEHIND:
+        if (source := directory / name).exists():
+            kept.mkdir(exist_ok=True)
+            source.rename(_free(kept / name))
+
+
+def _free(path: Path) -> Path:
+    """Return the path, or the first of path.1, path.2, ... that is free: an unwanted job may have written too."""
+    names = (path.with_name(f"{path.name}.{n}") for n in itertools.count(1))
+    return next(name for name in itertools.chain([path], names) if not name.exists())

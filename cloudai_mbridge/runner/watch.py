@@ -1,9 +1,11 @@
 """Bring every run of a plan to its end."""
 
 import contextlib
+import random
 import signal
 import sqlite3
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from cloudai_mbridge.errors import Damaged, MBridgeError, Paused, ToolFailure
@@ -15,10 +17,27 @@ from cloudai_mbridge.runner.interrupt import Insisted, Interrupted, Interrupts
 from cloudai_mbridge.runner.journal.journal import Journal
 from cloudai_mbridge.runner.journal.known import require_known, restore_tokens
 from cloudai_mbridge.runner.lock import driver_lock, submit_lock
-from cloudai_mbridge.runner.pace import Pace
 from cloudai_mbridge.runner.sweep import Sweep
 from cloudai_mbridge.runner.tracked import Judge, Observer
 from cloudai_mbridge.schedulers.interface import Scheduler
+
+
+class Pace:
+    """Intervals between `shortest` and `longest` seconds, with jitter, so that drivers do not march in step."""
+
+    def __init__(self, shortest: float, longest: float, now: Callable[[], float] = time.monotonic) -> None:
+        self._shortest, self._longest, self._now = min(shortest, longest), longest, now
+        self._changed_at = now()
+
+    def changed(self) -> None:
+        """Take note that something was submitted, or has changed."""
+        self._changed_at = self._now()
+
+    def interval(self, look_s: float = 0.0) -> float:
+        """Return how long to wait after a look that took `look_s`."""
+        wanted = max((self._now() - self._changed_at) * _SHARE, look_s * _COST, self._shortest)
+        return min(wanted, self._longest) * random.uniform(1 - _JITTER, 1 + _JITTER)  # noqa: S311
+
 
 _STOPPING_INTERVAL_S = 0.3
 
@@ -153,3 +172,8 @@ def _stop(context: RunnerContext, sweep: Sweep, interrupts: Interrupts, interrup
     except (Insisted, Paused):
         raise Interrupted(interrupted.number, ", ".join(context.may_still_run())) from None
     raise interrupted
+
+
+_SHARE = 0.1  # of the time since the last change: a change is noticed after at most a tenth more
+_COST = 5.0  # a look that took long is a busy controller: wait at least so many times as long
+_JITTER = 0.1

@@ -6,7 +6,7 @@ from typing import Any
 
 from cloudai_mbridge.constraints import RuleSet, Upstream
 from cloudai_mbridge.megatron_bridge.pins import install_root, megatron_bridge_of, repo_path
-from cloudai_mbridge.megatron_bridge.presets.fields import FIELDS
+from cloudai_mbridge.megatron_bridge.presets.configured import FIELDS
 from cloudai_mbridge.megatron_bridge.presets.find import Preset, find_preset, why_no_preset
 from cloudai_mbridge.megatron_bridge.release import Release, find_release
 from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from cloudai_mbridge.training.config.profiling import ProfilingConfig
-from cloudai_mbridge.training.profile_window import is_speaker, should_profile_rank
+from cloudai_mbridge.training.config.profiling import ProfilingConfig, is_speaker, should_profile_rank
 from cloudai_mbridge.training.utils.log_lines import write_line
 
 MAX_ENTRIES = 100_000

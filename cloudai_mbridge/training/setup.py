@@ -3,15 +3,17 @@
 from dataclasses import dataclass
 from typing import Any
 
-from megatron.core.distributed import finalize_model_grads
+from megatron.core.distributed import DistributedDataParallel, finalize_model_grads
+from megatron.core.transformer.module import Float16Module
 
 from cloudai_mbridge.training import callbacks
 from cloudai_mbridge.training.adapt import take_vocabulary
 from cloudai_mbridge.training.checkpointing import init_checkpointing_context, load_checkpoint
 from cloudai_mbridge.training.config.container import ConfigContainer
 from cloudai_mbridge.training.data import build_data_iterators
+from cloudai_mbridge.training.device import current_device
 from cloudai_mbridge.training.memory_history import start_memory_history_recording
-from cloudai_mbridge.training.models.build import build_model
+from cloudai_mbridge.training.models.initialization import initialize_weights
 from cloudai_mbridge.training.optim import build_optimizer, build_scheduler
 from cloudai_mbridge.training.progress_log import append_to_progress_log
 from cloudai_mbridge.training.resilience import fault_tolerance
@@ -86,3 +88,21 @@ def _connect(config: ConfigContainer, model: list[Any], optimizer: Any, state: G
 
 def _one_or_all(functions: list[Any]) -> Any:
     return functions[0] if len(functions) == 1 else functions
+
+
+def build_model(config: ConfigContainer) -> list[DistributedDataParallel]:
+    """Build the chunks, one per virtual pipeline stage. The configuration must be validated, the groups up."""
+    stages = config.model.virtual_pipeline_model_parallel_size
+    chunks = [_build_chunk(config, stage) for stage in (range(stages) if stages else (None,))]
+    return [
+        DistributedDataParallel(config.model, config.ddp, chunk, disable_bucketing=i > 0)
+        for i, chunk in enumerate(chunks)
+    ]
+
+
+def _build_chunk(config: ConfigContainer, vp_stage: int | None) -> Any:
+    model = config.model.provide(vp_stage=vp_stage)
+    model.to(current_device())
+    initialize_weights(model, config.model, config.rng.seed)
+    is_half = config.model.bf16 or config.model.fp16
+    return Float16Module(config.model, model) if is_half else model

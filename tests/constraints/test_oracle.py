@@ -136,7 +136,7 @@ class Megatron:
         from cloudai_mbridge.training.cpu import megatron_device
         from cloudai_mbridge.training.gpt_step import forward_step
         from cloudai_mbridge.training.initialize import initialize_megatron
-        from cloudai_mbridge.training.models.build import build_model
+        from cloudai_mbridge.training.setup import build_model
         from cloudai_mbridge.training.state import GlobalState
 
         config = ConfigContainer.from_dict(sections)

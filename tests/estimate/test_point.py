@@ -10,11 +10,11 @@ from cloudai_mbridge.constraints import check
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.estimate.as_json import as_data
 from cloudai_mbridge.estimate.hardware import gpu_named, gpus
+from cloudai_mbridge.estimate.headline import Price
 from cloudai_mbridge.estimate.headlines import Headlines
 from cloudai_mbridge.estimate.memory import Granularity, memory_per_stage
 from cloudai_mbridge.estimate.memory.totals import _microbatches
 from cloudai_mbridge.estimate.point import ESTIMATORS, GIB, PointEstimate, estimate_point
-from cloudai_mbridge.estimate.prices import Price
 from cloudai_mbridge.estimate.request import EstimateRequest
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
 from cloudai_mbridge.recipes import load_recipe, recipe_names

@@ -18,8 +18,7 @@ from cloudai_mbridge.errors import BadInput, ToolFailure
 from cloudai_mbridge.gate.baseline.file import read_bytes, replace_if_unchanged
 from cloudai_mbridge.gate.baseline.model import Baseline, BaselinePoint, value_to_toml
 from cloudai_mbridge.gate.baseline.oddities import oddities
-from cloudai_mbridge.gate.baseline.read import load_baseline
-from cloudai_mbridge.gate.baseline.sums import summarize_metric
+from cloudai_mbridge.gate.baseline.read import load_baseline, summarize_metric
 from cloudai_mbridge.gate.baseline.text import quote, render_baseline
 from cloudai_mbridge.gate.results.model import comparability_id
 from cloudai_mbridge.models.loading.test_files import is_baseline

@@ -8,7 +8,7 @@ import pytest
 
 from cloudai_mbridge.errors import ToolFailure
 from cloudai_mbridge.install import ImageInstall
-from cloudai_mbridge.install.image import ImageInstaller
+from cloudai_mbridge.install.run import ImageInstaller
 
 NEMO = ImageInstall("nvcr.io/nvidia/nemo:26.06.00")
 Calls = Callable[[], list[list[str]]]

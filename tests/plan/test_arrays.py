@@ -12,7 +12,7 @@ import pytest
 from cloudai_mbridge.launch.arrays import array_script, render_array_script, write_arrays
 from cloudai_mbridge.models.system import LocalSystem, SlurmSystem
 from cloudai_mbridge.plan import RunPlan
-from cloudai_mbridge.plan.arrays import MOST_TASKS, assign_arrays
+from cloudai_mbridge.plan.build import MOST_TASKS, assign_arrays
 from cloudai_mbridge.schedulers.slurm.submit import batches
 
 SLURM = SlurmSystem.model_validate(

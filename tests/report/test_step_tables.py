@@ -12,9 +12,8 @@ import pytest
 
 from cloudai_mbridge.logs import StepRecord
 from cloudai_mbridge.metrics import measure
-from cloudai_mbridge.report.formats import steps_parquet
-from cloudai_mbridge.report.formats.steps_csv import write_steps_csv
-from cloudai_mbridge.report.formats.steps_parquet import write_steps_parquet
+from cloudai_mbridge.report.formats import steps as tables
+from cloudai_mbridge.report.formats.steps import write_steps_csv, write_steps_parquet
 from cloudai_mbridge.report.model import PointReport
 from tests.report.conftest import NASTY, some_point, some_rejected
 
@@ -107,7 +106,7 @@ def test_without_pyarrow_there_is_no_parquet(tmp_path: Path, monkeypatch: pytest
 def test_memory_does_not_grow_with_the_rows(tmp_path: Path, write: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     if write is write_steps_parquet:
         pytest.importorskip("pyarrow")
-    monkeypatch.setattr(steps_parquet, "_ROWS_AT_A_TIME", 1 << 10)
+    monkeypatch.setattr(tables, "_ROWS_AT_A_TIME", 1 << 10)
     point = some_point(num_steps=1000)
 
     def many() -> Iterator[PointReport]:

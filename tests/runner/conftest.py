@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cloudai_mbridge.models.runner_config import RunnerConfig
+from cloudai_mbridge.models.scenario import RunnerConfig
 from cloudai_mbridge.plan import RunPlan, SweepPlan
 from cloudai_mbridge.runner import Journal, Judgement, Pace, run_all
 from cloudai_mbridge.runner.journal.journal import JournalEntry

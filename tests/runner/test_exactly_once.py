@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from cloudai_mbridge.errors import MBridgeError, ToolFailure
 from cloudai_mbridge.launch.claim import LOST_CLAIM, take_claim
-from cloudai_mbridge.models.runner_config import RunnerConfig
+from cloudai_mbridge.models.scenario import RunnerConfig
 from cloudai_mbridge.models.system import SlurmSystem
 from cloudai_mbridge.plan import RunPlan, SweepPlan
 from cloudai_mbridge.runner import Journal, Judgement, Pace, context, run_all, submitter

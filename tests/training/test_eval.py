@@ -39,7 +39,7 @@ from cloudai_mbridge.training.config import ConfigContainer
 from cloudai_mbridge.training.eval import evaluate, evaluate_and_print_results
 from cloudai_mbridge.training.gpt_step import forward_step
 from cloudai_mbridge.training.initialize import initialize
-from cloudai_mbridge.training.models.build import build_model
+from cloudai_mbridge.training.setup import build_model
 from cloudai_mbridge.training.prepare import prepare
 from cloudai_mbridge.training.state import GlobalState
 

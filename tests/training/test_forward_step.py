@@ -216,7 +216,7 @@ from cloudai_mbridge.training import cpu
 from cloudai_mbridge.training.config import ConfigContainer
 from cloudai_mbridge.training.gpt_step import forward_step, get_batch
 from cloudai_mbridge.training.initialize import initialize
-from cloudai_mbridge.training.models.build import build_model
+from cloudai_mbridge.training.setup import build_model
 from cloudai_mbridge.training.packed import zigzag_index
 from cloudai_mbridge.training.prepare import prepare
 from cloudai_mbridge.training.state import GlobalState

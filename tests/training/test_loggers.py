@@ -19,7 +19,7 @@ pytest.importorskip("torch")
 
 from cloudai_mbridge.training.errors import ConfigError
 from cloudai_mbridge.training.loggers import check_loggers, close_loggers
-from cloudai_mbridge.training.loggers.run_config import flat, run_config
+from cloudai_mbridge.training.loggers.services import flat, run_config
 
 SECRET = "this-must-not-be-seen"
 

@@ -16,8 +16,7 @@ from cloudai_mbridge.estimate.memory import saved_fused, saved_torch
 from cloudai_mbridge.estimate.memory.in_flight import Moment, in_flight
 from cloudai_mbridge.estimate.memory.layout import Granularity, Implementation, Layout, Recompute
 from cloudai_mbridge.estimate.memory.parameters import padded_for
-from cloudai_mbridge.estimate.memory.saved import SavedBytes
-from cloudai_mbridge.estimate.memory.sizes import Sizes, sizes_of
+from cloudai_mbridge.estimate.memory.sizes import SavedBytes, Sizes, sizes_of
 from cloudai_mbridge.estimate.memory.stages import Chunk, Ffn, Layer, Mixer, chunks_of
 
 TERMS = ("attention", "mlp", "experts", "checkpoints", "embedding", "logits")

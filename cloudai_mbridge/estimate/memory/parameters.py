@@ -13,7 +13,6 @@ from functools import lru_cache
 from types import MappingProxyType
 
 from cloudai_mbridge.estimate.architecture import Architecture
-from cloudai_mbridge.estimate.memory.dsv4 import dsv4_attention
 from cloudai_mbridge.estimate.memory.layout import Implementation, Layout
 from cloudai_mbridge.estimate.memory.stages import Chunk, Ffn, Layer, Mixer, chunks_of, pipeline_chunks
 
@@ -197,3 +196,22 @@ def _mamba(arch: Architecture, tp: int) -> dict[str, int]:
     inner, states = heads * arch.mamba_head_dim, 2 * arch.mamba_num_groups * arch.mamba_state_dim
     projections = h * (2 * inner + states + heads) // tp + inner // tp * h
     return {"mamba": projections, "mamba_kernels": (5 * (inner + states) + 3 * heads + inner) // tp}
+
+
+def dsv4_attention(arch: Architecture, tp: int) -> int:
+    """Return the parameters of one layer on one rank, averaged over the layers. What works on latents is not split."""
+    h, a, d_v = arch.hidden_size, arch.num_attention_heads // tp, arch.v_head_dim
+    r_q, r_o = arch.q_lora_rank or h, arch.o_lora_rank
+    query = r_q * (h + a * (arch.qk_head_dim + arch.qk_pos_emb_head_dim) + 1)
+    output = a * d_v * r_o + arch.o_groups * r_o * h
+    return query + h * d_v + d_v + output + _compressors(arch)
+
+
+def _compressors(arch: Architecture) -> int:
+    ratios = arch.csa_compress_ratios or ()
+    heads, dim = arch.dsa_indexer_n_heads or 0, arch.dsa_indexer_head_dim or 0
+    h, r_q = arch.hidden_size, arch.q_lora_rank or arch.hidden_size
+    compressor = 2 * h * arch.v_head_dim
+    indexer = 4 * h * dim + r_q * heads * dim + h * heads
+    total = sum({4: 2 * compressor + indexer, 128: compressor}.get(ratio, 0) for ratio in ratios)
+    return total // max(1, len(ratios))

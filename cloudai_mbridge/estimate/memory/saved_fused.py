@@ -8,8 +8,7 @@ last projection keeps the core attention's output itself, in 16 bits, for that i
 
 from dataclasses import replace
 
-from cloudai_mbridge.estimate.memory.saved import SavedBytes
-from cloudai_mbridge.estimate.memory.sizes import Sizes
+from cloudai_mbridge.estimate.memory.sizes import SavedBytes, Sizes
 
 ROUTER_BYTES = 9  # per token and expert: logits and probabilities in 32 bits, and a map
 

@@ -8,8 +8,7 @@ keeps a tensor of its own.
 from dataclasses import replace
 
 from cloudai_mbridge.estimate.architecture import Architecture
-from cloudai_mbridge.estimate.memory.saved import SavedBytes
-from cloudai_mbridge.estimate.memory.sizes import Sizes
+from cloudai_mbridge.estimate.memory.sizes import SavedBytes, Sizes
 
 
 def norm(z: Sizes, tokens: float, width: int) -> float:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-from cloudai_mbridge.gate.baseline.sums import noise_between
+from cloudai_mbridge.gate.baseline.read import noise_between
 from cloudai_mbridge.gate.compare.groups import changed, why_not
 from cloudai_mbridge.gate.compare.reference import run_values
 from cloudai_mbridge.gate.results.copies import Originals

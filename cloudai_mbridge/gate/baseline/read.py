@@ -1,10 +1,17 @@
 """Read a baseline file. A gate compares with the values of its runs; a file that contradicts them is refused."""
 
+import math
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
 
 from cloudai_mbridge.errors import BadInput
-from cloudai_mbridge.gate.baseline.model import Baseline
-from cloudai_mbridge.gate.baseline.sums import find_mistake
+from cloudai_mbridge.gate.baseline.model import Baseline, BaselineMetric, BaselinePoint, Value, as_list
+from cloudai_mbridge.gate.results.model import comparability_id
+from cloudai_mbridge.gate.results.values import METRICS
+from cloudai_mbridge.models.loading.explain import suggest
 from cloudai_mbridge.models.loading.load import validate
 from cloudai_mbridge.models.loading.toml_source import read_toml
 
@@ -29,3 +36,124 @@ def load_baseline(path: Path) -> Baseline:
         if baseline.point(point.point) is not point:
             raise BadInput(f"{source.where(('points', i, 'point'))}: {point.point!r} appears twice; remove one")
     return baseline
+
+
+_VALUE_DIGITS, _NOISE_DIGITS = 6, 3
+_VALUE_SLACK, _NOISE_SLACK = 1e-5, 1e-2  # relative; rounding to so many digits is below
+_NO_NOISE = 1e-9
+_EDITED = "promote again instead of editing"
+
+
+def summarize_metric(values: Sequence[Value]) -> tuple[Value, float | None]:
+    """Return the geometric mean over the runs, rounded, and the noise; None for one run."""
+    curves = [as_list(value) for value in values]
+    means = [_round(math.exp(fmean(map(math.log, column))), _VALUE_DIGITS) for column in zip(*curves, strict=True)]
+    return means if isinstance(values[0], list) else means[0], noise_between(values)
+
+
+def noise_between(values: Sequence[Value]) -> float | None:
+    """Return the relative standard deviation between runs, for curves that of their last value; None for one run."""
+    last = [math.log(as_list(value)[-1]) for value in values]
+    if len(last) < 2:
+        return None
+    noise = stdev(last)
+    return 0.0 if noise < _NO_NOISE else _round(noise, _NOISE_DIGITS)
+
+
+def find_mistake(point: BaselinePoint) -> str:
+    """Return what does not fit together in a point, "" if everything does."""
+    if comparability_id(point.comparability) != point.comparability_id:
+        return f"comparability_id is not the digest of its [points.comparability]; {_EDITED}"
+    ids = [run.run_id for run in point.runs]
+    if len(set(ids)) < len(ids):
+        return "a run_id appears twice, and a run counts once; remove one"
+    names = [metric.name for metric in point.metrics]
+    if len(set(names)) < len(names):
+        return "a metric appears twice; remove one"
+    if stray := sorted({name for run in point.runs for name in run.values} - set(names)):
+        return f"its runs have values of {stray[0]!r}, which is not among its metrics; {_EDITED}"
+    return next((mistake for metric in point.metrics if (mistake := _find_metric_mistake(metric, point))), "")
+
+
+def _find_metric_mistake(metric: BaselineMetric, point: BaselinePoint) -> str:
+    known = METRICS.get(metric.name)
+    if known is None:
+        return f"{metric.name!r} is not a metric; {suggest(metric.name, list(METRICS))}"
+    if (metric.unit, metric.direction) != (known.unit, known.direction):
+        return f"{metric.name} has unit {known.unit!r} and direction {str(known.direction)!r}; {_EDITED}"
+    values = [run.values[metric.name] for run in point.runs if metric.name in run.values]
+    if not metric.n == len(values) == len(point.runs):
+        return f"{metric.name} says n = {metric.n}, {len(values)} of {len(point.runs)} runs have it; {_EDITED}"
+    if len({_shape(value) for value in (*values, metric.value, metric.anchor or metric.value)}) > 1:
+        return f"{metric.name} has curves of different lengths; {_EDITED}"
+    value, noise = summarize_metric(values)
+    if not _are_close(metric.value, value, _VALUE_SLACK):
+        return f"{metric.name} has value {metric.value!r}, its runs give {value!r}; {_EDITED}"
+    if (metric.noise is None) != (noise is None) or not _are_close(metric.noise or 0.0, noise or 0.0, _NOISE_SLACK):
+        return f"{metric.name} has noise {metric.noise!r}, its runs give {noise!r}; {_EDITED}"
+    return ""
+
+
+def _shape(value: Value) -> int:
+    return len(value) if isinstance(value, list) else 0
+
+
+def _are_close(written: Value, computed: Value, slack: float) -> bool:
+    pairs = zip(as_list(written), as_list(computed), strict=True)
+    return all(math.isclose(a, b, rel_tol=slack, abs_tol=_NO_NOISE * slack) for a, b in pairs)
+
+
+def _round(value: float, digits: int) -> float:
+    return float(f"{value:.{digits}g}")
+
+
+_FACTS = ("device", "driver", "cuda", "nccl", "python")
+_TABLES: Mapping[str, tuple[str, ...]] = {"git": ("commit", "dirty"), "image": ("name", "digest")}
+_REPOSITORY = ("url", "commit")
+_LOGIN = re.compile(r"[^/@\s]*:[^/@\s]*@(?!sha256:)|(?<=//)[^/@\s]*@")
+
+
+def summarize_environments(environments: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], list[str]]:
+    """Return the facts on which all agree, and a note on those that differ. There must be one."""
+    facts = [_facts(environment) for environment in environments]
+    names = dict.fromkeys(name for fact in facts for name in fact)
+    common = {name: facts[0][name] for name in names if all(fact.get(name) == facts[0].get(name) for fact in facts)}
+    differing = [".".join(name) for name in names if name not in common]
+    notes = [f"the runs differ in {', '.join(differing)}, which is left out of the environment"] if differing else []
+    return _nested(common), notes
+
+
+def _facts(environment: Mapping[str, Any]) -> dict[tuple[str, ...], Any]:
+    """Return what is known and may be kept, by its path; anything else in a report stays there."""
+    packages = _mapping(environment.get("packages"))
+    found: dict[tuple[str, ...], Any] = {(name,): environment.get(name) for name in _FACTS}
+    for table, names in _TABLES.items():
+        found |= {(table, name): _mapping(environment.get(table)).get(name) for name in names}
+    found |= {("packages", str(name)): packages[name] for name in sorted(packages, key=str)}
+    found = {path: _clean(value) for path, value in found.items() if isinstance(value, str | int | float)}
+    repositories = environment.get("repositories")
+    if isinstance(repositories, list) and repositories:
+        found[("repositories",)] = [_repository(item) for item in repositories]
+    return found
+
+
+def _repository(item: Any) -> dict[str, Any]:
+    facts = _mapping(item)
+    return {name: _clean(facts[name]) for name in _REPOSITORY if isinstance(facts.get(name), str)}
+
+
+def _clean(value: Any) -> Any:
+    """Take a user and password out of an address."""
+    return _LOGIN.sub("", value) if isinstance(value, str) else value
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _nested(facts: Mapping[tuple[str, ...], Any]) -> dict[str, Any]:
+    nested: dict[str, Any] = {}
+    for path, value in facts.items():
+        table = nested if len(path) == 1 else nested.setdefault(path[0], {})
+        table[path[-1]] = value
+    return nested

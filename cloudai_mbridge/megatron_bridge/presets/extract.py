@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from cloudai_mbridge.errors import BadInput
-from cloudai_mbridge.megatron_bridge.presets.fields import FIELDS
+from cloudai_mbridge.megatron_bridge.presets.configured import FIELDS
 from cloudai_mbridge.megatron_bridge.presets.reader import read_source
 from cloudai_mbridge.megatron_bridge.presets.rows import as_text
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from cloudai_mbridge.report.formats.visible import visible
 from cloudai_mbridge.report.html.differences import differences
-from cloudai_mbridge.report.plain import plain
+from cloudai_mbridge.report.model import plain
 
 DIGITS = 7
 _STATISTICS = ("step_time_s", "tflops_per_gpu", "tokens_per_s_per_gpu")

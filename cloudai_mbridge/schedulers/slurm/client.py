@@ -11,7 +11,7 @@ from cloudai_mbridge.errors import BadInput, ToolFailure
 from cloudai_mbridge.files.regular import NotRegular, read_regular
 from cloudai_mbridge.launch.claim import claimed_by
 from cloudai_mbridge.models.system import SlurmSystem
-from cloudai_mbridge.models.values.node_state import is_out_of_service
+from cloudai_mbridge.models.values.hostlist import is_out_of_service
 from cloudai_mbridge.plan import POINT_FILES, RunPlan
 from cloudai_mbridge.schedulers.interface import NEVER_STARTED, Job, JobClass, JobStatus, Seen, Submission
 from cloudai_mbridge.schedulers.slurm import submit

@@ -4,8 +4,13 @@ A service's package is imported when it is opened. Keys come from the service's 
 Comet, from `logger.comet_api_key`); nothing here prints or sends them.
 """
 
-from cloudai_mbridge.training.loggers.close import close_loggers
 from cloudai_mbridge.training.loggers.packages import check_loggers
-from cloudai_mbridge.training.loggers.services import open_comet, open_mlflow, open_tensorboard, open_wandb
+from cloudai_mbridge.training.loggers.services import (
+    close_loggers,
+    open_comet,
+    open_mlflow,
+    open_tensorboard,
+    open_wandb,
+)
 
 __all__ = ["check_loggers", "close_loggers", "open_comet", "open_mlflow", "open_tensorboard", "open_wandb"]

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch.distributed as dist
 
+from cloudai_mbridge.training.config.resolved import SECRET_NAME, USER_IN_URL
 from cloudai_mbridge.training.errors import ConfigError
-from cloudai_mbridge.training.loggers.run_config import flat, run_config
 
 _MLFLOW_LONGEST_VALUE = 500  # what every MLflow server takes
 
@@ -97,3 +97,44 @@ def open_comet(cfg: Any) -> Any:
 
 def _is_last_rank() -> bool:
     return not dist.is_initialized() or dist.get_rank() == dist.get_world_size() - 1
+
+
+def close_loggers(tensorboard: Any, wandb: Any, mlflow: Any, comet: Any) -> None:
+    """Send what is left and close; each may be None, and what is closed already stays so."""
+    if tensorboard is not None:
+        tensorboard.close()
+    if wandb is not None:
+        wandb.finish()
+    if mlflow is not None and mlflow.active_run() is not None:
+        mlflow.end_run()
+    if comet is not None:
+        comet.end()
+
+
+_HIDDEN = "***"
+
+
+def run_config(cfg: Any) -> dict[str, Any]:
+    """Return the configuration as plain data, with secrets masked by name, and user and password cut out of URLs."""
+    masked = _mask(cfg.to_dict())
+    assert isinstance(masked, dict)
+    return masked
+
+
+def _mask(value: Any, name: str = "") -> Any:
+    if isinstance(value, dict):
+        return {key: _mask(item, str(key)) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_mask(item, name) for item in value]
+    if isinstance(value, str):
+        return _HIDDEN if value and SECRET_NAME.search(name) else USER_IN_URL.sub(rf"\1{_HIDDEN}@", value)
+    return value
+
+
+def flat(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return one level of dotted names, as services show parameters."""
+    items: dict[str, Any] = {}
+    for key, value in config.items():
+        name = f"{prefix}{key}"
+        items.update(flat(value, f"{name}.") if isinstance(value, dict) and value else {name: value})
+    return items

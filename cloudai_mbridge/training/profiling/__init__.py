@@ -5,7 +5,7 @@ at the top of every iteration with the steps done so far, `handle_profiling_stop
 now, and `finish_profiling` when it is left, however that happens.
 """
 
-from cloudai_mbridge.training.profile_window import has_window, should_profile_rank
+from cloudai_mbridge.training.config.profiling import has_window, should_profile_rank
 from cloudai_mbridge.training.profiling.hooks import finish_profiling, handle_profiling_step, handle_profiling_stop
 from cloudai_mbridge.training.profiling.nsys import NsysCapture, start_nsys_profiler, stop_nsys_profiler
 from cloudai_mbridge.training.profiling.pytorch import StepProfiler, initialize_pytorch_profiler

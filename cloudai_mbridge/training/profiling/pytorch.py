@@ -7,8 +7,7 @@ import torch
 import torch.distributed as dist
 from torch.profiler import ExecutionTraceObserver, schedule, tensorboard_trace_handler
 
-from cloudai_mbridge.training.config.profiling import ProfilingConfig
-from cloudai_mbridge.training.profile_window import has_window, is_speaker, should_profile_rank
+from cloudai_mbridge.training.config.profiling import ProfilingConfig, has_window, is_speaker, should_profile_rank
 from cloudai_mbridge.training.utils.log_lines import write_line
 
 DEFAULT_DIRECTORY = "./torch_profile"

@@ -34,7 +34,7 @@ def step(data: dict[str, Any], store: Any) -> dict[str, Any]:
     from cloudai_mbridge.training.cpu import megatron_device
     from cloudai_mbridge.training.gpt_step import forward_step
     from cloudai_mbridge.training.initialize import destroy, initialize
-    from cloudai_mbridge.training.models.build import build_model
+    from cloudai_mbridge.training.setup import build_model
     from cloudai_mbridge.training.state import GlobalState
 
     config = ConfigContainer.from_dict(data)

@@ -1,7 +1,7 @@
 import pytest
 
 from cloudai_mbridge.estimate.hardware import gpu_named
-from cloudai_mbridge.estimate.time.links import exchange_shares, ring_gb_s
+from cloudai_mbridge.estimate.time.parts import exchange_shares, ring_gb_s
 
 H100, GB200 = gpu_named("h100"), gpu_named("gb200")
 

@@ -34,8 +34,8 @@ from cloudai_mbridge.training.checkpointing import (  # noqa: E402
 from cloudai_mbridge.training.config import ConfigContainer  # noqa: E402
 from cloudai_mbridge.training.config.update import runtime_config_update  # noqa: E402
 from cloudai_mbridge.training.initialize import initialize, initialize_megatron  # noqa: E402
-from cloudai_mbridge.training.models.build import build_model  # noqa: E402
 from cloudai_mbridge.training.optim import build_optimizer, build_scheduler  # noqa: E402
+from cloudai_mbridge.training.setup import build_model  # noqa: E402
 
 SECTIONS: dict[str, dict[str, Any]] = {
     "model": {

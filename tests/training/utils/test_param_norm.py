@@ -19,7 +19,7 @@ from megatron.core.num_microbatches_calculator import destroy_num_microbatches_c
 from cloudai_mbridge.training import cpu
 from cloudai_mbridge.training.config.container import ConfigContainer
 from cloudai_mbridge.training.initialize import initialize_megatron
-from cloudai_mbridge.training.models.build import build_model
+from cloudai_mbridge.training.setup import build_model
 from cloudai_mbridge.training.optim import build_optimizer
 from cloudai_mbridge.training.prepare import prepare
 from cloudai_mbridge.training.utils.train_utils import calc_params_l2_norm

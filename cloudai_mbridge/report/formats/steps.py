@@ -1,0 +1,103 @@
+"""steps.csv and steps.parquet: every step of every run, a row each.
+
+In the CSV a number that is missing is an empty cell; one that is not finite is nan, inf or -inf. A text that begins
+like a formula (with =, +, -, @ or a tab) gets an apostrophe in front, since spreadsheets run formulas of files that they
+open: take it off again before comparing names with those of report.json. Numbers never get one. Control characters but
+tabs and line feeds are spelt out, such as \\x0d; so a carriage return begins no formula either.
+"""
+
+import csv
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from importlib import import_module
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from cloudai_mbridge.files.replace import replacing
+from cloudai_mbridge.report.formats.visible import visible
+from cloudai_mbridge.report.model import PointReport
+
+_FORMULA = ("=", "+", "-", "@", "\t")
+
+
+def write_steps_csv(points: Iterable[PointReport], path: Path) -> None:
+    """Write the rows one by one: memory does not grow with their number."""
+    with replacing(path) as unfinished, unfinished.open("w", encoding="utf-8", newline="") as file:
+        rows = csv.writer(file, lineterminator="\n")
+        rows.writerow(COLUMNS)
+        rows.writerows(map(_cells, step_rows(points)))
+
+
+def _cells(row: tuple[Any, ...]) -> list[Any]:
+    return [_cell(value) for value in row]
+
+
+def _cell(value: Any) -> Any:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return spreadsheet_text(value) if isinstance(value, str) else value
+
+
+@lru_cache(maxsize=16)  # a run's names are the same in all its rows
+def spreadsheet_text(text: str) -> str:
+    """Return a text as a cell that no spreadsheet takes for a formula."""
+    shown = visible(text)
+    return f"'{shown}" if shown.startswith(_FORMULA) else shown
+
+
+TEXTS = ("key", "test_id", "label", "verdict")
+NUMBERS = ("step_time_s", "tflops_per_gpu", "loss", "grad_norm", "peak_memory_gib")
+COLUMNS = ("key", "test_id", "label", "iteration", "verdict", "step", "counted", *NUMBERS)
+
+
+def step_rows(points: Iterable[PointReport]) -> Iterator[tuple[Any, ...]]:
+    """Yield the steps of all runs, in order, one at a time. counted: it is after the warm-up, and in the statistics."""
+    for point in points:
+        warmup = point.metrics.warmup_steps if point.metrics else 0
+        head = (point.key, point.test_id, point.label, point.iteration, str(point.verdict))
+        for step in point.steps:
+            numbers = (getattr(step, name) for name in NUMBERS)
+            yield *head, step.step, step.step > warmup, *numbers
+
+
+_ROWS_AT_A_TIME = 1 << 16
+
+
+def write_steps_parquet(points: Iterable[PointReport], path: Path) -> bool:
+    """Write the rows in groups: memory does not grow with their number. Return whether pyarrow was there to do it.
+
+    A missing number is null, one that is not finite is itself. Without pyarrow an older file is removed, since it would
+    be of another report.
+    """
+    try:
+        pa, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")
+    except ImportError:
+        path.unlink(missing_ok=True)
+        return False
+    schema = pa.schema([(name, _type(pa, name)) for name in COLUMNS])
+    with replacing(path) as unfinished, parquet.ParquetWriter(str(unfinished), schema, compression="zstd") as file:
+        for rows in _groups(step_rows(points)):
+            columns = zip(*rows, strict=True)
+            arrays = [pa.array(column, type=field.type) for column, field in zip(columns, schema, strict=True)]
+            file.write_table(pa.Table.from_arrays(arrays, schema=schema))
+    return True
+
+
+def _type(pa: Any, name: str) -> Any:
+    """Return a column's type. Names repeat, so they are stored once."""
+    if name in TEXTS:
+        return pa.dictionary(pa.int32(), pa.string())
+    return pa.float64() if name in NUMBERS else pa.bool_() if name == "counted" else pa.int64()
+
+
+def _groups(rows: Iterator[tuple[Any, ...]]) -> Iterator[list[tuple[Any, ...]]]:
+    while group := [tuple(map(_value, row)) for row in islice(rows, _ROWS_AT_A_TIME)]:
+        yield group
+
+
+def _value(value: Any) -> Any:
+    """Return a value that Arrow takes: a text with a lone surrogate is none."""
+    if not isinstance(value, str) or value.isascii():
+        return value
+    return value.encode("utf-8", errors="backslashreplace").decode()
