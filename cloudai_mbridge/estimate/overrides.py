@@ -7,7 +7,7 @@ from typing import Any
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.estimate.architecture import MODEL_FIELDS
 from cloudai_mbridge.estimate.memory import RECOMPUTE_METHODS, Granularity, Layout, Recompute
-from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
+from cloudai_mbridge.models.cmd_args import ARGUMENTS, NOT_READ, ResolvedCmdArgs
 from cloudai_mbridge.recipes.apply import parse_value
 
 # key of extra_cmd_args -> field of the layout, and its type
@@ -97,11 +97,7 @@ def _recompute(
     return Recompute(Granularity.SELECTIVE, chosen)
 
 
-_ARGUMENTS = (
-    *("fp8_recipe", "use_tokendrop", "nccl_ub", "packed_sequence", "head_only"),
-    *("optimizer_type", "moe_flex_dispatcher_backend", "deterministic", "num_moe_experts", "lock_gpu_freq"),
-    "peak_mem_clk",
-)
+_NOT_READ = [name for name, argument in ARGUMENTS.items() if argument.estimated == NOT_READ]
 _SECTIONS = ("model", "optimizer", "ddp", "dist", "mixed_precision", "comm_overlap", "train")
 _HARMLESS = frozenset({"optimizer.lr", "optimizer.min_lr", "optimizer.weight_decay"})
 
@@ -109,7 +105,7 @@ _HARMLESS = frozenset({"optimizer.lr", "optimizer.min_lr", "optimizer.weight_dec
 def not_considered(args: ResolvedCmdArgs, extra: Mapping[str, str], axes: Iterable[str] = ()) -> tuple[str, ...]:
     """Return the arguments and keys of `extra_cmd_args`. axes: arguments that a sweep sets."""
     swept = set(axes)
-    arguments = [f"cmd_args.{name}" for name in _ARGUMENTS if name in swept or getattr(args, name)]
+    arguments = [f"cmd_args.{name}" for name in _NOT_READ if name in swept or getattr(args, name)]
     return (*arguments, *(key for key in extra if _is_passed_over(key.lstrip("+"))))
 
 

@@ -22,41 +22,15 @@ from cloudai_mbridge.files.regular import read_regular
 from cloudai_mbridge.gate.results.model import comparability_id
 from cloudai_mbridge.logs.redacted import redacted_in
 from cloudai_mbridge.models.base import OverrideKey
-from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
+from cloudai_mbridge.models.cmd_args import ARGUMENTS, ResolvedCmdArgs
 from cloudai_mbridge.models.loading.toml_source import MOST_TOML
 from cloudai_mbridge.models.values.credentials import is_secret
 from cloudai_mbridge.plan import POINT_FILES
 from cloudai_mbridge.report.model import plain
 
-# Arguments that stand in the key under another name
-_NAMED = {"launcher", "model_recipe_name", "max_steps"}
-_UNDER_TEST = {"container_image", "custom_mounts", "nemorun_version"}
-_NO_INFLUENCE = {
-    "detach",
-    "distributed_timeout_minutes",
-    "dryrun",
-    "dump_env",
-    "index_mapping_dir",
-    "list_config_variants",
-    "log_dir",
-    "max_retries",
-    "most_recent_k",
-    "nemo_home",
-    "offline",
-    "packager",
-    "preempt_time",
-    "retry_on_testing_failure",
-    "save_config_filepath",
-    "time_limit",
-    "wandb_entity_name",
-    "wandb_experiment_name",
-    "wandb_project_name",
-    "wandb_save_dir",
-}
-_LEFT_OUT = _NAMED | _UNDER_TEST | _NO_INFLUENCE
+_LEFT_OUT = {name for name, argument in ARGUMENTS.items() if argument.compared is False}
 # Paths of which only it matters whether they are set
-_WHETHER = {
-    "save_dir",
+_WHETHER = {name for name, argument in ARGUMENTS.items() if argument.compared == "whether"} | {
     "checkpoint.save",
     "logger.tensorboard_dir",
     "logger.wandb_project",

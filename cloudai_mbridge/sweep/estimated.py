@@ -14,7 +14,7 @@ from cloudai_mbridge.estimate.point import GIB, estimate_point
 from cloudai_mbridge.estimate.request import EstimateRequest, gpu_of
 from cloudai_mbridge.estimate.trained import trained_question
 from cloudai_mbridge.megatron_bridge.presets.find import UPSTREAM_DECIDES, Preset, as_said, resolve_sizes
-from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
+from cloudai_mbridge.models.cmd_args import ARGUMENTS, READ, Launcher, ResolvedCmdArgs
 from cloudai_mbridge.models.system import System
 from cloudai_mbridge.recipes import Recipe
 from cloudai_mbridge.sweep.checked import CheckedPoint, recipe_of, with_recipe
@@ -22,18 +22,7 @@ from cloudai_mbridge.sweep.expand import Sweep
 from cloudai_mbridge.sweep.pinned import Pinned, preset_key
 from cloudai_mbridge.training.flops import NEW, Formula
 
-# The arguments that an estimate reads
-ESTIMATED_BY = frozenset(
-    {
-        *("launcher", "model_recipe_name", "gpu_type", "num_gpus", "compute_dtype", "task"),
-        *("config_variant", "use_recipes", "model_family_name"),
-        *("tp", "pp", "cp", "vp", "ep", "et", "mb", "gb", "seq_length"),
-        *("hidden_size", "num_layers", "vocab_size", "pipeline_model_parallel_layout"),
-        *("recompute_modules", "recompute_num_layers", "activation_offload_layers"),
-        *("use_megatron_fsdp", "cuda_graph_impl", "cuda_graph_scope", "moe_a2a_overlap"),
-        *("first_k_dense_replace", "num_distributed_optimizer_instances"),
-    }
-)
+_ESTIMATED_BY = {name for name, argument in ARGUMENTS.items() if argument.estimated == READ}
 _MOST_KEPT = 10_000
 _RESIZED, _SIZES = ("num_gpus", "mb", "gb"), attrgetter("num_gpus", "mbs", "gbs")
 
@@ -64,7 +53,7 @@ class SweepEstimates:
         self._headlines = Headlines()
         self._axes = set(sweep.grid.names)
         self._base = sweep.base_args()
-        self._names = [name for name in sweep.grid.names if name in ESTIMATED_BY]
+        self._names = [name for name in sweep.grid.names if name in _ESTIMATED_BY]
         self._of_shape = [name for name in self._names if name not in _RESIZED]
         self._decided = [name for name in self._names if name in UPSTREAM_DECIDES]
         choosing = self._pinned.choosing

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from cloudai_mbridge.megatron_bridge.launcher.argument_parser import Option, read_options
-from cloudai_mbridge.megatron_bridge.launcher.flags import FLAGS
+from cloudai_mbridge.megatron_bridge.launcher.command_line import FLAGS
 from cloudai_mbridge.megatron_bridge.launcher.options import Launcher, find_launcher, known_launchers, problems_of
 from cloudai_mbridge.megatron_bridge.release import Release, known_releases
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs

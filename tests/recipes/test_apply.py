@@ -8,14 +8,10 @@ from typing import Any
 import pytest
 
 from cloudai_mbridge.errors import BadInput
-from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
+from cloudai_mbridge.models.cmd_args import ARGUMENTS, ResolvedCmdArgs
 from cloudai_mbridge.recipes import Recipe, load_recipe
 from cloudai_mbridge.recipes.apply import (
-    ELSEWHERE,
-    HARMLESS,
     MAPPED,
-    NOT_EMBEDDED,
-    PASSED_ON,
     training_config,
     unsupported_args,
     why_unsupported,
@@ -147,7 +143,7 @@ def test_ranks_that_are_none() -> None:
 
 def test_what_is_said_to_be_reached_by_an_override_is() -> None:
     """Every section.field that a reason of the table names is a field of the training configuration."""
-    named = {name for reason in NOT_EMBEDDED.values() for name in re.findall(r"\b[a-z]+\.[a-z_]+\b", reason)}
+    named = {name for argument in ARGUMENTS.values() for name in re.findall(r"\b[a-z]+\.[a-z_]+\b", argument.refused)}
     assert len(named) >= 8
     for name in named:
         try:
@@ -172,17 +168,19 @@ def test_the_tables_of_the_product_agree_with_this_one() -> None:
     places = {name: ".".join(place) for name, place in MAPPED.items()}
     assert places.pop("compute_dtype") == "model.dtype"  # a recipe's short form of a mixed-precision recipe
     assert places == {n: place for n, (_, place) in REACHES.items() if n != "compute_dtype"}
-    assert set(ELSEWHERE) | set(HARMLESS) | set(MAPPED) <= set(ResolvedCmdArgs.model_fields)
 
 
 def test_every_argument_maps_or_is_listed_with_the_reason_why_not() -> None:
-    tables = (MAPPED, PASSED_ON, ELSEWHERE, NOT_EMBEDDED)
-    assert sorted(name for table in tables for name in table) == sorted(ResolvedCmdArgs.model_fields)
-    assert set(HARMLESS) <= set(NOT_EMBEDDED)
-    assert all(NOT_EMBEDDED.values())
+    assert list(ARGUMENTS) == list(ResolvedCmdArgs.model_fields)
+    for name, argument in ARGUMENTS.items():
+        places = (argument.config, argument.config_extra, argument.means, argument.refused)
+        assert sum(map(bool, places)) == 1, name
+        assert argument.refused or not argument.harmless, name
 
 
-@pytest.mark.parametrize(("name", "values"), HARMLESS.items())
+@pytest.mark.parametrize(
+    ("name", "values"), [(name, argument.harmless) for name, argument in ARGUMENTS.items() if argument.harmless]
+)
 def test_a_harmless_value_asks_for_nothing(name: str, values: tuple[Any, ...]) -> None:
     for value in values:
         assert unsupported_args(ResolvedCmdArgs.model_validate({name: value})) == {}

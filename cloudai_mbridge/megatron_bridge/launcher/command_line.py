@@ -13,14 +13,17 @@ from pathlib import Path
 from typing import Any
 
 from cloudai_mbridge.errors import BadInput
-from cloudai_mbridge.megatron_bridge.launcher.flags import FLAGS
 from cloudai_mbridge.megatron_bridge.launcher.options import find_launcher, known_launchers, problems_of
 from cloudai_mbridge.megatron_bridge.launcher.plan import HF_TOKEN, WANDB_API_KEY, LauncherRun, UpstreamPlan
 from cloudai_mbridge.megatron_bridge.pins import image_path, install_root, repo_path
 from cloudai_mbridge.megatron_bridge.release import Release, find_release
+from cloudai_mbridge.models.cmd_args import ARGUMENTS
 from cloudai_mbridge.models.system import SlurmSystem, System
 from cloudai_mbridge.models.values.shell import launcher_word, shell_word
 from cloudai_mbridge.models.values.time_limit import format_time_limit
+
+# The flag of each argument that has one
+FLAGS = {name: argument.flag for name, argument in ARGUMENTS.items() if argument.flag}
 
 
 @dataclass(frozen=True)
