@@ -10,15 +10,22 @@ from cloudai_mbridge.errors import BadInput
 
 
 @contextlib.contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """Give a path to write to; what stands there takes `path`'s place once it is complete.
+def replacing(path: Path, *, durable: bool = False) -> Iterator[Path]:
+    """Give a path to write to; what stands there takes `path`'s place, and its mode, once it is complete.
 
     Readers see the old file or the new one. Where writing fails, the old one stays.
+    durable: the new one is on the disk at the end, whatever becomes of the machine.
     """
     unfinished = path.with_name(f".{path.name}.{secrets.token_hex(8)}.new")  # a name that no link can wait under
     try:
         yield unfinished
+        with contextlib.suppress(FileNotFoundError):
+            unfinished.chmod(path.stat().st_mode & 0o777)
+        if durable:
+            _sync(unfinished)
         unfinished.replace(path)
+        if durable:
+            _sync(path.parent)
     except OSError as error:
         if error.errno is None:  # a library's own words
             raise
@@ -42,3 +49,11 @@ def require_writable(path: Path) -> None:
         raise BadInput(f"{path}: its directory does not exist; make {path.parent}")
     if not os.access(path.parent, os.W_OK):
         raise BadInput(f"{path}: its directory is read-only for this user; name a file in another one")
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,7 +1,6 @@
 """All parts of one check, and the file that holds what they found."""
 
 import json
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from cloudai_mbridge.estimate.hardware import find_gpu
+from cloudai_mbridge.files.replace import write_text
 from cloudai_mbridge.gpu_check.kit import KILL_WAIT_S, TERM_WAIT_S, Device, Kit, PartFailed
 from cloudai_mbridge.gpu_check.outcome import Outcome, Part, Status, run_parts
 from cloudai_mbridge.gpu_check.plan import PARTS
@@ -75,6 +75,4 @@ def write(out: Path, started: str, device: Device, outcomes: Sequence[Outcome]) 
         "device": {**asdict(device), "python": sys.version.split()[0]},
         "parts": {outcome.name: asdict(outcome) for outcome in outcomes},
     }
-    new = out.with_name(f"{out.name}.new")
-    new.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
-    os.replace(new, out)
+    write_text(out, json.dumps(data, indent=1) + "\n")

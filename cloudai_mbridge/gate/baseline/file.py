@@ -8,6 +8,7 @@ from pathlib import Path
 
 from cloudai_mbridge.errors import BadInput, ToolFailure
 from cloudai_mbridge.files.regular import read_regular
+from cloudai_mbridge.files.replace import replacing
 
 
 def read_bytes(path: Path) -> bytes | None:
@@ -34,26 +35,11 @@ def replace_if_unchanged(path: Path, old: bytes | None, new: bytes) -> bool:
         with _locked(target.with_name(f".{target.name}.lock")):
             if read_bytes(target) != old:
                 return False
-            _write(target, new)
+            with replacing(target, durable=True) as unfinished:
+                unfinished.write_bytes(new)
     except OSError as error:
         raise ToolFailure(f"{path}: cannot be written ({error.strerror or error}); the old file is unchanged") from None
     return True
-
-
-def _write(target: Path, text: bytes) -> None:
-    unfinished = target.with_name(f".{target.name}.new")
-    with unfinished.open("wb") as file:
-        if target.exists():
-            os.fchmod(file.fileno(), target.stat().st_mode & 0o777)
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    unfinished.replace(target)
-    directory = os.open(target.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
 
 
 @contextlib.contextmanager

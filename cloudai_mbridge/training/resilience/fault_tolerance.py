@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
+from cloudai_mbridge.training.checkpointing.atomic import write_bytes
 from cloudai_mbridge.training.config.container import ConfigContainer
 from cloudai_mbridge.training.errors import ConfigError
 from cloudai_mbridge.training.resilience.packages import nvrx
@@ -196,9 +197,4 @@ def _learned_sections(seen: "FaultToleranceState") -> list[str]:
 def _write_state(path: Path, data: Any) -> None:
     """Replace the file at once, so that a run killed meanwhile leaves the old or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    with temporary.open("w") as file:
-        json.dump(data, file, indent=2)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    write_bytes(path, json.dumps(data, indent=2).encode())
