@@ -1,4 +1,4 @@
-# Two commands: `make run` and `make test`. Each sets up what it needs.
+# `make run` and `make test` are all that a user needs. Each target sets up what it needs.
 
 PYTHON ?= python3
 # Set where make was started, it would have every process of a test compile the package anew
@@ -22,7 +22,7 @@ CORES ?= 0.16.1 0.17.1 0.18.2 0.19.2
 SUITES ?= training,gpu_check,constraints,estimate,e2e
 SANDBOX ?= /tmp/mbridge-sandbox-$(shell id -u)
 
-.PHONY: run test interop interop-install head-to-head matrix newest-python drill bench gpu-check lint slurm-sandbox slurm-sandbox-stop clean
+.PHONY: run check test docs interop interop-install head-to-head matrix newest-python drill bench gpu-check lint slurm-sandbox slurm-sandbox-stop clean
 
 # Check, train, judge and report a sweep of a tiny GPT on this machine.
 run: $(VENV)/.train
@@ -88,6 +88,14 @@ bench: $(VENV)/.dev
 # Check a machine with a GPU in under ten minutes (docs/gpu-check.md); without one, its parts for GPUs are skipped.
 gpu-check: $(VENV)/.train
 	$(BIN)/python -m cloudai_mbridge.gpu_check --out gpu_check.json $(GPU_CHECK_ARGS)
+
+# What to run before a commit: the linters, the types, and all tests that start no process.
+check: lint
+	$(BIN)/python -m pytest -q -m "not process and not drill" --no-processes -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
+
+# Build the documentation into build/site. A broken link is an error.
+docs: $(VENV)/.dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -18,6 +18,34 @@ _COMMANDS = ForkServer("commands")
 Mbridge = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
+_STARTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"}
+_running: list[pytest.Item] = []
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--no-processes", action="store_true", help="fail tests that start one without the marker for it")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--no-processes"):
+        sys.addaudithook(_forbid)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    _running.append(item)
+    try:
+        return (yield)
+    finally:
+        _running.pop()
+
+
+def _forbid(event: str, _: object) -> None:
+    """Fail the test under way; an audit hook, which sees every start of a process."""
+    if event in _STARTS and _running and not _running[-1].get_closest_marker("process"):
+        pytest.fail(f"{event} without the marker `process`: `make check` runs tests that start none")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip Slurm tests where Slurm is not installed; fail them where it was said to be required."""
     items[:] = _mixed(items)
