@@ -127,3 +127,12 @@ def test_the_site_builds_strictly(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_the_readme_is_short() -> None:
     assert len((REPOSITORY / "README.md").read_text().split()) <= 900
+
+
+@pytest.mark.parametrize(("heading", "most"), [("## A point", 9), ("## A Slurm job", 12)])
+def test_paths_through_the_code_stay_short(heading: str, most: int) -> None:
+    page = (REPOSITORY / "docs" / "how-it-works.md").read_text()
+    section = page.split(heading)[1].split("\n## ")[0]
+    files = re.findall(r"^\| \d+ \| `([\w/]+\.py)`", section, re.MULTILINE)
+    assert 0 < len(files) <= most
+    assert all((REPOSITORY / "cloudai_mbridge" / file).exists() for file in files)
