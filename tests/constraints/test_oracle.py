@@ -164,7 +164,6 @@ class Megatron:
             yield batch
 
 
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("share", [3, pytest.param(1, marks=pytest.mark.drill)], ids=["a third", "all"])
 def test_rules_and_megatron_core_agree(
     share: int, capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest

@@ -84,7 +84,7 @@ def render_test(
     )
 
 
-_PATIENCE = 5  # limits guard against hangs: on a busy machine everything takes several times as long
+_PATIENCE = 10  # limits guard against hangs: on a busy machine everything takes several times as long
 
 
 def wait_until(what: str, is_true: Callable[[], Any], timeout_s: float = 60.0) -> Any:
@@ -214,7 +214,7 @@ class MbridgeRun:
         if not path.exists():
             return []
         with suppress(sqlite3.OperationalError):
-            db = sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=10)
+            db = sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=300)
             try:
                 return db.execute(sql, values).fetchall()
             finally:

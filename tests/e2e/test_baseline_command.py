@@ -260,7 +260,7 @@ def test_at_a_terminal_it_asks(write: Write, tmp_path: Path, answer: str, is_wri
     master, slave = pty.openpty()
     process = _start("promote", write(), "--baseline", path, "--reason", "asked", stdin=slave)
     os.write(master, f"{answer}\n".encode())
-    stdout, stderr = process.communicate(timeout=60)
+    stdout, stderr = process.communicate(timeout=600)
     os.close(master)
     os.close(slave)
     assert process.returncode == 0, stderr

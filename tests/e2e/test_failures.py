@@ -153,7 +153,7 @@ def test_a_signal_cancels_what_runs_and_still_reports(tmp_path: Path, start: Any
     process = start(argv(tmp_path, steps=100000))
     wait_for_step(tmp_path, 1)
     process.send_signal(number)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=600)
     assert process.returncode == code
     assert "Traceback" not in err
     point = report(tmp_path)
@@ -168,7 +168,7 @@ def test_a_signal_cancels_slurm_jobs(tmp_path: Path, start: Any, cluster: Any) -
     process = start(argv(tmp_path, system + '[[partitions]]\nname = "main"\n', steps=100000), **cluster.env)
     wait_for_step(tmp_path, 1)
     process.send_signal(signal.SIGTERM)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=600)
     assert process.returncode == 143, err
     assert report(tmp_path)["job"]["state"] == "INTERRUPTED"
     assert not cluster.run("squeue", "--noheader", "--states=running,pending,completing").stdout

@@ -168,7 +168,6 @@ def test_a_refusal_in_words_that_nobody_knows(start_run: Any, stand_in_test: Any
 
 
 @pytest.mark.drill
-@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("kills", [False, True], ids=["", "killed"])
 @pytest.mark.parametrize("fault", FAULTS)
 def test_every_fault_five_times(

@@ -304,7 +304,7 @@ from cloudai_mbridge.gate.baseline.file import replace_if_unchanged
 os.{call} = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 replace_if_unchanged(Path(sys.argv[1]), b"old", b"new" * 100000)
 """
-    done = subprocess.run([sys.executable, "-c", program, path], timeout=60, check=False, env={**os.environ})
+    done = subprocess.run([sys.executable, "-c", program, path], timeout=600, check=False, env={**os.environ})
     assert done.returncode == -signal.SIGKILL
     assert path.read_bytes() == b"old"
     assert replace_if_unchanged(path, b"old", b"new")

@@ -159,7 +159,7 @@ def test_two_installers_at_once_do_the_work_once(
     git = subprocess.run(["which", "git"], capture_output=True, text=True, check=True).stdout.strip()
     fake_command("git", COUNTING_GIT.format(log=log, git=git))
     processes = [start(test, root) for _ in range(3)]
-    outputs = [process.communicate(timeout=60)[0] for process in processes]
+    outputs = [process.communicate(timeout=600)[0] for process in processes]
     assert [process.returncode for process in processes] == [0, 0, 0], outputs
     assert log.read_text().splitlines() == ["fetch"]
     assert sum("waiting for another install" in output for output in outputs) == 2

@@ -85,7 +85,7 @@ def test_killing_a_standalone_job_leaves_no_process(tmp_path: Path) -> None:
     finally:
         first.kill()
         first.wait()
-    _, alive = psutil.wait_procs(ours, timeout=60)
+    _, alive = psutil.wait_procs(ours, timeout=600)
     assert not alive
 
 
@@ -104,7 +104,7 @@ def names_of(processes: list[psutil.Process]) -> list[str]:
     return names
 
 
-def wait_for(is_true: Any, timeout_s: float = 60.0) -> None:
+def wait_for(is_true: Any, timeout_s: float = 600.0) -> None:
     end = time.monotonic() + timeout_s
     while not is_true():
         assert time.monotonic() < end

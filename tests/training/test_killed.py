@@ -61,8 +61,8 @@ def test_saved_at_5_killed_and_resumed(
     ("kills", "layout", "is_async"),
     [
         pytest.param(2, "dp2-distopt", False, id="2", marks=pytest.mark.drill),
-        pytest.param(20, "dp2-distopt", False, id="20", marks=[pytest.mark.drill, pytest.mark.timeout(1800)]),
-        pytest.param(10, "tp2", True, id="10-async", marks=[pytest.mark.drill, pytest.mark.timeout(1800)]),
+        pytest.param(20, "dp2-distopt", False, id="20", marks=pytest.mark.drill),
+        pytest.param(10, "tp2", True, id="10-async", marks=pytest.mark.drill),
     ],
 )
 def test_killed_again_and_again(

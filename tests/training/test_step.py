@@ -145,7 +145,7 @@ def test_a_clock_that_is_set_back_changes_nothing(monkeypatch: pytest.MonkeyPatc
     timer = MonotonicTimers(0, "minmax")(STEP_TIMER, log_level=0)
     timer.start()
     monkeypatch.setattr(time, "time", lambda: 0.0)
-    assert 0 <= timer.elapsed() < 1
+    assert 0 <= timer.elapsed() < 1000, "and not the seconds since 1970"
 
 
 def _fail_outside_step_time(state: Any) -> None:
@@ -159,10 +159,12 @@ def test_time_outside_of_steps_is_left_out(monkeypatch: pytest.MonkeyPatch) -> N
     timers = MonotonicTimers(0, "minmax")
     state: Any = SimpleNamespace(timers=timers, energy_monitor=None)
     timer = timers(STEP_TIMER, log_level=0)
+    start = time.monotonic()
     timer.start()
     with pytest.raises(OSError, match="full"):
         _fail_outside_step_time(state)
-    assert timer.elapsed() < 1
+    elapsed = timer.elapsed()
+    assert elapsed <= time.monotonic() - start - 1.5
     timer.stop()
     with exits.outside_step_time(state):  # a run that does not time its steps now
         pass

@@ -213,7 +213,6 @@ def estimated(case: Case) -> float:
     return sum(stage.values())
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("cases", [list(grid()), list(others())], ids=["grid", "others"])
 def test_estimate_against_saved_tensors(megatron: Any, capsys: pytest.CaptureFixture[str], cases: list[Case]) -> None:
     errors = {}

@@ -258,7 +258,6 @@ def real(megatron: Any, cases: list[Case], stack_spec: Any) -> list[list[tuple[i
     return found
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("share", [2, pytest.param(1, marks=pytest.mark.drill)], ids=["half", "all"])
 def test_every_rank_holds_what_megatron_core_builds(
     share: int, megatron: Any, stack_spec: Any, capsys: pytest.CaptureFixture[str]

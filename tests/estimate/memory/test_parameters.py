@@ -125,7 +125,6 @@ def real(megatron: Any, case: Case) -> list[tuple[int, int]]:
     return found
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("share", [2, pytest.param(1, marks=pytest.mark.drill)], ids=["half", "all"])
 def test_every_rank_holds_what_megatron_core_builds(
     share: int, megatron: Any, capsys: pytest.CaptureFixture[str]

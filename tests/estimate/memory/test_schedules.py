@@ -102,7 +102,6 @@ def _container(ranks: int, microbatches: int, sizes: dict[str, Any], model: dict
     )
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(("ranks", "cases"), [(2, PIPELINES), pytest.param(4, FOUR, marks=pytest.mark.drill)])
 def test_estimate_against_real_schedules(
     ranks: int, cases: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
