@@ -6,10 +6,7 @@ a callback raises ends the run.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from cloudai_mbridge.training.state import GlobalState
+from typing import Any
 
 
 @dataclass
@@ -20,7 +17,7 @@ class CallbackContext:
     total_loss_dict: the mean losses at the end of an evaluation or test; `{}` off the last pipeline stage.
     """
 
-    state: "GlobalState"
+    state: Any
     model: list[Any]
     user_state: dict[str, Any] = field(default_factory=dict)
     optimizer: Any = None
@@ -162,7 +159,7 @@ def should_fire(callback_manager: CallbackManager | None, event_name: str) -> bo
     return callback_manager is not None and callback_manager.has_callbacks(event_name)
 
 
-def fire(event: str, manager: CallbackManager | None, state: "GlobalState", model: list[Any], **known: Any) -> None:
+def fire(event: str, manager: CallbackManager | None, state: Any, model: list[Any], **known: Any) -> None:
     """Call what is registered for an event, with a context of what is known."""
     if manager is not None and manager.has_callbacks(event):
         manager.fire(event, CallbackContext(state, model, manager.user_state, **known))

@@ -14,10 +14,16 @@ from megatron.core.energy_monitor import EnergyMonitor
 
 from cloudai_mbridge.training.callbacks import CallbackManager
 from cloudai_mbridge.training.config.container import ConfigContainer
-from cloudai_mbridge.training.loggers import close_loggers, open_comet, open_mlflow, open_tensorboard, open_wandb
+from cloudai_mbridge.training.process.signal_handler import DistributedSignalHandler
+from cloudai_mbridge.training.process.timers import MonotonicTimers
+from cloudai_mbridge.training.reporting.loggers import (
+    close_loggers,
+    open_comet,
+    open_mlflow,
+    open_tensorboard,
+    open_wandb,
+)
 from cloudai_mbridge.training.resilience.straggler import GuardedStragglerDetector, straggler_timer
-from cloudai_mbridge.training.signal_handler import DistributedSignalHandler
-from cloudai_mbridge.training.timers import MonotonicTimers
 
 _DTYPES = {int: torch.int64, bool: torch.bool}
 _FLOPS = "floating_point_operations_so_far"  # soon beyond int64
@@ -127,7 +133,7 @@ class GlobalState:
             ConfigError: it cannot be built.
         """
         if self._tokenizer is None:
-            from cloudai_mbridge.training.tokenizers.build import build_tokenizer
+            from cloudai_mbridge.training.tokenizers.tokenizer import build_tokenizer
 
             self._tokenizer = build_tokenizer(self.cfg)
         return self._tokenizer

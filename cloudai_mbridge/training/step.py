@@ -11,13 +11,13 @@ from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.rerun_state_machine import get_rerun_state_machine
 
-from cloudai_mbridge.training.device import current_device
-from cloudai_mbridge.training.state import GlobalState
-from cloudai_mbridge.training.utils.required import required
-from cloudai_mbridge.training.utils.train_utils import (
+from cloudai_mbridge.training.config.container import required
+from cloudai_mbridge.training.process.collectives import (
     logical_and_across_model_parallel_group,
     reduce_max_stat_across_model_parallel_group,
 )
+from cloudai_mbridge.training.process.device import current_device
+from cloudai_mbridge.training.state import GlobalState
 
 StepResult = tuple[dict[str, torch.Tensor], int, bool, bool, int, float | None, int | None]
 

@@ -19,25 +19,27 @@ from megatron.core.num_microbatches_calculator import (
 )
 from megatron.core.rerun_state_machine import get_rerun_state_machine
 
-from cloudai_mbridge.training import callbacks, hang
-from cloudai_mbridge.training.after_step import (
+from cloudai_mbridge.training import callbacks
+from cloudai_mbridge.training.callbacks import CallbackManager
+from cloudai_mbridge.training.checkpointing import maybe_finalize_async_save
+from cloudai_mbridge.training.config.container import required
+from cloudai_mbridge.training.eval import evaluate_and_print_results
+from cloudai_mbridge.training.loop.after_step import (
     StepFlops,
     check_weights,
     learning_rates,
     loss_scale_of,
     post_training_step_callbacks,
 )
-from cloudai_mbridge.training.callbacks import CallbackManager
-from cloudai_mbridge.training.checkpointing import maybe_finalize_async_save
-from cloudai_mbridge.training.eval import evaluate_and_print_results
-from cloudai_mbridge.training.exits import (
+from cloudai_mbridge.training.loop.exits import (
     EarlyExit,
     barrier_and_log,
     checkpoint_and_decide_exit,
     outside_step_time,
     save_checkpoint_and_time,
 )
-from cloudai_mbridge.training.param_hooks import (
+from cloudai_mbridge.training.loop.forward_step import prepare_forward_step_func, with_own_reports
+from cloudai_mbridge.training.loop.param_hooks import (
     FirstStepHooks,
     disable_forward_pre_hook,
     enable_forward_pre_hook,
@@ -45,15 +47,20 @@ from cloudai_mbridge.training.param_hooks import (
     should_disable_forward_pre_hook,
     without_forward_pre_hooks,
 )
+from cloudai_mbridge.training.models.param_norm import calc_params_l2_norm
+from cloudai_mbridge.training.process import hang
+from cloudai_mbridge.training.process.collectives import logical_and_across_model_parallel_group
+from cloudai_mbridge.training.process.log_lines import write_line
 from cloudai_mbridge.training.profiling import (
     finish_profiling,
     handle_profiling_step,
     initialize_pytorch_profiler,
 )
-from cloudai_mbridge.training.progress_log import (
+from cloudai_mbridge.training.reporting.progress_log import (
     compute_throughputs_and_append_to_progress_log,
     get_start_time_from_progress_log,
 )
+from cloudai_mbridge.training.reporting.training_log import training_log
 from cloudai_mbridge.training.resilience import fault_tolerance
 from cloudai_mbridge.training.resilience.nvrx_straggler import safe_shutdown_nvrx_straggler_manager
 from cloudai_mbridge.training.resilience.straggler import configure_straggler
@@ -64,15 +71,6 @@ from cloudai_mbridge.training.step import (
     _should_skip_and_handle_iteration,
     samples_per_step,
     train_step,
-)
-from cloudai_mbridge.training.utils.log_lines import write_line
-from cloudai_mbridge.training.utils.reported_losses import with_own_reports
-from cloudai_mbridge.training.utils.required import required
-from cloudai_mbridge.training.utils.train_utils import (
-    calc_params_l2_norm,
-    logical_and_across_model_parallel_group,
-    prepare_forward_step_func,
-    training_log,
 )
 
 __all__ = [

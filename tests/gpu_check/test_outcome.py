@@ -4,7 +4,7 @@ import json
 import time
 from pathlib import Path
 
-from cloudai_mbridge.gpu_check import needs
+from cloudai_mbridge.gpu_check import kit as needs
 from cloudai_mbridge.gpu_check.kit import Device, Figures, Kit, PartFailed, PartSkipped
 from cloudai_mbridge.gpu_check.outcome import Outcome, Part, Status, run_parts
 from cloudai_mbridge.gpu_check.run import run_and_write

@@ -16,8 +16,9 @@ pytest.importorskip("torch")
 
 import torch
 
-from cloudai_mbridge.training import device, environment
-from cloudai_mbridge.training.utils import peak_memory, provenance
+from cloudai_mbridge.training.process import device, provenance
+from cloudai_mbridge.training.reporting import peak_memory
+from cloudai_mbridge.training.startup import environment
 
 Finished = Any
 GIB = 1 << 30
@@ -79,7 +80,7 @@ def test_a_command_that_does_not_answer_is_no_failure(command: tuple[str, ...], 
 
 
 def test_what_reports_use_needs_no_torch() -> None:
-    code = "import sys; from cloudai_mbridge.training.utils.provenance import *; package_versions(); "
+    code = "import sys; from cloudai_mbridge.training.process.provenance import *; package_versions(); "
     code += "sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
 
@@ -199,7 +200,7 @@ def test_every_number_is_the_largest_ranks(ranks: Callable[..., Finished]) -> No
         2,
         """
         import torch.distributed as dist
-        from cloudai_mbridge.training.utils.training_log import _largest, write_line
+        from cloudai_mbridge.training.reporting.training_log import _largest, write_line
         dist.init_process_group("gloo")
         calls, reduce = [], dist.all_reduce
         dist.all_reduce = lambda *args, **keys: calls.append(1) or reduce(*args, **keys)

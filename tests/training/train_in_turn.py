@@ -17,10 +17,10 @@ from megatron.core import parallel_state as mpu
 from megatron.core.num_microbatches_calculator import destroy_num_microbatches_calculator
 
 from cloudai_mbridge.training.config import ConfigContainer
-from cloudai_mbridge.training.device import bind_local_device, default_backend
 from cloudai_mbridge.training.gpt_step import forward_step
 from cloudai_mbridge.training.pretrain import pretrain
-from cloudai_mbridge.training.utils.log_lines import write_line
+from cloudai_mbridge.training.process.device import bind_local_device, default_backend
+from cloudai_mbridge.training.process.log_lines import write_line
 
 
 def main(paths: list[Path]) -> None:

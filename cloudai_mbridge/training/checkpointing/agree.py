@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
-from cloudai_mbridge.training.checkpointing.errors import CheckpointError
+from cloudai_mbridge.training.errors import CheckpointError
 
 T = TypeVar("T")
 FAILURES = (Exception, CheckpointException)  # torch derives its own from BaseException

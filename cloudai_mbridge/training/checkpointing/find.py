@@ -3,7 +3,6 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cloudai_mbridge.training.checkpointing.errors import CheckpointError
 from cloudai_mbridge.training.checkpointing.layout import (
     checkpoint_exists,
     get_checkpoint_name,
@@ -15,8 +14,9 @@ from cloudai_mbridge.training.checkpointing.layout import (
     saved_iterations,
     tracked_iteration,
 )
-from cloudai_mbridge.training.checkpointing.replaced import restore
+from cloudai_mbridge.training.checkpointing.retention import restore
 from cloudai_mbridge.training.config.checkpoint import CheckpointConfig
+from cloudai_mbridge.training.errors import CheckpointError
 
 
 @dataclass

@@ -11,13 +11,16 @@ import torch
 import torch.distributed as dist
 
 from cloudai_mbridge.training import callbacks
-from cloudai_mbridge.training.checkpointing import replaced, retention
+from cloudai_mbridge.training.checkpointing import retention
 from cloudai_mbridge.training.checkpointing.agree import FAILURES, on_each_rank, on_first_rank, one_line
-from cloudai_mbridge.training.checkpointing.async_save import maybe_finalize_async_save, schedule, uses_worker
+from cloudai_mbridge.training.checkpointing.async_save import (
+    forked_results,
+    maybe_finalize_async_save,
+    schedule,
+    uses_worker,
+)
 from cloudai_mbridge.training.checkpointing.atomic import write_bytes, write_torch
 from cloudai_mbridge.training.checkpointing.content import content_metadata, tree_to_save
-from cloudai_mbridge.training.checkpointing.errors import CheckpointError
-from cloudai_mbridge.training.checkpointing.forked_results import forked_results
 from cloudai_mbridge.training.checkpointing.layout import (
     LATEST_ITERATION,
     LATEST_TRAIN_STATE,
@@ -31,8 +34,9 @@ from cloudai_mbridge.training.checkpointing.quiet import quiet
 from cloudai_mbridge.training.checkpointing.strategies import save_strategy
 from cloudai_mbridge.training.compat import checkpoints
 from cloudai_mbridge.training.config.checkpoint import CheckpointConfig
-from cloudai_mbridge.training.config.resolved import resolved_yaml
-from cloudai_mbridge.training.utils.log_lines import write_line
+from cloudai_mbridge.training.config.text.serialization import resolved_yaml
+from cloudai_mbridge.training.errors import CheckpointError
+from cloudai_mbridge.training.process.log_lines import write_line
 
 
 def save_checkpoint(
@@ -114,7 +118,7 @@ class _Save:
         root = non_persistent_root(config, config.save) if non_persistent else Path(config.save)
         iteration = state.train_state.step
         directory = Path(get_checkpoint_name(str(root), iteration))
-        on_first_rank(partial(replaced.make_way, directory))
+        on_first_rank(partial(retention.make_way, directory))
         return cls(
             config=config,
             root=root,
@@ -136,7 +140,7 @@ class _Save:
         previous = tracked_iteration(self.root)
         write_torch(self.root / LATEST_TRAIN_STATE, self.train_state)
         write_bytes(self.root / LATEST_ITERATION, str(self.iteration).encode())
-        replaced.drop(self.directory)
+        retention.drop(self.directory)
         kind = "" if self.is_persistent else "non-persistent "
         write_line(f"  successfully saved {kind}checkpoint from iteration {self.iteration:7d} to {self.root}")
         if self.is_persistent:
@@ -148,6 +152,6 @@ class _Save:
 
 
 def _append_to_progress_log(root: str, text: str) -> None:
-    from cloudai_mbridge.training.progress_log import append_to_progress_log
+    from cloudai_mbridge.training.reporting.progress_log import append_to_progress_log
 
     append_to_progress_log(root, text, barrier=False)

@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -10,10 +10,9 @@ from megatron.core import parallel_state as mpu
 from megatron.core.rerun_state_machine import RerunDataIterator
 
 from cloudai_mbridge.training.compat.batch_sizes import batch_size_calculator
-from cloudai_mbridge.training.config.container import ConfigContainer
+from cloudai_mbridge.training.config.container import ConfigContainer, required
 from cloudai_mbridge.training.config.finetuning import FinetuningDatasetConfig
-from cloudai_mbridge.training.data.check import check_data_config
-from cloudai_mbridge.training.data.datasets import build_datasets
+from cloudai_mbridge.training.data.check import build_datasets, check_data_config
 from cloudai_mbridge.training.data.finetuning import collate_for, is_packed
 from cloudai_mbridge.training.data.loader import LoaderOptions, batches
 from cloudai_mbridge.training.data.samplers import (
@@ -28,18 +27,14 @@ from cloudai_mbridge.training.data.samplers import (
 )
 from cloudai_mbridge.training.data.sizes import split_sizes
 from cloudai_mbridge.training.data.synthetic import SyntheticDataset, pooled_micro_batches
-from cloudai_mbridge.training.device import current_device
 from cloudai_mbridge.training.errors import ConfigError
-from cloudai_mbridge.training.tokenizers.build import build_tokenizer
-from cloudai_mbridge.training.utils.required import required
-
-if TYPE_CHECKING:
-    from cloudai_mbridge.training.state import GlobalState
+from cloudai_mbridge.training.process.device import current_device
+from cloudai_mbridge.training.tokenizers.tokenizer import build_tokenizer
 
 Chunks = Any  # RerunDataIterator, or with virtual stages a list of them, or None
 
 
-def build_data_iterators(state: "GlobalState", model_chunks: int) -> tuple[Chunks, Chunks, Chunks]:
+def build_data_iterators(state: Any, model_chunks: int) -> tuple[Chunks, Chunks, Chunks]:
     """Build the iterators of training, validation and test, and set `do_train`, `do_valid`, `do_test`.
 
     Every rank calls it, after the checkpoint is loaded: the counters of `state.train_state` say where the data goes on.
@@ -70,7 +65,7 @@ def build_data_iterators(state: "GlobalState", model_chunks: int) -> tuple[Chunk
     return train_chunks, valid_chunks, test_chunks
 
 
-def _set_phases(state: "GlobalState", train: Any, valid: Any, test: Any) -> None:
+def _set_phases(state: Any, train: Any, valid: Any, test: Any) -> None:
     """Set the phases, and the length of a full validation, to what rank 0 sees: middle stages hold no dataset."""
     config, progress = state.cfg, state.train_state
     validation = config.validation

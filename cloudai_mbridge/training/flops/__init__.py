@@ -5,10 +5,9 @@ Norms, softmax, activations, routers and embedding look-ups are not counted. Nor
 model FLOPs. docs/flops.md has every formula.
 """
 
-from cloudai_mbridge.training.flops.formula import FLOPS_FORMULA, NEW, OLD, Formula
 from cloudai_mbridge.training.flops.layers import count_layers, moe_layer_pattern
 from cloudai_mbridge.training.flops.lora import PackedSamples, lora_flops_per_sample
-from cloudai_mbridge.training.flops.quantities import Cost, Lengths, padded_vocab_size
+from cloudai_mbridge.training.flops.quantities import FLOPS_FORMULA, NEW, OLD, Cost, Formula, Lengths, padded_vocab_size
 from cloudai_mbridge.training.flops.total import cost_per_token, flops_per_token, num_floating_point_operations
 from cloudai_mbridge.training.flops.vision import VisionPatches
 

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from cloudai_mbridge.training.flops.attention import full_context, grouped_query, window_context
-from cloudai_mbridge.training.flops.formula import Formula
 from cloudai_mbridge.training.flops.layers import has_window, window_of
 from cloudai_mbridge.training.flops.linear_attention import gated_delta_net
 from cloudai_mbridge.training.flops.mlp import dense_mlp, experts, logits, projections
-from cloudai_mbridge.training.flops.quantities import Cost, Lengths, read
+from cloudai_mbridge.training.flops.quantities import Cost, Formula, Lengths, read
 
 SYMBOLS = "M*-EG"
 

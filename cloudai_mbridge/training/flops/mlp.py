@@ -5,8 +5,7 @@
 
 from typing import Any
 
-from cloudai_mbridge.training.flops.formula import Formula
-from cloudai_mbridge.training.flops.quantities import Cost, padded_vocab_size, read
+from cloudai_mbridge.training.flops.quantities import Cost, Formula, padded_vocab_size, read
 
 
 def projections(model: Any, formula: Formula = Formula.NEW) -> int:

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch.profiler import ExecutionTraceObserver, schedule, tensorboard_trace_handler
 
 from cloudai_mbridge.training.config.profiling import ProfilingConfig, has_window, is_speaker, should_profile_rank
-from cloudai_mbridge.training.utils.log_lines import write_line
+from cloudai_mbridge.training.process.log_lines import write_line
 
 DEFAULT_DIRECTORY = "./torch_profile"
 

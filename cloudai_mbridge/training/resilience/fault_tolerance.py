@@ -10,7 +10,7 @@ import json
 import logging
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch.distributed as dist
 
@@ -19,9 +19,6 @@ from cloudai_mbridge.training.config.container import ConfigContainer
 from cloudai_mbridge.training.errors import ConfigError
 from cloudai_mbridge.training.resilience.packages import nvrx
 from cloudai_mbridge.training.resilience.simulated_fault import maybe_setup_simulated_fault
-
-if TYPE_CHECKING:  # its loggers and timers are not needed here
-    from cloudai_mbridge.training.state import FaultToleranceState, GlobalState
 
 __all__ = [
     "maybe_setup_simulated_fault",
@@ -43,7 +40,7 @@ _WARMUP_ITERS = 1  # the first step compiles and allocates: it would teach a wro
 _MIN_ITERS_FOR_STEP_TIMEOUT = 16
 
 
-def setup(cfg: ConfigContainer, state: "GlobalState") -> None:
+def setup(cfg: ConfigContainer, state: Any) -> None:
     """Connect this rank to its monitor and open the section `setup`. Every rank, once the process group is up.
 
     Timeouts that an earlier run learned are taken from `<checkpoint.save>/ft_state.json`.
@@ -87,7 +84,7 @@ def _read_state(path: Path) -> dict[str, Any]:
         return {}
 
 
-def on_training_step_start(state: "GlobalState") -> None:
+def on_training_step_start(state: Any) -> None:
     """Open the section `step`, except for the first training step of the process."""
     client, seen = state.rank_monitor_client, state.fault_tolerance_state
     if client is None:
@@ -98,7 +95,7 @@ def on_training_step_start(state: "GlobalState") -> None:
     seen.curr_eval_iter_idx = 0  # training goes on: the next evaluation warms up again
 
 
-def on_training_step_end(state: "GlobalState") -> None:
+def on_training_step_end(state: Any) -> None:
     """Close what `on_training_step_start` opened."""
     client, seen = state.rank_monitor_client, state.fault_tolerance_state
     if client is None:
@@ -108,7 +105,7 @@ def on_training_step_end(state: "GlobalState") -> None:
     seen.seen_tr_iters_cnt += 1
 
 
-def on_eval_step_start(state: "GlobalState") -> None:
+def on_eval_step_start(state: Any) -> None:
     """Open the section `step`, except for the first step of each evaluation."""
     client, seen = state.rank_monitor_client, state.fault_tolerance_state
     if client is None:
@@ -118,7 +115,7 @@ def on_eval_step_start(state: "GlobalState") -> None:
         client.start_section("step")
 
 
-def on_eval_step_end(state: "GlobalState") -> None:
+def on_eval_step_end(state: Any) -> None:
     """Close what `on_eval_step_start` opened."""
     client, seen = state.rank_monitor_client, state.fault_tolerance_state
     if client is None:
@@ -128,13 +125,13 @@ def on_eval_step_end(state: "GlobalState") -> None:
     seen.curr_eval_iter_idx += 1
 
 
-def on_checkpointing_start(state: "GlobalState") -> None:
+def on_checkpointing_start(state: Any) -> None:
     """Open the section `checkpointing`."""
     if state.rank_monitor_client is not None:
         state.rank_monitor_client.start_section("checkpointing")
 
 
-def on_checkpointing_end(is_async_finalization: bool, global_state: "GlobalState") -> None:
+def on_checkpointing_end(is_async_finalization: bool, global_state: Any) -> None:
     """Close the section `checkpointing`; after a save, learn new timeouts. Every rank must call it: it reduces them.
 
     is_async_finalization: the section held only the check for an asynchronous save that may have ended.
@@ -148,13 +145,13 @@ def on_checkpointing_end(is_async_finalization: bool, global_state: "GlobalState
         _maybe_update_timeouts(client, global_state.fault_tolerance_state)
 
 
-def on_checkpoint_loaded(is_local_chkpt: bool, global_state: "GlobalState") -> None:
+def on_checkpoint_loaded(is_local_chkpt: bool, global_state: Any) -> None:
     """Note that `setup` read a checkpoint; one from local memory says little of how long that can take."""
     if global_state.rank_monitor_client is not None:
         global_state.fault_tolerance_state.is_persistent_chkpt_loaded = not is_local_chkpt
 
 
-def shutdown(state: "GlobalState") -> None:
+def shutdown(state: Any) -> None:
     """Learn the last timeouts and leave the monitor; a second call does nothing. Every rank, with its process group."""
     client = state.rank_monitor_client
     if client is None:
@@ -165,13 +162,13 @@ def shutdown(state: "GlobalState") -> None:
     state.rank_monitor_client = None
 
 
-def _close_setup(client: Any, seen: "FaultToleranceState") -> None:
+def _close_setup(client: Any, seen: Any) -> None:
     if seen.is_setup_section_open:
         client.end_section("setup")
         seen.is_setup_section_open = False
 
 
-def _maybe_update_timeouts(client: Any, seen: "FaultToleranceState", is_closing: bool = False) -> None:
+def _maybe_update_timeouts(client: Any, seen: Any, is_closing: bool = False) -> None:
     if not seen.is_calculating_timeouts:
         return
     sections = _learned_sections(seen)
@@ -183,7 +180,7 @@ def _maybe_update_timeouts(client: Any, seen: "FaultToleranceState", is_closing:
         _write_state(Path(seen.ft_state_path), client.state_dict())
 
 
-def _learned_sections(seen: "FaultToleranceState") -> list[str]:
+def _learned_sections(seen: Any) -> list[str]:
     """Return the sections of which enough was seen to set a timeout."""
     enough = {
         "setup": seen.is_persistent_chkpt_loaded,

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from megatron.core import rerun_state_machine as mcore
 from megatron.core._rank_utils import safe_get_rank
 from megatron.core.rerun_state_machine import (
     Call,
@@ -25,8 +26,10 @@ from megatron.core.rerun_state_machine import (
     RerunStateMachine,
     RerunValidationStatus,
 )
+from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
 
-from cloudai_mbridge.training.device import current_device
+from cloudai_mbridge.training.config.container import ConfigContainer
+from cloudai_mbridge.training.process.device import current_device
 from cloudai_mbridge.training.resilience.rerun_stats import DeterminismStats, relative_difference, report_stats
 
 logger = logging.getLogger(__name__)
@@ -271,3 +274,36 @@ def _shown(result: Any) -> str:
     if isinstance(result, torch.Tensor) and result.numel() == 1:
         return str(result.item())
     return " ".join(str(result).split())
+
+
+def initialize_rerun(cfg: ConfigContainer, result_rejected_tracker_filename: str | None = None) -> None:
+    """Set Megatron's machine to a new one; calling it again replaces it.
+
+    result_rejected_tracker_filename: a line for each rejected result is appended to it.
+
+    Raises:
+        RuntimeError: the tracker file cannot be appended to.
+    """
+    config = cfg.rerun_state_machine
+    machine = RerunMachine(
+        state_save_func=_save_rng_tracker,
+        state_restore_func=_restore_rng_tracker,
+        mode=mcore.RerunMode(config.rerun_mode),
+        error_injector=mcore.RerunErrorInjector(
+            error_injection_rate=config.error_injection_rate,
+            error_injection_type=mcore.RerunDiagnostic(config.error_injection_type),
+        ),
+        result_rejected_tracker_filename=result_rejected_tracker_filename,
+        spiky_loss_factor=config.spiky_loss_factor,
+    )
+    mcore.destroy_rerun_state_machine()
+    mcore._set_rerun_state_machine(machine)
+
+
+def _save_rng_tracker() -> dict[str, Any]:
+    states = get_cuda_rng_tracker().get_states()
+    return {name: state.clone() if hasattr(state, "clone") else state.clone_state() for name, state in states.items()}
+
+
+def _restore_rng_tracker(states: dict[str, Any]) -> None:
+    get_cuda_rng_tracker().set_states(states)

@@ -10,9 +10,9 @@ import torch
 import torch.distributed as dist
 
 from cloudai_mbridge.training.config.resilience import FaultToleranceConfig
-from cloudai_mbridge.training.device import current_device
 from cloudai_mbridge.training.errors import ConfigError
-from cloudai_mbridge.training.utils.log_lines import write_line
+from cloudai_mbridge.training.process.device import current_device
+from cloudai_mbridge.training.process.log_lines import write_line
 
 _SIGNALS = {"rank_hung": signal.SIGSTOP, "rank_killed": signal.SIGKILL}
 _JITTER = 0.2  # of the base delay

@@ -6,16 +6,13 @@ Reference: megatron/core/README_STRAGGLER.md.
 
 import math
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from megatron.core.utils import StragglerDetector
 
-from cloudai_mbridge.training.utils.log_lines import write_line
-
-if TYPE_CHECKING:
-    from cloudai_mbridge.training.state import GlobalState
+from cloudai_mbridge.training.process.log_lines import write_line
 
 
 class GuardedStragglerDetector(StragglerDetector):  # type: ignore[misc]
@@ -77,7 +74,7 @@ def straggler_timer() -> GuardedStragglerDetector:
     return GuardedStragglerDetector()
 
 
-def configure_straggler(state: "GlobalState") -> None:
+def configure_straggler(state: Any) -> None:
     """Turn the state's detector on, where it is asked for and there is a GPU. The process group must be up."""
     config = state.cfg.straggler
     if config is None or not config.log_straggler:

@@ -7,8 +7,8 @@ Providers with layers or a `provide` of their own are not among them. Standard l
 from collections.abc import Mapping
 from typing import Any
 
-from cloudai_mbridge.training.schema.field_table import Section
 from cloudai_mbridge.training.schema.messages import fail, is_tagged, join, show
+from cloudai_mbridge.training.schema.type_forms import Section
 
 _MODELS = "megatron.bridge.models"
 # Module -> beginnings of class names -> what follows them; "" is the class of the bare name

@@ -10,12 +10,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from cloudai_mbridge.training.schema.field_table import Field, Section
 from cloudai_mbridge.training.schema.known_names import CONTAINER
 from cloudai_mbridge.training.schema.messages import fail, show
 from cloudai_mbridge.training.schema.plain import check
 from cloudai_mbridge.training.schema.releases import differs_elsewhere, of_release, why_missing
-from cloudai_mbridge.training.schema.type_forms import Form, parse
+from cloudai_mbridge.training.schema.type_forms import Field, Form, Section, parse
 
 SCHEMA_FILE = Path(__file__).with_name("schema.json")
 

@@ -10,9 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 from cloudai_mbridge.training.errors import ConfigError
-from cloudai_mbridge.training.not_done import ASKS_FOR_NOTHING, WITHOUT_EFFECT
 from cloudai_mbridge.training.schema.architectures import as_here
-from cloudai_mbridge.training.schema.field_table import Catalog, Section, field_key
 from cloudai_mbridge.training.schema.known_names import (
     ACTIVATIONS,
     CLASS_PATHS,
@@ -25,8 +23,9 @@ from cloudai_mbridge.training.schema.known_names import (
     kind_of_target,
 )
 from cloudai_mbridge.training.schema.messages import fail, is_tagged, join, nearest, show
+from cloudai_mbridge.training.schema.not_done import ASKS_FOR_NOTHING, WITHOUT_EFFECT
 from cloudai_mbridge.training.schema.tagged import check_enum, check_path, check_reference, one_argument
-from cloudai_mbridge.training.schema.type_forms import Form, describe, options_of
+from cloudai_mbridge.training.schema.type_forms import Catalog, Form, Section, describe, field_key, options_of
 
 MAX_DEPTH = 64
 _PLAIN_TYPES: Mapping[str, type] = {"bool": bool, "int": int, "str": str}

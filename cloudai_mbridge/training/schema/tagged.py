@@ -7,10 +7,9 @@ the numbers of an initialisation method may be filled in.
 from collections.abc import Mapping
 from typing import Any
 
-from cloudai_mbridge.training.schema.field_table import Catalog
 from cloudai_mbridge.training.schema.known_names import PARTIAL_PREFIX
 from cloudai_mbridge.training.schema.messages import fail, is_tagged, join, nearest, show
-from cloudai_mbridge.training.schema.type_forms import Form, describe
+from cloudai_mbridge.training.schema.type_forms import Catalog, Form, describe
 
 
 def one_argument(value: Mapping[str, Any], where: str, kind: type) -> Any:
@@ -75,7 +74,7 @@ def enum_member(form: Form, value: Any, where: str, catalog: Catalog) -> str:
     matching = [name for name, member in members.items() if _names_member(name, member, named, arguments)]
     if (named is None and arguments is None) or not matching:
         given = arguments if named is None else named
-        fail(where, f"{show(given)} is no {describe(form)}; {nearest(given, members, 'choices')}")
+        fail(where, f"{show(given)} is not a {describe(form)}; {nearest(given, members, 'choices')}")
     return matching[0]
 
 

@@ -1,9 +1,9 @@
 """The types a config field can have, as data: read from annotations, written to the schema as text. Stdlib only."""
 
 import ast
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 SIMPLE = ("any", "none", "bool", "int", "float", "str", "path", "dtype", "callable")
 _NAMES = dict(zip(SIMPLE, ("Any", "None", "bool", "int", "float", "str", "Path", "dtype", "Callable"), strict=True))
@@ -115,3 +115,58 @@ def walk(form: Form, visit: Callable[[Form], None]) -> None:
     for member in form.args:
         if isinstance(member, Form):
             walk(member, visit)
+
+
+@dataclass(frozen=True)
+class Field:
+    """One key of a config class. `default` holds the plain default, absent ones have `has_default` False."""
+
+    form: Form
+    required: bool = False
+    computed: bool = False
+    has_default: bool = False
+    default: Any = None
+
+
+@dataclass(frozen=True)
+class Section:
+    """One config class: its path, its fields, second names of fields, and the paths of its base classes."""
+
+    path: str
+    fields: Mapping[str, Field]
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    bases: tuple[str, ...] = ()
+    abstract: bool = False
+
+    def keys(self) -> list[str]:
+        """List what may be set."""
+        return [*(name for name, entry in self.fields.items() if not entry.computed), *self.aliases]
+
+
+class Catalog(Protocol):
+    """Where class paths and enum paths are looked up.
+
+    dropped: keys of tables that Megatron-Bridge wrote and no class here has, with their values.
+    """
+
+    dropped: dict[str, Any]
+
+    def section(self, path: str) -> Section | None:
+        """Return the config class at `path`, None when there is none."""
+
+    def members(self, path: str) -> Mapping[str, Any]:
+        """Return name -> value of the enum at `path`."""
+
+    def missing_because(self, path: str, key: str) -> str | None:
+        """Say which releases of Megatron-Core have a key that the class at `path` lacks; None: none has it."""
+
+    def is_request(self, path: str, key: str, value: Any) -> bool:
+        """Say whether `value` differs from the default of the releases of Megatron-Core that have the key."""
+
+
+def field_key(section: Section, key: object) -> str | None:
+    """Return the name of the field that `key` sets, None when there is none."""
+    if not isinstance(key, str):
+        return None
+    name = section.aliases.get(key, key)
+    return name if name in section.fields else None

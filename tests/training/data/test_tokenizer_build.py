@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from cloudai_mbridge.training.errors import ConfigError
-from cloudai_mbridge.training.tokenizers.build import build_tokenizer, check_tokenizer
 from cloudai_mbridge.training.tokenizers.config import TokenizerConfig
+from cloudai_mbridge.training.tokenizers.tokenizer import build_tokenizer, check_tokenizer
 
 
 def build(model_vocab_size: int | None = 512, **fields: Any) -> Any:
