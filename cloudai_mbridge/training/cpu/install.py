@@ -1,6 +1,7 @@
 """Replace, once per process, what Megatron-Core takes from CUDA for granted."""
 
 import contextlib
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -17,15 +18,19 @@ def import_megatron() -> None:
     """Import Megatron-Core, without torch's compiler where no GPU is usable; does nothing where that was done.
 
     Megatron decorates its fused functions with torch.compile. To import the compiler takes as long as to import
-    Megatron, and on a CPU the loop uses none of these functions (`adapt.py`).
+    Megatron, and on a CPU the loop uses none of these functions (`startup/prepare.py`). Nor does it use Megatron's
+    inference, which imports wandb: it finds none, and the loop's own logging imports the real one later.
     """
     if torch.cuda.is_available():
         return
     compiler, torch.compile = torch.compile, _uncompiled  # type: ignore[assignment]
+    hides_wandb = sys.modules.setdefault("wandb", None) is None  # type: ignore[arg-type]
     try:
         import megatron.core  # noqa: F401
     finally:
         torch.compile = compiler
+        if hides_wandb:
+            del sys.modules["wandb"]
 
 
 def _uncompiled(function: Any = None, **options: Any) -> Any:

@@ -35,6 +35,9 @@ def open_wandb(cfg: Any) -> Any:
     if not logger.wandb_project or not _is_last_rank():
         return None
     import wandb
+    from megatron.core import timers
+
+    timers.wandb = wandb  # imported without it on a CPU (cpu/install.py)
 
     directory = Path(logger.wandb_save_dir or os.path.join(cfg.checkpoint.save or ".", "wandb"))
     directory.mkdir(parents=True, exist_ok=True)
