@@ -1,10 +1,6 @@
-"""The parts in their order: first what others build on, and what nothing else than a GPU can tell.
-
-The budgets of the parts before the ten predictions are such that these get theirs.
-"""
+"""The parts in their order: first what others build on. Budgets leave the ten predictions their time."""
 
 from cloudai_mbridge.gpu_check.kit import Figures, Kit, gpu, known_gpu, transformer_engine
-from cloudai_mbridge.gpu_check.line import line
 from cloudai_mbridge.gpu_check.outcome import Part
 from cloudai_mbridge.gpu_check.parity import REFERENCE, cpu_reference, tiny_bf16, tiny_fp32
 from cloudai_mbridge.gpu_check.predictions import PREDICTIONS, predictions
@@ -16,7 +12,7 @@ from cloudai_mbridge.gpu_check.proxy import (
     proxy,
     without_transformer_engine,
 )
-from cloudai_mbridge.gpu_check.run_features import checkpoint, profile
+from cloudai_mbridge.gpu_check.run_features import checkpoint, line, profile
 from cloudai_mbridge.gpu_check.trials import cuda_graphs, fp8
 
 

@@ -1,8 +1,5 @@
-"""A user's own code at fixed places of the loop.
-
-Names, events and what a context holds are those of Megatron-Bridge's `training.callbacks`. Every rank calls them; what
-a callback raises ends the run.
-"""
+"""A user's own code at fixed places of the loop, with the names, events and context of Megatron-Bridge's
+`training.callbacks`. Every rank calls them; what a callback raises ends the run."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -115,19 +112,11 @@ class CallbackManager:
                     self._functions[event].append(method)
 
     def register(self, event_name: str, fn: Function) -> None:
-        """Add a function for one event.
-
-        Raises:
-            ValueError: there is no such event.
-        """
+        """Add a function for one event. Raises ValueError: there is no such event."""
         self._of(event_name).append(fn)
 
     def list_callbacks(self, event_name: str) -> list[Function]:
-        """Return the functions of an event, in order.
-
-        Raises:
-            ValueError: there is no such event.
-        """
+        """Return the functions of an event, in order. Raises ValueError: there is no such event."""
         return list(self._of(event_name))
 
     def has_callbacks(self, event_name: str) -> bool:

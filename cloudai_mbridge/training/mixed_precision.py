@@ -1,8 +1,4 @@
-"""Which number formats a run computes, communicates and stores in: one config, and recipes by name.
-
-Names, fields and values are those of Megatron-Bridge's `training.mixed_precision`, so that its recipe names and files
-work here.
-"""
+"""Which number formats a run computes, communicates and stores in: a config, and Megatron-Bridge's recipes by name."""
 
 import logging
 from collections.abc import Callable

@@ -23,7 +23,7 @@ from cloudai_mbridge.training.models.layer_specs import has_transformer_engine
 from cloudai_mbridge.training.process.device import current_device, describe_device
 from cloudai_mbridge.training.process.log_lines import RUN_MARK, render_record, run_token, write_line
 from cloudai_mbridge.training.reporting.loggers import check_loggers
-from cloudai_mbridge.training.reporting.peak_memory import memory_kind
+from cloudai_mbridge.training.reporting.reports import memory_kind
 from cloudai_mbridge.training.reporting.step_flops import flops_per_step
 from cloudai_mbridge.training.resilience.inprocess_restart import maybe_wrap_for_inprocess_restart
 from cloudai_mbridge.training.resilience.packages import check_packages

@@ -1,7 +1,4 @@
-"""What a run carries from step to step.
-
-Source of the names: Megatron-Bridge's `training.state`.
-"""
+"""What a run carries from step to step, under the names of Megatron-Bridge's `training.state`."""
 
 import time
 from collections.abc import Callable
@@ -53,11 +50,7 @@ class TrainState:
         }
 
     def load_state_dict(self, state_dict: dict[str, torch.Tensor]) -> None:
-        """Take what `state_dict` returned.
-
-        Raises:
-            KeyError: a counter is missing; nothing is taken then.
-        """
+        """Take what `state_dict` returned. Raises KeyError: a counter is missing; nothing is taken then."""
         values = {each.name: state_dict[each.name].item() for each in fields(self)}
         for name, value in values.items():
             setattr(self, name, int(value) if name == _FLOPS else value)
@@ -109,11 +102,7 @@ class GlobalState:
 
     @property
     def cfg(self) -> ConfigContainer:
-        """The validated configuration.
-
-        Raises:
-            AttributeError: none was set.
-        """
+        """The validated configuration. Raises AttributeError: none was set."""
         if self._cfg is None:
             raise AttributeError("GlobalState.cfg is not set")
         return self._cfg
@@ -127,11 +116,7 @@ class GlobalState:
 
     @property
     def tokenizer(self) -> Any:
-        """The run's tokenizer, built when it is first asked for.
-
-        Raises:
-            ConfigError: it cannot be built.
-        """
+        """The run's tokenizer, built when it is first asked for. Raises ConfigError: it cannot be built."""
         if self._tokenizer is None:
             from cloudai_mbridge.training.tokenizers.tokenizer import build_tokenizer
 

@@ -1,7 +1,4 @@
-"""The training loop.
-
-Source of the names and of the order of actions: Megatron-Bridge's `training.train`.
-"""
+"""The training loop. Names and order of actions are those of Megatron-Bridge's `training.train`."""
 
 import gc
 import time

@@ -20,8 +20,7 @@ from cloudai_mbridge.training.errors import ConfigError
 from cloudai_mbridge.training.schema.check import load_all_releases
 from cloudai_mbridge.training.schema.not_done import ASKS_FOR_NOTHING
 from cloudai_mbridge.training.schema.releases import why_missing
-from cloudai_mbridge.training.startup.prepare import adapt_to_device
-from cloudai_mbridge.training.startup.unsupported import refuse_unsupported
+from cloudai_mbridge.training.startup.prepare import adapt_to_device, refuse_unsupported
 
 SECTIONS: dict[str, Any] = {
     "model": {"num_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 512, "seq_length": 32},

@@ -1,7 +1,7 @@
-"""Checkpoints in Megatron-Core's distributed format: save, load, resume under another layout.
+"""Checkpoints in Megatron-Core's distributed format.
 
-A checkpoint holds pickles (`.metadata` and the states of single ranks), and reading pickles runs code that they name:
-load checkpoints only from a source that you trust. `common.pt` and the trackers are read as plain data.
+They hold pickles, and reading pickles runs code that they name: load checkpoints only from a source that you trust.
+`common.pt` and the trackers are read as plain data.
 """
 
 from cloudai_mbridge.training.checkpointing.async_save import maybe_finalize_async_save

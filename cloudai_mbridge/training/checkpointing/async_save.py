@@ -1,10 +1,7 @@
-"""Saves that go on while the training does: Megatron-Core's queue of them.
+"""Saves that go on while the training does: Megatron-Core's queue of them, for both strategies, "mcore" and "nvrx".
 
-A GPU rank hands its tensors to a worker process that lives as long as the run. A CPU rank forks a process for each
-save: a worker would read the parameters while the optimizer changes them, a forked process keeps the old values.
-
-Both strategies, "mcore" and "nvrx", run this queue: "nvrx", the default, needs a package of NVIDIA's that Megatron-Core
-0.16 does not know and that is not tested here.
+A GPU rank hands its tensors to a worker process; a CPU rank forks a process for each save, which keeps the old values
+while the optimizer changes the parameters.
 """
 
 import pickle

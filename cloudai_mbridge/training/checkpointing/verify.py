@@ -24,11 +24,7 @@ _SHOWN = 3
 
 
 def check_files(directory: str) -> None:
-    """Check that every file is there, readable and long enough.
-
-    Raises:
-        CheckpointError: with the file's path.
-    """
+    """Check that every file is there, readable and long enough. Raises CheckpointError: with the file's path."""
     root = Path(directory)
     try:
         backend = json.loads((root / "metadata.json").read_text(encoding="utf-8"))["sharded_backend"]

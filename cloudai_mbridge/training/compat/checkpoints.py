@@ -1,7 +1,7 @@
 """Reading and writing Megatron-Core's distributed checkpoints.
 
-What is the same on all ranks is a file, common.pt, up to 0.18, read by a strategy in 0.16 and by a function since; from
-0.19 on it is one more object among the sharded ones. Here every release reads both kinds.
+What is the same on all ranks is a file, common.pt, up to 0.18, and one more object among the sharded ones from 0.19 on;
+every release reads both here.
 """
 
 import inspect

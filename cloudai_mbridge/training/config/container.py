@@ -1,7 +1,4 @@
-"""The container of a run's configuration: one section per concern, and the rules that join them.
-
-Field names, defaults and methods are those of Megatron-Bridge's `ConfigContainer`.
-"""
+"""The container of a run's configuration, as Megatron-Bridge's: a section per concern, and the rules that join them."""
 
 import os
 from dataclasses import dataclass, field

@@ -182,11 +182,7 @@ class SyntheticGPTDatasetConfig(DatasetProvider):
     pool_samples: int = 64  # different samples per split
 
     def finalize(self) -> None:
-        """Apply the rules of the loader.
-
-        Raises:
-            ValueError: a size that is not positive.
-        """
+        """Apply the rules of the loader. Raises ValueError: a size that is not positive."""
         for name in ("seq_length", "vocab_size", "pool_samples"):
             value = getattr(self, name)
             if value is not None and value < 1:

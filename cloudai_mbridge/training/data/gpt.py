@@ -39,11 +39,7 @@ def build_gpt_datasets(config: GPTConfig, tokenizer: Any, sizes: SplitSizes) -> 
 
 
 def check_blend_files(config: GPTConfig) -> None:
-    """Check that the indexed files of every path are there.
-
-    Raises:
-        ConfigError: one is missing.
-    """
+    """Check that the indexed files of every path are there. Raises ConfigError: one is missing."""
     for _, prefix, _ in _sources(config):
         for path in (Path(f"{prefix}.bin"), Path(f"{prefix}.idx")):
             if not path.is_file():

@@ -1,8 +1,5 @@
-"""Several samples in one sequence: first-fit packing, and the file that keeps its result.
-
-A packed set is one int32 array [sequences, 4, size]: tokens, labels, loss mask, position ids. Position ids begin again
-at 0 with every sample, so that they tell the boundaries too, and the file needs no pickled objects.
-"""
+"""Several samples in one sequence: first-fit packing, and its file: one int32 array [sequences, 4, size] of tokens,
+labels, loss mask and position ids, which begin again at 0 with every sample and so tell the boundaries."""
 
 import json
 import math

@@ -1,7 +1,6 @@
-"""Which samples make a batch: pure functions of how many samples the run has consumed, and of nothing else.
+"""Which samples make a batch: pure functions of the samples that the run has consumed (its position).
 
-A position counts the samples of the whole job since its first step. An order turns a position into an index of the
-dataset; a sampler says which positions a data-parallel rank reads next. Resuming is starting at another position.
+An order turns a position into an index of the dataset, a sampler says which positions a data-parallel rank reads next.
 """
 
 from collections.abc import Callable, Iterator

@@ -1,8 +1,7 @@
-"""Training FLOPs of language models, by the reference's formulas. Standard library only: the planner has no torch.
+"""Training FLOPs of language models by the reference's formulas (docs/flops.md).
 
-Conventions: training costs three forward passes and a multiply-add counts as two FLOPs, hence 6 per weight and token.
-Norms, softmax, activations, routers and embedding look-ups are not counted. Nor are recomputed activations: these are
-model FLOPs. docs/flops.md has every formula.
+Standard library only. Training costs three forward passes, a multiply-add two FLOPs: 6 per weight and token. Not
+counted are norms, softmax, activations, routers, embedding look-ups and recomputed activations: these are model FLOPs.
 """
 
 from cloudai_mbridge.training.flops.layers import count_layers, moe_layer_pattern

@@ -1,8 +1,5 @@
-"""Hybrid models: Mamba, attention, MLP, MoE and Gated DeltaNet layers by a pattern. Training FLOPs per token.
-
-Symbols: `M` Mamba, `*` attention, `-` MLP, `E` MoE, `G` Gated DeltaNet; `|` separates pipeline stages and counts for
-nothing, `/` begins a block of multi-token prediction. Every layer is one block: attention has no MLP of its own here.
-"""
+"""Hybrid models by a pattern of blocks: `M` Mamba, `*` attention (without an MLP), `-` MLP, `E` MoE, `G` Gated
+DeltaNet; `|` separates pipeline stages, `/` begins a block of multi-token prediction. FLOPs per token."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -30,11 +27,7 @@ class HybridPattern:
 
 
 def parse_pattern(text: str) -> HybridPattern:
-    """Read a pattern such as `M*-M|ME/*E`.
-
-    Raises:
-        ValueError: it has other symbols.
-    """
+    """Read a pattern such as `M*-M|ME/*E`. Raises ValueError: it has other symbols."""
     if unknown := sorted(set(text) - set(SYMBOLS + "|/")):
         raise ValueError(f"hybrid_layer_pattern: {unknown} are not layers; use {', '.join(SYMBOLS)}, | and /")
     decoder, *prediction = text.replace("|", "").split("/")

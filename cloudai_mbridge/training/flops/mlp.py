@@ -1,7 +1,4 @@
-"""MLPs, experts, the output layer and what joins multi-token prediction to the decoder. Training FLOPs per token.
-
-6 per weight and token: a multiply-add is two FLOPs, and the backward pass costs two forward passes.
-"""
+"""MLPs, experts, the output layer and what joins multi-token prediction to the decoder. Training FLOPs per token."""
 
 from typing import Any
 

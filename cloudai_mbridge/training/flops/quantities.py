@@ -1,7 +1,6 @@
-"""What the blocks pass around: costs, sequence lengths, and fields that a model may lack.
+"""What the blocks pass around: costs, lengths, fields that a model may lack, the formula's name.
 
-All of it is plain arithmetic, so that sequence lengths, widths and vocabularies may be numpy arrays as well as numbers;
-numbers of layers, windows and layer patterns are plain Python.
+Lengths, widths and vocabularies may be numpy arrays; numbers of layers, windows and patterns are plain Python.
 """
 
 from dataclasses import dataclass

@@ -11,6 +11,7 @@ from megatron.core import parallel_state as mpu
 
 from cloudai_mbridge.training.config.container import ConfigContainer
 from cloudai_mbridge.training.loop.param_hooks import without_forward_pre_hooks
+from cloudai_mbridge.training.process.collectives import largest
 from cloudai_mbridge.training.process.device import current_device, synchronize
 from cloudai_mbridge.training.process.log_lines import write_line
 from cloudai_mbridge.training.profiling import handle_profiling_stop
@@ -85,11 +86,7 @@ def post_training_step_callbacks(
 
 
 def check_weights(model: list[Any], iteration: int, toggle_hooks: bool) -> None:
-    """Leave the run if the replicas of a parameter differ. A collective.
-
-    Raises:
-        AssertionError: they do.
-    """
+    """Leave the run if the replicas of a parameter differ. A collective. Raises AssertionError: they do."""
     with without_forward_pre_hooks(model) if toggle_hooks else nullcontext():
         assert check_param_hashes_across_dp_replicas(model), f"replicas have different weights at iteration {iteration}"
     dist.barrier()
@@ -117,9 +114,7 @@ def check_param_hashes_across_dp_replicas(model: list[Any]) -> bool:
         more = f" and {len(differing) - _MAX_NAMES} more" if len(differing) > _MAX_NAMES else ""
         names = ", ".join(differing[:_MAX_NAMES])
         write_line(f"rank {dist.get_rank()}: weights differ from those of the first replica: {names}{more}")
-    equal = torch.tensor([not differing], dtype=torch.uint8, device=current_device())
-    dist.all_reduce(equal, dist.ReduceOp.MIN)
-    return bool(equal.item())
+    return not largest(bool(differing))[0]
 
 
 def _differing(params: dict[str, Any], group: Any) -> list[str]:

@@ -7,14 +7,13 @@ from contextlib import contextmanager
 from datetime import datetime
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
 from cloudai_mbridge.training import callbacks
 from cloudai_mbridge.training.checkpointing import save_checkpoint
 from cloudai_mbridge.training.config.container import ConfigContainer
 from cloudai_mbridge.training.loop.param_hooks import without_forward_pre_hooks
-from cloudai_mbridge.training.process.device import current_device
+from cloudai_mbridge.training.process.collectives import largest
 from cloudai_mbridge.training.process.log_lines import write_line
 from cloudai_mbridge.training.reporting.progress_log import compute_throughputs_and_append_to_progress_log
 from cloudai_mbridge.training.resilience import fault_tolerance
@@ -179,6 +178,4 @@ def _reason_to_leave(state: GlobalState) -> str | None:
 
 def is_over_on_any_rank(minutes: float, limit_minutes: float) -> bool:
     """Return whether any rank has passed the limit: their clocks differ. A collective."""
-    is_over = torch.tensor(int(minutes > limit_minutes), device=current_device())
-    dist.all_reduce(is_over, op=dist.ReduceOp.MAX)
-    return bool(is_over.item())
+    return bool(largest(minutes > limit_minutes)[0])

@@ -1,8 +1,5 @@
-"""Give a forward step the run's GlobalState, if it asks for it.
-
-Megatron's schedules call a forward step as `f(data_iterator, model)`. One that wants the state as well says so by an
-annotation, or by calling its first parameter `state` or `global_state`.
-"""
+"""What the loop makes of a forward step: with the run's GlobalState bound, if it asks for it by an annotation or by the
+name of its first parameter, and with copies of what its loss function reports."""
 
 import inspect
 import types

@@ -1,7 +1,5 @@
-"""The hooks that gather a layer's parameters just before it runs, with the distributed optimizer's overlapped gather.
-
-They are off until the first step has succeeded, and while something else reads or writes the parameters.
-"""
+"""The hooks that gather a layer's parameters just before it runs, with the distributed optimizer's overlapped gather:
+off until the first step has succeeded, and while something else reads or writes the parameters."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,13 +26,8 @@ def has_forward_pre_hooks(config: ConfigContainer) -> bool:
 
 
 def enable_forward_pre_hook(model: list[DistributedDataParallel]) -> None:
-    """Enable the hooks of every chunk.
-
-    Raises:
-        AssertionError: a chunk is not wrapped for data parallelism.
-    """
-    for chunk in model:
-        assert isinstance(chunk, DistributedDataParallel), f"{type(chunk).__name__} has no forward pre-hooks"
+    """Enable the hooks of every chunk. Raises AssertionError: a chunk is not wrapped for data parallelism."""
+    for chunk in _wrapped(model):
         chunk.enable_forward_pre_hook()
 
 
@@ -44,9 +37,14 @@ def disable_forward_pre_hook(model: list[DistributedDataParallel], param_sync: b
     Raises:
         AssertionError: a chunk is not wrapped for data parallelism.
     """
+    for chunk in _wrapped(model):
+        chunk.disable_forward_pre_hook(param_sync=param_sync)
+
+
+def _wrapped(model: list[DistributedDataParallel]) -> Iterator[DistributedDataParallel]:
     for chunk in model:
         assert isinstance(chunk, DistributedDataParallel), f"{type(chunk).__name__} has no forward pre-hooks"
-        chunk.disable_forward_pre_hook(param_sync=param_sync)
+        yield chunk
 
 
 def are_enabled(model: list[Any]) -> bool:

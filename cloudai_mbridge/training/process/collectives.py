@@ -53,3 +53,12 @@ def reduce_max_memory_across_pp_group(memory_report: dict[str, int | float], pp_
         key: round(greatest) if isinstance(value, int) and not isinstance(value, bool) else greatest
         for (key, value), greatest in zip(memory_report.items(), values.tolist(), strict=True)
     }
+
+
+def largest(*values: float, group: Any = None) -> list[float]:
+    """Return the largest of any rank of the group (None: of all), value by value, in one collective."""
+    if dist.get_world_size(group) == 1:
+        return [float(value) for value in values]
+    everyone = torch.tensor(values, dtype=torch.float64, device=current_device())
+    dist.all_reduce(everyone, op=dist.ReduceOp.MAX, group=group)
+    return [float(value) for value in everyone.tolist()]

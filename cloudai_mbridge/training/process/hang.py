@@ -1,8 +1,5 @@
-"""Keep the stacks of a rank that makes no progress, so that a hang can be explained after the job is cancelled.
-
-A hang is usually a collective that some rank never joins: the ranks that wait say which one, the rank that is missing
-says where it is instead. Standard library only, so that the watch begins before torch loads.
-"""
+"""Keep the stacks of a rank that makes no progress: the ranks that wait say for which collective, the missing one where
+it is instead. Standard library only, so that the watch begins before torch loads."""
 
 import faulthandler
 import os

@@ -1,10 +1,6 @@
-"""The lines that a run prints for its readers. Standard library only, so that their formats can be tested anywhere.
-
-Two lines per step have Megatron-Bridge's format and rounding. Beside them goes one machine-readable record per step,
-`MBRIDGE_STEP {json}`, with every value at full precision; a run opens with one `MBRIDGE_RUN {json}` that says what
-runs. Each begins its line. In a job of mbridge it carries the job's token, which tells it from the records of others.
-Non-finite numbers are the strings "nan", "inf" and "-inf": JSON has no literal for them.
-"""
+"""The lines that a run prints for its readers: two per step in Megatron-Bridge's format, and one record, `MBRIDGE_STEP
+{json}`, at full precision; a run opens with `MBRIDGE_RUN {json}`. In a job of mbridge records carry the job's token.
+Non-finite numbers are "nan", "inf" and "-inf", for which JSON has no literals. Standard library only."""
 
 import json
 import math

@@ -1,11 +1,13 @@
-"""What software this process runs: packages, the checkout that it runs from. Standard library only: reports use it too.
+"""What software this process runs: packages and checkout, None where unknown.
 
-Nothing here fails: what cannot be found out is None.
+Standard library only: reports use it too.
 """
 
 import os
 import subprocess
+import sys
 from importlib.metadata import PackageNotFoundError, distributions, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,13 @@ def package_version(name: str) -> str | None:
         return version(name)
     except PackageNotFoundError:
         return None
+
+
+def is_installed(module: str) -> bool:
+    """Return whether a module can be imported, without importing it."""
+    if module in sys.modules:
+        return sys.modules[module] is not None
+    return find_spec(module) is not None
 
 
 def package_versions() -> dict[str, str]:

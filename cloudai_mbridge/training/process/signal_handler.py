@@ -1,7 +1,7 @@
-"""A signal that asks for a checkpoint and an exit, and all ranks agreeing that it came.
+"""A signal that asks for a checkpoint and an exit.
 
-A scheduler may signal one process only. The handler just notes it; the loop asks once per step, on every rank.
-Source of the names: Megatron-Core's `dist_signal_handler`.
+A scheduler may signal one process only: the handler notes it, and the loop asks all ranks once per step. The names are
+those of Megatron-Core's `dist_signal_handler`.
 """
 
 import signal

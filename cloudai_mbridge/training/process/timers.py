@@ -62,7 +62,7 @@ class MonotonicTimers(Timers):  # type: ignore[misc]
             write_line(text)
 
 
-_LEVEL_1 = (
+_LEVEL_1 = [
     "forward-backward",
     "layernorm-grads-all-reduce",
     "embedding-grads-all-reduce",
@@ -75,8 +75,8 @@ _LEVEL_1 = (
     "optimizer-inner-step",
     "optimizer-copy-main-to-model-params",
     "optimizer",
-)
-_LEVEL_2 = (
+]
+_LEVEL_2 = [
     "batch-generator",
     "forward-compute",
     "backward-compute",
@@ -89,7 +89,7 @@ _LEVEL_2 = (
     "backward-send-forward-recv",
     "backward-send-backward-recv",
     "forward-backward-send-forward-backward-recv",
-)
+]
 
 
 def timers_to_log(level: int) -> list[str]:

@@ -1,8 +1,6 @@
 """Open a run at each service."""
 
-import importlib.util
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +8,7 @@ import torch.distributed as dist
 
 from cloudai_mbridge.training.config.text.serialization import SECRET_NAME, USER_IN_URL
 from cloudai_mbridge.training.errors import ConfigError
+from cloudai_mbridge.training.process.provenance import is_installed
 
 _MLFLOW_LONGEST_VALUE = 500  # what every MLflow server takes
 
@@ -162,7 +161,7 @@ def check_loggers(cfg: Any) -> None:
     """
     for setting, package, distribution in _SERVICES:
         value = getattr(cfg.logger, setting)
-        if value and not _is_installed(package):
+        if value and not is_installed(package):
             raise ConfigError(
                 f"logger.{setting}={value!r}: the package {package} is not installed; "
                 f"pip install {distribution}, or leave logger.{setting} empty"
@@ -171,9 +170,3 @@ def check_loggers(cfg: Any) -> None:
         raise ConfigError(
             f"logger.wandb_project={cfg.logger.wandb_project!r} needs a name for this run: set logger.wandb_exp_name"
         )
-
-
-def _is_installed(package: str) -> bool:
-    if package in sys.modules:
-        return sys.modules[package] is not None
-    return importlib.util.find_spec(package) is not None

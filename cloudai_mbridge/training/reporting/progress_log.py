@@ -1,6 +1,6 @@
 """The progress log: one line per job start and per checkpoint, kept over all jobs of a training run.
 
-Source of the lines: Megatron-Bridge's `append_to_progress_log`. Columns are separated by tabs.
+Columns are separated by tabs; the lines are those of Megatron-Bridge.
 """
 
 import os

@@ -2,12 +2,18 @@
 
 import logging
 import math
+import re
+import resource
+import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+
+from cloudai_mbridge.training.process.log_lines import RESERVED_MEMORY, RESIDENT_MEMORY
 
 logger = logging.getLogger(__name__)
 
@@ -114,3 +120,32 @@ def report_throughput(
         "throughput/micro_batch_size": train_config.micro_batch_size,
         "throughput/global_batch_size": train_config.global_batch_size,
     }
+
+
+_GIB = 1 << 30
+_STATUS = Path("/proc/self/status")
+
+
+def memory_kind(device: torch.device) -> str:
+    """Say what `peak_memory_gib` measures."""
+    return RESIDENT_MEMORY if device.type == "cpu" else RESERVED_MEMORY
+
+
+def peak_memory_gib(device: torch.device) -> float:
+    """Return the most memory of this rank so far, in GiB."""
+    if device.type != "cpu":
+        return torch.cuda.max_memory_reserved(device) / _GIB
+    return _resident_bytes() / _GIB
+
+
+def _resident_bytes() -> int:
+    """Return the peak of the resident set.
+
+    Linux hands `ru_maxrss` down from the process that has started this one, so its own count comes first.
+    """
+    try:
+        if match := re.search(rb"^VmHWM:\s*(\d+) kB", _STATUS.read_bytes(), re.MULTILINE):
+            return int(match[1]) * 1024
+    except OSError:
+        pass
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

@@ -1,7 +1,4 @@
-"""Report a finished step: the console's lines, the machine-readable record, every logger's series.
-
-Source of the names, formats and order: Megatron-Bridge's `training_log`.
-"""
+"""Report a finished step, as Megatron-Bridge's `training_log`: console lines, the record, loggers' series."""
 
 import math
 import os
@@ -15,7 +12,7 @@ from megatron.core import parallel_state as mpu
 from megatron.core.num_microbatches_calculator import get_num_microbatches
 
 from cloudai_mbridge.training.config.container import required
-from cloudai_mbridge.training.process.collectives import reduce_max_stat_across_model_parallel_group
+from cloudai_mbridge.training.process.collectives import largest, reduce_max_stat_across_model_parallel_group
 from cloudai_mbridge.training.process.device import current_device
 from cloudai_mbridge.training.process.log_lines import (
     StepReport,
@@ -29,8 +26,7 @@ from cloudai_mbridge.training.process.timers import timers_to_log
 from cloudai_mbridge.training.profiling.memory_history import dump_memory_snapshot
 from cloudai_mbridge.training.reporting import loss_totals
 from cloudai_mbridge.training.reporting.moe_metrics import _build_moe_metric_writer, track_auxiliary_losses
-from cloudai_mbridge.training.reporting.peak_memory import peak_memory_gib
-from cloudai_mbridge.training.reporting.reports import report_memory
+from cloudai_mbridge.training.reporting.reports import peak_memory_gib, report_memory
 from cloudai_mbridge.training.reporting.step_flops import flops_per_step
 from cloudai_mbridge.training.reporting.step_scalars import (
     Scalars,
@@ -184,7 +180,7 @@ class _Log:
         progress, totals, monitor = self._state.train_state, self._totals, self._state.energy_monitor
         iterations = loss_totals.total_iterations(totals)
         elapsed = self._state.timers("interval-time").elapsed(barrier=True)
-        slowest, peak_memory = _largest(elapsed, peak_memory_gib(current_device()))
+        slowest, peak_memory = largest(elapsed, peak_memory_gib(current_device()))
         step_time_s = slowest / iterations
         energy = None if monitor is None else monitor.lap() / iterations / self._world_size
         losses = self._losses(s.losses) if self._rank == self._world_size - 1 else {}
@@ -259,12 +255,3 @@ def _group(pg_collection: Any, name: str) -> Any:
     if name == "mp":
         return mpu.get_model_parallel_group()
     return mpu.get_pipeline_model_parallel_group() if name == "pp" else mpu.get_data_parallel_group()
-
-
-def _largest(*values: float) -> list[float]:
-    """Return the largest of any rank, value by value: all ranks report the same numbers. A collective, just one."""
-    if dist.get_world_size() == 1:
-        return list(values)
-    largest = torch.tensor(values, dtype=torch.float64, device=current_device())
-    dist.all_reduce(largest, op=dist.ReduceOp.MAX)
-    return [float(value) for value in largest.tolist()]

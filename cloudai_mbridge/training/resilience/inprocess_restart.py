@@ -1,7 +1,4 @@
-"""Start the training again inside its processes after a fault, with NVIDIA Resiliency Extension.
-
-Source of the names: Megatron-Bridge's `training.inprocess_restart`.
-"""
+"""Start the training again inside its processes after a fault, with NVIDIA Resiliency Extension."""
 
 import os
 import socket

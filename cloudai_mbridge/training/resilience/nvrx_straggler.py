@@ -1,7 +1,4 @@
-"""NVIDIA Resiliency Extension's straggler detection: which GPUs compute more slowly than the others, or than before.
-
-Source of the names: Megatron-Bridge's `training.nvrx_straggler`.
-"""
+"""NVIDIA Resiliency Extension's straggler detection: GPUs that compute more slowly than the others, or than before."""
 
 import functools
 import logging

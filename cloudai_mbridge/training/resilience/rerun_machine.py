@@ -1,8 +1,8 @@
 """Megatron-Core's rerun state machine, on any device, with its defects fixed.
 
-A step whose result is rejected is computed again in place: a result that differs points to a transient fault; one that
-is the same sends the job to another device (exit code 16, resume), where a result that differs points to a persistent
-fault (exit code 17), and one that is the same to the model or the data.
+A step whose result is rejected is computed again in place: a result that differs points to a transient fault; the same
+sends the job to another device (exit code 16, resume), where another one means a persistent fault (exit code 17), and
+the same the model or the data.
 """
 
 import logging

@@ -1,8 +1,5 @@
-"""Megatron-Core's straggler detector, with its defects fixed. It times the forward pass of every rank with GPU events.
-
-Without a GPU it stays off for good; `report` is still a collective then, that tells all ranks that it is off.
-Reference: megatron/core/README_STRAGGLER.md.
-"""
+"""Megatron-Core's straggler detector (megatron/core/README_STRAGGLER.md), with its defects fixed: it times every rank's
+forward pass with GPU events. Without a GPU it stays off; `report` is still a collective that says so."""
 
 import math
 from datetime import datetime

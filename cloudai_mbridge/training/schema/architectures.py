@@ -1,7 +1,6 @@
-"""Megatron-Bridge's providers of single architectures that are read as GPTModelProvider or MLAModelProvider.
+"""Megatron-Bridge's providers that only give fields other defaults: read as GPTModelProvider or MLAModelProvider.
 
-Those only give fields other defaults. Megatron-Bridge writes every field, so that its files hold the whole model.
-Providers with layers or a `provide` of their own are not among them. Standard library only.
+Megatron-Bridge writes every field, so that its files hold the whole model.
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,4 @@
-"""Names and types of every config key, for programs without torch: `schema.json`, and the check against it.
-
-`python -m cloudai_mbridge.training.schema` writes the file anew (this needs torch and Megatron-Core).
-"""
+"""Names and types of every config key, for programs without torch: `schema.json`, and the check against it."""
 
 import json
 from collections.abc import Mapping

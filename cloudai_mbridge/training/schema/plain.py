@@ -1,7 +1,5 @@
-"""Check plain data (tables, lists, scalars) against the forms of config fields. Standard library only.
-
-The loader of config files and the schema check of orchestration both end here, so that they are equally strict.
-"""
+"""Check plain data against the forms of config fields: the loader of config files and the planner's schema check both
+end here."""
 
 import difflib
 import math

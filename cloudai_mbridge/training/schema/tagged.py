@@ -1,7 +1,6 @@
-"""Check values that name something: dtypes, functions, enum members and paths. Standard library only.
+"""Check values that name something: dtypes, functions, enum members and paths, as texts or as tables with a `_target_`.
 
-They are texts, or tables with a `_target_` as Megatron-Bridge writes them. Nothing named is ever called, except that
-the numbers of an initialisation method may be filled in.
+Nothing named is ever called, except that the numbers of an initialisation method may be filled in.
 """
 
 from collections.abc import Mapping

@@ -73,11 +73,7 @@ def describe(form: Form) -> str:
 
 
 def parse(text: str) -> Form:
-    """Read what `render` wrote.
-
-    Raises:
-        ValueError: not a type text.
-    """
+    """Read what `render` wrote. Raises ValueError: not a type text."""
     try:
         return _from_node(ast.parse(text, mode="eval").body)
     except SyntaxError as error:

@@ -51,11 +51,7 @@ def build_tokenizer(config: Any) -> Any:
 
 
 def check_tokenizer(config: TokenizerConfig) -> None:
-    """Check kind, package and files, without building.
-
-    Raises:
-        ConfigError: key, value, remedy.
-    """
+    """Check kind, package and files, without building. Raises ConfigError: key, value, remedy."""
     _, library = _metadata(config)
     if (package := _PACKAGES.get(library)) and importlib.util.find_spec(package) is None:
         raise ConfigError(f"{_asked(config)} needs the package {package}: pip install {package}")

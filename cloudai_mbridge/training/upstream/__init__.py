@@ -14,8 +14,8 @@ _HERE = "upstream.names"
 MODULES: dict[str, dict[str, str]] = {
     "fault_tolerance": {
         "resilience.fault_tolerance": "setup on_training_step_start on_training_step_end on_eval_step_start"
-        " on_eval_step_end on_checkpointing_start on_checkpointing_end on_checkpoint_loaded shutdown",
-        "resilience.simulated_fault": "maybe_setup_simulated_fault",
+        " on_eval_step_end on_checkpointing_start on_checkpointing_end on_checkpoint_loaded shutdown"
+        " maybe_setup_simulated_fault",
     },
     "forward_step_func_types": {
         _HERE: "LossReduced TwoTupleLossReturn ThreeTupleLossReturn InferenceLossReturn LossFunctionReturn LossFunction"

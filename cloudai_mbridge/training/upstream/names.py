@@ -59,11 +59,7 @@ def get_checkpoint_tracker_filename(checkpoints_path: str) -> str:
 
 
 def read_run_config(run_config_filename: str) -> dict[str, Any]:
-    """Read the configuration that a checkpoint was saved with, as plain data.
-
-    Raises:
-        ConfigError: broken YAML.
-    """
+    """Read the configuration that a checkpoint was saved with, as plain data. Raises ConfigError: broken YAML."""
     data: dict[str, Any] = read_yaml(Path(run_config_filename))
     return data
 

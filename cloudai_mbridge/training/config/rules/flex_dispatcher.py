@@ -1,7 +1,4 @@
-"""Which GPUs the two backends of the flexible MoE token dispatcher run on.
-
-Source: the hardware support of DeepEP and HybridEP as Megatron-Bridge checks it.
-"""
+"""Which GPUs the two backends of the flexible MoE token dispatcher, DeepEP and HybridEP, run on (Megatron-Bridge)."""
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 

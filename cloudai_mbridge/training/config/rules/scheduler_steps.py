@@ -1,7 +1,6 @@
-"""From iterations or samples to the scheduler's own unit, which is samples.
+"""From iterations or samples to the scheduler's own unit, which is samples: it advances by those of each step.
 
-The optimizer's scheduler advances by the samples of each step, so every length is given to it in samples. With a batch
-size that ramps up, iterations x final batch size over-counts: the schedule then ends later than `lr_decay_iters`.
+With a batch ramp iterations x final batch size over-counts: the schedule ends later than `lr_decay_iters`.
 """
 
 import warnings

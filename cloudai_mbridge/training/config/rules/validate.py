@@ -1,7 +1,6 @@
 """The rules that join the sections of a configuration, in the order in which they are applied.
 
-Each rule is a function that takes the container: it either raises, or brings two sections into agreement. The model is
-only looked at through its attributes, so anything with Megatron-Core's field names can be one.
+A rule raises, or brings two sections into agreement; the model may be anything with Megatron-Core's field names.
 """
 
 import os

@@ -1,7 +1,6 @@
 """Change a config from the command line: `train.train_iters=20`, `~profiling`.
 
-Values are read as YAML scalars, lists and tables and typed against the field. Nothing is evaluated: `${...}` stays
-text.
+Values are YAML scalars, lists and tables, typed against the field; nothing is evaluated: `${...}` stays text.
 """
 
 import difflib

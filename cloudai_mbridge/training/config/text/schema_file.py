@@ -1,7 +1,5 @@
-"""Generate `schema.json` from the config classes; needs torch and Megatron-Core.
-
-An installation knows one release of Megatron-Core: it writes what the file says of that release, and keeps the rest.
-"""
+"""Generate `schema.json` from the config classes: what it says of the installed release of Megatron-Core; the rest is
+kept."""
 
 import dataclasses
 import json

@@ -1,7 +1,7 @@
 """Config objects to plain data, YAML and JSON, and back.
 
-Classes, functions, dtypes and enum members are named under `_target_`, as Megatron-Bridge does, and its files load.
-Only names of `known_names` and classes that annotations name are taken: a file never makes the reader import anything.
+`_target_` names classes, functions, dtypes and enum members, as in Megatron-Bridge's files; only names of `known_names`
+and classes that annotations name are taken.
 """
 
 import copy

@@ -1,7 +1,7 @@
-"""Read and write YAML and JSON as plain data, without YAML's traps.
+"""YAML and JSON as plain data.
 
-PyYAML only splits the text into events here, no constructor of it ever runs. Scalars follow the core rules of YAML 1.2:
-`yes` and `12:30:00` are text, `1e-5` is a number. Repeated keys, tags and endless aliases are refused.
+PyYAML only splits the text into events, no constructor of it runs; scalars follow YAML 1.2 (`yes` and `12:30:00` are
+text, `1e-5` is a number). Repeated keys, tags and endless aliases are refused.
 """
 
 import copy
@@ -38,11 +38,7 @@ _SCAN_ERRORS = (yaml.YAMLError, ValueError, OverflowError, RecursionError, Looku
 
 
 def scalar(text: str) -> Any:
-    """Return the value of an unquoted scalar.
-
-    Raises:
-        ConfigError: a number that no int or float holds.
-    """
+    """Return the value of an unquoted scalar. Raises ConfigError: a number that no int or float holds."""
     if text in _WORDS:
         return _WORDS[text]
     try:
@@ -78,11 +74,7 @@ def parse_yaml(text: str) -> Any:
 
 
 def read_yaml(path: Path) -> Any:
-    """Read a file of one YAML document.
-
-    Raises:
-        ConfigError: as `parse_yaml`, or text that is not UTF-8.
-    """
+    """Read a file of one YAML document. Raises ConfigError: as `parse_yaml`, or text that is not UTF-8."""
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
