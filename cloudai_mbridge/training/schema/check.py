@@ -66,6 +66,9 @@ class _SchemaCatalog:
         members: Mapping[str, Any] = load_schema(self._release)["enums"].get(path, {})
         return members
 
+    def make(self, form: Form, value: Any, where: str) -> Any:
+        return value
+
     def missing_because(self, path: str, key: str) -> str | None:
         return why_missing(load_all_releases(), path, key, self._release)
 

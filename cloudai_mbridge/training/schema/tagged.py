@@ -22,12 +22,12 @@ def one_argument(value: Mapping[str, Any], where: str, kind: type) -> Any:
     return arguments[0]
 
 
-def check_path(form: Form, value: Any, where: str, catalog: Catalog, depth: int) -> None:
+def check_path(form: Form, value: Any, where: str, catalog: Catalog) -> None:
     if is_tagged(value):
         one_argument(value, where, str)
 
 
-def check_reference(form: Form, value: Any, where: str, catalog: Catalog, depth: int) -> None:
+def check_reference(form: Form, value: Any, where: str, catalog: Catalog) -> None:
     """Check a dtype or a function: it is named, never called."""
     if not is_tagged(value):
         return
@@ -53,7 +53,7 @@ def _check_partial(value: Mapping[Any, Any], where: str) -> None:
             fail(join(where, key), f"{show(item)}: only numbers and names can be filled in")
 
 
-def check_enum(form: Form, value: Any, where: str, catalog: Catalog, depth: int) -> None:
+def check_enum(form: Form, value: Any, where: str, catalog: Catalog) -> None:
     if is_tagged(value):
         enum_member(form, value, where, catalog)
 

@@ -153,6 +153,9 @@ class Catalog(Protocol):
     def members(self, path: str) -> Mapping[str, Any]:
         """Return name -> value of the enum at `path`."""
 
+    def make(self, form: Form, value: Any, where: str) -> Any:
+        """Return what the checked `value` stands for; items of lists and tables are made already."""
+
     def missing_because(self, path: str, key: str) -> str | None:
         """Say which releases of Megatron-Core have a key that the class at `path` lacks; None: none has it."""
 

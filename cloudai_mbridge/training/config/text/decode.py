@@ -1,78 +1,86 @@
-"""Build config objects from plain data that `plain_check.check` has let pass."""
+"""Build config objects from plain data: the check of `schema.plain`, which makes objects of this installation."""
 
+import enum
 import functools
 import importlib
+import typing
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from cloudai_mbridge.training.config.text.describe import LiveCatalog
-from cloudai_mbridge.training.schema.architectures import as_here
-from cloudai_mbridge.training.schema.known_names import ACTIVATIONS, CLASS_PATHS, FUNCTIONS, dtype_name, kind_of_target
+from cloudai_mbridge.training.compat.versions import installed_version
+from cloudai_mbridge.training.config.text.describe import class_path, describe_class
+from cloudai_mbridge.training.schema.check import load_all_releases
+from cloudai_mbridge.training.schema.known_names import ACTIVATIONS, CLASS_PATHS, ENUMS, FUNCTIONS, dtype_name
 from cloudai_mbridge.training.schema.messages import fail, is_tagged
-from cloudai_mbridge.training.schema.plain import accepts, check, config_path, fitting, is_left_out
+from cloudai_mbridge.training.schema.releases import differs_elsewhere, why_missing
 from cloudai_mbridge.training.schema.tagged import enum_member
-from cloudai_mbridge.training.schema.type_forms import ANY, Form, field_key
+from cloudai_mbridge.training.schema.type_forms import Form, Section
 
 
-def decode(form: Form, value: Any, where: str, catalog: LiveCatalog) -> Any:
-    """Check `value` against `form` and build what it stands for.
+class LiveCatalog:
+    """Look classes up among those that annotations named, then among the known names: only those are imported."""
 
-    Raises:
-        ConfigError: the data does not fit, or a class refuses its values.
-    """
-    check(form, value, where, catalog)
-    return build(form, value, where, catalog)
+    def __init__(self, root: type) -> None:
+        """Start from `root`, the class that the caller asks for."""
+        self._named: dict[str, type] = {class_path(root): root}
+        self.dropped: dict[str, Any] = {}
+
+    def section(self, path: str) -> Section | None:
+        """Return the config class at `path`, None where there is none."""
+        cls = self.find_class(path)
+        if cls is None:
+            return None
+        described = describe_class(cls)
+        self._named.update(described.named)
+        return described.section
+
+    def find_class(self, path: str) -> type | None:
+        """Return the class itself."""
+        if path not in self._named and CLASS_PATHS.get(path) == path:
+            found = import_name(*path.rsplit(".", 1))
+            if isinstance(found, type):
+                self._named[path] = found
+        return self._named.get(path)
+
+    def enum_class(self, path: str) -> type[enum.Enum] | None:
+        """Return the enum at `path`, which an annotation or the known names name; None: not of this installation."""
+        found: Any = self._named.get(path) or import_name(*ENUMS[path])
+        return typing.cast(type[enum.Enum] | None, found)
+
+    def members(self, path: str) -> Mapping[str, Any]:
+        """Return name -> value of the enum at `path`, aliases of members included."""
+        found = self.enum_class(path)
+        return {} if found is None else {name: member.value for name, member in found.__members__.items()}
+
+    def make(self, form: Form, value: Any, where: str) -> Any:
+        """Return what the checked `value` stands for. Raises ConfigError: a class refuses its values."""
+        maker = _MAKERS.get(form.kind)
+        return value if maker is None else maker(form, value, where, self)
+
+    def missing_because(self, path: str, key: str) -> str | None:
+        """Say which releases of Megatron-Core have a key that the class at `path` lacks; None: none has it."""
+        return why_missing(load_all_releases(), path, key, installed_version())
+
+    def is_request(self, path: str, key: str, value: Any) -> bool:
+        """Say whether `value` differs from the default of the releases of Megatron-Core that have the key."""
+        return differs_elsewhere(load_all_releases(), path, key, value)
 
 
-def build(form: Form, value: Any, where: str, catalog: LiveCatalog) -> Any:
-    """Build what the checked `value` stands for."""
-    options = fitting(form, value, catalog)
-    chosen = options[0]
-    if len(options) > 1:
-        chosen = next(option for option in options if accepts(option, value, where, catalog))
-    return _BUILDERS.get(chosen.kind, _build_same)(chosen, value, where, catalog)
-
-
-def _build_same(form: Form, value: Any, where: str, catalog: LiveCatalog) -> Any:
-    return value
-
-
-def _build_float(form: Form, value: Any, where: str, catalog: LiveCatalog) -> Any:
-    return float(value)
-
-
-def _build_list(form: Form, value: Any, where: str, catalog: LiveCatalog) -> Any:
-    return [build(form.args[0], item, f"{where}[{index}]", catalog) for index, item in enumerate(value)]
-
-
-def _build_tuple(form: Form, value: Any, where: str, catalog: LiveCatalog) -> Any:
-    items = value["_args_"][0] if is_tagged(value) else value
-    members = form.args * len(items) if form.open_ended else form.args
-    return tuple(build(member, item, where, catalog) for member, item in zip(members, items, strict=True))
-
-
-def _build_dict(form: Form, value: Any, where: str, catalog: LiveCatalog) -> Any:
-    return {key: build(form.args[1], item, f"{where}.{key}", catalog) for key, item in value.items()}
-
-
-def _build_path(form: Form, value: Any, where: str, catalog: LiveCatalog) -> Any:
+def _make_path(form: Form, value: Any, where: str, catalog: LiveCatalog) -> Any:
     return Path(value["_args_"][0] if is_tagged(value) else value)
 
 
-def _build_dtype(form: Form, value: Any, where: str, catalog: LiveCatalog) -> Any:
+def _make_dtype(form: Form, value: Any, where: str, catalog: LiveCatalog) -> Any:
     name = value["_target_"] if is_tagged(value) else value
     return getattr(torch, dtype_name(name).removeprefix("torch."))
 
 
-def _build_callable(form: Form, value: Any, where: str, catalog: LiveCatalog) -> Any:
+def _make_callable(form: Form, value: Any, where: str, catalog: LiveCatalog) -> Any:
     target = value["_target_"] if is_tagged(value) else value
-    module, name = FUNCTIONS[ACTIVATIONS.get(target, target)]
-    try:
-        function = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError):
+    if (function := import_name(*FUNCTIONS[ACTIVATIONS.get(target, target)])) is None:
         fail(where, f"{target} is not part of this installation")
     if not is_tagged(value) or value.get("_partial_") is not True:
         return function
@@ -80,53 +88,35 @@ def _build_callable(form: Form, value: Any, where: str, catalog: LiveCatalog) ->
     return functools.partial(function, *value.get("_args_", []), **keywords)
 
 
-def _build_enum(form: Form, value: Any, where: str, catalog: LiveCatalog) -> Any:
+def _make_enum(form: Form, value: Any, where: str, catalog: LiveCatalog) -> Any:
     found = catalog.enum_class(form.args[0])
     assert found is not None, "a member of it was found"
     return found[enum_member(form, value, where, catalog)]
 
 
-def _build_config(form: Form, value: Any, where: str, catalog: LiveCatalog) -> Any:
-    path = config_path(form, value, where, catalog)
-    cls, section = catalog.find_class(path), catalog.section(path)
-    if cls is None or section is None:
-        fail(where, f"{path} is not part of this installation")
-    arguments = {}
-    for key, item in as_here(value, section, where).items():
-        name = field_key(section, key)
-        if name is None or is_left_out(section, value, key, item, catalog):
-            continue
-        if not section.fields[name].computed:
-            arguments[name] = build(section.fields[name].form, item, f"{where}.{key}" if where else key, catalog)
+def _make_config(form: Form, value: Any, where: str, catalog: LiveCatalog) -> Any:
+    if (cls := catalog.find_class(form.args[0])) is None:
+        fail(where, f"{form.args[0]} is not part of this installation")
     try:
-        return cls(**arguments)
+        return cls(**value)
     except Exception as error:  # whatever the rules of the class raise is a fault of the values
         fail(where, f"{cls.__name__} refuses these values: {error or type(error).__name__}")
 
 
-def _build_any(form: Form, value: Any, where: str, catalog: LiveCatalog) -> Any:
-    if is_tagged(value):
-        kind = kind_of_target(value["_target_"])
-        path = CLASS_PATHS.get(value["_target_"], value["_target_"])
-        tagged = Form("tuple", (ANY,), True) if kind == "tuple" else Form(kind, (path,))
-        return _BUILDERS[kind](tagged, value, where, catalog)
-    if isinstance(value, list):
-        return _build_list(Form("list", (ANY,)), value, where, catalog)
-    if isinstance(value, dict):
-        return _build_dict(Form("dict", (ANY, ANY)), value, where, catalog)
-    return value
-
-
-_Build = Callable[[Form, Any, str, LiveCatalog], Any]
-_BUILDERS: Mapping[str, _Build] = {
-    "any": _build_any,
-    "float": _build_float,
-    "list": _build_list,
-    "tuple": _build_tuple,
-    "dict": _build_dict,
-    "path": _build_path,
-    "dtype": _build_dtype,
-    "callable": _build_callable,
-    "enum": _build_enum,
-    "config": _build_config,
+_MAKERS: Mapping[str, Callable[[Form, Any, str, LiveCatalog], Any]] = {
+    "float": lambda form, value, where, catalog: float(value),
+    "tuple": lambda form, value, where, catalog: tuple(value),
+    "path": _make_path,
+    "dtype": _make_dtype,
+    "callable": _make_callable,
+    "enum": _make_enum,
+    "config": _make_config,
 }
+
+
+def import_name(module: str, name: str) -> Any:
+    """Import a name of the tables; None where this installation does not have it."""
+    try:
+        return getattr(importlib.import_module(module), name, None)
+    except ImportError:
+        return None

@@ -2,7 +2,6 @@
 
 import dataclasses
 import enum
-import importlib
 import inspect
 import sys
 import types
@@ -15,10 +14,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 
 import torch
 
-from cloudai_mbridge.training.compat.versions import installed_version
-from cloudai_mbridge.training.schema.check import load_all_releases
-from cloudai_mbridge.training.schema.known_names import CLASS_PATHS, ENUMS, FIELD_CLASSES, KEY_ALIASES
-from cloudai_mbridge.training.schema.releases import differs_elsewhere, why_missing
+from cloudai_mbridge.training.schema.known_names import CLASS_PATHS, FIELD_CLASSES, KEY_ALIASES
 from cloudai_mbridge.training.schema.type_forms import ANY, NONE, Field, Form, Section, union
 
 _SCALARS: Mapping[Any, Form] = {
@@ -188,55 +184,3 @@ def _class_form(hint: Any, module: str, named: dict[str, type]) -> Form:
         named[path] = hint
         return Form("config", (path,))
     return Form("opaque", (path,))
-
-
-class LiveCatalog:
-    """Look classes up among those that annotations named, then among the known names: only those are imported."""
-
-    def __init__(self, root: type) -> None:
-        """Start from `root`, the class that the caller asks for."""
-        self._named: dict[str, type] = {class_path(root): root}
-        self.dropped: dict[str, Any] = {}
-
-    def section(self, path: str) -> Section | None:
-        """Return the config class at `path`, None where there is none."""
-        cls = self.find_class(path)
-        if cls is None:
-            return None
-        described = describe_class(cls)
-        self._named.update(described.named)
-        return described.section
-
-    def find_class(self, path: str) -> type | None:
-        """Return the class itself."""
-        if path not in self._named and CLASS_PATHS.get(path) == path:
-            found = _import(*path.rsplit(".", 1))
-            if isinstance(found, type):
-                self._named[path] = found
-        return self._named.get(path)
-
-    def enum_class(self, path: str) -> type[enum.Enum] | None:
-        """Return the enum at `path`, which an annotation or the known names name; None: not of this installation."""
-        found: Any = self._named.get(path) or _import(*ENUMS[path])
-        return typing.cast(type[enum.Enum] | None, found)
-
-    def members(self, path: str) -> Mapping[str, Any]:
-        """Return name -> value of the enum at `path`, aliases of members included."""
-        found = self.enum_class(path)
-        return {} if found is None else {name: member.value for name, member in found.__members__.items()}
-
-    def missing_because(self, path: str, key: str) -> str | None:
-        """Say which releases of Megatron-Core have a key that the class at `path` lacks; None: none has it."""
-        return why_missing(load_all_releases(), path, key, installed_version())
-
-    def is_request(self, path: str, key: str, value: Any) -> bool:
-        """Say whether `value` differs from the default of the releases of Megatron-Core that have the key."""
-        return differs_elsewhere(load_all_releases(), path, key, value)
-
-
-def _import(module: str, name: str) -> Any:
-    """Import a name of the tables; None where this installation does not have it."""
-    try:
-        return getattr(importlib.import_module(module), name, None)
-    except ImportError:
-        return None

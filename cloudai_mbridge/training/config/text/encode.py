@@ -2,7 +2,6 @@
 
 import enum
 import functools
-import importlib
 import os
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
@@ -11,6 +10,7 @@ from typing import Any
 
 import torch
 
+from cloudai_mbridge.training.config.text.decode import import_name
 from cloudai_mbridge.training.config.text.describe import class_path, describe_class
 from cloudai_mbridge.training.errors import ConfigError
 from cloudai_mbridge.training.schema.known_names import (
@@ -133,13 +133,6 @@ def _function_name(value: Any) -> str:
     if not callable(value):
         return ""
     for name, (module, attribute) in FUNCTIONS.items():
-        if getattr(value, "__name__", None) == attribute and _load(module, attribute) is value:
+        if getattr(value, "__name__", None) == attribute and import_name(module, attribute) is value:
             return name
     return ""
-
-
-def _load(module: str, attribute: str) -> Any:
-    try:
-        return getattr(importlib.import_module(module), attribute, None)
-    except ImportError:
-        return None

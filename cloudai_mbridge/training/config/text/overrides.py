@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from dataclasses import is_dataclass
 from typing import Any, NoReturn, TypeVar
 
-from cloudai_mbridge.training.config.text.decode import decode
-from cloudai_mbridge.training.config.text.describe import LiveCatalog, describe_class
+from cloudai_mbridge.training.config.text.decode import LiveCatalog
+from cloudai_mbridge.training.config.text.describe import describe_class
 from cloudai_mbridge.training.config.text.yaml_text import parse_yaml, scalar
 from cloudai_mbridge.training.errors import ConfigError
 from cloudai_mbridge.training.schema.messages import fail, join, nearest, show
-from cloudai_mbridge.training.schema.plain import MAX_DEPTH
+from cloudai_mbridge.training.schema.plain import MAX_DEPTH, check
 from cloudai_mbridge.training.schema.type_forms import ANY, Field, Form, Section, describe, field_key, options_of
 
 T = TypeVar("T")
@@ -80,7 +80,7 @@ def _set(container: Any, parts: list[str], value: Any, undo: _Undo) -> None:
         name, entry = _find(owner, part, where, deeper=depth < len(parts) - 1)
         where = join(where, part)
         if depth == len(parts) - 1:
-            _assign(owner, name, decode(entry.form, value, where, LiveCatalog(type(owner))), where, undo)
+            _assign(owner, name, check(entry.form, value, where, LiveCatalog(type(owner))), where, undo)
             return
         below = getattr(owner, name)
         table = next((option for option in options_of(entry.form) if option.kind in ("dict", "any")), None)
@@ -167,7 +167,7 @@ def _with_item(table: dict[Any, Any], parts: list[str], value: Any, form: Form, 
     if key == "_target_":
         fail(where, "a class is named in a whole table only")
     if not rest:
-        return {**table, key: decode(member, value, where, LiveCatalog(dict))}
+        return {**table, key: check(member, value, where, LiveCatalog(dict))}
     inner = table.get(key, {})
     option = next((option for option in options_of(member) if option.kind in ("dict", "any")), None)
     if not isinstance(inner, dict) or option is None:

@@ -7,7 +7,7 @@ from dataclasses import MISSING
 from typing import Any
 
 from cloudai_mbridge.training.compat.versions import installed_release
-from cloudai_mbridge.training.config.text.describe import LiveCatalog
+from cloudai_mbridge.training.config.text.decode import LiveCatalog
 from cloudai_mbridge.training.config.text.encode import encode
 from cloudai_mbridge.training.errors import ConfigError
 from cloudai_mbridge.training.schema.check import SCHEMA_FILE, load_all_releases

@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from cloudai_mbridge.training.config.container import ConfigContainer
-from cloudai_mbridge.training.config.text.decode import decode
-from cloudai_mbridge.training.config.text.describe import LiveCatalog, class_path
+from cloudai_mbridge.training.config.text.decode import LiveCatalog
+from cloudai_mbridge.training.config.text.describe import class_path
 from cloudai_mbridge.training.config.text.encode import encode, is_config
 from cloudai_mbridge.training.config.text.summary import warn_rank_0
 from cloudai_mbridge.training.config.text.yaml_text import MAX_CHARS, dump_yaml, parse_json, parse_yaml
 from cloudai_mbridge.training.errors import ConfigError
 from cloudai_mbridge.training.schema.messages import show
+from cloudai_mbridge.training.schema.plain import check
 from cloudai_mbridge.training.schema.type_forms import Form
 
 T = TypeVar("T")
@@ -48,7 +49,7 @@ def from_dict(cls: type[T], data: dict[str, Any]) -> T:
     if not isinstance(data, dict):
         raise ConfigError(f"{cls.__name__}: a table is needed, got {show(data)}")
     catalog = LiveCatalog(cls)
-    built: T = decode(Form("config", (class_path(cls),)), data, "", catalog)
+    built: T = check(Form("config", (class_path(cls),)), data, "", catalog)
     if catalog.dropped:
         keys = ", ".join(f"{where} = {show(value)}" for where, value in catalog.dropped.items())
         warn_rank_0(f"keys of Megatron-Bridge that do not exist here were dropped: {keys}")
