@@ -53,7 +53,7 @@ class Device:
 
 @dataclass
 class Kit:
-    """deadline: on the monotonic clock, set anew for each part. shared: what parts leave for later ones."""
+    """deadline: on the monotonic clock, set for each part. shared: what parts leave for later ones."""
 
     work: Path
     device: Device

@@ -45,7 +45,7 @@ def setup(state: GlobalState) -> SetupOutput:
     start_memory_history_recording(config.profiling)
     if config.logger.log_progress and config.checkpoint.save:
         append_to_progress_log(config.checkpoint.save, "Starting job")
-    state.tokenizer = build_tokenizer(config)  # anew: the configuration may have changed since it was asked for
+    state.tokenizer = build_tokenizer(config)  # again: the configuration may have changed since the first one
     if config.model.vocab_size is None:
         take_vocabulary(config.model, state.tokenizer.vocab_size)
     model = build_model(config)

@@ -82,11 +82,11 @@ class GlobalState:
         self._cfg: ConfigContainer | None = None
         self.signal_handler: DistributedSignalHandler | None = None
         self.callback_manager: CallbackManager | None = None
-        self._start_afresh()
+        self._reset()
         if cfg is not None:
             self.cfg = cfg
 
-    def _start_afresh(self) -> None:
+    def _reset(self) -> None:
         self.train_state = TrainState()
         self._tokenizer: Any = None
         self.nvrx_straggler_manager: Any = None
@@ -187,7 +187,7 @@ class GlobalState:
 
     def reset_for_restart(self) -> None:
         """Drop everything but the configuration: an in-process restart sets up again."""
-        self._start_afresh()
+        self._reset()
 
 
 _OPENED_ONCE = tuple(name for name, value in vars(GlobalState).items() if isinstance(value, cached_property))

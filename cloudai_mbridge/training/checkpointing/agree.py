@@ -1,4 +1,4 @@
-"""One outcome on every rank: what fails on one rank fails on all of them, so that none waits for ever."""
+"""One outcome on every rank: what fails on one rank fails on all of them, so that none waits forever."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar

@@ -67,9 +67,9 @@ def maybe_finalize_async_save(
         if terminate:
             queue.close()
             global_state.async_calls_queue = None
-    told, global_state.completed_saves = global_state.completed_saves, []
-    for tell in told:  # not inside: what a callback raises is not a failed save
-        tell()
+    callbacks, global_state.completed_saves = global_state.completed_saves, []
+    for callback in callbacks:  # not inside: what a callback raises is not a failed save
+        callback()
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""What a checkpoint holds: the tree that Megatron-Core saves, and the same tree without values, to load into."""
+"""What a checkpoint holds: the tree that Megatron-Core saves, the same tree without values, to load into, and who writes and reads it."""
 
 import random
 from typing import Any
@@ -8,11 +8,17 @@ import torch
 import torch.distributed as dist
 from megatron.core import parallel_state as mpu
 from megatron.core.dist_checkpointing import ShardedObject
+from megatron.core.dist_checkpointing.strategies.fully_parallel import (
+    FullyParallelLoadStrategyWrapper,
+    FullyParallelSaveStrategyWrapper,
+)
+from megatron.core.dist_checkpointing.strategies.torch import TorchDistLoadShardedStrategy
 from megatron.core.rerun_state_machine import get_rerun_state_machine
 from megatron.core.tensor_parallel import get_cuda_rng_tracker
 from megatron.core.utils import unwrap_model
 
 from cloudai_mbridge.training.checkpointing.optimizer_state import ensure_state
+from cloudai_mbridge.training.compat import checkpoints
 from cloudai_mbridge.training.config.checkpoint import CheckpointConfig
 from cloudai_mbridge.training.process.device import current_device
 
@@ -122,3 +128,44 @@ def set_rng_state(state: dict[str, Any]) -> None:
 def sharded_rng_state() -> ShardedObject:
     """Return the states as this rank's part of one object over all ranks."""
     return ShardedObject("rng_state", rng_state(), (dist.get_world_size(),), (dist.get_rank(),))
+
+
+_SAVE = "save_strategy"
+
+
+@checkpoints.quiet()
+def save_strategy(config: CheckpointConfig, context: dict[str, Any]) -> Any:
+    """Return the writer. With a constant structure it is kept in `context`, with the plan of the first save."""
+    if config.ckpt_assume_constant_structure and _SAVE in context:
+        return context[_SAVE]
+    strategy = checkpoints.writer(
+        thread_count=config.storage_writers_per_rank, cached_metadata=config.ckpt_assume_constant_structure
+    )
+    if config.fully_parallel_save:
+        strategy = FullyParallelSaveStrategyWrapper(
+            strategy,
+            _group(config.ckpt_fully_parallel_save_process_group),
+            do_cache_distribution=config.ckpt_assume_constant_structure,
+        )
+    if config.ckpt_assume_constant_structure:
+        context[_SAVE] = strategy
+    return strategy
+
+
+@checkpoints.quiet()
+def load_strategy(config: CheckpointConfig) -> Any:
+    """Return the reader; with `fully_parallel_load` every replica reads a part and they exchange them."""
+    strategy: Any = TorchDistLoadShardedStrategy()
+    if config.fully_parallel_load:
+        strategy = FullyParallelLoadStrategyWrapper(
+            strategy,
+            _group(config.ckpt_fully_parallel_load_process_group),
+            exchange_algo=config.ckpt_fully_parallel_load_exchange_algo,
+        )
+    return strategy
+
+
+def _group(name: str) -> Any:
+    if name == "ep_dp":
+        return mpu.get_expert_data_parallel_group()
+    return mpu.get_data_parallel_group(with_context_parallel=True)

@@ -1,4 +1,4 @@
-"""Choose the checkpoint that a run begins from. Rank 0 only: the others are told."""
+"""Choose the checkpoint that a run begins from. Rank 0 only; the result is broadcast."""
 
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What torch's own optimizers need around Megatron-Core's saving and loading of their state.
+"""Optimizer state in checkpoints: what torch's own optimizers need, and parameter groups arranged as this run has them.
 
 Megatron-Core 0.16 expects Transformer Engine's Adam, which counts its steps per parameter group. torch's Adam keeps a
 step tensor per parameter, and with the distributed optimizer Megatron then (1) refuses a state without steps, (2) looks
@@ -105,7 +105,11 @@ _RESHARDABLE = "fully_reshardable"
 
 
 def regrouped_common(directory: str, optimizer: Any | None) -> dict[str, Any]:
-    """Return the common part, fitted to the optimizer that is going to load it; without its part if there is none."""
+    """Return the common part, fitted to the optimizer that is going to load it; without its part if there is none.
+
+    Megatron-Core keeps the experts' parameters in an optimizer of its own while they are spread over ranks (ep > 1), and
+    in the common one otherwise. Tensors are saved by name and fit both; the groups have to be moved.
+    """
     common = read_common(directory)
     saved = common.pop("optimizer", None)
     if optimizer is not None and saved is not None:

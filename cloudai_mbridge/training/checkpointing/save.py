@@ -20,7 +20,7 @@ from cloudai_mbridge.training.checkpointing.async_save import (
     uses_worker,
 )
 from cloudai_mbridge.training.checkpointing.atomic import write_bytes, write_torch
-from cloudai_mbridge.training.checkpointing.content import content_metadata, tree_to_save
+from cloudai_mbridge.training.checkpointing.content import content_metadata, save_strategy, tree_to_save
 from cloudai_mbridge.training.checkpointing.layout import (
     LATEST_ITERATION,
     LATEST_TRAIN_STATE,
@@ -30,8 +30,6 @@ from cloudai_mbridge.training.checkpointing.layout import (
     non_persistent_root,
     tracked_iteration,
 )
-from cloudai_mbridge.training.checkpointing.quiet import quiet
-from cloudai_mbridge.training.checkpointing.strategies import save_strategy
 from cloudai_mbridge.training.compat import checkpoints
 from cloudai_mbridge.training.config.checkpoint import CheckpointConfig
 from cloudai_mbridge.training.config.text.serialization import resolved_yaml
@@ -74,7 +72,7 @@ def save_checkpoint(
         parts = (model, optimizer, opt_param_scheduler, num_floating_point_operations_so_far, train_data_iterator)
         tree = on_each_rank(str(save.directory), lambda: tree_to_save(state, *parts, metadata))
     try:
-        with quiet(), nullcontext() if uses_worker(config) else forked_results():
+        with nullcontext() if uses_worker(config) else forked_results():
             request = checkpoints.save(
                 tree,
                 str(save.directory),
@@ -90,9 +88,9 @@ def save_checkpoint(
         save.complete()
         return
     known = {"optimizer": optimizer, "scheduler": opt_param_scheduler}
-    told = partial(callbacks.fire, "on_checkpoint_save", state.callback_manager, state, model, **known)
+    completed = partial(callbacks.fire, "on_checkpoint_save", state.callback_manager, state, model, **known)
     request.add_finalize_fn(save.complete)
-    request.add_finalize_fn(lambda: state.completed_saves.append(told))
+    request.add_finalize_fn(lambda: state.completed_saves.append(completed))
     schedule(state, request)
 
 

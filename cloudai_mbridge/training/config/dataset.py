@@ -174,7 +174,7 @@ class SyntheticDataset:
 
 @dataclass(kw_only=True)
 class SyntheticGPTDatasetConfig(DatasetProvider):
-    """Random GPT samples from memory, `seq_length` tokens each: reading them takes no time, and teaches nothing."""
+    """Random GPT samples from memory, `seq_length` tokens each: reading them takes no time."""
 
     seq_length: int
     vocab_size: int | None = None  # ids are below it; None: the tokenizer's
@@ -193,7 +193,7 @@ class SyntheticGPTDatasetConfig(DatasetProvider):
         """Draw a pool per split; None for a split that nothing is drawn from."""
         vocab_size = self.vocab_size
         if vocab_size is None:
-            assert context.tokenizer is not None, "vocab_size is needed where there is no tokenizer"
+            assert context.tokenizer is not None, "vocab_size is needed without a tokenizer"
             vocab_size = int(context.tokenizer.vocab_size)
         counts = (context.train_samples, context.valid_samples, context.test_samples)
         train, valid, test = (

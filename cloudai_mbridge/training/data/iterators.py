@@ -38,7 +38,7 @@ def build_data_iterators(state: Any, model_chunks: int) -> tuple[Chunks, Chunks,
     """Build the iterators of training, validation and test, and set `do_train`, `do_valid`, `do_test`.
 
     Every rank calls it, after the checkpoint is loaded: the counters of `state.train_state` say where the data goes on.
-    An iterator yields, for ever, dicts of CPU tensors of one micro-batch, [micro_batch_size, seq_length] each; with
+    An iterator yields, without end, dicts of CPU tensors of one micro-batch, [micro_batch_size, seq_length] each; with
     dataloader_type "batch" all micro-batches of a global batch that are this rank's. With virtual stages there is a
     list of independent ones over the same data. Stages that read nothing get None, or a list of None.
 

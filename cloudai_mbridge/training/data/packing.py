@@ -114,7 +114,7 @@ def load_or_pack(
     """
     is_there = path is not None and Path(path).is_file()
     if dist.is_initialized():
-        dist.barrier()  # nobody writes before all have looked
+        dist.barrier()  # no rank writes before all have looked
     if path is not None and is_there:
         return PackedDataset(_load(Path(path), options))
     packed = PackedDataset(pack(read(), options))
@@ -151,7 +151,7 @@ def _bounds(row: np.ndarray) -> np.ndarray:
 
 
 def _load(path: Path, options: PackOptions) -> np.ndarray:
-    remedy = "remove it to have it packed anew, or name another file"
+    remedy = "remove it to pack again, or name another file"
     try:
         rows: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError) as error:

@@ -123,7 +123,7 @@ class Request(NamedTuple):
 
 @dataclass(frozen=True)
 class MicroBatches:
-    """One micro-batch after the other, for ever; a batch-size ramp just takes more of them per step."""
+    """One micro-batch after the other, without end; a batch-size ramp just takes more of them per step."""
 
     order: Order
     share: Share
@@ -140,7 +140,7 @@ class MicroBatches:
 
 @dataclass(frozen=True)
 class GlobalBatches:
-    """One global batch after the other, for ever: all micro-batches of this rank, one below the other.
+    """One global batch after the other, without end: all micro-batches of this rank, one below the other.
 
     size_at: samples consumed -> size of the next global batch, a multiple of `share.step`.
     """

@@ -14,7 +14,7 @@ from cloudai_mbridge.training.data.samplers import Share
 def pooled_micro_batches(
     dataset: SyntheticDataset, share: Share, consumed: int, pin_memory: bool
 ) -> Iterator[dict[str, Any]]:
-    """Return this rank's micro-batches for ever, built once and handed out as they are; nobody may write to them."""
+    """Return this rank's endless micro-batches, built once and shared: do not write to them."""
     size = dataset.pool_samples
     period = size // np.gcd(size, share.step)
     firsts = [(consumed + turn * share.step) % size for turn in range(int(period))]

@@ -48,7 +48,8 @@ def selected_context(topk: int, lengths: Lengths) -> Any:
 def indexer_layers(model: Any, layers: int) -> int:
     """Return how many of `layers` select keys of their own instead of using those of an earlier layer.
 
-    The first `dsa_indexer_skip_topk_offset` do, then every `dsa_indexer_topk_freq`-th; prediction layers count anew.
+    The first `dsa_indexer_skip_topk_offset` do, then every `dsa_indexer_topk_freq`-th; prediction layers are counted
+    separately.
     """
     freq, offset = read(model, "dsa_indexer_topk_freq", 1), read(model, "dsa_indexer_skip_topk_offset", 0)
     if not isinstance(freq, int) or freq <= 0:

@@ -55,7 +55,7 @@ def describe_device() -> str:
 
 
 def _cpu_model() -> str:
-    """Return the CPU's model as the kernel names it, else its architecture; empty if nobody knows."""
+    """Return the CPU's model as the kernel names it, else its architecture; empty if unknown."""
     try:
         named = re.search(
             r"(?m)^model name\s*:[ \t]*(\S.*?)[ \t]*$", _CPUINFO.read_text(encoding="utf-8", errors="replace")

@@ -48,7 +48,7 @@ class HangWatch:
     """Write the stacks of all threads to `stacks/rank-N.txt` if `timeout_s` pass inside `with` without a step.
 
     The writer is a C thread that needs no GIL, so it also works while the main thread holds it in a blocking call. The
-    process goes on after it: whoever watches the job cancels it. A rank that goes on to finish steps is watched again,
+    process continues; the scheduler or the runner cancels the job. A rank that finishes further steps is watched again,
     and what was written stays.
     """
 
@@ -70,7 +70,7 @@ class HangWatch:
         return self
 
     def step_done(self) -> None:
-        """Start the time anew. It costs some tens of microseconds: call it outside what is measured."""
+        """Restart the timer. It costs some tens of microseconds: call it outside what is measured."""
         self._arm()
 
     def __exit__(

@@ -18,6 +18,6 @@ def loopback_address() -> str:
 
 
 def use_loopback() -> None:
-    """Let gloo use the loopback interface, unless it is told which one to use: else it resolves the host name."""
+    """Let gloo use the loopback interface, unless another is configured: by default gloo resolves the host name."""
     if _LOOPBACK_INTERFACE in (name for _, name in socket.if_nameindex()):
         os.environ.setdefault(_GLOO_INTERFACE, _LOOPBACK_INTERFACE)

@@ -32,7 +32,7 @@ class DistributedSignalHandler:
         """Watch the signal from now on; a second call changes nothing.
 
         Raises:
-            ConfigError: the system lets nobody handle this signal.
+            ConfigError: this signal cannot be handled.
             RuntimeError: not on the main thread, the only one on which Python handles signals.
         """
         if self._is_installed:

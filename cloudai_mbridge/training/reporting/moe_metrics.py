@@ -48,7 +48,7 @@ def track_auxiliary_losses(
     total_loss_dict: dict[str, Any] | None,
     pg_collection: Any = None,
 ) -> None:
-    """Log these losses' means over the micro-batches, add them to `total_loss_dict`, and start afresh.
+    """Log these losses' means over the micro-batches, add them to `total_loss_dict`, and reset them.
 
     A collective for models that have such losses: every rank must call it in every step.
     """

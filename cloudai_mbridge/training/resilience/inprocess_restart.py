@@ -5,6 +5,7 @@ import socket
 import threading
 import warnings
 from collections.abc import Callable
+from dataclasses import fields
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -20,19 +21,8 @@ from cloudai_mbridge.training.resilience.packages import nvrx
 
 _STORE_TIMEOUT = timedelta(seconds=300)
 _HOOK_TIMEOUT = timedelta(seconds=10)
-_DURATIONS = (  # fields in seconds that are handed on under their own names
-    "monitor_thread_interval",
-    "monitor_process_interval",
-    "progress_watchdog_interval",
-    "heartbeat_interval",
-    "soft_timeout",
-    "hard_timeout",
-    "heartbeat_timeout",
-    "barrier_timeout",
-    "completion_timeout",
-    "last_call_wait",
-    "termination_grace_time",
-)
+# In seconds; passed on under their own names
+_DURATIONS = [each.name for each in fields(InProcessRestartConfig) if each.type is float]
 
 
 def maybe_wrap_for_inprocess_restart(
@@ -43,7 +33,7 @@ def maybe_wrap_for_inprocess_restart(
     Every rank must call it, before it starts torch.distributed, in the environment that torchrun sets (MASTER_ADDR,
     MASTER_PORT, RANK, WORLD_SIZE; ports MASTER_PORT + 1 and + 2 are taken). The returned function is called as
     `restarted(..., store=store)`; each attempt gets as `store` a part of its own of that store, and has to start
-    torch.distributed on it, with RANK and WORLD_SIZE read anew.
+    torch.distributed on it, with RANK and WORLD_SIZE read again.
 
     Raises:
         RuntimeError: torch.distributed is initialized already.

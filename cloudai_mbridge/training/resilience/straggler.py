@@ -20,7 +20,7 @@ class GuardedStragglerDetector(StragglerDetector):  # type: ignore[misc]
             super().__init__()
 
     def elapsed(self) -> tuple[float, float, float, float, float, float]:
-        """Return (forward ms, batch ms, temperature, power, utilisation, clock) since the last call, and start anew.
+        """Return (forward ms, batch ms, temperature, power, utilisation, clock) since the last call, and reset.
 
         Starts without a stop count as nothing measured. Readings are NaN where their library (pynvml) is missing.
         """

@@ -51,7 +51,7 @@ def calculate_scheduler_steps(config: "ConfigContainer") -> None:
 
 
 def forget_filled_in(scheduler: SchedulerConfig) -> None:
-    """Clear the defaults that an earlier call filled in and nobody has changed since.
+    """Clear the defaults that an earlier call filled in and that have not changed since.
 
     Without this a second validation would take them for the user's values, and keep the decay of a training length
     that has changed.

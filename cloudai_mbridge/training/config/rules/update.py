@@ -33,8 +33,8 @@ def runtime_config_update(cfg: "ConfigContainer") -> None:
 def mimo_runtime_config_update(cfg: "ConfigContainer") -> None:
     """Finalize the sections that do not depend on the model, for a model of several modules, each with its own layout.
 
-    The loop sees a data-parallel size of 1. Precision, overlap and the model itself are left to whoever builds the
-    modules.
+    The loop sees a data-parallel size of 1. Precision, overlap and the model itself are left to the code that
+    builds the modules.
     """
     cfg.data_parallel_size = 1
     for section in (cfg.optimizer, cfg.ddp, cfg.logger, cfg.train, cfg.scheduler, cfg.checkpoint):

@@ -67,7 +67,7 @@ def rerun_post_inits(config: "ConfigContainer") -> None:
 
 
 def ensure_data_parallel_size(config: "ConfigContainer") -> None:
-    """Compute the data-parallel size if nobody has set it."""
+    """Compute the data-parallel size if it is not set."""
     if getattr(config, "data_parallel_size", None) is None:
         config.set_data_parallel_size()
 
