@@ -1,4 +1,4 @@
-"""What a checkpoint holds: the tree that Megatron-Core saves, the same tree without values, to load into, and who writes and reads it."""
+"""What a checkpoint holds (the tree that Megatron-Core saves, or loads into), and who writes and reads it."""
 
 import random
 from typing import Any

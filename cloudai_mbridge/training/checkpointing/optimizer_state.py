@@ -107,8 +107,8 @@ _RESHARDABLE = "fully_reshardable"
 def regrouped_common(directory: str, optimizer: Any | None) -> dict[str, Any]:
     """Return the common part, fitted to the optimizer that is going to load it; without its part if there is none.
 
-    Megatron-Core keeps the experts' parameters in an optimizer of its own while they are spread over ranks (ep > 1), and
-    in the common one otherwise. Tensors are saved by name and fit both; the groups have to be moved.
+    Megatron-Core keeps the experts' parameters in an optimizer of its own while they are spread over ranks (ep > 1),
+    and in the common one otherwise. Tensors are saved by name and fit both; the groups have to be moved.
     """
     common = read_common(directory)
     saved = common.pop("optimizer", None)

@@ -11,6 +11,7 @@ from megatron.core.rerun_state_machine import RerunDataIterator
 
 from cloudai_mbridge.training.compat.batch_sizes import batch_size_calculator
 from cloudai_mbridge.training.config.container import ConfigContainer, required
+from cloudai_mbridge.training.config.dataset import SyntheticDataset
 from cloudai_mbridge.training.config.finetuning import FinetuningDatasetConfig
 from cloudai_mbridge.training.data.check import build_datasets, check_data_config
 from cloudai_mbridge.training.data.finetuning import collate_for, is_packed
@@ -26,7 +27,7 @@ from cloudai_mbridge.training.data.samplers import (
     epoch_length,
 )
 from cloudai_mbridge.training.data.sizes import split_sizes
-from cloudai_mbridge.training.data.synthetic import SyntheticDataset, pooled_micro_batches
+from cloudai_mbridge.training.data.synthetic import pooled_micro_batches
 from cloudai_mbridge.training.errors import ConfigError
 from cloudai_mbridge.training.process.device import current_device
 from cloudai_mbridge.training.tokenizers.tokenizer import build_tokenizer

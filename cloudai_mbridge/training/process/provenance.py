@@ -3,11 +3,11 @@
 Standard library only: reports use it too.
 """
 
+import importlib.util
 import os
 import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, distributions, version
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,7 @@ def is_installed(module: str) -> bool:
     """Return whether a module can be imported, without importing it."""
     if module in sys.modules:
         return sys.modules[module] is not None
-    return find_spec(module) is not None
+    return importlib.util.find_spec(module) is not None
 
 
 def package_versions() -> dict[str, str]:

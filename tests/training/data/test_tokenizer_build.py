@@ -84,9 +84,9 @@ def test_only_hugging_face_takes_a_hub_id(monkeypatch: pytest.MonkeyPatch, model
     if is_taken:
         check_tokenizer(hub)
     else:
-        with pytest.raises(ConfigError, match="is not there"):
+        with pytest.raises(ConfigError, match="does not exist"):
             check_tokenizer(hub)
-    with pytest.raises(ConfigError, match="is not there"):
+    with pytest.raises(ConfigError, match="does not exist"):
         check_tokenizer(TokenizerConfig(tokenizer_type="SentencePieceTokenizer", tokenizer_model=model))
 
 
