@@ -246,7 +246,7 @@ def _forward(
 def _is_time_over(state: GlobalState) -> bool:
     """Return whether any rank has run longer than it may. A collective, if there is a limit."""
     limit = state.cfg.train.exit_duration_in_mins
-    return limit is not None and is_over_on_any_rank((time.time() - state.start_time) / 60, limit)
+    return is_over_on_any_rank((time.time() - state.start_time) / 60, limit) if limit else False
 
 
 def _log(state: GlobalState, writer: Any, losses: dict[str, float]) -> None:

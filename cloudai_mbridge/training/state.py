@@ -10,6 +10,7 @@ import torch
 from megatron.core.energy_monitor import EnergyMonitor
 
 from cloudai_mbridge.training.callbacks import CallbackManager
+from cloudai_mbridge.training.checkpointing.async_save import open_queue
 from cloudai_mbridge.training.config.container import ConfigContainer
 from cloudai_mbridge.training.process.signal_handler import DistributedSignalHandler
 from cloudai_mbridge.training.process.timers import MonotonicTimers
@@ -21,6 +22,7 @@ from cloudai_mbridge.training.reporting.loggers import (
     open_wandb,
 )
 from cloudai_mbridge.training.resilience.straggler import GuardedStragglerDetector, straggler_timer
+from cloudai_mbridge.training.tokenizers.tokenizer import build_tokenizer
 
 _DTYPES = {int: torch.int64, bool: torch.bool}
 _FLOPS = "floating_point_operations_so_far"  # soon beyond int64
@@ -118,8 +120,6 @@ class GlobalState:
     def tokenizer(self) -> Any:
         """The run's tokenizer, built when it is first asked for. Raises ConfigError: it cannot be built."""
         if self._tokenizer is None:
-            from cloudai_mbridge.training.tokenizers.tokenizer import build_tokenizer
-
             self._tokenizer = build_tokenizer(self.cfg)
         return self._tokenizer
 
@@ -129,8 +129,6 @@ class GlobalState:
 
     def initialize_async_checkpoint_worker(self) -> None:
         """Make the queue of saves in the background now, if there will be any. May be called again."""
-        from cloudai_mbridge.training.checkpointing.async_save import open_queue
-
         if self.cfg.checkpoint.save is not None and self.cfg.checkpoint.async_save:
             open_queue(self)
 

@@ -147,7 +147,7 @@ def train(
                 break
             run.count_step(bool(skipped))
             run.log(loss_dict, skipped, grad_norm, num_zeros)
-            if _is_evaluation_due(state):
+            if progress.do_valid and (interval := cfg.validation.eval_interval) and progress.step % interval == 0:
                 run.evaluate(valid_data_iterator, process_non_loss_data_func, non_loss_data_func)
             run.end_step()
             should_exit = checkpoint_and_decide_exit(
@@ -370,11 +370,6 @@ def _update_batch_size(state: GlobalState, save: Any) -> None:
         if state.cfg.checkpoint.save and state.last_saved_step != state.train_state.step:
             save()
     update_num_microbatches(consumed, consistency_check=True, verbose=True)
-
-
-def _is_evaluation_due(state: GlobalState) -> bool:
-    interval = state.cfg.validation.eval_interval
-    return bool(state.train_state.do_valid and interval and state.train_state.step % interval == 0)
 
 
 def _finalize_async_save(state: GlobalState, blocking: bool = False, terminate: bool = False) -> None:

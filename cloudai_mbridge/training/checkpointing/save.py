@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from cloudai_mbridge.training import callbacks
-from cloudai_mbridge.training.checkpointing import retention
+from cloudai_mbridge.training.checkpointing import layout, retention
 from cloudai_mbridge.training.checkpointing.agree import FAILURES, on_each_rank, on_first_rank, one_line
 from cloudai_mbridge.training.checkpointing.async_save import (
     forked_results,
@@ -21,20 +21,12 @@ from cloudai_mbridge.training.checkpointing.async_save import (
 )
 from cloudai_mbridge.training.checkpointing.atomic import write_bytes, write_torch
 from cloudai_mbridge.training.checkpointing.content import content_metadata, save_strategy, tree_to_save
-from cloudai_mbridge.training.checkpointing.layout import (
-    LATEST_ITERATION,
-    LATEST_TRAIN_STATE,
-    RUN_CONFIG,
-    TRAIN_STATE,
-    get_checkpoint_name,
-    non_persistent_root,
-    tracked_iteration,
-)
 from cloudai_mbridge.training.compat import checkpoints
 from cloudai_mbridge.training.config.checkpoint import CheckpointConfig
 from cloudai_mbridge.training.config.text.serialization import resolved_yaml
 from cloudai_mbridge.training.errors import CheckpointError
 from cloudai_mbridge.training.process.log_lines import write_line
+from cloudai_mbridge.training.reporting.progress_log import append_to_progress_log
 
 
 def save_checkpoint(
@@ -113,9 +105,9 @@ class _Save:
         config = state.cfg.checkpoint
         if config.save is None:
             raise CheckpointError("checkpoint.save = None: there is nowhere to save to; set a directory")
-        root = non_persistent_root(config, config.save) if non_persistent else Path(config.save)
+        root = layout.non_persistent_root(config, config.save) if non_persistent else Path(config.save)
         iteration = state.train_state.step
-        directory = Path(get_checkpoint_name(str(root), iteration))
+        directory = Path(layout.get_checkpoint_name(str(root), iteration))
         on_first_rank(partial(retention.make_way, directory))
         return cls(
             config=config,
@@ -133,11 +125,11 @@ class _Save:
         on_first_rank(self._complete)
 
     def _complete(self) -> None:
-        write_bytes(self.directory / RUN_CONFIG, self.run_config.encode())
-        write_torch(self.directory / TRAIN_STATE, self.train_state)  # from here on it is complete
-        previous = tracked_iteration(self.root)
-        write_torch(self.root / LATEST_TRAIN_STATE, self.train_state)
-        write_bytes(self.root / LATEST_ITERATION, str(self.iteration).encode())
+        write_bytes(self.directory / layout.RUN_CONFIG, self.run_config.encode())
+        write_torch(self.directory / layout.TRAIN_STATE, self.train_state)  # from here on it is complete
+        previous = layout.tracked_iteration(self.root)
+        write_torch(self.root / layout.LATEST_TRAIN_STATE, self.train_state)
+        write_bytes(self.root / layout.LATEST_ITERATION, str(self.iteration).encode())
         retention.drop(self.directory)
         kind = "" if self.is_persistent else "non-persistent "
         write_line(f"  successfully saved {kind}checkpoint from iteration {self.iteration:7d} to {self.root}")
@@ -146,10 +138,5 @@ class _Save:
         else:
             retention.keep_most_recent(self.root, self.iteration, 1)
         if self.config.async_save and self.is_persistent and self.log_progress:
-            _append_to_progress_log(str(self.root), f"Saved async checkpoint\tIteration: {self.iteration}")
-
-
-def _append_to_progress_log(root: str, text: str) -> None:
-    from cloudai_mbridge.training.reporting.progress_log import append_to_progress_log
-
-    append_to_progress_log(root, text, barrier=False)
+            text = f"Saved async checkpoint\tIteration: {self.iteration}"
+            append_to_progress_log(str(self.root), text, barrier=False)

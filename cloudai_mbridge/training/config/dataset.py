@@ -227,7 +227,9 @@ def blend_from_data_path(data_path: str | Sequence[str | float]) -> Blend:
         f"data_path mixes weights and paths: {missing!r} stand where weights are expected; write a weight before "
         "every path or before none"
     )
-    return _prefixes(items[1::2]), _checked([weight for weight in weights if weight is not None])
+    given = [weight for weight in weights if weight is not None]
+    assert min(given) >= 0 < max(given), f"data_path weights {given} must not be negative, nor all zero"
+    return _prefixes(items[1::2]), given
 
 
 def _weight(item: str | float) -> float | None:
@@ -236,11 +238,6 @@ def _weight(item: str | float) -> float | None:
     except ValueError:
         return None
     return weight if math.isfinite(weight) else None
-
-
-def _checked(weights: list[float]) -> list[float]:
-    assert min(weights) >= 0 < max(weights), f"data_path weights {weights} must not be negative, nor all zero"
-    return weights
 
 
 def _prefixes(items: Sequence[str | float]) -> list[str]:

@@ -7,7 +7,7 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from cloudai_mbridge.training.config.container import ConfigContainer
 from cloudai_mbridge.training.config.dataset import DatasetBuildContext, DatasetProvider, GPTDatasetConfig
 from cloudai_mbridge.training.config.finetuning import FinetuningDatasetConfig, GPTFIMDatasetConfig
-from cloudai_mbridge.training.data.finetuning import build_finetuning_datasets
+from cloudai_mbridge.training.data.finetuning import build_finetuning_datasets, check_finetuning
 from cloudai_mbridge.training.data.gpt import Datasets, build_gpt_datasets, check_blend_files
 from cloudai_mbridge.training.data.sizes import SplitSizes
 from cloudai_mbridge.training.errors import ConfigError
@@ -36,8 +36,6 @@ def check_data_config(config: ConfigContainer) -> None:
         check_blend_files(dataset)
         _check_full_validation(config)
     elif isinstance(dataset, FinetuningDatasetConfig):
-        from cloudai_mbridge.training.data.finetuning import check_finetuning
-
         check_finetuning(config)
 
 

@@ -34,7 +34,7 @@ def build_gpt_datasets(config: GPTConfig, tokenizer: Any, sizes: SplitSizes) -> 
     _drop_unused_splits(config, sizes)
     kind = gpt_dataset.MockGPTDataset if config.mock else gpt_dataset.GPTDataset
     _check_splits(config)
-    train, valid, test = BlendedMegatronDatasetBuilder(kind, list(sizes), _is_end_stage, config).build()
+    train, valid, test = BlendedMegatronDatasetBuilder(kind, list(sizes), is_end_stage, config).build()
     return train, valid, test
 
 
@@ -75,7 +75,8 @@ def _sources(config: GPTConfig) -> Iterator[tuple[Split, str, tuple[float, float
             yield from ((split, prefix, bounds) for prefix in blend[0] if not is_object_storage_path(prefix))
 
 
-def _is_end_stage() -> bool:
+def is_end_stage() -> bool:
+    """Return whether this is the first or the last pipeline stage: those in the middle read no data."""
     return bool(mpu.is_pipeline_first_stage(ignore_virtual=True) or mpu.is_pipeline_last_stage(ignore_virtual=True))
 
 

@@ -15,6 +15,7 @@ from cloudai_mbridge.training.config.dataset import SyntheticDataset
 from cloudai_mbridge.training.config.finetuning import FinetuningDatasetConfig
 from cloudai_mbridge.training.data.check import build_datasets, check_data_config
 from cloudai_mbridge.training.data.finetuning import collate_for, is_packed
+from cloudai_mbridge.training.data.gpt import is_end_stage
 from cloudai_mbridge.training.data.loader import LoaderOptions, batches
 from cloudai_mbridge.training.data.samplers import (
     GlobalBatches,
@@ -103,7 +104,7 @@ def _full_pass(config: ConfigContainer, dataset: Any) -> int:
 
 
 def _per_chunk(config: ConfigContainer, dataset: Any, split: str, consumed: int, model_chunks: int) -> Chunks:
-    if dataset is None or not _reads_data(config):
+    if dataset is None or not (is_end_stage() or is_packed(config.dataset)):
         iterators: list[Any] = [None] * model_chunks
     elif _loader(config).dataloader_type == "external":
         iterators = [RerunDataIterator(each) for each in _external(dataset, split, model_chunks)]
@@ -111,11 +112,6 @@ def _per_chunk(config: ConfigContainer, dataset: Any, split: str, consumed: int,
         make = _maker(config, dataset, split, consumed)
         iterators = [RerunDataIterator(make()) for _ in range(model_chunks)]
     return iterators if model_chunks > 1 else iterators[0]
-
-
-def _reads_data(config: ConfigContainer) -> bool:
-    ends = mpu.is_pipeline_first_stage(ignore_virtual=True) or mpu.is_pipeline_last_stage(ignore_virtual=True)
-    return bool(ends or is_packed(config.dataset))
 
 
 def _external(dataset: Any, split: str, model_chunks: int) -> list[Iterator[Any]]:

@@ -87,7 +87,9 @@ def create_value_head_hook(hidden_size: int, sequence_parallel: bool, output_siz
             raise ValueError(f"{len(chunks)} model chunks for {len(flags)} virtual stages of this rank")
         for chunk, is_last in zip(chunks, flags, strict=True):
             if is_last:
-                chunk.output_layer = _like(chunk, LinearForLastLayer(hidden_size, output_size, sequence_parallel))
+                head = LinearForLastLayer(hidden_size, output_size, sequence_parallel)
+                weight = getattr(getattr(chunk, "output_layer", None), "weight", None)  # of the layer it replaces
+                chunk.output_layer = head.to(weight.device) if isinstance(weight, torch.Tensor) else head
         return chunks
 
     return hook
@@ -104,12 +106,6 @@ def _last_stage_flags() -> list[bool]:
     if mpu.get_pipeline_model_parallel_world_size() > 1 and stages is not None:
         return [mpu.is_pipeline_last_stage(ignore_virtual=False, vp_stage=stage) for stage in range(stages)]
     return [mpu.is_pipeline_last_stage()]
-
-
-def _like(chunk: Any, head: LinearForLastLayer) -> LinearForLastLayer:
-    """Move the head to where the layer is that it replaces."""
-    weight = getattr(getattr(chunk, "output_layer", None), "weight", None)
-    return head.to(weight.device) if isinstance(weight, torch.Tensor) else head
 
 
 def _register_linear_for_last_layer_mapping() -> None:

@@ -17,10 +17,7 @@ from cloudai_mbridge.training.process.device import current_device
 
 
 class DistributedSignalHandler:
-    """Notes every arrival of one signal while installed.
-
-    sig: what is watched; nothing happens before `install`.
-    """
+    """Notes every arrival of one signal while installed. sig: what is watched; nothing happens before `install`."""
 
     def __init__(self, sig: signal.Signals = signal.SIGTERM) -> None:
         self.sig = sig

@@ -2,7 +2,6 @@
 
 import os
 import pickle
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +32,8 @@ def start_memory_history_recording(profiling: ProfilingConfig | None) -> None:
     base, ext = os.path.splitext(profiling.memory_snapshot_path)
     path = Path(f"{base}_oom_rank-{rank}{ext}")
     write_line(f"memory history: recording on rank {rank}; out of memory writes {path}")
-    _attach_oom_observer(lambda *_: _write_snapshot(path))
+    core: Any = torch._C
+    core._cuda_attach_out_of_memory_observer(lambda *_: _write_snapshot(path))  # called before torch raises
 
 
 def dump_memory_snapshot(config: ProfilingConfig | None, iteration: int, rank: int) -> None:
@@ -57,12 +57,6 @@ def _write_snapshot(path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("wb") as file:
         pickle.dump(torch.cuda.memory._snapshot(), file)
-
-
-def _attach_oom_observer(observer: Callable[[int, int, int, int], None]) -> None:
-    """Have torch call observer(device, bytes asked for, bytes in use, bytes free) before it raises."""
-    core: Any = torch._C
-    core._cuda_attach_out_of_memory_observer(observer)
 
 
 def _this_rank() -> int:

@@ -57,16 +57,13 @@ class RerunMachine(RerunStateMachine):  # type: ignore[misc]
     def should_run_forward_backward(self, data_iterator: Any) -> bool:
         """Tell whether to compute the step, again or for the first time; the transitions are Megatron's."""
         if self.state == RerunState.NOT_RUNNING_YET:
-            self._forget_last_step()
+            # else a rerun that another rank asks for would compare with this rank's last rejected result
+            self.failed_validation_call = self.initial_result = None
+            self.error_injector.injected_error_type = None
         if self.state == RerunState.WILL_RERUN_FROM_CHECKPOINT and self._iteration_to_rerun is not None:
             self.current_iteration = self._iteration_to_rerun  # the loop counts from the last complete step
             self._iteration_to_rerun = None
         return bool(super().should_run_forward_backward(data_iterator))
-
-    def _forget_last_step(self) -> None:
-        """Without this, a rerun that another rank asks for would compare with this rank's last rejected result."""
-        self.failed_validation_call = self.initial_result = None
-        self.error_injector.injected_error_type = None
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take what `state_dict` returned in the run that saved the checkpoint; ignored in the mode `disabled`."""

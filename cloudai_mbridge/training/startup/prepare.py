@@ -47,7 +47,9 @@ def prepare(config: ConfigContainer) -> dict[str, Any]:
     if had_sequence_parallel and not config.model.sequence_parallel:
         adapted["model.sequence_parallel"] = False
     earlier = {path: value for path, value in vars(config).get(_CHANGED, {}).items() if _holds(config, path, value)}
-    changed = earlier | adapted | _overwritten(config, before)
+    after = _plain_values(config) if config.mixed_precision is not None else {}
+    overwritten = {path: str(value) for path, value in after.items() if value != before.get(path)}
+    changed = earlier | adapted | overwritten
     setattr(config, _CHANGED, changed)
     return changed
 
@@ -67,12 +69,6 @@ def _plain_values(config: ConfigContainer) -> dict[str, Any]:
         for name in names
         if hasattr(target, name)
     }
-
-
-def _overwritten(config: ConfigContainer, before: dict[str, Any]) -> dict[str, Any]:
-    """Return what the mixed-precision recipe has changed, as text: it beats what the sections say."""
-    after = _plain_values(config) if config.mixed_precision is not None else {}
-    return {path: str(value) for path, value in after.items() if value != before.get(path)}
 
 
 def _check_values(config: ConfigContainer) -> None:

@@ -25,7 +25,7 @@ _LIBRARIES = {
 # library -> the package that it needs
 _PACKAGES = {"huggingface": "transformers", "sentencepiece": "sentencepiece", "tiktoken": "tiktoken"}
 _NO_FILES = ("null", "byte-level")
-_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+_HUB_ID = re.compile(r"(?!\.)[\w.-]+(/[\w.-]+)?")
 
 
 def build_tokenizer(config: Any) -> Any:
@@ -60,7 +60,7 @@ def check_tokenizer(config: TokenizerConfig) -> None:
     model = config.tokenizer_model
     if model is None:
         raise ConfigError(f"{_asked(config)} needs tokenizer.tokenizer_model: its file or directory")
-    if Path(model).exists() or (library == "huggingface" and _is_hub_id(str(model))):
+    if Path(model).exists() or (library == "huggingface" and _HUB_ID.fullmatch(str(model))):
         return
     raise ConfigError(f"tokenizer.tokenizer_model = '{model}' does not exist; give a path that exists")
 
@@ -143,7 +143,3 @@ def _asked(config: TokenizerConfig) -> str:
     if config.tokenizer_type is None and config.metadata_path is not None:
         return f"tokenizer.metadata_path = {config.metadata_path!r}"
     return f"tokenizer.tokenizer_type = {config.tokenizer_type!r}"
-
-
-def _is_hub_id(name: str) -> bool:
-    return _HUB_ID.fullmatch(name) is not None and not name.startswith(".")

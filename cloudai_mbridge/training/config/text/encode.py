@@ -67,14 +67,10 @@ def _encode_config(value: Any, where: str, depth: int) -> dict[str, Any]:
         try:
             table[entry.name] = encode(item, join(where, entry.name), described.form, depth + 1)
         except ConfigError:
-            if item is not entry.default and not _is_runtime(entry.name, item):
+            is_runtime = entry.name in RUNTIME_FIELDS and not is_config(item)  # an object of the running program
+            if item is not entry.default and not is_runtime:
                 raise
     return table
-
-
-def _is_runtime(name: str, item: Any) -> bool:
-    """Say whether a field holds an object of the running program; what is written by name never counts."""
-    return name in RUNTIME_FIELDS and not is_config(item)
 
 
 def _encode_items(value: Any, where: str, form: Form, depth: int) -> Any:

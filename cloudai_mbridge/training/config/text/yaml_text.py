@@ -217,11 +217,8 @@ class _Dumper(yaml.SafeDumper):  # type: ignore[misc,unused-ignore]
 
 
 def _represent_str(dumper: Any, text: str) -> Any:
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=None if _is_plain_text(text) else "'")
-
-
-def _is_plain_text(text: str) -> bool:
-    return not (text in _WORDS or _INT.fullmatch(text) or _HEX.fullmatch(text) or _FLOAT.fullmatch(text))
+    is_ambiguous = text in _WORDS or _INT.fullmatch(text) or _HEX.fullmatch(text) or _FLOAT.fullmatch(text)
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="'" if is_ambiguous else None)
 
 
 _Dumper.add_representer(str, _represent_str)
