@@ -136,7 +136,7 @@ def _name(argv: Sequence[str]) -> str:
     return " ".join(words[:2])
 
 
-def gpu(kit: Kit) -> None:
+def needs_gpu(kit: Kit) -> None:
     """Need a GPU that torch can use; where there is nvidia-smi, its absence is a failure."""
     if kit.device.gpu is not None:
         return
@@ -145,14 +145,14 @@ def gpu(kit: Kit) -> None:
     raise PartSkipped(kit.device.no_gpu)
 
 
-def known_gpu(kit: Kit) -> None:
+def needs_known_gpu(kit: Kit) -> None:
     """Need a GPU that the estimates know."""
-    gpu(kit)
+    needs_gpu(kit)
     if kit.device.gpu_type is None:
         raise PartSkipped(f"no estimates for {kit.device.gpu}")
 
 
-def transformer_engine(kit: Kit) -> None:
+def needs_transformer_engine(kit: Kit) -> None:
     """Need Transformer Engine."""
     if kit.device.no_transformer_engine:
         raise PartSkipped(f"no Transformer Engine: {kit.device.no_transformer_engine}")

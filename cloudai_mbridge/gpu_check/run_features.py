@@ -1,4 +1,4 @@
-"""What a run can do besides training: checkpoints, a profile, a snapshot of the memory."""
+"""Checkpoints, a profile, a memory snapshot; and the commands as a user runs them, from verify to gate."""
 
 import json
 from pathlib import Path
@@ -16,6 +16,16 @@ _DETERMINISTIC_ENV = {
     "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
 }
 _WINDOW = {"profiling.profile_step_start": 3, "profiling.profile_step_end": 5}
+LINE = "line"
+# Exit codes of `mbridge gate` with which it has judged; with others it could not
+_JUDGED = {0: "pass", 10: "regression", 13: "inconclusive", 14: "improvement"}
+_REFUSED = 15  # of `mbridge baseline promote`
+_POLICY = """name = "gpu_check"
+baseline = "baseline.toml"
+min_runs = 2
+[[metrics]]
+name = "step_time_s"
+"""
 
 
 def checkpoint(kit: Kit) -> Figures:
@@ -64,27 +74,15 @@ def _dtype(kit: Kit) -> str:
     return "fp32" if kit.device.gpu is None else "bf16"
 
 
-NAME = "line"
-# Exit codes of `mbridge gate` with which it has judged; with others it could not
-_JUDGED = {0: "pass", 10: "regression", 13: "inconclusive", 14: "improvement"}
-_REFUSED = 15  # of `mbridge baseline promote`
-_POLICY = """name = "gpu_check"
-baseline = "baseline.toml"
-min_runs = 2
-[[metrics]]
-name = "step_time_s"
-"""
-
-
 def line(kit: Kit) -> Figures:
     """Run the commands with a tiny model; the gate compares two sweeps of the same code."""
     dtype = "fp32" if kit.device.gpu is None else "bf16"
-    trainings = [Training(NAME, "gpt_tiny", {"compute_dtype": dtype}, iterations=2)]
-    options = write_sweep(kit, NAME, trainings)
-    kit.mbridge("verify-configs", kit.work / f"{NAME}.toml", log="line_verify")
+    trainings = [Training(LINE, "gpt_tiny", {"compute_dtype": dtype}, iterations=2)]
+    options = write_sweep(kit, LINE, trainings)
+    kit.mbridge("verify-configs", kit.work / f"{LINE}.toml", log="line_verify")
     kit.mbridge("sweep", "plan", *options, log="line_plan")
     kit.mbridge("dry-run", *options, "--output-dir", kit.work / "results/line_dry", log="line_dry_run")
-    first, second = (train(kit, NAME, trainings, again=f"_{number}") for number in (1, 2))
+    first, second = (train(kit, LINE, trainings, again=f"_{number}") for number in (1, 2))
     step_times = [_step_time(sweep) for sweep in (first, second)]
     kit.mbridge("generate-report", "--result-dir", first.root, log="line_report")
     for name in ("report.json", "report.html", "report.md"):
@@ -94,7 +92,7 @@ def line(kit: Kit) -> Figures:
 
 
 def _step_time(sweep: Trained) -> float:
-    return float(sweep.good(NAME)["metrics"]["step_time_s"]["median"])
+    return float(sweep.good(LINE)["metrics"]["step_time_s"]["median"])
 
 
 def _gate(kit: Kit, first: Path, second: Path) -> str:

@@ -1,4 +1,4 @@
-"""The one error for what a user can write wrongly into a training configuration file or an override."""
+"""A configuration file, an override or a checkpoint that cannot be used; the message says why."""
 
 
 class ConfigError(ValueError):

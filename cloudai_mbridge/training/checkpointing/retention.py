@@ -1,4 +1,4 @@
-"""Which checkpoints are removed when a new one is complete. Rank 0 only."""
+"""Which checkpoints stay, and until when one that is saved again does. Rank 0 only."""
 
 import os
 import shutil

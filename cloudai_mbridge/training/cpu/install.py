@@ -1,4 +1,4 @@
-"""Replace, once per process, what Megatron-Core takes from CUDA for granted."""
+"""Import Megatron-Core on a CPU, and replace once per process what it takes from CUDA for granted."""
 
 import contextlib
 import sys

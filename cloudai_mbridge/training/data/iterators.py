@@ -13,7 +13,7 @@ from cloudai_mbridge.training.compat.batch_sizes import batch_size_calculator
 from cloudai_mbridge.training.config.container import ConfigContainer, required
 from cloudai_mbridge.training.config.dataset import SyntheticDataset
 from cloudai_mbridge.training.config.finetuning import FinetuningDatasetConfig
-from cloudai_mbridge.training.data.check import build_datasets, check_data_config
+from cloudai_mbridge.training.data.datasets import build_datasets, check_data_config
 from cloudai_mbridge.training.data.finetuning import collate_for, is_packed
 from cloudai_mbridge.training.data.gpt import is_end_stage
 from cloudai_mbridge.training.data.loader import LoaderOptions, batches

@@ -1,4 +1,4 @@
-"""What is read off after a step, and what is due then."""
+"""What is read off after a step, and what is due then: reports, checks of the replicas' weights, garbage."""
 
 import gc
 import hashlib

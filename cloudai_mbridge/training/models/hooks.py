@@ -1,4 +1,4 @@
-"""What a hook on a freshly built model takes and returns."""
+"""Hooks on a freshly built model: frozen routers, and value heads in place of the output layer."""
 
 import importlib
 from collections.abc import Callable

@@ -11,11 +11,6 @@ import torch.distributed as dist
 _CPUINFO = Path("/proc/cpuinfo")
 
 
-def default_backend() -> str:
-    """Return "nccl" where a GPU is usable, else "gloo"."""
-    return "nccl" if torch.cuda.is_available() else "gloo"
-
-
 def device_of(backend: str) -> torch.device:
     """Return the device that tensors of a `backend` group live on."""
     if backend == "nccl":

@@ -1,4 +1,4 @@
-"""Megatron-Core's timers on a monotonic clock: the wall clock that they read otherwise can be set while a step runs."""
+"""Megatron-Core's timers on a monotonic clock (theirs is the wall clock, which can be set while a step runs)."""
 
 import time
 

@@ -2,7 +2,7 @@
 
 from cloudai_mbridge.training.config.profiling import has_window, should_profile_rank
 from cloudai_mbridge.training.profiling.hooks import finish_profiling, handle_profiling_step, handle_profiling_stop
-from cloudai_mbridge.training.profiling.pytorch import (
+from cloudai_mbridge.training.profiling.profilers import (
     NsysCapture,
     StepProfiler,
     initialize_pytorch_profiler,

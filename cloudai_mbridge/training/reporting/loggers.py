@@ -1,4 +1,4 @@
-"""Open a run at each service."""
+"""Open a run at each logging service on the last rank; find out before training whether that will work."""
 
 import os
 from pathlib import Path
@@ -11,6 +11,33 @@ from cloudai_mbridge.training.errors import ConfigError
 from cloudai_mbridge.training.process.provenance import is_installed
 
 _MLFLOW_LONGEST_VALUE = 500  # what every MLflow server takes
+_HIDDEN = "***"
+# The setting that turns a service on, its package, and the name under which pip installs that
+_SERVICES = (
+    ("tensorboard_dir", "tensorboard", "tensorboard"),
+    ("wandb_project", "wandb", "wandb"),
+    ("mlflow_experiment", "mlflow", "mlflow"),
+    ("comet_project", "comet_ml", "comet-ml"),
+)
+
+
+def check_loggers(cfg: Any) -> None:
+    """Check, on every rank, what only the last one will need.
+
+    Raises:
+        ConfigError: a configured service's package is not installed, or W&B has no name for the run.
+    """
+    for setting, package, distribution in _SERVICES:
+        value = getattr(cfg.logger, setting)
+        if value and not is_installed(package):
+            raise ConfigError(
+                f"logger.{setting}={value!r}: the package {package} is not installed; "
+                f"pip install {distribution}, or leave logger.{setting} empty"
+            )
+    if cfg.logger.wandb_project and not cfg.logger.wandb_exp_name:
+        raise ConfigError(
+            f"logger.wandb_project={cfg.logger.wandb_project!r} needs a name for this run: set logger.wandb_exp_name"
+        )
 
 
 def open_tensorboard(cfg: Any) -> Any:
@@ -115,9 +142,6 @@ def close_loggers(tensorboard: Any, wandb: Any, mlflow: Any, comet: Any) -> None
         comet.end()
 
 
-_HIDDEN = "***"
-
-
 def run_config(cfg: Any) -> dict[str, Any]:
     """Return the configuration as plain data, with secrets masked by name, and user and password cut out of URLs."""
     masked = _mask(cfg.to_dict())
@@ -142,31 +166,3 @@ def flat(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
         name = f"{prefix}{key}"
         items.update(flat(value, f"{name}.") if isinstance(value, dict) and value else {name: value})
     return items
-
-
-# The setting that turns a service on, its package, and the name under which pip installs that
-_SERVICES = (
-    ("tensorboard_dir", "tensorboard", "tensorboard"),
-    ("wandb_project", "wandb", "wandb"),
-    ("mlflow_experiment", "mlflow", "mlflow"),
-    ("comet_project", "comet_ml", "comet-ml"),
-)
-
-
-def check_loggers(cfg: Any) -> None:
-    """Check, on every rank, what only the last one will need.
-
-    Raises:
-        ConfigError: a configured service's package is not installed, or W&B has no name for the run.
-    """
-    for setting, package, distribution in _SERVICES:
-        value = getattr(cfg.logger, setting)
-        if value and not is_installed(package):
-            raise ConfigError(
-                f"logger.{setting}={value!r}: the package {package} is not installed; "
-                f"pip install {distribution}, or leave logger.{setting} empty"
-            )
-    if cfg.logger.wandb_project and not cfg.logger.wandb_exp_name:
-        raise ConfigError(
-            f"logger.wandb_project={cfg.logger.wandb_project!r} needs a name for this run: set logger.wandb_exp_name"
-        )

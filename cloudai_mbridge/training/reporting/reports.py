@@ -1,4 +1,4 @@
-"""What the loggers get beside the losses: memory, gradient norms, run time, throughput."""
+"""What the loggers get beside the losses: memory, gradient norms, run time, throughput; and the peak memory."""
 
 import logging
 import math

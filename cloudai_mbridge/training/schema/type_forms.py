@@ -1,7 +1,7 @@
-"""The types a config field can have, as data: read from annotations, written to the schema as text. Stdlib only."""
+"""The types of config fields as data, config classes as tables of fields. Standard library only."""
 
 import ast
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -105,23 +105,13 @@ def _from_subscript(name: str, inner: ast.expr) -> Form:
     return Form(name, tuple(_from_node(item) for item in (items[:-1] if open_ended else items)), open_ended)
 
 
-def walk(form: Form, visit: Callable[[Form], None]) -> None:
-    """Call `visit` for `form` and every form inside it."""
-    visit(form)
-    for member in form.args:
-        if isinstance(member, Form):
-            walk(member, visit)
-
-
 @dataclass(frozen=True)
 class Field:
-    """One key of a config class. `default` holds the plain default, absent ones have `has_default` False."""
+    """One key of a config class."""
 
     form: Form
     required: bool = False
     computed: bool = False
-    has_default: bool = False
-    default: Any = None
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What is wrong with the data section, found before anything starts."""
+"""Check the data section before anything starts, and build the datasets that it asks for."""
 
 from typing import Any
 

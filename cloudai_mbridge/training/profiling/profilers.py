@@ -1,4 +1,4 @@
-"""PyTorch's own profiler: one trace for TensorBoard per rank and, if asked for, one execution trace (Chakra)."""
+"""PyTorch's profiler, a trace and if asked for an execution trace per rank; and ranges for Nsight Systems."""
 
 import contextlib
 from pathlib import Path
