@@ -12,6 +12,7 @@ from cloudai_mbridge.training.cpu import import_megatron
 
 import_megatron()
 
+import torch
 import torch.distributed as dist
 from megatron.core import parallel_state as mpu
 from megatron.core.num_microbatches_calculator import destroy_num_microbatches_calculator
