@@ -46,13 +46,28 @@ def check_section_values(data: dict[str, Any], *, partial: bool = False, release
     check(Form("config", (CONTAINER,)), data, "", _SchemaCatalog(release, partial))
 
 
-class _SchemaCatalog:
+class ReleaseCatalog:
+    """What a catalog knows of other releases of Megatron-Core than the one that trains."""
+
+    def __init__(self, release: str | None) -> None:
+        self._release = release
+        self.dropped: dict[str, Any] = {}
+
+    def missing_because(self, path: str, key: str) -> str | None:
+        """Say which releases of Megatron-Core have a key that the class at `path` lacks; None: none has it."""
+        return why_missing(load_all_releases(), path, key, self._release)
+
+    def is_request(self, path: str, key: str, value: Any) -> bool:
+        """Say whether `value` differs from the default of the releases of Megatron-Core that have the key."""
+        return differs_elsewhere(load_all_releases(), path, key, value)
+
+
+class _SchemaCatalog(ReleaseCatalog):
     """Look classes and enums up in the schema."""
 
     def __init__(self, release: str | None, partial: bool) -> None:
-        self._release = release
+        super().__init__(release)
         self._partial = partial
-        self.dropped: dict[str, Any] = {}
 
     def section(self, path: str) -> Section | None:
         if path not in load_schema(self._release)["classes"]:
@@ -68,12 +83,6 @@ class _SchemaCatalog:
 
     def make(self, form: Form, value: Any, where: str) -> Any:
         return value
-
-    def missing_because(self, path: str, key: str) -> str | None:
-        return why_missing(load_all_releases(), path, key, self._release)
-
-    def is_request(self, path: str, key: str, value: Any) -> bool:
-        return differs_elsewhere(load_all_releases(), path, key, value)
 
 
 @cache

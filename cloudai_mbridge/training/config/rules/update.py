@@ -1,8 +1,11 @@
 """Bring a configuration into its final state, once, before anything is built from it."""
 
+import os
 from typing import TYPE_CHECKING, Any
 
-from cloudai_mbridge.training.config.rules.deterministic import apply_deterministic_mode
+import torch
+from megatron.core.transformer.enums import AttnBackend
+
 from cloudai_mbridge.training.config.text.summary import warn_rank_0
 from cloudai_mbridge.training.mixed_precision import get_mixed_precision_config
 
@@ -61,3 +64,34 @@ def _validate_and_sync_distributed_optimizer_settings(config: "ConfigContainer")
         f"ddp.use_distributed_optimizer={ddp} and optimizer.use_distributed_optimizer={optimizer}: both are set to True"
     )
     config.ddp.use_distributed_optimizer = config.optimizer.use_distributed_optimizer = True
+
+
+if TYPE_CHECKING:
+    from cloudai_mbridge.training.config.container import ConfigContainer
+
+NCCL_ALGORITHMS = ("Tree", "Ring", "CollnetDirect", "CollnetChain", "^NVLS")
+
+
+def apply_deterministic_mode(config: "ConfigContainer") -> None:
+    """Check that nothing in use is non-deterministic, then make torch refuse whatever else is.
+
+    `NCCL_ALGO` is a rule of the configuration, so it is checked without a GPU too.
+
+    Raises:
+        AssertionError: flash attention, fused cross entropy, or NCCL free to choose its algorithm.
+    """
+    model = config.model
+    if not getattr(model, "deterministic_mode", False):
+        return
+    assert getattr(model, "attention_backend", None) != AttnBackend.flash, (
+        "deterministic_mode: flash attention is not deterministic; choose another model.attention_backend"
+    )
+    assert not getattr(model, "cross_entropy_loss_fusion", False), (
+        "deterministic_mode: fused cross entropy is not deterministic; set model.cross_entropy_loss_fusion=False"
+    )
+    algorithm = os.environ.get("NCCL_ALGO")
+    assert algorithm in NCCL_ALGORITHMS, (
+        f"deterministic_mode: the environment's NCCL_ALGO must be one of {', '.join(NCCL_ALGORITHMS)}, "
+        f"got {algorithm!r}"
+    )
+    torch.use_deterministic_algorithms(True)

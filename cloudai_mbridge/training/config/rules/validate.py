@@ -14,14 +14,17 @@ from cloudai_mbridge.training.compat.transformer_engine import te_is_at_least
 from cloudai_mbridge.training.config.dataset import GPTDatasetConfig
 from cloudai_mbridge.training.config.finetuning import FinetuningDatasetConfig
 from cloudai_mbridge.training.config.rules.context_parallel import check_cp_comm_type, check_sequence_split
-from cloudai_mbridge.training.config.rules.deterministic import apply_deterministic_mode
 from cloudai_mbridge.training.config.rules.flex_dispatcher import check_flex_dispatcher
 from cloudai_mbridge.training.config.rules.scheduler_steps import (
     calculate_scheduler_steps,
     check_training_scheduler_compatibility,
     forget_filled_in,
 )
-from cloudai_mbridge.training.config.rules.update import _validate_and_sync_distributed_optimizer_settings, finalize
+from cloudai_mbridge.training.config.rules.update import (
+    _validate_and_sync_distributed_optimizer_settings,
+    apply_deterministic_mode,
+    finalize,
+)
 from cloudai_mbridge.training.config.text.summary import print_rank_0
 
 if TYPE_CHECKING:

@@ -12,21 +12,20 @@ import torch
 
 from cloudai_mbridge.training.compat.versions import installed_version
 from cloudai_mbridge.training.config.text.describe import class_path, describe_class
-from cloudai_mbridge.training.schema.check import load_all_releases
+from cloudai_mbridge.training.schema.check import ReleaseCatalog
 from cloudai_mbridge.training.schema.known_names import ACTIVATIONS, CLASS_PATHS, ENUMS, FUNCTIONS, dtype_name
 from cloudai_mbridge.training.schema.messages import fail, is_tagged
-from cloudai_mbridge.training.schema.releases import differs_elsewhere, why_missing
 from cloudai_mbridge.training.schema.tagged import enum_member
 from cloudai_mbridge.training.schema.type_forms import Form, Section
 
 
-class LiveCatalog:
+class LiveCatalog(ReleaseCatalog):
     """Look classes up among those that annotations named, then among the known names: only those are imported."""
 
     def __init__(self, root: type) -> None:
         """Start from `root`, the class that the caller asks for."""
+        super().__init__(installed_version())
         self._named: dict[str, type] = {class_path(root): root}
-        self.dropped: dict[str, Any] = {}
 
     def section(self, path: str) -> Section | None:
         """Return the config class at `path`, None where there is none."""
@@ -59,14 +58,6 @@ class LiveCatalog:
         """Return what the checked `value` stands for. Raises ConfigError: a class refuses its values."""
         maker = _MAKERS.get(form.kind)
         return value if maker is None else maker(form, value, where, self)
-
-    def missing_because(self, path: str, key: str) -> str | None:
-        """Say which releases of Megatron-Core have a key that the class at `path` lacks; None: none has it."""
-        return why_missing(load_all_releases(), path, key, installed_version())
-
-    def is_request(self, path: str, key: str, value: Any) -> bool:
-        """Say whether `value` differs from the default of the releases of Megatron-Core that have the key."""
-        return differs_elsewhere(load_all_releases(), path, key, value)
 
 
 def _make_path(form: Form, value: Any, where: str, catalog: LiveCatalog) -> Any:
