@@ -19,12 +19,12 @@ from cloudai_mbridge.training.checkpointing.async_save import (
     schedule,
     uses_worker,
 )
-from cloudai_mbridge.training.checkpointing.atomic import write_bytes, write_torch
 from cloudai_mbridge.training.checkpointing.content import content_metadata, save_strategy, tree_to_save
 from cloudai_mbridge.training.compat import checkpoints
 from cloudai_mbridge.training.config.checkpoint import CheckpointConfig
 from cloudai_mbridge.training.config.text.serialization import resolved_yaml
 from cloudai_mbridge.training.errors import CheckpointError
+from cloudai_mbridge.training.process.atomic import write_bytes, write_torch
 from cloudai_mbridge.training.process.log_lines import write_line
 from cloudai_mbridge.training.reporting.progress_log import append_to_progress_log
 

@@ -3,7 +3,6 @@ labels, loss mask and position ids, which begin again at 0 with every sample and
 
 import json
 import math
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,6 +15,7 @@ import torch.distributed as dist
 
 from cloudai_mbridge.training.data.conversations import Sample
 from cloudai_mbridge.training.errors import ConfigError
+from cloudai_mbridge.training.process.atomic import write_file
 
 _TOKENS, _LABELS, _LOSS_MASK, _POSITION_IDS = range(4)
 
@@ -176,12 +176,8 @@ def _facts(packed: PackedDataset, options: PackOptions) -> dict[str, Any]:
 
 
 def _write(path: Path, write: Callable[[Any], Any]) -> None:
-    """Write under another name first: a file that is there is whole."""
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with unfinished.open("wb") as file:
-            write(file)
-        unfinished.replace(path)
+        write_file(path, write)
     except OSError as error:
         raise ConfigError(f"dataset.packed_sequence_specs: {path} cannot be written: {error}") from error

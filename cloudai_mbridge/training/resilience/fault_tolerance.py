@@ -15,10 +15,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from cloudai_mbridge.training.checkpointing.atomic import write_bytes
 from cloudai_mbridge.training.config.container import ConfigContainer
 from cloudai_mbridge.training.config.resilience import FaultToleranceConfig
 from cloudai_mbridge.training.errors import ConfigError
+from cloudai_mbridge.training.process.atomic import write_bytes
 from cloudai_mbridge.training.process.device import current_device
 from cloudai_mbridge.training.process.log_lines import write_line
 from cloudai_mbridge.training.resilience.packages import nvrx
