@@ -53,7 +53,7 @@ class Device:
 
 @dataclass
 class Kit:
-    """deadline: on the monotonic clock, set anew for each part. shared: what parts leave for later ones."""
+    """deadline: on the monotonic clock, set for each part. shared: what parts leave for later ones."""
 
     work: Path
     device: Device
@@ -134,3 +134,25 @@ def _name(argv: Sequence[str]) -> str:
     """Return what to call a command: its module and first argument."""
     words = list(argv[argv.index("-m") + 1 :]) if "-m" in argv else list(argv)
     return " ".join(words[:2])
+
+
+def needs_gpu(kit: Kit) -> None:
+    """Need a GPU that torch can use; where there is nvidia-smi, its absence is a failure."""
+    if kit.device.gpu is not None:
+        return
+    if kit.device.has_nvidia_smi:
+        raise PartFailed(f"{kit.device.no_gpu}, although this machine has nvidia-smi")
+    raise PartSkipped(kit.device.no_gpu)
+
+
+def needs_known_gpu(kit: Kit) -> None:
+    """Need a GPU that the estimates know."""
+    needs_gpu(kit)
+    if kit.device.gpu_type is None:
+        raise PartSkipped(f"no estimates for {kit.device.gpu}")
+
+
+def needs_transformer_engine(kit: Kit) -> None:
+    """Need Transformer Engine."""
+    if kit.device.no_transformer_engine:
+        raise PartSkipped(f"no Transformer Engine: {kit.device.no_transformer_engine}")

@@ -1,11 +1,6 @@
-"""The parts in their order: first what others build on, and what nothing else than a GPU can tell.
+"""The parts in their order: first what others build on. Budgets leave the ten predictions their time."""
 
-The budgets of the parts before the ten predictions are such that these get theirs.
-"""
-
-from cloudai_mbridge.gpu_check import needs
-from cloudai_mbridge.gpu_check.kit import Figures, Kit
-from cloudai_mbridge.gpu_check.line import line
+from cloudai_mbridge.gpu_check.kit import Figures, Kit, needs_gpu, needs_known_gpu, needs_transformer_engine
 from cloudai_mbridge.gpu_check.outcome import Part
 from cloudai_mbridge.gpu_check.parity import REFERENCE, cpu_reference, tiny_bf16, tiny_fp32
 from cloudai_mbridge.gpu_check.predictions import PREDICTIONS, predictions
@@ -17,7 +12,7 @@ from cloudai_mbridge.gpu_check.proxy import (
     proxy,
     without_transformer_engine,
 )
-from cloudai_mbridge.gpu_check.run_features import checkpoint, profile
+from cloudai_mbridge.gpu_check.run_features import checkpoint, line, profile
 from cloudai_mbridge.gpu_check.trials import cuda_graphs, fp8
 
 
@@ -27,7 +22,7 @@ def loop_overhead(kit: Kit) -> Figures:
     return kit.worker("overhead", "--rounds", "3", "--steps", steps, log="loop_overhead")
 
 
-_GPU = (needs.gpu,)
+_GPU = (needs_gpu,)
 PARTS = (
     Part(MATMUL, "measured peak of a bf16 matrix product", 30, matmul, _GPU),
     Part(REFERENCE, "the tiny recipes in fp32 on the CPU", 80, cpu_reference),
@@ -38,10 +33,10 @@ PARTS = (
         "memory and step time, predicted and measured at ten points",
         280,
         predictions,
-        (needs.known_gpu,),
+        (needs_known_gpu,),
     ),
     Part("without_transformer_engine", "the proxy on local layers", 60, without_transformer_engine, _GPU),
-    Part("fp8", "the proxy in FP8", 60, fp8, (*_GPU, needs.transformer_engine)),
+    Part("fp8", "the proxy in FP8", 60, fp8, (*_GPU, needs_transformer_engine)),
     Part("cuda_graphs", "the proxy with CUDA graphs of each layer", 60, cuda_graphs, _GPU),
     Part("distributed_optimizer", "with it and without it: the same losses", 80, distributed_optimizer),
     Part("checkpoint", "save, resume, the same losses", 80, checkpoint),

@@ -1,7 +1,6 @@
 """What `mbridge estimate` says of ten points, beside what the GPU measures.
 
-The memory that is measured is what torch's allocator has reserved. The CUDA context is not in it, so it is taken off
-the prediction; one rank has no buffers of NCCL.
+Torch's allocator does not count the CUDA context, so it is taken off the predicted memory.
 """
 
 import statistics

@@ -82,11 +82,7 @@ def with_share(kit: Kit, figures: Figures) -> Figures:
 
 
 def proxy_losses(kit: Kit) -> list[float]:
-    """Return the losses of the plain proxy.
-
-    Raises:
-        PartFailed: it has not run.
-    """
+    """Return the losses of the plain proxy. Raises PartFailed: it has not run."""
     trained = kit.shared.get(PROXY)
     if not isinstance(trained, Trained):
         raise PartFailed(f"part {PROXY} left nothing to compare with")

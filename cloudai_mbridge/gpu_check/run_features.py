@@ -1,9 +1,10 @@
-"""What a run can do besides training: checkpoints, a profile, a snapshot of the memory."""
+"""Checkpoints, a profile, a memory snapshot; and the commands as a user runs them, from verify to gate."""
 
 import json
+from pathlib import Path
 
 from cloudai_mbridge.gpu_check.kit import Figures, Kit, PartFailed
-from cloudai_mbridge.gpu_check.sweep import Training, losses, speed, train
+from cloudai_mbridge.gpu_check.sweep import Trained, Training, losses, speed, train, write_sweep
 
 _RECIPE = "gpt_tiny"
 _STEPS, _SAVED_AT = 6, 3
@@ -15,6 +16,16 @@ _DETERMINISTIC_ENV = {
     "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
 }
 _WINDOW = {"profiling.profile_step_start": 3, "profiling.profile_step_end": 5}
+LINE = "line"
+# Exit codes of `mbridge gate` with which it has judged; with others it could not
+_JUDGED = {0: "pass", 10: "regression", 13: "inconclusive", 14: "improvement"}
+_REFUSED = 15  # of `mbridge baseline promote`
+_POLICY = """name = "gpu_check"
+baseline = "baseline.toml"
+min_runs = 2
+[[metrics]]
+name = "step_time_s"
+"""
 
 
 def checkpoint(kit: Kit) -> Figures:
@@ -61,3 +72,38 @@ def profile(kit: Kit) -> Figures:
 
 def _dtype(kit: Kit) -> str:
     return "fp32" if kit.device.gpu is None else "bf16"
+
+
+def line(kit: Kit) -> Figures:
+    """Run the commands with a tiny model; the gate compares two sweeps of the same code."""
+    dtype = "fp32" if kit.device.gpu is None else "bf16"
+    trainings = [Training(LINE, "gpt_tiny", {"compute_dtype": dtype}, iterations=2)]
+    options = write_sweep(kit, LINE, trainings)
+    kit.mbridge("verify-configs", kit.work / f"{LINE}.toml", log="line_verify")
+    kit.mbridge("sweep", "plan", *options, log="line_plan")
+    kit.mbridge("dry-run", *options, "--output-dir", kit.work / "results/line_dry", log="line_dry_run")
+    first, second = (train(kit, LINE, trainings, again=f"_{number}") for number in (1, 2))
+    step_times = [_step_time(sweep) for sweep in (first, second)]
+    kit.mbridge("generate-report", "--result-dir", first.root, log="line_report")
+    for name in ("report.json", "report.html", "report.md"):
+        if not (first.root / name).is_file():
+            raise PartFailed(f"{name} is missing in {first.root}")
+    return {"step_time_s": step_times, "gate": _gate(kit, first.root, second.root)}
+
+
+def _step_time(sweep: Trained) -> float:
+    return float(sweep.good(LINE)["metrics"]["step_time_s"]["median"])
+
+
+def _gate(kit: Kit, first: Path, second: Path) -> str:
+    """Promote the first sweep and judge the second. What the gate says of so few runs of a tiny model is a figure."""
+    policy, baseline = kit.work / "policy.toml", kit.work / "baseline.toml"
+    policy.write_text(_POLICY, encoding="utf-8")
+    options = ["--min-runs", "2", "--max-noise", "1", "--by", "gpu_check", "--reason", "the first sweep", "--yes"]
+    codes = (0, _REFUSED)
+    if kit.mbridge("baseline", "promote", first, "--baseline", baseline, *options, log="line_promote", codes=codes):
+        if "varies by" not in (said := kit.tail("line_promote")):
+            raise PartFailed(f"baseline promote: {said}")
+        return "not judged: the runs of the first sweep differ too much for a baseline"
+    code = kit.mbridge("gate", second, "--policy", policy, log="line_gate", codes=tuple(_JUDGED))
+    return _JUDGED[code]

@@ -52,11 +52,7 @@ class Trained:
     cut: str = ""
 
     def good(self, test: str) -> Figures:
-        """Return the first point of a test.
-
-        Raises:
-            PartFailed: it did not succeed; the reason is the report's.
-        """
+        """Return the first point of a test. Raises PartFailed: it did not succeed; the reason is the report's."""
         (point, *_) = self.points.get(test) or [{"verdict": "missing", "reasons": ["it is not in the report"]}]
         if point["verdict"] != "success":
             failure = (point.get("failure") or {}).get("cause") or ""

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from cloudai_mbridge.training.loopback import loopback_address, use_loopback
+from cloudai_mbridge.training.process.loopback import loopback_address, use_loopback
 
 HOME = "nemo_run"
 CONFIG = "nemo_run.json"

@@ -4,7 +4,7 @@ import json
 import re
 from typing import Any
 
-from cloudai_mbridge.training.utils.log_lines import RUN_MARK, STEP_MARK
+from cloudai_mbridge.training.process.log_lines import RUN_MARK, STEP_MARK
 
 _NUMBER = r"([0-9]+(?:\.[0-9]+)?)"
 # Two expressions: one that spans what is between them takes quadratic time on a long line

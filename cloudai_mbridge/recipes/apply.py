@@ -12,8 +12,8 @@ from cloudai_mbridge.recipes.container import container_data
 from cloudai_mbridge.recipes.load import Recipe
 from cloudai_mbridge.training.compat.versions import installed_release
 from cloudai_mbridge.training.errors import ConfigError
-from cloudai_mbridge.training.not_done import asked_for
 from cloudai_mbridge.training.schema import check_section_values
+from cloudai_mbridge.training.schema.not_done import asked_for
 
 
 def place(key: str) -> tuple[str, str]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cloudai_mbridge.metrics import Definitions
-from cloudai_mbridge.training.utils.log_lines import RESERVED_MEMORY, RESIDENT_MEMORY
+from cloudai_mbridge.training.process.log_lines import RESERVED_MEMORY, RESIDENT_MEMORY
 
 # A commit, or the tag of a release. A branch is neither: what it means changes
 _PINNED = re.compile(r"[0-9a-f]{7,40}|v?\d+(\.\d+)+([._-]?[A-Za-z0-9]+)*")

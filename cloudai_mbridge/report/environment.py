@@ -8,7 +8,7 @@ from typing import Any
 
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.models.values.hostlist import expand_hostlist
-from cloudai_mbridge.training.utils.provenance import git_state, package_versions
+from cloudai_mbridge.training.process.provenance import git_state, package_versions
 
 _SAID = ("device", "driver", "cuda", "nccl", "python")
 _DIGEST = re.compile(r"@(sha256:[0-9a-f]{64})$")

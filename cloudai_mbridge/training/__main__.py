@@ -8,7 +8,7 @@ from pathlib import Path
 
 from cloudai_mbridge.training.compat.versions import installed_version, why_unsupported
 from cloudai_mbridge.training.errors import ConfigError
-from cloudai_mbridge.training.hang import HangWatch, hang_timeout_s
+from cloudai_mbridge.training.process.hang import HangWatch, hang_timeout_s
 
 
 def main() -> int:
@@ -29,7 +29,7 @@ def main() -> int:
 
         import_megatron()
         from cloudai_mbridge.training.config import ConfigContainer
-        from cloudai_mbridge.training.config.overrides import apply_overrides
+        from cloudai_mbridge.training.config.text.overrides import apply_overrides
         from cloudai_mbridge.training.finetune import finetune
         from cloudai_mbridge.training.gpt_step import forward_step
         from cloudai_mbridge.training.pretrain import pretrain

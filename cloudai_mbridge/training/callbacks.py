@@ -1,15 +1,9 @@
-"""A user's own code at fixed places of the loop.
-
-Names, events and what a context holds are those of Megatron-Bridge's `training.callbacks`. Every rank calls them; what
-a callback raises ends the run.
-"""
+"""A user's own code at fixed places of the loop, with the names, events and context of Megatron-Bridge's
+`training.callbacks`. Every rank calls them; what a callback raises ends the run."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from cloudai_mbridge.training.state import GlobalState
+from typing import Any
 
 
 @dataclass
@@ -20,7 +14,7 @@ class CallbackContext:
     total_loss_dict: the mean losses at the end of an evaluation or test; `{}` off the last pipeline stage.
     """
 
-    state: "GlobalState"
+    state: Any
     model: list[Any]
     user_state: dict[str, Any] = field(default_factory=dict)
     optimizer: Any = None
@@ -118,19 +112,11 @@ class CallbackManager:
                     self._functions[event].append(method)
 
     def register(self, event_name: str, fn: Function) -> None:
-        """Add a function for one event.
-
-        Raises:
-            ValueError: there is no such event.
-        """
+        """Add a function for one event. Raises ValueError: there is no such event."""
         self._of(event_name).append(fn)
 
     def list_callbacks(self, event_name: str) -> list[Function]:
-        """Return the functions of an event, in order.
-
-        Raises:
-            ValueError: there is no such event.
-        """
+        """Return the functions of an event, in order. Raises ValueError: there is no such event."""
         return list(self._of(event_name))
 
     def has_callbacks(self, event_name: str) -> bool:
@@ -162,7 +148,7 @@ def should_fire(callback_manager: CallbackManager | None, event_name: str) -> bo
     return callback_manager is not None and callback_manager.has_callbacks(event_name)
 
 
-def fire(event: str, manager: CallbackManager | None, state: "GlobalState", model: list[Any], **known: Any) -> None:
+def fire(event: str, manager: CallbackManager | None, state: Any, model: list[Any], **known: Any) -> None:
     """Call what is registered for an event, with a context of what is known."""
     if manager is not None and manager.has_callbacks(event):
         manager.fire(event, CallbackContext(state, model, manager.user_state, **known))

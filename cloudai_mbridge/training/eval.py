@@ -14,14 +14,14 @@ from megatron.core.rerun_state_machine import RerunMode, get_rerun_state_machine
 
 from cloudai_mbridge.training import callbacks
 from cloudai_mbridge.training.callbacks import CallbackManager
-from cloudai_mbridge.training.device import current_device
+from cloudai_mbridge.training.config.container import required
+from cloudai_mbridge.training.loop.exits import is_over_on_any_rank
+from cloudai_mbridge.training.loop.forward_step import prepare_forward_step_func, with_own_reports
+from cloudai_mbridge.training.process.device import current_device
+from cloudai_mbridge.training.process.log_lines import write_line
 from cloudai_mbridge.training.resilience import fault_tolerance
 from cloudai_mbridge.training.state import GlobalState
 from cloudai_mbridge.training.step import micro_batches_of_step
-from cloudai_mbridge.training.utils.log_lines import write_line
-from cloudai_mbridge.training.utils.reported_losses import with_own_reports
-from cloudai_mbridge.training.utils.required import required
-from cloudai_mbridge.training.utils.state_injection import prepare_forward_step_func
 
 Evaluated = tuple[dict[str, torch.Tensor] | None, Any | None, bool]
 _LARGEST_EXPONENT = 20.0  # of a perplexity that is still printed
@@ -246,11 +246,7 @@ def _forward(
 def _is_time_over(state: GlobalState) -> bool:
     """Return whether any rank has run longer than it may. A collective, if there is a limit."""
     limit = state.cfg.train.exit_duration_in_mins
-    if not limit:
-        return False
-    is_over = torch.tensor(int((time.time() - state.start_time) / 60 > limit), device=current_device())
-    dist.all_reduce(is_over, op=dist.ReduceOp.MAX)
-    return bool(is_over)
+    return is_over_on_any_rank((time.time() - state.start_time) / 60, limit) if limit else False
 
 
 def _log(state: GlobalState, writer: Any, losses: dict[str, float]) -> None:

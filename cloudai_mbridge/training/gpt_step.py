@@ -9,9 +9,9 @@ from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.utils import unwrap_model
 
 from cloudai_mbridge.training.compat.batches import batch_on_this_cp_rank
-from cloudai_mbridge.training.device import current_device
+from cloudai_mbridge.training.data.packed_batch import longest_sequence, packed_on_this_cp_rank, sequence_bounds
 from cloudai_mbridge.training.losses import create_masked_next_token_loss_function
-from cloudai_mbridge.training.packed import longest_sequence, packed_on_this_cp_rank, sequence_bounds
+from cloudai_mbridge.training.process.device import current_device
 from cloudai_mbridge.training.state import GlobalState
 
 _TOKENS, _LABELS = ("tokens", "position_ids"), ("labels", "loss_mask")

@@ -14,9 +14,9 @@ from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 
 from cloudai_mbridge.training.compat.batch_sizes import count_micro_batches
 from cloudai_mbridge.training.config.container import ConfigContainer
-from cloudai_mbridge.training.device import bind_local_device, current_device
 from cloudai_mbridge.training.errors import ConfigError
-from cloudai_mbridge.training.loopback import use_loopback
+from cloudai_mbridge.training.process.device import bind_local_device, current_device
+from cloudai_mbridge.training.process.loopback import use_loopback
 
 
 def initialize(config: ConfigContainer, store: Any = None) -> bool:

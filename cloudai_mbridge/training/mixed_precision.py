@@ -1,8 +1,4 @@
-"""Which number formats a run computes, communicates and stores in: one config, and recipes by name.
-
-Names, fields and values are those of Megatron-Bridge's `training.mixed_precision`, so that its recipe names and files
-work here.
-"""
+"""Which number formats a run computes, communicates and stores in: a config, and Megatron-Bridge's recipes by name."""
 
 import logging
 from collections.abc import Callable
@@ -98,19 +94,14 @@ class MixedPrecisionConfig:
             )
         if self.fp4 and self.fp8:
             raise ValueError(f'fp4="{self.fp4}" and fp8="{self.fp8}" exclude each other; set one of them to None')
-        if self.fp4:
-            _require_te_with_fp4(self.fp4)
+        if self.fp4 and not te_is_at_least(_FP4_NEEDS_TE):
+            raise ValueError(f'fp4="{self.fp4}" requires Transformer Engine >= {_FP4_NEEDS_TE}; {describe_te()}')
 
     def setup(self, model_config: Any, optimizer_config: Any = None, ddp_config: Any = None) -> None:
         """Copy every field, defaults included, onto the fields of the same name of the configs that are given."""
         for config in (model_config, optimizer_config, ddp_config):
             if config is not None:
                 update_config_with_precision_overrides(self, config)
-
-
-def _require_te_with_fp4(fp4: str) -> None:
-    if not te_is_at_least(_FP4_NEEDS_TE):
-        raise ValueError(f'fp4="{fp4}" requires Transformer Engine >= {_FP4_NEEDS_TE}; {describe_te()}')
 
 
 _Config = TypeVar("_Config")

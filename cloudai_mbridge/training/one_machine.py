@@ -10,7 +10,7 @@ import socket
 import sys
 import uuid
 
-from cloudai_mbridge.training.loopback import loopback_address, use_loopback
+from cloudai_mbridge.training.process.loopback import loopback_address, use_loopback
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ from cloudai_mbridge.training.config.optimizer import (
     OptimizerConfigOverrideProviderContext,
 )
 from cloudai_mbridge.training.config.scheduler import SchedulerConfig
-from cloudai_mbridge.training.device import current_device
+from cloudai_mbridge.training.process.device import current_device
 
 
 def build_optimizer(config: ConfigContainer, model: list[Any]) -> MegatronOptimizer:

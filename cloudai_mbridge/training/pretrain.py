@@ -12,29 +12,28 @@ from cloudai_mbridge.training.callbacks import Callback, CallbackManager, normal
 from cloudai_mbridge.training.checkpointing import check_checkpoint_packages
 from cloudai_mbridge.training.compat.checkpoints import abandon_saves
 from cloudai_mbridge.training.compat.versions import installed_version
-from cloudai_mbridge.training.config.container import ConfigContainer
-from cloudai_mbridge.training.config.resolved import resolved_yaml
+from cloudai_mbridge.training.config.container import ConfigContainer, required
+from cloudai_mbridge.training.config.text.serialization import resolved_yaml
 from cloudai_mbridge.training.data import check_data_config
-from cloudai_mbridge.training.device import current_device, describe_device
-from cloudai_mbridge.training.environment import describe_environment
 from cloudai_mbridge.training.eval import evaluate_and_print_results
-from cloudai_mbridge.training.exits import EarlyExit, barrier_and_log, save_checkpoint_and_time
 from cloudai_mbridge.training.flops import FLOPS_FORMULA
 from cloudai_mbridge.training.initialize import destroy, initialize
-from cloudai_mbridge.training.loggers import check_loggers
-from cloudai_mbridge.training.logging_setup import set_up_logging
+from cloudai_mbridge.training.loop.exits import EarlyExit, barrier_and_log, save_checkpoint_and_time
 from cloudai_mbridge.training.models.layer_specs import has_transformer_engine
-from cloudai_mbridge.training.prepare import prepare
+from cloudai_mbridge.training.process.device import current_device, describe_device
+from cloudai_mbridge.training.process.log_lines import RUN_MARK, render_record, run_token, write_line
+from cloudai_mbridge.training.reporting.loggers import check_loggers
+from cloudai_mbridge.training.reporting.reports import memory_kind
+from cloudai_mbridge.training.reporting.step_flops import flops_per_step
 from cloudai_mbridge.training.resilience.inprocess_restart import maybe_wrap_for_inprocess_restart
 from cloudai_mbridge.training.resilience.packages import check_packages
 from cloudai_mbridge.training.setup import SetupOutput, setup
+from cloudai_mbridge.training.startup.environment import describe_environment
+from cloudai_mbridge.training.startup.logging_setup import set_up_logging
+from cloudai_mbridge.training.startup.prepare import prepare
 from cloudai_mbridge.training.state import GlobalState
-from cloudai_mbridge.training.tokenizers.build import check_tokenizer
+from cloudai_mbridge.training.tokenizers.tokenizer import check_tokenizer
 from cloudai_mbridge.training.train import _finish_train, train
-from cloudai_mbridge.training.utils.log_lines import RUN_MARK, render_record, run_token, write_line
-from cloudai_mbridge.training.utils.peak_memory import memory_kind
-from cloudai_mbridge.training.utils.required import required
-from cloudai_mbridge.training.utils.train_utils import flops_per_step
 
 _DTYPE_NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 

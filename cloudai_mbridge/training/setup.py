@@ -7,20 +7,20 @@ from megatron.core.distributed import DistributedDataParallel, finalize_model_gr
 from megatron.core.transformer.module import Float16Module
 
 from cloudai_mbridge.training import callbacks
-from cloudai_mbridge.training.adapt import take_vocabulary
 from cloudai_mbridge.training.checkpointing import init_checkpointing_context, load_checkpoint
 from cloudai_mbridge.training.config.container import ConfigContainer
 from cloudai_mbridge.training.data import build_data_iterators
-from cloudai_mbridge.training.device import current_device
-from cloudai_mbridge.training.memory_history import start_memory_history_recording
 from cloudai_mbridge.training.models.initialization import initialize_weights
 from cloudai_mbridge.training.optim import build_optimizer, build_scheduler
-from cloudai_mbridge.training.progress_log import append_to_progress_log
+from cloudai_mbridge.training.process.device import current_device
+from cloudai_mbridge.training.profiling.memory_history import start_memory_history_recording
+from cloudai_mbridge.training.reporting.progress_log import append_to_progress_log
 from cloudai_mbridge.training.resilience import fault_tolerance
 from cloudai_mbridge.training.resilience.nvrx_straggler import NVRxStragglerDetectionManager
-from cloudai_mbridge.training.resilience.rerun import initialize_rerun
+from cloudai_mbridge.training.resilience.rerun_machine import initialize_rerun
+from cloudai_mbridge.training.startup.prepare import take_vocabulary
 from cloudai_mbridge.training.state import GlobalState
-from cloudai_mbridge.training.tokenizers.build import build_tokenizer
+from cloudai_mbridge.training.tokenizers.tokenizer import build_tokenizer
 
 
 @dataclass
@@ -45,7 +45,7 @@ def setup(state: GlobalState) -> SetupOutput:
     start_memory_history_recording(config.profiling)
     if config.logger.log_progress and config.checkpoint.save:
         append_to_progress_log(config.checkpoint.save, "Starting job")
-    state.tokenizer = build_tokenizer(config)  # anew: the configuration may have changed since it was asked for
+    state.tokenizer = build_tokenizer(config)  # again: the configuration may have changed since the first one
     if config.model.vocab_size is None:
         take_vocabulary(config.model, state.tokenizer.vocab_size)
     model = build_model(config)

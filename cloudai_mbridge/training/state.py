@@ -1,7 +1,4 @@
-"""What a run carries from step to step.
-
-Source of the names: Megatron-Bridge's `training.state`.
-"""
+"""What a run carries from step to step, under the names of Megatron-Bridge's `training.state`."""
 
 import time
 from collections.abc import Callable
@@ -13,11 +10,19 @@ import torch
 from megatron.core.energy_monitor import EnergyMonitor
 
 from cloudai_mbridge.training.callbacks import CallbackManager
+from cloudai_mbridge.training.checkpointing.async_save import open_queue
 from cloudai_mbridge.training.config.container import ConfigContainer
-from cloudai_mbridge.training.loggers import close_loggers, open_comet, open_mlflow, open_tensorboard, open_wandb
+from cloudai_mbridge.training.process.signal_handler import DistributedSignalHandler
+from cloudai_mbridge.training.process.timers import MonotonicTimers
+from cloudai_mbridge.training.reporting.loggers import (
+    close_loggers,
+    open_comet,
+    open_mlflow,
+    open_tensorboard,
+    open_wandb,
+)
 from cloudai_mbridge.training.resilience.straggler import GuardedStragglerDetector, straggler_timer
-from cloudai_mbridge.training.signal_handler import DistributedSignalHandler
-from cloudai_mbridge.training.timers import MonotonicTimers
+from cloudai_mbridge.training.tokenizers.tokenizer import build_tokenizer
 
 _DTYPES = {int: torch.int64, bool: torch.bool}
 _FLOPS = "floating_point_operations_so_far"  # soon beyond int64
@@ -47,11 +52,7 @@ class TrainState:
         }
 
     def load_state_dict(self, state_dict: dict[str, torch.Tensor]) -> None:
-        """Take what `state_dict` returned.
-
-        Raises:
-            KeyError: a counter is missing; nothing is taken then.
-        """
+        """Take what `state_dict` returned. Raises KeyError: a counter is missing; nothing is taken then."""
         values = {each.name: state_dict[each.name].item() for each in fields(self)}
         for name, value in values.items():
             setattr(self, name, int(value) if name == _FLOPS else value)
@@ -83,11 +84,11 @@ class GlobalState:
         self._cfg: ConfigContainer | None = None
         self.signal_handler: DistributedSignalHandler | None = None
         self.callback_manager: CallbackManager | None = None
-        self._start_afresh()
+        self._reset()
         if cfg is not None:
             self.cfg = cfg
 
-    def _start_afresh(self) -> None:
+    def _reset(self) -> None:
         self.train_state = TrainState()
         self._tokenizer: Any = None
         self.nvrx_straggler_manager: Any = None
@@ -103,11 +104,7 @@ class GlobalState:
 
     @property
     def cfg(self) -> ConfigContainer:
-        """The validated configuration.
-
-        Raises:
-            AttributeError: none was set.
-        """
+        """The validated configuration. Raises AttributeError: none was set."""
         if self._cfg is None:
             raise AttributeError("GlobalState.cfg is not set")
         return self._cfg
@@ -121,14 +118,8 @@ class GlobalState:
 
     @property
     def tokenizer(self) -> Any:
-        """The run's tokenizer, built when it is first asked for.
-
-        Raises:
-            ConfigError: it cannot be built.
-        """
+        """The run's tokenizer, built when it is first asked for. Raises ConfigError: it cannot be built."""
         if self._tokenizer is None:
-            from cloudai_mbridge.training.tokenizers.build import build_tokenizer
-
             self._tokenizer = build_tokenizer(self.cfg)
         return self._tokenizer
 
@@ -138,8 +129,6 @@ class GlobalState:
 
     def initialize_async_checkpoint_worker(self) -> None:
         """Make the queue of saves in the background now, if there will be any. May be called again."""
-        from cloudai_mbridge.training.checkpointing.async_save import open_queue
-
         if self.cfg.checkpoint.save is not None and self.cfg.checkpoint.async_save:
             open_queue(self)
 
@@ -196,7 +185,7 @@ class GlobalState:
 
     def reset_for_restart(self) -> None:
         """Drop everything but the configuration: an in-process restart sets up again."""
-        self._start_afresh()
+        self._reset()
 
 
 _OPENED_ONCE = tuple(name for name, value in vars(GlobalState).items() if isinstance(value, cached_property))

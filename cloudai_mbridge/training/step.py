@@ -11,13 +11,13 @@ from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.rerun_state_machine import get_rerun_state_machine
 
-from cloudai_mbridge.training.device import current_device
-from cloudai_mbridge.training.state import GlobalState
-from cloudai_mbridge.training.utils.required import required
-from cloudai_mbridge.training.utils.train_utils import (
+from cloudai_mbridge.training.config.container import required
+from cloudai_mbridge.training.process.collectives import (
+    largest,
     logical_and_across_model_parallel_group,
     reduce_max_stat_across_model_parallel_group,
 )
+from cloudai_mbridge.training.state import GlobalState
 
 StepResult = tuple[dict[str, torch.Tensor], int, bool, bool, int, float | None, int | None]
 
@@ -121,11 +121,7 @@ def _split(iterator: Any, count: int) -> tuple[Iterator[dict[str, Any]] | None, 
 
 def _agreed_length(own: int, default: int) -> int:
     """Return the longest sequence of any pipeline stage: those in the middle see no data. A collective with stages."""
-    if mpu.get_pipeline_model_parallel_world_size() == 1:
-        return own or default
-    length = torch.tensor(own, device=current_device())
-    dist.all_reduce(length, op=dist.ReduceOp.MAX, group=mpu.get_pipeline_model_parallel_group())
-    return int(length) or default
+    return int(largest(own, group=mpu.get_pipeline_model_parallel_group())[0]) or default
 
 
 def _agree(train: Any, success: bool, grad_norm: float | None, num_zeros: int | None) -> tuple[bool, Any, Any]:

@@ -1,7 +1,4 @@
-"""The training loop.
-
-Source of the names and of the order of actions: Megatron-Bridge's `training.train`.
-"""
+"""The training loop. Names and order of actions are those of Megatron-Bridge's `training.train`."""
 
 import gc
 import time
@@ -19,25 +16,27 @@ from megatron.core.num_microbatches_calculator import (
 )
 from megatron.core.rerun_state_machine import get_rerun_state_machine
 
-from cloudai_mbridge.training import callbacks, hang
-from cloudai_mbridge.training.after_step import (
+from cloudai_mbridge.training import callbacks
+from cloudai_mbridge.training.callbacks import CallbackManager
+from cloudai_mbridge.training.checkpointing import maybe_finalize_async_save
+from cloudai_mbridge.training.config.container import required
+from cloudai_mbridge.training.eval import evaluate_and_print_results
+from cloudai_mbridge.training.loop.after_step import (
     StepFlops,
     check_weights,
     learning_rates,
     loss_scale_of,
     post_training_step_callbacks,
 )
-from cloudai_mbridge.training.callbacks import CallbackManager
-from cloudai_mbridge.training.checkpointing import maybe_finalize_async_save
-from cloudai_mbridge.training.eval import evaluate_and_print_results
-from cloudai_mbridge.training.exits import (
+from cloudai_mbridge.training.loop.exits import (
     EarlyExit,
     barrier_and_log,
     checkpoint_and_decide_exit,
     outside_step_time,
     save_checkpoint_and_time,
 )
-from cloudai_mbridge.training.param_hooks import (
+from cloudai_mbridge.training.loop.forward_step import prepare_forward_step_func, with_own_reports
+from cloudai_mbridge.training.loop.param_hooks import (
     FirstStepHooks,
     disable_forward_pre_hook,
     enable_forward_pre_hook,
@@ -45,15 +44,20 @@ from cloudai_mbridge.training.param_hooks import (
     should_disable_forward_pre_hook,
     without_forward_pre_hooks,
 )
+from cloudai_mbridge.training.models.param_norm import calc_params_l2_norm
+from cloudai_mbridge.training.process import hang
+from cloudai_mbridge.training.process.collectives import logical_and_across_model_parallel_group
+from cloudai_mbridge.training.process.log_lines import write_line
 from cloudai_mbridge.training.profiling import (
     finish_profiling,
     handle_profiling_step,
     initialize_pytorch_profiler,
 )
-from cloudai_mbridge.training.progress_log import (
+from cloudai_mbridge.training.reporting.progress_log import (
     compute_throughputs_and_append_to_progress_log,
     get_start_time_from_progress_log,
 )
+from cloudai_mbridge.training.reporting.training_log import training_log
 from cloudai_mbridge.training.resilience import fault_tolerance
 from cloudai_mbridge.training.resilience.nvrx_straggler import safe_shutdown_nvrx_straggler_manager
 from cloudai_mbridge.training.resilience.straggler import configure_straggler
@@ -64,15 +68,6 @@ from cloudai_mbridge.training.step import (
     _should_skip_and_handle_iteration,
     samples_per_step,
     train_step,
-)
-from cloudai_mbridge.training.utils.log_lines import write_line
-from cloudai_mbridge.training.utils.reported_losses import with_own_reports
-from cloudai_mbridge.training.utils.required import required
-from cloudai_mbridge.training.utils.train_utils import (
-    calc_params_l2_norm,
-    logical_and_across_model_parallel_group,
-    prepare_forward_step_func,
-    training_log,
 )
 
 __all__ = [
@@ -152,7 +147,7 @@ def train(
                 break
             run.count_step(bool(skipped))
             run.log(loss_dict, skipped, grad_norm, num_zeros)
-            if _is_evaluation_due(state):
+            if progress.do_valid and (interval := cfg.validation.eval_interval) and progress.step % interval == 0:
                 run.evaluate(valid_data_iterator, process_non_loss_data_func, non_loss_data_func)
             run.end_step()
             should_exit = checkpoint_and_decide_exit(
@@ -375,11 +370,6 @@ def _update_batch_size(state: GlobalState, save: Any) -> None:
         if state.cfg.checkpoint.save and state.last_saved_step != state.train_state.step:
             save()
     update_num_microbatches(consumed, consistency_check=True, verbose=True)
-
-
-def _is_evaluation_due(state: GlobalState) -> bool:
-    interval = state.cfg.validation.eval_interval
-    return bool(state.train_state.do_valid and interval and state.train_state.step % interval == 0)
 
 
 def _finalize_async_save(state: GlobalState, blocking: bool = False, terminate: bool = False) -> None:

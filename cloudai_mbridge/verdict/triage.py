@@ -19,7 +19,7 @@ from cloudai_mbridge.files.regular import is_empty, open_regular, pass_hole
 from cloudai_mbridge.logs.redacted import redacted
 from cloudai_mbridge.schedulers.interface import JobClass, JobStatus
 from cloudai_mbridge.schedulers.slurm.states import base_state
-from cloudai_mbridge.training.utils.log_lines import RUN_MARK, STEP_MARK
+from cloudai_mbridge.training.process.log_lines import RUN_MARK, STEP_MARK
 
 _LONGEST_LINE = 1 << 16
 _SEARCHED_END = 1 << 25  # a flood of errors is searched at a few MB/s: a minute at most, whatever its size

@@ -131,12 +131,12 @@ class Megatron:
         from megatron.core.pipeline_parallel import get_forward_backward_func
         from megatron.core.tensor_parallel import random as mrandom
 
-        from cloudai_mbridge.training.adapt import adapt_to_device
         from cloudai_mbridge.training.config import ConfigContainer, runtime_config_update
         from cloudai_mbridge.training.cpu import megatron_device
         from cloudai_mbridge.training.gpt_step import forward_step
         from cloudai_mbridge.training.initialize import initialize_megatron
         from cloudai_mbridge.training.setup import build_model
+        from cloudai_mbridge.training.startup.prepare import adapt_to_device
         from cloudai_mbridge.training.state import GlobalState
 
         config = ConfigContainer.from_dict(sections)

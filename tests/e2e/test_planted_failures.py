@@ -20,7 +20,7 @@ import os
 if os.environ.get("RANK") == "1":
     import time
 
-    from cloudai_mbridge.training.hang import HangWatch
+    from cloudai_mbridge.training.process.hang import HangWatch
 
     steps = []
     step_done = HangWatch.step_done

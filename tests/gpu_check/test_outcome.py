@@ -4,7 +4,7 @@ import json
 import time
 from pathlib import Path
 
-from cloudai_mbridge.gpu_check import needs
+from cloudai_mbridge.gpu_check import kit as parts_need
 from cloudai_mbridge.gpu_check.kit import Device, Figures, Kit, PartFailed, PartSkipped
 from cloudai_mbridge.gpu_check.outcome import Outcome, Part, Status, run_parts
 from cloudai_mbridge.gpu_check.run import run_and_write
@@ -68,9 +68,9 @@ def test_a_deadline_is_the_parts_own_or_that_of_all(kit: Kit) -> None:
 
 def test_what_a_part_needs_skips_it_by_name(kit: Kit, h100: Kit) -> None:
     parts = [
-        Part("a", "", 60, good, (needs.gpu,)),
-        Part("b", "", 60, good, (needs.known_gpu,)),
-        Part("c", "", 60, good, (needs.transformer_engine,)),
+        Part("a", "", 60, good, (parts_need.needs_gpu,)),
+        Part("b", "", 60, good, (parts_need.needs_known_gpu,)),
+        Part("c", "", 60, good, (parts_need.needs_transformer_engine,)),
     ]
     reasons = [reason for _, reason in ends(list(run_parts(parts, kit, NEVER))).values()]
     assert reasons == [*["no GPU that torch can use"] * 2, "no Transformer Engine: not probed"]
@@ -96,6 +96,6 @@ def test_the_file_is_whole_after_each_part(kit: Kit, tmp_path: Path) -> None:
 
 def test_a_gpu_that_torch_cannot_use_is_a_failure_where_there_is_nvidia_smi(tmp_path: Path) -> None:
     kit = Kit(tmp_path, Device(no_gpu="torch is a CPU build", has_nvidia_smi=True))
-    (outcome,) = run_parts([Part("a", "", 60, good, (needs.known_gpu,))], kit, NEVER)
+    (outcome,) = run_parts([Part("a", "", 60, good, (parts_need.needs_known_gpu,))], kit, NEVER)
     assert outcome.status is Status.FAILED
     assert outcome.reason == "torch is a CPU build, although this machine has nvidia-smi"

@@ -12,7 +12,7 @@ from cloudai_mbridge.logs.formats import (
     match_step_record,
     match_step_time,
 )
-from cloudai_mbridge.training.utils.log_lines import (
+from cloudai_mbridge.training.process.log_lines import (
     RUN_MARK,
     StepReport,
     render_iteration,

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from cloudai_mbridge.logs import LogParser, LogSummary
-from cloudai_mbridge.training.utils.log_lines import RUN_MARK, STEP_MARK, render_record, run_token
+from cloudai_mbridge.training.process.log_lines import RUN_MARK, STEP_MARK, render_record, run_token
 
 TOKEN, OTHER = "0123456789abcdef", "fedcba9876543210"
 

@@ -17,7 +17,7 @@ from cloudai_mbridge.plan.build import build_plan
 from cloudai_mbridge.report.model import PointReport, Report
 from cloudai_mbridge.runner import Journal
 from cloudai_mbridge.schedulers.interface import JobClass, JobStatus
-from cloudai_mbridge.training.utils.log_lines import RUN_MARK, StepReport, render_record, render_step_record
+from cloudai_mbridge.training.process.log_lines import RUN_MARK, StepReport, render_record, render_step_record
 from cloudai_mbridge.verdict import Verdict
 
 # What a name, a reason or a log may hold, and every report has to show

@@ -23,7 +23,7 @@ from cloudai_mbridge.report.formats.terminal import render_table
 from cloudai_mbridge.report.formats.text import render_point, render_summary
 from cloudai_mbridge.runner import Journal, Judgement
 from cloudai_mbridge.schedulers.interface import JobClass, JobStatus
-from cloudai_mbridge.training.utils.log_lines import RUN_MARK, StepReport, render_record, render_step_record
+from cloudai_mbridge.training.process.log_lines import RUN_MARK, StepReport, render_record, render_step_record
 from cloudai_mbridge.verdict import Verdict
 from tests.report.conftest import SLURM, UPSTREAM, UPSTREAM_LOG, VIOLATION, ARun, some_point, some_rejected, some_report
 

@@ -16,8 +16,9 @@ pytest.importorskip("torch")
 
 import torch
 
-from cloudai_mbridge.training import device, environment
-from cloudai_mbridge.training.utils import peak_memory, provenance
+from cloudai_mbridge.training.process import device, provenance
+from cloudai_mbridge.training.reporting import reports
+from cloudai_mbridge.training.startup import environment
 
 Finished = Any
 GIB = 1 << 30
@@ -79,7 +80,7 @@ def test_a_command_that_does_not_answer_is_no_failure(command: tuple[str, ...], 
 
 
 def test_what_reports_use_needs_no_torch() -> None:
-    code = "import sys; from cloudai_mbridge.training.utils.provenance import *; package_versions(); "
+    code = "import sys; from cloudai_mbridge.training.process.provenance import *; package_versions(); "
     code += "sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
 
@@ -141,36 +142,36 @@ def test_a_cpu_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_the_resident_set_is_this_processs_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "status").write_text("Name:\tpython\nVmHWM:\t 3145728 kB\nVmRSS:\t 12 kB\n")
-    monkeypatch.setattr(peak_memory, "_STATUS", tmp_path / "status")
-    assert peak_memory.peak_memory_gib(CPU) == 3.0
-    assert peak_memory.memory_kind(CPU) == "resident set"
+    monkeypatch.setattr(reports, "_STATUS", tmp_path / "status")
+    assert reports.peak_memory_gib(CPU) == 3.0
+    assert reports.memory_kind(CPU) == "resident set"
 
 
 @pytest.mark.parametrize(("platform", "maxrss"), [("linux", 2 << 20), ("darwin", 2 << 30)])
 def test_without_proc_the_system_call_tells(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, platform: str, maxrss: int
 ) -> None:
-    monkeypatch.setattr(peak_memory, "_STATUS", tmp_path / "missing")
-    monkeypatch.setattr(peak_memory.sys, "platform", platform)
-    monkeypatch.setattr(peak_memory.resource, "getrusage", lambda who: SimpleNamespace(ru_maxrss=maxrss))
-    assert peak_memory.peak_memory_gib(CPU) == 2.0
+    monkeypatch.setattr(reports, "_STATUS", tmp_path / "missing")
+    monkeypatch.setattr(reports.sys, "platform", platform)
+    monkeypatch.setattr(reports.resource, "getrusage", lambda who: SimpleNamespace(ru_maxrss=maxrss))
+    assert reports.peak_memory_gib(CPU) == 2.0
 
 
 def test_the_peak_stays() -> None:
-    before = peak_memory.peak_memory_gib(CPU)
+    before = reports.peak_memory_gib(CPU)
     held = bytearray(os.urandom(1) * (256 << 20))
-    grown = peak_memory.peak_memory_gib(CPU)
+    grown = reports.peak_memory_gib(CPU)
     del held
     assert grown >= before
-    assert peak_memory.peak_memory_gib(CPU) >= grown - 0.01
+    assert reports.peak_memory_gib(CPU) >= grown - 0.01
 
 
 def test_a_gpus_memory_is_what_its_allocator_has_reserved(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
-    monkeypatch.setattr(peak_memory.torch.cuda, "max_memory_reserved", lambda device: asked.append(device) or 5 * GIB)
-    assert peak_memory.peak_memory_gib(GPU) == 5.0
+    monkeypatch.setattr(reports.torch.cuda, "max_memory_reserved", lambda device: asked.append(device) or 5 * GIB)
+    assert reports.peak_memory_gib(GPU) == 5.0
     assert asked == [GPU]
-    assert peak_memory.memory_kind(GPU) == "accelerator, reserved"
+    assert reports.memory_kind(GPU) == "accelerator, reserved"
 
 
 # A run
@@ -186,7 +187,7 @@ def test_the_records_of_a_run(train: Callable[..., Finished]) -> None:
     assert (told["device"], told["torch"], told["driver"]) == (said["device"], said["torch"], None)
     assert told["packages"]["torch"] == said["torch"]
     assert told["python"] == ".".join(map(str, sys.version_info[:3]))
-    peaks = [record["peak_memory_gib"] for record in done.records]
+    peaks = [record["reports_gib"] for record in done.records]
     assert len(peaks) == 3
     assert all(0.1 < peak < 8 for peak in peaks)
     assert peaks == sorted(peaks)
@@ -199,12 +200,13 @@ def test_every_number_is_the_largest_ranks(ranks: Callable[..., Finished]) -> No
         2,
         """
         import torch.distributed as dist
-        from cloudai_mbridge.training.utils.training_log import _largest, write_line
+        from cloudai_mbridge.training.process.collectives import largest
+        from cloudai_mbridge.training.process.log_lines import write_line
         dist.init_process_group("gloo")
         calls, reduce = [], dist.all_reduce
         dist.all_reduce = lambda *args, **keys: calls.append(1) or reduce(*args, **keys)
         rank = dist.get_rank()
-        write_line(f"found {_largest(1.0 + rank, 5.0 - rank)} by {len(calls)}")
+        write_line(f"found {largest(1.0 + rank, 5.0 - rank)} by {len(calls)}")
         dist.destroy_process_group()
         """,
     )

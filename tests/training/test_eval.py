@@ -40,7 +40,7 @@ from cloudai_mbridge.training.eval import evaluate, evaluate_and_print_results
 from cloudai_mbridge.training.gpt_step import forward_step
 from cloudai_mbridge.training.initialize import initialize
 from cloudai_mbridge.training.setup import build_model
-from cloudai_mbridge.training.prepare import prepare
+from cloudai_mbridge.training.startup.prepare import prepare
 from cloudai_mbridge.training.state import GlobalState
 
 GLOBAL, ITERS = 4, 3

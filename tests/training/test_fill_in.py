@@ -16,13 +16,13 @@ from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs  # noqa: E402
 from cloudai_mbridge.recipes import load_recipe  # noqa: E402
 from cloudai_mbridge.recipes.apply import training_config, with_recipe_defaults  # noqa: E402
 from cloudai_mbridge.training.config.container import ConfigContainer  # noqa: E402
-from cloudai_mbridge.training.config.update import runtime_config_update  # noqa: E402
+from cloudai_mbridge.training.config.rules.update import runtime_config_update  # noqa: E402
 from cloudai_mbridge.training.errors import ConfigError  # noqa: E402
 from cloudai_mbridge.training.mixed_precision import MIXED_PRECISION_RECIPES  # noqa: E402
 from cloudai_mbridge.training.models.gpt_provider import GPTModelProvider, MLAModelProvider  # noqa: E402
 from cloudai_mbridge.training.models.layer_specs import has_transformer_engine  # noqa: E402
 from cloudai_mbridge.training.models.other_providers import T5ModelProvider  # noqa: E402
-from cloudai_mbridge.training.prepare import prepare  # noqa: E402
+from cloudai_mbridge.training.startup.prepare import prepare  # noqa: E402
 
 SMALL: dict[str, Any] = {"num_layers": 4, "hidden_size": 64, "num_attention_heads": 4}
 WITHOUT_TE = pytest.mark.skipif(has_transformer_engine(), reason="Transformer Engine is installed")

@@ -10,13 +10,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from cloudai_mbridge.training.packed import sequence_bounds, zigzag_index  # noqa: E402
-from cloudai_mbridge.training.state import GlobalState  # noqa: E402
-from cloudai_mbridge.training.utils.state_injection import (  # noqa: E402
+from cloudai_mbridge.training.data.packed_batch import sequence_bounds, zigzag_index  # noqa: E402
+from cloudai_mbridge.training.loop.forward_step import (  # noqa: E402
     maybe_inject_state,
     needs_global_state_injection,
     prepare_forward_step_func,
 )
+from cloudai_mbridge.training.state import GlobalState  # noqa: E402
 
 # ---- state injection
 
@@ -217,8 +217,8 @@ from cloudai_mbridge.training.config import ConfigContainer
 from cloudai_mbridge.training.gpt_step import forward_step, get_batch
 from cloudai_mbridge.training.initialize import initialize
 from cloudai_mbridge.training.setup import build_model
-from cloudai_mbridge.training.packed import zigzag_index
-from cloudai_mbridge.training.prepare import prepare
+from cloudai_mbridge.training.data.packed_batch import zigzag_index
+from cloudai_mbridge.training.startup.prepare import prepare
 from cloudai_mbridge.training.state import GlobalState
 
 BOUNDS = [0, 16, 40, 64]

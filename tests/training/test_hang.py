@@ -14,7 +14,7 @@ import pytest
 
 from cloudai_mbridge.recipes.container import container_data
 from cloudai_mbridge.training.errors import ConfigError
-from cloudai_mbridge.training.hang import HangWatch, hang_timeout_s
+from cloudai_mbridge.training.process.hang import HangWatch, hang_timeout_s
 
 CONFIG: dict[str, Any] = {
     "model": {

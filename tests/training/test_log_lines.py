@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cloudai_mbridge.training.utils.log_lines import (
+from cloudai_mbridge.training.process.log_lines import (
     RUN_MARK,
     STEP_MARK,
     StepReport,

@@ -18,8 +18,7 @@ import pytest
 pytest.importorskip("torch")
 
 from cloudai_mbridge.training.errors import ConfigError
-from cloudai_mbridge.training.loggers import check_loggers, close_loggers
-from cloudai_mbridge.training.loggers.services import flat, run_config
+from cloudai_mbridge.training.reporting.loggers import check_loggers, close_loggers, flat, run_config
 
 SECRET = "this-must-not-be-seen"
 
@@ -30,10 +29,10 @@ from cloudai_mbridge.training import cpu
 cpu.install()
 from cloudai_mbridge.training.config.container import ConfigContainer
 from cloudai_mbridge.training.initialize import initialize_megatron
-from cloudai_mbridge.training.loggers import close_loggers
-from cloudai_mbridge.training.prepare import prepare
+from cloudai_mbridge.training.reporting.loggers import close_loggers
+from cloudai_mbridge.training.startup.prepare import prepare
 from cloudai_mbridge.training.state import GlobalState
-from cloudai_mbridge.training.utils.step_flops import flops_per_step
+from cloudai_mbridge.training.reporting.step_flops import flops_per_step
 from cloudai_mbridge.training.utils.train_utils import training_log
 from megatron.core import parallel_state as mpu
 from megatron.core.num_microbatches_calculator import destroy_num_microbatches_calculator, update_num_microbatches

@@ -10,8 +10,9 @@ pytest.importorskip("torch")
 
 import torch
 
-from cloudai_mbridge.training import memory_history, profiling
+from cloudai_mbridge.training import profiling
 from cloudai_mbridge.training.config import ProfilingConfig
+from cloudai_mbridge.training.profiling import memory_history
 
 SNAPSHOT = {"segments": [], "device_traces": []}
 

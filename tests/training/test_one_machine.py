@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from cloudai_mbridge.training import loopback
 from cloudai_mbridge.training.one_machine import rendezvous
+from cloudai_mbridge.training.process import loopback
 
 
 @pytest.mark.parametrize(("address", "endpoint"), [("127.0.0.1", "127.0.0.1:0"), ("::1", "[::1]:0")])

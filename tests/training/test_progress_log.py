@@ -12,8 +12,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from cloudai_mbridge.training import progress_log
-from cloudai_mbridge.training.progress_log import (
+from cloudai_mbridge.training.reporting import progress_log
+from cloudai_mbridge.training.reporting.progress_log import (
     append_to_progress_log,
     compute_throughputs_and_append_to_progress_log,
     get_start_time_from_progress_log,

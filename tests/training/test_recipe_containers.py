@@ -9,8 +9,8 @@ from cloudai_mbridge.estimate.published import TABLE
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
 from cloudai_mbridge.recipes import load_recipe, recipe_names
 from cloudai_mbridge.recipes.apply import training_config, with_recipe_defaults
-from cloudai_mbridge.training.adapt import adapt_to_device
 from cloudai_mbridge.training.config import ConfigContainer, runtime_config_update
+from cloudai_mbridge.training.startup.prepare import adapt_to_device
 
 MODELS = {
     "LLAMA3_8B": "llama3_8b",

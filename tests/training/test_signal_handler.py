@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("torch")
 
 from cloudai_mbridge.training.errors import ConfigError
-from cloudai_mbridge.training.signal_handler import DistributedSignalHandler
+from cloudai_mbridge.training.process.signal_handler import DistributedSignalHandler
 
 USR1 = signal.SIGUSR1
 
@@ -101,8 +101,8 @@ def test_a_signal_that_nobody_can_handle_is_refused_by_name(sig: signal.Signals)
 SCRIPT = """
     import os, signal, subprocess, time
     import torch.distributed as dist
-    from cloudai_mbridge.training.signal_handler import DistributedSignalHandler
-    from cloudai_mbridge.training.utils.log_lines import write_line
+    from cloudai_mbridge.training.process.signal_handler import DistributedSignalHandler
+    from cloudai_mbridge.training.process.log_lines import write_line
 
     dist.init_process_group("gloo")
     rank = dist.get_rank()

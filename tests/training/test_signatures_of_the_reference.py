@@ -16,7 +16,7 @@ from cloudai_mbridge.training.config import CheckpointConfig, ConfigContainer, P
 from cloudai_mbridge.training.errors import ConfigError
 from cloudai_mbridge.training.gpt_step import Batch, get_batch
 from cloudai_mbridge.training.state import GlobalState
-from cloudai_mbridge.training.tokenizers.build import build_tokenizer
+from cloudai_mbridge.training.tokenizers.tokenizer import build_tokenizer
 
 
 def test_strict_is_the_fifth_argument_of_load_checkpoint() -> None:

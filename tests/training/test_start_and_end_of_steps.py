@@ -10,11 +10,12 @@ import pytest
 
 pytest.importorskip("torch")
 
-from cloudai_mbridge.training import exits, pretrain
+from cloudai_mbridge.training import pretrain
 from cloudai_mbridge.training import train as loop
-from cloudai_mbridge.training.adapt import adapt_to_device
 from cloudai_mbridge.training.config import ConfigContainer
+from cloudai_mbridge.training.loop import exits
 from cloudai_mbridge.training.models.layer_specs import has_transformer_engine
+from cloudai_mbridge.training.startup.prepare import adapt_to_device
 
 AGAIN = """
 import sys
@@ -26,7 +27,7 @@ from megatron.core import num_microbatches_calculator as calculator
 from cloudai_mbridge.training.config import ConfigContainer
 from cloudai_mbridge.training.errors import ConfigError
 from cloudai_mbridge.training.initialize import destroy, initialize
-from cloudai_mbridge.training.prepare import prepare
+from cloudai_mbridge.training.startup.prepare import prepare
 
 config = ConfigContainer.from_yaml("config.json")
 prepare(config)

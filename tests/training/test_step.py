@@ -8,8 +8,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from cloudai_mbridge.training import after_step, exits, param_hooks, step  # noqa: E402
-from cloudai_mbridge.training.timers import STEP_TIMER, MonotonicTimers  # noqa: E402
+from cloudai_mbridge.training import step  # noqa: E402
+from cloudai_mbridge.training.loop import after_step, exits, param_hooks  # noqa: E402
+from cloudai_mbridge.training.process.timers import STEP_TIMER, MonotonicTimers  # noqa: E402
 
 ONE_RANK = """
 from cloudai_mbridge.training import cpu
@@ -128,7 +129,7 @@ def test_other_iterations_are_not_skipped(skip: list[int]) -> None:
 
 
 def test_the_step_timer_runs_at_every_level(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cloudai_mbridge.training.timers.synchronize", lambda: None)
+    monkeypatch.setattr("cloudai_mbridge.training.process.timers.synchronize", lambda: None)
     timers = MonotonicTimers(-1, "minmax")
     timer = timers(STEP_TIMER, log_level=0)
     timer.start()
@@ -141,7 +142,7 @@ def test_the_step_timer_runs_at_every_level(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_clock_that_is_set_back_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cloudai_mbridge.training.timers.synchronize", lambda: None)
+    monkeypatch.setattr("cloudai_mbridge.training.process.timers.synchronize", lambda: None)
     timer = MonotonicTimers(0, "minmax")(STEP_TIMER, log_level=0)
     timer.start()
     monkeypatch.setattr(time, "time", lambda: 0.0)
@@ -155,7 +156,7 @@ def _fail_outside_step_time(state: Any) -> None:
 
 
 def test_time_outside_of_steps_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cloudai_mbridge.training.timers.synchronize", lambda: None)
+    monkeypatch.setattr("cloudai_mbridge.training.process.timers.synchronize", lambda: None)
     timers = MonotonicTimers(0, "minmax")
     state: Any = SimpleNamespace(timers=timers, energy_monitor=None)
     timer = timers(STEP_TIMER, log_level=0)

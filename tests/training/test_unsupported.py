@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from cloudai_mbridge.recipes.container import container_data
-from cloudai_mbridge.training.adapt import adapt_to_device
 from cloudai_mbridge.training.config import (
     CheckpointConfig,
     ConfigContainer,
@@ -16,12 +15,12 @@ from cloudai_mbridge.training.config import (
     GPTFIMDatasetConfig,
     runtime_config_update,
 )
-from cloudai_mbridge.training.config.typing_check import class_path
+from cloudai_mbridge.training.config.text.describe import class_path
 from cloudai_mbridge.training.errors import ConfigError
-from cloudai_mbridge.training.not_done import ASKS_FOR_NOTHING
 from cloudai_mbridge.training.schema.check import load_all_releases
+from cloudai_mbridge.training.schema.not_done import ASKS_FOR_NOTHING
 from cloudai_mbridge.training.schema.releases import why_missing
-from cloudai_mbridge.training.unsupported import refuse_unsupported
+from cloudai_mbridge.training.startup.prepare import adapt_to_device, refuse_unsupported
 
 SECTIONS: dict[str, Any] = {
     "model": {"num_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 512, "seq_length": 32},

@@ -12,21 +12,23 @@ from cloudai_mbridge.training.cpu import import_megatron
 
 import_megatron()
 
+import torch
 import torch.distributed as dist
 from megatron.core import parallel_state as mpu
 from megatron.core.num_microbatches_calculator import destroy_num_microbatches_calculator
 
 from cloudai_mbridge.training.config import ConfigContainer
-from cloudai_mbridge.training.device import bind_local_device, default_backend
 from cloudai_mbridge.training.gpt_step import forward_step
 from cloudai_mbridge.training.pretrain import pretrain
-from cloudai_mbridge.training.utils.log_lines import write_line
+from cloudai_mbridge.training.process.device import bind_local_device
+from cloudai_mbridge.training.process.log_lines import write_line
 
 
 def main(paths: list[Path]) -> None:
     if "MASTER_ADDR" in os.environ:  # else each run is a process group of its own
-        bind_local_device(default_backend())
-        dist.init_process_group(default_backend())
+        backend = "nccl" if torch.cuda.is_available() else "gloo"
+        bind_local_device(backend)
+        dist.init_process_group(backend)
     for path in paths:
         if not dist.is_initialized() or dist.get_rank() == dist.get_world_size() - 1:
             write_line(f"LAYOUT {path.stem}")

@@ -10,7 +10,7 @@ import pytest
 
 from cloudai_mbridge.schedulers.interface import JobClass, JobStatus
 from cloudai_mbridge.schedulers.slurm.states import classify
-from cloudai_mbridge.training.utils.log_lines import (
+from cloudai_mbridge.training.process.log_lines import (
     RUN_MARK,
     StepReport,
     render_iteration,

@@ -86,11 +86,11 @@ class Bench:
     def __init__(self, model: Mapping[str, Any], steps: int = STEPS) -> None:
         from cloudai_mbridge.training import cpu, train
         from cloudai_mbridge.training.config import ConfigContainer
-        from cloudai_mbridge.training.device import synchronize
         from cloudai_mbridge.training.gpt_step import forward_step
         from cloudai_mbridge.training.initialize import initialize
-        from cloudai_mbridge.training.prepare import prepare
+        from cloudai_mbridge.training.process.device import synchronize
         from cloudai_mbridge.training.setup import setup
+        from cloudai_mbridge.training.startup.prepare import prepare
         from cloudai_mbridge.training.state import GlobalState
 
         cpu.install()

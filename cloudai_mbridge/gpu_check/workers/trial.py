@@ -17,11 +17,11 @@ def main() -> None:
     parser.add_argument("--lift", action="append", default=[], help="a field that the loop refuses")
     parser.add_argument("overrides", nargs="*")
     args = parser.parse_args()
-    from cloudai_mbridge.training import not_done
     from cloudai_mbridge.training.config import ConfigContainer
-    from cloudai_mbridge.training.config.overrides import apply_overrides
+    from cloudai_mbridge.training.config.text.overrides import apply_overrides
     from cloudai_mbridge.training.gpt_step import forward_step
     from cloudai_mbridge.training.pretrain import pretrain
+    from cloudai_mbridge.training.schema import not_done
 
     for field in args.lift:
         not_done.ASKS_FOR_NOTHING.pop(field, None)

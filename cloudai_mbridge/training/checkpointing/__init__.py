@@ -1,12 +1,11 @@
-"""Checkpoints in Megatron-Core's distributed format: save, load, resume under another layout.
+"""Checkpoints in Megatron-Core's distributed format.
 
-A checkpoint holds pickles (`.metadata` and the states of single ranks), and reading pickles runs code that they name:
-load checkpoints only from a source that you trust. `common.pt` and the trackers are read as plain data.
+They hold pickles, and reading pickles runs code that they name: load checkpoints only from a source that you trust.
+`common.pt` and the trackers are read as plain data.
 """
 
 from cloudai_mbridge.training.checkpointing.async_save import maybe_finalize_async_save
 from cloudai_mbridge.training.checkpointing.config_check import check_checkpoint_packages, init_checkpointing_context
-from cloudai_mbridge.training.checkpointing.errors import CheckpointError
 from cloudai_mbridge.training.checkpointing.layout import (
     checkpoint_exists,
     get_checkpoint_name,
@@ -15,6 +14,7 @@ from cloudai_mbridge.training.checkpointing.layout import (
 )
 from cloudai_mbridge.training.checkpointing.load import load_checkpoint
 from cloudai_mbridge.training.checkpointing.save import save_checkpoint
+from cloudai_mbridge.training.errors import CheckpointError
 
 __all__ = [
     "CheckpointError",

@@ -1,4 +1,4 @@
-"""One outcome on every rank: what fails on one rank fails on all of them, so that none waits for ever."""
+"""One outcome on every rank: what fails on one rank fails on all of them, so that none waits forever."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
-from cloudai_mbridge.training.checkpointing.errors import CheckpointError
+from cloudai_mbridge.training.errors import CheckpointError
 
 T = TypeVar("T")
 FAILURES = (Exception, CheckpointException)  # torch derives its own from BaseException

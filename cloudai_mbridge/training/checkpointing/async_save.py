@@ -1,25 +1,27 @@
-"""Saves that go on while the training does: Megatron-Core's queue of them.
+"""Saves that go on while the training does: Megatron-Core's queue of them, for both strategies, "mcore" and "nvrx".
 
-A GPU rank hands its tensors to a worker process that lives as long as the run. A CPU rank forks a process for each
-save: a worker would read the parameters while the optimizer changes them, a forked process keeps the old values.
-
-Both strategies, "mcore" and "nvrx", run this queue: "nvrx", the default, needs a package of NVIDIA's that Megatron-Core
-0.16 does not know and that is not tested here.
+A GPU rank hands its tensors to a worker process; a CPU rank forks a process for each save, which keeps the old values
+while the optimizer changes the parameters.
 """
 
+import pickle
+import queue
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from megatron.core.dist_checkpointing.strategies import filesystem_async
 from megatron.core.dist_checkpointing.strategies.async_utils import AsyncCallsQueue
 
 from cloudai_mbridge.training.checkpointing.agree import FAILURES, one_line
-from cloudai_mbridge.training.checkpointing.errors import CheckpointError
+from cloudai_mbridge.training.compat import checkpoints
 from cloudai_mbridge.training.config.checkpoint import CheckpointConfig
-from cloudai_mbridge.training.device import current_device
-from cloudai_mbridge.training.utils.log_lines import write_line
+from cloudai_mbridge.training.errors import CheckpointError
+from cloudai_mbridge.training.process.device import current_device
+from cloudai_mbridge.training.process.log_lines import write_line
 
 
 def uses_worker(config: CheckpointConfig) -> bool:
@@ -65,9 +67,9 @@ def maybe_finalize_async_save(
         if terminate:
             queue.close()
             global_state.async_calls_queue = None
-    told, global_state.completed_saves = global_state.completed_saves, []
-    for tell in told:  # not inside: what a callback raises is not a failed save
-        tell()
+    callbacks, global_state.completed_saves = global_state.completed_saves, []
+    for callback in callbacks:  # not inside: what a callback raises is not a failed save
+        callback()
 
 
 @contextmanager
@@ -78,3 +80,40 @@ def _clear_errors() -> Iterator[None]:
         raise
     except FAILURES as error:
         raise CheckpointError(f"the checkpoint that was being saved could not be written: {one_line(error)}") from error
+
+
+class ForkedResults:
+    """A queue for one item, between a process and those forked from it."""
+
+    def __init__(self) -> None:
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115 (open as long as the save)
+
+    def put(self, item: Any) -> None:
+        """Leave the item; on the disk's cache when this returns."""
+        self._file.seek(0)
+        pickle.dump(item, self._file)
+        self._file.flush()
+
+    def get_nowait(self) -> Any:
+        """Take the item.
+
+        Raises:
+            queue.Empty: none was left, or the process was killed while it wrote.
+        """
+        self._file.seek(0)
+        try:
+            return pickle.load(self._file)  # noqa: S301 (our own file, which has no name)
+        except (EOFError, pickle.UnpicklingError) as error:
+            raise queue.Empty from error
+
+
+@contextmanager
+def forked_results() -> Iterator[None]:
+    """Let the saves that are prepared inside use `ForkedResults`."""
+    name = checkpoints.RESULTS_QUEUE
+    original = getattr(filesystem_async, name)
+    setattr(filesystem_async, name, ForkedResults)
+    try:
+        yield
+    finally:
+        setattr(filesystem_async, name, original)

@@ -19,11 +19,7 @@ def check_checkpoint_packages(cfg: Any) -> None:
 
 
 def init_checkpointing_context(checkpoint_config: CheckpointConfig) -> dict[str, Any]:
-    """Return the dict that all saves and loads of a run share.
-
-    Raises:
-        ConfigError: local non-persistent checkpoints.
-    """
+    """Return the dict that all saves and loads of a run share. Raises ConfigError: local non-persistent checkpoints."""
     if problem := _non_persistent_problem(checkpoint_config):
         raise ConfigError(f"checkpoint.{problem}")
     return {}

@@ -1,15 +1,26 @@
-"""What a checkpoint holds: the tree that Megatron-Core saves, and the same tree without values, to load into."""
+"""What a checkpoint holds (the tree that Megatron-Core saves, or loads into), and who writes and reads it."""
 
+import random
 from typing import Any
 
+import numpy as np
+import torch
 import torch.distributed as dist
 from megatron.core import parallel_state as mpu
+from megatron.core.dist_checkpointing import ShardedObject
+from megatron.core.dist_checkpointing.strategies.fully_parallel import (
+    FullyParallelLoadStrategyWrapper,
+    FullyParallelSaveStrategyWrapper,
+)
+from megatron.core.dist_checkpointing.strategies.torch import TorchDistLoadShardedStrategy
 from megatron.core.rerun_state_machine import get_rerun_state_machine
+from megatron.core.tensor_parallel import get_cuda_rng_tracker
 from megatron.core.utils import unwrap_model
 
 from cloudai_mbridge.training.checkpointing.optimizer_state import ensure_state
-from cloudai_mbridge.training.checkpointing.rng import sharded_rng_state
+from cloudai_mbridge.training.compat import checkpoints
 from cloudai_mbridge.training.config.checkpoint import CheckpointConfig
+from cloudai_mbridge.training.process.device import current_device
 
 CHECKPOINT_VERSION = 3.0  # Megatron's: the order of heads in attention weights
 Metadata = dict[str, Any]
@@ -88,3 +99,73 @@ def tree_to_save(
     if config.save_rng:
         tree["rng_state"] = sharded_rng_state()
     return tree
+
+
+def rng_state() -> dict[str, Any]:
+    """Return this rank's states as tensors and plain values."""
+    numpy_state: Any = np.random.get_state()
+    kind, keys, position, has_gauss, cached = numpy_state
+    return {
+        "random_rng_state": random.getstate(),
+        "np_rng_state": (str(kind), torch.from_numpy(keys.astype(np.int64)), position, has_gauss, cached),
+        "torch_rng_state": torch.get_rng_state(),
+        "device_rng_state": None if current_device().type == "cpu" else torch.cuda.get_rng_state(),
+        "rng_tracker_states": get_cuda_rng_tracker().get_states(),
+    }
+
+
+def set_rng_state(state: dict[str, Any]) -> None:
+    """Take what `rng_state` returned, on the same rank of the same layout."""
+    random.setstate(state["random_rng_state"])
+    kind, keys, position, has_gauss, cached = state["np_rng_state"]
+    np.random.set_state((kind, keys.numpy().astype(np.uint32), position, has_gauss, cached))
+    torch.set_rng_state(state["torch_rng_state"])
+    if state["device_rng_state"] is not None and current_device().type != "cpu":
+        torch.cuda.set_rng_state(state["device_rng_state"])
+    get_cuda_rng_tracker().set_states(state["rng_tracker_states"])
+
+
+def sharded_rng_state() -> ShardedObject:
+    """Return the states as this rank's part of one object over all ranks."""
+    return ShardedObject("rng_state", rng_state(), (dist.get_world_size(),), (dist.get_rank(),))
+
+
+_SAVE = "save_strategy"
+
+
+@checkpoints.quiet()
+def save_strategy(config: CheckpointConfig, context: dict[str, Any]) -> Any:
+    """Return the writer. With a constant structure it is kept in `context`, with the plan of the first save."""
+    if config.ckpt_assume_constant_structure and _SAVE in context:
+        return context[_SAVE]
+    strategy = checkpoints.writer(
+        thread_count=config.storage_writers_per_rank, cached_metadata=config.ckpt_assume_constant_structure
+    )
+    if config.fully_parallel_save:
+        strategy = FullyParallelSaveStrategyWrapper(
+            strategy,
+            _group(config.ckpt_fully_parallel_save_process_group),
+            do_cache_distribution=config.ckpt_assume_constant_structure,
+        )
+    if config.ckpt_assume_constant_structure:
+        context[_SAVE] = strategy
+    return strategy
+
+
+@checkpoints.quiet()
+def load_strategy(config: CheckpointConfig) -> Any:
+    """Return the reader; with `fully_parallel_load` every replica reads a part and they exchange them."""
+    strategy: Any = TorchDistLoadShardedStrategy()
+    if config.fully_parallel_load:
+        strategy = FullyParallelLoadStrategyWrapper(
+            strategy,
+            _group(config.ckpt_fully_parallel_load_process_group),
+            exchange_algo=config.ckpt_fully_parallel_load_exchange_algo,
+        )
+    return strategy
+
+
+def _group(name: str) -> Any:
+    if name == "ep_dp":
+        return mpu.get_expert_data_parallel_group()
+    return mpu.get_data_parallel_group(with_context_parallel=True)

@@ -1,22 +1,12 @@
-"""Choose the checkpoint that a run begins from. Rank 0 only: the others are told."""
+"""Choose the checkpoint that a run begins from. Rank 0 only; the result is broadcast."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cloudai_mbridge.training.checkpointing.errors import CheckpointError
-from cloudai_mbridge.training.checkpointing.layout import (
-    checkpoint_exists,
-    get_checkpoint_name,
-    has_tracker,
-    is_complete,
-    is_sharded_checkpoint,
-    iteration_of,
-    non_persistent_root,
-    saved_iterations,
-    tracked_iteration,
-)
-from cloudai_mbridge.training.checkpointing.replaced import restore
+from cloudai_mbridge.training.checkpointing import layout
+from cloudai_mbridge.training.checkpointing.retention import restore
 from cloudai_mbridge.training.config.checkpoint import CheckpointConfig
+from cloudai_mbridge.training.errors import CheckpointError
 
 
 @dataclass
@@ -67,13 +57,13 @@ def _to_resume(config: CheckpointConfig) -> Found | None:
     restore(root)
     if config.ckpt_step is not None:
         return _of_step(root, config.ckpt_step)
-    if is_sharded_checkpoint(root):
+    if layout.is_sharded_checkpoint(root):
         return _itself(root)
-    found = latest(root) if checkpoint_exists(config.load) else None
-    second = non_persistent_root(config, config.load)
-    if config.non_persistent_ckpt_type != "global" or config.finetune or not checkpoint_exists(str(second)):
+    found = latest(root) if layout.checkpoint_exists(config.load) else None
+    second = layout.non_persistent_root(config, config.load)
+    if config.non_persistent_ckpt_type != "global" or config.finetune or not layout.checkpoint_exists(str(second)):
         return found
-    if found is not None and not saved_iterations(second):
+    if found is not None and not layout.saved_iterations(second):
         found.notes.append(f"WARNING: {second}: holds no complete checkpoint; loading the persistent one")
         return found
     temporary = latest(second)
@@ -82,7 +72,7 @@ def _to_resume(config: CheckpointConfig) -> Found | None:
 
 
 def _iteration(found: Found) -> int:
-    return iteration_of(Path(found.directory)) or 0
+    return layout.iteration_of(Path(found.directory)) or 0
 
 
 def latest(root: Path) -> Found:
@@ -91,9 +81,9 @@ def latest(root: Path) -> Found:
     Raises:
         CheckpointError: none is complete.
     """
-    complete, tracked = saved_iterations(root), tracked_iteration(root)
+    complete, tracked = layout.saved_iterations(root), layout.tracked_iteration(root)
     if tracked in complete:
-        return Found(get_checkpoint_name(str(root), tracked))
+        return Found(layout.get_checkpoint_name(str(root), tracked))
     named = "no readable iteration" if tracked is None else f"iteration {tracked}, which is not complete"
     if not complete:
         raise CheckpointError(
@@ -101,20 +91,20 @@ def latest(root: Path) -> Found:
             "complete there; remove the directory to start from scratch, or point checkpoint.load elsewhere"
         )
     note = f"WARNING: {root}: the trackers name {named}; loading the newest complete checkpoint, {complete[-1]}"
-    return Found(get_checkpoint_name(str(root), complete[-1]), notes=[note])
+    return Found(layout.get_checkpoint_name(str(root), complete[-1]), notes=[note])
 
 
 def _of_step(root: Path, step: int) -> Found:
-    directory = Path(get_checkpoint_name(str(root), step))
-    if is_complete(directory):
+    directory = Path(layout.get_checkpoint_name(str(root), step))
+    if layout.is_complete(directory):
         return Found(str(directory))
-    there = ", ".join(map(str, saved_iterations(root))) or "none"
+    there = ", ".join(map(str, layout.saved_iterations(root))) or "none"
     state = "is not complete" if directory.exists() else "does not exist"
     raise CheckpointError(f"{directory}: checkpoint.ckpt_step = {step} {state}; complete checkpoints there: {there}")
 
 
 def _itself(directory: Path) -> Found:
-    if is_complete(directory):
+    if layout.is_complete(directory):
         return Found(str(directory))
     raise CheckpointError(
         f"{directory}: holds weights but no train_state.pt to resume from; use it as checkpoint.pretrained_checkpoint"
@@ -122,12 +112,12 @@ def _itself(directory: Path) -> Found:
 
 
 def _pretrained(path: Path) -> Found:
-    if is_sharded_checkpoint(path):
+    if layout.is_sharded_checkpoint(path):
         return Found(str(path), weights_only=True)
-    release = Path(get_checkpoint_name(str(path), 0, release=True))
-    if is_sharded_checkpoint(release):
+    release = Path(layout.get_checkpoint_name(str(path), 0, release=True))
+    if layout.is_sharded_checkpoint(release):
         return Found(str(release), weights_only=True)
-    if not checkpoint_exists(str(path)):
+    if not layout.checkpoint_exists(str(path)):
         raise CheckpointError(
             f"{path}: checkpoint.pretrained_checkpoint holds no complete checkpoint in the torch_dist format"
         )
@@ -142,7 +132,7 @@ def _refuse_foreign(config: CheckpointConfig) -> None:
     if root.is_file():
         raise CheckpointError(f"{root}: is a file; checkpoint.load has to be a directory")
     is_own = config.save is not None and Path(config.save).absolute() == root.absolute()
-    if is_own or not root.is_dir() or has_tracker(root) or saved_iterations(root, complete=False):
+    if is_own or not root.is_dir() or layout.has_tracker(root) or layout.saved_iterations(root, complete=False):
         return
     if names := sorted(path.name for path in root.iterdir()):
         raise CheckpointError(

@@ -11,24 +11,23 @@ from megatron.core.rerun_state_machine import get_rerun_state_machine
 from megatron.core.utils import unwrap_model
 
 from cloudai_mbridge.training.checkpointing.agree import on_each_rank, on_first_rank
-from cloudai_mbridge.training.checkpointing.common_part import regrouped_common, saved_groups
 from cloudai_mbridge.training.checkpointing.content import (
     content_metadata,
+    load_strategy,
     model_keys,
     model_tree,
     optimizer_tree,
     parallelism,
+    set_rng_state,
+    sharded_rng_state,
 )
-from cloudai_mbridge.training.checkpointing.errors import CheckpointError
 from cloudai_mbridge.training.checkpointing.find import Found, Nothing, find_checkpoint
 from cloudai_mbridge.training.checkpointing.layout import TRAIN_STATE
-from cloudai_mbridge.training.checkpointing.optimizer_state import loading
-from cloudai_mbridge.training.checkpointing.quiet import quiet
-from cloudai_mbridge.training.checkpointing.rng import set_rng_state, sharded_rng_state
-from cloudai_mbridge.training.checkpointing.strategies import load_strategy
+from cloudai_mbridge.training.checkpointing.optimizer_state import loading, regrouped_common, saved_groups
 from cloudai_mbridge.training.checkpointing.verify import check_files, check_fit, forget_metadata, read_common
 from cloudai_mbridge.training.compat import checkpoints
-from cloudai_mbridge.training.utils.log_lines import write_line
+from cloudai_mbridge.training.errors import CheckpointError
+from cloudai_mbridge.training.process.log_lines import write_line
 
 _MAY_LACK_KEYS = ("log_unexpected", "log_all", "return_unexpected", "return_all", "ignore_all")
 _SPLITS_OPTIMIZER = ("tp", "pp", "vp", "ep", "etp")
@@ -153,14 +152,13 @@ class _Load:
         return is_wanted and bool(get_rerun_state_machine().validate_state_dict(saved))
 
     def _read(self, tree: dict[str, Any]) -> dict[str, Any]:
-        with quiet():
-            result: Any = checkpoints.load(
-                tree,
-                self.path,
-                load_strategy(self.config),
-                partial(regrouped_common, self.path, self.optimizer if self.with_optimizer else None),
-                strict=self.config.dist_ckpt_strictness,
-            )
+        result: Any = checkpoints.load(
+            tree,
+            self.path,
+            load_strategy(self.config),
+            partial(regrouped_common, self.path, self.optimizer if self.with_optimizer else None),
+            strict=self.config.dist_ckpt_strictness,
+        )
         if not isinstance(result, tuple):
             return dict(result)
         loaded, missing, unexpected = result

@@ -1,4 +1,4 @@
-"""What torch's own optimizers need around Megatron-Core's saving and loading of their state.
+"""Optimizer state in checkpoints: what torch's own optimizers need, and parameter groups arranged as this run has them.
 
 Megatron-Core 0.16 expects Transformer Engine's Adam, which counts its steps per parameter group. torch's Adam keeps a
 step tensor per parameter, and with the distributed optimizer Megatron then (1) refuses a state without steps, (2) looks
@@ -14,8 +14,11 @@ from typing import Any
 
 import torch
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+from megatron.core.optimizer.optimizer import MixedPrecisionOptimizer
 
-from cloudai_mbridge.training.compat.optimizer_groups import found_by_kind
+from cloudai_mbridge.training.checkpointing.verify import read_common
+from cloudai_mbridge.training.compat.optimizer_groups import KIND, found_by_kind, kind_of
+from cloudai_mbridge.training.errors import CheckpointError
 
 _OF_THE_MACHINE = ("fused", "foreach", "capturable", "differentiable")
 _OF_THE_SCHEDULE = ("max_lr", "min_lr", "start_wd", "end_wd")
@@ -95,3 +98,103 @@ def _own_steps(inner: torch.optim.Optimizer) -> None:
         for param in group["params"]:
             step = torch.as_tensor(inner.state[param].get("step", 0.0), dtype=torch.float32)
             inner.state[param]["step"] = step.clone().to(_step_device(group, param))
+
+
+*_SAME, _EXPERT = KIND  # whether it holds experts may differ
+_RESHARDABLE = "fully_reshardable"
+
+
+def regrouped_common(directory: str, optimizer: Any | None) -> dict[str, Any]:
+    """Return the common part, fitted to the optimizer that is going to load it; without its part if there is none.
+
+    Megatron-Core keeps the experts' parameters in an optimizer of its own while they are spread over ranks (ep > 1),
+    and in the common one otherwise. Tensors are saved by name and fit both; the groups have to be moved.
+    """
+    common = read_common(directory)
+    saved = common.pop("optimizer", None)
+    if optimizer is not None and saved is not None:
+        common["optimizer"] = arranged = _arranged(saved, optimizer, directory)
+        _add_missing_steps(arranged, optimizer)
+    return common
+
+
+def _entries(saved: dict[Any, Any]) -> list[dict[str, Any]]:
+    return [saved[i] for i in sorted(saved)] if all(isinstance(key, int) for key in saved) else [saved]
+
+
+def _parts(optimizer: Any) -> list[Any]:
+    parts: list[Any] = getattr(optimizer, "chained_optimizers", [optimizer])
+    return parts
+
+
+def _add_missing_steps(saved: dict[Any, Any], optimizer: Any) -> None:
+    """Put back the number of steps where it was 0: Megatron leaves it out, and torch's Adam wants it."""
+    for entry, part in zip(_entries(saved), _parts(optimizer), strict=True):
+        if _shape(part)[0] != "distributed" and isinstance(part.optimizer, torch.optim.Adam):
+            entry.get("optimizer", entry).setdefault("state", {}).setdefault("common_step", torch.zeros(()))
+
+
+def _arranged(saved: dict[Any, Any], optimizer: Any, path: str) -> Any:
+    parts, entries = _parts(optimizer), _entries(saved)
+    if [_shape_of_saved(entry) for entry in entries] == [_shape(part) for part in parts]:
+        return saved
+    groups = [group for of_one in saved_groups(saved) for group in of_one]
+    if not groups:  # saved per rank, for this one layout
+        return saved
+    step = next(_steps(entries), 0)
+    scaler = next((entry["grad_scaler"] for entry in entries if "grad_scaler" in entry), None)
+    arranged = [_entry(part, groups, step, scaler, path) for part in parts]
+    return arranged[0] if len(parts) == 1 else dict(enumerate(arranged))
+
+
+def saved_groups(saved: dict[Any, Any]) -> list[list[dict[str, Any]]]:
+    """Return the parameter groups of each optimizer in a checkpoint."""
+    return [_groups(entry) for entry in _entries(saved)]
+
+
+def _groups(entry: dict[str, Any]) -> list[dict[str, Any]]:
+    groups: list[dict[str, Any]] = entry.get("optimizer", entry).get("param_groups", [])
+    return groups
+
+
+def _steps(entries: list[dict[str, Any]]) -> Iterator[Any]:
+    """Yield the number of steps that were made, from wherever the kinds of optimizer keep it."""
+    for entry in entries:
+        yield from (group["step"] for group in _groups(entry) if "step" in group)
+        state = entry.get("optimizer", entry).get("state", {})
+        if "common_step" in state:
+            yield state["common_step"]
+
+
+def _shape_of_saved(entry: dict[str, Any]) -> Any:
+    kind = "distributed" if "param_state_sharding_type" in entry else "mixed" if "optimizer" in entry else "fp32"
+    return kind, [kind_of(group) for group in _groups(entry)]
+
+
+def _shape(part: Any) -> Any:
+    is_distributed, is_mixed = isinstance(part, DistributedOptimizer), isinstance(part, MixedPrecisionOptimizer)
+    kind = "distributed" if is_distributed else "mixed" if is_mixed else "fp32"
+    return kind, [kind_of(group) for group in part.optimizer.param_groups]
+
+
+def _entry(part: Any, groups: list[dict[str, Any]], step: Any, scaler: Any, path: str) -> dict[str, Any]:
+    """Return what Megatron would have saved for `part`."""
+    wanted = [_match(group, groups, path) for group in part.optimizer.param_groups]
+    kind, _ = _shape(part)
+    if kind == "distributed":
+        value = float(step)
+        inner: dict[str, Any] = {"param_groups": [{**group, "step": value} for group in wanted]}
+        entry: dict[str, Any] = {"optimizer": inner, "param_state_sharding_type": _RESHARDABLE}
+    else:
+        inner = {"state": {"common_step": step}, "param_groups": wanted}
+        entry = {"optimizer": inner} if kind == "mixed" else inner
+    return entry if scaler is None or kind == "fp32" else {**entry, "grad_scaler": scaler}
+
+
+def _match(current: dict[str, Any], groups: list[dict[str, Any]], path: str) -> dict[str, Any]:
+    exact = [group for group in groups if kind_of(group) == kind_of(current)]
+    similar = exact or [group for group in groups if kind_of(group)[: len(_SAME)] == kind_of(current)[: len(_SAME)]]
+    if not similar:
+        raise CheckpointError(f"{path}: has no parameter group with {dict(zip(KIND, kind_of(current), strict=True))}")
+    kept = {key: value for key, value in similar[0].items() if key not in ("step", "params")}
+    return {**kept, _EXPERT: current[_EXPERT]}

@@ -11,28 +11,22 @@ import torch
 import torch.distributed as dist
 
 from cloudai_mbridge.training import callbacks
-from cloudai_mbridge.training.checkpointing import replaced, retention
+from cloudai_mbridge.training.checkpointing import layout, retention
 from cloudai_mbridge.training.checkpointing.agree import FAILURES, on_each_rank, on_first_rank, one_line
-from cloudai_mbridge.training.checkpointing.async_save import maybe_finalize_async_save, schedule, uses_worker
-from cloudai_mbridge.training.checkpointing.atomic import write_bytes, write_torch
-from cloudai_mbridge.training.checkpointing.content import content_metadata, tree_to_save
-from cloudai_mbridge.training.checkpointing.errors import CheckpointError
-from cloudai_mbridge.training.checkpointing.forked_results import forked_results
-from cloudai_mbridge.training.checkpointing.layout import (
-    LATEST_ITERATION,
-    LATEST_TRAIN_STATE,
-    RUN_CONFIG,
-    TRAIN_STATE,
-    get_checkpoint_name,
-    non_persistent_root,
-    tracked_iteration,
+from cloudai_mbridge.training.checkpointing.async_save import (
+    forked_results,
+    maybe_finalize_async_save,
+    schedule,
+    uses_worker,
 )
-from cloudai_mbridge.training.checkpointing.quiet import quiet
-from cloudai_mbridge.training.checkpointing.strategies import save_strategy
+from cloudai_mbridge.training.checkpointing.content import content_metadata, save_strategy, tree_to_save
 from cloudai_mbridge.training.compat import checkpoints
 from cloudai_mbridge.training.config.checkpoint import CheckpointConfig
-from cloudai_mbridge.training.config.resolved import resolved_yaml
-from cloudai_mbridge.training.utils.log_lines import write_line
+from cloudai_mbridge.training.config.text.serialization import resolved_yaml
+from cloudai_mbridge.training.errors import CheckpointError
+from cloudai_mbridge.training.process.atomic import write_bytes, write_torch
+from cloudai_mbridge.training.process.log_lines import write_line
+from cloudai_mbridge.training.reporting.progress_log import append_to_progress_log
 
 
 def save_checkpoint(
@@ -70,7 +64,7 @@ def save_checkpoint(
         parts = (model, optimizer, opt_param_scheduler, num_floating_point_operations_so_far, train_data_iterator)
         tree = on_each_rank(str(save.directory), lambda: tree_to_save(state, *parts, metadata))
     try:
-        with quiet(), nullcontext() if uses_worker(config) else forked_results():
+        with nullcontext() if uses_worker(config) else forked_results():
             request = checkpoints.save(
                 tree,
                 str(save.directory),
@@ -86,9 +80,9 @@ def save_checkpoint(
         save.complete()
         return
     known = {"optimizer": optimizer, "scheduler": opt_param_scheduler}
-    told = partial(callbacks.fire, "on_checkpoint_save", state.callback_manager, state, model, **known)
+    completed = partial(callbacks.fire, "on_checkpoint_save", state.callback_manager, state, model, **known)
     request.add_finalize_fn(save.complete)
-    request.add_finalize_fn(lambda: state.completed_saves.append(told))
+    request.add_finalize_fn(lambda: state.completed_saves.append(completed))
     schedule(state, request)
 
 
@@ -111,10 +105,10 @@ class _Save:
         config = state.cfg.checkpoint
         if config.save is None:
             raise CheckpointError("checkpoint.save = None: there is nowhere to save to; set a directory")
-        root = non_persistent_root(config, config.save) if non_persistent else Path(config.save)
+        root = layout.non_persistent_root(config, config.save) if non_persistent else Path(config.save)
         iteration = state.train_state.step
-        directory = Path(get_checkpoint_name(str(root), iteration))
-        on_first_rank(partial(replaced.make_way, directory))
+        directory = Path(layout.get_checkpoint_name(str(root), iteration))
+        on_first_rank(partial(retention.make_way, directory))
         return cls(
             config=config,
             root=root,
@@ -131,12 +125,12 @@ class _Save:
         on_first_rank(self._complete)
 
     def _complete(self) -> None:
-        write_bytes(self.directory / RUN_CONFIG, self.run_config.encode())
-        write_torch(self.directory / TRAIN_STATE, self.train_state)  # from here on it is complete
-        previous = tracked_iteration(self.root)
-        write_torch(self.root / LATEST_TRAIN_STATE, self.train_state)
-        write_bytes(self.root / LATEST_ITERATION, str(self.iteration).encode())
-        replaced.drop(self.directory)
+        write_bytes(self.directory / layout.RUN_CONFIG, self.run_config.encode())
+        write_torch(self.directory / layout.TRAIN_STATE, self.train_state)  # from here on it is complete
+        previous = layout.tracked_iteration(self.root)
+        write_torch(self.root / layout.LATEST_TRAIN_STATE, self.train_state)
+        write_bytes(self.root / layout.LATEST_ITERATION, str(self.iteration).encode())
+        retention.drop(self.directory)
         kind = "" if self.is_persistent else "non-persistent "
         write_line(f"  successfully saved {kind}checkpoint from iteration {self.iteration:7d} to {self.root}")
         if self.is_persistent:
@@ -144,10 +138,5 @@ class _Save:
         else:
             retention.keep_most_recent(self.root, self.iteration, 1)
         if self.config.async_save and self.is_persistent and self.log_progress:
-            _append_to_progress_log(str(self.root), f"Saved async checkpoint\tIteration: {self.iteration}")
-
-
-def _append_to_progress_log(root: str, text: str) -> None:
-    from cloudai_mbridge.training.progress_log import append_to_progress_log
-
-    append_to_progress_log(root, text, barrier=False)
+            text = f"Saved async checkpoint\tIteration: {self.iteration}"
+            append_to_progress_log(str(self.root), text, barrier=False)

@@ -12,23 +12,19 @@ from megatron.core.dist_checkpointing.mapping import ShardedTensorFactory
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
-from cloudai_mbridge.training.checkpointing.errors import CheckpointError
 from cloudai_mbridge.training.compat.checkpoints import (
     COMMON_FILE,
     common_place,
     read_common_file,
     read_common_object,
 )
+from cloudai_mbridge.training.errors import CheckpointError
 
 _SHOWN = 3
 
 
 def check_files(directory: str) -> None:
-    """Check that every file is there, readable and long enough.
-
-    Raises:
-        CheckpointError: with the file's path.
-    """
+    """Check that every file is there, readable and long enough. Raises CheckpointError: with the file's path."""
     root = Path(directory)
     try:
         backend = json.loads((root / "metadata.json").read_text(encoding="utf-8"))["sharded_backend"]

@@ -1,27 +1,8 @@
 """Which communication runs beside computation: the config, user buffers for tensor parallelism, and tuned presets."""
 
 from cloudai_mbridge.training.comm_overlap.config import CommOverlapConfig
-from cloudai_mbridge.training.comm_overlap.presets import (
-    userbuffers_bf16_b200_h6144_tp2_mbs1_seqlen4096,
-    userbuffers_bf16_b200_h8192_tp2_mbs1_seqlen8192,
-    userbuffers_bf16_b200_h12288_tp4_mbs1_seqlen2048,
-    userbuffers_bf16_b200_h16384_tp4_cp2_mbs1_seqlen8192,
-    userbuffers_bf16_b200_h18432_tp8_mbs1_seqlen4096,
-    userbuffers_bf16_h100_h6144_tp2_mbs2_seqlen2048,
-    userbuffers_bf16_h100_h8192_tp4_mbs1_seqlen8192,
-    userbuffers_bf16_h100_h12288_tp4_mbs1_seqlen2048,
-    userbuffers_bf16_h100_h16384_tp8_cp2_mbs1_seqlen8192,
-    userbuffers_fp8_b200_h8192_tp2_mbs1_seqlen8192,
-    userbuffers_fp8_b200_h12288_tp4_mbs1_seqlen2048,
-    userbuffers_fp8_b200_h16384_tp4_cp2_mbs1_seqlen8192,
-    userbuffers_fp8_b200_h18432_tp8_mbs1_seqlen4096,
-    userbuffers_fp8_h100_h6144_tp2_mbs2_seqlen2048,
-    userbuffers_fp8_h100_h8192_tp2_mbs1_seqlen4096_lora,
-    userbuffers_fp8_h100_h8192_tp4_mbs1_seqlen8192,
-    userbuffers_fp8_h100_h12288_tp4_mbs1_seqlen2048,
-    userbuffers_fp8_h100_h16384_tp4_mbs1_seqlen2048_lora,
-    userbuffers_fp8_h100_h16384_tp8_cp2_mbs1_seqlen8192,
-)
+from cloudai_mbridge.training.comm_overlap.presets import *  # noqa: F403
+from cloudai_mbridge.training.comm_overlap.presets import __all__ as _PRESETS
 from cloudai_mbridge.training.comm_overlap.user_buffers import (
     BulkOverlapCfg,
     PipelineOverlapCfg,
@@ -37,23 +18,5 @@ __all__ = [
     "RingExchangeOverlapCfg",
     "TPOverlapCfg",
     "TransformerLayerTPOverlapCfg",
-    "userbuffers_bf16_b200_h6144_tp2_mbs1_seqlen4096",
-    "userbuffers_bf16_b200_h8192_tp2_mbs1_seqlen8192",
-    "userbuffers_bf16_b200_h12288_tp4_mbs1_seqlen2048",
-    "userbuffers_bf16_b200_h16384_tp4_cp2_mbs1_seqlen8192",
-    "userbuffers_bf16_b200_h18432_tp8_mbs1_seqlen4096",
-    "userbuffers_bf16_h100_h6144_tp2_mbs2_seqlen2048",
-    "userbuffers_bf16_h100_h8192_tp4_mbs1_seqlen8192",
-    "userbuffers_bf16_h100_h12288_tp4_mbs1_seqlen2048",
-    "userbuffers_bf16_h100_h16384_tp8_cp2_mbs1_seqlen8192",
-    "userbuffers_fp8_b200_h8192_tp2_mbs1_seqlen8192",
-    "userbuffers_fp8_b200_h12288_tp4_mbs1_seqlen2048",
-    "userbuffers_fp8_b200_h16384_tp4_cp2_mbs1_seqlen8192",
-    "userbuffers_fp8_b200_h18432_tp8_mbs1_seqlen4096",
-    "userbuffers_fp8_h100_h6144_tp2_mbs2_seqlen2048",
-    "userbuffers_fp8_h100_h8192_tp2_mbs1_seqlen4096_lora",
-    "userbuffers_fp8_h100_h8192_tp4_mbs1_seqlen8192",
-    "userbuffers_fp8_h100_h12288_tp4_mbs1_seqlen2048",
-    "userbuffers_fp8_h100_h16384_tp4_mbs1_seqlen2048_lora",
-    "userbuffers_fp8_h100_h16384_tp8_cp2_mbs1_seqlen8192",
 ]
+__all__ += _PRESETS

@@ -10,8 +10,9 @@ from typing import Any
 from megatron.core.distributed import DistributedDataParallelConfig
 from megatron.core.optimizer import OptimizerConfig
 
-from cloudai_mbridge.training.comm_overlap import expert_rules, resolve
+from cloudai_mbridge.training.comm_overlap import expert_rules
 from cloudai_mbridge.training.comm_overlap.user_buffers import TransformerLayerTPOverlapCfg, as_te_dict
+from cloudai_mbridge.training.compat.transformer_engine import have_te
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +67,7 @@ class CommOverlapConfig:
         self.finalize()
         user = vars(self.user_comm_overlap_cfg or SimpleNamespace())
         data_parallel = self._resolve_data_parallel(user, model_config, optimizer_config, ddp_config)
-        model = resolve.resolve_model(user, model_config)
+        model = resolve_model(user, model_config)
         as_it_is = getattr(ddp_config, "overlap_grad_reduce", False)
         _check_experts(model, model_config, data_parallel.get("overlap_grad_reduce", as_it_is))
         _warn_of_lost_flags(model, model_config)
@@ -84,7 +85,7 @@ class CommOverlapConfig:
             return {}
         if self.data_parallel_size is None:
             raise ValueError("comm_overlap.data_parallel_size is not known yet; set it before setup()")
-        return resolve.resolve_data_parallel(user, model, self.data_parallel_size)
+        return resolve_data_parallel(user, model, self.data_parallel_size)
 
 
 def _check_experts(settled: Mapping[str, Any], model: Any, grad_reduce_overlap: bool) -> None:
@@ -105,7 +106,7 @@ def _warn_of_lost_flags(settled: Mapping[str, Any], model: Any) -> None:
 
 
 def _write_tensor_parallel(user: Mapping[str, Any], model: Any) -> None:
-    obstacle = resolve.tensor_parallel_obstacle(model) if user["tp_comm_overlap"] else None
+    obstacle = tensor_parallel_obstacle(model) if user["tp_comm_overlap"] else None
     if obstacle:
         logger.warning("tensor-parallel communication overlap is turned off: %s", obstacle)
     is_on = bool(user["tp_comm_overlap"]) and obstacle is None
@@ -116,7 +117,7 @@ def _write_tensor_parallel(user: Mapping[str, Any], model: Any) -> None:
     if user["tp_comm_bootstrap_backend"] is not None:
         _write({"tp_comm_bootstrap_backend": user["tp_comm_bootstrap_backend"]}, model)
     if is_on:
-        # No field of Megatron-Core's own config: whoever starts the user buffers reads it from here
+        # No field of Megatron-Core's own config: the code that starts the user buffers reads it
         model.tp_comm_overlap_cfg = None if layer is None else as_te_dict(layer)
 
 
@@ -124,3 +125,56 @@ def _write(values: Mapping[str, Any], config: Any) -> None:
     for name, value in values.items():
         if hasattr(config, name):
             setattr(config, name, value)
+
+
+# Elements per gradient bucket: large enough that its reduction is bound by bandwidth, not latency
+_BUCKET_SIZE = 128 * 1024 * 1024
+
+
+def tensor_parallel_obstacle(model: Any) -> str | None:
+    """Say why products cannot overlap with tensor-parallel communication here, or None if they can."""
+    if model.tensor_model_parallel_size < 2:
+        return f"tensor_model_parallel_size is {model.tensor_model_parallel_size}; it takes 2 or more"
+    if not model.sequence_parallel:
+        return "sequence_parallel is off"
+    if not have_te():
+        return "Transformer Engine is not installed"
+    return None
+
+
+def resolve_model(user: Mapping[str, Any], model: Any) -> dict[str, Any]:
+    """Return the pipeline, embedding and expert overlap of the model config."""
+    staged = model.pipeline_model_parallel_size > 1
+    interleaved = staged and _num_chunks(model) > 1
+    defaults = {
+        # Interleaved stages exchange often, so their messages run beside the products; a plain 1F1B schedule sends and
+        # receives in one batch
+        "overlap_p2p_comm": interleaved,
+        "batch_p2p_comm": staged and not interleaved,
+        "defer_embedding_wgrad_compute": False,
+        "wgrad_deferral_limit": -1,
+        "overlap_moe_expert_parallel_comm": False,
+        "delay_wgrad_compute": False,
+    }
+    return _prefer(user, defaults)
+
+
+def resolve_data_parallel(user: Mapping[str, Any], model: Any, data_parallel_size: int) -> dict[str, Any]:
+    """Return the gradient and parameter overlap of the optimizer and DDP configs. Only for a distributed optimizer."""
+    replicated = data_parallel_size > 1
+    defaults = {
+        "bucket_size": _BUCKET_SIZE if replicated else None,
+        "overlap_grad_reduce": replicated,
+        "overlap_param_gather": replicated,
+        "overlap_param_gather_with_optimizer_step": False,
+        "align_param_gather": replicated and model.pipeline_model_parallel_size > 1 and _num_chunks(model) > 1,
+    }
+    return _prefer(user, defaults)
+
+
+def _num_chunks(model: Any) -> int:
+    return model.virtual_pipeline_model_parallel_size or 1
+
+
+def _prefer(user: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: default if user[name] is None else user[name] for name, default in defaults.items()}

@@ -1,8 +1,5 @@
-"""Tuned overlap settings: `userbuffers_<precision>_<GPU>_h<hidden size>_tp<n>[_cp<n>]_mbs<n>_seqlen<n>[_lora]`.
-
-Names and numbers are those of Megatron-Bridge (src/megatron/bridge/training/comm_overlap.py). A preset is one object
-that all its users share; `CommOverlapConfig` takes a copy.
-"""
+"""Tuned overlap settings: `userbuffers_<precision>_<GPU>_h<hidden size>_tp<n>[_cp<n>]_mbs<n>_seqlen<n>[_lora]`, with
+the numbers of Megatron-Bridge's src/megatron/bridge/training/comm_overlap.py. `CommOverlapConfig` copies them."""
 
 from cloudai_mbridge.training.comm_overlap.user_buffers import (
     BulkOverlapCfg,
@@ -100,3 +97,5 @@ userbuffers_bf16_b200_h6144_tp2_mbs1_seqlen4096 = _preset((8, 32, 2, 8), _ring()
 # Nemotron-4 340B
 userbuffers_bf16_b200_h18432_tp8_mbs1_seqlen4096 = _preset((8, 32, 2, 8), _ring(), _pipeline(24))
 userbuffers_fp8_b200_h18432_tp8_mbs1_seqlen4096 = _preset((8, 32, 2, 8), _ring(), _ring())
+
+__all__ = [name for name in globals() if name.startswith("userbuffers_")]

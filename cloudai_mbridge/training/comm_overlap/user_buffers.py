@@ -1,7 +1,6 @@
 """How each linear layer overlaps its products with tensor-parallel communication in Transformer Engine's user buffers.
 
-The classes are those of Megatron-Bridge's `training.comm_overlap`. A slot's name is layer and pass: `fc1_dgrad` is the
-input gradient of the first MLP matrix. `as_te_dict` makes the `ub_cfgs` of Transformer Engine's `initialize_ub`.
+A slot's name is layer and pass: `fc1_dgrad` is the input gradient of the first MLP matrix.
 """
 
 from dataclasses import asdict, dataclass

@@ -1,7 +1,4 @@
-"""The global batch size over the samples consumed: from 0.18 on a ramp is a schedule of steps.
-
-Since then Megatron-Core still takes `rampup_batch_size`, warns, and trains with the full batch from the first step.
-"""
+"""The batch ramp: from 0.18 on a schedule of steps; `rampup_batch_size` is then taken with a warning, not followed."""
 
 import inspect
 import math

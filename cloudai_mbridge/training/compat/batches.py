@@ -1,4 +1,4 @@
-"""A context-parallel rank's share of a batch: since 0.18 Megatron has to be told of hybrid context parallelism."""
+"""A context-parallel rank's share of a batch: since 0.18 Megatron wants to know about hybrid context parallelism."""
 
 import inspect
 from typing import Any

@@ -1,11 +1,12 @@
 """Reading and writing Megatron-Core's distributed checkpoints.
 
-What is the same on all ranks is a file, common.pt, up to 0.18, read by a strategy in 0.16 and by a function since; from
-0.19 on it is one more object among the sharded ones. Here every release reads both kinds.
+What is the same on all ranks is a file, common.pt, up to 0.18, and one more object among the sharded ones from 0.19 on;
+every release reads both here.
 """
 
 import inspect
 import io
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -46,12 +47,13 @@ def writer(*, thread_count: int, cached_metadata: bool) -> Any:
 def save(tree: dict[str, Any], directory: str, strategy: Any, **options: Any) -> Any:
     """Call `dist_checkpointing.save`, with Megatron-Core's own writer in the background where there is a choice."""
     choice = {"async_strategy": "mcore"} if "async_strategy" in _SAVE_OPTIONS else {}
-    return dist_checkpointing.save(tree, directory, strategy, **choice, **options)
+    with quiet():
+        return dist_checkpointing.save(tree, directory, strategy, **choice, **options)
 
 
 def load(tree: dict[str, Any], directory: str, strategy: Any, common: Callable[[], Common], strict: str) -> Any:
     """Call `dist_checkpointing.load` with what `common` returns in the place of the checkpoint's own common part."""
-    with _common_part(common) as options:
+    with quiet(), _common_part(common) as options:
         return dist_checkpointing.load(tree, directory, strategy, strict=strict, **options)
 
 
@@ -99,7 +101,7 @@ def read_common_object(directory: str, place: Any) -> Common:
 
 
 def abandon_saves(queue: Any) -> None:
-    """Kill the worker process that writes checkpoints: Python waits for it at its end, and it waits for work for ever.
+    """Kill the worker process that writes checkpoints: Python joins it at exit, and it waits for work forever.
 
     Not done by `AsyncCallsQueue.close`, which needs the process group in 0.16.
     """
@@ -110,3 +112,13 @@ def abandon_saves(queue: Any) -> None:
             process.kill()
     if caller is not None:
         caller.process = None  # or its destructor would wait
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Drop the warnings about functions of torch that Megatron-Core still uses."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        warnings.simplefilter("ignore", DeprecationWarning)
+        warnings.filterwarnings("ignore", module="torch.distributed.*")
+        yield

@@ -1,6 +1,6 @@
 """What CUDA graphs capture: 0.18 renamed the field, and made the graph of a full iteration an implementation.
 
-The old names are taken in every release, and become the new ones where these exist.
+The old names are taken in every release.
 """
 
 from dataclasses import fields

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from megatron.core.transformer.moe import moe_utils
 
-from cloudai_mbridge.training.device import current_device
+from cloudai_mbridge.training.process.device import current_device
 
 _HAS_TRACKER = hasattr(moe_utils, "get_moe_metrics_tracker")
 

@@ -1,8 +1,5 @@
-"""How Megatron-Core finds a parameter group in a checkpoint: from 0.19 on its learning rates are part of its identity.
-
-A run with another learning rate then stops with a KeyError, before the schedule says what differs and before
-`override_opt_param_scheduler` can act. While a state is loaded, groups are found by their kind, as in older releases.
-"""
+"""How Megatron-Core finds a parameter group in a checkpoint: from 0.19 on also by its learning rates, so that another
+rate stops with a KeyError. While a state is loaded, groups are found by their kind, as in older releases."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

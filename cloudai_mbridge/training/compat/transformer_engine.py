@@ -1,6 +1,6 @@
-"""Which Transformer Engine is installed, if any.
+"""Which Transformer Engine is installed.
 
-Where there is none, Megatron-Core 0.16 has no version and its own test of it fails; newer releases say 0.0.0.
+Without it, Megatron-Core 0.16 has no version and its own test fails; newer releases say 0.0.0.
 """
 
 from megatron.core.utils import get_te_version, is_te_min_version

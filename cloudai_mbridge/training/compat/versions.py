@@ -1,7 +1,7 @@
-"""Which releases of Megatron-Core are supported. Standard library only: planning asks this where torch is missing.
+"""Which releases of Megatron-Core are supported.
 
-Code that has to know what a release can do asks for the feature. The number serves to refuse what was never tested, and
-to say which release brings a field.
+Standard library only: planning asks where torch is missing. Code that has to know what a release can do asks for the
+feature, not for the number.
 """
 
 import re

@@ -1,11 +1,12 @@
 """The configuration of a training run: every public class and function of Megatron-Bridge's `training.config`.
 
 A name is imported when it is first asked for, so that one small class does not load torch and Megatron-Core.
-
 """
 
 import importlib
 from typing import TYPE_CHECKING, Any
+
+from cloudai_mbridge.training.schema.known_names import CONFIG_MODULES
 
 if TYPE_CHECKING:
     from cloudai_mbridge.training.comm_overlap import CommOverlapConfig
@@ -40,22 +41,22 @@ if TYPE_CHECKING:
         StragglerDetectionConfig,
     )
     from cloudai_mbridge.training.config.rng import RNGConfig
+    from cloudai_mbridge.training.config.rules.update import (
+        _validate_and_sync_distributed_optimizer_settings,
+        mimo_runtime_config_update,
+        runtime_config_update,
+    )
+    from cloudai_mbridge.training.config.rules.validate import (
+        _validate_fine_grained_activation_offloading,
+        _validate_mixed_precision_consistency,
+    )
     from cloudai_mbridge.training.config.scheduler import SchedulerConfig
-    from cloudai_mbridge.training.config.summary import (
+    from cloudai_mbridge.training.config.text.summary import (
         _get_key_config_values,
         _get_mcore_transformer_parent,
         _get_non_default_values,
     )
     from cloudai_mbridge.training.config.train import TrainingConfig, ValidationConfig
-    from cloudai_mbridge.training.config.update import (
-        _validate_and_sync_distributed_optimizer_settings,
-        mimo_runtime_config_update,
-        runtime_config_update,
-    )
-    from cloudai_mbridge.training.config.validate import (
-        _validate_fine_grained_activation_offloading,
-        _validate_mixed_precision_consistency,
-    )
     from cloudai_mbridge.training.mixed_precision import MixedPrecisionConfig
     from cloudai_mbridge.training.tokenizers.config import TokenizerConfig
 
@@ -100,50 +101,25 @@ __all__ = [
     "runtime_config_update",
 ]
 
-_HOMES = {
-    "cloudai_mbridge.training.comm_overlap": ("CommOverlapConfig",),
-    ".checkpoint": ("CheckpointConfig",),
-    ".container": ("ConfigContainer",),
-    ".dataset": (
-        "DataloaderConfig",
-        "DatasetBuildContext",
-        "DatasetProvider",
-        "GPTDatasetConfig",
-        "MockGPTDatasetConfig",
-    ),
-    ".ddp": ("DistributedDataParallelConfig",),
-    ".dist": ("DistributedInitConfig",),
-    ".finetuning": ("FinetuningDatasetConfig", "GPTFIMDatasetConfig", "PackedSequenceSpecs"),
-    ".logger": ("LoggerConfig",),
-    ".optimizer": ("OptimizerConfig", "OptimizerConfigOverrideProvider", "OptimizerConfigOverrideProviderContext"),
-    ".profiling": ("ProfilingConfig", "TensorInspectConfig"),
-    ".rerun": ("RerunStateMachineConfig",),
-    ".resilience": (
-        "FaultToleranceConfig",
-        "InProcessRestartConfig",
-        "NVRxStragglerDetectionConfig",
-        "StragglerDetectionConfig",
-    ),
-    ".rng": ("RNGConfig",),
-    ".scheduler": ("SchedulerConfig",),
-    ".summary": ("_get_key_config_values", "_get_mcore_transformer_parent", "_get_non_default_values"),
-    ".train": ("TrainingConfig", "ValidationConfig"),
-    ".update": (
-        "_validate_and_sync_distributed_optimizer_settings",
-        "mimo_runtime_config_update",
-        "runtime_config_update",
-    ),
-    ".validate": ("_validate_fine_grained_activation_offloading", "_validate_mixed_precision_consistency"),
-    "cloudai_mbridge.training.mixed_precision": ("MixedPrecisionConfig",),
-    "cloudai_mbridge.training.tokenizers.config": ("TokenizerConfig",),
+_TRAINING = __name__.rpartition(".")[0]
+_HOME_OF = {name: f"{_TRAINING}.{module}" for module, names in CONFIG_MODULES.items() for name in names} | {
+    "DatasetBuildContext": f"{__name__}.dataset",
+    "OptimizerConfigOverrideProviderContext": f"{__name__}.optimizer",
+    "_get_key_config_values": f"{__name__}.text.summary",
+    "_get_mcore_transformer_parent": f"{__name__}.text.summary",
+    "_get_non_default_values": f"{__name__}.text.summary",
+    "_validate_and_sync_distributed_optimizer_settings": f"{__name__}.rules.update",
+    "_validate_fine_grained_activation_offloading": f"{__name__}.rules.validate",
+    "_validate_mixed_precision_consistency": f"{__name__}.rules.validate",
+    "mimo_runtime_config_update": f"{__name__}.rules.update",
+    "runtime_config_update": f"{__name__}.rules.update",
 }
-_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME_OF:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(_HOME_OF[name], __name__), name)
+    value = getattr(importlib.import_module(_HOME_OF[name]), name)
     globals()[name] = value  # the next look-up no longer comes here
     return value
 

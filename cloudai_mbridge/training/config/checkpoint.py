@@ -76,11 +76,7 @@ class CheckpointConfig:
     custom_manager_class: str | None = None
 
     def __post_init__(self) -> None:
-        """Check the strategy.
-
-        Raises:
-            AssertionError: a strategy that does not exist.
-        """
+        """Check the strategy. Raises AssertionError: a strategy that does not exist."""
         assert self.async_strategy in _ASYNC_STRATEGIES, (
             f"async_strategy={self.async_strategy!r} is not one of {', '.join(_ASYNC_STRATEGIES)}"
         )

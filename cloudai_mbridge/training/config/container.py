@@ -1,20 +1,16 @@
-"""The container of a run's configuration: one section per concern, and the rules that join them.
-
-Field names, defaults and methods are those of Megatron-Bridge's `ConfigContainer`.
-"""
+"""The container of a run's configuration, as Megatron-Bridge's: a section per concern, and the rules that join them."""
 
 import os
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, Self, TypeVar
 
 import torch.distributed
 
 from cloudai_mbridge.training.comm_overlap import CommOverlapConfig
 from cloudai_mbridge.training.config.checkpoint import CheckpointConfig
-from cloudai_mbridge.training.config.context_parallel import check_cp_comm_type
 from cloudai_mbridge.training.config.dataset import DatasetProvider, GPTDatasetConfig
 from cloudai_mbridge.training.config.ddp import DistributedDataParallelConfig
-from cloudai_mbridge.training.config.deterministic import apply_deterministic_mode
 from cloudai_mbridge.training.config.dist import DistributedInitConfig
 from cloudai_mbridge.training.config.finetuning import FinetuningDatasetConfig
 from cloudai_mbridge.training.config.logger import LoggerConfig
@@ -28,17 +24,63 @@ from cloudai_mbridge.training.config.resilience import (
     StragglerDetectionConfig,
 )
 from cloudai_mbridge.training.config.rng import RNGConfig
-from cloudai_mbridge.training.config.scheduler import SchedulerConfig
-from cloudai_mbridge.training.config.scheduler_steps import (
+from cloudai_mbridge.training.config.rules.context_parallel import check_cp_comm_type
+from cloudai_mbridge.training.config.rules.scheduler_steps import (
     calculate_scheduler_steps,
     check_training_scheduler_compatibility,
 )
-from cloudai_mbridge.training.config.summary import log_non_default_values
+from cloudai_mbridge.training.config.rules.update import apply_deterministic_mode
+from cloudai_mbridge.training.config.rules.validate import validate
+from cloudai_mbridge.training.config.scheduler import SchedulerConfig
+from cloudai_mbridge.training.config.text.summary import log_non_default_values
 from cloudai_mbridge.training.config.train import TrainingConfig, ValidationConfig
-from cloudai_mbridge.training.config.validate import validate
 from cloudai_mbridge.training.mixed_precision import MixedPrecisionConfig
 from cloudai_mbridge.training.tokenizers.config import TokenizerConfig
-from cloudai_mbridge.training.utils.config_utils import _ConfigContainerBase
+
+
+class _ConfigContainerBase:
+    """Plain data, YAML and JSON of a dataclass, and back.
+
+    The reader and writer are imported where they are used: a run that is configured in code needs no YAML library.
+    """
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data, with each section's class under `_target_`."""
+        from cloudai_mbridge.training.config.text import serialization
+
+        return serialization.to_dict(self)
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Self:
+        """Build a container from what `to_dict` returns.
+
+        Raises:
+            ConfigError: an unknown class or key, or a missing key.
+        """
+        from cloudai_mbridge.training.config.text import serialization
+
+        return serialization.from_dict(cls, data)
+
+    def to_yaml(self, yaml_path: str | Path | None = None) -> str:
+        """Return the container as YAML, written to `yaml_path` too where one is given."""
+        from cloudai_mbridge.training.config.text import serialization
+
+        return serialization.to_yaml(self, yaml_path)
+
+    @classmethod
+    def from_yaml(cls, yaml_path: str | Path) -> Self:
+        """Read a container from a file that `to_yaml` wrote.
+
+        Raises:
+            ConfigError: an unreadable file, or what `from_dict` refuses.
+        """
+        from cloudai_mbridge.training.config.text import serialization
+
+        return serialization.from_yaml(cls, yaml_path)
+
+    def print_yaml(self) -> None:
+        """Print the container as YAML."""
+        print(self.to_yaml(), end="")
 
 
 @dataclass(kw_only=True)
@@ -129,3 +171,12 @@ def current_world_size() -> int:
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_world_size()
     return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+T = TypeVar("T")
+
+
+def required(value: T | None) -> T:
+    """Return a value that validation has made sure of."""
+    assert value is not None, "the configuration has not been validated"
+    return value

@@ -1,16 +1,18 @@
 """Data loaders, and the GPT pretraining datasets that feed them."""
 
 import logging
+import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
+import numpy as np
+import torch
 from megatron.core.datasets.blended_megatron_dataset_config import BlendedMegatronDatasetConfig
 from megatron.core.datasets.gpt_dataset import GPTDatasetConfig as MCoreGPTDatasetConfig
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.tokenizers import MegatronTokenizerBase
-
-from cloudai_mbridge.training.config.blend import Blend, blend_from_data_path
 
 logger = logging.getLogger(__name__)
 
@@ -144,9 +146,35 @@ class MockGPTDatasetConfig(GPTDatasetConfig):
         super().finalize()
 
 
+class SyntheticDataset:
+    """A pool of random samples, drawn once from the seed; sample i is number i modulo the pool's size."""
+
+    def __init__(self, samples: int, seq_length: int, vocab_size: int, seed: int, pool_samples: int) -> None:
+        """Draw the pool: ids below `vocab_size`, `seq_length` tokens per sample."""
+        self._samples, self.pool_samples = samples, pool_samples
+        drawn = np.random.default_rng(seed).integers(vocab_size, size=(pool_samples, seq_length + 1), dtype=np.int64)
+        self._ids = torch.from_numpy(drawn)
+        self._loss_mask = torch.ones(seq_length)
+        self._position_ids = torch.arange(seq_length)
+
+    def __len__(self) -> int:
+        """Return the samples that were asked for, at least one."""
+        return max(1, self._samples)
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        """Return one sample, [seq_length] each."""
+        ids = self._ids[index % self.pool_samples]
+        return {
+            "tokens": ids[:-1],
+            "labels": ids[1:],
+            "loss_mask": self._loss_mask,
+            "position_ids": self._position_ids,
+        }
+
+
 @dataclass(kw_only=True)
 class SyntheticGPTDatasetConfig(DatasetProvider):
-    """Random GPT samples from memory, `seq_length` tokens each: reading them takes no time, and teaches nothing."""
+    """Random GPT samples from memory, `seq_length` tokens each: reading them takes no time."""
 
     seq_length: int
     vocab_size: int | None = None  # ids are below it; None: the tokenizer's
@@ -154,11 +182,7 @@ class SyntheticGPTDatasetConfig(DatasetProvider):
     pool_samples: int = 64  # different samples per split
 
     def finalize(self) -> None:
-        """Apply the rules of the loader.
-
-        Raises:
-            ValueError: a size that is not positive.
-        """
+        """Apply the rules of the loader. Raises ValueError: a size that is not positive."""
         for name in ("seq_length", "vocab_size", "pool_samples"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -167,11 +191,9 @@ class SyntheticGPTDatasetConfig(DatasetProvider):
 
     def build_datasets(self, context: DatasetBuildContext) -> tuple[Any | None, Any | None, Any | None]:
         """Draw a pool per split; None for a split that nothing is drawn from."""
-        from cloudai_mbridge.training.data.synthetic import SyntheticDataset
-
         vocab_size = self.vocab_size
         if vocab_size is None:
-            assert context.tokenizer is not None, "vocab_size is needed where there is no tokenizer"
+            assert context.tokenizer is not None, "vocab_size is needed without a tokenizer"
             vocab_size = int(context.tokenizer.vocab_size)
         counts = (context.train_samples, context.valid_samples, context.test_samples)
         train, valid, test = (
@@ -181,3 +203,42 @@ class SyntheticGPTDatasetConfig(DatasetProvider):
             for split, count in enumerate(counts)
         )
         return train, valid, test
+
+
+Blend = tuple[list[str], list[float] | None]
+
+
+def blend_from_data_path(data_path: str | Sequence[str | float]) -> Blend:
+    """Turn paths, or weights and paths in turn, into (prefixes, weights); weights are None where none are given.
+
+    A string is split at white space. An odd number of items, or an even one in which no odd position (the first, the
+    third, ...) holds a finite number, is a list of paths.
+
+    Raises:
+        AssertionError: no path, only some positions for weights hold numbers, a negative weight, or all weights zero.
+    """
+    items = data_path.split() if isinstance(data_path, str) else list(data_path)
+    assert items, "data_path is given and names no dataset: leave it out for mock data"
+    weights = [] if len(items) % 2 else [_weight(item) for item in items[::2]]
+    if all(weight is None for weight in weights):
+        return _prefixes(items), None
+    missing = [item for item, weight in zip(items[::2], weights, strict=True) if weight is None]
+    assert not missing, (
+        f"data_path mixes weights and paths: {missing!r} stand where weights are expected; write a weight before "
+        "every path or before none"
+    )
+    given = [weight for weight in weights if weight is not None]
+    assert min(given) >= 0 < max(given), f"data_path weights {given} must not be negative, nor all zero"
+    return _prefixes(items[1::2]), given
+
+
+def _weight(item: str | float) -> float | None:
+    try:
+        weight = float(item)
+    except ValueError:
+        return None
+    return weight if math.isfinite(weight) else None
+
+
+def _prefixes(items: Sequence[str | float]) -> list[str]:
+    return [str(item).strip() for item in items]

@@ -5,10 +5,6 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 
-def _local_rank() -> int:
-    return int(os.getenv("LOCAL_RANK", "0"))
-
-
 @dataclass(kw_only=True)
 class DistributedInitConfig:
     """Backend, timeouts and communicators of `torch.distributed`, and the sharding library that uses them."""
@@ -16,7 +12,9 @@ class DistributedInitConfig:
     distributed_backend: Literal["nccl", "gloo"] = "nccl"
     distributed_timeout_minutes: int = 10
     align_grad_reduce: bool = True  # all pipeline stages start gradient reduction together
-    local_rank: int = field(default_factory=_local_rank)  # LOCAL_RANK when this object is made
+    local_rank: int = field(
+        default_factory=lambda: int(os.getenv("LOCAL_RANK", "0"))
+    )  # LOCAL_RANK when this object is made
     lazy_mpu_init: bool = False  # the caller makes the groups later; weights are then initialised on the CPU
     use_megatron_fsdp: bool = False
     use_torch_fsdp2: bool = False

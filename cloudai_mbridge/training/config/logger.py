@@ -1,10 +1,10 @@
 """What is logged, how often and to which service."""
 
-import importlib.util
 import logging
-import sys
 from dataclasses import dataclass
 from typing import Literal
+
+from cloudai_mbridge.training.process.provenance import is_installed
 
 
 @dataclass(kw_only=True)
@@ -71,12 +71,5 @@ class LoggerConfig:
         if getattr(self, group) and not getattr(self, run):
             raise ValueError(f"{group}={getattr(self, group)!r} needs a name for this run: set {run}")
         used = [name for name in self.__dataclass_fields__ if name.startswith(f"{prefix}_") and getattr(self, name)]
-        if used and not _is_installed(package):
+        if used and not is_installed(package):
             raise ModuleNotFoundError(f"{', '.join(used)}: the package {package} is not installed", name=package)
-
-
-def _is_installed(package: str) -> bool:
-    # Looked up, not imported: every rank checks, and only the last one logs
-    if package in sys.modules:
-        return sys.modules[package] is not None
-    return importlib.util.find_spec(package) is not None

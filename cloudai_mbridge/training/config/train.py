@@ -45,7 +45,7 @@ class TrainingConfig:
     def finalize(self) -> None:
         """Check the length, and derive `train_iters` where it is given as `train_samples`.
 
-        It may be called again: what it derived itself is derived anew, and a pair that agrees (as in a config that was
+        It may be called again: what it derived itself is derived again, and a pair that agrees (as in a config that was
         saved after this) is not taken for a contradiction.
 
         Raises:

@@ -1,10 +1,6 @@
-"""Megatron-Core on CPU and gloo, without touching its source. On a GPU, nothing is replaced.
+"""Megatron-Core on CPU and gloo: `install` replaces, once per process, where it hard-codes CUDA; `megatron_device` must
+surround every call into it. On a GPU, nothing is replaced."""
 
-Megatron-Core hard-codes CUDA in its RNG tracker, buffers, schedules and optimizers. `install` replaces those
-places once per process; `megatron_device` must surround every call into Megatron-Core.
-"""
-
-from cloudai_mbridge.training.cpu.device_mode import megatron_device
-from cloudai_mbridge.training.cpu.install import import_megatron, install
+from cloudai_mbridge.training.cpu.install import import_megatron, install, megatron_device
 
 __all__ = ["import_megatron", "install", "megatron_device"]

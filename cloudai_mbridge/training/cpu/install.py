@@ -1,15 +1,15 @@
-"""Replace, once per process, what Megatron-Core takes from CUDA for granted."""
+"""Import Megatron-Core on a CPU, and replace once per process what it takes from CUDA for granted."""
 
 import contextlib
+import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 import torch.distributed as dist
-
-from cloudai_mbridge.training.compat.without_transformer_engine import define_missing_names
-from cloudai_mbridge.training.cpu.device_mode import follow_into_backward
+from torch.overrides import TorchFunctionMode
 
 _done = False
 
@@ -18,15 +18,19 @@ def import_megatron() -> None:
     """Import Megatron-Core, without torch's compiler where no GPU is usable; does nothing where that was done.
 
     Megatron decorates its fused functions with torch.compile. To import the compiler takes as long as to import
-    Megatron, and on a CPU the loop uses none of these functions (`adapt.py`).
+    Megatron, and on a CPU the loop uses none of these functions (`startup/prepare.py`). Nor does it use Megatron's
+    inference, which imports wandb: it finds none, and the loop's own logging imports the real one later.
     """
     if torch.cuda.is_available():
         return
     compiler, torch.compile = torch.compile, _uncompiled  # type: ignore[assignment]
+    hides_wandb = sys.modules.setdefault("wandb", None) is None  # type: ignore[arg-type]
     try:
         import megatron.core  # noqa: F401
     finally:
         torch.compile = compiler
+        if hides_wandb:
+            del sys.modules["wandb"]
 
 
 def _uncompiled(function: Any = None, **options: Any) -> Any:
@@ -182,3 +186,80 @@ def _summed_scatter(original: Callable[..., Any]) -> Callable[..., Any]:
         return full.split(sizes)[group.rank()].contiguous()
 
     return scatter
+
+
+def define_missing_names() -> None:
+    """Define the names that say so."""
+    from megatron.core.transformer import multi_latent_attention as mla
+    from megatron.core.transformer.moe import moe_utils
+
+    if not hasattr(moe_utils, "te_general_gemm"):  # 0.16: the router asks whether it is None
+        moe_utils.te_general_gemm = None
+    if not isinstance(mla.TELinear, type):  # the flag may be True and the class a mock
+        mla.HAVE_TE = False
+
+
+_GPU = "cuda"
+_DTYPES = ("Float", "Half", "BFloat16", "Double", "Long", "Int", "Byte", "Bool", "Short", "Char")
+_GPU_TYPE_NAME = {f"torch.{name}Tensor": f"torch.{_GPU}.{name}Tensor" for name in _DTYPES}
+
+_state = threading.local()
+
+
+def _is_gpu(device: object) -> bool:
+    if isinstance(device, str):
+        return device.startswith(_GPU)
+    return isinstance(device, torch.device) and device.type == _GPU
+
+
+class GpuMeansCpu(TorchFunctionMode):
+    """Redirect GPU devices to the CPU; `.cuda()` is the identity, pinned memory is ordinary memory.
+
+    `tensor.type()` answers with the GPU's type name, because Megatron's optimizers sort parameters by it.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if _is_gpu(kwargs.get("device")):
+            kwargs["device"] = "cpu"
+        if kwargs.get("pin_memory"):
+            kwargs["pin_memory"] = False
+        if func is torch.Tensor.cuda:
+            return args[0]
+        if func is torch.Tensor.to and len(args) > 1 and _is_gpu(args[1]):
+            args = (args[0], "cpu", *args[2:])
+        elif func is torch.Tensor.type and len(args) == 1 and not kwargs:
+            name = func(*args)
+            return _GPU_TYPE_NAME.get(name, name)
+        return func(*args, **kwargs)
+
+
+@contextlib.contextmanager
+def megatron_device() -> Iterator[None]:
+    """Surround calls into Megatron-Core with this; it does nothing until `install` found no GPU."""
+    if not _done:
+        yield
+        return
+    _state.depth = getattr(_state, "depth", 0) + 1
+    try:
+        with GpuMeansCpu():
+            yield
+    finally:
+        _state.depth -= 1
+
+
+def follow_into_backward() -> None:
+    """Keep the mode during the backward pass.
+
+    torch suspends function modes inside `torch.autograd.backward`, where activation recomputation runs forward code.
+    """
+    autograd: Any = torch.autograd
+    engine = autograd._engine_run_backward
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if not getattr(_state, "depth", 0):
+            return engine(*args, **kwargs)
+        with GpuMeansCpu():
+            return engine(*args, **kwargs)
+
+    autograd._engine_run_backward = run

@@ -29,11 +29,7 @@ class SampleOptions:
 
     @classmethod
     def of(cls, given: dict[str, Any] | None) -> "SampleOptions":
-        """Take `dataset_kwargs`.
-
-        Raises:
-            ValueError: an unknown key, or a template without its places in order.
-        """
+        """Take `dataset_kwargs`. Raises ValueError: an unknown key, or a template without its places in order."""
         names = [each.name for each in fields(cls)]
         if unknown := [name for name in given or {} if name not in names]:
             raise ValueError(f"{', '.join(unknown)} is not known; use {', '.join(names)}")

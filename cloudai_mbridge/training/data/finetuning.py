@@ -82,11 +82,7 @@ def collate_for(config: ConfigContainer, dataset: Any) -> Collate:
 
 
 def check_finetuning(config: ConfigContainer) -> None:
-    """Check what needs no tokenizer.
-
-    Raises:
-        ConfigError: key, value, remedy.
-    """
+    """Check what needs no tokenizer. Raises ConfigError: key, value, remedy."""
     dataset: Any = config.dataset
     if dataset.dataset_root is None:
         raise ConfigError(f"dataset.dataset_root is not set: the directory of {_FILES['train']}")

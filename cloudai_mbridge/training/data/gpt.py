@@ -34,16 +34,12 @@ def build_gpt_datasets(config: GPTConfig, tokenizer: Any, sizes: SplitSizes) -> 
     _drop_unused_splits(config, sizes)
     kind = gpt_dataset.MockGPTDataset if config.mock else gpt_dataset.GPTDataset
     _check_splits(config)
-    train, valid, test = BlendedMegatronDatasetBuilder(kind, list(sizes), _is_end_stage, config).build()
+    train, valid, test = BlendedMegatronDatasetBuilder(kind, list(sizes), is_end_stage, config).build()
     return train, valid, test
 
 
 def check_blend_files(config: GPTConfig) -> None:
-    """Check that the indexed files of every path are there.
-
-    Raises:
-        ConfigError: one is missing.
-    """
+    """Check that the indexed files of every path are there. Raises ConfigError: one is missing."""
     for _, prefix, _ in _sources(config):
         for path in (Path(f"{prefix}.bin"), Path(f"{prefix}.idx")):
             if not path.is_file():
@@ -79,7 +75,8 @@ def _sources(config: GPTConfig) -> Iterator[tuple[Split, str, tuple[float, float
             yield from ((split, prefix, bounds) for prefix in blend[0] if not is_object_storage_path(prefix))
 
 
-def _is_end_stage() -> bool:
+def is_end_stage() -> bool:
+    """Return whether this is the first or the last pipeline stage: those in the middle read no data."""
     return bool(mpu.is_pipeline_first_stage(ignore_virtual=True) or mpu.is_pipeline_last_stage(ignore_virtual=True))
 
 

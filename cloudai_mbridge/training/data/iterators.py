@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -10,11 +10,12 @@ from megatron.core import parallel_state as mpu
 from megatron.core.rerun_state_machine import RerunDataIterator
 
 from cloudai_mbridge.training.compat.batch_sizes import batch_size_calculator
-from cloudai_mbridge.training.config.container import ConfigContainer
+from cloudai_mbridge.training.config.container import ConfigContainer, required
+from cloudai_mbridge.training.config.dataset import SyntheticDataset
 from cloudai_mbridge.training.config.finetuning import FinetuningDatasetConfig
-from cloudai_mbridge.training.data.check import check_data_config
-from cloudai_mbridge.training.data.datasets import build_datasets
+from cloudai_mbridge.training.data.datasets import build_datasets, check_data_config
 from cloudai_mbridge.training.data.finetuning import collate_for, is_packed
+from cloudai_mbridge.training.data.gpt import is_end_stage
 from cloudai_mbridge.training.data.loader import LoaderOptions, batches
 from cloudai_mbridge.training.data.samplers import (
     GlobalBatches,
@@ -27,23 +28,19 @@ from cloudai_mbridge.training.data.samplers import (
     epoch_length,
 )
 from cloudai_mbridge.training.data.sizes import split_sizes
-from cloudai_mbridge.training.data.synthetic import SyntheticDataset, pooled_micro_batches
-from cloudai_mbridge.training.device import current_device
+from cloudai_mbridge.training.data.synthetic import pooled_micro_batches
 from cloudai_mbridge.training.errors import ConfigError
-from cloudai_mbridge.training.tokenizers.build import build_tokenizer
-from cloudai_mbridge.training.utils.required import required
-
-if TYPE_CHECKING:
-    from cloudai_mbridge.training.state import GlobalState
+from cloudai_mbridge.training.process.device import current_device
+from cloudai_mbridge.training.tokenizers.tokenizer import build_tokenizer
 
 Chunks = Any  # RerunDataIterator, or with virtual stages a list of them, or None
 
 
-def build_data_iterators(state: "GlobalState", model_chunks: int) -> tuple[Chunks, Chunks, Chunks]:
+def build_data_iterators(state: Any, model_chunks: int) -> tuple[Chunks, Chunks, Chunks]:
     """Build the iterators of training, validation and test, and set `do_train`, `do_valid`, `do_test`.
 
     Every rank calls it, after the checkpoint is loaded: the counters of `state.train_state` say where the data goes on.
-    An iterator yields, for ever, dicts of CPU tensors of one micro-batch, [micro_batch_size, seq_length] each; with
+    An iterator yields, without end, dicts of CPU tensors of one micro-batch, [micro_batch_size, seq_length] each; with
     dataloader_type "batch" all micro-batches of a global batch that are this rank's. With virtual stages there is a
     list of independent ones over the same data. Stages that read nothing get None, or a list of None.
 
@@ -70,7 +67,7 @@ def build_data_iterators(state: "GlobalState", model_chunks: int) -> tuple[Chunk
     return train_chunks, valid_chunks, test_chunks
 
 
-def _set_phases(state: "GlobalState", train: Any, valid: Any, test: Any) -> None:
+def _set_phases(state: Any, train: Any, valid: Any, test: Any) -> None:
     """Set the phases, and the length of a full validation, to what rank 0 sees: middle stages hold no dataset."""
     config, progress = state.cfg, state.train_state
     validation = config.validation
@@ -107,7 +104,7 @@ def _full_pass(config: ConfigContainer, dataset: Any) -> int:
 
 
 def _per_chunk(config: ConfigContainer, dataset: Any, split: str, consumed: int, model_chunks: int) -> Chunks:
-    if dataset is None or not _reads_data(config):
+    if dataset is None or not (is_end_stage() or is_packed(config.dataset)):
         iterators: list[Any] = [None] * model_chunks
     elif _loader(config).dataloader_type == "external":
         iterators = [RerunDataIterator(each) for each in _external(dataset, split, model_chunks)]
@@ -115,11 +112,6 @@ def _per_chunk(config: ConfigContainer, dataset: Any, split: str, consumed: int,
         make = _maker(config, dataset, split, consumed)
         iterators = [RerunDataIterator(make()) for _ in range(model_chunks)]
     return iterators if model_chunks > 1 else iterators[0]
-
-
-def _reads_data(config: ConfigContainer) -> bool:
-    ends = mpu.is_pipeline_first_stage(ignore_virtual=True) or mpu.is_pipeline_last_stage(ignore_virtual=True)
-    return bool(ends or is_packed(config.dataset))
 
 
 def _external(dataset: Any, split: str, model_chunks: int) -> list[Iterator[Any]]:

@@ -1,12 +1,8 @@
-"""Several samples in one sequence: first-fit packing, and the file that keeps its result.
-
-A packed set is one int32 array [sequences, 4, size]: tokens, labels, loss mask, position ids. Position ids begin again
-at 0 with every sample, so that they tell the boundaries too, and the file needs no pickled objects.
-"""
+"""Several samples in one sequence: first-fit packing, and its file: one int32 array [sequences, 4, size] of tokens,
+labels, loss mask and position ids, which begin again at 0 with every sample and so tell the boundaries."""
 
 import json
 import math
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,6 +15,7 @@ import torch.distributed as dist
 
 from cloudai_mbridge.training.data.conversations import Sample
 from cloudai_mbridge.training.errors import ConfigError
+from cloudai_mbridge.training.process.atomic import write_file
 
 _TOKENS, _LABELS, _LOSS_MASK, _POSITION_IDS = range(4)
 
@@ -117,7 +114,7 @@ def load_or_pack(
     """
     is_there = path is not None and Path(path).is_file()
     if dist.is_initialized():
-        dist.barrier()  # nobody writes before all have looked
+        dist.barrier()  # no rank writes before all have looked
     if path is not None and is_there:
         return PackedDataset(_load(Path(path), options))
     packed = PackedDataset(pack(read(), options))
@@ -154,7 +151,7 @@ def _bounds(row: np.ndarray) -> np.ndarray:
 
 
 def _load(path: Path, options: PackOptions) -> np.ndarray:
-    remedy = "remove it to have it packed anew, or name another file"
+    remedy = "remove it to pack again, or name another file"
     try:
         rows: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError) as error:
@@ -179,12 +176,8 @@ def _facts(packed: PackedDataset, options: PackOptions) -> dict[str, Any]:
 
 
 def _write(path: Path, write: Callable[[Any], Any]) -> None:
-    """Write under another name first: a file that is there is whole."""
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with unfinished.open("wb") as file:
-            write(file)
-        unfinished.replace(path)
+        write_file(path, write)
     except OSError as error:
         raise ConfigError(f"dataset.packed_sequence_specs: {path} cannot be written: {error}") from error

@@ -1,7 +1,6 @@
-"""Which samples make a batch: pure functions of how many samples the run has consumed, and of nothing else.
+"""Which samples make a batch: pure functions of the samples that the run has consumed (its position).
 
-A position counts the samples of the whole job since its first step. An order turns a position into an index of the
-dataset; a sampler says which positions a data-parallel rank reads next. Resuming is starting at another position.
+An order turns a position into an index of the dataset, a sampler says which positions a data-parallel rank reads next.
 """
 
 from collections.abc import Callable, Iterator
@@ -124,7 +123,7 @@ class Request(NamedTuple):
 
 @dataclass(frozen=True)
 class MicroBatches:
-    """One micro-batch after the other, for ever; a batch-size ramp just takes more of them per step."""
+    """One micro-batch after the other, without end; a batch-size ramp just takes more of them per step."""
 
     order: Order
     share: Share
@@ -141,7 +140,7 @@ class MicroBatches:
 
 @dataclass(frozen=True)
 class GlobalBatches:
-    """One global batch after the other, for ever: all micro-batches of this rank, one below the other.
+    """One global batch after the other, without end: all micro-batches of this rank, one below the other.
 
     size_at: samples consumed -> size of the next global batch, a multiple of `share.step`.
     """

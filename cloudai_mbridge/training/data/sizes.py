@@ -2,8 +2,7 @@
 
 from typing import NamedTuple
 
-from cloudai_mbridge.training.config.container import ConfigContainer
-from cloudai_mbridge.training.utils.required import required
+from cloudai_mbridge.training.config.container import ConfigContainer, required
 
 
 class SplitSizes(NamedTuple):

@@ -1,14 +1,12 @@
-"""Training FLOPs of language models, by the reference's formulas. Standard library only: the planner has no torch.
+"""Training FLOPs of language models by the reference's formulas (docs/flops.md).
 
-Conventions: training costs three forward passes and a multiply-add counts as two FLOPs, hence 6 per weight and token.
-Norms, softmax, activations, routers and embedding look-ups are not counted. Nor are recomputed activations: these are
-model FLOPs. docs/flops.md has every formula.
+Standard library only. Training costs three forward passes, a multiply-add two FLOPs: 6 per weight and token. Not
+counted are norms, softmax, activations, routers, embedding look-ups and recomputed activations: these are model FLOPs.
 """
 
-from cloudai_mbridge.training.flops.formula import FLOPS_FORMULA, NEW, OLD, Formula
 from cloudai_mbridge.training.flops.layers import count_layers, moe_layer_pattern
 from cloudai_mbridge.training.flops.lora import PackedSamples, lora_flops_per_sample
-from cloudai_mbridge.training.flops.quantities import Cost, Lengths, padded_vocab_size
+from cloudai_mbridge.training.flops.quantities import FLOPS_FORMULA, NEW, OLD, Cost, Formula, Lengths, padded_vocab_size
 from cloudai_mbridge.training.flops.total import cost_per_token, flops_per_token, num_floating_point_operations
 from cloudai_mbridge.training.flops.vision import VisionPatches
 

@@ -1,7 +1,6 @@
-"""Attention of one layer: grouped-query, within a window or not, and multi-latent. Training FLOPs per token.
+"""Attention of one layer: grouped-query and multi-latent.
 
-Attention is causal: over a sequence of s tokens a query sees s/2 keys on average. The core is two products (queries
-with keys, weights with values), so 12 per head dimension and key.
+FLOPs per token. Causal: a query sees s/2 keys on average; the core is two products, so 12 per head dimension and key.
 """
 
 from typing import Any

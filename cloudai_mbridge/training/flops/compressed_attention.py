@@ -1,8 +1,5 @@
-"""Compressed sparse attention (DeepSeek-V4's hybrid): a window, and keys compressed 4:1 or 128:1, by layer.
-
-`csa_compress_ratios` has 0, 4 or 128 for every layer, multi-token-prediction layers included. Layers of ratio 4 select
-among the compressed keys with an indexer. Training FLOPs per token.
-"""
+"""Compressed sparse attention (DeepSeek-V4's hybrid): a window, and keys compressed by `csa_compress_ratios`: 0, 4 or
+128 for every layer, multi-token prediction included; those of 4 are selected by an indexer. FLOPs per token."""
 
 from typing import Any
 

@@ -1,18 +1,14 @@
-"""Hybrid models: Mamba, attention, MLP, MoE and Gated DeltaNet layers by a pattern. Training FLOPs per token.
-
-Symbols: `M` Mamba, `*` attention, `-` MLP, `E` MoE, `G` Gated DeltaNet; `|` separates pipeline stages and counts for
-nothing, `/` begins a block of multi-token prediction. Every layer is one block: attention has no MLP of its own here.
-"""
+"""Hybrid models by a pattern of blocks: `M` Mamba, `*` attention (without an MLP), `-` MLP, `E` MoE, `G` Gated
+DeltaNet; `|` separates pipeline stages, `/` begins a block of multi-token prediction. FLOPs per token."""
 
 from dataclasses import dataclass
 from typing import Any
 
 from cloudai_mbridge.training.flops.attention import full_context, grouped_query, window_context
-from cloudai_mbridge.training.flops.formula import Formula
 from cloudai_mbridge.training.flops.layers import has_window, window_of
 from cloudai_mbridge.training.flops.linear_attention import gated_delta_net
 from cloudai_mbridge.training.flops.mlp import dense_mlp, experts, logits, projections
-from cloudai_mbridge.training.flops.quantities import Cost, Lengths, read
+from cloudai_mbridge.training.flops.quantities import Cost, Formula, Lengths, read
 
 SYMBOLS = "M*-EG"
 
@@ -31,11 +27,7 @@ class HybridPattern:
 
 
 def parse_pattern(text: str) -> HybridPattern:
-    """Read a pattern such as `M*-M|ME/*E`.
-
-    Raises:
-        ValueError: it has other symbols.
-    """
+    """Read a pattern such as `M*-M|ME/*E`. Raises ValueError: it has other symbols."""
     if unknown := sorted(set(text) - set(SYMBOLS + "|/")):
         raise ValueError(f"hybrid_layer_pattern: {unknown} are not layers; use {', '.join(SYMBOLS)}, | and /")
     decoder, *prediction = text.replace("|", "").split("/")

@@ -1,6 +1,6 @@
 """Linear attention of one layer: Gated DeltaNet (arXiv 2412.06464), its second version, Kimi Delta Attention.
 
-Work does not grow with the sequence. Training FLOPs per token.
+FLOPs per token.
 """
 
 from typing import Any

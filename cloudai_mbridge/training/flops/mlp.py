@@ -1,12 +1,8 @@
-"""MLPs, experts, the output layer and what joins multi-token prediction to the decoder. Training FLOPs per token.
-
-6 per weight and token: a multiply-add is two FLOPs, and the backward pass costs two forward passes.
-"""
+"""MLPs, experts, the output layer and what joins multi-token prediction to the decoder. Training FLOPs per token."""
 
 from typing import Any
 
-from cloudai_mbridge.training.flops.formula import Formula
-from cloudai_mbridge.training.flops.quantities import Cost, padded_vocab_size, read
+from cloudai_mbridge.training.flops.quantities import Cost, Formula, padded_vocab_size, read
 
 
 def projections(model: Any, formula: Formula = Formula.NEW) -> int:

@@ -1,10 +1,10 @@
-"""What the blocks pass around: costs, sequence lengths, and fields that a model may lack.
+"""What the blocks pass around: costs, lengths, fields that a model may lack, the formula's name.
 
-All of it is plain arithmetic, so that sequence lengths, widths and vocabularies may be numpy arrays as well as numbers;
-numbers of layers, windows and layer patterns are plain Python.
+Lengths, widths and vocabularies may be numpy arrays; numbers of layers, windows and patterns are plain Python.
 """
 
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
 
@@ -107,3 +107,41 @@ def _exact(numerator: Any, denominator: Any) -> Any:
     """Return a quotient, as an integer where it is one: sums stay exact then."""
     whole, rest = divmod(numerator, denominator)
     return numerator / denominator if rest else whole
+
+
+class Formula(StrEnum):
+    """The formula's name and version, as reports carry it.
+
+    OLD: Megatron-Bridge below 0.5, NeMo containers up to 26.04.01: a gated MLP counts as three projections only where
+    the activation is SiLU, and sliding windows are counted as full attention. NEW: gated means three projections,
+    windows count; everything else is equal.
+    """
+
+    OLD = "megatron-bridge/old"
+    NEW = "megatron-bridge/new"
+
+    @classmethod
+    def named(cls, text: str) -> "Formula":
+        """Return the formula of a full or a short name (`old`, `new`).
+
+        Raises:
+            ValueError: there is none of this name.
+        """
+        for formula in cls:
+            if text in (formula.value, formula.value.partition("/")[2]):
+                return formula
+        raise ValueError(f"unknown FLOPs formula {text!r}; use {', '.join(cls)}, or old, new")
+
+    @property
+    def counts_windows(self) -> bool:
+        """Whether a layer with a sliding window is cheaper than a full one."""
+        return self is Formula.NEW
+
+    @property
+    def counts_every_gate(self) -> bool:
+        """Whether a gated MLP has three projections whatever its activation is."""
+        return self is Formula.NEW
+
+
+NEW, OLD = Formula.NEW, Formula.OLD
+FLOPS_FORMULA = NEW.value  # the training loop's

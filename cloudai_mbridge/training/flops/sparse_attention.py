@@ -1,8 +1,5 @@
-"""Sparse attention over selected keys (DSA, arXiv 2512.02556): an indexer scores all keys, attention reads the best.
-
-Megatron-Core runs it with absorbed matrices: queries and keys meet at the latent width. Training FLOPs per token. A
-batch of unequal lengths is taken at its effective length, which is exact below top-k.
-"""
+"""Sparse attention over keys that an indexer selects (DSA, arXiv 2512.02556), with absorbed matrices as in Megatron-
+Core. FLOPs per token; unequal lengths are taken at their effective length, which is exact below top-k."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -51,7 +48,8 @@ def selected_context(topk: int, lengths: Lengths) -> Any:
 def indexer_layers(model: Any, layers: int) -> int:
     """Return how many of `layers` select keys of their own instead of using those of an earlier layer.
 
-    The first `dsa_indexer_skip_topk_offset` do, then every `dsa_indexer_topk_freq`-th; prediction layers count anew.
+    The first `dsa_indexer_skip_topk_offset` do, then every `dsa_indexer_topk_freq`-th; prediction layers are counted
+    separately.
     """
     freq, offset = read(model, "dsa_indexer_topk_freq", 1), read(model, "dsa_indexer_skip_topk_offset", 0)
     if not isinstance(freq, int) or freq <= 0:
@@ -62,11 +60,7 @@ def indexer_layers(model: Any, layers: int) -> int:
 
 
 def indexer_of(model: Any) -> Indexer:
-    """Return the sizes of the model's indexer.
-
-    Raises:
-        ValueError: one is missing or not positive.
-    """
+    """Return the sizes of the model's indexer. Raises ValueError: one is missing or not positive."""
     names = ("dsa_indexer_n_heads", "dsa_indexer_head_dim", "dsa_indexer_topk")
     sizes = [read(model, name, 0) for name in names]
     if missing := [name for name, size in zip(names, sizes, strict=True) if size <= 0]:

@@ -11,7 +11,7 @@ from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.utils import is_layer_window_attention
 
-from cloudai_mbridge.training.packed import zigzag_index
+from cloudai_mbridge.training.data.packed_batch import zigzag_index
 
 
 class SDPACoreAttention(MegatronModule):  # type: ignore[misc]

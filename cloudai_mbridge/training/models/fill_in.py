@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from cloudai_mbridge.training.compat.transformer_engine import have_te
-from cloudai_mbridge.training.config.summary import warn_rank_0
+from cloudai_mbridge.training.config.text.summary import warn_rank_0
 from cloudai_mbridge.training.schema.known_names import ACTIVATIONS, DTYPES, FUNCTIONS, dtype_name
 from cloudai_mbridge.training.schema.messages import nearest
 

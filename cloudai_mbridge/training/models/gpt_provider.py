@@ -1,6 +1,6 @@
-"""GPT models: dense, grouped-query, mixture of experts, multi-latent attention, multi-token prediction, sliding window.
+"""GPT models: dense, grouped-query, MoE, multi-latent attention, multi-token prediction, sliding window.
 
-Fields, types and defaults are Megatron-Bridge's `GPTModelProvider`; everything else is Megatron-Core's.
+Fields, types and defaults are those of Megatron-Bridge's `GPTModelProvider`.
 """
 
 from collections.abc import Callable

@@ -1,8 +1,5 @@
-"""Give every weight a value that depends on the seed and its global name alone.
-
-The same model then starts a run under any parallel layout, so that loss curves of layouts can be compared. Megatron's
-own CPU initialisation is the same for any tensor-parallel size but not for any pipeline size.
-"""
+"""Give every weight a value that depends on the seed and its global name alone: the same model under any parallel
+layout. Megatron's own CPU initialisation is the same for any tensor-parallel size, not for any pipeline size."""
 
 import math
 import re

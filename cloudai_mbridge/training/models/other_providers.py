@@ -1,6 +1,6 @@
 """Models that are configured and validated here, and not built: Mamba hybrids, T5, multimodal.
 
-Fields, types and defaults are Megatron-Bridge's; their `provide()` says that this version cannot build them.
+Fields are Megatron-Bridge's.
 """
 
 from collections.abc import Callable

@@ -1,8 +1,5 @@
-"""What all model providers share: a Megatron-Core config whose derived values are computed on demand, not at birth.
-
-Between construction and `finalize()` every field may be changed, and `finalize()` may be called again after a change.
-Source of the field names: Megatron-Bridge's `models.model_provider`, Megatron-Core's `TransformerConfig`.
-"""
+"""What all model providers share: a Megatron-Core config whose derived values are computed by `finalize()`, as often as
+it is called; until then every field may be changed. Field names are Megatron-Bridge's."""
 
 import copy
 from dataclasses import fields

@@ -3,9 +3,9 @@
 from typing import Any
 
 from cloudai_mbridge.training.config.profiling import ProfilingConfig, has_window, is_speaker, should_profile_rank
-from cloudai_mbridge.training.memory_history import write_memory_snapshot
-from cloudai_mbridge.training.profiling.nsys import NsysCapture, start_nsys_profiler, stop_nsys_profiler
-from cloudai_mbridge.training.utils.log_lines import write_line
+from cloudai_mbridge.training.process.log_lines import write_line
+from cloudai_mbridge.training.profiling.memory_history import write_memory_snapshot
+from cloudai_mbridge.training.profiling.profilers import NsysCapture, start_nsys_profiler, stop_nsys_profiler
 
 
 def handle_profiling_step(

@@ -1,40 +1,27 @@
-"""Report the run's sections to NVIDIA Resiliency Extension's rank monitor, which kills a rank that hangs.
-
-The run consists of the sections `setup`, `step` and `checkpointing`; a section that stays open for longer than its
-timeout is a hang. Without `ft.enable_ft_package` there is no client, and every function here returns at once.
-
-Source of the names: Megatron-Bridge's `training.fault_tolerance`.
-"""
+"""Report the sections `setup`, `step` and `checkpointing` to NVIDIA Resiliency Extension's rank monitor, which kills a
+rank whose section stays open longer than its timeout; and simulate such a fault. Without a client every function
+returns at once."""
 
 import json
 import logging
 import os
+import random
+import signal
+import threading
+import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
 import torch.distributed as dist
 
-from cloudai_mbridge.training.checkpointing.atomic import write_bytes
 from cloudai_mbridge.training.config.container import ConfigContainer
+from cloudai_mbridge.training.config.resilience import FaultToleranceConfig
 from cloudai_mbridge.training.errors import ConfigError
+from cloudai_mbridge.training.process.atomic import write_bytes
+from cloudai_mbridge.training.process.device import current_device
+from cloudai_mbridge.training.process.log_lines import write_line
 from cloudai_mbridge.training.resilience.packages import nvrx
-from cloudai_mbridge.training.resilience.simulated_fault import maybe_setup_simulated_fault
-
-if TYPE_CHECKING:  # its loggers and timers are not needed here
-    from cloudai_mbridge.training.state import FaultToleranceState, GlobalState
-
-__all__ = [
-    "maybe_setup_simulated_fault",
-    "on_checkpoint_loaded",
-    "on_checkpointing_end",
-    "on_checkpointing_start",
-    "on_eval_step_end",
-    "on_eval_step_start",
-    "on_training_step_end",
-    "on_training_step_start",
-    "setup",
-    "shutdown",
-]
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +30,7 @@ _WARMUP_ITERS = 1  # the first step compiles and allocates: it would teach a wro
 _MIN_ITERS_FOR_STEP_TIMEOUT = 16
 
 
-def setup(cfg: ConfigContainer, state: "GlobalState") -> None:
+def setup(cfg: ConfigContainer, state: Any) -> None:
     """Connect this rank to its monitor and open the section `setup`. Every rank, once the process group is up.
 
     Timeouts that an earlier run learned are taken from `<checkpoint.save>/ft_state.json`.
@@ -87,54 +74,52 @@ def _read_state(path: Path) -> dict[str, Any]:
         return {}
 
 
-def on_training_step_start(state: "GlobalState") -> None:
+def on_training_step_start(state: Any) -> None:
     """Open the section `step`, except for the first training step of the process."""
-    client, seen = state.rank_monitor_client, state.fault_tolerance_state
-    if client is None:
-        return
-    _close_setup(client, seen)
-    if seen.seen_tr_iters_cnt >= _WARMUP_ITERS:
-        client.start_section("step")
-    seen.curr_eval_iter_idx = 0  # training goes on: the next evaluation warms up again
+    _start_step(state, "seen_tr_iters_cnt")
+    state.fault_tolerance_state.curr_eval_iter_idx = 0  # training goes on: the next evaluation warms up again
 
 
-def on_training_step_end(state: "GlobalState") -> None:
+def on_training_step_end(state: Any) -> None:
     """Close what `on_training_step_start` opened."""
-    client, seen = state.rank_monitor_client, state.fault_tolerance_state
-    if client is None:
-        return
-    if seen.seen_tr_iters_cnt >= _WARMUP_ITERS:
-        client.end_section("step")
-    seen.seen_tr_iters_cnt += 1
+    _end_step(state, "seen_tr_iters_cnt")
 
 
-def on_eval_step_start(state: "GlobalState") -> None:
+def on_eval_step_start(state: Any) -> None:
     """Open the section `step`, except for the first step of each evaluation."""
+    _start_step(state, "curr_eval_iter_idx")
+
+
+def on_eval_step_end(state: Any) -> None:
+    """Close what `on_eval_step_start` opened."""
+    _end_step(state, "curr_eval_iter_idx")
+
+
+def _start_step(state: Any, counter: str) -> None:
     client, seen = state.rank_monitor_client, state.fault_tolerance_state
     if client is None:
         return
     _close_setup(client, seen)
-    if seen.curr_eval_iter_idx >= _WARMUP_ITERS:
+    if getattr(seen, counter) >= _WARMUP_ITERS:
         client.start_section("step")
 
 
-def on_eval_step_end(state: "GlobalState") -> None:
-    """Close what `on_eval_step_start` opened."""
+def _end_step(state: Any, counter: str) -> None:
     client, seen = state.rank_monitor_client, state.fault_tolerance_state
     if client is None:
         return
-    if seen.curr_eval_iter_idx >= _WARMUP_ITERS:
+    if getattr(seen, counter) >= _WARMUP_ITERS:
         client.end_section("step")
-    seen.curr_eval_iter_idx += 1
+    setattr(seen, counter, getattr(seen, counter) + 1)
 
 
-def on_checkpointing_start(state: "GlobalState") -> None:
+def on_checkpointing_start(state: Any) -> None:
     """Open the section `checkpointing`."""
     if state.rank_monitor_client is not None:
         state.rank_monitor_client.start_section("checkpointing")
 
 
-def on_checkpointing_end(is_async_finalization: bool, global_state: "GlobalState") -> None:
+def on_checkpointing_end(is_async_finalization: bool, global_state: Any) -> None:
     """Close the section `checkpointing`; after a save, learn new timeouts. Every rank must call it: it reduces them.
 
     is_async_finalization: the section held only the check for an asynchronous save that may have ended.
@@ -148,13 +133,13 @@ def on_checkpointing_end(is_async_finalization: bool, global_state: "GlobalState
         _maybe_update_timeouts(client, global_state.fault_tolerance_state)
 
 
-def on_checkpoint_loaded(is_local_chkpt: bool, global_state: "GlobalState") -> None:
+def on_checkpoint_loaded(is_local_chkpt: bool, global_state: Any) -> None:
     """Note that `setup` read a checkpoint; one from local memory says little of how long that can take."""
     if global_state.rank_monitor_client is not None:
         global_state.fault_tolerance_state.is_persistent_chkpt_loaded = not is_local_chkpt
 
 
-def shutdown(state: "GlobalState") -> None:
+def shutdown(state: Any) -> None:
     """Learn the last timeouts and leave the monitor; a second call does nothing. Every rank, with its process group."""
     client = state.rank_monitor_client
     if client is None:
@@ -165,13 +150,13 @@ def shutdown(state: "GlobalState") -> None:
     state.rank_monitor_client = None
 
 
-def _close_setup(client: Any, seen: "FaultToleranceState") -> None:
+def _close_setup(client: Any, seen: Any) -> None:
     if seen.is_setup_section_open:
         client.end_section("setup")
         seen.is_setup_section_open = False
 
 
-def _maybe_update_timeouts(client: Any, seen: "FaultToleranceState", is_closing: bool = False) -> None:
+def _maybe_update_timeouts(client: Any, seen: Any, is_closing: bool = False) -> None:
     if not seen.is_calculating_timeouts:
         return
     sections = _learned_sections(seen)
@@ -183,7 +168,7 @@ def _maybe_update_timeouts(client: Any, seen: "FaultToleranceState", is_closing:
         _write_state(Path(seen.ft_state_path), client.state_dict())
 
 
-def _learned_sections(seen: "FaultToleranceState") -> list[str]:
+def _learned_sections(seen: Any) -> list[str]:
     """Return the sections of which enough was seen to set a timeout."""
     enough = {
         "setup": seen.is_persistent_chkpt_loaded,
@@ -195,6 +180,47 @@ def _learned_sections(seen: "FaultToleranceState") -> list[str]:
 
 
 def _write_state(path: Path, data: Any) -> None:
-    """Replace the file at once, so that a run killed meanwhile leaves the old or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_bytes(path, json.dumps(data, indent=2).encode())
+
+
+_SIGNALS = {"rank_hung": signal.SIGSTOP, "rank_killed": signal.SIGKILL}
+_JITTER = 0.2  # of the base delay
+_chance = random.SystemRandom()  # the run's seeded generators stay as they are, and each attempt differs
+
+
+def maybe_setup_simulated_fault(ft_config: FaultToleranceConfig | None) -> None:
+    """Let one rank stop or die after `simulated_fault_base_delay` seconds and up to a fifth more.
+
+    Every rank must call it, once the process group is up. Which rank: the configured one, or one at random.
+
+    Raises:
+        ConfigError: the configured rank is not a rank of this run.
+    """
+    if ft_config is None or not ft_config.simulate_fault:
+        return
+    if _agreed_rank(ft_config.simulated_fault_rank) != dist.get_rank():
+        return
+    kind = ft_config.simulated_fault_type
+    if kind == "random":
+        kind = _chance.choice(("rank_hung", "rank_killed"))
+    delay = ft_config.simulated_fault_base_delay * (1 + _JITTER * _chance.random())
+    write_line(f"Simulated fault: {kind} on rank {dist.get_rank()} in {delay:.1f} s")
+    threading.Thread(target=_strike, args=(kind, delay), name="simulated-fault", daemon=True).start()
+
+
+def _agreed_rank(configured: int | None) -> int:
+    if configured is not None:
+        if not 0 <= configured < dist.get_world_size():
+            raise ConfigError(
+                f"ft.simulated_fault_rank={configured}: this run has the ranks 0 to {dist.get_world_size() - 1}"
+            )
+        return configured
+    rank = torch.tensor([_chance.randrange(dist.get_world_size())], device=current_device())
+    dist.broadcast(rank, 0)
+    return int(rank.item())
+
+
+def _strike(kind: str, delay: float) -> None:
+    time.sleep(delay)
+    os.kill(os.getpid(), _SIGNALS[kind])

@@ -1,16 +1,14 @@
-"""Start the training again inside its processes after a fault, with NVIDIA Resiliency Extension.
-
-Source of the names: Megatron-Bridge's `training.inprocess_restart`.
-"""
+"""Start the training again inside its processes after a fault, with NVIDIA Resiliency Extension."""
 
 import os
 import socket
 import threading
 import warnings
 from collections.abc import Callable
+from dataclasses import fields
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -21,35 +19,21 @@ from cloudai_mbridge.training.config.container import ConfigContainer
 from cloudai_mbridge.training.config.resilience import InProcessRestartConfig
 from cloudai_mbridge.training.resilience.packages import nvrx
 
-if TYPE_CHECKING:  # its loggers and timers are not needed here
-    from cloudai_mbridge.training.state import GlobalState
-
 _STORE_TIMEOUT = timedelta(seconds=300)
 _HOOK_TIMEOUT = timedelta(seconds=10)
-_DURATIONS = (  # fields in seconds that are handed on under their own names
-    "monitor_thread_interval",
-    "monitor_process_interval",
-    "progress_watchdog_interval",
-    "heartbeat_interval",
-    "soft_timeout",
-    "hard_timeout",
-    "heartbeat_timeout",
-    "barrier_timeout",
-    "completion_timeout",
-    "last_call_wait",
-    "termination_grace_time",
-)
+# In seconds; passed on under their own names
+_DURATIONS = [each.name for each in fields(InProcessRestartConfig) if each.type is float]
 
 
 def maybe_wrap_for_inprocess_restart(
-    fn: Callable[..., Any], config: ConfigContainer, state: "GlobalState"
+    fn: Callable[..., Any], config: ConfigContainer, state: Any
 ) -> tuple[Callable[..., Any], Store | None]:
     """Return `fn`, restarted after a fault on any rank, and the store to call it with; or `fn` as it came and None.
 
     Every rank must call it, before it starts torch.distributed, in the environment that torchrun sets (MASTER_ADDR,
     MASTER_PORT, RANK, WORLD_SIZE; ports MASTER_PORT + 1 and + 2 are taken). The returned function is called as
     `restarted(..., store=store)`; each attempt gets as `store` a part of its own of that store, and has to start
-    torch.distributed on it, with RANK and WORLD_SIZE read anew.
+    torch.distributed on it, with RANK and WORLD_SIZE read again.
 
     Raises:
         RuntimeError: torch.distributed is initialized already.
@@ -85,7 +69,7 @@ def _with_own_store(fn: Callable[..., Any]) -> Callable[..., Any]:
     return attempt
 
 
-def _wrapper(restart: InProcessRestartConfig, state: "GlobalState", on_gpu: bool) -> Any:
+def _wrapper(restart: InProcessRestartConfig, state: Any, on_gpu: bool) -> Any:
     _warn_of_noisy_log()
     inprocess = nvrx("inprocess")
     nested = inprocess.nested_restarter
@@ -139,7 +123,7 @@ def _layers(restart: InProcessRestartConfig, on_gpu: bool) -> list[Any]:
     return layers
 
 
-def _finalize(restart: InProcessRestartConfig, state: "GlobalState", on_gpu: bool) -> Any:
+def _finalize(restart: InProcessRestartConfig, state: Any, on_gpu: bool) -> Any:
     finalize = nvrx("inprocess").finalize
     if not on_gpu:  # ThreadedFinalize refuses to run without a GPU
         return _finalize_on_cpu(finalize.Finalize, state)
@@ -149,7 +133,7 @@ def _finalize(restart: InProcessRestartConfig, state: "GlobalState", on_gpu: boo
     return nvrx("inprocess").Compose(*steps)
 
 
-def _finalize_on_cpu(base: Any, state: "GlobalState") -> Any:
+def _finalize_on_cpu(base: Any, state: Any) -> Any:
     class ResetState(base):  # type: ignore[misc]
         def __call__(self, restart_state: Any) -> Any:
             thread = threading.Thread(target=reset_for_restart, args=(state,), daemon=True)
@@ -180,7 +164,7 @@ def _monitor_logfile(restart: InProcessRestartConfig) -> str | None:
     return str(Path(restart.monitor_process_logdir).absolute() / name)
 
 
-def reset_for_restart(state: "GlobalState") -> None:
+def reset_for_restart(state: Any) -> None:
     """Drop what an attempt left in this process: our state, and Megatron's global objects."""
     rerun_state_machine.destroy_rerun_state_machine()
     parallel_state.destroy_model_parallel()

@@ -1,7 +1,4 @@
-"""NVIDIA Resiliency Extension's straggler detection: which GPUs compute more slowly than the others, or than before.
-
-Source of the names: Megatron-Bridge's `training.nvrx_straggler`.
-"""
+"""NVIDIA Resiliency Extension's straggler detection: GPUs that compute more slowly than the others, or than before."""
 
 import functools
 import logging
@@ -14,9 +11,9 @@ import torch
 import torch.distributed as dist
 
 from cloudai_mbridge.training.config.resilience import NVRxStragglerDetectionConfig
-from cloudai_mbridge.training.device import current_device
+from cloudai_mbridge.training.process.device import current_device
+from cloudai_mbridge.training.process.log_lines import write_line
 from cloudai_mbridge.training.resilience.packages import nvrx
-from cloudai_mbridge.training.utils.log_lines import write_line
 
 logger = logging.getLogger(__name__)
 

@@ -1,14 +1,13 @@
 """Optional packages: what a configuration needs and what is installed."""
 
 import importlib
-import importlib.util
 from typing import Any
 
 from cloudai_mbridge.training.config.container import ConfigContainer
 from cloudai_mbridge.training.errors import ConfigError
+from cloudai_mbridge.training.process.provenance import is_installed
 
 NVRX = "nvidia_resiliency_ext"
-_NVRX_PROJECT = "nvidia-resiliency-ext"
 
 
 def check_packages(cfg: ConfigContainer) -> None:
@@ -17,19 +16,15 @@ def check_packages(cfg: ConfigContainer) -> None:
     Raises:
         ConfigError: the first such key, with the package and what to do.
     """
-    if cfg.ft is not None and cfg.ft.enable_ft_package:
-        _require("ft.enable_ft_package", NVRX, _NVRX_PROJECT)
-    if cfg.nvrx_straggler is not None and cfg.nvrx_straggler.enabled:
-        _require("nvrx_straggler.enabled", NVRX, _NVRX_PROJECT)
-    if cfg.inprocess_restart is not None and cfg.inprocess_restart.enabled:
-        _require("inprocess_restart.enabled", NVRX, _NVRX_PROJECT)
+    for section, switch in (
+        ("ft", "enable_ft_package"),
+        ("nvrx_straggler", "enabled"),
+        ("inprocess_restart", "enabled"),
+    ):
+        if getattr(getattr(cfg, section), switch, False):
+            _require(f"{section}.{switch}", NVRX, "nvidia-resiliency-ext")
     if cfg.logger.log_energy:
         _require("logger.log_energy", "pynvml", "nvidia-ml-py")
-
-
-def is_installed(module: str) -> bool:
-    """Tell whether `module` can be found, without importing it."""
-    return importlib.util.find_spec(module) is not None
 
 
 def nvrx(part: str) -> Any:

@@ -1,8 +1,8 @@
 """Megatron-Core's rerun state machine, on any device, with its defects fixed.
 
-A step whose result is rejected is computed again in place: a result that differs points to a transient fault; one that
-is the same sends the job to another device (exit code 16, resume), where a result that differs points to a persistent
-fault (exit code 17), and one that is the same to the model or the data.
+A step whose result is rejected is computed again in place: a result that differs points to a transient fault; the same
+sends the job to another device (exit code 16, resume), where another one means a persistent fault (exit code 17), and
+the same the model or the data.
 """
 
 import logging
@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from megatron.core import rerun_state_machine as mcore
 from megatron.core._rank_utils import safe_get_rank
 from megatron.core.rerun_state_machine import (
     Call,
@@ -25,8 +26,10 @@ from megatron.core.rerun_state_machine import (
     RerunStateMachine,
     RerunValidationStatus,
 )
+from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
 
-from cloudai_mbridge.training.device import current_device
+from cloudai_mbridge.training.config.container import ConfigContainer
+from cloudai_mbridge.training.process.device import current_device
 from cloudai_mbridge.training.resilience.rerun_stats import DeterminismStats, relative_difference, report_stats
 
 logger = logging.getLogger(__name__)
@@ -54,16 +57,13 @@ class RerunMachine(RerunStateMachine):  # type: ignore[misc]
     def should_run_forward_backward(self, data_iterator: Any) -> bool:
         """Tell whether to compute the step, again or for the first time; the transitions are Megatron's."""
         if self.state == RerunState.NOT_RUNNING_YET:
-            self._forget_last_step()
+            # else a rerun that another rank asks for would compare with this rank's last rejected result
+            self.failed_validation_call = self.initial_result = None
+            self.error_injector.injected_error_type = None
         if self.state == RerunState.WILL_RERUN_FROM_CHECKPOINT and self._iteration_to_rerun is not None:
             self.current_iteration = self._iteration_to_rerun  # the loop counts from the last complete step
             self._iteration_to_rerun = None
         return bool(super().should_run_forward_backward(data_iterator))
-
-    def _forget_last_step(self) -> None:
-        """Without this, a rerun that another rank asks for would compare with this rank's last rejected result."""
-        self.failed_validation_call = self.initial_result = None
-        self.error_injector.injected_error_type = None
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take what `state_dict` returned in the run that saved the checkpoint; ignored in the mode `disabled`."""
@@ -271,3 +271,36 @@ def _shown(result: Any) -> str:
     if isinstance(result, torch.Tensor) and result.numel() == 1:
         return str(result.item())
     return " ".join(str(result).split())
+
+
+def initialize_rerun(cfg: ConfigContainer, result_rejected_tracker_filename: str | None = None) -> None:
+    """Set Megatron's machine to a new one; calling it again replaces it.
+
+    result_rejected_tracker_filename: a line for each rejected result is appended to it.
+
+    Raises:
+        RuntimeError: the tracker file cannot be appended to.
+    """
+    config = cfg.rerun_state_machine
+    machine = RerunMachine(
+        state_save_func=_save_rng_tracker,
+        state_restore_func=_restore_rng_tracker,
+        mode=mcore.RerunMode(config.rerun_mode),
+        error_injector=mcore.RerunErrorInjector(
+            error_injection_rate=config.error_injection_rate,
+            error_injection_type=mcore.RerunDiagnostic(config.error_injection_type),
+        ),
+        result_rejected_tracker_filename=result_rejected_tracker_filename,
+        spiky_loss_factor=config.spiky_loss_factor,
+    )
+    mcore.destroy_rerun_state_machine()
+    mcore._set_rerun_state_machine(machine)
+
+
+def _save_rng_tracker() -> dict[str, Any]:
+    states = get_cuda_rng_tracker().get_states()
+    return {name: state.clone() if hasattr(state, "clone") else state.clone_state() for name, state in states.items()}
+
+
+def _restore_rng_tracker(states: dict[str, Any]) -> None:
+    get_cuda_rng_tracker().set_states(states)

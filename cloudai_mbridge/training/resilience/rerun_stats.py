@@ -7,7 +7,7 @@ from typing import Any
 import torch.distributed as dist
 from megatron.core.rerun_state_machine import COMPARISON_MATCH, COMPARISON_MISMATCH, Caller, QuickStats
 
-from cloudai_mbridge.training.utils.log_lines import write_line
+from cloudai_mbridge.training.process.log_lines import write_line
 
 
 class DeterminismStats(QuickStats):  # type: ignore[misc]

@@ -1,21 +1,15 @@
-"""Megatron-Core's straggler detector, with its defects fixed. It times the forward pass of every rank with GPU events.
-
-Without a GPU it stays off for good; `report` is still a collective then, that tells all ranks that it is off.
-Reference: megatron/core/README_STRAGGLER.md.
-"""
+"""Megatron-Core's straggler detector (megatron/core/README_STRAGGLER.md), with its defects fixed: it times every rank's
+forward pass with GPU events. Without a GPU it stays off; `report` is still a collective that says so."""
 
 import math
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from megatron.core.utils import StragglerDetector
 
-from cloudai_mbridge.training.utils.log_lines import write_line
-
-if TYPE_CHECKING:
-    from cloudai_mbridge.training.state import GlobalState
+from cloudai_mbridge.training.process.log_lines import write_line
 
 
 class GuardedStragglerDetector(StragglerDetector):  # type: ignore[misc]
@@ -26,7 +20,7 @@ class GuardedStragglerDetector(StragglerDetector):  # type: ignore[misc]
             super().__init__()
 
     def elapsed(self) -> tuple[float, float, float, float, float, float]:
-        """Return (forward ms, batch ms, temperature, power, utilisation, clock) since the last call, and start anew.
+        """Return (forward ms, batch ms, temperature, power, utilisation, clock) since the last call, and reset.
 
         Starts without a stop count as nothing measured. Readings are NaN where their library (pynvml) is missing.
         """
@@ -77,7 +71,7 @@ def straggler_timer() -> GuardedStragglerDetector:
     return GuardedStragglerDetector()
 
 
-def configure_straggler(state: "GlobalState") -> None:
+def configure_straggler(state: Any) -> None:
     """Turn the state's detector on, where it is asked for and there is a GPU. The process group must be up."""
     config = state.cfg.straggler
     if config is None or not config.log_straggler:

@@ -1,8 +1,6 @@
 """`python -m cloudai_mbridge.training.schema` writes `schema.json` from the classes of this installation."""
 
-from cloudai_mbridge.training.schema.check import SCHEMA_FILE
-from cloudai_mbridge.training.schema.write import generate_schema
+import runpy
 
 if __name__ == "__main__":
-    SCHEMA_FILE.write_text(generate_schema(), encoding="utf-8")
-    print(SCHEMA_FILE)
+    runpy.run_module("cloudai_mbridge.training.config.text.schema_file", run_name="__main__")

@@ -1,14 +1,13 @@
-"""Megatron-Bridge's providers of single architectures that are read as GPTModelProvider or MLAModelProvider.
+"""Megatron-Bridge's providers that only give fields other defaults: read as GPTModelProvider or MLAModelProvider.
 
-Those only give fields other defaults. Megatron-Bridge writes every field, so that its files hold the whole model.
-Providers with layers or a `provide` of their own are not among them. Standard library only.
+Megatron-Bridge writes every field, so that its files hold the whole model.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
-from cloudai_mbridge.training.schema.field_table import Section
 from cloudai_mbridge.training.schema.messages import fail, is_tagged, join, show
+from cloudai_mbridge.training.schema.type_forms import Section
 
 _MODELS = "megatron.bridge.models"
 # Module -> beginnings of class names -> what follows them; "" is the class of the bare name

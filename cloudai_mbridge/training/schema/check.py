@@ -1,7 +1,4 @@
-"""Names and types of every config key, for programs without torch: `schema.json`, and the check against it.
-
-`python -m cloudai_mbridge.training.schema` writes the file anew (this needs torch and Megatron-Core).
-"""
+"""Names and types of every config key, for programs without torch: `schema.json`, and the check against it."""
 
 import json
 from collections.abc import Mapping
@@ -10,12 +7,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from cloudai_mbridge.training.schema.field_table import Field, Section
 from cloudai_mbridge.training.schema.known_names import CONTAINER
 from cloudai_mbridge.training.schema.messages import fail, show
 from cloudai_mbridge.training.schema.plain import check
 from cloudai_mbridge.training.schema.releases import differs_elsewhere, of_release, why_missing
-from cloudai_mbridge.training.schema.type_forms import Form, parse
+from cloudai_mbridge.training.schema.type_forms import Field, Form, Section, parse
 
 SCHEMA_FILE = Path(__file__).with_name("schema.json")
 
@@ -50,13 +46,28 @@ def check_section_values(data: dict[str, Any], *, partial: bool = False, release
     check(Form("config", (CONTAINER,)), data, "", _SchemaCatalog(release, partial))
 
 
-class _SchemaCatalog:
+class ReleaseCatalog:
+    """What a catalog knows of other releases of Megatron-Core than the one that trains."""
+
+    def __init__(self, release: str | None) -> None:
+        self._release = release
+        self.dropped: dict[str, Any] = {}
+
+    def missing_because(self, path: str, key: str) -> str | None:
+        """Say which releases of Megatron-Core have a key that the class at `path` lacks; None: none has it."""
+        return why_missing(load_all_releases(), path, key, self._release)
+
+    def is_request(self, path: str, key: str, value: Any) -> bool:
+        """Say whether `value` differs from the default of the releases of Megatron-Core that have the key."""
+        return differs_elsewhere(load_all_releases(), path, key, value)
+
+
+class _SchemaCatalog(ReleaseCatalog):
     """Look classes and enums up in the schema."""
 
     def __init__(self, release: str | None, partial: bool) -> None:
-        self._release = release
+        super().__init__(release)
         self._partial = partial
-        self.dropped: dict[str, Any] = {}
 
     def section(self, path: str) -> Section | None:
         if path not in load_schema(self._release)["classes"]:
@@ -70,11 +81,8 @@ class _SchemaCatalog:
         members: Mapping[str, Any] = load_schema(self._release)["enums"].get(path, {})
         return members
 
-    def missing_because(self, path: str, key: str) -> str | None:
-        return why_missing(load_all_releases(), path, key, self._release)
-
-    def is_request(self, path: str, key: str, value: Any) -> bool:
-        return differs_elsewhere(load_all_releases(), path, key, value)
+    def make(self, form: Form, value: Any, where: str) -> Any:
+        return value
 
 
 @cache

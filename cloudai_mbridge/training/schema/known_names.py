@@ -1,7 +1,6 @@
-"""Everything that `_target_` in a config file may name. Standard library only: names, nothing is imported here.
+"""Everything that `_target_` in a config file may name: names only, nothing is imported.
 
-A name outside these tables is refused before any import, so a file can make the loader neither import nor call anything
-else. Extend the tables, not the loader.
+A file can make the loader neither import nor call anything else. Extend these tables, not the loader.
 """
 
 from collections.abc import Mapping

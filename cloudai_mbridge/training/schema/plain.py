@@ -1,18 +1,15 @@
-"""Check plain data (tables, lists, scalars) against the forms of config fields. Standard library only.
-
-The loader of config files and the schema check of orchestration both end here, so that they are equally strict.
-"""
+"""Check plain data against the forms of config fields: the loader of config files and the planner's schema check both
+end here."""
 
 import difflib
 import math
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, NoReturn
 
 from cloudai_mbridge.training.errors import ConfigError
-from cloudai_mbridge.training.not_done import ASKS_FOR_NOTHING, WITHOUT_EFFECT
 from cloudai_mbridge.training.schema.architectures import as_here
-from cloudai_mbridge.training.schema.field_table import Catalog, Section, field_key
 from cloudai_mbridge.training.schema.known_names import (
     ACTIVATIONS,
     CLASS_PATHS,
@@ -25,8 +22,9 @@ from cloudai_mbridge.training.schema.known_names import (
     kind_of_target,
 )
 from cloudai_mbridge.training.schema.messages import fail, is_tagged, join, nearest, show
+from cloudai_mbridge.training.schema.not_done import ASKS_FOR_NOTHING, WITHOUT_EFFECT
 from cloudai_mbridge.training.schema.tagged import check_enum, check_path, check_reference, one_argument
-from cloudai_mbridge.training.schema.type_forms import Form, describe, options_of
+from cloudai_mbridge.training.schema.type_forms import Catalog, Form, Section, describe, field_key, options_of
 
 MAX_DEPTH = 64
 _PLAIN_TYPES: Mapping[str, type] = {"bool": bool, "int": int, "str": str}
@@ -34,8 +32,8 @@ _PLAIN_TYPES: Mapping[str, type] = {"bool": bool, "int": int, "str": str}
 _EXACT = ("none", "bool", "int", "str", "literal")
 
 
-def check(form: Form, value: Any, where: str, catalog: Catalog, depth: int = 0) -> None:
-    """Check `value` against `form`; `where` is its dotted path.
+def check(form: Form, value: Any, where: str, catalog: Catalog, depth: int = 0) -> Any:
+    """Check `value` against `form`, and return what the catalog makes of it; `where` is its dotted path.
 
     Raises:
         ConfigError: unknown key, missing key, wrong type, or a `_target_` outside the known names.
@@ -45,12 +43,12 @@ def check(form: Form, value: Any, where: str, catalog: Catalog, depth: int = 0) 
     if is_tagged(value):
         _check_target(value, form, where)
     candidates = fitting(form, value, catalog)
-    if not candidates:
-        _fail_type(form, value, where, catalog)
     if len(candidates) == 1:
-        _CHECKS[candidates[0].kind](candidates[0], value, where, catalog, depth)
-    elif not any(accepts(option, value, where, catalog, depth) for option in candidates):
-        _fail_type(form, value, where, catalog)
+        return _CHECKS[candidates[0].kind](candidates[0], value, where, catalog, depth)
+    for option in candidates:
+        with suppress(ConfigError):
+            return check(option, value, where, catalog, depth)
+    _fail_type(form, value, where, catalog)
 
 
 def fitting(form: Form, value: Any, catalog: Catalog) -> list[Form]:
@@ -62,15 +60,6 @@ def fitting(form: Form, value: Any, catalog: Catalog) -> list[Form]:
     configs = [option for option in options if option.kind == "config"]
     options = [option for option in options if option not in configs[1:]]
     return sorted(options, key=lambda option: option.kind not in _EXACT)
-
-
-def accepts(form: Form, value: Any, where: str, catalog: Catalog, depth: int = 0) -> bool:
-    """Say whether `check` passes."""
-    try:
-        check(form, value, where, catalog, depth)
-    except ConfigError:
-        return False
-    return True
 
 
 def config_path(form: Form, value: Mapping[str, Any], where: str, catalog: Catalog) -> str:
@@ -199,82 +188,89 @@ def _choices(form: Form, catalog: Catalog) -> list[Any]:
     return found
 
 
-def _check_list(form: Form, value: Any, where: str, catalog: Catalog, depth: int) -> None:
-    items = _untag_tuple(value, where)
-    if form.kind == "tuple" and not form.open_ended and len(items) != len(form.args):
+def _check_list(form: Form, value: Any, where: str, catalog: Catalog, depth: int) -> Any:
+    items = list(one_argument(value, where, list) if is_tagged(value) else value)
+    is_fixed = form.kind == "tuple" and not form.open_ended
+    if is_fixed and len(items) != len(form.args):
         fail(where, f"{show(items)} has {len(items)} items, {describe(form)} is needed")
-    for index, item in enumerate(items):
-        member = form.args[index] if form.kind == "tuple" and not form.open_ended else form.args[0]
+    members = form.args if is_fixed else form.args * len(items)
+    made = [
         check(member, item, f"{where}[{index}]", catalog, depth + 1)
+        for index, (member, item) in enumerate(zip(members, items, strict=True))
+    ]
+    return catalog.make(form, made, where)
 
 
-def _untag_tuple(value: Any, where: str) -> list[Any]:
-    if not is_tagged(value):
-        return list(value)
-    return list(one_argument(value, where, list))
-
-
-def _check_dict(form: Form, value: Any, where: str, catalog: Catalog, depth: int) -> None:
+def _check_dict(form: Form, value: Any, where: str, catalog: Catalog, depth: int) -> Any:
     key_form, item_form = form.args
+    made = {}
     for key, item in value.items():
         check(key_form, key, f"{join(where, key)} (key)", catalog, depth + 1)
-        check(item_form, item, join(where, key), catalog, depth + 1)
+        made[key] = check(item_form, item, join(where, key), catalog, depth + 1)
+    return made
 
 
-def _check_any(_: Form, value: Any, where: str, catalog: Catalog, depth: int) -> None:
+def _check_any(_: Form, value: Any, where: str, catalog: Catalog, depth: int) -> Any:
     """Check data of free form: plain scalars, lists and tables, in which tagged tables obey the known names."""
     if is_tagged(value):
         kind = kind_of_target(value["_target_"])
         path = CLASS_PATHS.get(value["_target_"], value["_target_"])
         tagged = Form("tuple", (_ANY,), True) if kind == "tuple" else Form(kind, (path,))
-        _CHECKS[kind](tagged, value, where, catalog, depth)
-    elif isinstance(value, list):
-        _check_list(Form("list", (_ANY,)), value, where, catalog, depth)
-    elif isinstance(value, dict):
-        _check_dict(Form("dict", (_KEY, _ANY)), value, where, catalog, depth)
-    elif value is not None and type(value) not in (bool, int, float, str):
+        return _CHECKS[kind](tagged, value, where, catalog, depth)
+    if isinstance(value, list):
+        return _check_list(Form("list", (_ANY,)), value, where, catalog, depth)
+    if isinstance(value, dict):
+        return _check_dict(Form("dict", (_KEY, _ANY)), value, where, catalog, depth)
+    if value is not None and type(value) not in (bool, int, float, str):
         fail(where, f"{show(value)} is not plain data")
+    return value
 
 
 _ANY = Form("any")
 _KEY = Form("union", (Form("str"), Form("int"), Form("bool")))
 
 
-def _check_config(form: Form, value: Any, where: str, catalog: Catalog, depth: int) -> None:
-    section = catalog.section(config_path(form, value, where, catalog))
+def _check_config(form: Form, value: Any, where: str, catalog: Catalog, depth: int) -> Any:
+    path = config_path(form, value, where, catalog)
+    section = catalog.section(path)
     if section is None or section.abstract:
         fail(join(where, "_target_"), f"{show(value.get('_target_'))} is not a class that can be built here")
-    given = _check_keys(section, as_here(value, section, where), where, catalog, depth)
-    missing = [name for name, entry in section.fields.items() if entry.required and name not in given]
+    made = _check_keys(section, as_here(value, section, where), where, catalog, depth)
+    missing = [name for name, entry in section.fields.items() if entry.required and name not in made]
     if missing:
         fail(where, f"missing key{'s' if len(missing) > 1 else ''} {', '.join(missing)} of {describe(form)}")
+    return catalog.make(Form("config", (path,)), made, where)
 
 
-def _check_keys(section: Section, value: Mapping[Any, Any], where: str, catalog: Catalog, depth: int) -> set[str]:
-    """Check every key of a table and return the fields that it sets."""
+def _check_keys(section: Section, value: Mapping[Any, Any], where: str, catalog: Catalog, depth: int) -> dict[str, Any]:
+    """Check every key of a table; return field -> what is made of its value."""
     given: dict[str, Any] = {}
+    made: dict[str, Any] = {}
     for key, item in value.items():
+        at, name = join(where, key), field_key(section, key)
+        if key == "_call_" and item is not True:
+            fail(at, f"{show(item)}: a config class is always built, leave _call_ out")
         if key in ("_target_", "_call_"):
-            _check_marks(key, item, join(where, key))
             continue
-        name = field_key(section, key)
         if isinstance(key, str) and is_left_out(section, value, key, item, catalog):
-            _refuse_request(section, key, item, join(where, key), catalog)
-            catalog.dropped[join(where, key)] = item
+            _refuse_request(section, key, item, at, catalog)
+            catalog.dropped[at] = item
             continue
         if name is None:
-            if reason := catalog.missing_because(section.path, str(key)):
-                fail(join(where, key), reason)
-            fail(join(where, key), f"unknown key; {_valid_keys(section, value, key)}")
+            fail(
+                at,
+                catalog.missing_because(section.path, str(key)) or f"unknown key; {_valid_keys(section, value, key)}",
+            )
         entry = section.fields[name]
         if entry.computed:
-            _check_computed(value, where, key)
+            if not is_foreign(str(value.get("_target_", ""))):  # tables of Megatron-Bridge may carry them
+                fail(at, "is computed, it cannot be set")
             continue
-        check(entry.form, item, join(where, key), catalog, depth + 1)
+        made[name] = check(entry.form, item, at, catalog, depth + 1)
         if name in given and not _same(given[name], item):
-            fail(join(where, key), f"{show(item)} contradicts {show(given[name])}, given under its other name")
+            fail(at, f"{show(item)} contradicts {show(given[name])}, given under its other name")
         given[name] = item
-    return set(given)
+    return made
 
 
 def is_left_out(section: Section, table: Mapping[Any, Any], key: str, item: Any, catalog: Catalog) -> bool:
@@ -312,34 +308,23 @@ def _same(left: Any, right: Any) -> bool:
     return bool(left == right or (left != left and right != right))
 
 
-def _check_marks(key: str, item: Any, where: str) -> None:
-    if key == "_call_" and item is not True:
-        fail(where, f"{show(item)}: a config class is always built, leave _call_ out")
+def _check_leaf(form: Form, value: Any, where: str, catalog: Catalog, depth: int) -> Any:
+    """Let pass what `_shape_fits` has compared, or look at what a table names."""
+    if form.kind in _NAMED:
+        _NAMED[form.kind](form, value, where, catalog)
+    return catalog.make(form, value, where)
 
 
-def _check_computed(value: Mapping[Any, Any], where: str, key: Any) -> None:
-    """Let the tables that Megatron-Bridge wrote carry computed fields: they are computed anew."""
-    if not is_foreign(str(value.get("_target_", ""))):
-        fail(join(where, key), "is computed, it cannot be set")
-
-
-def _check_scalar(form: Form, value: Any, where: str, catalog: Catalog, depth: int) -> None:
-    """Accept: `_shape_fits` has compared the value already."""
-
-
-def _check_opaque(form: Form, value: Any, where: str, catalog: Catalog, depth: int) -> None:
+def _check_opaque(form: Form, value: Any, where: str, catalog: Catalog, depth: int) -> NoReturn:
     fail(where, f"{describe(form)} is an object of the program, a file cannot give it")
 
 
-_Check = Callable[[Form, Any, str, Catalog, int], None]
-_CHECKS: Mapping[str, _Check] = {
-    **dict.fromkeys(("none", "bool", "int", "float", "str", "literal"), _check_scalar),
-    **dict.fromkeys(("dtype", "callable"), check_reference),
+_NAMED = {"dtype": check_reference, "callable": check_reference, "path": check_path, "enum": check_enum}
+_CHECKS: Mapping[str, Callable[[Form, Any, str, Catalog, int], Any]] = {
+    **dict.fromkeys(("none", "bool", "int", "float", "str", "literal", *_NAMED), _check_leaf),
     **dict.fromkeys(("list", "tuple"), _check_list),
     "any": _check_any,
     "dict": _check_dict,
-    "path": check_path,
-    "enum": check_enum,
     "config": _check_config,
     "opaque": _check_opaque,
 }

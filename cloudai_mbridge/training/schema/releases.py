@@ -1,8 +1,5 @@
-"""What `schema.json` holds of several releases of Megatron-Core, and the schema of one of them. Standard library only.
-
-A field or an enum that is the same in every release is one entry. Any other is a list of entries, each with the
-releases that have it so, under "releases".
-"""
+"""`schema.json` holds several releases of Megatron-Core: what is the same in all is one entry, anything else a list of
+entries, each with its "releases"."""
 
 from collections.abc import Mapping
 from typing import Any

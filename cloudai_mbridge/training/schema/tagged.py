@@ -1,16 +1,14 @@
-"""Check values that name something: dtypes, functions, enum members and paths. Standard library only.
+"""Check values that name something: dtypes, functions, enum members and paths, as texts or as tables with a `_target_`.
 
-They are texts, or tables with a `_target_` as Megatron-Bridge writes them. Nothing named is ever called, except that
-the numbers of an initialisation method may be filled in.
+Nothing named is ever called, except that the numbers of an initialisation method may be filled in.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
-from cloudai_mbridge.training.schema.field_table import Catalog
 from cloudai_mbridge.training.schema.known_names import PARTIAL_PREFIX
 from cloudai_mbridge.training.schema.messages import fail, is_tagged, join, nearest, show
-from cloudai_mbridge.training.schema.type_forms import Form, describe
+from cloudai_mbridge.training.schema.type_forms import Catalog, Form, describe
 
 
 def one_argument(value: Mapping[str, Any], where: str, kind: type) -> Any:
@@ -24,12 +22,12 @@ def one_argument(value: Mapping[str, Any], where: str, kind: type) -> Any:
     return arguments[0]
 
 
-def check_path(form: Form, value: Any, where: str, catalog: Catalog, depth: int) -> None:
+def check_path(form: Form, value: Any, where: str, catalog: Catalog) -> None:
     if is_tagged(value):
         one_argument(value, where, str)
 
 
-def check_reference(form: Form, value: Any, where: str, catalog: Catalog, depth: int) -> None:
+def check_reference(form: Form, value: Any, where: str, catalog: Catalog) -> None:
     """Check a dtype or a function: it is named, never called."""
     if not is_tagged(value):
         return
@@ -55,7 +53,7 @@ def _check_partial(value: Mapping[Any, Any], where: str) -> None:
             fail(join(where, key), f"{show(item)}: only numbers and names can be filled in")
 
 
-def check_enum(form: Form, value: Any, where: str, catalog: Catalog, depth: int) -> None:
+def check_enum(form: Form, value: Any, where: str, catalog: Catalog) -> None:
     if is_tagged(value):
         enum_member(form, value, where, catalog)
 
@@ -75,7 +73,7 @@ def enum_member(form: Form, value: Any, where: str, catalog: Catalog) -> str:
     matching = [name for name, member in members.items() if _names_member(name, member, named, arguments)]
     if (named is None and arguments is None) or not matching:
         given = arguments if named is None else named
-        fail(where, f"{show(given)} is no {describe(form)}; {nearest(given, members, 'choices')}")
+        fail(where, f"{show(given)} is not a {describe(form)}; {nearest(given, members, 'choices')}")
     return matching[0]
 
 

@@ -1,9 +1,9 @@
-"""The types a config field can have, as data: read from annotations, written to the schema as text. Stdlib only."""
+"""The types of config fields as data, config classes as tables of fields. Standard library only."""
 
 import ast
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 SIMPLE = ("any", "none", "bool", "int", "float", "str", "path", "dtype", "callable")
 _NAMES = dict(zip(SIMPLE, ("Any", "None", "bool", "int", "float", "str", "Path", "dtype", "Callable"), strict=True))
@@ -73,11 +73,7 @@ def describe(form: Form) -> str:
 
 
 def parse(text: str) -> Form:
-    """Read what `render` wrote.
-
-    Raises:
-        ValueError: not a type text.
-    """
+    """Read what `render` wrote. Raises ValueError: not a type text."""
     try:
         return _from_node(ast.parse(text, mode="eval").body)
     except SyntaxError as error:
@@ -109,9 +105,57 @@ def _from_subscript(name: str, inner: ast.expr) -> Form:
     return Form(name, tuple(_from_node(item) for item in (items[:-1] if open_ended else items)), open_ended)
 
 
-def walk(form: Form, visit: Callable[[Form], None]) -> None:
-    """Call `visit` for `form` and every form inside it."""
-    visit(form)
-    for member in form.args:
-        if isinstance(member, Form):
-            walk(member, visit)
+@dataclass(frozen=True)
+class Field:
+    """One key of a config class."""
+
+    form: Form
+    required: bool = False
+    computed: bool = False
+
+
+@dataclass(frozen=True)
+class Section:
+    """One config class: its path, its fields, second names of fields, and the paths of its base classes."""
+
+    path: str
+    fields: Mapping[str, Field]
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    bases: tuple[str, ...] = ()
+    abstract: bool = False
+
+    def keys(self) -> list[str]:
+        """List what may be set."""
+        return [*(name for name, entry in self.fields.items() if not entry.computed), *self.aliases]
+
+
+class Catalog(Protocol):
+    """Where class paths and enum paths are looked up.
+
+    dropped: keys of tables that Megatron-Bridge wrote and no class here has, with their values.
+    """
+
+    dropped: dict[str, Any]
+
+    def section(self, path: str) -> Section | None:
+        """Return the config class at `path`, None when there is none."""
+
+    def members(self, path: str) -> Mapping[str, Any]:
+        """Return name -> value of the enum at `path`."""
+
+    def make(self, form: Form, value: Any, where: str) -> Any:
+        """Return what the checked `value` stands for; items of lists and tables are made already."""
+
+    def missing_because(self, path: str, key: str) -> str | None:
+        """Say which releases of Megatron-Core have a key that the class at `path` lacks; None: none has it."""
+
+    def is_request(self, path: str, key: str, value: Any) -> bool:
+        """Say whether `value` differs from the default of the releases of Megatron-Core that have the key."""
+
+
+def field_key(section: Section, key: object) -> str | None:
+    """Return the name of the field that `key` sets, None when there is none."""
+    if not isinstance(key, str):
+        return None
+    name = section.aliases.get(key, key)
+    return name if name in section.fields else None

@@ -1,5 +1,145 @@
-"""Megatron-Bridge's name for where tokenizers are built."""
+"""Build the run's tokenizer from local files."""
 
-from cloudai_mbridge.training.tokenizers.build import build_tokenizer
+import importlib.util
+import json
+import re
+from pathlib import Path
+from typing import Any
 
-__all__ = ["build_tokenizer"]
+from megatron.core.tokenizers import MegatronTokenizer
+
+from cloudai_mbridge.training.compat.tokenizers import build_null_tokenizer
+from cloudai_mbridge.training.errors import ConfigError
+from cloudai_mbridge.training.tokenizers.config import TokenizerConfig
+
+# tokenizer_type -> Megatron-Core's library
+_LIBRARIES = {
+    None: "null",
+    "NullTokenizer": "null",
+    "HuggingFaceTokenizer": "huggingface",
+    "SentencePieceTokenizer": "sentencepiece",
+    "GPTSentencePieceTokenizer": "sentencepiece",
+    "Llama2Tokenizer": "sentencepiece",
+    "TikTokenizer": "tiktoken",
+}
+# library -> the package that it needs
+_PACKAGES = {"huggingface": "transformers", "sentencepiece": "sentencepiece", "tiktoken": "tiktoken"}
+_NO_FILES = ("null", "byte-level")
+_HUB_ID = re.compile(r"(?!\.)[\w.-]+(/[\w.-]+)?")
+
+
+def build_tokenizer(config: Any) -> Any:
+    """Build the tokenizer; the null one has one id more than its vocabulary, the end of a document.
+
+    config: a ConfigContainer or a TokenizerConfig. With a container, the tokenizer is checked against the model, whose
+    size a null one takes where it has none.
+    `tokenizer.metadata_path` names the library where no type is given: a table such as {"library": "byte-level"}, or
+    a file that Megatron-Core wrote.
+
+    Raises:
+        ConfigError: a type that is not built, a missing file or package, more ids than the model has.
+    """
+    if isinstance(config, TokenizerConfig):
+        return _build(config, None)
+    tokenizer = _build(config.tokenizer, config.model)
+    known = getattr(config.model, "vocab_size", None)
+    if known is not None and tokenizer.vocab_size > known:
+        raise ConfigError(
+            f"model.vocab_size = {known}: the tokenizer has {tokenizer.vocab_size} ids; use at least that many"
+        )
+    return tokenizer
+
+
+def check_tokenizer(config: TokenizerConfig) -> None:
+    """Check kind, package and files, without building. Raises ConfigError: key, value, remedy."""
+    _, library = _metadata(config)
+    if (package := _PACKAGES.get(library)) and importlib.util.find_spec(package) is None:
+        raise ConfigError(f"{_asked(config)} needs the package {package}: pip install {package}")
+    if library in _NO_FILES:
+        return
+    model = config.tokenizer_model
+    if model is None:
+        raise ConfigError(f"{_asked(config)} needs tokenizer.tokenizer_model: its file or directory")
+    if Path(model).exists() or (library == "huggingface" and _HUB_ID.fullmatch(str(model))):
+        return
+    raise ConfigError(f"tokenizer.tokenizer_model = '{model}' does not exist; give a path that exists")
+
+
+def _build(config: TokenizerConfig, model: Any) -> Any:
+    check_tokenizer(config)
+    metadata, library = _metadata(config)
+    path = None if config.tokenizer_model is None or library in _NO_FILES else str(config.tokenizer_model)
+    options = _options(config, library, model)
+    try:
+        if library == "null":
+            return build_null_tokenizer(options["vocab_size"], metadata)
+        return MegatronTokenizer.from_pretrained(path, metadata, **options)
+    except Exception as error:  # whatever a library raises, its files or options are at fault
+        detail = " ".join(str(error).split())
+        raise ConfigError(f"{_asked(config)}: {detail} ({type(error).__name__})") from error
+
+
+def _metadata(config: TokenizerConfig) -> tuple[dict[str, Any], str]:
+    """Return Megatron-Core's metadata, and the library that they name."""
+    if config.metadata_path is not None and config.tokenizer_type is None:
+        metadata = _read_metadata(config.metadata_path)
+        library = metadata.get("library")
+        if library not in (*_NO_FILES, *_PACKAGES):
+            choices = ", ".join((*_NO_FILES, *_PACKAGES))
+            raise ConfigError(f"tokenizer.metadata_path: library {library!r} is not built; use one of {choices}")
+        chat = {} if config.chat_template is None else {"chat_template": config.chat_template}
+        return {**metadata, **chat}, str(library)
+    if config.tokenizer_type is None and config.tokenizer_model is not None:
+        raise ConfigError(
+            f"tokenizer.tokenizer_model = '{config.tokenizer_model}' is not read without tokenizer.tokenizer_type;"
+            " set that too, such as 'HuggingFaceTokenizer'"
+        )
+    if config.tokenizer_type not in _LIBRARIES:
+        choices = ", ".join(name for name in _LIBRARIES if name)
+        raise ConfigError(f"{_asked(config)} is not built; use one of {choices}")
+    library = _LIBRARIES[config.tokenizer_type]
+    return {"library": library, "chat_template": config.chat_template}, library
+
+
+def _read_metadata(given: str | dict[str, Any]) -> dict[str, Any]:
+    if isinstance(given, dict):
+        return dict(given)
+    try:
+        read = json.loads(Path(given).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"tokenizer.metadata_path = {given!r} cannot be read: {error}") from error
+    if not isinstance(read, dict):
+        raise ConfigError(f"tokenizer.metadata_path = {given!r} holds no JSON object")
+    return read
+
+
+def _options(config: TokenizerConfig, library: str, model: Any) -> dict[str, Any]:
+    """Return the arguments of Megatron-Core's class."""
+    special = {} if config.special_tokens is None else {"special_tokens": list(config.special_tokens)}
+    if library == "null":
+        size = config.vocab_size or (getattr(model, "vocab_size", None) or 0) - 1
+        if size < 1:
+            raise ConfigError(
+                "tokenizer.vocab_size: a null tokenizer needs it where model.vocab_size is not set either"
+            )
+        return {"vocab_size": size}
+    if library == "byte-level":
+        return {**special, **({} if config.vocab_size is None else {"vocab_size": config.vocab_size})}
+    if library == "sentencepiece":
+        return {**special, **(config.sp_tokenizer_kwargs or {})}
+    if library == "huggingface":
+        files = {"vocab_file": config.vocab_file, "merges_file": config.merge_file}
+        return {**{k: v for k, v in files.items() if v is not None}, **(config.hf_tokenizer_kwargs or {})}
+    options = {
+        "pattern": config.tiktoken_pattern,
+        "special_tokens": config.tiktoken_special_tokens,
+        "vocab_size": config.vocab_size,
+    }
+    given = {name: value for name, value in options.items() if value is not None}
+    return {"num_special_tokens": config.tiktoken_num_special_tokens, **given}
+
+
+def _asked(config: TokenizerConfig) -> str:
+    if config.tokenizer_type is None and config.metadata_path is not None:
+        return f"tokenizer.metadata_path = {config.metadata_path!r}"
+    return f"tokenizer.tokenizer_type = {config.tokenizer_type!r}"

@@ -41,8 +41,8 @@ class Megatron:
 
     def configure(self, sections: dict[str, Any], changes: Mapping[str, Any] | None = None) -> Any:
         """Return the validated configuration of another model in the layout that this rank has entered."""
-        from cloudai_mbridge.training.adapt import adapt_to_device
         from cloudai_mbridge.training.config import ConfigContainer, runtime_config_update
+        from cloudai_mbridge.training.startup.prepare import adapt_to_device
 
         config = ConfigContainer.from_dict(sections)
         adapt_to_device(config)

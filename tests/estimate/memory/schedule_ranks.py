@@ -29,12 +29,12 @@ def step(data: dict[str, Any], store: Any) -> dict[str, Any]:
     from megatron.core.pipeline_parallel import get_forward_backward_func
     from megatron.core.transformer.moe.experts import SequentialMLP
 
-    from cloudai_mbridge.training.adapt import adapt_to_device
     from cloudai_mbridge.training.config import ConfigContainer, runtime_config_update
     from cloudai_mbridge.training.cpu import megatron_device
     from cloudai_mbridge.training.gpt_step import forward_step
     from cloudai_mbridge.training.initialize import destroy, initialize
     from cloudai_mbridge.training.setup import build_model
+    from cloudai_mbridge.training.startup.prepare import adapt_to_device
     from cloudai_mbridge.training.state import GlobalState
 
     config = ConfigContainer.from_dict(data)

@@ -23,7 +23,6 @@ from megatron.core.num_microbatches_calculator import (  # noqa: E402
 from megatron.core.pipeline_parallel import get_forward_backward_func  # noqa: E402
 
 from cloudai_mbridge.recipes.container import container_data  # noqa: E402
-from cloudai_mbridge.training.adapt import adapt_to_device  # noqa: E402
 from cloudai_mbridge.training.checkpointing import (  # noqa: E402
     CheckpointError,
     init_checkpointing_context,
@@ -32,10 +31,11 @@ from cloudai_mbridge.training.checkpointing import (  # noqa: E402
     save_checkpoint,
 )
 from cloudai_mbridge.training.config import ConfigContainer  # noqa: E402
-from cloudai_mbridge.training.config.update import runtime_config_update  # noqa: E402
+from cloudai_mbridge.training.config.rules.update import runtime_config_update  # noqa: E402
 from cloudai_mbridge.training.initialize import initialize, initialize_megatron  # noqa: E402
 from cloudai_mbridge.training.optim import build_optimizer, build_scheduler  # noqa: E402
 from cloudai_mbridge.training.setup import build_model  # noqa: E402
+from cloudai_mbridge.training.startup.prepare import adapt_to_device  # noqa: E402
 
 SECTIONS: dict[str, dict[str, Any]] = {
     "model": {

@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("megatron.core")
 
-from cloudai_mbridge.training.checkpointing import replaced
+from cloudai_mbridge.training.checkpointing import retention
 from cloudai_mbridge.training.checkpointing.find import Found, find_checkpoint
 from cloudai_mbridge.training.config.checkpoint import CheckpointConfig
 
@@ -34,7 +34,7 @@ def test_a_broken_second_stream_does_not_cost_the_first(tmp_path: Path, is_compl
 def test_a_checkpoint_that_is_saved_again_is_never_missing(tmp_path: Path, comes_to_its_end: bool) -> None:
     directory = Path(saved(tmp_path, 5))
     (directory / "of").write_text("first")
-    replaced.make_way(directory)
+    retention.make_way(directory)
     assert not list(directory.iterdir())
     (directory / "of").write_text("second")  # and then it is killed, or goes on
     if comes_to_its_end:
@@ -49,9 +49,9 @@ def test_a_checkpoint_that_is_saved_again_is_never_missing(tmp_path: Path, comes
 def test_killed_while_a_checkpoint_is_set_aside(tmp_path: Path) -> None:
     directory = Path(saved(tmp_path, 5))
     directory.rename(directory.with_name("iter_0000005.replaced"))  # between the two steps
-    replaced.restore(tmp_path)
+    retention.restore(tmp_path)
     assert (directory / "train_state.pt").exists()
-    replaced.make_way(directory)
-    replaced.make_way(directory)  # twice killed
-    replaced.restore(tmp_path)
+    retention.make_way(directory)
+    retention.make_way(directory)  # twice killed
+    retention.restore(tmp_path)
     assert (directory / "train_state.pt").exists()

@@ -9,13 +9,13 @@ import pytest
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Megatron-Core warns while it is imported
-    from cloudai_mbridge.training.config.blend import blend_from_data_path
     from cloudai_mbridge.training.config.dataset import (
         DataloaderConfig,
         DatasetBuildContext,
         DatasetProvider,
         GPTDatasetConfig,
         MockGPTDatasetConfig,
+        blend_from_data_path,
     )
     from cloudai_mbridge.training.config.finetuning import (
         FinetuningDatasetConfig,

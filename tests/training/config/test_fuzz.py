@@ -26,9 +26,9 @@ with warnings.catch_warnings():
 
     import cloudai_mbridge.training.models.other_providers as other_providers
     from cloudai_mbridge.training.config.container import ConfigContainer
-    from cloudai_mbridge.training.config.overrides import apply_overrides
-    from cloudai_mbridge.training.config.serialization import from_dict, from_yaml, to_dict, to_yaml
-    from cloudai_mbridge.training.config.yaml_text import dump_yaml, parse_json, parse_yaml
+    from cloudai_mbridge.training.config.text.overrides import apply_overrides
+    from cloudai_mbridge.training.config.text.serialization import from_dict, from_yaml, to_dict, to_yaml
+    from cloudai_mbridge.training.config.text.yaml_text import dump_yaml, parse_json, parse_yaml
     from cloudai_mbridge.training.errors import ConfigError
     from cloudai_mbridge.training.schema import check_section_values, load_schema
     from cloudai_mbridge.training.schema.check import _read_section

@@ -19,11 +19,11 @@ with warnings.catch_warnings():
     from cloudai_mbridge.training.config.finetuning import FinetuningDatasetConfig, PackedSequenceSpecs
     from cloudai_mbridge.training.config.logger import LoggerConfig
     from cloudai_mbridge.training.config.optimizer import OptimizerConfig
-    from cloudai_mbridge.training.config.overrides import apply_overrides
     from cloudai_mbridge.training.config.profiling import ProfilingConfig
     from cloudai_mbridge.training.config.resilience import FaultToleranceConfig
     from cloudai_mbridge.training.config.scheduler import SchedulerConfig
-    from cloudai_mbridge.training.config.serialization import to_dict
+    from cloudai_mbridge.training.config.text.overrides import apply_overrides
+    from cloudai_mbridge.training.config.text.serialization import to_dict
     from cloudai_mbridge.training.config.train import TrainingConfig
     from cloudai_mbridge.training.errors import ConfigError
     from cloudai_mbridge.training.mixed_precision import MixedPrecisionConfig

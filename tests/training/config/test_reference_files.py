@@ -12,7 +12,7 @@ import pytest
 
 from cloudai_mbridge.training.compat.versions import RELEASES, installed_release
 from cloudai_mbridge.training.config import ConfigContainer
-from cloudai_mbridge.training.config.yaml_text import dump_yaml
+from cloudai_mbridge.training.config.text.yaml_text import dump_yaml
 from cloudai_mbridge.training.errors import ConfigError
 from cloudai_mbridge.training.models.gpt_provider import GPTModelProvider, MLAModelProvider
 from cloudai_mbridge.training.schema import check_section_values, load_schema

@@ -6,7 +6,7 @@ pytest.importorskip("megatron.core")
 
 from cloudai_mbridge.recipes.container import container_data
 from cloudai_mbridge.training.config import ConfigContainer
-from cloudai_mbridge.training.config.resolved import resolved_yaml
+from cloudai_mbridge.training.config.text.serialization import resolved_yaml
 
 
 def test_no_secret_is_written() -> None:

@@ -8,7 +8,7 @@ import torch
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
 from cloudai_mbridge.training.config import SchedulerConfig, TrainingConfig
-from cloudai_mbridge.training.config.scheduler_steps import calculate_scheduler_steps, forget_filled_in
+from cloudai_mbridge.training.config.rules.scheduler_steps import calculate_scheduler_steps, forget_filled_in
 
 ITERS = {"train_iters": 100, "global_batch_size": 8}
 SAMPLES = {"train_samples": 1000, "global_batch_size": 8}

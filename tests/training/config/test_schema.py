@@ -18,13 +18,13 @@ with warnings.catch_warnings():
     import cloudai_mbridge.training.models.other_providers
     from cloudai_mbridge.training.compat.versions import RELEASES, installed_release
     from cloudai_mbridge.training.config.container import ConfigContainer
-    from cloudai_mbridge.training.config.serialization import from_dict
+    from cloudai_mbridge.training.config.text.schema_file import generate_schema
+    from cloudai_mbridge.training.config.text.serialization import from_dict
     from cloudai_mbridge.training.errors import ConfigError
     from cloudai_mbridge.training.models.gpt_provider import GPTModelProvider
     from cloudai_mbridge.training.schema import SCHEMA_FILE, check_section_values, load_schema
     from cloudai_mbridge.training.schema.known_names import CLASS_PATHS, CONTAINER, ENUMS, FUNCTIONS
     from cloudai_mbridge.training.schema.type_forms import Form, parse, render, union
-    from cloudai_mbridge.training.schema.write import generate_schema
 
 REPOSITORY = Path(__file__).parents[3]
 GOOD: dict[str, Any] = {

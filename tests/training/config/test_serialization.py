@@ -27,10 +27,10 @@ with warnings.catch_warnings():
     from cloudai_mbridge.training.config.finetuning import FinetuningDatasetConfig, PackedSequenceSpecs
     from cloudai_mbridge.training.config.optimizer import OptimizerConfig
     from cloudai_mbridge.training.config.scheduler import SchedulerConfig
-    from cloudai_mbridge.training.config.serialization import from_dict, from_yaml, to_dict, to_yaml
+    from cloudai_mbridge.training.config.text.describe import class_path, describe_class
+    from cloudai_mbridge.training.config.text.serialization import from_dict, from_yaml, to_dict, to_yaml
+    from cloudai_mbridge.training.config.text.yaml_text import MAX_CHARS, dump_yaml, parse_json, parse_yaml
     from cloudai_mbridge.training.config.train import TrainingConfig
-    from cloudai_mbridge.training.config.typing_check import class_path, describe_class
-    from cloudai_mbridge.training.config.yaml_text import MAX_CHARS, dump_yaml, parse_json, parse_yaml
     from cloudai_mbridge.training.errors import ConfigError
     from cloudai_mbridge.training.models.gpt_provider import GPTModelProvider
 
@@ -334,7 +334,7 @@ FORBIDDEN = [
     "torch.nn.functional.silu.__globals__",
     "cloudai_mbridge.training.config.train",
     "cloudai_mbridge.training.config.train.TrainingConfigs",
-    "cloudai_mbridge.training.config.serialization.from_yaml",
+    "cloudai_mbridge.training.config.text.serialization.from_yaml",
     "megatron.bridge.recipes.llama.llama3_8b_pretrain_config",
     "megatron.core.transformer.spec_utils.ModuleSpec",
     "signal.signal",

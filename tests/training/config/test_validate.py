@@ -22,10 +22,9 @@ from cloudai_mbridge.training.config import (
     PackedSequenceSpecs,
     TensorInspectConfig,
     TrainingConfig,
-    flex_dispatcher,
-    validate,
 )
-from cloudai_mbridge.training.config.flex_dispatcher import DeviceInfo
+from cloudai_mbridge.training.config.rules import flex_dispatcher, validate
+from cloudai_mbridge.training.config.rules.flex_dispatcher import DeviceInfo
 
 HOPPER = DeviceInfo("NVIDIA H200", 9, 0)
 AMPERE, ADA, TURING = DeviceInfo("NVIDIA A100", 8, 0), DeviceInfo("NVIDIA L40S", 8, 9), DeviceInfo("Tesla T4", 7, 5)

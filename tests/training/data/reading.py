@@ -17,13 +17,13 @@ from megatron.core import parallel_state as mpu
 from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
 
 from cloudai_mbridge.training import cpu
-from cloudai_mbridge.training.adapt import adapt_to_device
 from cloudai_mbridge.training.config.container import ConfigContainer
 from cloudai_mbridge.training.config.dataset import DatasetBuildContext, DatasetProvider
-from cloudai_mbridge.training.config.update import runtime_config_update
+from cloudai_mbridge.training.config.rules.update import runtime_config_update
 from cloudai_mbridge.training.data import build_data_iterators
 from cloudai_mbridge.training.errors import ConfigError
 from cloudai_mbridge.training.initialize import destroy, initialize
+from cloudai_mbridge.training.startup.prepare import adapt_to_device
 
 FINETUNING = {"_target_": "FinetuningDatasetConfig", "seq_length": 64, "num_workers": 0}
 GPT = {

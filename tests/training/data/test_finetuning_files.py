@@ -22,8 +22,8 @@ from cloudai_mbridge.training.data.finetuning import (
 from cloudai_mbridge.training.data.samplers import GlobalBatches, Share, Shuffled
 from cloudai_mbridge.training.data.sizes import SplitSizes
 from cloudai_mbridge.training.errors import ConfigError
-from cloudai_mbridge.training.tokenizers.build import build_tokenizer
 from cloudai_mbridge.training.tokenizers.config import TokenizerConfig
+from cloudai_mbridge.training.tokenizers.tokenizer import build_tokenizer
 
 SHIPPED = Path(__file__).parents[2] / "data" / "finetuning"
 ALL, TRAIN_ONLY = SplitSizes(8, 8, 8), SplitSizes(8, 0, 0)

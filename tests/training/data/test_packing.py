@@ -111,7 +111,7 @@ def test_a_foreign_file_is_refused_by_its_name(tmp_path: Path, wrong: str) -> No
         np.save(path, np.zeros((2, 4, 32), dtype=np.int32))
     else:
         np.save(path, np.zeros((2, 4, 16) if wrong == "float" else (4, 16), dtype=np.float32))
-    with pytest.raises(ConfigError, match=r"train\.npy is .*remove it to have it packed anew"):
+    with pytest.raises(ConfigError, match=r"train\.npy is .*remove it to pack again"):
         load_or_pack(str(path), None, PackOptions(16), lambda: [])
 
 

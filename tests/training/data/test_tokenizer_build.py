@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from cloudai_mbridge.training.errors import ConfigError
-from cloudai_mbridge.training.tokenizers.build import build_tokenizer, check_tokenizer
 from cloudai_mbridge.training.tokenizers.config import TokenizerConfig
+from cloudai_mbridge.training.tokenizers.tokenizer import build_tokenizer, check_tokenizer
 
 
 def build(model_vocab_size: int | None = 512, **fields: Any) -> Any:
@@ -84,9 +84,9 @@ def test_only_hugging_face_takes_a_hub_id(monkeypatch: pytest.MonkeyPatch, model
     if is_taken:
         check_tokenizer(hub)
     else:
-        with pytest.raises(ConfigError, match="is not there"):
+        with pytest.raises(ConfigError, match="does not exist"):
             check_tokenizer(hub)
-    with pytest.raises(ConfigError, match="is not there"):
+    with pytest.raises(ConfigError, match="does not exist"):
         check_tokenizer(TokenizerConfig(tokenizer_type="SentencePieceTokenizer", tokenizer_model=model))
 
 

@@ -9,7 +9,7 @@ from cloudai_mbridge.estimate.architecture import architecture
 from cloudai_mbridge.recipes import load_recipe
 from cloudai_mbridge.training.flops import flops_per_token, num_floating_point_operations
 from cloudai_mbridge.training.models.gpt_provider import GPTModelProvider
-from cloudai_mbridge.training.utils import step_flops
+from cloudai_mbridge.training.reporting import step_flops
 
 MODEL = GPTModelProvider(
     num_layers=4,

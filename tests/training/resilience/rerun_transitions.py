@@ -22,7 +22,7 @@ from megatron.core.rerun_state_machine import (
 from cloudai_mbridge.training import cpu
 from cloudai_mbridge.training.compat.versions import installed_release
 from cloudai_mbridge.training.config.rerun import RerunStateMachineConfig
-from cloudai_mbridge.training.resilience.rerun import initialize_rerun
+from cloudai_mbridge.training.resilience.rerun_machine import initialize_rerun
 
 GO_ON, EXIT_16, EXIT_16_SAVE = (False, False, 0), (False, True, 16), (True, True, 16)
 EXIT_17 = (False, True, 17)

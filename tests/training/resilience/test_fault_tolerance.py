@@ -201,7 +201,7 @@ FAULT = """
 import sys, time
 import torch.distributed as dist
 from cloudai_mbridge.training.config.resilience import FaultToleranceConfig
-from cloudai_mbridge.training.resilience.simulated_fault import maybe_setup_simulated_fault
+from cloudai_mbridge.training.resilience.fault_tolerance import maybe_setup_simulated_fault
 dist.init_process_group("gloo", init_method="file://" + sys.argv[1], rank=int(sys.argv[2]), world_size=2)
 config = FaultToleranceConfig(simulate_fault=True, simulated_fault_type=sys.argv[3], simulated_fault_base_delay=1)
 if len(sys.argv) > 4:

@@ -15,8 +15,7 @@ import torch
 from megatron.core import rerun_state_machine as mcore
 
 from cloudai_mbridge.training.config.rerun import RerunStateMachineConfig
-from cloudai_mbridge.training.resilience import rerun
-from cloudai_mbridge.training.resilience.rerun_machine import RerunMachine
+from cloudai_mbridge.training.resilience.rerun_machine import RerunMachine, initialize_rerun
 from cloudai_mbridge.training.resilience.rerun_stats import DeterminismStats, relative_difference
 
 HERE = Path(__file__).parent
@@ -30,7 +29,7 @@ def leave_no_machine() -> Iterator[None]:
 
 def machine(tracker: str | None = None, **config: Any) -> RerunMachine:
     section: Any = SimpleNamespace(rerun_state_machine=RerunStateMachineConfig(**config))
-    rerun.initialize_rerun(section, tracker)
+    initialize_rerun(section, tracker)
     made = mcore.get_rerun_state_machine()
     assert isinstance(made, RerunMachine)
     return made

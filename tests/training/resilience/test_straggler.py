@@ -107,7 +107,7 @@ SCRIPT = """
 
     from cloudai_mbridge.training.config import StragglerDetectionConfig
     from cloudai_mbridge.training.resilience import straggler
-    from cloudai_mbridge.training.utils.log_lines import write_line
+    from cloudai_mbridge.training.process.log_lines import write_line
     from test_straggler import measured
 
     dist.init_process_group("gloo")

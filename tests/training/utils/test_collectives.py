@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from cloudai_mbridge.training.utils.reduce import reduce_max_memory_across_pp_group
+from cloudai_mbridge.training.process.collectives import reduce_max_memory_across_pp_group
 
 SCRIPT = """
 import json, math
@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 from types import SimpleNamespace
 from cloudai_mbridge.training import cpu
 from cloudai_mbridge.training.utils import train_utils as t
-from cloudai_mbridge.training.utils.moe_metrics import track_auxiliary_losses
+from cloudai_mbridge.training.reporting.moe_metrics import track_auxiliary_losses
 
 def save_mtp_loss(loss, **groups):
     if hasattr(MTPLossLoggingHelper, "save_loss_to_tracker"):

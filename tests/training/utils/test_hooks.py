@@ -9,8 +9,6 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
-
-from cloudai_mbridge.training.utils import value_head
 from cloudai_mbridge.training.utils.train_utils import (
     LinearForLastLayer,
     _ensure_model_list,
@@ -20,6 +18,8 @@ from cloudai_mbridge.training.utils.train_utils import (
     freeze_moe_router,
     make_value_model,
 )
+
+from cloudai_mbridge.training.models import hooks
 
 
 def _parameters(*names: str) -> Any:
@@ -92,7 +92,7 @@ def stages(monkeypatch: pytest.MonkeyPatch) -> Any:
                 last is not None if ignore_virtual else vp_stage == last
             ),
         )
-        monkeypatch.setattr(value_head, "mpu", fake)
+        monkeypatch.setattr(hooks, "mpu", fake)
 
     return be
 

@@ -7,8 +7,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from cloudai_mbridge.training.utils import training_log as module
-from cloudai_mbridge.training.utils.training_log import _Due, _print_memory_in_use
+from cloudai_mbridge.training.reporting import training_log as module
+from cloudai_mbridge.training.reporting.training_log import _Due, _print_memory_in_use
 
 
 def _logger(**keys: Any) -> Any:

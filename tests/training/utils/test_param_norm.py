@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from cloudai_mbridge.training.utils.param_norm import param_is_not_shared
+from cloudai_mbridge.training.models.param_norm import param_is_not_shared
 
 SCRIPT = """
 import json, math, sys
@@ -21,7 +21,7 @@ from cloudai_mbridge.training.config.container import ConfigContainer
 from cloudai_mbridge.training.initialize import initialize_megatron
 from cloudai_mbridge.training.setup import build_model
 from cloudai_mbridge.training.optim import build_optimizer
-from cloudai_mbridge.training.prepare import prepare
+from cloudai_mbridge.training.startup.prepare import prepare
 from cloudai_mbridge.training.utils.train_utils import calc_params_l2_norm
 
 def build(data):

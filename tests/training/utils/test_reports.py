@@ -11,8 +11,8 @@ pytest.importorskip("torch")
 
 import torch
 
-from cloudai_mbridge.training.utils import reports
-from cloudai_mbridge.training.utils.reports import (
+from cloudai_mbridge.training.reporting import reports
+from cloudai_mbridge.training.reporting.reports import (
     MEMORY_KEYS,
     report_l2_norm_grad,
     report_memory,

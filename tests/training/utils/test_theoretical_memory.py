@@ -9,7 +9,7 @@ pytest.importorskip("torch")
 
 import torch.nn.functional as F
 
-from cloudai_mbridge.training.utils.theoretical_memory import report_theoretical_memory, theoretical_memory
+from cloudai_mbridge.training.reporting.theoretical_memory import report_theoretical_memory, theoretical_memory
 
 LLAMA3 = {"gated_linear_unit": True, "activation_func": F.silu, "seq_length": 8192, "num_query_groups": 8}
 LLAMA3_8B = {"num_layers": 32, "hidden_size": 4096, "ffn_hidden_size": 14336, "num_attention_heads": 32}

@@ -1,0 +1,1 @@
+"""The rules that join the sections of a configuration, and the order in which they are applied."""

@@ -1,0 +1,97 @@
+"""Bring a configuration into its final state, once, before anything is built from it."""
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import torch
+from megatron.core.transformer.enums import AttnBackend
+
+from cloudai_mbridge.training.config.text.summary import warn_rank_0
+from cloudai_mbridge.training.mixed_precision import get_mixed_precision_config
+
+if TYPE_CHECKING:
+    from cloudai_mbridge.training.config.container import ConfigContainer
+
+
+def runtime_config_update(cfg: "ConfigContainer") -> None:
+    """Apply precision, data-parallel size and communication overlap, then validate; in this order.
+
+    Overlap depends on the data-parallel size and overrides what precision has set; the rules see what both leave.
+
+    Raises:
+        AssertionError, ValueError: as `ConfigContainer.validate`, or an unknown precision recipe.
+    """
+    if cfg.mixed_precision is not None:
+        precision = get_mixed_precision_config(cfg.mixed_precision)
+        cfg.mixed_precision = precision
+        precision.finalize()
+        precision.setup(cfg.model, cfg.optimizer, cfg.ddp)
+    cfg.set_data_parallel_size()
+    if cfg.comm_overlap is not None:
+        cfg.comm_overlap.finalize()
+        cfg.comm_overlap.setup(cfg.model, cfg.optimizer, cfg.ddp)
+    cfg.validate()
+
+
+def mimo_runtime_config_update(cfg: "ConfigContainer") -> None:
+    """Finalize the sections that do not depend on the model, for a model of several modules, each with its own layout.
+
+    The loop sees a data-parallel size of 1. Precision, overlap and the model itself are left to the code that
+    builds the modules.
+    """
+    cfg.data_parallel_size = 1
+    for section in (cfg.optimizer, cfg.ddp, cfg.logger, cfg.train, cfg.scheduler, cfg.checkpoint):
+        finalize(section)
+    _validate_and_sync_distributed_optimizer_settings(cfg)
+    apply_deterministic_mode(cfg)
+
+
+def finalize(section: Any) -> None:
+    """Finalize a section that is there and knows how."""
+    if hasattr(section, "finalize"):
+        section.finalize()
+
+
+def _validate_and_sync_distributed_optimizer_settings(config: "ConfigContainer") -> None:
+    """Turn the distributed optimizer on for both the optimizer and DDP when either asks for it.
+
+    Rank 0 warns when they differed.
+    """
+    ddp, optimizer = config.ddp.use_distributed_optimizer, config.optimizer.use_distributed_optimizer
+    if ddp == optimizer:
+        return
+    warn_rank_0(
+        f"ddp.use_distributed_optimizer={ddp} and optimizer.use_distributed_optimizer={optimizer}: both are set to True"
+    )
+    config.ddp.use_distributed_optimizer = config.optimizer.use_distributed_optimizer = True
+
+
+if TYPE_CHECKING:
+    from cloudai_mbridge.training.config.container import ConfigContainer
+
+NCCL_ALGORITHMS = ("Tree", "Ring", "CollnetDirect", "CollnetChain", "^NVLS")
+
+
+def apply_deterministic_mode(config: "ConfigContainer") -> None:
+    """Check that nothing in use is non-deterministic, then make torch refuse whatever else is.
+
+    `NCCL_ALGO` is a rule of the configuration, so it is checked without a GPU too.
+
+    Raises:
+        AssertionError: flash attention, fused cross entropy, or NCCL free to choose its algorithm.
+    """
+    model = config.model
+    if not getattr(model, "deterministic_mode", False):
+        return
+    assert getattr(model, "attention_backend", None) != AttnBackend.flash, (
+        "deterministic_mode: flash attention is not deterministic; choose another model.attention_backend"
+    )
+    assert not getattr(model, "cross_entropy_loss_fusion", False), (
+        "deterministic_mode: fused cross entropy is not deterministic; set model.cross_entropy_loss_fusion=False"
+    )
+    algorithm = os.environ.get("NCCL_ALGO")
+    assert algorithm in NCCL_ALGORITHMS, (
+        f"deterministic_mode: the environment's NCCL_ALGO must be one of {', '.join(NCCL_ALGORITHMS)}, "
+        f"got {algorithm!r}"
+    )
+    torch.use_deterministic_algorithms(True)

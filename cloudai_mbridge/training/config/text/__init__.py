@@ -1,0 +1,1 @@
+"""A configuration as text: YAML and JSON files, overrides, the printed summary."""

@@ -1,0 +1,184 @@
+"""Change a config from the command line: `train.train_iters=20`, `~profiling`.
+
+Values are YAML scalars, lists and tables, typed against the field; nothing is evaluated: `${...}` stays text.
+"""
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import is_dataclass
+from typing import Any, NoReturn, TypeVar
+
+from cloudai_mbridge.training.config.text.decode import LiveCatalog
+from cloudai_mbridge.training.config.text.describe import describe_class
+from cloudai_mbridge.training.config.text.yaml_text import parse_yaml, scalar
+from cloudai_mbridge.training.errors import ConfigError
+from cloudai_mbridge.training.schema.messages import fail, join, nearest, show
+from cloudai_mbridge.training.schema.plain import MAX_DEPTH, check
+from cloudai_mbridge.training.schema.type_forms import ANY, Field, Form, Section, describe, field_key, options_of
+
+T = TypeVar("T")
+_Undo = list[tuple[Any, str, Any]]
+
+
+def apply_overrides(container: T, overrides: Sequence[str]) -> T:
+    """Apply `key=value` and `~key` in order to `container`, in place, and return it; a later one wins.
+
+    `~section` sets an optional section to None. A key below a section that is None makes the section with its defaults
+    first. Derived values are not recomputed: that is what `validate()` is for.
+
+    Raises:
+        ConfigError: the first override that cannot be applied; `container` is then as it was before the call.
+    """
+    undo: _Undo = []
+    try:
+        for text in overrides:
+            _apply(container, text, undo)
+    except ConfigError:
+        for owner, name, value in reversed(undo):
+            setattr(owner, name, value)
+        raise
+    return container
+
+
+def _apply(container: Any, text: str, undo: _Undo) -> None:
+    if not isinstance(text, str):
+        fail(show(text), "an override is text: key=value or ~key")
+    key, equals, value = text.strip().partition("=")
+    key = key.strip()
+    if key.startswith("+"):
+        fail(key, f"every key of the config exists already, none can be added; write {key.lstrip('+')}=VALUE to set it")
+    if key.startswith("~"):
+        if equals:
+            fail(key, f"~ takes no value; write {key} or {key[1:]}=VALUE")
+        _set(container, _parts(key[1:]), None, undo)
+        return
+    if not equals:
+        fail(key or text, "write key=value to set it, or ~key to set it to null")
+    _set(container, _parts(key), _read_value(key, value.strip()), undo)
+
+
+def _parts(key: str) -> list[str]:
+    parts = [part.strip() for part in key.split(".")]
+    if not all(parts) or len(parts) > MAX_DEPTH:
+        fail(show(key), "the key is a dotted path such as train.train_iters")
+    return parts
+
+
+def _read_value(key: str, text: str) -> Any:
+    """Read lists, tables and quoted text as YAML; all else is one scalar, so `run: 1 #2` stays text."""
+    if not text:
+        fail(key, f"no value; write {key}=null, or {key}='\"\"' for empty text")
+    try:
+        return parse_yaml(text) if text[0] in "[{\"'" else scalar(text)
+    except ConfigError as error:
+        fail(key, f"{show(text)} cannot be read: {error}")
+
+
+def _set(container: Any, parts: list[str], value: Any, undo: _Undo) -> None:
+    owner, where = container, ""
+    for depth, part in enumerate(parts):
+        name, entry = _find(owner, part, where, deeper=depth < len(parts) - 1)
+        where = join(where, part)
+        if depth == len(parts) - 1:
+            _assign(owner, name, check(entry.form, value, where, LiveCatalog(type(owner))), where, undo)
+            return
+        below = getattr(owner, name)
+        table = next((option for option in options_of(entry.form) if option.kind in ("dict", "any")), None)
+        if table is not None and (isinstance(below, dict) or below is None):
+            new = _with_item(below or {}, parts[depth + 1 :], value, table, where)
+            _assign(owner, name, new, where, undo)
+            return
+        if below is None:
+            below = _make_section(entry, where, parts[depth + 1], LiveCatalog(type(owner)))
+            _assign(owner, name, below, where, undo)
+        owner = _below(below, entry, where)
+
+
+def _find(owner: Any, part: str, where: str, deeper: bool) -> tuple[str, Field]:
+    """Return the field of `owner` that `part` names."""
+    section = _section_of(owner)
+    name = field_key(section, part)
+    if name is None:
+        fail(join(where, part), f"unknown key; {_suggestion(owner, section, part, where, deeper)}")
+    entry = section.fields[name]
+    if entry.computed:
+        fail(join(where, part), "is computed, it cannot be set")
+    return name, entry
+
+
+def _section_of(owner: Any) -> Section:
+    cls: type = type(owner)
+    return describe_class(cls).section
+
+
+def _suggestion(owner: Any, section: Section, part: str, where: str, deeper: bool) -> str:
+    """Suggest the nearest key; a key of a section that was written without the section comes first."""
+    if not where and not deeper:
+        sections = [name for name in section.fields if is_dataclass(getattr(owner, name, None))]
+        for name in sections:
+            if field_key(_section_of(getattr(owner, name)), part) is not None:
+                return f"did you mean {name}.{part}?"
+    keys = section.keys()
+    if not where and not difflib.get_close_matches(part[:200], keys, 1):
+        return f"sections: {', '.join(keys)}"
+    return nearest(part, keys, f"valid keys of {type(owner).__name__}")
+
+
+def _below(value: Any, entry: Field, where: str) -> Any:
+    if is_dataclass(value):
+        return value
+    if isinstance(value, list | tuple):
+        fail(where, f"{show(value)} is a list: give it as a whole, {where}=[...]")
+    is_section = any(option.kind == "config" for option in options_of(entry.form))
+    remedy = f"; give a table, {where}={{...}}, or start from ~{where}" if is_section else ""
+    fail(where, f"{show(value)} has no keys below it{remedy}")
+
+
+def _make_section(entry: Field, where: str, below: str, catalog: LiveCatalog) -> Any:
+    """Build an absent section with its defaults, where the annotation leaves no choice of class."""
+    paths = [option.args[0] for option in options_of(entry.form) if option.kind == "config"]
+    if not paths:
+        fail(where, f"is null, and {describe(entry.form)} has no key {below}")
+    if len(paths) > 1:
+        _fail_whole(where, f"is null and may be any of {describe(entry.form)}", "_target_: CLASS")
+    section = catalog.section(paths[0])
+    cls = catalog.find_class(paths[0])
+    if section is None or cls is None or section.abstract:
+        fail(where, f"is null, and {paths[0]} cannot be built here")
+    if field_key(section, below) is None:
+        fail(join(where, below), f"unknown key; {nearest(below, section.keys(), f'valid keys of {cls.__name__}')}")
+    if required := [name for name, each in section.fields.items() if each.required]:
+        _fail_whole(where, f"is null and {cls.__name__} cannot do without {', '.join(required)}", f"{required[0]}: ...")
+    try:
+        return cls()
+    except Exception as error:  # whatever the class raises
+        fail(where, f"is null and cannot be made: {error or type(error).__name__}")
+
+
+def _fail_whole(where: str, fact: str, inner: str) -> NoReturn:
+    fail(where, f"{fact}; give the whole section, {where}={{{inner}}}")
+
+
+def _with_item(table: dict[Any, Any], parts: list[str], value: Any, form: Form, where: str) -> dict[Any, Any]:
+    """Return a copy of a free table with one item set, tables in between made on the way."""
+    member = form.args[1] if form.kind == "dict" else ANY
+    key, *rest = parts
+    where = join(where, key)
+    if key == "_target_":
+        fail(where, "a class is named in a whole table only")
+    if not rest:
+        return {**table, key: check(member, value, where, LiveCatalog(dict))}
+    inner = table.get(key, {})
+    option = next((option for option in options_of(member) if option.kind in ("dict", "any")), None)
+    if not isinstance(inner, dict) or option is None:
+        fail(where, f"{show(inner)} has no keys below it")
+    return {**table, key: _with_item(inner, rest, value, option, where)}
+
+
+def _assign(owner: Any, name: str, value: Any, where: str, undo: _Undo) -> None:
+    old = getattr(owner, name)
+    try:
+        setattr(owner, name, value)
+    except Exception as error:  # a frozen section, or a property with rules of its own
+        fail(where, f"cannot be set to {show(value)}: {error or type(error).__name__}")
+    undo.append((owner, name, old))

@@ -1,0 +1,181 @@
+"""When to save, and when to leave."""
+
+import gc
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from typing import Any
+
+import torch.distributed as dist
+
+from cloudai_mbridge.training import callbacks
+from cloudai_mbridge.training.checkpointing import save_checkpoint
+from cloudai_mbridge.training.config.container import ConfigContainer
+from cloudai_mbridge.training.loop.param_hooks import without_forward_pre_hooks
+from cloudai_mbridge.training.process.collectives import largest
+from cloudai_mbridge.training.process.log_lines import write_line
+from cloudai_mbridge.training.reporting.progress_log import compute_throughputs_and_append_to_progress_log
+from cloudai_mbridge.training.resilience import fault_tolerance
+from cloudai_mbridge.training.resilience.nvrx_straggler import check_nvrx_straggler_detection
+from cloudai_mbridge.training.state import GlobalState
+
+
+class EarlyExit(SystemExit):
+    """The loop leaves, on all ranks at the same place; any other `SystemExit` may be one rank's alone."""
+
+
+def barrier_and_log(message: str) -> None:
+    """Wait for all ranks, then say it on rank 0, with the time."""
+    if dist.is_initialized():
+        dist.barrier()
+        if dist.get_rank() != 0:
+            return
+    write_line(f"[{message}] datetime: {datetime.now():%Y-%m-%d %H:%M:%S} ")
+
+
+@contextmanager
+def outside_step_time(state: GlobalState, stop_with_barrier: bool = False) -> Iterator[None]:
+    """Keep what runs inside `with` out of the step time and of the energy of the steps. A collective."""
+    interval = state.timers("interval-time", log_level=0)
+    was_running = interval._started
+    if was_running:
+        interval.stop(barrier=stop_with_barrier)
+    if state.energy_monitor is not None:
+        state.energy_monitor.pause()
+    has_failed = True
+    try:
+        yield
+        has_failed = False
+    finally:
+        if state.energy_monitor is not None:
+            state.energy_monitor.resume()
+        if was_running:
+            interval.start(barrier=not has_failed)  # a rank that failed must not wait for those that did not
+
+
+def save_checkpoint_and_time(
+    state: GlobalState,
+    model: list[Any],
+    optimizer: Any,
+    opt_param_scheduler: Any,
+    num_floating_point_operations_so_far: float,
+    checkpointing_context: dict[str, Any],
+    non_persistent_ckpt: bool = False,
+    train_data_iterator: Any = None,
+) -> None:
+    """Save a checkpoint, and report how long that took; none of it enters the step time. A collective."""
+    key = "save-checkpoint-non-persistent" if non_persistent_ckpt else "save-checkpoint"
+    cfg = state.cfg
+    with outside_step_time(state, stop_with_barrier=True):
+        with _timed(state, key), without_forward_pre_hooks(model):
+            fault_tolerance.on_checkpointing_start(state)
+            save_checkpoint(
+                state,
+                model,
+                optimizer,
+                opt_param_scheduler,
+                num_floating_point_operations_so_far,
+                checkpointing_context,
+                non_persistent_ckpt=non_persistent_ckpt,
+                train_data_iterator=train_data_iterator,
+            )
+            fault_tolerance.on_checkpointing_end(is_async_finalization=False, global_state=state)
+            if getattr(cfg.model, "fp8", None):
+                gc.collect()  # the copies that Transformer Engine made of the parameters
+        parts = {"optimizer": optimizer, "scheduler": opt_param_scheduler}
+        if not cfg.checkpoint.async_save:  # else when it is complete
+            callbacks.fire("on_checkpoint_save", state.callback_manager, state, model, **parts)
+        if non_persistent_ckpt:
+            return
+        state.last_saved_step = state.train_state.step
+        if cfg.logger.log_progress:
+            compute_throughputs_and_append_to_progress_log(state, num_floating_point_operations_so_far)
+
+
+@contextmanager
+def _timed(state: GlobalState, key: str) -> Iterator[None]:
+    timer = state.timers(key, log_level=0)
+    timer.start(barrier=True)
+    try:
+        yield
+    except BaseException:
+        timer.reset()  # no barrier: another rank may not come
+        raise
+    timer.stop(barrier=True)
+    state.timers.log([key])
+
+
+def checkpoint_and_decide_exit(
+    state: GlobalState,
+    model: list[Any],
+    optimizer: Any,
+    opt_param_scheduler: Any,
+    num_floating_point_operations_so_far: float,
+    checkpointing_context: dict[str, Any],
+    train_data_iterator: Any,
+) -> bool:
+    """Save a checkpoint if one is due; return whether to leave. All ranks call it, and all get the same answer."""
+    cfg, step = state.cfg, state.train_state.step
+
+    def save(non_persistent: bool = False) -> None:
+        save_checkpoint_and_time(
+            state,
+            model,
+            optimizer,
+            opt_param_scheduler,
+            num_floating_point_operations_so_far,
+            checkpointing_context,
+            non_persistent_ckpt=non_persistent,
+            train_data_iterator=train_data_iterator,
+        )
+
+    if _has_received_signal(state):
+        if cfg.checkpoint.save:
+            save()
+        barrier_and_log("exiting program after receiving SIGTERM.")
+        return True
+    is_saved = _save_if_due(cfg, step, save)
+    if (reason := _reason_to_leave(state)) is None:
+        return False
+    if cfg.checkpoint.save and not is_saved:
+        save()
+    barrier_and_log(reason)
+    return True
+
+
+def _has_received_signal(state: GlobalState) -> bool:
+    if not state.exits_on_signal or state.signal_handler is None:
+        return False
+    return any(state.signal_handler.signals_received())
+
+
+def _save_if_due(cfg: ConfigContainer, step: int, save: Any) -> bool:
+    """Return whether a checkpoint was saved that outlives the job."""
+    checkpoint = cfg.checkpoint
+    if not checkpoint.save:
+        return False
+    if checkpoint.save_interval and step % checkpoint.save_interval == 0:
+        save()
+        return True
+    if checkpoint.non_persistent_save_interval and step % checkpoint.non_persistent_save_interval == 0:
+        save(non_persistent=True)
+    return False
+
+
+def _reason_to_leave(state: GlobalState) -> str | None:
+    train, step = state.cfg.train, state.train_state.step
+    if train.exit_duration_in_mins is not None:
+        minutes = (time.time() - state.start_time) / 60.0
+        if is_over_on_any_rank(minutes, train.exit_duration_in_mins):
+            return f"exiting program after {minutes} minutes"
+    if train.exit_interval and step % train.exit_interval == 0:
+        return f"exiting program at iteration {step}"
+    if check_nvrx_straggler_detection(state.nvrx_straggler_manager):
+        return "Exiting program due to straggler detection."
+    return None
+
+
+def is_over_on_any_rank(minutes: float, limit_minutes: float) -> bool:
+    """Return whether any rank has passed the limit: their clocks differ. A collective."""
+    return bool(largest(minutes > limit_minutes)[0])

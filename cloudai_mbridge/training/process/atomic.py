@@ -1,0 +1,41 @@
+"""Write files so that a reader sees the old content or the new one, whatever is killed when."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+
+
+def write_file(path: Path, write: Callable[[BinaryIO], Any]) -> None:
+    """Replace `path` by what `write` puts into the file that it is given, on the disk when this returns."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    _sync_directory(path.parent)
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Replace `path` by a file with `data`."""
+    write_file(path, lambda file: file.write(data))
+
+
+def write_torch(path: Path, value: Any) -> None:
+    """Replace `path` by what `torch.save` makes of `value`."""
+    write_file(path, lambda file: torch.save(value, file))
+
+
+def _sync_directory(path: Path) -> None:
+    """Bring the names in a directory to the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,60 @@
+"""The one device rule: the process group's backend decides. NCCL means the current GPU, all others the CPU."""
+
+import os
+import platform
+import re
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+_CPUINFO = Path("/proc/cpuinfo")
+
+
+def device_of(backend: str) -> torch.device:
+    """Return the device that tensors of a `backend` group live on."""
+    if backend == "nccl":
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
+
+
+def current_device() -> torch.device:
+    """Return the device of this rank. The default process group must be up."""
+    return device_of(dist.get_backend())
+
+
+def bind_local_device(backend: str) -> None:
+    """Take this rank's GPU, or its share of the CPU cores; a single process takes OMP_NUM_THREADS of them, if set.
+
+    torchrun sets that variable to 1 for several ranks on a node, whatever the number of cores.
+    """
+    local_rank, local_size = int(os.environ.get("LOCAL_RANK", 0)), int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    if backend == "nccl":
+        torch.cuda.set_device(local_rank)
+    elif local_size > 1 or "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // local_size))
+
+
+def synchronize() -> None:
+    """Wait until this rank's device has finished what was queued."""
+    if current_device().type != "cpu":
+        torch.cuda.synchronize()
+
+
+def describe_device() -> str:
+    """Name the hardware, as a report should."""
+    if current_device().type != "cpu":
+        return str(torch.cuda.get_device_name())
+    model = _cpu_model()
+    return f"CPU{f' {model}' if model else ''} ({torch.get_num_threads()} threads per rank)"
+
+
+def _cpu_model() -> str:
+    """Return the CPU's model as the kernel names it, else its architecture; empty if unknown."""
+    try:
+        named = re.search(
+            r"(?m)^model name\s*:[ \t]*(\S.*?)[ \t]*$", _CPUINFO.read_text(encoding="utf-8", errors="replace")
+        )
+    except OSError:
+        named = None
+    return " ".join(named[1].split()) if named else platform.processor()

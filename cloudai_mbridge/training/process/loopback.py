@@ -1,0 +1,23 @@
+"""Where the ranks of one machine meet: an address that needs no name and no network. Standard library only."""
+
+import os
+import socket
+
+_GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
+_LOOPBACK_INTERFACE = "lo"
+
+
+def loopback_address() -> str:
+    """Return 127.0.0.1, or ::1 where this machine has IPv6 only."""
+    try:
+        with socket.socket(socket.AF_INET) as probe:
+            probe.bind(("127.0.0.1", 0))
+    except OSError:
+        return "::1"
+    return "127.0.0.1"
+
+
+def use_loopback() -> None:
+    """Let gloo use the loopback interface, unless another is configured: by default gloo resolves the host name."""
+    if _LOOPBACK_INTERFACE in (name for _, name in socket.if_nameindex()):
+        os.environ.setdefault(_GLOO_INTERFACE, _LOOPBACK_INTERFACE)

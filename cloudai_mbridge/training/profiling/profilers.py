@@ -1,0 +1,121 @@
+"""PyTorch's profiler, a trace and if asked for an execution trace per rank; and ranges for Nsight Systems."""
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core.utils import configure_nvtx_profiling
+from torch.profiler import ExecutionTraceObserver, schedule, tensorboard_trace_handler
+
+from cloudai_mbridge.training.config.profiling import ProfilingConfig, has_window, is_speaker, should_profile_rank
+from cloudai_mbridge.training.process.log_lines import write_line
+
+DEFAULT_DIRECTORY = "./torch_profile"
+
+
+class StepProfiler(torch.profiler.profile):
+    """A profiler whose `start` and `stop` may be called twice, and whose execution trace is complete after `stop`."""
+
+    is_running = False
+
+    def start(self) -> None:
+        """Begin to count steps."""
+        if not self.is_running:
+            super().start()
+            self.is_running = True
+
+    def stop(self) -> None:
+        """End; write the trace of the steps recorded, if there are any that were not yet written."""
+        if not self.is_running:
+            return
+        self.is_running = False
+        super().stop()
+        observer: Any = self.execution_trace_observer
+        if observer is not None:
+            observer.cleanup()
+
+
+def initialize_pytorch_profiler(
+    config: ProfilingConfig | None,
+    tensorboard_dir: str | Path | None = None,
+    rank: int | None = None,
+    first_step: int = 0,
+) -> StepProfiler | None:
+    """Make this rank's profiler, not started; None where it is off, for other ranks, or for an empty window.
+
+    A step is named as in the log: `ProfilerStep#12` is iteration 12, if training starts at step 0. The window is
+    `profile_step_start <= iteration < profile_step_end`; the step before it warms the profiler up.
+
+    tensorboard_dir: where the traces go, `./torch_profile` without it; execution traces into `chakra` in there.
+    rank: this process's by default. first_step: steps done before this run; the window counts from the job's first.
+    """
+    rank = _this_rank() if rank is None else rank
+    if config is None or not config.use_pytorch_profiler or not should_profile_rank(config, rank):
+        return None
+    if not has_window(config, first_step):
+        if is_speaker(config, rank):
+            window = f"[{config.profile_step_start}, {config.profile_step_end})"
+            write_line(f"profiling: no step to profile in {window} when training starts with {first_step} steps done")
+        return None
+    directory = Path(tensorboard_dir or DEFAULT_DIRECTORY)
+    start = max(config.profile_step_start - first_step, 0)
+    return StepProfiler(
+        schedule=schedule(
+            wait=max(start - 1, 0),
+            warmup=1 if start > 0 else 0,
+            active=config.profile_step_end - first_step - start,
+            repeat=1,
+        ),
+        on_trace_ready=tensorboard_trace_handler(str(directory), worker_name=f"rank-{rank}"),
+        record_shapes=config.record_shapes or config.pytorch_profiler_collect_shapes,
+        with_stack=config.pytorch_profiler_collect_callstack,
+        execution_trace_observer=_chakra(directory, rank) if config.pytorch_profiler_collect_chakra else None,
+    )
+
+
+def _chakra(directory: Path, rank: int) -> Any:
+    """Return an observer that writes the rank's graph of operators: torch's format, the input of Chakra's tools."""
+    path = directory / "chakra" / f"rank-{rank}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return ExecutionTraceObserver().register_callback(str(path))
+
+
+def _this_rank() -> int:
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+class NsysCapture:
+    """An open capture: the GPU's profiler is on, every operator emits an NVTX range."""
+
+    def __init__(self, config: ProfilingConfig) -> None:
+        self._open = contextlib.ExitStack()
+        gpu: Any = torch.cuda
+        runtime = gpu.cudart()
+        _check(runtime.cudaProfilerStart())
+        self._open.callback(lambda: _check(runtime.cudaProfilerStop()))
+        if config.nvtx_ranges:
+            configure_nvtx_profiling(True)
+            self._open.callback(configure_nvtx_profiling, False)
+        autograd: Any = torch.autograd
+        self._open.enter_context(autograd.profiler.emit_nvtx(record_shapes=config.record_shapes))
+
+    def stop(self) -> None:
+        """End the ranges, then the capture; a second call does nothing."""
+        self._open.close()
+
+
+def start_nsys_profiler(config: ProfilingConfig) -> NsysCapture | None:
+    """Open a capture on this rank; None without a GPU."""
+    return NsysCapture(config) if torch.cuda.is_available() else None
+
+
+def stop_nsys_profiler(capture: NsysCapture | None) -> None:
+    """Close a capture; None and a closed one are left alone."""
+    if capture is not None:
+        capture.stop()
+
+
+def _check(status: Any) -> None:
+    torch.cuda.check_error(int(status))

@@ -1,0 +1,168 @@
+"""Open a run at each logging service on the last rank; find out before training whether that will work."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from cloudai_mbridge.training.config.text.serialization import SECRET_NAME, USER_IN_URL
+from cloudai_mbridge.training.errors import ConfigError
+from cloudai_mbridge.training.process.provenance import is_installed
+
+_MLFLOW_LONGEST_VALUE = 500  # what every MLflow server takes
+_HIDDEN = "***"
+# The setting that turns a service on, its package, and the name under which pip installs that
+_SERVICES = (
+    ("tensorboard_dir", "tensorboard", "tensorboard"),
+    ("wandb_project", "wandb", "wandb"),
+    ("mlflow_experiment", "mlflow", "mlflow"),
+    ("comet_project", "comet_ml", "comet-ml"),
+)
+
+
+def check_loggers(cfg: Any) -> None:
+    """Check, on every rank, what only the last one will need.
+
+    Raises:
+        ConfigError: a configured service's package is not installed, or W&B has no name for the run.
+    """
+    for setting, package, distribution in _SERVICES:
+        value = getattr(cfg.logger, setting)
+        if value and not is_installed(package):
+            raise ConfigError(
+                f"logger.{setting}={value!r}: the package {package} is not installed; "
+                f"pip install {distribution}, or leave logger.{setting} empty"
+            )
+    if cfg.logger.wandb_project and not cfg.logger.wandb_exp_name:
+        raise ConfigError(
+            f"logger.wandb_project={cfg.logger.wandb_project!r} needs a name for this run: set logger.wandb_exp_name"
+        )
+
+
+def open_tensorboard(cfg: Any) -> Any:
+    """Return a SummaryWriter, or None if TensorBoard is not configured or this is not the last rank."""
+    if not cfg.logger.tensorboard_dir or not _is_last_rank():
+        return None
+    from torch.utils.tensorboard import SummaryWriter
+
+    return SummaryWriter(log_dir=cfg.logger.tensorboard_dir, max_queue=cfg.logger.tensorboard_queue_size)
+
+
+def open_wandb(cfg: Any) -> Any:
+    """Return the wandb module with a run open, or None if W&B is not configured or this is not the last rank.
+
+    WANDB_MODE=offline works without network and key. The key comes from WANDB_API_KEY or from `wandb login`.
+
+    Raises:
+        ConfigError: no run could be opened; it says what W&B wants.
+    """
+    logger = cfg.logger
+    if not logger.wandb_project or not _is_last_rank():
+        return None
+    import wandb
+    from megatron.core import timers
+
+    timers.wandb = wandb  # imported without it on a CPU (cpu/install.py)
+
+    directory = Path(logger.wandb_save_dir or os.path.join(cfg.checkpoint.save or ".", "wandb"))
+    directory.mkdir(parents=True, exist_ok=True)
+    try:
+        wandb.init(
+            dir=str(directory),
+            project=logger.wandb_project,
+            name=logger.wandb_exp_name,
+            entity=logger.wandb_entity,
+            config=run_config(cfg),
+        )
+    except wandb.Error as error:
+        raise ConfigError(
+            f"logger.wandb_project={logger.wandb_project!r}: no W&B run could be opened ({error}); "
+            "set WANDB_API_KEY, or WANDB_MODE=offline"
+        ) from error
+    return wandb
+
+
+def open_mlflow(cfg: Any) -> Any:
+    """Return the mlflow module with a run open, or None if MLflow is not configured or this is not the last rank.
+
+    A run that is open already is used. The server and its credentials come from `logger.mlflow_tracking_uri` or from
+    MLflow's environment variables.
+    """
+    logger = cfg.logger
+    if not logger.mlflow_experiment or not _is_last_rank():
+        return None
+    import mlflow
+
+    if logger.mlflow_tracking_uri:
+        mlflow.set_tracking_uri(logger.mlflow_tracking_uri)
+    if mlflow.active_run() is None:
+        mlflow.set_experiment(logger.mlflow_experiment)
+        mlflow.start_run(run_name=logger.mlflow_run_name)
+    if logger.mlflow_tags:
+        mlflow.set_tags(logger.mlflow_tags)
+    mlflow.log_params({name: str(value)[:_MLFLOW_LONGEST_VALUE] for name, value in flat(run_config(cfg)).items()})
+    return mlflow
+
+
+def open_comet(cfg: Any) -> Any:
+    """Return a Comet experiment, or None if Comet is not configured or this is not the last rank.
+
+    COMET_START_ONLINE=0 keeps it in COMET_OFFLINE_DIRECTORY. The key comes from `logger.comet_api_key`,
+    COMET_API_KEY or Comet's own settings.
+    """
+    logger = cfg.logger
+    if not logger.comet_project or not _is_last_rank():
+        return None
+    import comet_ml
+
+    experiment = comet_ml.start(
+        api_key=logger.comet_api_key,
+        workspace=logger.comet_workspace,
+        project_name=logger.comet_project,
+        experiment_config=comet_ml.ExperimentConfig(name=logger.comet_experiment_name, tags=logger.comet_tags),
+    )
+    experiment.log_parameters(flat(run_config(cfg)))
+    return experiment
+
+
+def _is_last_rank() -> bool:
+    return not dist.is_initialized() or dist.get_rank() == dist.get_world_size() - 1
+
+
+def close_loggers(tensorboard: Any, wandb: Any, mlflow: Any, comet: Any) -> None:
+    """Send what is left and close; each may be None, and what is closed already stays so."""
+    if tensorboard is not None:
+        tensorboard.close()
+    if wandb is not None:
+        wandb.finish()
+    if mlflow is not None and mlflow.active_run() is not None:
+        mlflow.end_run()
+    if comet is not None:
+        comet.end()
+
+
+def run_config(cfg: Any) -> dict[str, Any]:
+    """Return the configuration as plain data, with secrets masked by name, and user and password cut out of URLs."""
+    masked = _mask(cfg.to_dict())
+    assert isinstance(masked, dict)
+    return masked
+
+
+def _mask(value: Any, name: str = "") -> Any:
+    if isinstance(value, dict):
+        return {key: _mask(item, str(key)) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_mask(item, name) for item in value]
+    if isinstance(value, str):
+        return _HIDDEN if value and SECRET_NAME.search(name) else USER_IN_URL.sub(rf"\1{_HIDDEN}@", value)
+    return value
+
+
+def flat(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return one level of dotted names, as services show parameters."""
+    items: dict[str, Any] = {}
+    for key, value in config.items():
+        name = f"{prefix}{key}"
+        items.update(flat(value, f"{name}.") if isinstance(value, dict) and value else {name: value})
+    return items

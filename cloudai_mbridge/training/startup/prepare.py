@@ -1,0 +1,224 @@
+"""Make a configuration ready for this process: fit it to the device, refuse what the loop lacks, derive, validate."""
+
+import os
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cloudai_mbridge.training.compat.batch_sizes import check_ramp
+from cloudai_mbridge.training.config.container import ConfigContainer, required
+from cloudai_mbridge.training.config.finetuning import GPTFIMDatasetConfig
+from cloudai_mbridge.training.config.rules.update import runtime_config_update
+from cloudai_mbridge.training.errors import ConfigError
+from cloudai_mbridge.training.mixed_precision import MixedPrecisionConfig
+from cloudai_mbridge.training.models.gpt_provider import GPTModelProvider
+from cloudai_mbridge.training.models.layer_specs import has_transformer_engine
+from cloudai_mbridge.training.schema.not_done import asked_for
+
+_CHANGED = "_changed_by_prepare"
+
+
+def prepare(config: ConfigContainer) -> dict[str, Any]:
+    """Prepare in place; return what the device changed, "section.field" -> new value.
+
+    May be called again: what an earlier call changed, and holds still, is returned as well.
+
+    Raises:
+        ConfigError: a rule is broken, or the loop does not do what is asked for.
+    """
+    _check_values(config)
+    refuse_unsupported(config)
+    try:
+        adapted = adapt_to_device(config)
+        before = _plain_values(config)
+        had_sequence_parallel = getattr(config.model, "sequence_parallel", False)
+        runtime_config_update(config)
+    except ConfigError:
+        raise
+    except Exception as error:  # whatever a rule of Megatron-Core raises, the configuration is at fault
+        raise ConfigError(f"{' '.join(str(error).split())} ({type(error).__name__})") from error
+    refuse_unsupported(config)
+    _check_pipeline(config)
+    _check_batches(config)
+    _check_vocabulary(config)
+    if had_sequence_parallel and not config.model.sequence_parallel:
+        adapted["model.sequence_parallel"] = False
+    earlier = {path: value for path, value in vars(config).get(_CHANGED, {}).items() if _holds(config, path, value)}
+    after = _plain_values(config) if config.mixed_precision is not None else {}
+    overwritten = {path: str(value) for path, value in after.items() if value != before.get(path)}
+    changed = earlier | adapted | overwritten
+    setattr(config, _CHANGED, changed)
+    return changed
+
+
+def _holds(config: ConfigContainer, path: str, value: Any) -> bool:
+    section, _, name = path.partition(".")
+    return str(getattr(getattr(config, section), name, None)) == str(value)
+
+
+def _plain_values(config: ConfigContainer) -> dict[str, Any]:
+    """Return the fields that a mixed-precision recipe may overwrite."""
+    sections = {"model": config.model, "optimizer": config.optimizer, "ddp": config.ddp}
+    names = [each.name for each in fields(MixedPrecisionConfig)]
+    return {
+        f"{s}.{name}": getattr(target, name)
+        for s, target in sections.items()
+        for name in names
+        if hasattr(target, name)
+    }
+
+
+def _check_values(config: ConfigContainer) -> None:
+    """Refuse what would fail later, on every rank, in other words."""
+    optimizer, train = config.optimizer, config.train
+    for name, value in (("micro_batch_size", train.micro_batch_size), ("global_batch_size", train.global_batch_size)):
+        if value is None or value < 1:
+            raise ConfigError(f"train.{name} = {value} is not a number of sequences; use at least 1")
+    if optimizer.lr is None or not 0 <= (0.0 if optimizer.min_lr is None else optimizer.min_lr) <= optimizer.lr:
+        raise ConfigError(f"optimizer: lr = {optimizer.lr} and min_lr = {optimizer.min_lr}; use 0 <= min_lr <= lr")
+    if optimizer.min_lr is None:
+        optimizer.min_lr = 0.0
+    for name in ("log_interval", "tensorboard_log_interval"):
+        if (value := getattr(config.logger, name)) < 1:
+            raise ConfigError(f"logger.{name} = {value} is not a number of steps; use at least 1")
+    path = config.logger.save_config_filepath
+    if path and not os.access(Path(path).absolute().parent, os.W_OK):
+        raise ConfigError(f"logger.save_config_filepath = {path!r}: its directory cannot be written")
+
+
+def _check_pipeline(config: ConfigContainer) -> None:
+    """Refuse virtual stages without overlapped messages: Megatron-Core trains them wrongly and reports no error."""
+    model: Any = config.model
+    if model.virtual_pipeline_model_parallel_size is not None and not model.overlap_p2p_comm:
+        raise ConfigError("comm_overlap.overlap_p2p_comm = False: virtual pipeline stages need it; remove it")
+
+
+def _check_vocabulary(config: ConfigContainer) -> None:
+    """Refuse a table of embeddings that tensor parallelism cannot split."""
+    model: Any = config.model
+    size, tp = model.vocab_size, model.tensor_model_parallel_size
+    if size is not None and not model.should_pad_vocab and size % tp:
+        raise ConfigError(
+            f"model.vocab_size = {size} is not a multiple of model.tensor_model_parallel_size = {tp};"
+            " use a multiple, or set model.should_pad_vocab=True"
+        )
+
+
+def _check_batches(config: ConfigContainer) -> None:
+    total, micro = required(config.train.global_batch_size), required(config.train.micro_batch_size)
+    replicas = required(config.data_parallel_size)
+    if total % (micro * replicas):
+        raise ConfigError(
+            f"train.global_batch_size = {total} is not a multiple of micro_batch_size x data-parallel size ="
+            f" {micro} x {replicas}: the global batch size has to hold whole micro-batches"
+        )
+    check_ramp(config.train, replicas)
+
+
+# They need Transformer Engine, Apex or CUDA extensions, or go through torch.compile.
+_FUSIONS = (
+    "gradient_accumulation_fusion",
+    "masked_softmax_fusion",
+    "apply_rope_fusion",
+    "bias_activation_fusion",
+    "bias_dropout_fusion",
+    "cross_entropy_loss_fusion",
+    "persist_layer_norm",
+)
+
+
+def adapt_to_device(config: ConfigContainer, *, has_gpu: bool | None = None) -> dict[str, Any]:
+    """Change what the device cannot do; return "section.field" -> new value. May be called again."""
+    gpu = torch.cuda.is_available() if has_gpu is None else has_gpu
+    changes = _Changes(config)
+    model: Any = config.model
+    if not gpu:
+        changes.set("dist", "distributed_backend", "gloo")
+        changes.set("model", "use_cpu_initialization", True)
+        # gloo reads a send buffer after isend has returned, so freeing it early would corrupt what is sent
+        changes.set("model", "deallocate_pipeline_outputs", False)
+    if not has_transformer_engine():
+        changes.set("model", "transformer_impl", "local")
+        for name in _FUSIONS:
+            changes.set("model", name, False)
+        changes.set("model", "layernorm_zero_centered_gamma", False)  # torch's norms multiply by their weight itself
+    _derive(config)
+    if config.comm_overlap is None:
+        # With virtual stages Megatron-LM demands overlapped P2P: without it, two stages train wrongly and say nothing
+        is_interleaved = getattr(model, "virtual_pipeline_model_parallel_size", None) is not None
+        changes.set("model", "overlap_p2p_comm", is_interleaved)
+        changes.set("model", "batch_p2p_comm", not is_interleaved)
+    return changes.made
+
+
+def _derive(config: ConfigContainer) -> None:
+    """Fill in what follows from other sections and is the same on every device."""
+    model: Any = config.model
+    if config.mixed_precision is None and getattr(model, "pipeline_dtype", None) is None:
+        model.pipeline_dtype = model.params_dtype
+    config.optimizer.overlap_param_gather = config.ddp.overlap_param_gather
+    config.optimizer.log_num_zeros_in_grad |= config.logger.log_num_zeros_in_grad
+    config.optimizer.barrier_with_L1_time = config.logger.barrier_with_L1_time
+    tokenizer = config.tokenizer
+    is_null = tokenizer.tokenizer_type in (None, "NullTokenizer") and tokenizer.metadata_path is None
+    if getattr(model, "vocab_size", None) is None and is_null and tokenizer.vocab_size is not None:
+        take_vocabulary(model, tokenizer.vocab_size + 1)  # the end of a document
+
+
+def take_vocabulary(model: Any, vocab_size: int) -> None:
+    """Give the model the tokenizer's vocabulary, padded as `make_vocab_size_divisible_by` says."""
+    model.vocab_size, model.should_pad_vocab = vocab_size, True
+
+
+class _Changes:
+    """The fields that were set to something else than they held."""
+
+    def __init__(self, config: ConfigContainer) -> None:
+        self._config = config
+        self.made: dict[str, Any] = {}
+
+    def set(self, section: str, name: str, value: Any) -> None:
+        target = getattr(self._config, section)
+        if hasattr(target, name) and getattr(target, name) != value:
+            setattr(target, name, value)
+            self.made[f"{section}.{name}"] = value
+
+
+def refuse_unsupported(config: ConfigContainer) -> None:
+    """Refuse what the loop would have to ignore.
+
+    Raises:
+        ConfigError: one line that names every such field, its value and what asks for nothing.
+    """
+
+    def get(section: str, name: str, default: Any) -> Any:
+        return getattr(getattr(config, section), name, default)  # a section that is None has no field
+
+    if asked := [*asked_for(get), *_asked_otherwise(config)]:
+        raise ConfigError(f"the training loop does not do this yet: {'; '.join(asked)}")
+
+
+def _asked_otherwise(config: ConfigContainer) -> Iterator[str]:
+    model: Any = config.model
+    if config.peft is not None:
+        yield "peft (remove it)"
+    if not isinstance(model, GPTModelProvider):
+        yield f"model = {type(model).__name__} (use GPTModelProvider or MLAModelProvider)"
+    elif has_transformer_engine() and model.transformer_impl == "local":
+        yield "model.transformer_impl = 'local' (Transformer Engine is installed, and used)"
+    tp, ep = model.tensor_model_parallel_size, model.expert_model_parallel_size
+    if model.num_moe_experts and ep == 1 and (etp := model.expert_tensor_parallel_size or tp) != tp:
+        # Megatron-Core reduces the experts' gradients over the groups of the dense layers then
+        field = "model.expert_tensor_parallel_size"
+        yield f"{field} = {etp} with expert_model_parallel_size = 1 and tensor_model_parallel_size = {tp} (use {tp})"
+    if (
+        getattr(config.dataset, "skip_getting_attention_mask_from_dataset", True) is False
+        and not has_transformer_engine()
+    ):
+        field = "dataset.skip_getting_attention_mask_from_dataset"
+        yield f"{field} = False (use True: without Transformer Engine attention is causal)"
+    if isinstance(config.dataset, GPTFIMDatasetConfig):
+        yield "dataset = GPTFIMDatasetConfig (use GPTDatasetConfig)"
