@@ -11,10 +11,9 @@ from pathlib import Path
 from types import FrameType
 
 from cloudai_mbridge.errors import ToolFailure
-from cloudai_mbridge.models.values.credentials import is_secret
+from cloudai_mbridge.training.credentials import MASK, is_secret, redacted
 
 _ERROR_LINE = re.compile(r"\b(?:fatal|\w*error)\b\s*[:\]]", re.IGNORECASE)
-_USERINFO = re.compile(r"://[^/@\s]+@")
 _SHOWN_LINES = 3
 _SHORTEST_SECRET = 4
 
@@ -96,8 +95,8 @@ def last_words(text: str, env: Mapping[str, str]) -> str:
     words = "; ".join(dict.fromkeys(telling[-_SHOWN_LINES:]))
     for name, value in env.items():
         if is_secret(name) and len(value) >= _SHORTEST_SECRET:
-            words = words.replace(value, "***")
-    return _USERINFO.sub("://***@", words)
+            words = words.replace(value, MASK)
+    return redacted(words)
 
 
 def _printable(line: str) -> str:

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from cloudai_mbridge.files.regular import open_regular
-from cloudai_mbridge.logs.redacted import redacted_lines
+from cloudai_mbridge.training.credentials import redacted_lines
 
 _BLOCK = 1 << 16
 # torchrun says which rank failed and how, and then reports at length on itself

@@ -9,7 +9,6 @@ from typing import Any
 from cloudai_mbridge.errors import Damaged, NothingRan
 from cloudai_mbridge.estimate.hardware import find_gpu
 from cloudai_mbridge.logs import LogSummary, read_log
-from cloudai_mbridge.logs.redacted import redacted, redacted_in
 from cloudai_mbridge.logs.tail import last_lines
 from cloudai_mbridge.metrics import Metrics, measure
 from cloudai_mbridge.plan import POINT_FILES, ROOT_FILES, RunPlan
@@ -21,6 +20,7 @@ from cloudai_mbridge.report.model import PointReport, Report
 from cloudai_mbridge.runner import Judge, Judgement
 from cloudai_mbridge.runner.journal.journal import Attempt, Journal, JournalEntry
 from cloudai_mbridge.schedulers.interface import JobClass
+from cloudai_mbridge.training.credentials import redacted, redacted_in
 from cloudai_mbridge.verdict import FailureKind, RunOutcome, Verdict, explain, judge
 from cloudai_mbridge.version import __version__
 

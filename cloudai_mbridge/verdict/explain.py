@@ -8,9 +8,9 @@ from pathlib import Path
 
 from cloudai_mbridge.files.regular import read_regular
 from cloudai_mbridge.logs import LogSummary
-from cloudai_mbridge.logs.redacted import redacted
 from cloudai_mbridge.logs.tail import last_lines, printable
 from cloudai_mbridge.schedulers.interface import JobStatus
+from cloudai_mbridge.training.credentials import redacted
 from cloudai_mbridge.verdict.judge import RunOutcome
 from cloudai_mbridge.verdict.triage import Failure, load_catalogue, triage
 

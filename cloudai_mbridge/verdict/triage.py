@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from cloudai_mbridge.files.regular import is_empty, open_regular, pass_hole
-from cloudai_mbridge.logs.redacted import redacted
 from cloudai_mbridge.schedulers.interface import JobClass, JobStatus
 from cloudai_mbridge.schedulers.slurm.states import base_state
+from cloudai_mbridge.training.credentials import redacted
 from cloudai_mbridge.training.utils.log_lines import RUN_MARK, STEP_MARK
 
 _LONGEST_LINE = 1 << 16

@@ -311,7 +311,7 @@ topic = "a"
         ('["x"]', '["("]', "a: missing"),
         ('patterns = ["x"]', "", "a: 'patterns'"),
         ('patterns = ["x"]', 'patterns = ["x"]\npattern = "y"', "a: .*unexpected keyword"),
-        ('topic = "a"', 'topic = "c"', r"no failure: \['c'\]"),
+        ('topic = "a"', 'topic = "c"', r"not failures: \['c'\]"),
     ],
 )
 def test_a_broken_catalogue_is_refused(old: str, new: str, message: str) -> None:
