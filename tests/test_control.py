@@ -13,9 +13,8 @@ import pytest
 from cloudai_mbridge.errors import BadInput, InUse, ToolFailure
 from cloudai_mbridge.launch.claim import take_claim
 from cloudai_mbridge.runner import Journal, control
-from cloudai_mbridge.runner.cancel_request import clear_cancel, is_cancel_requested
 from cloudai_mbridge.runner.journal.submission_log import SubmissionLog
-from cloudai_mbridge.runner.lock import driver_lock
+from cloudai_mbridge.runner.lock import clear_cancel, driver_lock, is_cancel_requested
 from cloudai_mbridge.schedulers.interface import JobClass, JobStatus
 
 RUNNING = JobStatus("RUNNING", JobClass.ACTIVE, nodes="n[1-2]", reason="why")

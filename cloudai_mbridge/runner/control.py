@@ -16,7 +16,7 @@ from cloudai_mbridge.logs.tail import printable
 from cloudai_mbridge.models.loading.explain import suggest
 from cloudai_mbridge.plan import POINT_FILES, ROOT_FILES
 from cloudai_mbridge.plan.read import is_of_dry_run, read_plan_data, refuse_dry_run, require_directories
-from cloudai_mbridge.runner import cancel_request
+from cloudai_mbridge.runner import lock
 from cloudai_mbridge.runner.journal.journal import Event, Journal, JournalEntry
 from cloudai_mbridge.runner.journal.submission_log import SubmissionLog
 from cloudai_mbridge.runner.lock import has_driver, no_driver
@@ -146,11 +146,11 @@ def request_cancel(root: Path) -> bool:
         return False
     end = time.monotonic() + _CANCEL_WAIT_S
     while has_driver(root) is not None:
-        cancel_request.request_cancel(root)  # each time: one that is starting takes back what was asked before
+        lock.request_cancel(root)  # each time: one that is starting takes back what was asked before
         if time.monotonic() > end:
             raise ToolFailure(f"{root}: {driver} has not ended in {_CANCEL_WAIT_S:.0f} s")
         time.sleep(0.2)
-    cancel_request.clear_cancel(root)
+    lock.clear_cancel(root)
     return True
 
 

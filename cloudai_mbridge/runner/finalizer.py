@@ -5,10 +5,10 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from cloudai_mbridge.errors import ToolFailure
-from cloudai_mbridge.runner.context import RunnerContext
+from cloudai_mbridge.runner.context import Judge, Phase, RunnerContext, Tracked
 from cloudai_mbridge.runner.nodes import Nodes
-from cloudai_mbridge.runner.tracked import Judge, Judgement, Phase, Tracked
 from cloudai_mbridge.schedulers.interface import FORGOTTEN, JobClass, JobStatus
+from cloudai_mbridge.verdict.retry import Judgement, retry_delay_s, why_not_retried
 
 _CANCEL_AGAIN_S = 10.0
 
@@ -16,7 +16,7 @@ INTERRUPTED = JobStatus("INTERRUPTED", JobClass.CANCELLED, reason="mbridge was s
 
 
 class Finalizer:
-    """Finalizer attempts, and decides what comes after."""
+    """Ends attempts, and decides what comes after."""
 
     def __init__(self, context: RunnerContext, nodes: Nodes, judge: Judge) -> None:
         self._context, self._nodes, self._judge = context, nodes, judge
@@ -132,15 +132,13 @@ class Finalizer:
         """Return what speaks against trying a run again, "" if nothing does."""
         if self._context.stop is not None:
             return self._context.stop.reason
-        if run.plan.is_pre_test:
-            return "a pre-test is run once"
-        if run.num_retries >= self._context.config.retries:
-            return f"runner.retries = {self._context.config.retries}"
-        return self._nodes.shortage_for(run)
+        most = self._context.config.retries
+        limit = why_not_retried(run.num_retries, most, is_pre_test=run.plan.is_pre_test)
+        return limit or self._nodes.shortage_for(run)
 
     def _retry(self, run: Tracked, judgement: Judgement) -> None:
         run.num_retries += 1
-        run.phase, run.not_before = Phase.WAITING, time.monotonic() + 4.0 ** (run.num_retries - 1)
+        run.phase, run.not_before = Phase.WAITING, time.monotonic() + retry_delay_s(run.num_retries)
         self._context.journal.failed(run.plan.key, run.number, judgement.failure)
         text = f"attempt {run.number} failed: {judgement.failure}; trying again"
         self._context.observer.notice(

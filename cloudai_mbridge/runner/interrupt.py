@@ -1,5 +1,9 @@
-"""Signals that end a sweep, taken at safe points only: never between a submission and its entry in the journal."""
+"""When the loop wakes, and the signals that end it.
 
+They are taken at safe points only: never between a submission and its entry in the journal.
+"""
+
+import random
 import signal
 import time
 from collections.abc import Callable
@@ -10,6 +14,9 @@ from cloudai_mbridge.errors import MBridgeError
 
 _SLICE_S = 0.1
 _ASK_S = 1.0
+_SHARE = 0.1  # of the time since the last change: a change is noticed after at most a tenth more
+_COST = 5.0  # an answer that took long is a busy controller's: wait at least so many times as long
+_JITTER = 0.1
 
 
 class Interrupted(MBridgeError):
@@ -77,3 +84,20 @@ class Interrupts:
                 if is_awake():
                     return
                 ask_at = time.monotonic() + _ASK_S
+
+
+class Pace:
+    """Intervals between `shortest` and `longest` seconds, with jitter, so that drivers do not march in step."""
+
+    def __init__(self, shortest: float, longest: float, now: Callable[[], float] = time.monotonic) -> None:
+        self._shortest, self._longest, self._now = min(shortest, longest), longest, now
+        self._changed_at = now()
+
+    def changed(self) -> None:
+        """Take note that something was submitted, or has changed."""
+        self._changed_at = self._now()
+
+    def interval(self, poll_s: float = 0.0) -> float:
+        """Return how long to wait after a poll that took `poll_s`."""
+        wanted = max((self._now() - self._changed_at) * _SHARE, poll_s * _COST, self._shortest)
+        return min(wanted, self._longest) * random.uniform(1 - _JITTER, 1 + _JITTER)  # noqa: S311

@@ -3,6 +3,8 @@
 Both are advisory locks on files in the root of a run, so they end with the process that holds them, however it ends.
 The submission's lock is inherited by the command that submits: if the driver is killed while sbatch is talking to the
 controller, whoever resumes waits until that sbatch has ended, and only then asks which jobs exist.
+
+A request to cancel is a file, too: the process that holds the run may be on another machine.
 """
 
 import contextlib
@@ -114,3 +116,26 @@ def _try_lock(descriptor: int, kind: int = fcntl.LOCK_EX, pause_s: float = 0.0) 
         time.sleep(pause_s)
         return False
     return True
+
+
+def request_cancel(root: Path) -> None:
+    """Ask; to ask twice is to ask once.
+
+    Raises:
+        OSError: the file cannot be made.
+    """
+    os.close(os.open(_path(root), os.O_CREAT | os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666))
+
+
+def is_cancel_requested(root: Path) -> bool:
+    """Return whether somebody has asked."""
+    return os.path.lexists(_path(root))
+
+
+def clear_cancel(root: Path) -> None:
+    """Take it back."""
+    _path(root).unlink(missing_ok=True)
+
+
+def _path(root: Path) -> Path:
+    return root / ROOT_FILES.cancel_request

@@ -5,8 +5,7 @@ from collections.abc import Iterable, Mapping
 
 from cloudai_mbridge.errors import BadInput, ToolFailure
 from cloudai_mbridge.models.values.hostlist import expand_hostlist
-from cloudai_mbridge.runner.context import RunnerContext
-from cloudai_mbridge.runner.tracked import Tracked
+from cloudai_mbridge.runner.context import RunnerContext, Tracked
 
 _ASK_AGAIN_S = 30.0
 

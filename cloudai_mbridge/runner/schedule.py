@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from cloudai_mbridge.runner.tracked import Phase, Tracked
+from cloudai_mbridge.runner.context import Phase, Tracked
 
 
 class Schedule:

@@ -7,16 +7,13 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from cloudai_mbridge.errors import ToolFailure
-from cloudai_mbridge.launch.claim import claimed_by
-from cloudai_mbridge.plan import POINT_FILES, ROOT_FILES, RunPlan
-from cloudai_mbridge.runner.context import RunnerContext
+from cloudai_mbridge.plan import POINT_FILES, RunPlan
+from cloudai_mbridge.runner.context import Phase, RunnerContext, Tracked
 from cloudai_mbridge.runner.finalizer import Finalizer
 from cloudai_mbridge.runner.interrupt import Interrupts
-from cloudai_mbridge.runner.journal.submission_log import LoggedAttempt
 from cloudai_mbridge.runner.nodes import Nodes
 from cloudai_mbridge.runner.schedule import Schedule
 from cloudai_mbridge.runner.strays import Strays
-from cloudai_mbridge.runner.tracked import Phase, Tracked
 from cloudai_mbridge.schedulers.interface import (
     SUBMITTED,
     JobClass,
@@ -42,7 +39,7 @@ class Submitter:
         self._schedule = Schedule(context.runs, context.config.max_parallel, context.config.max_gpu_hours)
         self._parallel_of: dict[str, int] = {}
         self._unsure_since: float | None = None
-        self._strays = Strays(context)
+        self.strays = Strays(context)
         self._backoff_s, self._submit_after, self._most = 0.0, 0.0, _NO_LIMIT
         self._postponed_since: float | None = None
         self._failing_since: float | None = None
@@ -200,11 +197,11 @@ class Submitter:
         for token, plans in by_token.items():
             self._context.log.withdrawn(token, [plan.key for plan in plans], is_doubtful=is_doubtful)
             if is_doubtful:
-                self._strays.add(token, plans)
+                self.strays.add(token, plans)
 
     def resolve_unsure(self) -> None:
         """Find out what became of submissions that nobody saw succeed or fail."""
-        self._strays.cancel()
+        self.strays.cancel()
         if not self._context.unsure:
             return
         try:
@@ -228,7 +225,7 @@ class Submitter:
 
     def stop(self) -> None:
         """Cancel what has turned up of attempts that were given up."""
-        self._strays.cancel(at_once=True)
+        self.strays.cancel(at_once=True)
 
     def _give_up(self, token: str, missing: Iterable[Tracked]) -> None:
         """Claim the attempts whose jobs nobody has seen; they are tried again, or refused in the scheduler's words."""
@@ -247,50 +244,6 @@ class Submitter:
             self._refused(refused, words or "")
         if again := [run for run in left if run.num_doubtful < DOUBTFUL_TRIES]:
             self._forget(again, "the scheduler does not know it", is_doubtful=True)
-
-    def recover(self) -> None:
-        """Take submissions that are in their log and not in the journal as ones that nobody saw succeed."""
-        entries = self._context.journal.entries()
-        last = {key: entry.last.number if entry.last else 0 for key, entry in entries.items()}
-        found, withdrawn = 0, set()
-        for attempt in self._context.log.read():
-            run = self._context.by_key.get(attempt.key)
-            if run is None:
-                continue
-            if attempt.is_withdrawn:
-                withdrawn.add((attempt.key, attempt.token))
-                if attempt.is_doubtful:
-                    self._strays.add(attempt.token, [run.plan])
-            elif attempt.number > last[attempt.key] and not entries[attempt.key].damage:
-                self._recover(attempt)
-                last[attempt.key] = attempt.number
-                found += 1
-        self._look_for_superseded(withdrawn)
-        if found:
-            where = ROOT_FILES.submissions
-            self._context.observer.notice(
-                f"{found} submissions are in {where} and not in the journal; looking for them"
-            )
-
-    def _look_for_superseded(self, withdrawn: Collection[tuple[str, str]]) -> None:
-        """Look for jobs of attempts after which another one was submitted: those that never started may still wait.
-
-        Only a journal that was lost, and taken up from the log, has such attempts without a job.
-        """
-        for key, entry in self._context.journal.entries().items():
-            for attempt in entry.attempts[:-1]:
-                is_known = attempt.job_id is not None or attempt.ended_at is not None
-                is_known |= (key, attempt.token) in withdrawn or key not in self._context.by_key
-                if not is_known and claimed_by(self._context.root / key, attempt.token) is None:
-                    self._context.log.withdrawn(attempt.token, [key], is_doubtful=True)
-                    self._strays.add(attempt.token, [self._context.by_key[key].plan])
-
-    def _recover(self, attempt: LoggedAttempt) -> None:
-        journal, key = self._context.journal, attempt.key
-        with journal.transaction():
-            journal.intend([(key, attempt.number)], attempt.token)
-            if job_id := claimed_by(self._context.root / key, attempt.token):
-                journal.submitted(key, attempt.number, job_id)
 
     def _has_failed_for_long(self) -> bool:
         """Return whether submissions have failed, one after the other, for longer than anybody has patience."""

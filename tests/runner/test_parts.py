@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from cloudai_mbridge.runner import Pace
+from cloudai_mbridge.runner.context import Phase, Tracked
 from cloudai_mbridge.runner.interrupt import Insisted, Interrupted, Interrupts
 from cloudai_mbridge.runner.progress import Progress
 from cloudai_mbridge.runner.schedule import Schedule
 from cloudai_mbridge.runner.submitter import put_aside
-from cloudai_mbridge.runner.tracked import Phase, Tracked
 from cloudai_mbridge.schedulers.interface import JobClass, JobStatus
 
 RUNNING = JobStatus("RUNNING", JobClass.ACTIVE)

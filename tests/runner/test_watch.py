@@ -8,9 +8,8 @@ import pytest
 from cloudai_mbridge.errors import BadInput, Paused, ToolFailure
 from cloudai_mbridge.launch.claim import take_claim
 from cloudai_mbridge.runner import Pace
-from cloudai_mbridge.runner.cancel_request import is_cancel_requested, request_cancel
 from cloudai_mbridge.runner.interrupt import Interrupted
-from cloudai_mbridge.runner.lock import driver_lock
+from cloudai_mbridge.runner.lock import driver_lock, is_cancel_requested, request_cancel
 from cloudai_mbridge.schedulers.interface import JobClass, JobStatus, SubmitRefused
 
 PENDING = JobStatus("PENDING", JobClass.ACTIVE)

@@ -60,8 +60,10 @@ def is_secret_variable(name: str, value: object) -> bool:
 def find_credential(text: str) -> Credential | None:
     """Return the first credential that a text holds."""
     found = next(credentials_in(text), None)
-    if found is None or not found.name:
-        return found and _BY_SHAPE[found.kind]
+    if found is None:
+        return None
+    if not found.name:
+        return _BY_SHAPE[found.kind]
     remedy = f"set {found.name} in extra_env_vars or global_env_vars, which travel in the environment only"
     return Credential(f"{found.name}=...", remedy if found.name.isupper() else f"put it into {_IN_ENVIRONMENT}")
 
