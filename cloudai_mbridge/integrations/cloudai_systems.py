@@ -41,7 +41,7 @@ class EmbeddedSlurmStrategy(SlurmCommandGenStrategy):
 
     @cached_property
     def directory(self) -> Path:
-        """Where the point runs; its files are written at the first look.
+        """Where the point runs; its files are written when it is first asked for.
 
         Raises:
             Refused: a rule rejects the point, or something asked for is not implemented.

@@ -90,7 +90,7 @@ class Observer(Protocol):
     """Who wants to know how the runs go."""
 
     def saw(self, run: RunPlan, status: JobStatus) -> None:
-        """A run was submitted, looked at, or has ended."""
+        """A run was submitted, has changed its state, or has ended."""
 
     def notice(self, text: str) -> None:
         """Something happened that concerns no single run."""

@@ -1,4 +1,4 @@
-"""`mbridge status`, `cancel` and `logs`: look at, and act on, a run that another process may be driving."""
+"""`mbridge status`, `cancel` and `logs`: for a run that another process may hold."""
 
 import os
 import socket
@@ -41,7 +41,7 @@ class RunState:
 
 
 @dataclass(frozen=True)
-class Status:
+class SweepStatus:
     """Where a scenario stands. driver: the process that drives it, or None. damage: rows that cannot be read.
 
     events: none unless they were asked for.
@@ -64,7 +64,7 @@ class Status:
         return Counter(run.state for run in self.runs)
 
 
-def read_status(root: Path, *, with_events: bool = False) -> Status:
+def read_status(root: Path, *, with_events: bool = False) -> SweepStatus:
     """Read the journal; Slurm is not asked.
 
     Raises:
@@ -77,13 +77,13 @@ def read_status(root: Path, *, with_events: bool = False) -> Status:
         driver = has_driver(root)
         is_lost = driver is None and (root / ROOT_FILES.driver_lock).exists()
         damage = (f"{path}: is missing although mbridge has started this run; {_remedy(root)}",) * is_lost
-        return Status(plan["scenario"], driver, runs, {}, (), damage, is_dry_run)
+        return SweepStatus(plan["scenario"], driver, runs, {}, (), damage, is_dry_run)
     with Journal.read_only(path) as journal:
         entries, excluded = journal.entries(), journal.excluded()
         events = tuple(journal.events()) if with_events else ()
     runs = tuple(_state(run["key"], entries.get(run["key"])) for run in plan["runs"])
     damage = tuple(f"{path}: {entry.key}: {text}" for entry in entries.values() for text in entry.damage)
-    return Status(plan["scenario"], has_driver(root), runs, excluded, events, damage)
+    return SweepStatus(plan["scenario"], has_driver(root), runs, excluded, events, damage)
 
 
 def _remedy(root: Path) -> str:

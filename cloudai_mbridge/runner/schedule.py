@@ -1,4 +1,4 @@
-"""What may be submitted now. Pure: it looks at the runs and decides."""
+"""What may be submitted now. Pure."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping

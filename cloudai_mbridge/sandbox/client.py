@@ -8,7 +8,7 @@ from datetime import datetime
 
 from cloudai_mbridge.sandbox.errors import SandboxError
 from cloudai_mbridge.sandbox.host import search_path, without_job_variables
-from cloudai_mbridge.sandbox.layout import Layout
+from cloudai_mbridge.sandbox.layout import SandboxLayout
 
 Argument = str | os.PathLike[str] | int
 
@@ -16,7 +16,7 @@ Argument = str | os.PathLike[str] | int
 class Client:
     """Run Slurm's commands against one sandbox."""
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: SandboxLayout) -> None:
         """Remember where the sandbox is."""
         self.layout = layout
 

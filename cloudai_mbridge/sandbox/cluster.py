@@ -15,7 +15,7 @@ from cloudai_mbridge.sandbox.client import Argument, Client
 from cloudai_mbridge.sandbox.conf import SandboxSpec, Site
 from cloudai_mbridge.sandbox.errors import SandboxError
 from cloudai_mbridge.sandbox.fleet import CONTROL_TIMEOUT_S, Fleet
-from cloudai_mbridge.sandbox.layout import Layout
+from cloudai_mbridge.sandbox.layout import SandboxLayout
 from cloudai_mbridge.sandbox.state import read_state
 
 START_TIMEOUT_S = 30.0
@@ -61,7 +61,7 @@ class SlurmSandbox:
             cgroup=cgroup,
             extra_conf=extra_conf,
         )
-        self.layout = Layout(Path(directory).resolve())
+        self.layout = SandboxLayout(Path(directory).resolve())
         self.die_with_parent = die_with_parent
         self._client = Client(self.layout)
         self._fleet = Fleet(self.layout)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from cloudai_mbridge.sandbox import node, processes
 from cloudai_mbridge.sandbox.errors import SandboxError
-from cloudai_mbridge.sandbox.layout import Layout
+from cloudai_mbridge.sandbox.layout import SandboxLayout
 from cloudai_mbridge.sandbox.processes import Process
 from cloudai_mbridge.sandbox.state import read_state, write_state
 
@@ -17,7 +17,7 @@ LOG_TAIL_LINES = 10
 class Fleet:
     """Start, find, steer and end daemons; the name of a node's supervisor is `node-NAME`."""
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: SandboxLayout) -> None:
         """Remember where the state file is; it is read anew every time."""
         self.layout = layout
 

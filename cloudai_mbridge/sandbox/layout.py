@@ -14,7 +14,7 @@ LONGEST_STEP = "_1234567.4294967291"
 
 
 @dataclass(frozen=True)
-class Layout:
+class SandboxLayout:
     """Name the files and folders of the sandbox in `directory` (absolute, symlinks resolved)."""
 
     directory: Path
@@ -89,7 +89,7 @@ def check_directory(directory: Path, longest_node: str) -> None:
             f"{directory}: {bad[0]!r} in the path is not safe in Slurm's configuration files; "
             "use a directory of letters, digits and . _ + - only, such as /tmp/sandbox"
         )
-    tail = len(str(Layout(Path("/")).spool(longest_node) / f"{longest_node}{LONGEST_STEP}"))
+    tail = len(str(SandboxLayout(Path("/")).spool(longest_node) / f"{longest_node}{LONGEST_STEP}"))
     if (length := len(str(directory))) + tail > MAX_SOCKET_PATH:
         raise SandboxError(
             f"{directory}: the path is too long for unix sockets ({length} characters, at most "

@@ -17,7 +17,7 @@ from typing import Any
 
 from cloudai_mbridge.files.regular import is_empty, open_regular, pass_hole
 from cloudai_mbridge.schedulers.interface import JobClass, JobStatus
-from cloudai_mbridge.schedulers.slurm.states import base_state
+from cloudai_mbridge.schedulers.slurm.parsing import base_state
 from cloudai_mbridge.training.credentials import redacted
 from cloudai_mbridge.training.utils.log_lines import RUN_MARK, STEP_MARK
 

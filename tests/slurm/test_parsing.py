@@ -11,6 +11,9 @@ from cloudai_mbridge.schedulers.slurm.parsing import (
     SQUEUE_FORMAT,
     Listed,
     array_spec,
+    base_state,
+    classify,
+    hopeless,
     merge,
     parse_elapsed,
     parse_exit_code,
@@ -21,7 +24,6 @@ from cloudai_mbridge.schedulers.slurm.parsing import (
     status_from_marker,
     without_slurm_variables,
 )
-from cloudai_mbridge.schedulers.slurm.states import base_state, classify, hopeless
 
 # squeue(1) and sacct(1), "JOB STATE CODES", of 22.05 to 25.05
 DOCUMENTED = {

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cloudai_mbridge.schedulers.interface import JobClass, JobStatus
-from cloudai_mbridge.schedulers.slurm.states import classify
+from cloudai_mbridge.schedulers.slurm.parsing import classify
 from cloudai_mbridge.training.utils.log_lines import (
     RUN_MARK,
     StepReport,

@@ -78,7 +78,7 @@ def open_journal(path: Path, timeout_s: float) -> sqlite3.Connection:
 
 @contextlib.contextmanager
 def open_read_only(path: Path) -> Iterator[sqlite3.Connection]:
-    """Open a journal to look at it. Nothing is written beside it, also where nothing may be written.
+    """Open a journal to read it. Nothing is written beside it, also where nothing may be written.
 
     Raises:
         OtherVersion, Damaged: it is not a journal that this mbridge reads.

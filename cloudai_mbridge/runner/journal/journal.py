@@ -47,7 +47,7 @@ class Journal:
     @classmethod
     @contextlib.contextmanager
     def read_only(cls, path: Path) -> Iterator[Self]:
-        """Open a journal to look at it, and write nothing; raise as `open_read_only`."""
+        """Open a journal to read it, and write nothing; raise as `open_read_only`."""
         with open_read_only(path) as db:
             journal = cls.__new__(cls)
             journal._depth, journal._path, journal._db = 0, path, db
