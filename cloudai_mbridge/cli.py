@@ -151,7 +151,7 @@ def status(directory: Path, events: bool) -> int:
     return Damaged.exit_code if found.damage else OK
 
 
-def _what_next(found: control.Status, root: Path) -> str:
+def _what_next(found: control.SweepStatus, root: Path) -> str:
     """Say which process holds a run, or how it goes on without one."""
     if found.is_dry_run:
         return "a dry run: nothing was submitted; start its scenario with: mbridge run"
