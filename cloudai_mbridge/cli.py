@@ -27,6 +27,7 @@ from cloudai_mbridge.constraints.upstream import rule_id as rule_id_of
 from cloudai_mbridge.errors import OK, POINTS_FAILED, BadInput, Damaged, MBridgeError, ToolFailure, counted, shortened
 from cloudai_mbridge.files.disk import free_space, is_disk_full
 from cloudai_mbridge.install.commands import register as register_install_commands
+from cloudai_mbridge.logs.tail import tail_lines
 from cloudai_mbridge.models.loading.load import Warn
 from cloudai_mbridge.models.test_definition import TEMPLATE
 from cloudai_mbridge.plan.read import read_plan_data, refuse_dry_run
@@ -191,7 +192,7 @@ def cancel(directory: Path, lost_hosts: tuple[str, ...]) -> int:
 def logs(directory: Path, point: str, stderr: bool, attempt: int | None, lines: int | None, follow: bool) -> int:
     """Print the log of one POINT: its key, or a part of it that no other has."""
     path = control.find_log(_absolute(directory), point, attempt, stderr=stderr)
-    for line in control.read_lines(path, lines, follow=follow):
+    for line in tail_lines(path, lines, follow=follow):
         click.echo(line)
     return OK
 

@@ -6,7 +6,7 @@ Each check returns None or the reason why the value cannot be used; no reason re
 import re
 from urllib.parse import urlsplit
 
-from cloudai_mbridge.training.credentials import redacted
+from cloudai_mbridge.training.credentials.scrub import redacted
 
 # What git forbids in the name of a ref, and a leading + or ^, which a refspec would give a meaning to
 _NO_REF = re.compile(r"[\x00-\x20\x7f~^:?*\[\\]|\.\.|@\{|^[+/]|[/.]$|//|\.lock$")

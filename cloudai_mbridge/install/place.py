@@ -96,7 +96,7 @@ def read_marker(path: Path) -> Facts | None:
 
 
 def remove_leftovers(directory: Path) -> None:
-    """Remove what killed installs left in a directory. The caller holds the lock: nobody works there now."""
+    """Remove what killed installs left in a directory. The caller holds the lock: no other install works there now."""
     for left in directory.glob(f"{_PARTIAL}*"):
         shutil.rmtree(left, ignore_errors=True)
 

@@ -1,4 +1,4 @@
-"""Run git, pip and enroot: no shell, no terminal to ask on, nothing left running, their last words in one line."""
+"""Run git, pip and enroot: no shell, no terminal to ask on, nothing left running, their error messages in one line."""
 
 import contextlib
 import os
@@ -11,7 +11,8 @@ from pathlib import Path
 from types import FrameType
 
 from cloudai_mbridge.errors import ToolFailure
-from cloudai_mbridge.training.credentials import MASK, is_secret, redacted
+from cloudai_mbridge.training.credentials.find import is_secret
+from cloudai_mbridge.training.credentials.scrub import MASK, redacted
 
 _ERROR_LINE = re.compile(r"\b(?:fatal|\w*error)\b\s*[:\]]", re.IGNORECASE)
 _SHOWN_LINES = 3
@@ -26,7 +27,7 @@ def run_tool(*argv: str | Path, env: Mapping[str, str], missing: str, cwd: Path 
         missing: what to do where the command is not installed.
 
     Raises:
-        ToolFailure: it is not installed, or failed: with its own words.
+        ToolFailure: it is not installed, or failed: with its own message.
     """
     words = [str(word) for word in argv]
     code, out, err = _communicate(words, env, missing, cwd)

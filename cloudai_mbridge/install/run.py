@@ -29,7 +29,7 @@ Definitions = Iterable[MegatronBridgeTestDefinition]
 
 @dataclass(frozen=True)
 class InstallResult:
-    """How it went; true if nothing failed. One line per failure, with the tool's own words."""
+    """How it went; true if nothing failed. One line per failure, with the tool's own message."""
 
     num_items: int
     failures: tuple[str, ...]

@@ -128,5 +128,5 @@ def _environment() -> list[str]:
 
 
 def _is_single_sbatch() -> bool:
-    """Return whether CloudAI was told --single-sbatch: it then puts another runner into its registry."""
+    """Return whether CloudAI runs with --single-sbatch: it then puts another runner into its registry."""
     return issubclass(Registry().runners_map["slurm"], SingleSbatchRunner)

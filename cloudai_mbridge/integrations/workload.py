@@ -1,6 +1,6 @@
 """The MegatronBridge workload under CloudAI's names: definition, constraints, success, metrics.
 
-For programs that drive the workload themselves. The command line goes through `pipeline`, whose verdict is stricter
+For programs that use the workload themselves. The command line goes through `pipeline`, whose verdict is stricter
 than `was_run_successful`.
 """
 
@@ -94,7 +94,7 @@ class MegatronBridgeTestDefinition(models.MegatronBridgeTestDefinition):
         return [*image, self.python_executable, self.megatron_bridge_repo]
 
     def constraint_check(self, tr: Any = None, system: System | None = None) -> bool:
-        """Return whether rules C01-C18 hold. `tr` is taken for CloudAI's sake and not looked at.
+        """Return whether rules C01-C18 hold. `tr` is there for CloudAI, and is not read.
 
         Raises:
             TypeError: an argument is still a list; expand the sweep first.

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeGuard
 
+from cloudai_mbridge.files.json_text import is_deep
 from cloudai_mbridge.files.regular import open_regular, read_chunks
 from cloudai_mbridge.training.utils.log_lines import RUN_MARK, STEP_MARK
 
@@ -55,7 +56,7 @@ class LogParser:
     def __init__(self, token: str | None = None, *, has_records: bool = True) -> None:
         """token: of the run's job; None if it is not known, and then every record counts.
 
-        has_records: False for the upstream launcher's log, in which a record can only be somebody else's.
+        has_records: False for the upstream launcher's log, in which a record can only be another program's.
         """
         self._token, self._has_records = token, has_records
         self._rest = b""
@@ -261,24 +262,10 @@ def match_record(line: str, mark: str) -> dict[str, Any] | None:
         record = json.loads("{" + text)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(record, dict) or (_may_be_deep(text) and _is_deep(record)):
+    may_be_deep = text.count("[") + text.count("{") >= _DEEPEST
+    if not isinstance(record, dict) or (may_be_deep and is_deep(record, _DEEPEST)):
         return None
     return record
-
-
-def _may_be_deep(text: str) -> bool:
-    return text.count("[") + text.count("{") >= _DEEPEST
-
-
-def _is_deep(value: Any) -> bool:
-    """Return whether tables and lists are nested deeper than 20 levels, which no record of ours is."""
-    level = [value]
-    for _ in range(_DEEPEST + 1):
-        tables = [each for each in level if isinstance(each, dict | list)]
-        if not tables:
-            return False
-        level = [item for each in tables for item in (each.values() if isinstance(each, dict) else each)]
-    return True
 
 
 def has_record(line: str) -> bool:

@@ -16,7 +16,7 @@ from cloudai_mbridge.models.values.credentials import (
     shown_value,
     slurm_variable_problem,
 )
-from cloudai_mbridge.training.credentials import is_credential_key, is_secret
+from cloudai_mbridge.training.credentials.find import is_credential_key, is_secret
 
 
 class StrictModel(BaseModel):

@@ -20,7 +20,7 @@ from cloudai_mbridge.report.model import PointReport, Report
 from cloudai_mbridge.runner import Judge
 from cloudai_mbridge.runner.journal.journal import Attempt, Journal, JournalEntry
 from cloudai_mbridge.schedulers.interface import JobClass
-from cloudai_mbridge.training.credentials import redacted_in
+from cloudai_mbridge.training.credentials.scrub import redacted_in
 from cloudai_mbridge.verdict import Judgement, RunOutcome, Verdict, explain, judge, judgement_of
 from cloudai_mbridge.version import __version__
 

@@ -25,7 +25,8 @@ from cloudai_mbridge.models.cmd_args import ARGUMENTS, ResolvedCmdArgs
 from cloudai_mbridge.models.loading.toml_source import MOST_TOML
 from cloudai_mbridge.plan import POINT_FILES
 from cloudai_mbridge.report.model import plain
-from cloudai_mbridge.training.credentials import is_secret, redacted_in
+from cloudai_mbridge.training.credentials.find import is_secret
+from cloudai_mbridge.training.credentials.scrub import redacted_in
 
 _LEFT_OUT = {name for name, argument in ARGUMENTS.items() if argument.compared is False}
 # Paths of which only it matters whether they are set

@@ -39,7 +39,7 @@ class Tracked:
 
     ending: what the attempt will count as when its job, which is being cancelled, has ended. not_before, submitted_at,
     odd_since, unknown_since: on the monotonic clock. odd_since: since when its job is to end, or is hopeless.
-    unknown_since: since when its state is unknown. num_doubtful: submissions that failed in words that nobody knows.
+    unknown_since: since when its state is unknown. num_doubtful: submissions that failed with an unknown error.
     """
 
     plan: RunPlan
@@ -74,7 +74,7 @@ class Tracked:
         return Job(self.plan.key, self.job_id, self.token, root / self.plan.key, self.plan.array_index, was_listed)
 
     def end_attempt(self, status: JobStatus) -> None:
-        """Count what the attempt has used: all of its time limit, if nobody knows."""
+        """Count what the attempt has used: all of its time limit, if that is unknown."""
         self.status = status
         self.gpu_s += self.most_gpu_s if status.run_time_s is None else self.plan.world_size * status.run_time_s
 
@@ -99,8 +99,8 @@ class Observer(Protocol):
 class RunnerContext:
     """The runs of a plan on their way to their ends.
 
-    unsure: submissions, by token, of which nobody knows whether the scheduler took them; doubts: what it said of some
-    of them, after which they are refused if it did not. returned: jobs that were given up, and run. log: of all
+    unsure: submissions, by token, of which it is unknown whether the scheduler took them; doubts: its messages about
+    some of them, with which they are refused if it did not. returned: jobs that were given up, and run. log: of all
     submissions. stop: what active runs end as, if everything is to end. has_changed: something has happened since it
     was last set to False.
     """
@@ -127,12 +127,12 @@ class RunnerContext:
         return [run for run in self.runs if run.phase is Phase.ACTIVE]
 
     def lost(self) -> list[Tracked]:
-        """Return the runs that have ended since nobody knows what became of their jobs, which may still run."""
+        """Return the runs that were given up because the state of their jobs was unknown; those may still run."""
         ended = (run for run in self.runs if run.phase is Phase.ENDED and run.job_id)
         return [run for run in ended if run.status is not None and run.status.job_class is JobClass.LOST]
 
     def may_still_run(self) -> list[str]:
-        """Return the ids of the jobs whose end nobody has seen."""
+        """Return the ids of the jobs whose end was not seen."""
         active = [run.job_id for run in self.active()]
         return active + self.returned + [f"a submission as {token}" for token in self.unsure]
 
@@ -149,7 +149,7 @@ class RunnerContext:
         self.has_changed = True
 
     def withdraw(self, run: Tracked) -> str | None:
-        """See to it that no job of a run's current attempt trains; return the job that already does.
+        """Keep every job of a run's current attempt from training; return the job that already trains.
 
         Raises:
             OSError: the claim cannot be written.
@@ -166,7 +166,7 @@ class RunnerContext:
             self.observer.saw(run.plan, JobStatus("SKIPPED", JobClass.SKIPPED, reason=reason))
 
     def tolerate(self, error: ToolFailure) -> None:
-        """Wait for a scheduler that does not answer, but not for ever.
+        """Wait for a scheduler that does not answer, for runner.patience_s at most.
 
         Raises:
             Paused: it has not answered for too long.
@@ -180,13 +180,13 @@ class RunnerContext:
             raise self.pause(str(error))
 
     def pause(self, why: str) -> Paused:
-        """Return the exception that ends this process and says what goes on without it."""
+        """Return the exception that ends this process; its message names the jobs that may still run."""
         jobs = ", ".join(self.may_still_run()) or "nothing"
         text = f"{why}; paused after {self.config.patience_s:g} s; may still run: {jobs}"
         return Paused(f"{text}; continue with: mbridge resume {self.root}")
 
     def answered(self) -> None:
-        """Take note that the scheduler has answered."""
+        """The scheduler has answered."""
         if self._silent_since is not None:
             self._silent_since = None
             self.observer.notice("the scheduler answers again")

@@ -4,15 +4,12 @@ import os
 import socket
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from io import BufferedReader
 from pathlib import Path
 
 from cloudai_mbridge.errors import BadInput, InUse, ToolFailure, shown
-from cloudai_mbridge.files.regular import NotRegular, data_ranges, is_empty, open_regular, pass_hole
 from cloudai_mbridge.launch.claim import claimed_by
-from cloudai_mbridge.logs.tail import printable
 from cloudai_mbridge.models.loading.explain import suggest
 from cloudai_mbridge.plan import POINT_FILES, ROOT_FILES
 from cloudai_mbridge.plan.read import is_of_dry_run, read_plan_data, refuse_dry_run, require_directories
@@ -22,14 +19,11 @@ from cloudai_mbridge.runner.journal.submission_log import SubmissionLog
 from cloudai_mbridge.runner.lock import has_driver, no_driver
 
 _CANCEL_WAIT_S = 600.0
-_FOLLOW_S = 0.5
-_BLOCK = 1 << 16
-_LONGEST_LINE = 1 << 20
 
 
 @dataclass(frozen=True)
 class RunState:
-    """Where one run stands, in words."""
+    """Where one run stands."""
 
     key: str
     state: str
@@ -42,7 +36,7 @@ class RunState:
 
 @dataclass(frozen=True)
 class SweepStatus:
-    """Where a scenario stands. driver: the process that drives it, or None. damage: rows that cannot be read.
+    """Where a scenario stands. driver: the process that holds it, or None. damage: rows that cannot be read.
 
     events: none unless they were asked for.
     """
@@ -94,12 +88,12 @@ def _remedy(root: Path) -> str:
 
 
 def require_resumable(root: Path, lost_hosts: Collection[str] = ()) -> None:
-    """Refuse, before anything is written, a directory that cannot be taken up: by `resume`, or `cancel`.
+    """Refuse, before anything is written, a directory that `resume` or `cancel` cannot continue.
 
     lost_hosts: machines that no longer run.
 
     Raises:
-        InUse: another process drives it, or it has processes on another machine.
+        InUse: another process holds it, or it has processes on another machine.
         BadInput: it is not of a run, of one that cannot be read, or of a dry run.
         ToolFailure: it cannot be written.
     """
@@ -200,67 +194,8 @@ def _find_key(point: str, keys: list[str]) -> str:
     raise BadInput(f"POINT: no run {point!r}; {suggest(point, keys)}")
 
 
-def read_lines(path: Path, count: int | None, *, follow: bool) -> Iterator[str]:
-    """Yield the last `count` lines of a log, all if None, then with `follow` what is added to it, without end.
-
-    A line longer than 1 MiB comes in pieces of about that size: time is linear in the log's size, memory is bounded.
-    """
-    while follow and not path.exists():
-        time.sleep(_FOLLOW_S)
-    try:
-        file = open_regular(path)
-    except FileNotFoundError:
-        raise BadInput(f"{path}: does not exist; the run has not started") from None
-    except NotRegular as error:
-        raise BadInput(f"{path}: is {error.strerror}; it cannot be shown") from None
-    with file:
-        if count is not None:
-            _seek_to_last(file, count)
-        rest: list[bytes] = []
-        while (block := file.read(_BLOCK)) or follow:
-            if not block:
-                time.sleep(_FOLLOW_S)
-            elif is_empty(block):
-                pass_hole(file)
-                continue
-            first, *others = block.split(b"\n")
-            rest.append(first)
-            for line in others:
-                yield _shown(rest)
-                rest = [line]
-            if sum(map(len, rest)) >= _LONGEST_LINE:
-                yield _shown(rest)
-                rest = []
-        if any(rest):
-            yield _shown(rest)
-
-
-def _shown(pieces: Iterable[bytes]) -> str:
-    return printable(b"".join(pieces).decode("utf-8", errors="replace").rstrip("\r"))
-
-
-def _seek_to_last(file: BufferedReader, count: int) -> None:
-    """Go to where the last `count` lines begin."""
-    end = file.seek(0, 2)
-    file.seek(max(0, end - 1))
-    breaks = -1 if file.read(1) == b"\n" else 0  # the one at the very end closes the last line
-    if count == 0:
-        return
-    for start, stop in reversed(data_ranges(file)):
-        for block_at in range(stop - 1 - (stop - 1 - start) % _BLOCK, start - 1, -_BLOCK):
-            file.seek(block_at)
-            block = file.read(min(_BLOCK, stop - block_at))
-            at = len(block)
-            while breaks < count and (at := block.rfind(b"\n", 0, at)) >= 0:
-                breaks += 1
-            if breaks == count:
-                file.seek(block_at + at + 1)
-                return
-    file.seek(0)
-
-
 def require_this_host(root: Path, entries: Iterable[JournalEntry], lost_hosts: Collection[str] = ()) -> None:
-    """Refuse to judge processes of another machine: from here each of them seems to have been killed.
+    """Refuse a run with processes on another machine: from here each of them seems to have been killed.
 
     lost_hosts: machines that no longer run, and their processes neither.
 

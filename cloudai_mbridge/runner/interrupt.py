@@ -23,14 +23,14 @@ class Interrupted(MBridgeError):
     """A signal ended the sweep. What was running has been cancelled, except for what the text names."""
 
     def __init__(self, number: int, left_running: str = "") -> None:
-        """left_running: the jobs that nobody has waited for."""
+        """left_running: the jobs whose end mbridge did not wait for."""
         left = f"mbridge did not wait; may still run: {left_running}" if left_running else "running jobs were cancelled"
         super().__init__(f"interrupted by {signal.Signals(number).name}; {left}")
         self.number, self.left_running = number, left_running
         self.exit_code = 128 + number
 
 
-class Insisted(Exception):
+class SecondSignal(Exception):
     """A second signal came while the jobs of the first were being cancelled."""
 
 
@@ -57,7 +57,7 @@ class Interrupts:
         self._numbers.append(number)
         if self._may_raise and len(self._numbers) > 1:
             self._may_raise = False
-            raise Insisted
+            raise SecondSignal
 
     def request(self, number: int) -> None:
         """Act as if a signal had come."""
@@ -69,9 +69,9 @@ class Interrupts:
             raise Interrupted(self._numbers[0])
 
     def cancelling(self) -> None:
-        """From now on a second signal, or one that has come already, raises Insisted."""
+        """From now on a second signal, or one that has come already, raises SecondSignal."""
         if len(self._numbers) > 1:
-            raise Insisted
+            raise SecondSignal
         self._may_raise = True
 
     def sleep(self, seconds: float, is_awake: Callable[[], bool] = lambda: False) -> None:
@@ -87,14 +87,14 @@ class Interrupts:
 
 
 class Pace:
-    """Intervals between `shortest` and `longest` seconds, with jitter, so that drivers do not march in step."""
+    """Intervals between `shortest` and `longest` seconds; jitter keeps processes from polling at the same time."""
 
     def __init__(self, shortest: float, longest: float, now: Callable[[], float] = time.monotonic) -> None:
         self._shortest, self._longest, self._now = min(shortest, longest), longest, now
         self._changed_at = now()
 
     def changed(self) -> None:
-        """Take note that something was submitted, or has changed."""
+        """Something was submitted, or has changed."""
         self._changed_at = self._now()
 
     def interval(self, poll_s: float = 0.0) -> float:

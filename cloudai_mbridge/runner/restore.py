@@ -1,4 +1,4 @@
-"""Take up what an earlier process has left: the journal, the log of submissions, and what jobs have written."""
+"""Continue what an earlier process began: from the journal, the log of submissions, and what jobs have written."""
 
 import time
 from collections.abc import Collection
@@ -51,7 +51,7 @@ def restore_tokens(journal: Journal, log: SubmissionLog) -> None:
 
 
 def restore_runs(context: RunnerContext, strays: Strays, finalizer: Finalizer) -> None:
-    """Take every run up where the journal says that it stands."""
+    """Set every run to where the journal says that it stands."""
     _recover_submissions(context, strays)
     unsure: dict[str, list[Tracked]] = {}
     entries = context.journal.entries()
@@ -93,7 +93,7 @@ def _restore(context: RunnerContext, run: Tracked, entry: JournalEntry) -> None:
 
 
 def _recover_submissions(context: RunnerContext, strays: Strays) -> None:
-    """Take submissions that are in their log and not in the journal as ones that nobody saw succeed."""
+    """Add submissions that are in the log and not in the journal, as ones without an answer."""
     entries = context.journal.entries()
     last = {key: entry.last.number if entry.last else 0 for key, entry in entries.items()}
     found, withdrawn = 0, set()
@@ -118,7 +118,7 @@ def _recover_submissions(context: RunnerContext, strays: Strays) -> None:
 def _add_superseded(context: RunnerContext, strays: Strays, withdrawn: Collection[tuple[str, str]]) -> None:
     """Look for jobs of attempts after which another one was submitted: those that never started may still wait.
 
-    Only a journal that was lost, and taken up from the log, has such attempts without a job.
+    Only a journal that was lost, and rebuilt from the log, has such attempts without a job.
     """
     for key, entry in context.journal.entries().items():
         for attempt in entry.attempts[:-1]:

@@ -1,4 +1,4 @@
-"""Submit what is ready, exactly once, whatever becomes of the command that submits."""
+"""Submit what is ready, exactly once, even if the submitting command fails, hangs or is killed."""
 
 import itertools
 import secrets
@@ -24,7 +24,7 @@ from cloudai_mbridge.schedulers.interface import (
     SubmitRefused,
 )
 
-# How often a run is submitted that is answered with an error that nobody knows: it may be the answer that was damaged.
+# How often a run is submitted whose submission fails with an unknown error: the answer may have been damaged.
 DOUBTFUL_TRIES = 3
 _FIRST_BACKOFF_S, _LONGEST_BACKOFF_S = 1.0, 60.0
 _NO_LIMIT = 1 << 30
@@ -33,9 +33,9 @@ _NO_LIMIT = 1 << 30
 class Submitter:
     """Submits within the limits; first the intent goes into the journal, then the submission, then the job's id."""
 
-    def __init__(self, context: RunnerContext, nodes: Nodes, ends: Finalizer, keep_open: int | None) -> None:
+    def __init__(self, context: RunnerContext, nodes: Nodes, finalizer: Finalizer, keep_open: int | None) -> None:
         """keep_open: the lock on submissions, for the commands that submit."""
-        self._context, self._nodes, self._finalizer, self._keep_open = context, nodes, ends, keep_open
+        self._context, self._nodes, self._finalizer, self._keep_open = context, nodes, finalizer, keep_open
         self._schedule = Schedule(context.runs, context.config.max_parallel, context.config.max_gpu_hours)
         self._parallel_of: dict[str, int] = {}
         self._unsure_since: float | None = None
@@ -45,7 +45,7 @@ class Submitter:
         self._failing_since: float | None = None
 
     def submit_ready(self, interrupts: Interrupts) -> None:
-        """Submit, in order, what waits for nothing any more, within the limits."""
+        """Submit, in order, the runs that wait for nothing, within the limits."""
         self.resolve_unsure()
         self._finalizer.continue_stopping()
         self._end_outlived()
@@ -159,8 +159,8 @@ class Submitter:
             self._context.has_changed = True
             self._context.observer.saw(run.plan, SUBMITTED)
 
-    def _refused(self, runs: list[Tracked], words: str) -> None:
-        reason = f"the scheduler's message: {words}"
+    def _refused(self, runs: list[Tracked], message: str) -> None:
+        reason = f"the scheduler's message: {message}"
         for run in runs:
             self._finalizer.record(run, JobStatus("REFUSED", JobClass.FAILED, reason=reason, run_time_s=0.0))
         self._finalizer.conclude(runs)
@@ -182,7 +182,7 @@ class Submitter:
         self._submit_after = now + self._backoff_s
 
     def _forget(self, runs: Collection[Tracked], why: str, *, is_doubtful: bool) -> None:
-        """Take back attempts for which nothing was submitted, or nothing that may train."""
+        """Withdraw attempts for which nothing was submitted, or nothing that may train."""
         with self._context.journal.transaction():
             for run in runs:
                 self._context.journal.forget(run.plan.key, run.number, why)
@@ -200,7 +200,7 @@ class Submitter:
                 self.strays.add(token, plans)
 
     def resolve_unsure(self) -> None:
-        """Find out what became of submissions that nobody saw succeed or fail."""
+        """Find out whether submissions without an answer were made."""
         self.strays.cancel()
         if not self._context.unsure:
             return
@@ -224,11 +224,11 @@ class Submitter:
                 raise self._context.pause("no submission has succeeded")
 
     def stop(self) -> None:
-        """Cancel what has turned up of attempts that were given up."""
+        """Cancel the jobs found of attempts that were given up."""
         self.strays.cancel(at_once=True)
 
     def _give_up(self, token: str, missing: Iterable[Tracked]) -> None:
-        """Claim the attempts whose jobs nobody has seen; they are tried again, or refused in the scheduler's words."""
+        """Claim the attempts whose jobs were not found; submit them again, or refuse them with Slurm's message."""
         left = []
         for run in missing:
             if (holder := self._context.withdraw(run)) is None:
@@ -236,17 +236,17 @@ class Submitter:
             else:
                 self._submitted({run.plan.key: holder})
         del self._context.unsure[token]
-        words = self._context.doubts.pop(token, None)
+        message = self._context.doubts.pop(token, None)
         for run in left:
-            run.num_doubtful += words is not None
+            run.num_doubtful += message is not None
         if refused := [run for run in left if run.num_doubtful >= DOUBTFUL_TRIES]:
             self._log_withdrawn(refused, is_doubtful=True)
-            self._refused(refused, words or "")
+            self._refused(refused, message or "")
         if again := [run for run in left if run.num_doubtful < DOUBTFUL_TRIES]:
             self._forget(again, "the scheduler does not know it", is_doubtful=True)
 
     def _has_failed_for_long(self) -> bool:
-        """Return whether submissions have failed, one after the other, for longer than anybody has patience."""
+        """Return whether submissions have failed, one after the other, for longer than runner.patience_s."""
         since = self._failing_since
         return since is not None and time.monotonic() - since > self._context.config.patience_s
 

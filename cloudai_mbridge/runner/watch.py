@@ -1,4 +1,4 @@
-"""Bring every run of a plan to its end: submit what is ready, ask for what was submitted, end what must not go on."""
+"""Bring every run of a plan to its end: submit what is ready, poll the jobs, cancel those that hang or cannot start."""
 
 import contextlib
 import signal
@@ -13,7 +13,7 @@ from cloudai_mbridge.files.disk import free_space, is_disk_full, no_space_left
 from cloudai_mbridge.plan import ROOT_FILES, SweepPlan
 from cloudai_mbridge.runner.context import Judge, Observer, Phase, RunnerContext, Tracked
 from cloudai_mbridge.runner.finalizer import INTERRUPTED, Finalizer
-from cloudai_mbridge.runner.interrupt import Insisted, Interrupted, Interrupts, Pace
+from cloudai_mbridge.runner.interrupt import Interrupted, Interrupts, Pace, SecondSignal
 from cloudai_mbridge.runner.journal.journal import Journal
 from cloudai_mbridge.runner.lock import clear_cancel, driver_lock, is_cancel_requested, submit_lock
 from cloudai_mbridge.runner.nodes import Nodes
@@ -43,11 +43,11 @@ def run_all(
 ) -> None:
     """Submit every run when its turn comes and watch it until it has ended. A failed run does not stop the others.
 
-    What an earlier process began in the same directory is taken up where it stands; with `only_cancel`, to cancel it.
+    What an earlier process began in the same directory is continued, or with `only_cancel` cancelled.
     has_lock: the caller holds the directory's `driver_lock`.
 
     Raises:
-        InUse: another process drives the directory; nothing was written.
+        InUse: another process holds the directory; nothing was written.
         Damaged: its journal is lost.
         Interrupted: a signal came, or `mbridge cancel`; the active jobs have been cancelled.
         Paused: the scheduler did not answer for too long.
@@ -56,7 +56,7 @@ def run_all(
     lock = contextlib.nullcontext() if has_lock else driver_lock(root)
     with lock, contextlib.closing(_journal(root)) as journal:
         journal.goes_on()
-        clear_cancel(root)  # what was asked of an earlier process
+        clear_cancel(root)  # a request to an earlier process
         with submit_lock(root) as keep_open, Interrupts() as interrupts:
             journal.plan(run.key for run in plan.runs)
             if only_cancel:
@@ -89,7 +89,9 @@ def _drive(watcher: "Watcher", pace: Pace, interrupts: Interrupts) -> None:
         restore_runs(context, watcher.submitter.strays, watcher.finalizer)
         watcher.poll()
         if context.lost():
-            _check(context.root, interrupts)  # to cancel what runs after all, though no run is left to bring to its end
+            _check(
+                context.root, interrupts
+            )  # to cancel jobs that run after they were given up, although all runs have ended
         while not context.is_over:
             _check(context.root, interrupts)
             _require_journal(context.root)
@@ -160,15 +162,15 @@ def _stop(watcher: "Watcher", interrupts: Interrupts, interrupted: Interrupted) 
         with contextlib.suppress(ToolFailure):
             context.scheduler.cancel(context.jobs(context.active()))
         raise ToolFailure(f"{error}{_left(context)}") from None
-    except (Insisted, Paused):
+    except (SecondSignal, Paused):
         raise Interrupted(interrupted.number, ", ".join(context.may_still_run())) from None
     raise interrupted
 
 
 class Watcher:
-    """Asks for the jobs of all active runs at once, and ends what must not go on.
+    """Polls the jobs of all active runs at once, and cancels those that hang or cannot start.
 
-    Every change is in the journal before anything else follows from it, so that any process can go on from there.
+    Every change is in the journal before anything else follows from it, so that another process can continue.
     """
 
     def __init__(self, context: RunnerContext, judge: Judge, keep_open: int | None = None) -> None:
@@ -183,7 +185,7 @@ class Watcher:
         self._stopping_since: float | None = None
 
     def poll(self) -> None:
-        """Ask for all active jobs at once, and end what must not go on."""
+        """Poll all active jobs in one call, and cancel those that hang or cannot start."""
         active = {run.plan.key: run for run in self.context.active()}
         if not active:
             return
@@ -217,7 +219,7 @@ class Watcher:
             self.poll_s = time.monotonic() - started
 
     def _saw(self, run: Tracked, status: JobStatus) -> None:
-        """Take note of a status."""
+        """Record a status."""
         if status.is_final:
             self.finalizer.record(run, status)
             return
@@ -241,7 +243,7 @@ class Watcher:
         run.status = status
 
     def _enforce(self, run: Tracked, now: float) -> JobStatus | None:
-        """Return as what a job has to end that hangs or can never start; give up one whose state stays unknown."""
+        """Return the status with which a job that hangs or can never start is to end; give up one of unknown state."""
         status, config = run.status, self.context.config
         if status is None:
             return None
@@ -268,7 +270,7 @@ class Watcher:
         return None
 
     def _hopeless_s(self, run: Tracked, status: JobStatus, odd_s: float) -> float:
-        """Return how long a job may wait for what will not come by waiting; whoever holds one may release it."""
+        """Return how long a job may wait for what will not come by itself; a held job may be released."""
         is_patient = _is_held(status) or (odd_s > HOPELESS_S and self._has_enough_nodes(run, status))
         return self.context.config.patience_s if is_patient else HOPELESS_S
 
@@ -283,7 +285,7 @@ class Watcher:
         return num_nodes is None or num_nodes >= run.plan.num_nodes
 
     def _give_up(self, run: Tracked, status: JobStatus, after_s: float) -> None:
-        """Give up a job that nobody can tell anything about; one that never started may be submitted again.
+        """Give up a job whose state stays unknown; one that never started may be submitted again.
 
         Raises:
             Paused: it was cancelled for an interrupt, after which it would be submitted again, and it still runs.

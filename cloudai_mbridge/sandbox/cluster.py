@@ -14,9 +14,8 @@ from cloudai_mbridge.sandbox import daemons, host, node, prepare, processes
 from cloudai_mbridge.sandbox.client import Client
 from cloudai_mbridge.sandbox.conf import SandboxSpec, Site
 from cloudai_mbridge.sandbox.errors import SandboxError
-from cloudai_mbridge.sandbox.fleet import CONTROL_TIMEOUT_S, Fleet
+from cloudai_mbridge.sandbox.fleet import CONTROL_TIMEOUT_S, Fleet, read_state
 from cloudai_mbridge.sandbox.layout import SandboxLayout
-from cloudai_mbridge.sandbox.state import read_state
 
 START_TIMEOUT_S = 30.0
 REGISTRATION_TIMEOUT_S = 60.0  # of a slurmd that was killed, on a busy machine

@@ -8,8 +8,8 @@ from pathlib import Path
 from cloudai_mbridge.sandbox import host
 from cloudai_mbridge.sandbox.conf import SandboxSpec, Site, render_files
 from cloudai_mbridge.sandbox.errors import SandboxError
+from cloudai_mbridge.sandbox.fleet import SandboxState, write_state
 from cloudai_mbridge.sandbox.layout import SandboxLayout, check_directory
-from cloudai_mbridge.sandbox.state import SandboxState, write_state
 
 
 def check(spec: SandboxSpec, layout: SandboxLayout) -> None:

@@ -133,7 +133,7 @@ class UpstreamClient:
         if launch.is_cancelled:
             is_over = job is None or job.is_final
             return JobStatus("CANCELLED", JobClass.CANCELLED) if is_over else JobStatus("COMPLETING", JobClass.ACTIVE)
-        if code < 0:  # nobody follows the job any more
+        if code < 0:  # without the launcher nothing follows the job
             self._slurm.cancel(_jobs(launch))
             return JobStatus("FAILED", JobClass.FAILED, signal=-code, reason="the launcher's script was killed")
         if job is None:

@@ -16,7 +16,7 @@ from cloudai_mbridge.logs import LogSummary
 from cloudai_mbridge.logs.tail import last_lines, printable
 from cloudai_mbridge.metrics import Metrics, implausible, missing_steps
 from cloudai_mbridge.schedulers.interface import JobClass, JobStatus
-from cloudai_mbridge.training.credentials import redacted
+from cloudai_mbridge.training.credentials.scrub import redacted
 from cloudai_mbridge.verdict.triage import Failure, load_catalogue, triage
 
 HUNG = "HUNG"
@@ -27,7 +27,7 @@ _STACK_LINES = 12
 
 
 class Verdict(StrEnum):
-    """What became of a point. CANCELLED: mbridge ended it, or was told to stop before its turn."""
+    """What became of a point. CANCELLED: mbridge ended it, or was stopped before its turn."""
 
     SUCCESS = "success"
     FAILED = "failed"

@@ -1,9 +1,9 @@
-"""Which failures are tried again: those of the infrastructure, unless somebody has cancelled the job."""
+"""Which failures are tried again: those of the infrastructure, unless the job was cancelled."""
 
 from dataclasses import dataclass
 
 from cloudai_mbridge.schedulers.interface import JobClass, JobStatus
-from cloudai_mbridge.training.credentials import redacted
+from cloudai_mbridge.training.credentials.scrub import redacted
 from cloudai_mbridge.verdict.judge import RunOutcome, Verdict
 from cloudai_mbridge.verdict.triage import FailureKind
 

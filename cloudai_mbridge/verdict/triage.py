@@ -18,7 +18,7 @@ from typing import Any
 from cloudai_mbridge.files.regular import is_empty, open_regular, pass_hole
 from cloudai_mbridge.schedulers.interface import JobClass, JobStatus
 from cloudai_mbridge.schedulers.slurm.parsing import base_state
-from cloudai_mbridge.training.credentials import redacted
+from cloudai_mbridge.training.credentials.scrub import redacted
 from cloudai_mbridge.training.utils.log_lines import RUN_MARK, STEP_MARK
 
 _LONGEST_LINE = 1 << 16
@@ -142,29 +142,27 @@ def triage(status: JobStatus | None, paths: Sequence[Path]) -> Failure | None:
     return _best({id_: what for id_, what in found.items() if id_ in above}) or _failure(state, about)
 
 
-def triage_logs(paths: Sequence[Path]) -> Failure | None:
-    """Return the known failure of the highest priority that the logs show, or None; a missing file is empty."""
-    return _best(_search_logs(paths))
+def load_catalogue() -> tuple[Entry, ...]:
+    """Return the entries in their order of priority."""
+    return _catalogue()[0]
+
+
+def load_states() -> tuple[State, ...]:
+    """Return the job states that say by themselves why a run failed."""
+    return _catalogue()[1]
 
 
 @cache
-def load_catalogue() -> tuple[Entry, ...]:
-    """Read the entries in their order of priority.
+def _catalogue() -> tuple[tuple[Entry, ...], tuple[State, ...]]:
+    return parse_catalogue((resources.files("cloudai_mbridge.verdict") / "failures.toml").read_text(encoding="utf-8"))
+
+
+def parse_catalogue(text: str) -> tuple[tuple[Entry, ...], tuple[State, ...]]:
+    """Return the entries and the states of a catalogue's text.
 
     Raises:
         ValueError: a key is missing or unknown, an id stands twice, a kind is unknown, or a pattern does not compile.
     """
-    return parse_catalogue(_catalogue_text())[0]
-
-
-@cache
-def load_states() -> tuple[State, ...]:
-    """Read the job states that say by themselves why a run failed."""
-    return parse_catalogue(_catalogue_text())[1]
-
-
-def parse_catalogue(text: str) -> tuple[tuple[Entry, ...], tuple[State, ...]]:
-    """Return the entries and the states of a catalogue's text, checked; see load_catalogue."""
     data = tomllib.loads(text)
     entries = tuple(_entry(table) for table in data.get("failure", ()))
     states = tuple(_state(table) for table in data.get("state", ()))
@@ -174,10 +172,6 @@ def parse_catalogue(text: str) -> tuple[tuple[Entry, ...], tuple[State, ...]]:
     if lost := {state.topic for state in states if state.topic} - {entry.id for entry in entries}:
         raise ValueError(f"failures.toml: topics that are not failures: {sorted(lost)}")
     return entries, states
-
-
-def _catalogue_text() -> str:
-    return (resources.files("cloudai_mbridge.verdict") / "failures.toml").read_text(encoding="utf-8")
 
 
 def _entry(table: Mapping[str, Any]) -> Entry:

@@ -15,7 +15,7 @@ from cloudai_mbridge.models.values.credentials import (
     find_credential_in_words,
     is_secret_variable,
 )
-from cloudai_mbridge.training.credentials import is_secret
+from cloudai_mbridge.training.credentials.find import is_secret
 
 
 @pytest.mark.parametrize(

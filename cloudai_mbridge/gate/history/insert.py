@@ -15,7 +15,7 @@ from cloudai_mbridge.gate.compare.reference import run_values
 from cloudai_mbridge.gate.history.intake import FAILED, Intake
 from cloudai_mbridge.gate.results.read import SUPPORTED_SCHEMA, RunResult
 from cloudai_mbridge.gate.results.values import is_value_of
-from cloudai_mbridge.training.credentials import without_users
+from cloudai_mbridge.training.credentials.scrub import without_users
 
 
 class Known(StrEnum):

@@ -12,14 +12,14 @@ from functools import lru_cache
 from itertools import pairwise
 
 from cloudai_mbridge.errors import shown
-from cloudai_mbridge.training.credentials import (
-    MASK,
+from cloudai_mbridge.training.credentials.find import (
     SHORT_OPTIONS,
     CredentialKind,
     credential_spans,
     credentials_in,
     is_secret,
 )
+from cloudai_mbridge.training.credentials.scrub import MASK
 
 _SLURM_VARIABLE = re.compile(r"S(BATCH|RUN|ALLOC|LURM)_")
 

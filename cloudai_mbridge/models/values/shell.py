@@ -8,7 +8,7 @@ command substitution, no `${NAME:-default}`, and no value is split into words.
 import re
 
 from cloudai_mbridge.models.values.references import HOME, name_in
-from cloudai_mbridge.training.credentials import is_secret
+from cloudai_mbridge.training.credentials.find import is_secret
 from cloudai_mbridge.training.credentials.shapes import REFERENCE
 
 _SAFE = r"[A-Za-z0-9_@%+=:,./-]"

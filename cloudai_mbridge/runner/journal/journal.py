@@ -183,7 +183,7 @@ class Journal:
             self._db.execute("DELETE FROM facts WHERE name = ?", (_STOPPED,))
 
     def was_stopped(self) -> bool:
-        """Return whether the last process that held the run was told to stop."""
+        """Return whether the last process that held the run was stopped."""
         return bool(self._all("SELECT 1 FROM facts WHERE name = ?", _STOPPED))
 
     def entry(self, key: str) -> JournalEntry:

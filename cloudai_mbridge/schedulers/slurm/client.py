@@ -50,7 +50,7 @@ class Listing:
     """All jobs of one squeue, by token.
 
     A job's name ends in the token of the attempt that it was submitted for. The ids that sbatch prints are never
-    trusted: an answer can be cut or wrong, and the job that bears the number be somebody else's.
+    trusted: an answer can be cut or wrong, and the job that bears the number be another user's.
     """
 
     def __init__(self, rows: Mapping[str, Listed]) -> None:

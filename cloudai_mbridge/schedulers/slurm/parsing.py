@@ -197,7 +197,7 @@ _HOPELESS = {
 }
 # With words: what a controller that was killed does not remember to have launched.
 _LAUNCH_FAILED = re.compile(r"launch[ _]failed[ _]requeued[ _]held", re.IGNORECASE)
-# Somebody holds the job, and may release it.
+# The job is held, and may be released.
 _HELD_STATES = ("REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT")
 _HELD_REASONS = ("JobHeldAdmin", "JobHeldUser", "job_requeued_in_held_state")
 

@@ -4,7 +4,8 @@ import copy
 from pathlib import Path
 
 from cloudai_mbridge.training.config.container import ConfigContainer
-from cloudai_mbridge.training.credentials import is_credential_key, without_users
+from cloudai_mbridge.training.credentials.find import is_credential_key
+from cloudai_mbridge.training.credentials.scrub import without_users
 
 
 def resolved_yaml(config: ConfigContainer, path: str | Path | None = None) -> str:

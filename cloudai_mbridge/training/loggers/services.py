@@ -6,7 +6,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from cloudai_mbridge.training.credentials import redacted_in
+from cloudai_mbridge.training.credentials.scrub import redacted_in
 from cloudai_mbridge.training.errors import ConfigError
 
 _MLFLOW_LONGEST_VALUE = 500  # what every MLflow server takes
