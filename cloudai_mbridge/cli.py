@@ -168,7 +168,7 @@ def cancel(directory: Path, lost_hosts: tuple[str, ...]) -> int:
     """Cancel everything that a run has submitted, wait until it has ended, and report."""
     root, console = _absolute(directory), new_console()
     refuse_dry_run(root, read_plan_data(root))
-    control.request_cancel(root)
+    control.cancel_run(root)
     control.require_resumable(root, lost_hosts)
     prepared = pipeline.read(root, needs_secrets=False)
     with driver_lock(root):
@@ -250,7 +250,7 @@ def verify_configs(
 def generate_report(result_dir: Path, history_file: Path | None, **_: Path | None) -> int:
     """Judge a run's directory again and rewrite its reports."""
     refuse_dry_run(result_dir, read_plan_data(result_dir))
-    control.require_writable(result_dir)
+    control.require_writable_run(result_dir)
     with no_driver(result_dir):
         report = pipeline.report(result_dir, **_with_history(history_file))
     _show_report(new_console(), report, result_dir)

@@ -97,7 +97,7 @@ def test_a_journal_that_is_none(root: Path) -> None:
 
 
 def test_nobody_to_ask(root: Path) -> None:
-    assert control.request_cancel(root) is False
+    assert control.cancel_run(root) is False
     assert not (root / "journal.sqlite").exists()
 
 
@@ -115,7 +115,7 @@ def test_the_driver_is_asked_and_waited_for(root: Path, journal: Journal) -> Non
     lock.__enter__()
     driver = threading.Thread(target=end, args=(lock,))
     driver.start()
-    assert control.request_cancel(root) is True
+    assert control.cancel_run(root) is True
     driver.join()
     assert asked == [True, True]
     assert not is_cancel_requested(root)
@@ -124,7 +124,7 @@ def test_the_driver_is_asked_and_waited_for(root: Path, journal: Journal) -> Non
 def test_a_driver_that_does_not_end(root: Path, journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(control, "_CANCEL_WAIT_S", 0.1)
     with driver_lock(root), pytest.raises(ToolFailure, match="has not ended"):
-        control.request_cancel(root)
+        control.cancel_run(root)
 
 
 # Processes of another machine

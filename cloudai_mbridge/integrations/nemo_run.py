@@ -37,9 +37,9 @@ from cloudai_mbridge.plan import POINT_FILES, RunPlan, SweepPlan
 from cloudai_mbridge.schedulers.interface import Submission
 from cloudai_mbridge.schedulers.local import LocalClient
 from cloudai_mbridge.schedulers.slurm import SlurmClient
-from cloudai_mbridge.schedulers.slurm.command import run as run_command
+from cloudai_mbridge.schedulers.slurm.command import run_command
 from cloudai_mbridge.schedulers.slurm.parsing import parse_submitted
-from cloudai_mbridge.schedulers.slurm.submit import failure, name_of
+from cloudai_mbridge.schedulers.slurm.submit import failure, job_name_of
 
 TASK = "task.sh"
 SETUP = "setup.sh"
@@ -198,7 +198,7 @@ def _json(data: Mapping[str, Any]) -> str:
 def _submit_slurm(submission: Submission, directory: Path) -> str:
     (run,) = submission.runs
     env = {PYTHON_VARIABLE: sys.executable, **run.secret_env}
-    options = {"job_name": name_of(submission)}
+    options = {"job_name": job_name_of(submission)}
     if submission.exclude_nodes:
         options["exclude"] = ",".join(sorted({*run.exclude_nodes, *submission.exclude_nodes}))
     argv = [sys.executable, *_DRIVER, json.dumps(options)]

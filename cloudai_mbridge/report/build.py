@@ -21,7 +21,7 @@ from cloudai_mbridge.runner import Judge
 from cloudai_mbridge.runner.journal.journal import Attempt, Journal, JournalEntry
 from cloudai_mbridge.schedulers.interface import JobClass
 from cloudai_mbridge.training.credentials.scrub import redacted_in
-from cloudai_mbridge.verdict import Judgement, RunOutcome, Verdict, explain, judge, judgement_of
+from cloudai_mbridge.verdict import Judgement, RunOutcome, Verdict, judge, judgement_of, with_failure
 from cloudai_mbridge.version import __version__
 
 EVIDENCE_LINES = 15
@@ -168,7 +168,7 @@ def _read_run(run: Mapping[str, Any], entry: JournalEntry | None, root: Path) ->
     if entry is not None and entry.damage and outcome.verdict is Verdict.FAILED:
         outcome = replace(outcome, reasons=(*outcome.reasons, "a row of the journal is damaged"))
     if outcome.verdict is Verdict.FAILED and last is not None:
-        outcome = explain(outcome, last.status, log, logs, directory / POINT_FILES.stacks)
+        outcome = with_failure(outcome, last.status, log, logs, directory / POINT_FILES.stacks)
     if entry is not None and entry.note:
         outcome = replace(outcome, reasons=(*outcome.reasons, entry.note))
     return _Reading(log, log_name, metrics, outcome)

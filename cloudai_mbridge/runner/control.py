@@ -107,10 +107,10 @@ def require_resumable(root: Path, lost_hosts: Collection[str] = ()) -> None:
         with Journal.read_only(path) as journal:
             entries = journal.entries().values()
     require_this_host(root, entries, lost_hosts)
-    require_writable(root)
+    require_writable_run(root)
 
 
-def require_writable(root: Path) -> None:
+def require_writable_run(root: Path) -> None:
     """Raise ToolFailure of a directory that this user may not write."""
     kept = [root / name for name in (ROOT_FILES.journal, ROOT_FILES.driver_lock, ROOT_FILES.submit_lock)]
     for path in [root, *(path for path in kept if path.exists())]:
@@ -130,7 +130,7 @@ def _state(key: str, entry: JournalEntry | None) -> RunState:
     return RunState(key, state, job_id, nodes, len(entry.attempts), why, is_open=entry.verdict is None)
 
 
-def request_cancel(root: Path) -> bool:
+def cancel_run(root: Path) -> bool:
     """Ask the driver of a directory to cancel everything, and wait until it has ended; False if there is none.
 
     Raises:

@@ -117,7 +117,7 @@ def _metric_reasons(metrics: Metrics) -> list[str]:
     return [f"{name} could not be measured" for name, statistic in named.items() if statistic is None]
 
 
-def explain(
+def with_failure(
     outcome: RunOutcome, status: JobStatus | None, log: LogSummary, paths: Sequence[Path], stacks: Path
 ) -> RunOutcome:
     """Return the outcome of a failed run with what is known to make runs fail so.

@@ -16,7 +16,7 @@ from cloudai_mbridge.models.values.hostlist import is_out_of_service
 from cloudai_mbridge.plan import POINT_FILES, RunPlan
 from cloudai_mbridge.schedulers.interface import NEVER_STARTED, Job, JobClass, JobStatus, Seen, Submission
 from cloudai_mbridge.schedulers.slurm import submit
-from cloudai_mbridge.schedulers.slurm.command import Answer, run
+from cloudai_mbridge.schedulers.slurm.command import Answer, run_command
 from cloudai_mbridge.schedulers.slurm.parsing import (
     SACCT_FORMAT,
     SQUEUE_FORMAT,
@@ -39,7 +39,7 @@ _DEFAULT_MAX_ARRAY_SIZE = 1001
 def has_gpu_gres() -> bool | None:
     """Return whether Slurm knows GPUs as a generic resource; None where it cannot be asked."""
     try:
-        shown = run("scontrol", "show", "config", timeout_s=_QUICK_S)
+        shown = run_command("scontrol", "show", "config", timeout_s=_QUICK_S)
     except ToolFailure:
         return None
     types = re.search(r"^GresTypes\s*=(.*)", shown.stdout, re.MULTILINE)
@@ -109,7 +109,7 @@ class SlurmClient:
 
     def preflight(self) -> None:
         """Check that Slurm answers and has the partition."""
-        found = run("sinfo", "--all", "--noheader", "--format=%R")
+        found = run_command("sinfo", "--all", "--noheader", "--format=%R")
         if found.returncode != 0:
             raise ToolFailure(f"Slurm does not respond: {found.complaint}; check SLURM_CONF and the controller")
         known = set(found.stdout.split("\n")) - {""}
@@ -123,13 +123,13 @@ class SlurmClient:
     def batches(self, runs: Sequence[RunPlan]) -> list[tuple[RunPlan, ...]]:
         """Put the runs of one array together, as far as the cluster allows indices."""
         if self._max_array_size is None and any(planned.array for planned in runs):
-            shown = run("scontrol", "show", "config")
+            shown = run_command("scontrol", "show", "config")
             found = re.search(r"^MaxArraySize\s*=\s*(\d+)", shown.stdout, re.MULTILINE)
             size = int(found[1]) if found else _DEFAULT_MAX_ARRAY_SIZE
             if shown.returncode != 0:  # it is asked again
-                return submit.batches(runs, size)
+                return submit.array_batches(runs, size)
             self._max_array_size = size
-        return submit.batches(runs, self._max_array_size or 0)
+        return submit.array_batches(runs, self._max_array_size or 0)
 
     def submit(self, submission: Submission, root: Path) -> dict[str, str]:
         """Submit with sbatch."""
@@ -163,7 +163,7 @@ class SlurmClient:
 
     def _list(self) -> Listing:
         """Return all jobs of this user that the controller remembers: also ended ones, and in hidden partitions."""
-        answer = run(
+        answer = run_command(
             *("squeue", "--all", "--noheader", "--array", "--states=all", f"--user={os.getuid()}"),
             *("--Format", SQUEUE_FORMAT),
         )
@@ -184,7 +184,7 @@ class SlurmClient:
         argv = ("sacct", "--noheader", "--parsable2", "--allocations", f"--format={SACCT_FORMAT}", f"--jobs={ids}")
         self._sacct_trouble = ""
         try:
-            answer = run(*argv, timeout_s=SACCT_TIMEOUT_S)
+            answer = run_command(*argv, timeout_s=SACCT_TIMEOUT_S)
         except ToolFailure as error:
             self._sacct_trouble = str(error)
         else:
@@ -218,7 +218,7 @@ class SlurmClient:
         ids = [job.job_id for job in wanted if not job.token]
         ids += [row.job_id for job in wanted if job.token for row in listing.of(job) if not row.status.is_final]
         for start in range(0, len(ids), _ARGUMENTS):
-            answer = run("scancel", *ids[start : start + _ARGUMENTS])
+            answer = run_command("scancel", *ids[start : start + _ARGUMENTS])
             if answer.returncode != 0 and "Invalid job id" not in answer.stderr:
                 raise ToolFailure(f"scancel failed: {answer.complaint}")
 
@@ -226,21 +226,21 @@ class SlurmClient:
         """Ask sinfo which of the nodes are out of service."""
         return {
             name: f"{state} ({reason})" if reason not in ("none", "") else state
-            for _, name, state, reason in _nodes(run(*_SINFO_NODES, f"--nodes={nodes}"))
+            for _, name, state, reason in _nodes(run_command(*_SINFO_NODES, f"--nodes={nodes}"))
             if is_out_of_service(state)
         }
 
     def num_usable_nodes(self, exclude: Iterable[str]) -> int | None:
         """Count the partition's nodes that are not excluded; ones out of service may come back, and Slurm waits."""
         partitions = self._system.default_partition.split(",")
-        names = {name for partition, name, _, _ in _nodes(run(*_SINFO_NODES)) if partition in partitions}
+        names = {name for partition, name, _, _ in _nodes(run_command(*_SINFO_NODES)) if partition in partitions}
         return len(names - set(exclude)) if names else None
 
 
 def node_states(partition: str) -> dict[str, str] | None:
     """Return the states of a partition's nodes; None where Slurm does not answer."""
     try:
-        answer = run(*_SINFO_NODES)
+        answer = run_command(*_SINFO_NODES)
     except ToolFailure:
         return None
     if answer.returncode:

@@ -27,7 +27,7 @@ class Answer:
         return lines[-1].strip() if lines else f"exit code {self.returncode} and no output"
 
 
-def run(
+def run_command(
     *argv: str,
     cwd: Path | None = None,
     env: Mapping[str, str] | None = None,

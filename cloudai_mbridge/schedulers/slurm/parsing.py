@@ -38,7 +38,10 @@ def parse_squeue(output: str) -> dict[str, Listed]:
         if len(fields) == _SQUEUE_FIELDS + 1 and re.match(r"\d", fields[0]):
             listed = _listed(fields)
             parts.setdefault(listed.job_id, []).append(listed)
-    return {job_id: replace(same[0], status=merge([each.status for each in same])) for job_id, same in parts.items()}
+    return {
+        job_id: replace(same[0], status=merge_components([each.status for each in same]))
+        for job_id, same in parts.items()
+    }
 
 
 def _listed(fields: list[str]) -> Listed:
@@ -73,7 +76,7 @@ def parse_sacct(output: str) -> list[Listed]:
         run_time_s = float(elapsed) if elapsed.isdigit() else None
         status = JobStatus(base_state(state), classify(state), exit_code, signal, "", _no_nodes(nodes), run_time_s)
         parts.setdefault((job_id.partition("+")[0], name), []).append(status)
-    return [Listed(job_id, name, merge(same)) for (job_id, name), same in parts.items()]
+    return [Listed(job_id, name, merge_components(same)) for (job_id, name), same in parts.items()]
 
 
 # The first of these classes that a component has is the whole job's.
@@ -87,7 +90,7 @@ _MERGE_ORDER = (
 )
 
 
-def merge(components: Iterable[JobStatus]) -> JobStatus:
+def merge_components(components: Iterable[JobStatus]) -> JobStatus:
     """Return the status of a heterogeneous job: as bad, and as unfinished, as its worst component."""
     return min(components, key=lambda status: _MERGE_ORDER.index(status.job_class))
 
