@@ -17,7 +17,7 @@ from cloudai_mbridge.logs.tail import last_lines, printable
 from cloudai_mbridge.metrics import Metrics, implausible, missing_steps
 from cloudai_mbridge.schedulers.interface import JobClass, JobStatus
 from cloudai_mbridge.training.credentials.scrub import redacted
-from cloudai_mbridge.verdict.triage import Failure, load_catalogue, triage
+from cloudai_mbridge.verdict.triage import Failure, failure_of, load_catalogue, triage
 
 HUNG = "HUNG"
 _NAN = "nan_loss"
@@ -141,7 +141,7 @@ def _bad_loss(log: LogSummary) -> Failure | None:
     if not bad or entry is None:
         return None
     evidence = tuple(f"step {step.step}: loss {step.loss}" for step in bad[:3])
-    return Failure(entry.id, entry.kind, entry.title, entry.remedy, evidence)
+    return failure_of(entry, evidence)
 
 
 def _stacks(directory: Path) -> Iterator[str]:

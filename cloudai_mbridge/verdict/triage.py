@@ -5,7 +5,7 @@ What is known of failures is data: `failures.toml`, where the order is the prior
 
 import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -52,28 +52,30 @@ class FailureKind(StrEnum):
 
 
 @dataclass(frozen=True)
-class Failure:
+class KnownFailure:
+    """A cause of failures in the catalogue. remedy: what to do about it."""
+
+    id: str
+    kind: FailureKind
+    title: str
+    remedy: str
+
+
+@dataclass(frozen=True)
+class Failure(KnownFailure):
     """Why a run failed.
 
     evidence: up to five lines as "FILE:LINE: TEXT". nodes: host names or host lists that the evidence blames.
     """
 
-    id: str
-    kind: FailureKind
-    title: str
-    remedy: str
     evidence: tuple[str, ...] = ()
     nodes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
-class Entry:
+class Entry(KnownFailure):
     """One `[[failure]]` of the catalogue."""
 
-    id: str
-    kind: FailureKind
-    title: str
-    remedy: str
     patterns: tuple[re.Pattern[str], ...]
     examples: tuple[str, ...]
     counterexamples: tuple[str, ...]
@@ -84,14 +86,10 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class State:
+class State(KnownFailure):
     """One `[[state]]` of the catalogue: a job's end that says why by itself."""
 
     state: str
-    id: str
-    kind: FailureKind
-    title: str
-    remedy: str
     topic: str = ""
     wins: bool = False
 
@@ -139,7 +137,9 @@ def triage(status: JobStatus | None, paths: Sequence[Path]) -> Failure | None:
         return _best(found)
     about = found.get(state.topic, _Found())
     above = [entry.id for entry in _entries_above(state)]
-    return _best({id_: what for id_, what in found.items() if id_ in above}) or _failure(state, about)
+    return _best({id_: what for id_, what in found.items() if id_ in above}) or failure_of(
+        state, about.evidence, about.nodes
+    )
 
 
 def load_catalogue() -> tuple[Entry, ...]:
@@ -209,11 +209,13 @@ def _entries_above(state: State) -> Sequence[Entry]:
 
 
 def _best(found: Mapping[str, _Found]) -> Failure | None:
-    return next((_failure(entry, found[entry.id]) for entry in load_catalogue() if entry.id in found), None)
+    matched = ((entry, found[entry.id]) for entry in load_catalogue() if entry.id in found)
+    return next((failure_of(entry, what.evidence, what.nodes) for entry, what in matched), None)
 
 
-def _failure(what: Entry | State, found: _Found) -> Failure:
-    return Failure(what.id, what.kind, what.title, what.remedy, tuple(found.evidence), tuple(found.nodes))
+def failure_of(known: KnownFailure, evidence: Iterable[str], nodes: Iterable[str] = ()) -> Failure:
+    """Return a known failure with what shows it."""
+    return Failure(known.id, known.kind, known.title, known.remedy, tuple(evidence), tuple(nodes))
 
 
 def _search_logs(paths: Sequence[Path]) -> dict[str, _Found]:
