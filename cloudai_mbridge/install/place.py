@@ -25,8 +25,12 @@ Facts = Mapping[str, Any]
 Notify = Callable[[str], None]
 
 
-class Installer(ABC):
-    """One thing that can be installed; subclasses say what it is and how it is made."""
+class Installable(ABC):
+    """One thing that can be installed; subclasses say what it is, where it belongs and how it is made."""
+
+    @abstractmethod
+    def place(self, install_path: Path) -> Path:
+        """Return where it is installed below `install_path`."""
 
     @property
     @abstractmethod

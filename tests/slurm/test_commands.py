@@ -495,7 +495,7 @@ def test_a_task_has_vanished_if_it_is_missing_twice(
     job = replace(_job("17_3", root / "a/0/0", token="cafe", array_index=3), was_listed=True)
     answers = [Answer(0, rows[1].splitlines(keepends=True)[0], ""), Answer(*rows)]
     with monkeypatch.context() as patched:
-        patched.setattr("cloudai_mbridge.schedulers.slurm.client.run", lambda *argv, **_: answers.pop(0))
+        patched.setattr("cloudai_mbridge.schedulers.slurm.client.run_command", lambda *argv, **_: answers.pop(0))
         assert client.poll([job])["a/0/0"].status.state == "PENDING"
     slurm.answer(squeue=(0, rows[1].splitlines(keepends=True)[0], ""))
     assert client.poll([job])["a/0/0"].status.state == "CANCELLED"
