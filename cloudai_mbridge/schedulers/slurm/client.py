@@ -152,10 +152,10 @@ class SlurmClient:
         if not jobs:
             return {}
         listing = self._list()
-        seen, gone = _look_up(jobs, listing)
+        seen, gone = _listed_and_gone(jobs, listing)
         if any(_has_vanished(job, listing) for job in gone.values()):
             listing = self._list()  # an answer may have been cut, and be whole in all other respects
-            seen, gone = _look_up(jobs, listing)
+            seen, gone = _listed_and_gone(jobs, listing)
         accounted = self._account(gone.values()) if gone else {}
         for key, job in gone.items():
             seen[key] = Seen(job.job_id, accounted.get(key) or self._by_marker(job, listing))
@@ -267,7 +267,7 @@ def _ended(jobs: Iterable[Job], rows: Iterable[Listed]) -> dict[str, JobStatus]:
     return found
 
 
-def _look_up(jobs: Iterable[Job], listing: Listing) -> tuple[dict[str, Seen], dict[str, Job]]:
+def _listed_and_gone(jobs: Iterable[Job], listing: Listing) -> tuple[dict[str, Seen], dict[str, Job]]:
     """Return what is listed, and the jobs that are not, both by key."""
     seen, gone = {}, {}
     for job in jobs:
