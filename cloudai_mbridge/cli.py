@@ -27,6 +27,7 @@ from cloudai_mbridge.constraints.upstream import rule_id as rule_id_of
 from cloudai_mbridge.errors import OK, POINTS_FAILED, BadInput, Damaged, MBridgeError, ToolFailure, counted, shortened
 from cloudai_mbridge.files.disk import free_space, is_disk_full
 from cloudai_mbridge.install.commands import register as register_install_commands
+from cloudai_mbridge.logs.tail import tail_lines
 from cloudai_mbridge.models.loading.load import Warn
 from cloudai_mbridge.models.test_definition import TEMPLATE
 from cloudai_mbridge.plan.read import read_plan_data, refuse_dry_run
@@ -151,7 +152,7 @@ def status(directory: Path, events: bool) -> int:
     return Damaged.exit_code if found.damage else OK
 
 
-def _what_next(found: control.Status, root: Path) -> str:
+def _what_next(found: control.SweepStatus, root: Path) -> str:
     """Say which process holds a run, or how it goes on without one."""
     if found.is_dry_run:
         return "a dry run: nothing was submitted; start its scenario with: mbridge run"
@@ -167,7 +168,7 @@ def cancel(directory: Path, lost_hosts: tuple[str, ...]) -> int:
     """Cancel everything that a run has submitted, wait until it has ended, and report."""
     root, console = _absolute(directory), new_console()
     refuse_dry_run(root, read_plan_data(root))
-    control.request_cancel(root)
+    control.cancel_run(root)
     control.require_resumable(root, lost_hosts)
     prepared = pipeline.read(root, needs_secrets=False)
     with driver_lock(root):
@@ -191,7 +192,7 @@ def cancel(directory: Path, lost_hosts: tuple[str, ...]) -> int:
 def logs(directory: Path, point: str, stderr: bool, attempt: int | None, lines: int | None, follow: bool) -> int:
     """Print the log of one POINT: its key, or a part of it that no other has."""
     path = control.find_log(_absolute(directory), point, attempt, stderr=stderr)
-    for line in control.read_lines(path, lines, follow=follow):
+    for line in tail_lines(path, lines, follow=follow):
         click.echo(line)
     return OK
 
@@ -249,7 +250,7 @@ def verify_configs(
 def generate_report(result_dir: Path, history_file: Path | None, **_: Path | None) -> int:
     """Judge a run's directory again and rewrite its reports."""
     refuse_dry_run(result_dir, read_plan_data(result_dir))
-    control.require_writable(result_dir)
+    control.require_writable_run(result_dir)
     with no_driver(result_dir):
         report = pipeline.report(result_dir, **_with_history(history_file))
     _show_report(new_console(), report, result_dir)

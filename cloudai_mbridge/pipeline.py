@@ -162,8 +162,10 @@ def scheduler_for(system: System, plan: SweepPlan) -> Scheduler:
 
 def _embedded(system: System, plan: SweepPlan) -> Scheduler:
     """Return what runs the embedded loop on a system."""
-    scheduler = LocalClient(system, plan.runs) if isinstance(system, LocalSystem) else SlurmClient(system)
-    return nemo_run.NemoRunClient(system, scheduler) if system.executor is Executor.NEMO_RUN else scheduler
+    uses_nemo_run = system.executor is Executor.NEMO_RUN
+    if isinstance(system, LocalSystem):
+        return (nemo_run.NemoRunLocalClient if uses_nemo_run else LocalClient)(system, plan.runs)
+    return (nemo_run.NemoRunSlurmClient if uses_nemo_run else SlurmClient)(system)
 
 
 def _with_defaults(prepared: Prepared) -> RunnerConfig:

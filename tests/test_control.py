@@ -12,10 +12,11 @@ import pytest
 
 from cloudai_mbridge.errors import BadInput, InUse, ToolFailure
 from cloudai_mbridge.launch.claim import take_claim
+from cloudai_mbridge.logs import tail
+from cloudai_mbridge.logs.tail import tail_lines
 from cloudai_mbridge.runner import Journal, control
-from cloudai_mbridge.runner.cancel_request import clear_cancel, is_cancel_requested
 from cloudai_mbridge.runner.journal.submission_log import SubmissionLog
-from cloudai_mbridge.runner.lock import driver_lock
+from cloudai_mbridge.runner.lock import clear_cancel, driver_lock, is_cancel_requested
 from cloudai_mbridge.schedulers.interface import JobClass, JobStatus
 
 RUNNING = JobStatus("RUNNING", JobClass.ACTIVE, nodes="n[1-2]", reason="why")
@@ -96,7 +97,7 @@ def test_a_journal_that_is_none(root: Path) -> None:
 
 
 def test_nobody_to_ask(root: Path) -> None:
-    assert control.request_cancel(root) is False
+    assert control.cancel_run(root) is False
     assert not (root / "journal.sqlite").exists()
 
 
@@ -114,7 +115,7 @@ def test_the_driver_is_asked_and_waited_for(root: Path, journal: Journal) -> Non
     lock.__enter__()
     driver = threading.Thread(target=end, args=(lock,))
     driver.start()
-    assert control.request_cancel(root) is True
+    assert control.cancel_run(root) is True
     driver.join()
     assert asked == [True, True]
     assert not is_cancel_requested(root)
@@ -123,7 +124,7 @@ def test_the_driver_is_asked_and_waited_for(root: Path, journal: Journal) -> Non
 def test_a_driver_that_does_not_end(root: Path, journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(control, "_CANCEL_WAIT_S", 0.1)
     with driver_lock(root), pytest.raises(ToolFailure, match="has not ended"):
-        control.request_cancel(root)
+        control.cancel_run(root)
 
 
 # Processes of another machine
@@ -248,7 +249,7 @@ def test_an_earlier_attempt(root: Path) -> None:
 
 # Its lines
 
-BLOCK = control._BLOCK
+BLOCK = tail._BLOCK
 LOGS = {
     "empty": b"",
     "one": b"a\n",
@@ -278,7 +279,7 @@ def _last(lines: list[str], count: int | None) -> list[str]:
 @pytest.mark.parametrize("name", LOGS)
 def test_the_last_lines(tmp_path: Path, name: str, count: int | None) -> None:
     (tmp_path / "log").write_bytes(LOGS[name])
-    assert list(control.read_lines(tmp_path / "log", count, follow=False)) == _last(_lines(LOGS[name]), count)
+    assert list(tail_lines(tmp_path / "log", count, follow=False)) == _last(_lines(LOGS[name]), count)
 
 
 @pytest.mark.parametrize("count", [None, 3, 10**6])
@@ -288,7 +289,7 @@ def test_all_lines_of_a_log_without_a_newline_at_its_end(tmp_path: Path, name: s
     if count == 3:
         data = b"a\nb\nthe end"
     (tmp_path / "log").write_bytes(data)
-    assert list(control.read_lines(tmp_path / "log", count, follow=False)) == _last(_lines(data), count)
+    assert list(tail_lines(tmp_path / "log", count, follow=False)) == _last(_lines(data), count)
 
 
 @pytest.mark.parametrize("count", [0, 1, 2])
@@ -296,12 +297,12 @@ def test_all_lines_of_a_log_without_a_newline_at_its_end(tmp_path: Path, name: s
 def test_the_last_lines_of_a_log_without_a_newline_at_its_end(tmp_path: Path, name: str, count: int) -> None:
     data = LOGS[name] + b"the end"
     (tmp_path / "log").write_bytes(data)
-    assert list(control.read_lines(tmp_path / "log", count, follow=False)) == _last(_lines(data), count)
+    assert list(tail_lines(tmp_path / "log", count, follow=False)) == _last(_lines(data), count)
 
 
 def test_a_log_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="the run has not started"):
-        list(control.read_lines(tmp_path / "log", 5, follow=False))
+        list(tail_lines(tmp_path / "log", 5, follow=False))
 
 
 def _append(path: Path, text: str) -> None:
@@ -310,10 +311,10 @@ def _append(path: Path, text: str) -> None:
 
 
 def test_a_log_is_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(control, "_FOLLOW_S", 0.01)
+    monkeypatch.setattr(tail, "_FOLLOW_S", 0.01)
     path = tmp_path / "log"
     threading.Timer(0.05, lambda: path.write_text("a\nb\n")).start()
-    lines = control.read_lines(path, None, follow=True)
+    lines = tail_lines(path, None, follow=True)
     assert [next(lines), next(lines)] == ["a", "b"]
     _append(path, "hal")
     threading.Timer(0.05, _append, (path, "f\nlast\n")).start()
@@ -322,6 +323,6 @@ def test_a_log_is_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_line_longer_than_a_mebibyte_comes_in_pieces(tmp_path: Path) -> None:
     (tmp_path / "log").write_bytes(b"a\n" + b"x" * (20 << 20) + b"\nb\n")
-    first, *pieces, last = control.read_lines(tmp_path / "log", None, follow=False)
+    first, *pieces, last = tail_lines(tmp_path / "log", None, follow=False)
     assert (first, last, sum(map(len, pieces))) == ("a", "b", 20 << 20)
     assert all(len(piece) < 2 << 20 for piece in pieces)

@@ -21,7 +21,7 @@ from cloudai_mbridge.plan import POINT_FILES
 from cloudai_mbridge.plan.read import read_plan_data
 from cloudai_mbridge.report.comparability import read_overrides
 from cloudai_mbridge.runner import control
-from cloudai_mbridge.verdict.triage import triage_logs
+from cloudai_mbridge.verdict.triage import triage
 
 
 def _socket(path: Path) -> None:
@@ -61,7 +61,7 @@ def test_a_log_has_no_steps(odd: tuple[Path, str]) -> None:
     path, words = odd
     log = read_log(path)
     assert (log.steps, log.notes) == ((), (f"odd cannot be read ({words}, not a regular file)",))
-    assert (last_lines(path, 5), triage_logs([path])) == ([], None)
+    assert (last_lines(path, 5), triage(None, [path])) == ([], None)
 
 
 READERS: dict[str, Callable[[Path], object]] = {
@@ -136,7 +136,7 @@ def test_the_last_lines_behind_a_hole_are_shown(tmp_path: Path, count: int, last
 def test_triage_passes_over_holes(tmp_path: Path) -> None:
     path = _with_hole(tmp_path / "log", "begun\n", "\ntorch.OutOfMemoryError: CUDA out of memory.\n")
     os.truncate(path, LARGE + 100)
-    failure = triage_logs([path])
+    failure = triage(None, [path])
     assert failure is not None
     assert "CUDA out of memory" in failure.evidence[0]
 

@@ -1,6 +1,8 @@
 """Install what the upstream launcher needs: repositories, its Python environment, container images."""
 
-from cloudai_mbridge.install.installables import ImageInstall, PythonEnvInstall, RepoInstall, installables_of
+from cloudai_mbridge.install.git import RepoInstall
+from cloudai_mbridge.install.installables import ImageInstall, installables_of
+from cloudai_mbridge.install.python_env import PythonEnvInstall
 from cloudai_mbridge.install.run import InstallResult, install_all, is_everything_installed, uninstall_all
 
 __all__ = [

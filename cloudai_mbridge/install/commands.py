@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from cloudai_mbridge.errors import OK, BadInput, MBridgeError, ToolFailure
-from cloudai_mbridge.install.installables import EXTRA_PACKAGES
+from cloudai_mbridge.install.python_env import EXTRA_PACKAGES
 from cloudai_mbridge.install.run import InstallResult, install_all, uninstall_all
 from cloudai_mbridge.models.loading.load import load_scenario, load_system, validate
 from cloudai_mbridge.models.loading.loaded import NO_HOOKS

@@ -2,12 +2,13 @@
 
 import os
 import re
+from dataclasses import dataclass
 from pathlib import Path
 
 from cloudai_mbridge.errors import ToolFailure
-from cloudai_mbridge.install.installables import RepoInstall
-from cloudai_mbridge.install.place import MARKER, Facts, Installer
+from cloudai_mbridge.install.place import MARKER, Facts, Installable
 from cloudai_mbridge.install.process import run_tool
+from cloudai_mbridge.megatron_bridge.pins import repo_path
 
 _HASH = re.compile(r"[0-9a-fA-F]{4,64}")
 # Set where mbridge is started from a git hook or alias; they would lead git to that repository
@@ -24,37 +25,48 @@ _CALLERS_REPOSITORY = {
 }
 
 
-class RepoInstaller(Installer):
-    """Clones without history where the server can; credentials come from git's own helpers."""
+@dataclass(frozen=True)
+class RepoInstall(Installable):
+    """A clone of a repository at a commit, branch or tag.
 
-    def __init__(self, item: RepoInstall) -> None:
-        self._item = item
+    It has no history where the server allows that; credentials come from git's own helpers.
+    """
+
+    url: str
+    commit: str
+    init_submodules: bool = False
+
+    def __str__(self) -> str:
+        return f"repository {self.url} at {self.commit}"
+
+    def place(self, install_path: Path) -> Path:
+        return repo_path(install_path, self.url, self.commit)
 
     @property
     def identity(self) -> Facts:
-        return {"kind": "repository", "url": self._item.url, "commit": self._item.commit}
+        return {"kind": "repository", "url": self.url, "commit": self.commit}
 
     def accepts(self, marker: Facts, path: Path) -> bool:
-        has_submodules = bool(marker.get("submodules")) or not self._item.init_submodules
+        has_submodules = bool(marker.get("submodules")) or not self.init_submodules
         return super().accepts(marker, path) and has_submodules and (path / ".git").exists()
 
     def build(self, payload: Path, path: Path) -> Facts:
         """Clone; a branch or tag is resolved now and stays where it is."""
         payload.mkdir()
         _git(payload, "init", "--quiet")
-        _git(payload, "remote", "add", "--", "origin", self._item.url)
+        _git(payload, "remote", "add", "--", "origin", self.url)
         _git(payload, "checkout", "--quiet", "--detach", self._fetch(payload))
-        if self._item.init_submodules:
+        if self.init_submodules:
             _git(payload, "submodule", "--quiet", "update", "--init", "--recursive", "--depth", "1")
         exclude = payload / ".git" / "info" / "exclude"
         exclude.parent.mkdir(exist_ok=True)
         with exclude.open("a", encoding="utf-8") as file:
             file.write(f"/{MARKER}\n")
-        return {"resolved": resolved_commit(payload), "submodules": self._item.init_submodules}
+        return {"resolved": resolved_commit(payload), "submodules": self.init_submodules}
 
     def _fetch(self, payload: Path) -> str:
         """Fetch the commit alone, else, for a hash that the server will not send alone, all; return its name."""
-        commit = self._item.commit
+        commit = self.commit
         try:
             _git(payload, "fetch", "--quiet", "--no-tags", "--depth", "1", "--", "origin", commit)
         except ToolFailure:

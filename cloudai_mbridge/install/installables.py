@@ -1,54 +1,51 @@
-"""What tests need on disk before they can run. Pure: definitions in, values out."""
+"""What tests need on disk before they can run."""
 
+import os
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from cloudai_mbridge.errors import BadInput
-from cloudai_mbridge.install.names import problem_of_commit, problem_of_image, problem_of_requirement, problem_of_url
+from cloudai_mbridge.errors import BadInput, ToolFailure
+from cloudai_mbridge.install.git import RepoInstall
+from cloudai_mbridge.install.names import (
+    enroot_uri,
+    problem_of_commit,
+    problem_of_image,
+    problem_of_requirement,
+    problem_of_url,
+)
+from cloudai_mbridge.install.place import Facts, Installable
+from cloudai_mbridge.install.process import run_tool
+from cloudai_mbridge.install.python_env import EXTRA_PACKAGES, PythonEnvInstall
+from cloudai_mbridge.megatron_bridge.pins import image_path
 from cloudai_mbridge.models.cmd_args import Launcher
 from cloudai_mbridge.models.test_definition import NEMO_RUN, GitRepo, MegatronBridgeTestDefinition
 
-# What CloudAI's wrapper installs beside NeMo-Run. wandb is pinned: the launchers of Megatron-Bridge 0.3 to 0.6 call
-# wandb.util.generate_id, which 0.18.7 has and 0.31 does not.
-EXTRA_PACKAGES = ("wandb==0.18.7", "numpy==1.26.4")
-
 
 @dataclass(frozen=True)
-class RepoInstall:
-    """A clone of a repository at a commit, branch or tag."""
-
-    url: str
-    commit: str
-    init_submodules: bool = False
-
-    def __str__(self) -> str:
-        return f"repository {self.url} at {self.commit}"
-
-
-@dataclass(frozen=True)
-class PythonEnvInstall:
-    """A virtual environment with the package of a repository and further packages in it."""
-
-    repo: RepoInstall
-    packages: tuple[str, ...] = EXTRA_PACKAGES
-
-    def __str__(self) -> str:
-        return f"Python environment of {self.repo.url} at {self.repo.commit}"
-
-
-@dataclass(frozen=True)
-class ImageInstall:
-    """A container image as a squashfs file."""
+class ImageInstall(Installable):
+    """A container image as a squashfs file; credentials come from enroot's own .credentials file."""
 
     url: str
 
     def __str__(self) -> str:
         return f"image {self.url}"
 
+    def place(self, install_path: Path) -> Path:
+        return image_path(install_path, self.url)
 
-Installable = RepoInstall | PythonEnvInstall | ImageInstall
+    @property
+    def identity(self) -> Facts:
+        return {"kind": "image", "url": enroot_uri(self.url)}
+
+    def build(self, payload: Path, path: Path) -> Facts:
+        """Import, and trust the file rather than the exit code."""
+        remedy = "run where enroot is installed, or import the image elsewhere and let container_image name the file"
+        run_tool("enroot", "import", "-o", payload, enroot_uri(self.url), env=os.environ, missing=remedy)
+        if not payload.is_file():
+            raise ToolFailure("enroot succeeded but wrote no image")
+        return {}
 
 
 def installables_of(
@@ -101,11 +98,10 @@ def _values(value: Any) -> list[Any]:
 
 def _problems(needed: dict[str, Installable]) -> Iterator[str]:
     for key, item in needed.items():
-        if isinstance(item, ImageInstall):
-            if problem := problem_of_image(item.url):
-                yield f"cmd_args.container_image: {problem}"
+        if isinstance(item, ImageInstall) and (problem := problem_of_image(item.url)):
+            yield f"cmd_args.container_image: {problem}"
+        if (repo := _repo_of(item)) is None:
             continue
-        repo = item.repo if isinstance(item, PythonEnvInstall) else item
         if problem := problem_of_url(repo.url):
             yield f"{key}.url: {problem}"
         if problem := problem_of_commit(repo.commit):
@@ -114,18 +110,16 @@ def _problems(needed: dict[str, Installable]) -> Iterator[str]:
 
 def _with_submodules(items: list[Installable]) -> Iterator[Installable]:
     """Give a repository its submodules everywhere if any test wants them: there is one clone for all."""
-    repos = [item for item in items if isinstance(item, RepoInstall)]
-    repos += [item.repo for item in items if isinstance(item, PythonEnvInstall)]
-    full = {(repo.url, repo.commit) for repo in repos if repo.init_submodules}
-
-    def completed(repo: RepoInstall) -> RepoInstall:
-        return RepoInstall(repo.url, repo.commit, (repo.url, repo.commit) in full)
-
+    full = {(repo.url, repo.commit) for item in items if (repo := _repo_of(item)) and repo.init_submodules}
     for item in items:
-        match item:
-            case RepoInstall():
-                yield completed(item)
-            case PythonEnvInstall():
-                yield PythonEnvInstall(completed(item.repo), item.packages)
-            case ImageInstall():
-                yield item
+        if (repo := _repo_of(item)) is None:
+            yield item
+        else:
+            repo = replace(repo, init_submodules=(repo.url, repo.commit) in full)
+            yield replace(item, repo=repo) if isinstance(item, PythonEnvInstall) else repo
+
+
+def _repo_of(item: Installable) -> RepoInstall | None:
+    if isinstance(item, PythonEnvInstall):
+        return item.repo
+    return item if isinstance(item, RepoInstall) else None

@@ -6,6 +6,8 @@ Each check returns None or the reason why the value cannot be used; no reason re
 import re
 from urllib.parse import urlsplit
 
+from cloudai_mbridge.training.credentials.scrub import redacted
+
 # What git forbids in the name of a ref, and a leading + or ^, which a refspec would give a meaning to
 _NO_REF = re.compile(r"[\x00-\x20\x7f~^:?*\[\\]|\.\.|@\{|^[+/]|[/.]$|//|\.lock$")
 _DASH_HOST = re.compile(r"(?:://|@)-")
@@ -23,7 +25,7 @@ _IMAGE = re.compile(
 
 def problem_of_url(url: str) -> str | None:
     """Return why git cannot be given this url. A credential has no place in one: it would show in argv and on disk."""
-    shown = _without_credential(url)
+    shown = redacted(url)
     if re.search(r"[\x00-\x20\x7f]", url) or not url:
         return f"{shown!r} is empty or holds blanks or control characters; write the repository's address"
     if url.startswith("-"):
@@ -40,7 +42,7 @@ def problem_of_url(url: str) -> str | None:
 
 
 def _problem_of_scheme(url: str) -> str | None:
-    shown = _without_credential(url)
+    shown = redacted(url)
     try:
         parts = urlsplit(url)
     except ValueError:
@@ -50,10 +52,6 @@ def _problem_of_scheme(url: str) -> str | None:
     if parts.scheme not in _SCHEMES:
         return f"{shown!r} has the scheme {parts.scheme!r}; use one of {', '.join(_SCHEMES)}"
     return f"{shown!r} has a host that begins with '-'" if _DASH_HOST.search(url) else None
-
-
-def _without_credential(text: str) -> str:
-    return re.sub(r"[^/@]*:[^/@]*@|(?<=//)[^/@]*@", "***@", text)
 
 
 def problem_of_commit(commit: str) -> str | None:
@@ -73,7 +71,7 @@ def problem_of_image(image: str) -> str | None:
         return "the image's name carries a credential; take it out and put it into enroot's .credentials file"
     if _parse_image(image):
         return None
-    return f"{_without_credential(image)!r} is not an image such as nvcr.io#nvidia/nemo:26.02.00, nor a file"
+    return f"{redacted(image)!r} is not an image such as nvcr.io#nvidia/nemo:26.02.00, nor a file"
 
 
 def problem_of_requirement(requirement: str) -> str | None:

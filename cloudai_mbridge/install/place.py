@@ -25,8 +25,12 @@ Facts = Mapping[str, Any]
 Notify = Callable[[str], None]
 
 
-class Installer(ABC):
-    """One thing that can be installed; subclasses say what it is and how it is made."""
+class Installable(ABC):
+    """One thing that can be installed; subclasses say what it is, where it belongs and how it is made."""
+
+    @abstractmethod
+    def place(self, install_path: Path) -> Path:
+        """Return where it is installed below `install_path`."""
 
     @property
     @abstractmethod
@@ -96,7 +100,7 @@ def read_marker(path: Path) -> Facts | None:
 
 
 def remove_leftovers(directory: Path) -> None:
-    """Remove what killed installs left in a directory. The caller holds the lock: nobody works there now."""
+    """Remove what killed installs left in a directory. The caller holds the lock: no other install works there now."""
     for left in directory.glob(f"{_PARTIAL}*"):
         shutil.rmtree(left, ignore_errors=True)
 

@@ -1,4 +1,4 @@
-"""Run git, pip and enroot: no shell, no terminal to ask on, nothing left running, their last words in one line."""
+"""Run git, pip and enroot: no shell, no terminal to ask on, nothing left running, their error messages in one line."""
 
 import contextlib
 import os
@@ -11,10 +11,10 @@ from pathlib import Path
 from types import FrameType
 
 from cloudai_mbridge.errors import ToolFailure
-from cloudai_mbridge.models.values.credentials import is_secret
+from cloudai_mbridge.training.credentials.find import is_secret
+from cloudai_mbridge.training.credentials.scrub import MASK, redacted
 
 _ERROR_LINE = re.compile(r"\b(?:fatal|\w*error)\b\s*[:\]]", re.IGNORECASE)
-_USERINFO = re.compile(r"://[^/@\s]+@")
 _SHOWN_LINES = 3
 _SHORTEST_SECRET = 4
 
@@ -27,7 +27,7 @@ def run_tool(*argv: str | Path, env: Mapping[str, str], missing: str, cwd: Path 
         missing: what to do where the command is not installed.
 
     Raises:
-        ToolFailure: it is not installed, or failed: with its own words.
+        ToolFailure: it is not installed, or failed: with its own message.
     """
     words = [str(word) for word in argv]
     code, out, err = _communicate(words, env, missing, cwd)
@@ -96,8 +96,8 @@ def last_words(text: str, env: Mapping[str, str]) -> str:
     words = "; ".join(dict.fromkeys(telling[-_SHOWN_LINES:]))
     for name, value in env.items():
         if is_secret(name) and len(value) >= _SHORTEST_SECRET:
-            words = words.replace(value, "***")
-    return _USERINFO.sub("://***@", words)
+            words = words.replace(value, MASK)
+    return redacted(words)
 
 
 def _printable(line: str) -> str:

@@ -2,33 +2,42 @@
 
 import os
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 from cloudai_mbridge.errors import ToolFailure
-from cloudai_mbridge.install.git import RepoInstaller, resolved_commit
-from cloudai_mbridge.install.installables import PythonEnvInstall
-from cloudai_mbridge.install.place import Facts, Installer
+from cloudai_mbridge.install.git import RepoInstall, resolved_commit
+from cloudai_mbridge.install.place import Facts, Installable
 from cloudai_mbridge.install.process import run_tool
+from cloudai_mbridge.megatron_bridge.pins import venv_path
 
+# What CloudAI's wrapper installs beside NeMo-Run. wandb is pinned: the launchers of Megatron-Bridge 0.3 to 0.6 call
+# wandb.util.generate_id, which 0.18.7 has and 0.31 does not.
+EXTRA_PACKAGES = ("wandb==0.18.7", "numpy==1.26.4")
 # They would put packages elsewhere, or let pip take the caller's for installed ones
 _CALLERS_PYTHON = {"PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "PIP_TARGET", "PIP_PREFIX", "PIP_ROOT", "PIP_USER"}
 
 
-class PythonEnvInstaller(Installer):
-    """Makes the environment with the Python that runs mbridge; pip is configured by its own files and variables."""
+@dataclass(frozen=True)
+class PythonEnvInstall(Installable):
+    """A virtual environment with the package of a repository and further packages in it.
 
-    def __init__(self, item: PythonEnvInstall, clone: Path) -> None:
-        self._item, self._clone = item, clone
+    It is made with the Python that runs mbridge; pip is configured by its own files and variables.
+    """
+
+    repo: RepoInstall
+    packages: tuple[str, ...] = EXTRA_PACKAGES
+
+    def __str__(self) -> str:
+        return f"Python environment of {self.repo.url} at {self.repo.commit}"
+
+    def place(self, install_path: Path) -> Path:
+        return venv_path(install_path, self.repo.url, self.repo.commit)
 
     @property
     def identity(self) -> Facts:
-        repo = self._item.repo
-        return {
-            "kind": "python environment",
-            "url": repo.url,
-            "commit": repo.commit,
-            "packages": sorted(self._item.packages),
-        }
+        repo, packages = self.repo, sorted(self.packages)
+        return {"kind": "python environment", "url": repo.url, "commit": repo.commit, "packages": packages}
 
     def accepts(self, marker: Facts, path: Path) -> bool:
         """Also look for the interpreter: it is a link, and its target may have been removed."""
@@ -36,14 +45,15 @@ class PythonEnvInstaller(Installer):
 
     def build(self, payload: Path, path: Path) -> Facts:
         """Install the repository's package first and the others after it, as CloudAI does."""
-        if not RepoInstaller(self._item.repo).is_installed(self._clone):
+        clone = self.repo.place(path.parent)
+        if not self.repo.is_installed(clone):
             raise ToolFailure("its repository is not installed")
         _run(sys.executable, "-m", "venv", payload)
-        _pip_install(payload, self._clone)
-        if self._item.packages:
-            _pip_install(payload, *self._item.packages)
+        _pip_install(payload, clone)
+        if self.packages:
+            _pip_install(payload, *self.packages)
         _move_scripts(payload, path)
-        return {"resolved": resolved_commit(self._clone), "python": sys.version.split()[0]}
+        return {"resolved": resolved_commit(clone), "python": sys.version.split()[0]}
 
 
 def _pip_install(venv: Path, *what: str | Path) -> None:

@@ -2,26 +2,15 @@
 
 import fcntl
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from cloudai_mbridge.errors import BadInput, ToolFailure
-from cloudai_mbridge.install.git import RepoInstaller
-from cloudai_mbridge.install.installables import (
-    EXTRA_PACKAGES,
-    ImageInstall,
-    Installable,
-    PythonEnvInstall,
-    RepoInstall,
-    installables_of,
-)
-from cloudai_mbridge.install.names import enroot_uri
-from cloudai_mbridge.install.place import Facts, Installer, Notify, remove_leftovers
-from cloudai_mbridge.install.process import run_tool
-from cloudai_mbridge.install.python_env import PythonEnvInstaller
-from cloudai_mbridge.megatron_bridge.pins import image_path, repo_path, venv_path
+from cloudai_mbridge.install.installables import installables_of
+from cloudai_mbridge.install.place import Installable, Notify, remove_leftovers
+from cloudai_mbridge.install.python_env import EXTRA_PACKAGES, PythonEnvInstall
 from cloudai_mbridge.models.test_definition import MegatronBridgeTestDefinition
 
 Definitions = Iterable[MegatronBridgeTestDefinition]
@@ -29,20 +18,13 @@ Definitions = Iterable[MegatronBridgeTestDefinition]
 
 @dataclass(frozen=True)
 class InstallResult:
-    """How it went; true if nothing failed. One line per failure, with the tool's own words."""
+    """How it went; true if nothing failed. One line per failure, with the tool's own message."""
 
     num_items: int
     failures: tuple[str, ...]
 
     def __bool__(self) -> bool:
         return not self.failures
-
-
-@dataclass(frozen=True)
-class _Target:
-    item: Installable
-    installer: Installer
-    path: Path
 
 
 def install_all(
@@ -57,18 +39,18 @@ def install_all(
         BadInput: a value that cannot be used, or an install_path that cannot be written. Nothing was installed.
     """
 
-    def work(target: _Target) -> None:
-        if target.installer.is_installed(target.path):
-            return notify(f"{target.item}: already installed")
-        notify(f"{target.item}: installing")
-        target.installer.install(target.path, notify)
-        notify(f"{target.item}: installed in {target.path}")
+    def work(item: Installable, path: Path) -> None:
+        if item.is_installed(path):
+            return notify(f"{item}: already installed")
+        notify(f"{item}: installing")
+        item.install(path, notify)
+        notify(f"{item}: installed in {path}")
 
     install_path = install_path.absolute()
-    targets = _targets(installables_of(definitions, packages), install_path)
-    if targets:
+    places = _places(definitions, packages, install_path)
+    if places:
         _make(install_path)
-    return _for_each(targets, install_path, notify, work)
+    return _for_each(places, install_path, notify, work)
 
 
 def uninstall_all(
@@ -80,58 +62,45 @@ def uninstall_all(
         BadInput: a value that cannot be used.
     """
 
-    def work(target: _Target) -> None:
-        if target.installer.uninstall(target.path):
-            notify(f"{target.item}: removed from {target.path}")
-        elif target.path.exists():
-            notify(f"{target.item}: {target.path} was not installed by mbridge; left as it is")
+    def work(item: Installable, path: Path) -> None:
+        if item.uninstall(path):
+            notify(f"{item}: removed from {path}")
+        elif path.exists():
+            notify(f"{item}: {path} was not installed by mbridge; left as it is")
         else:
-            notify(f"{target.item}: not installed")
+            notify(f"{item}: not installed")
 
     install_path = install_path.absolute()
-    targets = _targets(installables_of(definitions, packages), install_path)
-    if targets and not install_path.is_dir():
+    places = _places(definitions, packages, install_path)
+    if places and not install_path.is_dir():
         notify(f"{install_path}: nothing is installed there")
-        return InstallResult(len(targets), ())
-    return _for_each(targets, install_path, notify, work)
+        return InstallResult(len(places), ())
+    return _for_each(places, install_path, notify, work)
 
 
 def is_everything_installed(
     definitions: Definitions, install_path: Path, packages: tuple[str, ...] = EXTRA_PACKAGES
 ) -> bool:
     """Return whether nothing would be left to install."""
-    targets = _targets(installables_of(definitions, packages), install_path.absolute())
-    return all(target.installer.is_installed(target.path) for target in targets)
+    places = _places(definitions, packages, install_path.absolute())
+    return all(item.is_installed(path) for path, item in places.items())
 
 
-def _targets(items: list[Installable], install_path: Path) -> list[_Target]:
-    """Say how and where each is installed, an environment's repository before it.
+def _places(definitions: Definitions, packages: tuple[str, ...], install_path: Path) -> dict[Path, Installable]:
+    """Return what is installed where, an environment's repository before it.
 
     Raises:
         BadInput: two of them would have one place.
     """
-    found: dict[Path, _Target] = {}
-    for item in items:
-        for target in _targets_of(item, install_path):
-            if not target.path.absolute().is_relative_to(install_path):
-                raise BadInput(f"{target.item}: its path {target.path} is outside {install_path}")
-            other = found.setdefault(target.path, target).item
-            if other != target.item:
-                raise BadInput(f"{target.item} and {other} would both be {target.path}; install one elsewhere")
-    return list(found.values())
-
-
-def _targets_of(item: Installable, install_path: Path) -> Iterator[_Target]:
-    match item:
-        case RepoInstall():
-            yield _Target(item, RepoInstaller(item), repo_path(install_path, item.url, item.commit))
-        case PythonEnvInstall():
-            yield from _targets_of(item.repo, install_path)
-            clone = repo_path(install_path, item.repo.url, item.repo.commit)
-            path = venv_path(install_path, item.repo.url, item.repo.commit)
-            yield _Target(item, PythonEnvInstaller(item, clone), path)
-        case ImageInstall():
-            yield _Target(item, ImageInstaller(item), image_path(install_path, item.url))
+    found: dict[Path, Installable] = {}
+    for needed in installables_of(definitions, packages):
+        for item in (needed.repo, needed) if isinstance(needed, PythonEnvInstall) else (needed,):
+            path = item.place(install_path)
+            if not path.absolute().is_relative_to(install_path):
+                raise BadInput(f"{item}: its path {path} is outside {install_path}")
+            if (other := found.setdefault(path, item)) != item:
+                raise BadInput(f"{item} and {other} would both be {path}; install one elsewhere")
+    return found
 
 
 def _make(install_path: Path) -> None:
@@ -144,25 +113,25 @@ def _make(install_path: Path) -> None:
 
 
 def _for_each(
-    targets: list[_Target], install_path: Path, notify: Notify, work: Callable[[_Target], None]
+    places: Mapping[Path, Installable], install_path: Path, notify: Notify, work: Callable[[Installable, Path], None]
 ) -> InstallResult:
     failures: list[str] = []
-    if not targets:
+    if not places:
         return InstallResult(0, ())
     with locked(install_path, notify):
-        for directory in {target.path.parent for target in targets}:
+        for directory in {path.parent for path in places}:
             remove_leftovers(directory)
-        for target in targets:
+        for path, item in places.items():
             try:
-                work(target)
+                work(item, path)
             except ToolFailure as error:
-                failures.append(f"{target.item}: {error}")
+                failures.append(f"{item}: {error}")
             except OSError as error:
-                failures.append(f"{target.item}: {error.filename or target.path}: {error.strerror or error}")
+                failures.append(f"{item}: {error.filename or path}: {error.strerror or error}")
             else:
                 continue
-            notify(f"{target.item}: failed")
-    return InstallResult(len(targets), tuple(failures))
+            notify(f"{item}: failed")
+    return InstallResult(len(places), tuple(failures))
 
 
 _NAME = ".mbridge-install.lock"
@@ -191,22 +160,3 @@ def _lock(descriptor: int, directory: Path, notify: Notify) -> None:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
     except OSError as error:
         notify(f"{directory} cannot be locked ({error.strerror}); run one install at a time")
-
-
-class ImageInstaller(Installer):
-    """Imports as a squashfs file; credentials come from enroot's own .credentials file."""
-
-    def __init__(self, item: ImageInstall) -> None:
-        self._item = item
-
-    @property
-    def identity(self) -> Facts:
-        return {"kind": "image", "url": enroot_uri(self._item.url)}
-
-    def build(self, payload: Path, path: Path) -> Facts:
-        """Import, and trust the file rather than the exit code."""
-        remedy = "run where enroot is installed, or import the image elsewhere and let container_image name the file"
-        run_tool("enroot", "import", "-o", payload, enroot_uri(self._item.url), env=os.environ, missing=remedy)
-        if not payload.is_file():
-            raise ToolFailure("enroot succeeded but wrote no image")
-        return {}

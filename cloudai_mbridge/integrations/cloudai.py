@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from cloudai_mbridge.errors import ToolFailure
+from cloudai_mbridge.integrations.cloudai_point import TEMPLATE, failed_points
 
-TEMPLATE = "MegatronBridgeEmbedded"
+__all__ = ["TEMPLATE", "Registration", "failed_points", "register"]
+
 _NEEDED = (
     *("add_test_definition", "add_command_gen_strategy", "add_report", "update_runner"),
     *("systems_map", "runners_map", "test_definitions_map"),
 )
-# output directory of every point that was judged in this process -> whether it failed
-failed_points: dict[str, bool] = {}
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ from pydantic import ValidationError
 
 from cloudai_mbridge.errors import BadInput, ToolFailure
 from cloudai_mbridge.files.regular import read_regular
-from cloudai_mbridge.integrations.cloudai import TEMPLATE
 from cloudai_mbridge.launch import write_plan, write_runs
 from cloudai_mbridge.models import Scenario
 from cloudai_mbridge.models.cmd_args import Launcher
@@ -30,6 +29,9 @@ from cloudai_mbridge.report import PointReport, build_report, write_report
 from cloudai_mbridge.runner import Journal
 from cloudai_mbridge.schedulers.slurm.parsing import status_from_marker
 
+TEMPLATE = "MegatronBridgeEmbedded"
+# output directory of every point that was judged in this process -> whether it failed
+failed_points: dict[str, bool] = {}
 _SHARED = {
     *("name", "description", "extra_env_vars", "extra_cmd_args", "extra_container_mounts", "nsys", "metrics"),
     *("training_report", "dse_excluded_args"),

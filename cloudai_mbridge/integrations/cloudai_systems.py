@@ -41,7 +41,7 @@ class EmbeddedSlurmStrategy(SlurmCommandGenStrategy):
 
     @cached_property
     def directory(self) -> Path:
-        """Where the point runs; its files are written at the first look.
+        """Where the point runs; its files are written when it is first asked for.
 
         Raises:
             Refused: a rule rejects the point, or something asked for is not implemented.
@@ -128,5 +128,5 @@ def _environment() -> list[str]:
 
 
 def _is_single_sbatch() -> bool:
-    """Return whether CloudAI was told --single-sbatch: it then puts another runner into its registry."""
+    """Return whether CloudAI runs with --single-sbatch: it then puts another runner into its registry."""
     return issubclass(Registry().runners_map["slurm"], SingleSbatchRunner)

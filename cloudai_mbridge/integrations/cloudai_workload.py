@@ -7,8 +7,7 @@ from cloudai.core import METRIC_ERROR, JobStatusResult, ReportGenerationStrategy
 from pydantic import ConfigDict, model_validator
 
 from cloudai_mbridge.errors import BadInput
-from cloudai_mbridge.integrations.cloudai import failed_points
-from cloudai_mbridge.integrations.cloudai_point import is_prepared, judged, plan_of
+from cloudai_mbridge.integrations.cloudai_point import failed_points, is_prepared, judged, plan_of
 from cloudai_mbridge.models import MegatronBridgeCmdArgs, MetricsConfig
 from cloudai_mbridge.plan import ROOT_FILES
 from cloudai_mbridge.report import PointReport

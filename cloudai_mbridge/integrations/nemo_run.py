@@ -10,11 +10,9 @@ NeMo-Run itself is imported by `nemo_run_driver` only, in a process per run.
 """
 
 import json
-import os
 import shlex
-import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -22,21 +20,26 @@ from typing import Any
 from cloudai_mbridge.errors import BadInput, ToolFailure
 from cloudai_mbridge.integrations.nemo_run_driver import CONFIG, SRUN_ARRAY
 from cloudai_mbridge.launch.script import (
+    EPILOGUE,
     LOCAL_START,
     PYTHON_VARIABLE,
     SLURM_START,
+    TRAINING,
     escaped_for_sbatch,
     exports,
+    interpreter,
     sbatch_options,
     srun_options,
 )
 from cloudai_mbridge.launch.write import write_file
-from cloudai_mbridge.models.system import LocalSystem, SlurmSystem, System
+from cloudai_mbridge.models.system import SlurmSystem, System
 from cloudai_mbridge.plan import POINT_FILES, RunPlan, SweepPlan
-from cloudai_mbridge.schedulers.interface import Job, Scheduler, Seen, Submission
-from cloudai_mbridge.schedulers.slurm.command import Answer
-from cloudai_mbridge.schedulers.slurm.parsing import parse_submitted, without_slurm_variables
-from cloudai_mbridge.schedulers.slurm.submit import failure, name_of
+from cloudai_mbridge.schedulers.interface import Submission
+from cloudai_mbridge.schedulers.local import LocalClient
+from cloudai_mbridge.schedulers.slurm import SlurmClient
+from cloudai_mbridge.schedulers.slurm.command import run_command
+from cloudai_mbridge.schedulers.slurm.parsing import parse_submitted
+from cloudai_mbridge.schedulers.slurm.submit import failure, job_name_of
 
 TASK = "task.sh"
 SETUP = "setup.sh"
@@ -48,24 +51,29 @@ _REPLACED = "/nemo_run"
 _TORCHRUN_OWNS = ("MASTER_ADDR", "MASTER_PORT", "RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 
 
-class NemoRunClient:
-    """NeMo-Run in front of a scheduler: it submits, the scheduler does everything else.
+def _require_nemo_run() -> None:
+    if (spec := find_spec("nemo_run")) is None or spec.origin is None:
+        raise ToolFailure(f'executor = "nemo_run": NeMo-Run is not installed here; {INSTALL}')
 
-    A local run's job is the script that waits for NeMo-Run; a Slurm run's job is Slurm's. It takes runs of the embedded
-    loop only: the upstream launcher calls NeMo-Run by itself.
-    """
 
-    def __init__(self, system: System, scheduler: Scheduler) -> None:
-        self._system, self._scheduler = system, scheduler
+class NemoRunLocalClient(LocalClient):
+    """This machine, where a run's job is the script that waits for NeMo-Run."""
 
     def preflight(self) -> None:
-        """Check that NeMo-Run is there, that it can carry the system's options, and the scheduler's own checks."""
-        if (spec := find_spec("nemo_run")) is None or spec.origin is None:
-            raise ToolFailure(f'executor = "nemo_run": NeMo-Run is not installed here; {INSTALL}')
-        if isinstance(self._system, SlurmSystem):
-            for option in self._system.extra_sbatch_args:
-                _named_option(option)
-        self._scheduler.preflight()
+        """Check that NeMo-Run is there, too."""
+        _require_nemo_run()
+        super().preflight()
+
+
+class NemoRunSlurmClient(SlurmClient):
+    """Slurm, with NeMo-Run to submit runs of the embedded loop; the upstream launcher calls NeMo-Run itself."""
+
+    def preflight(self) -> None:
+        """Check that NeMo-Run is there and can carry the system's options, too."""
+        _require_nemo_run()
+        for option in self._system.extra_sbatch_args:
+            _named_option(option)
+        super().preflight()
 
     def batches(self, runs: Sequence[RunPlan]) -> list[tuple[RunPlan, ...]]:
         """Submit every run by itself."""
@@ -73,30 +81,8 @@ class NemoRunClient:
 
     def submit(self, submission: Submission, root: Path) -> dict[str, str]:
         """Start a run through NeMo-Run, from the files of `write_scripts`."""
-        if isinstance(self._system, LocalSystem):
-            return self._scheduler.submit(submission, root)
         (run,) = submission.runs
         return {run.key: _submit_slurm(submission, root / run.key)}
-
-    def find(self, submissions: Iterable[Submission], root: Path) -> dict[str, str]:
-        """Ask the scheduler."""
-        return self._scheduler.find(submissions, root)
-
-    def poll(self, jobs: Sequence[Job]) -> dict[str, Seen]:
-        """Ask the scheduler."""
-        return self._scheduler.poll(jobs)
-
-    def cancel(self, jobs: Iterable[Job]) -> None:
-        """Cancel at the scheduler."""
-        self._scheduler.cancel(jobs)
-
-    def unhealthy_nodes(self, nodes: str) -> dict[str, str]:
-        """Ask the scheduler."""
-        return self._scheduler.unhealthy_nodes(nodes)
-
-    def num_usable_nodes(self, exclude: Iterable[str]) -> int | None:
-        """Ask the scheduler."""
-        return self._scheduler.num_usable_nodes(exclude)
 
 
 def write_scripts(plan: SweepPlan, system: System, root: Path) -> None:
@@ -152,9 +138,7 @@ def _local_script(plan: RunPlan) -> str:
         f"# mbridge run {plan.key}: NeMo-Run starts torchrun, torchrun starts {TASK} for every rank",
         *LOCAL_START,
         f'"${PYTHON_VARIABLE}" {shlex.join(_DRIVER)}',
-        "_mbridge_exit=$?",
-        f'echo "$_mbridge_exit" > {POINT_FILES.exit_code}',
-        'exit "$_mbridge_exit"',
+        *EPILOGUE,
     )
 
 
@@ -164,8 +148,8 @@ def _rank_script(plan: RunPlan, system: System) -> str:
         f"# mbridge run {plan.key}: one rank, started by NeMo-Run's torchrun",
         "set -u",
         *exports(plan, without=_TORCHRUN_OWNS),
-        _python(plan, system),
-        f'exec "$_mbridge_python" {shlex.join(_TRAINING)} >> {POINT_FILES.stdout} 2>> {POINT_FILES.stderr}',
+        interpreter(plan, system),
+        f'exec "$_mbridge_python" {shlex.join(TRAINING)} >> {POINT_FILES.stdout} 2>> {POINT_FILES.stderr}',
     )
 
 
@@ -194,24 +178,13 @@ def _node_script(plan: RunPlan, system: System) -> str:
         "set -u",
         'cd "$SLURM_SUBMIT_DIR" || exit',
         *exports(plan),
-        _python(plan, system),
+        interpreter(plan, system),
         'export PET_NODE_RANK="$SLURM_NODEID"',
         "# two jobs may share a node: the port is the job's own, below the ephemeral range",
         'exec "$_mbridge_python" -m torch.distributed.run \\',
         '  --master-addr "$MBRIDGE_HEAD_NODE" --master-port "$((15000 + SLURM_JOB_ID % 15000))" \\',
-        f"  {shlex.join([*torchrun, *_TRAINING])}",
+        f"  {shlex.join([*torchrun, *TRAINING])}",
     )
-
-
-_TRAINING = ("-m", "cloudai_mbridge.training", "--config", POINT_FILES.training_config)
-
-
-def _python(plan: RunPlan, system: System) -> str:
-    if system.python_executable:
-        return f"_mbridge_python={shlex.quote(system.python_executable)}"
-    if plan.container_image:
-        return "_mbridge_python=python3  # the container's"
-    return f'_mbridge_python="${{{PYTHON_VARIABLE}:-python3}}"'
 
 
 def _script(*lines: str) -> str:
@@ -224,28 +197,14 @@ def _json(data: Mapping[str, Any]) -> str:
 
 def _submit_slurm(submission: Submission, directory: Path) -> str:
     (run,) = submission.runs
-    env = {**without_slurm_variables(os.environ), PYTHON_VARIABLE: sys.executable, **run.secret_env}
-    options = {"job_name": name_of(submission)}
+    env = {PYTHON_VARIABLE: sys.executable, **run.secret_env}
+    options = {"job_name": job_name_of(submission)}
     if submission.exclude_nodes:
         options["exclude"] = ",".join(sorted({*run.exclude_nodes, *submission.exclude_nodes}))
-    try:
-        done = subprocess.run(
-            [sys.executable, *_DRIVER, json.dumps(options)],
-            cwd=directory,
-            env=env,
-            capture_output=True,
-            text=True,
-            errors="replace",  # a job that was submitted is not lost for a byte that is not UTF-8
-            timeout=SUBMIT_TIMEOUT_S,
-            check=False,
-            start_new_session=True,  # Ctrl-C is for mbridge: the driver must not die between submitting and answering
-            pass_fds=() if submission.keep_open is None else (submission.keep_open,),
-        )
-    except subprocess.TimeoutExpired:
-        raise ToolFailure(f"NeMo-Run did not submit within {SUBMIT_TIMEOUT_S} s") from None
-    except OSError as error:
-        raise ToolFailure(f"NeMo-Run's driver cannot be started: {error}") from None
-    job_id = parse_submitted(done.stdout)
-    if done.returncode == 0 and job_id is not None:
+    argv = [sys.executable, *_DRIVER, json.dumps(options)]
+    lock, within = submission.keep_open, SUBMIT_TIMEOUT_S
+    answer = run_command(*argv, cwd=directory, env=env, keep_open=lock, timeout_s=within, name="NeMo-Run's driver")
+    job_id = parse_submitted(answer.stdout)
+    if answer.returncode == 0 and job_id is not None:
         return job_id
-    raise failure(Answer(done.returncode, done.stdout, done.stderr), before="NeMo-Run: ")
+    raise failure(answer, before="NeMo-Run: ")

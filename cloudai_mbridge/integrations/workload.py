@@ -1,6 +1,6 @@
 """The MegatronBridge workload under CloudAI's names: definition, constraints, success, metrics.
 
-For programs that drive the workload themselves. The command line goes through `pipeline`, whose verdict is stricter
+For programs that use the workload themselves. The command line goes through `pipeline`, whose verdict is stricter
 than `was_run_successful`.
 """
 
@@ -12,6 +12,7 @@ from cloudai_mbridge import models
 from cloudai_mbridge.constraints import check
 from cloudai_mbridge.logs import extract_mbridge_metrics, stream_mbridge_metrics
 from cloudai_mbridge.logs.tail import last_lines
+from cloudai_mbridge.megatron_bridge.pins import MOUNT, megatron_bridge_of
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
 from cloudai_mbridge.models.system import System
 from cloudai_mbridge.models.test_definition import NEMO_RUN, GitRepo
@@ -32,7 +33,6 @@ class PythonExecutable:
 
 
 LAUNCHER_LOG = "cloudai_megatron_bridge_launcher.log"
-MOUNT = "/opt/Megatron-Bridge"
 _TAIL = 40
 
 MegatronBridgeCmdArgs = models.MegatronBridgeCmdArgs
@@ -80,12 +80,11 @@ class MegatronBridgeTestDefinition(models.MegatronBridgeTestDefinition):
         Raises:
             ValueError: `git_repos` has none.
         """
-        for repo in self.git_repos:
-            if "Megatron-Bridge" in repo.url or (repo.mount_as or "").rstrip("/") == MOUNT:
-                return repo if repo.mount_as else repo.model_copy(update={"mount_as": MOUNT})
-        raise ValueError(
-            f"git_repos: Megatron-Bridge is missing; pin it with [[git_repos]] (url, commit, mount_as = {MOUNT!r})"
-        )
+        if (repo := megatron_bridge_of(self)) is None:
+            raise ValueError(
+                f"git_repos: Megatron-Bridge is missing; pin it with [[git_repos]] (url, commit, mount_as = {MOUNT!r})"
+            )
+        return repo if repo.mount_as else repo.model_copy(update={"mount_as": MOUNT})
 
     @property
     def installables(self) -> list[DockerImage | PythonExecutable | GitRepo]:
@@ -94,7 +93,7 @@ class MegatronBridgeTestDefinition(models.MegatronBridgeTestDefinition):
         return [*image, self.python_executable, self.megatron_bridge_repo]
 
     def constraint_check(self, tr: Any = None, system: System | None = None) -> bool:
-        """Return whether rules C01-C18 hold. `tr` is taken for CloudAI's sake and not looked at.
+        """Return whether rules C01-C18 hold. `tr` is there for CloudAI, and is not read.
 
         Raises:
             TypeError: an argument is still a list; expand the sweep first.

@@ -1,7 +1,7 @@
 """The claim of an attempt: of all jobs that carry its token, only the one that claims it may train.
 
 A claim is a symbolic link beside a run's files. Its name holds the attempt's token, its target says who has it. Making
-one succeeds once, also on NFS, and nobody ever sees half of one. A job's script makes it before it does anything else.
+one succeeds once, also on NFS, and is never seen half done. A job's script makes it before it does anything else.
 The runner makes it when it gives an attempt up: from then on no job of that attempt trains, however late it starts.
 """
 

@@ -16,7 +16,7 @@ from cloudai_mbridge.plan import POINT_FILES, RunPlan
 
 PYTHON_VARIABLE = "MBRIDGE_PYTHON"
 _STACKS_AT = 0.9
-_TRAINING = ["-m", "cloudai_mbridge.training", "--config", POINT_FILES.training_config]
+TRAINING = ["-m", "cloudai_mbridge.training", "--config", POINT_FILES.training_config]
 
 
 def render_local_script(plan: RunPlan, system: System) -> str:
@@ -27,7 +27,7 @@ def render_local_script(plan: RunPlan, system: System) -> str:
         *LOCAL_START,
         *_preamble(plan, system),
         *_one_machine(plan, indent=""),
-        *_EPILOGUE,
+        *EPILOGUE,
     ]
     return "\n".join(lines) + "\n"
 
@@ -44,7 +44,7 @@ def render_slurm_script(plan: RunPlan, system: SlurmSystem) -> str:
         f'srun {shlex.join(srun_options(plan, system))} --cpus-per-task="$SLURM_CPUS_ON_NODE" \\',
         *_container_options(plan),
         *(_several_machines(plan) if plan.num_nodes > 1 else _one_machine(plan, indent="  ")),
-        *_EPILOGUE,
+        *EPILOGUE,
     ]
     return "\n".join(lines) + "\n"
 
@@ -61,13 +61,13 @@ def _several_machines(plan: RunPlan) -> Iterable[str]:
     yield '  bash -c \'export PET_NODE_RANK="$SLURM_NODEID"; exec "$@"\' node \\'
     yield f'  {_profiled(plan)}"$_mbridge_python" -m torch.distributed.run \\'
     yield '  --master-addr "$_mbridge_head_node" --master-port "$_mbridge_port" \\'
-    yield f"  {shlex.join([*torchrun, *_TRAINING])}"
+    yield f"  {shlex.join([*torchrun, *TRAINING])}"
 
 
 def _one_machine(plan: RunPlan, indent: str) -> Iterable[str]:
     """Start the ranks where they need no host name and no network."""
     yield f'{indent}{_profiled(plan)}"$_mbridge_python" -m cloudai_mbridge.training.one_machine \\'
-    yield f"  {shlex.join(['--nproc-per-node', str(plan.ranks_per_node), *_TRAINING])}"
+    yield f"  {shlex.join(['--nproc-per-node', str(plan.ranks_per_node), *TRAINING])}"
 
 
 def _profiled(plan: RunPlan) -> str:
@@ -149,14 +149,16 @@ def exports(plan: RunPlan, without: Iterable[str] = ()) -> list[str]:
 
 
 def _preamble(plan: RunPlan, system: System) -> Iterable[str]:
-    yield "set -u"
-    yield from exports(plan)
+    return "set -u", *exports(plan), interpreter(plan, system)
+
+
+def interpreter(plan: RunPlan, system: System) -> str:
+    """Return the line that sets the Python that trains."""
     if system.python_executable:
-        yield f"_mbridge_python={shlex.quote(system.python_executable)}"
-    elif plan.container_image:
-        yield "_mbridge_python=python3  # the container's"
-    else:
-        yield f'_mbridge_python="${{{PYTHON_VARIABLE}:-python3}}"'
+        return f"_mbridge_python={shlex.quote(system.python_executable)}"
+    if plan.container_image:
+        return "_mbridge_python=python3  # the container's"
+    return f'_mbridge_python="${{{PYTHON_VARIABLE}:-python3}}"'
 
 
 # The markers settle whether a job has started, and how it ended, when the scheduler has forgotten it.
@@ -179,7 +181,7 @@ LOCAL_START = (
     f'{_STARTED} "job=$$.$_mbridge_token nodes=$(uname -n)" >> {POINT_FILES.started}',
 )
 LAUNCHER_START = claim_lines(_LOCAL_MARK, "launcher-$$.$_mbridge_token")
-_EPILOGUE = ("_mbridge_exit=$?", f'echo "$_mbridge_exit" > {POINT_FILES.exit_code}', 'exit "$_mbridge_exit"')
+EPILOGUE = ("_mbridge_exit=$?", f'echo "$_mbridge_exit" > {POINT_FILES.exit_code}', 'exit "$_mbridge_exit"')
 
 
 def _comment(plan: RunPlan) -> str:

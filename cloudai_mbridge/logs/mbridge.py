@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from cloudai_mbridge.files.regular import open_regular, read_chunks
-from cloudai_mbridge.logs.formats import match_step_time
+from cloudai_mbridge.logs.parser import match_step_time
 
 KEPT = 10
 _LONGEST_LINE = 1 << 20

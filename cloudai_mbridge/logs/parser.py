@@ -5,20 +5,17 @@ label at most, and carries the token of the run's job. Records without a token c
 a training loop from before there were tokens wrote them. A record with another token never counts.
 """
 
+import json
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeGuard
 
+from cloudai_mbridge.files.json_text import is_deep
 from cloudai_mbridge.files.regular import open_regular, read_chunks
-from cloudai_mbridge.logs.formats import (
-    has_record,
-    match_iteration,
-    match_run_record,
-    match_step_record,
-    match_step_time,
-)
+from cloudai_mbridge.training.process.log_lines import RUN_MARK, STEP_MARK
 
 _LONGEST_LINE = 1 << 20
 _MOST_STEPS = 10**15
@@ -59,7 +56,7 @@ class LogParser:
     def __init__(self, token: str | None = None, *, has_records: bool = True) -> None:
         """token: of the run's job; None if it is not known, and then every record counts.
 
-        has_records: False for the upstream launcher's log, in which a record can only be somebody else's.
+        has_records: False for the upstream launcher's log, in which a record can only be another program's.
         """
         self._token, self._has_records = token, has_records
         self._rest = b""
@@ -216,3 +213,69 @@ def read_log(path: Path, token: str | None = None, *, has_records: bool = True) 
         fault = f"{path.name} cannot be read ({error.strerror})"
         return LogSummary(notes=(fault,), fault=fault)
     return parser.finish()
+
+
+_NUMBER = r"([0-9]+(?:\.[0-9]+)?)"
+# Two expressions: one that spans what is between them takes quadratic time on a long line
+_STEP_TIME = re.compile(rf"Step Time\s*:\s*{_NUMBER}\s*s", re.IGNORECASE)
+_UTILIZATION = re.compile(rf"GPU utilization:\s*{_NUMBER}\s*(?:MODEL_)?TFLOP/s/GPU", re.IGNORECASE)
+_DEEPEST = 20
+# What srun --label and torchrun write before a rank's line, and the NULs of a file that was cut while it was written
+_LABELS = r"(?:\x00+|\d{1,6}: |\[[\w-]{1,40}\]: ?){0,4}"
+_ITERATION = re.compile(r"\biteration\s+([0-9]{1,15})/\s*([0-9]{1,15})\s*\|(.*)")
+
+
+def match_step_time(line: str) -> tuple[float, float] | None:
+    """Return (step time in s, TFLOP/s/GPU) of a "Step Time" line; a prefix such as a rank is allowed."""
+    time = _STEP_TIME.search(line)
+    rate = _UTILIZATION.search(line, time.end()) if time else None
+    return (float(time[1]), float(rate[1])) if time and rate else None
+
+
+def match_iteration(line: str) -> dict[str, Any] | None:
+    """Return the fields of an "iteration N/ M |" line. A loss that is NaN or negative is not printed there."""
+    match = _ITERATION.search(line)
+    if not match:
+        return None
+    fields = {}
+    for part in match[3].split("|"):
+        name, _, value = part.partition(":")
+        fields[name.strip()] = value.strip()
+    return {
+        "step": int(match[1]),
+        "train_iters": int(match[2]),
+        "loss": _number(fields.get("lm loss", fields.get("loss"))),
+        "grad_norm": _number(fields.get("grad norm")),
+        "nan_iterations": _number(fields.get("number of nan iterations")) or 0,
+    }
+
+
+def match_record(line: str, mark: str) -> dict[str, Any] | None:
+    """Return the JSON object behind `mark`, which begins the line but for a rank's label, or None.
+
+    One that is cut in half or nested deeper than 20 is not a record.
+    """
+    if not (start := re.match(rf"{_LABELS}{mark} {{", line)):
+        return None
+    text = line[start.end() :]
+    try:
+        record = json.loads("{" + text)
+    except (ValueError, RecursionError):
+        return None
+    may_be_deep = text.count("[") + text.count("{") >= _DEEPEST
+    if not isinstance(record, dict) or (may_be_deep and is_deep(record, _DEEPEST)):
+        return None
+    return record
+
+
+def has_record(line: str) -> bool:
+    """Return whether a record stands on the line, whole or damaged, wherever it begins."""
+    return f"{STEP_MARK} {{" in line or f"{RUN_MARK} {{" in line
+
+
+def match_step_record(line: str) -> dict[str, Any] | None:
+    return match_record(line, STEP_MARK)
+
+
+def match_run_record(line: str) -> dict[str, Any] | None:
+    return match_record(line, RUN_MARK)

@@ -1,12 +1,18 @@
-"""The last lines of a log, as evidence."""
+"""The last lines of a log: as evidence, and as `mbridge logs` shows them."""
 
 import re
+import time
+from collections.abc import Iterable, Iterator
+from io import BufferedReader
 from pathlib import Path
 
-from cloudai_mbridge.files.regular import open_regular
-from cloudai_mbridge.logs.redacted import redacted_lines
+from cloudai_mbridge.errors import BadInput
+from cloudai_mbridge.files.regular import NotRegular, data_ranges, is_empty, open_regular, pass_hole
+from cloudai_mbridge.training.credentials.scrub import redacted_lines
 
 _BLOCK = 1 << 16
+_LONGEST_LINE = 1 << 20
+_FOLLOW_S = 0.5
 # torchrun says which rank failed and how, and then reports at length on itself
 _RANK_FAILED = re.compile(r"\] failed \(exitcode: -?\d+\) local_rank: \d+")
 
@@ -34,3 +40,62 @@ def printable(line: str) -> str:
     if line.isprintable():
         return line
     return "".join(c if c.isprintable() or c == "\t" else f"\\x{ord(c):02x}" for c in line)
+
+
+def tail_lines(path: Path, count: int | None, *, follow: bool) -> Iterator[str]:
+    """Yield the last `count` lines of a log, all if None, then with `follow` what is added to it, without end.
+
+    A line longer than 1 MiB comes in pieces of about that size: time is linear in the log's size, memory is bounded.
+    """
+    while follow and not path.exists():
+        time.sleep(_FOLLOW_S)
+    try:
+        file = open_regular(path)
+    except FileNotFoundError:
+        raise BadInput(f"{path}: does not exist; the run has not started") from None
+    except NotRegular as error:
+        raise BadInput(f"{path}: is {error.strerror}; it cannot be shown") from None
+    with file:
+        if count is not None:
+            _seek_to_last(file, count)
+        rest: list[bytes] = []
+        while (block := file.read(_BLOCK)) or follow:
+            if not block:
+                time.sleep(_FOLLOW_S)
+            elif is_empty(block):
+                pass_hole(file)
+                continue
+            first, *others = block.split(b"\n")
+            rest.append(first)
+            for line in others:
+                yield _as_text(rest)
+                rest = [line]
+            if sum(map(len, rest)) >= _LONGEST_LINE:
+                yield _as_text(rest)
+                rest = []
+        if any(rest):
+            yield _as_text(rest)
+
+
+def _as_text(pieces: Iterable[bytes]) -> str:
+    return printable(b"".join(pieces).decode("utf-8", errors="replace").rstrip("\r"))
+
+
+def _seek_to_last(file: BufferedReader, count: int) -> None:
+    """Go to where the last `count` lines begin."""
+    end = file.seek(0, 2)
+    file.seek(max(0, end - 1))
+    breaks = -1 if file.read(1) == b"\n" else 0  # the one at the very end closes the last line
+    if count == 0:
+        return
+    for start, stop in reversed(data_ranges(file)):
+        for block_at in range(stop - 1 - (stop - 1 - start) % _BLOCK, start - 1, -_BLOCK):
+            file.seek(block_at)
+            block = file.read(min(_BLOCK, stop - block_at))
+            at = len(block)
+            while breaks < count and (at := block.rfind(b"\n", 0, at)) >= 0:
+                breaks += 1
+            if breaks == count:
+                file.seek(block_at + at + 1)
+                return
+    file.seek(0)

@@ -12,12 +12,11 @@ from cloudai_mbridge.models.values.credentials import (
     find_credential_in_words,
     find_in_arguments,
     holds_credential,
-    is_credential_key,
-    is_secret,
     shown_key,
     shown_value,
     slurm_variable_problem,
 )
+from cloudai_mbridge.training.credentials.find import is_credential_key, is_secret
 
 
 class StrictModel(BaseModel):

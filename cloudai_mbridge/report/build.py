@@ -9,7 +9,6 @@ from typing import Any
 from cloudai_mbridge.errors import Damaged, NothingRan
 from cloudai_mbridge.estimate.hardware import find_gpu
 from cloudai_mbridge.logs import LogSummary, read_log
-from cloudai_mbridge.logs.redacted import redacted, redacted_in
 from cloudai_mbridge.logs.tail import last_lines
 from cloudai_mbridge.metrics import Metrics, measure
 from cloudai_mbridge.plan import POINT_FILES, ROOT_FILES, RunPlan
@@ -18,10 +17,11 @@ from cloudai_mbridge.report.comparability import compare_by
 from cloudai_mbridge.report.definitions import definitions_of, tokens_per_step_per_gpu
 from cloudai_mbridge.report.environment import machine_environment, run_environment
 from cloudai_mbridge.report.model import PointReport, Report
-from cloudai_mbridge.runner import Judge, Judgement
+from cloudai_mbridge.runner import Judge
 from cloudai_mbridge.runner.journal.journal import Attempt, Journal, JournalEntry
 from cloudai_mbridge.schedulers.interface import JobClass
-from cloudai_mbridge.verdict import FailureKind, RunOutcome, Verdict, explain, judge
+from cloudai_mbridge.training.credentials.scrub import redacted_in
+from cloudai_mbridge.verdict import Judgement, RunOutcome, Verdict, judge, judgement_of, with_failure
 from cloudai_mbridge.version import __version__
 
 EVIDENCE_LINES = 15
@@ -91,37 +91,9 @@ def judge_in(root: Path) -> Judge:
 
     def judge_run(run: RunPlan, entry: JournalEntry) -> Judgement:
         outcome = _read_run(asdict(run), entry, root).outcome
-        failure = outcome.failure
-        last = entry.last
-        is_lost = last is not None and last.status is not None and last.status.state == "LOST"
-        return Judgement(
-            verdict=str(outcome.verdict),
-            reasons=tuple(map(redacted, outcome.reasons)),
-            is_success=outcome.verdict is Verdict.SUCCESS,
-            failure=_failure_id(outcome, is_lost) if outcome.reasons else "",
-            is_infrastructure=is_lost
-            or (
-                failure is not None and failure.kind is FailureKind.INFRASTRUCTURE and _may_be_retried(last, failure.id)
-            ),
-            nodes=failure.nodes if failure else (),
-        )
+        return judgement_of(outcome, entry.last.status if entry.last else None)
 
     return judge_run
-
-
-def _failure_id(outcome: RunOutcome, is_lost: bool) -> str:
-    return outcome.failure.id if outcome.failure else "lost" if is_lost else "unknown"
-
-
-def _may_be_retried(last: Attempt | None, failure: str) -> bool:
-    """Return whether the job failed by itself: one that somebody has cancelled is not wanted back."""
-    if last is None or last.status is None:
-        return False
-    return last.status.job_class in _FAILED or failure == _CANCELLED_BY_SLURM
-
-
-_FAILED = (JobClass.FAILED, JobClass.INFRASTRUCTURE)
-_CANCELLED_BY_SLURM = "prolog_failed"  # a job that may not be requeued is cancelled, and its node drained
 
 
 @dataclass(frozen=True)
@@ -196,7 +168,7 @@ def _read_run(run: Mapping[str, Any], entry: JournalEntry | None, root: Path) ->
     if entry is not None and entry.damage and outcome.verdict is Verdict.FAILED:
         outcome = replace(outcome, reasons=(*outcome.reasons, "a row of the journal is damaged"))
     if outcome.verdict is Verdict.FAILED and last is not None:
-        outcome = explain(outcome, last.status, log, logs, directory / POINT_FILES.stacks)
+        outcome = with_failure(outcome, last.status, log, logs, directory / POINT_FILES.stacks)
     if entry is not None and entry.note:
         outcome = replace(outcome, reasons=(*outcome.reasons, entry.note))
     return _Reading(log, log_name, metrics, outcome)

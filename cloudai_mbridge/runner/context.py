@@ -1,23 +1,106 @@
-"""What all parts of the runner share: the runs, the journal, the scheduler, and when it did not respond."""
+"""What all parts of the runner share: the runs with their current attempts, the journal, the scheduler."""
 
 import time
 from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
+from typing import Protocol
 
 from cloudai_mbridge.errors import Paused, ToolFailure
 from cloudai_mbridge.launch.claim import take_claim
-from cloudai_mbridge.plan import SweepPlan
-from cloudai_mbridge.runner.journal.journal import Journal
+from cloudai_mbridge.plan import RunPlan, SweepPlan
+from cloudai_mbridge.runner.journal.journal import Journal, JournalEntry
 from cloudai_mbridge.runner.journal.submission_log import SubmissionLog
-from cloudai_mbridge.runner.tracked import FAILED, SKIPPED, Observer, Phase, Tracked
-from cloudai_mbridge.schedulers.interface import Job, JobClass, JobStatus, Scheduler, Submission
+from cloudai_mbridge.schedulers.interface import (
+    NEVER_STARTED,
+    SUBMITTED,
+    Job,
+    JobClass,
+    JobStatus,
+    Scheduler,
+    Submission,
+)
+from cloudai_mbridge.verdict import Judgement, Verdict
+
+
+class Phase(StrEnum):
+    """Where a run stands. UNSURE: a submission failed in a way that leaves open whether it was made."""
+
+    WAITING = "waiting"
+    UNSURE = "unsure"
+    ACTIVE = "active"
+    ENDED = "ended"
+
+
+@dataclass
+class Tracked:
+    """A run with its current attempt, numbered from 1.
+
+    ending: what the attempt will count as when its job, which is being cancelled, has ended. not_before, submitted_at,
+    odd_since, unknown_since: on the monotonic clock. odd_since: since when its job is to end, or is hopeless.
+    unknown_since: since when its state is unknown. num_doubtful: submissions that failed with an unknown error.
+    """
+
+    plan: RunPlan
+    phase: Phase = Phase.WAITING
+    number: int = 0
+    num_retries: int = 0
+    num_doubtful: int = 0
+    token: str = ""
+    job_id: str = ""
+    status: JobStatus | None = None
+    ending: JobStatus | None = None
+    not_before: float = 0.0
+    submitted_at: float = 0.0
+    odd_since: float | None = None
+    unknown_since: float | None = None
+    gpu_s: float = 0.0
+
+    @property
+    def has_started(self) -> bool:
+        is_running = self.status is not None and self.status.state != "PENDING"
+        return self.phase is Phase.ENDED or (self.phase is Phase.ACTIVE and is_running)
+
+    @property
+    def most_gpu_s(self) -> float:
+        """GPU seconds that its next, or current, attempt may use."""
+        return self.plan.world_size * (self.plan.time_limit_s or 0.0)
+
+    def job(self, root: Path) -> Job:
+        """Return its current job. root: of the whole run."""
+        status = self.status
+        was_listed = status is not None and status.reason != SUBMITTED.reason and status.state != NEVER_STARTED
+        return Job(self.plan.key, self.job_id, self.token, root / self.plan.key, self.plan.array_index, was_listed)
+
+    def end_attempt(self, status: JobStatus) -> None:
+        """Count what the attempt has used: all of its time limit, if that is unknown."""
+        self.status = status
+        self.gpu_s += self.most_gpu_s if status.run_time_s is None else self.plan.world_size * status.run_time_s
+
+
+class Judge(Protocol):
+    """Judges the last attempt of a run from its files and its job's end."""
+
+    def __call__(self, run: RunPlan, entry: JournalEntry) -> Judgement:
+        """Return the judgement; `entry` holds the job's last status."""
+
+
+class Observer(Protocol):
+    """Who wants to know how the runs go."""
+
+    def saw(self, run: RunPlan, status: JobStatus) -> None:
+        """A run was submitted, has changed its state, or has ended."""
+
+    def notice(self, text: str) -> None:
+        """Something happened that concerns no single run."""
 
 
 class RunnerContext:
     """The runs of a plan on their way to their ends.
 
-    unsure: submissions, by token, of which nobody knows whether the scheduler took them; doubts: what it said of some
-    of them, after which they are refused if it did not. returned: jobs that were given up, and run. log: of all
+    unsure: submissions, by token, of which it is unknown whether the scheduler took them; doubts: its messages about
+    some of them, with which they are refused if it did not. returned: jobs that were given up, and run. log: of all
     submissions. stop: what active runs end as, if everything is to end. has_changed: something has happened since it
     was last set to False.
     """
@@ -44,12 +127,12 @@ class RunnerContext:
         return [run for run in self.runs if run.phase is Phase.ACTIVE]
 
     def lost(self) -> list[Tracked]:
-        """Return the runs that have ended since nobody knows what became of their jobs, which may still run."""
+        """Return the runs that were given up because the state of their jobs was unknown; those may still run."""
         ended = (run for run in self.runs if run.phase is Phase.ENDED and run.job_id)
         return [run for run in ended if run.status is not None and run.status.job_class is JobClass.LOST]
 
     def may_still_run(self) -> list[str]:
-        """Return the ids of the jobs whose end nobody has seen."""
+        """Return the ids of the jobs whose end was not seen."""
         active = [run.job_id for run in self.active()]
         return active + self.returned + [f"a submission as {token}" for token in self.unsure]
 
@@ -66,7 +149,7 @@ class RunnerContext:
         self.has_changed = True
 
     def withdraw(self, run: Tracked) -> str | None:
-        """See to it that no job of a run's current attempt trains; return the job that already does.
+        """Keep every job of a run's current attempt from training; return the job that already trains.
 
         Raises:
             OSError: the claim cannot be written.
@@ -78,12 +161,12 @@ class RunnerContext:
         for run in runs:
             self.has_changed = True
             run.phase = Phase.ENDED
-            verdict, note = (FAILED, f"not retried: {reason}") if run.number else (SKIPPED, "")
+            verdict, note = (Verdict.FAILED, f"not retried: {reason}") if run.number else (Verdict.SKIPPED, "")
             self.journal.decided(run.plan.key, verdict, [reason], note)
             self.observer.saw(run.plan, JobStatus("SKIPPED", JobClass.SKIPPED, reason=reason))
 
     def tolerate(self, error: ToolFailure) -> None:
-        """Wait for a scheduler that does not answer, but not for ever.
+        """Wait for a scheduler that does not answer, for runner.patience_s at most.
 
         Raises:
             Paused: it has not answered for too long.
@@ -97,13 +180,13 @@ class RunnerContext:
             raise self.pause(str(error))
 
     def pause(self, why: str) -> Paused:
-        """Return the exception that ends this process and says what goes on without it."""
+        """Return the exception that ends this process; its message names the jobs that may still run."""
         jobs = ", ".join(self.may_still_run()) or "nothing"
         text = f"{why}; paused after {self.config.patience_s:g} s; may still run: {jobs}"
         return Paused(f"{text}; continue with: mbridge resume {self.root}")
 
     def answered(self) -> None:
-        """Take note that the scheduler has answered."""
+        """The scheduler has answered."""
         if self._silent_since is not None:
             self._silent_since = None
             self.observer.notice("the scheduler answers again")

@@ -1,35 +1,29 @@
-"""`mbridge status`, `cancel` and `logs`: look at, and act on, a run that another process may be driving."""
+"""`mbridge status`, `cancel` and `logs`: for a run that another process may hold."""
 
 import os
 import socket
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from io import BufferedReader
 from pathlib import Path
 
 from cloudai_mbridge.errors import BadInput, InUse, ToolFailure, shown
-from cloudai_mbridge.files.regular import NotRegular, data_ranges, is_empty, open_regular, pass_hole
 from cloudai_mbridge.launch.claim import claimed_by
-from cloudai_mbridge.logs.tail import printable
 from cloudai_mbridge.models.loading.explain import suggest
 from cloudai_mbridge.plan import POINT_FILES, ROOT_FILES
 from cloudai_mbridge.plan.read import is_of_dry_run, read_plan_data, refuse_dry_run, require_directories
-from cloudai_mbridge.runner import cancel_request
+from cloudai_mbridge.runner import lock
 from cloudai_mbridge.runner.journal.journal import Event, Journal, JournalEntry
 from cloudai_mbridge.runner.journal.submission_log import SubmissionLog
 from cloudai_mbridge.runner.lock import has_driver, no_driver
 
 _CANCEL_WAIT_S = 600.0
-_FOLLOW_S = 0.5
-_BLOCK = 1 << 16
-_LONGEST_LINE = 1 << 20
 
 
 @dataclass(frozen=True)
 class RunState:
-    """Where one run stands, in words."""
+    """Where one run stands."""
 
     key: str
     state: str
@@ -41,8 +35,8 @@ class RunState:
 
 
 @dataclass(frozen=True)
-class Status:
-    """Where a scenario stands. driver: the process that drives it, or None. damage: rows that cannot be read.
+class SweepStatus:
+    """Where a scenario stands. driver: the process that holds it, or None. damage: rows that cannot be read.
 
     events: none unless they were asked for.
     """
@@ -64,7 +58,7 @@ class Status:
         return Counter(run.state for run in self.runs)
 
 
-def read_status(root: Path, *, with_events: bool = False) -> Status:
+def read_status(root: Path, *, with_events: bool = False) -> SweepStatus:
     """Read the journal; Slurm is not asked.
 
     Raises:
@@ -77,13 +71,13 @@ def read_status(root: Path, *, with_events: bool = False) -> Status:
         driver = has_driver(root)
         is_lost = driver is None and (root / ROOT_FILES.driver_lock).exists()
         damage = (f"{path}: is missing although mbridge has started this run; {_remedy(root)}",) * is_lost
-        return Status(plan["scenario"], driver, runs, {}, (), damage, is_dry_run)
+        return SweepStatus(plan["scenario"], driver, runs, {}, (), damage, is_dry_run)
     with Journal.read_only(path) as journal:
         entries, excluded = journal.entries(), journal.excluded()
         events = tuple(journal.events()) if with_events else ()
     runs = tuple(_state(run["key"], entries.get(run["key"])) for run in plan["runs"])
     damage = tuple(f"{path}: {entry.key}: {text}" for entry in entries.values() for text in entry.damage)
-    return Status(plan["scenario"], has_driver(root), runs, excluded, events, damage)
+    return SweepStatus(plan["scenario"], has_driver(root), runs, excluded, events, damage)
 
 
 def _remedy(root: Path) -> str:
@@ -94,12 +88,12 @@ def _remedy(root: Path) -> str:
 
 
 def require_resumable(root: Path, lost_hosts: Collection[str] = ()) -> None:
-    """Refuse, before anything is written, a directory that cannot be taken up: by `resume`, or `cancel`.
+    """Refuse, before anything is written, a directory that `resume` or `cancel` cannot continue.
 
     lost_hosts: machines that no longer run.
 
     Raises:
-        InUse: another process drives it, or it has processes on another machine.
+        InUse: another process holds it, or it has processes on another machine.
         BadInput: it is not of a run, of one that cannot be read, or of a dry run.
         ToolFailure: it cannot be written.
     """
@@ -113,10 +107,10 @@ def require_resumable(root: Path, lost_hosts: Collection[str] = ()) -> None:
         with Journal.read_only(path) as journal:
             entries = journal.entries().values()
     require_this_host(root, entries, lost_hosts)
-    require_writable(root)
+    require_writable_run(root)
 
 
-def require_writable(root: Path) -> None:
+def require_writable_run(root: Path) -> None:
     """Raise ToolFailure of a directory that this user may not write."""
     kept = [root / name for name in (ROOT_FILES.journal, ROOT_FILES.driver_lock, ROOT_FILES.submit_lock)]
     for path in [root, *(path for path in kept if path.exists())]:
@@ -136,7 +130,7 @@ def _state(key: str, entry: JournalEntry | None) -> RunState:
     return RunState(key, state, job_id, nodes, len(entry.attempts), why, is_open=entry.verdict is None)
 
 
-def request_cancel(root: Path) -> bool:
+def cancel_run(root: Path) -> bool:
     """Ask the driver of a directory to cancel everything, and wait until it has ended; False if there is none.
 
     Raises:
@@ -146,11 +140,11 @@ def request_cancel(root: Path) -> bool:
         return False
     end = time.monotonic() + _CANCEL_WAIT_S
     while has_driver(root) is not None:
-        cancel_request.request_cancel(root)  # each time: one that is starting takes back what was asked before
+        lock.request_cancel(root)  # each time: one that is starting takes back what was asked before
         if time.monotonic() > end:
             raise ToolFailure(f"{root}: {driver} has not ended in {_CANCEL_WAIT_S:.0f} s")
         time.sleep(0.2)
-    cancel_request.clear_cancel(root)
+    lock.clear_cancel(root)
     return True
 
 
@@ -200,67 +194,8 @@ def _find_key(point: str, keys: list[str]) -> str:
     raise BadInput(f"POINT: no run {point!r}; {suggest(point, keys)}")
 
 
-def read_lines(path: Path, count: int | None, *, follow: bool) -> Iterator[str]:
-    """Yield the last `count` lines of a log, all if None, then with `follow` what is added to it, without end.
-
-    A line longer than 1 MiB comes in pieces of about that size: time is linear in the log's size, memory is bounded.
-    """
-    while follow and not path.exists():
-        time.sleep(_FOLLOW_S)
-    try:
-        file = open_regular(path)
-    except FileNotFoundError:
-        raise BadInput(f"{path}: does not exist; the run has not started") from None
-    except NotRegular as error:
-        raise BadInput(f"{path}: is {error.strerror}; it cannot be shown") from None
-    with file:
-        if count is not None:
-            _seek_to_last(file, count)
-        rest: list[bytes] = []
-        while (block := file.read(_BLOCK)) or follow:
-            if not block:
-                time.sleep(_FOLLOW_S)
-            elif is_empty(block):
-                pass_hole(file)
-                continue
-            first, *others = block.split(b"\n")
-            rest.append(first)
-            for line in others:
-                yield _shown(rest)
-                rest = [line]
-            if sum(map(len, rest)) >= _LONGEST_LINE:
-                yield _shown(rest)
-                rest = []
-        if any(rest):
-            yield _shown(rest)
-
-
-def _shown(pieces: Iterable[bytes]) -> str:
-    return printable(b"".join(pieces).decode("utf-8", errors="replace").rstrip("\r"))
-
-
-def _seek_to_last(file: BufferedReader, count: int) -> None:
-    """Go to where the last `count` lines begin."""
-    end = file.seek(0, 2)
-    file.seek(max(0, end - 1))
-    breaks = -1 if file.read(1) == b"\n" else 0  # the one at the very end closes the last line
-    if count == 0:
-        return
-    for start, stop in reversed(data_ranges(file)):
-        for block_at in range(stop - 1 - (stop - 1 - start) % _BLOCK, start - 1, -_BLOCK):
-            file.seek(block_at)
-            block = file.read(min(_BLOCK, stop - block_at))
-            at = len(block)
-            while breaks < count and (at := block.rfind(b"\n", 0, at)) >= 0:
-                breaks += 1
-            if breaks == count:
-                file.seek(block_at + at + 1)
-                return
-    file.seek(0)
-
-
 def require_this_host(root: Path, entries: Iterable[JournalEntry], lost_hosts: Collection[str] = ()) -> None:
-    """Refuse to judge processes of another machine: from here each of them seems to have been killed.
+    """Refuse a run with processes on another machine: from here each of them seems to have been killed.
 
     lost_hosts: machines that no longer run, and their processes neither.
 

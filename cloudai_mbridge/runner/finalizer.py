@@ -1,14 +1,14 @@
-"""How runs end: jobs are cancelled, attempts are judged, and what the infrastructure has failed is tried again."""
+"""End runs: cancel jobs, judge attempts, and retry what the infrastructure has failed."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from cloudai_mbridge.errors import ToolFailure
-from cloudai_mbridge.runner.context import RunnerContext
+from cloudai_mbridge.runner.context import Judge, Phase, RunnerContext, Tracked
 from cloudai_mbridge.runner.nodes import Nodes
-from cloudai_mbridge.runner.tracked import Judge, Judgement, Phase, Tracked
 from cloudai_mbridge.schedulers.interface import FORGOTTEN, JobClass, JobStatus
+from cloudai_mbridge.verdict.retry import Judgement, retry_delay_s, why_not_retried
 
 _CANCEL_AGAIN_S = 10.0
 
@@ -16,7 +16,7 @@ INTERRUPTED = JobStatus("INTERRUPTED", JobClass.CANCELLED, reason="mbridge was s
 
 
 class Finalizer:
-    """Finalizer attempts, and decides what comes after."""
+    """Ends attempts, and decides what comes after."""
 
     def __init__(self, context: RunnerContext, nodes: Nodes, judge: Judge) -> None:
         self._context, self._nodes, self._judge = context, nodes, judge
@@ -24,35 +24,32 @@ class Finalizer:
 
     def end(self, endings: Iterable[tuple[Tracked, JobStatus]]) -> None:
         """Cancel jobs, all in one call; each will then count as its ending."""
-        runs = []
+        ending_of = list(endings)
+        for run, ending in ending_of:
+            what = f"{ending.state}, {ending.reason}"
+            self._context.observer.notice(f"{run.plan.key}: cancelling job {run.job_id}: {what}")
+        self._end(ending_of)
+
+    def _end(self, endings: Sequence[tuple[Tracked, JobStatus]]) -> None:
         with self._context.journal.transaction():
             for run, ending in endings:
                 run.ending, run.odd_since = ending, None
                 self._context.journal.ending(run.plan.key, run.number, ending)
-                what = f"{ending.state}, {ending.reason}"
-                self._context.observer.notice(f"{run.plan.key}: cancelling job {run.job_id}: {what}")
-                runs.append(run)
-        if runs:
-            self.cancel(runs)
+        if endings:
+            self.cancel(run for run, _ in endings)
 
     def stop(self, ending: JobStatus) -> None:
-        """Have everything end that has a job, from now on; what waits is not submitted. `continue_stopping` does it."""
+        """From now on have every job cancelled and nothing submitted; `continue_stopping` does it."""
         self._context.stop = ending
         self._context.observer.notice(f"cancelling {len(self._context.active())} active jobs")
 
     def continue_stopping(self) -> None:
-        """If everything is to end, end what does not yet know."""
+        """If everything is to end, cancel the jobs that are not being cancelled yet."""
         if (ending := self._context.stop) is None:
             return
         if ending.state != INTERRUPTED.state:  # what an interrupt has left waiting is submitted by `mbridge resume`
             self._context.skip([run for run in self._context.runs if run.phase is Phase.WAITING], ending.reason)
-        active = [run for run in self._context.active() if run.ending is None]
-        with self._context.journal.transaction():
-            for run in active:
-                run.ending, run.odd_since = ending, None
-                self._context.journal.ending(run.plan.key, run.number, ending)
-        if active:
-            self.cancel(active)
+        self._end([(run, ending) for run in self._context.active() if run.ending is None])
 
     def cancel(self, runs: Iterable[Tracked]) -> None:
         """Ask the scheduler to end jobs."""
@@ -63,20 +60,20 @@ class Finalizer:
             self._context.tolerate(error)
 
     def cancel_rivals(self, runs: Iterable[Tracked]) -> None:
-        """End what else was submitted under the tokens of runs that have ended."""
+        """Cancel the other jobs under the tokens of runs that have ended."""
         if ended := list(runs):
             names = ", ".join(run.plan.key for run in ended)
             self._context.observer.notice(f"{names}: cancelling further jobs of the same submission")
             self.cancel(ended)
 
     def cancel_again(self) -> None:
-        """Cancel what is to end and has not, in case nobody heard it the first time."""
+        """Cancel what is to end and has not, in case the first request was lost."""
         late = [run for run in self._context.active() if run.ending is not None]
         if late and time.monotonic() - self._cancelled_at > _CANCEL_AGAIN_S:
             self.cancel(late)
 
     def record(self, run: Tracked, status: JobStatus) -> None:
-        """Take note that an attempt has ended; what the runner cancelled counts as what it was cancelled for.
+        """Record that an attempt has ended; what the runner cancelled counts as what it was cancelled for.
 
         If another job has claimed the attempt, it has not ended, and that job is followed from now on.
         """
@@ -93,7 +90,7 @@ class Finalizer:
         self._context.observer.saw(run.plan, status)
 
     def conclude(self, runs: Iterable[Tracked]) -> None:
-        """Judge attempts that have ended, which may take a while, and then write down what follows, which does not."""
+        """Judge attempts that have ended, which may take a while, then write down what follows in one transaction."""
         ended = [run for run in runs if run.phase is Phase.ENDED]
         judged = [(run, self._judge(run.plan, self._context.journal.entry(run.plan.key))) for run in ended]
         with self._context.journal.transaction():
@@ -101,15 +98,15 @@ class Finalizer:
                 self._conclude(run, judgement)
 
     def _conclude(self, run: Tracked, judgement: Judgement) -> None:
-        """Try again what the infrastructure failed; all else is decided."""
+        """Retry what the infrastructure failed; everything else has its verdict."""
         run.phase = Phase.ENDED
         if run.status is not None and run.status.state == INTERRUPTED.state and self._context.stop is None:
-            run.phase = Phase.WAITING  # an earlier process was told to stop, this one to go on
+            run.phase = Phase.WAITING  # an earlier process was stopped, this one continues the run
             return
         note = ""
         if judgement.is_infrastructure:
             self._nodes.blame(run, judgement.failure, judgement.nodes)
-            if not (note := self._objection(run)):
+            if not (note := self._why_not_retried(run)):
                 self._retry(run, judgement)
                 return
             self._context.observer.notice(f"{run.plan.key}: not retried: {note}")
@@ -128,19 +125,17 @@ class Finalizer:
         elif self._context.config.fail_fast and self._context.stop is None:
             self.stop(JobStatus("CANCELLED", JobClass.CANCELLED, reason=f"fail_fast: {run.plan.key} failed"))
 
-    def _objection(self, run: Tracked) -> str:
-        """Return what speaks against trying a run again, "" if nothing does."""
+    def _why_not_retried(self, run: Tracked) -> str:
+        """Return why a run is not retried, "" if it is."""
         if self._context.stop is not None:
             return self._context.stop.reason
-        if run.plan.is_pre_test:
-            return "a pre-test is run once"
-        if run.num_retries >= self._context.config.retries:
-            return f"runner.retries = {self._context.config.retries}"
-        return self._nodes.shortage_for(run)
+        most = self._context.config.retries
+        limit = why_not_retried(run.num_retries, most, is_pre_test=run.plan.is_pre_test)
+        return limit or self._nodes.shortage_for(run)
 
     def _retry(self, run: Tracked, judgement: Judgement) -> None:
         run.num_retries += 1
-        run.phase, run.not_before = Phase.WAITING, time.monotonic() + 4.0 ** (run.num_retries - 1)
+        run.phase, run.not_before = Phase.WAITING, time.monotonic() + retry_delay_s(run.num_retries)
         self._context.journal.failed(run.plan.key, run.number, judgement.failure)
         text = f"attempt {run.number} failed: {judgement.failure}; trying again"
         self._context.observer.notice(

@@ -1,5 +1,9 @@
-"""Signals that end a sweep, taken at safe points only: never between a submission and its entry in the journal."""
+"""When the loop wakes, and the signals that end it.
 
+They are taken at safe points only: never between a submission and its entry in the journal.
+"""
+
+import random
 import signal
 import time
 from collections.abc import Callable
@@ -10,20 +14,23 @@ from cloudai_mbridge.errors import MBridgeError
 
 _SLICE_S = 0.1
 _ASK_S = 1.0
+_SHARE = 0.1  # of the time since the last change: a change is noticed after at most a tenth more
+_COST = 5.0  # an answer that took long is a busy controller's: wait at least so many times as long
+_JITTER = 0.1
 
 
 class Interrupted(MBridgeError):
     """A signal ended the sweep. What was running has been cancelled, except for what the text names."""
 
     def __init__(self, number: int, left_running: str = "") -> None:
-        """left_running: the jobs that nobody has waited for."""
+        """left_running: the jobs whose end mbridge did not wait for."""
         left = f"mbridge did not wait; may still run: {left_running}" if left_running else "running jobs were cancelled"
         super().__init__(f"interrupted by {signal.Signals(number).name}; {left}")
         self.number, self.left_running = number, left_running
         self.exit_code = 128 + number
 
 
-class Insisted(Exception):
+class SecondSignal(Exception):
     """A second signal came while the jobs of the first were being cancelled."""
 
 
@@ -50,7 +57,7 @@ class Interrupts:
         self._numbers.append(number)
         if self._may_raise and len(self._numbers) > 1:
             self._may_raise = False
-            raise Insisted
+            raise SecondSignal
 
     def request(self, number: int) -> None:
         """Act as if a signal had come."""
@@ -62,9 +69,9 @@ class Interrupts:
             raise Interrupted(self._numbers[0])
 
     def cancelling(self) -> None:
-        """From now on a second signal, or one that has come already, raises Insisted."""
+        """From now on a second signal, or one that has come already, raises SecondSignal."""
         if len(self._numbers) > 1:
-            raise Insisted
+            raise SecondSignal
         self._may_raise = True
 
     def sleep(self, seconds: float, is_awake: Callable[[], bool] = lambda: False) -> None:
@@ -77,3 +84,20 @@ class Interrupts:
                 if is_awake():
                     return
                 ask_at = time.monotonic() + _ASK_S
+
+
+class Pace:
+    """Intervals between `shortest` and `longest` seconds; jitter keeps processes from polling at the same time."""
+
+    def __init__(self, shortest: float, longest: float, now: Callable[[], float] = time.monotonic) -> None:
+        self._shortest, self._longest, self._now = min(shortest, longest), longest, now
+        self._changed_at = now()
+
+    def changed(self) -> None:
+        """Something was submitted, or has changed."""
+        self._changed_at = self._now()
+
+    def interval(self, poll_s: float = 0.0) -> float:
+        """Return how long to wait after a poll that took `poll_s`."""
+        wanted = max((self._now() - self._changed_at) * _SHARE, poll_s * _COST, self._shortest)
+        return min(wanted, self._longest) * random.uniform(1 - _JITTER, 1 + _JITTER)  # noqa: S311

@@ -1,8 +1,10 @@
-"""One driver per directory, and nobody beside a submission that is still under way.
+"""One process holds a run, its driver; a resumed run waits for a submission that is still under way.
 
 Both are advisory locks on files in the root of a run, so they end with the process that holds them, however it ends.
 The submission's lock is inherited by the command that submits: if the driver is killed while sbatch is talking to the
-controller, whoever resumes waits until that sbatch has ended, and only then asks which jobs exist.
+controller, the next driver waits until that sbatch has ended, and only then asks which jobs exist.
+
+A request to cancel is a file, too: the process that holds the run may be on another machine.
 """
 
 import contextlib
@@ -26,10 +28,10 @@ _PAUSES_S = (0.05, 0.1, 0.2, 0.0)  # `has_driver` of another process holds the l
 
 @contextlib.contextmanager
 def driver_lock(root: Path) -> Iterator[None]:
-    """Be the only driver of a directory.
+    """Hold a directory, as its only driver.
 
     Raises:
-        InUse: another one is at work.
+        InUse: another process holds it.
     """
     with _open(root / ROOT_FILES.driver_lock, "a+") as file:
         if not any(_try_lock(file.fileno(), pause_s=pause_s) for pause_s in _PAUSES_S):
@@ -42,10 +44,10 @@ def driver_lock(root: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def no_driver(root: Path) -> Iterator[None]:
-    """Keep every driver out of a directory for a moment, without being one; write nothing.
+    """Keep a directory from being held for a moment; write nothing.
 
     Raises:
-        InUse: one is at work.
+        InUse: a process holds it.
     """
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
@@ -56,7 +58,7 @@ def no_driver(root: Path) -> Iterator[None]:
 
 
 def has_driver(root: Path) -> str | None:
-    """Return which process drives a directory, or None."""
+    """Return which process holds a directory, None if none does."""
     try:
         with _open(root / ROOT_FILES.driver_lock, "r") as file:
             return None if _try_lock(file.fileno(), fcntl.LOCK_SH) else _owner(file)
@@ -114,3 +116,26 @@ def _try_lock(descriptor: int, kind: int = fcntl.LOCK_EX, pause_s: float = 0.0) 
         time.sleep(pause_s)
         return False
     return True
+
+
+def request_cancel(root: Path) -> None:
+    """Ask the driver to cancel; a second request changes nothing.
+
+    Raises:
+        OSError: the file cannot be made.
+    """
+    os.close(os.open(_path(root), os.O_CREAT | os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666))
+
+
+def is_cancel_requested(root: Path) -> bool:
+    """Return whether there is a request to cancel."""
+    return os.path.lexists(_path(root))
+
+
+def clear_cancel(root: Path) -> None:
+    """Remove the request."""
+    _path(root).unlink(missing_ok=True)
+
+
+def _path(root: Path) -> Path:
+    return root / ROOT_FILES.cancel_request

@@ -1,12 +1,11 @@
 """Nodes that have failed a run or a pre-test: no further job uses them."""
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from cloudai_mbridge.errors import BadInput, ToolFailure
 from cloudai_mbridge.models.values.hostlist import expand_hostlist
-from cloudai_mbridge.runner.context import RunnerContext
-from cloudai_mbridge.runner.tracked import Tracked
+from cloudai_mbridge.runner.context import RunnerContext, Tracked
 
 _ASK_AGAIN_S = 30.0
 
@@ -16,19 +15,14 @@ class Nodes:
 
     def __init__(self, context: RunnerContext) -> None:
         self._context = context
-        self._excluded = context.journal.excluded()
+        self.excluded = context.journal.excluded()  # node -> reason
         self._usable: int | None = None
         self._asked_at = float("-inf")
 
-    @property
-    def excluded(self) -> Mapping[str, str]:
-        """The nodes with the reasons."""
-        return self._excluded
-
     def exclude(self, node: str, reason: str) -> None:
         """Use a node no more."""
-        if node not in self._excluded:
-            self._excluded[node] = reason
+        if node not in self.excluded:
+            self.excluded[node] = reason
             self._asked_at = float("-inf")
             self._context.journal.exclude(node, reason)
             self._context.observer.notice(f"node {node} is excluded: {reason}")
@@ -50,22 +44,22 @@ class Nodes:
 
     def shortage_for(self, run: Tracked) -> str:
         """Return why a run cannot have the nodes that it needs, "" if it can."""
-        if not self._excluded or run.plan.is_pre_test:
+        if not self.excluded or run.plan.is_pre_test:
             return ""
         needed = {name for nodes in run.plan.nodes for name in expand_hostlist(nodes)}
-        if named := sorted(needed & set(self._excluded)):
-            return f"it needs node {', '.join(named)}, which is excluded ({self._excluded[named[0]]})"
+        if named := sorted(needed & set(self.excluded)):
+            return f"it needs node {', '.join(named)}, which is excluded ({self.excluded[named[0]]})"
         usable = self._num_usable()
         if usable is None or usable >= run.plan.num_nodes:
             return ""
-        excluded = "; ".join(f"{node} ({reason})" for node, reason in sorted(self._excluded.items()))
+        excluded = "; ".join(f"{node} ({reason})" for node, reason in sorted(self.excluded.items()))
         return f"{usable} nodes are left of the {run.plan.num_nodes} it needs; excluded: {excluded}"
 
     def _num_usable(self) -> int | None:
         """Ask how many nodes are left, not too often."""
         if time.monotonic() - self._asked_at > _ASK_AGAIN_S:
             try:
-                self._usable = self._context.scheduler.num_usable_nodes(self._excluded)
+                self._usable = self._context.scheduler.num_usable_nodes(self.excluded)
             except ToolFailure:
                 return None  # then the scheduler itself will say what is wrong
             self._asked_at = time.monotonic()

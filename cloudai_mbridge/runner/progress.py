@@ -11,7 +11,7 @@ from cloudai_mbridge.plan import POINT_FILES, RunPlan
 
 
 @dataclass
-class _Log:
+class _LogProgress:
     since: float
     parser: LogParser
     offset: int = 0
@@ -23,14 +23,14 @@ class Progress:
 
     def __init__(self, root: Path, now: Callable[[], float] = time.monotonic) -> None:
         self._root, self._now = root, now
-        self._logs: dict[str, _Log] = {}
+        self._logs: dict[str, _LogProgress] = {}
 
     def idle_s(self, run: RunPlan, token: str | None = None) -> tuple[float, int]:
         """Return the seconds since a running job's last step, or since the first call, and the number of that step.
 
         token: of the job; None if it is not known.
         """
-        log = self._logs.setdefault(run.key, _Log(self._now(), _parser(run, token)))
+        log = self._logs.setdefault(run.key, _LogProgress(self._now(), _parser(run, token)))
         self._read(log, run, token)
         steps = log.parser.num_steps
         if steps != log.num_steps:
@@ -41,7 +41,7 @@ class Progress:
         """Begin anew: the job has ended."""
         self._logs.pop(run.key, None)
 
-    def _read(self, log: _Log, run: RunPlan, token: str | None) -> None:
+    def _read(self, log: _LogProgress, run: RunPlan, token: str | None) -> None:
         try:
             with open_regular(self._root / run.key / log_name(run)) as file:
                 if file.seek(0, 2) < log.offset:  # truncated: the scheduler has started the job again

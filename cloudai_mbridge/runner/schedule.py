@@ -1,9 +1,9 @@
-"""What may be submitted now. Pure: it looks at the runs and decides."""
+"""What may be submitted now. Pure."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from cloudai_mbridge.runner.tracked import Phase, Tracked
+from cloudai_mbridge.runner.context import Phase, Tracked
 
 
 class Schedule:

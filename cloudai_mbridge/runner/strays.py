@@ -8,30 +8,30 @@ from cloudai_mbridge.plan import RunPlan
 from cloudai_mbridge.runner.context import RunnerContext
 from cloudai_mbridge.schedulers.interface import Job, Submission
 
-# The longer nothing has turned up, the less often it is looked for.
+# The longer nothing has turned up, the less often the scheduler is asked.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 15.0, 300.0
 
 
 class Strays:
-    """Looks for the jobs of withdrawn attempts as long as this process runs, and cancels them."""
+    """Asks for the jobs of withdrawn attempts as long as this process runs, and cancels them."""
 
     def __init__(self, context: RunnerContext) -> None:
         self._context = context
         self._runs: dict[str, tuple[RunPlan, ...]] = {}
         self._pause_s = _FIRST_PAUSE_S
-        self._looked_at = float("-inf")
+        self._asked_at = float("-inf")
 
     def add(self, token: str, runs: Iterable[RunPlan]) -> None:
-        """Look for the jobs of these runs, too."""
+        """Ask for the jobs of these runs, too."""
         self._runs[token] = (*self._runs.get(token, ()), *runs)
         self._pause_s = _FIRST_PAUSE_S
 
     def cancel(self, *, at_once: bool = False) -> None:
-        """Cancel what has turned up since the last look, if that was long ago, or at once."""
+        """Cancel what has turned up since the scheduler was last asked, if that was long ago, or at once."""
         now = time.monotonic()
-        if not self._runs or (now - self._looked_at < self._pause_s and not at_once):
+        if not self._runs or (now - self._asked_at < self._pause_s and not at_once):
             return
-        self._looked_at, self._pause_s = now, min(2 * self._pause_s, _LONGEST_PAUSE_S)
+        self._asked_at, self._pause_s = now, min(2 * self._pause_s, _LONGEST_PAUSE_S)
         try:
             for submissions in self._rounds():
                 self._cancel(submissions)

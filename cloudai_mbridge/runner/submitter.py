@@ -1,4 +1,4 @@
-"""Submit what is ready, exactly once, whatever becomes of the command that submits."""
+"""Submit what is ready, exactly once, even if the submitting command fails, hangs or is killed."""
 
 import itertools
 import secrets
@@ -7,16 +7,13 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from cloudai_mbridge.errors import ToolFailure
-from cloudai_mbridge.launch.claim import claimed_by
-from cloudai_mbridge.plan import POINT_FILES, ROOT_FILES, RunPlan
-from cloudai_mbridge.runner.context import RunnerContext
+from cloudai_mbridge.plan import POINT_FILES, RunPlan
+from cloudai_mbridge.runner.context import Phase, RunnerContext, Tracked
 from cloudai_mbridge.runner.finalizer import Finalizer
 from cloudai_mbridge.runner.interrupt import Interrupts
-from cloudai_mbridge.runner.journal.submission_log import LoggedAttempt
 from cloudai_mbridge.runner.nodes import Nodes
 from cloudai_mbridge.runner.schedule import Schedule
 from cloudai_mbridge.runner.strays import Strays
-from cloudai_mbridge.runner.tracked import Phase, Tracked
 from cloudai_mbridge.schedulers.interface import (
     SUBMITTED,
     JobClass,
@@ -27,7 +24,7 @@ from cloudai_mbridge.schedulers.interface import (
     SubmitRefused,
 )
 
-# How often a run is submitted that is answered with an error that nobody knows: it may be the answer that was damaged.
+# How often a run is submitted whose submission fails with an unknown error: the answer may have been damaged.
 DOUBTFUL_TRIES = 3
 _FIRST_BACKOFF_S, _LONGEST_BACKOFF_S = 1.0, 60.0
 _NO_LIMIT = 1 << 30
@@ -36,19 +33,19 @@ _NO_LIMIT = 1 << 30
 class Submitter:
     """Submits within the limits; first the intent goes into the journal, then the submission, then the job's id."""
 
-    def __init__(self, context: RunnerContext, nodes: Nodes, ends: Finalizer, keep_open: int | None) -> None:
+    def __init__(self, context: RunnerContext, nodes: Nodes, finalizer: Finalizer, keep_open: int | None) -> None:
         """keep_open: the lock on submissions, for the commands that submit."""
-        self._context, self._nodes, self._finalizer, self._keep_open = context, nodes, ends, keep_open
+        self._context, self._nodes, self._finalizer, self._keep_open = context, nodes, finalizer, keep_open
         self._schedule = Schedule(context.runs, context.config.max_parallel, context.config.max_gpu_hours)
         self._parallel_of: dict[str, int] = {}
         self._unsure_since: float | None = None
-        self._strays = Strays(context)
+        self.strays = Strays(context)
         self._backoff_s, self._submit_after, self._most = 0.0, 0.0, _NO_LIMIT
         self._postponed_since: float | None = None
         self._failing_since: float | None = None
 
     def submit_ready(self, interrupts: Interrupts) -> None:
-        """Submit, in order, what waits for nothing any more, within the limits."""
+        """Submit, in order, the runs that wait for nothing, within the limits."""
         self.resolve_unsure()
         self._finalizer.continue_stopping()
         self._end_outlived()
@@ -162,8 +159,8 @@ class Submitter:
             self._context.has_changed = True
             self._context.observer.saw(run.plan, SUBMITTED)
 
-    def _refused(self, runs: list[Tracked], words: str) -> None:
-        reason = f"the scheduler's message: {words}"
+    def _refused(self, runs: list[Tracked], message: str) -> None:
+        reason = f"the scheduler's message: {message}"
         for run in runs:
             self._finalizer.record(run, JobStatus("REFUSED", JobClass.FAILED, reason=reason, run_time_s=0.0))
         self._finalizer.conclude(runs)
@@ -185,7 +182,7 @@ class Submitter:
         self._submit_after = now + self._backoff_s
 
     def _forget(self, runs: Collection[Tracked], why: str, *, is_doubtful: bool) -> None:
-        """Take back attempts for which nothing was submitted, or nothing that may train."""
+        """Withdraw attempts for which nothing was submitted, or nothing that may train."""
         with self._context.journal.transaction():
             for run in runs:
                 self._context.journal.forget(run.plan.key, run.number, why)
@@ -200,11 +197,11 @@ class Submitter:
         for token, plans in by_token.items():
             self._context.log.withdrawn(token, [plan.key for plan in plans], is_doubtful=is_doubtful)
             if is_doubtful:
-                self._strays.add(token, plans)
+                self.strays.add(token, plans)
 
     def resolve_unsure(self) -> None:
-        """Find out what became of submissions that nobody saw succeed or fail."""
-        self._strays.cancel()
+        """Find out whether submissions without an answer were made."""
+        self.strays.cancel()
         if not self._context.unsure:
             return
         try:
@@ -227,11 +224,11 @@ class Submitter:
                 raise self._context.pause("no submission has succeeded")
 
     def stop(self) -> None:
-        """Cancel what has turned up of attempts that were given up."""
-        self._strays.cancel(at_once=True)
+        """Cancel the jobs found of attempts that were given up."""
+        self.strays.cancel(at_once=True)
 
     def _give_up(self, token: str, missing: Iterable[Tracked]) -> None:
-        """Claim the attempts whose jobs nobody has seen; they are tried again, or refused in the scheduler's words."""
+        """Claim the attempts whose jobs were not found; submit them again, or refuse them with Slurm's message."""
         left = []
         for run in missing:
             if (holder := self._context.withdraw(run)) is None:
@@ -239,61 +236,17 @@ class Submitter:
             else:
                 self._submitted({run.plan.key: holder})
         del self._context.unsure[token]
-        words = self._context.doubts.pop(token, None)
+        message = self._context.doubts.pop(token, None)
         for run in left:
-            run.num_doubtful += words is not None
+            run.num_doubtful += message is not None
         if refused := [run for run in left if run.num_doubtful >= DOUBTFUL_TRIES]:
             self._log_withdrawn(refused, is_doubtful=True)
-            self._refused(refused, words or "")
+            self._refused(refused, message or "")
         if again := [run for run in left if run.num_doubtful < DOUBTFUL_TRIES]:
             self._forget(again, "the scheduler does not know it", is_doubtful=True)
 
-    def recover(self) -> None:
-        """Take submissions that are in their log and not in the journal as ones that nobody saw succeed."""
-        entries = self._context.journal.entries()
-        last = {key: entry.last.number if entry.last else 0 for key, entry in entries.items()}
-        found, withdrawn = 0, set()
-        for attempt in self._context.log.read():
-            run = self._context.by_key.get(attempt.key)
-            if run is None:
-                continue
-            if attempt.is_withdrawn:
-                withdrawn.add((attempt.key, attempt.token))
-                if attempt.is_doubtful:
-                    self._strays.add(attempt.token, [run.plan])
-            elif attempt.number > last[attempt.key] and not entries[attempt.key].damage:
-                self._recover(attempt)
-                last[attempt.key] = attempt.number
-                found += 1
-        self._look_for_superseded(withdrawn)
-        if found:
-            where = ROOT_FILES.submissions
-            self._context.observer.notice(
-                f"{found} submissions are in {where} and not in the journal; looking for them"
-            )
-
-    def _look_for_superseded(self, withdrawn: Collection[tuple[str, str]]) -> None:
-        """Look for jobs of attempts after which another one was submitted: those that never started may still wait.
-
-        Only a journal that was lost, and taken up from the log, has such attempts without a job.
-        """
-        for key, entry in self._context.journal.entries().items():
-            for attempt in entry.attempts[:-1]:
-                is_known = attempt.job_id is not None or attempt.ended_at is not None
-                is_known |= (key, attempt.token) in withdrawn or key not in self._context.by_key
-                if not is_known and claimed_by(self._context.root / key, attempt.token) is None:
-                    self._context.log.withdrawn(attempt.token, [key], is_doubtful=True)
-                    self._strays.add(attempt.token, [self._context.by_key[key].plan])
-
-    def _recover(self, attempt: LoggedAttempt) -> None:
-        journal, key = self._context.journal, attempt.key
-        with journal.transaction():
-            journal.intend([(key, attempt.number)], attempt.token)
-            if job_id := claimed_by(self._context.root / key, attempt.token):
-                journal.submitted(key, attempt.number, job_id)
-
     def _has_failed_for_long(self) -> bool:
-        """Return whether submissions have failed, one after the other, for longer than anybody has patience."""
+        """Return whether submissions have failed, one after the other, for longer than runner.patience_s."""
         since = self._failing_since
         return since is not None and time.monotonic() - since > self._context.config.patience_s
 

@@ -1,44 +1,32 @@
-"""Bring every run of a plan to its end."""
+"""Bring every run of a plan to its end: submit what is ready, poll the jobs, cancel those that hang or cannot start."""
 
 import contextlib
-import random
 import signal
 import sqlite3
 import time
-from collections.abc import Callable
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from cloudai_mbridge.errors import Damaged, MBridgeError, Paused, ToolFailure
 from cloudai_mbridge.files.disk import free_space, is_disk_full, no_space_left
 from cloudai_mbridge.plan import ROOT_FILES, SweepPlan
-from cloudai_mbridge.runner.cancel_request import clear_cancel, is_cancel_requested
-from cloudai_mbridge.runner.context import RunnerContext
-from cloudai_mbridge.runner.interrupt import Insisted, Interrupted, Interrupts
+from cloudai_mbridge.runner.context import Judge, Observer, Phase, RunnerContext, Tracked
+from cloudai_mbridge.runner.finalizer import INTERRUPTED, Finalizer
+from cloudai_mbridge.runner.interrupt import Interrupted, Interrupts, Pace, SecondSignal
 from cloudai_mbridge.runner.journal.journal import Journal
-from cloudai_mbridge.runner.journal.known import require_known, restore_tokens
-from cloudai_mbridge.runner.lock import driver_lock, submit_lock
-from cloudai_mbridge.runner.sweep import Sweep
-from cloudai_mbridge.runner.tracked import Judge, Observer
-from cloudai_mbridge.schedulers.interface import Scheduler
+from cloudai_mbridge.runner.lock import clear_cancel, driver_lock, is_cancel_requested, submit_lock
+from cloudai_mbridge.runner.nodes import Nodes
+from cloudai_mbridge.runner.progress import Progress
+from cloudai_mbridge.runner.restore import require_known, restore_runs, restore_tokens
+from cloudai_mbridge.runner.submitter import Submitter
+from cloudai_mbridge.schedulers.interface import FORGOTTEN, NEVER_STARTED, JobClass, JobStatus, Scheduler, Seen
+from cloudai_mbridge.schedulers.slurm.parsing import PARTITION_NODE_LIMIT
+from cloudai_mbridge.verdict.retry import LOST
 
-
-class Pace:
-    """Intervals between `shortest` and `longest` seconds, with jitter, so that drivers do not march in step."""
-
-    def __init__(self, shortest: float, longest: float, now: Callable[[], float] = time.monotonic) -> None:
-        self._shortest, self._longest, self._now = min(shortest, longest), longest, now
-        self._changed_at = now()
-
-    def changed(self) -> None:
-        """Take note that something was submitted, or has changed."""
-        self._changed_at = self._now()
-
-    def interval(self, look_s: float = 0.0) -> float:
-        """Return how long to wait after a look that took `look_s`."""
-        wanted = max((self._now() - self._changed_at) * _SHARE, look_s * _COST, self._shortest)
-        return min(wanted, self._longest) * random.uniform(1 - _JITTER, 1 + _JITTER)  # noqa: S311
-
-
+# A pending job that can never start is asked for twice before it is given up: an administrator may be at work.
+HOPELESS_S = 10.0
+_ASK_FOR_LOST_S = 1.0
 _STOPPING_INTERVAL_S = 0.3
 
 
@@ -55,11 +43,11 @@ def run_all(
 ) -> None:
     """Submit every run when its turn comes and watch it until it has ended. A failed run does not stop the others.
 
-    What an earlier process began in the same directory is taken up where it stands; with `only_cancel`, to cancel it.
+    What an earlier process began in the same directory is continued, or with `only_cancel` cancelled.
     has_lock: the caller holds the directory's `driver_lock`.
 
     Raises:
-        InUse: another process drives the directory; nothing was written.
+        InUse: another process holds the directory; nothing was written.
         Damaged: its journal is lost.
         Interrupted: a signal came, or `mbridge cancel`; the active jobs have been cancelled.
         Paused: the scheduler did not answer for too long.
@@ -68,7 +56,7 @@ def run_all(
     lock = contextlib.nullcontext() if has_lock else driver_lock(root)
     with lock, contextlib.closing(_journal(root)) as journal:
         journal.goes_on()
-        clear_cancel(root)  # what was asked of an earlier process
+        clear_cancel(root)  # a request to an earlier process
         with submit_lock(root) as keep_open, Interrupts() as interrupts:
             journal.plan(run.key for run in plan.runs)
             if only_cancel:
@@ -76,7 +64,7 @@ def run_all(
             context = RunnerContext(plan, root, scheduler, journal, observer)
             restore_tokens(journal, context.log)
             require_known(root, journal.entries().values(), context.log)
-            _drive(context, Sweep(context, judge, keep_open), pace, interrupts)
+            _drive(Watcher(context, judge, keep_open), pace, interrupts)
 
 
 def _journal(root: Path) -> Journal:
@@ -95,24 +83,28 @@ def _journal(root: Path) -> Journal:
         raise
 
 
-def _drive(context: RunnerContext, sweep: Sweep, pace: Pace, interrupts: Interrupts) -> None:
+def _drive(watcher: "Watcher", pace: Pace, interrupts: Interrupts) -> None:
+    context = watcher.context
     try:
-        sweep.restore()
+        restore_runs(context, watcher.submitter.strays, watcher.finalizer)
+        watcher.poll()
         if context.lost():
-            _check(context.root, interrupts)  # to cancel what runs after all, though no run is left to bring to its end
+            _check(
+                context.root, interrupts
+            )  # to cancel jobs that run after they were given up, although all runs have ended
         while not context.is_over:
             _check(context.root, interrupts)
             _require_journal(context.root)
-            sweep.submit_ready(interrupts)
+            watcher.submitter.submit_ready(interrupts)
             _require_journal(context.root)
-            sweep.look()
+            watcher.poll()
             if context.has_changed:
                 context.has_changed = False
                 pace.changed()
             if not context.is_over:
-                interrupts.sleep(pace.interval(sweep.poll_s), lambda: is_cancel_requested(context.root))
+                interrupts.sleep(pace.interval(watcher.poll_s), lambda: is_cancel_requested(context.root))
     except Interrupted as interrupted:
-        _stop(context, sweep, interrupts, interrupted)
+        _stop(watcher, interrupts, interrupted)
     except (ToolFailure, Damaged, OSError, sqlite3.Error) as error:
         raise ToolFailure(f"{error}{_space(error, context.root)}{_left(context)}") from None
     except MBridgeError:
@@ -152,28 +144,214 @@ def _check(root: Path, interrupts: Interrupts) -> None:
     interrupts.check()
 
 
-def _stop(context: RunnerContext, sweep: Sweep, interrupts: Interrupts, interrupted: Interrupted) -> None:
+def _stop(watcher: "Watcher", interrupts: Interrupts, interrupted: Interrupted) -> None:
     """Cancel everything and wait for it, until a second signal.
 
     Raises:
         Interrupted: always.
     """
+    context = watcher.context
     try:
         context.journal.stopped()
-        sweep.stop()
+        watcher.stop()
         interrupts.cancelling()
         while context.may_still_run():
-            sweep.look_while_stopping()
+            watcher.poll_while_stopping()
             time.sleep(_STOPPING_INTERVAL_S)
     except (ToolFailure, Damaged, OSError, sqlite3.Error) as error:
         with contextlib.suppress(ToolFailure):
             context.scheduler.cancel(context.jobs(context.active()))
         raise ToolFailure(f"{error}{_left(context)}") from None
-    except (Insisted, Paused):
+    except (SecondSignal, Paused):
         raise Interrupted(interrupted.number, ", ".join(context.may_still_run())) from None
     raise interrupted
 
 
-_SHARE = 0.1  # of the time since the last change: a change is noticed after at most a tenth more
-_COST = 5.0  # a look that took long is a busy controller: wait at least so many times as long
-_JITTER = 0.1
+class Watcher:
+    """Polls the jobs of all active runs at once, and cancels those that hang or cannot start.
+
+    Every change is in the journal before anything else follows from it, so that another process can continue.
+    """
+
+    def __init__(self, context: RunnerContext, judge: Judge, keep_open: int | None = None) -> None:
+        """keep_open: the lock on submissions, for the commands that submit."""
+        self.context = context
+        nodes = Nodes(context)
+        self.finalizer = Finalizer(context, nodes, judge)
+        self.submitter = Submitter(context, nodes, self.finalizer, keep_open)
+        self._progress = Progress(context.root)
+        self.poll_s = 0.0
+        self._ask_for_lost_after = 0.0
+        self._stopping_since: float | None = None
+
+    def poll(self) -> None:
+        """Poll all active jobs in one call, and cancel those that hang or cannot start."""
+        active = {run.plan.key: run for run in self.context.active()}
+        if not active:
+            return
+        try:
+            seen = self._ask(active.values())
+        except ToolFailure as error:
+            self.context.tolerate(error)
+            return
+        self.context.answered()
+        with self.context.journal.transaction():
+            for key, job in seen.items():
+                if job.job_id != active[key].job_id:
+                    self.context.adopt(active[key], job.job_id)
+                self._saw(active[key], job.status)
+        ended = [run for run in active.values() if run.phase is Phase.ENDED]
+        for run in ended:
+            self._progress.forget(run.plan)
+        self.finalizer.cancel_rivals(run for run in ended if seen[run.plan.key].has_rivals)
+        self.finalizer.conclude(ended)
+        self.finalizer.continue_stopping()
+        endings = [(run, self._enforce(run, time.monotonic())) for run in self.context.active()]
+        self.finalizer.end((run, ending) for run, ending in endings if ending is not None)
+        self.finalizer.cancel_again()
+
+    def _ask(self, active: Iterable[Tracked]) -> dict[str, Seen]:
+        """Ask the scheduler, and remember how long it took to answer."""
+        started = time.monotonic()
+        try:
+            return self.context.scheduler.poll(self.context.jobs(active))
+        finally:
+            self.poll_s = time.monotonic() - started
+
+    def _saw(self, run: Tracked, status: JobStatus) -> None:
+        """Record a status."""
+        if status.is_final:
+            self.finalizer.record(run, status)
+            return
+        if run.status is None or (status.state, status.restarts) != (run.status.state, run.status.restarts):
+            self.context.has_changed = True
+            self.context.journal.saw(run.plan.key, run.number, status)
+            self.context.observer.saw(run.plan, status)
+            if status.job_class is JobClass.UNKNOWN:
+                why = status.reason or "Slurm documents no such state"
+                self.context.observer.notice(f"{run.plan.key}: job {run.job_id}: {status.state} ({why})")
+        elif (status.reason, status.nodes) != (run.status.reason, run.status.nodes):
+            self.context.journal.noticed(run.plan.key, run.number, status)
+        if _is_held(status) and not _is_held(run.status):
+            within = f"it will be cancelled unless it is released within {self.context.config.patience_s:g} s"
+            why = status.reason or status.state
+            self.context.observer.notice(f"{run.plan.key}: job {run.job_id} is held ({why}); {within}")
+        is_ending = run.ending is not None or status.state == "COMPLETING"
+        is_odd, is_unknown = is_ending or status.hopeless is not None, status.job_class is JobClass.UNKNOWN
+        run.odd_since = (run.odd_since or time.monotonic()) if is_odd else None
+        run.unknown_since = (run.unknown_since or time.monotonic()) if is_unknown else None
+        run.status = status
+
+    def _enforce(self, run: Tracked, now: float) -> JobStatus | None:
+        """Return the status with which a job that hangs or can never start is to end; give up one of unknown state."""
+        status, config = run.status, self.context.config
+        if status is None:
+            return None
+        odd_s = now - run.odd_since if run.odd_since is not None else 0.0
+        if run.unknown_since is not None:  # one answer may have been cut
+            if now - run.unknown_since > config.unknown_s:
+                self._give_up(run, status, config.unknown_s)
+        elif (run.ending is not None or status.state == "COMPLETING") and odd_s > config.patience_s:
+            self._give_up(run, status, config.patience_s)
+        elif run.ending is not None:
+            return None
+        elif status.hopeless is not None and odd_s > self._hopeless_s(run, status, odd_s):
+            reason = f"the scheduler will never start it: {status.reason or status.state}"
+            return JobStatus("REFUSED", status.hopeless, reason=reason)
+        elif run.plan.is_pre_test and now - run.submitted_at > config.pre_test_timeout_s:
+            reason = f"it did not end in {config.pre_test_timeout_s:g} s"
+            return JobStatus("PRE_TEST_TIMEOUT", JobClass.FAILED, reason=reason)
+        elif status.state != "RUNNING":
+            self._progress.forget(run.plan)
+        elif run.plan.hang_timeout_s is not None:
+            idle_s, step = self._progress.idle_s(run.plan, run.token or None)
+            if idle_s > run.plan.hang_timeout_s:
+                return JobStatus("HUNG", JobClass.FAILED, reason=f"no step for {idle_s:.0f} s after step {step}")
+        return None
+
+    def _hopeless_s(self, run: Tracked, status: JobStatus, odd_s: float) -> float:
+        """Return how long a job may wait for what will not come by itself; a held job may be released."""
+        is_patient = _is_held(status) or (odd_s > HOPELESS_S and self._has_enough_nodes(run, status))
+        return self.context.config.patience_s if is_patient else HOPELESS_S
+
+    def _has_enough_nodes(self, run: Tracked, status: JobStatus) -> bool:
+        """Return whether a job that waits for nodes wants no more than there are; those that are down may come back."""
+        if status.reason != PARTITION_NODE_LIMIT:
+            return False
+        try:
+            num_nodes = self.context.scheduler.num_usable_nodes(run.plan.exclude_nodes)
+        except ToolFailure:
+            return True  # asked again
+        return num_nodes is None or num_nodes >= run.plan.num_nodes
+
+    def _give_up(self, run: Tracked, status: JobStatus, after_s: float) -> None:
+        """Give up a job whose state stays unknown; one that never started may be submitted again.
+
+        Raises:
+            Paused: it was cancelled for an interrupt, after which it would be submitted again, and it still runs.
+        """
+        if status.state == NEVER_STARTED and (holder := self.context.withdraw(run)) is not None:
+            if holder != run.job_id:
+                self.context.adopt(run, holder)  # it starts this very moment
+                return
+            status = replace(status, state=FORGOTTEN)
+        is_interrupted = run.ending is not None and run.ending.state == INTERRUPTED.state
+        if is_interrupted and status.state not in (NEVER_STARTED, FORGOTTEN, "COMPLETING"):
+            raise self.context.pause(f"job {run.job_id} was cancelled but is still {status.state}")
+        self.finalizer.cancel([run])
+        self.context.observer.notice(
+            f"{run.plan.key}: job {run.job_id} is given up as {status.state} and may still run"
+        )
+        reason = f"{status.reason or status.state}; given up after {after_s:g} s"
+        if status.state == NEVER_STARTED:
+            status = JobStatus(LOST, JobClass.INFRASTRUCTURE, run_time_s=0.0)
+        self.finalizer.record(run, replace(status, job_class=_given_up(status), reason=reason))
+        self.finalizer.conclude([run])
+
+    def stop(self) -> None:
+        """Cancel everything that has a job; what waits stays unsubmitted."""
+        self.finalizer.stop(INTERRUPTED)
+        self.finalizer.continue_stopping()
+        self.submitter.stop()
+        self._cancel_returned(self.context.lost())
+
+    def poll_while_stopping(self) -> None:
+        """Ask for the jobs that are ending, and cancel what turns out to have been submitted."""
+        self.submitter.resolve_unsure()
+        self.finalizer.continue_stopping()
+        self.poll()
+        if self.context.returned:
+            self._cancel_returned(self.context.lost())
+
+    def _cancel_returned(self, lost: list[Tracked]) -> None:
+        """Cancel jobs that were given up and that the scheduler has again. Their verdicts stay."""
+        now = time.monotonic()
+        if not lost or now < self._ask_for_lost_after:
+            return
+        self._ask_for_lost_after = now + _ASK_FOR_LOST_S
+        self._stopping_since = self._stopping_since or now
+        context = self.context
+        try:
+            seen = context.scheduler.poll(context.jobs(lost))
+            running = [run for run in lost if seen[run.plan.key].status.job_class is JobClass.ACTIVE]
+            if running:
+                context.scheduler.cancel(context.jobs(running))
+        except ToolFailure as error:
+            context.returned = [run.job_id for run in lost]  # as far as anybody knows
+            context.tolerate(error)
+            return
+        context.answered()
+        if running and not context.returned:
+            names = ", ".join(seen[run.plan.key].job_id for run in running)
+            context.observer.notice(f"cancelling {names}: given up earlier, but running")
+        context.returned = [seen[run.plan.key].job_id for run in running]
+        if running and now - self._stopping_since > context.config.patience_s:
+            raise context.pause("jobs that were given up are still running")
+
+
+def _is_held(status: JobStatus | None) -> bool:
+    return status is not None and status.hopeless is JobClass.CANCELLED
+
+
+def _given_up(status: JobStatus) -> JobClass:
+    return status.job_class if status.job_class is JobClass.INFRASTRUCTURE else JobClass.LOST

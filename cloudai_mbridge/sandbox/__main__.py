@@ -13,6 +13,7 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
+from dataclasses import fields
 
 from cloudai_mbridge.sandbox.cluster import SlurmSandbox
 from cloudai_mbridge.sandbox.conf import SandboxSpec
@@ -78,19 +79,8 @@ def _add_start_options(start: argparse.ArgumentParser) -> None:
 
 def start(options: argparse.Namespace) -> int:
     """Start a cluster and say how to use it."""
-    SlurmSandbox(
-        options.directory,
-        options.nodes,
-        options.gpus,
-        gpu_type=options.gpu_type,
-        name_prefix=options.name_prefix,
-        cpus=options.cpus,
-        mem_mb=options.mem_mb,
-        accounting=options.accounting,
-        hostnames=options.hostnames,
-        cgroup=options.cgroup,
-        extra_conf="\n".join(options.extra_conf),
-    ).start()
+    spec = {field.name: getattr(options, field.name) for field in fields(SandboxSpec)}
+    SlurmSandbox(options.directory, **{**spec, "extra_conf": "\n".join(options.extra_conf)}).start()
     directory = shlex.quote(options.directory)
     print(f'{options.nodes} nodes are idle. To use them: eval "$({PROGRAM} env {directory})"')
     print(f"To stop them: {PROGRAM} stop {directory}")

@@ -8,7 +8,7 @@ from datetime import datetime
 
 from cloudai_mbridge.sandbox.errors import SandboxError
 from cloudai_mbridge.sandbox.host import search_path, without_job_variables
-from cloudai_mbridge.sandbox.layout import Layout
+from cloudai_mbridge.sandbox.layout import SandboxLayout
 
 Argument = str | os.PathLike[str] | int
 
@@ -16,7 +16,7 @@ Argument = str | os.PathLike[str] | int
 class Client:
     """Run Slurm's commands against one sandbox."""
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: SandboxLayout) -> None:
         """Remember where the sandbox is."""
         self.layout = layout
 
@@ -39,7 +39,11 @@ class Client:
         cwd: str | os.PathLike[str] | None = None,
         stdin: str = "",
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command; see `SlurmSandbox.run`."""
+        """Run a command as a client of the cluster, by default in the sandbox directory.
+
+        `env` adds to `full_env`.  With `check` a failure raises CalledProcessError, its stderr attached as a note;
+        past `timeout` (s) TimeoutExpired.
+        """
         done = subprocess.run(
             [str(argument) for argument in argv],
             env=self.full_env | dict(env or {}),
@@ -58,7 +62,7 @@ class Client:
         return done
 
     def node_states(self) -> dict[str, str]:
-        """Return each node's state in sinfo's words."""
+        """Return each node's state in sinfo's words: idle, mixed, allocated, down*, ...; `*` is "not responding"."""
         answer = self.run("sinfo", "--noheader", "--Node", "--format=%N %T", check=False)
         if answer.returncode:
             raise SandboxError(f"{self.layout.directory}: no node states: {answer.stderr.strip() or 'sinfo failed'}")

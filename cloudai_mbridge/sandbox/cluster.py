@@ -8,21 +8,20 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from cloudai_mbridge.sandbox import daemons, host, node, prepare, processes
-from cloudai_mbridge.sandbox.client import Argument, Client
+from cloudai_mbridge.sandbox.client import Client
 from cloudai_mbridge.sandbox.conf import SandboxSpec, Site
 from cloudai_mbridge.sandbox.errors import SandboxError
-from cloudai_mbridge.sandbox.fleet import CONTROL_TIMEOUT_S, Fleet
-from cloudai_mbridge.sandbox.layout import Layout
-from cloudai_mbridge.sandbox.state import read_state
+from cloudai_mbridge.sandbox.fleet import CONTROL_TIMEOUT_S, Fleet, read_state
+from cloudai_mbridge.sandbox.layout import SandboxLayout
 
 START_TIMEOUT_S = 30.0
 REGISTRATION_TIMEOUT_S = 60.0  # of a slurmd that was killed, on a busy machine
 
 
-class SlurmSandbox:
+class SlurmSandbox(Client):
     """Run a private Slurm cluster in `directory`; see `SandboxSpec` for what the options mean.
 
     The directory must be new, empty or a stopped sandbox's, and its path short (see `layout.check_directory`).  What
@@ -38,32 +37,13 @@ class SlurmSandbox:
         nodes: int = 2,
         gpus: int = 4,
         *,
-        gpu_type: str = "gb200",
-        name_prefix: str = "gb200-",
-        cpus: int = 8,
-        mem_mb: int = 16000,
-        accounting: bool = False,
-        hostnames: bool = True,
-        cgroup: bool = False,
-        extra_conf: str = "",
         die_with_parent: bool = False,
+        **options: Any,
     ) -> None:
-        """Describe the cluster; nothing is started or written yet."""
-        self.spec = SandboxSpec(
-            nodes=nodes,
-            gpus=gpus,
-            gpu_type=gpu_type,
-            name_prefix=name_prefix,
-            cpus=cpus,
-            mem_mb=mem_mb,
-            accounting=accounting,
-            hostnames=hostnames,
-            cgroup=cgroup,
-            extra_conf=extra_conf,
-        )
-        self.layout = Layout(Path(directory).resolve())
+        """Describe the cluster; nothing is started or written yet. options: further fields of `SandboxSpec`."""
+        super().__init__(SandboxLayout(Path(directory).resolve()))
+        self.spec = SandboxSpec(nodes=nodes, gpus=gpus, **options)
         self.die_with_parent = die_with_parent
-        self._client = Client(self.layout)
         self._fleet = Fleet(self.layout)
 
     @classmethod
@@ -94,16 +74,6 @@ class SlurmSandbox:
     def node_names(self) -> list[str]:
         """List the nodes' names, in order."""
         return self.spec.node_names
-
-    @property
-    def env(self) -> Mapping[str, str]:
-        """Return what a Slurm client needs on top of os.environ."""
-        return self._client.env
-
-    @property
-    def full_env(self) -> Mapping[str, str]:
-        """Return a client's whole environment: os.environ without any other Slurm job or cluster, and `env`."""
-        return self._client.full_env
 
     @property
     def is_running(self) -> bool:
@@ -186,28 +156,6 @@ class SlurmSandbox:
             with suppress(subprocess.TimeoutExpired):  # a controller that does not answer is ended like any other
                 self.run("scancel", "--user", prepare.user_name(), check=False, timeout=10)
 
-    # ---- use
-
-    def run(
-        self,
-        *argv: Argument,
-        check: bool = True,
-        timeout: float | None = 60.0,
-        env: Mapping[str, str] | None = None,
-        cwd: str | os.PathLike[str] | None = None,
-        stdin: str = "",
-    ) -> subprocess.CompletedProcess[str]:
-        """Run a command as a client of the cluster, by default in the sandbox directory.
-
-        `env` adds to `full_env`.  With `check` a failure raises CalledProcessError, its stderr attached as a note;
-        past `timeout` (s) TimeoutExpired.
-        """
-        return self._client.run(*argv, check=check, timeout=timeout, env=env, cwd=cwd, stdin=stdin)
-
-    def node_states(self) -> dict[str, str]:
-        """Return each node's state in sinfo's words: idle, mixed, allocated, down*, ...; `*` is "not responding"."""
-        return self._client.node_states()
-
     # ---- break and repair
 
     def crash(self, name: str) -> None:
@@ -228,10 +176,10 @@ class SlurmSandbox:
         """
         self._check_node(name)
         has_controller = self.daemons().get("slurmctld", False)
-        before = self._client.slurmd_started_at(name) if has_controller else 0.0
+        before = self.slurmd_started_at(name) if has_controller else 0.0
         if self._fleet.control_node(name, node.REVIVE, node.UP) and has_controller:
             self._fleet.wait(
-                f"{name} registered", lambda: self._client.slurmd_started_at(name) > before, REGISTRATION_TIMEOUT_S
+                f"{name} registered", lambda: self.slurmd_started_at(name) > before, REGISTRATION_TIMEOUT_S
             )
 
     def resume(self, name: str) -> None:
@@ -256,15 +204,15 @@ class SlurmSandbox:
         """
         controller = self._fleet.find("slurmctld")
         now = time.time()
-        if save and self._client.touch_a_job():
-            self._fleet.wait("slurmctld's save", lambda: self._client.jobs_saved_since(now), CONTROL_TIMEOUT_S)
+        if save and self.touch_a_job():
+            self._fleet.wait("slurmctld's save", lambda: self.jobs_saved_since(now), CONTROL_TIMEOUT_S)
         processes.kill_tree([controller])  # a tree, for it has a helper, slurmscriptd
 
     def start_controller(self, timeout_s: float = START_TIMEOUT_S) -> None:
         """Start slurmctld, unless it runs, and wait until it answers; nodes may stay `unknown` for some seconds."""
         if not self.daemons().get("slurmctld"):
             self._spawn("slurmctld", daemons.slurmctld_argv(self.layout))
-        self._fleet.wait("slurmctld answering", self._client.controller_answers, timeout_s, "slurmctld")
+        self._fleet.wait("slurmctld answering", self.controller_answers, timeout_s, "slurmctld")
 
     def _check_node(self, name: str) -> None:
         if name not in self.node_names:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from cloudai_mbridge.sandbox.errors import SandboxError
-from cloudai_mbridge.sandbox.layout import Layout
+from cloudai_mbridge.sandbox.layout import SandboxLayout
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Site:
     `ports` are those of slurmctld, slurmdbd, and then one per node: several slurmd on one host need one each.
     """
 
-    layout: Layout
+    layout: SandboxLayout
     ports: tuple[int, ...]
     user: str
     slurm_version: tuple[int, int]
@@ -104,7 +104,7 @@ AuthInfo=socket={site.layout.munge_socket},cred_expire=5
 MailProg=/bin/true"""
 
 
-def _files(layout: Layout) -> str:
+def _files(layout: SandboxLayout) -> str:
     return f"""\
 StateSaveLocation={layout.directory}/state
 SlurmdSpoolDir={layout.spool("%n")}
@@ -188,7 +188,7 @@ def node_addresses(spec: SandboxSpec) -> list[str]:
     return [f"127.0.{1 + index // 250}.{1 + index % 250}" for index in range(spec.nodes)]
 
 
-def render_gres_conf(spec: SandboxSpec, layout: Layout) -> str:
+def render_gres_conf(spec: SandboxSpec, layout: SandboxLayout) -> str:
     """Return gres.conf; Slurm discards a GPU without `File=`, and one whose type is not in slurm.conf as well."""
     if not spec.gpus:
         return ""

@@ -7,12 +7,12 @@ import sys
 from pathlib import Path
 
 from cloudai_mbridge.sandbox.host import ENTER_NODE, find_program
-from cloudai_mbridge.sandbox.layout import Layout
+from cloudai_mbridge.sandbox.layout import SandboxLayout
 
 SUPERVISOR = Path(__file__).with_name("node.py")
 
 
-def munged_argv(layout: Layout) -> list[str]:
+def munged_argv(layout: SandboxLayout) -> list[str]:
     """Return the command of the private munged; --force accepts a directory below /tmp."""
     folder = layout.munge
     return [
@@ -22,12 +22,12 @@ def munged_argv(layout: Layout) -> list[str]:
     ]
 
 
-def slurmctld_argv(layout: Layout) -> list[str]:
+def slurmctld_argv(layout: SandboxLayout) -> list[str]:
     """Return the command of the controller; -i goes on after errors in the state of an earlier start."""
     return [find_program("slurmctld"), "-D", "-i", "-f", str(layout.slurm_conf)]
 
 
-def node_argv(layout: Layout, node: str, *, namespaces: list[str], parent: int) -> list[str]:
+def node_argv(layout: SandboxLayout, node: str, *, namespaces: list[str], parent: int) -> list[str]:
     """Return the command of a node's supervisor.
 
     `namespaces` is the command that enters the node's namespaces, empty for none; `parent` the pid to die with, or 0.
@@ -39,12 +39,12 @@ def node_argv(layout: Layout, node: str, *, namespaces: list[str], parent: int) 
     return [*enter, *python, *slurmd]
 
 
-def _mariadb_options(layout: Layout, user: str) -> list[str]:
+def _mariadb_options(layout: SandboxLayout, user: str) -> list[str]:
     # --no-defaults must come first; it keeps the machine's own database out of this
     return ["--no-defaults", f"--datadir={layout.mysql_data}", f"--user={user}", "--innodb-log-file-size=8M"]
 
 
-def mariadb_install_argv(layout: Layout, user: str) -> list[str]:
+def mariadb_install_argv(layout: SandboxLayout, user: str) -> list[str]:
     """Return the command that creates the accounting database's files."""
     return [
         *(find_program("mariadb-install-db"), *_mariadb_options(layout, user), "--skip-test-db"),
@@ -52,7 +52,7 @@ def mariadb_install_argv(layout: Layout, user: str) -> list[str]:
     ]
 
 
-def mariadbd_argv(layout: Layout, user: str) -> list[str]:
+def mariadbd_argv(layout: SandboxLayout, user: str) -> list[str]:
     """Return the command of the accounting database; slurmdbd asks for the long lock timeout."""
     return [
         *(find_program("mariadbd"), *_mariadb_options(layout, user), "--skip-networking"),
@@ -61,7 +61,7 @@ def mariadbd_argv(layout: Layout, user: str) -> list[str]:
     ]
 
 
-def mariadb_grant_argv(layout: Layout, user: str) -> list[str]:
+def mariadb_grant_argv(layout: SandboxLayout, user: str) -> list[str]:
     """Return the command that lets the user's slurmdbd use the database; it fails until the database is up."""
     grant = f"CREATE DATABASE IF NOT EXISTS slurm_acct_db; GRANT ALL ON slurm_acct_db.* TO '{user}'@'localhost'"
     return [find_program("mariadb"), "--no-defaults", f"--socket={layout.mysql_socket}", "-u", user, "-e", grant]

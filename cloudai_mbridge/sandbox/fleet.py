@@ -1,23 +1,69 @@
-"""The sandbox's daemons as the state file knows them, whichever process started them."""
+"""The sandbox's daemons, whichever process started them: the state file says which there are."""
 
+import json
 import signal
 from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from cloudai_mbridge.sandbox import node, processes
+from cloudai_mbridge.sandbox.conf import SandboxSpec
 from cloudai_mbridge.sandbox.errors import SandboxError
-from cloudai_mbridge.sandbox.layout import Layout
+from cloudai_mbridge.sandbox.layout import SandboxLayout
 from cloudai_mbridge.sandbox.processes import Process
-from cloudai_mbridge.sandbox.state import read_state, write_state
 
 CONTROL_TIMEOUT_S = 20.0  # for a daemon to do as told; usually well below a second
 LOG_TAIL_LINES = 10
 
 
+@dataclass(frozen=True)
+class SandboxState:
+    """Say what was started, by daemon name: munged, slurmctld, ..., and node-NAME for a node's supervisor."""
+
+    spec: SandboxSpec
+    processes: Mapping[str, Process] = field(default_factory=dict)
+
+    def with_process(self, name: str, process: Process) -> "SandboxState":
+        """Return the state with one more daemon."""
+        return replace(self, processes={**self.processes, name: process})
+
+
+def render_state(state: SandboxState) -> str:
+    """Return the state as JSON."""
+    return json.dumps(asdict(state), indent=1) + "\n"
+
+
+def parse_state(text: str) -> SandboxState:
+    """Return the state that `render_state` wrote; raise ValueError, TypeError or KeyError for anything else."""
+    raw = json.loads(text)
+    known = {name: Process(**process) for name, process in raw["processes"].items()}
+    return SandboxState(SandboxSpec(**raw["spec"]), known)
+
+
+def read_state(path: Path) -> SandboxState:
+    """Read the state file, or say that its directory is not a sandbox."""
+    try:
+        return parse_state(path.read_text())
+    except (FileNotFoundError, NotADirectoryError):
+        raise SandboxError(
+            f"{path.parent}: not a sandbox directory (no {path.name}); "
+            f"start one with: python -m cloudai_mbridge.sandbox start {path.parent}"
+        ) from None
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise SandboxError(f"{path}: not a sandbox's state file ({error!r}); remove the directory") from None
+
+
+def write_state(path: Path, state: SandboxState) -> None:
+    """Replace the state file in one piece: a reader sees the old one or the new one."""
+    draft = path.with_suffix(".tmp")
+    draft.write_text(render_state(state))
+    draft.replace(path)
+
+
 class Fleet:
     """Start, find, steer and end daemons; the name of a node's supervisor is `node-NAME`."""
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: SandboxLayout) -> None:
         """Remember where the state file is; it is read anew every time."""
         self.layout = layout
 

@@ -1,7 +1,6 @@
 """Where everything of a sandbox lies; the only place that builds its paths."""
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
 
 from cloudai_mbridge.sandbox.errors import SandboxError
@@ -13,56 +12,20 @@ MAX_SOCKET_PATH = 107
 LONGEST_STEP = "_1234567.4294967291"
 
 
-@dataclass(frozen=True)
-class Layout:
+class SandboxLayout:
     """Name the files and folders of the sandbox in `directory` (absolute, symlinks resolved)."""
 
-    directory: Path
-
-    @property
-    def state_file(self) -> Path:
-        """Return the file that says what was started; its presence makes a directory a sandbox."""
-        return self.directory / "sandbox.json"
-
-    @property
-    def slurm_conf(self) -> Path:
-        """Return slurm.conf; Slurm looks for its other configuration files beside it."""
-        return self.directory / "slurm.conf"
-
-    @property
-    def hosts(self) -> Path:
-        """Return the /etc/hosts of the nodes."""
-        return self.directory / "hosts"
-
-    @property
-    def munge(self) -> Path:
-        """Return munged's folder."""
-        return self.directory / "munge"
-
-    @property
-    def munge_socket(self) -> Path:
-        """Return the socket through which the sandbox's daemons and clients authenticate."""
-        return self.munge / "munge.sock"
-
-    @property
-    def job_state(self) -> Path:
-        """Return the file in which slurmctld saves its jobs."""
-        return self.directory / "state/job_state"
-
-    @property
-    def mysql_data(self) -> Path:
-        """Return the accounting database's folder."""
-        return self.directory / "mysql"
-
-    @property
-    def mysql_socket(self) -> Path:
-        """Return the accounting database's socket."""
-        return self.directory / "run/mysqld.sock"
-
-    @property
-    def logs(self) -> Path:
-        """Return the folder of all daemons' logs."""
-        return self.directory / "log"
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.state_file = directory / "sandbox.json"  # what was started; its presence makes a directory a sandbox
+        self.slurm_conf = directory / "slurm.conf"  # Slurm reads its other configuration files beside it
+        self.hosts = directory / "hosts"  # /etc/hosts of the nodes
+        self.munge = directory / "munge"
+        self.munge_socket = self.munge / "munge.sock"
+        self.job_state = directory / "state/job_state"  # where slurmctld saves its jobs
+        self.mysql_data = directory / "mysql"
+        self.mysql_socket = directory / "run/mysqld.sock"
+        self.logs = directory / "log"
 
     def gpu_device(self, index: int | str) -> Path:
         """Return the device file of a fake GPU; its trailing digits become CUDA_VISIBLE_DEVICES."""
@@ -89,7 +52,7 @@ def check_directory(directory: Path, longest_node: str) -> None:
             f"{directory}: {bad[0]!r} in the path is not safe in Slurm's configuration files; "
             "use a directory of letters, digits and . _ + - only, such as /tmp/sandbox"
         )
-    tail = len(str(Layout(Path("/")).spool(longest_node) / f"{longest_node}{LONGEST_STEP}"))
+    tail = len(str(SandboxLayout(Path("/")).spool(longest_node) / f"{longest_node}{LONGEST_STEP}"))
     if (length := len(str(directory))) + tail > MAX_SOCKET_PATH:
         raise SandboxError(
             f"{directory}: the path is too long for unix sockets ({length} characters, at most "

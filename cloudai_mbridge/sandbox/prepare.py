@@ -8,11 +8,11 @@ from pathlib import Path
 from cloudai_mbridge.sandbox import host
 from cloudai_mbridge.sandbox.conf import SandboxSpec, Site, render_files
 from cloudai_mbridge.sandbox.errors import SandboxError
-from cloudai_mbridge.sandbox.layout import Layout, check_directory
-from cloudai_mbridge.sandbox.state import SandboxState, write_state
+from cloudai_mbridge.sandbox.fleet import SandboxState, write_state
+from cloudai_mbridge.sandbox.layout import SandboxLayout, check_directory
 
 
-def check(spec: SandboxSpec, layout: Layout) -> None:
+def check(spec: SandboxSpec, layout: SandboxLayout) -> None:
     """Refuse a start that cannot work, before anything is written."""
     directory = layout.directory
     check_directory(directory, spec.node_names[-1])
@@ -34,7 +34,7 @@ def user_name() -> str:
         raise SandboxError(f"user {os.getuid()} has no name, which Slurm wants; add it to /etc/passwd") from None
 
 
-def write(spec: SandboxSpec, layout: Layout) -> Site:
+def write(spec: SandboxSpec, layout: SandboxLayout) -> Site:
     """Write the state file, the folders, the munge key, the fake GPUs and the configuration files."""
     site = Site(layout, host.free_ports(2 + spec.nodes), user_name(), host.slurm_version())
     layout.directory.mkdir(parents=True, exist_ok=True)

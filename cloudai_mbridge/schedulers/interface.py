@@ -12,7 +12,7 @@ from cloudai_mbridge.plan import RunPlan
 class JobClass(StrEnum):
     """What a state means for the run.
 
-    UNKNOWN passes: the scheduler says something that nobody understands, or nothing, and is asked again. LOST is what
+    UNKNOWN passes: the scheduler reports an undocumented state, or nothing, and is asked again. LOST is what
     it becomes after a deadline. SKIPPED was never submitted. STOPPED ended because another test had, as was asked.
     """
 
@@ -60,7 +60,7 @@ SUBMITTED = JobStatus("PENDING", JobClass.ACTIVE, reason="just submitted")
 class Submission:
     """Runs that go to the scheduler in one call; several only if it put them into one batch.
 
-    token: unique; the jobs carry it, so that they are found again if nobody wrote down their ids.
+    token: unique; the jobs carry it, so that they are found even if their ids were lost.
     exclude_nodes: on top of what each run excludes itself. parallel: how many of the runs may run at a time.
     keep_open: a descriptor that the submitting command inherits, and with it the lock on submissions.
     """
@@ -101,13 +101,13 @@ class Seen:
 
 
 class SubmitRefused(Exception):
-    """The scheduler refused a submission for good; the message is in its own words."""
+    """The scheduler refused a submission for good; the message is its own."""
 
 
 class SubmitDoubtful(Exception):
-    """The submission failed in words that do not say whether something was submitted; `find` tells.
+    """The submission failed with a message that leaves open whether something was submitted; `find` tells.
 
-    If nothing was, it is refused; the message is in the scheduler's own words.
+    If nothing was, it is refused with the scheduler's own message.
     """
 
 
@@ -136,7 +136,7 @@ class Scheduler(Protocol):
 
         Raises:
             SubmitRefused, SubmitLater: nothing was submitted.
-            SubmitDoubtful, ToolFailure: nobody knows whether something was submitted; `find` tells.
+            SubmitDoubtful, ToolFailure: it is unknown whether something was submitted; `find` tells.
         """
 
     def find(self, submissions: Iterable[Submission], root: Path) -> dict[str, str]:
@@ -152,4 +152,4 @@ class Scheduler(Protocol):
         """Return the nodes of a job's host list that are out of service, with the reason."""
 
     def num_usable_nodes(self, exclude: Iterable[str]) -> int | None:
-        """Return how many nodes could take a job if these were excluded, or None if nobody knows."""
+        """Return how many nodes could take a job if these were excluded, None if unknown."""

@@ -32,8 +32,8 @@ def is_launcher(job_id: str) -> bool:
 
 
 @dataclass
-class _Launch:
-    """A launcher as last seen: its exit code, how far its log was read, and the jobs that it said it submitted."""
+class _LauncherJob:
+    """A launcher as last polled: its exit code, how far its log was read, and the jobs that it said it submitted."""
 
     child: Child
     directory: Path
@@ -42,8 +42,8 @@ class _Launch:
     job_ids: list[str] = field(default_factory=list)
     is_cancelled: bool = False
 
-    def look(self) -> None:
-        """Look at the process first, and then through the whole lines that its log has grown by."""
+    def refresh(self) -> None:
+        """Poll the process first, and then read the whole lines that its log has grown by."""
         self.code = self.child.poll()
         try:
             with open_regular(self.directory / POINT_FILES.launcher_log) as log:
@@ -63,7 +63,7 @@ class UpstreamClient:
     def __init__(self, system: SlurmSystem, runs: Iterable[RunPlan]) -> None:
         self._system, self._runs = system, [run for run in runs if run.upstream is not None]
         self._slurm = SlurmClient(system)
-        self._launches: dict[str, _Launch] = {}
+        self._launches: dict[str, _LauncherJob] = {}
 
     def preflight(self) -> None:
         """Check that a token is there, that the launcher is installed, and that Slurm has the partition."""
@@ -91,7 +91,7 @@ class UpstreamClient:
         env = {**without_slurm_variables(os.environ), **run.secret_env}
         child = Child.start(submission.token, POINT_FILES.launcher_script, root / run.key, env)
         job_id = _PREFIX + child.job_id
-        self._launches[job_id] = _Launch(child, root / run.key)
+        self._launches[job_id] = _LauncherJob(child, root / run.key)
         return {run.key: job_id}
 
     def find(self, submissions: Iterable[Submission], root: Path) -> dict[str, str]:
@@ -105,25 +105,25 @@ class UpstreamClient:
                 found[run.key] = holder
         return found
 
-    def _launch(self, job: Job) -> _Launch:
+    def _launch(self, job: Job) -> _LauncherJob:
         """Return a launch, also one of an earlier process."""
         if job.job_id not in self._launches:
             child = Child.of(job.job_id.removeprefix(_PREFIX), job.directory)
-            self._launches[job.job_id] = _Launch(child, job.directory)
+            self._launches[job.job_id] = _LauncherJob(child, job.directory)
         return self._launches[job.job_id]
 
     def poll(self, jobs: Sequence[Job]) -> dict[str, Seen]:
-        """Look at the launchers, and ask Slurm once for all of their jobs."""
+        """Poll the launchers, and ask Slurm once for all of their jobs."""
         launches = {job.key: (job, self._launch(job)) for job in jobs}
         for _, launch in launches.values():
-            launch.look()
+            launch.refresh()
         seen = self._slurm.poll([_last(key, launch) for key, (_, launch) in launches.items() if launch.job_ids])
         return {
             key: Seen(job.job_id, self._status(launch, seen[key].status if launch.job_ids else None))
             for key, (job, launch) in launches.items()
         }
 
-    def _status(self, launch: _Launch, job: JobStatus | None) -> JobStatus:
+    def _status(self, launch: _LauncherJob, job: JobStatus | None) -> JobStatus:
         code = launch.code
         if code is None:
             if job is None or job.is_final:  # the launcher is still to submit, or to say that it has seen the end
@@ -133,7 +133,7 @@ class UpstreamClient:
         if launch.is_cancelled:
             is_over = job is None or job.is_final
             return JobStatus("CANCELLED", JobClass.CANCELLED) if is_over else JobStatus("COMPLETING", JobClass.ACTIVE)
-        if code < 0:  # nobody follows the job any more
+        if code < 0:  # without the launcher nothing follows the job
             self._slurm.cancel(_jobs(launch))
             return JobStatus("FAILED", JobClass.FAILED, signal=-code, reason="the launcher's script was killed")
         if job is None:
@@ -148,7 +148,7 @@ class UpstreamClient:
             launch.is_cancelled = True
             if launch.child.poll() is None:
                 launch.child.end()
-            launch.look()
+            launch.refresh()
         self._slurm.cancel([job for launch in launches for job in _jobs(launch)])
 
     def unhealthy_nodes(self, nodes: str) -> dict[str, str]:
@@ -160,12 +160,12 @@ class UpstreamClient:
         return self._slurm.num_usable_nodes(exclude)
 
 
-def _last(key: str, launch: _Launch) -> Job:
+def _last(key: str, launch: _LauncherJob) -> Job:
     """Return the last job of a launch. It carries no token of ours: the launcher names it."""
     return Job(key, launch.job_ids[-1], "", launch.directory)
 
 
-def _jobs(launch: _Launch) -> list[Job]:
+def _jobs(launch: _LauncherJob) -> list[Job]:
     return [Job("", job_id, "", launch.directory) for job_id in launch.job_ids]
 
 

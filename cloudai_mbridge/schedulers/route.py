@@ -1,11 +1,14 @@
 """One scheduler of two: each run goes where its launcher belongs."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from cloudai_mbridge.plan import RunPlan
 from cloudai_mbridge.schedulers.interface import Job, Scheduler, Seen, Submission
 from cloudai_mbridge.schedulers.megatron_bridge import is_launcher
+
+_T = TypeVar("_T")
 
 
 class ByLauncher:
@@ -14,58 +17,53 @@ class ByLauncher:
     def __init__(self, embedded: Scheduler, upstream: Scheduler) -> None:
         self._embedded, self._upstream = embedded, upstream
 
-    def _homes(self) -> tuple[Scheduler, Scheduler]:
-        return self._embedded, self._upstream
-
-    def _home(self, run: RunPlan) -> Scheduler:
-        return self._embedded if run.upstream is None else self._upstream
-
-    def _own(self, home: Scheduler, jobs: Iterable[Job]) -> list[Job]:
-        return [job for job in jobs if is_launcher(job.job_id) is (home is self._upstream)]
+    def _split(self, items: Iterable[_T], is_upstream: Callable[[_T], bool]) -> Iterator[tuple[Scheduler, list[_T]]]:
+        """Yield each scheduler with its own items, if it has any."""
+        every = list(items)
+        for scheduler in (self._embedded, self._upstream):
+            if own := [item for item in every if is_upstream(item) is (scheduler is self._upstream)]:
+                yield scheduler, own
 
     def preflight(self) -> None:
-        """Check both."""
-        for home in self._homes():
-            home.preflight()
+        self._embedded.preflight()
+        self._upstream.preflight()
 
     def batches(self, runs: Sequence[RunPlan]) -> list[tuple[RunPlan, ...]]:
-        """Ask each about its own."""
-        return [
-            batch for home in self._homes() for batch in home.batches([run for run in runs if self._home(run) is home])
-        ]
+        return [batch for scheduler, own in self._split(runs, _is_upstream) for batch in scheduler.batches(own)]
 
     def submit(self, submission: Submission, root: Path) -> dict[str, str]:
-        """Submit to the one that runs the plan's launcher."""
-        return self._home(submission.runs[0]).submit(submission, root)
+        return (self._upstream if _has_upstream(submission) else self._embedded).submit(submission, root)
 
     def find(self, submissions: Iterable[Submission], root: Path) -> dict[str, str]:
-        """Ask each about its own."""
         found: dict[str, str] = {}
-        every = list(submissions)
-        for home in self._homes():
-            if own := [submission for submission in every if self._home(submission.runs[0]) is home]:
-                found |= home.find(own, root)
+        for scheduler, own in self._split(submissions, _has_upstream):
+            found |= scheduler.find(own, root)
         return found
 
     def poll(self, jobs: Sequence[Job]) -> dict[str, Seen]:
-        """Ask each for its own."""
         seen: dict[str, Seen] = {}
-        for home in self._homes():
-            if own := self._own(home, jobs):
-                seen |= home.poll(own)
+        for scheduler, own in self._split(jobs, _is_launcher_job):
+            seen |= scheduler.poll(own)
         return seen
 
     def cancel(self, jobs: Iterable[Job]) -> None:
-        """Cancel each with its own."""
-        every = list(jobs)
-        for home in self._homes():
-            if own := self._own(home, every):
-                home.cancel(own)
+        for scheduler, own in self._split(jobs, _is_launcher_job):
+            scheduler.cancel(own)
 
     def unhealthy_nodes(self, nodes: str) -> dict[str, str]:
-        """Both run on the same nodes."""
-        return self._embedded.unhealthy_nodes(nodes)
+        return self._embedded.unhealthy_nodes(nodes)  # both run on the same nodes
 
     def num_usable_nodes(self, exclude: Iterable[str]) -> int | None:
-        """Both run on the same nodes."""
         return self._embedded.num_usable_nodes(exclude)
+
+
+def _is_upstream(run: RunPlan) -> bool:
+    return run.upstream is not None
+
+
+def _has_upstream(submission: Submission) -> bool:
+    return _is_upstream(submission.runs[0])
+
+
+def _is_launcher_job(job: Job) -> bool:
+    return is_launcher(job.job_id)

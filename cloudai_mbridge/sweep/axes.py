@@ -7,7 +7,8 @@ from typing import Any
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.models.scenario import TestRun
 from cloudai_mbridge.models.test_definition import MegatronBridgeTestDefinition
-from cloudai_mbridge.models.values.credentials import find_credential, is_secret
+from cloudai_mbridge.models.values.credentials import find_credential
+from cloudai_mbridge.training.credentials.find import is_secret
 
 NUM_NODES = "num_nodes"
 

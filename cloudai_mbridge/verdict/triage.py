@@ -5,7 +5,7 @@ What is known of failures is data: `failures.toml`, where the order is the prior
 
 import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from cloudai_mbridge.files.regular import is_empty, open_regular, pass_hole
-from cloudai_mbridge.logs.redacted import redacted
 from cloudai_mbridge.schedulers.interface import JobClass, JobStatus
-from cloudai_mbridge.schedulers.slurm.states import base_state
+from cloudai_mbridge.schedulers.slurm.parsing import base_state
+from cloudai_mbridge.training.credentials.scrub import redacted
 from cloudai_mbridge.training.process.log_lines import RUN_MARK, STEP_MARK
 
 _LONGEST_LINE = 1 << 16
@@ -52,28 +52,30 @@ class FailureKind(StrEnum):
 
 
 @dataclass(frozen=True)
-class Failure:
+class KnownFailure:
+    """A cause of failures in the catalogue. remedy: what to do about it."""
+
+    id: str
+    kind: FailureKind
+    title: str
+    remedy: str
+
+
+@dataclass(frozen=True)
+class Failure(KnownFailure):
     """Why a run failed.
 
     evidence: up to five lines as "FILE:LINE: TEXT". nodes: host names or host lists that the evidence blames.
     """
 
-    id: str
-    kind: FailureKind
-    title: str
-    remedy: str
     evidence: tuple[str, ...] = ()
     nodes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
-class Entry:
+class Entry(KnownFailure):
     """One `[[failure]]` of the catalogue."""
 
-    id: str
-    kind: FailureKind
-    title: str
-    remedy: str
     patterns: tuple[re.Pattern[str], ...]
     examples: tuple[str, ...]
     counterexamples: tuple[str, ...]
@@ -84,14 +86,10 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class State:
+class State(KnownFailure):
     """One `[[state]]` of the catalogue: a job's end that says why by itself."""
 
     state: str
-    id: str
-    kind: FailureKind
-    title: str
-    remedy: str
     topic: str = ""
     wins: bool = False
 
@@ -139,32 +137,32 @@ def triage(status: JobStatus | None, paths: Sequence[Path]) -> Failure | None:
         return _best(found)
     about = found.get(state.topic, _Found())
     above = [entry.id for entry in _entries_above(state)]
-    return _best({id_: what for id_, what in found.items() if id_ in above}) or _failure(state, about)
+    return _best({id_: what for id_, what in found.items() if id_ in above}) or failure_of(
+        state, about.evidence, about.nodes
+    )
 
 
-def triage_logs(paths: Sequence[Path]) -> Failure | None:
-    """Return the known failure of the highest priority that the logs show, or None; a missing file is empty."""
-    return _best(_search_logs(paths))
+def load_catalogue() -> tuple[Entry, ...]:
+    """Return the entries in their order of priority."""
+    return _catalogue()[0]
+
+
+def load_states() -> tuple[State, ...]:
+    """Return the job states that say by themselves why a run failed."""
+    return _catalogue()[1]
 
 
 @cache
-def load_catalogue() -> tuple[Entry, ...]:
-    """Read the entries in their order of priority.
+def _catalogue() -> tuple[tuple[Entry, ...], tuple[State, ...]]:
+    return parse_catalogue((resources.files("cloudai_mbridge.verdict") / "failures.toml").read_text(encoding="utf-8"))
+
+
+def parse_catalogue(text: str) -> tuple[tuple[Entry, ...], tuple[State, ...]]:
+    """Return the entries and the states of a catalogue's text.
 
     Raises:
         ValueError: a key is missing or unknown, an id stands twice, a kind is unknown, or a pattern does not compile.
     """
-    return parse_catalogue(_catalogue_text())[0]
-
-
-@cache
-def load_states() -> tuple[State, ...]:
-    """Read the job states that say by themselves why a run failed."""
-    return parse_catalogue(_catalogue_text())[1]
-
-
-def parse_catalogue(text: str) -> tuple[tuple[Entry, ...], tuple[State, ...]]:
-    """Return the entries and the states of a catalogue's text, checked; see load_catalogue."""
     data = tomllib.loads(text)
     entries = tuple(_entry(table) for table in data.get("failure", ()))
     states = tuple(_state(table) for table in data.get("state", ()))
@@ -174,10 +172,6 @@ def parse_catalogue(text: str) -> tuple[tuple[Entry, ...], tuple[State, ...]]:
     if lost := {state.topic for state in states if state.topic} - {entry.id for entry in entries}:
         raise ValueError(f"failures.toml: topics that are not failures: {sorted(lost)}")
     return entries, states
-
-
-def _catalogue_text() -> str:
-    return (resources.files("cloudai_mbridge.verdict") / "failures.toml").read_text(encoding="utf-8")
 
 
 def _entry(table: Mapping[str, Any]) -> Entry:
@@ -215,11 +209,13 @@ def _entries_above(state: State) -> Sequence[Entry]:
 
 
 def _best(found: Mapping[str, _Found]) -> Failure | None:
-    return next((_failure(entry, found[entry.id]) for entry in load_catalogue() if entry.id in found), None)
+    matched = ((entry, found[entry.id]) for entry in load_catalogue() if entry.id in found)
+    return next((failure_of(entry, what.evidence, what.nodes) for entry, what in matched), None)
 
 
-def _failure(what: Entry | State, found: _Found) -> Failure:
-    return Failure(what.id, what.kind, what.title, what.remedy, tuple(found.evidence), tuple(found.nodes))
+def failure_of(known: KnownFailure, evidence: Iterable[str], nodes: Iterable[str] = ()) -> Failure:
+    """Return a known failure with what shows it."""
+    return Failure(known.id, known.kind, known.title, known.remedy, tuple(evidence), tuple(nodes))
 
 
 def _search_logs(paths: Sequence[Path]) -> dict[str, _Found]:

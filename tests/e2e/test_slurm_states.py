@@ -18,7 +18,7 @@ from cloudai_mbridge.models.system import SlurmSystem
 from cloudai_mbridge.schedulers.interface import Job, JobClass, JobStatus
 from cloudai_mbridge.schedulers.slurm import SlurmClient
 from cloudai_mbridge.schedulers.slurm.parsing import parse_sacct, parse_squeue
-from cloudai_mbridge.verdict import RunOutcome, Verdict, explain, judge
+from cloudai_mbridge.verdict import RunOutcome, Verdict, judge, with_failure
 
 DATA = Path(__file__).parents[1] / "data" / "slurm"
 PREEMPTION = "PreemptType=preempt/partition_prio\nPreemptMode=CANCEL\nPartitionName=high Nodes=ALL PriorityTier=10\n"
@@ -351,7 +351,7 @@ def judged(status: JobStatus) -> RunOutcome:
     """Judge a job that has left no log."""
     nothing = LogSummary()
     outcome = judge(status, nothing, measure((), 0, None), 5, ())
-    return explain(outcome, status, nothing, (), Path("/nowhere"))
+    return with_failure(outcome, status, nothing, (), Path("/nowhere"))
 
 
 # Documented in squeue(1) and sacct(1) of Slurm 22.05; the lines are laid out as the sandbox's are

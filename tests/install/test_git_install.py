@@ -11,7 +11,6 @@ import pytest
 
 from cloudai_mbridge.errors import ToolFailure
 from cloudai_mbridge.install import RepoInstall
-from cloudai_mbridge.install.git import RepoInstaller
 from cloudai_mbridge.install.place import MARKER
 
 Repo = Any  # of conftest.py
@@ -35,7 +34,7 @@ def test_branch_tag_and_any_hash_are_checked_out(repo: Repo, tmp_path: Path, nam
         "old hash": (second, second),
         "short hash": (second[:10], second),
     }[name]
-    path, installer = tmp_path / "clone", RepoInstaller(RepoInstall(repo.url, commit))
+    path, installer = tmp_path / "clone", RepoInstall(repo.url, commit)
     installer.install(path)
     assert git(path, "rev-parse", "HEAD") == expected
     assert git(path, "status", "--porcelain") == ""
@@ -45,7 +44,7 @@ def test_branch_tag_and_any_hash_are_checked_out(repo: Repo, tmp_path: Path, nam
 
 
 def test_second_install_does_nothing(repo: Repo, tmp_path: Path) -> None:
-    path, installer = tmp_path / "clone", RepoInstaller(RepoInstall(repo.url, "main"))
+    path, installer = tmp_path / "clone", RepoInstall(repo.url, "main")
     installer.install(path)
     before = [stamp(file) for file in (path, path / "file.txt", path / MARKER)]
     repo.commit("four")
@@ -59,7 +58,7 @@ def test_submodules_come_when_asked_for(make_repo: Callable[[str], Repo], tmp_pa
     outer.commit("with a submodule")
     inner.commit("later")
     path = tmp_path / "clone"
-    without, with_them = (RepoInstaller(RepoInstall(outer.url, "main", wanted)) for wanted in (False, True))
+    without, with_them = (RepoInstall(outer.url, "main", wanted) for wanted in (False, True))
     without.install(path)
     assert not (path / "3rdparty/inner/file.txt").exists()
     assert not with_them.is_installed(path)
@@ -83,7 +82,7 @@ def test_failure_has_gits_words_and_leaves_nothing(
 ) -> None:
     place = tmp_path / "place"
     with pytest.raises(ToolFailure, match=words) as caught:
-        RepoInstaller(RepoInstall(url or repo.url, commit)).install(place / "clone")
+        RepoInstall(url or repo.url, commit).install(place / "clone")
     assert "\n" not in str(caught.value)
     assert list(place.iterdir()) == []
 
@@ -93,7 +92,7 @@ def test_nasty_directory_names_are_data(make_repo: Callable[[str], Repo], tmp_pa
     branch = "b;$(touch-pwned)`x`'&"
     git(nasty.directory, "branch", branch)
     path = tmp_path / "clone"
-    RepoInstaller(RepoInstall(nasty.url.replace("%", "%25"), branch)).install(path)
+    RepoInstall(nasty.url.replace("%", "%25"), branch).install(path)
     assert git(path, "rev-parse", "HEAD") == nasty.commits[2]
     assert not list(tmp_path.rglob("pwned"))
 
@@ -103,7 +102,7 @@ def test_marker_is_not_written_through_a_link_of_the_repository(repo: Repo, tmp_
     victim.write_text("mine")
     (repo.directory / MARKER).symlink_to(victim)
     repo.commit("with a link")
-    path, installer = tmp_path / "clone", RepoInstaller(RepoInstall(repo.url, "main"))
+    path, installer = tmp_path / "clone", RepoInstall(repo.url, "main")
     installer.install(path)
     assert victim.read_text() == "mine"
     assert installer.is_installed(path)
@@ -115,7 +114,7 @@ def test_callers_repository_is_left_alone(
     mine = make_repo("mine")
     monkeypatch.setenv("GIT_DIR", str(mine.directory / ".git"))
     monkeypatch.setenv("GIT_INDEX_FILE", str(mine.directory / ".git" / "index"))
-    RepoInstaller(RepoInstall(repo.url, "v1")).install(tmp_path / "clone")
+    RepoInstall(repo.url, "v1").install(tmp_path / "clone")
     for name in ("GIT_DIR", "GIT_INDEX_FILE"):
         monkeypatch.delenv(name)
     assert git(mine.directory, "remote") == ""
@@ -125,15 +124,15 @@ def test_callers_repository_is_left_alone(
 def test_missing_git_is_said(repo: Repo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", os.devnull)
     with pytest.raises(ToolFailure, match=r"git cannot be started here \(.*\); install git"):
-        RepoInstaller(RepoInstall(repo.url, "main")).install(tmp_path / "clone")
+        RepoInstall(repo.url, "main").install(tmp_path / "clone")
 
 
 def test_other_repository_at_the_place_is_kept(make_repo: Callable[[str], Repo], tmp_path: Path) -> None:
     one, other = make_repo("one"), make_repo("other")
     path = tmp_path / "clone"
-    RepoInstaller(RepoInstall(one.url, "v1")).install(path)
+    RepoInstall(one.url, "v1").install(path)
     with pytest.raises(ToolFailure, match=r"is the repository of .*uninstall that first"):
-        RepoInstaller(RepoInstall(other.url, "v1")).install(path)
-    assert not RepoInstaller(RepoInstall(other.url, "v1")).uninstall(path)
-    assert RepoInstaller(RepoInstall(one.url, "v1")).uninstall(path)
+        RepoInstall(other.url, "v1").install(path)
+    assert not RepoInstall(other.url, "v1").uninstall(path)
+    assert RepoInstall(one.url, "v1").uninstall(path)
     assert not path.exists()

@@ -8,14 +8,13 @@ import pytest
 
 from cloudai_mbridge.errors import ToolFailure
 from cloudai_mbridge.install import ImageInstall
-from cloudai_mbridge.install.run import ImageInstaller
 
 NEMO = ImageInstall("nvcr.io/nvidia/nemo:26.06.00")
 Calls = Callable[[], list[list[str]]]
 
 
 def test_image_is_imported_once(tmp_path: Path, enroot_calls: Calls) -> None:
-    path, installer = tmp_path / "images" / "nemo.sqsh", ImageInstaller(NEMO)
+    path, installer = tmp_path / "images" / "nemo.sqsh", NEMO
     installer.install(path)
     before = path.stat()
     installer.install(path)
@@ -30,13 +29,13 @@ def test_image_is_imported_once(tmp_path: Path, enroot_calls: Calls) -> None:
 
 def test_two_spellings_are_one_image(tmp_path: Path, enroot_calls: Calls) -> None:
     path = tmp_path / "nemo.sqsh"
-    ImageInstaller(NEMO).install(path)
-    assert ImageInstaller(ImageInstall("nvcr.io#nvidia/nemo:26.06.00")).is_installed(path)
-    assert not ImageInstaller(ImageInstall("nvcr.io#nvidia/nemo:26.02.00")).is_installed(path)
+    NEMO.install(path)
+    assert ImageInstall("nvcr.io#nvidia/nemo:26.06.00").is_installed(path)
+    assert not ImageInstall("nvcr.io#nvidia/nemo:26.02.00").is_installed(path)
 
 
 def test_file_that_is_not_ours_is_moved_aside_and_survives_uninstall(tmp_path: Path, enroot_calls: Calls) -> None:
-    path, installer, said = tmp_path / "nemo.sqsh", ImageInstaller(NEMO), list[str]()
+    path, installer, said = tmp_path / "nemo.sqsh", NEMO, list[str]()
     path.write_text("half an image, or somebody's")
     assert not installer.is_installed(path)
     assert not installer.uninstall(path)
@@ -47,7 +46,7 @@ def test_file_that_is_not_ours_is_moved_aside_and_survives_uninstall(tmp_path: P
 
 
 def test_marker_vouches_for_no_other_file(tmp_path: Path, enroot_calls: Calls) -> None:
-    path, installer = tmp_path / "nemo.sqsh", ImageInstaller(NEMO)
+    path, installer = tmp_path / "nemo.sqsh", NEMO
     installer.install(path)
     path.write_text("somebody put another one here")
     assert not installer.is_installed(path)
@@ -56,7 +55,7 @@ def test_marker_vouches_for_no_other_file(tmp_path: Path, enroot_calls: Calls) -
 
 
 def test_kill_between_marker_and_image_is_repaired(tmp_path: Path, enroot_calls: Calls) -> None:
-    path, installer = tmp_path / "nemo.sqsh", ImageInstaller(NEMO)
+    path, installer = tmp_path / "nemo.sqsh", NEMO
     installer.install(path)
     path.unlink()
     assert not installer.is_installed(path)
@@ -67,20 +66,20 @@ def test_kill_between_marker_and_image_is_repaired(tmp_path: Path, enroot_calls:
 def test_failure_has_enroots_words(tmp_path: Path, enroot_calls: Calls) -> None:
     (tmp_path / "enroot.log.fail").touch()
     with pytest.raises(ToolFailure, match=r"enroot failed with exit code 1: \[ERROR\] Could not .* 401 Unauthorized$"):
-        ImageInstaller(NEMO).install(tmp_path / "nemo.sqsh")
+        NEMO.install(tmp_path / "nemo.sqsh")
     assert not list(tmp_path.glob("*nemo*"))
 
 
 def test_success_without_a_file_is_a_failure(tmp_path: Path, fake_command: Callable[[str, str], Path]) -> None:
     fake_command("enroot", "#!/bin/sh\nexit 0\n")
     with pytest.raises(ToolFailure, match="wrote no image"):
-        ImageInstaller(NEMO).install(tmp_path / "nemo.sqsh")
+        NEMO.install(tmp_path / "nemo.sqsh")
 
 
 def test_missing_enroot_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", os.devnull)
     with pytest.raises(ToolFailure, match=r"enroot cannot be started here \(.*\); run where enroot is installed"):
-        ImageInstaller(NEMO).install(tmp_path / "nemo.sqsh")
+        NEMO.install(tmp_path / "nemo.sqsh")
 
 
 def test_credentials_of_the_environment_are_masked(
@@ -89,4 +88,4 @@ def test_credentials_of_the_environment_are_masked(
     monkeypatch.setenv("NGC_API_KEY", "nvapi-hunter2")
     fake_command("enroot", '#!/bin/sh\necho "error: $NGC_API_KEY at https://u:p@host/ is wrong" >&2\nexit 1\n')
     with pytest.raises(ToolFailure, match=r"error: \*\*\* at https://\*\*\*@host/ is wrong$"):
-        ImageInstaller(NEMO).install(tmp_path / "nemo.sqsh")
+        NEMO.install(tmp_path / "nemo.sqsh")

@@ -111,7 +111,7 @@ def test_system_without_a_usable_install_path_is_bad_input(case: Callable[..., l
 def test_no_tests_named_is_bad_input(case: Callable[..., list[str]]) -> None:
     done = mbridge("install", case()[0])
     assert isinstance(done.exception, BadInput)
-    assert "name --tests-dir or --test-scenario" in str(done.exception)
+    assert "give --tests-dir or --test-scenario" in str(done.exception)
 
 
 def test_embedded_tests_need_nothing(case: Callable[..., list[str]]) -> None:

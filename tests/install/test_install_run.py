@@ -171,7 +171,7 @@ def test_two_things_with_one_place_are_refused(
     make_repo: Callable[[str], Repo], make_test: MakeTest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, other = make_repo("one"), make_repo("other")
-    monkeypatch.setattr("cloudai_mbridge.install.run.repo_path", lambda path, url, commit: path / "same")
+    monkeypatch.setattr("cloudai_mbridge.install.git.repo_path", lambda path, url, commit: path / "same")
     test = make_test(one, {"url": other.url, "commit": "main"})
     with pytest.raises(BadInput, match="would both be"):
         install_all([test], tmp_path / "install", print, packages=())

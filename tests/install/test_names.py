@@ -57,7 +57,7 @@ def test_image_file_that_is_not_there_is_refused(image: str) -> None:
 
 
 def test_no_image_is_no_uri() -> None:
-    with pytest.raises(ValueError, match="no image"):
+    with pytest.raises(ValueError, match="not an image"):
         enroot_uri("-x")
 
 

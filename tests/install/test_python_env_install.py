@@ -10,9 +10,7 @@ import pytest
 
 from cloudai_mbridge.errors import ToolFailure
 from cloudai_mbridge.install import PythonEnvInstall, RepoInstall
-from cloudai_mbridge.install.git import RepoInstaller
 from cloudai_mbridge.install.place import MARKER
-from cloudai_mbridge.install.python_env import PythonEnvInstaller
 
 Repo = Any  # of conftest.py
 
@@ -23,8 +21,9 @@ def output_of(*argv: Path | str) -> str:
 
 @pytest.fixture
 def clone(repo: Repo, tmp_path: Path) -> Path:
-    path = tmp_path / "clone"
-    RepoInstaller(RepoInstall(repo.url, "main")).install(path)
+    item = RepoInstall(repo.url, "main")
+    path = item.place(tmp_path / "with space")
+    item.install(path)
     return path
 
 
@@ -37,7 +36,7 @@ def test_environment_works_at_its_place_and_is_made_once(
         "Metadata-Version: 2.1\nName: stand_in\nVersion: 1.0\n"
     )
     item = PythonEnvInstall(RepoInstall(repo.url, "main"), (str(make_package("extra")),))
-    path, installer = tmp_path / "with space" / "env", PythonEnvInstaller(item, clone)
+    path, installer = tmp_path / "with space" / "env", item
     installer.install(path)
     monkeypatch.delenv("PYTHONPATH")
     assert output_of(path / "bin" / "stand_in") == "this is stand_in"
@@ -47,23 +46,23 @@ def test_environment_works_at_its_place_and_is_made_once(
     before = (path.stat().st_ino, path.stat().st_mtime_ns, (path / MARKER).stat().st_mtime_ns)
     installer.install(path)
     assert (path.stat().st_ino, path.stat().st_mtime_ns, (path / MARKER).stat().st_mtime_ns) == before
-    assert not PythonEnvInstaller(PythonEnvInstall(item.repo, ("other",)), clone).is_installed(path)
+    assert not PythonEnvInstall(item.repo, ("other",)).is_installed(path)
     (path / "bin" / "python").unlink()
     assert not installer.is_installed(path)
     assert installer.uninstall(path)
-    assert list(path.parent.iterdir()) == []
+    assert list(path.parent.iterdir()) == [clone]
 
 
 def test_failure_has_pips_words_and_leaves_nothing(repo: Repo, clone: Path, tmp_path: Path) -> None:
     item = PythonEnvInstall(RepoInstall(repo.url, "main"), ("no-such-package==1.2.3",))
     with pytest.raises(ToolFailure, match=r"No matching distribution found for no-such-package==1\.2\.3") as caught:
-        PythonEnvInstaller(item, clone).install(tmp_path / "place" / "env")
+        item.install(clone.parent / "env")
     assert "\n" not in str(caught.value)
-    assert list((tmp_path / "place").iterdir()) == []
+    assert list(clone.parent.iterdir()) == [clone]
 
 
 def test_environment_needs_its_repository(repo: Repo, tmp_path: Path) -> None:
     item = PythonEnvInstall(RepoInstall(repo.url, "main"))
     with pytest.raises(ToolFailure, match="its repository is not installed"):
-        PythonEnvInstaller(item, tmp_path / "clone").install(tmp_path / "env")
+        item.install(tmp_path / "env")
     assert os.listdir(tmp_path) == ["origins"]

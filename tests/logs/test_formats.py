@@ -5,7 +5,7 @@ from datetime import datetime
 
 import pytest
 
-from cloudai_mbridge.logs.formats import (
+from cloudai_mbridge.logs.parser import (
     match_iteration,
     match_record,
     match_run_record,

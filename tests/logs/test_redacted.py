@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from cloudai_mbridge.logs.redacted import redacted, redacted_in
 from cloudai_mbridge.logs.tail import last_lines
 from cloudai_mbridge.models.values.credentials import find_credential
 from cloudai_mbridge.schedulers.interface import JobClass
+from cloudai_mbridge.training.credentials.scrub import redacted, redacted_in
 from tests.models.test_credentials import SHAPES
 
 TOKEN = "hf_" + "aB3" * 10

@@ -13,9 +13,9 @@ from cloudai_mbridge.models.test_definition import GitRepo, MegatronBridgeTestDe
 from cloudai_mbridge.models.values.credentials import (
     find_credential,
     find_credential_in_words,
-    is_secret,
     is_secret_variable,
 )
+from cloudai_mbridge.training.credentials.find import is_secret
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from cloudai_mbridge.launch.arrays import array_script, render_array_script, wri
 from cloudai_mbridge.models.system import LocalSystem, SlurmSystem
 from cloudai_mbridge.plan import RunPlan
 from cloudai_mbridge.plan.build import MOST_TASKS, assign_arrays
-from cloudai_mbridge.schedulers.slurm.submit import batches
+from cloudai_mbridge.schedulers.slurm.submit import array_batches
 
 SLURM = SlurmSystem.model_validate(
     {"name": "c", "scheduler": "slurm", "default_partition": "main", "partitions": [{"name": "main"}]}
@@ -98,14 +98,14 @@ def test_an_array_has_at_most_a_thousand_tasks(count: int, sizes: list[int]) -> 
 
 def test_a_cluster_that_allows_fewer_indices() -> None:
     runs = assign_arrays([_run(i) for i in range(5)], SLURM)
-    assert [[run.array_index for run in batch] for batch in batches(runs, 1001)] == [[0, 1, 2, 3, 4]]
-    assert [[run.array_index for run in batch] for batch in batches(runs, 3)] == [[0, 1, 2], [3], [4]]
-    assert [[run.array_index for run in batch] for batch in batches(runs, 0)] == [[0], [1], [2], [3], [4]]
+    assert [[run.array_index for run in batch] for batch in array_batches(runs, 1001)] == [[0, 1, 2, 3, 4]]
+    assert [[run.array_index for run in batch] for batch in array_batches(runs, 3)] == [[0, 1, 2], [3], [4]]
+    assert [[run.array_index for run in batch] for batch in array_batches(runs, 0)] == [[0], [1], [2], [3], [4]]
 
 
 def test_batches_keep_their_order() -> None:
     runs = assign_arrays([_run(0, num_nodes=2), _run(1), _run(2), _run(3, num_nodes=4)], SLURM)
-    assert [[run.label for run in batch] for batch in batches(runs, 1001)] == [["0"], ["1", "2"], ["3"]]
+    assert [[run.label for run in batch] for batch in array_batches(runs, 1001)] == [["0"], ["1", "2"], ["3"]]
 
 
 # What is written

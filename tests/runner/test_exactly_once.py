@@ -30,7 +30,7 @@ from cloudai_mbridge.runner.journal import submission_log
 from cloudai_mbridge.runner.journal.journal import JournalEntry
 from cloudai_mbridge.runner.progress import Progress
 from cloudai_mbridge.schedulers.interface import JobClass
-from cloudai_mbridge.schedulers.slurm import SlurmClient, client, listing, submit
+from cloudai_mbridge.schedulers.slurm import SlurmClient, client, submit
 from cloudai_mbridge.schedulers.slurm.command import Answer
 
 SYSTEM = SlurmSystem.model_validate(
@@ -345,8 +345,8 @@ def driver_dies_at_writes(world: World) -> Iterator[None]:
         patch.setattr(log, "_append", mortal(log._append, "a line of the log"))
         patch.setattr(submitter, "put_aside", mortal(submitter.put_aside, "put_aside"))
         patch.setattr(context, "take_claim", mortal(context.take_claim, "take_claim"))
-        patch.setattr(client, "run", world.run)
-        patch.setattr(submit, "run", world.run)
+        patch.setattr(client, "run_command", world.run)
+        patch.setattr(submit, "run_command", world.run)
         patch.setattr(time, "monotonic", world.clock)
         patch.setattr(time, "sleep", world.sleep)
         patch.setattr(random, "uniform", world.rng.uniform)
@@ -504,9 +504,8 @@ def _ids_are_believed(patch: pytest.MonkeyPatch) -> None:
     def of(self: Any, job: Any) -> list[Any]:
         return [self._rows[job.job_id]] if job.job_id in self._rows else []
 
-    patch.setattr(listing.Listing, "of", of)
-    patch.setattr(client, "claimed_by", lambda *_: None, raising=False)
-    patch.setattr(listing, "claimed_by", lambda *_: None)
+    patch.setattr(client.Listing, "of", of)
+    patch.setattr(client, "claimed_by", lambda *_: None)
 
 
 def _nothing_is_claimed(patch: pytest.MonkeyPatch) -> None:

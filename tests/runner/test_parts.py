@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from cloudai_mbridge.runner import Pace
-from cloudai_mbridge.runner.interrupt import Insisted, Interrupted, Interrupts
+from cloudai_mbridge.runner.context import Phase, Tracked
+from cloudai_mbridge.runner.interrupt import Interrupted, Interrupts, SecondSignal
 from cloudai_mbridge.runner.progress import Progress
 from cloudai_mbridge.runner.schedule import Schedule
 from cloudai_mbridge.runner.submitter import put_aside
-from cloudai_mbridge.runner.tracked import Phase, Tracked
 from cloudai_mbridge.schedulers.interface import JobClass, JobStatus
 
 RUNNING = JobStatus("RUNNING", JobClass.ACTIVE)
@@ -306,7 +306,7 @@ def test_the_second_signal_is_an_exception_once_cancelling_has_begun() -> None:
     with Interrupts() as interrupts:
         signal.raise_signal(signal.SIGINT)
         interrupts.cancelling()
-        with pytest.raises(Insisted):
+        with pytest.raises(SecondSignal):
             signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)  # a third one has nothing to add
 
@@ -315,7 +315,7 @@ def test_two_signals_that_came_before_cancelling() -> None:
     with Interrupts() as interrupts:
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGTERM)
-        with pytest.raises(Insisted):
+        with pytest.raises(SecondSignal):
             interrupts.cancelling()
 
 

@@ -11,8 +11,8 @@ import pytest
 from cloudai_mbridge.errors import Damaged
 from cloudai_mbridge.launch.claim import take_claim
 from cloudai_mbridge.runner import Journal
-from cloudai_mbridge.runner.cancel_request import request_cancel
 from cloudai_mbridge.runner.interrupt import Interrupted
+from cloudai_mbridge.runner.lock import request_cancel
 from cloudai_mbridge.schedulers.interface import JobClass, JobStatus, Submission
 
 PENDING = JobStatus("PENDING", JobClass.ACTIVE)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from cloudai_mbridge.errors import ToolFailure
-from cloudai_mbridge.runner import sweep
+from cloudai_mbridge.runner import watch
 from cloudai_mbridge.schedulers.interface import JobClass, JobStatus, SubmitRefused
 
 PENDING = JobStatus("PENDING", JobClass.ACTIVE)
@@ -124,7 +124,7 @@ def test_nodes_that_nobody_can_tell_are_not_excluded(bench: Any) -> None:
     notes = bench.drive(bench.run("a"))
     assert bench.verdicts() == {"a/0/0": "success"}
     assert bench.excluded() == {}
-    assert any("sinfo did not answer" in notice for notice in notes.notices)
+    assert any("sinfo did not respond" in notice for notice in notes.notices)
 
 
 def test_without_enough_nodes_it_is_not_tried_again(bench: Any) -> None:
@@ -134,7 +134,7 @@ def test_without_enough_nodes_it_is_not_tried_again(bench: Any) -> None:
     notes = bench.drive(bench.run("a", num_nodes=2), bench.run("b", num_nodes=2), max_parallel=1)
     assert bench.states() == {"a/0/0": ["NODE_FAIL"], "b/0/0": []}
     assert bench.verdicts() == {"a/0/0": "failed", "b/0/0": "skipped"}
-    assert any("not tried again: 1 nodes are left of the 2 it needs" in notice for notice in notes.notices)
+    assert any("not retried: 1 nodes are left of the 2 it needs" in notice for notice in notes.notices)
 
 
 def test_a_run_that_needs_an_excluded_node_is_skipped(bench: Any) -> None:
@@ -253,7 +253,7 @@ def test_a_hopeless_job_is_ended(bench: Any) -> None:
     assert (attempt.status.state, attempt.status.job_class) == ("REFUSED", JobClass.FAILED)
     assert "BadConstraints" in attempt.status.reason
     assert bench.scheduler.cancelled == ["100"]
-    assert sweep.HOPELESS_S < bench.clock.now - 1000 < sweep.HOPELESS_S + 10
+    assert watch.HOPELESS_S < bench.clock.now - 1000 < watch.HOPELESS_S + 10
 
 
 def test_a_job_that_gets_hope_again_goes_on(bench: Any) -> None:

@@ -23,11 +23,11 @@ from cloudai_mbridge.sandbox.conf import (
     render_hosts,
     render_slurm_conf,
 )
-from cloudai_mbridge.sandbox.layout import MAX_SOCKET_PATH, Layout, check_directory
-from cloudai_mbridge.sandbox.state import SandboxState, parse_state, read_state, render_state
+from cloudai_mbridge.sandbox.fleet import SandboxState, parse_state, read_state, render_state
+from cloudai_mbridge.sandbox.layout import MAX_SOCKET_PATH, SandboxLayout, check_directory
 
 ROOT = Path(host.__file__).parents[2]
-SITE = Site(Layout(Path("/tmp/sb")), ports=(11000, 11001, 11002, 11003), user="me", slurm_version=(22, 5))
+SITE = Site(SandboxLayout(Path("/tmp/sb")), ports=(11000, 11001, 11002, 11003), user="me", slurm_version=(22, 5))
 
 
 # ---- helpers

@@ -269,7 +269,7 @@ def test_an_sbatch_that_does_not_answer_is_unsure(
 ) -> None:
     path = Path(os.environ["PATH"].split(":")[0]) / "sbatch"
     path.write_text("#!/bin/bash\nexec sleep 60\n")
-    monkeypatch.setattr(command.run, "__kwdefaults__", {**command.run.__kwdefaults__, "timeout_s": 0.2})
+    monkeypatch.setattr(command.run_command, "__kwdefaults__", {**command.run_command.__kwdefaults__, "timeout_s": 0.2})
     with pytest.raises(ToolFailure, match="sbatch did not respond within 0 s"):
         client.submit(Submission(TOKEN, (_run(),)), root)
 
@@ -282,11 +282,11 @@ def test_without_slurm_it_is_said(client: SlurmClient, root: Path, monkeypatch: 
 
 def test_what_cannot_be_started_is_not_said_to_be_missing(tmp_path: Path) -> None:
     with pytest.raises(ToolFailure, match=r"true cannot be started: .*gone"):
-        command.run("true", cwd=tmp_path / "gone")
+        command.run_command("true", cwd=tmp_path / "gone")
     (tmp_path / "sbatch").write_text("no program")
     (tmp_path / "sbatch").chmod(0o755)
     with pytest.raises(ToolFailure, match=r"cannot be started: .*format"):
-        command.run(str(tmp_path / "sbatch"))
+        command.run_command(str(tmp_path / "sbatch"))
 
 
 def test_the_last_line_is_the_complaint() -> None:
@@ -295,8 +295,8 @@ def test_the_last_line_is_the_complaint() -> None:
 
 
 def test_names_carry_the_token() -> None:
-    assert submit.name_of(Submission(TOKEN, (_run(),))) == "mbridge-a-0-0.cafe"
-    assert submit.name_of(_array(0, 1)) == "mbridge-arrays-0.cafe"
+    assert submit.job_name_of(Submission(TOKEN, (_run(),))) == "mbridge-a-0-0.cafe"
+    assert submit.job_name_of(_array(0, 1)) == "mbridge-arrays-0.cafe"
 
 
 # Which jobs are there
@@ -495,7 +495,7 @@ def test_a_task_has_vanished_if_it_is_missing_twice(
     job = replace(_job("17_3", root / "a/0/0", token="cafe", array_index=3), was_listed=True)
     answers = [Answer(0, rows[1].splitlines(keepends=True)[0], ""), Answer(*rows)]
     with monkeypatch.context() as patched:
-        patched.setattr("cloudai_mbridge.schedulers.slurm.client.run", lambda *argv, **_: answers.pop(0))
+        patched.setattr("cloudai_mbridge.schedulers.slurm.client.run_command", lambda *argv, **_: answers.pop(0))
         assert client.poll([job])["a/0/0"].status.state == "PENDING"
     slurm.answer(squeue=(0, rows[1].splitlines(keepends=True)[0], ""))
     assert client.poll([job])["a/0/0"].status.state == "CANCELLED"

@@ -11,7 +11,10 @@ from cloudai_mbridge.schedulers.slurm.parsing import (
     SQUEUE_FORMAT,
     Listed,
     array_spec,
-    merge,
+    base_state,
+    classify,
+    hopeless,
+    merge_components,
     parse_elapsed,
     parse_exit_code,
     parse_sacct,
@@ -21,7 +24,6 @@ from cloudai_mbridge.schedulers.slurm.parsing import (
     status_from_marker,
     without_slurm_variables,
 )
-from cloudai_mbridge.schedulers.slurm.states import base_state, classify, hopeless
 
 # squeue(1) and sacct(1), "JOB STATE CODES", of 22.05 to 25.05
 DOCUMENTED = {
@@ -224,7 +226,7 @@ def test_a_heterogeneous_job_is_as_bad_as_its_worst_part(states: tuple[str, ...]
 @given(st.lists(st.sampled_from([state for state, _ in STATES]), min_size=1, max_size=4))
 @settings(max_examples=200, deadline=None, database=None)
 def test_a_heterogeneous_job_succeeds_only_as_a_whole(states: list[str]) -> None:
-    merged = merge([JobStatus(state, classify(state)) for state in states])
+    merged = merge_components([JobStatus(state, classify(state)) for state in states])
     assert merged.state in states
     assert (merged.job_class is JobClass.SUCCEEDED) is (set(states) == {"COMPLETED"})
     assert merged.is_final is all(JobStatus(state, classify(state)).is_final for state in states)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cloudai_mbridge.schedulers.interface import JobClass, JobStatus
-from cloudai_mbridge.schedulers.slurm.states import classify
+from cloudai_mbridge.schedulers.slurm.parsing import classify
 from cloudai_mbridge.training.process.log_lines import (
     RUN_MARK,
     StepReport,
@@ -27,7 +27,6 @@ from cloudai_mbridge.verdict.triage import (
     load_states,
     parse_catalogue,
     triage,
-    triage_logs,
 )
 
 CATALOGUE = load_catalogue()
@@ -81,7 +80,7 @@ def _triage(path: Path, state: str = "FAILED") -> Failure:
 
 @pytest.mark.parametrize(("entry", "line"), EXAMPLES)
 def test_an_example_is_triaged_to_its_entry(write: Write, entry: Entry, line: str) -> None:
-    failure = triage_logs([write(line)])
+    failure = triage(None, [write(line)])
     assert failure is not None
     assert (failure.id, failure.kind, failure.title, failure.remedy) == (
         entry.id,
@@ -95,7 +94,7 @@ def test_an_example_is_triaged_to_its_entry(write: Write, entry: Entry, line: st
 @pytest.mark.parametrize("line", COUNTEREXAMPLES)
 def test_a_counterexample_matches_no_entry(write: Write, line: str) -> None:
     assert [entry.id for entry in CATALOGUE if entry.search(line)] == []
-    assert triage_logs([write(line)]) is None
+    assert triage(None, [write(line)]) is None
 
 
 @pytest.mark.parametrize("entry", [pytest.param(entry, id=entry.id) for entry in CATALOGUE])
@@ -143,7 +142,7 @@ def test_broken_hardware_beats_everything(write: Write, entry: Entry) -> None:
 
 
 def test_the_cause_may_stand_in_another_file(write: Write) -> None:
-    failure = triage_logs([write(*NOISE), write("step 1", OOM, name="stderr.txt")])
+    failure = triage(None, [write(*NOISE), write("step 1", OOM, name="stderr.txt")])
     assert failure is not None
     assert failure.id == "out_of_memory"
     assert failure.evidence == (f"stderr.txt:2: {OOM}",)
@@ -153,7 +152,7 @@ def test_without_a_cause_the_symptom_of_the_highest_rank_counts(write: Write) ->
     assert _triage(write(*NOISE[:6])).id == "nccl_timeout"
     assert _triage(write(*NOISE[1:6])).id == "nccl_error"
     assert _triage(write(*NOISE[3:5], NOISE[5])).id == "rank_failed"
-    assert triage_logs([write(*NOISE[3:5])]) is None
+    assert triage(None, [write(*NOISE[3:5])]) is None
 
 
 def test_a_dead_node_beats_the_logs_and_is_named_by_them(write: Write) -> None:
@@ -235,7 +234,7 @@ def test_a_progress_bar_hides_nothing(write: Write) -> None:
 
 def test_records_of_the_product_are_no_evidence(write: Write) -> None:
     quoted = render_record(RUN_MARK, {"note": OOM, "also": ECC})
-    assert triage_logs([write(quoted, f"3: {quoted}")]) is None
+    assert triage(None, [write(quoted, f"3: {quoted}")]) is None
     assert _triage(write(f"{NODE_DEAD}{quoted}")).id == "node_failure"
 
 
@@ -244,7 +243,7 @@ def test_a_hostile_log_is_survived(tmp_path: Path) -> None:
     noise = bytes(range(256)) * 400
     long = b"error " * (10 * 1024 * 1024 // 6)
     path.write_bytes(noise + b"\n" + long + ECC.encode() + b"\n\xff\xfe" + OOM.encode())
-    failure = triage_logs([path])
+    failure = triage(None, [path])
     assert failure is not None
     assert failure.id == "out_of_memory"  # the error stands too far behind on its line
     number = noise.count(b"\n") + 3
@@ -252,8 +251,8 @@ def test_a_hostile_log_is_survived(tmp_path: Path) -> None:
 
 
 def test_a_missing_file_is_empty(tmp_path: Path) -> None:
-    assert triage_logs([tmp_path / "nowhere", tmp_path]) is None
-    assert triage_logs([]) is None
+    assert triage(None, [tmp_path / "nowhere", tmp_path]) is None
+    assert triage(None, []) is None
 
 
 def test_a_healthy_log_matches_nothing(write: Write) -> None:
@@ -280,7 +279,7 @@ def test_a_healthy_log_matches_nothing(write: Write) -> None:
     lines += [line for r in reports for line in (render_step_time(r), render_iteration(r, now), render_step_record(r))]
     lines.append("[after training is done] datetime: 2026-11-21 04:33:33 ")
     path = write(*lines)
-    assert triage_logs([path]) is None
+    assert triage(None, [path]) is None
     assert [entry.id for entry in CATALOGUE for line in lines[1:] if entry.search(line)] == []
 
 
@@ -311,7 +310,7 @@ topic = "a"
         ('["x"]', '["("]', "a: missing"),
         ('patterns = ["x"]', "", "a: 'patterns'"),
         ('patterns = ["x"]', 'patterns = ["x"]\npattern = "y"', "a: .*unexpected keyword"),
-        ('topic = "a"', 'topic = "c"', r"no failure: \['c'\]"),
+        ('topic = "a"', 'topic = "c"', r"not failures: \['c'\]"),
     ],
 )
 def test_a_broken_catalogue_is_refused(old: str, new: str, message: str) -> None:

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import re
 import sqlite3
 from collections import Counter
 from collections.abc import Mapping
@@ -16,8 +15,7 @@ from cloudai_mbridge.gate.compare.reference import run_values
 from cloudai_mbridge.gate.history.intake import FAILED, Intake
 from cloudai_mbridge.gate.results.read import SUPPORTED_SCHEMA, RunResult
 from cloudai_mbridge.gate.results.values import is_value_of
-
-_LOGIN = re.compile(r"(?<=//)[^/@\s\"]*@")  # of an address: a user, and maybe a password
+from cloudai_mbridge.training.credentials.scrub import without_users
 
 
 class Known(StrEnum):
@@ -111,7 +109,7 @@ def _insert_run(db: sqlite3.Connection, run: RunResult, ended_at: str, report: i
 
 def _environment(db: sqlite3.Connection, environment: Mapping[str, Any]) -> int:
     """Return the id of an environment, which most runs share. Nodes are the run's own; logins stay out."""
-    fields = _LOGIN.sub("", _json({name: value for name, value in environment.items() if name != "nodes"}))
+    fields = without_users(_json({name: value for name, value in environment.items() if name != "nodes"}))
     digest = hashlib.sha256(fields.encode()).hexdigest()
     db.execute(
         "INSERT INTO environments (sha256, fields) VALUES (?, ?) ON CONFLICT (sha256) DO NOTHING", (digest, fields)

@@ -12,9 +12,9 @@ from cloudai_mbridge.models.loading.load import LoadedTest
 from cloudai_mbridge.models.scenario import TestRun
 from cloudai_mbridge.models.system import SlurmSystem, System
 from cloudai_mbridge.models.test_definition import NEMO_RUN, GitRepo, MegatronBridgeTestDefinition
-from cloudai_mbridge.models.values.credentials import is_secret
 from cloudai_mbridge.models.values.host_paths import absolute, slurm_pattern_in
 from cloudai_mbridge.models.values.hostlist import expand_hostlist
+from cloudai_mbridge.training.credentials.find import is_secret
 
 HF_TOKEN, WANDB_API_KEY = "HF_TOKEN", "WANDB_API_KEY"  # the variables' names
 

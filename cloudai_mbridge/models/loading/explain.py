@@ -11,7 +11,8 @@ from pydantic_core import ErrorDetails
 
 from cloudai_mbridge.errors import counted
 from cloudai_mbridge.models.loading.toml_source import TomlSource
-from cloudai_mbridge.models.values.credentials import holds_credential, is_secret
+from cloudai_mbridge.models.values.credentials import holds_credential
+from cloudai_mbridge.training.credentials.find import is_secret
 
 Path = tuple[str | int, ...]
 

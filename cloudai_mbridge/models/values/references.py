@@ -3,8 +3,9 @@
 import re
 from collections.abc import Mapping
 
+from cloudai_mbridge.training.credentials.shapes import REFERENCE
+
 _NAME = r"[A-Za-z_][A-Za-z0-9_]*"
-REFERENCE = rf"\$(?:{_NAME}|\{{{_NAME}\}})"
 HOME = r"\A~(?=/|\Z)"
 # What a shell would act on, and is data here
 _OTHER_FORM = re.compile(rf"`|\$(?!{_NAME}|\{{{_NAME}\}})[({{0-9!?#*@$-]")

@@ -7,8 +7,9 @@ command substitution, no `${NAME:-default}`, and no value is split into words.
 
 import re
 
-from cloudai_mbridge.models.values.credentials import is_secret
-from cloudai_mbridge.models.values.references import HOME, REFERENCE, name_in
+from cloudai_mbridge.models.values.references import HOME, name_in
+from cloudai_mbridge.training.credentials.find import is_secret
+from cloudai_mbridge.training.credentials.shapes import REFERENCE
 
 _SAFE = r"[A-Za-z0-9_@%+=:,./-]"
 _AS_CLOUDAI = re.compile(rf"(?:{HOME})?(?:{_SAFE}|{REFERENCE})*")

@@ -1,13 +1,13 @@
 """How the file of a journal is opened: only if this mbridge reads its format, and without a trace by who only reads."""
 
 import contextlib
-import shutil
 import sqlite3
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 from cloudai_mbridge.errors import Damaged, OtherVersion, ToolFailure, shown
+from cloudai_mbridge.files.disk import free_space
 from cloudai_mbridge.files.regular import copy_regular
 
 # Raise it with every change of the tables, or of what a JSON column may hold. Files without a version (0) are as of 1.
@@ -78,7 +78,7 @@ def open_journal(path: Path, timeout_s: float) -> sqlite3.Connection:
 
 @contextlib.contextmanager
 def open_read_only(path: Path) -> Iterator[sqlite3.Connection]:
-    """Open a journal to look at it. Nothing is written beside it, also where nothing may be written.
+    """Open a journal to read it. Nothing is written beside it, also where nothing may be written.
 
     Raises:
         OtherVersion, Damaged: it is not a journal that this mbridge reads.
@@ -169,19 +169,10 @@ def reading(path: Path) -> Iterator[None]:
     except sqlite3.DatabaseError as error:
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
         if code in _OF_THE_MACHINE:
-            space = _space(path) if code == sqlite3.SQLITE_FULL else ""
+            space = f"; {free_space(path)}" if code == sqlite3.SQLITE_FULL else ""
             raise ToolFailure(f"{path}: cannot be read or written ({error}{space})") from None
         raise Damaged(f"{path}: is damaged, or not the journal of a run ({shown(str(error))}); {_RESTORE}") from None
     except ValueError as error:  # such as a name of a column that is not UTF-8
         raise Damaged(f"{path}: is damaged ({shown(str(error))}); {_RESTORE}") from None
     except OSError as error:
         raise ToolFailure(f"{path}: cannot be read ({error.strerror or error})") from None
-
-
-def _space(path: Path) -> str:
-    """Return how much space there is where a file is to be, "" where that is not known."""
-    try:
-        free = shutil.disk_usage(path.parent).free
-    except OSError:
-        return ""
-    return f"; {free / 2**20:.0f} MiB are free on its file system"

@@ -47,7 +47,7 @@ class Journal:
     @classmethod
     @contextlib.contextmanager
     def read_only(cls, path: Path) -> Iterator[Self]:
-        """Open a journal to look at it, and write nothing; raise as `open_read_only`."""
+        """Open a journal to read it, and write nothing; raise as `open_read_only`."""
         with open_read_only(path) as db:
             journal = cls.__new__(cls)
             journal._depth, journal._path, journal._db = 0, path, db
@@ -183,7 +183,7 @@ class Journal:
             self._db.execute("DELETE FROM facts WHERE name = ?", (_STOPPED,))
 
     def was_stopped(self) -> bool:
-        """Return whether the last process that held the run was told to stop."""
+        """Return whether the last process that held the run was stopped."""
         return bool(self._all("SELECT 1 FROM facts WHERE name = ?", _STOPPED))
 
     def entry(self, key: str) -> JournalEntry:

@@ -5,12 +5,13 @@ The journal says more, but it is one file that a copy, a full disk or a hand can
 
 import json
 import os
-import re
 import socket
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Annotated, Any, BinaryIO
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from cloudai_mbridge.files.regular import read_regular
 from cloudai_mbridge.launch.claim import SIXTEEN_HEX
@@ -32,6 +33,18 @@ class LoggedAttempt:
     host: str = ""
     is_withdrawn: bool = False
     is_doubtful: bool = False
+
+
+class _Line(BaseModel):
+    """One line: attempts (key, number) that are about to be submitted under a token, or keys that were withdrawn."""
+
+    model_config = ConfigDict(strict=True)
+
+    token: Annotated[str, Field(pattern=rf"\A{SIXTEEN_HEX}\z")]
+    host: str = ""
+    attempts: list[tuple[str, Annotated[int, Field(gt=0, lt=_MOST_ATTEMPTS)]]] = []
+    withdrawn: list[str] = []
+    is_doubtful: Any = False
 
 
 class SubmissionLog:
@@ -61,20 +74,19 @@ class SubmissionLog:
         """
         attempts: dict[tuple[str, str], LoggedAttempt] = {}
         for line in filter(None, self._lines()):
-            token = line["token"]
-            for key, number in line.get("attempts", ()):
-                attempts[token, key] = LoggedAttempt(key, number, token, line.get("host", ""))
-            for key in line.get("withdrawn", ()):
+            token = line.token
+            for key, number in line.attempts:
+                attempts[token, key] = LoggedAttempt(key, number, token, line.host)
+            for key in line.withdrawn:
                 if (known := attempts.get((token, key))) is not None:
-                    is_doubtful = bool(line.get("is_doubtful"))
-                    attempts[token, key] = replace(known, is_withdrawn=True, is_doubtful=is_doubtful)
+                    attempts[token, key] = replace(known, is_withdrawn=True, is_doubtful=bool(line.is_doubtful))
         return list(attempts.values())
 
     def damaged_line(self) -> int | None:
         """Return the number, from 1, of a line that cannot be read; a cut last one was never submitted."""
         return next((number for number, line in enumerate(self._lines(), 1) if line is None), None)
 
-    def _lines(self) -> Iterator[dict[str, Any] | None]:
+    def _lines(self) -> Iterator[_Line | None]:
         """Yield the lines, None for a damaged one; without a last one that was cut."""
         *lines, last = self._content().split(b"\n")
         yield from map(_parsed, lines)
@@ -106,29 +118,8 @@ class SubmissionLog:
         self._is_whole = True
 
 
-def _parsed(line: bytes) -> dict[str, Any] | None:
+def _parsed(line: bytes) -> _Line | None:
     try:
-        data = json.loads(line)
-    except (ValueError, RecursionError):
+        return _Line.model_validate_json(line)
+    except ValidationError:
         return None
-    return data if _is_well_formed(data) else None
-
-
-def _is_well_formed(data: Any) -> bool:
-    return (
-        isinstance(data, dict)
-        and isinstance(data.get("token"), str)
-        and re.fullmatch(SIXTEEN_HEX, data["token"]) is not None
-        and isinstance(data.get("host", ""), str)
-        and isinstance(data.get("attempts", []), list)
-        and all(map(_is_attempt, data.get("attempts", [])))
-        and isinstance(data.get("withdrawn", []), list)
-        and all(isinstance(key, str) for key in data.get("withdrawn", []))
-    )
-
-
-def _is_attempt(item: Any) -> bool:
-    if not (isinstance(item, list) and len(item) == 2):
-        return False
-    key, number = item
-    return isinstance(key, str) and type(number) is int and 0 < number < _MOST_ATTEMPTS

@@ -76,7 +76,7 @@ class LocalClient:
         return {job.key: Seen(job.job_id, self._status(self._process(job))) for job in jobs}
 
     def _process(self, job: Job) -> _Process:
-        """Return a job's process, also one of an earlier driver."""
+        """Return a job's process, also one that an earlier mbridge started."""
         if job.job_id not in self._processes:
             child = Child.of(job.job_id, job.directory)
             started = time.monotonic() - (child.age_s() or _written_run_time_s(job.directory))

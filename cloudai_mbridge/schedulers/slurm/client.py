@@ -9,14 +9,14 @@ from pathlib import Path
 
 from cloudai_mbridge.errors import BadInput, ToolFailure
 from cloudai_mbridge.files.regular import NotRegular, read_regular
-from cloudai_mbridge.launch.claim import claimed_by
+from cloudai_mbridge.launch.claim import LOST_CLAIM, claimed_by
+from cloudai_mbridge.launch.script import job_name
 from cloudai_mbridge.models.system import SlurmSystem
 from cloudai_mbridge.models.values.hostlist import is_out_of_service
 from cloudai_mbridge.plan import POINT_FILES, RunPlan
 from cloudai_mbridge.schedulers.interface import NEVER_STARTED, Job, JobClass, JobStatus, Seen, Submission
 from cloudai_mbridge.schedulers.slurm import submit
-from cloudai_mbridge.schedulers.slurm.command import Answer, run
-from cloudai_mbridge.schedulers.slurm.listing import Listing, has_lost, that_counts
+from cloudai_mbridge.schedulers.slurm.command import Answer, run_command
 from cloudai_mbridge.schedulers.slurm.parsing import (
     SACCT_FORMAT,
     SQUEUE_FORMAT,
@@ -39,11 +39,62 @@ _DEFAULT_MAX_ARRAY_SIZE = 1001
 def has_gpu_gres() -> bool | None:
     """Return whether Slurm knows GPUs as a generic resource; None where it cannot be asked."""
     try:
-        shown = run("scontrol", "show", "config", timeout_s=_QUICK_S)
+        shown = run_command("scontrol", "show", "config", timeout_s=_QUICK_S)
     except ToolFailure:
         return None
     types = re.search(r"^GresTypes\s*=(.*)", shown.stdout, re.MULTILINE)
     return "gpu" in types[1] if types and shown.returncode == 0 else None
+
+
+class Listing:
+    """All jobs of one squeue, by token.
+
+    A job's name ends in the token of the attempt that it was submitted for. The ids that sbatch prints are never
+    trusted: an answer can be cut or wrong, and the job that bears the number be another user's.
+    """
+
+    def __init__(self, rows: Mapping[str, Listed]) -> None:
+        self._rows = rows
+        self._of_token: dict[str, list[Listed]] = {}
+        for row in rows.values():
+            self._of_token.setdefault(row.name.rpartition(".")[2], []).append(row)
+
+    def of(self, job: Job) -> list[Listed]:
+        """Return the rows of a run: of its token, and of its place in the array; by id if it has no token.
+
+        A row without an index may be the array itself, whose waiting tasks were all cancelled. Its name tells.
+        """
+        if not job.token:
+            return [self._rows[job.job_id]] if job.job_id in self._rows else []
+        name, task = f"{job_name(job.key)}.{job.token}", f"_{job.array_index}"
+        rows = self._of_token.get(job.token, [])
+        return [row for row in rows if (row.job_id.endswith(task) if "_" in row.job_id else row.name == name)]
+
+    def has(self, token: str) -> bool:
+        """Return whether any job of a token is listed."""
+        return token in self._of_token
+
+
+def that_counts(job: Job, rows: Iterable[Listed]) -> tuple[str, JobStatus | None]:
+    """Return the id of the one job of a run that counts, and its status if it is among the rows.
+
+    One job has claimed the attempt, or none has started yet. An id without a row is a guess.
+    """
+    by_id = {row.job_id: row for row in rows}
+    asked = by_id.get(job.job_id)
+    if asked is not None and len(by_id) == 1 and not asked.status.is_final:
+        return job.job_id, asked.status  # of what still runs, its end will tell
+    holder = claimed_by(job.directory, job.token) if job.token else None
+    if holder is not None:
+        return holder, by_id[holder].status if holder in by_id else None
+    able = [row for row in by_id.values() if not has_lost(row.status)]
+    able.sort(key=lambda row: (row.status.is_final, row.job_id != job.job_id))
+    return (able[0].job_id, able[0].status) if able else (job.job_id, None)
+
+
+def has_lost(status: JobStatus) -> bool:
+    """Return whether a job has ended because another one has the claim."""
+    return status.is_final and status.exit_code == LOST_CLAIM
 
 
 class SlurmClient:
@@ -58,7 +109,7 @@ class SlurmClient:
 
     def preflight(self) -> None:
         """Check that Slurm answers and has the partition."""
-        found = run("sinfo", "--all", "--noheader", "--format=%R")
+        found = run_command("sinfo", "--all", "--noheader", "--format=%R")
         if found.returncode != 0:
             raise ToolFailure(f"Slurm does not respond: {found.complaint}; check SLURM_CONF and the controller")
         known = set(found.stdout.split("\n")) - {""}
@@ -72,13 +123,13 @@ class SlurmClient:
     def batches(self, runs: Sequence[RunPlan]) -> list[tuple[RunPlan, ...]]:
         """Put the runs of one array together, as far as the cluster allows indices."""
         if self._max_array_size is None and any(planned.array for planned in runs):
-            shown = run("scontrol", "show", "config")
+            shown = run_command("scontrol", "show", "config")
             found = re.search(r"^MaxArraySize\s*=\s*(\d+)", shown.stdout, re.MULTILINE)
             size = int(found[1]) if found else _DEFAULT_MAX_ARRAY_SIZE
             if shown.returncode != 0:  # it is asked again
-                return submit.batches(runs, size)
+                return submit.array_batches(runs, size)
             self._max_array_size = size
-        return submit.batches(runs, self._max_array_size or 0)
+        return submit.array_batches(runs, self._max_array_size or 0)
 
     def submit(self, submission: Submission, root: Path) -> dict[str, str]:
         """Submit with sbatch."""
@@ -101,10 +152,10 @@ class SlurmClient:
         if not jobs:
             return {}
         listing = self._list()
-        seen, gone = _look_up(jobs, listing)
+        seen, gone = _listed_and_gone(jobs, listing)
         if any(_has_vanished(job, listing) for job in gone.values()):
             listing = self._list()  # an answer may have been cut, and be whole in all other respects
-            seen, gone = _look_up(jobs, listing)
+            seen, gone = _listed_and_gone(jobs, listing)
         accounted = self._account(gone.values()) if gone else {}
         for key, job in gone.items():
             seen[key] = Seen(job.job_id, accounted.get(key) or self._by_marker(job, listing))
@@ -112,7 +163,7 @@ class SlurmClient:
 
     def _list(self) -> Listing:
         """Return all jobs of this user that the controller remembers: also ended ones, and in hidden partitions."""
-        answer = run(
+        answer = run_command(
             *("squeue", "--all", "--noheader", "--array", "--states=all", f"--user={os.getuid()}"),
             *("--Format", SQUEUE_FORMAT),
         )
@@ -133,7 +184,7 @@ class SlurmClient:
         argv = ("sacct", "--noheader", "--parsable2", "--allocations", f"--format={SACCT_FORMAT}", f"--jobs={ids}")
         self._sacct_trouble = ""
         try:
-            answer = run(*argv, timeout_s=SACCT_TIMEOUT_S)
+            answer = run_command(*argv, timeout_s=SACCT_TIMEOUT_S)
         except ToolFailure as error:
             self._sacct_trouble = str(error)
         else:
@@ -167,7 +218,7 @@ class SlurmClient:
         ids = [job.job_id for job in wanted if not job.token]
         ids += [row.job_id for job in wanted if job.token for row in listing.of(job) if not row.status.is_final]
         for start in range(0, len(ids), _ARGUMENTS):
-            answer = run("scancel", *ids[start : start + _ARGUMENTS])
+            answer = run_command("scancel", *ids[start : start + _ARGUMENTS])
             if answer.returncode != 0 and "Invalid job id" not in answer.stderr:
                 raise ToolFailure(f"scancel failed: {answer.complaint}")
 
@@ -175,21 +226,21 @@ class SlurmClient:
         """Ask sinfo which of the nodes are out of service."""
         return {
             name: f"{state} ({reason})" if reason not in ("none", "") else state
-            for _, name, state, reason in _nodes(run(*_SINFO_NODES, f"--nodes={nodes}"))
+            for _, name, state, reason in _nodes(run_command(*_SINFO_NODES, f"--nodes={nodes}"))
             if is_out_of_service(state)
         }
 
     def num_usable_nodes(self, exclude: Iterable[str]) -> int | None:
         """Count the partition's nodes that are not excluded; ones out of service may come back, and Slurm waits."""
         partitions = self._system.default_partition.split(",")
-        names = {name for partition, name, _, _ in _nodes(run(*_SINFO_NODES)) if partition in partitions}
+        names = {name for partition, name, _, _ in _nodes(run_command(*_SINFO_NODES)) if partition in partitions}
         return len(names - set(exclude)) if names else None
 
 
 def node_states(partition: str) -> dict[str, str] | None:
     """Return the states of a partition's nodes; None where Slurm does not answer."""
     try:
-        answer = run(*_SINFO_NODES)
+        answer = run_command(*_SINFO_NODES)
     except ToolFailure:
         return None
     if answer.returncode:
@@ -216,7 +267,7 @@ def _ended(jobs: Iterable[Job], rows: Iterable[Listed]) -> dict[str, JobStatus]:
     return found
 
 
-def _look_up(jobs: Iterable[Job], listing: Listing) -> tuple[dict[str, Seen], dict[str, Job]]:
+def _listed_and_gone(jobs: Iterable[Job], listing: Listing) -> tuple[dict[str, Seen], dict[str, Job]]:
     """Return what is listed, and the jobs that are not, both by key."""
     seen, gone = {}, {}
     for job in jobs:

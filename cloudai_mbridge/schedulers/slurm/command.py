@@ -27,14 +27,15 @@ class Answer:
         return lines[-1].strip() if lines else f"exit code {self.returncode} and no output"
 
 
-def run(
+def run_command(
     *argv: str,
     cwd: Path | None = None,
     env: Mapping[str, str] | None = None,
     keep_open: int | None = None,
     timeout_s: float = TIMEOUT_S,
+    name: str = "",
 ) -> Answer:
-    """Run a command without the variables of another Slurm job.
+    """Run a command without the variables of another Slurm job. name: for messages, of one that is not Slurm's.
 
     Raises:
         ToolFailure: it is not installed, cannot be started, or does not answer.
@@ -54,9 +55,9 @@ def run(
             pass_fds=() if keep_open is None else (keep_open,),
         )
     except OSError as error:
-        if isinstance(error, FileNotFoundError) and error.filename == argv[0]:
+        if isinstance(error, FileNotFoundError) and error.filename == argv[0] and not name:
             raise ToolFailure(f"{argv[0]} is not installed here; run on a Slurm login node") from None
-        raise ToolFailure(f"{argv[0]} cannot be started: {error}") from None
+        raise ToolFailure(f"{name or argv[0]} cannot be started: {error}") from None
     except subprocess.TimeoutExpired:
-        raise ToolFailure(f"{argv[0]} did not respond within {timeout_s:.0f} s") from None
+        raise ToolFailure(f"{name or argv[0]} did not respond within {timeout_s:.0f} s") from None
     return Answer(done.returncode, done.stdout, done.stderr)

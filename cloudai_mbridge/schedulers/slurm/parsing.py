@@ -1,11 +1,10 @@
-"""Read the text that Slurm's commands print. Pure."""
+"""Read the text that Slurm's commands print, and classify every job state that Slurm documents. Pure."""
 
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from cloudai_mbridge.schedulers.interface import FORGOTTEN, JobClass, JobStatus
-from cloudai_mbridge.schedulers.slurm.states import base_state, classify, hopeless
 
 # Name comes last: it may hold anything.
 SQUEUE_FORMAT = "JobArrayID:|,State:|,Reason:|,NodeList:|,exit_code:|,RestartCnt:|,TimeUsed:|,Name:|"
@@ -39,7 +38,10 @@ def parse_squeue(output: str) -> dict[str, Listed]:
         if len(fields) == _SQUEUE_FIELDS + 1 and re.match(r"\d", fields[0]):
             listed = _listed(fields)
             parts.setdefault(listed.job_id, []).append(listed)
-    return {job_id: replace(same[0], status=merge([each.status for each in same])) for job_id, same in parts.items()}
+    return {
+        job_id: replace(same[0], status=merge_components([each.status for each in same]))
+        for job_id, same in parts.items()
+    }
 
 
 def _listed(fields: list[str]) -> Listed:
@@ -74,7 +76,7 @@ def parse_sacct(output: str) -> list[Listed]:
         run_time_s = float(elapsed) if elapsed.isdigit() else None
         status = JobStatus(base_state(state), classify(state), exit_code, signal, "", _no_nodes(nodes), run_time_s)
         parts.setdefault((job_id.partition("+")[0], name), []).append(status)
-    return [Listed(job_id, name, merge(same)) for (job_id, name), same in parts.items()]
+    return [Listed(job_id, name, merge_components(same)) for (job_id, name), same in parts.items()]
 
 
 # The first of these classes that a component has is the whole job's.
@@ -88,7 +90,7 @@ _MERGE_ORDER = (
 )
 
 
-def merge(components: Iterable[JobStatus]) -> JobStatus:
+def merge_components(components: Iterable[JobStatus]) -> JobStatus:
     """Return the status of a heterogeneous job: as bad, and as unfinished, as its worst component."""
     return min(components, key=lambda status: _MERGE_ORDER.index(status.job_class))
 
@@ -154,3 +156,62 @@ def without_slurm_variables(env: Mapping[str, str]) -> dict[str, str]:
     foreign = ("SBATCH_", "SLURM_", "SRUN_", "SALLOC_", "SQUEUE_", "SINFO_", "SCANCEL_", "SACCT_", "PMI")
     needed = ("SLURM_CONF", "SLURM_JWT")
     return {name: value for name, value in env.items() if name in needed or not name.startswith(foreign)}
+
+
+# squeue(1) and sacct(1), JOB STATE CODES
+_CLASSES: dict[JobClass, tuple[str, ...]] = {
+    JobClass.ACTIVE: (
+        *("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SIGNALING", "STAGE_OUT", "STOPPED", "SUSPENDED"),
+        *("RESIZING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT", "POWER_UP_NODE"),
+        *("EXPEDITING", "UPDATE_DB"),
+    ),
+    JobClass.SUCCEEDED: ("COMPLETED",),
+    JobClass.FAILED: ("FAILED", "TIMEOUT", "OUT_OF_MEMORY", "DEADLINE"),
+    JobClass.INFRASTRUCTURE: ("NODE_FAIL", "BOOT_FAIL", "LAUNCH_FAILED", "RECONFIG_FAIL", "PREEMPTED"),
+    JobClass.CANCELLED: ("CANCELLED",),
+    # another cluster of a federation has started the job, and is not asked
+    JobClass.UNKNOWN: ("REVOKED",),
+}
+_CLASS_OF = {state: job_class for job_class, states in _CLASSES.items() for state in states}
+
+
+def base_state(state: str) -> str:
+    """Return the state without what Slurm appends: "CANCELLED by 1000", "COMPLETED+"."""
+    match = re.match(r"[A-Z_]+", state.strip().upper())
+    return match[0] if match else ""
+
+
+def classify(state: str) -> JobClass:
+    """Return the class of a state; one that is not documented is UNKNOWN, which is never a success."""
+    return _CLASS_OF.get(base_state(state), JobClass.UNKNOWN)
+
+
+# The partition allows fewer nodes than the job wants, for ever; or too many of them are down, and come back.
+PARTITION_NODE_LIMIT = "PartitionNodeLimit"
+# squeue(1), JOB REASON CODES: why a job waits for something that will not come by waiting. A site's administrator can
+# change any of them, so the runner asks twice before it gives up.
+_HOPELESS = {
+    *("AccountNotAllowed", "BadConstraints", "DependencyNeverSatisfied", "InvalidAccount", "InvalidQOS"),
+    *("PartitionConfig", PARTITION_NODE_LIMIT, "PartitionTimeLimit", "QOSNotAllowed"),
+    *("AssocGrpCPUMinutesLimit", "AssocMaxCpuPerJobLimit", "AssocMaxNodePerJobLimit"),
+    *("AssocMaxWallDurationPerJobLimit", "AssocMaxGRESPerJob", "AssocMaxCPUMinutesPerJobLimit"),
+    *("QOSMaxCpuPerJobLimit", "QOSMaxNodePerJobLimit", "QOSMaxWallDurationPerJobLimit", "QOSMaxGRESPerJob"),
+    *("QOSMinGRES", "QOSMinNode", "QOSMaxCpuMinutesPerJobLimit", "ReservationDeleted", "AccountingPolicy"),
+}
+# With words: what a controller that was killed does not remember to have launched.
+_LAUNCH_FAILED = re.compile(r"launch[ _]failed[ _]requeued[ _]held", re.IGNORECASE)
+# The job is held, and may be released.
+_HELD_STATES = ("REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT")
+_HELD_REASONS = ("JobHeldAdmin", "JobHeldUser", "job_requeued_in_held_state")
+
+
+def hopeless(state: str, reason: str) -> JobClass | None:
+    """Return what a job that waits for something that will not come is to count as, or None; CANCELLED: it is held."""
+    base = base_state(state)
+    if base in _HELD_STATES or (base == "PENDING" and reason.replace(" ", "_") in _HELD_REASONS):
+        return JobClass.CANCELLED
+    if base != "PENDING":
+        return None
+    if _LAUNCH_FAILED.search(reason):
+        return JobClass.INFRASTRUCTURE
+    return JobClass.FAILED if reason in _HOPELESS else None

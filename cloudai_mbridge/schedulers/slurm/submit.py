@@ -10,7 +10,7 @@ from cloudai_mbridge.launch.arrays import array_script
 from cloudai_mbridge.launch.script import PYTHON_VARIABLE, job_name
 from cloudai_mbridge.plan import POINT_FILES, RunPlan
 from cloudai_mbridge.schedulers.interface import Submission, SubmitDoubtful, SubmitLater, SubmitRefused
-from cloudai_mbridge.schedulers.slurm.command import Answer, run
+from cloudai_mbridge.schedulers.slurm.command import Answer, run_command
 from cloudai_mbridge.schedulers.slurm.parsing import array_spec, parse_submitted
 
 # After these the controller may or may not have the job, and another try may do better.
@@ -84,7 +84,7 @@ def submit(submission: Submission, root: Path, transient: Iterable[str] = ()) ->
     return {run.key: f"{job_id}_{run.array_index}" for run in runs}
 
 
-def name_of(submission: Submission) -> str:
+def job_name_of(submission: Submission) -> str:
     """Return the job name, which ends in the submission's token."""
     first = submission.runs[0]
     name = job_name(first.key) if len(submission.runs) == 1 else f"mbridge-{first.array.replace('/', '-')}"
@@ -93,12 +93,13 @@ def name_of(submission: Submission) -> str:
 
 def _sbatch(submission: Submission, directory: Path, script: str, more: Iterable[str], transient: Iterable[str]) -> str:
     """Run sbatch. Credentials and the interpreter travel in the environment only."""
-    argv = ["sbatch", "--parsable", "--no-requeue", f"--job-name={name_of(submission)}", f"--chdir={directory}", *more]
+    argv = ["sbatch", "--parsable", "--no-requeue", f"--job-name={job_name_of(submission)}", f"--chdir={directory}"]
+    argv += more
     excluded = sorted({*submission.runs[0].exclude_nodes, *submission.exclude_nodes})
     if submission.exclude_nodes:
         argv.append(f"--exclude={','.join(excluded)}")
     env = {PYTHON_VARIABLE: sys.executable, **submission.runs[0].secret_env}
-    answer = run(*argv, script, cwd=directory, env=env, keep_open=submission.keep_open)
+    answer = run_command(*argv, script, cwd=directory, env=env, keep_open=submission.keep_open)
     job_id = parse_submitted(answer.stdout)
     if answer.returncode == 0 and job_id is not None:
         return job_id
@@ -144,7 +145,7 @@ def _complaints(text: str) -> list[str]:
     return [line.strip() for line in text.splitlines() if line.strip()][-3:]
 
 
-def batches(runs: Iterable[RunPlan], max_array_size: int) -> list[tuple[RunPlan, ...]]:
+def array_batches(runs: Iterable[RunPlan], max_array_size: int) -> list[tuple[RunPlan, ...]]:
     """Put the runs of one array together; an index at or above `max_array_size` goes singly."""
     together: dict[str, list[RunPlan]] = {}
     for planned in runs:

@@ -6,12 +6,11 @@ from typing import Any
 
 import torch.distributed as dist
 
-from cloudai_mbridge.training.config.text.serialization import SECRET_NAME, USER_IN_URL
+from cloudai_mbridge.training.credentials.scrub import redacted_in
 from cloudai_mbridge.training.errors import ConfigError
 from cloudai_mbridge.training.process.provenance import is_installed
 
 _MLFLOW_LONGEST_VALUE = 500  # what every MLflow server takes
-_HIDDEN = "***"
 # The setting that turns a service on, its package, and the name under which pip installs that
 _SERVICES = (
     ("tensorboard_dir", "tensorboard", "tensorboard"),
@@ -143,20 +142,9 @@ def close_loggers(tensorboard: Any, wandb: Any, mlflow: Any, comet: Any) -> None
 
 
 def run_config(cfg: Any) -> dict[str, Any]:
-    """Return the configuration as plain data, with secrets masked by name, and user and password cut out of URLs."""
-    masked = _mask(cfg.to_dict())
-    assert isinstance(masked, dict)
-    return masked
-
-
-def _mask(value: Any, name: str = "") -> Any:
-    if isinstance(value, dict):
-        return {key: _mask(item, str(key)) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_mask(item, name) for item in value]
-    if isinstance(value, str):
-        return _HIDDEN if value and SECRET_NAME.search(name) else USER_IN_URL.sub(rf"\1{_HIDDEN}@", value)
-    return value
+    """Return the configuration as plain data, without credentials."""
+    shown: dict[str, Any] = redacted_in(cfg.to_dict())
+    return shown
 
 
 def flat(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -5,7 +5,6 @@ and classes that annotations name are taken.
 """
 
 import copy
-import re
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,6 +14,8 @@ from cloudai_mbridge.training.config.text.describe import class_path
 from cloudai_mbridge.training.config.text.encode import encode, is_config
 from cloudai_mbridge.training.config.text.summary import warn_rank_0
 from cloudai_mbridge.training.config.text.yaml_text import MAX_CHARS, dump_yaml, parse_json, parse_yaml
+from cloudai_mbridge.training.credentials.find import is_credential_key
+from cloudai_mbridge.training.credentials.scrub import without_users
 from cloudai_mbridge.training.errors import ConfigError
 from cloudai_mbridge.training.schema.messages import show
 from cloudai_mbridge.training.schema.plain import check
@@ -82,10 +83,6 @@ def _read(path: Path) -> Any:
     return parse_json(text) if path.suffix == ".json" else parse_yaml(text)
 
 
-SECRET_NAME = re.compile(r"(^|_)(api_?key|access_?key|token|secret|password|passwd|credentials?)$", re.IGNORECASE)
-USER_IN_URL = re.compile(r"(\w://)[^/@\s]+@")
-
-
 def resolved_yaml(config: ConfigContainer, path: str | Path | None = None) -> str:
     """Return the configuration as YAML, and write it to `path` if given.
 
@@ -95,10 +92,10 @@ def resolved_yaml(config: ConfigContainer, path: str | Path | None = None) -> st
     shown.logger = copy.copy(config.logger)
     shown.logger.comet_api_key = None
     if shown.logger.mlflow_tracking_uri:
-        shown.logger.mlflow_tracking_uri = USER_IN_URL.sub(r"\1", shown.logger.mlflow_tracking_uri)
+        shown.logger.mlflow_tracking_uri = without_users(shown.logger.mlflow_tracking_uri)
     shown.tokenizer = copy.copy(config.tokenizer)
     options = config.tokenizer.hf_tokenizer_kwargs
     if options:
-        shown.tokenizer.hf_tokenizer_kwargs = {k: v for k, v in options.items() if not SECRET_NAME.search(k)}
+        shown.tokenizer.hf_tokenizer_kwargs = {k: v for k, v in options.items() if not is_credential_key(k)}
     text: str = shown.to_yaml(path)
     return text

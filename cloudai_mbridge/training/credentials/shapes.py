@@ -6,7 +6,8 @@ not credentials.
 
 import re
 
-from cloudai_mbridge.models.values.references import REFERENCE
+_VARIABLE = r"[A-Za-z_][A-Za-z0-9_]*"
+REFERENCE = rf"\$(?:{_VARIABLE}|\{{{_VARIABLE}\}})"  # to a variable
 
 # ---- names
 

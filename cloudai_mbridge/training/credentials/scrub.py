@@ -1,4 +1,4 @@
-"""Text of logs and arguments without what looks like a credential.
+"""Text of logs, arguments and configurations without what looks like a credential.
 
 Known are all shapes in which a credential is refused elsewhere, and some that only a text which a program prints may
 have: any user of a URL, `user:password@host` within a line, and an option before its value (`--hf_token ...`).
@@ -11,12 +11,12 @@ from dataclasses import fields, is_dataclass, replace
 from enum import Enum
 from typing import Any
 
-from cloudai_mbridge.models.values.credential_shapes import HOST, PRIVATE_KEY
-from cloudai_mbridge.models.values.credentials import SHORT_OPTIONS, credential_spans, is_assigned_credential
+from cloudai_mbridge.training.credentials.find import SHORT_OPTIONS, credential_spans, is_assigned_credential
+from cloudai_mbridge.training.credentials.shapes import HOST, PRIVATE_KEY
 
 MASK = "***"
 _MOST_PASSES = 5  # what stood beside a credential may look like one now
-_USER = re.compile(r"://[^\s/\"'<>]*@")
+_USER = re.compile(r"(?<=://)[^\s/\"'<>]*@")
 # In the value of an option only before a host that has a domain or a port: not in --comment=run:7@team
 _USER_WITHOUT_SCHEME = re.compile(
     r"""(?<![^\s"'(])(?!mailto:)[^\s/@:"'=(,]{1,64}:[^\s/@"']{1,200}@(?!sha\d+:|\d+(?![A-Za-z0-9.-]))(?=[A-Za-z0-9])"""
@@ -37,8 +37,13 @@ def redacted(text: str) -> str:
     return text
 
 
+def without_users(text: str) -> str:
+    """Return the text without users and passwords in URLs: one that can be used again, with other credentials."""
+    return _USER.sub("", text)
+
+
 def _masked(text: str) -> str:
-    text = _USER_WITHOUT_SCHEME.sub(f"{MASK}@", _USER.sub(f"://{MASK}@", text))
+    text = _USER_WITHOUT_SCHEME.sub(f"{MASK}@", _USER.sub(f"{MASK}@", text))
     text = _OPTION.sub(_without_value, text)
     pieces, end = [], 0
     for start, stop in credential_spans(text):
