@@ -19,7 +19,7 @@ from cloudai_mbridge.errors import OK, POINTS_FAILED, BadInput, counted
 
 if TYPE_CHECKING:
     from cloudai_mbridge.commands.sweep_points import Explanation
-    from cloudai_mbridge.plan.preview import Look, PlanOptions, SweepSummary, TestPlan
+    from cloudai_mbridge.plan.preview import PlanOptions, PointPreview, SweepPreview, SweepSummary
 
 
 class _Share(click.FloatRange):
@@ -161,19 +161,19 @@ def _show_points(console: Console, summary: "SweepSummary") -> None:
         console.print(f"  ... and {more} more held back")
 
 
-def _is_predicted(look: "Look") -> bool:
+def _is_predicted(look: "PointPreview") -> bool:
     headline = look.headline
     return headline is not None and not (headline.step_time_s is None and headline.peak_memory_gib is None)
 
 
-def _why_held_back(look: "Look", terms: str) -> str:
+def _why_held_back(look: "PointPreview", terms: str) -> str:
     headline = look.headline
     if headline is not None and headline.memory_share is None:
         return f"its memory cannot be predicted: {'; '.join(headline.why) or 'the memory of the GPU is not known'}"
     return f"{_memory(look)}: {terms}"
 
 
-def _memory(look: "Look") -> str:
+def _memory(look: "PointPreview") -> str:
     headline = look.headline
     if headline is None or headline.peak_memory_gib is None:
         return "-"
@@ -184,7 +184,7 @@ def _memory(look: "Look") -> str:
     return f"{headline.peak_memory_gib * 1024:.1f} MiB{where}"
 
 
-def _table(looks: "list[Look]") -> Table:
+def _table(looks: "list[PointPreview]") -> Table:
     table = Table("accepted", "memory", "step time, s", "TFLOP/s/GPU", "MFU", "GPU-hours", "cost", "")
     for look in looks:
         headline = look.headline
@@ -197,7 +197,7 @@ def _table(looks: "list[Look]") -> Table:
             _number(look.gpu_hours, ".4g"),
             _number(look.cost, ".2f"),
         )
-        beyond = "" if look.is_run else "over the limits"
+        beyond = "" if look.decision.is_run else "over the limits"
         table.add_row(Text(look.label, overflow="fold"), _memory(look), *numbers, beyond)
     return table
 
@@ -226,8 +226,8 @@ def _write_csv(wanted: "PlanOptions", **options: Any) -> int:
     axes = list(dict.fromkeys(name for plan in tests for name in plan.coordinate_names))
     writer.writerow((*_CSV[:2], *(f"axis.{name}" if name in _CSV else name for name in axes), *_CSV[2:]))
     for plan in tests:
-        for look in plan.looks():
-            num_run += look.is_run
+        for look in plan.points():
+            num_run += look.decision.is_run
             values = (look.point.coordinates.get(name) for name in axes)
             coordinates = ("" if value is None else _cell(value) for value in values)
             writer.writerow((plan.test_id, look.label, *coordinates, *_cells(look, plan)))
@@ -240,14 +240,14 @@ def _cell(value: Any) -> str:
     return spreadsheet_text(value) if isinstance(value, str) else json.dumps(value)
 
 
-def _cells(look: "Look", plan: "TestPlan") -> Iterator[Any]:
+def _cells(look: "PointPreview", plan: "SweepPreview") -> Iterator[Any]:
     headline = look.headline
     if headline is None:
         yield from ("rejected", *[""] * 8)
-        yield " ".join(sorted({violation.rule_id for violation in look.violations}))
-        yield "; ".join(map(str, look.violations))
+        yield " ".join(sorted({violation.rule_id for violation in look.point.violations}))
+        yield "; ".join(map(str, look.point.violations))
         return
-    yield "held back" if look.is_held_back else "accepted" if look.is_run else "over the limits"
+    yield "held back" if look.decision.is_held_back else "accepted" if look.decision.is_run else "over the limits"
     values = (
         *(headline.peak_memory_gib, headline.memory_share, headline.step_time_s, headline.tokens_per_s_per_gpu),
         *(headline.tflops_per_gpu, headline.mfu, look.gpu_hours, look.cost),
@@ -257,12 +257,14 @@ def _cells(look: "Look", plan: "TestPlan") -> Iterator[Any]:
     yield "; ".join(_reasons(look, plan))
 
 
-def _reasons(look: "Look", plan: "TestPlan") -> Iterator[str]:
+def _reasons(look: "PointPreview", plan: "SweepPreview") -> Iterator[str]:
     """Yield why a point that breaks no rule is held back or not run, and what is not predicted of it."""
-    if look.is_held_back and plan.memory_limit:  # the terms of its memory would cost an estimate of every point
+    if (
+        look.decision.is_held_back and plan.memory_limit
+    ):  # the terms of its memory would cost an estimate of every point
         yield f"memory: {_memory(look)}; the limit is {plan.memory_limit.share:g} of the GPU's memory"
-    if not look.is_held_back and not look.is_run:
-        yield plan.limit_reached
+    if not look.decision.is_held_back and not look.decision.is_run:
+        yield f"beyond {look.decision.beyond}"
     if look.headline is not None:
         yield from look.headline.why
 
@@ -287,7 +289,9 @@ def sweep_explain(
 
     wanted = PlanOptions(memory_share, include_oom_risk, rules=rules)
     found, console = explain_point(test_id=test_id, point=point, options=wanted, **options), new_console()
-    decision = "rejected" if found.look.violations else "held back" if found.look.is_held_back else "accepted"
+    decision = (
+        "rejected" if found.look.point.violations else "held back" if found.look.decision.is_held_back else "accepted"
+    )
     console.print(Text(f"{test_id}/{found.label}: {decision}"), soft_wrap=True)
     console.print(Text(f"  {_coordinates(found.coordinates)}"), soft_wrap=True)
     if found.fill_in:
@@ -295,7 +299,7 @@ def sweep_explain(
     for style, line in _verdicts(found):
         console.print(Text(f"  {line}", style=style), soft_wrap=True)
     for line in _estimate(found):
-        console.print(Text(f"  {line}", style="yellow" if found.look.is_held_back else ""), soft_wrap=True)
+        console.print(Text(f"  {line}", style="yellow" if found.look.decision.is_held_back else ""), soft_wrap=True)
     return OK if decision == "accepted" else POINTS_FAILED
 
 
@@ -325,7 +329,7 @@ def _estimate(found: "Explanation") -> Iterator[str]:
         yield f"memory is not known: {'; '.join(headline.why) or 'the memory of the GPU is not known'}"
     else:
         yield f"memory: {_memory(found.look)}: {found.plan.terms(found.look.point)}"
-    if found.look.is_held_back and limit:
+    if found.look.decision.is_held_back and limit:
         yield f"held back: it may need at most {limit.share:g} of the GPU's memory; --memory-share sets another share"
         if found.plan.limits.memory_share is None:
             yield "mbridge run would not hold it back: set [sweep] memory_share for that"
