@@ -19,7 +19,7 @@ def render_estimate(found: PointEstimate) -> RenderableType:
     if found.stages:
         parts.append(_stages(found.stages))
     if found.reference:
-        parts.append(Text(found.reference.line().strip()))
+        parts.append(Text(found.reference.line()))
     if found.step_time:
         parts.append(_step_time(found.step_time.terms(), found.step_time.step_time_s))
     for reason, names in _by_reason(found.missing).items():

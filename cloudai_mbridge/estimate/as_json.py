@@ -83,7 +83,7 @@ def _memory(found: PointEstimate) -> dict[str, Any] | None:
     }
     if found.reference is not None:
         terms = {"weight_and_optimizer": found.reference.weight_and_optimizer, "activation": found.reference.activation}
-        return {**head, "worst_stage": None, "stages": [], "terms": terms, "line": found.reference.line().strip()}
+        return {**head, "worst_stage": None, "stages": [], "terms": terms, "line": found.reference.line()}
     worst = found.worst_stage
     stages = [
         {

@@ -1,6 +1,6 @@
 """Everything that is estimated of one point: FLOPs, parameters, memory, time, money. docs/estimate.md.
 
-What cannot be known is None, and `missing` says why. For many points of a sweep there is `estimate.sweep`.
+What cannot be known is None, and `missing` says why. For many points of a sweep there is `estimate.headlines`.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,7 +16,6 @@ from cloudai_mbridge.estimate.memory import (
     REFERENCES,
     Assumptions,
     Layout,
-    ReferenceEstimate,
     StageMemory,
     active_parameters,
     memory_per_stage,
@@ -31,6 +30,7 @@ from cloudai_mbridge.estimate.published import PublishedRow
 from cloudai_mbridge.estimate.request import EstimateRequest, refusing
 from cloudai_mbridge.estimate.time import HeldOutError, StepTime, TimeModel, time_model, why_no_time
 from cloudai_mbridge.training.flops import Formula, flops_per_token
+from cloudai_mbridge.training.utils.theoretical_memory import TheoreticalMemory
 
 DEFAULT_ESTIMATOR = "default"
 ESTIMATORS = (DEFAULT_ESTIMATOR, *REFERENCES)
@@ -67,7 +67,7 @@ class PointEstimate:
     parameters: Parameters | None
     estimator: str
     stages: tuple[StageMemory, ...] | None
-    reference: ReferenceEstimate | None
+    reference: TheoreticalMemory | None
     peak_memory_gib: float | None
     gpu_memory_gib: float | None
     memory_share: float | None
@@ -242,7 +242,7 @@ def _parameters(model: Architecture) -> Parameters:
 
 def _memory(
     missing: dict[str, str], model: Architecture, layout: Layout, gpu: Gpu | None, estimator: str
-) -> tuple[tuple[StageMemory, ...] | None, ReferenceEstimate | None]:
+) -> tuple[tuple[StageMemory, ...] | None, TheoreticalMemory | None]:
     if estimator == DEFAULT_ESTIMATOR:
         stages = _or_why(missing, "memory", lambda: memory_per_stage(model, layout, assumptions_for(gpu)))
         return stages, None

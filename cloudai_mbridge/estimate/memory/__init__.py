@@ -10,7 +10,7 @@ from cloudai_mbridge.estimate.memory.estimate import StageMemory, memory_per_sta
 from cloudai_mbridge.estimate.memory.layout import RECOMPUTE_METHODS, Granularity, Implementation, Layout, Recompute
 from cloudai_mbridge.estimate.memory.other import Assumptions
 from cloudai_mbridge.estimate.memory.parameters import active_parameters, parameters_per_stage, total_parameters
-from cloudai_mbridge.estimate.memory.reference import REFERENCES, ReferenceEstimate
+from cloudai_mbridge.estimate.memory.reference import REFERENCES
 
 __all__ = [
     "RECOMPUTE_METHODS",
@@ -20,7 +20,6 @@ __all__ = [
     "Implementation",
     "Layout",
     "Recompute",
-    "ReferenceEstimate",
     "StageMemory",
     "active_parameters",
     "expert_tp",

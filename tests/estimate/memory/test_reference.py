@@ -47,7 +47,7 @@ def test_parameters_and_the_printed_line() -> None:
     estimate = REFERENCES["megatron-bridge/seed"](architecture(load_recipe("llama3_8b")), Layout(**LLAMA_8B))
     assert round(estimate.parameters) == 8030527488
     assert estimate.line() == (
-        "Theoretical memory footprints: weight and optimizer=57438.81 MB, activation=36936.06 MB, total=94374.87 MB\n"
+        "Theoretical memory footprints: weight and optimizer=57438.81 MB, activation=36936.06 MB, total=94374.87 MB"
     )
 
 
