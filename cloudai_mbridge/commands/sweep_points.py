@@ -17,7 +17,7 @@ from cloudai_mbridge.models.loading.load import LoadedTest, Warn, load_scenario,
 from cloudai_mbridge.models.loading.loaded import NO_HOOKS
 from cloudai_mbridge.models.system import System
 from cloudai_mbridge.plan.preview import PlanOptions, PointPreview, SweepPreview, SweepSummary, summarize_test
-from cloudai_mbridge.sweep import CheckedPoint, Sweep, checked_points
+from cloudai_mbridge.sweep import CheckedPoint, SweepSpace, checked_points
 from cloudai_mbridge.sweep.pinned import Pinned
 
 _MOST_LABELS = 8
@@ -94,7 +94,7 @@ def explain_point(
     return Explanation(label(found.coordinates), found.coordinates, verdicts, plan, plan.preview(found), fill_in)
 
 
-def _find(sweep: Sweep, test: LoadedTest, system: System, wanted: str, pinned: Pinned) -> CheckedPoint:
+def _find(sweep: SweepSpace, test: LoadedTest, system: System, wanted: str, pinned: Pinned) -> CheckedPoint:
     coordinates = dict(part.strip().partition("=")[::2] for part in wanted.split(",")) if "=" in wanted else {}
     where = f"test {test.run.id!r}"
     for name in coordinates:

@@ -150,10 +150,10 @@ def architecture(
     """
     given = () if args is None else tuple((name, getattr(args, name)) for name in _ARGUMENTS)
     default_mtp = 0 if args is not None and args.launcher is Launcher.EMBEDDED else recipe.mtp_num_layers
-    return _architecture(_Source(recipe), given, tuple((extra or {}).items()), mtp_num_layers, default_mtp)
+    return _architecture(_RecipeById(recipe), given, tuple((extra or {}).items()), mtp_num_layers, default_mtp)
 
 
-class _Source:
+class _RecipeById:
     """A recipe that hashes by identity: points of a sweep share few architectures, and each is built once."""
 
     def __init__(self, recipe: Recipe) -> None:
@@ -163,12 +163,12 @@ class _Source:
         return id(self.recipe)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Source) and self.recipe is other.recipe
+        return isinstance(other, _RecipeById) and self.recipe is other.recipe
 
 
 @lru_cache(maxsize=4096)
 def _architecture(
-    source: _Source,
+    source: _RecipeById,
     given: tuple[tuple[str, int | None], ...],
     extra: tuple[tuple[str, str], ...],
     mtp_num_layers: int | None,

@@ -3,7 +3,7 @@
 from dataclasses import asdict
 from typing import Any
 
-from cloudai_mbridge.estimate.memory import Layout
+from cloudai_mbridge.estimate.memory import ParallelLayout
 from cloudai_mbridge.estimate.point import GIB, PointEstimate
 from cloudai_mbridge.estimate.published import PublishedRow
 
@@ -39,7 +39,7 @@ def as_data(found: PointEstimate) -> dict[str, Any]:
     }
 
 
-def _layout(layout: Layout) -> dict[str, Any]:
+def _layout(layout: ParallelLayout) -> dict[str, Any]:
     names = ("num_gpus", "tp", "pp", "cp", "vp", "ep", "expert_tp", "dp", "expert_dp", "mbs", "gbs", "num_microbatches")
     recompute = layout.recompute
     return {

@@ -13,7 +13,7 @@ from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.estimate.architecture import Architecture
 from cloudai_mbridge.estimate.hardware import Gpu
 from cloudai_mbridge.estimate.headline import Headline
-from cloudai_mbridge.estimate.memory import Layout
+from cloudai_mbridge.estimate.memory import ParallelLayout
 from cloudai_mbridge.estimate.memory.arguments import ADAPTER_TASKS
 from cloudai_mbridge.estimate.memory.totals import WHAT_STAYS, MemoryTotals
 from cloudai_mbridge.estimate.point import GIB, assumptions_for, flops_of, speed_of, times_of, tokens_per_step
@@ -36,7 +36,7 @@ class Shape:
     request: EstimateRequest
     gpu: Gpu
     model: Architecture
-    layout: Layout
+    layout: ParallelLayout
     flops: int
     times: TimeModel | str
     memory: MemoryTotals
@@ -74,7 +74,7 @@ class Headlines:
         shipped = _proven_gib(memory, model, layout, request.shipped, math.inf)
         return Shape(request, gpu, model, layout, flops, times, memory, proven, shipped)
 
-    def at(self, shape: Shape, layout: Layout) -> Headline:
+    def at(self, shape: Shape, layout: ParallelLayout) -> Headline:
         """Return what is known of a point of this shape, whose layout differs in GPUs and batch alone."""
         why: list[str] = []
         peak, worst, modelled = _or_why(why, lambda: _fullest(shape, layout)) or (None, None, None)
@@ -96,7 +96,7 @@ class Headlines:
             is_shipped=_needs_no_more(modelled, shape.shipped_gib),
         )
 
-    def _flops_of(self, request: EstimateRequest, model: Architecture, layout: Layout) -> int:
+    def _flops_of(self, request: EstimateRequest, model: Architecture, layout: ParallelLayout) -> int:
         key = (id(model), request.formula, layout.adapters_only)
         if key not in self._flops:
             flops = flops_of(model, request.formula, is_frozen=layout.adapters_only)
@@ -114,7 +114,7 @@ class Headlines:
                 _room(self._times)[key] = (model, str(error))
         return self._times[key][1]
 
-    def _memory_of(self, model: Architecture, layout: Layout, gpu: Gpu) -> MemoryTotals:
+    def _memory_of(self, model: Architecture, layout: ParallelLayout, gpu: Gpu) -> MemoryTotals:
         assumptions = assumptions_for(gpu)
         key = (replace(model, seq_length=1), WHAT_STAYS(layout), assumptions)
         if key not in self._memory:
@@ -129,7 +129,7 @@ def _needs_no_more(modelled: float | None, proven: float | None) -> bool:
 def _proven_gib(
     memory: MemoryTotals,
     model: Architecture,
-    layout: Layout,
+    layout: ParallelLayout,
     have_run: Iterable[tuple[int, int, int | None]],
     most: float,
 ) -> float | None:
@@ -154,13 +154,13 @@ def _or_why(why: list[str], answer: Callable[[], T]) -> T | None:
         return None
 
 
-def _fullest(shape: Shape, layout: Layout) -> tuple[float, int, float]:
+def _fullest(shape: Shape, layout: ParallelLayout) -> tuple[float, int, float]:
     with refusing("memory cannot be estimated"):
         peak, worst, modelled = shape.memory.fullest(shape.model, layout)
         return peak / GIB, worst, modelled / GIB
 
 
-def _step_time_s(shape: Shape, layout: Layout) -> float:
+def _step_time_s(shape: Shape, layout: ParallelLayout) -> float:
     if isinstance(shape.times, str):
         raise BadInput(shape.times)
     with refusing("step_time_s cannot be estimated"):

@@ -6,7 +6,7 @@ from typing import Any
 
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.estimate.architecture import MODEL_FIELDS
-from cloudai_mbridge.estimate.memory import RECOMPUTE_METHODS, Granularity, Layout, Recompute
+from cloudai_mbridge.estimate.memory import RECOMPUTE_METHODS, Granularity, ParallelLayout, Recompute
 from cloudai_mbridge.models.cmd_args import ARGUMENTS, NOT_READ, ResolvedCmdArgs
 from cloudai_mbridge.recipes.apply import parse_value
 
@@ -32,7 +32,7 @@ _RECOMPUTE = {
 LAYOUT_KEYS = frozenset({*_FIELDS, *_RECOMPUTE, _OFFLOAD})
 
 
-def apply_overrides(layout: Layout, extra: Mapping[str, str]) -> Layout:
+def apply_overrides(layout: ParallelLayout, extra: Mapping[str, str]) -> ParallelLayout:
     """Return the layout with what `extra_cmd_args` say of it.
 
     Raises:

@@ -15,7 +15,7 @@ from cloudai_mbridge.estimate.headline import Price
 from cloudai_mbridge.estimate.memory import (
     REFERENCES,
     Assumptions,
-    Layout,
+    ParallelLayout,
     StageMemory,
     active_parameters,
     memory_per_stage,
@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Parameters:
+class ParameterCounts:
     """Of the whole model; active: what a token meets."""
 
     total: int
@@ -59,12 +59,12 @@ class PointEstimate:
 
     recipe: str
     gpu: str | None
-    layout: Layout
+    layout: ParallelLayout
     formula: Formula
     flops_per_token: int
     tokens_per_step: int
     num_steps: int | None
-    parameters: Parameters | None
+    parameters: ParameterCounts | None
     estimator: str
     stages: tuple[StageMemory, ...] | None
     reference: TheoreticalMemory | None
@@ -173,7 +173,7 @@ def flops_of(model: Architecture, formula: Formula, *, is_frozen: bool = False) 
         return flops_per_token(model, formula, frozen=is_frozen)
 
 
-def tokens_per_step(model: Architecture, layout: Layout) -> int:
+def tokens_per_step(model: Architecture, layout: ParallelLayout) -> int:
     """Return the tokens of a step on all GPUs."""
     sequences = layout.gbs or layout.num_microbatches * layout.mbs * layout.dp
     return sequences * (layout.seq_length or model.seq_length)
@@ -236,12 +236,12 @@ def speed_of(
     return Speed(step_time_s, rate, tflops, share)
 
 
-def _parameters(model: Architecture) -> Parameters:
-    return Parameters(total_parameters(model), round(active_parameters(model)))
+def _parameters(model: Architecture) -> ParameterCounts:
+    return ParameterCounts(total_parameters(model), round(active_parameters(model)))
 
 
 def _memory(
-    missing: dict[str, str], model: Architecture, layout: Layout, gpu: Gpu | None, estimator: str
+    missing: dict[str, str], model: Architecture, layout: ParallelLayout, gpu: Gpu | None, estimator: str
 ) -> tuple[tuple[StageMemory, ...] | None, TheoreticalMemory | None]:
     if estimator == DEFAULT_ESTIMATOR:
         stages = _or_why(missing, "memory", lambda: memory_per_stage(model, layout, assumptions_for(gpu)))
@@ -252,7 +252,7 @@ def _memory(
 
 
 def _gpu_hours(
-    step_time_s: float | None, layout: Layout, num_steps: int | None, missing: dict[str, str]
+    step_time_s: float | None, layout: ParallelLayout, num_steps: int | None, missing: dict[str, str]
 ) -> float | None:
     if step_time_s is None or num_steps is None:
         missing["gpu_hours"] = missing.get("step_time_s", "the number of steps is not known")

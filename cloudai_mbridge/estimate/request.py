@@ -7,7 +7,7 @@ from functools import lru_cache
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.estimate.architecture import Architecture, architecture
 from cloudai_mbridge.estimate.hardware import Gpu, find_gpu
-from cloudai_mbridge.estimate.memory import Implementation, Layout, layout_of
+from cloudai_mbridge.estimate.memory import Implementation, ParallelLayout, layout_of
 from cloudai_mbridge.estimate.overrides import apply_overrides
 from cloudai_mbridge.estimate.published import PublishedRow, published_of, rows_of_shape
 from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
@@ -86,7 +86,7 @@ class EstimateRequest:
             return ()
         return rows_of_shape(self.as_published or self.args, self.gpu.name, model.mtp_num_layers)
 
-    def layout_of(self, model: Architecture) -> Layout:
+    def layout_of(self, model: Architecture) -> ParallelLayout:
         """Return how the point's model is spread over the GPUs.
 
         Raises:
@@ -97,7 +97,7 @@ class EstimateRequest:
         with refusing("the layout cannot be estimated"):
             return self._layout_of(model)
 
-    def _layout_of(self, model: Architecture) -> Layout:
+    def _layout_of(self, model: Architecture) -> ParallelLayout:
         gpu = None if self.gpu is None else self.gpu.name
         layout = layout_of(self.args, self.recipe, gpu=gpu, mtp_num_layers=model.mtp_num_layers)
         if layout.seq_length is None:

@@ -32,7 +32,7 @@ from cloudai_mbridge.launch.script import (
 )
 from cloudai_mbridge.launch.write import write_file
 from cloudai_mbridge.models.system import LocalSystem, SlurmSystem, System
-from cloudai_mbridge.plan import POINT_FILES, RunPlan, SweepPlan
+from cloudai_mbridge.plan import POINT_FILES, RunPlan, ScenarioPlan
 from cloudai_mbridge.schedulers.interface import Job, Scheduler, Seen, Submission
 from cloudai_mbridge.schedulers.slurm.command import Answer
 from cloudai_mbridge.schedulers.slurm.parsing import parse_submitted, without_slurm_variables
@@ -99,7 +99,7 @@ class NemoRunClient:
         return self._scheduler.num_usable_nodes(exclude)
 
 
-def write_scripts(plan: SweepPlan, system: System, root: Path) -> None:
+def write_scripts(plan: ScenarioPlan, system: System, root: Path) -> None:
     """Replace the scripts that `write_runs` wrote by what NeMo-Run is given.
 
     Raises:

@@ -16,7 +16,7 @@ from cloudai_mbridge.models.system import Executor, SlurmSystem, System
 from cloudai_mbridge.plan.node_groups import NodeStates, resolve_groups, unknown_states
 from cloudai_mbridge.plan.pre_test import plan_pre_test
 from cloudai_mbridge.plan.run import plan_run
-from cloudai_mbridge.plan.run_plan import RejectedPoint, RunPlan, SweepPlan
+from cloudai_mbridge.plan.run_plan import RejectedPoint, RunPlan, ScenarioPlan
 from cloudai_mbridge.plan.supported import notes_on, notes_on_system, refuse_unsupported
 from cloudai_mbridge.plan.walk import PointWalk
 from cloudai_mbridge.sweep import CheckedPoint
@@ -33,7 +33,7 @@ def build_plan(
     system: System,
     node_states: NodeStates = unknown_states,
     rules: RuleSet = RuleSet.RELEASE,
-) -> SweepPlan:
+) -> ScenarioPlan:
     """Decide about every point of every test.
 
     node_states: of the nodes of a partition, for tests that name groups.
@@ -52,7 +52,7 @@ def build_plan(
     runs = (*plan_pre_test(loaded, system), *with_hooks(loaded, (run for test in tests for run in test.runs)))
     runs = tuple(replace(run, hang_timeout_s=_hang_timeout_s(loaded, run)) for run in runs)
     _require_time_limits(loaded, runs)
-    return SweepPlan(
+    return ScenarioPlan(
         scenario=loaded.scenario.name,
         system=system.name,
         tests=tuple(test.run.id for test in (*loaded.pre_hook, *loaded.tests, *loaded.post_hook)),

@@ -44,11 +44,11 @@ _Size = Annotated[int, Field(ge=0, le=10**12)]
 _Ranks = Annotated[int, Field(ge=1, le=_MAX_RANKS)]
 
 
-class _Part(BaseModel):
+class _FilePart(BaseModel):
     model_config = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False)
 
 
-class _RepoPart(_Part):
+class _RepoPart(_FilePart):
     url: _Text
     commit: _Text
     mount_as: _Text = ""
@@ -57,7 +57,7 @@ class _RepoPart(_Part):
 _NO_REPO = _RepoPart(url="", commit="")
 
 
-class _UpstreamPart(_Part):
+class _UpstreamPart(_FilePart):
     args: dict[str, Any] = {}
     overrides: dict[str, str] = {}
     gpus_per_node: int | None = None
@@ -68,7 +68,7 @@ class _UpstreamPart(_Part):
     credentials: list[_Text] = []
 
 
-class _ArgsPart(_Part):
+class _ArgsPart(_FilePart):
     """The arguments that reports calculate with; all others are shown only."""
 
     gb: _Size | None = None
@@ -78,7 +78,7 @@ class _ArgsPart(_Part):
     compute_dtype: _Text | None = None
 
 
-class _RunPart(_Part):
+class _RunPart(_FilePart):
     key: _Key
     test_id: _Text = ""
     test_name: _Text = ""
@@ -113,7 +113,7 @@ class _RunPart(_Part):
     predicted: dict[str, Any] | None = None
 
 
-class _ViolationPart(_Part):
+class _ViolationPart(_FilePart):
     rule_id: _Text
     where: _Text
     fact: _Text
@@ -122,7 +122,7 @@ class _ViolationPart(_Part):
     message: _Text
 
 
-class _RejectedPart(_Part):
+class _RejectedPart(_FilePart):
     test_id: _Text = ""
     test_name: _Text = ""
     label: _Text = ""
@@ -130,7 +130,7 @@ class _RejectedPart(_Part):
     violations: list[_ViolationPart] = []
 
 
-class _PlanPart(_Part):
+class _PlanPart(_FilePart):
     scenario: _Text
     system: _Text = ""
     dry_run: bool = False

@@ -9,7 +9,7 @@ from cloudai_mbridge.models.system import LocalSystem, System
 from cloudai_mbridge.models.values.hostlist import expand_hostlist
 from cloudai_mbridge.plan.run import plan_run
 from cloudai_mbridge.plan.run_plan import RunPlan
-from cloudai_mbridge.sweep import Sweep, checked_points
+from cloudai_mbridge.sweep import SweepSpace, checked_points
 
 PRE_TEST = "pre_test"
 _THIS_MACHINE = "localhost"
@@ -33,7 +33,7 @@ def _on_node(test: LoadedTest, system: System, node: str) -> RunPlan:
     is_local = isinstance(system, LocalSystem)
     nodes = [] if is_local else [node]
     placed = LoadedTest(test.run.model_copy(update={"nodes": nodes, "num_nodes": 1}), test.definition)
-    points = list(checked_points(Sweep(placed.definition, placed.run), system))
+    points = list(checked_points(SweepSpace(placed.definition, placed.run), system))
     if len(points) != 1:
         raise BadInput(f"{where}: is a sweep of {len(points)} points; give one value for every argument")
     if points[0].violations:

@@ -15,7 +15,7 @@ from cloudai_mbridge.models.loading.load import LoadedTest
 from cloudai_mbridge.models.system import System
 from cloudai_mbridge.models.values.time_limit import parse_time_limit
 from cloudai_mbridge.plan.budget import Budget
-from cloudai_mbridge.sweep import CheckedPoint, Sweep, checked_points
+from cloudai_mbridge.sweep import CheckedPoint, SweepSpace, checked_points
 from cloudai_mbridge.sweep.estimated import SweepEstimates, memory_violation
 from cloudai_mbridge.sweep.order import informative
 from cloudai_mbridge.sweep.pinned import pinned_by
@@ -55,7 +55,7 @@ class PointWalk:
         self._test, self._system, self.memory_limit = test, system, memory_limit
         self.limits = test.definition.sweep
         self._order = order or self.limits.order
-        self.sweep = Sweep(test.definition, test.run)
+        self.sweep = SweepSpace(test.definition, test.run)
         self.pinned = pinned_by(test.definition, system, rules)
         extra = test.definition.extra_cmd_args
         self.estimates = SweepEstimates(self.sweep, system, extra, formula, self.pinned)

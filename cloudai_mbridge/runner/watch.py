@@ -10,7 +10,7 @@ from pathlib import Path
 
 from cloudai_mbridge.errors import Damaged, MBridgeError, Paused, ToolFailure
 from cloudai_mbridge.files.disk import free_space, is_disk_full, no_space_left
-from cloudai_mbridge.plan import ROOT_FILES, SweepPlan
+from cloudai_mbridge.plan import ROOT_FILES, ScenarioPlan
 from cloudai_mbridge.runner.cancel_request import clear_cancel, is_cancel_requested
 from cloudai_mbridge.runner.context import RunnerContext
 from cloudai_mbridge.runner.interrupt import Insisted, Interrupted, Interrupts
@@ -43,7 +43,7 @@ _STOPPING_INTERVAL_S = 0.3
 
 
 def run_all(
-    plan: SweepPlan,
+    plan: ScenarioPlan,
     root: Path,
     scheduler: Scheduler,
     observer: Observer,

@@ -18,7 +18,7 @@ from cloudai_mbridge.models.cmd_args import ARGUMENTS, READ, Launcher, ResolvedC
 from cloudai_mbridge.models.system import System
 from cloudai_mbridge.recipes import Recipe
 from cloudai_mbridge.sweep.checked import CheckedPoint, recipe_of, with_recipe
-from cloudai_mbridge.sweep.expand import Sweep
+from cloudai_mbridge.sweep.expand import SweepSpace
 from cloudai_mbridge.sweep.pinned import Pinned, preset_key
 from cloudai_mbridge.training.flops import NEW, Formula
 
@@ -42,7 +42,7 @@ class SweepEstimates:
 
     def __init__(
         self,
-        sweep: Sweep,
+        sweep: SweepSpace,
         system: System | None,
         extra: Mapping[str, str],
         formula: Formula = NEW,

@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from cloudai_mbridge.constraints import Lifted, Upstream
 from cloudai_mbridge.megatron_bridge.presets.find import UPSTREAM_DECIDES, with_preset
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
-from cloudai_mbridge.sweep.expand import Sweep
+from cloudai_mbridge.sweep.expand import SweepSpace
 from cloudai_mbridge.sweep.pinned import CHOOSING, Pinned
 
 _MOST_COMBINATIONS = 500
 _MOST_NAMED = 5
 
 
-def fill_in_notes(sweep: Sweep, pinned: Pinned) -> tuple[str, ...]:
+def fill_in_notes(sweep: SweepSpace, pinned: Pinned) -> tuple[str, ...]:
     """Return which presets fill in what the points of a sweep leave out, and what nobody knows."""
     sources: dict[str, list[str]] = {}
     unknown: dict[str, None] = {}
@@ -46,7 +46,7 @@ def lifted_note(lifted: Lifted, count: int) -> str:
     return f"{lifted} ({count} point{'s' if count > 1 else ''})"
 
 
-def _variants(sweep: Sweep) -> Iterator[ResolvedCmdArgs]:
+def _variants(sweep: SweepSpace) -> Iterator[ResolvedCmdArgs]:
     """Yield the shared arguments with every combination of what chooses a preset."""
     base = sweep.base_args()
     axes = {axis.name: axis.values for axis in sweep.axes if axis.name in CHOOSING}

@@ -63,11 +63,11 @@ class Screen:
         self._takes_its_own_nodes = base.launcher is Launcher.MEGATRON_BRIDGE
         shared = {name: getattr(base, name) for name in type(base).model_fields}
         shared["model_fields_set"] = base.model_fields_set | (set(grid.names) & shared.keys())
-        self._args_type = type("_Args", (_Args,), shared)
+        self._args_type = type("_Args", (_WatchedArgs,), shared)
         known = upstream or Upstream()
         guarded = _DECIDED | known.overridden
-        self._trained_type: type[_Trained] = type(
-            "_Trained", (_Trained,), {**shared, "upstream": known, "guarded": guarded}
+        self._trained_type: type[_WatchedTrainedArgs] = type(
+            "_Trained", (_WatchedTrainedArgs,), {**shared, "upstream": known, "guarded": guarded}
         )
         self._lengths = {
             name: len({row[i] for row in rows})
@@ -179,7 +179,7 @@ class _Table:
         return found
 
 
-class _Args:
+class _WatchedArgs:
     """Arguments of a point: the shared ones as class attributes, the point's own below, with a note of who was read."""
 
     def __init__(self, chosen: Mapping[str, Any], looked: set[str]) -> None:
@@ -194,7 +194,7 @@ class _Args:
         return object.__getattribute__(self, name)
 
 
-class _Trained(_Args):
+class _WatchedTrainedArgs(_WatchedArgs):
     """The same with what the launcher fills in; an argument that nobody knows raises UnknownOperandError.
 
     guarded: the arguments that the launcher or an override may decide.
@@ -204,7 +204,7 @@ class _Trained(_Args):
     guarded: frozenset[str]
 
     def __getattribute__(self, name: str) -> Any:
-        value = _Args.__getattribute__(self, name)
+        value = _WatchedArgs.__getattribute__(self, name)
         get = object.__getattribute__
         if name not in get(self, "guarded"):
             return value
@@ -215,7 +215,7 @@ class _Trained(_Args):
 
     def _filled_in(self, name: str, upstream: Upstream, preset: Preset) -> Any:
         for axis in _FOLLOWS.get(name, ()):
-            _Args.__getattribute__(self, axis)  # looked at
+            _WatchedArgs.__getattribute__(self, axis)  # looked at
         get = object.__getattribute__
         try:
             values = get(self, "_values")

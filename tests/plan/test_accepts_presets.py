@@ -7,7 +7,7 @@ import pytest
 
 from cloudai_mbridge.megatron_bridge.presets.catalog import catalog
 from cloudai_mbridge.megatron_bridge.presets.find import UPSTREAM_DECIDES, find_preset
-from cloudai_mbridge.megatron_bridge.presets.rows import Row
+from cloudai_mbridge.megatron_bridge.presets.rows import PresetRow
 from cloudai_mbridge.megatron_bridge.release import find_release
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
 from cloudai_mbridge.models.loading.load import LoadedTest
@@ -21,13 +21,13 @@ URL = "https://github.com/NVIDIA-NeMo/Megatron-Bridge.git"
 SHIPPED = {"0.3.0": (234, 0), "0.6.0": (428, 17)}
 
 
-def _rows(version: str) -> tuple[Row, ...]:
+def _rows(version: str) -> tuple[PresetRow, ...]:
     found = catalog(find_release(f"v{version}"))  # type: ignore[arg-type]
     assert found is not None
     return found.source.rows
 
 
-def _as_cloudai(row: Row) -> dict[str, Any]:
+def _as_cloudai(row: PresetRow) -> dict[str, Any]:
     variant = {"config_variant": row.variant} if row.variant else {}
     names = {"model_family_name": row.family or "any", "model_recipe_name": row.recipe, "gpu_type": row.gpu}
     return {**names, "compute_dtype": row.compute_dtype, "task": row.task, "num_gpus": row.num_gpus, **variant}
@@ -57,7 +57,7 @@ def _preview(version: str, args: dict[str, Any]) -> PointPreview:
     return found
 
 
-def _previews(version: str, is_written_out: bool) -> Iterator[tuple[Row, PointPreview]]:
+def _previews(version: str, is_written_out: bool) -> Iterator[tuple[PresetRow, PointPreview]]:
     for row in _rows(version):
         args = _as_cloudai(row)
         yield row, _preview(version, _written_out(version, args) if is_written_out else args)

@@ -7,7 +7,13 @@ estimators of Megatron-Bridge, by name.
 
 from cloudai_mbridge.estimate.memory.arguments import expert_tp, layout_of
 from cloudai_mbridge.estimate.memory.estimate import StageMemory, memory_per_stage, worst_stage
-from cloudai_mbridge.estimate.memory.layout import RECOMPUTE_METHODS, Granularity, Implementation, Layout, Recompute
+from cloudai_mbridge.estimate.memory.layout import (
+    RECOMPUTE_METHODS,
+    Granularity,
+    Implementation,
+    ParallelLayout,
+    Recompute,
+)
 from cloudai_mbridge.estimate.memory.other import Assumptions
 from cloudai_mbridge.estimate.memory.parameters import active_parameters, parameters_per_stage, total_parameters
 from cloudai_mbridge.estimate.memory.reference import REFERENCES
@@ -18,7 +24,7 @@ __all__ = [
     "Assumptions",
     "Granularity",
     "Implementation",
-    "Layout",
+    "ParallelLayout",
     "Recompute",
     "StageMemory",
     "active_parameters",

@@ -14,7 +14,7 @@ from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.estimate.architecture import Architecture
 from cloudai_mbridge.estimate.memory import saved_fused, saved_torch
 from cloudai_mbridge.estimate.memory.in_flight import Moment, in_flight
-from cloudai_mbridge.estimate.memory.layout import Granularity, Implementation, Layout, Recompute
+from cloudai_mbridge.estimate.memory.layout import Granularity, Implementation, ParallelLayout, Recompute
 from cloudai_mbridge.estimate.memory.parameters import padded_for
 from cloudai_mbridge.estimate.memory.sizes import SavedBytes, Sizes, sizes_of
 from cloudai_mbridge.estimate.memory.stages import Chunk, Ffn, Layer, Mixer, chunks_of
@@ -39,7 +39,7 @@ class ChunkSaved:
         return sum(self.terms.values())
 
 
-def activations_per_stage(arch: Architecture, layout: Layout) -> tuple[dict[str, float], ...]:
+def activations_per_stage(arch: Architecture, layout: ParallelLayout) -> tuple[dict[str, float], ...]:
     """Return the bytes of every term of every stage, at the fullest moment of the stage's schedule."""
     arch = padded_for(arch, layout.tp)
     z = sizes_of(arch, layout)
@@ -59,7 +59,9 @@ def activations_per_stage(arch: Architecture, layout: Layout) -> tuple[dict[str,
     return tuple(stages)
 
 
-def _stage(z: Sizes, layout: Layout, chunks: tuple[Chunk, ...], moments: tuple[Moment, ...]) -> dict[str, float]:
+def _stage(
+    z: Sizes, layout: ParallelLayout, chunks: tuple[Chunk, ...], moments: tuple[Moment, ...]
+) -> dict[str, float]:
     is_fused = layout.implementation is Implementation.FUSED
     offload = Offload(layout.activation_offload_layers, "moe_act" in layout.offload_modules)
     saved = [chunk_saved(z, layout.recompute, is_fused, offload, chunk) for chunk in chunks]

@@ -3,7 +3,7 @@
 from typing import Any
 
 from cloudai_mbridge.errors import BadInput
-from cloudai_mbridge.estimate.memory.layout import Granularity, Layout, Recompute
+from cloudai_mbridge.estimate.memory.layout import Granularity, ParallelLayout, Recompute
 from cloudai_mbridge.estimate.memory.upstream import preset
 from cloudai_mbridge.estimate.precision import Precision
 from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
@@ -16,7 +16,9 @@ ADAPTER_TASKS = ("lora", "peft")
 _FULLY_CAPTURED = ("full", "full_iteration", "local")
 
 
-def layout_of(args: ResolvedCmdArgs, recipe: Recipe, *, gpu: str | None = None, mtp_num_layers: int = 0) -> Layout:
+def layout_of(
+    args: ResolvedCmdArgs, recipe: Recipe, *, gpu: str | None = None, mtp_num_layers: int = 0
+) -> ParallelLayout:
     """Return the layout of a point on GPUs: what it sets, else what the upstream recipe or the embedded loop sets.
 
     gpu: its name in the hardware table; None takes `args.gpu_type`.
@@ -33,7 +35,7 @@ def layout_of(args: ResolvedCmdArgs, recipe: Recipe, *, gpu: str | None = None, 
         given["activation_offload_layers"] = args.activation_offload_layers
     if args.use_megatron_fsdp is not None:  # upstream, false leaves a recipe that shards as it is
         given["use_megatron_fsdp"] = args.use_megatron_fsdp or given.get("use_megatron_fsdp", False)
-    return Layout(
+    return ParallelLayout(
         num_gpus=args.num_gpus,
         tp=args.tp or 1,
         pp=pp,

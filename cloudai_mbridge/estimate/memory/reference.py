@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.estimate.architecture import Architecture
-from cloudai_mbridge.estimate.memory.layout import Layout
+from cloudai_mbridge.estimate.memory.layout import ParallelLayout
 from cloudai_mbridge.estimate.memory.parameters import padded_for
 from cloudai_mbridge.training.utils.theoretical_memory import (
     Split,
@@ -23,7 +23,7 @@ from cloudai_mbridge.training.utils.theoretical_memory import (
 )
 
 
-def seed(arch: Architecture, layout: Layout) -> TheoreticalMemory:
+def seed(arch: Architecture, layout: ParallelLayout) -> TheoreticalMemory:
     """Estimate as Megatron-Bridge did at first.
 
     Raises:
@@ -40,7 +40,7 @@ def seed(arch: Architecture, layout: Layout) -> TheoreticalMemory:
     return TheoreticalMemory(round(in_layers + embedding * (1 + untied)), weights, activation)
 
 
-def head(arch: Architecture, layout: Layout) -> TheoreticalMemory:
+def head(arch: Architecture, layout: ParallelLayout) -> TheoreticalMemory:
     """Estimate as Megatron-Bridge's newest version does.
 
     Raises:
@@ -50,7 +50,7 @@ def head(arch: Architecture, layout: Layout) -> TheoreticalMemory:
     return memory_of_model(arch, split, is_swiglu=_is_swiglu(arch))
 
 
-REFERENCES: Mapping[str, Callable[[Architecture, Layout], TheoreticalMemory]] = {
+REFERENCES: Mapping[str, Callable[[Architecture, ParallelLayout], TheoreticalMemory]] = {
     "megatron-bridge/seed": seed,
     "megatron-bridge/head": head,
 }
@@ -60,7 +60,7 @@ def _is_swiglu(arch: Architecture) -> bool:
     return arch.gated_linear_unit and arch.activation == "silu"
 
 
-def _prepared(arch: Architecture, layout: Layout) -> tuple[Architecture, Split]:
+def _prepared(arch: Architecture, layout: ParallelLayout) -> tuple[Architecture, Split]:
     if (arch.num_layers_in_first_pipeline_stage, arch.num_layers_in_last_pipeline_stage) != (None, None):
         raise BadInput("a reference estimator of memory knows no first or last stage of its own; use the default one")
     split = Split(

@@ -9,7 +9,7 @@ from functools import cached_property, lru_cache
 
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.estimate.architecture import Architecture
-from cloudai_mbridge.estimate.memory.layout import Layout
+from cloudai_mbridge.estimate.memory.layout import ParallelLayout
 from cloudai_mbridge.models.values.pipeline_layout import layout_fault, parse_layout
 
 
@@ -132,7 +132,7 @@ def pipeline_chunks(arch: Architecture, pp: int, vp: int, text: str | None) -> t
 _chunk = lru_cache(maxsize=65536)(Chunk)
 
 
-def chunks_of(arch: Architecture, layout: Layout) -> tuple[tuple[Chunk, ...], ...]:
+def chunks_of(arch: Architecture, layout: ParallelLayout) -> tuple[tuple[Chunk, ...], ...]:
     """Return for every pipeline rank of this layout its chunks."""
     return pipeline_chunks(arch, layout.pp, layout.vp, layout.pipeline_layout if layout.pp > 1 else None)
 

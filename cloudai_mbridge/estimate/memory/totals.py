@@ -10,11 +10,11 @@ from operator import attrgetter
 
 from cloudai_mbridge.estimate.architecture import Architecture
 from cloudai_mbridge.estimate.memory.estimate import StageMemory, memory_per_stage
-from cloudai_mbridge.estimate.memory.layout import Granularity, Implementation, Layout
+from cloudai_mbridge.estimate.memory.layout import Granularity, Implementation, ParallelLayout
 from cloudai_mbridge.estimate.memory.other import Assumptions
 
 _VARYING = ("gbs", "num_gpus", "mbs", "seq_length")
-WHAT_STAYS = attrgetter(*(field.name for field in fields(Layout) if field.name not in _VARYING))
+WHAT_STAYS = attrgetter(*(field.name for field in fields(ParallelLayout) if field.name not in _VARYING))
 _MOST_KEPT = 10_000
 _CONSTANT = ("nccl", "cuda context", "workspace")
 # In an interleaved schedule the fullest moment comes within as many groups of pp micro-batches
@@ -28,7 +28,7 @@ class MemoryTotals:
         self._assumptions = assumptions
         self._known: dict[Hashable, _Stages] = {}
 
-    def fullest(self, model: Architecture, layout: Layout) -> tuple[float, int, float]:
+    def fullest(self, model: Architecture, layout: ParallelLayout) -> tuple[float, int, float]:
         """Return bytes and number of the fullest stage, and the most bytes of states and activations of a stage.
 
         model: the one of before, but for its sequence length.
@@ -59,7 +59,7 @@ class _Stages:
         self._line: tuple[tuple[float, float], ...] | None = None
         self._per_token: tuple[float, ...] = ()
 
-    def fullest(self, model: Architecture, layout: Layout) -> tuple[float, int, float]:
+    def fullest(self, model: Architecture, layout: ParallelLayout) -> tuple[float, int, float]:
         """Return bytes and number of the fullest stage, and the most states and activations."""
         fixed = self._fixed.get(layout.dp)
         if fixed is None and self._line is not None:
@@ -85,12 +85,12 @@ class _Stages:
         return fixed
 
 
-def _tokens(model: Architecture, layout: Layout) -> float:
+def _tokens(model: Architecture, layout: ParallelLayout) -> float:
     """Return the tokens of a micro-batch on a rank."""
     return layout.mbs * (layout.seq_length or model.seq_length) / layout.cp
 
 
-def _lengths(model: Architecture, layout: Layout) -> Hashable:
+def _lengths(model: Architecture, layout: ParallelLayout) -> Hashable:
     """Return what of the lengths memory depends on beside the tokens: nothing, for whole shares of a fused kernel."""
     tokens = layout.mbs * (layout.seq_length or model.seq_length)
     is_linear = layout.implementation is Implementation.FUSED and model.position_embedding_type != "learned_absolute"
@@ -100,7 +100,7 @@ def _lengths(model: Architecture, layout: Layout) -> Hashable:
     return layout.mbs if layout.recompute.granularity is Granularity.FULL else None
 
 
-def _microbatches(layout: Layout) -> int:
+def _microbatches(layout: ParallelLayout) -> int:
     """Return a number of micro-batches with the same memory: further ones repeat the schedule."""
     if layout.vp == 1 or layout.pp == 1:
         return min(layout.num_microbatches, layout.pp)

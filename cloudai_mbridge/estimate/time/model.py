@@ -7,13 +7,13 @@ from functools import lru_cache
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.estimate.architecture import Architecture
 from cloudai_mbridge.estimate.hardware import Gpu
-from cloudai_mbridge.estimate.memory.layout import Layout
+from cloudai_mbridge.estimate.memory.layout import ParallelLayout
 from cloudai_mbridge.estimate.precision import Precision
 from cloudai_mbridge.estimate.time.calibration import Calibration, HeldOutError, load_calibration
 from cloudai_mbridge.estimate.time.coefficients import Setting
 from cloudai_mbridge.estimate.time.parts import (
     NUM_PIPELINED,
-    Device,
+    GpuRates,
     Parts,
     bubble,
     device_of,
@@ -65,7 +65,7 @@ class TimeModel:
     held_out_error: how wrong it was on published rows of this recipe that it had not seen.
     """
 
-    def __init__(self, setting: Setting, device: Device, calibration: Calibration) -> None:
+    def __init__(self, setting: Setting, device: GpuRates, calibration: Calibration) -> None:
         self.held_out_error: HeldOutError = calibration.error_of(setting.model.recipe)
         self._setting, self._device, self._calibration = setting, device, calibration
         self._coefficients = calibration.part_coefficients(setting)
@@ -73,7 +73,7 @@ class TimeModel:
         self._works: dict[tuple[int, int, int], Work] = {}
         self._other_lengths: dict[int, TimeModel] = {}
 
-    def step_time_s(self, layout: Layout) -> float:
+    def step_time_s(self, layout: ParallelLayout) -> float:
         """Return the seconds of a step.
 
         Raises:
@@ -85,13 +85,13 @@ class TimeModel:
             raise BadInput(f"a step of {seconds} s; use smaller sizes")
         return seconds
 
-    def step_time(self, layout: Layout) -> StepTime:
+    def step_time(self, layout: ParallelLayout) -> StepTime:
         """Return the same in its terms."""
         self.step_time_s(layout)
         parts, waiting, idle = self._real_parts(layout)
         return _terms(Parts(*parts), waiting, idle)
 
-    def _real_parts(self, layout: Layout) -> tuple[list[float], float, float]:
+    def _real_parts(self, layout: ParallelLayout) -> tuple[list[float], float, float]:
         """Return the parts, how long the GPU waits for the host's launches, and the pipeline's idle time."""
         model = self._setting.model
         if layout.seq_length is not None and layout.seq_length != model.seq_length:
@@ -105,7 +105,7 @@ class TimeModel:
         waiting = max(0.0, self._launch * launch_time_s(work, layout, microbatches) - busy)
         return real, waiting, (busy + waiting) * bubble(layout.pp, layout.vp, microbatches)
 
-    def _work(self, layout: Layout) -> Work:
+    def _work(self, layout: ParallelLayout) -> Work:
         key = (layout.tp, layout.ep, layout.expert_tp)
         work = self._works.get(key)
         if work is None:
@@ -147,7 +147,7 @@ def time_model(
 
 
 def step_time_s(
-    model: Architecture, layout: Layout, gpu: Gpu, precision: Precision, container: str | None = None
+    model: Architecture, layout: ParallelLayout, gpu: Gpu, precision: Precision, container: str | None = None
 ) -> StepTime:
     """Return the predicted time of a step, in its terms. For many layouts, keep a `time_model`.
 

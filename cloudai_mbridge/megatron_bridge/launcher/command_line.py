@@ -27,7 +27,7 @@ FLAGS = {name: argument.flag for name, argument in ARGUMENTS.items() if argument
 
 
 @dataclass(frozen=True)
-class _Launch:
+class _LauncherCommand:
     """What the rows of the table look at."""
 
     run: LauncherRun
@@ -36,7 +36,7 @@ class _Launch:
     exists: Callable[[Path], bool]
 
 
-Row = Callable[[_Launch], Iterable[str]]
+Row = Callable[[_LauncherCommand], Iterable[str]]
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def launcher_words(plan: LauncherRun, system: SlurmSystem, exists: Callable[[Pat
     exists: whether an image file is there; the image's address is given to Slurm where none is.
     """
     assert plan.upstream is not None
-    launch = _Launch(plan, plan.upstream, system, exists)
+    launch = _LauncherCommand(plan, plan.upstream, system, exists)
     return [Word(text, row in _LITERAL) for row in _TABLE for text in row(launch)]
 
 
@@ -112,7 +112,7 @@ def _option(flag: str, text: str | None) -> list[str]:
 
 
 def _field(name: str, show: Callable[[Any], str] = _text) -> Row:
-    def row(launch: _Launch) -> Iterable[str]:
+    def row(launch: _LauncherCommand) -> Iterable[str]:
         value = launch.told.args.get(name)
         return [] if value is None else _option(FLAGS[name], show(value))
 
@@ -126,7 +126,7 @@ def _switch(name: str) -> Row:
 def _values(name: str) -> Row:
     """Return a row whose values are an element each."""
 
-    def row(launch: _Launch) -> Iterable[str]:
+    def row(launch: _LauncherCommand) -> Iterable[str]:
         value = launch.told.args.get(name)
         return [FLAGS[name], *map(_text, value)] if isinstance(value, list) else _option(FLAGS[name], _maybe(value))
 
@@ -137,15 +137,15 @@ def _maybe(value: Any) -> str | None:
     return None if value is None else _text(value)
 
 
-def _of(flag: str, find: Callable[[_Launch], Any]) -> Row:
-    def row(launch: _Launch) -> Iterable[str]:
+def _of(flag: str, find: Callable[[_LauncherCommand], Any]) -> Row:
+    def row(launch: _LauncherCommand) -> Iterable[str]:
         value = find(launch)
         return [] if value is None else _option(flag, _text(value))
 
     return row
 
 
-def _image(launch: _Launch) -> str | None:
+def _image(launch: _LauncherCommand) -> str | None:
     """Return the container image: a file that exists, else the installed one, else the address as written."""
     image = str(launch.told.args.get("container_image", "")).strip()
     if image.startswith(("/", ".")) and launch.exists(path := Path(image).expanduser()):
@@ -154,25 +154,25 @@ def _image(launch: _Launch) -> str | None:
     return str(installed) if image and launch.exists(installed) else image
 
 
-def _mounts(launch: _Launch) -> str:
+def _mounts(launch: _LauncherCommand) -> str:
     below = install_root(launch.system)
     repos = [f"{repo_path(below, repo.url, repo.commit)}:{repo.mount_as}" for repo in launch.told.mounted]
     return ",".join([*(text for mount in launch.run.container_mounts if (text := mount.strip())), *repos])
 
 
-def _exports(launch: _Launch) -> Iterable[str]:
+def _exports(launch: _LauncherCommand) -> Iterable[str]:
     """Set the job's variables in its own shell; the launcher's own option for them breaks at commas."""
     for name in sorted(launch.run.env):
         yield from ("-cb", f"export {name}={shell_word(launch.run.env[name], in_single_quotes=True)}")
 
 
-def _slurm_params(launch: _Launch) -> Iterable[str]:
+def _slurm_params(launch: _LauncherCommand) -> Iterable[str]:
     """Join the parameters; a single one with a blank needs the separator, or the launcher would split at the blank."""
     params = ";".join(launch.told.slurm_params)
     return _option("--additional_slurm_params", params + ";" if " " in params and ";" not in params else params)
 
 
-def _overrides(launch: _Launch) -> Iterable[str]:
+def _overrides(launch: _LauncherCommand) -> Iterable[str]:
     for key, value in launch.told.overrides.items():
         yield f"{key}={value}" if value else key
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from cloudai_mbridge.megatron_bridge.presets.catalog import Request, catalog
+from cloudai_mbridge.megatron_bridge.presets.catalog import PresetRequest, catalog
 from cloudai_mbridge.megatron_bridge.presets.resolve import (
     Rules,
     effective,
@@ -14,7 +14,7 @@ from cloudai_mbridge.megatron_bridge.presets.resolve import (
     rules_for,
     scaled_batch,
 )
-from cloudai_mbridge.megatron_bridge.presets.rows import Row
+from cloudai_mbridge.megatron_bridge.presets.rows import PresetRow
 from cloudai_mbridge.megatron_bridge.release import Release
 from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
 
@@ -44,7 +44,7 @@ class Preset:
     name: str
     num_gpus: int
     values: Mapping[str, Any]
-    row: Row = field(repr=False)
+    row: PresetRow = field(repr=False)
     rules: Rules = field(repr=False)
     layouts: Mapping[tuple[int, int], str | None] = field(repr=False, default_factory=dict)
 
@@ -127,8 +127,8 @@ def resolve_sizes(told: Mapping[str, Any], num_gpus: int, preset: Preset) -> dic
     return result
 
 
-def _request(args: ResolvedCmdArgs) -> Request:
-    return Request(
+def _request(args: ResolvedCmdArgs) -> PresetRequest:
+    return PresetRequest(
         args.model_family_name.lower(),
         args.model_recipe_name.lower(),
         args.task,
@@ -139,7 +139,7 @@ def _request(args: ResolvedCmdArgs) -> Request:
 
 
 @lru_cache(maxsize=4096)
-def _preset(release: Release, request: Request, num_gpus: int) -> Preset | None:
+def _preset(release: Release, request: PresetRequest, num_gpus: int) -> Preset | None:
     known = catalog(release, request.recipe)
     row = known.find(request, num_gpus) if known else None
     if known is None or row is None:

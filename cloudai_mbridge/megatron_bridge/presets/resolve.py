@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cloudai_mbridge.megatron_bridge.presets.rows import Row
+from cloudai_mbridge.megatron_bridge.presets.rows import PresetRow
 
 # An option that switches one of these on does; one that switches it off does nothing.
 _SWITCHES = ("use_megatron_fsdp", "nccl_ub", "moe_a2a_overlap")
@@ -66,7 +66,7 @@ def _drop(result: dict[str, Any], names: tuple[str, ...]) -> None:
         result.pop(name, None)
 
 
-def join(row: Row, known: Mapping[str, Any], said: Mapping[str, Any], rules: Rules) -> dict[str, Any]:
+def join(row: PresetRow, known: Mapping[str, Any], said: Mapping[str, Any], rules: Rules) -> dict[str, Any]:
     """Return what comes out for a preset (`known`: its effective values) and what is said, but for the batch."""
     result = {**known, **said}
     if "tp" in said:
@@ -140,7 +140,7 @@ def rederive_layout(
         result[name] = layouts.get(sizes)
 
 
-def scaled_batch(row: Row, result: Mapping[str, Any], num_gpus: int, rules: Rules) -> int | None:
+def scaled_batch(row: PresetRow, result: Mapping[str, Any], num_gpus: int, rules: Rules) -> int | None:
     """Return the global batch, scaled to the job's size; None where the launcher refuses to scale it."""
     own = row.values.get("gb")
     if num_gpus == row.num_gpus or not isinstance(own, int):

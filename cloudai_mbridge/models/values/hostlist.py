@@ -57,7 +57,7 @@ def expand_hostlist(text: str) -> list[str]:
 
 
 @dataclass(frozen=True)
-class _Numbers:
+class _NumberRange:
     """FIRST-LAST, with the leading zeros of FIRST."""
 
     first: int
@@ -71,7 +71,7 @@ class _Numbers:
         return (str(number).zfill(self.width) for number in range(self.first, self.last + 1))
 
 
-_Piece = str | list[_Numbers]  # what stands before, between and behind the brackets, and what stands in them
+_Piece = str | list[_NumberRange]  # what stands before, between and behind the brackets, and what stands in them
 
 
 def _parts(text: str) -> list[str]:
@@ -86,12 +86,12 @@ def _pieces(part: str, text: str) -> list[_Piece]:
     return [[_numbers(each.strip(), text) for each in p.split(",")] if i % 2 else p for i, p in enumerate(found)]
 
 
-def _numbers(text: str, whole: str) -> _Numbers:
+def _numbers(text: str, whole: str) -> _NumberRange:
     match = re.fullmatch("([0-9]{1,18})(?:-([0-9]{1,18}))?", text)
     first, last = (match[1], match[2] or match[1]) if match else ("1", "0")
     if not 0 <= int(last) - int(first) < _MOST:
         raise _bad(whole)
-    return _Numbers(int(first), int(last), len(first))
+    return _NumberRange(int(first), int(last), len(first))
 
 
 def _num_names(pieces: list[_Piece]) -> int:

@@ -191,7 +191,7 @@ class Evaluator:
         node = one.fields[name]
         assert node is not None
         made = evaluate(self, node, one.scope)
-        if isinstance(made, intrinsics.Field):
+        if isinstance(made, intrinsics.DataclassField):
             return self.call(made.factory, [], {}) if made.factory is not None else made.default
         return made
 

@@ -26,7 +26,7 @@ _MISSING = object()
 
 
 @dataclass(frozen=True)
-class Field:
+class DataclassField:
     """What dataclasses.field returns."""
 
     default: Any = UNKNOWN
@@ -193,8 +193,8 @@ def _replace(ev: "Evaluator", value: Any, /, **changes: Any) -> Any:
     return made
 
 
-def _field(ev: "Evaluator", *, default: Any = UNKNOWN, default_factory: Any = None, **others: Any) -> Field:
-    return Field(default, default_factory)
+def _field(ev: "Evaluator", *, default: Any = UNKNOWN, default_factory: Any = None, **others: Any) -> DataclassField:
+    return DataclassField(default, default_factory)
 
 
 def _copy(ev: "Evaluator", value: Any) -> Any:
