@@ -94,11 +94,7 @@ def find_gpu(name: str) -> Gpu | None:
 
 
 def gpu_named(name: str) -> Gpu:
-    """Return the device of a name.
-
-    Raises:
-        BadInput: there is none; the known ones are listed.
-    """
+    """Return the device of a name; BadInput, which lists the known ones, if there is none."""
     gpu = find_gpu(name)
     if gpu is None:
         raise BadInput(f"gpu_type: unknown GPU {name!r}; use one of {', '.join(gpus())}")

@@ -18,8 +18,7 @@ _ARGUMENT_OF = {".".join(MAPPED[argument]): argument for argument in (*_ARGUMENT
 def model_overrides(extra: Mapping[str, str], types: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of the model that `extra` sets. types: of the fields that there are.
 
-    Raises:
-        BadInput: a value has the wrong type, or belongs into `cmd_args`, where the layout reads it.
+    BadInput: a value has the wrong type, or belongs into `cmd_args`, where the layout reads it.
     """
     given: dict[str, Any] = {}
     for key, text in extra.items():

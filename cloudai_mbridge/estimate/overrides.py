@@ -33,11 +33,7 @@ LAYOUT_KEYS = frozenset({*_FIELDS, *_RECOMPUTE, _OFFLOAD})
 
 
 def apply_overrides(layout: ParallelLayout, extra: Mapping[str, str]) -> ParallelLayout:
-    """Return the layout with what `extra_cmd_args` say of it.
-
-    Raises:
-        BadInput: a value has the wrong type.
-    """
+    """Return the layout with what `extra_cmd_args` say of it; BadInput if a value has the wrong type."""
     given = {name: _read(name, key, text) for key, text in extra.items() if (name := key.lstrip("+")) in LAYOUT_KEYS}
     if not given:
         return layout

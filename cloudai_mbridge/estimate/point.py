@@ -164,11 +164,7 @@ def estimate_point(
 
 
 def flops_of(model: Architecture, formula: Formula, *, is_frozen: bool = False) -> int:
-    """Return the FLOPs per token.
-
-    Raises:
-        BadInput: the formula refuses the model.
-    """
+    """Return the FLOPs per token; BadInput if the formula refuses the model."""
     with refusing(f"recipe {model.recipe}: no FLOPs by {formula}"):
         return flops_per_token(model, formula, frozen=is_frozen)
 
@@ -180,11 +176,7 @@ def tokens_per_step(model: Architecture, layout: ParallelLayout) -> int:
 
 
 def times_of(request: EstimateRequest, model: Architecture) -> TimeModel:
-    """Return the model of step times.
-
-    Raises:
-        BadInput: there is none for this GPU and number format, with the reason.
-    """
+    """Return the model of step times; BadInput with the reason if this GPU and number format have none."""
     if request.gpu is None:
         raise BadInput(request.why_no_gpu)
     precision = precision_named(request.args.compute_dtype)

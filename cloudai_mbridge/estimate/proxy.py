@@ -36,19 +36,14 @@ class Proxy:
 
 
 def proxy(recipe: Recipe, num_layers: int) -> Recipe:
-    """Return the recipe with so many decoder layers; everything else of the model stays.
-
-    Raises:
-        BadInput: as `shrink`.
-    """
+    """Return the recipe with so many decoder layers, all else of the model as it is; BadInput as for `shrink`."""
     return shrink(recipe, num_layers).recipe
 
 
 def shrink(recipe: Recipe, num_layers: int) -> Proxy:
     """Return the same with what has changed. Explicit pipeline layouts are made anew where the layers suffice.
 
-    Raises:
-        BadInput: fewer than one layer, or more than the recipe has.
+    BadInput: fewer than one layer, or more than the recipe has.
     """
     model, before = recipe.sections["model"], int(recipe.sections["model"]["num_layers"])
     if not 1 <= num_layers <= before:

@@ -87,11 +87,7 @@ class PublishedRow:
 
 
 def read_published(path: Traversable = TABLE) -> list[PublishedRow]:
-    """Read a transcription of the tables.
-
-    Raises:
-        BadInput: a row cannot be understood; line and column are named.
-    """
+    """Read a transcription of the tables; BadInput names line and column of what cannot be understood."""
     reader = csv.DictReader(path.read_text(encoding="utf-8").splitlines())
     return [_row_at(path, reader.line_num, columns) for columns in reader]
 
@@ -129,11 +125,7 @@ def _shape(args: ResolvedCmdArgs, gpu: str) -> Hashable:
 
 
 def published_row(columns: Mapping[str, str]) -> PublishedRow:
-    """Return what a row means.
-
-    Raises:
-        BadInput: an unknown model, precision or section, or a column that is not a number.
-    """
+    """Return what a row means; BadInput for an unknown model, precision or section, or what should be a number."""
     recipe, label = _recipe_of(columns["model"]), columns.get("model_label") or columns["model"]
     remarks = f"{label} {columns.get('note') or ''} {columns.get('variant') or ''}"
     gpu = columns["system"].lower().removeprefix("dgx-")
@@ -174,11 +166,7 @@ def _precision(columns: Mapping[str, str], gpu: str) -> str:
 
 
 def formula_of(container: str) -> Formula:
-    """Return the formula with which a container's numbers were published.
-
-    Raises:
-        BadInput: this is not a version such as 26.04.01.
-    """
+    """Return the formula of a container's published numbers; BadInput if this is not a version such as 26.04.01."""
     if not re.fullmatch(r"\d+(\.\d+)+", container):
         raise BadInput(f"container: {container!r} is not a version; write it as 26.04 or 26.04.01")
     return OLD if _version(container) <= _version(LAST_OLD_CONTAINER) else NEW

@@ -26,6 +26,16 @@ _ELSEWHERE = {
 }
 
 
+def names_in(value: str | list[str] | None) -> list[str]:
+    """Read "[a, 'B']", "a, b" or a list of such as names; quotes, a pair of brackets and empty names are dropped."""
+    names: list[str] = []
+    for text in value if isinstance(value, list) else [value or ""]:
+        text = text.strip().strip("\"'")
+        inner = text[1:-1] if text.startswith("[") and text.endswith("]") else text
+        names += [name for part in inner.split(",") if (name := part.strip().strip("\"'").strip())]
+    return names
+
+
 class Launcher(StrEnum):
     """Who trains: our embedded loop, or Megatron-Bridge's own launcher script."""
 

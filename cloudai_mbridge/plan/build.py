@@ -223,11 +223,7 @@ def _placed(run: RunPlan, array: str, index: int) -> RunPlan:
 
 
 def with_hooks(loaded: LoadedScenario, runs: Iterable[RunPlan]) -> Iterator[RunPlan]:
-    """Put the runs of pre_test in front of all others, and those of post_test behind them.
-
-    Raises:
-        BadInput: the pre_test has nothing to run, and so nothing would be checked.
-    """
+    """Put the runs of pre_test in front of all others, and those of post_test behind; BadInput if pre_test has none."""
     pre, post = ({test.run.id for test in hook} for hook in (loaded.pre_hook, loaded.post_hook))
     tests = tuple(test.run.id for test in loaded.tests)
     planned = list(runs)

@@ -3,23 +3,69 @@
 Decided are the order, which points are held back for their memory, and which are beyond the limits of the sweep.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
 from cloudai_mbridge.constraints import RuleSet, Violation
-from cloudai_mbridge.estimate.headline import Headline, MemoryLimit
+from cloudai_mbridge.errors import BadInput
+from cloudai_mbridge.estimate.headline import START_UP_S, Headline, MemoryLimit
 from cloudai_mbridge.megatron_bridge.launcher.plan import is_passed
 from cloudai_mbridge.models.cmd_args import Launcher
 from cloudai_mbridge.models.loading.load import LoadedTest
 from cloudai_mbridge.models.system import System
 from cloudai_mbridge.models.values.time_limit import parse_time_limit
-from cloudai_mbridge.plan.budget import Budget
 from cloudai_mbridge.sweep import CheckedPoint, SweepSpace, checked_points
 from cloudai_mbridge.sweep.estimated import SweepEstimates, memory_violation
 from cloudai_mbridge.sweep.order import informative
 from cloudai_mbridge.sweep.pinned import pinned_by
 from cloudai_mbridge.training.flops import NEW, Formula
+
+PREDICTED = f"predicted, with {START_UP_S:g} s of start-up a run"
+BY_LIMIT = "GPUs x time limit"
+
+
+class Budget:
+    """What the runs of a test are taken to cost, for `[sweep] max_gpu_hours`. where: the test, for messages. max_gpu_hours: None allows everything."""
+
+    def __init__(self, where: str, max_gpu_hours: float | None) -> None:
+        self._where, self._most = where, max_gpu_hours
+        self.gpu_hours = 0.0
+        self._rules: Counter[str] = Counter()
+
+    def price(
+        self, headline: Headline | None, num_gpus: int, num_steps: int | None, time_limit_s: float | None, num_runs: int
+    ) -> tuple[float, str]:
+        """Return the GPU-hours of a point's runs and the rule: predicted where that is known, else by the time limit.
+
+        A run ends at its time limit, whatever was predicted. BadInput: there is a budget, but neither of the two.
+        """
+        limit = None if time_limit_s is None else num_gpus * time_limit_s / 3600
+        predicted = headline.gpu_hours(num_steps, START_UP_S) if headline else None
+        if predicted is not None:
+            return num_runs * (predicted if limit is None else min(predicted, limit)), PREDICTED
+        if limit is None:
+            if self._most is not None:
+                raise BadInput(f"{self._where}: sweep.max_gpu_hours needs a time_limit; set one")
+            return 0.0, BY_LIMIT
+        return num_runs * limit, BY_LIMIT
+
+    def allows(self, gpu_hours: float) -> bool:
+        """Return whether as much may be spent on top of what was."""
+        return self._most is None or self.gpu_hours + gpu_hours <= self._most
+
+    def spend(self, gpu_hours: float, rule: str) -> None:
+        """Count a point in."""
+        self.gpu_hours += gpu_hours
+        self._rules[rule] += 1
+
+    def note(self) -> str | None:
+        """Return how the points that were counted in were priced; None without a budget or a prediction."""
+        if self._most is None or not self._rules[PREDICTED]:
+            return None
+        counts = "; ".join(f"{count} points: {rule}" for rule, count in sorted(self._rules.items()))
+        return f"{self._where}: max_gpu_hours counts {self.gpu_hours:.4g} GPU-hours ({counts})"
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from cloudai_mbridge.errors import BadInput
-from cloudai_mbridge.models.cmd_args import ARGUMENTS, ResolvedCmdArgs
+from cloudai_mbridge.models.cmd_args import ARGUMENTS, ResolvedCmdArgs, names_in
 from cloudai_mbridge.models.system import LocalSystem, System
 from cloudai_mbridge.models.values.pipeline_layout import num_stages
 from cloudai_mbridge.recipes.container import container_data
@@ -114,11 +114,7 @@ def training_config(
 
 
 def _ranks(value: Any) -> list[int]:
-    """Return the ranks of 3, "0,3" or [0, 3].
-
-    Raises:
-        BadInput: the text has another form.
-    """
+    """Return the ranks of 3, "0,3" or [0, 3]; BadInput for text of another form."""
     texts = value.strip("[] ").split(",") if isinstance(value, str) else value if isinstance(value, list) else [value]
     try:
         return [int(text) for text in texts]
@@ -152,7 +148,7 @@ def _derive(model: dict[str, Any], recipe: Recipe) -> None:
         model["virtual_pipeline_model_parallel_size"] = virtual if virtual > 1 else None
     model["sequence_parallel"] = model["tensor_model_parallel_size"] > 1
     if isinstance(modules := model.get("recompute_modules"), str):
-        model["recompute_modules"] = [m for part in modules.strip("[]").split(",") if (m := part.strip(" '\""))]
+        model["recompute_modules"] = names_in(modules)
     if model.get("recompute_num_layers"):
         model.update(recompute_granularity="full", recompute_method="block", recompute_modules=None)
     elif model.get("recompute_modules"):

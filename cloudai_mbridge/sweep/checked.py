@@ -51,10 +51,9 @@ def with_recipe(args: ResolvedCmdArgs, recipe: Recipe | None, but: Collection[st
 
 
 def recipe_of(args: ResolvedCmdArgs) -> Recipe | None:
-    """Return the recipe that the arguments name. Megatron-Bridge has recipes that are unknown here; ours must exist.
+    """Return the recipe that the arguments name; None for one of Megatron-Bridge's that is unknown here.
 
-    Raises:
-        BadInput: the embedded loop is asked for a recipe that does not exist.
+    BadInput: the embedded loop is asked for a recipe that does not exist.
     """
     if args.launcher is Launcher.EMBEDDED or args.model_recipe_name in recipe_names():
         return load_recipe(args.model_recipe_name)

@@ -11,8 +11,7 @@ from cloudai_mbridge.estimate.headline import Headline
 from cloudai_mbridge.estimate.headlines import Headlines, Shape
 from cloudai_mbridge.estimate.memory import StageMemory
 from cloudai_mbridge.estimate.point import GIB, estimate_point
-from cloudai_mbridge.estimate.request import EstimateRequest, gpu_of
-from cloudai_mbridge.estimate.trained import trained_question
+from cloudai_mbridge.estimate.request import EstimateRequest, gpu_of, trained_question
 from cloudai_mbridge.megatron_bridge.presets.find import UPSTREAM_DECIDES, Preset, as_said, resolve_sizes
 from cloudai_mbridge.models.cmd_args import ARGUMENTS, READ, Launcher, ResolvedCmdArgs
 from cloudai_mbridge.models.system import System

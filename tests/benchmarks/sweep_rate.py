@@ -19,9 +19,8 @@ from cloudai_mbridge.constraints import Violation, check
 from cloudai_mbridge.estimate.headline import DEFAULT_LIMIT
 from cloudai_mbridge.models.cmd_args import MegatronBridgeCmdArgs, ResolvedCmdArgs
 from cloudai_mbridge.models.scenario import TestRun
-from cloudai_mbridge.models.sweep import SweepConfig
 from cloudai_mbridge.models.system import SlurmSystem
-from cloudai_mbridge.models.test_definition import MegatronBridgeTestDefinition
+from cloudai_mbridge.models.test_definition import MegatronBridgeTestDefinition, SweepConfig
 from cloudai_mbridge.recipes import load_recipe
 from cloudai_mbridge.recipes.apply import with_recipe_defaults
 from cloudai_mbridge.sweep import SweepSpace, checked_points

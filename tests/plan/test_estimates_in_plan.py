@@ -13,9 +13,9 @@ from cloudai_mbridge.models.scenario import Scenario
 from cloudai_mbridge.models.system import SlurmSystem, System
 from cloudai_mbridge.models.test_definition import MegatronBridgeTestDefinition
 from cloudai_mbridge.plan import ScenarioPlan
-from cloudai_mbridge.plan.budget import BY_LIMIT, PREDICTED, Budget
 from cloudai_mbridge.plan.build import build_plan
 from cloudai_mbridge.plan.read import read_plan
+from cloudai_mbridge.plan.walk import BY_LIMIT, PREDICTED, Budget
 from cloudai_mbridge.report.build import _predicted
 
 CLUSTER = SlurmSystem.model_validate(

@@ -1,7 +1,7 @@
 """Memory of every pipeline stage, before any GPU second is spent: named terms in bytes that add up.
 
 Read in this order: `layout` (the request), `stages` (who holds which layers), `parameters` (exact), `states`,
-`activations` (`saved_fused`, `saved_torch`, `in_flight`), `other`, `estimate` (the answer). `reference` has the two
+`activations` (`saved_fused`, `saved_torch`), `other`, `estimate` (the answer). `reference` has the two
 estimators of Megatron-Bridge, by name.
 """
 

@@ -6,7 +6,7 @@ from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.estimate.memory.layout import Granularity, ParallelLayout, Recompute
 from cloudai_mbridge.estimate.memory.upstream import preset
 from cloudai_mbridge.estimate.precision import Precision
-from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
+from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs, names_in
 from cloudai_mbridge.models.values.pipeline_layout import num_stages
 from cloudai_mbridge.recipes.apply import recipe_layout
 from cloudai_mbridge.recipes.load import Recipe
@@ -102,15 +102,10 @@ def _pipeline(args: ResolvedCmdArgs, recipe: Recipe, mtp_num_layers: int) -> tup
 def _recompute(args: ResolvedCmdArgs, modules: frozenset[str], num_layers: int | None) -> Recompute:
     """Return what is recomputed: the point's own words replace the recipe's."""
     if args.recompute_num_layers is not None or args.recompute_modules is not None:
-        modules, num_layers = _modules(args.recompute_modules), args.recompute_num_layers
+        modules, num_layers = frozenset(names_in(args.recompute_modules)), args.recompute_num_layers
     if num_layers:
         return Recompute(Granularity.FULL, method="block", num_layers=num_layers)
     return Recompute(Granularity.SELECTIVE, modules) if modules else Recompute()
-
-
-def _modules(given: str | list[str] | None) -> frozenset[str]:
-    parts = given.strip("[]").split(",") if isinstance(given, str) else given or []
-    return frozenset(name for part in parts if (name := part.strip(" '\"")))
 
 
 def _cuda_graph(args: ResolvedCmdArgs) -> str:

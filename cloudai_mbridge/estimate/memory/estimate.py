@@ -52,8 +52,7 @@ def memory_per_stage(
 ) -> tuple[StageMemory, ...]:
     """Return the memory of every pipeline stage, the worst one marked (of equal ones the first).
 
-    Raises:
-        BadInput: the layers cannot be split over the stages so, or the model has layers that are not modelled.
+    BadInput: the layers cannot be split over the stages so, or the model has layers that are not modelled.
     """
     stages = _stages(padded_for(arch, layout.tp), layout, assumptions or Assumptions())
     worst = max(stages, key=lambda stage: stage.total).stage

@@ -130,11 +130,7 @@ class ParallelLayout:
             raise BadInput(f"moe_imbalance: {self.moe_imbalance} is below the mean; use at least 1")
 
     def resized(self, num_gpus: int, mbs: int, gbs: int | None) -> "ParallelLayout":
-        """Return the same layout on as many GPUs with this batch.
-
-        Raises:
-            BadInput: the sizes do not fit together.
-        """
+        """Return the same layout on as many GPUs with this batch; BadInput if the sizes do not fit together."""
         other = object.__new__(ParallelLayout)  # `replace` goes through all fields: too slow for every point of a sweep
         other.__dict__.update(self.__dict__, num_gpus=num_gpus, mbs=mbs, gbs=gbs)
         for name in ("dp", "expert_dp"):

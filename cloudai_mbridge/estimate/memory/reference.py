@@ -24,11 +24,7 @@ from cloudai_mbridge.training.utils.theoretical_memory import (
 
 
 def seed(arch: Architecture, layout: ParallelLayout) -> TheoreticalMemory:
-    """Estimate as Megatron-Bridge did at first.
-
-    Raises:
-        BadInput: the first or last stage has a size of its own.
-    """
+    """Estimate as Megatron-Bridge did at first; BadInput if the first or last stage has a size of its own."""
     arch, split = _prepared(arch, layout)
     h, layers, p, t = arch.hidden_size, arch.num_layers, split.pp, split.tp
     ffn = arch.ffn_hidden_size / h * (arch.num_moe_experts or 1) * (1.5 if _is_swiglu(arch) else 1.0)
@@ -41,11 +37,7 @@ def seed(arch: Architecture, layout: ParallelLayout) -> TheoreticalMemory:
 
 
 def head(arch: Architecture, layout: ParallelLayout) -> TheoreticalMemory:
-    """Estimate as Megatron-Bridge's newest version does.
-
-    Raises:
-        BadInput: the first or last stage has a size of its own.
-    """
+    """Estimate as Megatron-Bridge's newest version does; BadInput as for `seed`."""
     arch, split = _prepared(arch, layout)
     return memory_of_model(arch, split, is_swiglu=_is_swiglu(arch))
 

@@ -31,10 +31,7 @@ class MemoryTotals:
     def fullest(self, model: Architecture, layout: ParallelLayout) -> tuple[float, int, float]:
         """Return bytes and number of the fullest stage, and the most bytes of states and activations of a stage.
 
-        model: the one of before, but for its sequence length.
-
-        Raises:
-            BadInput: as `memory_per_stage`.
+        model: the one of before, but for its sequence length. Raises as `memory_per_stage` does.
         """
         dp, cp = layout.dp, layout.cp
         copies = (dp > 1, dp * cp > 1, layout.expert_dp > 1)

@@ -17,7 +17,7 @@ from cloudai_mbridge.megatron_bridge.launcher.options import find_launcher, know
 from cloudai_mbridge.megatron_bridge.launcher.plan import HF_TOKEN, WANDB_API_KEY, LauncherRun, UpstreamPlan
 from cloudai_mbridge.megatron_bridge.pins import image_path, install_root, repo_path
 from cloudai_mbridge.megatron_bridge.release import Release, find_release
-from cloudai_mbridge.models.cmd_args import ARGUMENTS
+from cloudai_mbridge.models.cmd_args import ARGUMENTS, names_in
 from cloudai_mbridge.models.system import SlurmSystem, System
 from cloudai_mbridge.models.values.shell import launcher_word, shell_word
 from cloudai_mbridge.models.values.time_limit import format_time_limit
@@ -93,11 +93,7 @@ def _text(value: Any) -> str:
 
 
 def _names(value: Any) -> str:
-    """Write "['a', b]", "a, b" and lists of names as a,b."""
-    text = _text(value).strip().strip("\"'")
-    if text.startswith("[") and text.endswith("]"):
-        text = text[1:-1]
-    return ",".join(name for part in text.split(",") if (name := part.strip().strip("\"'")))
+    return ",".join(names_in(value))
 
 
 def _stages(value: Any) -> str:
@@ -190,10 +186,7 @@ _TABLE: tuple[Row, ...] = (
     _credential("-hf", HF_TOKEN),
     _field("nemo_home"),
     _credential("-wdk", WANDB_API_KEY),
-    _field("wandb_project_name"),
-    _field("wandb_entity_name"),
-    _field("wandb_experiment_name"),
-    _field("wandb_save_dir"),
+    *map(_field, ("wandb_project_name", "wandb_entity_name", "wandb_experiment_name", "wandb_save_dir")),
     _field("max_retries"),
     _switch("dryrun"),
     _field("num_gpus"),
@@ -202,69 +195,35 @@ _TABLE: tuple[Row, ...] = (
     _exports,
     _field("domain"),
     _switch("use_recipes"),
-    _field("enable_vboost"),
-    _field("model_family_name"),
-    _field("model_recipe_name"),
-    _field("hidden_size"),
-    _field("num_layers"),
+    *map(_field, ("enable_vboost", "model_family_name", "model_recipe_name", "hidden_size", "num_layers")),
     _field("pipeline_model_parallel_layout"),
     _field("first_k_dense_replace"),
     _switch("enable_nsys"),
-    _field("use_tokendrop"),
-    _field("use_megatron_fsdp"),
-    _field("nccl_ub"),
-    _field("cuda_graph_impl"),
+    *map(_field, ("use_tokendrop", "use_megatron_fsdp", "nccl_ub", "cuda_graph_impl")),
     _field("cuda_graph_scope", _names),
-    _field("tp"),
-    _field("pp"),
-    _field("cp"),
+    *map(_field, ("tp", "pp", "cp")),
     _field("vp", _stages),
-    _field("ep"),
-    _field("et"),
-    _field("mb"),
-    _field("gb"),
-    _field("seq_length"),
-    _field("moe_a2a_overlap"),
-    _field("max_steps"),
-    _field("recompute_num_layers"),
+    *map(_field, ("ep", "et", "mb", "gb", "seq_length", "moe_a2a_overlap", "max_steps", "recompute_num_layers")),
     _field("activation_offload_layers"),
     _field("recompute_modules", _names),
     lambda launch: ["--detach", "false"],  # the log is read from a launcher that stays until the job has ended
-    _field("lr"),
-    _field("min_lr"),
-    _field("warmup_iters"),
-    _field("pretrained_checkpoint"),
-    _field("save_dir"),
-    _field("load_dir"),
-    _field("save_interval"),
-    _field("most_recent_k"),
-    _field("save_config_filepath"),
-    _field("data"),
+    *map(_field, ("lr", "min_lr", "warmup_iters", "pretrained_checkpoint", "save_dir", "load_dir", "save_interval")),
+    *map(_field, ("most_recent_k", "save_config_filepath", "data")),
     _values("dataset_paths"),
-    _field("dataset_root"),
-    _field("index_mapping_dir"),
-    _field("dataset_name"),
+    *map(_field, ("dataset_root", "index_mapping_dir", "dataset_name")),
     _switch("packed_sequence"),
     _switch("head_only"),
-    _field("tokenizer_type"),
-    _field("tokenizer_model"),
-    _field("vocab_size"),
-    _field("pytorch_profiler"),
-    _field("profiling_start_step"),
+    *map(_field, ("tokenizer_type", "tokenizer_model", "vocab_size", "pytorch_profiler", "profiling_start_step")),
     _field("profiling_stop_step"),
     _field("record_memory_history"),
     _switch("profiling_gpu_metrics"),
-    _field("profiling_ranks"),
-    _field("nsys_trace"),
-    _field("nsys_extra_args"),
+    *map(_field, ("profiling_ranks", "nsys_trace", "nsys_extra_args")),
     _slurm_params,
     _field("config_variant"),
     _switch("list_config_variants"),
     # what CloudAI does not know
     _switch("offline"),
-    _field("packager"),
-    _field("optimizer_type"),
-    _field("moe_flex_dispatcher_backend"),
+    *map(_field, ("packager", "optimizer_type", "moe_flex_dispatcher_backend")),
     _switch("dump_env"),
     _switch("deterministic"),
     _field("lock_gpu_freq"),
@@ -274,9 +233,7 @@ _TABLE: tuple[Row, ...] = (
     _switch("retry_on_testing_failure"),
     _field("c4_root"),
     _values("c4_train_shards"),
-    _field("num_moe_experts"),
-    _field("peak_mem_clk"),
-    _field("preempt_time"),
+    *map(_field, ("num_moe_experts", "peak_mem_clk", "preempt_time")),
     _overrides,
 )
 

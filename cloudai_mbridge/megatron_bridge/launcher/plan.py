@@ -128,11 +128,7 @@ def refuse_upstream(test: LoadedTest, system: System) -> Iterator[str]:
 
 
 def plan_upstream(test: LoadedTest, args: ResolvedCmdArgs, system: System) -> UpstreamPlan:
-    """Decide about one point of a test that `refuse_upstream` has nothing against.
-
-    Raises:
-        BadInput: a Slurm option that the launcher cannot pass on.
-    """
+    """Decide about a point that `refuse_upstream` has nothing against; BadInput for a Slurm option that cannot pass."""
     definition = test.definition
     repo = megatron_bridge_of(definition)
     assert repo is not None

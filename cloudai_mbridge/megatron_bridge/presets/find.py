@@ -16,7 +16,7 @@ from cloudai_mbridge.megatron_bridge.presets.resolve import (
 )
 from cloudai_mbridge.megatron_bridge.presets.rows import PresetRow
 from cloudai_mbridge.megatron_bridge.release import Release
-from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
+from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs, names_in
 
 # The arguments of which the launcher fills in what the user leaves out.
 UPSTREAM_DECIDES = (
@@ -94,7 +94,7 @@ def said(args: ResolvedCmdArgs) -> dict[str, Any]:
 
 def as_said(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return what is said of arguments: lists as lists, and nothing that is unset."""
-    return {name: _list(value) if name in _LISTS else value for name, value in values.items() if value not in UNSET}
+    return {name: names_in(value) if name in _LISTS else value for name, value in values.items() if value not in UNSET}
 
 
 def with_preset(args: ResolvedCmdArgs, preset: Preset | None) -> Resolved:
@@ -154,13 +154,6 @@ def _preset(release: Release, request: PresetRequest, num_gpus: int) -> Preset |
         rules_for(release.key, known.source.is_flat and known.source.scales),
         known.source.layouts.get(row.recipe, {}),
     )
-
-
-def _list(value: str | list[str]) -> list[str]:
-    """Read "[a, 'B']", "a,b" or a list of such."""
-    texts = value if isinstance(value, list) else [value]
-    parts = [part for text in texts for part in text.strip().strip("\"'[]").split(",")]
-    return [item for part in parts if (item := part.strip().strip("\"'"))]
 
 
 def origin(preset: Preset) -> str:

@@ -243,11 +243,7 @@ def _merge(base: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
 
 
 def validate(model: type[M], data: Any, source: TomlSource, prefix: tuple[str | int, ...] = ()) -> M:
-    """Build `model` from the data at `prefix` of `source`.
-
-    Raises:
-        BadInput: one line per mistake.
-    """
+    """Build `model` from the data at `prefix` of `source`; BadInput has one line per mistake."""
     try:
         return model.model_validate(data)
     except ValidationError as error:

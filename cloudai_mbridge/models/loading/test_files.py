@@ -63,8 +63,7 @@ def is_baseline(source: TomlSource) -> bool:
 def find_test_files(directory: Path | None, *, skip_broken: bool = False) -> TestFiles:
     """Read the TOMLs below a directory. Systems, scenarios and files without a name are passed over.
 
-    Raises:
-        BadInput: no such directory, or broken TOML, if that is not to be skipped.
+    BadInput: no such directory, or broken TOML, if that is not to be skipped.
     """
     if directory is None:
         return TestFiles(None, {})

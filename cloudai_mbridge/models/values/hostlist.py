@@ -14,11 +14,7 @@ MAX_AVAILABLE = "max_avail"  # as many as are free now
 
 
 def check_nodes(text: str) -> str:
-    """Return a node list or PARTITION:GROUP:COUNT as it is.
-
-    Raises:
-        ValueError: it is neither.
-    """
+    """Return a node list or PARTITION:GROUP:COUNT as it is; ValueError if it is neither."""
     try:
         if ":" in text:
             parse_group(text)
@@ -30,11 +26,7 @@ def check_nodes(text: str) -> str:
 
 
 def parse_group(text: str) -> tuple[str, str, int | None]:
-    """Return the partition, the group and the number of nodes of PARTITION:GROUP:COUNT; None is as many as are free.
-
-    Raises:
-        BadInput: the text has another form.
-    """
+    """Return partition, group and number of nodes (None: as many as are free); BadInput for text of another form."""
     partition, _, rest = text.partition(":")
     group, _, count = rest.partition(":")
     if not (partition and group and (count == MAX_AVAILABLE or re.fullmatch("0*[1-9][0-9]*", count))):
@@ -43,11 +35,7 @@ def parse_group(text: str) -> tuple[str, str, int | None]:
 
 
 def expand_hostlist(text: str) -> list[str]:
-    """Return the nodes' names, in order, each once.
-
-    Raises:
-        BadInput: a bracket is not closed, holds something else than ranges, or there are more than 100,000 nodes.
-    """
+    """Return the nodes' names, in order, each once; BadInput for broken brackets or more than 100,000 nodes."""
     parts = [_pieces(part, text) for part in _parts(text)]
     if sum(map(_num_names, parts)) <= _MOST_EXPANDED:
         names = list(dict.fromkeys(name for pieces in parts for name in _names(pieces)))
