@@ -21,7 +21,7 @@ def render_estimate(found: PointEstimate) -> RenderableType:
     if found.reference:
         parts.append(Text(found.reference.line()))
     if found.step_time:
-        parts.append(_step_time(found.step_time.terms(), found.step_time.step_time_s))
+        parts.append(_step_time(list(found.step_time.terms.items()), found.step_time.step_time_s))
     for reason, names in _by_reason(found.missing).items():
         parts.append(Text(f"not known: {', '.join(names)} ({reason})", style="dim"))
     if found.filled_in:

@@ -22,7 +22,7 @@ def _numbers(release: str) -> tuple[int, ...]:
 
 
 class UnknownOperandError(Exception):
-    """A rule asks for a value that the launcher decides, or an override, and nobody knows; says which and why."""
+    """A rule asks for an unknown value that the launcher or an override decides; says which and why."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """How rules look at a point of Megatron-Bridge's launcher, which fills in what the point leaves out.
 
 Rules C01-C18 look at what is written, as CloudAI does. All others, and C02 and C08, which accept everything in CloudAI,
-look at what will be trained. An argument that upstream decides and nobody knows makes a rule *not evaluated*.
+look at what will be trained. An unknown argument that upstream decides makes a rule *not evaluated*.
 """
 
 from collections.abc import Callable, Mapping
@@ -32,7 +32,7 @@ _ON_TRAINED_ONLY = {pipeline.c02_layers_fill_the_pipeline, pipeline.c08_stages_d
 # Of what the user says twice, the launcher keeps one.
 ON_WRITTEN_ALONE = {parallel.m02_sizes_are_positive, features.m15_full_or_selective_recomputation}
 _ON_WRITTEN = ({*cloudai.RULES} - _ON_TRAINED_ONLY) | ON_WRITTEN_ALONE
-# Arithmetic that Megatron-Core has to obey whoever gave the numbers: also asked of what will be trained.
+# Arithmetic that Megatron-Core has to obey wherever the numbers come from: also asked of what will be trained.
 _ON_BOTH = {
     sizes.c01_ranks_fill_the_model_parallel_groups,
     sizes.c03_at_least_one_model_replica,
@@ -53,7 +53,7 @@ _CHOOSING = (
 class Upstream:
     """What is known of the launcher of a point.
 
-    preset: what it fills in; None where nobody knows.
+    preset: what it fills in; None where it is not known.
     overridden: arguments and fields of the model that `extra_cmd_args` set: rules do not read these.
     """
 
@@ -94,7 +94,7 @@ _AS_CLOUDAI: Mapping[Rule, Rule] = {
 
 
 class TrainedArgs:
-    """The arguments that will be trained; asking for one that nobody knows raises UnknownOperandError."""
+    """The arguments that will be trained; asking for an unknown one raises UnknownOperandError."""
 
     def __init__(self, resolved: Resolved, written: ResolvedCmdArgs, upstream: Upstream) -> None:
         self._resolved, self._written, self._upstream = resolved, written, upstream
@@ -180,8 +180,8 @@ def _holds(condition: Callable[[Point], bool], trained: Point) -> bool:
 
 
 def _origins(broken: Violation, written: Point, preset: Preset) -> dict[str, str]:
-    said = written.args
-    return {n: origin(preset) for n in broken.operands if n in _DECIDED and getattr(said, n) in UNSET}
+    unset = [n for n in broken.operands if n in _DECIDED and getattr(written.args, n) in UNSET]
+    return dict.fromkeys(unset, origin(preset))
 
 
 def rule_id(rule: Rule) -> str:

@@ -229,10 +229,10 @@ def _derive(model: dict[str, Any]) -> None:
         model["moe_ffn_hidden_size"] = model["ffn_hidden_size"]
 
 
-_BLOCKS = "M*-EG"
+BLOCKS = "M*-EG"
 # Fields with an entry for every decoder layer, and those that count the multi-token-prediction layers too
-_DECODER_ONLY = ("moe_layer_freq",)
-_WITH_PREDICTION = ("window_attn_skip_freq", "linear_attention_freq", "csa_compress_ratios")
+DECODER_ONLY = ("moe_layer_freq",)
+WITH_PREDICTION = ("window_attn_skip_freq", "linear_attention_freq", "csa_compress_ratios")
 
 
 def fit_layers(model: dict[str, Any]) -> None:
@@ -242,10 +242,10 @@ def fit_layers(model: dict[str, Any]) -> None:
     hybrid pattern goes on from its beginning. Without multi-token prediction its blocks of a pattern are dropped.
     """
     layers, mtp = model["num_layers"], model["mtp_num_layers"] or 0
-    for name in _DECODER_ONLY:
+    for name in DECODER_ONLY:
         if isinstance(entries := model.get(name), (list, tuple)):
             model[name] = _cut(entries, layers)
-    for name in _WITH_PREDICTION:
+    for name in WITH_PREDICTION:
         if isinstance(entries := model.get(name), (list, tuple)):
             model[name] = _cut(entries, layers) + list(entries[-1:]) * mtp
     if pattern := model.get("hybrid_layer_pattern"):
@@ -258,7 +258,7 @@ def _cut(entries: list[int] | tuple[int, ...], layers: int) -> list[int]:
 
 def _fit_pattern(pattern: str, layers: int, mtp: int) -> str:
     decoder, *prediction = pattern.split("/")
-    blocks = [block for block in decoder if block in _BLOCKS]
+    blocks = [block for block in decoder if block in BLOCKS]
     if blocks and len(blocks) != layers:
         decoder = "".join((blocks * (layers // len(blocks) + 1))[:layers])
     return "/".join([decoder, *(prediction * mtp)[:mtp]])

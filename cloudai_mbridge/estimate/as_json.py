@@ -24,7 +24,7 @@ def as_data(found: PointEstimate) -> dict[str, Any]:
         "fits": found.fits,
         "tokens_per_step": found.tokens_per_step,
         "step_time_s": found.step_time_s,
-        "step_time_terms_s": dict(found.step_time.terms()) if found.step_time else None,
+        "step_time_terms_s": dict(found.step_time.terms) if found.step_time else None,
         "step_time_median_error": found.held_out_error.median if found.held_out_error else None,
         "step_time_error": str(found.held_out_error) if found.held_out_error else None,
         **{name: getattr(found, name) for name in _RATES},

@@ -42,7 +42,7 @@ def _read(key: str, text: str, wanted: Any) -> Any:
     for kind in (kind for kind in kinds if isinstance(kind, type)):
         if _is(kind, value) or (kind is float and _is(int, value)):
             return value
-    raise BadInput(f"extra_cmd_args: {key!r}: {text!r} is no {' or '.join(sorted(map(_name, kinds)))}; correct it")
+    raise BadInput(f"extra_cmd_args: {key!r}: {text!r} is not {' or '.join(sorted(map(_name, kinds)))}; correct it")
 
 
 def _is(kind: type, value: object) -> bool:
@@ -50,5 +50,5 @@ def _is(kind: type, value: object) -> bool:
 
 
 def _name(kind: Any) -> str:
-    names = {bool: "true or false", int: "whole number", float: "number", str: "text", type(None): "null"}
-    return names.get(kind, "list of whole numbers")
+    names = {bool: "true or false", int: "a whole number", float: "a number", str: "text", type(None): "null"}
+    return names.get(kind, "a list of whole numbers")

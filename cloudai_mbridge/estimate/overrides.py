@@ -55,11 +55,17 @@ def _read(name: str, key: str, text: str) -> Any:
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        raise BadInput(f"extra_cmd_args: {key!r}: {text!r} is no {_NAMES[kind]}; correct it")
+        raise BadInput(f"extra_cmd_args: {key!r}: {text!r} is not {_NAMES[kind]}; correct it")
     return value
 
 
-_NAMES = {bool: "true or false", float: "number", int: "whole number", str: "text", list: "list such as ['core_attn']"}
+_NAMES = {
+    bool: "true or false",
+    float: "a number",
+    int: "a whole number",
+    str: "text",
+    list: "a list such as ['core_attn']",
+}
 
 
 def _recompute(

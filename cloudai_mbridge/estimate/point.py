@@ -47,7 +47,17 @@ class ParameterCounts:
 
 
 @dataclass(frozen=True)
-class PointEstimate:
+class Speed:
+    """What follows from a step time. None: not known."""
+
+    step_time_s: float | None
+    tokens_per_s_per_gpu: float | None
+    tflops_per_gpu: float | None
+    mfu: float | None
+
+
+@dataclass(frozen=True)
+class PointEstimate(Speed):
     """The answer. Times in seconds, memory in bytes or GiB as named; `missing`: field -> why it is None.
 
     stages: memory of every pipeline stage, in the terms of the default estimator; None with a reference estimator,
@@ -73,10 +83,6 @@ class PointEstimate:
     memory_share: float | None
     step_time: StepTime | None
     held_out_error: HeldOutError | None
-    step_time_s: float | None
-    tokens_per_s_per_gpu: float | None
-    tflops_per_gpu: float | None
-    mfu: float | None
     gpu_hours: float | None
     cost: float | None
     currency: str | None
@@ -117,7 +123,9 @@ def estimate_point(
     layout = request.layout_of(model)
     flops, gpu = flops_of(model, request.formula, is_frozen=layout.adapters_only), request.gpu
     tokens = tokens_per_step(model, layout)
-    parameters = _or_why(missing, "parameters", lambda: _parameters(model))
+    parameters = _or_why(
+        missing, "parameters", lambda: ParameterCounts(total_parameters(model), active_parameters(model))
+    )
     stages, reference = _memory(missing, model, layout, gpu, estimator)
     peak = reference.total if reference else worst_stage(stages).total if stages else None
     times = _or_why(missing, "step_time_s", lambda: times_of(request, model))
@@ -149,10 +157,7 @@ def estimate_point(
         memory_share=_most_modelled(stages, peak) / GIB / memory_gib if peak is not None and memory_gib else None,
         step_time=step,
         held_out_error=times.held_out_error if times else None,
-        step_time_s=speed.step_time_s,
-        tokens_per_s_per_gpu=speed.tokens_per_s_per_gpu,
-        tflops_per_gpu=speed.tflops_per_gpu,
-        mfu=speed.mfu,
+        **vars(speed),
         gpu_hours=gpu_hours,
         cost=cost,
         currency=price.currency if price else None,
@@ -190,16 +195,6 @@ def assumptions_for(gpu: Gpu | None) -> Assumptions:
     return NOTHING if gpu is not None and not gpu.is_known else Assumptions()
 
 
-@dataclass(frozen=True)
-class Speed:
-    """What follows from a step time. None: not known."""
-
-    step_time_s: float | None
-    tokens_per_s_per_gpu: float | None
-    tflops_per_gpu: float | None
-    mfu: float | None
-
-
 def _most_modelled(stages: tuple[StageMemory, ...] | None, peak: float) -> float:
     """Return the most bytes of states and activations of a stage; a reference estimator knows nothing else."""
     return max((stage.states + stage.activations for stage in stages or ()), default=peak)
@@ -226,10 +221,6 @@ def speed_of(
     if share is None:
         missing["mfu"] = f"{request.gpu.name} has no peak for {precision}"
     return Speed(step_time_s, rate, tflops, share)
-
-
-def _parameters(model: Architecture) -> ParameterCounts:
-    return ParameterCounts(total_parameters(model), round(active_parameters(model)))
 
 
 def _memory(

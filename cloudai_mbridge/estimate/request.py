@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.estimate.architecture import Architecture, architecture
@@ -10,7 +9,7 @@ from cloudai_mbridge.estimate.hardware import Gpu, find_gpu
 from cloudai_mbridge.estimate.memory import Implementation, ParallelLayout, layout_of
 from cloudai_mbridge.estimate.overrides import apply_overrides
 from cloudai_mbridge.estimate.published import PublishedRow, published_of, rows_of_shape
-from cloudai_mbridge.megatron_bridge.presets.find import Preset, describe, said, with_preset
+from cloudai_mbridge.megatron_bridge.presets.find import Preset, describe, given_by, with_preset
 from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
 from cloudai_mbridge.models.system import LocalSystem, System
 from cloudai_mbridge.recipes.load import Recipe
@@ -34,9 +33,6 @@ class refusing:  # noqa: N801 - reads as a statement
         if isinstance(error, _IMPOSSIBLE):
             why = " ".join(str(error).split()) or type(error).__name__
             raise BadInput(f"{self._what}: {why}") from None
-
-
-_find_gpu = lru_cache(maxsize=256)(find_gpu)
 
 
 @dataclass(frozen=True)
@@ -115,11 +111,11 @@ def gpu_of(args: ResolvedCmdArgs, system: System | None, *, is_set: bool | None 
             name, where = system.gpu_type, f"system {system.name!r}: gpu_type"
         elif args.launcher is Launcher.EMBEDDED or isinstance(system, LocalSystem):
             return None, "neither cmd_args.gpu_type nor the system's gpu_type says which GPU it is"
-    gpu = _find_gpu(name)
+    gpu = find_gpu(name)
     return gpu, "" if gpu else f"{where}: {name!r} is not a GPU with known figures"
 
 
-# Without these there is no estimate; the others are taken as unset where nobody knows them
+# Without these there is no estimate; the others are taken as unset where they are not known
 _NEEDED = ("tp", "pp", "cp", "ep", "mb", "gb")
 # What a row of the published tables says of a point
 _PUBLISHED = ("tp", "pp", "cp", "vp", "ep", "et", "mb", "gb", "seq_length", "use_megatron_fsdp")
@@ -165,6 +161,8 @@ def _shipped(
     """Return GPUs and batch of the preset, which upstream ships for this GPU, if the point changes nothing else."""
     if preset is None or extra or not all(isinstance(preset.values.get(name), int) for name in _BATCH):
         return ()
-    changed = [name for name, value in said(args).items() if name not in _BATCH and value != preset.values.get(name)]
+    changed = [
+        name for name, value in given_by(args).items() if name not in _BATCH and value != preset.values.get(name)
+    ]
     changed += [name for name in _MODEL if getattr(args, name) not in (None, recipe.default("model", name))]
     return () if changed else ((preset.num_gpus, preset.values["mb"], preset.values["gb"]),)

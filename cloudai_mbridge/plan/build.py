@@ -205,21 +205,17 @@ def assign_arrays(runs: Iterable[RunPlan], system: System) -> tuple[RunPlan, ...
         for start in range(0, len(group), MOST_TASKS)
         if len(chunk := group[start : start + MOST_TASKS]) > 1
     ]
-    place = {
-        run.key: (f"{ROOT_FILES.arrays}/{number}", index)
+    placed = {
+        run.key: replace(run, array=f"{ROOT_FILES.arrays}/{number}", array_index=index)
         for number, chunk in enumerate(arrays)
         for index, run in enumerate(chunk)
     }
-    return tuple(_placed(run, *place[run.key]) if run.key in place else run for run in ordered)
+    return tuple(placed.get(run.key, run) for run in ordered)
 
 
 def _needs(run: RunPlan) -> object:
     secrets = tuple(sorted(run.secret_env.items()))
     return run.num_nodes, run.ranks_per_node, run.time_limit, run.nodes, run.exclude_nodes, secrets
-
-
-def _placed(run: RunPlan, array: str, index: int) -> RunPlan:
-    return replace(run, array=array, array_index=index)
 
 
 def with_hooks(loaded: LoadedScenario, runs: Iterable[RunPlan]) -> Iterator[RunPlan]:

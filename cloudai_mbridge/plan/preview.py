@@ -149,7 +149,7 @@ class SweepSummary:
     held_examples: list[tuple[PointPreview, str]] = field(default_factory=list)
 
     def lifted_notes(self) -> Iterator[str]:
-        """Yield what is said of points that only CloudAI rejects."""
+        """Yield the notes on points that only CloudAI rejects."""
         return (lifted_note(lifted, count) for lifted, count in self.lifted.items())
 
     def add(self, found: PointPreview, preview: SweepPreview, examples: int) -> None:

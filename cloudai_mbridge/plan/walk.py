@@ -27,7 +27,7 @@ BY_LIMIT = "GPUs x time limit"
 
 
 class Budget:
-    """What the runs of a test are taken to cost, for `[sweep] max_gpu_hours`. where: the test, for messages. max_gpu_hours: None allows everything."""
+    """What the runs of a test are taken to cost. where: the test, for messages. max_gpu_hours: None allows all."""
 
     def __init__(self, where: str, max_gpu_hours: float | None) -> None:
         self._where, self._most = where, max_gpu_hours

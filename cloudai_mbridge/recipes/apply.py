@@ -26,7 +26,7 @@ def place(key: str) -> tuple[str, str]:
 MAPPED = {name: place(argument.config) for name, argument in ARGUMENTS.items() if argument.config}
 PASSED_ON = {name: place(argument.config_extra) for name, argument in ARGUMENTS.items() if argument.config_extra}
 
-# what is of the model whoever trains it
+# sizes of the model, the same in every launcher
 _MODEL_FACTS = frozenset({"hidden_size", "num_layers", "vocab_size"})
 
 _ARGUMENT_OF = {place: name for name, place in MAPPED.items()}

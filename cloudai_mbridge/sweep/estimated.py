@@ -12,7 +12,7 @@ from cloudai_mbridge.estimate.headlines import Headlines, Shape
 from cloudai_mbridge.estimate.memory import StageMemory
 from cloudai_mbridge.estimate.point import GIB, estimate_point
 from cloudai_mbridge.estimate.request import EstimateRequest, gpu_of, trained_question
-from cloudai_mbridge.megatron_bridge.presets.find import UPSTREAM_DECIDES, Preset, as_said, resolve_sizes
+from cloudai_mbridge.megatron_bridge.presets.find import UPSTREAM_DECIDES, Preset, given_values, resolve_sizes
 from cloudai_mbridge.models.cmd_args import ARGUMENTS, READ, Launcher, ResolvedCmdArgs
 from cloudai_mbridge.models.system import System
 from cloudai_mbridge.recipes import Recipe
@@ -28,12 +28,12 @@ _RESIZED, _SIZES = ("num_gpus", "mb", "gb"), attrgetter("num_gpus", "mbs", "gbs"
 
 @dataclass(frozen=True)
 class _Base:
-    """The arguments that points of one launcher, recipe and preset share. said: of those that upstream decides."""
+    """The arguments that points of one launcher, recipe and preset share. given: those that upstream decides."""
 
     args: ResolvedCmdArgs
     recipe: Recipe | None
     preset: Preset | None
-    said: Mapping[str, Any]
+    given: Mapping[str, Any]
 
 
 class SweepEstimates:
@@ -97,8 +97,8 @@ class SweepEstimates:
         """Return GPUs, micro-batch and batch: what the point says, what its launcher fills in, else as the shape."""
         given = coordinates
         if base.preset is not None:
-            own = as_said({name: coordinates[name] for name in self._decided})
-            given = resolve_sizes({**base.said, **own}, self._num_gpus(coordinates), base.preset)
+            own = given_values({name: coordinates[name] for name in self._decided})
+            given = resolve_sizes({**base.given, **own}, self._num_gpus(coordinates), base.preset)
             given = {**given, "num_gpus": self._num_gpus(coordinates)}
         return [given.get(name) or known for name, known in zip(_RESIZED, _SIZES(shape.layout), strict=True)]
 
@@ -132,8 +132,8 @@ class SweepEstimates:
             args = self._base.model_copy(update=chosen)
             recipe = recipe_of(args)
             filled = with_recipe(args, recipe, but=self._names)
-            said = as_said({name: getattr(args, name) for name in UPSTREAM_DECIDES})
-            self._bases[key] = _Base(filled, recipe, self._preset(args), said)
+            given = given_values({name: getattr(args, name) for name in UPSTREAM_DECIDES})
+            self._bases[key] = _Base(filled, recipe, self._preset(args), given)
         return self._bases[key]
 
     def _preset(self, args: ResolvedCmdArgs) -> Preset | None:

@@ -70,7 +70,7 @@ class Pinned:
         return CHOOSING if self.release else STRUCTURAL
 
     def why_no_preset(self, args: ResolvedCmdArgs) -> str:
-        """Say why nobody knows what the launcher fills in."""
+        """Say why it is not known what the launcher fills in."""
         return why_no_preset(args, self.release)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from cloudai_mbridge.constraints.engine import JUDGED_WITHOUT, RULES
 from cloudai_mbridge.constraints.rule import Answer, Lifted, NotEvaluated, Point, UnknownOperandError, Violation
 from cloudai_mbridge.constraints.upstream import ON_WRITTEN_ALONE, Upstream, ask
-from cloudai_mbridge.megatron_bridge.presets.find import UNSET, UPSTREAM_DECIDES, Preset, as_said, resolve_sizes
+from cloudai_mbridge.megatron_bridge.presets.find import UNSET, UPSTREAM_DECIDES, Preset, given_values, resolve_sizes
 from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
 from cloudai_mbridge.models.system import System
 from cloudai_mbridge.recipes import Recipe
@@ -195,7 +195,7 @@ class _WatchedArgs:
 
 
 class _WatchedTrainedArgs(_WatchedArgs):
-    """The same with what the launcher fills in; an argument that nobody knows raises UnknownOperandError.
+    """The same with what the launcher fills in; an unknown argument raises UnknownOperandError.
 
     guarded: the arguments that the launcher or an override may decide.
     """
@@ -223,7 +223,7 @@ class _WatchedTrainedArgs(_WatchedArgs):
             chosen = get(self, "_chosen")
             written = {n: chosen[n] if n in chosen else get(self, n) for n in UPSTREAM_DECIDES}
             num_gpus = chosen["num_gpus"] if "num_gpus" in chosen else get(self, "num_gpus")
-            values = resolve_sizes(as_said(written), num_gpus, preset)
+            values = resolve_sizes(given_values(written), num_gpus, preset)
             object.__setattr__(self, "_values", values)
         if name not in values:
             raise UnknownOperandError(upstream.why_unknown(name))

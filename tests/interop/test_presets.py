@@ -13,7 +13,13 @@ from typing import Any
 import pytest
 
 from cloudai_mbridge.megatron_bridge.presets.catalog import catalog
-from cloudai_mbridge.megatron_bridge.presets.find import UPSTREAM_DECIDES, find_preset, resolve_sizes, said, with_preset
+from cloudai_mbridge.megatron_bridge.presets.find import (
+    UPSTREAM_DECIDES,
+    find_preset,
+    given_by,
+    resolve_sizes,
+    with_preset,
+)
 from cloudai_mbridge.megatron_bridge.presets.reader import read_source
 from cloudai_mbridge.megatron_bridge.presets.rows import PresetRow
 from cloudai_mbridge.megatron_bridge.release import Release
@@ -158,7 +164,7 @@ def _ours(point: dict[str, Any], release: Release) -> dict[str, Any]:
     resolved = with_preset(args, preset)
     assert resolved.unknown <= {"gb", "recompute_num_layers"}, (point, resolved.unknown)
     ours = {name: getattr(resolved.args, name) for name in UPSTREAM_DECIDES if name not in resolved.unknown}
-    return ours | {"sequence_parallel": resolve_sizes(said(args), args.num_gpus, preset)["sequence_parallel"]}
+    return ours | {"sequence_parallel": resolve_sizes(given_by(args), args.num_gpus, preset)["sequence_parallel"]}
 
 
 def _difference(ours: dict[str, Any], answer: dict[str, Any]) -> dict[str, Any]:

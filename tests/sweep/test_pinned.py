@@ -75,7 +75,7 @@ def test_a_launcher_that_is_told_another_gpu_is_named() -> None:
     sweep = SweepSpace(definition, TestRun(id="t", test_name="t"))
     system = {"name": "c", "scheduler": "slurm", "default_partition": "p", "partitions": [{"name": "p"}]}
     h100, gb200 = (SlurmSystem.model_validate({**system, "gpu_type": name}) for name in ("h100", "gb200"))
-    note = "the launcher is told gpu_type = 'gb200', CloudAI's default, and the system has h100; set it"
+    note = "the launcher is passed gpu_type = 'gb200', CloudAI's default, and the system has h100; set it"
     assert note in fill_in_notes(sweep, pinned_by(definition, h100))
     assert not any("is told" in text for text in fill_in_notes(sweep, pinned_by(definition, gb200)))
 

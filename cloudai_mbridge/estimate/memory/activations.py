@@ -103,7 +103,7 @@ def chunk_saved(z: Sizes, recompute: Recompute, is_fused: bool, offload: Offload
         layers = chunk.layers[position : position + size]
         position += size
         if is_checkpointed:
-            left = float(module.checkpoint(z))
+            left = z.checkpoint
             grows = sum(totals[layer] for layer in layers) - module.shared_with_checkpoint(z)
             terms["checkpoints"] += left if position > offloaded else 0
         else:
@@ -132,7 +132,7 @@ def _ends(z: Sizes, module: ModuleType, recompute: Recompute, chunk: Chunk, term
 def _prediction(z: Sizes, module: ModuleType, recompute: Recompute, layers: tuple[Layer, ...]) -> float:
     """Return what a multi-token-prediction module keeps. Megatron-Core recomputes it only by the uniform method."""
     if recompute.granularity is Granularity.FULL and recompute.method == "uniform":
-        return 2 * float(module.checkpoint(z))
+        return 2 * z.checkpoint
     return float(module.prediction(z)) + sum(_total(_kept(z, module, recompute, layer)) for layer in layers)
 
 
@@ -175,7 +175,7 @@ def _kept(
     if mixer and mixer.latents and recompute.has("mla_up_proj"):
         mixer = module.up_recomputed(z, mixer)
     if recompute.has("layernorm"):
-        mixer, ffn = (half and replace(half, norm=module.checkpoint(z), norm_output=0) for half in (mixer, ffn))
+        mixer, ffn = (half and replace(half, norm=z.checkpoint, norm_output=0) for half in (mixer, ffn))
     freed = {field for module_name, fields in _FREED.items() if recompute.has(module_name) for field in fields}
     return mixer, ffn and replace(ffn, **dict.fromkeys(freed, 0.0))
 

@@ -61,6 +61,11 @@ class Sizes:
         return self.arch.position_embedding_type in ("rope", "yarn")
 
     @property
+    def checkpoint(self) -> float:
+        """Bytes that one fully recomputed group of layers keeps."""
+        return float(self.split_tokens * self.arch.hidden_size * self.value)
+
+    @property
     def latent_query(self) -> int:
         """Width of one head's query, of multi-latent attention."""
         return self.arch.qk_head_dim + self.arch.qk_pos_emb_head_dim

@@ -31,7 +31,7 @@ class _LauncherCommand:
     """What the rows of the table look at."""
 
     run: LauncherRun
-    told: UpstreamPlan
+    plan: UpstreamPlan
     system: SlurmSystem
     exists: Callable[[Path], bool]
 
@@ -83,7 +83,7 @@ def clone_path(plan: UpstreamPlan, system: SlurmSystem) -> Path:
 
 def _credential(flag: str, variable: str) -> Row:
     """Return a row that names the variable in which the launcher's starter finds a credential."""
-    return lambda launch: [flag, variable] if variable in launch.told.credentials else []
+    return lambda launch: [flag, variable] if variable in launch.plan.credentials else []
 
 
 def _text(value: Any) -> str:
@@ -109,21 +109,21 @@ def _option(flag: str, text: str | None) -> list[str]:
 
 def _field(name: str, show: Callable[[Any], str] = _text) -> Row:
     def row(launch: _LauncherCommand) -> Iterable[str]:
-        value = launch.told.args.get(name)
+        value = launch.plan.args.get(name)
         return [] if value is None else _option(FLAGS[name], show(value))
 
     return row
 
 
 def _switch(name: str) -> Row:
-    return lambda launch: [FLAGS[name]] if launch.told.args.get(name) is True else []
+    return lambda launch: [FLAGS[name]] if launch.plan.args.get(name) is True else []
 
 
 def _values(name: str) -> Row:
     """Return a row whose values are an element each."""
 
     def row(launch: _LauncherCommand) -> Iterable[str]:
-        value = launch.told.args.get(name)
+        value = launch.plan.args.get(name)
         return [FLAGS[name], *map(_text, value)] if isinstance(value, list) else _option(FLAGS[name], _maybe(value))
 
     return row
@@ -143,7 +143,7 @@ def _of(flag: str, find: Callable[[_LauncherCommand], Any]) -> Row:
 
 def _image(launch: _LauncherCommand) -> str | None:
     """Return the container image: a file that exists, else the installed one, else the address as written."""
-    image = str(launch.told.args.get("container_image", "")).strip()
+    image = str(launch.plan.args.get("container_image", "")).strip()
     if image.startswith(("/", ".")) and launch.exists(path := Path(image).expanduser()):
         return str(path.absolute())
     installed = image_path(install_root(launch.system), image)
@@ -152,7 +152,7 @@ def _image(launch: _LauncherCommand) -> str | None:
 
 def _mounts(launch: _LauncherCommand) -> str:
     below = install_root(launch.system)
-    repos = [f"{repo_path(below, repo.url, repo.commit)}:{repo.mount_as}" for repo in launch.told.mounted]
+    repos = [f"{repo_path(below, repo.url, repo.commit)}:{repo.mount_as}" for repo in launch.plan.mounted]
     return ",".join([*(text for mount in launch.run.container_mounts if (text := mount.strip())), *repos])
 
 
@@ -164,12 +164,12 @@ def _exports(launch: _LauncherCommand) -> Iterable[str]:
 
 def _slurm_params(launch: _LauncherCommand) -> Iterable[str]:
     """Join the parameters; a single one with a blank needs the separator, or the launcher would split at the blank."""
-    params = ";".join(launch.told.slurm_params)
+    params = ";".join(launch.plan.slurm_params)
     return _option("--additional_slurm_params", params + ";" if " " in params and ";" not in params else params)
 
 
 def _overrides(launch: _LauncherCommand) -> Iterable[str]:
-    for key, value in launch.told.overrides.items():
+    for key, value in launch.plan.overrides.items():
         yield f"{key}={value}" if value else key
 
 
@@ -190,7 +190,7 @@ _TABLE: tuple[Row, ...] = (
     _field("max_retries"),
     _switch("dryrun"),
     _field("num_gpus"),
-    _of("-gn", lambda launch: launch.told.gpus_per_node),
+    _of("-gn", lambda launch: launch.plan.gpus_per_node),
     _of("-cm", _mounts),
     _exports,
     _field("domain"),

@@ -1,7 +1,7 @@
 """Megatron-Bridge's launcher by release: where it lies, and the options and values that it takes.
 
 An installed clone says so itself. Without one, shipped data do, for the releases that they describe; the launcher of
-any other release is not known, and nothing is said about its options.
+any other release is not known, and its options are not checked.
 """
 
 import tomllib

@@ -43,7 +43,7 @@ class PresetSource:
 
     is_flat: one function for each preset and job size, as from 0.6 on.
     scales: a preset is taken for other job sizes too; not so between 0.5 and 0.6.
-    default_variant: what the launcher takes when it is not told.
+    default_variant: what the launcher takes when none is passed.
     layouts: by recipe the pipeline layouts that it derives from a user's own pp and vp, (pp, vp) -> layout.
     """
 

@@ -149,7 +149,7 @@ def test_states_of_a_known_layout() -> None:
         ({"pp": 2, "pipeline_layout": "Et|L"}, "it has 1 decoder layers"),
         ({"tp": 0}, "tp: 0 is not positive"),
         ({"moe_imbalance": 0.5}, "below the mean"),
-        ({"optimizer_offload_fraction": 2.0}, "no share"),
+        ({"optimizer_offload_fraction": 2.0}, "not between 0 and 1"),
     ],
 )
 def test_bad_input(changes: dict[str, Any], words: str) -> None:
