@@ -197,7 +197,7 @@ def _table(looks: "list[PointPreview]") -> Table:
             _number(look.gpu_hours, ".4g"),
             _number(look.cost, ".2f"),
         )
-        beyond = "" if look.decision.is_run else "over the limits"
+        beyond = "" if look.is_run else "over the limits"
         table.add_row(Text(look.label, overflow="fold"), _memory(look), *numbers, beyond)
     return table
 
@@ -227,7 +227,7 @@ def _write_csv(wanted: "PlanOptions", **options: Any) -> int:
     writer.writerow((*_CSV[:2], *(f"axis.{name}" if name in _CSV else name for name in axes), *_CSV[2:]))
     for plan in tests:
         for look in plan.points():
-            num_run += look.decision.is_run
+            num_run += look.is_run
             values = (look.point.coordinates.get(name) for name in axes)
             coordinates = ("" if value is None else _cell(value) for value in values)
             writer.writerow((plan.test_id, look.label, *coordinates, *_cells(look, plan)))
@@ -247,7 +247,7 @@ def _cells(look: "PointPreview", plan: "SweepPreview") -> Iterator[Any]:
         yield " ".join(sorted({violation.rule_id for violation in look.point.violations}))
         yield "; ".join(map(str, look.point.violations))
         return
-    yield "held back" if look.decision.is_held_back else "accepted" if look.decision.is_run else "over the limits"
+    yield "held back" if look.is_held_back else "accepted" if look.is_run else "over the limits"
     values = (
         *(headline.peak_memory_gib, headline.memory_share, headline.step_time_s, headline.tokens_per_s_per_gpu),
         *(headline.tflops_per_gpu, headline.mfu, look.gpu_hours, look.cost),
@@ -259,12 +259,10 @@ def _cells(look: "PointPreview", plan: "SweepPreview") -> Iterator[Any]:
 
 def _reasons(look: "PointPreview", plan: "SweepPreview") -> Iterator[str]:
     """Yield why a point that breaks no rule is held back or not run, and what is not predicted of it."""
-    if (
-        look.decision.is_held_back and plan.memory_limit
-    ):  # the terms of its memory would cost an estimate of every point
+    if look.is_held_back and plan.memory_limit:  # the terms of its memory would cost an estimate of every point
         yield f"memory: {_memory(look)}; the limit is {plan.memory_limit.share:g} of the GPU's memory"
-    if not look.decision.is_held_back and not look.decision.is_run:
-        yield f"beyond {look.decision.beyond}"
+    if not look.is_held_back and not look.is_run:
+        yield f"beyond {look.beyond}"
     if look.headline is not None:
         yield from look.headline.why
 
@@ -289,9 +287,7 @@ def sweep_explain(
 
     wanted = PlanOptions(memory_share, include_oom_risk, rules=rules)
     found, console = explain_point(test_id=test_id, point=point, options=wanted, **options), new_console()
-    decision = (
-        "rejected" if found.look.point.violations else "held back" if found.look.decision.is_held_back else "accepted"
-    )
+    decision = "rejected" if found.look.point.violations else "held back" if found.look.is_held_back else "accepted"
     console.print(Text(f"{test_id}/{found.label}: {decision}"), soft_wrap=True)
     console.print(Text(f"  {_coordinates(found.coordinates)}"), soft_wrap=True)
     if found.fill_in:
@@ -299,7 +295,7 @@ def sweep_explain(
     for style, line in _verdicts(found):
         console.print(Text(f"  {line}", style=style), soft_wrap=True)
     for line in _estimate(found):
-        console.print(Text(f"  {line}", style="yellow" if found.look.decision.is_held_back else ""), soft_wrap=True)
+        console.print(Text(f"  {line}", style="yellow" if found.look.is_held_back else ""), soft_wrap=True)
     return OK if decision == "accepted" else POINTS_FAILED
 
 
@@ -329,7 +325,7 @@ def _estimate(found: "Explanation") -> Iterator[str]:
         yield f"memory is not known: {'; '.join(headline.why) or 'the memory of the GPU is not known'}"
     else:
         yield f"memory: {_memory(found.look)}: {found.plan.terms(found.look.point)}"
-    if found.look.decision.is_held_back and limit:
+    if found.look.is_held_back and limit:
         yield f"held back: it may need at most {limit.share:g} of the GPU's memory; --memory-share sets another share"
         if found.plan.limits.memory_share is None:
             yield "mbridge run would not hold it back: set [sweep] memory_share for that"

@@ -144,9 +144,7 @@ def architecture(
 
     extra: the point's `extra_cmd_args`; of these `model.*` counts. mtp_num_layers: None takes the upstream recipe's for
     the upstream launcher, and 0 for the embedded loop, which trains without unless `extra` says otherwise.
-
-    Raises:
-        BadInput: `extra` sets a size to something else than the formulas can read.
+    BadInput: `extra` sets a size to something else than the formulas can read.
     """
     given = () if args is None else tuple((name, getattr(args, name)) for name in _ARGUMENTS)
     default_mtp = 0 if args is not None and args.launcher is Launcher.EMBEDDED else recipe.mtp_num_layers

@@ -5,6 +5,7 @@ What cannot be known is None, and `missing` says why. For many points of a sweep
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from types import MappingProxyType
 from typing import TypeVar
 
@@ -27,7 +28,7 @@ from cloudai_mbridge.estimate.memory.other import NOTHING
 from cloudai_mbridge.estimate.overrides import not_considered
 from cloudai_mbridge.estimate.precision import precision_named
 from cloudai_mbridge.estimate.published import PublishedRow
-from cloudai_mbridge.estimate.request import EstimateRequest, refusing
+from cloudai_mbridge.estimate.request import EstimateRequest, answer_or_why, refusing
 from cloudai_mbridge.estimate.time import HeldOutError, StepTime, TimeModel, time_model, why_no_time
 from cloudai_mbridge.training.flops import Formula, flops_per_token
 from cloudai_mbridge.training.utils.theoretical_memory import TheoreticalMemory
@@ -115,9 +116,8 @@ def estimate_point(
 ) -> PointEstimate:
     """Estimate a point.
 
-    Raises:
-        BadInput: sizes that do not fit together, an unknown number format or estimator, or a model that the FLOPs
-            formula refuses.
+    BadInput: sizes that do not fit together, an unknown number format or estimator, or a model that the FLOPs formula
+    refuses.
     """
     model, missing = request.architecture, dict[str, str]()
     layout = request.layout_of(model)
@@ -248,10 +248,4 @@ def _why_no_memory(gpu: Gpu | None, request: EstimateRequest) -> str:
 
 
 def _or_why(missing: dict[str, str], name: str, answer: Callable[[], T]) -> T | None:
-    """Return the answer, or None and note why there is none."""
-    try:
-        with refusing(f"{name} cannot be estimated"):
-            return answer()
-    except BadInput as error:
-        missing[name] = str(error)
-        return None
+    return answer_or_why(name, answer, partial(missing.__setitem__, name))

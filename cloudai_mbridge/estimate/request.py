@@ -1,7 +1,8 @@
 """What is estimated: a point's recipe, resolved arguments and overrides, on a GPU; and the layout that they mean."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.estimate.architecture import Architecture, architecture
@@ -15,6 +16,7 @@ from cloudai_mbridge.models.system import LocalSystem, System
 from cloudai_mbridge.recipes.load import Recipe
 from cloudai_mbridge.training.flops import NEW, Formula
 
+T = TypeVar("T")
 _IMPOSSIBLE = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
 
@@ -33,6 +35,16 @@ class refusing:  # noqa: N801 - reads as a statement
         if isinstance(error, _IMPOSSIBLE):
             why = " ".join(str(error).split()) or type(error).__name__
             raise BadInput(f"{self._what}: {why}") from None
+
+
+def answer_or_why(name: str, answer: Callable[[], T], note: Callable[[str], None]) -> T | None:
+    """Return the answer, or None and note why there is none."""
+    try:
+        with refusing(f"{name} cannot be estimated"):
+            return answer()
+    except BadInput as error:
+        note(str(error))
+        return None
 
 
 @dataclass(frozen=True)

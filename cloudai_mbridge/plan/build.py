@@ -38,9 +38,7 @@ def build_plan(
 
     node_states: of the nodes of a partition, for tests that name groups.
     rules: whose verdict rules C01-C18 give on points of Megatron-Bridge's launcher.
-
-    Raises:
-        BadInput: something asked for is not implemented, or a recipe does not exist.
+    BadInput: something asked for is not implemented, or a recipe does not exist.
     """
     refuse_unsupported(loaded, system)
     loaded = resolve_groups(loaded, system, node_states)

@@ -18,8 +18,7 @@ _THIS_MACHINE = "localhost"
 def plan_pre_test(loaded: LoadedScenario, system: System) -> tuple[RunPlan, ...]:
     """Plan one run per node, on that node alone; none if the scenario has no pre_test.
 
-    Raises:
-        BadInput: the test is a sweep, breaks a rule on one node, or no file lists the nodes.
+    BadInput: the test is a sweep, breaks a rule on one node, or no file lists the nodes.
     """
     if loaded.pre_test is None:
         return ()

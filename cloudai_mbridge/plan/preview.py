@@ -37,20 +37,11 @@ class PlanOptions:
 
 
 @dataclass(frozen=True)
-class PointPreview:
-    """One point. gpu_hours, cost: of the steps of all its runs; None where not known."""
+class PointPreview(Decision):
+    """One point with what it needs. gpu_hours, cost: of the steps of all its runs; None where not known."""
 
-    decision: Decision
     gpu_hours: float | None = None
     cost: float | None = None
-
-    @property
-    def point(self) -> CheckedPoint:
-        return self.decision.point
-
-    @property
-    def headline(self) -> Headline | None:
-        return self.decision.headline
 
     @property
     def label(self) -> str:
@@ -89,12 +80,13 @@ class SweepPreview:
 
     def _preview(self, decision: Decision) -> PointPreview:
         if (headline := decision.headline) is None:
-            return PointPreview(decision)
+            return PointPreview(**vars(decision))
         self._check_training(decision.point)
         hours = headline.gpu_hours(self.walk.estimates.num_steps(decision.point))
         hours = None if hours is None else hours * self.walk.runs_per_point
         price = self.price(headline)[0]
-        return PointPreview(decision, hours, price.per_gpu_hour * hours if price and hours is not None else None)
+        cost = price.per_gpu_hour * hours if price and hours is not None else None
+        return PointPreview(**vars(decision), gpu_hours=hours, cost=cost)
 
     def _check_training(self, point: CheckedPoint) -> None:
         """Refuse, at the first point that breaks no rule, what `mbridge run` refuses of the training configuration."""
@@ -158,7 +150,7 @@ class SweepSummary:
         if found.headline is None:
             self.rules.update({violation.rule_id for violation in found.point.violations})
             return
-        if found.decision.is_held_back:
+        if found.is_held_back:
             self.held_back += 1
             if len(self.held_examples) < examples:
                 self.held_examples.append((found, preview.terms(found.point)))
@@ -169,7 +161,7 @@ class SweepSummary:
             self.examples.append(found)
         for why in found.headline.why:
             self.why[why if why in self.why or len(self.why) < _MOST_REASONS else "other reasons"] += 1
-        if found.decision.is_run:
+        if found.is_run:
             self._add_run(found, found.headline, preview)
 
     def _add_run(self, found: PointPreview, headline: Headline, preview: SweepPreview) -> None:

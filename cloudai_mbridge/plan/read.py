@@ -101,9 +101,7 @@ def read_plan(root: Path, *, needs_secrets: bool = True) -> ScenarioPlan:
     """Return the plan of a run with the credentials from the environment; its rejected points are left out.
 
     needs_secrets: False if nothing will be submitted.
-
-    Raises:
-        BadInput: as above, or a credential is not in the environment.
+    BadInput: as above, or a credential is not in the environment.
     """
     data = read_plan_data(root)
     try:

@@ -39,7 +39,8 @@ class Budget:
     ) -> tuple[float, str]:
         """Return the GPU-hours of a point's runs and the rule: predicted where that is known, else by the time limit.
 
-        A run ends at its time limit, whatever was predicted. BadInput: there is a budget, but neither of the two.
+        A run ends at its time limit, whatever was predicted.
+        BadInput: there is a budget, but neither of the two.
         """
         limit = None if time_limit_s is None else num_gpus * time_limit_s / 3600
         predicted = headline.gpu_hours(num_steps, START_UP_S) if headline else None

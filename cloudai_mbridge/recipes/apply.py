@@ -81,9 +81,7 @@ def training_config(
     """Return the training config as plain data, checked as the training process will check it.
 
     core: the release of Megatron-Core; None: unknown, keys of any release pass.
-
-    Raises:
-        BadInput: `extra_cmd_args` name an unknown key or have a value of the wrong type.
+    BadInput: `extra_cmd_args` name an unknown key or have a value of the wrong type.
     """
     sections: dict[str, dict[str, Any]] = {name: dict(values) for name, values in recipe.sections.items()}
     for name, (section, field) in MAPPED.items():

@@ -10,6 +10,7 @@ from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.estimate.headline import Headline
 from cloudai_mbridge.estimate.headlines import Headlines, Shape
 from cloudai_mbridge.estimate.memory import StageMemory
+from cloudai_mbridge.estimate.memory.totals import Kept
 from cloudai_mbridge.estimate.point import GIB, estimate_point
 from cloudai_mbridge.estimate.request import EstimateRequest, gpu_of, trained_question
 from cloudai_mbridge.megatron_bridge.presets.find import UPSTREAM_DECIDES, Preset, given_values, resolve_sizes
@@ -22,7 +23,6 @@ from cloudai_mbridge.sweep.pinned import Pinned, preset_key
 from cloudai_mbridge.training.flops import NEW, Formula
 
 _ESTIMATED_BY = {name for name, argument in ARGUMENTS.items() if argument.estimated == READ}
-_MOST_KEPT = 10_000
 _RESIZED, _SIZES = ("num_gpus", "mb", "gb"), attrgetter("num_gpus", "mbs", "gbs")
 
 
@@ -58,8 +58,8 @@ class SweepEstimates:
         choosing = self._pinned.choosing
         self._choosing = [name for name in choosing if name in self._axes]
         self._bases: dict[tuple[Any, ...], _Base] = {}
-        self._kept: dict[tuple[Any, ...], Headline] = {}
-        self._shapes: dict[tuple[Any, ...], Shape] = {}
+        self._kept = Kept[Headline]()
+        self._shapes = Kept[Shape]()
 
     def of(self, point: CheckedPoint) -> Headline:
         """Return the estimate of a point that breaks no rule."""
@@ -70,8 +70,6 @@ class SweepEstimates:
         found = self._kept.get(key)
         if found is None:
             found = self._work_out(coordinates)
-            if len(self._kept) >= _MOST_KEPT:
-                self._kept.clear()
             self._kept[key] = found
         return found
 
@@ -84,8 +82,6 @@ class SweepEstimates:
             found = self._headlines.shape_of(self._question_at(coordinates))
             if isinstance(found, Headline):
                 return found
-            if len(self._shapes) >= _MOST_KEPT:
-                self._shapes.clear()
             shape = self._shapes[key] = found
         sizes = self._sizes(coordinates, base, shape)
         try:

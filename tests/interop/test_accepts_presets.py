@@ -61,5 +61,5 @@ def test_all_performance_configurations_are_planned(install_path: Path) -> None:
         plan = SweepPreview(LoadedTest(TestRun(id="t", test_name="n"), definition), system, PlanOptions())
         (found,) = plan.points()
         assert not found.point.violations, (args, list(map(str, found.point.violations)))
-        assert not found.decision.is_held_back, (args, found.headline)
+        assert not found.is_held_back, (args, found.headline)
         assert plan.pinned.release == release

@@ -22,9 +22,7 @@ def layout_of(
     """Return the layout of a point on GPUs: what it sets, else what the upstream recipe or the embedded loop sets.
 
     gpu: its name in the hardware table; None takes `args.gpu_type`.
-
-    Raises:
-        BadInput: sizes that do not fit together, or an unknown number format.
+    BadInput: sizes that do not fit together, or an unknown number format.
     """
     precision = _precision(args.compute_dtype)
     is_upstream = args.launcher is not Launcher.EMBEDDED

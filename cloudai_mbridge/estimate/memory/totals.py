@@ -7,6 +7,7 @@ answers are those of `memory_per_stage`.
 from collections.abc import Hashable, Sequence
 from dataclasses import fields
 from operator import attrgetter
+from typing import TypeVar
 
 from cloudai_mbridge.estimate.architecture import Architecture
 from cloudai_mbridge.estimate.memory.estimate import StageMemory, memory_per_stage
@@ -16,9 +17,19 @@ from cloudai_mbridge.estimate.memory.other import Assumptions
 _VARYING = ("gbs", "num_gpus", "mbs", "seq_length")
 WHAT_STAYS = attrgetter(*(field.name for field in fields(ParallelLayout) if field.name not in _VARYING))
 _MOST_KEPT = 10_000
+T = TypeVar("T")
 _CONSTANT = ("nccl", "cuda context", "workspace")
 # In an interleaved schedule the fullest moment comes within as many groups of pp micro-batches
 _WHOLE_GROUPS, _GROUPS = 2, 4
+
+
+class Kept(dict[Hashable, T]):
+    """A dictionary that is emptied when it is full: what is kept is bounded, however many points there are."""
+
+    def __setitem__(self, key: Hashable, value: T) -> None:
+        if len(self) >= _MOST_KEPT:
+            self.clear()
+        super().__setitem__(key, value)
 
 
 class MemoryTotals:
@@ -26,7 +37,7 @@ class MemoryTotals:
 
     def __init__(self, assumptions: Assumptions) -> None:
         self._assumptions = assumptions
-        self._known: dict[Hashable, _Stages] = {}
+        self._known = Kept[_Stages]()
 
     def fullest(self, model: Architecture, layout: ParallelLayout) -> tuple[float, int, float]:
         """Return bytes and number of the fullest stage, and the most bytes of states and activations of a stage.
@@ -38,8 +49,6 @@ class MemoryTotals:
         key = (_microbatches(layout), _lengths(model, layout), copies)
         stages = self._known.get(key)
         if stages is None:
-            if len(self._known) >= _MOST_KEPT:
-                self._known.clear()
             stages = self._known[key] = _Stages(self._assumptions)
         return stages.fullest(model, layout)
 

@@ -78,8 +78,7 @@ class TimeModel:
     def step_time_s(self, layout: ParallelLayout) -> float:
         """Return the seconds of a step.
 
-        Raises:
-            BadInput: the step has no micro-batch, or sizes so large that no number says its time.
+        BadInput: the step has no micro-batch, or sizes so large that no number says its time.
         """
         parts, waiting, idle = self._real_parts(layout)
         seconds = sum(parts) + waiting + idle
@@ -139,9 +138,7 @@ def time_model(
 
     container: None is the newest software of the calibration.
     is_frozen: only adapters are trained (LoRA); their own work is not counted.
-
-    Raises:
-        BadInput: there is none for this GPU and precision, or `container` is not a version.
+    BadInput: there is none for this GPU and precision, or `container` is not a version.
     """
     device = device_of(gpu, precision)
     if device is None:

@@ -26,8 +26,7 @@ class TestFiles:
     def find(self, name: str, where: str) -> TomlSource:
         """Return the file of a test. As in CloudAI, a file of the directory itself goes before those of subdirectories.
 
-        Raises:
-            BadInput: there is none, or there are several; `where` is the place that names it.
+        BadInput: there is none, or there are several; `where` is the place that names it.
         """
         if name not in self.by_name:
             names = list(self.by_name)
