@@ -63,10 +63,14 @@ def _as_json(hint: Any) -> Any:
     if origin in (Union, UnionType):
         return Union[tuple(map(_as_json, arguments))]  # noqa: UP007 - built at run time
     if origin is tuple:
-        return list[_as_json(arguments[0])]  # type: ignore[misc]
+        return _list_of(_as_json(arguments[0]))
     if origin is Mapping:
-        return dict[arguments]  # type: ignore[valid-type]
+        return dict[arguments]  # type: ignore[misc]
     return {str: _Text, int: _Count}.get(hint, hint)
+
+
+def _list_of(kind: Any) -> Any:
+    return list[kind]
 
 
 @dataclass
@@ -82,7 +86,7 @@ class _Args:
 
 _RepoPart = _part(Repo, "url commit")
 _UpstreamPart = _part(
-    UpstreamPlan, gpus_per_node=int | None, megatron_bridge=_RepoPart, nemo_run=_RepoPart, mounted=list[_RepoPart]
+    UpstreamPlan, gpus_per_node=int | None, megatron_bridge=_RepoPart, nemo_run=_RepoPart, mounted=_list_of(_RepoPart)
 )
 _RunPart = _part(
     RunPlan,
@@ -99,8 +103,8 @@ _ViolationPart = _part(Violation, "rule_id where fact remedy operands message", 
 _PlanPart = _part(
     ScenarioPlan,
     "scenario runs",
-    runs=list[_RunPart],
-    rejected=list[_part(RejectedPoint, violations=list[_ViolationPart])],
+    runs=_list_of(_RunPart),
+    rejected=_list_of(_part(RejectedPoint, violations=_list_of(_ViolationPart))),
     rule_counts=dict[str, _Count],
     runner=dict[str, Any],
 )
