@@ -65,7 +65,7 @@ def _as_json(hint: Any) -> Any:
     if origin is tuple:
         return _list_of(_as_json(arguments[0]))
     if origin is Mapping:
-        return dict[arguments]  # type: ignore[misc]
+        return dict[arguments]  # type: ignore[misc, valid-type]
     return {str: _Text, int: _Count}.get(hint, hint)
 
 
