@@ -7,7 +7,8 @@ from rich.table import Table
 from rich.text import Text
 
 from cloudai_mbridge.estimate.memory import StageMemory
-from cloudai_mbridge.estimate.point import GIB, PointEstimate
+from cloudai_mbridge.estimate.memory.other import GIB
+from cloudai_mbridge.estimate.point import PointEstimate
 
 MOST_COLUMNS = 8
 MIB = 2**20

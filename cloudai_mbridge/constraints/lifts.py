@@ -21,11 +21,6 @@ class Lift:
     source: str
     applies: Callable[[Point], bool]
 
-    @property
-    def key(self) -> tuple[int, ...]:
-        """The release's numbers, to compare."""
-        return tuple(int(part) for part in self.since.split("."))
-
 
 def _graphs_are_off(point: Point) -> bool:
     return not point.graph_impl

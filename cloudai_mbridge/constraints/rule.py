@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from cloudai_mbridge.megatron_bridge.release import Release
+from cloudai_mbridge.megatron_bridge.release import Release, version_key
 from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs, names_in
 from cloudai_mbridge.models.system import System
 from cloudai_mbridge.recipes import Recipe
@@ -15,10 +15,6 @@ from cloudai_mbridge.recipes.apply import recipe_layout
 def option_list(value: str | list[str] | None) -> tuple[str, ...]:
     """Return the names in a value, in lower case."""
     return tuple([name.lower() for name in names_in(value)])
-
-
-def _numbers(release: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in release.split("."))
 
 
 class UnknownOperandError(Exception):
@@ -46,7 +42,7 @@ class Point:
 
     def has_core(self, since: str) -> bool | None:
         """Return whether the Megatron-Core that trains is of release `since` or newer; None where it is not known."""
-        return None if self.core is None else _numbers(self.core) >= _numbers(since)
+        return None if self.core is None else version_key(self.core) >= version_key(since)
 
     @property
     def tp(self) -> int:

@@ -22,7 +22,7 @@ from cloudai_mbridge.constraints.rule import (
     Violation,
 )
 from cloudai_mbridge.megatron_bridge.presets.find import UNSET, UPSTREAM_DECIDES, Preset, Resolved, origin, with_preset
-from cloudai_mbridge.megatron_bridge.release import Release
+from cloudai_mbridge.megatron_bridge.release import Release, version_key
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
 from cloudai_mbridge.recipes.apply import with_model_facts
 
@@ -44,8 +44,8 @@ _TAKES_UNSET_AS_1 = {*sizes.RULES, pipeline.c18_deepseek_v3_is_split_as_its_reci
 _DECIDED = frozenset(UPSTREAM_DECIDES)
 _OF_DP = ("tp", "pp", "cp")
 # The arguments that choose a preset, but for the number of GPUs
-_CHOOSING = (
-    *("launcher", "model_family_name", "model_recipe_name", "gpu_type", "compute_dtype", "task", "config_variant"),
+CHOOSING = (
+    *("launcher", "model_recipe_name", "model_family_name", "gpu_type", "compute_dtype", "task", "config_variant"),
 )
 
 
@@ -137,7 +137,7 @@ def _of_trained(rule: Rule, written: Point, trained: Point, upstream: Upstream) 
 
 def _is_shipped(rule: Rule, broken: Violation, written: Point, preset: Preset) -> bool:
     """Whether the preset breaks the rule by itself, and in the same way: then upstream answers for it."""
-    chosen = {name: getattr(written.args, name) for name in _CHOOSING}
+    chosen = {name: getattr(written.args, name) for name in CHOOSING}
     args = ResolvedCmdArgs.model_validate({**chosen, "num_gpus": preset.num_gpus})
     if written.recipe is not None:
         args = with_model_facts(args, written.recipe)
@@ -160,7 +160,11 @@ def _unknown_operand(broken: Violation, trained: Point) -> str | None:
 def _lifted(rule: Rule, broken: Violation, written: Point, trained: Point, upstream: Upstream) -> Answer:
     """Return why a rule of CloudAI's does not hold here, or that it is broken."""
     for lift in LIFTS.get(broken.rule_id, ()):
-        if upstream.release is not None and upstream.release.key >= lift.key and _holds(lift.applies, trained):
+        if (
+            upstream.release is not None
+            and upstream.release.key >= version_key(lift.since)
+            and _holds(lift.applies, trained)
+        ):
             return Lifted(broken.rule_id, lift.since, lift.reason)
     if rule in _TAKES_UNSET_AS_1 and (unknown := _unknown_operand(broken, trained)) is not None:
         return NotEvaluated(broken.rule_id, unknown)

@@ -4,7 +4,8 @@ from dataclasses import asdict
 from typing import Any
 
 from cloudai_mbridge.estimate.memory import ParallelLayout
-from cloudai_mbridge.estimate.point import GIB, PointEstimate
+from cloudai_mbridge.estimate.memory.other import GIB
+from cloudai_mbridge.estimate.point import PointEstimate
 from cloudai_mbridge.estimate.published import PublishedRow
 
 _RATES = ("tokens_per_s_per_gpu", "tflops_per_gpu", "mfu", "num_steps", "gpu_hours", "cost", "currency")

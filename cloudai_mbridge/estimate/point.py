@@ -24,7 +24,7 @@ from cloudai_mbridge.estimate.memory import (
     worst_stage,
 )
 from cloudai_mbridge.estimate.memory.arguments import ADAPTER_TASKS
-from cloudai_mbridge.estimate.memory.other import NOTHING
+from cloudai_mbridge.estimate.memory.other import GIB, NOTHING
 from cloudai_mbridge.estimate.overrides import not_considered
 from cloudai_mbridge.estimate.precision import precision_named
 from cloudai_mbridge.estimate.published import PublishedRow
@@ -35,7 +35,6 @@ from cloudai_mbridge.training.utils.theoretical_memory import TheoreticalMemory
 
 DEFAULT_ESTIMATOR = "default"
 ESTIMATORS = (DEFAULT_ESTIMATOR, *REFERENCES)
-GIB = 2**30
 T = TypeVar("T")
 
 

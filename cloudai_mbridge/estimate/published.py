@@ -20,6 +20,7 @@ from typing import Any
 
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.estimate.architecture import Architecture, architecture
+from cloudai_mbridge.megatron_bridge.release import version_key
 from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
 from cloudai_mbridge.recipes import load_recipe, recipe_names
 from cloudai_mbridge.recipes.apply import with_recipe_defaults
@@ -169,11 +170,7 @@ def formula_of(container: str) -> Formula:
     """Return the formula of a container's published numbers; BadInput if this is not a version such as 26.04.01."""
     if not re.fullmatch(r"\d+(\.\d+)+", container):
         raise BadInput(f"container: {container!r} is not a version; write it as 26.04 or 26.04.01")
-    return OLD if _version(container) <= _version(LAST_OLD_CONTAINER) else NEW
-
-
-def _version(container: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in container.split("."))
+    return OLD if version_key(container) <= version_key(LAST_OLD_CONTAINER) else NEW
 
 
 def _recipe_of(model: str) -> str:

@@ -10,8 +10,9 @@ from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.estimate.headline import Headline
 from cloudai_mbridge.estimate.headlines import Headlines, Shape
 from cloudai_mbridge.estimate.memory import StageMemory
+from cloudai_mbridge.estimate.memory.other import GIB
 from cloudai_mbridge.estimate.memory.totals import Kept
-from cloudai_mbridge.estimate.point import GIB, estimate_point
+from cloudai_mbridge.estimate.point import estimate_point
 from cloudai_mbridge.estimate.request import EstimateRequest, gpu_of, trained_question
 from cloudai_mbridge.megatron_bridge.presets.find import UPSTREAM_DECIDES, Preset, given_values, resolve_sizes
 from cloudai_mbridge.models.cmd_args import ARGUMENTS, READ, Launcher, ResolvedCmdArgs

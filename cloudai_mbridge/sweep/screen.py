@@ -17,12 +17,12 @@ from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
 from cloudai_mbridge.models.system import System
 from cloudai_mbridge.recipes import Recipe
 from cloudai_mbridge.recipes.apply import core_release
+from cloudai_mbridge.sweep.axes import NUM_NODES
 from cloudai_mbridge.sweep.grid import Grid, Values
 
 _LARGEST_TABLE = 50_000
 _PROBES = 200
 _LOOKS_PER_RUN = 32  # looks into a table in the time of running a rule once
-_NUM_NODES = "num_nodes"
 
 # The axes that a value of the launcher's depends on, beside its own
 _FOLLOWS: Mapping[str, tuple[str, ...]] = {
@@ -127,8 +127,8 @@ class Screen:
         chosen = dict(zip(self._names, values, strict=True))
         looked: set[str] = set()
         args: Any = self._args_type(chosen, looked)
-        if _NUM_NODES in chosen:  # not an argument: who reads it is not seen, so everybody does
-            looked.add(_NUM_NODES)
+        if NUM_NODES in chosen:  # not an argument: who reads it is not seen, so everybody does
+            looked.add(NUM_NODES)
         core = core_release(self._system)
         point = Point(args, self._system, self._recipe, self._nodes(chosen), overridden=self._overridden, core=core)
         if (upstream := self._upstream) is None:
@@ -140,7 +140,7 @@ class Screen:
 
     def _nodes(self, chosen: Mapping[str, Any]) -> int | None:
         """Return the scenario's number of nodes; it does not reach the upstream launcher, which takes its own."""
-        return None if self._takes_its_own_nodes else chosen.get(_NUM_NODES, self._num_nodes)
+        return None if self._takes_its_own_nodes else chosen.get(NUM_NODES, self._num_nodes)
 
     def run_all(self, rules: Sequence[Rule], values: Values) -> tuple[Answers, set[str]]:
         """Run rules on a point; return what they object to and the axes that any of them looked at."""

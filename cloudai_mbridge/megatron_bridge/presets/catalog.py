@@ -104,6 +104,6 @@ def _shipped(version: str) -> PresetCatalog | None:
 def _indexed(source: PresetSource) -> PresetCatalog:
     groups: dict[tuple[str, ...], dict[str, tuple[PresetRow, ...]]] = {}
     for row in source.rows:
-        variants = groups.setdefault((row.family, row.recipe, row.task, row.gpu, row.compute_dtype), {})
+        variants = groups.setdefault((row.family, *row.key[:-1]), {})
         variants[row.variant] = (*variants.get(row.variant, ()), row)
     return PresetCatalog(source, groups)

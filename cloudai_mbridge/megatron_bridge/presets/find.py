@@ -144,10 +144,9 @@ def _preset(release: Release, request: PresetRequest, num_gpus: int) -> Preset |
     row = known.find(request, num_gpus) if known else None
     if known is None or row is None:
         return None
-    parts = (row.recipe, row.task, row.gpu, row.compute_dtype, row.variant)
     return Preset(
         release,
-        " ".join(part for part in parts if part),
+        " ".join(part for part in row.key if part),
         row.num_gpus,
         effective(row.values),
         row,

@@ -134,7 +134,7 @@ def _with_default(rows: list[PresetRow], sizes: Mapping[tuple[Any, ...], Any]) -
     """Mark the row of each preset that is taken for other job sizes: the largest, unless another is listed."""
     groups: dict[tuple[str, ...], list[PresetRow]] = {}
     for row in rows:
-        groups.setdefault((row.recipe, row.task, row.gpu, row.compute_dtype, row.variant), []).append(row)
+        groups.setdefault(row.key, []).append(row)
     for (recipe, task, gpu, dtype, variant), group in groups.items():
         listed = sizes.get((recipe, task, gpu, dtype.replace("_", ""), variant or None))
         default = max((row.num_gpus for row in group if row.is_default), default=0) if listed is None else listed

@@ -36,6 +36,11 @@ class PresetRow:
     values: Mapping[str, Any]
     base_gb: int | None = None
 
+    @property
+    def key(self) -> tuple[str, ...]:
+        """Recipe, task, GPU, number format and variant."""
+        return self.recipe, self.task, self.gpu, self.compute_dtype, self.variant
+
 
 @dataclass(frozen=True)
 class PresetSource:
