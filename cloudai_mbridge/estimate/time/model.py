@@ -144,3 +144,10 @@ def time_model(
     if device is None:
         raise BadInput(f"no step time: {why_no_time(gpu, precision)}")
     return TimeModel(Setting(model, gpu, precision, container, is_frozen), device, load_calibration())
+
+
+def step_time_s(
+    model: Architecture, layout: ParallelLayout, gpu: Gpu, precision: Precision, container: str | None = None
+) -> StepTime:
+    """Return the predicted time of a step, in its terms; BadInput as for `time_model`, which serves many layouts."""
+    return time_model(model, gpu, precision, container).step_time(layout)

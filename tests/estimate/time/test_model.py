@@ -6,10 +6,10 @@ from hypothesis import strategies as st
 
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.estimate.architecture import Architecture, architecture
-from cloudai_mbridge.estimate.hardware import Gpu, gpu_named, gpus
+from cloudai_mbridge.estimate.hardware import gpu_named, gpus
 from cloudai_mbridge.estimate.memory.layout import Granularity, ParallelLayout, Recompute
 from cloudai_mbridge.estimate.precision import Precision
-from cloudai_mbridge.estimate.time import StepTime, TimeModel, load_calibration, time_model, why_no_time
+from cloudai_mbridge.estimate.time import TimeModel, load_calibration, step_time_s, time_model, why_no_time
 from cloudai_mbridge.estimate.time.coefficients import Setting
 from cloudai_mbridge.estimate.time.parts import bubble, device_of
 from cloudai_mbridge.recipes import load_recipe, recipe_names
@@ -22,17 +22,11 @@ def seconds(model: Architecture, layout: ParallelLayout, gpu: str = "gb200", pre
     return time_model(model, gpu_named(gpu), precision).step_time_s(layout)
 
 
-def step_time(
-    model: Architecture, layout: ParallelLayout, gpu: Gpu, precision: Precision, container: str | None = None
-) -> StepTime:
-    return time_model(model, gpu, precision, container).step_time(layout)
-
-
 @pytest.mark.parametrize("recipe", recipe_names())
 def test_terms_add_up(recipe: str) -> None:
     model = architecture(load_recipe(recipe))
     layout = ParallelLayout(num_gpus=32, tp=2, pp=2, cp=2, ep=4, etp=1, vp=2, mbs=1, gbs=32)
-    step = step_time(model, layout, GB200, BF16)
+    step = step_time_s(model, layout, GB200, BF16)
     assert step.step_time_s == pytest.approx(sum(step.terms.values()))
     assert step.step_time_s == pytest.approx(time_model(model, GB200, BF16).step_time_s(layout))
     assert all(value >= 0 for value in step.terms.values())
@@ -40,7 +34,7 @@ def test_terms_add_up(recipe: str) -> None:
 
 
 def test_bubble_is_a_share_of_all_before_the_end_of_the_step(dense: Architecture, layout: ParallelLayout) -> None:
-    step = step_time(dense, layout, GB200, BF16)
+    step = step_time_s(dense, layout, GB200, BF16)
     busy = step.step_time_s - step.terms["bubble"] - step.terms["dp_comm"] - step.terms["optimizer"]
     assert step.terms["bubble"] == pytest.approx(busy * bubble(4, 5, 32))
 
@@ -48,7 +42,7 @@ def test_bubble_is_a_share_of_all_before_the_end_of_the_step(dense: Architecture
 def test_more_microbatches_have_a_smaller_share_of_bubble(dense: Architecture, layout: ParallelLayout) -> None:
     shares = []
     for gbs in (64, 128, 256, 1024):
-        step = step_time(dense, replace(layout, gbs=gbs), GB200, BF16)
+        step = step_time_s(dense, replace(layout, gbs=gbs), GB200, BF16)
         shares.append(step.terms["bubble"] / step.step_time_s)
     assert shares == sorted(shares, reverse=True)
 
@@ -118,15 +112,15 @@ def test_experts_within_a_node_beat_experts_across_nodes(experts: Architecture, 
 
 
 def test_small_microbatches_of_experts_cost_launches(experts: Architecture, expert_layout: ParallelLayout) -> None:
-    few = step_time(experts, replace(expert_layout, mbs=4), GB200, Precision.FP8_MX)
-    many = step_time(experts, expert_layout, GB200, Precision.FP8_MX)
+    few = step_time_s(experts, replace(expert_layout, mbs=4), GB200, Precision.FP8_MX)
+    many = step_time_s(experts, expert_layout, GB200, Precision.FP8_MX)
     assert many.terms["overhead"] == pytest.approx(4 * few.terms["overhead"])
 
 
 def test_a_tiny_model_waits_for_the_host() -> None:
     tiny = architecture(load_recipe("gpt_tiny"))
     layout = ParallelLayout(num_gpus=1, mbs=1, gbs=4)
-    step = step_time(tiny, layout, gpu_named("h100"), BF16)
+    step = step_time_s(tiny, layout, gpu_named("h100"), BF16)
     assert step.terms["overhead"] > 0.5 * step.step_time_s
     launches = 2 * tiny.num_layers * 4 * 300e-6
     assert step.step_time_s - step.terms["optimizer"] == pytest.approx(launches)
@@ -142,7 +136,7 @@ def test_adapters_train_faster_than_all_weights(dense: Architecture, layout: Par
 
 def test_newest_software_is_the_default(experts: Architecture, expert_layout: ParallelLayout) -> None:
     times = [
-        step_time(experts, expert_layout, GB200, Precision.FP8_MX, container).step_time_s
+        step_time_s(experts, expert_layout, GB200, Precision.FP8_MX, container).step_time_s
         for container in ("25.11", "26.04.01", "26.06", None)
     ]
     assert times == sorted(times, reverse=True)
@@ -165,7 +159,7 @@ def test_says_why_there_is_no_time(
 ) -> None:
     assert why_no_time(gpu_named(gpu), precision) == why
     with pytest.raises(BadInput, match=f"^no step time: {why}$"):
-        step_time(dense, layout, gpu_named(gpu), precision)
+        step_time_s(dense, layout, gpu_named(gpu), precision)
 
 
 def test_there_is_a_time_where_there_are_figures() -> None:
