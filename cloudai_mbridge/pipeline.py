@@ -18,7 +18,7 @@ from cloudai_mbridge.models.loading.load import Warn, load_scenario, load_system
 from cloudai_mbridge.models.loading.loaded import HookOptions
 from cloudai_mbridge.models.scenario import RunnerConfig
 from cloudai_mbridge.models.system import Executor, LocalSystem, SlurmSystem, System
-from cloudai_mbridge.plan import ROOT_FILES, SweepPlan
+from cloudai_mbridge.plan import ROOT_FILES, ScenarioPlan
 from cloudai_mbridge.plan.build import build_plan
 from cloudai_mbridge.plan.read import read_plan
 from cloudai_mbridge.report import Report, build_report, judge_in, write_report
@@ -59,7 +59,7 @@ class Request:
 class Prepared:
     """A plan on its system. Nothing has been written or submitted."""
 
-    plan: SweepPlan
+    plan: ScenarioPlan
     system: System
     output_dir: Path
 
@@ -149,7 +149,7 @@ def report(root: Path, **options: FindHistory) -> Report:
     return result
 
 
-def scheduler_for(system: System, plan: SweepPlan) -> Scheduler:
+def scheduler_for(system: System, plan: ScenarioPlan) -> Scheduler:
     """Return what runs a plan on a system: by launcher, if the plan has runs of both."""
     if isinstance(system, LocalSystem):
         return _embedded(system, plan)
@@ -160,7 +160,7 @@ def scheduler_for(system: System, plan: SweepPlan) -> Scheduler:
     return ByLauncher(embedded, UpstreamClient(system, plan.runs)) if True in launchers else embedded
 
 
-def _embedded(system: System, plan: SweepPlan) -> Scheduler:
+def _embedded(system: System, plan: ScenarioPlan) -> Scheduler:
     """Return what runs the embedded loop on a system."""
     uses_nemo_run = system.executor is Executor.NEMO_RUN
     if isinstance(system, LocalSystem):

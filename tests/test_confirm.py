@@ -20,7 +20,7 @@ from cloudai_mbridge.files.names import slug
 from cloudai_mbridge.megatron_bridge.launcher.plan import Repo, UpstreamPlan
 from cloudai_mbridge.models.loading.load import load_system
 from cloudai_mbridge.models.system import LocalSystem
-from cloudai_mbridge.plan import RunPlan, SweepPlan
+from cloudai_mbridge.plan import RunPlan, ScenarioPlan
 from cloudai_mbridge.plan.read import read_plan
 from cloudai_mbridge.runner import Journal, Observer
 from cloudai_mbridge.runner.lock import driver_lock
@@ -163,7 +163,7 @@ def root(tmp_path: Path, fake: Fake) -> Path:
     return root
 
 
-def planned(root: Path, *points: str, repeats: int = 2) -> SweepPlan:
+def planned(root: Path, *points: str, repeats: int = 2) -> ScenarioPlan:
     return confirm.prepare(root, points, repeats)[0].plan
 
 
@@ -396,7 +396,7 @@ def refused(root: Path, said: str, *points: str, repeats: int = 1) -> None:
     assert "\n" not in str(caught.value)
 
 
-def _nobody(plan: SweepPlan, root: Path) -> AbstractContextManager[Observer]:
+def _nobody(plan: ScenarioPlan, root: Path) -> AbstractContextManager[Observer]:
     raise AssertionError("nothing may be run")
 
 

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from cloudai_mbridge.commands.live_view import LiveObserver, PlainObserver, SteadyConsole, observer_for
-from cloudai_mbridge.plan import RunPlan, SweepPlan
+from cloudai_mbridge.plan import RunPlan, ScenarioPlan
 from cloudai_mbridge.schedulers.interface import JobClass, JobStatus
 
 RUNNING = JobStatus("RUNNING", JobClass.ACTIVE)
@@ -26,8 +26,8 @@ def run_plan(label: str, steps: int = 10) -> RunPlan:
 
 
 @pytest.fixture
-def plan() -> SweepPlan:
-    return SweepPlan("s", "local", (run_plan("tp1"), run_plan("tp2")), ())
+def plan() -> ScenarioPlan:
+    return ScenarioPlan("s", "local", (run_plan("tp1"), run_plan("tp2")), ())
 
 
 def record(step: int) -> str:
@@ -39,7 +39,7 @@ def terminal() -> Console:
     return Console(file=io.StringIO(), force_terminal=True, width=120)
 
 
-def test_live_table_follows_the_log(plan: SweepPlan, tmp_path: Path) -> None:
+def test_live_table_follows_the_log(plan: ScenarioPlan, tmp_path: Path) -> None:
     console = terminal()
     log = tmp_path / "t/tp1/0/stdout.txt"
     log.parent.mkdir(parents=True)
@@ -58,7 +58,7 @@ def test_live_table_follows_the_log(plan: SweepPlan, tmp_path: Path) -> None:
     assert "waiting" in [line for line in lines if "t/tp2" in line][-1]
 
 
-def test_plain_lines_tell_each_change_once(plan: SweepPlan) -> None:
+def test_plain_lines_tell_each_change_once(plan: ScenarioPlan) -> None:
     console = Console(file=io.StringIO(), width=40)
     with PlainObserver(console, plan) as observer:
         observer.saw(plan.runs[0], RUNNING)
@@ -72,7 +72,7 @@ def test_plain_lines_tell_each_change_once(plan: SweepPlan) -> None:
     ]
 
 
-def test_a_pipe_gets_plain_lines(plan: SweepPlan, tmp_path: Path) -> None:
+def test_a_pipe_gets_plain_lines(plan: ScenarioPlan, tmp_path: Path) -> None:
     assert isinstance(observer_for(Console(file=io.StringIO()), plan, tmp_path), PlainObserver)
 
 
@@ -87,7 +87,7 @@ def test_a_reader_that_goes_away_ends_nothing() -> None:
         assert console.quiet
 
 
-def test_runs_that_are_cancelled_together_have_no_line_each(plan: SweepPlan) -> None:
+def test_runs_that_are_cancelled_together_have_no_line_each(plan: ScenarioPlan) -> None:
     console = Console(file=io.StringIO(), width=120)
     observer = PlainObserver(console, plan)
     observer.saw(plan.runs[0], RUNNING)

@@ -25,14 +25,14 @@ from cloudai_mbridge.models.loading.toml_source import read_toml
 from cloudai_mbridge.models.system import LocalSystem, System
 from cloudai_mbridge.models.values.hostlist import expand_hostlist
 from cloudai_mbridge.pipeline import Prepared
-from cloudai_mbridge.plan import POINT_FILES, ROOT_FILES, RunPlan, SweepPlan
+from cloudai_mbridge.plan import POINT_FILES, ROOT_FILES, RunPlan, ScenarioPlan
 from cloudai_mbridge.plan.build import assign_arrays
 from cloudai_mbridge.runner import Journal, Observer, control
 from cloudai_mbridge.runner.journal.journal import JournalEntry
 from cloudai_mbridge.runner.lock import driver_lock
 from cloudai_mbridge.schedulers.interface import Scheduler
 
-ObserverFor = Callable[[SweepPlan, Path], AbstractContextManager[Observer]]
+ObserverFor = Callable[[ScenarioPlan, Path], AbstractContextManager[Observer]]
 _EXCLUDE = "exclude="
 
 
@@ -114,7 +114,9 @@ def prepare(root: Path, points: Collection[str], repeats: int) -> tuple[Prepared
     return replace(prepared, plan=plan_confirmation(first.plan, first.system, runs, notes)), past.excluded
 
 
-def plan_confirmation(plan: SweepPlan, system: System, runs: Sequence[RunPlan], notes: Iterable[str]) -> SweepPlan:
+def plan_confirmation(
+    plan: ScenarioPlan, system: System, runs: Sequence[RunPlan], notes: Iterable[str]
+) -> ScenarioPlan:
     """Return the plan with these runs and nothing else, under the same limits."""
     return replace(
         plan,
@@ -196,7 +198,7 @@ def _point(run: RunPlan) -> str:
     return f"{run.test_id}/{run.label}"
 
 
-def _by_point(plan: SweepPlan) -> dict[str, list[RunPlan]]:
+def _by_point(plan: ScenarioPlan) -> dict[str, list[RunPlan]]:
     found: dict[str, list[RunPlan]] = {}
     for run in plan.runs:
         if not run.goes_first:
@@ -204,7 +206,7 @@ def _by_point(plan: SweepPlan) -> dict[str, list[RunPlan]]:
     return found
 
 
-def _first_runs(plan: SweepPlan, points: Iterable[str], root: Path) -> list[RunPlan]:
+def _first_runs(plan: ScenarioPlan, points: Iterable[str], root: Path) -> list[RunPlan]:
     """Return the first run of each point.
 
     Raises:
@@ -269,7 +271,7 @@ def _require_same_files(prepared: Prepared, root: Path) -> None:
                     )
 
 
-def _read_past(root: Path, plan: SweepPlan) -> Past:
+def _read_past(root: Path, plan: ScenarioPlan) -> Past:
     with Journal.read_only(root / ROOT_FILES.journal) as journal:
         entries, excluded = journal.entries(), journal.excluded()
     used = {

@@ -148,8 +148,7 @@ def _request(
     from cloudai_mbridge.constraints import Upstream
     from cloudai_mbridge.estimate.hardware import gpu_named
     from cloudai_mbridge.estimate.precision import precision_named
-    from cloudai_mbridge.estimate.request import EstimateRequest, gpu_of
-    from cloudai_mbridge.estimate.trained import trained_question
+    from cloudai_mbridge.estimate.request import EstimateRequest, gpu_of, trained_question
     from cloudai_mbridge.recipes import load_recipe
     from cloudai_mbridge.recipes.apply import with_model_facts, with_recipe_defaults
     from cloudai_mbridge.sweep.pinned import overridden_by

@@ -7,7 +7,8 @@ from rich.table import Table
 from rich.text import Text
 
 from cloudai_mbridge.estimate.memory import StageMemory
-from cloudai_mbridge.estimate.point import GIB, PointEstimate
+from cloudai_mbridge.estimate.memory.other import GIB
+from cloudai_mbridge.estimate.point import PointEstimate
 
 MOST_COLUMNS = 8
 MIB = 2**20
@@ -19,9 +20,9 @@ def render_estimate(found: PointEstimate) -> RenderableType:
     if found.stages:
         parts.append(_stages(found.stages))
     if found.reference:
-        parts.append(Text(found.reference.line().strip()))
+        parts.append(Text(found.reference.line()))
     if found.step_time:
-        parts.append(_step_time(found.step_time.terms(), found.step_time.step_time_s))
+        parts.append(_step_time(list(found.step_time.terms.items()), found.step_time.step_time_s))
     for reason, names in _by_reason(found.missing).items():
         parts.append(Text(f"not known: {', '.join(names)} ({reason})", style="dim"))
     if found.filled_in:

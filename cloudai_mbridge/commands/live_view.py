@@ -14,7 +14,7 @@ from rich.text import Text
 
 from cloudai_mbridge.files.regular import open_regular, read_chunks
 from cloudai_mbridge.logs import LogParser, StepRecord
-from cloudai_mbridge.plan import RunPlan, SweepPlan
+from cloudai_mbridge.plan import RunPlan, ScenarioPlan
 from cloudai_mbridge.runner.finalizer import INTERRUPTED
 from cloudai_mbridge.runner.progress import log_name
 from cloudai_mbridge.schedulers.interface import JobClass, JobStatus
@@ -43,7 +43,7 @@ def new_console() -> SteadyConsole:
 class PlainObserver:
     """One line per change of state."""
 
-    def __init__(self, console: Console, plan: SweepPlan) -> None:
+    def __init__(self, console: Console, plan: ScenarioPlan) -> None:
         self._console, self._total = console, len(plan.runs)
         self._last: dict[str, str] = {}
         self._ended: set[str] = set()  # a retry takes a run out again
@@ -73,7 +73,7 @@ class PlainObserver:
 class LiveObserver:
     """A table that follows the logs of the active runs."""
 
-    def __init__(self, console: Console, plan: SweepPlan, root: Path) -> None:
+    def __init__(self, console: Console, plan: ScenarioPlan, root: Path) -> None:
         self._rows = {run.key: _Row(run, root / run.key / log_name(run)) for run in plan.runs}
         self._live = Live(self._table(), console=console, refresh_per_second=4)
 
@@ -144,6 +144,6 @@ def _number(value: float | None) -> Text:
     return Text("" if value is None else f"{value:.4g}")
 
 
-def observer_for(console: Console, plan: SweepPlan, root: Path) -> PlainObserver | LiveObserver:
+def observer_for(console: Console, plan: ScenarioPlan, root: Path) -> PlainObserver | LiveObserver:
     """Return the live table on a terminal, plain lines elsewhere."""
     return LiveObserver(console, plan, root) if console.is_terminal else PlainObserver(console, plan)

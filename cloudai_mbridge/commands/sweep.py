@@ -19,7 +19,7 @@ from cloudai_mbridge.errors import OK, POINTS_FAILED, BadInput, counted
 
 if TYPE_CHECKING:
     from cloudai_mbridge.commands.sweep_points import Explanation
-    from cloudai_mbridge.plan.preview import Look, PlanOptions, SweepSummary, TestPlan
+    from cloudai_mbridge.plan.preview import PlanOptions, PointPreview, SweepPreview, SweepSummary
 
 
 class _Share(click.FloatRange):
@@ -161,19 +161,19 @@ def _show_points(console: Console, summary: "SweepSummary") -> None:
         console.print(f"  ... and {more} more held back")
 
 
-def _is_predicted(look: "Look") -> bool:
+def _is_predicted(look: "PointPreview") -> bool:
     headline = look.headline
     return headline is not None and not (headline.step_time_s is None and headline.peak_memory_gib is None)
 
 
-def _why_held_back(look: "Look", terms: str) -> str:
+def _why_held_back(look: "PointPreview", terms: str) -> str:
     headline = look.headline
     if headline is not None and headline.memory_share is None:
         return f"its memory cannot be predicted: {'; '.join(headline.why) or 'the memory of the GPU is not known'}"
     return f"{_memory(look)}: {terms}"
 
 
-def _memory(look: "Look") -> str:
+def _memory(look: "PointPreview") -> str:
     headline = look.headline
     if headline is None or headline.peak_memory_gib is None:
         return "-"
@@ -184,7 +184,7 @@ def _memory(look: "Look") -> str:
     return f"{headline.peak_memory_gib * 1024:.1f} MiB{where}"
 
 
-def _table(looks: "list[Look]") -> Table:
+def _table(looks: "list[PointPreview]") -> Table:
     table = Table("accepted", "memory", "step time, s", "TFLOP/s/GPU", "MFU", "GPU-hours", "cost", "")
     for look in looks:
         headline = look.headline
@@ -226,7 +226,7 @@ def _write_csv(wanted: "PlanOptions", **options: Any) -> int:
     axes = list(dict.fromkeys(name for plan in tests for name in plan.coordinate_names))
     writer.writerow((*_CSV[:2], *(f"axis.{name}" if name in _CSV else name for name in axes), *_CSV[2:]))
     for plan in tests:
-        for look in plan.looks():
+        for look in plan.points():
             num_run += look.is_run
             values = (look.point.coordinates.get(name) for name in axes)
             coordinates = ("" if value is None else _cell(value) for value in values)
@@ -240,12 +240,12 @@ def _cell(value: Any) -> str:
     return spreadsheet_text(value) if isinstance(value, str) else json.dumps(value)
 
 
-def _cells(look: "Look", plan: "TestPlan") -> Iterator[Any]:
+def _cells(look: "PointPreview", plan: "SweepPreview") -> Iterator[Any]:
     headline = look.headline
     if headline is None:
         yield from ("rejected", *[""] * 8)
-        yield " ".join(sorted({violation.rule_id for violation in look.violations}))
-        yield "; ".join(map(str, look.violations))
+        yield " ".join(sorted({violation.rule_id for violation in look.point.violations}))
+        yield "; ".join(map(str, look.point.violations))
         return
     yield "held back" if look.is_held_back else "accepted" if look.is_run else "over the limits"
     values = (
@@ -257,12 +257,12 @@ def _cells(look: "Look", plan: "TestPlan") -> Iterator[Any]:
     yield "; ".join(_reasons(look, plan))
 
 
-def _reasons(look: "Look", plan: "TestPlan") -> Iterator[str]:
+def _reasons(look: "PointPreview", plan: "SweepPreview") -> Iterator[str]:
     """Yield why a point that breaks no rule is held back or not run, and what is not predicted of it."""
     if look.is_held_back and plan.memory_limit:  # the terms of its memory would cost an estimate of every point
         yield f"memory: {_memory(look)}; the limit is {plan.memory_limit.share:g} of the GPU's memory"
     if not look.is_held_back and not look.is_run:
-        yield plan.limit_reached
+        yield f"beyond {look.beyond}"
     if look.headline is not None:
         yield from look.headline.why
 
@@ -287,7 +287,7 @@ def sweep_explain(
 
     wanted = PlanOptions(memory_share, include_oom_risk, rules=rules)
     found, console = explain_point(test_id=test_id, point=point, options=wanted, **options), new_console()
-    decision = "rejected" if found.look.violations else "held back" if found.look.is_held_back else "accepted"
+    decision = "rejected" if found.look.point.violations else "held back" if found.look.is_held_back else "accepted"
     console.print(Text(f"{test_id}/{found.label}: {decision}"), soft_wrap=True)
     console.print(Text(f"  {_coordinates(found.coordinates)}"), soft_wrap=True)
     if found.fill_in:

@@ -16,8 +16,8 @@ from cloudai_mbridge.models.loading.explain import suggest
 from cloudai_mbridge.models.loading.load import LoadedTest, Warn, load_scenario, load_system
 from cloudai_mbridge.models.loading.loaded import NO_HOOKS
 from cloudai_mbridge.models.system import System
-from cloudai_mbridge.plan.preview import Look, PlanOptions, SweepSummary, TestPlan, summarize_test
-from cloudai_mbridge.sweep import CheckedPoint, Sweep, checked_points
+from cloudai_mbridge.plan.preview import PlanOptions, PointPreview, SweepPreview, SweepSummary, summarize_test
+from cloudai_mbridge.sweep import CheckedPoint, SweepSpace, checked_points
 from cloudai_mbridge.sweep.pinned import Pinned
 
 _MOST_LABELS = 8
@@ -29,11 +29,11 @@ def plans(
     tests_dir: Path | None,
     options: PlanOptions,
     on_unknown_arg: Warn | None = None,
-) -> Iterator[TestPlan]:
+) -> Iterator[SweepPreview]:
     """Yield the plan of every test of a scenario, none of its points worked out yet."""
     system = load_system(system_config)
     for test in load_scenario(test_scenario, tests_dir, on_unknown_arg, NO_HOOKS).tests:
-        yield TestPlan(test, system, options)
+        yield SweepPreview(test, system, options)
 
 
 def summarize(
@@ -59,8 +59,8 @@ class Explanation:
     label: str
     coordinates: dict[str, Any]
     verdicts: dict[str, Violation | NotEvaluated | Lifted | None]
-    plan: TestPlan
-    look: Look
+    plan: SweepPreview
+    look: PointPreview
     fill_in: str = ""
 
 
@@ -82,7 +82,7 @@ def explain_point(
     tests = {test.run.id: test for test in load_scenario(test_scenario, tests_dir, on_unknown_arg, NO_HOOKS).tests}
     if test_id not in tests:
         raise BadInput(f"{test_scenario}: no test {test_id!r}; {suggest(test_id, list(tests))}")
-    plan = TestPlan(tests[test_id], system, options)
+    plan = SweepPreview(tests[test_id], system, options)
     pinned = plan.pinned
     found = _find(plan.sweep, tests[test_id], system, point, pinned)
     answers = {answer.rule_id: answer for answer in found.answers}
@@ -91,10 +91,10 @@ def explain_point(
     args = found.sweep.point(found.coordinates).args
     upstream = pinned.upstream(args)
     fill_in = describe(with_preset(args, upstream.preset), upstream.overridden) if upstream else ""
-    return Explanation(label(found.coordinates), found.coordinates, verdicts, plan, plan.look_at(found), fill_in)
+    return Explanation(label(found.coordinates), found.coordinates, verdicts, plan, plan.preview(found), fill_in)
 
 
-def _find(sweep: Sweep, test: LoadedTest, system: System, wanted: str, pinned: Pinned) -> CheckedPoint:
+def _find(sweep: SweepSpace, test: LoadedTest, system: System, wanted: str, pinned: Pinned) -> CheckedPoint:
     coordinates = dict(part.strip().partition("=")[::2] for part in wanted.split(",")) if "=" in wanted else {}
     where = f"test {test.run.id!r}"
     for name in coordinates:

@@ -36,7 +36,7 @@ from cloudai_mbridge.models.system import SlurmSystem, System
 from cloudai_mbridge.models.test_definition import TEMPLATE
 from cloudai_mbridge.plan.run import plan_run
 from cloudai_mbridge.recipes.apply import core_release, training_config
-from cloudai_mbridge.sweep import CheckedPoint, Sweep, checked_points
+from cloudai_mbridge.sweep import CheckedPoint, SweepSpace, checked_points
 from cloudai_mbridge.sweep.pinned import pinned_by
 
 # Where no system file is given, the options of the launcher are checked for this one.
@@ -199,7 +199,7 @@ def _count(path: Path, test: LoadedTest, context: _Context) -> str:
     total = rejected = 0
     seen: set[tuple[str, str]] = set()
     problems: dict[str, None] = {}
-    for point in checked_points(Sweep(definition, test.run), system, pinned_by(definition, system, context.rules)):
+    for point in checked_points(SweepSpace(definition, test.run), system, pinned_by(definition, system, context.rules)):
         total += 1
         if point.violations:
             rejected += 1

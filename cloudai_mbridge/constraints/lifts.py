@@ -21,15 +21,6 @@ class Lift:
     source: str
     applies: Callable[[Point], bool]
 
-    @property
-    def key(self) -> tuple[int, ...]:
-        """The release's numbers, to compare."""
-        return tuple(int(part) for part in self.since.split("."))
-
-
-def _full_iteration(point: Point) -> bool:
-    return point.has_full_iteration_graph
-
 
 def _graphs_are_off(point: Point) -> bool:
     return not point.graph_impl
@@ -37,10 +28,6 @@ def _graphs_are_off(point: Point) -> bool:
 
 def _te_outside_of_experts(point: Point) -> bool:
     return point.graph_impl == "transformer_engine" and not {"moe", "mlp"} & set(point.graph_scopes)
-
-
-def _named_full_iteration(point: Point) -> bool:
-    return point.graph_impl == "full_iteration"
 
 
 def _no_router_graph_below_recomputed_experts(point: Point) -> bool:
@@ -54,7 +41,7 @@ _ROWS = (
         "0.6",
         "Megatron FSDP runs with a graph of the full iteration",
         "0.6.0 perf_recipes with use_megatron_fsdp and a full-iteration graph",
-        _full_iteration,
+        lambda point: point.has_full_iteration_graph,
     ),
     Lift(
         "C11",
@@ -68,21 +55,21 @@ _ROWS = (
         "0.5",
         "overlapped all-to-all runs with a graph of the full iteration",
         "Megatron-Core 0.18, TransformerConfig; 0.5.0 DEEPSEEK_V3_PRETRAIN_CONFIG_GB300_FP8_MX_V2",
-        _full_iteration,
+        lambda point: point.has_full_iteration_graph,
     ),
     Lift(
         "C12",
         "0.6",
         "offloading runs with a graph of the full iteration",
         "Megatron-Core 0.18, TransformerConfig (cpu_offloading)",
-        _full_iteration,
+        lambda point: point.has_full_iteration_graph,
     ),
     Lift(
         "C13",
         "0.5",
         "full_iteration is an implementation of its own",
         "Megatron-Core 0.18, TransformerConfig.cuda_graph_impl; 0.5.0 scripts/performance/configs",
-        _named_full_iteration,
+        lambda point: point.graph_impl == "full_iteration",
     ),
     Lift("C15", "0.3", "graphs are off", "Megatron-Core 0.16, TransformerConfig", _graphs_are_off),
     Lift("C16", "0.3", "graphs are off", "Megatron-Core 0.16, TransformerConfig", _graphs_are_off),

@@ -5,31 +5,20 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from cloudai_mbridge.megatron_bridge.release import Release
-from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
+from cloudai_mbridge.megatron_bridge.release import Release, version_key
+from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs, names_in
 from cloudai_mbridge.models.system import System
 from cloudai_mbridge.recipes import Recipe
 from cloudai_mbridge.recipes.apply import recipe_layout
 
 
 def option_list(value: str | list[str] | None) -> tuple[str, ...]:
-    """Read "[a, 'B']", "a,b" or a list of such: quotes, one pair of brackets and empties dropped, lower case."""
-    texts = value if isinstance(value, list) else [] if value is None else [value]
-    items: list[str] = []
-    for text in texts:
-        text = text.strip().strip("\"'")
-        if text.startswith("[") and text.endswith("]"):
-            text = text[1:-1]
-        items += [item for part in text.split(",") if (item := part.strip().strip("\"'").strip().lower())]
-    return tuple(items)
-
-
-def _numbers(release: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in release.split("."))
+    """Return the names in a value, in lower case."""
+    return tuple([name.lower() for name in names_in(value)])
 
 
 class UnknownOperandError(Exception):
-    """A rule asks for a value that the launcher decides, or an override, and nobody knows; says which and why."""
+    """A rule asks for an unknown value that the launcher or an override decides; says which and why."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +42,7 @@ class Point:
 
     def has_core(self, since: str) -> bool | None:
         """Return whether the Megatron-Core that trains is of release `since` or newer; None where it is not known."""
-        return None if self.core is None else _numbers(self.core) >= _numbers(since)
+        return None if self.core is None else version_key(self.core) >= version_key(since)
 
     @property
     def tp(self) -> int:
@@ -155,11 +144,7 @@ class Point:
         return value if isinstance(value, int) else None
 
     def of_recipe(self, field: str) -> Any:
-        """Return a field of the recipe's model, or None.
-
-        Raises:
-            UnknownOperandError: `extra_cmd_args` set it.
-        """
+        """Return a field of the recipe's model, or None; UnknownOperandError if `extra_cmd_args` set it."""
         if field in self.overridden:
             raise UnknownOperandError(f"{field}, which extra_cmd_args set,")
         return self.recipe.default("model", field) if self.recipe else None

@@ -1,7 +1,7 @@
 """How rules look at a point of Megatron-Bridge's launcher, which fills in what the point leaves out.
 
 Rules C01-C18 look at what is written, as CloudAI does. All others, and C02 and C08, which accept everything in CloudAI,
-look at what will be trained. An argument that upstream decides and nobody knows makes a rule *not evaluated*.
+look at what will be trained. An unknown argument that upstream decides makes a rule *not evaluated*.
 """
 
 from collections.abc import Callable, Mapping
@@ -22,7 +22,7 @@ from cloudai_mbridge.constraints.rule import (
     Violation,
 )
 from cloudai_mbridge.megatron_bridge.presets.find import UNSET, UPSTREAM_DECIDES, Preset, Resolved, origin, with_preset
-from cloudai_mbridge.megatron_bridge.release import Release
+from cloudai_mbridge.megatron_bridge.release import Release, version_key
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
 from cloudai_mbridge.recipes.apply import with_model_facts
 
@@ -32,7 +32,7 @@ _ON_TRAINED_ONLY = {pipeline.c02_layers_fill_the_pipeline, pipeline.c08_stages_d
 # Of what the user says twice, the launcher keeps one.
 ON_WRITTEN_ALONE = {parallel.m02_sizes_are_positive, features.m15_full_or_selective_recomputation}
 _ON_WRITTEN = ({*cloudai.RULES} - _ON_TRAINED_ONLY) | ON_WRITTEN_ALONE
-# Arithmetic that Megatron-Core has to obey whoever gave the numbers: also asked of what will be trained.
+# Arithmetic that Megatron-Core has to obey wherever the numbers come from: also asked of what will be trained.
 _ON_BOTH = {
     sizes.c01_ranks_fill_the_model_parallel_groups,
     sizes.c03_at_least_one_model_replica,
@@ -44,8 +44,8 @@ _TAKES_UNSET_AS_1 = {*sizes.RULES, pipeline.c18_deepseek_v3_is_split_as_its_reci
 _DECIDED = frozenset(UPSTREAM_DECIDES)
 _OF_DP = ("tp", "pp", "cp")
 # The arguments that choose a preset, but for the number of GPUs
-_CHOOSING = (
-    *("launcher", "model_family_name", "model_recipe_name", "gpu_type", "compute_dtype", "task", "config_variant"),
+CHOOSING = (
+    *("launcher", "model_recipe_name", "model_family_name", "gpu_type", "compute_dtype", "task", "config_variant"),
 )
 
 
@@ -53,7 +53,7 @@ _CHOOSING = (
 class Upstream:
     """What is known of the launcher of a point.
 
-    preset: what it fills in; None where nobody knows.
+    preset: what it fills in; None where it is not known.
     overridden: arguments and fields of the model that `extra_cmd_args` set: rules do not read these.
     """
 
@@ -94,7 +94,7 @@ _AS_CLOUDAI: Mapping[Rule, Rule] = {
 
 
 class TrainedArgs:
-    """The arguments that will be trained; asking for one that nobody knows raises UnknownOperandError."""
+    """The arguments that will be trained; asking for an unknown one raises UnknownOperandError."""
 
     def __init__(self, resolved: Resolved, written: ResolvedCmdArgs, upstream: Upstream) -> None:
         self._resolved, self._written, self._upstream = resolved, written, upstream
@@ -137,7 +137,7 @@ def _of_trained(rule: Rule, written: Point, trained: Point, upstream: Upstream) 
 
 def _is_shipped(rule: Rule, broken: Violation, written: Point, preset: Preset) -> bool:
     """Whether the preset breaks the rule by itself, and in the same way: then upstream answers for it."""
-    chosen = {name: getattr(written.args, name) for name in _CHOOSING}
+    chosen = {name: getattr(written.args, name) for name in CHOOSING}
     args = ResolvedCmdArgs.model_validate({**chosen, "num_gpus": preset.num_gpus})
     if written.recipe is not None:
         args = with_model_facts(args, written.recipe)
@@ -160,7 +160,11 @@ def _unknown_operand(broken: Violation, trained: Point) -> str | None:
 def _lifted(rule: Rule, broken: Violation, written: Point, trained: Point, upstream: Upstream) -> Answer:
     """Return why a rule of CloudAI's does not hold here, or that it is broken."""
     for lift in LIFTS.get(broken.rule_id, ()):
-        if upstream.release is not None and upstream.release.key >= lift.key and _holds(lift.applies, trained):
+        if (
+            upstream.release is not None
+            and upstream.release.key >= version_key(lift.since)
+            and _holds(lift.applies, trained)
+        ):
             return Lifted(broken.rule_id, lift.since, lift.reason)
     if rule in _TAKES_UNSET_AS_1 and (unknown := _unknown_operand(broken, trained)) is not None:
         return NotEvaluated(broken.rule_id, unknown)
@@ -180,8 +184,8 @@ def _holds(condition: Callable[[Point], bool], trained: Point) -> bool:
 
 
 def _origins(broken: Violation, written: Point, preset: Preset) -> dict[str, str]:
-    said = written.args
-    return {n: origin(preset) for n in broken.operands if n in _DECIDED and getattr(said, n) in UNSET}
+    unset = [n for n in broken.operands if n in _DECIDED and getattr(written.args, n) in UNSET]
+    return dict.fromkeys(unset, origin(preset))
 
 
 def rule_id(rule: Rule) -> str:

@@ -144,16 +144,14 @@ def architecture(
 
     extra: the point's `extra_cmd_args`; of these `model.*` counts. mtp_num_layers: None takes the upstream recipe's for
     the upstream launcher, and 0 for the embedded loop, which trains without unless `extra` says otherwise.
-
-    Raises:
-        BadInput: `extra` sets a size to something else than the formulas can read.
+    BadInput: `extra` sets a size to something else than the formulas can read.
     """
     given = () if args is None else tuple((name, getattr(args, name)) for name in _ARGUMENTS)
     default_mtp = 0 if args is not None and args.launcher is Launcher.EMBEDDED else recipe.mtp_num_layers
-    return _architecture(_Source(recipe), given, tuple((extra or {}).items()), mtp_num_layers, default_mtp)
+    return _architecture(_RecipeById(recipe), given, tuple((extra or {}).items()), mtp_num_layers, default_mtp)
 
 
-class _Source:
+class _RecipeById:
     """A recipe that hashes by identity: points of a sweep share few architectures, and each is built once."""
 
     def __init__(self, recipe: Recipe) -> None:
@@ -163,12 +161,12 @@ class _Source:
         return id(self.recipe)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Source) and self.recipe is other.recipe
+        return isinstance(other, _RecipeById) and self.recipe is other.recipe
 
 
 @lru_cache(maxsize=4096)
 def _architecture(
-    source: _Source,
+    source: _RecipeById,
     given: tuple[tuple[str, int | None], ...],
     extra: tuple[tuple[str, str], ...],
     mtp_num_layers: int | None,
@@ -229,10 +227,10 @@ def _derive(model: dict[str, Any]) -> None:
         model["moe_ffn_hidden_size"] = model["ffn_hidden_size"]
 
 
-_BLOCKS = "M*-EG"
+BLOCKS = "M*-EG"
 # Fields with an entry for every decoder layer, and those that count the multi-token-prediction layers too
-_DECODER_ONLY = ("moe_layer_freq",)
-_WITH_PREDICTION = ("window_attn_skip_freq", "linear_attention_freq", "csa_compress_ratios")
+DECODER_ONLY = ("moe_layer_freq",)
+WITH_PREDICTION = ("window_attn_skip_freq", "linear_attention_freq", "csa_compress_ratios")
 
 
 def fit_layers(model: dict[str, Any]) -> None:
@@ -242,10 +240,10 @@ def fit_layers(model: dict[str, Any]) -> None:
     hybrid pattern goes on from its beginning. Without multi-token prediction its blocks of a pattern are dropped.
     """
     layers, mtp = model["num_layers"], model["mtp_num_layers"] or 0
-    for name in _DECODER_ONLY:
+    for name in DECODER_ONLY:
         if isinstance(entries := model.get(name), (list, tuple)):
             model[name] = _cut(entries, layers)
-    for name in _WITH_PREDICTION:
+    for name in WITH_PREDICTION:
         if isinstance(entries := model.get(name), (list, tuple)):
             model[name] = _cut(entries, layers) + list(entries[-1:]) * mtp
     if pattern := model.get("hybrid_layer_pattern"):
@@ -258,7 +256,7 @@ def _cut(entries: list[int] | tuple[int, ...], layers: int) -> list[int]:
 
 def _fit_pattern(pattern: str, layers: int, mtp: int) -> str:
     decoder, *prediction = pattern.split("/")
-    blocks = [block for block in decoder if block in _BLOCKS]
+    blocks = [block for block in decoder if block in BLOCKS]
     if blocks and len(blocks) != layers:
         decoder = "".join((blocks * (layers // len(blocks) + 1))[:layers])
     return "/".join([decoder, *(prediction * mtp)[:mtp]])

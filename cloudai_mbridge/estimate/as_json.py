@@ -3,9 +3,12 @@
 from dataclasses import asdict
 from typing import Any
 
-from cloudai_mbridge.estimate.memory import Layout
-from cloudai_mbridge.estimate.point import GIB, PointEstimate
+from cloudai_mbridge.estimate.memory import ParallelLayout
+from cloudai_mbridge.estimate.memory.other import GIB
+from cloudai_mbridge.estimate.point import PointEstimate
 from cloudai_mbridge.estimate.published import PublishedRow
+
+_RATES = ("tokens_per_s_per_gpu", "tflops_per_gpu", "mfu", "num_steps", "gpu_hours", "cost", "currency")
 
 
 def as_data(found: PointEstimate) -> dict[str, Any]:
@@ -22,16 +25,10 @@ def as_data(found: PointEstimate) -> dict[str, Any]:
         "fits": found.fits,
         "tokens_per_step": found.tokens_per_step,
         "step_time_s": found.step_time_s,
-        "step_time_terms_s": dict(found.step_time.terms()) if found.step_time else None,
+        "step_time_terms_s": dict(found.step_time.terms) if found.step_time else None,
         "step_time_median_error": found.held_out_error.median if found.held_out_error else None,
         "step_time_error": str(found.held_out_error) if found.held_out_error else None,
-        "tokens_per_s_per_gpu": found.tokens_per_s_per_gpu,
-        "tflops_per_gpu": found.tflops_per_gpu,
-        "mfu": found.mfu,
-        "num_steps": found.num_steps,
-        "gpu_hours": found.gpu_hours,
-        "cost": found.cost,
-        "currency": found.currency,
+        **{name: getattr(found, name) for name in _RATES},
         "published": [_published(row) for row in found.published],
         "not_considered": list(found.not_considered),
         "filled_in": found.filled_in,
@@ -39,8 +36,9 @@ def as_data(found: PointEstimate) -> dict[str, Any]:
     }
 
 
-def _layout(layout: Layout) -> dict[str, Any]:
+def _layout(layout: ParallelLayout) -> dict[str, Any]:
     names = ("num_gpus", "tp", "pp", "cp", "vp", "ep", "expert_tp", "dp", "expert_dp", "mbs", "gbs", "num_microbatches")
+    options = ("use_megatron_fsdp", "use_distributed_optimizer", "activation_offload_layers", "cuda_graph")
     recompute = layout.recompute
     return {
         **{name: getattr(layout, name) for name in names},
@@ -53,23 +51,14 @@ def _layout(layout: Layout) -> dict[str, Any]:
             "method": recompute.method,
             "num_layers": recompute.num_layers,
         },
-        "use_megatron_fsdp": layout.use_megatron_fsdp,
-        "use_distributed_optimizer": layout.use_distributed_optimizer,
-        "activation_offload_layers": layout.activation_offload_layers,
-        "cuda_graph": layout.cuda_graph,
+        **{name: getattr(layout, name) for name in options},
         "implementation": str(layout.implementation),
     }
 
 
 def _published(row: PublishedRow) -> dict[str, Any]:
-    return {
-        "container": row.container,
-        "label": row.label,
-        "step_time_s": row.step_time_s,
-        "tokens_per_s_per_gpu": row.tokens_per_s_per_gpu,
-        "tflops_per_gpu": row.tflops_per_gpu,
-        "flops_formula": str(row.formula),
-    }
+    names = ("container", "label", "step_time_s", "tokens_per_s_per_gpu", "tflops_per_gpu")
+    return {**{name: getattr(row, name) for name in names}, "flops_formula": str(row.formula)}
 
 
 def _memory(found: PointEstimate) -> dict[str, Any] | None:
@@ -83,7 +72,7 @@ def _memory(found: PointEstimate) -> dict[str, Any] | None:
     }
     if found.reference is not None:
         terms = {"weight_and_optimizer": found.reference.weight_and_optimizer, "activation": found.reference.activation}
-        return {**head, "worst_stage": None, "stages": [], "terms": terms, "line": found.reference.line().strip()}
+        return {**head, "worst_stage": None, "stages": [], "terms": terms, "line": found.reference.line()}
     worst = found.worst_stage
     stages = [
         {

@@ -8,7 +8,7 @@ import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, lru_cache
 from importlib import resources
 from types import MappingProxyType
 from typing import Any
@@ -80,6 +80,7 @@ def _gpu(name: str, table: dict[str, Any]) -> Gpu:
     return Gpu(name=name, peak_tflops=MappingProxyType(table.pop("peak_tflops")), **table)
 
 
+@lru_cache(maxsize=256)
 def find_gpu(name: str) -> Gpu | None:
     """Return the device of a name such as gb200, DGX-GB200 or NVIDIA H100 80GB HBM3, or None if there is none.
 
@@ -94,11 +95,7 @@ def find_gpu(name: str) -> Gpu | None:
 
 
 def gpu_named(name: str) -> Gpu:
-    """Return the device of a name.
-
-    Raises:
-        BadInput: there is none; the known ones are listed.
-    """
+    """Return the device of a name; BadInput, which lists the known ones, if there is none."""
     gpu = find_gpu(name)
     if gpu is None:
         raise BadInput(f"gpu_type: unknown GPU {name!r}; use one of {', '.join(gpus())}")

@@ -5,24 +5,22 @@ share few of them, and from one point of a shape to the next little is left to d
 """
 
 import math
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
 
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.estimate.architecture import Architecture
 from cloudai_mbridge.estimate.hardware import Gpu
 from cloudai_mbridge.estimate.headline import Headline
-from cloudai_mbridge.estimate.memory import Layout
+from cloudai_mbridge.estimate.memory import ParallelLayout
 from cloudai_mbridge.estimate.memory.arguments import ADAPTER_TASKS
-from cloudai_mbridge.estimate.memory.totals import WHAT_STAYS, MemoryTotals
-from cloudai_mbridge.estimate.point import GIB, assumptions_for, flops_of, speed_of, times_of, tokens_per_step
-from cloudai_mbridge.estimate.request import EstimateRequest, refusing
+from cloudai_mbridge.estimate.memory.other import GIB
+from cloudai_mbridge.estimate.memory.totals import WHAT_STAYS, Kept, MemoryTotals
+from cloudai_mbridge.estimate.point import assumptions_for, flops_of, speed_of, times_of, tokens_per_step
+from cloudai_mbridge.estimate.request import EstimateRequest, answer_or_why, refusing
 from cloudai_mbridge.estimate.time import TimeModel
 
-_MOST_KEPT = 10_000
 _ROUNDING = 1e-9
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,21 +34,27 @@ class Shape:
     request: EstimateRequest
     gpu: Gpu
     model: Architecture
-    layout: Layout
+    layout: ParallelLayout
     flops: int
     times: TimeModel | str
     memory: MemoryTotals
     proven_gib: float | None
     shipped_gib: float | None = None
 
+    def step_time_s(self, layout: ParallelLayout) -> float:
+        """Return the seconds of a step; BadInput if there are no times."""
+        if isinstance(self.times, str):
+            raise BadInput(self.times)
+        return self.times.step_time_s(layout)
+
 
 class Headlines:
     """Estimates of many points. What is kept is bounded, however many points there are."""
 
     def __init__(self) -> None:
-        self._memory: dict[Hashable, MemoryTotals] = {}
-        self._times: dict[Hashable, tuple[Architecture, TimeModel | str]] = {}
-        self._flops: dict[Hashable, tuple[Architecture, int]] = {}
+        self._memory = Kept[MemoryTotals]()
+        self._times = Kept[tuple[Architecture, TimeModel | str]]()
+        self._flops = Kept[tuple[Architecture, int]]()
 
     def of(self, request: EstimateRequest) -> Headline:
         """Return what is known of a point; what is wrong with it is a reason, no exception."""
@@ -74,11 +78,12 @@ class Headlines:
         shipped = _proven_gib(memory, model, layout, request.shipped, math.inf)
         return Shape(request, gpu, model, layout, flops, times, memory, proven, shipped)
 
-    def at(self, shape: Shape, layout: Layout) -> Headline:
+    def at(self, shape: Shape, layout: ParallelLayout) -> Headline:
         """Return what is known of a point of this shape, whose layout differs in GPUs and batch alone."""
         why: list[str] = []
-        peak, worst, modelled = _or_why(why, lambda: _fullest(shape, layout)) or (None, None, None)
-        step = _or_why(why, lambda: _step_time_s(shape, layout))
+        memory = answer_or_why("memory", lambda: shape.memory.fullest(shape.model, layout), why.append)
+        peak, worst, modelled = (memory[0] / GIB, memory[1], memory[2] / GIB) if memory else (None, None, None)
+        step = answer_or_why("step_time_s", lambda: shape.step_time_s(layout), why.append)
         speed = speed_of(step, tokens_per_step(shape.model, layout), shape.flops, shape.request, layout.num_gpus)
         return Headline(
             gpu=shape.gpu.name,
@@ -96,11 +101,11 @@ class Headlines:
             is_shipped=_needs_no_more(modelled, shape.shipped_gib),
         )
 
-    def _flops_of(self, request: EstimateRequest, model: Architecture, layout: Layout) -> int:
+    def _flops_of(self, request: EstimateRequest, model: Architecture, layout: ParallelLayout) -> int:
         key = (id(model), request.formula, layout.adapters_only)
         if key not in self._flops:
             flops = flops_of(model, request.formula, is_frozen=layout.adapters_only)
-            _room(self._flops)[key] = (model, flops)  # the model lives as long as its id is a key
+            self._flops[key] = (model, flops)  # the model lives as long as its id is a key
         return self._flops[key][1]
 
     def _times_of(self, request: EstimateRequest, model: Architecture, gpu: Gpu) -> TimeModel | str:
@@ -109,16 +114,16 @@ class Headlines:
         if key not in self._times:
             try:
                 with refusing("step_time_s cannot be estimated"):
-                    _room(self._times)[key] = (model, times_of(request, model))
+                    self._times[key] = (model, times_of(request, model))
             except BadInput as error:
-                _room(self._times)[key] = (model, str(error))
+                self._times[key] = (model, str(error))
         return self._times[key][1]
 
-    def _memory_of(self, model: Architecture, layout: Layout, gpu: Gpu) -> MemoryTotals:
+    def _memory_of(self, model: Architecture, layout: ParallelLayout, gpu: Gpu) -> MemoryTotals:
         assumptions = assumptions_for(gpu)
         key = (replace(model, seq_length=1), WHAT_STAYS(layout), assumptions)
         if key not in self._memory:
-            _room(self._memory)[key] = MemoryTotals(assumptions)
+            self._memory[key] = MemoryTotals(assumptions)
         return self._memory[key]
 
 
@@ -129,7 +134,7 @@ def _needs_no_more(modelled: float | None, proven: float | None) -> bool:
 def _proven_gib(
     memory: MemoryTotals,
     model: Architecture,
-    layout: Layout,
+    layout: ParallelLayout,
     have_run: Iterable[tuple[int, int, int | None]],
     most: float,
 ) -> float | None:
@@ -144,31 +149,3 @@ def _proven_gib(
         if peak <= most:
             proven.append(modelled / GIB * (1 + _ROUNDING))
     return max(proven, default=None)
-
-
-def _or_why(why: list[str], answer: Callable[[], T]) -> T | None:
-    try:
-        return answer()
-    except BadInput as error:
-        why.append(str(error))
-        return None
-
-
-def _fullest(shape: Shape, layout: Layout) -> tuple[float, int, float]:
-    with refusing("memory cannot be estimated"):
-        peak, worst, modelled = shape.memory.fullest(shape.model, layout)
-        return peak / GIB, worst, modelled / GIB
-
-
-def _step_time_s(shape: Shape, layout: Layout) -> float:
-    if isinstance(shape.times, str):
-        raise BadInput(shape.times)
-    with refusing("step_time_s cannot be estimated"):
-        return shape.times.step_time_s(layout)
-
-
-def _room(kept: dict[Hashable, Any]) -> dict[Hashable, Any]:
-    """Return the store, emptied if it is full."""
-    if len(kept) >= _MOST_KEPT:
-        kept.clear()
-    return kept

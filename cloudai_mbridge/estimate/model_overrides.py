@@ -18,8 +18,7 @@ _ARGUMENT_OF = {".".join(MAPPED[argument]): argument for argument in (*_ARGUMENT
 def model_overrides(extra: Mapping[str, str], types: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of the model that `extra` sets. types: of the fields that there are.
 
-    Raises:
-        BadInput: a value has the wrong type, or belongs into `cmd_args`, where the layout reads it.
+    BadInput: a value has the wrong type, or belongs into `cmd_args`, where the layout reads it.
     """
     given: dict[str, Any] = {}
     for key, text in extra.items():
@@ -43,7 +42,7 @@ def _read(key: str, text: str, wanted: Any) -> Any:
     for kind in (kind for kind in kinds if isinstance(kind, type)):
         if _is(kind, value) or (kind is float and _is(int, value)):
             return value
-    raise BadInput(f"extra_cmd_args: {key!r}: {text!r} is no {' or '.join(sorted(map(_name, kinds)))}; correct it")
+    raise BadInput(f"extra_cmd_args: {key!r}: {text!r} is not {' or '.join(sorted(map(_name, kinds)))}; correct it")
 
 
 def _is(kind: type, value: object) -> bool:
@@ -51,5 +50,5 @@ def _is(kind: type, value: object) -> bool:
 
 
 def _name(kind: Any) -> str:
-    names = {bool: "true or false", int: "whole number", float: "number", str: "text", type(None): "null"}
-    return names.get(kind, "list of whole numbers")
+    names = {bool: "true or false", int: "a whole number", float: "a number", str: "text", type(None): "null"}
+    return names.get(kind, "a list of whole numbers")

@@ -6,7 +6,7 @@ from typing import Any
 
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.estimate.architecture import MODEL_FIELDS
-from cloudai_mbridge.estimate.memory import RECOMPUTE_METHODS, Granularity, Layout, Recompute
+from cloudai_mbridge.estimate.memory import RECOMPUTE_METHODS, Granularity, ParallelLayout, Recompute
 from cloudai_mbridge.models.cmd_args import ARGUMENTS, NOT_READ, ResolvedCmdArgs
 from cloudai_mbridge.recipes.apply import parse_value
 
@@ -32,12 +32,8 @@ _RECOMPUTE = {
 LAYOUT_KEYS = frozenset({*_FIELDS, *_RECOMPUTE, _OFFLOAD})
 
 
-def apply_overrides(layout: Layout, extra: Mapping[str, str]) -> Layout:
-    """Return the layout with what `extra_cmd_args` say of it.
-
-    Raises:
-        BadInput: a value has the wrong type.
-    """
+def apply_overrides(layout: ParallelLayout, extra: Mapping[str, str]) -> ParallelLayout:
+    """Return the layout with what `extra_cmd_args` say of it; BadInput if a value has the wrong type."""
     given = {name: _read(name, key, text) for key, text in extra.items() if (name := key.lstrip("+")) in LAYOUT_KEYS}
     if not given:
         return layout
@@ -59,11 +55,17 @@ def _read(name: str, key: str, text: str) -> Any:
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        raise BadInput(f"extra_cmd_args: {key!r}: {text!r} is no {_NAMES[kind]}; correct it")
+        raise BadInput(f"extra_cmd_args: {key!r}: {text!r} is not {_NAMES[kind]}; correct it")
     return value
 
 
-_NAMES = {bool: "true or false", float: "number", int: "whole number", str: "text", list: "list such as ['core_attn']"}
+_NAMES = {
+    bool: "true or false",
+    float: "a number",
+    int: "a whole number",
+    str: "text",
+    list: "a list such as ['core_attn']",
+}
 
 
 def _recompute(

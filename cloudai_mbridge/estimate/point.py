@@ -1,10 +1,11 @@
 """Everything that is estimated of one point: FLOPs, parameters, memory, time, money. docs/estimate.md.
 
-What cannot be known is None, and `missing` says why. For many points of a sweep there is `estimate.sweep`.
+What cannot be known is None, and `missing` says why. For many points of a sweep there is `estimate.headlines`.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from types import MappingProxyType
 from typing import TypeVar
 
@@ -15,8 +16,7 @@ from cloudai_mbridge.estimate.headline import Price
 from cloudai_mbridge.estimate.memory import (
     REFERENCES,
     Assumptions,
-    Layout,
-    ReferenceEstimate,
+    ParallelLayout,
     StageMemory,
     active_parameters,
     memory_per_stage,
@@ -24,22 +24,22 @@ from cloudai_mbridge.estimate.memory import (
     worst_stage,
 )
 from cloudai_mbridge.estimate.memory.arguments import ADAPTER_TASKS
-from cloudai_mbridge.estimate.memory.other import NOTHING
+from cloudai_mbridge.estimate.memory.other import GIB, NOTHING
 from cloudai_mbridge.estimate.overrides import not_considered
 from cloudai_mbridge.estimate.precision import precision_named
 from cloudai_mbridge.estimate.published import PublishedRow
-from cloudai_mbridge.estimate.request import EstimateRequest, refusing
+from cloudai_mbridge.estimate.request import EstimateRequest, answer_or_why, refusing
 from cloudai_mbridge.estimate.time import HeldOutError, StepTime, TimeModel, time_model, why_no_time
 from cloudai_mbridge.training.flops import Formula, flops_per_token
+from cloudai_mbridge.training.reporting.theoretical_memory import TheoreticalMemory
 
 DEFAULT_ESTIMATOR = "default"
 ESTIMATORS = (DEFAULT_ESTIMATOR, *REFERENCES)
-GIB = 2**30
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Parameters:
+class ParameterCounts:
     """Of the whole model; active: what a token meets."""
 
     total: int
@@ -47,7 +47,17 @@ class Parameters:
 
 
 @dataclass(frozen=True)
-class PointEstimate:
+class Speed:
+    """What follows from a step time. None: not known."""
+
+    step_time_s: float | None
+    tokens_per_s_per_gpu: float | None
+    tflops_per_gpu: float | None
+    mfu: float | None
+
+
+@dataclass(frozen=True)
+class PointEstimate(Speed):
     """The answer. Times in seconds, memory in bytes or GiB as named; `missing`: field -> why it is None.
 
     stages: memory of every pipeline stage, in the terms of the default estimator; None with a reference estimator,
@@ -59,24 +69,20 @@ class PointEstimate:
 
     recipe: str
     gpu: str | None
-    layout: Layout
+    layout: ParallelLayout
     formula: Formula
     flops_per_token: int
     tokens_per_step: int
     num_steps: int | None
-    parameters: Parameters | None
+    parameters: ParameterCounts | None
     estimator: str
     stages: tuple[StageMemory, ...] | None
-    reference: ReferenceEstimate | None
+    reference: TheoreticalMemory | None
     peak_memory_gib: float | None
     gpu_memory_gib: float | None
     memory_share: float | None
     step_time: StepTime | None
     held_out_error: HeldOutError | None
-    step_time_s: float | None
-    tokens_per_s_per_gpu: float | None
-    tflops_per_gpu: float | None
-    mfu: float | None
     gpu_hours: float | None
     cost: float | None
     currency: str | None
@@ -109,15 +115,16 @@ def estimate_point(
 ) -> PointEstimate:
     """Estimate a point.
 
-    Raises:
-        BadInput: sizes that do not fit together, an unknown number format or estimator, or a model that the FLOPs
-            formula refuses.
+    BadInput: sizes that do not fit together, an unknown number format or estimator, or a model that the FLOPs formula
+    refuses.
     """
     model, missing = request.architecture, dict[str, str]()
     layout = request.layout_of(model)
     flops, gpu = flops_of(model, request.formula, is_frozen=layout.adapters_only), request.gpu
     tokens = tokens_per_step(model, layout)
-    parameters = _or_why(missing, "parameters", lambda: _parameters(model))
+    parameters = _or_why(
+        missing, "parameters", lambda: ParameterCounts(total_parameters(model), active_parameters(model))
+    )
     stages, reference = _memory(missing, model, layout, gpu, estimator)
     peak = reference.total if reference else worst_stage(stages).total if stages else None
     times = _or_why(missing, "step_time_s", lambda: times_of(request, model))
@@ -149,10 +156,7 @@ def estimate_point(
         memory_share=_most_modelled(stages, peak) / GIB / memory_gib if peak is not None and memory_gib else None,
         step_time=step,
         held_out_error=times.held_out_error if times else None,
-        step_time_s=speed.step_time_s,
-        tokens_per_s_per_gpu=speed.tokens_per_s_per_gpu,
-        tflops_per_gpu=speed.tflops_per_gpu,
-        mfu=speed.mfu,
+        **vars(speed),
         gpu_hours=gpu_hours,
         cost=cost,
         currency=price.currency if price else None,
@@ -164,27 +168,19 @@ def estimate_point(
 
 
 def flops_of(model: Architecture, formula: Formula, *, is_frozen: bool = False) -> int:
-    """Return the FLOPs per token.
-
-    Raises:
-        BadInput: the formula refuses the model.
-    """
+    """Return the FLOPs per token; BadInput if the formula refuses the model."""
     with refusing(f"recipe {model.recipe}: no FLOPs by {formula}"):
         return flops_per_token(model, formula, frozen=is_frozen)
 
 
-def tokens_per_step(model: Architecture, layout: Layout) -> int:
+def tokens_per_step(model: Architecture, layout: ParallelLayout) -> int:
     """Return the tokens of a step on all GPUs."""
     sequences = layout.gbs or layout.num_microbatches * layout.mbs * layout.dp
     return sequences * (layout.seq_length or model.seq_length)
 
 
 def times_of(request: EstimateRequest, model: Architecture) -> TimeModel:
-    """Return the model of step times.
-
-    Raises:
-        BadInput: there is none for this GPU and number format, with the reason.
-    """
+    """Return the model of step times; BadInput with the reason if this GPU and number format have none."""
     if request.gpu is None:
         raise BadInput(request.why_no_gpu)
     precision = precision_named(request.args.compute_dtype)
@@ -196,16 +192,6 @@ def times_of(request: EstimateRequest, model: Architecture) -> TimeModel:
 def assumptions_for(gpu: Gpu | None) -> Assumptions:
     """Return what is on the device beside the model; of a processor nothing is assumed."""
     return NOTHING if gpu is not None and not gpu.is_known else Assumptions()
-
-
-@dataclass(frozen=True)
-class Speed:
-    """What follows from a step time. None: not known."""
-
-    step_time_s: float | None
-    tokens_per_s_per_gpu: float | None
-    tflops_per_gpu: float | None
-    mfu: float | None
 
 
 def _most_modelled(stages: tuple[StageMemory, ...] | None, peak: float) -> float:
@@ -236,13 +222,9 @@ def speed_of(
     return Speed(step_time_s, rate, tflops, share)
 
 
-def _parameters(model: Architecture) -> Parameters:
-    return Parameters(total_parameters(model), round(active_parameters(model)))
-
-
 def _memory(
-    missing: dict[str, str], model: Architecture, layout: Layout, gpu: Gpu | None, estimator: str
-) -> tuple[tuple[StageMemory, ...] | None, ReferenceEstimate | None]:
+    missing: dict[str, str], model: Architecture, layout: ParallelLayout, gpu: Gpu | None, estimator: str
+) -> tuple[tuple[StageMemory, ...] | None, TheoreticalMemory | None]:
     if estimator == DEFAULT_ESTIMATOR:
         stages = _or_why(missing, "memory", lambda: memory_per_stage(model, layout, assumptions_for(gpu)))
         return stages, None
@@ -252,7 +234,7 @@ def _memory(
 
 
 def _gpu_hours(
-    step_time_s: float | None, layout: Layout, num_steps: int | None, missing: dict[str, str]
+    step_time_s: float | None, layout: ParallelLayout, num_steps: int | None, missing: dict[str, str]
 ) -> float | None:
     if step_time_s is None or num_steps is None:
         missing["gpu_hours"] = missing.get("step_time_s", "the number of steps is not known")
@@ -265,10 +247,4 @@ def _why_no_memory(gpu: Gpu | None, request: EstimateRequest) -> str:
 
 
 def _or_why(missing: dict[str, str], name: str, answer: Callable[[], T]) -> T | None:
-    """Return the answer, or None and note why there is none."""
-    try:
-        with refusing(f"{name} cannot be estimated"):
-            return answer()
-    except BadInput as error:
-        missing[name] = str(error)
-        return None
+    return answer_or_why(name, answer, partial(missing.__setitem__, name))

@@ -33,8 +33,7 @@ _OTHER_NAMES = {"fp8": Precision.FP8_CS, "mxfp8": Precision.FP8_MX, "fp16": Prec
 def precision_named(name: str) -> Precision:
     """Return the precision called fp8_mx, FP8-MX, MXFP8, or FP8 (current scaling, as in the published tables).
 
-    Raises:
-        BadInput: there is none; the known ones are listed.
+    BadInput lists the known ones if there is none.
     """
     key = name.strip().lower().replace("-", "_")
     if key in _OTHER_NAMES:

@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from cloudai_mbridge.errors import BadInput
+from cloudai_mbridge.estimate.architecture import BLOCKS, DECODER_ONLY, WITH_PREDICTION
 from cloudai_mbridge.models.values.pipeline_layout import parse_layout
 from cloudai_mbridge.recipes.load import Recipe
 
-_BLOCKS = "M*-EG"
-_LISTS = ("moe_layer_freq", "window_attn_skip_freq", "linear_attention_freq", "csa_compress_ratios")
+_LISTS = (*DECODER_ONLY, *WITH_PREDICTION)
 # Of these the embedding and the loss take the place of a layer each
 _STAGE_PLACES = ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")
 _STAGE_COUNTS = ("num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage")
@@ -36,19 +36,14 @@ class Proxy:
 
 
 def proxy(recipe: Recipe, num_layers: int) -> Recipe:
-    """Return the recipe with so many decoder layers; everything else of the model stays.
-
-    Raises:
-        BadInput: as `shrink`.
-    """
+    """Return the recipe with so many decoder layers, all else of the model as it is; BadInput as for `shrink`."""
     return shrink(recipe, num_layers).recipe
 
 
 def shrink(recipe: Recipe, num_layers: int) -> Proxy:
     """Return the same with what has changed. Explicit pipeline layouts are made anew where the layers suffice.
 
-    Raises:
-        BadInput: fewer than one layer, or more than the recipe has.
+    BadInput: fewer than one layer, or more than the recipe has.
     """
     model, before = recipe.sections["model"], int(recipe.sections["model"]["num_layers"])
     if not 1 <= num_layers <= before:
@@ -80,7 +75,7 @@ def _changed(model: dict[str, Any], before: int, num_layers: int) -> dict[str, A
         changed["moe_layer_freq"] = choose([int(i % freq == 0) for i in range(before)], num_layers)
     if pattern := model.get("hybrid_layer_pattern"):
         decoder, *prediction = pattern.split("/")
-        blocks = choose([block for block in decoder if block in _BLOCKS], num_layers)
+        blocks = choose([block for block in decoder if block in BLOCKS], num_layers)
         changed["hybrid_layer_pattern"] = "/".join(["".join(blocks), *prediction])
     return changed
 

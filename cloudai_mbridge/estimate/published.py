@@ -20,6 +20,7 @@ from typing import Any
 
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.estimate.architecture import Architecture, architecture
+from cloudai_mbridge.megatron_bridge.release import version_key
 from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
 from cloudai_mbridge.recipes import load_recipe, recipe_names
 from cloudai_mbridge.recipes.apply import with_recipe_defaults
@@ -87,11 +88,7 @@ class PublishedRow:
 
 
 def read_published(path: Traversable = TABLE) -> list[PublishedRow]:
-    """Read a transcription of the tables.
-
-    Raises:
-        BadInput: a row cannot be understood; line and column are named.
-    """
+    """Read a transcription of the tables; BadInput names line and column of what cannot be understood."""
     reader = csv.DictReader(path.read_text(encoding="utf-8").splitlines())
     return [_row_at(path, reader.line_num, columns) for columns in reader]
 
@@ -129,11 +126,7 @@ def _shape(args: ResolvedCmdArgs, gpu: str) -> Hashable:
 
 
 def published_row(columns: Mapping[str, str]) -> PublishedRow:
-    """Return what a row means.
-
-    Raises:
-        BadInput: an unknown model, precision or section, or a column that is not a number.
-    """
+    """Return what a row means; BadInput for an unknown model, precision or section, or what should be a number."""
     recipe, label = _recipe_of(columns["model"]), columns.get("model_label") or columns["model"]
     remarks = f"{label} {columns.get('note') or ''} {columns.get('variant') or ''}"
     gpu = columns["system"].lower().removeprefix("dgx-")
@@ -174,18 +167,10 @@ def _precision(columns: Mapping[str, str], gpu: str) -> str:
 
 
 def formula_of(container: str) -> Formula:
-    """Return the formula with which a container's numbers were published.
-
-    Raises:
-        BadInput: this is not a version such as 26.04.01.
-    """
+    """Return the formula of a container's published numbers; BadInput if this is not a version such as 26.04.01."""
     if not re.fullmatch(r"\d+(\.\d+)+", container):
         raise BadInput(f"container: {container!r} is not a version; write it as 26.04 or 26.04.01")
-    return OLD if _version(container) <= _version(LAST_OLD_CONTAINER) else NEW
-
-
-def _version(container: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in container.split("."))
+    return OLD if version_key(container) <= version_key(LAST_OLD_CONTAINER) else NEW
 
 
 def _recipe_of(model: str) -> str:

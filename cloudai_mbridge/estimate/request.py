@@ -1,20 +1,22 @@
 """What is estimated: a point's recipe, resolved arguments and overrides, on a GPU; and the layout that they mean."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from typing import TypeVar
 
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.estimate.architecture import Architecture, architecture
 from cloudai_mbridge.estimate.hardware import Gpu, find_gpu
-from cloudai_mbridge.estimate.memory import Implementation, Layout, layout_of
+from cloudai_mbridge.estimate.memory import Implementation, ParallelLayout, layout_of
 from cloudai_mbridge.estimate.overrides import apply_overrides
 from cloudai_mbridge.estimate.published import PublishedRow, published_of, rows_of_shape
+from cloudai_mbridge.megatron_bridge.presets.find import Preset, describe, given_by, with_preset
 from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
 from cloudai_mbridge.models.system import LocalSystem, System
 from cloudai_mbridge.recipes.load import Recipe
 from cloudai_mbridge.training.flops import NEW, Formula
 
+T = TypeVar("T")
 _IMPOSSIBLE = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
 
@@ -35,7 +37,14 @@ class refusing:  # noqa: N801 - reads as a statement
             raise BadInput(f"{self._what}: {why}") from None
 
 
-_find_gpu = lru_cache(maxsize=256)(find_gpu)
+def answer_or_why(name: str, answer: Callable[[], T], note: Callable[[str], None]) -> T | None:
+    """Return the answer, or None and note why there is none."""
+    try:
+        with refusing(f"{name} cannot be estimated"):
+            return answer()
+    except BadInput as error:
+        note(str(error))
+        return None
 
 
 @dataclass(frozen=True)
@@ -62,11 +71,7 @@ class EstimateRequest:
 
     @property
     def architecture(self) -> Architecture:
-        """The model that the point trains.
-
-        Raises:
-            BadInput: a size is impossible.
-        """
+        """The model that the point trains; BadInput if a size is impossible."""
         with refusing(f"recipe {self.recipe.name}: the model cannot be estimated"):
             model = architecture(self.recipe, self.args, self.extra)
             if model.num_moe_experts is not None and model.moe_router_topk > model.num_moe_experts:
@@ -86,18 +91,17 @@ class EstimateRequest:
             return ()
         return rows_of_shape(self.as_published or self.args, self.gpu.name, model.mtp_num_layers)
 
-    def layout_of(self, model: Architecture) -> Layout:
+    def layout_of(self, model: Architecture) -> ParallelLayout:
         """Return how the point's model is spread over the GPUs.
 
-        Raises:
-            BadInput: sizes that do not fit together or are not known, or an unknown number format.
+        BadInput: sizes do not fit together or are not known, or the number format is unknown.
         """
         if self.why_no_layout:
             raise BadInput(self.why_no_layout)
         with refusing("the layout cannot be estimated"):
             return self._layout_of(model)
 
-    def _layout_of(self, model: Architecture) -> Layout:
+    def _layout_of(self, model: Architecture) -> ParallelLayout:
         gpu = None if self.gpu is None else self.gpu.name
         layout = layout_of(self.args, self.recipe, gpu=gpu, mtp_num_layers=model.mtp_num_layers)
         if layout.seq_length is None:
@@ -119,5 +123,58 @@ def gpu_of(args: ResolvedCmdArgs, system: System | None, *, is_set: bool | None 
             name, where = system.gpu_type, f"system {system.name!r}: gpu_type"
         elif args.launcher is Launcher.EMBEDDED or isinstance(system, LocalSystem):
             return None, "neither cmd_args.gpu_type nor the system's gpu_type says which GPU it is"
-    gpu = _find_gpu(name)
+    gpu = find_gpu(name)
     return gpu, "" if gpu else f"{where}: {name!r} is not a GPU with known figures"
+
+
+# Without these there is no estimate; the others are taken as unset where they are not known
+_NEEDED = ("tp", "pp", "cp", "ep", "mb", "gb")
+# What a row of the published tables says of a point
+_PUBLISHED = ("tp", "pp", "cp", "vp", "ep", "et", "mb", "gb", "seq_length", "use_megatron_fsdp")
+_BATCH = ("mb", "gb")
+_MODEL = ("num_layers", "hidden_size", "vocab_size", "first_k_dense_replace", "num_distributed_optimizer_instances")
+
+
+def trained_question(
+    recipe: Recipe,
+    args: ResolvedCmdArgs,
+    preset: Preset | None,
+    why_no_preset: str,
+    gpu: Gpu | None,
+    why_no_gpu: str,
+    extra: Mapping[str, str],
+    formula: Formula = NEW,
+) -> EstimateRequest:
+    """Return what is to be estimated of a point. args: its own, with the sizes of the recipe's model."""
+    resolved = with_preset(args, preset)
+    if missing := _missing(resolved.unknown, recipe):
+        why = f"Megatron-Bridge decides {', '.join(missing)}, and {why_no_preset}; set them"
+        return EstimateRequest(recipe, args, gpu, why_no_gpu, extra, formula, why_no_layout=why)
+    trained, published = resolved.args, None
+    if not trained.seq_length:
+        trained = trained.model_copy(update={"seq_length": recipe.default("model", "seq_length")})
+    if preset is not None:
+        published = args.model_copy(update={name: getattr(trained, name) for name in _PUBLISHED})
+    is_its_gpu = preset is not None and gpu is not None and gpu.name == preset.row.gpu
+    shipped = _shipped(recipe, args, preset, extra) if is_its_gpu else ()
+    return EstimateRequest(
+        recipe, trained, gpu, why_no_gpu, extra, formula, published, shipped, filled_in=describe(resolved)
+    )
+
+
+def _missing(unknown: frozenset[str], recipe: Recipe) -> list[str]:
+    has_experts = recipe.default("model", "num_moe_experts") is not None
+    return [name for name in _NEEDED if name in unknown and (has_experts or name != "ep")]
+
+
+def _shipped(
+    recipe: Recipe, args: ResolvedCmdArgs, preset: Preset | None, extra: Mapping[str, str]
+) -> tuple[tuple[int, int, int], ...]:
+    """Return GPUs and batch of the preset, which upstream ships for this GPU, if the point changes nothing else."""
+    if preset is None or extra or not all(isinstance(preset.values.get(name), int) for name in _BATCH):
+        return ()
+    changed = [
+        name for name, value in given_by(args).items() if name not in _BATCH and value != preset.values.get(name)
+    ]
+    changed += [name for name in _MODEL if getattr(args, name) not in (None, recipe.default("model", name))]
+    return () if changed else ((preset.num_gpus, preset.values["mb"], preset.values["gb"]),)

@@ -22,7 +22,7 @@ from cloudai_mbridge.models.loading.load import LoadedScenario, LoadedTest
 from cloudai_mbridge.models.system import LocalSystem, SlurmSystem, System
 from cloudai_mbridge.models.test_definition import TEMPLATE as OUR_TEMPLATE
 from cloudai_mbridge.models.test_definition import MegatronBridgeTestDefinition
-from cloudai_mbridge.plan import POINT_FILES, ROOT_FILES, RunPlan, SweepPlan
+from cloudai_mbridge.plan import POINT_FILES, ROOT_FILES, RunPlan, ScenarioPlan
 from cloudai_mbridge.plan.build import build_plan
 from cloudai_mbridge.plan.read import read_plan_data
 from cloudai_mbridge.report import PointReport, build_report, write_report
@@ -51,7 +51,7 @@ class Refused(click.ClickException):
     exit_code = BadInput.exit_code
 
 
-def plan_of(tr: Any, system: Any, placement: Placement | None = None, definition: Any = None) -> SweepPlan:
+def plan_of(tr: Any, system: Any, placement: Placement | None = None, definition: Any = None) -> ScenarioPlan:
     """Plan a test run, or a whole sweep that CloudAI has not expanded yet.
 
     placement: the number of nodes and their names, where CloudAI has chosen them.
@@ -86,7 +86,7 @@ def refuse(tr: Any, system: Any) -> None:
         the_run(plan)
 
 
-def the_run(plan: SweepPlan) -> RunPlan:
+def the_run(plan: ScenarioPlan) -> RunPlan:
     """Return the plan's only run.
 
     Raises:
@@ -204,7 +204,7 @@ def _system(theirs: Any, tr: Any) -> System:
     )
 
 
-def _without_credentials(plan: SweepPlan, tr: Any) -> SweepPlan:
+def _without_credentials(plan: ScenarioPlan, tr: Any) -> ScenarioPlan:
     """Refuse credentials: CloudAI dumps a test as it is into test-run.toml."""
     if names := sorted({name for run in plan.runs for name in run.secret_env}):
         raise BadInput(f"CloudAI would write {', '.join(names)} into files; remove it from the TOML and export it")

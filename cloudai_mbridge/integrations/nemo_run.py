@@ -33,7 +33,7 @@ from cloudai_mbridge.launch.script import (
 )
 from cloudai_mbridge.launch.write import write_file
 from cloudai_mbridge.models.system import SlurmSystem, System
-from cloudai_mbridge.plan import POINT_FILES, RunPlan, SweepPlan
+from cloudai_mbridge.plan import POINT_FILES, RunPlan, ScenarioPlan
 from cloudai_mbridge.schedulers.interface import Submission
 from cloudai_mbridge.schedulers.local import LocalClient
 from cloudai_mbridge.schedulers.slurm import SlurmClient
@@ -85,7 +85,7 @@ class NemoRunSlurmClient(SlurmClient):
         return {run.key: _submit_slurm(submission, root / run.key)}
 
 
-def write_scripts(plan: SweepPlan, system: System, root: Path) -> None:
+def write_scripts(plan: ScenarioPlan, system: System, root: Path) -> None:
     """Replace the scripts that `write_runs` wrote by what NeMo-Run is given.
 
     Raises:

@@ -19,7 +19,7 @@ from cloudai_mbridge.megatron_bridge.launcher.script import render_launcher_scri
 from cloudai_mbridge.models.system import SlurmSystem, System
 from cloudai_mbridge.models.values.credentials import is_secret_variable
 from cloudai_mbridge.models.values.host_paths import slurm_pattern_in
-from cloudai_mbridge.plan import POINT_FILES, ROOT_FILES, RejectedPoint, RunPlan, SweepPlan
+from cloudai_mbridge.plan import POINT_FILES, ROOT_FILES, RejectedPoint, RunPlan, ScenarioPlan
 from cloudai_mbridge.plan.read import PLAN_VERSION
 
 _NOT_NEEDED = {"data_repository", "reports", "group_allocated"}  # CloudAI's own, which may hold credentials
@@ -56,7 +56,7 @@ def create_root(output_dir: Path, scenario: str, now: datetime) -> Path:
     raise BadInput(f"{output_dir}: already has a thousand runs from this second; choose another --output-dir")
 
 
-def write_runs(plan: SweepPlan, system: System, root: Path) -> None:
+def write_runs(plan: ScenarioPlan, system: System, root: Path) -> None:
     """Write every run's files below `root`."""
     write_file(root / ROOT_FILES.system, render_toml(system_to_dict(system)))
     for run in plan.runs:
@@ -73,14 +73,14 @@ def write_file(path: Path, text: str) -> None:
         path.write_text(text, encoding="utf-8")
 
 
-def write_plan(plan: SweepPlan, root: Path) -> None:
+def write_plan(plan: ScenarioPlan, root: Path) -> None:
     """Write the plan, after everything else: a directory that has one is complete."""
     unfinished = root / ROOT_FILES.unfinished_plan
     write_file(unfinished, json.dumps(plan_to_dict(plan), indent=2) + "\n")
     unfinished.rename(root / ROOT_FILES.plan)
 
 
-def plan_to_dict(plan: SweepPlan) -> dict[str, Any]:
+def plan_to_dict(plan: ScenarioPlan) -> dict[str, Any]:
     """Return the plan as plain data, without credentials."""
     return {
         "version": PLAN_VERSION,

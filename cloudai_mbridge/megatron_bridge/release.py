@@ -15,6 +15,11 @@ from typing import Any
 _PACKAGE_INFO = Path("src/megatron/bridge/package_info.py")
 
 
+def version_key(version: str) -> tuple[int, ...]:
+    """Return the numbers of a version such as 0.3.0, to compare."""
+    return tuple(int(part) for part in version.split("."))
+
+
 @dataclass(frozen=True)
 class Release:
     """A release, and how it was found.
@@ -31,7 +36,7 @@ class Release:
     @property
     def key(self) -> tuple[int, ...]:
         """The version's numbers, to compare."""
-        return tuple(int(part) for part in self.version.split("."))
+        return version_key(self.version)
 
     @property
     def core(self) -> str | None:

@@ -38,23 +38,9 @@ class RunnerConfig(StrictModel):
 
 # Keys of a scenario's test that override (or, without test_name, make up) its definition.
 DEFINITION_KEYS = (
-    "name",
-    "description",
-    "test_template_name",
-    "cmd_args",
-    "extra_env_vars",
-    "extra_cmd_args",
-    "extra_container_mounts",
-    "git_repos",
-    "nsys",
-    "metrics",
-    "sweep",
-    "dse_excluded_args",
-    "agent",
-    "agent_steps",
-    "agent_metrics",
-    "agent_reward_function",
-    "agent_config",
+    *("name", "description", "test_template_name", "cmd_args", "extra_env_vars", "extra_cmd_args"),
+    *("extra_container_mounts", "git_repos", "nsys", "metrics", "sweep", "dse_excluded_args"),
+    *("agent", "agent_steps", "agent_metrics", "agent_reward_function", "agent_config"),
 )
 
 Nodes = Annotated[OneLine, AfterValidator(check_nodes)]

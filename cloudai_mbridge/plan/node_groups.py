@@ -19,8 +19,7 @@ def unknown_states(partition: str) -> None:
 def resolve_groups(loaded: LoadedScenario, system: System, states: NodeStates) -> LoadedScenario:
     """Replace every PARTITION:GROUP:COUNT of the scenario by the names of nodes, and take excluded nodes out.
 
-    Raises:
-        BadInput: no such partition or group, it has too few nodes in service, or every named node is excluded.
+    BadInput: no such partition or group, it has too few nodes in service, or every named node is excluded.
     """
     tests = [_resolved(test, system, states) for test in loaded.tests]
     pre, post = (

@@ -5,12 +5,18 @@ A part may be missing, since not every reader needs every part; one that is ther
 
 import os
 from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import Annotated, Any
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, ConfigDict, Field, ValidationError, create_model
 
+from cloudai_mbridge.constraints import Violation
 from cloudai_mbridge.errors import shown
+from cloudai_mbridge.megatron_bridge.launcher.plan import Repo, UpstreamPlan
+from cloudai_mbridge.plan.run_plan import RejectedPoint, RunPlan, ScenarioPlan
 
 _LONGEST_NAME = 255
 _MAX_RANKS = 10**7  # per node or nodes: more than any cluster has, and no sum of it overflows
@@ -38,119 +44,80 @@ def _is_encodable(text: str) -> str:
 
 
 _Text = Annotated[str, AfterValidator(_is_encodable)]
-_Key = Annotated[_Text, AfterValidator(_is_inside)]
 _Count = Annotated[int, Field(ge=0, lt=2**63)]
 _Size = Annotated[int, Field(ge=0, le=10**12)]
 _Ranks = Annotated[int, Field(ge=1, le=_MAX_RANKS)]
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False)
+def _part(of: type, required: str = "", **own: Any) -> Any:
+    """Return the model of a dataclass as plan.json has it. own: types that say more than the dataclass's."""
+    types = {**{name: _as_json(hint) for name, hint in get_type_hints(of).items()}, **own}
+    fields: dict[str, Any] = {name: (kind, ... if name in required.split() else None) for name, kind in types.items()}
+    config = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False)
+    return create_model(f"{of.__name__}Part", __config__=config, **fields)
 
 
-class _RepoPart(_Part):
-    url: _Text
-    commit: _Text
-    mount_as: _Text = ""
+def _as_json(hint: Any) -> Any:
+    """Return a field's type in JSON: lists for tuples, tables for mappings, text that can be written."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin in (Union, UnionType):
+        return Union[tuple(map(_as_json, arguments))]  # noqa: UP007 - built at run time
+    if origin is tuple:
+        return _list_of(_as_json(arguments[0]))
+    if origin is Mapping:
+        return dict[arguments]  # type: ignore[misc, valid-type]
+    return {str: _Text, int: _Count}.get(hint, hint)
 
 
-_NO_REPO = _RepoPart(url="", commit="")
+def _list_of(kind: Any) -> Any:
+    return list[kind]
 
 
-class _UpstreamPart(_Part):
-    args: dict[str, Any] = {}
-    overrides: dict[str, str] = {}
-    gpus_per_node: int | None = None
-    slurm_params: list[_Text] = []
-    megatron_bridge: _RepoPart = _NO_REPO
-    mounted: list[_RepoPart] = []
-    nemo_run: _RepoPart = _NO_REPO
-    credentials: list[_Text] = []
-
-
-class _ArgsPart(_Part):
+@dataclass
+class _Args:
     """The arguments that reports calculate with; all others are shown only."""
 
-    gb: _Size | None = None
-    seq_length: _Size | None = None
-    launcher: _Text | None = None
-    gpu_type: _Text | None = None
-    compute_dtype: _Text | None = None
+    gb: int | None
+    seq_length: int | None
+    launcher: str | None
+    gpu_type: str | None
+    compute_dtype: str | None
 
 
-class _RunPart(_Part):
-    key: _Key
-    test_id: _Text = ""
-    test_name: _Text = ""
-    label: _Text = ""
-    iteration: _Count = 0
-    coordinates: dict[str, Any] = {}
-    args: _ArgsPart = _ArgsPart()
-    recipe: _Text = ""
-    num_nodes: _Ranks = 1
-    ranks_per_node: _Ranks = 1
-    num_steps: _Count | None = None
-    warmup_steps: _Count = 0
-    env: dict[str, str] = {}
-    secret_names: list[_Text] = []
-    time_limit: _Text | None = None
-    time_limit_s: float | None = None
-    nodes: list[_Text] = []
-    exclude_nodes: list[_Text] = []
-    extra_srun_args: _Text = ""
-    container_image: _Text = ""
-    container_mounts: list[_Text] = []
-    after_completion: list[_Text] = []
-    after_start: list[_Text] = []
-    end_with: list[_Text] = []
-    array: Annotated[_Text, AfterValidator(_is_empty_or_inside)] = ""
-    array_index: _Count = 0
-    is_pre_test: bool = False
-    is_gate: bool = False
-    profiler: list[_Text] = []
-    hang_timeout_s: float | None = None
-    upstream: _UpstreamPart | None = None
-    predicted: dict[str, Any] | None = None
-
-
-class _ViolationPart(_Part):
-    rule_id: _Text
-    where: _Text
-    fact: _Text
-    remedy: _Text
-    operands: dict[str, Any]
-    message: _Text
-
-
-class _RejectedPart(_Part):
-    test_id: _Text = ""
-    test_name: _Text = ""
-    label: _Text = ""
-    coordinates: dict[str, Any] = {}
-    violations: list[_ViolationPart] = []
-
-
-class _PlanPart(_Part):
-    scenario: _Text
-    system: _Text = ""
-    dry_run: bool = False
-    tests: list[_Text] = []
-    runs: list[_RunPart]
-    rejected: list[_RejectedPart] = []
-    num_rejected: _Count = 0
-    rule_counts: dict[str, _Count] = {}
-    notes: list[_Text] = []
-    runner: dict[str, Any] = {}
+_RepoPart = _part(Repo, "url commit")
+_UpstreamPart = _part(
+    UpstreamPlan, gpus_per_node=int | None, megatron_bridge=_RepoPart, nemo_run=_RepoPart, mounted=_list_of(_RepoPart)
+)
+_RunPart = _part(
+    RunPlan,
+    "key",
+    key=Annotated[_Text, AfterValidator(_is_inside)],
+    args=_part(_Args, gb=_Size | None, seq_length=_Size | None),
+    num_nodes=_Ranks,
+    ranks_per_node=_Ranks,
+    array=Annotated[_Text, AfterValidator(_is_empty_or_inside)],
+    upstream=_UpstreamPart | None,
+    secret_names=list[_Text],
+)
+_ViolationPart = _part(Violation, "rule_id where fact remedy operands message", message=_Text)
+_PlanPart = _part(
+    ScenarioPlan,
+    "scenario runs",
+    runs=_list_of(_RunPart),
+    rejected=_list_of(_part(RejectedPoint, violations=_list_of(_ViolationPart))),
+    rule_counts=dict[str, _Count],
+    runner=dict[str, Any],
+)
 
 
 def mistake_in_plan(plan: dict[str, Any]) -> str:
     """Return what is wrong with the content of a plan.json, "" if nothing is."""
     try:
-        read = _PlanPart.model_validate(plan)
+        _PlanPart.model_validate(plan)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))[:200]
         value = "" if first["type"] == "missing" else f" {shown(first['input'])}"
         return f"{where}:{value} {first['msg'].removeprefix('Value error, ')}"
-    counts = Counter(run.key for run in read.runs)
+    counts = Counter(run["key"] for run in plan["runs"])
     return next((f"runs: {shown(key)} appears {n} times" for key, n in counts.items() if n > 1), "")

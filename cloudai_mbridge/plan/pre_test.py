@@ -9,7 +9,7 @@ from cloudai_mbridge.models.system import LocalSystem, System
 from cloudai_mbridge.models.values.hostlist import expand_hostlist
 from cloudai_mbridge.plan.run import plan_run
 from cloudai_mbridge.plan.run_plan import RunPlan
-from cloudai_mbridge.sweep import Sweep, checked_points
+from cloudai_mbridge.sweep import SweepSpace, checked_points
 
 PRE_TEST = "pre_test"
 _THIS_MACHINE = "localhost"
@@ -18,8 +18,7 @@ _THIS_MACHINE = "localhost"
 def plan_pre_test(loaded: LoadedScenario, system: System) -> tuple[RunPlan, ...]:
     """Plan one run per node, on that node alone; none if the scenario has no pre_test.
 
-    Raises:
-        BadInput: the test is a sweep, breaks a rule on one node, or nobody says which nodes there are.
+    BadInput: the test is a sweep, breaks a rule on one node, or no file lists the nodes.
     """
     if loaded.pre_test is None:
         return ()
@@ -33,7 +32,7 @@ def _on_node(test: LoadedTest, system: System, node: str) -> RunPlan:
     is_local = isinstance(system, LocalSystem)
     nodes = [] if is_local else [node]
     placed = LoadedTest(test.run.model_copy(update={"nodes": nodes, "num_nodes": 1}), test.definition)
-    points = list(checked_points(Sweep(placed.definition, placed.run), system))
+    points = list(checked_points(SweepSpace(placed.definition, placed.run), system))
     if len(points) != 1:
         raise BadInput(f"{where}: is a sweep of {len(points)} points; give one value for every argument")
     if points[0].violations:

@@ -1,25 +1,21 @@
-"""What a sweep would run, in which order, at which cost: one look at a time, so that many points need no memory."""
+"""What a sweep would run, in which order, at which cost: one point at a time, so that many need no memory."""
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, field
 
-from cloudai_mbridge.constraints import Lifted, RuleSet, Violation
+from cloudai_mbridge.constraints import Lifted, RuleSet
 from cloudai_mbridge.estimate.headline import DEFAULT_LIMIT, Headline, MemoryLimit, Price, price_of
 from cloudai_mbridge.estimate.overrides import not_considered
 from cloudai_mbridge.files.names import label
 from cloudai_mbridge.models.cmd_args import Launcher
 from cloudai_mbridge.models.loading.load import LoadedTest
 from cloudai_mbridge.models.system import System
-from cloudai_mbridge.models.values.time_limit import parse_time_limit
-from cloudai_mbridge.plan.budget import Budget
+from cloudai_mbridge.plan.walk import Decision, PointWalk
 from cloudai_mbridge.recipes.apply import core_release, training_config
-from cloudai_mbridge.sweep import CheckedPoint, Sweep, checked_points
-from cloudai_mbridge.sweep.estimated import SweepEstimates, largest_terms
+from cloudai_mbridge.sweep import CheckedPoint
+from cloudai_mbridge.sweep.estimated import largest_terms
 from cloudai_mbridge.sweep.fill_in import fill_in_notes, lifted_note
-from cloudai_mbridge.sweep.order import informative
-from cloudai_mbridge.sweep.pinned import pinned_by
 from cloudai_mbridge.training.flops import NEW, Formula
 
 _MOST_REASONS = 5
@@ -41,16 +37,11 @@ class PlanOptions:
 
 
 @dataclass(frozen=True)
-class Look:
-    """One point. gpu_hours, cost: of the steps of all its runs; None where not known. is_run: within the limits."""
+class PointPreview(Decision):
+    """One point with what it needs. gpu_hours, cost: of the steps of all its runs; None where not known."""
 
-    point: CheckedPoint
-    violations: tuple[Violation, ...]
-    headline: Headline | None = None
     gpu_hours: float | None = None
     cost: float | None = None
-    is_held_back: bool = False
-    is_run: bool = False
 
     @property
     def label(self) -> str:
@@ -58,45 +49,24 @@ class Look:
         return label(self.point.coordinates)
 
 
-class TestPlan:
+class SweepPreview:
     """The points of one test on a system."""
-
-    __test__ = False  # not a test class, whatever pytest thinks of its name
 
     def __init__(self, test: LoadedTest, system: System, options: PlanOptions) -> None:
         self.test_id, self.limits = test.run.id, test.definition.sweep
-        self.sweep = Sweep(test.definition, test.run)
-        self.pinned = pinned_by(test.definition, system, options.rules)
-        extra = test.definition.extra_cmd_args
-        self.estimates = SweepEstimates(self.sweep, system, extra, options.formula, self.pinned)
-        self.budget = Budget(f"test {test.run.id!r}", self.limits.max_gpu_hours)
         share = self.limits.memory_share if options.memory_share is None else options.memory_share
         limit = DEFAULT_LIMIT if share is None else MemoryLimit(share)
         self.memory_limit = None if options.include_oom_risk else limit
-        axes = self.sweep.grid.names
-        self.not_considered = not_considered(self.sweep.base_args(), extra, axes)
-        self._test, self._system, self._is_checked = test, system, False
-        self.limit_reached = ""
-        self._order = options.order or self.limits.order
-        self._num_runs = test.run.iterations * self.limits.repeats
+        self.walk = PointWalk(test, system, options.rules, self.memory_limit, options.order, options.formula)
+        self.sweep, self.pinned = self.walk.sweep, self.walk.pinned
+        self._extra = test.definition.extra_cmd_args
+        self.not_considered = not_considered(self.sweep.base_args(), self._extra, self.sweep.grid.names)
+        self._system, self._is_checked = system, False
         self._prices: dict[str, tuple[Price | None, str]] = {}
 
-    def looks(self) -> Iterator[Look]:
+    def points(self) -> Iterator[PointPreview]:
         """Yield every point, in order."""
-        num_run, self.limit_reached = 0, ""
-        for point in self._points():
-            look = self.look_at(point)
-            if look.headline is not None and not look.is_held_back:
-                self.limit_reached = self.limit_reached or self._limit_before(point, look.headline, num_run)
-                num_run += not self.limit_reached
-                look = replace(look, is_run=not self.limit_reached)
-            yield look
-
-    def _limit_before(self, point: CheckedPoint, headline: Headline, num_run: int) -> str:
-        """Return the limit that a point would pass; "" if it is within all of them, and is counted in."""
-        if num_run == self.limits.max_points:
-            return f"beyond max_points = {num_run}"
-        return "" if self._spend(point, headline) else f"beyond max_gpu_hours = {self.limits.max_gpu_hours:g}"
+        return map(self._preview, self.walk)
 
     @property
     def coordinate_names(self) -> list[str]:
@@ -104,16 +74,19 @@ class TestPlan:
         included = (name for pattern in self.limits.include for name in pattern)
         return list(dict.fromkeys((*self.sweep.grid.names, *included)))
 
-    def look_at(self, point: CheckedPoint) -> Look:
+    def preview(self, point: CheckedPoint) -> PointPreview:
         """Judge a point by itself, whatever the limits of the sweep leave of the others."""
-        if violations := point.violations:
-            return Look(point, violations)
-        self._check_training(point)
-        headline = self.estimates.of(point)
-        hours = self._gpu_hours(point, headline)
+        return self._preview(self.walk.judge(point))
+
+    def _preview(self, decision: Decision) -> PointPreview:
+        if (headline := decision.headline) is None:
+            return PointPreview(**vars(decision))
+        self._check_training(decision.point)
+        hours = headline.gpu_hours(self.walk.estimates.num_steps(decision.point))
+        hours = None if hours is None else hours * self.walk.runs_per_point
         price = self.price(headline)[0]
         cost = price.per_gpu_hour * hours if price and hours is not None else None
-        return Look(point, (), headline, hours, cost, is_held_back=headline.exceeds(self.memory_limit))
+        return PointPreview(**vars(decision), gpu_hours=hours, cost=cost)
 
     def _check_training(self, point: CheckedPoint) -> None:
         """Refuse, at the first point that breaks no rule, what `mbridge run` refuses of the training configuration."""
@@ -122,8 +95,7 @@ class TestPlan:
         self._is_checked = True
         _, args, recipe = point.resolve()
         if args.launcher is Launcher.EMBEDDED and recipe is not None:
-            extra = self._test.definition.extra_cmd_args
-            training_config(recipe, args, extra, core_release(self._system))
+            training_config(recipe, args, self._extra, core_release(self._system))
 
     def price(self, headline: Headline) -> tuple[Price | None, str]:
         """Return the price of a point's GPU, or why there is none."""
@@ -134,30 +106,7 @@ class TestPlan:
 
     def terms(self, point: CheckedPoint) -> str:
         """Return the largest terms of a point's fullest stage."""
-        return largest_terms(self.estimates.request(point))
-
-    def _points(self) -> Iterator[CheckedPoint]:
-        points = partial(checked_points, self.sweep, self._system, self.pinned)
-        return informative(points, self._speed) if self._order == "informative" else points()
-
-    def _speed(self, point: CheckedPoint) -> float | None:
-        headline = self.estimates.of(point)
-        return None if headline.exceeds(self.memory_limit) else headline.tokens_per_s_per_gpu or 0.0
-
-    def _gpu_hours(self, point: CheckedPoint, headline: Headline) -> float | None:
-        hours = headline.gpu_hours(self.estimates.num_steps(point))
-        return None if hours is None else hours * self._num_runs
-
-    def _spend(self, point: CheckedPoint, headline: Headline) -> bool:
-        if self.limits.max_gpu_hours is None:
-            return True
-        limit = parse_time_limit(self._test.run.time_limit or self.estimates.value(point, "time_limit"))
-        steps = self.estimates.num_steps(point)
-        hours, rule = self.budget.price(headline, headline.num_gpus, steps, limit, self._num_runs)
-        if not self.budget.allows(hours):
-            return False
-        self.budget.spend(hours, rule)
-        return True
+        return largest_terms(self.walk.estimates.request(point))
 
 
 @dataclass
@@ -188,55 +137,55 @@ class SweepSummary:
     lifted: Counter[Lifted] = field(default_factory=Counter)
     rules: Counter[str] = field(default_factory=Counter)
     why: Counter[str] = field(default_factory=Counter)
-    examples: list[Look] = field(default_factory=list)
-    held_examples: list[tuple[Look, str]] = field(default_factory=list)
+    examples: list[PointPreview] = field(default_factory=list)
+    held_examples: list[tuple[PointPreview, str]] = field(default_factory=list)
 
     def lifted_notes(self) -> Iterator[str]:
-        """Yield what is said of points that only CloudAI rejects."""
+        """Yield the notes on points that only CloudAI rejects."""
         return (lifted_note(lifted, count) for lifted, count in self.lifted.items())
 
-    def add(self, look: Look, plan: TestPlan, examples: int) -> None:
-        """Count a look in."""
+    def add(self, found: PointPreview, preview: SweepPreview, examples: int) -> None:
+        """Count a point in."""
         self.points += 1
-        if look.violations or look.headline is None:
-            self.rules.update({violation.rule_id for violation in look.violations})
+        if found.headline is None:
+            self.rules.update({violation.rule_id for violation in found.point.violations})
             return
-        if look.is_held_back:
+        if found.is_held_back:
             self.held_back += 1
             if len(self.held_examples) < examples:
-                self.held_examples.append((look, plan.terms(look.point)))
+                self.held_examples.append((found, preview.terms(found.point)))
             return
         self.accepted += 1
-        self.lifted.update(look.point.lifted)
+        self.lifted.update(found.point.lifted)
         if len(self.examples) < examples:
-            self.examples.append(look)
-        for why in look.headline.why:
+            self.examples.append(found)
+        for why in found.headline.why:
             self.why[why if why in self.why or len(self.why) < _MOST_REASONS else "other reasons"] += 1
-        if look.is_run:
-            self._add_run(look, plan)
+        if found.is_run:
+            self._add_run(found, found.headline, preview)
 
-    def _add_run(self, look: Look, plan: TestPlan) -> None:
+    def _add_run(self, found: PointPreview, headline: Headline, preview: SweepPreview) -> None:
         self.would_run += 1
-        if look.gpu_hours is None or look.headline is None:
+        if found.gpu_hours is None:
             return
         self.predicted += 1
-        self.gpu_hours += look.gpu_hours
-        price, why_not = plan.price(look.headline)
+        self.gpu_hours += found.gpu_hours
+        price, why_not = preview.price(headline)
         if price is None:
             self.why_no_cost = why_not
-        elif look.cost is not None:
+        elif found.cost is not None:
             self.priced += 1
-            self.cost = (self.cost or 0.0) + look.cost
+            self.cost = (self.cost or 0.0) + found.cost
             self.currency = price.currency
 
 
-def summarize_test(plan: TestPlan, examples: int) -> SweepSummary:
+def summarize_test(preview: SweepPreview, examples: int) -> SweepSummary:
     """Go through every point of a test, keeping counts and the first of them only."""
-    axes = {axis.name: len(axis.values) for axis in plan.sweep.axes}
-    summary = SweepSummary(plan.test_id, axes, plan.memory_limit, not_considered=plan.not_considered)
-    summary.run_holds_back = plan.limits.memory_share is not None
-    summary.fill_in = fill_in_notes(plan.sweep, plan.pinned)
-    for look in plan.looks():
-        summary.add(look, plan, examples)
-    summary.budget_note = plan.budget.note()
+    axes = {axis.name: len(axis.values) for axis in preview.sweep.axes}
+    summary = SweepSummary(preview.test_id, axes, preview.memory_limit, not_considered=preview.not_considered)
+    summary.run_holds_back = preview.limits.memory_share is not None
+    summary.fill_in = fill_in_notes(preview.sweep, preview.pinned)
+    for found in preview.points():
+        summary.add(found, preview, examples)
+    summary.budget_note = preview.walk.budget.note()
     return summary

@@ -15,7 +15,7 @@ from cloudai_mbridge.files.run_files import IS_ROOT_NAME, ROOT_FILES
 from cloudai_mbridge.megatron_bridge.launcher.plan import Repo, UpstreamPlan
 from cloudai_mbridge.models.scenario import RunnerConfig
 from cloudai_mbridge.plan.plan_file import mistake_in_plan
-from cloudai_mbridge.plan.run_plan import RunPlan, SweepPlan
+from cloudai_mbridge.plan.run_plan import RunPlan, ScenarioPlan
 
 PLAN_VERSION = 2
 _AGAIN = "restore the file, or run the scenario again"
@@ -97,13 +97,11 @@ def require_directories(root: Path, keys: Iterable[str]) -> None:
                 raise Damaged(f"{path}: is a link or a file where the directory of a run was; put the directory back")
 
 
-def read_plan(root: Path, *, needs_secrets: bool = True) -> SweepPlan:
+def read_plan(root: Path, *, needs_secrets: bool = True) -> ScenarioPlan:
     """Return the plan of a run with the credentials from the environment; its rejected points are left out.
 
     needs_secrets: False if nothing will be submitted.
-
-    Raises:
-        BadInput: as above, or a credential is not in the environment.
+    BadInput: as above, or a credential is not in the environment.
     """
     data = read_plan_data(root)
     try:
@@ -113,13 +111,13 @@ def read_plan(root: Path, *, needs_secrets: bool = True) -> SweepPlan:
         raise Damaged(f"{root / ROOT_FILES.plan}: is damaged ({reason}); {_AGAIN}") from None
 
 
-def _plan(data: dict[str, Any], root: Path, needs_secrets: bool) -> SweepPlan:
+def _plan(data: dict[str, Any], root: Path, needs_secrets: bool) -> ScenarioPlan:
     runs = tuple(_run(run) for run in data["runs"])
     missing = sorted({name for run in data["runs"] for name in run["secret_names"]} - set(os.environ))
     if missing and needs_secrets:
         names = ", ".join(missing)
         raise BadInput(f"{root}: its runs need {names}, which no file holds; set {names} in the environment")
-    return SweepPlan(
+    return ScenarioPlan(
         scenario=data["scenario"],
         tests=tuple(data["tests"]),
         system=data["system"],

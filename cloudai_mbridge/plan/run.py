@@ -31,7 +31,7 @@ def plan_run(
     """Place a point that breaks no rule, and name everything that it needs.
 
     args: the point's with the recipe's defaults. The upstream launcher has recipes of its own, whose defaults are
-    unknown here, and is told what was set only.
+    unknown here, and is passed only what was set.
     """
     run, definition = test.run, test.definition
     upstream = is_upstream(args)
@@ -41,6 +41,10 @@ def plan_run(
     env = {name: str(value) for name, value in system.global_env_vars.items()} | dict(point.env)
     time_limit = run.time_limit or args.time_limit
     num_steps = args.max_steps if not upstream or is_passed("max_steps", args, run) else None
+    config: dict[str, Any] = {}
+    if not upstream:
+        assert recipe is not None  # the embedded loop's recipes exist, or the point was not planned
+        config = training_config(recipe, args, definition.extra_cmd_args, core_release(system))
     return RunPlan(
         key=f"{slug(run.id)}/{point.label}/{iteration}",
         test_id=run.id,
@@ -54,7 +58,7 @@ def plan_run(
         ranks_per_node=placement.ranks_per_node,
         num_steps=num_steps,
         warmup_steps=definition.warmup_steps(num_steps),
-        training_config={} if upstream else _training_config(recipe, args, definition, system),
+        training_config=config,
         definition=resolved_definition(definition, point, args),
         env={name: value for name, value in env.items() if not is_secret_variable(name, value)},
         secret_env=_secrets(args, env),
@@ -77,13 +81,6 @@ def _profiler(definition: MegatronBridgeTestDefinition, upstream: bool) -> tuple
     """Return the nsys command. As in CloudAI, [nsys] does not reach the upstream launcher, which has enable_nsys."""
     nsys = definition.nsys
     return () if nsys is None or not nsys.enable or upstream else nsys.command
-
-
-def _training_config(
-    recipe: Recipe | None, args: ResolvedCmdArgs, definition: MegatronBridgeTestDefinition, system: System
-) -> dict[str, Any]:
-    assert recipe is not None  # the embedded loop's recipes exist, or the point was not planned
-    return training_config(recipe, args, definition.extra_cmd_args, core_release(system))
 
 
 def _wait_for(dependencies: Iterable[Any], kind: str) -> tuple[str, ...]:

@@ -84,7 +84,7 @@ class RejectedPoint:
 
 
 @dataclass(frozen=True)
-class SweepPlan:
+class ScenarioPlan:
     """Everything that a scenario asks for, in order.
 
     rejected: rows of at most the first thousand rejected points of a test; num_rejected and rule_counts (points per

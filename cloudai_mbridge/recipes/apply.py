@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from cloudai_mbridge.errors import BadInput
-from cloudai_mbridge.models.cmd_args import ARGUMENTS, ResolvedCmdArgs
+from cloudai_mbridge.models.cmd_args import ARGUMENTS, ResolvedCmdArgs, names_in
 from cloudai_mbridge.models.system import LocalSystem, System
 from cloudai_mbridge.models.values.pipeline_layout import num_stages
 from cloudai_mbridge.recipes.container import container_data
@@ -26,7 +26,7 @@ def place(key: str) -> tuple[str, str]:
 MAPPED = {name: place(argument.config) for name, argument in ARGUMENTS.items() if argument.config}
 PASSED_ON = {name: place(argument.config_extra) for name, argument in ARGUMENTS.items() if argument.config_extra}
 
-# what is of the model whoever trains it
+# sizes of the model, the same in every launcher
 _MODEL_FACTS = frozenset({"hidden_size", "num_layers", "vocab_size"})
 
 _ARGUMENT_OF = {place: name for name, place in MAPPED.items()}
@@ -81,9 +81,7 @@ def training_config(
     """Return the training config as plain data, checked as the training process will check it.
 
     core: the release of Megatron-Core; None: unknown, keys of any release pass.
-
-    Raises:
-        BadInput: `extra_cmd_args` name an unknown key or have a value of the wrong type.
+    BadInput: `extra_cmd_args` name an unknown key or have a value of the wrong type.
     """
     sections: dict[str, dict[str, Any]] = {name: dict(values) for name, values in recipe.sections.items()}
     for name, (section, field) in MAPPED.items():
@@ -114,11 +112,7 @@ def training_config(
 
 
 def _ranks(value: Any) -> list[int]:
-    """Return the ranks of 3, "0,3" or [0, 3].
-
-    Raises:
-        BadInput: the text has another form.
-    """
+    """Return the ranks of 3, "0,3" or [0, 3]; BadInput for text of another form."""
     texts = value.strip("[] ").split(",") if isinstance(value, str) else value if isinstance(value, list) else [value]
     try:
         return [int(text) for text in texts]
@@ -152,7 +146,7 @@ def _derive(model: dict[str, Any], recipe: Recipe) -> None:
         model["virtual_pipeline_model_parallel_size"] = virtual if virtual > 1 else None
     model["sequence_parallel"] = model["tensor_model_parallel_size"] > 1
     if isinstance(modules := model.get("recompute_modules"), str):
-        model["recompute_modules"] = [m for part in modules.strip("[]").split(",") if (m := part.strip(" '\""))]
+        model["recompute_modules"] = names_in(modules)
     if model.get("recompute_num_layers"):
         model.update(recompute_granularity="full", recompute_method="block", recompute_modules=None)
     elif model.get("recompute_modules"):

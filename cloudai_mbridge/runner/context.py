@@ -9,7 +9,7 @@ from typing import Protocol
 
 from cloudai_mbridge.errors import Paused, ToolFailure
 from cloudai_mbridge.launch.claim import take_claim
-from cloudai_mbridge.plan import RunPlan, SweepPlan
+from cloudai_mbridge.plan import RunPlan, ScenarioPlan
 from cloudai_mbridge.runner.journal.journal import Journal, JournalEntry
 from cloudai_mbridge.runner.journal.submission_log import SubmissionLog
 from cloudai_mbridge.schedulers.interface import (
@@ -105,7 +105,9 @@ class RunnerContext:
     was last set to False.
     """
 
-    def __init__(self, plan: SweepPlan, root: Path, scheduler: Scheduler, journal: Journal, observer: Observer) -> None:
+    def __init__(
+        self, plan: ScenarioPlan, root: Path, scheduler: Scheduler, journal: Journal, observer: Observer
+    ) -> None:
         self.root, self.scheduler, self.journal, self.observer = root, scheduler, journal, observer
         self.config = plan.runner
         self.runs = [Tracked(run) for run in plan.runs]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from cloudai_mbridge.errors import Damaged, MBridgeError, Paused, ToolFailure
 from cloudai_mbridge.files.disk import free_space, is_disk_full, no_space_left
-from cloudai_mbridge.plan import ROOT_FILES, SweepPlan
+from cloudai_mbridge.plan import ROOT_FILES, ScenarioPlan
 from cloudai_mbridge.runner.context import Judge, Observer, Phase, RunnerContext, Tracked
 from cloudai_mbridge.runner.finalizer import INTERRUPTED, Finalizer
 from cloudai_mbridge.runner.interrupt import Interrupted, Interrupts, Pace, SecondSignal
@@ -31,7 +31,7 @@ _STOPPING_INTERVAL_S = 0.3
 
 
 def run_all(
-    plan: SweepPlan,
+    plan: ScenarioPlan,
     root: Path,
     scheduler: Scheduler,
     observer: Observer,

@@ -2,13 +2,13 @@
 
 from cloudai_mbridge.sweep.axes import Axis, credentials_in_sweep, find_axes
 from cloudai_mbridge.sweep.checked import CheckedPoint, checked_points
-from cloudai_mbridge.sweep.expand import Sweep, SweepPoint, expand
+from cloudai_mbridge.sweep.expand import SweepPoint, SweepSpace, expand
 
 __all__ = [
     "Axis",
     "CheckedPoint",
-    "Sweep",
     "SweepPoint",
+    "SweepSpace",
     "checked_points",
     "credentials_in_sweep",
     "expand",

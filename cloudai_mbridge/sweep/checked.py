@@ -9,7 +9,7 @@ from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
 from cloudai_mbridge.models.system import System
 from cloudai_mbridge.recipes import Recipe, load_recipe, recipe_names
 from cloudai_mbridge.recipes.apply import with_model_facts, with_recipe_defaults
-from cloudai_mbridge.sweep.expand import Sweep, SweepPoint
+from cloudai_mbridge.sweep.expand import SweepPoint, SweepSpace
 from cloudai_mbridge.sweep.grid import Values
 from cloudai_mbridge.sweep.pinned import STRUCTURAL, Pinned, preset_key
 from cloudai_mbridge.sweep.screen import Screen
@@ -22,7 +22,7 @@ _NOTHING_PINNED = Pinned()
 class CheckedPoint:
     """Coordinates with the answers of the rules; the point itself is made only when asked for."""
 
-    sweep: Sweep
+    sweep: SweepSpace
     coordinates: dict[str, Any]
     answers: tuple[Violation | NotEvaluated | Lifted, ...]
 
@@ -51,17 +51,18 @@ def with_recipe(args: ResolvedCmdArgs, recipe: Recipe | None, but: Collection[st
 
 
 def recipe_of(args: ResolvedCmdArgs) -> Recipe | None:
-    """Return the recipe that the arguments name. Megatron-Bridge has recipes that are unknown here; ours must exist.
+    """Return the recipe that the arguments name; None for one of Megatron-Bridge's that is unknown here.
 
-    Raises:
-        BadInput: the embedded loop is asked for a recipe that does not exist.
+    BadInput: the embedded loop is asked for a recipe that does not exist.
     """
     if args.launcher is Launcher.EMBEDDED or args.model_recipe_name in recipe_names():
         return load_recipe(args.model_recipe_name)
     return None
 
 
-def checked_points(sweep: Sweep, system: System | None, pinned: Pinned = _NOTHING_PINNED) -> Iterator[CheckedPoint]:
+def checked_points(
+    sweep: SweepSpace, system: System | None, pinned: Pinned = _NOTHING_PINNED
+) -> Iterator[CheckedPoint]:
     """Check the whole grid, point by point, then the included points."""
     screens = _Screens(sweep, system, pinned)
     for values in sweep.grid:
@@ -77,7 +78,7 @@ def checked_points(sweep: Sweep, system: System | None, pinned: Pinned = _NOTHIN
 class _Screens:
     """One screen for all points of a launcher, a recipe and a preset."""
 
-    def __init__(self, sweep: Sweep, system: System | None, pinned: Pinned) -> None:
+    def __init__(self, sweep: SweepSpace, system: System | None, pinned: Pinned) -> None:
         self._sweep, self._system, self._pinned = sweep, system, pinned
         self._base = sweep.base_args()
         names = pinned.choosing

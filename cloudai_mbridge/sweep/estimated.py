@@ -10,31 +10,31 @@ from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.estimate.headline import Headline
 from cloudai_mbridge.estimate.headlines import Headlines, Shape
 from cloudai_mbridge.estimate.memory import StageMemory
-from cloudai_mbridge.estimate.point import GIB, estimate_point
-from cloudai_mbridge.estimate.request import EstimateRequest, gpu_of
-from cloudai_mbridge.estimate.trained import trained_question
-from cloudai_mbridge.megatron_bridge.presets.find import UPSTREAM_DECIDES, Preset, as_said, resolve_sizes
+from cloudai_mbridge.estimate.memory.other import GIB
+from cloudai_mbridge.estimate.memory.totals import Kept
+from cloudai_mbridge.estimate.point import estimate_point
+from cloudai_mbridge.estimate.request import EstimateRequest, gpu_of, trained_question
+from cloudai_mbridge.megatron_bridge.presets.find import UPSTREAM_DECIDES, Preset, given_values, resolve_sizes
 from cloudai_mbridge.models.cmd_args import ARGUMENTS, READ, Launcher, ResolvedCmdArgs
 from cloudai_mbridge.models.system import System
 from cloudai_mbridge.recipes import Recipe
 from cloudai_mbridge.sweep.checked import CheckedPoint, recipe_of, with_recipe
-from cloudai_mbridge.sweep.expand import Sweep
+from cloudai_mbridge.sweep.expand import SweepSpace
 from cloudai_mbridge.sweep.pinned import Pinned, preset_key
 from cloudai_mbridge.training.flops import NEW, Formula
 
 _ESTIMATED_BY = {name for name, argument in ARGUMENTS.items() if argument.estimated == READ}
-_MOST_KEPT = 10_000
 _RESIZED, _SIZES = ("num_gpus", "mb", "gb"), attrgetter("num_gpus", "mbs", "gbs")
 
 
 @dataclass(frozen=True)
 class _Base:
-    """The arguments that points of one launcher, recipe and preset share. said: of those that upstream decides."""
+    """The arguments that points of one launcher, recipe and preset share. given: those that upstream decides."""
 
     args: ResolvedCmdArgs
     recipe: Recipe | None
     preset: Preset | None
-    said: Mapping[str, Any]
+    given: Mapping[str, Any]
 
 
 class SweepEstimates:
@@ -42,7 +42,7 @@ class SweepEstimates:
 
     def __init__(
         self,
-        sweep: Sweep,
+        sweep: SweepSpace,
         system: System | None,
         extra: Mapping[str, str],
         formula: Formula = NEW,
@@ -59,8 +59,8 @@ class SweepEstimates:
         choosing = self._pinned.choosing
         self._choosing = [name for name in choosing if name in self._axes]
         self._bases: dict[tuple[Any, ...], _Base] = {}
-        self._kept: dict[tuple[Any, ...], Headline] = {}
-        self._shapes: dict[tuple[Any, ...], Shape] = {}
+        self._kept = Kept[Headline]()
+        self._shapes = Kept[Shape]()
 
     def of(self, point: CheckedPoint) -> Headline:
         """Return the estimate of a point that breaks no rule."""
@@ -71,8 +71,6 @@ class SweepEstimates:
         found = self._kept.get(key)
         if found is None:
             found = self._work_out(coordinates)
-            if len(self._kept) >= _MOST_KEPT:
-                self._kept.clear()
             self._kept[key] = found
         return found
 
@@ -85,8 +83,6 @@ class SweepEstimates:
             found = self._headlines.shape_of(self._question_at(coordinates))
             if isinstance(found, Headline):
                 return found
-            if len(self._shapes) >= _MOST_KEPT:
-                self._shapes.clear()
             shape = self._shapes[key] = found
         sizes = self._sizes(coordinates, base, shape)
         try:
@@ -98,8 +94,8 @@ class SweepEstimates:
         """Return GPUs, micro-batch and batch: what the point says, what its launcher fills in, else as the shape."""
         given = coordinates
         if base.preset is not None:
-            own = as_said({name: coordinates[name] for name in self._decided})
-            given = resolve_sizes({**base.said, **own}, self._num_gpus(coordinates), base.preset)
+            own = given_values({name: coordinates[name] for name in self._decided})
+            given = resolve_sizes({**base.given, **own}, self._num_gpus(coordinates), base.preset)
             given = {**given, "num_gpus": self._num_gpus(coordinates)}
         return [given.get(name) or known for name, known in zip(_RESIZED, _SIZES(shape.layout), strict=True)]
 
@@ -133,8 +129,8 @@ class SweepEstimates:
             args = self._base.model_copy(update=chosen)
             recipe = recipe_of(args)
             filled = with_recipe(args, recipe, but=self._names)
-            said = as_said({name: getattr(args, name) for name in UPSTREAM_DECIDES})
-            self._bases[key] = _Base(filled, recipe, self._preset(args), said)
+            given = given_values({name: getattr(args, name) for name in UPSTREAM_DECIDES})
+            self._bases[key] = _Base(filled, recipe, self._preset(args), given)
         return self._bases[key]
 
     def _preset(self, args: ResolvedCmdArgs) -> Preset | None:

@@ -27,7 +27,7 @@ class SweepPoint:
     coordinates: Mapping[str, Any]
 
 
-class Sweep:
+class SweepSpace:
     """The points of one test: a grid, and the points that `[sweep] include` adds."""
 
     def __init__(self, definition: MegatronBridgeTestDefinition, run: TestRun) -> None:
@@ -99,7 +99,7 @@ class Sweep:
 
 def expand(definition: MegatronBridgeTestDefinition, run: TestRun) -> Iterator[SweepPoint]:
     """Yield the points of the Cartesian product, last axis fastest, then the included ones."""
-    sweep = Sweep(definition, run)
+    sweep = SweepSpace(definition, run)
     for values in sweep.grid:
         yield sweep.point(sweep.coordinates(values))
     yield from sweep.included()

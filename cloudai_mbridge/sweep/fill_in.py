@@ -4,17 +4,18 @@ import itertools
 from collections.abc import Iterator
 
 from cloudai_mbridge.constraints import Lifted, Upstream
+from cloudai_mbridge.errors import counted
 from cloudai_mbridge.megatron_bridge.presets.find import UPSTREAM_DECIDES, with_preset
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
-from cloudai_mbridge.sweep.expand import Sweep
+from cloudai_mbridge.sweep.expand import SweepSpace
 from cloudai_mbridge.sweep.pinned import CHOOSING, Pinned
 
 _MOST_COMBINATIONS = 500
 _MOST_NAMED = 5
 
 
-def fill_in_notes(sweep: Sweep, pinned: Pinned) -> tuple[str, ...]:
-    """Return which presets fill in what the points of a sweep leave out, and what nobody knows."""
+def fill_in_notes(sweep: SweepSpace, pinned: Pinned) -> tuple[str, ...]:
+    """Return which presets fill in what the points of a sweep leave out, and what is not known."""
     sources: dict[str, list[str]] = {}
     unknown: dict[str, None] = {}
     gpus: dict[str, bool] = {}
@@ -33,7 +34,7 @@ def fill_in_notes(sweep: Sweep, pinned: Pinned) -> tuple[str, ...]:
     if (sources or unknown) and (overridden := sorted(pinned.overridden & set(UPSTREAM_DECIDES))):
         lines.append(f"extra_cmd_args set {', '.join(overridden)}; rules that need that are not evaluated")
     lines += [
-        f"the launcher is told gpu_type = {gpu!r}, CloudAI's default, and the system has {pinned.gpu_type}; set it"
+        f"the launcher is passed gpu_type = {gpu!r}, CloudAI's default, and the system has {pinned.gpu_type}; set it"
         for gpu, is_meant in gpus.items()
         if pinned.gpu_type and not is_meant
     ]
@@ -42,11 +43,11 @@ def fill_in_notes(sweep: Sweep, pinned: Pinned) -> tuple[str, ...]:
 
 
 def lifted_note(lifted: Lifted, count: int) -> str:
-    """Return what is said of accepted points that break a rule."""
-    return f"{lifted} ({count} point{'s' if count > 1 else ''})"
+    """Return the note on accepted points that break a rule."""
+    return f"{lifted} ({counted(count, 'point')})"
 
 
-def _variants(sweep: Sweep) -> Iterator[ResolvedCmdArgs]:
+def _variants(sweep: SweepSpace) -> Iterator[ResolvedCmdArgs]:
     """Yield the shared arguments with every combination of what chooses a preset."""
     base = sweep.base_args()
     axes = {axis.name: axis.values for axis in sweep.axes if axis.name in CHOOSING}

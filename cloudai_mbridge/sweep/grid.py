@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cloudai_mbridge.errors import BadInput
-from cloudai_mbridge.models.sweep import SweepConfig
+from cloudai_mbridge.models.test_definition import SweepConfig
 from cloudai_mbridge.sweep.axes import Axis
 
 Values = tuple[Any, ...]
@@ -36,11 +36,7 @@ class Grid:
         return math.prod(len(rows) for rows in self.dimensions)
 
     def __iter__(self) -> Iterator[Values]:
-        """Yield the values of every point that is not excluded.
-
-        Raises:
-            BadInput: whoever asks has gone through ten million points and wants more.
-        """
+        """Yield the values of every point that is not excluded; BadInput after ten million points."""
         points = itertools.islice(self._all(), MOST_POINTS)
         yield from (values for values in points if not self._is_excluded(values)) if self.exclude else points
         if self.size > MOST_POINTS:
@@ -96,8 +92,7 @@ class Grid:
 def build_grid(axes: Sequence[Axis], config: SweepConfig, where: str) -> Grid:
     """Combine the axes as the sweep says. A value that an axis lists twice counts once.
 
-    Raises:
-        BadInput: a zip or exclude names no axis, or zipped axes have different lengths.
+    BadInput: a zip or exclude names no axis, or zipped axes have different lengths.
     """
     names = [axis.name for axis in axes]
     by_name = {axis.name: axis for axis in axes}

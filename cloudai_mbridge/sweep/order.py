@@ -1,6 +1,6 @@
 """The most informative points first: the best of every way to split the model, then every value of every axis once.
 
-After these a queue that is cut short has still told which split is best, and what each axis does. The points are gone
+So even a queue that is cut short shows which split is best, and what each axis does. The points are gone
 through twice, and only the leading ones are kept.
 """
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cloudai_mbridge.constraints import RuleSet, Upstream
+from cloudai_mbridge.constraints.upstream import CHOOSING as PRESET_CHOOSING
 from cloudai_mbridge.megatron_bridge.pins import install_root, megatron_bridge_of, repo_path
 from cloudai_mbridge.megatron_bridge.presets.configured import FIELDS
 from cloudai_mbridge.megatron_bridge.presets.find import Preset, find_preset, why_no_preset
@@ -15,10 +16,7 @@ from cloudai_mbridge.models.test_definition import MegatronBridgeTestDefinition
 
 # The arguments that choose a recipe, and those that choose a preset
 STRUCTURAL = ("launcher", "model_recipe_name")
-CHOOSING = (
-    *("launcher", "model_recipe_name", "model_family_name", "gpu_type", "compute_dtype", "task", "config_variant"),
-    *("use_recipes", "num_gpus"),
-)
+CHOOSING = (*PRESET_CHOOSING, "use_recipes", "num_gpus")
 
 
 def preset_key(preset: Preset | None) -> tuple[Any, ...]:
@@ -70,7 +68,7 @@ class Pinned:
         return CHOOSING if self.release else STRUCTURAL
 
     def why_no_preset(self, args: ResolvedCmdArgs) -> str:
-        """Say why nobody knows what the launcher fills in."""
+        """Say why it is not known what the launcher fills in."""
         return why_no_preset(args, self.release)
 
 

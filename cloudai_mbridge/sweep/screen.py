@@ -12,17 +12,17 @@ from typing import Any
 from cloudai_mbridge.constraints.engine import JUDGED_WITHOUT, RULES
 from cloudai_mbridge.constraints.rule import Answer, Lifted, NotEvaluated, Point, UnknownOperandError, Violation
 from cloudai_mbridge.constraints.upstream import ON_WRITTEN_ALONE, Upstream, ask
-from cloudai_mbridge.megatron_bridge.presets.find import UNSET, UPSTREAM_DECIDES, Preset, as_said, resolve_sizes
+from cloudai_mbridge.megatron_bridge.presets.find import UNSET, UPSTREAM_DECIDES, Preset, given_values, resolve_sizes
 from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
 from cloudai_mbridge.models.system import System
 from cloudai_mbridge.recipes import Recipe
 from cloudai_mbridge.recipes.apply import core_release
+from cloudai_mbridge.sweep.axes import NUM_NODES
 from cloudai_mbridge.sweep.grid import Grid, Values
 
 _LARGEST_TABLE = 50_000
 _PROBES = 200
 _LOOKS_PER_RUN = 32  # looks into a table in the time of running a rule once
-_NUM_NODES = "num_nodes"
 
 # The axes that a value of the launcher's depends on, beside its own
 _FOLLOWS: Mapping[str, tuple[str, ...]] = {
@@ -63,11 +63,11 @@ class Screen:
         self._takes_its_own_nodes = base.launcher is Launcher.MEGATRON_BRIDGE
         shared = {name: getattr(base, name) for name in type(base).model_fields}
         shared["model_fields_set"] = base.model_fields_set | (set(grid.names) & shared.keys())
-        self._args_type = type("_Args", (_Args,), shared)
+        self._args_type = type("_Args", (_WatchedArgs,), shared)
         known = upstream or Upstream()
         guarded = _DECIDED | known.overridden
-        self._trained_type: type[_Trained] = type(
-            "_Trained", (_Trained,), {**shared, "upstream": known, "guarded": guarded}
+        self._trained_type: type[_WatchedTrainedArgs] = type(
+            "_Trained", (_WatchedTrainedArgs,), {**shared, "upstream": known, "guarded": guarded}
         )
         self._lengths = {
             name: len({row[i] for row in rows})
@@ -127,8 +127,8 @@ class Screen:
         chosen = dict(zip(self._names, values, strict=True))
         looked: set[str] = set()
         args: Any = self._args_type(chosen, looked)
-        if _NUM_NODES in chosen:  # not an argument: who reads it is not seen, so everybody does
-            looked.add(_NUM_NODES)
+        if NUM_NODES in chosen:  # not an argument: who reads it is not seen, so everybody does
+            looked.add(NUM_NODES)
         core = core_release(self._system)
         point = Point(args, self._system, self._recipe, self._nodes(chosen), overridden=self._overridden, core=core)
         if (upstream := self._upstream) is None:
@@ -140,7 +140,7 @@ class Screen:
 
     def _nodes(self, chosen: Mapping[str, Any]) -> int | None:
         """Return the scenario's number of nodes; it does not reach the upstream launcher, which takes its own."""
-        return None if self._takes_its_own_nodes else chosen.get(_NUM_NODES, self._num_nodes)
+        return None if self._takes_its_own_nodes else chosen.get(NUM_NODES, self._num_nodes)
 
     def run_all(self, rules: Sequence[Rule], values: Values) -> tuple[Answers, set[str]]:
         """Run rules on a point; return what they object to and the axes that any of them looked at."""
@@ -179,7 +179,7 @@ class _Table:
         return found
 
 
-class _Args:
+class _WatchedArgs:
     """Arguments of a point: the shared ones as class attributes, the point's own below, with a note of who was read."""
 
     def __init__(self, chosen: Mapping[str, Any], looked: set[str]) -> None:
@@ -194,8 +194,8 @@ class _Args:
         return object.__getattribute__(self, name)
 
 
-class _Trained(_Args):
-    """The same with what the launcher fills in; an argument that nobody knows raises UnknownOperandError.
+class _WatchedTrainedArgs(_WatchedArgs):
+    """The same with what the launcher fills in; an unknown argument raises UnknownOperandError.
 
     guarded: the arguments that the launcher or an override may decide.
     """
@@ -204,7 +204,7 @@ class _Trained(_Args):
     guarded: frozenset[str]
 
     def __getattribute__(self, name: str) -> Any:
-        value = _Args.__getattribute__(self, name)
+        value = _WatchedArgs.__getattribute__(self, name)
         get = object.__getattribute__
         if name not in get(self, "guarded"):
             return value
@@ -215,7 +215,7 @@ class _Trained(_Args):
 
     def _filled_in(self, name: str, upstream: Upstream, preset: Preset) -> Any:
         for axis in _FOLLOWS.get(name, ()):
-            _Args.__getattribute__(self, axis)  # looked at
+            _WatchedArgs.__getattribute__(self, axis)  # looked at
         get = object.__getattribute__
         try:
             values = get(self, "_values")
@@ -223,7 +223,7 @@ class _Trained(_Args):
             chosen = get(self, "_chosen")
             written = {n: chosen[n] if n in chosen else get(self, n) for n in UPSTREAM_DECIDES}
             num_gpus = chosen["num_gpus"] if "num_gpus" in chosen else get(self, "num_gpus")
-            values = resolve_sizes(as_said(written), num_gpus, preset)
+            values = resolve_sizes(given_values(written), num_gpus, preset)
             object.__setattr__(self, "_values", values)
         if name not in values:
             raise UnknownOperandError(upstream.why_unknown(name))

@@ -19,12 +19,11 @@ from cloudai_mbridge.constraints import Violation, check
 from cloudai_mbridge.estimate.headline import DEFAULT_LIMIT
 from cloudai_mbridge.models.cmd_args import MegatronBridgeCmdArgs, ResolvedCmdArgs
 from cloudai_mbridge.models.scenario import TestRun
-from cloudai_mbridge.models.sweep import SweepConfig
 from cloudai_mbridge.models.system import SlurmSystem
-from cloudai_mbridge.models.test_definition import MegatronBridgeTestDefinition
+from cloudai_mbridge.models.test_definition import MegatronBridgeTestDefinition, SweepConfig
 from cloudai_mbridge.recipes import load_recipe
 from cloudai_mbridge.recipes.apply import with_recipe_defaults
-from cloudai_mbridge.sweep import Sweep, checked_points
+from cloudai_mbridge.sweep import SweepSpace, checked_points
 from cloudai_mbridge.sweep.axes import find_axes
 from cloudai_mbridge.sweep.estimated import SweepEstimates
 from cloudai_mbridge.sweep.grid import build_grid
@@ -129,7 +128,7 @@ def estimate(points: int) -> None:
             launcher="megatron_bridge", model_recipe_name=recipe, gpu_type="gb200", max_steps=50, **axes
         )
         definition = MegatronBridgeTestDefinition(name="bench", description="", cmd_args=args)
-        sweep = Sweep(definition, TestRun(id="bench", test_name="bench"))
+        sweep = SweepSpace(definition, TestRun(id="bench", test_name="bench"))
         for is_estimated in (False, True):
             seen = _go_through(sweep, system, points, is_estimated)
             what = f"with estimates, {seen.held_back} of {seen.accepted} held back" if is_estimated else "rules alone"
@@ -149,7 +148,7 @@ class Seen:
     half_mib: float = 0.0
 
 
-def _go_through(sweep: Sweep, system: SlurmSystem, points: int, is_estimated: bool) -> Seen:
+def _go_through(sweep: SweepSpace, system: SlurmSystem, points: int, is_estimated: bool) -> Seen:
     estimates, seen, start = SweepEstimates(sweep, system, {}), Seen(), time.perf_counter()
     for point in itertools.islice(checked_points(sweep, system), points):
         seen.points += 1

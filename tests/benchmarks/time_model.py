@@ -30,7 +30,7 @@ from scipy.stats import spearmanr
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.estimate.architecture import Architecture
 from cloudai_mbridge.estimate.hardware import gpu_named
-from cloudai_mbridge.estimate.memory.layout import Layout
+from cloudai_mbridge.estimate.memory.layout import ParallelLayout
 from cloudai_mbridge.estimate.precision import precision_named
 from cloudai_mbridge.estimate.published import published_row
 from cloudai_mbridge.estimate.time import load_calibration, time_model
@@ -57,7 +57,7 @@ class Row:
     """
 
     setting: Setting
-    layout: Layout
+    layout: ParallelLayout
     step_time_s: float
     configuration: str
     task: str
@@ -99,11 +99,11 @@ def _row(columns: dict[str, str]) -> Row:
     return Row(setting, layout, row.step_time_s, "|".join(map(str, what)), columns["note"] or args.task)
 
 
-def layout_of(model: Architecture, args: object) -> Layout:
+def layout_of(model: Architecture, args: object) -> ParallelLayout:
     """Return the layout of a row's arguments; a recipe's explicit pipeline layout counts where its stages are these."""
     size = {name: getattr(args, name) or 1 for name in ("num_gpus", "tp", "pp", "cp", "vp", "ep", "mb")}
     stages, has_mtp = (size["pp"], size["vp"]), model.mtp_num_layers > 0
-    return Layout(
+    return ParallelLayout(
         **{"mbs" if name == "mb" else name: value for name, value in size.items()},
         etp=1,
         gbs=args.gb,  # type: ignore[attr-defined]

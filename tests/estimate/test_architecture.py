@@ -71,7 +71,7 @@ def test_extra_arguments_go_last() -> None:
 
 @pytest.mark.parametrize("text", ["wide", "-1", "2.5", "true", "[1]"])
 def test_an_extra_argument_that_is_no_size(text: str) -> None:
-    with pytest.raises(BadInput, match=r"model\.ffn_hidden_size.*(whole number|no size)"):
+    with pytest.raises(BadInput, match=r"model\.ffn_hidden_size.*(whole number|not a size)"):
         arch_of("llama3_8b", {"model.ffn_hidden_size": text})
 
 

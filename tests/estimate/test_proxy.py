@@ -11,7 +11,7 @@ from cloudai_mbridge.constraints import check
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.estimate.architecture import Architecture, architecture
 from cloudai_mbridge.estimate.memory import parameters_per_stage, total_parameters
-from cloudai_mbridge.estimate.memory.layout import Layout
+from cloudai_mbridge.estimate.memory.layout import ParallelLayout
 from cloudai_mbridge.estimate.proxy import choose, pipeline_layout, proxy, shrink
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
 from cloudai_mbridge.models.loading.load import load_test_definition
@@ -19,7 +19,7 @@ from cloudai_mbridge.models.scenario import TestRun
 from cloudai_mbridge.models.values.pipeline_layout import layout_fault
 from cloudai_mbridge.recipes import load_recipe, recipe_names
 from cloudai_mbridge.recipes.apply import training_config, with_recipe_defaults
-from cloudai_mbridge.sweep import Sweep, checked_points
+from cloudai_mbridge.sweep import SweepSpace, checked_points
 
 LAYERS = (2, 4, 8)
 _MAY_DIFFER = {
@@ -56,7 +56,7 @@ def test_a_proxy_passes_the_rules(name: str, layers: int) -> None:
     small = proxy(load_recipe(name), layers)
     args = ResolvedCmdArgs(model_recipe_name=name, num_gpus=1, mb=1, gb=4, num_layers=layers)
     assert check(with_recipe_defaults(args, small), None, small).violations == ()
-    assert len(parameters_per_stage(architecture(small, args), Layout())) == 1
+    assert len(parameters_per_stage(architecture(small, args), ParallelLayout())) == 1
 
 
 @pytest.mark.parametrize(("name", "layers"), _cases())
@@ -66,7 +66,7 @@ def test_the_written_definition_is_the_proxy(name: str, layers: int, tmp_path: P
     path = tmp_path / "test.toml"
     path.write_text(render_proxy(small, 1, 10))
     definition = load_test_definition(path)
-    (point,) = checked_points(Sweep(definition, TestRun(id="t", test_name="t")), None)
+    (point,) = checked_points(SweepSpace(definition, TestRun(id="t", test_name="t")), None)
     assert point.violations == ()
     _, args, recipe = point.resolve()
     assert recipe is not None

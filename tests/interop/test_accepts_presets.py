@@ -16,7 +16,7 @@ from cloudai_mbridge.models.loading.load import LoadedTest
 from cloudai_mbridge.models.scenario import TestRun
 from cloudai_mbridge.models.system import SlurmSystem
 from cloudai_mbridge.models.test_definition import MegatronBridgeTestDefinition
-from cloudai_mbridge.plan.preview import PlanOptions, TestPlan
+from cloudai_mbridge.plan.preview import PlanOptions, SweepPreview
 
 URL = "https://github.com/NVIDIA-NeMo/Megatron-Bridge.git"
 COMMIT = "my-branch"
@@ -58,8 +58,8 @@ def test_all_performance_configurations_are_planned(install_path: Path) -> None:
             partitions=[{"name": "p"}],
             install_path=str(install_path),
         )
-        plan = TestPlan(LoadedTest(TestRun(id="t", test_name="n"), definition), system, PlanOptions())
-        (look,) = plan.looks()
-        assert not look.violations, (args, list(map(str, look.violations)))
-        assert not look.is_held_back, (args, look.headline)
+        plan = SweepPreview(LoadedTest(TestRun(id="t", test_name="n"), definition), system, PlanOptions())
+        (found,) = plan.points()
+        assert not found.point.violations, (args, list(map(str, found.point.violations)))
+        assert not found.is_held_back, (args, found.headline)
         assert plan.pinned.release == release

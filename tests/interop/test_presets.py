@@ -13,9 +13,15 @@ from typing import Any
 import pytest
 
 from cloudai_mbridge.megatron_bridge.presets.catalog import catalog
-from cloudai_mbridge.megatron_bridge.presets.find import UPSTREAM_DECIDES, find_preset, resolve_sizes, said, with_preset
+from cloudai_mbridge.megatron_bridge.presets.find import (
+    UPSTREAM_DECIDES,
+    find_preset,
+    given_by,
+    resolve_sizes,
+    with_preset,
+)
 from cloudai_mbridge.megatron_bridge.presets.reader import read_source
-from cloudai_mbridge.megatron_bridge.presets.rows import Row
+from cloudai_mbridge.megatron_bridge.presets.rows import PresetRow
 from cloudai_mbridge.megatron_bridge.release import Release
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
 
@@ -131,7 +137,7 @@ def _points(release: Release) -> Iterator[dict[str, Any]]:
             yield {**base, "num_gpus": row.num_gpus * (1 + number % 2), **override}
 
 
-def _key(row: Row) -> dict[str, Any]:
+def _key(row: PresetRow) -> dict[str, Any]:
     key = {
         "model_family_name": row.family or "any",
         "model_recipe_name": row.recipe,
@@ -158,7 +164,7 @@ def _ours(point: dict[str, Any], release: Release) -> dict[str, Any]:
     resolved = with_preset(args, preset)
     assert resolved.unknown <= {"gb", "recompute_num_layers"}, (point, resolved.unknown)
     ours = {name: getattr(resolved.args, name) for name in UPSTREAM_DECIDES if name not in resolved.unknown}
-    return ours | {"sequence_parallel": resolve_sizes(said(args), args.num_gpus, preset)["sequence_parallel"]}
+    return ours | {"sequence_parallel": resolve_sizes(given_by(args), args.num_gpus, preset)["sequence_parallel"]}
 
 
 def _difference(ours: dict[str, Any], answer: dict[str, Any]) -> dict[str, Any]:
@@ -234,7 +240,7 @@ def _layers(stage: str) -> Iterator[str]:
             yield from [names[letter]] * (int(rest[1:digits]) if digits else 1)
 
 
-def _upstream_name(row: Row, is_flat: bool) -> str:
+def _upstream_name(row: PresetRow, is_flat: bool) -> str:
     variant = f"_{row.variant}" if row.variant else ""
     if is_flat:
         dtype = row.compute_dtype.replace("_", "")

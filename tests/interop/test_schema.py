@@ -16,7 +16,7 @@ from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.megatron_bridge.launcher.command_line import refuse_unknown_options
 from cloudai_mbridge.models.loading.load import load_scenario, load_system
 from cloudai_mbridge.models.loading.loaded import HookOptions
-from cloudai_mbridge.plan import SweepPlan
+from cloudai_mbridge.plan import ScenarioPlan
 from cloudai_mbridge.plan.build import build_plan
 from tests.interop.schema_variants import Files, cloudais_files, variants
 
@@ -75,7 +75,7 @@ def _logging_again() -> Any:
     logging.disable(logging.NOTSET)
 
 
-def plan(directory: Path) -> SweepPlan:
+def plan(directory: Path) -> ScenarioPlan:
     """Plan what `Files.write` wrote."""
     system = load_system(directory / "system/system.toml")
     found = build_plan(load_scenario(directory / "scenario/scenario.toml", directory / "test"), system)

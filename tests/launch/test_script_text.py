@@ -13,7 +13,7 @@ from cloudai_mbridge.launch import render
 from cloudai_mbridge.launch.script import render_local_script, render_slurm_script
 from cloudai_mbridge.launch.write import create_root, write_plan, write_runs
 from cloudai_mbridge.models.system import LocalSystem, SlurmSystem
-from cloudai_mbridge.plan import RunPlan, SweepPlan
+from cloudai_mbridge.plan import RunPlan, ScenarioPlan
 
 LOCAL = LocalSystem(name="here", scheduler="local")
 NASTY = [
@@ -238,7 +238,7 @@ def test_render_gives_the_files_of_a_run() -> None:
 @pytest.mark.parametrize("system", [LOCAL, _slurm()], ids=["local", "slurm"])
 def test_a_script_does_not_know_where_it_lies(tmp_path: Path, system: LocalSystem | SlurmSystem) -> None:
     """`dry-run` and `run` write to different directories and must give the same bytes."""
-    plan = SweepPlan("s", system.name, (_run(), _run(key="sweep/tp2-mb1/1", iteration=1)), ())
+    plan = ScenarioPlan("s", system.name, (_run(), _run(key="sweep/tp2-mb1/1", iteration=1)), ())
     roots = [create_root(tmp_path / name, "s", datetime(2026, 1, 2, 3, 4, 5)) for name in ("one", "other")]
     for root in roots:
         write_runs(plan, system, root)

@@ -6,7 +6,12 @@ import pytest
 
 from cloudai_mbridge.megatron_bridge.launcher.argument_parser import Option, read_options
 from cloudai_mbridge.megatron_bridge.launcher.command_line import FLAGS
-from cloudai_mbridge.megatron_bridge.launcher.options import Launcher, find_launcher, known_launchers, problems_of
+from cloudai_mbridge.megatron_bridge.launcher.options import (
+    LauncherOptions,
+    find_launcher,
+    known_launchers,
+    problems_of,
+)
 from cloudai_mbridge.megatron_bridge.release import Release, known_releases
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
 
@@ -71,7 +76,7 @@ def test_the_default_variant_is_the_release_s() -> None:
     assert (old.options["config_variant"].default, new.options["config_variant"].default) == ("v2", None)
 
 
-def _of(version: str) -> Launcher:
+def _of(version: str) -> LauncherOptions:
     launcher = find_launcher(Release(version, "here"))
     assert launcher
     return launcher

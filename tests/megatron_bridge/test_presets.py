@@ -10,8 +10,8 @@ from cloudai_mbridge.megatron_bridge.presets.extract import main as extract
 from cloudai_mbridge.megatron_bridge.presets.find import (
     UPSTREAM_DECIDES,
     find_preset,
+    given_by,
     resolve_sizes,
-    said,
     why_no_preset,
     with_preset,
 )
@@ -81,7 +81,7 @@ def test_a_batch_that_the_launcher_refuses_to_scale_is_unknown() -> None:
 def test_one_virtual_stage_is_none() -> None:
     args = resolved("0.3.0", **LLAMA, num_gpus=256, vp=1)
     assert args.vp == 1
-    assert said(ResolvedCmdArgs(vp=1)) == {"vp": 1}
+    assert given_by(ResolvedCmdArgs(vp=1)) == {"vp": 1}
 
 
 @pytest.mark.parametrize("name", ["use_megatron_fsdp", "nccl_ub", "moe_a2a_overlap"])

@@ -5,10 +5,10 @@ from textwrap import dedent
 
 from cloudai_mbridge.megatron_bridge.presets.configured import layout_text
 from cloudai_mbridge.megatron_bridge.presets.reader import read_source
-from cloudai_mbridge.megatron_bridge.presets.rows import Row
+from cloudai_mbridge.megatron_bridge.presets.rows import PresetRow
 
 
-def rows_of(clone: Path) -> dict[tuple[str, str, str, int], Row]:
+def rows_of(clone: Path) -> dict[tuple[str, str, str, int], PresetRow]:
     source = read_source(clone)
     assert source
     return {(row.recipe, row.compute_dtype, row.variant, row.num_gpus): row for row in source.rows}

@@ -7,27 +7,27 @@ import pytest
 
 from cloudai_mbridge.megatron_bridge.presets.catalog import catalog
 from cloudai_mbridge.megatron_bridge.presets.find import UPSTREAM_DECIDES, find_preset
-from cloudai_mbridge.megatron_bridge.presets.rows import Row
+from cloudai_mbridge.megatron_bridge.presets.rows import PresetRow
 from cloudai_mbridge.megatron_bridge.release import find_release
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
 from cloudai_mbridge.models.loading.load import LoadedTest
 from cloudai_mbridge.models.scenario import TestRun
 from cloudai_mbridge.models.system import SlurmSystem
 from cloudai_mbridge.models.test_definition import MegatronBridgeTestDefinition
-from cloudai_mbridge.plan.preview import Look, PlanOptions, TestPlan
+from cloudai_mbridge.plan.preview import PlanOptions, PointPreview, SweepPreview
 
 URL = "https://github.com/NVIDIA-NeMo/Megatron-Bridge.git"
 # configurations; of these, what breaks a rule of Megatron-Core's and is accepted as upstream ships it
 SHIPPED = {"0.3.0": (234, 0), "0.6.0": (428, 17)}
 
 
-def _rows(version: str) -> tuple[Row, ...]:
+def _rows(version: str) -> tuple[PresetRow, ...]:
     found = catalog(find_release(f"v{version}"))  # type: ignore[arg-type]
     assert found is not None
     return found.source.rows
 
 
-def _as_cloudai(row: Row) -> dict[str, Any]:
+def _as_cloudai(row: PresetRow) -> dict[str, Any]:
     variant = {"config_variant": row.variant} if row.variant else {}
     names = {"model_family_name": row.family or "any", "model_recipe_name": row.recipe, "gpu_type": row.gpu}
     return {**names, "compute_dtype": row.compute_dtype, "task": row.task, "num_gpus": row.num_gpus, **variant}
@@ -41,7 +41,7 @@ def _written_out(version: str, args: dict[str, Any]) -> dict[str, Any]:
     return {**args, **{name: value for name, value in texts.items() if value not in (None, "")}}
 
 
-def _look(version: str, args: dict[str, Any]) -> Look:
+def _preview(version: str, args: dict[str, Any]) -> PointPreview:
     definition = MegatronBridgeTestDefinition.model_validate(
         {"name": "n", "description": "", "cmd_args": args, "git_repos": [{"url": URL, "commit": f"v{version}"}]}
     )
@@ -53,26 +53,26 @@ def _look(version: str, args: dict[str, Any]) -> Look:
         partitions=[{"name": "p"}],
         gpus_per_node=per_node,
     )
-    (look,) = TestPlan(LoadedTest(TestRun(id="t", test_name="n"), definition), system, PlanOptions()).looks()
-    return look
+    (found,) = SweepPreview(LoadedTest(TestRun(id="t", test_name="n"), definition), system, PlanOptions()).points()
+    return found
 
 
-def _looks(version: str, is_written_out: bool) -> Iterator[tuple[Row, Look]]:
+def _previews(version: str, is_written_out: bool) -> Iterator[tuple[PresetRow, PointPreview]]:
     for row in _rows(version):
         args = _as_cloudai(row)
-        yield row, _look(version, _written_out(version, args) if is_written_out else args)
+        yield row, _preview(version, _written_out(version, args) if is_written_out else args)
 
 
 @pytest.mark.parametrize("is_written_out", [False, True], ids=["as in CloudAI", "written out"])
 @pytest.mark.parametrize("version", SHIPPED)
 def test_all_performance_configurations_are_planned(version: str, is_written_out: bool) -> None:
     seen = shipped_so = 0
-    for row, look in _looks(version, is_written_out):
+    for row, found in _previews(version, is_written_out):
         where = (row.recipe, row.task, row.gpu, row.compute_dtype, row.variant, row.num_gpus)
-        assert not look.violations, (where, list(map(str, look.violations)))
-        assert not look.is_held_back, (where, look.headline)
+        assert not found.point.violations, (where, list(map(str, found.point.violations)))
+        assert not found.is_held_back, (where, found.headline)
         seen += 1
-        shipped_so += any("is shipped so" in lifted.reason for lifted in look.point.lifted)
+        shipped_so += any("is shipped so" in lifted.reason for lifted in found.point.lifted)
     assert (seen, shipped_so) == SHIPPED[version]
 
 
@@ -83,10 +83,10 @@ def test_estimates_are_for_the_filled_in_sizes() -> None:
         if (row.recipe, row.gpu, row.compute_dtype, row.variant) == ("llama31_405b", "gb200", "bf16", "v1")
     ]
     args = _as_cloudai(row)
-    short, long = (_look("0.3.0", given).headline for given in (args, _written_out("0.3.0", args)))
+    short, long = (_preview("0.3.0", given).headline for given in (args, _written_out("0.3.0", args)))
     assert short is not None
     assert short.step_time_s is not None
     assert short == long
-    twice = _look("0.3.0", {**args, "num_gpus": 2 * row.num_gpus}).headline  # twice the batch on twice the GPUs
+    twice = _preview("0.3.0", {**args, "num_gpus": 2 * row.num_gpus}).headline  # twice the batch on twice the GPUs
     assert twice is not None
     assert twice.tokens_per_s_per_gpu == pytest.approx(short.tokens_per_s_per_gpu, rel=0.05)

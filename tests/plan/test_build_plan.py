@@ -15,7 +15,7 @@ from cloudai_mbridge.models.loading.load import LoadedScenario, LoadedTest
 from cloudai_mbridge.models.scenario import Scenario
 from cloudai_mbridge.models.system import LocalSystem, SlurmSystem, System
 from cloudai_mbridge.models.test_definition import MegatronBridgeTestDefinition
-from cloudai_mbridge.plan import RunPlan, SweepPlan
+from cloudai_mbridge.plan import RunPlan, ScenarioPlan
 from cloudai_mbridge.plan.build import build_plan
 
 LOCAL = LocalSystem(name="here", scheduler="local")
@@ -43,7 +43,7 @@ def _loaded(*tests: tuple[dict[str, Any], dict[str, Any]], **scenario: Any) -> L
 
 def _plan(
     cmd_args: dict[str, Any] | None = None, system: System = LOCAL, run: dict[str, Any] | None = None, **keys: Any
-) -> SweepPlan:
+) -> ScenarioPlan:
     definition = {"cmd_args": {**ARGS, **(cmd_args or {})}, **keys}
     return build_plan(_loaded((run or {}, definition)), system)
 

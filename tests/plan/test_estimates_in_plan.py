@@ -12,10 +12,10 @@ from cloudai_mbridge.models.loading.load import LoadedScenario, LoadedTest, load
 from cloudai_mbridge.models.scenario import Scenario
 from cloudai_mbridge.models.system import SlurmSystem, System
 from cloudai_mbridge.models.test_definition import MegatronBridgeTestDefinition
-from cloudai_mbridge.plan import SweepPlan
-from cloudai_mbridge.plan.budget import BY_LIMIT, PREDICTED, Budget
+from cloudai_mbridge.plan import ScenarioPlan
 from cloudai_mbridge.plan.build import build_plan
 from cloudai_mbridge.plan.read import read_plan
+from cloudai_mbridge.plan.walk import BY_LIMIT, PREDICTED, Budget
 from cloudai_mbridge.report.build import _predicted
 
 CLUSTER = SlurmSystem.model_validate(
@@ -40,7 +40,9 @@ ARGS: dict[str, Any] = {
 }
 
 
-def _plan(sweep: dict[str, Any], system: System = CLUSTER, args: dict[str, Any] | None = None, **run: Any) -> SweepPlan:
+def _plan(
+    sweep: dict[str, Any], system: System = CLUSTER, args: dict[str, Any] | None = None, **run: Any
+) -> ScenarioPlan:
     data = {"name": "n", "description": "d", "cmd_args": {**ARGS, **(args or {})}, "sweep": sweep}
     scenario = Scenario.model_validate({"name": "s", "Tests": [{"id": "t", "test_name": "n", **run}]})
     test = LoadedTest(scenario.tests[0], MegatronBridgeTestDefinition.model_validate(data))

@@ -13,7 +13,7 @@ from cloudai_mbridge.models.loading.load import LoadedScenario, LoadedTest, load
 from cloudai_mbridge.models.scenario import Scenario
 from cloudai_mbridge.models.system import LocalSystem, SlurmSystem, System
 from cloudai_mbridge.models.test_definition import MegatronBridgeTestDefinition
-from cloudai_mbridge.plan import SweepPlan
+from cloudai_mbridge.plan import ScenarioPlan
 from cloudai_mbridge.plan.build import build_plan
 from cloudai_mbridge.plan.read import read_plan, read_plan_data
 
@@ -35,7 +35,7 @@ def _slurm(**keys: Any) -> SlurmSystem:
     return SlurmSystem.model_validate({**data, **keys})
 
 
-def _plan(*tests: dict[str, Any], system: System, runner: dict[str, Any] | None = None) -> SweepPlan:
+def _plan(*tests: dict[str, Any], system: System, runner: dict[str, Any] | None = None) -> ScenarioPlan:
     """Plan tests given as keys of their definitions; a key "run" holds those of their entries."""
     entries = [{"id": f"t{i}", "test_name": "n", **keys.get("run", {})} for i, keys in enumerate(tests)]
     scenario = Scenario.model_validate({"name": "s", "Tests": entries, "runner": runner or {}})
@@ -49,7 +49,7 @@ def _plan(*tests: dict[str, Any], system: System, runner: dict[str, Any] | None 
     return build_plan(LoadedScenario(scenario, loaded), system)
 
 
-def _as_read(plan: SweepPlan) -> SweepPlan:
+def _as_read(plan: ScenarioPlan) -> ScenarioPlan:
     """Return what a reader knows of a plan: not what only the files of the runs need, nor rejected rows."""
     runs = tuple(replace(run, training_config={}, definition={}) for run in plan.runs)
     return replace(plan, runs=runs, rejected=())
@@ -106,7 +106,7 @@ def test_a_plan_of_the_upstream_launcher_comes_back(tmp_path: Path, monkeypatch:
     assert read == _as_read(plan)
 
 
-def _with_secret(tmp_path: Path) -> SweepPlan:
+def _with_secret(tmp_path: Path) -> ScenarioPlan:
     plan = _plan({"cmd_args": {**EMBEDDED, "hf_token": SECRET}}, {"cmd_args": EMBEDDED}, system=LOCAL)
     write_runs(plan, LOCAL, tmp_path)
     write_plan(plan, tmp_path)
@@ -189,8 +189,8 @@ SYSTEMS: list[System] = [
 
 @pytest.mark.parametrize("system", SYSTEMS, ids=["local", "standalone", "slurm", "full"])
 def test_a_system_comes_back(tmp_path: Path, system: System) -> None:
-    write_runs(SweepPlan("s", system.name, (), ()), system, tmp_path)
-    write_plan(SweepPlan("s", system.name, (), ()), tmp_path)
+    write_runs(ScenarioPlan("s", system.name, (), ()), system, tmp_path)
+    write_plan(ScenarioPlan("s", system.name, (), ()), tmp_path)
     assert load_system(tmp_path / "system.toml") == system
 
 
@@ -200,8 +200,8 @@ def test_no_credential_of_a_system_is_written(tmp_path: Path) -> None:
         data_repository={"endpoint": "https://x", "token": SECRET},
         reports={"slack": {"secret": SECRET}},
     )
-    write_runs(SweepPlan("s", system.name, (), ()), system, tmp_path)
-    write_plan(SweepPlan("s", system.name, (), ()), tmp_path)
+    write_runs(ScenarioPlan("s", system.name, (), ()), system, tmp_path)
+    write_plan(ScenarioPlan("s", system.name, (), ()), tmp_path)
     assert "S3CRET" not in (tmp_path / "system.toml").read_text()
     read = load_system(tmp_path / "system.toml")
     assert read.global_env_vars == {"A": "kept"}

@@ -16,7 +16,7 @@ from cloudai_mbridge.models.loading.load import LoadedScenario, LoadedTest
 from cloudai_mbridge.models.scenario import Scenario
 from cloudai_mbridge.models.system import LocalSystem
 from cloudai_mbridge.models.test_definition import MegatronBridgeTestDefinition
-from cloudai_mbridge.plan import SweepPlan
+from cloudai_mbridge.plan import ScenarioPlan
 from cloudai_mbridge.plan.build import build_plan
 from cloudai_mbridge.report import build_report, judge_in, write_report
 from cloudai_mbridge.report.formats.terminal import render_table
@@ -32,7 +32,7 @@ COMPLETED = JobStatus("COMPLETED", JobClass.SUCCEEDED, exit_code=0)
 STEPS = 6
 
 
-def _plan() -> SweepPlan:
+def _plan() -> ScenarioPlan:
     definition = MegatronBridgeTestDefinition.model_validate(
         {
             "name": "n",

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cloudai_mbridge.models.scenario import RunnerConfig
-from cloudai_mbridge.plan import RunPlan, SweepPlan
+from cloudai_mbridge.plan import RunPlan, ScenarioPlan
 from cloudai_mbridge.runner import Journal, Judgement, Pace, run_all
 from cloudai_mbridge.runner.journal.journal import JournalEntry
 from cloudai_mbridge.runner.progress import Progress
@@ -216,7 +216,7 @@ class Bench:
         """Drive the runs to their end; `config` is the [runner] table."""
         for run in runs:
             (self.root / run.key).mkdir(parents=True, exist_ok=True)
-        plan = SweepPlan("s", "fake", runs, (), runner=RunnerConfig.model_validate(config))
+        plan = ScenarioPlan("s", "fake", runs, (), runner=RunnerConfig.model_validate(config))
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(time, "monotonic", self.clock)
             patch.setattr(time, "sleep", self.clock.sleep)

@@ -23,7 +23,7 @@ from cloudai_mbridge.errors import MBridgeError, ToolFailure
 from cloudai_mbridge.launch.claim import LOST_CLAIM, take_claim
 from cloudai_mbridge.models.scenario import RunnerConfig
 from cloudai_mbridge.models.system import SlurmSystem
-from cloudai_mbridge.plan import RunPlan, SweepPlan
+from cloudai_mbridge.plan import RunPlan, ScenarioPlan
 from cloudai_mbridge.runner import Journal, Judgement, Pace, context, run_all, submitter
 from cloudai_mbridge.runner.interrupt import Interrupted
 from cloudai_mbridge.runner.journal import submission_log
@@ -310,7 +310,7 @@ def judge(run: RunPlan, entry: JournalEntry) -> Judgement:
     return Judgement(verdict, () if is_success else (status.state,), is_success, status.state, is_infrastructure)
 
 
-def plan_of(num_singles: int, num_tasks: int) -> SweepPlan:
+def plan_of(num_singles: int, num_tasks: int) -> ScenarioPlan:
     data: dict[str, Any] = {
         **{"test_name": "t", "iteration": 0, "recipe": "gpt_tiny", "num_nodes": 1, "ranks_per_node": 1},
         **{"num_steps": 1, "warmup_steps": 0},
@@ -321,7 +321,7 @@ def plan_of(num_singles: int, num_tasks: int) -> SweepPlan:
         RunPlan(key=f"a/{i}/0", test_id="a", label=str(i), array="arrays/0", array_index=i, **data)
         for i in range(num_tasks)
     ]
-    return SweepPlan("s", "c", (*singles, *tasks), (), runner=RUNNER)
+    return ScenarioPlan("s", "c", (*singles, *tasks), (), runner=RUNNER)
 
 
 @contextmanager
@@ -354,7 +354,7 @@ def driver_dies_at_writes(world: World) -> Iterator[None]:
         yield
 
 
-def drive(world: World, plan: SweepPlan, *, only_cancel: bool = False) -> bool:
+def drive(world: World, plan: ScenarioPlan, *, only_cancel: bool = False) -> bool:
     """Drive the plan as one process would; return whether it came to an end by itself."""
     try:
         pace = Pace(1.0, 10.0, world.clock)
@@ -415,7 +415,7 @@ def check_nothing_runs(world: World) -> None:
     assert not running, f"still running after cancel: {running}"
 
 
-def check(world: World, plan: SweepPlan, is_cancelled: bool) -> None:
+def check(world: World, plan: ScenarioPlan, is_cancelled: bool) -> None:
     """Check the promises."""
     known = entries(world.root)
     log = submission_log.SubmissionLog(world.root).read()

@@ -8,7 +8,7 @@ from cloudai_mbridge.estimate.point import estimate_point
 from cloudai_mbridge.models.scenario import TestRun
 from cloudai_mbridge.models.system import SlurmSystem
 from cloudai_mbridge.models.test_definition import MegatronBridgeTestDefinition
-from cloudai_mbridge.sweep import Sweep, checked_points
+from cloudai_mbridge.sweep import SweepSpace, checked_points
 from cloudai_mbridge.sweep.estimated import SweepEstimates
 
 SYSTEM = SlurmSystem(
@@ -46,7 +46,7 @@ INCLUDED = [{"recompute_modules": ["mlp", "core_attn"], "tp": 4}, {"tp": 2, "mb"
 def test_a_sweeps_estimates_are_those_of_its_points(args: dict[str, Any]) -> None:
     data = {"name": "n", "description": "", "cmd_args": args, "sweep": {"include": INCLUDED}}
     definition = MegatronBridgeTestDefinition.model_validate(data)
-    sweep = Sweep(definition, TestRun(id="t", test_name="n"))
+    sweep = SweepSpace(definition, TestRun(id="t", test_name="n"))
     estimates, compared = SweepEstimates(sweep, SYSTEM, {}), 0
     for point in checked_points(sweep, SYSTEM):
         if point.violations:

@@ -10,8 +10,8 @@ from cloudai_mbridge.models.scenario import Scenario
 from cloudai_mbridge.models.system import LocalSystem
 from cloudai_mbridge.models.test_definition import MegatronBridgeTestDefinition
 from cloudai_mbridge.plan.build import MOST_REJECTED_ROWS, build_plan
-from cloudai_mbridge.plan.run_plan import SweepPlan
-from cloudai_mbridge.sweep.expand import Sweep, expand
+from cloudai_mbridge.plan.run_plan import ScenarioPlan
+from cloudai_mbridge.sweep.expand import SweepSpace, expand
 
 BASE = {"launcher": "embedded", "model_recipe_name": "gpt_tiny", "num_gpus": 1, "max_steps": 10}
 
@@ -29,7 +29,7 @@ def parts(args: dict[str, Any], sweep: dict[str, Any], **run: Any) -> Any:
     return definition, scenario.tests[0]
 
 
-def plan(args: dict[str, Any], sweep: dict[str, Any], **run: Any) -> SweepPlan:
+def plan(args: dict[str, Any], sweep: dict[str, Any], **run: Any) -> ScenarioPlan:
     definition, test = parts(args, sweep, **run)
     scenario = Scenario.model_validate({"name": "s", "Tests": [{"id": "t", "test_name": "t", **run}]})
     loaded = LoadedScenario(scenario, [LoadedTest(test, definition)])
@@ -126,7 +126,7 @@ def test_rejected_points_beyond_a_thousand_are_counted() -> None:
 
 def test_the_size_of_a_huge_grid_costs_nothing() -> None:
     definition, run = parts({name: list(range(1, 1001)) for name in ("tp", "pp", "cp", "mb")}, {"order": "random"})
-    sweep = Sweep(definition, run)
+    sweep = SweepSpace(definition, run)
     assert sweep.grid.size == 10**12
     assert len(next(iter(sweep.grid))) == 4
 
@@ -166,5 +166,5 @@ def test_a_grid_that_is_too_large_to_go_through(monkeypatch: pytest.MonkeyPatch,
     axes = {"tp": list(range(1, 41)), "pp": list(range(1, 41))}
     definition, run = parts(axes, {"exclude": exclude})
     with pytest.raises(BadInput, match=r"sweep over tp, pp: 1600 points are too many, 50 were looked at"):
-        list(Sweep(definition, run).grid)
+        list(SweepSpace(definition, run).grid)
     assert len(plan({**axes, "num_gpus": 1600, "gb": 1600}, {"max_points": 2}).runs) == 2

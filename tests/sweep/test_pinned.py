@@ -10,7 +10,7 @@ from cloudai_mbridge.models.scenario import TestRun
 from cloudai_mbridge.models.system import SlurmSystem
 from cloudai_mbridge.models.test_definition import MegatronBridgeTestDefinition
 from cloudai_mbridge.sweep.checked import checked_points
-from cloudai_mbridge.sweep.expand import Sweep
+from cloudai_mbridge.sweep.expand import SweepSpace
 from cloudai_mbridge.sweep.fill_in import fill_in_notes
 from cloudai_mbridge.sweep.pinned import Pinned, overridden_by, pinned_by
 
@@ -18,10 +18,10 @@ NAMES = {"model_family_name": "qwen", "model_recipe_name": "qwen3_30b_a3b", "gpu
 REPO = {"url": "https://github.com/NVIDIA-NeMo/Megatron-Bridge.git", "commit": "v0.3.0"}
 
 
-def _ids(args: dict[str, Any], extra: dict[str, str]) -> tuple[set[str], set[str], Pinned, Sweep]:
+def _ids(args: dict[str, Any], extra: dict[str, str]) -> tuple[set[str], set[str], Pinned, SweepSpace]:
     data = {"name": "t", "description": "", "git_repos": [REPO], "extra_cmd_args": extra}
     definition = MegatronBridgeTestDefinition.model_validate({**data, "cmd_args": {**NAMES, **args}})
-    pinned, sweep = pinned_by(definition), Sweep(definition, TestRun(id="t", test_name="t"))
+    pinned, sweep = pinned_by(definition), SweepSpace(definition, TestRun(id="t", test_name="t"))
     (point,) = checked_points(sweep, None, pinned)
     silent = {answer.rule_id for answer in point.answers if isinstance(answer, NotEvaluated)}
     return {violation.rule_id for violation in point.violations}, silent, pinned, sweep
@@ -57,7 +57,7 @@ def test_an_embedded_point_without_sequence_parallelism(listed: bool) -> None:
     for extra, is_open in (({}, False), ({"model.sequence_parallel": "false"}, True)):
         data = {"name": "t", "description": "", "extra_cmd_args": extra, "cmd_args": args, "sweep": include}
         definition = MegatronBridgeTestDefinition.model_validate(data)
-        *_, point = checked_points(Sweep(definition, TestRun(id="t", test_name="t")), None, pinned_by(definition))
+        *_, point = checked_points(SweepSpace(definition, TestRun(id="t", test_name="t")), None, pinned_by(definition))
         assert ("M06" in {each.rule_id for each in point.violations}) is not is_open
         silent = {answer.rule_id for answer in point.answers if isinstance(answer, NotEvaluated)}
         assert ("M06" in silent) is is_open
@@ -72,10 +72,10 @@ def test_a_launcher_that_is_told_another_gpu_is_named() -> None:
     args = {name: value for name, value in NAMES.items() if name != "gpu_type"}
     data = {"name": "t", "description": "", "git_repos": [REPO], "cmd_args": args}
     definition = MegatronBridgeTestDefinition.model_validate(data)
-    sweep = Sweep(definition, TestRun(id="t", test_name="t"))
+    sweep = SweepSpace(definition, TestRun(id="t", test_name="t"))
     system = {"name": "c", "scheduler": "slurm", "default_partition": "p", "partitions": [{"name": "p"}]}
     h100, gb200 = (SlurmSystem.model_validate({**system, "gpu_type": name}) for name in ("h100", "gb200"))
-    note = "the launcher is told gpu_type = 'gb200', CloudAI's default, and the system has h100; set it"
+    note = "the launcher is passed gpu_type = 'gb200', CloudAI's default, and the system has h100; set it"
     assert note in fill_in_notes(sweep, pinned_by(definition, h100))
     assert not any("is told" in text for text in fill_in_notes(sweep, pinned_by(definition, gb200)))
 

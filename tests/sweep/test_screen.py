@@ -13,7 +13,7 @@ from cloudai_mbridge.models.scenario import TestRun
 from cloudai_mbridge.models.system import LocalSystem, SlurmSystem
 from cloudai_mbridge.models.test_definition import MegatronBridgeTestDefinition
 from cloudai_mbridge.sweep.checked import checked_points, recipe_of, with_recipe
-from cloudai_mbridge.sweep.expand import Sweep
+from cloudai_mbridge.sweep.expand import SweepSpace
 from cloudai_mbridge.sweep.pinned import Pinned
 
 SLURM = SlurmSystem(name="c", scheduler="slurm", default_partition="p", partitions=[{"name": "p"}], gpus_per_node=4)
@@ -77,7 +77,7 @@ def test_the_screen_agrees_with_the_plain_check(seed: int) -> None:
         draw.sample(["tp", "gb", "num_layers"], draw.randint(0, 2)),
     )
     pinned = Pinned(find_release(release), draw.choice(list(RuleSet)), frozenset(overridden))
-    sweep = Sweep(definition, run)
+    sweep = SweepSpace(definition, run)
     seen = 0
     for point in itertools.islice(checked_points(sweep, system, pinned), 0, 20_000, draw.choice([1, 7, 31])):
         plain = sweep.point(point.coordinates)
@@ -113,7 +113,7 @@ def test_the_screen_agrees_with_the_plain_check_where_presets_fill_in(seed: int)
     axes = {name: draw.sample(VALUES[name], draw.randint(1, len(VALUES[name]))) for name in names}
     args = {"model_recipe_name": recipe_name, **UPSTREAM[recipe_name], "num_gpus": [64, 256, 1024], **axes}
     definition = MegatronBridgeTestDefinition(name="t", description="", cmd_args=MegatronBridgeCmdArgs(**args))
-    sweep = Sweep(definition, TestRun(id="t", test_name="t"))
+    sweep = SweepSpace(definition, TestRun(id="t", test_name="t"))
     overridden = draw.sample(["ep", "mb", "num_moe_experts", "cuda_graph_scope"], draw.randint(0, 2))
     pinned = Pinned(find_release(draw.choice(["v0.3.0", "v0.5.1", "v0.6.0"])), overridden=frozenset(overridden))
     for point in itertools.islice(checked_points(sweep, SLURM, pinned), 0, 20_000, draw.choice([7, 31, 91])):
@@ -133,7 +133,7 @@ def test_a_grid_of_a_million_points_is_checked_one_at_a_time() -> None:
     axes = {name: list(range(1, 33)) for name in ("tp", "pp", "cp", "mb")}
     args = MegatronBridgeCmdArgs(launcher="embedded", model_recipe_name="gpt_tiny", num_gpus=64, gb=64, **axes)
     definition = MegatronBridgeTestDefinition(name="t", description="", cmd_args=args)
-    sweep = Sweep(definition, TestRun(id="t", test_name="t"))
+    sweep = SweepSpace(definition, TestRun(id="t", test_name="t"))
     assert sweep.grid.size == 32**4
     first = next(iter(checked_points(sweep, LOCAL)))
     assert first.coordinates == {"tp": 1, "pp": 1, "cp": 1, "mb": 1}

@@ -55,13 +55,9 @@ def c08_stages_divide_into_virtual_ones(point: Point) -> Answer:
     if point.vp is not None and point.vp >= 1 and per_stage % point.vp == 0:
         return None
     allowed = [n for n in range(1, per_stage + 1) if per_stage % n == 0]
-    return Violation(
-        rule_id="C08",
-        where="cmd_args.vp",
-        fact=f"{point.vp} virtual stages do not divide the {per_stage} layers of a stage",
-        remedy=f"use one of {', '.join(map(str, allowed))}",
-        operands={"num_layers": layers, "pp": point.pp, "vp": point.vp},
-    )
+    fact = f"{point.vp} virtual stages do not divide the {per_stage} layers of a stage"
+    remedy = f"use one of {', '.join(map(str, allowed))}"
+    return Violation("C08", "cmd_args.vp", fact, remedy, {"num_layers": layers, "pp": point.pp, "vp": point.vp})
 
 
 def _layers_to_split(point: Point, layers: int) -> int:
@@ -89,13 +85,9 @@ def c18_as_cloudai(point: Point) -> Answer:
     if split in _DEEPSEEK_V3_SPLITS:
         return None
     known = ", ".join(f"({pp},{vp})" for pp, vp in _DEEPSEEK_V3_SPLITS)
-    return Violation(
-        rule_id="C18",
-        where="cmd_args.pp",
-        fact=f"the recipe has no layout for (pp,vp) = ({split[0]},{split[1]})",
-        remedy=f"use one of {known}, or an explicit pipeline_model_parallel_layout",
-        operands={"pp": point.pp, "vp": point.vp},
-    )
+    fact = f"the recipe has no layout for (pp,vp) = ({split[0]},{split[1]})"
+    remedy = f"use one of {known}, or an explicit pipeline_model_parallel_layout"
+    return Violation("C18", "cmd_args.pp", fact, remedy, {"pp": point.pp, "vp": point.vp})
 
 
 RULES = (

@@ -14,13 +14,10 @@ def c01_ranks_fill_the_model_parallel_groups(point: Point) -> Answer:
     size = point.model_parallel_size
     if size != 0 and point.args.num_gpus % size == 0:
         return None
-    return Violation(
-        rule_id="C01",
-        where="cmd_args.num_gpus",
-        fact=f"{point.args.num_gpus} is not divisible by tp*pp*cp = {size}",
-        remedy=f"use a multiple of {size}, or smaller tp, pp or cp",
-        operands={"num_gpus": point.args.num_gpus, "tp": point.tp, "pp": point.pp, "cp": point.cp},
-    )
+    fact = f"{point.args.num_gpus} is not divisible by tp*pp*cp = {size}"
+    operands = {"num_gpus": point.args.num_gpus, "tp": point.tp, "pp": point.pp, "cp": point.cp}
+    remedy = f"use a multiple of {size}, or smaller tp, pp or cp"
+    return Violation("C01", "cmd_args.num_gpus", fact, remedy, operands)
 
 
 def c03_at_least_one_model_replica(point: Point) -> Answer:
@@ -34,13 +31,10 @@ def c03_at_least_one_model_replica(point: Point) -> Answer:
     if point.dp != 0:
         return None
     size = point.model_parallel_size
-    return Violation(
-        rule_id="C03",
-        where="cmd_args.num_gpus",
-        fact=f"data-parallel size {point.args.num_gpus} // (tp*pp*cp = {size}) is 0",
-        remedy=f"use at least {size} GPUs, or smaller tp, pp or cp" if size > 0 else "use positive sizes",
-        operands={"num_gpus": point.args.num_gpus, "tp": point.tp, "pp": point.pp, "cp": point.cp},
-    )
+    fact = f"data-parallel size {point.args.num_gpus} // (tp*pp*cp = {size}) is 0"
+    operands = {"num_gpus": point.args.num_gpus, "tp": point.tp, "pp": point.pp, "cp": point.cp}
+    remedy = f"use at least {size} GPUs, or smaller tp, pp or cp" if size > 0 else "use positive sizes"
+    return Violation("C03", "cmd_args.num_gpus", fact, remedy, operands)
 
 
 def c04_global_batch_is_whole_micro_batches(point: Point) -> Answer:
@@ -63,13 +57,9 @@ def c04_global_batch_is_whole_micro_batches(point: Point) -> Answer:
     operands = {"gb": gb, "mb": mb, "dp": point.dp}
     if instances != 1:
         operands["num_distributed_optimizer_instances"] = instances
-    return Violation(
-        rule_id="C04",
-        where="cmd_args.gb",
-        fact=f"{gb} is not divisible by {name} = {divisor}",
-        remedy=f"use a multiple of {divisor}" if divisor else "fix num_gpus, tp, pp and cp first",
-        operands=operands,
-    )
+    fact = f"{gb} is not divisible by {name} = {divisor}"
+    remedy = f"use a multiple of {divisor}" if divisor else "fix num_gpus, tp, pp and cp first"
+    return Violation("C04", "cmd_args.gb", fact, remedy, operands)
 
 
 def c06_fsdp_stands_alone(point: Point) -> Answer:
@@ -82,13 +72,10 @@ def c06_fsdp_stands_alone(point: Point) -> Answer:
     """
     if not point.fsdp or (point.pp == 1 and point.cp == 1 and point.vp in (None, 1)):
         return None
-    return Violation(
-        rule_id="C06",
-        where="cmd_args.use_megatron_fsdp",
-        fact="Megatron FSDP needs pp = cp = vp = 1",
-        remedy="set pp, cp and vp to 1, or use_megatron_fsdp to false",
-        operands={"pp": point.pp, "cp": point.cp, "vp": point.vp},
-    )
+    fact = "Megatron FSDP needs pp = cp = vp = 1"
+    operands = {"pp": point.pp, "cp": point.cp, "vp": point.vp}
+    remedy = "set pp, cp and vp to 1, or use_megatron_fsdp to false"
+    return Violation("C06", "cmd_args.use_megatron_fsdp", fact, remedy, operands)
 
 
 def c07_ranks_fill_the_expert_groups(point: Point) -> Answer:
@@ -105,13 +92,10 @@ def c07_ranks_fill_the_expert_groups(point: Point) -> Answer:
     size = et * ep * point.pp
     if size != 0 and point.args.num_gpus % size == 0:
         return None
-    return Violation(
-        rule_id="C07",
-        where="cmd_args.ep",
-        fact=f"num_gpus = {point.args.num_gpus} is not divisible by et*ep*pp = {size}",
-        remedy=f"use a multiple of {size} GPUs, or smaller et, ep or pp" if size > 0 else "use positive et, ep and pp",
-        operands={"num_gpus": point.args.num_gpus, "et": et, "ep": ep, "pp": point.pp},
-    )
+    fact = f"num_gpus = {point.args.num_gpus} is not divisible by et*ep*pp = {size}"
+    operands = {"num_gpus": point.args.num_gpus, "et": et, "ep": ep, "pp": point.pp}
+    remedy = f"use a multiple of {size} GPUs, or smaller et, ep or pp" if size > 0 else "use positive et, ep and pp"
+    return Violation("C07", "cmd_args.ep", fact, remedy, operands)
 
 
 def c09_optimizer_instances_need_fsdp(point: Point) -> Answer:
@@ -125,13 +109,10 @@ def c09_optimizer_instances_need_fsdp(point: Point) -> Answer:
     instances = point.args.num_distributed_optimizer_instances
     if instances is None or instances <= 1 or point.fsdp:
         return None
-    return Violation(
-        rule_id="C09",
-        where="cmd_args.num_distributed_optimizer_instances",
-        fact=f"{instances} instances need Megatron FSDP",
-        remedy="set use_megatron_fsdp to true, or num_distributed_optimizer_instances to 1",
-        operands={"num_distributed_optimizer_instances": instances, "use_megatron_fsdp": point.fsdp},
-    )
+    fact = f"{instances} instances need Megatron FSDP"
+    operands = {"num_distributed_optimizer_instances": instances, "use_megatron_fsdp": point.fsdp}
+    remedy = "set use_megatron_fsdp to true, or num_distributed_optimizer_instances to 1"
+    return Violation("C09", "cmd_args.num_distributed_optimizer_instances", fact, remedy, operands)
 
 
 def c10_no_offloading_in_a_pipeline(point: Point) -> Answer:
@@ -144,13 +125,10 @@ def c10_no_offloading_in_a_pipeline(point: Point) -> Answer:
     """
     if point.pp <= 1 or point.offload_layers <= 0:
         return None
-    return Violation(
-        rule_id="C10",
-        where="cmd_args.activation_offload_layers",
-        fact=f"{point.offload_layers} offloaded layers need pp = 1",
-        remedy="set pp to 1, or activation_offload_layers to 0",
-        operands={"pp": point.pp, "activation_offload_layers": point.offload_layers},
-    )
+    fact = f"{point.offload_layers} offloaded layers need pp = 1"
+    operands = {"pp": point.pp, "activation_offload_layers": point.offload_layers}
+    remedy = "set pp to 1, or activation_offload_layers to 0"
+    return Violation("C10", "cmd_args.activation_offload_layers", fact, remedy, operands)
 
 
 RULES = (

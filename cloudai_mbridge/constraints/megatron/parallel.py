@@ -22,7 +22,7 @@ def m02_sizes_are_positive(point: Point) -> Answer:
 def m03_virtual_stages_need_a_pipeline(point: Point) -> Answer:
     """Virtual pipeline stages need more than one pipeline stage.
 
-    Interleaving passes micro-batches on between ranks; with one rank there is nobody to pass them to.
+    Interleaving passes micro-batches on between ranks; with one rank there is no other to pass them to.
 
     Pass: pp=2, vp=2. Fail: pp=1, vp=2.
     Source: megatron.core.parallel_state.initialize_model_parallel.

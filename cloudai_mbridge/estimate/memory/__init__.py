@@ -1,16 +1,22 @@
 """Memory of every pipeline stage, before any GPU second is spent: named terms in bytes that add up.
 
 Read in this order: `layout` (the request), `stages` (who holds which layers), `parameters` (exact), `states`,
-`activations` (`saved_fused`, `saved_torch`, `in_flight`), `other`, `estimate` (the answer). `reference` has the two
+`activations` (`saved_fused`, `saved_torch`), `other`, `estimate` (the answer). `reference` has the two
 estimators of Megatron-Bridge, by name.
 """
 
 from cloudai_mbridge.estimate.memory.arguments import expert_tp, layout_of
 from cloudai_mbridge.estimate.memory.estimate import StageMemory, memory_per_stage, worst_stage
-from cloudai_mbridge.estimate.memory.layout import RECOMPUTE_METHODS, Granularity, Implementation, Layout, Recompute
+from cloudai_mbridge.estimate.memory.layout import (
+    RECOMPUTE_METHODS,
+    Granularity,
+    Implementation,
+    ParallelLayout,
+    Recompute,
+)
 from cloudai_mbridge.estimate.memory.other import Assumptions
 from cloudai_mbridge.estimate.memory.parameters import active_parameters, parameters_per_stage, total_parameters
-from cloudai_mbridge.estimate.memory.reference import REFERENCES, ReferenceEstimate
+from cloudai_mbridge.estimate.memory.reference import REFERENCES
 
 __all__ = [
     "RECOMPUTE_METHODS",
@@ -18,9 +24,8 @@ __all__ = [
     "Assumptions",
     "Granularity",
     "Implementation",
-    "Layout",
+    "ParallelLayout",
     "Recompute",
-    "ReferenceEstimate",
     "StageMemory",
     "active_parameters",
     "expert_tp",

@@ -13,12 +13,12 @@ from types import ModuleType
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.estimate.architecture import Architecture
 from cloudai_mbridge.estimate.memory import saved_fused, saved_torch
-from cloudai_mbridge.estimate.memory.in_flight import Moment, in_flight
-from cloudai_mbridge.estimate.memory.layout import Granularity, Implementation, Layout, Recompute
+from cloudai_mbridge.estimate.memory.layout import Granularity, Implementation, ParallelLayout, Recompute
 from cloudai_mbridge.estimate.memory.parameters import padded_for
 from cloudai_mbridge.estimate.memory.sizes import SavedBytes, Sizes, sizes_of
 from cloudai_mbridge.estimate.memory.stages import Chunk, Ffn, Layer, Mixer, chunks_of
 
+Moment = tuple[tuple[int, ...], int]
 TERMS = ("attention", "mlp", "experts", "checkpoints", "embedding", "logits")
 
 
@@ -39,7 +39,7 @@ class ChunkSaved:
         return sum(self.terms.values())
 
 
-def activations_per_stage(arch: Architecture, layout: Layout) -> tuple[dict[str, float], ...]:
+def activations_per_stage(arch: Architecture, layout: ParallelLayout) -> tuple[dict[str, float], ...]:
     """Return the bytes of every term of every stage, at the fullest moment of the stage's schedule."""
     arch = padded_for(arch, layout.tp)
     z = sizes_of(arch, layout)
@@ -59,7 +59,9 @@ def activations_per_stage(arch: Architecture, layout: Layout) -> tuple[dict[str,
     return tuple(stages)
 
 
-def _stage(z: Sizes, layout: Layout, chunks: tuple[Chunk, ...], moments: tuple[Moment, ...]) -> dict[str, float]:
+def _stage(
+    z: Sizes, layout: ParallelLayout, chunks: tuple[Chunk, ...], moments: tuple[Moment, ...]
+) -> dict[str, float]:
     is_fused = layout.implementation is Implementation.FUSED
     offload = Offload(layout.activation_offload_layers, "moe_act" in layout.offload_modules)
     saved = [chunk_saved(z, layout.recompute, is_fused, offload, chunk) for chunk in chunks]
@@ -101,7 +103,7 @@ def chunk_saved(z: Sizes, recompute: Recompute, is_fused: bool, offload: Offload
         layers = chunk.layers[position : position + size]
         position += size
         if is_checkpointed:
-            left = float(module.checkpoint(z))
+            left = z.checkpoint
             grows = sum(totals[layer] for layer in layers) - module.shared_with_checkpoint(z)
             terms["checkpoints"] += left if position > offloaded else 0
         else:
@@ -130,7 +132,7 @@ def _ends(z: Sizes, module: ModuleType, recompute: Recompute, chunk: Chunk, term
 def _prediction(z: Sizes, module: ModuleType, recompute: Recompute, layers: tuple[Layer, ...]) -> float:
     """Return what a multi-token-prediction module keeps. Megatron-Core recomputes it only by the uniform method."""
     if recompute.granularity is Granularity.FULL and recompute.method == "uniform":
-        return 2 * float(module.checkpoint(z))
+        return 2 * z.checkpoint
     return float(module.prediction(z)) + sum(_total(_kept(z, module, recompute, layer)) for layer in layers)
 
 
@@ -173,7 +175,7 @@ def _kept(
     if mixer and mixer.latents and recompute.has("mla_up_proj"):
         mixer = module.up_recomputed(z, mixer)
     if recompute.has("layernorm"):
-        mixer, ffn = (half and replace(half, norm=module.checkpoint(z), norm_output=0) for half in (mixer, ffn))
+        mixer, ffn = (half and replace(half, norm=z.checkpoint, norm_output=0) for half in (mixer, ffn))
     freed = {field for module_name, fields in _FREED.items() if recompute.has(module_name) for field in fields}
     return mixer, ffn and replace(ffn, **dict.fromkeys(freed, 0.0))
 
@@ -206,3 +208,49 @@ def _add(terms: dict[str, float], layer: Layer, kept: tuple[SavedBytes | None, .
     if ffn:
         away = ffn.expert_hidden if offload.has_moe_act else 0
         terms["experts" if layer.ffn is Ffn.MOE else "mlp"] += ffn.total - away
+
+
+# How many micro-batches of every model chunk a pipeline rank holds at a time, by the schedules of Megatron-Core 0.16:
+# `pipeline_parallel/schedules.py`, `get_pp_rank_microbatches` and `get_schedule_table`. The group size per virtual
+# stage is Megatron-Core's default, pp.
+def in_flight(
+    pp: int, rank: int, vp: int, num_microbatches: int, *, has_extra_warmup: bool = False
+) -> tuple[Moment, ...]:
+    """Return the fullest moments of a rank: micro-batches in flight by chunk, and whose backward pass begins.
+
+    A moment that another one with the same backward pass exceeds in every chunk is left out. has_extra_warmup: of
+    overlapped expert communication.
+    """
+    if vp == 1 or pp == 1:
+        return (((min(num_microbatches, pp - rank),), 0),)
+    full_groups, rest = divmod(num_microbatches, pp)
+    return _interleaved(pp, rank, vp, min(full_groups, 4) * pp + rest, has_extra_warmup)  # then it repeats
+
+
+@lru_cache(maxsize=4096)
+def _interleaved(pp: int, rank: int, vp: int, num_microbatches: int, has_extra_warmup: bool) -> tuple[Moment, ...]:
+    forward = _chunk_order(pp, vp, num_microbatches)
+    warmup = min(2 * (pp - rank - 1) + (vp - 1) * pp + has_extra_warmup, len(forward))
+    counts = [forward[:warmup].count(chunk) for chunk in range(vp)]
+    moments: set[Moment] = set()
+    for done, chunk in enumerate(forward):
+        if warmup + done < len(forward):  # afterwards only backward passes are left
+            counts[forward[warmup + done]] += 1
+        backward = vp - 1 - chunk  # they take the chunks in the opposite order
+        moments.add((tuple(counts), backward))
+        counts[backward] -= 1
+    return tuple(sorted(m for m in moments if not any(_exceeds(other, m) for other in moments)))
+
+
+def _chunk_order(pp: int, vp: int, num_microbatches: int) -> list[int]:
+    """Return the chunk of every forward pass: groups of pp micro-batches, each through all chunks."""
+    order: list[int] = []
+    for start in range(0, num_microbatches, pp):
+        group = min(pp, num_microbatches - start)
+        order += [chunk for chunk in range(vp) for _ in range(group)]
+    return order
+
+
+def _exceeds(one: Moment, other: Moment) -> bool:
+    is_more = all(a >= b for a, b in zip(one[0], other[0], strict=True))
+    return is_more and one != other and one[1] == other[1]

@@ -3,10 +3,10 @@
 from typing import Any
 
 from cloudai_mbridge.errors import BadInput
-from cloudai_mbridge.estimate.memory.layout import Granularity, Layout, Recompute
+from cloudai_mbridge.estimate.memory.layout import Granularity, ParallelLayout, Recompute
 from cloudai_mbridge.estimate.memory.upstream import preset
 from cloudai_mbridge.estimate.precision import Precision
-from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
+from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs, names_in
 from cloudai_mbridge.models.values.pipeline_layout import num_stages
 from cloudai_mbridge.recipes.apply import recipe_layout
 from cloudai_mbridge.recipes.load import Recipe
@@ -16,13 +16,13 @@ ADAPTER_TASKS = ("lora", "peft")
 _FULLY_CAPTURED = ("full", "full_iteration", "local")
 
 
-def layout_of(args: ResolvedCmdArgs, recipe: Recipe, *, gpu: str | None = None, mtp_num_layers: int = 0) -> Layout:
+def layout_of(
+    args: ResolvedCmdArgs, recipe: Recipe, *, gpu: str | None = None, mtp_num_layers: int = 0
+) -> ParallelLayout:
     """Return the layout of a point on GPUs: what it sets, else what the upstream recipe or the embedded loop sets.
 
     gpu: its name in the hardware table; None takes `args.gpu_type`.
-
-    Raises:
-        BadInput: sizes that do not fit together, or an unknown number format.
+    BadInput: sizes that do not fit together, or an unknown number format.
     """
     precision = _precision(args.compute_dtype)
     is_upstream = args.launcher is not Launcher.EMBEDDED
@@ -33,7 +33,7 @@ def layout_of(args: ResolvedCmdArgs, recipe: Recipe, *, gpu: str | None = None, 
         given["activation_offload_layers"] = args.activation_offload_layers
     if args.use_megatron_fsdp is not None:  # upstream, false leaves a recipe that shards as it is
         given["use_megatron_fsdp"] = args.use_megatron_fsdp or given.get("use_megatron_fsdp", False)
-    return Layout(
+    return ParallelLayout(
         num_gpus=args.num_gpus,
         tp=args.tp or 1,
         pp=pp,
@@ -100,15 +100,10 @@ def _pipeline(args: ResolvedCmdArgs, recipe: Recipe, mtp_num_layers: int) -> tup
 def _recompute(args: ResolvedCmdArgs, modules: frozenset[str], num_layers: int | None) -> Recompute:
     """Return what is recomputed: the point's own words replace the recipe's."""
     if args.recompute_num_layers is not None or args.recompute_modules is not None:
-        modules, num_layers = _modules(args.recompute_modules), args.recompute_num_layers
+        modules, num_layers = frozenset(names_in(args.recompute_modules)), args.recompute_num_layers
     if num_layers:
         return Recompute(Granularity.FULL, method="block", num_layers=num_layers)
     return Recompute(Granularity.SELECTIVE, modules) if modules else Recompute()
-
-
-def _modules(given: str | list[str] | None) -> frozenset[str]:
-    parts = given.strip("[]").split(",") if isinstance(given, str) else given or []
-    return frozenset(name for part in parts if (name := part.strip(" '\"")))
 
 
 def _cuda_graph(args: ResolvedCmdArgs) -> str:

@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 from cloudai_mbridge.estimate.architecture import Architecture
 from cloudai_mbridge.estimate.memory.activations import activations_per_stage
-from cloudai_mbridge.estimate.memory.layout import Layout
+from cloudai_mbridge.estimate.memory.layout import ParallelLayout
 from cloudai_mbridge.estimate.memory.other import Assumptions, other
 from cloudai_mbridge.estimate.memory.parameters import Parameters, layer_parameters, padded_for, parameters_per_stage
 from cloudai_mbridge.estimate.memory.sizes import sizes_of
@@ -48,12 +48,11 @@ class StageMemory:
 
 
 def memory_per_stage(
-    arch: Architecture, layout: Layout, assumptions: Assumptions | None = None
+    arch: Architecture, layout: ParallelLayout, assumptions: Assumptions | None = None
 ) -> tuple[StageMemory, ...]:
     """Return the memory of every pipeline stage, the worst one marked (of equal ones the first).
 
-    Raises:
-        BadInput: the layers cannot be split over the stages so, or the model has layers that are not modelled.
+    BadInput: the layers cannot be split over the stages so, or the model has layers that are not modelled.
     """
     stages = _stages(padded_for(arch, layout.tp), layout, assumptions or Assumptions())
     worst = max(stages, key=lambda stage: stage.total).stage
@@ -69,7 +68,7 @@ def worst_stage(stages: tuple[StageMemory, ...]) -> StageMemory:
 
 
 @lru_cache(maxsize=4096)
-def _stages(arch: Architecture, layout: Layout, assumptions: Assumptions) -> list[StageMemory]:
+def _stages(arch: Architecture, layout: ParallelLayout, assumptions: Assumptions) -> list[StageMemory]:
     z, chunks = sizes_of(arch, layout), chunks_of(arch, layout)
     parameters = parameters_per_stage(arch, layout)
     activations = activations_per_stage(arch, layout)
@@ -88,12 +87,14 @@ def _stages(arch: Architecture, layout: Layout, assumptions: Assumptions) -> lis
 TERMS = STATE_TERMS + ACTIVATION_TERMS + OTHER_TERMS
 
 
-def _largest_layer(arch: Architecture, layout: Layout, chunks: tuple[Chunk, ...]) -> int:
+def _largest_layer(arch: Architecture, layout: ParallelLayout, chunks: tuple[Chunk, ...]) -> int:
     layers = frozenset[Layer]().union(*(chunk.kinds for chunk in chunks))
     return max((layer_parameters(arch, layout, layer) for layer in layers), default=0)
 
 
-def unsharded(arch: Architecture, layout: Layout, chunks: tuple[Chunk, ...], parameters: Parameters) -> Unsharded:
+def unsharded(
+    arch: Architecture, layout: ParallelLayout, chunks: tuple[Chunk, ...], parameters: Parameters
+) -> Unsharded:
     """Return what Megatron-FSDP gathers: layers one by one, the embedding and the output layer as they are needed."""
     if not layout.use_megatron_fsdp:
         return Unsharded(0, 0)

@@ -61,7 +61,7 @@ class Recompute:
 
 
 @dataclass(frozen=True)
-class Layout:
+class ParallelLayout:
     """A parallel layout with the training options that decide about memory.
 
     mbs, gbs: sequences per micro-batch and per step. gbs None: one micro-batch per pipeline stage. seq_length None: the
@@ -129,13 +129,9 @@ class Layout:
         if self.moe_imbalance < 1:
             raise BadInput(f"moe_imbalance: {self.moe_imbalance} is below the mean; use at least 1")
 
-    def resized(self, num_gpus: int, mbs: int, gbs: int | None) -> "Layout":
-        """Return the same layout on as many GPUs with this batch.
-
-        Raises:
-            BadInput: the sizes do not fit together.
-        """
-        other = object.__new__(Layout)  # `replace` goes through all fields: too slow for every point of a sweep
+    def resized(self, num_gpus: int, mbs: int, gbs: int | None) -> "ParallelLayout":
+        """Return the same layout on as many GPUs with this batch; BadInput if the sizes do not fit together."""
+        other = object.__new__(ParallelLayout)  # `replace` goes through all fields: too slow for every point of a sweep
         other.__dict__.update(self.__dict__, num_gpus=num_gpus, mbs=mbs, gbs=gbs)
         for name in ("dp", "expert_dp"):
             other.__dict__.pop(name, None)

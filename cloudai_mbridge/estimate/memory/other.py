@@ -7,7 +7,7 @@ Transformer Engine; calibrate them where a cluster tells better.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from cloudai_mbridge.estimate.memory.layout import Layout
+from cloudai_mbridge.estimate.memory.layout import ParallelLayout
 from cloudai_mbridge.estimate.memory.sizes import Sizes
 from cloudai_mbridge.estimate.memory.stages import Chunk
 
@@ -38,7 +38,7 @@ NOTHING = Assumptions(cuda_context=0, nccl_per_group=0, workspace=0, fragmentati
 
 def other(
     z: Sizes,
-    layout: Layout,
+    layout: ParallelLayout,
     chunks: tuple[Chunk, ...],
     activations: Mapping[str, float],
     assumptions: Assumptions,
@@ -60,7 +60,7 @@ def other(
     }
 
 
-def num_groups(layout: Layout, *, has_experts: bool) -> int:
+def num_groups(layout: ParallelLayout, *, has_experts: bool) -> int:
     """Return the number of communicators with more than one rank that move data in a step."""
     dense = (layout.tp, layout.pp, layout.cp, layout.dp * layout.cp)
     experts = (layout.ep * layout.expert_tp, layout.expert_dp) if has_experts else ()
@@ -90,7 +90,7 @@ def _dispatch(z: Sizes) -> float:
     return 3 * z.expert_tokens * (z.arch.moe_latent_size or z.arch.hidden_size) * z.value
 
 
-def _graphs(layout: Layout, chunks: tuple[Chunk, ...]) -> int:
+def _graphs(layout: ParallelLayout, chunks: tuple[Chunk, ...]) -> int:
     """Return the static tensors of CUDA graphs: an input and an output per captured layer and micro-batch in flight.
 
     What a graph's layers keep for the backward pass lies in its pool in place of the allocator's, and is counted there.

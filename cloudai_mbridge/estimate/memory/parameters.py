@@ -13,7 +13,7 @@ from functools import lru_cache
 from types import MappingProxyType
 
 from cloudai_mbridge.estimate.architecture import Architecture
-from cloudai_mbridge.estimate.memory.layout import Implementation, Layout
+from cloudai_mbridge.estimate.memory.layout import Implementation, ParallelLayout
 from cloudai_mbridge.estimate.memory.stages import Chunk, Ffn, Layer, Mixer, chunks_of, pipeline_chunks
 
 EXPERTS = "experts"
@@ -58,18 +58,18 @@ class Split:
     has_te: bool = True
 
 
-def parameters_per_stage(arch: Architecture, layout: Layout) -> tuple[Parameters, ...]:
+def parameters_per_stage(arch: Architecture, layout: ParallelLayout) -> tuple[Parameters, ...]:
     """Return what a rank of every pipeline stage holds."""
     arch, split = padded_for(arch, layout.tp), _split(layout)
     return tuple(_stage(arch, split, chunks) for chunks in chunks_of(arch, layout))
 
 
-def layer_parameters(arch: Architecture, layout: Layout, layer: Layer) -> int:
+def layer_parameters(arch: Architecture, layout: ParallelLayout, layer: Layer) -> int:
     """Return what a rank holds of one layer."""
     return sum(_layer(arch, _split(layout), layer).values())
 
 
-def _split(layout: Layout) -> Split:
+def _split(layout: ParallelLayout) -> Split:
     return Split(layout.tp, layout.ep, layout.expert_tp, layout.implementation is Implementation.FUSED)
 
 

@@ -110,14 +110,9 @@ def prediction(z: Sizes) -> float:
     return embedding(z) + 3 * norm(z, s, h) + 2 * h * s * z.kept_input
 
 
-def checkpoint(z: Sizes) -> float:
-    """Return what one fully recomputed group of layers keeps."""
-    return z.split_tokens * z.arch.hidden_size * z.value
-
-
 def shared_with_checkpoint(z: Sizes) -> float:
     """Return what of a recomputed group is its checkpoint, and counted there: the first norm's input."""
-    return checkpoint(z)
+    return z.checkpoint
 
 
 def core_recomputed(z: Sizes, half: SavedBytes) -> SavedBytes:

@@ -161,15 +161,10 @@ def prediction(z: Sizes) -> float:
     return embedding(z) + 3 * norm(z, z.split_tokens, h) + 2 * h * z.split_tokens * z.value
 
 
-def checkpoint(z: Sizes) -> float:
-    """Return what one fully recomputed group of layers keeps."""
-    return z.split_tokens * z.arch.hidden_size * z.value
-
-
 def shared_with_checkpoint(z: Sizes) -> float:
     """Return what of a recomputed group is its checkpoint, and counted there."""
     is_copied = z.arch.normalization == "RMSNorm" and z.value < 4
-    return 0 if is_copied else checkpoint(z)
+    return 0 if is_copied else z.checkpoint
 
 
 def up_recomputed(z: Sizes, half: SavedBytes) -> SavedBytes:

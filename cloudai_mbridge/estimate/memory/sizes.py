@@ -5,7 +5,7 @@ from functools import lru_cache
 from operator import attrgetter
 
 from cloudai_mbridge.estimate.architecture import Architecture
-from cloudai_mbridge.estimate.memory.layout import Implementation, Layout
+from cloudai_mbridge.estimate.memory.layout import Implementation, ParallelLayout
 from cloudai_mbridge.estimate.precision import Precision
 
 # bytes per value of what a quantized matrix product keeps for its weight gradient, block scales included
@@ -61,12 +61,17 @@ class Sizes:
         return self.arch.position_embedding_type in ("rope", "yarn")
 
     @property
+    def checkpoint(self) -> float:
+        """Bytes that one fully recomputed group of layers keeps."""
+        return float(self.split_tokens * self.arch.hidden_size * self.value)
+
+    @property
     def latent_query(self) -> int:
         """Width of one head's query, of multi-latent attention."""
         return self.arch.qk_head_dim + self.arch.qk_pos_emb_head_dim
 
 
-def sizes_of(arch: Architecture, layout: Layout) -> Sizes:
+def sizes_of(arch: Architecture, layout: ParallelLayout) -> Sizes:
     """Return the sizes of a layout; equal ones are one object, so that what is computed of them can be cached."""
     whole = layout.seq_length or arch.seq_length
     tokens = layout.mbs * whole // layout.cp

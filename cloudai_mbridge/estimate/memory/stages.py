@@ -9,8 +9,9 @@ from functools import cached_property, lru_cache
 
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.estimate.architecture import Architecture
-from cloudai_mbridge.estimate.memory.layout import Layout
+from cloudai_mbridge.estimate.memory.layout import ParallelLayout
 from cloudai_mbridge.models.values.pipeline_layout import layout_fault, parse_layout
+from cloudai_mbridge.training.flops import moe_layer_pattern
 
 
 class Mixer(StrEnum):
@@ -71,11 +72,7 @@ _BLOCKS = {
 
 @lru_cache(maxsize=1024)
 def decoder_layers(arch: Architecture) -> tuple[Layer, ...]:
-    """Return the kind of every decoder layer.
-
-    Raises:
-        BadInput: the model has layers whose memory is not modelled.
-    """
+    """Return the kind of every decoder layer; BadInput if the memory of one is not modelled."""
     if arch.linear_attention_freq is not None:
         raise BadInput(
             f"recipe {arch.recipe}: memory of linear-attention layers is not modelled; choose another recipe"
@@ -84,11 +81,7 @@ def decoder_layers(arch: Architecture) -> tuple[Layer, ...]:
         raise BadInput(f"recipe {arch.recipe}: memory of sparse attention (dsa) is not modelled; choose another recipe")
     if arch.hybrid_layer_pattern is not None:
         return _blocks(arch, arch.hybrid_layer_pattern.split("/")[0])
-    if arch.num_moe_experts is None:
-        return (_DENSE,) * arch.num_layers
-    freq = arch.moe_layer_freq
-    is_moe = [i % freq == 0 for i in range(arch.num_layers)] if isinstance(freq, int) else [bool(f) for f in freq]
-    return tuple(_EXPERTS if with_experts else _DENSE for with_experts in is_moe)
+    return tuple(_EXPERTS if is_moe else _DENSE for is_moe in moe_layer_pattern(arch))
 
 
 @lru_cache(maxsize=1024)
@@ -111,10 +104,9 @@ def _blocks(arch: Architecture, pattern: str) -> tuple[Layer, ...]:
 
 @lru_cache(maxsize=4096)
 def pipeline_chunks(arch: Architecture, pp: int, vp: int, text: str | None) -> tuple[tuple[Chunk, ...], ...]:
-    """Return for every pipeline rank its chunks, virtual stage 0 first. text: an explicit layout.
+    """Return the chunks of every pipeline rank, virtual stage 0 first; BadInput if the layers cannot be split so.
 
-    Raises:
-        BadInput: the layers cannot be split so.
+    text: an explicit layout.
     """
     stages = _explicit(arch, pp, vp, text) if text else _even(arch, pp, vp)
     layers, position = decoder_layers(arch), 0
@@ -132,7 +124,7 @@ def pipeline_chunks(arch: Architecture, pp: int, vp: int, text: str | None) -> t
 _chunk = lru_cache(maxsize=65536)(Chunk)
 
 
-def chunks_of(arch: Architecture, layout: Layout) -> tuple[tuple[Chunk, ...], ...]:
+def chunks_of(arch: Architecture, layout: ParallelLayout) -> tuple[tuple[Chunk, ...], ...]:
     """Return for every pipeline rank of this layout its chunks."""
     return pipeline_chunks(arch, layout.pp, layout.vp, layout.pipeline_layout if layout.pp > 1 else None)
 

@@ -8,7 +8,7 @@ Megatron-FSDP splits weights and gradients too, and gathers a layer while it is 
 
 from dataclasses import dataclass
 
-from cloudai_mbridge.estimate.memory.layout import Layout
+from cloudai_mbridge.estimate.memory.layout import ParallelLayout
 from cloudai_mbridge.estimate.memory.parameters import Parameters
 from cloudai_mbridge.estimate.precision import Precision
 
@@ -31,7 +31,7 @@ class Unsharded:
     rest: int
 
 
-def states(parameters: Parameters, layout: Layout, unsharded: Unsharded) -> dict[str, float]:
+def states(parameters: Parameters, layout: ParallelLayout, unsharded: Unsharded) -> dict[str, float]:
     """Return the bytes of every term."""
     is_sharded = layout.use_megatron_fsdp
     shards, expert_shards = _shards(layout) if is_sharded else (1, 1)
@@ -49,7 +49,7 @@ def states(parameters: Parameters, layout: Layout, unsharded: Unsharded) -> dict
     }
 
 
-def bytes_per_weight(layout: Layout) -> tuple[float, float, float]:
+def bytes_per_weight(layout: ParallelLayout) -> tuple[float, float, float]:
     """Return bytes per weight of a matrix product: the weight itself, quantized copies beside it, its gradient."""
     gradient = 4.0 if layout.grad_reduce_in_fp32 or layout.precision.is_32_bit else 2.0
     gradient = 0.0 if layout.adapters_only else gradient
@@ -60,17 +60,17 @@ def bytes_per_weight(layout: Layout) -> tuple[float, float, float]:
     return copy, (copies - 1) * copy, gradient  # the quantized weight is the weight
 
 
-def _shards(layout: Layout) -> tuple[int, int]:
+def _shards(layout: ParallelLayout) -> tuple[int, int]:
     """Return over how many ranks the dense layers' share is split, and the experts'."""
     instances = layout.num_distributed_optimizer_instances
     return layout.dp * layout.cp // instances, layout.expert_dp // instances
 
 
-def _plain(layout: Layout) -> float:
+def _plain(layout: ParallelLayout) -> float:
     return float(layout.precision.activation_bytes)
 
 
-def _optimizer(parameters: Parameters, layout: Layout) -> float:
+def _optimizer(parameters: Parameters, layout: ParallelLayout) -> float:
     if layout.adapters_only:
         return 0.0
     per_weight = 8 if layout.precision.is_32_bit else 12

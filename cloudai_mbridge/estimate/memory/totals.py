@@ -7,18 +7,29 @@ answers are those of `memory_per_stage`.
 from collections.abc import Hashable, Sequence
 from dataclasses import fields
 from operator import attrgetter
+from typing import TypeVar
 
 from cloudai_mbridge.estimate.architecture import Architecture
 from cloudai_mbridge.estimate.memory.estimate import StageMemory, memory_per_stage
-from cloudai_mbridge.estimate.memory.layout import Granularity, Implementation, Layout
+from cloudai_mbridge.estimate.memory.layout import Granularity, Implementation, ParallelLayout
 from cloudai_mbridge.estimate.memory.other import Assumptions
 
 _VARYING = ("gbs", "num_gpus", "mbs", "seq_length")
-WHAT_STAYS = attrgetter(*(field.name for field in fields(Layout) if field.name not in _VARYING))
+WHAT_STAYS = attrgetter(*(field.name for field in fields(ParallelLayout) if field.name not in _VARYING))
 _MOST_KEPT = 10_000
+T = TypeVar("T")
 _CONSTANT = ("nccl", "cuda context", "workspace")
 # In an interleaved schedule the fullest moment comes within as many groups of pp micro-batches
 _WHOLE_GROUPS, _GROUPS = 2, 4
+
+
+class Kept(dict[Hashable, T]):
+    """A dictionary that is emptied when it is full: what is kept is bounded, however many points there are."""
+
+    def __setitem__(self, key: Hashable, value: T) -> None:
+        if len(self) >= _MOST_KEPT:
+            self.clear()
+        super().__setitem__(key, value)
 
 
 class MemoryTotals:
@@ -26,23 +37,18 @@ class MemoryTotals:
 
     def __init__(self, assumptions: Assumptions) -> None:
         self._assumptions = assumptions
-        self._known: dict[Hashable, _Stages] = {}
+        self._known = Kept[_Stages]()
 
-    def fullest(self, model: Architecture, layout: Layout) -> tuple[float, int, float]:
+    def fullest(self, model: Architecture, layout: ParallelLayout) -> tuple[float, int, float]:
         """Return bytes and number of the fullest stage, and the most bytes of states and activations of a stage.
 
-        model: the one of before, but for its sequence length.
-
-        Raises:
-            BadInput: as `memory_per_stage`.
+        model: the one of before, but for its sequence length. Raises as `memory_per_stage` does.
         """
         dp, cp = layout.dp, layout.cp
         copies = (dp > 1, dp * cp > 1, layout.expert_dp > 1)
         key = (_microbatches(layout), _lengths(model, layout), copies)
         stages = self._known.get(key)
         if stages is None:
-            if len(self._known) >= _MOST_KEPT:
-                self._known.clear()
             stages = self._known[key] = _Stages(self._assumptions)
         return stages.fullest(model, layout)
 
@@ -59,7 +65,7 @@ class _Stages:
         self._line: tuple[tuple[float, float], ...] | None = None
         self._per_token: tuple[float, ...] = ()
 
-    def fullest(self, model: Architecture, layout: Layout) -> tuple[float, int, float]:
+    def fullest(self, model: Architecture, layout: ParallelLayout) -> tuple[float, int, float]:
         """Return bytes and number of the fullest stage, and the most states and activations."""
         fixed = self._fixed.get(layout.dp)
         if fixed is None and self._line is not None:
@@ -85,12 +91,12 @@ class _Stages:
         return fixed
 
 
-def _tokens(model: Architecture, layout: Layout) -> float:
+def _tokens(model: Architecture, layout: ParallelLayout) -> float:
     """Return the tokens of a micro-batch on a rank."""
     return layout.mbs * (layout.seq_length or model.seq_length) / layout.cp
 
 
-def _lengths(model: Architecture, layout: Layout) -> Hashable:
+def _lengths(model: Architecture, layout: ParallelLayout) -> Hashable:
     """Return what of the lengths memory depends on beside the tokens: nothing, for whole shares of a fused kernel."""
     tokens = layout.mbs * (layout.seq_length or model.seq_length)
     is_linear = layout.implementation is Implementation.FUSED and model.position_embedding_type != "learned_absolute"
@@ -100,7 +106,7 @@ def _lengths(model: Architecture, layout: Layout) -> Hashable:
     return layout.mbs if layout.recompute.granularity is Granularity.FULL else None
 
 
-def _microbatches(layout: Layout) -> int:
+def _microbatches(layout: ParallelLayout) -> int:
     """Return a number of micro-batches with the same memory: further ones repeat the schedule."""
     if layout.vp == 1 or layout.pp == 1:
         return min(layout.num_microbatches, layout.pp)

@@ -14,7 +14,7 @@ from cloudai_mbridge.estimate.precision import Precision
 
 
 @dataclass(frozen=True)
-class Preset:
+class RecipeSetting:
     """A row. is_fsdp: for points with Megatron-FSDP only; None: for all."""
 
     recipe: str
@@ -39,32 +39,32 @@ def _offload(layers: int) -> dict[str, Any]:
 _ULTRA = {"use_megatron_fsdp": True, "offload_modules": frozenset({"moe_act"})}
 
 PRESETS = (
-    Preset("deepseek_v3", (), (), _again("mla_up_proj")),
-    Preset("deepseek_v3", ("h100", "b200"), (), _again("mla_up_proj", "mlp")),
-    Preset("deepseek_v3", ("gb300",), (_BF16,), _again("moe_act")),
-    Preset("deepseek_v4_flash", (), (), _again("moe_act")),
-    Preset("kimi_k2", (), (), _again("mla_up_proj")),
-    Preset("kimi_k2", ("h100",), (), _again("mla_up_proj", "mlp")),
-    Preset("gpt_oss_120b", ("h100", "b200", "gb200"), (), _again("layernorm", "moe_act")),
-    Preset("nemotron_3_nano", ("h100",), (_BF16,), _again("moe", "layernorm")),
-    Preset("nemotron_3_nano", ("h100",), (_CS,), _again("moe", "layernorm", "core_attn", "moe_act")),
-    Preset("nemotron_3_super", ("gb200",), (_BF16, _MX), _again("moe_act", "layernorm", "core_attn", "moe")),
-    Preset("nemotron_3_super", ("b200",), (_BF16, _MX), _again("moe_act", "layernorm", "core_attn")),
-    Preset("nemotron_3_ultra", (), (), {**_again("moe_act"), **_ULTRA}),
-    Preset("llama3_8b", ("h100",), (_CS,), {"recompute_num_layers": 5}),
-    Preset("llama3_70b", ("gb300",), (_BF16,), _offload(30), is_fsdp=True),
-    Preset("llama3_70b", ("gb300",), (_CS,), _offload(20), is_fsdp=True),
-    Preset("llama3_70b", ("gb200",), (_BF16,), _offload(20), is_fsdp=True),
-    Preset("llama3_70b", ("gb200",), (_CS,), _offload(40), is_fsdp=True),
-    Preset("llama3_70b", ("b200",), (_CS,), _offload(5), is_fsdp=True),
-    Preset("llama31_405b", ("gb300",), (_BF16,), _offload(40), is_fsdp=True),
-    Preset("llama31_405b", ("gb300",), (_CS,), _offload(10), is_fsdp=True),
-    Preset("llama31_405b", ("gb200",), (_CS,), _offload(92), is_fsdp=True),
+    RecipeSetting("deepseek_v3", (), (), _again("mla_up_proj")),
+    RecipeSetting("deepseek_v3", ("h100", "b200"), (), _again("mla_up_proj", "mlp")),
+    RecipeSetting("deepseek_v3", ("gb300",), (_BF16,), _again("moe_act")),
+    RecipeSetting("deepseek_v4_flash", (), (), _again("moe_act")),
+    RecipeSetting("kimi_k2", (), (), _again("mla_up_proj")),
+    RecipeSetting("kimi_k2", ("h100",), (), _again("mla_up_proj", "mlp")),
+    RecipeSetting("gpt_oss_120b", ("h100", "b200", "gb200"), (), _again("layernorm", "moe_act")),
+    RecipeSetting("nemotron_3_nano", ("h100",), (_BF16,), _again("moe", "layernorm")),
+    RecipeSetting("nemotron_3_nano", ("h100",), (_CS,), _again("moe", "layernorm", "core_attn", "moe_act")),
+    RecipeSetting("nemotron_3_super", ("gb200",), (_BF16, _MX), _again("moe_act", "layernorm", "core_attn", "moe")),
+    RecipeSetting("nemotron_3_super", ("b200",), (_BF16, _MX), _again("moe_act", "layernorm", "core_attn")),
+    RecipeSetting("nemotron_3_ultra", (), (), {**_again("moe_act"), **_ULTRA}),
+    RecipeSetting("llama3_8b", ("h100",), (_CS,), {"recompute_num_layers": 5}),
+    RecipeSetting("llama3_70b", ("gb300",), (_BF16,), _offload(30), is_fsdp=True),
+    RecipeSetting("llama3_70b", ("gb300",), (_CS,), _offload(20), is_fsdp=True),
+    RecipeSetting("llama3_70b", ("gb200",), (_BF16,), _offload(20), is_fsdp=True),
+    RecipeSetting("llama3_70b", ("gb200",), (_CS,), _offload(40), is_fsdp=True),
+    RecipeSetting("llama3_70b", ("b200",), (_CS,), _offload(5), is_fsdp=True),
+    RecipeSetting("llama31_405b", ("gb300",), (_BF16,), _offload(40), is_fsdp=True),
+    RecipeSetting("llama31_405b", ("gb300",), (_CS,), _offload(10), is_fsdp=True),
+    RecipeSetting("llama31_405b", ("gb200",), (_CS,), _offload(92), is_fsdp=True),
 )
 
 
 def preset(recipe: str, gpu: str, precision: Precision, *, is_fsdp: bool) -> dict[str, Any]:
-    """Return what the upstream recipe sets for this GPU and number format: names as in `Layout`, and recompute_*."""
+    """Return what the upstream recipe sets here: names as in `ParallelLayout`, and recompute_*."""
     found: dict[str, Any] = {}
     for row in _rows(recipe, gpu, precision):
         if row.is_fsdp in (None, is_fsdp):
@@ -72,7 +72,7 @@ def preset(recipe: str, gpu: str, precision: Precision, *, is_fsdp: bool) -> dic
     return found
 
 
-def _rows(recipe: str, gpu: str, precision: Precision) -> Iterator[Preset]:
+def _rows(recipe: str, gpu: str, precision: Precision) -> Iterator[RecipeSetting]:
     for row in PRESETS:
         is_meant = row.recipe == recipe and (not row.gpus or gpu in row.gpus)
         if is_meant and (not row.formats or precision in row.formats):

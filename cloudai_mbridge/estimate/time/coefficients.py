@@ -49,11 +49,7 @@ class Setting(NamedTuple):
 
 
 def years(container: str) -> float:
-    """Return a container's date, such as 26.04.01, in years.
-
-    Raises:
-        BadInput: this is not a version.
-    """
+    """Return a container's date, such as 26.04.01, in years; BadInput if this is not a version."""
     if not re.fullmatch(r"\d\d\.\d\d(\.\d+)?", container):
         raise BadInput(f"container: {container!r} is not a version; write it as 26.04 or 26.04.01")
     year, month, *patch = container.split(".")

@@ -1,19 +1,20 @@
 """The step time of a layout: ideal parts, made real by the calibration, plus what a stage waits."""
 
 import math
-from dataclasses import dataclass, fields, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.estimate.architecture import Architecture
 from cloudai_mbridge.estimate.hardware import Gpu
-from cloudai_mbridge.estimate.memory.layout import Layout
+from cloudai_mbridge.estimate.memory.layout import ParallelLayout
 from cloudai_mbridge.estimate.precision import Precision
 from cloudai_mbridge.estimate.time.calibration import Calibration, HeldOutError, load_calibration
 from cloudai_mbridge.estimate.time.coefficients import Setting
 from cloudai_mbridge.estimate.time.parts import (
     NUM_PIPELINED,
-    Device,
+    GpuRates,
     Parts,
     bubble,
     device_of,
@@ -22,8 +23,28 @@ from cloudai_mbridge.estimate.time.parts import (
 )
 from cloudai_mbridge.estimate.time.work import Work, work_of
 
+# The terms of a step's time, and the parts that each adds up; overhead and bubble also have what is waited for
+_TERMS = {
+    "matmul_attention": ("matmul_attention",),
+    "matmul_mlp": ("matmul_mlp",),
+    "matmul_experts": ("matmul_experts",),
+    "matmul_output": ("matmul_output",),
+    "matmul_memory": ("memory_matmul", "memory_experts", "memory_weights"),
+    "attention_core": ("attention_core", "attention_exp", "sparse_core"),
+    "state_space": ("scan",),
+    "elementwise": ("elementwise", "activation", "routing"),
+    "overhead": ("launches_moe", "launches_experts", "launches_network"),
+    "tp_comm": ("tp_comm",),
+    "cp_comm": ("cp_comm",),
+    "ep_comm": ("ep_nvlink", "ep_network"),
+    "pp_comm": ("pp_comm",),
+    "bubble": (),
+    "dp_comm": ("dp_comm", "fsdp_comm"),
+    "optimizer": ("optimizer",),
+}
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True)
 class StepTime:
     """Seconds of a step on the slowest pipeline stage, in terms that add up.
 
@@ -32,31 +53,12 @@ class StepTime:
     waits for the host. bubble: the stage waits for the others.
     """
 
-    matmul_attention: float
-    matmul_mlp: float
-    matmul_experts: float
-    matmul_output: float
-    matmul_memory: float
-    attention_core: float
-    state_space: float
-    elementwise: float
-    overhead: float
-    tp_comm: float
-    cp_comm: float
-    ep_comm: float
-    pp_comm: float
-    bubble: float
-    dp_comm: float
-    optimizer: float
+    terms: Mapping[str, float]
 
     @property
     def step_time_s(self) -> float:
         """The sum of the terms."""
-        return sum(seconds for _, seconds in self.terms())
-
-    def terms(self) -> list[tuple[str, float]]:
-        """Return the terms by name, in order."""
-        return [(field.name, getattr(self, field.name)) for field in fields(self)]
+        return sum(self.terms.values())
 
 
 class TimeModel:
@@ -65,7 +67,7 @@ class TimeModel:
     held_out_error: how wrong it was on published rows of this recipe that it had not seen.
     """
 
-    def __init__(self, setting: Setting, device: Device, calibration: Calibration) -> None:
+    def __init__(self, setting: Setting, device: GpuRates, calibration: Calibration) -> None:
         self.held_out_error: HeldOutError = calibration.error_of(setting.model.recipe)
         self._setting, self._device, self._calibration = setting, device, calibration
         self._coefficients = calibration.part_coefficients(setting)
@@ -73,11 +75,10 @@ class TimeModel:
         self._works: dict[tuple[int, int, int], Work] = {}
         self._other_lengths: dict[int, TimeModel] = {}
 
-    def step_time_s(self, layout: Layout) -> float:
+    def step_time_s(self, layout: ParallelLayout) -> float:
         """Return the seconds of a step.
 
-        Raises:
-            BadInput: the step has no micro-batch, or sizes so large that no number says its time.
+        BadInput: the step has no micro-batch, or sizes so large that no number says its time.
         """
         parts, waiting, idle = self._real_parts(layout)
         seconds = sum(parts) + waiting + idle
@@ -85,13 +86,14 @@ class TimeModel:
             raise BadInput(f"a step of {seconds} s; use smaller sizes")
         return seconds
 
-    def step_time(self, layout: Layout) -> StepTime:
+    def step_time(self, layout: ParallelLayout) -> StepTime:
         """Return the same in its terms."""
         self.step_time_s(layout)
         parts, waiting, idle = self._real_parts(layout)
-        return _terms(Parts(*parts), waiting, idle)
+        named, extra = Parts(*parts)._asdict(), {"overhead": waiting, "bubble": idle}
+        return StepTime({name: sum(map(named.__getitem__, own), extra.get(name, 0.0)) for name, own in _TERMS.items()})
 
-    def _real_parts(self, layout: Layout) -> tuple[list[float], float, float]:
+    def _real_parts(self, layout: ParallelLayout) -> tuple[list[float], float, float]:
         """Return the parts, how long the GPU waits for the host's launches, and the pipeline's idle time."""
         model = self._setting.model
         if layout.seq_length is not None and layout.seq_length != model.seq_length:
@@ -105,7 +107,7 @@ class TimeModel:
         waiting = max(0.0, self._launch * launch_time_s(work, layout, microbatches) - busy)
         return real, waiting, (busy + waiting) * bubble(layout.pp, layout.vp, microbatches)
 
-    def _work(self, layout: Layout) -> Work:
+    def _work(self, layout: ParallelLayout) -> Work:
         key = (layout.tp, layout.ep, layout.expert_tp)
         work = self._works.get(key)
         if work is None:
@@ -136,9 +138,7 @@ def time_model(
 
     container: None is the newest software of the calibration.
     is_frozen: only adapters are trained (LoRA); their own work is not counted.
-
-    Raises:
-        BadInput: there is none for this GPU and precision, or `container` is not a version.
+    BadInput: there is none for this GPU and precision, or `container` is not a version.
     """
     device = device_of(gpu, precision)
     if device is None:
@@ -147,32 +147,7 @@ def time_model(
 
 
 def step_time_s(
-    model: Architecture, layout: Layout, gpu: Gpu, precision: Precision, container: str | None = None
+    model: Architecture, layout: ParallelLayout, gpu: Gpu, precision: Precision, container: str | None = None
 ) -> StepTime:
-    """Return the predicted time of a step, in its terms. For many layouts, keep a `time_model`.
-
-    Raises:
-        BadInput: there is no step time for this GPU and precision.
-    """
+    """Return the predicted time of a step, in its terms; BadInput as for `time_model`, which serves many layouts."""
     return time_model(model, gpu, precision, container).step_time(layout)
-
-
-def _terms(parts: Parts, waiting: float, idle: float) -> StepTime:
-    return StepTime(
-        matmul_attention=parts.matmul_attention,
-        matmul_mlp=parts.matmul_mlp,
-        matmul_experts=parts.matmul_experts,
-        matmul_output=parts.matmul_output,
-        matmul_memory=parts.memory_matmul + parts.memory_experts + parts.memory_weights,
-        attention_core=parts.attention_core + parts.attention_exp + parts.sparse_core,
-        state_space=parts.scan,
-        elementwise=parts.elementwise + parts.activation + parts.routing,
-        overhead=waiting + parts.launches_moe + parts.launches_experts + parts.launches_network,
-        tp_comm=parts.tp_comm,
-        cp_comm=parts.cp_comm,
-        ep_comm=parts.ep_nvlink + parts.ep_network,
-        pp_comm=parts.pp_comm,
-        bubble=idle,
-        dp_comm=parts.dp_comm + parts.fsdp_comm,
-        optimizer=parts.optimizer,
-    )

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.estimate.architecture import Architecture
 from cloudai_mbridge.estimate.hardware import Gpu
-from cloudai_mbridge.estimate.memory.layout import Layout
+from cloudai_mbridge.estimate.memory.layout import ParallelLayout
 from cloudai_mbridge.estimate.memory.stages import pipeline_chunks
 from cloudai_mbridge.estimate.precision import Precision
 from cloudai_mbridge.estimate.time.recompute import recomputed
@@ -62,7 +62,7 @@ class Parts(NamedTuple):
 NUM_PIPELINED = Parts._fields.index("dp_comm")
 
 
-class Device(NamedTuple):
+class GpuRates(NamedTuple):
     """Rates of a GPU in a precision, per second."""
 
     peak: float
@@ -72,12 +72,12 @@ class Device(NamedTuple):
     gpu: Gpu
 
 
-def device_of(gpu: Gpu, precision: Precision) -> Device | None:
+def device_of(gpu: Gpu, precision: Precision) -> GpuRates | None:
     """Return the rates, or None where the GPU has no figures for the precision."""
     peak, bf16 = gpu.peak(precision), gpu.peak(Precision.BF16)
     if peak is None or bf16 is None or gpu.memory_bandwidth_gb_s is None or gpu.exp_per_s is None:
         return None
-    return Device(peak * 1e12, min(peak, bf16) * 1e12, gpu.memory_bandwidth_gb_s * 1e9, gpu.exp_per_s * 1e12, gpu)
+    return GpuRates(peak * 1e12, min(peak, bf16) * 1e12, gpu.memory_bandwidth_gb_s * 1e9, gpu.exp_per_s * 1e12, gpu)
 
 
 def bubble(pp: int, vp: int, num_microbatches: int) -> float:
@@ -88,7 +88,9 @@ def bubble(pp: int, vp: int, num_microbatches: int) -> float:
     return (pp - 1) / (vp * num_microbatches)
 
 
-def ideal_parts(model: Architecture, work: Work, layout: Layout, device: Device, num_microbatches: int) -> Parts:
+def ideal_parts(
+    model: Architecture, work: Work, layout: ParallelLayout, device: GpuRates, num_microbatches: int
+) -> Parts:
     """Return the ideal times of a step."""
     tokens = num_microbatches * layout.mbs * (layout.seq_length or model.seq_length) / layout.cp
     stage, output = stage_shares(model, work, layout)
@@ -122,12 +124,12 @@ def ideal_parts(model: Architecture, work: Work, layout: Layout, device: Device,
     )
 
 
-def launch_time_s(work: Work, layout: Layout, num_microbatches: int) -> float:
+def launch_time_s(work: Work, layout: ParallelLayout, num_microbatches: int) -> float:
     """Return the time in which the host launches all sublayers of a step at a microsecond each; 0 from a CUDA graph."""
     return 0.0 if layout.cuda_graph == "full" else work.num_sublayers / layout.pp * num_microbatches * _MICRO
 
 
-def stage_shares(model: Architecture, work: Work, layout: Layout) -> tuple[float, float]:
+def stage_shares(model: Architecture, work: Work, layout: ParallelLayout) -> tuple[float, float]:
     """Return what the slowest stage has of the layers and of the output layer.
 
     It is the stage with the most FLOPs, every layer counted as the average one: of layers that divide evenly the last
@@ -160,7 +162,7 @@ def _stages(model: Architecture, pp: int, vp: int, text: str | None) -> tuple[tu
 
 
 def _pipelined_comm(
-    model: Architecture, work: Work, layout: Layout, gpu: Gpu, layers: float
+    model: Architecture, work: Work, layout: ParallelLayout, gpu: Gpu, layers: float
 ) -> tuple[float, float, float, float, float]:
     hidden = 2 * model.hidden_size
     tp, cp, pp = layout.tp, layout.cp, layout.pp
@@ -182,7 +184,9 @@ def _pipelined_comm(
     return tensor, context, nvlink, network, pipeline
 
 
-def _per_step(work: Work, layout: Layout, device: Device, num_microbatches: int) -> tuple[float, float, float]:
+def _per_step(
+    work: Work, layout: ParallelLayout, device: GpuRates, num_microbatches: int
+) -> tuple[float, float, float]:
     gpu, pp = device.gpu, layout.pp
     replicas, expert_replicas = layout.dp * layout.cp, layout.expert_dp
     dense, experts = work.dense_parameters / pp, work.expert_parameters / pp

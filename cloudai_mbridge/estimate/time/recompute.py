@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from cloudai_mbridge.estimate.architecture import Architecture
-from cloudai_mbridge.estimate.memory.layout import Granularity, Layout
+from cloudai_mbridge.estimate.memory.layout import Granularity, ParallelLayout
 
 _FORWARD = 1 / 3
 
@@ -21,7 +21,7 @@ class RecomputeFactors(NamedTuple):
 _NOTHING = RecomputeFactors()
 
 
-def recomputed(model: Architecture, layout: Layout) -> RecomputeFactors:
+def recomputed(model: Architecture, layout: ParallelLayout) -> RecomputeFactors:
     """Return the factors of a layout.
 
     Of modules that are part of a group of work (the up-projections of latent attention, an activation, a norm) the part
@@ -43,7 +43,7 @@ def recomputed(model: Architecture, layout: Layout) -> RecomputeFactors:
     )
 
 
-def _share_of_layers(model: Architecture, layout: Layout) -> float:
+def _share_of_layers(model: Architecture, layout: ParallelLayout) -> float:
     """Return the share of a rank's layers: all of them, or the first of every chunk."""
     if layout.recompute.method == "uniform":
         return 1.0

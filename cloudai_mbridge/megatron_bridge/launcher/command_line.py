@@ -17,7 +17,7 @@ from cloudai_mbridge.megatron_bridge.launcher.options import find_launcher, know
 from cloudai_mbridge.megatron_bridge.launcher.plan import HF_TOKEN, WANDB_API_KEY, LauncherRun, UpstreamPlan
 from cloudai_mbridge.megatron_bridge.pins import image_path, install_root, repo_path
 from cloudai_mbridge.megatron_bridge.release import Release, find_release
-from cloudai_mbridge.models.cmd_args import ARGUMENTS
+from cloudai_mbridge.models.cmd_args import ARGUMENTS, names_in
 from cloudai_mbridge.models.system import SlurmSystem, System
 from cloudai_mbridge.models.values.shell import launcher_word, shell_word
 from cloudai_mbridge.models.values.time_limit import format_time_limit
@@ -27,16 +27,16 @@ FLAGS = {name: argument.flag for name, argument in ARGUMENTS.items() if argument
 
 
 @dataclass(frozen=True)
-class _Launch:
+class _LauncherCommand:
     """What the rows of the table look at."""
 
     run: LauncherRun
-    told: UpstreamPlan
+    plan: UpstreamPlan
     system: SlurmSystem
     exists: Callable[[Path], bool]
 
 
-Row = Callable[[_Launch], Iterable[str]]
+Row = Callable[[_LauncherCommand], Iterable[str]]
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def launcher_words(plan: LauncherRun, system: SlurmSystem, exists: Callable[[Pat
     exists: whether an image file is there; the image's address is given to Slurm where none is.
     """
     assert plan.upstream is not None
-    launch = _Launch(plan, plan.upstream, system, exists)
+    launch = _LauncherCommand(plan, plan.upstream, system, exists)
     return [Word(text, row in _LITERAL) for row in _TABLE for text in row(launch)]
 
 
@@ -83,7 +83,7 @@ def clone_path(plan: UpstreamPlan, system: SlurmSystem) -> Path:
 
 def _credential(flag: str, variable: str) -> Row:
     """Return a row that names the variable in which the launcher's starter finds a credential."""
-    return lambda launch: [flag, variable] if variable in launch.told.credentials else []
+    return lambda launch: [flag, variable] if variable in launch.plan.credentials else []
 
 
 def _text(value: Any) -> str:
@@ -93,11 +93,7 @@ def _text(value: Any) -> str:
 
 
 def _names(value: Any) -> str:
-    """Write "['a', b]", "a, b" and lists of names as a,b."""
-    text = _text(value).strip().strip("\"'")
-    if text.startswith("[") and text.endswith("]"):
-        text = text[1:-1]
-    return ",".join(name for part in text.split(",") if (name := part.strip().strip("\"'")))
+    return ",".join(names_in(value))
 
 
 def _stages(value: Any) -> str:
@@ -112,22 +108,22 @@ def _option(flag: str, text: str | None) -> list[str]:
 
 
 def _field(name: str, show: Callable[[Any], str] = _text) -> Row:
-    def row(launch: _Launch) -> Iterable[str]:
-        value = launch.told.args.get(name)
+    def row(launch: _LauncherCommand) -> Iterable[str]:
+        value = launch.plan.args.get(name)
         return [] if value is None else _option(FLAGS[name], show(value))
 
     return row
 
 
 def _switch(name: str) -> Row:
-    return lambda launch: [FLAGS[name]] if launch.told.args.get(name) is True else []
+    return lambda launch: [FLAGS[name]] if launch.plan.args.get(name) is True else []
 
 
 def _values(name: str) -> Row:
     """Return a row whose values are an element each."""
 
-    def row(launch: _Launch) -> Iterable[str]:
-        value = launch.told.args.get(name)
+    def row(launch: _LauncherCommand) -> Iterable[str]:
+        value = launch.plan.args.get(name)
         return [FLAGS[name], *map(_text, value)] if isinstance(value, list) else _option(FLAGS[name], _maybe(value))
 
     return row
@@ -137,43 +133,43 @@ def _maybe(value: Any) -> str | None:
     return None if value is None else _text(value)
 
 
-def _of(flag: str, find: Callable[[_Launch], Any]) -> Row:
-    def row(launch: _Launch) -> Iterable[str]:
+def _of(flag: str, find: Callable[[_LauncherCommand], Any]) -> Row:
+    def row(launch: _LauncherCommand) -> Iterable[str]:
         value = find(launch)
         return [] if value is None else _option(flag, _text(value))
 
     return row
 
 
-def _image(launch: _Launch) -> str | None:
+def _image(launch: _LauncherCommand) -> str | None:
     """Return the container image: a file that exists, else the installed one, else the address as written."""
-    image = str(launch.told.args.get("container_image", "")).strip()
+    image = str(launch.plan.args.get("container_image", "")).strip()
     if image.startswith(("/", ".")) and launch.exists(path := Path(image).expanduser()):
         return str(path.absolute())
     installed = image_path(install_root(launch.system), image)
     return str(installed) if image and launch.exists(installed) else image
 
 
-def _mounts(launch: _Launch) -> str:
+def _mounts(launch: _LauncherCommand) -> str:
     below = install_root(launch.system)
-    repos = [f"{repo_path(below, repo.url, repo.commit)}:{repo.mount_as}" for repo in launch.told.mounted]
+    repos = [f"{repo_path(below, repo.url, repo.commit)}:{repo.mount_as}" for repo in launch.plan.mounted]
     return ",".join([*(text for mount in launch.run.container_mounts if (text := mount.strip())), *repos])
 
 
-def _exports(launch: _Launch) -> Iterable[str]:
+def _exports(launch: _LauncherCommand) -> Iterable[str]:
     """Set the job's variables in its own shell; the launcher's own option for them breaks at commas."""
     for name in sorted(launch.run.env):
         yield from ("-cb", f"export {name}={shell_word(launch.run.env[name], in_single_quotes=True)}")
 
 
-def _slurm_params(launch: _Launch) -> Iterable[str]:
+def _slurm_params(launch: _LauncherCommand) -> Iterable[str]:
     """Join the parameters; a single one with a blank needs the separator, or the launcher would split at the blank."""
-    params = ";".join(launch.told.slurm_params)
+    params = ";".join(launch.plan.slurm_params)
     return _option("--additional_slurm_params", params + ";" if " " in params and ";" not in params else params)
 
 
-def _overrides(launch: _Launch) -> Iterable[str]:
-    for key, value in launch.told.overrides.items():
+def _overrides(launch: _LauncherCommand) -> Iterable[str]:
+    for key, value in launch.plan.overrides.items():
         yield f"{key}={value}" if value else key
 
 
@@ -190,81 +186,44 @@ _TABLE: tuple[Row, ...] = (
     _credential("-hf", HF_TOKEN),
     _field("nemo_home"),
     _credential("-wdk", WANDB_API_KEY),
-    _field("wandb_project_name"),
-    _field("wandb_entity_name"),
-    _field("wandb_experiment_name"),
-    _field("wandb_save_dir"),
+    *map(_field, ("wandb_project_name", "wandb_entity_name", "wandb_experiment_name", "wandb_save_dir")),
     _field("max_retries"),
     _switch("dryrun"),
     _field("num_gpus"),
-    _of("-gn", lambda launch: launch.told.gpus_per_node),
+    _of("-gn", lambda launch: launch.plan.gpus_per_node),
     _of("-cm", _mounts),
     _exports,
     _field("domain"),
     _switch("use_recipes"),
-    _field("enable_vboost"),
-    _field("model_family_name"),
-    _field("model_recipe_name"),
-    _field("hidden_size"),
-    _field("num_layers"),
+    *map(_field, ("enable_vboost", "model_family_name", "model_recipe_name", "hidden_size", "num_layers")),
     _field("pipeline_model_parallel_layout"),
     _field("first_k_dense_replace"),
     _switch("enable_nsys"),
-    _field("use_tokendrop"),
-    _field("use_megatron_fsdp"),
-    _field("nccl_ub"),
-    _field("cuda_graph_impl"),
+    *map(_field, ("use_tokendrop", "use_megatron_fsdp", "nccl_ub", "cuda_graph_impl")),
     _field("cuda_graph_scope", _names),
-    _field("tp"),
-    _field("pp"),
-    _field("cp"),
+    *map(_field, ("tp", "pp", "cp")),
     _field("vp", _stages),
-    _field("ep"),
-    _field("et"),
-    _field("mb"),
-    _field("gb"),
-    _field("seq_length"),
-    _field("moe_a2a_overlap"),
-    _field("max_steps"),
-    _field("recompute_num_layers"),
+    *map(_field, ("ep", "et", "mb", "gb", "seq_length", "moe_a2a_overlap", "max_steps", "recompute_num_layers")),
     _field("activation_offload_layers"),
     _field("recompute_modules", _names),
     lambda launch: ["--detach", "false"],  # the log is read from a launcher that stays until the job has ended
-    _field("lr"),
-    _field("min_lr"),
-    _field("warmup_iters"),
-    _field("pretrained_checkpoint"),
-    _field("save_dir"),
-    _field("load_dir"),
-    _field("save_interval"),
-    _field("most_recent_k"),
-    _field("save_config_filepath"),
-    _field("data"),
+    *map(_field, ("lr", "min_lr", "warmup_iters", "pretrained_checkpoint", "save_dir", "load_dir", "save_interval")),
+    *map(_field, ("most_recent_k", "save_config_filepath", "data")),
     _values("dataset_paths"),
-    _field("dataset_root"),
-    _field("index_mapping_dir"),
-    _field("dataset_name"),
+    *map(_field, ("dataset_root", "index_mapping_dir", "dataset_name")),
     _switch("packed_sequence"),
     _switch("head_only"),
-    _field("tokenizer_type"),
-    _field("tokenizer_model"),
-    _field("vocab_size"),
-    _field("pytorch_profiler"),
-    _field("profiling_start_step"),
+    *map(_field, ("tokenizer_type", "tokenizer_model", "vocab_size", "pytorch_profiler", "profiling_start_step")),
     _field("profiling_stop_step"),
     _field("record_memory_history"),
     _switch("profiling_gpu_metrics"),
-    _field("profiling_ranks"),
-    _field("nsys_trace"),
-    _field("nsys_extra_args"),
+    *map(_field, ("profiling_ranks", "nsys_trace", "nsys_extra_args")),
     _slurm_params,
     _field("config_variant"),
     _switch("list_config_variants"),
     # what CloudAI does not know
     _switch("offline"),
-    _field("packager"),
-    _field("optimizer_type"),
-    _field("moe_flex_dispatcher_backend"),
+    *map(_field, ("packager", "optimizer_type", "moe_flex_dispatcher_backend")),
     _switch("dump_env"),
     _switch("deterministic"),
     _field("lock_gpu_freq"),
@@ -274,9 +233,7 @@ _TABLE: tuple[Row, ...] = (
     _switch("retry_on_testing_failure"),
     _field("c4_root"),
     _values("c4_train_shards"),
-    _field("num_moe_experts"),
-    _field("peak_mem_clk"),
-    _field("preempt_time"),
+    *map(_field, ("num_moe_experts", "peak_mem_clk", "preempt_time")),
     _overrides,
 )
 

@@ -1,7 +1,7 @@
 """Megatron-Bridge's launcher by release: where it lies, and the options and values that it takes.
 
 An installed clone says so itself. Without one, shipped data do, for the releases that they describe; the launcher of
-any other release is not known, and nothing is said about its options.
+any other release is not known, and its options are not checked.
 """
 
 import tomllib
@@ -19,7 +19,7 @@ _OF = "releases"
 
 
 @dataclass(frozen=True)
-class Launcher:
+class LauncherOptions:
     """A release's launcher.
 
     version: the release, such as 0.3.0. path: of the launcher, in the repository.
@@ -35,12 +35,12 @@ class Launcher:
 
 
 @cache
-def known_launchers() -> tuple[Launcher, ...]:
+def known_launchers() -> tuple[LauncherOptions, ...]:
     """Return the launchers that the shipped data describe, oldest first."""
     text = (files("cloudai_mbridge.megatron_bridge") / "data" / "launchers.toml").read_text(encoding="utf-8")
     data = tomllib.loads(text)
     return tuple(
-        Launcher(version, facts["path"], _options_of(version, data["options"]))
+        LauncherOptions(version, facts["path"], _options_of(version, data["options"]))
         for version, facts in data["launcher"].items()
     )
 
@@ -56,14 +56,14 @@ def _option_of(row: Mapping[str, Any]) -> Option:
     return Option(**values)
 
 
-def find_launcher(release: Release | None) -> Launcher | None:
+def find_launcher(release: Release | None) -> LauncherOptions | None:
     """Return the launcher of a release: as its installed clone has it, else as shipped; None where it is not known."""
     if release is None:
         return None
     return (release.clone and _read(release.clone, release.version)) or _shipped(release.version)
 
 
-def _shipped(version: str) -> Launcher | None:
+def _shipped(version: str) -> LauncherOptions | None:
     """Return the shipped launcher of a release, or of the newest with its major and minor version."""
     minor = version.rpartition(".")[0]
     of_minor = [known for known in known_launchers() if known.version.rpartition(".")[0] == minor]
@@ -71,14 +71,14 @@ def _shipped(version: str) -> Launcher | None:
 
 
 @cache
-def _read(clone: Path, version: str) -> Launcher | None:
+def _read(clone: Path, version: str) -> LauncherOptions | None:
     """Read an installed launcher where a known one lies."""
     launcher = _shipped(version) or known_launchers()[-1]
     options = read_options((clone / launcher.path).with_name("argument_parser.py"))
-    return Launcher(version, launcher.path, options) if options else None
+    return LauncherOptions(version, launcher.path, options) if options else None
 
 
-def problems_of(argv: Sequence[str], launcher: Launcher) -> Iterator[tuple[str, str]]:
+def problems_of(argv: Sequence[str], launcher: LauncherOptions) -> Iterator[tuple[str, str]]:
     """Yield (flag, what is wrong with it) for every flag or value that the launcher would refuse or pass over.
 
     argv: each flag alone or as flag=value; values that look like a flag do not stand alone.

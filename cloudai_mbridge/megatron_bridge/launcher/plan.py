@@ -1,4 +1,4 @@
-"""Decide what Megatron-Bridge's own launcher is told about a point."""
+"""Decide what Megatron-Bridge's own launcher is passed for a point."""
 
 import shlex
 from collections.abc import Iterator, Mapping
@@ -18,8 +18,8 @@ from cloudai_mbridge.training.credentials.find import is_secret
 
 HF_TOKEN, WANDB_API_KEY = "HF_TOKEN", "WANDB_API_KEY"  # the variables' names
 
-# Told even if the user left the default, unless it is empty. CloudAI leaves out gpu_type, which the launcher requires.
-_ALWAYS_TOLD = ("gpu_type", "num_gpus", "model_family_name", "model_recipe_name", "save_config_filepath")
+# Passed even if the user left the default, unless empty. CloudAI leaves out gpu_type, which the launcher requires.
+_ALWAYS_PASSED = ("gpu_type", "num_gpus", "model_family_name", "model_recipe_name", "save_config_filepath")
 # Relative ones are meant from where the command was started; the launcher is started elsewhere
 _HOST_PATHS = ("log_dir", "nemo_home")
 # Arguments without a flag of their own that CloudAI drops; the training takes them as overrides.
@@ -49,9 +49,9 @@ class Repo:
 
 @dataclass(frozen=True)
 class UpstreamPlan:
-    """What Megatron-Bridge's own launcher is told.
+    """What Megatron-Bridge's own launcher is passed.
 
-    args: the cmd_args that become flags: set by the user or the sweep, or always told; no credentials, nothing empty.
+    args: the cmd_args that become flags: set by the user or the sweep, or always passed; no credentials, nothing empty.
     credentials: variables of the launcher's environment whose features are switched on.
     overrides: Hydra overrides, key -> value; a value of "" stands for the bare key.
     slurm_params: options of sbatch, each "name=value" or a bare name.
@@ -128,11 +128,7 @@ def refuse_upstream(test: LoadedTest, system: System) -> Iterator[str]:
 
 
 def plan_upstream(test: LoadedTest, args: ResolvedCmdArgs, system: System) -> UpstreamPlan:
-    """Decide about one point of a test that `refuse_upstream` has nothing against.
-
-    Raises:
-        BadInput: a Slurm option that the launcher cannot pass on.
-    """
+    """Decide about a point that `refuse_upstream` has nothing against; BadInput for a Slurm option that cannot pass."""
     definition = test.definition
     repo = megatron_bridge_of(definition)
     assert repo is not None
@@ -151,19 +147,19 @@ def plan_upstream(test: LoadedTest, args: ResolvedCmdArgs, system: System) -> Up
 
 
 def is_passed(name: str, args: ResolvedCmdArgs, run: TestRun) -> bool:
-    """Return whether the launcher is told an argument.
+    """Return whether an argument is passed to the launcher.
 
-    CloudAI tells what was set, by the user or the sweep. Of a test that a scenario refers to by name it tells the
+    CloudAI passes what was set, by the user or the sweep. Of a test that a scenario refers to by name it passes the
     defaults, too: it writes the definition out and reads it back, and everything counts as set then.
     """
-    return name in args.model_fields_set or name in _ALWAYS_TOLD or run.test_name is not None
+    return name in args.model_fields_set or name in _ALWAYS_PASSED or run.test_name is not None
 
 
 def launcher_args(args: ResolvedCmdArgs, run: TestRun) -> dict[str, Any]:
     """Return the arguments that become flags; never an empty one."""
     values = {name: value for name, value in args.model_dump(mode="json").items() if is_passed(name, args, run)}
     if "moe_a2a_overlap" in values:
-        values["moe_a2a_overlap"] = bool(args.moe_a2a_overlap)  # as CloudAI tells it
+        values["moe_a2a_overlap"] = bool(args.moe_a2a_overlap)  # as CloudAI passes it
     if values.get("cuda_graph_impl") == "full_iteration":  # which no launcher's parser takes
         values |= {"cuda_graph_impl": "local", "cuda_graph_scope": "full_iteration"}
     return {

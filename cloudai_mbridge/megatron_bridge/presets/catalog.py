@@ -7,7 +7,7 @@ from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
 
-from cloudai_mbridge.megatron_bridge.presets.rows import Row, Source, chosen_variant, from_text
+from cloudai_mbridge.megatron_bridge.presets.rows import PresetRow, PresetSource, chosen_variant, from_text
 from cloudai_mbridge.megatron_bridge.release import Release, known_releases
 
 # 0.6 and later: labels of earlier releases that name the preset without a variant; v3 only before 0.6.
@@ -15,7 +15,7 @@ _OLD_LABELS = ("v1", "v2")
 
 
 @dataclass(frozen=True)
-class Request:
+class PresetRequest:
     """What a preset is chosen by, as the launcher's options say it; variant "" is none."""
 
     family: str
@@ -27,16 +27,16 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Catalog:
+class PresetCatalog:
     """The presets of a release.
 
     by_variant: by family ("" where it does not matter), recipe, task, GPU and number format: each variant's rows.
     """
 
-    source: Source
-    by_variant: Mapping[tuple[str, ...], Mapping[str, tuple[Row, ...]]]
+    source: PresetSource
+    by_variant: Mapping[tuple[str, ...], Mapping[str, tuple[PresetRow, ...]]]
 
-    def find(self, request: Request, num_gpus: int) -> Row | None:
+    def find(self, request: PresetRequest, num_gpus: int) -> PresetRow | None:
         """Return the row that the launcher takes."""
         rows = self._of(request)
         if self.source.is_flat:
@@ -45,7 +45,7 @@ class Catalog:
             return next(exact, None) or next(default, None)
         return rows[0] if rows else None
 
-    def missing(self, request: Request, num_gpus: int) -> str:
+    def missing(self, request: PresetRequest, num_gpus: int) -> str:
         """Explain why no preset matches."""
         if sizes := self._of(request):
             known = ", ".join(str(row.num_gpus) for row in sizes)
@@ -64,7 +64,7 @@ class Catalog:
         wanted = f"no preset of {request.recipe} with config_variant = {request.variant!r}"
         return f"{wanted}; presets exist for config_variant {variants}"
 
-    def _of(self, request: Request) -> tuple[Row, ...]:
+    def _of(self, request: PresetRequest) -> tuple[PresetRow, ...]:
         family = "" if self.source.is_flat else request.family
         variants = self.by_variant.get((family, request.recipe, request.task, request.gpu, request.compute_dtype), {})
         if self.source.is_flat:
@@ -74,14 +74,14 @@ class Catalog:
         return () if variant is None else variants[variant]
 
 
-def catalog(release: Release, recipe: str = "") -> Catalog | None:
+def catalog(release: Release, recipe: str = "") -> PresetCatalog | None:
     """Return the presets of a release, of one recipe or of all, or None where they are not known."""
     installed = _installed(release.clone, recipe) if release.clone else None
     return installed or _shipped(release.version)
 
 
 @lru_cache(maxsize=256)
-def _installed(clone: Path, recipe: str) -> Catalog | None:
+def _installed(clone: Path, recipe: str) -> PresetCatalog | None:
     from cloudai_mbridge.megatron_bridge.presets.reader import read_source  # only where there is a clone to read
 
     try:
@@ -92,7 +92,7 @@ def _installed(clone: Path, recipe: str) -> Catalog | None:
 
 
 @lru_cache(maxsize=32)
-def _shipped(version: str) -> Catalog | None:
+def _shipped(version: str) -> PresetCatalog | None:
     known = next((one for one in known_releases() if one["version"] == version), None)
     if known is None:
         return None
@@ -101,9 +101,9 @@ def _shipped(version: str) -> Catalog | None:
     return _indexed(from_text(file.read_text(encoding="utf-8")))
 
 
-def _indexed(source: Source) -> Catalog:
-    groups: dict[tuple[str, ...], dict[str, tuple[Row, ...]]] = {}
+def _indexed(source: PresetSource) -> PresetCatalog:
+    groups: dict[tuple[str, ...], dict[str, tuple[PresetRow, ...]]] = {}
     for row in source.rows:
-        variants = groups.setdefault((row.family, row.recipe, row.task, row.gpu, row.compute_dtype), {})
+        variants = groups.setdefault((row.family, *row.key[:-1]), {})
         variants[row.variant] = (*variants.get(row.variant, ()), row)
-    return Catalog(source, groups)
+    return PresetCatalog(source, groups)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from cloudai_mbridge.megatron_bridge.presets.catalog import Request, catalog
+from cloudai_mbridge.megatron_bridge.presets.catalog import PresetRequest, catalog
 from cloudai_mbridge.megatron_bridge.presets.resolve import (
     Rules,
     effective,
@@ -14,9 +14,9 @@ from cloudai_mbridge.megatron_bridge.presets.resolve import (
     rules_for,
     scaled_batch,
 )
-from cloudai_mbridge.megatron_bridge.presets.rows import Row
+from cloudai_mbridge.megatron_bridge.presets.rows import PresetRow
 from cloudai_mbridge.megatron_bridge.release import Release
-from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
+from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs, names_in
 
 # The arguments of which the launcher fills in what the user leaves out.
 UPSTREAM_DECIDES = (
@@ -44,7 +44,7 @@ class Preset:
     name: str
     num_gpus: int
     values: Mapping[str, Any]
-    row: Row = field(repr=False)
+    row: PresetRow = field(repr=False)
     rules: Rules = field(repr=False)
     layouts: Mapping[tuple[int, int], str | None] = field(repr=False, default_factory=dict)
 
@@ -53,7 +53,7 @@ class Preset:
 class Resolved:
     """A point's arguments as the launcher trains them.
 
-    args: its `model_fields_set` is the point's own: what the user said.
+    args: its `model_fields_set` is the point's own: what the user set.
     from_preset: the arguments whose value in `args` is upstream's.
     unknown: the arguments that upstream decides, that the user does not say, and that are not known.
     preset: where the values come from; None where no preset is known.
@@ -87,38 +87,38 @@ def why_no_preset(args: ResolvedCmdArgs, release: Release | None) -> str:
     return f"Megatron-Bridge {release.version} has {known.missing(request, args.num_gpus)}"
 
 
-def said(args: ResolvedCmdArgs) -> dict[str, Any]:
+def given_by(args: ResolvedCmdArgs) -> dict[str, Any]:
     """Return what a point says itself of `UPSTREAM_DECIDES`, lists as lists."""
-    return as_said({name: getattr(args, name) for name in UPSTREAM_DECIDES if name in args.model_fields_set})
+    return given_values({name: getattr(args, name) for name in UPSTREAM_DECIDES if name in args.model_fields_set})
 
 
-def as_said(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what is said of arguments: lists as lists, and nothing that is unset."""
-    return {name: _list(value) if name in _LISTS else value for name, value in values.items() if value not in UNSET}
+def given_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values that are set: lists as lists, and nothing that is unset."""
+    return {name: names_in(value) if name in _LISTS else value for name, value in values.items() if value not in UNSET}
 
 
 def with_preset(args: ResolvedCmdArgs, preset: Preset | None) -> Resolved:
     """Return the arguments as the launcher resolves them: what the point says, else the preset, batch scaled."""
-    told = said(args)
+    given = given_by(args)
     if preset is None:
-        return Resolved(args, None, frozenset(), frozenset(UPSTREAM_DECIDES) - told.keys())
-    result = resolve_sizes(told, args.num_gpus, preset)
+        return Resolved(args, None, frozenset(), frozenset(UPSTREAM_DECIDES) - given.keys())
+    result = resolve_sizes(given, args.num_gpus, preset)
     known = {name: result[name] for name in UPSTREAM_DECIDES if name in result}
-    theirs = {name: value for name, value in known.items() if name not in told or value != told[name]}
+    theirs = {name: value for name, value in known.items() if name not in given or value != given[name]}
     resolved = args.model_copy()
-    resolved.__dict__.update(theirs)  # not the `update` of pydantic, which would count them as said
+    resolved.__dict__.update(theirs)  # not the `update` of pydantic, which would count them as set
     return Resolved(resolved, preset, frozenset(theirs), frozenset(UPSTREAM_DECIDES) - known.keys())
 
 
-def resolve_sizes(told: Mapping[str, Any], num_gpus: int, preset: Preset) -> dict[str, Any]:
+def resolve_sizes(given: Mapping[str, Any], num_gpus: int, preset: Preset) -> dict[str, Any]:
     """Return the sizes as the launcher resolves them; what is not in the result is not known.
 
-    told: what the point says of `UPSTREAM_DECIDES`, as `said` returns it.
+    given: what the point says of `UPSTREAM_DECIDES`, as `given_by` returns it.
     """
-    result = join(preset.row, preset.values, told, preset.rules)
+    result = join(preset.row, preset.values, given, preset.rules)
     if preset.layouts:
-        rederive_layout(result, told, preset.layouts, preset.row.recipe)
-    if "gb" not in told:
+        rederive_layout(result, given, preset.layouts, preset.row.recipe)
+    if "gb" not in given:
         batch = scaled_batch(preset.row, result, num_gpus, preset.rules)
         if batch is None:
             result.pop("gb", None)
@@ -127,8 +127,8 @@ def resolve_sizes(told: Mapping[str, Any], num_gpus: int, preset: Preset) -> dic
     return result
 
 
-def _request(args: ResolvedCmdArgs) -> Request:
-    return Request(
+def _request(args: ResolvedCmdArgs) -> PresetRequest:
+    return PresetRequest(
         args.model_family_name.lower(),
         args.model_recipe_name.lower(),
         args.task,
@@ -139,28 +139,20 @@ def _request(args: ResolvedCmdArgs) -> Request:
 
 
 @lru_cache(maxsize=4096)
-def _preset(release: Release, request: Request, num_gpus: int) -> Preset | None:
+def _preset(release: Release, request: PresetRequest, num_gpus: int) -> Preset | None:
     known = catalog(release, request.recipe)
     row = known.find(request, num_gpus) if known else None
     if known is None or row is None:
         return None
-    parts = (row.recipe, row.task, row.gpu, row.compute_dtype, row.variant)
     return Preset(
         release,
-        " ".join(part for part in parts if part),
+        " ".join(part for part in row.key if part),
         row.num_gpus,
         effective(row.values),
         row,
         rules_for(release.key, known.source.is_flat and known.source.scales),
         known.source.layouts.get(row.recipe, {}),
     )
-
-
-def _list(value: str | list[str]) -> list[str]:
-    """Read "[a, 'B']", "a,b" or a list of such."""
-    texts = value if isinstance(value, list) else [value]
-    parts = [part for text in texts for part in text.strip().strip("\"'[]").split(",")]
-    return [item for part in parts if (item := part.strip().strip("\"'"))]
 
 
 def origin(preset: Preset) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 
 from cloudai_mbridge.megatron_bridge.launcher.argument_parser import read_options
 from cloudai_mbridge.megatron_bridge.presets.configured import configured, evaluator, layout_text
-from cloudai_mbridge.megatron_bridge.presets.rows import Row, Source, chosen_variant
+from cloudai_mbridge.megatron_bridge.presets.rows import PresetRow, PresetSource, chosen_variant
 from cloudai_mbridge.megatron_bridge.presets.static import UNKNOWN, Evaluator, Instance, Unsupported
 from cloudai_mbridge.megatron_bridge.presets.static.values import Function, Module, Raised
 
@@ -24,7 +24,7 @@ _FLAT_ROOT = Path("src/megatron/bridge/perf_recipes")
 _FLAT_PACKAGE = "megatron.bridge.perf_recipes"
 
 
-def read_source(clone: Path, recipe: str = r"\w+") -> Source | None:
+def read_source(clone: Path, recipe: str = r"\w+") -> PresetSource | None:
     """Return the presets of a clone, or None where it has neither layout.
 
     recipe: a pattern; only the recipes that match are read, which is faster.
@@ -40,7 +40,7 @@ def read_source(clone: Path, recipe: str = r"\w+") -> Source | None:
         rows = _workload_rows(ev, clone, dtypes, (recipe, variant))
     else:
         return None
-    return Source(is_flat, not (is_flat and has_sizes), variant, tuple(rows), _layouts(ev, recipe))
+    return PresetSource(is_flat, not (is_flat and has_sizes), variant, tuple(rows), _layouts(ev, recipe))
 
 
 # up to 0.5
@@ -48,7 +48,7 @@ def read_source(clone: Path, recipe: str = r"\w+") -> Source | None:
 
 def _workload_rows(
     ev: Evaluator, clone: Path, dtypes: Iterable[str], recipe_and_variant: tuple[str, str]
-) -> Iterator[Row]:
+) -> Iterator[PresetRow]:
     recipe, default = recipe_and_variant
     for directory in sorted((clone / _SCRIPTS / "configs").iterdir()):
         module = ev.module(f"configs.{directory.name}") if directory.is_dir() else None
@@ -60,7 +60,7 @@ def _workload_rows(
                     yield from _of_builder(ev, module, match, dtype, default)
 
 
-def _of_builder(ev: Evaluator, module: Module, match: re.Match[str], dtype: str, default: str) -> Iterator[Row]:
+def _of_builder(ev: Evaluator, module: Module, match: re.Match[str], dtype: str, default: str) -> Iterator[PresetRow]:
     """Yield a builder's presets of one number format: each variant, and the default one if it builds another."""
     family = module.dotted.rpartition(".")[2]
     prefix = f"{match[1]}_{match[2]}_config_{match[3]}_{dtype}".upper()
@@ -70,7 +70,7 @@ def _of_builder(ev: Evaluator, module: Module, match: re.Match[str], dtype: str,
         if (name == prefix or name.startswith(f"{prefix}_"))
         and isinstance(base := _attribute(ev, module, name), Instance)
     }
-    rows: dict[str, Row] = {}
+    rows: dict[str, PresetRow] = {}
     for variant in [*sizes, *({default} - set(sizes))]:
         found = chosen_variant(sizes, variant)
         row = None if found is None else _workload_row(ev, module, match, (dtype, variant or default), sizes[found])
@@ -80,13 +80,13 @@ def _of_builder(ev: Evaluator, module: Module, match: re.Match[str], dtype: str,
         yield replace(row, family=family, variant=variant)
 
 
-def _same_preset(one: Row, other: Row | None) -> bool:
+def _same_preset(one: PresetRow, other: PresetRow | None) -> bool:
     return other is not None and replace(one, variant="") == replace(other, variant="")
 
 
 def _workload_row(
     ev: Evaluator, module: Module, match: re.Match[str], dtype_and_variant: tuple[str, str], base: Instance
-) -> Row | None:
+) -> PresetRow | None:
     dtype, variant = dtype_and_variant
     config = _called(ev, module, match[0], precision=dtype, config_variant=variant)
     num_gpus, base_gb = (_attribute(ev, base, name) for name in ("num_gpus", "global_batch_size"))
@@ -94,13 +94,13 @@ def _workload_row(
         return None
     values = configured(ev, config)
     scaled = base_gb if isinstance(base_gb, int) and base_gb != values.get("gb") else None
-    return Row("", match[1], match[2], match[3], dtype, "", num_gpus, True, values, scaled)
+    return PresetRow("", match[1], match[2], match[3], dtype, "", num_gpus, True, values, scaled)
 
 
 # from 0.6 on
 
 
-def _flat_rows(ev: Evaluator, clone: Path, dtypes: Iterable[str], recipe: str) -> Iterator[Row]:
+def _flat_rows(ev: Evaluator, clone: Path, dtypes: Iterable[str], recipe: str) -> Iterator[PresetRow]:
     packages = sorted(path.name for path in (clone / _FLAT_ROOT).iterdir() if (path / "__init__.py").is_file())
     modules = [ev.module(f"{_FLAT_PACKAGE}.{name}") for name in packages if not name.startswith("_")]
     names = {name: module for module in reversed(modules) for name in _names(module)}
@@ -116,7 +116,7 @@ def _flat_rows(ev: Evaluator, clone: Path, dtypes: Iterable[str], recipe: str) -
         if match and config is not None:
             name_of_recipe, task, num_gpus, gpu, dtype, variant = match.groups()
             key = (name_of_recipe, task, gpu, by_short[dtype], variant or "")
-            rows.append(Row("", *key, int(num_gpus), _is_defined(ev, module, name), configured(ev, config)))
+            rows.append(PresetRow("", *key, int(num_gpus), _is_defined(ev, module, name), configured(ev, config)))
     yield from _with_default(rows, _default_sizes(ev))
 
 
@@ -130,11 +130,11 @@ def _names(module: Any) -> list[str]:
     return list(module.scope.names) if isinstance(module, Module) else []
 
 
-def _with_default(rows: list[Row], sizes: Mapping[tuple[Any, ...], Any]) -> Iterator[Row]:
+def _with_default(rows: list[PresetRow], sizes: Mapping[tuple[Any, ...], Any]) -> Iterator[PresetRow]:
     """Mark the row of each preset that is taken for other job sizes: the largest, unless another is listed."""
-    groups: dict[tuple[str, ...], list[Row]] = {}
+    groups: dict[tuple[str, ...], list[PresetRow]] = {}
     for row in rows:
-        groups.setdefault((row.recipe, row.task, row.gpu, row.compute_dtype, row.variant), []).append(row)
+        groups.setdefault(row.key, []).append(row)
     for (recipe, task, gpu, dtype, variant), group in groups.items():
         listed = sizes.get((recipe, task, gpu, dtype.replace("_", ""), variant or None))
         default = max((row.num_gpus for row in group if row.is_default), default=0) if listed is None else listed

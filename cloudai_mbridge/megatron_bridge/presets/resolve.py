@@ -4,13 +4,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cloudai_mbridge.megatron_bridge.presets.rows import Row
+from cloudai_mbridge.megatron_bridge.presets.rows import PresetRow
 
 # An option that switches one of these on does; one that switches it off does nothing.
 _SWITCHES = ("use_megatron_fsdp", "nccl_ub", "moe_a2a_overlap")
 _RECOMPUTE = ("recompute_num_layers", "recompute_modules")
 _GRAPH = ("cuda_graph_impl", "cuda_graph_scope")
-# What Megatron-Core recomputes selectively when it is not told what (transformer_config.py).
+# What Megatron-Core recomputes selectively when no modules are named (transformer_config.py).
 _SELECTIVE = ["core_attn"]
 # Said of these, the preset alone does not tell what comes out.
 _INVOLVED = frozenset((*_SWITCHES, *_RECOMPUTE, *_GRAPH, "activation_offload_layers"))
@@ -66,26 +66,26 @@ def _drop(result: dict[str, Any], names: tuple[str, ...]) -> None:
         result.pop(name, None)
 
 
-def join(row: Row, known: Mapping[str, Any], said: Mapping[str, Any], rules: Rules) -> dict[str, Any]:
-    """Return what comes out for a preset (`known`: its effective values) and what is said, but for the batch."""
-    result = {**known, **said}
-    if "tp" in said:
-        result["sequence_parallel"] = said["tp"] > 1
-    if _INVOLVED.isdisjoint(said):
+def join(row: PresetRow, known: Mapping[str, Any], given: Mapping[str, Any], rules: Rules) -> dict[str, Any]:
+    """Return what comes out for a preset (`known`: its effective values) and what is given, but for the batch."""
+    result = {**known, **given}
+    if "tp" in given:
+        result["sequence_parallel"] = given["tp"] > 1
+    if _INVOLVED.isdisjoint(given):
         return result
-    _switches(result, known, said)
-    if "activation_offload_layers" in said and not said["activation_offload_layers"] and not rules.takes_no_offload:
+    _switches(result, known, given)
+    if "activation_offload_layers" in given and not given["activation_offload_layers"] and not rules.takes_no_offload:
         _keep(result, known, "activation_offload_layers")
-    if not said.keys().isdisjoint(_RECOMPUTE):
-        _said_recompute(result, said)
-    if not said.keys().isdisjoint(_GRAPH):
-        _said_graph(result, row.values, said, rules)
+    if not given.keys().isdisjoint(_RECOMPUTE):
+        _given_recompute(result, given)
+    if not given.keys().isdisjoint(_GRAPH):
+        _given_graph(result, row.values, given, rules)
     return result
 
 
-def _switches(result: dict[str, Any], known: Mapping[str, Any], said: Mapping[str, Any]) -> None:
+def _switches(result: dict[str, Any], known: Mapping[str, Any], given: Mapping[str, Any]) -> None:
     for name in _SWITCHES:
-        if name in said and not said[name]:
+        if name in given and not given[name]:
             _keep(result, known, name)
 
 
@@ -97,8 +97,8 @@ def _keep(result: dict[str, Any], known: Mapping[str, Any], name: str) -> None:
         del result[name]
 
 
-def _said_recompute(result: dict[str, Any], said: Mapping[str, Any]) -> None:
-    selective = "recompute_modules" in said
+def _given_recompute(result: dict[str, Any], given: Mapping[str, Any]) -> None:
+    selective = "recompute_modules" in given
     result["recompute_granularity"] = "selective" if selective else "full"
     if selective:
         result["recompute_num_layers"] = None
@@ -107,14 +107,14 @@ def _said_recompute(result: dict[str, Any], said: Mapping[str, Any]) -> None:
         result["recompute_modules"] = []
 
 
-def _said_graph(result: dict[str, Any], raw: Mapping[str, Any], said: Mapping[str, Any], rules: Rules) -> None:
-    if "cuda_graph_scope" not in said:
+def _given_graph(result: dict[str, Any], raw: Mapping[str, Any], given: Mapping[str, Any], rules: Rules) -> None:
+    if "cuda_graph_scope" not in given:
         if "cuda_graph_scope" in raw:
             result["cuda_graph_scope"] = raw["cuda_graph_scope"]
         else:
             result.pop("cuda_graph_scope", None)
     refused = "transformer_engine"  # the launcher stops: with it, the scope full_iteration is an error
-    if rules.joins_full_iteration and said.get("cuda_graph_scope") == ["full_iteration"]:
+    if rules.joins_full_iteration and given.get("cuda_graph_scope") == ["full_iteration"]:
         if result.get("cuda_graph_impl") not in ("none", refused):
             result["cuda_graph_impl"] = "full_iteration"
         result["cuda_graph_scope"] = ["full_iteration"] if result.get("cuda_graph_impl") == refused else []
@@ -123,11 +123,11 @@ def _said_graph(result: dict[str, Any], raw: Mapping[str, Any], said: Mapping[st
 
 
 def rederive_layout(
-    result: dict[str, Any], said: Mapping[str, Any], layouts: Mapping[tuple[int, int], str | None], recipe: str
+    result: dict[str, Any], given: Mapping[str, Any], layouts: Mapping[tuple[int, int], str | None], recipe: str
 ) -> None:
-    """Set the pipeline layout that the launcher derives from a pp or vp that is said, for recipes with such layouts."""
+    """Set the pipeline layout that the launcher derives from a given pp or vp, for recipes with such layouts."""
     name = "pipeline_model_parallel_layout"
-    if name in said or not ("pp" in said or "vp" in said):
+    if name in given or not ("pp" in given or "vp" in given):
         return
     if "pp" not in result or "vp" not in result:
         result.pop(name, None)
@@ -140,7 +140,7 @@ def rederive_layout(
         result[name] = layouts.get(sizes)
 
 
-def scaled_batch(row: Row, result: Mapping[str, Any], num_gpus: int, rules: Rules) -> int | None:
+def scaled_batch(row: PresetRow, result: Mapping[str, Any], num_gpus: int, rules: Rules) -> int | None:
     """Return the global batch, scaled to the job's size; None where the launcher refuses to scale it."""
     own = row.values.get("gb")
     if num_gpus == row.num_gpus or not isinstance(own, int):

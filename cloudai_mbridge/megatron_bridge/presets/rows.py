@@ -15,7 +15,7 @@ _UNKNOWN = "?"
 
 
 @dataclass(frozen=True)
-class Row:
+class PresetRow:
     """One preset of a release.
 
     family: empty where the launcher does not look at it.
@@ -36,21 +36,26 @@ class Row:
     values: Mapping[str, Any]
     base_gb: int | None = None
 
+    @property
+    def key(self) -> tuple[str, ...]:
+        """Recipe, task, GPU, number format and variant."""
+        return self.recipe, self.task, self.gpu, self.compute_dtype, self.variant
+
 
 @dataclass(frozen=True)
-class Source:
+class PresetSource:
     """What a release says of its presets.
 
     is_flat: one function for each preset and job size, as from 0.6 on.
     scales: a preset is taken for other job sizes too; not so between 0.5 and 0.6.
-    default_variant: what the launcher takes when it is not told.
+    default_variant: what the launcher takes when none is passed.
     layouts: by recipe the pipeline layouts that it derives from a user's own pp and vp, (pp, vp) -> layout.
     """
 
     is_flat: bool
     scales: bool
     default_variant: str
-    rows: tuple[Row, ...]
+    rows: tuple[PresetRow, ...]
     layouts: Mapping[str, Mapping[tuple[int, int], str | None]]
 
 
@@ -63,7 +68,7 @@ def chosen_variant(variants: Container[str], variant: str) -> str | None:
     return "" if "" in variants else None
 
 
-def as_text(source: Source, fields: tuple[str, ...]) -> str:
+def as_text(source: PresetSource, fields: tuple[str, ...]) -> str:
     """Write a data file."""
     lines = [f"# {name} = {_cell(getattr(source, name))}" for name in ("is_flat", "scales", "default_variant")]
     for recipe, layouts in source.layouts.items():
@@ -77,7 +82,7 @@ def as_text(source: Source, fields: tuple[str, ...]) -> str:
     return "\n".join(lines) + "\n" + out.getvalue()
 
 
-def from_text(text: str) -> Source:
+def from_text(text: str) -> PresetSource:
     """Read a data file."""
     lines = text.splitlines()
     about = dict(line.removeprefix("# ").rsplit(" = ", 1) for line in lines if line.startswith("#"))
@@ -87,13 +92,13 @@ def from_text(text: str) -> Source:
             _, recipe, pp, vp = name.split()
             layouts.setdefault(recipe, {})[int(pp[3:]), int(vp[3:])] = _value(layout)
     rows = tuple(_row(cells) for cells in csv.DictReader(line for line in lines if not line.startswith("#")))
-    return Source(_value(about["is_flat"]), _value(about["scales"]), about["default_variant"], rows, layouts)
+    return PresetSource(_value(about["is_flat"]), _value(about["scales"]), about["default_variant"], rows, layouts)
 
 
-def _row(cells: dict[str, str]) -> Row:
+def _row(cells: dict[str, str]) -> PresetRow:
     key: dict[str, Any] = {name: cells.pop(name) for name in _KEY}
     key |= {name: _value(key[name]) for name in ("num_gpus", "is_default", "base_gb")}
-    return Row(**key, values={name: _value(cell) for name, cell in cells.items() if cell != _UNKNOWN})
+    return PresetRow(**key, values={name: _value(cell) for name, cell in cells.items() if cell != _UNKNOWN})
 
 
 def _cell(value: Any) -> str:

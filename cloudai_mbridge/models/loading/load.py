@@ -71,7 +71,7 @@ def load_scenario(
     """Read a scenario and find every test that it names. Tests of other templates are named and left out.
 
     tests: the directory of the tests, or the files that were found in one.
-    on_unknown_arg: told about every unknown key of `cmd_args`, which is left out then; without it, one is an error.
+    on_unknown_arg: called with every unknown key of `cmd_args`, which is left out then; without it, one is an error.
     hooks: without them, CloudAI's directory of hooks is looked into.
     """
     files = tests if isinstance(tests, TestFiles) else find_test_files(tests)
@@ -105,7 +105,7 @@ def _find_bases(
     missing: dict[int, BadInput] = {}
     for i, run in enumerate(scenario.tests):
         if run.test_name and missing and run.test_name not in files.by_name:
-            missing[i] = next(iter(missing.values()))  # only the first is told
+            missing[i] = next(iter(missing.values()))  # only the first is reported
         elif run.test_name:
             try:
                 bases[i] = files.find(run.test_name, source.where(("Tests", i, "test_name")))
@@ -243,11 +243,7 @@ def _merge(base: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
 
 
 def validate(model: type[M], data: Any, source: TomlSource, prefix: tuple[str | int, ...] = ()) -> M:
-    """Build `model` from the data at `prefix` of `source`.
-
-    Raises:
-        BadInput: one line per mistake.
-    """
+    """Build `model` from the data at `prefix` of `source`; BadInput has one line per mistake."""
     try:
         return model.model_validate(data)
     except ValidationError as error:

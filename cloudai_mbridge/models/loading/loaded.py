@@ -1,4 +1,4 @@
-"""What loading a scenario gives, and what it is told about hooks."""
+"""What loading a scenario returns, and the options for its hooks."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

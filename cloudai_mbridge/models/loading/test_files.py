@@ -26,8 +26,7 @@ class TestFiles:
     def find(self, name: str, where: str) -> TomlSource:
         """Return the file of a test. As in CloudAI, a file of the directory itself goes before those of subdirectories.
 
-        Raises:
-            BadInput: there is none, or there are several; `where` is the place that names it.
+        BadInput: there is none, or there are several; `where` is the place that names it.
         """
         if name not in self.by_name:
             names = list(self.by_name)
@@ -63,8 +62,7 @@ def is_baseline(source: TomlSource) -> bool:
 def find_test_files(directory: Path | None, *, skip_broken: bool = False) -> TestFiles:
     """Read the TOMLs below a directory. Systems, scenarios and files without a name are passed over.
 
-    Raises:
-        BadInput: no such directory, or broken TOML, if that is not to be skipped.
+    BadInput: no such directory, or broken TOML, if that is not to be skipped.
     """
     if directory is None:
         return TestFiles(None, {})

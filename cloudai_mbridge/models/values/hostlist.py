@@ -14,11 +14,7 @@ MAX_AVAILABLE = "max_avail"  # as many as are free now
 
 
 def check_nodes(text: str) -> str:
-    """Return a node list or PARTITION:GROUP:COUNT as it is.
-
-    Raises:
-        ValueError: it is neither.
-    """
+    """Return a node list or PARTITION:GROUP:COUNT as it is; ValueError if it is neither."""
     try:
         if ":" in text:
             parse_group(text)
@@ -30,11 +26,7 @@ def check_nodes(text: str) -> str:
 
 
 def parse_group(text: str) -> tuple[str, str, int | None]:
-    """Return the partition, the group and the number of nodes of PARTITION:GROUP:COUNT; None is as many as are free.
-
-    Raises:
-        BadInput: the text has another form.
-    """
+    """Return partition, group and number of nodes (None: as many as are free); BadInput for text of another form."""
     partition, _, rest = text.partition(":")
     group, _, count = rest.partition(":")
     if not (partition and group and (count == MAX_AVAILABLE or re.fullmatch("0*[1-9][0-9]*", count))):
@@ -43,11 +35,7 @@ def parse_group(text: str) -> tuple[str, str, int | None]:
 
 
 def expand_hostlist(text: str) -> list[str]:
-    """Return the nodes' names, in order, each once.
-
-    Raises:
-        BadInput: a bracket is not closed, holds something else than ranges, or there are more than 100,000 nodes.
-    """
+    """Return the nodes' names, in order, each once; BadInput for broken brackets or more than 100,000 nodes."""
     parts = [_pieces(part, text) for part in _parts(text)]
     if sum(map(_num_names, parts)) <= _MOST_EXPANDED:
         names = list(dict.fromkeys(name for pieces in parts for name in _names(pieces)))
@@ -57,7 +45,7 @@ def expand_hostlist(text: str) -> list[str]:
 
 
 @dataclass(frozen=True)
-class _Numbers:
+class _NumberRange:
     """FIRST-LAST, with the leading zeros of FIRST."""
 
     first: int
@@ -71,7 +59,7 @@ class _Numbers:
         return (str(number).zfill(self.width) for number in range(self.first, self.last + 1))
 
 
-_Piece = str | list[_Numbers]  # what stands before, between and behind the brackets, and what stands in them
+_Piece = str | list[_NumberRange]  # what stands before, between and behind the brackets, and what stands in them
 
 
 def _parts(text: str) -> list[str]:
@@ -86,12 +74,12 @@ def _pieces(part: str, text: str) -> list[_Piece]:
     return [[_numbers(each.strip(), text) for each in p.split(",")] if i % 2 else p for i, p in enumerate(found)]
 
 
-def _numbers(text: str, whole: str) -> _Numbers:
+def _numbers(text: str, whole: str) -> _NumberRange:
     match = re.fullmatch("([0-9]{1,18})(?:-([0-9]{1,18}))?", text)
     first, last = (match[1], match[2] or match[1]) if match else ("1", "0")
     if not 0 <= int(last) - int(first) < _MOST:
         raise _bad(whole)
-    return _Numbers(int(first), int(last), len(first))
+    return _NumberRange(int(first), int(last), len(first))
 
 
 def _num_names(pieces: list[_Piece]) -> int:

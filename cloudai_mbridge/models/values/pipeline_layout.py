@@ -18,8 +18,7 @@ _SYMBOLS = frozenset("EtmL")
 def parse_layout(text: str) -> tuple[str, ...]:
     """Return the symbols of every stage, in pipeline order (all ranks of the first virtual stage first).
 
-    Raises:
-        ValueError: a symbol is unknown, or there are more than 100,000.
+    ValueError: a symbol is unknown, or there are more than 100,000.
     """
     unrolled = text.replace(",", "")
     for pattern in (_REPEATED_GROUP, _REPEATED_SYMBOL):

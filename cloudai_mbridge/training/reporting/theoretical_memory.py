@@ -1,16 +1,15 @@
-"""How much memory the weights, the optimizer and the activations should take on the most loaded GPU.
+"""How much memory the weights, the optimizer and the activations should take on the most loaded GPU; without torch.
 
-The formulas are Megatron-Bridge's. Every expert counts once, at its own width and sharded by the expert layout;
+The formulas are Megatron-Bridge's (`training/utils/theoretical_memory_utils.py` of its newest version), for selective
+recomputation with sequence parallelism. Every expert counts once, at its own width and sharded by the expert layout;
 layers of multi-latent attention are counted as if their projections were the usual ones.
 """
 
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-import torch.nn.functional as F
-
-from cloudai_mbridge.training.flops import moe_layer_pattern
+from cloudai_mbridge.training.flops import count_layers
+from cloudai_mbridge.training.flops.quantities import head_dim, read
 from cloudai_mbridge.training.process.log_lines import write_line
 
 _MIB = 1024 * 1024
@@ -24,73 +23,124 @@ class TheoreticalMemory:
     weight_and_optimizer: float
     activation: float
 
+    @property
+    def total(self) -> float:
+        """Both together."""
+        return self.weight_and_optimizer + self.activation
+
+    def line(self, *, has_activation: bool = True) -> str:
+        """Return the line that Megatron-Bridge prints, in MiB."""
+        line = f"Theoretical memory footprints: weight and optimizer={self.weight_and_optimizer / _MIB:.2f} MB"
+        if has_activation:
+            line += f", activation={self.activation / _MIB:.2f} MB, total={self.total / _MIB:.2f} MB"
+        return line
+
+
+@dataclass(frozen=True)
+class Split:
+    """How a model is split over GPUs. seq_length: of a whole sequence. is_sharded: by the distributed optimizer.
+
+    vp: None without virtual stages. num_microbatches: of a step; fewer than there are stages leave some of the
+    activation memory unused.
+    """
+
+    tp: int
+    pp: int
+    cp: int
+    ep: int
+    etp: int
+    dp: int
+    vp: int | None
+    seq_length: int
+    micro_batch_size: int
+    num_microbatches: int | None
+    is_sharded: bool
+
 
 def theoretical_memory(cfg: Any, num_microbatches: int | None = None) -> TheoreticalMemory:
-    """Return the estimate for a validated configuration.
-
-    num_microbatches: of a step; fewer than there are stages leave some of the activation memory unused.
-    """
+    """Return the estimate for a validated configuration. num_microbatches: as in `Split`."""
     m = cfg.model
-    dense, routed, embedding = _parameters(m)
-    tp, pp, dp = m.tensor_model_parallel_size, m.pipeline_model_parallel_size, cfg.data_parallel_size
-    cp, ep, etp = m.context_parallel_size, m.expert_model_parallel_size or 1, m.expert_tensor_parallel_size or 1
-    untied = int(not m.share_embeddings_and_output_weights)
-    dense_shard = dense / (pp * tp) + embedding / tp * (1 + (untied if pp == 1 else 0))
-    routed_shard = routed / (pp * ep * etp)
-    is_sharded = cfg.ddp.use_distributed_optimizer
-    weight = dense_shard * _bytes_per_parameter(is_sharded, dp * cp)
-    weight += routed_shard * _bytes_per_parameter(is_sharded, max(1, dp * tp * cp // (ep * etp)))
-    parameters = dense + routed + embedding * (1 + untied)
-    return TheoreticalMemory(round(parameters), weight, _activation(cfg, num_microbatches))
+    split = Split(
+        tp=m.tensor_model_parallel_size,
+        pp=m.pipeline_model_parallel_size,
+        cp=m.context_parallel_size,
+        ep=m.expert_model_parallel_size or 1,
+        etp=m.expert_tensor_parallel_size or 1,
+        dp=cfg.data_parallel_size,
+        vp=m.virtual_pipeline_model_parallel_size,
+        seq_length=m.seq_length,
+        micro_batch_size=cfg.train.micro_batch_size,
+        num_microbatches=num_microbatches,
+        is_sharded=cfg.ddp.use_distributed_optimizer,
+    )
+    is_silu = getattr(m.activation_func, "__name__", "") in ("silu", "SiLU")
+    return memory_of_model(m, split, is_swiglu=bool(m.gated_linear_unit and is_silu))
 
 
 def report_theoretical_memory(cfg: Any, num_microbatches: int | None = None, verbose: bool = False) -> None:
-    """Print the estimate in MiB. The activations are left out where the formula does not hold.
-
-    It holds with sequence parallelism and selective recomputation. verbose: print the number of parameters too.
-    """
+    """Print the estimate in MiB, the activations only where the formula holds. verbose: and the parameters."""
     memory = theoretical_memory(cfg, num_microbatches)
     if verbose:
         write_line(f"Number of parameters in billions: {memory.parameters / 1e9:.2f}")
-    weight, activation = memory.weight_and_optimizer / _MIB, memory.activation / _MIB
-    line = f"Theoretical memory footprints: weight and optimizer={weight:.2f} MB"
-    if cfg.model.sequence_parallel and cfg.model.recompute_granularity == "selective":
-        line += f", activation={activation:.2f} MB, total={weight + activation:.2f} MB"
-    write_line(line)
+    holds = cfg.model.sequence_parallel and cfg.model.recompute_granularity == "selective"
+    write_line(memory.line(has_activation=holds))
 
 
-def _parameters(m: Any) -> tuple[float, float, int]:
-    """Return (dense parameters without embeddings, parameters of routed experts, of one embedding)."""
-    h, heads = m.hidden_size, m.num_attention_heads
-    query = (m.kv_channels or h // heads) * heads
-    groups = m.num_query_groups or heads
-    projections = 3 if m.gated_linear_unit and m.activation_func in (F.silu, torch.nn.SiLU) else 2
-    pattern = moe_layer_pattern(m)
-    num_moe, num_dense = pattern.count(1), pattern.count(0)
-    attention = 2 * h * h * (1 + groups / heads) * (query / h)
-    shared = projections * h * (m.moe_shared_expert_intermediate_size or 0)
-    expert = projections * h * (m.moe_ffn_hidden_size or m.ffn_hidden_size)
-    dense = len(pattern) * (attention + 4 * h) + 2 * h
-    dense += num_dense * projections * h * m.ffn_hidden_size + num_moe * shared
-    return dense, num_moe * expert * (m.num_moe_experts or 0), h * m.padded_vocab_size
+def memory_of_model(model: Any, split: Split, *, is_swiglu: bool) -> TheoreticalMemory:
+    """Return the estimate for a model in Megatron-Core's names, with `padded_vocab_size`."""
+    dense, routed = _parameters(model, 3 if is_swiglu else 2)
+    embedding = model.hidden_size * model.padded_vocab_size
+    untied = int(not model.share_embeddings_and_output_weights)
+    dense_shard = dense / (split.pp * split.tp) + embedding / split.tp * (1 + (untied if split.pp == 1 else 0))
+    routed_shard = routed / (split.pp * split.ep * split.etp)
+    expert_copies = max(1, split.dp * split.tp * split.cp // (split.ep * split.etp))
+    weight = dense_shard * bytes_per_parameter(split.is_sharded, split.dp * split.cp)
+    weight += routed_shard * bytes_per_parameter(split.is_sharded, expert_copies)
+    parameters = round(dense + routed + embedding * (1 + untied))
+    activation = activation_bytes(model, split, _ffn_width(model)) / (split.tp * split.cp)
+    return TheoreticalMemory(parameters, weight, activation)
 
 
-def _bytes_per_parameter(is_sharded: bool, replicas: int) -> float:
-    """Half-precision weight, fp32 gradient; fp32 weight and Adam's two moments, which the replicas may share out."""
-    return 6 + 12 / replicas if is_sharded else 18
+def attention_share(model: Any) -> float:
+    """Return the weights of queries, keys and values and of the output of one layer, over 2 * hidden_size^2."""
+    query = head_dim(model) * model.num_attention_heads
+    groups = read(model, "num_query_groups", model.num_attention_heads)
+    return float((1 + groups / model.num_attention_heads) * (query / model.hidden_size))
 
 
-def _activation(cfg: Any, num_microbatches: int | None) -> float:
-    m, b = cfg.model, cfg.train.micro_batch_size
-    s, h, pp, vp = m.seq_length, m.hidden_size, m.pipeline_model_parallel_size, m.virtual_pipeline_model_parallel_size
-    pattern = moe_layer_pattern(m)
-    moe_width = (m.moe_ffn_hidden_size or m.ffn_hidden_size) * m.moe_router_topk
-    moe_width += m.moe_shared_expert_intermediate_size or 0
-    width = pattern.count(0) * m.ffn_hidden_size + pattern.count(1) * moe_width
-    in_layers = s * b * h * (18 * len(pattern) + 4 * width / h) + 8 * s * b * pp + s * b * h * pp
-    if vp is not None:
-        in_layers *= 1 + (pp - 1) / (pp * vp)  # stages hold micro-batches of several chunks
-    elif pp > 1 and num_microbatches is not None:
-        in_layers *= min(1, num_microbatches / pp)
-    logits = 4 * s * b * h * (1 + m.padded_vocab_size / h) if pp == 1 else 0
-    return float((in_layers + logits) / (m.tensor_model_parallel_size * m.context_parallel_size))
+def bytes_per_parameter(is_sharded: bool, copies: int) -> float:
+    """Return a half-precision weight and an fp32 gradient; fp32 weight and Adam's moments, which copies may share."""
+    return 6 + 12 / copies if is_sharded else 18
+
+
+def activation_bytes(model: Any, split: Split, ffn_width: float) -> float:
+    """Return the activations of all tensor- and context-parallel ranks together. ffn_width: mean of the layers."""
+    h, pp, tokens = model.hidden_size, split.pp, split.micro_batch_size * split.seq_length
+    in_layers = tokens * h * (18 + 4 * ffn_width / h) * model.num_layers + 8 * tokens * pp + tokens * h * pp
+    if split.vp is not None:
+        in_layers *= 1 + (pp - 1) / (pp * split.vp)  # stages hold micro-batches of several chunks
+    elif pp > 1 and split.num_microbatches is not None:
+        in_layers *= min(1, split.num_microbatches / pp)
+    logits = 4 * tokens * h * (1 + model.padded_vocab_size / h) if pp == 1 else 0
+    return float(in_layers + logits)
+
+
+def _parameters(model: Any, projections: int) -> tuple[float, float]:
+    """Return the parameters of the layers: what every rank of a stage has a share of, and the routed experts'."""
+    h, (dense_layers, expert_layers) = model.hidden_size, count_layers(model)
+    shared, latent = read(model, "moe_shared_expert_intermediate_size", 0), read(model, "moe_latent_size", 0)
+    dense = (dense_layers + expert_layers) * (2 * h * h * attention_share(model) + 4 * h) + 2 * h
+    dense += dense_layers * projections * h * model.ffn_hidden_size
+    dense += expert_layers * (projections * h * shared + 2 * h * latent)
+    return dense, expert_layers * projections * (latent or h) * _expert_width(model) * read(model, "num_moe_experts", 0)
+
+
+def _ffn_width(model: Any) -> float:
+    """Return the feed-forward width that a token meets, averaged over the layers."""
+    dense, experts = count_layers(model)
+    active = _expert_width(model) * model.moe_router_topk + read(model, "moe_shared_expert_intermediate_size", 0)
+    return float((dense * model.ffn_hidden_size + experts * active) / (dense + experts))
+
+
+def _expert_width(model: Any) -> int:
+    return int(read(model, "moe_ffn_hidden_size", model.ffn_hidden_size))

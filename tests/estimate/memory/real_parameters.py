@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from cloudai_mbridge.estimate.architecture import architecture
-from cloudai_mbridge.estimate.memory.layout import Implementation, Layout
+from cloudai_mbridge.estimate.memory.layout import Implementation, ParallelLayout
 from cloudai_mbridge.estimate.memory.parameters import parameters_per_stage
 from cloudai_mbridge.estimate.proxy import proxy
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
@@ -70,7 +70,7 @@ def arguments(case: Case) -> tuple[ResolvedCmdArgs, dict[str, str]]:
 def predicted(case: Case) -> list[int]:
     """Return the parameters of every stage, of the modules that Megatron-Core has without Transformer Engine."""
     args, extra = arguments(case)
-    layout = Layout(
+    layout = ParallelLayout(
         num_gpus=case.world_size,
         tp=case.tp,
         pp=case.pp,

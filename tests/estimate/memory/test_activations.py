@@ -14,7 +14,7 @@ import pytest
 
 from cloudai_mbridge.estimate.architecture import Architecture, architecture
 from cloudai_mbridge.estimate.memory.activations import activations_per_stage
-from cloudai_mbridge.estimate.memory.layout import Granularity, Implementation, Layout, Recompute
+from cloudai_mbridge.estimate.memory.layout import Granularity, Implementation, ParallelLayout, Recompute
 from cloudai_mbridge.estimate.precision import Precision
 from cloudai_mbridge.recipes import Recipe
 from cloudai_mbridge.recipes.container import container_data
@@ -82,8 +82,8 @@ class Case:
         return architecture(recipe, mtp_num_layers=self.model.get("mtp_num_layers", 0))
 
     @property
-    def layout(self) -> Layout:
-        return Layout(
+    def layout(self) -> ParallelLayout:
+        return ParallelLayout(
             num_gpus=self.tp * self.cp,
             tp=self.tp,
             cp=self.cp,

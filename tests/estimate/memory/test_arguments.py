@@ -5,13 +5,13 @@ from typing import Any
 import pytest
 
 from cloudai_mbridge.errors import BadInput
-from cloudai_mbridge.estimate.memory import Granularity, Layout, layout_of
+from cloudai_mbridge.estimate.memory import Granularity, ParallelLayout, layout_of
 from cloudai_mbridge.estimate.precision import Precision
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
 from cloudai_mbridge.recipes import load_recipe
 
 
-def layout(recipe: str, **args: Any) -> Layout:
+def layout(recipe: str, **args: Any) -> ParallelLayout:
     mtp = args.pop("mtp_num_layers", 0)
     return layout_of(ResolvedCmdArgs(**args), load_recipe(recipe), mtp_num_layers=mtp)
 

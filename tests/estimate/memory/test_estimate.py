@@ -13,7 +13,7 @@ from cloudai_mbridge.estimate.memory import (
     Assumptions,
     Granularity,
     Implementation,
-    Layout,
+    ParallelLayout,
     Recompute,
     memory_per_stage,
     worst_stage,
@@ -31,15 +31,15 @@ def model(recipe: str, **changes: Any) -> Architecture:
     return replace(architecture(load_recipe(recipe), mtp_num_layers=0), **changes)
 
 
-def peak(arch: Architecture, layout: Layout, assumptions: Assumptions | None = None) -> float:
+def peak(arch: Architecture, layout: ParallelLayout, assumptions: Assumptions | None = None) -> float:
     return worst_stage(memory_per_stage(arch, layout, assumptions)).total
 
 
-def layouts(arch: Architecture) -> Iterator[Layout]:
+def layouts(arch: Architecture) -> Iterator[ParallelLayout]:
     for tp, pp, cp, precision in itertools.product((1, 4), (1, 2), (1, 2), Precision):
         ep = 4 if arch.num_moe_experts else 1
-        yield Layout(num_gpus=32, tp=tp, pp=pp, cp=cp, ep=ep, etp=1, gbs=64, precision=precision, mbs=1)
-        yield Layout(num_gpus=32, tp=tp, cp=cp, ep=ep, etp=1, precision=precision, use_megatron_fsdp=True)
+        yield ParallelLayout(num_gpus=32, tp=tp, pp=pp, cp=cp, ep=ep, etp=1, gbs=64, precision=precision, mbs=1)
+        yield ParallelLayout(num_gpus=32, tp=tp, cp=cp, ep=ep, etp=1, precision=precision, use_megatron_fsdp=True)
 
 
 @pytest.mark.parametrize("recipe", recipe_names())
@@ -69,7 +69,9 @@ def test_terms_add_up(recipe: str) -> None:
 def test_more_ranks_never_need_more(recipe: str, implementation: Implementation) -> None:
     """Per rank: tensor, context, pipeline and data parallelism, at the same micro-batch and number of micro-batches."""
     arch = replace(model(recipe), num_layers=16, moe_layer_freq=1)
-    base = Layout(num_gpus=8, ep=8 if arch.num_moe_experts else 1, etp=1, mbs=1, gbs=64, implementation=implementation)
+    base = ParallelLayout(
+        num_gpus=8, ep=8 if arch.num_moe_experts else 1, etp=1, mbs=1, gbs=64, implementation=implementation
+    )
     before = peak(arch, base, NOTHING)
     for changes in ({"tp": 2, "gbs": 32}, {"tp": 4, "gbs": 16}, {"cp": 2, "gbs": 32}, {"num_gpus": 64, "gbs": 512}):
         assert peak(arch, replace(base, **changes), NOTHING) <= before * 1.0001, changes
@@ -87,7 +89,7 @@ def test_more_ranks_never_need_more(recipe: str, implementation: Implementation)
 def test_recomputing_more_never_needs_more(recipe: str, implementation: Implementation) -> None:
     arch = model(recipe)
     experts = {"ep": 8, "etp": 1} if arch.num_moe_experts else {}
-    base = Layout(num_gpus=8, mbs=2, implementation=implementation, **experts)
+    base = ParallelLayout(num_gpus=8, mbs=2, implementation=implementation, **experts)
     sets = [frozenset(MODULES[:n]) for n in range(len(MODULES) + 1)]
     peaks = [peak(arch, replace(base, recompute=Recompute(Granularity.SELECTIVE, modules))) for modules in sets]
     assert peaks[0] == peak(arch, base)
@@ -102,7 +104,7 @@ def test_recomputing_more_never_needs_more(recipe: str, implementation: Implemen
 
 
 def test_what_else_saves_memory() -> None:
-    arch, base = model("llama3_8b"), Layout(num_gpus=8, gbs=64, precision=Precision.FP8_CS)
+    arch, base = model("llama3_8b"), ParallelLayout(num_gpus=8, gbs=64, precision=Precision.FP8_CS)
     savings: list[dict[str, Any]] = [
         {"use_megatron_fsdp": True},
         {"optimizer_offload_fraction": 0.5},
@@ -118,7 +120,7 @@ def test_what_else_saves_memory() -> None:
     assert peak(arch, replace(base, use_distributed_optimizer=False)) > peak(arch, base)
     assert peak(arch, replace(base, cuda_graph="full")) > peak(arch, base)
     experts = model("qwen3_30b_a3b")
-    balanced = Layout(num_gpus=8, ep=8, etp=1)
+    balanced = ParallelLayout(num_gpus=8, ep=8, etp=1)
     assert peak(experts, replace(balanced, moe_imbalance=1.5)) > peak(experts, balanced)
     assert peak(arch, base) - peak(arch, base, NOTHING) > 0
 
@@ -126,14 +128,14 @@ def test_what_else_saves_memory() -> None:
 def test_states_of_a_known_layout() -> None:
     """Bytes per parameter of bf16 training: 2 + 4, and 12 over the data-parallel ranks; with FSDP all over them."""
     arch = model("llama3_8b")
-    (stage,) = memory_per_stage(arch, Layout(num_gpus=8))
+    (stage,) = memory_per_stage(arch, ParallelLayout(num_gpus=8))
     count = stage.parameters
     assert (stage.terms["weights"], stage.terms["gradients"]) == (2 * count, 4 * count)
     assert stage.terms["optimizer"] == pytest.approx(12 * count / 8)
-    (sharded,) = memory_per_stage(arch, Layout(num_gpus=8, use_megatron_fsdp=True))
+    (sharded,) = memory_per_stage(arch, ParallelLayout(num_gpus=8, use_megatron_fsdp=True))
     assert sharded.terms["weights"] == pytest.approx(2 * count / 8)
     assert sharded.terms["fsdp buffers"] > 0
-    (fp32,) = memory_per_stage(arch, Layout(num_gpus=8, precision=Precision.FP32))
+    (fp32,) = memory_per_stage(arch, ParallelLayout(num_gpus=8, precision=Precision.FP32))
     assert fp32.terms["optimizer"] == pytest.approx(8 * count / 8)
 
 
@@ -147,18 +149,18 @@ def test_states_of_a_known_layout() -> None:
         ({"pp": 2, "pipeline_layout": "Et|L"}, "it has 1 decoder layers"),
         ({"tp": 0}, "tp: 0 is not positive"),
         ({"moe_imbalance": 0.5}, "below the mean"),
-        ({"optimizer_offload_fraction": 2.0}, "no share"),
+        ({"optimizer_offload_fraction": 2.0}, "not between 0 and 1"),
     ],
 )
 def test_bad_input(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(BadInput, match=words):
-        memory_per_stage(model("llama3_8b"), Layout(**{"num_gpus": 8, **changes}))
+        memory_per_stage(model("llama3_8b"), ParallelLayout(**{"num_gpus": 8, **changes}))
 
 
 def test_what_is_not_modelled() -> None:
     with pytest.raises(BadInput, match="'everything' cannot be recomputed"):
         Recompute(Granularity.SELECTIVE, frozenset({"everything"}))
     with pytest.raises(BadInput, match="linear-attention"):
-        memory_per_stage(model("llama3_8b", linear_attention_freq=2), Layout())
+        memory_per_stage(model("llama3_8b", linear_attention_freq=2), ParallelLayout())
     with pytest.raises(BadInput, match="builds no Mamba layers"):
-        memory_per_stage(model("nemotron_3_nano"), Layout(implementation=Implementation.TORCH))
+        memory_per_stage(model("nemotron_3_nano"), ParallelLayout(implementation=Implementation.TORCH))

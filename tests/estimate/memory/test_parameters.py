@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from cloudai_mbridge.estimate.architecture import architecture
-from cloudai_mbridge.estimate.memory.layout import Implementation, Layout
+from cloudai_mbridge.estimate.memory.layout import Implementation, ParallelLayout
 from cloudai_mbridge.estimate.memory.parameters import active_parameters, parameters_per_stage, total_parameters
 from cloudai_mbridge.recipes import load_recipe
 from cloudai_mbridge.recipes.apply import training_config
@@ -169,7 +169,9 @@ def test_transformer_engine_repeats_the_down_projections() -> None:
     """The one difference: query and key-value latents are computed on every tensor-parallel rank."""
     model = architecture(load_recipe("deepseek_v3"), mtp_num_layers=0)
     fused, torch_modules = (
-        parameters_per_stage(model, Layout(num_gpus=4, tp=4, ep=4, etp=1, implementation=implementation))[0].total
+        parameters_per_stage(model, ParallelLayout(num_gpus=4, tp=4, ep=4, etp=1, implementation=implementation))[
+            0
+        ].total
         for implementation in (Implementation.FUSED, Implementation.TORCH)
     )
     down = model.hidden_size * ((model.q_lora_rank or 0) + model.kv_lora_rank + model.qk_pos_emb_head_dim)

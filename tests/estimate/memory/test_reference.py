@@ -6,7 +6,7 @@ import pytest
 
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.estimate.architecture import architecture
-from cloudai_mbridge.estimate.memory.layout import Layout
+from cloudai_mbridge.estimate.memory.layout import ParallelLayout
 from cloudai_mbridge.estimate.memory.reference import REFERENCES, head, seed
 from cloudai_mbridge.recipes import load_recipe
 
@@ -38,16 +38,16 @@ def test_golden_values(
 ) -> None:
     model = architecture(load_recipe(recipe))
     for estimate, golden_weights, golden_activation in zip((seed, head), weights, activations, strict=True):
-        got = estimate(model, Layout(**layout))
+        got = estimate(model, ParallelLayout(**layout))
         assert golden_weights in (None, round(got.weight_and_optimizer)), estimate.__name__
         assert golden_activation in (None, round(got.activation)), estimate.__name__
 
 
 def test_parameters_and_the_printed_line() -> None:
-    estimate = REFERENCES["megatron-bridge/seed"](architecture(load_recipe("llama3_8b")), Layout(**LLAMA_8B))
+    estimate = REFERENCES["megatron-bridge/seed"](architecture(load_recipe("llama3_8b")), ParallelLayout(**LLAMA_8B))
     assert round(estimate.parameters) == 8030527488
     assert estimate.line() == (
-        "Theoretical memory footprints: weight and optimizer=57438.81 MB, activation=36936.06 MB, total=94374.87 MB\n"
+        "Theoretical memory footprints: weight and optimizer=57438.81 MB, activation=36936.06 MB, total=94374.87 MB"
     )
 
 
@@ -55,4 +55,4 @@ def test_parameters_and_the_printed_line() -> None:
 def test_stages_of_their_own_size_are_refused(estimator: Any) -> None:
     model = architecture(load_recipe("llama3_8b"), extra={"model.num_layers_in_first_pipeline_stage": "5"})
     with pytest.raises(BadInput, match="use the default one"):
-        estimator(model, Layout(num_gpus=4, pp=4))
+        estimator(model, ParallelLayout(num_gpus=4, pp=4))

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from cloudai_mbridge.estimate.architecture import architecture
-from cloudai_mbridge.estimate.memory.activations import activations_per_stage
-from cloudai_mbridge.estimate.memory.in_flight import in_flight
-from cloudai_mbridge.estimate.memory.layout import Granularity, Implementation, Layout, Recompute
+from cloudai_mbridge.estimate.memory.activations import activations_per_stage, in_flight
+from cloudai_mbridge.estimate.memory.layout import Granularity, Implementation, ParallelLayout, Recompute
 from cloudai_mbridge.estimate.precision import Precision
 from cloudai_mbridge.recipes import Recipe
 from cloudai_mbridge.recipes.container import container_data
@@ -72,14 +71,16 @@ _NAMES = {
 }
 
 
-def _layout(ranks: int, microbatches: int, sizes: dict[str, Any], model: dict[str, Any], imbalance: float) -> Layout:
+def _layout(
+    ranks: int, microbatches: int, sizes: dict[str, Any], model: dict[str, Any], imbalance: float
+) -> ParallelLayout:
     recompute = Recompute(
         Granularity(model.get("recompute_granularity", "none")),
         frozenset(model.get("recompute_modules", ())),
         num_layers=model.get("recompute_num_layers", 1),
     )
-    layout = Layout(num_gpus=ranks, **sizes)
-    return Layout(
+    layout = ParallelLayout(num_gpus=ranks, **sizes)
+    return ParallelLayout(
         num_gpus=ranks,
         gbs=microbatches * layout.dp,
         recompute=recompute,

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cloudai_mbridge.estimate.architecture import Architecture, architecture
-from cloudai_mbridge.estimate.memory.layout import Layout
+from cloudai_mbridge.estimate.memory.layout import ParallelLayout
 from cloudai_mbridge.recipes import load_recipe
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "time_model.py"
@@ -59,10 +59,10 @@ def experts() -> Architecture:
 
 
 @pytest.fixture
-def layout() -> Layout:
-    return Layout(num_gpus=64, tp=2, pp=4, vp=5, mbs=1, gbs=256)
+def layout() -> ParallelLayout:
+    return ParallelLayout(num_gpus=64, tp=2, pp=4, vp=5, mbs=1, gbs=256)
 
 
 @pytest.fixture
-def expert_layout() -> Layout:
-    return Layout(num_gpus=256, pp=8, ep=8, etp=1, mbs=1, gbs=8192)
+def expert_layout() -> ParallelLayout:
+    return ParallelLayout(num_gpus=256, pp=8, ep=8, etp=1, mbs=1, gbs=8192)

@@ -4,13 +4,15 @@ import pytest
 
 from cloudai_mbridge.estimate.architecture import Architecture
 from cloudai_mbridge.estimate.hardware import gpu_named
-from cloudai_mbridge.estimate.memory.layout import Layout
+from cloudai_mbridge.estimate.memory.layout import ParallelLayout
 from cloudai_mbridge.estimate.precision import Precision
 from cloudai_mbridge.estimate.time.parts import Parts, bubble, device_of, ideal_parts, launch_time_s, stage_shares
 from cloudai_mbridge.estimate.time.work import work_of
 
 
-def parts_of(model: Architecture, layout: Layout, gpu: str = "gb200", precision: Precision = Precision.BF16) -> Parts:
+def parts_of(
+    model: Architecture, layout: ParallelLayout, gpu: str = "gb200", precision: Precision = Precision.BF16
+) -> Parts:
     device = device_of(gpu_named(gpu), precision)
     assert device is not None
     work = work_of(model, layout.tp, layout.ep, layout.expert_tp)
@@ -30,34 +32,34 @@ def test_more_microbatches_idle_less() -> None:
 
 
 def test_matmul_time_is_flops_over_the_peak(dense: Architecture) -> None:
-    layout = Layout(num_gpus=8, mbs=1, gbs=8)
+    layout = ParallelLayout(num_gpus=8, mbs=1, gbs=8)
     parts = parts_of(dense, layout)
     work = work_of(dense, 1, 1, 1)
     assert parts.matmul_mlp == work.mlp_flops * dense.seq_length / 2500e12
 
 
 def test_eight_bits_halve_the_layers_and_not_the_output(dense: Architecture) -> None:
-    layout = Layout(num_gpus=8, mbs=1, gbs=8)
+    layout = ParallelLayout(num_gpus=8, mbs=1, gbs=8)
     wide, narrow = parts_of(dense, layout), parts_of(dense, layout, precision=Precision.FP8_MX)
     assert narrow.matmul_mlp == wide.matmul_mlp / 2
     assert (narrow.matmul_output, narrow.attention_core) == (wide.matmul_output, wide.attention_core)
 
 
 def test_context_parallelism_divides_the_tokens_and_talks(dense: Architecture) -> None:
-    alone, shared = Layout(num_gpus=8, mbs=1, gbs=8), Layout(num_gpus=8, cp=2, mbs=1, gbs=4)
+    alone, shared = ParallelLayout(num_gpus=8, mbs=1, gbs=8), ParallelLayout(num_gpus=8, cp=2, mbs=1, gbs=4)
     assert parts_of(dense, shared).matmul_mlp == parts_of(dense, alone).matmul_mlp / 2
     assert parts_of(dense, alone).cp_comm == 0 < parts_of(dense, shared).cp_comm
 
 
 def test_communication_is_where_there_are_groups(dense: Architecture) -> None:
-    parts = parts_of(dense, Layout(num_gpus=1, mbs=1, gbs=1))
+    parts = parts_of(dense, ParallelLayout(num_gpus=1, mbs=1, gbs=1))
     assert (parts.tp_comm, parts.cp_comm, parts.ep_nvlink, parts.ep_network, parts.pp_comm) == (0, 0, 0, 0, 0)
     assert (parts.dp_comm, parts.fsdp_comm) == (0, 0)
     assert parts.optimizer > 0
 
 
 def test_experts_beyond_the_domain_use_the_network(experts: Architecture) -> None:
-    layout = Layout(num_gpus=64, ep=64, etp=1, mbs=1, gbs=64)
+    layout = ParallelLayout(num_gpus=64, ep=64, etp=1, mbs=1, gbs=64)
     near, far = parts_of(experts, layout), parts_of(experts, layout, "b200")
     assert (near.ep_network, near.launches_network) == (0, 0)
     assert far.ep_network > 0
@@ -65,7 +67,7 @@ def test_experts_beyond_the_domain_use_the_network(experts: Architecture) -> Non
 
 
 def test_sharded_weights_travel_in_every_microbatch(dense: Architecture) -> None:
-    layout = Layout(num_gpus=64, mbs=1, gbs=256)
+    layout = ParallelLayout(num_gpus=64, mbs=1, gbs=256)
     plain, sharded = parts_of(dense, layout), parts_of(dense, replace(layout, use_megatron_fsdp=True))
     assert plain.fsdp_comm == sharded.dp_comm == 0
     assert sharded.fsdp_comm == pytest.approx(plain.dp_comm * 4 * 6 / 4)
@@ -85,19 +87,19 @@ def test_sharded_weights_travel_in_every_microbatch(dense: Architecture) -> None
 def test_the_slowest_stage_has_the_most_to_do(
     dense: Architecture, pp: int, pipeline_layout: str | None, expected: tuple[float, float]
 ) -> None:
-    layout = Layout(num_gpus=12, pp=pp, mbs=1, gbs=24, pipeline_layout=pipeline_layout)
+    layout = ParallelLayout(num_gpus=12, pp=pp, mbs=1, gbs=24, pipeline_layout=pipeline_layout)
     assert stage_shares(dense, work_of(dense, 1, 1, 1), layout) == expected
 
 
 def test_a_loss_that_takes_the_place_of_a_layer_balances_the_last_stage(dense: Architecture) -> None:
     counted = {"account_for_embedding_in_pipeline_split": True, "account_for_loss_in_pipeline_split": True}
     model = replace(dense, num_layers=78, **counted)
-    shares = stage_shares(model, work_of(model, 1, 1, 1), Layout(num_gpus=4, pp=4, mbs=1, gbs=4))
+    shares = stage_shares(model, work_of(model, 1, 1, 1), ParallelLayout(num_gpus=4, pp=4, mbs=1, gbs=4))
     assert shares in ((20 / 78, 0), (19 / 78, 1.0))
 
 
 def test_a_whole_graph_needs_no_launches(dense: Architecture) -> None:
-    layout = Layout(num_gpus=1, mbs=1, gbs=2)
+    layout = ParallelLayout(num_gpus=1, mbs=1, gbs=2)
     work = work_of(dense, 1, 1, 1)
     assert launch_time_s(work, layout, 2) == pytest.approx(2 * 160e-6)
     assert launch_time_s(work, replace(layout, cuda_graph="full"), 2) == 0

@@ -15,7 +15,7 @@ from cloudai_mbridge.estimate.time.work import work_of
 def test_rows_are_left_out_by_rule(script: ModuleType, problem: Any, capsys: pytest.CaptureFixture[str]) -> None:
     left_out = script.read_rows(left_out=True)
     assert {row.task for row in left_out} == {"sft", "lora", "tokendrop", "gpt-oss-note"}
-    assert "no layout: num_gpus: 256 is not divisible by ep*et*pp = 512" in capsys.readouterr().out
+    assert "is not a layout: num_gpus: 256 is not divisible by ep*et*pp = 512" in capsys.readouterr().out
     assert len(problem.rows) + len(left_out) + 1 == 154
 
 

@@ -1,12 +1,12 @@
 import pytest
 
 from cloudai_mbridge.estimate.architecture import Architecture
-from cloudai_mbridge.estimate.memory.layout import Granularity, Layout, Recompute
+from cloudai_mbridge.estimate.memory.layout import Granularity, ParallelLayout, Recompute
 from cloudai_mbridge.estimate.time.recompute import RecomputeFactors, recomputed
 
 
 def again(model: Architecture, recompute: Recompute, **sizes: int) -> RecomputeFactors:
-    return recomputed(model, Layout(num_gpus=64, recompute=recompute, **sizes))
+    return recomputed(model, ParallelLayout(num_gpus=64, recompute=recompute, **sizes))
 
 
 def test_nothing_recomputed_costs_nothing(dense: Architecture) -> None:

@@ -67,11 +67,7 @@ class Evaluator:
         self._steps = self._depth = self.doubt = 0
 
     def step(self) -> None:
-        """Count one step.
-
-        Raises:
-            Unsupported: the code takes more than any configuration does.
-        """
+        """Count one step; Unsupported if the code takes more than any configuration does."""
         self._steps += 1
         if self._steps > _MAX_STEPS:
             raise Unsupported("too much work")
@@ -126,11 +122,7 @@ class Evaluator:
     # attributes
 
     def attribute(self, value: Any, name: str) -> Any:
-        """Return an attribute.
-
-        Raises:
-            Raised: it is known that there is none.
-        """
+        """Return an attribute; Raised if it is known that there is none."""
         if isinstance(value, Instance):
             return self.seen(self._of_instance(value, name))
         if isinstance(value, Module):
@@ -191,7 +183,7 @@ class Evaluator:
         node = one.fields[name]
         assert node is not None
         made = evaluate(self, node, one.scope)
-        if isinstance(made, intrinsics.Field):
+        if isinstance(made, intrinsics.DataclassField):
             return self.call(made.factory, [], {}) if made.factory is not None else made.default
         return made
 

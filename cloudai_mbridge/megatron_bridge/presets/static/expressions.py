@@ -2,7 +2,7 @@
 
 import ast
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, ItemsView, Iterator, KeysView, ValuesView
 from typing import TYPE_CHECKING, Any
 
 from cloudai_mbridge.megatron_bridge.presets.static.values import (
@@ -45,12 +45,7 @@ _COMPARE: dict[type, Callable[[Any, Any], Any]] = {
 
 
 def evaluate(ev: "Evaluator", node: ast.expr, scope: Scope) -> Any:
-    """Return the value of an expression.
-
-    Raises:
-        Raised: the code raises an exception here.
-        Unsupported: an expression of another kind.
-    """
+    """Return the value of an expression; Raised if the code raises here, Unsupported for other kinds of expressions."""
     ev.step()
     handler = _HANDLERS.get(type(node))
     if handler is None:
@@ -68,11 +63,7 @@ def truth(value: Any) -> bool | None:
 
 
 def items_of(value: Any) -> list[Any]:
-    """Return the items of what is iterated.
-
-    Raises:
-        Unsupported: they are not known.
-    """
+    """Return the items of what is iterated; Unsupported if they are not known."""
     if not is_iterable(value) or len(value) > _MAX_ITEMS:
         raise Unsupported("items that are not known")
     return list(value)
@@ -80,10 +71,7 @@ def items_of(value: Any) -> list[Any]:
 
 def is_iterable(value: Any) -> bool:
     """Return whether the items of a value are known."""
-    return isinstance(value, list | tuple | set | dict | range) or type(value).__name__ in _VIEWS
-
-
-_VIEWS = ("dict_keys", "dict_values", "dict_items")
+    return isinstance(value, list | tuple | set | dict | range | KeysView | ValuesView | ItemsView)
 
 
 def binary(kind: type, left: Any, right: Any) -> Any:
@@ -115,18 +103,6 @@ def _applied(function: Callable[[Any, Any], Any], left: Any, right: Any) -> Any:
         raise Raised(type(error).__name__) from error
 
 
-def _constant(ev: "Evaluator", node: Any, scope: Scope) -> Any:
-    return node.value
-
-
-def _name(ev: "Evaluator", node: Any, scope: Scope) -> Any:
-    return ev.name(node.id, scope)
-
-
-def _attribute(ev: "Evaluator", node: Any, scope: Scope) -> Any:
-    return ev.attribute(evaluate(ev, node.value, scope), node.attr)
-
-
 def _call(ev: "Evaluator", node: Any, scope: Scope) -> Any:
     of = evaluate(ev, node.func.value, scope) if isinstance(node.func, ast.Attribute) else None
     callee = ev.attribute(of, node.func.attr) if of is not None else evaluate(ev, node.func, scope)
@@ -153,18 +129,6 @@ def _sequence(ev: "Evaluator", nodes: list[ast.expr], scope: Scope) -> list[Any]
         else:
             values.append(evaluate(ev, node, scope))
     return values
-
-
-def _list(ev: "Evaluator", node: Any, scope: Scope) -> Any:
-    return _sequence(ev, node.elts, scope)
-
-
-def _tuple(ev: "Evaluator", node: Any, scope: Scope) -> Any:
-    return tuple(_sequence(ev, node.elts, scope))
-
-
-def _set(ev: "Evaluator", node: Any, scope: Scope) -> Any:
-    return _hashed(_sequence(ev, node.elts, scope))
 
 
 def _hashed(values: list[Any]) -> Any:
@@ -213,10 +177,6 @@ def _subscript(ev: "Evaluator", node: Any, scope: Scope) -> Any:
 def _slice(ev: "Evaluator", node: Any, scope: Scope) -> Any:
     parts = [evaluate(ev, part, scope) if part else None for part in (node.lower, node.upper, node.step)]
     return UNKNOWN if has_unknown(parts) else slice(*parts)
-
-
-def _binary(ev: "Evaluator", node: Any, scope: Scope) -> Any:
-    return binary(type(node.op), evaluate(ev, node.left, scope), evaluate(ev, node.right, scope))
 
 
 def _unary(ev: "Evaluator", node: Any, scope: Scope) -> Any:
@@ -305,10 +265,6 @@ def _joined(ev: "Evaluator", node: Any, scope: Scope) -> Any:
     return "".join(parts)
 
 
-def _lambda(ev: "Evaluator", node: Any, scope: Scope) -> Any:
-    return function(ev, node, scope)
-
-
 def function(ev: "Evaluator", node: ast.FunctionDef | ast.Lambda, scope: Scope) -> Function:
     """Return the function that a definition makes."""
     defaults = [evaluate(ev, default, scope) for default in node.args.defaults]
@@ -381,25 +337,24 @@ def _set_item(ev: "Evaluator", container: Any, key: Any, value: Any) -> None:
 
 
 _HANDLERS: dict[type, Callable[["Evaluator", Any, Scope], Any]] = {
-    ast.Constant: _constant,
-    ast.Name: _name,
-    ast.Attribute: _attribute,
+    ast.Constant: lambda ev, node, scope: node.value,
+    ast.Name: lambda ev, node, scope: ev.name(node.id, scope),
+    ast.Attribute: lambda ev, node, scope: ev.attribute(evaluate(ev, node.value, scope), node.attr),
     ast.Call: _call,
-    ast.List: _list,
-    ast.Tuple: _tuple,
-    ast.Set: _set,
+    ast.List: lambda ev, node, scope: _sequence(ev, node.elts, scope),
+    ast.Tuple: lambda ev, node, scope: tuple(_sequence(ev, node.elts, scope)),
+    ast.Set: lambda ev, node, scope: _hashed(_sequence(ev, node.elts, scope)),
     ast.Dict: _dict,
     ast.Subscript: _subscript,
     ast.Slice: _slice,
-    ast.BinOp: _binary,
+    ast.BinOp: lambda ev, node, scope: binary(
+        type(node.op), evaluate(ev, node.left, scope), evaluate(ev, node.right, scope)
+    ),
     ast.UnaryOp: _unary,
     ast.BoolOp: _bool,
     ast.Compare: _compare,
     ast.IfExp: _if,
     ast.JoinedStr: _joined,
-    ast.Lambda: _lambda,
-    ast.ListComp: _comprehension,
-    ast.SetComp: _comprehension,
-    ast.DictComp: _comprehension,
-    ast.GeneratorExp: _comprehension,
+    ast.Lambda: function,
+    **dict.fromkeys((ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp), _comprehension),
 }

@@ -26,7 +26,7 @@ _MISSING = object()
 
 
 @dataclass(frozen=True)
-class Field:
+class DataclassField:
     """What dataclasses.field returns."""
 
     default: Any = UNKNOWN
@@ -109,26 +109,14 @@ def _range(ev: "Evaluator", *arguments: Any) -> Any:
     return _native(range, *arguments)
 
 
-def _list(ev: "Evaluator", value: Any = ()) -> Any:
-    return UNKNOWN if value is UNKNOWN else list(items_of(value))
-
-
-def _tuple(ev: "Evaluator", value: Any = ()) -> Any:
-    return UNKNOWN if value is UNKNOWN else tuple(items_of(value))
+def _collected(kind: type[list[Any] | tuple[Any, ...]]) -> Intrinsic:
+    return Intrinsic(lambda ev, value=(): UNKNOWN if value is UNKNOWN else kind(items_of(value)))
 
 
 def _dict(ev: "Evaluator", *arguments: Any, **keywords: Any) -> Any:
     if arguments and not isinstance(arguments[0], dict):
         raise Unsupported("a dict that is not known")
     return {**(arguments[0] if arguments else {}), **keywords}
-
-
-def _zip(ev: "Evaluator", *arguments: Any, **keywords: Any) -> Any:
-    return list(zip(*(items_of(one) for one in arguments), strict=False))
-
-
-def _enumerate(ev: "Evaluator", value: Any, start: int = 0) -> Any:
-    return list(enumerate(items_of(value), start))
 
 
 def _bool(ev: "Evaluator", value: Any = False) -> Any:
@@ -193,18 +181,14 @@ def _replace(ev: "Evaluator", value: Any, /, **changes: Any) -> Any:
     return made
 
 
-def _field(ev: "Evaluator", *, default: Any = UNKNOWN, default_factory: Any = None, **others: Any) -> Field:
-    return Field(default, default_factory)
+def _field(ev: "Evaluator", *, default: Any = UNKNOWN, default_factory: Any = None, **others: Any) -> DataclassField:
+    return DataclassField(default, default_factory)
 
 
 def _copy(ev: "Evaluator", value: Any) -> Any:
     if isinstance(value, Instance):
         return Instance(value.of, dict(value.attributes), value.is_open)
     return copy.copy(value) if isinstance(value, list | dict | set) else value
-
-
-def _deepcopy(ev: "Evaluator", value: Any, *memo: Any) -> Any:
-    return _copied(ev, value, {})
 
 
 def _copied(ev: "Evaluator", value: Any, made: dict[int, Any]) -> Any:
@@ -223,70 +207,37 @@ def _copied(ev: "Evaluator", value: Any, made: dict[int, Any]) -> Any:
     return value
 
 
-def _import_module(ev: "Evaluator", name: Any, package: Any = None) -> Any:
-    return ev.module(name) if isinstance(name, str) else UNKNOWN
-
-
-def _wraps(ev: "Evaluator", *arguments: Any, **keywords: Any) -> Any:
-    return Intrinsic(lambda ev, function: function)
-
-
 def _super(ev: "Evaluator", *arguments: Any) -> Any:
     raise Unsupported("super")
 
 
-def _logger(ev: "Evaluator", *arguments: Any) -> Any:
-    return External("logging")  # what is called on it changes nothing
-
-
-def _silent(ev: "Evaluator", *arguments: Any, **keywords: Any) -> Any:
-    return None
-
-
+_KNOWN_ONLY = (set, str, int, float, len, min, max, sum, abs, any, all, sorted)
 BUILTINS: dict[str, Any] = {
-    "list": Intrinsic(_list),
-    "tuple": Intrinsic(_tuple),
+    **{kind.__name__: _of_known(kind) for kind in _KNOWN_ONLY},
+    "list": _collected(list),
+    "tuple": _collected(tuple),
     "dict": Intrinsic(_dict),
-    "set": _of_known(set),
-    "str": _of_known(str),
-    "int": _of_known(int),
-    "float": _of_known(float),
     "bool": Intrinsic(_bool),
-    "len": _of_known(len),
-    "min": _of_known(min),
-    "max": _of_known(max),
-    "sum": _of_known(sum),
-    "abs": _of_known(abs),
-    "any": _of_known(any),
-    "all": _of_known(all),
-    "sorted": _of_known(sorted),
     "range": Intrinsic(_range),
-    "zip": Intrinsic(_zip),
-    "enumerate": Intrinsic(_enumerate),
+    "zip": Intrinsic(lambda ev, *many, **keywords: list(zip(*map(items_of, many), strict=False))),
+    "enumerate": Intrinsic(lambda ev, value, start=0: list(enumerate(items_of(value), start))),
     "getattr": Intrinsic(_getattr),
     "setattr": Intrinsic(_setattr),
     "hasattr": Intrinsic(_hasattr),
     "isinstance": Intrinsic(_isinstance),
     "super": Intrinsic(_super),
-    "print": Intrinsic(_silent),
+    "print": Intrinsic(lambda ev, *arguments, **keywords: None),
     "object": External("object"),
 }
-_TYPES = {
-    BUILTINS["list"]: list,
-    BUILTINS["tuple"]: tuple,
-    BUILTINS["dict"]: dict,
-    BUILTINS["set"]: set,
-    BUILTINS["str"]: str,
-    BUILTINS["int"]: int,
-    BUILTINS["float"]: float,
-    BUILTINS["bool"]: bool,
-}
+_TYPES = {BUILTINS[kind.__name__]: kind for kind in (list, tuple, dict, set, str, int, float, bool)}
 GIVEN: dict[str, Any] = {
-    "functools.wraps": Intrinsic(_wraps),
+    "functools.wraps": Intrinsic(lambda ev, *arguments, **keywords: Intrinsic(lambda ev, function: function)),
     "dataclasses.replace": Intrinsic(_replace),
     "dataclasses.field": Intrinsic(_field),
-    "copy.deepcopy": Intrinsic(_deepcopy),
+    "copy.deepcopy": Intrinsic(lambda ev, value, *memo: _copied(ev, value, {})),
     "copy.copy": Intrinsic(_copy),
-    "importlib.import_module": Intrinsic(_import_module),
-    "logging.getLogger": Intrinsic(_logger),
+    "importlib.import_module": Intrinsic(
+        lambda ev, name, package=None: ev.module(name) if isinstance(name, str) else UNKNOWN
+    ),
+    "logging.getLogger": Intrinsic(lambda ev, *arguments: External("logging")),  # what is called on it changes nothing
 }

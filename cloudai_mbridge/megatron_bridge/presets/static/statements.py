@@ -85,10 +85,6 @@ def _forget_names(statement: ast.stmt, scope: Scope) -> None:
             scope.names[node.name] = UNKNOWN
 
 
-def _nothing(ev: "Evaluator", node: Any, frame: Frame) -> None:
-    """Pass, assert."""
-
-
 def _expression(ev: "Evaluator", node: Any, frame: Frame) -> None:
     if not isinstance(node.value, ast.Constant):
         evaluate(ev, node.value, frame.scope)
@@ -291,14 +287,12 @@ _HANDLERS: dict[type, Callable[["Evaluator", Any, Frame], None]] = {
     ast.Raise: _raise,
     ast.If: _if,
     ast.For: _for,
-    ast.Break: _leave,
-    ast.Continue: _leave,
+    **dict.fromkeys((ast.Break, ast.Continue), _leave),
     ast.Try: _try,
     ast.Import: _import,
     ast.ImportFrom: _import_from,
     ast.FunctionDef: _function,
     ast.ClassDef: _class,
-    ast.Pass: _nothing,
-    ast.Assert: _nothing,
+    **dict.fromkeys((ast.Pass, ast.Assert), lambda ev, node, frame: None),
     ast.Delete: _delete,
 }

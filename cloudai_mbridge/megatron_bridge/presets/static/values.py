@@ -46,11 +46,7 @@ class Scope:
         return scope
 
     def find(self, name: str) -> Any:
-        """Return the value of a name.
-
-        Raises:
-            KeyError: no scope has it.
-        """
+        """Return the value of a name; KeyError if no scope has it."""
         return self.holder(name).names[name]
 
     def get(self, name: str) -> Any:

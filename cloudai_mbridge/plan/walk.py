@@ -1,0 +1,173 @@
+"""The points of a test's sweep, each with what is decided about it: both `run` and `sweep plan` go by this.
+
+Decided are the order, which points are held back for their memory, and which are beyond the limits of the sweep.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+
+from cloudai_mbridge.constraints import RuleSet, Violation
+from cloudai_mbridge.errors import BadInput
+from cloudai_mbridge.estimate.headline import START_UP_S, Headline, MemoryLimit
+from cloudai_mbridge.megatron_bridge.launcher.plan import is_passed
+from cloudai_mbridge.models.cmd_args import Launcher
+from cloudai_mbridge.models.loading.load import LoadedTest
+from cloudai_mbridge.models.system import System
+from cloudai_mbridge.models.values.time_limit import parse_time_limit
+from cloudai_mbridge.sweep import CheckedPoint, SweepSpace, checked_points
+from cloudai_mbridge.sweep.estimated import SweepEstimates, memory_violation
+from cloudai_mbridge.sweep.order import informative
+from cloudai_mbridge.sweep.pinned import pinned_by
+from cloudai_mbridge.training.flops import NEW, Formula
+
+PREDICTED = f"predicted, with {START_UP_S:g} s of start-up a run"
+BY_LIMIT = "GPUs x time limit"
+
+
+class Budget:
+    """What the runs of a test are taken to cost. where: the test, for messages. max_gpu_hours: None allows all."""
+
+    def __init__(self, where: str, max_gpu_hours: float | None) -> None:
+        self._where, self._most = where, max_gpu_hours
+        self.gpu_hours = 0.0
+        self._rules: Counter[str] = Counter()
+
+    def price(
+        self, headline: Headline | None, num_gpus: int, num_steps: int | None, time_limit_s: float | None, num_runs: int
+    ) -> tuple[float, str]:
+        """Return the GPU-hours of a point's runs and the rule: predicted where that is known, else by the time limit.
+
+        A run ends at its time limit, whatever was predicted.
+        BadInput: there is a budget, but neither of the two.
+        """
+        limit = None if time_limit_s is None else num_gpus * time_limit_s / 3600
+        predicted = headline.gpu_hours(num_steps, START_UP_S) if headline else None
+        if predicted is not None:
+            return num_runs * (predicted if limit is None else min(predicted, limit)), PREDICTED
+        if limit is None:
+            if self._most is not None:
+                raise BadInput(f"{self._where}: sweep.max_gpu_hours needs a time_limit; set one")
+            return 0.0, BY_LIMIT
+        return num_runs * limit, BY_LIMIT
+
+    def allows(self, gpu_hours: float) -> bool:
+        """Return whether as much may be spent on top of what was."""
+        return self._most is None or self.gpu_hours + gpu_hours <= self._most
+
+    def spend(self, gpu_hours: float, rule: str) -> None:
+        """Count a point in."""
+        self.gpu_hours += gpu_hours
+        self._rules[rule] += 1
+
+    def note(self) -> str | None:
+        """Return how the points that were counted in were priced; None without a budget or a prediction."""
+        if self._most is None or not self._rules[PREDICTED]:
+            return None
+        counts = "; ".join(f"{count} points: {rule}" for rule, count in sorted(self._rules.items()))
+        return f"{self._where}: max_gpu_hours counts {self.gpu_hours:.4g} GPU-hours ({counts})"
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What is decided about a point. headline: None for a point that breaks a rule.
+
+    beyond: the limit of the sweep that leaves the point out, such as "max_points = 3"; "" for none.
+    """
+
+    point: CheckedPoint
+    headline: Headline | None = None
+    is_held_back: bool = False
+    beyond: str = ""
+
+    @property
+    def is_run(self) -> bool:
+        """Whether the point is within all limits."""
+        return self.headline is not None and not self.is_held_back and not self.beyond
+
+
+class PointWalk:
+    """The points of one test on a system. order: None takes the sweep's."""
+
+    def __init__(
+        self,
+        test: LoadedTest,
+        system: System,
+        rules: RuleSet,
+        memory_limit: MemoryLimit | None,
+        order: str | None = None,
+        formula: Formula = NEW,
+    ) -> None:
+        self._test, self._system, self.memory_limit = test, system, memory_limit
+        self.limits = test.definition.sweep
+        self._order = order or self.limits.order
+        self.sweep = SweepSpace(test.definition, test.run)
+        self.pinned = pinned_by(test.definition, system, rules)
+        extra = test.definition.extra_cmd_args
+        self.estimates = SweepEstimates(self.sweep, system, extra, formula, self.pinned)
+        self.budget = Budget(f"test {test.run.id!r}", self.limits.max_gpu_hours)
+        self._passes_steps = is_passed("max_steps", self.sweep.base_args(), test.run)
+        self.runs_per_point = test.run.iterations * self.limits.repeats
+
+    @property
+    def size(self) -> int:
+        """The number of points before exclusion."""
+        return self.sweep.grid.size + len(self.limits.include)
+
+    def __iter__(self) -> Iterator[Decision]:
+        """Yield a decision for every point, in order. The first point that does not fit ends what is run."""
+        num_run, beyond = 0, ""
+        for point in self._points():
+            decision = self.judge(point)
+            if not decision.is_run:
+                yield decision
+                continue
+            beyond = beyond or self._limit_before(decision, num_run)
+            num_run += not beyond
+            yield Decision(point, decision.headline, beyond=beyond)
+
+    def judge(self, point: CheckedPoint) -> Decision:
+        """Decide about a point by itself, whatever the limits of the sweep leave of the others."""
+        if point.violations:
+            return Decision(point)
+        headline = self.estimates.of(point)
+        return Decision(point, headline, is_held_back=headline.exceeds(self.memory_limit))
+
+    def memory_violation(self, point: CheckedPoint) -> Violation:
+        """Return why a point is held back."""
+        assert self.memory_limit is not None  # else none is
+        request = self.estimates.request(point)
+        return memory_violation(self.estimates.of(point), self.memory_limit.share, request)
+
+    def _points(self) -> Iterator[CheckedPoint]:
+        points = partial(checked_points, self.sweep, self._system, self.pinned)
+        return informative(points, self._speed) if self._order == "informative" else points()
+
+    def _speed(self, point: CheckedPoint) -> float | None:
+        headline = self.estimates.of(point)
+        return None if headline.exceeds(self.memory_limit) else headline.tokens_per_s_per_gpu or 0.0
+
+    def _limit_before(self, decision: Decision, num_run: int) -> str:
+        """Return the limit that a point would pass; "" if it is within all of them, and is counted in."""
+        if num_run == self.limits.max_points:
+            return f"max_points = {num_run}"
+        if self.limits.max_gpu_hours is None:
+            return ""
+        hours, rule = self._price(decision)
+        if not self.budget.allows(hours):
+            return f"max_gpu_hours = {self.limits.max_gpu_hours:g}"
+        self.budget.spend(hours, rule)
+        return ""
+
+    def _price(self, decision: Decision) -> tuple[float, str]:
+        assert decision.headline is not None  # no other point is priced
+        limit = parse_time_limit(self._test.run.time_limit or self.estimates.value(decision.point, "time_limit"))
+        num_gpus, num_steps = decision.headline.num_gpus, self._num_steps(decision.point)
+        return self.budget.price(decision.headline, num_gpus, num_steps, limit, self.runs_per_point)
+
+    def _num_steps(self, point: CheckedPoint) -> int | None:
+        """Return the steps of a run, or None where the upstream launcher decides."""
+        is_embedded = self.estimates.value(point, "launcher") == Launcher.EMBEDDED
+        is_passed_on = self._passes_steps or "max_steps" in point.coordinates
+        return self.estimates.num_steps(point) if is_embedded or is_passed_on else None
