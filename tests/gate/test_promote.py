@@ -179,7 +179,7 @@ def _rounded(run: RunResult) -> RunResult:
             lambda runs: [replace(_rounded(runs[0]), run_id="new", num_steps=15), *map(_rounded, runs)],
             "has the same step times as run 0 of r/report.json: a copy, or rounded",
         ),
-        (_last(comparability_id="", comparability={}), "nothing says what it may be compared with"),
+        (_last(comparability_id="", comparability={}), "its comparability fields are missing"),
         (_last(comparability_id="0" * 16), "its comparability id is not the digest of its fields"),
         (lambda runs: [*runs, _run(7, comparability={**FIELDS, "tp": 4})], "is of another kind than run 0"),
         (lambda runs: [*runs, _run(7, comparability={**FIELDS, "tp": 4})], "tp 2 -> 4"),
@@ -396,9 +396,9 @@ def test_other_work_under_the_same_name_is_refused_unless_accepted(path: Path) -
         _run(i, run.steps[0].step or 1.0, comparability={**FIELDS, "device": "H200"}) for i, run in enumerate(_runs())
     ]
     other = [replace(b, steps=a.steps) for a, b in zip(_runs(level=2.0), other, strict=True)]
-    assert "is other work than the baseline's: device 'CPU' -> 'H200'; --accept-change" in _reasons(path, other)
+    assert "is different work from the baseline's: device 'CPU' -> 'H200'; --accept-change" in _reasons(path, other)
     _promoted(path, other, replace(TERMS, accept_change=True))
-    assert "other work" in load_baseline(path).points[0].accepted[0]
+    assert "different work" in load_baseline(path).points[0].accepted[0]
 
 
 def test_tflops_of_another_formula_start_anew(path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import glob
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,6 +36,8 @@ def replace_if_unchanged(path: Path, old: bytes | None, new: bytes) -> bool:
         with _locked(target.with_name(f".{target.name}.lock")):
             if read_bytes(target) != old:
                 return False
+            for left in target.parent.glob(f".{glob.escape(target.name)}.*.new"):  # by a process that was killed
+                left.unlink(missing_ok=True)
             with replacing(target, durable=True) as unfinished:
                 unfinished.write_bytes(new)
     except OSError as error:

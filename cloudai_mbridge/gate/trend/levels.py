@@ -33,7 +33,6 @@ from cloudai_mbridge.gate.trend.level_fit import (
     fit_levels,
     spread_of,
 )
-from cloudai_mbridge.gate.trend.segmentation import segment
 
 MIN_EFFECT = 0.01
 MIN_RUNS = 8  # fewer cannot show two levels: of three runs a level, at least
@@ -142,7 +141,11 @@ def _levels(fit: Fit, y: Floats, min_effect: float, drift: Drift | None = None) 
 
 
 def _propose(y: Floats, noise: float) -> tuple[int, ...]:
-    return (0, *segment(despiked(y, noise) / noise, _PENALTY * math.log(len(y)), MIN_LEVEL_RUNS))
+    """Return the edges that minimise squared distances to the levels, plus a penalty for each edge."""
+    from ruptures import KernelCPD  # not at the top: it imports all of scipy.stats, which takes most of a second
+
+    search = KernelCPD(kernel="linear", min_size=MIN_LEVEL_RUNS).fit((despiked(y, noise) / noise)[:, None])
+    return (0, *map(int, search.predict(pen=_PENALTY * math.log(len(y)))))
 
 
 def _pruned(edges: tuple[int, ...], y: Floats, noise: float, min_effect: float) -> Fit:
