@@ -11,14 +11,17 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import click
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from cloudai_mbridge import pipeline
-from cloudai_mbridge.commands import baseline, estimate, gate, history, sweep
-from cloudai_mbridge.commands.live_view import new_console, observer_for
+from cloudai_mbridge.commands.baseline import baseline
+from cloudai_mbridge.commands.estimate import estimate, proxy
+from cloudai_mbridge.commands.gate import compare, gate
+from cloudai_mbridge.commands.history import history
+from cloudai_mbridge.commands.live_view import SteadyConsole, new_console, observer_for
 from cloudai_mbridge.commands.options import ALLOW_UNKNOWN, RULES, request_of, scenario_options
+from cloudai_mbridge.commands.sweep import sweep
 from cloudai_mbridge.commands.verify import summarize_foreign, verify
 from cloudai_mbridge.constraints import RuleSet
 from cloudai_mbridge.constraints.engine import RULES as ALL_RULES
@@ -68,7 +71,7 @@ def run(max_parallel: int | None, fail_fast: bool, **options: Any) -> int:
     _show_rejected(console, prepared)
     pipeline.preflight(prepared)
     root = pipeline.write(prepared)
-    console.print(Text(f"results: {root}"), soft_wrap=True)
+    console.print_line(f"results: {root}")
     return _drive(console, prepared, root)
 
 
@@ -98,7 +101,7 @@ def _absolute(directory: Path) -> Path:
     return Path(os.path.realpath(directory))
 
 
-def _drive(console: Console, prepared: pipeline.Prepared, root: Path) -> int:
+def _drive(console: SteadyConsole, prepared: pipeline.Prepared, root: Path) -> int:
     """Bring what was written to its end and report; also if that fails.
 
     Raises:
@@ -108,7 +111,7 @@ def _drive(console: Console, prepared: pipeline.Prepared, root: Path) -> int:
         return _drive_locked(console, prepared, root)
 
 
-def _drive_locked(console: Console, prepared: pipeline.Prepared, root: Path) -> int:
+def _drive_locked(console: SteadyConsole, prepared: pipeline.Prepared, root: Path) -> int:
     try:
         with observer_for(console, prepared.plan, root) as observer:
             pipeline.execute(prepared, root, observer)
@@ -117,7 +120,7 @@ def _drive_locked(console: Console, prepared: pipeline.Prepared, root: Path) -> 
             report = pipeline.report(root)
             _show_report(console, report, root)
             if report.count(Verdict.CANCELLED):
-                console.print(Text(f"continue with: mbridge resume {root}"), soft_wrap=True)
+                console.print_line(f"continue with: mbridge resume {root}")
         except (MBridgeError, OSError, sqlite3.Error) as error:  # the first error says more
             _show_error(f"no report: {error}")
         raise
@@ -145,7 +148,7 @@ def status(directory: Path, events: bool) -> int:
     counts = ", ".join(f"{count} {state}" for state, count in sorted(found.counts.items()))
     lines.append(f"{counts or 'no runs'}; {_what_next(found, root)}")
     for line in lines:
-        console.print(Text(visible(line)), soft_wrap=True)
+        console.print_line(visible(line))
     for text in found.damage:
         _show_error(visible(f"damaged: {text}"))
     return Damaged.exit_code if found.damage else OK
@@ -206,8 +209,8 @@ def dry_run(**options: Any) -> int:
     root = pipeline.write(prepared, dry_run=True)
     for planned in prepared.plan.runs:
         placed = f"{counted(planned.world_size, 'rank')} on {counted(planned.num_nodes, 'node')}"
-        console.print(Text(f"accepted {planned.key}: {placed}"), soft_wrap=True)
-    console.print(Text(f"written: {root}"), soft_wrap=True)
+        console.print_line(f"accepted {planned.key}: {placed}")
+    console.print_line(f"written: {root}")
     return OK if prepared.plan.runs else POINTS_FAILED
 
 
@@ -272,8 +275,8 @@ def _with_history(path: Path | None) -> dict[str, Any]:
 
 
 register_install_commands(cli)
-for commands in (sweep, gate, baseline, history, estimate):
-    commands.register(cli)
+for command in (sweep, gate, compare, baseline, history, estimate, proxy):
+    cli.add_command(command)
 
 
 @cli.command("list")
@@ -308,20 +311,20 @@ _REPORTS = {
 }
 
 
-def _show_rejected(console: Console, prepared: pipeline.Prepared) -> None:
+def _show_rejected(console: SteadyConsole, prepared: pipeline.Prepared) -> None:
     plan = prepared.plan
     console.print(Text(f"{counted(len(plan.runs), 'run')} accepted, {counted(plan.num_rejected, 'point')} rejected"))
     for note in plan.notes:
-        console.print(Text(f"note: {note}"), soft_wrap=True)
+        console.print_line(f"note: {note}")
     for point in plan.rejected:
         for violation in point.violations:
             line = f"rejected {point.test_id}/{point.label}: {violation}"
-            console.print(Text(shortened(line)), soft_wrap=True)
+            console.print_line(shortened(line))
 
 
-def _show_report(console: Console, report: Report, root: Path) -> None:
+def _show_report(console: SteadyConsole, report: Report, root: Path) -> None:
     console.print(render_table(report))
-    console.print(Text(f"report: {root / 'report.json'}"), soft_wrap=True)
+    console.print_line(f"report: {root / 'report.json'}")
 
 
 def _show_error(text: str) -> None:

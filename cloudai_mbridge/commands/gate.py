@@ -22,10 +22,17 @@ _PATH = click.Path(path_type=Path)
 _BUILT_IN = {"name": "built-in", "baseline": "-"}
 
 
-def register(cli: click.Group) -> None:
-    """Add the commands to a group."""
-    cli.add_command(gate)
-    cli.add_command(compare)
+_OUTPUTS = (
+    click.option("--json", "json_file", type=_PATH, help="Also write the result as JSON."),
+    click.option("--markdown", type=_PATH, help="Also write it for a CI's step summary."),
+    click.option("--junit", type=_PATH, help="Also write it as JUnit XML."),
+)
+
+
+def _output_options(command: Callable[..., int]) -> Callable[..., int]:
+    for option in reversed(_OUTPUTS):
+        command = option(command)
+    return command
 
 
 @click.command()
@@ -33,9 +40,7 @@ def register(cli: click.Group) -> None:
 @click.option("--policy", type=_PATH, required=True, help="Policy TOML, such as conf/gates/default.toml.")
 @click.option("--baseline", type=_PATH, help="Baseline file instead of what the policy compares with.")
 @click.option("--confirm", type=click.IntRange(1, 100), help="Repeat inconclusive points so often, on other nodes.")
-@click.option("--json", "json_file", type=_PATH, help="Also write the result as JSON.")
-@click.option("--markdown", type=_PATH, help="Also write it for a CI's step summary.")
-@click.option("--junit", type=_PATH, help="Also write it as JUnit XML.")
+@_output_options
 @click.option("--html", type=_PATH, help="Also write the page of the first result with the gate on it.")
 def gate(
     results: tuple[Path, ...],
@@ -57,16 +62,18 @@ def gate(
     loaded = load_policy(policy)
     if baseline is not None:
         loaded = replace(loaded, baseline_path=baseline, history_path=None)
-    today, looks = datetime.now(UTC).date(), 2 if confirm else 1
+    today, num_judgements = datetime.now(UTC).date(), 2 if confirm else 1
     given, skipped = without_dry_runs(results)
-    result = run_gate(given, loaded, today, looks)
+    result = run_gate(given, loaded, today, num_judgements)
     if confirm:
         try:
             more = _confirm(given, result, confirm)
         except (BadInput, ToolFailure) as error:  # the first verdict stands: a point was inconclusive
             result = result.with_notes([f"the inconclusive points were not run again: {error}"])
         else:
-            result = run_gate([*given, *(runs.root for runs in more)], loaded, today, looks) if more else result
+            result = (
+                run_gate([*given, *(runs.root for runs in more)], loaded, today, num_judgements) if more else result
+            )
             result = result.with_notes(note for runs in more for note in runs.notes)
     result = result.with_notes(skipped)
     not_written = _show(result, given[0], **files)
@@ -79,9 +86,7 @@ def gate(
 @click.argument("old", metavar="A", type=_PATH)
 @click.argument("new", metavar="B", type=_PATH)
 @click.option("--policy", type=_PATH, help="Policy whose metrics and limits hold; default: the built-in ones.")
-@click.option("--json", "json_file", type=_PATH, help="Also write the result as JSON.")
-@click.option("--markdown", type=_PATH, help="Also write it for a CI's step summary.")
-@click.option("--junit", type=_PATH, help="Also write it as JUnit XML.")
+@_output_options
 def compare(old: Path, new: Path, policy: Path | None, **files: Path | None) -> int:
     """Compare the runs of report B with those of report A. It only tells: the exit code is 0, whatever it finds."""
     from cloudai_mbridge.gate.compare.policy import GatePolicy, load_policy

@@ -11,7 +11,7 @@ from cloudai_mbridge.gate.compare.judge import judge_results
 from cloudai_mbridge.gate.compare.policy import GatePolicy
 from cloudai_mbridge.gate.compare.reference import reference_from_runs
 from cloudai_mbridge.gate.compare.verdict import GateResult, GateVerdict, MetricVerdict
-from cloudai_mbridge.gate.results.read import RunResult, Step
+from cloudai_mbridge.gate.results.read import RunResult, StepResult
 from tests.gate.some_runs import KEY, NOISE, OTHER, make_run, runs
 
 TODAY = date(2026, 6, 1)
@@ -106,8 +106,8 @@ def test_times_without_variance_are_suspicious(change):
     assert "to the last digit" in metric(result).words
 
 
-def _rounded(level: float) -> tuple[Step, ...]:
-    return tuple(Step(i + 1, round(level, 2), 100.0, 7.0 - 0.1 * i, 10.0) for i in range(12))
+def _rounded(level: float) -> tuple[StepResult, ...]:
+    return tuple(StepResult(i + 1, round(level, 2), 100.0, 7.0 - 0.1 * i, 10.0) for i in range(12))
 
 
 def test_a_run_given_twice_counts_once():
@@ -289,8 +289,10 @@ def test_two_looks_share_the_false_alarm_rate():
     strict = policy.model_copy(update={"false_alarm_rate": 1.5 * p_value})
     reference = reference_from_runs(BASELINE)
     verdicts = [
-        judge_results(strict, [reference], runs("b", OTHER, change=0.028), where="b", today=TODAY, looks=looks).verdict
-        for looks in (1, 2)
+        judge_results(
+            strict, [reference], runs("b", OTHER, change=0.028), where="b", today=TODAY, num_judgements=num_judgements
+        ).verdict
+        for num_judgements in (1, 2)
     ]
     assert verdicts == [GateVerdict.REGRESSION, GateVerdict.INCONCLUSIVE]
 

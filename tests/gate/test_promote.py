@@ -18,7 +18,7 @@ from cloudai_mbridge.gate.baseline.read import load_baseline
 from cloudai_mbridge.gate.compare.judge import judge_results
 from cloudai_mbridge.gate.compare.policy import GatePolicy, MetricPolicy
 from cloudai_mbridge.gate.results.model import comparability_id
-from cloudai_mbridge.gate.results.read import RunResult, Step
+from cloudai_mbridge.gate.results.read import RunResult, StepResult
 
 TERMS = Terms(by="Ada", at="2026-11-21T12:00:00+00:00", reason="the first one")
 FIELDS: Mapping[str, Any] = {"device": "CPU", "tp": 2, "axes": [1, 2.5], "driver": None}
@@ -28,7 +28,8 @@ def _run(i: int, factor: float = 1.0, point: str = "sweep/tp2", **changes: Any) 
     """Return a good run whose steps take `factor` x 0.1 s, with noise of their own."""
     dice = random.Random(f"{point} {i}")
     steps = tuple(
-        Step(n, 0.1 * factor * math.exp(dice.gauss(0, 0.002)), 50 / factor, 6.0 - 0.01 * n, 1.5) for n in range(1, 16)
+        StepResult(n, 0.1 * factor * math.exp(dice.gauss(0, 0.002)), 50 / factor, 6.0 - 0.01 * n, 1.5)
+        for n in range(1, 16)
     )
     steps = tuple(replace(step, tflops_per_gpu=5 / (step.step_time_s or 1)) for step in steps)
     run = RunResult(
@@ -137,11 +138,11 @@ def _last(**changes: Any) -> Spoil:
     return lambda runs: [*runs[:-1], replace(runs[-1], **changes)]
 
 
-def _last_steps(change: Callable[[Step], Step]) -> Spoil:
+def _last_steps(change: Callable[[StepResult], StepResult]) -> Spoil:
     return lambda runs: [*runs[:-1], replace(runs[-1], steps=tuple(map(change, runs[-1].steps)))]
 
 
-def _all_steps(change: Callable[[Step], Step]) -> Spoil:
+def _all_steps(change: Callable[[StepResult], StepResult]) -> Spoil:
     return lambda runs: [replace(run, steps=tuple(map(change, run.steps))) for run in runs]
 
 

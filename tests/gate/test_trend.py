@@ -82,7 +82,7 @@ def test_published_history_is_told_at_the_first_bad_night(seed: int) -> None:
     (change,) = trend.changes
     assert (change.run.run_id, change.effect, change.is_level) == ("run0010", Effect.WORSE, False)
     assert "the last run departs from the level by -3" in story(trend)[0][0]
-    assert "(one run: not yet a level)" in story(trend)[0][0]
+    assert "(1 run: not yet a level)" in story(trend)[0][0]
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -121,7 +121,7 @@ def draft_metric(
 
 
 def settle(metric: Tested, policy: GatePolicy, rate: float, total_weight: float) -> MetricVerdict:
-    """Say what a comparison means. rate: the false-alarm rate of this look. total_weight: of everything compared."""
+    """Say what a comparison means. rate: of false alarms of this judgement. total_weight: of everything compared."""
     verdict = metric.verdict(policy, rate)
     place = metric.telling(verdict)
     shown, unit = metric.comparisons[place], METRICS[metric.policy.name].unit

@@ -9,7 +9,7 @@ _AGREEMENT = 1e-6
 
 
 class Originals:
-    """Runs among which copies are looked for; a look costs the same however many there are."""
+    """Runs among which copies are searched for; a search takes as long however many there are."""
 
     def __init__(self) -> None:
         self._runs: dict[tuple[str, int | None], list[RunResult]] = {}

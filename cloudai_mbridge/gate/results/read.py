@@ -19,14 +19,14 @@ from cloudai_mbridge.gate.results.model import (
     MetricsModel,
     PointModel,
     ReportModel,
-    Step,
+    StepResult,
     comparability_id,
 )
 from cloudai_mbridge.plan import ROOT_FILES
 from cloudai_mbridge.plan.read import is_dry_run, read_plan_data, refuse_dry_run
 from cloudai_mbridge.runner.lock import no_driver
 
-__all__ = ["SUCCESS", "RunResult", "Step", "find_report", "read_results", "without_dry_runs"]
+__all__ = ["SUCCESS", "RunResult", "StepResult", "find_report", "read_results", "without_dry_runs"]
 
 SUPPORTED_SCHEMA = 2
 
@@ -50,7 +50,7 @@ class RunResult:
     reasons: tuple[str, ...]
     comparability_id: str
     comparability: Mapping[str, Any]
-    steps: tuple[Step, ...]
+    steps: tuple[StepResult, ...]
     warmup_steps: int
     num_steps: int | None
     flops_formula: str | None
@@ -67,7 +67,7 @@ class RunResult:
         return self.verdict == SUCCESS
 
     @property
-    def counted_steps(self) -> tuple[Step, ...]:
+    def counted_steps(self) -> tuple[StepResult, ...]:
         """The steps after the warm-up."""
         return tuple(step for step in self.steps if step.step > self.warmup_steps)
 

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from cloudai_mbridge.errors import counted
 from cloudai_mbridge.gate.history.store import Series, SeriesRun
 from cloudai_mbridge.gate.results.values import METRICS, Direction
-from cloudai_mbridge.gate.trend.levels import MIN_EFFECT, Levels, Step, find_levels
+from cloudai_mbridge.gate.trend.levels import MIN_EFFECT, Levels, LevelShift, find_levels
 
 _MAX_SHOWN = 6
 
@@ -147,7 +148,7 @@ def differences(before: SeriesRun, after: SeriesRun) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _change(step: Step, runs: Sequence[SeriesRun], levels: Levels, i: int, direction: Direction) -> Change:
+def _change(step: LevelShift, runs: Sequence[SeriesRun], levels: Levels, i: int, direction: Direction) -> Change:
     end = levels.starts[i + 2] if i + 2 < len(levels.starts) else len(runs)
     return Change(
         run=_named(runs[step.index]),
@@ -197,9 +198,9 @@ def _notes(series: Series, runs: Sequence[SeriesRun], levels: Levels) -> list[st
     if (older := series.num_good - len(series.runs)) > 0:
         notes.append(f"the last {len(series.runs)} runs were looked at, and {older} older ones were not; see --last")
     if series.num_failed:
-        notes.append(f"{count(series.num_failed, 'failed run')} in that time counted for nothing")
+        notes.append(f"{counted(series.num_failed, 'failed run')} in that time counted for nothing")
     if runs and (missing := len(series.runs) - len(runs)):
-        notes.append(f"{missing} of {count(len(series.runs), 'run')} without a comparable {series.metric} left out")
+        notes.append(f"{missing} of {counted(len(series.runs), 'run')} without a comparable {series.metric} left out")
     if (shared := _sharing(run.ended_at for run in runs)) > 1:
         notes.append(f"{shared} runs share their time with another; they stand in the order of their import")
     if len(runs) > 1 and len({run.value for run in runs}) == 1:
@@ -211,11 +212,6 @@ def _notes(series: Series, runs: Sequence[SeriesRun], levels: Levels) -> list[st
 
 def _sharing(times: Any) -> int:
     return sum(number for number in Counter(times).values() if number > 1)
-
-
-def count(number: int, noun: str) -> str:
-    """Return a number with its noun: 1 run, 2 runs."""
-    return f"{number} {noun}" + ("" if number == 1 else "s")
 
 
 def _named(run: SeriesRun) -> NamedRun:

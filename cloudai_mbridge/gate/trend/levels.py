@@ -42,7 +42,7 @@ _ASSUMED_Z = 4.5
 
 
 @dataclass(frozen=True)
-class Step:
+class LevelShift:
     """A change of level.
 
     index: the first run of the new level. earliest, latest: where it may have been as well (95 %). change: relative,
@@ -72,7 +72,7 @@ class Levels:
     starts: tuple[int, ...] = ()
     values: tuple[float, ...] = ()
     now: float | None = None
-    steps: tuple[Step, ...] = ()
+    steps: tuple[LevelShift, ...] = ()
     departure: Departure | None = None
     drift: Drift | None = None
 
@@ -134,7 +134,7 @@ def _levels(fit: Fit, y: Floats, min_effect: float, drift: Drift | None = None) 
         starts=fit.edges[:-1],
         values=values,
         now=values[-1] * drifted,
-        steps=tuple(_step(fit, y, i, min_effect) for i in range(len(values) - 1)),
+        steps=tuple(_shift(fit, y, i, min_effect) for i in range(len(values) - 1)),
         departure=departure,
         drift=drift,
     )
@@ -182,7 +182,7 @@ def _place_costs(fit: Fit, y: Floats, i: int) -> Floats:
     return left + right
 
 
-def _step(fit: Fit, y: Floats, i: int, min_effect: float) -> Step:
+def _shift(fit: Fit, y: Floats, i: int, min_effect: float) -> LevelShift:
     index, first = fit.edges[i + 1], fit.edges[i]
     costs = _place_costs(fit, y, i) / fit.inflation**2
     likely = np.flatnonzero(costs <= costs[index - first] + _PLACE_LIKELIHOOD)
@@ -190,7 +190,7 @@ def _step(fit: Fit, y: Floats, i: int, min_effect: float) -> Step:
     before, after = (float(center) for center in fit.centers[i : i + 2])
     margin = 2 * fit.error(i)
     change = after - before
-    return Step(
+    return LevelShift(
         index=index,
         earliest=min(first + int(likely[0]), index) if len(likely) else index,
         latest=max(first + int(likely[-1]), index) if len(likely) else index,

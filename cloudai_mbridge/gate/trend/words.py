@@ -3,7 +3,8 @@
 from collections import Counter
 from collections.abc import Iterable
 
-from cloudai_mbridge.gate.trend.analysis import Change, Effect, NamedRun, Trend, count
+from cloudai_mbridge.errors import counted
+from cloudai_mbridge.gate.trend.analysis import Change, Effect, NamedRun, Trend
 
 _MAX_DIFFERENCES = 12
 _COMMIT_DIGITS = 12
@@ -15,10 +16,10 @@ def headline(trend: Trend) -> str:
     name = f"{' = '.join(trend.points)} [{trend.comparability_id}] {trend.metric}"
     if not trend.num_runs:
         return f"{name}: {trend.unknown}"
-    seen = f"{count(trend.num_runs, 'run')}, {_day(trend.first_ended_at)} to {_day(trend.last_ended_at)}"
+    seen = f"{counted(trend.num_runs, 'run')}, {_day(trend.first_ended_at)} to {_day(trend.last_ended_at)}"
     if trend.unknown:
         return f"{name}: {seen}: {trend.unknown}"
-    noise = "" if trend.noise is None else f", noise {_plain_percent(trend.noise)}"
+    noise = "" if trend.noise is None else f", noise {100 * trend.noise:.2f} %"
     return f"{name}: {_state(trend)}; {seen}, level {_value(trend.level or 0.0, trend.unit)}{noise}"
 
 
@@ -56,7 +57,7 @@ def _change(change: Change, unit: str) -> str:
     values = f"{_value(change.before, unit)} -> {_value(change.after, unit)}"
     if not change.is_level:
         which = "the last run departs" if change.num_runs == 1 else f"the last {change.num_runs} runs depart"
-        runs = "one run" if change.num_runs == 1 else f"{change.num_runs} runs"
+        runs = counted(change.num_runs, "run")
         near = f"; near the level of before run {_short(change.back_before)}" if change.back_before else ""
         return (
             f"{change.effect}: {which} from the level by {_percent(change.change)} ({runs}: not yet a level):"
@@ -65,7 +66,7 @@ def _change(change: Change, unit: str) -> str:
     low, high = change.interval or (change.change, change.change)
     text = (
         f"{change.effect}: {_percent(change.change)} ({_percent(low)} to {_percent(high)}) from run {_run(change.run)}"
-        f" on, for {count(change.num_runs, 'run')}: {values}"
+        f" on, for {counted(change.num_runs, 'run')}: {values}"
     )
     return f"{text}; back at the level of before run {_short(change.back_before)}" if change.back_before else text
 
@@ -104,10 +105,6 @@ def _minute(time: str) -> str:
 
 def _percent(x: float) -> str:
     return f"{100 * x:+.2f} %"
-
-
-def _plain_percent(x: float) -> str:
-    return f"{100 * x:.2f} %"
 
 
 def _value(x: float, unit: str) -> str:
