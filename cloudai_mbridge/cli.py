@@ -266,7 +266,7 @@ def _with_history(path: Path | None) -> dict[str, Any]:
 
     def find(report: Mapping[str, Any]) -> list[dict[str, Any]]:
         from cloudai_mbridge.gate.history.store import History
-        from cloudai_mbridge.gate.trend.rows import history_rows
+        from cloudai_mbridge.gate.trend.words import history_rows
 
         with History(path) as store:
             return history_rows(store, report)

@@ -5,18 +5,22 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
+from cloudai_mbridge.commands.confirm import Confirmation
+from cloudai_mbridge.commands.confirm import confirm as run_again
 from cloudai_mbridge.commands.live_view import new_console, observer_for
 from cloudai_mbridge.errors import OK, BadInput, ToolFailure
 from cloudai_mbridge.files.regular import read_regular
+from cloudai_mbridge.files.replace import require_writable, write_text
+from cloudai_mbridge.gate.compare.policy import GatePolicy, load_policy
+from cloudai_mbridge.gate.compare.verdict import GateResult, GateVerdict
+from cloudai_mbridge.gate.results.read import read_results, without_dry_runs
 from cloudai_mbridge.plan import ROOT_FILES
-
-if TYPE_CHECKING:
-    from cloudai_mbridge.commands.confirm import Confirmation
-    from cloudai_mbridge.gate.compare.verdict import GateResult
+from cloudai_mbridge.report.formats.gate import render_gate, render_gate_junit, render_gate_markdown
+from cloudai_mbridge.report.html import render_html
+from cloudai_mbridge.report.model import plain
 
 _PATH = click.Path(path_type=Path)
 _BUILT_IN = {"name": "built-in", "baseline": "-"}
@@ -54,9 +58,7 @@ def gate(
     Exit codes: 0 pass or improvement, 10 regression, 11 not run, 12 not comparable, 13 inconclusive, 14 improvement
     where the policy lets it fail.
     """
-    from cloudai_mbridge.gate.compare.policy import load_policy
-    from cloudai_mbridge.gate.results.read import without_dry_runs
-    from cloudai_mbridge.gate.run import run_gate
+    from cloudai_mbridge.gate.run import run_gate  # numpy and scipy, for this command only
 
     _require_writable(files)
     loaded = load_policy(policy)
@@ -89,8 +91,7 @@ def gate(
 @_output_options
 def compare(old: Path, new: Path, policy: Path | None, **files: Path | None) -> int:
     """Compare the runs of report B with those of report A. It only tells: the exit code is 0, whatever it finds."""
-    from cloudai_mbridge.gate.compare.policy import GatePolicy, load_policy
-    from cloudai_mbridge.gate.run import compare_reports
+    from cloudai_mbridge.gate.run import compare_reports  # numpy and scipy, for this command only
 
     _require_writable(files)
     terms = load_policy(policy).policy if policy else GatePolicy.model_validate(_BUILT_IN)
@@ -98,15 +99,13 @@ def compare(old: Path, new: Path, policy: Path | None, **files: Path | None) -> 
 
 
 def _require_writable(files: Mapping[str, Path | None]) -> None:
-    from cloudai_mbridge.files.replace import require_writable
-
     for path in files.values():
         if path is not None:
             require_writable(path)
 
 
 def _show(
-    result: "GateResult",
+    result: GateResult,
     report: Path,
     json_file: Path | None,
     markdown: Path | None,
@@ -114,11 +113,6 @@ def _show(
     html: Path | None = None,
 ) -> int:
     """Print a result and write its files; return 0, or the exit code of the last one that could not be written."""
-    from cloudai_mbridge.report.formats.gate_junit import render_gate_junit
-    from cloudai_mbridge.report.formats.gate_markdown import render_gate_markdown
-    from cloudai_mbridge.report.formats.gate_terminal import render_gate
-    from cloudai_mbridge.report.model import plain
-
     new_console().print(render_gate(result))
     codes = [
         _write(json_file, lambda: json.dumps({**plain(result), "exit_code": result.exit_code}, indent=1) + "\n"),
@@ -131,8 +125,6 @@ def _show(
 
 def _write(path: Path | None, render: Callable[[], str]) -> int:
     """Write a file, if it was asked for. One that cannot be written is told of, and the verdict stands."""
-    from cloudai_mbridge.files.replace import write_text
-
     try:
         if path is not None:
             write_text(path, render())
@@ -145,15 +137,12 @@ def _write(path: Path | None, render: Callable[[], str]) -> int:
     return OK
 
 
-def _page(path: Path, result: "GateResult") -> str:
+def _page(path: Path, result: GateResult) -> str:
     """Render the page of a report again, with what the gate says.
 
     Raises:
         BadInput: the gate reads less of a report than the page does, and what the page needs is not there.
     """
-    from cloudai_mbridge.report.html import render_html
-    from cloudai_mbridge.report.model import plain
-
     file = path / ROOT_FILES.report if path.is_dir() else path
     report = json.loads(read_regular(file))
     try:
@@ -165,17 +154,13 @@ def _page(path: Path, result: "GateResult") -> str:
         ) from None
 
 
-def _confirm(results: Sequence[Path], result: "GateResult", repeats: int) -> "list[Confirmation]":
+def _confirm(results: Sequence[Path], result: GateResult, repeats: int) -> list[Confirmation]:
     """Run every inconclusive point again, from the last result that holds it."""
-    from cloudai_mbridge.commands.confirm import confirm
-    from cloudai_mbridge.gate.compare.verdict import GateVerdict
-    from cloudai_mbridge.gate.results.read import read_results
-
     wanted = [point.point for point in result.points if point.verdict is GateVerdict.INCONCLUSIVE]
     where = {run.point: path for path in results for run in read_results(path) if run.point in wanted}
     console, roots = new_console(), dict.fromkeys(where.values())
     return [
-        confirm(
+        run_again(
             path if path.is_dir() else path.parent,
             [point for point in wanted if where[point] == path],
             repeats,

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from cloudai_mbridge.commands.live_view import SteadyConsole, new_console
 from cloudai_mbridge.errors import OK, BadInput, counted
-from cloudai_mbridge.gate.history.intake import FAILED
+from cloudai_mbridge.gate.history.insert import FAILED
 from cloudai_mbridge.gate.history.store import DEFAULT_METRIC, History, Imported, StoredRun
 from cloudai_mbridge.gate.results.read import without_dry_runs
 from cloudai_mbridge.gate.results.values import METRICS

@@ -269,7 +269,8 @@ def sweep_explain(
     found, console = explain_point(test_id=test_id, point=point, options=wanted, **options), new_console()
     decision = "rejected" if found.look.violations else "held back" if found.look.is_held_back else "accepted"
     console.print_line(f"{test_id}/{found.label}: {decision}")
-    console.print_line(f"  {_coordinates(found.coordinates)}")
+    coordinates = ", ".join(f"{name} = {json.dumps(value)}" for name, value in found.coordinates.items())
+    console.print_line(f"  {coordinates or 'no axes'}")
     if found.fill_in:
         console.print_line(f"  filled in by {found.fill_in}")
     for style, line in _verdicts(found):
@@ -277,10 +278,6 @@ def sweep_explain(
     for line in _estimate(found):
         console.print_line(f"  {line}", style="yellow" if found.look.is_held_back else "")
     return OK if decision == "accepted" else POINTS_FAILED
-
-
-def _coordinates(coordinates: dict[str, Any]) -> str:
-    return ", ".join(f"{name} = {json.dumps(value)}" for name, value in coordinates.items()) or "no axes"
 
 
 def _verdicts(found: Explanation) -> Iterator[tuple[str, str]]:

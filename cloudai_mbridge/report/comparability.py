@@ -46,16 +46,7 @@ _PROFILERS = {
 _OF_ANY_PROFILER = ("profiling_start_step", "profiling_stop_step", "profiling_ranks")
 # Overrides of the training configuration that name logs and experiments; their other fields count
 _LOGGER_NAMES = (
-    "_dir",
-    "_path",
-    "_filepath",
-    "_name",
-    "_project",
-    "_entity",
-    "_experiment",
-    "_workspace",
-    "_tags",
-    "_uri",
+    *("_dir", "_path", "_filepath", "_name", "_project", "_entity", "_experiment", "_workspace", "_tags", "_uri"),
 )
 _DEFAULTS = {name: field.default for name, field in ResolvedCmdArgs.model_fields.items()}
 _OVERRIDE: TypeAdapter[str] = TypeAdapter(OverrideKey)

@@ -207,8 +207,8 @@ def test_nodes_that_are_no_list_are_one_line(store: History, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("spoil", "why"),
     [
-        ({"num_steps": 8}, "6 of 8 steps are there; the first missing is 7"),
-        ({"num_steps": None}, "the requested number of steps is unknown it was to have"),
+        ({"num_steps": 8}, "6 of 8 steps are in the log; the first missing is 7"),
+        ({"num_steps": None}, "the requested number of steps is unknown"),
         ({"steps": 5}, "4 steps after the warm-up of 1; 5 are needed"),
         ({"loss": "nan"}, "the loss is nan at step 3"),
     ],

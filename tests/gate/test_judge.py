@@ -134,7 +134,7 @@ def test_a_run_that_did_not_end_well_is_not_run(trouble):
     for results in ([make_run("b9", **trouble)], [*runs("b", OTHER), make_run("b9", **trouble)]):
         result = judged(results)
         assert (result.verdict, result.exit_code) == (GateVerdict.NOT_RUN, 11)
-        why = trouble.get("reasons", ("12 of 50 steps are there; the first missing is 13",))[0]
+        why = trouble.get("reasons", ("12 of 50 steps are in the log; the first missing is 13",))[0]
         assert why in result.points[0].words[0]
 
 
@@ -357,7 +357,7 @@ def test_runs_that_cannot_be_trusted_do_not_count(change: dict[str, Any], why: s
 
 def test_steps_that_are_there_twice_do_not_replace_missing_ones() -> None:
     doubled = [replace(run, steps=run.steps[:6] * 2) for run in runs("b", OTHER)]
-    assert "6 of 12 steps are there; the first missing is 7" in judged(doubled).points[0].words[0]
+    assert "6 of 12 steps are in the log; the first missing is 7" in judged(doubled).points[0].words[0]
 
 
 def test_rounded_copies_count_once() -> None:

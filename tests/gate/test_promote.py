@@ -161,7 +161,7 @@ def _rounded(run: RunResult) -> RunResult:
         (lambda runs: [*runs, replace(_run(6), verdict="failed")], "run 6 of r/report.json is not a good run"),
         (
             lambda runs: [*runs[:-1], replace(runs[-1], steps=runs[-1].steps[:12])],
-            "run 4 of r/report.json is not a good run: 12 of 15 steps are there; the first missing is 13",
+            "run 4 of r/report.json is not a good run: 12 of 15 steps are in the log; the first missing is 13",
         ),
         (
             _last_steps(lambda s: replace(s, loss=math.nan) if s.step > 9 else s),

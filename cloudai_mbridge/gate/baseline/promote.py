@@ -20,11 +20,17 @@ from cloudai_mbridge.gate.baseline.model import (
     Value,
     value_to_toml,
 )
-from cloudai_mbridge.gate.baseline.promotion_change import regressions, with_anchors
-from cloudai_mbridge.gate.baseline.promotion_rules import Limits, lowered, name_changes, objections, within_a_day
+from cloudai_mbridge.gate.baseline.promotion_rules import (
+    Limits,
+    lowered,
+    objections,
+    regressions,
+    with_anchors,
+    within_a_day,
+)
 from cloudai_mbridge.gate.baseline.read import BASELINE_VERSION, load_baseline, summarize_environments, summarize_metric
 from cloudai_mbridge.gate.baseline.text import render_baseline
-from cloudai_mbridge.gate.compare.groups import changed
+from cloudai_mbridge.gate.compare.groups import changed, name_changes
 from cloudai_mbridge.gate.compare.policy import MetricPolicy, default_metrics
 from cloudai_mbridge.gate.compare.reference import run_values
 from cloudai_mbridge.gate.results.read import RunResult

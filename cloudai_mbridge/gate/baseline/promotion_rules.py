@@ -1,19 +1,21 @@
-"""What keeps runs out of a baseline. Each rule returns its objections to the runs of one point, none if it has none."""
+"""What keeps runs out of a baseline: each rule returns its objections to the runs of one point; and what is worse."""
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
+from cloudai_mbridge.gate.baseline.model import BaselineMetric, BaselinePoint, Value, as_list
 from cloudai_mbridge.gate.baseline.read import noise_between
-from cloudai_mbridge.gate.compare.groups import changed, why_not
+from cloudai_mbridge.gate.compare.groups import Originals, changed, name_changes, why_not
+from cloudai_mbridge.gate.compare.policy import MetricPolicy, default_metrics
 from cloudai_mbridge.gate.compare.reference import run_values
-from cloudai_mbridge.gate.results.copies import Originals
 from cloudai_mbridge.gate.results.model import comparability_id
 from cloudai_mbridge.gate.results.read import RunResult
-from cloudai_mbridge.gate.results.values import METRICS
+from cloudai_mbridge.gate.results.values import METRICS, Direction
 
 PRIMARY = "step_time_s"
+_TFLOPS = "tflops_per_gpu"
 _SHOWN = 4
 
 Runs = Sequence[RunResult]
@@ -97,24 +99,14 @@ def _not_alike(runs: Runs, limits: Limits) -> list[str]:
         return ["its comparability id is not the digest of its fields; write the report again with this mbridge"]
     for run in runs[1:]:
         if run.comparability_id != first.comparability_id:
-            return [f"{name_of(run)} is of another kind than {name_of(first)}: {differences(first, run)}"]
+            changes = name_changes(changed(first.comparability, run.comparability))
+            return [f"{name_of(run)} is of another kind than {name_of(first)}: {changes}"]
         if (run.flops_formula, run.flops_per_step) != (first.flops_formula, first.flops_per_step):
             return [
                 f"{name_of(run)} counts {run.flops_per_step} FLOPs by {run.flops_formula!r},"
                 f" {name_of(first)} {first.flops_per_step} by {first.flops_formula!r}"
             ]
     return []
-
-
-def differences(old: RunResult, new: RunResult) -> str:
-    """Name the fields in which two runs are not comparable."""
-    return name_changes(changed(old.comparability, new.comparability))
-
-
-def name_changes(changes: dict[str, tuple[object, object]]) -> str:
-    """Return "field old -> new" of the first few changes."""
-    shown = [f"{name} {old!r} -> {new!r}" for name, (old, new) in list(changes.items())[:_SHOWN]]
-    return ", ".join(shown) + (f" and {len(changes) - _SHOWN} more" if len(changes) > _SHOWN else "")
 
 
 def _odd_flops(runs: Runs, limits: Limits) -> list[str]:
@@ -179,3 +171,84 @@ _RULES_OF_RUNS: tuple[_Rule, ...] = (
     _not_alike,
 )
 _RULES_OF_VALUES: tuple[_Rule, ...] = (_partly_measured, _not_positive, _all_equal, _too_noisy)
+
+
+def regressions(old: BaselinePoint, new: BaselinePoint, limits: Sequence[MetricPolicy]) -> dict[str, str]:
+    """Return metric -> what is worse about it, of the same work: beyond the margin is enough, significant or not.
+
+    Many promotions, each within the margin, could carry a baseline far away, so none may be beyond the tolerance from
+    the anchor either. Limits that are not given are the built-in ones. What has none, or follows another metric, is
+    that in other units.
+    """
+    found = {
+        metric.name: f"{metric.name} was measured, and is not any more"
+        for metric in old.metrics
+        if new.metric(metric.name) is None
+    }
+    by_name = {limit.name: limit for limit in (*default_metrics(), *limits)}
+    for before in old.metrics:
+        limit, after = by_name.get(before.name), new.metric(before.name)
+        if limit is None or limit.follows or after is None or _counts_otherwise(before.name, old, new):
+            continue
+        if text := _worse(before, after, limit):
+            found[before.name] = text
+    return found
+
+
+def _counts_otherwise(metric: str, old: BaselinePoint, new: BaselinePoint) -> bool:
+    """Return whether a metric is of FLOPs that were counted by another formula."""
+    return metric == _TFLOPS and (old.flops_formula, old.flops_per_step) != (new.flops_formula, new.flops_per_step)
+
+
+def with_anchors(old: BaselinePoint, new: BaselinePoint, accepted: dict[str, str]) -> BaselinePoint:
+    """Return the new point with the old one's anchors, but for what was accepted."""
+    metrics = [
+        metric
+        if metric.name in accepted or _counts_otherwise(metric.name, old, new)
+        else _anchored(old.metric(metric.name), metric)
+        for metric in new.metrics
+    ]
+    return new.model_copy(update={"metrics": metrics, "accepted": list(accepted.values())})
+
+
+def _worse(before: BaselineMetric, after: BaselineMetric, limit: MetricPolicy) -> str:
+    """Return what is worse, "" if nothing is."""
+    anchor = before.anchor or before.value
+    if len(as_list(before.value)) != len(as_list(after.value)):
+        return f"{limit.name} has {len(as_list(after.value))} values, {len(as_list(before.value))} before"
+    step, drift = (_change(value, after.value, after.direction) for value in (before.value, anchor))
+    if abs(step) > limit.margin:
+        return f"{limit.name} is worse by {step:+.2%} than the baseline, beyond the margin of {limit.margin:.2%}"
+    if abs(drift) > limit.tolerance:
+        return (
+            f"{limit.name} has drifted by {drift:+.2%} from the best baseline since a regression was accepted,"
+            f" beyond the tolerance of {limit.tolerance:.2%}"
+        )
+    return ""
+
+
+def _change(before: Value, after: Value, direction: Direction) -> float:
+    """Return the largest relative change for the worse, 0 if there is none."""
+    changes = [b / a - 1 for a, b in zip(as_list(before), as_list(after), strict=True)]
+    match direction:
+        case Direction.LOWER:
+            worse = [change for change in changes if change > 0]
+        case Direction.HIGHER:
+            worse = [change for change in changes if change < 0]
+        case Direction.SAME:
+            worse = changes
+    return max(worse, key=abs, default=0.0)
+
+
+def _anchored(before: BaselineMetric | None, after: BaselineMetric) -> BaselineMetric:
+    if before is None or len(as_list(before.value)) != len(as_list(after.value)):
+        return after
+    pairs = zip(as_list(before.anchor or before.value), as_list(after.value), strict=True)
+    match after.direction:
+        case Direction.LOWER:
+            best = [min(pair) for pair in pairs]
+        case Direction.HIGHER:
+            best = [max(pair) for pair in pairs]
+        case Direction.SAME:
+            best = [old for old, _ in pairs]
+    return after.model_copy(update={"anchor": best if isinstance(after.value, list) else best[0]})

@@ -201,17 +201,13 @@ def _notes(series: Series, runs: Sequence[SeriesRun], levels: Levels) -> list[st
         notes.append(f"{counted(series.num_failed, 'failed run')} in that time counted for nothing")
     if runs and (missing := len(series.runs) - len(runs)):
         notes.append(f"{missing} of {counted(len(series.runs), 'run')} without a comparable {series.metric} left out")
-    if (shared := _sharing(run.ended_at for run in runs)) > 1:
+    if shared := sum(number for number in Counter(run.ended_at for run in runs).values() if number > 1):
         notes.append(f"{shared} runs share their time with another; they stand in the order of their import")
     if len(runs) > 1 and len({run.value for run in runs}) == 1:
         notes.append(f"all {len(runs)} runs have the very same value: nothing is known of the noise")
     if not levels.unknown and levels.noise is None:
         notes.append("the noise is assumed, not measured")
     return notes
-
-
-def _sharing(times: Any) -> int:
-    return sum(number for number in Counter(times).values() if number > 1)
 
 
 def _named(run: SeriesRun) -> NamedRun:

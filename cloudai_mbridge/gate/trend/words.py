@@ -1,10 +1,13 @@
 """A trend in sentences, for people. Names are as the reports have them: whoever prints them makes them printable."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from cloudai_mbridge.errors import counted
-from cloudai_mbridge.gate.trend.analysis import Change, Effect, NamedRun, Trend
+from cloudai_mbridge.gate.history.store import DEFAULT_METRIC, History, StoredRun
+from cloudai_mbridge.gate.results.model import SUCCESS
+from cloudai_mbridge.gate.trend.analysis import Change, Effect, NamedRun, Trend, find_trend
 
 _MAX_DIFFERENCES = 12
 _COMMIT_DIGITS = 12
@@ -109,3 +112,39 @@ def _percent(x: float) -> str:
 
 def _value(x: float, unit: str) -> str:
     return f"{x:.5g} {unit}".rstrip()
+
+
+LAST = 500
+
+
+def history_rows(history: History, report: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the last good runs of every comparability key of a report, with where their step time moved.
+
+    report: as report.json has it.
+
+    Raises:
+        BadInput: the history cannot be read.
+    """
+    keys = dict.fromkeys(point["comparability"]["id"] for point in report["points"] if point["comparability"])
+    return [row for key in keys for row in _rows(history, key)]
+
+
+def _rows(history: History, key: str) -> list[dict[str, Any]]:
+    trend = find_trend(history.series(key, DEFAULT_METRIC, LAST))
+    said = [text for text, effect in story(trend) if effect is not None]
+    words = {change.run.run_id: text for change, text in zip(trend.changes, said, strict=False)}
+    runs = history.runs(comparability_id=key, verdict=SUCCESS, last=LAST)
+    return [_row(run, words.get(run.run_id, "")) for run in runs]
+
+
+def _row(run: StoredRun, words: str) -> dict[str, Any]:
+    return {
+        "run_id": run.run_id,
+        "point": run.point,
+        "comparability_id": run.comparability_id,
+        "ended_at": run.ended_at,
+        "commit": run.commit,
+        "values": {name: values[0] for name, values in run.values.items() if len(values) == 1},
+        "is_change": bool(words),
+        "words": words,
+    }
