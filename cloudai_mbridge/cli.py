@@ -102,11 +102,7 @@ def _absolute(directory: Path) -> Path:
 
 
 def _drive(console: SteadyConsole, prepared: pipeline.Prepared, root: Path) -> int:
-    """Bring what was written to its end and report; also if that fails.
-
-    Raises:
-        InUse: another process drives the directory; nothing was written.
-    """
+    """Bring what was written to its end and report, also if that fails; raise InUse if another process holds it."""
     with driver_lock(root):
         return _drive_locked(console, prepared, root)
 

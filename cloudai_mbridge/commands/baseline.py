@@ -15,9 +15,8 @@ from cloudai_mbridge.commands.live_view import new_console
 from cloudai_mbridge.errors import OK, BadInput, MBridgeError
 from cloudai_mbridge.gate.baseline.file import replace_if_unchanged
 from cloudai_mbridge.gate.baseline.model import Baseline, as_list
-from cloudai_mbridge.gate.baseline.oddities import oddities
 from cloudai_mbridge.gate.baseline.promote import Proposal, Terms, difference, propose, select
-from cloudai_mbridge.gate.baseline.promotion_rules import Limits
+from cloudai_mbridge.gate.baseline.promotion_rules import Limits, oddities
 from cloudai_mbridge.gate.baseline.read import load_baseline
 from cloudai_mbridge.gate.compare.policy import default_metrics, load_policy
 from cloudai_mbridge.gate.results.read import read_results, without_dry_runs
@@ -146,11 +145,7 @@ def _whoever() -> str:
 
 
 def _show_proposal(proposal: Proposal) -> None:
-    """Print the diff and the notes.
-
-    Raises:
-        PromotionRefused: a point is not a baseline.
-    """
+    """Print the diff and the notes; raise PromotionRefused if a point is not a baseline."""
     if proposal.refusals:
         lines = [
             f"refused {_printable(refusal.point)}: {_printable(reason)}"
@@ -167,11 +162,7 @@ def _show_proposal(proposal: Proposal) -> None:
 
 
 def _is_wanted(proposal: Proposal, *, yes: bool, dry_run: bool) -> bool:
-    """Return whether to write.
-
-    Raises:
-        ConfirmationNeeded: there is no terminal to ask at.
-    """
+    """Return whether to write; raise ConfirmationNeeded without a terminal to ask at."""
     if dry_run:
         click.echo("--dry-run: nothing written")
         return False

@@ -1,15 +1,14 @@
 """Run points again that a gate could not decide about, on other nodes where there are enough.
 
-The new runs are a run of its own, in a directory beside the first one's: `mbridge resume`, `status` and `cancel` know
-it as any other. They are further iterations, rendered from what the first directory holds. If that is not exactly what
-this mbridge would write, nothing is run: the results could not be judged together.
+The new runs are further iterations in a directory of their own, rendered from what the first directory holds. If that
+is not exactly what this mbridge would write, nothing is run: the results could not be judged together.
 """
 
 import contextlib
 import json
 import sqlite3
 import tempfile
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -88,11 +87,7 @@ def _run(prepared: Prepared, new: Path, points: Collection[str], repeats: int, o
 
 
 def prepare(root: Path, points: Collection[str], repeats: int) -> tuple[Prepared, Mapping[str, str]]:
-    """Return the plan of the new runs, and the nodes that no run shall use. Nothing is written or submitted.
-
-    Raises:
-        BadInput, ToolFailure: as `confirm`.
-    """
+    """Return the plan of the new runs, and the nodes that no run shall use; nothing is written. Raises as `confirm`."""
     if repeats < 1 or not points:
         raise BadInput(f"{root}: {repeats} more runs of {len(points)} points leaves nothing to run; ask for at least 1")
     _require_end(root)
@@ -111,20 +106,16 @@ def prepare(root: Path, points: Collection[str], repeats: int) -> tuple[Prepared
         for number in range(1, repeats + 1)
     )
     notes = (f"further runs of {root.name}", *notes)
-    return replace(prepared, plan=plan_confirmation(first.plan, first.system, runs, notes)), past.excluded
-
-
-def plan_confirmation(plan: SweepPlan, system: System, runs: Sequence[RunPlan], notes: Iterable[str]) -> SweepPlan:
-    """Return the plan with these runs and nothing else, under the same limits."""
-    return replace(
-        plan,
-        runs=assign_arrays(runs, system),
+    plan = replace(
+        first.plan,
+        runs=assign_arrays(runs, first.system),
         tests=tuple(dict.fromkeys(run.test_id for run in runs)),
         rejected=(),
         num_rejected=0,
         rule_counts={},
-        notes=tuple(notes),
+        notes=notes,
     )
+    return replace(prepared, plan=plan), past.excluded
 
 
 def repeat(template: RunPlan, iteration: int, avoided: Iterable[str], excluded: Iterable[str]) -> RunPlan:
@@ -205,11 +196,7 @@ def _by_point(plan: SweepPlan) -> dict[str, list[RunPlan]]:
 
 
 def _first_runs(plan: SweepPlan, points: Iterable[str], root: Path) -> list[RunPlan]:
-    """Return the first run of each point.
-
-    Raises:
-        BadInput: no such point.
-    """
+    """Return the first run of each point; raise BadInput of a point that is not there."""
     known = _by_point(plan)
     for name in points:
         if name not in known:

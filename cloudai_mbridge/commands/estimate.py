@@ -135,8 +135,7 @@ def _request(
 ) -> EstimateRequest:
     """Return the point that the options describe, checked by the rules.
 
-    Raises:
-        BadInput: something is unknown, or the point breaks rules, a line each.
+    Raise BadInput if something is unknown, or the point breaks rules, a line each.
     """
     recipe, extra = load_recipe(recipe_name), _overrides(overrides)
     chosen = {name: value for name, value in sizes.items() if value is not None}
@@ -187,8 +186,7 @@ def _refuse_broken(
 def _preset(version: str, args: ResolvedCmdArgs, recompute: str | None) -> Preset:
     """Return the preset of a release for a point.
 
-    Raises:
-        BadInput: there is none, no such release is known, or it cannot do what `recompute` asks for.
+    Raise BadInput if there is none, no such release is known, or it cannot do what `recompute` asks for.
     """
     release = find_release(f"v{version.removeprefix('v')}")
     if release is None:

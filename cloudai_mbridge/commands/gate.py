@@ -47,11 +47,7 @@ def _output_options(command: Callable[..., int]) -> Callable[..., int]:
 @_output_options
 @click.option("--html", type=_PATH, help="Also write the page of the first result with the gate on it.")
 def gate(
-    results: tuple[Path, ...],
-    policy: Path,
-    baseline: Path | None,
-    confirm: int | None,
-    **files: Path | None,
+    results: tuple[Path, ...], policy: Path, baseline: Path | None, confirm: int | None, **files: Path | None
 ) -> int:
     """Judge RESULTS (report.json files or runs' directories, taken together) against a baseline or a history.
 
@@ -140,8 +136,7 @@ def _write(path: Path | None, render: Callable[[], str]) -> int:
 def _page(path: Path, result: GateResult) -> str:
     """Render the page of a report again, with what the gate says.
 
-    Raises:
-        BadInput: the gate reads less of a report than the page does, and what the page needs is not there.
+    Raise BadInput of a report that lacks what the page needs: the gate reads less of it.
     """
     file = path / ROOT_FILES.report if path.is_dir() else path
     report = json.loads(read_regular(file))

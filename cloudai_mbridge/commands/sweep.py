@@ -257,12 +257,7 @@ def _reasons(look: Look, plan: TestPlan) -> Iterator[str]:
 @click.argument("test_id")
 @click.argument("point")
 def sweep_explain(
-    test_id: str,
-    point: str,
-    memory_share: float | None,
-    include_oom_risk: bool,
-    rules: RuleSet,
-    **options: Any,
+    test_id: str, point: str, memory_share: float | None, include_oom_risk: bool, rules: RuleSet, **options: Any
 ) -> int:
     """Say why one POINT of a test would run or not: its label, or coordinates such as tp=2,pp=4."""
     wanted = PlanOptions(memory_share, include_oom_risk, rules=rules)

@@ -78,10 +78,8 @@ def verify(
 ) -> Iterator[Finding]:
     """Check a file, or every TOML below a directory. Scenarios look for their tests in `tests_dir`, else in `configs`.
 
-    hook_dir: default: CloudAI's, or the subdirectory `hook` of `configs`.
-
-    Raises:
-        BadInput: `configs` does not exist or holds no TOML, or the system file is wrong.
+    hook_dir: default: CloudAI's, or the subdirectory `hook` of `configs`. Raises BadInput if `configs` does not exist
+    or holds no TOML, or the system file is wrong.
     """
     links = list(_links(configs))
     files = sorted(path for path in configs.rglob("*.toml") if path.is_file()) if configs.is_dir() else [configs]

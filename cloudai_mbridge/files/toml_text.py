@@ -6,10 +6,21 @@ from typing import Any
 import tomlkit
 from tomlkit.items import Array, Item
 
+from cloudai_mbridge.errors import BadInput
+
 
 def render_toml(document: Mapping[str, Any]) -> str:
-    """Return plain data, or a document of tomlkit, as TOML in which every character that does not print is escaped."""
+    """Return plain data, or a document of tomlkit, as TOML in which every character that does not print is escaped.
+
+    Raises:
+        BadInput: a text holds half of a surrogate pair, which no file can hold.
+    """
     text = tomlkit.dumps(document)  # line feeds in strings and keys are escaped, so those that are left end lines
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        line = text[text.rfind("\n", 0, error.start) + 1 :].partition("\n")[0]
+        raise BadInput(f"{line!a}: holds a lone surrogate, which cannot be written as UTF-8; rename it") from None
     return "".join(c if c.isprintable() or c == "\n" else _escape(c) for c in text)
 
 

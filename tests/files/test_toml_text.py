@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.files.toml_text import one_per_line, render_toml
 
 TEXT = st.text(alphabet=st.characters(blacklist_categories=("Cs",)), max_size=30)
@@ -26,6 +27,11 @@ def test_any_text_comes_back_on_lines_that_print(data: dict[str, str]) -> None:
     text = render_toml(data)
     assert tomllib.loads(text) == data
     assert all(line.isprintable() for line in text.split("\n"))
+
+
+def test_half_of_a_surrogate_pair_is_refused() -> None:
+    with pytest.raises(BadInput, match=r"'b = ..ud800..: holds a lone surrogate"):
+        render_toml({"a": "1", "b": "\ud800"})
 
 
 @given(st.lists(st.dictionaries(TEXT, st.one_of(SCALAR, st.dictionaries(TEXT, SCALAR, max_size=2)), max_size=3)))

@@ -15,11 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cloudai_mbridge.errors import BadInput, ToolFailure
-from cloudai_mbridge.gate.baseline.file import read_bytes, replace_if_unchanged
+from cloudai_mbridge.gate.baseline.file import read_bytes, render_baseline, replace_if_unchanged
 from cloudai_mbridge.gate.baseline.model import Baseline, BaselinePoint, value_to_toml
-from cloudai_mbridge.gate.baseline.oddities import oddities
+from cloudai_mbridge.gate.baseline.promotion_rules import oddities
 from cloudai_mbridge.gate.baseline.read import load_baseline, summarize_metric
-from cloudai_mbridge.gate.baseline.text import render_baseline
 from cloudai_mbridge.gate.results.model import comparability_id
 from cloudai_mbridge.models.loading.test_files import is_baseline
 from cloudai_mbridge.models.loading.toml_source import read_toml
@@ -266,7 +265,7 @@ from pathlib import Path
 from cloudai_mbridge.gate.baseline.read import load_baseline
 from cloudai_mbridge.gate.baseline.file import read_bytes, replace_if_unchanged
 from cloudai_mbridge.gate.baseline.model import Baseline
-from cloudai_mbridge.gate.baseline.text import render_baseline
+from cloudai_mbridge.gate.baseline.file import render_baseline
 
 path, writer = Path(sys.argv[1]), sys.argv[2]
 first = load_baseline(path).points[0]

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from cloudai_mbridge.errors import BadInput
-from cloudai_mbridge.gate.baseline.file import read_bytes
+from cloudai_mbridge.gate.baseline.file import read_bytes, render_baseline
 from cloudai_mbridge.gate.baseline.model import (
     Baseline,
     BaselineMetric,
@@ -29,7 +29,6 @@ from cloudai_mbridge.gate.baseline.promotion_rules import (
     within_a_day,
 )
 from cloudai_mbridge.gate.baseline.read import BASELINE_VERSION, load_baseline, summarize_environments, summarize_metric
-from cloudai_mbridge.gate.baseline.text import render_baseline
 from cloudai_mbridge.gate.compare.groups import changed, name_changes
 from cloudai_mbridge.gate.compare.policy import MetricPolicy, default_metrics
 from cloudai_mbridge.gate.compare.reference import run_values

@@ -50,9 +50,7 @@ def group_by_point(results: Iterable[RunResult], without: Collection[str] = ()) 
 def _split(point: str, runs: Sequence[RunResult]) -> PointRuns:
     why = [(run, why_not(run)) for run in runs]
     return PointRuns(
-        point,
-        tuple(run for run, reason in why if not reason),
-        tuple((run, reason) for run, reason in why if reason),
+        point, tuple(run for run, reason in why if not reason), tuple((run, reason) for run, reason in why if reason)
     )
 
 

@@ -1,8 +1,7 @@
 """The gate: results against references under a policy, to a verdict per metric, per point and overall.
 
-What is called a regression is (1) larger than the metric's margin and (2) significant after a correction for everything
-that this gate tests, so that no change at all is called one in at most `false_alarm_rate` of all gates. What passes
-is shown to be smaller than the tolerance. Whatever is neither is inconclusive, and never a pass.
+A regression is larger than the metric's margin, and significant after a correction for everything that this gate
+tests. What passes is shown to be smaller than the tolerance. Whatever is neither is inconclusive, and never a pass.
 """
 
 from collections.abc import Mapping, Sequence

@@ -117,11 +117,6 @@ def compare_groups(
     )
 
 
-def noise(values: Sequence[float]) -> float | None:
-    """Return the relative standard deviation between runs, or None for fewer than two."""
-    return float(np.log(np.asarray(values, dtype=float)).std(ddof=1)) if len(values) > 1 else None
-
-
 def _spreads(
     old: np.ndarray, new: np.ndarray, assumed_noise: float | None, noise_floor: float
 ) -> tuple[Spread, ...] | Incomparable:

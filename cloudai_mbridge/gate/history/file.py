@@ -195,11 +195,7 @@ def _check_magic(path: Path) -> None:
 
 
 def _is_history(db: sqlite3.Connection, path: Path) -> bool:
-    """Return False of a file without any table.
-
-    Raises:
-        BadInput: it is another program's, or another mbridge's, or damaged.
-    """
+    """Return False of a file without any table; raise BadInput of another program's or version's, or a damaged one."""
     application = db.execute("PRAGMA application_id").fetchone()[0]
     version = db.execute("PRAGMA user_version").fetchone()[0]
     if application != _APPLICATION_ID:

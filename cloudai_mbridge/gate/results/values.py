@@ -1,7 +1,6 @@
-"""The metrics of a gate: one value per run, since runs are the unit of replication.
+"""The metrics of a gate: one value per run, robust against single slow steps.
 
-The steps of a run are correlated, and their number says nothing of how well another run would repeat them. So a run
-counts once, with a value that is robust against single slow steps; the spread that matters is the one between runs.
+Runs are the unit of replication: steps of a run are correlated, so the spread that matters is that between runs.
 """
 
 import itertools

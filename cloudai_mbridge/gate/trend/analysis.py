@@ -93,11 +93,7 @@ class Trend:
 
 
 def find_trend(
-    series: Series,
-    points: Sequence[str] = (),
-    *,
-    min_effect: float = MIN_EFFECT,
-    assumed_noise: float | None = None,
+    series: Series, points: Sequence[str] = (), *, min_effect: float = MIN_EFFECT, assumed_noise: float | None = None
 ) -> Trend:
     """Find what a series did. min_effect, assumed_noise: relative, see `find_levels`."""
     metric = series.metric

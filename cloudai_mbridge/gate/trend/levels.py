@@ -1,15 +1,9 @@
 """Levels of a series: where they change, whether they drift, whether the last run departs. Numbers only.
 
-A change point is proposed by ruptures (least squares, by dynamic programming) on logarithms from which spikes are
-clipped, and kept if the two levels beside it differ
-
-- by more than the noise: the difference of the levels, with every run clipped at four standard deviations, over its
-  standard error, above a threshold that covers looking at all places. The threshold was calibrated by simulation
-  (tests/benchmarks/history.py prints the rates): normal, heavy-tailed, skewed and autocorrelated noise;
-- by more than `min_effect`.
-
-The noise is the spread of the runs around their own levels, never their spread overall: a step does not hide itself.
-Autocorrelation of the runs widens the standard errors.
+ruptures proposes change points, by least squares on logarithms from which spikes are clipped. One is kept if its levels
+differ by more than `min_effect`, and by more standard errors than a threshold that covers all places. The threshold was
+calibrated by simulation (tests/benchmarks/history.py): normal, heavy-tailed, skewed and autocorrelated noise. The noise
+is the spread of the runs around their own levels, so a step does not hide itself.
 
 Sources: Killick et al. 2012 (https://doi.org/10.1080/01621459.2012.737745) for the penalised search; Hansen 2000
 (https://doi.org/10.1111/1468-0262.00124) for the range of places.

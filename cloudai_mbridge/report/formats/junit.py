@@ -1,10 +1,8 @@
 """junit.xml: a suite per test, a case per run, as CI servers read them.
 
-A failed run is a failure. A rejected point is skipped, and so is a node that failed the pre-test: it is excluded, and
-fails nothing. A test of which nothing ran, or a part was not submitted or was cancelled, has one more case that is an
-error: a suite with nothing but skipped cases would pass. So there is neither failure nor error exactly if the scenario
-has succeeded.
-`time` is the seconds of the run's job, and is left out where they are not known.
+A failed run is a failure; a rejected point, and a node that failed the pre-test, are skipped. A test of which nothing
+ran, or a part was not submitted or was cancelled, has one more case that is an error: a suite of skipped cases would
+pass. `time` is the seconds of the run's job, and is left out where they are not known.
 """
 
 import xml.etree.ElementTree as ET

@@ -1,9 +1,8 @@
 """steps.csv and steps.parquet: every step of every run, a row each.
 
 In the CSV a number that is missing is an empty cell; one that is not finite is nan, inf or -inf. A text that begins
-like a formula (with =, +, -, @ or a tab) gets an apostrophe in front, since spreadsheets run formulas of files they
-open: take it off again before comparing names with those of report.json. Numbers never get one. Control characters but
-tabs and line feeds are spelt out, such as \\x0d; so a carriage return begins no formula either.
+like a formula (with =, +, -, @ or a tab) gets an apostrophe in front, since spreadsheets run formulas; take it off
+before comparing names with report.json. Control characters but tabs and line feeds are spelt out, such as \\x0d.
 """
 
 import csv

@@ -1,8 +1,7 @@
 """Put page, style, code and data together.
 
-Nothing of the report is written into the markup. It travels as JSON in a script element that the browser does not run,
-and the page shows it through text nodes only. The content security policy names the digests of the three scripts below:
-no other script runs, whatever a report says, and nothing may be fetched.
+The report travels as JSON in a script element that the browser does not run, and is shown through text nodes only. The
+content security policy names the digests of the scripts: no other runs, whatever a report says; nothing is fetched.
 """
 
 import base64
