@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cloudai_mbridge.commands.live_view import new_console
+from cloudai_mbridge.commands.options import PATH
 from cloudai_mbridge.errors import OK, BadInput, MBridgeError
 from cloudai_mbridge.gate.baseline.file import replace_if_unchanged
 from cloudai_mbridge.gate.baseline.model import Baseline, as_list
@@ -23,7 +24,6 @@ from cloudai_mbridge.gate.results.read import read_results, without_dry_runs
 
 REFUSED = 15
 NOT_CONFIRMED = 16
-_PATH = click.Path(path_type=Path)
 _WIDTH = 160  # of a table where the output is not a terminal
 
 
@@ -45,12 +45,12 @@ def baseline() -> None:
 
 
 @baseline.command()
-@click.argument("results", nargs=-1, required=True, type=_PATH)
-@click.option("--baseline", "path", type=_PATH, required=True, help="The baseline file; created if it does not exist.")
+@click.argument("results", nargs=-1, required=True, type=PATH)
+@click.option("--baseline", "path", type=PATH, required=True, help="The baseline file; created if it does not exist.")
 @click.option("--reason", required=True, help="Why these runs are the new baseline.")
 @click.option("--by", help="Who promotes; default: git's user.name, or the login name.")
 @click.option("--point", "globs", multiple=True, help="Only points whose name matches; may be given several times.")
-@click.option("--policy", type=_PATH, help="Policy whose margins and tolerances hold; default: the built-in ones.")
+@click.option("--policy", type=PATH, help="Policy whose margins and tolerances hold; default: the built-in ones.")
 @click.option("--min-runs", type=click.IntRange(min=2), default=5, show_default=True, help="Runs per point.")
 @click.option(
     "--max-noise",
@@ -90,7 +90,7 @@ def promote(results: tuple[Path, ...], path: Path, *, yes: bool, dry_run: bool, 
 
 
 @baseline.command()
-@click.argument("path", metavar="FILE", type=_PATH)
+@click.argument("path", metavar="FILE", type=PATH)
 def show(path: Path) -> int:
     """Show the metrics of every point of a baseline FILE, and who promoted it, when and why."""
     found, console = load_baseline(path), new_console(_WIDTH)
@@ -103,7 +103,7 @@ def show(path: Path) -> int:
 
 
 @baseline.command()
-@click.argument("path", metavar="FILE", type=_PATH)
+@click.argument("path", metavar="FILE", type=PATH)
 @click.option("--max-age-days", type=click.IntRange(min=1), default=90, show_default=True, help="Older ones are odd.")
 def check(path: Path, max_age_days: int) -> int:
     """Check that a baseline FILE can be read and agrees with itself, and say what looks wrong in it."""
@@ -121,7 +121,7 @@ def _terms(
     if not reason.strip():
         raise BadInput("--reason: is blank; say why these runs are the new baseline")
     return Terms(
-        by=(by or _whoever()).strip() or "unknown",
+        by=(by or _user_name()).strip() or "unknown",
         at=datetime.now(UTC).isoformat(timespec="seconds"),
         reason=reason.strip(),
         limits=Limits(min_runs=min_runs, max_noise=max_noise),
@@ -130,7 +130,7 @@ def _terms(
     )
 
 
-def _whoever() -> str:
+def _user_name() -> str:
     """Return git's user.name, else the login name."""
     try:
         asked = subprocess.run(["git", "config", "user.name"], capture_output=True, timeout=10, check=False)
@@ -147,11 +147,8 @@ def _whoever() -> str:
 def _show_proposal(proposal: Proposal) -> None:
     """Print the diff and the notes; raise PromotionRefused if a point is not a baseline."""
     if proposal.refusals:
-        lines = [
-            f"refused {_printable(refusal.point)}: {_printable(reason)}"
-            for refusal in proposal.refusals
-            for reason in refusal.reasons
-        ]
+        refused = [(point, reason) for point, reasons in proposal.refusals.items() for reason in reasons]
+        lines = [f"refused {_printable(point)}: {_printable(reason)}" for point, reason in refused]
         good = len(proposal.points) - len(proposal.refusals)
         rest = f"; promote the other {good} with --point" if good else ""
         raise PromotionRefused("\n".join([*lines, f"nothing written{rest}"]))

@@ -54,7 +54,7 @@ class Past:
 def confirm(root: Path, points: Collection[str], repeats: int, observer_for: ObserverFor) -> Confirmation:
     """Run each point (test_id/label) of the finished run in `root` so many times more, and report in a new directory.
 
-    observer_for: who is told how the runs go, given the new plan and its directory; told the notes first.
+    observer_for: returns the observer of the runs, given the new plan and its directory.
 
     Raises:
         BadInput: no such run or point, a run that has not ended, missing credentials, changed files. Nothing was run.
@@ -150,15 +150,15 @@ def avoid(
     """Return, by point, the nodes that its new runs avoid, and notes that say so."""
     avoided, said = {}, dict[str, list[str]]()
     for run in runs:
-        avoided[_point(run)], words = _avoid(run, system, scheduler, past)
-        said.setdefault(words, []).append(_point(run))
+        avoided[_point(run)], note = _avoid(run, system, scheduler, past)
+        said.setdefault(note, []).append(_point(run))
         if others := sorted({*run.after_start, *run.end_with}):
             said.setdefault(f"ran beside {', '.join(others)}, and runs without now", []).append(_point(run))
-    return avoided, tuple(f"{', '.join(points)}: {words}" for words, points in said.items())
+    return avoided, tuple(f"{', '.join(points)}: {note}" for note, points in said.items())
 
 
 def _avoid(run: RunPlan, system: System, scheduler: Scheduler, past: Past) -> tuple[tuple[str, ...], str]:
-    """Return the nodes that a point's new runs avoid, in words, too: its earlier ones, if enough others can take it."""
+    """Return the nodes that a point's new runs avoid (its earlier ones, if enough others can take it), and a note."""
     used = past.used.get(_point(run), ())
     if isinstance(system, LocalSystem):
         return (), "this is the only machine, so the same one was used"
@@ -167,7 +167,7 @@ def _avoid(run: RunPlan, system: System, scheduler: Scheduler, past: Past) -> tu
     if not used:
         return (), "the nodes it ran on are unknown; it may run on the same ones"
     taken = {*used, *past.excluded, *(name for nodes in run.exclude_nodes for name in expand_hostlist(nodes))}
-    usable = scheduler.num_usable_nodes(taken | _sick(system, scheduler))
+    usable = scheduler.num_usable_nodes(taken | _unhealthy(system, scheduler))
     if usable is None:
         return (), "the cluster's other nodes are unknown; it may run on the same ones"
     if usable < run.num_nodes:
@@ -175,8 +175,8 @@ def _avoid(run: RunPlan, system: System, scheduler: Scheduler, past: Past) -> tu
     return used, f"avoids {', '.join(used)}, where its earlier runs were"
 
 
-def _sick(system: System, scheduler: Scheduler) -> set[str]:
-    """Return the nodes out of service, of those that the system file names: nobody should wait for them."""
+def _unhealthy(system: System, scheduler: Scheduler) -> set[str]:
+    """Return the nodes out of service, of those that the system file names."""
     partitions = [] if isinstance(system, LocalSystem) else system.partitions
     own = [each for each in partitions if each.name == getattr(system, "default_partition", "")]
     nodes = [name for each in own for name in (*each.nodes, *(node for group in each.groups for node in group.nodes))]
@@ -205,7 +205,7 @@ def _first_runs(plan: SweepPlan, points: Iterable[str], root: Path) -> list[RunP
 
 
 def _require_end(root: Path) -> None:
-    """Raise BadInput if a run has not ended, or somebody is at work."""
+    """Raise BadInput if a run has not ended, or another process holds it."""
     status = control.read_status(root)
     if status.driver is not None:
         raise InUse(f"{root}: is held by {status.driver}; wait for its end")
@@ -233,10 +233,9 @@ def _read_json(path: Path) -> dict[str, Any]:
     return data
 
 
-def _is_same(ran: Path, again: Path) -> bool:
-    text = again.read_bytes()
+def _holds(path: Path, text: bytes) -> bool:
     try:
-        return read_regular(ran, len(text)) == text
+        return read_regular(path, len(text)) == text
     except OSError:
         return False
 
@@ -249,7 +248,7 @@ def _require_same_files(prepared: Prepared, root: Path) -> None:
         for run in prepared.plan.runs:
             for path in sorted((again / run.key).iterdir()):
                 ran = root / run.key / path.name
-                if not _is_same(ran, path):
+                if not _holds(ran, path.read_bytes()):
                     raise BadInput(
                         f"{ran}: is not what this mbridge would write now, so a further run of {_point(run)} would be"
                         " another one; run the scenario again"

@@ -9,7 +9,7 @@ import click
 
 from cloudai_mbridge.commands.estimate_table import render_estimate
 from cloudai_mbridge.commands.live_view import new_console
-from cloudai_mbridge.commands.options import FLOPS_FORMULA
+from cloudai_mbridge.commands.options import FLOPS_FORMULA, PATH
 from cloudai_mbridge.commands.proxy_toml import render_proxy
 from cloudai_mbridge.constraints import Upstream, check
 from cloudai_mbridge.errors import OK, BadInput
@@ -33,7 +33,6 @@ from cloudai_mbridge.recipes.apply import with_model_facts, with_recipe_defaults
 from cloudai_mbridge.sweep.pinned import overridden_by
 from cloudai_mbridge.training.flops import Formula
 
-_PATH = click.Path(path_type=Path)
 _SIZE = click.IntRange(1, 2**63 - 1)
 DOES_NOT_FIT = 9  # 5 to 8 are of directories of runs, 10 to 14 of the gate
 _ESTIMATORS = ("default", "megatron-bridge/seed", "megatron-bridge/head")
@@ -71,7 +70,7 @@ _ESTIMATORS = ("default", "megatron-bridge/seed", "megatron-bridge/head")
 @FLOPS_FORMULA
 @click.option("--memory-estimator", type=click.Choice(_ESTIMATORS), default="default", show_default=True)
 @click.option("--max-steps", type=_SIZE, help="Steps, for GPU-hours and cost; default: 10.")
-@click.option("--system-config", type=_PATH, help="System TOML with gpu_type and [prices].")
+@click.option("--system-config", type=PATH, help="System TOML with gpu_type and [prices].")
 @click.option("--json", "is_json", is_flag=True, help="Print JSON.")
 def estimate(
     recipe: str, memory_estimator: str, system_config: Path | None, is_json: bool, formula: Formula, **given: Any
@@ -103,7 +102,7 @@ def estimate(
 @click.option("--layers", type=_SIZE, required=True, help="Decoder layers to keep.")
 @click.option("--gpus", "num_gpus", type=_SIZE, default=1, show_default=True, help="Ranks of the definition.")
 @click.option("--max-steps", type=_SIZE, default=10, show_default=True, help="Steps of the definition.")
-@click.option("--output", type=_PATH, help="Test TOML to write; default: standard output.")
+@click.option("--output", type=PATH, help="Test TOML to write; default: standard output.")
 def proxy(recipe: str, layers: int, num_gpus: int, max_steps: int, output: Path | None) -> int:
     """Shrink a RECIPE to fewer layers of the same shapes, as a test definition for a small machine."""
     text = render_proxy(shrink(load_recipe(recipe), layers), num_gpus, max_steps)

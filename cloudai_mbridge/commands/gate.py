@@ -11,6 +11,7 @@ import click
 from cloudai_mbridge.commands.confirm import Confirmation
 from cloudai_mbridge.commands.confirm import confirm as run_again
 from cloudai_mbridge.commands.live_view import new_console, observer_for
+from cloudai_mbridge.commands.options import PATH
 from cloudai_mbridge.errors import OK, BadInput, ToolFailure
 from cloudai_mbridge.files.regular import read_regular
 from cloudai_mbridge.files.replace import require_writable, write_text
@@ -22,14 +23,13 @@ from cloudai_mbridge.report.formats.gate import render_gate, render_gate_junit, 
 from cloudai_mbridge.report.html import render_html
 from cloudai_mbridge.report.model import plain
 
-_PATH = click.Path(path_type=Path)
 _BUILT_IN = {"name": "built-in", "baseline": "-"}
 
 
 _OUTPUTS = (
-    click.option("--json", "json_file", type=_PATH, help="Also write the result as JSON."),
-    click.option("--markdown", type=_PATH, help="Also write it for a CI's step summary."),
-    click.option("--junit", type=_PATH, help="Also write it as JUnit XML."),
+    click.option("--json", "json_file", type=PATH, help="Also write the result as JSON."),
+    click.option("--markdown", type=PATH, help="Also write it for a CI's step summary."),
+    click.option("--junit", type=PATH, help="Also write it as JUnit XML."),
 )
 
 
@@ -40,12 +40,12 @@ def _output_options(command: Callable[..., int]) -> Callable[..., int]:
 
 
 @click.command()
-@click.argument("results", nargs=-1, required=True, type=_PATH)
-@click.option("--policy", type=_PATH, required=True, help="Policy TOML, such as conf/gates/default.toml.")
-@click.option("--baseline", type=_PATH, help="Baseline file instead of what the policy compares with.")
+@click.argument("results", nargs=-1, required=True, type=PATH)
+@click.option("--policy", type=PATH, required=True, help="Policy TOML, such as conf/gates/default.toml.")
+@click.option("--baseline", type=PATH, help="Baseline file instead of what the policy compares with.")
 @click.option("--confirm", type=click.IntRange(1, 100), help="Repeat inconclusive points so often, on other nodes.")
 @_output_options
-@click.option("--html", type=_PATH, help="Also write the page of the first result with the gate on it.")
+@click.option("--html", type=PATH, help="Also write the page of the first result with the gate on it.")
 def gate(
     results: tuple[Path, ...], policy: Path, baseline: Path | None, confirm: int | None, **files: Path | None
 ) -> int:
@@ -81,9 +81,9 @@ def gate(
 
 
 @click.command()
-@click.argument("old", metavar="A", type=_PATH)
-@click.argument("new", metavar="B", type=_PATH)
-@click.option("--policy", type=_PATH, help="Policy whose metrics and limits hold; default: the built-in ones.")
+@click.argument("old", metavar="A", type=PATH)
+@click.argument("new", metavar="B", type=PATH)
+@click.option("--policy", type=PATH, help="Policy whose metrics and limits hold; default: the built-in ones.")
 @_output_options
 def compare(old: Path, new: Path, policy: Path | None, **files: Path | None) -> int:
     """Compare the runs of report B with those of report A. It only tells: the exit code is 0, whatever it finds."""
@@ -120,7 +120,7 @@ def _show(
 
 
 def _write(path: Path | None, render: Callable[[], str]) -> int:
-    """Write a file, if it was asked for. One that cannot be written is told of, and the verdict stands."""
+    """Write a file, if it was asked for. An error is printed, and the verdict stands."""
     try:
         if path is not None:
             write_text(path, render())

@@ -104,9 +104,9 @@ def show(path: Path, name: str, last: int) -> int:
     if found:
         ids = ", ".join(run.run_id for run in found[:_MAX_NAMED])
         raise BadInput(f"{name!r} is the start of several run ids: {ids}{', ...' if len(found) > _MAX_NAMED else ''}")
-    raise BadInput(
-        printable(f"{name!r} is neither a point nor the start of a run id in {path}; {_nearest(name, names)}")
-    )
+    known = sorted(set(names))
+    remedy = suggest(name, known) if len(known) <= 2 * _MAX_NAMED else "see `mbridge history list`"
+    raise BadInput(printable(f"{name!r} is neither a point nor the start of a run id in {path}; {remedy}"))
 
 
 @history.command()
@@ -179,17 +179,9 @@ def _runs_table(runs: list[StoredRun]) -> Table:
     table = _table("run", "ended (UTC)", "verdict", "key", "commit", "nodes", DEFAULT_METRIC, "why")
     for run in runs:
         value = run.values.get(DEFAULT_METRIC)
-        _add(
-            table,
-            run.run_id[:10],
-            _minute(run.ended_at),
-            run.verdict,
-            run.comparability_id,
-            (run.commit or "")[:12],
-            ",".join(run.nodes),
-            _number(value[0] if value else None),
-            "\n".join(run.reasons),
-        )
+        number = _number(value[0] if value else None)
+        work = (run.verdict, run.comparability_id, (run.commit or "")[:12], ",".join(run.nodes))
+        _add(table, run.run_id[:10], _minute(run.ended_at), *work, number, "\n".join(run.reasons))
     return table
 
 
@@ -217,11 +209,6 @@ def _show_run(console: SteadyConsole, run: StoredRun, store: History) -> None:
 
 def _table_facts(title: str, values: Any) -> Iterable[tuple[str, str]]:
     return ((f"{title}: {name}", json.dumps(value)) for name, value in sorted(values.items()) if value is not None)
-
-
-def _nearest(name: str, names: Iterable[str]) -> str:
-    known = sorted(set(names))
-    return suggest(name, known) if len(known) <= 2 * _MAX_NAMED else "see `mbridge history list`"
 
 
 def _table(*columns: str) -> Table:

@@ -36,13 +36,7 @@ from cloudai_mbridge.sweep.pinned import pinned_by
 
 # Where no system file is given, the options of the launcher are checked for this one.
 _ANY_SYSTEM = SlurmSystem.model_validate(
-    {
-        "name": "any",
-        "scheduler": "slurm",
-        "install_path": "install",
-        "default_partition": "any",
-        "partitions": [{"name": "any"}],
-    }
+    dict(name="any", scheduler="slurm", install_path="install", default_partition="any", partitions=[{"name": "any"}])
 )
 
 

@@ -52,8 +52,8 @@ def references_for(loaded: LoadedPolicy, results: Sequence[RunResult]) -> tuple[
         _require_baseline(loaded.baseline_path, results)
         return load_baseline(loaded.baseline_path).references(), f"baseline {loaded.baseline_path.name}"
     history = loaded.policy.history
-    if loaded.history_path is None or history is None:
-        raise ValueError(f"policy {loaded.policy.name!r} names neither a baseline nor a history")
+    assert loaded.history_path is not None  # a policy names a baseline or a history
+    assert history is not None
     return _from_history(loaded.history_path, history.last, results), f"history {loaded.history_path.name}"
 
 

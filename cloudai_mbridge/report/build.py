@@ -97,7 +97,7 @@ def judge_in(root: Path) -> Judge:
         failure, status = outcome.failure, entry.last.status if entry.last else None
         is_lost = status is not None and status.state == "LOST"
         failure_id = failure.id if failure else "lost" if is_lost else "unknown"
-        # A job that somebody has cancelled is not wanted back
+        # A job that a user has cancelled is not submitted again
         failed_by_itself = status is not None and (status.job_class in _FAILED or failure_id == _CANCELLED_BY_SLURM)
         is_infrastructure = failure is not None and failure.kind is FailureKind.INFRASTRUCTURE and failed_by_itself
         return Judgement(

@@ -31,19 +31,19 @@ def machine_environment() -> dict[str, Any]:
 
 
 def run_environment(run: Mapping[str, Any], nodes: str, said: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a run ran on; None, and empty lists and tables, for what nobody has said.
+    """Return what a run ran on; None, and empty lists and tables, for what is unknown.
 
     run: of the plan. nodes: the job's, as the scheduler writes them. said: what the training said of itself, which is
     text from a log: what has another type than it should is left out.
     """
-    told = _table(said.get("environment"))
+    own = _table(said.get("environment"))
     device = said.get("device")
     return {
-        **{name: _text(told.get(name)) for name in _SAID},
-        "device": _text(told.get("device")) or _text(device),
-        "packages": {str(name): str(version) for name, version in _table(told.get("packages")).items()},
-        "git": _git(told.get("git")),
-        "nodes": _nodes(nodes) or [name for name in [_text(told.get("hostname"))] if name],
+        **{name: _text(own.get(name)) for name in _SAID},
+        "device": _text(own.get("device")) or _text(device),
+        "packages": {str(name): str(version) for name, version in _table(own.get("packages")).items()},
+        "git": _git(own.get("git")),
+        "nodes": _nodes(nodes) or [name for name in [_text(own.get("hostname"))] if name],
         "image": image_of(run["container_image"]),
         "repositories": list(_repositories(run.get("upstream"))),
     }

@@ -368,9 +368,9 @@ def test_missing_and_empty_files(tmp_path: Path) -> None:
 
 def test_a_full_disk_loses_nothing_and_is_said(store: History, tmp_path: Path) -> None:
     store.import_report(write_report(tmp_path / "report.json", [make_point()]))
-    assert store._open_writer is not None
-    pages = store._open_writer.execute("PRAGMA page_count").fetchone()[0]
-    store._open_writer.execute(f"PRAGMA max_page_count = {pages + 1}")
+    assert store._writer is not None
+    pages = store._writer.execute("PRAGMA page_count").fetchone()[0]
+    store._writer.execute(f"PRAGMA max_page_count = {pages + 1}")
     big = write_report(tmp_path / "big.json", [make_point(number=i) for i in range(1, 200)])
     with pytest.raises(ToolFailure, match="full"):
         store.import_report(big)

@@ -71,14 +71,14 @@ def _propose(path: Path, runs: list[RunResult], terms: Terms = TERMS) -> Proposa
 
 def _promoted(path: Path, runs: list[RunResult], terms: Terms = TERMS) -> Proposal:
     proposal = _propose(path, runs, terms)
-    assert proposal.refusals == ()
+    assert proposal.refusals == {}
     path.write_bytes(proposal.new)
     return proposal
 
 
 def _reasons(path: Path, runs: list[RunResult], terms: Terms = TERMS) -> str:
-    (refusal,) = _propose(path, runs, terms).refusals
-    return "\n".join(refusal.reasons)
+    (reasons,) = _propose(path, runs, terms).refusals.values()
+    return "\n".join(reasons)
 
 
 @pytest.fixture
@@ -223,7 +223,7 @@ def test_losses_and_memory_may_be_the_same_in_every_run(path: Path) -> None:
 def test_one_refused_point_refuses_all_unless_left_out(path: Path) -> None:
     runs = [*_runs(), *_runs(0.1, point="sweep/tp4")]
     proposal = _propose(path, runs)
-    assert [refusal.point for refusal in proposal.refusals] == ["sweep/tp4"]
+    assert list(proposal.refusals) == ["sweep/tp4"]
     assert proposal.points == ("sweep/tp2", "sweep/tp4")
     assert not propose(path, select(runs, ["*/tp2"]), TERMS).refusals
 
@@ -364,9 +364,9 @@ def test_names_that_were_swapped_are_compared_by_their_work(path: Path) -> None:
 
     _promoted(path, two("a", "b"))
     terms = replace(TERMS, accept_change=True)
-    (refusal,) = _propose(path, two("b", "a", 1.1), terms).refusals
-    assert refusal.point == "a"
-    assert refusal.reasons[0].startswith("step_time_s is worse by +")
+    ((point, reasons),) = _propose(path, two("b", "a", 1.1), terms).refusals.items()
+    assert point == "a"
+    assert reasons[0].startswith("step_time_s is worse by +")
     _promoted(path, two("b", "a"), terms)
     assert [point.comparability["tp"] for point in load_baseline(path).points] == [4, 2]
 

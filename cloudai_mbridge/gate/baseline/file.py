@@ -34,7 +34,7 @@ def read_bytes(path: Path) -> bytes | None:
 def replace_if_unchanged(path: Path, old: bytes | None, new: bytes) -> bool:
     """Write `new` if the file holds `old` (None: is not there), and return whether it did.
 
-    Whoever is killed while at it leaves the old file, whole; two at a time take turns.
+    A process that is killed in between leaves the old file whole; concurrent writers take turns.
 
     Raises:
         ToolFailure: the file cannot be written.
@@ -61,7 +61,9 @@ def _locked(path: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        path.unlink(missing_ok=True)  # while it is held: whoever waits for it sees that it is gone, and starts anew
+        path.unlink(
+            missing_ok=True
+        )  # while it is held: a process that waits for it sees that it is gone, and locks a new one
         os.close(descriptor)
 
 

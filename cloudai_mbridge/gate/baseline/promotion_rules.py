@@ -53,7 +53,7 @@ def lowered(limits: Limits) -> list[str]:
 
 
 def within_a_day(ends: Sequence[str]) -> bool:
-    """Return whether runs ended within 24 hours. Where a time is none, nobody knows."""
+    """Return whether runs ended within 24 hours; False where one of the times cannot be read."""
     try:
         times = [datetime.fromisoformat(end) for end in ends]
     except ValueError:

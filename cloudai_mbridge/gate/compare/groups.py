@@ -85,7 +85,7 @@ class Match:
 def match(references: Sequence[ReferencePoint], points: Sequence[PointRuns], where: str) -> list[Match]:
     """Pair the points of a result with their references: by comparability, else by name to say what differs.
 
-    where: the reference in words, for what it lacks.
+    where: the reference's name, for messages.
     """
     matches, used = [], set()
     for runs in points:

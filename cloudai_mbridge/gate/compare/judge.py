@@ -34,7 +34,7 @@ def judge_results(
 ) -> GateResult:
     """Judge results.
 
-    where: the reference in words. num_judgements: how often these results may be judged, with more runs added in
+    where: the reference's name. num_judgements: how often these results may be judged, with more runs added in
     between; each judgement gets its share of the false-alarm rate.
     """
     points, notes = group_by_point(results, without={run.run_id for reference in references for run in reference.runs})
@@ -180,7 +180,7 @@ def _is_rounded(run: RunResult) -> bool:
 
 
 def _waive(metric: MetricVerdict, point: str, policy: GatePolicy, today: date) -> MetricVerdict:
-    """Take a regression out of the decision if somebody has said why, until when, and up to what size."""
+    """Take a regression out of the decision if a waiver covers it."""
     if metric.verdict is not GateVerdict.REGRESSION or metric.interval is None:
         return metric
     waiver = waiver_for(policy, point, metric.metric, today)

@@ -13,7 +13,7 @@ from cloudai_mbridge.gate.compare.verdict import GateVerdict, MetricVerdict
 from cloudai_mbridge.gate.results.values import METRICS, Direction
 
 _TFLOPS = "tflops_per_gpu"
-_TOO_GOOD = 0.5  # a change for the better by more is somebody's mistake until it is explained
+_TOO_GOOD = 0.5  # a larger change for the better is taken for a mistake
 _WORSE = {Direction.LOWER: (1,), Direction.HIGHER: (-1,), Direction.SAME: (1, -1)}
 _BETTER = {Direction.LOWER: (-1,), Direction.HIGHER: (1,), Direction.SAME: ()}
 
@@ -94,7 +94,7 @@ class Tested:
 def draft_metric(
     metric: MetricPolicy, reference: ReferencePoint, point: PointRuns, runs: Sequence[RunValues], policy: GatePolicy
 ) -> Tested | MetricVerdict | None:
-    """Compare a metric, or say why that is impossible; None for one that another decides, or that nobody measured."""
+    """Compare a metric, or say why that is impossible; None for one that another decides, or that was not measured."""
     if why := _forbidden(metric, reference, point):
         return _refuse(metric, GateVerdict.NOT_COMPARABLE, why)
     if why := _gone(metric, reference, runs):

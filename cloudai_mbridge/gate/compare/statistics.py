@@ -65,9 +65,9 @@ class Comparison:
     spreads: tuple[Spread, ...]
 
     def detectable(self, false_alarm_rate: float, margin: float = 0.0) -> float:
-        """Return the growth of the value that would be told from none in 80 of 100 cases.
+        """Return the growth of the value that would be detected in 80 of 100 cases.
 
-        margin: growth below which nothing is told.
+        margin: growth below which nothing is reported.
         """
         needed = [max(_needed(spread, false_alarm_rate), math.log1p(margin)) for spread in self.spreads]
         reach = [spread.reach(_POWER) for spread in self.spreads]
@@ -76,7 +76,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Incomparable:
-    """Why two groups cannot be told apart or found equal."""
+    """Why two groups cannot be compared."""
 
     reason: str
 

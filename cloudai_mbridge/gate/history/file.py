@@ -179,7 +179,7 @@ def _connect(path: Path, mode: str) -> sqlite3.Connection:
         db.close()
         if path.with_name(f"{path.name}-wal").exists():
             raise
-        # A directory that nobody may write: nothing waits to be read beside the file
+        # A directory without write permission: no write-ahead log waits beside the file
         return sqlite3.connect(f"{uri}&immutable=1", uri=True, isolation_level=None)
     return db
 

@@ -10,15 +10,15 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.files.json_text import is_deep
 from cloudai_mbridge.files.regular import open_regular, read_chunks
 from cloudai_mbridge.gate.compare.groups import why_not
 from cloudai_mbridge.gate.compare.reference import run_values
-from cloudai_mbridge.gate.results.model import comparability_id
-from cloudai_mbridge.gate.results.read import SUCCESS, SUPPORTED_SCHEMA, RunResult
+from cloudai_mbridge.gate.results.model import SUCCESS, comparability_id
+from cloudai_mbridge.gate.results.read import SUPPORTED_SCHEMA, RunResult
 from cloudai_mbridge.gate.results.values import is_value_of
 
 FAILED = "failed"
@@ -28,18 +28,14 @@ _LARGEST = 2**63 - 1  # what SQLite has
 _LOGIN = re.compile(r"(?<=//)[^/@\s\"]*@")  # of an address: a user, and maybe a password
 
 
-class Taken(NamedTuple):
-    """A run that is taken. ended_at: UTC, such that text sorts as time does."""
-
-    run: RunResult
-    ended_at: str
-
-
 @dataclass(frozen=True)
 class Intake:
-    """What is taken of a report. left_out: why -> how many. held: (run id, point) of all its runs."""
+    """What is taken of a report. left_out: why -> how many. held: (run id, point) of all its runs.
 
-    taken: tuple[Taken, ...]
+    taken: their `ended_at` is UTC, and its text sorts as time does.
+    """
+
+    taken: tuple[RunResult, ...]
     left_out: Counter[str]
     held: tuple[tuple[str, str], ...]
     scenario: str | None
@@ -61,7 +57,7 @@ def take_runs(runs: Iterable[RunResult], path: str, now: datetime) -> Intake:
         if ended_at > now + _SLACK:
             left_out["that ended more than a day in the future"] += 1
             continue
-        taken.append(Taken(_as_stored(run, path), ended_at.isoformat(timespec="milliseconds")))
+        taken.append(replace(_as_stored(run, path), ended_at=ended_at.isoformat(timespec="milliseconds")))
     scenario, system = (runs[0].scenario, runs[0].system) if runs else (None, None)
     return Intake(tuple(taken), left_out, tuple((run.run_id, run.point) for run in runs), scenario, system)
 
@@ -111,13 +107,13 @@ def insert_runs(db: sqlite3.Connection, intake: Intake, digest: str, path: str) 
     """Insert what is not there yet, and return how many runs were known how."""
     report = _insert_report(db, intake, digest, path)
     known = Counter[Known]()
-    for run, ended_at in intake.taken:
+    for run in intake.taken:
         how = _known(db, run)
         known[how] += 1
         if how is Known.GOOD_BEFORE:
             db.execute("INSERT INTO withdrawn SELECT id FROM runs WHERE run_id = ?", (run.run_id,))
         if how is not Known.SAME:
-            _insert_run(db, run, ended_at, report)
+            _insert_run(db, run, report)
     return known
 
 
@@ -127,7 +123,7 @@ def _insert_report(db: sqlite3.Connection, intake: Intake, digest: str, path: st
     if found:
         return int(found[0])
     now = datetime.now(UTC).isoformat(timespec="milliseconds")
-    ended_at = max((ended_at for _, ended_at in intake.taken), default=None)
+    ended_at = max((run.ended_at for run in intake.taken), default=None)
     scenario, system = (None if name is None else _text(name) for name in (intake.scenario, intake.system))
     cursor = db.execute(
         "INSERT INTO reports (sha256, path, imported_at, ended_at, scenario, system, schema_version)"
@@ -149,7 +145,7 @@ def _known(db: sqlite3.Connection, run: RunResult) -> Known:
     return Known.SAME if verdicts & {run.verdict, FAILED} else Known.GOOD_BEFORE
 
 
-def _insert_run(db: sqlite3.Connection, run: RunResult, ended_at: str, report: int) -> None:
+def _insert_run(db: sqlite3.Connection, run: RunResult, report: int) -> None:
     db.execute(
         "INSERT INTO keys VALUES (?, ?) ON CONFLICT (id) DO NOTHING",
         (_text(run.comparability_id), _json(run.comparability)),
@@ -167,7 +163,7 @@ def _insert_run(db: sqlite3.Connection, run: RunResult, ended_at: str, report: i
             _text(run.comparability_id),
             run.verdict,
             _json(run.reasons),
-            ended_at,
+            run.ended_at,
             _json(run.nodes),
             _commit(run.environment),
             _environment(db, run.environment),

@@ -33,7 +33,8 @@ from cloudai_mbridge.gate.history.values import (
     checked_values,
     damaged,
 )
-from cloudai_mbridge.gate.results.read import SUCCESS, RunResult, read_results
+from cloudai_mbridge.gate.results.model import SUCCESS
+from cloudai_mbridge.gate.results.read import RunResult, read_results
 from cloudai_mbridge.gate.results.values import METRICS
 from cloudai_mbridge.plan import ROOT_FILES
 
@@ -230,22 +231,20 @@ class History(AbstractContextManager["History"]):
         num_failed = self._count(comparability_id, FAILED, runs[0].ended_at if runs else "")
         return Series(comparability_id, metric, tuple(runs), num_good, num_failed)
 
-    def reference(self, comparability_id: str, last: int, without: Collection[str] = ()) -> ReferencePoint | None:
-        """Return what the last good runs of a key make, or None if there are none.
+    def reference(
+        self, comparability_id: str, last: int, without: Collection[str] = (), point: str | None = None
+    ) -> ReferencePoint | None:
+        """Return what the last good runs of a key, and maybe a point, make; None if there are none.
 
         without: ids of runs that are not to be among them: those that are to be compared.
         """
-        runs = self._others(without, last, comparability_id=comparability_id)
+        runs = self._others(without, last, comparability_id=comparability_id, point=point)
         return _reference(_with_one_formula(runs), self.fields(comparability_id)) if runs else None
 
     def reference_for(self, point: str, last: int, without: Collection[str] = ()) -> ReferencePoint | None:
         """Return what the last good runs of a point make under the key that it had last, or None if there are none."""
         newest = self._others(without, 1, point=point)
-        if not newest:
-            return None
-        key = newest[0].comparability_id
-        runs = self._others(without, last, comparability_id=key, point=point)
-        return _reference(_with_one_formula(runs), self.fields(key))
+        return self.reference(newest[0].comparability_id, last, without, point) if newest else None
 
     def points_expected(self, scenario: str, system: str, without: Collection[str] = ()) -> tuple[str, ...]:
         """Return the points of the last report of a scenario on a system, by the ends of the reports' runs.
@@ -270,7 +269,7 @@ class History(AbstractContextManager["History"]):
         check_key(self.path, comparability_id, rows[0].fields)
         return rows[0].fields
 
-    def _others(self, without: Collection[str], last: int, **wanted: str) -> list[StoredRun]:
+    def _others(self, without: Collection[str], last: int, **wanted: str | None) -> list[StoredRun]:
         """Return the last good runs but for some, the oldest first."""
         runs = self.runs(verdict=SUCCESS, last=last + len(without), **wanted)
         return [run for run in runs if run.run_id not in without][-last:]

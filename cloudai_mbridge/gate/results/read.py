@@ -26,8 +26,6 @@ from cloudai_mbridge.plan import ROOT_FILES
 from cloudai_mbridge.plan.read import is_dry_run, read_plan_data, refuse_dry_run
 from cloudai_mbridge.runner.lock import no_driver
 
-__all__ = ["SUCCESS", "RunResult", "StepResult", "find_report", "read_results", "without_dry_runs"]
-
 SUPPORTED_SCHEMA = 2
 
 
@@ -108,7 +106,7 @@ def find_report(path: Path) -> Path:
     """Return the report of a run's directory; any other path is a report's own.
 
     Raises:
-        InUse: another process drives the run, and its report is not written yet, or out of date.
+        InUse: another process holds the run: its report is not written yet, or out of date.
         NothingRan: a dry run, or a run that submitted nothing.
         BadInput: there is none.
     """

@@ -19,7 +19,7 @@ def headline(trend: Trend) -> str:
     name = f"{' = '.join(trend.points)} [{trend.comparability_id}] {trend.metric}"
     if not trend.num_runs:
         return f"{name}: {trend.unknown}"
-    seen = f"{counted(trend.num_runs, 'run')}, {_day(trend.first_ended_at)} to {_day(trend.last_ended_at)}"
+    seen = f"{counted(trend.num_runs, 'run')}, {trend.first_ended_at[:10]} to {trend.last_ended_at[:10]}"
     if trend.unknown:
         return f"{name}: {seen}: {trend.unknown}"
     noise = "" if trend.noise is None else f", noise {100 * trend.noise:.2f} %"
@@ -91,19 +91,12 @@ def _about(change: Change) -> list[str]:
 
 
 def _run(run: NamedRun) -> str:
-    return f"{_short(run.run_id)} ({_minute(run.ended_at)})"
+    minute = run.ended_at[:16].replace("T", " ")
+    return f"{_short(run.run_id)} ({minute})"
 
 
 def _short(run_id: str) -> str:
     return run_id[:RUN_ID_DIGITS]
-
-
-def _day(time: str) -> str:
-    return time[:10]
-
-
-def _minute(time: str) -> str:
-    return time[:16].replace("T", " ")
 
 
 def _percent(x: float) -> str:

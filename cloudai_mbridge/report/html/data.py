@@ -21,6 +21,7 @@ _AS_THEY_ARE = (
     *("key", "test_id", "test_name", "label", "iteration", "coordinates", "verdict", "reasons", "num_nodes"),
     *("world_size", "num_steps", "is_pre_test", "predicted"),
 )
+_VIOLATION = ("rule_id", "where", "fact", "remedy", "message")
 _JOB = ("number", "job_id", "state", "exit_code", "reason", "failure", "nodes", "submitted_at", "ended_at")
 
 
@@ -38,7 +39,9 @@ def page_data(
             "differences": {
                 "environment": differences((index, point.get("environment") or {}) for index, point in ran),
                 "configuration": differences((index, point.get("args") or {}) for index, point in ran),
-                "comparability": differences((index, _comparability(point)) for index, point in ran),
+                "comparability": differences(
+                    (index, (point.get("comparability") or {}).get("fields", {})) for index, point in ran
+                ),
             },
             "history": history,
             "gate": gate,
@@ -65,19 +68,15 @@ def compact(value: Any) -> Any:
     return value
 
 
-def _comparability(point: Mapping[str, Any]) -> Mapping[str, Any]:
-    fields: Mapping[str, Any] = (point.get("comparability") or {}).get("fields", {})
-    return fields
-
-
 def _run(point: Mapping[str, Any]) -> dict[str, Any]:
     metrics = point.get("metrics") or {}
-    is_rejected = point["verdict"] == "rejected"
+    violations = point["violations"] if point["verdict"] == "rejected" else ()
     job, log, environment = point.get("job") or {}, point.get("log") or {}, point.get("environment") or {}
     attempts = point.get("attempts") or ()
+    statistics = ((name, metrics.get(name)) for name in _STATISTICS)
     return {
         **{name: point.get(name) for name in _AS_THEY_ARE},
-        "violations": [_violation(violation) for violation in point["violations"]] if is_rejected else [],
+        "violations": [{name: str(violation.get(name, "")) for name in _VIOLATION} for violation in violations],
         "evidence": list(point.get("evidence") or ()),
         "failure": point.get("failure"),
         "job": _some(job, _JOB),
@@ -85,7 +84,7 @@ def _run(point: Mapping[str, Any]) -> dict[str, Any]:
         "log": _some(log, ("file", "notes")),
         "nodes": environment.get("nodes") or ([job["nodes"]] if job.get("nodes") else []),
         "comparability": (point.get("comparability") or {}).get("id"),
-        "statistics": {name: _statistic(metrics.get(name)) for name in _STATISTICS},
+        "statistics": {name: statistic and [statistic[field] for field in _FIELDS] for name, statistic in statistics},
         "warmup_steps": metrics.get("warmup_steps", 0),
         "window": metrics.get("window"),
         "losses": [metrics.get("first_loss"), metrics.get("last_loss")],
@@ -98,14 +97,6 @@ def _run(point: Mapping[str, Any]) -> dict[str, Any]:
 
 def _some(mapping: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
     return {name: mapping[name] for name in names if mapping.get(name) not in (None, "", [], ())}
-
-
-def _violation(violation: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: str(violation.get(name, "")) for name in ("rule_id", "where", "fact", "remedy", "message")}
-
-
-def _statistic(statistic: Mapping[str, Any] | None) -> list[Any] | None:
-    return None if statistic is None else [statistic[name] for name in _FIELDS]
 
 
 def _steps(steps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
