@@ -38,7 +38,7 @@ from cloudai_mbridge.plan.read import read_plan_data, refuse_dry_run
 from cloudai_mbridge.recipes import load_recipe, recipe_names
 from cloudai_mbridge.report import Report
 from cloudai_mbridge.report.formats.terminal import render_table
-from cloudai_mbridge.report.formats.visible import visible
+from cloudai_mbridge.report.formats.text import visible
 from cloudai_mbridge.report.write import FindHistory
 from cloudai_mbridge.runner import control
 from cloudai_mbridge.runner.interrupt import Interrupted

@@ -449,7 +449,7 @@ def test_two_writers_one_killed(tmp_path: Path) -> None:
         others, _ = other.communicate(timeout=120)
         assert other.returncode == 0
         killed_amid += victim.returncode != 0
-        lines = [line for line in (first + rest + others).split("\n") if line.count(" ") == 2]
+        lines = [line for text in (first, rest, others) for line in text.split("\n") if line.count(" ") == 2]
         reported |= {line.split(" ")[0] for line in lines}
         with History(path) as store:
             found = {run.run_id for run in store.runs(last=10_000)}

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from operator import itemgetter
 
 from cloudai_mbridge.gate.baseline.model import Baseline, BaselineMetric, BaselinePoint, Value, as_list
 from cloudai_mbridge.gate.baseline.read import noise_between
@@ -224,13 +225,7 @@ def _worse(before: BaselineMetric, after: BaselineMetric, limit: MetricPolicy) -
 def _change(before: Value, after: Value, direction: Direction) -> float:
     """Return the largest relative change for the worse, 0 if there is none."""
     changes = [b / a - 1 for a, b in zip(as_list(before), as_list(after), strict=True)]
-    match direction:
-        case Direction.LOWER:
-            worse = [change for change in changes if change > 0]
-        case Direction.HIGHER:
-            worse = [change for change in changes if change < 0]
-        case Direction.SAME:
-            worse = changes
+    worse = (change for change in changes if any(sign * change > 0 for sign in direction.worse))
     return max(worse, key=abs, default=0.0)
 
 
@@ -238,13 +233,8 @@ def _anchored(before: BaselineMetric | None, after: BaselineMetric) -> BaselineM
     if before is None or len(as_list(before.value)) != len(as_list(after.value)):
         return after
     pairs = zip(as_list(before.anchor or before.value), as_list(after.value), strict=True)
-    match after.direction:
-        case Direction.LOWER:
-            best = [min(pair) for pair in pairs]
-        case Direction.HIGHER:
-            best = [max(pair) for pair in pairs]
-        case Direction.SAME:
-            best = [old for old, _ in pairs]
+    best_of = {Direction.LOWER: min, Direction.HIGHER: max}.get(after.direction, itemgetter(0))
+    best = [best_of(pair) for pair in pairs]
     return after.model_copy(update={"anchor": best if isinstance(after.value, list) else best[0]})
 
 

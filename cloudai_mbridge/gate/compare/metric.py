@@ -10,12 +10,10 @@ from cloudai_mbridge.gate.compare.policy import GatePolicy, MetricPolicy
 from cloudai_mbridge.gate.compare.reference import ReferencePoint, RunValues
 from cloudai_mbridge.gate.compare.statistics import Comparison, Incomparable, compare_groups
 from cloudai_mbridge.gate.compare.verdict import GateVerdict, MetricVerdict
-from cloudai_mbridge.gate.results.values import METRICS, Direction
+from cloudai_mbridge.gate.results.values import METRICS
 
 _TFLOPS = "tflops_per_gpu"
 _TOO_GOOD = 0.5  # a larger change for the better is taken for a mistake
-_WORSE = {Direction.LOWER: (1,), Direction.HIGHER: (-1,), Direction.SAME: (1, -1)}
-_BETTER = {Direction.LOWER: (-1,), Direction.HIGHER: (1,), Direction.SAME: ()}
 
 
 @dataclass
@@ -36,7 +34,7 @@ class Tested:
     @property
     def worse(self) -> tuple[int, ...]:
         """The signs of a change for the worse."""
-        return _WORSE[METRICS[self.policy.name].direction]
+        return METRICS[self.policy.name].direction.worse
 
     @cached_property
     def p_worse(self) -> float:
@@ -44,7 +42,7 @@ class Tested:
 
     @cached_property
     def p_better(self) -> float:
-        return self._p_value(_BETTER[METRICS[self.policy.name].direction])
+        return self._p_value([-sign for sign in self.worse] if len(self.worse) == 1 else ())
 
     @property
     def num_looked_at(self) -> int:

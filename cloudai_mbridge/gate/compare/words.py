@@ -11,7 +11,7 @@ from cloudai_mbridge.gate.compare.groups import Match
 from cloudai_mbridge.gate.compare.policy import GatePolicy
 from cloudai_mbridge.gate.compare.statistics import Comparison
 from cloudai_mbridge.gate.compare.verdict import GateVerdict
-from cloudai_mbridge.gate.results.values import METRICS, Direction
+from cloudai_mbridge.gate.results.values import METRICS
 
 if TYPE_CHECKING:
     from cloudai_mbridge.gate.compare.metric import Tested
@@ -69,13 +69,7 @@ def _runs_needed(shown: Comparison, found: "Tested") -> int | None:
 
 def _limits(found: "Tested") -> str:
     lower, upper = found.bounds
-    match METRICS[found.policy.name].direction:
-        case Direction.LOWER:
-            return percent(upper)
-        case Direction.HIGHER:
-            return percent(lower)
-        case _:
-            return f"{percent(lower)} and {percent(upper)}"
+    return " and ".join(percent(upper if sign > 0 else lower) for sign in sorted(found.worse))
 
 
 def percent(x: float) -> str:

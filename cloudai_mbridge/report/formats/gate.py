@@ -11,7 +11,7 @@ from cloudai_mbridge.gate.compare.verdict import GREEN, GateResult, GateVerdict,
 from cloudai_mbridge.logs.tail import printable
 from cloudai_mbridge.report.formats.junit import set_counts, xml_text
 from cloudai_mbridge.report.formats.markdown_text import inline
-from cloudai_mbridge.report.formats.visible import visible
+from cloudai_mbridge.report.formats.text import visible
 
 _STYLES = {
     GateVerdict.PASS: "green",

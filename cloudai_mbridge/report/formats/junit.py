@@ -9,7 +9,7 @@ import xml.etree.ElementTree as ET
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 
-from cloudai_mbridge.report.formats.visible import clipped, visible
+from cloudai_mbridge.report.formats.text import clipped, visible
 from cloudai_mbridge.report.model import PointReport, Report
 from cloudai_mbridge.verdict import Verdict
 

@@ -7,8 +7,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from cloudai_mbridge.report.formats.text import count_text, evidence_title, spread_text, windows_text
-from cloudai_mbridge.report.formats.visible import visible
+from cloudai_mbridge.report.formats.text import count_text, evidence_title, spread_text, visible, windows_text
 from cloudai_mbridge.report.model import PointReport, Report
 from cloudai_mbridge.verdict import Verdict
 

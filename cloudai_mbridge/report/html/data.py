@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from cloudai_mbridge.report.formats.visible import visible
+from cloudai_mbridge.report.formats.text import visible
 from cloudai_mbridge.report.model import plain
 
 DIGITS = 7
