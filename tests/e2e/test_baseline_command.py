@@ -187,7 +187,7 @@ def test_a_point_can_be_left_out(write: Write, tmp_path: Path) -> None:
     report.write_text(json.dumps(data))
     done = _promote(report, path, "--yes")
     assert done.returncode == REFUSED
-    assert "nothing written; --point can leave out what is refused, 1 others are good" in done.stderr
+    assert "nothing written; promote the other 1 with --point" in done.stderr
     assert _promote(report, path, "--yes", "--point", "*/tp2").returncode == 0
     assert [point.point for point in load_baseline(path).points] == ["sweep/tp2"]
 
