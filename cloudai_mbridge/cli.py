@@ -7,18 +7,22 @@ import sqlite3
 import sys
 import traceback
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
 import click
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from cloudai_mbridge import pipeline
-from cloudai_mbridge.commands import baseline, estimate, gate, history, sweep
-from cloudai_mbridge.commands.live_view import new_console, observer_for
-from cloudai_mbridge.commands.options import ALLOW_UNKNOWN, RULES, request_of, scenario_options
+from cloudai_mbridge.commands.baseline import baseline
+from cloudai_mbridge.commands.estimate import estimate, proxy
+from cloudai_mbridge.commands.gate import compare, gate
+from cloudai_mbridge.commands.history import history
+from cloudai_mbridge.commands.live_view import SteadyConsole, new_console, observer_for
+from cloudai_mbridge.commands.options import ALLOW_UNKNOWN, PATH, RULES, request_of, scenario_options
+from cloudai_mbridge.commands.sweep import sweep
 from cloudai_mbridge.commands.verify import summarize_foreign, verify
 from cloudai_mbridge.constraints import RuleSet
 from cloudai_mbridge.constraints.engine import RULES as ALL_RULES
@@ -26,6 +30,7 @@ from cloudai_mbridge.constraints.lifts import LIFTS
 from cloudai_mbridge.constraints.upstream import rule_id as rule_id_of
 from cloudai_mbridge.errors import OK, POINTS_FAILED, BadInput, Damaged, MBridgeError, ToolFailure, counted, shortened
 from cloudai_mbridge.files.disk import free_space, is_disk_full
+from cloudai_mbridge.gate.history.store import History
 from cloudai_mbridge.install.commands import register as register_install_commands
 from cloudai_mbridge.logs.tail import tail_lines
 from cloudai_mbridge.models.loading.load import Warn
@@ -34,21 +39,21 @@ from cloudai_mbridge.plan.read import read_plan_data, refuse_dry_run
 from cloudai_mbridge.recipes import load_recipe, recipe_names
 from cloudai_mbridge.report import Report
 from cloudai_mbridge.report.formats.terminal import render_table
-from cloudai_mbridge.report.formats.visible import visible
+from cloudai_mbridge.report.formats.text import visible
+from cloudai_mbridge.report.write import FindHistory
 from cloudai_mbridge.runner import control
 from cloudai_mbridge.runner.interrupt import Interrupted
 from cloudai_mbridge.runner.lock import driver_lock, no_driver
 from cloudai_mbridge.verdict import Verdict
 from cloudai_mbridge.version import __version__
 
-_PATH = click.Path(path_type=Path)
 _LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="mbridge")
 @click.option("--log-level", type=click.Choice(_LEVELS, case_sensitive=False), help="Accepted as in CloudAI.")
-@click.option("--log-file", type=_PATH, help="Accepted as in CloudAI.")
+@click.option("--log-file", type=PATH, help="Accepted as in CloudAI.")
 def cli(log_level: str | None, log_file: Path | None) -> None:
     """Describe LLM-training benchmarks in TOML, sweep them, check them, run them, judge them."""
     given = [name for name, value in (("--log-level", log_level), ("--log-file", log_file)) if value]
@@ -69,7 +74,7 @@ def run(max_parallel: int | None, fail_fast: bool, **options: Any) -> int:
     _show_rejected(console, prepared)
     pipeline.preflight(prepared)
     root = pipeline.write(prepared)
-    console.print(Text(f"results: {root}"), soft_wrap=True)
+    console.print_line(f"results: {root}")
     return _drive(console, prepared, root)
 
 
@@ -83,7 +88,7 @@ _LOST_HOST = click.option(
 
 
 @cli.command()
-@click.argument("directory", type=_PATH)
+@click.argument("directory", type=PATH)
 @_LOST_HOST
 def resume(directory: Path, lost_hosts: tuple[str, ...]) -> int:
     """Go on with a run whose mbridge has ended before its jobs had. Nothing is submitted a second time."""
@@ -99,36 +104,24 @@ def _absolute(directory: Path) -> Path:
     return Path(os.path.realpath(directory))
 
 
-def _drive(console: Console, prepared: pipeline.Prepared, root: Path) -> int:
-    """Bring what was written to its end and report; also if that fails.
-
-    Raises:
-        InUse: another process drives the directory; nothing was written.
-    """
+def _drive(console: SteadyConsole, prepared: pipeline.Prepared, root: Path) -> int:
+    """Bring what was written to its end and report, also if that fails; raise InUse if another process holds it."""
     with driver_lock(root):
-        return _drive_locked(console, prepared, root)
-
-
-def _drive_locked(console: Console, prepared: pipeline.Prepared, root: Path) -> int:
-    try:
-        with observer_for(console, prepared.plan, root) as observer:
-            pipeline.execute(prepared, root, observer)
-    except MBridgeError:
         try:
-            report = pipeline.report(root)
-            _show_report(console, report, root)
-            if report.count(Verdict.CANCELLED):
-                console.print(Text(f"continue with: mbridge resume {root}"), soft_wrap=True)
-        except (MBridgeError, OSError, sqlite3.Error) as error:  # the first error says more
-            _show_error(f"no report: {error}")
-        raise
-    report = pipeline.report(root)
-    _show_report(console, report, root)
-    return OK if report.succeeded else POINTS_FAILED
+            with observer_for(console, prepared.plan, root) as observer:
+                pipeline.execute(prepared, root, observer)
+        except MBridgeError:
+            try:
+                if _show_report(console, root).count(Verdict.CANCELLED):
+                    console.print_line(f"continue with: mbridge resume {root}")
+            except (MBridgeError, OSError, sqlite3.Error) as error:  # the first error says more
+                _show_error(f"no report: {error}")
+            raise
+        return OK if _show_report(console, root).succeeded else POINTS_FAILED
 
 
 @cli.command()
-@click.argument("directory", type=_PATH)
+@click.argument("directory", type=PATH)
 @click.option("--events", is_flag=True, help="Also print every event.")
 def status(directory: Path, events: bool) -> int:
     """Show where a run's points stand, from its journal."""
@@ -146,7 +139,7 @@ def status(directory: Path, events: bool) -> int:
     counts = ", ".join(f"{count} {state}" for state, count in sorted(found.counts.items()))
     lines.append(f"{counts or 'no runs'}; {_what_next(found, root)}")
     for line in lines:
-        console.print(Text(visible(line)), soft_wrap=True)
+        console.print_line(visible(line))
     for text in found.damage:
         _show_error(visible(f"damaged: {text}"))
     return Damaged.exit_code if found.damage else OK
@@ -162,7 +155,7 @@ def _what_next(found: control.SweepStatus, root: Path) -> str:
 
 
 @cli.command()
-@click.argument("directory", type=_PATH)
+@click.argument("directory", type=PATH)
 @_LOST_HOST
 def cancel(directory: Path, lost_hosts: tuple[str, ...]) -> int:
     """Cancel everything that a run has submitted, wait until it has ended, and report."""
@@ -178,12 +171,12 @@ def cancel(directory: Path, lost_hosts: tuple[str, ...]) -> int:
         except Interrupted as done:
             if done.left_running:
                 raise
-        _show_report(console, pipeline.report(root), root)
+        _show_report(console, root)
     return OK
 
 
 @cli.command()
-@click.argument("directory", type=_PATH)
+@click.argument("directory", type=PATH)
 @click.argument("point")
 @click.option("--stderr", is_flag=True, help="The run's stderr instead of its stdout.")
 @click.option("--attempt", type=click.IntRange(min=1), help="An earlier attempt of the run; default: the last.")
@@ -207,16 +200,16 @@ def dry_run(**options: Any) -> int:
     root = pipeline.write(prepared, dry_run=True)
     for planned in prepared.plan.runs:
         placed = f"{counted(planned.world_size, 'rank')} on {counted(planned.num_nodes, 'node')}"
-        console.print(Text(f"accepted {planned.key}: {placed}"), soft_wrap=True)
-    console.print(Text(f"written: {root}"), soft_wrap=True)
+        console.print_line(f"accepted {planned.key}: {placed}")
+    console.print_line(f"written: {root}")
     return OK if prepared.plan.runs else POINTS_FAILED
 
 
 @cli.command("verify-configs")
-@click.argument("configs", type=_PATH)
-@click.option("--system-config", type=_PATH, help="Also check placement on this system.")
-@click.option("--tests-dir", type=_PATH, help="Where scenarios find their tests.")
-@click.option("--hook-dir", type=_PATH, help="Directory of the hooks' TOMLs; default: as for `run`.")
+@click.argument("configs", type=PATH)
+@click.option("--system-config", type=PATH, help="Also check placement on this system.")
+@click.option("--tests-dir", type=PATH, help="Where scenarios find their tests.")
+@click.option("--hook-dir", type=PATH, help="Directory of the hooks' TOMLs; default: as for `run`.")
 @ALLOW_UNKNOWN
 @RULES
 def verify_configs(
@@ -241,40 +234,31 @@ def verify_configs(
 
 
 @cli.command("generate-report")
-@click.option("--result-dir", type=_PATH, required=True, help="The directory that `run` named.")
-@click.option("--history", "history_file", type=_PATH, help="Show the points' earlier runs in report.html.")
-@click.option("--system-config", type=_PATH, help="Accepted as in CloudAI; the directory knows its system.")
-@click.option("--tests-dir", type=_PATH, help="Accepted as in CloudAI; the directory knows its tests.")
-@click.option("--test-scenario", type=_PATH, help="Accepted as in CloudAI; the directory knows its scenario.")
-@click.option("--hook-dir", type=_PATH, help="Accepted as in CloudAI; the directory knows its hooks.")
+@click.option("--result-dir", type=PATH, required=True, help="The directory that `run` named.")
+@click.option("--history", "history_file", type=PATH, help="Show the points' earlier runs in report.html.")
+@click.option("--system-config", type=PATH, help="Accepted as in CloudAI; the directory knows its system.")
+@click.option("--tests-dir", type=PATH, help="Accepted as in CloudAI; the directory knows its tests.")
+@click.option("--test-scenario", type=PATH, help="Accepted as in CloudAI; the directory knows its scenario.")
+@click.option("--hook-dir", type=PATH, help="Accepted as in CloudAI; the directory knows its hooks.")
 def generate_report(result_dir: Path, history_file: Path | None, **_: Path | None) -> int:
     """Judge a run's directory again and rewrite its reports."""
     refuse_dry_run(result_dir, read_plan_data(result_dir))
     control.require_writable_run(result_dir)
+    options = {"find_history": partial(_history_rows, history_file)} if history_file else {}
     with no_driver(result_dir):
-        report = pipeline.report(result_dir, **_with_history(history_file))
-    _show_report(new_console(), report, result_dir)
-    return OK if report.succeeded else POINTS_FAILED
+        return OK if _show_report(new_console(), result_dir, **options).succeeded else POINTS_FAILED
 
 
-def _with_history(path: Path | None) -> dict[str, Any]:
-    """Return how the page's history is found: not at all without a file."""
-    if path is None:
-        return {}
+def _history_rows(path: Path, report: Mapping[str, Any]) -> list[dict[str, Any]]:
+    from cloudai_mbridge.gate.trend.words import history_rows  # numpy, for this command only
 
-    def find(report: Mapping[str, Any]) -> list[dict[str, Any]]:
-        from cloudai_mbridge.gate.history.store import History
-        from cloudai_mbridge.gate.trend.rows import history_rows
-
-        with History(path) as store:
-            return history_rows(store, report)
-
-    return {"find_history": find}
+    with History(path) as store:
+        return history_rows(store, report)
 
 
 register_install_commands(cli)
-for commands in (sweep, gate, baseline, history, estimate):
-    commands.register(cli)
+for command in (sweep, gate, compare, baseline, history, estimate, proxy):
+    cli.add_command(command)
 
 
 @cli.command("list")
@@ -309,20 +293,23 @@ _REPORTS = {
 }
 
 
-def _show_rejected(console: Console, prepared: pipeline.Prepared) -> None:
+def _show_rejected(console: SteadyConsole, prepared: pipeline.Prepared) -> None:
     plan = prepared.plan
     console.print(Text(f"{counted(len(plan.runs), 'run')} accepted, {counted(plan.num_rejected, 'point')} rejected"))
     for note in plan.notes:
-        console.print(Text(f"note: {note}"), soft_wrap=True)
+        console.print_line(f"note: {note}")
     for point in plan.rejected:
         for violation in point.violations:
             line = f"rejected {point.test_id}/{point.label}: {violation}"
-            console.print(Text(shortened(line)), soft_wrap=True)
+            console.print_line(shortened(line))
 
 
-def _show_report(console: Console, report: Report, root: Path) -> None:
+def _show_report(console: SteadyConsole, root: Path, **options: FindHistory) -> Report:
+    """Write the reports of a run and show them; `options` as in `pipeline.report`."""
+    report = pipeline.report(root, **options)
     console.print(render_table(report))
-    console.print(Text(f"report: {root / 'report.json'}"), soft_wrap=True)
+    console.print_line(f"report: {root / 'report.json'}")
+    return report
 
 
 def _show_error(text: str) -> None:

@@ -139,7 +139,7 @@ def execute(prepared: Prepared, root: Path, observer: Observer, *, only_cancel: 
 def report(root: Path, **options: FindHistory) -> Report:
     """Judge what lies in a run's directory and write the reports; `options` are those of `write_report`.
 
-    No other process drives the directory: the caller holds `driver_lock`, or `no_driver`.
+    No other process holds the directory: the caller has `driver_lock`, or `no_driver`.
 
     Raises:
         BadInput: there is nothing to report, or it cannot be read; nothing was written.

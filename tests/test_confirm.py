@@ -326,12 +326,12 @@ def test_nodes_that_nobody_knows(tmp_path: Path, fake: Fake, had: str) -> None:
     end(root, {"": had})
     nodes, notes = avoided(root, fake, points_of(root)[0])
     assert set(nodes.values()) == {("n9",)}
-    assert "nobody knows on which nodes it ran" in notes
+    assert "the nodes it ran on are unknown" in notes
 
 
 def test_a_cluster_that_names_no_nodes(root: Path, fake: Fake) -> None:
     fake.is_dumb = True
-    assert "nobody knows which other nodes there are" in avoided(root, fake, points_of(root)[0])[1]
+    assert "the cluster's other nodes are unknown" in avoided(root, fake, points_of(root)[0])[1]
 
 
 def _run(**more: Any) -> RunPlan:

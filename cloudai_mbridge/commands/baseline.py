@@ -5,21 +5,25 @@ import subprocess
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
+from rich.table import Table
+from rich.text import Text
 
+from cloudai_mbridge.commands.live_view import new_console
+from cloudai_mbridge.commands.options import PATH
 from cloudai_mbridge.errors import OK, BadInput, MBridgeError
-
-if TYPE_CHECKING:
-    from rich.table import Table
-
-    from cloudai_mbridge.gate.baseline.model import Baseline
-    from cloudai_mbridge.gate.baseline.promote import Proposal
+from cloudai_mbridge.gate.baseline.file import replace_if_unchanged
+from cloudai_mbridge.gate.baseline.model import Baseline, as_list
+from cloudai_mbridge.gate.baseline.promote import Proposal, Terms, difference, propose, select
+from cloudai_mbridge.gate.baseline.promotion_rules import Limits, oddities
+from cloudai_mbridge.gate.baseline.read import load_baseline
+from cloudai_mbridge.gate.compare.policy import default_metrics, load_policy
+from cloudai_mbridge.gate.results.read import read_results, without_dry_runs
 
 REFUSED = 15
 NOT_CONFIRMED = 16
-_PATH = click.Path(path_type=Path)
 _WIDTH = 160  # of a table where the output is not a terminal
 
 
@@ -35,21 +39,18 @@ class ConfirmationNeeded(MBridgeError):
     exit_code = NOT_CONFIRMED
 
 
-def register(cli: click.Group) -> None:
-    """Add the commands to a group."""
-    group = click.Group("baseline", help="Promote good runs to a baseline, and show what it holds.")
-    for command in (promote, show, check):
-        group.add_command(command)
-    cli.add_command(group)
+@click.group()
+def baseline() -> None:
+    """Promote good runs to a baseline, and show what it holds."""
 
 
-@click.command()
-@click.argument("results", nargs=-1, required=True, type=_PATH)
-@click.option("--baseline", "path", type=_PATH, required=True, help="The baseline file; created if it does not exist.")
+@baseline.command()
+@click.argument("results", nargs=-1, required=True, type=PATH)
+@click.option("--baseline", "path", type=PATH, required=True, help="The baseline file; created if it does not exist.")
 @click.option("--reason", required=True, help="Why these runs are the new baseline.")
 @click.option("--by", help="Who promotes; default: git's user.name, or the login name.")
 @click.option("--point", "globs", multiple=True, help="Only points whose name matches; may be given several times.")
-@click.option("--policy", type=_PATH, help="Policy whose margins and tolerances hold; default: the built-in ones.")
+@click.option("--policy", type=PATH, help="Policy whose margins and tolerances hold; default: the built-in ones.")
 @click.option("--min-runs", type=click.IntRange(min=2), default=5, show_default=True, help="Runs per point.")
 @click.option(
     "--max-noise",
@@ -72,10 +73,6 @@ def promote(results: tuple[Path, ...], path: Path, *, yes: bool, dry_run: bool, 
     All runs of a point must be good and alike. If one point is refused, nothing is written. Shows the diff of the file,
     and writes it after a yes, or with --yes. Exit codes: 0 written, 15 refused, 16 no terminal to confirm it at.
     """
-    from cloudai_mbridge.gate.baseline.file import replace_if_unchanged
-    from cloudai_mbridge.gate.baseline.promote import propose, select
-    from cloudai_mbridge.gate.results.read import read_results, without_dry_runs
-
     terms = _terms(**{name: value for name, value in options.items() if name != "globs"})
     given, skipped = without_dry_runs(results)
     for note in skipped:
@@ -92,52 +89,39 @@ def promote(results: tuple[Path, ...], path: Path, *, yes: bool, dry_run: bool, 
         click.echo(f"{path} has changed meanwhile; looking again")
 
 
-@click.command()
-@click.argument("path", metavar="FILE", type=_PATH)
+@baseline.command()
+@click.argument("path", metavar="FILE", type=PATH)
 def show(path: Path) -> int:
     """Show the metrics of every point of a baseline FILE, and who promoted it, when and why."""
-    from rich.console import Console
-    from rich.text import Text
-
-    from cloudai_mbridge.gate.baseline.read import load_baseline
-
-    baseline = load_baseline(path)
-    console = Console(highlight=False)
-    console = console if console.is_terminal else Console(highlight=False, width=_WIDTH)
-    console.print(_table(baseline))
-    for point in baseline.points:
+    found, console = load_baseline(path), new_console(_WIDTH)
+    console.print(_table(found))
+    for point in found.points:
         runs = f"{len(point.runs)} runs, promoted {point.promoted_at} by {point.promoted_by}: {point.reason}"
-        lines = [f"{point.point}: {runs}", *(f"  accepted: {text}" for text in point.accepted)]
-        for line in lines:
-            console.print(Text(_printable(line)), soft_wrap=True)
+        for line in (f"{point.point}: {runs}", *(f"  accepted: {text}" for text in point.accepted)):
+            console.print_line(_printable(line))
     return OK
 
 
-@click.command()
-@click.argument("path", metavar="FILE", type=_PATH)
+@baseline.command()
+@click.argument("path", metavar="FILE", type=PATH)
 @click.option("--max-age-days", type=click.IntRange(min=1), default=90, show_default=True, help="Older ones are odd.")
 def check(path: Path, max_age_days: int) -> int:
     """Check that a baseline FILE can be read and agrees with itself, and say what looks wrong in it."""
-    from cloudai_mbridge.gate.baseline.oddities import oddities
-    from cloudai_mbridge.gate.baseline.read import load_baseline
-
-    baseline = load_baseline(path)
-    found = oddities(baseline, datetime.now(UTC), max_age_days)
+    loaded = load_baseline(path)
+    found = oddities(loaded, datetime.now(UTC), max_age_days)
     for text in found:
         click.echo(f"odd   {_printable(text)}")
-    click.echo(f"ok    {path}: {len(baseline.points)} points, {len(found)} oddities")
+    click.echo(f"ok    {path}: {len(loaded.points)} points, {len(found)} oddities")
     return OK
 
 
-def _terms(*, reason: str, by: str | None, policy: Path | None, min_runs: int, max_noise: float, **accept: bool) -> Any:
-    from cloudai_mbridge.gate.baseline.promote import Terms
-    from cloudai_mbridge.gate.baseline.promotion_rules import Limits
-    from cloudai_mbridge.gate.compare.policy import default_metrics, load_policy
-
+def _terms(
+    *, reason: str, by: str | None, policy: Path | None, min_runs: int, max_noise: float, **accept: bool
+) -> Terms:
     if not reason.strip():
         raise BadInput("--reason: is blank; say why these runs are the new baseline")
     return Terms(
-        by=(by or _whoever()).strip() or "unknown",
+        by=(by or _user_name()).strip() or "unknown",
         at=datetime.now(UTC).isoformat(timespec="seconds"),
         reason=reason.strip(),
         limits=Limits(min_runs=min_runs, max_noise=max_noise),
@@ -146,7 +130,7 @@ def _terms(*, reason: str, by: str | None, policy: Path | None, min_runs: int, m
     )
 
 
-def _whoever() -> str:
+def _user_name() -> str:
     """Return git's user.name, else the login name."""
     try:
         asked = subprocess.run(["git", "config", "user.name"], capture_output=True, timeout=10, check=False)
@@ -160,20 +144,11 @@ def _whoever() -> str:
         return "unknown"
 
 
-def _show_proposal(proposal: "Proposal") -> None:
-    """Print the diff and the notes.
-
-    Raises:
-        PromotionRefused: a point is not a baseline.
-    """
-    from cloudai_mbridge.gate.baseline.promote import difference
-
+def _show_proposal(proposal: Proposal) -> None:
+    """Print the diff and the notes; raise PromotionRefused if a point is not a baseline."""
     if proposal.refusals:
-        lines = [
-            f"refused {_printable(refusal.point)}: {_printable(reason)}"
-            for refusal in proposal.refusals
-            for reason in refusal.reasons
-        ]
+        refused = [(point, reason) for point, reasons in proposal.refusals.items() for reason in reasons]
+        lines = [f"refused {_printable(point)}: {_printable(reason)}" for point, reason in refused]
         good = len(proposal.points) - len(proposal.refusals)
         rest = f"; promote the other {good} with --point" if good else ""
         raise PromotionRefused("\n".join([*lines, f"nothing written{rest}"]))
@@ -183,12 +158,8 @@ def _show_proposal(proposal: "Proposal") -> None:
         click.echo(f"note: {_printable(note)}")
 
 
-def _is_wanted(proposal: "Proposal", *, yes: bool, dry_run: bool) -> bool:
-    """Return whether to write.
-
-    Raises:
-        ConfirmationNeeded: there is no terminal to ask at.
-    """
+def _is_wanted(proposal: Proposal, *, yes: bool, dry_run: bool) -> bool:
+    """Return whether to write; raise ConfirmationNeeded without a terminal to ask at."""
     if dry_run:
         click.echo("--dry-run: nothing written")
         return False
@@ -205,18 +176,15 @@ def _is_wanted(proposal: "Proposal", *, yes: bool, dry_run: bool) -> bool:
     return False
 
 
-def _table(baseline: "Baseline") -> "Table":
-    from rich.table import Table
-    from rich.text import Text
-
+def _table(found: Baseline) -> Table:
     table = Table()
     for name in ("point", "metric"):
         table.add_column(name, overflow="fold")
     for name in ("value", "noise", "n", "bounds"):
         table.add_column(name, justify="right")
-    for point in baseline.points:
+    for point in found.points:
         for i, metric in enumerate(point.metrics):
-            values = metric.value if isinstance(metric.value, list) else [metric.value]
+            values = as_list(metric.value)
             shown = " → ".join(f"{value:.5g}" for value in dict.fromkeys((values[0], values[-1])))
             bounds = f"{metric.bounds.lower:+.1%} to {metric.bounds.upper:+.1%}" if metric.bounds else ""
             noise = "unknown" if metric.noise is None else f"{metric.noise:.2%}"

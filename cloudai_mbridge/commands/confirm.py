@@ -1,15 +1,14 @@
 """Run points again that a gate could not decide about, on other nodes where there are enough.
 
-The new runs are a run of its own, in a directory beside the first one's: `mbridge resume`, `status` and `cancel` know
-it as any other. They are further iterations, rendered from what the first directory holds. If that is not exactly what
-this mbridge would write, nothing is run: the results could not be judged together.
+The new runs are further iterations in a directory of their own, rendered from what the first directory holds. If that
+is not exactly what this mbridge would write, nothing is run: the results could not be judged together.
 """
 
 import contextlib
 import json
 import sqlite3
 import tempfile
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -55,7 +54,7 @@ class Past:
 def confirm(root: Path, points: Collection[str], repeats: int, observer_for: ObserverFor) -> Confirmation:
     """Run each point (test_id/label) of the finished run in `root` so many times more, and report in a new directory.
 
-    observer_for: who is told how the runs go, given the new plan and its directory; told the notes first.
+    observer_for: returns the observer of the runs, given the new plan and its directory.
 
     Raises:
         BadInput: no such run or point, a run that has not ended, missing credentials, changed files. Nothing was run.
@@ -88,11 +87,7 @@ def _run(prepared: Prepared, new: Path, points: Collection[str], repeats: int, o
 
 
 def prepare(root: Path, points: Collection[str], repeats: int) -> tuple[Prepared, Mapping[str, str]]:
-    """Return the plan of the new runs, and the nodes that no run shall use. Nothing is written or submitted.
-
-    Raises:
-        BadInput, ToolFailure: as `confirm`.
-    """
+    """Return the plan of the new runs, and the nodes that no run shall use; nothing is written. Raises as `confirm`."""
     if repeats < 1 or not points:
         raise BadInput(f"{root}: {repeats} more runs of {len(points)} points leaves nothing to run; ask for at least 1")
     _require_end(root)
@@ -111,22 +106,16 @@ def prepare(root: Path, points: Collection[str], repeats: int) -> tuple[Prepared
         for number in range(1, repeats + 1)
     )
     notes = (f"further runs of {root.name}", *notes)
-    return replace(prepared, plan=plan_confirmation(first.plan, first.system, runs, notes)), past.excluded
-
-
-def plan_confirmation(
-    plan: ScenarioPlan, system: System, runs: Sequence[RunPlan], notes: Iterable[str]
-) -> ScenarioPlan:
-    """Return the plan with these runs and nothing else, under the same limits."""
-    return replace(
-        plan,
-        runs=assign_arrays(runs, system),
+    plan = replace(
+        first.plan,
+        runs=assign_arrays(runs, first.system),
         tests=tuple(dict.fromkeys(run.test_id for run in runs)),
         rejected=(),
         num_rejected=0,
         rule_counts={},
-        notes=tuple(notes),
+        notes=notes,
     )
+    return replace(prepared, plan=plan), past.excluded
 
 
 def repeat(template: RunPlan, iteration: int, avoided: Iterable[str], excluded: Iterable[str]) -> RunPlan:
@@ -161,15 +150,15 @@ def avoid(
     """Return, by point, the nodes that its new runs avoid, and notes that say so."""
     avoided, said = {}, dict[str, list[str]]()
     for run in runs:
-        avoided[_point(run)], words = _avoid(run, system, scheduler, past)
-        said.setdefault(words, []).append(_point(run))
+        avoided[_point(run)], note = _avoid(run, system, scheduler, past)
+        said.setdefault(note, []).append(_point(run))
         if others := sorted({*run.after_start, *run.end_with}):
             said.setdefault(f"ran beside {', '.join(others)}, and runs without now", []).append(_point(run))
-    return avoided, tuple(f"{', '.join(points)}: {words}" for words, points in said.items())
+    return avoided, tuple(f"{', '.join(points)}: {note}" for note, points in said.items())
 
 
 def _avoid(run: RunPlan, system: System, scheduler: Scheduler, past: Past) -> tuple[tuple[str, ...], str]:
-    """Return the nodes that a point's new runs avoid, in words, too: its earlier ones, if enough others can take it."""
+    """Return the nodes that a point's new runs avoid (its earlier ones, if enough others can take it), and a note."""
     used = past.used.get(_point(run), ())
     if isinstance(system, LocalSystem):
         return (), "this is the only machine, so the same one was used"
@@ -178,7 +167,7 @@ def _avoid(run: RunPlan, system: System, scheduler: Scheduler, past: Past) -> tu
     if not used:
         return (), "the nodes it ran on are unknown; it may run on the same ones"
     taken = {*used, *past.excluded, *(name for nodes in run.exclude_nodes for name in expand_hostlist(nodes))}
-    usable = scheduler.num_usable_nodes(taken | _sick(system, scheduler))
+    usable = scheduler.num_usable_nodes(taken | _unhealthy(system, scheduler))
     if usable is None:
         return (), "the cluster's other nodes are unknown; it may run on the same ones"
     if usable < run.num_nodes:
@@ -186,8 +175,8 @@ def _avoid(run: RunPlan, system: System, scheduler: Scheduler, past: Past) -> tu
     return used, f"avoids {', '.join(used)}, where its earlier runs were"
 
 
-def _sick(system: System, scheduler: Scheduler) -> set[str]:
-    """Return the nodes out of service, of those that the system file names: nobody should wait for them."""
+def _unhealthy(system: System, scheduler: Scheduler) -> set[str]:
+    """Return the nodes out of service, of those that the system file names."""
     partitions = [] if isinstance(system, LocalSystem) else system.partitions
     own = [each for each in partitions if each.name == getattr(system, "default_partition", "")]
     nodes = [name for each in own for name in (*each.nodes, *(node for group in each.groups for node in group.nodes))]
@@ -207,11 +196,7 @@ def _by_point(plan: ScenarioPlan) -> dict[str, list[RunPlan]]:
 
 
 def _first_runs(plan: ScenarioPlan, points: Iterable[str], root: Path) -> list[RunPlan]:
-    """Return the first run of each point.
-
-    Raises:
-        BadInput: no such point.
-    """
+    """Return the first run of each point; raise BadInput of a point that is not there."""
     known = _by_point(plan)
     for name in points:
         if name not in known:
@@ -220,7 +205,7 @@ def _first_runs(plan: ScenarioPlan, points: Iterable[str], root: Path) -> list[R
 
 
 def _require_end(root: Path) -> None:
-    """Raise BadInput if a run has not ended, or somebody is at work."""
+    """Raise BadInput if a run has not ended, or another process holds it."""
     status = control.read_status(root)
     if status.driver is not None:
         raise InUse(f"{root}: is held by {status.driver}; wait for its end")
@@ -248,10 +233,9 @@ def _read_json(path: Path) -> dict[str, Any]:
     return data
 
 
-def _is_same(ran: Path, again: Path) -> bool:
-    text = again.read_bytes()
+def _holds(path: Path, text: bytes) -> bool:
     try:
-        return read_regular(ran, len(text)) == text
+        return read_regular(path, len(text)) == text
     except OSError:
         return False
 
@@ -264,7 +248,7 @@ def _require_same_files(prepared: Prepared, root: Path) -> None:
         for run in prepared.plan.runs:
             for path in sorted((again / run.key).iterdir()):
                 ran = root / run.key / path.name
-                if not _is_same(ran, path):
+                if not _holds(ran, path.read_bytes()):
                     raise BadInput(
                         f"{ran}: is not what this mbridge would write now, so a further run of {_point(run)} would be"
                         " another one; run the scenario again"

@@ -3,32 +3,38 @@
 import json
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from cloudai_mbridge.commands.estimate_table import render_estimate
 from cloudai_mbridge.commands.live_view import new_console
+from cloudai_mbridge.commands.options import FLOPS_FORMULA, PATH
+from cloudai_mbridge.commands.proxy_toml import render_proxy
+from cloudai_mbridge.constraints import Upstream, check
 from cloudai_mbridge.errors import OK, BadInput
+from cloudai_mbridge.estimate.as_json import as_data
+from cloudai_mbridge.estimate.hardware import gpu_named
+from cloudai_mbridge.estimate.headline import price_of
+from cloudai_mbridge.estimate.memory import expert_tp
+from cloudai_mbridge.estimate.point import estimate_point
+from cloudai_mbridge.estimate.precision import precision_named
+from cloudai_mbridge.estimate.proxy import shrink
+from cloudai_mbridge.estimate.request import EstimateRequest, gpu_of, trained_question
+from cloudai_mbridge.megatron_bridge.presets.find import Preset, find_preset, why_no_preset
+from cloudai_mbridge.megatron_bridge.release import find_release, known_releases
 from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
+from cloudai_mbridge.models.loading.load import load_system
+from cloudai_mbridge.models.system import System
+from cloudai_mbridge.models.test_definition import MegatronBridgeTestDefinition
+from cloudai_mbridge.recipes import Recipe, load_recipe
+from cloudai_mbridge.recipes.apply import with_model_facts, with_recipe_defaults
+from cloudai_mbridge.sweep.pinned import overridden_by
+from cloudai_mbridge.training.flops import Formula
 
-if TYPE_CHECKING:
-    from cloudai_mbridge.constraints import Upstream
-    from cloudai_mbridge.estimate.request import EstimateRequest
-    from cloudai_mbridge.megatron_bridge.presets.find import Preset
-    from cloudai_mbridge.models.system import System
-    from cloudai_mbridge.recipes import Recipe
-
-_PATH = click.Path(path_type=Path)
 _SIZE = click.IntRange(1, 2**63 - 1)
-_COUNT = click.IntRange(0, 2**63 - 1)
 DOES_NOT_FIT = 9  # 5 to 8 are of directories of runs, 10 to 14 of the gate
 _ESTIMATORS = ("default", "megatron-bridge/seed", "megatron-bridge/head")
-
-
-def register(cli: click.Group) -> None:
-    """Add the commands to a group."""
-    cli.add_command(estimate)
-    cli.add_command(proxy)
 
 
 @click.command()
@@ -46,11 +52,7 @@ def register(cli: click.Group) -> None:
 @click.option("--mbs", "mb", type=_SIZE, help="Sequences per micro-batch; default: the recipe's.")
 @click.option("--gbs", "gb", type=_SIZE, help="Sequences per step; default: the recipe's.")
 @click.option("--num-layers", type=_SIZE, help="Decoder layers; default: the recipe's.")
-@click.option(
-    "--pipeline-layout",
-    "pipeline_model_parallel_layout",
-    help="Such as 'Et*4|(t*4|)*14tmL'.",
-)
+@click.option("--pipeline-layout", "pipeline_model_parallel_layout", help="Such as 'Et*4|(t*4|)*14tmL'.")
 @click.option("--recompute", help="none, full, or modules such as core_attn,mlp; default: the upstream recipe's.")
 @click.option("--recompute-num-layers", type=_SIZE, help="Recompute the first layers of every chunk.")
 @click.option(
@@ -64,32 +66,25 @@ def register(cli: click.Group) -> None:
 @click.option("--launcher", type=click.Choice([str(one) for one in Launcher]), help="Whose defaults hold.")
 @click.option("--release", help="Of Megatron-Bridge, such as 0.6.0: its presets fill in what is left out here.")
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="As in extra_cmd_args; may be repeated.")
-@click.option("--flops-formula", default="new", show_default=True, help="old or new.")
+@FLOPS_FORMULA
 @click.option("--memory-estimator", type=click.Choice(_ESTIMATORS), default="default", show_default=True)
 @click.option("--max-steps", type=_SIZE, help="Steps, for GPU-hours and cost; default: 10.")
-@click.option("--system-config", type=_PATH, help="System TOML with gpu_type and [prices].")
+@click.option("--system-config", type=PATH, help="System TOML with gpu_type and [prices].")
 @click.option("--json", "is_json", is_flag=True, help="Print JSON.")
 def estimate(
-    recipe: str, memory_estimator: str, system_config: Path | None, is_json: bool, flops_formula: str, **given: Any
+    recipe: str, memory_estimator: str, system_config: Path | None, is_json: bool, formula: Formula, **given: Any
 ) -> int:
     """Estimate one point: FLOPs, memory of every stage, step time, MFU, cost. Nothing is run (docs/estimate.md).
 
     Exit codes: 0, or 16 if the point does not fit into the GPU's memory.
     """
-    from cloudai_mbridge.estimate.as_json import as_data
-    from cloudai_mbridge.estimate.headline import price_of
-    from cloudai_mbridge.estimate.point import estimate_point
-    from cloudai_mbridge.models.loading.load import load_system
-
     system = load_system(system_config) if system_config else None
-    request = _request(recipe, system, flops_formula, **given)
+    request = _request(recipe, system, formula, **given)
     price, why_not = price_of(system, request.gpu.name if request.gpu else None)
     found = estimate_point(request, estimator=memory_estimator, price=price, why_no_price=why_not)
     if is_json:
         click.echo(json.dumps(as_data(found), indent=1, allow_nan=False))
     else:
-        from cloudai_mbridge.commands.estimate_table import render_estimate
-
         new_console().print(render_estimate(found))
     if found.fits is not False:
         return OK
@@ -106,13 +101,9 @@ def estimate(
 @click.option("--layers", type=_SIZE, required=True, help="Decoder layers to keep.")
 @click.option("--gpus", "num_gpus", type=_SIZE, default=1, show_default=True, help="Ranks of the definition.")
 @click.option("--max-steps", type=_SIZE, default=10, show_default=True, help="Steps of the definition.")
-@click.option("--output", type=_PATH, help="Test TOML to write; default: standard output.")
+@click.option("--output", type=PATH, help="Test TOML to write; default: standard output.")
 def proxy(recipe: str, layers: int, num_gpus: int, max_steps: int, output: Path | None) -> int:
     """Shrink a RECIPE to fewer layers of the same shapes, as a test definition for a small machine."""
-    from cloudai_mbridge.commands.proxy_toml import render_proxy
-    from cloudai_mbridge.estimate.proxy import shrink
-    from cloudai_mbridge.recipes import load_recipe
-
     text = render_proxy(shrink(load_recipe(recipe), layers), num_gpus, max_steps)
     if output is None:
         click.echo(text, nl=False)
@@ -129,8 +120,8 @@ def proxy(recipe: str, layers: int, num_gpus: int, max_steps: int, output: Path 
 
 def _request(
     recipe_name: str,
-    system: "System | None",
-    formula: str,
+    system: System | None,
+    formula: Formula,
     *,
     gpu: str | None,
     precision: str,
@@ -139,21 +130,11 @@ def _request(
     num_gpus: int | None,
     release: str | None,
     **sizes: Any,
-) -> "EstimateRequest":
+) -> EstimateRequest:
     """Return the point that the options describe, checked by the rules.
 
-    Raises:
-        BadInput: something is unknown, or the point breaks rules, a line each.
+    Raise BadInput if something is unknown, or the point breaks rules, a line each.
     """
-    from cloudai_mbridge.constraints import Upstream
-    from cloudai_mbridge.estimate.hardware import gpu_named
-    from cloudai_mbridge.estimate.precision import precision_named
-    from cloudai_mbridge.estimate.request import EstimateRequest, gpu_of, trained_question
-    from cloudai_mbridge.recipes import load_recipe
-    from cloudai_mbridge.recipes.apply import with_model_facts, with_recipe_defaults
-    from cloudai_mbridge.sweep.pinned import overridden_by
-    from cloudai_mbridge.training.flops import Formula
-
     recipe, extra = load_recipe(recipe_name), _overrides(overrides)
     chosen = {name: value for name, value in sizes.items() if value is not None}
     chosen |= _recomputation(recompute, extra, sizes["recompute_num_layers"])
@@ -180,41 +161,31 @@ def _request(
     preset = _preset(release, args, recompute) if release else None
     if num_gpus is None:
         args = args.model_copy(update={"num_gpus": preset.num_gpus if preset else _fewest_gpus(args, recipe)})
-    try:
-        named = Formula.named(formula)
-    except ValueError as error:
-        raise BadInput(f"--flops-formula: {error}") from None
     if preset is not None:
         args = with_model_facts(args, recipe)
         _refuse_broken(args, system, recipe, Upstream(preset.release, preset, overridden=overridden_by(extra)))
-        return trained_question(recipe, args, preset, "", device, why_not, extra, named)
+        return trained_question(recipe, args, preset, "", device, why_not, extra, formula)
     args = with_recipe_defaults(args, recipe)
     _refuse_broken(args, system, recipe, overridden=overridden_by(extra))
-    return EstimateRequest(recipe, args, device, why_not, extra, named)
+    return EstimateRequest(recipe, args, device, why_not, extra, formula)
 
 
 def _refuse_broken(
     args: ResolvedCmdArgs,
-    system: "System | None",
-    recipe: "Recipe",
-    upstream: "Upstream | None" = None,
+    system: System | None,
+    recipe: Recipe,
+    upstream: Upstream | None = None,
     overridden: frozenset[str] = frozenset(),
 ) -> None:
-    from cloudai_mbridge.constraints import check
-
     if broken := check(args, system, recipe, None, upstream, overridden=overridden).violations:
         raise BadInput("\n".join(map(str, broken)))
 
 
-def _preset(version: str, args: ResolvedCmdArgs, recompute: str | None) -> "Preset":
+def _preset(version: str, args: ResolvedCmdArgs, recompute: str | None) -> Preset:
     """Return the preset of a release for a point.
 
-    Raises:
-        BadInput: there is none, no such release is known, or it cannot do what `recompute` asks for.
+    Raise BadInput if there is none, no such release is known, or it cannot do what `recompute` asks for.
     """
-    from cloudai_mbridge.megatron_bridge.presets.find import find_preset, why_no_preset
-    from cloudai_mbridge.megatron_bridge.release import find_release, known_releases
-
     release = find_release(f"v{version.removeprefix('v')}")
     if release is None:
         known = ", ".join(each["version"] for each in known_releases())
@@ -229,8 +200,6 @@ def _preset(version: str, args: ResolvedCmdArgs, recompute: str | None) -> "Pres
 
 
 def _overrides(given: tuple[str, ...]) -> dict[str, str]:
-    from cloudai_mbridge.models.test_definition import MegatronBridgeTestDefinition
-
     pairs = [text.partition("=") for text in given]
     for text, (name, sign, _) in zip(given, pairs, strict=True):
         if not sign or not name:
@@ -255,8 +224,6 @@ def _recomputation(recompute: str | None, extra: dict[str, str], num_layers: int
     return {"recompute_modules": "" if recompute == "none" else recompute}
 
 
-def _fewest_gpus(args: "ResolvedCmdArgs", recipe: "Recipe") -> int:
-    from cloudai_mbridge.estimate.memory import expert_tp
-
+def _fewest_gpus(args: ResolvedCmdArgs, recipe: Recipe) -> int:
     tp, pp = args.tp or 1, args.pp or 1
     return math.lcm(tp * pp * (args.cp or 1), (args.ep or 1) * (expert_tp(args, recipe) or tp) * pp)

@@ -5,68 +5,73 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
+from cloudai_mbridge.commands.confirm import Confirmation
+from cloudai_mbridge.commands.confirm import confirm as run_again
 from cloudai_mbridge.commands.live_view import new_console, observer_for
+from cloudai_mbridge.commands.options import PATH
 from cloudai_mbridge.errors import OK, BadInput, ToolFailure
 from cloudai_mbridge.files.regular import read_regular
+from cloudai_mbridge.files.replace import require_writable, write_text
+from cloudai_mbridge.gate.compare.policy import GatePolicy, load_policy
+from cloudai_mbridge.gate.compare.verdict import GateResult, GateVerdict
+from cloudai_mbridge.gate.results.read import read_results, without_dry_runs
 from cloudai_mbridge.plan import ROOT_FILES
+from cloudai_mbridge.report.formats.gate import render_gate, render_gate_junit, render_gate_markdown
+from cloudai_mbridge.report.html import render_html
+from cloudai_mbridge.report.model import plain
 
-if TYPE_CHECKING:
-    from cloudai_mbridge.commands.confirm import Confirmation
-    from cloudai_mbridge.gate.compare.verdict import GateResult
-
-_PATH = click.Path(path_type=Path)
 _BUILT_IN = {"name": "built-in", "baseline": "-"}
 
 
-def register(cli: click.Group) -> None:
-    """Add the commands to a group."""
-    cli.add_command(gate)
-    cli.add_command(compare)
+_OUTPUTS = (
+    click.option("--json", "json_file", type=PATH, help="Also write the result as JSON."),
+    click.option("--markdown", type=PATH, help="Also write it for a CI's step summary."),
+    click.option("--junit", type=PATH, help="Also write it as JUnit XML."),
+)
+
+
+def _output_options(command: Callable[..., int]) -> Callable[..., int]:
+    for option in reversed(_OUTPUTS):
+        command = option(command)
+    return command
 
 
 @click.command()
-@click.argument("results", nargs=-1, required=True, type=_PATH)
-@click.option("--policy", type=_PATH, required=True, help="Policy TOML, such as conf/gates/default.toml.")
-@click.option("--baseline", type=_PATH, help="Baseline file instead of what the policy compares with.")
+@click.argument("results", nargs=-1, required=True, type=PATH)
+@click.option("--policy", type=PATH, required=True, help="Policy TOML, such as conf/gates/default.toml.")
+@click.option("--baseline", type=PATH, help="Baseline file instead of what the policy compares with.")
 @click.option("--confirm", type=click.IntRange(1, 100), help="Repeat inconclusive points so often, on other nodes.")
-@click.option("--json", "json_file", type=_PATH, help="Also write the result as JSON.")
-@click.option("--markdown", type=_PATH, help="Also write it for a CI's step summary.")
-@click.option("--junit", type=_PATH, help="Also write it as JUnit XML.")
-@click.option("--html", type=_PATH, help="Also write the page of the first result with the gate on it.")
+@_output_options
+@click.option("--html", type=PATH, help="Also write the page of the first result with the gate on it.")
 def gate(
-    results: tuple[Path, ...],
-    policy: Path,
-    baseline: Path | None,
-    confirm: int | None,
-    **files: Path | None,
+    results: tuple[Path, ...], policy: Path, baseline: Path | None, confirm: int | None, **files: Path | None
 ) -> int:
     """Judge RESULTS (report.json files or runs' directories, taken together) against a baseline or a history.
 
     Exit codes: 0 pass or improvement, 10 regression, 11 not run, 12 not comparable, 13 inconclusive, 14 improvement
     where the policy lets it fail.
     """
-    from cloudai_mbridge.gate.compare.policy import load_policy
-    from cloudai_mbridge.gate.results.read import without_dry_runs
-    from cloudai_mbridge.gate.run import run_gate
+    from cloudai_mbridge.gate.run import run_gate  # numpy and scipy, for this command only
 
     _require_writable(files)
     loaded = load_policy(policy)
     if baseline is not None:
         loaded = replace(loaded, baseline_path=baseline, history_path=None)
-    today, looks = datetime.now(UTC).date(), 2 if confirm else 1
+    today, num_judgements = datetime.now(UTC).date(), 2 if confirm else 1
     given, skipped = without_dry_runs(results)
-    result = run_gate(given, loaded, today, looks)
+    result = run_gate(given, loaded, today, num_judgements)
     if confirm:
         try:
             more = _confirm(given, result, confirm)
         except (BadInput, ToolFailure) as error:  # the first verdict stands: a point was inconclusive
             result = result.with_notes([f"the inconclusive points were not run again: {error}"])
         else:
-            result = run_gate([*given, *(runs.root for runs in more)], loaded, today, looks) if more else result
+            result = (
+                run_gate([*given, *(runs.root for runs in more)], loaded, today, num_judgements) if more else result
+            )
             result = result.with_notes(note for runs in more for note in runs.notes)
     result = result.with_notes(skipped)
     not_written = _show(result, given[0], **files)
@@ -76,16 +81,13 @@ def gate(
 
 
 @click.command()
-@click.argument("old", metavar="A", type=_PATH)
-@click.argument("new", metavar="B", type=_PATH)
-@click.option("--policy", type=_PATH, help="Policy whose metrics and limits hold; default: the built-in ones.")
-@click.option("--json", "json_file", type=_PATH, help="Also write the result as JSON.")
-@click.option("--markdown", type=_PATH, help="Also write it for a CI's step summary.")
-@click.option("--junit", type=_PATH, help="Also write it as JUnit XML.")
+@click.argument("old", metavar="A", type=PATH)
+@click.argument("new", metavar="B", type=PATH)
+@click.option("--policy", type=PATH, help="Policy whose metrics and limits hold; default: the built-in ones.")
+@_output_options
 def compare(old: Path, new: Path, policy: Path | None, **files: Path | None) -> int:
     """Compare the runs of report B with those of report A. It only tells: the exit code is 0, whatever it finds."""
-    from cloudai_mbridge.gate.compare.policy import GatePolicy, load_policy
-    from cloudai_mbridge.gate.run import compare_reports
+    from cloudai_mbridge.gate.run import compare_reports  # numpy and scipy, for this command only
 
     _require_writable(files)
     terms = load_policy(policy).policy if policy else GatePolicy.model_validate(_BUILT_IN)
@@ -93,15 +95,13 @@ def compare(old: Path, new: Path, policy: Path | None, **files: Path | None) -> 
 
 
 def _require_writable(files: Mapping[str, Path | None]) -> None:
-    from cloudai_mbridge.files.replace import require_writable
-
     for path in files.values():
         if path is not None:
             require_writable(path)
 
 
 def _show(
-    result: "GateResult",
+    result: GateResult,
     report: Path,
     json_file: Path | None,
     markdown: Path | None,
@@ -109,11 +109,6 @@ def _show(
     html: Path | None = None,
 ) -> int:
     """Print a result and write its files; return 0, or the exit code of the last one that could not be written."""
-    from cloudai_mbridge.report.formats.gate_junit import render_gate_junit
-    from cloudai_mbridge.report.formats.gate_markdown import render_gate_markdown
-    from cloudai_mbridge.report.formats.gate_terminal import render_gate
-    from cloudai_mbridge.report.model import plain
-
     new_console().print(render_gate(result))
     codes = [
         _write(json_file, lambda: json.dumps({**plain(result), "exit_code": result.exit_code}, indent=1) + "\n"),
@@ -125,9 +120,7 @@ def _show(
 
 
 def _write(path: Path | None, render: Callable[[], str]) -> int:
-    """Write a file, if it was asked for. One that cannot be written is told of, and the verdict stands."""
-    from cloudai_mbridge.files.replace import write_text
-
+    """Write a file, if it was asked for. An error is printed, and the verdict stands."""
     try:
         if path is not None:
             write_text(path, render())
@@ -140,15 +133,11 @@ def _write(path: Path | None, render: Callable[[], str]) -> int:
     return OK
 
 
-def _page(path: Path, result: "GateResult") -> str:
+def _page(path: Path, result: GateResult) -> str:
     """Render the page of a report again, with what the gate says.
 
-    Raises:
-        BadInput: the gate reads less of a report than the page does, and what the page needs is not there.
+    Raise BadInput of a report that lacks what the page needs: the gate reads less of it.
     """
-    from cloudai_mbridge.report.html import render_html
-    from cloudai_mbridge.report.model import plain
-
     file = path / ROOT_FILES.report if path.is_dir() else path
     report = json.loads(read_regular(file))
     try:
@@ -160,17 +149,13 @@ def _page(path: Path, result: "GateResult") -> str:
         ) from None
 
 
-def _confirm(results: Sequence[Path], result: "GateResult", repeats: int) -> "list[Confirmation]":
+def _confirm(results: Sequence[Path], result: GateResult, repeats: int) -> list[Confirmation]:
     """Run every inconclusive point again, from the last result that holds it."""
-    from cloudai_mbridge.commands.confirm import confirm
-    from cloudai_mbridge.gate.compare.verdict import GateVerdict
-    from cloudai_mbridge.gate.results.read import read_results
-
     wanted = [point.point for point in result.points if point.verdict is GateVerdict.INCONCLUSIVE]
     where = {run.point: path for path in results for run in read_results(path) if run.point in wanted}
     console, roots = new_console(), dict.fromkeys(where.values())
     return [
-        confirm(
+        run_again(
             path if path.is_dir() else path.parent,
             [point for point in wanted if where[point] == path],
             repeats,

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from cloudai_mbridge.commands.live_view import SteadyConsole
-from cloudai_mbridge.errors import OK, BadInput
-from cloudai_mbridge.gate.history.intake import FAILED
+from cloudai_mbridge.commands.live_view import SteadyConsole, new_console
+from cloudai_mbridge.errors import OK, BadInput, counted
+from cloudai_mbridge.gate.history.insert import FAILED
 from cloudai_mbridge.gate.history.store import DEFAULT_METRIC, History, Imported, StoredRun
+from cloudai_mbridge.gate.results.read import without_dry_runs
 from cloudai_mbridge.gate.results.values import METRICS
 from cloudai_mbridge.logs.tail import printable
 from cloudai_mbridge.models.loading.explain import suggest
@@ -27,6 +27,7 @@ CHANGED = 10  # as of a regression that a gate finds
 DEFAULT_HISTORY = Path("results/history.sqlite")
 HISTORY_VARIABLE = "MBRIDGE_HISTORY"
 _MAX_NAMED = 5
+_WIDTH = 160  # of a table where the output is not a terminal
 _STYLES = {"worse": "bold red", "better": "green", "changed": "yellow"}
 
 _HISTORY = click.option(
@@ -41,11 +42,6 @@ _HISTORY = click.option(
 )
 
 
-def register(cli: click.Group) -> None:
-    """Add `history` to a group."""
-    cli.add_command(history)
-
-
 @click.group()
 def history() -> None:
     """Keep the results of all runs, and see where their level moved."""
@@ -56,21 +52,18 @@ def history() -> None:
 @click.argument("results", type=click.Path(path_type=Path), nargs=-1, required=True, metavar="RESULT...")
 def import_(path: Path, results: tuple[Path, ...]) -> int:
     """Add the runs of report.json files, or of the directories that hold them. What is there already stays once."""
-    from cloudai_mbridge.gate.results.read import without_dry_runs
-
-    console, errors = _console(), list[BadInput]()
+    console, errors = new_console(_WIDTH), list[BadInput]()
     given, skipped = without_dry_runs(results)
     for note in skipped:
-        _print(console, f"note: {note}")
+        console.print_line(printable(f"note: {note}"))
     with History(path) as store:
         for result in given:
             try:
-                _print(console, f"{result}: {_imported_text(store.import_report(result))}")
+                console.print_line(printable(f"{result}: {_imported_text(store.import_report(result))}"))
             except BadInput as error:
                 errors.append(error)
     if errors:
-        kinds = {type(error) for error in errors}
-        kind = kinds.pop() if len(kinds) == 1 else BadInput
+        kind = type(errors[0]) if len({type(error) for error in errors}) == 1 else BadInput
         raise kind("\n".join(dict.fromkeys(printable(str(error)) for error in errors)))
     return OK
 
@@ -88,7 +81,7 @@ def list_(path: Path, pattern: str) -> int:
     for row in rows:
         counts = (str(row.num_good), str(row.num_failed))
         _add(table, row.point, row.comparability_id, *counts, _minute(row.last_ended_at), _number(row.last_value))
-    _console().print(table)
+    new_console(_WIDTH).print(table)
     return OK
 
 
@@ -98,7 +91,7 @@ def list_(path: Path, pattern: str) -> int:
 @click.option("--last", type=click.IntRange(min=1), default=20, show_default=True, help="Runs of a point to list.")
 def show(path: Path, name: str, last: int) -> int:
     """Show one run, by its id or the start of it, or the last runs of a point."""
-    console = _console()
+    console = new_console(_WIDTH)
     with History(path) as store:
         if runs := store.runs(point=name, last=last):
             console.print(_runs_table(runs))
@@ -111,9 +104,9 @@ def show(path: Path, name: str, last: int) -> int:
     if found:
         ids = ", ".join(run.run_id for run in found[:_MAX_NAMED])
         raise BadInput(f"{name!r} is the start of several run ids: {ids}{', ...' if len(found) > _MAX_NAMED else ''}")
-    raise BadInput(
-        printable(f"{name!r} is neither a point nor the start of a run id in {path}; {_nearest(name, names)}")
-    )
+    known = sorted(set(names))
+    remedy = suggest(name, known) if len(known) <= 2 * _MAX_NAMED else "see `mbridge history list`"
+    raise BadInput(printable(f"{name!r} is neither a point nor the start of a run id in {path}; {remedy}"))
 
 
 @history.command()
@@ -146,7 +139,7 @@ def trend(path: Path, pattern: str, metric: str, last: int, as_json: bool, fail_
     if as_json:
         click.echo(json.dumps([asdict(trend) for trend in trends], indent=2))
     else:
-        _show_trends(_console(), trends)
+        _show_trends(new_console(_WIDTH), trends)
     return CHANGED if fail_on_change and any(trend.is_changed for trend in trends) else OK
 
 
@@ -163,19 +156,18 @@ def _trends(store: History, pattern: str, metric: str, last: int, options: dict[
     return [find_trend(store.series(key, metric, last), points, **options) for key, points in keys.items()]
 
 
-def _show_trends(console: Console, trends: "list[Trend]") -> None:
+def _show_trends(console: SteadyConsole, trends: "list[Trend]") -> None:
     from cloudai_mbridge.gate.trend.words import headline, story, summary
 
     for trend in trends:
-        _print(console, headline(trend), "bold" if trend.is_changed else "")
+        console.print_line(printable(headline(trend)), "bold" if trend.is_changed else "")
         for text, effect in story(trend):
-            _print(console, f"  {text}", "" if effect is None else _STYLES[effect])
-    _print(console, summary(trends))
+            console.print_line(printable(f"  {text}"), "" if effect is None else _STYLES[effect])
+    console.print_line(printable(summary(trends)))
 
 
 def _imported_text(imported: Imported) -> str:
-    added = "1 run" if imported.added == 1 else f"{imported.added} runs"
-    text = f"{added} added, {imported.known} already there"
+    text = f"{counted(imported.added, 'run')} added, {imported.known} already there"
     if imported.rejudged:
         text += f", {imported.rejudged} known as good and failed from now on"
     if imported.left_out:
@@ -187,21 +179,13 @@ def _runs_table(runs: list[StoredRun]) -> Table:
     table = _table("run", "ended (UTC)", "verdict", "key", "commit", "nodes", DEFAULT_METRIC, "why")
     for run in runs:
         value = run.values.get(DEFAULT_METRIC)
-        _add(
-            table,
-            run.run_id[:10],
-            _minute(run.ended_at),
-            run.verdict,
-            run.comparability_id,
-            (run.commit or "")[:12],
-            ",".join(run.nodes),
-            _number(value[0] if value else None),
-            "\n".join(run.reasons),
-        )
+        number = _number(value[0] if value else None)
+        work = (run.verdict, run.comparability_id, (run.commit or "")[:12], ",".join(run.nodes))
+        _add(table, run.run_id[:10], _minute(run.ended_at), *work, number, "\n".join(run.reasons))
     return table
 
 
-def _show_run(console: Console, run: StoredRun, store: History) -> None:
+def _show_run(console: SteadyConsole, run: StoredRun, store: History) -> None:
     facts: list[tuple[str, str]] = [
         ("run", run.run_id),
         ("point", run.point),
@@ -220,16 +204,11 @@ def _show_run(console: Console, run: StoredRun, store: History) -> None:
     facts += _table_facts("environment", run.environment)
     facts += _table_facts(f"comparability {run.comparability_id}", store.fields(run.comparability_id))
     for name, text in facts:
-        _print(console, f"{name}: {text}", "bold red" if name == "verdict" and run.verdict == FAILED else "")
+        console.print_line(printable(f"{name}: {text}"), "bold red" if (name, text) == ("verdict", FAILED) else "")
 
 
 def _table_facts(title: str, values: Any) -> Iterable[tuple[str, str]]:
     return ((f"{title}: {name}", json.dumps(value)) for name, value in sorted(values.items()) if value is not None)
-
-
-def _nearest(name: str, names: Iterable[str]) -> str:
-    known = sorted(set(names))
-    return suggest(name, known) if len(known) <= 2 * _MAX_NAMED else "see `mbridge history list`"
 
 
 def _table(*columns: str) -> Table:
@@ -241,16 +220,6 @@ def _table(*columns: str) -> Table:
 
 def _add(table: Table, *cells: str) -> None:
     table.add_row(*(Text("\n".join(printable(line) for line in cell.split("\n"))) for cell in cells))
-
-
-def _print(console: Console, text: str, style: str = "") -> None:
-    console.print(Text(printable(text), style=style), soft_wrap=True)
-
-
-def _console() -> Console:
-    """Return a console that keeps tables whole where the output is not a terminal."""
-    console = SteadyConsole(highlight=False)
-    return console if console.is_terminal else SteadyConsole(highlight=False, width=160)
 
 
 def _minute(time: str) -> str:

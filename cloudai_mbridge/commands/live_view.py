@@ -2,9 +2,8 @@
 
 import contextlib
 import os
+from contextlib import AbstractContextManager
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from rich.console import Console
 from rich.live import Live
@@ -25,7 +24,11 @@ _STYLE = {JobClass.ACTIVE: "cyan", JobClass.SUCCEEDED: "green", JobClass.CANCELL
 
 
 class SteadyConsole(Console):
-    """A console whose reader may go away: the runs go on, and nobody is told any more."""
+    """A console whose reader may go away: the runs go on, and nothing more is printed."""
+
+    def print_line(self, text: str, style: str = "") -> None:
+        """Print text as it is, on a line of its own however long."""
+        self.print(Text(text, style=style), soft_wrap=True)
 
     def on_broken_pipe(self) -> None:
         """Write to nowhere from now on, instead of ending the process."""
@@ -34,13 +37,13 @@ class SteadyConsole(Console):
             os.dup2(os.open(os.devnull, os.O_WRONLY), self.file.fileno())
 
 
-def new_console() -> SteadyConsole:
-    """Return a console that keeps tables whole where the output is not a terminal."""
+def new_console(width: int = 140) -> SteadyConsole:
+    """Return a console that keeps tables of this width whole where the output is not a terminal."""
     console = SteadyConsole(highlight=False)
-    return console if console.is_terminal else SteadyConsole(highlight=False, width=140)
+    return console if console.is_terminal else SteadyConsole(highlight=False, width=width)
 
 
-class PlainObserver:
+class PlainObserver(AbstractContextManager["PlainObserver"]):
     """One line per change of state."""
 
     def __init__(self, console: Console, plan: ScenarioPlan) -> None:
@@ -48,11 +51,8 @@ class PlainObserver:
         self._last: dict[str, str] = {}
         self._ended: set[str] = set()  # a retry takes a run out again
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(self, *exc: object) -> None:
-        return None
+        """Leave the lines as they are."""
 
     def saw(self, run: RunPlan, status: JobStatus) -> None:
         if self._last.get(run.key) == status.state:
@@ -70,22 +70,20 @@ class PlainObserver:
         self._console.print(Text(f"notice: {text}"), soft_wrap=True)
 
 
-class LiveObserver:
+class LiveObserver(AbstractContextManager["LiveObserver"]):
     """A table that follows the logs of the active runs."""
 
     def __init__(self, console: Console, plan: ScenarioPlan, root: Path) -> None:
         self._rows = {run.key: _Row(run, root / run.key / log_name(run)) for run in plan.runs}
         self._live = Live(self._table(), console=console, refresh_per_second=4)
 
-    def __enter__(self) -> Self:
-        self._live.__enter__()
+    def __enter__(self) -> "LiveObserver":
+        self._live.start(refresh=True)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self._live.update(self._table())
-        self._live.__exit__(kind, error, trace)
+        self._live.stop()
 
     def saw(self, run: RunPlan, status: JobStatus) -> None:
         self._rows[run.key].update(status)

@@ -7,8 +7,10 @@ from typing import Any
 import click
 
 from cloudai_mbridge.constraints import RuleSet
+from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.models.loading.loaded import HOOK_DIR, HookOptions
 from cloudai_mbridge.pipeline import Request
+from cloudai_mbridge.training.flops import Formula
 
 PATH = click.Path(path_type=Path)
 SYSTEM_VARIABLE = "CLOUDAI_SYSTEM_CONFIG"
@@ -38,6 +40,16 @@ RULES = click.option(
 )
 
 
+def _formula(context: click.Context, option: click.Parameter, name: str) -> Formula:
+    try:
+        return Formula.named(name)
+    except ValueError as error:
+        raise BadInput(f"--flops-formula: {error}") from None
+
+
+FLOPS_FORMULA = click.option(
+    "--flops-formula", "formula", default="new", show_default=True, callback=_formula, help="old or new."
+)
 _SINGLE = "--single-sbatch: every run keeps an allocation of its own; runs that need the same share one job array"
 _CACHE = "--enable-cache-without-check: has no effect; mbridge only looks whether the launcher's files are there"
 

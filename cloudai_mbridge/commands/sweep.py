@@ -5,21 +5,20 @@ import json
 import math
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from cloudai_mbridge.commands.live_view import new_console
-from cloudai_mbridge.commands.options import scenario_options
+from cloudai_mbridge.commands.live_view import SteadyConsole, new_console
+from cloudai_mbridge.commands.options import FLOPS_FORMULA, scenario_options
+from cloudai_mbridge.commands.sweep_points import Explanation, explain_point, plans
 from cloudai_mbridge.constraints import Lifted, NotEvaluated, RuleSet, Violation
-from cloudai_mbridge.errors import OK, POINTS_FAILED, BadInput, counted
-
-if TYPE_CHECKING:
-    from cloudai_mbridge.commands.sweep_points import Explanation
-    from cloudai_mbridge.plan.preview import PlanOptions, PointPreview, SweepPreview, SweepSummary
+from cloudai_mbridge.errors import OK, POINTS_FAILED, counted
+from cloudai_mbridge.plan.preview import PlanOptions, PointPreview, SweepPreview, SweepSummary, summarize_test
+from cloudai_mbridge.report.formats.steps import spreadsheet_text
+from cloudai_mbridge.training.flops import Formula
 
 
 class _Share(click.FloatRange):
@@ -37,11 +36,6 @@ _CSV = (
     *("test", "point", "status", "peak_memory_gib", "memory_share", "step_time_s", "tokens_per_s_per_gpu"),
     *("tflops_per_gpu", "mfu", "gpu_hours", "cost", "rules", "why"),
 )
-
-
-def register(cli: click.Group) -> None:
-    """Add the commands to a group."""
-    cli.add_command(sweep)
 
 
 @click.group()
@@ -69,32 +63,25 @@ _INCLUDE_OOM_RISK = click.option("--include-oom-risk", is_flag=True, help="Hold 
 @_MEMORY_SHARE
 @_INCLUDE_OOM_RISK
 @click.option("--order", type=click.Choice(["grid", "informative"]), help="Default: the sweep's.")
-@click.option("--flops-formula", default="new", show_default=True, help="old or new.")
+@FLOPS_FORMULA
 def sweep_plan(
     show: int,
     form: str,
     memory_share: float | None,
     include_oom_risk: bool,
     order: str | None,
-    flops_formula: str,
+    formula: Formula,
     rules: RuleSet,
     **options: Any,
 ) -> int:
     """Count the points of every test, and estimate what they need: memory, time, GPU-hours, cost (docs/estimate.md)."""
-    from cloudai_mbridge.commands.sweep_points import summarize
-    from cloudai_mbridge.plan.preview import PlanOptions
-    from cloudai_mbridge.training.flops import Formula
-
-    try:
-        formula = Formula.named(flops_formula)
-    except ValueError as error:
-        raise BadInput(f"--flops-formula: {error}") from None
     wanted = PlanOptions(memory_share, include_oom_risk, order, formula, rules)
     if form == "csv":
         return _write_csv(wanted, **options)
     console, would_run = new_console(), 0
     totals: list[SweepSummary] = []
-    for summary in summarize(examples=show if form == "table" else 0, options=wanted, **options):
+    for plan in plans(options=wanted, **options):
+        summary = summarize_test(plan, show if form == "table" else 0)
         would_run += summary.would_run
         _show_counts(console, summary)
         if form == "table":
@@ -105,17 +92,17 @@ def sweep_plan(
     return OK if would_run else POINTS_FAILED
 
 
-def _show_counts(console: Console, summary: "SweepSummary") -> None:
+def _show_counts(console: SteadyConsole, summary: SweepSummary) -> None:
     axes = " x ".join(f"{name}({count})" for name, count in summary.axes.items()) or "no axes"
-    console.print(Text(f"{summary.test_id}: {axes}"), soft_wrap=True)
+    console.print_line(f"{summary.test_id}: {axes}")
     rejected = summary.points - summary.accepted - summary.held_back
     held = f", {summary.held_back} held back" if summary.held_back else ""
     console.print(f"  {summary.points} points, {summary.accepted} accepted, {rejected} rejected{held}")
     for line in _notes(summary):
-        console.print(Text(f"  {line}"), soft_wrap=True)
+        console.print_line(f"  {line}")
 
 
-def _notes(summary: "SweepSummary") -> Iterator[str]:
+def _notes(summary: SweepSummary) -> Iterator[str]:
     yield from summary.fill_in
     for rule_id, count in sorted(summary.rules.items()):
         yield f"{rule_id} rejects {count}"
@@ -138,7 +125,7 @@ def _notes(summary: "SweepSummary") -> Iterator[str]:
         yield f"set, but not considered by the predictions: {', '.join(summary.not_considered)}"
 
 
-def _price(summary: "SweepSummary") -> str:
+def _price(summary: SweepSummary) -> str:
     if summary.cost is None:
         return f"{summary.gpu_hours:.4g} GPU-hours of steps, no cost: {summary.why_no_cost}"
     cost = f"{summary.cost:.2f} {summary.currency}"
@@ -147,33 +134,33 @@ def _price(summary: "SweepSummary") -> str:
     return f"{summary.gpu_hours:.4g} GPU-hours of steps, {cost}"
 
 
-def _show_points(console: Console, summary: "SweepSummary") -> None:
+def _show_points(console: SteadyConsole, summary: SweepSummary) -> None:
     if any(_is_predicted(look) for look in summary.examples):
         console.print(_table(summary.examples))
     else:
         for look in summary.examples:
-            console.print(Text(f"  accepted {look.label}"), soft_wrap=True)
+            console.print_line(f"  accepted {look.label}")
     if (more := summary.accepted - len(summary.examples)) > 0:
         console.print(f"  ... and {more} more")
     for look, terms in summary.held_examples:
-        console.print(Text(f"  held back {look.label}: {_why_held_back(look, terms)}"), soft_wrap=True)
+        console.print_line(f"  held back {look.label}: {_why_held_back(look, terms)}")
     if (more := summary.held_back - len(summary.held_examples)) > 0:
         console.print(f"  ... and {more} more held back")
 
 
-def _is_predicted(look: "PointPreview") -> bool:
+def _is_predicted(look: PointPreview) -> bool:
     headline = look.headline
     return headline is not None and not (headline.step_time_s is None and headline.peak_memory_gib is None)
 
 
-def _why_held_back(look: "PointPreview", terms: str) -> str:
+def _why_held_back(look: PointPreview, terms: str) -> str:
     headline = look.headline
     if headline is not None and headline.memory_share is None:
         return f"its memory cannot be predicted: {'; '.join(headline.why) or 'the memory of the GPU is not known'}"
     return f"{_memory(look)}: {terms}"
 
 
-def _memory(look: "PointPreview") -> str:
+def _memory(look: PointPreview) -> str:
     headline = look.headline
     if headline is None or headline.peak_memory_gib is None:
         return "-"
@@ -184,7 +171,7 @@ def _memory(look: "PointPreview") -> str:
     return f"{headline.peak_memory_gib * 1024:.1f} MiB{where}"
 
 
-def _table(looks: "list[PointPreview]") -> Table:
+def _table(looks: list[PointPreview]) -> Table:
     table = Table("accepted", "memory", "step time, s", "TFLOP/s/GPU", "MFU", "GPU-hours", "cost", "")
     for look in looks:
         headline = look.headline
@@ -206,7 +193,7 @@ def _number(value: float | None, form: str) -> str:
     return "-" if value is None else format(value, form)
 
 
-def _show_totals(console: Console, summaries: "list[SweepSummary]") -> None:
+def _show_totals(console: SteadyConsole, summaries: list[SweepSummary]) -> None:
     hours = sum(summary.gpu_hours for summary in summaries)
     costs: dict[str, float] = {}
     for summary in summaries:
@@ -214,13 +201,11 @@ def _show_totals(console: Console, summaries: "list[SweepSummary]") -> None:
             costs[summary.currency] = costs.get(summary.currency, 0.0) + summary.cost
     cost = "".join(f", {amount:.2f} {currency}" for currency, amount in costs.items())
     points = sum(summary.predicted for summary in summaries)
-    console.print(Text(f"all tests: {points} points, {hours:.4g} GPU-hours of steps{cost}"), soft_wrap=True)
+    console.print_line(f"all tests: {points} points, {hours:.4g} GPU-hours of steps{cost}")
 
 
-def _write_csv(wanted: "PlanOptions", **options: Any) -> int:
+def _write_csv(wanted: PlanOptions, **options: Any) -> int:
     """Write every point as it comes, rejected ones too; nothing is kept. Every axis of any test is a column."""
-    from cloudai_mbridge.commands.sweep_points import plans
-
     writer, num_run = csv.writer(sys.stdout, lineterminator="\n"), 0
     tests = list(plans(options=wanted, **options))
     axes = list(dict.fromkeys(name for plan in tests for name in plan.coordinate_names))
@@ -235,12 +220,10 @@ def _write_csv(wanted: "PlanOptions", **options: Any) -> int:
 
 
 def _cell(value: Any) -> str:
-    from cloudai_mbridge.report.formats.steps import spreadsheet_text
-
     return spreadsheet_text(value) if isinstance(value, str) else json.dumps(value)
 
 
-def _cells(look: "PointPreview", plan: "SweepPreview") -> Iterator[Any]:
+def _cells(look: PointPreview, plan: SweepPreview) -> Iterator[Any]:
     headline = look.headline
     if headline is None:
         yield from ("rejected", *[""] * 8)
@@ -257,7 +240,7 @@ def _cells(look: "PointPreview", plan: "SweepPreview") -> Iterator[Any]:
     yield "; ".join(_reasons(look, plan))
 
 
-def _reasons(look: "PointPreview", plan: "SweepPreview") -> Iterator[str]:
+def _reasons(look: PointPreview, plan: SweepPreview) -> Iterator[str]:
     """Yield why a point that breaks no rule is held back or not run, and what is not predicted of it."""
     if look.is_held_back and plan.memory_limit:  # the terms of its memory would cost an estimate of every point
         yield f"memory: {_memory(look)}; the limit is {plan.memory_limit.share:g} of the GPU's memory"
@@ -274,36 +257,25 @@ def _reasons(look: "PointPreview", plan: "SweepPreview") -> Iterator[str]:
 @click.argument("test_id")
 @click.argument("point")
 def sweep_explain(
-    test_id: str,
-    point: str,
-    memory_share: float | None,
-    include_oom_risk: bool,
-    rules: RuleSet,
-    **options: Any,
+    test_id: str, point: str, memory_share: float | None, include_oom_risk: bool, rules: RuleSet, **options: Any
 ) -> int:
     """Say why one POINT of a test would run or not: its label, or coordinates such as tp=2,pp=4."""
-    from cloudai_mbridge.commands.sweep_points import explain_point
-    from cloudai_mbridge.plan.preview import PlanOptions
-
     wanted = PlanOptions(memory_share, include_oom_risk, rules=rules)
     found, console = explain_point(test_id=test_id, point=point, options=wanted, **options), new_console()
     decision = "rejected" if found.look.point.violations else "held back" if found.look.is_held_back else "accepted"
-    console.print(Text(f"{test_id}/{found.label}: {decision}"), soft_wrap=True)
-    console.print(Text(f"  {_coordinates(found.coordinates)}"), soft_wrap=True)
+    console.print_line(f"{test_id}/{found.label}: {decision}")
+    coordinates = ", ".join(f"{name} = {json.dumps(value)}" for name, value in found.coordinates.items())
+    console.print_line(f"  {coordinates or 'no axes'}")
     if found.fill_in:
-        console.print(Text(f"  filled in by {found.fill_in}"), soft_wrap=True)
+        console.print_line(f"  filled in by {found.fill_in}")
     for style, line in _verdicts(found):
-        console.print(Text(f"  {line}", style=style), soft_wrap=True)
+        console.print_line(f"  {line}", style=style)
     for line in _estimate(found):
-        console.print(Text(f"  {line}", style="yellow" if found.look.is_held_back else ""), soft_wrap=True)
+        console.print_line(f"  {line}", style="yellow" if found.look.is_held_back else "")
     return OK if decision == "accepted" else POINTS_FAILED
 
 
-def _coordinates(coordinates: dict[str, Any]) -> str:
-    return ", ".join(f"{name} = {json.dumps(value)}" for name, value in coordinates.items()) or "no axes"
-
-
-def _verdicts(found: "Explanation") -> Iterator[tuple[str, str]]:
+def _verdicts(found: Explanation) -> Iterator[tuple[str, str]]:
     """Yield a style and a line for every rule that says something; the others share the last line."""
     verdicts = found.verdicts.items()
     yield from (("yellow", str(verdict)) for _, verdict in verdicts if isinstance(verdict, Violation))
@@ -315,7 +287,7 @@ def _verdicts(found: "Explanation") -> Iterator[tuple[str, str]]:
         yield "", f"{counted(len(holding), 'rule')} hold: {' '.join(holding)}"
 
 
-def _estimate(found: "Explanation") -> Iterator[str]:
+def _estimate(found: Explanation) -> Iterator[str]:
     """Yield what is predicted of a point that breaks no rule, and what its memory means."""
     headline, limit = found.look.headline, found.plan.memory_limit
     if headline is None:

@@ -13,12 +13,11 @@ from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.files.names import label
 from cloudai_mbridge.megatron_bridge.presets.find import describe, with_preset
 from cloudai_mbridge.models.loading.explain import suggest
-from cloudai_mbridge.models.loading.load import LoadedTest, Warn, load_scenario, load_system
+from cloudai_mbridge.models.loading.load import Warn, load_scenario, load_system
 from cloudai_mbridge.models.loading.loaded import NO_HOOKS
 from cloudai_mbridge.models.system import System
-from cloudai_mbridge.plan.preview import PlanOptions, PointPreview, SweepPreview, SweepSummary, summarize_test
-from cloudai_mbridge.sweep import CheckedPoint, SweepSpace, checked_points
-from cloudai_mbridge.sweep.pinned import Pinned
+from cloudai_mbridge.plan.preview import PlanOptions, PointPreview, SweepPreview
+from cloudai_mbridge.sweep import CheckedPoint, checked_points
 
 _MOST_LABELS = 8
 
@@ -34,19 +33,6 @@ def plans(
     system = load_system(system_config)
     for test in load_scenario(test_scenario, tests_dir, on_unknown_arg, NO_HOOKS).tests:
         yield SweepPreview(test, system, options)
-
-
-def summarize(
-    system_config: Path,
-    test_scenario: Path,
-    tests_dir: Path | None,
-    examples: int,
-    on_unknown_arg: Warn | None = None,
-    options: PlanOptions | None = None,
-) -> Iterator[SweepSummary]:
-    """Go through every point of every test of a scenario, keeping counts and the first points only."""
-    for plan in plans(system_config, test_scenario, tests_dir, options or PlanOptions(), on_unknown_arg):
-        yield summarize_test(plan, examples)
 
 
 @dataclass(frozen=True)
@@ -83,28 +69,27 @@ def explain_point(
     if test_id not in tests:
         raise BadInput(f"{test_scenario}: no test {test_id!r}; {suggest(test_id, list(tests))}")
     plan = SweepPreview(tests[test_id], system, options)
-    pinned = plan.pinned
-    found = _find(plan.sweep, tests[test_id], system, point, pinned)
+    found = _find(plan, system, point)
     answers = {answer.rule_id: answer for answer in found.answers}
-    rule_ids = [rule_id(rule) for rule in RULES]
-    verdicts = {rule_id: answers.get(rule_id) for rule_id in rule_ids}
+    verdicts = {rule_id(rule): answers.get(rule_id(rule)) for rule in RULES}
     args = found.sweep.point(found.coordinates).args
-    upstream = pinned.upstream(args)
+    upstream = plan.pinned.upstream(args)
     fill_in = describe(with_preset(args, upstream.preset), upstream.overridden) if upstream else ""
     return Explanation(label(found.coordinates), found.coordinates, verdicts, plan, plan.preview(found), fill_in)
 
 
-def _find(sweep: SweepSpace, test: LoadedTest, system: System, wanted: str, pinned: Pinned) -> CheckedPoint:
+def _find(plan: SweepPreview, system: System, wanted: str) -> CheckedPoint:
     coordinates = dict(part.strip().partition("=")[::2] for part in wanted.split(",")) if "=" in wanted else {}
-    where = f"test {test.run.id!r}"
+    where, axes = f"test {plan.test_id!r}", plan.sweep.grid.names
     for name in coordinates:
-        if name not in sweep.grid.names:
-            raise BadInput(f"{where}: {name!r} is not an axis; axes are {', '.join(sweep.grid.names) or 'none'}")
-    found = [point for point in checked_points(sweep, system, pinned) if _is_wanted(point, wanted, coordinates)]
+        if name not in axes:
+            raise BadInput(f"{where}: {name!r} is not an axis; axes are {', '.join(axes) or 'none'}")
+    points = checked_points(plan.sweep, system, plan.pinned)
+    found = [point for point in points if _is_wanted(point, wanted, coordinates)]
     if not found:
         raise BadInput(f"{where}: no point {wanted!r}; `mbridge sweep plan` lists labels and axes")
     if len(found) > 1:
-        open_axes = [name for name in sweep.grid.names if name not in coordinates]
+        open_axes = [name for name in axes if name not in coordinates]
         labels = ", ".join(label(point.coordinates) for point in found[:_MOST_LABELS])
         more = f" and {len(found) - _MOST_LABELS} more" if len(found) > _MOST_LABELS else ""
         raise BadInput(

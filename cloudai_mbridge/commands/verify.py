@@ -15,12 +15,7 @@ from cloudai_mbridge.gate.compare.policy import is_policy, load_policy
 from cloudai_mbridge.megatron_bridge.launcher.command_line import unknown_options
 from cloudai_mbridge.megatron_bridge.launcher.plan import is_upstream
 from cloudai_mbridge.megatron_bridge.pins import megatron_bridge_of
-from cloudai_mbridge.models.loading.load import (
-    Warn,
-    load_scenario,
-    load_system,
-    load_test_definition,
-)
+from cloudai_mbridge.models.loading.load import Warn, load_scenario, load_system, load_test_definition
 from cloudai_mbridge.models.loading.loaded import HOOK_DIR, ForeignSystem, ForeignTemplate, HookOptions, LoadedTest
 from cloudai_mbridge.models.loading.test_files import (
     TEMPLATE_KEY,
@@ -41,13 +36,7 @@ from cloudai_mbridge.sweep.pinned import pinned_by
 
 # Where no system file is given, the options of the launcher are checked for this one.
 _ANY_SYSTEM = SlurmSystem.model_validate(
-    {
-        "name": "any",
-        "scheduler": "slurm",
-        "install_path": "install",
-        "default_partition": "any",
-        "partitions": [{"name": "any"}],
-    }
+    dict(name="any", scheduler="slurm", install_path="install", default_partition="any", partitions=[{"name": "any"}])
 )
 
 
@@ -83,10 +72,8 @@ def verify(
 ) -> Iterator[Finding]:
     """Check a file, or every TOML below a directory. Scenarios look for their tests in `tests_dir`, else in `configs`.
 
-    hook_dir: default: CloudAI's, or the subdirectory `hook` of `configs`.
-
-    Raises:
-        BadInput: `configs` does not exist or holds no TOML, or the system file is wrong.
+    hook_dir: default: CloudAI's, or the subdirectory `hook` of `configs`. Raises BadInput if `configs` does not exist
+    or holds no TOML, or the system file is wrong.
     """
     links = list(_links(configs))
     files = sorted(path for path in configs.rglob("*.toml") if path.is_file()) if configs.is_dir() else [configs]
@@ -95,7 +82,14 @@ def verify(
     directory = tests_dir or (configs if configs.is_dir() else None)
     hooks = HookOptions(hook_dir or (HOOK_DIR if HOOK_DIR.is_dir() else configs / "hook"))
     system = load_system(system_config) if system_config else None
-    context = _Context(find_test_files(directory, skip_broken=True), hooks, system, _once(warn), rules)
+    # lru_cache: each key is warned about once, however many scenarios name its test
+    context = _Context(
+        find_test_files(directory, skip_broken=True),
+        hooks,
+        system,
+        lru_cache(maxsize=None)(warn) if warn else None,
+        rules,
+    )
     yield from links
     for path in files:
         yield _finding(path, context)
@@ -119,11 +113,6 @@ def _link(path: Path) -> Finding | None:
         return Finding(path, "link", False, text)
     text = "is a link to a directory and was not followed; check that directory by itself"
     return Finding(path, "link", True, text) if is_directory else None
-
-
-def _once(warn: Warn | None) -> Warn | None:
-    """Warn about each key once, however many scenarios name its test."""
-    return None if warn is None else lru_cache(maxsize=None)(warn)
 
 
 def _finding(path: Path, context: _Context) -> Finding:

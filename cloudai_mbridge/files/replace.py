@@ -27,9 +27,9 @@ def replacing(path: Path, *, durable: bool = False) -> Iterator[Path]:
         if durable:
             _sync(path.parent)
     except OSError as error:
-        if error.errno is None:  # a library's own words
+        if error.errno is None:  # a library's own message
             raise
-        raise OSError(error.errno, error.strerror, str(path)) from None  # nobody knows the other name
+        raise OSError(error.errno, error.strerror, str(path)) from None  # not the name of the unfinished file
     finally:
         with contextlib.suppress(OSError):
             unfinished.unlink(missing_ok=True)

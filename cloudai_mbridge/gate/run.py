@@ -17,7 +17,7 @@ from cloudai_mbridge.gate.history.store import History
 from cloudai_mbridge.gate.results.read import RunResult, read_results
 
 
-def run_gate(paths: Sequence[Path], policy: LoadedPolicy, today: date, looks: int = 1) -> GateResult:
+def run_gate(paths: Sequence[Path], policy: LoadedPolicy, today: date, num_judgements: int = 1) -> GateResult:
     """Judge the reports of the same benchmark, taken together, against the policy's baseline or history.
 
     Raises:
@@ -25,7 +25,7 @@ def run_gate(paths: Sequence[Path], policy: LoadedPolicy, today: date, looks: in
     """
     results = [run for path in paths for run in read_results(path)]
     references, where = references_for(policy, results)
-    return judge_results(policy.policy, references, results, where=where, today=today, looks=looks)
+    return judge_results(policy.policy, references, results, where=where, today=today, num_judgements=num_judgements)
 
 
 def compare_reports(old: Sequence[Path], new: Sequence[Path], policy: GatePolicy, today: date) -> GateResult:
@@ -52,8 +52,8 @@ def references_for(loaded: LoadedPolicy, results: Sequence[RunResult]) -> tuple[
         _require_baseline(loaded.baseline_path, results)
         return load_baseline(loaded.baseline_path).references(), f"baseline {loaded.baseline_path.name}"
     history = loaded.policy.history
-    if loaded.history_path is None or history is None:
-        raise ValueError(f"policy {loaded.policy.name!r} names neither a baseline nor a history")
+    assert loaded.history_path is not None  # a policy names a baseline or a history
+    assert history is not None
     return _from_history(loaded.history_path, history.last, results), f"history {loaded.history_path.name}"
 
 

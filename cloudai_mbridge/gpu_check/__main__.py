@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-_NEEDED = ("torch", "megatron", "numpy", "einops", "yaml", "pydantic", "toml", "click", "rich", "psutil")
+_NEEDED = ("torch", "megatron", "numpy", "einops", "yaml", "pydantic", "tomlkit", "click", "rich", "psutil")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -11,9 +11,9 @@ from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.files.disk import naming
 from cloudai_mbridge.files.names import slug
 from cloudai_mbridge.files.run_files import ROOT_NAME
+from cloudai_mbridge.files.toml_text import render_toml
 from cloudai_mbridge.launch.arrays import write_arrays
 from cloudai_mbridge.launch.script import LAUNCHER_START, render_local_script, render_slurm_script
-from cloudai_mbridge.launch.toml_text import render_toml
 from cloudai_mbridge.megatron_bridge import launcher
 from cloudai_mbridge.megatron_bridge.launcher.script import render_launcher_script
 from cloudai_mbridge.models.system import SlurmSystem, System

@@ -22,7 +22,7 @@ class Statistic:
 
 @dataclass(frozen=True)
 class Definitions:
-    """What the numbers of a run mean; None where nobody has said.
+    """What the numbers of a run mean; None where unknown.
 
     flops_per_step: model FLOPs of all GPUs together. flops_formula: its name and version; TFLOP/s can be compared only
     where it is the same. memory_kind: which memory was measured.

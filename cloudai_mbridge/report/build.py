@@ -14,8 +14,12 @@ from cloudai_mbridge.metrics import Metrics, measure
 from cloudai_mbridge.plan import POINT_FILES, ROOT_FILES, RunPlan
 from cloudai_mbridge.plan.read import read_plan_data, refuse_dry_run
 from cloudai_mbridge.report.comparability import compare_by
-from cloudai_mbridge.report.definitions import definitions_of, tokens_per_step_per_gpu
-from cloudai_mbridge.report.environment import machine_environment, run_environment
+from cloudai_mbridge.report.environment import (
+    definitions_of,
+    machine_environment,
+    run_environment,
+    tokens_per_step_per_gpu,
+)
 from cloudai_mbridge.report.model import PointReport, Report
 from cloudai_mbridge.runner import Judge
 from cloudai_mbridge.runner.journal.journal import Attempt, Journal, JournalEntry
@@ -67,8 +71,7 @@ _OF_A_REJECTED_POINT = ("test_id", "test_name", "label", "coordinates", "violati
 
 def _lacking(plan: Mapping[str, Any]) -> str | None:
     """Return the first part that a plan lacks, None if it is whole."""
-    parts = [(plan, name, name) for name in _OF_THE_PLAN]
-    if found := next((name for table, key, name in parts if key not in table), None):
+    if found := next((name for name in _OF_THE_PLAN if name not in plan), None):
         return found
     parts = [(run, name, f"runs.{name}") for run in plan["runs"] for name in _OF_A_RUN]
     upstreams = [run["upstream"] for run in plan["runs"] if run.get("upstream") is not None]
@@ -186,25 +189,22 @@ def _cancelled(entry: JournalEntry | None) -> tuple[str, ...]:
     return (ending.reason,) if status.state == ending.state else ()
 
 
+_AS_PLANNED = (
+    *("key", "test_id", "test_name", "label", "iteration", "coordinates", "args", "num_nodes", "num_steps"),
+    "is_pre_test",
+)
+
+
 def _report_run(run: Mapping[str, Any], entry: JournalEntry | None, root: Path, system: str) -> PointReport:
     read = _read_run(run, entry, root)
     log, outcome = read.log, read.outcome
     job = _job(entry.last) if entry and entry.last else {}
     return PointReport(
-        key=run["key"],
-        test_id=run["test_id"],
-        test_name=run["test_name"],
-        label=run["label"],
-        iteration=run["iteration"],
-        coordinates=run["coordinates"],
+        **{name: run[name] for name in _AS_PLANNED},
         verdict=outcome.verdict,
         reasons=outcome.reasons,
         evidence=outcome.evidence,
-        violations=(),
-        args=run["args"],
-        num_nodes=run["num_nodes"],
         world_size=_world_size(run),
-        num_steps=run["num_steps"],
         job=job,
         run=log.run,
         log={"file": f"{run['key']}/{read.log_name}", "source": log.source, "notes": log.notes},
@@ -212,7 +212,6 @@ def _report_run(run: Mapping[str, Any], entry: JournalEntry | None, root: Path, 
         steps=log.steps,
         failure=asdict(outcome.failure) if outcome.failure else None,
         attempts=tuple(_job(attempt) for attempt in (entry.attempts if entry else ())),
-        is_pre_test=run["is_pre_test"],
         comparability=compare_by(run, log.run, system, root / run["key"]),
         environment=run_environment(run, job.get("nodes", ""), log.run),
         predicted=_predicted(run.get("predicted"), log.run),
@@ -233,43 +232,21 @@ def _world_size(run: Mapping[str, Any]) -> int:
     return int(run["num_nodes"] * run["ranks_per_node"])
 
 
-_NOT_OF_THE_REPORT = ("hopeless",)
-
-
 def _job(attempt: Attempt) -> dict[str, Any]:
     """Return what is known of an attempt's job."""
     status = asdict(attempt.status) if attempt.status else {"state": "SUBMITTING", "reason": "", "nodes": ""}
-    return {
-        "number": attempt.number,
-        "job_id": attempt.job_id,
-        "submitted_at": attempt.submitted_at,
-        "started_at": attempt.started_at,
-        "ended_at": attempt.ended_at,
-        "failure": attempt.failure,
-        **{name: value for name, value in status.items() if name not in _NOT_OF_THE_REPORT},
-    }
+    names = ("number", "job_id", "submitted_at", "started_at", "ended_at", "failure")
+    status.pop("hopeless", None)
+    return {name: getattr(attempt, name) for name in names} | status
 
 
 def _report_rejected(point: dict[str, Any]) -> PointReport:
     violations = tuple(point["violations"])
     return PointReport(
         key=f"{point['test_id']}/{point['label']}",
-        test_id=point["test_id"],
-        test_name=point["test_name"],
-        label=point["label"],
+        **{name: point[name] for name in ("test_id", "test_name", "label", "coordinates")},
         iteration=0,
-        coordinates=point["coordinates"],
         verdict=Verdict.REJECTED,
         reasons=tuple(violation["message"] for violation in violations),
-        evidence=(),
         violations=violations,
-        args={},
-        num_nodes=None,
-        world_size=None,
-        num_steps=None,
-        job={},
-        run={},
-        log={},
-        metrics=None,
-        steps=(),
     )

@@ -1,13 +1,9 @@
 """What must be equal for two results to be compared: the work, its size, where it ran, and how it was counted.
 
-A field is in the key if a change of it makes another number the right one: system, nodes, ranks, device, number format,
-recipe, steps, every argument and override that defines the work, and what the sweep has varied.
-
-Left out is what is under test, since a change of it is what the comparison is to show: container image, commits,
-package versions, driver, environment variables that no axis varies. Left out, too, is what has no influence on speed:
-names and directories of logs and experiments, where checkpoints go (not whether either is written), time limits,
-profilers that are off. An argument that has the default of its model counts as one that is not set. Of credentials
-nothing enters, neither value nor name.
+A field is in the key if a change of it makes another number the right one. Left out is what is under test (container
+image, commits, package versions, driver), and what has no influence on speed (names and directories of logs, where
+checkpoints go, time limits, profilers that are off). An argument that has the default of its model counts as one that
+is not set. Of credentials nothing enters, neither value nor name.
 """
 
 import json
@@ -46,16 +42,7 @@ _PROFILERS = {
 _OF_ANY_PROFILER = ("profiling_start_step", "profiling_stop_step", "profiling_ranks")
 # Overrides of the training configuration that name logs and experiments; their other fields count
 _LOGGER_NAMES = (
-    "_dir",
-    "_path",
-    "_filepath",
-    "_name",
-    "_project",
-    "_entity",
-    "_experiment",
-    "_workspace",
-    "_tags",
-    "_uri",
+    *("_dir", "_path", "_filepath", "_name", "_project", "_entity", "_experiment", "_workspace", "_tags", "_uri"),
 )
 _DEFAULTS = {name: field.default for name, field in ResolvedCmdArgs.model_fields.items()}
 _OVERRIDE: TypeAdapter[str] = TypeAdapter(OverrideKey)

@@ -1,5 +1,6 @@
-"""What a run ran on, and what wrote the report."""
+"""What a run ran on, what its numbers mean, and what wrote the report."""
 
+import math
 import platform
 import re
 import socket
@@ -7,10 +8,14 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from cloudai_mbridge.errors import BadInput
+from cloudai_mbridge.metrics import Definitions
 from cloudai_mbridge.models.values.hostlist import expand_hostlist
+from cloudai_mbridge.training.process.log_lines import RESERVED_MEMORY, RESIDENT_MEMORY
 from cloudai_mbridge.training.process.provenance import git_state, package_versions
 
 _SAID = ("device", "driver", "cuda", "nccl", "python")
+# A commit, or the tag of a release. A branch is neither: what it means changes
+_PINNED = re.compile(r"[0-9a-f]{7,40}|v?\d+(\.\d+)+([._-]?[A-Za-z0-9]+)*")
 _DIGEST = re.compile(r"@(sha256:[0-9a-f]{64})$")
 
 
@@ -26,19 +31,19 @@ def machine_environment() -> dict[str, Any]:
 
 
 def run_environment(run: Mapping[str, Any], nodes: str, said: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a run ran on; None, and empty lists and tables, for what nobody has said.
+    """Return what a run ran on; None, and empty lists and tables, for what is unknown.
 
     run: of the plan. nodes: the job's, as the scheduler writes them. said: what the training said of itself, which is
     text from a log: what has another type than it should is left out.
     """
-    told = _table(said.get("environment"))
+    own = _table(said.get("environment"))
     device = said.get("device")
     return {
-        **{name: _text(told.get(name)) for name in _SAID},
-        "device": _text(told.get("device")) or _text(device),
-        "packages": {str(name): str(version) for name, version in _table(told.get("packages")).items()},
-        "git": _git(told.get("git")),
-        "nodes": _nodes(nodes) or [name for name in [_text(told.get("hostname"))] if name],
+        **{name: _text(own.get(name)) for name in _SAID},
+        "device": _text(own.get("device")) or _text(device),
+        "packages": {str(name): str(version) for name, version in _table(own.get("packages")).items()},
+        "git": _git(own.get("git")),
+        "nodes": _nodes(nodes) or [name for name in [_text(own.get("hostname"))] if name],
         "image": image_of(run["container_image"]),
         "repositories": list(_repositories(run.get("upstream"))),
     }
@@ -81,3 +86,37 @@ def _table(value: Any) -> Mapping[str, Any]:
 
 def _text(value: Any) -> str | None:
     return value if isinstance(value, str) and value else None
+
+
+def definitions_of(run: Mapping[str, Any], said: Mapping[str, Any]) -> Definitions:
+    """Return what the training said of itself; for the upstream launcher, the version that counts its FLOPs.
+
+    said: text from a log. What has another type than it should is left out.
+    """
+    upstream, flops, kind = run.get("upstream"), said.get("flops_per_step"), said.get("memory_kind")
+    formula = said.get("flops_formula")
+    if upstream:
+        commit = upstream["megatron_bridge"]["commit"]
+        formula = f"upstream@{commit}" if _PINNED.fullmatch(commit) else None
+    return Definitions(
+        flops_per_step=_positive(flops),
+        flops_formula=formula if isinstance(formula, str) and formula else None,
+        memory_kind=kind if kind in (RESERVED_MEMORY, RESIDENT_MEMORY) else None,
+    )
+
+
+def _positive(value: Any) -> float | None:
+    """Return a number above zero; True is none, and neither is one too large for a float."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) and number > 0 else None
+
+
+def tokens_per_step_per_gpu(args: Mapping[str, Any], world_size: int) -> float | None:
+    """Return the tokens of one step for each rank, None where the batch or the length is not known."""
+    batch, length = args.get("gb"), args.get("seq_length")
+    return batch * length / world_size if batch and length else None

@@ -13,7 +13,7 @@ from cloudai_mbridge.verdict import Verdict
 SCHEMA_VERSION = 2
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PointReport:
     """One run of a point, or one rejected point.
 
@@ -33,17 +33,17 @@ class PointReport:
     coordinates: Mapping[str, Any]
     verdict: Verdict
     reasons: tuple[str, ...]
-    evidence: tuple[str, ...]
-    violations: tuple[Mapping[str, Any], ...]
-    args: Mapping[str, Any]
-    num_nodes: int | None
-    world_size: int | None
-    num_steps: int | None
-    job: Mapping[str, Any]
-    run: Mapping[str, Any]
-    log: Mapping[str, Any]
-    metrics: Metrics | None
-    steps: tuple[StepRecord, ...]
+    evidence: tuple[str, ...] = ()
+    violations: tuple[Mapping[str, Any], ...] = ()
+    args: Mapping[str, Any] = field(default_factory=dict)
+    num_nodes: int | None = None
+    world_size: int | None = None
+    num_steps: int | None = None
+    job: Mapping[str, Any] = field(default_factory=dict)
+    run: Mapping[str, Any] = field(default_factory=dict)
+    log: Mapping[str, Any] = field(default_factory=dict)
+    metrics: Metrics | None = None
+    steps: tuple[StepRecord, ...] = ()
     failure: Mapping[str, Any] | None = None
     attempts: tuple[Mapping[str, Any], ...] = ()
     is_pre_test: bool = False

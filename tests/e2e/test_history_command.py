@@ -115,8 +115,8 @@ def test_bad_input_is_one_line(history: Command, tmp_path: Path, args: tuple[str
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (("list", "--point", "no*"), "--point: 'no*' is the name of no point"),
-        (("trend", "no*"), "'no*' is the name of no point"),
+        (("list", "--point", "no*"), "--point: 'no*' matches no point"),
+        (("trend", "no*"), "'no*' matches no point"),
         (("show", "t/tp=2"), "'t/tp=2' is neither a point nor the start of a run id in"),
         (("show", ""), "'' is the start of several run ids: "),
     ],

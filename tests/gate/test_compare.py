@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from cloudai_mbridge.gate.compare.statistics import Comparison, Incomparable, compare_groups, noise
+from cloudai_mbridge.gate.compare.statistics import Comparison, Incomparable, compare_groups
 
 OLD, NEW = (1.00, 1.02, 0.99, 1.01, 0.985), (1.03, 1.06, 1.02, 1.05)
 
@@ -116,8 +116,3 @@ def test_the_detectable_change_is_detected_in_four_of_five_cases():
     draws = np.exp(sd * rng.standard_normal((2000, 2, 5)) + np.array([[0.0], [shift]]))
     found = [compared(old.tolist(), new.tolist()).p_larger for old, new in draws]
     assert np.mean(np.array(found) <= rate) == pytest.approx(0.8, abs=0.05)
-
-
-def test_noise_is_the_relative_spread_between_runs():
-    assert noise([1.0]) is None
-    assert noise(OLD) == pytest.approx(np.log(OLD).std(ddof=1))

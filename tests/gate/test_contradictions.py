@@ -118,7 +118,7 @@ def test_a_missing_step_does_not_count_whichever_it_is(tmp_path: Path, missing: 
         del point["steps"][missing - 1]
         _drop_fields(point)
 
-    assert _reason(tmp_path, drop) == f"11 of 12 steps are there; the first missing is {missing}"
+    assert _reason(tmp_path, drop) == f"11 of 12 steps are in the log; the first missing is {missing}"
 
 
 @pytest.mark.parametrize(("success", "agrees"), [(1, True), (2, False), ("1", False)])

@@ -13,7 +13,7 @@ import pytest
 from cloudai_mbridge import cli
 from cloudai_mbridge.errors import Damaged, MBridgeError
 from cloudai_mbridge.gate.history.store import History
-from cloudai_mbridge.gate.trend.rows import history_rows
+from cloudai_mbridge.gate.trend.words import history_rows
 from tests.gate.history_data import make_point, write_report
 
 DEEP = "[" * 60 + "]" * 60
@@ -56,7 +56,7 @@ def read_all(file: Path, tmp_path: Path) -> list[MBridgeError]:
         lambda store: store.points(),
         lambda store: store.keys(),
         lambda store: store.runs(),
-        lambda store: store.runs(run_id_prefix="", metrics=("step_time_s",)),
+        lambda store: store.runs(run_id_prefix=""),
         lambda store: store.series(key, "step_time_s", 9),
         lambda store: store.series(key, "loss_curve", 9),
         lambda store: store.series(key, "tflops_per_gpu", 9),

@@ -207,8 +207,8 @@ def test_nodes_that_are_no_list_are_one_line(store: History, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("spoil", "why"),
     [
-        ({"num_steps": 8}, "6 of 8 steps are there; the first missing is 7"),
-        ({"num_steps": None}, "the requested number of steps is unknown it was to have"),
+        ({"num_steps": 8}, "6 of 8 steps are in the log; the first missing is 7"),
+        ({"num_steps": None}, "the requested number of steps is unknown"),
         ({"steps": 5}, "4 steps after the warm-up of 1; 5 are needed"),
         ({"loss": "nan"}, "the loss is nan at step 3"),
     ],
@@ -368,9 +368,9 @@ def test_missing_and_empty_files(tmp_path: Path) -> None:
 
 def test_a_full_disk_loses_nothing_and_is_said(store: History, tmp_path: Path) -> None:
     store.import_report(write_report(tmp_path / "report.json", [make_point()]))
-    assert store._open_writer is not None
-    pages = store._open_writer.execute("PRAGMA page_count").fetchone()[0]
-    store._open_writer.execute(f"PRAGMA max_page_count = {pages + 1}")
+    assert store._writer is not None
+    pages = store._writer.execute("PRAGMA page_count").fetchone()[0]
+    store._writer.execute(f"PRAGMA max_page_count = {pages + 1}")
     big = write_report(tmp_path / "big.json", [make_point(number=i) for i in range(1, 200)])
     with pytest.raises(ToolFailure, match="full"):
         store.import_report(big)
@@ -449,7 +449,7 @@ def test_two_writers_one_killed(tmp_path: Path) -> None:
         others, _ = other.communicate(timeout=120)
         assert other.returncode == 0
         killed_amid += victim.returncode != 0
-        lines = [line for line in (first + rest + others).split("\n") if line.count(" ") == 2]
+        lines = [line for text in (first, rest, others) for line in text.split("\n") if line.count(" ") == 2]
         reported |= {line.split(" ")[0] for line in lines}
         with History(path) as store:
             found = {run.run_id for run in store.runs(last=10_000)}

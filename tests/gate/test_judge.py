@@ -11,7 +11,7 @@ from cloudai_mbridge.gate.compare.judge import judge_results
 from cloudai_mbridge.gate.compare.policy import GatePolicy
 from cloudai_mbridge.gate.compare.reference import reference_from_runs
 from cloudai_mbridge.gate.compare.verdict import GateResult, GateVerdict, MetricVerdict
-from cloudai_mbridge.gate.results.read import RunResult, Step
+from cloudai_mbridge.gate.results.read import RunResult, StepResult
 from tests.gate.some_runs import KEY, NOISE, OTHER, make_run, runs
 
 TODAY = date(2026, 6, 1)
@@ -71,13 +71,13 @@ def test_noise_that_hides_a_slowdown_is_inconclusive_and_says_how_many_runs_woul
     result = judged(runs("b", loud[1]), runs("a", loud[0]))
     assert (result.verdict, result.exit_code) == (GateVerdict.INCONCLUSIVE, 13)
     assert "cannot be ruled out" in metric(result).words
-    assert "runs a side would settle it" in metric(result).words
+    assert "runs on each side would decide it" in metric(result).words
 
 
 def test_one_run_only_never_passes():
     result = judged([make_run("b0")])
     assert result.verdict is GateVerdict.INCONCLUSIVE
-    assert "one run only, the policy asks for 3" in metric(result).words
+    assert "only one run, and the policy asks for 3" in metric(result).words
 
 
 def test_one_run_far_off_is_a_regression():
@@ -87,7 +87,7 @@ def test_one_run_far_off_is_a_regression():
 def test_one_baseline_run_never_passes():
     result = judged(runs("b", OTHER), [make_run("a0")])
     assert result.verdict is GateVerdict.INCONCLUSIVE
-    assert "the reference has one run only" in metric(result).words
+    assert "the reference has only one run" in metric(result).words
 
 
 def test_one_run_on_each_side_says_that_nothing_is_known_of_the_noise():
@@ -106,8 +106,8 @@ def test_times_without_variance_are_suspicious(change):
     assert "to the last digit" in metric(result).words
 
 
-def _rounded(level: float) -> tuple[Step, ...]:
-    return tuple(Step(i + 1, round(level, 2), 100.0, 7.0 - 0.1 * i, 10.0) for i in range(12))
+def _rounded(level: float) -> tuple[StepResult, ...]:
+    return tuple(StepResult(i + 1, round(level, 2), 100.0, 7.0 - 0.1 * i, 10.0) for i in range(12))
 
 
 def test_a_run_given_twice_counts_once():
@@ -134,7 +134,7 @@ def test_a_run_that_did_not_end_well_is_not_run(trouble):
     for results in ([make_run("b9", **trouble)], [*runs("b", OTHER), make_run("b9", **trouble)]):
         result = judged(results)
         assert (result.verdict, result.exit_code) == (GateVerdict.NOT_RUN, 11)
-        why = trouble.get("reasons", ("12 of 50 steps are there; the first missing is 13",))[0]
+        why = trouble.get("reasons", ("12 of 50 steps are in the log; the first missing is 13",))[0]
         assert why in result.points[0].words[0]
 
 
@@ -289,8 +289,10 @@ def test_two_looks_share_the_false_alarm_rate():
     strict = policy.model_copy(update={"false_alarm_rate": 1.5 * p_value})
     reference = reference_from_runs(BASELINE)
     verdicts = [
-        judge_results(strict, [reference], runs("b", OTHER, change=0.028), where="b", today=TODAY, looks=looks).verdict
-        for looks in (1, 2)
+        judge_results(
+            strict, [reference], runs("b", OTHER, change=0.028), where="b", today=TODAY, num_judgements=num_judgements
+        ).verdict
+        for num_judgements in (1, 2)
     ]
     assert verdicts == [GateVerdict.REGRESSION, GateVerdict.INCONCLUSIVE]
 
@@ -355,7 +357,7 @@ def test_runs_that_cannot_be_trusted_do_not_count(change: dict[str, Any], why: s
 
 def test_steps_that_are_there_twice_do_not_replace_missing_ones() -> None:
     doubled = [replace(run, steps=run.steps[:6] * 2) for run in runs("b", OTHER)]
-    assert "6 of 12 steps are there; the first missing is 7" in judged(doubled).points[0].words[0]
+    assert "6 of 12 steps are in the log; the first missing is 7" in judged(doubled).points[0].words[0]
 
 
 def test_rounded_copies_count_once() -> None:
@@ -395,7 +397,7 @@ def test_the_tighter_of_bounds_and_tolerance_holds() -> None:
 def test_what_is_too_good_is_looked_at_by_people() -> None:
     result = judged(runs("b", OTHER, change=-0.9))
     assert result.verdict is GateVerdict.INCONCLUSIVE
-    assert "something else must be different" in metric(result).words
+    assert "too large an improvement to be plausible" in metric(result).words
 
 
 def test_the_words_of_a_curve_are_about_the_place_that_decides() -> None:

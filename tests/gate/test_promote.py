@@ -18,7 +18,7 @@ from cloudai_mbridge.gate.baseline.read import load_baseline
 from cloudai_mbridge.gate.compare.judge import judge_results
 from cloudai_mbridge.gate.compare.policy import GatePolicy, MetricPolicy
 from cloudai_mbridge.gate.results.model import comparability_id
-from cloudai_mbridge.gate.results.read import RunResult, Step
+from cloudai_mbridge.gate.results.read import RunResult, StepResult
 
 TERMS = Terms(by="Ada", at="2026-11-21T12:00:00+00:00", reason="the first one")
 FIELDS: Mapping[str, Any] = {"device": "CPU", "tp": 2, "axes": [1, 2.5], "driver": None}
@@ -28,7 +28,8 @@ def _run(i: int, factor: float = 1.0, point: str = "sweep/tp2", **changes: Any) 
     """Return a good run whose steps take `factor` x 0.1 s, with noise of their own."""
     dice = random.Random(f"{point} {i}")
     steps = tuple(
-        Step(n, 0.1 * factor * math.exp(dice.gauss(0, 0.002)), 50 / factor, 6.0 - 0.01 * n, 1.5) for n in range(1, 16)
+        StepResult(n, 0.1 * factor * math.exp(dice.gauss(0, 0.002)), 50 / factor, 6.0 - 0.01 * n, 1.5)
+        for n in range(1, 16)
     )
     steps = tuple(replace(step, tflops_per_gpu=5 / (step.step_time_s or 1)) for step in steps)
     run = RunResult(
@@ -70,14 +71,14 @@ def _propose(path: Path, runs: list[RunResult], terms: Terms = TERMS) -> Proposa
 
 def _promoted(path: Path, runs: list[RunResult], terms: Terms = TERMS) -> Proposal:
     proposal = _propose(path, runs, terms)
-    assert proposal.refusals == ()
+    assert proposal.refusals == {}
     path.write_bytes(proposal.new)
     return proposal
 
 
 def _reasons(path: Path, runs: list[RunResult], terms: Terms = TERMS) -> str:
-    (refusal,) = _propose(path, runs, terms).refusals
-    return "\n".join(refusal.reasons)
+    (reasons,) = _propose(path, runs, terms).refusals.values()
+    return "\n".join(reasons)
 
 
 @pytest.fixture
@@ -137,11 +138,11 @@ def _last(**changes: Any) -> Spoil:
     return lambda runs: [*runs[:-1], replace(runs[-1], **changes)]
 
 
-def _last_steps(change: Callable[[Step], Step]) -> Spoil:
+def _last_steps(change: Callable[[StepResult], StepResult]) -> Spoil:
     return lambda runs: [*runs[:-1], replace(runs[-1], steps=tuple(map(change, runs[-1].steps)))]
 
 
-def _all_steps(change: Callable[[Step], Step]) -> Spoil:
+def _all_steps(change: Callable[[StepResult], StepResult]) -> Spoil:
     return lambda runs: [replace(run, steps=tuple(map(change, run.steps))) for run in runs]
 
 
@@ -160,7 +161,7 @@ def _rounded(run: RunResult) -> RunResult:
         (lambda runs: [*runs, replace(_run(6), verdict="failed")], "run 6 of r/report.json is not a good run"),
         (
             lambda runs: [*runs[:-1], replace(runs[-1], steps=runs[-1].steps[:12])],
-            "run 4 of r/report.json is not a good run: 12 of 15 steps are there; the first missing is 13",
+            "run 4 of r/report.json is not a good run: 12 of 15 steps are in the log; the first missing is 13",
         ),
         (
             _last_steps(lambda s: replace(s, loss=math.nan) if s.step > 9 else s),
@@ -179,7 +180,7 @@ def _rounded(run: RunResult) -> RunResult:
             lambda runs: [replace(_rounded(runs[0]), run_id="new", num_steps=15), *map(_rounded, runs)],
             "has the same step times as run 0 of r/report.json: a copy, or rounded",
         ),
-        (_last(comparability_id="", comparability={}), "nothing says what it may be compared with"),
+        (_last(comparability_id="", comparability={}), "its comparability fields are missing"),
         (_last(comparability_id="0" * 16), "its comparability id is not the digest of its fields"),
         (lambda runs: [*runs, _run(7, comparability={**FIELDS, "tp": 4})], "is of another kind than run 0"),
         (lambda runs: [*runs, _run(7, comparability={**FIELDS, "tp": 4})], "tp 2 -> 4"),
@@ -222,7 +223,7 @@ def test_losses_and_memory_may_be_the_same_in_every_run(path: Path) -> None:
 def test_one_refused_point_refuses_all_unless_left_out(path: Path) -> None:
     runs = [*_runs(), *_runs(0.1, point="sweep/tp4")]
     proposal = _propose(path, runs)
-    assert [refusal.point for refusal in proposal.refusals] == ["sweep/tp4"]
+    assert list(proposal.refusals) == ["sweep/tp4"]
     assert proposal.points == ("sweep/tp2", "sweep/tp4")
     assert not propose(path, select(runs, ["*/tp2"]), TERMS).refusals
 
@@ -363,9 +364,9 @@ def test_names_that_were_swapped_are_compared_by_their_work(path: Path) -> None:
 
     _promoted(path, two("a", "b"))
     terms = replace(TERMS, accept_change=True)
-    (refusal,) = _propose(path, two("b", "a", 1.1), terms).refusals
-    assert refusal.point == "a"
-    assert refusal.reasons[0].startswith("step_time_s is worse by +")
+    ((point, reasons),) = _propose(path, two("b", "a", 1.1), terms).refusals.items()
+    assert point == "a"
+    assert reasons[0].startswith("step_time_s is worse by +")
     _promoted(path, two("b", "a"), terms)
     assert [point.comparability["tp"] for point in load_baseline(path).points] == [4, 2]
 
@@ -396,9 +397,9 @@ def test_other_work_under_the_same_name_is_refused_unless_accepted(path: Path) -
         _run(i, run.steps[0].step or 1.0, comparability={**FIELDS, "device": "H200"}) for i, run in enumerate(_runs())
     ]
     other = [replace(b, steps=a.steps) for a, b in zip(_runs(level=2.0), other, strict=True)]
-    assert "is other work than the baseline's: device 'CPU' -> 'H200'; --accept-change" in _reasons(path, other)
+    assert "is different work from the baseline's: device 'CPU' -> 'H200'; --accept-change" in _reasons(path, other)
     _promoted(path, other, replace(TERMS, accept_change=True))
-    assert "other work" in load_baseline(path).points[0].accepted[0]
+    assert "different work" in load_baseline(path).points[0].accepted[0]
 
 
 def test_tflops_of_another_formula_start_anew(path: Path) -> None:

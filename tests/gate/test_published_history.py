@@ -49,8 +49,8 @@ def test_the_drop_is_red_at_once_and_never_promoted_and_the_recovery_is_green(se
         result = gate(baseline, bad[:count])
         assert result.verdict is GateVerdict.REGRESSION, count
         assert result.points[0].metrics[0].change == pytest.approx(943 / 597 - 1, abs=0.05)
-    (refusal,) = propose(baseline, {"test/point": bad}, TERMS).refusals
-    assert "step_time_s" in " ".join(refusal.reasons)
+    (reasons,) = propose(baseline, {"test/point": bad}, TERMS).refusals.values()
+    assert "step_time_s" in " ".join(reasons)
 
     assert gate(baseline, back[:1]).verdict is GateVerdict.INCONCLUSIVE
     assert gate(baseline, back).verdict is GateVerdict.PASS

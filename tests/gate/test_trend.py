@@ -12,7 +12,6 @@ from cloudai_mbridge.gate.history.store import Series, SeriesRun
 from cloudai_mbridge.gate.results.values import METRICS, Direction
 from cloudai_mbridge.gate.trend.analysis import Effect, Trend, differences, effect_of, find_trend
 from cloudai_mbridge.gate.trend.levels import MIN_RUNS, find_levels
-from cloudai_mbridge.gate.trend.segmentation import _solver, segment, segment_by_package
 from cloudai_mbridge.gate.trend.words import headline, story, summary
 from tests.gate.history_data import ENVIRONMENT, START
 
@@ -83,7 +82,7 @@ def test_published_history_is_told_at_the_first_bad_night(seed: int) -> None:
     (change,) = trend.changes
     assert (change.run.run_id, change.effect, change.is_level) == ("run0010", Effect.WORSE, False)
     assert "the last run departs from the level by -3" in story(trend)[0][0]
-    assert "(one run: not yet a level)" in story(trend)[0][0]
+    assert "(1 run: not yet a level)" in story(trend)[0][0]
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -229,7 +228,7 @@ def test_what_was_new_in_the_run_is_said() -> None:
 
 def test_nothing_new_is_said_as_well() -> None:
     trend = trend_of(noisy([1.0] * 10 + [1.2] * 10, 8))
-    assert "nothing that its report tells is otherwise" in "\n".join(line for line, _ in story(trend))
+    assert "its report differs in nothing" in "\n".join(line for line, _ in story(trend))
 
 
 def test_many_nodes_are_cut() -> None:
@@ -282,12 +281,3 @@ def test_any_length_and_any_values(num_runs: int) -> None:
         for step in found.steps:
             assert 0 < step.earliest <= step.index <= step.latest < num_runs
             assert step.interval[0] <= step.change <= step.interval[1]
-
-
-@pytest.mark.parametrize("num_runs", [8, 50, 500])
-def test_the_solver_loaded_alone_cuts_as_its_package_does(num_runs: int) -> None:
-    rng = np.random.default_rng(num_runs)
-    for _ in range(20):
-        values = rng.normal(size=num_runs) + np.repeat(rng.normal(size=4) * 3, -(-num_runs // 4))[:num_runs]
-        assert segment(values, 6.0, 3) == segment_by_package(values, 6.0, 3)
-    assert _solver() is not None

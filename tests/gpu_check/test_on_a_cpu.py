@@ -60,9 +60,9 @@ def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
 def test_packages_that_are_missing_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     from cloudai_mbridge.gpu_check import __main__ as program
 
-    monkeypatch.setattr(program, "find_spec", lambda name: None if name in ("megatron", "toml") else object())
+    monkeypatch.setattr(program, "find_spec", lambda name: None if name in ("megatron", "tomlkit") else object())
     assert program.main(["--out", str(tmp_path / "x.json")]) == 2
-    assert "error: not installed: megatron, toml;" in capsys.readouterr().err
+    assert "error: not installed: megatron, tomlkit;" in capsys.readouterr().err
 
 
 def test_a_machine_that_cannot_be_probed_in_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

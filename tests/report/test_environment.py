@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from cloudai_mbridge.report import build_report
-from cloudai_mbridge.report.definitions import definitions_of
-from cloudai_mbridge.report.environment import image_of, machine_environment, run_environment
+from cloudai_mbridge.report.environment import definitions_of, image_of, machine_environment, run_environment
 from tests.report.conftest import COMMIT, URL, ARun, a_log
 
 DIGEST = "sha256:" + "0123456789abcdef" * 4

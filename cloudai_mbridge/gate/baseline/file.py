@@ -1,14 +1,24 @@
-"""Replace a baseline file as a whole, and only if it still is what the replacement was made from."""
+"""Write a baseline: as text whose diff can be reviewed, and only over the file that the text was made from."""
 
 import contextlib
 import fcntl
+import glob
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
+
+import tomlkit
+from tomlkit.items import Table
 
 from cloudai_mbridge.errors import BadInput, ToolFailure
 from cloudai_mbridge.files.regular import read_regular
 from cloudai_mbridge.files.replace import replacing
+from cloudai_mbridge.files.toml_text import inline, one_per_line, render_toml
+from cloudai_mbridge.gate.baseline.model import Baseline, BaselinePoint, BaselineRun, value_to_toml
+from cloudai_mbridge.gate.results.values import METRICS
+
+_HEADER = "Written by `mbridge baseline promote`. Change it with that, and review the diff."
 
 
 def read_bytes(path: Path) -> bytes | None:
@@ -24,7 +34,7 @@ def read_bytes(path: Path) -> bytes | None:
 def replace_if_unchanged(path: Path, old: bytes | None, new: bytes) -> bool:
     """Write `new` if the file holds `old` (None: is not there), and return whether it did.
 
-    Whoever is killed while at it leaves the old file, whole; two at a time take turns.
+    A process that is killed in between leaves the old file whole; concurrent writers take turns.
 
     Raises:
         ToolFailure: the file cannot be written.
@@ -35,6 +45,8 @@ def replace_if_unchanged(path: Path, old: bytes | None, new: bytes) -> bool:
         with _locked(target.with_name(f".{target.name}.lock")):
             if read_bytes(target) != old:
                 return False
+            for left in target.parent.glob(f".{glob.escape(target.name)}.*.new"):  # by a process that was killed
+                left.unlink(missing_ok=True)
             with replacing(target, durable=True) as unfinished:
                 unfinished.write_bytes(new)
     except OSError as error:
@@ -49,7 +61,9 @@ def _locked(path: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        path.unlink(missing_ok=True)  # while it is held: whoever waits for it sees that it is gone, and starts anew
+        path.unlink(
+            missing_ok=True
+        )  # while it is held: a process that waits for it sees that it is gone, and locks a new one
         os.close(descriptor)
 
 
@@ -72,3 +86,52 @@ def _is_at(descriptor: int, path: Path) -> bool:
         return os.path.samestat(os.fstat(descriptor), path.stat())
     except FileNotFoundError:
         return False
+
+
+def render_baseline(baseline: Baseline) -> str:
+    """Return the file's text: equal baselines give equal texts.
+
+    Raises:
+        BadInput: a text holds half of a surrogate pair, which no file can hold.
+    """
+    document = tomlkit.document()
+    document.add(tomlkit.comment(_HEADER))
+    document.add("version", tomlkit.item(baseline.version))
+    points = tomlkit.aot()
+    for point in sorted(baseline.points, key=lambda point: point.point):
+        points.append(_point(point))
+    document.add("points", points)
+    return render_toml(document)
+
+
+def _point(point: BaselinePoint) -> Table:
+    head = point.model_dump(exclude={"metrics", "runs", "comparability", "environment"}, exclude_none=True)
+    if not point.accepted:
+        del head["accepted"]
+    order = list(METRICS)
+    metrics = sorted(point.metrics, key=lambda metric: order.index(metric.name))
+    runs = sorted(point.runs, key=lambda run: (run.ended_at, run.run_id))
+    table = tomlkit.table()
+    table.trivia.indent = "\n"
+    table.update(head)
+    table.add("metrics", one_per_line(metric.model_dump(mode="json", exclude_none=True) for metric in metrics))
+    table.add("runs", one_per_line(map(_run, runs)))
+    table.add("comparability", _table({name: value_to_toml(value) for name, value in point.comparability.items()}))
+    if point.environment:
+        table.add("environment", _table(point.environment))
+    return table
+
+
+def _run(run: BaselineRun) -> Mapping[str, Any]:
+    values = {name: run.values[name] for name in METRICS if name in run.values}
+    return {**run.model_dump(exclude={"values"}), "values": values}
+
+
+def _table(facts: Mapping[str, Any]) -> Table:
+    """Return a sorted table; its tables get lines of their own, all but { json = ... }."""
+    table = tomlkit.table()
+    table.trivia.indent = "\n"
+    for name, value in sorted(facts.items()):
+        is_table = isinstance(value, dict) and list(value) != ["json"]
+        table.add(name, _table(value) if is_table else inline(value))
+    return table

@@ -1,16 +1,15 @@
-"""Make runs the baseline of their points: all of them or none, and never something worse without being told."""
+"""Make runs the baseline of their points: all of them or none, and nothing worse without an explicit option."""
 
 import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
 from cloudai_mbridge.errors import BadInput
-from cloudai_mbridge.gate.baseline.file import read_bytes
+from cloudai_mbridge.gate.baseline.file import read_bytes, render_baseline
 from cloudai_mbridge.gate.baseline.model import (
     Baseline,
     BaselineMetric,
@@ -20,12 +19,17 @@ from cloudai_mbridge.gate.baseline.model import (
     Value,
     value_to_toml,
 )
-from cloudai_mbridge.gate.baseline.promotion_change import regressions, with_anchors
-from cloudai_mbridge.gate.baseline.promotion_rules import Limits, lowered, name_changes, objections, within_a_day
+from cloudai_mbridge.gate.baseline.promotion_rules import (
+    Limits,
+    lowered,
+    objections,
+    regressions,
+    with_anchors,
+    within_a_day,
+)
 from cloudai_mbridge.gate.baseline.read import BASELINE_VERSION, load_baseline, summarize_environments, summarize_metric
-from cloudai_mbridge.gate.baseline.text import render_baseline
-from cloudai_mbridge.gate.compare.groups import changed
-from cloudai_mbridge.gate.compare.policy import MetricPolicy, default_metrics
+from cloudai_mbridge.gate.compare.groups import changed, name_changes
+from cloudai_mbridge.gate.compare.policy import MetricPolicy, default_metrics, matches
 from cloudai_mbridge.gate.compare.reference import run_values
 from cloudai_mbridge.gate.results.read import RunResult
 from cloudai_mbridge.gate.results.values import METRICS
@@ -48,22 +52,14 @@ class Terms:
 
 
 @dataclass(frozen=True)
-class Refusal:
-    """Why a point cannot be promoted."""
-
-    point: str
-    reasons: tuple[str, ...]
-
-
-@dataclass(frozen=True)
 class Proposal:
-    """What a promotion would write. old: the file as it was read, None without one."""
+    """What a promotion would write. old: the file as it was read, None without one. refusals: point -> why."""
 
     path: Path
     old: bytes | None
     new: bytes
     points: tuple[str, ...]
-    refusals: tuple[Refusal, ...]
+    refusals: Mapping[str, Sequence[str]]
     notes: tuple[str, ...]
 
 
@@ -79,13 +75,9 @@ def select(results: Sequence[RunResult], globs: Sequence[str]) -> dict[str, list
     if not points:
         raise BadInput("the results hold no run; give reports of runs that were not rejected")
     for glob in globs:
-        if not any(_matches(glob, point) for point in points):
+        if not any(matches(glob, point) for point in points):
             raise BadInput(f"--point {glob!r}: matches no point; there are {', '.join(map(repr, points))}")
-    return {point: runs for point, runs in points.items() if not globs or any(_matches(glob, point) for glob in globs)}
-
-
-def _matches(glob: str, point: str) -> bool:
-    return glob == point or fnmatchcase(point, glob)  # a name may itself hold [ or *
+    return {point: runs for point, runs in points.items() if not globs or any(matches(glob, point) for glob in globs)}
 
 
 def propose(path: Path, points: Mapping[str, Sequence[RunResult]], terms: Terms) -> Proposal:
@@ -96,7 +88,7 @@ def propose(path: Path, points: Mapping[str, Sequence[RunResult]], terms: Terms)
     """
     old = read_bytes(path)
     baseline = Baseline(version=BASELINE_VERSION) if old is None else load_baseline(path)
-    refusals, notes, promoted = [], [], {point.point: point for point in baseline.points}
+    refusals, notes, promoted = {}, [], {point.point: point for point in baseline.points}
     for name, runs in points.items():
         reasons = objections(runs, terms.limits)
         if not reasons:
@@ -108,9 +100,9 @@ def propose(path: Path, points: Mapping[str, Sequence[RunResult]], terms: Terms)
             if same_work is not None and same_work.point not in points:
                 promoted.pop(same_work.point, None)
         if reasons:
-            refusals.append(Refusal(name, tuple(reasons)))
+            refusals[name] = reasons
     text = render_baseline(Baseline(version=BASELINE_VERSION, points=list(promoted.values())))
-    return Proposal(path, old, text.encode(), tuple(points), tuple(refusals), (*lowered(terms.limits), *notes))
+    return Proposal(path, old, text.encode(), tuple(points), refusals, (*lowered(terms.limits), *notes))
 
 
 def _build(runs: Sequence[RunResult], terms: Terms) -> tuple[BaselinePoint, list[str]]:

@@ -1,19 +1,22 @@
-"""What keeps runs out of a baseline. Each rule returns its objections to the runs of one point, none if it has none."""
+"""What keeps runs out of a baseline, what a promotion makes worse, and what looks wrong in one that is there."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from operator import itemgetter
 
+from cloudai_mbridge.gate.baseline.model import Baseline, BaselineMetric, BaselinePoint, Value, as_list
 from cloudai_mbridge.gate.baseline.read import noise_between
-from cloudai_mbridge.gate.compare.groups import changed, why_not
+from cloudai_mbridge.gate.compare.groups import Originals, changed, name_changes, why_not
+from cloudai_mbridge.gate.compare.policy import MetricPolicy, default_metrics
 from cloudai_mbridge.gate.compare.reference import run_values
-from cloudai_mbridge.gate.results.copies import Originals
 from cloudai_mbridge.gate.results.model import comparability_id
 from cloudai_mbridge.gate.results.read import RunResult
-from cloudai_mbridge.gate.results.values import METRICS
+from cloudai_mbridge.gate.results.values import METRICS, Direction
 
 PRIMARY = "step_time_s"
+_TFLOPS = "tflops_per_gpu"
 _SHOWN = 4
 
 Runs = Sequence[RunResult]
@@ -51,7 +54,7 @@ def lowered(limits: Limits) -> list[str]:
 
 
 def within_a_day(ends: Sequence[str]) -> bool:
-    """Return whether runs ended within 24 hours. Where a time is none, nobody knows."""
+    """Return whether runs ended within 24 hours; False where one of the times cannot be read."""
     try:
         times = [datetime.fromisoformat(end) for end in ends]
     except ValueError:
@@ -97,24 +100,14 @@ def _not_alike(runs: Runs, limits: Limits) -> list[str]:
         return ["its comparability id is not the digest of its fields; write the report again with this mbridge"]
     for run in runs[1:]:
         if run.comparability_id != first.comparability_id:
-            return [f"{name_of(run)} is of another kind than {name_of(first)}: {differences(first, run)}"]
+            changes = name_changes(changed(first.comparability, run.comparability))
+            return [f"{name_of(run)} is of another kind than {name_of(first)}: {changes}"]
         if (run.flops_formula, run.flops_per_step) != (first.flops_formula, first.flops_per_step):
             return [
                 f"{name_of(run)} counts {run.flops_per_step} FLOPs by {run.flops_formula!r},"
                 f" {name_of(first)} {first.flops_per_step} by {first.flops_formula!r}"
             ]
     return []
-
-
-def differences(old: RunResult, new: RunResult) -> str:
-    """Name the fields in which two runs are not comparable."""
-    return name_changes(changed(old.comparability, new.comparability))
-
-
-def name_changes(changes: dict[str, tuple[object, object]]) -> str:
-    """Return "field old -> new" of the first few changes."""
-    shown = [f"{name} {old!r} -> {new!r}" for name, (old, new) in list(changes.items())[:_SHOWN]]
-    return ", ".join(shown) + (f" and {len(changes) - _SHOWN} more" if len(changes) > _SHOWN else "")
 
 
 def _odd_flops(runs: Runs, limits: Limits) -> list[str]:
@@ -171,11 +164,113 @@ def _too_noisy(runs: Runs, limits: Limits) -> list[str]:
 
 
 _Rule = Callable[[Runs, Limits], list[str]]
-_RULES_OF_RUNS: tuple[_Rule, ...] = (
-    _does_not_count,
-    _odd_flops,
-    _given_twice,
-    _too_few,
-    _not_alike,
-)
+_RULES_OF_RUNS: tuple[_Rule, ...] = (_does_not_count, _odd_flops, _given_twice, _too_few, _not_alike)
 _RULES_OF_VALUES: tuple[_Rule, ...] = (_partly_measured, _not_positive, _all_equal, _too_noisy)
+
+
+def regressions(old: BaselinePoint, new: BaselinePoint, limits: Sequence[MetricPolicy]) -> dict[str, str]:
+    """Return metric -> what is worse about it, of the same work: beyond the margin is enough, significant or not.
+
+    Many promotions, each within the margin, could carry a baseline far away, so none may be beyond the tolerance from
+    the anchor either. Limits that are not given are the built-in ones. What has none, or follows another metric, is
+    that in other units.
+    """
+    found = {
+        metric.name: f"{metric.name} was measured, and is not any more"
+        for metric in old.metrics
+        if new.metric(metric.name) is None
+    }
+    by_name = {limit.name: limit for limit in (*default_metrics(), *limits)}
+    for before in old.metrics:
+        limit, after = by_name.get(before.name), new.metric(before.name)
+        if limit is None or limit.follows or after is None or _counts_otherwise(before.name, old, new):
+            continue
+        if text := _worse(before, after, limit):
+            found[before.name] = text
+    return found
+
+
+def _counts_otherwise(metric: str, old: BaselinePoint, new: BaselinePoint) -> bool:
+    """Return whether a metric is of FLOPs that were counted by another formula."""
+    return metric == _TFLOPS and (old.flops_formula, old.flops_per_step) != (new.flops_formula, new.flops_per_step)
+
+
+def with_anchors(old: BaselinePoint, new: BaselinePoint, accepted: dict[str, str]) -> BaselinePoint:
+    """Return the new point with the old one's anchors, but for what was accepted."""
+    metrics = [
+        metric
+        if metric.name in accepted or _counts_otherwise(metric.name, old, new)
+        else _anchored(old.metric(metric.name), metric)
+        for metric in new.metrics
+    ]
+    return new.model_copy(update={"metrics": metrics, "accepted": list(accepted.values())})
+
+
+def _worse(before: BaselineMetric, after: BaselineMetric, limit: MetricPolicy) -> str:
+    """Return what is worse, "" if nothing is."""
+    anchor = before.anchor or before.value
+    if len(as_list(before.value)) != len(as_list(after.value)):
+        return f"{limit.name} has {len(as_list(after.value))} values, {len(as_list(before.value))} before"
+    step, drift = (_change(value, after.value, after.direction) for value in (before.value, anchor))
+    if abs(step) > limit.margin:
+        return f"{limit.name} is worse by {step:+.2%} than the baseline, beyond the margin of {limit.margin:.2%}"
+    if abs(drift) > limit.tolerance:
+        return (
+            f"{limit.name} has drifted by {drift:+.2%} from the best baseline since a regression was accepted,"
+            f" beyond the tolerance of {limit.tolerance:.2%}"
+        )
+    return ""
+
+
+def _change(before: Value, after: Value, direction: Direction) -> float:
+    """Return the largest relative change for the worse, 0 if there is none."""
+    changes = [b / a - 1 for a, b in zip(as_list(before), as_list(after), strict=True)]
+    worse = (change for change in changes if any(sign * change > 0 for sign in direction.worse))
+    return max(worse, key=abs, default=0.0)
+
+
+def _anchored(before: BaselineMetric | None, after: BaselineMetric) -> BaselineMetric:
+    if before is None or len(as_list(before.value)) != len(as_list(after.value)):
+        return after
+    pairs = zip(as_list(before.anchor or before.value), as_list(after.value), strict=True)
+    best_of = {Direction.LOWER: min, Direction.HIGHER: max}.get(after.direction, itemgetter(0))
+    best = [best_of(pair) for pair in pairs]
+    return after.model_copy(update={"anchor": best if isinstance(after.value, list) else best[0]})
+
+
+def oddities(baseline: Baseline, now: datetime, max_age_days: int) -> list[str]:
+    """Return a line for everything that looks wrong in a baseline that is right as such. `now` has a time zone."""
+    if not baseline.points:
+        return ["it has no points, so a gate has nothing to compare with"]
+    return [f"{point.point}: {text}" for point in baseline.points for text in _of_point(point, now, max_age_days)]
+
+
+def _of_point(point: BaselinePoint, now: datetime, max_age_days: int) -> Iterator[str]:
+    limits = Limits()
+    age = (now - datetime.fromisoformat(point.promoted_at)).days
+    if age > max_age_days:
+        yield f"was promoted {age} days ago, on {point.promoted_at[:10]}"
+    if age < 0:
+        yield f"was promoted in the future, at {point.promoted_at}"
+    if len(point.runs) < limits.min_runs:
+        yield f"has {len(point.runs)} runs, {limits.min_runs} are the rule"
+    primary = point.metric(PRIMARY)
+    if primary is None:
+        yield f"has no {PRIMARY}"
+    elif primary.noise is not None and primary.noise > limits.max_noise:
+        yield f"{PRIMARY} varies by {primary.noise:.1%} between runs, {limits.max_noise:.1%} is the rule"
+    if len({tuple(run.nodes) for run in point.runs}) == 1:
+        yield "all its runs are of the same nodes, so the noise between nodes is not in it"
+    if len(point.runs) > 1 and within_a_day([run.ended_at for run in point.runs]):
+        yield "all its runs ended within a day, so the noise between days is not in it"
+    yield from _odd_bounds(point)
+    yield from (f"was promoted although {text}" for text in point.accepted)
+
+
+def _odd_bounds(point: BaselinePoint) -> Iterator[str]:
+    built_in = {metric.name: metric for metric in default_metrics()}
+    for metric in point.metrics:
+        tolerance = built_in.get(metric.name, MetricPolicy(name=metric.name)).tolerance
+        if metric.bounds is not None and (metric.bounds.lower, metric.bounds.upper) != (-tolerance, tolerance):
+            bounds = f"{metric.bounds.lower:+.1%} to {metric.bounds.upper:+.1%}"
+            yield f"{metric.name} has the bounds {bounds}, the built-in tolerance is {tolerance:.1%}"

@@ -1,18 +1,19 @@
 """Sort the runs of a result by point, and find the reference of each."""
 
-import itertools
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from cloudai_mbridge.gate.compare.reference import ReferencePoint
-from cloudai_mbridge.gate.results.copies import Originals
 from cloudai_mbridge.gate.results.read import RunResult
-from cloudai_mbridge.metrics import implausible
+from cloudai_mbridge.metrics import implausible, missing_steps
 
 FEWEST_STEPS = 5
 _SHOWN = 4
+# Copies: step times that no two runs can have in common
+_MANY_TIMES, _MANY_VALUES = 10, 5
+_AGREEMENT = 1e-6
 
 
 @dataclass(frozen=True)
@@ -49,9 +50,7 @@ def group_by_point(results: Iterable[RunResult], without: Collection[str] = ()) 
 def _split(point: str, runs: Sequence[RunResult]) -> PointRuns:
     why = [(run, why_not(run)) for run in runs]
     return PointRuns(
-        point,
-        tuple(run for run, reason in why if not reason),
-        tuple((run, reason) for run, reason in why if reason),
+        point, tuple(run for run, reason in why if not reason), tuple((run, reason) for run, reason in why if reason)
     )
 
 
@@ -63,12 +62,8 @@ def why_not(run: RunResult) -> str:
         return f"the report contradicts itself: {run.contradiction}"
     if run.num_steps is None or run.num_steps < 1:
         return "the requested number of steps is unknown; set max_steps"
-    steps = {step.step for step in run.steps}
-    first_missing = next(step for step in itertools.count(1) if step not in steps)
-    if first_missing <= run.num_steps:
-        done = sum(1 <= step <= run.num_steps for step in steps)
-        return f"{done} of {run.num_steps} steps are there; the first missing is {first_missing}"
-    if reasons := implausible(run.steps, run.num_steps, run.comparability.get("device")):
+    reasons = missing_steps(run.steps, run.num_steps)
+    if reasons := reasons or implausible(run.steps, run.num_steps, run.comparability.get("device")):
         return reasons[0]
     if bad := [step for step in run.steps if step.loss is not None and not math.isfinite(step.loss)]:
         return f"the loss is {bad[0].loss} at step {bad[0].step}"
@@ -90,7 +85,7 @@ class Match:
 def match(references: Sequence[ReferencePoint], points: Sequence[PointRuns], where: str) -> list[Match]:
     """Pair the points of a result with their references: by comparability, else by name to say what differs.
 
-    where: the reference in words, for what it lacks.
+    where: the reference's name, for messages.
     """
     matches, used = [], set()
     for runs in points:
@@ -119,15 +114,63 @@ def _difference(reference: ReferencePoint, runs: PointRuns) -> str:
             return "its comparability fields are missing; write the report again with this mbridge"
         if run.comparability_id != reference.comparability_id:
             changes = changed(reference.comparability, run.comparability)
-            text = ", ".join(
-                f"{name}: {old!r} there, {new!r} here" for name, (old, new) in list(changes.items())[:_SHOWN]
-            )
-            more = f" and {len(changes) - _SHOWN} more" if len(changes) > _SHOWN else ""
-            return f"differs in {text or 'its comparability key'}{more}"
+            return f"differs in {name_changes(changes, '{}: {!r} there, {!r} here') or 'its comparability key'}"
     return ""
+
+
+def name_changes(changes: Mapping[str, tuple[object, object]], form: str = "{} {!r} -> {!r}") -> str:
+    """Return the first few changes in words, "" without any."""
+    shown = [form.format(name, old, new) for name, (old, new) in list(changes.items())[:_SHOWN]]
+    return ", ".join(shown) + (f" and {len(changes) - _SHOWN} more" if len(changes) > _SHOWN else "")
 
 
 def changed(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Return name -> (old, new) of what differs; what a side does not know is None."""
     names = [*old, *(name for name in new if name not in old)]
     return {name: (old.get(name), new.get(name)) for name in names if old.get(name) != new.get(name)}
+
+
+class Originals:
+    """Runs among which copies are searched for; a search takes as long however many there are."""
+
+    def __init__(self) -> None:
+        self._runs: dict[tuple[str, int | None], list[RunResult]] = {}
+
+    def add(self, run: RunResult) -> None:
+        self._runs.setdefault((run.point, _bucket(run)), []).append(run)
+
+    def of(self, run: RunResult) -> RunResult | None:
+        """Return the run of the same point that a run is a copy of, if any."""
+        place = _bucket(run)
+        near = (None,) if place is None else (place - 1, place, place + 1)
+        others = (other for bucket in near for other in self._runs.get((run.point, bucket), ()))
+        return next((other for other in others if _is_copy(run, other)), None)
+
+
+def _bucket(run: RunResult) -> int | None:
+    """Return a number that differs by at most one between runs whose first step times agree."""
+    first = run.steps[0].step_time_s if run.steps else None
+    return math.floor(math.log(first) / (2 * _AGREEMENT)) if first and 0 < first < math.inf else None
+
+
+def _is_copy(run: RunResult, other: RunResult) -> bool:
+    """Return whether all step times agree to a millionth.
+
+    That says nothing of a few times that are rounded, as those of Megatron-Bridge's lines are.
+    """
+    if len(run.steps) != len(other.steps):
+        return False
+    pairs = zip(run.steps, other.steps, strict=True)
+    return all(_agree(one.step_time_s, two.step_time_s) for one, two in pairs) and _tells_runs_apart(run)
+
+
+def _agree(one: float | None, other: float | None) -> bool:
+    return one == other if one is None or other is None else math.isclose(one, other, rel_tol=_AGREEMENT)
+
+
+def _tells_runs_apart(run: RunResult) -> bool:
+    """Return whether there are many different step times, or two at least at full precision."""
+    times = [step.step_time_s for step in run.steps if step.step_time_s is not None]
+    is_exact = len(run.steps) > 1 and any(not _agree(round(time, 3), time) for time in times if math.isfinite(time))
+    is_long = len(run.steps) >= _MANY_TIMES and len({f"{time:.6g}" for time in times}) >= _MANY_VALUES
+    return is_exact or is_long

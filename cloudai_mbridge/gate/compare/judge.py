@@ -1,8 +1,7 @@
 """The gate: results against references under a policy, to a verdict per metric, per point and overall.
 
-What is called a regression is (1) larger than the metric's margin and (2) significant after a correction for everything
-that this gate looks at, so that no change at all is called one in at most `false_alarm_rate` of all gates. What passes
-is shown to be smaller than the tolerance. Whatever is neither is inconclusive, and never a pass.
+A regression is larger than the metric's margin, and significant after a correction for everything that this gate
+tests. What passes is shown to be smaller than the tolerance. Whatever is neither is inconclusive, and never a pass.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,22 +30,22 @@ def judge_results(
     *,
     where: str,
     today: date,
-    looks: int = 1,
+    num_judgements: int = 1,
 ) -> GateResult:
     """Judge results.
 
-    where: the reference in words. looks: how often these results may be judged with more runs added in between; each
-    look gets its share of the false-alarm rate.
+    where: the reference's name. num_judgements: how often these results may be judged, with more runs added in
+    between; each judgement gets its share of the false-alarm rate.
     """
     points, notes = group_by_point(results, without={run.run_id for reference in references for run in reference.runs})
     drafts = [_draft(found, policy) for found in match(references, points, where)]
-    rate = policy.false_alarm_rate / looks
+    rate = policy.false_alarm_rate / num_judgements
     tested = [metric for point in drafts for metric in point.tested]
     _correct(tested)
     total_weight = sum(metric.policy.weight for metric in tested)
     verdicts = tuple(_settle(point, policy, (rate, total_weight), today) for point in drafts)
-    if looks > 1:
-        notes.append(f"{looks} looks were asked for: each has a false-alarm rate of {rate:.2%}")
+    if num_judgements > 1:
+        notes.append(f"{num_judgements} judgements were asked for: each has a false-alarm rate of {rate:.2%}")
     notes += [
         f"the waiver of {waiver.metric} at {waiver.point} expired on {waiver.until}: {waiver.reason}"
         for waiver in expired(policy, today)
@@ -181,7 +180,7 @@ def _is_rounded(run: RunResult) -> bool:
 
 
 def _waive(metric: MetricVerdict, point: str, policy: GatePolicy, today: date) -> MetricVerdict:
-    """Take a regression out of the decision if somebody has said why, until when, and up to what size."""
+    """Take a regression out of the decision if a waiver covers it."""
     if metric.verdict is not GateVerdict.REGRESSION or metric.interval is None:
         return metric
     waiver = waiver_for(policy, point, metric.metric, today)

@@ -10,12 +10,10 @@ from cloudai_mbridge.gate.compare.policy import GatePolicy, MetricPolicy
 from cloudai_mbridge.gate.compare.reference import ReferencePoint, RunValues
 from cloudai_mbridge.gate.compare.statistics import Comparison, Incomparable, compare_groups
 from cloudai_mbridge.gate.compare.verdict import GateVerdict, MetricVerdict
-from cloudai_mbridge.gate.results.values import METRICS, Direction
+from cloudai_mbridge.gate.results.values import METRICS
 
 _TFLOPS = "tflops_per_gpu"
-_TOO_GOOD = 0.5  # a change for the better by more is somebody's mistake until it is explained
-_WORSE = {Direction.LOWER: (1,), Direction.HIGHER: (-1,), Direction.SAME: (1, -1)}
-_BETTER = {Direction.LOWER: (-1,), Direction.HIGHER: (1,), Direction.SAME: ()}
+_TOO_GOOD = 0.5  # a larger change for the better is taken for a mistake
 
 
 @dataclass
@@ -36,7 +34,7 @@ class Tested:
     @property
     def worse(self) -> tuple[int, ...]:
         """The signs of a change for the worse."""
-        return _WORSE[METRICS[self.policy.name].direction]
+        return METRICS[self.policy.name].direction.worse
 
     @cached_property
     def p_worse(self) -> float:
@@ -44,7 +42,7 @@ class Tested:
 
     @cached_property
     def p_better(self) -> float:
-        return self._p_value(_BETTER[METRICS[self.policy.name].direction])
+        return self._p_value([-sign for sign in self.worse] if len(self.worse) == 1 else ())
 
     @property
     def num_looked_at(self) -> int:
@@ -94,7 +92,7 @@ class Tested:
 def draft_metric(
     metric: MetricPolicy, reference: ReferencePoint, point: PointRuns, runs: Sequence[RunValues], policy: GatePolicy
 ) -> Tested | MetricVerdict | None:
-    """Compare a metric, or say why that is impossible; None for one that another decides, or that nobody measured."""
+    """Compare a metric, or say why that is impossible; None for one that another decides, or that was not measured."""
     if why := _forbidden(metric, reference, point):
         return _refuse(metric, GateVerdict.NOT_COMPARABLE, why)
     if why := _gone(metric, reference, runs):
@@ -121,7 +119,7 @@ def draft_metric(
 
 
 def settle(metric: Tested, policy: GatePolicy, rate: float, total_weight: float) -> MetricVerdict:
-    """Say what a comparison means. rate: the false-alarm rate of this look. total_weight: of everything compared."""
+    """Say what a comparison means. rate: of false alarms of this judgement. total_weight: of everything compared."""
     verdict = metric.verdict(policy, rate)
     place = metric.telling(verdict)
     shown, unit = metric.comparisons[place], METRICS[metric.policy.name].unit

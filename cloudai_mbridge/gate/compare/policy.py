@@ -46,7 +46,8 @@ def _long_enough(text: str) -> str:
     return text
 
 
-def _matches(glob: str, name: str) -> bool:
+def matches(glob: str, name: str) -> bool:
+    """Return whether a name is this one, or matches the pattern."""
     return glob == name or fnmatchcase(name, glob)  # a name may itself hold [ or *
 
 
@@ -100,7 +101,7 @@ def default_metrics() -> list[MetricPolicy]:
 
 
 class Waiver(ExactModel):
-    """Somebody's word that a regression is known: up to which size and until when it is out of the decision."""
+    """A known regression: up to which size and until when it does not count, by whose decision."""
 
     point: NotBlank = Field(description="a point, or a pattern such as sweep/tp8-*")
     metric: Annotated[NotBlank, AfterValidator(_glob_of_metrics)] = Field(
@@ -122,7 +123,7 @@ class Waiver(ExactModel):
         return metric
 
     def covers(self, point: str, metric: str) -> bool:
-        return _matches(self.point, point) and _matches(self.metric, metric)
+        return matches(self.point, point) and matches(self.metric, metric)
 
 
 class HistoryReference(ExactModel):

@@ -65,9 +65,9 @@ class Comparison:
     spreads: tuple[Spread, ...]
 
     def detectable(self, false_alarm_rate: float, margin: float = 0.0) -> float:
-        """Return the growth of the value that would be told from none in 80 of 100 cases.
+        """Return the growth of the value that would be detected in 80 of 100 cases.
 
-        margin: growth below which nothing is told.
+        margin: growth below which nothing is reported.
         """
         needed = [max(_needed(spread, false_alarm_rate), math.log1p(margin)) for spread in self.spreads]
         reach = [spread.reach(_POWER) for spread in self.spreads]
@@ -76,7 +76,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Incomparable:
-    """Why two groups cannot be told apart or found equal."""
+    """Why two groups cannot be compared."""
 
     reason: str
 
@@ -115,11 +115,6 @@ def compare_groups(
         p_smaller=max(spread.tail(-difference) for spread in spreads),
         spreads=spreads,
     )
-
-
-def noise(values: Sequence[float]) -> float | None:
-    """Return the relative standard deviation between runs, or None for fewer than two."""
-    return float(np.log(np.asarray(values, dtype=float)).std(ddof=1)) if len(values) > 1 else None
 
 
 def _spreads(

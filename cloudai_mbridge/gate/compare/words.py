@@ -4,13 +4,17 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from statistics import fmean, median
-from typing import Protocol
+from typing import TYPE_CHECKING
 
+from cloudai_mbridge.errors import counted
 from cloudai_mbridge.gate.compare.groups import Match
-from cloudai_mbridge.gate.compare.policy import GatePolicy, MetricPolicy
+from cloudai_mbridge.gate.compare.policy import GatePolicy
 from cloudai_mbridge.gate.compare.statistics import Comparison
 from cloudai_mbridge.gate.compare.verdict import GateVerdict
-from cloudai_mbridge.gate.results.values import METRICS, Direction
+from cloudai_mbridge.gate.results.values import METRICS
+
+if TYPE_CHECKING:
+    from cloudai_mbridge.gate.compare.metric import Tested
 
 _PRIMARY = "step_time_s"
 _FAR = 4.0  # robust standard deviations
@@ -20,28 +24,17 @@ _SMALLEST_P = 1e-9
 _FEWEST_FOR_A_MIDDLE = 4
 
 
-class Numbers(Protocol):
-    """What was compared, with how many runs. excess: how far an interval reaches beyond the bounds, for the worse."""
-
-    policy: MetricPolicy
-    bounds: tuple[float, float]
-    num_runs: int
-    num_baseline_runs: int
-    adjusted_worse: float
-    adjusted_better: float
-
-    def excess(self, lower: float, upper: float) -> float: ...
-
-
-def explain(verdict: GateVerdict, shown: Comparison, found: Numbers, policy: GatePolicy) -> str:
+def explain(verdict: GateVerdict, shown: Comparison, found: "Tested", policy: GatePolicy) -> str:
     """Say what was found of a metric, and why that is its verdict."""
-    runs = f"{found.num_runs} {'run' if found.num_runs == 1 else 'runs'} against {found.num_baseline_runs}"
+    runs = f"{counted(found.num_runs, 'run')} against {found.num_baseline_runs}"
     bounds = f"{policy.confidence * 100:.4g} % bounds {percent(shown.lower)} and {percent(shown.upper)}"
-    text = f"{percent(shown.change)} ({number(shown.baseline)} to {number(shown.value)}, {bounds}, {runs})"
+    text = f"{percent(shown.change)} ({shown.baseline:.5g} to {shown.value:.5g}, {bounds}, {runs})"
     match verdict:
         case GateVerdict.REGRESSION:
             margin = math.copysign(found.policy.margin, shown.change)
-            return f"{text}; beyond the margin of {percent(margin)}, {_probability(found.adjusted_worse)}"
+            p = found.adjusted_worse
+            probability = f"p = {p:.2g}" if p >= _SMALLEST_P else f"p < {_SMALLEST_P:.0g}"
+            return f"{text}; beyond the margin of {percent(margin)}, {probability}"
         case GateVerdict.PASS:
             return f"{text}; within {_limits(found)}"
         case GateVerdict.IMPROVEMENT:
@@ -50,7 +43,7 @@ def explain(verdict: GateVerdict, shown: Comparison, found: Numbers, policy: Gat
             return f"{text}; {_doubt(shown, found, policy)}"
 
 
-def _doubt(shown: Comparison, found: Numbers, policy: GatePolicy) -> str:
+def _doubt(shown: Comparison, found: "Tested", policy: GatePolicy) -> str:
     fewest = min(found.num_runs, found.num_baseline_runs)
     if fewest < policy.min_runs:
         side = "the result" if found.num_runs <= found.num_baseline_runs else "the reference"
@@ -63,7 +56,7 @@ def _doubt(shown: Comparison, found: Numbers, policy: GatePolicy) -> str:
     return f"a change beyond {_limits(found)} cannot be ruled out; {remedy}"
 
 
-def _runs_needed(shown: Comparison, found: Numbers) -> int | None:
+def _runs_needed(shown: Comparison, found: "Tested") -> int | None:
     """Return how many runs a side would put the bounds inside the limits, were the change to stay what it is."""
     room = -found.excess(shown.change, shown.change)
     reach = max(shown.upper - shown.change, shown.change - shown.lower)
@@ -74,27 +67,13 @@ def _runs_needed(shown: Comparison, found: Numbers) -> int | None:
     return needed if needed <= _MOST_RUNS else None
 
 
-def _limits(found: Numbers) -> str:
+def _limits(found: "Tested") -> str:
     lower, upper = found.bounds
-    match METRICS[found.policy.name].direction:
-        case Direction.LOWER:
-            return percent(upper)
-        case Direction.HIGHER:
-            return percent(lower)
-        case _:
-            return f"{percent(lower)} and {percent(upper)}"
-
-
-def _probability(p: float) -> str:
-    return f"p = {p:.2g}" if p >= _SMALLEST_P else f"p < {_SMALLEST_P:.0g}"
+    return " and ".join(percent(upper if sign > 0 else lower) for sign in sorted(found.worse))
 
 
 def percent(x: float) -> str:
     return f"{100 * x:+.2f} %"
-
-
-def number(x: float) -> str:
-    return f"{x:.5g}"
 
 
 def mean(values: Sequence[float]) -> float | None:

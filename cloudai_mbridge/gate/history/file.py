@@ -179,7 +179,7 @@ def _connect(path: Path, mode: str) -> sqlite3.Connection:
         db.close()
         if path.with_name(f"{path.name}-wal").exists():
             raise
-        # A directory that nobody may write: nothing waits to be read beside the file
+        # A directory without write permission: no write-ahead log waits beside the file
         return sqlite3.connect(f"{uri}&immutable=1", uri=True, isolation_level=None)
     return db
 
@@ -195,11 +195,7 @@ def _check_magic(path: Path) -> None:
 
 
 def _is_history(db: sqlite3.Connection, path: Path) -> bool:
-    """Return False of a file without any table.
-
-    Raises:
-        BadInput: it is another program's, or another mbridge's, or damaged.
-    """
+    """Return False of a file without any table; raise BadInput of another program's or version's, or a damaged one."""
     application = db.execute("PRAGMA application_id").fetchone()[0]
     version = db.execute("PRAGMA user_version").fetchone()[0]
     if application != _APPLICATION_ID:

@@ -1,21 +1,97 @@
-"""How a report's runs are written into the history: rows, each at most once."""
+"""Which runs of a report the history takes, and how: each at most once; what would not count in a gate, as failed."""
 
 import hashlib
 import json
 import sqlite3
 from collections import Counter
-from collections.abc import Mapping
-from datetime import UTC, datetime
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from cloudai_mbridge.errors import BadInput
+from cloudai_mbridge.files.json_text import is_deep
 from cloudai_mbridge.files.regular import open_regular, read_chunks
+from cloudai_mbridge.gate.compare.groups import why_not
 from cloudai_mbridge.gate.compare.reference import run_values
-from cloudai_mbridge.gate.history.intake import FAILED, Intake
+from cloudai_mbridge.gate.results.model import SUCCESS, comparability_id
 from cloudai_mbridge.gate.results.read import SUPPORTED_SCHEMA, RunResult
 from cloudai_mbridge.gate.results.values import is_value_of
 from cloudai_mbridge.training.credentials.scrub import without_users
+
+FAILED = "failed"
+_FINAL = (SUCCESS, FAILED)
+_SLACK = timedelta(days=1)  # of clocks and zones
+_LARGEST = 2**63 - 1  # what SQLite has
+
+
+@dataclass(frozen=True)
+class Intake:
+    """What is taken of a report. left_out: why -> how many. held: (run id, point) of all its runs.
+
+    taken: their `ended_at` is UTC, and its text sorts as time does.
+    """
+
+    taken: tuple[RunResult, ...]
+    left_out: Counter[str]
+    held: tuple[tuple[str, str], ...]
+    scenario: str | None
+    system: str | None
+
+
+def take_runs(runs: Iterable[RunResult], path: str, now: datetime) -> Intake:
+    """Sort the runs of a report. now: UTC.
+
+    Raises:
+        BadInput: a time that is none, a number that is too large, or a table that is nested too deep.
+    """
+    runs, taken, left_out = list(runs), [], Counter[str]()
+    for run in runs:
+        if why := _left_out(run):
+            left_out[why] += 1
+            continue
+        ended_at = _utc(run, path)
+        if ended_at > now + _SLACK:
+            left_out["that ended more than a day in the future"] += 1
+            continue
+        taken.append(replace(_as_stored(run, path), ended_at=ended_at.isoformat(timespec="milliseconds")))
+    scenario, system = (runs[0].scenario, runs[0].system) if runs else (None, None)
+    return Intake(tuple(taken), left_out, tuple((run.run_id, run.point) for run in runs), scenario, system)
+
+
+def _left_out(run: RunResult) -> str:
+    if run.verdict not in _FINAL:
+        return run.verdict
+    if not run.comparability_id and not run.comparability:
+        return "without a comparability key"
+    if comparability_id(run.comparability) != run.comparability_id:
+        return "whose comparability id is not the digest of its fields"
+    return ""
+
+
+def _as_stored(run: RunResult, path: str) -> RunResult:
+    """Return the run, as failed if it would not count in a gate."""
+    for name, number in (("num_steps", run.num_steps or 0), ("warmup_steps", run.warmup_steps)):
+        if abs(number) > _LARGEST:
+            raise BadInput(f"{path}: {run.point}: {name} has more than 64 bits; write the report again")
+    for name, table in (("environment", run.environment), ("comparability", run.comparability)):
+        if is_deep(dict(table)):
+            raise BadInput(f"{path}: {run.point}: {name} is nested too deep; write the report again")
+    why = why_not(run) if run.is_success else ""
+    return replace(run, verdict=FAILED, reasons=(*run.reasons, why)) if why else run
+
+
+def _utc(run: RunResult, path: str) -> datetime:
+    """Return when a run ended. A time without a zone is UTC."""
+    try:
+        time = datetime.fromisoformat(run.ended_at)
+        return time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)
+    except (ValueError, OverflowError):
+        raise BadInput(
+            f"{path}: {run.point}: ended_at: {run.ended_at!r} is not an ISO 8601 time; write the report again"
+        ) from None
 
 
 class Known(StrEnum):
@@ -30,13 +106,13 @@ def insert_runs(db: sqlite3.Connection, intake: Intake, digest: str, path: str) 
     """Insert what is not there yet, and return how many runs were known how."""
     report = _insert_report(db, intake, digest, path)
     known = Counter[Known]()
-    for run, ended_at in intake.taken:
+    for run in intake.taken:
         how = _known(db, run)
         known[how] += 1
         if how is Known.GOOD_BEFORE:
             db.execute("INSERT INTO withdrawn SELECT id FROM runs WHERE run_id = ?", (run.run_id,))
         if how is not Known.SAME:
-            _insert_run(db, run, ended_at, report)
+            _insert_run(db, run, report)
     return known
 
 
@@ -46,7 +122,7 @@ def _insert_report(db: sqlite3.Connection, intake: Intake, digest: str, path: st
     if found:
         return int(found[0])
     now = datetime.now(UTC).isoformat(timespec="milliseconds")
-    ended_at = max((ended_at for _, ended_at in intake.taken), default=None)
+    ended_at = max((run.ended_at for run in intake.taken), default=None)
     scenario, system = (None if name is None else _text(name) for name in (intake.scenario, intake.system))
     cursor = db.execute(
         "INSERT INTO reports (sha256, path, imported_at, ended_at, scenario, system, schema_version)"
@@ -68,7 +144,7 @@ def _known(db: sqlite3.Connection, run: RunResult) -> Known:
     return Known.SAME if verdicts & {run.verdict, FAILED} else Known.GOOD_BEFORE
 
 
-def _insert_run(db: sqlite3.Connection, run: RunResult, ended_at: str, report: int) -> None:
+def _insert_run(db: sqlite3.Connection, run: RunResult, report: int) -> None:
     db.execute(
         "INSERT INTO keys VALUES (?, ?) ON CONFLICT (id) DO NOTHING",
         (_text(run.comparability_id), _json(run.comparability)),
@@ -86,7 +162,7 @@ def _insert_run(db: sqlite3.Connection, run: RunResult, ended_at: str, report: i
             _text(run.comparability_id),
             run.verdict,
             _json(run.reasons),
-            ended_at,
+            run.ended_at,
             _json(run.nodes),
             _commit(run.environment),
             _environment(db, run.environment),

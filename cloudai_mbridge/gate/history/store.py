@@ -7,17 +7,17 @@ processes its report is imported. Failed runs are kept for the story; levels and
 import json
 import sqlite3
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
-from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 from cloudai_mbridge.errors import BadInput, ToolFailure, shown
 from cloudai_mbridge.gate.compare.reference import ReferencePoint, RunValues, Values
 from cloudai_mbridge.gate.history.file import failures, open_for_reading, open_for_writing, transaction
-from cloudai_mbridge.gate.history.insert import Known, digest_of, insert_runs
-from cloudai_mbridge.gate.history.intake import FAILED, take_runs
+from cloudai_mbridge.gate.history.insert import FAILED, Known, digest_of, insert_runs, take_runs
 from cloudai_mbridge.gate.history.values import (
     EnvironmentRow,
     FieldsRow,
@@ -33,7 +33,8 @@ from cloudai_mbridge.gate.history.values import (
     checked_values,
     damaged,
 )
-from cloudai_mbridge.gate.results.read import SUCCESS, RunResult, read_results
+from cloudai_mbridge.gate.results.model import SUCCESS
+from cloudai_mbridge.gate.results.read import RunResult, read_results
 from cloudai_mbridge.gate.results.values import METRICS
 from cloudai_mbridge.plan import ROOT_FILES
 
@@ -113,27 +114,19 @@ class Series:
     num_failed: int
 
 
-class History:
+class History(AbstractContextManager["History"]):
     """The history in a file. Reading never changes it; the first import makes it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._open_reader: sqlite3.Connection | None = None
-        self._open_writer: sqlite3.Connection | None = None
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self.close()
 
     def close(self) -> None:
-        for db in (self._open_reader, self._open_writer):
-            if db is not None:
-                db.close()
-        self._open_reader = self._open_writer = None
+        for name in ("_reader", "_writer"):
+            if (opened := vars(self).pop(name, None)) is not None:
+                opened.close()
 
     def import_report(self, path: Path) -> Imported:
         """Take the final runs of a report.json, or of the directory that holds one: all of them at once, or none.
@@ -153,7 +146,7 @@ class History:
         """Take the final ones of the runs of a report with this SHA-256 and path."""
         intake = take_runs(runs, path, datetime.now(UTC))
         with failures(self.path):
-            db = self._writer()
+            db = self._writer
             try:
                 with transaction(db):
                     known = insert_runs(db, intake, digest, path)
@@ -173,17 +166,11 @@ class History:
             " AS value FROM judged GROUP BY point, key ORDER BY point, max(ended_at)",
             (SUCCESS, FAILED, DEFAULT_METRIC),
         )
-        return [
-            StoredPoint(
-                row.point,
-                row.key,
-                row.num_good,
-                row.num_failed,
-                row.ended_at,
-                self._end(f"point {shown(row.point)}", DEFAULT_METRIC, row.value),
-            )
-            for row in rows
-        ]
+        points = []
+        for row in rows:
+            value = self._end(f"point {shown(row.point)}", DEFAULT_METRIC, row.value)
+            points.append(StoredPoint(row.point, row.key, row.num_good, row.num_failed, row.ended_at, value))
+        return points
 
     def keys(self) -> dict[str, tuple[str, ...]]:
         """Return the comparability keys with the points that have runs of them."""
@@ -200,21 +187,26 @@ class History:
         run_id_prefix: str | None = None,
         verdict: str | None = None,
         last: int = 20,
-        metrics: Iterable[str] | None = None,
     ) -> list[StoredRun]:
-        """Return the last runs that all that is given holds for, the oldest first, with all metrics or these."""
-        conditions, values = ["1"], []
-        for condition, value in (
-            ("key = ?", comparability_id),
-            ("point = ?", point),
-            ("run_id >= ?", run_id_prefix),
-            ("run_id <= ?", None if run_id_prefix is None else run_id_prefix + _LAST_RUN_ID),
-            ("verdict = ?", verdict),
-        ):
-            if value is not None:
-                conditions.append(condition)
-                values.append(value)
-        return self._runs(" AND ".join(conditions), values, last, metrics)
+        """Return the last runs that all that is given holds for, the oldest first."""
+        wanted = {
+            "key = ?": comparability_id,
+            "point = ?": point,
+            "run_id >= ?": run_id_prefix,
+            "run_id <= ?": None if run_id_prefix is None else run_id_prefix + _LAST_RUN_ID,
+            "verdict = ?": verdict,
+        }
+        wanted = {condition: value for condition, value in wanted.items() if value is not None}
+        rows = self._rows(
+            "runs",
+            RunRow,
+            f"SELECT {_COLUMNS} FROM judged WHERE {' AND '.join(wanted) or '1'}"  # noqa: S608 - both are this file's
+            " ORDER BY ended_at DESC, id DESC LIMIT ?",
+            (*wanted.values(), last),
+        )
+        rows.reverse()
+        measured, environments = self._metrics(rows), self._environments(rows)
+        return [_stored(row, environments[row.environment], measured.get(row.id, {})) for row in rows]
 
     def series(self, comparability_id: str, metric: str, last: int) -> Series:
         """Return the last good runs of a key with one metric. Runs of another FLOPs formula have no TFLOP/s in it."""
@@ -239,22 +231,20 @@ class History:
         num_failed = self._count(comparability_id, FAILED, runs[0].ended_at if runs else "")
         return Series(comparability_id, metric, tuple(runs), num_good, num_failed)
 
-    def reference(self, comparability_id: str, last: int, without: Collection[str] = ()) -> ReferencePoint | None:
-        """Return what the last good runs of a key make, or None if there are none.
+    def reference(
+        self, comparability_id: str, last: int, without: Collection[str] = (), point: str | None = None
+    ) -> ReferencePoint | None:
+        """Return what the last good runs of a key, and maybe a point, make; None if there are none.
 
         without: ids of runs that are not to be among them: those that are to be compared.
         """
-        runs = self._others(without, last, comparability_id=comparability_id)
+        runs = self._others(without, last, comparability_id=comparability_id, point=point)
         return _reference(_with_one_formula(runs), self.fields(comparability_id)) if runs else None
 
     def reference_for(self, point: str, last: int, without: Collection[str] = ()) -> ReferencePoint | None:
         """Return what the last good runs of a point make under the key that it had last, or None if there are none."""
         newest = self._others(without, 1, point=point)
-        if not newest:
-            return None
-        key = newest[0].comparability_id
-        runs = self._others(without, last, comparability_id=key, point=point)
-        return _reference(_with_one_formula(runs), self.fields(key))
+        return self.reference(newest[0].comparability_id, last, without, point) if newest else None
 
     def points_expected(self, scenario: str, system: str, without: Collection[str] = ()) -> tuple[str, ...]:
         """Return the points of the last report of a scenario on a system, by the ends of the reports' runs.
@@ -279,31 +269,19 @@ class History:
         check_key(self.path, comparability_id, rows[0].fields)
         return rows[0].fields
 
-    def _others(self, without: Collection[str], last: int, **wanted: str) -> list[StoredRun]:
+    def _others(self, without: Collection[str], last: int, **wanted: str | None) -> list[StoredRun]:
         """Return the last good runs but for some, the oldest first."""
         runs = self.runs(verdict=SUCCESS, last=last + len(without), **wanted)
         return [run for run in runs if run.run_id not in without][-last:]
 
-    def _runs(self, condition: str, values: list[Any], last: int, metrics: Iterable[str] | None) -> list[StoredRun]:
-        rows = self._rows(
-            "runs",
-            RunRow,
-            f"SELECT {_COLUMNS} FROM judged WHERE {condition}"  # noqa: S608 - both are this file's
-            " ORDER BY ended_at DESC, id DESC LIMIT ?",
-            (*values, last),
-        )
-        rows.reverse()
-        measured = self._metrics({row.id: row.run_id for row in rows}, METRICS if metrics is None else metrics)
-        environments = self._environments(rows)
-        return [_stored(row, environments[row.environment], measured.get(row.id, {})) for row in rows]
-
-    def _metrics(self, ids: Mapping[int, str], names: Iterable[str]) -> dict[int, dict[str, Values]]:
+    def _metrics(self, runs: Iterable[RunRow]) -> dict[int, dict[str, Values]]:
+        ids = {run.id: run.run_id for run in runs}
         rows = self._rows(
             "metrics",
             MetricRow,
             "SELECT run, name, value FROM metrics WHERE run IN (SELECT value FROM json_each(?))"
             " AND name IN (SELECT value FROM json_each(?))",
-            (json.dumps(list(ids)), json.dumps(list(names))),
+            (json.dumps(list(ids)), json.dumps(list(METRICS))),
         )
         found: dict[int, dict[str, Values]] = {}
         for row in rows:
@@ -343,55 +321,36 @@ class History:
 
     def _query(self, statement: str, values: Iterable[Any]) -> list[tuple[Any, ...]]:
         with failures(self.path):
-            return self._reader().execute(statement, tuple(values)).fetchall()
+            return self._reader.execute(statement, tuple(values)).fetchall()
 
+    @cached_property
     def _reader(self) -> sqlite3.Connection:
-        if self._open_reader is None:
-            self._open_reader = open_for_reading(self.path)
-        return self._open_reader
+        return open_for_reading(self.path)
 
+    @cached_property
     def _writer(self) -> sqlite3.Connection:
-        if self._open_writer is None:
-            self._open_writer = open_for_writing(self.path)
-        return self._open_writer
+        return open_for_writing(self.path)
 
 
-def _formula(row: SeriesRow) -> tuple[str | None, float | None]:
+def _formula(row: SeriesRow | StoredRun) -> tuple[str | None, float | None]:
     return row.flops_formula, row.flops_per_step
 
 
 def _stored(row: RunRow, environment: Mapping[str, Any], values: Mapping[str, Values]) -> StoredRun:
-    return StoredRun(
-        run_id=row.run_id,
-        point=row.point,
-        scenario=row.scenario,
-        system=row.system,
-        comparability_id=row.key,
-        verdict=row.verdict,
-        reasons=row.reasons,
-        ended_at=row.ended_at,
-        nodes=row.nodes,
-        commit=row.git_commit,
-        environment=environment,
-        warmup_steps=row.warmup_steps,
-        num_steps=row.num_steps,
-        flops_formula=row.flops_formula,
-        flops_per_step=row.flops_per_step,
-        values=values,
-    )
+    columns = row.model_dump(exclude={"id", "environment", "key", "git_commit"})
+    return StoredRun(**columns, comparability_id=row.key, commit=row.git_commit, environment=environment, values=values)
 
 
 def _with_one_formula(runs: list[StoredRun]) -> list[StoredRun]:
     """Take TFLOP/s from runs that counted FLOPs otherwise than the last one: only its formula is compared."""
     if not runs:
         return runs
-    formula = (runs[-1].flops_formula, runs[-1].flops_per_step)
-    return [run if (run.flops_formula, run.flops_per_step) == formula else _without(run, _FLOPS_METRIC) for run in runs]
+    formula = _formula(runs[-1])
+    return [run if _formula(run) == formula else _without_flops(run) for run in runs]
 
 
-def _without(run: StoredRun, metric: str) -> StoredRun:
-    values = {name: value for name, value in run.values.items() if name != metric}
-    return replace(run, values=values)
+def _without_flops(run: StoredRun) -> StoredRun:
+    return replace(run, values={name: value for name, value in run.values.items() if name != _FLOPS_METRIC})
 
 
 def _reference(runs: list[StoredRun], fields: Mapping[str, Any]) -> ReferencePoint:

@@ -74,14 +74,10 @@ class PointRow(Row):
 
 
 class NameRow(Row):
-    """A point that has runs."""
-
     point: str
 
 
 class KeyRow(NameRow):
-    """A point that has runs of a key."""
-
     key: str
 
 
@@ -100,8 +96,6 @@ class SeriesRow(Row):
 
 
 class RunRow(Row):
-    """A run."""
-
     id: int
     environment: int
     run_id: str
@@ -129,8 +123,6 @@ class MetricRow(Row):
 
 
 class EnvironmentRow(Row):
-    """An environment."""
-
     id: int
     fields: _Table
 

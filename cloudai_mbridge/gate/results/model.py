@@ -24,7 +24,7 @@ Number = Annotated[float, BeforeValidator(_number)]
 
 
 @dataclass(frozen=True)
-class Step:
+class StepResult:
     """One step; None where the log does not say. A loss that is not finite is a NaN or an infinity here."""
 
     step: StrictInt
@@ -76,7 +76,7 @@ class PointModel(_Lenient):
     comparability: ComparabilityModel | None
     environment: EnvironmentModel
     metrics: MetricsModel | None
-    steps: list[Step]
+    steps: list[StepResult]
     is_pre_test: bool = False
     num_nodes: StrictInt | None = None
     world_size: StrictInt | None = None

@@ -1,7 +1,7 @@
 """What a gate, a baseline and the history read of a report.json: its runs, as values."""
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,14 +19,12 @@ from cloudai_mbridge.gate.results.model import (
     MetricsModel,
     PointModel,
     ReportModel,
-    Step,
+    StepResult,
     comparability_id,
 )
 from cloudai_mbridge.plan import ROOT_FILES
 from cloudai_mbridge.plan.read import is_dry_run, read_plan_data, refuse_dry_run
 from cloudai_mbridge.runner.lock import no_driver
-
-__all__ = ["SUCCESS", "RunResult", "Step", "find_report", "read_results", "without_dry_runs"]
 
 SUPPORTED_SCHEMA = 2
 
@@ -50,7 +48,7 @@ class RunResult:
     reasons: tuple[str, ...]
     comparability_id: str
     comparability: Mapping[str, Any]
-    steps: tuple[Step, ...]
+    steps: tuple[StepResult, ...]
     warmup_steps: int
     num_steps: int | None
     flops_formula: str | None
@@ -67,7 +65,7 @@ class RunResult:
         return self.verdict == SUCCESS
 
     @property
-    def counted_steps(self) -> tuple[Step, ...]:
+    def counted_steps(self) -> tuple[StepResult, ...]:
         """The steps after the warm-up."""
         return tuple(step for step in self.steps if step.step > self.warmup_steps)
 
@@ -100,14 +98,15 @@ def read_results(path: Path) -> list[RunResult]:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
         raise BadInput(f"{file}: {where}: {first['msg']}; the file is not a report that mbridge wrote") from None
-    return [_run(point, report, str(file)) for point in _runs(report)]
+    ran = [point for point in report.points if point.verdict != REJECTED and not point.is_pre_test]
+    return [_run(point, report, str(file)) for point in ran]
 
 
 def find_report(path: Path) -> Path:
     """Return the report of a run's directory; any other path is a report's own.
 
     Raises:
-        InUse: another process drives the run, and its report is not written yet, or out of date.
+        InUse: another process holds the run: its report is not written yet, or out of date.
         NothingRan: a dry run, or a run that submitted nothing.
         BadInput: there is none.
     """
@@ -137,13 +136,10 @@ def without_dry_runs(paths: Sequence[Path]) -> tuple[list[Path], list[str]]:
     return [path for path in paths if path not in dry], [f"{path}: skipped, it is a dry run" for path in dry]
 
 
-def _runs(report: ReportModel) -> Iterator[PointModel]:
-    return (point for point in report.points if point.verdict != REJECTED and not point.is_pre_test)
-
-
 def _run(point: PointModel, report: ReportModel, source: str) -> RunResult:
     metrics = point.metrics or MetricsModel(warmup_steps=0)
     comparability = point.comparability or ComparabilityModel(id="", fields={})
+    is_digest = comparability.id == comparability_id(comparability.fields)
     return RunResult(
         run_id=_run_id(point, report),
         point=f"{point.test_id}/{point.label}",
@@ -152,7 +148,7 @@ def _run(point: PointModel, report: ReportModel, source: str) -> RunResult:
         system=report.system,
         verdict=point.verdict,
         reasons=tuple(point.reasons),
-        comparability_id=comparability.id if _is_digest(comparability) else "",
+        comparability_id=comparability.id if is_digest else "",  # else it is unknown what it stands for
         comparability=comparability.fields,
         steps=tuple(point.steps),
         warmup_steps=metrics.warmup_steps,
@@ -166,11 +162,6 @@ def _run(point: PointModel, report: ReportModel, source: str) -> RunResult:
         source=source,
         contradiction=contradiction(point) or wrong_summary(report),
     )
-
-
-def _is_digest(comparability: ComparabilityModel) -> bool:
-    """Return whether the id is that of its fields; otherwise nobody knows what it stands for."""
-    return comparability.id == comparability_id(comparability.fields)
 
 
 def _run_id(point: PointModel, report: ReportModel) -> str:

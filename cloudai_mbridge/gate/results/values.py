@@ -1,7 +1,6 @@
-"""The metrics of a gate: one value per run, since runs are the unit of replication.
+"""The metrics of a gate: one value per run, robust against single slow steps.
 
-The steps of a run are correlated, and their number says nothing of how well another run would repeat them. So a run
-counts once, with a value that is robust against single slow steps; the spread that matters is the one between runs.
+Runs are the unit of replication: steps of a run are correlated, so the spread that matters is that between runs.
 """
 
 import itertools
@@ -25,6 +24,11 @@ class Direction(StrEnum):
     HIGHER = "higher"
     SAME = "same"
 
+    @property
+    def worse(self) -> tuple[int, ...]:
+        """The signs of changes for the worse."""
+        return {Direction.LOWER: (1,), Direction.HIGHER: (-1,), Direction.SAME: (1, -1)}[self]
+
 
 @dataclass(frozen=True)
 class Metric:
@@ -37,7 +41,6 @@ class Metric:
     name: str
     unit: str
     direction: Direction
-    description: str
     of: Callable[[RunResult], tuple[float, ...] | None]
     noise_floor: float = 0.0
 
@@ -55,6 +58,11 @@ def capped_mean(values: Sequence[float]) -> float:
     """
     highest = _CAP * median(values)
     return fmean(min(value, highest) for value in values)
+
+
+def _capped_rate(rates: Sequence[float]) -> float:
+    """Return the rate at the capped mean of the times."""
+    return 1 / capped_mean([1 / rate for rate in rates])
 
 
 def _all_there(values: Sequence[float | None]) -> list[float] | None:
@@ -90,33 +98,16 @@ def _loss_curve(run: RunResult) -> tuple[float, ...] | None:
     return tuple(fmean(losses[start:end]) for start, end in itertools.pairwise(edges))
 
 
+# docs/gate.md describes them
 METRICS: Mapping[str, Metric] = {
     metric.name: metric
     for metric in (
-        Metric(
-            "step_time_s",
-            "s",
-            Direction.LOWER,
-            "mean of the steps' times after the warm-up, each at most a tenth above their median",
-            _over_steps("step_time_s", capped_mean),
-        ),
-        Metric(
-            "step_time_mean_s",
-            "s",
-            Direction.LOWER,
-            "mean of the steps' times after the warm-up: hiccups count",
-            _over_steps("step_time_s", fmean),
-        ),
-        Metric(
-            "tflops_per_gpu",
-            "TFLOP/s/GPU",
-            Direction.HIGHER,
-            "model TFLOP/s per GPU at that step time",
-            _over_steps("tflops_per_gpu", lambda rates: 1 / capped_mean([1 / rate for rate in rates])),
-        ),
-        Metric("tokens_per_s_per_gpu", "tokens/s/GPU", Direction.HIGHER, "tokens per second and GPU", _tokens),
-        Metric("peak_memory_gib", "GiB", Direction.LOWER, "largest memory of any rank", _peak_memory, 0.01),
-        Metric("loss_curve", "", Direction.SAME, "mean loss over ten stretches of the run", _loss_curve, 0.002),
+        Metric("step_time_s", "s", Direction.LOWER, _over_steps("step_time_s", capped_mean)),
+        Metric("step_time_mean_s", "s", Direction.LOWER, _over_steps("step_time_s", fmean)),
+        Metric("tflops_per_gpu", "TFLOP/s/GPU", Direction.HIGHER, _over_steps("tflops_per_gpu", _capped_rate)),
+        Metric("tokens_per_s_per_gpu", "tokens/s/GPU", Direction.HIGHER, _tokens),
+        Metric("peak_memory_gib", "GiB", Direction.LOWER, _peak_memory, 0.01),
+        Metric("loss_curve", "", Direction.SAME, _loss_curve, 0.002),
     )
 }
 

@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from cloudai_mbridge.errors import counted
 from cloudai_mbridge.gate.history.store import Series, SeriesRun
 from cloudai_mbridge.gate.results.values import METRICS, Direction
-from cloudai_mbridge.gate.trend.levels import MIN_EFFECT, Levels, Step, find_levels
+from cloudai_mbridge.gate.trend.drift import Departure
+from cloudai_mbridge.gate.trend.levels import MIN_EFFECT, Levels, LevelShift, find_levels
 
 _MAX_SHOWN = 6
 
@@ -92,11 +94,7 @@ class Trend:
 
 
 def find_trend(
-    series: Series,
-    points: Sequence[str] = (),
-    *,
-    min_effect: float = MIN_EFFECT,
-    assumed_noise: float | None = None,
+    series: Series, points: Sequence[str] = (), *, min_effect: float = MIN_EFFECT, assumed_noise: float | None = None
 ) -> Trend:
     """Find what a series did. min_effect, assumed_noise: relative, see `find_levels`."""
     metric = series.metric
@@ -104,9 +102,10 @@ def find_trend(
     values = [run.value for run in runs if run.value is not None]
     levels = find_levels(values, min_effect=min_effect, assumed_noise=assumed_noise)
     direction = METRICS[metric].direction
-    changes = [_change(step, runs, levels, i, direction) for i, step in enumerate(levels.steps)]
+    ends = (*levels.starts[2:], len(runs))
+    changes = [_shift(shift, runs, end, direction) for shift, end in zip(levels.steps, ends, strict=False)]
     if levels.departure is not None:
-        changes.append(_departure(levels, runs, direction))
+        changes.append(_departure(levels.departure, runs, levels.now or levels.values[-1], direction))
     return Trend(
         points=tuple(points) or tuple(sorted({run.point for run in series.runs})),
         comparability_id=series.comparability_id,
@@ -147,42 +146,34 @@ def differences(before: SeriesRun, after: SeriesRun) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _change(step: Step, runs: Sequence[SeriesRun], levels: Levels, i: int, direction: Direction) -> Change:
-    end = levels.starts[i + 2] if i + 2 < len(levels.starts) else len(runs)
-    return Change(
-        run=_named(runs[step.index]),
-        effect=effect_of(step.change, direction),
-        change=step.change,
-        before=step.before,
-        after=step.after,
-        num_runs=end - step.index,
-        interval=step.interval,
-        earliest=runs[step.earliest].run_id,
-        latest=runs[step.latest].run_id,
-        differences=differences(runs[step.index - 1], runs[step.index]),
-        back_before=_back_before(step.back_to, runs),
+def _shift(shift: LevelShift, runs: Sequence[SeriesRun], end: int, direction: Direction) -> Change:
+    return _change(
+        shift,
+        runs,
+        direction,
+        before=shift.before,
+        after=shift.after,
+        num_runs=end - shift.index,
+        interval=shift.interval,
+        earliest=runs[shift.earliest].run_id,
+        latest=runs[shift.latest].run_id,
     )
 
 
-def _departure(levels: Levels, runs: Sequence[SeriesRun], direction: Direction) -> Change:
-    departure = levels.departure
-    assert departure is not None
-    level = levels.now or levels.values[-1]
+def _departure(departure: Departure, runs: Sequence[SeriesRun], level: float, direction: Direction) -> Change:
+    after, num_runs = level * (1 + departure.change), len(runs) - departure.index
+    return _change(departure, runs, direction, before=level, after=after, num_runs=num_runs, is_level=False)
+
+
+def _change(found: LevelShift | Departure, runs: Sequence[SeriesRun], direction: Direction, **more: Any) -> Change:
     return Change(
-        run=_named(runs[departure.index]),
-        effect=effect_of(departure.change, direction),
-        change=departure.change,
-        before=level,
-        after=level * (1 + departure.change),
-        num_runs=len(runs) - departure.index,
-        differences=differences(runs[departure.index - 1], runs[departure.index]),
-        back_before=_back_before(departure.back_to, runs),
-        is_level=False,
+        run=_named(runs[found.index]),
+        effect=effect_of(found.change, direction),
+        change=found.change,
+        differences=differences(runs[found.index - 1], runs[found.index]),
+        back_before="" if found.back_to is None else runs[found.back_to].run_id,
+        **more,
     )
-
-
-def _back_before(index: int | None, runs: Sequence[SeriesRun]) -> str:
-    return "" if index is None else runs[index].run_id
 
 
 def _drift(levels: Levels, runs: Sequence[SeriesRun], direction: Direction) -> TrendDrift | None:
@@ -197,25 +188,16 @@ def _notes(series: Series, runs: Sequence[SeriesRun], levels: Levels) -> list[st
     if (older := series.num_good - len(series.runs)) > 0:
         notes.append(f"the last {len(series.runs)} runs were looked at, and {older} older ones were not; see --last")
     if series.num_failed:
-        notes.append(f"{count(series.num_failed, 'failed run')} in that time counted for nothing")
+        notes.append(f"{counted(series.num_failed, 'failed run')} in that time counted for nothing")
     if runs and (missing := len(series.runs) - len(runs)):
-        notes.append(f"{missing} of {count(len(series.runs), 'run')} without a comparable {series.metric} left out")
-    if (shared := _sharing(run.ended_at for run in runs)) > 1:
+        notes.append(f"{missing} of {counted(len(series.runs), 'run')} without a comparable {series.metric} left out")
+    if shared := sum(number for number in Counter(run.ended_at for run in runs).values() if number > 1):
         notes.append(f"{shared} runs share their time with another; they stand in the order of their import")
     if len(runs) > 1 and len({run.value for run in runs}) == 1:
         notes.append(f"all {len(runs)} runs have the very same value: nothing is known of the noise")
     if not levels.unknown and levels.noise is None:
         notes.append("the noise is assumed, not measured")
     return notes
-
-
-def _sharing(times: Any) -> int:
-    return sum(number for number in Counter(times).values() if number > 1)
-
-
-def count(number: int, noun: str) -> str:
-    """Return a number with its noun: 1 run, 2 runs."""
-    return f"{number} {noun}" + ("" if number == 1 else "s")
 
 
 def _named(run: SeriesRun) -> NamedRun:

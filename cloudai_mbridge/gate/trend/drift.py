@@ -29,7 +29,7 @@ _MAX_DEPARTURE_RUNS = 4
 class Departure:
     """The last run, or the last few, far outside the level: not yet a level. change: relative to the level.
 
-    back_to: as of a Step.
+    back_to: as of a LevelShift.
     """
 
     index: int

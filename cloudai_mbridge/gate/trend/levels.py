@@ -1,15 +1,9 @@
 """Levels of a series: where they change, whether they drift, whether the last run departs. Numbers only.
 
-A change point is proposed by ruptures (least squares, by dynamic programming) on logarithms from which spikes are
-clipped, and kept if the two levels beside it differ
-
-- by more than the noise: the difference of the levels, with every run clipped at four standard deviations, over its
-  standard error, above a threshold that covers looking at all places. The threshold was calibrated by simulation
-  (tests/benchmarks/history.py prints the rates): normal, heavy-tailed, skewed and autocorrelated noise;
-- by more than `min_effect`.
-
-The noise is the spread of the runs around their own levels, never their spread overall: a step does not hide itself.
-Autocorrelation of the runs widens the standard errors.
+ruptures proposes change points, by least squares on logarithms from which spikes are clipped. One is kept if its levels
+differ by more than `min_effect`, and by more standard errors than a threshold that covers all places. The threshold was
+calibrated by simulation (tests/benchmarks/history.py): normal, heavy-tailed, skewed and autocorrelated noise. The noise
+is the spread of the runs around their own levels, so a step does not hide itself.
 
 Sources: Killick et al. 2012 (https://doi.org/10.1080/01621459.2012.737745) for the penalised search; Hansen 2000
 (https://doi.org/10.1111/1468-0262.00124) for the range of places.
@@ -33,7 +27,6 @@ from cloudai_mbridge.gate.trend.level_fit import (
     fit_levels,
     spread_of,
 )
-from cloudai_mbridge.gate.trend.segmentation import segment
 
 MIN_EFFECT = 0.01
 MIN_RUNS = 8  # fewer cannot show two levels: of three runs a level, at least
@@ -43,7 +36,7 @@ _ASSUMED_Z = 4.5
 
 
 @dataclass(frozen=True)
-class Step:
+class LevelShift:
     """A change of level.
 
     index: the first run of the new level. earliest, latest: where it may have been as well (95 %). change: relative,
@@ -73,7 +66,7 @@ class Levels:
     starts: tuple[int, ...] = ()
     values: tuple[float, ...] = ()
     now: float | None = None
-    steps: tuple[Step, ...] = ()
+    steps: tuple[LevelShift, ...] = ()
     departure: Departure | None = None
     drift: Drift | None = None
 
@@ -135,14 +128,18 @@ def _levels(fit: Fit, y: Floats, min_effect: float, drift: Drift | None = None) 
         starts=fit.edges[:-1],
         values=values,
         now=values[-1] * drifted,
-        steps=tuple(_step(fit, y, i, min_effect) for i in range(len(values) - 1)),
+        steps=tuple(_shift(fit, y, i, min_effect) for i in range(len(values) - 1)),
         departure=departure,
         drift=drift,
     )
 
 
 def _propose(y: Floats, noise: float) -> tuple[int, ...]:
-    return (0, *segment(despiked(y, noise) / noise, _PENALTY * math.log(len(y)), MIN_LEVEL_RUNS))
+    """Return the edges that minimise squared distances to the levels, plus a penalty for each edge."""
+    from ruptures import KernelCPD  # not at the top: it imports all of scipy.stats, which takes most of a second
+
+    search = KernelCPD(kernel="linear", min_size=MIN_LEVEL_RUNS).fit((despiked(y, noise) / noise)[:, None])
+    return (0, *map(int, search.predict(pen=_PENALTY * math.log(len(y)))))
 
 
 def _pruned(edges: tuple[int, ...], y: Floats, noise: float, min_effect: float) -> Fit:
@@ -179,7 +176,7 @@ def _place_costs(fit: Fit, y: Floats, i: int) -> Floats:
     return left + right
 
 
-def _step(fit: Fit, y: Floats, i: int, min_effect: float) -> Step:
+def _shift(fit: Fit, y: Floats, i: int, min_effect: float) -> LevelShift:
     index, first = fit.edges[i + 1], fit.edges[i]
     costs = _place_costs(fit, y, i) / fit.inflation**2
     likely = np.flatnonzero(costs <= costs[index - first] + _PLACE_LIKELIHOOD)
@@ -187,7 +184,7 @@ def _step(fit: Fit, y: Floats, i: int, min_effect: float) -> Step:
     before, after = (float(center) for center in fit.centers[i : i + 2])
     margin = 2 * fit.error(i)
     change = after - before
-    return Step(
+    return LevelShift(
         index=index,
         earliest=min(first + int(likely[0]), index) if len(likely) else index,
         latest=max(first + int(likely[-1]), index) if len(likely) else index,

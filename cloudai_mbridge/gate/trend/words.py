@@ -1,9 +1,13 @@
 """A trend in sentences, for people. Names are as the reports have them: whoever prints them makes them printable."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
-from cloudai_mbridge.gate.trend.analysis import Change, Effect, NamedRun, Trend, count
+from cloudai_mbridge.errors import counted
+from cloudai_mbridge.gate.history.store import DEFAULT_METRIC, History, StoredRun
+from cloudai_mbridge.gate.results.model import SUCCESS
+from cloudai_mbridge.gate.trend.analysis import Change, Effect, NamedRun, Trend, find_trend
 
 _MAX_DIFFERENCES = 12
 _COMMIT_DIGITS = 12
@@ -15,10 +19,10 @@ def headline(trend: Trend) -> str:
     name = f"{' = '.join(trend.points)} [{trend.comparability_id}] {trend.metric}"
     if not trend.num_runs:
         return f"{name}: {trend.unknown}"
-    seen = f"{count(trend.num_runs, 'run')}, {_day(trend.first_ended_at)} to {_day(trend.last_ended_at)}"
+    seen = f"{counted(trend.num_runs, 'run')}, {trend.first_ended_at[:10]} to {trend.last_ended_at[:10]}"
     if trend.unknown:
         return f"{name}: {seen}: {trend.unknown}"
-    noise = "" if trend.noise is None else f", noise {_plain_percent(trend.noise)}"
+    noise = "" if trend.noise is None else f", noise {100 * trend.noise:.2f} %"
     return f"{name}: {_state(trend)}; {seen}, level {_value(trend.level or 0.0, trend.unit)}{noise}"
 
 
@@ -56,7 +60,7 @@ def _change(change: Change, unit: str) -> str:
     values = f"{_value(change.before, unit)} -> {_value(change.after, unit)}"
     if not change.is_level:
         which = "the last run departs" if change.num_runs == 1 else f"the last {change.num_runs} runs depart"
-        runs = "one run" if change.num_runs == 1 else f"{change.num_runs} runs"
+        runs = counted(change.num_runs, "run")
         near = f"; near the level of before run {_short(change.back_before)}" if change.back_before else ""
         return (
             f"{change.effect}: {which} from the level by {_percent(change.change)} ({runs}: not yet a level):"
@@ -65,7 +69,7 @@ def _change(change: Change, unit: str) -> str:
     low, high = change.interval or (change.change, change.change)
     text = (
         f"{change.effect}: {_percent(change.change)} ({_percent(low)} to {_percent(high)}) from run {_run(change.run)}"
-        f" on, for {count(change.num_runs, 'run')}: {values}"
+        f" on, for {counted(change.num_runs, 'run')}: {values}"
     )
     return f"{text}; back at the level of before run {_short(change.back_before)}" if change.back_before else text
 
@@ -87,28 +91,53 @@ def _about(change: Change) -> list[str]:
 
 
 def _run(run: NamedRun) -> str:
-    return f"{_short(run.run_id)} ({_minute(run.ended_at)})"
+    minute = run.ended_at[:16].replace("T", " ")
+    return f"{_short(run.run_id)} ({minute})"
 
 
 def _short(run_id: str) -> str:
     return run_id[:RUN_ID_DIGITS]
 
 
-def _day(time: str) -> str:
-    return time[:10]
-
-
-def _minute(time: str) -> str:
-    return time[:16].replace("T", " ")
-
-
 def _percent(x: float) -> str:
     return f"{100 * x:+.2f} %"
 
 
-def _plain_percent(x: float) -> str:
-    return f"{100 * x:.2f} %"
-
-
 def _value(x: float, unit: str) -> str:
     return f"{x:.5g} {unit}".rstrip()
+
+
+LAST = 500
+
+
+def history_rows(history: History, report: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the last good runs of every comparability key of a report, with where their step time moved.
+
+    report: as report.json has it.
+
+    Raises:
+        BadInput: the history cannot be read.
+    """
+    keys = dict.fromkeys(point["comparability"]["id"] for point in report["points"] if point["comparability"])
+    return [row for key in keys for row in _rows(history, key)]
+
+
+def _rows(history: History, key: str) -> list[dict[str, Any]]:
+    trend = find_trend(history.series(key, DEFAULT_METRIC, LAST))
+    said = [text for text, effect in story(trend) if effect is not None]
+    words = {change.run.run_id: text for change, text in zip(trend.changes, said, strict=False)}
+    runs = history.runs(comparability_id=key, verdict=SUCCESS, last=LAST)
+    return [_row(run, words.get(run.run_id, "")) for run in runs]
+
+
+def _row(run: StoredRun, words: str) -> dict[str, Any]:
+    return {
+        "run_id": run.run_id,
+        "point": run.point,
+        "comparability_id": run.comparability_id,
+        "ended_at": run.ended_at,
+        "commit": run.commit,
+        "values": {name: values[0] for name, values in run.values.items() if len(values) == 1},
+        "is_change": bool(words),
+        "words": words,
+    }

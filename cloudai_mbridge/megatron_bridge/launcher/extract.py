@@ -3,12 +3,13 @@
 Each DIR is a repository of Megatron-Bridge at VERSION's tag; its own package_info.py may say another patch version.
 """
 
-import json
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
+from cloudai_mbridge.files.toml_text import one_per_line, render_toml
 from cloudai_mbridge.megatron_bridge.launcher.argument_parser import Option, read_options
 
 PATH = "scripts/performance/setup_experiment.py"
@@ -25,24 +26,19 @@ def main(given: Iterable[str]) -> None:
     releases: list[tuple[str, dict[str, Option]]] = []
     for version, _, directory in (argument.partition("=") for argument in given):
         releases.append((version, read_options(Path(directory, PATH).with_name("argument_parser.py"))))
-    heads = [f"launcher.{json.dumps(version)} = {{path = {json.dumps(PATH)}}}" for version, _ in releases]
-    print(_HEADER + "\n".join([*heads, "", "options = [", *_lines(releases), "]"]))
+    paths = {version: {"path": PATH} for version, _ in releases}
+    print(_HEADER + render_toml({"options": one_per_line(_options(releases)), "launcher": paths}), end="")
 
 
-def _lines(releases: list[tuple[str, dict[str, Option]]]) -> Iterator[str]:
+def _options(releases: list[tuple[str, dict[str, Option]]]) -> Iterator[dict[str, Any]]:
     """Yield each form of each option once, with the releases that have it so."""
     having: dict[Option, list[str]] = {}
     for version, options in releases:
         for option in options.values():
             having.setdefault(option, []).append(version)
     for option in sorted(having, key=lambda option: option.name):
-        yield f"  {{{', '.join([*_items(option), f'releases = {json.dumps(having[option])}'])}}},"
-
-
-def _items(option: Option) -> Iterator[str]:
-    for key, value in asdict(option).items():
-        if value not in ("", (), None):
-            yield f"{key} = {json.dumps(value)}"
+        items = {key: value for key, value in asdict(option).items() if value not in ("", (), None)}
+        yield {**items, "releases": having[option]}
 
 
 if __name__ == "__main__":

@@ -1,17 +1,15 @@
 """junit.xml: a suite per test, a case per run, as CI servers read them.
 
-A failed run is a failure. A rejected point is skipped, and so is a node that failed the pre-test: it is excluded, and
-fails nothing. A test of which nothing ran, or a part was not submitted or was cancelled, has one more case that is an
-error: a suite with nothing but skipped cases would pass. So there is neither failure nor error exactly if the scenario
-has succeeded.
-`time` is the seconds of the run's job, and is left out where they are not known.
+A failed run is a failure; a rejected point, and a node that failed the pre-test, are skipped. A test of which nothing
+ran, or a part was not submitted or was cancelled, has one more case that is an error: a suite of skipped cases would
+pass. `time` is the seconds of the run's job, and is left out where they are not known.
 """
 
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 
-from cloudai_mbridge.report.formats.visible import clipped, visible
+from cloudai_mbridge.report.formats.text import clipped, visible
 from cloudai_mbridge.report.model import PointReport, Report
 from cloudai_mbridge.verdict import Verdict
 
@@ -27,9 +25,8 @@ def render_junit(report: Report) -> str:
         by_test.setdefault(point.test_id, []).append(point)
     for test_id, points in by_test.items():
         root.append(_suite(report, test_id, points))
-    _count(root, list(root.iter("testcase")))
-    ET.indent(root, " ")
-    return '<?xml version="1.0" encoding="UTF-8"?>\n' + ET.tostring(root, encoding="unicode") + "\n"
+    _set_totals(root)
+    return xml_text(root)
 
 
 def _suite(report: Report, test_id: str, points: Sequence[PointReport]) -> ET.Element:
@@ -41,7 +38,7 @@ def _suite(report: Report, test_id: str, points: Sequence[PointReport]) -> ET.El
     if (message := _missing(points)) is not None:
         case = ET.SubElement(suite, "testcase", name="(as requested)", classname=classname)
         ET.SubElement(case, "error", message=message, type="not_run")
-    _count(suite, list(suite.iter("testcase")))
+    _set_totals(suite)
     return suite
 
 
@@ -55,11 +52,23 @@ def _missing(points: Sequence[PointReport]) -> str | None:
     return "; ".join(f"{n} of {len(points)} runs were {what}" for n, what in counts if n) or None
 
 
-def _count(element: ET.Element, cases: Sequence[ET.Element]) -> None:
+def _set_totals(element: ET.Element) -> None:
+    set_counts(element)
+    element.set("time", f"{sum(float(case.get('time', 0)) for case in element.iter('testcase')):.3f}")
+
+
+def set_counts(element: ET.Element) -> None:
+    """Set the numbers of cases, failures, errors and skipped cases below an element."""
+    cases = list(element.iter("testcase"))
     element.set("tests", str(len(cases)))
     for attribute, tag in _COUNTED.items():
         element.set(attribute, str(sum(case.find(tag) is not None for case in cases)))
-    element.set("time", f"{sum(float(case.get('time', 0)) for case in cases):.3f}")
+
+
+def xml_text(root: ET.Element) -> str:
+    """Return an indented XML document."""
+    ET.indent(root, " ")
+    return '<?xml version="1.0" encoding="UTF-8"?>\n' + ET.tostring(root, encoding="unicode") + "\n"
 
 
 def _case(point: PointReport, classname: str) -> ET.Element:

@@ -25,7 +25,7 @@ def render_markdown(report: Report) -> str:
     title = f"# {inline(report.scenario)} on {inline(report.system)}: {verdict}"
     sections = (
         f"{title}\n\n{count_text(report)}\n",
-        _notes(report),
+        _fitting((f"- {inline(note)}\n" for note in report.notes), _NOTES, len(report.notes), "notes"),
         _runs(report),
         _failures(report),
         _rejected(report),
@@ -33,10 +33,6 @@ def render_markdown(report: Report) -> str:
         _environment(report),
     )
     return "\n".join(section for section in sections if section)
-
-
-def _notes(report: Report) -> str:
-    return _fitting((f"- {inline(note)}\n" for note in report.notes), _NOTES, len(report.notes), "notes")
 
 
 def _runs(report: Report) -> str:
@@ -86,18 +82,13 @@ def _rejected(report: Report) -> str:
         for violation in point.violations:
             examples.setdefault(violation["rule_id"], (point.key, violation["message"]))
     counts = {**dict.fromkeys(examples, 0), **report.rule_counts}
-    rows = (_row((inline(rule), str(count or ""), *_example(examples, rule))) for rule, count in counts.items())
-    head = f"## Rejected points\n\n{report.num_rejected} points broke a rule and did not run.\n\n"
-    return (
-        head
-        + _table(("rule", "points", "example", "why"), ("points",))
-        + _fitting(rows, _REJECTED, len(counts), "rules")
+    rows = (
+        _row((inline(rule), str(count or ""), *map(inline, examples.get(rule, ("", "")))))
+        for rule, count in counts.items()
     )
-
-
-def _example(examples: Mapping[str, tuple[str, str]], rule: str) -> tuple[str, str]:
-    key, message = examples.get(rule, ("", ""))
-    return inline(key), inline(message)
+    head = f"## Rejected points\n\n{report.num_rejected} points broke a rule and did not run.\n\n"
+    table = _table(("rule", "points", "example", "why"), ("points",))
+    return head + table + _fitting(rows, _REJECTED, len(counts), "rules")
 
 
 def _nodes(report: Report) -> str:

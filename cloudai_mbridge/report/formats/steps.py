@@ -1,9 +1,8 @@
 """steps.csv and steps.parquet: every step of every run, a row each.
 
 In the CSV a number that is missing is an empty cell; one that is not finite is nan, inf or -inf. A text that begins
-like a formula (with =, +, -, @ or a tab) gets an apostrophe in front, since spreadsheets run formulas of files they
-open: take it off again before comparing names with those of report.json. Numbers never get one. Control characters but
-tabs and line feeds are spelt out, such as \\x0d; so a carriage return begins no formula either.
+like a formula (with =, +, -, @ or a tab) gets an apostrophe in front, since spreadsheets run formulas; take it off
+before comparing names with report.json. Control characters but tabs and line feeds are spelt out, such as \\x0d.
 """
 
 import csv
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from cloudai_mbridge.files.replace import replacing
-from cloudai_mbridge.report.formats.visible import visible
+from cloudai_mbridge.report.formats.text import visible
 from cloudai_mbridge.report.model import PointReport
 
 _FORMULA = ("=", "+", "-", "@", "\t")
@@ -26,11 +25,7 @@ def write_steps_csv(points: Iterable[PointReport], path: Path) -> None:
     with replacing(path) as unfinished, unfinished.open("w", encoding="utf-8", newline="") as file:
         rows = csv.writer(file, lineterminator="\n")
         rows.writerow(COLUMNS)
-        rows.writerows(map(_cells, step_rows(points)))
-
-
-def _cells(row: tuple[Any, ...]) -> list[Any]:
-    return [_cell(value) for value in row]
+        rows.writerows(map(_cell, row) for row in step_rows(points))
 
 
 def _cell(value: Any) -> Any:
@@ -77,7 +72,8 @@ def write_steps_parquet(points: Iterable[PointReport], path: Path) -> bool:
         return False
     schema = pa.schema([(name, _type(pa, name)) for name in COLUMNS])
     with replacing(path) as unfinished, parquet.ParquetWriter(str(unfinished), schema, compression="zstd") as file:
-        for rows in _groups(step_rows(points)):
+        steps = (tuple(map(_value, row)) for row in step_rows(points))
+        while rows := list(islice(steps, _ROWS_AT_A_TIME)):
             columns = zip(*rows, strict=True)
             arrays = [pa.array(column, type=field.type) for column, field in zip(columns, schema, strict=True)]
             file.write_table(pa.Table.from_arrays(arrays, schema=schema))
@@ -89,11 +85,6 @@ def _type(pa: Any, name: str) -> Any:
     if name in TEXTS:
         return pa.dictionary(pa.int32(), pa.string())
     return pa.float64() if name in NUMBERS else pa.bool_() if name == "counted" else pa.int64()
-
-
-def _groups(rows: Iterator[tuple[Any, ...]]) -> Iterator[list[tuple[Any, ...]]]:
-    while group := [tuple(map(_value, row)) for row in islice(rows, _ROWS_AT_A_TIME)]:
-        yield group
 
 
 def _value(value: Any) -> Any:

@@ -1,14 +1,13 @@
 """The table at the end of a run."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from cloudai_mbridge.report.formats.text import count_text, evidence_title, spread_text, windows_text
-from cloudai_mbridge.report.formats.visible import visible
+from cloudai_mbridge.report.formats.text import count_text, evidence_title, spread_text, visible, windows_text
 from cloudai_mbridge.report.model import PointReport, Report
 from cloudai_mbridge.verdict import Verdict
 
@@ -27,11 +26,8 @@ def render_table(report: Report) -> RenderableType:
     table = Table(title=_text(f"{report.scenario} on {report.system}"), title_justify="left")
     table.add_column("point", overflow="fold")
     table.add_column("verdict")
-    table.add_column("steps", justify="right")
-    table.add_column("step time (s)", justify="right")
-    table.add_column("TFLOP/s/GPU", justify="right")
-    table.add_column("tokens/s/GPU", justify="right")
-    table.add_column("loss", justify="right")
+    for name in ("steps", "step time (s)", "TFLOP/s/GPU", "tokens/s/GPU", "loss"):
+        table.add_column(name, justify="right")
     table.add_column("why", overflow="fold")
     several_tests = len({point.test_id for point in report.points}) > 1
     several_runs = any(point.iteration for point in report.points)
@@ -41,8 +37,9 @@ def render_table(report: Report) -> RenderableType:
         if point.key in folded:
             continue
         name = f"{point.test_id}/{point.label}" if several_tests else point.label
-        with_iteration = several_runs and point.verdict is not Verdict.REJECTED
-        _add_row(table, point, f"{name}/{point.iteration}" if with_iteration else name)
+        if several_runs and point.verdict is not Verdict.REJECTED:
+            name = f"{name}/{point.iteration}"
+        _add_row(table, point, name)
     return Group(
         table,
         *map(_folded, alike),
@@ -90,11 +87,8 @@ def _add_row(table: Table, point: PointReport, name: str) -> None:
 
 def _broken_rules(point: PointReport) -> str:
     """One line per rule: id, fact, operands. The remedies stood before the run, and stand in report.json."""
-    return "\n".join(f"{v['rule_id']} {v['fact']} ({_operands(v['operands'])})" for v in point.violations)
-
-
-def _operands(operands: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name}={value}" for name, value in operands.items())
+    operands = [", ".join(f"{name}={value}" for name, value in v["operands"].items()) for v in point.violations]
+    return "\n".join(f"{v['rule_id']} {v['fact']} ({o})" for v, o in zip(point.violations, operands, strict=True))
 
 
 def _evidence(report: Report) -> list[Text]:

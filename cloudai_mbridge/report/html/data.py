@@ -1,43 +1,27 @@
 """What the page needs of a report, in few bytes: steps as columns of rounded numbers, equal things said once."""
 
+import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from cloudai_mbridge.report.formats.visible import visible
-from cloudai_mbridge.report.html.differences import differences
+from cloudai_mbridge.report.formats.text import visible
 from cloudai_mbridge.report.model import plain
 
 DIGITS = 7
+MOST_VALUES, MOST_RUNS = 12, 4  # of a field that differs between runs
 _STATISTICS = ("step_time_s", "tflops_per_gpu", "tokens_per_s_per_gpu")
 _FIELDS = ("n", "mean", "median", "min", "max", "std")
 _HEAD = (
-    "tool",
-    "scenario",
-    "system",
-    "created_at",
-    "summary",
-    "num_rejected",
-    "rule_counts",
-    "notes",
-    "excluded_nodes",
-    "environment",
+    *("tool", "scenario", "system", "created_at", "summary", "num_rejected", "rule_counts", "notes"),
+    *("excluded_nodes", "environment"),
 )
 _AS_THEY_ARE = (
-    "key",
-    "test_id",
-    "test_name",
-    "label",
-    "iteration",
-    "coordinates",
-    "verdict",
-    "reasons",
-    "num_nodes",
-    "world_size",
-    "num_steps",
-    "is_pre_test",
-    "predicted",
+    *("key", "test_id", "test_name", "label", "iteration", "coordinates", "verdict", "reasons", "num_nodes"),
+    *("world_size", "num_steps", "is_pre_test", "predicted"),
 )
+_VIOLATION = ("rule_id", "where", "fact", "remedy", "message")
 _JOB = ("number", "job_id", "state", "exit_code", "reason", "failure", "nodes", "submitted_at", "ended_at")
 
 
@@ -55,7 +39,9 @@ def page_data(
             "differences": {
                 "environment": differences((index, point.get("environment") or {}) for index, point in ran),
                 "configuration": differences((index, point.get("args") or {}) for index, point in ran),
-                "comparability": differences((index, _comparability(point)) for index, point in ran),
+                "comparability": differences(
+                    (index, (point.get("comparability") or {}).get("fields", {})) for index, point in ran
+                ),
             },
             "history": history,
             "gate": gate,
@@ -82,19 +68,15 @@ def compact(value: Any) -> Any:
     return value
 
 
-def _comparability(point: Mapping[str, Any]) -> Mapping[str, Any]:
-    fields: Mapping[str, Any] = (point.get("comparability") or {}).get("fields", {})
-    return fields
-
-
 def _run(point: Mapping[str, Any]) -> dict[str, Any]:
     metrics = point.get("metrics") or {}
-    is_rejected = point["verdict"] == "rejected"
+    violations = point["violations"] if point["verdict"] == "rejected" else ()
     job, log, environment = point.get("job") or {}, point.get("log") or {}, point.get("environment") or {}
     attempts = point.get("attempts") or ()
+    statistics = ((name, metrics.get(name)) for name in _STATISTICS)
     return {
         **{name: point.get(name) for name in _AS_THEY_ARE},
-        "violations": [_violation(violation) for violation in point["violations"]] if is_rejected else [],
+        "violations": [{name: str(violation.get(name, "")) for name in _VIOLATION} for violation in violations],
         "evidence": list(point.get("evidence") or ()),
         "failure": point.get("failure"),
         "job": _some(job, _JOB),
@@ -102,7 +84,7 @@ def _run(point: Mapping[str, Any]) -> dict[str, Any]:
         "log": _some(log, ("file", "notes")),
         "nodes": environment.get("nodes") or ([job["nodes"]] if job.get("nodes") else []),
         "comparability": (point.get("comparability") or {}).get("id"),
-        "statistics": {name: _statistic(metrics.get(name)) for name in _STATISTICS},
+        "statistics": {name: statistic and [statistic[field] for field in _FIELDS] for name, statistic in statistics},
         "warmup_steps": metrics.get("warmup_steps", 0),
         "window": metrics.get("window"),
         "losses": [metrics.get("first_loss"), metrics.get("last_loss")],
@@ -117,14 +99,6 @@ def _some(mapping: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
     return {name: mapping[name] for name in names if mapping.get(name) not in (None, "", [], ())}
 
 
-def _violation(violation: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: str(violation.get(name, "")) for name in ("rule_id", "where", "fact", "remedy", "message")}
-
-
-def _statistic(statistic: Mapping[str, Any] | None) -> list[Any] | None:
-    return None if statistic is None else [statistic[name] for name in _FIELDS]
-
-
 def _steps(steps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return columns: times, losses, and the numbers of the steps, or only the first where they count up by one."""
     numbers = [step["step"] for step in steps]
@@ -135,3 +109,53 @@ def _steps(steps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "times": [step.get("step_time_s") for step in steps],
         "losses": [step.get("loss") for step in steps],
     }
+
+
+def differences(runs: Iterable[tuple[int, Mapping[str, Any]]]) -> dict[str, Any]:
+    """Split the fields of the runs, given with their indices, into common and differing ones.
+
+    Returns "common": {name: text}, and "differing": {name: {"num_values": n, "values": [...]}} with at most MOST_VALUES
+    values, the most frequent first, each {"text", "count", "runs": the first few indices}. The text is null where
+    a run does not say.
+    """
+    flat = [(index, dict(flatten(fields))) for index, fields in runs]
+    names = dict.fromkeys(name for _, fields in flat for name in fields)
+    common, differing = {}, {}
+    for name in names:
+        owners: dict[str | None, list[int]] = defaultdict(list)
+        for index, fields in flat:
+            owners[fields.get(name)].append(index)
+        if len(owners) == 1:
+            common[name] = next(iter(owners))
+        else:
+            differing[name] = _values(owners)
+    return {"common": common, "differing": differing}
+
+
+def _values(owners: Mapping[str | None, list[int]]) -> dict[str, Any]:
+    counts = Counter({text: len(indices) for text, indices in owners.items()})
+    values = [
+        {"text": text, "count": count, "runs": owners[text][:MOST_RUNS]}
+        for text, count in counts.most_common(MOST_VALUES)
+    ]
+    return {"num_values": len(owners), "values": values}
+
+
+def flatten(fields: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str | None]]:
+    """Yield dotted names and texts; lists of scalars become one text, lists of tables are numbered."""
+    for key, value in fields.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping):
+            yield from flatten(value, f"{name}.")
+        elif isinstance(value, list | tuple) and any(isinstance(item, Mapping) for item in value):
+            yield from flatten({str(number): item for number, item in enumerate(value, 1)}, f"{name}.")
+        else:
+            yield name, _text(value)
+
+
+def _text(value: Any) -> str | None:
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, list | tuple):
+        return ", ".join(str(item) for item in value)
+    return json.dumps(value)

@@ -1,8 +1,7 @@
 """Put page, style, code and data together.
 
-Nothing of the report is written into the markup. It travels as JSON in a script element that the browser does not run,
-and the page shows it through text nodes only. The content security policy names the digests of the three scripts below:
-no other script runs, whatever a report says, and nothing may be fetched.
+The report travels as JSON in a script element that the browser does not run, and is shown through text nodes only. The
+content security policy names the digests of the scripts: no other runs, whatever a report says; nothing is fetched.
 """
 
 import base64
@@ -20,30 +19,9 @@ _LICENCES = ("d3.LICENSE", "plot.LICENSE", "parts.LICENSE")
 _STYLES = ("theme", "layout", "charts", "narrow", "print")
 # In the order of their use: one scope, so that a module sees what stands above it
 _MODULES = (
-    "dom",
-    "format",
-    "model",
-    "statistics",
-    "state",
-    "figure",
-    "columns",
-    "filters",
-    "table",
-    "headline",
-    "gate",
-    "selection",
-    "curves",
-    "distribution",
-    "sensitivity",
-    "parallel",
-    "pareto",
-    "predicted",
-    "nodes",
-    "failures",
-    "rejected",
-    "history",
-    "environment",
-    "main",
+    *("dom", "format", "model", "statistics", "state", "figure", "columns", "filters", "table", "headline", "gate"),
+    *("selection", "curves", "distribution", "sensitivity", "parallel", "pareto", "predicted", "nodes", "failures"),
+    *("rejected", "history", "environment", "main"),
 )
 # Inside a JSON string these may be escaped, and outside of one they do not occur
 _ESCAPES = str.maketrans({character: f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"})
@@ -58,13 +36,14 @@ def render_html(
     and words. gate: a GateResult as a dict.
     """
     data = script_safe_json(page_data(report, history, gate))
-    page, scripts = _template(), _scripts()
+    page = _read("assets", "page.html")
+    scripts = (*(_read("vendor", name) for name in _VENDOR), page_script())
     policy = " ".join(f"'sha256-{_digest(script)}'" for script in scripts)
     parts = {
         "{{policy}}": f"default-src 'none'; script-src {policy}; style-src 'unsafe-inline'; img-src data:;"
         " base-uri 'none'; form-action 'none'",
-        "{{style}}": _style(),
-        "{{licences}}": script_safe_json(_licences()),
+        "{{style}}": "\n".join(_read("assets", "css", f"{name}.css") for name in _STYLES),
+        "{{licences}}": script_safe_json("\n\n".join(_read("vendor", name) for name in _LICENCES)),
         "{{scripts}}": "\n".join(f"<script>{script}</script>" for script in scripts),
     }
     for mark, text in parts.items():
@@ -88,25 +67,6 @@ def _digest(script: str) -> str:
     return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
 
 
+@cache
 def _read(*path: str) -> str:
     return resources.files(__package__).joinpath(*path).read_text(encoding="utf-8")
-
-
-@cache
-def _template() -> str:
-    return _read("assets", "page.html")
-
-
-@cache
-def _style() -> str:
-    return "\n".join(_read("assets", "css", f"{name}.css") for name in _STYLES)
-
-
-@cache
-def _licences() -> str:
-    return "\n\n".join(_read("vendor", name) for name in _LICENCES)
-
-
-@cache
-def _scripts() -> tuple[str, ...]:
-    return (*(_read("vendor", name) for name in _VENDOR), page_script())

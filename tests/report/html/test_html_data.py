@@ -9,8 +9,7 @@ from importlib import resources
 import pytest
 
 from cloudai_mbridge.report.html import render_html
-from cloudai_mbridge.report.html.data import compact, page_data
-from cloudai_mbridge.report.html.differences import MOST_RUNS, MOST_VALUES, differences, flatten
+from cloudai_mbridge.report.html.data import MOST_RUNS, MOST_VALUES, compact, differences, flatten, page_data
 from cloudai_mbridge.report.html.render import script_safe_json
 from tests.report.html.make_report import make_failed, make_gate, make_point, make_rejected, make_report
 

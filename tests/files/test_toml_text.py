@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cloudai_mbridge.launch.toml_text import render_toml
+from cloudai_mbridge.errors import BadInput
+from cloudai_mbridge.files.toml_text import one_per_line, render_toml
 
-TEXT = st.text(alphabet=st.characters(blacklist_categories=("Cs",), blacklist_characters="\0"), max_size=30)
+TEXT = st.text(alphabet=st.characters(blacklist_categories=("Cs",)), max_size=30)
 SCALAR = st.one_of(
     TEXT,
     st.booleans(),
@@ -20,10 +21,25 @@ SCALAR = st.one_of(
 PLAIN_KEY = st.from_regex(r"[A-Za-z_][A-Za-z0-9_-]{0,8}", fullmatch=True)
 
 
-@given(st.dictionaries(PLAIN_KEY, TEXT, max_size=5))
+@given(st.dictionaries(TEXT, TEXT, max_size=5))
 @settings(max_examples=200, deadline=None, database=None)
-def test_any_text_comes_back(data: dict[str, str]) -> None:
-    assert tomllib.loads(render_toml(data)) == data
+def test_any_text_comes_back_on_lines_that_print(data: dict[str, str]) -> None:
+    text = render_toml(data)
+    assert tomllib.loads(text) == data
+    assert all(line.isprintable() for line in text.split("\n"))
+
+
+def test_half_of_a_surrogate_pair_is_refused() -> None:
+    with pytest.raises(BadInput, match=r"'b = ..ud800..: holds a lone surrogate"):
+        render_toml({"a": "1", "b": "\ud800"})
+
+
+@given(st.lists(st.dictionaries(TEXT, st.one_of(SCALAR, st.dictionaries(TEXT, SCALAR, max_size=2)), max_size=3)))
+@settings(max_examples=100, deadline=None, database=None)
+def test_tables_come_back_from_a_line_each(tables: list[dict[str, Any]]) -> None:
+    text = render_toml({"rows": one_per_line(tables)})
+    assert tomllib.loads(text) == {"rows": tables}
+    assert len(text.splitlines()) == len(tables) + 2
 
 
 @given(
