@@ -91,7 +91,7 @@ _LOST_HOST = click.option(
 @click.argument("directory", type=PATH)
 @_LOST_HOST
 def resume(directory: Path, lost_hosts: tuple[str, ...]) -> int:
-    """Go on with a run whose mbridge has ended before its jobs had. Nothing is submitted a second time."""
+    """Continue a run whose mbridge process ended before its jobs did. Nothing is submitted twice."""
     root = _absolute(directory)
     control.require_resumable(root, lost_hosts)
     prepared = pipeline.read(root)

@@ -113,7 +113,7 @@ def write_into(prepared: Prepared, root: Path) -> None:
 
 
 def read(root: Path, *, needs_secrets: bool = True) -> Prepared:
-    """Read back what `write` has written, to go on with it."""
+    """Read back what `write` has written, to continue it."""
     return Prepared(read_plan(root, needs_secrets=needs_secrets), load_system(root / ROOT_FILES.system), root.parent)
 
 

@@ -86,7 +86,7 @@ def gate(
 @click.option("--policy", type=PATH, help="Policy whose metrics and limits hold; default: the built-in ones.")
 @_output_options
 def compare(old: Path, new: Path, policy: Path | None, **files: Path | None) -> int:
-    """Compare the runs of report B with those of report A. It only tells: the exit code is 0, whatever it finds."""
+    """Compare the runs of report B with those of report A. The exit code is 0 whatever it finds."""
     from cloudai_mbridge.gate.run import compare_reports  # numpy and scipy, for this command only
 
     _require_writable(files)

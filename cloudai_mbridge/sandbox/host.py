@@ -62,7 +62,7 @@ def missing_programs(accounting: bool = False) -> list[str]:
 
 
 def check_programs(accounting: bool = False) -> None:
-    """Refuse to go on without the programs, and say how to get them."""
+    """Raise an error that says how to install the programs that are missing."""
     if missing := missing_programs(accounting):
         known = SLURM_PROGRAMS | ACCOUNTING_PROGRAMS
         packages = dict.fromkeys(known[name] for name in missing)

@@ -148,7 +148,7 @@ class Node:
 
 
 def main(parent: int, status_file: Path, slurmd: list[str]) -> None:
-    """Run the node until it is told to stop."""
+    """Run the node until a signal ends it."""
     # Blocked before anything can send one: a signal waits for sigwait and is never lost.
     signals = {CRASH, KILL_SLURMD, REVIVE, STOP, signal.SIGCHLD}
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)

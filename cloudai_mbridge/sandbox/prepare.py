@@ -22,7 +22,7 @@ def check(spec: SandboxSpec, layout: SandboxLayout) -> None:
     if directory.exists() and not directory.is_dir():
         raise SandboxError(f"{directory}: not a directory; use another path")
     if directory.exists() and not layout.state_file.exists() and any(directory.iterdir()):
-        # stop(purge=True) removes the directory, which must not be somebody's project
+        # stop(purge=True) removes the directory, which must not be a user's project
         raise SandboxError(f"{directory}: not empty and not a sandbox; use a new or an empty directory")
 
 
@@ -46,7 +46,7 @@ def write(spec: SandboxSpec, layout: SandboxLayout) -> Site:
     layout.munge.chmod(0o755)  # munged's clients must reach its socket
     _write_private(layout.munge / "munge.key", secrets.token_bytes(128))
     for index in range(spec.gpus):
-        # Slurm wants a device and gets one: no root needed, and nobody's real GPU touched
+        # Slurm wants a device and gets one: no root is needed, and no real GPU is touched
         if not (device := layout.gpu_device(index)).is_symlink():
             device.symlink_to("/dev/null")
     _write_configuration(spec, site)

@@ -93,7 +93,7 @@ class PointVerdict:
 
 @dataclass(frozen=True)
 class GateResult:
-    """The whole. false_alarm_rate: the probability, at most, that no change at all is called a regression somewhere.
+    """The whole. false_alarm_rate: the highest probability of a regression in the verdict where nothing has changed.
 
     notes: what a reader should know: expired waivers, what was left out. reference: what was compared with.
     environment_changes: fact -> (in the reference, in the result), of what both know.

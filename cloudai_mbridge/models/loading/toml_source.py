@@ -50,7 +50,7 @@ def dotted(key_path: Sequence[str | int]) -> str:
 
 
 def read_toml(path: Path) -> TomlSource:
-    """Read and parse `path`; BadInput, with the parser's line and column, if it is no readable TOML in UTF-8."""
+    """Read and parse `path`; BadInput, with the parser's line and column, if it is not valid TOML in UTF-8."""
     try:
         with io.TextIOWrapper(io.BytesIO(read_regular(path, MOST_TOML)), encoding="utf-8-sig") as decoded:
             text = decoded.read()

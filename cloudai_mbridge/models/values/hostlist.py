@@ -111,7 +111,7 @@ _FREE = ("idle", "comp", "resv", "reserved")
 
 
 def is_out_of_service(state: str) -> bool:
-    """Return whether a node in this state runs nothing until somebody acts; `*` is one that does not answer."""
+    """Return whether a node in this state runs nothing until an administrator acts; `*` is one that does not answer."""
     return state.endswith("*") or state.startswith(_OUT_OF_SERVICE)
 
 

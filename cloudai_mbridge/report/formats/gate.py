@@ -78,10 +78,7 @@ def _conclusion(result: GateResult) -> str:
     """Say the verdict, the counts behind it and the error rate in one line."""
     counts = {verdict: sum(point.verdict is verdict for point in result.points) for verdict in GateVerdict}
     points = ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count) or "no points"
-    return (
-        f"{str(result.verdict).upper()}: {points};"
-        f" no change at all is called a regression in at most {result.false_alarm_rate:.1%} of gates"
-    )
+    return f"{str(result.verdict).upper()}: {points}; false-alarm rate at most {result.false_alarm_rate:.1%}"
 
 
 def render_gate_markdown(result: GateResult) -> str:

@@ -1,6 +1,6 @@
 """The shapes of credentials, as patterns. Where a pattern has a group, the group is the credential.
 
-A false refusal is as bad as a leak: a name that somebody chose, the path of a file and a reference to a variable are
+A false refusal is as bad as a leak: a name that a user chose, the path of a file and a reference to a variable are
 not credentials.
 """
 
@@ -65,7 +65,7 @@ LAST_OF_A_LINE = re.compile(r"""[ \t]{0,8}(?:[]}#]|,\s{0,3}["']?[A-Za-z_-]{1,64}
 
 # ---- addresses
 
-# Of a host that has a domain or a port; `run:7@team` and `image:tag@site` are words of somebody
+# Of a host that has a domain or a port; `run:7@team` and `image:tag@site` are a user's words
 HOST = r"(?:(?:[A-Za-z0-9-]{1,63}\.){1,8}[A-Za-z][A-Za-z0-9-]{1,62}|(?:\d{1,3}\.){3}\d{1,3}|[A-Za-z0-9-]{1,63}(?=:\d))"
 PASSWORD_IN_URL = re.compile(r"""(?<=//)[^\s/:@"'<>]*:(?!\d*/)([^\s@"'<>]{1,1000})(?=@(?!sha\d+:))""")
 USER_IN_URL = re.compile(r"""\bhttps?://([^\s/:@"'<>]+)@""", re.IGNORECASE)
