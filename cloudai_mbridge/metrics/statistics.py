@@ -1,10 +1,14 @@
 """Statistics with their window: which steps were counted, and how many."""
 
+import itertools
 import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Protocol
 
+from cloudai_mbridge.estimate.hardware import find_gpu, gpus
 from cloudai_mbridge.logs import StepRecord
 
 
@@ -103,4 +107,63 @@ def measure(
         flops_formula=said.flops_formula,
         flops_per_step=said.flops_per_step,
         tokens_per_step_per_gpu=tokens_per_step_per_gpu,
+    )
+
+
+_SHORTEST_STEP_S, _LONGEST_STEP_S = 1e-6, 30 * 86400.0
+_OVER_PEAK = 2.0
+_MOST_MEMORY_GIB = 2.0**20
+
+
+class MeasuredStep(Protocol):
+    """A step of a log, or of a report."""
+
+    @property
+    def step(self) -> int: ...
+    @property
+    def step_time_s(self) -> float | None: ...
+    @property
+    def tflops_per_gpu(self) -> float | None: ...
+    @property
+    def peak_memory_gib(self) -> float | None: ...
+
+
+def missing_steps(steps: Sequence[MeasuredStep], num_steps: int) -> list[str]:
+    """Return the reason if a step of 1 to `num_steps` is not there. What it costs depends on the steps alone."""
+    numbers = {step.step for step in steps}
+    first_missing = next(number for number in itertools.count(1) if number not in numbers)
+    if first_missing > num_steps:
+        return []
+    done = sum(1 <= number <= num_steps for number in numbers)
+    return [f"{done} of {num_steps} steps are in the log; the first missing is {first_missing}"]
+
+
+def implausible(steps: Sequence[MeasuredStep], num_steps: int | None, device: object = None) -> list[str]:
+    """Return the reasons, one for each kind of number, why steps cannot be true.
+
+    num_steps: None if it is not known. device: what the run was on, as it says itself; None if it does not.
+    """
+    numbers = [step.step for step in steps]
+    reasons = []
+    if beyond := [number for number in numbers if number < 1 or (num_steps is not None and number > num_steps)]:
+        asked = "steps count from 1" if num_steps is None else f"steps 1 to {num_steps} were asked for"
+        reasons.append(f"step {beyond[0]} is in the log; {asked}")
+    for name, unit, (lowest, highest) in _bounds(device if isinstance(device, str) else None):
+        values = ((step.step, getattr(step, name, None)) for step in steps)
+        wrong = ((step, value) for step, value in values if value and math.isfinite(value))
+        if bad := next(((step, value) for step, value in wrong if not lowest <= value <= highest), None):
+            reasons.append(f"step {bad[0]}: {name} = {bad[1]:g}{unit} is not possible; {lowest:g} to {highest:g} is")
+    return reasons
+
+
+@lru_cache(maxsize=64)
+def _bounds(device: str | None) -> tuple[tuple[str, str, tuple[float, float]], ...]:
+    gpu = find_gpu(device) if device else None
+    known = [gpu] if gpu is not None and gpu.is_known else gpus().values()
+    highest_peak = max(peak for each in known for peak in each.peak_tflops.values())
+    return (
+        ("step_time_s", " s", (_SHORTEST_STEP_S, _LONGEST_STEP_S)),
+        ("tflops_per_gpu", "", (0.0, _OVER_PEAK * highest_peak)),
+        ("peak_memory_gib", " GiB", (0.0, _MOST_MEMORY_GIB)),
+        ("grad_norm", "", (0.0, math.inf)),
     )

@@ -7,19 +7,19 @@ from dataclasses import replace
 from cloudai_mbridge.constraints import Lifted, RuleSet, Violation
 from cloudai_mbridge.errors import BadInput, counted
 from cloudai_mbridge.estimate.headline import Headline, MemoryLimit
-from cloudai_mbridge.files.names import label
+from cloudai_mbridge.files.names import label, slug
 from cloudai_mbridge.files.run_files import ROOT_FILES
 from cloudai_mbridge.megatron_bridge.launcher.plan import graph_note, is_passed
 from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
 from cloudai_mbridge.models.loading.load import LoadedScenario, LoadedTest
-from cloudai_mbridge.models.system import Executor, SlurmSystem, System
+from cloudai_mbridge.models.system import Executor, LocalSystem, SlurmSystem, System
+from cloudai_mbridge.models.values.hostlist import expand_hostlist
 from cloudai_mbridge.plan.node_groups import NodeStates, resolve_groups, unknown_states
-from cloudai_mbridge.plan.pre_test import plan_pre_test
 from cloudai_mbridge.plan.run import plan_run
 from cloudai_mbridge.plan.run_plan import RejectedPoint, RunPlan, ScenarioPlan
 from cloudai_mbridge.plan.supported import notes_on, notes_on_system, refuse_unsupported
 from cloudai_mbridge.plan.walk import PointWalk
-from cloudai_mbridge.sweep import CheckedPoint
+from cloudai_mbridge.sweep import CheckedPoint, SweepSpace, checked_points
 from cloudai_mbridge.sweep.fill_in import fill_in_notes, lifted_note
 
 # Rejected points of one test that are kept with their reasons; beyond it they are counted by rule.
@@ -228,3 +228,55 @@ def with_hooks(loaded: LoadedScenario, runs: Iterable[RunPlan]) -> Iterator[RunP
             yield replace(run, after_completion=(*run.after_completion, *tests))
         else:
             yield replace(run, is_gate=run.test_id in pre)
+
+
+PRE_TEST = "pre_test"
+_THIS_MACHINE = "localhost"
+
+
+def plan_pre_test(loaded: LoadedScenario, system: System) -> tuple[RunPlan, ...]:
+    """Plan one run per node, on that node alone; none if the scenario has no pre_test.
+
+    BadInput: the test is a sweep, breaks a rule on one node, or no file lists the nodes.
+    """
+    if loaded.pre_test is None:
+        return ()
+    if any(test.run.id == PRE_TEST for test in loaded.tests):
+        raise BadInput(f"scenario {loaded.scenario.name!r}: test id {PRE_TEST!r} is the pre-test's; rename the test")
+    return tuple(_on_node(loaded.pre_test, system, node) for node in _nodes(loaded, system))
+
+
+def _on_node(test: LoadedTest, system: System, node: str) -> RunPlan:
+    where = f"pre_test {test.definition.name!r}"
+    is_local = isinstance(system, LocalSystem)
+    nodes = [] if is_local else [node]
+    placed = LoadedTest(test.run.model_copy(update={"nodes": nodes, "num_nodes": 1}), test.definition)
+    points = list(checked_points(SweepSpace(placed.definition, placed.run), system))
+    if len(points) != 1:
+        raise BadInput(f"{where}: is a sweep of {len(points)} points; give one value for every argument")
+    if points[0].violations:
+        raise BadInput(f"{where}: {'; '.join(map(str, points[0].violations))}")
+    resolved, args, recipe = points[0].resolve()
+    run = plan_run(placed, resolved, args, recipe, system, 0)
+    if run.upstream is not None:
+        raise BadInput(f"{where}: the upstream launcher checks no single node; use launcher = 'embedded'")
+    return replace(run, key=f"{PRE_TEST}/{slug(node)}/0", label=node, is_pre_test=True)
+
+
+def _nodes(loaded: LoadedScenario, system: System) -> list[str]:
+    """Return the nodes that the tests name, if all do, else those of the system's default partition."""
+    if isinstance(system, LocalSystem):
+        return [_THIS_MACHINE]
+    if all(test.run.nodes for test in loaded.tests):
+        lists = [nodes for test in loaded.tests for nodes in test.run.nodes]
+    else:
+        partitions = [each for each in system.partitions if each.name == system.default_partition]
+        lists = [nodes for each in partitions for nodes in each.nodes]
+        lists += [nodes for each in partitions for group in each.groups for nodes in group.nodes]
+    names = list(dict.fromkeys(name for text in lists for name in expand_hostlist(text)))
+    if not names:
+        raise BadInput(
+            f"system {system.name!r}: pre_test needs the nodes' names; list them as partitions.nodes of"
+            f" {system.default_partition!r}"
+        )
+    return names

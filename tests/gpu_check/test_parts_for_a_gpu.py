@@ -14,8 +14,7 @@ import pytest
 from cloudai_mbridge.estimate.memory.other import GIB, Assumptions
 from cloudai_mbridge.gpu_check import parity, predictions, proxy, run_features, trials
 from cloudai_mbridge.gpu_check.kit import Kit, OutOfTime, PartFailed, PartSkipped
-from cloudai_mbridge.gpu_check.plan import PARTS
-from cloudai_mbridge.gpu_check.run import ENDING_S, TOTAL_S
+from cloudai_mbridge.gpu_check.run import ENDING_S, PARTS, TOTAL_S
 from cloudai_mbridge.gpu_check.sweep import largest_difference
 
 STEP_S, TFLOPS, MEMORY_GIB = 0.5, 400.0, 40.0

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cloudai_mbridge.install.names import (
+from cloudai_mbridge.install.installables import (
     enroot_uri,
     problem_of_commit,
     problem_of_image,

@@ -16,7 +16,7 @@ from cloudai_mbridge.megatron_bridge.presets.rows import as_text
 
 
 def extract(version: str, clone: Path, directory: Path) -> Path:
-    """Write the presets of one clone and return the file; BadInput if the directory is not a clone of Megatron-Bridge."""
+    """Write the presets of one clone and return the file; BadInput if it is not a clone of Megatron-Bridge."""
     source = read_source(clone)
     if source is None:
         raise BadInput(f"{clone}: not a clone of Megatron-Bridge with performance presets")

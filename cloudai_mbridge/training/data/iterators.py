@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state as mpu
@@ -13,6 +14,7 @@ from cloudai_mbridge.training.compat.batch_sizes import batch_size_calculator
 from cloudai_mbridge.training.config.container import ConfigContainer, required
 from cloudai_mbridge.training.config.dataset import SyntheticDataset
 from cloudai_mbridge.training.config.finetuning import FinetuningDatasetConfig
+from cloudai_mbridge.training.data.collate import stack
 from cloudai_mbridge.training.data.datasets import build_datasets, check_data_config
 from cloudai_mbridge.training.data.finetuning import collate_for, is_packed
 from cloudai_mbridge.training.data.gpt import is_end_stage
@@ -28,7 +30,6 @@ from cloudai_mbridge.training.data.samplers import (
     epoch_length,
 )
 from cloudai_mbridge.training.data.sizes import split_sizes
-from cloudai_mbridge.training.data.synthetic import pooled_micro_batches
 from cloudai_mbridge.training.errors import ConfigError
 from cloudai_mbridge.training.process.device import current_device
 from cloudai_mbridge.training.tokenizers.tokenizer import build_tokenizer
@@ -202,3 +203,16 @@ def _seed(config: ConfigContainer) -> int:
 
 def _loader(config: ConfigContainer) -> Any:
     return config.dataset
+
+
+def pooled_micro_batches(
+    dataset: SyntheticDataset, share: Share, consumed: int, pin_memory: bool
+) -> Iterator[dict[str, Any]]:
+    """Return this rank's endless micro-batches, built once and shared: do not write to them."""
+    size = dataset.pool_samples
+    period = size // np.gcd(size, share.step)
+    firsts = [(consumed + turn * share.step) % size for turn in range(int(period))]
+    pool = [stack([dataset[index] for index in share.rows(first)], []) for first in firsts]
+    if pin_memory:
+        pool = [{name: value.pin_memory() for name, value in batch.items()} for batch in pool]
+    return itertools.cycle(pool)

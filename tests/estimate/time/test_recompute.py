@@ -2,7 +2,7 @@ import pytest
 
 from cloudai_mbridge.estimate.architecture import Architecture
 from cloudai_mbridge.estimate.memory.layout import Granularity, ParallelLayout, Recompute
-from cloudai_mbridge.estimate.time.recompute import RecomputeFactors, recomputed
+from cloudai_mbridge.estimate.time.parts import RecomputeFactors, recomputed
 
 
 def again(model: Architecture, recompute: Recompute, **sizes: int) -> RecomputeFactors:

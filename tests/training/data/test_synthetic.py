@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from cloudai_mbridge.training.config.dataset import DatasetBuildContext, SyntheticGPTDatasetConfig
+from cloudai_mbridge.training.data.iterators import SyntheticDataset, pooled_micro_batches
 from cloudai_mbridge.training.data.samplers import Share
-from cloudai_mbridge.training.data.synthetic import SyntheticDataset, pooled_micro_batches
 
 DATASET = SyntheticDataset(1000, 16, 100, seed=3, pool_samples=6)
 
