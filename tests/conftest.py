@@ -18,6 +18,7 @@ _COMMANDS = ForkServer("commands")
 Mbridge = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
+_WITH_PROCESSES = {"e2e", "gpu_check", "interop", "sandbox"}  # folders of which every test may start some
 _STARTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"}
 _running: list[pytest.Item] = []
 
@@ -49,6 +50,9 @@ def _forbid(event: str, _: object) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip Slurm tests where Slurm is not installed; fail them where it was said to be required."""
     items[:] = _mixed(items)
+    for item in items:
+        if _WITH_PROCESSES.intersection(item.path.parts):
+            item.add_marker(pytest.mark.process)
     if not (missing := missing_programs()):
         return
     for item in items:

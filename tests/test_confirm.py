@@ -26,6 +26,8 @@ from cloudai_mbridge.runner import Journal, Observer
 from cloudai_mbridge.runner.lock import driver_lock
 from cloudai_mbridge.schedulers.interface import JobClass, JobStatus
 
+pytestmark = pytest.mark.process
+
 SLURM = """name = "c"
 scheduler = "slurm"
 default_partition = "main"

@@ -14,13 +14,12 @@ from cloudai_mbridge.gate.compare.policy import load_policy
 from cloudai_mbridge.gate.history.file import open_for_writing
 from cloudai_mbridge.gate.results.read import read_results
 from cloudai_mbridge.logs import read_log
-from cloudai_mbridge.logs.tail import last_lines
+from cloudai_mbridge.logs.tail import last_lines, tail_lines
 from cloudai_mbridge.models.loading.load import load_system
 from cloudai_mbridge.models.loading.toml_source import read_toml
 from cloudai_mbridge.plan import POINT_FILES
 from cloudai_mbridge.plan.read import read_plan_data
 from cloudai_mbridge.report.comparability import read_overrides
-from cloudai_mbridge.runner import control
 from cloudai_mbridge.verdict.triage import triage
 
 
@@ -70,7 +69,7 @@ READERS: dict[str, Callable[[Path], object]] = {
     "policy": load_policy,
     "baseline": load_baseline,
     "history": open_for_writing,
-    "shown log": lambda path: list(control.read_lines(path, 3, follow=False)),
+    "shown log": lambda path: list(tail_lines(path, 3, follow=False)),
 }
 
 
@@ -129,7 +128,7 @@ def _with_hole(path: Path, before: str, after: str) -> Path:
 )
 def test_the_last_lines_behind_a_hole_are_shown(tmp_path: Path, count: int, last: list[str]) -> None:
     path = _with_hole(tmp_path / "log", "one\ntwo\n", "three\nfour\nfive\n")
-    shown = [line.strip("\\x0") for line in control.read_lines(path, count + 1, follow=False)]  # the end is a line, too
+    shown = [line.strip("\\x0") for line in tail_lines(path, count + 1, follow=False)]  # the end is a line, too
     assert [line for line in shown if line] == last
 
 

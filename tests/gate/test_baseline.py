@@ -278,6 +278,7 @@ for i in range(12):
 """
 
 
+@pytest.mark.process
 def test_writers_at_the_same_time_lose_nothing(path: Path) -> None:
     path.write_text(_text(_point()))
     writers = [subprocess.Popen([sys.executable, "-c", WRITER, path, str(writer)]) for writer in range(4)]
@@ -286,6 +287,7 @@ def test_writers_at_the_same_time_lose_nothing(path: Path) -> None:
     assert [file.name for file in path.parent.iterdir()] == ["b.toml"]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("call", ["fsync", "replace"])
 def test_whoever_is_killed_leaves_the_old_file_whole(path: Path, call: str) -> None:
     path.write_bytes(b"old")

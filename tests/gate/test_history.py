@@ -408,6 +408,7 @@ def test_a_report_that_changes_meanwhile_is_refused(
         store.import_report(report)
 
 
+@pytest.mark.process
 def test_many_first_writers_at_once(tmp_path: Path) -> None:
     reports = [write_report(tmp_path / f"{i}.json", [make_point(number=i)]) for i in range(6)]
     path = tmp_path / "history.sqlite"
@@ -425,6 +426,7 @@ def test_many_first_writers_at_once(tmp_path: Path) -> None:
         assert len(store.runs()) == 6
 
 
+@pytest.mark.process
 def test_two_writers_one_killed(tmp_path: Path) -> None:
     """Nothing that was said to be in is lost, nothing appears twice, and the file is sound."""
     rng = random.Random(7)
@@ -472,6 +474,7 @@ def test_two_writers_one_killed(tmp_path: Path) -> None:
     db.close()
 
 
+@pytest.mark.process
 def test_reading_goes_on_while_others_write(store: History, tmp_path: Path) -> None:
     store.import_report(write_report(tmp_path / "report.json", [make_point()]))
     reports = [str(write_report(tmp_path / f"{i}.json", [make_point(number=i)])) for i in range(1, 60)]

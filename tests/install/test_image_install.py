@@ -9,6 +9,8 @@ import pytest
 from cloudai_mbridge.errors import ToolFailure
 from cloudai_mbridge.install import ImageInstall
 
+pytestmark = pytest.mark.process
+
 NEMO = ImageInstall("nvcr.io/nvidia/nemo:26.06.00")
 Calls = Callable[[], list[list[str]]]
 

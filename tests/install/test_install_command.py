@@ -16,6 +16,8 @@ from cloudai_mbridge.errors import BadInput, ToolFailure
 from cloudai_mbridge.install.commands import register
 from cloudai_mbridge.megatron_bridge.pins import repo_path, venv_path
 
+pytestmark = pytest.mark.process
+
 Repo = Any  # of conftest.py
 
 TEST = """\

@@ -16,6 +16,8 @@ from cloudai_mbridge.install import install_all, is_everything_installed, uninst
 from cloudai_mbridge.megatron_bridge.pins import image_path, repo_path, venv_path
 from cloudai_mbridge.models.test_definition import MegatronBridgeTestDefinition
 
+pytestmark = pytest.mark.process
+
 Repo = Any  # of conftest.py
 MakeTest = Callable[..., MegatronBridgeTestDefinition]
 IMAGE = "nvcr.io#nvidia/nemo:26.02.00"

@@ -12,6 +12,8 @@ from cloudai_mbridge.errors import ToolFailure
 from cloudai_mbridge.install import process
 from cloudai_mbridge.install.process import run_tool
 
+pytestmark = pytest.mark.process
+
 
 class Ended(Exception):
     """What a handler raises."""

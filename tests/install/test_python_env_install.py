@@ -12,6 +12,8 @@ from cloudai_mbridge.errors import ToolFailure
 from cloudai_mbridge.install import PythonEnvInstall, RepoInstall
 from cloudai_mbridge.install.place import MARKER
 
+pytestmark = pytest.mark.process
+
 Repo = Any  # of conftest.py
 
 

@@ -73,6 +73,7 @@ def test_the_exit_code_is_cloudai_s_unless_a_point_failed(
     assert ("1 of 1 points failed" in capsys.readouterr().err) == (expected == 1)
 
 
+@pytest.mark.process
 def test_killing_a_standalone_job_leaves_no_process(tmp_path: Path) -> None:
     """CloudAI kills the one process that it knows, with SIGKILL; ranks have sessions of their own."""
     (tmp_path / "run.sh").write_text("setsid sleep 600 &\necho ready\nsleep 600\n")
@@ -89,6 +90,7 @@ def test_killing_a_standalone_job_leaves_no_process(tmp_path: Path) -> None:
     assert not alive
 
 
+@pytest.mark.process
 def test_a_standalone_job_ends_with_the_script_s_exit_code(tmp_path: Path) -> None:
     (tmp_path / "run.sh").write_text("exit 7\n")
     command = [sys.executable, "-m", "cloudai_mbridge.integrations.standalone", str(tmp_path)]

@@ -43,6 +43,7 @@ def point_of(root: Path) -> Path:
     return root / str(read_plan_data(root)["runs"][0]["key"])
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("content", [None, b"", b"abc", b"\xff\n", b"0\n"])
 def test_an_exit_code_that_says_nothing_is_judged(root: Path, content: bytes | None) -> None:
     """Nothing was logged, so that 0 does not make a success."""
@@ -51,6 +52,7 @@ def test_an_exit_code_that_says_nothing_is_judged(root: Path, content: bytes | N
     assert judged(root).verdict is not Verdict.SUCCESS
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("name", [ROOT_FILES.journal, ROOT_FILES.report])
 def test_a_file_that_cannot_be_used_is_bad_input(root: Path, name: str) -> None:
     (root / name).unlink(missing_ok=True)

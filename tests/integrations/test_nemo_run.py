@@ -17,6 +17,8 @@ from typing import Any
 import psutil
 import pytest
 
+pytestmark = pytest.mark.process
+
 NASTY = "\"; touch pwned; $(touch pwned) `touch pwned` ' /nemo_run $$ ${app_id}"
 WRITTEN = NASTY.replace("${", r"\${")  # names of variables would be expanded
 TOKEN = "hf_" + "NeverToBeSeen" * 3

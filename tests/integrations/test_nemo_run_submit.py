@@ -11,6 +11,8 @@ from cloudai_mbridge.errors import ToolFailure
 from cloudai_mbridge.integrations import nemo_run, nemo_run_driver
 from cloudai_mbridge.schedulers.interface import Submission, SubmitDoubtful
 
+pytestmark = pytest.mark.process
+
 SAYS = "import os, sys; os.write(1, {out!r}); os.write(2, {err!r}); sys.exit({code})"
 
 

@@ -8,6 +8,8 @@ import pytest
 
 from cloudai_mbridge.launch.claim import LOST_CLAIM, NO_CLAIM, claim_lines, claimed_by, take_claim
 
+pytestmark = pytest.mark.process
+
 TOKEN = "0123456789abcdef"
 SCRIPT = "\n".join((*claim_lines('"${NAME##*.}"', "$JOB"), "echo trained >> trained.txt"))
 

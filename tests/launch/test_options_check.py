@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.process
+
 TEST = """
 name = "s"
 [[Tests]]

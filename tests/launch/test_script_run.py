@@ -18,6 +18,8 @@ from cloudai_mbridge.models.system import LocalSystem, SlurmSystem
 from cloudai_mbridge.plan import RunPlan
 from cloudai_mbridge.schedulers.slurm.parsing import parse_started
 
+pytestmark = pytest.mark.process
+
 LOCAL = LocalSystem(name="here", scheduler="local")
 SLURM = SlurmSystem(name="c", scheduler="slurm", default_partition="main", partitions=[{"name": "main"}])
 RECORDER = """\

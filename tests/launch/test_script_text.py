@@ -201,6 +201,7 @@ def test_a_slurm_script_with_all_options() -> None:
     assert own in text.splitlines()
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("value", NASTY)
 def test_bash_can_parse_every_script(tmp_path: Path, value: str) -> None:
     run = _run(env={"A": value}, container_image=value.replace("\n", " ") or "x", container_mounts=(value,))

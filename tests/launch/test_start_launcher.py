@@ -5,7 +5,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from cloudai_mbridge.megatron_bridge.launcher import start_launcher
+
+pytestmark = pytest.mark.process
 
 NEMO_RUN = """
 class SlurmExecutor:

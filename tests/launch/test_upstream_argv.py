@@ -490,6 +490,7 @@ TEXT = st.text(st.characters(blacklist_characters="\0", blacklist_categories=("C
 DATA = TEXT.filter(lambda text: "$" not in text and not re.match("~(/|$)", text))
 
 
+@pytest.mark.process
 @settings(deadline=None, max_examples=60)
 @given(DATA, DATA, DATA, TEXT)
 def test_every_element_survives_bash_as_data(first: str, second: str, third: str, override: str) -> None:
@@ -515,6 +516,7 @@ def _started(plan: RunPlan, **env: str) -> list[str]:
 _PRINT = f"exec {sys.executable} -c 'import json, sys; print(json.dumps(sys.argv[1:]))'"
 
 
+@pytest.mark.process
 def test_names_of_variables_and_the_home_directory_are_expanded_on_the_command_line() -> None:
     args = {
         "nemo_home": "$HOME/nemo",
@@ -535,6 +537,7 @@ def test_names_of_variables_and_the_home_directory_are_expanded_on_the_command_l
     assert started[-1] == "model.x=$DATA ~", "CloudAI quotes overrides"
 
 
+@pytest.mark.process
 def test_no_credential_is_expanded_on_the_command_line() -> None:
     plan = _plan({"wandb_experiment_name": "x-$HF_TOKEN", "save_dir": r"\$WANDB_API_KEY"})
     started = _started(plan, HF_TOKEN="hf_s3cret", WANDB_API_KEY="s3cret")
@@ -556,6 +559,7 @@ def test_relative_paths_of_this_machine_are_from_where_the_command_was_started(
     assert options["--save_dir"] == "kept/as/it/is", "a path of the container"
 
 
+@pytest.mark.process
 def test_a_directory_with_a_dollar_sign_is_not_expanded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a$HOME").mkdir()
     monkeypatch.chdir(tmp_path / "a$HOME")
@@ -563,6 +567,7 @@ def test_a_directory_with_a_dollar_sign_is_not_expanded(tmp_path: Path, monkeypa
     assert started[started.index("-l") + 1] == f"{tmp_path}/a$HOME/logs"
 
 
+@pytest.mark.process
 @settings(deadline=None, max_examples=60)
 @given(DATA)
 def test_a_variables_value_survives_the_launchers_two_shells(value: str) -> None:
@@ -574,6 +579,7 @@ def test_a_variables_value_survives_the_launchers_two_shells(value: str) -> None
         assert done.stdout.decode() == value + "\n"
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("written", "seen"),
     [

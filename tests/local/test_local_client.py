@@ -14,6 +14,8 @@ from cloudai_mbridge.plan import RunPlan
 from cloudai_mbridge.schedulers.interface import Job, JobClass, Submission
 from cloudai_mbridge.schedulers.local import LocalClient
 
+pytestmark = pytest.mark.process
+
 SYSTEM = LocalSystem(name="l", scheduler="local")
 START = 'rm -f exit_code.txt; echo "job=$$.${MBRIDGE_LOCAL_JOB:-} nodes=$(uname -n)" >> started.txt\n'
 END = 'code=$?; echo "$code" > exit_code.txt; exit "$code"\n'

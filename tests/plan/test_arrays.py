@@ -154,6 +154,7 @@ def test_links_lead_to_the_runs(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("arrays/*/array.sbatch"))) == 2
 
 
+@pytest.mark.process
 def test_each_task_runs_the_script_of_its_run(tmp_path: Path) -> None:
     root = tmp_path / "a root with 'spaces"
     root.mkdir()
@@ -169,6 +170,7 @@ def test_each_task_runs_the_script_of_its_run(tmp_path: Path) -> None:
         assert done.stdout.splitlines() == [run.key, str(root / run.key), ""]
 
 
+@pytest.mark.process
 def test_a_task_without_a_run_fails(tmp_path: Path) -> None:
     run = _written(tmp_path)[0]
     env = {**os.environ, "SLURM_ARRAY_TASK_ID": "99"}

@@ -27,6 +27,8 @@ from cloudai_mbridge.training.process.log_lines import RUN_MARK, StepReport, ren
 from cloudai_mbridge.verdict import Verdict
 from tests.report.conftest import SLURM, UPSTREAM, UPSTREAM_LOG, VIOLATION, ARun, some_point, some_rejected, some_report
 
+pytestmark = pytest.mark.process
+
 LOCAL = LocalSystem(name="here", scheduler="local")
 COMPLETED = JobStatus("COMPLETED", JobClass.SUCCEEDED, exit_code=0)
 STEPS = 6

@@ -192,6 +192,7 @@ def test_a_run_whose_definition_is_lost_can_be_compared_with_nothing(tmp_path: P
     assert compare_by(RUN, SAID, "here", tmp_path) is None
 
 
+@pytest.mark.process
 def test_a_real_report(embedded: ARun) -> None:
     embedded.ended("t/mb1/0", a_log(6))
     embedded.ended("t/mb2/0", a_log(6))
@@ -205,6 +206,7 @@ def test_a_real_report(embedded: ARun) -> None:
     assert rejected.comparability is None
 
 
+@pytest.mark.process
 def test_the_same_twice(tmp_path: Path) -> None:
     """Another directory, another day, another end."""
     runs = [ARun(tmp_path / name, EMBEDDED) for name in ("a", "b")]
@@ -214,6 +216,7 @@ def test_the_same_twice(tmp_path: Path) -> None:
     assert first == second
 
 
+@pytest.mark.process
 def test_the_upstream_launcher(tmp_path: Path, upstream: ARun) -> None:
     point = build_report(upstream.root).points[0]
     assert point.comparability is not None

@@ -58,6 +58,7 @@ def test_an_image_has_a_digest_only_if_it_is_pinned(reference: str, name: str, d
     assert image_of("") is None
 
 
+@pytest.mark.process
 def test_the_upstream_launchers_repositories(upstream: ARun) -> None:
     environment = build_report(upstream.root).points[0].environment
     assert environment["repositories"] == [
@@ -68,6 +69,7 @@ def test_the_upstream_launchers_repositories(upstream: ARun) -> None:
     assert environment["nodes"] == ["n1", "n2"]
 
 
+@pytest.mark.process
 def test_the_machine_that_wrote_it() -> None:
     machine = machine_environment()
     assert set(machine) == {"python", "platform", "hostname", "git", "packages"}
@@ -94,6 +96,7 @@ def test_the_upstream_launchers_formula_is_known_if_it_is_pinned(commit: str, fo
     assert definitions_of(run, {"flops_formula": "another"}).flops_formula == formula
 
 
+@pytest.mark.process
 def test_what_the_embedded_loop_says_of_its_numbers(embedded: ARun) -> None:
     embedded.ended("t/mb1/0", a_log(6))
     metrics = build_report(embedded.root).points[0].metrics

@@ -27,6 +27,8 @@ from tests.report.conftest import (
     some_report,
 )
 
+pytestmark = pytest.mark.process
+
 SCHEMA: dict[str, Any] = json.loads(
     resources.files("cloudai_mbridge.report").joinpath("report.schema.json").read_text()
 )

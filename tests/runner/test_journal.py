@@ -277,6 +277,7 @@ def _write_many(path: Path, prefix: str, count: int) -> None:
     journal.close()
 
 
+@pytest.mark.process
 def test_two_processes_write_at_the_same_time(path: Path) -> None:
     Journal(path).close()
     context: Any = multiprocessing.get_context("fork")
@@ -302,6 +303,7 @@ def _write_and_die(path: Path) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+@pytest.mark.process
 def test_what_was_written_outlives_the_writer(path: Path) -> None:
     context: Any = multiprocessing.get_context("fork")
     writer = context.Process(target=_write_and_die, args=(path,))

@@ -14,6 +14,8 @@ from cloudai_mbridge.errors import BadInput, InUse, ToolFailure
 from cloudai_mbridge.runner import lock
 from cloudai_mbridge.runner.lock import driver_lock, has_driver, no_driver, submit_lock
 
+pytestmark = pytest.mark.process
+
 HOLD = """
 import sys, time
 from pathlib import Path

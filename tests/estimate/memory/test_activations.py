@@ -27,7 +27,7 @@ assert _spec.loader is not None
 _saved_tensors = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(_saved_tensors)
 
-pytestmark = [pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.process]
 
 DENSE: dict[str, Any] = {
     "num_layers": 3,

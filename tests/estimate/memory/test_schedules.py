@@ -16,6 +16,8 @@ from cloudai_mbridge.estimate.precision import Precision
 from cloudai_mbridge.recipes import Recipe
 from cloudai_mbridge.recipes.container import container_data
 
+pytestmark = pytest.mark.process
+
 pytest.importorskip("torch")
 
 MODEL: dict[str, Any] = {

@@ -17,6 +17,8 @@ from tests.report.html.make_report import (
     make_sweep,
 )
 
+pytestmark = pytest.mark.process
+
 LEAST_CONTRAST = 4.5
 # The smallest contrast of any visible text with the ground behind it, and whose it is
 CONTRAST = """() => {

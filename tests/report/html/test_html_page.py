@@ -18,6 +18,8 @@ from tests.report.html.make_report import (
     make_sweep,
 )
 
+pytestmark = pytest.mark.process
+
 SECTIONS = [
     "gate",
     "table",

@@ -5,6 +5,8 @@ import pytest
 from tests.report.html.conftest import Open, Opened
 from tests.report.html.make_report import make_died, make_failed, make_point, make_rejected, make_report, make_sweep
 
+pytestmark = pytest.mark.process
+
 
 @pytest.fixture(scope="module")
 def page_of_six(show: Open) -> Opened:
