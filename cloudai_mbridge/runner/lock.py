@@ -11,11 +11,14 @@ import contextlib
 import errno
 import fcntl
 import os
+import re
 import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TextIO, cast
+
+import psutil
 
 from cloudai_mbridge.errors import InUse, ToolFailure
 from cloudai_mbridge.files.disk import naming
@@ -23,6 +26,7 @@ from cloudai_mbridge.logs.tail import printable
 from cloudai_mbridge.plan import ROOT_FILES
 
 _SUBMIT_WAIT_S = 300.0
+_CHILD_WAIT_S = 30.0
 _PAUSES_S = (0.05, 0.1, 0.2, 0.0)  # `has_driver` of another process holds the lock for a moment
 
 
@@ -35,11 +39,34 @@ def driver_lock(root: Path) -> Iterator[None]:
     """
     with _open(root / ROOT_FILES.driver_lock, "a+") as file:
         if not any(_try_lock(file.fileno(), pause_s=pause_s) for pause_s in _PAUSES_S):
-            raise _in_use(root, file)
+            _wait_for_child(root, file)
         with naming(root / ROOT_FILES.driver_lock):
             file.truncate(0)
             os.write(file.fileno(), f"process {os.getpid()} on {socket.gethostname()}\n".encode())
         yield
+
+
+def _wait_for_child(root: Path, file: TextIO) -> None:
+    """Take the lock of a driver that was killed while it started a command: until that runs, it has the lock, too.
+
+    Raises:
+        InUse: the driver is alive, or on another machine.
+    """
+    end = time.monotonic() + _CHILD_WAIT_S
+    while not _try_lock(file.fileno(), pause_s=0.05):
+        if time.monotonic() > end or not _has_ended(_owner(file)):
+            raise _in_use(root, file)
+
+
+def _has_ended(owner: str) -> bool:
+    """Return whether a lock's owner was a process of this machine that has ended."""
+    match = re.fullmatch(r"process (\d+) on (.+)", owner)
+    if not match or match[2] != socket.gethostname():
+        return False
+    try:
+        return psutil.Process(int(match[1])).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 @contextlib.contextmanager

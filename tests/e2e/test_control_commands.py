@@ -56,7 +56,7 @@ def test_status_while_it_is_driven_and_after(start_run: Any, stand_in_test: Any,
     assert row_of(done, "quick/single/0")[1] == "success"
     assert row_of(done, "long/single/0")[1:5] == ["running", job, "gb200-1", "1"]
     assert row_of(done, "last/single/0")[1:5] == ["waiting", "", "", ""]
-    assert f"1 running, 1 success, 1 waiting; driven by process {run.process.pid} on " in done.words
+    assert f"1 running, 1 success, 1 waiting; held by process {run.process.pid} on " in done.words
     assert "submitting as" not in done.words
 
     run.process.kill()

@@ -164,7 +164,7 @@ def test_down_for_longer_than_its_patience(
         assert f"continue with: mbridge resume {run.root}" in run.stderr
         assert {point["verdict"] for point in run.points().values()} == {"failed"}, "an unseen end is not a success"
         again = run.resume().finish(3)
-        assert "Slurm does not answer" in again.stderr
+        assert "Slurm does not respond" in again.stderr
     run.resume().finish(0)
     assert {key: id_ for key, id_ in run.jobs().items() if key.startswith("many/")} == jobs
     check_all_succeeded_once(run, 3)

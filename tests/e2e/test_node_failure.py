@@ -85,7 +85,7 @@ def test_too_few_nodes_are_left(crashed: dict[str, Any]) -> None:
     assert run.returncode == 1
     assert (point["verdict"], point["failure"]["id"]) == ("failed", "job_node_fail")
     assert len(point["attempts"]) == 1
-    assert "not tried again: 1 nodes are left of the 2 it needs" in run.words
+    assert "not retried: 1 nodes are left of the 2 it needs" in run.words
     assert run.point("after")["verdict"] == "success", "one node is enough for it"
 
 
@@ -98,7 +98,7 @@ def test_a_run_that_names_the_dead_node_cannot_go_elsewhere(crashed: dict[str, A
     run = crashed["named"]
     assert run.returncode == 1
     assert len(run.point("named")["attempts"]) == 1
-    assert "not tried again: it needs node gb200-2, which is excluded" in run.words
+    assert "not retried: it needs node gb200-2, which is excluded" in run.words
 
 
 # ---- pre-test

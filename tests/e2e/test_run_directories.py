@@ -195,7 +195,7 @@ KINDS = {
     "plan with long number": Kind(file_of("plan.json", b'{"version": ' + b"9" * 5000 + b"}"), 7, "restore the file"),
     "plan without runs": Kind(change_plan(lambda plan: plan.pop("runs")), 7, "runs"),
     "key twice in a table": Kind(file_of("plan.json", b'{"version": 2, "version": 2}'), 7, "appears twice"),
-    "run twice": Kind(change_plan(lambda plan: plan["runs"].append(plan["runs"][0])), 7, "is there 2 times"),
+    "run twice": Kind(change_plan(lambda plan: plan["runs"].append(plan["runs"][0])), 7, "appears 2 times"),
     "num_nodes a text": Kind(first_run(num_nodes="two"), 7, "runs.0.num_nodes: 'two'"),
     "num_nodes 0": Kind(first_run(num_nodes=0), 7, "runs.0.num_nodes: 0"),
     "num_steps true": Kind(first_run(num_steps=True), 7, "runs.0.num_steps"),
@@ -322,7 +322,7 @@ def test_while_another_process_drives(command: str, driven: Path, mbridge_here: 
     code, said = mbridge_here(command, driven)
     assert code == (0 if command in ("status", "logs") else 5), said
     if command != "logs":
-        assert "driven by process 17 on elsewhere" in said
+        assert "held by process 17 on elsewhere" in said
     if code:
         assert said.count("\n") == 1
     assert contents(driven) == before

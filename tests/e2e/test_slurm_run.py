@@ -98,7 +98,7 @@ def python_without_torch(tmp_path_factory: pytest.TempPathFactory, repository: P
     home = tmp_path_factory.mktemp("no-torch")
     venv.create(home, with_pip=False, symlinks=True)
     (site,) = home.glob("lib/python*/site-packages")
-    for name in requirements(["click", "psutil", "pydantic", "rich", "toml"]):
+    for name in requirements(["click", "psutil", "pydantic", "rich", "toml", "tomlkit"]):
         distribution = importlib.metadata.distribution(name)
         for top in {file.parts[0] for file in distribution.files or ()} - {"..", "__pycache__"}:
             (site / top).symlink_to(Path(str(distribution.locate_file(top))))

@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -49,6 +50,29 @@ def test_the_lock_dies_with_its_process(tmp_path: Path) -> None:
     process.kill()
     process.communicate()
     assert has_driver(tmp_path) is None
+    with driver_lock(tmp_path):
+        assert (has_driver(tmp_path) or "").startswith(f"process {os.getpid()} on ")
+
+
+KILLED_WHILE_IT_STARTED_A_COMMAND = """
+import os, subprocess, sys
+from pathlib import Path
+from cloudai_mbridge.runner.lock import driver_lock
+with driver_lock(Path(sys.argv[1])):
+    (lock,) = [fd for fd in map(int, os.listdir("/proc/self/fd")) if os.path.exists(f"/proc/self/fd/{fd}")
+               and os.readlink(f"/proc/self/fd/{fd}").endswith("driver.lock")]
+    child = subprocess.Popen(["sleep", "600"], pass_fds=(lock,), stdout=subprocess.DEVNULL)
+    print(child.pid, flush=True)
+    os._exit(1)
+"""
+
+
+def test_a_child_that_the_driver_was_starting_is_waited_for(tmp_path: Path) -> None:
+    """Between fork and exec, a child has all files of its parent, and so its lock."""
+    program = [sys.executable, "-c", KILLED_WHILE_IT_STARTED_A_COMMAND, str(tmp_path)]
+    child = int(subprocess.run(program, stdout=subprocess.PIPE, text=True, check=False).stdout)
+    assert has_driver(tmp_path)
+    threading.Timer(1.0, os.kill, (child, signal.SIGKILL)).start()
     with driver_lock(tmp_path):
         assert (has_driver(tmp_path) or "").startswith(f"process {os.getpid()} on ")
 

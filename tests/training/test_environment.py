@@ -187,7 +187,7 @@ def test_the_records_of_a_run(train: Callable[..., Finished]) -> None:
     assert (told["device"], told["torch"], told["driver"]) == (said["device"], said["torch"], None)
     assert told["packages"]["torch"] == said["torch"]
     assert told["python"] == ".".join(map(str, sys.version_info[:3]))
-    peaks = [record["reports_gib"] for record in done.records]
+    peaks = [record["peak_memory_gib"] for record in done.records]
     assert len(peaks) == 3
     assert all(0.1 < peak < 8 for peak in peaks)
     assert peaks == sorted(peaks)

@@ -187,10 +187,10 @@ def test_bounds_of_packed_sequences(rows: dict[str, Any], expected: list[int]) -
     ("tokens", "bounds", "message"),
     [
         (torch.zeros(2, 8), [[0, 8], [0, 8]], "micro_batch_size = 1, not 2 rows"),
-        (torch.zeros(1, 8), [[0, 5, 3]], "no bounds of sequences in 8 tokens"),
-        (torch.zeros(1, 8), [[0, 9]], "no bounds"),
-        (torch.zeros(1, 8), [[1, 8]], "no bounds"),
-        (torch.zeros(1, 8), [[-1, -1]], "no bounds"),
+        (torch.zeros(1, 8), [[0, 5, 3]], "are not bounds of sequences in 8 tokens"),
+        (torch.zeros(1, 8), [[0, 9]], "are not bounds"),
+        (torch.zeros(1, 8), [[1, 8]], "are not bounds"),
+        (torch.zeros(1, 8), [[-1, -1]], "are not bounds"),
     ],
 )
 def test_wrong_bounds_are_refused(tokens: Any, bounds: list[Any], message: str) -> None:

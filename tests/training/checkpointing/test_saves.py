@@ -121,7 +121,7 @@ def killed(mode):
     elif mode == "marker":  # all but our own files
         save.write_torch = die
     elif mode == "tracker":  # complete, and not yet the latest
-        save.tracked_iteration = die
+        save.layout.tracked_iteration = die
     run.save()
     if mode == "async":  # while it is written in the background
         die()
