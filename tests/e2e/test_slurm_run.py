@@ -87,7 +87,7 @@ def test_dry_run_without_torch_writes_the_scripts_that_run_submitted(
     plans = [json.loads((root / "plan.json").read_text()) for root in (submitted, planned)]
     assert plans[0].pop("notes") == []
     (note,) = plans[1].pop("notes")
-    assert "Slurm did not say whether it has GPUs" in note  # no scontrol on this path
+    assert "Slurm did not report whether it manages GPUs" in note  # no scontrol on this path
     assert [plan.pop("dry_run") for plan in plans] == [False, True]
     assert plans[0] == plans[1]
 
