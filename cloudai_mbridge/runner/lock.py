@@ -64,7 +64,7 @@ def _has_ended(owner: str) -> bool:
     if not match or match[2] != socket.gethostname():
         return False
     try:
-        return psutil.Process(int(match[1])).status() == psutil.STATUS_ZOMBIE
+        return bool(psutil.Process(int(match[1])).status() == psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return True
 
