@@ -214,7 +214,7 @@ class MbridgeRun:
         if not path.exists():
             return []
         with suppress(sqlite3.OperationalError):
-            db = sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=300)
+            db = sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=1500)
             try:
                 return db.execute(sql, values).fetchall()
             finally:

@@ -90,7 +90,7 @@ def _start(*args: str | Path, **options: Any) -> "subprocess.Popen[str]":
 
 def _baseline(*args: str | Path) -> "subprocess.CompletedProcess[str]":
     process = _start(*args)
-    stdout, stderr = process.communicate(timeout=120)
+    stdout, stderr = process.communicate(timeout=1500)
     assert "Traceback" not in stderr, stderr
     return subprocess.CompletedProcess(args, process.returncode, stdout, stderr)
 
@@ -248,7 +248,7 @@ def test_promotions_at_the_same_time_lose_nothing(write: Write, tmp_path: Path) 
     path, names = tmp_path / "b.toml", [f"sweep/{i}" for i in range(4)]
     reports = [write(f"r{i}", points=[name]) for i, name in enumerate(names)]
     started = [_start("promote", report, "--baseline", path, "--reason", "together", "--yes") for report in reports]
-    ended = [process.communicate(timeout=120) for process in started]
+    ended = [process.communicate(timeout=1500) for process in started]
     assert [process.returncode for process in started] == [0] * 4, ended
     assert [point.point for point in load_baseline(path).points] == names
 

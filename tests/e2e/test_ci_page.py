@@ -94,7 +94,7 @@ class Project:
             env={**os.environ, **more},
             capture_output=True,
             text=True,
-            timeout=500,
+            timeout=1500,
             check=False,
         )
         assert "Traceback" not in done.stderr, done.stderr

@@ -89,7 +89,7 @@ def where_killed(run: Any) -> str:
     roots = [path for path in run.directory.glob("out/*") if (path / "plan.json").exists()]
     if not roots or not (roots[0] / "journal.sqlite").exists():
         return "before its first entry"
-    journal = sqlite3.connect(roots[0] / "journal.sqlite", timeout=300)
+    journal = sqlite3.connect(roots[0] / "journal.sqlite", timeout=1500)
     with closing(journal) as db, suppress(sqlite3.OperationalError):
         if db.execute("SELECT 1 FROM attempts WHERE job_id IS NULL").fetchone():
             return "in a submission"

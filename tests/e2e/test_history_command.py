@@ -20,7 +20,7 @@ def history(tmp_path: Path, mbridge: Command) -> Command:
 
     def run(*args: str | Path, **env: str) -> "subprocess.CompletedProcess[str]":
         own = {"MBRIDGE_HISTORY": str(tmp_path / "h" / "history.sqlite"), **env}
-        return mbridge("history", *args, env=own, cwd=tmp_path, timeout=120)
+        return mbridge("history", *args, env=own, cwd=tmp_path, timeout=1500)
 
     return run
 

@@ -35,7 +35,7 @@ HUGE = 290_000 * "z"
 
 
 def mbridge(*args: str, cwd: Path) -> "subprocess.CompletedProcess[str]":
-    done = subprocess.run([*MBRIDGE, *args], cwd=cwd, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run([*MBRIDGE, *args], cwd=cwd, capture_output=True, text=True, timeout=1500, check=False)
     assert "Traceback" not in done.stderr, done.stderr
     return done
 

@@ -28,7 +28,7 @@ def here(namespace: Any, repository: Path) -> Callable[..., "subprocess.Complete
 
     def run(*args: Any) -> "subprocess.CompletedProcess[str]":
         command = [*prefix, sys.executable, "-m", "cloudai_mbridge", *map(str, args)]
-        return subprocess.run(command, cwd=repository, capture_output=True, text=True, timeout=500, check=False)
+        return subprocess.run(command, cwd=repository, capture_output=True, text=True, timeout=1500, check=False)
 
     return run
 

@@ -336,7 +336,7 @@ def bound_by_modes(*argv: str) -> "subprocess.CompletedProcess[str]":
     words = [sys.executable, "-m", "cloudai_mbridge", *argv]
     if os.geteuid() == 0:
         words = ["setpriv", "--bounding-set=-dac_override,-dac_read_search", *words]
-    return subprocess.run(words, capture_output=True, text=True, check=False, timeout=300)
+    return subprocess.run(words, capture_output=True, text=True, check=False, timeout=1500)
 
 
 @pytest.fixture

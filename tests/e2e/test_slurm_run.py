@@ -29,7 +29,7 @@ def run(mbridge: Any, repository: Path, cluster: Any, tmp_path_factory: pytest.T
     """Run the sandbox scenario once: (process, report.json, root)."""
     out = tmp_path_factory.mktemp("slurm")
     system = repository / "systems/sandbox.toml"
-    done = mbridge(*command(repository, "run", system, "sandbox", out), env=cluster.env, timeout=500)
+    done = mbridge(*command(repository, "run", system, "sandbox", out), env=cluster.env, timeout=1500)
     (root,) = out.iterdir()
     return done, json.loads((root / "report.json").read_text()), root
 

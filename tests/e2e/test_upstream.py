@@ -135,7 +135,7 @@ def env_of(cluster: Any, **more: str) -> dict[str, str]:
 def run(directory: Path, install: Path, cluster: Any, mode: str) -> tuple[Any, dict[str, Any], Path]:
     argv = [sys.executable, "-m", "cloudai_mbridge", "run", *write(directory, install, entry(mode=mode))]
     env = env_of(cluster, HF_TOKEN=TOKEN)
-    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=1500, check=False)
     (point,) = report(directory)
     (root,) = (directory / "out").iterdir()
     return done, point, root / point["key"]

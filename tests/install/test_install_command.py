@@ -170,7 +170,7 @@ def test_signal_ends_the_tool_and_removes_unfinished_work(
         assert process.poll() is None
         time.sleep(0.01)
     process.send_signal(number)
-    assert process.wait(timeout=200) == code
+    assert process.wait(timeout=1500) == code
     assert [path.name for path in (tmp_path / "install").iterdir()] == [".mbridge-install.lock"]
     end = time.monotonic() + 60  # a killed process ends a little later than its killer
     while (left := [pid for pid in pids.read_text().split() if _is_alive(int(pid))]) and time.monotonic() < end:

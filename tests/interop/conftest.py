@@ -125,7 +125,7 @@ def launch(tmp_path: Path) -> Callable[..., Ended]:
             env={**os.environ, "NEMORUN_HOME": str(tmp_path / "nemo-run"), **(env or {})},
             capture_output=True,
             text=True,
-            timeout=900,
+            timeout=1500,
             check=False,
         )
 

@@ -38,7 +38,7 @@ def written(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, Path]:
         env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
         capture_output=True,
         text=True,
-        timeout=900,
+        timeout=1500,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]

@@ -86,7 +86,7 @@ def _mbridge(
     argv = [sys.executable, "-m", "cloudai_mbridge", command, f"--system-config={directory}/files/system.toml"]
     argv += [f"--test-scenario={directory}/files/s.toml", f"--output-dir={directory}/out"]
     without = {name: value for name, value in os.environ.items() if name not in ("HF_TOKEN", "WANDB_API_KEY")}
-    return subprocess.run(argv, env={**without, **env}, capture_output=True, text=True, timeout=300, check=False)
+    return subprocess.run(argv, env={**without, **env}, capture_output=True, text=True, timeout=1500, check=False)
 
 
 def _leaks(directory: Path) -> list[str]:
@@ -106,7 +106,7 @@ def test_the_launchers_dry_run(tmp_path: Path, installed: tuple[Path, str]) -> N
     assert done.returncode == 0, done.stderr
     (script,) = (tmp_path / "out").rglob("launcher.sh")
     env = {**os.environ, "HF_TOKEN": HF, "WANDB_API_KEY": WANDB, "MY_API_KEY": WANDB, "COLUMNS": "200"}
-    subprocess.run(["bash", "launcher.sh"], cwd=script.parent, env=env, check=False, timeout=900)
+    subprocess.run(["bash", "launcher.sh"], cwd=script.parent, env=env, check=False, timeout=1500)
     log = (script.parent / "cloudai_megatron_bridge_launcher.log").read_text()
     assert "dryrun requested: exiting" in log, log
     assert "export TRANSFORMERS_OFFLINE=0" in log

@@ -137,7 +137,7 @@ def run_ranks(
     whole_env = {**os.environ, "OMP_NUM_THREADS": "1", **(env or {})}
     done = None
     if is_quick and not env and not torch.cuda.is_available():
-        done = _SERVER.run(program, directory, whole_env, processes=processes, timeout=300)
+        done = _SERVER.run(program, directory, whole_env, processes=processes, timeout=1500)
     if done is None:
         done = subprocess.run(
             [*launcher(processes), *program],
@@ -145,7 +145,7 @@ def run_ranks(
             env=whole_env,
             capture_output=True,
             text=True,
-            timeout=300,
+            timeout=1500,
             check=False,
         )
     if code is not None:

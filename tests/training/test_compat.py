@@ -169,7 +169,7 @@ def test_a_run_that_fails_does_not_wait_for_its_writer(tmp_path: Path) -> None:
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=1500,
         check=False,
     )
     assert done.returncode == 1, done.stderr

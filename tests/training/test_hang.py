@@ -173,7 +173,7 @@ def test_a_rank_that_hangs_before_its_first_step(tmp_path: Path, start: Start) -
 def test_a_run_that_ends_leaves_nothing(tmp_path: Path, start: Start) -> None:
     pytest.importorskip("torch")
     process = start(TWO_RANKS, "1000", COUNTING_PLANT)
-    out, err = process.communicate(timeout=1000)
+    out, err = process.communicate(timeout=1500)
     assert process.returncode == 0, err
     assert out.count("MBRIDGE_STEP ") == 5
     for rank in range(2):
@@ -183,7 +183,7 @@ def test_a_run_that_ends_leaves_nothing(tmp_path: Path, start: Start) -> None:
 
 def test_a_malformed_timeout_is_one_clear_line(tmp_path: Path, start: Start) -> None:
     process = start(TRAINING, "soon")
-    _, err = process.communicate(timeout=120)
+    _, err = process.communicate(timeout=1500)
     assert process.returncode == 2
     fact = "MBRIDGE_HANG_TIMEOUT_S: 'soon' is not a positive number of seconds"
     assert err == f"error: {fact}; unset it to keep no stacks\n"

@@ -98,7 +98,7 @@ def _losses(directory: Path, **model: Any) -> list[float]:
     (directory / "config.json").write_text(json.dumps(container_data(sections)))
     command = [sys.executable, "-m", "cloudai_mbridge.training", "--config", "config.json"]
     env = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE", "MASTER_ADDR")}
-    done = subprocess.run(command, cwd=directory, env=env, capture_output=True, text=True, check=False, timeout=200)
+    done = subprocess.run(command, cwd=directory, env=env, capture_output=True, text=True, check=False, timeout=1500)
     assert done.returncode == 0, done.stderr
     records = [
         json.loads(line.split(" ", 1)[1]) for line in done.stdout.splitlines() if line.startswith("MBRIDGE_STEP")

@@ -201,7 +201,7 @@ def restarting(failures: int) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     env = {**os.environ, "TORCH_CPP_LOG_LEVEL": "error"}
     script = [str(HERE / "inprocess_run.py"), str(failures)]
-    return subprocess.run([*command, *script], env=env, capture_output=True, text=True, timeout=300, check=False)
+    return subprocess.run([*command, *script], env=env, capture_output=True, text=True, timeout=1500, check=False)
 
 
 needs_package = pytest.mark.skipif(not is_installed("nvidia_resiliency_ext"), reason="needs nvidia-resiliency-ext")
