@@ -25,20 +25,20 @@ NUM_TAKEN = 300
 # The first words of an entry of the documented list, and what such a refusal says.
 ON_PURPOSE = {
     "Unknown keys of `cmd_args`": r"cmd_args\.\S+: unknown key",
-    "Empty lists": r"\[\] is empty",
-    "Texts of `cmd_args.time_limit`": r"cmd_args\.time_limit: .*is (not a time limit|longer than Slurm)",
+    "Empty list as an axis": r"\[\] is empty",
+    "`cmd_args.time_limit` that is not": r"cmd_args\.time_limit: .*is (not a time limit|longer than Slurm)",
     "Options and values that the launcher": r"has no such option|is unknown to the launcher",
     "Counts that make no sense": r"must be greater than|max_steps = -?\d+ trains nothing",
-    "Numbers that are not finite": r"must be a finite number",
-    "Names that no shell can export": r"is not a name of an environment variable",
+    "Non-finite numbers": r"must be a finite number",
+    "Variable names that no shell can export": r"is not a name of an environment variable",
     "Lists and tables in `global_env_vars`": r"global_env_vars\.\S+: .*must be a valid string or a valid integer",
     "Credentials in `extra_cmd_args`": r"would put a credential into a script|(may hold|holds) a credential",
     "Short options in `extra_srun_args`": r"cannot reach the upstream launcher; write long options",
     "An empty `default_partition` or `install_path`": r"default_partition: '' must be|install_path is missing",
-    "A window that leaves no step": r"exclude_start_steps = \d+ leaves no step to measure",
+    "A measurement window without steps": r"exclude_start_steps = \d+ leaves no step to measure",
     "Hooks of other templates": r"training would start unchecked",
-    "Waiting for another template": r"and not run by this tool; remove the dependency",
-    "Tests that wait for each other": r"cyclic dependency",
+    "`dependencies` on a test of another template": r"and not run by this tool; remove the dependency",
+    "Circular dependencies": r"cyclic dependency",
     "Control characters": r"must not contain (control|a NUL)",
     "Systems that cannot run the launcher": r"submits Slurm jobs; use a Slurm|is not supported; use one of",
     "Files that are not TOML": r"not valid TOML",
@@ -79,7 +79,7 @@ def plan(directory: Path) -> ScenarioPlan:
     """Plan what `Files.write` wrote."""
     system = load_system(directory / "system/system.toml")
     found = build_plan(load_scenario(directory / "scenario/scenario.toml", directory / "test"), system)
-    refuse_unknown_options(found, system)
+    refuse_unknown_options(found.runs, system)
     return found
 
 
@@ -116,7 +116,7 @@ def test_seeded_variants(cloudai_source: Path, is_taken: Taken, tmp_path: Path) 
 
 
 def test_the_list_is_documented() -> None:
-    section = DOCUMENT.read_text().split("## Refused on purpose")[1].split("\n## ")[0]
+    section = DOCUMENT.read_text().split("## Refused")[1].split("\n## ")[0]
     entries = re.findall(r"^\| (.+?) \|", section, flags=re.MULTILINE)
     documented = [entry for entry in entries if entry not in ("What", "---")]
     assert [next((name for name in ON_PURPOSE if entry.startswith(name)), entry) for entry in documented] == list(
@@ -231,21 +231,21 @@ def _foreign_dependency(files: Files) -> None:
 PASSWORD = "https://me:secret@example.com/Megatron-Bridge.git"
 REFUSED: dict[str, Callable[[Files], None]] = {
     "Unknown keys of `cmd_args`": lambda files: files.test["cmd_args"].update(tpp=2),
-    "Empty lists": lambda files: files.test["cmd_args"].update(tp=[]),
-    "Texts of `cmd_args.time_limit`": lambda files: files.test["cmd_args"].update(time_limit="soon"),
+    "Empty list as an axis": lambda files: files.test["cmd_args"].update(tp=[]),
+    "`cmd_args.time_limit` that is not": lambda files: files.test["cmd_args"].update(time_limit="soon"),
     "Options and values that the launcher": lambda files: files.test["cmd_args"].update(offline=True),
     "Counts that make no sense": lambda files: files.test["cmd_args"].update(max_steps=0),
-    "Numbers that are not finite": lambda files: files.test["cmd_args"].update(lr=float("inf")),
-    "Names that no shell can export": _test(extra_env_vars={"with-dash": "1"}),
+    "Non-finite numbers": lambda files: files.test["cmd_args"].update(lr=float("inf")),
+    "Variable names that no shell can export": _test(extra_env_vars={"with-dash": "1"}),
     "Lists and tables in `global_env_vars`": lambda files: files.system["global_env_vars"].update(A=["1"]),
     "Credentials in `extra_cmd_args`": lambda files: files.test["git_repos"][0].update(url=PASSWORD),
     "Short options in `extra_srun_args`": lambda files: files.system.update(extra_srun_args="-N 2"),
     "An empty `default_partition` or `install_path`": lambda files: files.system.update(default_partition=""),
-    "A window that leaves no step": lambda files: files.test.update(
+    "A measurement window without steps": lambda files: files.test.update(
         training_report={}, cmd_args={**files.test["cmd_args"], "max_steps": 5}
     ),
-    "Waiting for another template": _foreign_dependency,
-    "Tests that wait for each other": _circle,
+    "`dependencies` on a test of another template": _foreign_dependency,
+    "Circular dependencies": _circle,
     "Control characters": lambda files: files.system.update(account="a\nb"),
     "Systems that cannot run the launcher": lambda files: files.system.update(scheduler="standalone"),
     "Files that are not TOML": _text("test", "extra_container_mounts = []", "extra_container_mounts = [,]"),
