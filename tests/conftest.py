@@ -18,7 +18,14 @@ _COMMANDS = ForkServer("commands")
 Mbridge = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
-_WITH_PROCESSES = {"e2e", "gpu_check", "interop", "sandbox"}  # folders of which every test may start some
+_WITH_PROCESSES = {
+    "e2e",
+    "gpu_check",
+    "interop",
+    "sandbox",
+    "slurm",
+    "training",
+}  # folders of which every test may start some
 _STARTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"}
 _running: list[pytest.Item] = []
 
