@@ -19,6 +19,7 @@ PAGES = [REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *sorted((REPO
 SHELL = ("console", "sh")
 # In inline code, words such as these stand for a value: `mbridge gate RESULT --policy FILE`
 PLACEHOLDER = re.compile(r"[A-Z][A-Z_.]*|\.\.\.|\[.*\]")
+PACKAGES = {path.parent.name for path in (REPOSITORY / "cloudai_mbridge").glob("*/__init__.py")}
 SHIPPED = ("conf/", "systems/", "test_defs/")
 WRITTEN_BY_THE_READER = {
     "conf/baselines/default.toml",
@@ -96,12 +97,15 @@ def test_commands_are_found() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_python_files_that_a_page_names_exist(page: Path) -> None:
+def test_files_of_the_product_that_a_page_names_exist(page: Path) -> None:
+    """Python files, and whatever is named by a path that begins with a package, such as `verdict/failures.toml`."""
     for token in tokens(page):
         if token.type == "code_inline":
-            for name in re.findall(r"(?<![\w./])(?!scripts/)[\w./]+/[\w/]+\.py\b", token.content):  # scripts/: upstream
-                places = (REPOSITORY / name, REPOSITORY / "cloudai_mbridge" / name)
-                assert any(place.exists() for place in places), f"{page.name} names {name}"
+            for name in re.findall(r"(?<![\w./])(?!scripts/)[\w./*]+/[\w./*]*", token.content):  # scripts/: upstream
+                if name.endswith(".py") or name.partition("/")[0] in PACKAGES:
+                    pattern = name.rstrip("/").replace("NAME", "*")
+                    places = [*REPOSITORY.glob(pattern), *(REPOSITORY / "cloudai_mbridge").glob(pattern)]
+                    assert places, f"{page.name} names {name}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
