@@ -76,7 +76,7 @@ def estimate(
 ) -> int:
     """Estimate one point: FLOPs, memory of every stage, step time, MFU, cost. Nothing is run (docs/estimate.md).
 
-    Exit codes: 0, or 16 if the point does not fit into the GPU's memory.
+    Exit codes: 0, or 9 if the point does not fit into the GPU's memory.
     """
     system = load_system(system_config) if system_config else None
     request = _request(recipe, system, formula, **given)

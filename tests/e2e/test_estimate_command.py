@@ -38,6 +38,7 @@ def test_json_has_every_number(mbridge: Any) -> None:
 def test_the_table_names_the_terms(mbridge: Any) -> None:
     done = mbridge("estimate", "--recipe", "deepseek_v3", "--gpu", "gb200", "--ep", "8", "--precision", "FP8-MX")
     assert done.returncode == 9, done.stderr  # it does not fit
+    assert "9 if the point does not fit" in " ".join(mbridge("estimate", "--help").stdout.split())
     for word in ("weights", "optimizer", "logits", "matmul_experts", "ep_comm", "FLOPs per token", "MFU", "held out"):
         assert word in done.stdout, word
 
