@@ -9,12 +9,12 @@ import xml.etree.ElementTree as ET
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 
+from cloudai_mbridge.metrics import Statistic
 from cloudai_mbridge.report.formats.text import clipped, visible
 from cloudai_mbridge.report.model import PointReport, Report
 from cloudai_mbridge.verdict import Verdict
 
 _COUNTED = {"failures": "failure", "errors": "error", "skipped": "skipped"}
-_STATISTICS = ("step_time_s", "tflops_per_gpu", "tokens_per_s_per_gpu")
 
 
 def render_junit(report: Report) -> str:
@@ -115,8 +115,8 @@ def _properties(point: PointReport) -> Iterator[tuple[str, str]]:
     yield "warmup_steps", str(m.warmup_steps)
     if m.window:
         yield "window", f"{m.window[0]}-{m.window[1]}"
-    for name in _STATISTICS:
-        if (statistic := getattr(m, name)) is not None:
+    for name, statistic in vars(m).items():
+        if isinstance(statistic, Statistic):
             yield from ((f"{name}.{key}", str(value)) for key, value in vars(statistic).items())
     for name in ("peak_memory_gib", "memory_kind", "flops_formula", "flops_per_step", "first_loss", "last_loss"):
         if (value := getattr(m, name)) is not None:

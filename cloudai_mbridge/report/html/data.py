@@ -1,18 +1,19 @@
 """What the page needs of a report, in few bytes: steps as columns of rounded numbers, equal things said once."""
 
+import dataclasses
 import json
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from cloudai_mbridge.metrics import Statistic
 from cloudai_mbridge.report.formats.text import visible
 from cloudai_mbridge.report.model import plain
 
 DIGITS = 7
 MOST_VALUES, MOST_RUNS = 12, 4  # of a field that differs between runs
-_STATISTICS = ("step_time_s", "tflops_per_gpu", "tokens_per_s_per_gpu")
-_FIELDS = ("n", "mean", "median", "min", "max", "std")
+_STATISTIC = tuple(field.name for field in dataclasses.fields(Statistic))
 _HEAD = (
     *("tool", "scenario", "system", "created_at", "summary", "num_rejected", "rule_counts", "notes"),
     *("excluded_nodes", "environment"),
@@ -35,6 +36,7 @@ def page_data(
         {
             "head": {name: report.get(name) for name in _HEAD},
             "axes": axes(points),
+            "statistic": _STATISTIC,
             "runs": [_run(point) for point in points],
             "differences": {
                 "environment": differences((index, point.get("environment") or {}) for index, point in ran),
@@ -73,7 +75,7 @@ def _run(point: Mapping[str, Any]) -> dict[str, Any]:
     violations = point["violations"] if point["verdict"] == "rejected" else ()
     job, log, environment = point.get("job") or {}, point.get("log") or {}, point.get("environment") or {}
     attempts = point.get("attempts") or ()
-    statistics = ((name, metrics.get(name)) for name in _STATISTICS)
+    statistics = {name: value for name, value in metrics.items() if isinstance(value, Mapping)}
     return {
         **{name: point.get(name) for name in _AS_THEY_ARE},
         "violations": [{name: str(violation.get(name, "")) for name in _VIOLATION} for violation in violations],
@@ -84,7 +86,7 @@ def _run(point: Mapping[str, Any]) -> dict[str, Any]:
         "log": _some(log, ("file", "notes")),
         "nodes": environment.get("nodes") or ([job["nodes"]] if job.get("nodes") else []),
         "comparability": (point.get("comparability") or {}).get("id"),
-        "statistics": {name: statistic and [statistic[field] for field in _FIELDS] for name, statistic in statistics},
+        "statistics": {name: [values.get(field) for field in _STATISTIC] for name, values in statistics.items()},
         "warmup_steps": metrics.get("warmup_steps", 0),
         "window": metrics.get("window"),
         "losses": [metrics.get("first_loss"), metrics.get("last_loss")],

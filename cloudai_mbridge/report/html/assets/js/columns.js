@@ -2,16 +2,14 @@
 
 const SEVERITY = { failed: 0, cancelled: 1, skipped: 2, rejected: 3, success: 4 };
 
-function measureColumn(id, title) {
-  const measure = MEASURE[id];
-  const statistic = (run) => run.statistics[id];
-  const value = (run) => (id === "peak_memory_gib" ? run.peak_memory_gib : (statistic(run)?.mean ?? null));
+function measureColumn(measure) {
   return {
-    id,
-    title: title ?? unitLabel(measure),
+    id: measure.id,
+    title: measure.title ?? unitLabel(measure),
     kind: "number",
-    key: value,
-    cell: (run) => numberCell(value(run), whyMissing(run, id), statistic(run)?.std),
+    key: measure.shown,
+    cell: (run) =>
+      numberCell(measure.shown(run), whyMissing(run, measure.id), run.statistics[measure.id]?.std),
   };
 }
 
@@ -59,10 +57,7 @@ const COLUMNS = [
     key: (run) => (run.verdict === "rejected" ? null : run.steps.times.length),
     cell: (run) => (stepsText(run) ? h("span", {}, stepsText(run)) : numberCell(null, whyMissing(run, "steps"))),
   },
-  measureColumn("step_time_s"),
-  measureColumn("tflops_per_gpu"),
-  measureColumn("tokens_per_s_per_gpu"),
-  measureColumn("peak_memory_gib", "memory (GiB)"),
+  ...MEASURES.map(measureColumn),
   { id: "loss", title: "loss, first → last", kind: "number", key: (run) => run.losses[1], cell: lossCell },
   {
     id: "why",

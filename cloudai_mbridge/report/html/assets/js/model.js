@@ -3,41 +3,36 @@
 const DATA = JSON.parse(document.getElementById("data").textContent);
 const HEAD = DATA.head;
 const AXES = DATA.axes;
-const STATISTIC = ["n", "mean", "median", "min", "max", "std"];
 
-// What a run is measured by. `of` is one number per run: a median, since single slow steps are no property of a run.
+// What a run is measured by; each is a column of the table. `of` is one number per run: a median, since single slow
+// steps are not a property of a run. `shown` is the number in the table.
 const MEASURES = [
+  measureOf("step_time_s", "step time", "s", "lower"),
+  measureOf("tflops_per_gpu", "TFLOP/s/GPU", "TFLOP/s/GPU", "higher"),
+  measureOf("tokens_per_s_per_gpu", "tokens/s/GPU", "tokens/s/GPU", "higher"),
   {
-    id: "step_time_s",
-    label: "step time",
-    unit: "s",
+    id: "peak_memory_gib",
+    label: "peak memory",
+    unit: "GiB",
     better: "lower",
-    of: (run) => run.statistics.step_time_s?.median ?? null,
+    title: "memory (GiB)",
+    of: (run) => run.peak_memory_gib,
+    shown: (run) => run.peak_memory_gib,
   },
-  {
-    id: "tflops_per_gpu",
-    label: "TFLOP/s/GPU",
-    unit: "TFLOP/s/GPU",
-    better: "higher",
-    of: (run) => run.statistics.tflops_per_gpu?.median ?? null,
-  },
-  {
-    id: "tokens_per_s_per_gpu",
-    label: "tokens/s/GPU",
-    unit: "tokens/s/GPU",
-    better: "higher",
-    of: (run) => run.statistics.tokens_per_s_per_gpu?.median ?? null,
-  },
-  { id: "peak_memory_gib", label: "peak memory", unit: "GiB", better: "lower", of: (run) => run.peak_memory_gib },
 ];
 const MEASURE = Object.fromEntries(MEASURES.map((measure) => [measure.id, measure]));
+
+function measureOf(id, label, unit, better) {
+  const of = (run) => run.statistics[id]?.median ?? null;
+  return { id, label, unit, better, of, shown: (run) => run.statistics[id]?.mean ?? null };
+}
 
 function unitLabel(measure) {
   return measure.unit === measure.label ? measure.label : `${measure.label} (${measure.unit})`;
 }
 
 function readStatistic(values) {
-  return values === null ? null : Object.fromEntries(values.map((value, i) => [STATISTIC[i], toNumber(value)]));
+  return Object.fromEntries(values.map((value, i) => [DATA.statistic[i], toNumber(value)]));
 }
 
 function readRun(run, id) {
