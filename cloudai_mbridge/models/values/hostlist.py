@@ -35,7 +35,8 @@ def parse_group(text: str) -> tuple[str, str, int | None]:
 
 def expand_hostlist(text: str) -> list[str]:
     """Return the nodes' names, in order, each once; BadInput for broken brackets or more than 100,000 nodes."""
-    parts = [_pieces(part, text) for part in _parts(text)]
+    split = re.findall(r"(?:\[[^\]]*\]?|[^,\[])+", text)  # at commas outside brackets
+    parts = [_pieces(part.strip(), text) for part in split if part.strip()]
     if sum(map(_num_names, parts)) <= _MOST_EXPANDED:
         names = list(dict.fromkeys(name for pieces in parts for name in _names(pieces)))
         if len(names) <= _MOST:
@@ -45,11 +46,6 @@ def expand_hostlist(text: str) -> list[str]:
 
 _NumberRange = tuple[range, int]  # FIRST-LAST, and the width of FIRST with its leading zeros
 _Piece = str | list[_NumberRange]  # what stands before, between and behind the brackets, and what stands in them
-
-
-def _parts(text: str) -> list[str]:
-    """Split at commas outside brackets."""
-    return [part.strip() for part in re.findall(r"(?:\[[^\]]*\]?|[^,\[])+", text) if part.strip()]
 
 
 def _pieces(part: str, text: str) -> list[_Piece]:
