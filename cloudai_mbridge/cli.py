@@ -24,7 +24,6 @@ from cloudai_mbridge.commands.live_view import SteadyConsole, new_console, obser
 from cloudai_mbridge.commands.options import ALLOW_UNKNOWN, PATH, RULES, request_of, scenario_options
 from cloudai_mbridge.commands.sweep import sweep
 from cloudai_mbridge.commands.verify import summarize_foreign, verify
-from cloudai_mbridge.constraints import RuleSet
 from cloudai_mbridge.constraints.engine import RULES as ALL_RULES
 from cloudai_mbridge.constraints.lifts import LIFTS
 from cloudai_mbridge.constraints.upstream import rule_id as rule_id_of
@@ -78,6 +77,10 @@ def run(max_parallel: int | None, fail_fast: bool, **options: Any) -> int:
     return _drive(console, prepared, root)
 
 
+# Without links. A circle of them stays, and is not the directory of a run
+_ROOT = click.argument(
+    "root", metavar="DIRECTORY", type=PATH, callback=lambda ctx, param, value: Path(os.path.realpath(value))
+)
 _LOST_HOST = click.option(
     "--lost-host",
     "lost_hosts",
@@ -88,20 +91,14 @@ _LOST_HOST = click.option(
 
 
 @cli.command()
-@click.argument("directory", type=PATH)
+@_ROOT
 @_LOST_HOST
-def resume(directory: Path, lost_hosts: tuple[str, ...]) -> int:
+def resume(root: Path, lost_hosts: tuple[str, ...]) -> int:
     """Continue a run whose mbridge process ended before its jobs did. Nothing is submitted twice."""
-    root = _absolute(directory)
     control.require_resumable(root, lost_hosts)
     prepared = pipeline.read(root)
     pipeline.preflight(prepared)
     return _drive(new_console(), prepared, root)
-
-
-def _absolute(directory: Path) -> Path:
-    """Return a directory without links. A circle of them stays, and is not the directory of a run."""
-    return Path(os.path.realpath(directory))
 
 
 def _drive(console: SteadyConsole, prepared: pipeline.Prepared, root: Path) -> int:
@@ -121,11 +118,10 @@ def _drive(console: SteadyConsole, prepared: pipeline.Prepared, root: Path) -> i
 
 
 @cli.command()
-@click.argument("directory", type=PATH)
+@_ROOT
 @click.option("--events", is_flag=True, help="Also print every event.")
-def status(directory: Path, events: bool) -> int:
+def status(root: Path, events: bool) -> int:
     """Show where a run's points stand, from its journal."""
-    root = _absolute(directory)
     console, found = new_console(), control.read_status(root, with_events=events)
     table = Table(
         "point", "state", "job", "nodes", "attempts", "why", title=Text(visible(found.scenario)), title_justify="left"
@@ -155,11 +151,11 @@ def _what_next(found: control.SweepStatus, root: Path) -> str:
 
 
 @cli.command()
-@click.argument("directory", type=PATH)
+@_ROOT
 @_LOST_HOST
-def cancel(directory: Path, lost_hosts: tuple[str, ...]) -> int:
+def cancel(root: Path, lost_hosts: tuple[str, ...]) -> int:
     """Cancel everything that a run has submitted, wait until it has ended, and report."""
-    root, console = _absolute(directory), new_console()
+    console = new_console()
     refuse_dry_run(root, read_plan_data(root))
     control.cancel_run(root)
     control.require_resumable(root, lost_hosts)
@@ -176,16 +172,15 @@ def cancel(directory: Path, lost_hosts: tuple[str, ...]) -> int:
 
 
 @cli.command()
-@click.argument("directory", type=PATH)
+@_ROOT
 @click.argument("point")
 @click.option("--stderr", is_flag=True, help="The run's stderr instead of its stdout.")
 @click.option("--attempt", type=click.IntRange(min=1), help="An earlier attempt of the run; default: the last.")
 @click.option("--lines", "-n", type=click.IntRange(min=0), help="Only the last lines.")
 @click.option("--follow", "-f", is_flag=True, help="Follow the log until Ctrl-C.")
-def logs(directory: Path, point: str, stderr: bool, attempt: int | None, lines: int | None, follow: bool) -> int:
+def logs(root: Path, point: str, stderr: bool, attempt: int | None, lines: int | None, follow: bool) -> int:
     """Print the log of one POINT: its key, or a part of it that no other has."""
-    path = control.find_log(_absolute(directory), point, attempt, stderr=stderr)
-    for line in tail_lines(path, lines, follow=follow):
+    for line in tail_lines(control.find_log(root, point, attempt, stderr=stderr), lines, follow=follow):
         click.echo(line)
     return OK
 
@@ -212,17 +207,10 @@ def dry_run(**options: Any) -> int:
 @click.option("--hook-dir", type=PATH, help="Directory of the hooks' TOMLs; default: as for `run`.")
 @ALLOW_UNKNOWN
 @RULES
-def verify_configs(
-    configs: Path,
-    system_config: Path | None,
-    tests_dir: Path | None,
-    hook_dir: Path | None,
-    on_unknown_arg: Warn | None,
-    rules: RuleSet,
-) -> int:
+def verify_configs(on_unknown_arg: Warn | None, **options: Any) -> int:
     """Check a TOML file, or all of a directory; nothing is run or written."""
     findings = []
-    for finding in verify(configs, system_config, tests_dir, on_unknown_arg, hook_dir, rules):
+    for finding in verify(**options, warn=on_unknown_arg):
         findings.append(finding)
         if not finding.is_good:
             _show_error(finding.text)
@@ -320,9 +308,8 @@ def _show_os_error(error: OSError) -> int:
     """Show what the operating system refused, and return the exit code: a path that cannot exist is bad input."""
     where, why = error.filename or "the operating system", error.strerror or error
     if error.filename and is_disk_full(error, Path(where)):
-        _show_error(f"{where}: {why} ({free_space(Path(where))}); make room and try again")
-        return ToolFailure.exit_code
-    if error.errno in (errno.ENAMETOOLONG, errno.ELOOP):
+        why = f"{why} ({free_space(Path(where))}); make room and try again"
+    elif error.errno in (errno.ENAMETOOLONG, errno.ELOOP):
         _show_error(f"{where}: {why}; check the path")
         return BadInput.exit_code
     _show_error(f"{where}: {why}")

@@ -1,21 +1,11 @@
 """What can go wrong, and the exit code of each branch.
 
-    MBridgeError
-    ├── BadInput         2   the user's files or options: nothing was submitted
-    │   ├── InUse        5   another process holds the run: wait for it, or cancel it
-    │   ├── NothingRan   6   a dry run, or a run that ended before its plan was complete: nothing was submitted
-    │   ├── Damaged      7   a file of the run's directory, or a history, is damaged
-    │   └── OtherVersion 8   a file of the run's directory was written by another version of mbridge
-    ├── ToolFailure      3   the tool or its environment: Slurm unreachable, disk full, no torch
-    └── Paused           4   mbridge ended and its jobs did not: to be resumed
-
 Points that ran and failed are results, not exceptions: `mbridge run` then exits with POINTS_FAILED. An interrupted run
 exits with 128 + the signal's number.
 """
 
 OK = 0
 POINTS_FAILED = 1
-
 
 _LONGEST_LINE = 1200
 _MOST_LINES = 100
@@ -45,13 +35,13 @@ class MBridgeError(Exception):
 
 
 class BadInput(MBridgeError):
-    """The input is wrong. The message names the file, line or key, the value and the remedy."""
+    """The user's files or options are wrong. The message names the file, line or key, the value and the remedy."""
 
     exit_code = 2
 
 
 class InUse(BadInput):
-    """Another process holds the run. Nothing was written."""
+    """Another process holds the run: wait for it, or cancel it. Nothing was written."""
 
     exit_code = 5
 
@@ -75,7 +65,7 @@ class OtherVersion(BadInput):
 
 
 class ToolFailure(MBridgeError):
-    """The tool could not do its work although the input is right."""
+    """The tool could not do its work although the input is right: Slurm is unreachable, the disk full, no torch."""
 
     exit_code = 3
 

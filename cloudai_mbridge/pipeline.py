@@ -17,7 +17,7 @@ from cloudai_mbridge.megatron_bridge.launcher.command_line import refuse_unknown
 from cloudai_mbridge.models.loading.load import Warn, load_scenario, load_system
 from cloudai_mbridge.models.loading.loaded import HookOptions
 from cloudai_mbridge.models.scenario import RunnerConfig
-from cloudai_mbridge.models.system import Executor, LocalSystem, SlurmSystem, System
+from cloudai_mbridge.models.system import Executor, LocalSystem, System
 from cloudai_mbridge.plan import ROOT_FILES, ScenarioPlan
 from cloudai_mbridge.plan.build import build_plan
 from cloudai_mbridge.plan.read import read_plan
@@ -78,12 +78,11 @@ def plan(request: Request, runner: Mapping[str, Any] | None = None) -> Prepared:
 
 def _with_gpu_support(system: System) -> tuple[System, tuple[str, ...]]:
     """Return the system with what Slurm says about GPUs as GRES, and a note where it does not answer."""
-    if not isinstance(system, SlurmSystem) or system.gpus_per_node is None:
+    if isinstance(system, LocalSystem) or system.gpus_per_node is None:
         return system, ()
     if system.supports_gpu_directives_cache is not None:
         return system, ()
-    answer = has_gpu_gres()
-    if answer is None:
+    if (answer := has_gpu_gres()) is None:
         return system, (f"system {system.name!r}: {_NOT_ASKED}",)
     return system.model_copy(update={"supports_gpu_directives_cache": answer}), ()
 
@@ -141,8 +140,7 @@ def report(root: Path, **options: FindHistory) -> Report:
 
     No other process holds the directory: the caller has `driver_lock`, or `no_driver`.
 
-    Raises:
-        BadInput: there is nothing to report, or it cannot be read; nothing was written.
+    BadInput: there is nothing to report, or it cannot be read; nothing was written.
     """
     result = build_report(root)
     write_report(result, root, **options)

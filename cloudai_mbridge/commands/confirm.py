@@ -67,23 +67,18 @@ def confirm(root: Path, points: Collection[str], repeats: int, observer_for: Obs
             journal.exclude(node, reason)
     pipeline.write_into(prepared, new)
     with driver_lock(new):
-        _run(prepared, new, points, repeats, observer_for)
+        try:
+            with observer_for(prepared.plan, new) as observer:
+                observer.notice(f"{repeats} more runs each of {', '.join(dict.fromkeys(points))}: {new}")
+                for note in prepared.plan.notes:
+                    observer.notice(note)
+                pipeline.execute(prepared, new, observer)
+        except MBridgeError:
+            with contextlib.suppress(MBridgeError, OSError, sqlite3.Error):  # the first error says more
+                pipeline.report(new)
+            raise
+        pipeline.report(new)
     return Confirmation(new, prepared.plan.notes)
-
-
-def _run(prepared: Prepared, new: Path, points: Collection[str], repeats: int, observer_for: ObserverFor) -> None:
-    """Run what was written, and report; also if that fails."""
-    try:
-        with observer_for(prepared.plan, new) as observer:
-            observer.notice(f"{repeats} more runs each of {', '.join(dict.fromkeys(points))}: {new}")
-            for note in prepared.plan.notes:
-                observer.notice(note)
-            pipeline.execute(prepared, new, observer)
-    except MBridgeError:
-        with contextlib.suppress(MBridgeError, OSError, sqlite3.Error):  # the first error says more
-            pipeline.report(new)
-        raise
-    pipeline.report(new)
 
 
 def prepare(root: Path, points: Collection[str], repeats: int) -> tuple[Prepared, Mapping[str, str]]:
@@ -92,8 +87,12 @@ def prepare(root: Path, points: Collection[str], repeats: int) -> tuple[Prepared
         raise BadInput(f"{root}: {repeats} more runs of {len(points)} points leaves nothing to run; ask for at least 1")
     _require_end(root)
     first = pipeline.read(root)
-    highest = {name: max(run.iteration for run in runs) for name, runs in _by_point(first.plan).items()}
-    templates = tuple(_with_files(run, root) for run in _first_runs(first.plan, points, root))
+    known = _by_point(first.plan)
+    for name in points:
+        if name not in known:
+            raise BadInput(f"{root}: has no point {name!r}; {suggest(name, list(known))}")
+    highest = {name: max(run.iteration for run in runs) for name, runs in known.items()}
+    templates = tuple(_with_files(known[name][0], root) for name in dict.fromkeys(points))
     prepared = replace(first, plan=replace(first.plan, runs=templates))
     _require_same_files(prepared, root)
     pipeline.preflight(prepared)
@@ -105,7 +104,6 @@ def prepare(root: Path, points: Collection[str], repeats: int) -> tuple[Prepared
         for run in templates
         for number in range(1, repeats + 1)
     )
-    notes = (f"further runs of {root.name}", *notes)
     plan = replace(
         first.plan,
         runs=assign_arrays(runs, first.system),
@@ -113,7 +111,7 @@ def prepare(root: Path, points: Collection[str], repeats: int) -> tuple[Prepared
         rejected=(),
         num_rejected=0,
         rule_counts={},
-        notes=notes,
+        notes=(f"further runs of {root.name}", *notes),
     )
     return replace(prepared, plan=plan), past.excluded
 
@@ -195,15 +193,6 @@ def _by_point(plan: ScenarioPlan) -> dict[str, list[RunPlan]]:
     return found
 
 
-def _first_runs(plan: ScenarioPlan, points: Iterable[str], root: Path) -> list[RunPlan]:
-    """Return the first run of each point; raise BadInput of a point that is not there."""
-    known = _by_point(plan)
-    for name in points:
-        if name not in known:
-            raise BadInput(f"{root}: has no point {name!r}; {suggest(name, list(known))}")
-    return [known[name][0] for name in dict.fromkeys(points)]
-
-
 def _require_end(root: Path) -> None:
     """Raise BadInput if a run has not ended, or another process holds it."""
     status = control.read_status(root)
@@ -233,13 +222,6 @@ def _read_json(path: Path) -> dict[str, Any]:
     return data
 
 
-def _holds(path: Path, text: bytes) -> bool:
-    try:
-        return read_regular(path, len(text)) == text
-    except OSError:
-        return False
-
-
 def _require_same_files(prepared: Prepared, root: Path) -> None:
     """Raise BadInput unless this mbridge would write, byte for byte, the files that were run."""
     with tempfile.TemporaryDirectory() as directory:
@@ -247,8 +229,10 @@ def _require_same_files(prepared: Prepared, root: Path) -> None:
         pipeline.write_into(prepared, again)
         for run in prepared.plan.runs:
             for path in sorted((again / run.key).iterdir()):
-                ran = root / run.key / path.name
-                if not _holds(ran, path.read_bytes()):
+                ran, text, was = root / run.key / path.name, path.read_bytes(), None
+                with contextlib.suppress(OSError):
+                    was = read_regular(ran, len(text))
+                if was != text:
                     raise BadInput(
                         f"{ran}: is not what this mbridge would write now, so a further run of {_point(run)} would be"
                         " another one; run the scenario again"

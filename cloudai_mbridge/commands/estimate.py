@@ -131,10 +131,7 @@ def _request(
     release: str | None,
     **sizes: Any,
 ) -> EstimateRequest:
-    """Return the point that the options describe, checked by the rules.
-
-    Raise BadInput if something is unknown, or the point breaks rules, a line each.
-    """
+    """Return the point that the options describe; BadInput: something is unknown, or it breaks rules, a line each."""
     recipe, extra = load_recipe(recipe_name), _overrides(overrides)
     chosen = {name: value for name, value in sizes.items() if value is not None}
     chosen |= _recomputation(recompute, extra, sizes["recompute_num_layers"])
@@ -161,24 +158,18 @@ def _request(
     preset = _preset(release, args, recompute) if release else None
     if num_gpus is None:
         args = args.model_copy(update={"num_gpus": preset.num_gpus if preset else _fewest_gpus(args, recipe)})
+    overridden = overridden_by(extra)
     if preset is not None:
         args = with_model_facts(args, recipe)
-        _refuse_broken(args, system, recipe, Upstream(preset.release, preset, overridden=overridden_by(extra)))
+        checked = check(args, system, recipe, None, Upstream(preset.release, preset, overridden=overridden))
+    else:
+        args = with_recipe_defaults(args, recipe)
+        checked = check(args, system, recipe, overridden=overridden)
+    if checked.violations:
+        raise BadInput("\n".join(map(str, checked.violations)))
+    if preset is not None:
         return trained_question(recipe, args, preset, "", device, why_not, extra, formula)
-    args = with_recipe_defaults(args, recipe)
-    _refuse_broken(args, system, recipe, overridden=overridden_by(extra))
     return EstimateRequest(recipe, args, device, why_not, extra, formula)
-
-
-def _refuse_broken(
-    args: ResolvedCmdArgs,
-    system: System | None,
-    recipe: Recipe,
-    upstream: Upstream | None = None,
-    overridden: frozenset[str] = frozenset(),
-) -> None:
-    if broken := check(args, system, recipe, None, upstream, overridden=overridden).violations:
-        raise BadInput("\n".join(map(str, broken)))
 
 
 def _preset(version: str, args: ResolvedCmdArgs, recompute: str | None) -> Preset:
@@ -200,11 +191,11 @@ def _preset(version: str, args: ResolvedCmdArgs, recompute: str | None) -> Prese
 
 
 def _overrides(given: tuple[str, ...]) -> dict[str, str]:
-    pairs = [text.partition("=") for text in given]
-    for text, (name, sign, _) in zip(given, pairs, strict=True):
+    extra: dict[str, str] = {}
+    for text in given:
+        name, sign, extra[name] = text.partition("=")
         if not sign or not name:
             raise BadInput(f"--set: {text!r} is not KEY=VALUE such as model.mtp_num_layers=0")
-    extra = {name: value for name, _, value in pairs}
     try:  # as the keys of a test definition are checked
         MegatronBridgeTestDefinition.model_validate({"name": "estimate", "description": "", "extra_cmd_args": extra})
     except ValueError as error:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from rich.console import Group, RenderableType
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from cloudai_mbridge.estimate.memory import StageMemory
@@ -22,8 +22,9 @@ def render_estimate(found: PointEstimate) -> RenderableType:
     if found.reference:
         parts.append(Text(found.reference.line()))
     if found.step_time:
-        parts.append(_step_time(list(found.step_time.terms.items()), found.step_time.step_time_s))
-    for reason, names in _by_reason(found.missing).items():
+        parts.append(_step_time(found.step_time.terms, found.step_time.step_time_s))
+    for reason in dict.fromkeys(found.missing.values()):
+        names = [name for name, why in found.missing.items() if why == reason]
         parts.append(Text(f"not known: {', '.join(names)} ({reason})", style="dim"))
     if found.filled_in:
         parts.append(Text(f"filled in by {found.filled_in}"))
@@ -74,9 +75,8 @@ def _stages(stages: Sequence[StageMemory]) -> Table:
     unit = _in_unit(max(stage.total for stage in stages))[1]
     size = {"GiB": GIB, "MiB": MIB}[unit]
     title = Text(f"memory per pipeline stage, {unit} (* the fullest)")
-    table = Table("term", title=title, title_justify="left")
-    for name, _ in columns:
-        table.add_column(Text(name), justify="right")
+    shown = (Column(Text(name), justify="right") for name, _ in columns)
+    table = Table("term", *shown, title=title, title_justify="left")
     for term in stages[0].terms:
         if any(stage.terms[term] for _, stage in columns):
             table.add_row(term, *(f"{stage.terms[term] / size:.2f}" for _, stage in columns))
@@ -108,19 +108,12 @@ def _columns(stages: Sequence[StageMemory]) -> list[tuple[str, StageMemory]]:
     return [named[i] for i in (0, *sorted(fullest), len(named) - 1)]
 
 
-def _step_time(terms: Sequence[tuple[str, float]], total: float) -> Table:
+def _step_time(terms: Mapping[str, float], total: float) -> Table:
     table = Table("term", "s", "share", title=Text("step time"), title_justify="left")
-    for name, seconds in terms:
+    for name, seconds in terms.items():
         if seconds:
             table.add_row(name, f"{seconds:.4g}", f"{seconds / total:.1%}")
     return table
-
-
-def _by_reason(missing: Mapping[str, str]) -> dict[str, list[str]]:
-    reasons: dict[str, list[str]] = {}
-    for name, reason in missing.items():
-        reasons.setdefault(reason, []).append(name)
-    return reasons
 
 
 def _count(parameters: int) -> str:

@@ -26,17 +26,10 @@ from cloudai_mbridge.report.model import plain
 _BUILT_IN = {"name": "built-in", "baseline": "-"}
 
 
-_OUTPUTS = (
-    click.option("--json", "json_file", type=PATH, help="Also write the result as JSON."),
-    click.option("--markdown", type=PATH, help="Also write it for a CI's step summary."),
-    click.option("--junit", type=PATH, help="Also write it as JUnit XML."),
-)
-
-
 def _output_options(command: Callable[..., int]) -> Callable[..., int]:
-    for option in reversed(_OUTPUTS):
-        command = option(command)
-    return command
+    command = click.option("--junit", type=PATH, help="Also write it as JUnit XML.")(command)
+    command = click.option("--markdown", type=PATH, help="Also write it for a CI's step summary.")(command)
+    return click.option("--json", "json_file", type=PATH, help="Also write the result as JSON.")(command)
 
 
 @click.command()
@@ -69,12 +62,11 @@ def gate(
         except (BadInput, ToolFailure) as error:  # the first verdict stands: a point was inconclusive
             result = result.with_notes([f"the inconclusive points were not run again: {error}"])
         else:
-            result = (
-                run_gate([*given, *(runs.root for runs in more)], loaded, today, num_judgements) if more else result
-            )
+            if more:
+                result = run_gate([*given, *(runs.root for runs in more)], loaded, today, num_judgements)
             result = result.with_notes(note for runs in more for note in runs.notes)
     result = result.with_notes(skipped)
-    not_written = _show(result, given[0], **files)
+    not_written = _show(result, given[0], files)
     code = result.exit_code or not_written
     click.echo(f"exit code {code}")
     return code
@@ -91,7 +83,7 @@ def compare(old: Path, new: Path, policy: Path | None, **files: Path | None) -> 
 
     _require_writable(files)
     terms = load_policy(policy).policy if policy else GatePolicy.model_validate(_BUILT_IN)
-    return _show(compare_reports([old], [new], terms, datetime.now(UTC).date()), new, **files)
+    return _show(compare_reports([old], [new], terms, datetime.now(UTC).date()), new, files)
 
 
 def _require_writable(files: Mapping[str, Path | None]) -> None:
@@ -100,23 +92,16 @@ def _require_writable(files: Mapping[str, Path | None]) -> None:
             require_writable(path)
 
 
-def _show(
-    result: GateResult,
-    report: Path,
-    json_file: Path | None,
-    markdown: Path | None,
-    junit: Path | None,
-    html: Path | None = None,
-) -> int:
+def _show(result: GateResult, report: Path, files: Mapping[str, Path | None]) -> int:
     """Print a result and write its files; return 0, or the exit code of the last one that could not be written."""
     new_console().print(render_gate(result))
-    codes = [
-        _write(json_file, lambda: json.dumps({**plain(result), "exit_code": result.exit_code}, indent=1) + "\n"),
-        _write(markdown, lambda: render_gate_markdown(result)),
-        _write(junit, lambda: render_gate_junit(result)),
-        _write(html, lambda: _page(report, result)),
-    ]
-    return max(codes)
+    formats: dict[str, Callable[[], str]] = {
+        "json_file": lambda: json.dumps({**plain(result), "exit_code": result.exit_code}, indent=1) + "\n",
+        "markdown": lambda: render_gate_markdown(result),
+        "junit": lambda: render_gate_junit(result),
+        "html": lambda: _page(report, result),
+    }
+    return max(_write(files.get(name), render) for name, render in formats.items())
 
 
 def _write(path: Path | None, render: Callable[[], str]) -> int:

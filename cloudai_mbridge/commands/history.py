@@ -2,13 +2,12 @@
 
 import fnmatch
 import json
-from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from cloudai_mbridge.commands.live_view import SteadyConsole, new_console
@@ -144,11 +143,7 @@ def trend(path: Path, pattern: str, metric: str, last: int, as_json: bool, fail_
 
 
 def _trends(store: History, pattern: str, metric: str, last: int, options: dict[str, Any]) -> "list[Trend]":
-    keys = {
-        key: points
-        for key, points in store.keys().items()
-        if any(fnmatch.fnmatchcase(point, pattern) for point in points)
-    }
+    keys = {key: points for key, points in store.keys().items() if fnmatch.filter(points, pattern)}
     if not keys:
         raise BadInput(f"{printable(pattern)!r} matches no point in {store.path}; see `mbridge history list`")
     from cloudai_mbridge.gate.trend.analysis import find_trend  # numpy, for this command only
@@ -201,21 +196,15 @@ def _show_run(console: SteadyConsole, run: StoredRun, store: History) -> None:
     for name, values in run.values.items():
         unit = METRICS[name].unit if name in METRICS else ""
         facts.append((name, f"{', '.join(map(_number, values))} {unit}".rstrip()))
-    facts += _table_facts("environment", run.environment)
-    facts += _table_facts(f"comparability {run.comparability_id}", store.fields(run.comparability_id))
+    key = run.comparability_id
+    for title, values in (("environment", run.environment), (f"comparability {key}", store.fields(key))):
+        facts += [(f"{title}: {name}", json.dumps(each)) for name, each in sorted(values.items()) if each is not None]
     for name, text in facts:
         console.print_line(printable(f"{name}: {text}"), "bold red" if (name, text) == ("verdict", FAILED) else "")
 
 
-def _table_facts(title: str, values: Any) -> Iterable[tuple[str, str]]:
-    return ((f"{title}: {name}", json.dumps(value)) for name, value in sorted(values.items()) if value is not None)
-
-
 def _table(*columns: str) -> Table:
-    table = Table()
-    for column in columns:
-        table.add_column(column, overflow="fold")
-    return table
+    return Table(*(Column(column, overflow="fold") for column in columns))
 
 
 def _add(table: Table, *cells: str) -> None:

@@ -1,6 +1,7 @@
 """Options that several commands share."""
 
 from collections.abc import Callable
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,6 @@ from cloudai_mbridge.training.flops import Formula
 
 PATH = click.Path(path_type=Path)
 SYSTEM_VARIABLE = "CLOUDAI_SYSTEM_CONFIG"
-_NOTHING = "Accepted as in CloudAI; has no effect, and says why"
 
 
 def _warn(text: str) -> None:
@@ -50,39 +50,46 @@ def _formula(context: click.Context, option: click.Parameter, name: str) -> Form
 FLOPS_FORMULA = click.option(
     "--flops-formula", "formula", default="new", show_default=True, callback=_formula, help="old or new."
 )
-_SINGLE = "--single-sbatch: every run keeps an allocation of its own; runs that need the same share one job array"
-_CACHE = "--enable-cache-without-check: has no effect; mbridge only looks whether the launcher's files are there"
 
 
-def _say(note: str) -> Callable[[click.Context, click.Parameter, bool], None]:
-    """Return the callback of a flag of CloudAI's that changes nothing here, and says so."""
+def _without_effect(*names: str, note: str) -> Callable[..., Any]:
+    """Return a flag of CloudAI's that changes nothing here, and says so."""
 
     def say(context: click.Context, parameter: click.Parameter, given: bool) -> None:
         if given:
-            click.echo(f"note: {note}", err=True)
+            click.echo(f"note: {names[0]}: {note}", err=True)
 
-    return say
+    help_text = "Accepted as in CloudAI; has no effect, and says why."
+    return click.option(*names, is_flag=True, expose_value=False, callback=say, help=help_text)
 
 
-_OF_CLOUDAI = (
-    click.option("--single-sbatch", is_flag=True, expose_value=False, callback=_say(_SINGLE), help=f"{_NOTHING}."),
+_OF_ALL: tuple[Callable[..., Any], ...] = (
+    ALLOW_UNKNOWN,
+    RULES,
+    click.option("--test-scenario", type=PATH, required=True, help="Scenario TOML."),
+    click.option("--tests-dir", type=PATH, help="Directory of the test TOMLs."),
     click.option(
+        "--system-config",
+        type=PATH,
+        required=True,
+        envvar=SYSTEM_VARIABLE,
+        help=f"System TOML; ${SYSTEM_VARIABLE} names one, too.",
+    ),
+)
+_OF_A_RUN: tuple[Callable[..., Any], ...] = (
+    _without_effect(
+        "--single-sbatch",
+        note="every run keeps an allocation of its own; runs that need the same share one job array",
+    ),
+    _without_effect(
         "--enable-cache-without-check",
         "--cache-without-check",
-        is_flag=True,
-        expose_value=False,
-        callback=_say(_CACHE),
-        help=f"{_NOTHING}.",
+        note="has no effect; mbridge only looks whether the launcher's files are there",
     ),
     click.option("--skip-hooks", is_flag=True, help="Run without the scenario's pre_test and post_test."),
     click.option("--hook-dir", type=PATH, help=f"Directory of the hooks' TOMLs; default: {HOOK_DIR}."),
+    click.option("--output-dir", type=PATH, help="Where results go; default: the system's output_path."),
 )
-
-
-def system_option(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add --system-config, which CloudAI also takes from the environment."""
-    text = f"System TOML; ${SYSTEM_VARIABLE} names one, too."
-    return click.option("--system-config", type=PATH, required=True, envvar=SYSTEM_VARIABLE, help=text)(command)
 
 
 def request_of(options: dict[str, Any]) -> Request:
@@ -93,17 +100,5 @@ def request_of(options: dict[str, Any]) -> Request:
 
 def scenario_options(*, output_dir: bool) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Add CloudAI's options for a scenario on a system; with `output_dir`, all of its commands dry-run and run."""
-
-    def add(command: Callable[..., Any]) -> Callable[..., Any]:
-        if output_dir:
-            for option in _OF_CLOUDAI:
-                command = option(command)
-            command = click.option(
-                "--output-dir", type=PATH, help="Where results go; default: the system's output_path."
-            )(command)
-        command = RULES(ALLOW_UNKNOWN(command))
-        command = click.option("--test-scenario", type=PATH, required=True, help="Scenario TOML.")(command)
-        command = click.option("--tests-dir", type=PATH, help="Directory of the test TOMLs.")(command)
-        return system_option(command)
-
-    return add
+    options = (*_OF_A_RUN, *_OF_ALL) if output_dir else _OF_ALL
+    return lambda command: reduce(lambda made, option: option(made), options, command)

@@ -5,6 +5,7 @@ import json
 import math
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import click
@@ -13,12 +14,22 @@ from rich.text import Text
 
 from cloudai_mbridge.commands.live_view import SteadyConsole, new_console
 from cloudai_mbridge.commands.options import FLOPS_FORMULA, scenario_options
-from cloudai_mbridge.commands.sweep_points import Explanation, explain_point, plans
 from cloudai_mbridge.constraints import Lifted, NotEvaluated, RuleSet, Violation
-from cloudai_mbridge.errors import OK, POINTS_FAILED, counted
+from cloudai_mbridge.constraints.engine import RULES
+from cloudai_mbridge.constraints.upstream import rule_id
+from cloudai_mbridge.errors import OK, POINTS_FAILED, BadInput, counted
+from cloudai_mbridge.files.names import label
+from cloudai_mbridge.megatron_bridge.presets.find import describe, with_preset
+from cloudai_mbridge.models.loading.explain import suggest
+from cloudai_mbridge.models.loading.load import LoadedTest, Warn, load_scenario, load_system
+from cloudai_mbridge.models.loading.loaded import NO_HOOKS
+from cloudai_mbridge.models.system import System
 from cloudai_mbridge.plan.preview import PlanOptions, PointPreview, SweepPreview, SweepSummary, summarize_test
 from cloudai_mbridge.report.formats.steps import spreadsheet_text
+from cloudai_mbridge.sweep import CheckedPoint, checked_points
 from cloudai_mbridge.training.flops import Formula
+
+_MOST_LABELS = 8
 
 
 class _Share(click.FloatRange):
@@ -76,11 +87,13 @@ def sweep_plan(
 ) -> int:
     """Count the points of every test, and estimate what they need: memory, time, GPU-hours, cost (docs/estimate.md)."""
     wanted = PlanOptions(memory_share, include_oom_risk, order, formula, rules)
+    system, tests = _load(**options)
+    plans = (SweepPreview(test, system, wanted) for test in tests)
     if form == "csv":
-        return _write_csv(wanted, **options)
+        return _write_csv(list(plans))
     console, would_run = new_console(), 0
     totals: list[SweepSummary] = []
-    for plan in plans(options=wanted, **options):
+    for plan in plans:
         summary = summarize_test(plan, show if form == "table" else 0)
         would_run += summary.would_run
         _show_counts(console, summary)
@@ -90,6 +103,13 @@ def sweep_plan(
     if len(totals) > 1 and any(summary.predicted for summary in totals):
         _show_totals(console, totals)
     return OK if would_run else POINTS_FAILED
+
+
+def _load(
+    system_config: Path, test_scenario: Path, tests_dir: Path | None, on_unknown_arg: Warn | None
+) -> tuple[System, list[LoadedTest]]:
+    system = load_system(system_config)
+    return system, load_scenario(test_scenario, tests_dir, on_unknown_arg, NO_HOOKS).tests
 
 
 def _show_counts(console: SteadyConsole, summary: SweepSummary) -> None:
@@ -104,8 +124,8 @@ def _show_counts(console: SteadyConsole, summary: SweepSummary) -> None:
 
 def _notes(summary: SweepSummary) -> Iterator[str]:
     yield from summary.fill_in
-    for rule_id, count in sorted(summary.rules.items()):
-        yield f"{rule_id} rejects {count}"
+    for rule, count in sorted(summary.rules.items()):
+        yield f"{rule} rejects {count}"
     yield from summary.lifted_notes()
     if summary.held_back and (limit := summary.memory_limit):
         share = f"{limit.share:g} of the GPU's memory"
@@ -174,18 +194,17 @@ def _memory(look: PointPreview) -> str:
 def _table(looks: list[PointPreview]) -> Table:
     table = Table("accepted", "memory", "step time, s", "TFLOP/s/GPU", "MFU", "GPU-hours", "cost", "")
     for look in looks:
-        headline = look.headline
-        if headline is None:
-            continue
-        numbers = (
-            _number(headline.step_time_s, ".4g"),
-            _number(headline.tflops_per_gpu, ".0f"),
-            _number(headline.mfu, ".1%"),
-            _number(look.gpu_hours, ".4g"),
-            _number(look.cost, ".2f"),
-        )
-        beyond = "" if look.is_run else "over the limits"
-        table.add_row(Text(look.label, overflow="fold"), _memory(look), *numbers, beyond)
+        if (headline := look.headline) is not None:
+            table.add_row(
+                Text(look.label, overflow="fold"),
+                _memory(look),
+                _number(headline.step_time_s, ".4g"),
+                _number(headline.tflops_per_gpu, ".0f"),
+                _number(headline.mfu, ".1%"),
+                _number(look.gpu_hours, ".4g"),
+                _number(look.cost, ".2f"),
+                "" if look.is_run else "over the limits",
+            )
     return table
 
 
@@ -204,10 +223,9 @@ def _show_totals(console: SteadyConsole, summaries: list[SweepSummary]) -> None:
     console.print_line(f"all tests: {points} points, {hours:.4g} GPU-hours of steps{cost}")
 
 
-def _write_csv(wanted: PlanOptions, **options: Any) -> int:
+def _write_csv(tests: list[SweepPreview]) -> int:
     """Write every point as it comes, rejected ones too; nothing is kept. Every axis of any test is a column."""
     writer, num_run = csv.writer(sys.stdout, lineterminator="\n"), 0
-    tests = list(plans(options=wanted, **options))
     axes = list(dict.fromkeys(name for plan in tests for name in plan.coordinate_names))
     writer.writerow((*_CSV[:2], *(f"axis.{name}" if name in _CSV else name for name in axes), *_CSV[2:]))
     for plan in tests:
@@ -260,46 +278,85 @@ def sweep_explain(
     test_id: str, point: str, memory_share: float | None, include_oom_risk: bool, rules: RuleSet, **options: Any
 ) -> int:
     """Say why one POINT of a test would run or not: its label, or coordinates such as tp=2,pp=4."""
-    wanted = PlanOptions(memory_share, include_oom_risk, rules=rules)
-    found, console = explain_point(test_id=test_id, point=point, options=wanted, **options), new_console()
-    decision = "rejected" if found.look.point.violations else "held back" if found.look.is_held_back else "accepted"
-    console.print_line(f"{test_id}/{found.label}: {decision}")
+    system, tests = _load(**options)
+    named = {test.run.id: test for test in tests}
+    if test_id not in named:
+        raise BadInput(f"{options['test_scenario']}: no test {test_id!r}; {suggest(test_id, list(named))}")
+    plan = SweepPreview(named[test_id], system, PlanOptions(memory_share, include_oom_risk, rules=rules))
+    found = _find(plan, system, point)
+    args = found.sweep.point(found.coordinates).args
+    upstream = plan.pinned.upstream(args)
+    fill_in = describe(with_preset(args, upstream.preset), upstream.overridden) if upstream else ""
+    look, console = plan.preview(found), new_console()
+    decision = "rejected" if found.violations else "held back" if look.is_held_back else "accepted"
+    console.print_line(f"{test_id}/{look.label}: {decision}")
     coordinates = ", ".join(f"{name} = {json.dumps(value)}" for name, value in found.coordinates.items())
     console.print_line(f"  {coordinates or 'no axes'}")
-    if found.fill_in:
-        console.print_line(f"  filled in by {found.fill_in}")
+    if fill_in:
+        console.print_line(f"  filled in by {fill_in}")
     for style, line in _verdicts(found):
         console.print_line(f"  {line}", style=style)
-    for line in _estimate(found):
-        console.print_line(f"  {line}", style="yellow" if found.look.is_held_back else "")
+    for line in _estimate(plan, look):
+        console.print_line(f"  {line}", style="yellow" if look.is_held_back else "")
     return OK if decision == "accepted" else POINTS_FAILED
 
 
-def _verdicts(found: Explanation) -> Iterator[tuple[str, str]]:
+def _find(plan: SweepPreview, system: System, wanted: str) -> CheckedPoint:
+    """Return the point of this label, or of coordinates such as "tp=2,pp=4"; BadInput: there is none, or several."""
+    coordinates = dict(part.strip().partition("=")[::2] for part in wanted.split(",")) if "=" in wanted else {}
+    where, axes = f"test {plan.test_id!r}", plan.sweep.grid.names
+    for name in coordinates:
+        if name not in axes:
+            raise BadInput(f"{where}: {name!r} is not an axis; axes are {', '.join(axes) or 'none'}")
+    points = checked_points(plan.sweep, system, plan.pinned)
+    found = [point for point in points if _is_wanted(point, wanted, coordinates)]
+    if not found:
+        raise BadInput(f"{where}: no point {wanted!r}; `mbridge sweep plan` lists labels and axes")
+    if len(found) > 1:
+        open_axes = [name for name in axes if name not in coordinates]
+        labels = ", ".join(label(point.coordinates) for point in found[:_MOST_LABELS])
+        more = f" and {len(found) - _MOST_LABELS} more" if len(found) > _MOST_LABELS else ""
+        raise BadInput(
+            f"{where}: {wanted!r} are the coordinates of {len(found)} points, {labels}{more};"
+            f" also give {', '.join(open_axes)}, or give a label"
+        )
+    return found[0]
+
+
+def _is_wanted(point: CheckedPoint, wanted: str, coordinates: dict[str, str]) -> bool:
+    """Return whether a point is what the user wrote; values are in Python's or in TOML's spelling."""
+    if not coordinates:
+        return label(point.coordinates) == wanted
+    values = ((point.coordinates.get(name), text.strip()) for name, text in coordinates.items())
+    return all(text in (str(value), json.dumps(value)) for value, text in values)
+
+
+def _verdicts(found: CheckedPoint) -> Iterator[tuple[str, str]]:
     """Yield a style and a line for every rule that says something; the others share the last line."""
-    verdicts = found.verdicts.items()
+    answers = {answer.rule_id: answer for answer in found.answers}
+    verdicts = [(rule_id(rule), answers.get(rule_id(rule))) for rule in RULES]
     yield from (("yellow", str(verdict)) for _, verdict in verdicts if isinstance(verdict, Violation))
     yield from (("cyan", str(verdict)) for _, verdict in verdicts if isinstance(verdict, Lifted))
-    for rule_id, verdict in verdicts:
+    for name, verdict in verdicts:
         if isinstance(verdict, NotEvaluated):
-            yield "dim", f"{rule_id} not evaluated: {verdict.missing} is missing"
-    if holding := [rule_id for rule_id, verdict in verdicts if verdict is None]:
+            yield "dim", f"{name} not evaluated: {verdict.missing} is missing"
+    if holding := [name for name, verdict in verdicts if verdict is None]:
         yield "", f"{counted(len(holding), 'rule')} hold: {' '.join(holding)}"
 
 
-def _estimate(found: Explanation) -> Iterator[str]:
+def _estimate(plan: SweepPreview, look: PointPreview) -> Iterator[str]:
     """Yield what is predicted of a point that breaks no rule, and what its memory means."""
-    headline, limit = found.look.headline, found.plan.memory_limit
+    headline, limit = look.headline, plan.memory_limit
     if headline is None:
         yield "memory is not judged: only points that break no rule are estimated"
         return
     if headline.peak_memory_gib is None:
         yield f"memory is not known: {'; '.join(headline.why) or 'the memory of the GPU is not known'}"
     else:
-        yield f"memory: {_memory(found.look)}: {found.plan.terms(found.look.point)}"
-    if found.look.is_held_back and limit:
+        yield f"memory: {_memory(look)}: {plan.terms(look.point)}"
+    if look.is_held_back and limit:
         yield f"held back: it may need at most {limit.share:g} of the GPU's memory; --memory-share sets another share"
-        if found.plan.limits.memory_share is None:
+        if plan.limits.memory_share is None:
             yield "mbridge run would not hold it back: set [sweep] memory_share for that"
     if headline.step_time_s is not None:
         yield f"step time: {headline.step_time_s:.4g} s, {_number(headline.tflops_per_gpu, '.0f')} TFLOP/s per GPU"

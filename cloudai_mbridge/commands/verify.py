@@ -31,7 +31,7 @@ from cloudai_mbridge.models.system import SlurmSystem, System
 from cloudai_mbridge.models.test_definition import TEMPLATE
 from cloudai_mbridge.plan.run import plan_run
 from cloudai_mbridge.recipes.apply import core_release, training_config
-from cloudai_mbridge.sweep import CheckedPoint, SweepSpace, checked_points
+from cloudai_mbridge.sweep import SweepSpace, checked_points
 from cloudai_mbridge.sweep.pinned import pinned_by
 
 # Where no system file is given, the options of the launcher are checked for this one.
@@ -82,17 +82,10 @@ def verify(
     directory = tests_dir or (configs if configs.is_dir() else None)
     hooks = HookOptions(hook_dir or (HOOK_DIR if HOOK_DIR.is_dir() else configs / "hook"))
     system = load_system(system_config) if system_config else None
-    # lru_cache: each key is warned about once, however many scenarios name its test
-    context = _Context(
-        find_test_files(directory, skip_broken=True),
-        hooks,
-        system,
-        lru_cache(maxsize=None)(warn) if warn else None,
-        rules,
-    )
+    once = lru_cache(maxsize=None)(warn) if warn else None  # about each key, however many scenarios name its test
+    context = _Context(find_test_files(directory, skip_broken=True), hooks, system, once, rules)
     yield from links
-    for path in files:
-        yield _finding(path, context)
+    yield from (_finding(path, context) for path in files)
 
 
 def _links(configs: Path) -> Iterator[Finding]:
@@ -115,10 +108,14 @@ def _link(path: Path) -> Finding | None:
     return Finding(path, "link", True, text) if is_directory else None
 
 
+_KINDS = {"system": is_system, "scenario": is_scenario, "policy": is_policy, "baseline": is_baseline}
+
+
 def _finding(path: Path, context: _Context) -> Finding:
     kind = "file"
     try:
-        kind = _kind(path)
+        source = read_toml(path)
+        kind = next((name for name, is_it in _KINDS.items() if is_it(source)), "test")
         return Finding(path, kind, True, _verify_file(path, kind, context))
     except ForeignTemplate as error:
         return Finding(path, kind, True, ", ".join(error.names), is_foreign=True)
@@ -137,12 +134,6 @@ def summarize_foreign(findings: Iterable[Finding]) -> Iterator[str]:
         yield f"{len(names)} {kind}{'s' if len(names) > 1 else ''} of {', '.join(each)}"
 
 
-def _kind(path: Path) -> str:
-    source = read_toml(path)
-    kinds = {"system": is_system, "scenario": is_scenario, "policy": is_policy, "baseline": is_baseline}
-    return next((kind for kind, is_it in kinds.items() if is_it(source)), "test")
-
-
 def _verify_file(path: Path, kind: str, context: _Context) -> str:
     if kind == "system":
         return f"system {load_system(path).name!r}"
@@ -152,8 +143,7 @@ def _verify_file(path: Path, kind: str, context: _Context) -> str:
         return _describe_policy(path)
     if kind == "baseline":
         return f"baseline of {counted(len(load_baseline(path).points), 'point')}"
-    template = read_toml(path).data.get(TEMPLATE_KEY, TEMPLATE)
-    if template != TEMPLATE:
+    if (template := read_toml(path).data.get(TEMPLATE_KEY, TEMPLATE)) != TEMPLATE:
         raise ForeignTemplate(path, [str(template)])
     definition = load_test_definition(path, context.warn)
     run = TestRun(id=definition.name, test_name=definition.name)
@@ -185,6 +175,7 @@ def _count(path: Path, test: LoadedTest, context: _Context) -> str:
     """Check every point; one that passes must also give a valid training config, or options that its launcher has."""
     definition, system = test.definition, context.system
     is_pinned = megatron_bridge_of(definition) is not None
+    slurm = system if isinstance(system, SlurmSystem) and system.install_path else _ANY_SYSTEM
     total = rejected = 0
     seen: set[tuple[str, str]] = set()
     problems: dict[str, None] = {}
@@ -193,20 +184,14 @@ def _count(path: Path, test: LoadedTest, context: _Context) -> str:
         if point.violations:
             rejected += 1
             continue
-        _, args, recipe = point.resolve()
+        resolved, args, recipe = point.resolve()
         if is_upstream(args):
             values = {("launcher", "upstream"), *((name, str(value)) for name, value in point.coordinates.items())}
             if is_pinned and not values <= seen:  # each value once
                 seen |= values
-                problems |= dict.fromkeys(_unknown_options(test, point, system))
+                problems |= dict.fromkeys(unknown_options(plan_run(test, resolved, args, recipe, slurm, 0), slurm))
         elif recipe is not None:
             training_config(recipe, args, definition.extra_cmd_args, core_release(system))
     if problems:
         raise BadInput("\n".join(f"{path}: {problem}" for problem in problems))
     return f"{test.run.id!r} with {counted(total, 'point')}, {rejected} of them rejected by a rule"
-
-
-def _unknown_options(test: LoadedTest, point: CheckedPoint, system: System | None) -> Iterator[str]:
-    slurm = system if isinstance(system, SlurmSystem) and system.install_path else _ANY_SYSTEM
-    resolved, args, recipe = point.resolve()
-    yield from unknown_options(plan_run(test, resolved, args, recipe, slurm, 0), slurm)

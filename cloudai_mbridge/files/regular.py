@@ -29,8 +29,7 @@ class TooLarge(NotRegular):
 def open_regular(path: Path) -> BufferedReader:
     """Open a regular file, or a link to one, for reading.
 
-    Raises:
-        OSError: the file cannot be opened, or it is not a regular one.
+    OSError: the file cannot be opened, or it is not a regular one.
     """
     _refuse_others(os.stat(path).st_mode, path)
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -79,11 +78,7 @@ def _data_ranges(file: BufferedReader, start: int, end: int) -> Iterator[tuple[i
 
 
 def copy_regular(source: Path, target: Path) -> None:
-    """Copy a regular file, holes as holes.
-
-    Raises:
-        OSError: as above, or the copy cannot be written.
-    """
+    """Copy a regular file, holes as holes; OSError: as above, or the copy cannot be written."""
     with open_regular(source) as old, target.open("wb") as new:
         for start, end in data_ranges(old):
             old.seek(start)
@@ -94,11 +89,7 @@ def copy_regular(source: Path, target: Path) -> None:
 
 
 def read_regular(path: Path, most: int = _MOST_READ) -> bytes:
-    """Return what a regular file of at most so many bytes holds.
-
-    Raises:
-        OSError: as above, or TooLarge.
-    """
+    """Return what a regular file of at most so many bytes holds; OSError: as above, or TooLarge."""
     with open_regular(path) as file:
         if (size := os.fstat(file.fileno()).st_size) > most:
             raise TooLarge(None, f"a file of {size:,} bytes, and at most {most:,} are read", str(path))

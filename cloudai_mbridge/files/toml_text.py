@@ -12,8 +12,7 @@ from cloudai_mbridge.errors import BadInput
 def render_toml(document: Mapping[str, Any]) -> str:
     """Return plain data, or a document of tomlkit, as TOML in which every character that does not print is escaped.
 
-    Raises:
-        BadInput: a text holds half of a surrogate pair, which no file can hold.
+    BadInput: a text holds half of a surrogate pair, which no file can hold.
     """
     text = tomlkit.dumps(document)  # line feeds in strings and keys are escaped, so those that are left end lines
     try:

@@ -15,7 +15,7 @@ from cloudai_mbridge.install.python_env import EXTRA_PACKAGES
 from cloudai_mbridge.install.run import InstallResult, install_all, uninstall_all
 from cloudai_mbridge.models.loading.load import load_scenario, load_system, validate
 from cloudai_mbridge.models.loading.loaded import NO_HOOKS
-from cloudai_mbridge.models.loading.test_files import find_test_files
+from cloudai_mbridge.models.loading.test_files import TEMPLATE_KEY, find_test_files
 from cloudai_mbridge.models.test_definition import TEMPLATE, MegatronBridgeTestDefinition
 
 PACKAGES_VARIABLE = "MBRIDGE_NEMO_RUN_PACKAGES"
@@ -43,9 +43,15 @@ def _command(name: str, work: Callable[..., InstallResult], text: str) -> click.
     def callback(system_config: Path, tests_dir: Path | None, test_scenario: Path | None, **_: Path | None) -> int:
         definitions = _definitions(tests_dir, test_scenario)
         install_path = _install_path(system_config)
+        given = os.environ.get(PACKAGES_VARIABLE)
+        packages = EXTRA_PACKAGES if given is None else tuple(given.split())
         with _ended_by_sigterm():
-            result = work(definitions, install_path, click.echo, packages=_packages())
-        return _conclude(result, name)
+            result = work(definitions, install_path, click.echo, packages=packages)
+        if not result:
+            raise ToolFailure("\n".join(result.failures))
+        if result.num_items == 0:
+            click.echo(f"nothing to {name}: no test uses launcher = 'megatron_bridge'")
+        return OK
 
     options: list[Any] = [
         click.Option(
@@ -68,10 +74,11 @@ def _definitions(tests_dir: Path | None, test_scenario: Path | None) -> list[Meg
         return [test.definition for test in load_scenario(test_scenario, tests_dir, hooks=NO_HOOKS).tests]
     if tests_dir is None:
         raise BadInput("no tests to install for; give --tests-dir or --test-scenario")
-    ours = [
-        source for source in find_test_files(tests_dir) if source.data.get("test_template_name", TEMPLATE) == TEMPLATE
+    return [
+        validate(MegatronBridgeTestDefinition, source.data, source)
+        for source in find_test_files(tests_dir)
+        if source.data.get(TEMPLATE_KEY, TEMPLATE) == TEMPLATE
     ]
-    return [validate(MegatronBridgeTestDefinition, source.data, source) for source in ours]
 
 
 def _install_path(system_config: Path) -> Path:
@@ -83,19 +90,6 @@ def _install_path(system_config: Path) -> Path:
         return Path(path).expanduser().absolute()
     except RuntimeError:
         raise BadInput(f"{system_config}: install_path: {path!r} names an unknown home; write it in full") from None
-
-
-def _packages() -> tuple[str, ...]:
-    value = os.environ.get(PACKAGES_VARIABLE)
-    return EXTRA_PACKAGES if value is None else tuple(value.split())
-
-
-def _conclude(result: InstallResult, name: str) -> int:
-    if not result:
-        raise ToolFailure("\n".join(result.failures))
-    if result.num_items == 0:
-        click.echo(f"nothing to {name}: no test uses launcher = 'megatron_bridge'")
-    return OK
 
 
 @contextmanager

@@ -69,11 +69,10 @@ class RepoInstall(Installable):
         commit = self.commit
         try:
             _git(payload, "fetch", "--quiet", "--no-tags", "--depth", "1", "--", "origin", commit)
+            return "FETCH_HEAD"
         except ToolFailure:
             if not _HASH.fullmatch(commit):
                 raise
-        else:
-            return "FETCH_HEAD"
         _git(payload, "fetch", "--quiet", "--tags", "--", "origin", "+refs/heads/*:refs/remotes/origin/*")
         try:
             return _git(payload, "rev-parse", "--verify", f"{commit}^{{commit}}").strip()

@@ -51,12 +51,8 @@ def installables_of(
 ) -> list[Installable]:
     """Return what the tests of the upstream launcher need, each once; embedded tests need nothing.
 
-    Args:
-        packages: what the environment holds beside NeMo-Run.
-        exists: tells which container images are files already.
-
-    Raises:
-        BadInput: values that git, pip or enroot cannot be given, one line each.
+    packages: what the environment holds beside NeMo-Run. exists: tells which container images are files already.
+    BadInput: values that git, pip or enroot cannot be given, one line each.
     """
     items: list[Installable] = []
     problems: list[str] = [f"extra packages: {p}" for p in map(problem_of_requirement, packages) if p]
@@ -77,8 +73,7 @@ def _needed(
     for image in _values(definition.cmd_args.container_image):  # type: ignore[attr-defined]
         if (image := image.strip()) and not (image.startswith(("/", ".")) and exists(Path(image))):
             yield f"cmd_args.container_image {image}", ImageInstall(image)
-    nemo_run = definition.nemo_run_repo or NEMO_RUN
-    yield "nemo_run_repo", PythonEnvInstall(_repo(nemo_run), packages)
+    yield "nemo_run_repo", PythonEnvInstall(_repo(definition.nemo_run_repo or NEMO_RUN), packages)
     for index, repo in enumerate(definition.git_repos):
         yield f"git_repos[{index}]", _repo(repo)
 

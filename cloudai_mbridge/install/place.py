@@ -57,8 +57,7 @@ class Installable(ABC):
     def install(self, path: Path, notify: Notify = lambda line: None) -> None:
         """Make the thing and move it into its place, unless it is there; replace an outdated one of ours.
 
-        Raises:
-            ToolFailure: it cannot be made, or another thing of ours is at its place.
+        ToolFailure: it cannot be made, or another thing of ours is at its place.
         """
         if self.is_installed(path):
             return
@@ -71,7 +70,10 @@ class Installable(ABC):
             _write_marker(payload, path, {"version": _VERSION, **self.identity, **facts})
             if marker is not None:
                 path.rename(workshop / "outdated")
-            elif (aside := _set_aside(path)) is not None:
+            elif os.path.lexists(path):
+                names = (path.with_name(f"{path.name}.set-aside-{n}") for n in range(1, 1_000_000))
+                aside = next(name for name in names if not os.path.lexists(name))
+                path.rename(aside)
                 notify(f"{path} was not installed by mbridge; moved to {aside.name}")
             payload.rename(path)
 
@@ -122,15 +124,6 @@ def _sidecar(path: Path) -> Path:
 def _fingerprint(path: Path) -> list[int]:
     status = path.stat()
     return [status.st_size, int(status.st_mtime)]
-
-
-def _set_aside(path: Path) -> Path | None:
-    if not os.path.lexists(path):
-        return None
-    names = (path.with_name(f"{path.name}.set-aside-{n}") for n in range(1, 1_000_000))
-    aside = next(name for name in names if not os.path.lexists(name))
-    path.rename(aside)
-    return aside
 
 
 @contextmanager

@@ -22,20 +22,14 @@ _SHORTEST_SECRET = 4
 def run_tool(*argv: str | Path, env: Mapping[str, str], missing: str, cwd: Path | None = None) -> str:
     """Run a command to its end and return its output.
 
-    Args:
-        env: its whole environment.
-        missing: what to do where the command is not installed.
-
-    Raises:
-        ToolFailure: it is not installed, or failed: with its own message.
+    env: its whole environment. missing: what to do where the command is not installed.
+    ToolFailure: it is not installed, or failed: with its own message.
     """
-    words = [str(word) for word in argv]
-    code, out, err = _communicate(words, env, missing, cwd)
+    code, out, err = _communicate([str(word) for word in argv], env, missing, cwd)
     if code != 0:
-        name = Path(words[0]).name
         said = last_words(f"{out}\n{err}", env) or "without output"
         how = f"was killed by signal {-code}" if code < 0 else f"failed with exit code {code}"
-        raise ToolFailure(f"{name} {how}: {said}")
+        raise ToolFailure(f"{Path(argv[0]).name} {how}: {said}")
     return out
 
 
@@ -91,15 +85,11 @@ class _Signals:
 
 def last_words(text: str, env: Mapping[str, str]) -> str:
     """Return the last lines that tell of an error, else the last line, in one line and without credentials."""
-    lines = [clean for line in text.splitlines() if (clean := _printable(line))]
+    plain = (re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", line) for line in text.splitlines())  # without colours
+    lines = list(filter(None, ("".join(filter(str.isprintable, line)).strip() for line in plain)))
     telling = [line for line in lines if _ERROR_LINE.search(line)] or lines[-1:]
     words = "; ".join(dict.fromkeys(telling[-_SHOWN_LINES:]))
     for name, value in env.items():
         if is_secret(name) and len(value) >= _SHORTEST_SECRET:
             words = words.replace(value, MASK)
     return redacted(words)
-
-
-def _printable(line: str) -> str:
-    without_colours = re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", line)
-    return "".join(c for c in without_colours if c.isprintable()).strip()

@@ -32,11 +32,8 @@ def install_all(
 ) -> InstallResult:
     """Install what is not there yet; one failure does not stop the others.
 
-    Args:
-        packages: what the NeMo-Run environment holds beside NeMo-Run.
-
-    Raises:
-        BadInput: a value that cannot be used, or an install_path that cannot be written. Nothing was installed.
+    packages: what the NeMo-Run environment holds beside NeMo-Run.
+    BadInput: a value that cannot be used, or an install_path that cannot be written. Nothing was installed.
     """
 
     def work(item: Installable, path: Path) -> None:
@@ -47,20 +44,20 @@ def install_all(
         notify(f"{item}: installed in {path}")
 
     install_path = install_path.absolute()
-    places = _places(definitions, packages, install_path)
-    if places:
-        _make(install_path)
+    if places := _places(definitions, packages, install_path):
+        try:
+            install_path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise BadInput(f"install_path {install_path}: cannot be made ({error.strerror}); choose another") from None
+        if not os.access(install_path, os.W_OK | os.X_OK):
+            raise BadInput(f"install_path {install_path}: cannot be written; choose another, or ask its owner")
     return _for_each(places, install_path, notify, work)
 
 
 def uninstall_all(
     definitions: Definitions, install_path: Path, notify: Notify, packages: tuple[str, ...] = EXTRA_PACKAGES
 ) -> InstallResult:
-    """Remove what an install put there; leave everything that has no marker of ours.
-
-    Raises:
-        BadInput: a value that cannot be used.
-    """
+    """Remove what an install put there, not what has no marker of ours; BadInput: a value that cannot be used."""
 
     def work(item: Installable, path: Path) -> None:
         if item.uninstall(path):
@@ -87,11 +84,7 @@ def is_everything_installed(
 
 
 def _places(definitions: Definitions, packages: tuple[str, ...], install_path: Path) -> dict[Path, Installable]:
-    """Return what is installed where, an environment's repository before it.
-
-    Raises:
-        BadInput: two of them would have one place.
-    """
+    """Return what is installed where, an environment's repository before it; BadInput if two would have one place."""
     found: dict[Path, Installable] = {}
     for needed in installables_of(definitions, packages):
         for item in (needed.repo, needed) if isinstance(needed, PythonEnvInstall) else (needed,):
@@ -101,15 +94,6 @@ def _places(definitions: Definitions, packages: tuple[str, ...], install_path: P
             if (other := found.setdefault(path, item)) != item:
                 raise BadInput(f"{item} and {other} would both be {path}; install one elsewhere")
     return found
-
-
-def _make(install_path: Path) -> None:
-    try:
-        install_path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise BadInput(f"install_path {install_path}: cannot be made ({error.strerror}); choose another") from None
-    if not os.access(install_path, os.W_OK | os.X_OK):
-        raise BadInput(f"install_path {install_path}: cannot be written; choose another, or ask its owner")
 
 
 def _for_each(
@@ -134,29 +118,19 @@ def _for_each(
     return InstallResult(len(places), tuple(failures))
 
 
-_NAME = ".mbridge-install.lock"
-
-
 @contextmanager
 def locked(directory: Path, notify: Notify) -> Iterator[None]:
     """Hold the directory's lock; it ends with the process. Wait for another holder.
 
     Some shared file systems have no locks. There the install goes on, and says so.
     """
-    descriptor = os.open(directory / _NAME, os.O_RDWR | os.O_CREAT, 0o666)
-    try:
-        _lock(descriptor, directory, notify)
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def _lock(descriptor: int, directory: Path, notify: Notify) -> None:
-    try:
+    with open(os.open(directory / ".mbridge-install.lock", os.O_RDWR | os.O_CREAT, 0o666), "rb") as lock:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            notify(f"waiting for another install to finish in {directory}")
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-    except OSError as error:
-        notify(f"{directory} cannot be locked ({error.strerror}); run one install at a time")
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                notify(f"waiting for another install to finish in {directory}")
+                fcntl.flock(lock, fcntl.LOCK_EX)
+        except OSError as error:
+            notify(f"{directory} cannot be locked ({error.strerror}); run one install at a time")
+        yield

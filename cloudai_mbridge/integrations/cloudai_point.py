@@ -5,8 +5,7 @@ one point runs in a directory below. CloudAI expands sweeps, submits and waits.
 """
 
 import sqlite3
-from collections.abc import Iterable
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -56,19 +55,30 @@ def plan_of(tr: Any, system: Any, placement: Placement | None = None, definition
 
     placement: the number of nodes and their names, where CloudAI has chosen them.
 
-    Raises:
-        Refused: it asks for what this tool refuses.
+    Refused: it asks for what this tool refuses.
     """
     if getattr(tr, "pre_test", None) or getattr(tr, "post_test", None):
         raise Refused(f"{tr.name}: {TEMPLATE} runs no pre_test or post_test; remove them from the scenario")
     try:
         ours = _definition(tr.test if definition is None else definition)
-        entry = _test_run(tr, ours, placement or _asked_for(tr))
+        num_nodes, nodes = placement or _asked_for(tr)
+        entry = {
+            "id": tr.name,
+            "test_name": ours.name,
+            "num_nodes": num_nodes,
+            "nodes": nodes,
+            "exclude_nodes": [] if nodes else list(getattr(tr, "exclude_nodes", None) or []),
+            "time_limit": tr.time_limit,
+        }
         scenario = Scenario.model_validate({"name": tr.name, "Tests": [entry]})
         loaded = LoadedScenario(scenario, [LoadedTest(scenario.tests[0], ours)])
-        return _without_credentials(build_plan(loaded, _system(system, tr)), tr)
+        plan = build_plan(loaded, _system(system, tr))
+        if names := sorted({name for run in plan.runs for name in run.secret_env}):  # CloudAI dumps a test as it is
+            raise BadInput(f"CloudAI would write {', '.join(names)} into files; remove it from the TOML and export it")
+        return plan
     except ValidationError as error:
-        raise Refused(f"{tr.name}: {'; '.join(_explain(error))}") from None
+        mistakes = (f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
+        raise Refused(f"{tr.name}: {'; '.join(mistakes)}") from None
     except BadInput as error:
         raise Refused(f"{tr.name}: {error}") from None
 
@@ -76,8 +86,7 @@ def plan_of(tr: Any, system: Any, placement: Placement | None = None, definition
 def refuse(tr: Any, system: Any) -> None:
     """Refuse a test run that cannot run, before anything is submitted. The points of a sweep are rejected one by one.
 
-    Raises:
-        Refused: a rule rejects the point, or something asked for is not implemented.
+    Refused: a rule rejects the point, or something asked for is not implemented.
     """
     if system.scheduler not in _SCHEDULERS:
         raise Refused(f"{tr.name}: {TEMPLATE} runs on {' and '.join(_SCHEDULERS)} systems, not on {system.scheduler}")
@@ -87,11 +96,7 @@ def refuse(tr: Any, system: Any) -> None:
 
 
 def the_run(plan: ScenarioPlan) -> RunPlan:
-    """Return the plan's only run.
-
-    Raises:
-        Refused: rules reject it.
-    """
+    """Return the plan's only run; Refused: rules reject it."""
     if plan.rejected:
         raise Refused(f"{plan.scenario}: {'; '.join(str(violation) for violation in plan.rejected[0].violations)}")
     if len(plan.runs) != 1:
@@ -105,8 +110,7 @@ def the_run(plan: ScenarioPlan) -> RunPlan:
 def prepare(tr: Any, system: Any, placement: Placement | None = None) -> Path:
     """Write a test run's files, once, and return the directory that its script starts in.
 
-    Raises:
-        Refused: a rule rejects the point, or something asked for is not implemented.
+    Refused: a rule rejects the point, or something asked for is not implemented.
     """
     root = Path(tr.output_path).absolute()
     if not (root / ROOT_FILES.plan).exists():
@@ -114,9 +118,8 @@ def prepare(tr: Any, system: Any, placement: Placement | None = None) -> Path:
         run = the_run(plan)
         root.mkdir(parents=True, exist_ok=True)
         write_runs(plan, _system(system, tr), root)
-        journal = Journal(root / ROOT_FILES.journal)
-        journal.plan([run.key])
-        journal.close()
+        with closing(Journal(root / ROOT_FILES.journal)) as journal:
+            journal.plan([run.key])
         write_plan(plan, root)
     return root / str(read_plan_data(root)["runs"][0]["key"])
 
@@ -129,32 +132,25 @@ def is_prepared(output_path: Path) -> bool:
 def judged(output_path: Path) -> PointReport:
     """Write down how the job ended, by its own marker, write the reports, and return the point.
 
-    Raises:
-        BadInput: the directory is not one that `prepare` has written, or a file in it cannot be read or written.
+    BadInput: the directory is not one that `prepare` has written, or a file in it cannot be read or written.
     """
     root = Path(output_path).absolute()
     try:
-        return _judged(root)
+        key = read_plan_data(root)["runs"][0]["key"]
+        if not (root / key / POINT_FILES.started).exists():
+            raise BadInput(f"{root}: the job has not started")
+        marker = None
+        with suppress(FileNotFoundError):
+            marker = read_regular(root / key / POINT_FILES.exit_code).decode(errors="replace")
+        with closing(Journal(root / ROOT_FILES.journal)) as journal:
+            if not journal.entry(key).attempts:  # CloudAI has submitted it
+                journal.intend([(key, 1)], OUR_TEMPLATE)
+            journal.saw(key, 1, status_from_marker(marker))
+        report = build_report(root)
+        write_report(report, root)
+        return report.points[0]
     except (ToolFailure, OSError, sqlite3.Error) as error:
         raise BadInput(f"{root}: cannot be judged ({error})") from None
-
-
-def _judged(root: Path) -> PointReport:
-    run = read_plan_data(root)["runs"][0]
-    if not (root / run["key"] / POINT_FILES.started).exists():
-        raise BadInput(f"{root}: the job has not started")
-    try:
-        marker = read_regular(root / run["key"] / POINT_FILES.exit_code).decode(errors="replace")
-    except FileNotFoundError:
-        marker = None
-    status = status_from_marker(marker)
-    with closing(Journal(root / ROOT_FILES.journal)) as journal:
-        if not journal.entry(run["key"]).attempts:  # CloudAI has submitted it
-            journal.intend([(run["key"], 1)], OUR_TEMPLATE)
-        journal.saw(run["key"], 1, status)
-    report = build_report(root)
-    write_report(report, root)
-    return report.points[0]
 
 
 def _definition(theirs: Any) -> MegatronBridgeTestDefinition:
@@ -174,18 +170,6 @@ def _asked_for(tr: Any) -> Placement:
     return sum(map(int, counts)) if all(count.isdecimal() for count in counts) else tr.num_nodes, []
 
 
-def _test_run(tr: Any, definition: MegatronBridgeTestDefinition, placement: Placement) -> dict[str, Any]:
-    num_nodes, nodes = placement
-    return {
-        "id": tr.name,
-        "test_name": definition.name,
-        "num_nodes": num_nodes,
-        "nodes": nodes,
-        "exclude_nodes": [] if nodes else list(getattr(tr, "exclude_nodes", None) or []),
-        "time_limit": tr.time_limit,
-    }
-
-
 def _system(theirs: Any, tr: Any) -> System:
     found = {name: value for name in _SYSTEM if (value := getattr(theirs, name, None)) is not None}
     if getattr(theirs, "scheduler", "slurm") == "standalone":
@@ -202,15 +186,3 @@ def _system(theirs: Any, tr: Any) -> System:
             "extra_srun_args": " ".join(srun_args) or None,
         }
     )
-
-
-def _without_credentials(plan: ScenarioPlan, tr: Any) -> ScenarioPlan:
-    """Refuse credentials: CloudAI dumps a test as it is into test-run.toml."""
-    if names := sorted({name for run in plan.runs for name in run.secret_env}):
-        raise BadInput(f"CloudAI would write {', '.join(names)} into files; remove it from the TOML and export it")
-    return plan
-
-
-def _explain(error: ValidationError) -> Iterable[str]:
-    for mistake in error.errors():
-        yield f"{'.'.join(map(str, mistake['loc']))}: {mistake['msg']}"

@@ -43,8 +43,7 @@ class EmbeddedSlurmStrategy(SlurmCommandGenStrategy):
     def directory(self) -> Path:
         """Where the point runs; its files are written when it is first asked for.
 
-        Raises:
-            Refused: a rule rejects the point, or something asked for is not implemented.
+        Refused: a rule rejects the point, or something asked for is not implemented.
         """
         return prepare(self.test_run, self.system, self.get_cached_nodes_spec())
 
@@ -56,7 +55,8 @@ class EmbeddedSlurmStrategy(SlurmCommandGenStrategy):
 
     def gen_srun_command(self) -> str:
         """Return what the batch script runs; under --single-sbatch the script itself, in CloudAI's one job."""
-        if _is_single_sbatch():
+        # CloudAI then puts another runner into its registry
+        if issubclass(Registry().runners_map["slurm"], SingleSbatchRunner):
             files = f">> {POINT_FILES.stdout} 2>> {POINT_FILES.stderr}"
             run = shlex.join([*_environment(), "bash", POINT_FILES.slurm_script])
             return f"(cd {shlex.quote(str(self.directory))} && {run} {files})"
@@ -90,11 +90,9 @@ class EmbeddedSlurmStrategy(SlurmCommandGenStrategy):
         options = [f"--mpi={self.mpi}", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1"]
         files = [f"--output={output / 'node-%N.toml'}", f"--error={output / 'nodes.err'}"]
         script = Path(self.system.install_path).absolute() / "slurm-metadata.sh"
-        command = ["srun", *options, *shlex.split(self._srun_args()), *files, "bash", str(script)]
+        srun_args = " ".join(filter(None, (self.system.extra_srun_args, self.test_run.extra_srun_args)))
+        command = ["srun", *options, *shlex.split(srun_args), *files, "bash", str(script)]
         return f"! test -e {shlex.quote(str(script))} || {shlex.join(command)}"
-
-    def _srun_args(self) -> str:
-        return " ".join(filter(None, (self.system.extra_srun_args, self.test_run.extra_srun_args)))
 
     def _srun_line(self) -> str:
         lines = self._script().replace("\\\n", "").splitlines()
@@ -125,8 +123,3 @@ class EmbeddedStandaloneStrategy(CommandGenStrategy):
 
 def _environment() -> list[str]:
     return ["env", f"{PYTHON_VARIABLE}={os.environ.get(PYTHON_VARIABLE, sys.executable)}"]
-
-
-def _is_single_sbatch() -> bool:
-    """Return whether CloudAI runs with --single-sbatch: it then puts another runner into its registry."""
-    return issubclass(Registry().runners_map["slurm"], SingleSbatchRunner)

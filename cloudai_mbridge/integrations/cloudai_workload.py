@@ -10,7 +10,6 @@ from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.integrations.cloudai_point import failed_points, is_prepared, judged, plan_of
 from cloudai_mbridge.models import MegatronBridgeCmdArgs, MetricsConfig
 from cloudai_mbridge.plan import ROOT_FILES
-from cloudai_mbridge.report import PointReport
 from cloudai_mbridge.verdict import Verdict
 
 
@@ -82,16 +81,6 @@ class EmbeddedReport(ReportGenerationStrategy):
             point = judged(self.test_run.output_path)
         except BadInput:
             return METRIC_ERROR
-        mean = _mean(point, metric) if point.verdict is Verdict.SUCCESS else None
-        return METRIC_ERROR if mean is None else mean
-
-
-def _mean(point: PointReport, metric: str) -> float | None:
-    if point.metrics is None:
-        return None
-    statistic = {
-        "default": point.metrics.step_time_s,
-        "step-time": point.metrics.step_time_s,
-        "tflops-per-gpu": point.metrics.tflops_per_gpu,
-    }.get(metric)
-    return statistic.mean if statistic else None
+        name = {"default": "step_time_s", "step-time": "step_time_s", "tflops-per-gpu": "tflops_per_gpu"}.get(metric)
+        statistic = getattr(point.metrics, name) if name and point.metrics else None
+        return statistic.mean if statistic and point.verdict is Verdict.SUCCESS else METRIC_ERROR

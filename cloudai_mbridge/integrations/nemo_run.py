@@ -12,7 +12,7 @@ NeMo-Run itself is imported by `nemo_run_driver` only, in a process per run.
 import json
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -88,8 +88,7 @@ class NemoRunSlurmClient(SlurmClient):
 def write_scripts(plan: ScenarioPlan, system: System, root: Path) -> None:
     """Replace the scripts that `write_runs` wrote by what NeMo-Run is given.
 
-    Raises:
-        BadInput: an option cannot be handed to NeMo-Run unharmed.
+    BadInput: an option cannot be handed to NeMo-Run unharmed.
     """
     for run in plan.runs:
         if run.upstream is None:
@@ -102,9 +101,11 @@ def render(plan: RunPlan, system: System) -> dict[str, str]:
     """Return the files that NeMo-Run and its driver read: name -> text. No file holds a credential."""
     if isinstance(system, SlurmSystem):
         config: dict[str, Any] = {"executor": "slurm", "task": TASK, "setup": SETUP, "sbatch": _sbatch(plan, system)}
-        return {CONFIG: _json(config), SETUP: _setup_script(plan, system), TASK: _node_script(plan, system)}
-    config = {"executor": "local", "task": TASK, "ranks": plan.ranks_per_node, "python": system.python_executable}
-    return {CONFIG: _json(config), TASK: _rank_script(plan, system), POINT_FILES.local_script: _local_script(plan)}
+        scripts = {SETUP: _setup_script(plan, system), TASK: _node_script(plan, system)}
+    else:
+        config = {"executor": "local", "task": TASK, "ranks": plan.ranks_per_node, "python": system.python_executable}
+        scripts = {TASK: _rank_script(plan, system), POINT_FILES.local_script: _local_script(plan)}
+    return {CONFIG: json.dumps(config, indent=2) + "\n", **scripts}
 
 
 # options that NeMo-Run gives itself, or that its driver sets
@@ -114,8 +115,7 @@ _ITS_OWN = ("requeue", "no_requeue", "open_mode")
 def _sbatch(plan: RunPlan, system: SlurmSystem) -> dict[str, str | bool]:
     """Return the options of our own batch script as NeMo-Run takes them, but for its own.
 
-    Raises:
-        BadInput: an option has no long name, or holds the text that NeMo-Run replaces.
+    BadInput: an option has no long name, or holds the text that NeMo-Run replaces.
     """
     options = dict(_named_option(escaped_for_sbatch(option)) for option in sbatch_options(plan, system))
     for name, value in options.items():
@@ -189,10 +189,6 @@ def _node_script(plan: RunPlan, system: System) -> str:
 
 def _script(*lines: str) -> str:
     return "\n".join(("#!/bin/bash", *lines)) + "\n"
-
-
-def _json(data: Mapping[str, Any]) -> str:
-    return json.dumps(data, indent=2) + "\n"
 
 
 def _submit_slurm(submission: Submission, directory: Path) -> str:

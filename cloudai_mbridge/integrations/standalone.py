@@ -11,7 +11,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import FrameType
 from uuid import uuid4
 
 from cloudai_mbridge.launch.script import PYTHON_VARIABLE
@@ -20,15 +19,14 @@ from cloudai_mbridge.schedulers.local.child import Child
 
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 _UNDER = "--under"
-_MODULE = "cloudai_mbridge.integrations.standalone"
-_POLL_S = 0.1
 
 
 def main(arguments: list[str]) -> int:
     """Start the second process, or be it; return the script's exit code."""
     if arguments[0] == _UNDER:
         return _train(int(arguments[1]), Path(arguments[2]))
-    command = [sys.executable, "-m", _MODULE, _UNDER, str(os.getpid()), arguments[0]]
+    module = "cloudai_mbridge.integrations.standalone"
+    command = [sys.executable, "-m", module, _UNDER, str(os.getpid()), arguments[0]]
     second = subprocess.Popen(command, start_new_session=True)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: second.terminate())
@@ -39,19 +37,15 @@ def _train(parent: int, directory: Path) -> int:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
     if os.getppid() != parent:
         return 128 + signal.SIGTERM
-    signal.signal(signal.SIGTERM, _exit)
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     env = {PYTHON_VARIABLE: sys.executable, **os.environ}
     child = Child.start(f"cloudai-{uuid4().hex}", POINT_FILES.local_script, directory, env)
     try:
         while (code := child.poll()) is None:
-            time.sleep(_POLL_S)
+            time.sleep(0.1)
     finally:
         child.end()
     return code if code >= 0 else 128 - code
-
-
-def _exit(number: int, frame: FrameType | None) -> None:
-    sys.exit(128 + number)
 
 
 if __name__ == "__main__":

@@ -66,7 +66,8 @@ class MegatronBridgeTestDefinition(models.MegatronBridgeTestDefinition):
 
     @property
     def docker_image(self) -> DockerImage:
-        return DockerImage(self._scalar("container_image") or "")
+        image = self.cmd_args.container_image  # type: ignore[attr-defined]
+        return DockerImage((image[0] if isinstance(image, list) else image) or "")
 
     @property
     def python_executable(self) -> PythonExecutable:
@@ -77,8 +78,7 @@ class MegatronBridgeTestDefinition(models.MegatronBridgeTestDefinition):
     def megatron_bridge_repo(self) -> GitRepo:
         """The Megatron-Bridge repository among `git_repos`, mounted where the launcher expects it.
 
-        Raises:
-            ValueError: `git_repos` has none.
+        ValueError: `git_repos` has none.
         """
         if (repo := megatron_bridge_of(self)) is None:
             raise ValueError(
@@ -95,13 +95,12 @@ class MegatronBridgeTestDefinition(models.MegatronBridgeTestDefinition):
     def constraint_check(self, tr: Any = None, system: System | None = None) -> bool:
         """Return whether rules C01-C18 hold. `tr` is there for CloudAI, and is not read.
 
-        Raises:
-            TypeError: an argument is still a list; expand the sweep first.
+        TypeError: an argument is still a list; expand the sweep first.
         """
-        lists = [name for name in self.cmd_args.model_fields_set if self._is_axis(name)]
-        if lists:
-            raise TypeError(f"cmd_args: {', '.join(sorted(lists))}: still lists; expand the sweep first")
         values = {name: getattr(self.cmd_args, name) for name in self.cmd_args.model_fields_set}
+        lists = sorted(name for name, value in values.items() if isinstance(value, list))
+        if axes := [name for name in lists if f"cmd_args.{name}" not in self.dse_excluded_args]:
+            raise TypeError(f"cmd_args: {', '.join(axes)}: still lists; expand the sweep first")
         result = check(ResolvedCmdArgs.model_validate(values), system)
         return not any(violation.rule_id.startswith("C") for violation in result.violations)
 
@@ -115,10 +114,3 @@ class MegatronBridgeTestDefinition(models.MegatronBridgeTestDefinition):
             return JobStatusResult(True)
         tail = "\n".join(last_lines(log, _TAIL))
         return JobStatusResult(False, f"no step-time record in {log}; its last {_TAIL} lines:\n{tail}")
-
-    def _scalar(self, name: str) -> Any:
-        value = getattr(self.cmd_args, name)
-        return value[0] if isinstance(value, list) else value
-
-    def _is_axis(self, name: str) -> bool:
-        return isinstance(getattr(self.cmd_args, name), list) and f"cmd_args.{name}" not in self.dse_excluded_args

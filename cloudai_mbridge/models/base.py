@@ -2,7 +2,7 @@
 
 import re
 import shlex
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator
@@ -30,14 +30,25 @@ class StrictModel(BaseModel):
         """Refuse a list of arguments in which an option stands before a credential: ["--hf_token", "x"]."""
         is_arguments = isinstance(value, list) and all(isinstance(each, str) for each in value)
         if is_arguments and (found := find_in_arguments(value)):
-            raise ValueError(str(found))
+            raise ValueError(found)
         return value
 
 
-def _no_control_characters(value: str) -> str:
-    if any(ord(c) < 32 or ord(c) == 127 for c in value):
-        raise ValueError("must not contain control characters such as line breaks; remove them")
-    return value
+def _refusing(problem_of: Callable[[str], str | None]) -> AfterValidator:
+    """Return what refuses a text, or any text of a list of them. No message repeats a credential."""
+
+    def refuse(value: Any) -> Any:
+        for text in value if isinstance(value, list) else [value]:
+            if isinstance(text, str) and (problem := problem_of(text)):
+                raise ValueError(problem)
+        return value
+
+    return AfterValidator(refuse)
+
+
+def _control_characters(text: str) -> str | None:
+    has_one = any(ord(c) < 32 or ord(c) == 127 for c in text)
+    return "must not contain control characters such as line breaks; remove them" if has_one else None
 
 
 def _environment_name(value: str) -> str:
@@ -62,7 +73,7 @@ def _override_key(value: str) -> str:
     names_one = is_credential_key(key.rpartition(".")[2]) or _is_option(key, _CREDENTIAL_OPTIONS)
     if names_one or find_credential(key) or find_credential(value):
         raise ValueError(_credential_in(value))
-    return _no_control_characters(value)
+    return value
 
 
 def _is_option(key: str, options: Iterable[str]) -> bool:
@@ -97,11 +108,8 @@ def _list_of_paths(value: Any) -> Any:
     return [path.strip() if isinstance(path, str) else path for path in paths] if isinstance(paths, list) else paths
 
 
-def _no_nul(value: Any) -> Any:
-    """Refuse NUL in a text, or in any text of a list of them."""
-    if any(isinstance(text, str) and "\0" in text for text in (value if isinstance(value, list) else [value])):
-        raise ValueError("must not contain a NUL character; no process can receive it")
-    return value
+def _nul(text: str) -> str | None:
+    return "must not contain a NUL character; no process can receive it" if "\0" in text else None
 
 
 def _not_blank(value: Any) -> Any:
@@ -118,32 +126,12 @@ def _name_if_set(value: Any) -> Any:
     return value if value == "" else _not_blank(value)
 
 
-def _quotes_are_closed(value: str) -> str:
+def _open_quote(text: str) -> str | None:
     try:
-        shlex.split(value)
+        shlex.split(text)
     except ValueError as error:
-        raise ValueError(f"cannot be split into arguments ({error}); close every quote") from None
-    return value
-
-
-def _no_credential(value: Any) -> Any:
-    """Refuse, in a text or in any text of a list of them, what files would show. A message never repeats the value."""
-    for text in value if isinstance(value, list) else [value]:
-        if isinstance(text, str) and (found := find_credential(text)):
-            raise ValueError(str(found))
-    return value
-
-
-def _no_credential_in_words(value: str) -> str:
-    if found := find_credential_in_words(value):
-        raise ValueError(str(found))
-    return value
-
-
-def _no_credential_after_an_option(value: str) -> str:
-    if found := find_in_arguments(value.split()):
-        raise ValueError(str(found))
-    return value
+        return f"cannot be split into arguments ({error}); close every quote"
+    return None
 
 
 def _no_credential_for_slurm(variables: dict[str, Any]) -> dict[str, Any]:
@@ -155,18 +143,18 @@ def _no_credential_for_slurm(variables: dict[str, Any]) -> dict[str, Any]:
 
 
 # Text that may hold a credential, because it is never written to a file as it is.
-PrivateText = Annotated[str, AfterValidator(_no_nul)]
-Text = Annotated[PrivateText, AfterValidator(_no_credential)]
+PrivateText = Annotated[str, _refusing(_nul)]
+Text = Annotated[PrivateText, _refusing(find_credential)]
 # Arguments in one text, split at blanks.
-Arguments = Annotated[Text, AfterValidator(_no_credential_after_an_option)]
+Arguments = Annotated[Text, _refusing(lambda text: find_in_arguments(text.split()))]
 # A value that becomes part of an sbatch directive, where a line break would start a new line of the script.
-OneLine = Annotated[Arguments, AfterValidator(_no_control_characters)]
-ShellWords = Annotated[PrivateText, AfterValidator(_quotes_are_closed), AfterValidator(_no_credential_in_words)]
+OneLine = Annotated[Arguments, _refusing(_control_characters)]
+ShellWords = Annotated[PrivateText, _refusing(_open_quote), _refusing(find_credential_in_words)]
 NameIfSet = Annotated[Text, AfterValidator(_name_if_set)]
 NotBlank = Annotated[Text, AfterValidator(_not_blank)]
 AxisOfText = Annotated[list[PrivateText], Field(min_length=1)]
 AxisOfInt = Annotated[list[int], Field(min_length=1)]
-OverrideKey = Annotated[str, AfterValidator(_override_key)]
+OverrideKey = Annotated[str, AfterValidator(_override_key), _refusing(_control_characters)]
 Overrides = Annotated[dict[OverrideKey, PrivateText], AfterValidator(_overrides)]
 ListOfPaths = Annotated[list[Text], BeforeValidator(_list_of_paths)]
 EnvName = Annotated[str, AfterValidator(_environment_name)]

@@ -57,7 +57,7 @@ class _LauncherArgs(StrictModel):
         return data
 
 
-LONG: Final = "--"
+_LONG: Final = "--"
 READ: Final = "read"
 NOT_READ: Final = "not read"
 
@@ -66,7 +66,7 @@ NOT_READ: Final = "not read"
 class Argument:
     """What the parts of mbridge have to know of an argument, beside its name, type and default.
 
-    flag: its option of Megatron-Bridge's launcher; LONG: the long one of the argument's own name.
+    flag: its option of Megatron-Bridge's launcher: the long one of the argument's own name, another, or none.
     config: where the embedded loop's configuration has it, as SECTION.FIELD. Rules look at it, so nothing else sets it.
     config_extra: the same of what no rule looks at: `extra_cmd_args` may set it instead.
     needs: without any of these arguments it has no effect in the embedded loop.
@@ -77,7 +77,7 @@ class Argument:
     estimated: whether estimates read it; NOT_READ: they do not, although it may change memory or time.
     """
 
-    flag: str | None = None
+    flag: str | None = _LONG
     config: str | None = None
     config_extra: str | None = None
     needs: tuple[str, ...] = ()
@@ -91,7 +91,7 @@ class Argument:
         """Leave the field's JSON Schema as it is: pydantic keeps these facts as an addition to it."""
 
 
-def _argument(default: Any = None, description: str | None = None, *, repr: bool = True, **facts: Any) -> Any:
+def _argument(description: str | None = None, *, default: Any = None, repr: bool = True, **facts: Any) -> Any:
     return Field(default, description=description, repr=repr, json_schema_extra=Argument(**facts))
 
 
@@ -108,48 +108,58 @@ class ResolvedCmdArgs(_LauncherArgs):
 
     # ours: which launcher; the rest are CloudAI's
     launcher: Launcher = _argument(
-        Launcher.MEGATRON_BRIDGE,
         "embedded | megatron_bridge",
+        default=Launcher.MEGATRON_BRIDGE,
+        flag=None,
         means="selects the launcher",
         compared=False,
         estimated=READ,
     )
 
-    gpu_type: Text = _argument("gb200", flag="-g", means="label of the hardware", estimated=READ)
+    gpu_type: Text = _argument(default="gb200", flag="-g", means="label of the hardware", estimated=READ)
     log_dir: Text = _argument(
-        "", flag="-l", means="upstream launcher's directory; logs lie in the point's directory here", compared=False
+        default="",
+        flag="-l",
+        means="upstream launcher's directory; logs lie in the point's directory here",
+        compared=False,
     )
-    time_limit: SlurmTime | None = _argument(means="limit of the job", compared=False)
-    container_image: Text = _argument("", means="container of the job", compared=False)
-    custom_mounts: Text | None = _argument(means="mounts of the job's container", compared=False)
-    num_gpus: int = _argument(8, "ranks of the whole job", flag="-ng", means="number of ranks", estimated=READ)
-    gpus_per_node: int | None = _argument(means="placement")
+    time_limit: SlurmTime | None = _argument(flag=None, means="limit of the job", compared=False)
+    container_image: Text = _argument(default="", flag=None, means="container of the job", compared=False)
+    custom_mounts: Text | None = _argument(flag=None, means="mounts of the job's container", compared=False)
+    num_gpus: int = _argument("ranks of the whole job", default=8, flag="-ng", means="number of ranks", estimated=READ)
+    gpus_per_node: int | None = _argument(flag=None, means="placement")
     enable_vboost: bool | None = _argument(
-        False,
+        default=False,
         flag="-vb",
         refused="it sets the clocks of the GPUs through the upstream launcher's own srun",
         harmless=(False,),
     )
     dryrun: bool | None = _argument(
-        False, flag="-d", refused="`mbridge dry-run` does that", harmless=(False,), compared=False
+        default=False, flag="-d", refused="`mbridge dry-run` does that", harmless=(False,), compared=False
     )
-    enable_nsys: bool | None = _argument(False, flag="-en", refused=_NSYS, harmless=(False,))
-    detach: bool | None = _argument(means="upstream launcher's option", compared=False)
-    max_retries: int | None = _argument(1, flag=LONG, means="upstream launcher's option", compared=False)
-    nemorun_version: Text | None = _argument(means="upstream launcher's environment", compared=False)
+    enable_nsys: bool | None = _argument(default=False, flag="-en", refused=_NSYS, harmless=(False,))
+    detach: bool | None = _argument(flag=None, means="upstream launcher's option", compared=False)
+    max_retries: int | None = _argument(default=1, means="upstream launcher's option", compared=False)
+    nemorun_version: Text | None = _argument(flag=None, means="upstream launcher's environment", compared=False)
 
-    model_family_name: NameIfSet = _argument("", flag="-m", means="label of the recipe", estimated=READ)
-    model_recipe_name: NameIfSet = _argument("", flag="-mr", means="selects the recipe", compared=False, estimated=READ)
-    use_recipes: bool | None = _argument(flag=LONG, refused=_LAUNCHER, estimated=READ)
-    domain: Text | None = _argument(flag=LONG, refused="the loop trains language models only", harmless=("llm",))
-    task: Text = _argument("pretrain", flag=LONG, refused=_FINETUNING, harmless=("pretrain",), estimated=READ)
-    compute_dtype: Text = _argument(
-        "bf16", "bf16 fp8_cs fp8_mx fp8_sc nvfp4; embedded also fp32", flag="-c", config="model.dtype", estimated=READ
+    model_family_name: NameIfSet = _argument(default="", flag="-m", means="label of the recipe", estimated=READ)
+    model_recipe_name: NameIfSet = _argument(
+        default="", flag="-mr", means="selects the recipe", compared=False, estimated=READ
     )
-    fp8_recipe: Text | None = _argument(refused="FP8 needs Transformer Engine", estimated=NOT_READ)
-    hf_token: PrivateText = _argument("", repr=False, means="goes to the environment as HF_TOKEN")
+    use_recipes: bool | None = _argument(refused=_LAUNCHER, estimated=READ)
+    domain: Text | None = _argument(refused="the loop trains language models only", harmless=("llm",))
+    task: Text = _argument(default="pretrain", refused=_FINETUNING, harmless=("pretrain",), estimated=READ)
+    compute_dtype: Text = _argument(
+        "bf16 fp8_cs fp8_mx fp8_sc nvfp4; embedded also fp32",
+        default="bf16",
+        flag="-c",
+        config="model.dtype",
+        estimated=READ,
+    )
+    fp8_recipe: Text | None = _argument(flag=None, refused="FP8 needs Transformer Engine", estimated=NOT_READ)
+    hf_token: PrivateText = _argument(default="", flag=None, repr=False, means="goes to the environment as HF_TOKEN")
     nemo_home: Text | None = _argument(flag="-nh", refused="the loop caches nothing", compared=False)
-    wandb_key: PrivateText | None = _argument(repr=False, means="goes to the environment as WANDB_API_KEY")
+    wandb_key: PrivateText | None = _argument(flag=None, repr=False, means="goes to the environment as WANDB_API_KEY")
     wandb_project_name: Text | None = _argument(flag="-wdp", config_extra="logger.wandb_project", compared=False)
     wandb_entity_name: Text | None = _argument(
         flag="-wde", config_extra="logger.wandb_entity", needs=("wandb_project_name",), compared=False
@@ -161,177 +171,139 @@ class ResolvedCmdArgs(_LauncherArgs):
         flag="-wds", config_extra="logger.wandb_save_dir", needs=("wandb_project_name",), compared=False
     )
 
-    hidden_size: int | None = _argument(flag=LONG, config="model.hidden_size", estimated=READ)
-    num_layers: int | None = _argument(flag=LONG, config="model.num_layers", estimated=READ)
+    hidden_size: int | None = _argument(config="model.hidden_size", estimated=READ)
+    num_layers: int | None = _argument(config="model.num_layers", estimated=READ)
     pipeline_model_parallel_layout: Text | None = _argument(
-        flag=LONG, config="model.pipeline_model_parallel_layout", estimated=READ
+        config="model.pipeline_model_parallel_layout", estimated=READ
     )
-    first_k_dense_replace: int | None = _argument(
-        flag=LONG, refused="set model.moe_layer_freq in extra_cmd_args", estimated=READ
-    )
+    first_k_dense_replace: int | None = _argument(refused="set model.moe_layer_freq in extra_cmd_args", estimated=READ)
 
-    use_tokendrop: bool | None = _argument(
-        flag=LONG, refused="the loop drops no tokens", harmless=(False,), estimated=NOT_READ
-    )
+    use_tokendrop: bool | None = _argument(refused="the loop drops no tokens", harmless=(False,), estimated=NOT_READ)
     use_megatron_fsdp: bool | None = _argument(
-        flag=LONG, refused="the loop shards no parameters", harmless=(False,), estimated=READ
+        refused="the loop shards no parameters", harmless=(False,), estimated=READ
     )
-    nccl_ub: bool | None = _argument(
-        flag=LONG, refused="it needs Megatron-FSDP or SHARP", harmless=(False,), estimated=NOT_READ
-    )
+    nccl_ub: bool | None = _argument(refused="it needs Megatron-FSDP or SHARP", harmless=(False,), estimated=NOT_READ)
     cuda_graph_impl: Text | None = _argument(
-        flag=LONG, refused="the loop captures no CUDA graphs", harmless=("none", ""), estimated=READ
+        refused="the loop captures no CUDA graphs", harmless=("none", ""), estimated=READ
     )
-    cuda_graph_scope: Text | list[Text] | None = _argument(
-        flag=LONG, refused="the loop captures no CUDA graphs", estimated=READ
-    )
+    cuda_graph_scope: Text | list[Text] | None = _argument(refused="the loop captures no CUDA graphs", estimated=READ)
 
     tp: int | None = _argument(
-        None, "tensor parallel size", flag="-tp", config="model.tensor_model_parallel_size", estimated=READ
+        "tensor parallel size", flag="-tp", config="model.tensor_model_parallel_size", estimated=READ
     )
     pp: int | None = _argument(
-        None, "pipeline parallel size", flag="-pp", config="model.pipeline_model_parallel_size", estimated=READ
+        "pipeline parallel size", flag="-pp", config="model.pipeline_model_parallel_size", estimated=READ
     )
     cp: int | None = _argument(
-        None, "context parallel size", flag="-cp", config="model.context_parallel_size", estimated=READ
+        "context parallel size", flag="-cp", config="model.context_parallel_size", estimated=READ
     )
     vp: int | None = _argument(
-        None,
         "virtual pipeline stages per rank",
         flag="-vp",
         config="model.virtual_pipeline_model_parallel_size",
         estimated=READ,
     )
     ep: int | None = _argument(
-        None, "expert parallel size", flag="-ep", config="model.expert_model_parallel_size", estimated=READ
+        "expert parallel size", flag="-ep", config="model.expert_model_parallel_size", estimated=READ
     )
     et: int | None = _argument(
-        None, "expert tensor parallel size", flag="-et", config="model.expert_tensor_parallel_size", estimated=READ
+        "expert tensor parallel size", flag="-et", config="model.expert_tensor_parallel_size", estimated=READ
     )
-    mb: int | None = _argument(
-        None, "sequences per micro-batch", flag="-mb", config="train.micro_batch_size", estimated=READ
-    )
+    mb: int | None = _argument("sequences per micro-batch", flag="-mb", config="train.micro_batch_size", estimated=READ)
     gb: int | None = _argument(
-        None, "sequences per step, all ranks", flag="-gb", config="train.global_batch_size", estimated=READ
+        "sequences per step, all ranks", flag="-gb", config="train.global_batch_size", estimated=READ
     )
-    seq_length: int | None = _argument(
-        None, "tokens per sequence", flag="-sl", config="model.seq_length", estimated=READ
-    )
+    seq_length: int | None = _argument("tokens per sequence", flag="-sl", config="model.seq_length", estimated=READ)
 
     moe_a2a_overlap: bool | None = _argument(
-        flag=LONG,
-        refused="the schedule that overlaps the experts' exchange is not wired in",
-        harmless=(False,),
-        estimated=READ,
+        refused="the schedule that overlaps the experts' exchange is not wired in", harmless=(False,), estimated=READ
     )
-    max_steps: int | None = _argument(10, "optimizer steps", flag="-ms", config="train.train_iters", compared=False)
+    max_steps: int | None = _argument(
+        "optimizer steps", default=10, flag="-ms", config="train.train_iters", compared=False
+    )
     recompute_num_layers: int | None = _argument(flag="-rl", config="model.recompute_num_layers", estimated=READ)
     activation_offload_layers: int | None = _argument(
         flag="-ol", refused="the loop offloads nothing", harmless=(0,), estimated=READ
     )
-    recompute_modules: Text | list[Text] | None = _argument(flag=LONG, config="model.recompute_modules", estimated=READ)
+    recompute_modules: Text | list[Text] | None = _argument(config="model.recompute_modules", estimated=READ)
 
-    lr: FiniteFloat | None = _argument(flag=LONG, config="optimizer.lr")
-    min_lr: FiniteFloat | None = _argument(flag=LONG, config="optimizer.min_lr")
-    warmup_iters: int | None = _argument(flag=LONG, config="scheduler.lr_warmup_iters")
+    lr: FiniteFloat | None = _argument(config="optimizer.lr")
+    min_lr: FiniteFloat | None = _argument(config="optimizer.min_lr")
+    warmup_iters: int | None = _argument(config="scheduler.lr_warmup_iters")
 
-    pretrained_checkpoint: Text | None = _argument(flag=LONG, config_extra="checkpoint.pretrained_checkpoint")
-    save_dir: Text | None = _argument(flag=LONG, config_extra="checkpoint.save", compared="whether")
-    load_dir: Text | None = _argument(flag=LONG, config_extra="checkpoint.load")
-    save_interval: int | None = _argument(flag=LONG, config_extra="checkpoint.save_interval", needs=("save_dir",))
-    most_recent_k: int | None = _argument(
-        flag=LONG, config_extra="checkpoint.most_recent_k", needs=("save_dir",), compared=False
-    )
+    pretrained_checkpoint: Text | None = _argument(config_extra="checkpoint.pretrained_checkpoint")
+    save_dir: Text | None = _argument(config_extra="checkpoint.save", compared="whether")
+    load_dir: Text | None = _argument(config_extra="checkpoint.load")
+    save_interval: int | None = _argument(config_extra="checkpoint.save_interval", needs=("save_dir",))
+    most_recent_k: int | None = _argument(config_extra="checkpoint.most_recent_k", needs=("save_dir",), compared=False)
     save_config_filepath: Text | None = _argument(
-        SAVED_CONFIG,
-        flag=LONG,
+        default=SAVED_CONFIG,
         refused="the resolved configuration is written beside the point's results",
         harmless=(SAVED_CONFIG,),
         compared=False,
     )
 
-    data: Text | None = _argument(flag=LONG, refused=_DATA, harmless=("mock",))
-    dataset_paths: Text | list[Text] | None = _argument(flag=LONG, refused=_DATA)
-    dataset_root: Text | None = _argument(flag=LONG, refused=_DATA)
-    index_mapping_dir: Text | None = _argument(flag=LONG, refused=_DATA, compared=False)
-    dataset_name: Text | None = _argument(flag=LONG, refused=_DATA)
-    packed_sequence: bool | None = _argument(flag=LONG, refused=_FINETUNING, estimated=NOT_READ)
-    head_only: bool | None = _argument(flag=LONG, refused=_FINETUNING, estimated=NOT_READ)
-    tokenizer_type: Text | None = _argument(flag=LONG, refused=_TOKENIZER)
-    tokenizer_model: Text | None = _argument(flag=LONG, refused=_TOKENIZER)
-    vocab_size: int | None = _argument(flag=LONG, config="model.vocab_size", estimated=READ)
+    data: Text | None = _argument(refused=_DATA, harmless=("mock",))
+    dataset_paths: Text | list[Text] | None = _argument(refused=_DATA)
+    dataset_root: Text | None = _argument(refused=_DATA)
+    index_mapping_dir: Text | None = _argument(refused=_DATA, compared=False)
+    dataset_name: Text | None = _argument(refused=_DATA)
+    packed_sequence: bool | None = _argument(refused=_FINETUNING, estimated=NOT_READ)
+    head_only: bool | None = _argument(refused=_FINETUNING, estimated=NOT_READ)
+    tokenizer_type: Text | None = _argument(refused=_TOKENIZER)
+    tokenizer_model: Text | None = _argument(refused=_TOKENIZER)
+    vocab_size: int | None = _argument(config="model.vocab_size", estimated=READ)
 
     pytorch_profiler: bool | None = _argument(flag="-pyp", config_extra="profiling.use_pytorch_profiler")
-    profiling_start_step: int | None = _argument(
-        flag=LONG, config_extra="profiling.profile_step_start", needs=_PROFILERS
-    )
-    profiling_stop_step: int | None = _argument(flag=LONG, config_extra="profiling.profile_step_end", needs=_PROFILERS)
+    profiling_start_step: int | None = _argument(config_extra="profiling.profile_step_start", needs=_PROFILERS)
+    profiling_stop_step: int | None = _argument(config_extra="profiling.profile_step_end", needs=_PROFILERS)
     record_memory_history: bool | None = _argument(flag="-mh", config_extra="profiling.record_memory_history")
-    profiling_gpu_metrics: bool | None = _argument(flag=LONG, refused=f"{_NSYS}: gpu_metrics_devices")
-    profiling_ranks: int | Text | list[int] | None = _argument(
-        flag=LONG, config_extra="profiling.profile_ranks", needs=_PROFILERS
-    )
-    nsys_trace: Text | list[Text] | None = _argument(flag=LONG, refused=f"{_NSYS}: trace")
-    nsys_extra_args: Arguments | list[Text] | None = _argument(flag=LONG, refused=f"{_NSYS}: extra_args")
+    profiling_gpu_metrics: bool | None = _argument(refused=f"{_NSYS}: gpu_metrics_devices")
+    profiling_ranks: int | Text | list[int] | None = _argument(config_extra="profiling.profile_ranks", needs=_PROFILERS)
+    nsys_trace: Text | list[Text] | None = _argument(refused=f"{_NSYS}: trace")
+    nsys_extra_args: Arguments | list[Text] | None = _argument(refused=f"{_NSYS}: extra_args")
 
     config_variant: Text | None = _argument(flag="-cv", refused="a variant is a recipe of its own here", estimated=READ)
-    list_config_variants: bool | None = _argument(flag=LONG, refused="`mbridge list` does that", compared=False)
+    list_config_variants: bool | None = _argument(refused="`mbridge list` does that", compared=False)
     num_distributed_optimizer_instances: int | None = _argument(
-        refused="the loop makes one data-parallel group", harmless=(1,), estimated=READ
+        flag=None, refused="the loop makes one data-parallel group", harmless=(1,), estimated=READ
     )
 
     # ours: options of Megatron-Bridge 0.4 to 0.6 that CloudAI does not know
     offline: bool | None = _argument(
-        flag=LONG, refused="it sets HF_HUB_OFFLINE; set that in extra_env_vars", harmless=(False,), compared=False
+        refused="it sets HF_HUB_OFFLINE; set that in extra_env_vars", harmless=(False,), compared=False
     )
-    packager: Text | None = _argument(flag=LONG, refused=_LAUNCHER, compared=False)
-    optimizer_type: Text | None = _argument(
-        flag=LONG, refused="set optimizer.optimizer in extra_cmd_args", estimated=NOT_READ
-    )
+    packager: Text | None = _argument(refused=_LAUNCHER, compared=False)
+    optimizer_type: Text | None = _argument(refused="set optimizer.optimizer in extra_cmd_args", estimated=NOT_READ)
     moe_flex_dispatcher_backend: Text | None = _argument(
-        None,
         '"None" asks for all-to-all',
-        flag=LONG,
         refused="set model.moe_flex_dispatcher_backend in extra_cmd_args",
         estimated=NOT_READ,
     )
     deterministic: bool | None = _argument(
-        flag=LONG, refused="set model.deterministic_mode in extra_cmd_args", harmless=(False,), estimated=NOT_READ
+        refused="set model.deterministic_mode in extra_cmd_args", harmless=(False,), estimated=NOT_READ
     )
-    num_moe_experts: int | None = _argument(
-        flag=LONG, refused="set model.num_moe_experts in extra_cmd_args", estimated=NOT_READ
-    )
+    num_moe_experts: int | None = _argument(refused="set model.num_moe_experts in extra_cmd_args", estimated=NOT_READ)
     lock_gpu_freq: int | None = _argument(
-        None, "MHz", flag=LONG, refused="the loop leaves the clocks of the GPUs alone", estimated=NOT_READ
+        "MHz", refused="the loop leaves the clocks of the GPUs alone", estimated=NOT_READ
     )
     peak_mem_clk: int | None = _argument(
-        None,
-        "MHz",
-        flag=LONG,
-        refused="the loop leaves the clocks of the GPUs alone",
-        harmless=(-1,),
-        estimated=NOT_READ,
+        "MHz", refused="the loop leaves the clocks of the GPUs alone", harmless=(-1,), estimated=NOT_READ
     )
-    enable_pct_binding: bool | None = _argument(flag=LONG, refused="the loop binds no cores", harmless=(False,))
-    export_nsys_sqlite: bool | None = _argument(
-        flag=LONG, refused=f"{_NSYS}: extra_args = ['--export=sqlite']", harmless=(False,)
-    )
+    enable_pct_binding: bool | None = _argument(refused="the loop binds no cores", harmless=(False,))
+    export_nsys_sqlite: bool | None = _argument(refused=f"{_NSYS}: extra_args = ['--export=sqlite']", harmless=(False,))
     distributed_timeout_minutes: int | None = _argument(
-        flag=LONG, refused="set dist.distributed_timeout_minutes in extra_cmd_args", compared=False
+        refused="set dist.distributed_timeout_minutes in extra_cmd_args", compared=False
     )
-    preempt_time: int | None = _argument(
-        None, "seconds before the time limit", flag=LONG, refused=_LAUNCHER, compared=False
-    )
-    retry_on_testing_failure: bool | None = _argument(flag=LONG, refused=_LAUNCHER, harmless=(False,), compared=False)
-    c4_root: Text | None = _argument(flag=LONG, refused=_DATA)
-    c4_train_shards: int | list[int] | None = _argument(flag=LONG, refused=_DATA)
-    dump_env: bool | None = _argument(
-        flag=LONG, refused="every report holds the environment", harmless=(False,), compared=False
-    )
+    preempt_time: int | None = _argument("seconds before the time limit", refused=_LAUNCHER, compared=False)
+    retry_on_testing_failure: bool | None = _argument(refused=_LAUNCHER, harmless=(False,), compared=False)
+    c4_root: Text | None = _argument(refused=_DATA)
+    c4_train_shards: int | list[int] | None = _argument(refused=_DATA)
+    dump_env: bool | None = _argument(refused="every report holds the environment", harmless=(False,), compared=False)
 
 
 ARGUMENTS: Mapping[str, Argument] = {
-    name: replace(extra, flag=f"--{name}") if extra.flag == LONG else extra
+    name: replace(extra, flag=f"--{name}") if extra.flag == _LONG else extra
     for name, field in ResolvedCmdArgs.model_fields.items()
     if isinstance(extra := field.json_schema_extra, Argument)
 }

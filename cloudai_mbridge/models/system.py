@@ -29,8 +29,9 @@ class Prices(StrictModel):
     def _gather(cls, data: Any) -> Any:
         if not isinstance(data, dict):
             raise ValueError("must be a table such as {currency = 'USD', gb200 = 10.5}")
-        prices = {name: value for name, value in data.items() if name not in ("currency", "per_gpu_hour")}
-        listed = data.get("per_gpu_hour", {})
+        prices = dict(data)
+        currency = {"currency": prices.pop("currency")} if "currency" in data else {}
+        listed = prices.pop("per_gpu_hour", {})
         if not isinstance(listed, dict):
             raise ValueError(f"per_gpu_hour: {shown_value(listed)} is not a table such as {{gb200 = 10.5}}")
         prices = {**listed, **prices}
@@ -40,7 +41,6 @@ class Prices(StrictModel):
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
                 what = f"{shown_key(name)}: {shown_value(value)}"
                 raise ValueError(f"{what} is not a price of a GPU-hour; use a number of at least 0")
-        currency = {name: data[name] for name in ("currency",) if name in data}
         return {**currency, "per_gpu_hour": prices}
 
     @model_serializer

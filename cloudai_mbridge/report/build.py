@@ -14,12 +14,7 @@ from cloudai_mbridge.metrics import Metrics, measure
 from cloudai_mbridge.plan import POINT_FILES, ROOT_FILES, RunPlan
 from cloudai_mbridge.plan.read import read_plan_data, refuse_dry_run
 from cloudai_mbridge.report.comparability import compare_by
-from cloudai_mbridge.report.environment import (
-    definitions_of,
-    machine_environment,
-    run_environment,
-    tokens_per_step_per_gpu,
-)
+from cloudai_mbridge.report.environment import definitions_of, machine_environment, run_environment
 from cloudai_mbridge.report.model import PointReport, Report
 from cloudai_mbridge.runner import Judge
 from cloudai_mbridge.runner.journal.journal import Attempt, Journal, JournalEntry
@@ -34,8 +29,7 @@ EVIDENCE_LINES = 15
 def build_report(root: Path) -> Report:
     """Read a run's directory. What looks like a credential is redacted, in everything but names of points.
 
-    Raises:
-        BadInput: the directory is not of a run, or of one that cannot be read; nothing was submitted.
+    BadInput: the directory is not of a run, or of one that cannot be read; nothing was submitted.
     """
     plan = read_plan_data(root)
     refuse_dry_run(root, plan)
@@ -93,7 +87,7 @@ def judge_in(root: Path) -> Judge:
     """Return what judges a run of this directory as the report does."""
 
     def judge_run(run: RunPlan, entry: JournalEntry) -> Judgement:
-        outcome = _read_run(asdict(run), entry, root).outcome
+        *_, outcome = _read_run(asdict(run), entry, root)
         return judgement_of(outcome, entry.last.status if entry.last else None)
 
     return judge_run
@@ -136,24 +130,17 @@ def _read_journal(root: Path) -> _Past:
         return _Past(journal.entries(), journal.excluded(), journal.was_stopped())
 
 
-@dataclass(frozen=True)
-class _Reading:
-    """What a run's files say."""
-
-    log: LogSummary
-    log_name: str
-    metrics: Metrics
-    outcome: RunOutcome
-
-
-def _read_run(run: Mapping[str, Any], entry: JournalEntry | None, root: Path) -> _Reading:
-    """Read and judge a run."""
+def _read_run(
+    run: Mapping[str, Any], entry: JournalEntry | None, root: Path
+) -> tuple[LogSummary, str, Metrics, RunOutcome]:
+    """Return what a run's files say: its log, the log's name, the metrics, and how it came out."""
     directory = root / run["key"]
     is_upstream = run.get("upstream") is not None
     log_name = POINT_FILES.launcher_log if is_upstream else POINT_FILES.stdout
     last = entry.last if entry else None
     log = read_log(directory / log_name, last.token if last else None, has_records=not is_upstream)
-    tokens = tokens_per_step_per_gpu(run["args"], _world_size(run))
+    batch, length = run["args"].get("gb"), run["args"].get("seq_length")
+    tokens = batch * length / _world_size(run) if batch and length else None  # of one step for each rank
     metrics = measure(log.steps, run["warmup_steps"], tokens, definitions_of(run, log.run), run["num_steps"])
     logs = (directory / POINT_FILES.stderr, directory / log_name)
     outcome = judge(
@@ -174,7 +161,7 @@ def _read_run(run: Mapping[str, Any], entry: JournalEntry | None, root: Path) ->
         outcome = with_failure(outcome, last.status, log, logs, directory / POINT_FILES.stacks)
     if entry is not None and entry.note:
         outcome = replace(outcome, reasons=(*outcome.reasons, entry.note))
-    return _Reading(log, log_name, metrics, outcome)
+    return log, log_name, metrics, outcome
 
 
 def _cancelled(entry: JournalEntry | None) -> tuple[str, ...]:
@@ -196,8 +183,7 @@ _AS_PLANNED = (
 
 
 def _report_run(run: Mapping[str, Any], entry: JournalEntry | None, root: Path, system: str) -> PointReport:
-    read = _read_run(run, entry, root)
-    log, outcome = read.log, read.outcome
+    log, log_name, metrics, outcome = _read_run(run, entry, root)
     job = _job(entry.last) if entry and entry.last else {}
     return PointReport(
         **{name: run[name] for name in _AS_PLANNED},
@@ -207,8 +193,8 @@ def _report_run(run: Mapping[str, Any], entry: JournalEntry | None, root: Path, 
         world_size=_world_size(run),
         job=job,
         run=log.run,
-        log={"file": f"{run['key']}/{read.log_name}", "source": log.source, "notes": log.notes},
-        metrics=read.metrics,
+        log={"file": f"{run['key']}/{log_name}", "source": log.source, "notes": log.notes},
+        metrics=metrics,
         steps=log.steps,
         failure=asdict(outcome.failure) if outcome.failure else None,
         attempts=tuple(_job(attempt) for attempt in (entry.attempts if entry else ())),

@@ -1,10 +1,10 @@
 """What a run ran on, what its numbers mean, and what wrote the report."""
 
-import math
 import platform
 import re
 import socket
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Mapping
 from typing import Any
 
 from cloudai_mbridge.errors import BadInput
@@ -43,9 +43,9 @@ def run_environment(run: Mapping[str, Any], nodes: str, said: Mapping[str, Any])
         "device": _text(own.get("device")) or _text(device),
         "packages": {str(name): str(version) for name, version in _table(own.get("packages")).items()},
         "git": _git(own.get("git")),
-        "nodes": _nodes(nodes) or [name for name in [_text(own.get("hostname"))] if name],
+        "nodes": _nodes(nodes) or list(filter(None, [_text(own.get("hostname"))])),
         "image": image_of(run["container_image"]),
-        "repositories": list(_repositories(run.get("upstream"))),
+        "repositories": _repositories(run.get("upstream")),
     }
 
 
@@ -66,18 +66,15 @@ def _nodes(text: str) -> list[str]:
 
 def _git(value: Any) -> dict[str, Any] | None:
     state = _table(value)
-    dirty = state.get("dirty")
-    commit = _text(state.get("commit"))
+    commit, dirty = _text(state.get("commit")), state.get("dirty")
     return {"commit": commit, "dirty": dirty if isinstance(dirty, bool) else None} if commit else None
 
 
-def _repositories(upstream: Mapping[str, Any] | None) -> Iterator[dict[str, str]]:
-    """Yield every repository once, Megatron-Bridge first."""
-    seen = set()
-    for repo in [upstream["megatron_bridge"], *upstream["mounted"], upstream["nemo_run"]] if upstream else []:
-        if (pair := (repo["url"], repo["commit"])) not in seen:
-            seen.add(pair)
-            yield {"url": repo["url"], "commit": repo["commit"]}
+def _repositories(upstream: Mapping[str, Any] | None) -> list[dict[str, str]]:
+    """Return every repository once, Megatron-Bridge first."""
+    repos = [upstream["megatron_bridge"], *upstream["mounted"], upstream["nemo_run"]] if upstream else []
+    pairs = dict.fromkeys((repo["url"], repo["commit"]) for repo in repos)
+    return [{"url": url, "commit": commit} for url, commit in pairs]
 
 
 def _table(value: Any) -> Mapping[str, Any]:
@@ -93,30 +90,18 @@ def definitions_of(run: Mapping[str, Any], said: Mapping[str, Any]) -> Definitio
 
     said: text from a log. What has another type than it should is left out.
     """
-    upstream, flops, kind = run.get("upstream"), said.get("flops_per_step"), said.get("memory_kind")
-    formula = said.get("flops_formula")
-    if upstream:
+    formula, kind = said.get("flops_formula"), said.get("memory_kind")
+    if upstream := run.get("upstream"):
         commit = upstream["megatron_bridge"]["commit"]
         formula = f"upstream@{commit}" if _PINNED.fullmatch(commit) else None
     return Definitions(
-        flops_per_step=_positive(flops),
-        flops_formula=formula if isinstance(formula, str) and formula else None,
+        flops_per_step=_positive(said.get("flops_per_step")),
+        flops_formula=_text(formula),
         memory_kind=kind if kind in (RESERVED_MEMORY, RESIDENT_MEMORY) else None,
     )
 
 
 def _positive(value: Any) -> float | None:
     """Return a number above zero; True is none, and neither is one too large for a float."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    try:
-        number = float(value)
-    except OverflowError:
-        return None
-    return number if math.isfinite(number) and number > 0 else None
-
-
-def tokens_per_step_per_gpu(args: Mapping[str, Any], world_size: int) -> float | None:
-    """Return the tokens of one step for each rank, None where the batch or the length is not known."""
-    batch, length = args.get("gb"), args.get("seq_length")
-    return batch * length / world_size if batch and length else None
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if is_number and 0 < value <= sys.float_info.max else None

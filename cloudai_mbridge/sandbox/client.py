@@ -17,7 +17,6 @@ class Client:
     """Run Slurm's commands against one sandbox."""
 
     def __init__(self, layout: SandboxLayout) -> None:
-        """Remember where the sandbox is."""
         self.layout = layout
 
     @property

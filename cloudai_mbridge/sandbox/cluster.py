@@ -54,7 +54,6 @@ class SlurmSandbox(Client):
         return sandbox
 
     def __enter__(self) -> Self:
-        """Start the cluster."""
         return self.start()
 
     def __exit__(
@@ -67,12 +66,10 @@ class SlurmSandbox(Client):
 
     @property
     def directory(self) -> Path:
-        """Return the sandbox's directory, absolute."""
         return self.layout.directory
 
     @property
     def node_names(self) -> list[str]:
-        """List the nodes' names, in order."""
         return self.spec.node_names
 
     @property

@@ -64,8 +64,7 @@ class Fleet:
     """Start, find, steer and end daemons; the name of a node's supervisor is `node-NAME`."""
 
     def __init__(self, layout: SandboxLayout) -> None:
-        """Remember where the state file is; it is read anew every time."""
-        self.layout = layout
+        self.layout = layout  # its state file is read anew every time
 
     def alive(self) -> dict[str, bool]:
         """Return every daemon that was started, and whether it is alive."""
@@ -124,16 +123,13 @@ class Fleet:
         def is_settled() -> bool:
             if condition():
                 return True
-            dead.extend(self._dead(needed))
+            alive = self.alive()
+            dead.extend(name for name in needed if not alive.get(name) or self._has_lost_slurmd(name))
             return bool(dead)
 
         if not processes.wait_until(is_settled, timeout_s) or dead:
             reason = f"{dead[0]} died" if dead else f"{what}: not within {timeout_s:g} s"
             raise SandboxError(f"{self.layout.directory}: {reason}\n{_log_tails(self.layout.logs)}".rstrip())
-
-    def _dead(self, names: tuple[str, ...]) -> list[str]:
-        alive = self.alive()
-        return [name for name in names if not alive.get(name) or self._has_lost_slurmd(name)]
 
     def _has_lost_slurmd(self, name: str) -> bool:
         status = self.layout.node_status(name.removeprefix("node-"))

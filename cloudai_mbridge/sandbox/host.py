@@ -6,6 +6,7 @@ import shutil
 import socket
 import subprocess
 from collections.abc import Iterable, Mapping
+from itertools import islice
 from pathlib import Path
 
 from cloudai_mbridge.sandbox.errors import SandboxError
@@ -116,15 +117,10 @@ def free_ports(count: int) -> tuple[int, ...]:
     """
     ephemeral = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     candidates = range(LOWEST_PORT, max(ephemeral, LOWEST_PORT + PORT_SPAN))
-    found: list[int] = []
-    for port in random.sample(candidates, len(candidates)):
-        if len(found) == count:
-            break
-        if _can_bind(port):
-            found.append(port)
+    found = tuple(islice(filter(_can_bind, random.sample(candidates, len(candidates))), count))
     if len(found) < count:
         raise SandboxError(f"only {len(found)} of {count} ports are free; use fewer nodes")
-    return tuple(found)
+    return found
 
 
 def _can_bind(port: int) -> bool:

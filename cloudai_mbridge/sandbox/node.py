@@ -66,7 +66,6 @@ class Node:
     """Keep one slurmd and all it started below this process."""
 
     def __init__(self, slurmd: list[str], status_file: Path) -> None:
-        """Remember what to run; nothing is started yet."""
         self.argv = slurmd
         self.status_file = status_file
         self.status = DOWN

@@ -49,17 +49,12 @@ def write(spec: SandboxSpec, layout: SandboxLayout) -> Site:
         # Slurm wants a device and gets one: no root is needed, and no real GPU is touched
         if not (device := layout.gpu_device(index)).is_symlink():
             device.symlink_to("/dev/null")
-    _write_configuration(spec, site)
-    return site
-
-
-def _write_configuration(spec: SandboxSpec, site: Site) -> None:
     for name, text in render_files(spec, site, Path("/etc/hosts").read_text()).items():
-        path = site.layout.directory / name
         if name == "slurmdbd.conf":
-            _write_private(path, text.encode())
+            _write_private(layout.directory / name, text.encode())
         else:
-            path.write_text(text)
+            (layout.directory / name).write_text(text)
+    return site
 
 
 def _write_private(path: Path, content: bytes) -> None:

@@ -119,17 +119,13 @@ def kill_strays(directory: Path, timeout_s: float = 10.0) -> None:
     """
 
     def is_clean() -> bool:
-        strays = _find_strays(directory)
+        pids = (int(entry) for entry in os.listdir("/proc") if entry.isdigit())
+        mine = (identify(pid) for pid in pids if pid != os.getpid() and _belongs(pid, directory))
+        strays = [process for process in mine if process and is_alive(process)]
         kill_tree(strays)
         return not strays
 
     wait_until(is_clean, timeout_s)
-
-
-def _find_strays(directory: Path) -> list[Process]:
-    pids = (int(entry) for entry in os.listdir("/proc") if entry.isdigit())
-    mine = (identify(pid) for pid in pids if pid != os.getpid() and _belongs(pid, directory))
-    return [process for process in mine if process and is_alive(process)]
 
 
 def _belongs(pid: int, directory: Path) -> bool:

@@ -3,7 +3,9 @@
 import difflib
 import types
 from collections.abc import Sequence
+from functools import reduce
 from itertools import islice
+from operator import getitem
 from typing import Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
@@ -54,7 +56,7 @@ def _describe(path: Path, details: Sequence[ErrorDetails], model: type[BaseModel
         return f"unknown key; {suggest(str(path[-1]), _keys_at(model, path[:-1]))}{hint}"
     if first["type"] == "missing":
         return "is missing; add it"
-    value = _value_at(data, path)
+    value = reduce(getitem, path, data)
     if value == [] and any(detail["type"] == "too_short" for detail in details):
         return "[] is empty; list at least one value, or remove the key"
     if first["type"] == "value_error":
@@ -64,29 +66,15 @@ def _describe(path: Path, details: Sequence[ErrorDetails], model: type[BaseModel
 
 
 def _expectation(detail: ErrorDetails) -> str:
-    message = detail["msg"].removeprefix("Input should be ").removeprefix("greater")
-    if detail["msg"].startswith("Input should be greater"):
-        message = "greater" + message
-    return message.split(", unable to parse")[0].split(", got a number")[0]
+    return detail["msg"].removeprefix("Input should be ").split(", unable to parse")[0].split(", got a number")[0]
 
 
 def _shown(path: Path, value: Any) -> str:
     """Show the value if it is short and no secret."""
     if any(is_secret(str(part)) for part in path) or "@" in repr(value) or holds_credential(value):
         return "(value hidden) "
-    if len(repr(value)) > 200 or isinstance(value, dict) or (isinstance(value, list) and not _is_flat(value)):
-        return ""
-    return f"{value!r} "
-
-
-def _is_flat(value: list[Any]) -> bool:
-    return not any(isinstance(item, list | dict) for item in value)
-
-
-def _value_at(data: Any, path: Path) -> Any:
-    for part in path:
-        data = data[part]
-    return data
+    is_nested = isinstance(value, list) and any(isinstance(item, list | dict) for item in value)
+    return "" if len(repr(value)) > 200 or isinstance(value, dict) or is_nested else f"{value!r} "
 
 
 def suggest(name: str, known: Sequence[str]) -> str:

@@ -18,13 +18,7 @@ from cloudai_mbridge.models.loading.loaded import (
     LoadedScenario,
     LoadedTest,
 )
-from cloudai_mbridge.models.loading.test_files import (
-    TEMPLATE_KEY,
-    TestFiles,
-    find_test_files,
-    is_scenario,
-    is_system,
-)
+from cloudai_mbridge.models.loading.test_files import TEMPLATE_KEY, TestFiles, find_test_files, is_scenario, is_system
 from cloudai_mbridge.models.loading.toml_source import TomlSource, read_toml
 from cloudai_mbridge.models.scenario import Scenario, TestRun
 from cloudai_mbridge.models.system import LocalSystem, SlurmSystem, System
@@ -42,20 +36,15 @@ _FOREIGN_SCHEDULERS = ("kubernetes", "lsf", "runai")
 def load_system(path: Path) -> System:
     """Read a system file."""
     source = read_toml(path)
-    kinds: dict[str, type[LocalSystem] | type[SlurmSystem]] = {
-        "local": LocalSystem,
-        "standalone": LocalSystem,
-        "slurm": SlurmSystem,
-    }
+    kinds: dict[str, type[System]] = {"local": LocalSystem, "standalone": LocalSystem, "slurm": SlurmSystem}
+    known = ", ".join(kinds)
     if not is_system(source):
-        raise BadInput(f"{path}: is not a system, the key scheduler is missing; set it to one of {', '.join(kinds)}")
-    scheduler = source.data["scheduler"]
+        raise BadInput(f"{path}: is not a system, the key scheduler is missing; set it to one of {known}")
+    scheduler, where = source.data["scheduler"], source.where(("scheduler",))
     if scheduler in _FOREIGN_SCHEDULERS:
-        where = source.where(("scheduler",))
-        raise ForeignSystem(f"{where}: {scheduler!r} is not supported; use one of {', '.join(kinds)}")
+        raise ForeignSystem(f"{where}: {scheduler!r} is not supported; use one of {known}")
     if not isinstance(scheduler, str) or scheduler not in kinds:
-        where = source.where(("scheduler",))
-        raise BadInput(f"{where}: {shown_value(scheduler)} is unknown; use one of {', '.join(kinds)}")
+        raise BadInput(f"{where}: {shown_value(scheduler)} is unknown; use one of {known}")
     return validate(kinds[scheduler], source.data, source)
 
 
@@ -154,15 +143,11 @@ def _with_hooks(
             f"{source.where(('pre_test',))}: {scenario.pre_test!r} checks with {_templates(pre)}, which this tool does"
             " not run: training would start unchecked; use a hook of embedded tests, or --skip-hooks to run without"
         )
-    notes = list(loaded.notes)
+    notes = loaded.notes
     if post is not None and post.foreign:
-        notes.append(f"post_test = {scenario.post_test!r}: its tests of {_templates(post)} are not run, as in CloudAI")
-    return replace(
-        loaded,
-        pre_hook=_named("pre_test", pre),
-        post_hook=_named("post_test", post),
-        notes=tuple(notes),
-    )
+        text = f"post_test = {scenario.post_test!r}: its tests of {_templates(post)} are not run, as in CloudAI"
+        notes = (*notes, text)
+    return replace(loaded, pre_hook=_named("pre_test", pre), post_hook=_named("post_test", post), notes=notes)
 
 
 def _named(kind: str, hook: LoadedScenario | None) -> tuple[LoadedTest, ...]:

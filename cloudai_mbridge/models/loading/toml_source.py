@@ -28,20 +28,14 @@ class TomlSource:
 
     def where(self, key_path: Sequence[str | int]) -> str:
         """Return "file:line: key" for a path such as ("Tests", 0, "id"); the line of the nearest parent if needed."""
-        line = self._line_of(tuple(key_path))
+        starts = (tuple(key_path[:length]) for length in range(len(key_path), 0, -1))
+        line = next((self._lines[start] for start in starts if start in self._lines), None)
         place = f"{self.path}:{line}" if line else str(self.path)
         return f"{place}: {dotted(key_path)}" if key_path else place
 
     @cached_property
     def _lines(self) -> dict[tuple[str | int, ...], int]:
         return _key_lines(self.text)
-
-    def _line_of(self, key_path: tuple[str | int, ...]) -> int | None:
-        lines = self._lines
-        for length in range(len(key_path), 0, -1):
-            if key_path[:length] in lines:
-                return lines[key_path[:length]]
-        return None
 
 
 def dotted(key_path: Sequence[str | int]) -> str:

@@ -7,7 +7,6 @@ with the prefix of a service, private keys and the like. A reference such as `$H
 import re
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 
@@ -26,25 +25,15 @@ _SLURM_VARIABLE = re.compile(r"S(BATCH|RUN|ALLOC|LURM)_")
 _IN_ENVIRONMENT = "a variable of extra_env_vars or global_env_vars, which travels in the environment only"
 
 
-@dataclass(frozen=True)
-class Credential:
-    """What was recognised, without its value, and what to do instead."""
-
-    what: str
-    remedy: str
-
-    def __str__(self) -> str:
-        return f"holds a credential ({self.what}), which would be written to files; {self.remedy}"
-
-
+# What was recognised, without its value, and what to do instead
 _BY_SHAPE = {
-    CredentialKind.PASSWORD: Credential(
+    CredentialKind.PASSWORD: (
         "user or password in a URL",
         "remove what stands before the @ and use ~/.netrc, a git credential helper or enroot's .credentials,"
         f" or put the URL into {_IN_ENVIRONMENT}",
     ),
-    CredentialKind.AUTHORIZATION: Credential("an authorization header", f"put it into {_IN_ENVIRONMENT}"),
-    CredentialKind.TOKEN_OR_KEY: Credential("a token or private key", f"put it into {_IN_ENVIRONMENT}"),
+    CredentialKind.AUTHORIZATION: ("an authorization header", f"put it into {_IN_ENVIRONMENT}"),
+    CredentialKind.TOKEN_OR_KEY: ("a token or private key", f"put it into {_IN_ENVIRONMENT}"),
 }
 
 
@@ -57,26 +46,30 @@ def is_secret_variable(name: str, value: object) -> bool:
 
 
 @lru_cache(maxsize=4096)  # the points of a sweep share nearly all of their texts
-def find_credential(text: str) -> Credential | None:
-    """Return the first credential that a text holds."""
+def find_credential(text: str) -> str | None:
+    """Return, for a message, what credential a text holds first, without its value; None if it holds none."""
     found = next(credentials_in(text), None)
     if found is None:
         return None
     if not found.name:
-        return _BY_SHAPE[found.kind]
-    remedy = f"set {found.name} in extra_env_vars or global_env_vars, which travel in the environment only"
-    return Credential(f"{found.name}=...", remedy if found.name.isupper() else f"put it into {_IN_ENVIRONMENT}")
+        what, remedy = _BY_SHAPE[found.kind]
+    elif found.name.isupper():
+        what = f"{found.name}=..."
+        remedy = f"set {found.name} in extra_env_vars or global_env_vars, which travel in the environment only"
+    else:
+        what, remedy = f"{found.name}=...", f"put it into {_IN_ENVIRONMENT}"
+    return f"holds a credential ({what}), which would be written to files; {remedy}"
 
 
-def find_credential_in_words(text: str) -> Credential | None:
-    """Return the first credential of a command line, where an option may stand before its value: `--password x`."""
+def find_credential_in_words(text: str) -> str | None:
+    """Do so for a command line, where an option may stand before its value: `--password x`."""
     words = shlex.split(text)
     alone = [word for option, word in pairwise(["", *words]) if not _is_option(option)]
     return find_credential(text) or next(filter(None, map(find_credential, alone)), None) or find_in_arguments(words)
 
 
-def find_in_arguments(words: Sequence[str]) -> Credential | None:
-    """Return the first credential that stands after its option in a list of arguments."""
+def find_in_arguments(words: Sequence[str]) -> str | None:
+    """Do so for a list of arguments, of those that stand after their option."""
     pairs = [(option, word) for option, word in pairwise(words) if _is_option(option) and not word.startswith("--")]
     texts = [f"{SHORT_OPTIONS.get(option, option)}={word}" for option, word in pairs]
     return next(filter(None, map(find_credential, texts)), None)
@@ -107,5 +100,4 @@ def slurm_variable_problem(name: str, value: object) -> str | None:
     """Return why a variable that Slurm's commands read cannot hold a credential: it would change the submission."""
     if not _SLURM_VARIABLE.match(name) or is_secret(name) or not isinstance(value, str):
         return None
-    found = find_credential(value)
-    return None if found is None else str(found)
+    return find_credential(value)

@@ -2,8 +2,7 @@
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
-from itertools import chain, product
+from itertools import product
 
 from cloudai_mbridge.errors import BadInput
 
@@ -36,7 +35,8 @@ def parse_group(text: str) -> tuple[str, str, int | None]:
 
 def expand_hostlist(text: str) -> list[str]:
     """Return the nodes' names, in order, each once; BadInput for broken brackets or more than 100,000 nodes."""
-    parts = [_pieces(part, text) for part in _parts(text)]
+    split = re.findall(r"(?:\[[^\]]*\]?|[^,\[])+", text)  # at commas outside brackets
+    parts = [_pieces(part.strip(), text) for part in split if part.strip()]
     if sum(map(_num_names, parts)) <= _MOST_EXPANDED:
         names = list(dict.fromkeys(name for pieces in parts for name in _names(pieces)))
         if len(names) <= _MOST:
@@ -44,27 +44,8 @@ def expand_hostlist(text: str) -> list[str]:
     raise BadInput(f"{_cut(text)!r} names more than {_MOST} nodes; name fewer")
 
 
-@dataclass(frozen=True)
-class _NumberRange:
-    """FIRST-LAST, with the leading zeros of FIRST."""
-
-    first: int
-    last: int
-    width: int
-
-    def __len__(self) -> int:
-        return self.last - self.first + 1
-
-    def __iter__(self) -> Iterator[str]:
-        return (str(number).zfill(self.width) for number in range(self.first, self.last + 1))
-
-
+_NumberRange = tuple[range, int]  # FIRST-LAST, and the width of FIRST with its leading zeros
 _Piece = str | list[_NumberRange]  # what stands before, between and behind the brackets, and what stands in them
-
-
-def _parts(text: str) -> list[str]:
-    """Split at commas outside brackets."""
-    return [part.strip() for part in re.findall(r"(?:\[[^\]]*\]?|[^,\[])+", text) if part.strip()]
 
 
 def _pieces(part: str, text: str) -> list[_Piece]:
@@ -79,19 +60,23 @@ def _numbers(text: str, whole: str) -> _NumberRange:
     first, last = (match[1], match[2] or match[1]) if match else ("1", "0")
     if not 0 <= int(last) - int(first) < _MOST:
         raise _bad(whole)
-    return _NumberRange(int(first), int(last), len(first))
+    return range(int(first), int(last) + 1), len(first)
 
 
 def _num_names(pieces: list[_Piece]) -> int:
     """Return how many names a part stands for, or a number beyond what is taken."""
     number = 1
     for piece in pieces:
-        number = min(number * (1 if isinstance(piece, str) else sum(map(len, piece))), _MOST_EXPANDED + 1)
+        choices = 1 if isinstance(piece, str) else sum(len(numbers) for numbers, _ in piece)
+        number = min(number * choices, _MOST_EXPANDED + 1)
     return number
 
 
 def _names(pieces: list[_Piece]) -> Iterator[str]:
-    choices = [[piece] if isinstance(piece, str) else list(chain.from_iterable(piece)) for piece in pieces]
+    choices = (
+        [piece] if isinstance(piece, str) else [str(n).zfill(width) for numbers, width in piece for n in numbers]
+        for piece in pieces
+    )
     return map("".join, product(*choices))
 
 

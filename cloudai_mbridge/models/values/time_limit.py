@@ -41,17 +41,11 @@ def slurm_time(text: str) -> str | None:
     """
     if not (text := text.strip()):
         return None
-    if _HUGE.search(text) or (_limit_s(text) or 0) > 60 * _LONGEST_MIN:
-        raise ValueError(f"is longer than Slurm can count ({_LONGEST_MIN} minutes); shorten it, or write 0 for none")
-    return _slurm_time(text)
-
-
-def _limit_s(text: str) -> float | None:
-    """Return the seconds of a limit that Slurm or CloudAI reads, None without one."""
-    try:
-        return parse_time_limit(_slurm_time(text))
-    except ValueError:
-        return None
+    if not _HUGE.search(text):
+        limit = _slurm_time(text)
+        if (parse_time_limit(limit) or 0) <= 60 * _LONGEST_MIN:
+            return limit
+    raise ValueError(f"is longer than Slurm can count ({_LONGEST_MIN} minutes); shorten it, or write 0 for none")
 
 
 def _slurm_time(text: str) -> str | None:

@@ -23,8 +23,7 @@ def render_junit(report: Report) -> str:
     by_test: dict[str, list[PointReport]] = {test_id: [] for test_id in report.tests}
     for point in report.points:
         by_test.setdefault(point.test_id, []).append(point)
-    for test_id, points in by_test.items():
-        root.append(_suite(report, test_id, points))
+    root.extend(_suite(report, test_id, points) for test_id, points in by_test.items())
     _set_totals(root)
     return xml_text(root)
 
@@ -46,9 +45,8 @@ def _missing(points: Sequence[PointReport]) -> str | None:
     """Say what did not run of what was asked for, None if nothing is missing."""
     if all(point.verdict is Verdict.REJECTED for point in points):
         return "no point of this test ran" + (": all were rejected" if points else "")
-    skipped = sum(point.verdict is Verdict.SKIPPED and not point.is_pre_test for point in points)
-    cancelled = sum(point.verdict is Verdict.CANCELLED and not point.is_pre_test for point in points)
-    counts = [(skipped, "not submitted"), (cancelled, "cancelled")]
+    verdicts = [point.verdict for point in points if not point.is_pre_test]
+    counts = [(verdicts.count(Verdict.SKIPPED), "not submitted"), (verdicts.count(Verdict.CANCELLED), "cancelled")]
     return "; ".join(f"{n} of {len(points)} runs were {what}" for n, what in counts if n) or None
 
 
@@ -76,8 +74,7 @@ def _case(point: PointReport, classname: str) -> ET.Element:
     case = ET.Element("testcase", name=visible(name), classname=classname)
     if (seconds := _seconds(point)) is not None:
         case.set("time", f"{seconds:.3f}")
-    properties = list(_properties(point))
-    if properties:
+    if properties := list(_properties(point)):
         table = ET.SubElement(case, "properties")
         for key, value in properties:
             ET.SubElement(table, "property", name=key, value=visible(value))

@@ -3,7 +3,7 @@
 GitHub refuses a summary of more than 1 MiB, so every section has its share of 900 KiB, and says what did not fit.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from cloudai_mbridge.report.formats.markdown_text import folded, inline, preformatted
@@ -61,9 +61,8 @@ def _cells(point: PointReport) -> Iterator[str]:
 
 def _failures(report: Report) -> str:
     failed = [point for point in report.points if point.verdict is Verdict.FAILED]
-    if not failed:
-        return ""
-    return "## Failures\n\n" + _fitting(map(_failure, failed), _FAILURES, len(failed), "failures")
+    shown = _fitting(map(_failure, failed), _FAILURES, len(failed), "failures")
+    return f"## Failures\n\n{shown}" if failed else ""
 
 
 def _failure(point: PointReport) -> str:
@@ -95,7 +94,7 @@ def _nodes(report: Report) -> str:
     if not report.excluded_nodes:
         return ""
     rows = (_row((inline(node), inline(reason))) for node, reason in report.excluded_nodes.items())
-    table = _table(("node", "reason"), ())
+    table = _table(("node", "reason"))
     return "## Excluded nodes\n\n" + table + _fitting(rows, _NODES, len(report.excluded_nodes), "nodes")
 
 
@@ -109,7 +108,7 @@ def _environment(report: Report) -> str:
     rows += [_row(("written by", inline(f"cloudai-mbridge {report.tool_version}, {report.created_at}")))]
     own = [(name, text) for name, text in _facts(report.environment) if facts.get(name) != {text}]
     rows += [_row((f"written with {inline(name)}", inline(text))) for name, text in own]
-    return "## Environment\n\n" + _table(("what", "version"), ()) + _fitting(rows, _ENVIRONMENT, len(rows), "facts")
+    return "## Environment\n\n" + _table(("what", "version")) + _fitting(rows, _ENVIRONMENT, len(rows), "facts")
 
 
 def _facts(environment: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -131,9 +130,8 @@ def _one(value: Any) -> str:
     )
 
 
-def _table(columns: Iterable[str], numbers: Iterable[str]) -> str:
-    names = tuple(columns)
-    return _row(names) + _row("--:" if name in tuple(numbers) else "---" for name in names)
+def _table(columns: Sequence[str], numbers: Sequence[str] = ()) -> str:
+    return _row(columns) + _row("--:" if name in numbers else "---" for name in columns)
 
 
 def _row(cells: Iterable[str]) -> str:

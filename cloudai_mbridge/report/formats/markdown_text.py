@@ -34,10 +34,6 @@ def preformatted(lines: list[str]) -> str:
 
 def folded(title: str, body: str) -> str:
     """Return a block behind a title. The blank lines end one block of HTML and begin the next."""
-    return f"<details><summary>{summary(title)}</summary>\n\n{body}\n\n</details>\n"
-
-
-def summary(title: str) -> str:
-    """Return a title for `<summary>`: HTML, whose <code> GitHub looks for no mentions in."""
-    text = " ".join(visible(clipped(title)).split())
-    return f"<code>{html.escape(text, quote=False)}</code>"
+    text = html.escape(" ".join(visible(clipped(title)).split()), quote=False)
+    # GitHub looks for no mentions in <code>
+    return f"<details><summary><code>{text}</code></summary>\n\n{body}\n\n</details>\n"

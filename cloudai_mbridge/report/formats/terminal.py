@@ -1,6 +1,6 @@
 """The table at the end of a run."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -91,13 +91,11 @@ def _broken_rules(point: PointReport) -> str:
     return "\n".join(f"{v['rule_id']} {v['fact']} ({o})" for v, o in zip(point.violations, operands, strict=True))
 
 
-def _evidence(report: Report) -> list[Text]:
-    lines = []
+def _evidence(report: Report) -> Iterator[Text]:
     for point in report.points:
         if point.evidence:
-            lines.append(_text(f"{point.key}: {evidence_title(point)}", style=_STYLE[point.verdict]))
-            lines += [_text(f"  | {line}", style="dim") for line in point.evidence]
-    return lines
+            yield _text(f"{point.key}: {evidence_title(point)}", style=_STYLE[point.verdict])
+            yield from (_text(f"  | {line}", style="dim") for line in point.evidence)
 
 
 def _text(text: str, style: str = "") -> Text:

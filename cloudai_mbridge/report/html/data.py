@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -71,9 +71,8 @@ def compact(value: Any) -> Any:
 
 
 def _run(point: Mapping[str, Any]) -> dict[str, Any]:
-    metrics = point.get("metrics") or {}
+    metrics, job, log, environment = (point.get(name) or {} for name in ("metrics", "job", "log", "environment"))
     violations = point["violations"] if point["verdict"] == "rejected" else ()
-    job, log, environment = point.get("job") or {}, point.get("log") or {}, point.get("environment") or {}
     attempts = point.get("attempts") or ()
     statistics = {name: value for name, value in metrics.items() if isinstance(value, Mapping)}
     return {
@@ -129,18 +128,11 @@ def differences(runs: Iterable[tuple[int, Mapping[str, Any]]]) -> dict[str, Any]
             owners[fields.get(name)].append(index)
         if len(owners) == 1:
             common[name] = next(iter(owners))
-        else:
-            differing[name] = _values(owners)
+            continue
+        most_frequent = sorted(owners.items(), key=lambda item: -len(item[1]))[:MOST_VALUES]
+        values = [{"text": text, "count": len(runs), "runs": runs[:MOST_RUNS]} for text, runs in most_frequent]
+        differing[name] = {"num_values": len(owners), "values": values}
     return {"common": common, "differing": differing}
-
-
-def _values(owners: Mapping[str | None, list[int]]) -> dict[str, Any]:
-    counts = Counter({text: len(indices) for text, indices in owners.items()})
-    values = [
-        {"text": text, "count": count, "runs": owners[text][:MOST_RUNS]}
-        for text, count in counts.most_common(MOST_VALUES)
-    ]
-    return {"num_values": len(owners), "values": values}
 
 
 def flatten(fields: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str | None]]:
