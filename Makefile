@@ -22,7 +22,7 @@ CORES ?= 0.16.1 0.17.1 0.18.2 0.19.2
 SUITES ?= training,gpu_check,constraints,estimate,e2e
 SANDBOX ?= /tmp/mbridge-sandbox-$(shell id -u)
 
-.PHONY: run check test docs interop interop-install head-to-head matrix newest-python drill bench gpu-check lint slurm-sandbox slurm-sandbox-stop clean
+.PHONY: run check test test-long docs interop interop-install head-to-head matrix newest-python drill bench gpu-check lint slurm-sandbox slurm-sandbox-stop clean
 
 # Check, train, judge and report a sweep of a tiny GPT on this machine.
 run: $(VENV)/.train
@@ -34,6 +34,11 @@ test: $(VENV)/.dev
 	.ci/install-slurm
 	.ci/install-chromium
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+
+# Run the tests that `make test` leaves out for their length. CI runs them, too.
+test-long: $(VENV)/.dev
+	.ci/install-slurm
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "long and not drill" $(PYTEST_ARGS)
 
 # Run the tests against the real CloudAI and the real launcher of Megatron-Bridge, in an environment of their own.
 interop: interop-install
@@ -91,7 +96,7 @@ gpu-check: $(VENV)/.train
 
 # What to run before a commit: the linters, the types, and all tests that start no process.
 check: lint
-	$(BIN)/python -m pytest -q -m "not process and not drill" --no-processes -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -q -m "not process and not drill and not long" --no-processes -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
 
 # Build the documentation into build/site. A broken link is an error.
 docs: $(VENV)/.dev

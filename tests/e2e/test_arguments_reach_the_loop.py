@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.slow
 pytest.importorskip("torch")
 
 SYSTEM = 'name = "l"\nscheduler = "local"\n'

@@ -16,7 +16,6 @@ import pytest
 from markdown_it import MarkdownIt
 
 yaml = pytest.importorskip("yaml")
-pytestmark = pytest.mark.slow
 
 REPOSITORY = Path(__file__).parents[2]
 PAGE = REPOSITORY / "docs" / "ci.md"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = [pytest.mark.slurm, pytest.mark.slow]
+pytestmark = pytest.mark.slurm
 
 # It writes its arguments down and starts the program, as nsys does; %h is the host's name to nsys.
 NSYS = """#!/bin/bash

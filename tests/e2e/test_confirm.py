@@ -16,7 +16,7 @@ import pytest
 
 from cloudai_mbridge.models.values.hostlist import expand_hostlist
 
-pytestmark = [pytest.mark.slurm, pytest.mark.slow]
+pytestmark = pytest.mark.slurm
 
 CONFIRM = """
 import sys

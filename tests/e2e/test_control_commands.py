@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = [pytest.mark.slurm, pytest.mark.slow]
+pytestmark = pytest.mark.slurm
 
 LONG = {"step_s": 0.2, "at": 3, "hang": 300}
 TOKEN = "hf_" + "NeverToBeSeen" * 3

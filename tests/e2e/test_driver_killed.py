@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = [pytest.mark.slurm, pytest.mark.slow]
+pytestmark = pytest.mark.slurm
 
 FIELDS = "JobArrayID:|,State:|,Name:|,WorkDir:|"
 SETTLE_S = 15.0  # the runner's own: how long it looks for a submission that never reached Slurm

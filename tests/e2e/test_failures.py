@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.slow
 pytest.importorskip("torch")
 
 TEST = """
@@ -86,7 +85,14 @@ def report(directory: Path) -> dict[str, Any]:
     return point
 
 
-@pytest.mark.parametrize("victim", ["cloudai_mbridge.training --config", "training.one_machine", "run.sh"])
+@pytest.mark.parametrize(
+    "victim",
+    [
+        "cloudai_mbridge.training --config",
+        pytest.param("training.one_machine", marks=pytest.mark.long),
+        pytest.param("run.sh", marks=pytest.mark.long),
+    ],
+)
 def test_killed_at_step_3_of_10(tmp_path: Path, start: Any, victim: str) -> None:
     process = start(argv(tmp_path))
     wait_for_step(tmp_path, 3)
@@ -120,6 +126,7 @@ def test_killed_at_step_3_of_10_on_slurm(tmp_path: Path, start: Any, cluster: An
     assert any("MBRIDGE_STEP" in line for line in point["evidence"])
 
 
+@pytest.mark.long
 def test_a_loss_that_is_not_finite_fails_the_run(tmp_path: Path, start: Any) -> None:
     process = start(argv(tmp_path, args="lr = 1e30\nwarmup_iters = 0"))
     process.communicate(timeout=1500)

@@ -25,8 +25,6 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.slow
-
 REPOSITORY = Path(__file__).parents[2]
 STAND_IN = REPOSITORY / "tests" / "stand_in" / "training.py"
 HANG_S = 10

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = [pytest.mark.slurm, pytest.mark.slow]
+pytestmark = pytest.mark.slurm
 pytest.importorskip("torch")
 
 POINT = "gated/single"
@@ -124,6 +124,7 @@ def gate(mbridge: Any, directory: Path, *results: Path) -> tuple[Any, dict[str, 
     return done, json.loads((directory / "gate.json").read_text())
 
 
+@pytest.mark.long
 def test_the_same_again_is_green_and_a_planted_sleep_is_red(
     mbridge: Any, results: Callable[..., Path], baseline: Path, directory: Path
 ) -> None:

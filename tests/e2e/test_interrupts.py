@@ -12,7 +12,6 @@ from typing import Any
 import psutil
 import pytest
 
-pytestmark = pytest.mark.slow
 on_slurm = pytest.mark.slurm
 
 STAND_IN = Path(__file__).parents[1] / "stand_in" / "training.py"

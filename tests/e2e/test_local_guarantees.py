@@ -11,8 +11,6 @@ from typing import Any
 import psutil
 import pytest
 
-pytestmark = pytest.mark.slow
-
 STAND_IN = Path(__file__).parents[1] / "stand_in" / "training.py"
 REAL = 'name = "l"\nscheduler = "local"\nmonitor_interval = 0.3\n'
 LOCAL = f'{REAL}python_executable = "{STAND_IN}"\n'

@@ -12,7 +12,6 @@ from typing import Any
 import jsonschema
 import pytest
 
-pytestmark = pytest.mark.slow
 pytest.importorskip("torch")
 
 

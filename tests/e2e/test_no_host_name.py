@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.slow
 pytest.importorskip("torch")
 
 NAME = "no-such-host"
@@ -76,13 +75,14 @@ def assert_trained(done: "subprocess.CompletedProcess[str]", out: Path) -> None:
     assert all(point["steps"] for point in report["points"] if point["verdict"] == "success")
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_no_network_and_proxies(in_namespace: InNamespace, tmp_path: Path, ranks: int) -> None:
     proxies = dict.fromkeys(PROXIES, "http://127.0.0.1:9")  # the port that discards: nothing listens there
     done = in_namespace("--uts --net", LOOPBACK_ONLY, mbridge_run(tmp_path, ranks), proxies)
     assert_trained(done, tmp_path / "out")
 
 
+@pytest.mark.long
 def test_ipv6_only(in_namespace: InNamespace, tmp_path: Path) -> None:
     setup = f"{LOOPBACK_ONLY} && ip address add ::1/128 dev lo 2>/dev/null; ip address del 127.0.0.1/8 dev lo"
     probe = "ip -6 -oneline address show dev lo | grep -q ::1"

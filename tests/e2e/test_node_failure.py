@@ -10,7 +10,7 @@ import pytest
 
 from cloudai_mbridge.models.values.hostlist import expand_hostlist
 
-pytestmark = [pytest.mark.slurm, pytest.mark.slow]
+pytestmark = pytest.mark.slurm
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.slow
-
 LOCAL = 'name = "local"\nscheduler = "local"\n'
 # Imported by every Python of the job; rank 1 goes to sleep in its third step
 SITE_CUSTOMIZE = """

@@ -15,7 +15,7 @@ import pytest
 
 from cloudai_mbridge.launch.claim import LOST_CLAIM
 
-pytestmark = [pytest.mark.slurm, pytest.mark.slow]
+pytestmark = pytest.mark.slurm
 
 FIELDS = "JobArrayID:|,State:|,exit_code:|,Name:|,WorkDir:|"
 RUNNER = "settle_s = 3\nunknown_s = 5\nretries = 3"

@@ -3,12 +3,12 @@
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.slow
 pytest.importorskip("torch")
 
 TOKEN = "hf_" + "NeverToBeSeen" * 3
@@ -40,17 +40,6 @@ name = "main"
 """
 
 
-def all_argv() -> list[bytes]:
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                found.append((entry / "cmdline").read_bytes())
-            except OSError:
-                continue
-    return found
-
-
 def has_token(process_directory: Path) -> bool:
     try:
         return TOKEN.encode() in (process_directory / "environ").read_bytes()
@@ -68,12 +57,11 @@ def check(directory: Path, system: str, env: dict[str, str]) -> None:
     ) as process:
         looks = reached = 0
         while process.poll() is None:
-            assert not [line for line in all_argv() if TOKEN.encode() in line]
-            ranks = [
-                p for p in Path("/proc").iterdir() if p.name.isdigit() and b"cloudai_mbridge.training" in argv_of(p)
-            ]
-            reached += any(has_token(rank) for rank in ranks)
+            running = {entry: argv_of(entry) for entry in Path("/proc").glob("[0-9]*")}
+            assert not [words for words in running.values() if TOKEN.encode() in words]
+            reached += any(has_token(entry) for entry, words in running.items() if b"cloudai_mbridge.training" in words)
             looks += 1
+            time.sleep(0.01)
         output = process.stdout.read() if process.stdout else ""
     assert process.returncode == 0, output
     assert looks > 5

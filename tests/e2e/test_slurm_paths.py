@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = [pytest.mark.slurm, pytest.mark.slow]
+pytestmark = pytest.mark.slurm
 
 COMMENTS = ["ends in \\", "a\\b", "\\", "\\\\server\\x", "it's \"q\" \\'", "100%j #c $HOME `id`"]
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = [pytest.mark.slurm, pytest.mark.slow]
+pytestmark = pytest.mark.slurm
 
 STRICT = "AccountingStorageEnforce=associations,limits,qos\nEnforcePartLimits=ALL"
 LENIENT = "EnforcePartLimits=NO\nMaxArraySize=4\nPartitionName=other Nodes=ALL\nPartitionName=dark Nodes=ALL Hidden=YES"

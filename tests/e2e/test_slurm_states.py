@@ -118,7 +118,6 @@ FAILURES = {
 
 
 @pytest.mark.slurm
-@pytest.mark.slow
 @pytest.mark.parametrize("way", FAILURES)
 def test_a_job_that_does_not_succeed(ended: dict[str, Any], way: str) -> None:
     run, (state, failure, words) = ended[way], FAILURES[way]
@@ -133,7 +132,6 @@ def test_a_job_that_does_not_succeed(ended: dict[str, Any], way: str) -> None:
 
 
 @pytest.mark.slurm
-@pytest.mark.slow
 def test_the_first_reason_names_the_cause(ended: dict[str, Any]) -> None:
     firsts = {way: ended[way].point(way)["reasons"][0] for way, (_, failure, _) in FAILURES.items() if failure}
     assert firsts["timeout"].startswith("The job did not end within its time limit (job_timeout); raise the time limit")
@@ -144,7 +142,6 @@ def test_the_first_reason_names_the_cause(ended: dict[str, Any]) -> None:
 
 
 @pytest.mark.slurm
-@pytest.mark.slow
 def test_a_job_that_succeeds(ended: dict[str, Any], states: Any, nothing_left: Any) -> None:
     point = ended["completed"].point("completed")
     assert ended["completed"].returncode == 0
@@ -154,7 +151,6 @@ def test_a_job_that_succeeds(ended: dict[str, Any], states: Any, nothing_left: A
 
 
 @pytest.mark.slurm
-@pytest.mark.slow
 def test_a_preempted_job_is_repeated(ended: dict[str, Any]) -> None:
     run = ended["again"]
     first, second = run.point("again")["attempts"]
@@ -166,7 +162,6 @@ def test_a_preempted_job_is_repeated(ended: dict[str, Any]) -> None:
 
 
 @pytest.mark.slurm
-@pytest.mark.slow
 def test_every_task_of_an_array_has_its_own_end(ended: dict[str, Any]) -> None:
     run = ended["array"]
     points = {id_: run.point(id_) for id_ in ("good", "bad", "unwanted", "slow")}
@@ -186,7 +181,6 @@ def test_every_task_of_an_array_has_its_own_end(ended: dict[str, Any]) -> None:
 
 
 @pytest.mark.slurm
-@pytest.mark.slow
 def test_a_job_that_slurm_requeues_is_one_attempt_and_its_steps_count_once(ended: dict[str, Any]) -> None:
     run = ended["requeued"]
     point = run.point("requeued")
@@ -200,7 +194,6 @@ def test_a_job_that_slurm_requeues_is_one_attempt_and_its_steps_count_once(ended
 
 
 @pytest.mark.slurm
-@pytest.mark.slow
 def test_a_held_job_is_waited_for(ended: dict[str, Any]) -> None:
     run = ended["held"]
     assert run.returncode == 0, run.words
@@ -208,7 +201,6 @@ def test_a_held_job_is_waited_for(ended: dict[str, Any]) -> None:
 
 
 @pytest.mark.slurm
-@pytest.mark.slow
 def test_a_suspended_job_does_not_hang(ended: dict[str, Any]) -> None:
     run = ended["suspended"]
     assert run.returncode == 0, run.words
@@ -217,7 +209,6 @@ def test_a_suspended_job_does_not_hang(ended: dict[str, Any]) -> None:
 
 
 @pytest.mark.slurm
-@pytest.mark.slow
 def test_a_state_that_nobody_documents_is_never_a_success(ended: dict[str, Any]) -> None:
     run = ended["unknown"]
     point = run.point("unknown")
@@ -267,7 +258,6 @@ def forgotten(
 
 
 @pytest.mark.slurm
-@pytest.mark.slow
 def test_without_accounting_the_jobs_own_markers_settle_what_slurm_has_forgotten(forgotten: dict[bool, Any]) -> None:
     run = forgotten[False]
     good, bad, shot = (run.point(id_) for id_ in ("good", "bad", "shot"))
@@ -282,7 +272,6 @@ def test_without_accounting_the_jobs_own_markers_settle_what_slurm_has_forgotten
 
 
 @pytest.mark.slurm
-@pytest.mark.slow
 def test_with_accounting_sacct_settles_what_the_controller_has_forgotten(forgotten: dict[bool, Any]) -> None:
     run = forgotten[True]
     states = {id_: (run.point(id_)["verdict"], run.point(id_)["job"]["state"]) for id_ in ("good", "bad", "shot")}

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.drill, pytest.mark.timeout(3 * 3600)]
+pytestmark = [pytest.mark.slurm, pytest.mark.drill, pytest.mark.timeout(3 * 3600)]
 
 POINTS_PER_ROUND = 300
 RUNNER = "settle_s = 3\nunknown_s = 20\nretries = 20\nmax_parallel = 40"

@@ -285,7 +285,6 @@ def wait_for_job(directory: Path) -> str:
 
 
 @pytest.mark.slurm
-@pytest.mark.slow
 def test_both_launchers_in_one_scenario(tmp_path: Path, installed: Path, cluster: Any, mbridge: Any) -> None:
     pytest.importorskip("torch")
     embedded = (

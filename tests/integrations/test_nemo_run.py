@@ -110,7 +110,6 @@ def assert_trained_unharmed(point: dict[str, Any], run: Path, directory: Path) -
 @needs_nemo_run
 @needs_torch
 @pytest.mark.drill
-@pytest.mark.slow
 def test_two_ranks_train_through_the_local_executor(tmp_path: Path, mbridge: Any, python: Path) -> None:
     (tmp_path / "home").mkdir()
     argv = case(tmp_path, with_python(LOCAL, python))
@@ -126,7 +125,6 @@ def test_two_ranks_train_through_the_local_executor(tmp_path: Path, mbridge: Any
 
 @needs_nemo_run
 @needs_torch
-@pytest.mark.slow
 @pytest.mark.slurm
 def test_two_nodes_train_through_the_slurm_executor(tmp_path: Path, mbridge: Any, python: Path, cluster: Any) -> None:
     (tmp_path / "home").mkdir()

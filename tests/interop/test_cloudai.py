@@ -247,7 +247,6 @@ def test_a_scenario_may_change_a_test(place: Any) -> None:
     assert stored["test_definition"]["cmd_args"]["model_recipe_name"] == "gpt_tiny"
 
 
-@pytest.mark.slow
 def test_on_this_machine(place: Any) -> None:
     """A standalone system trains, reports, and says which point failed."""
     place.write("seq_length = [32, 64]")

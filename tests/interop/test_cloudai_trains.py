@@ -14,7 +14,6 @@ __all__ = ["registered"]
 
 
 @pytest.mark.slurm
-@pytest.mark.slow
 def test_twelve_points_train(cluster_place: Any) -> None:
     """A sweep of twelve points with the real training program, and every report that CloudAI registers by default."""
     del cluster_place.env["MBRIDGE_PYTHON"]

@@ -177,7 +177,6 @@ def test_a_gpus_memory_is_what_its_allocator_has_reserved(monkeypatch: pytest.Mo
 # A run
 
 
-@pytest.mark.slow
 def test_the_records_of_a_run(train: Callable[..., Finished]) -> None:
     done = train(2, {}, "train.train_iters=3", "scheduler.lr_decay_iters=3")
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("MBRIDGE_RUN ")]
@@ -193,7 +192,6 @@ def test_the_records_of_a_run(train: Callable[..., Finished]) -> None:
     assert peaks == sorted(peaks)
 
 
-@pytest.mark.slow
 def test_every_number_is_the_largest_ranks(ranks: Callable[..., Finished]) -> None:
     """Memory and time are found by one collective, and may be on different ranks."""
     done = ranks(

@@ -16,7 +16,6 @@ from cloudai_mbridge.training.compat.versions import installed_release
 
 pytest.importorskip("torch")
 
-pytestmark = pytest.mark.slow
 
 SAVE = {"checkpoint": {"save": "ckpt", "load": "ckpt"}}
 STEPS = 10

@@ -29,7 +29,6 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any], bool]] = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "layout", ["one", *(pytest.param(name, marks=pytest.mark.drill) for name in ("dp2", "tp2-pp2"))]
 )
@@ -56,7 +55,6 @@ def test_saved_at_5_killed_and_resumed(
     assert {step: whole[step] for step in before if step in whole} == {s: before[s] for s in before if s in whole}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kills", "layout", "is_async"),
     [

@@ -116,12 +116,16 @@ ONE_PROCESS = {f"one-{model}": Run(model=model) for model in MODELS}
 BF16 = {"bf16": Run(model_fields={"dtype": "bf16"})}
 
 Losses = Callable[[str], list[float]]
+# One layout of each kind; `make test-long` trains all
+QUICK = {"tp2-sp", "pp2-vp2", "cp2", "dp2-distopt", "moe-ep2-alltoall", "full-recompute"}
 
 
 @pytest.fixture(scope="module")
-def losses(tmp_path_factory: pytest.TempPathFactory) -> Losses:
+def losses(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Losses:
     """Return the losses of a run, by its name. All runs with the same number of processes share one start."""
-    runs = {**LAYOUTS, **ONE_PROCESS, **BF16}
+    tests = {item.name for item in request.session.items}
+    chosen = {n: r for n, r in LAYOUTS.items() if f"test_layout_equals_one_process[{n}]" in tests}
+    runs = {**chosen, **ONE_PROCESS, **BF16}
 
     @cache
     def train(processes: int) -> tuple[dict[str, list[float]], str]:
@@ -156,7 +160,9 @@ def train_in_turn(directory: Path, processes: int, runs: dict[str, Run]) -> tupl
     return curves, done.stderr[-6000:] if done.returncode else ""
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.long) for name in LAYOUTS]
+)
 def test_layout_equals_one_process(losses: Losses, name: str) -> None:
     reference = losses(f"one-{LAYOUTS[name].model}")
     difference = max(abs(a - b) for a, b in zip(reference, losses(name), strict=True))

@@ -106,7 +106,7 @@ def _losses(directory: Path, **model: Any) -> list[float]:
     return [record["losses"]["lm loss"] for record in records]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_sliding_window_and_token_prediction_train(tmp_path: Path) -> None:
     """Each changes the training: a window of the whole sequence is not a window, a short one is."""
     plain, whole, short = (

@@ -222,7 +222,6 @@ def test_norms_without_the_engine_have_no_centred_weight(tiny: Callable[..., Any
 
 
 @pytest.mark.drill
-@pytest.mark.slow
 def test_overlapped_gathering_changes_no_loss(train: Any, tmp_path: Any) -> None:
     """The hooks go off and on around evaluations, saves and comparisons of the weights."""
     sections = {

@@ -1,5 +1,7 @@
 """Resume: bit-equal in the same layout, within rounding in another one."""
 
+import pytest
+
 
 def test_one_process(launch):
     (results,), out = launch(
@@ -59,6 +61,7 @@ def scenario():
             assert one["is_fused"], name
 
 
+@pytest.mark.long
 def test_tensor_and_pipeline_parallel(launch):
     results, _ = launch(
         4,
@@ -71,6 +74,7 @@ def scenario():
     assert [result["same"] for result in results] == [[True] * 3] * 4
 
 
+@pytest.mark.long
 def test_another_layout(launch):
     results, out = launch(
         2,

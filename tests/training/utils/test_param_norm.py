@@ -114,7 +114,7 @@ ON_FOUR: dict[str, Layout] = {
 }
 
 
-@pytest.mark.parametrize(("processes", "layouts"), [(2, ON_TWO), (4, ON_FOUR)])
+@pytest.mark.parametrize(("processes", "layouts"), [(2, ON_TWO), pytest.param(4, ON_FOUR, marks=pytest.mark.long)])
 def test_the_norm_of_every_layout(
     processes: int, layouts: dict[str, Layout], ranks: Callable[..., Any], tiny: Callable[..., Any], tmp_path: Any
 ) -> None:
