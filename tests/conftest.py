@@ -18,14 +18,8 @@ _COMMANDS = ForkServer("commands")
 Mbridge = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
-_WITH_PROCESSES = {
-    "e2e",
-    "gpu_check",
-    "interop",
-    "sandbox",
-    "slurm",
-    "training",
-}  # folders of which every test may start some
+_WITH_PROCESSES = {"e2e", "gpu_check", "interop", "sandbox", "slurm"}  # folders of which every test may start some
+_STARTING = {"mbridge", "cluster", "ranks", "train"}  # fixtures that start them
 _STARTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"}
 _running: list[pytest.Item] = []
 
@@ -58,7 +52,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip Slurm tests where Slurm is not installed; fail them where it was said to be required."""
     items[:] = _mixed(items)
     for item in items:
-        if _WITH_PROCESSES.intersection(item.path.parts):
+        if _WITH_PROCESSES.intersection(item.path.parts) or _STARTING.intersection(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.process)
     if not (missing := missing_programs()):
         return
