@@ -8,7 +8,7 @@ from cloudai_mbridge.errors import ToolFailure
 from cloudai_mbridge.runner.context import Judge, Phase, RunnerContext, Tracked
 from cloudai_mbridge.runner.nodes import Nodes
 from cloudai_mbridge.schedulers.interface import FORGOTTEN, JobClass, JobStatus
-from cloudai_mbridge.verdict.retry import Judgement, retry_delay_s, why_not_retried
+from cloudai_mbridge.verdict import Judgement
 
 _CANCEL_AGAIN_S = 10.0
 
@@ -129,13 +129,15 @@ class Finalizer:
         """Return why a run is not retried, "" if it is."""
         if self._context.stop is not None:
             return self._context.stop.reason
-        most = self._context.config.retries
-        limit = why_not_retried(run.num_retries, most, is_pre_test=run.plan.is_pre_test)
-        return limit or self._nodes.shortage_for(run)
+        if run.plan.is_pre_test:
+            return "a pre-test is run once"
+        if run.num_retries >= (most := self._context.config.retries):
+            return f"runner.retries = {most}"
+        return self._nodes.shortage_for(run)
 
     def _retry(self, run: Tracked, judgement: Judgement) -> None:
+        run.phase, run.not_before = Phase.WAITING, time.monotonic() + 4.0**run.num_retries
         run.num_retries += 1
-        run.phase, run.not_before = Phase.WAITING, time.monotonic() + retry_delay_s(run.num_retries)
         self._context.journal.failed(run.plan.key, run.number, judgement.failure)
         text = f"attempt {run.number} failed: {judgement.failure}; trying again"
         self._context.observer.notice(

@@ -22,7 +22,7 @@ from cloudai_mbridge.runner.restore import require_known, restore_runs, restore_
 from cloudai_mbridge.runner.submitter import Submitter
 from cloudai_mbridge.schedulers.interface import FORGOTTEN, NEVER_STARTED, JobClass, JobStatus, Scheduler, Seen
 from cloudai_mbridge.schedulers.slurm.parsing import PARTITION_NODE_LIMIT
-from cloudai_mbridge.verdict.retry import LOST
+from cloudai_mbridge.verdict.judge import LOST
 
 # A pending job that can never start is asked for twice before it is given up: an administrator may be at work.
 HOPELESS_S = 10.0

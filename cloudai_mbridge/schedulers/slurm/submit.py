@@ -6,8 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from cloudai_mbridge.errors import ToolFailure
-from cloudai_mbridge.launch.arrays import array_script
-from cloudai_mbridge.launch.script import PYTHON_VARIABLE, job_name
+from cloudai_mbridge.launch.script import PYTHON_VARIABLE, array_script, job_name
 from cloudai_mbridge.plan import POINT_FILES, RunPlan
 from cloudai_mbridge.schedulers.interface import Submission, SubmitDoubtful, SubmitLater, SubmitRefused
 from cloudai_mbridge.schedulers.slurm.command import Answer, run_command
@@ -87,8 +86,7 @@ def submit(submission: Submission, root: Path, transient: Iterable[str] = ()) ->
 def job_name_of(submission: Submission) -> str:
     """Return the job name, which ends in the submission's token."""
     first = submission.runs[0]
-    name = job_name(first.key) if len(submission.runs) == 1 else f"mbridge-{first.array.replace('/', '-')}"
-    return f"{name}.{submission.token}"
+    return f"{job_name(first.key if len(submission.runs) == 1 else first.array)}.{submission.token}"
 
 
 def _sbatch(submission: Submission, directory: Path, script: str, more: Iterable[str], transient: Iterable[str]) -> str:
