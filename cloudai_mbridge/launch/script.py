@@ -20,21 +20,13 @@ TRAINING = ["-m", "cloudai_mbridge.training", "--config", POINT_FILES.training_c
 
 def render_local_script(plan: RunPlan, system: System) -> str:
     """Render the script that trains on this machine."""
-    lines = [
-        "#!/bin/bash",
-        f"# mbridge run {plan.key}",
-        *LOCAL_START,
-        *_preamble(plan, system),
-        *_one_machine(plan, indent=""),
-        *EPILOGUE,
-    ]
-    return "\n".join(lines) + "\n"
+    start = (f"# mbridge run {plan.key}", *LOCAL_START, *_preamble(plan, system))
+    return _script(*start, *_one_machine(plan, indent=""), *EPILOGUE)
 
 
 def render_slurm_script(plan: RunPlan, system: SlurmSystem) -> str:
     """Render the batch script that trains on a cluster: one torchrun per node, rendezvous on the first node."""
-    lines = [
-        "#!/bin/bash",
+    return _script(
         *map(directive, sbatch_options(plan, system)),
         f"# mbridge run {plan.key}",
         *SLURM_START,
@@ -44,8 +36,7 @@ def render_slurm_script(plan: RunPlan, system: SlurmSystem) -> str:
         *_container_options(plan),
         *(_several_machines(plan) if plan.num_nodes > 1 else _one_machine(plan, indent="  ")),
         *EPILOGUE,
-    ]
-    return "\n".join(lines) + "\n"
+    )
 
 
 def array_script(array: str) -> str:
@@ -60,13 +51,15 @@ def render_array_script(array: str, first: RunPlan, system: SlurmSystem) -> str:
     run's script, which is the same as for a single submission.
     """
     output = {"output": f"{array}/%a/{POINT_FILES.stdout}", "error": f"{array}/%a/{POINT_FILES.stderr}"}
-    lines = [
-        "#!/bin/bash",
+    return _script(
         *map(directive, sbatch_options(first, system, {"job-name": job_name(array), **output})),
         f"# mbridge {array}: each task runs the script of the run that its link names",
         f'cd -P {shlex.quote(array)}/"$SLURM_ARRAY_TASK_ID" && exec bash {POINT_FILES.slurm_script}',
-    ]
-    return "\n".join(lines) + "\n"
+    )
+
+
+def _script(*lines: str) -> str:
+    return "\n".join(("#!/bin/bash", *lines)) + "\n"
 
 
 _FIRST_NODE = (

@@ -100,8 +100,9 @@ class LogParser:
                 if self._is_own(record):
                     self._take_record(record)
             elif (run := match_run_record(line)) is not None:
-                if self._is_own(run):
-                    self._take_run(run)
+                if self._is_own(run) and "version" in run:  # what has none is not ours, whoever printed it
+                    self._run = {name: value for name, value in run.items() if name != "token"}
+                    self._is_restarted = bool(self._records)
             else:
                 self._malformed += 1
         elif (pair := match_step_time(line)) is not None:
@@ -124,12 +125,6 @@ class LogParser:
             self._foreign += 1
             return False
         return True
-
-    def _take_run(self, run: dict[str, Any]) -> None:
-        """Take what a run says when it begins. What has no version is not ours, whoever printed it."""
-        if "version" in run:
-            self._run = {name: value for name, value in run.items() if name != "token"}
-            self._is_restarted = bool(self._records)
 
     def _take_record(self, record: dict[str, Any]) -> None:
         step, step_time = record.get("step"), _number(record.get("step_time_s"))

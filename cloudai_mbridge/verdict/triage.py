@@ -158,8 +158,7 @@ def _catalogue() -> tuple[tuple[Entry, ...], tuple[State, ...]]:
 def parse_catalogue(text: str) -> tuple[tuple[Entry, ...], tuple[State, ...]]:
     """Return the entries and the states of a catalogue's text.
 
-    Raises:
-        ValueError: a key is missing or unknown, an id stands twice, a kind is unknown, or a pattern does not compile.
+    ValueError: a key is missing or unknown, an id stands twice, a kind is unknown, or a pattern does not compile.
     """
     data = tomllib.loads(text)
     entries = tuple(_parsed(Entry, table) for table in data.get("failure", ()))
