@@ -43,8 +43,7 @@ def claim_lines(token: str, job: str) -> tuple[str, ...]:
 def take_claim(directory: Path, token: str, job_id: str | None) -> str | None:
     """Claim an attempt for a job, or for no job at all; return the job that holds it, None if it is withdrawn.
 
-    Raises:
-        OSError: it can be neither made nor read.
+    OSError: it can be neither made nor read.
     """
     path = directory / POINT_FILES.claim.format(token)
     with contextlib.suppress(FileExistsError):

@@ -15,29 +15,20 @@ from cloudai_mbridge.models.values.shell import shell_word
 from cloudai_mbridge.plan import POINT_FILES, RunPlan
 
 PYTHON_VARIABLE = "MBRIDGE_PYTHON"
-_STACKS_AT = 0.9
 TRAINING = ["-m", "cloudai_mbridge.training", "--config", POINT_FILES.training_config]
 
 
 def render_local_script(plan: RunPlan, system: System) -> str:
     """Render the script that trains on this machine."""
-    lines = [
-        "#!/bin/bash",
-        f"# {_comment(plan)}",
-        *LOCAL_START,
-        *_preamble(plan, system),
-        *_one_machine(plan, indent=""),
-        *EPILOGUE,
-    ]
-    return "\n".join(lines) + "\n"
+    start = (f"# mbridge run {plan.key}", *LOCAL_START, *_preamble(plan, system))
+    return _script(*start, *_one_machine(plan, indent=""), *EPILOGUE)
 
 
 def render_slurm_script(plan: RunPlan, system: SlurmSystem) -> str:
     """Render the batch script that trains on a cluster: one torchrun per node, rendezvous on the first node."""
-    lines = [
-        "#!/bin/bash",
+    return _script(
         *map(directive, sbatch_options(plan, system)),
-        f"# {_comment(plan)}",
+        f"# mbridge run {plan.key}",
         *SLURM_START,
         *_preamble(plan, system),
         *(_FIRST_NODE if plan.num_nodes > 1 else ()),
@@ -45,8 +36,30 @@ def render_slurm_script(plan: RunPlan, system: SlurmSystem) -> str:
         *_container_options(plan),
         *(_several_machines(plan) if plan.num_nodes > 1 else _one_machine(plan, indent="  ")),
         *EPILOGUE,
-    ]
-    return "\n".join(lines) + "\n"
+    )
+
+
+def array_script(array: str) -> str:
+    """Return the path of an array's script below the root."""
+    return f"{array}/array.sbatch"
+
+
+def render_array_script(array: str, first: RunPlan, system: SlurmSystem) -> str:
+    """Render the script of an array; it starts in the root.
+
+    Slurm opens a task's output through its link, index -> the run's directory, and the script goes there and starts the
+    run's script, which is the same as for a single submission.
+    """
+    output = {"output": f"{array}/%a/{POINT_FILES.stdout}", "error": f"{array}/%a/{POINT_FILES.stderr}"}
+    return _script(
+        *map(directive, sbatch_options(first, system, {"job-name": job_name(array), **output})),
+        f"# mbridge {array}: each task runs the script of the run that its link names",
+        f'cd -P {shlex.quote(array)}/"$SLURM_ARRAY_TASK_ID" && exec bash {POINT_FILES.slurm_script}',
+    )
+
+
+def _script(*lines: str) -> str:
+    return "\n".join(("#!/bin/bash", *lines)) + "\n"
 
 
 _FIRST_NODE = (
@@ -76,7 +89,7 @@ def _profiled(plan: RunPlan) -> str:
 
 
 def job_name(key: str) -> str:
-    """Return the name under which a run is submitted by itself."""
+    """Return the name under which a run, or an array of runs, is submitted."""
     return f"mbridge-{key.replace('/', '-')}"
 
 
@@ -103,18 +116,15 @@ def sbatch_options(plan: RunPlan, system: SlurmSystem, instead: Mapping[str, str
 
 
 def directive(option: str) -> str:
-    """Return the line of a batch script that sets an option."""
+    """Return the line of a batch script that sets an option. sbatch reads quotes as a shell does, expands nothing."""
     name, equals, value = option.partition("=")
     is_named = equals and re.fullmatch(r"--[A-Za-z0-9-]+", name)
-    return f"#SBATCH {name}={_directive_word(value)}" if is_named else f"#SBATCH {_directive_word(option)}"
-
-
-def _directive_word(text: str) -> str:
-    """Quote for a directive. sbatch reads quotes as a shell does, expands nothing, and drops every backslash."""
-    return shlex.quote(escaped_for_sbatch(text))
+    start, word = (f"{name}=", value) if is_named else ("", option)
+    return f"#SBATCH {start}{shlex.quote(escaped_for_sbatch(word))}"
 
 
 def escaped_for_sbatch(text: str) -> str:
+    """sbatch drops every backslash."""
     return text.replace("\\", "\\\\")
 
 
@@ -143,8 +153,9 @@ def exports(plan: RunPlan, without: Iterable[str] = ()) -> list[str]:
 
     The ranks keep their stacks a little before the runner cancels a job that hangs.
     """
-    hang = {} if plan.hang_timeout_s is None else {"MBRIDGE_HANG_TIMEOUT_S": f"{_STACKS_AT * plan.hang_timeout_s:g}"}
-    env = {**plan.env, **hang}
+    env = dict(plan.env)
+    if plan.hang_timeout_s is not None:
+        env["MBRIDGE_HANG_TIMEOUT_S"] = f"{0.9 * plan.hang_timeout_s:g}"
     return [f"export {name}={shell_word(env[name])}" for name in sorted(env) if name not in without]
 
 
@@ -182,7 +193,3 @@ LOCAL_START = (
 )
 LAUNCHER_START = claim_lines(_LOCAL_MARK, "launcher-$$.$_mbridge_token")
 EPILOGUE = ("_mbridge_exit=$?", f'echo "$_mbridge_exit" > {POINT_FILES.exit_code}', 'exit "$_mbridge_exit"')
-
-
-def _comment(plan: RunPlan) -> str:
-    return f"mbridge run {plan.key}"

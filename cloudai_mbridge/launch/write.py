@@ -1,6 +1,7 @@
 """The one writer: create a run's directory and put the rendered files into it."""
 
 import json
+from collections.abc import Iterable
 from dataclasses import asdict
 from datetime import datetime
 from importlib.resources import files as files_of
@@ -12,8 +13,13 @@ from cloudai_mbridge.files.disk import naming
 from cloudai_mbridge.files.names import slug
 from cloudai_mbridge.files.run_files import ROOT_NAME
 from cloudai_mbridge.files.toml_text import render_toml
-from cloudai_mbridge.launch.arrays import write_arrays
-from cloudai_mbridge.launch.script import LAUNCHER_START, render_local_script, render_slurm_script
+from cloudai_mbridge.launch.script import (
+    LAUNCHER_START,
+    array_script,
+    render_array_script,
+    render_local_script,
+    render_slurm_script,
+)
 from cloudai_mbridge.megatron_bridge import launcher
 from cloudai_mbridge.megatron_bridge.launcher.script import render_launcher_script
 from cloudai_mbridge.models.system import SlurmSystem, System
@@ -37,11 +43,7 @@ def refuse_output_dir(output_dir: Path, system: System) -> None:
 
 
 def create_root(output_dir: Path, scenario: str, now: datetime) -> Path:
-    """Create a new directory SCENARIO_DATE_TIME below `output_dir`, never one that exists.
-
-    Raises:
-        BadInput: the directory cannot be created or written.
-    """
+    """Create a new directory SCENARIO_DATE_TIME below `output_dir`, never one that exists; BadInput if it cannot."""
     try:
         output_dir.mkdir(parents=True, exist_ok=True)
         for suffix in ("", *(f"_{n}" for n in range(1, 1000))):
@@ -66,6 +68,16 @@ def write_runs(plan: ScenarioPlan, system: System, root: Path) -> None:
             write_file(directory / name, text)
     if isinstance(system, SlurmSystem):
         write_arrays(plan.runs, system, root)
+
+
+def write_arrays(runs: Iterable[RunPlan], system: SlurmSystem, root: Path) -> None:
+    """Write the scripts and links of all arrays below `root`."""
+    for run in runs:
+        if run.array:
+            if not (root / run.array).exists():
+                (root / run.array).mkdir(parents=True)
+                write_file(root / array_script(run.array), render_array_script(run.array, run, system))
+            (root / run.array / str(run.array_index)).symlink_to(Path("../..", run.key), target_is_directory=True)
 
 
 def write_file(path: Path, text: str) -> None:
@@ -119,8 +131,7 @@ def render(plan: RunPlan, system: System) -> dict[str, str]:
     files = {POINT_FILES.definition: render_toml(plan.definition)}
     if plan.upstream is not None:
         assert isinstance(system, SlurmSystem)
-        starter = (files_of(launcher) / "start_launcher.py").read_text(encoding="utf-8")
-        files[POINT_FILES.launcher_starter] = starter
+        files[POINT_FILES.launcher_starter] = (files_of(launcher) / "start_launcher.py").read_text(encoding="utf-8")
         return files | {POINT_FILES.launcher_script: render_launcher_script(plan, system, LAUNCHER_START)}
     files[POINT_FILES.training_config] = json.dumps(plan.training_config, indent=2) + "\n"
     if isinstance(system, SlurmSystem):

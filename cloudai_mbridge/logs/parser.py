@@ -8,7 +8,8 @@ a training loop from before there were tokens wrote them. A record with another 
 import json
 import math
 import re
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -99,8 +100,9 @@ class LogParser:
                 if self._is_own(record):
                     self._take_record(record)
             elif (run := match_run_record(line)) is not None:
-                if self._is_own(run):
-                    self._take_run(run)
+                if self._is_own(run) and "version" in run:  # what has none is not ours, whoever printed it
+                    self._run = {name: value for name, value in run.items() if name != "token"}
+                    self._is_restarted = bool(self._records)
             else:
                 self._malformed += 1
         elif (pair := match_step_time(line)) is not None:
@@ -124,12 +126,6 @@ class LogParser:
             return False
         return True
 
-    def _take_run(self, run: dict[str, Any]) -> None:
-        """Take what a run says when it begins. What has no version is not ours, whoever printed it."""
-        if "version" in run:
-            self._run = {name: value for name, value in run.items() if name != "token"}
-            self._is_restarted = bool(self._records)
-
     def _take_record(self, record: dict[str, Any]) -> None:
         step, step_time = record.get("step"), _number(record.get("step_time_s"))
         losses = record.get("losses")
@@ -151,8 +147,7 @@ class LogParser:
 
     def summary(self) -> LogSummary:
         """Return what was read so far."""
-        notes = []
-        notes += [f"the run started again at step {step}" for step in self._restarts[:_MOST_RESTARTS]]
+        notes = [f"the run started again at step {step}" for step in self._restarts[:_MOST_RESTARTS]]
         if len(self._restarts) > _MOST_RESTARTS:
             notes.append(f"it started again {len(self._restarts) - _MOST_RESTARTS} more times")
         if self._malformed:
@@ -237,10 +232,8 @@ def match_iteration(line: str) -> dict[str, Any] | None:
     match = _ITERATION.search(line)
     if not match:
         return None
-    fields = {}
-    for part in match[3].split("|"):
-        name, _, value = part.partition(":")
-        fields[name.strip()] = value.strip()
+    pairs = (part.partition(":") for part in match[3].split("|"))
+    fields = {name.strip(): value.strip() for name, _, value in pairs}
     return {
         "step": int(match[1]),
         "train_iters": int(match[2]),
@@ -279,3 +272,35 @@ def match_step_record(line: str) -> dict[str, Any] | None:
 
 def match_run_record(line: str) -> dict[str, Any] | None:
     return match_record(line, RUN_MARK)
+
+
+def extract_mbridge_metrics(text: str) -> tuple[list[float], list[float]]:
+    """Return (step times in s, TFLOP/s per GPU) of the last ten records, aligned: CloudAI's reading of a log.
+
+    As the reference has it on well-formed logs. On others: a number in scientific notation, a sign or a NaN is no
+    match; of two records on a line the first counts, and if it is torn behind its step time, that time pairs with the
+    second record's TFLOP/s; a record cut in half by the end of a line or of the file is lost; bytes that are not UTF-8
+    and NUL bytes are skipped over; CRLF ends a line as LF does.
+    """
+    return _last_pairs(text.splitlines())
+
+
+def stream_mbridge_metrics(path: Path) -> tuple[list[float], list[float]]:
+    """Return the same of a file of any size; memory does not grow with it."""
+    return _last_pairs(_lines(path))
+
+
+def _last_pairs(lines: Iterable[str]) -> tuple[list[float], list[float]]:
+    pairs = deque((pair for line in lines if (pair := match_step_time(line)) is not None), maxlen=10)
+    return [time for time, _ in pairs], [tflops for _, tflops in pairs]
+
+
+def _lines(path: Path) -> Iterator[str]:
+    """Yield the lines that may hold a record; looking for bytes first is many times faster than decoding them all."""
+    rest = b""
+    with open_regular(path) as log:
+        for chunk in read_chunks(log):
+            *lines, rest = (rest + chunk).split(b"\n")
+            rest = rest[-_LONGEST_LINE:]
+            yield from (line.decode("utf-8", errors="replace") for line in lines if b"TFLOP" in line.upper())
+    yield rest.decode("utf-8", errors="replace")

@@ -1,7 +1,7 @@
 """From a loaded scenario and a system to a plan: expand, check, place, within the sweep's limits."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from cloudai_mbridge.constraints import Lifted, RuleSet, Violation
@@ -12,6 +12,7 @@ from cloudai_mbridge.files.run_files import ROOT_FILES
 from cloudai_mbridge.megatron_bridge.launcher.plan import graph_note, is_passed
 from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
 from cloudai_mbridge.models.loading.load import LoadedScenario, LoadedTest
+from cloudai_mbridge.models.scenario import RunnerConfig
 from cloudai_mbridge.models.system import Executor, LocalSystem, SlurmSystem, System
 from cloudai_mbridge.models.values.hostlist import expand_hostlist
 from cloudai_mbridge.plan.node_groups import NodeStates, resolve_groups, unknown_states
@@ -48,8 +49,10 @@ def build_plan(
         test.build(MOST_RUNS - planned)
         planned += len(test.runs)
     runs = (*plan_pre_test(loaded, system), *with_hooks(loaded, (run for test in tests for run in test.runs)))
-    runs = tuple(replace(run, hang_timeout_s=_hang_timeout_s(loaded, run)) for run in runs)
-    _require_time_limits(loaded, runs)
+    runs = tuple(replace(run, hang_timeout_s=_hang_timeout_s(loaded.scenario.runner, run)) for run in runs)
+    endless = [run for run in runs if run.time_limit_s is None]
+    if endless and loaded.scenario.runner.max_gpu_hours is not None:
+        raise BadInput(f"test {endless[0].test_id!r}: runner.max_gpu_hours needs a time_limit; set one")
     return ScenarioPlan(
         scenario=loaded.scenario.name,
         system=system.name,
@@ -63,18 +66,9 @@ def build_plan(
     )
 
 
-def _hang_timeout_s(loaded: LoadedScenario, run: RunPlan) -> float | None:
+def _hang_timeout_s(runner: RunnerConfig, run: RunPlan) -> float | None:
     """Return how long a run may go without a step; the upstream launcher, which may tell of none, only if asked."""
-    runner = loaded.scenario.runner
     return runner.hang_timeout_s if run.upstream is None or "hang_timeout_s" in runner.model_fields_set else None
-
-
-def _require_time_limits(loaded: LoadedScenario, runs: Iterable[RunPlan]) -> None:
-    """Raise BadInput if the scenario's budget cannot be kept because a run may last for ever."""
-    if loaded.scenario.runner.max_gpu_hours is not None:
-        for run in runs:
-            if run.time_limit_s is None:
-                raise BadInput(f"test {run.test_id!r}: runner.max_gpu_hours needs a time_limit; set one")
 
 
 class _TestRuns:
@@ -128,9 +122,8 @@ class _TestRuns:
         self.num_rejected += 1
         self.rule_counts.update({violation.rule_id for violation in violations})
         if len(self.rejected) < MOST_REJECTED_ROWS:
-            name = label(point.coordinates)
-            run, definition = self._test.run, self._test.definition
-            self.rejected.append(RejectedPoint(run.id, definition.name, name, point.coordinates, violations))
+            names = self._test.run.id, self._test.definition.name, label(point.coordinates)
+            self.rejected.append(RejectedPoint(*names, point.coordinates, violations))
 
     def _plan_runs(self, point: CheckedPoint, count: int) -> Iterator[RunPlan]:
         resolved, args, recipe = point.resolve()
@@ -176,27 +169,23 @@ def _predicted(headline: Headline) -> dict[str, object] | None:
     """Return what a report sets beside the measurement; None where nothing is predicted."""
     if headline.step_time_s is None and headline.peak_memory_gib is None:
         return None
-    return {
-        "gpu": headline.gpu,
-        "step_time_s": headline.step_time_s,
-        "tflops_per_gpu": headline.tflops_per_gpu,
-        "peak_memory_gib": headline.peak_memory_gib,
-    }
+    return {name: getattr(headline, name) for name in ("gpu", "step_time_s", "tflops_per_gpu", "peak_memory_gib")}
 
 
 # Slurm's default MaxArraySize is 1001, which allows the indices 0 to 1000.
 MOST_TASKS = 1000
 
 
-def assign_arrays(runs: Iterable[RunPlan], system: System) -> tuple[RunPlan, ...]:
+def assign_arrays(runs: Sequence[RunPlan], system: System) -> tuple[RunPlan, ...]:
     """Return the runs, with an array and an index where at least two share one."""
-    ordered = list(runs)
     if not isinstance(system, SlurmSystem) or system.executor is not Executor.MBRIDGE:
-        return tuple(ordered)
+        return tuple(runs)
     groups: dict[object, list[RunPlan]] = {}
-    for run in ordered:
+    for run in runs:
         if run.upstream is None and not run.is_pre_test:
-            groups.setdefault(_needs(run), []).append(run)
+            secrets = tuple(sorted(run.secret_env.items()))
+            needs = run.num_nodes, run.ranks_per_node, run.time_limit, run.nodes, run.exclude_nodes, secrets
+            groups.setdefault(needs, []).append(run)
     arrays = [
         chunk
         for group in groups.values()
@@ -208,12 +197,7 @@ def assign_arrays(runs: Iterable[RunPlan], system: System) -> tuple[RunPlan, ...
         for number, chunk in enumerate(arrays)
         for index, run in enumerate(chunk)
     }
-    return tuple(placed.get(run.key, run) for run in ordered)
-
-
-def _needs(run: RunPlan) -> object:
-    secrets = tuple(sorted(run.secret_env.items()))
-    return run.num_nodes, run.ranks_per_node, run.time_limit, run.nodes, run.exclude_nodes, secrets
+    return tuple(placed.get(run.key, run) for run in runs)
 
 
 def with_hooks(loaded: LoadedScenario, runs: Iterable[RunPlan]) -> Iterator[RunPlan]:
@@ -231,7 +215,6 @@ def with_hooks(loaded: LoadedScenario, runs: Iterable[RunPlan]) -> Iterator[RunP
 
 
 PRE_TEST = "pre_test"
-_THIS_MACHINE = "localhost"
 
 
 def plan_pre_test(loaded: LoadedScenario, system: System) -> tuple[RunPlan, ...]:
@@ -248,8 +231,7 @@ def plan_pre_test(loaded: LoadedScenario, system: System) -> tuple[RunPlan, ...]
 
 def _on_node(test: LoadedTest, system: System, node: str) -> RunPlan:
     where = f"pre_test {test.definition.name!r}"
-    is_local = isinstance(system, LocalSystem)
-    nodes = [] if is_local else [node]
+    nodes = [] if isinstance(system, LocalSystem) else [node]
     placed = LoadedTest(test.run.model_copy(update={"nodes": nodes, "num_nodes": 1}), test.definition)
     points = list(checked_points(SweepSpace(placed.definition, placed.run), system))
     if len(points) != 1:
@@ -266,7 +248,7 @@ def _on_node(test: LoadedTest, system: System, node: str) -> RunPlan:
 def _nodes(loaded: LoadedScenario, system: System) -> list[str]:
     """Return the nodes that the tests name, if all do, else those of the system's default partition."""
     if isinstance(system, LocalSystem):
-        return [_THIS_MACHINE]
+        return ["localhost"]
     if all(test.run.nodes for test in loaded.tests):
         lists = [nodes for test in loaded.tests for nodes in test.run.nodes]
     else:

@@ -21,11 +21,11 @@ def resolve_groups(loaded: LoadedScenario, system: System, states: NodeStates) -
 
     BadInput: no such partition or group, it has too few nodes in service, or every named node is excluded.
     """
-    tests = [_resolved(test, system, states) for test in loaded.tests]
-    pre, post = (
-        tuple(_resolved(test, system, states) for test in hook) for hook in (loaded.pre_hook, loaded.post_hook)
+    tests, pre, post = (
+        [_resolved(test, system, states) for test in group]
+        for group in (loaded.tests, loaded.pre_hook, loaded.post_hook)
     )
-    return replace(loaded, tests=tests, pre_hook=pre, post_hook=post)
+    return replace(loaded, tests=tests, pre_hook=tuple(pre), post_hook=tuple(post))
 
 
 def _resolved(test: LoadedTest, system: System, states: NodeStates) -> LoadedTest:
@@ -44,36 +44,27 @@ def _resolved(test: LoadedTest, system: System, states: NodeStates) -> LoadedTes
     if not chosen:
         raise BadInput(f"{where}: exclude_nodes excludes all of {', '.join(run.nodes)}; remove one of the two")
     chosen = list(dict.fromkeys(chosen))
-    update: dict[str, object] = {"nodes": chosen, "num_nodes": len(chosen)}
-    return replace(test, run=run.model_copy(update=update))
+    return replace(test, run=run.model_copy(update={"nodes": chosen, "num_nodes": len(chosen)}))
 
 
 def _of_group(spec: str, system: System, states: NodeStates, left_out: set[str], where: str) -> list[str]:
     partition, group, count = parse_group(spec)
     known = states(partition)
     listed = [name for name in _names(partition, group, system, where) if name not in left_out]
-    is_usable = is_free if count is None else _is_in_service
-    usable = [name for name in listed if known is None or is_usable(known.get(name, "unknown"))]
+    state_of = {name: (known or {}).get(name, "unknown") for name in listed}
+
+    def is_usable(state: str) -> bool:
+        return is_free(state) if count is None else not is_out_of_service(state)
+
+    usable = [name for name in listed if known is None or is_usable(state_of[name])]
     wanted = len(usable) if count is None else count
     if not 0 < wanted <= len(usable):
-        raise BadInput(f"{where}: {spec!r}: {_too_few(usable, listed, known)}")
-    return sorted(usable, key=lambda name: _busy(name, known))[:wanted]
-
-
-def _too_few(usable: list[str], listed: list[str], known: Mapping[str, str] | None) -> str:
-    states = [f"{name} ({(known or {}).get(name, 'unknown')})" for name in sorted(set(listed) - set(usable))]
-    note = f"; not usable: {', '.join(states)}" if states else ""
-    return f"nodes to use in the group: {len(usable)}{note}; ask for fewer"
-
-
-def _is_in_service(state: str) -> bool:
-    return not is_out_of_service(state)
-
-
-def _busy(name: str, states: Mapping[str, str] | None) -> int:
-    """Return 0 for an idle node, so that it is taken first; the order is the file's otherwise."""
-    state = (states or {}).get(name, "")
-    return 0 if state.startswith("idle") else 1 if state.startswith("comp") else 2
+        rest = [f"{name} ({state_of[name]})" for name in sorted(set(listed) - set(usable))]
+        note = f"; not usable: {', '.join(rest)}" if rest else ""
+        raise BadInput(f"{where}: {spec!r}: nodes to use in the group: {len(usable)}{note}; ask for fewer")
+    # idle ones first, then those whose job is ending; the order is the file's otherwise
+    usable.sort(key=lambda name: [not state_of[name].startswith(first) for first in ("idle", "comp")])
+    return usable[:wanted]
 
 
 def _names(partition: str, group: str, system: System, where: str) -> list[str]:

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cache, partial
 
 from cloudai_mbridge.constraints import Lifted, RuleSet
 from cloudai_mbridge.estimate.headline import DEFAULT_LIMIT, Headline, MemoryLimit, Price, price_of
@@ -62,7 +63,7 @@ class SweepPreview:
         self._extra = test.definition.extra_cmd_args
         self.not_considered = not_considered(self.sweep.base_args(), self._extra, self.sweep.grid.names)
         self._system, self._is_checked = system, False
-        self._prices: dict[str, tuple[Price | None, str]] = {}
+        self._price_of = cache(partial(price_of, system))
 
     def points(self) -> Iterator[PointPreview]:
         """Yield every point, in order."""
@@ -99,10 +100,7 @@ class SweepPreview:
 
     def price(self, headline: Headline) -> tuple[Price | None, str]:
         """Return the price of a point's GPU, or why there is none."""
-        name = headline.gpu or ""
-        if name not in self._prices:
-            self._prices[name] = price_of(self._system, name)
-        return self._prices[name]
+        return self._price_of(headline.gpu or "")
 
     def terms(self, point: CheckedPoint) -> str:
         """Return the largest terms of a point's fullest stage."""

@@ -3,7 +3,7 @@
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path, PurePosixPath
 from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
@@ -26,10 +26,8 @@ _AGAIN = "restore the file, or run the scenario again"
 def read_plan_data(root: Path) -> dict[str, Any]:
     """Return what plan.json holds: every part that is there has the right type.
 
-    Raises:
-        BadInput: the directory is not the directory of a run.
-        NothingRan: it is of a run that ended before its plan was written.
-        OtherVersion, Damaged: the plan cannot be read.
+    BadInput: the directory is not the directory of a run. NothingRan: it is of one that ended before its plan was
+    written. OtherVersion, Damaged: the plan cannot be read.
     """
     path = root / ROOT_FILES.plan
     if not path.is_file():
@@ -40,8 +38,8 @@ def read_plan_data(root: Path) -> dict[str, Any]:
         raise Damaged(f"{path}: is damaged ({error.strerror}); {_AGAIN}") from None
     except (ValueError, RecursionError) as error:
         raise Damaged(f"{path}: is damaged ({shown(str(error))}); {_AGAIN}") from None
-    if not isinstance(plan, dict) or plan.get("version") != PLAN_VERSION:
-        version = plan.get("version") if isinstance(plan, dict) else None
+    version = plan.get("version") if isinstance(plan, dict) else None
+    if version != PLAN_VERSION:
         raise OtherVersion(
             f"{path}: has version {shown(version)}, and this mbridge reads version {PLAN_VERSION};"
             " use the mbridge that wrote it"
@@ -146,8 +144,7 @@ def _run(data: dict[str, Any]) -> RunPlan:
 def _upstream(data: dict[str, Any]) -> UpstreamPlan:
     repos = {name: Repo(**data[name]) for name in ("megatron_bridge", "nemo_run")}
     lists = {"slurm_params": tuple(data["slurm_params"]), "mounted": tuple(Repo(**repo) for repo in data["mounted"])}
-    lists["credentials"] = tuple(data.get("credentials", ()))
-    return UpstreamPlan(**{**data, **repos, **lists})
+    return UpstreamPlan(**{**data, **repos, **lists, "credentials": tuple(data.get("credentials", ()))})
 
 
 _LONGEST_NAME = 255
@@ -164,10 +161,6 @@ def _is_inside(path: str) -> str:
     if any(len(os.fsencode(part)) > _LONGEST_NAME for part in parts):
         raise ValueError(f"has a name of more than {_LONGEST_NAME} bytes")
     return path
-
-
-def _is_empty_or_inside(path: str) -> str:
-    return path and _is_inside(path)
 
 
 def _is_encodable(text: str) -> str:
@@ -205,7 +198,6 @@ def _list_of(kind: Any) -> Any:
     return list[kind]
 
 
-@dataclass
 class _Args:
     """The arguments that reports calculate with; all others are shown only."""
 
@@ -227,7 +219,7 @@ _RunPart = _part(
     args=_part(_Args, gb=_Size | None, seq_length=_Size | None),
     num_nodes=_Ranks,
     ranks_per_node=_Ranks,
-    array=Annotated[_Text, AfterValidator(_is_empty_or_inside)],
+    array=Annotated[_Text, AfterValidator(lambda path: path and _is_inside(path))],
     upstream=_UpstreamPart | None,
     secret_names=list[_Text],
 )

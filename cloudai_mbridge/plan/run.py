@@ -33,7 +33,7 @@ def plan_run(
     args: the point's with the recipe's defaults. The upstream launcher has recipes of its own, whose defaults are
     unknown here, and is passed only what was set.
     """
-    run, definition = test.run, test.definition
+    run, definition, nsys = test.run, test.definition, test.definition.nsys
     upstream = is_upstream(args)
     args = point.args if upstream else args
     # the upstream launcher takes as few nodes as hold the GPUs, whatever the scenario says
@@ -72,15 +72,10 @@ def plan_run(
         after_completion=_wait_for(run.dependencies, "start_post_comp"),
         after_start=_wait_for(run.dependencies, "start_post_init"),
         end_with=_wait_for(run.dependencies, "end_post_comp"),
-        profiler=_profiler(definition, upstream),
+        # as in CloudAI, [nsys] does not reach the upstream launcher, which has enable_nsys
+        profiler=() if nsys is None or not nsys.enable or upstream else nsys.command,
         upstream=plan_upstream(test, args, system) if upstream else None,
     )
-
-
-def _profiler(definition: MegatronBridgeTestDefinition, upstream: bool) -> tuple[str, ...]:
-    """Return the nsys command. As in CloudAI, [nsys] does not reach the upstream launcher, which has enable_nsys."""
-    nsys = definition.nsys
-    return () if nsys is None or not nsys.enable or upstream else nsys.command
 
 
 def _wait_for(dependencies: Iterable[Any], kind: str) -> tuple[str, ...]:

@@ -39,27 +39,23 @@ class Budget:
     ) -> tuple[float, str]:
         """Return the GPU-hours of a point's runs and the rule: predicted where that is known, else by the time limit.
 
-        A run ends at its time limit, whatever was predicted.
-        BadInput: there is a budget, but neither of the two.
+        A run ends at its time limit, whatever was predicted. BadInput: neither of the two is known.
         """
         limit = None if time_limit_s is None else num_gpus * time_limit_s / 3600
         predicted = headline.gpu_hours(num_steps, START_UP_S) if headline else None
         if predicted is not None:
             return num_runs * (predicted if limit is None else min(predicted, limit)), PREDICTED
         if limit is None:
-            if self._most is not None:
-                raise BadInput(f"{self._where}: sweep.max_gpu_hours needs a time_limit; set one")
-            return 0.0, BY_LIMIT
+            raise BadInput(f"{self._where}: sweep.max_gpu_hours needs a time_limit; set one")
         return num_runs * limit, BY_LIMIT
 
-    def allows(self, gpu_hours: float) -> bool:
-        """Return whether as much may be spent on top of what was."""
-        return self._most is None or self.gpu_hours + gpu_hours <= self._most
-
-    def spend(self, gpu_hours: float, rule: str) -> None:
-        """Count a point in."""
+    def spend(self, gpu_hours: float, rule: str) -> bool:
+        """Count a point in; False if as much may not be spent on top of what was."""
+        if self._most is not None and self.gpu_hours + gpu_hours > self._most:
+            return False
         self.gpu_hours += gpu_hours
         self._rules[rule] += 1
+        return True
 
     def note(self) -> str | None:
         """Return how the points that were counted in were priced; None without a budget or a prediction."""
@@ -118,7 +114,8 @@ class PointWalk:
     def __iter__(self) -> Iterator[Decision]:
         """Yield a decision for every point, in order. The first point that does not fit ends what is run."""
         num_run, beyond = 0, ""
-        for point in self._points():
+        points = partial(checked_points, self.sweep, self._system, self.pinned)
+        for point in informative(points, self._speed) if self._order == "informative" else points():
             decision = self.judge(point)
             if not decision.is_run:
                 yield decision
@@ -140,10 +137,6 @@ class PointWalk:
         request = self.estimates.request(point)
         return memory_violation(self.estimates.of(point), self.memory_limit.share, request)
 
-    def _points(self) -> Iterator[CheckedPoint]:
-        points = partial(checked_points, self.sweep, self._system, self.pinned)
-        return informative(points, self._speed) if self._order == "informative" else points()
-
     def _speed(self, point: CheckedPoint) -> float | None:
         headline = self.estimates.of(point)
         return None if headline.exceeds(self.memory_limit) else headline.tokens_per_s_per_gpu or 0.0
@@ -154,20 +147,12 @@ class PointWalk:
             return f"max_points = {num_run}"
         if self.limits.max_gpu_hours is None:
             return ""
-        hours, rule = self._price(decision)
-        if not self.budget.allows(hours):
-            return f"max_gpu_hours = {self.limits.max_gpu_hours:g}"
-        self.budget.spend(hours, rule)
-        return ""
-
-    def _price(self, decision: Decision) -> tuple[float, str]:
         assert decision.headline is not None  # no other point is priced
         limit = parse_time_limit(self._test.run.time_limit or self.estimates.value(decision.point, "time_limit"))
-        num_gpus, num_steps = decision.headline.num_gpus, self._num_steps(decision.point)
-        return self.budget.price(decision.headline, num_gpus, num_steps, limit, self.runs_per_point)
-
-    def _num_steps(self, point: CheckedPoint) -> int | None:
-        """Return the steps of a run, or None where the upstream launcher decides."""
-        is_embedded = self.estimates.value(point, "launcher") == Launcher.EMBEDDED
-        is_passed_on = self._passes_steps or "max_steps" in point.coordinates
-        return self.estimates.num_steps(point) if is_embedded or is_passed_on else None
+        # None where the upstream launcher decides
+        is_embedded = self.estimates.value(decision.point, "launcher") == Launcher.EMBEDDED
+        is_known = is_embedded or self._passes_steps or "max_steps" in decision.point.coordinates
+        num_steps = self.estimates.num_steps(decision.point) if is_known else None
+        num_gpus, num_runs = decision.headline.num_gpus, self.runs_per_point
+        hours, rule = self.budget.price(decision.headline, num_gpus, num_steps, limit, num_runs)
+        return "" if self.budget.spend(hours, rule) else f"max_gpu_hours = {self.limits.max_gpu_hours:g}"

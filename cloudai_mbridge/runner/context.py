@@ -125,7 +125,6 @@ class RunnerContext:
         return all(run.phase is Phase.ENDED for run in self.runs)
 
     def active(self) -> list[Tracked]:
-        """Return the runs that have a job."""
         return [run for run in self.runs if run.phase is Phase.ACTIVE]
 
     def lost(self) -> list[Tracked]:
@@ -139,7 +138,6 @@ class RunnerContext:
         return active + self.returned + [f"a submission as {token}" for token in self.unsure]
 
     def jobs(self, runs: Iterable[Tracked]) -> list[Job]:
-        """Return the current jobs of runs."""
         return [run.job(self.root) for run in runs]
 
     def adopt(self, run: Tracked, job_id: str) -> None:
@@ -153,8 +151,7 @@ class RunnerContext:
     def withdraw(self, run: Tracked) -> str | None:
         """Keep every job of a run's current attempt from training; return the job that already trains.
 
-        Raises:
-            OSError: the claim cannot be written.
+        OSError: the claim cannot be written.
         """
         return take_claim(self.root / run.plan.key, run.token, None)
 
@@ -168,11 +165,7 @@ class RunnerContext:
             self.observer.saw(run.plan, JobStatus("SKIPPED", JobClass.SKIPPED, reason=reason))
 
     def tolerate(self, error: ToolFailure) -> None:
-        """Wait for a scheduler that does not answer, for runner.patience_s at most.
-
-        Raises:
-            Paused: it has not answered for too long.
-        """
+        """Wait for a scheduler that does not answer, for runner.patience_s at most; then raise Paused."""
         now = time.monotonic()
         if self._silent_since is None:
             self._silent_since = now

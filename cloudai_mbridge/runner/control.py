@@ -59,11 +59,7 @@ class SweepStatus:
 
 
 def read_status(root: Path, *, with_events: bool = False) -> SweepStatus:
-    """Read the journal; Slurm is not asked.
-
-    Raises:
-        BadInput: the directory is not of a run, or of one that cannot be read.
-    """
+    """Read the journal; Slurm is not asked. BadInput: the directory is not of a run, or of one that cannot be read."""
     plan = read_plan_data(root)
     is_dry_run, path = is_of_dry_run(root, plan), root / ROOT_FILES.journal
     if is_dry_run or not path.exists():
@@ -91,11 +87,8 @@ def require_resumable(root: Path, lost_hosts: Collection[str] = ()) -> None:
     """Refuse, before anything is written, a directory that `resume` or `cancel` cannot continue.
 
     lost_hosts: machines that no longer run.
-
-    Raises:
-        InUse: another process holds it, or it has processes on another machine.
-        BadInput: it is not of a run, of one that cannot be read, or of a dry run.
-        ToolFailure: it cannot be written.
+    InUse: another process holds it, or it has processes on another machine.
+    BadInput: it is not of a run, of one that cannot be read, or of a dry run. ToolFailure: it cannot be written.
     """
     plan = read_plan_data(root)
     refuse_dry_run(root, plan)
@@ -133,8 +126,7 @@ def _state(key: str, entry: JournalEntry | None) -> RunState:
 def cancel_run(root: Path) -> bool:
     """Ask the driver of a directory to cancel everything, and wait until it has ended; False if there is none.
 
-    Raises:
-        ToolFailure: the driver does not end.
+    ToolFailure: the driver does not end.
     """
     if (driver := has_driver(root)) is None:
         return False
@@ -151,8 +143,7 @@ def cancel_run(root: Path) -> bool:
 def find_log(root: Path, point: str, attempt: int | None, *, stderr: bool) -> Path:
     """Return the log of a run, named by its key or by a part of it that no other run has.
 
-    Raises:
-        BadInput: no such run or attempt, or several runs of which the name is a part.
+    BadInput: no such run or attempt, or several runs of which the name is a part.
     """
     plan = read_plan_data(root)
     if plan.get("dry_run"):
@@ -198,9 +189,7 @@ def require_this_host(root: Path, entries: Iterable[JournalEntry], lost_hosts: C
     """Refuse a run with processes on another machine: from here each of them seems to have been killed.
 
     lost_hosts: machines that no longer run, and their processes neither.
-
-    Raises:
-        InUse: a process of another machine has not ended as far as the journal knows.
+    InUse: a process of another machine has not ended as far as the journal knows.
     """
     known = ("", socket.gethostname(), *lost_hosts)
     in_journal = {(entry.key, attempt.token): attempt for entry in entries for attempt in entry.attempts}

@@ -8,7 +8,7 @@ from cloudai_mbridge.errors import ToolFailure
 from cloudai_mbridge.runner.context import Judge, Phase, RunnerContext, Tracked
 from cloudai_mbridge.runner.nodes import Nodes
 from cloudai_mbridge.schedulers.interface import FORGOTTEN, JobClass, JobStatus
-from cloudai_mbridge.verdict.retry import Judgement, retry_delay_s, why_not_retried
+from cloudai_mbridge.verdict import Judgement
 
 _CANCEL_AGAIN_S = 10.0
 
@@ -106,13 +106,12 @@ class Finalizer:
         note = ""
         if judgement.is_infrastructure:
             self._nodes.blame(run, judgement.failure, judgement.nodes)
-            if not (note := self._why_not_retried(run)):
+            if not (why := self._why_not_retried(run)):
                 self._retry(run, judgement)
                 return
-            self._context.observer.notice(f"{run.plan.key}: not retried: {note}")
-        self._context.journal.decided(
-            run.plan.key, judgement.verdict, judgement.reasons, note and f"not retried: {note}"
-        )
+            note = f"not retried: {why}"
+            self._context.observer.notice(f"{run.plan.key}: {note}")
+        self._context.journal.decided(run.plan.key, judgement.verdict, judgement.reasons, note)
         if not judgement.is_success and (run.status is None or run.status.state != INTERRUPTED.state):
             self.follow_failure(run, judgement.reasons)
 
@@ -120,27 +119,26 @@ class Finalizer:
         """Do what a failed run asks for: exclude a pre-test's node; after a hook or with fail_fast, stop everything."""
         if run.plan.is_pre_test:
             self._nodes.exclude(run.plan.label, f"pre_test failed: {'; '.join(reasons)}")
-        elif run.plan.is_gate and self._context.stop is None:
-            self.stop(JobStatus("CANCELLED", JobClass.CANCELLED, reason=f"the pre_test hook {run.plan.key} failed"))
-        elif self._context.config.fail_fast and self._context.stop is None:
-            self.stop(JobStatus("CANCELLED", JobClass.CANCELLED, reason=f"fail_fast: {run.plan.key} failed"))
+        elif self._context.stop is None and (run.plan.is_gate or self._context.config.fail_fast):
+            what = "the pre_test hook" if run.plan.is_gate else "fail_fast:"
+            self.stop(JobStatus("CANCELLED", JobClass.CANCELLED, reason=f"{what} {run.plan.key} failed"))
 
     def _why_not_retried(self, run: Tracked) -> str:
-        """Return why a run is not retried, "" if it is."""
         if self._context.stop is not None:
             return self._context.stop.reason
-        most = self._context.config.retries
-        limit = why_not_retried(run.num_retries, most, is_pre_test=run.plan.is_pre_test)
-        return limit or self._nodes.shortage_for(run)
+        if run.plan.is_pre_test:
+            return "a pre-test is run once"
+        if run.num_retries >= (most := self._context.config.retries):
+            return f"runner.retries = {most}"
+        return self._nodes.shortage_for(run)
 
     def _retry(self, run: Tracked, judgement: Judgement) -> None:
+        run.phase, run.not_before = Phase.WAITING, time.monotonic() + 4.0**run.num_retries
         run.num_retries += 1
-        run.phase, run.not_before = Phase.WAITING, time.monotonic() + retry_delay_s(run.num_retries)
         self._context.journal.failed(run.plan.key, run.number, judgement.failure)
-        text = f"attempt {run.number} failed: {judgement.failure}; trying again"
-        self._context.observer.notice(
-            f"{run.plan.key}: {text} ({run.num_retries} of {self._context.config.retries} retries)"
-        )
+        count = f"{run.num_retries} of {self._context.config.retries} retries"
+        text = f"attempt {run.number} failed: {judgement.failure}; trying again ({count})"
+        self._context.observer.notice(f"{run.plan.key}: {text}")
 
 
 def _counts_as(ending: JobStatus, status: JobStatus) -> bool:

@@ -7,7 +7,7 @@ import random
 import signal
 import time
 from collections.abc import Callable
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Self
 
 from cloudai_mbridge.errors import MBridgeError
@@ -37,19 +37,15 @@ class SecondSignal(Exception):
 class Interrupts:
     """While active, remember the first SIGINT or SIGTERM. A second one is an exception once cancelling has begun."""
 
-    _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-
     def __init__(self) -> None:
         self._numbers: list[int] = []
         self._may_raise = False
 
     def __enter__(self) -> Self:
-        self._before = {number: signal.signal(number, self._remember) for number in self._SIGNALS}
+        self._before = {number: signal.signal(number, self._remember) for number in (signal.SIGINT, signal.SIGTERM)}
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 

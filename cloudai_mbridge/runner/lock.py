@@ -32,11 +32,7 @@ _PAUSES_S = (0.05, 0.1, 0.2, 0.0)  # `has_driver` of another process holds the l
 
 @contextlib.contextmanager
 def driver_lock(root: Path) -> Iterator[None]:
-    """Hold a directory, as its only driver.
-
-    Raises:
-        InUse: another process holds it.
-    """
+    """Hold a directory, as its only driver; raise InUse if another process holds it."""
     with _open(root / ROOT_FILES.driver_lock, "a+") as file:
         if not any(_try_lock(file.fileno(), pause_s=pause_s) for pause_s in _PAUSES_S):
             _wait_for_child(root, file)
@@ -49,8 +45,7 @@ def driver_lock(root: Path) -> Iterator[None]:
 def _wait_for_child(root: Path, file: TextIO) -> None:
     """Take the lock of a driver that was killed while it started a command: until that runs, it has the lock, too.
 
-    Raises:
-        InUse: the driver is alive, or on another machine.
+    InUse: the driver is alive, or on another machine.
     """
     end = time.monotonic() + _CHILD_WAIT_S
     while not _try_lock(file.fileno(), pause_s=0.05):
@@ -71,11 +66,7 @@ def _has_ended(owner: str) -> bool:
 
 @contextlib.contextmanager
 def no_driver(root: Path) -> Iterator[None]:
-    """Keep a directory from being held for a moment; write nothing.
-
-    Raises:
-        InUse: a process holds it.
-    """
+    """Keep a directory from being held for a moment; write nothing. InUse: a process holds it."""
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             file = stack.enter_context(_open(root / ROOT_FILES.driver_lock, "r"))
@@ -103,11 +94,7 @@ def _owner(file: TextIO) -> str:
 
 
 def _open(path: Path, mode: str) -> TextIO:
-    """Open a lock's file itself: not what it may be a link to, and without waiting if it is a named pipe.
-
-    Raises:
-        ToolFailure: it is a link.
-    """
+    """Open a lock's file itself, without waiting if it is a named pipe; raise ToolFailure if it is a link."""
 
     def opener(name: str, flags: int) -> int:
         return os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
@@ -124,8 +111,7 @@ def _open(path: Path, mode: str) -> TextIO:
 def submit_lock(root: Path) -> Iterator[int]:
     """Wait for every submission of an earlier driver to end; yield the descriptor for the submitting command.
 
-    Raises:
-        ToolFailure: one does not end.
+    ToolFailure: one does not end.
     """
     with _open(root / ROOT_FILES.submit_lock, "a") as file:
         end = time.monotonic() + _SUBMIT_WAIT_S
@@ -146,23 +132,16 @@ def _try_lock(descriptor: int, kind: int = fcntl.LOCK_EX, pause_s: float = 0.0) 
 
 
 def request_cancel(root: Path) -> None:
-    """Ask the driver to cancel; a second request changes nothing.
-
-    Raises:
-        OSError: the file cannot be made.
-    """
-    os.close(os.open(_path(root), os.O_CREAT | os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666))
+    """Ask the driver to cancel; a second request changes nothing. OSError: the file cannot be made."""
+    flags = os.O_CREAT | os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+    os.close(os.open(root / ROOT_FILES.cancel_request, flags, 0o666))
 
 
 def is_cancel_requested(root: Path) -> bool:
     """Return whether there is a request to cancel."""
-    return os.path.lexists(_path(root))
+    return os.path.lexists(root / ROOT_FILES.cancel_request)
 
 
 def clear_cancel(root: Path) -> None:
     """Remove the request."""
-    _path(root).unlink(missing_ok=True)
-
-
-def _path(root: Path) -> Path:
-    return root / ROOT_FILES.cancel_request
+    (root / ROOT_FILES.cancel_request).unlink(missing_ok=True)

@@ -10,7 +10,7 @@ from cloudai_mbridge.plan import POINT_FILES, ROOT_FILES
 from cloudai_mbridge.runner.context import Phase, RunnerContext, Tracked
 from cloudai_mbridge.runner.finalizer import INTERRUPTED, Finalizer
 from cloudai_mbridge.runner.journal.journal import Journal, JournalEntry
-from cloudai_mbridge.runner.journal.submission_log import LoggedAttempt, SubmissionLog
+from cloudai_mbridge.runner.journal.submission_log import SubmissionLog
 from cloudai_mbridge.runner.strays import Strays
 from cloudai_mbridge.schedulers.interface import Submission
 from cloudai_mbridge.verdict import Verdict
@@ -21,8 +21,7 @@ _REMEDY = f"restore {ROOT_FILES.journal}, or start a new run"
 def require_known(root: Path, entries: Collection[JournalEntry], log: SubmissionLog) -> None:
     """Check that the journal and the log of submissions together know all jobs.
 
-    Raises:
-        Damaged: a job has started of which they know nothing; or both are incomplete.
+    Damaged: a job has started of which they know nothing; or both are incomplete.
     """
     logged = log.read()
     has_journal = any(entry.attempts for entry in entries)
@@ -61,17 +60,14 @@ def restore_runs(context: RunnerContext, strays: Strays, finalizer: Finalizer) -
             unsure.setdefault(run.token, []).append(run)
     for token, runs in unsure.items():
         context.unsure[token] = Submission(token, tuple(run.plan for run in runs))
+    # What an ended run asks for, in case the earlier process had no time for it
     for run in [run for run in context.runs if run.phase is Phase.ENDED]:
-        _follow(finalizer, run, entries[run.plan.key])
+        entry = entries[run.plan.key]
+        if entry.verdict is None:
+            finalizer.conclude([run])
+        elif entry.verdict == Verdict.FAILED and (run.status is None or run.status.state != INTERRUPTED.state):
+            finalizer.follow_failure(run, entry.reasons)
     finalizer.continue_stopping()
-
-
-def _follow(finalizer: Finalizer, run: Tracked, entry: JournalEntry) -> None:
-    """Do what an ended run asks for, in case the earlier process had no time for it."""
-    if entry.verdict is None:
-        finalizer.conclude([run])
-    elif entry.verdict == Verdict.FAILED and (run.status is None or run.status.state != INTERRUPTED.state):
-        finalizer.follow_failure(run, entry.reasons)
 
 
 def _restore(context: RunnerContext, run: Tracked, entry: JournalEntry) -> None:
@@ -106,13 +102,16 @@ def _recover_submissions(context: RunnerContext, strays: Strays) -> None:
             if attempt.is_doubtful:
                 strays.add(attempt.token, [run.plan])
         elif attempt.number > last[attempt.key] and not entries[attempt.key].damage:
-            _recover(context, attempt)
+            with context.journal.transaction():
+                context.journal.intend([(attempt.key, attempt.number)], attempt.token)
+                if job_id := claimed_by(context.root / attempt.key, attempt.token):
+                    context.journal.submitted(attempt.key, attempt.number, job_id)
             last[attempt.key] = attempt.number
             found += 1
     _add_superseded(context, strays, withdrawn)
     if found:
-        missing = f"{found} submissions are in {ROOT_FILES.submissions} and not in the journal"
-        context.observer.notice(f"{missing}; looking for them")
+        where = f"in {ROOT_FILES.submissions} and not in the journal"
+        context.observer.notice(f"{found} submissions are {where}; looking for them")
 
 
 def _add_superseded(context: RunnerContext, strays: Strays, withdrawn: Collection[tuple[str, str]]) -> None:
@@ -127,11 +126,3 @@ def _add_superseded(context: RunnerContext, strays: Strays, withdrawn: Collectio
             if not is_known and claimed_by(context.root / key, attempt.token) is None:
                 context.log.withdrawn(attempt.token, [key], is_doubtful=True)
                 strays.add(attempt.token, [context.by_key[key].plan])
-
-
-def _recover(context: RunnerContext, attempt: LoggedAttempt) -> None:
-    journal, key = context.journal, attempt.key
-    with journal.transaction():
-        journal.intend([(key, attempt.number)], attempt.token)
-        if job_id := claimed_by(context.root / key, attempt.token):
-            journal.submitted(key, attempt.number, job_id)

@@ -67,7 +67,6 @@ class Submitter:
                 return
 
     def _end_outlived(self) -> None:
-        """End the runs whose tests were to end with another one's."""
         active = []
         for run in self._schedule.outlived():
             reason = f"{' or '.join(run.plan.end_with)} has ended (end_post_comp)"
@@ -129,7 +128,6 @@ class Submitter:
             run.phase = Phase.UNSURE
 
     def _intend(self, runs: list[Tracked], parallel: int | None) -> Submission:
-        """Write down what is about to be submitted."""
         token = secrets.token_hex(8)
         for run in runs:
             if run.token:
@@ -147,7 +145,6 @@ class Submitter:
         return Submission(token, tuple(run.plan for run in runs), excluded, parallel, self._keep_open)
 
     def _submitted(self, ids: dict[str, str]) -> None:
-        """Write down the jobs."""
         with self._context.journal.transaction():
             for key, job_id in ids.items():
                 number = self._context.by_key[key].number
@@ -219,13 +216,9 @@ class Submitter:
                 continue
             self._give_up(token, missing)
         if not self._context.unsure:
-            self._unsure_since = None
-            if self._has_failed_for_long():
+            self._unsure_since, failing_since = None, self._failing_since
+            if failing_since is not None and time.monotonic() - failing_since > self._context.config.patience_s:
                 raise self._context.pause("no submission has succeeded")
-
-    def stop(self) -> None:
-        """Cancel the jobs found of attempts that were given up."""
-        self.strays.cancel(at_once=True)
 
     def _give_up(self, token: str, missing: Iterable[Tracked]) -> None:
         """Claim the attempts whose jobs were not found; submit them again, or refuse them with Slurm's message."""
@@ -245,22 +238,10 @@ class Submitter:
         if again := [run for run in left if run.num_doubtful < DOUBTFUL_TRIES]:
             self._forget(again, "the scheduler does not know it", is_doubtful=True)
 
-    def _has_failed_for_long(self) -> bool:
-        """Return whether submissions have failed, one after the other, for longer than runner.patience_s."""
-        since = self._failing_since
-        return since is not None and time.monotonic() - since > self._context.config.patience_s
-
 
 _LEFT_BEHIND = (
-    POINT_FILES.stdout,
-    POINT_FILES.stderr,
-    POINT_FILES.started,
-    POINT_FILES.exit_code,
-    POINT_FILES.stacks,
-    POINT_FILES.launcher_log,
-    POINT_FILES.slurm_job_id,
-    POINT_FILES.nemorun_home,
-    POINT_FILES.report,
+    *(POINT_FILES.stdout, POINT_FILES.stderr, POINT_FILES.started, POINT_FILES.exit_code, POINT_FILES.stacks),
+    *(POINT_FILES.launcher_log, POINT_FILES.slurm_job_id, POINT_FILES.nemorun_home, POINT_FILES.report),
 )
 
 

@@ -4,7 +4,6 @@ import contextlib
 import signal
 import sqlite3
 import time
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,9 +19,9 @@ from cloudai_mbridge.runner.nodes import Nodes
 from cloudai_mbridge.runner.progress import Progress
 from cloudai_mbridge.runner.restore import require_known, restore_runs, restore_tokens
 from cloudai_mbridge.runner.submitter import Submitter
-from cloudai_mbridge.schedulers.interface import FORGOTTEN, NEVER_STARTED, JobClass, JobStatus, Scheduler, Seen
+from cloudai_mbridge.schedulers.interface import FORGOTTEN, NEVER_STARTED, JobClass, JobStatus, Scheduler
 from cloudai_mbridge.schedulers.slurm.parsing import PARTITION_NODE_LIMIT
-from cloudai_mbridge.verdict.retry import LOST
+from cloudai_mbridge.verdict.judge import LOST
 
 # A pending job that can never start is asked for twice before it is given up: an administrator may be at work.
 HOPELESS_S = 10.0
@@ -68,12 +67,7 @@ def run_all(
 
 
 def _journal(root: Path) -> Journal:
-    """Open or create the journal.
-
-    Raises:
-        BadInput: the file is not a journal.
-        OSError: there is no space left for it.
-    """
+    """Open or create the journal. BadInput: the file is not one. OSError: there is no space left for it."""
     path = root / ROOT_FILES.journal
     try:
         return Journal(path)
@@ -88,10 +82,8 @@ def _drive(watcher: "Watcher", pace: Pace, interrupts: Interrupts) -> None:
     try:
         restore_runs(context, watcher.submitter.strays, watcher.finalizer)
         watcher.poll()
-        if context.lost():
-            _check(
-                context.root, interrupts
-            )  # to cancel jobs that run after they were given up, although all runs have ended
+        if context.lost():  # to cancel jobs that run after they were given up, although all runs have ended
+            _check(context.root, interrupts)
         while not context.is_over:
             _check(context.root, interrupts)
             _require_journal(context.root)
@@ -145,11 +137,7 @@ def _check(root: Path, interrupts: Interrupts) -> None:
 
 
 def _stop(watcher: "Watcher", interrupts: Interrupts, interrupted: Interrupted) -> None:
-    """Cancel everything and wait for it, until a second signal.
-
-    Raises:
-        Interrupted: always.
-    """
+    """Cancel everything and wait for it, until a second signal; in the end always raise Interrupted."""
     context = watcher.context
     try:
         context.journal.stopped()
@@ -189,11 +177,14 @@ class Watcher:
         active = {run.plan.key: run for run in self.context.active()}
         if not active:
             return
+        asked_at = time.monotonic()
         try:
-            seen = self._ask(active.values())
+            seen = self.context.scheduler.poll(self.context.jobs(active.values()))
         except ToolFailure as error:
             self.context.tolerate(error)
             return
+        finally:
+            self.poll_s = time.monotonic() - asked_at
         self.context.answered()
         with self.context.journal.transaction():
             for key, job in seen.items():
@@ -210,16 +201,7 @@ class Watcher:
         self.finalizer.end((run, ending) for run, ending in endings if ending is not None)
         self.finalizer.cancel_again()
 
-    def _ask(self, active: Iterable[Tracked]) -> dict[str, Seen]:
-        """Ask the scheduler, and remember how long it took to answer."""
-        started = time.monotonic()
-        try:
-            return self.context.scheduler.poll(self.context.jobs(active))
-        finally:
-            self.poll_s = time.monotonic() - started
-
     def _saw(self, run: Tracked, status: JobStatus) -> None:
-        """Record a status."""
         if status.is_final:
             self.finalizer.record(run, status)
             return
@@ -287,8 +269,7 @@ class Watcher:
     def _give_up(self, run: Tracked, status: JobStatus, after_s: float) -> None:
         """Give up a job whose state stays unknown; one that never started may be submitted again.
 
-        Raises:
-            Paused: it was cancelled for an interrupt, after which it would be submitted again, and it still runs.
+        Paused: it was cancelled for an interrupt, after which it would be submitted again, and it still runs.
         """
         if status.state == NEVER_STARTED and (holder := self.context.withdraw(run)) is not None:
             if holder != run.job_id:
@@ -299,21 +280,22 @@ class Watcher:
         if is_interrupted and status.state not in (NEVER_STARTED, FORGOTTEN, "COMPLETING"):
             raise self.context.pause(f"job {run.job_id} was cancelled but is still {status.state}")
         self.finalizer.cancel([run])
-        self.context.observer.notice(
-            f"{run.plan.key}: job {run.job_id} is given up as {status.state} and may still run"
-        )
+        text = f"job {run.job_id} is given up as {status.state} and may still run"
+        self.context.observer.notice(f"{run.plan.key}: {text}")
         reason = f"{status.reason or status.state}; given up after {after_s:g} s"
         if status.state == NEVER_STARTED:
             status = JobStatus(LOST, JobClass.INFRASTRUCTURE, run_time_s=0.0)
-        self.finalizer.record(run, replace(status, job_class=_given_up(status), reason=reason))
+        elif status.job_class is not JobClass.INFRASTRUCTURE:
+            status = replace(status, job_class=JobClass.LOST)
+        self.finalizer.record(run, replace(status, reason=reason))
         self.finalizer.conclude([run])
 
     def stop(self) -> None:
         """Cancel everything that has a job; what waits stays unsubmitted."""
         self.finalizer.stop(INTERRUPTED)
         self.finalizer.continue_stopping()
-        self.submitter.stop()
-        self._cancel_returned(self.context.lost())
+        self.submitter.strays.cancel(at_once=True)
+        self._cancel_returned()
 
     def poll_while_stopping(self) -> None:
         """Ask for the jobs that are ending, and cancel what turns out to have been submitted."""
@@ -321,16 +303,16 @@ class Watcher:
         self.finalizer.continue_stopping()
         self.poll()
         if self.context.returned:
-            self._cancel_returned(self.context.lost())
+            self._cancel_returned()
 
-    def _cancel_returned(self, lost: list[Tracked]) -> None:
+    def _cancel_returned(self) -> None:
         """Cancel jobs that were given up and that the scheduler has again. Their verdicts stay."""
-        now = time.monotonic()
+        context, now = self.context, time.monotonic()
+        lost = context.lost()
         if not lost or now < self._ask_for_lost_after:
             return
         self._ask_for_lost_after = now + _ASK_FOR_LOST_S
         self._stopping_since = self._stopping_since or now
-        context = self.context
         try:
             seen = context.scheduler.poll(context.jobs(lost))
             running = [run for run in lost if seen[run.plan.key].status.job_class is JobClass.ACTIVE]
@@ -351,7 +333,3 @@ class Watcher:
 
 def _is_held(status: JobStatus | None) -> bool:
     return status is not None and status.hopeless is JobClass.CANCELLED
-
-
-def _given_up(status: JobStatus) -> JobClass:
-    return status.job_class if status.job_class is JobClass.INFRASTRUCTURE else JobClass.LOST

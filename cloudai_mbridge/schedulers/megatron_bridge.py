@@ -117,7 +117,9 @@ class UpstreamClient:
         launches = {job.key: (job, self._launch(job)) for job in jobs}
         for _, launch in launches.values():
             launch.refresh()
-        seen = self._slurm.poll([_last(key, launch) for key, (_, launch) in launches.items() if launch.job_ids])
+        # the last job of each; it carries no token of ours: the launcher names it
+        told = {key: launch for key, (_, launch) in launches.items() if launch.job_ids}
+        seen = self._slurm.poll([Job(key, each.job_ids[-1], "", each.directory) for key, each in told.items()])
         return {
             key: Seen(job.job_id, self._status(launch, seen[key].status if launch.job_ids else None))
             for key, (job, launch) in launches.items()
@@ -152,17 +154,10 @@ class UpstreamClient:
         self._slurm.cancel([job for launch in launches for job in _jobs(launch)])
 
     def unhealthy_nodes(self, nodes: str) -> dict[str, str]:
-        """Ask Slurm."""
         return self._slurm.unhealthy_nodes(nodes)
 
     def num_usable_nodes(self, exclude: Iterable[str]) -> int | None:
-        """Ask Slurm."""
         return self._slurm.num_usable_nodes(exclude)
-
-
-def _last(key: str, launch: _LauncherJob) -> Job:
-    """Return the last job of a launch. It carries no token of ours: the launcher names it."""
-    return Job(key, launch.job_ids[-1], "", launch.directory)
 
 
 def _jobs(launch: _LauncherJob) -> list[Job]:

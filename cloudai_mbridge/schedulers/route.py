@@ -29,22 +29,19 @@ class ByLauncher:
         self._upstream.preflight()
 
     def batches(self, runs: Sequence[RunPlan]) -> list[tuple[RunPlan, ...]]:
-        return [batch for scheduler, own in self._split(runs, _is_upstream) for batch in scheduler.batches(own)]
+        parts = self._split(runs, lambda run: run.upstream is not None)
+        return [batch for scheduler, own in parts for batch in scheduler.batches(own)]
 
     def submit(self, submission: Submission, root: Path) -> dict[str, str]:
         return (self._upstream if _has_upstream(submission) else self._embedded).submit(submission, root)
 
     def find(self, submissions: Iterable[Submission], root: Path) -> dict[str, str]:
-        found: dict[str, str] = {}
-        for scheduler, own in self._split(submissions, _has_upstream):
-            found |= scheduler.find(own, root)
-        return found
+        parts = self._split(submissions, _has_upstream)
+        return {key: job_id for scheduler, own in parts for key, job_id in scheduler.find(own, root).items()}
 
     def poll(self, jobs: Sequence[Job]) -> dict[str, Seen]:
-        seen: dict[str, Seen] = {}
-        for scheduler, own in self._split(jobs, _is_launcher_job):
-            seen |= scheduler.poll(own)
-        return seen
+        parts = self._split(jobs, _is_launcher_job)
+        return {key: seen for scheduler, own in parts for key, seen in scheduler.poll(own).items()}
 
     def cancel(self, jobs: Iterable[Job]) -> None:
         for scheduler, own in self._split(jobs, _is_launcher_job):
@@ -57,12 +54,8 @@ class ByLauncher:
         return self._embedded.num_usable_nodes(exclude)
 
 
-def _is_upstream(run: RunPlan) -> bool:
-    return run.upstream is not None
-
-
 def _has_upstream(submission: Submission) -> bool:
-    return _is_upstream(submission.runs[0])
+    return submission.runs[0].upstream is not None
 
 
 def _is_launcher_job(job: Job) -> bool:

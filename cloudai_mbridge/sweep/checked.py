@@ -1,10 +1,10 @@
 """The points of a test with what the rules say of them."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from cloudai_mbridge.constraints import Lifted, NotEvaluated, Upstream, Violation, check
+from cloudai_mbridge.constraints import Lifted, NotEvaluated, Violation, check
 from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
 from cloudai_mbridge.models.system import System
 from cloudai_mbridge.recipes import Recipe, load_recipe, recipe_names
@@ -14,7 +14,6 @@ from cloudai_mbridge.sweep.grid import Values
 from cloudai_mbridge.sweep.pinned import STRUCTURAL, Pinned, preset_key
 from cloudai_mbridge.sweep.screen import Screen
 
-# Axes that change what the other arguments mean; points that differ in them are screened apart.
 _NOTHING_PINNED = Pinned()
 
 
@@ -81,8 +80,8 @@ class _Screens:
     def __init__(self, sweep: SweepSpace, system: System | None, pinned: Pinned) -> None:
         self._sweep, self._system, self._pinned = sweep, system, pinned
         self._base = sweep.base_args()
-        names = pinned.choosing
-        self._choosing = {name: sweep.grid.names.index(name) for name in names if name in sweep.grid.names}
+        names = sweep.grid.names
+        self._choosing = {name: names.index(name) for name in pinned.choosing if name in names}
         self._indices = tuple(self._choosing.values())
         self._by_choice: dict[Values, Screen] = {}
         self._made: dict[tuple[Any, ...], Screen] = {}
@@ -102,13 +101,9 @@ class _Screens:
         upstream = self._pinned.upstream(args)
         key = (args.launcher, args.model_recipe_name, preset_key(upstream.preset if upstream else None))
         if key not in self._made:
-            self._made[key] = self._make(args, chosen, upstream)
+            grid, recipe = self._sweep.grid, recipe_of(args)
+            axes = [name for name in grid.names if name in type(args).model_fields and name not in STRUCTURAL]
+            base = with_recipe(args, recipe, but=axes)
+            nodes, overridden = self._sweep.num_nodes, self._pinned.overridden
+            self._made[key] = Screen(grid, base, self._system, recipe, nodes, upstream, overridden)
         return self._made[key]
-
-    def _make(self, args: ResolvedCmdArgs, chosen: Mapping[str, Any], upstream: Upstream | None) -> Screen:
-        grid, recipe = self._sweep.grid, recipe_of(args)
-        structural = chosen.keys() & set(STRUCTURAL)
-        axes = [name for name in grid.names if name in type(args).model_fields and name not in structural]
-        base = with_recipe(args, recipe, but=axes)
-        overridden = self._pinned.overridden
-        return Screen(grid, base, self._system, recipe, self._sweep.num_nodes, upstream, overridden)

@@ -9,12 +9,17 @@ from cloudai_mbridge.constraints import Violation
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.estimate.headline import Headline
 from cloudai_mbridge.estimate.headlines import Headlines, Shape
-from cloudai_mbridge.estimate.memory import StageMemory
 from cloudai_mbridge.estimate.memory.other import GIB
 from cloudai_mbridge.estimate.memory.totals import Kept
 from cloudai_mbridge.estimate.point import estimate_point
 from cloudai_mbridge.estimate.request import EstimateRequest, gpu_of, trained_question
-from cloudai_mbridge.megatron_bridge.presets.find import UPSTREAM_DECIDES, Preset, given_values, resolve_sizes
+from cloudai_mbridge.megatron_bridge.presets.find import (
+    UPSTREAM_DECIDES,
+    Preset,
+    given_values,
+    resolve_sizes,
+    why_no_preset,
+)
 from cloudai_mbridge.models.cmd_args import ARGUMENTS, READ, Launcher, ResolvedCmdArgs
 from cloudai_mbridge.models.system import System
 from cloudai_mbridge.recipes import Recipe
@@ -56,8 +61,7 @@ class SweepEstimates:
         self._names = [name for name in sweep.grid.names if name in _ESTIMATED_BY]
         self._of_shape = [name for name in self._names if name not in _RESIZED]
         self._decided = [name for name in self._names if name in UPSTREAM_DECIDES]
-        choosing = self._pinned.choosing
-        self._choosing = [name for name in choosing if name in self._axes]
+        self._choosing = [name for name in self._pinned.choosing if name in self._axes]
         self._bases: dict[tuple[Any, ...], _Base] = {}
         self._kept = Kept[Headline]()
         self._shapes = Kept[Shape]()
@@ -70,8 +74,7 @@ class SweepEstimates:
         key = tuple([coordinates[name] for name in self._names])
         found = self._kept.get(key)
         if found is None:
-            found = self._work_out(coordinates)
-            self._kept[key] = found
+            found = self._kept[key] = self._work_out(coordinates)
         return found
 
     def _work_out(self, coordinates: Mapping[str, Any]) -> Headline:
@@ -80,7 +83,8 @@ class SweepEstimates:
         key = (preset_key(base.preset), *[coordinates[name] for name in self._of_shape])
         shape = self._shapes.get(key)
         if shape is None:
-            found = self._headlines.shape_of(self._question_at(coordinates))
+            args = base.args.model_copy(update={name: coordinates[name] for name in self._names})
+            found = self._headlines.shape_of(self._ask(args, base.recipe, base.preset))
             if isinstance(found, Headline):
                 return found
             shape = self._shapes[key] = found
@@ -95,12 +99,9 @@ class SweepEstimates:
         given = coordinates
         if base.preset is not None:
             own = given_values({name: coordinates[name] for name in self._decided})
-            given = resolve_sizes({**base.given, **own}, self._num_gpus(coordinates), base.preset)
-            given = {**given, "num_gpus": self._num_gpus(coordinates)}
+            num_gpus = int(coordinates.get("num_gpus", self._base.num_gpus))
+            given = {**resolve_sizes({**base.given, **own}, num_gpus, base.preset), "num_gpus": num_gpus}
         return [given.get(name) or known for name, known in zip(_RESIZED, _SIZES(shape.layout), strict=True)]
-
-    def _num_gpus(self, coordinates: Mapping[str, Any]) -> int:
-        return int(coordinates.get("num_gpus", self._base.num_gpus))
 
     def num_steps(self, point: CheckedPoint) -> int | None:
         """Return the steps of a run of a point."""
@@ -115,11 +116,6 @@ class SweepEstimates:
         """Return a point as a request, as it would be run."""
         _, args, recipe = point.resolve()
         return self._ask(args, recipe, self._preset(args))
-
-    def _question_at(self, coordinates: Mapping[str, Any]) -> EstimateRequest:
-        base = self._base_at(coordinates)
-        args = base.args.model_copy(update={name: coordinates[name] for name in self._names})
-        return self._ask(args, base.recipe, base.preset)
 
     def _base_at(self, coordinates: Mapping[str, Any]) -> _Base:
         """Return what points of this launcher, recipe and preset share."""
@@ -144,17 +140,22 @@ class SweepEstimates:
         gpu, why = gpu_of(args, self._system)
         if args.launcher is Launcher.EMBEDDED:
             return EstimateRequest(recipe, args, gpu, why, self._extra, self._formula)
-        unknown = "" if preset else self._pinned.why_no_preset(args)
+        unknown = "" if preset else why_no_preset(args, self._pinned.release)
         return trained_question(recipe, args, preset, unknown, gpu, why, self._extra, self._formula)
 
 
-def largest_terms(request: EstimateRequest, count: int = 6) -> str:
-    """Return the largest terms of the fullest stage; "" where the memory cannot be estimated."""
+def largest_terms(request: EstimateRequest) -> str:
+    """Return the six largest terms of the fullest stage; "" where the memory cannot be estimated."""
     try:
         stage = estimate_point(request).worst_stage
     except BadInput:
         return ""
-    return _terms(stage, count) if stage else ""
+    if stage is None:
+        return ""
+    largest = sorted(stage.terms.items(), key=lambda term: -term[1])
+    shown = [f"{name} {size / GIB:.1f}" for name, size in largest[:6] if size]
+    rest = sum(size for _, size in largest[6:])
+    return ", ".join([*shown, f"other {rest / GIB:.1f}"]) + " GiB"
 
 
 def memory_violation(headline: Headline, share: float, request: EstimateRequest) -> Violation:
@@ -173,10 +174,3 @@ def memory_violation(headline: Headline, share: float, request: EstimateRequest)
         remedy=remedy,
         operands={"peak_memory_gib": round(needed, 2), "gpu_memory_gib": given, "memory_share": share},
     )
-
-
-def _terms(stage: StageMemory, count: int) -> str:
-    largest = sorted(stage.terms.items(), key=lambda term: -term[1])
-    shown = [f"{name} {size / GIB:.1f}" for name, size in largest[:count] if size]
-    rest = sum(size for _, size in largest[count:])
-    return ", ".join([*shown, f"other {rest / GIB:.1f}"]) + " GiB"

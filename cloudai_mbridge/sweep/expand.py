@@ -76,15 +76,11 @@ class SweepSpace:
                     raise BadInput(f"test {self._run.id!r}: sweep.include: {name!r} is neither an axis nor an argument")
             point = self.point({**first, **pattern})
             coordinates = {name: getattr(point.args, name, value) for name, value in point.coordinates.items()}
-            name = label(coordinates)
-            if name not in seen and not self._is_in_grid(coordinates):
+            name, names = label(coordinates), self.grid.names
+            is_in_grid = coordinates.keys() == set(names) and self.grid.has(tuple(coordinates[axis] for axis in names))
+            if name not in seen and not is_in_grid:
                 seen.add(name)
                 yield self.point(coordinates)
-
-    def _is_in_grid(self, coordinates: Mapping[str, Any]) -> bool:
-        if set(coordinates) != set(self.grid.names):
-            return False
-        return self.grid.has(tuple(coordinates[name] for name in self.grid.names))
 
     def _resolve(self, args: Mapping[str, Any]) -> ResolvedCmdArgs:
         try:

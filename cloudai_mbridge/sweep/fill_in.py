@@ -3,9 +3,9 @@
 import itertools
 from collections.abc import Iterator
 
-from cloudai_mbridge.constraints import Lifted, Upstream
+from cloudai_mbridge.constraints import Lifted
 from cloudai_mbridge.errors import counted
-from cloudai_mbridge.megatron_bridge.presets.find import UPSTREAM_DECIDES, with_preset
+from cloudai_mbridge.megatron_bridge.presets.find import UPSTREAM_DECIDES, why_no_preset, with_preset
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
 from cloudai_mbridge.sweep.expand import SweepSpace
 from cloudai_mbridge.sweep.pinned import CHOOSING, Pinned
@@ -25,12 +25,14 @@ def fill_in_notes(sweep: SweepSpace, pinned: Pinned) -> tuple[str, ...]:
         gpus[args.gpu_type] = "gpu_type" in args.model_fields_set or args.gpu_type == pinned.gpu_type
         resolved = with_preset(args, upstream.preset)
         if upstream.preset is None and resolved.unknown - set(sweep.grid.names):
-            unknown[pinned.why_no_preset(args)] = None
+            unknown[why_no_preset(args, pinned.release)] = None
         elif upstream.preset is not None:
-            names = sources.setdefault(_release(upstream), [])
+            release = upstream.release
+            source = f"Megatron-Bridge {release.version} ({release.source})" if release else "Megatron-Bridge"
+            names = sources.setdefault(source, [])
             if upstream.preset.name not in names:
                 names.append(upstream.preset.name)
-    lines = [f"defaults of {release}: {_few(names)}" for release, names in sources.items()]
+    lines = [f"defaults of {source}: {_few(names)}" for source, names in sources.items()]
     if (sources or unknown) and (overridden := sorted(pinned.overridden & set(UPSTREAM_DECIDES))):
         lines.append(f"extra_cmd_args set {', '.join(overridden)}; rules that need that are not evaluated")
     lines += [
@@ -53,11 +55,6 @@ def _variants(sweep: SweepSpace) -> Iterator[ResolvedCmdArgs]:
     axes = {axis.name: axis.values for axis in sweep.axes if axis.name in CHOOSING}
     for values in itertools.product(*axes.values()):
         yield base.model_copy(update=dict(zip(axes, values, strict=True)))
-
-
-def _release(upstream: Upstream) -> str:
-    release = upstream.release
-    return f"Megatron-Bridge {release.version} ({release.source})" if release else "Megatron-Bridge"
 
 
 def _few(names: list[str]) -> str:

@@ -8,7 +8,7 @@ from cloudai_mbridge.constraints import RuleSet, Upstream
 from cloudai_mbridge.constraints.upstream import CHOOSING as PRESET_CHOOSING
 from cloudai_mbridge.megatron_bridge.pins import install_root, megatron_bridge_of, repo_path
 from cloudai_mbridge.megatron_bridge.presets.configured import FIELDS
-from cloudai_mbridge.megatron_bridge.presets.find import Preset, find_preset, why_no_preset
+from cloudai_mbridge.megatron_bridge.presets.find import Preset, find_preset
 from cloudai_mbridge.megatron_bridge.release import Release, find_release
 from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
 from cloudai_mbridge.models.system import System
@@ -67,21 +67,16 @@ class Pinned:
         """The arguments that choose a recipe and its preset."""
         return CHOOSING if self.release else STRUCTURAL
 
-    def why_no_preset(self, args: ResolvedCmdArgs) -> str:
-        """Say why it is not known what the launcher fills in."""
-        return why_no_preset(args, self.release)
-
 
 def pinned_by(
     definition: MegatronBridgeTestDefinition, system: System | None = None, rules: RuleSet = RuleSet.RELEASE
 ) -> Pinned:
     """Return what a test pins. An installed clone says its release itself, else the pinned commit does."""
-    repo, overridden = megatron_bridge_of(definition), overridden_by(definition.extra_cmd_args)
-    gpu_type = system.gpu_type if system else None
-    if repo is None:
-        return Pinned(None, rules, overridden, gpu_type)
-    clone = repo_path(install_root(system), repo.url, repo.commit) if system and system.install_path else None
-    return Pinned(find_release(repo.commit, clone), rules, overridden, gpu_type)
+    release = None
+    if (repo := megatron_bridge_of(definition)) is not None:
+        clone = repo_path(install_root(system), repo.url, repo.commit) if system and system.install_path else None
+        release = find_release(repo.commit, clone)
+    return Pinned(release, rules, overridden_by(definition.extra_cmd_args), system.gpu_type if system else None)
 
 
 def overridden_by(extra: Mapping[str, str]) -> frozenset[str]:

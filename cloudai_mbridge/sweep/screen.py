@@ -4,6 +4,7 @@ Rules read their inputs through attributes, so what a rule looks at is seen whil
 and num_gpus is run once per (tp, pp, num_gpus) of the grid, however many points share them.
 """
 
+import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
@@ -57,7 +58,7 @@ class Screen:
         upstream: Upstream | None = None,
         overridden: frozenset[str] = frozenset(),
     ) -> None:
-        self._names, self._upstream = grid.names, upstream
+        self.names, self._upstream = grid.names, upstream
         self._system, self._recipe, self._num_nodes = system, recipe, num_nodes
         self._overridden = overridden & JUDGED_WITHOUT
         self._takes_its_own_nodes = base.launcher is Launcher.MEGATRON_BRIDGE
@@ -90,7 +91,7 @@ class Screen:
         sample = [grid.sample(draw) for _ in range(min(_PROBES, grid.size))]
         looks = {rule: {name for values in sample for name in self.run_all([rule], values)[1]} for rule in RULES}
         tables: list[_Table] = []
-        for rule in sorted(RULES, key=lambda rule: -self._table_size(looks[rule])):
+        for rule in sorted(RULES, key=lambda rule: -self.table_size(looks[rule])):
             home = next((t for t in tables if self._pays(t, looks[rule], grid.size)), None)
             if home is None:
                 tables.append(home := _Table(self))
@@ -106,46 +107,31 @@ class Screen:
 
         There it is run for more combinations, and so may the others be; a table costs every point a look.
         """
-        merged = self._table_size(table.looks | names)
-        more_runs = merged - self._table_size(names) + (merged - self._table_size(table.looks)) * len(table.rules)
+        merged = self.table_size(table.looks | names)
+        more_runs = merged - self.table_size(names) + (merged - self.table_size(table.looks)) * len(table.rules)
         return merged <= _LARGEST_TABLE and more_runs * _LOOKS_PER_RUN <= num_points
 
-    def _table_size(self, names: set[str]) -> int:
-        size = 1
-        for name in names:
-            size *= self._lengths[name]
-        return size
+    def table_size(self, names: set[str]) -> int:
+        return math.prod(self._lengths[name] for name in names)
 
-    def is_small(self, names: set[str]) -> bool:
-        return self._table_size(names) <= _LARGEST_TABLE
-
-    def index(self, name: str) -> int:
-        return self._names.index(name)
-
-    def _asker(self, rules: Sequence[Rule], values: Values) -> tuple[Callable[[Rule], Answer], set[str]]:
-        """Return what asks a rule about a point, and the axes that the rules asked so far have looked at."""
-        chosen = dict(zip(self._names, values, strict=True))
+    def run_all(self, rules: Sequence[Rule], values: Values) -> tuple[Answers, set[str]]:
+        """Run rules on a point; return what they object to and the axes that any of them looked at."""
+        chosen = dict(zip(self.names, values, strict=True))
         looked: set[str] = set()
         args: Any = self._args_type(chosen, looked)
         if NUM_NODES in chosen:  # not an argument: who reads it is not seen, so everybody does
             looked.add(NUM_NODES)
+        # the scenario's number does not reach the upstream launcher, which takes its own
+        nodes = None if self._takes_its_own_nodes else chosen.get(NUM_NODES, self._num_nodes)
         core = core_release(self._system)
-        point = Point(args, self._system, self._recipe, self._nodes(chosen), overridden=self._overridden, core=core)
-        if (upstream := self._upstream) is None:
-            return lambda rule: rule(point), looked
-        if len(rules) == 1 and rules[0] in ON_WRITTEN_ALONE:  # often run for every point
-            return lambda rule: rule(point), looked
-        trained = upstream.trained(point, self._trained_type(chosen, looked))
-        return lambda rule: ask(rule, point, trained, upstream), looked
-
-    def _nodes(self, chosen: Mapping[str, Any]) -> int | None:
-        """Return the scenario's number of nodes; it does not reach the upstream launcher, which takes its own."""
-        return None if self._takes_its_own_nodes else chosen.get(NUM_NODES, self._num_nodes)
-
-    def run_all(self, rules: Sequence[Rule], values: Values) -> tuple[Answers, set[str]]:
-        """Run rules on a point; return what they object to and the axes that any of them looked at."""
-        ask_rule, looked = self._asker(rules, values)
-        return tuple([answer for rule in rules if (answer := ask_rule(rule)) is not None]), looked
+        point = Point(args, self._system, self._recipe, nodes, overridden=self._overridden, core=core)
+        upstream = self._upstream
+        if upstream is None or (len(rules) == 1 and rules[0] in ON_WRITTEN_ALONE):  # often run for every point
+            answers = [rule(point) for rule in rules]
+        else:
+            trained = upstream.trained(point, self._trained_type(chosen, looked))
+            answers = [ask(rule, point, trained, upstream) for rule in rules]
+        return tuple([answer for answer in answers if answer is not None]), looked
 
 
 class _Table:
@@ -161,7 +147,7 @@ class _Table:
     def set_looks(self, names: set[str]) -> None:
         self.looks = set(names)
         self._answers.clear()
-        indices = sorted(self._screen.index(name) for name in names)
+        indices = sorted(map(self._screen.names.index, names))
         self._key = itemgetter(*indices) if indices else lambda values: None
 
     def answers(self, values: Values) -> Answers:
@@ -174,7 +160,7 @@ class _Table:
         found, looked = self._screen.run_all(self.rules, values)
         if not looked <= self.looks:  # a branch that no probe took
             self.set_looks(self.looks | looked)
-        if self._screen.is_small(self.looks):
+        if self._screen.table_size(self.looks) <= _LARGEST_TABLE:
             self._answers[self._key(values)] = found
         return found
 

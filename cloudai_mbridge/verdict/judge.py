@@ -1,4 +1,4 @@
-"""Judge a run, and say why it failed.
+"""Judge a run, say why it failed, and whether it is tried again: what the infrastructure failed, unless cancelled.
 
 Success takes three things: the job ended well, every requested step is in the log, and every loss is finite.
 """
@@ -17,10 +17,10 @@ from cloudai_mbridge.logs.tail import last_lines, printable
 from cloudai_mbridge.metrics import Metrics, implausible, missing_steps
 from cloudai_mbridge.schedulers.interface import JobClass, JobStatus
 from cloudai_mbridge.training.credentials.scrub import redacted
-from cloudai_mbridge.verdict.triage import Failure, failure_of, load_catalogue, triage
+from cloudai_mbridge.verdict.triage import Failure, FailureKind, failure_of, load_catalogue, triage
 
-HUNG = "HUNG"
-_NAN = "nan_loss"
+LOST = "LOST"  # a job that was given up, and never started
+_CANCELLED_BY_SLURM = "prolog_failed"  # a job that may not be requeued is cancelled, and its node drained
 _TAIL = 5
 _STACK_FILES = 4
 _STACK_LINES = 12
@@ -127,7 +127,7 @@ def with_failure(
     failure = triage(status, paths) or _bad_loss(log)
     if failure is None:
         return outcome
-    if status is not None and status.state == HUNG:
+    if status is not None and status.state == "HUNG":
         failure = replace(failure, evidence=(*_stacks(stacks), *failure.evidence))
     reasons = (f"{failure.title} ({failure.id}); {failure.remedy}", *outcome.reasons)
     tail = [line for path in reversed(paths) for line in last_lines(path, _TAIL)] if failure.evidence else []
@@ -137,11 +137,10 @@ def with_failure(
 def _bad_loss(log: LogSummary) -> Failure | None:
     """Name a loss that is not finite, which the log's records may tell without a line that says so."""
     bad = [step for step in log.steps if step.loss is not None and not math.isfinite(step.loss)]
-    entry = next((entry for entry in load_catalogue() if entry.id == _NAN), None)
-    if not bad or entry is None:
+    if not bad:
         return None
-    evidence = tuple(f"step {step.step}: loss {step.loss}" for step in bad[:3])
-    return failure_of(entry, evidence)
+    entry = next(entry for entry in load_catalogue() if entry.id == "nan_loss")
+    return failure_of(entry, [f"step {step.step}: loss {step.loss}" for step in bad[:3]])
 
 
 def _stacks(directory: Path) -> Iterator[str]:
@@ -154,3 +153,37 @@ def _stacks(directory: Path) -> Iterator[str]:
         last = text[max(text.rfind("Timeout ("), 0) :]
         for line in last.splitlines()[:_STACK_LINES]:
             yield f"{directory.name}/{path.name}: {redacted(printable(line))}"
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What the runner has to know of an ended attempt. verdict: as in the report.
+
+    failure: the id of what made it fail, "" if nothing did. nodes: the ones that the evidence names.
+    """
+
+    verdict: str
+    reasons: tuple[str, ...]
+    is_success: bool
+    failure: str = ""
+    is_infrastructure: bool = False
+    nodes: tuple[str, ...] = ()
+
+
+def judgement_of(outcome: RunOutcome, status: JobStatus | None) -> Judgement:
+    """Return what follows from an outcome. status: the job's last."""
+    failure = outcome.failure
+    is_lost = status is not None and status.state == LOST
+    is_infrastructure = is_lost
+    if status is not None and failure is not None and failure.kind is FailureKind.INFRASTRUCTURE:
+        has_failed_itself = status.job_class in (JobClass.FAILED, JobClass.INFRASTRUCTURE)
+        is_infrastructure |= has_failed_itself or failure.id == _CANCELLED_BY_SLURM
+    unnamed = "lost" if is_lost else "unknown"
+    return Judgement(
+        verdict=str(outcome.verdict),
+        reasons=tuple(map(redacted, outcome.reasons)),
+        is_success=outcome.verdict is Verdict.SUCCESS,
+        failure=(failure.id if failure else unnamed) if outcome.reasons else "",
+        is_infrastructure=is_infrastructure,
+        nodes=failure.nodes if failure else (),
+    )

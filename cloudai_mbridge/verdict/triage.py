@@ -13,9 +13,10 @@ from functools import cache
 from importlib import resources
 from io import BufferedReader
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from cloudai_mbridge.files.regular import is_empty, open_regular, pass_hole
+from cloudai_mbridge.logs.tail import printable
 from cloudai_mbridge.schedulers.interface import JobClass, JobStatus
 from cloudai_mbridge.schedulers.slurm.parsing import base_state
 from cloudai_mbridge.training.credentials.scrub import redacted
@@ -94,6 +95,7 @@ class State(KnownFailure):
     wins: bool = False
 
 
+_Known = TypeVar("_Known", Entry, State)
 _OTHER_INFRASTRUCTURE = State(
     state="",
     id="job_infrastructure",
@@ -119,12 +121,6 @@ class _Found:
     evidence: list[str] = field(default_factory=list)
     nodes: dict[str, None] = field(default_factory=dict)
 
-    def add(self, line: str, node: str | None) -> None:
-        if len(self.evidence) < _MAX_EVIDENCE:
-            self.evidence.append(line)
-        if node and len(self.nodes) < _MAX_NODES:
-            self.nodes[node] = None
-
 
 def triage(status: JobStatus | None, paths: Sequence[Path]) -> Failure | None:
     """Say why a run failed, or None if nothing that is known tells it; for a run that did not succeed.
@@ -133,13 +129,15 @@ def triage(status: JobStatus | None, paths: Sequence[Path]) -> Failure | None:
     """
     found = _search_logs(paths)
     state = _state_of(status)
+    for entry in load_catalogue():
+        if state is not None and (state.wins or entry.id == state.topic):
+            break  # it beats this entry and all below
+        if (what := found.get(entry.id)) is not None:
+            return failure_of(entry, what.evidence, what.nodes)
     if state is None:
-        return _best(found)
+        return None
     about = found.get(state.topic, _Found())
-    above = [entry.id for entry in _entries_above(state)]
-    return _best({id_: what for id_, what in found.items() if id_ in above}) or failure_of(
-        state, about.evidence, about.nodes
-    )
+    return failure_of(state, about.evidence, about.nodes)
 
 
 def load_catalogue() -> tuple[Entry, ...]:
@@ -160,13 +158,12 @@ def _catalogue() -> tuple[tuple[Entry, ...], tuple[State, ...]]:
 def parse_catalogue(text: str) -> tuple[tuple[Entry, ...], tuple[State, ...]]:
     """Return the entries and the states of a catalogue's text.
 
-    Raises:
-        ValueError: a key is missing or unknown, an id stands twice, a kind is unknown, or a pattern does not compile.
+    ValueError: a key is missing or unknown, an id stands twice, a kind is unknown, or a pattern does not compile.
     """
     data = tomllib.loads(text)
-    entries = tuple(_entry(table) for table in data.get("failure", ()))
-    states = tuple(_state(table) for table in data.get("state", ()))
-    ids = [entry.id for entry in entries] + [state.id for state in states]
+    entries = tuple(_parsed(Entry, table) for table in data.get("failure", ()))
+    states = tuple(_parsed(State, table) for table in data.get("state", ()))
+    ids = [known.id for known in (*entries, *states)]
     if twice := {id_ for id_ in ids if ids.count(id_) > 1}:
         raise ValueError(f"failures.toml: ids that appear twice: {sorted(twice)}")
     if lost := {state.topic for state in states if state.topic} - {entry.id for entry in entries}:
@@ -174,20 +171,16 @@ def parse_catalogue(text: str) -> tuple[tuple[Entry, ...], tuple[State, ...]]:
     return entries, states
 
 
-def _entry(table: Mapping[str, Any]) -> Entry:
-    lists = {key: tuple(table.get(key, ())) for key in ("examples", "counterexamples")}
+def _parsed(kind: type[_Known], table: Mapping[str, Any]) -> _Known:
+    more: dict[str, Any] = {}
     try:
-        patterns = tuple(re.compile(pattern) for pattern in table["patterns"])
-        return Entry(**{**table, **lists, "kind": FailureKind(table["kind"]), "patterns": patterns})
+        if kind is Entry:
+            more = {key: tuple(table.get(key, ())) for key in ("examples", "counterexamples")}
+            more["patterns"] = tuple(map(re.compile, table["patterns"]))
+        return kind(**{**table, **more, "kind": FailureKind(table["kind"])})
     except (KeyError, TypeError, ValueError, re.error) as error:
-        raise ValueError(f"failures.toml: {table.get('id', 'a failure without id')}: {error}") from error
-
-
-def _state(table: Mapping[str, Any]) -> State:
-    try:
-        return State(**{**table, "kind": FailureKind(table["kind"])})
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"failures.toml: {table.get('id', 'a state without id')}: {error}") from error
+        unnamed = f"a {'failure' if kind is Entry else 'state'} without id"
+        raise ValueError(f"failures.toml: {table.get('id', unnamed)}: {error}") from error
 
 
 def _state_of(status: JobStatus | None) -> State | None:
@@ -200,19 +193,6 @@ def _state_of(status: JobStatus | None) -> State | None:
     return known.get(base_state(status.state), other)
 
 
-def _entries_above(state: State) -> Sequence[Entry]:
-    """Return the entries that a state does not beat."""
-    entries = load_catalogue()
-    if state.wins:
-        return ()
-    return entries[: next((i for i, entry in enumerate(entries) if entry.id == state.topic), len(entries))]
-
-
-def _best(found: Mapping[str, _Found]) -> Failure | None:
-    matched = ((entry, found[entry.id]) for entry in load_catalogue() if entry.id in found)
-    return next((failure_of(entry, what.evidence, what.nodes) for entry, what in matched), None)
-
-
 def failure_of(known: KnownFailure, evidence: Iterable[str], nodes: Iterable[str] = ()) -> Failure:
     """Return a known failure with what shows it."""
     return Failure(known.id, known.kind, known.title, known.remedy, tuple(evidence), tuple(nodes))
@@ -223,18 +203,15 @@ def _search_logs(paths: Sequence[Path]) -> dict[str, _Found]:
     found: dict[str, _Found] = {}
     for path in paths:
         for number, text in _suspects(path):
-            if hit := _first_entry(text):
-                entry, match = hit
-                line = _evidence(path, number, text, match)
-                found.setdefault(entry.id, _Found()).add(line, match.groupdict().get("node"))
+            for entry in load_catalogue():
+                if match := entry.search(text):
+                    what = found.setdefault(entry.id, _Found())
+                    if len(what.evidence) < _MAX_EVIDENCE:
+                        what.evidence.append(_evidence(path, number, text, match))
+                    if (node := match.groupdict().get("node")) and len(what.nodes) < _MAX_NODES:
+                        what.nodes[node] = None
+                    break
     return found
-
-
-def _first_entry(text: str) -> tuple[Entry, re.Match[str]] | None:
-    for entry in load_catalogue():
-        if match := entry.search(text):
-            return entry, match
-    return None
 
 
 def _suspects(path: Path) -> Iterator[tuple[int, str]]:
@@ -279,5 +256,4 @@ def _evidence(path: Path, number: int, text: str, match: re.Match[str]) -> str:
     """Return "FILE:LINE: TEXT"; of a long line the part around the match. Credentials go before anything is cut."""
     before = len(redacted(text[: match.start()]))
     start = 0 if match.end() < _LONGEST_EVIDENCE // 2 else max(0, before - 100)
-    line = f"{path.name}:{number}: {redacted(text)[start : start + _LONGEST_EVIDENCE]}"
-    return "".join(c if c.isprintable() or c == "\t" else f"\\x{ord(c):02x}" for c in line)[:_LONGEST_EVIDENCE]
+    return printable(f"{path.name}:{number}: {redacted(text)[start : start + _LONGEST_EVIDENCE]}")[:_LONGEST_EVIDENCE]

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from cloudai_mbridge.launch.arrays import array_script, render_array_script, write_arrays
+from cloudai_mbridge.launch.script import array_script, render_array_script
+from cloudai_mbridge.launch.write import write_arrays
 from cloudai_mbridge.models.system import LocalSystem, SlurmSystem
 from cloudai_mbridge.plan import RunPlan
 from cloudai_mbridge.plan.build import MOST_TASKS, assign_arrays

@@ -56,15 +56,13 @@ _LONGEST_VALUE = 4 << 20  # of a column or a row
 def open_journal(path: Path, timeout_s: float) -> sqlite3.Connection:
     """Open a journal for the process that writes it; create its tables in a new file.
 
-    Raises:
-        OtherVersion, Damaged: it is not a journal that this mbridge writes; nothing was changed.
-        ToolFailure: the file cannot be created or written.
+    OtherVersion, Damaged: it is not a journal that this mbridge writes; nothing was changed.
+    ToolFailure: the file cannot be created or written.
     """
     with reading(path):
         db = sqlite3.connect(path, isolation_level=None, timeout=timeout_s)
     try:
         with reading(path):
-            _prepare(db)
             _check(db, path)
             db.execute("PRAGMA journal_mode = WAL")
             db.execute("PRAGMA synchronous = FULL")
@@ -80,15 +78,12 @@ def open_journal(path: Path, timeout_s: float) -> sqlite3.Connection:
 def open_read_only(path: Path) -> Iterator[sqlite3.Connection]:
     """Open a journal to read it. Nothing is written beside it, also where nothing may be written.
 
-    Raises:
-        OtherVersion, Damaged: it is not a journal that this mbridge reads.
-        ToolFailure: the file cannot be read.
+    OtherVersion, Damaged: it is not a journal that this mbridge reads. ToolFailure: the file cannot be read.
     """
     with contextlib.ExitStack() as stack:
         with reading(path):
             uri = _undisturbed(path, stack)
             db = stack.enter_context(contextlib.closing(sqlite3.connect(uri, uri=True, isolation_level=None)))
-            _prepare(db)
             _check(db, path)
         yield db
 
@@ -101,7 +96,7 @@ def _undisturbed(path: Path, stack: contextlib.ExitStack) -> str:
     log = _log_of(path)
     if not path.is_file():
         raise Damaged(f"{path}: is not a file; {_RESTORE}")
-    if not _size(log):
+    if not log.is_file() or not log.stat().st_size:
         return f"{path.absolute().as_uri()}?mode=ro&immutable=1"
     copy = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mbridge-"))) / path.name
     for _ in range(_COPIES):
@@ -126,18 +121,13 @@ def _stamp(path: Path) -> tuple[int, int, int] | None:
     return status.st_ino, status.st_size, status.st_mtime_ns
 
 
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.is_file() else 0
+def _check(db: sqlite3.Connection, path: Path) -> None:
+    """Raise unless this is a journal of this version, or a file without any table.
 
-
-def _prepare(db: sqlite3.Connection) -> None:
-    """Have text that is not UTF-8 read as it is, not as an error of the whole file, and refuse values of any size."""
+    From then on text that is not UTF-8 is read as it is, not as an error of the whole file; huge values are refused.
+    """
     db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST_VALUE)
     db.text_factory = lambda raw: raw.decode("utf-8", errors="replace")
-
-
-def _check(db: sqlite3.Connection, path: Path) -> None:
-    """Raise unless this is a journal of this version, or a file without any table."""
     version = _version(db)
     application = db.execute("PRAGMA application_id").fetchone()[0]
     tables = {name for (name,) in db.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")}
@@ -160,9 +150,7 @@ def _version(db: sqlite3.Connection) -> int:
 def reading(path: Path) -> Iterator[None]:
     """Turn what SQLite says of a file into an error with its name.
 
-    Raises:
-        ToolFailure: the file cannot be opened, read or written now.
-        Damaged: what it holds is not a journal.
+    ToolFailure: the file cannot be opened, read or written now. Damaged: what it holds is not a journal.
     """
     try:
         yield

@@ -8,7 +8,6 @@ scheduler knows. Every method that changes something has it on disk when it retu
 import contextlib
 import json
 import sqlite3
-from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -17,7 +16,7 @@ from typing import Any, Self
 
 from cloudai_mbridge.errors import ToolFailure
 from cloudai_mbridge.runner.journal.file import open_journal, open_read_only, reading
-from cloudai_mbridge.runner.journal.rows import Attempt, JournalEntry, RowReader
+from cloudai_mbridge.runner.journal.rows import Attempt, JournalEntry, read_entry
 from cloudai_mbridge.schedulers.interface import JobStatus
 
 __all__ = ["Attempt", "Event", "Journal", "JournalEntry"]
@@ -55,11 +54,7 @@ class Journal:
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
-        """Write everything inside at once, or nothing of it.
-
-        Raises:
-            ToolFailure: the file cannot be written.
-        """
+        """Write everything inside at once, or nothing of it; raise ToolFailure if the file cannot be written."""
         if self._depth:
             yield
             return
@@ -192,22 +187,15 @@ class Journal:
 
     def entries(self, key: str | None = None) -> dict[str, JournalEntry]:
         """Return all runs by key, or only the one of a key."""
-        attempts: dict[str, list[Attempt]] = {}
-        readers: dict[str, RowReader] = defaultdict(RowReader)
+        attempts: dict[str, list[list[Any]]] = {}
         for run_key, *row in self._all(
             "SELECT key, number, token, job_id, status, ending, submitted_at, started_at, ended_at, failure"
             " FROM attempts WHERE ?1 IS NULL OR key = ?1 ORDER BY key, number",
             key,
         ):
-            attempts.setdefault(run_key, []).append(readers[run_key].attempt(row))
-        found = {}
-        for run_key, verdict, reasons, note in self._all(
-            "SELECT key, verdict, reasons, note FROM runs WHERE ?1 IS NULL OR key = ?1 ORDER BY rowid", key
-        ):
-            reader, tried = readers[run_key], tuple(attempts.get(run_key, ()))
-            decided, why = reader.verdict(verdict), reader.reasons(reasons)
-            found[run_key] = JournalEntry(run_key, decided, why, tried, str(note), tuple(reader.damage))
-        return found
+            attempts.setdefault(run_key, []).append(row)
+        query = "SELECT key, verdict, reasons, note FROM runs WHERE ?1 IS NULL OR key = ?1 ORDER BY rowid"
+        return {row[0]: read_entry(*row, attempts.get(row[0], ())) for row in self._all(query, key)}
 
     def excluded(self) -> dict[str, str]:
         """Return the excluded nodes with the reasons."""

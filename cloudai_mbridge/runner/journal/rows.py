@@ -62,7 +62,16 @@ class JournalEntry:
         return self.attempts[-1] if self.attempts else None
 
 
-class RowReader:
+def read_entry(key: str, verdict: Any, reasons: Any, note: Any, attempts: Iterable[Iterable[Any]]) -> JournalEntry:
+    """Return a run from its row and from those of its attempts."""
+    reader = _RowReader()
+    tried = tuple(map(reader.attempt, attempts))
+    decided = reader.read("verdict", verdict, _to_verdict)
+    why = reader.read("reasons", reasons, lambda text: _REASONS.validate_json(text, strict=True))
+    return JournalEntry(key, decided, tuple(why or ()), tried, str(note), tuple(reader.damage))
+
+
+class _RowReader:
     """Reads the rows of one run, and remembers what could not be read."""
 
     def __init__(self) -> None:
@@ -76,30 +85,22 @@ class RowReader:
             self.damage.append(f"{where}: the row is not of an attempt")
             known = number if isinstance(number, int) else 0
             return Attempt(known, "", None, _UNKNOWN_END, None, None, None, ended_at="", failure="")
-        read_status = self._read(f"{where}: status", status, _to_status)
+        read_status = self.read(f"{where}: status", status, _to_status)
         if read_status is None and ended_at is not None:
             read_status = _UNKNOWN_END
         return Attempt(
             number=number,
             token=token,
-            job_id=self._read(f"{where}: job_id", job_id, _to_job_id),
+            job_id=self.read(f"{where}: job_id", job_id, _to_job_id),
             status=read_status,
-            ending=self._read(f"{where}: ending", ending, _to_status),
-            submitted_at=self._read(f"{where}: submitted_at", submitted_at, str),
-            started_at=self._read(f"{where}: started_at", started_at, str),
-            ended_at=self._read(f"{where}: ended_at", ended_at, str),
+            ending=self.read(f"{where}: ending", ending, _to_status),
+            submitted_at=self.read(f"{where}: submitted_at", submitted_at, str),
+            started_at=self.read(f"{where}: started_at", started_at, str),
+            ended_at=self.read(f"{where}: ended_at", ended_at, str),
             failure=failure,
         )
 
-    def verdict(self, text: Any) -> str | None:
-        """Return a verdict; None of one that is not known."""
-        return self._read("verdict", text, _to_verdict)
-
-    def reasons(self, text: Any) -> tuple[str, ...]:
-        """Return the reasons for a verdict."""
-        return tuple(self._read("reasons", text, lambda text: _REASONS.validate_json(text, strict=True)) or ())
-
-    def _read(self, where: str, text: Any, convert: Callable[[str], _T]) -> _T | None:
+    def read(self, where: str, text: Any, convert: Callable[[str], _T]) -> _T | None:
         if text is None:
             return None
         try:

@@ -55,11 +55,7 @@ class SubmissionLog:
         self._is_whole = False
 
     def submitting(self, token: str, attempts: Iterable[tuple[str, int]]) -> None:
-        """Write down what is about to be submitted.
-
-        Raises:
-            OSError: it cannot be written; nothing may be submitted then.
-        """
+        """Write down what is about to be submitted. OSError: it cannot be written; nothing may be submitted then."""
         self._append({"token": token, "host": socket.gethostname(), "attempts": list(attempts)})
 
     def withdrawn(self, token: str, keys: Iterable[str], *, is_doubtful: bool) -> None:
@@ -69,8 +65,7 @@ class SubmissionLog:
     def read(self) -> list[LoggedAttempt]:
         """Return the attempts in the order in which they were submitted; a damaged line is passed over.
 
-        Raises:
-            OSError: it cannot be read, or it is not a file.
+        OSError: it cannot be read, or it is not a file.
         """
         attempts: dict[tuple[str, str], LoggedAttempt] = {}
         for line in filter(None, self._lines()):

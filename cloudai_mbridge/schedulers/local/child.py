@@ -37,11 +37,7 @@ class Child:
 
     @classmethod
     def start(cls, mark: str, script: str, directory: Path, env: Mapping[str, str]) -> Self:
-        """Start the script in its directory; its output goes to files there.
-
-        Raises:
-            SubmitRefused: bash cannot be started.
-        """
+        """Start the script in its directory; its output goes to files there. SubmitRefused: bash cannot be started."""
         try:
             with (directory / POINT_FILES.stdout).open("ab") as out, (directory / POINT_FILES.stderr).open("ab") as err:
                 process = subprocess.Popen(
@@ -85,10 +81,9 @@ class Child:
 
     def age_s(self) -> float | None:
         """Return for how long it has been running; None if it is not."""
-        if not _is_marked(self.pid, self._mark):
-            return None
         with contextlib.suppress(psutil.Error):
-            return max(0.0, time.time() - float(psutil.Process(self.pid).create_time()))
+            if _is_marked(self.pid, self._mark):
+                return max(0.0, time.time() - float(psutil.Process(self.pid).create_time()))
         return None
 
     def end(self) -> None:
@@ -127,19 +122,12 @@ class Child:
 def find_marked(mark: str) -> int | None:
     """Return the process id of the script that carries a mark: of all its processes, the leader of its session."""
     for process in psutil.process_iter():
-        if _environment(process).get(MARK_VARIABLE) == mark and _leads_its_session(process.pid):
-            with contextlib.suppress(psutil.Error):
-                parent = process.parent()
-                if parent is None or _environment(parent).get(MARK_VARIABLE) != mark:
+        if _environment(process).get(MARK_VARIABLE) == mark:
+            with contextlib.suppress(psutil.Error, OSError):
+                leads_its_session, parent = os.getsid(process.pid) == process.pid, process.parent()
+                if leads_its_session and (parent is None or _environment(parent).get(MARK_VARIABLE) != mark):
                     return int(process.pid)
     return None
-
-
-def _leads_its_session(pid: int) -> bool:
-    try:
-        return os.getsid(pid) == pid
-    except OSError:
-        return False
 
 
 def _is_marked(pid: int, mark: str) -> bool:

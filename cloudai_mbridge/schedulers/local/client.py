@@ -25,6 +25,10 @@ class _Process:
     time_limit_s: float | None
     ended_because: str = ""
 
+    def end(self, because: str) -> None:
+        self.ended_because = because
+        self.child.end()
+
 
 class LocalClient:
     """Scripts on this machine. A job's id is its process id and the submission's token."""
@@ -88,7 +92,7 @@ class LocalClient:
         run_time_s = time.monotonic() - job.started
         if code is None:
             if job.time_limit_s is not None and run_time_s > job.time_limit_s:
-                self._end(job, "TIMEOUT")
+                job.end("TIMEOUT")
                 return self._status(job)
             return JobStatus("RUNNING", JobClass.ACTIVE, run_time_s=run_time_s)
         job.child.kill_leftovers()  # ranks that outlived their torchrun would slow down the next point
@@ -99,7 +103,7 @@ class LocalClient:
         for job in jobs:
             process = self._process(job)
             if process.child.poll() is None:
-                self._end(process, "CANCELLED")
+                process.end("CANCELLED")
 
     def unhealthy_nodes(self, nodes: str) -> dict[str, str]:
         """This machine is well enough to ask."""
@@ -109,21 +113,13 @@ class LocalClient:
         """There is one node."""
         return 0 if list(exclude) else 1
 
-    def _end(self, job: _Process, because: str) -> None:
-        job.ended_because = because
-        job.child.end()
-
 
 def _ended(code: int, because: str, run_time_s: float) -> JobStatus:
-    signal_number = -code if code < 0 else None
-    if because:
-        job_class = JobClass.CANCELLED if because == "CANCELLED" else JobClass.FAILED
-        return JobStatus(because, job_class, signal=signal_number, run_time_s=run_time_s)
-    if code == 0:
-        return JobStatus("COMPLETED", JobClass.SUCCEEDED, exit_code=0, run_time_s=run_time_s)
-    return JobStatus(
-        "FAILED", JobClass.FAILED, exit_code=code if code > 0 else None, signal=signal_number, run_time_s=run_time_s
-    )
+    state = because or ("FAILED" if code else "COMPLETED")
+    classes = {"COMPLETED": JobClass.SUCCEEDED, "CANCELLED": JobClass.CANCELLED}
+    exit_code = None if because or code < 0 else code
+    signal = -code if code < 0 else None
+    return JobStatus(state, classes.get(state, JobClass.FAILED), exit_code, signal, run_time_s=run_time_s)
 
 
 def _written_run_time_s(directory: Path) -> float:

@@ -202,13 +202,13 @@ class SlurmClient:
         if _has_vanished(job, listing):
             return JobStatus("CANCELLED", JobClass.CANCELLED, reason="it had not started", run_time_s=0.0)
         started = _started(job.directory)
-        if not _is_of(started, job):
-            if _has_claim(job):
-                status = status_from_marker(None)
-                return replace(status, reason=status.reason + trouble)
-            reason = f"Slurm does not know the job, and it has never started{trouble}"
-            return JobStatus(NEVER_STARTED, JobClass.UNKNOWN, reason=reason)
-        status = status_from_marker(_read(job.directory / POINT_FILES.exit_code), started.get("nodes", ""))
+        if _is_of(started, job):
+            status = status_from_marker(_read(job.directory / POINT_FILES.exit_code), started.get("nodes", ""))
+        elif not job.token or claimed_by(job.directory, job.token) == job.job_id:
+            status = status_from_marker(None)  # it has begun, or may have, though it wrote nothing down
+        else:
+            reason = "Slurm does not know the job, and it has never started"
+            status = JobStatus(NEVER_STARTED, JobClass.UNKNOWN, reason=reason)
         return replace(status, reason=status.reason + trouble)
 
     def cancel(self, jobs: Iterable[Job]) -> None:
@@ -258,13 +258,9 @@ def _ended(jobs: Iterable[Job], rows: Iterable[Listed]) -> dict[str, JobStatus]:
     """Return the final status of each job that has a row under its own name."""
     of_id: dict[str, list[Listed]] = {}
     for row in rows:
-        of_id.setdefault(row.job_id, []).append(row)
-    found = {}
-    for job in jobs:
-        for row in of_id.get(job.job_id, []):
-            if row.status.is_final and not has_lost(row.status) and _carries(row.name, job.token):
-                found[job.key] = row.status
-    return found
+        if row.status.is_final and not has_lost(row.status):
+            of_id.setdefault(row.job_id, []).append(row)
+    return {job.key: row.status for job in jobs for row in of_id.get(job.job_id, ()) if _carries(row.name, job.token)}
 
 
 def _listed_and_gone(jobs: Iterable[Job], listing: Listing) -> tuple[dict[str, Seen], dict[str, Job]]:
@@ -289,11 +285,6 @@ def _has_vanished(job: Job, listing: Listing) -> bool:
 def _is_of(started: Mapping[str, str], job: Job) -> bool:
     """Return whether what a job's script wrote down was written by this job."""
     return started.get("job") == job.job_id and _carries(started.get("name", ""), job.token)
-
-
-def _has_claim(job: Job) -> bool:
-    """Return whether a job has begun, though it wrote nothing down; one without a token may have."""
-    return not job.token or claimed_by(job.directory, job.token) == job.job_id
 
 
 def _carries(name: str, token: str) -> bool:

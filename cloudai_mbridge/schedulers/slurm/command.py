@@ -37,8 +37,7 @@ def run_command(
 ) -> Answer:
     """Run a command without the variables of another Slurm job. name: for messages, of one that is not Slurm's.
 
-    Raises:
-        ToolFailure: it is not installed, cannot be started, or does not answer.
+    ToolFailure: it is not installed, cannot be started, or does not answer.
     """
     try:
         done = subprocess.run(

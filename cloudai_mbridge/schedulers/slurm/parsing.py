@@ -74,25 +74,15 @@ def parse_sacct(output: str) -> list[Listed]:
         job_id, state, code, nodes, elapsed, name = fields
         exit_code, signal = parse_exit_code(code)
         run_time_s = float(elapsed) if elapsed.isdigit() else None
-        status = JobStatus(base_state(state), classify(state), exit_code, signal, "", _no_nodes(nodes), run_time_s)
+        nodes = "" if nodes == "None assigned" else nodes
+        status = JobStatus(base_state(state), classify(state), exit_code, signal, "", nodes, run_time_s)
         parts.setdefault((job_id.partition("+")[0], name), []).append(status)
     return [Listed(job_id, name, merge_components(same)) for (job_id, name), same in parts.items()]
 
 
-# The first of these classes that a component has is the whole job's.
-_MERGE_ORDER = (
-    JobClass.UNKNOWN,
-    JobClass.ACTIVE,
-    JobClass.INFRASTRUCTURE,
-    JobClass.FAILED,
-    JobClass.CANCELLED,
-    JobClass.SUCCEEDED,
-)
-
-
 def merge_components(components: Iterable[JobStatus]) -> JobStatus:
     """Return the status of a heterogeneous job: as bad, and as unfinished, as its worst component."""
-    return min(components, key=lambda status: _MERGE_ORDER.index(status.job_class))
+    return min(components, key=lambda status: list(_CLASSES).index(status.job_class))
 
 
 def parse_exit_code(text: str) -> tuple[int | None, int | None]:
@@ -147,10 +137,6 @@ def _word(text: str) -> str:
     return "" if text in ("None", "(null)") else text
 
 
-def _no_nodes(text: str) -> str:
-    return "" if text == "None assigned" else text
-
-
 def without_slurm_variables(env: Mapping[str, str]) -> dict[str, str]:
     """Drop what would change sbatch's options or pretend that it runs inside another job."""
     foreign = ("SBATCH_", "SLURM_", "SRUN_", "SALLOC_", "SQUEUE_", "SINFO_", "SCANCEL_", "SACCT_", "PMI")
@@ -158,19 +144,19 @@ def without_slurm_variables(env: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in env.items() if name in needed or not name.startswith(foreign)}
 
 
-# squeue(1) and sacct(1), JOB STATE CODES
+# squeue(1) and sacct(1), JOB STATE CODES. The first of these classes that a component has is the whole job's.
 _CLASSES: dict[JobClass, tuple[str, ...]] = {
+    # another cluster of a federation has started the job, and is not asked
+    JobClass.UNKNOWN: ("REVOKED",),
     JobClass.ACTIVE: (
         *("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SIGNALING", "STAGE_OUT", "STOPPED", "SUSPENDED"),
         *("RESIZING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT", "POWER_UP_NODE"),
         *("EXPEDITING", "UPDATE_DB"),
     ),
-    JobClass.SUCCEEDED: ("COMPLETED",),
-    JobClass.FAILED: ("FAILED", "TIMEOUT", "OUT_OF_MEMORY", "DEADLINE"),
     JobClass.INFRASTRUCTURE: ("NODE_FAIL", "BOOT_FAIL", "LAUNCH_FAILED", "RECONFIG_FAIL", "PREEMPTED"),
+    JobClass.FAILED: ("FAILED", "TIMEOUT", "OUT_OF_MEMORY", "DEADLINE"),
     JobClass.CANCELLED: ("CANCELLED",),
-    # another cluster of a federation has started the job, and is not asked
-    JobClass.UNKNOWN: ("REVOKED",),
+    JobClass.SUCCEEDED: ("COMPLETED",),
 }
 _CLASS_OF = {state: job_class for job_class, states in _CLASSES.items() for state in states}
 

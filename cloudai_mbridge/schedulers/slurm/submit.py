@@ -6,8 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from cloudai_mbridge.errors import ToolFailure
-from cloudai_mbridge.launch.arrays import array_script
-from cloudai_mbridge.launch.script import PYTHON_VARIABLE, job_name
+from cloudai_mbridge.launch.script import PYTHON_VARIABLE, array_script, job_name
 from cloudai_mbridge.plan import POINT_FILES, RunPlan
 from cloudai_mbridge.schedulers.interface import Submission, SubmitDoubtful, SubmitLater, SubmitRefused
 from cloudai_mbridge.schedulers.slurm.command import Answer, run_command
@@ -71,10 +70,7 @@ _NOT_SENT = re.compile(
 
 
 def submit(submission: Submission, root: Path, transient: Iterable[str] = ()) -> dict[str, str]:
-    """Submit and return the job ids by run key; see `Scheduler.submit`.
-
-    transient: more texts of errors that are worth another try.
-    """
+    """Submit, as `Scheduler.submit`. transient: more texts of errors that are worth another try."""
     runs = submission.runs
     if len(runs) == 1:
         job_id = _sbatch(submission, root / runs[0].key, POINT_FILES.slurm_script, (), transient)
@@ -87,17 +83,15 @@ def submit(submission: Submission, root: Path, transient: Iterable[str] = ()) ->
 def job_name_of(submission: Submission) -> str:
     """Return the job name, which ends in the submission's token."""
     first = submission.runs[0]
-    name = job_name(first.key) if len(submission.runs) == 1 else f"mbridge-{first.array.replace('/', '-')}"
-    return f"{name}.{submission.token}"
+    return f"{job_name(first.key if len(submission.runs) == 1 else first.array)}.{submission.token}"
 
 
 def _sbatch(submission: Submission, directory: Path, script: str, more: Iterable[str], transient: Iterable[str]) -> str:
     """Run sbatch. Credentials and the interpreter travel in the environment only."""
     argv = ["sbatch", "--parsable", "--no-requeue", f"--job-name={job_name_of(submission)}", f"--chdir={directory}"]
     argv += more
-    excluded = sorted({*submission.runs[0].exclude_nodes, *submission.exclude_nodes})
     if submission.exclude_nodes:
-        argv.append(f"--exclude={','.join(excluded)}")
+        argv.append(f"--exclude={','.join(sorted({*submission.runs[0].exclude_nodes, *submission.exclude_nodes}))}")
     env = {PYTHON_VARIABLE: sys.executable, **submission.runs[0].secret_env}
     answer = run_command(*argv, script, cwd=directory, env=env, keep_open=submission.keep_open)
     job_id = parse_submitted(answer.stdout)
@@ -107,14 +101,12 @@ def _sbatch(submission: Submission, directory: Path, script: str, more: Iterable
 
 
 def failure(answer: Answer, transient: Iterable[str] = (), *, before: str = "") -> Exception:
-    """Return what an unsuccessful sbatch means.
-
-    transient: more texts of errors that are worth another try. before: who has run it.
-    """
+    """Return what an unsuccessful sbatch means. transient: as above. before: who has run it."""
     text = answer.stderr
     if answer.returncode <= 0 or any(words in text for words in (*_UNSURE, *transient)):
         return ToolFailure(f"{before}sbatch failed: {answer.complaint}")
-    complaint = before + (" / ".join(_complaints(text)) or answer.complaint)
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    complaint = before + (" / ".join(lines[-3:]) or answer.complaint)  # the reason often stands above the last line
     answers = _ANSWER.findall(text)
     if parse_submitted(answer.stdout) is not None or not _proves_refusal(text, answers):
         return SubmitDoubtful(complaint)
@@ -138,11 +130,6 @@ def _is_limit(text: str, answers: Sequence[str]) -> bool:
         return False
     limit = _SOME_LIMIT.search(text)
     return _LIMIT.search(text) is not None or (limit is not None and limit["unnamed"] is not None)
-
-
-def _complaints(text: str) -> list[str]:
-    """Return everything that Slurm says, since the reason often stands above the last line."""
-    return [line.strip() for line in text.splitlines() if line.strip()][-3:]
 
 
 def array_batches(runs: Iterable[RunPlan], max_array_size: int) -> list[tuple[RunPlan, ...]]:
