@@ -27,12 +27,12 @@ def _graphs_are_off(point: Point) -> bool:
 
 
 def _te_outside_of_experts(point: Point) -> bool:
-    return point.graph_impl == "transformer_engine" and not {"moe", "mlp"} & set(point.graph_scopes)
+    return point.graph_impl == "transformer_engine" and not {"moe", "mlp"} & set(point.cuda_graph_scope)
 
 
 def _no_router_graph_below_recomputed_experts(point: Point) -> bool:
     is_te = point.graph_impl == "transformer_engine"
-    return not (is_te and "moe" in point.recompute_modules and "moe_router" in point.graph_scopes)
+    return not (is_te and "moe" in point.recompute_modules and "moe_router" in point.cuda_graph_scope)
 
 
 _ROWS = (
