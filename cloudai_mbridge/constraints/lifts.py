@@ -22,10 +22,6 @@ class Lift:
     applies: Callable[[Point], bool]
 
 
-def _graphs_are_off(point: Point) -> bool:
-    return not point.graph_impl
-
-
 def _te_outside_of_experts(point: Point) -> bool:
     return point.graph_impl == "transformer_engine" and not {"moe", "mlp"} & set(point.cuda_graph_scope)
 
@@ -71,8 +67,8 @@ _ROWS = (
         "Megatron-Core 0.18, TransformerConfig.cuda_graph_impl; 0.5.0 scripts/performance/configs",
         lambda point: point.graph_impl == "full_iteration",
     ),
-    Lift("C15", "0.3", "graphs are off", "Megatron-Core 0.16, TransformerConfig", _graphs_are_off),
-    Lift("C16", "0.3", "graphs are off", "Megatron-Core 0.16, TransformerConfig", _graphs_are_off),
+    Lift("C15", "0.3", "graphs are off", "Megatron-Core 0.16, TransformerConfig", lambda point: not point.graph_impl),
+    Lift("C16", "0.3", "graphs are off", "Megatron-Core 0.16, TransformerConfig", lambda point: not point.graph_impl),
     Lift(
         "C17",
         "0.3",

@@ -107,14 +107,6 @@ class Point:
         return not self.num_moe_experts or (0 in freq if isinstance(freq, list) else (freq or 1) > 1)
 
     @property
-    def num_micro_batches(self) -> int | None:
-        """Micro-batches per rank and step, or None where they are unknown or not whole."""
-        per_round = (self.args.mb or 0) * self.dp
-        if per_round <= 0 or not self.args.gb or self.args.gb % per_round:
-            return None
-        return self.args.gb // per_round
-
-    @property
     def pipeline_layout(self) -> str | None:
         """The explicit layout: the user's, else the one that the recipe has for pp*vp stages."""
         if self.args.pipeline_model_parallel_layout or self.recipe is None:

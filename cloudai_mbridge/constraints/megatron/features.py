@@ -5,7 +5,6 @@ from cloudai_mbridge.constraints.rule import Answer, NotEvaluated, Point
 _RECOMPUTABLE = ("core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts")
 # what cores of later releases of Megatron-Bridge have beside these
 _RECOMPUTABLE_SINCE_0_5 = ("mhc", "gdn_norm_out")
-_RECOMPUTABLE_SINCE_CORE_0_19 = "gdn_norm_out"
 _BLACKWELL = ("b200", "b300", "gb200", "gb300", "vr200", "r100")
 _HOPPER = ("h100", "h200", "gh200")
 _DTYPES = {
@@ -48,7 +47,7 @@ def _recomputable(point: Point) -> tuple[str, ...]:
         return (*_RECOMPUTABLE, *_RECOMPUTABLE_SINCE_0_5)
     is_later = point.release is None and point.has_core("0.19")
     if is_later and point.of_recipe("experimental_attention_variant") == "gated_delta_net":
-        return (*_RECOMPUTABLE, _RECOMPUTABLE_SINCE_CORE_0_19)
+        return (*_RECOMPUTABLE, "gdn_norm_out")
     return _RECOMPUTABLE
 
 

@@ -43,12 +43,14 @@ def m04_interleaving_takes_whole_rounds(point: Point) -> Answer:
     """
     if (point.args.vp or 1) == 1 or point.pp <= 1:
         return None
-    if (micro_batches := point.num_micro_batches) is None:
+    per_round = (point.args.mb or 0) * point.dp
+    if per_round <= 0 or not point.args.gb or point.args.gb % per_round:
         return NotEvaluated("M04", "a number of micro-batches")
+    micro_batches = point.args.gb // per_round
     if micro_batches % point.pp == 0:
         return None
     fact = f"{micro_batches} micro-batches per step are not a multiple of pp = {point.pp}"
-    remedy = f"use a gb that is a multiple of mb*dp*pp = {(point.args.mb or 0) * point.dp * point.pp}"
+    remedy = f"use a gb that is a multiple of mb*dp*pp = {per_round * point.pp}"
     return point.breaks("M04", "gb", fact, remedy, "gb", "mb", "dp", "pp", "vp")
 
 

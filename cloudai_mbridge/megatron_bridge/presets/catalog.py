@@ -7,23 +7,17 @@ from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
 
-from cloudai_mbridge.megatron_bridge.presets.rows import PresetRow, PresetSource, chosen_variant, from_text
+from cloudai_mbridge.megatron_bridge.presets.rows import (
+    PresetRequest,
+    PresetRow,
+    PresetSource,
+    chosen_variant,
+    from_text,
+)
 from cloudai_mbridge.megatron_bridge.release import Release, known_releases
 
 # 0.6 and later: labels of earlier releases that name the preset without a variant; v3 only before 0.6.
 _OLD_LABELS = ("v1", "v2")
-
-
-@dataclass(frozen=True)
-class PresetRequest:
-    """What a preset is chosen by, as the launcher's options say it; variant "" is none."""
-
-    family: str
-    recipe: str
-    task: str
-    gpu: str
-    compute_dtype: str
-    variant: str
 
 
 @dataclass(frozen=True)

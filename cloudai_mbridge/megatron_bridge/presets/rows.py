@@ -15,14 +15,10 @@ _UNKNOWN = "?"
 
 
 @dataclass(frozen=True)
-class PresetRow:
-    """One preset of a release.
+class PresetRequest:
+    """What a preset is chosen by, as the launcher's options say it.
 
-    family: empty where the launcher does not look at it.
-    variant: "" for the one without a name.
-    is_default: taken for job sizes that have no preset of their own.
-    values: by our argument names, and a few more that their meaning depends on.
-    base_gb: the batch that is scaled to other job sizes, where it is not the preset's own.
+    family: in a row, empty where the launcher does not look at it. variant: "" for the one without a name.
     """
 
     family: str
@@ -31,6 +27,17 @@ class PresetRow:
     gpu: str
     compute_dtype: str
     variant: str
+
+
+@dataclass(frozen=True)
+class PresetRow(PresetRequest):
+    """One preset of a release.
+
+    is_default: taken for job sizes that have no preset of their own.
+    values: by our argument names, and a few more that their meaning depends on.
+    base_gb: the batch that is scaled to other job sizes, where it is not the preset's own.
+    """
+
     num_gpus: int
     is_default: bool
     values: Mapping[str, Any]
