@@ -28,6 +28,11 @@ class PresetRequest:
     compute_dtype: str
     variant: str
 
+    @property
+    def key(self) -> tuple[str, ...]:
+        """Recipe, task, GPU, number format and variant."""
+        return self.recipe, self.task, self.gpu, self.compute_dtype, self.variant
+
 
 @dataclass(frozen=True)
 class PresetRow(PresetRequest):
@@ -42,11 +47,6 @@ class PresetRow(PresetRequest):
     is_default: bool
     values: Mapping[str, Any]
     base_gb: int | None = None
-
-    @property
-    def key(self) -> tuple[str, ...]:
-        """Recipe, task, GPU, number format and variant."""
-        return self.recipe, self.task, self.gpu, self.compute_dtype, self.variant
 
 
 @dataclass(frozen=True)
