@@ -34,9 +34,7 @@ def e02_precision_is_implemented(point: Point) -> Answer:
     if not point.is_embedded or dtype in _DTYPES:
         return None
     fact = f"the embedded launcher does not train in {dtype!r}"
-    return Violation(
-        "E02", "cmd_args.compute_dtype", fact, f"use one of {', '.join(_DTYPES)}", {"compute_dtype": dtype}
-    )
+    return point.breaks("E02", "compute_dtype", fact, f"use one of {', '.join(_DTYPES)}", "compute_dtype")
 
 
 def e03_there_are_steps_to_measure(point: Point) -> Answer:
@@ -48,8 +46,7 @@ def e03_there_are_steps_to_measure(point: Point) -> Answer:
     steps = point.args.max_steps
     if not point.is_embedded or (steps is not None and steps > 0):
         return None
-    fact = f"max_steps is {steps}"
-    return Violation("E03", "cmd_args.max_steps", fact, "use at least 1", {"max_steps": steps})
+    return point.breaks("E03", "max_steps", f"max_steps is {steps}", "use at least 1", "max_steps")
 
 
 def e04_containers_need_slurm(point: Point) -> Answer:
@@ -62,7 +59,7 @@ def e04_containers_need_slurm(point: Point) -> Answer:
     if not (point.is_embedded and image and isinstance(point.system, LocalSystem)):
         return None
     remedy = "remove container_image, or run on a Slurm system"
-    return Violation("E04", "cmd_args.container_image", "a local system has no containers", remedy, {"image": image})
+    return point.breaks("E04", "container_image", "a local system has no containers", remedy, image=image)
 
 
 def e05_the_loop_builds_the_model(point: Point) -> Answer:
@@ -79,7 +76,7 @@ def e05_the_loop_builds_the_model(point: Point) -> Answer:
         return None
     fact = f"the embedded loop cannot build {point.recipe.name} because of {point.recipe.not_embedded}"
     remedy = "set launcher = 'megatron_bridge', or choose another recipe"
-    return Violation("E05", "cmd_args.model_recipe_name", fact, remedy, {"model_recipe_name": point.recipe.name})
+    return point.breaks("E05", "model_recipe_name", fact, remedy, model_recipe_name=point.recipe.name)
 
 
 def e06_replicated_experts_stay_equal(point: Point) -> Answer:
@@ -95,18 +92,8 @@ def e06_replicated_experts_stay_equal(point: Point) -> Answer:
         return None
     if point.recipe is None:
         return NotEvaluated("E06", "recipe")
-    tp, et = point.args.tp or 1, point.args.et
-    if not point.num_experts or (point.args.ep or 1) > 1 or et in (None, tp):
+    tp, et = point.tp, point.args.et
+    if not point.num_moe_experts or (point.args.ep or 1) > 1 or et in (None, tp):
         return None
     fact = f"et = {et} differs from tp = {tp} while ep = 1: Megatron-Core trains the experts incorrectly"
-    return Violation("E06", "cmd_args.et", fact, f"use et = {tp}, or ep > 1", {"et": et, "tp": tp, "ep": 1})
-
-
-RULES = (
-    e01_every_argument_reaches_the_training,
-    e02_precision_is_implemented,
-    e03_there_are_steps_to_measure,
-    e04_containers_need_slurm,
-    e05_the_loop_builds_the_model,
-    e06_replicated_experts_stay_equal,
-)
+    return point.breaks("E06", "et", fact, f"use et = {tp}, or ep > 1", "et", "tp", ep=1)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from cloudai_mbridge.constraints import cloudai, embedded, megatron
-from cloudai_mbridge.constraints.rule import Answer, Lifted, NotEvaluated, Point, Violation
+from cloudai_mbridge.constraints.rule import Lifted, NotEvaluated, Point, Violation, rules_in
 from cloudai_mbridge.constraints.upstream import TrainedArgs, Upstream, ask
 from cloudai_mbridge.megatron_bridge.presets.find import with_preset
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
@@ -13,7 +13,7 @@ from cloudai_mbridge.recipes.apply import core_release
 
 # Of what `extra_cmd_args` set, the rules do not know the value of these; others they read from the recipe
 JUDGED_WITHOUT = frozenset({"sequence_parallel"})
-RULES = (*cloudai.RULES, *megatron.RULES, *embedded.RULES)
+RULES = (*cloudai.RULES, *megatron.RULES, *rules_in(embedded))
 
 
 @dataclass(frozen=True)
@@ -46,16 +46,13 @@ def check(
     """
     core = core or core_release(system)
     point = Point(cmd_args, system, recipe, num_nodes, overridden=overridden & JUDGED_WITHOUT, core=core)
-    answers = _answers(point, upstream)
+    if upstream is None:
+        answers = [rule(point) for rule in RULES]
+    else:
+        trained = upstream.trained(point, TrainedArgs(with_preset(cmd_args, upstream.preset), cmd_args, upstream))
+        answers = [ask(rule, point, trained, upstream) for rule in RULES]
     return CheckResult(
         violations=tuple(a for a in answers if isinstance(a, Violation)),
         not_evaluated=tuple(a for a in answers if isinstance(a, NotEvaluated)),
         lifted=tuple(a for a in answers if isinstance(a, Lifted)),
     )
-
-
-def _answers(written: Point, upstream: Upstream | None) -> list[Answer]:
-    if upstream is None:
-        return [rule(written) for rule in RULES]
-    trained = upstream.trained(written, TrainedArgs(with_preset(written.args, upstream.preset), written.args, upstream))
-    return [ask(rule, written, trained, upstream) for rule in RULES]

@@ -22,17 +22,13 @@ class Lift:
     applies: Callable[[Point], bool]
 
 
-def _graphs_are_off(point: Point) -> bool:
-    return not point.graph_impl
-
-
 def _te_outside_of_experts(point: Point) -> bool:
-    return point.graph_impl == "transformer_engine" and not {"moe", "mlp"} & set(point.graph_scopes)
+    return point.graph_impl == "transformer_engine" and not {"moe", "mlp"} & set(point.cuda_graph_scope)
 
 
 def _no_router_graph_below_recomputed_experts(point: Point) -> bool:
     is_te = point.graph_impl == "transformer_engine"
-    return not (is_te and "moe" in point.recompute_modules and "moe_router" in point.graph_scopes)
+    return not (is_te and "moe" in point.recompute_modules and "moe_router" in point.cuda_graph_scope)
 
 
 _ROWS = (
@@ -71,8 +67,8 @@ _ROWS = (
         "Megatron-Core 0.18, TransformerConfig.cuda_graph_impl; 0.5.0 scripts/performance/configs",
         lambda point: point.graph_impl == "full_iteration",
     ),
-    Lift("C15", "0.3", "graphs are off", "Megatron-Core 0.16, TransformerConfig", _graphs_are_off),
-    Lift("C16", "0.3", "graphs are off", "Megatron-Core 0.16, TransformerConfig", _graphs_are_off),
+    Lift("C15", "0.3", "graphs are off", "Megatron-Core 0.16, TransformerConfig", lambda point: not point.graph_impl),
+    Lift("C16", "0.3", "graphs are off", "Megatron-Core 0.16, TransformerConfig", lambda point: not point.graph_impl),
     Lift(
         "C17",
         "0.3",

@@ -1,8 +1,10 @@
 """What a rule sees and what it answers."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from types import ModuleType
 from typing import Any
 
 from cloudai_mbridge.megatron_bridge.release import Release, version_key
@@ -10,11 +12,6 @@ from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs, names_in
 from cloudai_mbridge.models.system import System
 from cloudai_mbridge.recipes import Recipe
 from cloudai_mbridge.recipes.apply import recipe_layout
-
-
-def option_list(value: str | list[str] | None) -> tuple[str, ...]:
-    """Return the names in a value, in lower case."""
-    return tuple([name.lower() for name in names_in(value)])
 
 
 class UnknownOperandError(Exception):
@@ -57,11 +54,7 @@ class Point:
         return self.args.cp or 1
 
     @property
-    def vp(self) -> int | None:
-        return self.args.vp
-
-    @property
-    def fsdp(self) -> bool:
+    def use_megatron_fsdp(self) -> bool:
         return bool(self.args.use_megatron_fsdp)
 
     @property
@@ -71,27 +64,27 @@ class Point:
         return "" if impl in ("none", "null") else impl
 
     @property
-    def graph_scopes(self) -> tuple[str, ...]:
-        return option_list(self.args.cuda_graph_scope)
+    def cuda_graph_scope(self) -> tuple[str, ...]:
+        return _lower_names(self.args.cuda_graph_scope)
 
     @property
     def has_scoped_graphs(self) -> bool:
         """Whether CUDA graphs count as on in CloudAI's sense: an implementation and at least one scope."""
-        return bool(self.graph_impl and self.graph_scopes)
+        return bool(self.graph_impl and self.cuda_graph_scope)
 
     @property
     def has_full_iteration_graph(self) -> bool:
         """Whether one graph captures the whole iteration, in the words of any Megatron-Core."""
         return self.graph_impl == "full_iteration" or (
-            self.graph_impl == "local" and self.graph_scopes == ("full_iteration",)
+            self.graph_impl == "local" and self.cuda_graph_scope == ("full_iteration",)
         )
 
     @property
     def recompute_modules(self) -> tuple[str, ...]:
-        return option_list(self.args.recompute_modules)
+        return _lower_names(self.args.recompute_modules)
 
     @property
-    def offload_layers(self) -> int:
+    def activation_offload_layers(self) -> int:
         return self.args.activation_offload_layers or 0
 
     @property
@@ -104,29 +97,21 @@ class Point:
         return self.args.seq_length or self._int_of_recipe("seq_length")
 
     @property
-    def num_experts(self) -> int | None:
+    def num_moe_experts(self) -> int | None:
         return self._int_of_recipe("num_moe_experts")
 
     @property
     def has_dense_layers(self) -> bool:
         """Whether some layer has a dense feed-forward; `moe_layer_freq` n means a MoE layer every n layers."""
         freq = self.of_recipe("moe_layer_freq")
-        return not self.num_experts or (0 in freq if isinstance(freq, list) else (freq or 1) > 1)
-
-    @property
-    def num_micro_batches(self) -> int | None:
-        """Micro-batches per rank and step, or None where they are unknown or not whole."""
-        per_round = (self.args.mb or 0) * self.dp
-        if per_round <= 0 or not self.args.gb or self.args.gb % per_round:
-            return None
-        return self.args.gb // per_round
+        return not self.num_moe_experts or (0 in freq if isinstance(freq, list) else (freq or 1) > 1)
 
     @property
     def pipeline_layout(self) -> str | None:
         """The explicit layout: the user's, else the one that the recipe has for pp*vp stages."""
         if self.args.pipeline_model_parallel_layout or self.recipe is None:
             return self.args.pipeline_model_parallel_layout
-        return recipe_layout(self.recipe, self.pp, self.vp, with_mtp=not self.is_embedded)
+        return recipe_layout(self.recipe, self.pp, self.args.vp, with_mtp=not self.is_embedded)
 
     @property
     def is_embedded(self) -> bool:
@@ -158,6 +143,16 @@ class Point:
         """Data-parallel size, rounded down; 0 when the model does not fit on the ranks."""
         size = self.model_parallel_size
         return self.args.num_gpus // size if size > 0 else 0
+
+    def breaks(self, rule_id: str, where: str, fact: str, remedy: str, *shown: str, **others: Any) -> "Violation":
+        """Return that a rule is broken at the argument `where`. shown: operands, by their names here or in `args`."""
+        found = {name: getattr(self if hasattr(type(self), name) else self.args, name) for name in shown}
+        operands = {name: ",".join(value) if isinstance(value, tuple) else value for name, value in found.items()}
+        return Violation(rule_id, f"cmd_args.{where}", fact, remedy, operands | others)
+
+
+def _lower_names(value: str | list[str] | None) -> tuple[str, ...]:
+    return tuple([name.lower() for name in names_in(value)])
 
 
 @dataclass(frozen=True)
@@ -214,3 +209,10 @@ class RuleSet(StrEnum):
 
 
 Answer = Violation | NotEvaluated | Lifted | None
+Rule = Callable[[Point], Answer]
+
+
+def rules_in(*modules: ModuleType) -> tuple[Rule, ...]:
+    """Return the rules of modules by their ids: the functions whose names begin with one, such as c04_."""
+    found = {name: value for module in modules for name, value in vars(module).items()}
+    return tuple(found[name] for name in sorted(found) if re.match(r"[cem]\d\d_", name))

@@ -4,7 +4,8 @@ Rules C01-C18 look at what is written, as CloudAI does. All others, and C02 and 
 look at what will be trained. An unknown argument that upstream decides makes a rule *not evaluated*.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,16 +18,16 @@ from cloudai_mbridge.constraints.rule import (
     Lifted,
     NotEvaluated,
     Point,
+    Rule,
     RuleSet,
     UnknownOperandError,
     Violation,
+    rules_in,
 )
 from cloudai_mbridge.megatron_bridge.presets.find import UNSET, UPSTREAM_DECIDES, Preset, Resolved, origin, with_preset
 from cloudai_mbridge.megatron_bridge.release import Release, version_key
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
 from cloudai_mbridge.recipes.apply import with_model_facts
-
-Rule = Callable[[Point], Answer]
 
 _ON_TRAINED_ONLY = {pipeline.c02_layers_fill_the_pipeline, pipeline.c08_stages_divide_into_virtual_ones}
 # Of what the user says twice, the launcher keeps one.
@@ -40,13 +41,10 @@ _ON_BOTH = {
     sizes.c07_ranks_fill_the_expert_groups,
     cuda_graphs.c14_graph_scope_fits_the_implementation,
 }
-_TAKES_UNSET_AS_1 = {*sizes.RULES, pipeline.c18_deepseek_v3_is_split_as_its_recipe_can}
+_TAKES_UNSET_AS_1 = {*rules_in(sizes), pipeline.c18_deepseek_v3_is_split_as_its_recipe_can}
 _DECIDED = frozenset(UPSTREAM_DECIDES)
-_OF_DP = ("tp", "pp", "cp")
 # The arguments that choose a preset, but for the number of GPUs
-CHOOSING = (
-    *("launcher", "model_recipe_name", "model_family_name", "gpu_type", "compute_dtype", "task", "config_variant"),
-)
+CHOOSING = ("launcher", "model_recipe_name", "model_family_name", "gpu_type", "compute_dtype", "task", "config_variant")
 
 
 @dataclass(frozen=True)
@@ -64,14 +62,10 @@ class Upstream:
 
     def trained(self, written: Point, args: Any) -> Point:
         """Return the point with the arguments that will be trained."""
-        is_resolved = self.preset is not None
+        core = self.release.core if self.release else None
+        is_resolved, overridden = self.preset is not None, self.overridden
         return replace(
-            written,
-            args=args,
-            release=self.release,
-            is_resolved=is_resolved,
-            overridden=self.overridden,
-            core=self.release.core if self.release else None,
+            written, args=args, release=self.release, is_resolved=is_resolved, overridden=overridden, core=core
         )
 
     def overrides(self, name: str, written: Any) -> bool:
@@ -83,13 +77,9 @@ class Upstream:
         return f"{name}, which {'extra_cmd_args set' if name in self.overridden else 'Megatron-Bridge decides'},"
 
 
-def _accept(point: Point) -> Answer:
-    """Constraints 2 and 8 are placeholders in CloudAI."""
-
-
 _AS_CLOUDAI: Mapping[Rule, Rule] = {
-    **dict.fromkeys(_ON_TRAINED_ONLY, _accept),
-    pipeline.c18_deepseek_v3_is_split_as_its_recipe_can: pipeline.c18_as_cloudai,
+    **dict.fromkeys(_ON_TRAINED_ONLY, lambda point: None),  # placeholders there
+    pipeline.c18_deepseek_v3_is_split_as_its_recipe_can: pipeline.split_as_cloudai_decides,
 }
 
 
@@ -130,9 +120,9 @@ def _of_trained(rule: Rule, written: Point, trained: Point, upstream: Upstream) 
     if not isinstance(answer, Violation) or upstream.preset is None:
         return answer
     if _is_shipped(rule, answer, written, upstream.preset):
-        reason = f"{origin(upstream.preset)} is shipped so, although {answer.fact}"
-        return Lifted(answer.rule_id, "", reason)
-    return replace(answer, origins=_origins(answer, written, upstream.preset))
+        return Lifted(answer.rule_id, "", f"{origin(upstream.preset)} is shipped so, although {answer.fact}")
+    unset = [name for name in answer.operands if name in _DECIDED and getattr(written.args, name) in UNSET]
+    return replace(answer, origins=dict.fromkeys(unset, origin(upstream.preset)))
 
 
 def _is_shipped(rule: Rule, broken: Violation, written: Point, preset: Preset) -> bool:
@@ -148,7 +138,7 @@ def _is_shipped(rule: Rule, broken: Violation, written: Point, preset: Preset) -
 
 def _unknown_operand(broken: Violation, trained: Point) -> str | None:
     """Return the first operand that the launcher or an override decides and that is not known."""
-    names = {*broken.operands, *(_OF_DP if "dp" in broken.operands else ())}
+    names = {*broken.operands, *(("tp", "pp", "cp") if "dp" in broken.operands else ())}
     for name in sorted(names & _DECIDED):
         try:
             getattr(trained.args, name)
@@ -159,13 +149,11 @@ def _unknown_operand(broken: Violation, trained: Point) -> str | None:
 
 def _lifted(rule: Rule, broken: Violation, written: Point, trained: Point, upstream: Upstream) -> Answer:
     """Return why a rule of CloudAI's does not hold here, or that it is broken."""
+    release = upstream.release
     for lift in LIFTS.get(broken.rule_id, ()):
-        if (
-            upstream.release is not None
-            and upstream.release.key >= version_key(lift.since)
-            and _holds(lift.applies, trained)
-        ):
-            return Lifted(broken.rule_id, lift.since, lift.reason)
+        with suppress(UnknownOperandError):
+            if release is not None and release.key >= version_key(lift.since) and lift.applies(trained):
+                return Lifted(broken.rule_id, lift.since, lift.reason)
     if rule in _TAKES_UNSET_AS_1 and (unknown := _unknown_operand(broken, trained)) is not None:
         return NotEvaluated(broken.rule_id, unknown)
     if upstream.preset is None:
@@ -174,18 +162,6 @@ def _lifted(rule: Rule, broken: Violation, written: Point, trained: Point, upstr
     if answer is None:
         return Lifted(broken.rule_id, "", f"holds with what {origin(upstream.preset)} fills in")
     return broken if isinstance(answer, NotEvaluated) else answer
-
-
-def _holds(condition: Callable[[Point], bool], trained: Point) -> bool:
-    try:
-        return condition(trained)
-    except UnknownOperandError:
-        return False
-
-
-def _origins(broken: Violation, written: Point, preset: Preset) -> dict[str, str]:
-    unset = [n for n in broken.operands if n in _DECIDED and getattr(written.args, n) in UNSET]
-    return dict.fromkeys(unset, origin(preset))
 
 
 def rule_id(rule: Rule) -> str:

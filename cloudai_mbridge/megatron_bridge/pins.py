@@ -24,19 +24,14 @@ def megatron_bridge_of(definition: MegatronBridgeTestDefinition) -> GitRepo | No
 
 
 def repo_path(install_path: Path, url: str, commit: str) -> Path:
-    """Return where `mbridge install` clones a repository at a commit."""
-    return install_path / pinned_name(url, commit)
-
-
-def pinned_name(url: str, commit: str) -> str:
-    """Return the name of a repository at a commit: one safe path component, whatever the URL."""
+    """Return where `mbridge install` clones a repository at a commit: one safe path component, whatever the URL."""
     name = re.split(r"[/:]", url.rstrip("/"))[-1].removesuffix(".git")
-    return f"{slug(name)}__{slug(commit)}"
+    return install_path / f"{slug(name)}__{slug(commit)}"
 
 
 def venv_path(install_path: Path, url: str, commit: str) -> Path:
     """Return the Python environment into which a repository at a commit is installed."""
-    return install_path / f"{pinned_name(url, commit)}-venv"
+    return install_path / f"{repo_path(install_path, url, commit).name}-venv"
 
 
 def image_path(install_path: Path, image: str) -> Path:

@@ -5,5 +5,6 @@ where it is not. C18 also accepts an explicit pipeline layout.
 """
 
 from cloudai_mbridge.constraints.cloudai import cuda_graphs, pipeline, sizes
+from cloudai_mbridge.constraints.rule import rules_in
 
-RULES = tuple(sorted((*sizes.RULES, *pipeline.RULES, *cuda_graphs.RULES), key=lambda rule: rule.__name__))
+RULES = rules_in(sizes, pipeline, cuda_graphs)

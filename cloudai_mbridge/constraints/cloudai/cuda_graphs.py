@@ -1,16 +1,10 @@
 """C05, C11-C17: what CUDA graphs can capture, and what they cannot run with."""
 
-from typing import Any
+from cloudai_mbridge.constraints.rule import Answer, Point
 
-from cloudai_mbridge.constraints.rule import Answer, Point, Violation
-
+_SHOWN = ("cuda_graph_impl", "cuda_graph_scope")
 _IMPLEMENTATIONS = ("transformer_engine", "local")
 _TE_SCOPES = ("attn", "mlp", "moe", "moe_router", "moe_preprocess", "mamba")
-
-
-def _violation(rule_id: str, where: str, fact: str, remedy: str, point: Point, **more: Any) -> Violation:
-    graphs = {"cuda_graph_impl": point.args.cuda_graph_impl, "cuda_graph_scope": ",".join(point.graph_scopes)}
-    return Violation(rule_id, f"cmd_args.{where}", fact, remedy, {**graphs, **more})
 
 
 def c05_fsdp_without_graphs(point: Point) -> Answer:
@@ -21,10 +15,10 @@ def c05_fsdp_without_graphs(point: Point) -> Answer:
     Pass: use_megatron_fsdp=true, cuda_graph_impl="local" without scope. Fail: the same with scope full_iteration.
     Source: CloudAI MegatronBridge workload, constraint 5.
     """
-    if not (point.fsdp and point.has_scoped_graphs):
+    if not (point.use_megatron_fsdp and point.has_scoped_graphs):
         return None
     fact, remedy = "Megatron FSDP runs without CUDA graphs", "set cuda_graph_impl or use_megatron_fsdp off"
-    return _violation("C05", "use_megatron_fsdp", fact, remedy, point, use_megatron_fsdp=True)
+    return point.breaks("C05", "use_megatron_fsdp", fact, remedy, *_SHOWN, "use_megatron_fsdp")
 
 
 def c11_overlapped_all_to_all_without_graphs(point: Point) -> Answer:
@@ -35,11 +29,9 @@ def c11_overlapped_all_to_all_without_graphs(point: Point) -> Answer:
     """
     if not (point.graph_impl and point.args.moe_a2a_overlap):
         return None
-    fact, remedy = (
-        "overlapped all-to-all runs without CUDA graphs",
-        "set cuda_graph_impl to none or moe_a2a_overlap off",
-    )
-    return _violation("C11", "moe_a2a_overlap", fact, remedy, point, moe_a2a_overlap=True)
+    fact = "overlapped all-to-all runs without CUDA graphs"
+    remedy = "set cuda_graph_impl to none or moe_a2a_overlap off"
+    return point.breaks("C11", "moe_a2a_overlap", fact, remedy, *_SHOWN, "moe_a2a_overlap")
 
 
 def c12_offloading_without_graphs(point: Point) -> Answer:
@@ -50,11 +42,10 @@ def c12_offloading_without_graphs(point: Point) -> Answer:
     Pass: cuda_graph_impl="local" without scope, activation_offload_layers=2. Fail: transformer_engine with scope attn.
     Source: CloudAI MegatronBridge workload, constraint 12.
     """
-    if not (point.has_scoped_graphs and point.offload_layers > 0):
+    if not (point.has_scoped_graphs and point.activation_offload_layers > 0):
         return None
     fact, remedy = "offloading runs without CUDA graphs", "set cuda_graph_impl to none, or offload no layers"
-    layers = point.offload_layers
-    return _violation("C12", "activation_offload_layers", fact, remedy, point, activation_offload_layers=layers)
+    return point.breaks("C12", "activation_offload_layers", fact, remedy, *_SHOWN, "activation_offload_layers")
 
 
 def c13_graph_implementation_is_known(point: Point) -> Answer:
@@ -66,7 +57,7 @@ def c13_graph_implementation_is_known(point: Point) -> Answer:
     if not point.graph_impl or point.graph_impl in _IMPLEMENTATIONS:
         return None
     remedy = f"use one of none, {', '.join(_IMPLEMENTATIONS)}"
-    return _violation("C13", "cuda_graph_impl", f"{point.args.cuda_graph_impl!r} is unknown", remedy, point)
+    return point.breaks("C13", "cuda_graph_impl", f"{point.args.cuda_graph_impl!r} is unknown", remedy, *_SHOWN)
 
 
 def c14_graph_scope_fits_the_implementation(point: Point) -> Answer:
@@ -75,13 +66,13 @@ def c14_graph_scope_fits_the_implementation(point: Point) -> Answer:
     Pass: cuda_graph_impl="local", cuda_graph_scope="[full_iteration]". Fail: cuda_graph_impl="local", scope attn.
     Source: CloudAI MegatronBridge workload, constraint 14.
     """
-    scopes = point.graph_scopes
+    scopes = point.cuda_graph_scope
     if point.graph_impl == "local" and scopes not in ((), ("full_iteration",)):
         remedy = "use scope full_iteration alone, or no scope"
-        return _violation("C14", "cuda_graph_scope", "local graphs capture full_iteration only", remedy, point)
+        return point.breaks("C14", "cuda_graph_scope", "local graphs capture full_iteration only", remedy, *_SHOWN)
     if point.graph_impl == "transformer_engine" and (unknown := [s for s in scopes if s not in _TE_SCOPES]):
         fact = f"Transformer Engine graphs do not capture {', '.join(unknown)}"
-        return _violation("C14", "cuda_graph_scope", fact, f"use some of {', '.join(_TE_SCOPES)}", point)
+        return point.breaks("C14", "cuda_graph_scope", fact, f"use some of {', '.join(_TE_SCOPES)}", *_SHOWN)
     return None
 
 
@@ -93,9 +84,9 @@ def c15_moe_or_its_router(point: Point) -> Answer:
     Pass: scope moe. Fail: scope moe,moe_router.
     Source: CloudAI MegatronBridge workload, constraint 15; Megatron-Core TransformerConfig.
     """
-    if not {"moe", "moe_router"} <= set(point.graph_scopes):
+    if not {"moe", "moe_router"} <= set(point.cuda_graph_scope):
         return None
-    return _violation("C15", "cuda_graph_scope", "moe and moe_router exclude each other", "keep one of them", point)
+    return point.breaks("C15", "cuda_graph_scope", "moe and moe_router exclude each other", "keep one of them", *_SHOWN)
 
 
 def c16_preprocess_needs_the_router(point: Point) -> Answer:
@@ -106,9 +97,9 @@ def c16_preprocess_needs_the_router(point: Point) -> Answer:
     Pass: scope moe_router,moe_preprocess. Fail: scope moe_preprocess.
     Source: CloudAI MegatronBridge workload, constraint 16; Megatron-Core TransformerConfig.
     """
-    if "moe_preprocess" not in point.graph_scopes or "moe_router" in point.graph_scopes:
+    if "moe_preprocess" not in point.cuda_graph_scope or "moe_router" in point.cuda_graph_scope:
         return None
-    return _violation("C16", "cuda_graph_scope", "moe_preprocess needs moe_router", "add moe_router", point)
+    return point.breaks("C16", "cuda_graph_scope", "moe_preprocess needs moe_router", "add moe_router", *_SHOWN)
 
 
 def c17_no_recomputation_inside_a_graph(point: Point) -> Answer:
@@ -117,7 +108,7 @@ def c17_no_recomputation_inside_a_graph(point: Point) -> Answer:
     Pass: scope moe_router, recompute_modules="moe_act". Fail: scope attn, recompute_modules="core_attn".
     Source: CloudAI MegatronBridge workload, constraint 17.
     """
-    scopes, modules = set(point.graph_scopes), set(point.recompute_modules)
+    scopes, modules = set(point.cuda_graph_scope), set(point.recompute_modules)
     clashes = {
         "attn": modules & {"core_attn", "mla_up_proj"},
         "mlp": modules & {"mlp"},
@@ -130,18 +121,5 @@ def c17_no_recomputation_inside_a_graph(point: Point) -> Answer:
     if not clashing:
         return None
     fact = f"{', '.join(dict.fromkeys(clashing))} would be recomputed inside a captured graph"
-    shown = ",".join(point.recompute_modules)
     remedy = "remove these modules or the scopes that hold them"
-    return _violation("C17", "recompute_modules", fact, remedy, point, recompute_modules=shown)
-
-
-RULES = (
-    c05_fsdp_without_graphs,
-    c11_overlapped_all_to_all_without_graphs,
-    c12_offloading_without_graphs,
-    c13_graph_implementation_is_known,
-    c14_graph_scope_fits_the_implementation,
-    c15_moe_or_its_router,
-    c16_preprocess_needs_the_router,
-    c17_no_recomputation_inside_a_graph,
-)
+    return point.breaks("C17", "recompute_modules", fact, remedy, *_SHOWN, "recompute_modules")

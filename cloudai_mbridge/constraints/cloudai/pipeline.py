@@ -1,6 +1,6 @@
 """C02, C08, C18: how layers are split over pipeline stages."""
 
-from cloudai_mbridge.constraints.rule import Answer, NotEvaluated, Point, Violation
+from cloudai_mbridge.constraints.rule import Answer, NotEvaluated, Point
 from cloudai_mbridge.models.values.pipeline_layout import layout_fault
 
 # (pp, vp) for which the upstream DeepSeek V3 recipe has a layout of its own
@@ -20,19 +20,19 @@ def c02_layers_fill_the_pipeline(point: Point) -> Answer:
         return NotEvaluated("C02", "num_layers")
     if point.pp < 1:
         return NotEvaluated("C02", "a positive pp")
-    operands = {"num_layers": layers, "pp": point.pp, "vp": point.vp}
+    vp = point.args.vp
     if layout := point.pipeline_layout:
         mtp = layout.count("m") if point.mtp_num_layers is None else point.mtp_num_layers
-        if (fault := layout_fault(layout, point.pp, point.vp, layers, mtp)) is None:
+        if (fault := layout_fault(layout, point.pp, vp, layers, mtp)) is None:
             return None
         fact = f"the layout {layout!r} does not fit: {fault}"
-        return Violation("C02", "cmd_args.pipeline_model_parallel_layout", fact, "fix the layout", operands)
+        return point.breaks("C02", "pipeline_model_parallel_layout", fact, "fix the layout", "num_layers", "pp", "vp")
     split = _layers_to_split(point, layers)
     if split % point.pp == 0:
         return None
     fact = f"{split} layers are not divisible by pp = {point.pp}"
     remedy = "use a pp that divides the layers, or an explicit pipeline_model_parallel_layout"
-    return Violation("C02", "cmd_args.pp", fact, remedy, operands)
+    return point.breaks("C02", "pp", fact, remedy, "num_layers", "pp", "vp")
 
 
 def c08_stages_divide_into_virtual_ones(point: Point) -> Answer:
@@ -42,7 +42,7 @@ def c08_stages_divide_into_virtual_ones(point: Point) -> Answer:
     pp does not divide it (C02).
     Source: CloudAI MegatronBridge workload, constraint 8 (a placeholder there); Megatron-Core TransformerConfig.
     """
-    if point.vp in (None, 1):
+    if (vp := point.args.vp) in (None, 1):
         return None
     if (layers := point.num_layers) is None:
         return NotEvaluated("C08", "num_layers")
@@ -52,12 +52,11 @@ def c08_stages_divide_into_virtual_ones(point: Point) -> Answer:
     if point.pp < 1 or split % point.pp:
         return NotEvaluated("C08", "a pp that divides the layers")
     per_stage = split // point.pp
-    if point.vp is not None and point.vp >= 1 and per_stage % point.vp == 0:
+    if vp is not None and vp >= 1 and per_stage % vp == 0:
         return None
     allowed = [n for n in range(1, per_stage + 1) if per_stage % n == 0]
-    fact = f"{point.vp} virtual stages do not divide the {per_stage} layers of a stage"
-    remedy = f"use one of {', '.join(map(str, allowed))}"
-    return Violation("C08", "cmd_args.vp", fact, remedy, {"num_layers": layers, "pp": point.pp, "vp": point.vp})
+    fact = f"{vp} virtual stages do not divide the {per_stage} layers of a stage"
+    return point.breaks("C08", "vp", fact, f"use one of {', '.join(map(str, allowed))}", "num_layers", "pp", "vp")
 
 
 def _layers_to_split(point: Point, layers: int) -> int:
@@ -73,25 +72,18 @@ def c18_deepseek_v3_is_split_as_its_recipe_can(point: Point) -> Answer:
     Pass: model_recipe_name="deepseek_v3", pp=4, vp=4. Fail: model_recipe_name="deepseek_v3", pp=2, vp=8.
     Source: CloudAI MegatronBridge workload, constraint 18, which does not look at layouts.
     """
-    return None if point.pipeline_layout else c18_as_cloudai(point)
+    return None if point.pipeline_layout else split_as_cloudai_decides(point)
 
 
-def c18_as_cloudai(point: Point) -> Answer:
+def split_as_cloudai_decides(point: Point) -> Answer:
     """C18 as CloudAI decides it, whatever the layout."""
     name = point.args.model_recipe_name.lower()
     if "deepseek_v3" not in name and "deepseekv3" not in name:
         return None
-    split = (point.pp, 1 if point.vp is None else point.vp)
+    split = (point.pp, 1 if point.args.vp is None else point.args.vp)
     if split in _DEEPSEEK_V3_SPLITS:
         return None
     known = ", ".join(f"({pp},{vp})" for pp, vp in _DEEPSEEK_V3_SPLITS)
     fact = f"the recipe has no layout for (pp,vp) = ({split[0]},{split[1]})"
     remedy = f"use one of {known}, or an explicit pipeline_model_parallel_layout"
-    return Violation("C18", "cmd_args.pp", fact, remedy, {"pp": point.pp, "vp": point.vp})
-
-
-RULES = (
-    c02_layers_fill_the_pipeline,
-    c08_stages_divide_into_virtual_ones,
-    c18_deepseek_v3_is_split_as_its_recipe_can,
-)
+    return point.breaks("C18", "pp", fact, remedy, "pp", "vp")

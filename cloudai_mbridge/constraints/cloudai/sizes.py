@@ -1,6 +1,6 @@
 """C01, C03, C04, C06, C07, C09, C10: parallel sizes, batch sizes and what excludes what."""
 
-from cloudai_mbridge.constraints.rule import Answer, NotEvaluated, Point, Violation
+from cloudai_mbridge.constraints.rule import Answer, NotEvaluated, Point
 
 
 def c01_ranks_fill_the_model_parallel_groups(point: Point) -> Answer:
@@ -15,9 +15,8 @@ def c01_ranks_fill_the_model_parallel_groups(point: Point) -> Answer:
     if size != 0 and point.args.num_gpus % size == 0:
         return None
     fact = f"{point.args.num_gpus} is not divisible by tp*pp*cp = {size}"
-    operands = {"num_gpus": point.args.num_gpus, "tp": point.tp, "pp": point.pp, "cp": point.cp}
     remedy = f"use a multiple of {size}, or smaller tp, pp or cp"
-    return Violation("C01", "cmd_args.num_gpus", fact, remedy, operands)
+    return point.breaks("C01", "num_gpus", fact, remedy, "num_gpus", "tp", "pp", "cp")
 
 
 def c03_at_least_one_model_replica(point: Point) -> Answer:
@@ -32,9 +31,8 @@ def c03_at_least_one_model_replica(point: Point) -> Answer:
         return None
     size = point.model_parallel_size
     fact = f"data-parallel size {point.args.num_gpus} // (tp*pp*cp = {size}) is 0"
-    operands = {"num_gpus": point.args.num_gpus, "tp": point.tp, "pp": point.pp, "cp": point.cp}
     remedy = f"use at least {size} GPUs, or smaller tp, pp or cp" if size > 0 else "use positive sizes"
-    return Violation("C03", "cmd_args.num_gpus", fact, remedy, operands)
+    return point.breaks("C03", "num_gpus", fact, remedy, "num_gpus", "tp", "pp", "cp")
 
 
 def c04_global_batch_is_whole_micro_batches(point: Point) -> Answer:
@@ -53,13 +51,10 @@ def c04_global_batch_is_whole_micro_batches(point: Point) -> Answer:
     divisor = mb * point.dp * instances
     if divisor != 0 and gb % divisor == 0:
         return None
-    name = "mb*dp" if instances == 1 else "mb*dp*num_distributed_optimizer_instances"
-    operands = {"gb": gb, "mb": mb, "dp": point.dp}
-    if instances != 1:
-        operands["num_distributed_optimizer_instances"] = instances
-    fact = f"{gb} is not divisible by {name} = {divisor}"
+    factors = ["mb", "dp", *(["num_distributed_optimizer_instances"] if instances != 1 else [])]
+    fact = f"{gb} is not divisible by {'*'.join(factors)} = {divisor}"
     remedy = f"use a multiple of {divisor}" if divisor else "fix num_gpus, tp, pp and cp first"
-    return Violation("C04", "cmd_args.gb", fact, remedy, operands)
+    return point.breaks("C04", "gb", fact, remedy, "gb", *factors)
 
 
 def c06_fsdp_stands_alone(point: Point) -> Answer:
@@ -70,12 +65,11 @@ def c06_fsdp_stands_alone(point: Point) -> Answer:
     Pass: use_megatron_fsdp=true. Fail: use_megatron_fsdp=true, pp=2.
     Source: CloudAI MegatronBridge workload, constraint 6.
     """
-    if not point.fsdp or (point.pp == 1 and point.cp == 1 and point.vp in (None, 1)):
+    if not point.use_megatron_fsdp or (point.pp == 1 and point.cp == 1 and point.args.vp in (None, 1)):
         return None
     fact = "Megatron FSDP needs pp = cp = vp = 1"
-    operands = {"pp": point.pp, "cp": point.cp, "vp": point.vp}
     remedy = "set pp, cp and vp to 1, or use_megatron_fsdp to false"
-    return Violation("C06", "cmd_args.use_megatron_fsdp", fact, remedy, operands)
+    return point.breaks("C06", "use_megatron_fsdp", fact, remedy, "pp", "cp", "vp")
 
 
 def c07_ranks_fill_the_expert_groups(point: Point) -> Answer:
@@ -93,9 +87,8 @@ def c07_ranks_fill_the_expert_groups(point: Point) -> Answer:
     if size != 0 and point.args.num_gpus % size == 0:
         return None
     fact = f"num_gpus = {point.args.num_gpus} is not divisible by et*ep*pp = {size}"
-    operands = {"num_gpus": point.args.num_gpus, "et": et, "ep": ep, "pp": point.pp}
     remedy = f"use a multiple of {size} GPUs, or smaller et, ep or pp" if size > 0 else "use positive et, ep and pp"
-    return Violation("C07", "cmd_args.ep", fact, remedy, operands)
+    return point.breaks("C07", "ep", fact, remedy, "num_gpus", "et", "ep", "pp")
 
 
 def c09_optimizer_instances_need_fsdp(point: Point) -> Answer:
@@ -106,13 +99,12 @@ def c09_optimizer_instances_need_fsdp(point: Point) -> Answer:
     Pass: num_distributed_optimizer_instances=1. Fail: num_distributed_optimizer_instances=2 without FSDP.
     Source: CloudAI MegatronBridge workload, constraint 9.
     """
+    name = "num_distributed_optimizer_instances"
     instances = point.args.num_distributed_optimizer_instances
-    if instances is None or instances <= 1 or point.fsdp:
+    if instances is None or instances <= 1 or point.use_megatron_fsdp:
         return None
-    fact = f"{instances} instances need Megatron FSDP"
-    operands = {"num_distributed_optimizer_instances": instances, "use_megatron_fsdp": point.fsdp}
-    remedy = "set use_megatron_fsdp to true, or num_distributed_optimizer_instances to 1"
-    return Violation("C09", "cmd_args.num_distributed_optimizer_instances", fact, remedy, operands)
+    remedy = f"set use_megatron_fsdp to true, or {name} to 1"
+    return point.breaks("C09", name, f"{instances} instances need Megatron FSDP", remedy, name, "use_megatron_fsdp")
 
 
 def c10_no_offloading_in_a_pipeline(point: Point) -> Answer:
@@ -123,20 +115,8 @@ def c10_no_offloading_in_a_pipeline(point: Point) -> Answer:
     Pass: pp=1, activation_offload_layers=1. Fail: pp=2, activation_offload_layers=1.
     Source: CloudAI MegatronBridge workload, constraint 10; Megatron-Core TransformerConfig.
     """
-    if point.pp <= 1 or point.offload_layers <= 0:
+    if point.pp <= 1 or point.activation_offload_layers <= 0:
         return None
-    fact = f"{point.offload_layers} offloaded layers need pp = 1"
-    operands = {"pp": point.pp, "activation_offload_layers": point.offload_layers}
-    remedy = "set pp to 1, or activation_offload_layers to 0"
-    return Violation("C10", "cmd_args.activation_offload_layers", fact, remedy, operands)
-
-
-RULES = (
-    c01_ranks_fill_the_model_parallel_groups,
-    c03_at_least_one_model_replica,
-    c04_global_batch_is_whole_micro_batches,
-    c06_fsdp_stands_alone,
-    c07_ranks_fill_the_expert_groups,
-    c09_optimizer_instances_need_fsdp,
-    c10_no_offloading_in_a_pipeline,
-)
+    name = "activation_offload_layers"
+    fact = f"{point.activation_offload_layers} offloaded layers need pp = 1"
+    return point.breaks("C10", name, fact, f"set pp to 1, or {name} to 0", "pp", name)

@@ -6,5 +6,6 @@ and says nothing, cannot be asked for: the loop overlaps P2P whenever vp is set.
 """
 
 from cloudai_mbridge.constraints.megatron import features, model, parallel, placement
+from cloudai_mbridge.constraints.rule import rules_in
 
-RULES = (*placement.RULES, *parallel.RULES, *model.RULES, *features.RULES)
+RULES = rules_in(placement, parallel, model, features)

@@ -1,11 +1,10 @@
 """M14-M23: features that exclude each other, need a kind of model, or need a kind of GPU."""
 
-from cloudai_mbridge.constraints.rule import Answer, NotEvaluated, Point, Violation
+from cloudai_mbridge.constraints.rule import Answer, NotEvaluated, Point
 
 _RECOMPUTABLE = ("core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts")
 # what cores of later releases of Megatron-Bridge have beside these
 _RECOMPUTABLE_SINCE_0_5 = ("mhc", "gdn_norm_out")
-_RECOMPUTABLE_SINCE_CORE_0_19 = "gdn_norm_out"
 _BLACKWELL = ("b200", "b300", "gb200", "gb300", "vr200", "r100")
 _HOPPER = ("h100", "h200", "gh200")
 _DTYPES = {
@@ -31,9 +30,8 @@ def m14_recomputed_modules_are_known(point: Point) -> Answer:
         return NotEvaluated("M14", f"the release of Megatron-{'Core' if point.is_embedded else 'Bridge'}")
     known = _recomputable(point)
     if unknown := [module for module in modules if module not in known]:
-        fact = f"{', '.join(unknown)} cannot be recomputed"
-        shown = {"recompute_modules": ",".join(modules)}
-        return Violation("M14", "cmd_args.recompute_modules", fact, f"use some of {', '.join(known)}", shown)
+        fact, remedy = f"{', '.join(unknown)} cannot be recomputed", f"use some of {', '.join(known)}"
+        return point.breaks("M14", "recompute_modules", fact, remedy, "recompute_modules")
     if "mla_up_proj" not in modules:
         return None
     if point.recipe is None:
@@ -41,8 +39,7 @@ def m14_recomputed_modules_are_known(point: Point) -> Answer:
     if point.of_recipe("multi_latent_attention"):
         return None
     fact = "mla_up_proj needs multi-latent attention"
-    shown = {"recompute_modules": ",".join(modules)}
-    return Violation("M14", "cmd_args.recompute_modules", fact, "remove mla_up_proj", shown)
+    return point.breaks("M14", "recompute_modules", fact, "remove mla_up_proj", "recompute_modules")
 
 
 def _recomputable(point: Point) -> tuple[str, ...]:
@@ -50,7 +47,7 @@ def _recomputable(point: Point) -> tuple[str, ...]:
         return (*_RECOMPUTABLE, *_RECOMPUTABLE_SINCE_0_5)
     is_later = point.release is None and point.has_core("0.19")
     if is_later and point.of_recipe("experimental_attention_variant") == "gated_delta_net":
-        return (*_RECOMPUTABLE, _RECOMPUTABLE_SINCE_CORE_0_19)
+        return (*_RECOMPUTABLE, "gdn_norm_out")
     return _RECOMPUTABLE
 
 
@@ -64,10 +61,8 @@ def m15_full_or_selective_recomputation(point: Point) -> Answer:
     """
     if not (point.args.recompute_num_layers and point.recompute_modules):
         return None
-    shown = ",".join(point.recompute_modules)
-    operands = {"recompute_num_layers": point.args.recompute_num_layers, "recompute_modules": shown}
-    fact = "whole layers and modules cannot both be recomputed"
-    return Violation("M15", "cmd_args.recompute_modules", fact, "remove one of them", operands)
+    fact, shown = "whole layers and modules cannot both be recomputed", ("recompute_num_layers", "recompute_modules")
+    return point.breaks("M15", "recompute_modules", fact, "remove one of them", *shown)
 
 
 def m16_offload_or_recompute(point: Point) -> Answer:
@@ -76,17 +71,11 @@ def m16_offload_or_recompute(point: Point) -> Answer:
     Pass: activation_offload_layers=2. Fail: activation_offload_layers=2, recompute_num_layers=1.
     Source: megatron.core.transformer.TransformerConfig (cpu_offloading).
     """
-    if point.offload_layers <= 0:
+    if point.activation_offload_layers <= 0 or not (point.recompute_modules or point.args.recompute_num_layers):
         return None
-    operands: dict[str, int | str] = {"activation_offload_layers": point.offload_layers}
-    if modules := point.recompute_modules:
-        operands["recompute_modules"] = ",".join(modules)
-    elif num_layers := point.args.recompute_num_layers:
-        operands["recompute_num_layers"] = num_layers
-    else:
-        return None
-    fact = "offloading does not work with recomputation"
-    return Violation("M16", "cmd_args.activation_offload_layers", fact, "remove one of them", operands)
+    name, fact = "activation_offload_layers", "offloading does not work with recomputation"
+    other = "recompute_modules" if point.recompute_modules else "recompute_num_layers"
+    return point.breaks("M16", name, fact, "remove one of them", name, other)
 
 
 def m17_whole_layer_graphs_are_graphs(point: Point) -> Answer:
@@ -97,16 +86,12 @@ def m17_whole_layer_graphs_are_graphs(point: Point) -> Answer:
     Pass: cuda_graph_impl="local". Fail: cuda_graph_impl="local" without scope, activation_offload_layers=2.
     Source: megatron.core.transformer.TransformerConfig (CUDA graphs not supported with CPU offloading).
     """
-    is_whole_layer = point.graph_impl and not (point.graph_scopes or point.has_full_iteration_graph)
-    if not (is_whole_layer and (point.fsdp or point.offload_layers > 0)):
+    is_whole_layer = point.graph_impl and not (point.cuda_graph_scope or point.has_full_iteration_graph)
+    if not (is_whole_layer and (point.use_megatron_fsdp or point.activation_offload_layers > 0)):
         return None
-    operands = {
-        "cuda_graph_impl": point.args.cuda_graph_impl,
-        "use_megatron_fsdp": point.fsdp,
-        "activation_offload_layers": point.offload_layers,
-    }
+    shown = ("cuda_graph_impl", "use_megatron_fsdp", "activation_offload_layers")
     fact = "graphs without a scope capture whole layers, which neither Megatron FSDP nor offloading can run with"
-    return Violation("M17", "cmd_args.cuda_graph_impl", fact, "set cuda_graph_impl to none", operands)
+    return point.breaks("M17", "cuda_graph_impl", fact, "set cuda_graph_impl to none", *shown)
 
 
 def m18_graph_scopes_exist_in_the_model(point: Point) -> Answer:
@@ -115,17 +100,19 @@ def m18_graph_scopes_exist_in_the_model(point: Point) -> Answer:
     Pass: scope moe_router on a mixture of experts. Fail: scope moe_router on a dense model. Not evaluated: no recipe.
     Source: megatron.core.transformer.TransformerConfig.
     """
-    scopes = set(point.graph_scopes)
+    scopes = set(point.cuda_graph_scope)
     if not point.graph_impl or not scopes & {"moe", "moe_router", "mlp"}:
         return None
     if point.recipe is None:
         return NotEvaluated("M18", "recipe")
-    operands = {"cuda_graph_scope": ",".join(point.graph_scopes), "num_moe_experts": point.num_experts}
-    if scopes & {"moe", "moe_router"} and (point.num_experts or 0) <= 1:
-        return Violation("M18", "cmd_args.cuda_graph_scope", "the model has no experts", "remove moe scopes", operands)
-    if "mlp" in scopes and not point.has_dense_layers:
-        return Violation("M18", "cmd_args.cuda_graph_scope", "the model has no dense layer", "remove mlp", operands)
-    return None
+    experts = point.num_moe_experts
+    if scopes & {"moe", "moe_router"} and (experts or 0) <= 1:
+        fact, remedy = "the model has no experts", "remove moe scopes"
+    elif "mlp" in scopes and not point.has_dense_layers:
+        fact, remedy = "the model has no dense layer", "remove mlp"
+    else:
+        return None
+    return point.breaks("M18", "cuda_graph_scope", fact, remedy, "cuda_graph_scope", "num_moe_experts")
 
 
 def m19_overlapped_all_to_all_has_what_it_needs(point: Point) -> Answer:
@@ -141,7 +128,7 @@ def m19_overlapped_all_to_all_has_what_it_needs(point: Point) -> Answer:
         return None
     needs = {
         "ep > 1": (point.args.ep or 1) > 1,
-        "vp when pp > 1": point.pp <= 1 or (point.vp or 1) > 1,
+        "vp when pp > 1": point.pp <= 1 or (point.args.vp or 1) > 1,
         "no recompute_num_layers": not point.args.recompute_num_layers,
         "no recomputation of moe": "moe" not in point.recompute_modules or not point.has_core("0.17"),
         "16-bit training": point.args.compute_dtype != "fp32",
@@ -150,9 +137,8 @@ def m19_overlapped_all_to_all_has_what_it_needs(point: Point) -> Answer:
     if not missing:
         is_open = "moe" in point.recompute_modules and point.core is None
         return NotEvaluated("M19", "the release of Megatron-Core") if is_open else None
-    operands = {"ep": point.args.ep, "pp": point.pp, "vp": point.vp, "compute_dtype": point.args.compute_dtype}
-    fact = f"overlapped all-to-all needs {', '.join(missing)}"
-    return Violation("M19", "cmd_args.moe_a2a_overlap", fact, "provide it, or set moe_a2a_overlap off", operands)
+    fact, remedy = f"overlapped all-to-all needs {', '.join(missing)}", "provide it, or set moe_a2a_overlap off"
+    return point.breaks("M19", "moe_a2a_overlap", fact, remedy, "ep", "pp", "vp", "compute_dtype")
 
 
 def m20_gpu_computes_the_precision(point: Point) -> Answer:
@@ -167,9 +153,8 @@ def m20_gpu_computes_the_precision(point: Point) -> Answer:
         return NotEvaluated("M20", f"a known gpu_type and compute_dtype ({gpu!r}, {dtype!r})")
     if gpu in _DTYPES[dtype]:
         return None
-    operands = {"compute_dtype": dtype, "gpu_type": gpu}
     remedy = f"use one of {', '.join(_DTYPES[dtype])}, or another precision"
-    return Violation("M20", "cmd_args.compute_dtype", f"{gpu} has no {dtype}", remedy, operands)
+    return point.breaks("M20", "compute_dtype", f"{gpu} has no {dtype}", remedy, compute_dtype=dtype, gpu_type=gpu)
 
 
 def m21_graphs_with_whole_layers_recomputed(point: Point) -> Answer:
@@ -180,17 +165,13 @@ def m21_graphs_with_whole_layers_recomputed(point: Point) -> Answer:
     Pass: recompute_num_layers=1, cuda_graph_impl="local", scope full_iteration. Fail: the same without scope.
     Source: megatron.core.transformer.TransformerConfig (full recompute is only supported with full iteration graphs).
     """
-    is_full = point.graph_scopes == ("full_iteration",) or point.has_full_iteration_graph
+    is_full = point.cuda_graph_scope == ("full_iteration",) or point.has_full_iteration_graph
     if not (point.graph_impl and point.args.recompute_num_layers) or is_full:
         return None
-    operands = {
-        "recompute_num_layers": point.args.recompute_num_layers,
-        "cuda_graph_impl": point.args.cuda_graph_impl,
-        "cuda_graph_scope": ",".join(point.graph_scopes),
-    }
+    name = "recompute_num_layers"
     fact = "layers are recomputed with CUDA graphs of another scope than full_iteration"
     remedy = "use scope full_iteration with cuda_graph_impl = 'local', or remove one of them"
-    return Violation("M21", "cmd_args.recompute_num_layers", fact, remedy, operands)
+    return point.breaks("M21", name, fact, remedy, name, "cuda_graph_impl", "cuda_graph_scope")
 
 
 def m22_local_graphs_are_of_the_full_iteration(point: Point) -> Answer:
@@ -208,13 +189,9 @@ def m22_local_graphs_are_of_the_full_iteration(point: Point) -> Answer:
         return NotEvaluated("M22", "the release of Megatron-Bridge")
     if point.release.key < (0, 6):
         return None
-    operands = {
-        "cuda_graph_impl": point.args.cuda_graph_impl,
-        "cuda_graph_scope": ",".join(point.graph_scopes),
-        "release": point.release.version,
-    }
+    fact, shown = "local graphs need scope full_iteration", ("cuda_graph_impl", "cuda_graph_scope")
     remedy = "set cuda_graph_scope to full_iteration, or cuda_graph_impl to transformer_engine or none"
-    return Violation("M22", "cmd_args.cuda_graph_impl", "local graphs need scope full_iteration", remedy, operands)
+    return point.breaks("M22", "cuda_graph_impl", fact, remedy, *shown, release=point.release.version)
 
 
 def m23_full_iteration_graphs_have_no_modules(point: Point) -> Answer:
@@ -225,27 +202,13 @@ def m23_full_iteration_graphs_have_no_modules(point: Point) -> Answer:
     upstream launcher it passes: that is sent scope full_iteration alone, and a note says so.
     Source: megatron.core.transformer.TransformerConfig (cuda_graph_modules must be empty).
     """
-    scopes = ",".join(scope for scope in point.graph_scopes if scope != "full_iteration")
+    scopes = ",".join(scope for scope in point.cuda_graph_scope if scope != "full_iteration")
     if not point.is_embedded or point.graph_impl != "full_iteration" or not scopes:
         return None
     if (is_implementation := point.has_core("0.18")) is None:
         return NotEvaluated("M23", "the release of Megatron-Core")
     if not is_implementation:
         return None
-    operands = {"cuda_graph_impl": point.args.cuda_graph_impl, "cuda_graph_scope": scopes, "core": point.core}
-    fact = "a full-iteration graph captures no modules by name"
-    return Violation("M23", "cmd_args.cuda_graph_scope", fact, "remove cuda_graph_scope", operands)
-
-
-RULES = (
-    m14_recomputed_modules_are_known,
-    m15_full_or_selective_recomputation,
-    m16_offload_or_recompute,
-    m17_whole_layer_graphs_are_graphs,
-    m18_graph_scopes_exist_in_the_model,
-    m19_overlapped_all_to_all_has_what_it_needs,
-    m20_gpu_computes_the_precision,
-    m21_graphs_with_whole_layers_recomputed,
-    m22_local_graphs_are_of_the_full_iteration,
-    m23_full_iteration_graphs_have_no_modules,
-)
+    where, fact = "cuda_graph_scope", "a full-iteration graph captures no modules by name"
+    operands = {"cuda_graph_scope": scopes, "core": point.core}
+    return point.breaks("M23", where, fact, f"remove {where}", "cuda_graph_impl", **operands)

@@ -1,6 +1,6 @@
 """M08-M13: the model's own numbers against the parallel sizes. All need the recipe."""
 
-from cloudai_mbridge.constraints.rule import Answer, NotEvaluated, Point, Violation
+from cloudai_mbridge.constraints.rule import Answer, NotEvaluated, Point
 
 
 def m08_heads_divide_over_tensor_ranks(point: Point) -> Answer:
@@ -13,10 +13,8 @@ def m08_heads_divide_over_tensor_ranks(point: Point) -> Answer:
         return NotEvaluated("M08", "recipe")
     if point.tp < 1 or heads % point.tp == 0:
         return None
-    operands = {"num_attention_heads": heads, "tp": point.tp}
-    return Violation(
-        "M08", "cmd_args.tp", f"{heads} heads are not divisible by tp = {point.tp}", _divisors(heads), operands
-    )
+    fact = f"{heads} heads are not divisible by tp = {point.tp}"
+    return point.breaks("M08", "tp", fact, _divisors(heads), num_attention_heads=heads, tp=point.tp)
 
 
 def m09_query_groups_divide_or_repeat(point: Point) -> Answer:
@@ -30,7 +28,7 @@ def m09_query_groups_divide_or_repeat(point: Point) -> Answer:
     if point.tp < 1 or groups % point.tp == 0 or point.tp % groups == 0:
         return None
     fact = f"{groups} key-value groups are neither a multiple nor a divisor of tp = {point.tp}"
-    return Violation("M09", "cmd_args.tp", fact, _divisors(groups), {"num_query_groups": groups, "tp": point.tp})
+    return point.breaks("M09", "tp", fact, _divisors(groups), num_query_groups=groups, tp=point.tp)
 
 
 def m10_feed_forward_divides_over_tensor_ranks(point: Point) -> Answer:
@@ -43,17 +41,15 @@ def m10_feed_forward_divides_over_tensor_ranks(point: Point) -> Answer:
         return NotEvaluated("M10", "recipe")
     et = point.tp
     widths = {"ffn_hidden_size": (ffn, point.tp)} if point.has_dense_layers else {}
-    if point.num_experts:
+    if point.num_moe_experts:
         et = point.args.et or point.tp
         widths["moe_ffn_hidden_size"] = (point.of_recipe("moe_ffn_hidden_size") or ffn, et)
         shared = point.of_recipe("moe_shared_expert_intermediate_size")
         widths["moe_shared_expert_intermediate_size"] = (shared or point.tp, point.tp)
     for name, (width, size) in widths.items():
         if size > 0 and width % size:
-            operands = {name: width, "tp": point.tp, "et": et}
-            return Violation(
-                "M10", "cmd_args.tp", f"{name} = {width} is not divisible by {size}", _divisors(width), operands
-            )
+            fact = f"{name} = {width} is not divisible by {size}"
+            return point.breaks("M10", "tp", fact, _divisors(width), **{name: width}, tp=point.tp, et=et)
     return None
 
 
@@ -65,15 +61,13 @@ def m11_experts_divide_over_expert_ranks(point: Point) -> Answer:
     """
     if point.recipe is None:
         return NotEvaluated("M11", "recipe")
-    ep, experts = point.args.ep or 1, point.num_experts
+    ep, experts = point.args.ep or 1, point.num_moe_experts
     if ep <= 1 or (experts and experts % ep == 0):
         return None
-    operands = {"num_moe_experts": experts, "ep": ep}
-    if not experts:
-        return Violation("M11", "cmd_args.ep", "the model has no experts", "set ep to 1", operands)
-    return Violation(
-        "M11", "cmd_args.ep", f"{experts} experts are not divisible by ep = {ep}", _divisors(experts), operands
-    )
+    fact, remedy = "the model has no experts", "set ep to 1"
+    if experts:
+        fact, remedy = f"{experts} experts are not divisible by ep = {ep}", _divisors(experts)
+    return point.breaks("M11", "ep", fact, remedy, "num_moe_experts", "ep")
 
 
 def m12_recomputed_layers_exist(point: Point) -> Answer:
@@ -89,9 +83,9 @@ def m12_recomputed_layers_exist(point: Point) -> Answer:
     most = -(-layers // max(1, point.pp))
     if 1 <= recomputed <= most:
         return None
-    operands = {"recompute_num_layers": recomputed, "num_layers": layers, "pp": point.pp}
+    name = "recompute_num_layers"
     fact = f"{recomputed} recomputed layers are not between 1 and the {most} of a pipeline rank"
-    return Violation("M12", "cmd_args.recompute_num_layers", fact, f"use 1 to {most}", operands)
+    return point.breaks("M12", name, fact, f"use 1 to {most}", name, "num_layers", "pp")
 
 
 def m13_offloaded_layers_exist(point: Point) -> Answer:
@@ -100,27 +94,17 @@ def m13_offloaded_layers_exist(point: Point) -> Answer:
     Pass: activation_offload_layers=1 of 32. Fail: 32 of 32. Not evaluated: the number of layers is unknown.
     Source: megatron.core.transformer.TransformerConfig (cpu_offloading_num_layers).
     """
-    if point.offload_layers == 0:
+    if (offloaded := point.activation_offload_layers) == 0:
         return None
     if (layers := point.num_layers) is None:
         return NotEvaluated("M13", "num_layers")
-    if 0 < point.offload_layers < layers:
+    if 0 < offloaded < layers:
         return None
-    operands = {"activation_offload_layers": point.offload_layers, "num_layers": layers}
-    fact = f"{point.offload_layers} offloaded layers are not between 1 and {layers - 1}"
-    return Violation("M13", "cmd_args.activation_offload_layers", fact, f"use 1 to {layers - 1}", operands)
+    name = "activation_offload_layers"
+    fact = f"{offloaded} offloaded layers are not between 1 and {layers - 1}"
+    return point.breaks("M13", name, fact, f"use 1 to {layers - 1}", name, "num_layers")
 
 
 def _divisors(number: int) -> str:
     small = [n for n in range(1, min(number, 256) + 1) if number % n == 0]
     return f"use one of {', '.join(map(str, small))}"
-
-
-RULES = (
-    m08_heads_divide_over_tensor_ranks,
-    m09_query_groups_divide_or_repeat,
-    m10_feed_forward_divides_over_tensor_ranks,
-    m11_experts_divide_over_expert_ranks,
-    m12_recomputed_layers_exist,
-    m13_offloaded_layers_exist,
-)

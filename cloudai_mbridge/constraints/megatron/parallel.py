@@ -1,6 +1,6 @@
 """M02-M07: sizes against each other."""
 
-from cloudai_mbridge.constraints.rule import Answer, NotEvaluated, Point, Violation
+from cloudai_mbridge.constraints.rule import Answer, NotEvaluated, Point
 
 _SIZES = ("num_gpus", "tp", "pp", "cp", "vp", "ep", "et", "mb", "gb", "seq_length", "hidden_size", "num_layers")
 
@@ -16,7 +16,7 @@ def m02_sizes_are_positive(point: Point) -> Answer:
     bad = {name: value for name in _SIZES if (value := getattr(point.args, name)) is not None and value < 1}
     if not bad:
         return None
-    return Violation("M02", f"cmd_args.{next(iter(bad))}", "sizes must be positive", "use at least 1", bad)
+    return point.breaks("M02", next(iter(bad)), "sizes must be positive", "use at least 1", **bad)
 
 
 def m03_virtual_stages_need_a_pipeline(point: Point) -> Answer:
@@ -27,10 +27,10 @@ def m03_virtual_stages_need_a_pipeline(point: Point) -> Answer:
     Pass: pp=2, vp=2. Fail: pp=1, vp=2.
     Source: megatron.core.parallel_state.initialize_model_parallel.
     """
-    if (point.vp or 1) == 1 or point.pp > 1:
+    vp = point.args.vp
+    if (vp or 1) == 1 or point.pp > 1:
         return None
-    operands = {"vp": point.vp, "pp": point.pp}
-    return Violation("M03", "cmd_args.vp", f"vp = {point.vp} needs pp > 1", "set vp to 1 or pp above 1", operands)
+    return point.breaks("M03", "vp", f"vp = {vp} needs pp > 1", "set vp to 1 or pp above 1", "vp", "pp")
 
 
 def m04_interleaving_takes_whole_rounds(point: Point) -> Answer:
@@ -41,16 +41,17 @@ def m04_interleaving_takes_whole_rounds(point: Point) -> Answer:
     Pass: pp=2, vp=2, gb=8, mb=1, dp=1. Fail: gb=9. Not evaluated: mb or gb is unknown, or C04 is broken.
     Source: megatron.core.pipeline_parallel.schedules.forward_backward_pipelining_with_interleaving.
     """
-    if (point.vp or 1) == 1 or point.pp <= 1:
+    if (point.args.vp or 1) == 1 or point.pp <= 1:
         return None
-    if (micro_batches := point.num_micro_batches) is None:
+    per_round = (point.args.mb or 0) * point.dp
+    if per_round <= 0 or not point.args.gb or point.args.gb % per_round:
         return NotEvaluated("M04", "a number of micro-batches")
+    micro_batches = point.args.gb // per_round
     if micro_batches % point.pp == 0:
         return None
-    operands = {"gb": point.args.gb, "mb": point.args.mb, "dp": point.dp, "pp": point.pp, "vp": point.vp}
     fact = f"{micro_batches} micro-batches per step are not a multiple of pp = {point.pp}"
-    remedy = f"use a gb that is a multiple of mb*dp*pp = {(point.args.mb or 0) * point.dp * point.pp}"
-    return Violation("M04", "cmd_args.gb", fact, remedy, operands)
+    remedy = f"use a gb that is a multiple of mb*dp*pp = {per_round * point.pp}"
+    return point.breaks("M04", "gb", fact, remedy, "gb", "mb", "dp", "pp", "vp")
 
 
 def m05_context_parallel_halves_divide_the_sequence(point: Point) -> Answer:
@@ -68,8 +69,7 @@ def m05_context_parallel_halves_divide_the_sequence(point: Point) -> Answer:
     if length % (2 * point.cp) == 0:
         return None
     fact = f"{length} is not divisible by 2*cp = {2 * point.cp}"
-    operands = {"seq_length": length, "cp": point.cp}
-    return Violation("M05", "cmd_args.seq_length", fact, f"use a multiple of {2 * point.cp}", operands)
+    return point.breaks("M05", "seq_length", fact, f"use a multiple of {2 * point.cp}", "seq_length", "cp")
 
 
 def m06_sequence_parallel_shares_are_whole(point: Point) -> Answer:
@@ -91,8 +91,7 @@ def m06_sequence_parallel_shares_are_whole(point: Point) -> Answer:
     if length % point.cp or (length // point.cp) % point.tp == 0:
         return None
     fact = f"{length} is not divisible by tp*cp = {point.tp * point.cp}"
-    operands = {"seq_length": length, "tp": point.tp, "cp": point.cp}
-    return Violation("M06", "cmd_args.seq_length", fact, f"use a multiple of {point.tp * point.cp}", operands)
+    return point.breaks("M06", "seq_length", fact, f"use a multiple of {point.tp * point.cp}", "seq_length", "tp", "cp")
 
 
 def m07_ranks_fill_the_expert_groups(point: Point) -> Answer:
@@ -111,16 +110,6 @@ def m07_ranks_fill_the_expert_groups(point: Point) -> Answer:
     size = et * ep * point.pp
     if size < 1 or point.args.num_gpus % size == 0:
         return None
-    operands = {"num_gpus": point.args.num_gpus, "et": et, "ep": ep, "pp": point.pp}
     fact = f"num_gpus = {point.args.num_gpus} is not divisible by et*ep*pp = {size}"
-    return Violation("M07", "cmd_args.ep", fact, "use smaller ep or pp, or set et to 1", operands)
-
-
-RULES = (
-    m02_sizes_are_positive,
-    m03_virtual_stages_need_a_pipeline,
-    m04_interleaving_takes_whole_rounds,
-    m05_context_parallel_halves_divide_the_sequence,
-    m06_sequence_parallel_shares_are_whole,
-    m07_ranks_fill_the_expert_groups,
-)
+    remedy = "use smaller ep or pp, or set et to 1"
+    return point.breaks("M07", "ep", fact, remedy, "num_gpus", et=et, ep=ep, pp=point.pp)

@@ -26,6 +26,10 @@ class Option:
         """The long form without dashes."""
         return max(self.flags, key=len).lstrip("-")
 
+    def takes(self, text: str) -> bool:
+        """Whether a text is among the choices."""
+        return (text.lower() if self.type == "lower_str" else text) in self.choices
+
 
 def read_options(path: Path) -> dict[str, Option]:
     """Return every option of an argument_parser.py, by name: none where it cannot be read."""

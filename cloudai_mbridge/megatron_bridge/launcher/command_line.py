@@ -7,7 +7,7 @@ docs/launcher.md lists all differences from CloudAI's command line.
 
 import re
 import shlex
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -92,51 +92,40 @@ def _text(value: Any) -> str:
     return ",".join(map(_text, value)) if isinstance(value, list) else str(value)
 
 
-def _names(value: Any) -> str:
-    return ",".join(names_in(value))
+# Arguments whose text is another than that of the value
+_SHOWN: Mapping[str, Callable[[Any], str]] = {
+    **dict.fromkeys(("cuda_graph_scope", "recompute_modules"), lambda value: ",".join(names_in(value))),
+    "vp": lambda value: "None" if value == 1 else _text(value),
+}
+# Arguments whose flag has no value
+_SWITCHES = frozenset({
+    "dryrun", "use_recipes", "enable_nsys", "packed_sequence", "head_only", "profiling_gpu_metrics",
+    "list_config_variants", "offline", "dump_env", "deterministic", "export_nsys_sqlite", "retry_on_testing_failure",
+})  # fmt: skip
+# Arguments whose values are a word each
+_OF_WORDS = frozenset({"dataset_paths", "c4_train_shards"})
 
 
-def _stages(value: Any) -> str:
-    return "None" if value == 1 else _text(value)
-
-
-def _option(flag: str, text: str | None) -> list[str]:
+def _option(flag: str, value: Any, show: Callable[[Any], str] = _text) -> list[str]:
     """Return a flag with its value, or nothing. A value that looks like a flag must hang on its own, for argparse."""
-    if text is None or text == "":
+    text = "" if value is None else show(value)
+    if not text:
         return []
     return [f"{flag}={text}"] if re.match(r"-(?![0-9.])", text) else [flag, text]
 
 
-def _field(name: str, show: Callable[[Any], str] = _text) -> Row:
-    def row(launch: _LauncherCommand) -> Iterable[str]:
-        value = launch.plan.args.get(name)
-        return [] if value is None else _option(FLAGS[name], show(value))
-
-    return row
-
-
-def _switch(name: str) -> Row:
-    return lambda launch: [FLAGS[name]] if launch.plan.args.get(name) is True else []
-
-
-def _values(name: str) -> Row:
-    """Return a row whose values are an element each."""
-
-    def row(launch: _LauncherCommand) -> Iterable[str]:
-        value = launch.plan.args.get(name)
-        return [FLAGS[name], *map(_text, value)] if isinstance(value, list) else _option(FLAGS[name], _maybe(value))
-
-    return row
-
-
-def _maybe(value: Any) -> str | None:
-    return None if value is None else _text(value)
-
-
 def _of(flag: str, find: Callable[[_LauncherCommand], Any]) -> Row:
+    return lambda launch: _option(flag, find(launch))
+
+
+def _field(name: str) -> Row:
     def row(launch: _LauncherCommand) -> Iterable[str]:
-        value = find(launch)
-        return [] if value is None else _option(flag, _text(value))
+        value = launch.plan.args.get(name)
+        if name in _SWITCHES:
+            return [FLAGS[name]] if value is True else []
+        if name in _OF_WORDS and isinstance(value, list):
+            return [FLAGS[name], *map(_text, value)]
+        return _option(FLAGS[name], value, _SHOWN.get(name, _text))
 
     return row
 
@@ -177,63 +166,38 @@ _LITERAL: tuple[Row, ...] = (_exports, _slurm_params, _overrides)
 _TABLE: tuple[Row, ...] = (
     _of("-a", lambda launch: launch.system.account),
     _of("-p", lambda launch: launch.system.default_partition),
-    _field("gpu_type"),
-    _field("log_dir"),
+    *map(_field, ("gpu_type", "log_dir")),
     _of("-t", lambda launch: launch.run.time_limit and format_time_limit(launch.run.time_limit_s)),
     _of("-i", _image),
-    _field("compute_dtype"),
-    _field("task"),
+    *map(_field, ("compute_dtype", "task")),
     _credential("-hf", HF_TOKEN),
     _field("nemo_home"),
     _credential("-wdk", WANDB_API_KEY),
-    *map(_field, ("wandb_project_name", "wandb_entity_name", "wandb_experiment_name", "wandb_save_dir")),
-    _field("max_retries"),
-    _switch("dryrun"),
-    _field("num_gpus"),
+    *map(_field, ("wandb_project_name", "wandb_entity_name", "wandb_experiment_name", "wandb_save_dir", "max_retries")),
+    *map(_field, ("dryrun", "num_gpus")),
     _of("-gn", lambda launch: launch.plan.gpus_per_node),
     _of("-cm", _mounts),
     _exports,
-    _field("domain"),
-    _switch("use_recipes"),
-    *map(_field, ("enable_vboost", "model_family_name", "model_recipe_name", "hidden_size", "num_layers")),
-    _field("pipeline_model_parallel_layout"),
-    _field("first_k_dense_replace"),
-    _switch("enable_nsys"),
-    *map(_field, ("use_tokendrop", "use_megatron_fsdp", "nccl_ub", "cuda_graph_impl")),
-    _field("cuda_graph_scope", _names),
-    *map(_field, ("tp", "pp", "cp")),
-    _field("vp", _stages),
-    *map(_field, ("ep", "et", "mb", "gb", "seq_length", "moe_a2a_overlap", "max_steps", "recompute_num_layers")),
-    _field("activation_offload_layers"),
-    _field("recompute_modules", _names),
+    *map(_field, ("domain", "use_recipes", "enable_vboost", "model_family_name", "model_recipe_name", "hidden_size")),
+    *map(_field, ("num_layers", "pipeline_model_parallel_layout", "first_k_dense_replace", "enable_nsys")),
+    *map(_field, ("use_tokendrop", "use_megatron_fsdp", "nccl_ub", "cuda_graph_impl", "cuda_graph_scope")),
+    *map(_field, ("tp", "pp", "cp", "vp", "ep", "et", "mb", "gb", "seq_length", "moe_a2a_overlap", "max_steps")),
+    *map(_field, ("recompute_num_layers", "activation_offload_layers", "recompute_modules")),
     lambda launch: ["--detach", "false"],  # the log is read from a launcher that stays until the job has ended
     *map(_field, ("lr", "min_lr", "warmup_iters", "pretrained_checkpoint", "save_dir", "load_dir", "save_interval")),
-    *map(_field, ("most_recent_k", "save_config_filepath", "data")),
-    _values("dataset_paths"),
-    *map(_field, ("dataset_root", "index_mapping_dir", "dataset_name")),
-    _switch("packed_sequence"),
-    _switch("head_only"),
-    *map(_field, ("tokenizer_type", "tokenizer_model", "vocab_size", "pytorch_profiler", "profiling_start_step")),
-    _field("profiling_stop_step"),
-    _field("record_memory_history"),
-    _switch("profiling_gpu_metrics"),
-    *map(_field, ("profiling_ranks", "nsys_trace", "nsys_extra_args")),
+    *map(_field, ("most_recent_k", "save_config_filepath", "data", "dataset_paths", "dataset_root")),
+    *map(_field, ("index_mapping_dir", "dataset_name", "packed_sequence", "head_only", "tokenizer_type")),
+    *map(_field, ("tokenizer_model", "vocab_size", "pytorch_profiler", "profiling_start_step", "profiling_stop_step")),
+    *map(
+        _field, ("record_memory_history", "profiling_gpu_metrics", "profiling_ranks", "nsys_trace", "nsys_extra_args")
+    ),
     _slurm_params,
-    _field("config_variant"),
-    _switch("list_config_variants"),
+    *map(_field, ("config_variant", "list_config_variants")),
     # what CloudAI does not know
-    _switch("offline"),
-    *map(_field, ("packager", "optimizer_type", "moe_flex_dispatcher_backend")),
-    _switch("dump_env"),
-    _switch("deterministic"),
-    _field("lock_gpu_freq"),
-    _field("enable_pct_binding"),
-    _switch("export_nsys_sqlite"),
-    _field("distributed_timeout_minutes"),
-    _switch("retry_on_testing_failure"),
-    _field("c4_root"),
-    _values("c4_train_shards"),
-    *map(_field, ("num_moe_experts", "peak_mem_clk", "preempt_time")),
+    *map(_field, ("offline", "packager", "optimizer_type", "moe_flex_dispatcher_backend", "dump_env", "deterministic")),
+    *map(_field, ("lock_gpu_freq", "enable_pct_binding", "export_nsys_sqlite", "distributed_timeout_minutes")),
+    *map(_field, ("retry_on_testing_failure", "c4_root", "c4_train_shards", "num_moe_experts", "peak_mem_clk")),
+    _field("preempt_time"),
     _overrides,
 )
 

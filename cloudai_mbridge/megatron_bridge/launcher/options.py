@@ -15,8 +15,6 @@ from typing import Any
 from cloudai_mbridge.megatron_bridge.launcher.argument_parser import Option, read_options
 from cloudai_mbridge.megatron_bridge.release import Release
 
-_OF = "releases"
-
 
 @dataclass(frozen=True)
 class LauncherOptions:
@@ -46,14 +44,18 @@ def known_launchers() -> tuple[LauncherOptions, ...]:
 
 
 def _options_of(version: str, table: Iterable[Mapping[str, Any]]) -> dict[str, Option]:
-    found = [_option_of(row) for row in table if version in row[_OF]]
+    found = [
+        Option(
+            **{
+                key: tuple(value) if isinstance(value, list) else value
+                for key, value in row.items()
+                if key != "releases"
+            }
+        )
+        for row in table
+        if version in row["releases"]
+    ]
     return {option.name: option for option in found}
-
-
-def _option_of(row: Mapping[str, Any]) -> Option:
-    values: dict[str, Any] = {key: value for key, value in row.items() if key != _OF}
-    values |= {key: tuple(value) for key, value in values.items() if isinstance(value, list)}
-    return Option(**values)
 
 
 def find_launcher(release: Release | None) -> LauncherOptions | None:
@@ -89,41 +91,26 @@ def problems_of(argv: Sequence[str], launcher: LauncherOptions) -> Iterator[tupl
             continue
         option = launcher.option(flag)
         if option is None:
-            yield flag, f"the launcher of Megatron-Bridge {launcher.version} has no such option; {_remedy(flag)}"
+            having = _releases_with(flag)
+            remedy = f"remove it, or pin a release that has it: {having}" if having else "remove it"
+            yield flag, f"the launcher of Megatron-Bridge {launcher.version} has no such option; {remedy}"
             continue
         if not joined and i + 1 < len(argv) and not _is_flag(argv[i + 1]):
             value = argv[i + 1]
-        if option.choices and not option.action and _as_read(value, option) not in option.choices:
-            yield (
-                flag,
-                f"{value!r} is unknown to the launcher of Megatron-Bridge {launcher.version};"
-                f" use one of {', '.join(option.choices)}{_or_release(flag, value)}",
-            )
+        if option.choices and not option.action and not option.takes(value):
+            having = _releases_with(flag, value)
+            remedy = f"use one of {', '.join(option.choices)}"
+            remedy += f"; or pin a release that knows it: {having}" if having else ""
+            yield flag, f"{value!r} is unknown to the launcher of Megatron-Bridge {launcher.version}; {remedy}"
 
 
 def _is_flag(text: str) -> bool:
     return len(text) > 1 and text[0] == "-" and not (text[1].isdigit() or text[1] == ".")
 
 
-def _as_read(value: str, option: Option) -> str:
-    return value.lower() if option.type == "lower_str" else value
-
-
-def _remedy(flag: str) -> str:
-    having = [known.version for known in known_launchers() if known.option(flag)]
-    return f"remove it, or pin a release that has it: {_releases(having)}" if having else "remove it"
-
-
-def _or_release(flag: str, value: str) -> str:
-    having = [
-        known.version
-        for known in known_launchers()
-        if (option := known.option(flag)) and _as_read(value, option) in option.choices
-    ]
-    return f"; or pin a release that knows it: {_releases(having)}" if having else ""
-
-
-def _releases(versions: list[str]) -> str:
-    every = [known.version for known in known_launchers()]
-    first = every.index(versions[0])
-    return f"{versions[0]} or later" if every[first:] == versions else ", ".join(versions)
+def _releases_with(flag: str, value: str | None = None) -> str:
+    """Say which releases have an option, one that takes this value; "" where none has."""
+    found = {known.version: known.option(flag) for known in known_launchers()}
+    having = [version for version, option in found.items() if option and (value is None or option.takes(value))]
+    is_rest = having and list(found)[-len(having) :] == having
+    return f"{having[0]} or later" if is_rest else ", ".join(having)

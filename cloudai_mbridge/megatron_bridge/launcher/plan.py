@@ -134,9 +134,11 @@ def plan_upstream(test: LoadedTest, args: ResolvedCmdArgs, system: System) -> Up
     assert repo is not None
     assert isinstance(system, SlurmSystem)
     gpus_per_node = args.gpus_per_node or system.gpus_per_node
+    # a run without a token is not submitted
+    is_wanted = {HF_TOKEN: not args.offline, WANDB_API_KEY: bool((args.wandb_key or "").strip())}
     return UpstreamPlan(
         args=launcher_args(args, test.run),
-        credentials=_credentials(args),
+        credentials=tuple(name for name in is_wanted if is_wanted[name]),
         overrides=_TENSORBOARD | _overrides(args) | dict(definition.extra_cmd_args),
         gpus_per_node=gpus_per_node,
         slurm_params=_slurm_params(system, gpus_per_node, test.run),
@@ -175,12 +177,6 @@ def graph_note(args: ResolvedCmdArgs) -> str | None:
     if args.cuda_graph_impl != "full_iteration" or not scope or "full_iteration" in str(scope).lower():
         return None
     return f"cuda_graph_scope = {scope!r} has no effect: cuda_graph_impl = 'full_iteration' captures everything"
-
-
-def _credentials(args: ResolvedCmdArgs) -> tuple[str, ...]:
-    """Return the variables of the credentials that switch something on. A run without a token is not submitted."""
-    named = {HF_TOKEN: not args.offline, WANDB_API_KEY: bool((args.wandb_key or "").strip())}
-    return tuple(variable for variable, is_wanted in named.items() if is_wanted)
 
 
 def _overrides(args: ResolvedCmdArgs) -> dict[str, str]:

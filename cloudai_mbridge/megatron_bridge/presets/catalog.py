@@ -1,13 +1,18 @@
 """Find the preset of a point among those of a release: from the installed clone, else from the shipped data."""
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
 
-from cloudai_mbridge.megatron_bridge.presets.rows import PresetRow, PresetSource, chosen_variant, from_text
+from cloudai_mbridge.megatron_bridge.presets.rows import (
+    PresetRequest,
+    PresetRow,
+    PresetSource,
+    chosen_variant,
+    from_text,
+)
 from cloudai_mbridge.megatron_bridge.release import Release, known_releases
 
 # 0.6 and later: labels of earlier releases that name the preset without a variant; v3 only before 0.6.
@@ -15,26 +20,10 @@ _OLD_LABELS = ("v1", "v2")
 
 
 @dataclass(frozen=True)
-class PresetRequest:
-    """What a preset is chosen by, as the launcher's options say it; variant "" is none."""
-
-    family: str
-    recipe: str
-    task: str
-    gpu: str
-    compute_dtype: str
-    variant: str
-
-
-@dataclass(frozen=True)
 class PresetCatalog:
-    """The presets of a release.
-
-    by_variant: by family ("" where it does not matter), recipe, task, GPU and number format: each variant's rows.
-    """
+    """The presets of a release."""
 
     source: PresetSource
-    by_variant: Mapping[tuple[str, ...], Mapping[str, tuple[PresetRow, ...]]]
 
     def find(self, request: PresetRequest, num_gpus: int) -> PresetRow | None:
         """Return the row that the launcher takes."""
@@ -64,14 +53,15 @@ class PresetCatalog:
         wanted = f"no preset of {request.recipe} with config_variant = {request.variant!r}"
         return f"{wanted}; presets exist for config_variant {variants}"
 
-    def _of(self, request: PresetRequest) -> tuple[PresetRow, ...]:
-        family = "" if self.source.is_flat else request.family
-        variants = self.by_variant.get((family, request.recipe, request.task, request.gpu, request.compute_dtype), {})
+    def _of(self, request: PresetRequest) -> list[PresetRow]:
+        wanted = ("" if self.source.is_flat else request.family, *request.key[:-1])
+        rows = [row for row in self.source.rows if (row.family, *row.key[:-1]) == wanted]
         if self.source.is_flat:
             labels = _OLD_LABELS if self.source.scales else (*_OLD_LABELS, "v3")
-            return variants.get("" if request.variant in labels else request.variant, ())
-        variant = chosen_variant(variants, request.variant or self.source.default_variant)
-        return () if variant is None else variants[variant]
+            variant: str | None = "" if request.variant in labels else request.variant
+        else:
+            variant = chosen_variant({row.variant for row in rows}, request.variant or self.source.default_variant)
+        return [row for row in rows if row.variant == variant]
 
 
 def catalog(release: Release, recipe: str = "") -> PresetCatalog | None:
@@ -88,7 +78,7 @@ def _installed(clone: Path, recipe: str) -> PresetCatalog | None:
         source = read_source(clone, re.escape(recipe)) if recipe else read_source(clone)
     except OSError:  # such as a directory that may not be read
         return None
-    return None if source is None else _indexed(source)
+    return None if source is None else PresetCatalog(source)
 
 
 @lru_cache(maxsize=32)
@@ -98,12 +88,4 @@ def _shipped(version: str) -> PresetCatalog | None:
         return None
     name = f"{known.get('presets', version)}.csv"
     file = files("cloudai_mbridge.megatron_bridge") / "data" / "presets" / name
-    return _indexed(from_text(file.read_text(encoding="utf-8")))
-
-
-def _indexed(source: PresetSource) -> PresetCatalog:
-    groups: dict[tuple[str, ...], dict[str, tuple[PresetRow, ...]]] = {}
-    for row in source.rows:
-        variants = groups.setdefault((row.family, *row.key[:-1]), {})
-        variants[row.variant] = (*variants.get(row.variant, ()), row)
-    return PresetCatalog(source, groups)
+    return PresetCatalog(from_text(file.read_text(encoding="utf-8")))

@@ -30,9 +30,7 @@ _MODEL_DEFAULTS: dict[str, Any] = {
     "pipeline_model_parallel_layout": None,
 }
 _DEFAULTS: dict[str, dict[str, Any]] = {
-    "TransformerConfig": _MODEL_DEFAULTS,
-    "ModelParallelConfig": _MODEL_DEFAULTS,
-    "ModelProvider": _MODEL_DEFAULTS,
+    **dict.fromkeys(("TransformerConfig", "ModelParallelConfig", "ModelProvider"), _MODEL_DEFAULTS),
     "DistributedDataParallelConfig": {"use_megatron_fsdp": False, "nccl_ub": False},
 }
 _SWITCHES = ("use_megatron_fsdp", "nccl_ub", "moe_a2a_overlap", "sequence_parallel")
@@ -57,10 +55,6 @@ def _set_graph_modules(ev: Evaluator, model: Any, modules: Any) -> None:
     ev.set_attribute(model, "cuda_graph_scope", None)
 
 
-def _clear_graph_modules(ev: Evaluator, model: Any) -> None:
-    _set_graph_modules(ev, model, [])
-
-
 def _set_full_iteration(ev: Evaluator, model: Any) -> None:
     ev.set_attribute(model, "cuda_graph_impl", "full_iteration")
     _set_graph_modules(ev, model, [])
@@ -69,7 +63,7 @@ def _set_full_iteration(ev: Evaluator, model: Any) -> None:
 # megatron/bridge/utils/cuda_graph.py, with Megatron-Core 0.18 or later.
 _GRAPH_HELPERS = {
     "set_cuda_graph_modules": Intrinsic(_set_graph_modules),
-    "clear_cuda_graph_modules": Intrinsic(_clear_graph_modules),
+    "clear_cuda_graph_modules": Intrinsic(lambda ev, model: _set_graph_modules(ev, model, [])),
     "set_full_iteration_cuda_graph": Intrinsic(_set_full_iteration),
 }
 

@@ -9,20 +9,9 @@ package_info.py is not always its tag's: v0.6.0 says 0.6.1.
 import sys
 from pathlib import Path
 
-from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.megatron_bridge.presets.configured import FIELDS
 from cloudai_mbridge.megatron_bridge.presets.reader import read_source
 from cloudai_mbridge.megatron_bridge.presets.rows import as_text
-
-
-def extract(version: str, clone: Path, directory: Path) -> Path:
-    """Write the presets of one clone and return the file; BadInput if it is not a clone of Megatron-Bridge."""
-    source = read_source(clone)
-    if source is None:
-        raise BadInput(f"{clone}: not a clone of Megatron-Bridge with performance presets")
-    path = directory / f"{version}.csv"
-    path.write_text(as_text(source, tuple(FIELDS)), encoding="utf-8")
-    return path
 
 
 def main(arguments: list[str]) -> int:
@@ -32,11 +21,12 @@ def main(arguments: list[str]) -> int:
         return 2
     for argument in arguments[1:]:
         version, _, clone = argument.partition("=")
-        try:
-            print(extract(version, Path(clone), Path(arguments[0])))
-        except BadInput as error:
-            print(error, file=sys.stderr)
+        if (source := read_source(Path(clone))) is None:
+            print(f"{Path(clone)}: not a clone of Megatron-Bridge with performance presets", file=sys.stderr)
             return 2
+        path = Path(arguments[0], f"{version}.csv")
+        path.write_text(as_text(source, tuple(FIELDS)), encoding="utf-8")
+        print(path)
     return 0
 
 

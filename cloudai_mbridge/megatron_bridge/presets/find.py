@@ -1,20 +1,15 @@
 """What Megatron-Bridge's launcher uses where a point says nothing: its performance presets."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from cloudai_mbridge.megatron_bridge.presets.catalog import PresetRequest, catalog
-from cloudai_mbridge.megatron_bridge.presets.resolve import (
-    Rules,
-    effective,
-    join,
-    rederive_layout,
-    rules_for,
-    scaled_batch,
-)
-from cloudai_mbridge.megatron_bridge.presets.rows import PresetRow
+from cloudai_mbridge.megatron_bridge.presets.catalog import catalog
+from cloudai_mbridge.megatron_bridge.presets.resolve import Preset as Preset
+from cloudai_mbridge.megatron_bridge.presets.resolve import effective
+from cloudai_mbridge.megatron_bridge.presets.resolve import resolve_sizes as resolve_sizes
+from cloudai_mbridge.megatron_bridge.presets.rows import PresetRequest
 from cloudai_mbridge.megatron_bridge.release import Release
 from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs, names_in
 
@@ -27,26 +22,6 @@ UPSTREAM_DECIDES = (
 # Values that leave an argument to the launcher
 UNSET: tuple[Any, ...] = (None, "", [])
 _LISTS = ("cuda_graph_scope", "recompute_modules")
-
-
-@dataclass(frozen=True)
-class Preset:
-    """The launcher's defaults for one recipe, GPU, number format, task and variant.
-
-    name: recipe, task, GPU, number format and variant, as upstream writes them.
-    num_gpus: the job's size that it was made for.
-    values: by our argument names (`UPSTREAM_DECIDES`, and recompute_granularity, recompute_method,
-        moe_flex_dispatcher_backend and sequence_parallel); what is absent here is not known. None means that upstream
-        leaves it unset.
-    """
-
-    release: Release
-    name: str
-    num_gpus: int
-    values: Mapping[str, Any]
-    row: PresetRow = field(repr=False)
-    rules: Rules = field(repr=False)
-    layouts: Mapping[tuple[int, int], str | None] = field(repr=False, default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -110,32 +85,10 @@ def with_preset(args: ResolvedCmdArgs, preset: Preset | None) -> Resolved:
     return Resolved(resolved, preset, frozenset(theirs), frozenset(UPSTREAM_DECIDES) - known.keys())
 
 
-def resolve_sizes(given: Mapping[str, Any], num_gpus: int, preset: Preset) -> dict[str, Any]:
-    """Return the sizes as the launcher resolves them; what is not in the result is not known.
-
-    given: what the point says of `UPSTREAM_DECIDES`, as `given_by` returns it.
-    """
-    result = join(preset.row, preset.values, given, preset.rules)
-    if preset.layouts:
-        rederive_layout(result, given, preset.layouts, preset.row.recipe)
-    if "gb" not in given:
-        batch = scaled_batch(preset.row, result, num_gpus, preset.rules)
-        if batch is None:
-            result.pop("gb", None)
-        else:
-            result["gb"] = batch
-    return result
-
-
 def _request(args: ResolvedCmdArgs) -> PresetRequest:
-    return PresetRequest(
-        args.model_family_name.lower(),
-        args.model_recipe_name.lower(),
-        args.task,
-        args.gpu_type,
-        args.compute_dtype,
-        (args.config_variant or "").lower(),
-    )
+    family, recipe = args.model_family_name.lower(), args.model_recipe_name.lower()
+    variant = (args.config_variant or "").lower()
+    return PresetRequest(family, recipe, args.task, args.gpu_type, args.compute_dtype, variant)
 
 
 @lru_cache(maxsize=4096)
@@ -144,15 +97,10 @@ def _preset(release: Release, request: PresetRequest, num_gpus: int) -> Preset |
     row = known.find(request, num_gpus) if known else None
     if known is None or row is None:
         return None
-    return Preset(
-        release,
-        " ".join(part for part in row.key if part),
-        row.num_gpus,
-        effective(row.values),
-        row,
-        rules_for(release.key, known.source.is_flat and known.source.scales),
-        known.source.layouts.get(row.recipe, {}),
-    )
+    name = " ".join(filter(None, row.key))
+    before_0_5, as_in_0_6 = release.key < (0, 5), known.source.is_flat and known.source.scales
+    layouts = known.source.layouts.get(row.recipe, {})
+    return Preset(release, name, row.num_gpus, effective(row.values), row, before_0_5, as_in_0_6, layouts)
 
 
 def origin(preset: Preset) -> str:

@@ -7,7 +7,7 @@ Commits between them have both: they take the function of exactly the job's size
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -37,7 +37,7 @@ def read_source(clone: Path, recipe: str = r"\w+") -> PresetSource | None:
     if is_flat:
         rows = _flat_rows(ev, clone, dtypes, recipe)
     elif has_sizes:
-        rows = _workload_rows(ev, clone, dtypes, (recipe, variant))
+        rows = _workload_rows(ev, clone, dtypes, recipe, variant)
     else:
         return None
     return PresetSource(is_flat, not (is_flat and has_sizes), variant, tuple(rows), _layouts(ev, recipe))
@@ -46,10 +46,7 @@ def read_source(clone: Path, recipe: str = r"\w+") -> PresetSource | None:
 # up to 0.5
 
 
-def _workload_rows(
-    ev: Evaluator, clone: Path, dtypes: Iterable[str], recipe_and_variant: tuple[str, str]
-) -> Iterator[PresetRow]:
-    recipe, default = recipe_and_variant
+def _workload_rows(ev: Evaluator, clone: Path, dtypes: Iterable[str], recipe: str, default: str) -> Iterator[PresetRow]:
     for directory in sorted((clone / _SCRIPTS / "configs").iterdir()):
         module = ev.module(f"configs.{directory.name}") if directory.is_dir() else None
         if not isinstance(module, Module):
@@ -73,21 +70,16 @@ def _of_builder(ev: Evaluator, module: Module, match: re.Match[str], dtype: str,
     rows: dict[str, PresetRow] = {}
     for variant in [*sizes, *({default} - set(sizes))]:
         found = chosen_variant(sizes, variant)
-        row = None if found is None else _workload_row(ev, module, match, (dtype, variant or default), sizes[found])
-        if row is not None and (found == variant or not _same_preset(row, rows.get(str(found)))):
+        row = None if found is None else _workload_row(ev, module, match, dtype, variant or default, sizes[found])
+        if row is not None and (found == variant or row != rows.get(str(found))):
             rows[variant] = row
     for variant, row in rows.items():
         yield replace(row, family=family, variant=variant)
 
 
-def _same_preset(one: PresetRow, other: PresetRow | None) -> bool:
-    return other is not None and replace(one, variant="") == replace(other, variant="")
-
-
 def _workload_row(
-    ev: Evaluator, module: Module, match: re.Match[str], dtype_and_variant: tuple[str, str], base: Instance
+    ev: Evaluator, module: Module, match: re.Match[str], dtype: str, variant: str, base: Instance
 ) -> PresetRow | None:
-    dtype, variant = dtype_and_variant
     config = _called(ev, module, match[0], precision=dtype, config_variant=variant)
     num_gpus, base_gb = (_attribute(ev, base, name) for name in ("num_gpus", "global_batch_size"))
     if config is None or not isinstance(num_gpus, int):
@@ -103,7 +95,7 @@ def _workload_row(
 def _flat_rows(ev: Evaluator, clone: Path, dtypes: Iterable[str], recipe: str) -> Iterator[PresetRow]:
     packages = sorted(path.name for path in (clone / _FLAT_ROOT).iterdir() if (path / "__init__.py").is_file())
     modules = [ev.module(f"{_FLAT_PACKAGE}.{name}") for name in packages if not name.startswith("_")]
-    names = {name: module for module in reversed(modules) for name in _names(module)}
+    names = {name: one for one in reversed(modules) if isinstance(one, Module) for name in one.scope.names}
     by_short = {dtype.replace("_", ""): dtype for dtype in dtypes}
     formats = "|".join(by_short)
     pattern = re.compile(
@@ -117,7 +109,7 @@ def _flat_rows(ev: Evaluator, clone: Path, dtypes: Iterable[str], recipe: str) -
             name_of_recipe, task, num_gpus, gpu, dtype, variant = match.groups()
             key = (name_of_recipe, task, gpu, by_short[dtype], variant or "")
             rows.append(PresetRow("", *key, int(num_gpus), _is_defined(ev, module, name), configured(ev, config)))
-    yield from _with_default(rows, _default_sizes(ev))
+    yield from _with_default(rows, _attribute(ev, ev.module("utils.utils"), "_DEFAULT_GPU_COUNT_OVERRIDES"))
 
 
 def _is_defined(ev: Evaluator, module: Any, name: str) -> bool:
@@ -126,25 +118,17 @@ def _is_defined(ev: Evaluator, module: Any, name: str) -> bool:
     return isinstance(function, Function) and getattr(function.node, "name", "") == name
 
 
-def _names(module: Any) -> list[str]:
-    return list(module.scope.names) if isinstance(module, Module) else []
-
-
-def _with_default(rows: list[PresetRow], sizes: Mapping[tuple[Any, ...], Any]) -> Iterator[PresetRow]:
-    """Mark the row of each preset that is taken for other job sizes: the largest, unless another is listed."""
+def _with_default(rows: list[PresetRow], sizes: Any) -> Iterator[PresetRow]:
+    """Mark the row of each preset that is taken for other job sizes: the largest, unless `sizes` lists another."""
     groups: dict[tuple[str, ...], list[PresetRow]] = {}
     for row in rows:
         groups.setdefault(row.key, []).append(row)
     for (recipe, task, gpu, dtype, variant), group in groups.items():
-        listed = sizes.get((recipe, task, gpu, dtype.replace("_", ""), variant or None))
+        key = (recipe, task, gpu, dtype.replace("_", ""), variant or None)
+        listed = sizes.get(key) if isinstance(sizes, dict) else None
         default = max((row.num_gpus for row in group if row.is_default), default=0) if listed is None else listed
         for row in sorted(group, key=lambda row: row.num_gpus):
             yield replace(row, is_default=row.is_default and row.num_gpus == default)
-
-
-def _default_sizes(ev: Evaluator) -> Mapping[tuple[Any, ...], Any]:
-    sizes = _attribute(ev, ev.module("utils.utils"), "_DEFAULT_GPU_COUNT_OVERRIDES")
-    return sizes if isinstance(sizes, dict) else {}
 
 
 # both
@@ -156,7 +140,8 @@ def _layouts(ev: Evaluator, wanted: str) -> dict[str, dict[tuple[int, int], str 
     for recipe, derive in (("deepseek_v3", _deepseek_layout), ("kimi_k2", _kimi_layout)):
         for pp, vp in product(_SIZES, _SIZES) if re.fullmatch(wanted, recipe) else ():
             if (layout := derive(ev, pp, vp)) is not UNKNOWN:
-                found.setdefault(recipe, {})[pp, vp] = layout
+                text = layout_text(layout) if isinstance(layout, list) else layout
+                found.setdefault(recipe, {})[pp, vp] = text
     return found
 
 
@@ -170,16 +155,12 @@ def _deepseek_layout(ev: Evaluator, pp: int, vp: int) -> Any:
     sizes = {"pipeline_model_parallel_size": pp, "virtual_pipeline_model_parallel_size": vp, "mtp_num_layers": 1}
     model = Instance(None, {**sizes, "pipeline_model_parallel_layout": UNKNOWN}, is_open=False)
     _guarded(ev, function, [model], {})
-    return _text(model.attributes.get("pipeline_model_parallel_layout", UNKNOWN))
+    return model.attributes.get("pipeline_model_parallel_layout", UNKNOWN)
 
 
 def _kimi_layout(ev: Evaluator, pp: int, vp: int) -> Any:
     function = _attribute(ev, ev.module("megatron.bridge.recipes.kimi.kimi_k2"), "_get_kimi_k2_pipeline_layout")
-    return _text(_guarded(ev, function, [pp, vp], {}))
-
-
-def _text(layout: Any) -> Any:
-    return layout_text(layout) if isinstance(layout, list) else layout
+    return _guarded(ev, function, [pp, vp], {})
 
 
 def _called(ev: Evaluator, module: Any, name: str, **keywords: Any) -> Instance | None:

@@ -1,10 +1,12 @@
 """How the launcher joins a preset and what the user says: `set_user_overrides` and `set_post_overrides`, by release."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 from cloudai_mbridge.megatron_bridge.presets.rows import PresetRow
+from cloudai_mbridge.megatron_bridge.release import Release
 
 # An option that switches one of these on does; one that switches it off does nothing.
 _SWITCHES = ("use_megatron_fsdp", "nccl_ub", "moe_a2a_overlap")
@@ -17,34 +19,34 @@ _INVOLVED = frozenset((*_SWITCHES, *_RECOMPUTE, *_GRAPH, "activation_offload_lay
 
 
 @dataclass(frozen=True)
-class Rules:
-    """What differs between releases.
+class Preset:
+    """The launcher's defaults for one recipe, GPU, number format, task and variant.
 
-    scales_by_dp: the batch follows the data-parallel size (0.6), else the number of GPUs.
-    scales_changed_batch: also a batch that the preset's builder has changed (until 0.4).
-    takes_no_offload: 0 layers to offload overrides the preset (until 0.4).
-    joins_full_iteration: the scope full_iteration is an implementation (0.6).
+    name: recipe, task, GPU, number format and variant, as upstream writes them.
+    num_gpus: the job's size that it was made for.
+    values: by our argument names (`UPSTREAM_DECIDES`, and recompute_granularity, recompute_method,
+        moe_flex_dispatcher_backend and sequence_parallel); what is absent here is not known. None means that upstream
+        leaves it unset.
+    before_0_5, as_in_0_6: whose rules its release has: 0.5 has neither's.
     """
 
-    scales_by_dp: bool
-    scales_changed_batch: bool
-    takes_no_offload: bool
-    joins_full_iteration: bool
-
-
-def rules_for(version: tuple[int, ...], as_in_0_6: bool) -> Rules:
-    """Return the rules of a release."""
-    before_0_5 = version < (0, 5)
-    return Rules(as_in_0_6, before_0_5, before_0_5, as_in_0_6)
+    release: Release
+    name: str
+    num_gpus: int
+    values: Mapping[str, Any]
+    row: PresetRow = field(repr=False)
+    before_0_5: bool = field(repr=False)
+    as_in_0_6: bool = field(repr=False)
+    layouts: Mapping[tuple[int, int], str | None] = field(repr=False, default_factory=dict)
 
 
 def effective(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return values with what has no effect left out: of recomputation, and the scope of CUDA graphs that are off."""
     result = dict(values)
-    if "recompute_granularity" in values and all(name in values for name in _RECOMPUTE):
+    if {"recompute_granularity", *_RECOMPUTE} <= values.keys():
         _recompute(result, values["recompute_granularity"])
     else:
-        _drop(result, _RECOMPUTE)
+        result = {name: value for name, value in values.items() if name not in _RECOMPUTE}
     if result.get("cuda_graph_impl") == "none":
         result["cuda_graph_scope"] = []
     return result
@@ -58,43 +60,49 @@ def _recompute(result: dict[str, Any], granularity: str | None) -> None:
     if granularity != "full":
         result["recompute_num_layers"] = None
     elif result.get("recompute_method") != "block":  # uniform: every layer, in groups of that many
-        _drop(result, ("recompute_num_layers",))
+        del result["recompute_num_layers"]
 
 
-def _drop(result: dict[str, Any], names: tuple[str, ...]) -> None:
-    for name in names:
-        result.pop(name, None)
+def resolve_sizes(given: Mapping[str, Any], num_gpus: int, preset: Preset) -> dict[str, Any]:
+    """Return the sizes as the launcher resolves them; what is not in the result is not known.
+
+    given: what the point says of `UPSTREAM_DECIDES`, as `given_by` returns it.
+    """
+    result = _joined(given, preset)
+    if preset.layouts:
+        _rederive_layout(result, given, preset)
+    if "gb" not in given:
+        batch = _scaled_batch(result, num_gpus, preset)
+        if batch is None:
+            result.pop("gb", None)
+        else:
+            result["gb"] = batch
+    return result
 
 
-def join(row: PresetRow, known: Mapping[str, Any], given: Mapping[str, Any], rules: Rules) -> dict[str, Any]:
-    """Return what comes out for a preset (`known`: its effective values) and what is given, but for the batch."""
-    result = {**known, **given}
+def _joined(given: Mapping[str, Any], preset: Preset) -> dict[str, Any]:
+    """Return what comes out for a preset and what is given, but for the batch."""
+    result = {**preset.values, **given}
     if "tp" in given:
         result["sequence_parallel"] = given["tp"] > 1
     if _INVOLVED.isdisjoint(given):
         return result
-    _switches(result, known, given)
-    if "activation_offload_layers" in given and not given["activation_offload_layers"] and not rules.takes_no_offload:
-        _keep(result, known, "activation_offload_layers")
+    # until 0.4, 0 layers to offload override the preset
+    for name in _SWITCHES if preset.before_0_5 else (*_SWITCHES, "activation_offload_layers"):
+        if name in given and not given[name]:
+            _keep(result, preset.values, name)
     if not given.keys().isdisjoint(_RECOMPUTE):
         _given_recompute(result, given)
     if not given.keys().isdisjoint(_GRAPH):
-        _given_graph(result, row.values, given, rules)
+        _given_graph(result, given, preset)
     return result
-
-
-def _switches(result: dict[str, Any], known: Mapping[str, Any], given: Mapping[str, Any]) -> None:
-    for name in _SWITCHES:
-        if name in given and not given[name]:
-            _keep(result, known, name)
 
 
 def _keep(result: dict[str, Any], known: Mapping[str, Any], name: str) -> None:
     """Let the preset's value stand, unknown if it is."""
+    result.pop(name, None)
     if name in known:
         result[name] = known[name]
-    else:
-        del result[name]
 
 
 def _given_recompute(result: dict[str, Any], given: Mapping[str, Any]) -> None:
@@ -107,14 +115,11 @@ def _given_recompute(result: dict[str, Any], given: Mapping[str, Any]) -> None:
         result["recompute_modules"] = []
 
 
-def _given_graph(result: dict[str, Any], raw: Mapping[str, Any], given: Mapping[str, Any], rules: Rules) -> None:
+def _given_graph(result: dict[str, Any], given: Mapping[str, Any], preset: Preset) -> None:
     if "cuda_graph_scope" not in given:
-        if "cuda_graph_scope" in raw:
-            result["cuda_graph_scope"] = raw["cuda_graph_scope"]
-        else:
-            result.pop("cuda_graph_scope", None)
+        _keep(result, preset.row.values, "cuda_graph_scope")
     refused = "transformer_engine"  # the launcher stops: with it, the scope full_iteration is an error
-    if rules.joins_full_iteration and given.get("cuda_graph_scope") == ["full_iteration"]:
+    if preset.as_in_0_6 and given.get("cuda_graph_scope") == ["full_iteration"]:
         if result.get("cuda_graph_impl") not in ("none", refused):
             result["cuda_graph_impl"] = "full_iteration"
         result["cuda_graph_scope"] = ["full_iteration"] if result.get("cuda_graph_impl") == refused else []
@@ -122,9 +127,7 @@ def _given_graph(result: dict[str, Any], raw: Mapping[str, Any], given: Mapping[
         result["cuda_graph_scope"] = []
 
 
-def rederive_layout(
-    result: dict[str, Any], given: Mapping[str, Any], layouts: Mapping[tuple[int, int], str | None], recipe: str
-) -> None:
+def _rederive_layout(result: dict[str, Any], given: Mapping[str, Any], preset: Preset) -> None:
     """Set the pipeline layout that the launcher derives from a given pp or vp, for recipes with such layouts."""
     name = "pipeline_model_parallel_layout"
     if name in given or not ("pp" in given or "vp" in given):
@@ -133,34 +136,35 @@ def rederive_layout(
         result.pop(name, None)
         return
     sizes = (result["pp"] or 1, result["vp"] or 1)
-    if recipe == "deepseek_v3":
-        if sizes in layouts:
-            result[name] = layouts[sizes]
-    elif result.get(name) is None or result[name] in layouts.values():  # a layout of its own stands
-        result[name] = layouts.get(sizes)
+    if preset.row.recipe == "deepseek_v3":
+        if sizes in preset.layouts:
+            result[name] = preset.layouts[sizes]
+    elif result.get(name) is None or result[name] in preset.layouts.values():  # a layout of its own stands
+        result[name] = preset.layouts.get(sizes)
 
 
-def scaled_batch(row: PresetRow, result: Mapping[str, Any], num_gpus: int, rules: Rules) -> int | None:
-    """Return the global batch, scaled to the job's size; None where the launcher refuses to scale it."""
-    own = row.values.get("gb")
+def _scaled_batch(result: Mapping[str, Any], num_gpus: int, preset: Preset) -> int | None:
+    """Return the global batch, scaled to the job's size; None where the launcher refuses to scale it.
+
+    It follows the data-parallel size from 0.6 on, else the number of GPUs; one that the preset's builder has changed
+    does so only until 0.4.
+    """
+    row, own = preset.row, preset.row.values.get("gb")
     if num_gpus == row.num_gpus or not isinstance(own, int):
         return own
     base = own if row.base_gb is None else row.base_gb
-    if rules.scales_by_dp:
-        before, after = data_parallel(row.values, row.num_gpus), data_parallel(result, num_gpus)
+    if preset.as_in_0_6:
+        before, after = _data_parallel(row.values, row.num_gpus), _data_parallel(result, num_gpus)
         if not before or not after or base * after % before:
             return None
         return base * after // before
-    if base != own and not rules.scales_changed_batch:
+    if base != own and not preset.before_0_5:
         return own
     return int(base / row.num_gpus * num_gpus)
 
 
-def data_parallel(values: Mapping[str, Any], num_gpus: int) -> int | None:
+def _data_parallel(values: Mapping[str, Any], num_gpus: int) -> int | None:
     """Return the data-parallel size, None where the sizes are not known or do not divide the job."""
-    size = 1
-    for name in ("tp", "pp", "cp"):
-        if not isinstance(values.get(name), int):
-            return None
-        size *= values[name]
+    sizes = [values.get(name) for name in ("tp", "pp", "cp")]
+    size = prod(size if isinstance(size, int) else 0 for size in sizes)
     return None if size < 1 or num_gpus % size else num_gpus // size

@@ -15,14 +15,10 @@ _UNKNOWN = "?"
 
 
 @dataclass(frozen=True)
-class PresetRow:
-    """One preset of a release.
+class PresetRequest:
+    """What a preset is chosen by, as the launcher's options say it.
 
-    family: empty where the launcher does not look at it.
-    variant: "" for the one without a name.
-    is_default: taken for job sizes that have no preset of their own.
-    values: by our argument names, and a few more that their meaning depends on.
-    base_gb: the batch that is scaled to other job sizes, where it is not the preset's own.
+    family: in a row, empty where the launcher does not look at it. variant: "" for the one without a name.
     """
 
     family: str
@@ -31,15 +27,26 @@ class PresetRow:
     gpu: str
     compute_dtype: str
     variant: str
-    num_gpus: int
-    is_default: bool
-    values: Mapping[str, Any]
-    base_gb: int | None = None
 
     @property
     def key(self) -> tuple[str, ...]:
         """Recipe, task, GPU, number format and variant."""
         return self.recipe, self.task, self.gpu, self.compute_dtype, self.variant
+
+
+@dataclass(frozen=True)
+class PresetRow(PresetRequest):
+    """One preset of a release.
+
+    is_default: taken for job sizes that have no preset of their own.
+    values: by our argument names, and a few more that their meaning depends on.
+    base_gb: the batch that is scaled to other job sizes, where it is not the preset's own.
+    """
+
+    num_gpus: int
+    is_default: bool
+    values: Mapping[str, Any]
+    base_gb: int | None = None
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 import ast
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -74,11 +75,9 @@ class Evaluator:
 
     def name(self, name: str, scope: Scope) -> Any:
         """Return the value of a name, `UNKNOWN` where there is none."""
-        try:
-            value = scope.find(name)
-        except KeyError:
+        if name not in (names := scope.holder(name).names):
             return intrinsics.BUILTINS.get(name, UNKNOWN)
-        return self.seen(self.imported(value))
+        return self.seen(self.imported(names[name]))
 
     def imported(self, value: Any) -> Any:
         """Return what an import stands for."""
@@ -103,7 +102,8 @@ class Evaluator:
         """Know nothing any more of the objects, lists and dicts in a value."""
         for one in list(parts(value)):
             if isinstance(one, Instance):
-                one.forget()
+                one.attributes.clear()
+                one.is_open, one.of = True, None
             elif not isinstance(one, tuple):
                 self.may_have_changed(one)
 
@@ -137,47 +137,35 @@ class Evaluator:
         return intrinsics.method(self, value, name)
 
     def set_attribute(self, value: Any, name: str, new: Any) -> None:
-        """Set an attribute; in doubt it is then unknown, unless it had that value."""
-        if not isinstance(value, Instance):
-            return
-        value.attributes[name] = new if not self.doubt or same(value.attributes.get(name, UNKNOWN), new) else UNKNOWN
+        """Set an attribute, as `assign` does a name."""
+        if isinstance(value, Instance):
+            self.assign(value.attributes, name, new)
 
-    def assign(self, scope: Scope, name: str, new: Any) -> None:
+    def assign(self, names: dict[str, Any], name: str, new: Any) -> None:
         """Set a name; in doubt it is then unknown, unless it had that value."""
-        scope.names[name] = new if not self.doubt or same(scope.names.get(name, UNKNOWN), new) else UNKNOWN
+        names[name] = new if not self.doubt or same(names.get(name, UNKNOWN), new) else UNKNOWN
 
     def _of_instance(self, value: Instance, name: str) -> Any:
         if name in value.attributes:
             return value.attributes[name]
-        if isinstance(value.of, Class):
-            for one in value.of.lineage():
-                found = self._inherited(value, one, name)
-                if found is not None:
-                    return found[0]
-        elif value.of is not None and name in (known := self.defaults.get(value.of.name, {})):
-            return known[name]
+        for one in value.of.lineage() if value.of else ():
+            if isinstance(one, External):
+                if name in (known := self.defaults.get(one.name, {})):
+                    return known[name]
+            elif name in one.scope.names:
+                return self._bind(self.imported(one.scope.names[name]), value)
+            elif one.fields.get(name) is not None:
+                value.attributes[name] = self._field_default(one, name)
+                return value.attributes[name]
         if value.is_open:
             return UNKNOWN
         raise Raised("AttributeError")
 
-    def _inherited(self, value: Instance, one: Class | External, name: str) -> tuple[Any] | None:
-        if isinstance(one, External):
-            known = self.defaults.get(one.name, {})
-            return (known[name],) if name in known else None
-        if name in one.scope.names:
-            found = self.imported(one.scope.names[name])
-            return (self._bind(found, value),)
-        if one.fields.get(name) is not None:
-            made = self._field_default(one, name)
-            value.attributes[name] = made
-            return (made,)
-        return None
-
     def _bind(self, found: Any, value: Instance) -> Any:
-        if not isinstance(found, Function) or found.is_static:
+        if not isinstance(found, Function) or found.is_decorated("staticmethod"):
             return found
-        method = Function(found.node, found.scope, found.defaults, found.keyword_defaults, value)
-        return self.call(method, [], {}) if found.is_property else method
+        method = replace(found, bound=value)
+        return self.call(method, [], {}) if found.is_decorated("property") else method
 
     def _field_default(self, one: Class, name: str) -> Any:
         node = one.fields[name]
@@ -236,8 +224,7 @@ class Evaluator:
     def _construct(self, of: Class, arguments: list[Any], keywords: dict[str, Any]) -> Instance:
         """Make an object as a dataclass does; with an `__init__` of its own, only what that sets is known."""
         made = Instance(of, {}, of.is_open)
-        init = next((found for one in of.lineage() if (found := _own_init(one))), None)
-        if isinstance(init, Function):
+        if isinstance(init := of.method("__init__"), Function):
             made.is_open = True
             self.call(self._bind(init, made), arguments, keywords)
             return made
@@ -252,10 +239,8 @@ class Evaluator:
 
     def finish(self, made: Any) -> None:
         """Run the `__post_init__` of a new object of a dataclass, if it has one."""
-        for one in made.of.lineage() if isinstance(made.of, Class) else ():
-            if isinstance(one, Class) and "__post_init__" in one.scope.names:
-                self.call(self._bind(one.scope.names["__post_init__"], made), [], {})
-                return
+        if isinstance(made.of, Class) and (finisher := made.of.method("__post_init__")) is not None:
+            self.call(self._bind(finisher, made), [], {})
 
     def _follow(self, function: Function, arguments: list[Any], keywords: dict[str, Any]) -> Any:
         if self._depth >= _MAX_DEPTH:
@@ -319,7 +304,3 @@ class Evaluator:
 def _candidates(root: Path, dotted: str) -> tuple[Path, ...]:
     path = root.joinpath(*dotted.split("."))
     return path / "__init__.py", path.with_name(f"{path.name}.py"), path
-
-
-def _own_init(one: Class | External) -> Any:
-    return one.scope.names.get("__init__") if isinstance(one, Class) else None

@@ -6,6 +6,7 @@ from collections.abc import Callable, ItemsView, Iterator, KeysView, ValuesView
 from typing import TYPE_CHECKING, Any
 
 from cloudai_mbridge.megatron_bridge.presets.static.values import (
+    NATIVE,
     UNKNOWN,
     External,
     Function,
@@ -13,6 +14,8 @@ from cloudai_mbridge.megatron_bridge.presets.static.values import (
     Scope,
     Unsupported,
     has_unknown,
+    is_plain,
+    native,
     same,
 )
 
@@ -57,9 +60,7 @@ def truth(value: Any) -> bool | None:
     """Return whether a value counts as true, or None where that is not known."""
     if value is UNKNOWN or isinstance(value, External):
         return None
-    if isinstance(value, bool | int | float | str | list | dict | tuple | set | type(None)):
-        return bool(value)
-    return True
+    return bool(value) if value is None or isinstance(value, NATIVE) else True
 
 
 def items_of(value: Any) -> list[Any]:
@@ -76,16 +77,11 @@ def is_iterable(value: Any) -> bool:
 
 def binary(kind: type, left: Any, right: Any) -> Any:
     """Apply an operator to two values."""
-    if kind not in _BINARY or has_unknown_operand(left) or has_unknown_operand(right):
+    if kind not in _BINARY or not (isinstance(left, NATIVE) and isinstance(right, NATIVE)):
         return UNKNOWN
     if kind is ast.Mult:
         _check_repetition(left, right)
-    return _applied(_BINARY[kind], left, right)
-
-
-def has_unknown_operand(value: Any) -> bool:
-    """Return whether an operator gives nothing known for a value."""
-    return not isinstance(value, bool | int | float | str | list | dict | tuple | set)
+    return native(_BINARY[kind], left, right)
 
 
 def _check_repetition(left: Any, right: Any) -> None:
@@ -94,13 +90,6 @@ def _check_repetition(left: Any, right: Any) -> None:
             raise Unsupported("too long")
         if isinstance(one, int) and one.bit_length() > 256:
             raise Unsupported("too large")
-
-
-def _applied(function: Callable[[Any, Any], Any], left: Any, right: Any) -> Any:
-    try:
-        return function(left, right)
-    except (TypeError, ValueError, ArithmeticError) as error:
-        raise Raised(type(error).__name__) from error
 
 
 def _call(ev: "Evaluator", node: Any, scope: Scope) -> Any:
@@ -132,10 +121,7 @@ def _sequence(ev: "Evaluator", nodes: list[ast.expr], scope: Scope) -> list[Any]
 
 
 def _hashed(values: list[Any]) -> Any:
-    try:
-        return UNKNOWN if has_unknown(values) else set(values)
-    except TypeError as error:
-        raise Raised("TypeError") from error
+    return UNKNOWN if has_unknown(values) else native(set, values)
 
 
 def _dict(ev: "Evaluator", node: Any, scope: Scope) -> Any:
@@ -154,10 +140,7 @@ def _dict(ev: "Evaluator", node: Any, scope: Scope) -> Any:
 def _key(value: Any) -> Any:
     if has_unknown(value):
         raise Unsupported("a key that is not known")
-    try:
-        hash(value)
-    except TypeError as error:
-        raise Raised("TypeError") from error
+    native(hash, value)
     return value
 
 
@@ -166,12 +149,7 @@ def _subscript(ev: "Evaluator", node: Any, scope: Scope) -> Any:
     if not isinstance(value, list | tuple | dict | str):
         return UNKNOWN
     index = evaluate(ev, node.slice, scope)
-    if has_unknown(index):
-        return UNKNOWN
-    try:
-        return ev.seen(value[index])
-    except (LookupError, TypeError) as error:
-        raise Raised(type(error).__name__) from error
+    return UNKNOWN if has_unknown(index) else ev.seen(native(operator.getitem, value, index))
 
 
 def _slice(ev: "Evaluator", node: Any, scope: Scope) -> Any:
@@ -212,7 +190,7 @@ def _bool(ev: "Evaluator", node: Any, scope: Scope) -> Any:
 
 
 def _perhaps(raised: Raised, in_doubt: bool) -> Exception:
-    return Unsupported(f"raises {raised.kind}, perhaps") if in_doubt else raised
+    return Unsupported(f"raises {raised}, perhaps") if in_doubt else raised
 
 
 def _compare(ev: "Evaluator", node: Any, scope: Scope) -> Any:
@@ -231,13 +209,8 @@ def _compare(ev: "Evaluator", node: Any, scope: Scope) -> Any:
 def _compared(kind: type, left: Any, right: Any) -> Any:
     if has_unknown(left) or has_unknown(right):
         return UNKNOWN
-    if kind in (ast.Is, ast.IsNot) or (_is_plain(left) and _is_plain(right)):
-        return _applied(_COMPARE[kind], left, right)
-    return UNKNOWN
-
-
-def _is_plain(value: Any) -> bool:
-    return value is None or not has_unknown_operand(value) or isinstance(value, range)
+    is_known = kind in (ast.Is, ast.IsNot) or (is_plain(left) and is_plain(right))
+    return native(_COMPARE[kind], left, right) if is_known else UNKNOWN
 
 
 def _if(ev: "Evaluator", node: Any, scope: Scope) -> Any:
@@ -310,7 +283,7 @@ def _scopes(ev: "Evaluator", generators: list[ast.comprehension], scope: Scope) 
 def bind_target(ev: "Evaluator", target: ast.expr, value: Any, scope: Scope) -> None:
     """Assign a value to a target: a name, an attribute, an item, or several of them."""
     if isinstance(target, ast.Name):
-        ev.assign(scope, target.id, value)
+        ev.assign(scope.names, target.id, value)
     elif isinstance(target, ast.Attribute):
         ev.set_attribute(evaluate(ev, target.value, scope), target.attr, value)
     elif isinstance(target, ast.Subscript):
@@ -325,15 +298,11 @@ def bind_target(ev: "Evaluator", target: ast.expr, value: Any, scope: Scope) -> 
 
 
 def _set_item(ev: "Evaluator", container: Any, key: Any, value: Any) -> None:
-    if not isinstance(container, list | dict):
-        return
-    if ev.doubt or has_unknown(key):
-        ev.may_have_changed(container)
-        return
-    try:
-        container[key] = value
-    except (LookupError, TypeError) as error:
-        raise Raised(type(error).__name__) from error
+    if isinstance(container, list | dict):
+        if ev.doubt or has_unknown(key):
+            ev.may_have_changed(container)
+        else:
+            native(operator.setitem, container, key, value)
 
 
 _HANDLERS: dict[type, Callable[["Evaluator", Any, Scope], Any]] = {

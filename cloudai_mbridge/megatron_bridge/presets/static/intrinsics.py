@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from cloudai_mbridge.megatron_bridge.presets.static.expressions import is_iterable, items_of, truth
@@ -15,6 +16,8 @@ from cloudai_mbridge.megatron_bridge.presets.static.values import (
     Raised,
     Unsupported,
     has_unknown,
+    is_plain,
+    native,
 )
 
 if TYPE_CHECKING:
@@ -35,12 +38,9 @@ class DataclassField:
 
 def method(ev: "Evaluator", value: Any, name: str) -> Any:
     """Return a method of a list, dict or string as a function; `UNKNOWN` where it is not known here."""
-    if isinstance(value, str | list | dict | tuple | set):
-        if name in _MUTATING.get(type(value), ()):
-            return Intrinsic(_mutation(value, name))
-        if name in _PURE.get(type(value), ()):
-            return Intrinsic(_pure(value, name))
-    return UNKNOWN
+    if name in _MUTATING.get(type(value), ()):
+        return Intrinsic(partial(_mutation, value, name))
+    return Intrinsic(partial(_pure, value, name)) if name in _PURE.get(type(value), ()) else UNKNOWN
 
 
 _PURE: dict[type, tuple[str, ...]] = {
@@ -60,53 +60,31 @@ _MUTATING: dict[type, tuple[str, ...]] = {
 }
 
 
-def _pure(value: Any, name: str) -> Callable[..., Any]:
-    def call(ev: "Evaluator", *arguments: Any, **keywords: Any) -> Any:
-        if has_unknown(list(arguments)) and not (name == "get" and not has_unknown(arguments[0])):
-            return UNKNOWN
-        return ev.seen(_native(getattr(value, name), *arguments, **keywords))
-
-    return call
+def _pure(value: Any, name: str, ev: "Evaluator", /, *arguments: Any, **keywords: Any) -> Any:
+    if has_unknown(list(arguments)) and not (name == "get" and not has_unknown(arguments[0])):
+        return UNKNOWN
+    return ev.seen(native(getattr(value, name), *arguments, **keywords))
 
 
-def _mutation(value: Any, name: str) -> Callable[..., Any]:
-    def call(ev: "Evaluator", *arguments: Any, **keywords: Any) -> Any:
-        unknown_key = isinstance(value, dict | set) and name != "update" and has_unknown(list(arguments[:1]))
-        unclear = name in ("update", "extend") and not all(is_iterable(argument) for argument in arguments)
-        if ev.doubt or unknown_key or unclear:
-            ev.may_have_changed(value)
-            return UNKNOWN
-        return _native(getattr(value, name), *arguments, **keywords)
-
-    return call
+def _mutation(value: Any, name: str, ev: "Evaluator", /, *arguments: Any, **keywords: Any) -> Any:
+    unknown_key = isinstance(value, dict | set) and name != "update" and has_unknown(list(arguments[:1]))
+    unclear = name in ("update", "extend") and not all(is_iterable(argument) for argument in arguments)
+    if ev.doubt or unknown_key or unclear:
+        ev.may_have_changed(value)
+        return UNKNOWN
+    return native(getattr(value, name), *arguments, **keywords)
 
 
-def _native(function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
-    try:
-        return function(*arguments, **keywords)
-    except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
-        raise Raised(type(error).__name__) from error
-
-
-def _of_known(function: Callable[..., Any]) -> Intrinsic:
-    """Return a built-in that needs known arguments."""
-
-    def call(ev: "Evaluator", *arguments: Any, **keywords: Any) -> Any:
-        plain = all(isinstance(one, _PLAIN) or one is None for one in arguments)
-        if not plain or has_unknown(list(arguments)) or has_unknown(keywords):
-            return UNKNOWN
-        return _native(function, *arguments, **keywords)
-
-    return Intrinsic(call)
-
-
-_PLAIN = (bool, int, float, str, list, dict, tuple, set, range)
+def _of_known(function: Callable[..., Any], ev: "Evaluator", /, *arguments: Any, **keywords: Any) -> Any:
+    """Call a built-in that needs known arguments."""
+    is_known = all(map(is_plain, arguments)) and not has_unknown(list(arguments)) and not has_unknown(keywords)
+    return native(function, *arguments, **keywords) if is_known else UNKNOWN
 
 
 def _range(ev: "Evaluator", *arguments: Any) -> Any:
     if not all(isinstance(one, int) and abs(one) <= 100_000 for one in arguments):
         raise Unsupported("a range that is not known")
-    return _native(range, *arguments)
+    return native(range, *arguments)
 
 
 def _collected(kind: type[list[Any] | tuple[Any, ...]]) -> Intrinsic:
@@ -159,13 +137,13 @@ def _isinstance(ev: "Evaluator", value: Any, kinds: Any) -> Any:
 
 
 def _is_a(value: Any, kind: Any) -> Any:
-    native = _TYPES.get(kind) if isinstance(kind, Intrinsic) else None
-    if value is UNKNOWN or isinstance(value, External) or not (native or isinstance(kind, Class | External)):
+    of_python = _TYPES.get(kind) if isinstance(kind, Intrinsic) else None
+    if value is UNKNOWN or isinstance(value, External) or not (of_python or isinstance(kind, Class | External)):
         return UNKNOWN
-    if native:
-        return isinstance(value, native)
+    if of_python:
+        return isinstance(value, of_python)
     if not isinstance(value, Instance):
-        return False if isinstance(value, (*_PLAIN, type(None))) else UNKNOWN
+        return False if is_plain(value) else UNKNOWN
     if isinstance(value.of, Class):
         if any(one.name == kind.name for one in value.of.lineage()):
             return True
@@ -179,10 +157,6 @@ def _replace(ev: "Evaluator", value: Any, /, **changes: Any) -> Any:
     made = Instance(value.of, {**value.attributes, **changes}, value.is_open)
     ev.finish(made)
     return made
-
-
-def _field(ev: "Evaluator", *, default: Any = UNKNOWN, default_factory: Any = None, **others: Any) -> DataclassField:
-    return DataclassField(default, default_factory)
 
 
 def _copy(ev: "Evaluator", value: Any) -> Any:
@@ -213,7 +187,7 @@ def _super(ev: "Evaluator", *arguments: Any) -> Any:
 
 _KNOWN_ONLY = (set, str, int, float, len, min, max, sum, abs, any, all, sorted)
 BUILTINS: dict[str, Any] = {
-    **{kind.__name__: _of_known(kind) for kind in _KNOWN_ONLY},
+    **{kind.__name__: Intrinsic(partial(_of_known, kind)) for kind in _KNOWN_ONLY},
     "list": _collected(list),
     "tuple": _collected(tuple),
     "dict": Intrinsic(_dict),
@@ -233,7 +207,9 @@ _TYPES = {BUILTINS[kind.__name__]: kind for kind in (list, tuple, dict, set, str
 GIVEN: dict[str, Any] = {
     "functools.wraps": Intrinsic(lambda ev, *arguments, **keywords: Intrinsic(lambda ev, function: function)),
     "dataclasses.replace": Intrinsic(_replace),
-    "dataclasses.field": Intrinsic(_field),
+    "dataclasses.field": Intrinsic(
+        lambda ev, default=UNKNOWN, default_factory=None, **others: DataclassField(default, default_factory)
+    ),
     "copy.deepcopy": Intrinsic(lambda ev, value, *memo: _copied(ev, value, {})),
     "copy.copy": Intrinsic(_copy),
     "importlib.import_module": Intrinsic(

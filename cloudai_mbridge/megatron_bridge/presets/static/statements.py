@@ -59,12 +59,11 @@ def run(ev: "Evaluator", statements: list[ast.stmt], frame: Frame) -> None:
     for statement in statements:
         if frame.leave:
             return
-        if frame.module is None:
-            _run_one(ev, statement, frame)
-            continue
         try:
             _run_one(ev, statement, frame)
         except (Unsupported, Raised):
+            if frame.module is None:
+                raise
             ev.forget_code(statement, frame.scope)
             _forget_names(statement, frame.scope)
 
@@ -85,11 +84,6 @@ def _forget_names(statement: ast.stmt, scope: Scope) -> None:
             scope.names[node.name] = UNKNOWN
 
 
-def _expression(ev: "Evaluator", node: Any, frame: Frame) -> None:
-    if not isinstance(node.value, ast.Constant):
-        evaluate(ev, node.value, frame.scope)
-
-
 def _delete(ev: "Evaluator", node: Any, frame: Frame) -> None:
     for target in node.targets:
         if isinstance(target, ast.Subscript):
@@ -99,22 +93,18 @@ def _delete(ev: "Evaluator", node: Any, frame: Frame) -> None:
 
 
 def _assign(ev: "Evaluator", node: Any, frame: Frame) -> None:
-    value = evaluate(ev, node.value, frame.scope)
-    for target in node.targets:
-        bind_target(ev, target, value, frame.scope)
-
-
-def _annotated(ev: "Evaluator", node: Any, frame: Frame) -> None:
-    if node.value is not None:
-        bind_target(ev, node.target, evaluate(ev, node.value, frame.scope), frame.scope)
+    if node.value is not None:  # else it is a mere annotation
+        value = evaluate(ev, node.value, frame.scope)
+        for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+            bind_target(ev, target, value, frame.scope)
 
 
 def _augmented(ev: "Evaluator", node: Any, frame: Frame) -> None:
-    target: Any = node.target
-    old = evaluate(ev, _loaded(target), frame.scope)
+    read = ast.parse(ast.unparse(node.target), mode="eval").body  # the target as an expression that reads it
+    old = evaluate(ev, read, frame.scope)
     value = evaluate(ev, node.value, frame.scope)
     if not isinstance(old, list | dict | set):
-        bind_target(ev, target, binary(type(node.op), old, value), frame.scope)
+        bind_target(ev, node.target, binary(type(node.op), old, value), frame.scope)
     elif method := _IN_PLACE.get((type(old), type(node.op))):
         ev.call(ev.attribute(old, method), [value], {})
     else:
@@ -122,11 +112,6 @@ def _augmented(ev: "Evaluator", node: Any, frame: Frame) -> None:
 
 
 _IN_PLACE = {(list, ast.Add): "extend", (dict, ast.BitOr): "update", (set, ast.BitOr): "update"}
-
-
-def _loaded(target: ast.expr) -> ast.expr:
-    """Return a target as an expression that reads it."""
-    return ast.parse(ast.unparse(target), mode="eval").body
 
 
 def _return(ev: "Evaluator", node: Any, frame: Frame) -> None:
@@ -212,13 +197,13 @@ def _catches(handler: ast.ExceptHandler, raised: Raised) -> bool:
         return True
     kinds = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
     names = {kind.id for kind in kinds if isinstance(kind, ast.Name)}
-    return bool(names & {raised.kind, "Exception"})
+    return bool(names & {str(raised), "Exception"})
 
 
 def _import(ev: "Evaluator", node: Any, frame: Frame) -> None:
     for alias in node.names:
         bound = alias.asname or alias.name.split(".")[0]
-        ev.assign(frame.scope, bound, Import(alias.name if alias.asname else bound))
+        ev.assign(frame.scope.names, bound, Import(alias.name if alias.asname else bound))
 
 
 def _import_from(ev: "Evaluator", node: Any, frame: Frame) -> None:
@@ -227,7 +212,7 @@ def _import_from(ev: "Evaluator", node: Any, frame: Frame) -> None:
         if alias.name == "*":
             _import_star(ev, module, frame)
         else:
-            ev.assign(frame.scope, alias.asname or alias.name, Import(module, alias.name))
+            ev.assign(frame.scope.names, alias.asname or alias.name, Import(module, alias.name))
 
 
 def _absolute(node: ast.ImportFrom, frame: Frame) -> str:
@@ -256,7 +241,7 @@ def _function(ev: "Evaluator", node: Any, frame: Frame) -> None:
     for one in reversed(node.decorator_list):
         if ast.unparse(one).split("(")[0] not in _TRANSPARENT:
             made = ev.call(evaluate(ev, one, frame.scope), [made], {})
-    ev.assign(frame.scope, node.name, made)
+    ev.assign(frame.scope.names, node.name, made)
 
 
 # Decorators that do not change what a call returns; those of methods are looked at when a method is bound.
@@ -275,13 +260,12 @@ def _class(ev: "Evaluator", node: Any, frame: Frame) -> None:
                 _run_one(ev, statement, inner)
             except (Unsupported, Raised):
                 _forget_names(statement, made.scope)
-    ev.assign(frame.scope, node.name, made)
+    ev.assign(frame.scope.names, node.name, made)
 
 
 _HANDLERS: dict[type, Callable[["Evaluator", Any, Frame], None]] = {
-    ast.Expr: _expression,
-    ast.Assign: _assign,
-    ast.AnnAssign: _annotated,
+    ast.Expr: lambda ev, node, frame: evaluate(ev, node.value, frame.scope),
+    **dict.fromkeys((ast.Assign, ast.AnnAssign), _assign),
     ast.AugAssign: _augmented,
     ast.Return: _return,
     ast.Raise: _raise,

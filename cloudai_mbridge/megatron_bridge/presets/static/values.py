@@ -14,6 +14,7 @@ class Unknown:
 
 
 UNKNOWN = Unknown()
+NATIVE = (bool, int, float, str, list, dict, tuple, set)  # with what operators work
 
 
 class Unsupported(Exception):
@@ -21,14 +22,7 @@ class Unsupported(Exception):
 
 
 class Raised(Exception):
-    """An exception of the evaluated code.
-
-    kind: its class name.
-    """
-
-    def __init__(self, kind: str) -> None:
-        super().__init__(kind)
-        self.kind = kind
+    """An exception of the evaluated code; the text is the name of its class."""
 
 
 @dataclass
@@ -45,13 +39,9 @@ class Scope:
             scope = scope.outer
         return scope
 
-    def find(self, name: str) -> Any:
-        """Return the value of a name; KeyError if no scope has it."""
-        return self.holder(name).names[name]
-
-    def get(self, name: str) -> Any:
-        """Return the value of a name, or None where no scope has it."""
-        return self.holder(name).names.get(name)
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return the value of a name, or the default where no scope has it."""
+        return self.holder(name).names.get(name, default)
 
 
 @dataclass(eq=False)
@@ -72,6 +62,10 @@ class External:
     @property
     def name(self) -> str:
         return self.dotted.rpartition(".")[2]
+
+    def lineage(self) -> "Iterator[External]":
+        """Yield it alone: nothing is known of what it inherits from."""
+        yield self
 
 
 @dataclass(frozen=True)
@@ -99,13 +93,10 @@ class Function:
     keyword_defaults: dict[str, Any]
     bound: Any = None
 
-    @property
-    def is_property(self) -> bool:
-        return isinstance(self.node, ast.FunctionDef) and _has_decorator(self.node, "property")
-
-    @property
-    def is_static(self) -> bool:
-        return isinstance(self.node, ast.FunctionDef) and _has_decorator(self.node, "staticmethod")
+    def is_decorated(self, name: str) -> bool:
+        """Whether it has a decorator of this bare name."""
+        decorators = getattr(self.node, "decorator_list", ())
+        return any(isinstance(one, ast.Name) and one.id == name for one in decorators)
 
 
 @dataclass(eq=False)
@@ -121,10 +112,13 @@ class Class:
         """Yield the class and those that it inherits from, nearest first."""
         yield self
         for base in self.bases:
-            if isinstance(base, Class):
+            if isinstance(base, Class | External):
                 yield from base.lineage()
-            elif isinstance(base, External):
-                yield base
+
+    def method(self, name: str) -> Any:
+        """Return the method of this name, or None where no class of the repository has it."""
+        of = (one.scope.names for one in self.lineage() if isinstance(one, Class))
+        return next((names[name] for names in of if name in names), None)
 
     @property
     def is_open(self) -> bool:
@@ -145,11 +139,6 @@ class Instance:
     of: Class | External | None
     attributes: dict[str, Any] = field(default_factory=dict)
     is_open: bool = True
-
-    def forget(self) -> None:
-        """Know nothing of it any more."""
-        self.attributes.clear()
-        self.is_open, self.of = True, None
 
 
 def parts(value: Any, seen: set[int] | None = None) -> Iterator[Any]:
@@ -180,5 +169,14 @@ def has_unknown(value: Any) -> bool:
     return value is UNKNOWN or isinstance(value, External)
 
 
-def _has_decorator(node: ast.FunctionDef, name: str) -> bool:
-    return any(isinstance(one, ast.Name) and one.id == name for one in node.decorator_list)
+def is_plain(value: Any) -> bool:
+    """Return whether a value is one of Python's own."""
+    return value is None or isinstance(value, (*NATIVE, range))
+
+
+def native(function: Callable[..., Any], /, *arguments: Any, **keywords: Any) -> Any:
+    """Call a function of Python's own; Raised if it raises what code may."""
+    try:
+        return function(*arguments, **keywords)
+    except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
+        raise Raised(type(error).__name__) from error
