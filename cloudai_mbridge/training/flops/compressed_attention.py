@@ -13,9 +13,8 @@ RATIOS = (0, 4, 128)
 def compressed_sparse(model: Any, lengths: Lengths, mtp: int) -> Cost:
     """All layers of compressed sparse attention.
 
-    Raises:
-        ValueError: no `q_lora_rank`; a ratio list that is missing, of the wrong length or with other ratios; layers of
-            ratio 4 without the sizes of the indexer.
+    Raises ValueError: no `q_lora_rank`; a ratio list that is missing, of the wrong length or with other ratios; layers
+    of ratio 4 without the sizes of the indexer.
     """
     if read(model, "q_lora_rank") is None:
         raise ValueError("q_lora_rank is not set; compressed sparse attention needs it")

@@ -18,11 +18,7 @@ class Indexer:
 
 
 def sparse_latent(model: Any, lengths: Lengths, mtp: int) -> Cost:
-    """All layers of sparse multi-latent attention.
-
-    Raises:
-        ValueError: a size of the indexer or the latent is missing or not positive.
-    """
+    """All layers of sparse attention. Raises ValueError: a size of indexer or latent is missing or not positive."""
     rank, rope = read(model, "kv_lora_rank", 0), read(model, "qk_pos_emb_head_dim", 0)
     if rank <= 0:
         raise ValueError(f"kv_lora_rank is {rank}; sparse attention needs a positive one")

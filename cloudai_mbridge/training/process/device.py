@@ -11,16 +11,11 @@ import torch.distributed as dist
 _CPUINFO = Path("/proc/cpuinfo")
 
 
-def device_of(backend: str) -> torch.device:
-    """Return the device that tensors of a `backend` group live on."""
-    if backend == "nccl":
-        return torch.device("cuda", torch.cuda.current_device())
-    return torch.device("cpu")
-
-
 def current_device() -> torch.device:
     """Return the device of this rank. The default process group must be up."""
-    return device_of(dist.get_backend())
+    if dist.get_backend() == "nccl":
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
 
 
 def bind_local_device(backend: str) -> None:

@@ -28,8 +28,7 @@ def step_done() -> None:
 def hang_timeout_s(environment: Mapping[str, str]) -> float | None:
     """Return the seconds without a step after which the stacks are kept; `None`: never.
 
-    Raises:
-        ConfigError: not a positive number, or one that no timer can take.
+    Raises ConfigError: not a positive number, or one that no timer can take.
     """
     if not (text := environment.get(TIMEOUT_VARIABLE, "")):
         return None
@@ -65,13 +64,14 @@ class HangWatch:
             self._file = self._path.open("w", encoding="utf-8")
         except OSError as error:  # not worth a training run
             print(f"warning: {error}; no stacks will be kept if this rank hangs", file=sys.stderr)
-        self._arm()
+        self.step_done()
         _watches.append(self)
         return self
 
     def step_done(self) -> None:
         """Restart the timer. It costs some tens of microseconds: call it outside what is measured."""
-        self._arm()
+        if self._timeout_s is not None and self._file is not None:
+            faulthandler.dump_traceback_later(self._timeout_s, repeat=False, file=self._file)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -88,7 +88,3 @@ class HangWatch:
                 self._path.unlink()
             if kind is None:  # a rank that failed may be ahead of one that is about to open its file
                 self._path.parent.rmdir()
-
-    def _arm(self) -> None:
-        if self._timeout_s is not None and self._file is not None:
-            faulthandler.dump_traceback_later(self._timeout_s, repeat=False, file=self._file)

@@ -1,7 +1,4 @@
-"""What software this process runs: packages and checkout, None where unknown.
-
-Standard library only: reports use it too.
-"""
+"""What software this process runs, None where unknown. Standard library only: reports use it too."""
 
 import importlib.util
 import os

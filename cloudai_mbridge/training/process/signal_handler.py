@@ -28,9 +28,7 @@ class DistributedSignalHandler:
     def install(self) -> None:
         """Watch the signal from now on; a second call changes nothing.
 
-        Raises:
-            ConfigError: this signal cannot be handled.
-            RuntimeError: not on the main thread, the only one on which Python handles signals.
+        Raises ConfigError: this signal cannot be handled. RuntimeError: not on the main thread, where Python does it.
         """
         if self._is_installed:
             return
@@ -41,8 +39,7 @@ class DistributedSignalHandler:
     def release(self) -> None:
         """Put back the handler that was there before `install`; a second call changes nothing.
 
-        Raises:
-            RuntimeError: not on the main thread.
+        Raises RuntimeError: not on the main thread.
         """
         if self._is_installed:
             # None: it was set by something else than Python, and cannot be put back
