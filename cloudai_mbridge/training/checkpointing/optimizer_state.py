@@ -26,8 +26,7 @@ _OF_THE_SCHEDULE = ("max_lr", "min_lr", "start_wd", "end_wd")
 
 def parts_of(optimizer: Any) -> list[Any]:
     """Return Megatron's optimizers behind a chained one, without those that have nothing to train."""
-    parts = getattr(optimizer, "chained_optimizers", [optimizer])
-    return [part for part in parts if not getattr(part, "is_stub_optimizer", False)]
+    return [part for part in _parts(optimizer) if not getattr(part, "is_stub_optimizer", False)]
 
 
 def ensure_state(optimizer: Any) -> None:
@@ -101,7 +100,6 @@ def _own_steps(inner: torch.optim.Optimizer) -> None:
 
 
 *_SAME, _EXPERT = KIND  # whether it holds experts may differ
-_RESHARDABLE = "fully_reshardable"
 
 
 def regrouped_common(directory: str, optimizer: Any | None) -> dict[str, Any]:
@@ -184,7 +182,7 @@ def _entry(part: Any, groups: list[dict[str, Any]], step: Any, scaler: Any, path
     if kind == "distributed":
         value = float(step)
         inner: dict[str, Any] = {"param_groups": [{**group, "step": value} for group in wanted]}
-        entry: dict[str, Any] = {"optimizer": inner, "param_state_sharding_type": _RESHARDABLE}
+        entry: dict[str, Any] = {"optimizer": inner, "param_state_sharding_type": "fully_reshardable"}
     else:
         inner = {"state": {"common_step": step}, "param_groups": wanted}
         entry = {"optimizer": inner} if kind == "mixed" else inner

@@ -18,19 +18,19 @@ def keep_most_recent(root: Path, current: int, count: int) -> None:
     kept = set(older[len(older) - (count - 1) :]) if count > 1 else set()
     for iteration in saved_iterations(root, complete=False):
         if iteration < current and iteration not in kept:
-            remove(root, iteration)
+            _remove(root, iteration)
 
 
 def apply(config: CheckpointConfig, root: Path, current: int, previous: int | None) -> None:
     """Remove what the configuration does not keep, after `current` has become the latest in place of `previous`."""
     interval = config.save_retain_interval
     if interval and previous is not None and previous < current and previous % interval:
-        remove(root, previous)
+        _remove(root, previous)
     if config.most_recent_k is not None and config.most_recent_k > 0:
         keep_most_recent(root, current, config.most_recent_k)
 
 
-def remove(root: Path, iteration: int) -> None:
+def _remove(root: Path, iteration: int) -> None:
     """Remove a checkpoint; what makes it complete goes first, so that half a checkpoint is never taken for one."""
     directory = Path(get_checkpoint_name(str(root), iteration))
     for name in ("train_state.pt", "metadata.json"):

@@ -10,13 +10,7 @@ from typing import Any
 from megatron.core.distributed import DistributedDataParallelConfig
 from megatron.core.optimizer import OptimizerConfig
 
-from cloudai_mbridge.training.comm_overlap.expert_rules import (
-    DELAYED_WGRAD,
-    EXPERT_OVERLAP,
-    delayed_wgrad_rules,
-    expert_overlap_rules,
-    require,
-)
+from cloudai_mbridge.training.comm_overlap import expert_rules as rules
 from cloudai_mbridge.training.comm_overlap.user_buffers import TransformerLayerTPOverlapCfg, as_te_dict
 from cloudai_mbridge.training.compat.transformer_engine import have_te
 
@@ -54,7 +48,6 @@ class CommOverlapConfig:
     delay_wgrad_compute: bool | None = None
 
     def __post_init__(self) -> None:
-        """Start without a snapshot of the user's values."""
         self.user_comm_overlap_cfg: SimpleNamespace | None = None
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -83,7 +76,7 @@ class CommOverlapConfig:
         _write_tensor_parallel(user, model_config)
         _write(data_parallel, optimizer_config)
         # DDP hooks weight gradients differently where they come late
-        _write({**data_parallel, DELAYED_WGRAD: model[DELAYED_WGRAD]}, ddp_config)
+        _write({**data_parallel, rules.DELAYED_WGRAD: model[rules.DELAYED_WGRAD]}, ddp_config)
 
     def _resolve_data_parallel(self, user: Mapping[str, Any], model: Any, optimizer: Any, ddp: Any) -> dict[str, Any]:
         """Return the overlap of gradients and parameters; {} unless DDP and distributed optimizer are Megatron's."""
@@ -106,13 +99,14 @@ class CommOverlapConfig:
 
 def _check_experts(settled: Mapping[str, Any], model: Any, grad_reduce_overlap: bool) -> None:
     """Check what the model asks of overlap; warn of what it asks for and this section, which decides, turns off."""
-    if not hasattr(model, EXPERT_OVERLAP):
-        raise AssertionError(f"{type(model).__name__} has no field {EXPERT_OVERLAP}")
-    if settled[EXPERT_OVERLAP]:
-        require(EXPERT_OVERLAP, expert_overlap_rules(model))
-    if settled[DELAYED_WGRAD]:
-        require(DELAYED_WGRAD, delayed_wgrad_rules(model, settled[EXPERT_OVERLAP], grad_reduce_overlap))
-    for name in (EXPERT_OVERLAP, DELAYED_WGRAD):
+    if not hasattr(model, rules.EXPERT_OVERLAP):
+        raise AssertionError(f"{type(model).__name__} has no field {rules.EXPERT_OVERLAP}")
+    if settled[rules.EXPERT_OVERLAP]:
+        rules.require(rules.EXPERT_OVERLAP, rules.expert_overlap_rules(model))
+    if settled[rules.DELAYED_WGRAD]:
+        has_overlap = settled[rules.EXPERT_OVERLAP]
+        rules.require(rules.DELAYED_WGRAD, rules.delayed_wgrad_rules(model, has_overlap, grad_reduce_overlap))
+    for name in (rules.EXPERT_OVERLAP, rules.DELAYED_WGRAD):
         if getattr(model, name, False) and not settled[name]:
             logger.warning("model.%s is turned off: set comm_overlap.%s to have it", name, name)
 
@@ -151,7 +145,6 @@ def _tensor_parallel_obstacle(model: Any) -> str | None:
 
 
 def _resolve_model(user: Mapping[str, Any], model: Any) -> dict[str, Any]:
-    """Return the pipeline, embedding and expert overlap of the model config."""
     staged = model.pipeline_model_parallel_size > 1
     interleaved = staged and _num_chunks(model) > 1
     defaults = {

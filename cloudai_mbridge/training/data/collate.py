@@ -74,7 +74,6 @@ class StackPacked:
     longest: int | None = None
 
     def __call__(self, rows: Rows, whole: list[int]) -> dict[str, torch.Tensor]:
-        """Stack the rows."""
         bounds = [row["cu_seqlens"] for row in rows]
         if self.boundaries is not None:
             bounds = [np.pad(each, (0, self.boundaries - len(each)), mode="edge") for each in bounds]

@@ -3,14 +3,13 @@
 from typing import Any
 
 from cloudai_mbridge.training.flops.attention import grouped_query_layers, latent
-from cloudai_mbridge.training.flops.compressed_attention import compressed_sparse
 from cloudai_mbridge.training.flops.hybrid import hybrid, is_hybrid
 from cloudai_mbridge.training.flops.layers import count_layers, mtp_layers
 from cloudai_mbridge.training.flops.linear_attention import with_linear_layers
 from cloudai_mbridge.training.flops.lora import PackedSamples, has_special_rule, is_lora, lora_flops_per_sample
 from cloudai_mbridge.training.flops.mlp import dense_mlp, experts, logits, prediction_entry, projections
 from cloudai_mbridge.training.flops.quantities import NEW, Cost, Formula, Lengths, read
-from cloudai_mbridge.training.flops.sparse_attention import sparse_latent
+from cloudai_mbridge.training.flops.sparse_attention import compressed_sparse, sparse_latent
 from cloudai_mbridge.training.flops.vision import VisionPatches, equal_images, vit_flops
 
 _WITH_STATISTICS = "_get_num_floating_point_operations_with_runtime_stats"

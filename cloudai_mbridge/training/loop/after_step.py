@@ -66,8 +66,7 @@ def post_training_step_callbacks(
 ) -> float:
     """Synchronise, report stragglers, compare the replicas' weights, stop profilers and collect garbage, where due.
 
-    Returns:
-        the FLOPs since the straggler detector's last report: zero after one.
+    Returns the FLOPs since the straggler detector's last report: zero after one.
     """
     train = config.train
     if train.train_sync_interval and iteration % train.train_sync_interval == 0:

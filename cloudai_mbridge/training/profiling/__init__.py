@@ -1,10 +1,12 @@
 """Profile a few steps of some ranks: PyTorch's profiler with execution traces, or ranges for Nsight Systems."""
 
 from cloudai_mbridge.training.config.profiling import has_window, should_profile_rank
-from cloudai_mbridge.training.profiling.hooks import finish_profiling, handle_profiling_step, handle_profiling_stop
 from cloudai_mbridge.training.profiling.profilers import (
     NsysCapture,
     StepProfiler,
+    finish_profiling,
+    handle_profiling_step,
+    handle_profiling_stop,
     initialize_pytorch_profiler,
     start_nsys_profiler,
     stop_nsys_profiler,

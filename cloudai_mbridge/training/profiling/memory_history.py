@@ -20,7 +20,7 @@ def start_memory_history_recording(profiling: ProfilingConfig | None) -> None:
     Running out of memory writes a snapshot to `{base}_oom_rank-{rank}{ext}` of `memory_snapshot_path`. No-op where it
     is off or for other ranks (an empty `profile_ranks` means all); on a CPU one line says so.
     """
-    rank = _this_rank()
+    rank = dist.get_rank() if dist.is_initialized() else int(os.environ.get("RANK", 0))
     if not _records(profiling, rank):
         return
     assert profiling is not None
@@ -57,7 +57,3 @@ def _write_snapshot(path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("wb") as file:
         pickle.dump(torch.cuda.memory._snapshot(), file)
-
-
-def _this_rank() -> int:
-    return dist.get_rank() if dist.is_initialized() else int(os.environ.get("RANK", 0))

@@ -1,4 +1,7 @@
-"""PyTorch's profiler, a trace and if asked for an execution trace per rank; and ranges for Nsight Systems."""
+"""PyTorch's profiler, a trace and if asked for an execution trace per rank; and ranges for Nsight Systems.
+
+The hooks, by which the loop meets the profilers, are no collectives: ranks that are not profiled may call them.
+"""
 
 import contextlib
 from pathlib import Path
@@ -11,6 +14,7 @@ from torch.profiler import ExecutionTraceObserver, schedule, tensorboard_trace_h
 
 from cloudai_mbridge.training.config.profiling import ProfilingConfig, has_window, is_speaker, should_profile_rank
 from cloudai_mbridge.training.process.log_lines import write_line
+from cloudai_mbridge.training.profiling.memory_history import write_memory_snapshot
 
 DEFAULT_DIRECTORY = "./torch_profile"
 
@@ -51,7 +55,8 @@ def initialize_pytorch_profiler(
     tensorboard_dir: where the traces go, `./torch_profile` without it; execution traces into `chakra` in there.
     rank: this process's by default. first_step: steps done before this run; the window counts from the job's first.
     """
-    rank = _this_rank() if rank is None else rank
+    if rank is None:
+        rank = dist.get_rank() if dist.is_initialized() else 0
     if config is None or not config.use_pytorch_profiler or not should_profile_rank(config, rank):
         return None
     if not has_window(config, first_step):
@@ -80,10 +85,6 @@ def _chakra(directory: Path, rank: int) -> Any:
     path = directory / "chakra" / f"rank-{rank}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     return ExecutionTraceObserver().register_callback(str(path))
-
-
-def _this_rank() -> int:
-    return dist.get_rank() if dist.is_initialized() else 0
 
 
 class NsysCapture:
@@ -119,3 +120,64 @@ def stop_nsys_profiler(capture: NsysCapture | None) -> None:
 
 def _check(status: Any) -> None:
     torch.cuda.check_error(int(status))
+
+
+def handle_profiling_step(
+    config: ProfilingConfig | None, iteration: int, rank: int, pytorch_prof: Any
+) -> NsysCapture | None:
+    """Tell the profilers that an iteration begins. iteration: steps done before it.
+
+    Returns a capture to keep until `handle_profiling_stop`, at the iteration that opens one; else None.
+    """
+    if config is None or not should_profile_rank(config, rank):
+        return None
+    if config.use_pytorch_profiler and pytorch_prof is not None:
+        pytorch_prof.step()
+    if not config.use_nsys_profiler or iteration != config.profile_step_start or not has_window(config):
+        return None
+    capture = start_nsys_profiler(config)
+    if capture is None and is_speaker(config, rank):
+        write_line("profiling: ranges for Nsight Systems need a GPU; this run has none, nothing is captured")
+    return capture
+
+
+def handle_profiling_stop(
+    config: ProfilingConfig | None,
+    iteration: int,
+    rank: int,
+    pytorch_prof: Any,
+    nsys_nvtx_context: NsysCapture | None = None,
+) -> None:
+    """Stop the profilers at the end of their window. iteration: steps done, with the one that just ended."""
+    if config is not None and should_profile_rank(config, rank) and iteration == config.profile_step_end:
+        _stop(config, pytorch_prof, nsys_nvtx_context)
+
+
+def finish_profiling(
+    config: ProfilingConfig | None,
+    rank: int,
+    prof: Any,
+    nsys_context: NsysCapture | None = None,
+    *,
+    iteration: int,
+) -> None:
+    """Stop what still runs, and write what was recorded; nothing if the window was over and its end not skipped.
+
+    Call it whenever the loop is left, also by an error. iteration: steps done.
+    """
+    if config is None or not should_profile_rank(config, rank):
+        return
+    _stop(config, prof, nsys_context)
+    if iteration >= config.profile_step_end:
+        return
+    write_memory_snapshot(config, rank)
+    if (config.use_pytorch_profiler or config.use_nsys_profiler) and is_speaker(config, rank):
+        window = f"[{config.profile_step_start}, {config.profile_step_end})"
+        write_line(f"profiling: training ended after {iteration} steps, before the end of the window {window}")
+
+
+def _stop(config: ProfilingConfig, prof: Any, nsys_context: NsysCapture | None) -> None:
+    if config.use_pytorch_profiler and prof is not None:
+        prof.stop()
+    if config.use_nsys_profiler:
+        stop_nsys_profiler(nsys_context)
