@@ -7,6 +7,8 @@ from pathlib import Path
 from cloudai_mbridge.training.checkpointing.layout import get_checkpoint_name, is_complete, saved_iterations
 from cloudai_mbridge.training.config.checkpoint import CheckpointConfig
 
+_SUFFIX = ".replaced"
+
 
 def keep_most_recent(root: Path, current: int, count: int) -> None:
     """Keep the `count` newest complete checkpoints under `root`, `current` among them.
@@ -38,9 +40,6 @@ def _remove(root: Path, iteration: int) -> None:
     shutil.rmtree(directory, ignore_errors=True)
 
 
-_SUFFIX = ".replaced"
-
-
 def make_way(directory: Path) -> None:
     """Make an empty `directory`; a complete checkpoint in it is set aside, the leftovers of a killed save removed."""
     restore(directory.parent)
@@ -53,8 +52,7 @@ def make_way(directory: Path) -> None:
 
 def drop(directory: Path) -> None:
     """Remove what was set aside for `directory`, which is complete now."""
-    if _aside(directory).exists():
-        shutil.rmtree(_aside(directory), ignore_errors=True)
+    shutil.rmtree(_aside(directory), ignore_errors=True)
 
 
 def restore(root: Path) -> None:

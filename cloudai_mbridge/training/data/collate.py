@@ -9,7 +9,6 @@ import torch
 
 Rows = list[dict[str, Any]]
 _UNIT = 16  # tokens; lengths are rounded up to it, so that kernels get few and even shapes
-_END = -1  # after the last boundary of a packed sequence
 
 
 def stack(rows: Rows, whole: list[int]) -> dict[str, torch.Tensor]:
@@ -78,7 +77,7 @@ class StackPacked:
         if self.boundaries is not None:
             bounds = [np.pad(each, (0, self.boundaries - len(each)), mode="edge") for each in bounds]
         width = max(len(each) for each in bounds) + 1
-        padded = np.full((len(rows), width), _END, dtype=np.int32)
+        padded = np.full((len(rows), width), -1, dtype=np.int32)
         for row, each in zip(padded, bounds, strict=True):
             row[: len(each)] = each
         longest = [self.longest or int(np.diff(each).max()) for each in bounds]

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -160,12 +161,9 @@ def _encode_split(dataset: FinetuningDatasetConfig, tokenizer: Any, split: str, 
 def _pad_id(tokenizer: Any) -> int:
     """Return the id that fills up; any will do, as it has no loss."""
     for name in ("pad", "eod"):
-        try:
-            value = getattr(tokenizer, name)
-        except (AttributeError, NotImplementedError):
-            continue
-        if value is not None and value >= 0:
-            return int(value)
+        with suppress(AttributeError, NotImplementedError):
+            if (value := getattr(tokenizer, name)) is not None and value >= 0:
+                return int(value)
     return 0
 
 

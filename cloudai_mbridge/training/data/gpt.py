@@ -85,13 +85,6 @@ def is_end_stage() -> bool:
 
 def _drop_unused_splits(config: Any, sizes: Sequence[int | None]) -> None:
     """Do not build, and do not ask for, what nothing is drawn from."""
-    for split in Split:
-        if sizes[split.value] != 0:
-            continue
-        if config.blend_per_split is not None:
-            blends = list(config.blend_per_split)
-            blends[split.value] = None
-            config.blend_per_split = blends
-        else:
-            config.split_matrix = [*config.split_matrix]
-            config.split_matrix[split.value] = None
+    name = "split_matrix" if config.blend_per_split is None else "blend_per_split"
+    parts = zip(getattr(config, name), sizes, strict=True)  # in the order of Split
+    setattr(config, name, [None if size == 0 else part for part, size in parts])

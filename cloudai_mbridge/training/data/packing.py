@@ -123,8 +123,14 @@ def load_or_pack(
         if path is not None:
             _write(Path(path), lambda file: np.save(file, packed.rows, allow_pickle=False))
         if metadata is not None:
-            text = json.dumps(_facts(packed, options), indent=2) + "\n"
-            _write(Path(metadata), lambda file: file.write(text.encode()))
+            facts = {
+                "packed_sequence_size": options.size,
+                "num_packed_sequences": len(packed),
+                "max_samples_per_bin": packed.max_boundaries - 1,
+                "dataset_max_seqlen": packed.longest,
+                "packing_factor": round(sum(len(_bounds(row)) - 1 for row in packed.rows) / len(packed), 3),
+            }
+            _write(Path(metadata), lambda file: file.write((json.dumps(facts, indent=2) + "\n").encode()))
     return packed
 
 
@@ -156,16 +162,6 @@ def _load(path: Path, options: PackOptions) -> np.ndarray:
             f"{path} is packed to {rows.shape[2]} tokens, and packed_sequence_size is {options.size}; {remedy}"
         )
     return rows
-
-
-def _facts(packed: PackedDataset, options: PackOptions) -> dict[str, Any]:
-    return {
-        "packed_sequence_size": options.size,
-        "num_packed_sequences": len(packed),
-        "max_samples_per_bin": packed.max_boundaries - 1,
-        "dataset_max_seqlen": packed.longest,
-        "packing_factor": round(sum(len(_bounds(row)) - 1 for row in packed.rows) / len(packed), 3),
-    }
 
 
 def _write(path: Path, write: Callable[[Any], Any]) -> None:

@@ -19,7 +19,7 @@ def grouped_query_layers(
     `attention_output_gate`, if the model has one.
     """
     full = _grouped_query(model, lengths.effective / 2, with_gate)
-    if (window := window_of(model)) is None or not formula.counts_windows:
+    if (window := window_of(model)) is None or formula is Formula.OLD:
         return full * layers
     windowed = sum(has_window(model, number) for number in numbers)
     return full * (layers - windowed) + _grouped_query(model, _window_context(window, lengths), with_gate) * windowed

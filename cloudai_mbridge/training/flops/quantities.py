@@ -125,16 +125,6 @@ class Formula(StrEnum):
                 return formula
         raise ValueError(f"unknown FLOPs formula {text!r}; use {', '.join(cls)}, or old, new")
 
-    @property
-    def counts_windows(self) -> bool:
-        """Whether a layer with a sliding window is cheaper than a full one."""
-        return self is Formula.NEW
-
-    @property
-    def counts_every_gate(self) -> bool:
-        """Whether a gated MLP has three projections whatever its activation is."""
-        return self is Formula.NEW
-
 
 NEW, OLD = Formula.NEW, Formula.OLD
 FLOPS_FORMULA = NEW.value  # the training loop's

@@ -65,9 +65,12 @@ class SDPACoreAttention(MegatronModule):  # type: ignore[misc]
             value = gather_from_sequence_parallel_region(value.contiguous(), True, group=self.cp)
         mask: torch.Tensor | None = None
         if packed_seq_params is not None:
-            mask = self._packed_mask(packed_seq_params.cu_seqlens_q)
+            mask = self._mask(packed_seq_params.cu_seqlens_q)
         elif self.cp.size() > 1 or self.window is not None:
-            mask = self._mask(query.size(0), query.device)
+            length = query.size(0)
+            if length not in self._masks:
+                self._masks[length] = self._mask(torch.tensor([0, length * self.cp.size()], device=query.device))
+            mask = self._masks[length]
         q, k, v = (t.permute(1, 2, 0, 3) for t in (query, key, value))
         dropout = self.dropout if self.training else 0.0
         with self._own_generator() if dropout else nullcontext():
@@ -88,26 +91,12 @@ class SDPACoreAttention(MegatronModule):  # type: ignore[misc]
         """Draw what other tensor-parallel ranks do not: they have other heads. A sequence-parallel block does it."""
         return nullcontext() if self.config.sequence_parallel else get_cuda_rng_tracker().fork()
 
-    def _mask(self, local_length: int, device: torch.device) -> torch.Tensor:
-        """True where a local query may see a gathered key; rank r holds chunks r and 2*cp-1-r of the sequence."""
-        if local_length not in self._masks:
-            size, chunk = self.cp.size(), torch.arange(local_length // 2, device=device)
-            position = [
-                torch.cat([chunk + r * len(chunk), chunk + (2 * size - 1 - r) * len(chunk)]) for r in range(size)
-            ]
-            if size == 1:  # nothing is shared, and the length may be odd
-                position = [torch.arange(local_length, device=device)]
-            distance = position[self.cp.rank()][:, None] - torch.cat(position)[None, :]
-            is_seen = distance >= 0
-            self._masks[local_length] = is_seen if self.window is None else is_seen & (distance <= self.window)
-        return self._masks[local_length]
-
-    def _packed_mask(self, bounds: torch.Tensor) -> torch.Tensor:
+    def _mask(self, bounds: torch.Tensor) -> torch.Tensor:
         """True where a local query may see a gathered key: one of its own sequence, and not behind it."""
         size = self.cp.size()
         if size > 1:
             shares = [zigzag_index(bounds, size, rank).to(bounds.device) for rank in range(size)]
-        else:
+        else:  # nothing is shared, and lengths may be odd
             shares = [torch.arange(int(bounds[-1]), device=bounds.device)]
         query, key = shares[self.cp.rank()][:, None], torch.cat(shares)[None, :]
         ends = bounds[1:].contiguous()

@@ -8,13 +8,11 @@ import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Self, TextIO
 
 from cloudai_mbridge.training.errors import ConfigError
 
 TIMEOUT_VARIABLE = "MBRIDGE_HANG_TIMEOUT_S"
-STACKS_DIRECTORY = "stacks"
 
 _watches: list["HangWatch"] = []  # those inside `with`
 
@@ -53,7 +51,7 @@ class HangWatch:
 
     def __init__(self, timeout_s: float | None) -> None:
         self._timeout_s = timeout_s
-        self._path = Path(STACKS_DIRECTORY, f"rank-{os.environ.get('RANK', 0)}.txt")
+        self._path = Path("stacks", f"rank-{os.environ.get('RANK', 0)}.txt")
         self._file: TextIO | None = None
 
     def __enter__(self) -> Self:
@@ -73,9 +71,7 @@ class HangWatch:
         if self._timeout_s is not None and self._file is not None:
             faulthandler.dump_traceback_later(self._timeout_s, repeat=False, file=self._file)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self in _watches:
             _watches.remove(self)
         if self._file is None:

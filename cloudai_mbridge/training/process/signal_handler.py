@@ -6,7 +6,6 @@ those of Megatron-Core's `dist_signal_handler`.
 
 import signal
 import threading
-from types import FrameType, TracebackType
 from typing import Any
 
 import torch
@@ -62,12 +61,10 @@ class DistributedSignalHandler:
         self.install()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.release()
 
-    def _note(self, signum: int, frame: FrameType | None) -> None:
+    def _note(self, *_: object) -> None:
         self.num_received += 1
 
     def _set(self, handler: Any) -> Any:

@@ -11,8 +11,6 @@ import torch.distributed as dist
 from cloudai_mbridge.training.config.profiling import ProfilingConfig, is_speaker, should_profile_rank
 from cloudai_mbridge.training.process.log_lines import write_line
 
-MAX_ENTRIES = 100_000
-
 
 def start_memory_history_recording(profiling: ProfilingConfig | None) -> None:
     """Record every allocation of this rank's GPU from now on, with Python stacks. Call it before the model is built.
@@ -28,7 +26,7 @@ def start_memory_history_recording(profiling: ProfilingConfig | None) -> None:
         if is_speaker(profiling, rank):
             write_line("memory history: it needs a GPU; this run has none, nothing is recorded")
         return
-    torch.cuda.memory._record_memory_history("all", context="all", stacks="python", max_entries=MAX_ENTRIES)
+    torch.cuda.memory._record_memory_history("all", context="all", stacks="python", max_entries=100_000)
     base, ext = os.path.splitext(profiling.memory_snapshot_path)
     path = Path(f"{base}_oom_rank-{rank}{ext}")
     write_line(f"memory history: recording on rank {rank}; out of memory writes {path}")

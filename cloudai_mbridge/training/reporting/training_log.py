@@ -252,7 +252,6 @@ class _Log:
         return bool(self._step <= loaded_iteration + 1)
 
     def send(self) -> None:
-        """Give the loggers what was collected."""
         if self._sinks:
             self._sinks.log(self._scalars, self._step, self._state.train_state.consumed_train_samples)
 

@@ -24,7 +24,6 @@ from cloudai_mbridge.training.resilience.packages import nvrx
 
 logger = logging.getLogger(__name__)
 
-STATE_FILE = "ft_state.json"
 _WARMUP_ITERS = 1  # the first step compiles and allocates: it would teach a wrong timeout
 _MIN_ITERS_FOR_STEP_TIMEOUT = 16
 
@@ -40,7 +39,7 @@ def setup(cfg: ConfigContainer, state: Any) -> None:
     if not cfg.checkpoint.save:
         raise ConfigError("ft.enable_ft_package=true keeps its state beside the checkpoints: set checkpoint.save")
     seen = state.fault_tolerance_state
-    seen.ft_state_path = os.path.join(cfg.checkpoint.save, STATE_FILE)
+    seen.ft_state_path = os.path.join(cfg.checkpoint.save, "ft_state.json")
     seen.is_async_chkpt_enabled = bool(cfg.checkpoint.async_save)
     seen.is_calculating_timeouts = cfg.ft.calc_ft_timeouts
     client = _connected_client(Path(seen.ft_state_path))
@@ -176,7 +175,6 @@ def _learned_sections(seen: Any) -> list[str]:
 
 
 _SIGNALS = {"rank_hung": signal.SIGSTOP, "rank_killed": signal.SIGKILL}
-_JITTER = 0.2  # of the base delay
 _chance = random.SystemRandom()  # the run's seeded generators stay as they are, and each attempt differs
 
 
@@ -193,7 +191,7 @@ def maybe_setup_simulated_fault(ft_config: FaultToleranceConfig | None) -> None:
     kind = ft_config.simulated_fault_type
     if kind == "random":
         kind = _chance.choice(("rank_hung", "rank_killed"))
-    delay = ft_config.simulated_fault_base_delay * (1 + _JITTER * _chance.random())
+    delay = ft_config.simulated_fault_base_delay * (1 + 0.2 * _chance.random())
     write_line(f"Simulated fault: {kind} on rank {dist.get_rank()} in {delay:.1f} s")
     fault = threading.Timer(delay, os.kill, (os.getpid(), _SIGNALS[kind]))
     fault.name, fault.daemon = "simulated-fault", True

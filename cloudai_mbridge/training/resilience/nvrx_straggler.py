@@ -102,14 +102,8 @@ class NVRxStragglerDetectionManager:
             for line in _score_lines(name, known, nodes, self.config.num_gpu_perf_scores_to_print):
                 write_line(line)
         if self.config.enable_logging:
-            values = sorted(known.values())
-            self.logger.info(
-                "GPU %s performance: min %.4f, median %.4f, max %.4f",
-                name,
-                values[0],
-                statistics.median(values),
-                values[-1],
-            )
+            values, text = known.values(), "GPU %s performance: min %.4f, median %.4f, max %.4f"
+            self.logger.info(text, name, min(values), statistics.median(values), max(values))
 
     def _has_stragglers(self, report: Any) -> bool:
         found = report.identify_stragglers(

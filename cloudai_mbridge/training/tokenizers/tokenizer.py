@@ -113,7 +113,6 @@ def _read_metadata(given: str | dict[str, Any]) -> dict[str, Any]:
 
 
 def _options(config: TokenizerConfig, library: str, model: Any) -> dict[str, Any]:
-    """Return the arguments of Megatron-Core's class."""
     special = None if config.special_tokens is None else list(config.special_tokens)
     if library == "null":
         size = config.vocab_size or (getattr(model, "vocab_size", None) or 0) - 1
