@@ -112,7 +112,10 @@ def regrouped_common(directory: str, optimizer: Any | None) -> dict[str, Any]:
     saved = common.pop("optimizer", None)
     if optimizer is not None and saved is not None:
         common["optimizer"] = arranged = _arranged(saved, optimizer, directory)
-        _add_missing_steps(arranged, optimizer)
+        for entry, part in zip(_entries(arranged), _parts(optimizer), strict=True):
+            # Megatron leaves the number of steps out where it is 0, and torch's Adam wants it
+            if _shape(part)[0] != "distributed" and isinstance(part.optimizer, torch.optim.Adam):
+                entry.get("optimizer", entry).setdefault("state", {}).setdefault("common_step", torch.zeros(()))
     return common
 
 
@@ -123,13 +126,6 @@ def _entries(saved: dict[Any, Any]) -> list[dict[str, Any]]:
 def _parts(optimizer: Any) -> list[Any]:
     parts: list[Any] = getattr(optimizer, "chained_optimizers", [optimizer])
     return parts
-
-
-def _add_missing_steps(saved: dict[Any, Any], optimizer: Any) -> None:
-    """Put back the number of steps where it was 0: Megatron leaves it out, and torch's Adam wants it."""
-    for entry, part in zip(_entries(saved), _parts(optimizer), strict=True):
-        if _shape(part)[0] != "distributed" and isinstance(part.optimizer, torch.optim.Adam):
-            entry.get("optimizer", entry).setdefault("state", {}).setdefault("common_step", torch.zeros(()))
 
 
 def _arranged(saved: dict[Any, Any], optimizer: Any, path: str) -> Any:

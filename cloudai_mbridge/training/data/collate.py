@@ -37,20 +37,16 @@ class Pad:
 
     def __call__(self, rows: Rows, whole: list[int]) -> dict[str, torch.Tensor]:
         """Pad the rows; padding has no loss."""
-        length = self._length(whole)
+        length = self.limit
+        if self.lengths is not None:
+            unit = math.lcm(_UNIT, self.unit)
+            length = min(-(-int(self.lengths[whole].max()) // unit) * unit, self.limit)
         return {
             "tokens": self._fill([row["tokens"] for row in rows], length, self.pad_id),
             "labels": self._fill([row["labels"] for row in rows], length, self.pad_id),
             "loss_mask": self._fill([row["loss_mask"] for row in rows], length, 0).float(),
             "position_ids": torch.arange(length).repeat(len(rows), 1),
         }
-
-    def _length(self, whole: list[int]) -> int:
-        if self.lengths is None:
-            return self.limit
-        unit = math.lcm(_UNIT, self.unit)
-        longest = int(self.lengths[whole].max())
-        return min(-(-longest // unit) * unit, self.limit)
 
     @staticmethod
     def _fill(values: list[np.ndarray], length: int, filler: int) -> torch.Tensor:

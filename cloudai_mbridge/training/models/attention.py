@@ -39,7 +39,9 @@ class SDPACoreAttention(MegatronModule):  # type: ignore[misc]
         self.scale = softmax_scale
         self.dropout = config.attention_dropout if attention_dropout is None else attention_dropout
         self.cp = pg_collection.cp if hasattr(pg_collection, "cp") else parallel_state.get_context_parallel_group()
-        self.window = _left_window(config, layer_number)
+        self.window: int | None = None  # how many tokens back a query sees; None: all of them
+        if is_layer_window_attention(config.window_size, config.window_attn_skip_freq, layer_number):
+            self.window = int(config.window_size[0]) if config.window_size[0] >= 0 else None
         self._masks: dict[int, torch.Tensor] = {}
 
     def forward(
@@ -73,7 +75,9 @@ class SDPACoreAttention(MegatronModule):  # type: ignore[misc]
             mask = self._masks[length]
         q, k, v = (t.permute(1, 2, 0, 3) for t in (query, key, value))
         dropout = self.dropout if self.training else 0.0
-        with self._own_generator() if dropout else nullcontext():
+        # other tensor-parallel ranks have other heads and draw differently; a sequence-parallel block sees to it itself
+        draws_apart = bool(dropout) and not self.config.sequence_parallel
+        with get_cuda_rng_tracker().fork() if draws_apart else nullcontext():
             out = F.scaled_dot_product_attention(
                 q,
                 k,
@@ -86,10 +90,6 @@ class SDPACoreAttention(MegatronModule):  # type: ignore[misc]
             )
         out = out.permute(2, 0, 1, 3).reshape(query.size(0), query.size(1), -1)
         return out if packed_seq_params is None else out.squeeze(1)
-
-    def _own_generator(self) -> Any:
-        """Draw what other tensor-parallel ranks do not: they have other heads. A sequence-parallel block does it."""
-        return nullcontext() if self.config.sequence_parallel else get_cuda_rng_tracker().fork()
 
     def _mask(self, bounds: torch.Tensor) -> torch.Tensor:
         """True where a local query may see a gathered key: one of its own sequence, and not behind it."""
@@ -107,14 +107,6 @@ class SDPACoreAttention(MegatronModule):  # type: ignore[misc]
     def sharded_state_dict(self, prefix: str = "", sharded_offsets: Any = (), metadata: Any = None) -> dict[str, Any]:
         """Nothing to save: the module has no parameters."""
         return {}
-
-
-def _left_window(config: Any, layer_number: int) -> int | None:
-    """Return how many tokens back a query of this layer sees, None for all of them."""
-    if not is_layer_window_attention(config.window_size, config.window_attn_skip_freq, layer_number):
-        return None
-    left = int(config.window_size[0])
-    return left if left >= 0 else None
 
 
 class TorchNorm:

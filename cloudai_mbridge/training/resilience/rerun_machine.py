@@ -193,11 +193,13 @@ class RerunMachine(RerunStateMachine):  # type: ignore[misc]
         return tuple(flags) if isinstance(value, list) else flags[0]
 
     def _save_state(self) -> None:
+        device = _device()
         self.saved_state = {
             "python": random.getstate(),
             "numpy": np.random.get_state(),
             "torch": torch.get_rng_state(),
-            "device": _device_rng_state(),
+            # a CPU's is torch's own
+            "device": None if device.type == "cpu" else torch.get_device_module(device).get_rng_state(device),
             "other": self.state_save_func() if self.state_save_func else None,
         }
 
@@ -242,15 +244,6 @@ def _device() -> torch.device:
 def _device_id() -> int | str:
     device = _device()
     return device.type if device.index is None else device.index
-
-
-def _device_rng_state() -> torch.Tensor | None:
-    """Return the state of this rank's GPU generator; a CPU's is torch's own."""
-    device = _device()
-    if device.type == "cpu":
-        return None
-    state: torch.Tensor = torch.get_device_module(device).get_rng_state(device)
-    return state
 
 
 def _detached(result: Any) -> Any:
