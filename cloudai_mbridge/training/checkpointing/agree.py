@@ -16,8 +16,7 @@ _LONGEST = 300  # characters of an error that others have worded
 def on_first_rank(action: Callable[[], T]) -> T:
     """Run `action` on rank 0 and return its value on every rank. A collective; the value must be picklable.
 
-    Raises:
-        CheckpointError: on every rank, if `action` raised anything.
+    Raises CheckpointError: on every rank, if `action` raised anything.
     """
     outcome: list[Any] = [None, None]
     if dist.get_rank() == 0:
@@ -35,8 +34,7 @@ def on_first_rank(action: Callable[[], T]) -> T:
 def on_each_rank(path: str, action: Callable[[], T]) -> T:
     """Run `action` on every rank and return its own value. A collective.
 
-    Raises:
-        CheckpointError: on every rank, if `action` raised anything on any of them; the first rank's message.
+    Raises CheckpointError: on every rank, if `action` raised anything on any of them; the first rank's message.
     """
     value, message, cause = None, None, None
     try:

@@ -50,12 +50,8 @@ def maybe_finalize_async_save(
 ) -> None:
     """Complete the saves in the background that have come to their end. A collective.
 
-    The callbacks of `on_checkpoint_save` are called for each of these.
-
-    blocking: wait for all of them. terminate: end the worker as well; the run is over.
-
-    Raises:
-        CheckpointError: a save failed, on any rank; raised on all of them.
+    The callbacks of `on_checkpoint_save` are called for each of these. blocking: wait for all of them. terminate: end
+    the worker as well; the run is over. Raises CheckpointError: a save failed, on any rank; raised on all of them.
     """
     queue = global_state.async_calls_queue
     if not ckpt_cfg.async_save or queue is None:
@@ -95,11 +91,7 @@ class ForkedResults:
         self._file.flush()
 
     def get_nowait(self) -> Any:
-        """Take the item.
-
-        Raises:
-            queue.Empty: none was left, or the process was killed while it wrote.
-        """
+        """Take the item. Raises queue.Empty: none was left, or the process was killed while it wrote."""
         self._file.seek(0)
         try:
             return pickle.load(self._file)  # noqa: S301 (our own file, which has no name)

@@ -11,8 +11,7 @@ from cloudai_mbridge.training.errors import ConfigError
 def check_checkpoint_packages(cfg: Any) -> None:
     """Check `cfg.checkpoint` against what is installed and what can be done. Any rank, no process group needed.
 
-    Raises:
-        ConfigError: one line with every field, its value and a remedy.
+    Raises ConfigError: one line with every field, its value and a remedy.
     """
     if problems := list(_problems(cfg.checkpoint)):
         raise ConfigError("; ".join(f"checkpoint.{problem}" for problem in problems))

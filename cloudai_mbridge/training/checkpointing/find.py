@@ -27,12 +27,9 @@ class Nothing:
 
 
 def find_checkpoint(config: CheckpointConfig) -> Found | Nothing:
-    """Return what to load.
+    """Return what to load. A checkpoint in `load`, or a newer non-persistent one, wins over `pretrained_checkpoint`.
 
-    An existing checkpoint in `load`, or a newer non-persistent one, wins over `pretrained_checkpoint`.
-
-    Raises:
-        CheckpointError: what was asked for by name is not there, or only an unusable part of it.
+    Raises CheckpointError: what was asked for by name is not there, or only an unusable part of it.
     """
     if (resume := _to_resume(config)) is not None:
         resume.weights_only = config.finetune
@@ -57,8 +54,12 @@ def _to_resume(config: CheckpointConfig) -> Found | None:
     restore(root)
     if config.ckpt_step is not None:
         return _of_step(root, config.ckpt_step)
+    if layout.is_complete(root):
+        return Found(str(root))
     if layout.is_sharded_checkpoint(root):
-        return _itself(root)
+        raise CheckpointError(
+            f"{root}: holds weights but no train_state.pt to resume from; use it as checkpoint.pretrained_checkpoint"
+        )
     found = latest(root) if layout.checkpoint_exists(config.load) else None
     second = layout.non_persistent_root(config, config.load)
     if config.non_persistent_ckpt_type != "global" or config.finetune or not layout.checkpoint_exists(str(second)):
@@ -68,18 +69,15 @@ def _to_resume(config: CheckpointConfig) -> Found | None:
         return found
     temporary = latest(second)
     temporary.is_persistent = False
-    return temporary if found is None or _iteration(temporary) > _iteration(found) else found
-
-
-def _iteration(found: Found) -> int:
-    return layout.iteration_of(Path(found.directory)) or 0
+    if found is None:
+        return temporary
+    return max(found, temporary, key=lambda each: layout.iteration_of(Path(each.directory)) or 0)
 
 
 def latest(root: Path) -> Found:
     """Return the checkpoint under `root` that the trackers name, or the newest complete one if it is not complete.
 
-    Raises:
-        CheckpointError: none is complete.
+    Raises CheckpointError: none is complete.
     """
     complete, tracked = layout.saved_iterations(root), layout.tracked_iteration(root)
     if tracked in complete:
@@ -103,20 +101,10 @@ def _of_step(root: Path, step: int) -> Found:
     raise CheckpointError(f"{directory}: checkpoint.ckpt_step = {step} {state}; complete checkpoints there: {there}")
 
 
-def _itself(directory: Path) -> Found:
-    if layout.is_complete(directory):
-        return Found(str(directory))
-    raise CheckpointError(
-        f"{directory}: holds weights but no train_state.pt to resume from; use it as checkpoint.pretrained_checkpoint"
-    )
-
-
 def _pretrained(path: Path) -> Found:
-    if layout.is_sharded_checkpoint(path):
-        return Found(str(path), weights_only=True)
-    release = Path(layout.get_checkpoint_name(str(path), 0, release=True))
-    if layout.is_sharded_checkpoint(release):
-        return Found(str(release), weights_only=True)
+    for directory in (path, Path(layout.get_checkpoint_name(str(path), 0, release=True))):
+        if layout.is_sharded_checkpoint(directory):
+            return Found(str(directory), weights_only=True)
     if not layout.checkpoint_exists(str(path)):
         raise CheckpointError(
             f"{path}: checkpoint.pretrained_checkpoint holds no complete checkpoint in the torch_dist format"

@@ -21,7 +21,6 @@ RUN_CONFIG = "run_config.yaml"
 TRAIN_STATE = "train_state.pt"
 LATEST_TRAIN_STATE = "latest_train_state.pt"
 LATEST_ITERATION = "latest_checkpointed_iteration.txt"
-_SHARDED = ("metadata.json", ".metadata")
 _ITERATION = re.compile(r"iter_(\d{7,})")
 
 
@@ -47,7 +46,7 @@ def non_persistent_root(config: CheckpointConfig, root: str) -> Path:
 
 def is_sharded_checkpoint(directory: Path) -> bool:
     """Return whether a directory holds all of Megatron-Core's own files: the last is written after the data."""
-    return all((directory / name).is_file() for name in _SHARDED)
+    return all((directory / name).is_file() for name in ("metadata.json", ".metadata"))
 
 
 def is_complete(directory: Path) -> bool:

@@ -10,17 +10,8 @@ from megatron.core.num_microbatches_calculator import update_num_microbatches
 from megatron.core.rerun_state_machine import get_rerun_state_machine
 from megatron.core.utils import unwrap_model
 
+from cloudai_mbridge.training.checkpointing import content
 from cloudai_mbridge.training.checkpointing.agree import on_each_rank, on_first_rank
-from cloudai_mbridge.training.checkpointing.content import (
-    content_metadata,
-    load_strategy,
-    model_keys,
-    model_tree,
-    optimizer_tree,
-    parallelism,
-    set_rng_state,
-    sharded_rng_state,
-)
 from cloudai_mbridge.training.checkpointing.find import Found, Nothing, find_checkpoint
 from cloudai_mbridge.training.checkpointing.layout import TRAIN_STATE
 from cloudai_mbridge.training.checkpointing.optimizer_state import loading, regrouped_common, saved_groups
@@ -47,11 +38,8 @@ def load_checkpoint(
     strict: False lets weights be missing, as of `torch.nn.Module.load_state_dict`.
     skip_load_to_model_and_opt: read the checkpoint, and leave model and optimizer as they are.
 
-    Returns:
-        (iteration, model FLOPs so far); (0, 0) if there is nothing to load, or only weights.
-
-    Raises:
-        CheckpointError: on every rank, if the checkpoint is missing, damaged or does not fit.
+    Returns (iteration, model FLOPs so far); (0, 0) if there is nothing to load, or only weights. Raises
+    CheckpointError: on every rank, if the checkpoint is missing, damaged or does not fit.
     """
     found = on_first_rank(partial(find_checkpoint, state.cfg.checkpoint))
     _say(*found.notes)
@@ -66,14 +54,11 @@ def load_checkpoint(
         return 0, 0
     step = int(state.train_state.step)
     _say(f"  successfully loaded checkpoint from {found.directory} at iteration {step}")
-    if found.is_persistent and _is_in(state.cfg.checkpoint.save, found.directory):
+    save = state.cfg.checkpoint.save
+    if found.is_persistent and save is not None and Path(found.directory).resolve().parent == Path(save).resolve():
         state.last_saved_step = step  # saving it once more would first remove it
     update_num_microbatches(state.train_state.consumed_train_samples, verbose=False)
     return step, float(load.common.get("num_floating_point_operations_so_far", 0))
-
-
-def _is_in(root: str | None, directory: str) -> bool:
-    return root is not None and Path(directory).resolve().parent == Path(root).resolve()
 
 
 def _say(*lines: str) -> None:
@@ -83,8 +68,6 @@ def _say(*lines: str) -> None:
 
 
 class _Load:
-    """One load under way."""
-
     def __init__(
         self, state: Any, model: list[Any], optimizer: Any, scheduler: Any, found: Found, *, strict: bool
     ) -> None:
@@ -93,9 +76,9 @@ class _Load:
         self.config = state.cfg.checkpoint
         self.path, self.weights_only = found.directory, found.weights_only
         self.common = on_each_rank(self.path, partial(read_common, self.path))
-        self.metadata = self.common.get("content_metadata") or content_metadata(self.config)
+        self.metadata = self.common.get("content_metadata") or content.content_metadata(self.config)
         self.with_optimizer = not self.weights_only and self.config.load_optim and optimizer is not None
-        self.is_same_layout = self.common.get("parallelism") == parallelism()
+        self.is_same_layout = self.common.get("parallelism") == content.parallelism()
 
     @torch.no_grad()
     def run(self, skip_model_and_optimizer: bool) -> None:
@@ -114,7 +97,7 @@ class _Load:
             return
         if "optimizer" not in self.common:
             raise CheckpointError(f"{self.path}: holds no optimizer state; set checkpoint.load_optim=False")
-        here, there = parallelism(), self.common.get("parallelism", {})
+        here, there = content.parallelism(), self.common.get("parallelism", {})
         changed = {key: (there[key], here[key]) for key in _SPLITS_OPTIMIZER if there.get(key, here[key]) != here[key]}
         kind = self.metadata.get("distrib_optim_sharding_type")
         if changed and self.state.cfg.ddp.use_distributed_optimizer and kind != "fully_reshardable":
@@ -127,12 +110,12 @@ class _Load:
 
     def _tree(self) -> dict[str, Any]:
         """Return what to load, without values."""
-        models = model_tree(self.model, self.metadata)
+        models = content.model_tree(self.model, self.metadata)
         tree: dict[str, Any] = dict(models)
         if self.with_optimizer:
-            tree["optimizer"] = optimizer_tree(self.optimizer, models, self.metadata, is_loading=True)
+            tree["optimizer"] = content.optimizer_tree(self.optimizer, models, self.metadata, is_loading=True)
         if self._wants_rng():
-            tree["rng_state"] = sharded_rng_state()
+            tree["rng_state"] = content.sharded_rng_state()
         if self._wants_rerun_state():
             tree["rerun_state_machine"] = get_rerun_state_machine().state_dict(
                 data_iterator=None, ckpt_format=self.config.ckpt_format, force=True
@@ -155,7 +138,7 @@ class _Load:
         result: Any = checkpoints.load(
             tree,
             self.path,
-            load_strategy(self.config),
+            content.load_strategy(self.config),
             partial(regrouped_common, self.path, self.optimizer if self.with_optimizer else None),
             strict=self.config.dist_ckpt_strictness,
         )
@@ -168,7 +151,9 @@ class _Load:
 
     def _apply(self, loaded: dict[str, Any], skip_model_and_optimizer: bool) -> None:
         if not skip_model_and_optimizer:
-            self._apply_model(loaded)
+            strict = self.strict and self.config.dist_ckpt_strictness not in _MAY_LACK_KEYS
+            for key, chunk in zip(content.model_keys(self.model), unwrap_model(self.model), strict=True):
+                chunk.load_state_dict(loaded[key], strict=strict)
             self._apply_optimizer(loaded)
         if self.weights_only:
             return
@@ -177,12 +162,7 @@ class _Load:
         if self._wants_rerun_state():
             get_rerun_state_machine().load_state_dict(loaded["rerun_state_machine"])
         if self.config.load_rng and self.is_same_layout:
-            set_rng_state(loaded["rng_state"])
-
-    def _apply_model(self, loaded: dict[str, Any]) -> None:
-        strict = self.strict and self.config.dist_ckpt_strictness not in _MAY_LACK_KEYS
-        for key, chunk in zip(model_keys(self.model), unwrap_model(self.model), strict=True):
-            chunk.load_state_dict(loaded[key], strict=strict)
+            content.set_rng_state(loaded["rng_state"])
 
     def _apply_optimizer(self, loaded: dict[str, Any]) -> None:
         if not self.with_optimizer:

@@ -26,8 +26,7 @@ _OF_THE_SCHEDULE = ("max_lr", "min_lr", "start_wd", "end_wd")
 
 def parts_of(optimizer: Any) -> list[Any]:
     """Return Megatron's optimizers behind a chained one, without those that have nothing to train."""
-    parts = getattr(optimizer, "chained_optimizers", [optimizer])
-    return [part for part in parts if not getattr(part, "is_stub_optimizer", False)]
+    return [part for part in _parts(optimizer) if not getattr(part, "is_stub_optimizer", False)]
 
 
 def ensure_state(optimizer: Any) -> None:
@@ -101,7 +100,6 @@ def _own_steps(inner: torch.optim.Optimizer) -> None:
 
 
 *_SAME, _EXPERT = KIND  # whether it holds experts may differ
-_RESHARDABLE = "fully_reshardable"
 
 
 def regrouped_common(directory: str, optimizer: Any | None) -> dict[str, Any]:
@@ -114,7 +112,10 @@ def regrouped_common(directory: str, optimizer: Any | None) -> dict[str, Any]:
     saved = common.pop("optimizer", None)
     if optimizer is not None and saved is not None:
         common["optimizer"] = arranged = _arranged(saved, optimizer, directory)
-        _add_missing_steps(arranged, optimizer)
+        for entry, part in zip(_entries(arranged), _parts(optimizer), strict=True):
+            # Megatron leaves the number of steps out where it is 0, and torch's Adam wants it
+            if _shape(part)[0] != "distributed" and isinstance(part.optimizer, torch.optim.Adam):
+                entry.get("optimizer", entry).setdefault("state", {}).setdefault("common_step", torch.zeros(()))
     return common
 
 
@@ -125,13 +126,6 @@ def _entries(saved: dict[Any, Any]) -> list[dict[str, Any]]:
 def _parts(optimizer: Any) -> list[Any]:
     parts: list[Any] = getattr(optimizer, "chained_optimizers", [optimizer])
     return parts
-
-
-def _add_missing_steps(saved: dict[Any, Any], optimizer: Any) -> None:
-    """Put back the number of steps where it was 0: Megatron leaves it out, and torch's Adam wants it."""
-    for entry, part in zip(_entries(saved), _parts(optimizer), strict=True):
-        if _shape(part)[0] != "distributed" and isinstance(part.optimizer, torch.optim.Adam):
-            entry.get("optimizer", entry).setdefault("state", {}).setdefault("common_step", torch.zeros(()))
 
 
 def _arranged(saved: dict[Any, Any], optimizer: Any, path: str) -> Any:
@@ -184,7 +178,7 @@ def _entry(part: Any, groups: list[dict[str, Any]], step: Any, scaler: Any, path
     if kind == "distributed":
         value = float(step)
         inner: dict[str, Any] = {"param_groups": [{**group, "step": value} for group in wanted]}
-        entry: dict[str, Any] = {"optimizer": inner, "param_state_sharding_type": _RESHARDABLE}
+        entry: dict[str, Any] = {"optimizer": inner, "param_state_sharding_type": "fully_reshardable"}
     else:
         inner = {"state": {"common_step": step}, "param_groups": wanted}
         entry = {"optimizer": inner} if kind == "mixed" else inner

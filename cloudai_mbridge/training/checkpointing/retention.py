@@ -7,6 +7,8 @@ from pathlib import Path
 from cloudai_mbridge.training.checkpointing.layout import get_checkpoint_name, is_complete, saved_iterations
 from cloudai_mbridge.training.config.checkpoint import CheckpointConfig
 
+_SUFFIX = ".replaced"
+
 
 def keep_most_recent(root: Path, current: int, count: int) -> None:
     """Keep the `count` newest complete checkpoints under `root`, `current` among them.
@@ -18,27 +20,24 @@ def keep_most_recent(root: Path, current: int, count: int) -> None:
     kept = set(older[len(older) - (count - 1) :]) if count > 1 else set()
     for iteration in saved_iterations(root, complete=False):
         if iteration < current and iteration not in kept:
-            remove(root, iteration)
+            _remove(root, iteration)
 
 
 def apply(config: CheckpointConfig, root: Path, current: int, previous: int | None) -> None:
     """Remove what the configuration does not keep, after `current` has become the latest in place of `previous`."""
     interval = config.save_retain_interval
     if interval and previous is not None and previous < current and previous % interval:
-        remove(root, previous)
+        _remove(root, previous)
     if config.most_recent_k is not None and config.most_recent_k > 0:
         keep_most_recent(root, current, config.most_recent_k)
 
 
-def remove(root: Path, iteration: int) -> None:
+def _remove(root: Path, iteration: int) -> None:
     """Remove a checkpoint; what makes it complete goes first, so that half a checkpoint is never taken for one."""
     directory = Path(get_checkpoint_name(str(root), iteration))
     for name in ("train_state.pt", "metadata.json"):
         (directory / name).unlink(missing_ok=True)
     shutil.rmtree(directory, ignore_errors=True)
-
-
-_SUFFIX = ".replaced"
 
 
 def make_way(directory: Path) -> None:
@@ -53,8 +52,7 @@ def make_way(directory: Path) -> None:
 
 def drop(directory: Path) -> None:
     """Remove what was set aside for `directory`, which is complete now."""
-    if _aside(directory).exists():
-        shutil.rmtree(_aside(directory), ignore_errors=True)
+    shutil.rmtree(_aside(directory), ignore_errors=True)
 
 
 def restore(root: Path) -> None:

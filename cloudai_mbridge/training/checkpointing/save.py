@@ -2,12 +2,10 @@
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
 from cloudai_mbridge.training import callbacks
@@ -52,22 +50,21 @@ def save_checkpoint(
     stream, which keeps the newest only. preprocess_common_state_dict_fn: drops from the tree what may differ between
     ranks before they are compared. prebuilt_state_dict: saved instead of what the other arguments hold.
 
-    Raises:
-        CheckpointError: it cannot be written; on every rank.
+    Raises CheckpointError: it cannot be written; on every rank.
     """
     config: CheckpointConfig = state.cfg.checkpoint
     maybe_finalize_async_save(state, config, blocking=True)
-    save = _Save.begin(state, non_persistent_ckpt)
+    directory, complete = _begin(state, non_persistent_ckpt)
     metadata = content_metadata(config)
     tree = prebuilt_state_dict
     if tree is None:
         parts = (model, optimizer, opt_param_scheduler, num_floating_point_operations_so_far, train_data_iterator)
-        tree = on_each_rank(str(save.directory), lambda: tree_to_save(state, *parts, metadata))
+        tree = on_each_rank(directory, lambda: tree_to_save(state, *parts, metadata))
     try:
         with nullcontext() if uses_worker(config) else forked_results():
             request = checkpoints.save(
                 tree,
-                str(save.directory),
+                directory,
                 save_strategy(config, checkpointing_context),
                 validate_access_integrity=not config.fully_parallel_save,  # that strategy checks it itself
                 async_sharded_save=config.async_save,
@@ -75,68 +72,47 @@ def save_checkpoint(
                 content_metadata=metadata,
             )
     except FAILURES as error:  # Megatron raises it on every rank
-        raise CheckpointError(f"{save.directory}: could not be written: {one_line(error)}") from error
+        raise CheckpointError(f"{directory}: could not be written: {one_line(error)}") from error
     if request is None:
-        save.complete()
+        complete()
         return
     known = {"optimizer": optimizer, "scheduler": opt_param_scheduler}
     completed = partial(callbacks.fire, "on_checkpoint_save", state.callback_manager, state, model, **known)
-    request.add_finalize_fn(save.complete)
+    request.add_finalize_fn(complete)
     request.add_finalize_fn(lambda: state.completed_saves.append(completed))
     schedule(state, request)
 
 
-@dataclass(frozen=True)
-class _Save:
-    """One save under way, with all that its completion needs: by then the run has gone on."""
+def _begin(state: Any, non_persistent: bool) -> tuple[str, Callable[[], None]]:
+    """Return an empty directory, and what makes the checkpoint in it the latest once all data is there: collectives.
 
-    config: CheckpointConfig
-    root: Path
-    directory: Path
-    iteration: int
-    train_state: dict[str, torch.Tensor]
-    run_config: str
-    is_persistent: bool
-    log_progress: bool
+    The latter holds copies of what it needs: by then the run has gone on.
+    """
+    config = state.cfg.checkpoint
+    if config.save is None:
+        raise CheckpointError("checkpoint.save = None: there is nowhere to save to; set a directory")
+    root = layout.non_persistent_root(config, config.save) if non_persistent else Path(config.save)
+    iteration = state.train_state.step
+    directory = Path(layout.get_checkpoint_name(str(root), iteration))
+    on_first_rank(partial(retention.make_way, directory))
+    train_state = {key: value.clone() for key, value in state.train_state.state_dict().items()}
+    run_config = resolved_yaml(state.cfg) if dist.get_rank() == 0 else ""
+    logs_completion = config.async_save and not non_persistent and state.cfg.logger.log_progress
 
-    @classmethod
-    def begin(cls, state: Any, non_persistent: bool) -> "_Save":
-        """Make an empty directory for it. A collective."""
-        config = state.cfg.checkpoint
-        if config.save is None:
-            raise CheckpointError("checkpoint.save = None: there is nowhere to save to; set a directory")
-        root = layout.non_persistent_root(config, config.save) if non_persistent else Path(config.save)
-        iteration = state.train_state.step
-        directory = Path(layout.get_checkpoint_name(str(root), iteration))
-        on_first_rank(partial(retention.make_way, directory))
-        return cls(
-            config=config,
-            root=root,
-            directory=directory,
-            iteration=iteration,
-            train_state={key: value.clone() for key, value in state.train_state.state_dict().items()},
-            run_config=resolved_yaml(state.cfg) if dist.get_rank() == 0 else "",
-            is_persistent=not non_persistent,
-            log_progress=state.cfg.logger.log_progress,
-        )
-
-    def complete(self) -> None:
-        """Make it the latest, once every rank's data is on the disk. A collective."""
-        on_first_rank(self._complete)
-
-    def _complete(self) -> None:
-        write_bytes(self.directory / layout.RUN_CONFIG, self.run_config.encode())
-        write_torch(self.directory / layout.TRAIN_STATE, self.train_state)  # from here on it is complete
-        previous = layout.tracked_iteration(self.root)
-        write_torch(self.root / layout.LATEST_TRAIN_STATE, self.train_state)
-        write_bytes(self.root / layout.LATEST_ITERATION, str(self.iteration).encode())
-        retention.drop(self.directory)
-        kind = "" if self.is_persistent else "non-persistent "
-        write_line(f"  successfully saved {kind}checkpoint from iteration {self.iteration:7d} to {self.root}")
-        if self.is_persistent:
-            retention.apply(self.config, self.root, self.iteration, previous)
+    def complete() -> None:
+        write_bytes(directory / layout.RUN_CONFIG, run_config.encode())
+        write_torch(directory / layout.TRAIN_STATE, train_state)  # from here on it is complete
+        previous = layout.tracked_iteration(root)
+        write_torch(root / layout.LATEST_TRAIN_STATE, train_state)
+        write_bytes(root / layout.LATEST_ITERATION, str(iteration).encode())
+        retention.drop(directory)
+        kind = "non-persistent " if non_persistent else ""
+        write_line(f"  successfully saved {kind}checkpoint from iteration {iteration:7d} to {root}")
+        if non_persistent:
+            retention.keep_most_recent(root, iteration, 1)
         else:
-            retention.keep_most_recent(self.root, self.iteration, 1)
-        if self.config.async_save and self.is_persistent and self.log_progress:
-            text = f"Saved async checkpoint\tIteration: {self.iteration}"
-            append_to_progress_log(str(self.root), text, barrier=False)
+            retention.apply(config, root, iteration, previous)
+        if logs_completion:
+            append_to_progress_log(str(root), f"Saved async checkpoint\tIteration: {iteration}", barrier=False)
+
+    return str(directory), partial(on_first_rank, complete)

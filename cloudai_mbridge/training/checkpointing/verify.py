@@ -39,10 +39,7 @@ def check_files(directory: str) -> None:
 
 
 def read_metadata(directory: str) -> Metadata:
-    """Return the index of the tensors.
-
-    It is a pickle, as torch writes it, and pickles run code: load checkpoints of a source that you trust.
-    """
+    """Return the index of the tensors: a pickle, and pickles run code: load checkpoints of a source that you trust."""
     try:
         return _index(directory, Path(directory, ".metadata").stat().st_mtime_ns)
     except Exception as error:  # whatever a damaged pickle raises
@@ -84,11 +81,8 @@ def _check_lengths(root: Path, metadata: Metadata) -> None:
 def check_fit(directory: str, tree: dict[str, Any], *, allow_missing: bool) -> list[str]:
     """Check that the checkpoint holds every tensor of `tree` in its global shape.
 
-    Returns:
-        The tensors that may have another shape, and have: those padded to a multiple of the tensor-parallel size.
-
-    Raises:
-        CheckpointError: naming the first few that it does not.
+    Returns the tensors that may have another shape, and have: those padded to a multiple of the tensor-parallel size.
+    Raises CheckpointError: naming the first few that it does not.
     """
     saved = read_metadata(directory).state_dict_metadata
     wanted = {tensor.key: tensor for tensor in _sharded_tensors(tree)}

@@ -10,11 +10,14 @@ from typing import Any
 from megatron.core.distributed import DistributedDataParallelConfig
 from megatron.core.optimizer import OptimizerConfig
 
-from cloudai_mbridge.training.comm_overlap import expert_rules
+from cloudai_mbridge.training.comm_overlap import expert_rules as rules
 from cloudai_mbridge.training.comm_overlap.user_buffers import TransformerLayerTPOverlapCfg, as_te_dict
 from cloudai_mbridge.training.compat.transformer_engine import have_te
 
 logger = logging.getLogger(__name__)
+
+# Elements per gradient bucket: large enough that its reduction is bound by bandwidth, not latency
+_BUCKET_SIZE = 128 * 1024 * 1024
 
 
 @dataclass(kw_only=True)
@@ -45,7 +48,6 @@ class CommOverlapConfig:
     delay_wgrad_compute: bool | None = None
 
     def __post_init__(self) -> None:
-        """Start without a snapshot of the user's values."""
         self.user_comm_overlap_cfg: SimpleNamespace | None = None
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -67,46 +69,50 @@ class CommOverlapConfig:
         self.finalize()
         user = vars(self.user_comm_overlap_cfg or SimpleNamespace())
         data_parallel = self._resolve_data_parallel(user, model_config, optimizer_config, ddp_config)
-        model = resolve_model(user, model_config)
+        model = _resolve_model(user, model_config)
         as_it_is = getattr(ddp_config, "overlap_grad_reduce", False)
         _check_experts(model, model_config, data_parallel.get("overlap_grad_reduce", as_it_is))
-        _warn_of_lost_flags(model, model_config)
         _write(model, model_config)
         _write_tensor_parallel(user, model_config)
         _write(data_parallel, optimizer_config)
         # DDP hooks weight gradients differently where they come late
-        _write({**data_parallel, expert_rules.DELAYED_WGRAD: model[expert_rules.DELAYED_WGRAD]}, ddp_config)
+        _write({**data_parallel, rules.DELAYED_WGRAD: model[rules.DELAYED_WGRAD]}, ddp_config)
 
     def _resolve_data_parallel(self, user: Mapping[str, Any], model: Any, optimizer: Any, ddp: Any) -> dict[str, Any]:
-        """Return the data-parallel part; {} unless Megatron's DDP and distributed optimizer are in use."""
+        """Return the overlap of gradients and parameters; {} unless DDP and distributed optimizer are Megatron's."""
         if not isinstance(optimizer, OptimizerConfig) or not isinstance(ddp, DistributedDataParallelConfig):
             return {}
         if not ddp.use_distributed_optimizer:
             return {}
         if self.data_parallel_size is None:
             raise ValueError("comm_overlap.data_parallel_size is not known yet; set it before setup()")
-        return resolve_data_parallel(user, model, self.data_parallel_size)
+        replicated = self.data_parallel_size > 1
+        defaults = {
+            "bucket_size": _BUCKET_SIZE if replicated else None,
+            "overlap_grad_reduce": replicated,
+            "overlap_param_gather": replicated,
+            "overlap_param_gather_with_optimizer_step": False,
+            "align_param_gather": replicated and model.pipeline_model_parallel_size > 1 and _num_chunks(model) > 1,
+        }
+        return _prefer(user, defaults)
 
 
 def _check_experts(settled: Mapping[str, Any], model: Any, grad_reduce_overlap: bool) -> None:
-    if not hasattr(model, expert_rules.EXPERT_OVERLAP):
-        raise AssertionError(f"{type(model).__name__} has no field {expert_rules.EXPERT_OVERLAP}")
-    expert_overlap = settled[expert_rules.EXPERT_OVERLAP]
-    if expert_overlap:
-        expert_rules.check_expert_overlap(model)
-    if settled[expert_rules.DELAYED_WGRAD]:
-        expert_rules.check_delayed_wgrad(model, expert_overlap=expert_overlap, grad_reduce_overlap=grad_reduce_overlap)
-
-
-def _warn_of_lost_flags(settled: Mapping[str, Any], model: Any) -> None:
-    """Warn of overlap that the model config asks for and this section, which decides, turns off."""
-    for name in (expert_rules.EXPERT_OVERLAP, expert_rules.DELAYED_WGRAD):
+    """Check what the model asks of overlap; warn of what it asks for and this section, which decides, turns off."""
+    if not hasattr(model, rules.EXPERT_OVERLAP):
+        raise AssertionError(f"{type(model).__name__} has no field {rules.EXPERT_OVERLAP}")
+    if settled[rules.EXPERT_OVERLAP]:
+        rules.require(rules.EXPERT_OVERLAP, rules.expert_overlap_rules(model))
+    if settled[rules.DELAYED_WGRAD]:
+        has_overlap = settled[rules.EXPERT_OVERLAP]
+        rules.require(rules.DELAYED_WGRAD, rules.delayed_wgrad_rules(model, has_overlap, grad_reduce_overlap))
+    for name in (rules.EXPERT_OVERLAP, rules.DELAYED_WGRAD):
         if getattr(model, name, False) and not settled[name]:
             logger.warning("model.%s is turned off: set comm_overlap.%s to have it", name, name)
 
 
 def _write_tensor_parallel(user: Mapping[str, Any], model: Any) -> None:
-    obstacle = tensor_parallel_obstacle(model) if user["tp_comm_overlap"] else None
+    obstacle = _tensor_parallel_obstacle(model) if user["tp_comm_overlap"] else None
     if obstacle:
         logger.warning("tensor-parallel communication overlap is turned off: %s", obstacle)
     is_on = bool(user["tp_comm_overlap"]) and obstacle is None
@@ -127,11 +133,7 @@ def _write(values: Mapping[str, Any], config: Any) -> None:
             setattr(config, name, value)
 
 
-# Elements per gradient bucket: large enough that its reduction is bound by bandwidth, not latency
-_BUCKET_SIZE = 128 * 1024 * 1024
-
-
-def tensor_parallel_obstacle(model: Any) -> str | None:
+def _tensor_parallel_obstacle(model: Any) -> str | None:
     """Say why products cannot overlap with tensor-parallel communication here, or None if they can."""
     if model.tensor_model_parallel_size < 2:
         return f"tensor_model_parallel_size is {model.tensor_model_parallel_size}; it takes 2 or more"
@@ -142,8 +144,7 @@ def tensor_parallel_obstacle(model: Any) -> str | None:
     return None
 
 
-def resolve_model(user: Mapping[str, Any], model: Any) -> dict[str, Any]:
-    """Return the pipeline, embedding and expert overlap of the model config."""
+def _resolve_model(user: Mapping[str, Any], model: Any) -> dict[str, Any]:
     staged = model.pipeline_model_parallel_size > 1
     interleaved = staged and _num_chunks(model) > 1
     defaults = {
@@ -155,19 +156,6 @@ def resolve_model(user: Mapping[str, Any], model: Any) -> dict[str, Any]:
         "wgrad_deferral_limit": -1,
         "overlap_moe_expert_parallel_comm": False,
         "delay_wgrad_compute": False,
-    }
-    return _prefer(user, defaults)
-
-
-def resolve_data_parallel(user: Mapping[str, Any], model: Any, data_parallel_size: int) -> dict[str, Any]:
-    """Return the gradient and parameter overlap of the optimizer and DDP configs. Only for a distributed optimizer."""
-    replicated = data_parallel_size > 1
-    defaults = {
-        "bucket_size": _BUCKET_SIZE if replicated else None,
-        "overlap_grad_reduce": replicated,
-        "overlap_param_gather": replicated,
-        "overlap_param_gather_with_optimizer_step": False,
-        "align_param_gather": replicated and model.pipeline_model_parallel_size > 1 and _num_chunks(model) > 1,
     }
     return _prefer(user, defaults)
 

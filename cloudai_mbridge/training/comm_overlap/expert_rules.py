@@ -16,26 +16,15 @@ Rule = tuple[bool, str]
 """Whether it holds, and what to say if not."""
 
 
-def check_expert_overlap(model: Any) -> None:
-    """Raise AssertionError where the all-to-all of the experts cannot run beside another micro-batch's products."""
-    _require(EXPERT_OVERLAP, _expert_overlap_rules(model))
-
-
-def check_delayed_wgrad(model: Any, *, expert_overlap: bool, grad_reduce_overlap: bool) -> None:
-    """Raise AssertionError where weight gradients cannot be computed apart from input gradients.
-
-    The two flags are the settled values, not the user's wishes.
-    """
-    _require(DELAYED_WGRAD, _delayed_wgrad_rules(model, expert_overlap, grad_reduce_overlap))
-
-
-def _require(subject: str, rules: Iterable[Rule]) -> None:
+def require(subject: str, rules: Iterable[Rule]) -> None:
+    """Raise AssertionError for the first rule that does not hold."""
     for holds, message in rules:
         if not holds:
             raise AssertionError(f"{subject} requires {message}")
 
 
-def _expert_overlap_rules(model: Any) -> Iterator[Rule]:
+def expert_overlap_rules(model: Any) -> Iterator[Rule]:
+    """Yield what lets the all-to-all of the experts run beside another micro-batch's products."""
     experts, ep = model.num_moe_experts, model.expert_model_parallel_size
     yield ep > 1, f"expert_model_parallel_size > 1, not {ep}"
     yield experts is not None and experts > 1, f"num_moe_experts > 1, not {experts}"
@@ -56,7 +45,8 @@ def _expert_overlap_rules(model: Any) -> Iterator[Rule]:
     yield model.mtp_num_layers in (None, 1), f"mtp_num_layers None or 1, not {model.mtp_num_layers}"
 
 
-def _delayed_wgrad_rules(model: Any, expert_overlap: bool, grad_reduce_overlap: bool) -> Iterator[Rule]:
+def delayed_wgrad_rules(model: Any, expert_overlap: bool, grad_reduce_overlap: bool) -> Iterator[Rule]:
+    """Yield what lets weight gradients be computed apart from input gradients. The two flags are settled values."""
     yield expert_overlap, f"{EXPERT_OVERLAP} in comm_overlap"
     te_27 = te_is_at_least("2.7.0")
     for name, is_on in (
@@ -65,16 +55,14 @@ def _delayed_wgrad_rules(model: Any, expert_overlap: bool, grad_reduce_overlap: 
     ):
         yield te_27 or not is_on, f"Transformer Engine >= 2.7.0 together with {name}; {describe_te()}"
     scopes = cuda_graphs.captured(model)
-    if "attn" in scopes or ("moe_router" in scopes and _graphs_shared_expert(model)):
-        yield from _graphed_wgrad_rules(model, attention="attn" in scopes)
-
-
-def _graphed_wgrad_rules(model: Any, attention: bool) -> Iterator[Rule]:
+    has_attention = "attn" in scopes
+    if not has_attention and not ("moe_router" in scopes and _graphs_shared_expert(model)):
+        return
     yield te_is_at_least("2.12.0"), f"Transformer Engine >= 2.12.0 inside a CUDA graph; {describe_te()}"
     # Without it gradients are accumulated at changing addresses, which a graph cannot replay
     yield model.gradient_accumulation_fusion, "gradient_accumulation_fusion inside a CUDA graph"
     for name in ("add_bias_linear", "add_qkv_bias"):
-        yield not (attention and getattr(model, name)), f"{name} off with attention in a CUDA graph"
+        yield not (has_attention and getattr(model, name)), f"{name} off with attention in a CUDA graph"
 
 
 def _graphs_shared_expert(model: Any) -> bool:

@@ -75,7 +75,6 @@ def credentials_in(text: str) -> Iterator[FoundCredential]:
 
 
 def _passwords(text: str) -> Iterator[tuple[int, int]]:
-    """Yield where users and passwords of URLs stand."""
     yield from (match.span() for match in shapes.PASSWORD_IN_URL.finditer(text) if _is_value(match[1]))
     yield from (match.span(1) for match in shapes.USER_IN_URL.finditer(text) if _is_value(match[1]))
     yield from (match.span(1) for match in shapes.PASSWORD_OF_AN_ADDRESS.finditer(text) if _is_login(match[1]))
@@ -91,7 +90,6 @@ def _is_login(text: str) -> bool:
 
 
 def _assigned(text: str) -> Iterator[FoundCredential]:
-    """Yield the credentials that a text assigns to names."""
     position = 0
     while match := shapes.NAME.search(text, position):
         name, position = match[2], match.end()  # the value may hold an assignment itself: --export=ALL,HF_TOKEN=x

@@ -9,7 +9,6 @@ import torch
 
 Rows = list[dict[str, Any]]
 _UNIT = 16  # tokens; lengths are rounded up to it, so that kernels get few and even shapes
-_END = -1  # after the last boundary of a packed sequence
 
 
 def stack(rows: Rows, whole: list[int]) -> dict[str, torch.Tensor]:
@@ -38,20 +37,16 @@ class Pad:
 
     def __call__(self, rows: Rows, whole: list[int]) -> dict[str, torch.Tensor]:
         """Pad the rows; padding has no loss."""
-        length = self._length(whole)
+        length = self.limit
+        if self.lengths is not None:
+            unit = math.lcm(_UNIT, self.unit)
+            length = min(-(-int(self.lengths[whole].max()) // unit) * unit, self.limit)
         return {
             "tokens": self._fill([row["tokens"] for row in rows], length, self.pad_id),
             "labels": self._fill([row["labels"] for row in rows], length, self.pad_id),
             "loss_mask": self._fill([row["loss_mask"] for row in rows], length, 0).float(),
             "position_ids": torch.arange(length).repeat(len(rows), 1),
         }
-
-    def _length(self, whole: list[int]) -> int:
-        if self.lengths is None:
-            return self.limit
-        unit = math.lcm(_UNIT, self.unit)
-        longest = int(self.lengths[whole].max())
-        return min(-(-longest // unit) * unit, self.limit)
 
     @staticmethod
     def _fill(values: list[np.ndarray], length: int, filler: int) -> torch.Tensor:
@@ -74,12 +69,11 @@ class StackPacked:
     longest: int | None = None
 
     def __call__(self, rows: Rows, whole: list[int]) -> dict[str, torch.Tensor]:
-        """Stack the rows."""
         bounds = [row["cu_seqlens"] for row in rows]
         if self.boundaries is not None:
             bounds = [np.pad(each, (0, self.boundaries - len(each)), mode="edge") for each in bounds]
         width = max(len(each) for each in bounds) + 1
-        padded = np.full((len(rows), width), _END, dtype=np.int32)
+        padded = np.full((len(rows), width), -1, dtype=np.int32)
         for row, each in zip(padded, bounds, strict=True):
             row[: len(each)] = each
         longest = [self.longest or int(np.diff(each).max()) for each in bounds]

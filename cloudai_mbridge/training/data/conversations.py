@@ -51,8 +51,7 @@ class Encoder:
     def encode(self, line: dict[str, Any]) -> Sample:
         """Encode {"input", "output"} or {"messages": [{"role", "content"}, ...]}.
 
-        Raises:
-            ValueError: neither, or nothing to learn from; says what is wrong.
+        Raises ValueError: neither, or nothing to learn from; says what is wrong.
         """
         is_chat = "messages" in line
         pieces = list(self._conversation(line["messages"]) if is_chat else self._pair(line))
@@ -110,11 +109,8 @@ class Encoder:
             raise ValueError(f"the chat template fails: {error}") from error
 
     def _tokenize(self, text: str) -> list[int]:
-        if getattr(self._tokenizer, "library", None) == "null":
-            return self._read_numbers(text)
-        return [int(each) for each in self._tokenizer.tokenize(text)] if text else []
-
-    def _read_numbers(self, text: str) -> list[int]:
+        if getattr(self._tokenizer, "library", None) != "null":
+            return [int(each) for each in self._tokenizer.tokenize(text)] if text else []
         try:
             ids = [int(word) for word in text.split()]
         except ValueError:

@@ -1,23 +1,21 @@
 """Check the data section before anything starts, and build the datasets that it asks for."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from megatron.core.process_groups_config import ProcessGroupCollection
 
-from cloudai_mbridge.training.config.container import ConfigContainer
+from cloudai_mbridge.training.config.container import ConfigContainer, required
 from cloudai_mbridge.training.config.dataset import DatasetBuildContext, DatasetProvider, GPTDatasetConfig
 from cloudai_mbridge.training.config.finetuning import FinetuningDatasetConfig, GPTFIMDatasetConfig
 from cloudai_mbridge.training.data.finetuning import build_finetuning_datasets, check_finetuning
 from cloudai_mbridge.training.data.gpt import Datasets, build_gpt_datasets, check_blend_files
-from cloudai_mbridge.training.data.sizes import SplitSizes
 from cloudai_mbridge.training.errors import ConfigError
 
 
 def check_data_config(config: ConfigContainer) -> None:
     """Check what can be checked without building; every rank may call it, at any time after validation.
 
-    Raises:
-        ConfigError: key, value, remedy.
+    Raises ConfigError: key, value, remedy.
     """
     dataset: Any = config.dataset
     if config.validation.multiple_validation_sets or getattr(dataset, "multiple_validation_sets", None):
@@ -31,33 +29,41 @@ def check_data_config(config: ConfigContainer) -> None:
             f"dataset.dataloader_type = 'external' needs a DatasetProvider that returns batches, and dataset is a"
             f" {type(dataset).__name__}; use 'single', 'cyclic' or 'batch'"
         )
-    _check_lengths(config)
+    length = getattr(dataset, "seq_length", None)
+    if length is not None and length != config.model.seq_length:
+        raise ConfigError(f"dataset.seq_length = {length}, model.seq_length = {config.model.seq_length}: use the same")
     if isinstance(dataset, GPTDatasetConfig):
         check_blend_files(dataset)
-        _check_full_validation(config)
+        blend = dataset.blend_per_split[1] if dataset.blend_per_split is not None else dataset.blend
+        # weights say how often each file is drawn from: not where all samples are to be read once
+        if config.validation.full_validation and blend is not None and blend[1] is not None:
+            raise ConfigError(
+                "validation.full_validation = True: the validation data have weights; leave the weights out"
+            )
     elif isinstance(dataset, FinetuningDatasetConfig):
         check_finetuning(config)
 
 
-def _check_lengths(config: ConfigContainer) -> None:
-    length = getattr(config.dataset, "seq_length", None)
-    if length is not None and length != config.model.seq_length:
-        raise ConfigError(f"dataset.seq_length = {length}, model.seq_length = {config.model.seq_length}: use the same")
+class SplitSizes(NamedTuple):
+    """Samples that the run draws from each split; None: all of them, once."""
+
+    train: int
+    valid: int | None
+    test: int
 
 
-def _check_full_validation(config: ConfigContainer) -> None:
-    """Refuse weights where all samples are to be read once: they say how often each file is drawn from."""
-    dataset: Any = config.dataset
-    blend = dataset.blend_per_split[1] if dataset.blend_per_split is not None else dataset.blend
-    if config.validation.full_validation and blend is not None and blend[1] is not None:
-        raise ConfigError("validation.full_validation = True: the validation data have weights; leave the weights out")
+def split_sizes(config: ConfigContainer) -> SplitSizes:
+    """Return the samples of the whole run, evaluations at every `eval_interval` and at the end included."""
+    train, validation = config.train, config.validation
+    batch, iters = required(train.global_batch_size), train.train_iters or 0
+    train_samples = iters * batch if train.train_samples is None else train.train_samples
+    test_samples = (validation.eval_iters or 0) * batch
+    evaluations = iters // validation.eval_interval + 1 if validation.eval_interval else 1
+    return SplitSizes(train_samples, None if validation.full_validation else evaluations * test_samples, test_samples)
 
 
 def build_datasets(config: ConfigContainer, tokenizer: Any, sizes: SplitSizes) -> Datasets:
-    """Build the train, validation and test datasets; None for a split that is not there or not asked for.
-
-    Every rank calls it.
-    """
+    """Build the train, validation and test datasets on every rank; None for one that is not there or not asked for."""
     dataset: Any = config.dataset
     if isinstance(dataset, GPTDatasetConfig):
         return build_gpt_datasets(dataset, tokenizer, sizes)

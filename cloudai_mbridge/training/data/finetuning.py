@@ -1,7 +1,10 @@
 """Fine-tuning data: JSON lines under `dataset_root`, padded or packed."""
 
 import json
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,6 @@ from cloudai_mbridge.training.data.collate import Pad, StackPacked, length_unit,
 from cloudai_mbridge.training.data.conversations import Encoder, Sample, SampleOptions
 from cloudai_mbridge.training.data.gpt import Datasets
 from cloudai_mbridge.training.data.loader import Collate
-from cloudai_mbridge.training.data.sizes import SplitSizes
 from cloudai_mbridge.training.errors import ConfigError
 
 _FILES = {"train": "training.jsonl", "valid": "validation.jsonl", "test": "test.jsonl"}
@@ -23,19 +25,17 @@ _SWITCHES = {"valid": "do_validation", "test": "do_test"}
 
 @dataclass(frozen=True)
 class FinetuningDataset:
-    """Samples of different lengths; `pad_id` fills them up, and `lengths` are in tokens that the model sees."""
+    """Samples of different lengths; `pad_id` fills them up."""
 
     samples: list[Sample]
-    lengths: np.ndarray
     pad_id: int
 
-    @classmethod
-    def of(cls, samples: list[Sample], pad_id: int) -> "FinetuningDataset":
-        """Hold the samples of one file."""
-        return cls(samples, np.array([len(each.ids) - 1 for each in samples]), pad_id)
+    @cached_property
+    def lengths(self) -> np.ndarray:
+        """The tokens of each sample that the model sees."""
+        return np.array([len(each.ids) - 1 for each in self.samples])
 
     def __len__(self) -> int:
-        """Return the number of samples."""
         return len(self.samples)
 
     def __getitem__(self, index: int) -> dict[str, np.ndarray]:
@@ -44,11 +44,10 @@ class FinetuningDataset:
         return {"tokens": ids[:-1], "labels": ids[1:], "loss_mask": learned[1:]}
 
 
-def build_finetuning_datasets(config: ConfigContainer, tokenizer: Any, sizes: SplitSizes) -> Datasets:
+def build_finetuning_datasets(config: ConfigContainer, tokenizer: Any, sizes: Iterable[int | None]) -> Datasets:
     """Read, tokenize and, if asked for, pack the splits that are used. Every rank calls it and reads the same files.
 
-    Raises:
-        ConfigError: a file is missing, empty or has a line that cannot be used.
+    Raises ConfigError: a file is missing, empty or has a line that cannot be used.
     """
     dataset: Any = config.dataset
     train, valid, test = (
@@ -104,8 +103,7 @@ def check_finetuning(config: ConfigContainer) -> None:
 def read_lines(path: Path, remedy: str = "") -> list[tuple[int, dict[str, Any]]]:
     """Return the JSON objects of a file with their line numbers; empty lines are left out.
 
-    Raises:
-        ConfigError: no such file, nothing in it, or a line that is not a JSON object.
+    Raises ConfigError: no such file, nothing in it, or a line that is not a JSON object.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -131,7 +129,7 @@ def _build_split(config: ConfigContainer, tokenizer: Any, split: str) -> Any:
     dataset: Any = config.dataset
     pad_id = _pad_id(tokenizer)
     if not is_packed(dataset):
-        return FinetuningDataset.of(_encode_split(dataset, tokenizer, split, dataset.seq_length), pad_id)
+        return FinetuningDataset(_encode_split(dataset, tokenizer, split, dataset.seq_length), pad_id)
     specs = dataset.packed_sequence_specs
     limit = min(dataset.seq_length, specs.packed_sequence_size)
     path = {"train": specs.packed_train_data_path, "valid": specs.packed_val_data_path}.get(split)
@@ -163,12 +161,9 @@ def _encode_split(dataset: FinetuningDatasetConfig, tokenizer: Any, split: str, 
 def _pad_id(tokenizer: Any) -> int:
     """Return the id that fills up; any will do, as it has no loss."""
     for name in ("pad", "eod"):
-        try:
-            value = getattr(tokenizer, name)
-        except (AttributeError, NotImplementedError):
-            continue
-        if value is not None and value >= 0:
-            return int(value)
+        with suppress(AttributeError, NotImplementedError):
+            if (value := getattr(tokenizer, name)) is not None and value >= 0:
+                return int(value)
     return 0
 
 

@@ -1,7 +1,7 @@
 """Megatron-Core's GPT datasets: mock samples, and blends of indexed files."""
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,22 +12,25 @@ from megatron.core.datasets.object_storage_utils import is_object_storage_path
 from megatron.core.datasets.utils import Split
 
 from cloudai_mbridge.training.config.dataset import GPTDatasetConfig as GPTConfig
-from cloudai_mbridge.training.data.sizes import SplitSizes
 from cloudai_mbridge.training.errors import ConfigError
 
 Datasets = tuple[Any | None, Any | None, Any | None]
 
 
-def build_gpt_datasets(config: GPTConfig, tokenizer: Any, sizes: SplitSizes) -> Datasets:
+def build_gpt_datasets(config: GPTConfig, tokenizer: Any, sizes: Sequence[int | None]) -> Datasets:
     """Build the splits that samples are drawn from; sample i is the same on every rank and layout.
 
     Every rank calls it: rank 0 builds the indices of real files and writes them to the cache, the others read them.
-    Middle pipeline stages get None.
-
-    Raises:
-        ConfigError: Megatron-Core lacks its compiled helpers, or a split has not enough tokens.
+    Middle pipeline stages get None. Raises ConfigError: Megatron-Core lacks its compiled helpers, or a split has not
+    enough tokens.
     """
-    _require_helpers()
+    try:
+        import megatron.core.datasets.helpers_cpp  # noqa: F401
+    except ImportError as error:
+        raise ConfigError(
+            "dataset: Megatron-Core was installed without its compiled dataset helpers; install its wheel, or"
+            " use dataset=SyntheticGPTDatasetConfig"
+        ) from error
     config = copy.copy(config)
     config.tokenizer = tokenizer
     config.create_attention_mask = config.create_attention_mask and not config.skip_getting_attention_mask_from_dataset
@@ -80,25 +83,8 @@ def is_end_stage() -> bool:
     return bool(mpu.is_pipeline_first_stage(ignore_virtual=True) or mpu.is_pipeline_last_stage(ignore_virtual=True))
 
 
-def _drop_unused_splits(config: Any, sizes: SplitSizes) -> None:
+def _drop_unused_splits(config: Any, sizes: Sequence[int | None]) -> None:
     """Do not build, and do not ask for, what nothing is drawn from."""
-    for split in Split:
-        if sizes[split.value] != 0:
-            continue
-        if config.blend_per_split is not None:
-            blends = list(config.blend_per_split)
-            blends[split.value] = None
-            config.blend_per_split = blends
-        else:
-            config.split_matrix = [*config.split_matrix]
-            config.split_matrix[split.value] = None
-
-
-def _require_helpers() -> None:
-    try:
-        import megatron.core.datasets.helpers_cpp  # noqa: F401
-    except ImportError as error:
-        raise ConfigError(
-            "dataset: Megatron-Core was installed without its compiled dataset helpers; install its wheel, or"
-            " use dataset=SyntheticGPTDatasetConfig"
-        ) from error
+    name = "split_matrix" if config.blend_per_split is None else "blend_per_split"
+    parts = zip(getattr(config, name), sizes, strict=True)  # in the order of Split
+    setattr(config, name, [None if size == 0 else part for part, size in parts])

@@ -15,7 +15,7 @@ from cloudai_mbridge.training.config.container import ConfigContainer, required
 from cloudai_mbridge.training.config.dataset import SyntheticDataset
 from cloudai_mbridge.training.config.finetuning import FinetuningDatasetConfig
 from cloudai_mbridge.training.data.collate import stack
-from cloudai_mbridge.training.data.datasets import build_datasets, check_data_config
+from cloudai_mbridge.training.data.datasets import build_datasets, check_data_config, split_sizes
 from cloudai_mbridge.training.data.finetuning import collate_for, is_packed
 from cloudai_mbridge.training.data.gpt import is_end_stage
 from cloudai_mbridge.training.data.loader import LoaderOptions, batches
@@ -29,7 +29,6 @@ from cloudai_mbridge.training.data.samplers import (
     Shuffled,
     epoch_length,
 )
-from cloudai_mbridge.training.data.sizes import split_sizes
 from cloudai_mbridge.training.errors import ConfigError
 from cloudai_mbridge.training.process.device import current_device
 from cloudai_mbridge.training.tokenizers.tokenizer import build_tokenizer
@@ -47,8 +46,7 @@ def build_data_iterators(state: Any, model_chunks: int) -> tuple[Chunks, Chunks,
 
     With `full_validation`, `validation.eval_iters` becomes the number of batches of one pass.
 
-    Raises:
-        ConfigError: the data section is wrong, or its files are.
+    Raises ConfigError: the data section is wrong, or its files are.
     """
     config, progress = state.cfg, state.train_state
     check_data_config(config)
@@ -89,12 +87,12 @@ def _set_phases(state: Any, train: Any, valid: Any, test: Any) -> None:
 def _full_pass(config: ConfigContainer, dataset: Any) -> int:
     """Return the global batches of one pass over a dataset; a last one that is not full counts unless dropped.
 
-    Raises:
-        ConfigError: there is no length, or not one whole batch.
+    Raises ConfigError: there is no length, or not one whole batch.
     """
     if not hasattr(dataset, "__len__"):
         raise ConfigError("validation.full_validation = True needs a validation set with a length; set it to False")
-    batch, loader = required(config.train.global_batch_size), _loader(config)
+    loader: Any = config.dataset
+    batch = required(config.train.global_batch_size)
     batches_of_pass = len(dataset) // batch if loader.drop_last else -(-len(dataset) // batch)
     if batches_of_pass == 0:
         raise ConfigError(
@@ -105,9 +103,10 @@ def _full_pass(config: ConfigContainer, dataset: Any) -> int:
 
 
 def _per_chunk(config: ConfigContainer, dataset: Any, split: str, consumed: int, model_chunks: int) -> Chunks:
-    if dataset is None or not (is_end_stage() or is_packed(config.dataset)):
+    loader: Any = config.dataset
+    if dataset is None or not (is_end_stage() or is_packed(loader)):
         iterators: list[Any] = [None] * model_chunks
-    elif _loader(config).dataloader_type == "external":
+    elif loader.dataloader_type == "external":
         iterators = [RerunDataIterator(each) for each in _external(dataset, split, model_chunks)]
     else:
         make = _maker(config, dataset, split, consumed)
@@ -126,7 +125,9 @@ def _external(dataset: Any, split: str, model_chunks: int) -> list[Iterator[Any]
 
 def _maker(config: ConfigContainer, dataset: Any, split: str, consumed: int) -> Callable[[], Iterator[Any]]:
     """Return what makes an iterator over `dataset`, from the sample that follows `consumed`."""
-    loader, share = _loader(config), _share(config)
+    loader: Any = config.dataset
+    replicas = mpu.get_data_parallel_world_size()
+    share = Share(required(config.train.micro_batch_size), mpu.get_data_parallel_rank(), replicas)
     options = _options(config)
     kind = loader.dataloader_type or "single"
     if isinstance(dataset, SyntheticDataset) and kind == "single":
@@ -141,7 +142,8 @@ def _maker(config: ConfigContainer, dataset: Any, split: str, consumed: int) -> 
 
 def _order(config: ConfigContainer, dataset: Any, split: str, share: Share) -> Order:
     """Return the order of the samples: as they are, except in training if the loader or fine-tuning shuffles."""
-    loader, total = _loader(config), len(dataset)
+    loader: Any = config.dataset
+    total = len(dataset)
     batch = required(config.train.global_batch_size)
     if total == 0:
         raise ConfigError(f"dataset: the {split} set has no samples")
@@ -156,7 +158,7 @@ def _order(config: ConfigContainer, dataset: Any, split: str, share: Share) -> O
             )
         return Sharded(total, _seed(config), share)
     shuffles = loader.dataloader_type == "cyclic" or (
-        loader.dataloader_type == "batch" and isinstance(config.dataset, FinetuningDatasetConfig)
+        loader.dataloader_type == "batch" and isinstance(loader, FinetuningDatasetConfig)
     )
     if split == "train" and shuffles:
         return Shuffled(total, epoch, _seed(config))
@@ -177,7 +179,8 @@ def _batch_size_at(config: ConfigContainer, split: str, share: Share) -> Callabl
 
 
 def _options(config: ConfigContainer) -> LoaderOptions:
-    loader, train = _loader(config), config.train
+    loader: Any = config.dataset
+    train = config.train
     survives = train.exit_signal_handler or train.exit_signal_handler_for_dataloader
     return LoaderOptions(
         num_workers=loader.num_workers,
@@ -188,21 +191,9 @@ def _options(config: ConfigContainer) -> LoaderOptions:
     )
 
 
-def _share(config: ConfigContainer) -> Share:
-    return Share(
-        micro_batch_size=required(config.train.micro_batch_size),
-        rank=mpu.get_data_parallel_rank(),
-        replicas=mpu.get_data_parallel_world_size(),
-    )
-
-
 def _seed(config: ConfigContainer) -> int:
     dataset: Any = config.dataset
     return int(getattr(dataset, "seed", getattr(dataset, "random_seed", config.rng.seed)))
-
-
-def _loader(config: ConfigContainer) -> Any:
-    return config.dataset
 
 
 def pooled_micro_batches(

@@ -37,12 +37,12 @@ def batches(dataset: Any, sampler: Iterable[Request], collate: Collate, options:
         _Fetch(dataset, collate),
         sampler=sampler,
         batch_size=None,
-        collate_fn=_unchanged,
+        collate_fn=lambda batch: batch,
         num_workers=options.num_workers,
         pin_memory=options.pin_memory,
         persistent_workers=options.persistent_workers and options.num_workers > 0,
         generator=torch.Generator().manual_seed(options.seed),
-        worker_init_fn=_WorkerSetup(options.surviving_signal) if options.num_workers else None,
+        worker_init_fn=lambda _: _survive(options.surviving_signal),
         multiprocessing_context="fork" if options.num_workers else None,
     )
     with _blocked(options.surviving_signal):  # it may come before a worker can say that it survives it
@@ -60,21 +60,6 @@ class _Fetch(Dataset[Batch]):
         return self._collate([self._dataset[index] for index in request.own], request.whole)
 
 
-def _unchanged(batch: Any) -> Any:
-    return batch
-
-
-@dataclass(frozen=True)
-class _WorkerSetup:
-    """What a worker does first: keep alive through the signal that asks the run to save and leave."""
-
-    surviving_signal: int | None
-
-    def __call__(self, worker_id: int) -> None:
-        if self.surviving_signal is not None:
-            survive(self.surviving_signal)
-
-
 @contextlib.contextmanager
 def _blocked(number: int | None) -> Iterator[None]:
     """Keep a signal waiting, here and in the processes that are forked."""
@@ -88,13 +73,14 @@ def _blocked(number: int | None) -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def survive(number: int) -> None:
+def _survive(number: int | None) -> None:
     """Ignore a signal, unless the parent sends it: a scheduler signals every process of a job, workers too.
 
     torch ends a worker it no longer needs by SIGTERM, so that the signal cannot simply be ignored.
     """
-    signal.pthread_sigmask(signal.SIG_BLOCK, [number])
-    threading.Thread(target=_leave_when_told_by, args=(os.getppid(), number), daemon=True).start()
+    if number is not None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, [number])
+        threading.Thread(target=_leave_when_told_by, args=(os.getppid(), number), daemon=True).start()
 
 
 def _leave_when_told_by(parent: int, number: int) -> None:

@@ -13,8 +13,7 @@ def sequence_bounds(rows: dict[str, Any]) -> torch.Tensor | None:
     rows: `cu_seqlens` [1, n] or [n], padded with -1 from index `cu_seqlens_argmin` on. Tokens behind the last bound
     become a sequence of their own, so that no token is left without attention.
 
-    Raises:
-        ValueError: more than one row, or bounds that do not ascend from 0 within the row.
+    Raises ValueError: more than one row, or bounds that do not ascend from 0 within the row.
     """
     if rows.get("cu_seqlens") is None:
         return None
@@ -38,8 +37,7 @@ def longest_sequence(rows: dict[str, Any], bounds: torch.Tensor) -> int:
 def packed_on_this_cp_rank(tensors: dict[str, torch.Tensor], bounds: torch.Tensor) -> dict[str, torch.Tensor]:
     """Take this context-parallel rank's share of every sequence: chunks r and 2*cp-1-r of its 2*cp equal chunks.
 
-    Raises:
-        ValueError: a sequence cannot be cut into 2*cp equal chunks.
+    Raises ValueError: a sequence cannot be cut into 2*cp equal chunks.
     """
     size, rank = mpu.get_context_parallel_world_size(), mpu.get_context_parallel_rank()
     if size == 1:

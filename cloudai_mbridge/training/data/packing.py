@@ -37,7 +37,6 @@ class PackedDataset:
         self.rows = rows
 
     def __len__(self) -> int:
-        """Return the number of packed sequences."""
         return len(self.rows)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
@@ -96,8 +95,13 @@ def pack(samples: list[Sample], options: PackOptions) -> np.ndarray:
     for row, items in zip(rows, bins, strict=True):
         start = 0
         for item in items:
-            _place(row, start, drawn[item], lengths[item])
-            start += lengths[item]
+            sample, end = drawn[item], start + lengths[item]
+            stop = start + len(sample.ids) - 1
+            row[_TOKENS, start:stop] = sample.ids[:-1]
+            row[_LABELS, start:stop] = sample.ids[1:]
+            row[_LOSS_MASK, start:stop] = sample.learned[1:]
+            row[_POSITION_IDS, start:end] = np.arange(end - start)
+            start = end
         row[_POSITION_IDS, start:] = np.arange(options.size - start)
     return rows
 
@@ -107,10 +111,7 @@ def load_or_pack(
 ) -> PackedDataset:
     """Take the packed file if there is one; else pack what `read` returns, and rank 0 writes the files that are named.
 
-    Every rank calls it.
-
-    Raises:
-        ConfigError: the file is not a packed set of this size, or cannot be written.
+    Every rank calls it. Raises ConfigError: the file is not a packed set of this size, or cannot be written.
     """
     is_there = path is not None and Path(path).is_file()
     if dist.is_initialized():
@@ -122,8 +123,14 @@ def load_or_pack(
         if path is not None:
             _write(Path(path), lambda file: np.save(file, packed.rows, allow_pickle=False))
         if metadata is not None:
-            text = json.dumps(_facts(packed, options), indent=2) + "\n"
-            _write(Path(metadata), lambda file: file.write(text.encode()))
+            facts = {
+                "packed_sequence_size": options.size,
+                "num_packed_sequences": len(packed),
+                "max_samples_per_bin": packed.max_boundaries - 1,
+                "dataset_max_seqlen": packed.longest,
+                "packing_factor": round(sum(len(_bounds(row)) - 1 for row in packed.rows) / len(packed), 3),
+            }
+            _write(Path(metadata), lambda file: file.write((json.dumps(facts, indent=2) + "\n").encode()))
     return packed
 
 
@@ -135,14 +142,6 @@ def _padded(length: int, options: PackOptions) -> int:
             f" to a multiple of {options.unit}, does not fit; use a multiple of {options.unit}"
         )
     return padded
-
-
-def _place(row: np.ndarray, start: int, sample: Sample, padded: int) -> None:
-    stop = start + len(sample.ids) - 1
-    row[_TOKENS, start:stop] = sample.ids[:-1]
-    row[_LABELS, start:stop] = sample.ids[1:]
-    row[_LOSS_MASK, start:stop] = sample.learned[1:]
-    row[_POSITION_IDS, start : start + padded] = np.arange(padded)
 
 
 def _bounds(row: np.ndarray) -> np.ndarray:
@@ -163,16 +162,6 @@ def _load(path: Path, options: PackOptions) -> np.ndarray:
             f"{path} is packed to {rows.shape[2]} tokens, and packed_sequence_size is {options.size}; {remedy}"
         )
     return rows
-
-
-def _facts(packed: PackedDataset, options: PackOptions) -> dict[str, Any]:
-    return {
-        "packed_sequence_size": options.size,
-        "num_packed_sequences": len(packed),
-        "max_samples_per_bin": packed.max_boundaries - 1,
-        "dataset_max_seqlen": packed.longest,
-        "packing_factor": round(sum(len(_bounds(row)) - 1 for row in packed.rows) / len(packed), 3),
-    }
 
 
 def _write(path: Path, write: Callable[[Any], Any]) -> None:

@@ -3,19 +3,15 @@
 An order turns a position into an index of the dataset, a sampler says which positions a data-parallel rank reads next.
 """
 
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 
-
-class Order(Protocol):
-    """Position in the run -> index of the dataset."""
-
-    def __call__(self, position: int) -> int:
-        """Return the index of the sample at `position`."""
-        ...
+Order = Callable[[int], int]  # position in the run -> index of the dataset
 
 
 @dataclass(frozen=True)
@@ -29,7 +25,6 @@ class InOrder:
     epoch: int
 
     def __call__(self, position: int) -> int:
-        """Return the index of the sample at `position`."""
         return position % self.epoch % self.total
 
 
@@ -41,12 +36,11 @@ class Shuffled:
 
     def __init__(self, total: int, epoch: int, seed: int) -> None:
         self.total, self.epoch = total, min(epoch, total)
-        self._orders = _Permutations(total, seed)
+        self._order_of = _permutations(total, seed)
 
     def __call__(self, position: int) -> int:
-        """Return the index of the sample at `position`."""
         epoch, place = divmod(position, self.epoch)
-        return int(self._orders.of(epoch)[place])
+        return int(self._order_of(epoch)[place])
 
 
 class Sharded:
@@ -59,28 +53,23 @@ class Sharded:
     def __init__(self, total: int, seed: int, share: "Share") -> None:
         self.share = share
         self.part = total // share.replicas
-        self._orders = [_Permutations(self.part, seed, rank) for rank in range(share.replicas)]
+        self._orders = [_permutations(self.part, seed, rank) for rank in range(share.replicas)]
 
     def __call__(self, position: int) -> int:
-        """Return the index of the sample at `position`."""
         turn, place = divmod(position, self.share.step)
         rank, row = divmod(place, self.share.micro_batch_size)
         epoch, place = divmod(turn * self.share.micro_batch_size + row, self.part)
-        return rank * self.part + int(self._orders[rank].of(epoch)[place])
+        return rank * self.part + int(self._orders[rank](epoch)[place])
 
 
-class _Permutations:
-    """The shuffled orders of the epochs; two are kept, as one batch may end an epoch and begin the next."""
+def _permutations(total: int, *seed: int) -> Callable[[int], np.ndarray]:
+    """Return the shuffled orders by epoch; two are kept, as one batch may end an epoch and begin the next."""
 
-    def __init__(self, total: int, *seed: int) -> None:
-        self._total, self._seed = total, seed
-        self._kept: dict[int, np.ndarray] = {}
+    @lru_cache(maxsize=2)
+    def order_of(epoch: int) -> np.ndarray:
+        return np.random.default_rng((*seed, epoch)).permutation(total)
 
-    def of(self, epoch: int) -> np.ndarray:
-        if epoch not in self._kept:
-            self._kept = {e: order for e, order in self._kept.items() if e == epoch - 1}
-            self._kept[epoch] = np.random.default_rng((*self._seed, epoch)).permutation(self._total)
-        return self._kept[epoch]
+    return order_of
 
 
 def epoch_length(total: int, batch: int, drop_last: bool) -> int:
@@ -130,12 +119,9 @@ class MicroBatches:
     consumed: int
 
     def __iter__(self) -> Iterator[Request]:
-        """Begin at `consumed`."""
-        first = self.consumed
-        while True:
+        for first in itertools.count(self.consumed, self.share.step):
             own = [self.order(position) for position in self.share.rows(first)]
             yield Request(own, own)
-            first += self.share.step
 
 
 @dataclass(frozen=True)
@@ -151,7 +137,6 @@ class GlobalBatches:
     size_at: Callable[[int], int]
 
     def __iter__(self) -> Iterator[Request]:
-        """Begin at `consumed`."""
         first = self.consumed
         while True:
             size = self.size_at(first)

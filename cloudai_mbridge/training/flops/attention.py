@@ -3,16 +3,30 @@
 FLOPs per token. Causal: a query sees s/2 keys on average; the core is two products, so 12 per head dimension and key.
 """
 
+from collections.abc import Iterable
 from typing import Any
 
-from cloudai_mbridge.training.flops.quantities import Cost, Lengths, choose, head_dim, query_groups, read
+from cloudai_mbridge.training.flops.layers import has_window, window_of
+from cloudai_mbridge.training.flops.quantities import Cost, Formula, Lengths, choose, head_dim, query_groups, read
 
 
-def grouped_query(model: Any, context: Any, *, with_gate: bool = True) -> Cost:
-    """One layer of multi-head or grouped-query attention. context: keys that a query sees on average.
+def grouped_query_layers(
+    model: Any, lengths: Lengths, formula: Formula, layers: int, numbers: Iterable[int], *, with_gate: bool = True
+) -> Cost:
+    """So many layers of multi-head or grouped-query attention.
 
-    with_gate: count the projection of `attention_output_gate`, if the model has one.
+    numbers: those of the layers, counted from 1, that may have a sliding window. with_gate: count the projection of
+    `attention_output_gate`, if the model has one.
     """
+    full = _grouped_query(model, lengths.effective / 2, with_gate)
+    if (window := window_of(model)) is None or formula is Formula.OLD:
+        return full * layers
+    windowed = sum(has_window(model, number) for number in numbers)
+    return full * (layers - windowed) + _grouped_query(model, _window_context(window, lengths), with_gate) * windowed
+
+
+def _grouped_query(model: Any, context: Any, with_gate: bool) -> Cost:
+    """One layer. context: keys that a query sees on average."""
     h, d = model.hidden_size, head_dim(model)
     q = d * model.num_attention_heads
     gate = q if with_gate and read(model, "attention_output_gate", False) else 0
@@ -20,16 +34,11 @@ def grouped_query(model: Any, context: Any, *, with_gate: bool = True) -> Cost:
     return Cost(linear, 12 * q * context)
 
 
-def full_context(lengths: Lengths) -> Any:
-    """Return the keys that a query sees on average without a window."""
-    return lengths.effective / 2
-
-
-def window_context(window: int, lengths: Lengths) -> Any:
+def _window_context(window: int, lengths: Lengths) -> Any:
     """Return the keys that a query sees on average in a window of W: W - W(W-1)/(2s), the first see fewer."""
     is_shorter = window < lengths.mean
     within = window - window * (window - 1) / (2 * choose(is_shorter, lengths.mean, max(window, 1)))
-    return choose(is_shorter, within, full_context(lengths))
+    return choose(is_shorter, within, lengths.effective / 2)
 
 
 def latent(model: Any, lengths: Lengths) -> Cost:

@@ -4,8 +4,7 @@ DeltaNet; `|` separates pipeline stages, `/` begins a block of multi-token predi
 from dataclasses import dataclass
 from typing import Any
 
-from cloudai_mbridge.training.flops.attention import full_context, grouped_query, window_context
-from cloudai_mbridge.training.flops.layers import has_window, window_of
+from cloudai_mbridge.training.flops.attention import grouped_query_layers
 from cloudai_mbridge.training.flops.linear_attention import gated_delta_net
 from cloudai_mbridge.training.flops.mlp import dense_mlp, experts, logits, projections
 from cloudai_mbridge.training.flops.quantities import Cost, Formula, Lengths, read
@@ -59,7 +58,10 @@ def hybrid(model: Any, lengths: Lengths, formula: Formula, mtp: int | None) -> C
     depths = read(model, "mtp_num_layers", len(pattern.prediction)) if mtp is None else mtp
     count = {symbol: pattern.symbols.count(symbol) for symbol in SYMBOLS}
     num_projections = projections(model)
-    cost = _attention_layers(model, lengths, formula, pattern) + logits(model, depths)
+    # prediction blocks always attend to everything, and the output gate is not counted
+    windowed = [number for number, symbol in enumerate(pattern.decoder, 1) if symbol == "*"]
+    attention = grouped_query_layers(model, lengths, formula, count["*"], windowed, with_gate=False)
+    cost = attention + logits(model, depths)
     for symbol, block in (("-", dense_mlp), ("E", experts)):
         if count[symbol]:
             cost += block(model, num_projections) * count[symbol]
@@ -79,15 +81,3 @@ def mamba(model: Any) -> Cost:
     heads = read(model, "mamba_num_heads") or inner // read(model, "mamba_head_dim", 64)
     projected = 2 * inner + 2 * read(model, "mamba_num_groups", 8) * state + heads
     return Cost(6 * h * projected + 6 * inner * h, 21 * inner * state)
-
-
-def _attention_layers(model: Any, lengths: Lengths, formula: Formula, pattern: HybridPattern) -> Cost:
-    """All attention layers; prediction blocks always attend to everything. The output gate is not counted."""
-    layers, window = pattern.symbols.count("*"), window_of(model)
-    full = grouped_query(model, full_context(lengths), with_gate=False)
-    if window is None or not formula.counts_windows:
-        return full * layers
-    numbers = [number for number, symbol in enumerate(pattern.decoder, 1) if symbol == "*"]
-    windowed = sum(has_window(model, number) for number in numbers)
-    within = grouped_query(model, window_context(window, lengths), with_gate=False)
-    return full * (layers - windowed) + within * windowed

@@ -12,12 +12,10 @@ def mtp_layers(model: Any) -> int:
 
 
 def moe_layer_pattern(model: Any) -> list[int]:
-    """Return 1 for every decoder layer with experts and 0 for every dense one, in order.
+    """Return 1 for every decoder layer with experts and 0 for every dense one, by `moe_layer_freq`.
 
-    Raises:
-        AssertionError: the list `moe_layer_freq` is of the wrong length.
-        RuntimeError: it is neither a number nor a list.
-        ValueError: it is below 1, or the list has other entries than 0 and 1.
+    Raises AssertionError for a list of the wrong length, RuntimeError for neither a number nor a list, ValueError for
+    a number below 1 or other entries than 0 and 1.
     """
     layers = int(model.num_layers)
     if read(model, "num_moe_experts") is None:
@@ -50,9 +48,7 @@ def has_window(model: Any, layer_number: int) -> bool:
     """Return whether this layer, counted from 1, attends within the sliding window only.
 
     `window_attn_skip_freq` None: every layer; n: all but every n-th; list: those with 1; anything else: none.
-
-    Raises:
-        ValueError: it is a number below 1.
+    Raises ValueError: it is a number below 1.
     """
     skip = read(model, "window_attn_skip_freq")
     if skip is None:
@@ -78,8 +74,7 @@ def window_of(model: Any) -> int | None:
 def linear_attention_pattern(model: Any) -> list[int]:
     """Return 1 for every decoder layer with linear attention, by `linear_attention_freq`.
 
-    Raises:
-        ValueError: it is not set, below 1, or a list of the wrong length. TypeError: it is neither a number nor a list.
+    Raises ValueError: it is not set, below 1, or a list of the wrong length. TypeError: neither a number nor a list.
     """
     freq, layers = read(model, "linear_attention_freq"), int(model.num_layers)
     if freq is None:

@@ -1,7 +1,4 @@
-"""Linear attention of one layer: Gated DeltaNet (arXiv 2412.06464), its second version, Kimi Delta Attention.
-
-FLOPs per token.
-"""
+"""Linear attention: Gated DeltaNet (arXiv 2412.06464), its second version, Kimi Delta Attention. FLOPs per token."""
 
 from typing import Any
 
@@ -37,8 +34,7 @@ def kimi_delta(model: Any) -> Cost:
 def with_linear_layers(model: Any, attention: Cost, mtp: int) -> Cost:
     """Return the cost of all layers, of which some have linear attention in place of their share of `attention`.
 
-    Raises:
-        ValueError: the pattern of layers does not fit the model. TypeError: it is neither a number nor a list.
+    Raises ValueError: the pattern of layers does not fit the model. TypeError: it is neither a number nor a list.
     """
     layers = model.num_layers + mtp
     if read(model, "experimental_attention_variant") in GATED_DELTA_NET:

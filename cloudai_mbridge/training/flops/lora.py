@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +19,9 @@ class PackedSamples:
     def of(cls, samples: Iterable[Sequence[int]], global_batch_size: int = 1) -> "PackedSamples":
         """Average over samples, each given by its sequence lengths; the last incomplete global batch is left out."""
         rows = list(samples)
-        used = len(rows) // global_batch_size * global_batch_size
-        if not used:
-            return cls(0.0, 0.0)
-        totals = [(sum(row), sum(length * length for length in row)) for row in islice(rows, used)]
-        return cls(sum(total for total, _ in totals) / used, sum(squared for _, squared in totals) / used)
+        rows = rows[: len(rows) // global_batch_size * global_batch_size]
+        squared = sum(length * length for row in rows for length in row)
+        return cls(sum(map(sum, rows)) / len(rows), squared / len(rows)) if rows else cls(0.0, 0.0)
 
 
 def lora_flops_per_sample(model: Any, tokens: Any, squared: Any = 0) -> Any:

@@ -8,7 +8,7 @@ from cloudai_mbridge.training.flops.quantities import Cost, Formula, padded_voca
 def projections(model: Any, formula: Formula = Formula.NEW) -> int:
     """Return the matrices of an MLP: up and down, and one more for the gate."""
     is_gated = bool(read(model, "gated_linear_unit", False))
-    return 3 if is_gated and (formula.counts_every_gate or _is_silu(model)) else 2
+    return 3 if is_gated and (formula is Formula.NEW or _is_silu(model)) else 2
 
 
 def dense_mlp(model: Any, num_projections: int) -> Cost:

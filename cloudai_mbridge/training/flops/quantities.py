@@ -82,10 +82,7 @@ def choose(condition: Any, if_true: Any, if_false: Any) -> Any:
 def padded_vocab_size(model: Any) -> Any:
     """Return the vocabulary, rounded up to a multiple of `make_vocab_size_divisible_by` x tensor-parallel ranks.
 
-    The reference's formula rounds up whether or not the model does.
-
-    Raises:
-        ValueError: the model has no vocabulary yet.
+    The reference's formula rounds up whether or not the model does. Raises ValueError: it has no vocabulary yet.
     """
     if getattr(model, "vocab_size", None) is None:
         raise ValueError("model.vocab_size is not set; set it, or take the tokenizer's")
@@ -122,25 +119,11 @@ class Formula(StrEnum):
 
     @classmethod
     def named(cls, text: str) -> "Formula":
-        """Return the formula of a full or a short name (`old`, `new`).
-
-        Raises:
-            ValueError: there is none of this name.
-        """
+        """Return the formula of a full or a short name (`old`, `new`). Raises ValueError: there is none."""
         for formula in cls:
             if text in (formula.value, formula.value.partition("/")[2]):
                 return formula
         raise ValueError(f"unknown FLOPs formula {text!r}; use {', '.join(cls)}, or old, new")
-
-    @property
-    def counts_windows(self) -> bool:
-        """Whether a layer with a sliding window is cheaper than a full one."""
-        return self is Formula.NEW
-
-    @property
-    def counts_every_gate(self) -> bool:
-        """Whether a gated MLP has three projections whatever its activation is."""
-        return self is Formula.NEW
 
 
 NEW, OLD = Formula.NEW, Formula.OLD

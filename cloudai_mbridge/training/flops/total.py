@@ -2,15 +2,14 @@
 
 from typing import Any
 
-from cloudai_mbridge.training.flops.attention import full_context, grouped_query, latent, window_context
-from cloudai_mbridge.training.flops.compressed_attention import compressed_sparse
+from cloudai_mbridge.training.flops.attention import grouped_query_layers, latent
 from cloudai_mbridge.training.flops.hybrid import hybrid, is_hybrid
-from cloudai_mbridge.training.flops.layers import count_layers, has_window, mtp_layers, window_of
+from cloudai_mbridge.training.flops.layers import count_layers, mtp_layers
 from cloudai_mbridge.training.flops.linear_attention import with_linear_layers
 from cloudai_mbridge.training.flops.lora import PackedSamples, has_special_rule, is_lora, lora_flops_per_sample
 from cloudai_mbridge.training.flops.mlp import dense_mlp, experts, logits, prediction_entry, projections
 from cloudai_mbridge.training.flops.quantities import NEW, Cost, Formula, Lengths, read
-from cloudai_mbridge.training.flops.sparse_attention import sparse_latent
+from cloudai_mbridge.training.flops.sparse_attention import compressed_sparse, sparse_latent
 from cloudai_mbridge.training.flops.vision import VisionPatches, equal_images, vit_flops
 
 _WITH_STATISTICS = "_get_num_floating_point_operations_with_runtime_stats"
@@ -107,22 +106,13 @@ def transformer(model: Any, lengths: Lengths, formula: Formula, mtp: int) -> Cos
 
 def attention(model: Any, lengths: Lengths, formula: Formula, mtp: int) -> Cost:
     """The attention of all layers, whatever its kind."""
+    layers: int = model.num_layers + mtp
     if not read(model, "multi_latent_attention", False):
-        standard = _grouped_query_layers(model, lengths, formula, mtp)
+        standard = grouped_query_layers(model, lengths, formula, layers, range(1, layers + 1))
     elif (variant := read(model, "experimental_attention_variant")) == "dsv4_hybrid":
         standard = compressed_sparse(model, lengths, mtp)
     elif variant == "dsa":
         standard = sparse_latent(model, lengths, mtp)
     else:
-        standard = latent(model, lengths) * (model.num_layers + mtp)
+        standard = latent(model, lengths) * layers
     return with_linear_layers(model, standard, mtp)
-
-
-def _grouped_query_layers(model: Any, lengths: Lengths, formula: Formula, mtp: int) -> Cost:
-    layers: int = model.num_layers + mtp
-    window = window_of(model)
-    full = grouped_query(model, full_context(lengths))
-    if window is None or not formula.counts_windows:
-        return full * layers
-    windowed = sum(has_window(model, number) for number in range(1, layers + 1))
-    return full * (layers - windowed) + grouped_query(model, window_context(window, lengths)) * windowed

@@ -66,8 +66,7 @@ def post_training_step_callbacks(
 ) -> float:
     """Synchronise, report stragglers, compare the replicas' weights, stop profilers and collect garbage, where due.
 
-    Returns:
-        the FLOPs since the straggler detector's last report: zero after one.
+    Returns the FLOPs since the straggler detector's last report: zero after one.
     """
     train = config.train
     if train.train_sync_interval and iteration % train.train_sync_interval == 0:
@@ -94,7 +93,6 @@ def check_weights(model: list[Any], iteration: int, toggle_hooks: bool) -> None:
         write_line(f">>> Weight hashes match after {iteration} iterations...")
 
 
-_DIGEST_BYTES = 16
 _MAX_NAMES = 5
 
 
@@ -131,6 +129,6 @@ def _differing(params: dict[str, Any], group: Any) -> list[str]:
 def _hash(param: Any) -> torch.Tensor:
     """Hash the bits, the data type and the shape; a CPU tensor of bytes."""
     data = param.detach().cpu().contiguous()
-    digest = hashlib.blake2b(f"{data.dtype} {tuple(data.shape)}".encode(), digest_size=_DIGEST_BYTES)
+    digest = hashlib.blake2b(f"{data.dtype} {tuple(data.shape)}".encode(), digest_size=16)
     digest.update(data.reshape(-1).view(torch.uint8).numpy())
     return torch.tensor(list(digest.digest()), dtype=torch.uint8)

@@ -5,13 +5,13 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 import torch.distributed as dist
 
 from cloudai_mbridge.training import callbacks
 from cloudai_mbridge.training.checkpointing import save_checkpoint
-from cloudai_mbridge.training.config.container import ConfigContainer
 from cloudai_mbridge.training.loop.param_hooks import without_forward_pre_hooks
 from cloudai_mbridge.training.process.collectives import largest
 from cloudai_mbridge.training.process.log_lines import write_line
@@ -116,51 +116,25 @@ def checkpoint_and_decide_exit(
     train_data_iterator: Any,
 ) -> bool:
     """Save a checkpoint if one is due; return whether to leave. All ranks call it, and all get the same answer."""
-    cfg, step = state.cfg, state.train_state.step
-
-    def save(non_persistent: bool = False) -> None:
-        save_checkpoint_and_time(
-            state,
-            model,
-            optimizer,
-            opt_param_scheduler,
-            num_floating_point_operations_so_far,
-            checkpointing_context,
-            non_persistent_ckpt=non_persistent,
-            train_data_iterator=train_data_iterator,
-        )
-
-    if _has_received_signal(state):
-        if cfg.checkpoint.save:
+    checkpoint, step = state.cfg.checkpoint, state.train_state.step
+    run = (model, optimizer, opt_param_scheduler, num_floating_point_operations_so_far, checkpointing_context)
+    save = partial(save_checkpoint_and_time, state, *run, train_data_iterator=train_data_iterator)
+    is_saved = False  # by a checkpoint that outlives the job
+    if state.exits_on_signal and state.signal_handler is not None and any(state.signal_handler.signals_received()):
+        reason: str | None = "exiting program after receiving SIGTERM."
+    else:
+        if checkpoint.save and checkpoint.save_interval and step % checkpoint.save_interval == 0:
             save()
-        barrier_and_log("exiting program after receiving SIGTERM.")
-        return True
-    is_saved = _save_if_due(cfg, step, save)
-    if (reason := _reason_to_leave(state)) is None:
+            is_saved = True
+        elif checkpoint.save and (interval := checkpoint.non_persistent_save_interval) and step % interval == 0:
+            save(non_persistent_ckpt=True)
+        reason = _reason_to_leave(state)
+    if reason is None:
         return False
-    if cfg.checkpoint.save and not is_saved:
+    if checkpoint.save and not is_saved:
         save()
     barrier_and_log(reason)
     return True
-
-
-def _has_received_signal(state: GlobalState) -> bool:
-    if not state.exits_on_signal or state.signal_handler is None:
-        return False
-    return any(state.signal_handler.signals_received())
-
-
-def _save_if_due(cfg: ConfigContainer, step: int, save: Any) -> bool:
-    """Return whether a checkpoint was saved that outlives the job."""
-    checkpoint = cfg.checkpoint
-    if not checkpoint.save:
-        return False
-    if checkpoint.save_interval and step % checkpoint.save_interval == 0:
-        save()
-        return True
-    if checkpoint.non_persistent_save_interval and step % checkpoint.non_persistent_save_interval == 0:
-        save(non_persistent=True)
-    return False
 
 
 def _reason_to_leave(state: GlobalState) -> str | None:

@@ -12,11 +12,7 @@ import torch
 _STATE = "GlobalState"  # found by name: importing the class here would be a cycle
 _STATE_NAMES = ("state", "global_state")
 _PASSED_BY_SCHEDULE = 2  # data iterator and model, in this order and by position
-_NAMED = (
-    inspect.Parameter.POSITIONAL_ONLY,
-    inspect.Parameter.POSITIONAL_OR_KEYWORD,
-    inspect.Parameter.KEYWORD_ONLY,
-)
+_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 def prepare_forward_step_func(forward_step_func: Callable[..., Any], state: Any) -> Callable[..., Any]:
@@ -39,10 +35,9 @@ def maybe_inject_state(
     """Return the forward step with `state` bound, or the very same object where nothing is bound.
 
     needs_injection: True binds the state in any case, as first argument if no parameter asks for it; False never
-        does; None looks at the signature.
+    does; None looks at the signature.
 
-    Raises:
-        TypeError: the parameter stands where the schedules pass the data iterator or the model.
+    Raises TypeError: the parameter stands where the schedules pass the data iterator or the model.
     """
     if needs_injection is None:
         needs_injection = needs_global_state_injection(forward_step_func)
@@ -68,7 +63,7 @@ def _state_parameter(function: Callable[..., Any]) -> tuple[int, inspect.Paramet
     except (TypeError, ValueError):  # a builtin that tells no signature
         return None
     bound = function.keywords if isinstance(function, partial) else {}  # a signature still shows these
-    named = [(i, p) for i, p in enumerate(parameters) if p.kind in _NAMED and p.name not in bound]
+    named = [(i, p) for i, p in enumerate(parameters) if p.kind not in _VARIADIC and p.name not in bound]
     for position, parameter in named:
         if _means_state(parameter.annotation):
             is_keyword_only = parameter.kind is inspect.Parameter.KEYWORD_ONLY

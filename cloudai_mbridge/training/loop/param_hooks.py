@@ -34,8 +34,7 @@ def enable_forward_pre_hook(model: list[DistributedDataParallel]) -> None:
 def disable_forward_pre_hook(model: list[DistributedDataParallel], param_sync: bool = True) -> None:
     """Disable the hooks of every chunk. param_sync: gather all parameters now; a collective then.
 
-    Raises:
-        AssertionError: a chunk is not wrapped for data parallelism.
+    Raises AssertionError: a chunk is not wrapped for data parallelism.
     """
     for chunk in _wrapped(model):
         chunk.disable_forward_pre_hook(param_sync=param_sync)

@@ -39,7 +39,9 @@ class SDPACoreAttention(MegatronModule):  # type: ignore[misc]
         self.scale = softmax_scale
         self.dropout = config.attention_dropout if attention_dropout is None else attention_dropout
         self.cp = pg_collection.cp if hasattr(pg_collection, "cp") else parallel_state.get_context_parallel_group()
-        self.window = _left_window(config, layer_number)
+        self.window: int | None = None  # how many tokens back a query sees; None: all of them
+        if is_layer_window_attention(config.window_size, config.window_attn_skip_freq, layer_number):
+            self.window = int(config.window_size[0]) if config.window_size[0] >= 0 else None
         self._masks: dict[int, torch.Tensor] = {}
 
     def forward(
@@ -65,12 +67,17 @@ class SDPACoreAttention(MegatronModule):  # type: ignore[misc]
             value = gather_from_sequence_parallel_region(value.contiguous(), True, group=self.cp)
         mask: torch.Tensor | None = None
         if packed_seq_params is not None:
-            mask = self._packed_mask(packed_seq_params.cu_seqlens_q)
+            mask = self._mask(packed_seq_params.cu_seqlens_q)
         elif self.cp.size() > 1 or self.window is not None:
-            mask = self._mask(query.size(0), query.device)
+            length = query.size(0)
+            if length not in self._masks:
+                self._masks[length] = self._mask(torch.tensor([0, length * self.cp.size()], device=query.device))
+            mask = self._masks[length]
         q, k, v = (t.permute(1, 2, 0, 3) for t in (query, key, value))
         dropout = self.dropout if self.training else 0.0
-        with self._own_generator() if dropout else nullcontext():
+        # other tensor-parallel ranks have other heads and draw differently; a sequence-parallel block sees to it itself
+        draws_apart = bool(dropout) and not self.config.sequence_parallel
+        with get_cuda_rng_tracker().fork() if draws_apart else nullcontext():
             out = F.scaled_dot_product_attention(
                 q,
                 k,
@@ -84,30 +91,12 @@ class SDPACoreAttention(MegatronModule):  # type: ignore[misc]
         out = out.permute(2, 0, 1, 3).reshape(query.size(0), query.size(1), -1)
         return out if packed_seq_params is None else out.squeeze(1)
 
-    def _own_generator(self) -> Any:
-        """Draw what other tensor-parallel ranks do not: they have other heads. A sequence-parallel block does it."""
-        return nullcontext() if self.config.sequence_parallel else get_cuda_rng_tracker().fork()
-
-    def _mask(self, local_length: int, device: torch.device) -> torch.Tensor:
-        """True where a local query may see a gathered key; rank r holds chunks r and 2*cp-1-r of the sequence."""
-        if local_length not in self._masks:
-            size, chunk = self.cp.size(), torch.arange(local_length // 2, device=device)
-            position = [
-                torch.cat([chunk + r * len(chunk), chunk + (2 * size - 1 - r) * len(chunk)]) for r in range(size)
-            ]
-            if size == 1:  # nothing is shared, and the length may be odd
-                position = [torch.arange(local_length, device=device)]
-            distance = position[self.cp.rank()][:, None] - torch.cat(position)[None, :]
-            is_seen = distance >= 0
-            self._masks[local_length] = is_seen if self.window is None else is_seen & (distance <= self.window)
-        return self._masks[local_length]
-
-    def _packed_mask(self, bounds: torch.Tensor) -> torch.Tensor:
+    def _mask(self, bounds: torch.Tensor) -> torch.Tensor:
         """True where a local query may see a gathered key: one of its own sequence, and not behind it."""
         size = self.cp.size()
         if size > 1:
             shares = [zigzag_index(bounds, size, rank).to(bounds.device) for rank in range(size)]
-        else:
+        else:  # nothing is shared, and lengths may be odd
             shares = [torch.arange(int(bounds[-1]), device=bounds.device)]
         query, key = shares[self.cp.rank()][:, None], torch.cat(shares)[None, :]
         ends = bounds[1:].contiguous()
@@ -118,14 +107,6 @@ class SDPACoreAttention(MegatronModule):  # type: ignore[misc]
     def sharded_state_dict(self, prefix: str = "", sharded_offsets: Any = (), metadata: Any = None) -> dict[str, Any]:
         """Nothing to save: the module has no parameters."""
         return {}
-
-
-def _left_window(config: Any, layer_number: int) -> int | None:
-    """Return how many tokens back a query of this layer sees, None for all of them."""
-    if not is_layer_window_attention(config.window_size, config.window_attn_skip_freq, layer_number):
-        return None
-    left = int(config.window_size[0])
-    return left if left >= 0 else None
 
 
 class TorchNorm:

@@ -78,7 +78,6 @@ class GPTModelProvider(Deferred, TransformerConfig, ModelProvider[GPTModel]):  #
     _pg_collection: Any = None
 
     def __post_init__(self) -> None:
-        """Wait for `finalize()`."""
         if self._is_finalizing:
             cuda_graphs.use_new_names(self)
             super().__post_init__()
@@ -89,8 +88,7 @@ class GPTModelProvider(Deferred, TransformerConfig, ModelProvider[GPTModel]):  #
     def finalize(self) -> None:
         """Check the architecture and derive what Megatron-Core derives. May be called again.
 
-        Raises:
-            ValueError, AssertionError: Megatron-Core refuses the combination.
+        Raises ValueError, AssertionError: Megatron-Core refuses the combination.
         """
         if self.num_attention_heads and self.num_query_groups is not None:
             groups = self.num_query_groups
@@ -98,7 +96,7 @@ class GPTModelProvider(Deferred, TransformerConfig, ModelProvider[GPTModel]):  #
             assert self.num_attention_heads % groups == 0, (
                 f"num_attention_heads ({self.num_attention_heads}) is not a multiple of num_query_groups ({groups})"
             )
-        self.run_post_init(self.__post_init__)
+        self.run_post_init()
 
     @property
     def padded_vocab_size(self) -> int:
@@ -147,6 +145,5 @@ class MLAModelProvider(MLATransformerConfig, GPTModelProvider):  # type: ignore[
     """A GPT model with multi-latent attention, as DeepSeek's."""
 
     def __post_init__(self) -> None:
-        """Wait for `finalize()`."""
         if self._is_finalizing:
             super().__post_init__()

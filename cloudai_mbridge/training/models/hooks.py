@@ -40,9 +40,6 @@ def _freeze_parameter_if_present(module: object, name: str) -> None:
         parameter.requires_grad = False
 
 
-_CONVERSION = "megatron.bridge.models.conversion.param_mapping"
-
-
 class LinearForLastLayer(torch.nn.Linear):
     """A linear layer without bias, the same on every tensor-parallel rank; its output is fp32.
 
@@ -111,7 +108,7 @@ def _last_stage_flags() -> list[bool]:
 def _register_linear_for_last_layer_mapping() -> None:
     """Tell Megatron-Bridge's weight conversion, where it is installed, that the head is replicated."""
     try:
-        mapping = importlib.import_module(_CONVERSION).AutoMapping
+        mapping = importlib.import_module("megatron.bridge.models.conversion.param_mapping").AutoMapping
     except ImportError:
         return
     mapping.register_module_type(LinearForLastLayer.__name__, "replicated")

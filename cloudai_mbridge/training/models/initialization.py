@@ -18,16 +18,12 @@ def initialize_weights(model: torch.nn.Module, config: Any, seed: int) -> None:
             global_name, tp, rank = _globalize(name, model, config)
             gated = config.gated_linear_unit and "linear_fc1" in name
             full = _full(parameter, global_name, tp, config, seed)
-            _set(parameter, _shard(full, _shard_dim(parameter), gated, tp, rank))
-
-
-def _set(parameter: Any, value: torch.Tensor) -> None:
-    """Set a parameter, and what the optimizer starts from: Transformer Engine keeps that beside an FP8 parameter."""
-    parameter.copy_(value)
-    if hasattr(parameter, "get_high_precision_init_val"):
-        kept = parameter.get_high_precision_init_val()
-        if kept is not None:
-            kept.copy_(value)
+            value = _shard(full, _shard_dim(parameter), gated, tp, rank)
+            parameter.copy_(value)
+            # what the optimizer starts from: Transformer Engine keeps it beside an FP8 parameter
+            read_kept = getattr(parameter, "get_high_precision_init_val", None)
+            if read_kept is not None and (kept := read_kept()) is not None:
+                kept.copy_(value)
 
 
 def _globalize(name: str, model: Any, config: Any) -> tuple[str, int, int]:

@@ -13,22 +13,22 @@ def has_transformer_engine() -> bool:
     return bool(gpt_layer_specs.HAVE_TE) and torch.cuda.is_available()
 
 
-def decoder_block_spec(config: Any, vp_stage: int | None) -> Any:
-    """Return the spec of this rank's decoder block; dense and MoE layers follow `config.moe_layer_freq`."""
+def default_layer_spec(config: Any, vp_stage: int | None = None) -> Any:
+    """Return the layers of one pipeline stage; dense and MoE layers follow `config.moe_layer_freq`."""
     if has_transformer_engine():
         return gpt_layer_specs.get_gpt_decoder_block_spec(config, use_transformer_engine=True, vp_stage=vp_stage)
     block = gpt_layer_specs.get_gpt_decoder_block_spec(
         config, use_transformer_engine=False, normalization=config.normalization, vp_stage=vp_stage
     )
     for layer in block.layer_specs:
-        _use_torch_modules(layer.submodules)
+        layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = TorchNorm
+        attention = layer.submodules.self_attention.submodules
+        attention.core_attention = SDPACoreAttention
+        for name in ("q_layernorm", "k_layernorm", "kv_layernorm"):
+            if "Norm" in getattr(getattr(attention, name, None), "__name__", ""):
+                setattr(attention, name, TorchNorm)
     block.layer_norm = TorchNorm
     return block
-
-
-def default_layer_spec(config: Any, vp_stage: int | None = None) -> Any:
-    """Return the layers of one pipeline stage."""
-    return decoder_block_spec(config, vp_stage)
 
 
 def mtp_block_spec(config: Any, layer_spec: Any, vp_stage: int | None) -> Any:
@@ -38,12 +38,3 @@ def mtp_block_spec(config: Any, layer_spec: Any, vp_stage: int | None) -> Any:
     return gpt_layer_specs.get_gpt_mtp_block_spec(
         config, layer_spec, use_transformer_engine=has_transformer_engine(), vp_stage=vp_stage
     )
-
-
-def _use_torch_modules(layer: Any) -> None:
-    layer.input_layernorm = layer.pre_mlp_layernorm = TorchNorm
-    attention = layer.self_attention.submodules
-    attention.core_attention = SDPACoreAttention
-    for name in ("q_layernorm", "k_layernorm", "kv_layernorm"):
-        if "Norm" in getattr(getattr(attention, name, None), "__name__", ""):
-            setattr(attention, name, TorchNorm)

@@ -1,7 +1,4 @@
-"""Models that are configured and validated here, and not built: Mamba hybrids, T5, multimodal.
-
-Fields are Megatron-Bridge's.
-"""
+"""Models that are validated here, and not built: Mamba hybrids, T5, multimodal. Fields are Megatron-Bridge's."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -62,7 +59,6 @@ class MambaModelProvider(Deferred, TransformerConfig, ModelProvider[Any]):  # ty
     restore_modelopt_state: bool = False
 
     def __post_init__(self) -> None:
-        """Wait for `finalize()`."""
         if self._is_finalizing:
             _without_missing_fusions(self)
             super().__post_init__()
@@ -70,8 +66,7 @@ class MambaModelProvider(Deferred, TransformerConfig, ModelProvider[Any]):  # ty
     def finalize(self) -> None:
         """Check the layer pattern and what Megatron-Core checks.
 
-        Raises:
-            ValueError: the number of layers is neither given nor follows from the pattern, or differs from it.
+        Raises ValueError: the number of layers is neither given nor follows from the pattern, or differs from it.
         """
         pattern = self.hybrid_layer_pattern or self.hybrid_override_pattern
         if pattern and (unknown := set(pattern) - set("M*-E|/")):
@@ -83,7 +78,7 @@ class MambaModelProvider(Deferred, TransformerConfig, ModelProvider[Any]):  # ty
             self.num_layers = count
         if count is not None and count != self.num_layers:
             raise ValueError(f"model.num_layers = {self.num_layers}, but the layer pattern has {count} layers")
-        self.run_post_init(self.__post_init__)
+        self.run_post_init()
 
 
 @dataclass
@@ -122,7 +117,6 @@ class T5ModelProvider(Deferred, TransformerConfig, ModelProvider[Any]):  # type:
     _pg_collection: Any = None
 
     def __post_init__(self) -> None:
-        """Wait for `finalize()`."""
         if self._is_finalizing:
             _without_missing_fusions(self)
             super().__post_init__()
@@ -135,7 +129,7 @@ class T5ModelProvider(Deferred, TransformerConfig, ModelProvider[Any]):  # type:
             f"encoder_pipeline_model_parallel_size ({self.encoder_pipeline_model_parallel_size}) does not fit into"
             f" pipeline_model_parallel_size ({self.pipeline_model_parallel_size})"
         )
-        self.run_post_init(self.__post_init__)
+        self.run_post_init()
 
 
 def _without_missing_fusions(config: TransformerConfig) -> None:

@@ -1,6 +1,7 @@
 """The L2 norm of all parameters of the model, each counted once whatever the layout."""
 
 import math
+from collections import defaultdict
 from typing import Any
 
 import torch
@@ -10,6 +11,9 @@ from megatron.core.tensor_parallel import param_is_not_tensor_parallel_duplicate
 from torch.distributed.tensor import DTensor, Replicate
 
 from cloudai_mbridge.training.process.device import current_device
+
+# (of an expert, a shard of the distributed optimizer's) -> this rank's share of the parameters
+_Shares = dict[tuple[bool, bool], list[torch.Tensor]]
 
 
 def param_is_not_shared(param: torch.nn.Parameter) -> bool:
@@ -26,63 +30,37 @@ def calc_params_l2_norm(
     model: this rank's chunks. Half-precision parameters are taken at fp32: the optimizer's main parameters where it
     keeps them, unless `force_create_fp32_copy`, which widens the model's own.
 
-    Raises:
-        RuntimeError: `use_megatron_fsdp`, and a parameter is not a DTensor.
-        AssertionError: an expert's parameter is marked as shared.
+    Raises RuntimeError: `use_megatron_fsdp`, and a parameter is not a DTensor. AssertionError: an expert's parameter is
+    marked as shared.
     """
     chunks = model if isinstance(model, list) else [model]
     params = list({id(param): param for chunk in chunks for param in chunk.parameters()}.values())
     if use_megatron_fsdp:
         return _fsdp_norm(chunks, params)
-    buckets = _Buckets(force_create_fp32_copy)
+    shares: _Shares = defaultdict(list)
+    sharding_group: Any = None  # of parameters that are themselves sharded over it
     for param in params:
-        buckets.add(param)
-    return math.sqrt(_sum_over_ranks(buckets, has_experts=bool(getattr(model_config, "num_moe_experts", None))))
-
-
-class _Buckets:
-    """This rank's share of the parameters, sorted by the ranks that hold the other shares."""
-
-    def __init__(self, force_create_fp32_copy: bool) -> None:
-        self._force_copy = force_create_fp32_copy
-        self.dense: list[torch.Tensor] = []
-        self.dense_shards: list[torch.Tensor] = []  # of the distributed optimizer
-        self.expert: list[torch.Tensor] = []
-        self.expert_shards: list[torch.Tensor] = []
-        self.data_parallel_group: Any = None  # of parameters that are themselves sharded over it
-
-    def add(self, param: Any) -> None:
         is_expert = not getattr(param, "allreduce", True)
-        if is_expert:
-            assert param_is_not_shared(param), "a parameter of an expert is marked as shared"
+        assert not is_expert or param_is_not_shared(param), "a parameter of an expert is marked as shared"
         tp_group = mpu.get_expert_tensor_parallel_group() if is_expert else mpu.get_tensor_model_parallel_group()
         if not param_is_not_shared(param) or not param_is_not_tensor_parallel_duplicate(param, tp_group):
-            return
-        value, is_shard = self._fp32(param)
-        if value is None:
-            return
-        if is_shard:
-            (self.expert_shards if is_expert else self.dense_shards).append(value)
-        else:
-            (self.expert if is_expert else self.dense).append(value)
-
-    def _fp32(self, param: Any) -> tuple[torch.Tensor | None, bool]:
-        """Return (the values, whether they are a shard of the distributed optimizer's)."""
+            continue
         if isinstance(param, DTensor):
-            self.data_parallel_group = param.device_mesh.get_group()
-            return param.to_local().float(), False
-        if param.dtype != torch.float32 and hasattr(param, "main_param") and not self._force_copy:
-            return param.main_param, getattr(param, "main_param_sharded", False)
-        return param.float(), False
+            sharding_group = param.device_mesh.get_group()
+            shares[is_expert, False].append(param.to_local().float())
+        elif param.dtype == torch.float32 or not hasattr(param, "main_param") or force_create_fp32_copy:
+            shares[is_expert, False].append(param.float())
+        elif param.main_param is not None:
+            shares[is_expert, bool(getattr(param, "main_param_sharded", False))].append(param.main_param)
+    has_experts = bool(getattr(model_config, "num_moe_experts", None))
+    return math.sqrt(_sum_over_ranks(shares, sharding_group, has_experts))
 
 
-def _sum_over_ranks(buckets: _Buckets, has_experts: bool) -> float:
+def _sum_over_ranks(shares: _Shares, sharding_group: Any, has_experts: bool) -> float:
     """Add up the squares. All ranks run the same collectives, with or without parameters of a kind."""
-    squares = torch.stack(
-        [_squares(each) for each in (buckets.dense, buckets.dense_shards, buckets.expert, buckets.expert_shards)]
-    )
-    dense, dense_shards, expert, expert_shards = squares.unbind()
-    _all_reduce(dense, buckets.data_parallel_group)
+    kinds = [(is_expert, is_shard) for is_expert in (False, True) for is_shard in (False, True)]
+    dense, dense_shards, expert, expert_shards = torch.stack([_squares(shares[kind]) for kind in kinds]).unbind()
+    _all_reduce(dense, sharding_group)
     _all_reduce(dense_shards, mpu.get_data_parallel_group(with_context_parallel=True, partial_data_parallel=True))
     dense = dense + dense_shards
     model_group = mpu.get_model_parallel_group()
@@ -123,8 +101,7 @@ def _fsdp_norm(chunks: list[Any], params: list[Any]) -> float:
 def calc_dtensor_params_l2_norm(params: Any) -> float:
     """Return the L2 norm of DTensors, replicas counted once. Every rank of their meshes must call it.
 
-    Raises:
-        RuntimeError: a placement is neither a shard nor a replica: partial sums have no norm.
+    Raises RuntimeError: a placement is neither a shard nor a replica: partial sums have no norm.
     """
     by_spec: dict[Any, list[torch.Tensor]] = {}
     for param in params:

@@ -32,9 +32,7 @@ class ModelProvider(Generic[M]):
         """Build this pipeline stage's part.
 
         pre_process, post_process: whether it holds the embedding, the output layer; None asks Megatron's groups.
-
-        Raises:
-            CannotBuild: this version builds no such model.
+        Raises CannotBuild: this version builds no such model.
         """
         raise CannotBuild(f"{type(self).__name__}: this version validates such models and does not build them")
 
@@ -47,7 +45,7 @@ class Deferred:
 
     _is_finalizing: bool = False
 
-    def run_post_init(self, post_init: Any) -> None:
+    def run_post_init(self) -> None:
         """Compute what follows from the fields as the user has set them, also if that was done before."""
         for name, (given, derived) in self.__dict__.pop("_derived", {}).items():
             if _same(getattr(self, name), derived):  # not changed by the user since
@@ -55,9 +53,9 @@ class Deferred:
         before = {field.name: copy.copy(getattr(self, field.name)) for field in fields(self)}  # type: ignore[arg-type]
         self._is_finalizing = True
         try:
-            fill_in(self)
-            with naming_transformer_engine(self):
-                post_init()
+            _fill_in(self)
+            with _naming_transformer_engine(self):
+                self.__post_init__()  # type: ignore[attr-defined]
         finally:
             self._is_finalizing = False
         after = {name: getattr(self, name) for name in before}
@@ -76,20 +74,25 @@ def _same(a: Any, b: Any) -> bool:
 
 # A version of it that is missed: by 0.16 in a comparison with None, by newer releases in words
 _ASKS_FOR_IT = re.compile(r"'NoneType' and 'Version'|transformer-engine>=|\bTE (version|>=)")
-_DTYPE_FIELDS = ("params_dtype", "pipeline_dtype", "autocast_dtype")
 
 
-def fill_in(model: Any) -> None:
+def _fill_in(model: Any) -> None:
     """Convert names to what they name, and fill in what follows from the parallel sizes.
 
-    Raises:
-        ValueError: a name that stands for no dtype or activation function.
+    Raises ValueError: a name that stands for no dtype or activation function.
     """
-    for field in _DTYPE_FIELDS:
+    for field in ("params_dtype", "pipeline_dtype", "autocast_dtype"):
         if isinstance(name := getattr(model, field, None), str):
-            setattr(model, field, to_dtype(name, f"model.{field}"))
+            full = dtype_name(name)
+            if full not in DTYPES:
+                raise ValueError(f"model.{field} = {name!r} is not a dtype; {nearest(name, DTYPES)}")
+            setattr(model, field, getattr(torch, full.removeprefix("torch.")))
     if isinstance(name := getattr(model, "activation_func", None), str):
-        model.activation_func = _to_activation(name)
+        full = ACTIVATIONS.get(name, name)
+        if full not in FUNCTIONS:
+            raise ValueError(f"model.activation_func = {name!r} is not a known function; {nearest(name, ACTIVATIONS)}")
+        module, attribute = FUNCTIONS[full]
+        model.activation_func = getattr(importlib.import_module(module), attribute)
     if model.pipeline_model_parallel_size > 1 and model.pipeline_dtype is None:
         model.pipeline_dtype = model.params_dtype
     if model.sequence_parallel and model.tensor_model_parallel_size <= 1:
@@ -97,34 +100,9 @@ def fill_in(model: Any) -> None:
         model.sequence_parallel = False
 
 
-def to_dtype(name: str, where: str) -> torch.dtype:
-    """Return the dtype of a name such as "bf16", "bfloat16" or "torch.bfloat16".
-
-    Raises:
-        ValueError: `name` is not the name of a dtype; `where` is the field.
-    """
-    full = dtype_name(name)
-    if full not in DTYPES:
-        raise ValueError(f"{where} = {name!r} is not a dtype; {nearest(name, DTYPES)}")
-    dtype: torch.dtype = getattr(torch, full.removeprefix("torch."))
-    return dtype
-
-
-def _to_activation(name: str) -> Any:
-    full = ACTIVATIONS.get(name, name)
-    if full not in FUNCTIONS:
-        raise ValueError(f"model.activation_func = {name!r} is not a known function; {nearest(name, ACTIVATIONS)}")
-    module, attribute = FUNCTIONS[full]
-    return getattr(importlib.import_module(module), attribute)
-
-
 @contextmanager
-def naming_transformer_engine(model: Any) -> Iterator[None]:
-    """Name Transformer Engine where Megatron-Core compares its version, and none is installed.
-
-    Raises:
-        ValueError: in place of what Megatron-Core says of a version that is not there.
-    """
+def _naming_transformer_engine(model: Any) -> Iterator[None]:
+    """Raise a ValueError that names Transformer Engine in place of what Megatron-Core says where none is installed."""
     try:
         yield
     except (TypeError, AssertionError, ValueError, ImportError) as error:

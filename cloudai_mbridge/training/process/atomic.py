@@ -19,7 +19,11 @@ def write_file(path: Path, write: Callable[[BinaryIO], Any]) -> None:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
-    _sync_directory(path.parent)
+    handle = os.open(path.parent, os.O_RDONLY)  # the name has to reach the disk, too
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def write_bytes(path: Path, data: bytes) -> None:
@@ -30,12 +34,3 @@ def write_bytes(path: Path, data: bytes) -> None:
 def write_torch(path: Path, value: Any) -> None:
     """Replace `path` by what `torch.save` makes of `value`."""
     write_file(path, lambda file: torch.save(value, file))
-
-
-def _sync_directory(path: Path) -> None:
-    """Bring the names in a directory to the disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

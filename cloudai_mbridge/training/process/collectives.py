@@ -1,6 +1,7 @@
 """Agree on numbers across ranks. Every rank of the group has to call; a group of one rank costs nothing."""
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -18,21 +19,17 @@ def reduce_max_stat_across_model_parallel_group(stat: float | None, mp_group: An
         return None if stat is None else float(stat)
     value = -math.inf if stat is None or math.isnan(stat) else float(stat)
     is_nan = stat is not None and math.isnan(stat)
-    packed = torch.tensor([value, stat is not None, is_nan], dtype=torch.float64, device=current_device())
-    dist.all_reduce(packed, op=dist.ReduceOp.MAX, group=mp_group)
-    greatest, has_value, has_nan = packed.tolist()
+    greatest, has_value, has_nan = _greatest((value, stat is not None, is_nan), mp_group)
     if not has_value:
         return None
-    return math.nan if has_nan else float(greatest)
+    return math.nan if has_nan else greatest
 
 
 def logical_and_across_model_parallel_group(input: bool, mp_group: Any) -> bool:
     """Return whether `input` is truthy on every rank of the group. A collective."""
     if mp_group.size() == 1:
         return bool(input)
-    flag = torch.tensor(int(bool(input)), dtype=torch.int32, device=current_device())
-    dist.all_reduce(flag, op=dist.ReduceOp.MIN, group=mp_group)
-    return bool(flag.item())
+    return not _greatest([not input], mp_group)[0]
 
 
 def reduce_max_memory_across_pp_group(memory_report: dict[str, int | float], pp_group: Any) -> dict[str, int | float]:
@@ -46,12 +43,11 @@ def reduce_max_memory_across_pp_group(memory_report: dict[str, int | float], pp_
     size = getattr(pp_group, "size", None)
     if not callable(size) or size() <= 1:
         return memory_report
-    values = torch.tensor([float(value) for value in memory_report.values()], dtype=torch.float64)
-    values = values.to(current_device())
-    dist.all_reduce(values, op=dist.ReduceOp.MAX, group=pp_group)
     return {
         key: round(greatest) if isinstance(value, int) and not isinstance(value, bool) else greatest
-        for (key, value), greatest in zip(memory_report.items(), values.tolist(), strict=True)
+        for (key, value), greatest in zip(
+            memory_report.items(), _greatest(memory_report.values(), pp_group), strict=True
+        )
     }
 
 
@@ -59,6 +55,10 @@ def largest(*values: float, group: Any = None) -> list[float]:
     """Return the largest of any rank of the group (None: of all), value by value, in one collective."""
     if dist.get_world_size(group) == 1:
         return [float(value) for value in values]
-    everyone = torch.tensor(values, dtype=torch.float64, device=current_device())
-    dist.all_reduce(everyone, op=dist.ReduceOp.MAX, group=group)
-    return [float(value) for value in everyone.tolist()]
+    return _greatest(values, group)
+
+
+def _greatest(values: Iterable[float], group: Any) -> list[float]:
+    reduced = torch.tensor([float(value) for value in values], dtype=torch.float64, device=current_device())
+    dist.all_reduce(reduced, op=dist.ReduceOp.MAX, group=group)
+    return list(reduced.tolist())

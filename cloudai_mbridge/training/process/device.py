@@ -3,6 +3,7 @@
 import os
 import platform
 import re
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -11,16 +12,11 @@ import torch.distributed as dist
 _CPUINFO = Path("/proc/cpuinfo")
 
 
-def device_of(backend: str) -> torch.device:
-    """Return the device that tensors of a `backend` group live on."""
-    if backend == "nccl":
-        return torch.device("cuda", torch.cuda.current_device())
-    return torch.device("cpu")
-
-
 def current_device() -> torch.device:
     """Return the device of this rank. The default process group must be up."""
-    return device_of(dist.get_backend())
+    if dist.get_backend() == "nccl":
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
 
 
 def bind_local_device(backend: str) -> None:
@@ -45,16 +41,10 @@ def describe_device() -> str:
     """Name the hardware, as a report should."""
     if current_device().type != "cpu":
         return str(torch.cuda.get_device_name())
-    model = _cpu_model()
+    model = ""
+    with suppress(OSError):
+        text = _CPUINFO.read_text(encoding="utf-8", errors="replace")
+        if named := re.search(r"(?m)^model name\s*:[ \t]*(\S.*?)[ \t]*$", text):
+            model = " ".join(named[1].split())
+    model = model or platform.processor()  # its architecture, empty where that is unknown
     return f"CPU{f' {model}' if model else ''} ({torch.get_num_threads()} threads per rank)"
-
-
-def _cpu_model() -> str:
-    """Return the CPU's model as the kernel names it, else its architecture; empty if unknown."""
-    try:
-        named = re.search(
-            r"(?m)^model name\s*:[ \t]*(\S.*?)[ \t]*$", _CPUINFO.read_text(encoding="utf-8", errors="replace")
-        )
-    except OSError:
-        named = None
-    return " ".join(named[1].split()) if named else platform.processor()

@@ -8,13 +8,11 @@ import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Self, TextIO
 
 from cloudai_mbridge.training.errors import ConfigError
 
 TIMEOUT_VARIABLE = "MBRIDGE_HANG_TIMEOUT_S"
-STACKS_DIRECTORY = "stacks"
 
 _watches: list["HangWatch"] = []  # those inside `with`
 
@@ -28,8 +26,7 @@ def step_done() -> None:
 def hang_timeout_s(environment: Mapping[str, str]) -> float | None:
     """Return the seconds without a step after which the stacks are kept; `None`: never.
 
-    Raises:
-        ConfigError: not a positive number, or one that no timer can take.
+    Raises ConfigError: not a positive number, or one that no timer can take.
     """
     if not (text := environment.get(TIMEOUT_VARIABLE, "")):
         return None
@@ -54,7 +51,7 @@ class HangWatch:
 
     def __init__(self, timeout_s: float | None) -> None:
         self._timeout_s = timeout_s
-        self._path = Path(STACKS_DIRECTORY, f"rank-{os.environ.get('RANK', 0)}.txt")
+        self._path = Path("stacks", f"rank-{os.environ.get('RANK', 0)}.txt")
         self._file: TextIO | None = None
 
     def __enter__(self) -> Self:
@@ -65,17 +62,16 @@ class HangWatch:
             self._file = self._path.open("w", encoding="utf-8")
         except OSError as error:  # not worth a training run
             print(f"warning: {error}; no stacks will be kept if this rank hangs", file=sys.stderr)
-        self._arm()
+        self.step_done()
         _watches.append(self)
         return self
 
     def step_done(self) -> None:
         """Restart the timer. It costs some tens of microseconds: call it outside what is measured."""
-        self._arm()
+        if self._timeout_s is not None and self._file is not None:
+            faulthandler.dump_traceback_later(self._timeout_s, repeat=False, file=self._file)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self in _watches:
             _watches.remove(self)
         if self._file is None:
@@ -88,7 +84,3 @@ class HangWatch:
                 self._path.unlink()
             if kind is None:  # a rank that failed may be ahead of one that is about to open its file
                 self._path.parent.rmdir()
-
-    def _arm(self) -> None:
-        if self._timeout_s is not None and self._file is not None:
-            faulthandler.dump_traceback_later(self._timeout_s, repeat=False, file=self._file)

@@ -3,9 +3,6 @@
 import os
 import socket
 
-_GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
-_LOOPBACK_INTERFACE = "lo"
-
 
 def loopback_address() -> str:
     """Return 127.0.0.1, or ::1 where this machine has IPv6 only."""
@@ -19,5 +16,5 @@ def loopback_address() -> str:
 
 def use_loopback() -> None:
     """Let gloo use the loopback interface, unless another is configured: by default gloo resolves the host name."""
-    if _LOOPBACK_INTERFACE in (name for _, name in socket.if_nameindex()):
-        os.environ.setdefault(_GLOO_INTERFACE, _LOOPBACK_INTERFACE)
+    if "lo" in (name for _, name in socket.if_nameindex()):
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")

@@ -1,7 +1,4 @@
-"""What software this process runs: packages and checkout, None where unknown.
-
-Standard library only: reports use it too.
-"""
+"""What software this process runs, None where unknown. Standard library only: reports use it too."""
 
 import importlib.util
 import os
@@ -48,8 +45,7 @@ def package_versions() -> dict[str, str]:
     """Return the versions of the packages that decide speed and numbers, as far as they are installed."""
     names = {str(each.name).lower().replace("_", "-") for each in distributions()}
     wanted = sorted(name for name in names if name in _PACKAGES or name.startswith(_FAMILIES))
-    versions = {name: package_version(name) for name in wanted}
-    return {name: found for name, found in versions.items() if found is not None}
+    return {name: found for name in wanted if (found := package_version(name)) is not None}
 
 
 def git_state(directory: Path = _CHECKOUT) -> dict[str, Any] | None:

@@ -6,7 +6,6 @@ those of Megatron-Core's `dist_signal_handler`.
 
 import signal
 import threading
-from types import FrameType, TracebackType
 from typing import Any
 
 import torch
@@ -28,9 +27,7 @@ class DistributedSignalHandler:
     def install(self) -> None:
         """Watch the signal from now on; a second call changes nothing.
 
-        Raises:
-            ConfigError: this signal cannot be handled.
-            RuntimeError: not on the main thread, the only one on which Python handles signals.
+        Raises ConfigError: this signal cannot be handled. RuntimeError: not on the main thread, where Python does it.
         """
         if self._is_installed:
             return
@@ -41,8 +38,7 @@ class DistributedSignalHandler:
     def release(self) -> None:
         """Put back the handler that was there before `install`; a second call changes nothing.
 
-        Raises:
-            RuntimeError: not on the main thread.
+        Raises RuntimeError: not on the main thread.
         """
         if self._is_installed:
             # None: it was set by something else than Python, and cannot be put back
@@ -65,12 +61,10 @@ class DistributedSignalHandler:
         self.install()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.release()
 
-    def _note(self, signum: int, frame: FrameType | None) -> None:
+    def _note(self, *_: object) -> None:
         self.num_received += 1
 
     def _set(self, handler: Any) -> Any:

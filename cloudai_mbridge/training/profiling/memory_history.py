@@ -11,8 +11,6 @@ import torch.distributed as dist
 from cloudai_mbridge.training.config.profiling import ProfilingConfig, is_speaker, should_profile_rank
 from cloudai_mbridge.training.process.log_lines import write_line
 
-MAX_ENTRIES = 100_000
-
 
 def start_memory_history_recording(profiling: ProfilingConfig | None) -> None:
     """Record every allocation of this rank's GPU from now on, with Python stacks. Call it before the model is built.
@@ -20,7 +18,7 @@ def start_memory_history_recording(profiling: ProfilingConfig | None) -> None:
     Running out of memory writes a snapshot to `{base}_oom_rank-{rank}{ext}` of `memory_snapshot_path`. No-op where it
     is off or for other ranks (an empty `profile_ranks` means all); on a CPU one line says so.
     """
-    rank = _this_rank()
+    rank = dist.get_rank() if dist.is_initialized() else int(os.environ.get("RANK", 0))
     if not _records(profiling, rank):
         return
     assert profiling is not None
@@ -28,7 +26,7 @@ def start_memory_history_recording(profiling: ProfilingConfig | None) -> None:
         if is_speaker(profiling, rank):
             write_line("memory history: it needs a GPU; this run has none, nothing is recorded")
         return
-    torch.cuda.memory._record_memory_history("all", context="all", stacks="python", max_entries=MAX_ENTRIES)
+    torch.cuda.memory._record_memory_history("all", context="all", stacks="python", max_entries=100_000)
     base, ext = os.path.splitext(profiling.memory_snapshot_path)
     path = Path(f"{base}_oom_rank-{rank}{ext}")
     write_line(f"memory history: recording on rank {rank}; out of memory writes {path}")
@@ -57,7 +55,3 @@ def _write_snapshot(path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("wb") as file:
         pickle.dump(torch.cuda.memory._snapshot(), file)
-
-
-def _this_rank() -> int:
-    return dist.get_rank() if dist.is_initialized() else int(os.environ.get("RANK", 0))

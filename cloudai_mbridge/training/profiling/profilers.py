@@ -1,6 +1,9 @@
-"""PyTorch's profiler, a trace and if asked for an execution trace per rank; and ranges for Nsight Systems."""
+"""PyTorch's profiler, a trace and if asked for an execution trace per rank; and ranges for Nsight Systems.
 
-import contextlib
+The hooks, by which the loop meets the profilers, are no collectives: ranks that are not profiled may call them.
+"""
+
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +14,7 @@ from torch.profiler import ExecutionTraceObserver, schedule, tensorboard_trace_h
 
 from cloudai_mbridge.training.config.profiling import ProfilingConfig, has_window, is_speaker, should_profile_rank
 from cloudai_mbridge.training.process.log_lines import write_line
-
-DEFAULT_DIRECTORY = "./torch_profile"
+from cloudai_mbridge.training.profiling.memory_history import write_memory_snapshot
 
 
 class StepProfiler(torch.profiler.profile):
@@ -51,7 +53,8 @@ def initialize_pytorch_profiler(
     tensorboard_dir: where the traces go, `./torch_profile` without it; execution traces into `chakra` in there.
     rank: this process's by default. first_step: steps done before this run; the window counts from the job's first.
     """
-    rank = _this_rank() if rank is None else rank
+    if rank is None:
+        rank = dist.get_rank() if dist.is_initialized() else 0
     if config is None or not config.use_pytorch_profiler or not should_profile_rank(config, rank):
         return None
     if not has_window(config, first_step):
@@ -59,7 +62,7 @@ def initialize_pytorch_profiler(
             window = f"[{config.profile_step_start}, {config.profile_step_end})"
             write_line(f"profiling: no step to profile in {window} when training starts with {first_step} steps done")
         return None
-    directory = Path(tensorboard_dir or DEFAULT_DIRECTORY)
+    directory = Path(tensorboard_dir or "./torch_profile")
     start = max(config.profile_step_start - first_step, 0)
     return StepProfiler(
         schedule=schedule(
@@ -82,40 +85,89 @@ def _chakra(directory: Path, rank: int) -> Any:
     return ExecutionTraceObserver().register_callback(str(path))
 
 
-def _this_rank() -> int:
-    return dist.get_rank() if dist.is_initialized() else 0
+def start_nsys_profiler(config: ProfilingConfig) -> ExitStack | None:
+    """Open a capture on this rank: its GPU's profiler is on, every operator emits an NVTX range. None without a GPU."""
+    if not torch.cuda.is_available():
+        return None
+    capture = ExitStack()
+    gpu: Any = torch.cuda
+    runtime = gpu.cudart()
+    _check(runtime.cudaProfilerStart())
+    capture.callback(lambda: _check(runtime.cudaProfilerStop()))
+    if config.nvtx_ranges:
+        configure_nvtx_profiling(True)
+        capture.callback(configure_nvtx_profiling, False)
+    autograd: Any = torch.autograd
+    capture.enter_context(autograd.profiler.emit_nvtx(record_shapes=config.record_shapes))
+    return capture
 
 
-class NsysCapture:
-    """An open capture: the GPU's profiler is on, every operator emits an NVTX range."""
-
-    def __init__(self, config: ProfilingConfig) -> None:
-        self._open = contextlib.ExitStack()
-        gpu: Any = torch.cuda
-        runtime = gpu.cudart()
-        _check(runtime.cudaProfilerStart())
-        self._open.callback(lambda: _check(runtime.cudaProfilerStop()))
-        if config.nvtx_ranges:
-            configure_nvtx_profiling(True)
-            self._open.callback(configure_nvtx_profiling, False)
-        autograd: Any = torch.autograd
-        self._open.enter_context(autograd.profiler.emit_nvtx(record_shapes=config.record_shapes))
-
-    def stop(self) -> None:
-        """End the ranges, then the capture; a second call does nothing."""
-        self._open.close()
-
-
-def start_nsys_profiler(config: ProfilingConfig) -> NsysCapture | None:
-    """Open a capture on this rank; None without a GPU."""
-    return NsysCapture(config) if torch.cuda.is_available() else None
-
-
-def stop_nsys_profiler(capture: NsysCapture | None) -> None:
-    """Close a capture; None and a closed one are left alone."""
+def stop_nsys_profiler(capture: ExitStack | None) -> None:
+    """End the ranges, then the capture; None and a closed one are left alone."""
     if capture is not None:
-        capture.stop()
+        capture.close()
 
 
 def _check(status: Any) -> None:
     torch.cuda.check_error(int(status))
+
+
+def handle_profiling_step(
+    config: ProfilingConfig | None, iteration: int, rank: int, pytorch_prof: Any
+) -> ExitStack | None:
+    """Tell the profilers that an iteration begins. iteration: steps done before it.
+
+    Returns a capture to keep until `handle_profiling_stop`, at the iteration that opens one; else None.
+    """
+    if config is None or not should_profile_rank(config, rank):
+        return None
+    if config.use_pytorch_profiler and pytorch_prof is not None:
+        pytorch_prof.step()
+    if not config.use_nsys_profiler or iteration != config.profile_step_start or not has_window(config):
+        return None
+    capture = start_nsys_profiler(config)
+    if capture is None and is_speaker(config, rank):
+        write_line("profiling: ranges for Nsight Systems need a GPU; this run has none, nothing is captured")
+    return capture
+
+
+def handle_profiling_stop(
+    config: ProfilingConfig | None,
+    iteration: int,
+    rank: int,
+    pytorch_prof: Any,
+    nsys_nvtx_context: ExitStack | None = None,
+) -> None:
+    """Stop the profilers at the end of their window. iteration: steps done, with the one that just ended."""
+    if config is not None and should_profile_rank(config, rank) and iteration == config.profile_step_end:
+        _stop(config, pytorch_prof, nsys_nvtx_context)
+
+
+def finish_profiling(
+    config: ProfilingConfig | None,
+    rank: int,
+    prof: Any,
+    nsys_context: ExitStack | None = None,
+    *,
+    iteration: int,
+) -> None:
+    """Stop what still runs, and write what was recorded; nothing if the window was over and its end not skipped.
+
+    Call it whenever the loop is left, also by an error. iteration: steps done.
+    """
+    if config is None or not should_profile_rank(config, rank):
+        return
+    _stop(config, prof, nsys_context)
+    if iteration >= config.profile_step_end:
+        return
+    write_memory_snapshot(config, rank)
+    if (config.use_pytorch_profiler or config.use_nsys_profiler) and is_speaker(config, rank):
+        window = f"[{config.profile_step_start}, {config.profile_step_end})"
+        write_line(f"profiling: training ended after {iteration} steps, before the end of the window {window}")
+
+
+def _stop(config: ProfilingConfig, prof: Any, nsys_context: ExitStack | None) -> None:
+    if config.use_pytorch_profiler and prof is not None:
+        prof.stop()
+    if config.use_nsys_profiler:
+        stop_nsys_profiler(nsys_context)

@@ -12,7 +12,7 @@ from cloudai_mbridge.training.process.provenance import is_installed
 
 _MLFLOW_LONGEST_VALUE = 500  # what every MLflow server takes
 # The setting that turns a service on, its package, and the name under which pip installs that
-_SERVICES = (
+SERVICES = (
     ("tensorboard_dir", "tensorboard", "tensorboard"),
     ("wandb_project", "wandb", "wandb"),
     ("mlflow_experiment", "mlflow", "mlflow"),
@@ -23,10 +23,9 @@ _SERVICES = (
 def check_loggers(cfg: Any) -> None:
     """Check, on every rank, what only the last one will need.
 
-    Raises:
-        ConfigError: a configured service's package is not installed, or W&B has no name for the run.
+    Raises ConfigError: a configured service's package is not installed, or W&B has no name for the run.
     """
-    for setting, package, distribution in _SERVICES:
+    for setting, package, distribution in SERVICES:
         value = getattr(cfg.logger, setting)
         if value and not is_installed(package):
             raise ConfigError(
@@ -52,9 +51,7 @@ def open_wandb(cfg: Any) -> Any:
     """Return the wandb module with a run open, or None if W&B is not configured or this is not the last rank.
 
     WANDB_MODE=offline works without network and key. The key comes from WANDB_API_KEY or from `wandb login`.
-
-    Raises:
-        ConfigError: no run could be opened; it says what W&B wants.
+    Raises ConfigError: no run could be opened; it says what W&B wants.
     """
     logger = cfg.logger
     if not logger.wandb_project or not _is_last_rank():

@@ -1,9 +1,7 @@
-"""The progress log: one line per job start and per checkpoint, kept over all jobs of a training run.
-
-Columns are separated by tabs; the lines are those of Megatron-Bridge.
-"""
+"""The progress log: Megatron-Bridge's lines, one per job start and per checkpoint, over all jobs of a training run."""
 
 import os
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -31,47 +29,30 @@ def append_to_progress_log(save_dir: str, text: str, barrier: bool = True) -> No
 def get_start_time_from_progress_log(cfg: Any) -> tuple[datetime, float]:
     """Return when the first job of this world size started, and the model FLOPs that had been saved until then.
 
-    A job of another world size in between restarts the search.
-
-    Raises:
-        AssertionError: there is no `checkpoint.save`, or no job of this world size has started.
+    A job of another world size in between restarts the search. Raises AssertionError: there is no `checkpoint.save`,
+    or no job of this world size has started.
     """
     assert cfg.checkpoint.save is not None, "the progress log is beside the checkpoints: set checkpoint.save"
     path = Path(cfg.checkpoint.save) / _NAME
-    reader = _Reader(_world_size())
+    start: tuple[datetime, float] | None = None
+    saved_flops = 0.0
+    unfinished: dict[str, float] = {}  # iteration -> FLOPs of an asynchronous save
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else ():
-        reader.read(line.strip().split("\t"))
-    assert reader.start is not None, f"{path}: no job with {_world_size()} ranks has started"
-    return reader.start
-
-
-class _Reader:
-    """Follows a progress log line by line; lines that are damaged are passed over."""
-
-    def __init__(self, world_size: int) -> None:
-        self._world_size = world_size
-        self._saved_flops = 0.0
-        self._unfinished: dict[str, float] = {}  # iteration -> FLOPs of an asynchronous save
-        self.start: tuple[datetime, float] | None = None
-
-    def read(self, columns: list[str]) -> None:
-        try:
-            time, world_size = datetime.strptime(columns[0], _TIME), int(_value(columns[2], "# GPUs"))
-            self._remember_flops(columns[3], columns[4:])
-        except (IndexError, ValueError):
-            return
-        if world_size != self._world_size:
-            self.start = None
-        elif columns[3] == "Starting job" and self.start is None:
-            self.start = (time, self._saved_flops)
-
-    def _remember_flops(self, event: str, columns: list[str]) -> None:
-        if event == "Saved checkpoint":
-            self._saved_flops = _flops(columns)
-        elif event == "Saving async checkpoint":
-            self._unfinished[_value(columns[0], _ITERATION)] = _flops(columns)
-        elif event == "Saved async checkpoint":
-            self._saved_flops = self._unfinished.pop(_value(columns[0], _ITERATION), self._saved_flops)
+        with suppress(IndexError, ValueError):  # a damaged line is passed over
+            stamp, _, ranks, event, *columns = line.strip().split("\t")
+            time, world_size = datetime.strptime(stamp, _TIME), int(_value(ranks, "# GPUs"))
+            if event == "Saved checkpoint":
+                saved_flops = _flops(columns)
+            elif event == "Saving async checkpoint":
+                unfinished[_value(columns[0], _ITERATION)] = _flops(columns)
+            elif event == "Saved async checkpoint":
+                saved_flops = unfinished.pop(_value(columns[0], _ITERATION), saved_flops)
+            if world_size != _world_size():
+                start = None
+            elif event == "Starting job" and start is None:
+                start = (time, saved_flops)
+    assert start is not None, f"{path}: no job with {_world_size()} ranks has started"
+    return start
 
 
 def _value(column: str, name: str) -> str:
@@ -99,27 +80,21 @@ def compute_throughputs_and_append_to_progress_log(state: Any, num_floating_poin
         dist.barrier()
         if dist.get_rank() != 0:
             return
-    text = _checkpoint_text(state, num_floating_point_operations_so_far)
-    append_to_progress_log(checkpoint.save, text, barrier=False)
-
-
-def _checkpoint_text(state: Any, flops: float) -> str:
-    now, progress = datetime.now(), state.train_state
+    flops, now, progress = num_floating_point_operations_so_far, datetime.now(), state.train_state
     first_start, first_flops = get_start_time_from_progress_log(state.cfg)
     job = _tflops_per_gpu(flops - state.flops_at_start, now.timestamp() - state.start_time)
     cumulative = _tflops_per_gpu(flops - first_flops, (now - first_start).total_seconds())
     tokens = progress.consumed_train_samples * state.cfg.model.seq_length
-    return "\t".join(
-        (
-            "Saving async checkpoint" if state.cfg.checkpoint.async_save else "Saved checkpoint",
-            f"{_ITERATION}: {progress.step}",
-            f"Job throughput: {job:.1f} TFLOP/s/GPU",
-            f"Cumulative throughput: {cumulative:.1f} TFLOP/s/GPU",
-            f"{_FLOPS}: {flops:.2e}",
-            f"Tokens (in billions): {tokens / 1e9:.2f}",
-            f"{_EXACT_FLOPS}: {flops:.17g}",
-        )
+    columns = (
+        "Saving async checkpoint" if checkpoint.async_save else "Saved checkpoint",
+        f"{_ITERATION}: {progress.step}",
+        f"Job throughput: {job:.1f} TFLOP/s/GPU",
+        f"Cumulative throughput: {cumulative:.1f} TFLOP/s/GPU",
+        f"{_FLOPS}: {flops:.2e}",
+        f"Tokens (in billions): {tokens / 1e9:.2f}",
+        f"{_EXACT_FLOPS}: {flops:.17g}",
     )
+    append_to_progress_log(checkpoint.save, "\t".join(columns), barrier=False)
 
 
 def _tflops_per_gpu(flops: float, seconds: float) -> float:

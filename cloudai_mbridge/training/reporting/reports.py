@@ -7,6 +7,7 @@ import resource
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -56,10 +57,8 @@ def report_l2_norm_grad(model: list[Any]) -> dict[str, float]:
     """Return the L2 norm of every parameter's gradient on this rank, and of them all together.
 
     It takes `main_grad`, where Megatron accumulates; parameters whose `main_grad` is None are left out. A name that
-    an earlier chunk has used gets the chunk's number: `l2_norm/grad/chunk1.<name>`.
-
-    Raises:
-        AttributeError: a parameter without `main_grad`.
+    an earlier chunk has used gets the chunk's number: `l2_norm/grad/chunk1.<name>`. Raises AttributeError: a parameter
+    without `main_grad`.
     """
     grads: dict[str, torch.Tensor] = {}
     for i, chunk in enumerate(model):
@@ -78,10 +77,8 @@ def report_runtime(
 ) -> dict[str, float]:
     """Return the run's time so far, an estimate of the rest, and what was trained.
 
-    start_time: seconds since the epoch. The estimate is infinite before the first step.
-
-    Raises:
-        ValueError: `time_unit` is none of seconds, minutes, hours, days.
+    start_time: seconds since the epoch. The estimate is infinite before the first step. Raises ValueError: `time_unit`
+    is none of seconds, minutes, hours, days.
     """
     if time_unit not in _SECONDS:
         raise ValueError(f"time_unit is {time_unit!r}; use one of {', '.join(_SECONDS)}")
@@ -135,17 +132,8 @@ def peak_memory_gib(device: torch.device) -> float:
     """Return the most memory of this rank so far, in GiB."""
     if device.type != "cpu":
         return torch.cuda.max_memory_reserved(device) / _GIB
-    return _resident_bytes() / _GIB
-
-
-def _resident_bytes() -> int:
-    """Return the peak of the resident set.
-
-    Linux hands `ru_maxrss` down from the process that has started this one, so its own count comes first.
-    """
-    try:
+    # Linux hands `ru_maxrss` down from the process that has started this one, so its own count comes first
+    with suppress(OSError):
         if match := re.search(rb"^VmHWM:\s*(\d+) kB", _STATUS.read_bytes(), re.MULTILINE):
-            return int(match[1]) * 1024
-    except OSError:
-        pass
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+            return int(match[1]) * 1024 / _GIB
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024) / _GIB

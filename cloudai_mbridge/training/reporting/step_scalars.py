@@ -10,6 +10,7 @@ import torch.distributed as dist
 from cloudai_mbridge.training.config.container import required
 from cloudai_mbridge.training.process.collectives import reduce_max_memory_across_pp_group
 from cloudai_mbridge.training.process.log_lines import StepReport, write_line
+from cloudai_mbridge.training.reporting.loggers import SERVICES
 from cloudai_mbridge.training.reporting.reports import (
     report_l2_norm_grad,
     report_memory,
@@ -22,8 +23,7 @@ _MLFLOW_NAMES = {"throughput/tflops/device": "throughput/tflops_per_device"}  # 
 
 def is_any_logger_configured(logger_config: Any) -> bool:
     """Return whether the last rank logs to anything but the console; the same on every rank."""
-    c = logger_config
-    return bool(c.tensorboard_dir or c.wandb_project or c.mlflow_experiment or c.comet_project)
+    return any(getattr(logger_config, setting) for setting, _, _ in SERVICES)
 
 
 @dataclass
@@ -52,7 +52,10 @@ class Sinks:
         numbers = _numbers({**scalars.common, **scalars.against_samples})
         more = _numbers(scalars.wandb_and_mlflow)
         if self.tensorboard is not None:
-            self._to_tensorboard(numbers, scalars.against_samples, step, samples)
+            for name, value in numbers.items():
+                self.tensorboard.add_scalar(name, value, step)
+                if name in scalars.against_samples:
+                    self.tensorboard.add_scalar(f"{name} vs samples", value, samples)
         if self.wandb is not None:
             attempt("W&B", lambda: self.wandb.log({**numbers, **more}, step))
         if self.mlflow is not None:
@@ -60,14 +63,6 @@ class Sinks:
             attempt("MLflow", lambda: self.mlflow.log_metrics(renamed, step=step))
         if self.comet is not None:
             attempt("Comet", lambda: self.comet.log_metrics(numbers, step=step))
-
-    def _to_tensorboard(
-        self, numbers: Mapping[str, float], against_samples: Mapping[str, Any], step: int, n: int
-    ) -> None:
-        for name, value in numbers.items():
-            self.tensorboard.add_scalar(name, value, step)
-            if name in against_samples:
-                self.tensorboard.add_scalar(f"{name} vs samples", value, n)
 
 
 _failed: set[str] = set()

@@ -24,7 +24,6 @@ from cloudai_mbridge.training.process.log_lines import (
 )
 from cloudai_mbridge.training.process.timers import timers_to_log
 from cloudai_mbridge.training.profiling.memory_history import dump_memory_snapshot
-from cloudai_mbridge.training.reporting import loss_totals
 from cloudai_mbridge.training.reporting.moe_metrics import _build_moe_metric_writer, track_auxiliary_losses
 from cloudai_mbridge.training.reporting.reports import peak_memory_gib, report_memory
 from cloudai_mbridge.training.reporting.step_flops import flops_per_step
@@ -38,6 +37,9 @@ from cloudai_mbridge.training.reporting.step_scalars import (
     step_scalars,
 )
 from cloudai_mbridge.training.reporting.theoretical_memory import report_theoretical_memory
+
+_ADVANCED, _SKIPPED, _NAN = "advanced iterations", "skipped iterations", "nan iterations"
+_COUNTERS = (_ADVANCED, _SKIPPED, _NAN)
 
 
 def training_log(
@@ -68,10 +70,9 @@ def training_log(
     total_loss_dict: empty at first; kept here from step to step. learning_rate: None on a stage without parameters.
     seq_length: of this step, None for the model's. loaded_iteration: where this process began.
 
-    Returns:
-        whether to report the memory in use at the next report: only until the second step.
+    Returns whether to report the memory in use at the next report: only until the second step.
     """
-    loss_totals.accumulate(total_loss_dict, loss_dict, bool(skipped_iter))
+    _accumulate(total_loss_dict, loss_dict, bool(skipped_iter))
     dump_memory_snapshot(config.profiling, global_state.train_state.step, dist.get_rank())
     due = _Due.at(config.logger, global_state.train_state.step)
     if due.at_all:
@@ -100,9 +101,26 @@ def training_log(
     if due.console:
         log.at_log_interval(values)
         report_memory_flag = log.memory(report_memory_flag, loaded_iteration)
-        loss_totals.reset(total_loss_dict)
+        for name, total in total_loss_dict.items():
+            total_loss_dict[name] = 0 if name in _COUNTERS else torch.zeros(1, device=total.device)
     log.send()
     return report_memory_flag
+
+
+def _accumulate(totals: dict[str, Any], losses: dict[str, torch.Tensor], is_skipped: bool) -> None:
+    """Add a step to the sums since the last report, on the device: reading a number from a GPU would stop it.
+
+    A step that the optimizer skipped only counts, and as a NaN one if any of its losses is not finite.
+    """
+    for name in _COUNTERS:
+        totals.setdefault(name, 0)
+    totals[_SKIPPED if is_skipped else _ADVANCED] += 1
+    if is_skipped:
+        totals[_NAN] += any(not math.isfinite(float(loss.float().sum())) for loss in losses.values())
+        return
+    for name, loss in losses.items():
+        value = loss.detach().float().reshape(1)
+        totals[name] = totals[name] + value if name in totals else value.clone()
 
 
 @dataclass(frozen=True)
@@ -159,26 +177,30 @@ class _Log:
         names = timers_to_log(self._logger.timing_log_level)
         if self._logger.log_timers_to_tensorboard and names:
             # not reset: they run on until the console's report, as the count of steps does
-            iterations = loss_totals.total_iterations(self._totals)
+            iterations = self._totals[_ADVANCED] + self._totals[_SKIPPED]
             times = self._state.timers._get_global_min_max_time(names, False, False, iterations)
             self._scalars.common |= {f"{name}-time": slowest for name, (_, slowest) in times.items()}
 
     def at_log_interval(self, values: StepValues) -> None:
         report = self._report(values)
         self._scalars.common |= report_scalars(report, self._world_size)
+        is_last = self._rank == self._world_size - 1
         if not self._logger.skip_train_metrics_log:
-            self._print(report)
-        if self._rank == self._world_size - 1:
+            if self._rank == 0 and report.tflops_per_gpu is not None:
+                write_line(render_step_time(report))
+            if is_last:
+                write_line(render_iteration(report, datetime.now(), self._logger.log_throughput))
+        if is_last:
             write_line(render_step_record(report, run_token(os.environ)))
         names = timers_to_log(self._logger.timing_log_level)
         if names:
             times = self._state.timers.get_all_timers_string(names, normalizer=self._logger.log_interval)
-            if self._rank == self._world_size - 1 and times is not None:
+            if is_last and times is not None:
                 write_line(times)
 
     def _report(self, s: StepValues) -> StepReport:
         progress, totals, monitor = self._state.train_state, self._totals, self._state.energy_monitor
-        iterations = loss_totals.total_iterations(totals)
+        iterations = totals[_ADVANCED] + totals[_SKIPPED]
         elapsed = self._state.timers("interval-time").elapsed(barrier=True)
         slowest, peak_memory = largest(elapsed, peak_memory_gib(current_device()))
         step_time_s = slowest / iterations
@@ -202,15 +224,15 @@ class _Log:
             peak_memory_gib=peak_memory,
             energy_per_gpu_j=energy,
             power_per_gpu_w=None if energy is None or not step_time_s else energy / step_time_s,
-            skipped_iterations=totals[loss_totals.SKIPPED],
-            nan_iterations=max(totals[loss_totals.NAN], int(any(not math.isfinite(x) for x in losses.values()))),
+            skipped_iterations=totals[_SKIPPED],
+            nan_iterations=max(totals[_NAN], int(any(not math.isfinite(x) for x in losses.values()))),
         )
 
     def _losses(self, last: dict[str, torch.Tensor]) -> dict[str, float]:
         """Return the means since the last report; the last step's own where the optimizer has skipped all of them."""
-        if self._totals[loss_totals.ADVANCED]:
-            return loss_totals.averages(self._totals)
-        return {name: float(loss) for name, loss in last.items()}
+        if not (advanced := self._totals[_ADVANCED]):
+            return {name: float(loss) for name, loss in last.items()}
+        return {name: float(total) / advanced for name, total in self._totals.items() if name not in _COUNTERS}
 
     def _tflops(self, seq_length: int, step_time_s: float) -> float | None:
         model = self._config.model
@@ -219,12 +241,6 @@ class _Log:
         if self._rank not in (0, self._world_size - 1) or not step_time_s:
             return None
         return flops_per_step(self._state, seq_length) / step_time_s / self._world_size / 1e12
-
-    def _print(self, report: StepReport) -> None:
-        if self._rank == 0 and report.tflops_per_gpu is not None:
-            write_line(render_step_time(report))
-        if self._rank == self._world_size - 1:
-            write_line(render_iteration(report, datetime.now(), self._logger.log_throughput))
 
     def memory(self, is_due: bool, loaded_iteration: int) -> bool:
         """Print the memory that the model should need and that is in use, if due; return whether it stays due."""
@@ -236,7 +252,6 @@ class _Log:
         return bool(self._step <= loaded_iteration + 1)
 
     def send(self) -> None:
-        """Give the loggers what was collected."""
         if self._sinks:
             self._sinks.log(self._scalars, self._step, self._state.train_state.consumed_train_samples)
 

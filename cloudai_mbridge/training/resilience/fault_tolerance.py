@@ -8,7 +8,6 @@ import os
 import random
 import signal
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,6 @@ from cloudai_mbridge.training.resilience.packages import nvrx
 
 logger = logging.getLogger(__name__)
 
-STATE_FILE = "ft_state.json"
 _WARMUP_ITERS = 1  # the first step compiles and allocates: it would teach a wrong timeout
 _MIN_ITERS_FOR_STEP_TIMEOUT = 16
 
@@ -33,17 +31,15 @@ _MIN_ITERS_FOR_STEP_TIMEOUT = 16
 def setup(cfg: ConfigContainer, state: Any) -> None:
     """Connect this rank to its monitor and open the section `setup`. Every rank, once the process group is up.
 
-    Timeouts that an earlier run learned are taken from `<checkpoint.save>/ft_state.json`.
-
-    Raises:
-        ConfigError: no `checkpoint.save`, or no monitor to connect to.
+    Timeouts that an earlier run learned are taken from `<checkpoint.save>/ft_state.json`. Raises ConfigError: no
+    `checkpoint.save`, or no monitor to connect to.
     """
     if cfg.ft is None or not cfg.ft.enable_ft_package:
         return
     if not cfg.checkpoint.save:
         raise ConfigError("ft.enable_ft_package=true keeps its state beside the checkpoints: set checkpoint.save")
     seen = state.fault_tolerance_state
-    seen.ft_state_path = os.path.join(cfg.checkpoint.save, STATE_FILE)
+    seen.ft_state_path = os.path.join(cfg.checkpoint.save, "ft_state.json")
     seen.is_async_chkpt_enabled = bool(cfg.checkpoint.async_save)
     seen.is_calculating_timeouts = cfg.ft.calc_ft_timeouts
     client = _connected_client(Path(seen.ft_state_path))
@@ -55,7 +51,12 @@ def setup(cfg: ConfigContainer, state: Any) -> None:
 def _connected_client(state_path: Path) -> Any:
     client = nvrx("fault_tolerance").RankMonitorClient()
     if state_path.exists():
-        client.load_state_dict(_read_state(state_path))
+        try:
+            learned = dict(json.loads(state_path.read_text()))
+        except ValueError as error:
+            logger.warning("The timeouts in %s cannot be read (%s); those of the launcher apply", state_path, error)
+            learned = {}
+        client.load_state_dict(learned)
     try:
         client.init_workload_monitoring()
     except Exception as error:
@@ -64,14 +65,6 @@ def _connected_client(state_path: Path) -> Any:
             "`ft_launcher`, or set ft.enable_ft_package=false"
         ) from error
     return client
-
-
-def _read_state(path: Path) -> dict[str, Any]:
-    try:
-        return dict(json.loads(path.read_text()))
-    except ValueError as error:
-        logger.warning("The timeouts in %s cannot be read (%s); those of the launcher apply", path, error)
-        return {}
 
 
 def on_training_step_start(state: Any) -> None:
@@ -165,7 +158,9 @@ def _maybe_update_timeouts(client: Any, seen: Any, is_closing: bool = False) -> 
         return
     client.calculate_and_set_section_timeouts(selected_sections=sections, calc_out_of_section=out_of_section)
     if dist.get_rank() == 0 and seen.ft_state_path is not None:
-        _write_state(Path(seen.ft_state_path), client.state_dict())
+        path = Path(seen.ft_state_path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_bytes(path, json.dumps(client.state_dict(), indent=2).encode())
 
 
 def _learned_sections(seen: Any) -> list[str]:
@@ -179,23 +174,15 @@ def _learned_sections(seen: Any) -> list[str]:
     return [section for section, is_enough in enough.items() if is_enough]
 
 
-def _write_state(path: Path, data: Any) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_bytes(path, json.dumps(data, indent=2).encode())
-
-
 _SIGNALS = {"rank_hung": signal.SIGSTOP, "rank_killed": signal.SIGKILL}
-_JITTER = 0.2  # of the base delay
 _chance = random.SystemRandom()  # the run's seeded generators stay as they are, and each attempt differs
 
 
 def maybe_setup_simulated_fault(ft_config: FaultToleranceConfig | None) -> None:
     """Let one rank stop or die after `simulated_fault_base_delay` seconds and up to a fifth more.
 
-    Every rank must call it, once the process group is up. Which rank: the configured one, or one at random.
-
-    Raises:
-        ConfigError: the configured rank is not a rank of this run.
+    Every rank must call it, once the process group is up. Which rank: the configured one, or one at random. Raises
+    ConfigError: the configured rank is not a rank of this run.
     """
     if ft_config is None or not ft_config.simulate_fault:
         return
@@ -204,9 +191,11 @@ def maybe_setup_simulated_fault(ft_config: FaultToleranceConfig | None) -> None:
     kind = ft_config.simulated_fault_type
     if kind == "random":
         kind = _chance.choice(("rank_hung", "rank_killed"))
-    delay = ft_config.simulated_fault_base_delay * (1 + _JITTER * _chance.random())
+    delay = ft_config.simulated_fault_base_delay * (1 + 0.2 * _chance.random())
     write_line(f"Simulated fault: {kind} on rank {dist.get_rank()} in {delay:.1f} s")
-    threading.Thread(target=_strike, args=(kind, delay), name="simulated-fault", daemon=True).start()
+    fault = threading.Timer(delay, os.kill, (os.getpid(), _SIGNALS[kind]))
+    fault.name, fault.daemon = "simulated-fault", True
+    fault.start()
 
 
 def _agreed_rank(configured: int | None) -> int:
@@ -219,8 +208,3 @@ def _agreed_rank(configured: int | None) -> int:
     rank = torch.tensor([_chance.randrange(dist.get_world_size())], device=current_device())
     dist.broadcast(rank, 0)
     return int(rank.item())
-
-
-def _strike(kind: str, delay: float) -> None:
-    time.sleep(delay)
-    os.kill(os.getpid(), _SIGNALS[kind])

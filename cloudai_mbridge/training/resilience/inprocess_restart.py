@@ -35,9 +35,7 @@ def maybe_wrap_for_inprocess_restart(
     `restarted(..., store=store)`; each attempt gets as `store` a part of its own of that store, and has to start
     torch.distributed on it, with RANK and WORLD_SIZE read again.
 
-    Raises:
-        RuntimeError: torch.distributed is initialized already.
-        ImportError: the package is not installed.
+    Raises RuntimeError: torch.distributed is initialized already. ImportError: the package is not installed.
     """
     restart = config.inprocess_restart
     if restart is None or not restart.enabled:
@@ -70,7 +68,8 @@ def _with_own_store(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _wrapper(restart: InProcessRestartConfig, state: Any, on_gpu: bool) -> Any:
-    _warn_of_noisy_log()
+    if os.environ.get("TORCH_CPP_LOG_LEVEL", "").lower() not in ("error", "fatal"):
+        warnings.warn("set TORCH_CPP_LOG_LEVEL=error: torch's stores warn of every wait that times out", stacklevel=3)
     inprocess = nvrx("inprocess")
     nested = inprocess.nested_restarter
     return inprocess.Wrapper(
@@ -94,11 +93,6 @@ def _wrapper(restart: InProcessRestartConfig, state: Any, on_gpu: bool) -> Any:
         monitor_process_logfile=_monitor_logfile(restart),
         **{name: timedelta(seconds=getattr(restart, name)) for name in _DURATIONS},
     )
-
-
-def _warn_of_noisy_log() -> None:
-    if os.environ.get("TORCH_CPP_LOG_LEVEL", "").lower() not in ("error", "fatal"):
-        warnings.warn("set TORCH_CPP_LOG_LEVEL=error: torch's stores warn of every wait that times out", stacklevel=4)
 
 
 def _active_world_size(restart: InProcessRestartConfig) -> int:

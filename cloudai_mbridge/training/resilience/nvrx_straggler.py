@@ -26,34 +26,24 @@ class _Step:
 
 
 class NVRxStragglerDetectionManager:
-    """The detector of one process; every rank makes the same calls.
-
-    Raises:
-        ImportError: the package is not installed, or does not load here.
-    """
+    """The detector of one process; every rank makes the same calls. Raises ImportError: there is no such package."""
 
     def __init__(self, config: NVRxStragglerDetectionConfig) -> None:
         self._straggler = nvrx("straggler")
         self.config = config
+        wanted = {"relative": config.calc_relative_gpu_perf, "individual": config.calc_individual_gpu_perf}
+        self._scores = [name for name, is_wanted in wanted.items() if is_wanted]
         self.logger = logging.getLogger(config.logger_name)
         self.initialized = False
 
     def initialize(self) -> None:
-        """Start the detector, once; nothing happens when it is not enabled.
-
-        Raises:
-            RuntimeError: it is running already.
-        """
+        """Start the detector, unless it is not enabled. Raises RuntimeError: it is running already."""
         if self.initialized:
             raise RuntimeError("NVRxStragglerDetectionManager is already initialized")
         if not self.config.enabled:
             return
-        wanted = {
-            "relative_perf_scores": self.config.calc_relative_gpu_perf,
-            "individual_perf_scores": self.config.calc_individual_gpu_perf,
-        }
         self._straggler.Detector.initialize(
-            scores_to_compute=[score for score, is_wanted in wanted.items() if is_wanted],
+            scores_to_compute=[f"{name}_perf_scores" for name in self._scores],
             gather_on_rank0=True,
             profiling_interval=self.config.profiling_interval,
             report_time_interval=self.config.report_time_interval,
@@ -85,29 +75,23 @@ class NVRxStragglerDetectionManager:
         if not self.initialized:
             return False
         report = self._straggler.Detector.generate_report_if_interval_elapsed()
-        found = report is not None and rank == 0 and self._evaluate(report)
-        return self.config.stop_if_detected and self._from_rank_0(found)
+        found = False
+        if report is not None and rank == 0:
+            for name in self._scores:
+                self._show(name, getattr(report, f"gpu_{name}_perf_scores"), report.rank_to_node)
+            found = self._has_stragglers(report)
+        if not self.config.stop_if_detected:
+            return False
+        # the interval need not end on all ranks at the same step: all ask rank 0 at every step
+        flag = torch.tensor([int(found)], device=current_device())
+        dist.broadcast(flag, 0)
+        return bool(flag.item())
 
     def shutdown(self) -> None:
         """Stop the detector; again is harmless."""
         if self.initialized:
             self.initialized = False
             self._straggler.Detector.shutdown()
-
-    def _from_rank_0(self, found: bool) -> bool:
-        """Return rank 0's answer on all ranks, at every step: the interval need not end on all at the same one."""
-        flag = torch.tensor([int(found)], device=current_device())
-        dist.broadcast(flag, 0)
-        return bool(flag.item())
-
-    def _evaluate(self, report: Any) -> bool:
-        for name, is_wanted in (
-            ("relative", self.config.calc_relative_gpu_perf),
-            ("individual", self.config.calc_individual_gpu_perf),
-        ):
-            if is_wanted:
-                self._show(name, getattr(report, f"gpu_{name}_perf_scores"), report.rank_to_node)
-        return self._has_stragglers(report)
 
     def _show(self, name: str, scores: Mapping[int, float], nodes: Mapping[int, str]) -> None:
         known = {rank: score for rank, score in scores.items() if not math.isnan(score)}
@@ -118,14 +102,8 @@ class NVRxStragglerDetectionManager:
             for line in _score_lines(name, known, nodes, self.config.num_gpu_perf_scores_to_print):
                 write_line(line)
         if self.config.enable_logging:
-            values = sorted(known.values())
-            self.logger.info(
-                "GPU %s performance: min %.4f, median %.4f, max %.4f",
-                name,
-                values[0],
-                statistics.median(values),
-                values[-1],
-            )
+            values, text = known.values(), "GPU %s performance: min %.4f, median %.4f, max %.4f"
+            self.logger.info(text, name, min(values), statistics.median(values), max(values))
 
     def _has_stragglers(self, report: Any) -> bool:
         found = report.identify_stragglers(

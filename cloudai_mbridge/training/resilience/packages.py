@@ -13,14 +13,10 @@ NVRX = "nvidia_resiliency_ext"
 def check_packages(cfg: ConfigContainer) -> None:
     """Refuse a configuration that asks for a package which is not installed. Every rank calls it, before it starts.
 
-    Raises:
-        ConfigError: the first such key, with the package and what to do.
+    Raises ConfigError: the first such key, with the package and what to do.
     """
-    for section, switch in (
-        ("ft", "enable_ft_package"),
-        ("nvrx_straggler", "enabled"),
-        ("inprocess_restart", "enabled"),
-    ):
+    switches = {"ft": "enable_ft_package", "nvrx_straggler": "enabled", "inprocess_restart": "enabled"}
+    for section, switch in switches.items():
         if getattr(getattr(cfg, section), switch, False):
             _require(f"{section}.{switch}", NVRX, "nvidia-resiliency-ext")
     if cfg.logger.log_energy:
@@ -30,8 +26,7 @@ def check_packages(cfg: ConfigContainer) -> None:
 def nvrx(part: str) -> Any:
     """Import a part of NVIDIA Resiliency Extension, such as "fault_tolerance".
 
-    Raises:
-        ImportError: the package is not installed, or does not load on this machine.
+    Raises ImportError: the package is not installed, or does not load on this machine.
     """
     return importlib.import_module(f"{NVRX}.{part}")
 

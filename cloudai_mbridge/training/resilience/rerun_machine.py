@@ -145,14 +145,12 @@ class RerunMachine(RerunStateMachine):  # type: ignore[misc]
             self._report(RerunValidationStatus.INITIAL_RUN, call, result, "will be computed again", fatal=True)
 
     def _judge_rerun_in_place(self, call: Call, result: Any, is_same: bool, fatal: bool) -> None:
+        self.continue_requested |= not fatal
         if not is_same:
-            self.continue_requested |= not fatal
-            self._report(
-                RerunValidationStatus.FIRST_RERUN_NOT_REPRODUCIBLE, call, result, "possible transient error", fatal
-            )
+            status = RerunValidationStatus.FIRST_RERUN_NOT_REPRODUCIBLE
+            self._report(status, call, result, "possible transient error", fatal)
             return
         self.checkpoint_requested |= fatal
-        self.continue_requested |= not fatal
         self.suspicious_node, self.suspicious_device = _node(), _device_id()
         remedy = "to be computed on another device" if fatal else "going on, it is not fatal"
         self._report(RerunValidationStatus.FIRST_RERUN_REPRODUCIBLE, call, result, f"the same again: {remedy}", fatal)
@@ -172,18 +170,11 @@ class RerunMachine(RerunStateMachine):  # type: ignore[misc]
             self._report(RerunValidationStatus.SECOND_RERUN_NOT_REPRODUCIBLE, call, result, verdict, fatal)
 
     def _report(self, status: RerunValidationStatus, call: Call, result: Any, verdict: str, fatal: bool) -> None:
-        message = call.caller.message
+        message, values = call.caller.message, f"result {_shown(result)} (first: {_shown(self.initial_result)})"
         self._log_validation_error_to_file(status, result, message)
-        logger.log(
-            logging.ERROR if fatal else logging.WARNING,
-            "%s, invocation %d: result %s (first: %s) of '%s': %s",
-            self._place(),
-            call.sequence,
-            _shown(result),
-            _shown(self.initial_result),
-            message,
-            verdict,
-        )
+        level = logging.ERROR if fatal else logging.WARNING
+        text = "%s, invocation %d: %s of '%s': %s"
+        logger.log(level, text, self._place(), call.sequence, values, message, verdict)
 
     def _place(self) -> str:
         return f"Rank {safe_get_rank()}, node {_node()}, device {_device_id()}, iteration {self.current_iteration}"
@@ -202,11 +193,13 @@ class RerunMachine(RerunStateMachine):  # type: ignore[misc]
         return tuple(flags) if isinstance(value, list) else flags[0]
 
     def _save_state(self) -> None:
+        device = _device()
         self.saved_state = {
             "python": random.getstate(),
             "numpy": np.random.get_state(),
             "torch": torch.get_rng_state(),
-            "device": _device_rng_state(),
+            # a CPU's is torch's own
+            "device": None if device.type == "cpu" else torch.get_device_module(device).get_rng_state(device),
             "other": self.state_save_func() if self.state_save_func else None,
         }
 
@@ -253,15 +246,6 @@ def _device_id() -> int | str:
     return device.type if device.index is None else device.index
 
 
-def _device_rng_state() -> torch.Tensor | None:
-    """Return the state of this rank's GPU generator; a CPU's is torch's own."""
-    device = _device()
-    if device.type == "cpu":
-        return None
-    state: torch.Tensor = torch.get_device_module(device).get_rng_state(device)
-    return state
-
-
 def _detached(result: Any) -> Any:
     """Return a copy that outlives the step: the graph is let go, a buffer may be written again."""
     return result.detach().clone() if isinstance(result, torch.Tensor) else result
@@ -276,15 +260,13 @@ def _shown(result: Any) -> str:
 def initialize_rerun(cfg: ConfigContainer, result_rejected_tracker_filename: str | None = None) -> None:
     """Set Megatron's machine to a new one; calling it again replaces it.
 
-    result_rejected_tracker_filename: a line for each rejected result is appended to it.
-
-    Raises:
-        RuntimeError: the tracker file cannot be appended to.
+    result_rejected_tracker_filename: a line for each rejected result is appended to this file. Raises RuntimeError: it
+    cannot be appended to.
     """
     config = cfg.rerun_state_machine
     machine = RerunMachine(
         state_save_func=_save_rng_tracker,
-        state_restore_func=_restore_rng_tracker,
+        state_restore_func=lambda states: get_cuda_rng_tracker().set_states(states),
         mode=mcore.RerunMode(config.rerun_mode),
         error_injector=mcore.RerunErrorInjector(
             error_injection_rate=config.error_injection_rate,
@@ -300,7 +282,3 @@ def initialize_rerun(cfg: ConfigContainer, result_rejected_tracker_filename: str
 def _save_rng_tracker() -> dict[str, Any]:
     states = get_cuda_rng_tracker().get_states()
     return {name: state.clone() if hasattr(state, "clone") else state.clone_state() for name, state in states.items()}
-
-
-def _restore_rng_tracker(states: dict[str, Any]) -> None:
-    get_cuda_rng_tracker().set_states(states)

@@ -14,11 +14,9 @@ class DeterminismStats(QuickStats):  # type: ignore[misc]
     """Megatron's statistics of one validation, which travel whole between ranks."""
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return every attribute."""
         return dict(vars(self))
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Take what `__getstate__` returned."""
         self.__dict__.update(state)
 
 
@@ -38,22 +36,18 @@ def relative_difference(first: Any, second: Any) -> float:
 
 def report_stats(stats: Mapping[Caller, QuickStats]) -> None:
     """Print, on rank 0, what all ranks have seen since the start, and forget it on the others. Collective."""
-    gathered = _gathered(stats)
-    if dist.is_initialized() and dist.get_rank() != 0:
-        for mine in stats.values():
-            mine.reset()
-        return
+    gathered: list[Any] = [dict(stats)]
+    if dist.is_initialized():
+        everyone = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
+        dist.gather_object(dict(stats), everyone)
+        if everyone is None:
+            for mine in stats.values():
+                mine.reset()
+            return
+        gathered = everyone
     write_line("Stats on computation determinism in validation calls")
     for caller in sorted(set().union(*gathered)):
         # rank 0 may not have made this call: only the last pipeline stage computes a loss
         mine = stats[caller]
         mine.combine([theirs[caller] for theirs in gathered[1:] if caller in theirs])
         write_line(f"  {caller.message}: {mine.print_stats()}")
-
-
-def _gathered(stats: Mapping[Caller, QuickStats]) -> list[dict[Caller, QuickStats]]:
-    if not dist.is_initialized():
-        return [dict(stats)]
-    everyone: list[Any] | None = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
-    dist.gather_object(dict(stats), everyone)
-    return everyone or []

@@ -43,10 +43,8 @@ class GuardedStragglerDetector(StragglerDetector):  # type: ignore[misc]
     def report(self, total_flops: float = 0.0, log_interval: int = 0) -> bool:
         """Print the slowest and fastest ranks on rank 0. Every rank must call it, also when the detector is off.
 
-        total_flops: model FLOPs of all ranks in the interval. log_interval: its iterations.
-
-        Returns:
-            Whether this rank printed.
+        total_flops: model FLOPs of all ranks in the interval. log_interval: its iterations. Returns whether this rank
+        printed.
         """
         has_printed = False
         if not self._off and total_flops > 0.0 and log_interval > 0:
@@ -110,7 +108,7 @@ def _report_lines(found: Any, num_named: int, world_size: int) -> list[str]:
         f"[{datetime.now():%Y-%m-%d %H:%M:%S}]",
         *(
             f"{end}{name}/Rnk: {getattr(found, f'{prefix}_{field}')}"
-            for name, field in _FIELDS
+            for name, field in _FIELDS.items()
             for end, prefix in (("Mn", "min"), ("Mx", "max"))
         ),
         f"MnEtpt/Rnk: {slowest[0]:.2f}TF/{slowest[1]}",
@@ -127,11 +125,4 @@ def _ranking(end: str, extreme: str, ranks: list[Any]) -> str:
     return f"^^^^ {end} {len(ranks)} Ranks with {extreme} Etpt(TF):" + "".join(f" {rank}," for rank in ranks)
 
 
-_FIELDS = (
-    ("Rtt", "elapsed"),
-    ("Pwr", "power"),
-    ("Tmp", "temp"),
-    ("Utl", "util"),
-    ("Clk", "clock"),
-    ("DRtt", "btime"),
-)
+_FIELDS = {"Rtt": "elapsed", "Pwr": "power", "Tmp": "temp", "Utl": "util", "Clk": "clock", "DRtt": "btime"}

@@ -36,8 +36,7 @@ def build_tokenizer(config: Any) -> Any:
     `tokenizer.metadata_path` names the library where no type is given: a table such as {"library": "byte-level"}, or
     a file that Megatron-Core wrote.
 
-    Raises:
-        ConfigError: a type that is not built, a missing file or package, more ids than the model has.
+    Raises ConfigError: a type that is not built, a missing file or package, more ids than the model has.
     """
     if isinstance(config, TokenizerConfig):
         return _build(config, None)
@@ -114,8 +113,7 @@ def _read_metadata(given: str | dict[str, Any]) -> dict[str, Any]:
 
 
 def _options(config: TokenizerConfig, library: str, model: Any) -> dict[str, Any]:
-    """Return the arguments of Megatron-Core's class."""
-    special = {} if config.special_tokens is None else {"special_tokens": list(config.special_tokens)}
+    special = None if config.special_tokens is None else list(config.special_tokens)
     if library == "null":
         size = config.vocab_size or (getattr(model, "vocab_size", None) or 0) - 1
         if size < 1:
@@ -124,19 +122,22 @@ def _options(config: TokenizerConfig, library: str, model: Any) -> dict[str, Any
             )
         return {"vocab_size": size}
     if library == "byte-level":
-        return {**special, **({} if config.vocab_size is None else {"vocab_size": config.vocab_size})}
+        return _given(special_tokens=special, vocab_size=config.vocab_size)
     if library == "sentencepiece":
-        return {**special, **(config.sp_tokenizer_kwargs or {})}
+        return {**_given(special_tokens=special), **(config.sp_tokenizer_kwargs or {})}
     if library == "huggingface":
-        files = {"vocab_file": config.vocab_file, "merges_file": config.merge_file}
-        return {**{k: v for k, v in files.items() if v is not None}, **(config.hf_tokenizer_kwargs or {})}
-    options = {
-        "pattern": config.tiktoken_pattern,
-        "special_tokens": config.tiktoken_special_tokens,
-        "vocab_size": config.vocab_size,
-    }
-    given = {name: value for name, value in options.items() if value is not None}
+        files = _given(vocab_file=config.vocab_file, merges_file=config.merge_file)
+        return {**files, **(config.hf_tokenizer_kwargs or {})}
+    given = _given(
+        pattern=config.tiktoken_pattern,
+        special_tokens=config.tiktoken_special_tokens,
+        vocab_size=config.vocab_size,
+    )
     return {"num_special_tokens": config.tiktoken_num_special_tokens, **given}
+
+
+def _given(**options: Any) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def _asked(config: TokenizerConfig) -> str:

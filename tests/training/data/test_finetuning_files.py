@@ -12,6 +12,7 @@ import pytest
 
 from cloudai_mbridge.training.config.finetuning import FinetuningDatasetConfig, PackedSequenceSpecs
 from cloudai_mbridge.training.data.collate import Pad
+from cloudai_mbridge.training.data.datasets import SplitSizes
 from cloudai_mbridge.training.data.finetuning import (
     FinetuningDataset,
     build_finetuning_datasets,
@@ -20,7 +21,6 @@ from cloudai_mbridge.training.data.finetuning import (
     is_packed,
 )
 from cloudai_mbridge.training.data.samplers import GlobalBatches, Share, Shuffled
-from cloudai_mbridge.training.data.sizes import SplitSizes
 from cloudai_mbridge.training.errors import ConfigError
 from cloudai_mbridge.training.tokenizers.config import TokenizerConfig
 from cloudai_mbridge.training.tokenizers.tokenizer import build_tokenizer
