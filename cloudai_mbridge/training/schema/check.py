@@ -1,26 +1,14 @@
 """Names and types of every config key, for programs without torch: `schema.json`, and the check against it."""
 
-import json
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from cloudai_mbridge.training.schema.known_names import CONTAINER
 from cloudai_mbridge.training.schema.messages import fail, show
 from cloudai_mbridge.training.schema.plain import check
-from cloudai_mbridge.training.schema.releases import differs_elsewhere, of_release, why_missing
+from cloudai_mbridge.training.schema.releases import Catalog, load_all_releases, of_release
 from cloudai_mbridge.training.schema.type_forms import Field, Form, Section, parse
-
-SCHEMA_FILE = Path(__file__).with_name("schema.json")
-
-
-@cache
-def load_all_releases() -> dict[str, Any]:
-    """Return the file's content; `releases` says how it holds several releases of Megatron-Core."""
-    schema: dict[str, Any] = json.loads(SCHEMA_FILE.read_text(encoding="utf-8"))
-    return schema
 
 
 @cache
@@ -46,23 +34,7 @@ def check_section_values(data: dict[str, Any], *, partial: bool = False, release
     check(Form("config", (CONTAINER,)), data, "", _SchemaCatalog(release, partial))
 
 
-class ReleaseCatalog:
-    """What a catalog knows of other releases of Megatron-Core than the one that trains."""
-
-    def __init__(self, release: str | None) -> None:
-        self._release = release
-        self.dropped: dict[str, Any] = {}
-
-    def missing_because(self, path: str, key: str) -> str | None:
-        """Say which releases of Megatron-Core have a key that the class at `path` lacks; None: none has it."""
-        return why_missing(load_all_releases(), path, key, self._release)
-
-    def is_request(self, path: str, key: str, value: Any) -> bool:
-        """Say whether `value` differs from the default of the releases of Megatron-Core that have the key."""
-        return differs_elsewhere(load_all_releases(), path, key, value)
-
-
-class _SchemaCatalog(ReleaseCatalog):
+class _SchemaCatalog(Catalog):
     """Look classes and enums up in the schema."""
 
     def __init__(self, release: str | None, partial: bool) -> None:
@@ -70,12 +42,8 @@ class _SchemaCatalog(ReleaseCatalog):
         self._partial = partial
 
     def section(self, path: str) -> Section | None:
-        if path not in load_schema(self._release)["classes"]:
-            return None
-        section = _read_section(path, self._release)
-        if not self._partial:
-            return section
-        return replace(section, fields={name: replace(each, required=False) for name, each in section.fields.items()})
+        is_known = path in load_schema(self._release)["classes"]
+        return _read_section(path, self._release, self._partial) if is_known else None
 
     def members(self, path: str) -> Mapping[str, Any]:
         members: Mapping[str, Any] = load_schema(self._release)["enums"].get(path, {})
@@ -86,10 +54,10 @@ class _SchemaCatalog(ReleaseCatalog):
 
 
 @cache
-def _read_section(path: str, release: str | None) -> Section:
+def _read_section(path: str, release: str | None, partial: bool = False) -> Section:
     entry = load_schema(release)["classes"][path]
     fields = {
-        name: Field(parse(each["type"]), required=each["required"], computed=each.get("computed", False))
+        name: Field(parse(each["type"]), each["required"] and not partial, each.get("computed", False))
         for name, each in entry["fields"].items()
     }
     return Section(path, fields, entry["aliases"], tuple(entry["bases"]), entry["abstract"])
