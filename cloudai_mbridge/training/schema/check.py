@@ -1,6 +1,7 @@
 """Names and types of every config key, for programs without torch: `schema.json`, and the check against it."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -42,8 +43,12 @@ class _SchemaCatalog(Catalog):
         self._partial = partial
 
     def section(self, path: str) -> Section | None:
-        is_known = path in load_schema(self._release)["classes"]
-        return _read_section(path, self._release, self._partial) if is_known else None
+        if path not in load_schema(self._release)["classes"]:
+            return None
+        section = _read_section(path, self._release)
+        if not self._partial:
+            return section
+        return replace(section, fields={name: replace(each, required=False) for name, each in section.fields.items()})
 
     def members(self, path: str) -> Mapping[str, Any]:
         members: Mapping[str, Any] = load_schema(self._release)["enums"].get(path, {})
@@ -54,10 +59,10 @@ class _SchemaCatalog(Catalog):
 
 
 @cache
-def _read_section(path: str, release: str | None, partial: bool = False) -> Section:
+def _read_section(path: str, release: str | None) -> Section:
     entry = load_schema(release)["classes"][path]
     fields = {
-        name: Field(parse(each["type"]), each["required"] and not partial, each.get("computed", False))
+        name: Field(parse(each["type"]), required=each["required"], computed=each.get("computed", False))
         for name, each in entry["fields"].items()
     }
     return Section(path, fields, entry["aliases"], tuple(entry["bases"]), entry["abstract"])
