@@ -93,11 +93,7 @@ class CallbackManager:
         return VALID_EVENTS
 
     def add(self, callback: Callback | Sequence[Callback]) -> None:
-        """Add the events that a callback, or each of several, overrides.
-
-        Raises:
-            TypeError: an object that is not a callback: a function, a class, or one without any event.
-        """
+        """Add the events that each callback overrides. Raises TypeError: a function, a class, an object without any."""
         several = callback if isinstance(callback, list | tuple) else [callback]
         for each in several:
             if isinstance(each, type) or not any(callable(getattr(each, event, None)) for event in VALID_EVENTS):

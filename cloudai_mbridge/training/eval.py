@@ -4,12 +4,12 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state as mpu
-from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.rerun_state_machine import RerunMode, get_rerun_state_machine
 
 from cloudai_mbridge.training import callbacks
@@ -21,7 +21,7 @@ from cloudai_mbridge.training.process.device import current_device
 from cloudai_mbridge.training.process.log_lines import write_line
 from cloudai_mbridge.training.resilience import fault_tolerance
 from cloudai_mbridge.training.state import GlobalState
-from cloudai_mbridge.training.step import micro_batches_of_step
+from cloudai_mbridge.training.step import run_schedule
 
 Evaluated = tuple[dict[str, torch.Tensor] | None, Any | None, bool]
 _LARGEST_EXPONENT = 20.0  # of a perplexity that is still printed
@@ -55,22 +55,24 @@ def evaluate(
         ValueError: a loss function reports anything but one value, or a pair [sum, number of tokens].
     """
     step = with_own_reports(prepare_forward_step_func(forward_step_func, state))
-    fire = _events(state, model, callback_manager, is_test)
+    kind, manager = "test" if is_test else "eval", callback_manager or state.callback_manager
+    fire = partial(callbacks.fire, manager=manager, state=state, model=model)
     with _in_evaluation_mode(model):
-        fire("start")
+        fire(f"on_{kind}_start")
         with _evaluating(state, config):
             sums = _LossSums()
             for i in range(state.cfg.validation.eval_iters or 0):
                 if verbose and dist.get_rank() == 0:
                     write_line(f"Evaluating iter {i + 1}/{state.cfg.validation.eval_iters}")
                 fault_tolerance.on_eval_step_start(state)
-                fire("step_start")
+                fire(f"on_{kind}_step_start")
                 losses = _forward(state, step, data_iterator, model)
-                fire("step_end")
+                fire(f"on_{kind}_step_end")
                 fault_tolerance.on_eval_step_end(state)
                 sums.add(losses)
                 state.train_state.consumed_valid_samples += required(state.cfg.train.global_batch_size)
-                if _is_time_over(state):
+                limit = state.cfg.train.exit_duration_in_mins
+                if limit and is_over_on_any_rank((time.time() - state.start_time) / 60, limit):
                     if dist.get_rank() == 0:
                         write_line("Exiting during evaluation, timelimit reached")
                     return None, None, True
@@ -81,7 +83,7 @@ def evaluate(
                 collected = _forward(state, step, data_iterator, model, collect_non_loss_data=True)
             means = sums.means()
         state.timers.log(["evaluate"])
-        fire("end", total_loss_dict=means)
+        fire(f"on_{kind}_end", total_loss_dict=means)
     return means, collected, False
 
 
@@ -134,18 +136,6 @@ def evaluate_and_print_results(
     return False
 
 
-def _events(
-    state: GlobalState, model: list[Any], manager: CallbackManager | None, is_test: bool
-) -> Callable[..., None]:
-    """Return what calls the callbacks of an evaluation: fire("start")."""
-    kind, manager = "test" if is_test else "eval", manager or state.callback_manager
-
-    def fire(when: str, **known: Any) -> None:
-        callbacks.fire(f"on_{kind}_{when}", manager, state, model, **known)
-
-    return fire
-
-
 def result_lines(prefix: str, losses: dict[str, float]) -> list[str]:
     """Return the three lines that tell the result of an evaluation."""
     parts = [f"{key} value: {value:.6E} | {key} PPL: {perplexity(value):.6E} | " for key, value in losses.items()]
@@ -168,17 +158,15 @@ class _LossSums:
     def add(self, losses: list[dict[str, torch.Tensor]]) -> None:
         """Take one batch's reports; it waits for nothing."""
         for report in losses:
-            for key, value in report.items():
-                self._add(key, value.detach().reshape(-1).double())
-
-    def _add(self, key: str, value: torch.Tensor) -> None:
-        if value.numel() not in (1, 2):
-            raise ValueError(
-                f"loss {key!r} has {value.numel()} values; a loss function reports one, or [sum, number of tokens]"
-            )
-        self._is_pair[key] = value.numel() == 2
-        pair = value if self._is_pair[key] else torch.cat([value, torch.ones_like(value)])
-        self._sums[key] = self._sums[key] + pair if key in self._sums else pair
+            for key, reported in report.items():
+                value = reported.detach().reshape(-1).double()
+                if (count := value.numel()) not in (1, 2):
+                    raise ValueError(
+                        f"loss {key!r} has {count} values; a loss function reports one, or [sum, number of tokens]"
+                    )
+                self._is_pair[key] = count == 2
+                pair = value if self._is_pair[key] else torch.cat([value, torch.ones_like(value)])
+                self._sums[key] = self._sums[key] + pair if key in self._sums else pair
 
     def means(self) -> dict[str, torch.Tensor]:
         """Return the mean over the tokens of all ranks, or over this rank's micro-batches where there is no count.
@@ -224,29 +212,11 @@ def _forward(
 ) -> list[Any]:
     """Run one global batch forward; `[]` off the last pipeline stage."""
     train = state.cfg.train
-    size = required(train.micro_batch_size)
-    count = required(train.global_batch_size) // (size * mpu.get_data_parallel_world_size())
-    iterator, seq_length = micro_batches_of_step(data_iterator, state, count)
-    results: list[Any] = get_forward_backward_func()(
-        forward_step_func=step,
-        data_iterator=iterator,
-        model=model,
-        num_microbatches=count,
-        seq_length=seq_length,
-        decoder_seq_length=seq_length,
-        micro_batch_size=size,
-        forward_only=True,
-        **options,
-    )
+    count = required(train.global_batch_size) // (required(train.micro_batch_size) * mpu.get_data_parallel_world_size())
+    results = run_schedule(step, data_iterator, model, state, count, forward_only=True, **options)
     if train.empty_unused_memory_level >= 1 and current_device().type != "cpu":
         torch.cuda.empty_cache()
     return results if mpu.is_pipeline_last_stage(ignore_virtual=True) else []
-
-
-def _is_time_over(state: GlobalState) -> bool:
-    """Return whether any rank has run longer than it may. A collective, if there is a limit."""
-    limit = state.cfg.train.exit_duration_in_mins
-    return is_over_on_any_rank((time.time() - state.start_time) / 60, limit) if limit else False
 
 
 def _log(state: GlobalState, writer: Any, losses: dict[str, float]) -> None:

@@ -18,6 +18,14 @@ from cloudai_mbridge.training.errors import ConfigError
 from cloudai_mbridge.training.process.device import bind_local_device, current_device
 from cloudai_mbridge.training.process.loopback import use_loopback
 
+_LAYOUT = (
+    "tensor_model_parallel",
+    "pipeline_model_parallel",
+    "virtual_pipeline_model_parallel",
+    "context_parallel",
+    "expert_model_parallel",
+)
+
 
 def initialize(config: ConfigContainer, store: Any = None) -> bool:
     """Start torch.distributed and Megatron on it; return whether the process group is this call's.
@@ -30,7 +38,13 @@ def initialize(config: ConfigContainer, store: Any = None) -> bool:
     if owns_group := not dist.is_initialized():
         _start_process_group(config, store)
     if mpu.model_parallel_is_initialized():
-        _check_layout(config)
+        for name in _LAYOUT:
+            wanted, there = getattr(config.model, f"{name}_size"), getattr(mpu, f"get_{name}_world_size")()
+            if (wanted or 1) != (there or 1):
+                raise ConfigError(
+                    f"model.{name}_size = {wanted}, but Megatron's groups are up with {there}: call"
+                    " megatron.core.parallel_state.destroy_model_parallel() first"
+                )
         destroy_num_microbatches_calculator()  # it counts for the batch of an earlier run
     initialize_megatron(config)
     return owns_group
@@ -41,20 +55,27 @@ def _start_process_group(config: ConfigContainer, store: Any) -> None:
     bind_local_device(backend)
     rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     timeout = timedelta(minutes=config.dist.distributed_timeout_minutes)
-    if store is not None:
-        dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
-    elif "MASTER_ADDR" in os.environ:
-        dist.init_process_group(backend, rank=rank, world_size=world_size, timeout=timeout)
-    else:
+    if store is None and "MASTER_ADDR" not in os.environ:
         use_loopback()
-        store = dist.HashStore()  # type: ignore[attr-defined]
-        dist.init_process_group(backend, store=store, rank=0, world_size=1, timeout=timeout)
+        store, rank, world_size = dist.HashStore(), 0, 1  # type: ignore[attr-defined]
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
 
 
 def initialize_megatron(config: ConfigContainer) -> None:
     """Make Megatron's groups, unless they are up, seed every generator, set up the micro-batch count."""
     if not mpu.model_parallel_is_initialized():
-        _initialize_model_parallel(config)
+        mpu.initialize_model_parallel(
+            **{f"{name}_size": getattr(config.model, f"{name}_size") for name in (*_LAYOUT, "expert_tensor_parallel")},
+            num_distributed_optimizer_instances=config.ddp.num_distributed_optimizer_instances,
+            order="tp-cp-ep-pp-dp" if config.dist.use_tp_pp_dp_mapping else "tp-cp-ep-dp-pp",
+            use_sharp=config.dist.use_sharp,
+            sharp_enabled_group=config.dist.sharp_enabled_group,
+            nccl_communicator_config_path=config.dist.nccl_communicator_config_path,
+            high_priority_stream_groups=config.dist.high_priority_stream_groups,
+            distributed_timeout_minutes=config.dist.distributed_timeout_minutes,
+            # on a CPU the groups are gloo already
+            create_gloo_process_groups=config.dist.use_gloo_process_groups and current_device().type != "cpu",
+        )
     _seed_generators(config.rng.seed)
     count_micro_batches(dist.get_rank(), config.train, mpu.get_data_parallel_world_size())
 
@@ -66,48 +87,6 @@ def _seed_generators(seed: int) -> None:
     np.random.seed(own % 2**32)
     torch.manual_seed(own)
     model_parallel_cuda_manual_seed(own)
-
-
-def _check_layout(config: ConfigContainer) -> None:
-    """Refuse groups that the caller, or an earlier run, has made for another layout."""
-    m = config.model
-    layout = {
-        "tensor_model_parallel_size": (m.tensor_model_parallel_size, mpu.get_tensor_model_parallel_world_size()),
-        "pipeline_model_parallel_size": (m.pipeline_model_parallel_size, mpu.get_pipeline_model_parallel_world_size()),
-        "virtual_pipeline_model_parallel_size": (
-            m.virtual_pipeline_model_parallel_size,
-            mpu.get_virtual_pipeline_model_parallel_world_size(),
-        ),
-        "context_parallel_size": (m.context_parallel_size, mpu.get_context_parallel_world_size()),
-        "expert_model_parallel_size": (m.expert_model_parallel_size, mpu.get_expert_model_parallel_world_size()),
-    }
-    for name, (wanted, there) in layout.items():
-        if (wanted or 1) != (there or 1):
-            raise ConfigError(
-                f"model.{name} = {wanted}, but Megatron's groups are up with {there}: call"
-                " megatron.core.parallel_state.destroy_model_parallel() first"
-            )
-
-
-def _initialize_model_parallel(config: ConfigContainer) -> None:
-    m = config.model
-    mpu.initialize_model_parallel(
-        tensor_model_parallel_size=m.tensor_model_parallel_size,
-        pipeline_model_parallel_size=m.pipeline_model_parallel_size,
-        virtual_pipeline_model_parallel_size=m.virtual_pipeline_model_parallel_size,
-        context_parallel_size=m.context_parallel_size,
-        expert_model_parallel_size=m.expert_model_parallel_size,
-        expert_tensor_parallel_size=m.expert_tensor_parallel_size,
-        num_distributed_optimizer_instances=config.ddp.num_distributed_optimizer_instances,
-        order="tp-cp-ep-pp-dp" if config.dist.use_tp_pp_dp_mapping else "tp-cp-ep-dp-pp",
-        use_sharp=config.dist.use_sharp,
-        sharp_enabled_group=config.dist.sharp_enabled_group,
-        nccl_communicator_config_path=config.dist.nccl_communicator_config_path,
-        high_priority_stream_groups=config.dist.high_priority_stream_groups,
-        distributed_timeout_minutes=config.dist.distributed_timeout_minutes,
-        # on a CPU the groups are gloo already
-        create_gloo_process_groups=config.dist.use_gloo_process_groups and current_device().type != "cpu",
-    )
 
 
 def destroy() -> None:

@@ -163,40 +163,22 @@ def _recipe(name: str, base: RecipeFunction | None = None, **beyond: Any) -> Rec
     return register(build)
 
 
+def _fp8(recipe: str, gathers_params: bool = True, **more: Any) -> dict[str, Any]:
+    return {"fp8": "hybrid", "fp8_recipe": recipe, "fp8_param_gather": gathers_params, **more}
+
+
 # What the FP8 and FP4 recipes share. "blockwise" scales 128x128 blocks of weights and 1x128 blocks of activations.
-_DELAYED: dict[str, Any] = {
-    "fp8": "hybrid",
-    "fp8_recipe": "delayed",
-    "fp8_margin": 0,
-    "fp8_amax_history_len": 1024,
-    "fp8_amax_compute_algo": "max",
-    "fp8_param_gather": True,
-}
-_MXFP8: dict[str, Any] = {
-    "fp8": "e4m3",
-    "fp8_recipe": "mxfp8",
-    "fp8_param_gather": True,
-    "reuse_grad_buf_for_mxfp8_param_ag": True,
-}
-_CURRENT: dict[str, Any] = {"fp8": "hybrid", "fp8_recipe": "tensorwise", "fp8_param_gather": True}
-_BLOCKWISE: dict[str, Any] = {"fp8": "hybrid", "fp8_recipe": "blockwise", "fp8_param_gather": True}
-_SUBCHANNEL: dict[str, Any] = {"fp8": "hybrid", "fp8_recipe": "blockwise", "fp8_param_gather": False}
-_NVFP4: dict[str, Any] = {
-    "fp4": "e2m1",
-    "fp4_recipe": "nvfp4",
-    "fp8": None,
-    "fp8_recipe": None,
-    "fp8_param_gather": False,
-}
+_DELAYED = _fp8("delayed", fp8_margin=0, fp8_amax_history_len=1024, fp8_amax_compute_algo="max")
+_MXFP8 = _fp8("mxfp8", fp8="e4m3", reuse_grad_buf_for_mxfp8_param_ag=True)
+_CURRENT = _fp8("tensorwise")
+_BLOCKWISE = _fp8("blockwise")
+_SUBCHANNEL = _fp8("blockwise", gathers_params=False)
+_NVFP4: dict[str, Any] = dict(fp4="e2m1", fp4_recipe="nvfp4", fp8=None, fp8_recipe=None, fp8_param_gather=False)
 
 
 def _bf16_layers(start: int, end: int) -> dict[str, Any]:
     """Return the fields that keep the first `start` and the last `end` layers in 16 bits."""
-    return {
-        "first_last_layers_bf16": True,
-        "num_layers_at_start_in_bf16": start,
-        "num_layers_at_end_in_bf16": end,
-    }
+    return dict(first_last_layers_bf16=True, num_layers_at_start_in_bf16=start, num_layers_at_end_in_bf16=end)
 
 
 _BF16: dict[str, Any] = {"bf16": True, "params_dtype": torch.bfloat16, "pipeline_dtype": torch.bfloat16}

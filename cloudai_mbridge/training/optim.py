@@ -1,5 +1,6 @@
 """Megatron's optimizer and learning-rate scheduler."""
 
+from types import SimpleNamespace
 from typing import Any
 
 from megatron.core.optimizer import MegatronOptimizer, get_megatron_optimizer
@@ -17,8 +18,20 @@ from cloudai_mbridge.training.process.device import current_device
 
 def build_optimizer(config: ConfigContainer, model: list[Any]) -> MegatronOptimizer:
     """Build the optimizer over the model chunks: mixed precision and sharding as configured."""
-    provider, use_gloo = config.optimizer_config_override_provider, config.dist.use_gloo_process_groups
-    return _build_optimizer(config.optimizer, config.scheduler, model, use_gloo, provider)
+    on_cpu = current_device().type == "cpu"
+    context = OptimizerConfigOverrideProviderContext(config.scheduler, config.optimizer, model)
+    optimizer = get_megatron_optimizer(
+        config.optimizer,
+        model,
+        config_overrides=config.optimizer_config_override_provider.build_config_overrides(context),
+        use_gloo_process_groups=config.dist.use_gloo_process_groups and not on_cpu,  # on a CPU all groups are gloo
+    )
+    if on_cpu and config.optimizer.optimizer == "adam":
+        # torch's fused CPU AdamW takes half the time of its per-parameter loop
+        for part in getattr(optimizer, "chained_optimizers", [optimizer]):
+            for group in part.optimizer.param_groups:
+                group["fused"], group["foreach"] = True, False
+    return optimizer
 
 
 def setup_optimizer(
@@ -30,45 +43,19 @@ def setup_optimizer(
     optimizer_config_override_provider: OptimizerConfigOverrideProvider | None = None,
 ) -> tuple[MegatronOptimizer, OptimizerParamScheduler]:
     """Build optimizer and scheduler, from sections that are finalized. pg_collection: not used."""
-    provider = optimizer_config_override_provider or OptimizerConfigOverrideProvider()
-    chunks = model if isinstance(model, list) else [model]
-    optimizer = _build_optimizer(optimizer_config, scheduler_config, chunks, use_gloo_process_groups, provider)
-    return optimizer, _build_scheduler(optimizer_config, scheduler_config, optimizer)
-
-
-def _build_optimizer(
-    config: OptimizerConfig,
-    scheduler: SchedulerConfig,
-    model: list[Any],
-    use_gloo: bool,
-    provider: OptimizerConfigOverrideProvider,
-) -> MegatronOptimizer:
-    on_cpu = current_device().type == "cpu"
-    context = OptimizerConfigOverrideProviderContext(scheduler, config, model)
-    optimizer = get_megatron_optimizer(
-        config,
-        model,
-        config_overrides=provider.build_config_overrides(context),
-        use_gloo_process_groups=use_gloo and not on_cpu,  # on a CPU all groups are gloo
+    sections: Any = SimpleNamespace(
+        optimizer=optimizer_config,
+        scheduler=scheduler_config,
+        dist=SimpleNamespace(use_gloo_process_groups=use_gloo_process_groups),
+        optimizer_config_override_provider=optimizer_config_override_provider or OptimizerConfigOverrideProvider(),
     )
-    if on_cpu and config.optimizer == "adam":
-        _use_fused_adam(optimizer)
-    return optimizer
-
-
-def _use_fused_adam(optimizer: Any) -> None:
-    """Take torch's fused CPU AdamW: half the optimizer time of its per-parameter loop."""
-    for part in getattr(optimizer, "chained_optimizers", [optimizer]):
-        for group in part.optimizer.param_groups:
-            group["fused"], group["foreach"] = True, False
+    optimizer = build_optimizer(sections, model if isinstance(model, list) else [model])
+    return optimizer, build_scheduler(sections, optimizer)
 
 
 def build_scheduler(config: ConfigContainer, optimizer: MegatronOptimizer) -> OptimizerParamScheduler:
     """Build the laws of learning rate and weight decay. Megatron counts their steps in samples."""
-    return _build_scheduler(config.optimizer, config.scheduler, optimizer)
-
-
-def _build_scheduler(o: OptimizerConfig, s: SchedulerConfig, optimizer: MegatronOptimizer) -> OptimizerParamScheduler:
+    o, s = config.optimizer, config.scheduler
     return OptimizerParamScheduler(
         optimizer,
         init_lr=s.lr_warmup_init,

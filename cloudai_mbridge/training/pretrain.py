@@ -55,24 +55,16 @@ def pretrain(
     cpu.install()
     set_up_logging(config.logger)
     adapted = prepare(config)
-    _check(config)
-    state = GlobalState(config)
-    state.callback_manager = normalize_callbacks(callbacks)
-    run, store = maybe_wrap_for_inprocess_restart(_pretrain, config, state)
-    run(state, forward_step_func, adapted, store=store)
-
-
-def _check(config: ConfigContainer) -> None:
-    """Refuse now what would fail once all ranks are up: files and packages that are missing.
-
-    Raises:
-        ConfigError: what, and the remedy.
-    """
+    # What is missing, a file or a package, would otherwise be found when all ranks are up
     check_data_config(config)
     check_tokenizer(config.tokenizer)
     check_loggers(config)
     check_packages(config)
     check_checkpoint_packages(config)
+    state = GlobalState(config)
+    state.callback_manager = normalize_callbacks(callbacks)
+    run, store = maybe_wrap_for_inprocess_restart(_pretrain, config, state)
+    run(state, forward_step_func, adapted, store=store)
 
 
 def _pretrain(state: GlobalState, forward_step_func: Any, adapted: dict[str, Any], store: Any = None) -> None:
@@ -150,12 +142,11 @@ def _announce(state: GlobalState, model: list[Any], adapted: dict[str, Any]) -> 
         return
     if path := state.cfg.logger.save_config_filepath:
         resolved_yaml(state.cfg, path)
-    params_dtype = state.cfg.model.params_dtype
     facts = {
         "world_size": dist.get_world_size(),
         "backend": dist.get_backend(),
         "device": describe_device(),
-        "dtype": _DTYPE_NAMES.get(params_dtype, ""),
+        "dtype": _DTYPE_NAMES.get(state.cfg.model.params_dtype, ""),
         "transformer_engine": has_transformer_engine(),
         "train_iters": state.cfg.train.train_iters,
         "first_iteration": state.train_state.step + 1,

@@ -41,7 +41,11 @@ def setup(state: GlobalState) -> SetupOutput:
     """Build everything on every rank. The process groups must be up."""
     config = state.cfg
     initialize_rerun(config)
-    _set_up_adapters(state)
+    if config.ft is not None:
+        fault_tolerance.setup(config, state)
+        fault_tolerance.maybe_setup_simulated_fault(config.ft)
+    if config.nvrx_straggler is not None and config.nvrx_straggler.enabled:
+        state.nvrx_straggler_manager = NVRxStragglerDetectionManager(config.nvrx_straggler)
     start_memory_history_recording(config.profiling)
     if config.logger.log_progress and config.checkpoint.save:
         append_to_progress_log(config.checkpoint.save, "Starting job")
@@ -61,15 +65,6 @@ def setup(state: GlobalState) -> SetupOutput:
     train, valid, test = build_data_iterators(state, len(model))
     state.open_loggers()
     return SetupOutput(state, model, optimizer, scheduler, train, valid, test, context)
-
-
-def _set_up_adapters(state: GlobalState) -> None:
-    config = state.cfg
-    if config.ft is not None:
-        fault_tolerance.setup(config, state)
-        fault_tolerance.maybe_setup_simulated_fault(config.ft)
-    if config.nvrx_straggler is not None and config.nvrx_straggler.enabled:
-        state.nvrx_straggler_manager = NVRxStragglerDetectionManager(config.nvrx_straggler)
 
 
 def _connect(config: ConfigContainer, model: list[Any], optimizer: Any, state: GlobalState) -> None:

@@ -73,23 +73,28 @@ def _forward_backward(
     _handle_mxfp8_param_buffer_copy(
         optimizer, cfg.optimizer.reuse_grad_buf_for_mxfp8_param_ag, cfg.ddp.overlap_param_gather
     )
-    data_iterator, seq_length = micro_batches_of_step(data_iterator, state)
-    losses: list[dict[str, torch.Tensor]] = get_forward_backward_func()(
+    return run_schedule(forward_step_func, data_iterator, model, state, get_num_microbatches(), forward_only=False)
+
+
+def run_schedule(
+    forward_step_func: Any, data_iterator: Any, model: list[Any], state: GlobalState, count: int, **options: Any
+) -> list[Any]:
+    """Run `count` micro-batches through Megatron's schedule; return what the loss functions report of each."""
+    iterator, seq_length = _micro_batches(data_iterator, state, count)
+    reports: list[Any] = get_forward_backward_func()(
         forward_step_func=forward_step_func,
-        data_iterator=data_iterator,
+        data_iterator=iterator,
         model=model,
-        num_microbatches=get_num_microbatches(),
+        num_microbatches=count,
         seq_length=seq_length,
         decoder_seq_length=seq_length,
-        micro_batch_size=cfg.train.micro_batch_size,
-        forward_only=False,
+        micro_batch_size=state.cfg.train.micro_batch_size,
+        **options,
     )
-    return losses
+    return reports
 
 
-def micro_batches_of_step(
-    data_iterator: Any, state: GlobalState, num_microbatches: int | None = None
-) -> tuple[Any, int]:
+def _micro_batches(data_iterator: Any, state: GlobalState, count: int) -> tuple[Any, int]:
     """Return the iterator that the schedule draws micro-batches from, and their sequence length.
 
     A loader of type "batch" yields a whole global batch, whose length may differ from step to step: it is split here.
@@ -97,17 +102,13 @@ def micro_batches_of_step(
     model_length = int(state.cfg.model.seq_length)
     if state.cfg.dataset.dataloader_type != "batch":
         return data_iterator, model_length
-    count = num_microbatches or get_num_microbatches()
-    if isinstance(data_iterator, list):
-        pairs = [_split(iterator, count) for iterator in data_iterator]
-        split: Any = [iterator for iterator, _ in pairs]
-        lengths = {length for _, length in pairs}
-    else:
-        split, length = _split(data_iterator, count)
-        lengths = {length}
-    seq_length = _agreed_length(max(lengths), model_length)
-    state.step_seq_length = seq_length
-    return split, seq_length
+    is_list = isinstance(data_iterator, list)
+    pairs = [_split(iterator, count) for iterator in (data_iterator if is_list else [data_iterator])]
+    split = [iterator for iterator, _ in pairs]
+    # The stages in the middle see no data, and take the longest of any pipeline stage. A collective with stages
+    longest = largest(max(length for _, length in pairs), group=mpu.get_pipeline_model_parallel_group())
+    state.step_seq_length = seq_length = int(longest[0]) or model_length
+    return split if is_list else split[0], seq_length
 
 
 def _split(iterator: Any, count: int) -> tuple[Iterator[dict[str, Any]] | None, int]:
@@ -117,11 +118,6 @@ def _split(iterator: Any, count: int) -> tuple[Iterator[dict[str, Any]] | None, 
     chunks = {key: value.chunk(count) if torch.is_tensor(value) else [value] * count for key, value in batch.items()}
     micro = [{key: parts[i] for key, parts in chunks.items()} for i in range(count)]
     return iter(micro), int(batch["tokens"].size(1))
-
-
-def _agreed_length(own: int, default: int) -> int:
-    """Return the longest sequence of any pipeline stage: those in the middle see no data. A collective with stages."""
-    return int(largest(own, group=mpu.get_pipeline_model_parallel_group())[0]) or default
 
 
 def _agree(train: Any, success: bool, grad_norm: float | None, num_zeros: int | None) -> tuple[bool, Any, Any]:

@@ -155,8 +155,8 @@ def train(
             )
             if should_exit:
                 break
-    finally:
-        run.finish_profiling()
+    finally:  # what was profiled is written if training ends inside the window
+        finish_profiling(cfg.profiling, dist.get_rank(), run.profiler, run.nsys_context, iteration=progress.step)
     run.close()
     fire("on_train_end")
     if should_exit:
@@ -174,15 +174,16 @@ class _Run:
         self.loaded_iteration = state.train_state.step
         self._total_loss_dict: dict[str, Any] = {}
         self._report_memory = True
-        self._nsys_context: Any = None
+        self.nsys_context: Any = None
         window = self.cfg.logger.throughput_window_size + 1
         self._history = deque[float](maxlen=window) if self.cfg.logger.log_throughput_to_tensorboard else None
-        self._prepare()
-
-    def _prepare(self) -> None:
         for chunk in self.model:
             chunk.train()
-        _set_rerun_iteration(self.state.train_state.step)
+        machine = get_rerun_state_machine()
+        if machine.current_iteration != self.loaded_iteration:
+            if dist.get_rank() == 0:
+                write_line(f"Setting rerun_state_machine.current_iteration to {self.loaded_iteration}...")
+            machine.current_iteration = self.loaded_iteration
         if (energy := self.state.energy_monitor) is not None:
             energy.setup()
             energy.resume()
@@ -192,11 +193,11 @@ class _Run:
             gc.collect()
         configure_straggler(self.state)
         tensorboard_dir = self.cfg.logger.tensorboard_dir
-        self._profiler = initialize_pytorch_profiler(
+        self.profiler = initialize_pytorch_profiler(
             self.cfg.profiling, tensorboard_dir, first_step=self.loaded_iteration
         )
-        if self._profiler is not None:
-            self._profiler.start()
+        if self.profiler is not None:
+            self.profiler.start()
         self.flops = StepFlops(self.state)
 
     def begin(self) -> None:
@@ -212,10 +213,8 @@ class _Run:
 
     def begin_step(self) -> None:
         """Profile, and see whether an asynchronous save has ended."""
-        context = handle_profiling_step(
-            self.cfg.profiling, self.state.train_state.step, dist.get_rank(), self._profiler
-        )
-        self._nsys_context = context or self._nsys_context
+        context = handle_profiling_step(self.cfg.profiling, self.state.train_state.step, dist.get_rank(), self.profiler)
+        self.nsys_context = context or self.nsys_context
         queue = self.state.async_calls_queue
         is_saving = queue is not None and queue.get_num_unfinalized_calls() > 0  # the same on every rank
         with outside_step_time(self.state) if is_saving else nullcontext():
@@ -296,22 +295,12 @@ class _Run:
             self.flops.since_last_log,
             self.state.straggler_timer,
             self.state.train_state.step,
-            self._profiler,
+            self.profiler,
             self.cfg,
             has_forward_pre_hooks(self.cfg),
-            self._nsys_context,
+            self.nsys_context,
         )
         hang.step_done()
-
-    def finish_profiling(self) -> None:
-        """Write what was profiled if training ends inside the window."""
-        finish_profiling(
-            self.cfg.profiling,
-            dist.get_rank(),
-            self._profiler,
-            self._nsys_context,
-            iteration=self.state.train_state.step,
-        )
 
     def close(self) -> None:
         """Leave everything as it should be found after training. A collective."""
@@ -351,14 +340,6 @@ def _measured_by_nvrx(state: GlobalState) -> Any:
     if problem is not None or dist.get_rank() == 0:
         write_line(f"warning: no straggler detection: {problem or 'it failed on another rank'}")
     return train_step
-
-
-def _set_rerun_iteration(step: int) -> None:
-    machine = get_rerun_state_machine()
-    if machine.current_iteration != step:
-        if dist.get_rank() == 0:
-            write_line(f"Setting rerun_state_machine.current_iteration to {step}...")
-        machine.current_iteration = step
 
 
 def _update_batch_size(state: GlobalState, save: Any) -> None:

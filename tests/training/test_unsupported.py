@@ -17,9 +17,8 @@ from cloudai_mbridge.training.config import (
 )
 from cloudai_mbridge.training.config.text.describe import class_path
 from cloudai_mbridge.training.errors import ConfigError
-from cloudai_mbridge.training.schema.check import load_all_releases
 from cloudai_mbridge.training.schema.not_done import ASKS_FOR_NOTHING
-from cloudai_mbridge.training.schema.releases import why_missing
+from cloudai_mbridge.training.schema.releases import load_all_releases, why_missing
 from cloudai_mbridge.training.startup.prepare import adapt_to_device, refuse_unsupported
 
 SECTIONS: dict[str, Any] = {

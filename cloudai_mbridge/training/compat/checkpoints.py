@@ -60,7 +60,12 @@ def load(tree: dict[str, Any], directory: str, strategy: Any, common: Callable[[
 @contextmanager
 def _common_part(common: Callable[[], Common]) -> Iterator[dict[str, Any]]:
     if hasattr(common_strategies, "TorchCommonLoadStrategy"):
-        yield {"common_strategy": _common_strategy(common)}
+
+        class Given(common_strategies.TorchCommonLoadStrategy):  # type: ignore[misc]
+            def load_common(self, checkpoint_dir: Any) -> Common:
+                return common()
+
+        yield {"common_strategy": Given()}
         return
     name = "load_common" if WRITES_COMMON_FILE else "load_common_state_dict"
     original = getattr(serialization, name)
@@ -69,14 +74,6 @@ def _common_part(common: Callable[[], Common]) -> Iterator[dict[str, Any]]:
         yield {}
     finally:
         setattr(serialization, name, original)
-
-
-def _common_strategy(common: Callable[[], Common]) -> Any:
-    class Given(common_strategies.TorchCommonLoadStrategy):  # type: ignore[misc]
-        def load_common(self, checkpoint_dir: Any) -> Common:
-            return common()
-
-    return Given()
 
 
 def read_common_file(directory: str) -> Common:

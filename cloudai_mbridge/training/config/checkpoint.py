@@ -89,10 +89,6 @@ class CheckpointConfig:
             AssertionError: any other rule; the message names the fields and their values.
         """
         self.__post_init__()
-        self._check_load()
-        self._check_save()
-
-    def _check_load(self) -> None:
         path = self.pretrained_checkpoint
         assert path is None or os.path.exists(path), f"pretrained_checkpoint={path} does not exist"
         assert not (self.load_main_params_from_ckpt and self.load_optim), (
@@ -100,8 +96,6 @@ class CheckpointConfig:
         )
         if self.ckpt_step is not None and self.load is None:
             raise ValueError(f"ckpt_step={self.ckpt_step} needs `load`: where that iteration is read from")
-
-    def _check_save(self) -> None:
         if self.async_save:
             assert self.save is not None, "async_save needs `save`: there is nowhere to write to"
             assert self.use_persistent_ckpt_worker, "async_save needs use_persistent_ckpt_worker=True"

@@ -52,11 +52,7 @@ class _ConfigContainerBase:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Self:
-        """Build a container from what `to_dict` returns.
-
-        Raises:
-            ConfigError: an unknown class or key, or a missing key.
-        """
+        """Build a container from what `to_dict` returns. Raises ConfigError: an unknown class or key, a missing one."""
         from cloudai_mbridge.training.config.text import serialization
 
         return serialization.from_dict(cls, data)
@@ -69,11 +65,7 @@ class _ConfigContainerBase:
 
     @classmethod
     def from_yaml(cls, yaml_path: str | Path) -> Self:
-        """Read a container from a file that `to_yaml` wrote.
-
-        Raises:
-            ConfigError: an unreadable file, or what `from_dict` refuses.
-        """
+        """Read a container from a file that `to_yaml` wrote. Raises ConfigError: unreadable, or as of `from_dict`."""
         from cloudai_mbridge.training.config.text import serialization
 
         return serialization.from_yaml(cls, yaml_path)
@@ -118,17 +110,9 @@ class ConfigContainer(_ConfigContainerBase):
     inprocess_restart: InProcessRestartConfig | None = None
 
     def get_data_parallel_size(self, world_size: int) -> int:
-        """Return the number of model replicas among `world_size` ranks.
-
-        Raises:
-            AssertionError: `world_size` is not divisible by tensor x pipeline x context parallel size.
-        """
-        model = self.model
-        tp, pp, cp = (
-            model.tensor_model_parallel_size,
-            model.pipeline_model_parallel_size,
-            model.context_parallel_size,
-        )
+        """Return the number of model replicas among `world_size` ranks. Raises AssertionError: not a whole number."""
+        m = self.model
+        tp, pp, cp = m.tensor_model_parallel_size, m.pipeline_model_parallel_size, m.context_parallel_size
         assert world_size % (tp * pp * cp) == 0, (
             f"world size ({world_size}) is not divisible by {tp * pp * cp} = tensor_model_parallel_size ({tp}) x "
             f"pipeline_model_parallel_size ({pp}) x context_parallel_size ({cp})"
@@ -136,8 +120,12 @@ class ConfigContainer(_ConfigContainerBase):
         return int(world_size // (tp * pp * cp))
 
     def set_data_parallel_size(self) -> None:
-        """Set `data_parallel_size` here and on `comm_overlap` from the current world size."""
-        self.data_parallel_size: int | None = self.get_data_parallel_size(current_world_size())
+        """Set `data_parallel_size` here and on `comm_overlap` from the process group's size, else as torchrun says."""
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            world_size = torch.distributed.get_world_size()
+        else:
+            world_size = int(os.environ.get("WORLD_SIZE", "1"))
+        self.data_parallel_size: int | None = self.get_data_parallel_size(world_size)
         if self.comm_overlap is not None:
             self.comm_overlap.data_parallel_size = self.data_parallel_size
 
@@ -153,24 +141,11 @@ class ConfigContainer(_ConfigContainerBase):
         """Print, on rank 0, what differs from Megatron-Core's defaults."""
         log_non_default_values(self)
 
-    def _validate_and_apply_deterministic_mode(self) -> None:
-        apply_deterministic_mode(self)
-
-    def _validate_cp_comm_type(self) -> None:
-        check_cp_comm_type(self)
-
-    def _validate_training_scheduler_compatibility(self) -> None:
-        check_training_scheduler_compatibility(self)
-
-    def _calculate_scheduler_steps(self) -> None:
-        calculate_scheduler_steps(self)
-
-
-def current_world_size() -> int:
-    """Return the number of ranks: of the process group if there is one, else as torchrun's WORLD_SIZE says, else 1."""
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return torch.distributed.get_world_size()
-    return int(os.environ.get("WORLD_SIZE", "1"))
+    # Megatron-Bridge's names
+    _validate_and_apply_deterministic_mode = apply_deterministic_mode
+    _validate_cp_comm_type = check_cp_comm_type
+    _validate_training_scheduler_compatibility = check_training_scheduler_compatibility
+    _calculate_scheduler_steps = calculate_scheduler_steps
 
 
 T = TypeVar("T")

@@ -107,22 +107,18 @@ class GPTDatasetConfig(MCoreGPTDatasetConfig, DataloaderConfig):  # type: ignore
         Raises:
             AssertionError: a rule is broken, or one of the three options of the masks is not given.
         """
-        self._derive_blend()
+        if self.data_path is not None:
+            derived = blend_from_data_path(self.data_path)
+            if self.blend is None or self.blend is self._derived_blend:  # type: ignore[has-type]
+                self.blend = self._derived_blend = derived
+            elif list(self.blend) != list(derived):
+                # Legal, and easily meant otherwise: a saved configuration holds the blend of its old data_path
+                logger.warning("data_path=%r is not read: blend=%r is given as well", self.data_path, self.blend)
         self.mock, self.split_matrix = False, None  # as an earlier call may have left them
         BlendedMegatronDatasetConfig.__post_init__(self)
         for name in ("reset_position_ids", "reset_attention_mask", "eod_mask_loss"):
             assert getattr(self, name) is not None, f"{name} is needed: True or False"
         DataloaderConfig.finalize(self)
-
-    def _derive_blend(self) -> None:
-        if self.data_path is None:
-            return
-        derived = blend_from_data_path(self.data_path)
-        if self.blend is None or self.blend is self._derived_blend:  # type: ignore[has-type]
-            self.blend = self._derived_blend = derived
-        elif list(self.blend) != list(derived):
-            # Legal, and easily meant otherwise: a saved configuration holds the blend of its old data_path
-            logger.warning("data_path=%r is not read: blend=%r is given as well", self.data_path, self.blend)
 
 
 @dataclass(init=False)
@@ -134,11 +130,7 @@ class MockGPTDatasetConfig(GPTDatasetConfig):
         super().__init__(seq_length=seq_length, **kwargs)
 
     def finalize(self) -> None:
-        """Refuse every source of real data, then apply the rules of GPTDatasetConfig.
-
-        Raises:
-            TypeError: a blend or a data path.
-        """
+        """Refuse every source of real data with a TypeError, then apply the rules of GPTDatasetConfig."""
         if given := [name for name in ("blend", "blend_per_split", "data_path") if getattr(self, name)]:
             raise TypeError(f"MockGPTDatasetConfig makes its samples up and takes no {' and no '.join(given)}")
         self.__dict__.pop("blend", None)

@@ -29,18 +29,14 @@ class OptimizerConfig(MCoreOptimizerConfig):  # type: ignore[misc]
         Warns:
             UserWarning: the mxfp8 recipe without `reuse_grad_buf_for_mxfp8_param_ag`.
         """
-        if self.use_precision_aware_optimizer:
-            self._check_precision_aware()
-        super().__post_init__()
-
-    def _check_precision_aware(self) -> None:
         # Megatron-Core 0.16.1 compares Transformer Engine's version first, and that is a TypeError where there is none
-        assert self.optimizer == "adam", f"use_precision_aware_optimizer needs optimizer='adam', not {self.optimizer!r}"
-        assert self.use_distributed_optimizer, "use_precision_aware_optimizer needs use_distributed_optimizer=True"
-        if not have_te():
-            raise RuntimeError(
-                "use_precision_aware_optimizer needs Transformer Engine's FusedAdam: it is not installed"
-            )
+        if self.use_precision_aware_optimizer:
+            asks = "use_precision_aware_optimizer needs"
+            assert self.optimizer == "adam", f"{asks} optimizer='adam', not {self.optimizer!r}"
+            assert self.use_distributed_optimizer, f"{asks} use_distributed_optimizer=True"
+            if not have_te():
+                raise RuntimeError(f"{asks} Transformer Engine's FusedAdam: it is not installed")
+        super().__post_init__()
 
 
 @dataclass(frozen=True)
@@ -67,8 +63,12 @@ class OptimizerConfigOverrideProvider:
         overrides: dict[ParamKey, ParamGroupOverride] = {}
         if names := tuple(_names_without_weight_decay(context)):
             overrides[ParamKey(name=names)] = ParamGroupOverride(wd_mult=0.0)
-        if context.optimizer_config.decoupled_lr is not None:
-            overrides[ParamKey(attr="is_embedding_or_output_parameter")] = _decoupled_lr(context.optimizer_config)
+        config = context.optimizer_config
+        if config.decoupled_lr is not None:
+            own = ParamGroupOverride(max_lr=config.decoupled_lr)
+            if config.decoupled_min_lr is not None:
+                own["min_lr"] = config.decoupled_min_lr
+            overrides[ParamKey(attr="is_embedding_or_output_parameter")] = own
         return overrides or None
 
 
@@ -84,10 +84,3 @@ def _names_without_weight_decay(context: OptimizerConfigOverrideProviderContext)
             is_exempt_vector = parameter.dim() == 1 and not (qk_layernorm_decays and is_qk_layernorm)
             if name.endswith(".bias") or is_exempt_vector:
                 yield name
-
-
-def _decoupled_lr(config: MCoreOptimizerConfig) -> ParamGroupOverride:
-    override: ParamGroupOverride = {"max_lr": config.decoupled_lr}
-    if config.decoupled_min_lr is not None:
-        override["min_lr"] = config.decoupled_min_lr
-    return override

@@ -29,11 +29,7 @@ class ProfilingConfig:
     nvtx_ranges: bool = False
 
     def finalize(self) -> None:
-        """Check the profiler's choice and window.
-
-        Raises:
-            AssertionError: two profilers, a negative step, or an end before the start.
-        """
+        """Raise AssertionError for two profilers, a negative step, or an end before the start."""
         start, end = self.profile_step_start, self.profile_step_end
         assert not (self.use_nsys_profiler and self.use_pytorch_profiler), (
             "use_nsys_profiler and use_pytorch_profiler are both set: enable one of them"
@@ -55,17 +51,15 @@ class TensorInspectConfig:
 
     def finalize(self) -> None:
         """Point `feature_dirs` at the features that Transformer Engine ships, where none are named and it has any."""
-        if self.enabled and not self.feature_dirs:
-            self.feature_dirs = _installed_feature_dirs() or self.feature_dirs
-
-
-def _installed_feature_dirs() -> list[str] | None:
-    try:
-        return [str(path) for path in importlib.import_module(_TE_FEATURES).__path__]
-    except Exception as error:
-        # A broken Transformer Engine raises far more than ImportError, and features may yet be named elsewhere
-        logger.debug("no installed debug features: importing %s failed: %r", _TE_FEATURES, error)
-        return None
+        if not self.enabled or self.feature_dirs:
+            return
+        try:
+            found = [str(path) for path in importlib.import_module(_TE_FEATURES).__path__]
+        except Exception as error:
+            # A broken Transformer Engine raises far more than ImportError, and features may yet be named elsewhere
+            logger.debug("no installed debug features: importing %s failed: %r", _TE_FEATURES, error)
+        else:
+            self.feature_dirs = found or self.feature_dirs
 
 
 def should_profile_rank(config: ProfilingConfig | None, rank: int) -> bool:

@@ -44,11 +44,7 @@ class NVRxStragglerDetectionConfig:
     logger_name: str = "megatron.bridge.NVRxStragglerDetection"
 
     def finalize(self) -> None:
-        """Check the settings of an enabled detector.
-
-        Raises:
-            ValueError: nothing to calculate, an interval that is not positive, or a threshold outside [0, 1].
-        """
+        """Raise ValueError if enabled with nothing to calculate, an interval <= 0, or a threshold outside [0, 1]."""
         if not self.enabled:
             return
         if not (self.calc_relative_gpu_perf or self.calc_individual_gpu_perf):

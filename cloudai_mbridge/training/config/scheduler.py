@@ -30,43 +30,26 @@ class SchedulerConfig:
     wsd_decay_steps: int | None = field(init=False, default=None)
 
     def finalize(self) -> None:
-        """Check that the law is given in one unit and in one way.
-
-        Raises:
-            AssertionError: a rule is broken; the message names the fields and their values.
-        """
-        self._check_weight_decay()
+        """Check that the law is given in one unit and one way; an AssertionError names the fields and their values."""
+        start, end = self.start_weight_decay, self.end_weight_decay
+        if start is not None:
+            assert start >= 0.0, f"start_weight_decay={start} is negative"
+            assert end is not None, f"start_weight_decay={start} needs end_weight_decay"
+            assert end >= start, f"end_weight_decay={end} must be at least start_weight_decay={start}"
         assert not (self.override_opt_param_scheduler and self.use_checkpoint_opt_param_scheduler), (
             "override_opt_param_scheduler and use_checkpoint_opt_param_scheduler are both set: "
             "the law comes from here or from the checkpoint"
         )
-        self._check_units()
+        iters = self._given("lr_decay_iters", "lr_warmup_iters", "lr_wsd_decay_iters")
+        samples = self._given("lr_decay_samples", "lr_warmup_samples", "lr_wsd_decay_samples")
+        assert not (iters and samples), f"iterations ({iters}) and samples ({samples}) are mixed: use one"
+        warmup = self._given("lr_warmup_iters", "lr_warmup_samples")
+        assert self.lr_warmup_fraction is None or not warmup, (
+            f"lr_warmup_fraction={self.lr_warmup_fraction} and {warmup} are both given: use one"
+        )
 
-    def _check_weight_decay(self) -> None:
-        start, end = self.start_weight_decay, self.end_weight_decay
-        if start is None:
-            return
-        assert start >= 0.0, f"start_weight_decay={start} is negative"
-        assert end is not None, f"start_weight_decay={start} needs end_weight_decay"
-        assert end >= start, f"end_weight_decay={end} must be at least start_weight_decay={start}"
-
-    def _check_units(self) -> None:
-        iters = {
-            "lr_decay_iters": self.lr_decay_iters,
-            "lr_warmup_iters": self.lr_warmup_iters or None,
-            "lr_wsd_decay_iters": self.lr_wsd_decay_iters,
-        }
-        samples = {
-            "lr_decay_samples": self.lr_decay_samples,
-            "lr_warmup_samples": self.lr_warmup_samples or None,
-            "lr_wsd_decay_samples": self.lr_wsd_decay_samples,
-        }
-        in_iters, in_samples = _given(iters), _given(samples)
-        assert not (in_iters and in_samples), f"iterations ({in_iters}) and samples ({in_samples}) are mixed: use one"
-        if self.lr_warmup_fraction is not None:
-            warmup = _given({name: value for name, value in (iters | samples).items() if "warmup" in name})
-            assert not warmup, f"lr_warmup_fraction={self.lr_warmup_fraction} and {warmup} are both given: use one"
-
-
-def _given(values: dict[str, int | None]) -> str:
-    return ", ".join(f"{name}={value}" for name, value in values.items() if value is not None)
+    def _given(self, *names: str) -> str:
+        """Return the fields that differ from their defaults, with their values."""
+        values = {name: getattr(self, name) for name in names}
+        given = {name: value for name, value in values.items() if value not in (None, getattr(SchedulerConfig, name))}
+        return ", ".join(f"{name}={value}" for name, value in given.items())

@@ -51,26 +51,23 @@ class TrainingConfig:
         Raises:
             AssertionError: neither or both of `train_iters` and `train_samples`, or samples that make no iteration.
         """
-        if self.train_samples is None:
+        samples, batch = self.train_samples, self.global_batch_size
+        if samples is None:
             assert self.train_iters is not None, "train_iters or train_samples is needed: how long to train"
             return
-        iters = self._iters_of_samples(self.train_samples)
-        assert self.train_iters in (None, self._derived_train_iters, iters), (
-            f"train_iters={self.train_iters} and train_samples={self.train_samples} are both given, and the samples "
-            f"make {iters} iterations of global_batch_size={self.global_batch_size}: use one"
-        )
-        if iters != self._derived_train_iters and os.getenv("RANK", "0") == "0":
-            logger.info("train_iters is %d: %d samples // %s", iters, self.train_samples, self.global_batch_size)
-        self.train_iters = self._derived_train_iters = iters
-
-    def _iters_of_samples(self, samples: int) -> int:
-        batch = self.global_batch_size
         assert samples > 0, f"train_samples={samples} must be positive"
         assert self.rampup_batch_size is None, "train_samples and rampup_batch_size do not go together: use train_iters"
         assert batch is not None, "train_samples needs global_batch_size: the samples of one iteration"
         assert batch > 0, f"global_batch_size={batch} must be positive"
         assert samples >= batch, f"train_samples={samples} is less than one batch: global_batch_size={batch}"
-        return samples // batch
+        iters = samples // batch
+        assert self.train_iters in (None, self._derived_train_iters, iters), (
+            f"train_iters={self.train_iters} and train_samples={samples} are both given, and the samples make {iters} "
+            f"iterations of global_batch_size={batch}: use one"
+        )
+        if iters != self._derived_train_iters and os.getenv("RANK", "0") == "0":
+            logger.info("train_iters is %d: %d samples // %s", iters, samples, batch)
+        self.train_iters = self._derived_train_iters = iters
 
 
 @dataclass(kw_only=True)

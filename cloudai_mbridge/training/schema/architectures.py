@@ -117,17 +117,8 @@ def as_here(table: Mapping[Any, Any], section: Section, where: str) -> Mapping[A
         table = {**table, "rotary_base": int(base)}  # Hugging Face has it as a float
     if _NEW_SMS in section.fields and table.get(_NEW_SMS) is None and _OLD_SMS.items() <= table.items():
         table = {key: item for key, item in table.items() if key not in _OLD_SMS}
-    return _with_rope_scaling(table, where) if target in _OF_LLAMA_31 else table
-
-
-def _is_block_spec(value: object) -> bool:
-    if not is_tagged(value) or not isinstance(value, dict) or value["_target_"] != _BLOCK_SPEC:
-        return False
-    filled_in = {key: item for key, item in value.items() if key not in ("_target_", "_partial_", "_args_")}
-    return not value.get("_args_") and set(filled_in) <= {"use_transformer_engine"}
-
-
-def _with_rope_scaling(table: Mapping[Any, Any], where: str) -> Mapping[Any, Any]:
+    if target not in _OF_LLAMA_31:
+        return table
     for name, only in _LLAMA_31_FACTORS.items():
         if table.get(name) != only:
             fail(join(where, name), f"{show(table.get(name))} is not possible here; use {only}")
@@ -135,3 +126,10 @@ def _with_rope_scaling(table: Mapping[Any, Any], where: str) -> Mapping[Any, Any
         fail(where, "missing key scale_factor")
     rest = {key: item for key, item in table.items() if key not in ("scale_factor", *_LLAMA_31_FACTORS)}
     return {**rest, "rope_scaling": True, "rope_scaling_factor": table["scale_factor"]}
+
+
+def _is_block_spec(value: object) -> bool:
+    if not is_tagged(value) or not isinstance(value, dict) or value["_target_"] != _BLOCK_SPEC:
+        return False
+    filled_in = {key: item for key, item in value.items() if key not in ("_target_", "_partial_", "_args_")}
+    return not value.get("_args_") and set(filled_in) <= {"use_transformer_engine"}

@@ -1,26 +1,15 @@
 """Names and types of every config key, for programs without torch: `schema.json`, and the check against it."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from cloudai_mbridge.training.schema.known_names import CONTAINER
 from cloudai_mbridge.training.schema.messages import fail, show
 from cloudai_mbridge.training.schema.plain import check
-from cloudai_mbridge.training.schema.releases import differs_elsewhere, of_release, why_missing
+from cloudai_mbridge.training.schema.releases import Catalog, load_all_releases, of_release
 from cloudai_mbridge.training.schema.type_forms import Field, Form, Section, parse
-
-SCHEMA_FILE = Path(__file__).with_name("schema.json")
-
-
-@cache
-def load_all_releases() -> dict[str, Any]:
-    """Return the file's content; `releases` says how it holds several releases of Megatron-Core."""
-    schema: dict[str, Any] = json.loads(SCHEMA_FILE.read_text(encoding="utf-8"))
-    return schema
 
 
 @cache
@@ -46,23 +35,7 @@ def check_section_values(data: dict[str, Any], *, partial: bool = False, release
     check(Form("config", (CONTAINER,)), data, "", _SchemaCatalog(release, partial))
 
 
-class ReleaseCatalog:
-    """What a catalog knows of other releases of Megatron-Core than the one that trains."""
-
-    def __init__(self, release: str | None) -> None:
-        self._release = release
-        self.dropped: dict[str, Any] = {}
-
-    def missing_because(self, path: str, key: str) -> str | None:
-        """Say which releases of Megatron-Core have a key that the class at `path` lacks; None: none has it."""
-        return why_missing(load_all_releases(), path, key, self._release)
-
-    def is_request(self, path: str, key: str, value: Any) -> bool:
-        """Say whether `value` differs from the default of the releases of Megatron-Core that have the key."""
-        return differs_elsewhere(load_all_releases(), path, key, value)
-
-
-class _SchemaCatalog(ReleaseCatalog):
+class _SchemaCatalog(Catalog):
     """Look classes and enums up in the schema."""
 
     def __init__(self, release: str | None, partial: bool) -> None:

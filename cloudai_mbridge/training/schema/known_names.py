@@ -129,19 +129,16 @@ _INIT_NAMES = (
     *("xavier_uniform_", "xavier_normal_", "kaiming_uniform_", "kaiming_normal_"),
 )
 _LAYER_SPECS = f"{_PACKAGE}.models.layer_specs"
+_FUNCTIONS: Mapping[str, tuple[str, ...]] = {
+    "torch.nn.functional": ("gelu", "silu", "relu", "relu6", "sigmoid", "softplus", "tanh", "mish"),
+    "torch": ("sigmoid", "tanh", "relu"),
+    "torch.nn.init": _INIT_NAMES,
+    "megatron.core.activations": ("squared_relu", "quick_gelu", "fast_gelu"),
+    _LAYER_SPECS: ("default_layer_spec",),
+}
 # name in a file -> (module, attribute)
 FUNCTIONS: Mapping[str, tuple[str, str]] = {
-    **{
-        f"torch.nn.functional.{name}": ("torch.nn.functional", name)
-        for name in ("gelu", "silu", "relu", "relu6", "sigmoid", "softplus", "tanh", "mish")
-    },
-    **{f"torch.{name}": ("torch", name) for name in ("sigmoid", "tanh", "relu")},
-    **{f"torch.nn.init.{name}": ("torch.nn.init", name) for name in _INIT_NAMES},
-    **{
-        f"megatron.core.activations.{name}": ("megatron.core.activations", name)
-        for name in ("squared_relu", "quick_gelu", "fast_gelu")
-    },
-    f"{_LAYER_SPECS}.default_layer_spec": (_LAYER_SPECS, "default_layer_spec"),
+    **{f"{module}.{name}": (module, name) for module, names in _FUNCTIONS.items() for name in names},
     # as Megatron-Bridge writes them
     "torch._C._nn.gelu": ("torch.nn.functional", "gelu"),
     "megatron.bridge.models.gpt_provider.default_layer_spec": (_LAYER_SPECS, "default_layer_spec"),
@@ -165,9 +162,6 @@ ENUMS: Mapping[str, tuple[str, str]] = {
         for name in ("AttnBackend", "CudaGraphScope", "CudaGraphModule", "InferenceCudaGraphScope")
     },
 }
-
-PATHS = ("pathlib.Path", "pathlib.PosixPath")
-TUPLE = "tuple"
 
 
 def _class_paths() -> dict[str, str]:
@@ -197,11 +191,6 @@ def is_foreign(target: str) -> bool:
     return target.startswith("megatron.")
 
 
-def is_of_megatron_core(target: str) -> bool:
-    """Say whether this is a class of Megatron-Core, which has no key that a release of Megatron-Core does not have."""
-    return target.startswith("megatron.core.")
-
-
 def kind_of_target(target: object) -> str:
     """Name the kind of thing a `_target_` stands for: dtype, callable, enum, path, tuple, config; "" is refused."""
     if not isinstance(target, str):
@@ -210,8 +199,8 @@ def kind_of_target(target: object) -> str:
         ("dtype", DTYPES),
         ("callable", FUNCTIONS),
         ("enum", ENUMS),
-        ("path", PATHS),
-        ("tuple", (TUPLE,)),
+        ("path", ("pathlib.Path", "pathlib.PosixPath")),
+        ("tuple", ("tuple",)),
         ("config", CLASS_PATHS),
     )
     return next((kind for kind, table in tables if target in table), "")

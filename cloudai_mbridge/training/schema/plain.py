@@ -4,7 +4,7 @@ end here."""
 import difflib
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any, NoReturn
 
@@ -18,13 +18,13 @@ from cloudai_mbridge.training.schema.known_names import (
     FUNCTIONS,
     dtype_name,
     is_foreign,
-    is_of_megatron_core,
     kind_of_target,
 )
 from cloudai_mbridge.training.schema.messages import fail, is_tagged, join, nearest, show
 from cloudai_mbridge.training.schema.not_done import ASKS_FOR_NOTHING, WITHOUT_EFFECT
-from cloudai_mbridge.training.schema.tagged import check_enum, check_path, check_reference, one_argument
-from cloudai_mbridge.training.schema.type_forms import Catalog, Form, Section, describe, field_key, options_of
+from cloudai_mbridge.training.schema.releases import Catalog
+from cloudai_mbridge.training.schema.tagged import check_reference, enum_member, one_argument
+from cloudai_mbridge.training.schema.type_forms import Form, Section, describe, field_key, options_of
 
 MAX_DEPTH = 64
 _PLAIN_TYPES: Mapping[str, type] = {"bool": bool, "int": int, "str": str}
@@ -62,22 +62,10 @@ def fitting(form: Form, value: Any, catalog: Catalog) -> list[Form]:
     return sorted(options, key=lambda option: option.kind not in _EXACT)
 
 
-def config_path(form: Form, value: Mapping[str, Any], where: str, catalog: Catalog) -> str:
-    """Return the path of the class that the table `value` is read as, where `form` is a config class."""
-    (wanted,) = form.args
-    if "_target_" not in value:
-        section = catalog.section(wanted)
-        if section is None or section.abstract:
-            fail(where, f"name the class in `_target_`: {describe(form)} is only a base class")
-        return str(wanted)
-    target = value["_target_"]
-    return target if target == wanted else CLASS_PATHS.get(target, target)
-
-
 def _check_target(value: Mapping[str, Any], form: Form, where: str) -> None:
     """Refuse a `_target_` that neither the tables nor the annotation names; nothing has been imported yet."""
     target = value["_target_"]
-    named = [option.args[0] for option in options_of(form) if option.kind in ("config", "enum")]
+    named = [option.args[0] for option in options_of(form, "config", "enum")]
     if target in named or kind_of_target(target):
         return
     valid = named or [*CLASS_PATHS, *FUNCTIONS, *DTYPES, *ENUMS]
@@ -123,7 +111,15 @@ def _scalar_fits(form: Form, value: Any, catalog: Catalog) -> bool:
         return type(value) is float or (type(value) is int and _fits_float(value))
     if kind == "literal":
         return any(type(choice) is type(value) and choice == value for choice in form.args)
-    return type(value) is str and _text_fits(form, value, catalog)
+    if type(value) is not str:
+        return False
+    if kind == "dtype":
+        return dtype_name(value) in DTYPES
+    if kind == "callable":
+        return value in FUNCTIONS or value in ACTIVATIONS
+    if kind == "enum":
+        return value in catalog.members(form.args[0])
+    return kind == "path"
 
 
 def _fits_float(value: int) -> bool:
@@ -133,21 +129,12 @@ def _fits_float(value: int) -> bool:
         return False
 
 
-def _text_fits(form: Form, value: str, catalog: Catalog) -> bool:
-    if form.kind == "dtype":
-        return dtype_name(value) in DTYPES
-    if form.kind == "callable":
-        return value in FUNCTIONS or value in ACTIVATIONS
-    if form.kind == "enum":
-        return value in catalog.members(form.args[0])
-    return form.kind == "path"
-
-
 def _fail_type(form: Form, value: Any, where: str, catalog: Catalog) -> NoReturn:
     text = f"{show(value)} is {_type_name(value)}, {describe(form)} is needed"
     kinds = {option.kind for option in options_of(form)}
     if type(value) is str:
-        choices = [choice for choice in _choices(form, catalog) if isinstance(choice, str)]
+        named = spelled_out(form, catalog, dtype=DTYPES, callable=FUNCTIONS)
+        choices = [choice for choice in named if isinstance(choice, str)]
         text += f"; {nearest(value, choices, 'choices')}" if choices else _hint_for_text(value, kinds)
     elif "str" in kinds and isinstance(value, int | float):
         text += "; put it in quotes to mean text"
@@ -173,18 +160,16 @@ def _hint_for_text(value: str, kinds: set[str]) -> str:
     return ""
 
 
-def _choices(form: Form, catalog: Catalog) -> list[Any]:
-    """List the spelled-out values of `form`."""
+def spelled_out(form: Form, catalog: Catalog, **by_kind: Iterable[str]) -> list[Any]:
+    """List the choices of literals, the members of enums, and those of the other kinds that are given."""
     found: list[Any] = []
     for option in options_of(form):
         if option.kind == "literal":
             found.extend(option.args)
         elif option.kind == "enum":
             found.extend(catalog.members(option.args[0]))
-        elif option.kind == "dtype":
-            found.extend(DTYPES)
-        elif option.kind == "callable":
-            found.extend(FUNCTIONS)
+        else:
+            found.extend(by_kind.get(option.kind, ()))
     return found
 
 
@@ -231,8 +216,12 @@ _KEY = Form("union", (Form("str"), Form("int"), Form("bool")))
 
 
 def _check_config(form: Form, value: Any, where: str, catalog: Catalog, depth: int) -> Any:
-    path = config_path(form, value, where, catalog)
+    path = value.get("_target_", form.args[0])
+    if path != form.args[0]:
+        path = CLASS_PATHS.get(path, path)
     section = catalog.section(path)
+    if "_target_" not in value and (section is None or section.abstract):
+        fail(where, f"name the class in `_target_`: {describe(form)} is only a base class")
     if section is None or section.abstract:
         fail(join(where, "_target_"), f"{show(value.get('_target_'))} is not a class that can be built here")
     made = _check_keys(section, as_here(value, section, where), where, catalog, depth)
@@ -257,10 +246,8 @@ def _check_keys(section: Section, value: Mapping[Any, Any], where: str, catalog:
             catalog.dropped[at] = item
             continue
         if name is None:
-            fail(
-                at,
-                catalog.missing_because(section.path, str(key)) or f"unknown key; {_valid_keys(section, value, key)}",
-            )
+            elsewhere = catalog.missing_because(section.path, str(key))
+            fail(at, elsewhere or f"unknown key; {_valid_keys(section, value, key)}")
         entry = section.fields[name]
         if entry.computed:
             if not is_foreign(str(value.get("_target_", ""))):  # tables of Megatron-Bridge may carry them
@@ -282,7 +269,7 @@ def is_left_out(section: Section, table: Mapping[Any, Any], key: str, item: Any,
     target, name = str(table.get("_target_", "")), field_key(section, key)
     if not is_foreign(target):
         return False
-    if is_of_megatron_core(target):
+    if target.startswith("megatron.core."):  # it has no key that a release of Megatron-Core does not have
         return name is None and catalog.missing_because(section.path, key) is not None
     return name is None or (item is None and not fitting(section.fields[name].form, None, catalog))
 
@@ -310,21 +297,21 @@ def _same(left: Any, right: Any) -> bool:
 
 def _check_leaf(form: Form, value: Any, where: str, catalog: Catalog, depth: int) -> Any:
     """Let pass what `_shape_fits` has compared, or look at what a table names."""
-    if form.kind in _NAMED:
-        _NAMED[form.kind](form, value, where, catalog)
+    if is_tagged(value):
+        match form.kind:
+            case "dtype" | "callable":
+                check_reference(value, where)
+            case "path":
+                one_argument(value, where, str)
+            case "enum":
+                enum_member(form, value, where, catalog)
     return catalog.make(form, value, where)
 
 
-def _check_opaque(form: Form, value: Any, where: str, catalog: Catalog, depth: int) -> NoReturn:
-    fail(where, f"{describe(form)} is an object of the program, a file cannot give it")
-
-
-_NAMED = {"dtype": check_reference, "callable": check_reference, "path": check_path, "enum": check_enum}
 _CHECKS: Mapping[str, Callable[[Form, Any, str, Catalog, int], Any]] = {
-    **dict.fromkeys(("none", "bool", "int", "float", "str", "literal", *_NAMED), _check_leaf),
+    **dict.fromkeys((*_EXACT, "float", "dtype", "callable", "path", "enum"), _check_leaf),
     **dict.fromkeys(("list", "tuple"), _check_list),
     "any": _check_any,
     "dict": _check_dict,
     "config": _check_config,
-    "opaque": _check_opaque,
 }

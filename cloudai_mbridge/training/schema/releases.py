@@ -1,15 +1,62 @@
 """`schema.json` holds several releases of Megatron-Core: what is the same in all is one entry, anything else a list of
 entries, each with its "releases"."""
 
+import json
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from cloudai_mbridge.training.compat.versions import RELEASES
-from cloudai_mbridge.training.schema.type_forms import Form, options_of, parse, render, union
+from cloudai_mbridge.training.schema.type_forms import Form, Section, options_of, parse, render, union
 
+SCHEMA_FILE = Path(__file__).with_name("schema.json")
 _KEY = "releases"
 
 Entry = dict[str, Any]
+
+
+@cache
+def load_all_releases() -> dict[str, Any]:
+    """Return the file's content."""
+    schema: dict[str, Any] = json.loads(SCHEMA_FILE.read_text(encoding="utf-8"))
+    return schema
+
+
+class Catalog(ABC):
+    """Where class paths and enum paths are looked up.
+
+    dropped: keys of tables that Megatron-Bridge wrote and no class here has, with their values.
+    """
+
+    def __init__(self, release: str | None) -> None:
+        """Begin empty. release: of the Megatron-Core that trains, or its version; None: not known."""
+        self._release = release
+        self.dropped: dict[str, Any] = {}
+
+    @abstractmethod
+    def section(self, path: str) -> Section | None:
+        """Return the config class at `path`, None where there is none."""
+
+    @abstractmethod
+    def members(self, path: str) -> Mapping[str, Any]:
+        """Return name -> value of the enum at `path`."""
+
+    @abstractmethod
+    def make(self, form: Form, value: Any, where: str) -> Any:
+        """Return what the checked `value` stands for; items of lists and tables are made already."""
+
+    def missing_because(self, path: str, key: str) -> str | None:
+        """Say which releases of Megatron-Core have a key that the class at `path` lacks; None: none has it."""
+        return why_missing(load_all_releases(), path, key, self._release)
+
+    def is_request(self, path: str, key: str, value: Any) -> bool:
+        """Say whether a key that other releases have is given, and `value` is the default of none of them."""
+        if _who_has(load_all_releases(), path, key) is None:
+            return False
+        variants = load_all_releases()["classes"][path]["fields"][key]
+        return value not in [variant["default"] for variant in variants if "default" in variant]
 
 
 def of_release(schema: Mapping[str, Any], release: str | None) -> dict[str, Any]:
@@ -31,20 +78,9 @@ def merge(schema: Mapping[str, Any], fresh: Mapping[str, Any], release: str) -> 
 
 
 def why_missing(schema: Mapping[str, Any], path: str, key: str, used: str | None) -> str | None:
-    """Say which releases have a field that the used one lacks; None where no release has it.
-
-    used: the release or version that trains, for the message.
-    """
+    """Say which releases have a field that the `used` one, which trains, lacks; None where no release has it."""
     having = _who_has(schema, path, key)
     return having and f"needs Megatron-Core {having}, and {used} trains here; remove it, or change the release"
-
-
-def differs_elsewhere(schema: Mapping[str, Any], path: str, key: str, value: Any) -> bool:
-    """Say whether some releases have a field that others lack, and `value` is the default of none of them."""
-    if _who_has(schema, path, key) is None:
-        return False
-    variants = schema["classes"][path]["fields"][key]
-    return value not in [variant["default"] for variant in variants if "default" in variant]
 
 
 def _who_has(schema: Mapping[str, Any], path: str, key: str) -> str | None:
@@ -103,11 +139,9 @@ def _with(entry: Any, fresh: Entry | None, release: str) -> Any:
             spans.append((fresh, {release}))
         else:
             same.add(release)
-    spans = sorted(((plain, found) for plain, found in spans if found), key=lambda span: _last(span[1]))
+    spans = sorted(
+        ((plain, found) for plain, found in spans if found), key=lambda span: max(map(RELEASES.index, span[1]))
+    )
     if len(spans) == 1 and spans[0][1] == {*RELEASES}:
         return spans[0][0]
     return [{**plain, _KEY: [each for each in RELEASES if each in found]} for plain, found in spans]
-
-
-def _last(releases: set[str]) -> int:
-    return max(RELEASES.index(release) for release in releases)

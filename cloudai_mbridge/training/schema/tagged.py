@@ -8,7 +8,8 @@ from typing import Any
 
 from cloudai_mbridge.training.schema.known_names import PARTIAL_PREFIX
 from cloudai_mbridge.training.schema.messages import fail, is_tagged, join, nearest, show
-from cloudai_mbridge.training.schema.type_forms import Catalog, Form, describe
+from cloudai_mbridge.training.schema.releases import Catalog
+from cloudai_mbridge.training.schema.type_forms import Form, describe
 
 
 def one_argument(value: Mapping[str, Any], where: str, kind: type) -> Any:
@@ -22,25 +23,14 @@ def one_argument(value: Mapping[str, Any], where: str, kind: type) -> Any:
     return arguments[0]
 
 
-def check_path(form: Form, value: Any, where: str, catalog: Catalog) -> None:
-    if is_tagged(value):
-        one_argument(value, where, str)
-
-
-def check_reference(form: Form, value: Any, where: str, catalog: Catalog) -> None:
-    """Check a dtype or a function: it is named, never called."""
-    if not is_tagged(value):
-        return
-    if value.get("_partial_") is True:
-        _check_partial(value, where)
-        return
-    for key, item in value.items():
-        if key != "_target_" and not (key in ("_call_", "_partial_") and item is False):
-            fail(join(where, key), f"{show(item)}: {value['_target_']} is named here, never called")
-
-
-def _check_partial(value: Mapping[Any, Any], where: str) -> None:
+def check_reference(value: Mapping[Any, Any], where: str) -> None:
+    """Check the table of a dtype or a function: it is named, never called."""
     target = value["_target_"]
+    if value.get("_partial_") is not True:
+        for key, item in value.items():
+            if key != "_target_" and not (key in ("_call_", "_partial_") and item is False):
+                fail(join(where, key), f"{show(item)}: {target} is named here, never called")
+        return
     if not target.startswith(PARTIAL_PREFIX):
         fail(where, f"{target} takes no arguments; only functions of {PARTIAL_PREFIX}* do")
     arguments = value.get("_args_", [])
@@ -51,11 +41,6 @@ def _check_partial(value: Mapping[Any, Any], where: str) -> None:
     for key, item in numbers:
         if not isinstance(key, str) or type(item) not in (int, float, str) or key == "_call_":
             fail(join(where, key), f"{show(item)}: only numbers and names can be filled in")
-
-
-def check_enum(form: Form, value: Any, where: str, catalog: Catalog) -> None:
-    if is_tagged(value):
-        enum_member(form, value, where, catalog)
 
 
 def enum_member(form: Form, value: Any, where: str, catalog: Catalog) -> str:
@@ -79,12 +64,7 @@ def enum_member(form: Form, value: Any, where: str, catalog: Catalog) -> str:
 
 def _names_member(name: str, member: Any, named: Any, arguments: Any) -> bool:
     """Say whether both spellings, where given, mean this member."""
-    if named is not None and named != name:
+    if arguments is not None and not (isinstance(arguments, list) and len(arguments) == 1):
         return False
-    if arguments is None:
-        return True
-    return isinstance(arguments, list) and len(arguments) == 1 and _is_value(arguments[0], member)
-
-
-def _is_value(argument: Any, member: Any) -> bool:
-    return type(argument) is type(member) and argument == member
+    is_value = arguments is None or (type(arguments[0]) is type(member) and arguments[0] == member)
+    return named in (None, name) and is_value

@@ -3,7 +3,7 @@
 import ast
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 SIMPLE = ("any", "none", "bool", "int", "float", "str", "path", "dtype", "callable")
 _NAMES = dict(zip(SIMPLE, ("Any", "None", "bool", "int", "float", "str", "Path", "dtype", "Callable"), strict=True))
@@ -41,9 +41,10 @@ def union(options: tuple[Form, ...]) -> Form:
     return unique[0] if len(unique) == 1 else Form("union", unique)
 
 
-def options_of(form: Form) -> tuple[Form, ...]:
-    """List the members of a union, or the form itself."""
-    return form.args if form.kind == "union" else (form,)
+def options_of(form: Form, *kinds: str) -> tuple[Form, ...]:
+    """List the members of a union, or the form itself; where `kinds` are given, only those of one of them."""
+    options = form.args if form.kind == "union" else (form,)
+    return tuple(option for option in options if option.kind in kinds) if kinds else options
 
 
 def render(form: Form) -> str:
@@ -127,30 +128,6 @@ class Section:
     def keys(self) -> list[str]:
         """List what may be set."""
         return [*(name for name, entry in self.fields.items() if not entry.computed), *self.aliases]
-
-
-class Catalog(Protocol):
-    """Where class paths and enum paths are looked up.
-
-    dropped: keys of tables that Megatron-Bridge wrote and no class here has, with their values.
-    """
-
-    dropped: dict[str, Any]
-
-    def section(self, path: str) -> Section | None:
-        """Return the config class at `path`, None when there is none."""
-
-    def members(self, path: str) -> Mapping[str, Any]:
-        """Return name -> value of the enum at `path`."""
-
-    def make(self, form: Form, value: Any, where: str) -> Any:
-        """Return what the checked `value` stands for; items of lists and tables are made already."""
-
-    def missing_because(self, path: str, key: str) -> str | None:
-        """Say which releases of Megatron-Core have a key that the class at `path` lacks; None: none has it."""
-
-    def is_request(self, path: str, key: str, value: Any) -> bool:
-        """Say whether `value` differs from the default of the releases of Megatron-Core that have the key."""
 
 
 def field_key(section: Section, key: object) -> str | None:

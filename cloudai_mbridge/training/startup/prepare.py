@@ -41,9 +41,7 @@ def prepare(config: ConfigContainer) -> dict[str, Any]:
     except Exception as error:  # whatever a rule of Megatron-Core raises, the configuration is at fault
         raise ConfigError(f"{' '.join(str(error).split())} ({type(error).__name__})") from error
     refuse_unsupported(config)
-    _check_pipeline(config)
-    _check_batches(config)
-    _check_vocabulary(config)
+    _check_parallelism(config)
     if had_sequence_parallel and not config.model.sequence_parallel:
         adapted["model.sequence_parallel"] = False
     earlier = {path: value for path, value in vars(config).get(_CHANGED, {}).items() if _holds(config, path, value)}
@@ -89,25 +87,12 @@ def _check_values(config: ConfigContainer) -> None:
         raise ConfigError(f"logger.save_config_filepath = {path!r}: its directory cannot be written")
 
 
-def _check_pipeline(config: ConfigContainer) -> None:
-    """Refuse virtual stages without overlapped messages: Megatron-Core trains them wrongly and reports no error."""
+def _check_parallelism(config: ConfigContainer) -> None:
+    """Refuse what pipeline, data and tensor parallelism cannot split."""
     model: Any = config.model
     if model.virtual_pipeline_model_parallel_size is not None and not model.overlap_p2p_comm:
+        # Megatron-Core would train them wrongly and report no error
         raise ConfigError("comm_overlap.overlap_p2p_comm = False: virtual pipeline stages need it; remove it")
-
-
-def _check_vocabulary(config: ConfigContainer) -> None:
-    """Refuse a table of embeddings that tensor parallelism cannot split."""
-    model: Any = config.model
-    size, tp = model.vocab_size, model.tensor_model_parallel_size
-    if size is not None and not model.should_pad_vocab and size % tp:
-        raise ConfigError(
-            f"model.vocab_size = {size} is not a multiple of model.tensor_model_parallel_size = {tp};"
-            " use a multiple, or set model.should_pad_vocab=True"
-        )
-
-
-def _check_batches(config: ConfigContainer) -> None:
     total, micro = required(config.train.global_batch_size), required(config.train.micro_batch_size)
     replicas = required(config.data_parallel_size)
     if total % (micro * replicas):
@@ -116,6 +101,12 @@ def _check_batches(config: ConfigContainer) -> None:
             f" {micro} x {replicas}: the global batch size has to hold whole micro-batches"
         )
     check_ramp(config.train, replicas)
+    size, tp = model.vocab_size, model.tensor_model_parallel_size
+    if size is not None and not model.should_pad_vocab and size % tp:
+        raise ConfigError(
+            f"model.vocab_size = {size} is not a multiple of model.tensor_model_parallel_size = {tp};"
+            " use a multiple, or set model.should_pad_vocab=True"
+        )
 
 
 # They need Transformer Engine, Apex or CUDA extensions, or go through torch.compile.
@@ -133,25 +124,31 @@ _FUSIONS = (
 def adapt_to_device(config: ConfigContainer, *, has_gpu: bool | None = None) -> dict[str, Any]:
     """Change what the device cannot do; return "section.field" -> new value. May be called again."""
     gpu = torch.cuda.is_available() if has_gpu is None else has_gpu
-    changes = _Changes(config)
-    model: Any = config.model
+    made: dict[str, Any] = {}
+
+    def change(section: str, name: str, value: Any) -> None:
+        target = getattr(config, section)
+        if hasattr(target, name) and getattr(target, name) != value:
+            setattr(target, name, value)
+            made[f"{section}.{name}"] = value
+
     if not gpu:
-        changes.set("dist", "distributed_backend", "gloo")
-        changes.set("model", "use_cpu_initialization", True)
+        change("dist", "distributed_backend", "gloo")
+        change("model", "use_cpu_initialization", True)
         # gloo reads a send buffer after isend has returned, so freeing it early would corrupt what is sent
-        changes.set("model", "deallocate_pipeline_outputs", False)
+        change("model", "deallocate_pipeline_outputs", False)
     if not has_transformer_engine():
-        changes.set("model", "transformer_impl", "local")
+        change("model", "transformer_impl", "local")
         for name in _FUSIONS:
-            changes.set("model", name, False)
-        changes.set("model", "layernorm_zero_centered_gamma", False)  # torch's norms multiply by their weight itself
+            change("model", name, False)
+        change("model", "layernorm_zero_centered_gamma", False)  # torch's norms multiply by their weight itself
     _derive(config)
     if config.comm_overlap is None:
         # With virtual stages Megatron-LM demands overlapped P2P: without it, two stages train wrongly and say nothing
-        is_interleaved = getattr(model, "virtual_pipeline_model_parallel_size", None) is not None
-        changes.set("model", "overlap_p2p_comm", is_interleaved)
-        changes.set("model", "batch_p2p_comm", not is_interleaved)
-    return changes.made
+        is_interleaved = getattr(config.model, "virtual_pipeline_model_parallel_size", None) is not None
+        change("model", "overlap_p2p_comm", is_interleaved)
+        change("model", "batch_p2p_comm", not is_interleaved)
+    return made
 
 
 def _derive(config: ConfigContainer) -> None:
@@ -173,26 +170,8 @@ def take_vocabulary(model: Any, vocab_size: int) -> None:
     model.vocab_size, model.should_pad_vocab = vocab_size, True
 
 
-class _Changes:
-    """The fields that were set to something else than they held."""
-
-    def __init__(self, config: ConfigContainer) -> None:
-        self._config = config
-        self.made: dict[str, Any] = {}
-
-    def set(self, section: str, name: str, value: Any) -> None:
-        target = getattr(self._config, section)
-        if hasattr(target, name) and getattr(target, name) != value:
-            setattr(target, name, value)
-            self.made[f"{section}.{name}"] = value
-
-
 def refuse_unsupported(config: ConfigContainer) -> None:
-    """Refuse what the loop would have to ignore.
-
-    Raises:
-        ConfigError: one line that names every such field, its value and what asks for nothing.
-    """
+    """Refuse what the loop would ignore: a ConfigError names each such field, its value and what asks for nothing."""
 
     def get(section: str, name: str, default: Any) -> Any:
         return getattr(getattr(config, section), name, default)  # a section that is None has no field
@@ -214,10 +193,8 @@ def _asked_otherwise(config: ConfigContainer) -> Iterator[str]:
         # Megatron-Core reduces the experts' gradients over the groups of the dense layers then
         field = "model.expert_tensor_parallel_size"
         yield f"{field} = {etp} with expert_model_parallel_size = 1 and tensor_model_parallel_size = {tp} (use {tp})"
-    if (
-        getattr(config.dataset, "skip_getting_attention_mask_from_dataset", True) is False
-        and not has_transformer_engine()
-    ):
+    wants_mask = getattr(config.dataset, "skip_getting_attention_mask_from_dataset", True) is False
+    if wants_mask and not has_transformer_engine():
         field = "dataset.skip_getting_attention_mask_from_dataset"
         yield f"{field} = False (use True: without Transformer Engine attention is causal)"
     if isinstance(config.dataset, GPTFIMDatasetConfig):

@@ -23,8 +23,8 @@ from cloudai_mbridge.training.config import (
     TensorInspectConfig,
     TrainingConfig,
 )
-from cloudai_mbridge.training.config.rules import flex_dispatcher, validate
-from cloudai_mbridge.training.config.rules.flex_dispatcher import DeviceInfo
+from cloudai_mbridge.training.config.rules import validate
+from cloudai_mbridge.training.config.rules.validate import DeviceInfo
 
 HOPPER = DeviceInfo("NVIDIA H200", 9, 0)
 AMPERE, ADA, TURING = DeviceInfo("NVIDIA A100", 8, 0), DeviceInfo("NVIDIA L40S", 8, 9), DeviceInfo("Tesla T4", 7, 5)
@@ -414,7 +414,7 @@ def _set(config: Any, values: dict[str, Any], patch: pytest.MonkeyPatch) -> None
     for key, value in sorted(values.items(), key=lambda item: "." in item[0]):  # whole sections first
         section, _, name = key.partition(".")
         if key == "gpu":
-            patch.setattr(flex_dispatcher, "current_device_info", lambda device=value: device)
+            patch.setattr(validate, "current_device_info", lambda device=value: device)
         elif key == "te":
             patch.setattr(validate, "te_is_at_least", lambda minimum, version=value: _parts(version) >= _parts(minimum))
         elif section == "env":
@@ -810,20 +810,21 @@ def test_the_methods_are_the_rules(config: Any) -> None:
 
 def test_no_gpu_means_no_device_check(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert flex_dispatcher.current_device_info() is None
+    assert validate.current_device_info() is None
 
 
 def test_the_gpu_is_asked_for_its_name_and_capability(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     properties = SimpleNamespace(name="NVIDIA H200", major=9, minor=0)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
-    assert flex_dispatcher.current_device_info() == HOPPER
+    assert validate.current_device_info() == HOPPER
 
 
 @pytest.mark.parametrize("dispatcher", ["alltoall", "allgather"])
-def test_other_dispatchers_run_anywhere(dispatcher: str) -> None:
+def test_other_dispatchers_run_anywhere(dispatcher: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = SimpleNamespace(moe_token_dispatcher_type=dispatcher, moe_flex_dispatcher_backend="deepep")
-    flex_dispatcher.validate_flex_dispatcher_backend(model, TURING)
+    monkeypatch.setattr(validate, "current_device_info", lambda: TURING)
+    validate.check_flex_dispatcher(SimpleNamespace(model=model))
 
 
 def test_the_format_that_fsdp_alone_writes_is_refused_before_async_save_is(config: Any) -> None:

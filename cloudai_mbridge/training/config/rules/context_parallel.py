@@ -1,7 +1,7 @@
 """Rules of context parallelism: how a sequence is split, and how the parts talk to each other."""
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from cloudai_mbridge.training.config.finetuning import FinetuningDatasetConfig
 
@@ -42,24 +42,16 @@ def check_cp_comm_type(config: "ConfigContainer") -> None:
     """
     model = config.model
     cp, comm_type = getattr(model, "context_parallel_size", 1), getattr(model, "cp_comm_type", None)
-    if cp > 1 and comm_type is not None:
-        _check_shape(comm_type, model.num_layers)
-    _check_hierarchy(comm_type, getattr(model, "hierarchical_context_parallel_sizes", None), cp)
-
-
-def _check_shape(comm_type: Any, num_layers: int) -> None:
-    if isinstance(comm_type, list):
-        assert len(comm_type) == num_layers, (
-            f"model.cp_comm_type has {len(comm_type)} entries, but there are {num_layers} layers; give one per layer"
+    kinds = comm_type if isinstance(comm_type, list) else [comm_type]
+    if cp > 1 and isinstance(comm_type, list):
+        assert len(kinds) == model.num_layers, (
+            f"model.cp_comm_type has {len(kinds)} entries, but there are {model.num_layers} layers; give one per layer"
         )
-    else:
-        assert isinstance(comm_type, str), (
+    elif cp > 1:
+        assert comm_type is None or isinstance(comm_type, str), (
             f"model.cp_comm_type must be a string or a list of strings, got {type(comm_type).__name__}"
         )
-
-
-def _check_hierarchy(comm_type: Any, sizes: list[int] | None, cp: int) -> None:
-    kinds = comm_type if isinstance(comm_type, list) else [comm_type]
+    sizes = getattr(model, "hierarchical_context_parallel_sizes", None)
     if any("a2a+p2p" in kind for kind in kinds if isinstance(kind, str)):
         # without the sizes the parts of a sequence would not talk to each other, and nothing would say so
         assert sizes is not None, (

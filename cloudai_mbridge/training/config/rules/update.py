@@ -53,10 +53,7 @@ def finalize(section: Any) -> None:
 
 
 def _validate_and_sync_distributed_optimizer_settings(config: "ConfigContainer") -> None:
-    """Turn the distributed optimizer on for both the optimizer and DDP when either asks for it.
-
-    Rank 0 warns when they differed.
-    """
+    """Turn the distributed optimizer on in optimizer and DDP if either asks for it; rank 0 warns if they differed."""
     ddp, optimizer = config.ddp.use_distributed_optimizer, config.optimizer.use_distributed_optimizer
     if ddp == optimizer:
         return
@@ -65,9 +62,6 @@ def _validate_and_sync_distributed_optimizer_settings(config: "ConfigContainer")
     )
     config.ddp.use_distributed_optimizer = config.optimizer.use_distributed_optimizer = True
 
-
-if TYPE_CHECKING:
-    from cloudai_mbridge.training.config.container import ConfigContainer
 
 NCCL_ALGORITHMS = ("Tree", "Ring", "CollnetDirect", "CollnetChain", "^NVLS")
 

@@ -7,14 +7,15 @@ import os
 import warnings
 from collections.abc import Callable
 from dataclasses import fields
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
 
 from cloudai_mbridge.training.compat import cuda_graphs
 from cloudai_mbridge.training.compat.transformer_engine import te_is_at_least
 from cloudai_mbridge.training.config.dataset import GPTDatasetConfig
 from cloudai_mbridge.training.config.finetuning import FinetuningDatasetConfig
 from cloudai_mbridge.training.config.rules.context_parallel import check_cp_comm_type, check_sequence_split
-from cloudai_mbridge.training.config.rules.flex_dispatcher import check_flex_dispatcher
 from cloudai_mbridge.training.config.rules.scheduler_steps import (
     calculate_scheduler_steps,
     check_training_scheduler_compatibility,
@@ -233,11 +234,8 @@ def check_packed_micro_batch(config: "ConfigContainer") -> None:
     """Check that a pack, which already is a batch, comes alone in its micro-batch."""
     if not isinstance(config.dataset, FinetuningDatasetConfig):
         return
-    specs, mbs, gbs = (
-        config.dataset.packed_sequence_specs,
-        config.train.micro_batch_size,
-        config.train.global_batch_size,
-    )
+    specs, train = config.dataset.packed_sequence_specs, config.train
+    mbs, gbs = train.micro_batch_size, train.global_batch_size
     if specs is None or specs.packed_sequence_size <= 0 or mbs is None or mbs <= 1:
         return
     raise ValueError(
@@ -265,6 +263,43 @@ def check_sequence_lengths(config: "ConfigContainer") -> None:
     if isinstance(config.dataset, GPTDatasetConfig | FinetuningDatasetConfig):
         assert config.model.seq_length == config.dataset.seq_length, (
             f"model.seq_length ({config.model.seq_length}) must equal dataset.seq_length ({config.dataset.seq_length})"
+        )
+
+
+class DeviceInfo(NamedTuple):
+    """A GPU's name and compute capability."""
+
+    name: str
+    major: int
+    minor: int
+
+
+def current_device_info() -> DeviceInfo | None:
+    """Return what GPU 0 is, or None where there is none."""
+    if not torch.cuda.is_available():
+        return None
+    device = torch.cuda.get_device_properties(0)
+    return DeviceInfo(device.name, device.major, device.minor)
+
+
+# Backend of the flexible MoE token dispatcher -> major compute capabilities, names of other GPUs, in words
+_FLEX_BACKENDS: dict[str, tuple[tuple[int, ...], tuple[str, ...], str]] = {
+    "deepep": ((8, 9), ("NVIDIA B200", "NVIDIA B300"), "Ampere, Hopper, B200 and B300"),
+    "hybridep": ((8, 9, 10), (), "Ampere, Hopper and Blackwell (compute capability 10)"),
+}
+
+
+def check_flex_dispatcher(config: "ConfigContainer") -> None:
+    """Check that this GPU runs the dispatcher's backend; without one, the run may be meant for another machine."""
+    device, backend = current_device_info(), getattr(config.model, "moe_flex_dispatcher_backend", None)
+    is_flex = getattr(config.model, "moe_token_dispatcher_type", None) == "flex"
+    if device is None or not is_flex or backend not in _FLEX_BACKENDS:
+        return
+    majors, names, supported = _FLEX_BACKENDS[backend]
+    if device.major not in majors and not device.name.startswith(names):
+        raise ValueError(
+            f"model.moe_flex_dispatcher_backend={backend!r} runs on {supported} GPUs; this one is {device.name} "
+            f"(compute capability {device.major}.{device.minor})"
         )
 
 

@@ -4,7 +4,7 @@ import enum
 import functools
 import importlib
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +12,14 @@ import torch
 
 from cloudai_mbridge.training.compat.versions import installed_version
 from cloudai_mbridge.training.config.text.describe import class_path, describe_class
-from cloudai_mbridge.training.schema.check import ReleaseCatalog
 from cloudai_mbridge.training.schema.known_names import ACTIVATIONS, CLASS_PATHS, ENUMS, FUNCTIONS, dtype_name
 from cloudai_mbridge.training.schema.messages import fail, is_tagged
+from cloudai_mbridge.training.schema.releases import Catalog
 from cloudai_mbridge.training.schema.tagged import enum_member
 from cloudai_mbridge.training.schema.type_forms import Form, Section
 
 
-class LiveCatalog(ReleaseCatalog):
+class LiveCatalog(Catalog):
     """Look classes up among those that annotations named, then among the known names: only those are imported."""
 
     def __init__(self, root: type) -> None:
@@ -56,20 +56,36 @@ class LiveCatalog(ReleaseCatalog):
 
     def make(self, form: Form, value: Any, where: str) -> Any:
         """Return what the checked `value` stands for. Raises ConfigError: a class refuses its values."""
-        maker = _MAKERS.get(form.kind)
-        return value if maker is None else maker(form, value, where, self)
+        tagged = is_tagged(value)
+        match form.kind:
+            case "float":
+                return float(value)
+            case "tuple":
+                return tuple(value)
+            case "path":
+                return Path(value["_args_"][0] if tagged else value)
+            case "dtype":
+                return getattr(torch, dtype_name(value["_target_"] if tagged else value).removeprefix("torch."))
+            case "callable":
+                return _make_callable(value, where)
+            case "enum":
+                found = self.enum_class(form.args[0])
+                assert found is not None, "a member of it was found"
+                return found[enum_member(form, value, where, self)]
+            case "config":
+                return self._make_config(form.args[0], value, where)
+        return value
+
+    def _make_config(self, path: str, value: Any, where: str) -> Any:
+        if (cls := self.find_class(path)) is None:
+            fail(where, f"{path} is not part of this installation")
+        try:
+            return cls(**value)
+        except Exception as error:  # whatever the rules of the class raise is a fault of the values
+            fail(where, f"{cls.__name__} refuses these values: {error or type(error).__name__}")
 
 
-def _make_path(form: Form, value: Any, where: str, catalog: LiveCatalog) -> Any:
-    return Path(value["_args_"][0] if is_tagged(value) else value)
-
-
-def _make_dtype(form: Form, value: Any, where: str, catalog: LiveCatalog) -> Any:
-    name = value["_target_"] if is_tagged(value) else value
-    return getattr(torch, dtype_name(name).removeprefix("torch."))
-
-
-def _make_callable(form: Form, value: Any, where: str, catalog: LiveCatalog) -> Any:
+def _make_callable(value: Any, where: str) -> Any:
     target = value["_target_"] if is_tagged(value) else value
     if (function := import_name(*FUNCTIONS[ACTIVATIONS.get(target, target)])) is None:
         fail(where, f"{target} is not part of this installation")
@@ -77,32 +93,6 @@ def _make_callable(form: Form, value: Any, where: str, catalog: LiveCatalog) -> 
         return function
     keywords = {key: item for key, item in value.items() if key not in ("_target_", "_partial_", "_args_")}
     return functools.partial(function, *value.get("_args_", []), **keywords)
-
-
-def _make_enum(form: Form, value: Any, where: str, catalog: LiveCatalog) -> Any:
-    found = catalog.enum_class(form.args[0])
-    assert found is not None, "a member of it was found"
-    return found[enum_member(form, value, where, catalog)]
-
-
-def _make_config(form: Form, value: Any, where: str, catalog: LiveCatalog) -> Any:
-    if (cls := catalog.find_class(form.args[0])) is None:
-        fail(where, f"{form.args[0]} is not part of this installation")
-    try:
-        return cls(**value)
-    except Exception as error:  # whatever the rules of the class raise is a fault of the values
-        fail(where, f"{cls.__name__} refuses these values: {error or type(error).__name__}")
-
-
-_MAKERS: Mapping[str, Callable[[Form, Any, str, LiveCatalog], Any]] = {
-    "float": lambda form, value, where, catalog: float(value),
-    "tuple": lambda form, value, where, catalog: tuple(value),
-    "path": _make_path,
-    "dtype": _make_dtype,
-    "callable": _make_callable,
-    "enum": _make_enum,
-    "config": _make_config,
-}
 
 
 def import_name(module: str, name: str) -> Any:

@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 import torch
 
 from cloudai_mbridge.training.schema.known_names import CLASS_PATHS, FIELD_CLASSES, KEY_ALIASES
-from cloudai_mbridge.training.schema.type_forms import ANY, NONE, Field, Form, Section, union
+from cloudai_mbridge.training.schema.type_forms import ANY, NONE, Field, Form, Section, options_of, union
 
 _SCALARS: Mapping[Any, Form] = {
     Any: ANY,
@@ -54,11 +54,14 @@ def class_path(cls: type) -> str:
 def describe_class(cls: type) -> Described:
     """Describe the fields of the dataclass `cls`; private ones are not among them."""
     named: dict[str, type] = {class_path(cls): cls}
-    entries = dataclasses.fields(cls) if is_dataclass(cls) else ()
     hints = _hints(cls)
     fields = {
-        entry.name: _describe_field(cls, entry, hints.get(entry.name, Any), named)
-        for entry in entries
+        entry.name: Field(
+            _field_form(cls, entry, hints.get(entry.name, Any), named),
+            required=entry.init and entry.default is MISSING and entry.default_factory is MISSING,
+            computed=not entry.init,
+        )
+        for entry in (dataclasses.fields(cls) if is_dataclass(cls) else ())
         if not entry.name.startswith("_")
     }
     aliases: dict[str, str] = {}
@@ -68,38 +71,30 @@ def describe_class(cls: type) -> Described:
     return Described(Section(class_path(cls), fields, aliases, bases, inspect.isabstract(cls)), named)
 
 
+def section_of(config: object) -> Section:
+    """Return the section of the class of `config`."""
+    cls: type = type(config)
+    return describe_class(cls).section
+
+
 def _is_ours(cls: type) -> bool:
     return CLASS_PATHS.get(class_path(cls)) == class_path(cls)
 
 
-def _describe_field(cls: type, entry: "dataclasses.Field[Any]", hint: Any, named: dict[str, type]) -> Field:
-    form = _field_form(cls, entry.name, hint, named)
-    if entry.default is not MISSING:
-        form = _widen(form, entry.default)
-    return Field(
-        form,
-        required=entry.init and entry.default is MISSING and entry.default_factory is MISSING,
-        computed=not entry.init,
-    )
-
-
-def _field_form(cls: type, name: str, hint: Any, named: dict[str, type]) -> Form:
-    """Return the form of a field; FIELD_CLASSES says more than the annotation where that is Any."""
-    classes = FIELD_CLASSES.get(cls.__name__, {}).get(name) if _is_ours(cls) else None
+def _field_form(cls: type, entry: "dataclasses.Field[Any]", hint: Any, named: dict[str, type]) -> Form:
+    """Return the form of a field; FIELD_CLASSES and the type of the default say what the annotation leaves out."""
+    classes = FIELD_CLASSES.get(cls.__name__, {}).get(entry.name) if _is_ours(cls) else None
     if classes is None:
-        return form_of(hint, cls.__module__, named)
-    form = union(tuple(Form("config", (CLASS_PATHS[each],)) for each in classes) or (Form("opaque", (name,)),))
-    return union((form, NONE)) if type(None) in get_args(hint) else form
-
-
-def _widen(form: Form, default: Any) -> Form:
-    """Admit the type of the default where the annotation forgets it, as in `pipeline_dtype: torch.dtype = None`."""
-    if default is None:
+        form = form_of(hint, cls.__module__, named)
+    else:
+        configs = tuple(Form("config", (CLASS_PATHS[each],)) for each in classes)
+        form = union(configs or (Form("opaque", (entry.name,)),))
+        if type(None) in get_args(hint):
+            form = union((form, NONE))
+    if entry.default is None:  # as in `pipeline_dtype: torch.dtype = None`
         return union((form, NONE))
-    kinds = {option.kind for option in (form.args if form.kind == "union" else (form,))}
-    if isinstance(default, bool) and not kinds & {"bool", "any"}:
-        return union((form, Form("bool")))
-    return form
+    forgets_bool = isinstance(entry.default, bool) and not options_of(form, "bool", "any")
+    return union((form, Form("bool"))) if forgets_bool else form
 
 
 def _hints(cls: type) -> dict[str, Any]:
@@ -110,21 +105,21 @@ def _hints(cls: type) -> dict[str, Any]:
         hints: dict[str, Any] = {}
     for base in reversed(cls.__mro__):
         for name, hint in vars(base).get("__annotations__", {}).items():
-            hints[name] = _resolve(hint, base)
+            holder = types.SimpleNamespace(__annotations__={name: hint}, __module__=base.__module__)
+            try:
+                found = get_type_hints(holder, globalns=vars(sys.modules[base.__module__]), localns=dict(vars(base)))
+            except Exception:  # as above
+                found = {name: Any}
+            hints.update(found)
     return hints
-
-
-def _resolve(hint: Any, owner: type) -> Any:
-    holder = types.SimpleNamespace(__annotations__={"hint": hint}, __module__=owner.__module__)
-    try:
-        return get_type_hints(holder, globalns=vars(sys.modules[owner.__module__]), localns=dict(vars(owner)))["hint"]
-    except Exception:  # see _hints
-        return Any
 
 
 def form_of(hint: Any, module: str, named: dict[str, type]) -> Form:
     """Turn an annotation of `module` into a form; config classes and enums are entered into `named` by their path."""
-    hint = _unwrap(hint)
+    while get_origin(hint) in (typing.Annotated, typing.Final, typing.ClassVar, dataclasses.InitVar):
+        hint = get_args(hint)[0]
+    # A type variable stands for its bound, a NewType for what it is made of
+    hint = (hint.__bound__ or Any) if isinstance(hint, TypeVar) else getattr(hint, "__supertype__", hint)
     try:
         if hint in _SCALARS:
             return _SCALARS[hint]
@@ -138,14 +133,6 @@ def form_of(hint: Any, module: str, named: dict[str, type]) -> Form:
     if origin is not None:
         return _generic_form(origin, arguments, module, named)
     return _class_form(hint, module, named)
-
-
-def _unwrap(hint: Any) -> Any:
-    while get_origin(hint) in (typing.Annotated, typing.Final, typing.ClassVar, dataclasses.InitVar):
-        hint = get_args(hint)[0]
-    if isinstance(hint, TypeVar):
-        return hint.__bound__ or Any
-    return getattr(hint, "__supertype__", hint)  # NewType
 
 
 def _generic_form(origin: Any, arguments: tuple[Any, ...], module: str, named: dict[str, type]) -> Form:

@@ -3,7 +3,7 @@
 import enum
 import functools
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import PurePath
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from cloudai_mbridge.training.config.text.decode import import_name
-from cloudai_mbridge.training.config.text.describe import class_path, describe_class
+from cloudai_mbridge.training.config.text.describe import class_path, section_of
 from cloudai_mbridge.training.errors import ConfigError
 from cloudai_mbridge.training.schema.known_names import (
     CLASS_PATHS,
@@ -26,11 +26,7 @@ from cloudai_mbridge.training.schema.type_forms import ANY, Form, options_of
 
 
 def encode(value: Any, where: str = "", form: Form = ANY, depth: int = 0) -> Any:
-    """Return `value` as plain data; `form` is that of the field that holds it.
-
-    Raises:
-        ConfigError: an object that no file can give back.
-    """
+    """Return `value`, of a field of `form`, as plain data. Raises ConfigError: an object that no file can give back."""
     if depth > MAX_DEPTH:
         fail(where, f"nested deeper than {MAX_DEPTH} levels")
     if value is None or type(value) in (bool, int, float, str):
@@ -56,8 +52,7 @@ def is_config(value: object) -> bool:
 
 
 def _encode_config(value: Any, where: str, depth: int) -> dict[str, Any]:
-    cls: type = type(value)
-    section = describe_class(cls).section
+    section = section_of(value)
     table: dict[str, Any] = {"_target_": section.path}
     for entry in fields(value) if is_dataclass(value) else ():
         described = section.fields.get(entry.name)
@@ -75,29 +70,24 @@ def _encode_config(value: Any, where: str, depth: int) -> dict[str, Any]:
 
 def _encode_items(value: Any, where: str, form: Form, depth: int) -> Any:
     wanted = "tuple" if isinstance(value, tuple) else "list"
-    option = next((option for option in options_of(form) if option.kind == wanted), None)
-    members = _members(option, len(value))
+    option = next(iter(options_of(form, wanted)), None)
+    members: Sequence[Form] = [ANY] * len(value)
+    if option is not None and (wanted == "list" or option.open_ended):
+        members = option.args * len(value)
+    elif option is not None and len(option.args) == len(value):
+        members = option.args
     items = [
         encode(item, f"{where}[{index}]", member, depth + 1)
         for index, (item, member) in enumerate(zip(value, members, strict=True))
     ]
-    kinds = {each.kind for each in options_of(form)}
-    if wanted == "tuple" and ("list" in kinds or "tuple" not in kinds):
+    if wanted == "tuple" and (option is None or options_of(form, "list")):
         return {"_target_": "tuple", "_args_": [items]}  # a bare list would come back as one
     return items
 
 
-def _members(option: Form | None, count: int) -> list[Form]:
-    if option is None:
-        return [ANY] * count
-    if option.kind == "list" or option.open_ended:
-        return [option.args[0]] * count
-    return list(option.args) if len(option.args) == count else [ANY] * count
-
-
 def _encode_dict(value: Mapping[Any, Any], where: str, form: Form, depth: int) -> dict[Any, Any]:
-    option = next((option for option in options_of(form) if option.kind == "dict"), None)
-    member = option.args[1] if option else ANY
+    tables = options_of(form, "dict")
+    member = tables[0].args[1] if tables else ANY
     if "_target_" in value:
         fail(join(where, "_target_"), "free data cannot have this key: a file would read it as a class")
     for key in value:
@@ -108,7 +98,10 @@ def _encode_dict(value: Mapping[Any, Any], where: str, form: Form, depth: int) -
 
 def _encode_object(value: Any, where: str) -> Any:
     if isinstance(value, functools.partial):
-        return _encode_partial(value, where)
+        name, arguments = _function_name(value.func), [*value.args, *value.keywords.values()]
+        if not name.startswith(PARTIAL_PREFIX) or not all(type(item) in (int, float, str) for item in arguments):
+            fail(where, f"{show(value)} cannot be written to a file")
+        return {"_target_": name, "_partial_": True, "_args_": list(value.args), **value.keywords}
     if name := _function_name(value):
         return {"_target_": name, "_call_": False}
     if type(value).__name__ == "PipelineParallelLayerLayout":  # Megatron-Core parses the text in place
@@ -116,19 +109,11 @@ def _encode_object(value: Any, where: str) -> Any:
     fail(where, f"{show(value)} cannot be written to a file; add its name to known_names if it has one")
 
 
-def _encode_partial(value: "functools.partial[Any]", where: str) -> dict[str, Any]:
-    name = _function_name(value.func)
-    arguments = [*value.args, *value.keywords.values()]
-    if not name.startswith(PARTIAL_PREFIX) or not all(type(item) in (int, float, str) for item in arguments):
-        fail(where, f"{show(value)} cannot be written to a file")
-    return {"_target_": name, "_partial_": True, "_args_": list(value.args), **value.keywords}
-
-
 def _function_name(value: Any) -> str:
     """Return the known name of a function, "" when it has none."""
-    if not callable(value):
-        return ""
-    for name, (module, attribute) in FUNCTIONS.items():
-        if getattr(value, "__name__", None) == attribute and import_name(module, attribute) is value:
-            return name
-    return ""
+    known = (
+        name
+        for name, (module, attribute) in FUNCTIONS.items()
+        if getattr(value, "__name__", None) == attribute and import_name(module, attribute) is value
+    )
+    return next(known, "") if callable(value) else ""

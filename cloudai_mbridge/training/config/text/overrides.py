@@ -9,7 +9,7 @@ from dataclasses import is_dataclass
 from typing import Any, NoReturn, TypeVar
 
 from cloudai_mbridge.training.config.text.decode import LiveCatalog
-from cloudai_mbridge.training.config.text.describe import describe_class
+from cloudai_mbridge.training.config.text.describe import section_of
 from cloudai_mbridge.training.config.text.yaml_text import parse_yaml, scalar
 from cloudai_mbridge.training.errors import ConfigError
 from cloudai_mbridge.training.schema.messages import fail, join, nearest, show
@@ -83,9 +83,9 @@ def _set(container: Any, parts: list[str], value: Any, undo: _Undo) -> None:
             _assign(owner, name, check(entry.form, value, where, LiveCatalog(type(owner))), where, undo)
             return
         below = getattr(owner, name)
-        table = next((option for option in options_of(entry.form) if option.kind in ("dict", "any")), None)
-        if table is not None and (isinstance(below, dict) or below is None):
-            new = _with_item(below or {}, parts[depth + 1 :], value, table, where)
+        tables = options_of(entry.form, "dict", "any")
+        if tables and (isinstance(below, dict) or below is None):
+            new = _with_item(below or {}, parts[depth + 1 :], value, tables[0], where)
             _assign(owner, name, new, where, undo)
             return
         if below is None:
@@ -96,7 +96,7 @@ def _set(container: Any, parts: list[str], value: Any, undo: _Undo) -> None:
 
 def _find(owner: Any, part: str, where: str, deeper: bool) -> tuple[str, Field]:
     """Return the field of `owner` that `part` names."""
-    section = _section_of(owner)
+    section = section_of(owner)
     name = field_key(section, part)
     if name is None:
         fail(join(where, part), f"unknown key; {_suggestion(owner, section, part, where, deeper)}")
@@ -106,17 +106,12 @@ def _find(owner: Any, part: str, where: str, deeper: bool) -> tuple[str, Field]:
     return name, entry
 
 
-def _section_of(owner: Any) -> Section:
-    cls: type = type(owner)
-    return describe_class(cls).section
-
-
 def _suggestion(owner: Any, section: Section, part: str, where: str, deeper: bool) -> str:
     """Suggest the nearest key; a key of a section that was written without the section comes first."""
     if not where and not deeper:
-        sections = [name for name in section.fields if is_dataclass(getattr(owner, name, None))]
-        for name in sections:
-            if field_key(_section_of(getattr(owner, name)), part) is not None:
+        for name in section.fields:
+            below = getattr(owner, name, None)
+            if is_dataclass(below) and field_key(section_of(below), part) is not None:
                 return f"did you mean {name}.{part}?"
     keys = section.keys()
     if not where and not difflib.get_close_matches(part[:200], keys, 1):
@@ -129,14 +124,13 @@ def _below(value: Any, entry: Field, where: str) -> Any:
         return value
     if isinstance(value, list | tuple):
         fail(where, f"{show(value)} is a list: give it as a whole, {where}=[...]")
-    is_section = any(option.kind == "config" for option in options_of(entry.form))
-    remedy = f"; give a table, {where}={{...}}, or start from ~{where}" if is_section else ""
+    remedy = f"; give a table, {where}={{...}}, or start from ~{where}" if options_of(entry.form, "config") else ""
     fail(where, f"{show(value)} has no keys below it{remedy}")
 
 
 def _make_section(entry: Field, where: str, below: str, catalog: LiveCatalog) -> Any:
     """Build an absent section with its defaults, where the annotation leaves no choice of class."""
-    paths = [option.args[0] for option in options_of(entry.form) if option.kind == "config"]
+    paths = [option.args[0] for option in options_of(entry.form, "config")]
     if not paths:
         fail(where, f"is null, and {describe(entry.form)} has no key {below}")
     if len(paths) > 1:
@@ -169,10 +163,10 @@ def _with_item(table: dict[Any, Any], parts: list[str], value: Any, form: Form, 
     if not rest:
         return {**table, key: check(member, value, where, LiveCatalog(dict))}
     inner = table.get(key, {})
-    option = next((option for option in options_of(member) if option.kind in ("dict", "any")), None)
-    if not isinstance(inner, dict) or option is None:
+    tables = options_of(member, "dict", "any")
+    if not isinstance(inner, dict) or not tables:
         fail(where, f"{show(inner)} has no keys below it")
-    return {**table, key: _with_item(inner, rest, value, option, where)}
+    return {**table, key: _with_item(inner, rest, value, tables[0], where)}
 
 
 def _assign(owner: Any, name: str, value: Any, where: str, undo: _Undo) -> None:

@@ -10,29 +10,25 @@ from cloudai_mbridge.training.compat.versions import installed_release
 from cloudai_mbridge.training.config.text.decode import LiveCatalog
 from cloudai_mbridge.training.config.text.encode import encode
 from cloudai_mbridge.training.errors import ConfigError
-from cloudai_mbridge.training.schema.check import SCHEMA_FILE, load_all_releases
 from cloudai_mbridge.training.schema.known_names import CLASS_PATHS, CONTAINER, ENUMS, PROCESS_FIELDS
-from cloudai_mbridge.training.schema.releases import merge
-from cloudai_mbridge.training.schema.type_forms import Field, Section, options_of, render
+from cloudai_mbridge.training.schema.plain import spelled_out
+from cloudai_mbridge.training.schema.releases import SCHEMA_FILE, load_all_releases, merge
+from cloudai_mbridge.training.schema.type_forms import Section, render
 
 # Defaults that depend on the machine that runs the generator
 _MACHINE_DEFAULTS = (*PROCESS_FIELDS, "gradient_accumulation_fusion")
 
 
 def generate_schema() -> str:
-    """Return the text of the file, with what this installation's release of Megatron-Core has."""
+    """Return the file's text, with what this release of Megatron-Core has; the same whatever the machine."""
     release = installed_release()
     assert release is not None, "no supported Megatron-Core is installed"
-    return _layout(merge(load_all_releases(), installed_schema(), release)) + "\n"
-
-
-def installed_schema() -> dict[str, Any]:
-    """Return the schema of this installation: the same for the same classes, whatever the machine."""
     catalog = LiveCatalog(object)
     paths = sorted(set(CLASS_PATHS.values()))
     classes = {path: _class_entry(path, catalog) for path in paths if catalog.find_class(path) is not None}
     enums = {path: members for path in ENUMS if (members := dict(catalog.members(path)))}
-    return {"root": CONTAINER, "classes": classes, "enums": enums}
+    fresh = {"root": CONTAINER, "classes": classes, "enums": enums}
+    return _layout(merge(load_all_releases(), fresh, release)) + "\n"
 
 
 def _layout(value: Any, depth: int = 0) -> str:
@@ -63,7 +59,7 @@ def _field_entry(name: str, entry: "dataclasses.Field[Any]", section: Section, c
     if described.computed:
         written["computed"] = True
     written.update(_default(name, entry))
-    if choices := _choices(described, catalog):
+    if choices := spelled_out(described.form, catalog):
         written["choices"] = choices
     return written
 
@@ -79,16 +75,6 @@ def _default(name: str, entry: "dataclasses.Field[Any]") -> dict[str, Any]:
         return {"default": encode(entry.default)}
     except ConfigError:
         return {}
-
-
-def _choices(described: Field, catalog: LiveCatalog) -> list[Any]:
-    choices: list[Any] = []
-    for option in options_of(described.form):
-        if option.kind == "literal":
-            choices.extend(option.args)
-        elif option.kind == "enum":
-            choices.extend(catalog.members(option.args[0]))
-    return choices
 
 
 if __name__ == "__main__":

@@ -71,16 +71,12 @@ def from_yaml(cls: type[T], path: str | Path) -> T:
     Raises:
         ConfigError: an unreadable file, or what `from_dict` refuses; the message starts with the path.
     """
+    parse = parse_json if Path(path).suffix == ".json" else parse_yaml
     try:
-        return from_dict(cls, _read(Path(path)))
+        with Path(path).open(encoding="utf-8") as file:
+            return from_dict(cls, parse(file.read(MAX_CHARS + 1)))
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: {error}") from error
-
-
-def _read(path: Path) -> Any:
-    with path.open(encoding="utf-8") as file:
-        text = file.read(MAX_CHARS + 1)
-    return parse_json(text) if path.suffix == ".json" else parse_yaml(text)
 
 
 def resolved_yaml(config: ConfigContainer, path: str | Path | None = None) -> str:

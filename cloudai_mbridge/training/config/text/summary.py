@@ -46,7 +46,9 @@ def _get_mcore_transformer_parent(model_config: Any) -> type:
 
 def _get_non_default_values(config_obj: Any, mcore_class: type) -> dict[str, tuple[Any, Any]]:
     """Return `{field: (value, default)}` of the fields that have a default in `mcore_class` and differ from it."""
-    defaults = _defaults(mcore_class)
+    public = [f for f in fields(mcore_class) if not f.name.startswith("_")]
+    defaults = {f.name: f.default for f in public if f.default is not MISSING}
+    defaults |= {f.name: f.default_factory() for f in public if f.default_factory is not MISSING}
     pairs = {
         f.name: (getattr(config_obj, f.name, None), defaults[f.name]) for f in fields(config_obj) if f.name in defaults
     }
@@ -55,18 +57,6 @@ def _get_non_default_values(config_obj: Any, mcore_class: type) -> dict[str, tup
         for name, (now, was) in pairs.items()
         if not callable(now) and not callable(was) and _differ(now, was)
     }
-
-
-def _defaults(cls: Any) -> dict[str, Any]:
-    found = {}
-    for f in fields(cls):
-        if f.name.startswith("_"):
-            continue
-        if f.default is not MISSING:
-            found[f.name] = f.default
-        elif f.default_factory is not MISSING:
-            found[f.name] = f.default_factory()
-    return found
 
 
 def _differ(now: Any, was: Any) -> bool:

@@ -59,11 +59,7 @@ def _finite(text: str) -> float:
 
 
 def parse_yaml(text: str) -> Any:
-    """Read one YAML document.
-
-    Raises:
-        ConfigError: broken YAML, a repeated key, a tag, or more or deeper data than a config holds.
-    """
+    """Read one YAML document. Raises ConfigError: broken, a key twice, a tag, too large or too deep for a config."""
     _check_size(text)
     try:
         return _Builder(iter(yaml.parse(text, Loader=yaml.SafeLoader))).document()
@@ -83,11 +79,7 @@ def read_yaml(path: Path) -> Any:
 
 
 def parse_json(text: str) -> Any:
-    """Read one JSON document; NaN and Infinity are numbers, as Python writes them.
-
-    Raises:
-        ConfigError: broken JSON, a repeated key, or data nested too deep.
-    """
+    """Read one JSON document, NaN and Infinity included. Raises ConfigError: broken, a key twice, nested too deep."""
     _check_size(text)
     try:
         return json.loads(text, object_pairs_hook=_unique, parse_float=_finite)
@@ -98,11 +90,7 @@ def parse_json(text: str) -> Any:
 
 
 def dump_yaml(data: Any) -> str:
-    """Write plain data so that `parse_yaml` and readers of YAML 1.1 return it unchanged.
-
-    Raises:
-        ConfigError: something in it is not plain data.
-    """
+    """Write data so that `parse_yaml` and YAML 1.1 readers return it unchanged. Raises ConfigError: it is not plain."""
     try:
         return str(yaml.dump(data, Dumper=_Dumper, sort_keys=False, default_flow_style=False, width=4096))
     except (yaml.YAMLError, ValueError, RecursionError) as error:
@@ -171,15 +159,13 @@ class _Builder:
         return copy.deepcopy(value)
 
     def _new_value(self, event: Any, depth: int) -> Any:
-        if isinstance(event, yaml.ScalarEvent):
-            return _scalar_of(event)
-        if event.tag is not None:
+        is_scalar = isinstance(event, yaml.ScalarEvent)
+        if event.tag is not None and not (is_scalar and event.tag in _STR_TAGS):
             raise ConfigError(f"{_at(event)}: the tag {show(event.tag)} is not read")
-        if isinstance(event, yaml.SequenceStartEvent):
-            return self._sequence(depth)
-        return self._mapping(depth)
-
-    def _sequence(self, depth: int) -> list[Any]:
+        if is_scalar:
+            return scalar(event.value) if event.tag is None and event.style is None else event.value
+        if not isinstance(event, yaml.SequenceStartEvent):
+            return self._mapping(depth)
         items: list[Any] = []
         while not isinstance(event := next(self._events), yaml.SequenceEndEvent):
             items.append(self._value(event, depth + 1))
@@ -195,14 +181,6 @@ class _Builder:
                 raise ConfigError(f"{_at(event)}: the key {show(key)} is given twice")
             table[key] = self._value(next(self._events), depth + 1)
         return table
-
-
-def _scalar_of(event: Any) -> Any:
-    if event.tag is None:
-        return scalar(event.value) if event.style is None else event.value
-    if event.tag not in _STR_TAGS:
-        raise ConfigError(f"{_at(event)}: the tag {show(event.tag)} is not read")
-    return event.value
 
 
 def _at(event: Any) -> str:

@@ -1,10 +1,11 @@
-"""Import Megatron-Core on a CPU, and replace once per process what it takes from CUDA for granted."""
+"""Megatron-Core on CPU and gloo: `install` replaces, once per process, where it hard-codes CUDA; `megatron_device` must
+surround every call into it. On a GPU, nothing is replaced."""
 
 import contextlib
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -152,20 +153,12 @@ def _uneven_collectives() -> None:
     """Give gloo the unequal shapes that the MoE dispatcher makes when experts are both tensor- and expert-parallel."""
     from megatron.core.tensor_parallel import mappings
 
-    mappings._gather_along_first_dim = _padded_gather(mappings._gather_along_first_dim)
-    mappings._reduce_scatter_along_first_dim = _summed_scatter(mappings._reduce_scatter_along_first_dim)
+    gather, scatter = mappings._gather_along_first_dim, mappings._reduce_scatter_along_first_dim
 
-
-def _uneven(group: Any, sizes: Any) -> list[int] | None:
-    ints = None if sizes is None else [int(size) for size in sizes]
-    return ints if ints is not None and group.size() > 1 and len(set(ints)) > 1 else None
-
-
-def _padded_gather(original: Callable[..., Any]) -> Callable[..., Any]:
-    def gather(input_: Any, group: Any, output_split_sizes: Any = None, use_global_buffer: bool = False) -> Any:
+    def padded_gather(input_: Any, group: Any, output_split_sizes: Any = None, use_global_buffer: bool = False) -> Any:
         sizes = _uneven(group, output_split_sizes)
         if sizes is None:
-            return original(input_, group, None, use_global_buffer)
+            return gather(input_, group, None, use_global_buffer)
         longest = max(sizes)
         padded = input_.new_zeros([longest, *input_.shape[1:]])
         padded[: input_.size(0)] = input_
@@ -173,19 +166,20 @@ def _padded_gather(original: Callable[..., Any]) -> Callable[..., Any]:
         dist.all_gather_into_tensor(full, padded, group=group)
         return torch.cat([part[:size] for part, size in zip(full.split(longest), sizes, strict=True)])
 
-    return gather
-
-
-def _summed_scatter(original: Callable[..., Any]) -> Callable[..., Any]:
-    def scatter(input_: Any, group: Any, input_split_sizes: Any = None, use_global_buffer: bool = False) -> Any:
+    def summed_scatter(input_: Any, group: Any, input_split_sizes: Any = None, use_global_buffer: bool = False) -> Any:
         sizes = _uneven(group, input_split_sizes)
         if sizes is None:
-            return original(input_, group, None, use_global_buffer)
+            return scatter(input_, group, None, use_global_buffer)
         full = input_.clone()
         dist.all_reduce(full, group=group)
         return full.split(sizes)[group.rank()].contiguous()
 
-    return scatter
+    mappings._gather_along_first_dim, mappings._reduce_scatter_along_first_dim = padded_gather, summed_scatter
+
+
+def _uneven(group: Any, sizes: Any) -> list[int] | None:
+    ints = [] if sizes is None else [int(size) for size in sizes]
+    return ints if group.size() > 1 and len(set(ints)) > 1 else None
 
 
 def define_missing_names() -> None:
@@ -257,9 +251,7 @@ def follow_into_backward() -> None:
     engine = autograd._engine_run_backward
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        if not getattr(_state, "depth", 0):
-            return engine(*args, **kwargs)
-        with GpuMeansCpu():
+        with GpuMeansCpu() if getattr(_state, "depth", 0) else contextlib.nullcontext():
             return engine(*args, **kwargs)
 
     autograd._engine_run_backward = run
