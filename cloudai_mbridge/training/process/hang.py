@@ -62,14 +62,13 @@ class HangWatch:
             self._file = self._path.open("w", encoding="utf-8")
         except OSError as error:  # not worth a training run
             print(f"warning: {error}; no stacks will be kept if this rank hangs", file=sys.stderr)
-        self.step_done()
+        self._arm()
         _watches.append(self)
         return self
 
     def step_done(self) -> None:
         """Restart the timer. It costs some tens of microseconds: call it outside what is measured."""
-        if self._timeout_s is not None and self._file is not None:
-            faulthandler.dump_traceback_later(self._timeout_s, repeat=False, file=self._file)
+        self._arm()
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self in _watches:
@@ -84,3 +83,7 @@ class HangWatch:
                 self._path.unlink()
             if kind is None:  # a rank that failed may be ahead of one that is about to open its file
                 self._path.parent.rmdir()
+
+    def _arm(self) -> None:
+        if self._timeout_s is not None and self._file is not None:
+            faulthandler.dump_traceback_later(self._timeout_s, repeat=False, file=self._file)
