@@ -11,6 +11,7 @@ import pytest
 
 from cloudai_mbridge.report.html import render_html
 
+_GUARD_MS = 600_000  # against a hang; Playwright's own 30 s are short on a busy machine
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
 
 
@@ -71,7 +72,7 @@ def browser() -> Iterator[Any]:
     if program is None:
         _give_up("Chromium")
     with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        chromium = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"], timeout=_GUARD_MS)
         yield chromium
         chromium.close()
 
@@ -86,6 +87,7 @@ def show(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ope
         path.write_text(render_html(report, history, gate), encoding="utf-8")
         options = {"viewport": {"width": width, "height": 900}, "reduced_motion": "reduce", **options}
         context = browser.new_context(**options)
+        context.set_default_timeout(_GUARD_MS)
         contexts.append(context)
         opened = Opened(context.new_page(), path)
         opened.page.on("console", lambda message: opened.console.append(message.text))
