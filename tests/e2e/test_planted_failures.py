@@ -96,7 +96,8 @@ def trained(start_shared_run: Any, tmp_path_factory: pytest.TempPathFactory) -> 
     (site / "sitecustomize.py").write_text(SITE_CUSTOMIZE)
     asleep = REAL.format(id="asleep", num_gpus=2, args="", env=f'PYTHONPATH = "{site}"')
     nan = REAL.format(id="nan", num_gpus=1, args="lr = 1e30\nwarmup_iters = 0", env="")
-    runs = {"asleep": start_shared_run(None, [asleep], whole_system=LOCAL, runner="hang_timeout_s = 30")}
+    # far longer than the imports of a busy machine take
+    runs = {"asleep": start_shared_run(None, [asleep], whole_system=LOCAL, runner="hang_timeout_s = 180")}
     runs["asleep"].wait_for_step("asleep", 2)
     runs["nan"] = start_shared_run(None, [nan], whole_system=LOCAL)
     for run in runs.values():
@@ -196,8 +197,8 @@ def test_a_retry_that_succeeds_is_a_success(planted: Any) -> None:
 
 @pytest.mark.slurm
 def test_a_slurm_job_that_hangs_is_cancelled(small: Any, start_run: Any, stand_in_test: Any, nothing_left: Any) -> None:
-    tests = [stand_in_test("stuck", {"at": 2, "hang": 100}), stand_in_test("slow", {"step_s": 1.5})]
-    run = start_run(small, tests, runner="hang_timeout_s = 8").finish(1)
+    tests = [stand_in_test("stuck", {"at": 2, "hang": 1000}), stand_in_test("slow", {"step_s": 1.5})]
+    run = start_run(small, tests, runner="hang_timeout_s = 45").finish(1)
     point = run.point("stuck")
     assert (point["verdict"], point["job"]["state"], point["failure"]["id"]) == ("failed", "HUNG", "hang")
     assert any("s after step 2" in reason for reason in point["reasons"])

@@ -55,7 +55,7 @@ def ended(
 
     tasks = [("good", {}), ("bad", {"at": 2, "exit": 5}), ("unwanted", LONG), ("slow", LONG)]
     many = [stand_in_test(id, told, steps=5 if id == "good" else 200) for id, told in tasks]
-    patient = "hang_timeout_s = 4\nunknown_s = 4"
+    patient = "hang_timeout_s = 20\nunknown_s = 4"
     runs = {
         "timeout": start("timeout"),
         "array": start_shared_run(states, many),
@@ -92,7 +92,7 @@ def ended(
     runs["again"].wait_for_step("again")
     short.write_text("{}")
     states.run("sbatch", "--partition=high", "--nodelist=gb200-5", "--exclusive", "--wrap=sleep 1")
-    time.sleep(max(0.0, suspended_at + 7 - time.monotonic()))  # longer than its hang_timeout_s
+    time.sleep(max(0.0, suspended_at + 23 - time.monotonic()))  # longer than its hang_timeout_s
     states.run("scontrol", "resume", suspended)
     time.sleep(max(0.0, held_at + 14 - time.monotonic()))  # longer than what is hopeless may wait
     waits = runs["held"].query("SELECT status FROM attempts")[0][0]
