@@ -6,7 +6,7 @@ from typing import Any
 
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.estimate.architecture import MODEL_FIELDS
-from cloudai_mbridge.estimate.memory import RECOMPUTE_METHODS, Granularity, ParallelLayout, Recompute
+from cloudai_mbridge.estimate.memory.layout import RECOMPUTE_METHODS, Granularity, ParallelLayout, Recompute
 from cloudai_mbridge.models.cmd_args import ARGUMENTS, NOT_READ, ResolvedCmdArgs
 from cloudai_mbridge.recipes.apply import parse_value
 

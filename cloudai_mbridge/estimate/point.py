@@ -13,23 +13,17 @@ from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.estimate.architecture import Architecture
 from cloudai_mbridge.estimate.hardware import Gpu, mfu
 from cloudai_mbridge.estimate.headline import Price
-from cloudai_mbridge.estimate.memory import (
-    REFERENCES,
-    Assumptions,
-    ParallelLayout,
-    StageMemory,
-    active_parameters,
-    memory_per_stage,
-    total_parameters,
-    worst_stage,
-)
+from cloudai_mbridge.estimate.memory import ParallelLayout, StageMemory, memory_per_stage, worst_stage
 from cloudai_mbridge.estimate.memory.arguments import ADAPTER_TASKS
-from cloudai_mbridge.estimate.memory.other import GIB, NOTHING
+from cloudai_mbridge.estimate.memory.other import GIB, NOTHING, Assumptions
+from cloudai_mbridge.estimate.memory.parameters import active_parameters, total_parameters
+from cloudai_mbridge.estimate.memory.reference import REFERENCES
 from cloudai_mbridge.estimate.overrides import not_considered
 from cloudai_mbridge.estimate.precision import precision_named
 from cloudai_mbridge.estimate.published import PublishedRow
 from cloudai_mbridge.estimate.request import EstimateRequest, answer_or_why, refusing
-from cloudai_mbridge.estimate.time import HeldOutError, StepTime, TimeModel, time_model, why_no_time
+from cloudai_mbridge.estimate.time.calibration import HeldOutError
+from cloudai_mbridge.estimate.time.model import StepTime, TimeModel, time_model, why_no_time
 from cloudai_mbridge.training.flops import Formula, flops_per_token
 from cloudai_mbridge.training.reporting.theoretical_memory import TheoreticalMemory
 
