@@ -7,7 +7,7 @@ backward pass when a recomputed part is whole again: by then what lies behind it
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
-from operator import mul
+from operator import ge, mul
 from types import ModuleType
 from typing import NamedTuple
 
@@ -224,7 +224,12 @@ def _interleaved(pp: int, rank: int, vp: int, num_microbatches: int, has_extra_w
         backward = vp - 1 - chunk  # they take the chunks in the opposite order
         moments.add((tuple(counts), backward))
         counts[backward] -= 1
-    return tuple(sorted(m for m in moments if not any(_exceeds(other, m) for other in moments)))
+
+    def is_exceeded(moment: Moment) -> bool:
+        alike = [other for other in moments if other[1] == moment[1] and other != moment]
+        return any(all(map(ge, other[0], moment[0])) for other in alike)
+
+    return tuple(sorted(moment for moment in moments if not is_exceeded(moment)))
 
 
 def _chunk_order(pp: int, vp: int, num_microbatches: int) -> list[int]:
@@ -234,8 +239,3 @@ def _chunk_order(pp: int, vp: int, num_microbatches: int) -> list[int]:
         group = min(pp, num_microbatches - start)
         order += [chunk for chunk in range(vp) for _ in range(group)]
     return order
-
-
-def _exceeds(one: Moment, other: Moment) -> bool:
-    is_more = all(a >= b for a, b in zip(one[0], other[0], strict=True))
-    return is_more and one != other and one[1] == other[1]

@@ -106,6 +106,6 @@ def _recompute(args: ResolvedCmdArgs, modules: frozenset[str], num_layers: int |
 def _cuda_graph(args: ResolvedCmdArgs) -> str:
     if not args.cuda_graph_impl or args.cuda_graph_impl == "none":
         return "none"
-    scope = args.cuda_graph_scope
-    scopes = {scope} if isinstance(scope, str) else set(scope or ())
-    return "full" if scopes & set(_FULLY_CAPTURED) or args.cuda_graph_impl in _FULLY_CAPTURED else "attention"
+    scopes = [args.cuda_graph_scope] if isinstance(args.cuda_graph_scope, str) else args.cuda_graph_scope or []
+    is_full = any(name in _FULLY_CAPTURED for name in (args.cuda_graph_impl, *scopes))
+    return "full" if is_full else "attention"
