@@ -9,11 +9,12 @@ number of layers than the recipe.
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import lru_cache
-from typing import Any, get_type_hints
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
 
 from cloudai_mbridge.errors import BadInput
-from cloudai_mbridge.estimate.model_overrides import model_overrides
 from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
+from cloudai_mbridge.recipes.apply import MAPPED, parse_value
 from cloudai_mbridge.recipes.container import MODEL_DEFAULTS
 from cloudai_mbridge.recipes.load import Recipe
 
@@ -120,17 +121,10 @@ class Architecture:
         return -(-self.vocab_size // multiple) * multiple
 
 
-_FIRST_DENSE = "first_k_dense_replace"
 MODEL_FIELDS = frozenset(field.name for field in fields(Architecture)) - {"recipe"}
 # arguments of a point -> fields; the last one says how the layers with experts follow
-_ARGUMENTS = {
-    "hidden_size": "hidden_size",
-    "num_layers": "num_layers",
-    "vocab_size": "vocab_size",
-    "seq_length": "seq_length",
-    "tp": "tensor_model_parallel_size",
-    "first_k_dense_replace": _FIRST_DENSE,
-}
+_ARGUMENTS = {name: name for name in ("hidden_size", "num_layers", "vocab_size", "seq_length")}
+_ARGUMENTS |= {"tp": "tensor_model_parallel_size", "first_k_dense_replace": "first_k_dense_replace"}
 
 
 def architecture(
@@ -174,16 +168,16 @@ def _architecture(
 ) -> Architecture:
     model = {**MODEL_DEFAULTS, "activation": "silu", **source.recipe.sections["model"]}
     model.update({_ARGUMENTS[name]: value for name, value in given if value is not None})
-    model.update(model_overrides(dict(extra), _TYPES))
+    model.update(_overrides(extra))
     _check_sizes(source.recipe.name, model)
-    dense = model.pop(_FIRST_DENSE, None)
+    dense = model.pop("first_k_dense_replace", None)
     if dense is not None and model.get("num_moe_experts") is not None:
         model["moe_layer_freq"] = [int(index >= dense) for index in range(model["num_layers"])]
     if mtp_num_layers is not None:
         model["mtp_num_layers"] = mtp_num_layers
     elif model.get("mtp_num_layers") is None:
         model["mtp_num_layers"] = default_mtp
-    fit_layers(model)
+    _fit_layers(model)
     _derive(model)
     has_experts = model.get("num_moe_experts") is not None
     known: dict[str, Any] = {
@@ -213,11 +207,7 @@ _MOST_LAYERS, _MOST = 100_000, 2**31
 def _derive(model: dict[str, Any]) -> None:
     """Fill in what Megatron-Core derives from other sizes where it is not given."""
     heads, hidden = model["num_attention_heads"], model["hidden_size"]
-    derived = {
-        "ffn_hidden_size": 4 * hidden,
-        "kv_channels": hidden // heads,
-        "num_query_groups": heads,
-    }
+    derived = {"ffn_hidden_size": 4 * hidden, "kv_channels": hidden // heads, "num_query_groups": heads}
     if model.get("hybrid_layer_pattern"):
         derived["mamba_num_heads"] = 2 * hidden // (model.get("mamba_head_dim") or Architecture.mamba_head_dim)
     for name, value in derived.items():
@@ -228,35 +218,71 @@ def _derive(model: dict[str, Any]) -> None:
 
 
 BLOCKS = "M*-EG"
-# Fields with an entry for every decoder layer, and those that count the multi-token-prediction layers too
-DECODER_ONLY = ("moe_layer_freq",)
-WITH_PREDICTION = ("window_attn_skip_freq", "linear_attention_freq", "csa_compress_ratios")
+# Fields with an entry for every decoder layer; all but the first count the multi-token-prediction layers too
+LAYER_LISTS = ("moe_layer_freq", "window_attn_skip_freq", "linear_attention_freq", "csa_compress_ratios")
 
 
-def fit_layers(model: dict[str, Any]) -> None:
+def _fit_layers(model: dict[str, Any]) -> None:
     """Cut or continue the layer lists and the hybrid pattern of `model` to `num_layers`, in place.
 
     A list goes on with its last decoder entry; the entries of multi-token-prediction layers, behind them, are kept. A
     hybrid pattern goes on from its beginning. Without multi-token prediction its blocks of a pattern are dropped.
     """
     layers, mtp = model["num_layers"], model["mtp_num_layers"] or 0
-    for name in DECODER_ONLY:
+    for name in LAYER_LISTS:
         if isinstance(entries := model.get(name), (list, tuple)):
-            model[name] = _cut(entries, layers)
-    for name in WITH_PREDICTION:
-        if isinstance(entries := model.get(name), (list, tuple)):
-            model[name] = _cut(entries, layers) + list(entries[-1:]) * mtp
+            last = list(entries[-1:])
+            decoder = [*entries, *last * layers][:layers]
+            model[name] = decoder if name == "moe_layer_freq" else decoder + last * mtp
     if pattern := model.get("hybrid_layer_pattern"):
-        model["hybrid_layer_pattern"] = _fit_pattern(pattern, layers, mtp)
+        whole, *prediction = pattern.split("/")
+        blocks = [block for block in whole if block in BLOCKS]
+        if blocks and len(blocks) != layers:
+            whole = "".join((blocks * (layers // len(blocks) + 1))[:layers])
+        model["hybrid_layer_pattern"] = "/".join([whole, *(prediction * mtp)[:mtp]])
 
 
-def _cut(entries: list[int] | tuple[int, ...], layers: int) -> list[int]:
-    return (list(entries) + list(entries[-1:]) * layers)[:layers]
+_BOOLEANS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+# what decides about the layout has to be an argument, where layout and rules see it
+_LAYOUT = ("tp", "pp", "cp", "vp", "ep", "et", "mb", "gb", "seq_length", "pipeline_model_parallel_layout")
+_ARGUMENT_OF = {".".join(MAPPED[argument]): argument for argument in (*_LAYOUT, "compute_dtype")}
 
 
-def _fit_pattern(pattern: str, layers: int, mtp: int) -> str:
-    decoder, *prediction = pattern.split("/")
-    blocks = [block for block in decoder if block in BLOCKS]
-    if blocks and len(blocks) != layers:
-        decoder = "".join((blocks * (layers // len(blocks) + 1))[:layers])
-    return "/".join([decoder, *(prediction * mtp)[:mtp]])
+def _overrides(extra: tuple[tuple[str, str], ...]) -> dict[str, Any]:
+    """Return what `extra_cmd_args` say of the model: every `model.*` key that the formulas read, by its type.
+
+    BadInput: a value has the wrong type, or belongs into `cmd_args`, where the layout reads it.
+    """
+    given: dict[str, Any] = {}
+    for key, text in extra:
+        name = key.lstrip("+")
+        if argument := _ARGUMENT_OF.get(name):
+            raise BadInput(f"extra_cmd_args: {key!r} is cmd_args.{argument}; set it there")
+        section, _, field = name.partition(".")
+        if section == "model" and field in _TYPES:
+            given[field] = _read(key, text, _TYPES[field])
+    return given
+
+
+def _read(key: str, text: str, wanted: Any) -> Any:
+    kinds = set(get_args(wanted)) if isinstance(wanted, UnionType) else {wanted}
+    value: Any = parse_value(text)
+    if isinstance(value, str) and value.lower() in ("null", "none") and type(None) in kinds:
+        return None
+    if isinstance(value, str) and value.lower() in _BOOLEANS and bool in kinds:
+        return _BOOLEANS[value.lower()]
+    if isinstance(value, list) and all(_is(int, entry) for entry in value) and any(map(get_origin, kinds)):
+        return tuple(value)
+    for kind in (kind for kind in kinds if isinstance(kind, type)):
+        if _is(kind, value) or (kind is float and _is(int, value)):
+            return value
+    raise BadInput(f"extra_cmd_args: {key!r}: {text!r} is not {' or '.join(sorted(map(_name, kinds)))}; correct it")
+
+
+def _is(kind: type, value: object) -> bool:
+    return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
+
+
+def _name(kind: Any) -> str:
+    names = {bool: "true or false", int: "a whole number", float: "a number", str: "text", type(None): "null"}
+    return names.get(kind, "a list of whole numbers")

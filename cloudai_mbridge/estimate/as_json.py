@@ -64,24 +64,17 @@ def _published(row: PublishedRow) -> dict[str, Any]:
 def _memory(found: PointEstimate) -> dict[str, Any] | None:
     if found.peak_memory_gib is None:
         return None
-    head: dict[str, Any] = {
-        "estimator": found.estimator,
-        "peak_memory_gib": found.peak_memory_gib,
-        "gpu_memory_gib": found.gpu_memory_gib,
-        "share": found.memory_share,
-    }
+    names = ("estimator", "peak_memory_gib", "gpu_memory_gib")
+    head: dict[str, Any] = {**{name: getattr(found, name) for name in names}, "share": found.memory_share}
     if found.reference is not None:
         terms = {"weight_and_optimizer": found.reference.weight_and_optimizer, "activation": found.reference.activation}
         return {**head, "worst_stage": None, "stages": [], "terms": terms, "line": found.reference.line()}
-    worst = found.worst_stage
     stages = [
         {
-            "stage": stage.stage,
-            "parameters": stage.parameters,
-            "total": stage.total,
+            **{name: getattr(stage, name) for name in ("stage", "parameters", "total")},
             "total_gib": stage.total / GIB,
             "terms": dict(stage.terms),
         }
         for stage in found.stages or ()
     ]
-    return {**head, "worst_stage": worst.stage if worst else None, "stages": stages}
+    return {**head, "worst_stage": found.worst_stage.stage if found.worst_stage else None, "stages": stages}

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from importlib import resources
 from types import MappingProxyType
-from typing import Any
 
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.estimate.precision import Precision
@@ -20,17 +19,6 @@ _DATA = resources.files("cloudai_mbridge.estimate") / "data" / "hardware.toml"
 _MAKERS = frozenset({"nvidia", "dgx", "hgx"})
 # What may follow the name without changing a figure; a PCIe or NVL card of the same name is another machine
 _FORMS = frozenset({"sxm", "sxm4", "sxm5", "sxm6", "ac", "80gb", "hbm3", "hbm3e", "nvl72"})
-
-
-_FORMAT = {
-    Precision.FP32: "fp32",
-    Precision.TF32: "tf32",
-    Precision.BF16: "bf16",
-    Precision.FP8_CS: "fp8",
-    Precision.FP8_SC: "fp8",
-    Precision.FP8_MX: "fp8",
-    Precision.NVFP4: "fp4",
-}
 
 
 @dataclass(frozen=True)
@@ -61,7 +49,7 @@ class Gpu:
         """
         if precision is Precision.FP8_MX and "fp4" not in self.peak_tflops:
             return None
-        return self.peak_tflops.get(_FORMAT[precision])
+        return self.peak_tflops.get("fp4" if precision is Precision.NVFP4 else precision.partition("_")[0])
 
     @property
     def is_known(self) -> bool:
@@ -73,11 +61,9 @@ class Gpu:
 def gpus() -> Mapping[str, Gpu]:
     """Return all known devices by name."""
     data = tomllib.loads(_DATA.read_text(encoding="utf-8"))["gpus"]
-    return MappingProxyType({name: _gpu(name, table) for name, table in data.items()})
-
-
-def _gpu(name: str, table: dict[str, Any]) -> Gpu:
-    return Gpu(name=name, peak_tflops=MappingProxyType(table.pop("peak_tflops")), **table)
+    return MappingProxyType(
+        {name: Gpu(name, MappingProxyType(table.pop("peak_tflops")), **table) for name, table in data.items()}
+    )
 
 
 @lru_cache(maxsize=256)

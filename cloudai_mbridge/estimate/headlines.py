@@ -92,39 +92,29 @@ class Headlines:
             gpu_memory_gib=shape.gpu.memory_gib,
             worst_stage=worst,
             modelled_gib=modelled,
-            step_time_s=step,
-            tokens_per_s_per_gpu=speed.tokens_per_s_per_gpu,
-            tflops_per_gpu=speed.tflops_per_gpu,
-            mfu=speed.mfu,
+            **vars(speed),
             why=tuple(why),
             is_known_to_fit=_needs_no_more(modelled, shape.proven_gib),
             is_shipped=_needs_no_more(modelled, shape.shipped_gib),
         )
 
     def _flops_of(self, request: EstimateRequest, model: Architecture, layout: ParallelLayout) -> int:
-        key = (id(model), request.formula, layout.adapters_only)
-        if key not in self._flops:
-            flops = flops_of(model, request.formula, is_frozen=layout.adapters_only)
-            self._flops[key] = (model, flops)  # the model lives as long as its id is a key
-        return self._flops[key][1]
+        is_frozen = layout.adapters_only
+        key = (id(model), request.formula, is_frozen)  # the model is kept too: it lives as long as its id is a key
+        return self._flops.once(key, lambda: (model, flops_of(model, request.formula, is_frozen=is_frozen)))[1]
 
     def _times_of(self, request: EstimateRequest, model: Architecture, gpu: Gpu) -> TimeModel | str:
-        args = request.args
-        key = (id(model), gpu.name, args.compute_dtype, args.task in ADAPTER_TASKS)
-        if key not in self._times:
-            try:
-                with refusing("step_time_s cannot be estimated"):
-                    self._times[key] = (model, times_of(request, model))
-            except BadInput as error:
-                self._times[key] = (model, str(error))
-        return self._times[key][1]
+        def work_out() -> tuple[Architecture, TimeModel | str]:
+            why: list[str] = []
+            return model, answer_or_why("step_time_s", lambda: times_of(request, model), why.append) or why[0]
+
+        key = (id(model), gpu.name, request.args.compute_dtype, request.args.task in ADAPTER_TASKS)
+        return self._times.once(key, work_out)[1]
 
     def _memory_of(self, model: Architecture, layout: ParallelLayout, gpu: Gpu) -> MemoryTotals:
         assumptions = assumptions_for(gpu)
         key = (replace(model, seq_length=1), WHAT_STAYS(layout), assumptions)
-        if key not in self._memory:
-            self._memory[key] = MemoryTotals(assumptions)
-        return self._memory[key]
+        return self._memory.once(key, lambda: MemoryTotals(assumptions))
 
 
 def _needs_no_more(modelled: float | None, proven: float | None) -> bool:

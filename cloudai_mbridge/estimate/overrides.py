@@ -6,7 +6,7 @@ from typing import Any
 
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.estimate.architecture import MODEL_FIELDS
-from cloudai_mbridge.estimate.memory import RECOMPUTE_METHODS, Granularity, ParallelLayout, Recompute
+from cloudai_mbridge.estimate.memory.layout import RECOMPUTE_METHODS, Granularity, ParallelLayout, Recompute
 from cloudai_mbridge.models.cmd_args import ARGUMENTS, NOT_READ, ResolvedCmdArgs
 from cloudai_mbridge.recipes.apply import parse_value
 
@@ -76,8 +76,7 @@ def _recompute(
     modules: list[str] | None = None,
 ) -> Recompute:
     if method not in (None, *RECOMPUTE_METHODS):
-        methods = " or ".join(RECOMPUTE_METHODS)
-        raise BadInput(f"extra_cmd_args: 'model.recompute_method': {method!r} is unknown; use {methods}")
+        raise BadInput(f"extra_cmd_args: 'model.recompute_method': {method!r} is unknown; use uniform or block")
     if num_layers is not None and num_layers < 1:
         raise BadInput(f"extra_cmd_args: 'model.recompute_num_layers': {num_layers} layers; use at least 1")
     if granularity is None:
@@ -85,15 +84,11 @@ def _recompute(
             return before
         granularity = before.granularity
     if granularity not in (Granularity.SELECTIVE, Granularity.FULL):
-        raise BadInput(
-            f"extra_cmd_args: 'model.recompute_granularity': {granularity!r} is unknown; use selective or full"
-        )
+        what = f"'model.recompute_granularity': {granularity!r}"
+        raise BadInput(f"extra_cmd_args: {what} is unknown; use selective or full")
     if granularity == Granularity.FULL:
-        was_full = before.granularity is Granularity.FULL
-        known = (before.method, before.num_layers) if was_full else ("uniform", 1)
-        return Recompute(
-            Granularity.FULL, method=method or known[0], num_layers=known[1] if num_layers is None else num_layers
-        )
+        known = before if before.granularity is Granularity.FULL else Recompute()
+        return Recompute(Granularity.FULL, method=method or known.method, num_layers=num_layers or known.num_layers)
     # Megatron-Core's default where nothing is named
     chosen = frozenset(map(str, modules)) if modules is not None else before.modules or frozenset({"core_attn"})
     return Recompute(Granularity.SELECTIVE, chosen)

@@ -13,23 +13,17 @@ from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.estimate.architecture import Architecture
 from cloudai_mbridge.estimate.hardware import Gpu, mfu
 from cloudai_mbridge.estimate.headline import Price
-from cloudai_mbridge.estimate.memory import (
-    REFERENCES,
-    Assumptions,
-    ParallelLayout,
-    StageMemory,
-    active_parameters,
-    memory_per_stage,
-    total_parameters,
-    worst_stage,
-)
+from cloudai_mbridge.estimate.memory import ParallelLayout, StageMemory, memory_per_stage, worst_stage
 from cloudai_mbridge.estimate.memory.arguments import ADAPTER_TASKS
-from cloudai_mbridge.estimate.memory.other import GIB, NOTHING
+from cloudai_mbridge.estimate.memory.other import GIB, NOTHING, Assumptions
+from cloudai_mbridge.estimate.memory.parameters import active_parameters, total_parameters
+from cloudai_mbridge.estimate.memory.reference import REFERENCES
 from cloudai_mbridge.estimate.overrides import not_considered
 from cloudai_mbridge.estimate.precision import precision_named
 from cloudai_mbridge.estimate.published import PublishedRow
 from cloudai_mbridge.estimate.request import EstimateRequest, answer_or_why, refusing
-from cloudai_mbridge.estimate.time import HeldOutError, StepTime, TimeModel, time_model, why_no_time
+from cloudai_mbridge.estimate.time.calibration import HeldOutError
+from cloudai_mbridge.estimate.time.model import StepTime, TimeModel, time_model, why_no_time
 from cloudai_mbridge.training.flops import Formula, flops_per_token
 from cloudai_mbridge.training.reporting.theoretical_memory import TheoreticalMemory
 
@@ -127,18 +121,21 @@ def estimate_point(
     )
     stages, reference = _memory(missing, model, layout, gpu, estimator)
     peak = reference.total if reference else worst_stage(stages).total if stages else None
+    # of states and activations; a reference estimator knows nothing else
+    most = max((stage.states + stage.activations for stage in stages or ()), default=peak)
     times = _or_why(missing, "step_time_s", lambda: times_of(request, model))
     step = _or_why(missing, "step_time_s", lambda: times.step_time(layout)) if times else None
     seconds = step.step_time_s if step else None
     speed = speed_of(seconds, tokens, flops, request, layout.num_gpus, missing)
     num_steps = request.args.max_steps
-    gpu_hours = _gpu_hours(speed.step_time_s, layout, num_steps, missing)
+    gpu_hours = _gpu_hours(seconds, layout, num_steps, missing)
     cost = price.per_gpu_hour * gpu_hours if price and gpu_hours is not None else None
     if cost is None:
         missing["cost"] = missing.get("gpu_hours", why_no_price)
     memory_gib = gpu.memory_gib if gpu else None
     if memory_gib is None or peak is None:
-        missing["memory_share"] = missing.get("memory") or _why_no_memory(gpu, request)
+        why = f"the memory of {gpu.name} is not known" if gpu else request.why_no_gpu
+        missing["memory_share"] = missing.get("memory") or why
     return PointEstimate(
         recipe=request.recipe.name,
         gpu=gpu.name if gpu else None,
@@ -153,7 +150,7 @@ def estimate_point(
         reference=reference,
         peak_memory_gib=None if peak is None else peak / GIB,
         gpu_memory_gib=memory_gib,
-        memory_share=_most_modelled(stages, peak) / GIB / memory_gib if peak is not None and memory_gib else None,
+        memory_share=most / GIB / memory_gib if most is not None and memory_gib else None,
         step_time=step,
         held_out_error=times.held_out_error if times else None,
         **vars(speed),
@@ -192,11 +189,6 @@ def times_of(request: EstimateRequest, model: Architecture) -> TimeModel:
 def assumptions_for(gpu: Gpu | None) -> Assumptions:
     """Return what is on the device beside the model; of a processor nothing is assumed."""
     return NOTHING if gpu is not None and not gpu.is_known else Assumptions()
-
-
-def _most_modelled(stages: tuple[StageMemory, ...] | None, peak: float) -> float:
-    """Return the most bytes of states and activations of a stage; a reference estimator knows nothing else."""
-    return max((stage.states + stage.activations for stage in stages or ()), default=peak)
 
 
 def speed_of(
@@ -240,10 +232,6 @@ def _gpu_hours(
         missing["gpu_hours"] = missing.get("step_time_s", "the number of steps is not known")
         return None
     return layout.num_gpus * step_time_s * num_steps / 3600
-
-
-def _why_no_memory(gpu: Gpu | None, request: EstimateRequest) -> str:
-    return f"the memory of {gpu.name} is not known" if gpu else request.why_no_gpu
 
 
 def _or_why(missing: dict[str, str], name: str, answer: Callable[[], T]) -> T | None:

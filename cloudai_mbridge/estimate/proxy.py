@@ -10,11 +10,10 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from cloudai_mbridge.errors import BadInput
-from cloudai_mbridge.estimate.architecture import BLOCKS, DECODER_ONLY, WITH_PREDICTION
+from cloudai_mbridge.estimate.architecture import BLOCKS, LAYER_LISTS
 from cloudai_mbridge.models.values.pipeline_layout import parse_layout
 from cloudai_mbridge.recipes.load import Recipe
 
-_LISTS = (*DECODER_ONLY, *WITH_PREDICTION)
 # Of these the embedding and the loss take the place of a layer each
 _STAGE_PLACES = ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")
 _STAGE_COUNTS = ("num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage")
@@ -54,21 +53,15 @@ def shrink(recipe: Recipe, num_layers: int) -> Proxy:
         changed |= {name: None for name in _STAGE_COUNTS if model.get(name) is not None}
     shrunk = {name: value for name, value in {**model, **changed}.items() if value is not None}
     layouts = _layouts(recipe, num_layers) if num_layers < before else recipe.pipeline_layouts
-    return Proxy(
-        replace(
-            recipe,
-            sections={**recipe.sections, "model": {**shrunk, "num_layers": num_layers}},
-            pipeline_layouts=layouts,
-        ),
-        before,
-        {name: value for name, value in changed.items() if value != model.get(name)},
-    )
+    sections = {**recipe.sections, "model": {**shrunk, "num_layers": num_layers}}
+    changed = {name: value for name, value in changed.items() if value != model.get(name)}
+    return Proxy(replace(recipe, sections=sections, pipeline_layouts=layouts), before, changed)
 
 
 def _changed(model: dict[str, Any], before: int, num_layers: int) -> dict[str, Any]:
     """Return the lists and the pattern of as many layers; those of prediction layers, behind them, are kept."""
     changed: dict[str, Any] = {}
-    for name in _LISTS:
+    for name in LAYER_LISTS:
         if isinstance(entries := model.get(name), list):
             changed[name] = [*choose(entries[:before], num_layers), *entries[before:]]
     if isinstance(freq := model.get("moe_layer_freq"), int) and num_layers <= freq < before:  # not even one of experts

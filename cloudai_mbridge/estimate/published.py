@@ -89,8 +89,15 @@ class PublishedRow:
 
 def read_published(path: Traversable = TABLE) -> list[PublishedRow]:
     """Read a transcription of the tables; BadInput names line and column of what cannot be understood."""
-    reader = csv.DictReader(path.read_text(encoding="utf-8").splitlines())
-    return [_row_at(path, reader.line_num, columns) for columns in reader]
+    reader, rows = csv.DictReader(path.read_text(encoding="utf-8").splitlines()), []
+    for columns in reader:
+        try:
+            rows.append(published_row(columns))
+        except BadInput as error:
+            raise BadInput(f"{path}: line {reader.line_num}: {error}") from None
+        except KeyError as error:
+            raise BadInput(f"{path}: there is no column {error}") from None
+    return rows
 
 
 def published_of(args: ResolvedCmdArgs, gpu: str, mtp_num_layers: int) -> tuple[PublishedRow, ...]:
@@ -136,7 +143,7 @@ def published_row(columns: Mapping[str, str]) -> PublishedRow:
         "model_recipe_name": recipe,
         "gpu_type": gpu,
         "compute_dtype": _precision(columns, gpu),
-        "task": _TASKS[_named(columns, "section", {name: name for name in _TASKS}, str.lower)],
+        "task": _named(columns, "section", _TASKS, str.lower),
         "use_megatron_fsdp": bool(_size(columns, "fsdp")),
         **({"use_tokendrop": True} if "tokendrop" in remarks else {}),
         **({"et": 1} if "ep" in sizes else {}),
@@ -176,9 +183,8 @@ def formula_of(container: str) -> Formula:
 def _recipe_of(model: str) -> str:
     """Return the recipe whose name is the model's but for signs and what stands in parentheses."""
     wanted = _letters(model.partition("(")[0])
-    for name in recipe_names():
-        if _letters(name) == wanted:
-            return name
+    if found := [name for name in recipe_names() if _letters(name) == wanted]:
+        return found[0]
     raise BadInput(f"model: {model!r} has no recipe; use one of {', '.join(recipe_names())}")
 
 
@@ -213,12 +219,3 @@ def _number(columns: Mapping[str, str], column: str, *, may_be_zero: bool = Fals
     if not math.isfinite(value) or value < 0 or not (value or may_be_zero):
         raise BadInput(f"{column}: {columns[column]!r} is not a positive number")
     return value
-
-
-def _row_at(path: Traversable, line: int, columns: Mapping[str, str]) -> PublishedRow:
-    try:
-        return published_row(columns)
-    except BadInput as error:
-        raise BadInput(f"{path}: line {line}: {error}") from None
-    except KeyError as error:
-        raise BadInput(f"{path}: there is no column {error}") from None

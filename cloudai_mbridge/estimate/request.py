@@ -1,6 +1,7 @@
 """What is estimated: a point's recipe, resolved arguments and overrides, on a GPU; and the layout that they mean."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -20,21 +21,13 @@ T = TypeVar("T")
 _IMPOSSIBLE = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
 
-class refusing:  # noqa: N801 - reads as a statement
+@contextmanager
+def refusing(what: str) -> Iterator[None]:
     """Turn what arithmetic on impossible sizes raises into BadInput: an estimate never ends a plan."""
-
-    __slots__ = ("_what",)
-
-    def __init__(self, what: str) -> None:
-        self._what = what
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, _IMPOSSIBLE):
-            why = " ".join(str(error).split()) or type(error).__name__
-            raise BadInput(f"{self._what}: {why}") from None
+    try:
+        yield
+    except _IMPOSSIBLE as error:
+        raise BadInput(f"{what}: {' '.join(str(error).split()) or type(error).__name__}") from None
 
 
 def answer_or_why(name: str, answer: Callable[[], T], note: Callable[[str], None]) -> T | None:
@@ -81,15 +74,16 @@ class EstimateRequest:
 
     def published(self, model: Architecture) -> tuple[PublishedRow, ...]:
         """Return the published rows of exactly this point; one with overrides has none."""
-        if self.gpu is None or self.extra:
-            return ()
-        return published_of(self.as_published or self.args, self.gpu.name, model.mtp_num_layers)
+        return self._rows(published_of, model)
 
     def published_shape(self, model: Architecture) -> tuple[PublishedRow, ...]:
         """Return the published rows that agree with this point in all but GPUs and batch."""
+        return self._rows(rows_of_shape, model)
+
+    def _rows(self, find: Callable[..., tuple[PublishedRow, ...]], model: Architecture) -> tuple[PublishedRow, ...]:
         if self.gpu is None or self.extra:
             return ()
-        return rows_of_shape(self.as_published or self.args, self.gpu.name, model.mtp_num_layers)
+        return find(self.as_published or self.args, self.gpu.name, model.mtp_num_layers)
 
     def layout_of(self, model: Architecture) -> ParallelLayout:
         """Return how the point's model is spread over the GPUs.
@@ -99,16 +93,13 @@ class EstimateRequest:
         if self.why_no_layout:
             raise BadInput(self.why_no_layout)
         with refusing("the layout cannot be estimated"):
-            return self._layout_of(model)
-
-    def _layout_of(self, model: Architecture) -> ParallelLayout:
-        gpu = None if self.gpu is None else self.gpu.name
-        layout = layout_of(self.args, self.recipe, gpu=gpu, mtp_num_layers=model.mtp_num_layers)
-        if layout.seq_length is None:
-            layout = replace(layout, seq_length=model.seq_length)
-        if self.gpu is not None and not self.gpu.is_known:  # a processor has no fused kernels
-            layout = replace(layout, implementation=Implementation.TORCH)
-        return apply_overrides(layout, self.extra)
+            gpu = None if self.gpu is None else self.gpu.name
+            layout = layout_of(self.args, self.recipe, gpu=gpu, mtp_num_layers=model.mtp_num_layers)
+            if layout.seq_length is None:
+                layout = replace(layout, seq_length=model.seq_length)
+            if self.gpu is not None and not self.gpu.is_known:  # a processor has no fused kernels
+                layout = replace(layout, implementation=Implementation.TORCH)
+            return apply_overrides(layout, self.extra)
 
 
 def gpu_of(args: ResolvedCmdArgs, system: System | None, *, is_set: bool | None = None) -> tuple[Gpu | None, str]:
@@ -147,7 +138,8 @@ def trained_question(
 ) -> EstimateRequest:
     """Return what is to be estimated of a point. args: its own, with the sizes of the recipe's model."""
     resolved = with_preset(args, preset)
-    if missing := _missing(resolved.unknown, recipe):
+    has_experts = recipe.default("model", "num_moe_experts") is not None
+    if missing := [name for name in _NEEDED if name in resolved.unknown and (has_experts or name != "ep")]:
         why = f"Megatron-Bridge decides {', '.join(missing)}, and {why_no_preset}; set them"
         return EstimateRequest(recipe, args, gpu, why_no_gpu, extra, formula, why_no_layout=why)
     trained, published = resolved.args, None
@@ -155,23 +147,17 @@ def trained_question(
         trained = trained.model_copy(update={"seq_length": recipe.default("model", "seq_length")})
     if preset is not None:
         published = args.model_copy(update={name: getattr(trained, name) for name in _PUBLISHED})
-    is_its_gpu = preset is not None and gpu is not None and gpu.name == preset.row.gpu
-    shipped = _shipped(recipe, args, preset, extra) if is_its_gpu else ()
+    shipped: tuple[tuple[int, int, int], ...] = ()
+    if preset is not None and gpu is not None and gpu.name == preset.row.gpu and not extra:
+        shipped = _shipped(recipe, args, preset)
     return EstimateRequest(
         recipe, trained, gpu, why_no_gpu, extra, formula, published, shipped, filled_in=describe(resolved)
     )
 
 
-def _missing(unknown: frozenset[str], recipe: Recipe) -> list[str]:
-    has_experts = recipe.default("model", "num_moe_experts") is not None
-    return [name for name in _NEEDED if name in unknown and (has_experts or name != "ep")]
-
-
-def _shipped(
-    recipe: Recipe, args: ResolvedCmdArgs, preset: Preset | None, extra: Mapping[str, str]
-) -> tuple[tuple[int, int, int], ...]:
+def _shipped(recipe: Recipe, args: ResolvedCmdArgs, preset: Preset) -> tuple[tuple[int, int, int], ...]:
     """Return GPUs and batch of the preset, which upstream ships for this GPU, if the point changes nothing else."""
-    if preset is None or extra or not all(isinstance(preset.values.get(name), int) for name in _BATCH):
+    if not all(isinstance(preset.values.get(name), int) for name in _BATCH):
         return ()
     changed = [
         name for name, value in given_by(args).items() if name not in _BATCH and value != preset.values.get(name)

@@ -22,7 +22,18 @@ _NEEDED = ("torch", "megatron", "numpy", "einops", "yaml", "pydantic", "tomlkit"
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the parts, print a line for each, write the JSON after each."""
     started = time.monotonic()
-    args = _parser().parse_args(argv)
+    parser = argparse.ArgumentParser(
+        prog="python -m cloudai_mbridge.gpu_check",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--out", type=Path, required=True, help="the JSON file to write")
+    parser.add_argument(
+        "--work-dir", type=Path, help="an empty directory for logs and results; default: a temporary one"
+    )
+    parser.add_argument("--only", action="append", metavar="PART", help="only this part; may be given several times")
+    parser.add_argument("--patience", type=float, default=1.0, help="factor on all times, for a busy machine")
+    args = parser.parse_args(argv)
     if missing := [name for name in _NEEDED if find_spec(name) is None]:
         print(f"error: not installed: {', '.join(missing)}; docs/gpu-check.md says how to bring them", file=sys.stderr)
         return 2
@@ -39,21 +50,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"error: --work-dir {work}: is not empty", file=sys.stderr)
             return 2
         return run(args.out.absolute(), work, args.only, args.patience, started)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m cloudai_mbridge.gpu_check",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--out", type=Path, required=True, help="the JSON file to write")
-    parser.add_argument(
-        "--work-dir", type=Path, help="an empty directory for logs and results; default: a temporary one"
-    )
-    parser.add_argument("--only", action="append", metavar="PART", help="only this part; may be given several times")
-    parser.add_argument("--patience", type=float, default=1.0, help="factor on all times, for a busy machine")
-    return parser
 
 
 if __name__ == "__main__":

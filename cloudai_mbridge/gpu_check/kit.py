@@ -71,7 +71,16 @@ class Kit:
         """
         if time.monotonic() >= self.deadline:
             raise OutOfTime(f"{_name(argv)}: not started: the part's time was used up")
-        process = self._start(argv, log, env or {})
+        out, err = self.work / f"{log}.stdout", self.work / f"{log}.stderr"
+        with out.open("wb") as stdout, err.open("wb") as stderr:
+            process = subprocess.Popen(
+                list(argv),
+                env={**os.environ, **(env or {})},
+                stdin=subprocess.DEVNULL,
+                stdout=stdout,
+                stderr=stderr,
+                start_new_session=True,
+            )
         try:
             code = process.wait(max(0.0, self.deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
@@ -81,19 +90,6 @@ class Kit:
         if code not in codes:
             raise PartFailed(f"{_name(argv)}: exit code {code}: {self.tail(log)}")
         return code
-
-    def _start(self, argv: Sequence[str], log: str, env: Mapping[str, str]) -> "subprocess.Popen[bytes]":
-        """Start a command in a session of its own."""
-        out, err = self.work / f"{log}.stdout", self.work / f"{log}.stderr"
-        with out.open("wb") as stdout, err.open("wb") as stderr:
-            return subprocess.Popen(
-                list(argv),
-                env={**os.environ, **env},
-                stdin=subprocess.DEVNULL,
-                stdout=stdout,
-                stderr=stderr,
-                start_new_session=True,
-            )
 
     def mbridge(self, *arguments: str | Path, log: str, codes: Sequence[int] = (0,), **env: str) -> int:
         """Run a command of mbridge; return its exit code."""

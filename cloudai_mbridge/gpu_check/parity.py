@@ -1,15 +1,8 @@
 """The tiny recipes: trained on the CPU, then on the GPU with the same weights and data, and their losses compared."""
 
+from cloudai_mbridge.gpu_check import sweep
 from cloudai_mbridge.gpu_check.kit import Figures, Kit, PartFailed
-from cloudai_mbridge.gpu_check.sweep import (
-    NO_GPU,
-    Training,
-    hide_transformer_engine,
-    largest_difference,
-    losses,
-    speed,
-    train,
-)
+from cloudai_mbridge.gpu_check.sweep import Training
 
 RECIPES = ("gpt_tiny", "gpt_small", "moe_tiny")
 STEPS = 10
@@ -22,9 +15,9 @@ SAME_WEIGHTS = {"model.use_cpu_initialization": True}
 
 def cpu_reference(kit: Kit) -> Figures:
     """Train in fp32 on the CPU of any machine: without a GPU, Transformer Engine cannot run."""
-    trained = train(kit, REFERENCE, _trainings("fp32"), **NO_GPU, **hide_transformer_engine(kit))
-    figures, missing = trained.each(RECIPES, lambda _, point: speed(point))
-    kit.shared[REFERENCE] = {recipe: losses(trained.good(recipe)) for recipe in figures}
+    trained = sweep.train(kit, REFERENCE, _trainings("fp32"), **sweep.NO_GPU, **sweep.hide_transformer_engine(kit))
+    figures, missing = trained.each(RECIPES, lambda _, point: sweep.speed(point))
+    kit.shared[REFERENCE] = {recipe: sweep.losses(trained.good(recipe)) for recipe in figures}
     if missing:
         raise PartFailed(missing, figures)
     return figures
@@ -48,9 +41,10 @@ def _compare(kit: Kit, dtype: str) -> Figures:
     def judge(recipe: str, point: Figures) -> Figures:
         if recipe not in reference:
             raise PartFailed(f"{recipe}: part {REFERENCE} left no losses to compare with")
-        return {**speed(point), "largest_relative_difference": largest_difference(losses(point), reference[recipe])}
+        difference = sweep.largest_difference(sweep.losses(point), reference[recipe])
+        return {**sweep.speed(point), "largest_relative_difference": difference}
 
-    rows, missing = train(kit, f"tiny_{dtype}", _trainings(dtype)).each(RECIPES, judge)
+    rows, missing = sweep.train(kit, f"tiny_{dtype}", _trainings(dtype)).each(RECIPES, judge)
     off = {recipe: row["largest_relative_difference"] for recipe, row in rows.items()}
     off = {recipe: difference for recipe, difference in off.items() if difference > TOLERANCE[dtype]}
     figures: Figures = {"tolerance": TOLERANCE[dtype], **rows}

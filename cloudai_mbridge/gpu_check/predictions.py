@@ -38,7 +38,9 @@ def predictions(kit: Kit) -> Figures:
     trainings = [Training(name, RECIPE, {**_BASE, **sizes}, steps=STEPS) for name, sizes in POINTS.items()]
     found, missing = train(kit, PREDICTIONS, trainings).each(list(POINTS), _row)
     rows = list(found.values())
-    figures: Figures = {"memory": _MEMORY, "points": rows, "median_absolute_error": _median_errors(rows)}
+    errors = {name: [abs(row[name]["error"]) for row in rows if row[name]["error"] is not None] for name in _MEASURES}
+    medians = {name: statistics.median(sizes) if sizes else None for name, sizes in errors.items()}
+    figures: Figures = {"memory": _MEMORY, "points": rows, "median_absolute_error": medians}
     gaps = [
         f"{row['point']}: {measure} was not {'measured' if row[measure]['predicted'] else 'predicted'}"
         for row in rows
@@ -59,9 +61,3 @@ def _row(name: str, point: Figures) -> Figures:
         ours, theirs = predicted.get(measure), measured[measure]
         row[measure] = {"predicted": ours, "measured": theirs, "error": ours / theirs - 1 if ours and theirs else None}
     return row
-
-
-def _median_errors(rows: list[Figures]) -> Figures:
-    """Return the median of the absolute errors of each measure."""
-    errors = {name: [row[name]["error"] for row in rows if row[name]["error"] is not None] for name in _MEASURES}
-    return {name: statistics.median(map(abs, found)) if found else None for name, found in errors.items()}

@@ -1,15 +1,8 @@
 """An 8B-shaped model with few layers: speed, against a measured matmul peak; features, against the plain run."""
 
+from cloudai_mbridge.gpu_check import sweep
 from cloudai_mbridge.gpu_check.kit import Figures, Kit, PartFailed, PartSkipped
-from cloudai_mbridge.gpu_check.sweep import (
-    Trained,
-    Training,
-    hide_transformer_engine,
-    largest_difference,
-    losses,
-    speed,
-    train,
-)
+from cloudai_mbridge.gpu_check.sweep import Trained, Training
 
 RECIPE = "llama3_8b"
 # 4 of 32 layers: 1.9 B parameters, 35 GB of weights, gradients and optimizer; with activations it fits 80 GB
@@ -29,9 +22,9 @@ def matmul(kit: Kit) -> Figures:
 
 def proxy(kit: Kit) -> Figures:
     """Train the proxy in bf16, with Transformer Engine where it can be imported."""
-    trained = train(kit, PROXY, [Training(PROXY, RECIPE, SIZES)])
+    trained = sweep.train(kit, PROXY, [Training(PROXY, RECIPE, SIZES)])
     kit.shared[PROXY] = trained
-    return with_share(kit, speed(trained.good(PROXY)))
+    return with_share(kit, sweep.speed(trained.good(PROXY)))
 
 
 def without_transformer_engine(kit: Kit) -> Figures:
@@ -39,11 +32,11 @@ def without_transformer_engine(kit: Kit) -> Figures:
     if kit.device.no_transformer_engine:
         raise PartSkipped(f"part {PROXY} has run without it already: {kit.device.no_transformer_engine}")
     name = "without_transformer_engine"
-    point = train(kit, name, [Training(name, RECIPE, SIZES)], **hide_transformer_engine(kit)).good(name)
-    figures = with_share(kit, speed(point))
+    point = sweep.train(kit, name, [Training(name, RECIPE, SIZES)], **sweep.hide_transformer_engine(kit)).good(name)
+    figures = with_share(kit, sweep.speed(point))
     if figures["transformer_engine"]:
         raise PartFailed("Transformer Engine was used although it was hidden", figures)
-    difference = largest_difference(losses(point), proxy_losses(kit))
+    difference = sweep.largest_difference(sweep.losses(point), proxy_losses(kit))
     figures["largest_relative_difference"] = difference
     if difference > SAME_LOSS:
         why = f"losses differ from part {PROXY} by {difference:.2g}; at most {SAME_LOSS:g} is expected"
@@ -63,12 +56,12 @@ def distributed_optimizer(kit: Kit) -> Figures:
         Training(name, recipe, args, {**dict.fromkeys(fields, on), **dict.fromkeys(() if on else overlap, False)})
         for name, on in (("with", True), ("without", False))
     ]
-    trained = train(kit, "distributed_optimizer", trainings)
-    rows, missing = trained.each(("with", "without"), lambda _, point: speed(point))
+    trained = sweep.train(kit, "distributed_optimizer", trainings)
+    rows, missing = trained.each(("with", "without"), lambda _, point: sweep.speed(point))
     figures: Figures = {**rows}
     if missing:
         raise PartFailed(missing, figures)
-    difference = largest_difference(*(losses(trained.good(name)) for name in ("with", "without")))
+    difference = sweep.largest_difference(*(sweep.losses(trained.good(name)) for name in ("with", "without")))
     figures["largest_relative_difference"] = difference
     if difference > SAME_LOSS:
         raise PartFailed(f"losses differ by {difference:.2g}; at most {SAME_LOSS:g} is expected", figures)
@@ -86,4 +79,4 @@ def proxy_losses(kit: Kit) -> list[float]:
     trained = kit.shared.get(PROXY)
     if not isinstance(trained, Trained):
         raise PartFailed(f"part {PROXY} left nothing to compare with")
-    return losses(trained.good(PROXY))
+    return sweep.losses(trained.good(PROXY))

@@ -10,30 +10,11 @@ from typing import Any
 
 from cloudai_mbridge.estimate.hardware import find_gpu
 from cloudai_mbridge.files.replace import write_text
-from cloudai_mbridge.gpu_check.kit import (
-    KILL_WAIT_S,
-    TERM_WAIT_S,
-    Device,
-    Figures,
-    Kit,
-    PartFailed,
-    needs_gpu,
-    needs_known_gpu,
-    needs_transformer_engine,
-)
+from cloudai_mbridge.gpu_check import kit as parts_need
+from cloudai_mbridge.gpu_check import parity, proxy, run_features, trials
+from cloudai_mbridge.gpu_check.kit import KILL_WAIT_S, TERM_WAIT_S, Device, Figures, Kit, PartFailed
 from cloudai_mbridge.gpu_check.outcome import Outcome, Part, Status, run_parts
-from cloudai_mbridge.gpu_check.parity import REFERENCE, cpu_reference, tiny_bf16, tiny_fp32
 from cloudai_mbridge.gpu_check.predictions import PREDICTIONS, predictions
-from cloudai_mbridge.gpu_check.proxy import (
-    MATMUL,
-    PROXY,
-    distributed_optimizer,
-    matmul,
-    proxy,
-    without_transformer_engine,
-)
-from cloudai_mbridge.gpu_check.run_features import checkpoint, line, profile
-from cloudai_mbridge.gpu_check.trials import cuda_graphs, fp8
 from cloudai_mbridge.version import __version__
 
 VERSION = 1
@@ -76,15 +57,7 @@ def probe(work: Path, deadline: float) -> Device:
     """Ask a process of its own, so that this one holds no memory of the GPU."""
     facts = Kit(work, Device(), deadline).worker("probe", log="probe")
     gpu = find_gpu(facts["gpu"]) if facts["gpu"] else None
-    return Device(
-        gpu=facts["gpu"],
-        no_gpu=facts["no_gpu"],
-        has_nvidia_smi=facts["has_nvidia_smi"],
-        gpu_type=gpu.name if gpu else None,
-        memory_gib=facts["memory_gib"],
-        no_transformer_engine=facts["no_transformer_engine"],
-        packages={**facts["packages"], "cuda": facts["cuda"]},
-    )
+    return Device(**facts, gpu_type=gpu.name if gpu else None)
 
 
 def write(out: Path, started: str, device: Device, outcomes: Sequence[Outcome]) -> None:
@@ -105,26 +78,22 @@ def loop_overhead(kit: Kit) -> Figures:
     return kit.worker("overhead", "--rounds", "3", "--steps", steps, log="loop_overhead")
 
 
-_GPU = (needs_gpu,)
+_GPU = (parts_need.needs_gpu,)
+_KNOWN_GPU = (parts_need.needs_known_gpu,)
+_FP8 = (*_GPU, parts_need.needs_transformer_engine)
 PARTS = (
-    Part(MATMUL, "measured peak of a bf16 matrix product", 30, matmul, _GPU),
-    Part(REFERENCE, "the tiny recipes in fp32 on the CPU", 80, cpu_reference),
-    Part("tiny_fp32", "the same on the GPU: loss parity with the CPU", 80, tiny_fp32, _GPU),
-    Part(PROXY, "an 8B-shaped model of 4 layers in bf16", 60, proxy, _GPU),
-    Part(
-        PREDICTIONS,
-        "memory and step time, predicted and measured at ten points",
-        280,
-        predictions,
-        (needs_known_gpu,),
-    ),
-    Part("without_transformer_engine", "the proxy on local layers", 60, without_transformer_engine, _GPU),
-    Part("fp8", "the proxy in FP8", 60, fp8, (*_GPU, needs_transformer_engine)),
-    Part("cuda_graphs", "the proxy with CUDA graphs of each layer", 60, cuda_graphs, _GPU),
-    Part("distributed_optimizer", "with it and without it: the same losses", 80, distributed_optimizer),
-    Part("checkpoint", "save, resume, the same losses", 80, checkpoint),
+    Part(proxy.MATMUL, "measured peak of a bf16 matrix product", 30, proxy.matmul, _GPU),
+    Part(parity.REFERENCE, "the tiny recipes in fp32 on the CPU", 80, parity.cpu_reference),
+    Part("tiny_fp32", "the same on the GPU: loss parity with the CPU", 80, parity.tiny_fp32, _GPU),
+    Part(proxy.PROXY, "an 8B-shaped model of 4 layers in bf16", 60, proxy.proxy, _GPU),
+    Part(PREDICTIONS, "memory and step time, predicted and measured at ten points", 280, predictions, _KNOWN_GPU),
+    Part("without_transformer_engine", "the proxy on local layers", 60, proxy.without_transformer_engine, _GPU),
+    Part("fp8", "the proxy in FP8", 60, trials.fp8, _FP8),
+    Part("cuda_graphs", "the proxy with CUDA graphs of each layer", 60, trials.cuda_graphs, _GPU),
+    Part("distributed_optimizer", "with it and without it: the same losses", 80, proxy.distributed_optimizer),
+    Part("checkpoint", "save, resume, the same losses", 80, run_features.checkpoint),
     Part("loop_overhead", "the loop against a bare Megatron-Core step", 90, loop_overhead),
-    Part("tiny_bf16", "the tiny recipes on the GPU in bf16", 80, tiny_bf16, _GPU),
-    Part("profile", "a trace, and a snapshot of the GPU's memory", 60, profile),
-    Part("line", "verify, plan, run, report, promote, gate", 180, line),
+    Part("tiny_bf16", "the tiny recipes on the GPU in bf16", 80, parity.tiny_bf16, _GPU),
+    Part("profile", "a trace, and a snapshot of the GPU's memory", 60, run_features.profile),
+    Part("line", "verify, plan, run, report, promote, gate", 180, run_features.line),
 )

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from cloudai_mbridge.gpu_check.kit import Figures, Kit, PartFailed
-from cloudai_mbridge.gpu_check.sweep import Trained, Training, losses, speed, train, write_sweep
+from cloudai_mbridge.gpu_check.sweep import Training, losses, speed, train, write_sweep
 
 _RECIPE = "gpt_tiny"
 _STEPS, _SAVED_AT = 6, 3
@@ -76,23 +76,18 @@ def _dtype(kit: Kit) -> str:
 
 def line(kit: Kit) -> Figures:
     """Run the commands with a tiny model; the gate compares two sweeps of the same code."""
-    dtype = "fp32" if kit.device.gpu is None else "bf16"
-    trainings = [Training(LINE, "gpt_tiny", {"compute_dtype": dtype}, iterations=2)]
+    trainings = [Training(LINE, _RECIPE, {"compute_dtype": _dtype(kit)}, iterations=2)]
     options = write_sweep(kit, LINE, trainings)
     kit.mbridge("verify-configs", kit.work / f"{LINE}.toml", log="line_verify")
     kit.mbridge("sweep", "plan", *options, log="line_plan")
     kit.mbridge("dry-run", *options, "--output-dir", kit.work / "results/line_dry", log="line_dry_run")
     first, second = (train(kit, LINE, trainings, again=f"_{number}") for number in (1, 2))
-    step_times = [_step_time(sweep) for sweep in (first, second)]
+    step_times = [float(sweep.good(LINE)["metrics"]["step_time_s"]["median"]) for sweep in (first, second)]
     kit.mbridge("generate-report", "--result-dir", first.root, log="line_report")
     for name in ("report.json", "report.html", "report.md"):
         if not (first.root / name).is_file():
             raise PartFailed(f"{name} is missing in {first.root}")
     return {"step_time_s": step_times, "gate": _gate(kit, first.root, second.root)}
-
-
-def _step_time(sweep: Trained) -> float:
-    return float(sweep.good(LINE)["metrics"]["step_time_s"]["median"])
 
 
 def _gate(kit: Kit, first: Path, second: Path) -> str:

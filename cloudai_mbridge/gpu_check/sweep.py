@@ -11,7 +11,6 @@ from typing import Any
 from cloudai_mbridge.gpu_check.kit import Figures, Kit, OutOfTime, PartFailed
 
 NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
-_HIDDEN = "transformer_engine/__init__.py"
 _POINT_FAILED = 1  # exit code of `mbridge run`; its report says which
 
 
@@ -94,16 +93,15 @@ def train(kit: Kit, name: str, trainings: Sequence[Training], *, again: str = ""
 
     A run that is ended at the deadline writes its report all the same: what has trained by then is in the result.
     """
-    options = write_sweep(kit, name, trainings)
-    out = kit.work / "results" / f"{name}{again}"
-    cut = ""
+    options, cut, log = write_sweep(kit, name, trainings), "", f"{name}{again}"
+    out = kit.work / "results" / log
     try:
-        kit.mbridge("run", *options, "--output-dir", out, log=f"{name}{again}", codes=(0, _POINT_FAILED), **env)
+        kit.mbridge("run", *options, "--output-dir", out, log=log, codes=(0, _POINT_FAILED), **env)
     except OutOfTime as error:
         cut = str(error)
     roots = [path.parent for path in out.glob("*/report.json")]
     if len(roots) != 1:
-        raise PartFailed(cut or f"mbridge run wrote no report: {kit.tail(f'{name}{again}')}")
+        raise PartFailed(cut or f"mbridge run wrote no report: {kit.tail(log)}")
     report = json.loads((roots[0] / "report.json").read_text(encoding="utf-8"))
     points: dict[str, list[Figures]] = {}
     for point in report["points"]:
@@ -114,7 +112,7 @@ def train(kit: Kit, name: str, trainings: Sequence[Training], *, again: str = ""
 def hide_transformer_engine(kit: Kit) -> dict[str, str]:
     """Return the variable with which Transformer Engine is as if it were not installed."""
     directory = kit.work / "hidden"
-    path = directory / _HIDDEN
+    path = directory / "transformer_engine/__init__.py"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text('raise ModuleNotFoundError("hidden by the GPU check")\n', encoding="utf-8")
     return {"PYTHONPATH": os.pathsep.join(filter(None, [str(directory), os.environ.get("PYTHONPATH", "")]))}

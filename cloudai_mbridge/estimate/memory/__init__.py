@@ -7,31 +7,9 @@ estimators of Megatron-Bridge, by name.
 
 from cloudai_mbridge.estimate.memory.arguments import expert_tp, layout_of
 from cloudai_mbridge.estimate.memory.estimate import StageMemory, memory_per_stage, worst_stage
-from cloudai_mbridge.estimate.memory.layout import (
-    RECOMPUTE_METHODS,
-    Granularity,
-    Implementation,
-    ParallelLayout,
-    Recompute,
-)
+from cloudai_mbridge.estimate.memory.layout import Granularity, Implementation, ParallelLayout, Recompute
 from cloudai_mbridge.estimate.memory.other import Assumptions
-from cloudai_mbridge.estimate.memory.parameters import active_parameters, parameters_per_stage, total_parameters
-from cloudai_mbridge.estimate.memory.reference import REFERENCES
+from cloudai_mbridge.estimate.memory.parameters import parameters_per_stage, total_parameters
 
-__all__ = [
-    "RECOMPUTE_METHODS",
-    "REFERENCES",
-    "Assumptions",
-    "Granularity",
-    "Implementation",
-    "ParallelLayout",
-    "Recompute",
-    "StageMemory",
-    "active_parameters",
-    "expert_tp",
-    "layout_of",
-    "memory_per_stage",
-    "parameters_per_stage",
-    "total_parameters",
-    "worst_stage",
-]
+__all__ = ["Assumptions", "Granularity", "Implementation", "ParallelLayout", "Recompute", "StageMemory"]
+__all__ += ["expert_tp", "layout_of", "memory_per_stage", "parameters_per_stage", "total_parameters", "worst_stage"]

@@ -5,54 +5,45 @@ backward pass when a recomputed part is whole again: by then what lies behind it
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
-from operator import mul
+from dataclasses import replace
+from functools import lru_cache
+from operator import ge, mul
 from types import ModuleType
+from typing import NamedTuple
 
-from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.estimate.architecture import Architecture
 from cloudai_mbridge.estimate.memory import saved_fused, saved_torch
 from cloudai_mbridge.estimate.memory.layout import Granularity, Implementation, ParallelLayout, Recompute
 from cloudai_mbridge.estimate.memory.parameters import padded_for
 from cloudai_mbridge.estimate.memory.sizes import SavedBytes, Sizes, sizes_of
-from cloudai_mbridge.estimate.memory.stages import Chunk, Ffn, Layer, Mixer, chunks_of
+from cloudai_mbridge.estimate.memory.stages import Chunk, Layer, chunks_of
 
 Moment = tuple[tuple[int, ...], int]
+Halves = tuple[SavedBytes | None, SavedBytes | None]
 TERMS = ("attention", "mlp", "experts", "checkpoints", "embedding", "logits")
 
 
-@dataclass(frozen=True)
-class ChunkSaved:
+class ChunkSaved(NamedTuple):
     """What one micro-batch of a chunk keeps, by term; and by how much its backward pass exceeds that.
 
-    recomputed: bytes beyond the terms at the fullest moment of the backward pass; 0 if the end of the forward pass is
-    fuller.
+    total: all terms. recomputed: bytes beyond them at the fullest moment of the backward pass; 0 if the end of the
+    forward pass is fuller.
     """
 
     terms: Mapping[str, float]
+    total: float
     recomputed: float
-
-    @cached_property
-    def total(self) -> float:
-        """All terms, without what is recomputed."""
-        return sum(self.terms.values())
 
 
 def activations_per_stage(arch: Architecture, layout: ParallelLayout) -> tuple[dict[str, float], ...]:
     """Return the bytes of every term of every stage, at the fullest moment of the stage's schedule."""
     arch = padded_for(arch, layout.tp)
-    z = sizes_of(arch, layout)
+    z, pp, count = sizes_of(arch, layout), layout.pp, layout.num_microbatches
     seen: dict[object, dict[str, float]] = {}
     stages = []
     for rank, chunks in enumerate(chunks_of(arch, layout)):
-        moments = in_flight(
-            layout.pp,
-            rank,
-            len(chunks),
-            layout.num_microbatches,
-            has_extra_warmup=layout.overlap_moe_expert_parallel_comm,
-        )
+        is_overlapped = layout.overlap_moe_expert_parallel_comm
+        moments = in_flight(pp, rank, len(chunks), count, has_extra_warmup=is_overlapped)
         if (chunks, moments) not in seen:
             seen[chunks, moments] = _stage(z, layout, chunks, moments)
         stages.append(seen[chunks, moments])
@@ -62,37 +53,36 @@ def activations_per_stage(arch: Architecture, layout: ParallelLayout) -> tuple[d
 def _stage(
     z: Sizes, layout: ParallelLayout, chunks: tuple[Chunk, ...], moments: tuple[Moment, ...]
 ) -> dict[str, float]:
-    is_fused = layout.implementation is Implementation.FUSED
-    offload = Offload(layout.activation_offload_layers, "moe_act" in layout.offload_modules)
-    saved = [chunk_saved(z, layout.recompute, is_fused, offload, chunk) for chunk in chunks]
-
-    totals, recomputed = [chunk.total for chunk in saved], [chunk.recomputed for chunk in saved]
+    module = saved_fused if layout.implementation is Implementation.FUSED else saved_torch
+    offloads_moe_act = "moe_act" in layout.offload_modules
+    offloaded = layout.activation_offload_layers
+    saved = [_chunk_saved(z, layout.recompute, module, offloaded, offloads_moe_act, chunk) for chunk in chunks]
+    totals = [chunk.total for chunk in saved]
 
     def fullness(moment: Moment) -> float:
-        return float(sum(map(mul, moment[0], totals)) + recomputed[moment[1]])
+        return float(sum(map(mul, moment[0], totals)) + saved[moment[1]].recomputed)
 
     counts, backward = max(moments, key=fullness) if len(moments) > 1 else moments[0]
     terms = {name: sum(n * chunk.terms[name] for n, chunk in zip(counts, saved, strict=True)) for name in TERMS}
-    terms["checkpoints"] += _angles(z) * sum(chunk.terms["checkpoints"] > 0 for chunk in saved)
+    if z.has_rope and not z.arch.multi_latent_attention:  # checkpoints of a chunk keep the 32-bit rotation angles once
+        angles = 4.0 * z.sequence * z.arch.kv_channels
+        terms["checkpoints"] += angles * sum(chunk.terms["checkpoints"] > 0 for chunk in saved)
     return terms | {"recomputed": saved[backward].recomputed}
 
 
-@dataclass(frozen=True)
-class Offload:
-    """What lives in host memory: the first layers of a chunk; what the experts' activation functions read."""
-
-    layers: int = 0
-    has_moe_act: bool = False
-
-
 @lru_cache(maxsize=8192)
-def chunk_saved(z: Sizes, recompute: Recompute, is_fused: bool, offload: Offload, chunk: Chunk) -> ChunkSaved:
-    """Return what one micro-batch keeps in a chunk."""
-    module = saved_fused if is_fused else saved_torch
+def _chunk_saved(
+    z: Sizes, recompute: Recompute, module: ModuleType, offloaded: int, offloads_moe_act: bool, chunk: Chunk
+) -> ChunkSaved:
+    """Return what one micro-batch keeps in a chunk.
+
+    offloaded: so many first layers of a chunk live in host memory, but for the last layer. offloads_moe_act: so does
+    what the experts' activation functions read.
+    """
     terms = dict.fromkeys(TERMS, 0.0)
     is_full = recompute.granularity is Granularity.FULL
     groups = _groups(recompute, len(chunk.layers)) if is_full else [(1, False)] * len(chunk.layers)
-    offloaded = min(offload.layers, max(0, len(chunk.layers) - 1))
+    offloaded = min(offloaded, max(0, len(chunk.layers) - 1))
     regrown: list[tuple[float, float]] = []  # of every group: what it keeps, and by how much it grows
     whole = {layer: _halves(z, module, layer) for layer in set(chunk.layers)}
     kept_of = {layer: _kept(z, module, recompute, layer) for layer in whole}
@@ -109,13 +99,13 @@ def chunk_saved(z: Sizes, recompute: Recompute, is_fused: bool, offload: Offload
         else:
             left, grows = growth[layers[0]]
             if position > offloaded:
-                _add(terms, layers[0], kept_of[layers[0]], offload)
+                _add(terms, layers[0], kept_of[layers[0]], offloads_moe_act)
         regrown.append((left, grows))
     behind, most = _ends(z, module, recompute, chunk, terms), 0.0
     for left, grows in reversed(regrown):  # as the backward pass goes
         most = max(most, grows - behind)
         behind += left
-    return ChunkSaved(terms, most)
+    return ChunkSaved(terms, sum(terms.values()), most)
 
 
 def _ends(z: Sizes, module: ModuleType, recompute: Recompute, chunk: Chunk, terms: dict[str, float]) -> float:
@@ -133,12 +123,9 @@ def _prediction(z: Sizes, module: ModuleType, recompute: Recompute, layers: tupl
     """Return what a multi-token-prediction module keeps. Megatron-Core recomputes it only by the uniform method."""
     if recompute.granularity is Granularity.FULL and recompute.method == "uniform":
         return 2 * z.checkpoint
-    return float(module.prediction(z)) + sum(_total(_kept(z, module, recompute, layer)) for layer in layers)
-
-
-def _angles(z: Sizes) -> float:
-    """Return the 32-bit rotation angles, which the checkpoints of a chunk keep one copy of."""
-    return 4.0 * z.sequence * z.arch.kv_channels if z.has_rope and not z.arch.multi_latent_attention else 0.0
+    h, s = z.arch.hidden_size, z.split_tokens
+    around = module.embedding(z) + 3 * module.norm(z, s, h) + 2 * h * s * z.kept_input  # three norms and a projection
+    return float(around) + sum(_total(_kept(z, module, recompute, layer)) for layer in layers)
 
 
 def _groups(recompute: Recompute, layers: int) -> list[tuple[int, bool]]:
@@ -149,28 +136,26 @@ def _groups(recompute: Recompute, layers: int) -> list[tuple[int, bool]]:
     return [(1, index < n) for index in range(layers)]
 
 
-def _halves(z: Sizes, module: ModuleType, layer: Layer) -> tuple[SavedBytes | None, SavedBytes | None]:
-    mixers = {Mixer.ATTENTION: module.attention, Mixer.MAMBA: getattr(module, "mamba", _no_mamba), None: _nothing}
-    ffns = {Ffn.MLP: module.mlp, Ffn.MOE: module.moe, None: _nothing}
-    return mixers[layer.mixer](z), ffns[layer.ffn](z)
+def _halves(z: Sizes, module: ModuleType, layer: Layer) -> Halves:
+    return _half(z, module, layer.mixer), _half(z, module, layer.ffn)
 
 
-def _nothing(z: Sizes) -> None:
-    return None
+def _half(z: Sizes, module: ModuleType, name: str | None) -> SavedBytes | None:
+    """Return what a mixer or feed-forward network keeps, and the norm before it."""
+    if name is None:
+        return None
+    h, s = z.arch.hidden_size, z.split_tokens
+    kept_input = z.value if name == "moe" else z.kept_input  # the router keeps it in 16 bits
+    inside: SavedBytes = getattr(module, name)(z)
+    return replace(inside, norm=module.norm(z, s, h), norm_output=s * h * kept_input)
 
 
-def _no_mamba(z: Sizes) -> SavedBytes:
-    raise BadInput(f"recipe {z.arch.recipe}: the embedded loop builds no Mamba layers; use implementation fused")
-
-
-def _kept(
-    z: Sizes, module: ModuleType, recompute: Recompute, layer: Layer
-) -> tuple[SavedBytes | None, SavedBytes | None]:
+def _kept(z: Sizes, module: ModuleType, recompute: Recompute, layer: Layer) -> Halves:
     """Return what is left of a layer where its modules are recomputed selectively."""
     mixer, ffn = _halves(z, module, layer)
     if recompute.granularity is not Granularity.SELECTIVE:
         return mixer, ffn
-    if mixer and layer.mixer is Mixer.ATTENTION and recompute.has("core_attn"):
+    if mixer and layer.mixer == "attention" and recompute.has("core_attn"):
         mixer = module.core_recomputed(z, mixer)
     if mixer and mixer.latents and recompute.has("mla_up_proj"):
         mixer = module.up_recomputed(z, mixer)
@@ -188,11 +173,11 @@ _FREED = {
 }
 
 
-def _total(halves: tuple[SavedBytes | None, ...]) -> float:
+def _total(halves: Halves) -> float:
     return sum(half.total for half in halves if half is not None)
 
 
-def _regrown(whole: tuple[SavedBytes | None, ...], kept: tuple[SavedBytes | None, ...]) -> float:
+def _regrown(whole: Halves, kept: Halves) -> float:
     """Return by how much the layer grows in its backward pass, from the second half to the first."""
     most, behind = 0.0, 0.0
     for full, left in zip(reversed(whole), reversed(kept), strict=True):
@@ -202,12 +187,12 @@ def _regrown(whole: tuple[SavedBytes | None, ...], kept: tuple[SavedBytes | None
     return most
 
 
-def _add(terms: dict[str, float], layer: Layer, kept: tuple[SavedBytes | None, ...], offload: Offload) -> None:
+def _add(terms: dict[str, float], layer: Layer, kept: Halves, offloads_moe_act: bool) -> None:
     mixer, ffn = kept
     terms["attention"] += mixer.total if mixer else 0
     if ffn:
-        away = ffn.expert_hidden if offload.has_moe_act else 0
-        terms["experts" if layer.ffn is Ffn.MOE else "mlp"] += ffn.total - away
+        away = ffn.expert_hidden if offloads_moe_act else 0
+        terms["experts" if layer.ffn == "moe" else "mlp"] += ffn.total - away
 
 
 # How many micro-batches of every model chunk a pipeline rank holds at a time, by the schedules of Megatron-Core 0.16:
@@ -239,7 +224,12 @@ def _interleaved(pp: int, rank: int, vp: int, num_microbatches: int, has_extra_w
         backward = vp - 1 - chunk  # they take the chunks in the opposite order
         moments.add((tuple(counts), backward))
         counts[backward] -= 1
-    return tuple(sorted(m for m in moments if not any(_exceeds(other, m) for other in moments)))
+
+    def is_exceeded(moment: Moment) -> bool:
+        alike = [other for other in moments if other[1] == moment[1] and other != moment]
+        return any(all(map(ge, other[0], moment[0])) for other in alike)
+
+    return tuple(sorted(moment for moment in moments if not is_exceeded(moment)))
 
 
 def _chunk_order(pp: int, vp: int, num_microbatches: int) -> list[int]:
@@ -249,8 +239,3 @@ def _chunk_order(pp: int, vp: int, num_microbatches: int) -> list[int]:
         group = min(pp, num_microbatches - start)
         order += [chunk for chunk in range(vp) for _ in range(group)]
     return order
-
-
-def _exceeds(one: Moment, other: Moment) -> bool:
-    is_more = all(a >= b for a, b in zip(one[0], other[0], strict=True))
-    return is_more and one != other and one[1] == other[1]

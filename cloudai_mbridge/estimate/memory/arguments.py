@@ -26,7 +26,10 @@ def layout_of(
     """
     precision = _precision(args.compute_dtype)
     is_upstream = args.launcher is not Launcher.EMBEDDED
-    given = _upstream(args, recipe, precision, gpu or args.gpu_type.lower()) if is_upstream else _embedded(recipe)
+    is_split = bool(recipe.default("optimizer", "use_distributed_optimizer"))
+    given: dict[str, Any] = {"use_distributed_optimizer": is_split}
+    if is_upstream:
+        given = _upstream(args, recipe, precision, gpu or args.gpu_type.lower())
     pp, vp, text = _pipeline(args, recipe, mtp_num_layers)
     recompute = _recompute(args, given.pop("recompute_modules", frozenset()), given.pop("recompute_num_layers", None))
     if args.activation_offload_layers is not None:
@@ -66,24 +69,18 @@ def _precision(name: str) -> Precision:
     try:
         return Precision(name)
     except ValueError:
-        known = ", ".join(precision.value for precision in Precision)
-        raise BadInput(f"cmd_args.compute_dtype: {name!r} is unknown; use one of {known}") from None
+        raise BadInput(f"cmd_args.compute_dtype: {name!r} is unknown; use one of {', '.join(Precision)}") from None
 
 
 def _upstream(args: ResolvedCmdArgs, recipe: Recipe, precision: Precision, gpu: str) -> dict[str, Any]:
-    sets = preset(recipe.name, gpu, precision, is_fsdp=bool(args.use_megatron_fsdp))
     return {
         "use_distributed_optimizer": True,
         "grad_reduce_in_fp32": False,
         "fp32_logits": False,
         "fp8_param_gather": precision in (Precision.FP8_CS, Precision.FP8_MX),
         "has_fp8_transposes": gpu in ("h100", "h200", "gh200"),
-        **sets,
+        **preset(recipe.name, gpu, precision, is_fsdp=bool(args.use_megatron_fsdp)),
     }
-
-
-def _embedded(recipe: Recipe) -> dict[str, Any]:
-    return {"use_distributed_optimizer": bool(recipe.default("optimizer", "use_distributed_optimizer"))}
 
 
 def _pipeline(args: ResolvedCmdArgs, recipe: Recipe, mtp_num_layers: int) -> tuple[int, int, str | None]:
@@ -109,6 +106,6 @@ def _recompute(args: ResolvedCmdArgs, modules: frozenset[str], num_layers: int |
 def _cuda_graph(args: ResolvedCmdArgs) -> str:
     if not args.cuda_graph_impl or args.cuda_graph_impl == "none":
         return "none"
-    scope = args.cuda_graph_scope
-    scopes = {scope} if isinstance(scope, str) else set(scope or ())
-    return "full" if scopes & set(_FULLY_CAPTURED) or args.cuda_graph_impl in _FULLY_CAPTURED else "attention"
+    scopes = [args.cuda_graph_scope] if isinstance(args.cuda_graph_scope, str) else args.cuda_graph_scope or []
+    is_full = any(name in _FULLY_CAPTURED for name in (args.cuda_graph_impl, *scopes))
+    return "full" if is_full else "attention"

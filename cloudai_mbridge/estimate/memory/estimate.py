@@ -1,7 +1,7 @@
 """The answer: memory of every pipeline stage, as named terms that add up."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from types import MappingProxyType
 
@@ -12,7 +12,7 @@ from cloudai_mbridge.estimate.memory.other import Assumptions, other
 from cloudai_mbridge.estimate.memory.parameters import Parameters, layer_parameters, padded_for, parameters_per_stage
 from cloudai_mbridge.estimate.memory.sizes import sizes_of
 from cloudai_mbridge.estimate.memory.stages import Chunk, Layer, chunks_of
-from cloudai_mbridge.estimate.memory.states import Unsharded, states
+from cloudai_mbridge.estimate.memory.states import states
 
 STATE_TERMS = ("weights", "quantized copies", "gradients", "optimizer", "fsdp buffers")
 ACTIVATION_TERMS = ("attention", "mlp", "experts", "checkpoints", "embedding", "logits", "recomputed")
@@ -56,10 +56,7 @@ def memory_per_stage(
     """
     stages = _stages(padded_for(arch, layout.tp), layout, assumptions or Assumptions())
     worst = max(stages, key=lambda stage: stage.total).stage
-    return tuple(
-        StageMemory(stage.stage, stage.parameters, stage.terms, True) if stage.stage == worst else stage
-        for stage in stages
-    )
+    return tuple(replace(stage, is_worst=True) if stage.stage == worst else stage for stage in stages)
 
 
 def worst_stage(stages: tuple[StageMemory, ...]) -> StageMemory:
@@ -77,7 +74,7 @@ def _stages(arch: Architecture, layout: ParallelLayout, assumptions: Assumptions
     for rank, own in enumerate(chunks):
         key = (own, id(activations[rank]))  # equal stages share one object
         if key not in known:
-            terms = states(parameters[rank], layout, unsharded(arch, layout, own, parameters[rank]))
+            terms = states(parameters[rank], layout, _unsharded(arch, layout, own, parameters[rank]))
             terms |= activations[rank] | other(z, layout, own, activations[rank], assumptions)
             known[key] = MappingProxyType({name: float(terms[name]) for name in TERMS})
         stages.append(StageMemory(rank, parameters[rank].total, known[key]))
@@ -87,16 +84,11 @@ def _stages(arch: Architecture, layout: ParallelLayout, assumptions: Assumptions
 TERMS = STATE_TERMS + ACTIVATION_TERMS + OTHER_TERMS
 
 
-def _largest_layer(arch: Architecture, layout: ParallelLayout, chunks: tuple[Chunk, ...]) -> int:
-    layers = frozenset[Layer]().union(*(chunk.kinds for chunk in chunks))
-    return max((layer_parameters(arch, layout, layer) for layer in layers), default=0)
-
-
-def unsharded(
-    arch: Architecture, layout: ParallelLayout, chunks: tuple[Chunk, ...], parameters: Parameters
-) -> Unsharded:
+def _unsharded(arch: Architecture, layout: ParallelLayout, chunks: tuple[Chunk, ...], parameters: Parameters) -> int:
     """Return what Megatron-FSDP gathers: layers one by one, the embedding and the output layer as they are needed."""
     if not layout.use_megatron_fsdp:
-        return Unsharded(0, 0)
+        return 0
+    layers = frozenset[Layer]().union(*(chunk.kinds for chunk in chunks))
+    largest = max((layer_parameters(arch, layout, layer) for layer in layers), default=0)
     rest = sum(parameters.by_module.get(name, 0) for name in ("embedding", "output_layer"))
-    return Unsharded(_largest_layer(arch, layout, chunks), rest)
+    return 2 * largest + rest  # one layer in use, the next one on its way

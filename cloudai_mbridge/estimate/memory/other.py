@@ -44,8 +44,11 @@ def other(
     assumptions: Assumptions,
 ) -> dict[str, float]:
     """Return the bytes of every term of a stage."""
+    has_experts = any(chunk.has_experts for chunk in chunks)
     temporary = _temporary(z, chunks)
-    dispatch = _dispatch(z) if _has_experts(chunks) else 0.0
+    # the tokens that experts receive, and send back: sorted, received, and computed
+    dispatched = 3 * z.expert_tokens * (z.arch.moe_latent_size or z.arch.hidden_size) * z.value
+    dispatch = dispatched if has_experts else 0.0
     passing = sum(activations.values()) + temporary + dispatch
     hidden = z.split_tokens * z.arch.hidden_size * z.value
     return {
@@ -53,22 +56,18 @@ def other(
         "dispatch buffers": dispatch,
         "p2p buffers": assumptions.p2p_buffers * hidden if layout.pp > 1 else 0.0,
         "cuda graphs": _graphs(layout, chunks) * hidden,
-        "nccl": num_groups(layout, has_experts=_has_experts(chunks)) * assumptions.nccl_per_group,
+        "nccl": _num_groups(layout, has_experts) * assumptions.nccl_per_group,
         "cuda context": assumptions.cuda_context,
         "workspace": assumptions.workspace,
         "fragmentation": assumptions.fragmentation * passing,
     }
 
 
-def num_groups(layout: ParallelLayout, *, has_experts: bool) -> int:
+def _num_groups(layout: ParallelLayout, has_experts: bool) -> int:
     """Return the number of communicators with more than one rank that move data in a step."""
     dense = (layout.tp, layout.pp, layout.cp, layout.dp * layout.cp)
     experts = (layout.ep * layout.expert_tp, layout.expert_dp) if has_experts else ()
     return sum(size > 1 for size in (*dense, *experts))
-
-
-def _has_experts(chunks: tuple[Chunk, ...]) -> bool:
-    return any(chunk.has_experts for chunk in chunks)
 
 
 def _temporary(z: Sizes, chunks: tuple[Chunk, ...]) -> float:
@@ -83,11 +82,6 @@ def _temporary(z: Sizes, chunks: tuple[Chunk, ...]) -> float:
     if any(chunk.has_output for chunk in chunks):
         most = max(most, z.tokens * (a.padded_vocab_size // z.tp) * (2 if z.fp32_logits else 0))
     return most
-
-
-def _dispatch(z: Sizes) -> float:
-    """Return the tokens that experts receive, and send back: sorted, received, and computed."""
-    return 3 * z.expert_tokens * (z.arch.moe_latent_size or z.arch.hidden_size) * z.value
 
 
 def _graphs(layout: ParallelLayout, chunks: tuple[Chunk, ...]) -> int:

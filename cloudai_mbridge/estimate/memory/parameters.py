@@ -7,14 +7,14 @@ split them. Source: `megatron/core/transformer` (attention, multi_latent_attenti
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from types import MappingProxyType
 
 from cloudai_mbridge.estimate.architecture import Architecture
 from cloudai_mbridge.estimate.memory.layout import Implementation, ParallelLayout
-from cloudai_mbridge.estimate.memory.stages import Chunk, Ffn, Layer, Mixer, chunks_of, pipeline_chunks
+from cloudai_mbridge.estimate.memory.stages import Chunk, Layer, chunks_of, pipeline_chunks
 
 EXPERTS = "experts"
 # not quantized: norms, embedding, router and output stay in 16 bits under FP8 and FP4
@@ -75,14 +75,18 @@ def _split(layout: ParallelLayout) -> Split:
 
 def total_parameters(arch: Architecture) -> int:
     """Return the parameters of the whole model, once."""
-    return _stage(padded_for(arch, 1), Split(), pipeline_chunks(arch, 1, 1, None)[0]).total
+    return _whole(arch).total
 
 
 def active_parameters(arch: Architecture) -> int:
     """Return the parameters that a token meets: of the experts only `moe_router_topk`."""
-    parameters = _stage(padded_for(arch, 1), Split(), pipeline_chunks(arch, 1, 1, None)[0])
+    parameters = _whole(arch)
     idle = parameters.experts * (1 - arch.moe_router_topk / arch.num_moe_experts) if arch.num_moe_experts else 0
     return parameters.total - round(idle)
+
+
+def _whole(arch: Architecture) -> Parameters:
+    return _stage(padded_for(arch, 1), Split(), pipeline_chunks(arch, 1, 1, None)[0])
 
 
 @lru_cache(maxsize=1024)
@@ -122,22 +126,15 @@ def _chunk(arch: Architecture, split: Split, chunk: Chunk) -> Mapping[str, int]:
 
 @lru_cache(maxsize=4096)
 def _layer(arch: Architecture, split: Split, layer: Layer) -> Mapping[str, int]:
-    counts = Counter[str](
-        {"norms": ((layer.mixer is not None) + (layer.ffn is not None)) * norm(arch, arch.hidden_size)}
-    )
-    if layer.mixer is Mixer.ATTENTION:
-        counts.update(_attention(arch, split))
-    elif layer.mixer is Mixer.MAMBA:
-        counts.update(_mamba(arch, split.tp))
-    if layer.ffn is Ffn.MLP:
-        counts["mlp"] += mlp(arch, arch.ffn_hidden_size, split.tp)
-    elif layer.ffn is Ffn.MOE:
-        counts.update(_moe(arch, split))
+    halves = [half for half in (layer.mixer, layer.ffn) if half]
+    counts = Counter(norms=len(halves) * norm(arch, arch.hidden_size))
+    for half in halves:
+        counts.update(_HALVES[half](arch, split))
     return counts
 
 
 def norm(arch: Architecture, width: int) -> int:
-    """Return the parameters of a norm: RMSNorm has no bias."""
+    """RMSNorm has no bias."""
     return width if arch.normalization == "RMSNorm" else 2 * width
 
 
@@ -151,7 +148,7 @@ def mlp(arch: Architecture, ffn: int, tp: int, *, width: int | None = None, has_
 
 def _attention(arch: Architecture, split: Split) -> dict[str, int]:
     if arch.experimental_attention_variant == "dsv4_hybrid":
-        return {"attention": dsv4_attention(arch, split.tp)}
+        return {"attention": _dsv4_attention(arch, split.tp)}
     if arch.multi_latent_attention:
         return _latent_attention(arch, split)
     h, q, kv = arch.hidden_size, arch.kv_channels * arch.num_attention_heads, arch.kv_channels * arch.num_query_groups
@@ -190,15 +187,23 @@ def _moe(arch: Architecture, split: Split) -> dict[str, int]:
     return counts
 
 
-def _mamba(arch: Architecture, tp: int) -> dict[str, int]:
+def _mamba(arch: Architecture, split: Split) -> dict[str, int]:
     """A Mamba-2 mixer: input projection, convolution over 4 tokens with bias, A, D, dt bias, gated norm, output."""
-    h, heads = arch.hidden_size, arch.mamba_num_heads or 2 * arch.hidden_size // arch.mamba_head_dim
+    h, tp, heads = arch.hidden_size, split.tp, arch.mamba_num_heads or 2 * arch.hidden_size // arch.mamba_head_dim
     inner, states = heads * arch.mamba_head_dim, 2 * arch.mamba_num_groups * arch.mamba_state_dim
     projections = h * (2 * inner + states + heads) // tp + inner // tp * h
     return {"mamba": projections, "mamba_kernels": (5 * (inner + states) + 3 * heads + inner) // tp}
 
 
-def dsv4_attention(arch: Architecture, tp: int) -> int:
+_HALVES: Mapping[str, Callable[[Architecture, Split], Mapping[str, int]]] = {
+    "attention": _attention,
+    "mamba": _mamba,
+    "mlp": lambda arch, split: {"mlp": mlp(arch, arch.ffn_hidden_size, split.tp)},
+    "moe": _moe,
+}
+
+
+def _dsv4_attention(arch: Architecture, tp: int) -> int:
     """Return the parameters of one layer on one rank, averaged over the layers. What works on latents is not split."""
     h, a, d_v = arch.hidden_size, arch.num_attention_heads // tp, arch.v_head_dim
     r_q, r_o = arch.q_lora_rank or h, arch.o_lora_rank

@@ -13,14 +13,8 @@ from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.estimate.architecture import Architecture
 from cloudai_mbridge.estimate.memory.layout import ParallelLayout
 from cloudai_mbridge.estimate.memory.parameters import padded_for
-from cloudai_mbridge.training.reporting.theoretical_memory import (
-    Split,
-    TheoreticalMemory,
-    activation_bytes,
-    attention_share,
-    bytes_per_parameter,
-    memory_of_model,
-)
+from cloudai_mbridge.training.reporting import theoretical_memory as formulas
+from cloudai_mbridge.training.reporting.theoretical_memory import Split, TheoreticalMemory
 
 
 def seed(arch: Architecture, layout: ParallelLayout) -> TheoreticalMemory:
@@ -28,18 +22,17 @@ def seed(arch: Architecture, layout: ParallelLayout) -> TheoreticalMemory:
     arch, split = _prepared(arch, layout)
     h, layers, p, t = arch.hidden_size, arch.num_layers, split.pp, split.tp
     ffn = arch.ffn_hidden_size / h * (arch.num_moe_experts or 1) * (1.5 if _is_swiglu(arch) else 1.0)
-    in_layers = 2 * layers * h * h * (attention_share(arch) + ffn + 2 / h + 1 / (layers * h))
+    in_layers = 2 * layers * h * h * (formulas.attention_share(arch) + ffn + 2 / h + 1 / (layers * h))
     embedding, untied = h * arch.padded_vocab_size, int(not arch.share_embeddings_and_output_weights)
     shard = (in_layers / p + embedding) / t + (embedding / t if untied and p == 1 else 0)
-    weights = shard * bytes_per_parameter(split.is_sharded, split.dp)
-    activation = activation_bytes(arch, split, arch.ffn_hidden_size) / t
+    weights = shard * formulas.bytes_per_parameter(split.is_sharded, split.dp)
+    activation = formulas.activation_bytes(arch, split, arch.ffn_hidden_size) / t
     return TheoreticalMemory(round(in_layers + embedding * (1 + untied)), weights, activation)
 
 
 def head(arch: Architecture, layout: ParallelLayout) -> TheoreticalMemory:
     """Estimate as Megatron-Bridge's newest version does; BadInput as for `seed`."""
-    arch, split = _prepared(arch, layout)
-    return memory_of_model(arch, split, is_swiglu=_is_swiglu(arch))
+    return formulas.memory_of_model(*_prepared(arch, layout), is_swiglu=_is_swiglu(arch))
 
 
 REFERENCES: Mapping[str, Callable[[Architecture, ParallelLayout], TheoreticalMemory]] = {

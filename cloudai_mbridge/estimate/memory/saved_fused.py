@@ -20,26 +20,23 @@ def norm(z: Sizes, tokens: float, width: int) -> float:
 
 def attention(z: Sizes) -> SavedBytes:
     """Return what an attention half keeps: queries, keys, values and output once, and the log-sum of each score row."""
-    a, t, s = z.arch, z.tokens, z.split_tokens
-    common = {"norm": norm(z, s, a.hidden_size), "norm_output": s * a.hidden_size * z.kept_input}
+    a, t = z.arch, z.tokens
     if a.multi_latent_attention:
-        return _latent_attention(z, common)
+        return _latent_attention(z)
     gate = z.query if a.attention_output_gate else 0
     norms = t * (z.query + z.key) * z.value + t * (z.heads + z.key / a.kv_channels) * 4 if a.qk_layernorm else 0
     return SavedBytes(
-        **common,
         projected=t * (z.query + 2 * z.key + gate) * z.value + norms,
         core=t * z.heads * 4,
         output=t * (z.query + 2 * gate) * z.value,
     )
 
 
-def _latent_attention(z: Sizes, common: dict[str, float]) -> SavedBytes:
+def _latent_attention(z: Sizes) -> SavedBytes:
     a, t, s = z.arch, z.tokens, z.split_tokens
     latents = sum(norm(z, s, rank) + s * rank * z.kept_input for rank in (a.q_lora_rank, a.kv_lora_rank) if rank)
     values = a.v_head_dim if a.experimental_attention_variant is None else 0  # keys and values are one there
     return SavedBytes(
-        **common,
         latents=latents,
         projected=t * z.heads * (2 * z.latent_query + values) * z.value,
         core=t * z.heads * 4,
@@ -49,13 +46,11 @@ def _latent_attention(z: Sizes, common: dict[str, float]) -> SavedBytes:
 
 def mamba(z: Sizes) -> SavedBytes:
     """Return what a Mamba-2 mixer keeps: the input projection, the scan's output, the gated norm's output."""
-    a, t, s = z.arch, z.tokens, z.split_tokens
+    a, t = z.arch, z.tokens
     heads = a.mamba_num_heads or 2 * a.hidden_size // a.mamba_head_dim
     inner = heads * a.mamba_head_dim
     projected = 2 * inner + 2 * a.mamba_num_groups * a.mamba_state_dim + heads
     return SavedBytes(
-        norm=norm(z, s, a.hidden_size),
-        norm_output=s * a.hidden_size * z.kept_input,
         projected=t * projected / z.tp * z.value,
         core=t * inner / z.tp * z.value,
         output=t * inner / z.tp * z.kept_input,
@@ -69,9 +64,7 @@ def _inner(z: Sizes, tokens: float, ffn: float) -> tuple[float, float]:
 
 def mlp(z: Sizes) -> SavedBytes:
     """Return what a dense feed-forward half keeps."""
-    h, s = z.arch.hidden_size, z.split_tokens
-    inner = sum(_inner(z, z.tokens, z.arch.ffn_hidden_size / z.tp))
-    return SavedBytes(norm=norm(z, s, h), norm_output=s * h * z.kept_input, ffn=inner)
+    return SavedBytes(ffn=sum(_inner(z, z.tokens, z.arch.ffn_hidden_size / z.tp)))
 
 
 def moe(z: Sizes) -> SavedBytes:
@@ -82,8 +75,6 @@ def moe(z: Sizes) -> SavedBytes:
     shared = a.moe_shared_expert_intermediate_size
     latent = s * (a.hidden_size + a.moe_latent_size) * z.kept_input if a.moe_latent_size else 0
     return SavedBytes(
-        norm=norm(z, s, a.hidden_size),
-        norm_output=s * a.hidden_size * z.value,  # the router keeps it in 16 bits
         router=s * (ROUTER_BYTES * (a.num_moe_experts or 0) + 8 * a.moe_router_topk) + 4 * rows,
         experts=rows * width * z.kept_input + latent,
         expert_hidden=before,
@@ -102,12 +93,6 @@ def head(z: Sizes, depths: int) -> float:
 def embedding(z: Sizes) -> float:
     """Return what the embedding keeps: the tokens, and which of them are another rank's."""
     return z.tokens * (9 if z.tp > 1 else 8)
-
-
-def prediction(z: Sizes) -> float:
-    """Return what a multi-token-prediction module keeps around its layers: three norms and a projection."""
-    h, s = z.arch.hidden_size, z.split_tokens
-    return embedding(z) + 3 * norm(z, s, h) + 2 * h * s * z.kept_input
 
 
 def shared_with_checkpoint(z: Sizes) -> float:

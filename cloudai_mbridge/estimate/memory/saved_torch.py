@@ -7,6 +7,7 @@ keeps a tensor of its own.
 
 from dataclasses import replace
 
+from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.estimate.architecture import Architecture
 from cloudai_mbridge.estimate.memory.sizes import SavedBytes, Sizes
 
@@ -39,8 +40,6 @@ def attention(z: Sizes) -> SavedBytes:
         is_view = bool(gate) or z.query == z.key  # nothing to repeat: the values stay views of the whole projection
         rotated, qkv = t * z.query * z.value, (qkv - (0 if gate else t * z.key * z.value) if is_view else 0)
     return SavedBytes(
-        norm=norm(z, z.split_tokens, z.arch.hidden_size),
-        norm_output=z.split_tokens * z.arch.hidden_size * z.value,
         projected=qkv + rotated + norms + _rotation(z, z.arch.kv_channels),
         core=core,
         output=output * (3 if gate else 1),
@@ -81,8 +80,6 @@ def _latent_attention(z: Sizes) -> SavedBytes:
     plain = 4 * t * heads * (wide + gathered * (wide + a.v_head_dim))
     scores = 4 * z.mbs * heads * z.sequence * z.whole_sequence
     return SavedBytes(
-        norm=norm(z, s, a.hidden_size),
-        norm_output=s * a.hidden_size * z.value,
         latents=norms + latents,
         projected=_rotation(z, a.qk_pos_emb_head_dim),
         core=plain + scores,
@@ -90,11 +87,17 @@ def _latent_attention(z: Sizes) -> SavedBytes:
     )
 
 
+def mamba(z: Sizes) -> SavedBytes:
+    """Refuse it."""
+    raise BadInput(f"recipe {z.arch.recipe}: the embedded loop builds no Mamba layers; use implementation fused")
+
+
 def core_recomputed(z: Sizes, half: SavedBytes) -> SavedBytes:
     """Return the half whose core attention is recomputed: its inputs stay."""
     inputs = 0
     if z.whole_sequence > z.sequence and not z.arch.multi_latent_attention:  # keys and values are not gathered yet
-        return replace(attention(replace(z, whole_sequence=z.sequence)), core=0)
+        own = attention(replace(z, whole_sequence=z.sequence))
+        return replace(own, norm=half.norm, norm_output=half.norm_output, core=0)
     if z.arch.multi_latent_attention:
         inputs = z.tokens * z.heads * (2 * z.latent_query + z.arch.v_head_dim) * z.value
     elif z.is_local:  # keys that are not repeated, and the values' view of the whole projection
@@ -102,7 +105,7 @@ def core_recomputed(z: Sizes, half: SavedBytes) -> SavedBytes:
     return replace(half, projected=half.projected + inputs, core=0)
 
 
-def inner_mlp(z: Sizes, tokens: float, ffn: float, *, is_weighted: bool = False) -> float:
+def _inner(z: Sizes, tokens: float, ffn: float, *, is_weighted: bool = False) -> float:
     """Return what an MLP keeps beside its input. is_weighted: an expert's, whose output is scaled per token."""
     # gated: both halves of the first product, the activation, the other half plus an offset, and what they make
     kept = (5 if z.arch.gated_linear_unit else 2) * ffn
@@ -111,27 +114,18 @@ def inner_mlp(z: Sizes, tokens: float, ffn: float, *, is_weighted: bool = False)
 
 def mlp(z: Sizes) -> SavedBytes:
     """Return what a dense feed-forward half keeps."""
-    h = z.arch.hidden_size
-    return SavedBytes(
-        norm=norm(z, z.split_tokens, h),
-        norm_output=z.split_tokens * h * z.value,
-        ffn=inner_mlp(z, z.tokens, z.arch.ffn_hidden_size / z.tp),
-    )
+    return SavedBytes(ffn=_inner(z, z.tokens, z.arch.ffn_hidden_size / z.tp))
 
 
 def moe(z: Sizes) -> SavedBytes:
     """Return what a mixture of experts keeps; the experts run one after the other."""
     a, s = z.arch, z.split_tokens
-    ffn = (a.moe_ffn_hidden_size or a.ffn_hidden_size) / z.expert_tp
-    rows = z.expert_tokens
-    inner = inner_mlp(z, rows, ffn, is_weighted=True)
+    inner = _inner(z, z.expert_tokens, (a.moe_ffn_hidden_size or a.ffn_hidden_size) / z.expert_tp, is_weighted=True)
     shared = a.moe_shared_expert_intermediate_size
     return SavedBytes(
-        norm=norm(z, s, a.hidden_size),
-        norm_output=s * a.hidden_size * z.value,
         router=s * _routing(a, z.value),
-        experts=rows * a.hidden_size * z.value + inner,
-        shared=inner_mlp(z, z.tokens, shared / z.tp) if shared else 0,
+        experts=z.expert_tokens * a.hidden_size * z.value + inner,
+        shared=_inner(z, z.tokens, shared / z.tp) if shared else 0,
     )
 
 
@@ -153,12 +147,6 @@ def embedding(z: Sizes) -> float:
     """Return what the embedding keeps: the tokens, and which of them are another rank's."""
     positions = 8 if z.arch.position_embedding_type == "learned_absolute" else 0
     return z.tokens * (8 + positions + (1 if z.tp > 1 else 0))
-
-
-def prediction(z: Sizes) -> float:
-    """Return what a multi-token-prediction module keeps around its layers: three norms and a projection."""
-    h = z.arch.hidden_size
-    return embedding(z) + 3 * norm(z, z.split_tokens, h) + 2 * h * z.split_tokens * z.value
 
 
 def shared_with_checkpoint(z: Sizes) -> float:

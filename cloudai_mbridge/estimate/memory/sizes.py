@@ -8,13 +8,15 @@ from cloudai_mbridge.estimate.architecture import Architecture
 from cloudai_mbridge.estimate.memory.layout import Implementation, ParallelLayout
 from cloudai_mbridge.estimate.precision import Precision
 
-# bytes per value of what a quantized matrix product keeps for its weight gradient, block scales included
-_KEPT_INPUT = {
+# Bytes per weight of one quantized copy, block scales included
+QUANTIZED = {
     Precision.FP8_CS: 1.0,
     Precision.FP8_MX: 1 + 1 / 32,
-    Precision.FP8_SC: 1 + 4 / 128,
+    Precision.FP8_SC: 1 + 4 / (128 * 128),
     Precision.NVFP4: 0.5 + 1 / 16,
 }
+# Bytes per value of what a quantized matrix product keeps for its weight gradient: as of weights, but in smaller blocks
+_KEPT_INPUT = {**QUANTIZED, Precision.FP8_SC: 1 + 4 / 128}
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,7 +25,7 @@ class Sizes:
 
     tokens: of this rank's share of the sequence; split_tokens: of those, the ones it holds outside of the matrix
     products. expert_tokens: rows that its experts work on. value: bytes of an activation; kept_input: of a matrix
-    product's input.
+    product's input, which only fused kernels keep quantized.
     """
 
     arch: Architecture
@@ -76,7 +78,8 @@ def sizes_of(arch: Architecture, layout: ParallelLayout) -> Sizes:
     whole = layout.seq_length or arch.seq_length
     tokens = layout.mbs * whole // layout.cp
     split = tokens // layout.tp if layout.has_sequence_parallel else tokens
-    precision = layout.precision
+    value = layout.precision.activation_bytes
+    is_fused = layout.implementation is Implementation.FUSED
     return _sizes(
         arch,
         layout.mbs,
@@ -87,8 +90,8 @@ def sizes_of(arch: Architecture, layout: ParallelLayout) -> Sizes:
         tokens,
         split,
         split * arch.moe_router_topk * layout.expert_tp * layout.moe_imbalance,
-        precision.activation_bytes,
-        _KEPT_INPUT.get(precision, float(precision.activation_bytes)),
+        value,
+        _KEPT_INPUT.get(layout.precision, float(value)) if is_fused else float(value),
         layout.fp32_logits,
         layout.implementation is Implementation.LOCAL,
     )

@@ -4,8 +4,8 @@ Source: `transformer_block.get_num_layers_to_build`, `pipeline_parallel_layer_la
 """
 
 from dataclasses import dataclass
-from enum import StrEnum
 from functools import cached_property, lru_cache
+from typing import Literal
 
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.estimate.architecture import Architecture
@@ -14,26 +14,16 @@ from cloudai_mbridge.models.values.pipeline_layout import layout_fault, parse_la
 from cloudai_mbridge.training.flops import moe_layer_pattern
 
 
-class Mixer(StrEnum):
-    """What mixes tokens."""
-
-    ATTENTION = "attention"
-    MAMBA = "mamba"
-
-
-class Ffn(StrEnum):
-    """What works on every token alone."""
-
-    MLP = "mlp"
-    MOE = "moe"
-
-
 @dataclass(frozen=True)
 class Layer:
-    """A transformer layer has both parts, a block of a hybrid model one of them."""
+    """A transformer layer has both parts, a block of a hybrid model one of them.
 
-    mixer: Mixer | None
-    ffn: Ffn | None
+    mixer: what mixes tokens. ffn: what works on every token alone. `saved_fused` and `saved_torch` have a function of
+    each name.
+    """
+
+    mixer: Literal["attention", "mamba"] | None
+    ffn: Literal["mlp", "moe"] | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,28 +47,20 @@ class Chunk:
     @cached_property
     def has_experts(self) -> bool:
         """Whether there is a mixture of experts in it."""
-        return any(layer.ffn is Ffn.MOE for layer in self.kinds)
+        return any(layer.ffn == "moe" for layer in self.kinds)
 
 
-_DENSE = Layer(Mixer.ATTENTION, Ffn.MLP)
-_EXPERTS = Layer(Mixer.ATTENTION, Ffn.MOE)
-_BLOCKS = {
-    "M": Layer(Mixer.MAMBA, None),
-    "*": Layer(Mixer.ATTENTION, None),
-    "-": Layer(None, Ffn.MLP),
-    "E": Layer(None, Ffn.MOE),
-}
+_DENSE, _EXPERTS = Layer("attention", "mlp"), Layer("attention", "moe")
+_BLOCKS = {"M": Layer("mamba", None), "*": Layer("attention", None), "-": Layer(None, "mlp"), "E": Layer(None, "moe")}
 
 
 @lru_cache(maxsize=1024)
 def decoder_layers(arch: Architecture) -> tuple[Layer, ...]:
     """Return the kind of every decoder layer; BadInput if the memory of one is not modelled."""
-    if arch.linear_attention_freq is not None:
-        raise BadInput(
-            f"recipe {arch.recipe}: memory of linear-attention layers is not modelled; choose another recipe"
-        )
-    if arch.experimental_attention_variant == "dsa":
-        raise BadInput(f"recipe {arch.recipe}: memory of sparse attention (dsa) is not modelled; choose another recipe")
+    is_linear, is_sparse = arch.linear_attention_freq is not None, arch.experimental_attention_variant == "dsa"
+    if is_linear or is_sparse:
+        what = "linear-attention layers" if is_linear else "sparse attention (dsa)"
+        raise BadInput(f"recipe {arch.recipe}: memory of {what} is not modelled; choose another recipe")
     if arch.hybrid_layer_pattern is not None:
         return _blocks(arch, arch.hybrid_layer_pattern.split("/")[0])
     return tuple(_EXPERTS if is_moe else _DENSE for is_moe in moe_layer_pattern(arch))
@@ -96,9 +78,8 @@ def prediction_layers(arch: Architecture) -> tuple[tuple[Layer, ...], ...]:
 def _blocks(arch: Architecture, pattern: str) -> tuple[Layer, ...]:
     symbols = pattern.replace("|", "")
     if unknown := set(symbols) - _BLOCKS.keys():
-        raise BadInput(
-            f"recipe {arch.recipe}: memory of hybrid block {min(unknown)!r} is not modelled; use M, *, - and E"
-        )
+        what = f"memory of hybrid block {min(unknown)!r}"
+        raise BadInput(f"recipe {arch.recipe}: {what} is not modelled; use M, *, - and E")
     return tuple(_BLOCKS[symbol] for symbol in symbols)
 
 
@@ -114,9 +95,8 @@ def pipeline_chunks(arch: Architecture, pp: int, vp: int, text: str | None) -> t
     for index, (count, has_mtp, has_output) in enumerate(stages):
         own = layers[position : position + count]
         position += count
-        is_end = count > 0 and position == arch.num_layers
         prediction = prediction_layers(arch) if has_mtp else ()
-        has_end = is_end if arch.mtp_num_layers else has_output
+        has_end = count > 0 and position == arch.num_layers if arch.mtp_num_layers else has_output
         chunks.append(_chunk(own, prediction, index == 0, has_end, has_output))
     return tuple(tuple(chunks[rank::pp]) for rank in range(pp))
 
@@ -138,7 +118,13 @@ def _explicit(arch: Architecture, pp: int, vp: int, text: str) -> list[tuple[int
 def _even(arch: Architecture, pp: int, vp: int) -> list[tuple[int, bool, bool]]:
     if pp == 1:  # Megatron-Core ignores virtual stages without a pipeline
         return [(arch.num_layers, bool(arch.mtp_num_layers), True)]
-    counts = [_per_chunk(arch, pp, vp, rank) for _ in range(vp) for rank in range(pp)]
+    counts = []
+    for rank in range(pp):
+        places = _per_rank(arch, pp, rank)
+        if places % vp:
+            raise BadInput(f"vp: {places} layers per pipeline stage are not divisible by vp = {vp}; use a divisor")
+        counts.append(places // vp)
+    counts *= vp
     counts[0] -= arch.account_for_embedding_in_pipeline_split
     counts[-1] -= arch.account_for_loss_in_pipeline_split
     if min(counts) < 0 or sum(counts) != arch.num_layers:
@@ -147,15 +133,8 @@ def _even(arch: Architecture, pp: int, vp: int) -> list[tuple[int, bool, bool]]:
     return [(count, i == last and bool(arch.mtp_num_layers), i == last) for i, count in enumerate(counts)]
 
 
-def _per_chunk(arch: Architecture, pp: int, vp: int, rank: int) -> int:
-    """Return the places of one chunk; where they are counted, the embedding and the loss take one each."""
-    per_rank = _per_rank(arch, pp, rank)
-    if per_rank % vp:
-        raise BadInput(f"vp: {per_rank} layers per pipeline stage are not divisible by vp = {vp}; use a divisor")
-    return per_rank // vp
-
-
 def _per_rank(arch: Architecture, pp: int, rank: int) -> int:
+    """Return the places of one rank; where they are counted, the embedding and the loss take one each."""
     first, last = arch.num_layers_in_first_pipeline_stage, arch.num_layers_in_last_pipeline_stage
     if rank == 0 and first is not None:
         return first

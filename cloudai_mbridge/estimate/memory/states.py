@@ -6,46 +6,27 @@ Megatron-FSDP splits weights and gradients too, and gathers a layer while it is 
 `optimizer`, `distributed`, and the quantized tensors of Transformer Engine 2.x.
 """
 
-from dataclasses import dataclass
-
 from cloudai_mbridge.estimate.memory.layout import ParallelLayout
 from cloudai_mbridge.estimate.memory.parameters import Parameters
+from cloudai_mbridge.estimate.memory.sizes import QUANTIZED
 from cloudai_mbridge.estimate.precision import Precision
 
-# Bytes per weight of one quantized copy, block scales included
-_QUANTIZED = {
-    Precision.FP8_CS: 1.0,
-    Precision.FP8_MX: 1 + 1 / 32,
-    Precision.FP8_SC: 1 + 4 / (128 * 128),
-    Precision.NVFP4: 0.5 + 1 / 16,
-}
 _PER_TENSOR = (Precision.FP8_CS, Precision.FP8_SC)
-_FSDP_UNITS = 2  # one layer in use, the next one on its way
 
 
-@dataclass(frozen=True)
-class Unsharded:
-    """What Megatron-FSDP holds whole while it is used: the largest layer, and what belongs to no layer."""
-
-    layer: int
-    rest: int
-
-
-def states(parameters: Parameters, layout: ParallelLayout, unsharded: Unsharded) -> dict[str, float]:
-    """Return the bytes of every term."""
-    is_sharded = layout.use_megatron_fsdp
-    shards, expert_shards = _shards(layout) if is_sharded else (1, 1)
+def states(parameters: Parameters, layout: ParallelLayout, unsharded: int) -> dict[str, float]:
+    """Return the bytes of every term. unsharded: parameters that Megatron-FSDP holds whole while they are used."""
+    shards, expert_shards = _shards(layout) if layout.use_megatron_fsdp else (1, 1)
     dense, experts = parameters.dense / shards, parameters.experts / expert_shards
     quantized = parameters.quantized_dense / shards + experts
     weight, copies, gradient = bytes_per_weight(layout)
     kept_in_16_bits = dense + experts - quantized
-    per_weight = weight + copies + gradient
     return {
         "weights": quantized * weight + kept_in_16_bits * _plain(layout),
         "quantized copies": quantized * copies,
         "gradients": (dense + experts) * gradient,
         "optimizer": _optimizer(parameters, layout),
-        "fsdp buffers": (_FSDP_UNITS * unsharded.layer + unsharded.rest) * per_weight if is_sharded else 0.0,
+        "fsdp buffers": unsharded * (weight + copies + gradient),
     }
 
 
@@ -53,7 +34,7 @@ def bytes_per_weight(layout: ParallelLayout) -> tuple[float, float, float]:
     """Return bytes per weight of a matrix product: the weight itself, quantized copies beside it, its gradient."""
     gradient = 4.0 if layout.grad_reduce_in_fp32 or layout.precision.is_32_bit else 2.0
     gradient = 0.0 if layout.adapters_only else gradient
-    copy = _QUANTIZED.get(layout.precision, 0.0)
+    copy = QUANTIZED.get(layout.precision, 0.0)
     copies = 1 if layout.precision in _PER_TENSOR and not layout.has_fp8_transposes else 2  # row- and column-wise
     if not copy or not layout.fp8_param_gather or layout.precision is Precision.NVFP4:
         return _plain(layout), copies * copy, gradient

@@ -4,7 +4,7 @@ What is split over data-parallel copies goes with 1 / dp, what comes and goes wi
 answers are those of `memory_per_stage`.
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import fields
 from operator import attrgetter
 from typing import TypeVar
@@ -31,6 +31,12 @@ class Kept(dict[Hashable, T]):
             self.clear()
         super().__setitem__(key, value)
 
+    def once(self, key: Hashable, work_out: Callable[[], T]) -> T:
+        """Return what is kept for a key; it is worked out where nothing is."""
+        if key not in self:
+            self[key] = work_out()
+        return self[key]
+
 
 class MemoryTotals:
     """The fullest stage of layouts of one model that differ in GPUs, batch and lengths alone."""
@@ -47,10 +53,7 @@ class MemoryTotals:
         dp, cp = layout.dp, layout.cp
         copies = (dp > 1, dp * cp > 1, layout.expert_dp > 1)
         key = (_microbatches(layout), _lengths(model, layout), copies)
-        stages = self._known.get(key)
-        if stages is None:
-            stages = self._known[key] = _Stages(self._assumptions)
-        return stages.fullest(model, layout)
+        return self._known.once(key, lambda: _Stages(self._assumptions)).fullest(model, layout)
 
 
 class _Stages:

@@ -6,7 +6,6 @@ differ, the newest that has the published layout). All of them reduce gradients 
 and let Transformer Engine write the loss's gradient over the 16-bit logits.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,14 +65,8 @@ PRESETS = (
 def preset(recipe: str, gpu: str, precision: Precision, *, is_fsdp: bool) -> dict[str, Any]:
     """Return what the upstream recipe sets here: names as in `ParallelLayout`, and recompute_*."""
     found: dict[str, Any] = {}
-    for row in _rows(recipe, gpu, precision):
-        if row.is_fsdp in (None, is_fsdp):
+    for row in PRESETS:
+        is_meant = row.recipe == recipe and gpu in (row.gpus or [gpu]) and precision in (row.formats or [precision])
+        if is_meant and row.is_fsdp in (None, is_fsdp):
             found |= row.sets
     return found
-
-
-def _rows(recipe: str, gpu: str, precision: Precision) -> Iterator[RecipeSetting]:
-    for row in PRESETS:
-        is_meant = row.recipe == recipe and (not row.gpus or gpu in row.gpus)
-        if is_meant and (not row.formats or precision in row.formats):
-            yield row

@@ -1,15 +1,6 @@
 """How long a step takes: an analytic model for ranking points, calibrated on published rows. docs/time-model.md."""
 
-from cloudai_mbridge.estimate.time.calibration import Calibration, HeldOutError, load_calibration
-from cloudai_mbridge.estimate.time.model import StepTime, TimeModel, step_time_s, time_model, why_no_time
+from cloudai_mbridge.estimate.time.calibration import load_calibration
+from cloudai_mbridge.estimate.time.model import TimeModel, step_time_s, time_model, why_no_time
 
-__all__ = [
-    "Calibration",
-    "HeldOutError",
-    "StepTime",
-    "TimeModel",
-    "load_calibration",
-    "step_time_s",
-    "time_model",
-    "why_no_time",
-]
+__all__ = ["TimeModel", "load_calibration", "step_time_s", "time_model", "why_no_time"]

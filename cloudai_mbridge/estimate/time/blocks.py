@@ -5,7 +5,7 @@ models takes 2*hidden for the inner size of Mamba; here it is heads * head_dim).
 """
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from cloudai_mbridge.estimate.architecture import Architecture
@@ -66,20 +66,14 @@ class Core:
 def sublayers(model: Architecture) -> Counter[Sublayer]:
     """Return how many sublayers of each kind there are, those of multi-token prediction included."""
     if model.hybrid_layer_pattern is not None:
-        return Counter(_SYMBOLS[symbol] for symbol in parse_pattern(model.hybrid_layer_pattern).symbols)
+        return Counter((_KINDS[symbol], 0) for symbol in parse_pattern(model.hybrid_layer_pattern).symbols)
     dense, moe = count_layers(model)
     kinds = _mixers(model)
     kinds.update({(Kind.DENSE, 0): dense, (Kind.MOE, 0): moe})
     return +kinds
 
 
-_SYMBOLS = {
-    "M": (Kind.MAMBA, 0),
-    "*": (Kind.ATTENTION, 0),
-    "-": (Kind.DENSE, 0),
-    "E": (Kind.MOE, 0),
-    "G": (Kind.LINEAR, 0),
-}
+_KINDS = {"M": Kind.MAMBA, "*": Kind.ATTENTION, "-": Kind.DENSE, "E": Kind.MOE, "G": Kind.LINEAR}
 
 
 def _mixers(model: Architecture) -> Counter[Sublayer]:
@@ -104,7 +98,8 @@ def mixer_matmuls(model: Architecture, sublayer: Sublayer) -> list[Matmul]:
         groups = 2 * model.mamba_num_groups * model.mamba_state_dim
         return [Matmul(h, 2 * inner + groups + (model.mamba_num_heads or 0)), Matmul(inner, h, is_row=True)]
     if kind is Kind.LINEAR:
-        return _linear_matmuls(model)
+        keys, values = _linear_widths(model)
+        return [Matmul(h, 2 * keys + 2 * values + 2 * model.linear_num_value_heads), Matmul(values, h, is_row=True)]
     if kind is Kind.COMPRESSED:
         return _compressed_matmuls(model, ratio)
     if model.multi_latent_attention:
@@ -144,11 +139,9 @@ def _compressed_matmuls(model: Architecture, ratio: int) -> list[Matmul]:
     return matmuls
 
 
-def _linear_matmuls(model: Architecture) -> list[Matmul]:
+def _linear_widths(model: Architecture) -> tuple[int, int]:
     keys = model.linear_key_head_dim * model.linear_num_key_heads
-    values = model.linear_value_head_dim * model.linear_num_value_heads
-    h = model.hidden_size
-    return [Matmul(h, 2 * keys + 2 * values + 2 * model.linear_num_value_heads), Matmul(values, h, is_row=True)]
+    return keys, model.linear_value_head_dim * model.linear_num_value_heads
 
 
 def mixer_core(model: Architecture, sublayer: Sublayer) -> Core:
@@ -158,25 +151,19 @@ def mixer_core(model: Architecture, sublayer: Sublayer) -> Core:
         # half of the formula's 7 * inner * state FLOPs are multiply-adds
         return Core(3.5 * (model.mamba_num_heads or 0) * model.mamba_head_dim * model.mamba_state_dim)
     if kind is Kind.LINEAR:
-        keys = model.linear_key_head_dim * model.linear_num_key_heads
-        values = model.linear_value_head_dim * model.linear_num_value_heads
+        keys, values = _linear_widths(model)
         state = 4 * values * model.linear_value_head_dim
         return Core(model.linear_conv_kernel_dim * (2 * keys + values) + state)
-    heads, s = model.num_attention_heads, model.seq_length
     if kind is Kind.COMPRESSED:
         return _compressed_core(model, ratio)
-    context = _window_context(model) if kind is Kind.WINDOWED else s / 2
-    if model.multi_latent_attention:
-        dims = model.qk_head_dim + model.qk_pos_emb_head_dim + model.v_head_dim
-    else:
-        dims = 2 * model.kv_channels
+    heads, s = model.num_attention_heads, model.seq_length
+    window = window_of(model) or s
+    context = s / 2  # keys that a query sees on average
+    if kind is Kind.WINDOWED and window < s:
+        context = window - window * (window - 1) / (2 * s)
+    latent = model.qk_head_dim + model.qk_pos_emb_head_dim + model.v_head_dim
+    dims = latent if model.multi_latent_attention else 2 * model.kv_channels
     return Core(heads * dims * context, heads * context)
-
-
-def _window_context(model: Architecture) -> float:
-    """Keys that a query of a windowed layer sees on average."""
-    window, s = window_of(model) or model.seq_length, model.seq_length
-    return window - window * (window - 1) / (2 * s) if window < s else s / 2
 
 
 def _compressed_core(model: Architecture, ratio: int) -> Core:
@@ -211,12 +198,8 @@ def shared_matmuls(model: Architecture) -> list[Matmul]:
 def expert_matmuls(model: Architecture) -> list[Matmul]:
     """Return the routed experts of a MoE sublayer."""
     width = model.moe_ffn_hidden_size or model.ffn_hidden_size
-    fc1, fc2 = dense_matmuls(model, width, model.moe_latent_size)
     top, experts = model.moe_router_topk, model.num_moe_experts or 1
-    return [
-        Matmul(fc1.k, fc1.n, times=top, copies=experts),
-        Matmul(fc2.k, fc2.n, is_row=True, times=top, copies=experts),
-    ]
+    return [replace(one, times=top, copies=experts) for one in dense_matmuls(model, width, model.moe_latent_size)]
 
 
 def output_matmuls(model: Architecture) -> list[Matmul]:

@@ -7,6 +7,7 @@ software's: an older container is slower, and a point that is predicted for no c
 
 import math
 import re
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from cloudai_mbridge.errors import BadInput
@@ -58,9 +59,9 @@ def years(container: str) -> float:
 
 def powers(part: str, setting: Setting) -> Powers:
     """Return the names of a part's coefficients, each with its exponent."""
-    if part in _INSTEAD:
-        return (*_INSTEAD[part](setting), *_sustained(setting))
-    return ((part, 1), *(_MORE[part](setting) if part in _MORE else ()))
+    if part.startswith("matmul"):
+        return (*((name, 1) for name in _of_matmul(part, setting)), *_sustained(setting))
+    return ((part, 1), *((name, 1) for name in _beside(part, setting)))
 
 
 def trained_fraction(part: str, setting: Setting) -> float:
@@ -88,54 +89,30 @@ def _sustained(setting: Setting) -> Powers:
     return (("power", -math.log(watts / _GPU_OF_REFERENCE_W)),)
 
 
-def _matmul(setting: Setting, precision: Precision | None = None) -> Powers:
-    kind = precision or setting.precision
+def _of_matmul(part: str, setting: Setting) -> Iterator[str]:
+    kind = Precision.BF16 if part == "matmul_output" else setting.precision
     if not setting.is_blackwell:
-        return (("matmul_hopper_bf16" if kind in _WIDE else "matmul_hopper_fp8", 1),)
-    names = {Precision.FP8_MX: "matmul_fp8_mx", Precision.NVFP4: "matmul_nvfp4"}
-    return (("matmul_bf16" if kind in _WIDE else names.get(kind, "matmul_fp8"), 1),)
+        yield "matmul_hopper_bf16" if kind in _WIDE else "matmul_hopper_fp8"
+    else:
+        names = {Precision.FP8_MX: "matmul_fp8_mx", Precision.NVFP4: "matmul_nvfp4"}
+        yield "matmul_bf16" if kind in _WIDE else names.get(kind, "matmul_fp8")
+    if part == "matmul_experts":
+        yield "experts"
+        if setting.is_fused:
+            yield "fused_experts"
+        if setting.precision is Precision.NVFP4:
+            yield "experts_nvfp4"
 
 
-def _output(setting: Setting) -> Powers:
-    return _matmul(setting, Precision.BF16)
-
-
-def _experts(setting: Setting) -> Powers:
-    extra: Powers = (("experts_nvfp4", 1),) if setting.precision is Precision.NVFP4 else ()
-    return (*_matmul(setting), ("experts", 1), *_fused(setting), *extra)
-
-
-def _fused(setting: Setting) -> Powers:
-    return (("fused_experts", 1),) if setting.is_fused else ()
-
-
-def _graph(setting: Setting) -> Powers:
-    return (("whole_graph", 1),) if setting.is_fused else ()
-
-
-def _memory(setting: Setting) -> Powers:
-    quantised: Powers = () if setting.precision in _WIDE else (("quantised", 1),)
-    blocks: Powers = (("quantised_mx", 1),) if setting.precision is Precision.FP8_MX else ()
-    return (*quantised, *blocks)
-
-
-def _activation(setting: Setting) -> Powers:
-    is_unfused = setting.model.activation == "quick_gelu" and not setting.is_fused
-    return (("unfused_activation", 1),) if is_unfused else _fused(setting)
-
-
-# A part's coefficients beside the one of its own name, or those that stand in its place
-_MORE = {
-    "memory_matmul": _memory,
-    "memory_experts": _fused,
-    "activation": _activation,
-    "routing": _fused,
-    "launches_moe": _graph,
-    "launches_experts": _graph,
-}
-_INSTEAD = {
-    "matmul_attention": _matmul,
-    "matmul_mlp": _matmul,
-    "matmul_experts": _experts,
-    "matmul_output": _output,
-}
+def _beside(part: str, setting: Setting) -> Iterator[str]:
+    """Yield a part's coefficients beside the one of its own name."""
+    if part == "memory_matmul" and setting.precision not in _WIDE:
+        yield "quantised"
+        if setting.precision is Precision.FP8_MX:
+            yield "quantised_mx"
+    if setting.is_fused and part in ("memory_experts", "activation", "routing"):
+        yield "fused_experts"
+    if setting.is_fused and part in ("launches_moe", "launches_experts"):
+        yield "whole_graph"
+    if part == "activation" and setting.model.activation == "quick_gelu" and not setting.is_fused:
+        yield "unfused_activation"

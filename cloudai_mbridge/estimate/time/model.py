@@ -10,17 +10,10 @@ from cloudai_mbridge.estimate.architecture import Architecture
 from cloudai_mbridge.estimate.hardware import Gpu
 from cloudai_mbridge.estimate.memory.layout import ParallelLayout
 from cloudai_mbridge.estimate.precision import Precision
+from cloudai_mbridge.estimate.time import parts as ideal
 from cloudai_mbridge.estimate.time.calibration import Calibration, HeldOutError, load_calibration
 from cloudai_mbridge.estimate.time.coefficients import Setting
-from cloudai_mbridge.estimate.time.parts import (
-    NUM_PIPELINED,
-    GpuRates,
-    Parts,
-    bubble,
-    device_of,
-    ideal_parts,
-    launch_time_s,
-)
+from cloudai_mbridge.estimate.time.parts import GpuRates, Parts, device_of
 from cloudai_mbridge.estimate.time.work import Work, work_of
 
 # The terms of a step's time, and the parts that each adds up; overhead and bubble also have what is waited for
@@ -101,11 +94,11 @@ class TimeModel:
         microbatches, work = layout.num_microbatches, self._work(layout)
         if microbatches < 1:
             raise BadInput(f"gb: {layout.gbs} makes no step; use at least mb*dp = {layout.mbs * layout.dp}")
-        ideal = ideal_parts(model, work, layout, self._device, microbatches)
-        real = [seconds * factor for seconds, factor in zip(ideal, self._coefficients, strict=True)]
-        busy = sum(real[:NUM_PIPELINED])
-        waiting = max(0.0, self._launch * launch_time_s(work, layout, microbatches) - busy)
-        return real, waiting, (busy + waiting) * bubble(layout.pp, layout.vp, microbatches)
+        at_best = ideal.ideal_parts(model, work, layout, self._device, microbatches)
+        real = [seconds * factor for seconds, factor in zip(at_best, self._coefficients, strict=True)]
+        busy = sum(real[: ideal.NUM_PIPELINED])
+        waiting = max(0.0, self._launch * ideal.launch_time_s(work, layout, microbatches) - busy)
+        return real, waiting, (busy + waiting) * ideal.bubble(layout.pp, layout.vp, microbatches)
 
     def _work(self, layout: ParallelLayout) -> Work:
         key = (layout.tp, layout.ep, layout.expert_tp)

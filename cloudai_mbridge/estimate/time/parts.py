@@ -244,9 +244,6 @@ class RecomputeFactors(NamedTuple):
     other: float = 1
 
 
-_NOTHING = RecomputeFactors()
-
-
 def recomputed(model: Architecture, layout: ParallelLayout) -> RecomputeFactors:
     """Return the factors of a layout.
 
@@ -255,9 +252,10 @@ def recomputed(model: Architecture, layout: ParallelLayout) -> RecomputeFactors:
     """
     recompute = layout.recompute
     if recompute.granularity is Granularity.NONE:
-        return _NOTHING
-    if recompute.granularity is Granularity.FULL:
-        whole = 1 + _FORWARD * _share_of_layers(model, layout)
+        return RecomputeFactors()
+    if recompute.granularity is Granularity.FULL:  # all layers of a rank, or the first of every chunk
+        share = recompute.num_layers * layout.pp * layout.vp / model.num_layers
+        whole = 1 + _FORWARD * (1.0 if recompute.method == "uniform" else min(1.0, share))
         return RecomputeFactors(whole, whole, whole, whole, whole)
     modules = recompute.modules
     return RecomputeFactors(
@@ -267,11 +265,3 @@ def recomputed(model: Architecture, layout: ParallelLayout) -> RecomputeFactors:
         moe=1 + _FORWARD * ("moe" in modules),
         other=1 + _FORWARD / 4 * (("layernorm" in modules) + ("moe_act" in modules)),
     )
-
-
-def _share_of_layers(model: Architecture, layout: ParallelLayout) -> float:
-    """Return the share of a rank's layers: all of them, or the first of every chunk."""
-    if layout.recompute.method == "uniform":
-        return 1.0
-    chunks = layout.pp * layout.vp
-    return min(1.0, layout.recompute.num_layers * chunks / model.num_layers)

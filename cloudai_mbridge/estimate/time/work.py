@@ -8,18 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from cloudai_mbridge.estimate.architecture import Architecture
-from cloudai_mbridge.estimate.time.blocks import (
-    Kind,
-    Matmul,
-    Sublayer,
-    dense_matmuls,
-    expert_matmuls,
-    mixer_core,
-    mixer_matmuls,
-    output_matmuls,
-    shared_matmuls,
-    sublayers,
-)
+from cloudai_mbridge.estimate.time import blocks
+from cloudai_mbridge.estimate.time.blocks import Kind, Matmul, Sublayer
 
 # Elements that a matmul's inputs and outputs pass through memory: read, written, and read again by both of backward
 _PASSES = 3
@@ -65,29 +55,34 @@ class Work:
 def work_of(model: Architecture, tp: int, ep: int, etp: int) -> Work:
     """Return the work of a rank among `tp` tensor, `ep` expert and `etp` expert-tensor ranks."""
     work = Work()
-    for sublayer, count in sublayers(model).items():
+    for sublayer, count in blocks.sublayers(model).items():
         work.num_sublayers += count
         if sublayer[0] is Kind.MOE:
-            _add_moe(work, model, count, (tp, ep, etp))
+            _add_moe(work, model, count, tp, ep, etp)
         elif sublayer[0] is Kind.DENSE:
-            _add_mlp(work, dense_matmuls(model), count, tp)
-            work.activation_bytes += count * dense_matmuls(model)[0].n * _BF16 / tp
+            _add_mlp(work, blocks.dense_matmuls(model), count, tp)
+            work.activation_bytes += count * blocks.dense_matmuls(model)[0].n * _BF16 / tp
         else:
             _add_mixer(work, model, sublayer, count, tp)
     work.hidden_bytes += work.num_sublayers * model.hidden_size * _BF16 / tp
-    _add_output(work, model, tp)
+    output = blocks.output_matmuls(model)
+    work.output_flops = _flops(output) / tp
+    work.output_bytes = _bytes(output, tp)
+    work.output_weight_bytes = _WEIGHT_BYTES * sum(m.k * m.n * m.times for m in output) / tp
+    tables = 1 if model.share_embeddings_and_output_weights else 2
+    work.dense_parameters += tables * model.hidden_size * model.padded_vocab_size / tp
     return work
 
 
 def _add_mixer(work: Work, model: Architecture, sublayer: Sublayer, count: int, tp: int) -> None:
-    matmuls = mixer_matmuls(model, sublayer)
+    matmuls = blocks.mixer_matmuls(model, sublayer)
     work.attention_flops += count * _flops(matmuls) / tp
     _add_matmul_bytes(work, matmuls, count, tp)
     work.num_collectives += count
     if sublayer[0] in (Kind.MAMBA, Kind.LINEAR):
         work.scan_bytes += count * _BF16 * sum(m.n for m in matmuls if not m.is_row) / tp
         return
-    core = mixer_core(model, sublayer)
+    core = blocks.mixer_core(model, sublayer)
     work.key_value_bytes += count * _BF16 * 2 * model.kv_channels * max(1, model.num_query_groups / tp)
     if sublayer[0] is Kind.COMPRESSED:
         work.sparse_flops += count * 6 * core.multiply_adds / tp
@@ -102,9 +97,8 @@ def _add_mlp(work: Work, matmuls: list[Matmul], count: int, tp: int) -> None:
     work.num_collectives += count * bool(matmuls)
 
 
-def _add_moe(work: Work, model: Architecture, count: int, ranks: tuple[int, int, int]) -> None:
-    tp, ep, etp = ranks
-    experts = expert_matmuls(model)
+def _add_moe(work: Work, model: Architecture, count: int, tp: int, ep: int, etp: int) -> None:
+    experts = blocks.expert_matmuls(model)
     work.num_moe += count
     work.num_local_experts += count * max(1.0, (model.num_moe_experts or 1) / ep)
     work.expert_flops += count * _flops(experts) / tp
@@ -115,16 +109,7 @@ def _add_moe(work: Work, model: Architecture, count: int, ranks: tuple[int, int,
     width = model.moe_latent_size or model.hidden_size
     work.routed_bytes += count * model.moe_router_topk * width * _BF16 / tp
     work.activation_bytes += count * model.moe_router_topk * experts[0].n * _BF16 / tp
-    _add_mlp(work, shared_matmuls(model), count, tp)
-
-
-def _add_output(work: Work, model: Architecture, tp: int) -> None:
-    output = output_matmuls(model)
-    work.output_flops = _flops(output) / tp
-    work.output_bytes = _bytes(output, tp)
-    work.output_weight_bytes = _WEIGHT_BYTES * sum(m.k * m.n * m.times for m in output) / tp
-    tables = 1 if model.share_embeddings_and_output_weights else 2
-    work.dense_parameters += tables * model.hidden_size * model.padded_vocab_size / tp
+    _add_mlp(work, blocks.shared_matmuls(model), count, tp)
 
 
 def _add_matmul_bytes(work: Work, matmuls: list[Matmul], count: int, tp: int) -> None:

@@ -19,9 +19,8 @@ def main() -> None:
         "no_gpu": "" if has_gpu else why_no_gpu(torch.version.cuda),
         "has_nvidia_smi": shutil.which("nvidia-smi") is not None and not is_hidden(),
         "memory_gib": properties.total_memory / 2**30 if properties else None,
-        "cuda": torch.version.cuda,
         "no_transformer_engine": why_no_transformer_engine(has_gpu),
-        "packages": {name: installed(name) for name in _PACKAGES},
+        "packages": {**{name: installed(name) for name in _PACKAGES}, "cuda": torch.version.cuda},
     }
     print(json.dumps(facts))
 
