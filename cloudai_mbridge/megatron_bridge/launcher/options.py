@@ -44,18 +44,14 @@ def known_launchers() -> tuple[LauncherOptions, ...]:
 
 
 def _options_of(version: str, table: Iterable[Mapping[str, Any]]) -> dict[str, Option]:
-    found = [
-        Option(
-            **{
-                key: tuple(value) if isinstance(value, list) else value
-                for key, value in row.items()
-                if key != "releases"
-            }
-        )
-        for row in table
-        if version in row["releases"]
-    ]
-    return {option.name: option for option in found}
+    found: dict[str, Option] = {}
+    for row in table:
+        if version in row["releases"]:
+            given: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in row.items()}
+            del given["releases"]
+            option = Option(**given)
+            found[option.name] = option
+    return found
 
 
 def find_launcher(release: Release | None) -> LauncherOptions | None:
