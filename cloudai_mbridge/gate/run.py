@@ -47,26 +47,24 @@ def compare_reports(old: Sequence[Path], new: Sequence[Path], policy: GatePolicy
 
 
 def references_for(loaded: LoadedPolicy, results: Sequence[RunResult]) -> tuple[Sequence[ReferencePoint], str]:
-    """Return the references that a policy names, and their name."""
-    if loaded.baseline_path is not None:
-        _require_baseline(loaded.baseline_path, results)
-        return load_baseline(loaded.baseline_path).references(), f"baseline {loaded.baseline_path.name}"
+    """Return the references that a policy names, and their name.
+
+    Raises:
+        BadInput: they cannot be read, or there is no baseline yet; then with the command that makes a first one.
+    """
+    if (path := loaded.baseline_path) is not None:
+        if not path.exists():
+            sources = shlex.join(dict.fromkeys(run.source for run in results)) or "RESULT..."
+            raise BadInput(
+                f"{path}: there is no baseline yet, so nothing to compare with; make the first of good runs with:"
+                f" mbridge baseline promote {sources} --baseline {shlex.quote(os.path.normpath(path))}"
+                ' --reason "first baseline"'
+            )
+        return load_baseline(path).references(), f"baseline {path.name}"
     history = loaded.policy.history
     assert loaded.history_path is not None  # a policy names a baseline or a history
     assert history is not None
     return _from_history(loaded.history_path, history.last, results), f"history {loaded.history_path.name}"
-
-
-def _require_baseline(path: Path, results: Sequence[RunResult]) -> None:
-    """Raise BadInput with the command that makes a first baseline of the results."""
-    if path.exists():
-        return
-    sources = shlex.join(dict.fromkeys(run.source for run in results)) or "RESULT..."
-    file = shlex.quote(os.path.normpath(path))
-    raise BadInput(
-        f"{path}: there is no baseline yet, so nothing to compare with; make the first of good runs with:"
-        f' mbridge baseline promote {sources} --baseline {file} --reason "first baseline"'
-    )
 
 
 def _from_history(path: Path, last: int, results: Sequence[RunResult]) -> list[ReferencePoint]:
@@ -74,7 +72,7 @@ def _from_history(path: Path, last: int, results: Sequence[RunResult]) -> list[R
 
     Points of the last report of the same scenario that the results lack have a reference, too: they were not run.
     """
-    own: Collection[str] = {run.run_id for run in results}
+    own = {run.run_id for run in results}
     found: dict[str, ReferencePoint] = {}
     with History(path) as history:
         for run in results:

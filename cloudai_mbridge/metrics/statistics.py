@@ -110,11 +110,6 @@ def measure(
     )
 
 
-_SHORTEST_STEP_S, _LONGEST_STEP_S = 1e-6, 30 * 86400.0
-_OVER_PEAK = 2.0
-_MOST_MEMORY_GIB = 2.0**20
-
-
 class MeasuredStep(Protocol):
     """A step of a log, or of a report."""
 
@@ -143,12 +138,12 @@ def implausible(steps: Sequence[MeasuredStep], num_steps: int | None, device: ob
 
     num_steps: None if it is not known. device: what the run was on, as it says itself; None if it does not.
     """
-    numbers = [step.step for step in steps]
     reasons = []
-    if beyond := [number for number in numbers if number < 1 or (num_steps is not None and number > num_steps)]:
+    last = math.inf if num_steps is None else num_steps
+    if beyond := [step.step for step in steps if not 1 <= step.step <= last]:
         asked = "steps count from 1" if num_steps is None else f"steps 1 to {num_steps} were asked for"
         reasons.append(f"step {beyond[0]} is in the log; {asked}")
-    for name, unit, (lowest, highest) in _bounds(device if isinstance(device, str) else None):
+    for name, unit, lowest, highest in _bounds(device if isinstance(device, str) else None):
         values = ((step.step, getattr(step, name, None)) for step in steps)
         wrong = ((step, value) for step, value in values if value and math.isfinite(value))
         if bad := next(((step, value) for step, value in wrong if not lowest <= value <= highest), None):
@@ -157,13 +152,14 @@ def implausible(steps: Sequence[MeasuredStep], num_steps: int | None, device: ob
 
 
 @lru_cache(maxsize=64)
-def _bounds(device: str | None) -> tuple[tuple[str, str, tuple[float, float]], ...]:
+def _bounds(device: str | None) -> tuple[tuple[str, str, float, float], ...]:
+    """Return (name, unit, least, most) of every number that is looked at."""
     gpu = find_gpu(device) if device else None
     known = [gpu] if gpu is not None and gpu.is_known else gpus().values()
     highest_peak = max(peak for each in known for peak in each.peak_tflops.values())
     return (
-        ("step_time_s", " s", (_SHORTEST_STEP_S, _LONGEST_STEP_S)),
-        ("tflops_per_gpu", "", (0.0, _OVER_PEAK * highest_peak)),
-        ("peak_memory_gib", " GiB", (0.0, _MOST_MEMORY_GIB)),
-        ("grad_norm", "", (0.0, math.inf)),
+        ("step_time_s", " s", 1e-6, 30 * 86400.0),  # 30 days
+        ("tflops_per_gpu", "", 0.0, 2.0 * highest_peak),
+        ("peak_memory_gib", " GiB", 0.0, 2.0**20),
+        ("grad_norm", "", 0.0, math.inf),
     )

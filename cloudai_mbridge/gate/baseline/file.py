@@ -18,8 +18,6 @@ from cloudai_mbridge.files.toml_text import inline, one_per_line, render_toml
 from cloudai_mbridge.gate.baseline.model import Baseline, BaselinePoint, BaselineRun, value_to_toml
 from cloudai_mbridge.gate.results.values import METRICS
 
-_HEADER = "Written by `mbridge baseline promote`. Change it with that, and review the diff."
-
 
 def read_bytes(path: Path) -> bytes | None:
     """Return what a file holds, None without one."""
@@ -57,27 +55,15 @@ def replace_if_unchanged(path: Path, old: bytes | None, new: bytes) -> bool:
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
     """Hold a lock file, which is removed at the end, so that it never lies beside the files under version control."""
-    descriptor = _lock(path)
-    try:
-        yield
-    finally:
-        path.unlink(
-            missing_ok=True
-        )  # while it is held: a process that waits for it sees that it is gone, and locks a new one
-        os.close(descriptor)
-
-
-def _lock(path: Path) -> int:
-    while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            if _is_at(descriptor, path):
-                return descriptor
-        except BaseException:
-            os.close(descriptor)
-            raise
-        os.close(descriptor)
+    is_held = False
+    while not is_held:
+        with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "wb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            if is_held := _is_at(file.fileno(), path):
+                try:
+                    yield
+                finally:  # while it is held: a process that waits for it sees that it is gone, and locks a new one
+                    path.unlink(missing_ok=True)
 
 
 def _is_at(descriptor: int, path: Path) -> bool:
@@ -95,7 +81,7 @@ def render_baseline(baseline: Baseline) -> str:
         BadInput: a text holds half of a surrogate pair, which no file can hold.
     """
     document = tomlkit.document()
-    document.add(tomlkit.comment(_HEADER))
+    document.add(tomlkit.comment("Written by `mbridge baseline promote`. Change it with that, and review the diff."))
     document.add("version", tomlkit.item(baseline.version))
     points = tomlkit.aot()
     for point in sorted(baseline.points, key=lambda point: point.point):
@@ -108,8 +94,7 @@ def _point(point: BaselinePoint) -> Table:
     head = point.model_dump(exclude={"metrics", "runs", "comparability", "environment"}, exclude_none=True)
     if not point.accepted:
         del head["accepted"]
-    order = list(METRICS)
-    metrics = sorted(point.metrics, key=lambda metric: order.index(metric.name))
+    metrics = sorted(point.metrics, key=lambda metric: list(METRICS).index(metric.name))
     runs = sorted(point.runs, key=lambda run: (run.ended_at, run.run_id))
     table = tomlkit.table()
     table.trivia.indent = "\n"

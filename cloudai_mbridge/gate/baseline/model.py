@@ -1,7 +1,7 @@
 """What a baseline file holds: per point its runs, its metrics in short, and the promotion that put them there."""
 
+import contextlib
 import json
-from collections.abc import Mapping
 from datetime import datetime
 from typing import Annotated, Any
 
@@ -32,11 +32,9 @@ def _from_toml(fields: Any) -> Any:
 def _value_from_toml(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
-    try:
+    with contextlib.suppress(TypeError, ValueError, RecursionError):
         if list(value) == [_AS_JSON]:
             return json.loads(value[_AS_JSON])
-    except (TypeError, ValueError, RecursionError):
-        pass
     raise ValueError(f'contains a table; only {{ {_AS_JSON} = "..." }} with a text of JSON stands for what TOML lacks')
 
 
@@ -49,13 +47,10 @@ def _json_only(value: dict[str, Any]) -> dict[str, Any]:
 
 
 def _moment(text: str) -> str:
-    try:
-        is_exact = datetime.fromisoformat(text).tzinfo is not None
-    except ValueError:
-        is_exact = False
-    if not is_exact:
-        raise ValueError("is not a date and time with its zone; write it as 2026-01-31T12:00:00+00:00")
-    return text
+    with contextlib.suppress(ValueError):
+        if datetime.fromisoformat(text).tzinfo is not None:
+            return text
+    raise ValueError("is not a date and time with its zone; write it as 2026-01-31T12:00:00+00:00")
 
 
 Facts = Annotated[dict[str, Any], AfterValidator(_json_only)]
@@ -114,10 +109,6 @@ class BaselinePoint(ExactModel):
         """Return a metric by name, or None."""
         return next((metric for metric in self.metrics if metric.name == name), None)
 
-    @property
-    def nodes(self) -> set[str]:
-        return {node for run in self.runs for node in run.nodes}
-
 
 class Baseline(ExactModel):
     """A whole file."""
@@ -131,7 +122,19 @@ class Baseline(ExactModel):
 
     def references(self) -> tuple[ReferencePoint, ...]:
         """Return what a gate compares with."""
-        return tuple(_reference(point) for point in self.points)
+        return tuple(
+            ReferencePoint(
+                point=point.point,
+                comparability_id=point.comparability_id,
+                comparability=point.comparability,
+                flops_formula=point.flops_formula,
+                flops_per_step=point.flops_per_step,
+                runs=tuple(map(_run_values, point.runs)),
+                bounds={m.name: (m.bounds.lower, m.bounds.upper) for m in point.metrics if m.bounds is not None},
+                environment=point.environment,
+            )
+            for point in self.points
+        )
 
 
 def as_list(value: Value) -> list[float]:
@@ -139,18 +142,6 @@ def as_list(value: Value) -> list[float]:
     return value if isinstance(value, list) else [value]
 
 
-def _reference(point: BaselinePoint) -> ReferencePoint:
-    return ReferencePoint(
-        point=point.point,
-        comparability_id=point.comparability_id,
-        comparability=point.comparability,
-        flops_formula=point.flops_formula,
-        flops_per_step=point.flops_per_step,
-        runs=tuple(RunValues(run.run_id, _as_tuples(run.values), run.ended_at, tuple(run.nodes)) for run in point.runs),
-        bounds={m.name: (m.bounds.lower, m.bounds.upper) for m in point.metrics if m.bounds is not None},
-        environment=point.environment,
-    )
-
-
-def _as_tuples(values: Mapping[str, Value]) -> dict[str, tuple[float, ...]]:
-    return {name: tuple(as_list(value)) for name, value in values.items()}
+def _run_values(run: BaselineRun) -> RunValues:
+    values = {name: tuple(as_list(value)) for name, value in run.values.items()}
+    return RunValues(run.run_id, values, run.ended_at, tuple(run.nodes))

@@ -4,7 +4,6 @@ import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from pydantic import ValidationError
 
@@ -94,7 +93,9 @@ def propose(path: Path, points: Mapping[str, Sequence[RunResult]], terms: Terms)
         if not reasons:
             point, own_notes = _build(runs, terms)
             notes += [f"{name}: {note}" for note in own_notes]
-            same_work = _same_work(baseline, point)
+            found = [each for each in baseline.points if each.comparability_id == point.comparability_id]
+            # Of this name rather than another
+            same_work = min(found, key=lambda each: each.point != name, default=None)
             point, reasons = _in_place_of(baseline.point(name), same_work, point, terms)
             promoted[name] = point
             if same_work is not None and same_work.point not in points:
@@ -111,41 +112,33 @@ def _build(runs: Sequence[RunResult], terms: Terms) -> tuple[BaselinePoint, list
     first, kept = runs[0], [_run(run) for run in runs]
     names = [name for name in METRICS if name in kept[0].values]
     limits = {metric.name: metric for metric in terms.metrics}
-    point = _made(
-        point=first.point,
-        comparability_id=first.comparability_id,
-        flops_formula=first.flops_formula,
-        flops_per_step=first.flops_per_step,
-        promoted_by=terms.by,
-        promoted_at=terms.at,
-        reason=terms.reason,
-        metrics=[_metric(name, [run.values[name] for run in kept], limits.get(name)) for name in names],
-        runs=kept,
-        comparability={name: value_to_toml(value) for name, value in first.comparability.items()},  # as a file has it
-        environment=environment,
-    )
+    metrics = [_metric(name, [run.values[name] for run in kept], limits.get(name)) for name in names]
+    comparability = {name: value_to_toml(value) for name, value in first.comparability.items()}  # as a file has it
+    try:
+        point = BaselinePoint(
+            point=first.point,
+            comparability_id=first.comparability_id,
+            flops_formula=first.flops_formula,
+            flops_per_step=first.flops_per_step,
+            promoted_by=terms.by,
+            promoted_at=terms.at,
+            reason=terms.reason,
+            metrics=metrics,
+            runs=kept,
+            comparability=comparability,
+            environment=environment,
+        )
+    except ValidationError as error:
+        mistake = error.errors()[0]
+        where = ".".join(map(str, mistake["loc"]))
+        raise BadInput(
+            f"{first.point!a}: {where}: {mistake['msg']}; no baseline can hold what its report says"
+        ) from None
     if len({run.nodes for run in runs}) == 1:
         notes.append("all runs are of the same nodes, so the noise between nodes is not in it")
     if within_a_day([run.ended_at for run in runs]):
         notes.append("all runs ended within a day, so the noise between days is not in it")
     return point, notes
-
-
-def _made(**parts: Any) -> BaselinePoint:
-    try:
-        return BaselinePoint(**parts)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise BadInput(
-            f"{parts['point']!a}: {where}: {first['msg']}; no baseline can hold what its report says"
-        ) from None
-
-
-def _same_work(baseline: Baseline, new: BaselinePoint) -> BaselinePoint | None:
-    """Return the point of the same work, of this name rather than another, or None."""
-    found = [point for point in baseline.points if point.comparability_id == new.comparability_id]
-    return min(found, key=lambda point: point.point != new.point, default=None)
 
 
 def _in_place_of(
@@ -155,17 +148,18 @@ def _in_place_of(
 
     old: what has its name.
     """
-    changes = []
+    changes, worse, point = [], dict[str, str](), new
     if old is not None and old.comparability_id != new.comparability_id:
         differing = name_changes(changed(old.comparability, new.comparability))
         changes.append(f"is different work from the baseline's: {differing}")
-    if same_work is not None and same_work.point != new.point:
-        changes.append(f"is the work of the baseline's {same_work.point!r} under another name")
-    worse = {} if same_work is None else regressions(same_work, new, terms.metrics)
+    if same_work is not None:
+        worse = regressions(same_work, new, terms.metrics)
+        point = with_anchors(same_work, new, worse)
+        if same_work.point != new.point:
+            changes.append(f"is the work of the baseline's {same_work.point!r} under another name")
     refused = [] if terms.accept_change else [f"{text}; --accept-change puts it there instead" for text in changes]
     if not terms.accept_regression:
         refused += [f"{text}; --accept-regression lets it" for text in worse.values()]
-    point = new if same_work is None else with_anchors(same_work, new, worse)
     return point.model_copy(update={"accepted": [*changes, *worse.values()]}), refused
 
 

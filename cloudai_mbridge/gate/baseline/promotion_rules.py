@@ -1,7 +1,7 @@
 """What keeps runs out of a baseline, what a promotion makes worse, and what looks wrong in one that is there."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from operator import itemgetter
@@ -10,13 +10,11 @@ from cloudai_mbridge.gate.baseline.model import Baseline, BaselineMetric, Baseli
 from cloudai_mbridge.gate.baseline.read import noise_between
 from cloudai_mbridge.gate.compare.groups import Originals, changed, name_changes, why_not
 from cloudai_mbridge.gate.compare.policy import MetricPolicy, default_metrics
-from cloudai_mbridge.gate.compare.reference import run_values
+from cloudai_mbridge.gate.compare.reference import Values, run_values
 from cloudai_mbridge.gate.results.model import comparability_id
 from cloudai_mbridge.gate.results.read import RunResult
-from cloudai_mbridge.gate.results.values import METRICS, Direction
+from cloudai_mbridge.gate.results.values import METRICS, OF_FLOPS, PRIMARY, Direction
 
-PRIMARY = "step_time_s"
-_TFLOPS = "tflops_per_gpu"
 _SHOWN = 4
 
 Runs = Sequence[RunResult]
@@ -32,25 +30,16 @@ class Limits:
 
 def objections(runs: Runs, limits: Limits) -> list[str]:
     """Return what speaks against promoting the runs of one point; values are looked at if nothing else does."""
-    found = [text for rule in _RULES_OF_RUNS for text in rule(runs, limits)]
-    return found or [text for rule in _RULES_OF_VALUES for text in rule(runs, limits)]
+    return list(_of_runs(runs, limits)) or list(_of_values(runs, limits))
 
 
-def name_of(run: RunResult) -> str:
-    """Return how to find a run."""
-    return f"run {run.iteration} of {run.source}"
-
-
-def lowered(limits: Limits) -> list[str]:
-    """Return a note on every limit that is laxer than the rule."""
-    rule, notes = Limits(), []
+def lowered(limits: Limits) -> Iterator[str]:
+    """Yield a note on every limit that is laxer than the rule."""
+    rule = Limits()
     if limits.min_runs < rule.min_runs:
-        notes.append(
-            f"--min-runs {limits.min_runs}: the rule is {rule.min_runs}; with fewer, the noise is hardly known"
-        )
+        yield f"--min-runs {limits.min_runs}: the rule is {rule.min_runs}; with fewer, the noise is hardly known"
     if limits.max_noise > rule.max_noise:
-        notes.append(f"--max-noise {limits.max_noise:g}: the rule is {rule.max_noise:g}; with more, less is detected")
-    return notes
+        yield f"--max-noise {limits.max_noise:g}: the rule is {rule.max_noise:g}; with more, less is detected"
 
 
 def within_a_day(ends: Sequence[str]) -> bool:
@@ -63,109 +52,88 @@ def within_a_day(ends: Sequence[str]) -> bool:
     return max(times) - min(times) <= timedelta(days=1)
 
 
-def _does_not_count(runs: Runs, limits: Limits) -> list[str]:
-    return [f"{name_of(run)} is not a good run: {why}" for run in runs if (why := why_not(run))]
+def _of_runs(runs: Runs, limits: Limits) -> Iterator[str]:
+    yield from (f"{name_of(run)} is not a good run: {why}" for run in runs if (why := why_not(run)))
+    for run in runs:
+        if run.flops_per_step is not None and not 0 < run.flops_per_step < math.inf:
+            yield f"{name_of(run)} counts {run.flops_per_step} FLOPs per step"
+    yield from _given_twice(runs)
+    if len(runs) < limits.min_runs:
+        yield f"it has {len(runs)} of the {limits.min_runs} runs that are needed to know how they differ"
+    if different := _not_alike(runs):
+        yield different
 
 
-def _given_twice(runs: Runs, limits: Limits) -> list[str]:
-    found: list[str] = []
+def name_of(run: RunResult) -> str:
+    """Return how to find a run."""
+    return f"run {run.iteration} of {run.source}"
+
+
+def _given_twice(runs: Runs) -> Iterator[str]:
     originals = Originals()
     ids: dict[str, RunResult] = {}
     times: dict[tuple[float | None, ...], RunResult] = {}
     for run in runs:
         measured = tuple(step.step_time_s for step in run.steps)
         if run.run_id in ids:
-            found.append(f"{name_of(run)} is the same as {name_of(ids[run.run_id])}; give each run once")
+            yield f"{name_of(run)} is the same as {name_of(ids[run.run_id])}; give each run once"
         elif measured in times and any(time is not None for time in measured):
-            found.append(f"{name_of(run)} has the same step times as {name_of(times[measured])}: a copy, or rounded")
+            yield f"{name_of(run)} has the same step times as {name_of(times[measured])}: a copy, or rounded"
         elif (copied := originals.of(run)) is not None:
-            found.append(f"{name_of(run)} has the step times of {name_of(copied)} to a millionth: a copy")
+            yield f"{name_of(run)} has the step times of {name_of(copied)} to a millionth: a copy"
         ids.setdefault(run.run_id, run)
         originals.add(run)
         times.setdefault(measured, run)
-    return found
 
 
-def _too_few(runs: Runs, limits: Limits) -> list[str]:
-    if len(runs) >= limits.min_runs:
-        return []
-    return [f"it has {len(runs)} of the {limits.min_runs} runs that are needed to know how they differ"]
-
-
-def _not_alike(runs: Runs, limits: Limits) -> list[str]:
+def _not_alike(runs: Runs) -> str:
+    """Return in what runs are of different kinds, "" if in nothing."""
     first = runs[0]
     if any(not run.comparability_id for run in runs):
-        return ["its comparability fields are missing; write the report again with this mbridge"]
+        return "its comparability fields are missing; write the report again with this mbridge"
     if any(comparability_id(run.comparability) != run.comparability_id for run in runs):
-        return ["its comparability id is not the digest of its fields; write the report again with this mbridge"]
+        return "its comparability id is not the digest of its fields; write the report again with this mbridge"
     for run in runs[1:]:
         if run.comparability_id != first.comparability_id:
             changes = name_changes(changed(first.comparability, run.comparability))
-            return [f"{name_of(run)} is of another kind than {name_of(first)}: {changes}"]
+            return f"{name_of(run)} is of another kind than {name_of(first)}: {changes}"
         if (run.flops_formula, run.flops_per_step) != (first.flops_formula, first.flops_per_step):
-            return [
+            return (
                 f"{name_of(run)} counts {run.flops_per_step} FLOPs by {run.flops_formula!r},"
                 f" {name_of(first)} {first.flops_per_step} by {first.flops_formula!r}"
-            ]
-    return []
+            )
+    return ""
 
 
-def _odd_flops(runs: Runs, limits: Limits) -> list[str]:
-    bad = [run for run in runs if run.flops_per_step is not None and not 0 < run.flops_per_step < math.inf]
-    return [f"{name_of(run)} counts {run.flops_per_step} FLOPs per step" for run in bad]
-
-
-def _partly_measured(runs: Runs, limits: Limits) -> list[str]:
-    found = []
+def _of_values(runs: Runs, limits: Limits) -> Iterator[str]:
     values = [run_values(run).values for run in runs]
+    yield from _partly_measured(runs, values)
+    for name in METRICS:
+        if not all(math.isfinite(number) and number > 0 for value in values for number in value.get(name, ())):
+            yield f"{name} is not a finite number above zero, so it has no relative changes"
+    for name, metric in METRICS.items():
+        found = {value.get(name) for value in values} - {None}
+        if not metric.noise_floor and len(values) > 1 and len(found) == 1:
+            yield f"{name} is {values[0][name][0]!r} to the last digit in every run, as copied or rounded numbers are"
+    times = [value[PRIMARY][0] for value in values if PRIMARY in value and value[PRIMARY][0] > 0]
+    noise = noise_between(times) if times else None
+    if noise is not None and noise > limits.max_noise:
+        yield (
+            f"{PRIMARY} varies by {noise:.1%} between runs ({min(times):.4g} to {max(times):.4g} s), more than"
+            f" {limits.max_noise:.1%}: with it, small regressions cannot be seen"
+        )
+
+
+def _partly_measured(runs: Runs, values: Sequence[Mapping[str, Values]]) -> Iterator[str]:
     for name in METRICS:
         having = [value[name] for value in values if name in value]
         if not having and name == PRIMARY:
-            found.append(f"no run has measured {name}")
+            yield f"no run has measured {name}"
         if 0 < len(having) < len(runs):
             without = [name_of(run) for run, value in zip(runs, values, strict=True) if name not in value]
-            found.append(f"{len(without)} of {len(runs)} runs have not measured {name}: {', '.join(without[:_SHOWN])}")
-        if len({len(value) for value in having}) > 1:
-            found.append(f"{name} has another number of values in one run than in another")
-    return found
-
-
-def _not_positive(runs: Runs, limits: Limits) -> list[str]:
-    bad = {
-        name
-        for run in runs
-        for name, values in run_values(run).values.items()
-        if not all(math.isfinite(value) and value > 0 for value in values)
-    }
-    return [
-        f"{name} is not a finite number above zero, so it has no relative changes" for name in METRICS if name in bad
-    ]
-
-
-def _all_equal(runs: Runs, limits: Limits) -> list[str]:
-    values = [run_values(run).values for run in runs]
-    return [
-        f"{name} is {values[0][name][0]!r} to the last digit in every run, as copied or rounded numbers are"
-        for name, metric in METRICS.items()
-        if not metric.may_repeat and len(values) > 1 and len({value.get(name) for value in values} - {None}) == 1
-    ]
-
-
-def _too_noisy(runs: Runs, limits: Limits) -> list[str]:
-    times = [value[0] for run in runs if (value := run_values(run, [PRIMARY]).values.get(PRIMARY)) and value[0] > 0]
-    noise = noise_between(times) if times else None
-    if noise is None or noise <= limits.max_noise:
-        return []
-    slowest, fastest = max(times), min(times)
-    return [
-        f"{PRIMARY} varies by {noise:.1%} between runs ({fastest:.4g} to {slowest:.4g} s), more than"
-        f" {limits.max_noise:.1%}: with it, small regressions cannot be seen"
-    ]
-
-
-_Rule = Callable[[Runs, Limits], list[str]]
-_RULES_OF_RUNS: tuple[_Rule, ...] = (_does_not_count, _odd_flops, _given_twice, _too_few, _not_alike)
-_RULES_OF_VALUES: tuple[_Rule, ...] = (_partly_measured, _not_positive, _all_equal, _too_noisy)
+            yield f"{len(without)} of {len(runs)} runs have not measured {name}: {', '.join(without[:_SHOWN])}"
+        if len(set(map(len, having))) > 1:
+            yield f"{name} has another number of values in one run than in another"
 
 
 def regressions(old: BaselinePoint, new: BaselinePoint, limits: Sequence[MetricPolicy]) -> dict[str, str]:
@@ -175,11 +143,8 @@ def regressions(old: BaselinePoint, new: BaselinePoint, limits: Sequence[MetricP
     the anchor either. Limits that are not given are the built-in ones. What has none, or follows another metric, is
     that in other units.
     """
-    found = {
-        metric.name: f"{metric.name} was measured, and is not any more"
-        for metric in old.metrics
-        if new.metric(metric.name) is None
-    }
+    gone = [metric.name for metric in old.metrics if new.metric(metric.name) is None]
+    found = {name: f"{name} was measured, and is not any more" for name in gone}
     by_name = {limit.name: limit for limit in (*default_metrics(), *limits)}
     for before in old.metrics:
         limit, after = by_name.get(before.name), new.metric(before.name)
@@ -192,10 +157,10 @@ def regressions(old: BaselinePoint, new: BaselinePoint, limits: Sequence[MetricP
 
 def _counts_otherwise(metric: str, old: BaselinePoint, new: BaselinePoint) -> bool:
     """Return whether a metric is of FLOPs that were counted by another formula."""
-    return metric == _TFLOPS and (old.flops_formula, old.flops_per_step) != (new.flops_formula, new.flops_per_step)
+    return metric == OF_FLOPS and (old.flops_formula, old.flops_per_step) != (new.flops_formula, new.flops_per_step)
 
 
-def with_anchors(old: BaselinePoint, new: BaselinePoint, accepted: dict[str, str]) -> BaselinePoint:
+def with_anchors(old: BaselinePoint, new: BaselinePoint, accepted: Collection[str]) -> BaselinePoint:
     """Return the new point with the old one's anchors, but for what was accepted."""
     metrics = [
         metric
@@ -203,14 +168,15 @@ def with_anchors(old: BaselinePoint, new: BaselinePoint, accepted: dict[str, str
         else _anchored(old.metric(metric.name), metric)
         for metric in new.metrics
     ]
-    return new.model_copy(update={"metrics": metrics, "accepted": list(accepted.values())})
+    return new.model_copy(update={"metrics": metrics})
 
 
 def _worse(before: BaselineMetric, after: BaselineMetric, limit: MetricPolicy) -> str:
     """Return what is worse, "" if nothing is."""
+    num_before, num_after = len(as_list(before.value)), len(as_list(after.value))
+    if num_before != num_after:
+        return f"{limit.name} has {num_after} values, {num_before} before"
     anchor = before.anchor or before.value
-    if len(as_list(before.value)) != len(as_list(after.value)):
-        return f"{limit.name} has {len(as_list(after.value))} values, {len(as_list(before.value))} before"
     step, drift = (_change(value, after.value, after.direction) for value in (before.value, anchor))
     if abs(step) > limit.margin:
         return f"{limit.name} is worse by {step:+.2%} than the baseline, beyond the margin of {limit.margin:.2%}"
@@ -269,8 +235,8 @@ def _of_point(point: BaselinePoint, now: datetime, max_age_days: int) -> Iterato
 
 def _odd_bounds(point: BaselinePoint) -> Iterator[str]:
     built_in = {metric.name: metric for metric in default_metrics()}
-    for metric in point.metrics:
-        tolerance = built_in.get(metric.name, MetricPolicy(name=metric.name)).tolerance
-        if metric.bounds is not None and (metric.bounds.lower, metric.bounds.upper) != (-tolerance, tolerance):
-            bounds = f"{metric.bounds.lower:+.1%} to {metric.bounds.upper:+.1%}"
-            yield f"{metric.name} has the bounds {bounds}, the built-in tolerance is {tolerance:.1%}"
+    for name, bounds in ((metric.name, metric.bounds) for metric in point.metrics):
+        tolerance = built_in.get(name, MetricPolicy(name=name)).tolerance
+        if bounds is not None and (bounds.lower, bounds.upper) != (-tolerance, tolerance):
+            text = f"{bounds.lower:+.1%} to {bounds.upper:+.1%}"
+            yield f"{name} has the bounds {text}, the built-in tolerance is {tolerance:.1%}"

@@ -53,10 +53,9 @@ def summarize_metric(values: Sequence[Value]) -> tuple[Value, float | None]:
 
 def noise_between(values: Sequence[Value]) -> float | None:
     """Return the relative standard deviation between runs, for curves that of their last value; None for one run."""
-    last = [math.log(as_list(value)[-1]) for value in values]
-    if len(last) < 2:
+    if len(values) < 2:
         return None
-    noise = stdev(last)
+    noise = stdev(math.log(as_list(value)[-1]) for value in values)
     return 0.0 if noise < _NO_NOISE else _round(noise, _NOISE_DIGITS)
 
 
@@ -84,7 +83,8 @@ def _find_metric_mistake(metric: BaselineMetric, point: BaselinePoint) -> str:
     values = [run.values[metric.name] for run in point.runs if metric.name in run.values]
     if not metric.n == len(values) == len(point.runs):
         return f"{metric.name} says n = {metric.n}, {len(values)} of {len(point.runs)} runs have it; {_EDITED}"
-    if len({_shape(value) for value in (*values, metric.value, metric.anchor or metric.value)}) > 1:
+    all_values = (*values, metric.value, metric.anchor or metric.value)
+    if len({len(value) if isinstance(value, list) else 0 for value in all_values}) > 1:
         return f"{metric.name} has curves of different lengths; {_EDITED}"
     value, noise = summarize_metric(values)
     if not _are_close(metric.value, value, _VALUE_SLACK):
@@ -92,10 +92,6 @@ def _find_metric_mistake(metric: BaselineMetric, point: BaselinePoint) -> str:
     if (metric.noise is None) != (noise is None) or not _are_close(metric.noise or 0.0, noise or 0.0, _NOISE_SLACK):
         return f"{metric.name} has noise {metric.noise!r}, its runs give {noise!r}; {_EDITED}"
     return ""
-
-
-def _shape(value: Value) -> int:
-    return len(value) if isinstance(value, list) else 0
 
 
 def _are_close(written: Value, computed: Value, slack: float) -> bool:
@@ -109,18 +105,22 @@ def _round(value: float, digits: int) -> float:
 
 _FACTS = ("device", "driver", "cuda", "nccl", "python")
 _TABLES: Mapping[str, tuple[str, ...]] = {"git": ("commit", "dirty"), "image": ("name", "digest")}
-_REPOSITORY = ("url", "commit")
 _LOGIN = re.compile(r"[^/@\s]*:[^/@\s]*@(?!sha256:)|(?<=//)[^/@\s]*@")
 
 
 def summarize_environments(environments: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], list[str]]:
     """Return the facts on which all agree, and a note on those that differ. There must be one."""
     facts = [_facts(environment) for environment in environments]
-    names = dict.fromkeys(name for fact in facts for name in fact)
-    common = {name: facts[0][name] for name in names if all(fact.get(name) == facts[0].get(name) for fact in facts)}
-    differing = [".".join(name) for name in names if name not in common]
+    common: dict[str, Any] = {}
+    differing = []
+    for path in dict.fromkeys(path for fact in facts for path in fact):
+        if all(fact.get(path) == facts[0].get(path) for fact in facts):
+            table = common if len(path) == 1 else common.setdefault(path[0], {})
+            table[path[-1]] = facts[0][path]
+        else:
+            differing.append(".".join(path))
     notes = [f"the runs differ in {', '.join(differing)}, which is left out of the environment"] if differing else []
-    return _nested(common), notes
+    return common, notes
 
 
 def _facts(environment: Mapping[str, Any]) -> dict[tuple[str, ...], Any]:
@@ -133,13 +133,11 @@ def _facts(environment: Mapping[str, Any]) -> dict[tuple[str, ...], Any]:
     found = {path: _clean(value) for path, value in found.items() if isinstance(value, str | int | float)}
     repositories = environment.get("repositories")
     if isinstance(repositories, list) and repositories:
-        found[("repositories",)] = [_repository(item) for item in repositories]
+        found[("repositories",)] = [
+            {name: _clean(item[name]) for name in ("url", "commit") if isinstance(item.get(name), str)}
+            for item in map(_mapping, repositories)
+        ]
     return found
-
-
-def _repository(item: Any) -> dict[str, Any]:
-    facts = _mapping(item)
-    return {name: _clean(facts[name]) for name in _REPOSITORY if isinstance(facts.get(name), str)}
 
 
 def _clean(value: Any) -> Any:
@@ -149,11 +147,3 @@ def _clean(value: Any) -> Any:
 
 def _mapping(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
-
-
-def _nested(facts: Mapping[tuple[str, ...], Any]) -> dict[str, Any]:
-    nested: dict[str, Any] = {}
-    for path, value in facts.items():
-        table = nested if len(path) == 1 else nested.setdefault(path[0], {})
-        table[path[-1]] = value
-    return nested

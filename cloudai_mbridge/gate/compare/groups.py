@@ -44,14 +44,12 @@ def group_by_point(results: Iterable[RunResult], without: Collection[str] = ()) 
             seen.add(run.run_id)
             originals.add(run)
             points.setdefault(run.point, []).append(run)
-    return [_split(point, runs) for point, runs in points.items()], notes
-
-
-def _split(point: str, runs: Sequence[RunResult]) -> PointRuns:
-    why = [(run, why_not(run)) for run in runs]
-    return PointRuns(
-        point, tuple(run for run, reason in why if not reason), tuple((run, reason) for run, reason in why if reason)
-    )
+    grouped = []
+    for point, runs in points.items():
+        why = [(run, why_not(run)) for run in runs]
+        good = tuple(run for run, reason in why if not reason)
+        grouped.append(PointRuns(point, good, tuple((run, reason) for run, reason in why if reason)))
+    return grouped, notes
 
 
 def why_not(run: RunResult) -> str:
@@ -62,9 +60,9 @@ def why_not(run: RunResult) -> str:
         return f"the report contradicts itself: {run.contradiction}"
     if run.num_steps is None or run.num_steps < 1:
         return "the requested number of steps is unknown; set max_steps"
-    reasons = missing_steps(run.steps, run.num_steps)
-    if reasons := reasons or implausible(run.steps, run.num_steps, run.comparability.get("device")):
-        return reasons[0]
+    device = run.comparability.get("device")
+    if wrong := missing_steps(run.steps, run.num_steps) or implausible(run.steps, run.num_steps, device):
+        return wrong[0]
     if bad := [step for step in run.steps if step.loss is not None and not math.isfinite(step.loss)]:
         return f"the loss is {bad[0].loss} at step {bad[0].step}"
     if len(run.counted_steps) < FEWEST_STEPS:
@@ -87,16 +85,13 @@ def match(references: Sequence[ReferencePoint], points: Sequence[PointRuns], whe
 
     where: the reference's name, for messages.
     """
-    matches, used = [], set()
-    for runs in points:
-        found = _find(references, runs)
-        if found is None:
-            matches.append(Match(runs.point, None, runs, f"{where} has nothing to compare it with"))
-            continue
-        used.add((found.point, found.comparability_id))
-        matches.append(Match(runs.point, found, runs, _difference(found, runs)))
-    missing = [reference for reference in references if (reference.point, reference.comparability_id) not in used]
-    return [*matches, *(Match(reference.point, reference, None) for reference in missing)]
+    found = [(runs, _find(references, runs)) for runs in points]
+    used = {(reference.point, reference.comparability_id) for _, reference in found if reference is not None}
+    lonely = f"{where} has nothing to compare it with"
+    return [
+        *(Match(runs.point, each, runs, lonely if each is None else _difference(each, runs)) for runs, each in found),
+        *(Match(each.point, each, None) for each in references if (each.point, each.comparability_id) not in used),
+    ]
 
 
 def _find(references: Sequence[ReferencePoint], runs: PointRuns) -> ReferencePoint | None:
@@ -154,23 +149,20 @@ def _bucket(run: RunResult) -> int | None:
 
 
 def _is_copy(run: RunResult, other: RunResult) -> bool:
-    """Return whether all step times agree to a millionth.
+    """Return whether all step times agree to a millionth, and are many, or two at least at full precision.
 
-    That says nothing of a few times that are rounded, as those of Megatron-Bridge's lines are.
+    A few times that are rounded, as those of Megatron-Bridge's lines are, do not tell runs apart.
     """
     if len(run.steps) != len(other.steps):
         return False
     pairs = zip(run.steps, other.steps, strict=True)
-    return all(_agree(one.step_time_s, two.step_time_s) for one, two in pairs) and _tells_runs_apart(run)
-
-
-def _agree(one: float | None, other: float | None) -> bool:
-    return one == other if one is None or other is None else math.isclose(one, other, rel_tol=_AGREEMENT)
-
-
-def _tells_runs_apart(run: RunResult) -> bool:
-    """Return whether there are many different step times, or two at least at full precision."""
+    if not all(_agree(one.step_time_s, two.step_time_s) for one, two in pairs):
+        return False
     times = [step.step_time_s for step in run.steps if step.step_time_s is not None]
     is_exact = len(run.steps) > 1 and any(not _agree(round(time, 3), time) for time in times if math.isfinite(time))
     is_long = len(run.steps) >= _MANY_TIMES and len({f"{time:.6g}" for time in times}) >= _MANY_VALUES
     return is_exact or is_long
+
+
+def _agree(one: float | None, other: float | None) -> bool:
+    return one == other if one is None or other is None else math.isclose(one, other, rel_tol=_AGREEMENT)

@@ -5,8 +5,9 @@ tests. What passes is shown to be smaller than the tolerance. Whatever is neithe
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import date
+from statistics import fmean
 from typing import Any
 
 from cloudai_mbridge.gate.compare import words
@@ -38,12 +39,13 @@ def judge_results(
     between; each judgement gets its share of the false-alarm rate.
     """
     points, notes = group_by_point(results, without={run.run_id for reference in references for run in reference.runs})
-    drafts = [_draft(found, policy) for found in match(references, points, where)]
+    matches = match(references, points, where)
+    drafts = [_draft(found, policy) for found in matches]
     rate = policy.false_alarm_rate / num_judgements
-    tested = [metric for point in drafts for metric in point.tested]
+    tested = [metric for draft in drafts for metric in draft.values() if isinstance(metric, Tested)]
     _correct(tested)
-    total_weight = sum(metric.policy.weight for metric in tested)
-    verdicts = tuple(_settle(point, policy, (rate, total_weight), today) for point in drafts)
+    terms = rate, sum(metric.policy.weight for metric in tested)
+    verdicts = tuple(_settle(*point, policy, terms, today) for point in zip(matches, drafts, strict=True))
     if num_judgements > 1:
         notes.append(f"{num_judgements} judgements were asked for: each has a false-alarm rate of {rate:.2%}")
     notes += [
@@ -57,60 +59,53 @@ def judge_results(
         points=verdicts,
         false_alarm_rate=policy.false_alarm_rate,
         notes=tuple(notes),
-        environment_changes=_environment_changes(drafts),
+        environment_changes=_environment_changes(matches),
         improvement_fails=policy.fail_on_improvement,
     )
 
 
-@dataclass(frozen=True)
-class _Draft:
-    """A point before the correction: metrics that were compared, and verdicts on those that could not be."""
-
-    match: Match
-    tested: tuple[Tested, ...] = ()
-    settled: tuple[MetricVerdict, ...] = ()
-
-
-def _draft(found: Match, policy: GatePolicy) -> _Draft:
+def _draft(found: Match, policy: GatePolicy) -> dict[str, Tested | MetricVerdict]:
+    """Return the metrics of a point before the correction: compared, or verdicts on those that could not be."""
     if found.why or found.runs is None or found.reference is None or not found.runs.good:
-        return _Draft(found)
+        return {}
     runs = [run_values(run) for run in found.runs.good]
-    drafts = [draft_metric(metric, found.reference, found.runs, runs, policy) for metric in policy.metrics]
-    return _Draft(
-        found,
-        tuple(draft for draft in drafts if isinstance(draft, Tested)),
-        tuple(draft for draft in drafts if isinstance(draft, MetricVerdict)),
-    )
+    drafts = {m.name: draft_metric(m, found.reference, found.runs, runs, policy) for m in policy.metrics}
+    return {name: draft for name, draft in drafts.items() if draft is not None}
 
 
 def _correct(tested: Sequence[Tested]) -> None:
     """Adjust all p-values of a gate together, those for the worse and those for the better apart."""
     weights = [metric.policy.weight for metric in tested]
-    for metric, worse in zip(tested, adjust([metric.p_worse for metric in tested], weights), strict=True):
-        metric.adjusted_worse = worse
-    for metric, better in zip(tested, adjust([metric.p_better for metric in tested], weights), strict=True):
-        metric.adjusted_better = better
+    worse = adjust([metric.p_worse for metric in tested], weights)
+    better = adjust([metric.p_better for metric in tested], weights)
+    for i, metric in enumerate(tested):
+        metric.adjusted_worse, metric.adjusted_better = worse[i], better[i]
 
 
-def _settle(draft: _Draft, policy: GatePolicy, terms: tuple[float, float], today: date) -> PointVerdict:
-    found, runs = draft.match, draft.match.runs
+def _settle(
+    found: Match,
+    draft: Mapping[str, Tested | MetricVerdict],
+    policy: GatePolicy,
+    terms: tuple[float, float],
+    today: date,
+) -> PointVerdict:
+    good = found.runs.good if found.runs else ()
     own, texts = _point_verdicts(found, policy)
-    by_name = {m.metric: m for m in draft.settled}
-    by_name |= {m.policy.name: settle(m, policy, *terms) for m in draft.tested}
+    by_name = {name: settle(m, policy, *terms) if isinstance(m, Tested) else m for name, m in draft.items()}
     for metric in policy.metrics:
         if metric.follows in by_name and metric.name not in by_name:
-            by_name[metric.name] = _follow(metric, by_name[metric.follows], draft)
-    names = [metric.name for metric in policy.metrics if metric.name in by_name]
-    metrics = tuple(_waive(by_name[name], found.point, policy, today) for name in names)
+            by_name[metric.name] = _follow(metric, by_name[metric.follows], found)
+    metrics = tuple(_waive(by_name[m.name], found.point, policy, today) for m in policy.metrics if m.name in by_name)
     deciding = [m.verdict for m in metrics if m.decides and not m.waived]
     passes = [GateVerdict.PASS] if metrics else []
+    slow = words.slow_runs(good, policy) if any(isinstance(m, Tested) for m in draft.values()) else ()
     return PointVerdict(
         point=found.point,
         verdict=worst([*own, *deciding, *passes]),
-        words=(*texts, *(words.slow_runs(found, policy) if draft.tested else ())),
+        words=(*texts, *slow),
         metrics=metrics,
-        runs=tuple(run.run_id for run in runs.good) if runs else (),
-        nodes=tuple(sorted({node for run in runs.good for node in run.nodes})) if runs else (),
+        runs=tuple(run.run_id for run in good),
+        nodes=tuple(sorted({node for run in good for node in run.nodes})),
     )
 
 
@@ -130,14 +125,13 @@ def _point_verdicts(found: Match, policy: GatePolicy) -> tuple[list[GateVerdict]
     return verdicts, texts
 
 
-def _follow(metric: MetricPolicy, leader: MetricVerdict, draft: _Draft) -> MetricVerdict:
+def _follow(metric: MetricPolicy, leader: MetricVerdict, found: Match) -> MetricVerdict:
     """Show a metric that another one decides: TFLOP/s are the step time in other units."""
-    reference, runs = draft.match.reference, draft.match.runs
-    old = [run.values[metric.name][0] for run in reference.runs if metric.name in run.values] if reference else []
-    new = [v[0] for run in runs.good if (v := METRICS[metric.name].of(run))] if runs else []
-    before, after = words.mean(old), words.mean(new)
-    rounded = any(map(_is_rounded, runs.good)) if runs else False
-    disagrees = _disagrees(metric, leader, before, after, rounded=rounded)
+    reference, runs = (found.reference.runs, found.runs.good) if found.reference and found.runs else ((), ())
+    old = [run.values[metric.name][0] for run in reference if metric.name in run.values]
+    new = [value[0] for run in runs if (value := METRICS[metric.name].of(run))]
+    before, after = (fmean(values) if values else None for values in (old, new))
+    disagrees = _disagrees(metric, leader, before, after, rounded=any(map(_is_rounded, runs)))
     return MetricVerdict(
         metric=metric.name,
         verdict=GateVerdict.NOT_RUN if disagrees else leader.verdict,
@@ -174,8 +168,8 @@ def _is_rounded(run: RunResult) -> bool:
 
     A reference that it may be compared with was run by the same launcher, and is as precise.
     """
-    values = [(step.step_time_s, _DIGITS_OF_TIME) for step in run.counted_steps]
-    values += [(step.tflops_per_gpu, _DIGITS_OF_RATE) for step in run.counted_steps]
+    steps = run.counted_steps
+    values = [(s.step_time_s, _DIGITS_OF_TIME) for s in steps] + [(s.tflops_per_gpu, _DIGITS_OF_RATE) for s in steps]
     return all(value is None or round(value, digits) == value for value, digits in values)
 
 
@@ -186,20 +180,18 @@ def _waive(metric: MetricVerdict, point: str, policy: GatePolicy, today: date) -
     waiver = waiver_for(policy, point, metric.metric, today)
     if waiver is None:
         return metric
-    if max(abs(bound) for bound in metric.interval) > waiver.up_to:
-        beyond = f"it may be beyond the {waiver.up_to:.0%} that {waiver.by} has waived"
-        return replace(metric, words=f"{metric.words}; {beyond}")
-    return replace(
-        metric, waived=f"waived up to {waiver.up_to:.0%} until {waiver.until} by {waiver.by}: {waiver.reason}"
-    )
+    limit = f"{waiver.up_to:.0%}"
+    if max(map(abs, metric.interval)) > waiver.up_to:
+        return replace(metric, words=f"{metric.words}; it may be beyond the {limit} that {waiver.by} has waived")
+    return replace(metric, waived=f"waived up to {limit} until {waiver.until} by {waiver.by}: {waiver.reason}")
 
 
-def _environment_changes(drafts: Sequence[_Draft]) -> Mapping[str, Any]:
+def _environment_changes(matches: Sequence[Match]) -> Mapping[str, Any]:
     """Return what is new in the environment of the compared runs."""
     changes: dict[str, Any] = {}
-    for draft in drafts:
-        if draft.match.reference is not None and draft.match.runs is not None and draft.match.runs.good:
-            old, new = flatten(draft.match.reference.environment), flatten(draft.match.runs.good[0].environment)
+    for found in matches:
+        if found.reference is not None and found.runs is not None and found.runs.good:
+            old, new = flatten(found.reference.environment), flatten(found.runs.good[0].environment)
             known = {name: pair for name, pair in changed(old, new).items() if None not in pair}
             changes = known | changes
     return changes

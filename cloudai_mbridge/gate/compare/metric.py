@@ -10,9 +10,8 @@ from cloudai_mbridge.gate.compare.policy import GatePolicy, MetricPolicy
 from cloudai_mbridge.gate.compare.reference import ReferencePoint, RunValues
 from cloudai_mbridge.gate.compare.statistics import Comparison, Incomparable, compare_groups
 from cloudai_mbridge.gate.compare.verdict import GateVerdict, MetricVerdict
-from cloudai_mbridge.gate.results.values import METRICS
+from cloudai_mbridge.gate.results.values import METRICS, OF_FLOPS
 
-_TFLOPS = "tflops_per_gpu"
 _TOO_GOOD = 0.5  # a larger change for the better is taken for a mistake
 
 
@@ -44,11 +43,6 @@ class Tested:
     def p_better(self) -> float:
         return self._p_value([-sign for sign in self.worse] if len(self.worse) == 1 else ())
 
-    @property
-    def num_looked_at(self) -> int:
-        """Places times signs, which the p-value is corrected for."""
-        return len(self.comparisons) * len(self.worse)
-
     def verdict(self, policy: GatePolicy, rate: float) -> GateVerdict:
         """Return the verdict at a false-alarm rate."""
         if self.adjusted_worse <= rate:
@@ -61,10 +55,6 @@ class Tested:
         is_within = all(self.excess(c.lower, c.upper) <= 0 for c in self.comparisons)
         return GateVerdict.PASS if is_within else GateVerdict.INCONCLUSIVE
 
-    def is_beyond_bounds(self) -> bool:
-        """Return whether the change itself, not only its bound, is beyond what passes."""
-        return any(self.excess(c.change, c.change) > 0 for c in self.comparisons)
-
     def excess(self, lower: float, upper: float) -> float:
         """Return by how much an interval reaches beyond the bounds, for the worse."""
         return max((upper - self.bounds[1]) if sign > 0 else (self.bounds[0] - lower) for sign in self.worse)
@@ -73,8 +63,7 @@ class Tested:
         """Return the place that the verdict rests on."""
         places = range(len(self.comparisons))
         if verdict is GateVerdict.REGRESSION:
-            beyond = [i for i in places if self._p_at(self.comparisons[i], self.worse) < 1]
-            return min(beyond, key=lambda i: self._p_at(self.comparisons[i], self.worse))
+            return min(places, key=lambda i: self._p_at(self.comparisons[i], self.worse))
         return max(places, key=lambda i: self.excess(self.comparisons[i].lower, self.comparisons[i].upper))
 
     def _p_value(self, signs: Sequence[int]) -> float:
@@ -115,23 +104,26 @@ def draft_metric(
     if failures := [item for item in compared if isinstance(item, Incomparable)]:
         return _refuse(metric, GateVerdict.INCONCLUSIVE, failures[0].reason)
     comparisons = tuple(item for item in compared if isinstance(item, Comparison))
-    return Tested(metric, comparisons, _bounds(metric, reference), len(new), len(old))
+    lower, upper = reference.bounds.get(metric.name, (-metric.tolerance, metric.tolerance))
+    bounds = max(lower, -metric.tolerance), min(upper, metric.tolerance)  # the tighter of both
+    return Tested(metric, comparisons, bounds, len(new), len(old))
 
 
 def settle(metric: Tested, policy: GatePolicy, rate: float, total_weight: float) -> MetricVerdict:
     """Say what a comparison means. rate: of false alarms of this judgement. total_weight: of everything compared."""
     verdict = metric.verdict(policy, rate)
     place = metric.telling(verdict)
-    shown, unit = metric.comparisons[place], METRICS[metric.policy.name].unit
-    share = rate * metric.policy.weight / total_weight / metric.num_looked_at
+    shown = metric.comparisons[place]
+    share = rate * metric.policy.weight / total_weight / (len(metric.comparisons) * len(metric.worse))
     growth = shown.detectable(share, metric.policy.margin)
+    is_beyond = any(metric.excess(c.change, c.change) > 0 for c in metric.comparisons)  # itself, not only its bound
     where = f"in stretch {place + 1} of {len(metric.comparisons)}: " if len(metric.comparisons) > 1 else ""
     return MetricVerdict(
         metric=metric.policy.name,
         verdict=verdict,
         words=where + words.explain(verdict, shown, metric, policy),
-        unit=unit,
-        decides=metric.policy.required or verdict is not GateVerdict.INCONCLUSIVE or metric.is_beyond_bounds(),
+        unit=METRICS[metric.policy.name].unit,
+        decides=metric.policy.required or verdict is not GateVerdict.INCONCLUSIVE or is_beyond,
         baseline=shown.baseline,
         value=shown.value,
         change=shown.change,
@@ -145,15 +137,9 @@ def settle(metric: Tested, policy: GatePolicy, rate: float, total_weight: float)
     )
 
 
-def _bounds(metric: MetricPolicy, reference: ReferencePoint) -> tuple[float, float]:
-    """Return the tighter of the reference's bounds and the policy's tolerance."""
-    lower, upper = reference.bounds.get(metric.name, (-metric.tolerance, metric.tolerance))
-    return max(lower, -metric.tolerance), min(upper, metric.tolerance)
-
-
 def _forbidden(metric: MetricPolicy, reference: ReferencePoint, point: PointRuns) -> str:
     """Return why TFLOP/s must not be compared: they are FLOPs by a formula, divided by the time."""
-    if metric.name != _TFLOPS:
+    if metric.name != OF_FLOPS:
         return ""
     for run in point.good:
         if reference.flops_formula is None or run.flops_formula is None:

@@ -178,9 +178,7 @@ def load_policy(path: Path, today: date | None = None) -> LoadedPolicy:
     """
     source = read_toml(path)
     policy = validate(GatePolicy, source.data, source)
-    _check_reference(policy, source)
-    _check_metrics(policy, source)
-    _check_waivers(policy, source, today or date.today())
+    _check(policy, source, today or date.today())
     return LoadedPolicy(
         path,
         policy,
@@ -200,18 +198,16 @@ def expired(policy: GatePolicy, today: date) -> tuple[Waiver, ...]:
     return tuple(waiver for waiver in policy.waivers if waiver.until < today)
 
 
-def _check_reference(policy: GatePolicy, source: TomlSource) -> None:
+def _check(policy: GatePolicy, source: TomlSource, today: date) -> None:
+    """Raise BadInput for what no part of a policy can see of itself."""
     if policy.baseline is not None and policy.history is not None:
         raise BadInput(f"{source.where(('history',))}: baseline is set as well; a policy has one of them, remove one")
     if policy.baseline is None and policy.history is None:
         raise BadInput(f"{source.path}: names no reference; set baseline to a file, or write a [history]")
-
-
-def _check_metrics(policy: GatePolicy, source: TomlSource) -> None:
     names = [metric.name for metric in policy.metrics]
     for i, metric in enumerate(policy.metrics):
-        place = source.where(("metrics", i, "name"))
         if metric.name in names[:i]:
+            place = source.where(("metrics", i, "name"))
             raise BadInput(f"{place}: {metric.name!r} appears twice; remove one")
         if metric.follows is not None and metric.follows not in names:
             place = source.where(("metrics", i, "follows"))
@@ -221,9 +217,6 @@ def _check_metrics(policy: GatePolicy, source: TomlSource) -> None:
             f"{source.where(('metrics',))}: none is required and decides for itself, so anything would pass;"
             " set required = true for one that follows none"
         )
-
-
-def _check_waivers(policy: GatePolicy, source: TomlSource, today: date) -> None:
     for i, waiver in enumerate(policy.waivers):
         if waiver.until > today + LONGEST_WAIVER:
             place = source.where(("waivers", i, "until"))

@@ -1,6 +1,6 @@
 """What a result is compared with: the good runs of one point, from a baseline, from the history or from a report."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,12 +37,10 @@ class ReferencePoint:
     environment: Mapping[str, Any] = field(default_factory=dict)
 
 
-def run_values(run: RunResult, names: Iterable[str] = METRICS) -> RunValues:
+def run_values(run: RunResult) -> RunValues:
     """Take the metrics of a run."""
-    taken = {name: METRICS[name].of(run) for name in names}
-    return RunValues(
-        run.run_id, {name: value for name, value in taken.items() if value is not None}, run.ended_at, run.nodes
-    )
+    values = {name: value for name, metric in METRICS.items() if (value := metric.of(run)) is not None}
+    return RunValues(run.run_id, values, run.ended_at, run.nodes)
 
 
 def reference_from_runs(runs: Sequence[RunResult]) -> ReferencePoint:

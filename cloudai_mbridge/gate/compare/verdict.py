@@ -22,31 +22,22 @@ class GateVerdict(StrEnum):
 
 
 GREEN = frozenset({GateVerdict.PASS, GateVerdict.IMPROVEMENT})
+# The worst first: one bad metric is not outweighed by good ones
 EXIT_CODES: Mapping[GateVerdict, int] = {
-    GateVerdict.PASS: 0,
-    GateVerdict.IMPROVEMENT: 0,
     GateVerdict.REGRESSION: 10,
     GateVerdict.NOT_RUN: 11,
     GateVerdict.NOT_COMPARABLE: 12,
     GateVerdict.INCONCLUSIVE: 13,
+    GateVerdict.IMPROVEMENT: 0,
+    GateVerdict.PASS: 0,
 }
 IMPROVEMENT_EXIT_CODE = 14  # where the policy says that an improvement shall fail
-
-# The worst first: one bad metric is not outweighed by good ones.
-_PRECEDENCE = (
-    GateVerdict.REGRESSION,
-    GateVerdict.NOT_RUN,
-    GateVerdict.NOT_COMPARABLE,
-    GateVerdict.INCONCLUSIVE,
-    GateVerdict.IMPROVEMENT,
-    GateVerdict.PASS,
-)
 
 
 def worst(verdicts: Iterable[GateVerdict]) -> GateVerdict:
     """Return the verdict that decides; of nothing at all, that nothing was run."""
     found = set(verdicts)
-    return next((verdict for verdict in _PRECEDENCE if verdict in found), GateVerdict.NOT_RUN)
+    return next((verdict for verdict in EXIT_CODES if verdict in found), GateVerdict.NOT_RUN)
 
 
 @dataclass(frozen=True)

@@ -2,21 +2,21 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from statistics import fmean, median
+from collections.abc import Iterable
+from operator import itemgetter
+from statistics import median
 from typing import TYPE_CHECKING
 
 from cloudai_mbridge.errors import counted
-from cloudai_mbridge.gate.compare.groups import Match
 from cloudai_mbridge.gate.compare.policy import GatePolicy
-from cloudai_mbridge.gate.compare.statistics import Comparison
 from cloudai_mbridge.gate.compare.verdict import GateVerdict
-from cloudai_mbridge.gate.results.values import METRICS
+from cloudai_mbridge.gate.results.read import RunResult
+from cloudai_mbridge.gate.results.values import METRICS, PRIMARY
 
 if TYPE_CHECKING:
     from cloudai_mbridge.gate.compare.metric import Tested
+    from cloudai_mbridge.gate.compare.statistics import Comparison
 
-_PRIMARY = "step_time_s"
 _FAR = 4.0  # robust standard deviations
 _MAD_TO_SD = 1.4826
 _MOST_RUNS = 100
@@ -24,7 +24,7 @@ _SMALLEST_P = 1e-9
 _FEWEST_FOR_A_MIDDLE = 4
 
 
-def explain(verdict: GateVerdict, shown: Comparison, found: "Tested", policy: GatePolicy) -> str:
+def explain(verdict: GateVerdict, shown: "Comparison", found: "Tested", policy: GatePolicy) -> str:
     """Say what was found of a metric, and why that is its verdict."""
     runs = f"{counted(found.num_runs, 'run')} against {found.num_baseline_runs}"
     bounds = f"{policy.confidence * 100:.4g} % bounds {percent(shown.lower)} and {percent(shown.upper)}"
@@ -43,10 +43,9 @@ def explain(verdict: GateVerdict, shown: Comparison, found: "Tested", policy: Ga
             return f"{text}; {_doubt(shown, found, policy)}"
 
 
-def _doubt(shown: Comparison, found: "Tested", policy: GatePolicy) -> str:
-    fewest = min(found.num_runs, found.num_baseline_runs)
+def _doubt(shown: "Comparison", found: "Tested", policy: GatePolicy) -> str:
+    fewest, side = min((found.num_runs, "the result"), (found.num_baseline_runs, "the reference"), key=itemgetter(0))
     if fewest < policy.min_runs:
-        side = "the result" if found.num_runs <= found.num_baseline_runs else "the reference"
         runs = "one run" if fewest == 1 else f"{fewest} runs"
         return f"{side} has only {runs}, and the policy asks for {policy.min_runs}"
     if found.excess(shown.lower, shown.upper) <= 0:
@@ -56,7 +55,7 @@ def _doubt(shown: Comparison, found: "Tested", policy: GatePolicy) -> str:
     return f"a change beyond {_limits(found)} cannot be ruled out; {remedy}"
 
 
-def _runs_needed(shown: Comparison, found: "Tested") -> int | None:
+def _runs_needed(shown: "Comparison", found: "Tested") -> int | None:
     """Return how many runs a side would put the bounds inside the limits, were the change to stay what it is."""
     room = -found.excess(shown.change, shown.change)
     reach = max(shown.upper - shown.change, shown.change - shown.lower)
@@ -76,26 +75,20 @@ def percent(x: float) -> str:
     return f"{100 * x:+.2f} %"
 
 
-def mean(values: Sequence[float]) -> float | None:
-    return fmean(values) if values else None
-
-
 def reasons(texts: Iterable[str]) -> str:
     """Join the reasons of failed runs, equal ones once."""
     return "; ".join(text if count == 1 else f"{text} ({count} times)" for text, count in Counter(texts).items())
 
 
-def slow_runs(found: Match, policy: GatePolicy) -> tuple[str, ...]:
+def slow_runs(runs: Iterable[RunResult], policy: GatePolicy) -> tuple[str, ...]:
     """Name runs that are far slower than the others of their point: their nodes may be slow, not the software."""
-    if found.runs is None:
-        return ()
-    of = METRICS[_PRIMARY].of
-    measured = [(run, value[0]) for run in found.runs.good if (value := of(run))]
+    of = METRICS[PRIMARY].of
+    measured = [(run, value[0]) for run in runs if (value := of(run))]
     if len(measured) < _FEWEST_FOR_A_MIDDLE:
         return ()
     middle = median(value for _, value in measured)
     spread = _MAD_TO_SD * median(abs(value - middle) for _, value in measured)
-    margin = next((m.margin for m in policy.metrics if m.name == _PRIMARY), 0.0)
+    margin = next((m.margin for m in policy.metrics if m.name == PRIMARY), 0.0)
     return tuple(
         f"run {run.iteration} on {', '.join(run.nodes) or 'unknown nodes'} is {percent(value / middle - 1)} from the"
         " median of its point: a slow node, or a busy one?"

@@ -74,19 +74,19 @@ _TABLES = (
     "CREATE INDEX runs_of_a_key ON runs (key, verdict, ended_at)",
     "CREATE INDEX runs_of_a_point ON runs (point, key, verdict, ended_at)",
 )
-_NAMES = ("reports", "keys", "environments", "runs", "held", "withdrawn", "metrics")
-_TRIGGERS = tuple(
-    f"CREATE TRIGGER {table}_no_{verb.lower()} BEFORE {verb} ON {table}"
-    " BEGIN SELECT RAISE(ABORT, 'the history is append-only'); END"
-    for table in _NAMES
-    for verb in ("UPDATE", "DELETE")
-)
 # Tables and views by their names, as SQLite keeps them
 _DEFINITIONS = {
     statement.split()[2]: " ".join(statement.split())
     for statement in _TABLES
     if statement.startswith(("CREATE TABLE", "CREATE VIEW"))
 }
+_TRIGGERS = tuple(
+    f"CREATE TRIGGER {table}_no_{verb.lower()} BEFORE {verb} ON {table}"
+    " BEGIN SELECT RAISE(ABORT, 'the history is append-only'); END"
+    for table in _DEFINITIONS
+    if table != "judged"  # a view
+    for verb in ("UPDATE", "DELETE")
+)
 
 
 def open_for_reading(path: Path) -> sqlite3.Connection:
@@ -99,14 +99,9 @@ def open_for_reading(path: Path) -> sqlite3.Connection:
     if not path.is_file():
         raise BadInput(f"{path}: is not a file; make it with `mbridge history import RESULT`, or name another")
     _check_magic(path)
-    with failures(path):
-        db = _connect(path, "mode=ro")
-        try:
-            if not _is_history(db, path):
-                raise BadInput(f"{path}: is empty; fill it with `mbridge history import RESULT`")
-        except BaseException:
-            db.close()
-            raise
+    with _opened(path, "mode=ro") as db:
+        if not _is_history(db, path):
+            raise BadInput(f"{path}: is empty; fill it with `mbridge history import RESULT`")
         return db
 
 
@@ -123,20 +118,27 @@ def open_for_writing(path: Path) -> sqlite3.Connection:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ToolFailure(f"{path.parent}: cannot be made ({error.strerror})") from None
-    with failures(path):
-        db = _connect(path, "mode=rwc")
-        try:
-            _is_history(db, path)
-            _to_wal(db)
-            db.execute("PRAGMA synchronous = FULL")
-            db.execute("PRAGMA foreign_keys = ON")
-            with transaction(db):
-                if not _is_history(db, path):
-                    _create(db)
-        except BaseException:
-            db.close()
-            raise
+    with _opened(path, "mode=rwc") as db:
+        _is_history(db, path)
+        _to_wal(db)
+        db.execute("PRAGMA synchronous = FULL")
+        db.execute("PRAGMA foreign_keys = ON")
+        with transaction(db):
+            if not _is_history(db, path):
+                for statement in (*_TABLES, *_TRIGGERS):
+                    db.execute(statement)
+                db.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
+                db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
         return db
+
+
+@contextlib.contextmanager
+def _opened(path: Path, mode: str) -> Iterator[sqlite3.Connection]:
+    """Give a connection that stays open unless something fails."""
+    with failures(path), contextlib.ExitStack() as on_failure:
+        db = on_failure.enter_context(contextlib.closing(_connect(path, mode)))
+        yield db
+        on_failure.pop_all()
 
 
 @contextlib.contextmanager
@@ -216,7 +218,7 @@ def _is_history(db: sqlite3.Connection, path: Path) -> bool:
 
 
 def _check_schema(db: sqlite3.Connection, path: Path) -> None:
-    """Raise Damaged unless tables and views are those of `_create`, and no other trigger acts: SQL is not data."""
+    """Raise Damaged unless tables and views are those of `_TABLES`, and no other trigger acts: SQL is not data."""
     rows = db.execute("SELECT type, name, sql FROM sqlite_schema").fetchall()
     found = {name: _words(sql) for kind, name, sql in rows if kind in ("table", "view")}
     for name, statement in _DEFINITIONS.items():
@@ -241,10 +243,3 @@ def _to_wal(db: sqlite3.Connection) -> None:
             if time.monotonic() > end:
                 raise
             time.sleep(0.01)
-
-
-def _create(db: sqlite3.Connection) -> None:
-    for statement in (*_TABLES, *_TRIGGERS):
-        db.execute(statement)
-    db.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
-    db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")

@@ -4,12 +4,11 @@ import hashlib
 import json
 import sqlite3
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.files.json_text import is_deep
@@ -22,32 +21,19 @@ from cloudai_mbridge.gate.results.values import is_value_of
 from cloudai_mbridge.training.credentials.scrub import without_users
 
 FAILED = "failed"
-_FINAL = (SUCCESS, FAILED)
 _SLACK = timedelta(days=1)  # of clocks and zones
 _LARGEST = 2**63 - 1  # what SQLite has
 
 
-@dataclass(frozen=True)
-class Intake:
-    """What is taken of a report. left_out: why -> how many. held: (run id, point) of all its runs.
+def take_runs(runs: Iterable[RunResult], path: str, now: datetime) -> tuple[list[RunResult], dict[str, int]]:
+    """Return the runs of a report that are taken, and why -> how many are not. now: UTC.
 
-    taken: their `ended_at` is UTC, and its text sorts as time does.
-    """
-
-    taken: tuple[RunResult, ...]
-    left_out: Counter[str]
-    held: tuple[tuple[str, str], ...]
-    scenario: str | None
-    system: str | None
-
-
-def take_runs(runs: Iterable[RunResult], path: str, now: datetime) -> Intake:
-    """Sort the runs of a report. now: UTC.
+    `ended_at` of what is taken is UTC, and its text sorts as time does.
 
     Raises:
         BadInput: a time that is none, a number that is too large, or a table that is nested too deep.
     """
-    runs, taken, left_out = list(runs), [], Counter[str]()
+    taken, left_out = [], Counter[str]()
     for run in runs:
         if why := _left_out(run):
             left_out[why] += 1
@@ -57,12 +43,11 @@ def take_runs(runs: Iterable[RunResult], path: str, now: datetime) -> Intake:
             left_out["that ended more than a day in the future"] += 1
             continue
         taken.append(replace(_as_stored(run, path), ended_at=ended_at.isoformat(timespec="milliseconds")))
-    scenario, system = (runs[0].scenario, runs[0].system) if runs else (None, None)
-    return Intake(tuple(taken), left_out, tuple((run.run_id, run.point) for run in runs), scenario, system)
+    return taken, dict(left_out)
 
 
 def _left_out(run: RunResult) -> str:
-    if run.verdict not in _FINAL:
+    if run.verdict not in (SUCCESS, FAILED):
         return run.verdict
     if not run.comparability_id and not run.comparability:
         return "without a comparability key"
@@ -94,36 +79,16 @@ def _utc(run: RunResult, path: str) -> datetime:
         ) from None
 
 
-class Known(StrEnum):
-    """What was there of a run that is imported: nothing, the same, or a success that now is none."""
-
-    NEW = "new"
-    SAME = "same"
-    GOOD_BEFORE = "good before"
-
-
-def insert_runs(db: sqlite3.Connection, intake: Intake, digest: str, path: str) -> Counter[Known]:
-    """Insert what is not there yet, and return how many runs were known how."""
-    report = _insert_report(db, intake, digest, path)
-    known = Counter[Known]()
-    for run in intake.taken:
-        how = _known(db, run)
-        known[how] += 1
-        if how is Known.GOOD_BEFORE:
-            db.execute("INSERT INTO withdrawn SELECT id FROM runs WHERE run_id = ?", (run.run_id,))
-        if how is not Known.SAME:
-            _insert_run(db, run, report)
-    return known
-
-
-def _insert_report(db: sqlite3.Connection, intake: Intake, digest: str, path: str) -> int:
+def insert_report(
+    db: sqlite3.Connection, runs: Sequence[RunResult], taken: Sequence[RunResult], digest: str, path: str
+) -> int:
     """Insert a report with the points that it holds, unless it is there, and return its id."""
     found = db.execute("SELECT id FROM reports WHERE sha256 = ?", (digest,)).fetchone()
     if found:
         return int(found[0])
     now = datetime.now(UTC).isoformat(timespec="milliseconds")
-    ended_at = max((run.ended_at for run in intake.taken), default=None)
-    scenario, system = (None if name is None else _text(name) for name in (intake.scenario, intake.system))
+    ended_at = max((run.ended_at for run in taken), default=None)
+    scenario, system = (_text(runs[0].scenario), _text(runs[0].system)) if runs else (None, None)
     cursor = db.execute(
         "INSERT INTO reports (sha256, path, imported_at, ended_at, scenario, system, schema_version)"
         " VALUES (?, ?, ?, ?, ?, ?, ?)",
@@ -131,20 +96,18 @@ def _insert_report(db: sqlite3.Connection, intake: Intake, digest: str, path: st
     )
     db.executemany(
         "INSERT INTO held VALUES (?, ?, ?) ON CONFLICT DO NOTHING",
-        [(cursor.lastrowid, run_id, _text(point)) for run_id, point in intake.held],
+        [(cursor.lastrowid, run.run_id, _text(run.point)) for run in runs],
     )
     return int(cursor.lastrowid or 0)
 
 
-def _known(db: sqlite3.Connection, run: RunResult) -> Known:
-    """Say what is there. A run that failed once has failed, whatever is said of it later."""
+def insert_run(db: sqlite3.Connection, run: RunResult, report: int) -> Literal["added", "known", "rejudged"]:
+    """Insert a run unless it is there. A run that failed once has failed, whatever is said of it later."""
     verdicts = {verdict for (verdict,) in db.execute("SELECT verdict FROM runs WHERE run_id = ?", (run.run_id,))}
-    if not verdicts:
-        return Known.NEW
-    return Known.SAME if verdicts & {run.verdict, FAILED} else Known.GOOD_BEFORE
-
-
-def _insert_run(db: sqlite3.Connection, run: RunResult, report: int) -> None:
+    if verdicts & {run.verdict, FAILED}:
+        return "known"
+    if verdicts:
+        db.execute("INSERT INTO withdrawn SELECT id FROM runs WHERE run_id = ?", (run.run_id,))
     db.execute(
         "INSERT INTO keys VALUES (?, ?) ON CONFLICT (id) DO NOTHING",
         (_text(run.comparability_id), _json(run.comparability)),
@@ -181,6 +144,7 @@ def _insert_run(db: sqlite3.Connection, run: RunResult, report: int) -> None:
             if is_value_of(name, values)
         ],
     )
+    return "rejudged" if verdicts else "added"
 
 
 def _environment(db: sqlite3.Connection, environment: Mapping[str, Any]) -> int:

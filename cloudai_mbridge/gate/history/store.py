@@ -6,9 +6,10 @@ processes its report is imported. Failed runs are kept for the story; levels and
 
 import json
 import sqlite3
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
@@ -17,31 +18,31 @@ from typing import Any, NamedTuple
 from cloudai_mbridge.errors import BadInput, ToolFailure, shown
 from cloudai_mbridge.gate.compare.reference import ReferencePoint, RunValues, Values
 from cloudai_mbridge.gate.history.file import failures, open_for_reading, open_for_writing, transaction
-from cloudai_mbridge.gate.history.insert import FAILED, Known, digest_of, insert_runs, take_runs
+from cloudai_mbridge.gate.history.insert import FAILED, digest_of, insert_report, insert_run, take_runs
 from cloudai_mbridge.gate.history.values import (
     EnvironmentRow,
     FieldsRow,
     KeyRow,
     MetricRow,
     NameRow,
-    PointRow,
     R,
     RunRow,
     SeriesRow,
+    StoredPoint,
     check_key,
     checked_row,
     checked_values,
     damaged,
 )
+from cloudai_mbridge.gate.history.values import StoredRun as StoredRun
 from cloudai_mbridge.gate.results.model import SUCCESS
 from cloudai_mbridge.gate.results.read import RunResult, read_results
-from cloudai_mbridge.gate.results.values import METRICS
+from cloudai_mbridge.gate.results.values import METRICS, OF_FLOPS, PRIMARY
 from cloudai_mbridge.plan import ROOT_FILES
 
-DEFAULT_METRIC = "step_time_s"
+DEFAULT_METRIC = PRIMARY
 _LAST_RUN_ID = "\U0010ffff"
-_FLOPS_METRIC = "tflops_per_gpu"
-_COLUMNS = ", ".join(RunRow.model_fields)
+_COLUMNS = ", ".join(RunRow.columns())
 
 
 @dataclass(frozen=True)
@@ -55,40 +56,6 @@ class Imported:
     known: int
     left_out: Mapping[str, int] = field(default_factory=dict)
     rejudged: int = 0
-
-
-@dataclass(frozen=True)
-class StoredRun:
-    """A run of the history. values: by metric. ended_at: UTC. commit: of its checkout, None where unknown."""
-
-    run_id: str
-    point: str
-    scenario: str
-    system: str
-    comparability_id: str
-    verdict: str
-    reasons: tuple[str, ...]
-    ended_at: str
-    nodes: tuple[str, ...]
-    commit: str | None
-    environment: Mapping[str, Any]
-    warmup_steps: int
-    num_steps: int | None
-    flops_formula: str | None
-    flops_per_step: float | None
-    values: Mapping[str, Values]
-
-
-@dataclass(frozen=True)
-class StoredPoint:
-    """The runs of one point under one comparability key. last_value: the last good run's step time, if it has one."""
-
-    point: str
-    comparability_id: str
-    num_good: int
-    num_failed: int
-    last_ended_at: str
-    last_value: float | None
 
 
 class SeriesRun(NamedTuple):
@@ -144,21 +111,23 @@ class History(AbstractContextManager["History"]):
 
     def add(self, runs: Iterable[RunResult], digest: str, path: str) -> Imported:
         """Take the final ones of the runs of a report with this SHA-256 and path."""
-        intake = take_runs(runs, path, datetime.now(UTC))
+        runs = list(runs)
+        taken, left_out = take_runs(runs, path, datetime.now(UTC))
         with failures(self.path):
             db = self._writer
             try:
                 with transaction(db):
-                    known = insert_runs(db, intake, digest, path)
+                    report = insert_report(db, runs, taken, digest, path)
+                    counts = Counter[str](insert_run(db, run, report) for run in taken)
             except OverflowError as error:
                 raise BadInput(f"{path}: holds a number that is too large ({error}); write the report again") from None
-        return Imported(known[Known.NEW], known[Known.SAME], dict(intake.left_out), known[Known.GOOD_BEFORE])
+        return Imported(counts["added"], counts["known"], left_out, counts["rejudged"])
 
     def points(self) -> list[StoredPoint]:
         """Return what is there, by point and key."""
         rows = self._rows(
             "runs",
-            PointRow,
+            StoredPoint,
             "SELECT point, key, count(*) FILTER (WHERE verdict = ?1) AS num_good,"
             " count(*) FILTER (WHERE verdict = ?2) AS num_failed, max(ended_at) AS ended_at,"
             " (SELECT value FROM metrics WHERE name = ?3 AND run = (SELECT id FROM judged AS r WHERE"
@@ -166,11 +135,8 @@ class History(AbstractContextManager["History"]):
             " AS value FROM judged GROUP BY point, key ORDER BY point, max(ended_at)",
             (SUCCESS, FAILED, DEFAULT_METRIC),
         )
-        points = []
-        for row in rows:
-            value = self._end(f"point {shown(row.point)}", DEFAULT_METRIC, row.value)
-            points.append(StoredPoint(row.point, row.key, row.num_good, row.num_failed, row.ended_at, value))
-        return points
+        values = (self._end(f"point {shown(row.point)}", DEFAULT_METRIC, row.last_value) for row in rows)
+        return [row.model_copy(update={"last_value": value}) for row, value in zip(rows, values, strict=True)]
 
     def keys(self) -> dict[str, tuple[str, ...]]:
         """Return the comparability keys with the points that have runs of them."""
@@ -206,7 +172,12 @@ class History(AbstractContextManager["History"]):
         )
         rows.reverse()
         measured, environments = self._metrics(rows), self._environments(rows)
-        return [_stored(row, environments[row.environment], measured.get(row.id, {})) for row in rows]
+        return [
+            StoredRun.model_construct(
+                **vars(row) | {"environment": environments[row.environment], "values": measured.get(row.id, {})}
+            )
+            for row in rows
+        ]
 
     def series(self, comparability_id: str, metric: str, last: int) -> Series:
         """Return the last good runs of a key with one metric. Runs of another FLOPs formula have no TFLOP/s in it."""
@@ -219,12 +190,11 @@ class History(AbstractContextManager["History"]):
             (metric, comparability_id, SUCCESS, last),
         )
         environments = self._environments(rows)
-        needed = _formula(rows[0]) if rows and metric == _FLOPS_METRIC else None
+        needed = _formula(rows[0]) if rows and metric == OF_FLOPS else None
         runs = []
         for row in reversed(rows):
-            value = (
-                self._end(f"run {shown(row.run_id)}", metric, row.value) if needed in (None, _formula(row)) else None
-            )
+            stored = row.value if needed in (None, _formula(row)) else None
+            value = self._end(f"run {shown(row.run_id)}", metric, stored)
             environment = environments[row.environment]
             runs.append(SeriesRun(row.run_id, row.point, row.ended_at, row.nodes, row.git_commit, environment, value))
         num_good = self._count(comparability_id, SUCCESS, "")
@@ -239,7 +209,19 @@ class History(AbstractContextManager["History"]):
         without: ids of runs that are not to be among them: those that are to be compared.
         """
         runs = self._others(without, last, comparability_id=comparability_id, point=point)
-        return _reference(_with_one_formula(runs), self.fields(comparability_id)) if runs else None
+        if not runs:
+            return None
+        last_run = runs[-1]
+        formula = _formula(last_run)
+        return ReferencePoint(
+            point=last_run.point,
+            comparability_id=last_run.comparability_id,
+            comparability=self.fields(comparability_id),
+            flops_formula=last_run.flops_formula,
+            flops_per_step=last_run.flops_per_step,
+            runs=tuple(_run_values(run, formula) for run in runs),
+            environment={**last_run.environment, "nodes": list(last_run.nodes)},
+        )
 
     def reference_for(self, point: str, last: int, without: Collection[str] = ()) -> ReferencePoint | None:
         """Return what the last good runs of a point make under the key that it had last, or None if there are none."""
@@ -315,9 +297,9 @@ class History(AbstractContextManager["History"]):
 
     def _rows(self, table: str, kind: type[R], statement: str, values: Iterable[Any]) -> list[R]:
         """Return checked rows. table: the one that a message names."""
-        names = tuple(kind.model_fields)
+        columns = kind.columns()
         rows = self._query(statement, values)
-        return [checked_row(self.path, table, kind, dict(zip(names, row, strict=True))) for row in rows]
+        return [checked_row(self.path, table, kind, dict(zip(columns, row, strict=True))) for row in rows]
 
     def _query(self, statement: str, values: Iterable[Any]) -> list[tuple[Any, ...]]:
         with failures(self.path):
@@ -336,31 +318,8 @@ def _formula(row: SeriesRow | StoredRun) -> tuple[str | None, float | None]:
     return row.flops_formula, row.flops_per_step
 
 
-def _stored(row: RunRow, environment: Mapping[str, Any], values: Mapping[str, Values]) -> StoredRun:
-    columns = row.model_dump(exclude={"id", "environment", "key", "git_commit"})
-    return StoredRun(**columns, comparability_id=row.key, commit=row.git_commit, environment=environment, values=values)
-
-
-def _with_one_formula(runs: list[StoredRun]) -> list[StoredRun]:
-    """Take TFLOP/s from runs that counted FLOPs otherwise than the last one: only its formula is compared."""
-    if not runs:
-        return runs
-    formula = _formula(runs[-1])
-    return [run if _formula(run) == formula else _without_flops(run) for run in runs]
-
-
-def _without_flops(run: StoredRun) -> StoredRun:
-    return replace(run, values={name: value for name, value in run.values.items() if name != _FLOPS_METRIC})
-
-
-def _reference(runs: list[StoredRun], fields: Mapping[str, Any]) -> ReferencePoint:
-    last = runs[-1]
-    return ReferencePoint(
-        point=last.point,
-        comparability_id=last.comparability_id,
-        comparability=fields,
-        flops_formula=last.flops_formula,
-        flops_per_step=last.flops_per_step,
-        runs=tuple(RunValues(run.run_id, run.values, run.ended_at, run.nodes) for run in runs),
-        environment={**last.environment, "nodes": list(last.nodes)},
-    )
+def _run_values(run: StoredRun, formula: tuple[str | None, float | None]) -> RunValues:
+    """Return the values of a run, without TFLOP/s of FLOPs that were counted otherwise: one formula is compared."""
+    is_same = _formula(run) == formula
+    values = {name: value for name, value in run.values.items() if is_same or name != OF_FLOPS}
+    return RunValues(run.run_id, values, run.ended_at, run.nodes)

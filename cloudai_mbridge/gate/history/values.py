@@ -54,23 +54,27 @@ _Table = Annotated[dict[str, Any], BeforeValidator(_from_json)]
 
 
 class Row(BaseModel):
-    """A row of a query. Its fields have the names of the columns."""
+    """A row of a query. Its fields have the names of the columns, as aliases where they differ."""
 
     model_config = ConfigDict(strict=True, frozen=True)
+
+    @classmethod
+    def columns(cls) -> list[str]:
+        return [field.alias or name for name, field in cls.model_fields.items()]
 
 
 R = TypeVar("R", bound=Row)
 
 
-class PointRow(Row):
-    """The runs of one point under one key. value: of the last good one, as it is stored."""
+class StoredPoint(Row):
+    """The runs of one point under one comparability key. last_value: the last good run's step time, if it has one."""
 
     point: str
-    key: str
+    comparability_id: str = Field(alias="key")
     num_good: int
     num_failed: int
-    ended_at: _Time
-    value: Any
+    last_ended_at: _Time = Field(alias="ended_at")
+    last_value: Any = Field(alias="value")
 
 
 class NameRow(Row):
@@ -95,23 +99,35 @@ class SeriesRow(Row):
     value: Any
 
 
-class RunRow(Row):
-    id: int
-    environment: int
+class _Run(Row):
     run_id: str
     point: str
     scenario: str
     system: str
-    key: str
+    comparability_id: str = Field(alias="key")
     verdict: Literal["success", "failed"]
     reasons: _Texts
     ended_at: _Time
     nodes: _Texts
-    git_commit: str | None
+    commit: str | None = Field(alias="git_commit")
     warmup_steps: int
     num_steps: int | None
     flops_formula: str | None
     flops_per_step: float | None
+
+
+class RunRow(_Run):
+    """A run as it is stored, with the id of its environment."""
+
+    id: int
+    environment: int
+
+
+class StoredRun(_Run):
+    """A run of the history. values: by metric. ended_at: UTC. commit: of its checkout, None where unknown."""
+
+    environment: Mapping[str, Any]
+    values: Mapping[str, Values]
 
 
 class MetricRow(Row):

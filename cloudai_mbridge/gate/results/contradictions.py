@@ -6,23 +6,17 @@ A report may lack what it could be checked by, as small ones do: only what is th
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from cloudai_mbridge.errors import shown
-from cloudai_mbridge.gate.results.model import REJECTED, SUCCESS, PointModel, ReportModel
+from cloudai_mbridge.gate.results.model import REJECTED, SUCCESS, MetricsModel, PointModel, ReportModel
 from cloudai_mbridge.metrics.statistics import summarize
-
-_SUCCEEDED, _STOPPED = "succeeded", "stopped"
-_SAME = ("warmup_steps", "num_steps", "num_nodes", "world_size")
-_EXACTNESS = 1e-9
 
 
 def contradiction(point: PointModel) -> str:
     """Return the first contradiction within a run, "" if there is none. A run that failed counts as failed anyway."""
-    if point.verdict != SUCCESS:
-        return ""
-    return next((text for rule in _RULES for text in rule(point)), "")
+    return next(_contradictions(point), "") if point.verdict == SUCCESS else ""
 
 
 def wrong_summary(report: ReportModel) -> str:
@@ -30,10 +24,17 @@ def wrong_summary(report: ReportModel) -> str:
     counts = Counter(point.verdict for point in report.points)
     # of rejected points not all are listed
     said = {name: number for name, number in (report.summary or {}).items() if name != REJECTED}
-    wrong = next((name for name, number in said.items() if counts[name] != number), None)
-    return (
-        "" if wrong is None else f"its summary has {shown(said[wrong])} {wrong}, and {counts[wrong]} of its points are"
+    wrong = (name for name, number in said.items() if counts[name] != number)
+    return next(
+        (f"its summary has {shown(said[name])} {name}, and {counts[name]} of its points are" for name in wrong), ""
     )
+
+
+def _contradictions(point: PointModel) -> Iterator[str]:
+    yield from _verdict(point)
+    if point.metrics is not None:
+        for rule in (_key, _steps, _work):
+            yield from rule(point, point.metrics)
 
 
 def _verdict(point: PointModel) -> Iterator[str]:
@@ -44,35 +45,30 @@ def _verdict(point: PointModel) -> Iterator[str]:
     if point.metrics is None:
         yield "the verdict is success, and there are no metrics"
     for job in (point.job, *point.attempts[-1:]):
-        if job.get("job_class") == _STOPPED:  # as was asked, whatever its last words
+        if job.get("job_class") == "stopped":  # as was asked, whatever its last words
             continue
         for name in ("exit_code", "signal"):
             if job.get(name) not in (None, 0):
                 yield f"the verdict is success, and the job has {name} {shown(job[name])}"
-        if job.get("job_class", _SUCCEEDED) != _SUCCEEDED:
+        if job.get("job_class", "succeeded") != "succeeded":
             yield f"the verdict is success, and the job is {shown(job['job_class'])}"
 
 
-def _key(point: PointModel) -> Iterator[str]:
+def _key(point: PointModel, metrics: MetricsModel) -> Iterator[str]:
     """Compare what the comparability key says with what the run says."""
     fields = point.comparability.fields if point.comparability else {}
-    said = {name: getattr(point, name, None) for name in _SAME}
-    said["warmup_steps"] = point.metrics.warmup_steps if point.metrics else None
+    said = {"warmup_steps": metrics.warmup_steps, "num_steps": point.num_steps}
+    said |= {"num_nodes": point.num_nodes, "world_size": point.world_size}
     for name, value in said.items():
         if name in fields and value is not None and fields[name] != value:
             yield f"{name} is {shown(value)}, and {shown(fields[name])} in the comparability fields"
 
 
-def _steps(point: PointModel) -> Iterator[str]:
-    numbers = [step.step for step in point.steps]
-    if wrong := [pair for pair in itertools.pairwise(numbers) if pair[1] <= pair[0]]:
-        yield f"step {wrong[0][1]} comes after step {wrong[0][0]}"
-
-
-def _statistics(point: PointModel) -> Iterator[str]:
+def _steps(point: PointModel, metrics: MetricsModel) -> Iterator[str]:
     """Compare the statistics with those of the steps."""
-    if (metrics := point.metrics) is None:
-        return
+    pairs = itertools.pairwise(step.step for step in point.steps)
+    if wrong := [pair for pair in pairs if pair[1] <= pair[0]]:
+        yield f"step {wrong[0][1]} comes after step {wrong[0][0]}"
     counted = [step for step in point.steps if step.step > metrics.warmup_steps]
     tokens = metrics.tokens_per_step_per_gpu or 0.0
     rates = [tokens / step.step_time_s if tokens and step.step_time_s else None for step in counted]
@@ -82,9 +78,11 @@ def _statistics(point: PointModel) -> Iterator[str]:
         "tokens_per_s_per_gpu": rates,
     }
     for name, numbers in values.items():
-        said, found = getattr(metrics, name), summarize(numbers)
-        if isinstance(said, Mapping) and (wrong := _other(said, vars(found) if found else {})):
-            yield f"metrics.{name}.{wrong} is {shown(said[wrong])}, and not what the steps give"
+        statistic = summarize(numbers)
+        found = vars(statistic) if statistic else {}
+        for part, said in (getattr(metrics, name) or {}).items():
+            if part != "std" and not _equal(said, found.get(part)):  # std cancels where all values are alike
+                yield f"metrics.{name}.{part} is {shown(said)}, and not what the steps give"
     if metrics.window is not None and counted and list(metrics.window) != [counted[0].step, counted[-1].step]:
         yield f"metrics.window is {list(metrics.window)}, and steps {counted[0].step} to {counted[-1].step} count"
     memory = summarize([step.peak_memory_gib for step in point.steps])
@@ -92,41 +90,26 @@ def _statistics(point: PointModel) -> Iterator[str]:
         yield f"metrics.peak_memory_gib is {metrics.peak_memory_gib!r}, and not what the steps give"
 
 
-def _other(said: Mapping[str, Any], found: Mapping[str, Any]) -> str | None:
-    """Return the first part of a statistic that differs. std is left out: it cancels where all values are alike."""
-    return next((name for name in said if name != "std" and not _equal(said[name], found.get(name))), None)
-
-
 def _equal(one: Any, other: Any) -> bool:
     numbers = [value for value in (one, other) if isinstance(value, int | float) and not isinstance(value, bool)]
     if len(numbers) < 2:
         return bool(one == other)
     try:
-        return math.isclose(*numbers, rel_tol=_EXACTNESS)
+        return math.isclose(*numbers, rel_tol=1e-9)
     except OverflowError:  # an integer that no float holds is not what steps give
         return False
 
 
-def _work(point: PointModel) -> Iterator[str]:
+def _work(point: PointModel, metrics: MetricsModel) -> Iterator[str]:
     """Compare the work of a step with what the run and its arguments say of it."""
-    if (metrics := point.metrics) is None:
-        return
     flops = point.run.get("flops_per_step")
     if metrics.flops_per_step is not None and flops is not None and not _equal(metrics.flops_per_step, flops):
         yield f"metrics.flops_per_step is {metrics.flops_per_step!r}, and the run says {shown(flops)}"
     batch, length, said = point.args.get("gb"), point.args.get("seq_length"), metrics.tokens_per_step_per_gpu
     if said is not None and isinstance(batch, int) and isinstance(length, int) and point.world_size:
-        tokens = _divided(batch * length, point.world_size)
+        try:
+            tokens = batch * length / point.world_size
+        except OverflowError:  # too large for a float
+            tokens = math.nan
         if not _equal(said, tokens):
             yield f"metrics.tokens_per_step_per_gpu is {said!r}, and the arguments give {tokens!r}"
-
-
-def _divided(number: int, by: int) -> float:
-    """Return a quotient, NaN if it is too large for a float."""
-    try:
-        return number / by
-    except OverflowError:
-        return math.nan
-
-
-_RULES = (_verdict, _key, _steps, _statistics, _work)

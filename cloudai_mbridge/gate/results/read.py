@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
 from cloudai_mbridge.errors import BadInput, NothingRan
 from cloudai_mbridge.files.json_text import parse_json
@@ -70,9 +70,6 @@ class RunResult:
         return tuple(step for step in self.steps if step.step > self.warmup_steps)
 
 
-_REPORT = TypeAdapter(ReportModel)
-
-
 def read_results(path: Path) -> list[RunResult]:
     """Return the runs of a report.json, or of the directory of a run that holds one. Rejected points are not runs.
 
@@ -93,7 +90,7 @@ def read_results(path: Path) -> list[RunResult]:
             " `mbridge generate-report --result-dir DIR`"
         )
     try:
-        report = _REPORT.validate_python(data)
+        report = ReportModel.model_validate(data)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))

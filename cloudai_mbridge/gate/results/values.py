@@ -12,6 +12,7 @@ from statistics import fmean, median
 
 from cloudai_mbridge.gate.results.read import RunResult
 
+PRIMARY, OF_FLOPS = "step_time_s", "tflops_per_gpu"
 LOSS_SEGMENTS = 10
 _CAP = 1.1
 _HUGE = 1e150  # what no clock gives, and no sum survives
@@ -44,11 +45,6 @@ class Metric:
     of: Callable[[RunResult], tuple[float, ...] | None]
     noise_floor: float = 0.0
 
-    @property
-    def may_repeat(self) -> bool:
-        """Whether runs may well have the same value."""
-        return self.noise_floor > 0
-
 
 def capped_mean(values: Sequence[float]) -> float:
     """Return the mean of positive values, each counted as at most a tenth above their median.
@@ -61,7 +57,6 @@ def capped_mean(values: Sequence[float]) -> float:
 
 
 def _capped_rate(rates: Sequence[float]) -> float:
-    """Return the rate at the capped mean of the times."""
     return 1 / capped_mean([1 / rate for rate in rates])
 
 

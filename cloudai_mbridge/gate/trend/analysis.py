@@ -1,15 +1,16 @@
 """What a series of runs did, with names: at which run the level moved, what was new about that run, where it stands."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
 from cloudai_mbridge.errors import counted
+from cloudai_mbridge.gate.compare.groups import changed
 from cloudai_mbridge.gate.history.store import Series, SeriesRun
 from cloudai_mbridge.gate.results.values import METRICS, Direction
-from cloudai_mbridge.gate.trend.drift import Departure
+from cloudai_mbridge.gate.trend.level_fit import Departure
 from cloudai_mbridge.gate.trend.levels import MIN_EFFECT, Levels, LevelShift, find_levels
 
 _MAX_SHOWN = 6
@@ -102,10 +103,6 @@ def find_trend(
     values = [run.value for run in runs if run.value is not None]
     levels = find_levels(values, min_effect=min_effect, assumed_noise=assumed_noise)
     direction = METRICS[metric].direction
-    ends = (*levels.starts[2:], len(runs))
-    changes = [_shift(shift, runs, end, direction) for shift, end in zip(levels.steps, ends, strict=False)]
-    if levels.departure is not None:
-        changes.append(_departure(levels.departure, runs, levels.now or levels.values[-1], direction))
     return Trend(
         points=tuple(points) or tuple(sorted({run.point for run in series.runs})),
         comparability_id=series.comparability_id,
@@ -117,7 +114,7 @@ def find_trend(
         unknown=f"no good run has {metric}" if not runs else levels.unknown,
         level=levels.now,
         noise=levels.noise,
-        changes=tuple(changes),
+        changes=tuple(_changes(levels, runs, direction)),
         drift=_drift(levels, runs, direction),
         notes=tuple(_notes(series, runs, levels)),
     )
@@ -132,37 +129,33 @@ def effect_of(change: float, direction: Direction) -> Effect:
 
 def differences(before: SeriesRun, after: SeriesRun) -> tuple[str, ...]:
     """Return what is otherwise in a run's environment than in another's, one text each: name old -> new."""
-    old, new = _flat(before.environment), _flat(after.environment)
-    found = [
-        f"{name} {_shown(old.get(name))} -> {_shown(new.get(name))}"
-        for name in sorted(old.keys() | new.keys())
-        if old.get(name) != new.get(name)
-    ]
+    facts = changed(_flat(before.environment), _flat(after.environment))
+    found = [f"{name} {_shown(old)} -> {_shown(new)}" for name, (old, new) in sorted(facts.items())]
     if before.point != after.point:
         found.append(f"point {before.point} -> {after.point}")
-    if set(before.nodes) != set(after.nodes):
-        signs = (("+", set(after.nodes) - set(before.nodes)), ("-", set(before.nodes) - set(after.nodes)))
-        found.append("nodes " + " ".join(_listed(sign, nodes) for sign, nodes in signs if nodes))
+    signs = (("+", set(after.nodes) - set(before.nodes)), ("-", set(before.nodes) - set(after.nodes)))
+    if listed := [_listed(sign, nodes) for sign, nodes in signs if nodes]:
+        found.append(f"nodes {' '.join(listed)}")
     return tuple(found)
 
 
-def _shift(shift: LevelShift, runs: Sequence[SeriesRun], end: int, direction: Direction) -> Change:
-    return _change(
-        shift,
-        runs,
-        direction,
-        before=shift.before,
-        after=shift.after,
-        num_runs=end - shift.index,
-        interval=shift.interval,
-        earliest=runs[shift.earliest].run_id,
-        latest=runs[shift.latest].run_id,
-    )
-
-
-def _departure(departure: Departure, runs: Sequence[SeriesRun], level: float, direction: Direction) -> Change:
-    after, num_runs = level * (1 + departure.change), len(runs) - departure.index
-    return _change(departure, runs, direction, before=level, after=after, num_runs=num_runs, is_level=False)
+def _changes(levels: Levels, runs: Sequence[SeriesRun], direction: Direction) -> Iterator[Change]:
+    for shift, end in zip(levels.steps, (*levels.starts[2:], len(runs)), strict=False):
+        yield _change(
+            shift,
+            runs,
+            direction,
+            before=shift.before,
+            after=shift.after,
+            num_runs=end - shift.index,
+            interval=shift.interval,
+            earliest=runs[shift.earliest].run_id,
+            latest=runs[shift.latest].run_id,
+        )
+    if (found := levels.departure) is not None:
+        level, num_runs = levels.now or levels.values[-1], len(runs) - found.index
+        after = level * (1 + found.change)
+        yield _change(found, runs, direction, before=level, after=after, num_runs=num_runs, is_level=False)
 
 
 def _change(found: LevelShift | Departure, runs: Sequence[SeriesRun], direction: Direction, **more: Any) -> Change:
@@ -183,21 +176,19 @@ def _drift(levels: Levels, runs: Sequence[SeriesRun], direction: Direction) -> T
     return TrendDrift(_named(runs[levels.drift.start]), effect_of(per_100, direction), per_100)
 
 
-def _notes(series: Series, runs: Sequence[SeriesRun], levels: Levels) -> list[str]:
-    notes = []
+def _notes(series: Series, runs: Sequence[SeriesRun], levels: Levels) -> Iterator[str]:
     if (older := series.num_good - len(series.runs)) > 0:
-        notes.append(f"the last {len(series.runs)} runs were looked at, and {older} older ones were not; see --last")
+        yield f"the last {len(series.runs)} runs were looked at, and {older} older ones were not; see --last"
     if series.num_failed:
-        notes.append(f"{counted(series.num_failed, 'failed run')} in that time counted for nothing")
+        yield f"{counted(series.num_failed, 'failed run')} in that time counted for nothing"
     if runs and (missing := len(series.runs) - len(runs)):
-        notes.append(f"{missing} of {counted(len(series.runs), 'run')} without a comparable {series.metric} left out")
+        yield f"{missing} of {counted(len(series.runs), 'run')} without a comparable {series.metric} left out"
     if shared := sum(number for number in Counter(run.ended_at for run in runs).values() if number > 1):
-        notes.append(f"{shared} runs share their time with another; they stand in the order of their import")
+        yield f"{shared} runs share their time with another; they stand in the order of their import"
     if len(runs) > 1 and len({run.value for run in runs}) == 1:
-        notes.append(f"all {len(runs)} runs have the very same value: nothing is known of the noise")
+        yield f"all {len(runs)} runs have the very same value: nothing is known of the noise"
     if not levels.unknown and levels.noise is None:
-        notes.append("the noise is assumed, not measured")
-    return notes
+        yield "the noise is assumed, not measured"
 
 
 def _named(run: SeriesRun) -> NamedRun:
@@ -206,15 +197,13 @@ def _named(run: SeriesRun) -> NamedRun:
 
 def _flat(value: Any, name: str = "") -> dict[str, Any]:
     """Return nested values by dotted names; what is unknown is left out."""
-    if isinstance(value, Mapping):
-        items: list[tuple[str, Any]] = [(str(key), item) for key, item in value.items()]
-    elif isinstance(value, list):
-        items = [(str(i), item) for i, item in enumerate(value)]
-    else:
+    if isinstance(value, list):
+        value = dict(enumerate(value))
+    if not isinstance(value, Mapping):
         return {} if value is None else {name: value}
     found: dict[str, Any] = {}
-    for key, item in items:
-        found |= _flat(item, f"{name}.{key}" if name else key)
+    for key, item in value.items():
+        found |= _flat(item, f"{name}.{key}" if name else str(key))
     return found
 
 

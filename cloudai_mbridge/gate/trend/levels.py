@@ -16,14 +16,17 @@ from itertools import pairwise
 
 import numpy as np
 
-from cloudai_mbridge.gate.trend.drift import Departure, Drift, find_departure, find_drift
 from cloudai_mbridge.gate.trend.level_fit import (
     MIN_LEVEL_RUNS,
     NOISE_FLOOR,
     OUTLIER,
+    Departure,
+    Drift,
     Fit,
     Floats,
     despiked,
+    find_departure,
+    find_drift,
     fit_levels,
     spread_of,
 )
@@ -182,8 +185,8 @@ def _shift(fit: Fit, y: Floats, i: int, min_effect: float) -> LevelShift:
     likely = np.flatnonzero(costs <= costs[index - first] + _PLACE_LIKELIHOOD)
     likely = likely[(likely > 0) & (likely < len(costs) - 1)]
     before, after = (float(center) for center in fit.centers[i : i + 2])
-    margin = 2 * fit.error(i)
-    change = after - before
+    margin, change = 2 * fit.error(i), after - before
+    earlier = replace(fit, edges=fit.edges[: i + 2], centers=fit.centers[: i + 1])
     return LevelShift(
         index=index,
         earliest=min(first + int(likely[0]), index) if len(likely) else index,
@@ -192,14 +195,8 @@ def _shift(fit: Fit, y: Floats, i: int, min_effect: float) -> LevelShift:
         after=math.exp(after),
         change=math.expm1(change),
         interval=(math.expm1(change - margin), math.expm1(change + margin)),
-        back_to=_level_again(fit, i + 1, min_effect),
+        back_to=_near_level(earlier, after, fit.edges[i + 2] - index, min_effect),
     )
-
-
-def _level_again(fit: Fit, i: int, min_effect: float) -> int | None:
-    """Return the first run after the latest level before level i that it may equal; the one just before cannot be."""
-    before = replace(fit, edges=fit.edges[: i + 1], centers=fit.centers[:i])
-    return _near_level(before, float(fit.centers[i]), fit.edges[i + 1] - fit.edges[i], min_effect)
 
 
 def _near_level(fit: Fit, value: float, num_runs: int, min_effect: float) -> int | None:

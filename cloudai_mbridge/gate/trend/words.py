@@ -1,17 +1,19 @@
 """A trend in sentences, for people. Names are as the reports have them: whoever prints them makes them printable."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from cloudai_mbridge.errors import counted
-from cloudai_mbridge.gate.history.store import DEFAULT_METRIC, History, StoredRun
+from cloudai_mbridge.gate.compare.words import percent
+from cloudai_mbridge.gate.history.store import DEFAULT_METRIC, History
 from cloudai_mbridge.gate.results.model import SUCCESS
 from cloudai_mbridge.gate.trend.analysis import Change, Effect, NamedRun, Trend, find_trend
 
 _MAX_DIFFERENCES = 12
 _COMMIT_DIGITS = 12
 RUN_ID_DIGITS = 10
+LAST = 500  # runs of a key in a report
 
 
 def headline(trend: Trend) -> str:
@@ -34,7 +36,7 @@ def story(trend: Trend) -> list[tuple[str, Effect | None]]:
         lines += [(f"  {line}", None) for line in _about(change)]
     if trend.drift is not None:
         drift = trend.drift
-        text = f"{drift.effect}: drifts by {_percent(drift.per_100_runs)} per 100 runs since run {_run(drift.run)}"
+        text = f"{drift.effect}: drifts by {percent(drift.per_100_runs)} per 100 runs since run {_run(drift.run)}"
         lines.append((text, drift.effect))
     lines += [(f"note: {note}", None) for note in trend.notes]
     return lines
@@ -63,51 +65,42 @@ def _change(change: Change, unit: str) -> str:
         runs = counted(change.num_runs, "run")
         near = f"; near the level of before run {_short(change.back_before)}" if change.back_before else ""
         return (
-            f"{change.effect}: {which} from the level by {_percent(change.change)} ({runs}: not yet a level):"
+            f"{change.effect}: {which} from the level by {percent(change.change)} ({runs}: not yet a level):"
             f" {values}, from run {_run(change.run)}{near}"
         )
     low, high = change.interval or (change.change, change.change)
     text = (
-        f"{change.effect}: {_percent(change.change)} ({_percent(low)} to {_percent(high)}) from run {_run(change.run)}"
+        f"{change.effect}: {percent(change.change)} ({percent(low)} to {percent(high)}) from run {_run(change.run)}"
         f" on, for {counted(change.num_runs, 'run')}: {values}"
     )
     return f"{text}; back at the level of before run {_short(change.back_before)}" if change.back_before else text
 
 
-def _about(change: Change) -> list[str]:
+def _about(change: Change) -> Iterator[str]:
     run = change.run
     commit = f"commit {run.commit[:_COMMIT_DIGITS]}" if run.commit else "commit unknown"
     nodes = f"nodes {', '.join(run.nodes)}" if run.nodes else "nodes unknown"
-    lines = [f"{run.point}, {commit}, {nodes}"]
+    yield f"{run.point}, {commit}, {nodes}"
     if change.differences:
         shown = "; ".join(change.differences[:_MAX_DIFFERENCES])
         more = len(change.differences) - _MAX_DIFFERENCES
-        lines.append(f"new against the run before: {shown}" + (f"; and {more} more" if more > 0 else ""))
+        yield f"new against the run before: {shown}" + (f"; and {more} more" if more > 0 else "")
     else:
-        lines.append("its report differs in nothing from that of the run before")
+        yield "its report differs in nothing from that of the run before"
     if change.earliest != change.latest:
-        lines.append(f"it may have been anywhere from run {_short(change.earliest)} to run {_short(change.latest)}")
-    return lines
+        yield f"it may have been anywhere from run {_short(change.earliest)} to run {_short(change.latest)}"
 
 
 def _run(run: NamedRun) -> str:
-    minute = run.ended_at[:16].replace("T", " ")
-    return f"{_short(run.run_id)} ({minute})"
+    return f"{_short(run.run_id)} ({run.ended_at[:16].replace('T', ' ')})"
 
 
 def _short(run_id: str) -> str:
     return run_id[:RUN_ID_DIGITS]
 
 
-def _percent(x: float) -> str:
-    return f"{100 * x:+.2f} %"
-
-
 def _value(x: float, unit: str) -> str:
     return f"{x:.5g} {unit}".rstrip()
-
-
-LAST = 500
 
 
 def history_rows(history: History, report: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -119,25 +112,21 @@ def history_rows(history: History, report: Mapping[str, Any]) -> list[dict[str, 
         BadInput: the history cannot be read.
     """
     keys = dict.fromkeys(point["comparability"]["id"] for point in report["points"] if point["comparability"])
-    return [row for key in keys for row in _rows(history, key)]
-
-
-def _rows(history: History, key: str) -> list[dict[str, Any]]:
-    trend = find_trend(history.series(key, DEFAULT_METRIC, LAST))
-    said = [text for text, effect in story(trend) if effect is not None]
-    words = {change.run.run_id: text for change, text in zip(trend.changes, said, strict=False)}
-    runs = history.runs(comparability_id=key, verdict=SUCCESS, last=LAST)
-    return [_row(run, words.get(run.run_id, "")) for run in runs]
-
-
-def _row(run: StoredRun, words: str) -> dict[str, Any]:
-    return {
-        "run_id": run.run_id,
-        "point": run.point,
-        "comparability_id": run.comparability_id,
-        "ended_at": run.ended_at,
-        "commit": run.commit,
-        "values": {name: values[0] for name, values in run.values.items() if len(values) == 1},
-        "is_change": bool(words),
-        "words": words,
-    }
+    rows = []
+    for key in keys:
+        trend = find_trend(history.series(key, DEFAULT_METRIC, LAST))
+        words = {change.run.run_id: _change(change, trend.unit) for change in trend.changes}
+        rows += [
+            {
+                "run_id": run.run_id,
+                "point": run.point,
+                "comparability_id": run.comparability_id,
+                "ended_at": run.ended_at,
+                "commit": run.commit,
+                "values": {name: values[0] for name, values in run.values.items() if len(values) == 1},
+                "is_change": run.run_id in words,
+                "words": words.get(run.run_id, ""),
+            }
+            for run in history.runs(comparability_id=key, verdict=SUCCESS, last=LAST)
+        ]
+    return rows
