@@ -144,10 +144,11 @@ def _not_positive(runs: Runs, limits: Limits) -> list[str]:
 
 def _all_equal(runs: Runs, limits: Limits) -> list[str]:
     values = [run_values(run).values for run in runs]
+    by_metric = {n: {v[n] for v in values if n in v} for n, metric in METRICS.items() if not metric.may_repeat}
     return [
-        f"{name} is {values[0][name][0]!r} to the last digit in every run, as copied or rounded numbers are"
-        for name, metric in METRICS.items()
-        if not metric.may_repeat and len(values) > 1 and len({value.get(name) for value in values} - {None}) == 1
+        f"{name} is {next(iter(of_runs))[0]!r} to the last digit in every run, as copied or rounded numbers are"
+        for name, of_runs in by_metric.items()
+        if len(values) > 1 and len(of_runs) == 1
     ]
 
 
