@@ -197,8 +197,8 @@ def _show_run(console: SteadyConsole, run: StoredRun, store: History) -> None:
         unit = METRICS[name].unit if name in METRICS else ""
         facts.append((name, f"{', '.join(map(_number, values))} {unit}".rstrip()))
     key = run.comparability_id
-    for title, values in (("environment", run.environment), (f"comparability {key}", store.fields(key))):
-        facts += [(f"{title}: {name}", json.dumps(each)) for name, each in sorted(values.items()) if each is not None]
+    for title, fields in (("environment", run.environment), (f"comparability {key}", store.fields(key))):
+        facts += [(f"{title}: {name}", json.dumps(each)) for name, each in sorted(fields.items()) if each is not None]
     for name, text in facts:
         console.print_line(printable(f"{name}: {text}"), "bold red" if (name, text) == ("verdict", FAILED) else "")
 

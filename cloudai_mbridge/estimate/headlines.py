@@ -6,6 +6,7 @@ share few of them, and from one point of a shape to the next little is left to d
 
 import math
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from cloudai_mbridge.errors import BadInput
@@ -131,11 +132,8 @@ def _proven_gib(
     """Return what GPUs and batches that have run prove to fit; one that is predicted to need over `most` does not."""
     proven: list[float] = []
     for sizes in have_run:
-        try:
-            with refusing("the layout cannot be estimated"):
-                peak, _, modelled = memory.fullest(model, layout.resized(*sizes))
-        except BadInput:
-            continue
-        if peak <= most:
-            proven.append(modelled / GIB * (1 + _ROUNDING))
+        with suppress(BadInput), refusing("the layout cannot be estimated"):
+            peak, _, modelled = memory.fullest(model, layout.resized(*sizes))
+            if peak <= most:
+                proven.append(modelled / GIB * (1 + _ROUNDING))
     return max(proven, default=None)

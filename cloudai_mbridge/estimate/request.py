@@ -27,17 +27,22 @@ def refusing(what: str) -> Iterator[None]:
     try:
         yield
     except _IMPOSSIBLE as error:
-        raise BadInput(f"{what}: {' '.join(str(error).split()) or type(error).__name__}") from None
+        raise _refusal(what, error) from None
+
+
+def _refusal(what: str, error: Exception) -> BadInput:
+    return BadInput(f"{what}: {' '.join(str(error).split()) or type(error).__name__}")
 
 
 def answer_or_why(name: str, answer: Callable[[], T], note: Callable[[str], None]) -> T | None:
-    """Return the answer, or None and note why there is none."""
+    """Return the answer, or None and note why there is none: as `refusing`, which would slow down a sweep."""
     try:
-        with refusing(f"{name} cannot be estimated"):
-            return answer()
+        return answer()
     except BadInput as error:
         note(str(error))
-        return None
+    except _IMPOSSIBLE as error:
+        note(str(_refusal(f"{name} cannot be estimated", error)))
+    return None
 
 
 @dataclass(frozen=True)

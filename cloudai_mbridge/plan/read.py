@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from pathlib import Path, PurePosixPath
 from types import UnionType
-from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Union, cast, get_args, get_origin, get_type_hints
 
 from pydantic import AfterValidator, ConfigDict, Field, ValidationError, create_model
 
@@ -33,12 +33,14 @@ def read_plan_data(root: Path) -> dict[str, Any]:
     if not path.is_file():
         raise _not_a_run(root)
     try:
-        plan = parse_json(read_regular(path))
+        plan: Any = parse_json(read_regular(path))
     except NotRegular as error:
         raise Damaged(f"{path}: is damaged ({error.strerror}); {_AGAIN}") from None
     except (ValueError, RecursionError) as error:
         raise Damaged(f"{path}: is damaged ({shown(str(error))}); {_AGAIN}") from None
-    version = plan.get("version") if isinstance(plan, dict) else None
+    if not isinstance(plan, dict):
+        plan = {}
+    version = plan.get("version")
     if version != PLAN_VERSION:
         raise OtherVersion(
             f"{path}: has version {shown(version)}, and this mbridge reads version {PLAN_VERSION};"
@@ -46,7 +48,7 @@ def read_plan_data(root: Path) -> dict[str, Any]:
         )
     if mistake := mistake_in_plan(plan):
         raise Damaged(f"{path}: is damaged ({mistake}); {_AGAIN}")
-    return plan
+    return cast("dict[str, Any]", plan)
 
 
 def _not_a_run(root: Path) -> BadInput:

@@ -22,7 +22,7 @@ from cloudai_mbridge.gate.compare.judge import judge_results
 from cloudai_mbridge.gate.compare.policy import GatePolicy
 from cloudai_mbridge.gate.compare.reference import reference_from_runs
 from cloudai_mbridge.gate.compare.verdict import GREEN, GateVerdict
-from cloudai_mbridge.gate.results.read import RunResult, Step
+from cloudai_mbridge.gate.results.read import RunResult, StepResult
 
 STEPS, WARMUP = 50, 3
 SLOWDOWNS = (0.0, 0.01, 0.02, 0.03, 0.05, 0.10)
@@ -103,7 +103,7 @@ def _run(cluster: Cluster, rng: Rng, noise: float, slowdown: float, name: str) -
     level = math.exp(noise * cluster.runs(rng)) * (1 + slowdown)
     level *= 1.05 if rng.random() < cluster.slow_nodes else 1.0
     times = level * cluster.steps(rng)
-    steps = tuple(Step(i + 1, float(t), 100.0 / float(t), 6.0 - i / 50, 10.0) for i, t in enumerate(times))
+    steps = tuple(StepResult(i + 1, float(t), 100.0 / float(t), 6.0 - i / 50, 10.0) for i, t in enumerate(times))
     return RunResult(
         run_id=name,
         point="simulated/point",

@@ -25,7 +25,7 @@ import numpy as np
 
 from cloudai_mbridge.gate.history.store import History
 from cloudai_mbridge.gate.results.model import comparability_id
-from cloudai_mbridge.gate.results.read import RunResult, Step
+from cloudai_mbridge.gate.results.read import RunResult, StepResult
 from cloudai_mbridge.gate.trend.levels import Levels, find_levels
 
 SIZES = (10_000, 100_000, 1_000_000)
@@ -147,7 +147,7 @@ def make_run(i: int, rng: np.random.Generator) -> RunResult:
         reasons=(),
         comparability_id=comparability_id(fields),
         comparability=fields,
-        steps=tuple(Step(step, value, 900.0 / value, 2.0, 10.0) for step in range(1, 7)),
+        steps=tuple(StepResult(step, value, 900.0 / value, 2.0, 10.0) for step in range(1, 7)),
         warmup_steps=1,
         num_steps=6,
         flops_formula="v1",

@@ -202,6 +202,13 @@ def _rounded(run: RunResult) -> RunResult:
             ],
             "to the last digit in every run, as copied or rounded numbers are",
         ),
+        (
+            lambda runs: [
+                replace(run, steps=tuple(replace(s, tflops_per_gpu=5.0 if i else None) for s in run.steps))
+                for i, run in enumerate(runs)
+            ],
+            "1 of 5 runs have not measured tflops_per_gpu: run 0",
+        ),
     ],
 )
 def test_what_is_refused(path: Path, spoil: Spoil, words: str) -> None:

@@ -135,17 +135,14 @@ def stage_shares(model: Architecture, work: Work, layout: ParallelLayout) -> tup
     one, with the output on top. Where Megatron-Core has no split, the stages count as balanced.
     """
     pp = layout.pp
-    if pp == 1 or (layout.pipeline_layout is None and not _is_uneven(model) and model.num_layers % pp == 0):
+    ends = model.num_layers_in_first_pipeline_stage, model.num_layers_in_last_pipeline_stage
+    is_counted = model.account_for_embedding_in_pipeline_split or model.account_for_loss_in_pipeline_split
+    is_even = ends == (None, None) and not is_counted and model.num_layers % pp == 0
+    if pp == 1 or (layout.pipeline_layout is None and is_even):
         return 1 / pp, 1.0
     layers = work.attention_flops + work.mlp_flops + work.expert_flops + work.core_flops + work.sparse_flops
     stages = _stages(model, pp, layout.vp, layout.pipeline_layout)
     return max(stages, key=lambda stage: stage[0] * layers + stage[1] * work.output_flops)
-
-
-def _is_uneven(model: Architecture) -> bool:
-    ends = model.num_layers_in_first_pipeline_stage, model.num_layers_in_last_pipeline_stage
-    is_counted = model.account_for_embedding_in_pipeline_split or model.account_for_loss_in_pipeline_split
-    return is_counted or ends != (None, None)
 
 
 @lru_cache(maxsize=1024)

@@ -112,9 +112,9 @@ def _of_values(runs: Runs, limits: Limits) -> Iterator[str]:
         if not all(math.isfinite(number) and number > 0 for value in values for number in value.get(name, ())):
             yield f"{name} is not a finite number above zero, so it has no relative changes"
     for name, metric in METRICS.items():
-        found = {value.get(name) for value in values} - {None}
+        found = {value[name] for value in values if name in value}
         if not metric.noise_floor and len(values) > 1 and len(found) == 1:
-            yield f"{name} is {values[0][name][0]!r} to the last digit in every run, as copied or rounded numbers are"
+            yield f"{name} is {found.pop()[0]!r} to the last digit in every run, as copied or rounded numbers are"
     times = [value[PRIMARY][0] for value in values if PRIMARY in value and value[PRIMARY][0] > 0]
     noise = noise_between(times) if times else None
     if noise is not None and noise > limits.max_noise:

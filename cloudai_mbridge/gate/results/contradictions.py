@@ -7,11 +7,15 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import fields
 from typing import Any
 
 from cloudai_mbridge.errors import shown
 from cloudai_mbridge.gate.results.model import REJECTED, SUCCESS, MetricsModel, PointModel, ReportModel
-from cloudai_mbridge.metrics.statistics import summarize
+from cloudai_mbridge.metrics.statistics import Statistic, summarize
+
+# std cancels where all values are alike; what other versions write besides is not ours to judge
+_EXACT = {field.name for field in fields(Statistic)} - {"std"}
 
 
 def contradiction(point: PointModel) -> str:
@@ -56,12 +60,12 @@ def _verdict(point: PointModel) -> Iterator[str]:
 
 def _key(point: PointModel, metrics: MetricsModel) -> Iterator[str]:
     """Compare what the comparability key says with what the run says."""
-    fields = point.comparability.fields if point.comparability else {}
+    key = point.comparability.fields if point.comparability else {}
     said = {"warmup_steps": metrics.warmup_steps, "num_steps": point.num_steps}
     said |= {"num_nodes": point.num_nodes, "world_size": point.world_size}
     for name, value in said.items():
-        if name in fields and value is not None and fields[name] != value:
-            yield f"{name} is {shown(value)}, and {shown(fields[name])} in the comparability fields"
+        if name in key and value is not None and key[name] != value:
+            yield f"{name} is {shown(value)}, and {shown(key[name])} in the comparability fields"
 
 
 def _steps(point: PointModel, metrics: MetricsModel) -> Iterator[str]:
@@ -81,7 +85,7 @@ def _steps(point: PointModel, metrics: MetricsModel) -> Iterator[str]:
         statistic = summarize(numbers)
         found = vars(statistic) if statistic else {}
         for part, said in (getattr(metrics, name) or {}).items():
-            if part != "std" and not _equal(said, found.get(part)):  # std cancels where all values are alike
+            if part in _EXACT and not _equal(said, found.get(part)):
                 yield f"metrics.{name}.{part} is {shown(said)}, and not what the steps give"
     if metrics.window is not None and counted and list(metrics.window) != [counted[0].step, counted[-1].step]:
         yield f"metrics.window is {list(metrics.window)}, and steps {counted[0].step} to {counted[-1].step} count"

@@ -195,7 +195,8 @@ class Journal:
         ):
             attempts.setdefault(run_key, []).append(row)
         query = "SELECT key, verdict, reasons, note FROM runs WHERE ?1 IS NULL OR key = ?1 ORDER BY rowid"
-        return {row[0]: read_entry(*row, attempts.get(row[0], ())) for row in self._all(query, key)}
+        rows = self._all(query, key)
+        return {row[0]: read_entry(row, attempts.get(row[0], ())) for row in rows}
 
     def excluded(self) -> dict[str, str]:
         """Return the excluded nodes with the reasons."""

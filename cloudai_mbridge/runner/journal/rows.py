@@ -62,8 +62,9 @@ class JournalEntry:
         return self.attempts[-1] if self.attempts else None
 
 
-def read_entry(key: str, verdict: Any, reasons: Any, note: Any, attempts: Iterable[Iterable[Any]]) -> JournalEntry:
+def read_entry(row: Iterable[Any], attempts: Iterable[Iterable[Any]]) -> JournalEntry:
     """Return a run from its row and from those of its attempts."""
+    key, verdict, reasons, note = row
     reader = _RowReader()
     tried = tuple(map(reader.attempt, attempts))
     decided = reader.read("verdict", verdict, _to_verdict)
