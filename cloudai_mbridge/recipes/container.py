@@ -8,12 +8,13 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
+from cloudai_mbridge.training.schema.known_names import ACTIVATIONS
+
 _MODELS = "cloudai_mbridge.training.models.gpt_provider"
 _DATASET = "cloudai_mbridge.training.config.dataset.MockGPTDatasetConfig"
 RESOLVED_FILE = "resolved_config.yaml"
 
-# A recipe's own short forms -> what they stand for
-_ACTIVATIONS = {"silu": "torch.nn.functional.silu", "gelu": "torch.nn.functional.gelu"}
+# A recipe's own short form -> what it stands for
 _PRECISIONS = {"fp32": None, "bf16": "bf16_mixed"}
 
 # What all of our recipes share and Megatron's defaults have otherwise
@@ -55,7 +56,7 @@ def container_data(sections: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     given = {name: dict(values) for name, values in sections.items()}
     model = {**MODEL_DEFAULTS, **given.pop("model")}
     precision = model.pop("dtype", "bf16")
-    model["activation_func"] = {"_target_": _ACTIVATIONS[model.pop("activation", "silu")]}
+    model["activation_func"] = {"_target_": ACTIVATIONS[model.pop("activation", "silu")]}
     is_latent = bool(model.get("multi_latent_attention"))
     if is_latent:
         model.setdefault("rope_type", "rope")

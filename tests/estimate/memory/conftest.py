@@ -60,11 +60,13 @@ class Megatron:
             return [config.model.provide(vp_stage=stage) for stage in (range(stages) if stages else (None,))]
 
     def leave(self) -> None:
-        """Leave no process group behind."""
+        """Leave no process group behind, and no scale of the losses, which Megatron-Core keeps with its shape."""
         import torch.distributed as dist
         from megatron.core import parallel_state
         from megatron.core.num_microbatches_calculator import destroy_num_microbatches_calculator
+        from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler
 
+        MoEAuxLossAutoScaler.main_loss_backward_scale = None
         if dist.is_initialized():
             parallel_state.destroy_model_parallel()
             destroy_num_microbatches_calculator()

@@ -63,7 +63,7 @@ def calculate_scheduler_steps(config: "ConfigContainer") -> None:
         warnings.warn(
             f"the warm-up of {warmup} samples does not end before the decay of {decay}; it is cut to {decay - 1}",
             UserWarning,
-            stacklevel=1,
+            stacklevel=2,
         )
         scheduler.lr_warmup_steps = decay - 1
 
