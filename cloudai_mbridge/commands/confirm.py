@@ -56,9 +56,8 @@ def confirm(root: Path, points: Collection[str], repeats: int, observer_for: Obs
 
     observer_for: returns the observer of the runs, given the new plan and its directory.
 
-    Raises:
-        BadInput: no such run or point, a run that has not ended, missing credentials, changed files. Nothing was run.
-        MBridgeError: as `pipeline.execute`; then, too, the report is written as far as it can be.
+    BadInput: no such run or point, a run that has not ended, missing credentials, changed files. Nothing was run.
+    MBridgeError: as `pipeline.execute`; then, too, the report is written as far as it can be.
     """
     prepared, excluded = prepare(root.resolve(), points, repeats)
     new = create_root(prepared.output_dir, f"{prepared.plan.scenario}-confirm", datetime.now())

@@ -34,7 +34,10 @@ def render_proxy(proxy: Proxy, num_gpus: int, max_steps: int) -> str:
         "cmd_args": cmd_args,
     }
     if proxy.changed:
-        definition["extra_cmd_args"] = {f"model.{key}": _text(value) for key, value in sorted(proxy.changed.items())}
+        definition["extra_cmd_args"] = {
+            f"model.{key}": value if isinstance(value, str) else json.dumps(value)
+            for key, value in sorted(proxy.changed.items())
+        }
     remarks = "".join(f"# {line}\n" for line in _remarks(proxy))
     return remarks + render_toml(definition)
 
@@ -55,7 +58,3 @@ def _remarks(proxy: Proxy) -> list[str]:
         *remarks,
         f"gb is {_SEQUENCES} micro-batches a rank, not the recipe's; set tp, pp, ep and seq_length as needed.",
     ]
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)

@@ -22,10 +22,6 @@ class Lift:
     applies: Callable[[Point], bool]
 
 
-def _te_outside_of_experts(point: Point) -> bool:
-    return point.graph_impl == "transformer_engine" and not {"moe", "mlp"} & set(point.cuda_graph_scope)
-
-
 def _no_router_graph_below_recomputed_experts(point: Point) -> bool:
     is_te = point.graph_impl == "transformer_engine"
     return not (is_te and "moe" in point.recompute_modules and "moe_router" in point.cuda_graph_scope)
@@ -44,7 +40,7 @@ _ROWS = (
         "0.3",
         "overlapped all-to-all runs with Transformer Engine graphs that capture neither moe nor mlp",
         "Megatron-Core 0.16 to 0.19, TransformerConfig; 0.3.0 QWEN3_30B_A3B_PRETRAIN_CONFIG_H100_BF16_V1",
-        _te_outside_of_experts,
+        lambda point: point.graph_impl == "transformer_engine" and not {"moe", "mlp"} & set(point.cuda_graph_scope),
     ),
     Lift(
         "C11",

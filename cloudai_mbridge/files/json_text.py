@@ -12,9 +12,8 @@ _MOST_LEVELS = 50  # of a value that is passed on
 def parse_json(text: bytes) -> Any:
     """Return JSON as values.
 
-    Raises:
-        ValueError: it is not JSON, or a key stands twice in an object: readers would differ about which one counts.
-        RecursionError: it is nested too deep.
+    ValueError: it is not JSON, or a key stands twice in an object: readers would differ about which one counts.
+    RecursionError: it is nested too deep.
     """
     return json.loads(text, object_pairs_hook=_object)
 

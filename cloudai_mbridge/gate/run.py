@@ -20,8 +20,7 @@ from cloudai_mbridge.gate.results.read import RunResult, read_results
 def run_gate(paths: Sequence[Path], policy: LoadedPolicy, today: date, num_judgements: int = 1) -> GateResult:
     """Judge the reports of the same benchmark, taken together, against the policy's baseline or history.
 
-    Raises:
-        BadInput: a report, the baseline or the history cannot be read.
+    BadInput: a report, the baseline or the history cannot be read.
     """
     results = [run for path in paths for run in read_results(path)]
     references, where = references_for(policy, results)
@@ -31,8 +30,7 @@ def run_gate(paths: Sequence[Path], policy: LoadedPolicy, today: date, num_judge
 def compare_reports(old: Sequence[Path], new: Sequence[Path], policy: GatePolicy, today: date) -> GateResult:
     """Judge the reports of one side against those of another.
 
-    Raises:
-        BadInput: a report cannot be read.
+    BadInput: a report cannot be read.
     """
     before = [run for path in old for run in read_results(path)]
     after = [run for path in new for run in read_results(path)]
@@ -49,8 +47,7 @@ def compare_reports(old: Sequence[Path], new: Sequence[Path], policy: GatePolicy
 def references_for(loaded: LoadedPolicy, results: Sequence[RunResult]) -> tuple[Sequence[ReferencePoint], str]:
     """Return the references that a policy names, and their name.
 
-    Raises:
-        BadInput: they cannot be read, or there is no baseline yet; then with the command that makes a first one.
+    BadInput: they cannot be read, or there is no baseline yet; then with the command that makes a first one.
     """
     if (path := loaded.baseline_path) is not None:
         if not path.exists():

@@ -65,9 +65,8 @@ class Kit:
     ) -> int:
         """Run a command until the part's deadline and return its exit code; its streams are kept in `work`.
 
-        Raises:
-            PartFailed: another exit code than `codes`.
-            OutOfTime: the deadline has ended it; nothing is started after that.
+        PartFailed: another exit code than `codes`.
+        OutOfTime: the deadline has ended it; nothing is started after that.
         """
         if time.monotonic() >= self.deadline:
             raise OutOfTime(f"{_name(argv)}: not started: the part's time was used up")

@@ -140,8 +140,7 @@ def speed(point: Figures) -> Figures:
 def largest_difference(a: Sequence[float], b: Sequence[float]) -> float:
     """Return the largest relative difference of two curves of the same steps.
 
-    Raises:
-        PartFailed: they have other steps, or a value is not finite.
+    PartFailed: they have other steps, or a value is not finite.
     """
     if len(a) != len(b) or not a:
         raise PartFailed(f"curves of {len(a)} and {len(b)} steps cannot be compared")

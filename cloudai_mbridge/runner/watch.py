@@ -45,12 +45,11 @@ def run_all(
     What an earlier process began in the same directory is continued, or with `only_cancel` cancelled.
     has_lock: the caller holds the directory's `driver_lock`.
 
-    Raises:
-        InUse: another process holds the directory; nothing was written.
-        Damaged: its journal is lost.
-        Interrupted: a signal came, or `mbridge cancel`; the active jobs have been cancelled.
-        Paused: the scheduler did not answer for too long.
-        ToolFailure: the journal cannot be written. In all cases the message names the jobs that may still run.
+    InUse: another process holds the directory; nothing was written.
+    Damaged: its journal is lost.
+    Interrupted: a signal came, or `mbridge cancel`; the active jobs have been cancelled.
+    Paused: the scheduler did not answer for too long.
+    ToolFailure: the journal cannot be written. In all cases the message names the jobs that may still run.
     """
     lock = contextlib.nullcontext() if has_lock else driver_lock(root)
     with lock, contextlib.closing(_journal(root)) as journal:

@@ -134,9 +134,8 @@ class Scheduler(Protocol):
     def submit(self, submission: Submission, root: Path) -> dict[str, str]:
         """Start runs, each in its directory below `root`, and return their job ids by run key.
 
-        Raises:
-            SubmitRefused, SubmitLater: nothing was submitted.
-            SubmitDoubtful, ToolFailure: it is unknown whether something was submitted; `find` tells.
+        SubmitRefused, SubmitLater: nothing was submitted.
+        SubmitDoubtful, ToolFailure: it is unknown whether something was submitted; `find` tells.
         """
 
     def find(self, submissions: Iterable[Submission], root: Path) -> dict[str, str]:

@@ -51,8 +51,7 @@ def evaluate(
         (mean losses, `{}` off the last pipeline stage; non-loss data; False), or (None, None, True) if the time that
         `train.exit_duration_in_mins` allows is over.
 
-    Raises:
-        ValueError: a loss function reports anything but one value, or a pair [sum, number of tokens].
+    ValueError: a loss function reports anything but one value, or a pair [sum, number of tokens].
     """
     step = with_own_reports(prepare_forward_step_func(forward_step_func, state))
     kind, manager = "test" if is_test else "eval", callback_manager or state.callback_manager

@@ -17,9 +17,8 @@ def finetune(
 
     callbacks: see `training.callbacks`.
 
-    Raises:
-        AssertionError: neither is set.
-        ConfigError: as `pretrain`.
+    AssertionError: neither is set.
+    ConfigError: as `pretrain`.
     """
     assert config.checkpoint.pretrained_checkpoint or config.checkpoint.load, (
         "fine-tuning needs weights to begin with: set checkpoint.pretrained_checkpoint or checkpoint.load"

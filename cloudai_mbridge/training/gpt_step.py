@@ -44,8 +44,7 @@ def forward_step(
     data_iterator: may be None on a stage that needs no data.
     return_schedule_plan: return Megatron's plan of this forward pass in place of its output.
 
-    Raises:
-        AssertionError: a schedule plan is asked for without `overlap_moe_expert_parallel_comm`.
+    AssertionError: a schedule plan is asked for without `overlap_moe_expert_parallel_comm`.
     """
     if return_schedule_plan:
         assert state.cfg.model.overlap_moe_expert_parallel_comm, (
@@ -87,8 +86,7 @@ def get_batch(
     is_first, is_last: this stage's place; by default that of the pipeline rank, in Megatron's own groups.
     pg_collection: not used.
 
-    Raises:
-        ValueError: packed sequences in more than one row, or that context parallelism cannot split.
+    ValueError: packed sequences in more than one row, or that context parallelism cannot split.
     """
     if is_first is None:
         is_first = mpu.is_pipeline_first_stage(ignore_virtual=True)

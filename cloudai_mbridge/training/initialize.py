@@ -32,8 +32,7 @@ def initialize(config: ConfigContainer, store: Any = None) -> bool:
 
     Without torchrun's variables the run is a single process. store: where the ranks meet; None: as torchrun says.
 
-    Raises:
-        ConfigError: Megatron's groups are up already, with another layout.
+    ConfigError: Megatron's groups are up already, with another layout.
     """
     if owns_group := not dist.is_initialized():
         _start_process_group(config, store)

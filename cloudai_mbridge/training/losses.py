@@ -25,8 +25,7 @@ def masked_next_token_loss(
     Returns:
         The loss sum, the number of tokens counted (int), and `{"lm loss": [sum, tokens]}` for reporting.
 
-    Raises:
-        RuntimeError: the loss is NaN or infinite and the rerun machine is disabled; an enabled one runs the step again.
+    RuntimeError: the loss is NaN or infinite and the rerun machine is disabled; an enabled one runs the step again.
     """
     losses, mask = output_tensor if isinstance(output_tensor, tuple) else (output_tensor, loss_mask)
     mask = mask.reshape(-1).float()

@@ -14,7 +14,7 @@ from cloudai_mbridge.training.process.loopback import loopback_address, use_loop
 
 
 def main() -> None:
-    socket.getfqdn = _host_name
+    socket.getfqdn = lambda name="": name or socket.gethostname()  # torchrun only writes it into its records
     use_loopback()
     # Imported only now: parts of torch may bind the function above when they are imported.
     from torch.distributed import run
@@ -27,11 +27,6 @@ def rendezvous(address: str) -> list[str]:
     endpoint = f"[{address}]:0" if ":" in address else f"{address}:0"
     options = {"nnodes": "1", "rdzv-backend": "c10d", "rdzv-endpoint": endpoint, "rdzv-id": str(uuid.uuid4())}
     return [f"--{name}={value}" for name, value in {**options, "local-addr": address}.items()]
-
-
-def _host_name(name: str = "") -> str:
-    """Return a name as it is: torchrun only writes it into its records."""
-    return name or socket.gethostname()
 
 
 if __name__ == "__main__":

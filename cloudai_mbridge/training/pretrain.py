@@ -47,10 +47,9 @@ def pretrain(
 
     A process group that is up already is used, and left up. callbacks: see `training.callbacks`.
 
-    Raises:
-        ConfigError: before anything starts, if the configuration is not valid or asks for what the loop does not do.
-        RuntimeError: an in-process restart is asked for and the process group is up already.
-        SystemExit: the run leaves early; see `train`.
+    ConfigError: before anything starts, if the configuration is not valid or asks for what the loop does not do.
+    RuntimeError: an in-process restart is asked for and the process group is up already.
+    SystemExit: the run leaves early; see `train`.
     """
     cpu.install()
     set_up_logging(config.logger)

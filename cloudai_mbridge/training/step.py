@@ -139,8 +139,7 @@ def reduce_losses(losses: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tens
     [sum, tokens] pairs become the mean over the tokens of the global batch; a collective over data and context
     parallelism. Single values become their mean over this rank's micro-batches.
 
-    Raises:
-        ValueError: a value of any other size.
+    ValueError: a value of any other size.
     """
     if not mpu.is_pipeline_last_stage(ignore_virtual=True) or not losses:
         return {}

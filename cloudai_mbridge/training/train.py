@@ -105,9 +105,8 @@ def train(
 
     callback_manager: replaces that of `global_state`.
 
-    Raises:
-        SystemExit: the run leaves early: 0 after a signal, a time limit or an interval; 16 to be resumed so that a
-            suspicious result can be examined; 17 when that result has proved wrong. A checkpoint is saved before.
+    SystemExit: the run leaves early: 0 after a signal, a time limit or an interval; 16 to be resumed so that a
+        suspicious result can be examined; 17 when that result has proved wrong. A checkpoint is saved before.
     """
     state, cfg, progress = global_state, global_state.cfg, global_state.train_state
     state.callback_manager = callback_manager or state.callback_manager

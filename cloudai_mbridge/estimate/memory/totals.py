@@ -73,7 +73,7 @@ class _Stages:
         fixed = self._fixed.get(layout.dp)
         if fixed is None and self._line is not None:
             fixed = tuple([a + b / layout.dp for a, b in self._line])
-        tokens = _tokens(model, layout)
+        tokens = layout.mbs * (layout.seq_length or model.seq_length) / layout.cp  # of a micro-batch on a rank
         if fixed is None:
             fixed = self._learn(layout.dp, tokens, memory_per_stage(model, layout, self._assumptions))
         totals = [a + c * tokens for a, c in zip(fixed, self._per_token, strict=True)]
@@ -92,11 +92,6 @@ class _Stages:
             self._line = tuple([(y - slope / dp, slope) for y, slope in zip(fixed, slopes, strict=True)])
         self._fixed[dp] = fixed
         return fixed
-
-
-def _tokens(model: Architecture, layout: ParallelLayout) -> float:
-    """Return the tokens of a micro-batch on a rank."""
-    return layout.mbs * (layout.seq_length or model.seq_length) / layout.cp
 
 
 def _lengths(model: Architecture, layout: ParallelLayout) -> Hashable:

@@ -34,8 +34,7 @@ def replace_if_unchanged(path: Path, old: bytes | None, new: bytes) -> bool:
 
     A process that is killed in between leaves the old file whole; concurrent writers take turns.
 
-    Raises:
-        ToolFailure: the file cannot be written.
+    ToolFailure: the file cannot be written.
     """
     target = path.resolve()  # of a link, what it points to is replaced
     try:
@@ -77,8 +76,7 @@ def _is_at(descriptor: int, path: Path) -> bool:
 def render_baseline(baseline: Baseline) -> str:
     """Return the file's text: equal baselines give equal texts.
 
-    Raises:
-        BadInput: a text holds half of a surrogate pair, which no file can hold.
+    BadInput: a text holds half of a surrogate pair, which no file can hold.
     """
     document = tomlkit.document()
     document.add(tomlkit.comment("Written by `mbridge baseline promote`. Change it with that, and review the diff."))

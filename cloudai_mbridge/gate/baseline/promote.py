@@ -65,8 +65,7 @@ class Proposal:
 def select(results: Sequence[RunResult], globs: Sequence[str]) -> dict[str, list[RunResult]]:
     """Return the runs of each point whose name matches one of the patterns, or of all without any.
 
-    Raises:
-        BadInput: there is no run, or a pattern matches none.
+    BadInput: there is no run, or a pattern matches none.
     """
     points: dict[str, list[RunResult]] = {}
     for run in results:
@@ -82,8 +81,7 @@ def select(results: Sequence[RunResult], globs: Sequence[str]) -> dict[str, list
 def propose(path: Path, points: Mapping[str, Sequence[RunResult]], terms: Terms) -> Proposal:
     """Lay the points over the baseline that is there. With a refusal nothing may be written.
 
-    Raises:
-        BadInput: the baseline that is there cannot be read.
+    BadInput: the baseline that is there cannot be read.
     """
     old = read_bytes(path)
     baseline = Baseline(version=BASELINE_VERSION) if old is None else load_baseline(path)

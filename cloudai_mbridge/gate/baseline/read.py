@@ -21,8 +21,7 @@ BASELINE_VERSION = 1
 def load_baseline(path: Path) -> Baseline:
     """Read a baseline and check that it agrees with itself.
 
-    Raises:
-        BadInput: no such file, or wrong, or edited by hand.
+    BadInput: no such file, or wrong, or edited by hand.
     """
     source = read_toml(path)
     version = source.data.get("version")

@@ -173,8 +173,7 @@ def is_policy(source: TomlSource) -> bool:
 def load_policy(path: Path, today: date | None = None) -> LoadedPolicy:
     """Read a policy; `today` is for the expiry of waivers.
 
-    Raises:
-        BadInput: one line per mistake.
+    BadInput: one line per mistake.
     """
     source = read_toml(path)
     policy = validate(GatePolicy, source.data, source)

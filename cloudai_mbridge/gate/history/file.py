@@ -92,9 +92,8 @@ _TRIGGERS = tuple(
 def open_for_reading(path: Path) -> sqlite3.Connection:
     """Open a history that is there; writers may go on writing.
 
-    Raises:
-        BadInput: no such file, no history, of another version, or damaged.
-        ToolFailure: it cannot be read.
+    BadInput: no such file, no history, of another version, or damaged.
+    ToolFailure: it cannot be read.
     """
     if not path.is_file():
         raise BadInput(f"{path}: is not a file; make it with `mbridge history import RESULT`, or name another")
@@ -108,9 +107,8 @@ def open_for_reading(path: Path) -> sqlite3.Connection:
 def open_for_writing(path: Path) -> sqlite3.Connection:
     """Open a history, or make one.
 
-    Raises:
-        BadInput: the file is not a history, of another version, or damaged; it is left as it is.
-        ToolFailure: it cannot be written.
+    BadInput: the file is not a history, of another version, or damaged; it is left as it is.
+    ToolFailure: it cannot be written.
     """
     if path.exists():
         _check_magic(path)
@@ -158,9 +156,8 @@ def transaction(db: sqlite3.Connection) -> Iterator[None]:
 def failures(path: Path) -> Iterator[None]:
     """Turn what SQLite says of a history into one line of ours.
 
-    Raises:
-        ToolFailure: the file cannot be read or written now.
-        Damaged: what it holds is not a history.
+    ToolFailure: the file cannot be read or written now.
+    Damaged: what it holds is not a history.
     """
     try:
         yield

@@ -30,8 +30,7 @@ def take_runs(runs: Iterable[RunResult], path: str, now: datetime) -> tuple[list
 
     `ended_at` of what is taken is UTC, and its text sorts as time does.
 
-    Raises:
-        BadInput: a time that is none, a number that is too large, or a table that is nested too deep.
+    BadInput: a time that is none, a number that is too large, or a table that is nested too deep.
     """
     taken, left_out = [], Counter[str]()
     for run in runs:

@@ -98,9 +98,8 @@ class History(AbstractContextManager["History"]):
     def import_report(self, path: Path) -> Imported:
         """Take the final runs of a report.json, or of the directory that holds one: all of them at once, or none.
 
-        Raises:
-            BadInput: no report, or the file is not a history.
-            ToolFailure: the history cannot be written, or the report changes meanwhile.
+        BadInput: no report, or the file is not a history.
+        ToolFailure: the history cannot be written, or the report changes meanwhile.
         """
         file = path / ROOT_FILES.report if path.is_dir() else path
         digest = digest_of(file)

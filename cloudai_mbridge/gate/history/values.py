@@ -153,8 +153,7 @@ class FieldsRow(Row):
 def checked_row(file: Path, table: str, kind: type[R], row: Mapping[str, Any]) -> R:
     """Return a row.
 
-    Raises:
-        Damaged: a value of it cannot be what an import stored.
+    Damaged: a value of it cannot be what an import stored.
     """
     try:
         return kind.model_validate(row)
@@ -176,8 +175,7 @@ def _where(table: str, row: Mapping[str, Any]) -> str:
 def checked_values(file: Path, where: str, name: str, stored: Any) -> Values:
     """Return the numbers of a metric. where: the run or point that has it.
 
-    Raises:
-        Damaged: an import stores no such numbers.
+    Damaged: an import stores no such numbers.
     """
     values: Any = (stored,)
     if isinstance(stored, str):

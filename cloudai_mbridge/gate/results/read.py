@@ -73,8 +73,7 @@ class RunResult:
 def read_results(path: Path) -> list[RunResult]:
     """Return the runs of a report.json, or of the directory of a run that holds one. Rejected points are not runs.
 
-    Raises:
-        BadInput: no such file, no report, or of another schema version; as `find_report`.
+    BadInput: no such file, no report, or of another schema version; as `find_report`.
     """
     file = find_report(path)
     try:
@@ -102,10 +101,9 @@ def read_results(path: Path) -> list[RunResult]:
 def find_report(path: Path) -> Path:
     """Return the report of a run's directory; any other path is a report's own.
 
-    Raises:
-        InUse: another process holds the run: its report is not written yet, or out of date.
-        NothingRan: a dry run, or a run that submitted nothing.
-        BadInput: there is none.
+    InUse: another process holds the run: its report is not written yet, or out of date.
+    NothingRan: a dry run, or a run that submitted nothing.
+    BadInput: there is none.
     """
     if not path.is_dir():
         return path
@@ -122,8 +120,7 @@ def find_report(path: Path) -> Path:
 def without_dry_runs(paths: Sequence[Path]) -> tuple[list[Path], list[str]]:
     """Return the paths that are not of dry runs, and a note for each that is.
 
-    Raises:
-        NothingRan: all are.
+    NothingRan: all are.
     """
     dry = [path for path in paths if is_dry_run(path)]
     if dry and len(dry) == len(paths):

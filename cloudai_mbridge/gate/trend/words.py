@@ -108,8 +108,7 @@ def history_rows(history: History, report: Mapping[str, Any]) -> list[dict[str, 
 
     report: as report.json has it.
 
-    Raises:
-        BadInput: the history cannot be read.
+    BadInput: the history cannot be read.
     """
     keys = dict.fromkeys(point["comparability"]["id"] for point in report["points"] if point["comparability"])
     rows = []

@@ -114,9 +114,6 @@ def describe(resolved: Resolved, overridden: frozenset[str] = frozenset()) -> st
         return ""
     filled_in = resolved.from_preset - overridden
     names = sorted(name for name in filled_in if getattr(resolved.args, name) not in UNSET)
-    values = ", ".join(f"{name}={_text(getattr(resolved.args, name))}" for name in names)
-    return f"{origin(resolved.preset)} ({resolved.preset.release.source}): {values}"
-
-
-def _text(value: object) -> str:
-    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
+    values = ((name, getattr(resolved.args, name)) for name in names)
+    texts = [f"{name}={','.join(map(str, value)) if isinstance(value, list) else value}" for name, value in values]
+    return f"{origin(resolved.preset)} ({resolved.preset.release.source}): {', '.join(texts)}"

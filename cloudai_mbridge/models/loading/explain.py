@@ -61,12 +61,9 @@ def _describe(path: Path, details: Sequence[ErrorDetails], model: type[BaseModel
         return "[] is empty; list at least one value, or remove the key"
     if first["type"] == "value_error":
         return f"{_shown(path, value)}{first['ctx']['error']}"
-    wants = " or ".join(dict.fromkeys(_expectation(detail) for detail in details))
-    return f"{_shown(path, value)}must be {wants}"
-
-
-def _expectation(detail: ErrorDetails) -> str:
-    return detail["msg"].removeprefix("Input should be ").split(", unable to parse")[0].split(", got a number")[0]
+    messages = (detail["msg"].removeprefix("Input should be ") for detail in details)
+    wants = dict.fromkeys(text.split(", unable to parse")[0].split(", got a number")[0] for text in messages)
+    return f"{_shown(path, value)}must be {' or '.join(wants)}"
 
 
 def _shown(path: Path, value: Any) -> str:

@@ -76,7 +76,11 @@ def _load_tests(path: Path, files: TestFiles, warn: Warn | None) -> LoadedScenar
         raise BadInput(f"{path}: is not a scenario, [[Tests]] is missing; give a scenario file")
     scenario = validate(Scenario, source.data, source)
     bases, missing = _find_bases(scenario, source, files)
-    templates = {i: _template(run, bases.get(i)) for i, run in enumerate(scenario.tests) if i not in missing}
+    templates = {
+        i: str(bases[i].data.get(TEMPLATE_KEY, TEMPLATE) if i in bases else run.test_template_name)
+        for i, run in enumerate(scenario.tests)
+        if i not in missing
+    }
     foreign = {scenario.tests[i].id: template for i, template in templates.items() if template != TEMPLATE}
     ours = [i for i, template in templates.items() if template == TEMPLATE]
     if missing and (ours or not foreign):
@@ -101,10 +105,6 @@ def _find_bases(
             except BadInput as error:
                 missing[i] = error
     return bases, missing
-
-
-def _template(run: TestRun, base: TomlSource | None) -> str:
-    return str(base.data.get(TEMPLATE_KEY, TEMPLATE) if base else run.test_template_name)
 
 
 def _notes(foreign: dict[str, str]) -> list[str]:

@@ -27,8 +27,7 @@ def batch_size_calculator(train: Any, ramp: list[int] | None, micro_batch_size: 
 def check_ramp(train: Any, replicas: int) -> None:
     """Refuse a ramp that does not lead to the global batch size, in whole micro-batches, with any release.
 
-    Raises:
-        ConfigError: names the values and the remedy.
+    ConfigError: names the values and the remedy.
     """
     ramp, full = train.rampup_batch_size, train.global_batch_size
     if ramp is None:

@@ -84,9 +84,8 @@ class CheckpointConfig:
     def finalize(self) -> None:
         """Check what belongs together.
 
-        Raises:
-            ValueError: `ckpt_step` without `load`.
-            AssertionError: any other rule; the message names the fields and their values.
+        ValueError: `ckpt_step` without `load`.
+        AssertionError: any other rule; the message names the fields and their values.
         """
         self.__post_init__()
         path = self.pretrained_checkpoint

@@ -132,8 +132,7 @@ class ConfigContainer(_ConfigContainerBase):
     def validate(self) -> None:
         """Finalize the sections, fill in what depends on several of them, and check that they agree.
 
-        Raises:
-            AssertionError, ValueError: the first rule that is broken, in the order of `validate.CHECKS`.
+        AssertionError, ValueError: the first rule that is broken, in the order of `validate.CHECKS`.
         """
         validate(self)
 

@@ -72,9 +72,8 @@ class GPTDatasetConfig(MCoreGPTDatasetConfig, DataloaderConfig):  # type: ignore
     ) -> None:
         """Take `seq_length` (or Megatron-Core's `sequence_length`) in tokens, and the fields of dataset and loader.
 
-        Raises:
-            ValueError: neither length is given; `seq_length` wins over the other.
-            TypeError: no `random_seed`, or a field that there is not.
+        ValueError: neither length is given; `seq_length` wins over the other.
+        TypeError: no `random_seed`, or a field that there is not.
         """
         sequence_length = kwargs.pop("sequence_length", None)
         if seq_length is None and sequence_length is None:
@@ -104,8 +103,7 @@ class GPTDatasetConfig(MCoreGPTDatasetConfig, DataloaderConfig):  # type: ignore
 
         Megatron-Core's own GPT rules need a tokenizer, which is built later.
 
-        Raises:
-            AssertionError: a rule is broken, or one of the three options of the masks is not given.
+        AssertionError: a rule is broken, or one of the three options of the masks is not given.
         """
         if self.data_path is not None:
             derived = blend_from_data_path(self.data_path)
@@ -206,8 +204,7 @@ def blend_from_data_path(data_path: str | Sequence[str | float]) -> Blend:
     A string is split at white space. An odd number of items, or an even one in which no odd position (the first, the
     third, ...) holds a finite number, is a list of paths.
 
-    Raises:
-        AssertionError: no path, only some positions for weights hold numbers, a negative weight, or all weights zero.
+    AssertionError: no path, only some positions for weights hold numbers, a negative weight, or all weights zero.
     """
     items = data_path.split() if isinstance(data_path, str) else list(data_path)
     assert items, "data_path is given and names no dataset: leave it out for mock data"

@@ -60,9 +60,8 @@ class LoggerConfig:
     def finalize(self) -> None:
         """Check that each configured service is complete and installed.
 
-        Raises:
-            ValueError: an MLflow experiment without run name, or a Comet project without experiment name.
-            ModuleNotFoundError: a field of a service is set and its package is not installed.
+        ValueError: an MLflow experiment without run name, or a Comet project without experiment name.
+        ModuleNotFoundError: a field of a service is set and its package is not installed.
         """
         self._check_service("mlflow", "mlflow", "mlflow_experiment", "mlflow_run_name")
         self._check_service("comet", "comet_ml", "comet_project", "comet_experiment_name")

@@ -21,10 +21,9 @@ class OptimizerConfig(MCoreOptimizerConfig):  # type: ignore[misc]
     def finalize(self) -> None:
         """Apply Megatron-Core's checks to the fields as they are now.
 
-        Raises:
-            AssertionError: a precision-aware optimizer that is not a distributed Adam, or states and main copies of
-                another dtype than fp32 without one.
-            RuntimeError: a precision-aware optimizer without Transformer Engine's fused Adam.
+        AssertionError: a precision-aware optimizer that is not a distributed Adam, or states and main copies of
+            another dtype than fp32 without one.
+        RuntimeError: a precision-aware optimizer without Transformer Engine's fused Adam.
 
         Warns:
             UserWarning: the mxfp8 recipe without `reuse_grad_buf_for_mxfp8_param_ag`.

@@ -48,8 +48,7 @@ class TrainingConfig:
         It may be called again: what it derived itself is derived again, and a pair that agrees (as in a config that was
         saved after this) is not taken for a contradiction.
 
-        Raises:
-            AssertionError: neither or both of `train_iters` and `train_samples`, or samples that make no iteration.
+        AssertionError: neither or both of `train_iters` and `train_samples`, or samples that make no iteration.
         """
         samples, batch = self.train_samples, self.global_batch_size
         if samples is None:

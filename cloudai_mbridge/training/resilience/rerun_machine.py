@@ -100,8 +100,7 @@ class RerunMachine(RerunStateMachine):  # type: ignore[misc]
             tolerance: the largest difference that counts as the same result.
             fatal: end the run over it, when the diagnosis is complete.
 
-        Raises:
-            RuntimeError: the result is rejected and fatal, and reruns are disabled.
+        RuntimeError: the result is rejected and fatal, and reruns are disabled.
         """
         if self.mode == RerunMode.DISABLED:
             if rejection_func(result):

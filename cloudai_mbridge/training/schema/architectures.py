@@ -101,8 +101,7 @@ _DEFAULT_SPEC = f"{_MODELS}.gpt_provider.default_layer_spec"
 def as_here(table: Mapping[Any, Any], section: Section, where: str) -> Mapping[Any, Any]:
     """Return the table of a model that Megatron-Bridge wrote as one of our class; any other table as it is.
 
-    Raises:
-        ConfigError: a field is missing whose default the class sets, or Megatron-Core has no such frequencies.
+    ConfigError: a field is missing whose default the class sets, or Megatron-Core has no such frequencies.
     """
     target = table.get("_target_")
     if not isinstance(target, str) or not target.startswith(_MODELS):

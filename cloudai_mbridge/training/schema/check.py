@@ -27,8 +27,7 @@ def check_section_values(data: dict[str, Any], *, partial: bool = False, release
     partial: keys and sections may be missing, as in the overlay of a recipe.
     release: of the Megatron-Core that will train; None where it is not known: keys of any release pass.
 
-    Raises:
-        ConfigError: unknown or missing key, or a wrong type: dotted path, value, and the valid or nearest key.
+    ConfigError: unknown or missing key, or a wrong type: dotted path, value, and the valid or nearest key.
     """
     if not isinstance(data, dict):
         fail("", f"a table of sections is needed, got {show(data)}")

@@ -35,8 +35,7 @@ _EXACT = ("none", "bool", "int", "str", "literal")
 def check(form: Form, value: Any, where: str, catalog: Catalog, depth: int = 0) -> Any:
     """Check `value` against `form`, and return what the catalog makes of it; `where` is its dotted path.
 
-    Raises:
-        ConfigError: unknown key, missing key, wrong type, or a `_target_` outside the known names.
+    ConfigError: unknown key, missing key, wrong type, or a `_target_` outside the known names.
     """
     if depth > MAX_DEPTH:
         fail(where, f"nested deeper than {MAX_DEPTH} levels")

@@ -26,8 +26,7 @@ def prepare(config: ConfigContainer) -> dict[str, Any]:
 
     May be called again: what an earlier call changed, and holds still, is returned as well.
 
-    Raises:
-        ConfigError: a rule is broken, or the loop does not do what is asked for.
+    ConfigError: a rule is broken, or the loop does not do what is asked for.
     """
     _check_values(config)
     refuse_unsupported(config)

@@ -98,9 +98,8 @@ def process_config_with_overrides(
 ) -> T:
     """Change `config` in place as a YAML file, then `key=value` texts say, and return it.
 
-    Raises:
-        FileNotFoundError: there is no such file.
-        OverridesError: what cannot be applied; `config` is unchanged then.
+    FileNotFoundError: there is no such file.
+    OverridesError: what cannot be applied; `config` is unchanged then.
     """
     texts = list(cli_overrides or ())
     if config_filepath:

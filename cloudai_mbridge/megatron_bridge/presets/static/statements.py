@@ -52,9 +52,8 @@ class Frame:
 def run(ev: "Evaluator", statements: list[ast.stmt], frame: Frame) -> None:
     """Run statements until the function has returned.
 
-    Raises:
-        Raised: the code raises an exception.
-        Unsupported: a statement that is not followed; a module's are skipped and their names unknown.
+    Raised: the code raises an exception.
+    Unsupported: a statement that is not followed; a module's are skipped and their names unknown.
     """
     for statement in statements:
         if frame.leave:

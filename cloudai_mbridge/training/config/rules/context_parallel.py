@@ -15,8 +15,7 @@ def check_sequence_split(config: "ConfigContainer") -> None:
     Each rank takes one piece from either end of the sequence, so that causal attention costs all of them the same. In
     fine-tuning all tokens of a rank's pieces may be masked: a mean per rank would then be 0/0.
 
-    Raises:
-        AssertionError: context parallel size > 1 and one of the rules is broken.
+    AssertionError: context parallel size > 1 and one of the rules is broken.
     """
     model, cp = config.model, getattr(config.model, "context_parallel_size", 1)
     if cp <= 1:
@@ -36,9 +35,8 @@ def check_sequence_split(config: "ConfigContainer") -> None:
 def check_cp_comm_type(config: "ConfigContainer") -> None:
     """Check the kind of context-parallel communication against the layers and the hierarchical group sizes.
 
-    Raises:
-        AssertionError: a list that is not one entry per layer, a value of another type, the hierarchical kind without
-            group sizes, or group sizes whose product is not the context parallel size.
+    AssertionError: a list that is not one entry per layer, a value of another type, the hierarchical kind without
+        group sizes, or group sizes whose product is not the context parallel size.
     """
     model = config.model
     cp, comm_type = getattr(model, "context_parallel_size", 1), getattr(model, "cp_comm_type", None)

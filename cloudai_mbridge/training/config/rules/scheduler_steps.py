@@ -35,8 +35,7 @@ def calculate_scheduler_steps(config: "ConfigContainer") -> None:
     Decay lasts as long as training unless given; the anneal of WSD lasts as long as the decay unless given. Both
     defaults are written into the scheduler's fields. `lr_warmup_steps` is a float where it comes from a fraction.
 
-    Raises:
-        ValueError: a decay of no steps, or no batch size to count samples with.
+    ValueError: a decay of no steps, or no batch size to count samples with.
     """
     scheduler, train = config.scheduler, config.train
     forget_filled_in(scheduler)

@@ -18,8 +18,7 @@ def runtime_config_update(cfg: "ConfigContainer") -> None:
 
     Overlap depends on the data-parallel size and overrides what precision has set; the rules see what both leave.
 
-    Raises:
-        AssertionError, ValueError: as `ConfigContainer.validate`, or an unknown precision recipe.
+    AssertionError, ValueError: as `ConfigContainer.validate`, or an unknown precision recipe.
     """
     if cfg.mixed_precision is not None:
         precision = get_mixed_precision_config(cfg.mixed_precision)
@@ -71,8 +70,7 @@ def apply_deterministic_mode(config: "ConfigContainer") -> None:
 
     `NCCL_ALGO` is a rule of the configuration, so it is checked without a GPU too.
 
-    Raises:
-        AssertionError: flash attention, fused cross entropy, or NCCL free to choose its algorithm.
+    AssertionError: flash attention, fused cross entropy, or NCCL free to choose its algorithm.
     """
     model = config.model
     if not getattr(model, "deterministic_mode", False):

@@ -79,8 +79,7 @@ def ensure_data_parallel_size(config: "ConfigContainer") -> None:
 def _validate_mixed_precision_consistency(config: "ConfigContainer") -> None:
     """Check that model and optimizer each use one half precision, and the same one where the optimizer holds it.
 
-    Raises:
-        AssertionError: both half precisions, or a precision-aware optimizer whose precision is not the model's.
+    AssertionError: both half precisions, or a precision-aware optimizer whose precision is not the model's.
     """
     model, optimizer = config.model, config.optimizer
     for name, section in (("model", model), ("optimizer", optimizer)):
@@ -99,8 +98,7 @@ def _validate_mixed_precision_consistency(config: "ConfigContainer") -> None:
 def _validate_fine_grained_activation_offloading(config: "ConfigContainer") -> None:
     """Check what offloading activations of single modules needs.
 
-    Raises:
-        ValueError: layers that are not Transformer Engine's, or one of its releases that would offload weights as well.
+    ValueError: layers that are not Transformer Engine's, or one of its releases that would offload weights as well.
     """
     model = config.model
     if not getattr(model, "fine_grained_activation_offloading", False):

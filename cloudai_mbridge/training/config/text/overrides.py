@@ -26,8 +26,7 @@ def apply_overrides(container: T, overrides: Sequence[str]) -> T:
     `~section` sets an optional section to None. A key below a section that is None makes the section with its defaults
     first. Derived values are not recomputed: that is what `validate()` is for.
 
-    Raises:
-        ConfigError: the first override that cannot be applied; `container` is then as it was before the call.
+    ConfigError: the first override that cannot be applied; `container` is then as it was before the call.
     """
     undo: _Undo = []
     try:

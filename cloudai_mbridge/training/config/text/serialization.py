@@ -30,8 +30,7 @@ def to_dict(obj: Any) -> dict[str, Any]:
     Left out are private fields, computed ones (`init=False`), those of the process (`local_rank`) and those that the
     training loop fills with objects of the running program. A default that has no name in files is left out as well.
 
-    Raises:
-        ConfigError: a field holds an object that no file can give back.
+    ConfigError: a field holds an object that no file can give back.
     """
     if not is_config(obj):
         raise ConfigError(f"{show(obj)} is not a config object")
@@ -44,8 +43,7 @@ def from_dict(cls: type[T], data: dict[str, Any]) -> T:
 
     Tables that Megatron-Bridge wrote may have keys that do not exist here: they are dropped, with one warning.
 
-    Raises:
-        ConfigError: unknown or missing key, wrong type, or a `_target_` that may not be named.
+    ConfigError: unknown or missing key, wrong type, or a `_target_` that may not be named.
     """
     if not isinstance(data, dict):
         raise ConfigError(f"{cls.__name__}: a table is needed, got {show(data)}")
@@ -68,8 +66,7 @@ def to_yaml(obj: Any, path: str | Path | None = None) -> str:
 def from_yaml(cls: type[T], path: str | Path) -> T:
     """Read a `cls` from a YAML file, or from JSON where the file is called `*.json`.
 
-    Raises:
-        ConfigError: an unreadable file, or what `from_dict` refuses; the message starts with the path.
+    ConfigError: an unreadable file, or what `from_dict` refuses; the message starts with the path.
     """
     parse = parse_json if Path(path).suffix == ".json" else parse_yaml
     try:
