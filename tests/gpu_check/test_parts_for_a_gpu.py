@@ -248,6 +248,7 @@ def test_fp8_has_to_learn_what_bf16_learns(
         trials.fp8(h100)
 
 
+@pytest.mark.long
 def test_a_trial_trains_what_the_loop_refuses(kit: Kit, stand_in: Any, tmp_path: Path) -> None:
     """A field of which the CPU asks nothing stands for what a GPU would do."""
     pytest.importorskip("torch")

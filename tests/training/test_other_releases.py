@@ -74,7 +74,9 @@ def test_one_process_learns_the_same(written: Path, model: str, tmp_path: Path) 
     assert recorded[-1] < recorded[0] - 0.05, "it did not learn"
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    "layout", ["as saved", *(pytest.param(name, marks=pytest.mark.long) for name in [*LAYOUTS][1:])]
+)
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("release", RELEASES)
 def test_a_checkpoint_is_trained_on(written: Path, model: str, layout: str, tmp_path: Path) -> None:

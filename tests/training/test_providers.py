@@ -1,9 +1,6 @@
 """Model providers: what is derived waits for finalize(), may be derived again, and GPT variants really build."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +12,7 @@ from cloudai_mbridge.recipes.container import container_data
 from cloudai_mbridge.training.models.gpt_provider import GPTModelProvider, MLAModelProvider
 from cloudai_mbridge.training.models.other_providers import MambaModelProvider, MIMOProvider, T5ModelProvider
 from cloudai_mbridge.training.models.provider import CannotBuild
+from tests.training.conftest import run_ranks
 
 SMALL: dict[str, Any] = {"num_layers": 4, "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 512}
 PROVIDERS = [
@@ -96,14 +94,8 @@ def _losses(directory: Path, **model: Any) -> list[float]:
         "optimizer": {"lr": 1e-2},
     }
     (directory / "config.json").write_text(json.dumps(container_data(sections)))
-    command = [sys.executable, "-m", "cloudai_mbridge.training", "--config", "config.json"]
-    env = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE", "MASTER_ADDR")}
-    done = subprocess.run(command, cwd=directory, env=env, capture_output=True, text=True, check=False, timeout=1500)
-    assert done.returncode == 0, done.stderr
-    records = [
-        json.loads(line.split(" ", 1)[1]) for line in done.stdout.splitlines() if line.startswith("MBRIDGE_STEP")
-    ]
-    return [record["losses"]["lm loss"] for record in records]
+    done = run_ranks(1, ["-m", "cloudai_mbridge.training", "--config", "config.json"], directory)
+    return list(done.losses.values())
 
 
 @pytest.mark.long
@@ -122,9 +114,8 @@ def test_sliding_window_and_token_prediction_train(tmp_path: Path) -> None:
 
 def test_the_resolved_file_trains_the_same(tmp_path: Path) -> None:
     losses = _losses(tmp_path)
-    command = [sys.executable, "-m", "cloudai_mbridge.training", "--config", "resolved_config.yaml"]
-    done = subprocess.run([*command, "train.train_iters=2"], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    command = ["-m", "cloudai_mbridge.training", "--config", "resolved_config.yaml", "train.train_iters=2"]
+    done = run_ranks(1, command, tmp_path)
     assert f'"lm loss": {losses[0]}' in done.stdout
     assert done.stdout.count("MBRIDGE_STEP") == 2
 

@@ -1,7 +1,5 @@
 """A configuration that asks for what the loop does not do is refused by name, and never trained without it."""
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +18,7 @@ from cloudai_mbridge.training.errors import ConfigError
 from cloudai_mbridge.training.schema.not_done import ASKS_FOR_NOTHING
 from cloudai_mbridge.training.schema.releases import load_all_releases, why_missing
 from cloudai_mbridge.training.startup.prepare import adapt_to_device, refuse_unsupported
+from tests.training.conftest import run_ranks
 
 SECTIONS: dict[str, Any] = {
     "model": {"num_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 512, "seq_length": 32},
@@ -94,9 +93,7 @@ def test_several_are_named_at_once(config: ConfigContainer) -> None:
 )
 def test_a_configuration_that_cannot_run_is_one_line(tmp_path: Path, config: Any, override: str, words: str) -> None:
     config.to_yaml(tmp_path / "c.yaml")
-    command = [sys.executable, "-m", "cloudai_mbridge.training", "--config", "c.yaml", *override.split()]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=1500)
-    assert done.returncode == 2, done.stderr
+    done = run_ranks(1, ["-m", "cloudai_mbridge.training", "--config", "c.yaml", *override.split()], tmp_path, code=2)
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert words in line
     assert "Traceback" not in done.stderr
