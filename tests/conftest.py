@@ -1,19 +1,19 @@
 """Shared by all tests: the Slurm gate, the command line as a process, a sandbox cluster."""
 
+import functools
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from cloudai_mbridge.sandbox import SlurmSandbox, missing_programs
-from tests.forked import ForkServer
+from tests.forked import run_mbridge
 
 REPOSITORY = Path(__file__).parents[1]
-_COMMANDS = ForkServer("commands")
 
 Mbridge = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -86,21 +86,7 @@ def repository() -> Path:
 def mbridge() -> Mbridge:
     """Run the command line as a user does: mbridge("run", "--system-config", path, ...)."""
 
-    def run(
-        *args: str | Path, env: Mapping[str, str] | None = None, timeout: float = 300, cwd: Path = REPOSITORY
-    ) -> "subprocess.CompletedProcess[str]":
-        program, whole_env = ["-m", "cloudai_mbridge", *map(str, args)], {**os.environ, **(env or {})}
-        return _COMMANDS.run(program, cwd, whole_env, timeout=timeout) or subprocess.run(
-            [sys.executable, *program],
-            env=whole_env,
-            cwd=cwd,
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-            check=False,
-        )
-
-    return run
+    return functools.partial(run_mbridge, cwd=REPOSITORY)
 
 
 @pytest.fixture(scope="session")

@@ -8,8 +8,10 @@ tests/training/test_exits.py and test_hang.py, and in tests/e2e.
 """
 
 import atexit
+import importlib
 import json
 import os
+import pkgutil
 import re
 import runpy
 import signal
@@ -172,14 +174,19 @@ def _import(kind: str) -> None:
     """Import what every process of a kind imports."""
     if kind == "commands":
         import cloudai_mbridge.cli
+        import cloudai_mbridge.gate  # what some commands import later: these take the longest
+        import cloudai_mbridge.report
 
+        for package in (cloudai_mbridge.gate, cloudai_mbridge.report):
+            for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+                importlib.import_module(module.name)
         return
     from cloudai_mbridge.training.cpu import import_megatron
 
     import_megatron()
     import cloudai_mbridge.training.finetune
     import cloudai_mbridge.training.gpt_step
-    import cloudai_mbridge.training.pretrain  # noqa: F401
+    import cloudai_mbridge.training.pretrain
 
 
 def _lead(request: Mapping[str, Any]) -> int:
@@ -253,6 +260,26 @@ def _run(request: Mapping[str, Any], more: Mapping[str, str]) -> int:
         sys.path[0], sys.argv = str(Path(first).parent.absolute()), [first, *arguments]
         runpy.run_path(first, run_name="__main__")
     return 0
+
+
+COMMANDS = ForkServer("commands")
+
+
+def run_mbridge(
+    *args: str | Path, cwd: Path, env: Mapping[str, str] | None = None, timeout: float = 1500
+) -> "subprocess.CompletedProcess[str]":
+    """Run the command line as a user does, without a terminal. env: over that of the tests."""
+    program, whole_env = ["-m", "cloudai_mbridge", *map(str, args)], {**os.environ, **(env or {})}
+    return COMMANDS.run(program, cwd, whole_env, timeout=timeout) or subprocess.run(
+        [sys.executable, *program],
+        stdin=subprocess.DEVNULL,
+        env=whole_env,
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
 
 
 if __name__ == "__main__":

@@ -21,11 +21,10 @@ from typing import Any
 import pytest
 
 from cloudai_mbridge.sandbox import SlurmSandbox
-from tests.forked import ForkServer, Process
+from tests.forked import COMMANDS, Process
 
 REPOSITORY = Path(__file__).parents[2]
 STAND_IN = REPOSITORY / "tests" / "stand_in" / "training.py"
-_COMMANDS = ForkServer("commands")
 
 _SYSTEM = """name = "c"
 scheduler = "slurm"
@@ -120,7 +119,7 @@ class MbridgeRun:
         out, err = self.directory / "mbridge.stdout", self.directory / "mbridge.stderr"
         for path in (out, err):
             path.touch()
-        process: Process | None = _COMMANDS.start(program, REPOSITORY, self.env, out, err)
+        process: Process | None = COMMANDS.start(program, REPOSITORY, self.env, out, err)
         if process is None:
             with out.open("a") as stdout, err.open("a") as stderr:
                 process = subprocess.Popen(

@@ -16,6 +16,7 @@ import pytest
 from cloudai_mbridge.commands.baseline import REFUSED
 from cloudai_mbridge.gate.baseline.read import load_baseline
 from cloudai_mbridge.gate.results.model import comparability_id
+from tests.forked import run_mbridge
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -89,10 +90,9 @@ def _start(*args: str | Path, **options: Any) -> "subprocess.Popen[str]":
 
 
 def _baseline(*args: str | Path) -> "subprocess.CompletedProcess[str]":
-    process = _start(*args)
-    stdout, stderr = process.communicate(timeout=1500)
-    assert "Traceback" not in stderr, stderr
-    return subprocess.CompletedProcess(args, process.returncode, stdout, stderr)
+    done = run_mbridge("baseline", *args, cwd=REPOSITORY)
+    assert "Traceback" not in done.stderr, done.stderr
+    return done
 
 
 def _promote(report: Path, path: Path, *more: str | Path) -> "subprocess.CompletedProcess[str]":

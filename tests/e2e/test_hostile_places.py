@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from cloudai_mbridge.errors import BadInput, shortened
+from tests.forked import run_mbridge
 
-MBRIDGE = (sys.executable, "-m", "cloudai_mbridge")
 LOCAL = 'name = "l"\nscheduler = "local"\nmonitor_interval = 0.2\n'
 STAND_IN = Path(__file__).parents[1] / "stand_in" / "training.py"
 SCENARIO = """name = "s"
@@ -35,7 +35,7 @@ HUGE = 290_000 * "z"
 
 
 def mbridge(*args: str, cwd: Path) -> "subprocess.CompletedProcess[str]":
-    done = subprocess.run([*MBRIDGE, *args], cwd=cwd, capture_output=True, text=True, timeout=1500, check=False)
+    done = run_mbridge(*args, cwd=cwd)
     assert "Traceback" not in done.stderr, done.stderr
     return done
 
