@@ -20,6 +20,7 @@ NEWEST_PYTHON ?= $(firstword $(foreach p,python3.13 python3.12,$(if $(shell $p -
 NEWEST := .venv-newest
 CORES ?= 0.16.1 0.17.1 0.18.2 0.19.2
 SUITES ?= training,gpu_check,constraints,estimate,e2e
+MARKERS ?= not drill
 SANDBOX ?= /tmp/mbridge-sandbox-$(shell id -u)
 
 .PHONY: run check test test-long docs interop interop-install head-to-head matrix newest-python drill bench gpu-check lint slurm-sandbox slurm-sandbox-stop clean
@@ -71,7 +72,7 @@ matrix:
 	@test -n "$(NEWEST_PYTHON)" || { echo "Python 3.12 or 3.13 is needed: make matrix NEWEST_PYTHON=..." >&2; exit 1; }
 	$(MAKE) PYTHON=$(NEWEST_PYTHON) VENV=$(NEWEST) $(NEWEST)/.dev
 	.ci/install-slurm
-	WORKERS=$(WORKERS) .ci/matrix $(NEWEST)/bin/python $(SUITES) $(CORES)
+	WORKERS=$(WORKERS) .ci/matrix $(NEWEST)/bin/python $(SUITES) "$(MARKERS)" $(CORES)
 
 newest-python:
 	@echo $(NEWEST_PYTHON)
