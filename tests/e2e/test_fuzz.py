@@ -29,6 +29,7 @@ REPOSITORY = Path(__file__).parents[2]
 STAND_IN = REPOSITORY / "tests" / "stand_in" / "training.py"
 HANG_S = 10
 MEMORY = 2 << 30
+LARGEST = 64 << 20  # of a line and its copies
 EXIT_CODES = {*range(17)}
 JUDGED = {0, *range(10, 15)}
 SYSTEM = f'name = "local"\nscheduler = "local"\npython_executable = "{STAND_IN}"\n'
@@ -225,7 +226,7 @@ def mutate_lines(data: bytes, rng: random.Random) -> bytes:
     if what == 0:
         del lines[at]
     elif what == 1:
-        lines[at:at] = [lines[at]] * rng.choice((1, 3, 2000))
+        lines[at:at] = [lines[at]] * min(rng.choice((1, 3, 2000)), LARGEST // (len(lines[at]) + 1))
     elif what == 2:
         lines.insert(at, rng.choice(lines))
     elif what == 3 and "=" in lines[at]:

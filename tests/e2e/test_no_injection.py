@@ -75,12 +75,17 @@ def test_local(tmp_path: Path, mbridge: Any, recorder: Path) -> None:
 
 
 @pytest.mark.parametrize("key", ["output_path", "install_path", "python_executable"])
-def test_local_system_strings(tmp_path: Path, mbridge: Any, key: str) -> None:
-    done = mbridge(*write_case(tmp_path / "case", f"{key} = {quote(NASTY)}\n" + LOCAL.replace("'local'", "'local'")))
-    assert done.returncode in (0, 1), done.stderr
+def test_local_system_strings(tmp_path: Path, mbridge: Any, recorder: Path, key: str) -> None:
+    system = {"python_executable": str(recorder), key: NASTY}
+    lines = "".join(f"{name} = {quote(text)}\n" for name, text in system.items())
+    done = mbridge(*write_case(tmp_path / "case", lines + LOCAL))
+    assert done.returncode == 1, done.stderr  # neither trains
     assert "Traceback" not in done.stderr
+    run = the_run(tmp_path / "case")
     if key == "python_executable":
-        assert NASTY in (the_run(tmp_path / "case") / "stderr.txt").read_text()  # bash looked for that very file
+        assert NASTY in (run / "stderr.txt").read_text()  # bash looked for that very file
+    else:
+        assert (run / "recorded.json").is_file()
     assert nothing_was_touched(tmp_path)
 
 

@@ -15,8 +15,8 @@ def launch(ranks: Callable[..., Any]) -> Launch:
     """Run the body of a script and return every rank's results: launch(2, '''def scenario(): return 1''')."""
 
     def run(processes: int, body: str) -> tuple[list[Any], str]:
-        script = f"from small_run import *\n{body}\nif __name__ == '__main__':\n    launch(scenario)\n"
-        done = ranks(processes, script, env={"PYTHONPATH": str(Path(__file__).parent)})
+        start = f"import sys\n\nsys.path.insert(0, {str(Path(__file__).parent)!r})\nfrom small_run import *\n"
+        done = ranks(processes, f"{start}{body}\nif __name__ == '__main__':\n    launch(scenario)\n")
         line = next(line for line in done.stdout.splitlines() if line.startswith("RESULTS "))
         return json.loads(line.partition(" ")[2]), done.stdout
 
