@@ -155,7 +155,7 @@ def _text(path: Path) -> str:
 
 def _serve(kind: str) -> int:
     """Answer each request with an exit code, to the last; return the code of a process if this has become one."""
-    _import(kind)
+    import_all(kind)
     while line := sys.stdin.readline():
         request = json.loads(line)
         if "ended" in request:
@@ -170,7 +170,7 @@ def _serve(kind: str) -> int:
     return 0
 
 
-def _import(kind: str) -> None:
+def import_all(kind: str) -> None:
     """Import what every process of a kind imports."""
     if kind == "commands":
         import cloudai_mbridge.cli

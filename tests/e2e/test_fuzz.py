@@ -25,6 +25,8 @@ from typing import Any
 
 import pytest
 
+from tests.forked import import_all
+
 REPOSITORY = Path(__file__).parents[2]
 STAND_IN = REPOSITORY / "tests" / "stand_in" / "training.py"
 HANG_S = 10
@@ -397,6 +399,7 @@ def mistake(case: Case, reader: Reader, seed: int) -> str:
 
 def play(original: Path, directory: Path, name: str, seeds: Callable[[], Iterator[int]]) -> tuple[int, list[str]]:
     """Play mutants; return how many, and what was wrong with them."""
+    import_all("commands")  # once, not in each child
     case = Case(directory / "case", original)
     shutil.copytree(original, case.here, symlinks=True)
     (directory / "neighbour").write_text("x")
