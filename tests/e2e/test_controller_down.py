@@ -253,5 +253,37 @@ def test_jobs_that_end_and_are_forgotten_while_nobody_looks(
     assert "the scheduler answers again" in runs["squeue"].words
 
 
+def test_a_controller_that_lists_a_job_as_running_that_has_ended(
+    new_cluster: Any, start_run: Any, stand_in_test: Any, until: Any, nothing_left: Any, tmp_path: Path
+) -> None:
+    """It was killed and has an older state; the accounting and the job's own exit code know better."""
+    sandbox, go, older = new_cluster(nodes=2, accounting=True), tmp_path / "go", tmp_path / "state"
+    state = Path(sandbox.directory) / "state"
+    run = start_run(sandbox, [stand_in_test("a", {"at": 2, "wait_for": str(go)}, steps=5)])
+    job = run.wait_for_step("a", 2)
+    sandbox.kill_controller(save=True)
+    shutil.copytree(state, older)
+    sandbox.start_controller()
+    run.process.send_signal(signal.SIGSTOP)
+    go.touch()
+    sacct = ("sacct", "--noheader", "--parsable2", "--allocations", "--format=State", f"--jobs={job}")
+    until("the job's end in the accounting", lambda: "COMPLETED" in sandbox.run(*sacct).stdout)
+    sandbox.kill_controller(save=False)
+    for name in sandbox.node_names:  # which would tell it at once
+        sandbox.kill_slurmd(name)
+    shutil.rmtree(state)
+    shutil.copytree(older, state)
+    sandbox.start_controller()
+    assert sandbox.run("squeue", "--noheader", f"--jobs={job}", "--format=%T").stdout.strip() == "RUNNING"
+    run.process.send_signal(signal.SIGCONT)
+    run.finish(0)
+    point = run.point("a")
+    assert (point["verdict"], point["job"]["job_id"], point["job"]["state"]) == ("success", job, "COMPLETED")
+    for name in sandbox.node_names:
+        sandbox.revive(name)
+        sandbox.resume(name)
+    nothing_left(sandbox)
+
+
 def _is_forgotten(job_id: str, sandbox: Any) -> bool:
     return sandbox.run("scontrol", "show", "job", job_id, check=False).returncode != 0

@@ -321,6 +321,14 @@ def test_no_sqlite_file_is_left_as_it_is(tmp_path: Path, content: bytes) -> None
     assert path.read_bytes() == content
 
 
+def test_a_schema_that_is_not_text_is_one_line(store: History, tmp_path: Path) -> None:
+    store.import_report(write_report(tmp_path / "report.json", [make_point()]))
+    store.close()
+    store.path.write_bytes(store.path.read_bytes().replace(b" BEGIN SELECT", b" \xa0EGIN SELECT"))
+    with pytest.raises(Damaged, match="is damaged"):
+        store.runs()
+
+
 def test_a_damaged_file_is_one_line(store: History, tmp_path: Path) -> None:
     store.import_report(write_report(tmp_path / "report.json", [make_point()]))
     store.close()

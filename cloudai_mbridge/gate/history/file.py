@@ -161,7 +161,7 @@ def failures(path: Path) -> Iterator[None]:
     """
     try:
         yield
-    except sqlite3.DatabaseError as error:
+    except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
         if getattr(error, "sqlite_errorcode", 0) & 0xFF in _OF_THE_MACHINE:
             raise ToolFailure(f"{path}: the history cannot be read or written: {error}") from None
         raise Damaged(f"{path}: is damaged ({_words(str(error))[:_MOST_SAID]}); {REMEDY}") from None

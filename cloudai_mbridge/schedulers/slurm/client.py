@@ -29,6 +29,7 @@ from cloudai_mbridge.schedulers.slurm.parsing import (
 
 SACCT_TIMEOUT_S = 20.0
 SACCT_PAUSE_S = 60.0
+GHOST_S = 10.0  # how long a job may be listed as running after its script has ended
 _QUICK_S = 10.0
 # sinfo takes --all, without which hidden partitions are left out, or --partition, and not both
 _SINFO_NODES = ("sinfo", "--all", "--noheader", "--Node", "--format=%R|%N|%T|%E")
@@ -106,6 +107,7 @@ class SlurmClient:
         self._has_accounting = True
         self._ask_sacct_after = 0.0
         self._sacct_trouble = ""
+        self._script_ended: dict[str, float] = {}
 
     def preflight(self) -> None:
         """Check that Slurm answers and has the partition."""
@@ -156,10 +158,24 @@ class SlurmClient:
         if any(_has_vanished(job, listing) for job in gone.values()):
             listing = self._list()  # an answer may have been cut, and be whole in all other respects
             seen, gone = _listed_and_gone(jobs, listing)
-        accounted = self._account(gone.values()) if gone else {}
+        ghosts = self._ghosts(jobs, seen)
+        accounted = self._account([*gone.values(), *ghosts]) if gone or ghosts else {}
         for key, job in gone.items():
             seen[key] = Seen(job.job_id, accounted.get(key) or self._by_marker(job, listing))
+        for job in ghosts:
+            if status := accounted.get(job.key):
+                seen[job.key] = Seen(job.job_id, status, has_rivals=True)  # what is listed still, is cancelled
         return seen
+
+    def _ghosts(self, jobs: Iterable[Job], seen: Mapping[str, Seen]) -> list[Job]:
+        """Return the jobs that are listed as running although their scripts have ended: for the accounting to decide.
+
+        A controller that was killed lists again what ran when it last saved its state.
+        """
+        running = [replace(job, job_id=seen[job.key].job_id) for job in jobs if _is_running(seen.get(job.key))]
+        now, ended = time.monotonic(), [job for job in running if _has_ended_script(job)]
+        self._script_ended = {job.key: self._script_ended.get(job.key, now) for job in ended}
+        return [job for job in ended if now - self._script_ended[job.key] > GHOST_S]
 
     def _list(self) -> Listing:
         """Return all jobs of this user that the controller remembers: also ended ones, and in hidden partitions."""
@@ -275,6 +291,19 @@ def _listed_and_gone(jobs: Iterable[Job], listing: Listing) -> tuple[dict[str, S
             rivals = (row for row in rows if row.job_id != job_id and not row.status.is_final)
             seen[job.key] = Seen(job_id, status, has_rivals=any(rivals))
     return seen, gone
+
+
+def _is_running(seen: Seen | None) -> bool:
+    return seen is not None and seen.status.state == "RUNNING"
+
+
+def _has_ended_script(job: Job) -> bool:
+    """Return whether a job's script has written its exit code after its start."""
+    started, ended = job.directory / POINT_FILES.started, job.directory / POINT_FILES.exit_code
+    try:
+        return ended.stat().st_mtime_ns >= started.stat().st_mtime_ns and _is_of(_started(job.directory), job)
+    except FileNotFoundError:
+        return False
 
 
 def _has_vanished(job: Job, listing: Listing) -> bool:
