@@ -257,7 +257,8 @@ def test_a_controller_that_lists_a_job_as_running_that_has_ended(
     new_cluster: Any, start_run: Any, stand_in_test: Any, until: Any, nothing_left: Any, tmp_path: Path
 ) -> None:
     """It was killed and has an older state; the accounting and the job's own exit code know better."""
-    sandbox, go, older = new_cluster(nodes=2, accounting=True), tmp_path / "go", tmp_path / "state"
+    patient = "SlurmdTimeout=3600"  # else the controller takes the nodes for dead, and their jobs too
+    sandbox, go, older = new_cluster(nodes=2, accounting=True, extra_conf=patient), tmp_path / "go", tmp_path / "state"
     state = Path(sandbox.directory) / "state"
     run = start_run(sandbox, [stand_in_test("a", {"at": 2, "wait_for": str(go)}, steps=5)])
     job = run.wait_for_step("a", 2)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 pytest.importorskip("torch")
@@ -79,6 +80,12 @@ def processes_of(directory: Path, text: str) -> list[int]:
     return found
 
 
+def kill_youngest(directory: Path, text: str) -> None:
+    """Kill a rank: srun's and torchrun's command lines have the module's name too, and process numbers wrap around."""
+    processes = map(psutil.Process, processes_of(directory, text))
+    max(processes, key=psutil.Process.create_time).kill()
+
+
 def report(directory: Path) -> dict[str, Any]:
     (path,) = directory.glob("out/*/report.json")
     (point,) = json.loads(path.read_text())["points"]
@@ -96,8 +103,7 @@ def report(directory: Path) -> dict[str, Any]:
 def test_killed_at_step_3_of_10(tmp_path: Path, start: Any, victim: str) -> None:
     process = start(argv(tmp_path))
     wait_for_step(tmp_path, 3)
-    # ranks: torchrun's command line has the module's name too, so take the youngest
-    os.kill(max(processes_of(tmp_path, victim)), signal.SIGKILL)
+    kill_youngest(tmp_path, victim)
     out, err = process.communicate(timeout=1500)
     assert process.returncode == 1, err
     point = report(tmp_path)
@@ -116,7 +122,7 @@ def test_killed_at_step_3_of_10_on_slurm(tmp_path: Path, start: Any, cluster: An
     system = 'name = "c"\nscheduler = "slurm"\ndefault_partition = "main"\nmonitor_interval = 0.5\n'
     process = start(argv(tmp_path, system + '[[partitions]]\nname = "main"\n'), **cluster.env)
     wait_for_step(tmp_path, 3)
-    os.kill(max(processes_of(tmp_path, "cloudai_mbridge.training --config")), signal.SIGKILL)
+    kill_youngest(tmp_path, "cloudai_mbridge.training --config")
     _, err = process.communicate(timeout=1500)
     assert process.returncode == 1, err
     point = report(tmp_path)
