@@ -367,10 +367,7 @@ REPO = Repo("u", "c")
 
 @pytest.mark.parametrize(
     ("params", "told"),
-    [
-        ((), ("exclude=n1,n7",)),
-        (("gres=gpu:4", "exclude=n9", "x"), ("gres=gpu:4", "x", "exclude=n9,n1,n7")),
-    ],
+    [((), ("exclude=n1,n7",)), (("gres=gpu:4", "exclude=n9", "x"), ("gres=gpu:4", "x", "exclude=n9,n1,n7"))],
 )
 def test_the_upstream_launcher_is_told_too(params: tuple[str, ...], told: tuple[str, ...]) -> None:
     run = _run(upstream=UpstreamPlan({}, {}, 4, params, REPO, (), REPO))

@@ -53,10 +53,7 @@ def test_the_reference_reading_of_a_log(text: str, expected: Any, tmp_path: Path
 
 def test_the_last_ten_records_are_kept() -> None:
     text = "\n".join(LINE.format(i, i * 10) for i in range(1, 16))
-    assert extract_mbridge_metrics(text) == (
-        [float(i) for i in range(6, 16)],
-        [float(i * 10) for i in range(6, 16)],
-    )
+    assert extract_mbridge_metrics(text) == ([float(i) for i in range(6, 16)], [float(i * 10) for i in range(6, 16)])
 
 
 def test_bytes_that_are_not_utf8_are_passed_over(tmp_path: Path) -> None:

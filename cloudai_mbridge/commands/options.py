@@ -78,8 +78,7 @@ _OF_ALL: tuple[Callable[..., Any], ...] = (
 )
 _OF_A_RUN: tuple[Callable[..., Any], ...] = (
     _without_effect(
-        "--single-sbatch",
-        note="every run keeps an allocation of its own; runs that need the same share one job array",
+        "--single-sbatch", note="every run keeps an allocation of its own; runs that need the same share one job array"
     ),
     _without_effect(
         "--enable-cache-without-check",

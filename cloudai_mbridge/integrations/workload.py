@@ -37,12 +37,7 @@ _TAIL = 40
 
 MegatronBridgeCmdArgs = models.MegatronBridgeCmdArgs
 
-__all__ = [
-    "JobStatusResult",
-    "MegatronBridgeCmdArgs",
-    "MegatronBridgeTestDefinition",
-    "extract_mbridge_metrics",
-]
+__all__ = ["JobStatusResult", "MegatronBridgeCmdArgs", "MegatronBridgeTestDefinition", "extract_mbridge_metrics"]
 
 
 class HasOutputPath(Protocol):

@@ -44,9 +44,7 @@ class SweepConfig(StrictModel):
         None, gt=0, description="over all runs, as predicted where the GPU is known, else GPUs x time limit"
     )
     memory_share: FiniteFloat | None = Field(
-        None,
-        gt=0,
-        description="hold back points predicted to need more of a GPU; None: only `sweep plan` does, at 0.9",
+        None, gt=0, description="hold back points predicted to need more of a GPU; None: only `sweep plan` does, at 0.9"
     )
 
 

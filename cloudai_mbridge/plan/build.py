@@ -30,10 +30,7 @@ MOST_RUNS = 20_000
 
 
 def build_plan(
-    loaded: LoadedScenario,
-    system: System,
-    node_states: NodeStates = unknown_states,
-    rules: RuleSet = RuleSet.RELEASE,
+    loaded: LoadedScenario, system: System, node_states: NodeStates = unknown_states, rules: RuleSet = RuleSet.RELEASE
 ) -> ScenarioPlan:
     """Decide about every point of every test.
 

@@ -9,9 +9,7 @@ from cloudai_mbridge.training.pretrain import pretrain
 
 
 def finetune(
-    config: ConfigContainer,
-    forward_step_func: Any,
-    callbacks: Sequence[Callback] | CallbackManager | None = None,
+    config: ConfigContainer, forward_step_func: Any, callbacks: Sequence[Callback] | CallbackManager | None = None
 ) -> None:
     """Train on from `checkpoint.pretrained_checkpoint`, or from `checkpoint.load`. Every rank calls it.
 

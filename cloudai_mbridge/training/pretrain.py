@@ -39,9 +39,7 @@ _DTYPE_NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "f
 
 
 def pretrain(
-    config: ConfigContainer,
-    forward_step_func: Any,
-    callbacks: Sequence[Callback] | CallbackManager | None = None,
+    config: ConfigContainer, forward_step_func: Any, callbacks: Sequence[Callback] | CallbackManager | None = None
 ) -> None:
     """Train `config.train.train_iters` steps and leave. Every rank calls it, under torchrun or alone.
 

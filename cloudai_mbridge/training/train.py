@@ -48,11 +48,7 @@ from cloudai_mbridge.training.models.param_norm import calc_params_l2_norm
 from cloudai_mbridge.training.process import hang
 from cloudai_mbridge.training.process.collectives import logical_and_across_model_parallel_group
 from cloudai_mbridge.training.process.log_lines import write_line
-from cloudai_mbridge.training.profiling import (
-    finish_profiling,
-    handle_profiling_step,
-    initialize_pytorch_profiler,
-)
+from cloudai_mbridge.training.profiling import finish_profiling, handle_profiling_step, initialize_pytorch_profiler
 from cloudai_mbridge.training.reporting.progress_log import (
     compute_throughputs_and_append_to_progress_log,
     get_start_time_from_progress_log,
@@ -116,13 +112,8 @@ def train(
     should_exit, exit_code = False, 0
 
     def save() -> None:
-        save_checkpoint_and_time(
-            state,
-            *args,
-            progress.floating_point_operations_so_far,
-            checkpointing_context,
-            train_data_iterator=train_data_iterator,
-        )
+        flops = progress.floating_point_operations_so_far
+        save_checkpoint_and_time(state, *args, flops, checkpointing_context, train_data_iterator=train_data_iterator)
 
     try:
         fire("on_train_start")

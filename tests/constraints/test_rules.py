@@ -65,11 +65,7 @@ BOUNDARIES: dict[str, tuple[Point, Point, Point | None]] = {
     "C06": (_point(use_megatron_fsdp=True, vp=1), _point(use_megatron_fsdp=True, vp=2), None),
     "C07": (_point(num_gpus=16, et=1, ep=8, pp=2), _point(num_gpus=16, et=1, ep=12), None),
     "C08": (_point(num_layers=32, pp=4, vp=8), _point(num_layers=32, pp=4, vp=9), _point(pp=4, vp=8)),
-    "C09": (
-        _point(num_distributed_optimizer_instances=1),
-        _point(num_distributed_optimizer_instances=2),
-        None,
-    ),
+    "C09": (_point(num_distributed_optimizer_instances=1), _point(num_distributed_optimizer_instances=2), None),
     "C10": (_point(pp=1, activation_offload_layers=1), _point(pp=2, activation_offload_layers=1), None),
     "C11": (
         _point(moe_a2a_overlap=True, cuda_graph_impl="None"),
@@ -133,11 +129,7 @@ BOUNDARIES: dict[str, tuple[Point, Point, Point | None]] = {
         _point(recompute_modules="mla_up_proj"),
     ),
     "M15": (_point(recompute_num_layers=1), _point(recompute_num_layers=1, recompute_modules="mlp"), None),
-    "M16": (
-        _point(activation_offload_layers=2),
-        _point(activation_offload_layers=2, recompute_num_layers=1),
-        None,
-    ),
+    "M16": (_point(activation_offload_layers=2), _point(activation_offload_layers=2, recompute_num_layers=1), None),
     "M17": (
         _point(cuda_graph_impl="none", activation_offload_layers=2),
         _point(cuda_graph_impl="local", activation_offload_layers=2),
@@ -263,11 +255,7 @@ def test_without_its_input_a_rule_gives_no_verdict(rule_id: str) -> None:
         # constraint 4: the global batch is whole micro-batches on every rank
         ("C04", dict(num_gpus=8, tp=2, mb=2, gb=16), True),
         ("C04", dict(num_gpus=8, tp=2, mb=2, gb=20), False),
-        (
-            "C04",
-            dict(num_gpus=8, mb=1, gb=24, use_megatron_fsdp=True, num_distributed_optimizer_instances=2),
-            False,
-        ),
+        ("C04", dict(num_gpus=8, mb=1, gb=24, use_megatron_fsdp=True, num_distributed_optimizer_instances=2), False),
         ("C04", dict(num_gpus=8, mb=1, gb=32, use_megatron_fsdp=True, num_distributed_optimizer_instances=2), True),
         ("C04", dict(num_gpus=8, mb=1, gb=24, num_distributed_optimizer_instances=2), True),  # only under FSDP
         ("C04", dict(num_gpus=8, mb=1, gb=24, use_megatron_fsdp=True), True),
@@ -306,11 +294,7 @@ def test_a_rule_that_lacked_an_input_is_listed() -> None:
 
 @pytest.mark.parametrize(
     ("rule_id", "args"),
-    [
-        ("E01", dict(use_megatron_fsdp=True)),
-        ("E02", dict(compute_dtype="fp8_mx")),
-        ("E03", dict(max_steps=0)),
-    ],
+    [("E01", dict(use_megatron_fsdp=True)), ("E02", dict(compute_dtype="fp8_mx")), ("E03", dict(max_steps=0))],
 )
 def test_the_upstream_launcher_is_not_bound_by_ours(rule_id: str, args: dict[str, Any]) -> None:
     assert BY_ID[rule_id](_point(launcher="megatron_bridge", **args)) is None

@@ -101,10 +101,7 @@ CASES: dict[str, tuple[Callable[[Case], None], tuple[str, ...]]] = {
     "unwritable output": (unwritable, ("cannot be written", "--output-dir")),
     "duplicate ids": (scenario_with('[[Tests]]\nid = "a"\ntest_name = "t"'), ("scenario.toml", "duplicate", "'a'")),
     "cyclic dependency": (scenario_with(CYCLE), ("scenario.toml", "a -> b -> a")),
-    "missing system file": (
-        lambda case: (case.directory / "system.toml").unlink(),
-        ("system.toml", "no such file"),
-    ),
+    "missing system file": (lambda case: (case.directory / "system.toml").unlink(), ("system.toml", "no such file")),
     "unknown scheduler": (lambda case: case.write(system='name = "x"\nscheduler = "pbs"\n'), ("'pbs'", "slurm")),
     "two tests of one name": (lambda case: case.write(other_test=TEST), ("u.toml", "'t'", "t.toml")),
     "no step to measure": (

@@ -242,12 +242,7 @@ def wait_for_jobs(done: Confirming, until: Any, count: int) -> None:
 
 
 def test_resumed_after_a_kill(
-    slow: tuple[Finished, Path],
-    confirming: Any,
-    until: Any,
-    mbridge: Any,
-    sandbox: Any,
-    nothing_left: Any,
+    slow: tuple[Finished, Path], confirming: Any, until: Any, mbridge: Any, sandbox: Any, nothing_left: Any
 ) -> None:
     (run, told), before = slow, count_jobs(sandbox)
     done = confirming(run, run.root, 3, "noisy/single")

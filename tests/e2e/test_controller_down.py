@@ -173,11 +173,7 @@ def test_down_for_longer_than_its_patience(
 
 # ---- Slurm has forgotten the jobs
 
-FAKES = {
-    "failing": "sacct",
-    "hanging": "sacct",
-    "squeue": "squeue",
-}
+FAKES = {"failing": "sacct", "hanging": "sacct", "squeue": "squeue"}
 FAKE_TEXT = {
     "failing": "echo 'sacct: error: slurm_persist_conn_open_without_init: failed to open connection' >&2; exit 1",
     "hanging": "exec sleep 300",

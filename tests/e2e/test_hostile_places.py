@@ -75,12 +75,7 @@ def test_an_integer_beyond_64_bits(key: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("run", "args"),
-    [
-        ("", f"{HUGE} = 1"),
-        (f'nodes = ["{HUGE}["]', ""),
-        (f'test_name = "{HUGE}"', ""),
-        ("", f'tp = "{HUGE}"'),
-    ],
+    [("", f"{HUGE} = 1"), (f'nodes = ["{HUGE}["]', ""), (f'test_name = "{HUGE}"', ""), ("", f'tp = "{HUGE}"')],
 )
 def test_a_message_is_never_long(run: str, args: str, tmp_path: Path) -> None:
     done = dry_run(tmp_path, run, args)

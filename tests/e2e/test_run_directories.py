@@ -172,10 +172,7 @@ KINDS = {
     "a file": Kind(a_file, 2, ""),
     "a circle of links": Kind(a_circle_of_links, 2, "", MISSING),
     "a FIFO of submissions": Kind(
-        a_fifo_of_submissions,
-        3,
-        "a FIFO, not a regular file",
-        dict.fromkeys(COMMANDS.keys() - {"resume", "cancel"}),
+        a_fifo_of_submissions, 3, "a FIFO, not a regular file", dict.fromkeys(COMMANDS.keys() - {"resume", "cancel"})
     ),
     "incomplete": Kind(incomplete, 6, "is incomplete (plan.json is missing): mbridge ended before"),
     "dry run": Kind(a_dry_run, 6, "dry run", {"status": 0}),

@@ -275,11 +275,7 @@ def test_without_accounting_the_jobs_own_markers_settle_what_slurm_has_forgotten
 def test_with_accounting_sacct_settles_what_the_controller_has_forgotten(forgotten: dict[bool, Any]) -> None:
     run = forgotten[True]
     states = {id_: (run.point(id_)["verdict"], run.point(id_)["job"]["state"]) for id_ in ("good", "bad", "shot")}
-    assert states == {
-        "good": ("success", "COMPLETED"),
-        "bad": ("failed", "FAILED"),
-        "shot": ("failed", "CANCELLED"),
-    }
+    assert states == {"good": ("success", "COMPLETED"), "bad": ("failed", "FAILED"), "shot": ("failed", "CANCELLED")}
     assert "exit code 4" in " ".join(run.point("bad")["reasons"])
     assert run.point("shot")["failure"]["id"] == "job_cancelled"
     assert "marker" not in run.words

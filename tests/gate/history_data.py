@@ -49,10 +49,7 @@ def make_point(
         "num_steps": steps,
         "job": job,
         "attempts": [job],
-        "comparability": {
-            "id": comparability_id(fields),
-            "fields": fields,
-        },
+        "comparability": {"id": comparability_id(fields), "fields": fields},
         "environment": {**ENVIRONMENT, **(environment or {})},
         "metrics": {
             "warmup_steps": 1,

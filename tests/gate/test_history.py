@@ -262,10 +262,7 @@ def test_runs_from_the_future_and_of_a_forged_key_are_left_out_and_said(store: H
     imported = store.import_report(write_report(tmp_path / "report.json", points))
     assert (imported.added, imported.left_out) == (
         2,
-        {
-            "that ended more than a day in the future": 1,
-            "whose comparability id is not the digest of its fields": 1,
-        },
+        {"that ended more than a day in the future": 1, "whose comparability id is not the digest of its fields": 1},
     )
 
 

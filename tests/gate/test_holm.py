@@ -17,9 +17,7 @@ def closed(p_values: list[float], weights: list[float]) -> list[float]:
     return [max(level[s] for s in subsets if i in s) for i in everything]
 
 
-@given(
-    st.lists(st.tuples(st.floats(0, 1), st.floats(0.01, 10)), min_size=1, max_size=6),
-)
+@given(st.lists(st.tuples(st.floats(0, 1), st.floats(0.01, 10)), min_size=1, max_size=6))
 def test_it_is_the_closed_test(pairs):
     p_values, weights = map(list, zip(*pairs, strict=True))
     assert adjust(p_values, weights) == pytest.approx(closed(p_values, weights))

@@ -442,10 +442,7 @@ def test_tflops_that_contradict_the_step_time(required: bool, overall: GateVerdi
         steps = [replace(step, tflops_per_gpu=(step.tflops_per_gpu or 0) / 2) for step in run.steps]
         return replace(run, steps=tuple(steps))
 
-    metrics = [
-        {"name": "step_time_s"},
-        {"name": "tflops_per_gpu", "follows": "step_time_s", "required": required},
-    ]
+    metrics = [{"name": "step_time_s"}, {"name": "tflops_per_gpu", "follows": "step_time_s", "required": required}]
     result = judged([halved(run) for run in runs("b", OTHER)], metrics=metrics)
     tflops = metric(result, "tflops_per_gpu")
     assert tflops.verdict is GateVerdict.NOT_RUN

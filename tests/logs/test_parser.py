@@ -135,8 +135,7 @@ def test_a_record_cut_by_another_ranks_line_is_lost_and_the_others_stay() -> Non
 
 
 @pytest.mark.parametrize(
-    "line",
-    ["export MBRIDGE_PYTHON=/usr/bin/python3\n", "+ MBRIDGE_STEP_DIR=x\n", "MBRIDGE_STEPS: 10\n"],
+    "line", ["export MBRIDGE_PYTHON=/usr/bin/python3\n", "+ MBRIDGE_STEP_DIR=x\n", "MBRIDGE_STEPS: 10\n"]
 )
 def test_a_line_that_only_mentions_us_is_no_damaged_record(line: str) -> None:
     assert _parse(line).notes == ()

@@ -65,8 +65,6 @@ def test_a_time_that_rounds_to_zero_is_not_measured() -> None:
 
 
 def test_missing_steps_cost_what_is_there_and_not_what_was_asked_for() -> None:
-    assert missing_steps(_steps(1, 2, 4), 10**15) == [
-        f"3 of {10**15} steps are in the log; the first missing is 3",
-    ]
+    assert missing_steps(_steps(1, 2, 4), 10**15) == [f"3 of {10**15} steps are in the log; the first missing is 3"]
     assert missing_steps(_steps(1, 2), 2) == []
     assert missing_steps([], 0) == []

@@ -10,11 +10,7 @@ from pydantic import ValidationError
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.models.loading.load import load_system
 from cloudai_mbridge.models.test_definition import GitRepo, MegatronBridgeTestDefinition
-from cloudai_mbridge.models.values.credentials import (
-    find_credential,
-    find_credential_in_words,
-    is_secret_variable,
-)
+from cloudai_mbridge.models.values.credentials import find_credential, find_credential_in_words, is_secret_variable
 from cloudai_mbridge.training.credentials.find import is_secret
 
 
@@ -95,13 +91,7 @@ SHAPES = [
     *("docker://bob:hunter2@nvcr.io#a/b:1", "git+ssh://bob:pw@h/x.git", "redis://:hunter2@cache:6379/0"),
     *("Authorization: Bearer abc", "authorization: Basic Ym9iOmh1", "PRIVATE-TOKEN: abcdef", "x-api-key: abc"),
     *("ALL,HF_TOKEN=x", "--export=NONE,WANDB_API_KEY=x,B=1", "A=1 MY_PASSWORD='a b'", "DB_PASSWORD: hunter2"),
-    *(
-        "--hf-token=abc",
-        "password=hunter2",
-        '{"api_key": "abc"}',
-        "https://h/x?access_token=abc",
-        "AccountKey=abc=",
-    ),
+    *("--hf-token=abc", "password=hunter2", '{"api_key": "abc"}', "https://h/x?access_token=abc", "AccountKey=abc="),
     *("hf_" + 34 * "a", "ghp_" + 36 * "a", "nvapi-" + 40 * "a", "glpat-" + 20 * "a", "AKIA" + 16 * "A"),
     *("-----BEGIN OPENSSH PRIVATE KEY-----\nx", "machine h login bob password hunter2", "curl -u bob:hunter2 h"),
     *("Basic Ym9iOmh1bnRlcjI=", "https://hooks.slack.com/services/T0/B0/x", "https://h/c?sv=1&sig=" + 20 * "a"),

@@ -124,11 +124,7 @@ def test_an_inline_test_needs_no_tests_directory(tmp_path: Path) -> None:
 
 
 def test_overrides_merge_table_by_table(tmp_path: Path) -> None:
-    _file(
-        tmp_path,
-        HEAD + '[cmd_args]\ntp = 2\npp = 1\n[extra_env_vars]\nA = "1"\nB = "2"\n',
-        "tests/t.toml",
-    )
+    _file(tmp_path, HEAD + '[cmd_args]\ntp = 2\npp = 1\n[extra_env_vars]\nA = "1"\nB = "2"\n', "tests/t.toml")
     path = _file(
         tmp_path,
         'name = "s"\n[[Tests]]\nid = "a"\ntest_name = "t"\n'

@@ -47,11 +47,7 @@ def _preview(version: str, args: dict[str, Any]) -> PointPreview:
     )
     per_node = 4 if args["gpu_type"] in ("gb200", "gb300", "vr200") else 8
     system = SlurmSystem(
-        name="c",
-        scheduler="slurm",
-        default_partition="p",
-        partitions=[{"name": "p"}],
-        gpus_per_node=per_node,
+        name="c", scheduler="slurm", default_partition="p", partitions=[{"name": "p"}], gpus_per_node=per_node
     )
     (found,) = SweepPreview(LoadedTest(TestRun(id="t", test_name="n"), definition), system, PlanOptions()).points()
     return found

@@ -110,8 +110,7 @@ def test_max_avail_takes_free_nodes_only(state: str) -> None:
 
 def test_too_few_in_service() -> None:
     with pytest.raises(
-        BadInput,
-        match="group: 1; not usable: n1 \\(down\\*\\), n2 \\(drained\\), n3 \\(unknown\\); ask for fewer",
+        BadInput, match="group: 1; not usable: n1 \\(down\\*\\), n2 \\(drained\\), n3 \\(unknown\\); ask for fewer"
     ):
         _nodes("main:g:2", states={"n1": "down*", "n4": "idle", "n2": "drained"})
 

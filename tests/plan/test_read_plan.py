@@ -20,13 +20,7 @@ from cloudai_mbridge.plan.read import read_plan, read_plan_data
 SECRET = "S3CRET \u00e9 'x"
 EMBEDDED: dict[str, Any] = {"launcher": "embedded", "model_recipe_name": "gpt_tiny", "num_gpus": 2, "max_steps": 10}
 UPSTREAM: dict[str, Any] = {"model_family_name": "llama", "model_recipe_name": "llama3_8b", "num_gpus": 4}
-REPOS = [
-    {
-        "url": "https://example.org/Megatron-Bridge.git",
-        "commit": "v0.3.0",
-        "mount_as": "/opt/Megatron-Bridge",
-    }
-]
+REPOS = [{"url": "https://example.org/Megatron-Bridge.git", "commit": "v0.3.0", "mount_as": "/opt/Megatron-Bridge"}]
 LOCAL = LocalSystem(name="here", scheduler="local")
 
 

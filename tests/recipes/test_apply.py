@@ -10,12 +10,7 @@ import pytest
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.models.cmd_args import ARGUMENTS, ResolvedCmdArgs
 from cloudai_mbridge.recipes import Recipe, load_recipe
-from cloudai_mbridge.recipes.apply import (
-    MAPPED,
-    training_config,
-    unsupported_args,
-    why_unsupported,
-)
+from cloudai_mbridge.recipes.apply import MAPPED, training_config, unsupported_args, why_unsupported
 from cloudai_mbridge.recipes.apply import with_recipe_defaults as with_defaults
 from cloudai_mbridge.training.config import ConfigContainer
 from cloudai_mbridge.training.flops import moe_layer_pattern

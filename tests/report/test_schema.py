@@ -17,15 +17,7 @@ from cloudai_mbridge.report import build_report, write_report
 from cloudai_mbridge.report.model import SCHEMA_VERSION, PointReport, Report
 from cloudai_mbridge.runner import Journal
 from cloudai_mbridge.schedulers.interface import JobClass, JobStatus
-from tests.report.conftest import (
-    VIOLATION,
-    ARun,
-    a_log,
-    as_json,
-    some_point,
-    some_rejected,
-    some_report,
-)
+from tests.report.conftest import VIOLATION, ARun, a_log, as_json, some_point, some_rejected, some_report
 
 pytestmark = pytest.mark.process
 

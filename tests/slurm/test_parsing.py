@@ -136,9 +136,7 @@ def test_lines_of_squeue() -> None:
     assert list(jobs) == ["17", "18", "19", "20", "21", "22_3"]
     assert jobs["17"].status == JobStatus("PENDING", JobClass.ACTIVE, reason="Resources", run_time_s=0.0)
     assert jobs["18"] == Listed(
-        "18",
-        "mbridge-x.cafe",
-        JobStatus("RUNNING", JobClass.ACTIVE, nodes="node[1-2]", run_time_s=93784.0, restarts=2),
+        "18", "mbridge-x.cafe", JobStatus("RUNNING", JobClass.ACTIVE, nodes="node[1-2]", run_time_s=93784.0, restarts=2)
     )
     assert (jobs["20"].status.state, jobs["20"].status.job_class) == ("CANCELLED", JobClass.CANCELLED)
     assert (jobs["20"].status.signal, jobs["20"].status.nodes) == (15, "")
@@ -271,8 +269,7 @@ def test_only_a_job_that_waits_is_hopeless(state: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "reason"),
-    [("PENDING", "JobHeldUser"), ("PENDING", "JobHeldAdmin"), *((state, "None") for state in HELD)],
+    ("state", "reason"), [("PENDING", "JobHeldUser"), ("PENDING", "JobHeldAdmin"), *((state, "None") for state in HELD)]
 )
 def test_a_held_job_counts_as_cancelled(state: str, reason: str) -> None:
     assert hopeless(state, reason) is JobClass.CANCELLED

@@ -81,11 +81,7 @@ def test_a_launcher_that_is_told_another_gpu_is_named() -> None:
 
 
 def test_options_and_switches_count_as_overrides() -> None:
-    extra = {
-        "--expert_model_parallel_size": "32",
-        "model.cpu_offloading": "0",
-        "model.recompute_granularity": "null",
-    }
+    extra = {"--expert_model_parallel_size": "32", "model.cpu_offloading": "0", "model.recompute_granularity": "null"}
     assert overridden_by(extra) >= {"ep", "activation_offload_layers", "recompute_modules", "recompute_num_layers"}
     assert overridden_by({"-tp": "8", "++train.micro_batch_size": "2", "-sl=4096": ""}) == {"tp", "mb", "seq_length"}
     assert {"cuda_graph_impl", "cuda_graph_scope"} <= overridden_by({"model.cuda_graph_impl": "local"})

@@ -494,10 +494,7 @@ def test_delayed_wgrad_requires_expert_overlap(flag_of_the_model: bool) -> None:
     [
         ({"dp": 2}, "overlap_grad_reduce"),  # which two replicas turn on
         ({"overlap_grad_reduce": True}, "overlap_grad_reduce"),
-        (
-            {"ddp": {"use_distributed_optimizer": False, "overlap_grad_reduce": True}},
-            "overlap_grad_reduce",
-        ),
+        ({"ddp": {"use_distributed_optimizer": False, "overlap_grad_reduce": True}}, "overlap_grad_reduce"),
         ({"model": {"gradient_accumulation_fusion": True}}, "gradient_accumulation_fusion"),
     ],
 )

@@ -195,10 +195,7 @@ def _weights(pattern: str, per_token: bool, replicas: int, cp: int) -> dict[tupl
 
 def _gradients(weights: dict[tuple[int, int], float]) -> dict[str, list[float]]:
     x = [sum(weight * _masked_x(*pair, h) for pair, weight in weights.items()) for h in range(HIDDEN)]
-    return {
-        "w0": [a * b for a, b in zip(x, W1, strict=True)],
-        "w1": [a * b for a, b in zip(x, W0, strict=True)],
-    }
+    return {"w0": [a * b for a, b in zip(x, W1, strict=True)], "w1": [a * b for a, b in zip(x, W0, strict=True)]}
 
 
 def _value(pattern: str, replicas: int, rank: int) -> Any:

@@ -66,12 +66,7 @@ DEFAULTS: dict[str, Any] = {
 }
 
 BF16 = {"bf16": True, "params_dtype": torch.bfloat16, "pipeline_dtype": torch.bfloat16}
-FP16 = {
-    "fp16": True,
-    "params_dtype": torch.float16,
-    "pipeline_dtype": torch.float16,
-    "grad_reduce_in_fp32": False,
-}
+FP16 = {"fp16": True, "params_dtype": torch.float16, "pipeline_dtype": torch.float16, "grad_reduce_in_fp32": False}
 GATHER = {"fp8_param": True, "fp8_param_gather": True}
 DELAYED = {
     "fp8": "hybrid",

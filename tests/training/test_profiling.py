@@ -62,10 +62,7 @@ def num_matmuls(trace: dict[str, Any]) -> int:
 # ---- which ranks
 
 
-@pytest.mark.parametrize(
-    ("ranks", "profiled"),
-    [([], [0, 1, 2, 3]), ([0], [0]), ([1, 3], [1, 3]), ([7], [])],
-)
+@pytest.mark.parametrize(("ranks", "profiled"), [([], [0, 1, 2, 3]), ([0], [0]), ([1, 3], [1, 3]), ([7], [])])
 def test_an_empty_list_of_ranks_means_all(ranks: list[int], profiled: list[int]) -> None:
     c = config(profile_ranks=ranks)
     assert [rank for rank in range(4) if profiling.should_profile_rank(c, rank)] == profiled

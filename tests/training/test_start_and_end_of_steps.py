@@ -99,9 +99,7 @@ def test_the_progress_log_is_outside_the_step_time(monkeypatch: pytest.MonkeyPat
     state = _state(
         timer,
         cfg=SimpleNamespace(
-            model=None,
-            logger=SimpleNamespace(log_progress=True),
-            checkpoint=SimpleNamespace(async_save=False),
+            model=None, logger=SimpleNamespace(log_progress=True), checkpoint=SimpleNamespace(async_save=False)
         ),
         train_state=SimpleNamespace(step=3),
         rank_monitor_client=None,

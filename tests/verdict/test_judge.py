@@ -131,11 +131,7 @@ def test_what_is_said_of_missing_steps(steps: str, reason: str) -> None:
 
 @pytest.mark.parametrize(
     ("loss", "reason"),
-    [
-        ("nan", "the loss is nan at step 4"),
-        ("-inf", "the loss is -inf at step 4"),
-        ("missing", "step 4 has no loss"),
-    ],
+    [("nan", "the loss is nan at step 4"), ("-inf", "the loss is -inf at step 4"), ("missing", "step 4 has no loss")],
 )
 def test_what_is_said_of_a_loss(loss: str, reason: str) -> None:
     assert _judge(loss=loss).reasons == (reason,)

@@ -12,12 +12,7 @@ from megatron.core.dist_checkpointing.mapping import ShardedTensorFactory
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
-from cloudai_mbridge.training.compat.checkpoints import (
-    COMMON_FILE,
-    common_place,
-    read_common_file,
-    read_common_object,
-)
+from cloudai_mbridge.training.compat.checkpoints import COMMON_FILE, common_place, read_common_file, read_common_object
 from cloudai_mbridge.training.errors import CheckpointError
 
 _SHOWN = 3

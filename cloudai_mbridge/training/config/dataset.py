@@ -154,12 +154,7 @@ class SyntheticDataset:
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         """Return one sample, [seq_length] each."""
         ids = self._ids[index % self.pool_samples]
-        return {
-            "tokens": ids[:-1],
-            "labels": ids[1:],
-            "loss_mask": self._loss_mask,
-            "position_ids": self._position_ids,
-        }
+        return {"tokens": ids[:-1], "labels": ids[1:], "loss_mask": self._loss_mask, "position_ids": self._position_ids}
 
 
 @dataclass(kw_only=True)

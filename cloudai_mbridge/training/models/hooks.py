@@ -54,10 +54,7 @@ class LinearForLastLayer(torch.nn.Linear):
             self.weight.sequence_parallel = True  # type: ignore[attr-defined]
 
     def forward(  # type: ignore[override]
-        self,
-        input_: torch.Tensor,
-        weight: torch.Tensor | None = None,
-        runtime_gather_output: bool | None = None,
+        self, input_: torch.Tensor, weight: torch.Tensor | None = None, runtime_gather_output: bool | None = None
     ) -> tuple[torch.Tensor, None]:
         """Return (values [sequence, batch, output_size] in fp32, no bias).
 

@@ -144,12 +144,7 @@ def handle_profiling_stop(
 
 
 def finish_profiling(
-    config: ProfilingConfig | None,
-    rank: int,
-    prof: Any,
-    nsys_context: ExitStack | None = None,
-    *,
-    iteration: int,
+    config: ProfilingConfig | None, rank: int, prof: Any, nsys_context: ExitStack | None = None, *, iteration: int
 ) -> None:
     """Stop what still runs, and write what was recorded; nothing if the window was over and its end not skipped.
 

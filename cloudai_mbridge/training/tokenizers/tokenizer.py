@@ -129,9 +129,7 @@ def _options(config: TokenizerConfig, library: str, model: Any) -> dict[str, Any
         files = _given(vocab_file=config.vocab_file, merges_file=config.merge_file)
         return {**files, **(config.hf_tokenizer_kwargs or {})}
     given = _given(
-        pattern=config.tiktoken_pattern,
-        special_tokens=config.tiktoken_special_tokens,
-        vocab_size=config.vocab_size,
+        pattern=config.tiktoken_pattern, special_tokens=config.tiktoken_special_tokens, vocab_size=config.vocab_size
     )
     return {"num_special_tokens": config.tiktoken_num_special_tokens, **given}
 

@@ -15,12 +15,12 @@ MODULES: dict[str, dict[str, str]] = {
     "fault_tolerance": {
         "resilience.fault_tolerance": "setup on_training_step_start on_training_step_end on_eval_step_start"
         " on_eval_step_end on_checkpointing_start on_checkpointing_end on_checkpoint_loaded shutdown"
-        " maybe_setup_simulated_fault",
+        " maybe_setup_simulated_fault"
     },
     "forward_step_func_types": {
         _HERE: "LossReduced TwoTupleLossReturn ThreeTupleLossReturn InferenceLossReturn LossFunctionReturn LossFunction"
         " TwoArgForwardStep ThreeArgForwardStep ThreeArgStateForwardStep FourArgForwardStep ForwardStepFunctor"
-        " ForwardStepFunc ForwardStepCallable ForwardStepResult",
+        " ForwardStepFunc ForwardStepCallable ForwardStepResult"
     },
     "utils": {},
     "utils.checkpoint_utils": {

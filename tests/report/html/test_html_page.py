@@ -213,11 +213,7 @@ def test_a_missing_number_says_why(show: Open) -> None:
         "#rows td.number .missing", "all => all.map(cell => [cell.textContent, cell.title])"
     )
     reasons = {title for _, title in cells}
-    assert reasons == {
-        "no step was logged",
-        "the point was rejected and did not run",
-        "the log tells no memory",
-    }
+    assert reasons == {"no step was logged", "the point was rejected and did not run", "the log tells no memory"}
     assert all(text == f"– missing: {title}" for text, title in cells)
 
 

@@ -16,10 +16,7 @@ cpu.install()
 
 from megatron.core import parallel_state as mpu  # noqa: E402
 from megatron.core.distributed import finalize_model_grads  # noqa: E402
-from megatron.core.num_microbatches_calculator import (  # noqa: E402
-    destroy_num_microbatches_calculator,
-    get_num_microbatches,
-)
+from megatron.core.num_microbatches_calculator import destroy_num_microbatches_calculator, get_num_microbatches  # noqa: E402
 from megatron.core.pipeline_parallel import get_forward_backward_func  # noqa: E402
 
 from cloudai_mbridge.recipes.container import container_data  # noqa: E402

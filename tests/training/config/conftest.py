@@ -59,11 +59,7 @@ def make_config() -> Callable[..., Any]:
             "optimizer": configs.OptimizerConfig(lr=1e-3, min_lr=1e-5),
             "scheduler": configs.SchedulerConfig(),
             "dataset": configs.MockGPTDatasetConfig(
-                seq_length=32,
-                random_seed=1,
-                reset_position_ids=False,
-                reset_attention_mask=False,
-                eod_mask_loss=False,
+                seq_length=32, random_seed=1, reset_position_ids=False, reset_attention_mask=False, eod_mask_loss=False
             ),
             "logger": configs.LoggerConfig(),
             "tokenizer": configs.TokenizerConfig(),

@@ -123,11 +123,7 @@ ILLEGAL = [
     (TrainingConfig(train_samples=8), AssertionError, "needs global_batch_size"),
     (TrainingConfig(train_samples=8, global_batch_size=0), AssertionError, "global_batch_size=0 must be positive"),
     (TrainingConfig(train_samples=3, global_batch_size=4), AssertionError, "less than one batch: global_batch_size=4"),
-    (
-        DistributedDataParallelConfig(reuse_grad_buf_for_mxfp8_param_ag=True),
-        AssertionError,
-        "keeping params in MXFP8",
-    ),
+    (DistributedDataParallelConfig(reuse_grad_buf_for_mxfp8_param_ag=True), AssertionError, "keeping params in MXFP8"),
     (_fsdp(grad_reduce_in_fp32=True), AssertionError, "needs grad_reduce_in_fp32=False"),
     (OptimizerConfig(main_grads_dtype=torch.bfloat16), AssertionError, "main_grads_dtype can only be fp32"),
     (OptimizerConfig(main_params_dtype=torch.float16), AssertionError, "main_params_dtype can only be fp32"),

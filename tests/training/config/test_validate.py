@@ -87,11 +87,7 @@ def _nothing() -> None:
 # Megatron-Core's own checks of these features need Transformer Engine or more of the model than the rule looks at
 _NO_OPTIMIZER_CHECK = {"optimizer.finalize": _nothing}
 _NO_MODEL_CHECK = {"model.finalize": _nothing}
-_DETERMINISTIC = {
-    "model.deterministic_mode": True,
-    "model.cross_entropy_loss_fusion": False,
-    "env.NCCL_ALGO": "Ring",
-}
+_DETERMINISTIC = {"model.deterministic_mode": True, "model.cross_entropy_loss_fusion": False, "env.NCCL_ALGO": "Ring"}
 _PRECISION_AWARE = {**_NO_OPTIMIZER_CHECK, "optimizer.use_precision_aware_optimizer": True}
 _OFFLOADING = {**_NO_MODEL_CHECK, "model.fine_grained_activation_offloading": True}
 _FSDP = {"ddp.use_megatron_fsdp": True}
@@ -368,10 +364,7 @@ ILLEGAL = [
         "has 3 entries, but there are 4 layers",
     ),
     Case(
-        "check_cp_comm_type",
-        {**_CP2, **_NO_MODEL_CHECK, "model.cp_comm_type": ("p2p",)},
-        AssertionError,
-        "got tuple",
+        "check_cp_comm_type", {**_CP2, **_NO_MODEL_CHECK, "model.cp_comm_type": ("p2p",)}, AssertionError, "got tuple"
     ),
     Case(
         "check_cp_comm_type",

@@ -12,12 +12,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from megatron.core import dist_checkpointing, tensor_parallel
-from megatron.core.rerun_state_machine import (
-    RerunDataIterator,
-    RerunMode,
-    RerunState,
-    get_rerun_state_machine,
-)
+from megatron.core.rerun_state_machine import RerunDataIterator, RerunMode, RerunState, get_rerun_state_machine
 
 from cloudai_mbridge.training import cpu
 from cloudai_mbridge.training.compat.versions import installed_release

@@ -68,12 +68,7 @@ dist.barrier()
 dist.destroy_process_group()
 """
 
-MOE = {
-    "num_moe_experts": 4,
-    "moe_router_topk": 2,
-    "moe_ffn_hidden_size": 64,
-    "moe_shared_expert_intermediate_size": 64,
-}
+MOE = {"num_moe_experts": 4, "moe_router_topk": 2, "moe_ffn_hidden_size": 64, "moe_shared_expert_intermediate_size": 64}
 BIAS = {"moe_shared_expert_intermediate_size": None, "add_bias_linear": True}
 TIED = {"share_embeddings_and_output_weights": True}
 BF16 = {"dtype": "bf16"}
