@@ -23,6 +23,7 @@ from cloudai_mbridge.commands.history import history
 from cloudai_mbridge.commands.live_view import SteadyConsole, new_console, observer_for
 from cloudai_mbridge.commands.options import ALLOW_UNKNOWN, PATH, RULES, request_of, scenario_options
 from cloudai_mbridge.commands.sweep import sweep
+from cloudai_mbridge.commands.tune import tune
 from cloudai_mbridge.commands.verify import summarize_foreign, verify
 from cloudai_mbridge.constraints.engine import RULES as ALL_RULES
 from cloudai_mbridge.constraints.lifts import LIFTS
@@ -245,7 +246,7 @@ def _history_rows(path: Path, report: Mapping[str, Any]) -> list[dict[str, Any]]
 
 
 register_install_commands(cli)
-for command in (sweep, gate, compare, baseline, history, estimate, proxy):
+for command in (sweep, gate, compare, baseline, history, estimate, proxy, tune):
     cli.add_command(command)
 
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
+from typing import Any
 
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.estimate.precision import Precision
@@ -131,8 +132,15 @@ class ParallelLayout:
 
     def resized(self, num_gpus: int, mbs: int, gbs: int | None) -> "ParallelLayout":
         """Return the same layout on as many GPUs with this batch; BadInput if the sizes do not fit together."""
-        other = object.__new__(ParallelLayout)  # `replace` goes through all fields: too slow for every point of a sweep
-        other.__dict__.update(self.__dict__, num_gpus=num_gpus, mbs=mbs, gbs=gbs)
+        return self.changed(num_gpus=num_gpus, mbs=mbs, gbs=gbs)
+
+    def changed(self, **values: Any) -> "ParallelLayout":
+        """Return the layout with other values; BadInput if the sizes do not fit together.
+
+        `replace` goes through all fields: too slow for every point of a sweep.
+        """
+        other = object.__new__(ParallelLayout)
+        other.__dict__.update(self.__dict__, **values)
         for name in ("dp", "expert_dp"):
             other.__dict__.pop(name, None)
         other.__post_init__()

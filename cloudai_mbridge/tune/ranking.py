@@ -1,0 +1,210 @@
+"""The layouts of a space in the order of their predicted step times.
+
+The time of a step is worked out for all of them, memory and rules only for those that come first: best first, until
+enough have passed. Where a layout may need too much memory, it comes again with more recomputation, which only makes it
+slower.
+"""
+
+import heapq
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
+from statistics import NormalDist
+from typing import Any, NamedTuple
+
+from cloudai_mbridge.constraints import check
+from cloudai_mbridge.errors import BadInput
+from cloudai_mbridge.estimate.headline import DEFAULT_LIMIT, Headline
+from cloudai_mbridge.estimate.headlines import Headlines
+from cloudai_mbridge.estimate.memory import ParallelLayout
+from cloudai_mbridge.estimate.memory.totals import Kept
+from cloudai_mbridge.estimate.point import times_of
+from cloudai_mbridge.estimate.request import EstimateRequest
+from cloudai_mbridge.estimate.time import TimeModel
+from cloudai_mbridge.estimate.time.calibration import HeldOutError
+from cloudai_mbridge.estimate.time.model import StepTime
+from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
+from cloudai_mbridge.models.test_definition import TEMPLATE
+from cloudai_mbridge.recipes.apply import with_model_facts, with_recipe_defaults
+from cloudai_mbridge.tune.space import ALL_LAYERS, Options, SearchRequest, Sizes
+
+# Standard deviation of the logarithm of a predicted peak. An assumption: the terms were compared with measurements
+# (docs/memory.md), the allocator was not
+MEMORY_SD = 0.05
+_CERTAIN = 0.99
+_MEDIAN_TO_SD = 1 / NormalDist().inv_cdf(0.75)
+_INTERVAL = NormalDist().inv_cdf(0.95)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A layout that breaks no rule and is predicted to fit. fits: the probability of it. cmd_args: of its test."""
+
+    sizes: Sizes
+    options: Options
+    cmd_args: dict[str, Any]
+    headline: Headline
+    fits: float
+
+    @property
+    def step_time_s(self) -> float:
+        """The predicted seconds of a step."""
+        assert self.headline.step_time_s is not None  # else it would not be ranked
+        return self.headline.step_time_s
+
+    def as_definition(self) -> dict[str, Any]:
+        """Return it as the data of a test TOML."""
+        args = self.cmd_args
+        about = f"{args['model_recipe_name']} on {args['num_gpus']} {args['gpu_type']}"
+        return {
+            "name": f"{args['model_recipe_name']}_{args['num_gpus']}x{args['gpu_type']}",
+            "description": f"{about}: {self.step_time_s:.4g} s a step predicted",
+            "test_template_name": TEMPLATE,
+            "cmd_args": args,
+        }
+
+
+@dataclass
+class Ranking:
+    """The best candidates, and what became of the layouts that came before the last of them.
+
+    rules: how many break each rule. error: of step times, on rows that the time model had not seen.
+    """
+
+    error: HeldOutError | None = None
+    best: list[Candidate] = field(default_factory=list)
+    num_layouts: int = 0
+    num_too_large: int = 0
+    num_illegal: int = 0
+    num_unknown: int = 0
+    rules: Counter[str] = field(default_factory=Counter)
+
+    def interval_s(self, step_time_s: float) -> tuple[float, float]:
+        """Return the bounds between which 90 % of such step times are expected."""
+        sd = math.log1p(self.error.median) * _MEDIAN_TO_SD if self.error else math.inf
+        return step_time_s * math.exp(-_INTERVAL * sd), step_time_s * math.exp(_INTERVAL * sd)
+
+
+def rank(request: SearchRequest, count: int) -> Ranking:
+    """Return the `count` layouts with the shortest predicted steps, the simpler ones first where equal."""
+    ranking, predictor = Ranking(), Predictor(request)
+    queue = [
+        predictor.entry(sizes, Options(precision, is_sharded))
+        for sizes, is_sharded in request.layouts()
+        for precision in request.precisions
+    ]
+    ranking.num_layouts = len(queue)
+    heapq.heapify(queue)
+    while queue and len(ranking.best) < count:
+        _, sizes, options = heapq.heappop(queue)
+        fit = predictor.fit(sizes, options)
+        if fit is None:
+            ranking.num_unknown += 1
+            continue
+        if fit.probability < _CERTAIN and not options.recompute:
+            for recompute in request.recomputable[1:]:
+                heapq.heappush(queue, predictor.entry(sizes, options._replace(recompute=recompute)))
+        if fit.headline is None:
+            ranking.num_too_large += 1
+            continue
+        if violations := check(predictor.question(sizes, options).args, None, request.recipe).violations:
+            ranking.num_illegal += 1
+            ranking.rules.update({violation.rule_id for violation in violations})
+            continue
+        ranking.best.append(Candidate(sizes, options, request.cmd_args(sizes, options), fit.headline, fit.probability))
+        ranking.error = predictor.error
+    return ranking
+
+
+Entry = tuple[tuple[Any, ...], Sizes, Options]
+
+
+class Fit(NamedTuple):
+    """How probably a layout's memory suffices. headline: what is predicted; None: it is held back."""
+
+    probability: float
+    headline: Headline | None
+
+
+class _Base(NamedTuple):
+    layout: ParallelLayout
+    times: TimeModel
+
+
+class Predictor:
+    """Predictions for the layouts of one search."""
+
+    def __init__(self, request: SearchRequest) -> None:
+        self._request = request
+        self._headlines = Headlines()
+        self._fits = Kept[Fit | None]()
+        self._bases: dict[tuple[int, Options], _Base] = {}
+        self._text = cache(request.pipeline_layout)
+        self.error: HeldOutError | None = None
+
+    def entry(self, sizes: Sizes, options: Options) -> Entry:
+        """Return a layout with what sorts it: its time; of equal ones those first that shard and recompute less."""
+        seconds = float(f"{self.step_time_s(sizes, options):.5g}")
+        return (seconds, options.use_megatron_fsdp, options.recompute, math.prod(sizes)), sizes, options
+
+    def step_time_s(self, sizes: Sizes, options: Options) -> float:
+        """Return the predicted seconds of a step; infinity where the sizes do not fit together."""
+        key = (sizes.tp, options)
+        base = self._bases.get(key)
+        if base is None:
+            base = self._bases[key] = self._base(sizes, options)
+        layout, pp, vp = base.layout, sizes.pp, sizes.vp
+        changed: dict[str, Any] = {"pp": pp, "cp": sizes.cp, "vp": vp, "mbs": sizes.mb}
+        if self._request.model.num_moe_experts is not None:
+            changed |= {"ep": sizes.ep, "etp": sizes.et}
+        if options.recompute == ALL_LAYERS:
+            num_layers = self._request.layers_per_chunk(sizes)
+            changed["recompute"] = replace(layout.recompute, num_layers=num_layers)
+        try:
+            return base.times.step_time_s(layout.changed(**changed, pipeline_layout=self._text(pp, vp)))
+        except BadInput:
+            return math.inf
+
+    def _base(self, sizes: Sizes, options: Options) -> _Base:
+        question = self.question(sizes, options)
+        model = question.architecture
+        times = times_of(question, model)
+        self.error = times.held_out_error
+        return _Base(question.layout_of(model), times)
+
+    def fit(self, sizes: Sizes, options: Options) -> Fit | None:
+        """Return whether a layout's memory suffices; None where memory or time are not known.
+
+        More sequences in a micro-batch need more memory, so one that is too large for one sequence is so for any.
+        """
+        alone = sizes._replace(mb=1)
+        if alone != sizes and (least := self._kept_fit(alone, options)) is not None and least.headline is None:
+            return least
+        return self._kept_fit(sizes, options)
+
+    def _kept_fit(self, sizes: Sizes, options: Options) -> Fit | None:
+        return self._fits.once((sizes, options), lambda: self._fit(sizes, options))
+
+    def _fit(self, sizes: Sizes, options: Options) -> Fit | None:
+        found = self._headlines.of(self.question(sizes, options))
+        if not found.step_time_s or not found.peak_memory_gib or not found.gpu_memory_gib:
+            return None
+        needed = NormalDist(math.log(found.peak_memory_gib), MEMORY_SD)
+        return Fit(needed.cdf(math.log(found.gpu_memory_gib)), None if found.exceeds(DEFAULT_LIMIT) else found)
+
+    def step_time(self, cmd_args: Mapping[str, Any]) -> StepTime:
+        """Return the predicted step of a test's arguments, in its terms."""
+        question = self._request_of(cmd_args)
+        model = question.architecture
+        return times_of(question, model).step_time(question.layout_of(model))
+
+    def question(self, sizes: Sizes, options: Options) -> EstimateRequest:
+        """Return a layout as an estimate is asked for it."""
+        return self._request_of(self._request.cmd_args(sizes, options))
+
+    def _request_of(self, cmd_args: Mapping[str, Any]) -> EstimateRequest:
+        args = ResolvedCmdArgs.model_validate(cmd_args)
+        fill = with_recipe_defaults if args.launcher is Launcher.EMBEDDED else with_model_facts
+        return EstimateRequest(self._request.recipe, fill(args, self._request.recipe), self._request.gpu)

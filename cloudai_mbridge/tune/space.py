@@ -1,0 +1,147 @@
+"""The space of a search: the ways to spread a model over a number of GPUs.
+
+Only sizes that divide what they must are listed, since a grid of all sizes would be a hundred times as large. The rules
+decide about what is left.
+"""
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from cloudai_mbridge.errors import BadInput
+from cloudai_mbridge.estimate.architecture import Architecture, architecture
+from cloudai_mbridge.estimate.hardware import Gpu
+from cloudai_mbridge.estimate.memory.stages import pipeline_chunks
+from cloudai_mbridge.estimate.precision import Precision
+from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
+from cloudai_mbridge.recipes.apply import recipe_layout
+from cloudai_mbridge.recipes.load import Recipe
+
+_MICRO_BATCHES = (1, 2, 4, 8, 16, 32)
+# What may be recomputed instead of what the recipe recomputes
+ALL_LAYERS = "all layers"
+_DENSE = ("", "core_attn", "mlp", ALL_LAYERS)
+_EXPERTS = ("", "moe_act", "core_attn", "moe", ALL_LAYERS)
+_LATENT = ("", "mla_up_proj", "moe_act", "moe", ALL_LAYERS)
+
+
+class Sizes(NamedTuple):
+    """Parallel sizes, and the sequences of a micro-batch."""
+
+    tp: int
+    pp: int
+    cp: int
+    vp: int
+    ep: int
+    et: int
+    mb: int
+
+
+class Options(NamedTuple):
+    """What a layout has beside its sizes. recompute: modules, `ALL_LAYERS`, or "" as the recipe does."""
+
+    precision: Precision
+    use_megatron_fsdp: bool = False
+    recompute: str = ""
+
+
+@dataclass(frozen=True)
+class SearchRequest:
+    """What a search is asked for. gbs: sequences of a step, which no layout changes. launcher: who would train it."""
+
+    recipe: Recipe
+    gpu: Gpu
+    num_gpus: int
+    gbs: int
+    seq_length: int
+    precisions: tuple[Precision, ...] = (Precision.BF16,)
+    launcher: Launcher = Launcher.MEGATRON_BRIDGE
+    max_steps: int = 10
+
+    @cached_property
+    def model(self) -> Architecture:
+        """The model that all layouts train."""
+        return architecture(self.recipe, ResolvedCmdArgs(launcher=self.launcher, seq_length=self.seq_length))
+
+    @property
+    def recomputable(self) -> tuple[str, ...]:
+        """What a layout may recompute; first what the recipe does."""
+        if self.model.num_moe_experts is None:
+            return _DENSE
+        return _LATENT if self.model.multi_latent_attention else _EXPERTS
+
+    def cmd_args(self, sizes: Sizes, options: Options) -> dict[str, Any]:
+        """Return the arguments of a test with this layout."""
+        args: dict[str, Any] = {
+            "launcher": str(self.launcher),
+            "gpu_type": self.gpu.name,
+            "model_family_name": self.recipe.family,
+            "model_recipe_name": self.recipe.name,
+            "compute_dtype": str(options.precision),
+            "num_gpus": self.num_gpus,
+            **sizes._asdict(),
+            "gb": self.gbs,
+            "seq_length": self.seq_length,
+            "max_steps": self.max_steps,
+        }
+        if self.model.num_moe_experts is None:
+            del args["ep"], args["et"]
+        if options.use_megatron_fsdp:
+            args["use_megatron_fsdp"] = True
+        if options.recompute == ALL_LAYERS:
+            args["recompute_num_layers"] = self.layers_per_chunk(sizes)
+        elif options.recompute:
+            args["recompute_modules"] = options.recompute
+        return args
+
+    def layouts(self) -> Iterator[tuple[Sizes, bool]]:
+        """Yield every layout whose sizes divide what they must, and whether Megatron-FSDP shards everything."""
+        num_gpus, has_fsdp = self.num_gpus, self.launcher is Launcher.MEGATRON_BRIDGE
+        for tp in _divisors(num_gpus, self.model.num_attention_heads):
+            if tp > self.gpu.nvlink_domain:
+                return  # tensor parallelism across the network is never worth it
+            for pp in _divisors(num_gpus // tp):
+                stages = self._virtual_stages(pp)
+                for cp in _divisors(num_gpus // (tp * pp)) if stages else ():
+                    for mb in self._micro_batches(num_gpus // (tp * pp * cp), cp):
+                        for ep, et in self._expert_sizes(tp, pp):
+                            yield from ((Sizes(tp, pp, cp, vp, ep, et, mb), False) for vp in stages)
+                            if has_fsdp and pp == cp == 1:
+                                yield Sizes(tp, pp, cp, 1, ep, et, mb), True
+
+    def pipeline_layout(self, pp: int, vp: int) -> str | None:
+        """Return the recipe's explicit layout of these stages, if it has one."""
+        return recipe_layout(self.recipe, pp, vp, with_mtp=self.model.mtp_num_layers > 0) if pp > 1 else None
+
+    def layers_per_chunk(self, sizes: Sizes) -> int:
+        """Return the most layers of a virtual stage."""
+        return -(-self.model.num_layers // (sizes.pp * sizes.vp))
+
+    def _micro_batches(self, dp: int, cp: int) -> list[int]:
+        if cp > 1 and self.seq_length % (2 * cp):
+            return []
+        return [mb for mb in _MICRO_BATCHES if self.gbs % (mb * dp) == 0]
+
+    def _virtual_stages(self, pp: int) -> list[int]:
+        """Return the numbers of virtual stages for which Megatron-Core has a split; [] if there is not even one."""
+        most = 1 if pp == 1 else -(-(self.model.num_layers + 2) // pp)
+        return [vp for vp in range(1, most + 1) if self._is_split(pp, vp)]
+
+    def _is_split(self, pp: int, vp: int) -> bool:
+        with suppress(BadInput):
+            return bool(pipeline_chunks(self.model, pp, vp, self.pipeline_layout(pp, vp)))
+        return False
+
+    def _expert_sizes(self, tp: int, pp: int) -> list[tuple[int, int]]:
+        experts, per_stage = self.model.num_moe_experts, self.num_gpus // pp
+        if experts is None:
+            return [(1, 1)]
+        sizes = [(ep, et) for et in sorted({1, tp}) for ep in _divisors(experts)]
+        return [(ep, et) for ep, et in sizes if per_stage % (ep * et) == 0]
+
+
+def _divisors(number: int, of: int = 0) -> list[int]:
+    """Return what divides both numbers; every number divides 0."""
+    return [each for each in range(1, number + 1) if number % each == 0 and of % each == 0]

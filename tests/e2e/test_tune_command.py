@@ -1,0 +1,77 @@
+"""`mbridge tune`, as a user calls it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SEARCH = ("tune", "--recipe", "llama3_70b", "--gpu", "gb200", "--num-gpus", "64")
+PRICES = """name = "c"
+scheduler = "local"
+gpu_type = "gb200"
+[prices]
+currency = "EUR"
+gb200 = 10.5
+"""
+
+
+def test_the_table(mbridge: Any) -> None:
+    done = mbridge(*SEARCH, "--precision", "fp8_mx", "--top", "4")
+    assert done.returncode == 0, done.stderr
+    for words in ("batch 256 x 8192 tokens", "│ 4 │", "90 % interval", "published for 26.04.01: tp2 pp4", "held out"):
+        assert words in done.stdout, words
+    assert "│ 5 │" not in done.stdout
+
+
+def test_the_first_is_written_as_a_test_that_verifies(mbridge: Any, tmp_path: Path) -> None:
+    path = tmp_path / "best.toml"
+    done = mbridge(*SEARCH, "--write", "2", path, "--json")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == f"written: {path}\n"
+    second = json.loads(done.stdout)["best"][1]
+    assert second["rank"] == 2
+    assert second["step_time_90_s"][0] < second["step_time_s"] < second["step_time_90_s"][1]
+    checked = mbridge("verify-configs", path)
+    assert checked.returncode == 0, checked.stderr
+    args = second["args"]
+    sizes = [f"--{name}={args[name]}" for name in ("tp", "pp", "cp", "vp")]
+    batch = (f"--mbs={args['mb']}", f"--gbs={args['gb']}")
+    same = mbridge("estimate", "--recipe=llama3_70b", "--gpu=gb200", "--num-gpus=64", *sizes, *batch, "--json")
+    estimated = json.loads(same.stdout)
+    assert estimated["step_time_s"] == pytest.approx(second["step_time_s"])
+    peak = max(stage["total"] for stage in estimated["memory"]["stages"])
+    assert peak / 2**30 == pytest.approx(second["peak_memory_gib"])
+
+
+def test_prices_come_from_the_system(mbridge: Any, tmp_path: Path) -> None:
+    system = tmp_path / "system.toml"
+    system.write_text(PRICES)
+    search = ("tune", "--recipe", "llama3_8b", "--num-gpus", "8", "--system-config", system, "--max-steps", "50")
+    assert "EUR for 50 steps" in mbridge(*search).stdout
+    best = json.loads(mbridge(*search, "--json").stdout)["best"][0]
+    assert best["cost"] == pytest.approx(10.5 * best["gpu_hours"])
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (("--recipe", "lama3_8b", "--gpu", "h100", "--num-gpus", "8"), "did you mean 'llama3_8b'"),
+        (("--recipe", "llama3_8b", "--gpu", "gb20", "--num-gpus", "8"), "use one of"),
+        (("--recipe", "llama3_8b", "--num-gpus", "8"), "no GPU is named; use --gpu"),
+        (("--recipe", "llama3_8b", "--gpu", "h100"), "--num-gpus"),
+        (("--recipe", "llama3_8b", "--gpu", "h100", "--num-gpus", "0"), "--num-gpus"),
+        (("--recipe", "llama3_8b", "--gpu", "h100", "--num-gpus", "8", "--precision", "nvfp4"), "nvfp4"),
+        (("--recipe", "llama3_8b", "--gpu", "h100", "--num-gpus", "7", "--gbs", "3"), "or a batch that they divide"),
+        (("--recipe", "llama31_405b", "--gpu", "h100", "--num-gpus", "8"), "need too much memory"),
+        (("--recipe", "llama3_8b", "--gpu", "cpu", "--num-gpus", "2"), "no peak of cpu is known"),
+        (("--recipe", "llama3_8b", "--gpu", "h100", "--num-gpus", "8", "--write", "1", "/no/where.toml"), "--write"),
+        (("--recipe", "llama3_8b", "--gpu", "h100", "--num-gpus", "8", "--write", "1", "/etc/hostname"), "exists"),
+    ],
+)
+def test_mistakes_are_one_line(mbridge: Any, args: tuple[str, ...], words: str) -> None:
+    done = mbridge("tune", *args)
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+    assert all(line.startswith("error: ") for line in done.stderr.splitlines())

@@ -1,0 +1,105 @@
+"""The ranking looks at few layouts, and finds those that looking at all of them would."""
+
+import pytest
+
+from cloudai_mbridge.constraints import check
+from cloudai_mbridge.estimate.hardware import gpu_named
+from cloudai_mbridge.estimate.headline import DEFAULT_LIMIT
+from cloudai_mbridge.estimate.headlines import Headlines
+from cloudai_mbridge.estimate.precision import Precision
+from cloudai_mbridge.models.cmd_args import Launcher
+from cloudai_mbridge.recipes import load_recipe
+from cloudai_mbridge.tune.published import published_configurations
+from cloudai_mbridge.tune.ranking import Predictor, rank
+from cloudai_mbridge.tune.space import Options, SearchRequest
+
+NAMED = [
+    ("llama3_70b", "gb200", 64, 256, 8192, Precision.FP8_CS),
+    ("llama3_70b", "gb200", 64, 256, 8192, Precision.FP8_MX),
+    ("deepseek_v3", "gb200", 256, 4096, 4096, Precision.BF16),
+    ("deepseek_v3", "gb200", 256, 4096, 4096, Precision.FP8_MX),
+    ("llama31_405b", "h100", 1024, 1536, 8192, Precision.FP8_CS),
+]
+
+
+def search(recipe: str, gpu: str, num_gpus: int, gbs: int, seq_length: int, *precisions: Precision) -> SearchRequest:
+    return SearchRequest(load_recipe(recipe), gpu_named(gpu), num_gpus, gbs, seq_length, precisions)
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        search("llama3_8b", "h100", 8, 32, 8192, Precision.BF16),
+        search("llama3_70b", "h100", 16, 16, 4096, Precision.BF16, Precision.FP8_CS),
+        search("qwen3_30b_a3b", "h100", 8, 16, 4096, Precision.BF16),
+        SearchRequest(load_recipe("gpt_small"), gpu_named("h100"), 8, 16, 128, launcher=Launcher.EMBEDDED),
+    ],
+    ids=lambda one: f"{one.recipe.name}-{one.launcher}",
+)
+def test_it_finds_what_looking_at_all_layouts_finds(request_: SearchRequest) -> None:
+    """But for layouts that recompute although they need not."""
+    predictor, headlines = Predictor(request_), Headlines()
+    fitting = []
+    for sizes, is_sharded in request_.layouts():
+        for precision in request_.precisions:
+            for recompute in request_.recomputable:
+                options = Options(precision, is_sharded, recompute)
+                question = predictor.question(sizes, options)
+                headline = headlines.of(question)
+                if check(question.args, None, request_.recipe).violations or headline.exceeds(DEFAULT_LIMIT):
+                    continue
+                assert headline.step_time_s == pytest.approx(predictor.step_time_s(sizes, options))
+                fitting.append((headline.step_time_s, sizes, options))
+    best = rank(request_, 20).best
+    without_need = {
+        (sizes, options.precision, options.use_megatron_fsdp)
+        for _, sizes, options in fitting
+        if not options.recompute and (found := predictor.fit(sizes, options)) and found.probability >= 0.99
+    }
+    wanted = [
+        each
+        for each in fitting
+        if not each[2].recompute or (each[1], each[2].precision, each[2].use_megatron_fsdp) not in without_need
+    ]
+    times = sorted(seconds for seconds, _, _ in wanted if seconds)[: len(best)]
+    assert len(best) == min(20, len(wanted))
+    assert [each.step_time_s for each in best] == pytest.approx(times, rel=1e-4)
+
+
+@pytest.mark.parametrize("asked", NAMED, ids=lambda asked: f"{asked[0]}-{asked[-1]}")
+def test_a_published_configuration_is_among_the_best_or_beaten_for_a_reason(asked: tuple[object, ...]) -> None:
+    request = search(*asked)  # type: ignore[arg-type]
+    found = rank(request, 10)
+    published = list(published_configurations(request, found))
+    assert published
+    for each in published:
+        if each.rank is None:
+            assert each.step_time_s > found.best[0].step_time_s
+            assert each.reasons
+            assert sum(each.saved_s.values()) == pytest.approx(each.step_time_s - found.best[0].step_time_s)
+
+
+def test_times_are_in_order_and_within_their_interval() -> None:
+    found = rank(search("llama3_70b", "gb200", 64, 256, 8192, Precision.FP8_MX), 30)
+    times = [candidate.step_time_s for candidate in found.best]
+    assert times == sorted(times)
+    low, high = found.interval_s(times[0])
+    assert low < times[0] < high
+    assert 1.05 < high / low < 2
+    for candidate in found.best:
+        assert 0 <= candidate.fits <= 1
+        assert candidate.headline.memory_share is not None
+
+
+def test_more_room_needs_less_recomputation() -> None:
+    """405B on too few GPUs has to recompute, on more it does not."""
+    few = rank(search("llama31_405b", "h100", 128, 128, 8192, Precision.BF16), 1).best[0]
+    many = rank(search("llama31_405b", "h100", 1024, 1024, 8192, Precision.BF16), 1).best[0]
+    assert few.options.recompute
+    assert not many.options.recompute
+
+
+def test_a_model_that_fits_nowhere_has_no_candidates() -> None:
+    found = rank(search("llama31_405b", "h100", 8, 8, 8192, Precision.BF16), 10)
+    assert not found.best
+    assert found.num_too_large > 0
