@@ -27,6 +27,7 @@ WRITTEN_BY_THE_READER = {
     "conf/scenarios/mine.toml",
     "conf/scenarios/nightly.toml",
     "test_defs/deepseek_v3_4_layers.toml",
+    "test_defs/llama3_70b_64.toml",
     "conf/experimental/megatron_bridge",  # in CloudAI's repository
 }
 
