@@ -29,9 +29,9 @@ _SIZE = click.IntRange(1, 2**31)
 
 
 @click.command()
-@click.option("--recipe", required=True, help="See `mbridge list`.")
+@click.option("--recipe", help="See `mbridge list`.")
 @click.option("--gpu", help="Such as gb200; default: the system's gpu_type.")
-@click.option("--num-gpus", type=_SIZE, required=True, help="GPUs of the job.")
+@click.option("--num-gpus", type=_SIZE, help="GPUs of the job.")
 @click.option("--precision", "precisions", multiple=True, default=["bf16"], show_default=True, help="May be repeated.")
 @click.option("--gbs", type=_SIZE, help="Sequences per step; default: the preset's, or the recipe's.")
 @click.option("--seq-length", type=_SIZE, help="Tokens per sequence; default: the recipe's.")
@@ -40,13 +40,27 @@ _SIZE = click.IntRange(1, 2**31)
 @click.option("--top", type=click.IntRange(min=1), default=10, show_default=True, help="How many layouts to show.")
 @click.option("--write", type=(click.IntRange(min=1), PATH), metavar="RANK FILE", help="Write one as a test TOML.")
 @click.option("--system-config", type=PATH, help="System TOML with gpu_type and [prices].")
+@click.option("--replay", "table", type=PATH, help="CSV of measured layouts: play the search against it instead.")
 @click.option("--json", "is_json", is_flag=True, help="Print JSON.")
 def tune(
-    top: int, write: tuple[int, Path] | None, system_config: Path | None, is_json: bool, max_steps: int, **given: Any
+    top: int,
+    write: tuple[int, Path] | None,
+    system_config: Path | None,
+    table: Path | None,
+    is_json: bool,
+    recipe: str | None,
+    num_gpus: int | None,
+    **given: Any,
 ) -> int:
     """Rank the layouts of a model on a number of GPUs by their predicted step time. Nothing is run (docs/tune.md)."""
+    if table is not None:
+        from cloudai_mbridge.commands.replay import replay  # numpy, for this option only
+
+        return replay(table, is_json=is_json)
+    if recipe is None or num_gpus is None:
+        raise BadInput("give --recipe and --num-gpus to rank layouts, or --replay to play against a table")
     system = load_system(system_config) if system_config else None
-    request = _request(system.gpu_type if system else None, max_steps=max_steps, **given)
+    request = _request(system.gpu_type if system else None, recipe=recipe, num_gpus=num_gpus, **given)
     found = rank(request, max(top, write[0] if write else 0))
     if not found.best:
         why = _counts(found) if found.num_layouts else "no sizes divide the GPUs and the batch"

@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import NamedTuple
 
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.estimate.architecture import Architecture
@@ -35,6 +36,38 @@ _TERMS = {
     "dp_comm": ("dp_comm", "fsdp_comm"),
     "optimizer": ("optimizer",),
 }
+
+
+# The same parts by what decides how wrong they are on a cluster
+_GROUPS = {
+    "compute": (
+        *(name for name in Parts._fields if name.startswith("matmul")),
+        "attention_core",
+        "attention_exp",
+        "sparse_core",
+    ),
+    "memory": ("memory_matmul", "memory_experts", "memory_weights", "elementwise", "activation", "routing", "scan"),
+    "experts": ("launches_moe", "launches_experts", "launches_network", "ep_nvlink", "ep_network"),
+    "links": ("tp_comm", "cp_comm", "pp_comm"),
+    "data_parallel": ("dp_comm", "fsdp_comm"),
+    "optimizer": ("optimizer",),
+}
+
+
+class StepGroups(NamedTuple):
+    """Seconds of a step's parts in groups, launches by the host beside them, and the pipeline's idle share.
+
+    The step takes the longer of launches and the first four, 1 + bubble times, and then the last two.
+    """
+
+    compute: float
+    memory: float
+    experts: float
+    links: float
+    launches: float
+    data_parallel: float
+    optimizer: float
+    bubble: float
 
 
 @dataclass(frozen=True)
@@ -85,6 +118,14 @@ class TimeModel:
         parts, waiting, idle = self._real_parts(layout)
         named, extra = Parts(*parts)._asdict(), {"overhead": waiting, "bubble": idle}
         return StepTime({name: sum(map(named.__getitem__, own), extra.get(name, 0.0)) for name, own in _TERMS.items()})
+
+    def groups(self, layout: ParallelLayout) -> StepGroups:
+        """Return the parts in groups; BadInput as for `step_time_s`."""
+        named = Parts(*self._real_parts(layout)[0])._asdict()
+        sums = {name: sum(map(named.__getitem__, own)) for name, own in _GROUPS.items()}
+        microbatches, work = layout.num_microbatches, self._work(layout)
+        launches = self._launch * ideal.launch_time_s(work, layout, microbatches)
+        return StepGroups(**sums, launches=launches, bubble=ideal.bubble(layout.pp, layout.vp, microbatches))
 
     def _real_parts(self, layout: ParallelLayout) -> tuple[list[float], float, float]:
         """Return the parts, how long the GPU waits for the host's launches, and the pipeline's idle time."""

@@ -1,0 +1,133 @@
+"""What is believed of the step times of a space: the time model, its factors, what it does not explain, and what was
+measured.
+
+The logarithm of a step time is the model's at unknown factors, plus a smooth deviation that neighbouring layouts share,
+plus one of the layout alone, plus the noise of the measurement; all Gaussian. The model is linearised where the factors
+are most probable.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from cloudai_mbridge.tune.factors import SDS, FactorModel, Floats
+
+_ROUNDS = 8
+_CLOSE = 1e-4
+_LEAST = 1e-12  # a variance that rounding would make negative
+Indices = npt.NDArray[np.intp]
+
+
+@dataclass(frozen=True)
+class Deviations:
+    """Standard deviations of the logarithm.
+
+    range_: how many doublings of a size lie between layouts that tell little of each other.
+    """
+
+    shared: float = 0.1
+    own: float = 0.03
+    noise: float = 0.01
+    range_: float = 1.5
+
+
+_USUAL = Deviations()
+
+
+@dataclass(frozen=True)
+class Posterior:
+    """Means of the logarithm of every step time, [n], and what their covariances are made of.
+
+    slopes: by the factors, [n, factors]. between: covariances with the measured layouts, [n, measured]. weights: how
+    much each measurement moves each mean, [measured, n].
+    """
+
+    belief: "Belief"
+    mean: Floats
+    slopes: Floats
+    between: Floats
+    weights: Floats
+
+    @property
+    def sd(self) -> Floats:
+        """Standard deviations, [n], without the noise of a measurement."""
+        prior = np.einsum("ij,jk,ik->i", self.slopes, self.belief.spread, self.slopes) + self.belief.own_variance
+        return np.asarray(np.sqrt(np.maximum(prior - np.einsum("ij,ji->i", self.between, self.weights), _LEAST)))
+
+    def covariance(self, chosen: Indices) -> Floats:
+        """Return the covariances of the chosen layouts, [chosen, chosen]."""
+        slopes = self.slopes[chosen]
+        prior = slopes @ self.belief.spread @ slopes.T + self.belief.kernel(chosen, chosen)
+        prior += self.belief.deviations.own**2 * np.eye(len(chosen))
+        return np.asarray(prior - self.between[chosen] @ self.weights[:, chosen])
+
+
+class Belief:
+    """Step times of n layouts, of which some are measured.
+
+    positions: where layouts are to each other, [n, dimensions]: the logarithms to base 2 of their sizes.
+    prior, prior_sd: of the factors' logarithms.
+    """
+
+    def __init__(
+        self,
+        model: FactorModel,
+        positions: Floats,
+        deviations: Deviations = _USUAL,
+        prior: Floats | None = None,
+        prior_sd: Floats = SDS,
+    ) -> None:
+        self._model, self._positions, self.deviations = model, positions, deviations
+        self._prior = np.zeros(len(prior_sd)) if prior is None else prior
+        self.spread = np.diag(prior_sd**2)
+        self.seen: list[int] = []
+        self._logs: list[float] = []
+
+    @property
+    def own_variance(self) -> float:
+        """Of what the model does not explain of a layout."""
+        return self.deviations.shared**2 + self.deviations.own**2
+
+    def learn(self, index: int, step_time_s: float) -> None:
+        """Take in a measurement of a layout."""
+        self.seen.append(index)
+        self._logs.append(float(np.log(step_time_s)))
+
+    def posterior(self) -> Posterior:
+        """Return what is believed of all layouts now."""
+        seen = np.array(self.seen, dtype=np.intp)
+        factors = self._factors(seen)
+        mean, slopes = self._model.linearised(factors)
+        mean = mean + slopes @ (self._prior - factors)
+        between = slopes @ self.spread @ slopes[seen].T + self.kernel(slice(None), seen)
+        between[seen, np.arange(len(seen))] += self.deviations.own**2
+        among = between[seen] + self.deviations.noise**2 * np.eye(len(seen))
+        weights = np.asarray(np.linalg.solve(among, between.T), dtype=np.float64)
+        mean = mean + weights.T @ (np.array(self._logs) - mean[seen])
+        return Posterior(self, mean, slopes, between, weights)
+
+    def _factors(self, seen: Indices) -> Floats:
+        """Return the most probable factors, by Gauss and Newton."""
+        factors = self._prior
+        if not len(seen):
+            return factors
+        deviations = self.deviations
+        own = (deviations.own**2 + deviations.noise**2) * np.eye(len(seen))
+        logs = np.array(self._logs)
+        for _ in range(_ROUNDS):
+            mean, slopes = self._model.linearised(factors, seen)
+            gain = self.spread @ slopes.T
+            among = slopes @ gain + self.kernel(seen, seen) + own
+            offset = logs - mean - slopes @ (self._prior - factors)
+            updated = self._prior + gain @ np.linalg.solve(among, offset)
+            if np.abs(updated - factors).max() < _CLOSE:
+                break
+            factors = updated
+        return factors
+
+    def kernel(self, rows: Indices | slice, columns: Indices) -> Floats:
+        """Return the covariance of the shared deviations, [rows, columns]."""
+        apart = self._positions[rows][:, None, :] - self._positions[columns][None, :, :]
+        squares = np.square(apart / self.deviations.range_).sum(axis=2)
+        return np.asarray(self.deviations.shared**2 * np.exp(-squares / 2))

@@ -1,0 +1,1 @@
+"""Searches played against tables of measured layouts: how many trials each takes."""

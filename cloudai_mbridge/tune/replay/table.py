@@ -1,0 +1,147 @@
+"""A table of measured layouts: a row each, and rows of one model, batch and number of GPUs are a space.
+
+Columns: gpu, num_gpus, gbs, mbs, seq_length, tp, pp, cp, vp, ep, step_time_s (seconds, or "oom"), and either recipe, or
+num_layers, hidden_size, num_attention_heads, num_query_groups, ffn_hidden_size and vocab_size. etp and precision may be
+given; they are tp and bf16 otherwise.
+"""
+
+import csv
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from cloudai_mbridge.errors import BadInput
+from cloudai_mbridge.estimate.architecture import Architecture, architecture
+from cloudai_mbridge.estimate.hardware import Gpu, gpu_named
+from cloudai_mbridge.estimate.memory import ParallelLayout
+from cloudai_mbridge.estimate.precision import Precision, precision_named
+from cloudai_mbridge.files.regular import read_regular
+from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
+from cloudai_mbridge.recipes import load_recipe
+
+_SIZES = ("tp", "pp", "cp", "vp", "ep")
+_MODEL = ("num_layers", "hidden_size", "num_attention_heads", "num_query_groups", "ffn_hidden_size", "vocab_size")
+_NEEDED = ("gpu", "num_gpus", "gbs", "mbs", "seq_length", *_SIZES, "step_time_s")
+OUT_OF_MEMORY = "oom"
+
+
+@dataclass(frozen=True)
+class Row:
+    """A measured layout. step_time_s: None where it ran out of memory."""
+
+    layout: ParallelLayout
+    step_time_s: float | None
+
+
+@dataclass(frozen=True)
+class Space:
+    """The layouts of one model on so many GPUs with one batch."""
+
+    name: str
+    model: Architecture
+    gpu: Gpu
+    precision: Precision
+    rows: tuple[Row, ...]
+
+    def model_of(self, tp: int) -> Architecture:
+        """Return the model as this tensor parallel size pads its vocabulary."""
+        return replace(self.model, tensor_model_parallel_size=tp)
+
+    @cached_property
+    def best_s(self) -> float | None:
+        """The fastest step; None where no layout fits."""
+        return min((row.step_time_s for row in self.rows if row.step_time_s is not None), default=None)
+
+
+def read_table(path: Path) -> list[Space]:
+    """Return the spaces of a table, in the order of their first rows.
+
+    Raises BadInput: the file cannot be read, a column is missing, or a value is not what it should be; names the line.
+    """
+    try:
+        lines = read_regular(path).decode("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"{path}: cannot be read as text ({error})") from None
+    reader = csv.DictReader(lines)
+    names = reader.fieldnames or ()
+    needed = _NEEDED if "recipe" in names else (*_NEEDED, *_MODEL)
+    if missing := [name for name in needed if name not in names]:
+        raise BadInput(f"{path}: line 1: there is no column {', '.join(missing)}; add it")
+    spaces: dict[tuple[object, ...], list[Row]] = {}
+    heads: dict[tuple[object, ...], Space] = {}
+    for columns in reader:
+        try:
+            space, row = _read(columns)
+        except BadInput as error:
+            raise BadInput(f"{path}: line {reader.line_num}: {error}") from None
+        layout = row.layout
+        key = (
+            replace(space.model, tensor_model_parallel_size=1),
+            space.gpu.name,
+            layout.num_gpus,
+            layout.gbs,
+            space.precision,
+        )
+        heads.setdefault(key, space)
+        spaces.setdefault(key, []).append(row)
+    return [replace(head, rows=tuple(spaces[key])) for key, head in heads.items()]
+
+
+def _read(columns: Mapping[str, str]) -> tuple[Space, Row]:
+    """Return a row, and a space that has no rows yet."""
+    size: dict[str, Any] = {name: _size(columns, name) for name in ("num_gpus", "gbs", "mbs", "seq_length", *_SIZES)}
+    etp = _size(columns, "etp") if (columns.get("etp") or "").strip() else None
+    gpu, precision = gpu_named(columns["gpu"].strip()), precision_named((columns.get("precision") or "bf16").strip())
+    recipe = (columns.get("recipe") or "").strip()
+    model = _recipe_model(recipe, size) if recipe else _model(columns, size)
+    layout = ParallelLayout(**size, etp=etp, precision=precision)
+    name = recipe or f"{model.num_layers} layers of {model.hidden_size}"
+    where = f"{name} on {layout.num_gpus} {gpu.name}, batch {layout.gbs} x {layout.seq_length}"
+    return Space(where, model, gpu, precision, ()), Row(layout, _seconds(columns["step_time_s"]))
+
+
+def _recipe_model(name: str, size: Mapping[str, int]) -> Architecture:
+    return architecture(load_recipe(name), ResolvedCmdArgs(seq_length=size["seq_length"], tp=size["tp"]))
+
+
+def _model(columns: Mapping[str, str], size: Mapping[str, int]) -> Architecture:
+    sizes: dict[str, Any] = {name: _size(columns, name) for name in _MODEL}
+    if sizes["hidden_size"] % sizes["num_attention_heads"]:
+        raise BadInput(f"hidden_size: {sizes['hidden_size']} is not divisible by num_attention_heads")
+    return Architecture(
+        recipe="",
+        **sizes,
+        kv_channels=sizes["hidden_size"] // sizes["num_attention_heads"],
+        seq_length=size["seq_length"],
+        tensor_model_parallel_size=size["tp"],
+    )
+
+
+def _size(columns: Mapping[str, str], name: str) -> int:
+    text = (columns.get(name) or "").strip()
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise BadInput(f"{name}: {text!r} is not a whole number of at least 1")
+    return int(text)
+
+
+def _seconds(text: str) -> float | None:
+    text = (text or "").strip().lower()
+    if text == OUT_OF_MEMORY:
+        return None
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise BadInput(f"step_time_s: {text!r} is neither seconds nor {OUT_OF_MEMORY!r}")
+    return seconds
+
+
+def positions(rows: tuple[Row, ...]) -> Iterator[list[float]]:
+    """Yield where each layout is to the others: the logarithms to base 2 of its sizes."""
+    for row in rows:
+        one = row.layout
+        yield [math.log2(size) for size in (one.tp, one.pp, one.cp, one.vp, one.ep, one.expert_tp, one.mbs)]

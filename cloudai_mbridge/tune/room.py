@@ -1,0 +1,33 @@
+"""What is believed of the memory of layouts: predictions share an error, and each has a little of its own."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from scipy.special import ndtr
+
+from cloudai_mbridge.tune.factors import Floats
+
+_SHARED_SD, _OWN_SD = 0.05, 0.02
+_STEPS = 401
+
+
+class Room:
+    """How probably each of n layouts fits. peaks: predicted, in the unit of `given`, what the GPU has."""
+
+    def __init__(self, peaks: Sequence[float], given: float) -> None:
+        self._excess = np.log(np.asarray(peaks, dtype=float)) - math.log(given)
+        self._errors = np.linspace(-6 * _SHARED_SD, 6 * _SHARED_SD, _STEPS)
+        self._logs = -np.square(self._errors / _SHARED_SD) / 2
+
+    def learn(self, index: int, *, fits: bool) -> None:
+        """Take in whether a layout has run out of memory."""
+        over = (self._excess[index] + self._errors) / _OWN_SD
+        self._logs = self._logs + np.log(np.maximum(ndtr(-over if fits else over), 1e-300))
+
+    def probabilities(self) -> Floats:
+        """Return how probably each layout fits, [n]."""
+        weights = np.exp(self._logs - self._logs.max())
+        weights /= weights.sum()
+        fits = ndtr(-(self._excess[:, None] + self._errors[None, :]) / _OWN_SD)
+        return np.asarray(fits @ weights)

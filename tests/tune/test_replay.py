@@ -1,0 +1,144 @@
+"""Replays: what a table means, what is wrong with one, and what a search makes of it."""
+
+import csv
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloudai_mbridge.errors import BadInput
+from cloudai_mbridge.estimate.memory import ParallelLayout
+from cloudai_mbridge.estimate.time.model import time_model
+from cloudai_mbridge.tune.replay.play import play, random_order, trials_to, without_prior
+from cloudai_mbridge.tune.replay.table import Space, read_table
+
+MODEL = {"num_layers": 24, "hidden_size": 2048, "num_attention_heads": 16, "num_query_groups": 16}
+MODEL |= {"ffn_hidden_size": 8192, "vocab_size": 51200}
+SHARED = {"gpu": "a100", "num_gpus": 8, "gbs": 32, "seq_length": 2048, "cp": 1, "vp": 1, "ep": 1}
+
+
+def write_table(path: Path, rows: list[dict[str, Any]]) -> Path:
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, rows[0].keys())
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
+
+
+def layouts() -> list[dict[str, Any]]:
+    """Return layouts whose times are the time model's with twice the communication, and the largest out of memory."""
+    rows = []
+    for tp in (1, 2, 4, 8):
+        for pp in (1, 2, 4):
+            for mbs in (1, 2, 4):
+                if 8 % (tp * pp) == 0 and 32 % (mbs * 8 // (tp * pp)) == 0:
+                    rows.append({**SHARED, **MODEL, "tp": tp, "pp": pp, "mbs": mbs, "step_time_s": 1.0})
+    return rows
+
+
+@pytest.fixture(scope="module")
+def space(tmp_path_factory: pytest.TempPathFactory) -> Space:
+    path = write_table(tmp_path_factory.mktemp("replay") / "t.csv", layouts())
+    (bare,) = read_table(path)
+    rows = layouts()
+    for written, row in zip(rows, bare.rows, strict=True):
+        groups = time_model(bare.model_of(row.layout.tp), bare.gpu, bare.precision).groups(row.layout)
+        busy = 1.6 * groups.compute + 2 * groups.memory + 2 * groups.links
+        seconds = max(busy, 3 * groups.launches) * (1 + groups.bubble) + groups.data_parallel + groups.optimizer
+        written["step_time_s"] = "OOM" if (row.layout.tp, row.layout.mbs) == (1, 4) else round(seconds, 5)
+    (space,) = read_table(write_table(path, rows))
+    return space
+
+
+def test_a_table_is_read_as_it_is_written(space: Space) -> None:
+    assert space.name == "24 layers of 2048 on 8 a100, batch 32 x 2048"
+    assert len(space.rows) == len(layouts())
+    assert isinstance(space.rows[0].layout, ParallelLayout)
+    assert {row.step_time_s for row in space.rows if (row.layout.tp, row.layout.mbs) == (1, 4)} == {None}
+    assert space.best_s == min(row.step_time_s or math.inf for row in space.rows)
+
+
+def test_rows_of_another_batch_or_model_are_another_space(tmp_path: Path) -> None:
+    rows = layouts()[:3]
+    rows += [{**row, "gbs": 64} for row in rows] + [{**row, "num_layers": 12} for row in rows]
+    assert [len(space.rows) for space in read_table(write_table(tmp_path / "t.csv", rows))] == [3, 3, 3]
+
+
+def test_a_recipe_says_the_sizes_of_the_model(tmp_path: Path) -> None:
+    row = {**SHARED, "recipe": "llama3_8b", "gpu": "h100", "tp": 1, "pp": 2, "mbs": 1, "step_time_s": 3}
+    (space,) = read_table(write_table(tmp_path / "t.csv", [row]))
+    assert (space.name, space.model.num_layers) == ("llama3_8b on 8 h100, batch 32 x 2048", 32)
+
+
+def test_the_search_needs_few_trials(space: Space) -> None:
+    score = play(space)
+    assert sorted(score.order) == list(range(len(space.rows)))
+    to_2_percent = score.trials_to(0.02)
+    assert to_2_percent is not None
+    assert to_2_percent <= 6
+    assert score.num_trials < len(space.rows)
+    assert score.picked_s is not None
+    assert space.best_s is not None
+    assert score.picked_s <= space.best_s * 1.02
+
+
+def test_baselines_try_every_row(space: Space) -> None:
+    assert sorted(without_prior(space, 0)) == sorted(random_order(space, 1)) == list(range(len(space.rows)))
+    assert random_order(space, 1) == random_order(space, 1) != random_order(space, 2)
+    assert trials_to(space, random_order(space, 1), 1e9) in range(1, 1 + len(space.rows))
+
+
+def test_a_space_in_which_nothing_fits_has_no_best(tmp_path: Path) -> None:
+    rows = [{**row, "step_time_s": "oom"} for row in layouts()[:4]]
+    (space,) = read_table(write_table(tmp_path / "t.csv", rows))
+    score = play(space)
+    assert (space.best_s, score.picked_s, score.trials_to(0.05)) == (None, None, None)
+    assert len(score.order) == 4
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"tp": "0"}, "line 2: tp: '0' is not a whole number of at least 1"),
+        ({"tp": "3"}, "line 2: num_gpus: 8 is not divisible by tp*pp*cp = 3"),
+        ({"mbs": ""}, "line 2: mbs: '' is not"),
+        ({"step_time_s": "nan"}, "line 2: step_time_s: 'nan' is neither seconds nor 'oom'"),
+        ({"step_time_s": "-1"}, "neither seconds nor"),
+        ({"gpu": "a1000"}, "line 2"),
+        ({"num_attention_heads": "17"}, "hidden_size: 2048 is not divisible"),
+    ],
+)
+def test_a_wrong_value_is_named_with_its_line(tmp_path: Path, change: dict[str, Any], words: str) -> None:
+    path = write_table(tmp_path / "t.csv", [{**layouts()[0], **change}])
+    with pytest.raises(BadInput, match=r"t\.csv") as refused:
+        read_table(path)
+    assert words in str(refused.value)
+
+
+def test_a_missing_column_or_file_is_named(tmp_path: Path) -> None:
+    rows = [{name: value for name, value in layouts()[0].items() if name not in ("vp", "vocab_size")}]
+    with pytest.raises(BadInput, match="no column vp, vocab_size; add it"):
+        read_table(write_table(tmp_path / "t.csv", rows))
+    with pytest.raises(BadInput, match="nowhere"):
+        read_table(tmp_path / "nowhere.csv")
+    (tmp_path / "binary.csv").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(BadInput, match=r"binary\.csv"):
+        read_table(tmp_path / "binary.csv")
+
+
+def test_the_json_of_the_command(space: Space, tmp_path: Path, mbridge: Any) -> None:
+    path = write_table(tmp_path / "t.csv", [{**row, "step_time_s": i + 1.5} for i, row in enumerate(layouts())])
+    done = mbridge("tune", "--replay", path, "--json")
+    assert done.returncode == 0, done.stderr
+    (found,) = json.loads(done.stdout)["spaces"]
+    assert (found["points"], found["best_s"]) == (len(layouts()), 1.5)
+    assert 1 <= found["trials_to"]["0.05"] <= found["points"]
+    assert found["picked_s"] >= 1.5
+    shown = mbridge("tune", "--replay", path).stdout
+    assert "this search: to 5%" in shown
+    assert "random order: to 5%" in shown
+    missing = mbridge("tune", "--replay", tmp_path / "nowhere.csv")
+    assert (missing.returncode, missing.stdout) == (2, "")
+    assert missing.stderr.startswith("error: ")
