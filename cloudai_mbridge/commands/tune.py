@@ -54,6 +54,8 @@ def tune(
 ) -> int:
     """Rank the layouts of a model on a number of GPUs by their predicted step time. Nothing is run (docs/tune.md)."""
     if table is not None:
+        if recipe or num_gpus or system_config or write:
+            raise BadInput("--replay takes everything from its table; give no other option than --json")
         from cloudai_mbridge.commands.replay import replay  # numpy, for this option only
 
         return replay(table, is_json=is_json)
@@ -67,7 +69,7 @@ def tune(
         raise BadInput(f"no layout is left: {why}; use more GPUs, or a batch that they divide")
     price, why_not = price_of(system, request.gpu.name) if system else (None, "")
     if is_json:
-        click.echo(json.dumps(_as_data(found, price), indent=1, allow_nan=False))
+        click.echo(json.dumps(_as_data(found, top, price), indent=1, allow_nan=False))
     else:
         _show(new_console(), request, found, top, price, why_not)
     if write:
@@ -175,7 +177,7 @@ def _counts(found: Ranking) -> str:
     return f"{found.num_layouts} layouts; faster ones left out: {', '.join(reasons)}"
 
 
-def _as_data(found: Ranking, price: Price | None) -> dict[str, Any]:
+def _as_data(found: Ranking, top: int, price: Price | None) -> dict[str, Any]:
     return {
         "version": 1,
         "layouts": found.num_layouts,
@@ -183,7 +185,7 @@ def _as_data(found: Ranking, price: Price | None) -> dict[str, Any]:
         "illegal": found.num_illegal,
         "not_predicted": found.num_unknown,
         "rules": dict(found.rules.most_common()),
-        "best": [_candidate_data(number, each, found, price) for number, each in enumerate(found.best, 1)],
+        "best": [_candidate_data(number, each, found, price) for number, each in enumerate(found.best[:top], 1)],
     }
 
 

@@ -23,7 +23,8 @@ _SHARPNESS = 4.0
 class FactorModel:
     """Times of n layouts, from the groups of each.
 
-    A vector of factors has their logarithms, in the order of `FACTORS`; with zeros the times are the time model's own.
+    A vector of factors has their logarithms, in the order of `FACTORS`; with zeros the times are the time
+    model's own, but that launches and work of similar length add up in part.
     """
 
     def __init__(self, groups: Sequence[StepGroups]) -> None:

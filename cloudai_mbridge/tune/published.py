@@ -62,4 +62,4 @@ def _is_asked_for(args: ResolvedCmdArgs, request: SearchRequest) -> bool:
 def _is_same(candidate: Candidate, args: ResolvedCmdArgs) -> bool:
     options = candidate.options
     is_same_kind = options.precision == args.compute_dtype and options.use_megatron_fsdp == bool(args.use_megatron_fsdp)
-    return is_same_kind and candidate.sizes == sizes_of(args)
+    return is_same_kind and not options.recompute and candidate.sizes == sizes_of(args)

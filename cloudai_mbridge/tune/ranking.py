@@ -8,7 +8,7 @@ slower.
 import heapq
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from statistics import NormalDist
@@ -25,9 +25,9 @@ from cloudai_mbridge.estimate.request import EstimateRequest
 from cloudai_mbridge.estimate.time import TimeModel
 from cloudai_mbridge.estimate.time.calibration import HeldOutError
 from cloudai_mbridge.estimate.time.model import StepTime
-from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
+from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
 from cloudai_mbridge.models.test_definition import TEMPLATE
-from cloudai_mbridge.recipes.apply import with_model_facts, with_recipe_defaults
+from cloudai_mbridge.sweep.checked import with_recipe
 from cloudai_mbridge.tune.space import ALL_LAYERS, Options, SearchRequest, Sizes
 
 # Standard deviation of the logarithm of a predicted peak. An assumption: the terms were compared with measurements
@@ -104,8 +104,8 @@ def rank(request: SearchRequest, count: int) -> Ranking:
             ranking.num_unknown += 1
             continue
         if fit.probability < _CERTAIN and not options.recompute:
-            for recompute in request.recomputable[1:]:
-                heapq.heappush(queue, predictor.entry(sizes, options._replace(recompute=recompute)))
+            for more in predictor.recomputing(sizes, options):
+                heapq.heappush(queue, predictor.entry(sizes, more))
         if fit.headline is None:
             ranking.num_too_large += 1
             continue
@@ -151,10 +151,7 @@ class Predictor:
 
     def step_time_s(self, sizes: Sizes, options: Options) -> float:
         """Return the predicted seconds of a step; infinity where the sizes do not fit together."""
-        key = (sizes.tp, options)
-        base = self._bases.get(key)
-        if base is None:
-            base = self._bases[key] = self._base(sizes, options)
+        base = self._base(sizes, options)
         layout, pp, vp = base.layout, sizes.pp, sizes.vp
         changed: dict[str, Any] = {"pp": pp, "cp": sizes.cp, "vp": vp, "mbs": sizes.mb}
         if self._request.model.num_moe_experts is not None:
@@ -167,7 +164,22 @@ class Predictor:
         except BadInput:
             return math.inf
 
+    def recomputing(self, sizes: Sizes, options: Options) -> Iterator[Options]:
+        """Yield the options with something else to recompute than what the recipe does."""
+        as_it_is = self._base(sizes, options).layout.recompute
+        for recompute in self._request.recomputable[1:]:
+            other = options._replace(recompute=recompute)
+            if self._base(sizes, other).layout.recompute != as_it_is:
+                yield other
+
     def _base(self, sizes: Sizes, options: Options) -> _Base:
+        """Return what layouts of this tensor parallel size and these options share."""
+        key = (sizes.tp, options)
+        if key not in self._bases:
+            self._bases[key] = self._work_out(sizes, options)
+        return self._bases[key]
+
+    def _work_out(self, sizes: Sizes, options: Options) -> _Base:
         question = self.question(sizes, options)
         model = question.architecture
         times = times_of(question, model)
@@ -205,6 +217,5 @@ class Predictor:
         return self._request_of(self._request.cmd_args(sizes, options))
 
     def _request_of(self, cmd_args: Mapping[str, Any]) -> EstimateRequest:
-        args = ResolvedCmdArgs.model_validate(cmd_args)
-        fill = with_recipe_defaults if args.launcher is Launcher.EMBEDDED else with_model_facts
-        return EstimateRequest(self._request.recipe, fill(args, self._request.recipe), self._request.gpu)
+        args = with_recipe(ResolvedCmdArgs.model_validate(cmd_args), self._request.recipe)
+        return EstimateRequest(self._request.recipe, args, self._request.gpu)

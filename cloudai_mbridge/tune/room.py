@@ -7,8 +7,9 @@ import numpy as np
 from scipy.special import ndtr
 
 from cloudai_mbridge.tune.factors import Floats
+from cloudai_mbridge.tune.ranking import MEMORY_SD
 
-_SHARED_SD, _OWN_SD = 0.05, 0.02
+_OWN_SD = 0.02
 _STEPS = 401
 
 
@@ -17,8 +18,8 @@ class Room:
 
     def __init__(self, peaks: Sequence[float], given: float) -> None:
         self._excess = np.log(np.asarray(peaks, dtype=float)) - math.log(given)
-        self._errors = np.linspace(-6 * _SHARED_SD, 6 * _SHARED_SD, _STEPS)
-        self._logs = -np.square(self._errors / _SHARED_SD) / 2
+        self._errors = np.linspace(-6 * MEMORY_SD, 6 * MEMORY_SD, _STEPS)
+        self._logs = -np.square(self._errors / MEMORY_SD) / 2
 
     def learn(self, index: int, *, fits: bool) -> None:
         """Take in whether a layout has run out of memory."""

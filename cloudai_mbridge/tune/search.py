@@ -17,7 +17,7 @@ _DRAWS, _LOOKED_AT = 2000, 512
 
 @dataclass(frozen=True)
 class Trial:
-    """A measured layout. step_time_s: None where it ran out of memory or failed."""
+    """A measured layout. step_time_s: None where it ran out of memory."""
 
     index: int
     step_time_s: float | None

@@ -103,3 +103,9 @@ def test_a_model_that_fits_nowhere_has_no_candidates() -> None:
     found = rank(search("llama31_405b", "h100", 8, 8, 8192, Precision.BF16), 10)
     assert not found.best
     assert found.num_too_large > 0
+
+
+def test_what_the_recipe_recomputes_is_no_further_layout() -> None:
+    """DeepSeek V3 recomputes the up-projections of its attention as it is."""
+    found = rank(search("deepseek_v3", "gb200", 256, 4096, 4096, Precision.BF16), 10)
+    assert "mla_up_proj" not in {candidate.options.recompute for candidate in found.best}

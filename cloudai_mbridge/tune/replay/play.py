@@ -2,7 +2,7 @@
 
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -105,9 +105,6 @@ def random_order(space: Space, seed: int) -> list[int]:
     order = list(range(len(space.rows)))
     random.Random(seed).shuffle(order)  # noqa: S311 - an order, no secret
     return order
-
-
-Baseline = Callable[[Space, int], Sequence[int]]
 
 
 def without_prior(space: Space, seed: int) -> Sequence[int]:
