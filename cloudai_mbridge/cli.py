@@ -17,6 +17,7 @@ from rich.text import Text
 
 from cloudai_mbridge import pipeline
 from cloudai_mbridge.commands.baseline import baseline
+from cloudai_mbridge.commands.calibrate import calibrate
 from cloudai_mbridge.commands.estimate import estimate, proxy
 from cloudai_mbridge.commands.gate import compare, gate
 from cloudai_mbridge.commands.history import history
@@ -246,7 +247,7 @@ def _history_rows(path: Path, report: Mapping[str, Any]) -> list[dict[str, Any]]
 
 
 register_install_commands(cli)
-for command in (sweep, gate, compare, baseline, history, estimate, proxy, tune):
+for command in (sweep, gate, compare, baseline, history, estimate, proxy, tune, calibrate):
     cli.add_command(command)
 
 

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -14,6 +15,9 @@ from rich.text import Text
 
 from cloudai_mbridge.commands.live_view import new_console
 from cloudai_mbridge.errors import OK, counted
+from cloudai_mbridge.estimate.cluster import calibration_note
+from cloudai_mbridge.estimate.request import gpu_on
+from cloudai_mbridge.models.system import System
 from cloudai_mbridge.tune.replay.play import TOLERANCES, Score, play, random_order, trials_to, without_prior
 from cloudai_mbridge.tune.replay.table import Space, read_table
 
@@ -23,13 +27,16 @@ _RANDOM_ORDERS, _SAMPLED_ORDERS = 50, 3
 Order = Callable[[Space, int], Sequence[int]]
 
 
-def replay(path: Path, *, is_json: bool) -> int:
-    """Play the search against a table, and print how many trials it took."""
-    scores = [play(space) for space in read_table(path)]
+def replay(path: Path, system: System | None, *, is_json: bool) -> int:
+    """Play the search against a table, with a system's calibration, and print how many trials it took."""
+    spaces = [replace(space, gpu=gpu_on(space.gpu, system)) for space in read_table(path)]
+    scores = [play(space) for space in spaces]
     if is_json:
         click.echo(json.dumps({"version": 1, "spaces": [_as_data(score) for score in scores]}, indent=1))
         return OK
     console = new_console()
+    if note := calibration_note(system):
+        console.print_line(note)
     names = ("space", "points", "best, s", *(f"to {tolerance:.0%}" for tolerance in TOLERANCES), "stops after", "picks")
     table = Table(*(Column(name, justify="left" if name == "space" else "right") for name in names))
     for score in scores:

@@ -18,6 +18,7 @@ from cloudai_mbridge.constraints import Lifted, NotEvaluated, RuleSet, Violation
 from cloudai_mbridge.constraints.engine import RULES
 from cloudai_mbridge.constraints.upstream import rule_id
 from cloudai_mbridge.errors import OK, POINTS_FAILED, BadInput, counted
+from cloudai_mbridge.estimate.cluster import calibration_note
 from cloudai_mbridge.files.names import label
 from cloudai_mbridge.megatron_bridge.presets.find import describe, with_preset
 from cloudai_mbridge.models.loading.explain import suggest
@@ -92,6 +93,8 @@ def sweep_plan(
     if form == "csv":
         return _write_csv(list(plans))
     console, would_run = new_console(), 0
+    if note := calibration_note(system):
+        console.print_line(note)
     totals: list[SweepSummary] = []
     for plan in plans:
         summary = summarize_test(plan, show if form == "table" else 0)

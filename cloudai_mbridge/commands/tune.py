@@ -14,12 +14,14 @@ from cloudai_mbridge.errors import OK, BadInput, counted
 from cloudai_mbridge.estimate.hardware import Gpu, gpu_named
 from cloudai_mbridge.estimate.headline import Price, price_of
 from cloudai_mbridge.estimate.precision import Precision, precision_named
+from cloudai_mbridge.estimate.request import gpu_on
 from cloudai_mbridge.estimate.time.model import why_no_time
 from cloudai_mbridge.files.toml_text import render_toml
 from cloudai_mbridge.megatron_bridge.presets.find import find_preset, resolve_sizes
 from cloudai_mbridge.megatron_bridge.release import find_release, known_releases
 from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
 from cloudai_mbridge.models.loading.load import load_system
+from cloudai_mbridge.models.system import System
 from cloudai_mbridge.recipes import Recipe, load_recipe
 from cloudai_mbridge.tune.published import PublishedConfiguration, published_configurations
 from cloudai_mbridge.tune.ranking import Candidate, Ranking, rank
@@ -39,7 +41,7 @@ _SIZE = click.IntRange(1, 2**31)
 @click.option("--max-steps", type=_SIZE, default=10, show_default=True, help="Steps, for the cost and the test.")
 @click.option("--top", type=click.IntRange(min=1), default=10, show_default=True, help="How many layouts to show.")
 @click.option("--write", type=(click.IntRange(min=1), PATH), metavar="RANK FILE", help="Write one as a test TOML.")
-@click.option("--system-config", type=PATH, help="System TOML with gpu_type and [prices].")
+@click.option("--system-config", type=PATH, help="System TOML with gpu_type, [prices] and calibration.")
 @click.option("--replay", "table", type=PATH, help="CSV of measured layouts: play the search against it instead.")
 @click.option("--json", "is_json", is_flag=True, help="Print JSON.")
 def tune(
@@ -54,15 +56,15 @@ def tune(
 ) -> int:
     """Rank the layouts of a model on a number of GPUs by their predicted step time. Nothing is run (docs/tune.md)."""
     if table is not None:
-        if recipe or num_gpus or system_config or write:
-            raise BadInput("--replay takes everything from its table; give no other option than --json")
+        if recipe or num_gpus or write:
+            raise BadInput("--replay takes layouts from its table; give --system-config and --json alone with it")
         from cloudai_mbridge.commands.replay import replay  # numpy, for this option only
 
-        return replay(table, is_json=is_json)
+        return replay(table, load_system(system_config) if system_config else None, is_json=is_json)
     if recipe is None or num_gpus is None:
         raise BadInput("give --recipe and --num-gpus to rank layouts, or --replay to play against a table")
     system = load_system(system_config) if system_config else None
-    request = _request(system.gpu_type if system else None, recipe=recipe, num_gpus=num_gpus, **given)
+    request = _request(system, recipe=recipe, num_gpus=num_gpus, **given)
     found = rank(request, max(top, write[0] if write else 0))
     if not found.best:
         why = _counts(found) if found.num_layouts else "no sizes divide the GPUs and the batch"
@@ -79,7 +81,7 @@ def tune(
 
 
 def _request(
-    default_gpu: str | None,
+    system: System | None,
     *,
     recipe: str,
     gpu: str | None,
@@ -90,10 +92,10 @@ def _request(
     launcher: str,
     max_steps: int,
 ) -> SearchRequest:
-    found, name = load_recipe(recipe), gpu or default_gpu
+    found, name = load_recipe(recipe), gpu or (system.gpu_type if system else None)
     if name is None:
         raise BadInput("no GPU is named; use --gpu, or --system-config with a gpu_type")
-    device = gpu_named(name)
+    device = gpu_on(gpu_named(name), system)
     formats = tuple(dict.fromkeys(map(precision_named, precisions)))
     for each in formats:
         if reason := why_no_time(device, each):

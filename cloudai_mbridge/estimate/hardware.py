@@ -1,4 +1,4 @@
-"""GPUs: dense peaks by number format, memory, links; each with its source. Standard library only.
+"""GPUs: dense peaks by number format, memory, links; each with its source.
 
 The figures are data (`data/hardware.toml`), and so are their sources. MFU divides by the dense peak of the format that
 the matmuls run in; a processor has no figures here and so no MFU.
@@ -13,6 +13,7 @@ from importlib import resources
 from types import MappingProxyType
 
 from cloudai_mbridge.errors import BadInput
+from cloudai_mbridge.estimate.cluster import ClusterFactors
 from cloudai_mbridge.estimate.precision import Precision
 
 _DATA = resources.files("cloudai_mbridge.estimate") / "data" / "hardware.toml"
@@ -28,6 +29,7 @@ class Gpu:
     peak_tflops: by number format (fp32, tf32, bf16, fp8, fp4), in 1e12 FLOP/s. memory_gib: as the driver reports it.
     memory_bandwidth_gb_s, nvlink_gb_s, nic_gb_s: 1e9 byte/s. nvlink_domain: GPUs that reach each other over NVLink.
     exp_per_s: exponentials, in 1e12/s. power_w: the module's limit.
+    measured: how wrong the predictions for it are on a cluster; None: not known.
     """
 
     name: str
@@ -41,6 +43,7 @@ class Gpu:
     nic_gb_s: float | None = None
     exp_per_s: float | None = None
     power_w: float | None = None
+    measured: ClusterFactors | None = None
 
     def peak(self, precision: Precision) -> float | None:
         """Return the dense peak in 1e12 FLOP/s, or None: this device has no tensor cores for it, or no figures.

@@ -109,7 +109,7 @@ class Headlines:
             why: list[str] = []
             return model, answer_or_why("step_time_s", lambda: times_of(request, model), why.append) or why[0]
 
-        key = (id(model), gpu.name, request.args.compute_dtype, request.args.task in ADAPTER_TASKS)
+        key = (id(model), gpu, request.args.compute_dtype, request.args.task in ADAPTER_TASKS)
         return self._times.once(key, work_out)[1]
 
     def _memory_of(self, model: Architecture, layout: ParallelLayout, gpu: Gpu) -> MemoryTotals:

@@ -187,8 +187,10 @@ def times_of(request: EstimateRequest, model: Architecture) -> TimeModel:
 
 
 def assumptions_for(gpu: Gpu | None) -> Assumptions:
-    """Return what is on the device beside the model; of a processor nothing is assumed."""
-    return NOTHING if gpu is not None and not gpu.is_known else Assumptions()
+    """Return what is on the device beside the model, and what was measured of it; of a processor nothing is assumed."""
+    if gpu is not None and not gpu.is_known:
+        return NOTHING
+    return Assumptions() if gpu is None or gpu.measured is None else Assumptions(measured=gpu.measured.memory)
 
 
 def speed_of(

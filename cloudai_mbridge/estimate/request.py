@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.estimate.architecture import Architecture, architecture
+from cloudai_mbridge.estimate.cluster import factors_for
 from cloudai_mbridge.estimate.hardware import Gpu, find_gpu
 from cloudai_mbridge.estimate.memory import Implementation, ParallelLayout, layout_of
 from cloudai_mbridge.estimate.overrides import apply_overrides
@@ -111,7 +112,7 @@ def gpu_of(args: ResolvedCmdArgs, system: System | None, *, is_set: bool | None 
     """Return the GPU of a point on a system, or None and why it is not known.
 
     `cmd_args.gpu_type` if it is set, else the system's `gpu_type`; else, on a cluster, what the upstream launcher
-    assumes. is_set: whether gpu_type is; None looks it up.
+    assumes. is_set: whether gpu_type is; None looks it up. BadInput: the system's calibration cannot be read.
     """
     name, where = args.gpu_type, "cmd_args.gpu_type"
     if not ("gpu_type" in args.model_fields_set if is_set is None else is_set):
@@ -120,7 +121,13 @@ def gpu_of(args: ResolvedCmdArgs, system: System | None, *, is_set: bool | None 
         elif args.launcher is Launcher.EMBEDDED or isinstance(system, LocalSystem):
             return None, "neither cmd_args.gpu_type nor the system's gpu_type says which GPU it is"
     gpu = find_gpu(name)
-    return gpu, "" if gpu else f"{where}: {name!r} is not a GPU with known figures"
+    return (gpu_on(gpu, system), "") if gpu else (None, f"{where}: {name!r} is not a GPU with known figures")
+
+
+def gpu_on(gpu: Gpu, system: System | None) -> Gpu:
+    """Return the GPU with what was measured of it on a system; BadInput: the system's calibration cannot be read."""
+    measured = factors_for(system, gpu.name)
+    return gpu if measured is None else replace(gpu, measured=measured)
 
 
 # Without these there is no estimate; the others are taken as unset where they are not known

@@ -75,6 +75,9 @@ class _System(StrictModel):
     )
     gpus_per_node: Count = None
     gpu_type: OneLine | None = Field(None, description="its GPUs, for estimates; a test's cmd_args.gpu_type wins")
+    calibration: Text | None = Field(
+        None, description="file of `mbridge calibrate`, relative to this one; corrects predictions"
+    )
     prices: Prices = Field(Prices(), description="of a GPU-hour, for the cost of a sweep")
     python_executable: Text | None = Field(
         None, description="Python with the train extra on the compute nodes; default: the one that runs mbridge"

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from cloudai_mbridge.errors import BadInput
+from cloudai_mbridge.estimate.cluster import calibration_note
 from cloudai_mbridge.megatron_bridge.launcher.plan import may_be_upstream, refuse_upstream
 from cloudai_mbridge.models.cmd_args import Launcher
 from cloudai_mbridge.models.loading.load import LoadedScenario, LoadedTest
@@ -47,6 +48,8 @@ def notes_on_system(system: System) -> Iterator[str]:
     for name, value in system.global_env_vars.items():
         if has_other_forms(str(value)):
             yield f"system {system.name!r}: global_env_vars.{name}: {_LITERAL}"
+    if note := calibration_note(system):
+        yield note
     names = [partition.name for partition in system.partitions] if isinstance(system, SlurmSystem) else []
     if isinstance(system, SlurmSystem) and names and system.default_partition not in names:
         yield (

@@ -5,26 +5,24 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from cloudai_mbridge.estimate.time.model import StepGroups
+from cloudai_mbridge.estimate.cluster import FACTORS
+from cloudai_mbridge.estimate.time.groups import SHARPNESS, StepGroups
 
 Floats = npt.NDArray[np.float64]
 
-FACTORS = ("compute", "memory", "experts", "links", "launches", "data_parallel", "optimizer")
 # What is expected of a factor's logarithm before anything is measured. Launches differ most: the host's clock, kernels
 # that are fused or not, CUDA graphs
 SDS = np.array([0.5, 0.5, 0.7, 0.7, 1.2, 0.7, 0.7])
 _BUSY = [FACTORS.index(name) for name in ("compute", "memory", "experts", "links")]
 _LATE = [FACTORS.index(name) for name in ("data_parallel", "optimizer")]
 _LAUNCHES = FACTORS.index("launches")
-# Launches and work overlap badly where both take as long: a soft maximum, the power mean of this exponent
-_SHARPNESS = 4.0
 
 
 class FactorModel:
     """Times of n layouts, from the groups of each.
 
     A vector of factors has their logarithms, in the order of `FACTORS`; with zeros the times are the time
-    model's own, but that launches and work of similar length add up in part.
+    model's own.
     """
 
     def __init__(self, groups: Sequence[StepGroups]) -> None:
@@ -43,9 +41,9 @@ class FactorModel:
         real = self._seconds[chosen] * np.exp(factors)
         idle = self._idle[chosen]
         busy, launches = real[:, _BUSY].sum(axis=1), real[:, _LAUNCHES]
-        longer = (busy**_SHARPNESS + launches**_SHARPNESS) ** (1 / _SHARPNESS)
+        longer = (busy**SHARPNESS + launches**SHARPNESS) ** (1 / SHARPNESS)  # `together_s` of many
         total = longer * idle + real[:, _LATE].sum(axis=1)
         shares = real / total[:, None]
-        shares[:, _BUSY] *= (idle * (busy / longer) ** (_SHARPNESS - 1))[:, None]
-        shares[:, _LAUNCHES] *= idle * (launches / longer) ** (_SHARPNESS - 1)
+        shares[:, _BUSY] *= (idle * (busy / longer) ** (SHARPNESS - 1))[:, None]
+        shares[:, _LAUNCHES] *= idle * (launches / longer) ** (SHARPNESS - 1)
         return np.log(total), shares

@@ -62,7 +62,7 @@ def test_prices_come_from_the_system(mbridge: Any, tmp_path: Path) -> None:
         (("--recipe", "llama3_8b", "--gpu", "h100"), "give --recipe and --num-gpus"),
         (("--recipe", "llama3_8b", "--gpu", "h100", "--num-gpus", "0"), "--num-gpus"),
         (("--recipe", "llama3_8b", "--gpu", "h100", "--num-gpus", "8", "--precision", "nvfp4"), "nvfp4"),
-        (("--replay", "t.csv", "--recipe", "llama3_8b"), "give no other option than --json"),
+        (("--replay", "t.csv", "--recipe", "llama3_8b"), "give --system-config and --json alone with it"),
         ((), "give --recipe and --num-gpus"),
         (("--recipe", "llama3_8b", "--gpu", "h100", "--num-gpus", "7", "--gbs", "3"), "or a batch that they divide"),
         (("--recipe", "llama31_405b", "--gpu", "h100", "--num-gpus", "8"), "need too much memory"),

@@ -18,7 +18,7 @@ STATE_TERMS = ("weights", "quantized copies", "gradients", "optimizer", "fsdp bu
 ACTIVATION_TERMS = ("attention", "mlp", "experts", "checkpoints", "embedding", "logits", "recomputed")
 OTHER_TERMS = (
     *("temporary", "dispatch buffers", "p2p buffers", "cuda graphs"),
-    *("nccl", "cuda context", "workspace", "fragmentation"),
+    *("nccl", "cuda context", "workspace", "fragmentation", "as measured"),
 )
 
 
@@ -76,6 +76,7 @@ def _stages(arch: Architecture, layout: ParallelLayout, assumptions: Assumptions
         if key not in known:
             terms = states(parameters[rank], layout, _unsharded(arch, layout, own, parameters[rank]))
             terms |= activations[rank] | other(z, layout, own, activations[rank], assumptions)
+            terms["as measured"] = (assumptions.measured - 1) * sum(terms.values())
             known[key] = MappingProxyType({name: float(terms[name]) for name in TERMS})
         stages.append(StageMemory(rank, parameters[rank].total, known[key]))
     return stages

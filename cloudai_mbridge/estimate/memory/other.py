@@ -23,7 +23,7 @@ class Assumptions:
     (16 to 32 channels of 4 MiB buffers per direction, NCCL's defaults). workspace: cuBLAS (32 MiB per stream on Hopper
     and later; several streams) and grouped products. fragmentation: what the caching allocator holds beyond what is in
     use, as a share of all that comes and goes (with expandable segments). p2p_buffers: activations on their way between
-    stages.
+    stages. measured: the factor of a cluster on all terms together.
     """
 
     cuda_context: float = 0.75 * GIB
@@ -31,6 +31,7 @@ class Assumptions:
     workspace: float = 256 * MIB
     fragmentation: float = 0.04
     p2p_buffers: int = 4
+    measured: float = 1.0
 
 
 NOTHING = Assumptions(cuda_context=0, nccl_per_group=0, workspace=0, fragmentation=0, p2p_buffers=0)

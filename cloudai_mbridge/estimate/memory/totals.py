@@ -84,7 +84,8 @@ class _Stages:
     def _learn(self, dp: int, tokens: float, stages: Sequence[StageMemory]) -> tuple[float, ...]:
         """Keep what the stages tell: all terms of each, then its states and activations of each."""
         states = [stage.states for stage in stages]
-        fixed = (*(stage.states + sum(stage.terms[name] for name in _CONSTANT) for stage in stages), *states)
+        constant = [stage.states + sum(stage.terms[name] for name in _CONSTANT) for stage in stages]
+        fixed = (*(self._assumptions.measured * each for each in constant), *states)
         moving = (*(stage.total for stage in stages), *(stage.states + stage.activations for stage in stages))
         self._per_token = tuple([(total - a) / tokens for total, a in zip(moving, fixed, strict=True)])
         for other, others in self._fixed.items():

@@ -9,6 +9,7 @@ from importlib import resources
 from types import MappingProxyType
 from typing import Any
 
+from cloudai_mbridge.estimate.cluster import ClusterFactors, StepFactors
 from cloudai_mbridge.estimate.time.coefficients import Powers, Setting, age, powers, trained_fraction
 from cloudai_mbridge.estimate.time.parts import Parts
 
@@ -43,14 +44,18 @@ class HeldOutError:
     """Median absolute error on published rows whose configuration was not in the fit.
 
     recipe: None where the recipe is not among them; the error is then of rows whose whole model was held out.
+    is_of_cluster: the rows are points measured on a cluster, each held out of its calibration.
     """
 
     recipe: str | None
     num_rows: int
     median: float
+    is_of_cluster: bool = False
 
     def __str__(self) -> str:
         """Say it in a line."""
+        if self.is_of_cluster:
+            return f"calibrated: median error {100 * self.median:.0f} % on {self.num_rows} measured points, held out"
         of = f"{self.num_rows} published rows of {self.recipe}" if self.recipe else "models that were not calibrated on"
         return f"median error {100 * self.median:.0f} % on {of}, held out"
 
@@ -73,8 +78,10 @@ class Calibration:
             for part in Parts._fields
         )
 
-    def error_of(self, recipe: str) -> HeldOutError:
-        """Return the error to expect for a recipe."""
+    def error_of(self, recipe: str, measured: ClusterFactors | None = None) -> HeldOutError:
+        """Return the error to expect for a recipe, on a cluster of these factors."""
+        if measured is not None and measured.step_time != StepFactors():
+            return HeldOutError(None, measured.points, measured.held_out.calibrated, is_of_cluster=True)
         return self.errors.get(recipe, self.new_model_error)
 
     def _logarithm(self, product: Powers) -> float:

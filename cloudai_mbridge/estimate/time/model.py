@@ -4,7 +4,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import NamedTuple
 
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.estimate.architecture import Architecture
@@ -14,6 +13,7 @@ from cloudai_mbridge.estimate.precision import Precision
 from cloudai_mbridge.estimate.time import parts as ideal
 from cloudai_mbridge.estimate.time.calibration import Calibration, HeldOutError, load_calibration
 from cloudai_mbridge.estimate.time.coefficients import Setting
+from cloudai_mbridge.estimate.time.groups import GROUP_OF, StepGroups, grouped, together_s
 from cloudai_mbridge.estimate.time.parts import GpuRates, Parts, device_of
 from cloudai_mbridge.estimate.time.work import Work, work_of
 
@@ -36,38 +36,6 @@ _TERMS = {
     "dp_comm": ("dp_comm", "fsdp_comm"),
     "optimizer": ("optimizer",),
 }
-
-
-# The same parts by what decides how wrong they are on a cluster
-_GROUPS = {
-    "compute": (
-        *(name for name in Parts._fields if name.startswith("matmul")),
-        "attention_core",
-        "attention_exp",
-        "sparse_core",
-    ),
-    "memory": ("memory_matmul", "memory_experts", "memory_weights", "elementwise", "activation", "routing", "scan"),
-    "experts": ("launches_moe", "launches_experts", "launches_network", "ep_nvlink", "ep_network"),
-    "links": ("tp_comm", "cp_comm", "pp_comm"),
-    "data_parallel": ("dp_comm", "fsdp_comm"),
-    "optimizer": ("optimizer",),
-}
-
-
-class StepGroups(NamedTuple):
-    """Seconds of a step's parts in groups, launches by the host beside them, and the pipeline's idle share.
-
-    The step takes the longer of launches and the first four, 1 + bubble times, and then the last two.
-    """
-
-    compute: float
-    memory: float
-    experts: float
-    links: float
-    launches: float
-    data_parallel: float
-    optimizer: float
-    bubble: float
 
 
 @dataclass(frozen=True)
@@ -94,10 +62,15 @@ class TimeModel:
     """
 
     def __init__(self, setting: Setting, device: GpuRates, calibration: Calibration) -> None:
-        self.held_out_error: HeldOutError = calibration.error_of(setting.model.recipe)
+        measured = device.gpu.measured
+        self.held_out_error: HeldOutError = calibration.error_of(setting.model.recipe, measured)
         self._setting, self._device, self._calibration = setting, device, calibration
         self._coefficients = calibration.part_coefficients(setting)
         self._launch = calibration.coefficients["launches"].value
+        if measured is not None:
+            each = zip(Parts._fields, self._coefficients, strict=True)
+            self._coefficients = tuple(value * getattr(measured.step_time, GROUP_OF[name]) for name, value in each)
+            self._launch *= measured.step_time.launches
         self._works: dict[tuple[int, int, int], Work] = {}
         self._other_lengths: dict[int, TimeModel] = {}
 
@@ -121,11 +94,9 @@ class TimeModel:
 
     def groups(self, layout: ParallelLayout) -> StepGroups:
         """Return the parts in groups; BadInput as for `step_time_s`."""
-        named = Parts(*self._real_parts(layout)[0])._asdict()
-        sums = {name: sum(map(named.__getitem__, own)) for name, own in _GROUPS.items()}
-        microbatches, work = layout.num_microbatches, self._work(layout)
-        launches = self._launch * ideal.launch_time_s(work, layout, microbatches)
-        return StepGroups(**sums, launches=launches, bubble=ideal.bubble(layout.pp, layout.vp, microbatches))
+        parts, _, _ = self._real_parts(layout)
+        microbatches = layout.num_microbatches
+        return grouped(parts, self._launches_s(layout), ideal.bubble(layout.pp, layout.vp, microbatches))
 
     def _real_parts(self, layout: ParallelLayout) -> tuple[list[float], float, float]:
         """Return the parts, how long the GPU waits for the host's launches, and the pipeline's idle time."""
@@ -138,8 +109,11 @@ class TimeModel:
         at_best = ideal.ideal_parts(model, work, layout, self._device, microbatches)
         real = [seconds * factor for seconds, factor in zip(at_best, self._coefficients, strict=True)]
         busy = sum(real[: ideal.NUM_PIPELINED])
-        waiting = max(0.0, self._launch * ideal.launch_time_s(work, layout, microbatches) - busy)
+        waiting = together_s(busy, self._launches_s(layout)) - busy
         return real, waiting, (busy + waiting) * ideal.bubble(layout.pp, layout.vp, microbatches)
+
+    def _launches_s(self, layout: ParallelLayout) -> float:
+        return self._launch * ideal.launch_time_s(self._work(layout), layout, layout.num_microbatches)
 
     def _work(self, layout: ParallelLayout) -> Work:
         key = (layout.tp, layout.ep, layout.expert_tp)

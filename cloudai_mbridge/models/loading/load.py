@@ -34,7 +34,7 @@ _FOREIGN_SCHEDULERS = ("kubernetes", "lsf", "runai")
 
 
 def load_system(path: Path) -> System:
-    """Read a system file."""
+    """Read a system file. Its calibration, if it has one, is an absolute path afterwards."""
     source = read_toml(path)
     kinds: dict[str, type[System]] = {"local": LocalSystem, "standalone": LocalSystem, "slurm": SlurmSystem}
     known = ", ".join(kinds)
@@ -45,7 +45,13 @@ def load_system(path: Path) -> System:
         raise ForeignSystem(f"{where}: {scheduler!r} is not supported; use one of {known}")
     if not isinstance(scheduler, str) or scheduler not in kinds:
         raise BadInput(f"{where}: {shown_value(scheduler)} is unknown; use one of {known}")
-    return validate(kinds[scheduler], source.data, source)
+    system = validate(kinds[scheduler], source.data, source)
+    if system.calibration is None or Path(system.calibration).is_absolute():
+        return system
+    if not (calibration := (path.parent / system.calibration).resolve()).is_file():
+        where = source.where(("calibration",))
+        raise BadInput(f"{where}: there is no file {calibration}; write it with `mbridge calibrate`, or remove the key")
+    return system.model_copy(update={"calibration": str(calibration)})
 
 
 def load_test_definition(path: Path, on_unknown_arg: Warn | None = None) -> MegatronBridgeTestDefinition:

@@ -12,7 +12,8 @@ from cloudai_mbridge.estimate.memory import worst_stage
 from cloudai_mbridge.estimate.memory.estimate import memory_per_stage
 from cloudai_mbridge.estimate.memory.other import GIB
 from cloudai_mbridge.estimate.point import assumptions_for
-from cloudai_mbridge.estimate.time.model import StepGroups, time_model
+from cloudai_mbridge.estimate.time import time_model
+from cloudai_mbridge.estimate.time.groups import StepGroups
 from cloudai_mbridge.tune.belief import Belief, Deviations
 from cloudai_mbridge.tune.factors import SDS, FactorModel
 from cloudai_mbridge.tune.replay.table import Space, positions
@@ -21,6 +22,8 @@ from cloudai_mbridge.tune.search import CHANCE, Search, Trial
 
 TOLERANCES = (0.05, 0.02)
 _FLAT = StepGroups(1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+# Of factors that were calibrated on other models of the same cluster, the standard deviation of the logarithms
+_BETWEEN_MODELS = 0.2
 _WIDE = Deviations(shared=0.5, own=0.05)
 
 
@@ -56,7 +59,9 @@ def play(space: Space, *, with_prior: bool = True) -> Score:
     """Search until nothing is left. with_prior: with the time model and the memory model, else with neither."""
     where = np.array(list(positions(space.rows)))
     if with_prior:
-        search = Search(Belief(FactorModel(_groups(space)), where), _room(space))
+        is_calibrated = space.gpu.measured is not None
+        prior_sd = np.full(len(SDS), _BETWEEN_MODELS) if is_calibrated else SDS
+        search = Search(Belief(FactorModel(_groups(space)), where, prior_sd=prior_sd), _room(space))
     else:
         flat = FactorModel([_FLAT] * len(space.rows))
         search = Search(Belief(flat, where, _WIDE, prior=_level(space), prior_sd=SDS * 4), None)

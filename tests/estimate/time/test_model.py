@@ -114,7 +114,7 @@ def test_experts_within_a_node_beat_experts_across_nodes(experts: Architecture, 
 def test_small_microbatches_of_experts_cost_launches(experts: Architecture, expert_layout: ParallelLayout) -> None:
     few = step_time_s(experts, replace(expert_layout, mbs=4), GB200, Precision.FP8_MX)
     many = step_time_s(experts, expert_layout, GB200, Precision.FP8_MX)
-    assert many.terms["overhead"] == pytest.approx(4 * few.terms["overhead"])
+    assert many.terms["overhead"] == pytest.approx(4 * few.terms["overhead"], rel=1e-3)
 
 
 def test_a_tiny_model_waits_for_the_host() -> None:

@@ -1,0 +1,78 @@
+"""What was measured on a cluster of the time and the memory that are predicted: factors, in a file that a system names.
+
+`mbridge calibrate` writes it (docs/tune.md).
+"""
+
+from functools import lru_cache
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from cloudai_mbridge.models.base import OneLine, StrictModel
+from cloudai_mbridge.models.loading.load import validate
+from cloudai_mbridge.models.loading.toml_source import read_toml
+from cloudai_mbridge.models.system import System
+
+Factor = Annotated[float, Field(gt=0.001, lt=1000)]
+Error = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class StepFactors(StrictModel):
+    """How much longer each group of a step's parts takes than the shipped time model says (`estimate.time.groups`)."""
+
+    compute: Factor = 1.0
+    memory: Factor = 1.0
+    experts: Factor = 1.0
+    links: Factor = 1.0
+    launches: Factor = 1.0
+    data_parallel: Factor = 1.0
+    optimizer: Factor = 1.0
+
+
+FACTORS = tuple(StepFactors.model_fields)
+
+
+class HeldOut(StrictModel):
+    """Median errors of step times on points that were not in the fit."""
+
+    shipped: Error
+    calibrated: Error
+
+
+class ClusterFactors(StrictModel):
+    """Factors on what is predicted for one type of GPU. memory: on the peak of the fullest stage."""
+
+    version: Literal[1] = 1
+    gpu: OneLine
+    points: Annotated[int, Field(ge=1)]
+    step_time: StepFactors = StepFactors()
+    memory: Factor = 1.0
+    held_out: HeldOut
+
+    def __str__(self) -> str:
+        """Say it in a line."""
+        return f"{self.points} measured points; median error {self.held_out.calibrated:.1%} on points held out"
+
+
+@lru_cache(maxsize=16)
+def read_factors(path: Path) -> ClusterFactors:
+    """Read a file of `mbridge calibrate`; BadInput: it cannot be read, or is not one."""
+    source = read_toml(path)
+    return validate(ClusterFactors, source.data, source)
+
+
+def factors_for(system: System | None, gpu: str) -> ClusterFactors | None:
+    """Return what a system's calibration says of a GPU; None if it has none for it. BadInput as `read_factors`."""
+    if system is None or system.calibration is None:
+        return None
+    found = read_factors(Path(system.calibration))
+    return found if found.gpu == gpu else None
+
+
+def calibration_note(system: System | None) -> str:
+    """Return what predictions for a system are corrected by, in a line; "" for nothing."""
+    if system is None or system.calibration is None:
+        return ""
+    factors = read_factors(Path(system.calibration))
+    return f"predictions for {factors.gpu} are calibrated: {system.calibration}, {factors}"

@@ -1,0 +1,107 @@
+"""What the time model and the memory model get wrong on a cluster: a few factors, fitted to measured points.
+
+The factors are expected to be near 1, and near each other: a cluster that is slow is mostly slow at everything. Few
+points therefore move them little apart, and a point that fits nothing counts little. They are used only if points that
+were held out of the fit are predicted better with them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+import numpy as np
+import numpy.typing as npt
+from scipy.optimize import least_squares
+
+from cloudai_mbridge.errors import BadInput
+from cloudai_mbridge.estimate.cluster import FACTORS, ClusterFactors, HeldOut, StepFactors
+from cloudai_mbridge.tune.factors import SDS, FactorModel, Floats
+from cloudai_mbridge.tune.measured import MeasuredPoint
+
+LEAST_POINTS = 5
+# Standard deviations of logarithms: of what all factors have in common, and of a point that the factors explain
+_LEVEL_SD, _SCATTER = 0.5, 0.15
+_FOLDS = 10
+# Held out, the median error must fall to this share, and so many of the points must be predicted better
+_ERROR_SHARE, _BETTER_SHARE = 0.9, 2 / 3
+# A peak's prediction is as uncertain as one measurement of it is telling: the factor is shrunk as by one more point
+_MEMORY_PRIOR_POINTS = 1
+
+
+@dataclass(frozen=True)
+class CalibrationResult:
+    """Factors, and whether they are better than none: if not, all are 1. memory_points: how many told the peak."""
+
+    factors: ClusterFactors
+    is_better: bool
+    memory_points: int
+    share_better: float
+
+
+def calibrate(gpu: str, points: Sequence[MeasuredPoint], seed: int = 0) -> CalibrationResult:
+    """Fit the factors of a GPU's predictions to measured points; BadInput: there are too few."""
+    if len(points) < LEAST_POINTS:
+        raise BadInput(
+            f"{len(points)} measured points of {gpu}; at least {LEAST_POINTS} are needed: measure more layouts"
+        )
+    model = FactorModel([point.groups for point in points])
+    logs = np.log([point.step_time_s for point in points])
+    held_out = np.abs(np.expm1(_held_out(model, logs, seed) - logs))
+    shipped = np.abs(np.expm1(model.log_times(np.zeros(len(FACTORS))) - logs))
+    share = float(np.mean(held_out < shipped))
+    error = HeldOut(shipped=float(np.median(shipped)), calibrated=float(np.median(held_out)))
+    is_better = error.calibrated <= _ERROR_SHARE * error.shipped and share >= _BETTER_SHARE
+    step_time = StepFactors()
+    if is_better:
+        fitted = np.exp(_fit(model, logs, slice(None)))
+        step_time = StepFactors(**{name: _rounded(value) for name, value in zip(FACTORS, fitted, strict=True)})
+    else:
+        error = HeldOut(shipped=error.shipped, calibrated=error.shipped)
+    peaks = [point.peak_over_predicted for point in points if point.peak_over_predicted is not None]
+    factors = ClusterFactors(
+        gpu=gpu, points=len(points), step_time=step_time, memory=_memory_factor(peaks), held_out=error
+    )
+    return CalibrationResult(factors, is_better, len(peaks), share)
+
+
+def _held_out(model: FactorModel, logs: Floats, seed: int) -> Floats:
+    """Return the logarithm of every time as the other folds predict it."""
+    order = np.random.default_rng(seed).permutation(len(logs))
+    predicted = np.empty(len(logs))
+    for fold in range(min(_FOLDS, len(logs))):
+        out = order[fold :: min(_FOLDS, len(logs))]
+        predicted[out] = model.log_times(_fit(model, logs, np.setdiff1d(order, out)), out)
+    return predicted
+
+
+def _fit(model: FactorModel, logs: Floats, chosen: npt.NDArray[np.intp] | slice) -> Floats:
+    """Return the most probable logarithms of the factors, given the chosen points."""
+    root = np.linalg.inv(np.linalg.cholesky(np.diag(SDS**2) + _LEVEL_SD**2))
+    number = len(logs[chosen])
+
+    def residuals(factors: Floats) -> Floats:
+        return np.concatenate([(model.log_times(factors, chosen) - logs[chosen]) / _SCATTER, root @ factors])
+
+    def slopes(factors: Floats) -> Floats:
+        return np.concatenate([model.linearised(factors, chosen)[1] / _SCATTER, root])
+
+    def loss(squares: Floats) -> Floats:
+        """Cauchy's for the points, which may be wrong; squares for what is expected of the factors."""
+        rho = np.array([squares, np.ones_like(squares), np.zeros_like(squares)])
+        of_points = 1 + squares[:number]
+        rho[:, :number] = np.log(of_points), 1 / of_points, -1 / of_points**2
+        return rho
+
+    found = least_squares(residuals, np.zeros(len(FACTORS)), jac=slopes, loss=loss)
+    return np.asarray(found.x, dtype=np.float64)
+
+
+def _memory_factor(ratios: Sequence[float]) -> float:
+    """Return the factor of the peak: the median of measured over predicted, shrunk to 1."""
+    if len(ratios) < LEAST_POINTS:
+        return 1.0
+    return _rounded(median(ratios) ** (len(ratios) / (len(ratios) + _MEMORY_PRIOR_POINTS)))
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.4g}")
