@@ -38,13 +38,14 @@ from cloudai_mbridge.models.loading.load import Warn
 from cloudai_mbridge.models.test_definition import TEMPLATE
 from cloudai_mbridge.plan.read import read_plan_data, refuse_dry_run
 from cloudai_mbridge.recipes import load_recipe, recipe_names
-from cloudai_mbridge.report import Report
+from cloudai_mbridge.report import Report, judge_in
 from cloudai_mbridge.report.formats.terminal import render_table
 from cloudai_mbridge.report.formats.text import visible
 from cloudai_mbridge.report.write import FindHistory
 from cloudai_mbridge.runner import control
 from cloudai_mbridge.runner.interrupt import Interrupted
 from cloudai_mbridge.runner.lock import driver_lock, no_driver
+from cloudai_mbridge.runner.search import Chooser
 from cloudai_mbridge.verdict import Verdict
 from cloudai_mbridge.version import __version__
 
@@ -108,7 +109,7 @@ def _drive(console: SteadyConsole, prepared: pipeline.Prepared, root: Path) -> i
     with driver_lock(root):
         try:
             with observer_for(console, prepared.plan, root) as observer:
-                pipeline.execute(prepared, root, observer)
+                pipeline.execute(prepared, root, observer, choosers=_choosers(prepared, root))
         except MBridgeError:
             try:
                 if _show_report(console, root).count(Verdict.CANCELLED):
@@ -117,6 +118,15 @@ def _drive(console: SteadyConsole, prepared: pipeline.Prepared, root: Path) -> i
                 _show_error(f"no report: {error}")
             raise
         return OK if _show_report(console, root).succeeded else POINTS_FAILED
+
+
+def _choosers(prepared: pipeline.Prepared, root: Path) -> dict[str, Chooser]:
+    """Return what chooses among the points of tests with agent = "tune"."""
+    if all(run.search is None for run in prepared.plan.runs):
+        return {}
+    from cloudai_mbridge.tune.measured_search import choosers_of  # numpy, for such tests only
+
+    return choosers_of(pipeline.with_defaults(prepared), judge_in(root))
 
 
 @cli.command()
@@ -274,7 +284,10 @@ def list_(what: str | None, verbose: bool) -> int:
     return OK
 
 
-_AGENTS = {"grid_search": "every point of the sweep, once; order and limits come from [sweep]"}
+_AGENTS = {
+    "grid_search": "every point of the sweep, once; order and limits come from [sweep]",
+    "tune": "the points that a search chooses, until another is not worth its cost",
+}
 _REPORTS = {
     "report.json": "everything, for programs",
     "report.html": "for people; also as report.md",

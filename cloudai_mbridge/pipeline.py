@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from cloudai_mbridge.constraints import RuleSet
@@ -16,7 +17,6 @@ from cloudai_mbridge.launch.write import create_root, refuse_output_dir
 from cloudai_mbridge.megatron_bridge.launcher.command_line import refuse_unknown_options
 from cloudai_mbridge.models.loading.load import Warn, load_scenario, load_system
 from cloudai_mbridge.models.loading.loaded import HookOptions
-from cloudai_mbridge.models.scenario import RunnerConfig
 from cloudai_mbridge.models.system import Executor, LocalSystem, System
 from cloudai_mbridge.plan import ROOT_FILES, ScenarioPlan
 from cloudai_mbridge.plan.build import build_plan
@@ -24,6 +24,7 @@ from cloudai_mbridge.plan.read import read_plan
 from cloudai_mbridge.report import Report, build_report, judge_in, write_report
 from cloudai_mbridge.report.write import FindHistory
 from cloudai_mbridge.runner import Observer, Pace, run_all
+from cloudai_mbridge.runner.search import Chooser
 from cloudai_mbridge.schedulers.interface import Scheduler
 from cloudai_mbridge.schedulers.local import LocalClient
 from cloudai_mbridge.schedulers.megatron_bridge import UpstreamClient
@@ -116,15 +117,23 @@ def read(root: Path, *, needs_secrets: bool = True) -> Prepared:
     return Prepared(read_plan(root, needs_secrets=needs_secrets), load_system(root / ROOT_FILES.system), root.parent)
 
 
-def execute(prepared: Prepared, root: Path, observer: Observer, *, only_cancel: bool = False) -> None:
+def execute(
+    prepared: Prepared,
+    root: Path,
+    observer: Observer,
+    *,
+    only_cancel: bool = False,
+    choosers: Mapping[str, Chooser] = MappingProxyType({}),
+) -> None:
     """Submit what was written, or go on where another process has stopped, and watch it to its end.
 
+    choosers: of the tests to search, by id; of other tests every run is submitted.
     The caller holds the directory's `driver_lock`, and keeps it until the report is written.
     """
     system = prepared.system
     shortest, longest = (0.2, 1.0) if isinstance(system, LocalSystem) else (1.0, 30.0)
     run_all(
-        replace(prepared.plan, runner=_with_defaults(prepared)),
+        with_defaults(prepared),
         root,
         scheduler_for(system, prepared.plan),
         observer,
@@ -132,6 +141,7 @@ def execute(prepared: Prepared, root: Path, observer: Observer, *, only_cancel: 
         pace=Pace(shortest, system.monitor_interval or longest),
         only_cancel=only_cancel,
         has_lock=True,
+        choosers=choosers,
     )
 
 
@@ -166,11 +176,12 @@ def _embedded(system: System, plan: ScenarioPlan) -> Scheduler:
     return (nemo_run.NemoRunSlurmClient if uses_nemo_run else SlurmClient)(system)
 
 
-def _with_defaults(prepared: Prepared) -> RunnerConfig:
-    """Return the scenario's limits with the system's: one run at a time here; on a cluster, the queueing is Slurm's."""
+def with_defaults(prepared: Prepared) -> ScenarioPlan:
+    """Return the plan with the system's limits: one run at a time here; on a cluster, the queueing is Slurm's."""
     config, limit = prepared.plan.runner, None
     if isinstance(prepared.system, LocalSystem):
         limit = 1
     elif any(run.upstream is not None for run in prepared.plan.runs):
         limit = MOST_LAUNCHERS
-    return config if config.max_parallel else config.model_copy(update={"max_parallel": limit})
+    limited = config if config.max_parallel else config.model_copy(update={"max_parallel": limit})
+    return replace(prepared.plan, runner=limited)

@@ -23,6 +23,7 @@ from cloudai_mbridge.estimate.precision import precision_named
 from cloudai_mbridge.estimate.published import PublishedRow
 from cloudai_mbridge.estimate.request import EstimateRequest, answer_or_why, refusing
 from cloudai_mbridge.estimate.time.calibration import HeldOutError
+from cloudai_mbridge.estimate.time.groups import StepGroups
 from cloudai_mbridge.estimate.time.model import StepTime, TimeModel, time_model, why_no_time
 from cloudai_mbridge.training.flops import Formula, flops_per_token
 from cloudai_mbridge.training.reporting.theoretical_memory import TheoreticalMemory
@@ -184,6 +185,13 @@ def times_of(request: EstimateRequest, model: Architecture) -> TimeModel:
     if reason := why_no_time(request.gpu, precision):
         raise BadInput(reason)
     return time_model(model, request.gpu, precision, is_frozen=request.args.task in ADAPTER_TASKS)
+
+
+def groups_of(request: EstimateRequest) -> StepGroups:
+    """Return the parts of a point's step in groups; BadInput with the reason if there is no step time."""
+    with refusing("the layout cannot be estimated"):
+        model = request.architecture
+        return times_of(request, model).groups(request.layout_of(model))
 
 
 def assumptions_for(gpu: Gpu | None) -> Assumptions:

@@ -49,6 +49,8 @@ class SweepConfig(StrictModel):
 
 
 TEMPLATE = "MegatronBridge"
+# Agents: every point of the grid is run, or a search chooses (docs/tune.md)
+GRID_SEARCH, TUNE = "grid_search", "tune"
 DEFAULT_REPORT = "nsys-%h"  # nsys puts the host name there: the nodes share a directory
 
 
@@ -140,7 +142,7 @@ class MegatronBridgeTestDefinition(StrictModel):
     sweep: SweepConfig = SweepConfig()
     dse_excluded_args: ListOfPaths = Field([], description="paths such as cmd_args.x whose lists are values, not axes")
     predictor: dict[str, Any] | None = None
-    agent: Text = "grid_search"
+    agent: Text = GRID_SEARCH
     agent_steps: int | None = None
     agent_metrics: list[Text] = ["default"]
     agent_reward_function: Text = "inverse"

@@ -7,6 +7,7 @@ from dataclasses import replace
 from cloudai_mbridge.constraints import Lifted, RuleSet, Violation
 from cloudai_mbridge.errors import BadInput, counted
 from cloudai_mbridge.estimate.headline import Headline, MemoryLimit
+from cloudai_mbridge.estimate.point import groups_of
 from cloudai_mbridge.files.names import label, slug
 from cloudai_mbridge.files.run_files import ROOT_FILES
 from cloudai_mbridge.megatron_bridge.launcher.plan import graph_note, is_passed
@@ -14,10 +15,11 @@ from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
 from cloudai_mbridge.models.loading.load import LoadedScenario, LoadedTest
 from cloudai_mbridge.models.scenario import RunnerConfig
 from cloudai_mbridge.models.system import Executor, LocalSystem, SlurmSystem, System
+from cloudai_mbridge.models.test_definition import TUNE
 from cloudai_mbridge.models.values.hostlist import expand_hostlist
 from cloudai_mbridge.plan.node_groups import NodeStates, resolve_groups, unknown_states
 from cloudai_mbridge.plan.run import plan_run
-from cloudai_mbridge.plan.run_plan import RejectedPoint, RunPlan, ScenarioPlan
+from cloudai_mbridge.plan.run_plan import RejectedPoint, RunPlan, ScenarioPlan, SearchPlan
 from cloudai_mbridge.plan.supported import notes_on, notes_on_system, refuse_unsupported
 from cloudai_mbridge.plan.walk import PointWalk
 from cloudai_mbridge.sweep import CheckedPoint, SweepSpace, checked_points
@@ -94,7 +96,9 @@ class _TestRuns:
             if headline is None or decision.is_held_back:
                 self._reject(point, point.violations or (walk.memory_violation(point),))
                 continue
-            runs = (replace(run, predicted=_predicted(headline)) for run in self._plan_runs(point, walk.runs_per_point))
+            planned = self._plan_runs(point, walk.runs_per_point)
+            search = self._search(walk, point, headline)
+            runs = (replace(run, predicted=_predicted(headline), search=search) for run in planned)
             first = next(runs)
             if decision.beyond:
                 self._note_limit(decision.beyond, num_accepted, walk.size - num_examined)
@@ -108,6 +112,18 @@ class _TestRuns:
             self.notes.append(note)
         if more := self.num_rejected - len(self.rejected):
             self._note(f"{self._where}: counted, not listed: {counted(more, 'more rejected point')}")
+
+    def _search(self, walk: PointWalk, point: CheckedPoint, headline: Headline) -> SearchPlan | None:
+        """Return what a search of this test knows of a point; None if every point is run."""
+        definition = self._test.definition
+        if definition.agent != TUNE:
+            return None
+        try:
+            groups = tuple(groups_of(walk.estimates.request(point)))
+        except BadInput:
+            groups = ()
+        peak, given = headline.peak_memory_gib, headline.gpu_memory_gib
+        return SearchPlan(groups, peak / given if peak and given else None, definition.agent_steps)
 
     def _note_limit(self, limit: str, num_accepted: int, num_left: int) -> None:
         is_count = num_accepted == self._limits.max_points
@@ -179,7 +195,7 @@ def assign_arrays(runs: Sequence[RunPlan], system: System) -> tuple[RunPlan, ...
         return tuple(runs)
     groups: dict[object, list[RunPlan]] = {}
     for run in runs:
-        if run.upstream is None and not run.is_pre_test:
+        if run.upstream is None and not run.is_pre_test and run.search is None:
             secrets = tuple(sorted(run.secret_env.items()))
             needs = run.num_nodes, run.ranks_per_node, run.time_limit, run.nodes, run.exclude_nodes, secrets
             groups.setdefault(needs, []).append(run)

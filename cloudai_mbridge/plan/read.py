@@ -17,7 +17,7 @@ from cloudai_mbridge.files.regular import NotRegular, read_regular
 from cloudai_mbridge.files.run_files import IS_ROOT_NAME, ROOT_FILES
 from cloudai_mbridge.megatron_bridge.launcher.plan import Repo, UpstreamPlan
 from cloudai_mbridge.models.scenario import RunnerConfig
-from cloudai_mbridge.plan.run_plan import RejectedPoint, RunPlan, ScenarioPlan
+from cloudai_mbridge.plan.run_plan import RejectedPoint, RunPlan, ScenarioPlan, SearchPlan
 
 PLAN_VERSION = 2
 _AGAIN = "restore the file, or run the scenario again"
@@ -139,6 +139,8 @@ def _run(data: dict[str, Any]) -> RunPlan:
     names = {field.name for field in fields(RunPlan)}
     values: dict[str, Any] = {name: value for name, value in data.items() if name in names}
     values |= {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
+    if values.get("search"):
+        values["search"] = SearchPlan(**{**values["search"], "groups": tuple(values["search"]["groups"])})
     values["upstream"] = _upstream(data["upstream"]) if data["upstream"] else None
     return RunPlan(**{**values, "training_config": {}, "definition": {}, "secret_env": secrets})
 
@@ -214,6 +216,7 @@ _RepoPart = _part(Repo, "url commit")
 _UpstreamPart = _part(
     UpstreamPlan, gpus_per_node=int | None, megatron_bridge=_RepoPart, nemo_run=_RepoPart, mounted=_list_of(_RepoPart)
 )
+_SearchPart = _part(SearchPlan, "groups", max_trials=Annotated[int, Field(ge=1, le=10**12)] | None)
 _RunPart = _part(
     RunPlan,
     "key",
@@ -223,6 +226,7 @@ _RunPart = _part(
     ranks_per_node=_Ranks,
     array=Annotated[_Text, AfterValidator(lambda path: path and _is_inside(path))],
     upstream=_UpstreamPart | None,
+    search=_SearchPart | None,
     secret_names=list[_Text],
 )
 _ViolationPart = _part(Violation, "rule_id where fact remedy operands message", message=_Text)

@@ -10,6 +10,19 @@ from cloudai_mbridge.models.scenario import RunnerConfig
 
 
 @dataclass(frozen=True)
+class SearchPlan:
+    """What a search knows of a point beforehand.
+
+    groups: seconds of a step's parts, as in `StepGroups`; () where nothing is predicted. memory_share: predicted peak
+    over what the GPU has; None: not known. max_trials: points that the search may try; None: any number.
+    """
+
+    groups: tuple[float, ...] = ()
+    memory_share: float | None = None
+    max_trials: int | None = None
+
+
+@dataclass(frozen=True)
 class RunPlan:
     """One run of one point.
 
@@ -26,6 +39,7 @@ class RunPlan:
     hang_timeout_s: how long it may run without a step.
     upstream: set if Megatron-Bridge's own launcher runs the point, None for the embedded loop.
     predicted: gpu, step_time_s, tflops_per_gpu, peak_memory_gib as estimated; None where the GPU is not known.
+    search: set if its test is searched, which submits the points that it chooses, one after the other.
     """
 
     key: str
@@ -62,6 +76,7 @@ class RunPlan:
     hang_timeout_s: float | None = None
     upstream: UpstreamPlan | None = None
     predicted: Mapping[str, Any] | None = None
+    search: SearchPlan | None = None
 
     @property
     def goes_first(self) -> bool:

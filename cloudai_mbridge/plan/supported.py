@@ -9,7 +9,7 @@ from cloudai_mbridge.megatron_bridge.launcher.plan import may_be_upstream, refus
 from cloudai_mbridge.models.cmd_args import Launcher
 from cloudai_mbridge.models.loading.load import LoadedScenario, LoadedTest
 from cloudai_mbridge.models.system import Executor, SlurmSystem, System
-from cloudai_mbridge.models.test_definition import TEMPLATE, MegatronBridgeTestDefinition
+from cloudai_mbridge.models.test_definition import GRID_SEARCH, TEMPLATE, TUNE, MegatronBridgeTestDefinition
 from cloudai_mbridge.models.values.references import has_other_forms
 from cloudai_mbridge.sweep import credentials_in_sweep
 
@@ -34,8 +34,10 @@ def _in_test(test: LoadedTest, system: System) -> Iterator[str]:
     only_upstream = definition.cmd_args.launcher == Launcher.MEGATRON_BRIDGE  # type: ignore[attr-defined]
     if profiles(definition) and system.executor is Executor.NEMO_RUN and not only_upstream:
         yield f"{where}: [nsys] with executor = 'nemo_run' is not supported; use executor = 'mbridge'"
-    if definition.agent != "grid_search":
-        yield f"{where}: agent = {definition.agent!r} is unknown; use 'grid_search'"
+    if definition.agent not in (GRID_SEARCH, TUNE):
+        yield f"{where}: agent = {definition.agent!r} is unknown; use {GRID_SEARCH!r} or {TUNE!r}"
+    if definition.agent == TUNE and definition.agent_steps is not None and definition.agent_steps < 1:
+        yield f"{where}: agent_steps = {definition.agent_steps} tries nothing; use at least 1"
     if definition.env_params:
         yield (
             f"{where}: env_params is not supported: grid_search samples nothing"
@@ -61,7 +63,7 @@ def notes_on_system(system: System) -> Iterator[str]:
 def notes_on(test: LoadedTest) -> Iterator[str]:
     """Yield a line for every key of a test that has no effect, here or in CloudAI."""
     where, definition = f"test {test.run.id!r}", test.definition
-    if definition.agent_steps is not None:
+    if definition.agent_steps is not None and definition.agent != TUNE:
         yield f"{where}: agent_steps has no effect; [sweep] max_points limits the points"
     if definition.predictor is not None:
         yield f"{where}: predictor has no effect on a {TEMPLATE} test, as in CloudAI"

@@ -16,6 +16,7 @@ from cloudai_mbridge.plan.read import read_plan_data, refuse_dry_run
 from cloudai_mbridge.report.comparability import compare_by
 from cloudai_mbridge.report.environment import definitions_of, machine_environment, run_environment
 from cloudai_mbridge.report.model import PointReport, Report
+from cloudai_mbridge.report.searches import in_words, is_untried, read_searches
 from cloudai_mbridge.runner import Judge
 from cloudai_mbridge.runner.journal.journal import Attempt, Journal, JournalEntry
 from cloudai_mbridge.schedulers.interface import JobClass
@@ -36,9 +37,14 @@ def build_report(root: Path) -> Report:
     past = _read_journal(root)
     if (lacking := _lacking(plan)) is not None:
         raise Damaged(f"{root / ROOT_FILES.plan}: is damaged (it lacks {lacking}); restore the file")
-    points = [_report_run(run, past.entry(run["key"]), root, plan["system"]) for run in plan["runs"]]
+    points = [
+        _report_run(run, entry, root, plan["system"])
+        for run in plan["runs"]
+        if not is_untried(entry := past.entry(run["key"]))
+    ]
     points += [_report_rejected(point) for point in plan["rejected"]]
     points = [_without_credentials(point) for point in points]
+    searches = tuple(read_searches(plan["runs"], past.entries, points))
     return Report(
         tool_version=__version__,
         scenario=plan["scenario"],
@@ -47,10 +53,11 @@ def build_report(root: Path) -> Report:
         points=tuple(points),
         num_rejected=plan["num_rejected"],
         rule_counts=plan["rule_counts"],
-        notes=redacted_in((*plan["notes"], *past.damage)),
+        notes=redacted_in((*plan["notes"], *map(in_words, searches), *past.damage)),
         excluded_nodes=redacted_in(past.excluded),
         tests=tuple(plan["tests"]),
         environment=machine_environment(),
+        searches=searches,
     )
 
 
@@ -87,8 +94,8 @@ def judge_in(root: Path) -> Judge:
     """Return what judges a run of this directory as the report does."""
 
     def judge_run(run: RunPlan, entry: JournalEntry) -> Judgement:
-        *_, outcome = _read_run(asdict(run), entry, root)
-        return judgement_of(outcome, entry.last.status if entry.last else None)
+        *_, metrics, outcome = _read_run(asdict(run), entry, root)
+        return judgement_of(outcome, entry.last.status if entry.last else None, metrics)
 
     return judge_run
 

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
@@ -53,8 +53,33 @@ class PointReport:
 
 
 @dataclass(frozen=True)
+class SearchReport:
+    """How the search among the points of a test went.
+
+    points: that broke no rule. tried: their labels, in order. best, runner_up: labels of the fastest two; None where so
+    many did not succeed. best_definition: the best one's test.toml. step_time_s, runner_up_s: their medians after the
+    warm-up, over repetitions the mean. gpu_hours: of all trials. ending: why no others were tried; "" if all were, or
+    the search is not over.
+    """
+
+    test_id: str
+    points: int
+    tried: tuple[str, ...]
+    best: str | None
+    best_definition: str | None
+    step_time_s: float | None
+    runner_up: str | None
+    runner_up_s: float | None
+    gpu_hours: float
+    ending: str
+
+
+OUT_OF_MEMORY = "out_of_memory"  # of the catalogue of failures
+
+
+@dataclass(frozen=True)
 class Report:
-    """A whole run of a scenario.
+    """A whole run of a scenario. Points that a search has not tried are not in it.
 
     excluded_nodes: name -> why no further job used it. tests: the scenario's, by id. environment: of the machine that
     wrote the report.
@@ -71,6 +96,7 @@ class Report:
     excluded_nodes: Mapping[str, str] = field(default_factory=dict)
     tests: tuple[str, ...] = ()
     environment: Mapping[str, Any] = field(default_factory=dict)
+    searches: tuple[SearchReport, ...] = ()
 
     def count(self, verdict: Verdict) -> int:
         return sum(point.verdict is verdict for point in self.points)
@@ -83,8 +109,14 @@ class Report:
 
     @property
     def succeeded(self) -> bool:
-        """Whether something ran, nothing failed or was left out, and every test has a point that was not rejected."""
-        points = [point for point in self.points if not point.is_pre_test]
+        """Whether something ran, nothing failed or was left out, and every test has a point that was not rejected.
+
+        A search has found a best point; that others need too much memory is what it is to find out.
+        """
+        searched = {search.test_id for search in self.searches}
+        if any(search.best is None for search in self.searches):
+            return False
+        points = [point for point in self.points if not (point.is_pre_test or _found_no_room(point, searched))]
         if any(point.verdict in (Verdict.FAILED, Verdict.SKIPPED, Verdict.CANCELLED) for point in points):
             return False
         ran = {point.test_id for point in points if point.verdict is not Verdict.REJECTED}
@@ -97,6 +129,11 @@ class Report:
         points = body.pop("points")
         data = {"schema_version": SCHEMA_VERSION, "tool": tool, **body, "summary": self.counts, "points": points}
         return {name: plain(value) for name, value in data.items()}
+
+
+def _found_no_room(point: PointReport, searched: Collection[str]) -> bool:
+    is_failed = point.verdict is Verdict.FAILED and point.failure is not None
+    return is_failed and point.test_id in searched and (point.failure or {}).get("id") == OUT_OF_MEMORY
 
 
 _AS_THEY_ARE = (int, bool, type(None))

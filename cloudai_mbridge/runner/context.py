@@ -11,6 +11,7 @@ from cloudai_mbridge.errors import Paused, ToolFailure
 from cloudai_mbridge.launch.claim import take_claim
 from cloudai_mbridge.plan import RunPlan, ScenarioPlan
 from cloudai_mbridge.runner.journal.journal import Journal, JournalEntry
+from cloudai_mbridge.runner.journal.rows import UNTRIED
 from cloudai_mbridge.runner.journal.submission_log import SubmissionLog
 from cloudai_mbridge.schedulers.interface import (
     NEVER_STARTED,
@@ -163,6 +164,15 @@ class RunnerContext:
             verdict, note = (Verdict.FAILED, f"not retried: {reason}") if run.number else (Verdict.SKIPPED, "")
             self.journal.decided(run.plan.key, verdict, [reason], note)
             self.observer.saw(run.plan, JobStatus("SKIPPED", JobClass.SKIPPED, reason=reason))
+
+    def leave_untried(self, runs: Iterable[Tracked], reason: str) -> None:
+        """Decide that a search does not need runs."""
+        with self.journal.transaction():
+            for run in runs:
+                self.has_changed = True
+                run.phase = Phase.ENDED
+                self.journal.decided(run.plan.key, UNTRIED, [reason])
+                self.observer.saw(run.plan, JobStatus("UNTRIED", JobClass.SKIPPED, reason=reason))
 
     def tolerate(self, error: ToolFailure) -> None:
         """Wait for a scheduler that does not answer, for runner.patience_s at most; then raise Paused."""

@@ -3,7 +3,7 @@
 import itertools
 import secrets
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 from cloudai_mbridge.errors import ToolFailure
@@ -13,6 +13,7 @@ from cloudai_mbridge.runner.finalizer import Finalizer
 from cloudai_mbridge.runner.interrupt import Interrupts
 from cloudai_mbridge.runner.nodes import Nodes
 from cloudai_mbridge.runner.schedule import Schedule
+from cloudai_mbridge.runner.search import Chooser, Searches
 from cloudai_mbridge.runner.strays import Strays
 from cloudai_mbridge.schedulers.interface import (
     SUBMITTED,
@@ -33,8 +34,16 @@ _NO_LIMIT = 1 << 30
 class Submitter:
     """Submits within the limits; first the intent goes into the journal, then the submission, then the job's id."""
 
-    def __init__(self, context: RunnerContext, nodes: Nodes, finalizer: Finalizer, keep_open: int | None) -> None:
-        """keep_open: the lock on submissions, for the commands that submit."""
+    def __init__(
+        self,
+        context: RunnerContext,
+        nodes: Nodes,
+        finalizer: Finalizer,
+        keep_open: int | None,
+        choosers: Mapping[str, Chooser],
+    ) -> None:
+        """keep_open: the lock on submissions, for the commands that submit. choosers: of the tests to search, by id."""
+        self._searches = Searches(context, choosers)
         self._context, self._nodes, self._finalizer, self._keep_open = context, nodes, finalizer, keep_open
         self._schedule = Schedule(context.runs, context.config.max_parallel, context.config.max_gpu_hours)
         self._parallel_of: dict[str, int] = {}
@@ -53,7 +62,7 @@ class Submitter:
         is_closed = self._context.unsure or self._context.stop is not None
         if not ready or is_closed or time.monotonic() < self._submit_after:
             return
-        ready = [run for run in ready if self._has_nodes(run)]
+        ready = [run for run in self._searches.among(ready) if self._has_nodes(run)]
         try:
             batches = self._context.scheduler.batches([run.plan for run in ready])
         except ToolFailure as error:

@@ -4,8 +4,10 @@ import contextlib
 import signal
 import sqlite3
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 
 from cloudai_mbridge.errors import Damaged, MBridgeError, Paused, ToolFailure
 from cloudai_mbridge.files.disk import free_space, is_disk_full, no_space_left
@@ -18,6 +20,7 @@ from cloudai_mbridge.runner.lock import clear_cancel, driver_lock, is_cancel_req
 from cloudai_mbridge.runner.nodes import Nodes
 from cloudai_mbridge.runner.progress import Progress
 from cloudai_mbridge.runner.restore import require_known, restore_runs, restore_tokens
+from cloudai_mbridge.runner.search import Chooser
 from cloudai_mbridge.runner.submitter import Submitter
 from cloudai_mbridge.schedulers.interface import FORGOTTEN, NEVER_STARTED, JobClass, JobStatus, Scheduler
 from cloudai_mbridge.schedulers.slurm.parsing import PARTITION_NODE_LIMIT
@@ -39,11 +42,13 @@ def run_all(
     pace: Pace,
     only_cancel: bool = False,
     has_lock: bool = False,
+    choosers: Mapping[str, Chooser] = MappingProxyType({}),
 ) -> None:
     """Submit every run when its turn comes and watch it until it has ended. A failed run does not stop the others.
 
     What an earlier process began in the same directory is continued, or with `only_cancel` cancelled.
-    has_lock: the caller holds the directory's `driver_lock`.
+    has_lock: the caller holds the directory's `driver_lock`. choosers: of the tests to search, by id; of other tests
+    every run is submitted.
 
     InUse: another process holds the directory; nothing was written.
     Damaged: its journal is lost.
@@ -62,7 +67,7 @@ def run_all(
             context = RunnerContext(plan, root, scheduler, journal, observer)
             restore_tokens(journal, context.log)
             require_known(root, journal.entries().values(), context.log)
-            _drive(Watcher(context, judge, keep_open), pace, interrupts)
+            _drive(Watcher(context, judge, keep_open, choosers), pace, interrupts)
 
 
 def _journal(root: Path) -> Journal:
@@ -160,12 +165,18 @@ class Watcher:
     Every change is in the journal before anything else follows from it, so that another process can continue.
     """
 
-    def __init__(self, context: RunnerContext, judge: Judge, keep_open: int | None = None) -> None:
-        """keep_open: the lock on submissions, for the commands that submit."""
+    def __init__(
+        self,
+        context: RunnerContext,
+        judge: Judge,
+        keep_open: int | None = None,
+        choosers: Mapping[str, Chooser] = MappingProxyType({}),
+    ) -> None:
+        """keep_open: the lock on submissions, for the commands that submit. choosers: as in `run_all`."""
         self.context = context
         nodes = Nodes(context)
         self.finalizer = Finalizer(context, nodes, judge)
-        self.submitter = Submitter(context, nodes, self.finalizer, keep_open)
+        self.submitter = Submitter(context, nodes, self.finalizer, keep_open, choosers)
         self._progress = Progress(context.root)
         self.poll_s = 0.0
         self._ask_for_lost_after = 0.0

@@ -117,18 +117,19 @@ SlurmdLogFile={layout.logs}/slurmd-%n.log"""
 def _tracking(spec: SandboxSpec) -> str:
     if spec.cgroup:
         return "ProctrackType=proctrack/cgroup\nTaskPlugin=task/cgroup\nJobAcctGatherType=jobacct_gather/linux"
-    # OverMemoryKill works without root; the job's state is then FAILED, not OUT_OF_MEMORY.
+    # OverMemoryKill works without root; the job's state is then FAILED, not OUT_OF_MEMORY. UsePss: what processes
+    # share, such as torch's libraries, counts once.
     return """\
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 JobAcctGatherType=jobacct_gather/linux
 JobAcctGatherFrequency=task=1
-JobAcctGatherParams=OverMemoryKill"""
+JobAcctGatherParams=OverMemoryKill,UsePss"""
 
 
 def _resources(spec: SandboxSpec) -> str:
     # DefMemPerCPU: without it one job takes all of a node's memory, and a second never starts beside it.
-    # Its default is twice what a small training takes: while a process starts another, both count in full.
+    # Its default is twice what a small training takes.
     # config_overrides: believe this file and not the hardware, which may have fewer CPUs.
     return f"""\
 SelectType=select/cons_tres

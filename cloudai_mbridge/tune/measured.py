@@ -11,7 +11,7 @@ from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.estimate.hardware import find_gpu
 from cloudai_mbridge.estimate.headlines import Headlines
 from cloudai_mbridge.estimate.memory.other import GIB, Assumptions
-from cloudai_mbridge.estimate.point import times_of
+from cloudai_mbridge.estimate.point import groups_of
 from cloudai_mbridge.estimate.request import EstimateRequest, trained_question
 from cloudai_mbridge.estimate.time import time_model
 from cloudai_mbridge.estimate.time.groups import StepGroups
@@ -107,8 +107,7 @@ def _point(runs: Sequence[RunResult], headlines: Headlines) -> MeasuredPoint:
         raise BadInput("it has no step time")
     question = _question(runs[0])
     assert question.gpu is not None  # else there is no question
-    model = question.architecture
-    groups = times_of(question, model).groups(question.layout_of(model))
+    groups = groups_of(question)
     peak = headlines.of(question).peak_memory_gib
     reserved = [step.peak_memory_gib for run in runs for step in run.steps if step.peak_memory_gib]
     is_known = reserved and peak and question.args.launcher is Launcher.EMBEDDED  # of others: what was measured is not

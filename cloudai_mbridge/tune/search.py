@@ -30,6 +30,7 @@ class Search:
         self._belief, self._room = belief, room
         self._draws = np.random.default_rng(seed)
         self.trials: list[Trial] = []
+        self._gone: set[int] = set()
 
     @property
     def best(self) -> Trial | None:
@@ -40,10 +41,20 @@ class Search:
     def learn(self, trial: Trial) -> None:
         """Take in a trial."""
         self.trials.append(trial)
+        self._gone.add(trial.index)
         if trial.step_time_s is not None:
             self._belief.learn(trial.index, trial.step_time_s)
         if self._room is not None:
             self._room.learn(trial.index, fits=trial.step_time_s is not None)
+
+    def assume(self, index: int) -> None:
+        """Take in that a layout is being measured: until then it counts as taking what is believed of it."""
+        self._gone.add(index)
+        self._belief.learn(index, float(np.exp(self._belief.posterior().mean[index])))
+
+    def exclude(self, index: int) -> None:
+        """Take in that a layout failed, for a reason that says nothing of others."""
+        self._gone.add(index)
 
     def next(self) -> int | None:
         """Return the layout to measure next: the one with the largest expected improvement; None if none is left."""
@@ -79,7 +90,7 @@ class Search:
 
     def _left(self, posterior: Posterior) -> "np.typing.NDArray[np.bool_]":
         left = np.ones(len(posterior.mean), dtype=bool)
-        left[[trial.index for trial in self.trials]] = False
+        left[list(self._gone)] = False
         return left
 
     def _fits(self, number: int) -> Floats:

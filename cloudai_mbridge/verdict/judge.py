@@ -157,7 +157,7 @@ def _stacks(directory: Path) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Judgement:
-    """What the runner has to know of an ended attempt. verdict: as in the report.
+    """What the runner has to know of an ended attempt. verdict: as in the report. step_time_s: the median.
 
     failure: the id of what made it fail, "" if nothing did. nodes: the ones that the evidence names.
     """
@@ -168,9 +168,10 @@ class Judgement:
     failure: str = ""
     is_infrastructure: bool = False
     nodes: tuple[str, ...] = ()
+    step_time_s: float | None = None
 
 
-def judgement_of(outcome: RunOutcome, status: JobStatus | None) -> Judgement:
+def judgement_of(outcome: RunOutcome, status: JobStatus | None, metrics: Metrics) -> Judgement:
     """Return what follows from an outcome. status: the job's last."""
     failure = outcome.failure
     is_lost = status is not None and status.state == LOST
@@ -186,4 +187,5 @@ def judgement_of(outcome: RunOutcome, status: JobStatus | None) -> Judgement:
         failure=(failure.id if failure else unnamed) if outcome.reasons else "",
         is_infrastructure=is_infrastructure,
         nodes=failure.nodes if failure else (),
+        step_time_s=metrics.step_time_s.median if metrics.step_time_s else None,
     )

@@ -16,7 +16,9 @@ from pydantic import TypeAdapter, ValidationError
 from cloudai_mbridge.errors import shown
 from cloudai_mbridge.schedulers.interface import JobClass, JobStatus
 
-VERDICTS = frozenset({"success", "failed", "skipped", "cancelled"})
+# A run that a search did not need. It is not a verdict of the report, which leaves such runs out
+UNTRIED = "untried"
+VERDICTS = frozenset({"success", "failed", "skipped", "cancelled", UNTRIED})
 _STATUS = TypeAdapter(JobStatus)
 _REASONS = TypeAdapter(list[str])
 _FIELDS = {each.name for each in fields(JobStatus)}

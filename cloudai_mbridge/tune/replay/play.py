@@ -14,17 +14,16 @@ from cloudai_mbridge.estimate.memory.other import GIB
 from cloudai_mbridge.estimate.point import assumptions_for
 from cloudai_mbridge.estimate.time import time_model
 from cloudai_mbridge.estimate.time.groups import StepGroups
-from cloudai_mbridge.tune.belief import Belief, Deviations
+from cloudai_mbridge.tune.belief import Belief
 from cloudai_mbridge.tune.factors import SDS, FactorModel
+from cloudai_mbridge.tune.measured_search import FLAT, WIDE
 from cloudai_mbridge.tune.replay.table import Space, positions
 from cloudai_mbridge.tune.room import Room
 from cloudai_mbridge.tune.search import CHANCE, Search, Trial
 
 TOLERANCES = (0.05, 0.02)
-_FLAT = StepGroups(1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 # Of factors that were calibrated on other models of the same cluster, the standard deviation of the logarithms
 _BETWEEN_MODELS = 0.2
-_WIDE = Deviations(shared=0.5, own=0.05)
 
 
 @dataclass(frozen=True)
@@ -63,8 +62,8 @@ def play(space: Space, *, with_prior: bool = True) -> Score:
         prior_sd = np.full(len(SDS), _BETWEEN_MODELS) if is_calibrated else SDS
         search = Search(Belief(FactorModel(_groups(space)), where, prior_sd=prior_sd), _room(space))
     else:
-        flat = FactorModel([_FLAT] * len(space.rows))
-        search = Search(Belief(flat, where, _WIDE, prior=_level(space), prior_sd=SDS * 4), None)
+        flat = FactorModel([FLAT] * len(space.rows))
+        search = Search(Belief(flat, where, WIDE, prior=_level(space), prior_sd=SDS * 4), None)
     num_trials, picked = 0, None
     while (index := search.next()) is not None:
         search.learn(Trial(index, space.rows[index].step_time_s))

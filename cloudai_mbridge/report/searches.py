@@ -1,0 +1,80 @@
+"""How the searches of a run went: what was tried, in which order, what was best, at which cost."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from cloudai_mbridge.plan import POINT_FILES
+from cloudai_mbridge.report.model import PointReport, SearchReport
+from cloudai_mbridge.runner.journal.journal import JournalEntry
+from cloudai_mbridge.runner.journal.rows import UNTRIED
+from cloudai_mbridge.verdict import Verdict
+
+
+def is_untried(entry: JournalEntry | None) -> bool:
+    """Return whether a search did not need a run, which is then not part of the report."""
+    return entry is not None and entry.verdict == UNTRIED
+
+
+@dataclass(frozen=True)
+class _Trial:
+    label: str
+    key: str
+    step_time_s: float | None
+    gpu_hours: float
+
+
+def read_searches(
+    planned: Sequence[Mapping[str, Any]], entries: Mapping[str, JournalEntry], points: Iterable[PointReport]
+) -> Iterator[SearchReport]:
+    """Yield a report of every test that was searched. planned: the runs of the plan."""
+    by_test: dict[str, dict[str, list[PointReport]]] = {}
+    searched = {run["key"]: run for run in planned if run.get("search") is not None}
+    for point in points:
+        if point.key in searched:
+            by_test.setdefault(point.test_id, {}).setdefault(point.label, []).append(point)
+    for test in dict.fromkeys(run["test_id"] for run in searched.values()):
+        own = [run for run in searched.values() if run["test_id"] == test]
+        tried = sorted(filter(_was_submitted, by_test.get(test, {}).values()), key=_first_submitted)
+        trials = [_trial(runs) for runs in tried]
+        done = sorted((each for each in trials if each.step_time_s), key=lambda each: each.step_time_s or 0.0)
+        untried = [entries[run["key"]] for run in own if is_untried(entries.get(run["key"]))]
+        yield SearchReport(
+            test_id=test,
+            points=len({run["label"] for run in own}),
+            tried=tuple(trial.label for trial in trials),
+            best=done[0].label if done else None,
+            best_definition=f"{done[0].key}/{POINT_FILES.definition}" if done else None,
+            step_time_s=done[0].step_time_s if done else None,
+            runner_up=done[1].label if len(done) > 1 else None,
+            runner_up_s=done[1].step_time_s if len(done) > 1 else None,
+            gpu_hours=sum(trial.gpu_hours for trial in trials),
+            ending="; ".join(dict.fromkeys(reason for entry in untried for reason in entry.reasons)),
+        )
+
+
+def _was_submitted(runs: Sequence[PointReport]) -> bool:
+    return any(run.attempts for run in runs)
+
+
+def _first_submitted(runs: Sequence[PointReport]) -> str:
+    return min(str(attempt.get("submitted_at") or "") for run in runs for attempt in run.attempts)
+
+
+def _trial(runs: Sequence[PointReport]) -> _Trial:
+    times = [run.metrics.step_time_s.median for run in runs if run.metrics and run.metrics.step_time_s]
+    is_done = all(run.verdict is Verdict.SUCCESS for run in runs) and len(times) == len(runs)
+    used = [(run.world_size or 0) * (each.get("run_time_s") or 0.0) for run in runs for each in run.attempts]
+    return _Trial(runs[0].label, runs[0].key, fmean(times) if is_done else None, sum(used) / 3600)
+
+
+def in_words(search: SearchReport) -> str:
+    """Say how a search went, in a line."""
+    text = f"test {search.test_id!r}: searched: {len(search.tried)} of {search.points} points tried"
+    text += f", {search.gpu_hours:.3g} GPU-hours"
+    if search.best is not None:
+        text += f"; best: {search.best}, {search.step_time_s:.4g} s ({search.best_definition})"
+    if search.runner_up_s and search.step_time_s:
+        text += f"; then {search.runner_up}, {search.runner_up_s / search.step_time_s - 1:+.1%}"
+    return f"{text}; {search.ending}" if search.ending else text

@@ -1,0 +1,67 @@
+"""A test with agent = "tune", run on this machine: few of its points are tried, and killed in the middle it goes on."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SYSTEM = 'name = "here"\nscheduler = "local"\noutput_path = "{out}"\npython_executable = "{stand_in}"\n'
+SCENARIO = """name = "search"
+[[Tests]]
+id = "layouts"
+name = "layouts"
+description = "d"
+test_template_name = "MegatronBridge"
+num_nodes = 1
+agent = "tune"
+agent_steps = {steps}
+[Tests.cmd_args]
+launcher = "embedded"
+model_recipe_name = "gpt_tiny"
+compute_dtype = "fp32"
+num_gpus = 1
+max_steps = 5
+gb = 8
+mb = [1, 2, 4, 8]
+seq_length = [64, 128, 256]
+"""
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[str | Path]:
+    stand_in = Path(__file__).parents[1] / "stand_in" / "training.py"
+    (tmp_path / "system.toml").write_text(SYSTEM.format(out=tmp_path / "out", stand_in=stand_in))
+    return ["--system-config", tmp_path / "system.toml", "--test-scenario", tmp_path / "scenario.toml"]
+
+
+def report_in(tmp_path: Path) -> tuple[Path, dict[str, Any]]:
+    (path,) = (tmp_path / "out").glob("*/report.json")
+    return path.parent, json.loads(path.read_text())
+
+
+def test_a_search_tries_few_points_and_says_what_it_found(files: Any, tmp_path: Path, mbridge: Any) -> None:
+    (tmp_path / "scenario.toml").write_text(SCENARIO.format(steps=3))
+    done = mbridge("run", *files)
+    assert done.returncode == 0, done.stdout + done.stderr
+    root, report = report_in(tmp_path)
+    (search,) = report["searches"]
+    assert (search["test_id"], search["points"], len(search["tried"])) == ("layouts", 12, 3)
+    assert report["summary"]["success"] == len(report["points"]) == 3
+    assert search["best"] in search["tried"]
+    assert (root / search["best_definition"]).is_file()
+    assert search["ending"] == "agent_steps = 3 allows no more"
+    assert "searched: 3 of 12 points tried" in done.stdout
+    again = mbridge("resume", root)
+    assert again.returncode == 0, again.stdout + again.stderr
+    _, same = report_in(tmp_path)
+    assert same["searches"] == report["searches"]
+
+
+def test_an_unknown_agent_and_a_search_without_trials(files: Any, tmp_path: Path, mbridge: Any) -> None:
+    (tmp_path / "scenario.toml").write_text(SCENARIO.format(steps=0))
+    done = mbridge("run", *files)
+    assert done.returncode == 2
+    assert "agent_steps = 0 tries nothing" in done.stderr
+    (tmp_path / "scenario.toml").write_text(SCENARIO.format(steps=3).replace('"tune"', '"tuna"'))
+    assert "use 'grid_search' or 'tune'" in mbridge("run", *files).stderr
