@@ -109,7 +109,8 @@ def resolved_definition(
 ) -> dict[str, Any]:
     """Return the point as a test definition of its own: no lists, no credentials."""
     env = {name: value for name, value in point.env.items() if not is_secret_variable(name, value)}
-    left_out = {"extra_env_vars", "sweep", "agent_config", "predictor"}  # credentials; what only a search uses
+    agent = {"agent", "agent_steps", "agent_metrics", "agent_reward_function", "agent_config", "predictor"}
+    left_out = {"extra_env_vars", "sweep", *agent}  # credentials; what only a search uses
     dump = definition.model_dump(mode="json", exclude_none=True, exclude_defaults=True, exclude=left_out)
     return {
         **dump,
