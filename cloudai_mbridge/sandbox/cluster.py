@@ -129,8 +129,18 @@ class SlurmSandbox(Client):
             self._spawn(f"node-{name}", daemons.node_argv(self.layout, name, namespaces=namespaces, parent=parent))
         supervisors = (f"node-{name}" for name in self.node_names)
         self._fleet.wait(
-            "all nodes idle", lambda: set(self.node_states().values()) == {"idle"}, timeout_s, "slurmctld", *supervisors
+            "all nodes idle",
+            lambda: set(self._states_by_now().values()) == {"idle"},
+            timeout_s,
+            "slurmctld",
+            *supervisors,
         )
+
+    def _states_by_now(self) -> dict[str, str]:
+        """Return the nodes' states; none while the controller is too busy to answer, which is then asked again."""
+        with suppress(SandboxError):
+            return self.node_states()
+        return {}
 
     def stop(self, purge: bool = False) -> None:
         """Stop everything the sandbox runs, jobs included; with `purge` remove its directory too.
@@ -184,7 +194,7 @@ class SlurmSandbox(Client):
         self._check_node(name)
 
         def is_in_service() -> bool:
-            state = self.node_states().get(name, "")
+            state = self._states_by_now().get(name, "")
             if state.startswith(("down", "drain", "fail")):
                 self.run("scontrol", "update", f"nodename={name}", "state=resume", check=False)
                 return False

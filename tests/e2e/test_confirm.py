@@ -60,7 +60,7 @@ class Confirming:
             self.process = subprocess.Popen(argv, stdout=log, stderr=subprocess.STDOUT, text=True, env=run.env)
 
     def finish(self) -> "Confirming":
-        self.process.wait(60)
+        self.process.wait(600)
         return self
 
     @property
@@ -151,13 +151,15 @@ def test_exactly_as_many_runs_and_nothing_else(
 
 
 def test_other_nodes_where_there_are_enough(first: Finished, confirmed: tuple[Confirming, int]) -> None:
+    """Slurm starts a run on another node while the last one's is still being cleaned up."""
     done, _ = confirmed
     old, new = nodes_of(first.report), nodes_of(done.report)
-    assert old["noisy/mb1"] | old["noisy/mb2"] == {"gb200-1"}
+    notes = done.report["notes"]
     for point in POINTS[:2]:
         assert not old[point] & new[point]
-    notes = done.report["notes"]
-    assert "noisy/mb1, noisy/mb2: avoids gb200-1, where its earlier runs were" in notes
+        (note,) = [note for note in notes if point in note and "avoids" in note]
+        assert all(node in note for node in old[point])
+        assert note.endswith(", where its earlier runs were")
     assert "wide/single: the cluster has no other nodes, so the same ones were used" in notes
     for note in notes:
         assert note in done.words
@@ -181,13 +183,14 @@ def test_the_results_are_comparable(first: Finished, confirmed: tuple[Confirming
 
 def test_a_drained_cluster_has_no_other_nodes(first: Finished, confirming: Any, sandbox: Any) -> None:
     """Nobody waits for nodes that are out of service when the same ones would do."""
-    others = "nodename=gb200-[2-3]"
+    used = nodes_of(first.report)["noisy/mb1"]
+    others = f"nodename={','.join({f'gb200-{number}' for number in (1, 2, 3)} - used)}"
     assert sandbox.run("scontrol", "update", others, "state=drain", "reason=test").returncode == 0
     try:
         report = confirming(first, first.root, 1, "noisy/mb1").finish().report
     finally:
         sandbox.run("scontrol", "update", others, "state=resume")
-    assert nodes_of(report) == {"noisy/mb1": {"gb200-1"}}
+    assert nodes_of(report)["noisy/mb1"] <= used
     assert "noisy/mb1: the cluster has no other nodes, so the same ones were used" in report["notes"]
 
 

@@ -312,6 +312,20 @@ def test_unknown_node_is_named(cluster: SlurmSandbox, capsys: pytest.CaptureFixt
 
 
 @pytest.mark.slurm
+def test_a_controller_that_drops_a_request_is_asked_again(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers, ask = iter(["dropped", "dropped"]), SlurmSandbox.node_states
+
+    def node_states(sandbox: SlurmSandbox) -> dict[str, str]:
+        if next(answers, None):
+            raise SandboxError("no node states: Zero Bytes were transmitted or received")
+        return ask(sandbox)
+
+    monkeypatch.setattr(SlurmSandbox, "node_states", node_states)
+    with SlurmSandbox(directory, nodes=1) as sandbox:
+        assert sandbox.node_states() == {"gb200-1": "idle"}
+
+
+@pytest.mark.slurm
 def test_crash_fails_the_job_and_the_node_comes_back(directory: Path) -> None:
     quick = "SlurmdTimeout=2"  # NODE_FAIL after about 12 s with the sandbox's own 6 s
     with SlurmSandbox(directory, nodes=2, gpus=0, extra_conf=quick, die_with_parent=True) as sandbox:

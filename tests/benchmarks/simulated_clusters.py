@@ -1,0 +1,167 @@
+"""The search of `mbridge tune` on made-up clusters, whose every layout's step time is known.
+
+    python tests/benchmarks/simulated_clusters.py [--clusters 20] [--trials 40] [--space llama3_70b:gb200:512 ...]
+
+A cluster is the time model with structured errors: every term of a step is off by a factor that is drawn for the
+cluster (lognormal, 50 %), every layout by 10 %, the memory by 5 % on all layouts, and a measurement has 1 % of noise.
+The 10 % are drawn in two ways: smooth, so that similar layouts are off alike, or of each layout by itself. Nothing can
+predict the second kind: beside the search stands an oracle, which knows all of a cluster but these 10 % and the noise,
+and tries the layouts in its order.
+
+Printed for each space and kind: trials until within 3 % of the best (median, 90 %), for the search and the oracle;
+after how many trials the search stops, and how many searches stop over 2 % above what all trials would have found.
+"""
+
+import argparse
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from cloudai_mbridge.constraints import check
+from cloudai_mbridge.errors import BadInput
+from cloudai_mbridge.estimate.hardware import gpu_named
+from cloudai_mbridge.estimate.headlines import Headlines
+from cloudai_mbridge.estimate.point import groups_of, times_of
+from cloudai_mbridge.estimate.precision import Precision
+from cloudai_mbridge.estimate.time.groups import StepGroups
+from cloudai_mbridge.recipes import load_recipe
+from cloudai_mbridge.tune.belief import Belief
+from cloudai_mbridge.tune.factors import FactorModel
+from cloudai_mbridge.tune.measured_search import positions_of
+from cloudai_mbridge.tune.ranking import Predictor
+from cloudai_mbridge.tune.room import Room
+from cloudai_mbridge.tune.search import CHANCE, WORTH, Search, Trial
+from cloudai_mbridge.tune.space import Options, SearchRequest
+
+Floats = npt.NDArray[np.float64]
+SPACES = ("llama31_405b:gb200:1024", "llama3_70b:gb200:512", "qwen3_235b_a22b:gb200:64", "deepseek_v3:gb200:128")
+TERM_SD, LAYOUT_SD, MEMORY_SD, NOISE = 0.5, 0.1, 0.05, 0.01
+GOOD = 0.03
+_FEATURES, _RANGE = 512, 1.5  # of the smooth errors: random Fourier features, doublings that they reach
+
+
+@dataclass(frozen=True)
+class Space:
+    """Layouts of a model: terms of their steps in seconds, [n, terms]; groups; places; predicted shares of memory."""
+
+    name: str
+    terms: Floats
+    groups: list[StepGroups]
+    where: Floats
+    shares: Floats
+
+
+def build(name: str) -> Space:
+    """Return all layouts that break no rule, in all number formats of the GPU and with all that may be recomputed."""
+    recipe_name, gpu, num_gpus = name.split(":")
+    recipe, device = load_recipe(recipe_name), gpu_named(gpu)
+    formats = tuple(each for each in Precision if device.peak(each) is not None and not each.is_32_bit)
+    batch = max(recipe.default("train", "global_batch_size"), 8 * int(num_gpus))
+    length = recipe.default("model", "seq_length")
+    request = SearchRequest(recipe, device, int(num_gpus), batch, length, formats)
+    predictor, headlines = Predictor(request), Headlines()
+    terms, groups, places, shares = [], [], [], []
+    for sizes, is_sharded in request.layouts():
+        for precision in request.precisions:
+            for recompute in request.recomputable:
+                options = Options(precision, is_sharded, recompute)
+                try:
+                    question = predictor.question(sizes, options)
+                    model = question.architecture
+                    step = times_of(question, model).step_time(question.layout_of(model))
+                    found = groups_of(question)
+                except BadInput:
+                    continue
+                headline = headlines.of(question)
+                share = (headline.peak_memory_gib or 0.0) / (headline.gpu_memory_gib or 1.0)
+                if not 0 < share < 1.3 or check(question.args, None, recipe).violations:
+                    continue  # what needs so much more is no candidate for anybody
+                terms.append(list(step.terms.values()))
+                groups.append(found)
+                places.append({**sizes._asdict(), "fsdp": is_sharded, "re": recompute, "precision": str(precision)})
+                shares.append(share)
+    return Space(name, np.array(terms), groups, positions_of(places), np.array(shares))
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """True step times, [n], infinite where the memory does not suffice; and what an oracle knows of them."""
+
+    times: Floats
+    known: Floats
+    draw: np.random.Generator
+
+    @property
+    def best(self) -> float:
+        return float(self.times.min())
+
+    def measure(self, index: int) -> float | None:
+        seconds = float(self.times[index])
+        return seconds * float(np.exp(self.draw.normal(0, NOISE))) if np.isfinite(seconds) else None
+
+
+def clusters(space: Space, number: int, is_smooth: bool) -> Iterator[Cluster]:
+    """Yield clusters: the same ones each time."""
+    for seed in range(number):
+        draw = np.random.default_rng(seed)
+        known = space.terms @ np.exp(draw.normal(0, TERM_SD, space.terms.shape[1]))
+        if is_smooth:
+            frequencies = draw.normal(0, 1 / _RANGE, (space.where.shape[1], _FEATURES))
+            waves = np.cos(space.where @ frequencies + draw.uniform(0, 2 * np.pi, _FEATURES))
+            errors = LAYOUT_SD * np.sqrt(2 / _FEATURES) * waves @ draw.normal(0, 1, _FEATURES)
+        else:
+            errors = draw.normal(0, LAYOUT_SD, len(known))
+        fits = space.shares * np.exp(draw.normal(0, MEMORY_SD)) <= 1
+        yield Cluster(np.where(fits, known * np.exp(errors), np.inf), np.where(fits, known, np.inf), draw)
+
+
+def play(space: Space, cluster: Cluster, most: int) -> tuple[int, int, float]:
+    """Return the trials to within GOOD, the trials until it stops, and how far that is above all trials' best."""
+    search = Search(Belief(FactorModel(space.groups), space.where), Room(space.shares, 1.0))
+    good, stopped, at_stop, best = most + 1, most, np.inf, np.inf
+    for number in range(1, most + 1):
+        if (index := search.next()) is None:
+            break
+        search.learn(Trial(index, cluster.measure(index)))
+        best = min(best, float(cluster.times[index]))
+        if good > most and best <= cluster.best * (1 + GOOD):
+            good = number
+        if stopped == most and search.chance_of_better() < CHANCE:
+            stopped, at_stop = number, float(cluster.times[search.best.index]) if search.best else np.inf
+    return good, stopped, (min(at_stop, np.inf) if np.isfinite(at_stop) else best) / best - 1
+
+
+def oracle(cluster: Cluster) -> int:
+    """Return the trials that one needs who knows all but the errors of single layouts."""
+    order = np.argsort(cluster.known)
+    return int(np.argmax(cluster.times[order] <= cluster.best * (1 + GOOD))) + 1
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--clusters", type=int, default=20)
+    parser.add_argument("--trials", type=int, default=40)
+    parser.add_argument("--space", dest="spaces", nargs="+", default=SPACES)
+    options = parser.parse_args()
+    for name in options.spaces:
+        started = time.monotonic()
+        space = build(name)
+        print(f"{name}: {len(space.groups)} layouts, built in {time.monotonic() - started:.0f} s", flush=True)
+        for is_smooth in (True, False):
+            results = [
+                (play(space, one, options.trials), oracle(one)) for one in clusters(space, options.clusters, is_smooth)
+            ]
+            good, stopped, above = (np.array(column) for column in zip(*(played for played, _ in results), strict=True))
+            knowing = [trials for _, trials in results]
+            kind = "smooth" if is_smooth else "of each layout"
+            line = f"  errors {kind}: within {GOOD:.0%} after {np.median(good):g}, 90 % {np.quantile(good, 0.9):g};"
+            line += f" oracle {np.median(knowing):g}, 90 % {np.quantile(knowing, 0.9):g};"
+            line += f" stops after {np.median(stopped):g}, {np.mean(above > WORTH):.0%} over {WORTH:.0%} above"
+            print(line, flush=True)
+
+
+if __name__ == "__main__":
+    main()
