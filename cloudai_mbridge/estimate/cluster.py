@@ -14,7 +14,8 @@ from cloudai_mbridge.models.loading.load import validate
 from cloudai_mbridge.models.loading.toml_source import read_toml
 from cloudai_mbridge.models.system import System
 
-Factor = Annotated[float, Field(gt=0.001, lt=1000)]
+LEAST_FACTOR, MOST_FACTOR = 0.001, 1000.0
+Factor = Annotated[float, Field(ge=LEAST_FACTOR, le=MOST_FACTOR)]
 Error = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 

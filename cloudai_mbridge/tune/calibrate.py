@@ -14,7 +14,7 @@ import numpy.typing as npt
 from scipy.optimize import least_squares
 
 from cloudai_mbridge.errors import BadInput
-from cloudai_mbridge.estimate.cluster import FACTORS, ClusterFactors, HeldOut, StepFactors
+from cloudai_mbridge.estimate.cluster import FACTORS, LEAST_FACTOR, MOST_FACTOR, ClusterFactors, HeldOut, StepFactors
 from cloudai_mbridge.tune.factors import SDS, FactorModel, Floats
 from cloudai_mbridge.tune.measured import MeasuredPoint
 
@@ -104,4 +104,4 @@ def _memory_factor(ratios: Sequence[float]) -> float:
 
 
 def _rounded(value: float) -> float:
-    return float(f"{value:.4g}")
+    return min(max(float(f"{value:.4g}"), LEAST_FACTOR), MOST_FACTOR)

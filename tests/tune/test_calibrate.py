@@ -58,6 +58,12 @@ def test_points_that_the_shipped_model_predicts_change_little(points: list[Measu
         assert found.factors.held_out.calibrated == found.factors.held_out.shipped
 
 
+@pytest.mark.parametrize("by", [1e-7, 1e7])
+def test_times_in_another_unit_end_in_no_traceback(points: list[MeasuredPoint], by: float) -> None:
+    found = calibrate("h100", [spoiled(replace(point, peak_over_predicted=by), by) for point in points])
+    assert found.factors.memory in (0.001, 1000.0)
+
+
 def test_few_points_are_refused(points: list[MeasuredPoint]) -> None:
     with pytest.raises(BadInput, match="4 measured points of h100; at least 5 are needed"):
         calibrate("h100", points[:4])

@@ -94,6 +94,7 @@ class TimeModel:
 
     def groups(self, layout: ParallelLayout) -> StepGroups:
         """Return the parts in groups; BadInput as for `step_time_s`."""
+        self.step_time_s(layout)
         parts, _, _ = self._real_parts(layout)
         microbatches = layout.num_microbatches
         return grouped(parts, self._launches_s(layout), ideal.bubble(layout.pp, layout.vp, microbatches))
