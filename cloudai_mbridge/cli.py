@@ -18,10 +18,11 @@ from rich.text import Text
 from cloudai_mbridge import pipeline
 from cloudai_mbridge.commands.baseline import baseline
 from cloudai_mbridge.commands.calibrate import calibrate
+from cloudai_mbridge.commands.drive import drive, show_error, show_rejected, show_report, submit
 from cloudai_mbridge.commands.estimate import estimate, proxy
 from cloudai_mbridge.commands.gate import compare, gate
 from cloudai_mbridge.commands.history import history
-from cloudai_mbridge.commands.live_view import SteadyConsole, new_console, observer_for
+from cloudai_mbridge.commands.live_view import new_console, observer_for
 from cloudai_mbridge.commands.options import ALLOW_UNKNOWN, PATH, RULES, request_of, scenario_options
 from cloudai_mbridge.commands.sweep import sweep
 from cloudai_mbridge.commands.tune import tune
@@ -29,7 +30,7 @@ from cloudai_mbridge.commands.verify import summarize_foreign, verify
 from cloudai_mbridge.constraints.engine import RULES as ALL_RULES
 from cloudai_mbridge.constraints.lifts import LIFTS
 from cloudai_mbridge.constraints.upstream import rule_id as rule_id_of
-from cloudai_mbridge.errors import OK, POINTS_FAILED, BadInput, Damaged, MBridgeError, ToolFailure, counted, shortened
+from cloudai_mbridge.errors import OK, POINTS_FAILED, BadInput, Damaged, MBridgeError, ToolFailure, counted
 from cloudai_mbridge.files.disk import free_space, is_disk_full
 from cloudai_mbridge.gate.history.store import History
 from cloudai_mbridge.install.commands import register as register_install_commands
@@ -38,15 +39,10 @@ from cloudai_mbridge.models.loading.load import Warn
 from cloudai_mbridge.models.test_definition import TEMPLATE
 from cloudai_mbridge.plan.read import read_plan_data, refuse_dry_run
 from cloudai_mbridge.recipes import load_recipe, recipe_names
-from cloudai_mbridge.report import Report, judge_in
-from cloudai_mbridge.report.formats.terminal import render_table
 from cloudai_mbridge.report.formats.text import visible
-from cloudai_mbridge.report.write import FindHistory
 from cloudai_mbridge.runner import control
 from cloudai_mbridge.runner.interrupt import Interrupted
 from cloudai_mbridge.runner.lock import driver_lock, no_driver
-from cloudai_mbridge.runner.search import Chooser
-from cloudai_mbridge.verdict import Verdict
 from cloudai_mbridge.version import __version__
 
 _LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
@@ -73,11 +69,7 @@ def run(max_parallel: int | None, fail_fast: bool, **options: Any) -> int:
     console = new_console()
     overrides = {"max_parallel": max_parallel, "fail_fast": fail_fast or None}
     prepared = pipeline.plan(request_of(options), {k: v for k, v in overrides.items() if v is not None})
-    _show_rejected(console, prepared)
-    pipeline.preflight(prepared)
-    root = pipeline.write(prepared)
-    console.print_line(f"results: {root}")
-    return _drive(console, prepared, root)
+    return submit(console, prepared)
 
 
 # Without links. A circle of them stays, and is not the directory of a run
@@ -101,32 +93,7 @@ def resume(root: Path, lost_hosts: tuple[str, ...]) -> int:
     control.require_resumable(root, lost_hosts)
     prepared = pipeline.read(root)
     pipeline.preflight(prepared)
-    return _drive(new_console(), prepared, root)
-
-
-def _drive(console: SteadyConsole, prepared: pipeline.Prepared, root: Path) -> int:
-    """Bring what was written to its end and report, also if that fails; raise InUse if another process holds it."""
-    with driver_lock(root):
-        try:
-            with observer_for(console, prepared.plan, root) as observer:
-                pipeline.execute(prepared, root, observer, choosers=_choosers(prepared, root))
-        except MBridgeError:
-            try:
-                if _show_report(console, root).count(Verdict.CANCELLED):
-                    console.print_line(f"continue with: mbridge resume {root}")
-            except (MBridgeError, OSError, sqlite3.Error) as error:  # the first error says more
-                _show_error(f"no report: {error}")
-            raise
-        return OK if _show_report(console, root).succeeded else POINTS_FAILED
-
-
-def _choosers(prepared: pipeline.Prepared, root: Path) -> dict[str, Chooser]:
-    """Return what chooses among the points of tests with agent = "tune"."""
-    if all(run.search is None for run in prepared.plan.runs):
-        return {}
-    from cloudai_mbridge.tune.measured_search import choosers_of  # numpy, for such tests only
-
-    return choosers_of(pipeline.with_defaults(prepared), judge_in(root))
+    return drive(new_console(), prepared, root)
 
 
 @cli.command()
@@ -149,7 +116,7 @@ def status(root: Path, events: bool) -> int:
     for line in lines:
         console.print_line(visible(line))
     for text in found.damage:
-        _show_error(visible(f"damaged: {text}"))
+        show_error(visible(f"damaged: {text}"))
     return Damaged.exit_code if found.damage else OK
 
 
@@ -179,7 +146,7 @@ def cancel(root: Path, lost_hosts: tuple[str, ...]) -> int:
         except Interrupted as done:
             if done.left_running:
                 raise
-        _show_report(console, root)
+        show_report(console, root)
     return OK
 
 
@@ -203,7 +170,7 @@ def dry_run(**options: Any) -> int:
     """Check all points and write exactly the files that `run` would submit."""
     console = new_console()
     prepared = pipeline.plan(request_of(options))
-    _show_rejected(console, prepared)
+    show_rejected(console, prepared)
     root = pipeline.write(prepared, dry_run=True)
     for planned in prepared.plan.runs:
         placed = f"{counted(planned.world_size, 'rank')} on {counted(planned.num_nodes, 'node')}"
@@ -225,7 +192,7 @@ def verify_configs(on_unknown_arg: Warn | None, **options: Any) -> int:
     for finding in verify(**options, warn=on_unknown_arg):
         findings.append(finding)
         if not finding.is_good:
-            _show_error(finding.text)
+            show_error(finding.text)
         elif not finding.is_foreign:
             click.echo(f"ok    {finding.path}: {finding.text}")
     for line in summarize_foreign(findings):
@@ -246,7 +213,7 @@ def generate_report(result_dir: Path, history_file: Path | None, **_: Path | Non
     control.require_writable_run(result_dir)
     options = {"find_history": partial(_history_rows, history_file)} if history_file else {}
     with no_driver(result_dir):
-        return OK if _show_report(new_console(), result_dir, **options).succeeded else POINTS_FAILED
+        return OK if show_report(new_console(), result_dir, **options).succeeded else POINTS_FAILED
 
 
 def _history_rows(path: Path, report: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -296,38 +263,15 @@ _REPORTS = {
 }
 
 
-def _show_rejected(console: SteadyConsole, prepared: pipeline.Prepared) -> None:
-    plan = prepared.plan
-    console.print(Text(f"{counted(len(plan.runs), 'run')} accepted, {counted(plan.num_rejected, 'point')} rejected"))
-    for note in plan.notes:
-        console.print_line(f"note: {note}")
-    for point in plan.rejected:
-        for violation in point.violations:
-            line = f"rejected {point.test_id}/{point.label}: {violation}"
-            console.print_line(shortened(line))
-
-
-def _show_report(console: SteadyConsole, root: Path, **options: FindHistory) -> Report:
-    """Write the reports of a run and show them; `options` as in `pipeline.report`."""
-    report = pipeline.report(root, **options)
-    console.print(render_table(report))
-    console.print_line(f"report: {root / 'report.json'}")
-    return report
-
-
-def _show_error(text: str) -> None:
-    click.echo("\n".join(f"error: {line}" for line in shortened(text).splitlines()), err=True)
-
-
 def _show_os_error(error: OSError) -> int:
     """Show what the operating system refused, and return the exit code: a path that cannot exist is bad input."""
     where, why = error.filename or "the operating system", error.strerror or error
     if error.filename and is_disk_full(error, Path(where)):
         why = f"{why} ({free_space(Path(where))}); make room and try again"
     elif error.errno in (errno.ENAMETOOLONG, errno.ELOOP):
-        _show_error(f"{where}: {why}; check the path")
+        show_error(f"{where}: {why}; check the path")
         return BadInput.exit_code
-    _show_error(f"{where}: {why}")
+    show_error(f"{where}: {why}")
     return ToolFailure.exit_code
 
 
@@ -341,21 +285,21 @@ def main() -> NoReturn:
     except click.exceptions.Exit as error:
         sys.exit(error.exit_code)
     except click.ClickException as error:
-        _show_error(error.format_message())
+        show_error(error.format_message())
         sys.exit(BadInput.exit_code)
     except click.Abort:
         sys.exit(130)
     except MBridgeError as error:
-        _show_error(str(error))
+        show_error(str(error))
         sys.exit(error.exit_code)
     except sqlite3.Error as error:
-        _show_error(f"the journal cannot be read or written: {error}")
+        show_error(f"the journal cannot be read or written: {error}")
         sys.exit(ToolFailure.exit_code)
     except OSError as error:
         sys.exit(_show_os_error(error))
     except Exception:
         traceback.print_exc()
-        _show_error("this is a bug in mbridge; please report it with the lines above")
+        show_error("this is a bug in mbridge; please report it with the lines above")
         sys.exit(ToolFailure.exit_code)
 
 

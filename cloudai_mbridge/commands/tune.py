@@ -2,12 +2,15 @@
 
 import json
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import click
 from rich.table import Column, Table
 from rich.text import Text
 
+from cloudai_mbridge import pipeline
+from cloudai_mbridge.commands.drive import submit
 from cloudai_mbridge.commands.live_view import SteadyConsole, new_console
 from cloudai_mbridge.commands.options import PATH
 from cloudai_mbridge.errors import OK, BadInput, counted
@@ -20,14 +23,17 @@ from cloudai_mbridge.files.toml_text import render_toml
 from cloudai_mbridge.megatron_bridge.presets.find import find_preset, resolve_sizes
 from cloudai_mbridge.megatron_bridge.release import find_release, known_releases
 from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
-from cloudai_mbridge.models.loading.load import load_system
+from cloudai_mbridge.models.loading.load import load_system, load_test_definition
 from cloudai_mbridge.models.system import System
 from cloudai_mbridge.recipes import Recipe, load_recipe
 from cloudai_mbridge.tune.published import PublishedConfiguration, published_configurations
 from cloudai_mbridge.tune.ranking import Candidate, Ranking, rank
+from cloudai_mbridge.tune.scenario import search_scenario
 from cloudai_mbridge.tune.space import SearchRequest, Sizes
 
 _SIZE = click.IntRange(1, 2**31)
+# Layouts that a search measures among: the first by prediction. The next ones are hardly ever better
+MOST_MEASURED = 200
 
 
 @click.command()
@@ -42,6 +48,13 @@ _SIZE = click.IntRange(1, 2**31)
 @click.option("--top", type=click.IntRange(min=1), default=10, show_default=True, help="How many layouts to show.")
 @click.option("--write", type=(click.IntRange(min=1), PATH), metavar="RANK FILE", help="Write one as a test TOML.")
 @click.option("--system-config", type=PATH, help="System TOML with gpu_type, [prices] and calibration.")
+@click.option("--max-trials", type=_SIZE, help="Measure: layouts to run on the system at most.")
+@click.option("--max-gpu-hours", type=click.FloatRange(min=0, min_open=True), help="Measure: GPU time to use at most.")
+@click.option("--time-limit", metavar="TIME", help="Of a job that measures a layout, as in a scenario.")
+@click.option(
+    "--base", type=PATH, help="Test TOML with what a layout leaves open: containers, repositories, variables."
+)
+@click.option("--output-dir", type=PATH, help="Where to write the results of measuring; default: the system's.")
 @click.option("--replay", "table", type=PATH, help="CSV of measured layouts: play the search against it instead.")
 @click.option("--json", "is_json", is_flag=True, help="Print JSON.")
 def tune(
@@ -52,11 +65,22 @@ def tune(
     is_json: bool,
     recipe: str | None,
     num_gpus: int | None,
+    max_trials: int | None,
+    max_gpu_hours: float | None,
+    time_limit: str | None,
+    base: Path | None,
+    output_dir: Path | None,
     **given: Any,
 ) -> int:
-    """Rank the layouts of a model on a number of GPUs by their predicted step time. Nothing is run (docs/tune.md)."""
+    """Rank the layouts of a model on a number of GPUs by their predicted step time, or measure the best (docs/tune.md).
+
+    Nothing is run without --max-trials or --max-gpu-hours.
+    """
+    is_measured = max_trials is not None or max_gpu_hours is not None
+    if not is_measured and (time_limit or base or output_dir):
+        raise BadInput("--time-limit, --base and --output-dir are for measuring; give --max-trials or --max-gpu-hours")
     if table is not None:
-        if recipe or num_gpus or write:
+        if recipe or num_gpus or write or is_measured:
             raise BadInput("--replay takes layouts from its table; give --system-config and --json alone with it")
         from cloudai_mbridge.commands.replay import replay  # numpy, for this option only
 
@@ -65,10 +89,22 @@ def tune(
         raise BadInput("give --recipe and --num-gpus to rank layouts, or --replay to play against a table")
     system = load_system(system_config) if system_config else None
     request = _request(system, recipe=recipe, num_gpus=num_gpus, **given)
-    found = rank(request, max(top, write[0] if write else 0))
+    found = rank(request, MOST_MEASURED if is_measured else max(top, write[0] if write else 0))
     if not found.best:
         why = _counts(found) if found.num_layouts else "no sizes divide the GPUs and the batch"
         raise BadInput(f"no layout is left: {why}; use more GPUs, or a batch that they divide")
+    if is_measured:
+        if system_config is None or write or is_json:
+            raise BadInput("measuring needs a --system-config to run on, and takes neither --write nor --json")
+        limits = {"max_gpu_hours": max_gpu_hours} if max_gpu_hours is not None else {}
+        scenario = search_scenario(
+            [candidate.cmd_args for candidate in found.best],
+            _read_base(base),
+            f"tune_{request.recipe.name}_{num_gpus}x{request.gpu.name}",
+            max_trials,
+        )
+        scenario["Tests"][0] |= {"time_limit": time_limit} if time_limit else {}
+        return _measure(scenario, limits, system_config, output_dir)
     price, why_not = price_of(system, request.gpu.name) if system else (None, "")
     if is_json:
         click.echo(json.dumps(_as_data(found, top, price), indent=1, allow_nan=False))
@@ -78,6 +114,22 @@ def tune(
         _write(found, *write)
         click.echo(f"written: {write[1]}", err=is_json)
     return OK
+
+
+def _read_base(path: Path | None) -> dict[str, Any]:
+    if path is None:
+        return {}
+    data: dict[str, Any] = load_test_definition(path).model_dump(mode="json", exclude_unset=True)
+    return data
+
+
+def _measure(scenario: dict[str, Any], limits: dict[str, Any], system_config: Path, output_dir: Path | None) -> int:
+    """Run the search of a scenario, and return the exit code."""
+    with TemporaryDirectory() as directory:
+        path = Path(directory, "scenario.toml")
+        path.write_text(render_toml(scenario), encoding="utf-8")
+        prepared = pipeline.plan(pipeline.Request(system_config, path, None, output_dir), limits)
+    return submit(new_console(), prepared)
 
 
 def _request(

@@ -1,7 +1,7 @@
 """From a loaded scenario and a system to a plan: expand, check, place, within the sweep's limits."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from cloudai_mbridge.constraints import Lifted, RuleSet, Violation
@@ -96,9 +96,10 @@ class _TestRuns:
             if headline is None or decision.is_held_back:
                 self._reject(point, point.violations or (walk.memory_violation(point),))
                 continue
-            planned = self._plan_runs(point, walk.runs_per_point)
             search = self._search(walk, point, headline)
-            runs = (replace(run, predicted=_predicted(headline), search=search) for run in planned)
+            planned = self._plan_runs(point, walk.runs_per_point + (search is not None))
+            predicted = (replace(run, predicted=_predicted(headline), search=search) for run in planned)
+            runs = predicted if search is None else _with_one_again(predicted)
             first = next(runs)
             if decision.beyond:
                 self._note_limit(decision.beyond, num_accepted, walk.size - num_examined)
@@ -176,6 +177,14 @@ class _TestRuns:
                 f"{self._where}: {definition.warmup_key} = {warmup} leaves no step to measure of"
                 f" max_steps = {steps}; use at most {steps - 1} warm-up steps, or more steps"
             )
+
+
+def _with_one_again(runs: Iterable[RunPlan]) -> Generator[RunPlan]:
+    """Mark the last run of a point as one that is submitted only if its search wants to know more."""
+    *firsts, last = runs
+    yield from firsts
+    if last.search is not None:
+        yield replace(last, search=replace(last.search, is_again=True))
 
 
 def _predicted(headline: Headline) -> dict[str, object] | None:

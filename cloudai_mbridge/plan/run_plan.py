@@ -15,11 +15,13 @@ class SearchPlan:
 
     groups: seconds of a step's parts, as in `StepGroups`; () where nothing is predicted. memory_share: predicted peak
     over what the GPU has; None: not known. max_trials: points that the search may try; None: any number.
+    is_again: the run repeats its point if the search wants to know it better.
     """
 
     groups: tuple[float, ...] = ()
     memory_share: float | None = None
     max_trials: int | None = None
+    is_again: bool = False
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,11 @@ class RunPlan:
     @property
     def goes_first(self) -> bool:
         return self.is_pre_test or self.is_gate
+
+    @property
+    def is_again(self) -> bool:
+        """Whether only a search may ask for it, to measure its point again."""
+        return self.search is not None and self.search.is_again
 
     @property
     def world_size(self) -> int:

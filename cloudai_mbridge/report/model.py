@@ -2,12 +2,14 @@
 
 import math
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
+from enum import StrEnum
 from typing import Any
 
 from cloudai_mbridge.logs import StepRecord
 from cloudai_mbridge.metrics import Metrics
+from cloudai_mbridge.schedulers.interface import ENDED_EARLY
 from cloudai_mbridge.verdict import Verdict
 
 SCHEMA_VERSION = 2
@@ -52,19 +54,39 @@ class PointReport:
     predicted: Mapping[str, float | None] | None = None
 
 
+class TrialOutcome(StrEnum):
+    """What became of a point that a search has tried. ENDED_EARLY: it was slower than the best."""
+
+    MEASURED = "measured"
+    ENDED_EARLY = "ended early"
+    OUT_OF_MEMORY = "out of memory"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True)
+class TrialReport:
+    """A point that a search has tried. runs: of it. step_time_s: the mean of their medians after the warm-up."""
+
+    label: str
+    outcome: TrialOutcome
+    runs: int
+    step_time_s: float | None
+    predicted_step_time_s: float | None
+    gpu_hours: float
+
+
 @dataclass(frozen=True)
 class SearchReport:
     """How the search among the points of a test went.
 
-    points: that broke no rule. tried: their labels, in order. best, runner_up: labels of the fastest two; None where so
-    many did not succeed. best_definition: the best one's test.toml. step_time_s, runner_up_s: their medians after the
-    warm-up, over repetitions the mean. gpu_hours: of all trials. ending: why no others were tried; "" if all were, or
-    the search is not over.
+    points: that broke no rule. trials: in the order in which they were submitted. best, runner_up: labels of the
+    fastest two; None where so many did not succeed. best_definition: the best one's test.toml. step_time_s,
+    runner_up_s: of these two. gpu_hours: of all trials. ending: why no others were tried; "" if the search is not over.
     """
 
     test_id: str
     points: int
-    tried: tuple[str, ...]
+    trials: tuple[TrialReport, ...]
     best: str | None
     best_definition: str | None
     step_time_s: float | None
@@ -111,16 +133,23 @@ class Report:
     def succeeded(self) -> bool:
         """Whether something ran, nothing failed or was left out, and every test has a point that was not rejected.
 
-        A search has found a best point; that others need too much memory is what it is to find out.
+        A search has found a best point; what its other trials tell it is no failure.
         """
-        searched = {search.test_id for search in self.searches}
         if any(search.best is None for search in self.searches):
             return False
-        points = [point for point in self.points if not (point.is_pre_test or _found_no_room(point, searched))]
+        points = [point for point in self.points if not (point.is_pre_test or self.tells_search(point))]
         if any(point.verdict in (Verdict.FAILED, Verdict.SKIPPED, Verdict.CANCELLED) for point in points):
             return False
         ran = {point.test_id for point in points if point.verdict is not Verdict.REJECTED}
         return bool(points) and ran >= {point.test_id for point in points} | set(self.tests)
+
+    def tells_search(self, point: PointReport) -> bool:
+        """Return whether a trial of a search did not succeed for what it is to find out: it is slow, or too large."""
+        if all(search.test_id != point.test_id for search in self.searches):
+            return False
+        is_slow = point.verdict is Verdict.CANCELLED and point.job.get("state") == ENDED_EARLY
+        is_too_large = point.verdict is Verdict.FAILED and (point.failure or {}).get("id") == OUT_OF_MEMORY
+        return is_slow or is_too_large
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data for JSON; numbers that are not finite become "nan", "inf" or "-inf"."""
@@ -129,11 +158,6 @@ class Report:
         points = body.pop("points")
         data = {"schema_version": SCHEMA_VERSION, "tool": tool, **body, "summary": self.counts, "points": points}
         return {name: plain(value) for name, value in data.items()}
-
-
-def _found_no_room(point: PointReport, searched: Collection[str]) -> bool:
-    is_failed = point.verdict is Verdict.FAILED and point.failure is not None
-    return is_failed and point.test_id in searched and (point.failure or {}).get("id") == OUT_OF_MEMORY
 
 
 _AS_THEY_ARE = (int, bool, type(None))

@@ -172,7 +172,6 @@ class RunnerContext:
                 self.has_changed = True
                 run.phase = Phase.ENDED
                 self.journal.decided(run.plan.key, UNTRIED, [reason])
-                self.observer.saw(run.plan, JobStatus("UNTRIED", JobClass.SKIPPED, reason=reason))
 
     def tolerate(self, error: ToolFailure) -> None:
         """Wait for a scheduler that does not answer, for runner.patience_s at most; then raise Paused."""

@@ -119,9 +119,13 @@ class Finalizer:
         """Do what a failed run asks for: exclude a pre-test's node; after a hook or with fail_fast, stop everything."""
         if run.plan.is_pre_test:
             self._nodes.exclude(run.plan.label, f"pre_test failed: {'; '.join(reasons)}")
-        elif self._context.stop is None and (run.plan.is_gate or self._context.config.fail_fast):
+        elif self._context.stop is None and (run.plan.is_gate or self._is_fast_to_fail(run)):
             what = "the pre_test hook" if run.plan.is_gate else "fail_fast:"
             self.stop(JobStatus("CANCELLED", JobClass.CANCELLED, reason=f"{what} {run.plan.key} failed"))
+
+    def _is_fast_to_fail(self, run: Tracked) -> bool:
+        """Return whether a failed run is to stop the others; a trial that fails tells its search something."""
+        return self._context.config.fail_fast and run.plan.search is None
 
     def _why_not_retried(self, run: Tracked) -> str:
         if self._context.stop is not None:

@@ -37,6 +37,13 @@ class Progress:
             log.num_steps, log.since = steps, self._now()
         return self._now() - log.since, log.parser.last_step
 
+    def step_times(self, run: RunPlan, token: str | None = None) -> list[float]:
+        """Return the seconds of all steps after the warm-up so far; of a step without a time none. token: as above."""
+        log = self._logs.setdefault(run.key, _LogProgress(self._now(), _parser(run, token)))
+        self._read(log, run, token)
+        steps = log.parser.summary().steps
+        return [step.step_time_s for step in steps if step.step > run.warmup_steps and step.step_time_s]
+
     def forget(self, run: RunPlan) -> None:
         """Begin anew: the job has ended."""
         self._logs.pop(run.key, None)

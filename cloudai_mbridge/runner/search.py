@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
+from cloudai_mbridge.plan import RunPlan
 from cloudai_mbridge.runner.context import Phase, RunnerContext, Tracked
 from cloudai_mbridge.runner.journal.journal import JournalEntry
 
@@ -20,6 +21,9 @@ class Chooser(Protocol):
     def choose(self, runs: Sequence[Tracked], entry_of: Callable[[str], JournalEntry]) -> Choice:
         """Return what to submit. runs: all of the test, in order. entry_of: what the journal has of a key."""
 
+    def why_end(self, run: RunPlan, step_times: Sequence[float]) -> str:
+        """Return why a run need not go on; "" if it may. step_times: seconds, of all steps after the warm-up so far."""
+
 
 class Searches:
     """The tests that are searched, by id."""
@@ -27,6 +31,11 @@ class Searches:
     def __init__(self, context: RunnerContext, choosers: Mapping[str, Chooser]) -> None:
         self._context, self._choosers = context, choosers
         self._runs = {test: [run for run in context.runs if run.plan.test_id == test] for test in choosers}
+
+    def why_end(self, run: RunPlan, step_times: Callable[[], Sequence[float]]) -> str:
+        """Return why a running run need not go on; "" if it may."""
+        chooser = self._choosers.get(run.test_id)
+        return "" if chooser is None else chooser.why_end(run, step_times())
 
     def among(self, ready: Iterable[Tracked]) -> list[Tracked]:
         """Return those that are to be submitted; leave out for good what a search that is over has not tried.

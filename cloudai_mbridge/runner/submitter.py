@@ -43,7 +43,7 @@ class Submitter:
         choosers: Mapping[str, Chooser],
     ) -> None:
         """keep_open: the lock on submissions, for the commands that submit. choosers: of the tests to search, by id."""
-        self._searches = Searches(context, choosers)
+        self.searches = Searches(context, choosers)
         self._context, self._nodes, self._finalizer, self._keep_open = context, nodes, finalizer, keep_open
         self._schedule = Schedule(context.runs, context.config.max_parallel, context.config.max_gpu_hours)
         self._parallel_of: dict[str, int] = {}
@@ -62,7 +62,7 @@ class Submitter:
         is_closed = self._context.unsure or self._context.stop is not None
         if not ready or is_closed or time.monotonic() < self._submit_after:
             return
-        ready = [run for run in self._searches.among(ready) if self._has_nodes(run)]
+        ready = [run for run in self.searches.among(ready) if self._has_nodes(run)]
         try:
             batches = self._context.scheduler.batches([run.plan for run in ready])
         except ToolFailure as error:
@@ -99,8 +99,10 @@ class Submitter:
         chosen = self._schedule.affordable(batch)[: self._most]
         if not chosen:
             if not self._context.active() and not self._context.unsure:
-                limit = self._context.config.max_gpu_hours
-                self._context.skip(batch, f"runner.max_gpu_hours = {limit:g} allows no further run")
+                reason = f"runner.max_gpu_hours = {self._context.config.max_gpu_hours:g} allows no further run"
+                untried = [run for run in batch if run.plan.search is not None and not run.number]
+                self._context.leave_untried(untried, reason)
+                self._context.skip([run for run in batch if run not in untried], reason)
             return True
         return self._submit(chosen, slots if slots is not None and slots < len(chosen) else None)
 

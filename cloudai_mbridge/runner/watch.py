@@ -6,6 +6,7 @@ import sqlite3
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
@@ -22,7 +23,7 @@ from cloudai_mbridge.runner.progress import Progress
 from cloudai_mbridge.runner.restore import require_known, restore_runs, restore_tokens
 from cloudai_mbridge.runner.search import Chooser
 from cloudai_mbridge.runner.submitter import Submitter
-from cloudai_mbridge.schedulers.interface import FORGOTTEN, NEVER_STARTED, JobClass, JobStatus, Scheduler
+from cloudai_mbridge.schedulers.interface import ENDED_EARLY, FORGOTTEN, NEVER_STARTED, JobClass, JobStatus, Scheduler
 from cloudai_mbridge.schedulers.slurm.parsing import PARTITION_NODE_LIMIT
 from cloudai_mbridge.verdict.judge import LOST
 
@@ -255,11 +256,16 @@ class Watcher:
             return JobStatus("PRE_TEST_TIMEOUT", JobClass.FAILED, reason=reason)
         elif status.state != "RUNNING":
             self._progress.forget(run.plan)
+        elif why := self.submitter.searches.why_end(run.plan, partial(self._step_times, run)):
+            return JobStatus(ENDED_EARLY, JobClass.CANCELLED, reason=why)
         elif run.plan.hang_timeout_s is not None:
             idle_s, step = self._progress.idle_s(run.plan, run.token or None)
             if idle_s > run.plan.hang_timeout_s:
                 return JobStatus("HUNG", JobClass.FAILED, reason=f"no step for {idle_s:.0f} s after step {step}")
         return None
+
+    def _step_times(self, run: Tracked) -> list[float]:
+        return self._progress.step_times(run.plan, run.token or None)
 
     def _hopeless_s(self, run: Tracked, status: JobStatus, odd_s: float) -> float:
         """Return how long a job may wait for what will not come by itself; a held job may be released."""

@@ -52,6 +52,8 @@ class JobStatus:
 
 # States of jobs that the scheduler does not know: nothing of theirs was started, or something was and left no end.
 NEVER_STARTED, FORGOTTEN = "NEVER_STARTED", "FORGOTTEN"
+# What a trial ends as that can no longer win a search (docs/tune.md)
+ENDED_EARLY = "ENDED_EARLY"
 # Until the scheduler says more
 SUBMITTED = JobStatus("PENDING", JobClass.ACTIVE, reason="just submitted")
 

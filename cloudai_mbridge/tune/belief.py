@@ -3,10 +3,12 @@ measured.
 
 The logarithm of a step time is the model's at unknown factors, plus a smooth deviation that neighbouring layouts share,
 plus one of the layout alone, plus the noise of the measurement; all Gaussian. The model is linearised where the factors
-are most probable.
+are most probable. How large a layout's own deviation is, is not known: there is a belief for each of a few sizes, and
+the measurements weigh them.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +35,8 @@ class Deviations:
 
 
 _USUAL = Deviations()
+# A layout's own deviation may also be this many times as large
+_SCALES = (1.0, 3.0)
 
 
 @dataclass(frozen=True)
@@ -40,7 +44,7 @@ class Posterior:
     """Means of the logarithm of every step time, [n], and what their covariances are made of.
 
     slopes: by the factors, [n, factors]. between: covariances with the measured layouts, [n, measured]. weights: how
-    much each measurement moves each mean, [measured, n].
+    much each measurement moves each mean, [measured, n]. log_evidence: of the measurements, under this belief.
     """
 
     belief: "Belief"
@@ -48,6 +52,7 @@ class Posterior:
     slopes: Floats
     between: Floats
     weights: Floats
+    log_evidence: float
 
     @property
     def sd(self) -> Floats:
@@ -83,15 +88,17 @@ class Belief:
         self.spread = np.diag(prior_sd**2)
         self.seen: list[int] = []
         self._logs: list[float] = []
+        self._errors: list[float] = []
 
     @property
     def own_variance(self) -> float:
         """Of what the model does not explain of a layout."""
         return self.deviations.shared**2 + self.deviations.own**2
 
-    def learn(self, index: int, step_time_s: float) -> None:
-        """Take in a measurement of a layout."""
+    def learn(self, index: int, step_time_s: float, error: float | None = None) -> None:
+        """Take in a measurement of a layout. error: standard deviation of its logarithm; None: the usual noise."""
         self.seen.append(index)
+        self._errors.append(self.deviations.noise if error is None else error)
         self._logs.append(float(np.log(step_time_s)))
 
     def posterior(self) -> Posterior:
@@ -102,18 +109,18 @@ class Belief:
         mean = mean + slopes @ (self._prior - factors)
         between = slopes @ self.spread @ slopes[seen].T + self.kernel(slice(None), seen)
         between[seen, np.arange(len(seen))] += self.deviations.own**2
-        among = between[seen] + self.deviations.noise**2 * np.eye(len(seen))
+        among = between[seen] + np.diag(np.square(self._errors))
         weights = np.asarray(np.linalg.solve(among, between.T), dtype=np.float64)
-        mean = mean + weights.T @ (np.array(self._logs) - mean[seen])
-        return Posterior(self, mean, slopes, between, weights)
+        surprise = np.array(self._logs) - mean[seen]
+        log_evidence = -0.5 * float(surprise @ np.linalg.solve(among, surprise) + np.linalg.slogdet(among)[1])
+        return Posterior(self, mean + weights.T @ surprise, slopes, between, weights, log_evidence)
 
     def _factors(self, seen: Indices) -> Floats:
         """Return the most probable factors, by Gauss and Newton."""
         factors = self._prior
         if not len(seen):
             return factors
-        deviations = self.deviations
-        own = (deviations.own**2 + deviations.noise**2) * np.eye(len(seen))
+        own = np.diag(self.deviations.own**2 + np.square(self._errors))
         logs = np.array(self._logs)
         for _ in range(_ROUNDS):
             mean, slopes = self._model.linearised(factors, seen)
@@ -131,3 +138,22 @@ class Belief:
         apart = self._positions[rows][:, None, :] - self._positions[columns][None, :, :]
         squares = np.square(apart / self.deviations.range_).sum(axis=2)
         return np.asarray(self.deviations.shared**2 * np.exp(-squares / 2))
+
+
+def beliefs(
+    model: FactorModel,
+    positions: Floats,
+    deviations: Deviations = _USUAL,
+    prior: Floats | None = None,
+    prior_sd: Floats = SDS,
+) -> tuple[Belief, ...]:
+    """Return a belief for each size that a layout's own deviation may have."""
+    sizes = (replace(deviations, own=scale * deviations.own) for scale in _SCALES)
+    return tuple(Belief(model, positions, each, prior, prior_sd) for each in sizes)
+
+
+def shares(posteriors: Sequence[Posterior]) -> Floats:
+    """Return how probable each of several beliefs is, after measurements that all of them have seen."""
+    logs = np.array([each.log_evidence for each in posteriors])
+    weights = np.exp(logs - logs.max())
+    return np.asarray(weights / weights.sum())

@@ -4,12 +4,13 @@ It remembers nothing: what was measured is in the journal and in the runs' files
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from statistics import fmean
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import NormalDist, fmean
 from typing import Any
 
 import numpy as np
+from scipy.special import ndtri, stdtrit
 
 from cloudai_mbridge.estimate.time.groups import StepGroups
 from cloudai_mbridge.plan import RunPlan, ScenarioPlan
@@ -18,14 +19,21 @@ from cloudai_mbridge.runner import Judge
 from cloudai_mbridge.runner.context import Phase, Tracked
 from cloudai_mbridge.runner.journal.journal import JournalEntry
 from cloudai_mbridge.runner.search import Choice, Chooser
-from cloudai_mbridge.tune.belief import Belief, Deviations
+from cloudai_mbridge.schedulers.interface import ENDED_EARLY
+from cloudai_mbridge.tune.belief import Belief, Deviations, beliefs
 from cloudai_mbridge.tune.factors import SDS, FactorModel, Floats
 from cloudai_mbridge.tune.room import Room
 from cloudai_mbridge.tune.search import CHANCE, WORTH, Search, Trial
+from cloudai_mbridge.verdict import Judgement
 
 # Where nothing is predicted: a level that the first trials tell, and deviations that may be large
 FLAT = StepGroups(1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 WIDE = Deviations(shared=0.5, own=0.05)
+NOISE = 0.01  # between runs of a point, standard deviation of the logarithm, and after how many differences it is known
+_AS_KNOWN = 2
+_CERTAIN = 0.95  # that the best point is faster than the next; otherwise both are measured again, once
+_FIRST_LOOK, _WRONGLY = 4, 0.0005
+_LEAST_ERROR = 1e-9
 _AT_ONCE = 4  # where no limit on active runs is set
 _CATEGORY_APART = 2.0  # doublings that tell as much as another value of what is not a number
 
@@ -41,10 +49,55 @@ def choosers_of(plan: ScenarioPlan, judge: Judge) -> dict[str, Chooser]:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of a point all of whose runs have ended. step_time_s: None where it failed."""
+    """Of a point that has been tried. step_time_s: None where it failed. error: of its logarithm, standard deviation.
+
+    is_cut: it was ended early, so that it is not the best.
+    """
 
     step_time_s: float | None
+    error: float = 0.0
+    is_cut: bool = False
     is_out_of_memory: bool = False
+
+
+@dataclass(frozen=True)
+class _Point:
+    """The runs of a point, in the order of the plan; `again`: those that measure it again."""
+
+    label: str
+    firsts: tuple[Tracked, ...]
+    again: tuple[Tracked, ...]
+
+    @property
+    def has_begun(self) -> bool:
+        return any(run.number or run.phase in (Phase.ACTIVE, Phase.UNSURE) for run in self.firsts)
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether its first outcome is yet to come. What was ended early needs no further repetition."""
+        if any(_is_under_way(run) for run in self.firsts):
+            return True
+        is_cut = any(_was_ended_early(run) for run in self.firsts)
+        return self.has_begun and not is_cut and any(run.phase is Phase.WAITING for run in self.firsts)
+
+    @property
+    def is_measured_again(self) -> bool:
+        """Whether a run that measures it again has not ended."""
+        return any(_is_under_way(run) for run in self.again)
+
+    @property
+    def is_free(self) -> bool:
+        """Whether it can still be tried."""
+        return not self.has_begun and any(run.phase is Phase.WAITING for run in self.firsts)
+
+    @property
+    def spare(self) -> list[Tracked]:
+        """The runs that may measure it again."""
+        return [run for run in self.again if run.phase is Phase.WAITING and not run.number]
+
+    @property
+    def state(self) -> tuple[object, ...]:
+        return tuple((run.phase, run.number) for run in (*self.firsts, *self.again))
 
 
 class PointSearch:
@@ -52,84 +105,191 @@ class PointSearch:
 
     def __init__(self, plans: Sequence[RunPlan], judge: Judge, at_once: int) -> None:
         self._judge, self._at_once = judge, at_once
-        self.points: dict[str, list[RunPlan]] = {}
-        for plan in plans:
-            self.points.setdefault(plan.label, []).append(plan)
-        self._firsts = [runs[0] for runs in self.points.values()]
-        self._index = {label: index for index, label in enumerate(self.points)}
-        self._where = positions_of([plan.coordinates for plan in self._firsts])
-        known = [plan.search for plan in self._firsts if plan.search is not None]
-        self._most = next((each.max_trials for each in known), None) or len(self.points)
+        firsts = {plan.label: plan for plan in reversed(plans)}
+        self._labels = list(dict.fromkeys(plan.label for plan in plans))
+        self._index = {label: index for index, label in enumerate(self._labels)}
+        self._where = positions_of([firsts[label].coordinates for label in self._labels])
+        known = [search for label in self._labels if (search := firsts[label].search) is not None]
+        self._most = next((each.max_trials for each in known), None) or len(self._labels)
         groups = [each.groups for each in known]
         self._model = FactorModel([StepGroups(*each) for each in groups]) if all(groups) else None
         shares = [each.memory_share for each in known if each.memory_share]
-        self._shares = shares if len(shares) == len(self.points) else None
+        self._shares = shares if len(shares) == len(self._labels) else None
+        self._judged: dict[tuple[str, int], Judgement] = {}
         self._outcomes: dict[str, Outcome] = {}
+        self._noise = NOISE
         self._last: tuple[object, Choice] | None = None
 
     def choose(self, runs: Sequence[Tracked], entry_of: Callable[[str], JournalEntry]) -> Choice:
         """Return what to submit now, and why nothing more will be."""
-        by_point: dict[str, list[Tracked]] = {}
-        for run in runs:
-            by_point.setdefault(run.plan.label, []).append(run)
-        begun = [label for label, own in by_point.items() if any(_has_begun(run) for run in own)]
-        ended = [label for label in begun if all(run.phase is Phase.ENDED for run in by_point[label])]
-        state = (tuple(begun), tuple(ended))
+        points = self._points(runs)
+        state = tuple(point.state for point in points)
         if self._last is None or self._last[0] != state:
-            for label in ended:
-                if label not in self._outcomes:
-                    self._outcomes[label] = self._outcome([run.plan for run in by_point[label]], entry_of)
-            self._last = state, self._decide(ended, [label for label in begun if label not in ended])
+            self._learn(points, entry_of)
+            self._last = state, self._decide(points)
         return self._last[1]
 
-    def _decide(self, ended: Sequence[str], pending: Sequence[str]) -> Choice:
-        search = self.search_after(ended)
-        chance = search.chance_of_better() if search.best else 1.0
-        of_pending = {run.key for label in pending for run in self.points[label]}
-        if chance < CHANCE and search.best is not None:
-            best = list(self.points)[search.best.index]
-            why = f"with probability {1 - chance:.1%}, none of the others is over {WORTH:.0%} faster than {best}"
-            return Choice(of_pending, "" if pending else why)
-        num_left = self._most - len(ended) - len(pending)
-        if num_left <= 0:
-            return Choice(of_pending, "" if pending else f"agent_steps = {self._most} allows no more")
-        for label in pending:
-            search.assume(self._index[label])
-        chosen: list[str] = []
-        while len(chosen) < min(num_left, self._at_once - len(pending)) and (index := search.next()) is not None:
-            chosen.append(list(self.points)[index])
-            search.assume(index)
-        return Choice(of_pending | {run.key for label in chosen for run in self.points[label]})
+    def why_end(self, run: RunPlan, step_times: Sequence[float]) -> str:
+        """Return why a running trial cannot be the best any more; "" if it may."""
+        best = self._best()
+        if best is None or best == run.label:
+            return ""
+        outcome = self._outcomes[best]
+        if outcome.step_time_s is None or not is_slower(step_times, outcome.step_time_s, outcome.error, self._noise):
+            return ""
+        return f"it is slower than {best}, {outcome.step_time_s:.4g} s, after {len(step_times)} measured steps"
 
-    def search_after(self, ended: Sequence[str]) -> Search:
-        """Return the search that has learned from these points."""
-        times = [out.step_time_s for label in ended if (out := self._outcomes[label]).step_time_s]
-        search = Search(self._belief(times), None if self._shares is None else Room(self._shares, 1.0))
-        for label in ended:
-            outcome, index = self._outcomes[label], self._index[label]
+    def _points(self, runs: Sequence[Tracked]) -> list[_Point]:
+        by_label: dict[str, list[Tracked]] = {label: [] for label in self._labels}
+        for run in runs:
+            by_label[run.plan.label].append(run)
+        return [
+            _Point(
+                label,
+                tuple(run for run in own if not run.plan.is_again),
+                tuple(run for run in own if run.plan.is_again),
+            )
+            for label, own in by_label.items()
+        ]
+
+    def _learn(self, points: Sequence[_Point], entry_of: Callable[[str], JournalEntry]) -> None:
+        """Find out what became of the points that have been tried."""
+        measured: dict[str, list[Judgement]] = {}
+        for point in points:
+            if not point.has_begun or point.is_pending:
+                self._outcomes.pop(point.label, None)
+                continue
+            ended = [run for run in (*point.firsts, *point.again) if run.number and run.phase is Phase.ENDED]
+            judged = [self._judgement(run, entry_of) for run in ended]
+            is_cut = any(_was_ended_early(run) for run in ended)
+            failed = [
+                each for run, each in zip(ended, judged, strict=True) if not (each.is_success or run.plan.is_again)
+            ]
+            if is_cut or not failed:
+                measured[point.label] = [each for each in judged if each.step_time_s]
+            is_out_of_memory = any(each.failure == OUT_OF_MEMORY for each in failed)
+            self._outcomes[point.label] = Outcome(None, is_cut=is_cut, is_out_of_memory=is_out_of_memory)
+        self._noise = noise_of([[each.step_time_s or math.nan for each in own] for own in measured.values()])
+        for label, own in measured.items():
+            if not own:
+                continue
+            step_time_s = fmean(each.step_time_s or math.nan for each in own)
+            squares = [self._noise**2 + (each.step_time_error or 0.0) ** 2 for each in own]
+            error = math.sqrt(sum(squares)) / len(squares)
+            self._outcomes[label] = replace(self._outcomes[label], step_time_s=step_time_s, error=error)
+
+    def _judgement(self, run: Tracked, entry_of: Callable[[str], JournalEntry]) -> Judgement:
+        key = run.plan.key, run.number
+        if key not in self._judged:
+            self._judged[key] = self._judge(run.plan, entry_of(run.plan.key))
+        return self._judged[key]
+
+    def _best(self, but: str = "") -> str | None:
+        """Return the label of the fastest point that was run to its end, None without one. but: one not to return."""
+        done = {
+            label: outcome.step_time_s
+            for label, outcome in self._outcomes.items()
+            if outcome.step_time_s and not outcome.is_cut and label != but
+        }
+        return min(done, key=lambda label: done[label], default=None)
+
+    def _decide(self, points: Sequence[_Point]) -> Choice:
+        by_label = {point.label: point for point in points}
+        pending = [point for point in points if point.is_pending]
+        kept = {run.plan.key for point in pending for run in point.firsts}
+        kept |= {run.plan.key for point in points for run in point.again if _is_under_way(run)}
+        search, best = self._search(), self._best()
+        for point in points:
+            if not point.has_begun and not point.is_free:
+                search.exclude(self._index[point.label])
+        chance = search.chance_of_better() if best else 1.0
+        if chance < CHANCE and best is not None:
+            if not kept and (again := self._worth_again(best, by_label)):
+                return Choice({run.plan.key for run in again})
+            return Choice(kept, "" if kept else self._ending(best, chance))
+        for point in pending:
+            search.assume(self._index[point.label])
+        num_left = self._most - sum(point.has_begun for point in points)
+        ending = "every point was tried" if num_left else f"agent_steps = {self._most} allows no more"
+        num_left = min(num_left, self._at_once - len(pending))
+        while num_left > 0 and (index := search.next()) is not None:
+            kept |= {run.plan.key for run in by_label[self._labels[index]].firsts}
+            search.assume(index)
+            num_left -= 1
+        return Choice(kept, "" if kept else ending)
+
+    def _worth_again(self, best: str, points: Mapping[str, _Point]) -> list[Tracked]:
+        """Return the runs that tell the best point from the next one, if the difference is within the noise."""
+        second = self._best(but=best)
+        if second is None or self._certainty(best, second) > _CERTAIN:
+            return []
+        return [run for label in (best, second) for run in points[label].spare]
+
+    def _certainty(self, best: str, second: str) -> float:
+        """Return the probability that one point is faster than another."""
+        one, other = self._outcomes[best], self._outcomes[second]
+        ahead = math.log((other.step_time_s or math.inf) / (one.step_time_s or math.inf))
+        return NormalDist().cdf(ahead / max(math.hypot(one.error, other.error), _LEAST_ERROR))
+
+    def _ending(self, best: str, chance: float) -> str:
+        text = f"with probability {1 - chance:.1%}, none of the others is over {WORTH:.0%} faster than {best}"
+        second = self._best(but=best)
+        if second is None:
+            return text
+        return f"{text}; with {self._certainty(best, second):.1%}, it is faster than {second}"
+
+    def _search(self) -> Search:
+        """Return the search that has learned from all points that were tried."""
+        times = [each.step_time_s for each in self._outcomes.values() if each.step_time_s]
+        search = Search(self._beliefs(times), None if self._shares is None else Room(self._shares, 1.0))
+        for label, outcome in self._outcomes.items():
             if outcome.step_time_s is not None or outcome.is_out_of_memory:
-                search.learn(Trial(index, outcome.step_time_s))
+                search.learn(Trial(self._index[label], outcome.step_time_s, outcome.error, outcome.is_cut))
             else:
-                search.exclude(index)
+                search.exclude(self._index[label])
         return search
 
-    def _belief(self, times: Sequence[float]) -> Belief:
+    def _beliefs(self, times: Sequence[float]) -> tuple[Belief, ...]:
         if self._model is not None:
-            return Belief(self._model, self._where)
+            return beliefs(self._model, self._where)
         level = np.zeros(len(SDS))
         level[0] = fmean(map(math.log, times)) if times else 0.0
-        return Belief(FactorModel([FLAT] * len(self.points)), self._where, WIDE, prior=level)
-
-    def _outcome(self, plans: Sequence[RunPlan], entry_of: Callable[[str], JournalEntry]) -> Outcome:
-        judgements = [self._judge(plan, entry_of(plan.key)) for plan in plans]
-        times = [each.step_time_s for each in judgements if each.is_success and each.step_time_s]
-        if len(times) == len(plans):
-            return Outcome(fmean(times))
-        return Outcome(None, is_out_of_memory=any(each.failure == OUT_OF_MEMORY for each in judgements))
+        return beliefs(FactorModel([FLAT] * len(self._labels)), self._where, WIDE, prior=level)
 
 
-def _has_begun(run: Tracked) -> bool:
-    return bool(run.number) or run.phase is not Phase.WAITING
+def _is_under_way(run: Tracked) -> bool:
+    return run.phase in (Phase.ACTIVE, Phase.UNSURE) or (run.number > 0 and run.phase is Phase.WAITING)
+
+
+def _was_ended_early(run: Tracked) -> bool:
+    return run.status is not None and run.status.state == ENDED_EARLY
+
+
+def noise_of(times: Iterable[Sequence[float]]) -> float:
+    """Return by how much runs of a point differ: the standard deviation of the logarithm.
+
+    times: of the runs of each point. Before anything is repeated, it is `NOISE`.
+    """
+    logs = [np.log(own) for own in times if len(own) > 1]
+    squares = sum(float(np.square(own - own.mean()).sum()) for own in logs)
+    known = sum(len(own) - 1 for own in logs)
+    return math.sqrt((_AS_KNOWN * NOISE**2 + squares) / (_AS_KNOWN + known))
+
+
+def is_slower(step_times: Sequence[float], best_s: float, best_error: float, noise: float) -> bool:
+    """Return whether a run that has made these steps is certain to be slower than the best point.
+
+    best_error, noise: standard deviations of logarithms, of the best point's time and between runs. It is looked at
+    after 4, 8, 16, ... steps, each time with the Student distribution of as many: of runs that are as fast as the best,
+    one in 2000 is called slower at each look.
+    """
+    if len(step_times) < _FIRST_LOOK:
+        return False
+    number = _FIRST_LOOK << int(math.log2(len(step_times) / _FIRST_LOOK))
+    logs = np.log(step_times[:number])
+    by_steps = float(logs.std(ddof=1)) / math.sqrt(number)
+    within = stdtrit(number - 1, 1 - _WRONGLY) * by_steps + ndtri(1 - _WRONGLY) * math.hypot(best_error, noise)
+    return bool(logs.mean() - within > math.log(best_s))
 
 
 def positions_of(coordinates: Sequence[Mapping[str, Any]]) -> Floats:

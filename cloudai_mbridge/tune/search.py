@@ -1,12 +1,13 @@
 """Which layout to measure next, and when another one is not worth its cost."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from scipy.special import ndtr
 
-from cloudai_mbridge.tune.belief import Belief, Indices, Posterior
+from cloudai_mbridge.tune.belief import Belief, Indices, Posterior, shares
 from cloudai_mbridge.tune.factors import Floats
 from cloudai_mbridge.tune.room import Room
 
@@ -17,17 +18,27 @@ _DRAWS, _LOOKED_AT = 2000, 512
 
 @dataclass(frozen=True)
 class Trial:
-    """A measured layout. step_time_s: None where it ran out of memory."""
+    """A measured layout. step_time_s: None where it ran out of memory.
+
+    error: standard deviation of the logarithm; None: that of any measurement. is_cut: it was ended early, as slower
+    than the best.
+    """
 
     index: int
     step_time_s: float | None
+    error: float | None = None
+    is_cut: bool = False
 
 
 class Search:
-    """A search among n layouts. room: None where memory is not known, so that all count as fitting."""
+    """A search among n layouts.
 
-    def __init__(self, belief: Belief, room: Room | None, seed: int = 0) -> None:
-        self._belief, self._room = belief, room
+    beliefs: one or more, of which the measurements tell how probable each is. room: None where memory is not known, so
+    that all count as fitting.
+    """
+
+    def __init__(self, beliefs: Sequence[Belief], room: Room | None, seed: int = 0) -> None:
+        self._beliefs, self._room = beliefs, room
         self._draws = np.random.default_rng(seed)
         self.trials: list[Trial] = []
         self._gone: set[int] = set()
@@ -35,7 +46,7 @@ class Search:
     @property
     def best(self) -> Trial | None:
         """The fastest trial so far; None where none has succeeded."""
-        done = [trial for trial in self.trials if trial.step_time_s is not None]
+        done = [trial for trial in self.trials if trial.step_time_s is not None and not trial.is_cut]
         return min(done, key=lambda trial: trial.step_time_s or math.inf, default=None)
 
     def learn(self, trial: Trial) -> None:
@@ -43,14 +54,19 @@ class Search:
         self.trials.append(trial)
         self._gone.add(trial.index)
         if trial.step_time_s is not None:
-            self._belief.learn(trial.index, trial.step_time_s)
+            self._measured(trial.index, trial.step_time_s, trial.error)
         if self._room is not None:
             self._room.learn(trial.index, fits=trial.step_time_s is not None)
+
+    def _measured(self, index: int, step_time_s: float, error: float | None = None) -> None:
+        for belief in self._beliefs:
+            belief.learn(index, step_time_s, error)
 
     def assume(self, index: int) -> None:
         """Take in that a layout is being measured: until then it counts as taking what is believed of it."""
         self._gone.add(index)
-        self._belief.learn(index, float(np.exp(self._belief.posterior().mean[index])))
+        expected = sum(share * posterior.mean[index] for share, posterior in self._posteriors())
+        self._measured(index, math.exp(expected))
 
     def exclude(self, index: int) -> None:
         """Take in that a layout failed, for a reason that says nothing of others."""
@@ -58,27 +74,33 @@ class Search:
 
     def next(self) -> int | None:
         """Return the layout to measure next: the one with the largest expected improvement; None if none is left."""
-        left = self._left(posterior := self._belief.posterior())
+        weighed = self._posteriors()
+        left = self._left(len(weighed[0][1].mean))
         if not left.any():
             return None
-        fits = self._fits(len(left))
-        best = self.best
-        if best is None:  # the fastest of those that are likely to fit
-            gain = fits * np.exp(-posterior.mean)
-        else:
-            sd = posterior.sd
-            z = (math.log(best.step_time_s or math.inf) - posterior.mean) / sd
-            gain = fits * sd * (z * ndtr(z) + np.exp(-np.square(z) / 2) / math.sqrt(2 * math.pi))
+        gain = self._fits(len(left)) * sum(share * self._gain(posterior) for share, posterior in weighed)
         return int(np.argmax(np.where(left, gain, -np.inf)))
+
+    def _gain(self, posterior: Posterior) -> Floats:
+        """Return the expected improvement by every layout, [n]; before anything has succeeded, the fastest is best."""
+        best = self.best
+        if best is None or best.step_time_s is None:
+            return np.asarray(np.exp(-posterior.mean))
+        sd = posterior.sd
+        z = (math.log(best.step_time_s) - posterior.mean) / sd
+        return np.asarray(sd * (z * ndtr(z) + np.exp(-np.square(z) / 2) / math.sqrt(2 * math.pi)))
 
     def chance_of_better(self, by: float = WORTH) -> float:
         """Return the probability that any unmeasured layout is faster than the best by this share; 1 without a best."""
         best = self.best
         if best is None or best.step_time_s is None:
             return 1.0
-        posterior = self._belief.posterior()
-        left = self._left(posterior)
         target = math.log(best.step_time_s) + math.log1p(-by)
+        return float(sum(share * self._chance_below(target, posterior) for share, posterior in self._posteriors()))
+
+    def _chance_below(self, target: float, posterior: Posterior) -> float:
+        """Return the probability that the logarithm of any unmeasured layout's time is below the target."""
+        left = self._left(len(posterior.mean))
         z = np.where(left, (target - posterior.mean) / posterior.sd, -np.inf)
         chosen: Indices = np.argsort(-z)[: min(_LOOKED_AT, int(left.sum()))]
         if not len(chosen):
@@ -88,8 +110,13 @@ class Search:
         fitting = self._draws.random((_DRAWS, len(chosen))) < self._fits(len(left))[chosen]
         return float(np.mean(((draws < target) & fitting).any(axis=1)))
 
-    def _left(self, posterior: Posterior) -> "np.typing.NDArray[np.bool_]":
-        left = np.ones(len(posterior.mean), dtype=bool)
+    def _posteriors(self) -> list[tuple[float, Posterior]]:
+        """Return what each belief says now, with how probable it is."""
+        posteriors = [belief.posterior() for belief in self._beliefs]
+        return list(zip(map(float, shares(posteriors)), posteriors, strict=True))
+
+    def _left(self, number: int) -> "np.typing.NDArray[np.bool_]":
+        left = np.ones(number, dtype=bool)
         left[list(self._gone)] = False
         return left
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from cloudai_mbridge.files.regular import read_regular
 from cloudai_mbridge.logs import LogSummary
 from cloudai_mbridge.logs.tail import last_lines, printable
-from cloudai_mbridge.metrics import Metrics, implausible, missing_steps
+from cloudai_mbridge.metrics import Metrics, Statistic, implausible, missing_steps
 from cloudai_mbridge.schedulers.interface import JobClass, JobStatus
 from cloudai_mbridge.training.credentials.scrub import redacted
 from cloudai_mbridge.verdict.triage import Failure, FailureKind, failure_of, load_catalogue, triage
@@ -24,6 +24,7 @@ _CANCELLED_BY_SLURM = "prolog_failed"  # a job that may not be requeued is cance
 _TAIL = 5
 _STACK_FILES = 4
 _STACK_LINES = 12
+_OF_MEDIAN = math.sqrt(math.pi / 2)  # a median's standard error over that of a mean
 
 
 class Verdict(StrEnum):
@@ -157,9 +158,10 @@ def _stacks(directory: Path) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Judgement:
-    """What the runner has to know of an ended attempt. verdict: as in the report. step_time_s: the median.
+    """What the runner has to know of an ended attempt. verdict: as in the report.
 
-    failure: the id of what made it fail, "" if nothing did. nodes: the ones that the evidence names.
+    failure: the id of what made it fail, "" if nothing did. nodes: the ones that the evidence names. step_time_s: the
+    median. step_time_error: its standard error as a share, by the scatter of the steps; None where unknown.
     """
 
     verdict: str
@@ -169,6 +171,7 @@ class Judgement:
     is_infrastructure: bool = False
     nodes: tuple[str, ...] = ()
     step_time_s: float | None = None
+    step_time_error: float | None = None
 
 
 def judgement_of(outcome: RunOutcome, status: JobStatus | None, metrics: Metrics) -> Judgement:
@@ -180,6 +183,7 @@ def judgement_of(outcome: RunOutcome, status: JobStatus | None, metrics: Metrics
         has_failed_itself = status.job_class in (JobClass.FAILED, JobClass.INFRASTRUCTURE)
         is_infrastructure |= has_failed_itself or failure.id == _CANCELLED_BY_SLURM
     unnamed = "lost" if is_lost else "unknown"
+    times = metrics.step_time_s
     return Judgement(
         verdict=str(outcome.verdict),
         reasons=tuple(map(redacted, outcome.reasons)),
@@ -187,5 +191,11 @@ def judgement_of(outcome: RunOutcome, status: JobStatus | None, metrics: Metrics
         failure=(failure.id if failure else unnamed) if outcome.reasons else "",
         is_infrastructure=is_infrastructure,
         nodes=failure.nodes if failure else (),
-        step_time_s=metrics.step_time_s.median if metrics.step_time_s else None,
+        step_time_s=times.median if times else None,
+        step_time_error=_error(times) if times else None,
     )
+
+
+def _error(times: Statistic) -> float | None:
+    """Return the standard error of the median as a share of it."""
+    return _OF_MEDIAN * times.std / times.median / math.sqrt(times.n - 1) if times.n > 1 else None

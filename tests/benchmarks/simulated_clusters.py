@@ -28,7 +28,7 @@ from cloudai_mbridge.estimate.point import groups_of, times_of
 from cloudai_mbridge.estimate.precision import Precision
 from cloudai_mbridge.estimate.time.groups import StepGroups
 from cloudai_mbridge.recipes import load_recipe
-from cloudai_mbridge.tune.belief import Belief
+from cloudai_mbridge.tune.belief import beliefs
 from cloudai_mbridge.tune.factors import FactorModel
 from cloudai_mbridge.tune.measured_search import positions_of
 from cloudai_mbridge.tune.ranking import Predictor
@@ -120,7 +120,7 @@ def clusters(space: Space, number: int, is_smooth: bool) -> Iterator[Cluster]:
 
 def play(space: Space, cluster: Cluster, most: int) -> tuple[int, int, float]:
     """Return the trials to within GOOD, the trials until it stops, and how far that is above all trials' best."""
-    search = Search(Belief(FactorModel(space.groups), space.where), Room(space.shares, 1.0))
+    search = Search(beliefs(FactorModel(space.groups), space.where), Room(space.shares, 1.0))
     good, stopped, at_stop, best = most + 1, most, np.inf, np.inf
     for number in range(1, most + 1):
         if (index := search.next()) is None:

@@ -1,6 +1,7 @@
 """A test with agent = "tune", run on this machine: few of its points are tried, and killed in the middle it goes on."""
 
 import json
+import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
 
@@ -46,9 +47,10 @@ def test_a_search_tries_few_points_and_says_what_it_found(files: Any, tmp_path: 
     assert done.returncode == 0, done.stdout + done.stderr
     root, report = report_in(tmp_path)
     (search,) = report["searches"]
-    assert (search["test_id"], search["points"], len(search["tried"])) == ("layouts", 12, 3)
+    tried = [trial["label"] for trial in search["trials"]]
+    assert (search["test_id"], search["points"], len(tried)) == ("layouts", 12, 3)
     assert report["summary"]["success"] == len(report["points"]) == 3
-    assert search["best"] in search["tried"]
+    assert search["best"] in tried
     assert "agent" not in (root / search["best_definition"]).read_text()
     assert search["ending"] == "agent_steps = 3 allows no more"
     assert "searched: 3 of 12 points tried" in done.stdout
@@ -65,3 +67,38 @@ def test_an_unknown_agent_and_a_search_without_trials(files: Any, tmp_path: Path
     assert "agent_steps = 0 tries nothing" in done.stderr
     (tmp_path / "scenario.toml").write_text(SCENARIO.format(steps=3).replace('"tune"', '"tuna"'))
     assert "use 'grid_search' or 'tune'" in mbridge("run", *files).stderr
+
+
+EARLY = """name = "early"
+[[Tests]]
+id = "layouts"
+name = "layouts"
+description = "d"
+test_template_name = "MegatronBridge"
+num_nodes = 1
+agent = "tune"
+[Tests.cmd_args]
+launcher = "embedded"
+model_recipe_name = "gpt_tiny"
+compute_dtype = "fp32"
+num_gpus = 1
+max_steps = 40
+[Tests.extra_env_vars]
+STAND_IN = ['{{"says_s": 0.1}}', '{{"says_s": 0.2, "at": 30, "wait_for": "{never}"}}']
+"""
+
+
+def test_a_trial_that_cannot_win_is_ended_early(files: Any, tmp_path: Path, mbridge: Any) -> None:
+    """The second point would never end by itself."""
+    (tmp_path / "scenario.toml").write_text(EARLY.format(never=tmp_path / "never"))
+    done = mbridge("run", *files)
+    assert done.returncode == 0, done.stdout + done.stderr
+    root, report = report_in(tmp_path)
+    (search,) = report["searches"]
+    assert [trial["outcome"] for trial in search["trials"]] == ["measured", "ended early"]
+    assert (search["trials"][1]["step_time_s"], search["best"]) == (0.2, search["trials"][0]["label"])
+    slow = next(point for point in report["points"] if point["label"] != search["best"])
+    assert (slow["verdict"], slow["job"]["state"]) == ("cancelled", "ENDED_EARLY")
+    assert "it is slower than" in slow["reasons"][0]
+    junit = ET.parse(root / "junit.xml").getroot()
+    assert (junit.get("failures"), junit.get("errors"), junit.get("skipped")) == ("0", "0", "1")

@@ -5,6 +5,7 @@ It takes torchrun's place on a node (`-m torch.distributed.run ... -m cloudai_mb
 what the variable STAND_IN says, a JSON object:
 
     step_s      seconds per step
+    says_s      seconds per step that it prints
     file        a file whose content, if it exists, replaces this object
     at          step after which the rest happens (default: before the first)
     say         text for stderr
@@ -44,7 +45,7 @@ def main() -> int:
     for step in range(steps() + 1):
         if step:
             time.sleep(told.get("step_s", 0))
-            print("MBRIDGE_STEP", json.dumps(record(step)), flush=True)
+            print("MBRIDGE_STEP", json.dumps(record(step, told.get("says_s", 0.5))), flush=True)
         if step == told.get("at", 0):
             if "say" in told:
                 print(told["say"], file=sys.stderr, flush=True)
@@ -83,11 +84,11 @@ def steps() -> int:
     return int(config["train"]["train_iters"])
 
 
-def record(step: int) -> dict[str, object]:
+def record(step: int, step_time_s: float) -> dict[str, object]:
     return {
         "version": 1,
         "step": step,
-        "step_time_s": 0.5,
+        "step_time_s": step_time_s,
         "tflops_per_gpu": 1.0,
         "losses": {"lm loss": 5.0 - step / 100},
     }

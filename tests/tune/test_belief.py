@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from cloudai_mbridge.estimate.time.model import StepGroups
-from cloudai_mbridge.tune.belief import Belief, Deviations
+from cloudai_mbridge.tune.belief import Belief, Deviations, beliefs
 from cloudai_mbridge.tune.factors import FACTORS, SDS, FactorModel
 from cloudai_mbridge.tune.room import Room
 from cloudai_mbridge.tune.search import Search, Trial
@@ -93,7 +93,7 @@ def test_out_of_memory_says_where_the_space_ends() -> None:
 
 
 def a_search(number: int, room: Room | None = None) -> Search:
-    return Search(Belief(FactorModel(some_groups(number)), some_positions(number)), room)
+    return Search(beliefs(FactorModel(some_groups(number)), some_positions(number)), room)
 
 
 def test_every_layout_is_tried_once() -> None:
@@ -114,7 +114,7 @@ def test_it_goes_on_until_something_has_run() -> None:
 
 def test_what_will_not_fit_is_not_tried_first() -> None:
     groups = [StepGroups(1.0, 0, 0, 0, 0, 0, 0, 0), StepGroups(2.0, 0, 0, 0, 0, 0, 0, 0)]
-    search = Search(Belief(FactorModel(groups), np.zeros((2, 1))), Room([160, 40], 80))
+    search = Search(beliefs(FactorModel(groups), np.zeros((2, 1))), Room([160, 40], 80))
     assert search.next() == 1
     search.learn(Trial(1, 2.0))
     assert search.chance_of_better() < 0.05
@@ -122,7 +122,7 @@ def test_what_will_not_fit_is_not_tried_first() -> None:
 
 def test_the_chance_is_small_where_the_others_are_known_to_be_slow() -> None:
     groups = [StepGroups(seconds, 0, 0, 0, 0, 0, 0, 0) for seconds in (1.0, 3.0, 4.0, 5.0)]
-    search = Search(Belief(FactorModel(groups), np.arange(4.0)[:, None]), None)
+    search = Search(beliefs(FactorModel(groups), np.arange(4.0)[:, None]), None)
     assert search.next() == 0
     search.learn(Trial(0, 1.0))
     assert search.chance_of_better() < 0.01

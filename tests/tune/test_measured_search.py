@@ -3,6 +3,7 @@
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 
 from cloudai_mbridge.plan import RunPlan
@@ -10,12 +11,14 @@ from cloudai_mbridge.plan.run_plan import SearchPlan
 from cloudai_mbridge.runner import Judgement
 from cloudai_mbridge.runner.context import Phase, Tracked
 from cloudai_mbridge.runner.journal.journal import JournalEntry
-from cloudai_mbridge.tune.measured_search import OUT_OF_MEMORY, PointSearch, positions_of
+from cloudai_mbridge.schedulers.interface import ENDED_EARLY, JobClass, JobStatus
+from cloudai_mbridge.tune.measured_search import OUT_OF_MEMORY, PointSearch, is_slower, noise_of, positions_of
 
 SIZES = [(tp, mb) for tp in (1, 2, 4, 8) for mb in (1, 2, 4, 8)]
 
 
 def plan(tp: int, mb: int, iteration: int = 0, **search: Any) -> RunPlan:
+    """Plan a run; with is_again=True one that measures its point again."""
     label = f"tp{tp}-mb{mb}"
     return RunPlan(
         key=f"t/{label}/{iteration}",
@@ -46,17 +49,24 @@ def seconds(tp: int, mb: int) -> float:
 class Bench:
     """Runs that a search submits, and ends at once."""
 
-    def __init__(self, plans: list[RunPlan], at_once: int = 1, failures: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        plans: list[RunPlan],
+        at_once: int = 1,
+        failures: dict[str, str] | None = None,
+        times: dict[str, float] | None = None,
+    ) -> None:
+        """times: of runs, by key, that differ from `seconds`."""
         self.runs = [Tracked(each) for each in plans]
-        self.failures = failures or {}
+        self.failures, self.times = failures or {}, times or {}
         self.search = PointSearch(plans, self.judge, at_once)
         self.waves: list[list[str]] = []
 
     def judge(self, run: RunPlan, entry: JournalEntry) -> Judgement:
         if failure := self.failures.get(run.label):
             return Judgement("failed", (failure,), is_success=False, failure=failure)
-        coordinates = run.coordinates
-        return Judgement("success", (), is_success=True, step_time_s=seconds(coordinates["tp"], coordinates["mb"]))
+        own = seconds(run.coordinates["tp"], run.coordinates["mb"])
+        return Judgement("success", (), is_success=True, step_time_s=self.times.get(run.key, own))
 
     @staticmethod
     def entry_of(key: str) -> JournalEntry:
@@ -149,3 +159,95 @@ def test_what_is_not_a_number_has_a_place_of_its_own(other: Any) -> None:
     where = positions_of([{"tp": 1, "x": "a"}, {"tp": 4, "x": "a"}, {"tp": 1, "x": other}])
     assert ((where[0] - where[1]) ** 2).sum() == pytest.approx(4)
     assert ((where[0] - where[2]) ** 2).sum() == pytest.approx(4)
+
+
+def with_one_again(**times: float) -> Bench:
+    """Return four points, each with a run that measures it again; times: of runs, such as tp4_1, else 2 s.
+
+    tp1 and tp4 are predicted to be twice as fast as the others.
+    """
+    groups = {tp: (2.0 - (tp in (1, 4)), 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0) for tp in (1, 2, 4, 8)}
+    plans = [plan(tp, 1, i, is_again=i == 1, groups=groups[tp]) for tp in groups for i in (0, 1)]
+    keys = {f"t/tp{name[2]}-mb1/{name[-1]}": seconds for name, seconds in times.items()}
+    return Bench(plans, times={f"t/tp{tp}-mb1/{i}": 2.0 for tp in groups for i in (0, 1)} | keys)
+
+
+def test_the_two_fastest_are_measured_again_if_they_are_close() -> None:
+    bench = with_one_again(tp1_0=1.0, tp1_1=1.02, tp4_0=1.003, tp4_1=0.98)
+    ending = bench.run()
+    assert sorted(key for wave in bench.waves for key in wave if key.endswith("/1")) == ["t/tp1-mb1/1", "t/tp4-mb1/1"]
+    assert "over 2% faster than tp4-mb1; with" in ending
+    assert ending.endswith("it is faster than tp1-mb1")
+
+
+def test_what_is_clear_is_not_measured_again() -> None:
+    bench = with_one_again(tp1_0=1.0, tp4_0=1.1)
+    ending = bench.run()
+    assert not [key for wave in bench.waves for key in wave if key.endswith("/1")]
+    assert "with 100.0%, it is faster than tp4-mb1" in ending
+
+
+def test_another_process_knows_what_was_measured_again() -> None:
+    first = with_one_again(tp1_0=1.0, tp1_1=1.02, tp4_0=1.003, tp4_1=0.98)
+    ending = first.run()
+    second = with_one_again(tp1_0=1.0, tp1_1=1.02, tp4_0=1.003, tp4_1=0.98)
+    done = [key for wave in first.waves for key in wave]
+    for run in second.runs:
+        if run.plan.key in done:
+            run.number, run.phase = 1, Phase.ENDED
+    assert second.run() == ending
+    assert not second.waves
+
+
+def test_a_failed_repetition_does_not_undo_a_point() -> None:
+    bench = with_one_again(tp1_0=1.0, tp4_0=1.003)
+    judge = bench.search._judge
+    bench.search._judge = lambda run, entry: (
+        Judgement("failed", ("x",), is_success=False, failure="nan_loss")
+        if run.key == "t/tp1-mb1/1"
+        else judge(run, entry)
+    )
+    assert "faster than tp1-mb1" in bench.run()
+
+
+def test_where_nothing_succeeds_every_point_is_tried() -> None:
+    bench = Bench([plan(tp, mb) for tp, mb in SIZES], failures={f"tp{tp}-mb{mb}": "nan_loss" for tp, mb in SIZES})
+    bench.run()
+    assert len(bench.tried) == len(SIZES)
+
+
+def test_noise_is_learned_from_repetitions() -> None:
+    assert noise_of([[1.0], [2.0]]) == pytest.approx(0.01)
+    assert noise_of([[1.0, 1.0], [2.0, 2.0]] * 10) < 0.004
+    assert noise_of([[1.0, 1.2], [2.0, 2.2], [1.0, 0.8]]) > 0.05
+
+
+def test_a_trial_is_slow_only_if_it_is_certain() -> None:
+    draw = np.random.default_rng(0)
+    assert is_slower([1.2, 1.21, 1.19, 1.2], 1.0, 0.01, 0.01)
+    assert not is_slower([1.2, 1.21, 1.19], 1.0, 0.01, 0.01)
+    assert not is_slower([1.02] * 50, 1.0, 0.01, 0.01)
+    assert not is_slower([1.0, 1.6, 1.2, 1.4], 1.0, 0.01, 0.01)
+    wrong = 0
+    for _ in range(2000):  # runs as fast as the best, looked at after every step
+        between = math.exp(draw.normal(0, 0.01))
+        best = math.exp(draw.normal(0, 0.01))
+        steps = between * np.exp(draw.normal(0, 0.03, 50))
+        wrong += any(is_slower(steps[:number].tolist(), best, 0.01, 0.01) for number in (4, 8, 16, 32))
+    assert wrong <= 10  # one in 2000 at each look
+
+
+def test_a_slow_trial_is_ended_and_is_not_the_best() -> None:
+    bench = Bench([plan(tp, mb, **predicted(tp, mb)) for tp, mb in SIZES], at_once=2)
+    first, second = bench.runs[SIZES.index((2, 4))], bench.runs[SIZES.index((2, 8))]
+    assert bench.search.why_end(second.plan, [9.0] * 20) == ""  # nothing to compare with yet
+    bench.search.choose(bench.runs, bench.entry_of)
+    first.number, first.phase = 1, Phase.ENDED
+    second.number, second.phase = 1, Phase.ACTIVE
+    bench.search.choose(bench.runs, bench.entry_of)
+    assert bench.search.why_end(second.plan, [seconds(2, 4)] * 20) == ""
+    assert "slower than tp2-mb4" in bench.search.why_end(second.plan, [2 * seconds(2, 4)] * 20)
+    assert bench.search.why_end(first.plan, [9.0] * 20) == ""
+    second.phase, second.status = Phase.ENDED, JobStatus(ENDED_EARLY, JobClass.CANCELLED)
+    bench.times["t/tp2-mb8/0"] = 0.1  # whatever its steps say
+    assert "faster than tp2-mb4" in bench.run()

@@ -1,8 +1,9 @@
 """junit.xml: a suite per test, a case per run, as CI servers read them.
 
-A failed run is a failure; a rejected point, and a node that failed the pre-test, are skipped. A test of which nothing
-ran, or a part was not submitted or was cancelled, has one more case that is an error: a suite of skipped cases would
-pass. `time` is the seconds of the run's job, and is left out where they are not known.
+A failed run is a failure; a rejected point, a node that failed the pre-test, and what a search has found to be slow or
+too large are skipped. A test of which nothing ran, or a part was not submitted or was cancelled, has one more case that
+is an error: a suite of skipped cases would pass. `time` is the seconds of the run's job, and is left out where they are
+not known.
 """
 
 import xml.etree.ElementTree as ET
@@ -33,8 +34,8 @@ def _suite(report: Report, test_id: str, points: Sequence[PointReport]) -> ET.El
     if hostname := report.environment.get("hostname"):
         suite.set("hostname", visible(hostname))
     classname = visible(f"{report.scenario}.{test_id}")
-    suite.extend(_case(point, classname) for point in points)
-    if (message := _missing(points)) is not None:
+    suite.extend(_case(point, classname, is_skipped=report.tells_search(point)) for point in points)
+    if (message := _missing([point for point in points if not report.tells_search(point)])) is not None:
         case = ET.SubElement(suite, "testcase", name="(as requested)", classname=classname)
         ET.SubElement(case, "error", message=message, type="not_run")
     _set_totals(suite)
@@ -69,7 +70,7 @@ def xml_text(root: ET.Element) -> str:
     return '<?xml version="1.0" encoding="UTF-8"?>\n' + ET.tostring(root, encoding="unicode") + "\n"
 
 
-def _case(point: PointReport, classname: str) -> ET.Element:
+def _case(point: PointReport, classname: str, *, is_skipped: bool) -> ET.Element:
     name = point.label if point.verdict is Verdict.REJECTED else f"{point.label}/{point.iteration}"
     case = ET.Element("testcase", name=visible(name), classname=classname)
     if (seconds := _seconds(point)) is not None:
@@ -78,13 +79,13 @@ def _case(point: PointReport, classname: str) -> ET.Element:
         table = ET.SubElement(case, "properties")
         for key, value in properties:
             ET.SubElement(table, "property", name=key, value=visible(value))
-    _add_result(case, point)
+    _add_result(case, point, is_skipped=is_skipped)
     return case
 
 
-def _add_result(case: ET.Element, point: PointReport) -> None:
+def _add_result(case: ET.Element, point: PointReport, *, is_skipped: bool) -> None:
     message = visible(clipped("; ".join(point.reasons)))
-    if point.verdict in (Verdict.REJECTED, Verdict.SKIPPED, Verdict.CANCELLED):
+    if is_skipped or point.verdict in (Verdict.REJECTED, Verdict.SKIPPED, Verdict.CANCELLED):
         ET.SubElement(case, "skipped", message=message)
     elif point.verdict is Verdict.FAILED and point.is_pre_test:
         ET.SubElement(case, "skipped", message=f"the node failed the pre-test and is excluded: {message}")

@@ -16,7 +16,7 @@ MOST_VALUES, MOST_RUNS = 12, 4  # of a field that differs between runs
 _STATISTIC = tuple(field.name for field in dataclasses.fields(Statistic))
 _HEAD = (
     *("tool", "scenario", "system", "created_at", "summary", "num_rejected", "rule_counts", "notes"),
-    *("excluded_nodes", "environment"),
+    *("excluded_nodes", "environment", "searches"),
 )
 _AS_THEY_ARE = (
     *("key", "test_id", "test_name", "label", "iteration", "coordinates", "verdict", "reasons", "num_nodes"),

@@ -20,8 +20,8 @@ _STYLES = ("theme", "layout", "charts", "narrow", "print")
 # In the order of their use: one scope, so that a module sees what stands above it
 _MODULES = (
     *("dom", "format", "model", "statistics", "state", "figure", "columns", "filters", "table", "headline", "gate"),
-    *("selection", "curves", "distribution", "sensitivity", "parallel", "pareto", "predicted", "nodes", "failures"),
-    *("rejected", "history", "environment", "main"),
+    *("selection", "curves", "distribution", "sensitivity", "parallel", "pareto", "predicted", "searches", "nodes"),
+    *("failures", "rejected", "history", "environment", "main"),
 )
 # Inside a JSON string these may be escaped, and outside of one they do not occur
 _ESCAPES = str.maketrans({character: f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"})

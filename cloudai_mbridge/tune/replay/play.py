@@ -14,7 +14,7 @@ from cloudai_mbridge.estimate.memory.other import GIB
 from cloudai_mbridge.estimate.point import assumptions_for
 from cloudai_mbridge.estimate.time import time_model
 from cloudai_mbridge.estimate.time.groups import StepGroups
-from cloudai_mbridge.tune.belief import Belief
+from cloudai_mbridge.tune.belief import beliefs
 from cloudai_mbridge.tune.factors import SDS, FactorModel
 from cloudai_mbridge.tune.measured_search import FLAT, WIDE
 from cloudai_mbridge.tune.replay.table import Space, positions
@@ -60,10 +60,10 @@ def play(space: Space, *, with_prior: bool = True) -> Score:
     if with_prior:
         is_calibrated = space.gpu.measured is not None
         prior_sd = np.full(len(SDS), _BETWEEN_MODELS) if is_calibrated else SDS
-        search = Search(Belief(FactorModel(_groups(space)), where, prior_sd=prior_sd), _room(space))
+        search = Search(beliefs(FactorModel(_groups(space)), where, prior_sd=prior_sd), _room(space))
     else:
         flat = FactorModel([FLAT] * len(space.rows))
-        search = Search(Belief(flat, where, WIDE, prior=_level(space), prior_sd=SDS * 4), None)
+        search = Search(beliefs(flat, where, WIDE, prior=_level(space), prior_sd=SDS * 4), None)
     num_trials, picked = 0, None
     while (index := search.next()) is not None:
         search.learn(Trial(index, space.rows[index].step_time_s))

@@ -1,0 +1,77 @@
+"""Run what was planned, show how it goes, and report: for the commands that submit."""
+
+import sqlite3
+from pathlib import Path
+
+import click
+from rich.text import Text
+
+from cloudai_mbridge import pipeline
+from cloudai_mbridge.commands.live_view import SteadyConsole, observer_for
+from cloudai_mbridge.errors import OK, POINTS_FAILED, MBridgeError, counted, shortened
+from cloudai_mbridge.report import Report, judge_in
+from cloudai_mbridge.report.formats.terminal import render_table
+from cloudai_mbridge.report.write import FindHistory
+from cloudai_mbridge.runner.lock import driver_lock
+from cloudai_mbridge.runner.search import Chooser
+from cloudai_mbridge.verdict import Verdict
+
+
+def submit(console: SteadyConsole, prepared: pipeline.Prepared) -> int:
+    """Write what was planned into a new directory, bring it to its end, report, and return the exit code."""
+    show_rejected(console, prepared)
+    pipeline.preflight(prepared)
+    root = pipeline.write(prepared)
+    console.print_line(f"results: {root}")
+    return drive(console, prepared, root)
+
+
+def drive(console: SteadyConsole, prepared: pipeline.Prepared, root: Path) -> int:
+    """Bring what was written to its end and report, also if that fails; raise InUse if another process holds it."""
+    with driver_lock(root):
+        try:
+            with observer_for(console, prepared.plan, root) as observer:
+                pipeline.execute(prepared, root, observer, choosers=_choosers(prepared, root))
+        except MBridgeError:
+            try:
+                if show_report(console, root).count(Verdict.CANCELLED):
+                    console.print_line(f"continue with: mbridge resume {root}")
+            except (MBridgeError, OSError, sqlite3.Error) as error:  # the first error says more
+                show_error(f"no report: {error}")
+            raise
+        return OK if show_report(console, root).succeeded else POINTS_FAILED
+
+
+def _choosers(prepared: pipeline.Prepared, root: Path) -> dict[str, Chooser]:
+    """Return what chooses among the points of tests with agent = "tune"."""
+    if all(run.search is None for run in prepared.plan.runs):
+        return {}
+    from cloudai_mbridge.tune.measured_search import choosers_of  # numpy, for such tests only
+
+    return choosers_of(pipeline.with_defaults(prepared), judge_in(root))
+
+
+def show_rejected(console: SteadyConsole, prepared: pipeline.Prepared) -> None:
+    """Say how much of a scenario is run, and why the rest is not."""
+    plan = prepared.plan
+    num_runs = sum(not run.is_again for run in plan.runs)
+    console.print(Text(f"{counted(num_runs, 'run')} accepted, {counted(plan.num_rejected, 'point')} rejected"))
+    for note in plan.notes:
+        console.print_line(f"note: {note}")
+    for point in plan.rejected:
+        for violation in point.violations:
+            line = f"rejected {point.test_id}/{point.label}: {violation}"
+            console.print_line(shortened(line))
+
+
+def show_report(console: SteadyConsole, root: Path, **options: FindHistory) -> Report:
+    """Write the reports of a run and show them; `options` as in `pipeline.report`."""
+    report = pipeline.report(root, **options)
+    console.print(render_table(report))
+    console.print_line(f"report: {root / 'report.json'}")
+    return report
+
+
+def show_error(text: str) -> None:
+    """Print each line of a text as an error."""
+    click.echo("\n".join(f"error: {line}" for line in shortened(text).splitlines()), err=True)
