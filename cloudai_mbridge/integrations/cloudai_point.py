@@ -5,6 +5,7 @@ one point runs in a directory below. CloudAI expands sweeps, submits and waits.
 """
 
 import sqlite3
+from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from cloudai_mbridge.models.cmd_args import Launcher
 from cloudai_mbridge.models.loading.load import LoadedScenario, LoadedTest
 from cloudai_mbridge.models.system import LocalSystem, SlurmSystem, System
 from cloudai_mbridge.models.test_definition import TEMPLATE as OUR_TEMPLATE
-from cloudai_mbridge.models.test_definition import MegatronBridgeTestDefinition
+from cloudai_mbridge.models.test_definition import TUNE, MegatronBridgeTestDefinition
 from cloudai_mbridge.plan import POINT_FILES, ROOT_FILES, RunPlan, ScenarioPlan
 from cloudai_mbridge.plan.build import build_plan
 from cloudai_mbridge.plan.read import read_plan_data
@@ -50,17 +51,24 @@ class Refused(click.ClickException):
     exit_code = BadInput.exit_code
 
 
-def plan_of(tr: Any, system: Any, placement: Placement | None = None, definition: Any = None) -> ScenarioPlan:
+def plan_of(
+    tr: Any,
+    system: Any,
+    placement: Placement | None = None,
+    definition: Any = None,
+    ours: MegatronBridgeTestDefinition | None = None,
+) -> ScenarioPlan:
     """Plan a test run, or a whole sweep that CloudAI has not expanded yet.
 
-    placement: the number of nodes and their names, where CloudAI has chosen them.
+    placement: the number of nodes and their names, where CloudAI has chosen them. definition: CloudAI's, of another
+    test than the test run's; ours: what it is to us, if that is known.
 
     Refused: it asks for what this tool refuses.
     """
     if getattr(tr, "pre_test", None) or getattr(tr, "post_test", None):
         raise Refused(f"{tr.name}: {TEMPLATE} runs no pre_test or post_test; remove them from the scenario")
     try:
-        ours = _definition(tr.test if definition is None else definition)
+        ours = ours or _definition(tr.test if definition is None else definition)
         num_nodes, nodes = placement or _asked_for(tr)
         entry = {
             "id": tr.name,
@@ -81,6 +89,32 @@ def plan_of(tr: Any, system: Any, placement: Placement | None = None, definition
         raise Refused(f"{tr.name}: {'; '.join(mistakes)}") from None
     except BadInput as error:
         raise Refused(f"{tr.name}: {error}") from None
+
+
+def points_of(tr: Any, system: Any, actions: Sequence[Mapping[str, Any]]) -> list[RunPlan | None]:
+    """Return what is planned of every point of a sweep, None for one that breaks a rule.
+
+    actions: the points as CloudAI names them. Refused: it is not a sweep of ours, or it asks for what we refuse.
+    """
+    if tr.test.test_template_name not in (TEMPLATE, OUR_TEMPLATE):
+        raise Refused(f"{tr.name}: is a {tr.test.test_template_name}, not a {TEMPLATE} or {OUR_TEMPLATE}")
+    launcher = Launcher.EMBEDDED if tr.test.test_template_name == TEMPLATE else Launcher.MEGATRON_BRIDGE
+    try:
+        definition = _definition(tr.test, launcher).model_copy(update={"agent": TUNE})
+    except ValidationError as error:
+        raise Refused(f"{tr.name}: {error.errors()[0]['msg']}") from None
+    plan = plan_of(tr, system, ours=definition)
+    names = {_NAMES.get(name, name.replace("env.", "extra_env_vars.", 1)): name for name in _axes(plan)}
+    found = {tuple(str(run.coordinates.get(name)) for name in names.values()): run for run in reversed(plan.runs)}
+    return [found.get(tuple(str(action.get(name)) for name in names)) for action in actions]
+
+
+_NAMES = {"num_nodes": "NUM_NODES"}
+
+
+def _axes(plan: ScenarioPlan) -> list[str]:
+    points = [run.coordinates for run in plan.runs] + [point.coordinates for point in plan.rejected]
+    return list(dict.fromkeys(name for coordinates in points for name in coordinates))
 
 
 def refuse(tr: Any, system: Any) -> None:
@@ -153,12 +187,12 @@ def judged(output_path: Path) -> PointReport:
         raise BadInput(f"{root}: cannot be judged ({error})") from None
 
 
-def _definition(theirs: Any) -> MegatronBridgeTestDefinition:
+def _definition(theirs: Any, launcher: Launcher = Launcher.EMBEDDED) -> MegatronBridgeTestDefinition:
     data = theirs.model_dump(mode="json", include=_SHARED, exclude_none=True)
     # CloudAI writes every default out when a scenario refers to a test; only what differs was asked for
     args = theirs.cmd_args.model_dump(mode="json", exclude_defaults=True)
     return MegatronBridgeTestDefinition.model_validate(
-        {**data, "test_template_name": OUR_TEMPLATE, "cmd_args": {**args, "launcher": Launcher.EMBEDDED}}
+        {**data, "test_template_name": OUR_TEMPLATE, "cmd_args": {**args, "launcher": launcher}}
     )
 
 

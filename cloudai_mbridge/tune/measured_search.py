@@ -252,9 +252,14 @@ class PointSearch:
     def _beliefs(self, times: Sequence[float]) -> tuple[Belief, ...]:
         if self._model is not None:
             return beliefs(self._model, self._where)
-        level = np.zeros(len(SDS))
-        level[0] = fmean(map(math.log, times)) if times else 0.0
-        return beliefs(FactorModel([FLAT] * len(self._labels)), self._where, WIDE, prior=level)
+        return blind_beliefs(self._where, times)
+
+
+def blind_beliefs(where: Floats, times: Sequence[float]) -> tuple[Belief, ...]:
+    """Return beliefs where nothing is predicted. where: of the points, as of `positions_of`. times: measured so far."""
+    level = np.zeros(len(SDS))
+    level[0] = fmean(map(math.log, times)) if times else 0.0
+    return beliefs(FactorModel([FLAT] * len(where)), where, WIDE, prior=level)
 
 
 def _is_under_way(run: Tracked) -> bool:

@@ -1,0 +1,97 @@
+"""The search as an agent of CloudAI, which finds it by its entry point: `agent = "tune"` in a test definition.
+
+CloudAI expands, submits and waits, one point after the other; the agent chooses the next point and says when to stop.
+"""
+
+import itertools
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from cloudai.configurator.base_agent import BaseAgent, BaseAgentConfig
+from cloudai.core import BaseRunner
+
+from cloudai_mbridge.estimate.time.groups import StepGroups
+from cloudai_mbridge.integrations.cloudai_point import Refused, points_of
+from cloudai_mbridge.plan import RunPlan
+from cloudai_mbridge.tune.belief import beliefs
+from cloudai_mbridge.tune.factors import FactorModel
+from cloudai_mbridge.tune.measured_search import blind_beliefs, positions_of
+from cloudai_mbridge.tune.room import Room
+from cloudai_mbridge.tune.search import CHANCE, Search, Trial
+
+Action = dict[str, Any]
+
+
+class TuneAgent(BaseAgent):
+    """Chooses points by what was predicted and measured; stops when no other is likely to be 2 % faster.
+
+    It minimises 1 / reward: with CloudAI's usual reward, `inverse`, and a step time as the metric, that is the step
+    time. A reward that is not positive is of a point that failed.
+    """
+
+    def __init__(self, env: Any, config: BaseAgentConfig) -> None:
+        super().__init__(env, config)
+        self.configure(env.define_action_space())
+
+    @staticmethod
+    def get_config_class() -> Any:
+        """Return CloudAI's own: this agent needs no other configuration."""
+        return BaseAgentConfig
+
+    def configure(self, config: dict[str, Any]) -> None:
+        """Take the points of a space. config: the values of each name."""
+        names = list(config)
+        self.actions: list[Action] = [dict(zip(names, row, strict=True)) for row in itertools.product(*config.values())]
+        plans = _plans(self.env, self.actions)
+        if plans is not None:
+            self.actions = [action for action, plan in zip(self.actions, plans, strict=True) if plan is not None]
+        known = [plan.search for plan in plans or () if plan is not None and plan.search is not None]
+        groups = [StepGroups(*each.groups) for each in known if each.groups]
+        self._model = FactorModel(groups) if groups and len(groups) == len(self.actions) else None
+        shares = [each.memory_share for each in known if each.memory_share]
+        self._shares = shares if shares and len(shares) == len(self.actions) else None
+        self._where = positions_of(self.actions)
+        self._told: list[tuple[int, float | None]] = []
+        limit = self.env.test_run.test.agent_steps
+        self.max_steps = min(limit, len(self.actions)) if limit > 1 else len(self.actions)  # 1 is CloudAI's default
+
+    def select_action(self, observation: list[float] | None = None) -> tuple[int, Action] | None:
+        """Return the number of the next step and its point; None when another is not worth its cost."""
+        del observation
+        search = self._search()
+        if search.best is not None and (chance := search.chance_of_better()) < CHANCE:
+            best = self.actions[search.best.index]
+            logging.info("tune: %s is the best with probability %.1f %%", best, 100 * (1 - chance))
+            return None
+        if (index := search.next()) is None:
+            return None
+        return len(self._told) + 1, self.actions[index]
+
+    def update_policy(self, _feedback: Mapping[str, Any]) -> None:
+        """Learn from a step. _feedback: "action" and its reward, "value"."""
+        reward = float(_feedback["value"])
+        self._told.append((self.actions.index(_feedback["action"]), 1 / reward if reward > 0 else None))
+
+    def _search(self) -> Search:
+        times = [seconds for _, seconds in self._told if seconds is not None]
+        if self._model is not None:
+            search = Search(beliefs(self._model, self._where), Room(self._shares, 1.0) if self._shares else None)
+        else:
+            search = Search(blind_beliefs(self._where, times), None)
+        for index, seconds in self._told:
+            if seconds is None:
+                search.exclude(index)
+            else:
+                search.learn(Trial(index, seconds))
+        return search
+
+
+def _plans(env: Any, actions: list[Action]) -> list[RunPlan | None] | None:
+    """Return what is planned of every point, None for one that breaks a rule; None if it is not a test of ours."""
+    runner: BaseRunner = env.runner
+    try:
+        return points_of(env.test_run, runner.system, actions)
+    except Refused as error:
+        logging.info("tune: no predictions: %s", error.message)
+        return None
