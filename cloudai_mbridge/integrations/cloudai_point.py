@@ -13,21 +13,26 @@ from typing import Any
 import click
 from pydantic import ValidationError
 
+from cloudai_mbridge.constraints import RuleSet
 from cloudai_mbridge.errors import BadInput, ToolFailure
 from cloudai_mbridge.files.regular import read_regular
 from cloudai_mbridge.launch import write_plan, write_runs
 from cloudai_mbridge.models import Scenario
 from cloudai_mbridge.models.cmd_args import Launcher
 from cloudai_mbridge.models.loading.load import LoadedScenario, LoadedTest
+from cloudai_mbridge.models.scenario import TestRun
 from cloudai_mbridge.models.system import LocalSystem, SlurmSystem, System
 from cloudai_mbridge.models.test_definition import TEMPLATE as OUR_TEMPLATE
-from cloudai_mbridge.models.test_definition import TUNE, MegatronBridgeTestDefinition
+from cloudai_mbridge.models.test_definition import MegatronBridgeTestDefinition
 from cloudai_mbridge.plan import POINT_FILES, ROOT_FILES, RunPlan, ScenarioPlan
 from cloudai_mbridge.plan.build import build_plan
 from cloudai_mbridge.plan.read import read_plan_data
+from cloudai_mbridge.plan.run_plan import SearchPlan
+from cloudai_mbridge.plan.walk import PointWalk
 from cloudai_mbridge.report import PointReport, build_report, write_report
 from cloudai_mbridge.runner import Journal
 from cloudai_mbridge.schedulers.slurm.parsing import status_from_marker
+from cloudai_mbridge.sweep.axes import NUM_NODES
 
 TEMPLATE = "MegatronBridgeEmbedded"
 # output directory of every point that was judged in this process -> whether it failed
@@ -51,24 +56,17 @@ class Refused(click.ClickException):
     exit_code = BadInput.exit_code
 
 
-def plan_of(
-    tr: Any,
-    system: Any,
-    placement: Placement | None = None,
-    definition: Any = None,
-    ours: MegatronBridgeTestDefinition | None = None,
-) -> ScenarioPlan:
+def plan_of(tr: Any, system: Any, placement: Placement | None = None, definition: Any = None) -> ScenarioPlan:
     """Plan a test run, or a whole sweep that CloudAI has not expanded yet.
 
-    placement: the number of nodes and their names, where CloudAI has chosen them. definition: CloudAI's, of another
-    test than the test run's; ours: what it is to us, if that is known.
+    placement: the number of nodes and their names, where CloudAI has chosen them.
 
     Refused: it asks for what this tool refuses.
     """
     if getattr(tr, "pre_test", None) or getattr(tr, "post_test", None):
         raise Refused(f"{tr.name}: {TEMPLATE} runs no pre_test or post_test; remove them from the scenario")
     try:
-        ours = ours or _definition(tr.test if definition is None else definition)
+        ours = _definition(tr.test if definition is None else definition)
         num_nodes, nodes = placement or _asked_for(tr)
         entry = {
             "id": tr.name,
@@ -91,30 +89,34 @@ def plan_of(
         raise Refused(f"{tr.name}: {error}") from None
 
 
-def points_of(tr: Any, system: Any, actions: Sequence[Mapping[str, Any]]) -> list[RunPlan | None]:
-    """Return what is planned of every point of a sweep, None for one that breaks a rule.
+def known_of(tr: Any, system: Any, actions: Sequence[Mapping[str, Any]]) -> list[SearchPlan | None]:
+    """Return what is known beforehand of every point of a sweep, None for one that breaks a rule.
 
-    actions: the points as CloudAI names them. Refused: it is not a sweep of ours, or it asks for what we refuse.
+    actions: the points as CloudAI names them. Refused: it is not a test of Megatron-Bridge, or not one as we know it.
     """
-    if tr.test.test_template_name not in (TEMPLATE, OUR_TEMPLATE):
-        raise Refused(f"{tr.name}: is a {tr.test.test_template_name}, not a {TEMPLATE} or {OUR_TEMPLATE}")
-    launcher = Launcher.EMBEDDED if tr.test.test_template_name == TEMPLATE else Launcher.MEGATRON_BRIDGE
+    template = tr.test.test_template_name
+    if template not in (TEMPLATE, OUR_TEMPLATE):
+        raise Refused(f"{tr.name}: is a {template}, not a {TEMPLATE} or {OUR_TEMPLATE}")
     try:
-        definition = _definition(tr.test, launcher).model_copy(update={"agent": TUNE})
+        ours = _definition(tr.test, Launcher.EMBEDDED if template == TEMPLATE else Launcher.MEGATRON_BRIDGE)
+        run = TestRun.model_validate({"id": tr.name, "test_name": ours.name, "num_nodes": _asked_for(tr)[0]})
+        walk = PointWalk(LoadedTest(run, ours), _system(system, tr), RuleSet.RELEASE, None)
+        decided = [(each.point.coordinates, each) for each in walk]
+        known = {_place(where): walk.search_plan(each.point) for where, each in decided if each.is_run}
     except ValidationError as error:
         raise Refused(f"{tr.name}: {error.errors()[0]['msg']}") from None
-    plan = plan_of(tr, system, ours=definition)
-    names = {_NAMES.get(name, name.replace("env.", "extra_env_vars.", 1)): name for name in _axes(plan)}
-    found = {tuple(str(run.coordinates.get(name)) for name in names.values()): run for run in reversed(plan.runs)}
-    return [found.get(tuple(str(action.get(name)) for name in names)) for action in actions]
+    except BadInput as error:
+        raise Refused(f"{tr.name}: {error}") from None
+    axes = dict.fromkeys(name for where, _ in decided for name in where)
+    return [known.get(_place({name: action.get(_their_name(name)) for name in axes})) for action in actions]
 
 
-_NAMES = {"num_nodes": "NUM_NODES"}
+def _their_name(axis: str) -> str:
+    return "NUM_NODES" if axis == NUM_NODES else axis.replace("env.", "extra_env_vars.", 1)
 
 
-def _axes(plan: ScenarioPlan) -> list[str]:
-    points = [run.coordinates for run in plan.runs] + [point.coordinates for point in plan.rejected]
-    return list(dict.fromkeys(name for coordinates in points for name in coordinates))
+def _place(coordinates: Mapping[str, Any]) -> frozenset[tuple[str, str]]:
+    return frozenset((name, str(value)) for name, value in coordinates.items())
 
 
 def refuse(tr: Any, system: Any) -> None:
@@ -188,7 +190,8 @@ def judged(output_path: Path) -> PointReport:
 
 
 def _definition(theirs: Any, launcher: Launcher = Launcher.EMBEDDED) -> MegatronBridgeTestDefinition:
-    data = theirs.model_dump(mode="json", include=_SHARED, exclude_none=True)
+    shared = _SHARED if launcher is Launcher.EMBEDDED else _SHARED | {"git_repos"}
+    data = theirs.model_dump(mode="json", include=shared, exclude_none=True)
     # CloudAI writes every default out when a scenario refers to a test; only what differs was asked for
     args = theirs.cmd_args.model_dump(mode="json", exclude_defaults=True)
     return MegatronBridgeTestDefinition.model_validate(

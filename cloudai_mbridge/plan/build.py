@@ -7,7 +7,6 @@ from dataclasses import replace
 from cloudai_mbridge.constraints import Lifted, RuleSet, Violation
 from cloudai_mbridge.errors import BadInput, counted
 from cloudai_mbridge.estimate.headline import Headline, MemoryLimit
-from cloudai_mbridge.estimate.point import groups_of
 from cloudai_mbridge.files.names import label, slug
 from cloudai_mbridge.files.run_files import ROOT_FILES
 from cloudai_mbridge.megatron_bridge.launcher.plan import graph_note, is_passed
@@ -19,7 +18,7 @@ from cloudai_mbridge.models.test_definition import TUNE
 from cloudai_mbridge.models.values.hostlist import expand_hostlist
 from cloudai_mbridge.plan.node_groups import NodeStates, resolve_groups, unknown_states
 from cloudai_mbridge.plan.run import plan_run
-from cloudai_mbridge.plan.run_plan import RejectedPoint, RunPlan, ScenarioPlan, SearchPlan
+from cloudai_mbridge.plan.run_plan import RejectedPoint, RunPlan, ScenarioPlan
 from cloudai_mbridge.plan.supported import notes_on, notes_on_system, refuse_unsupported
 from cloudai_mbridge.plan.walk import PointWalk
 from cloudai_mbridge.sweep import CheckedPoint, SweepSpace, checked_points
@@ -96,7 +95,7 @@ class _TestRuns:
             if headline is None or decision.is_held_back:
                 self._reject(point, point.violations or (walk.memory_violation(point),))
                 continue
-            search = self._search(walk, point, headline)
+            search = walk.search_plan(point) if self._test.definition.agent == TUNE else None
             planned = self._plan_runs(point, walk.runs_per_point + (search is not None))
             predicted = (replace(run, predicted=_predicted(headline), search=search) for run in planned)
             runs = predicted if search is None else _with_one_again(predicted)
@@ -113,18 +112,6 @@ class _TestRuns:
             self.notes.append(note)
         if more := self.num_rejected - len(self.rejected):
             self._note(f"{self._where}: counted, not listed: {counted(more, 'more rejected point')}")
-
-    def _search(self, walk: PointWalk, point: CheckedPoint, headline: Headline) -> SearchPlan | None:
-        """Return what a search of this test knows of a point; None if every point is run."""
-        definition = self._test.definition
-        if definition.agent != TUNE:
-            return None
-        try:
-            groups = tuple(groups_of(walk.estimates.request(point)))
-        except BadInput:
-            groups = ()
-        peak, given = headline.peak_memory_gib, headline.gpu_memory_gib
-        return SearchPlan(groups, peak / given if peak and given else None, definition.agent_steps)
 
     def _note_limit(self, limit: str, num_accepted: int, num_left: int) -> None:
         is_count = num_accepted == self._limits.max_points

@@ -11,11 +11,13 @@ from functools import partial
 from cloudai_mbridge.constraints import RuleSet, Violation
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.estimate.headline import START_UP_S, Headline, MemoryLimit
+from cloudai_mbridge.estimate.point import groups_of
 from cloudai_mbridge.megatron_bridge.launcher.plan import is_passed
 from cloudai_mbridge.models.cmd_args import Launcher
 from cloudai_mbridge.models.loading.load import LoadedTest
 from cloudai_mbridge.models.system import System
 from cloudai_mbridge.models.values.time_limit import parse_time_limit
+from cloudai_mbridge.plan.run_plan import SearchPlan
 from cloudai_mbridge.sweep import CheckedPoint, SweepSpace, checked_points
 from cloudai_mbridge.sweep.estimated import SweepEstimates, memory_violation
 from cloudai_mbridge.sweep.order import informative
@@ -130,6 +132,16 @@ class PointWalk:
             return Decision(point)
         headline = self.estimates.of(point)
         return Decision(point, headline, is_held_back=headline.exceeds(self.memory_limit))
+
+    def search_plan(self, point: CheckedPoint) -> SearchPlan:
+        """Return what a search knows of a point beforehand."""
+        headline = self.estimates.of(point)
+        try:
+            groups = tuple(groups_of(self.estimates.request(point)))
+        except BadInput:
+            groups = ()
+        peak, given = headline.peak_memory_gib, headline.gpu_memory_gib
+        return SearchPlan(groups, peak / given if peak and given else None, self._test.definition.agent_steps)
 
     def memory_violation(self, point: CheckedPoint) -> Violation:
         """Return why a point is held back."""

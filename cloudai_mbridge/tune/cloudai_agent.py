@@ -9,11 +9,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from cloudai.configurator.base_agent import BaseAgent, BaseAgentConfig
-from cloudai.core import BaseRunner
 
 from cloudai_mbridge.estimate.time.groups import StepGroups
-from cloudai_mbridge.integrations.cloudai_point import Refused, points_of
-from cloudai_mbridge.plan import RunPlan
+from cloudai_mbridge.integrations.cloudai_point import Refused, known_of
+from cloudai_mbridge.plan.run_plan import SearchPlan
 from cloudai_mbridge.tune.belief import beliefs
 from cloudai_mbridge.tune.factors import FactorModel
 from cloudai_mbridge.tune.measured_search import blind_beliefs, positions_of
@@ -43,10 +42,10 @@ class TuneAgent(BaseAgent):
         """Take the points of a space. config: the values of each name."""
         names = list(config)
         self.actions: list[Action] = [dict(zip(names, row, strict=True)) for row in itertools.product(*config.values())]
-        plans = _plans(self.env, self.actions)
-        if plans is not None:
-            self.actions = [action for action, plan in zip(self.actions, plans, strict=True) if plan is not None]
-        known = [plan.search for plan in plans or () if plan is not None and plan.search is not None]
+        found = self._known()
+        if found is not None:
+            self.actions = [action for action, one in zip(self.actions, found, strict=True) if one is not None]
+        known = [one for one in found or () if one is not None]
         groups = [StepGroups(*each.groups) for each in known if each.groups]
         self._model = FactorModel(groups) if groups and len(groups) == len(self.actions) else None
         shares = [each.memory_share for each in known if each.memory_share]
@@ -73,6 +72,14 @@ class TuneAgent(BaseAgent):
         reward = float(_feedback["value"])
         self._told.append((self.actions.index(_feedback["action"]), 1 / reward if reward > 0 else None))
 
+    def _known(self) -> list[SearchPlan | None] | None:
+        """Return what is known beforehand of every point, None for one that breaks a rule; None if nothing is known."""
+        try:
+            return known_of(self.env.test_run, self.env.runner.system, self.actions)
+        except Refused as error:
+            logging.info("tune: no predictions: %s", error.message)
+            return None
+
     def _search(self) -> Search:
         times = [seconds for _, seconds in self._told if seconds is not None]
         if self._model is not None:
@@ -85,13 +92,3 @@ class TuneAgent(BaseAgent):
             else:
                 search.learn(Trial(index, seconds))
         return search
-
-
-def _plans(env: Any, actions: list[Action]) -> list[RunPlan | None] | None:
-    """Return what is planned of every point, None for one that breaks a rule; None if it is not a test of ours."""
-    runner: BaseRunner = env.runner
-    try:
-        return points_of(env.test_run, runner.system, actions)
-    except Refused as error:
-        logging.info("tune: no predictions: %s", error.message)
-        return None

@@ -1,12 +1,14 @@
 """agent = "tune" in the real CloudAI: it finds the agent by its entry point, which then chooses among the points."""
 
 import logging
+import tomllib
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from cloudai.configurator.base_agent import BaseAgentConfig
-from cloudai.core import Registry
+from cloudai.core import Registry, TestRun
 
 from cloudai_mbridge.tune.cloudai_agent import TuneAgent
 from tests.interop.test_cloudai import CACHED, registered, status_of, trajectory_of
@@ -61,6 +63,28 @@ def test_it_finds_the_best_of_another_workload(steps: int, caplog: pytest.LogCap
     with caplog.at_level(logging.INFO):
         assert TuneAgent(env, BaseAgentConfig()).run() == 0
     assert min(env.tried, key=lambda trial: trial[0])[1] == {"x": 4, "y": "a"}
+
+
+@pytest.mark.parametrize("gpu", ["gb200", "gb300", "b200", "h100"])
+def test_a_test_of_cloudai_s_own_workload_is_predicted(
+    gpu: str, cloudai_source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CloudAI's own file of Qwen3 30B with lists: what breaks a rule is left out, the rest has predictions."""
+    monkeypatch.setenv("HF_TOKEN", "hf_none")
+    path = cloudai_source / f"conf/experimental/megatron_bridge/test/{gpu}/megatron_bridge_qwen_30b.toml"
+    data = tomllib.loads(path.read_text())
+    data["cmd_args"] |= {"tp": [1, 2, 4], "pp": [1, 2, 4], "mb": [1, 2]}
+    definition = Registry().test_definitions_map["MegatronBridge"].model_validate(data | {"agent": "tune"})
+    run = TestRun(name="qwen", test=definition, num_nodes=1, nodes=[])
+    slurm = SimpleNamespace(scheduler="slurm", name="s", default_partition="main", gpus_per_node=8)
+    env = SimpleNamespace(
+        test_run=run, runner=SimpleNamespace(system=slurm), define_action_space=lambda: run.param_space
+    )
+    agent = TuneAgent(env, BaseAgentConfig())
+    assert 0 < len(agent.actions) < 18
+    assert all(data["cmd_args"]["num_gpus"] % (action["tp"] * action["pp"]) == 0 for action in agent.actions)
+    assert agent._model is not None
+    assert agent.select_action() is not None
 
 
 def test_agent_steps_is_a_limit() -> None:

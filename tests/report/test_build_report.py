@@ -231,7 +231,8 @@ FAILED = JobStatus("FAILED", JobClass.FAILED, exit_code=1)
 
 
 def test_a_good_run_is_judged_good(root: Path) -> None:
-    assert _judged(root, COMPLETED, log=_log()) == Judgement("success", (), is_success=True, step_time_s=0.5)
+    good = Judgement("success", (), is_success=True, step_time_s=0.5, step_time_error=0.0)
+    assert _judged(root, COMPLETED, log=_log()) == good
 
 
 def test_a_broken_gpu_is_the_infrastructures_and_names_its_node(root: Path) -> None:
