@@ -166,6 +166,28 @@ def make_point(
     }
 
 
+def make_search(**changes: Any) -> dict[str, Any]:
+    """Make a search of four trials: measured, ended early, out of memory, and the best."""
+    rows = (("a", "measured", 2, 4.0), ("<b>", "ended early", 1, 5.5), ("c", "out of memory", 1, None))
+    trials = [
+        {"label": label, "outcome": outcome, "runs": runs, "step_time_s": seconds, "predicted_step_time_s": 3.0}
+        for label, outcome, runs, seconds in (*rows, ("d", "measured", 2, 3.6))
+    ]
+    return {
+        "test_id": "sweep",
+        "points": 60,
+        "trials": [{**trial, "gpu_hours": 0.5} for trial in trials],
+        "best": "d",
+        "best_definition": "sweep/d/0/test.toml",
+        "step_time_s": 3.6,
+        "runner_up": "a",
+        "runner_up_s": 4.0,
+        "gpu_hours": 2.0,
+        "ending": "with probability 97.0%, none of the others is over 2% faster than d",
+        **changes,
+    }
+
+
 def make_failed(label: str, coordinates: Mapping[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
     """Make a run whose loss became NaN at step 8 of 20."""
     fields: dict[str, Any] = {

@@ -15,6 +15,7 @@ from tests.report.html.make_report import (
     make_point,
     make_rejected,
     make_report,
+    make_search,
     make_sweep,
 )
 
@@ -105,7 +106,32 @@ def test_gate_panel_names_the_worst_first(sweep: Opened) -> None:
 
 def test_without_a_gate_there_is_no_panel(show: Open) -> None:
     opened = show(make_report([make_point("a")]))
-    assert opened.page.locator("#gate").count() == 0
+    assert opened.page.locator("#gate, #searches").count() == 0
+
+
+def test_a_search_shows_its_trials(show: Open) -> None:
+    opened = show(make_report([make_point("a"), make_point("d")], searches=[make_search()]))
+    text = text_of(opened, "searches")
+    assert "4 of 60 points tried, 2 GPU-hours. Best: d, 3.6 s a step, then a: 4 s." in text
+    assert (
+        "2 measured, 1 ended early, 1 out of memory; measured over predicted: 1.27 (median); with probability" in text
+    )
+    assert "sweep/d/0/test.toml" in text
+    assert opened.page.locator("#searches figure svg circle").count() >= 3
+    opened.page.click("#searches figure summary")
+    row = opened.page.locator("#searches figure table tbody tr").nth(1)
+    row.wait_for(state="attached")
+    assert row.inner_text().split("\t") == ["2", "<b>", "ended early", "1", "5.5", "3", "0.5"]
+    opened.assert_quiet()
+
+
+def test_a_search_without_a_success(show: Open) -> None:
+    nothing = dict.fromkeys(("best", "best_definition", "step_time_s", "runner_up", "runner_up_s"))
+    trials = [trial for trial in make_search()["trials"] if trial["outcome"] == "out of memory"]
+    opened = show(make_report([make_died("c")], searches=[make_search(trials=trials, **nothing)]))
+    assert "none succeeded" in text_of(opened, "searches")
+    assert "No trial has a step time." in text_of(opened, "searches")
+    opened.assert_quiet()
 
 
 def test_axis_sensitivity_ranks_the_axes(sweep: Opened) -> None:
