@@ -54,16 +54,20 @@ def trials_to(space: Space, order: Sequence[int], tolerance: float) -> int | Non
     return next((number for number, seconds in enumerate(times, 1) if seconds is not None and seconds <= good), None)
 
 
-def play(space: Space, *, with_prior: bool = True) -> Score:
-    """Search until nothing is left. with_prior: with the time model and the memory model, else with neither."""
+def search_in(space: Space, *, with_prior: bool = True) -> Search:
+    """Return a search that has tried nothing. with_prior: with the models of time and memory, else with neither."""
     where = np.array(list(positions(space.rows)))
     if with_prior:
         is_calibrated = space.gpu.measured is not None
         prior_sd = np.full(len(SDS), _BETWEEN_MODELS) if is_calibrated else SDS
-        search = Search(beliefs(FactorModel(_groups(space)), where, prior_sd=prior_sd), _room(space))
-    else:
-        flat = FactorModel([FLAT] * len(space.rows))
-        search = Search(beliefs(flat, where, WIDE, prior=_level(space), prior_sd=SDS * 4), None)
+        return Search(beliefs(FactorModel(_groups(space)), where, prior_sd=prior_sd), _room(space))
+    flat = FactorModel([FLAT] * len(space.rows))
+    return Search(beliefs(flat, where, WIDE, prior=_level(space), prior_sd=SDS * 4), None)
+
+
+def play(space: Space, *, with_prior: bool = True) -> Score:
+    """Search until nothing is left. with_prior: as of `search_in`."""
+    search = search_in(space, with_prior=with_prior)
     num_trials, picked = 0, None
     while (index := search.next()) is not None:
         search.learn(Trial(index, space.rows[index].step_time_s))
