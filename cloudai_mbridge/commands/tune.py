@@ -55,7 +55,12 @@ MOST_MEASURED = 200
     "--base", type=PATH, help="Test TOML with what a layout leaves open: containers, repositories, variables."
 )
 @click.option("--output-dir", type=PATH, help="Where to write the results of measuring; default: the system's.")
-@click.option("--replay", "table", type=PATH, help="CSV of measured layouts: play the search against it instead.")
+@click.option(
+    "--replay",
+    "table",
+    type=PATH,
+    help="CSV of measured layouts, or results of a run: play the search against them instead.",
+)
 @click.option("--json", "is_json", is_flag=True, help="Print JSON.")
 def tune(
     top: int,
@@ -81,12 +86,14 @@ def tune(
         raise BadInput("--time-limit, --base and --output-dir are for measuring; give --max-trials or --max-gpu-hours")
     if table is not None:
         if recipe or num_gpus or write or is_measured:
-            raise BadInput("--replay takes layouts from its table; give --system-config and --json alone with it")
+            raise BadInput(
+                "--replay takes its points from what was measured; give --system-config and --json alone with it"
+            )
         from cloudai_mbridge.commands.replay import replay  # numpy, for this option only
 
         return replay(table, load_system(system_config) if system_config else None, is_json=is_json)
     if recipe is None or num_gpus is None:
-        raise BadInput("give --recipe and --num-gpus to rank layouts, or --replay to play against a table")
+        raise BadInput("give --recipe and --num-gpus to rank layouts, or --replay to play against what was measured")
     system = load_system(system_config) if system_config else None
     request = _request(system, recipe=recipe, num_gpus=num_gpus, **given)
     found = rank(request, MOST_MEASURED if is_measured else max(top, write[0] if write else 0))

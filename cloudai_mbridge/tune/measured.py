@@ -12,11 +12,12 @@ from cloudai_mbridge.estimate.hardware import find_gpu
 from cloudai_mbridge.estimate.headlines import Headlines
 from cloudai_mbridge.estimate.memory.other import GIB, Assumptions
 from cloudai_mbridge.estimate.point import groups_of
-from cloudai_mbridge.estimate.request import EstimateRequest, trained_question
+from cloudai_mbridge.estimate.request import EstimateRequest, gpu_on, trained_question
 from cloudai_mbridge.estimate.time import time_model
 from cloudai_mbridge.estimate.time.groups import StepGroups
 from cloudai_mbridge.gate.results.read import RunResult, read_results
 from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
+from cloudai_mbridge.models.system import System
 from cloudai_mbridge.recipes import load_recipe, recipe_names
 from cloudai_mbridge.sweep.checked import with_recipe
 from cloudai_mbridge.tune.replay.table import Space, read_table
@@ -105,7 +106,7 @@ def _point(runs: Sequence[RunResult], headlines: Headlines) -> MeasuredPoint:
     times = [step.step_time_s for run in runs for step in run.counted_steps if step.step_time_s]
     if not times:
         raise BadInput("it has no step time")
-    question = _question(runs[0])
+    question = question_of(runs[0])
     assert question.gpu is not None  # else there is no question
     groups = groups_of(question)
     peak = headlines.of(question).peak_memory_gib
@@ -115,13 +116,17 @@ def _point(runs: Sequence[RunResult], headlines: Headlines) -> MeasuredPoint:
     return MeasuredPoint(question.gpu.name, groups, median(times), share)
 
 
-def _question(run: RunResult) -> EstimateRequest:
-    """Return what is to be estimated of a run, without any calibration."""
+def question_of(run: RunResult, system: System | None = None) -> EstimateRequest:
+    """Return what is to be estimated of a run. system: whose calibration counts; None: none does.
+
+    BadInput: its device, its recipe or its arguments are not known.
+    """
     fields = run.comparability
     device = fields.get("device")
     gpu = find_gpu(device) if isinstance(device, str) else None
     if gpu is None or not gpu.is_known:
         raise BadInput(f"nothing is known of its device, {device!r}")
+    gpu = gpu_on(gpu, system)
     name = str(fields.get("recipe"))
     if name not in recipe_names():
         raise BadInput(f"recipe {name!r} is not known")

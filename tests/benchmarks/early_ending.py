@@ -18,8 +18,8 @@ from pathlib import Path
 import numpy as np
 
 from cloudai_mbridge.tune.measured_search import NOISE, is_slower
+from cloudai_mbridge.tune.replay.case import Case, read_cases
 from cloudai_mbridge.tune.replay.play import search_in
-from cloudai_mbridge.tune.replay.table import Space, read_table
 from cloudai_mbridge.tune.search import CHANCE, Trial
 
 STEP_NOISE = (0.01, 0.03, 0.1)
@@ -28,12 +28,12 @@ LEAST_POINTS = 10
 
 
 def play(
-    space: Space, draw: np.random.Generator, noise: float, steps: int, warmup: int, *, is_early: bool
+    case: Case, draw: np.random.Generator, noise: float, steps: int, warmup: int, *, is_early: bool
 ) -> tuple[float, bool]:
     """Return the seconds of all steps of a search, and whether it has ended the best point early."""
-    search, used, has_lost_best = search_in(space), 0.0, False
+    search, used, has_lost_best = search_in(case), 0.0, False
     while (index := search.next()) is not None:
-        true_s = space.rows[index].step_time_s
+        true_s = case.times[index]
         if true_s is None:
             search.learn(Trial(index, None))
             continue
@@ -51,7 +51,7 @@ def play(
         measured = times[warmup:last]
         error = float(np.hypot(NOISE, 1.25 * noise / np.sqrt(len(measured))))
         search.learn(Trial(index, float(np.median(measured)), error, is_cut=last < steps))
-        has_lost_best |= last < steps and true_s == space.best_s
+        has_lost_best |= last < steps and true_s == case.best_s
         if search.chance_of_better() < CHANCE:
             break
     return used, has_lost_best
@@ -64,15 +64,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--warmup", type=int, default=3)
     options = parser.parse_args(arguments)
-    spaces = [space for space in read_table(options.table) if len(space.rows) >= LEAST_POINTS]
-    print(f"{len(spaces)} spaces, {options.seeds} searches of each, {options.steps} steps, {options.warmup} of warm-up")
+    cases = [case for case in read_cases(options.table, None) if len(case.times) >= LEAST_POINTS]
+    print(f"{len(cases)} spaces, {options.seeds} searches of each, {options.steps} steps, {options.warmup} of warm-up")
     for noise in STEP_NOISE:
         shares, lost = [], 0
-        for space in spaces:
+        for case in cases:
             for seed in range(options.seeds):
                 same = (noise, options.steps, options.warmup)
-                full, _ = play(space, np.random.default_rng(seed), *same, is_early=False)
-                short, has_lost = play(space, np.random.default_rng(seed), *same, is_early=True)
+                full, _ = play(case, np.random.default_rng(seed), *same, is_early=False)
+                short, has_lost = play(case, np.random.default_rng(seed), *same, is_early=True)
                 shares.append(short / full)
                 lost += has_lost
         saved = f"GPU time {np.mean(shares):.0%} of that without (median {np.median(shares):.0%})"

@@ -69,6 +69,44 @@ def test_an_unknown_agent_and_a_search_without_trials(files: Any, tmp_path: Path
     assert "use 'grid_search' or 'tune'" in mbridge("run", *files).stderr
 
 
+GRID = """name = "grid"
+[[Tests]]
+id = "layouts"
+name = "layouts"
+description = "d"
+test_template_name = "MegatronBridge"
+num_nodes = 1
+[Tests.cmd_args]
+launcher = "embedded"
+model_recipe_name = "gpt_tiny"
+compute_dtype = "fp32"
+num_gpus = 1
+max_steps = 5
+[Tests.extra_env_vars]
+STAND_IN = [{points}]
+"""
+
+
+def test_a_grid_that_was_run_is_replayed(files: Any, tmp_path: Path, mbridge: Any) -> None:
+    told = [
+        {"says_s": 0.3},
+        {"says_s": 0.1},
+        {"says_s": 0.2},
+        {"say": "CUDA out of memory. Tried to allocate", "exit": 1},
+    ]
+    points = ", ".join(f"'{json.dumps(each)}'" for each in [*told, {"exit": 7}])
+    (tmp_path / "scenario.toml").write_text(GRID.format(points=points))
+    assert mbridge("run", *files).returncode == 1
+    root, _ = report_in(tmp_path)
+    played = mbridge("tune", "--replay", root, "--json")
+    assert played.returncode == 0, played.stderr
+    (found,) = json.loads(played.stdout)["spaces"]
+    assert (found["name"], found["points"], found["best_s"]) == ("grid: layouts", 4, 0.1)
+    assert "grid: layouts" in mbridge("tune", "--replay", root).stdout
+    nothing = mbridge("tune", "--replay", tmp_path)
+    assert (nothing.returncode, nothing.stdout) == (2, "")
+
+
 EARLY = """name = "early"
 [[Tests]]
 id = "layouts"

@@ -11,6 +11,7 @@ import pytest
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.estimate.memory import ParallelLayout
 from cloudai_mbridge.estimate.time.model import time_model
+from cloudai_mbridge.tune.replay.case import Case, case_of, read_cases
 from cloudai_mbridge.tune.replay.play import play, random_order, trials_to, without_prior
 from cloudai_mbridge.tune.replay.table import Space, read_table
 
@@ -57,7 +58,14 @@ def test_a_table_is_read_as_it_is_written(space: Space) -> None:
     assert len(space.rows) == len(layouts())
     assert isinstance(space.rows[0].layout, ParallelLayout)
     assert {row.step_time_s for row in space.rows if (row.layout.tp, row.layout.mbs) == (1, 4)} == {None}
-    assert space.best_s == min(row.step_time_s or math.inf for row in space.rows)
+
+
+def test_predictions_belong_to_a_table(space: Space, case: Case) -> None:
+    assert case.best_s == min(row.step_time_s or math.inf for row in space.rows)
+    assert case.groups is not None
+    assert case.shares is not None
+    assert len(case.groups) == len(case.shares) == len(space.rows)
+    assert case.coordinates[0]["mbs"] == space.rows[0].layout.mbs
 
 
 def test_rows_of_another_batch_or_model_are_another_space(tmp_path: Path) -> None:
@@ -72,29 +80,34 @@ def test_a_recipe_says_the_sizes_of_the_model(tmp_path: Path) -> None:
     assert (space.name, space.model.num_layers) == ("llama3_8b on 8 h100, batch 32 x 2048", 32)
 
 
-def test_the_search_needs_few_trials(space: Space) -> None:
-    score = play(space)
-    assert sorted(score.order) == list(range(len(space.rows)))
+@pytest.fixture(scope="module")
+def case(space: Space) -> Case:
+    return case_of(space, space.gpu)
+
+
+def test_the_search_needs_few_trials(case: Case) -> None:
+    score = play(case)
+    assert sorted(score.order) == list(range(len(case.times)))
     to_2_percent = score.trials_to(0.02)
     assert to_2_percent is not None
     assert to_2_percent <= 6
-    assert score.num_trials < len(space.rows)
+    assert score.num_trials < len(case.times)
     assert score.picked_s is not None
-    assert space.best_s is not None
-    assert score.picked_s <= space.best_s * 1.02
+    assert case.best_s is not None
+    assert score.picked_s <= case.best_s * 1.02
 
 
-def test_baselines_try_every_row(space: Space) -> None:
-    assert sorted(without_prior(space, 0)) == sorted(random_order(space, 1)) == list(range(len(space.rows)))
-    assert random_order(space, 1) == random_order(space, 1) != random_order(space, 2)
-    assert trials_to(space, random_order(space, 1), 1e9) in range(1, 1 + len(space.rows))
+def test_baselines_try_every_row(case: Case) -> None:
+    assert sorted(without_prior(case, 0)) == sorted(random_order(case, 1)) == list(range(len(case.times)))
+    assert random_order(case, 1) == random_order(case, 1) != random_order(case, 2)
+    assert trials_to(case, random_order(case, 1), 1e9) in range(1, 1 + len(case.times))
 
 
 def test_a_space_in_which_nothing_fits_has_no_best(tmp_path: Path) -> None:
     rows = [{**row, "step_time_s": "oom"} for row in layouts()[:4]]
-    (space,) = read_table(write_table(tmp_path / "t.csv", rows))
-    score = play(space)
-    assert (space.best_s, score.picked_s, score.trials_to(0.05)) == (None, None, None)
+    (case,) = read_cases(write_table(tmp_path / "t.csv", rows), None)
+    score = play(case)
+    assert (case.best_s, score.picked_s, score.trials_to(0.05)) == (None, None, None)
     assert len(score.order) == 4
 
 

@@ -7,9 +7,8 @@ given; they are tp and bf16 otherwise.
 
 import csv
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -49,11 +48,6 @@ class Space:
     def model_of(self, tp: int) -> Architecture:
         """Return the model as this tensor parallel size pads its vocabulary."""
         return replace(self.model, tensor_model_parallel_size=tp)
-
-    @cached_property
-    def best_s(self) -> float | None:
-        """The fastest step; None where no layout fits."""
-        return min((row.step_time_s for row in self.rows if row.step_time_s is not None), default=None)
 
 
 def read_table(path: Path) -> list[Space]:
@@ -138,10 +132,3 @@ def _seconds(text: str) -> float | None:
     if not 0 < seconds < math.inf:
         raise BadInput(f"step_time_s: {text!r} is neither seconds nor {OUT_OF_MEMORY!r}")
     return seconds
-
-
-def positions(rows: tuple[Row, ...]) -> Iterator[list[float]]:
-    """Yield where each layout is to the others: the logarithms to base 2 of its sizes."""
-    for row in rows:
-        one = row.layout
-        yield [math.log2(size) for size in (one.tp, one.pp, one.cp, one.vp, one.ep, one.expert_tp, one.mbs)]

@@ -1,0 +1,139 @@
+"""What a replay plays against: points whose step times are known, of a table or of the results of a run."""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from cloudai_mbridge.errors import BadInput
+from cloudai_mbridge.estimate.hardware import Gpu
+from cloudai_mbridge.estimate.headlines import Headlines
+from cloudai_mbridge.estimate.memory import worst_stage
+from cloudai_mbridge.estimate.memory.estimate import memory_per_stage
+from cloudai_mbridge.estimate.memory.other import GIB
+from cloudai_mbridge.estimate.point import assumptions_for, groups_of
+from cloudai_mbridge.estimate.request import gpu_on
+from cloudai_mbridge.estimate.time import time_model
+from cloudai_mbridge.estimate.time.groups import StepGroups
+from cloudai_mbridge.gate.results.read import RunResult, find_report, read_results
+from cloudai_mbridge.models.system import System
+from cloudai_mbridge.report.model import OUT_OF_MEMORY
+from cloudai_mbridge.tune.measured import question_of
+from cloudai_mbridge.tune.replay.table import Space, read_table
+
+_SIZES = ("tp", "pp", "cp", "vp", "ep", "expert_tp", "mbs")
+
+
+@dataclass(frozen=True)
+class Case:
+    """The points of one space. coordinates: of each. times: seconds of a step, None where it ran out of memory.
+
+    groups, shares: what is predicted of each point's step and memory; None where it is not, of one point at least.
+    is_calibrated: the predictions were fitted to the cluster.
+    """
+
+    name: str
+    coordinates: tuple[Mapping[str, Any], ...]
+    times: tuple[float | None, ...]
+    groups: tuple[StepGroups, ...] | None
+    shares: tuple[float, ...] | None
+    is_calibrated: bool = False
+
+    @cached_property
+    def best_s(self) -> float | None:
+        """The fastest step; None where no layout fits."""
+        return min((seconds for seconds in self.times if seconds is not None), default=None)
+
+
+def read_cases(path: Path, system: System | None) -> list[Case]:
+    """Return the spaces of a table (.csv), or the tests of a run's directory or report.json.
+
+    system: whose calibration is part of the predictions. BadInput: it cannot be read, or nothing in it was measured.
+    """
+    if path.suffix.lower() == ".csv":
+        return [case_of(space, gpu_on(space.gpu, system)) for space in read_table(path)]
+    return list(_cases_of_runs(path, system))
+
+
+def case_of(space: Space, gpu: Gpu) -> Case:
+    """Return the space of a table with its predictions. gpu: as it is calibrated."""
+    models = [space.model_of(row.layout.tp) for row in space.rows]
+    groups = [
+        time_model(model, gpu, space.precision).groups(row.layout)
+        for model, row in zip(models, space.rows, strict=True)
+    ]
+    shares = None
+    if gpu.memory_gib is not None:
+        try:
+            stages = [
+                memory_per_stage(model, row.layout, assumptions_for(gpu))
+                for model, row in zip(models, space.rows, strict=True)
+            ]
+            shares = tuple(worst_stage(each).total / GIB / gpu.memory_gib for each in stages)
+        except BadInput:
+            pass
+    coordinates = tuple({name: getattr(row.layout, name) for name in _SIZES} for row in space.rows)
+    times = tuple(row.step_time_s for row in space.rows)
+    return Case(space.name, coordinates, times, tuple(groups), shares, gpu.measured is not None)
+
+
+def _cases_of_runs(path: Path, system: System | None) -> Iterator[Case]:
+    points = _points(path)
+    by_test: dict[str, list[list[RunResult]]] = {}
+    for runs in _by_point(read_results(path)).values():
+        by_test.setdefault(points[runs[0].point]["test_id"], []).append(runs)
+    for test, measured in by_test.items():
+        times = {runs[0].point: _seconds(runs, points[runs[0].point]) for runs in measured}
+        kept = [runs for runs in measured if times[runs[0].point] != 0]
+        if not kept:
+            raise BadInput(f"{path}: test {test!r}: no point was measured; name the results of a run that was")
+        predicted = _predicted(kept, system)
+        yield Case(
+            f"{kept[0][0].scenario}: {test}",
+            tuple(points[runs[0].point]["coordinates"] for runs in kept),
+            tuple(times[runs[0].point] for runs in kept),
+            *(predicted or (None, None, False)),
+        )
+
+
+def _points(path: Path) -> dict[str, dict[str, Any]]:
+    """Return the points of a report by test and label."""
+    report = json.loads(find_report(path).read_text(encoding="utf-8"))
+    return {f"{point['test_id']}/{point['label']}": point for point in report["points"]}
+
+
+def _by_point(runs: list[RunResult]) -> dict[str, list[RunResult]]:
+    found: dict[str, list[RunResult]] = {}
+    for run in runs:
+        found.setdefault(run.point, []).append(run)
+    return found
+
+
+def _seconds(runs: list[RunResult], point: Mapping[str, Any]) -> float | None:
+    """Return a point's step time; None if it ran out of memory; 0 if nothing is known of it."""
+    good = [run for run in runs if run.is_success and not run.contradiction]
+    times = [step.step_time_s for run in good for step in run.counted_steps if step.step_time_s]
+    if times:
+        return median(times)
+    return None if (point.get("failure") or {}).get("id") == OUT_OF_MEMORY else 0
+
+
+def _predicted(
+    measured: list[list[RunResult]], system: System | None
+) -> tuple[tuple[StepGroups, ...], tuple[float, ...] | None, bool] | None:
+    """Return what is predicted of points; None if one of them, or its device, is not known."""
+    headlines, groups, shares = Headlines(), [], []
+    is_calibrated = False
+    try:
+        for runs in measured:
+            question = question_of(runs[0], system)
+            groups.append(groups_of(question))
+            found = headlines.of(question)
+            shares.append((found.peak_memory_gib or 0.0) / (found.gpu_memory_gib or 1.0))
+            is_calibrated = question.gpu is not None and question.gpu.measured is not None
+    except BadInput:
+        return None
+    return tuple(groups), tuple(shares) if all(shares) else None, is_calibrated
