@@ -173,6 +173,8 @@ def dry_run(**options: Any) -> int:
     show_rejected(console, prepared)
     root = pipeline.write(prepared, dry_run=True)
     for planned in prepared.plan.runs:
+        if planned.is_again:
+            continue
         placed = f"{counted(planned.world_size, 'rank')} on {counted(planned.num_nodes, 'node')}"
         console.print_line(f"accepted {planned.key}: {placed}")
     console.print_line(f"written: {root}")

@@ -47,7 +47,7 @@ class PlainObserver(AbstractContextManager["PlainObserver"]):
     """One line per change of state."""
 
     def __init__(self, console: Console, plan: ScenarioPlan) -> None:
-        self._console, self._total = console, len(plan.runs)
+        self._console, self._total = console, sum(not run.is_again for run in plan.runs)
         self._last: dict[str, str] = {}
         self._ended: set[str] = set()  # a retry takes a run out again
 
@@ -95,7 +95,8 @@ class LiveObserver(AbstractContextManager["LiveObserver"]):
     def _table(self) -> Table:
         table = Table("point", "state", "step", "progress", "step time (s)", "TFLOP/s/GPU", "loss")
         for row in self._rows.values():
-            table.add_row(*row.cells())
+            if row.is_shown:
+                table.add_row(*row.cells())
         return table
 
 
@@ -120,6 +121,11 @@ class _Row:
             return
         steps = self._parser.summary().steps
         self._step = steps[-1] if steps else None
+
+    @property
+    def is_shown(self) -> bool:
+        """A search leaves most of its points out."""
+        return self._run.search is None or self._status is not None
 
     def cells(self) -> tuple[Text | ProgressBar, ...]:
         step, total = self._step, self._run.num_steps
