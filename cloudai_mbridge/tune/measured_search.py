@@ -81,11 +81,6 @@ class _Point:
         return self.has_begun and not is_cut and any(run.phase is Phase.WAITING for run in self.firsts)
 
     @property
-    def is_measured_again(self) -> bool:
-        """Whether a run that measures it again has not ended."""
-        return any(_is_under_way(run) for run in self.again)
-
-    @property
     def is_free(self) -> bool:
         """Whether it can still be tried."""
         return not self.has_begun and any(run.phase is Phase.WAITING for run in self.firsts)
@@ -161,12 +156,12 @@ class PointSearch:
                 continue
             ended = [run for run in (*point.firsts, *point.again) if run.number and run.phase is Phase.ENDED]
             judged = [self._judgement(run, entry_of) for run in ended]
+            both = list(zip(ended, judged, strict=True))
             is_cut = any(_was_ended_early(run) for run in ended)
-            failed = [
-                each for run, each in zip(ended, judged, strict=True) if not (each.is_success or run.plan.is_again)
-            ]
+            failed = [each for run, each in both if not (each.is_success or run.plan.is_again)]
             if is_cut or not failed:
-                measured[point.label] = [each for each in judged if each.step_time_s]
+                counted = [each for run, each in both if each.is_success or _was_ended_early(run)]
+                measured[point.label] = [each for each in counted if each.step_time_s]
             is_out_of_memory = any(each.failure == OUT_OF_MEMORY for each in failed)
             self._outcomes[point.label] = Outcome(None, is_cut=is_cut, is_out_of_memory=is_out_of_memory)
         self._noise = noise_of([[each.step_time_s or math.nan for each in own] for own in measured.values()])

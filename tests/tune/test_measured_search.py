@@ -203,11 +203,12 @@ def test_a_failed_repetition_does_not_undo_a_point() -> None:
     bench = with_one_again(tp1_0=1.0, tp4_0=1.003)
     judge = bench.search._judge
     bench.search._judge = lambda run, entry: (
-        Judgement("failed", ("x",), is_success=False, failure="nan_loss")
+        Judgement("failed", ("x",), is_success=False, failure="nan_loss", step_time_s=0.1)
         if run.key == "t/tp1-mb1/1"
         else judge(run, entry)
     )
     assert "faster than tp1-mb1" in bench.run()
+    assert bench.search._outcomes["tp1-mb1"].step_time_s == 1.0
 
 
 def test_where_nothing_succeeds_every_point_is_tried() -> None:
