@@ -28,7 +28,7 @@ module = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(module)
 record, level = module.record, random.gauss(0.5, 0.001) * (1.2 if os.path.exists("{slow}") else 1)
 
-def noisy(step):
+def noisy(step, _):
     step_time_s = level * random.gauss(1, 0.002)
     return {{**record(step), "step_time_s": step_time_s, "tflops_per_gpu": 200 / step_time_s}}
 
