@@ -28,9 +28,9 @@ module = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(module)
 record, level = module.record, random.gauss(0.5, 0.001) * (1.2 if os.path.exists("{slow}") else 1)
 
-def noisy(step, _):
+def noisy(step, says_s):
     step_time_s = level * random.gauss(1, 0.002)
-    return {{**record(step), "step_time_s": step_time_s, "tflops_per_gpu": 200 / step_time_s}}
+    return {{**record(step, says_s), "step_time_s": step_time_s, "tflops_per_gpu": 200 / step_time_s}}
 
 def say(mark, text, **options):
     more = {{"flops_formula": "megatron-bridge/new", "flops_per_step": 200e12}} if mark == "MBRIDGE_RUN" else {{}}
