@@ -151,6 +151,7 @@ def test_partition_that_only_slurm_knows_not_to_exist(case: Case, cluster: Any, 
     assert not case.output.exists()
 
 
+@pytest.mark.long
 def test_a_cluster_that_does_not_answer_is_the_tools_failure(case: Case, mbridge: Any, tmp_path: Path) -> None:
     case.write(system=SLURM.replace('"main"', '"nope"'))
     done = mbridge(*case.argv("run")[1:], env={"SLURM_CONF": str(tmp_path / "none"), "PATH": os.environ["PATH"]})

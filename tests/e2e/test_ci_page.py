@@ -119,6 +119,7 @@ def test_every_file_that_the_page_names_is_there() -> None:
     assert not [link for link in links if not (PAGE.parent / link).exists()]
 
 
+@pytest.mark.long
 def test_the_page_can_be_followed(project: Project) -> None:
     first, jenkins = project.shell
     early = project.run("sh ci/performance.sh early")

@@ -66,6 +66,7 @@ def num_starts(run: Any) -> int:
 # ---- the controller is down
 
 
+@pytest.mark.long
 def test_down_for_half_a_minute_in_the_middle(
     start_run: Any, stand_in_test: Any, until: Any, sandbox: Any, controller_down: Any, nothing_left: Any
 ) -> None:
@@ -147,6 +148,7 @@ def _num_calls(directory: Path) -> int:
     return len(calls.read_text()) if calls.exists() else 0
 
 
+@pytest.mark.long
 def test_down_for_longer_than_its_patience(
     start_run: Any, stand_in_test: Any, until: Any, sandbox: Any, controller_down: Any, nothing_left: Any
 ) -> None:

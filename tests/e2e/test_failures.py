@@ -152,6 +152,7 @@ def test_what_megatron_refuses_is_a_failure_with_its_words(tmp_path: Path, start
     assert "0 of 10 steps are in the log" in " ".join(out.split())
 
 
+@pytest.mark.long
 def test_time_limit(tmp_path: Path, start: Any) -> None:
     process = start(argv(tmp_path, run='time_limit = "20s"', steps=100000))
     process.communicate(timeout=1500)
@@ -175,6 +176,7 @@ def test_a_signal_cancels_what_runs_and_still_reports(tmp_path: Path, start: Any
     assert not processes_of(tmp_path, "cloudai_mbridge.training")
 
 
+@pytest.mark.long
 @pytest.mark.slurm
 def test_a_signal_cancels_slurm_jobs(tmp_path: Path, start: Any, cluster: Any) -> None:
     system = 'name = "c"\nscheduler = "slurm"\ndefault_partition = "main"\nmonitor_interval = 0.5\n'

@@ -62,6 +62,7 @@ def test_killed_while_a_training_runs(start_run: Any, stand_in_test: Any) -> Non
     check_exactly_once(run, 1)
 
 
+@pytest.mark.long
 def test_killed_while_a_real_training_runs(start_run: Any, stand_in_test: Any) -> None:
     pytest.importorskip("torch")
     test = stand_in_test("real", steps=100, num_gpus=2, args="gb = 16")
@@ -176,6 +177,7 @@ def test_killed_at_a_start(
 # ---- what is adopted is still watched
 
 
+@pytest.mark.long
 def test_a_time_limit_holds_for_what_was_adopted(start_run: Any, stand_in_test: Any, until: Any) -> None:
     limit_s = 30.0
     run = start_run(None, [stand_in_test("one", HANGS, run='time_limit = "30s"')], whole_system=LOCAL)

@@ -98,6 +98,7 @@ def test_an_output_directory_with_a_nasty_name(tmp_path: Path, mbridge: Any, rec
     assert nothing_was_touched(tmp_path)
 
 
+@pytest.mark.long
 def test_every_other_string_argument_is_refused_or_harmless(tmp_path: Path, mbridge: Any, recorder: Path) -> None:
     """Each string argument by itself: the recorder sees the text whole, or a rule or check names it."""
     from cloudai_mbridge.models import ResolvedCmdArgs

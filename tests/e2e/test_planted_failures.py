@@ -88,25 +88,13 @@ def check_evidence(run: Any, test_id: str, text: str) -> None:
 # ---- in real training
 
 
-@pytest.fixture(scope="module")
-def trained(start_shared_run: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The hang, and the NaN while that one is waited for."""
+@pytest.mark.long  # three minutes of silence
+def test_a_rank_that_sleeps(start_run: Any, tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    site = tmp_path_factory.mktemp("site")
-    (site / "sitecustomize.py").write_text(SITE_CUSTOMIZE)
-    asleep = REAL.format(id="asleep", num_gpus=2, args="", env=f'PYTHONPATH = "{site}"')
-    nan = REAL.format(id="nan", num_gpus=1, args="lr = 1e30\nwarmup_iters = 0", env="")
+    (tmp_path / "sitecustomize.py").write_text(SITE_CUSTOMIZE)
+    asleep = REAL.format(id="asleep", num_gpus=2, args="", env=f'PYTHONPATH = "{tmp_path}"')
     # far longer than the imports of a busy machine take
-    runs = {"asleep": start_shared_run(None, [asleep], whole_system=LOCAL, runner="hang_timeout_s = 180")}
-    runs["asleep"].wait_for_step("asleep", 2)
-    runs["nan"] = start_shared_run(None, [nan], whole_system=LOCAL)
-    for run in runs.values():
-        run.finish(1)
-    return runs
-
-
-def test_a_rank_that_sleeps(trained: dict[str, Any]) -> None:
-    run = trained["asleep"]
+    run = start_run(None, [asleep], whole_system=LOCAL, runner="hang_timeout_s = 180").finish(1)
     point = run.point("asleep")
     assert (point["verdict"], point["job"]["state"], point["failure"]["id"]) == ("failed", "HUNG", "hang")
     assert any("after step 2" in reason for reason in point["reasons"])
@@ -119,8 +107,10 @@ def test_a_rank_that_sleeps(trained: dict[str, Any]) -> None:
     assert not processes_below(run.directory)
 
 
-def test_a_loss_that_is_not_a_number(trained: dict[str, Any]) -> None:
-    run = trained["nan"]
+def test_a_loss_that_is_not_a_number(start_run: Any) -> None:
+    pytest.importorskip("torch")
+    nan = REAL.format(id="nan", num_gpus=1, args="lr = 1e30\nwarmup_iters = 0", env="")
+    run = start_run(None, [nan], whole_system=LOCAL).finish(1)
     point = run.point("nan")
     assert (point["verdict"], point["failure"]["id"]) == ("failed", "nan_loss")
     assert len(point["attempts"]) == 1
@@ -195,6 +185,7 @@ def test_a_retry_that_succeeds_is_a_success(planted: Any) -> None:
     assert "[6/5]" not in planted.stdout, "a retry counts no run twice"
 
 
+@pytest.mark.long
 @pytest.mark.slurm
 def test_a_slurm_job_that_hangs_is_cancelled(small: Any, start_run: Any, stand_in_test: Any, nothing_left: Any) -> None:
     tests = [stand_in_test("stuck", {"at": 2, "hang": 1000}), stand_in_test("slow", {"step_s": 1.5})]

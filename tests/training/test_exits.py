@@ -101,6 +101,7 @@ def test_after_a_suspicious_result(
     check_goes_on(train, uninterrupted, tmp_path, max(done.losses) if saves else 0)
 
 
+@pytest.mark.long
 def test_after_a_signal_to_one_rank(
     train: Any, tiny: Callable[..., dict[str, Any]], uninterrupted: dict[int, float], tmp_path: Path
 ) -> None:

@@ -224,6 +224,7 @@ def report(run_once: Any, ranks: Callable[..., Any], tiny: Callable[..., Any], t
     return found
 
 
+@pytest.mark.long
 def test_the_step_time_is_rank_0_s_line_and_the_record_s(report: Report) -> None:
     """Ten milliseconds of work per step, and the same time on both ranks."""
     for line, record in zip(report.step_times, report.records, strict=True):

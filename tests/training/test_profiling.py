@@ -256,6 +256,7 @@ def test_nsys_without_a_gpu_says_so_once(tmp_path: Path, capsys: pytest.CaptureF
 # ---- in a real run
 
 
+@pytest.mark.long
 def test_a_real_run_on_two_ranks(train: Callable[..., Any], tmp_path: Path) -> None:
     section = {
         "use_pytorch_profiler": True,

@@ -1,8 +1,10 @@
 """Replays: what a table means, what is wrong with one, and what a search makes of it."""
 
 import csv
+import importlib
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +103,16 @@ def test_baselines_try_every_row(case: Case) -> None:
     assert sorted(without_prior(case, 0)) == sorted(random_order(case, 1)) == list(range(len(case.times)))
     assert random_order(case, 1) == random_order(case, 1) != random_order(case, 2)
     assert trials_to(case, random_order(case, 1), 1e9) in range(1, 1 + len(case.times))
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "gaussian_process"])
+def test_optunas_samplers_try_every_row(case: Case, sampler: str) -> None:
+    pytest.importorskip("optuna")
+    module = importlib.import_module("cloudai_mbridge.tune.replay.optuna_samplers")
+    few = replace(case, coordinates=case.coordinates[:5], times=(None, *case.times[1:5]))
+    order = getattr(module, sampler)(few, seed=1)
+    assert sorted(order) == list(range(5))
+    assert order == getattr(module, sampler)(few, seed=1)
 
 
 def test_a_space_in_which_nothing_fits_has_no_best(tmp_path: Path) -> None:

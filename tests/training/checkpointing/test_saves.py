@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from cloudai_mbridge.training.compat.versions import installed_release
 
 HERE = Path(__file__).parent
@@ -11,6 +13,7 @@ def names(directory):
     return sorted(path.name for path in directory.iterdir())
 
 
+@pytest.mark.long
 def test_files_and_retention(launch, tmp_path):
     (results,), out = launch(
         1,
@@ -152,6 +155,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.long
 def test_a_killed_save_is_never_the_latest(ranks):
     out = ranks(1, KILLED, env={"PYTHONPATH": str(HERE)}).stdout
     lines = [line for line in out.splitlines() if line.startswith(("KILLED", "RESUMED"))]

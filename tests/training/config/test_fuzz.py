@@ -255,6 +255,7 @@ def test_the_canaries_would_be_heard(trap: Path) -> None:
     del sys.modules[CANARY]
 
 
+@pytest.mark.long
 def test_mutated_small_files(trap: Path) -> None:
     rng, fragments, accepted = random.Random(20), _fragments(trap), 0
     with _watch():

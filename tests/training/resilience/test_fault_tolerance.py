@@ -220,6 +220,7 @@ def two_ranks(tmp_path: Path, *args: str) -> list[subprocess.Popen[str]]:
     ]
 
 
+@pytest.mark.long
 def test_one_rank_at_random_is_killed(tmp_path: Path) -> None:
     processes = two_ranks(tmp_path, "rank_killed")
     outputs = [process.communicate(timeout=1500)[0] for process in processes]
@@ -227,6 +228,7 @@ def test_one_rank_at_random_is_killed(tmp_path: Path) -> None:
     assert sum("Simulated fault: rank_killed on rank" in output for output in outputs) == 1
 
 
+@pytest.mark.long
 def test_the_configured_rank_hangs(tmp_path: Path) -> None:
     first, second = two_ranks(tmp_path, "rank_hung", "1")
     try:
