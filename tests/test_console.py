@@ -1,5 +1,6 @@
 """What a user sees while a sweep runs: a live table on a terminal, plain lines elsewhere."""
 
+import contextlib
 import io
 import json
 import os
@@ -85,6 +86,14 @@ def test_a_reader_that_goes_away_ends_nothing() -> None:
         for _ in range(3):
             console.print("x " * 5_000)
         assert console.quiet
+
+
+def test_a_full_disk_below_the_output_ends_nothing(plan: ScenarioPlan) -> None:
+    with contextlib.suppress(OSError), open("/dev/full", "w") as file:  # closing it fails, too
+        observer = PlainObserver(SteadyConsole(file=file), plan)
+        observer.saw(plan.runs[0], RUNNING)
+        observer.notice("squeue is silent")
+        assert observer._last == {plan.runs[0].key: "RUNNING"}
 
 
 def test_runs_that_are_cancelled_together_have_no_line_each(plan: ScenarioPlan) -> None:

@@ -62,12 +62,15 @@ class PlainObserver(AbstractContextManager["PlainObserver"]):
         if status.state in _SAID_OF_ALL:
             return
         reason = f" ({status.reason})" if status.reason else ""
-        self._console.print(
-            Text(f"[{len(self._ended)}/{self._total}] {run.key}: {status.state}{reason}"), soft_wrap=True
-        )
+        self._print(f"[{len(self._ended)}/{self._total}] {run.key}: {status.state}{reason}")
 
     def notice(self, text: str) -> None:
-        self._console.print(Text(f"notice: {text}"), soft_wrap=True)
+        self._print(f"notice: {text}")
+
+    def _print(self, text: str) -> None:
+        """Print a line, if that is possible: jobs are watched on even if the disk of the output is full."""
+        with contextlib.suppress(OSError):
+            self._console.print(Text(text), soft_wrap=True)
 
 
 class LiveObserver(AbstractContextManager["LiveObserver"]):
