@@ -5,6 +5,8 @@ how long the drill goes on for each reader (600 s).
 """
 
 import contextlib
+import importlib
+import itertools
 import json
 import os
 import random
@@ -68,6 +70,28 @@ name = "step_time_s"
 [[metrics]]
 name = "loss_curve"
 """
+GPU_SYSTEM = """name = "cluster"
+scheduler = "local"
+gpu_type = "a100"
+calibration = "factors.toml"
+[prices]
+a100 = 2.5
+"""
+FACTORS = """version = 1
+gpu = "a100"
+points = 12
+memory = 1.1
+[step_time]
+compute = 1.3
+links = 2.0
+[held_out]
+shipped = 0.4
+calibrated = 0.08
+"""
+TABLE = "gpu,num_gpus,recipe,gbs,mbs,seq_length,tp,pp,cp,vp,ep,step_time_s\n" + "".join(
+    f"a100,8,gpt_small,32,{mbs},128,{tp},{pp},1,1,1,{'oom' if mbs == 4 and tp == pp else 0.1 + 0.01 * tp * pp / mbs}\n"
+    for tp, pp, mbs in itertools.product((1, 2), (1, 2), (1, 2, 4))
+)
 POLICY = f"""name = "p"
 baseline = "baseline.toml"
 min_runs = 2
@@ -157,6 +181,22 @@ READERS = {
             ("history", "show", "a/tp1", "--history", "history.sqlite"),
             ("gate", "run", "--policy", "history-policy.toml"),
             ("generate-report", "--result-dir", "run", "--history", "history.sqlite"),
+        ),
+    ),
+    "calibration": Reader(
+        "factors.toml",
+        "toml",
+        (
+            ("verify-configs", "gpu-system.toml"),
+            ("estimate", "--recipe", "gpt_small", "--num-gpus", "8", "--system-config", "gpu-system.toml"),
+        ),
+    ),
+    "table of measurements": Reader(
+        "table.csv",
+        "log",
+        (
+            ("tune", "--replay", "table.csv", "--json", "--system-config", "gpu-system.toml"),
+            ("calibrate", "table.csv", "--output", "new.toml"),
         ),
     ),
     "resolved configuration": Reader("run/a/tp1/0/test.toml", "toml", (("verify-configs", "run/a/tp1/0/test.toml"),)),
@@ -343,8 +383,10 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("original") / "case"
     directory.mkdir()
     texts = {"system": SYSTEM, "scenario": SCENARIO, "policy": POLICY, "history-policy": HISTORY_POLICY}
+    texts |= {"gpu-system": GPU_SYSTEM, "factors": FACTORS}
     for name, text in texts.items():
         (directory / f"{name}.toml").write_text(text)
+    (directory / "table.csv").write_text(TABLE)
 
     def mbridge(*argv: str, codes: Collection[int] = (0,)) -> None:
         done = subprocess.run(
@@ -376,6 +418,10 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     measure_again()
     for policy in ("policy.toml", "history-policy.toml"):
         mbridge("gate", "run", "--policy", policy, codes=JUDGED)
+    for name in ("calibration", "table of measurements"):  # the others are played by what is above
+        for argv in READERS[name].commands:
+            mbridge(*argv)
+    (directory / "new.toml").unlink()
     return directory
 
 
@@ -400,6 +446,8 @@ def mistake(case: Case, reader: Reader, seed: int) -> str:
 def play(original: Path, directory: Path, name: str, seeds: Callable[[], Iterator[int]]) -> tuple[int, list[str]]:
     """Play mutants; return how many, and what was wrong with them."""
     import_all("commands")  # once, not in each child
+    for module in ("calibrate", "measured", "measured_search", "replay.play"):
+        importlib.import_module(f"cloudai_mbridge.tune.{module}")
     case = Case(directory / "case", original)
     shutil.copytree(original, case.here, symlinks=True)
     (directory / "neighbour").write_text("x")

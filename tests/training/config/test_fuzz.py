@@ -5,9 +5,11 @@ a module that writes a file when it is imported) stay silent.
 """
 
 import copy
+import os
 import random
 import signal
 import sys
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -38,6 +40,7 @@ assert activations
 assert other_providers
 
 CANARY = "mbridge_canary_module"
+HANG_S = 10
 # Everything that would run a program, compile text or load an object
 _WATCHED = ("os.system", "os.exec", "os.posix_spawn", "os.spawn", "os.fork", "subprocess.Popen", "compile", "exec")
 _WATCHED += ("pickle.find_class", "socket.connect", "ctypes.dlopen", "os.remove", "os.rename", "shutil.rmtree")
@@ -266,6 +269,26 @@ def test_mutated_small_files(trap: Path) -> None:
                 text = to_yaml(built)
                 assert to_yaml(from_dict(Small, parse_yaml(text))) == text
     assert 500 < accepted < 5000  # both outcomes are exercised
+
+
+@pytest.mark.drill
+@pytest.mark.timeout(2 * 3600)
+@pytest.mark.filterwarnings(DROPPED)
+def test_ten_minutes_of_mutated_files(trap: Path) -> None:
+    """MBRIDGE_FUZZ_SEED and MBRIDGE_FUZZ_S as in tests/e2e/test_fuzz.py."""
+    seed = first = int(os.environ.get("MBRIDGE_FUZZ_SEED") or random.randrange(1 << 30))
+    end = time.monotonic() + float(os.environ.get("MBRIDGE_FUZZ_S", "600"))
+    fragments, accepted, slowest = _fragments(trap), 0, 0.0
+    with _watch():
+        while time.monotonic() < end:
+            rng = random.Random(seed)
+            cls, text = rng.choice(((Small, SMALL), (ConfigContainer, WHOLE)))
+            started = time.process_time()
+            accepted += _read(cls, _mutate(text, fragments, rng)) is not None
+            slowest = max(slowest, time.process_time() - started)
+            assert slowest < HANG_S, seed
+            seed += 1
+    print(f"YAML: {seed - first} mutants, seeds {first} to {seed - 1}, {accepted} accepted, slowest {slowest:.2g} s")
 
 
 @pytest.mark.filterwarnings(DROPPED)
