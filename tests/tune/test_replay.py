@@ -89,7 +89,7 @@ def case(space: Space) -> Case:
 
 def test_the_search_needs_few_trials(case: Case) -> None:
     score = play(case)
-    assert sorted(score.order) == list(range(len(case.times)))
+    assert len(set(score.order)) == len(score.order) >= score.num_trials
     to_2_percent = score.trials_to(0.02)
     assert to_2_percent is not None
     assert to_2_percent <= 6
@@ -99,8 +99,9 @@ def test_the_search_needs_few_trials(case: Case) -> None:
     assert score.picked_s <= case.best_s * 1.02
 
 
-def test_baselines_try_every_row(case: Case) -> None:
-    assert sorted(without_prior(case, 0)) == sorted(random_order(case, 1)) == list(range(len(case.times)))
+def test_baselines(case: Case) -> None:
+    assert sorted(random_order(case, 1)) == list(range(len(case.times)))
+    assert trials_to(case, without_prior(case, 0), 0.02) is not None
     assert random_order(case, 1) == random_order(case, 1) != random_order(case, 2)
     assert trials_to(case, random_order(case, 1), 1e9) in range(1, 1 + len(case.times))
 
@@ -126,7 +127,9 @@ def test_a_space_in_which_nothing_fits_has_no_best(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"tp": "0"}, "line 2: tp: '0' is not a whole number of at least 1"),
+        ({"tp": "0"}, "line 2: tp: '0' is not a whole number from 1 to 999999999"),
+        ({"tp": "9" * 5000}, "line 2: tp: "),
+        ({"gpu": "a" * 200_000}, "line 2: field larger than field limit"),
         ({"tp": "3"}, "line 2: num_gpus: 8 is not divisible by tp*pp*cp = 3"),
         ({"mbs": ""}, "line 2: mbs: '' is not"),
         ({"step_time_s": "nan"}, "line 2: step_time_s: 'nan' is neither seconds nor 'oom'"),
@@ -140,6 +143,21 @@ def test_a_wrong_value_is_named_with_its_line(tmp_path: Path, change: dict[str, 
     with pytest.raises(BadInput, match=r"t\.csv") as refused:
         read_table(path)
     assert words in str(refused.value)
+
+
+def test_a_row_that_is_cut_is_named(tmp_path: Path) -> None:
+    path = write_table(tmp_path / "t.csv", [dict(reversed(row.items())) for row in layouts()[:2]])
+    path.write_text(path.read_text().rstrip()[:-30])
+    with pytest.raises(BadInput, match=r"t\.csv: line 3: "):
+        read_table(path)
+
+
+def test_rows_of_one_layout_are_one_point(tmp_path: Path) -> None:
+    one, other = layouts()[:2]
+    times = (("oom", one), (3.0, one), (1.0, one), (8.0, one), ("oom", other), ("oom", other))
+    rows = [{**layout, "step_time_s": seconds} for seconds, layout in times]
+    (space,) = read_table(write_table(tmp_path / "t.csv", rows))
+    assert [row.step_time_s for row in space.rows] == [3.0, None]
 
 
 def test_a_missing_column_or_file_is_named(tmp_path: Path) -> None:

@@ -21,7 +21,11 @@ _BETWEEN_MODELS = 0.2
 
 @dataclass(frozen=True)
 class Score:
-    """How a search went. order: the points as it tried them. picked: the best when it would have stopped, if any."""
+    """How a search went.
+
+    order: the points as it tried them, until it was within all tolerances and would have stopped. num_trials: after
+    how many it would have. picked: the best by then, if any.
+    """
 
     case: Case
     order: tuple[int, ...]
@@ -59,17 +63,25 @@ def search_in(case: Case, *, with_prior: bool = True) -> Search:
 
 
 def play(case: Case, *, with_prior: bool = True) -> Score:
-    """Search until nothing is left. with_prior: as of `search_in`."""
+    """Search until nothing more can be learned about the search. with_prior: as of `search_in`."""
     search = search_in(case, with_prior=with_prior)
     num_trials, picked = 0, None
     while (index := search.next()) is not None:
         search.learn(Trial(index, case.times[index]))
         if not num_trials and search.chance_of_better() < CHANCE:
             num_trials, picked = len(search.trials), search.best.index if search.best else None
+        if num_trials and _is_within(case, search, min(TOLERANCES)):
+            break
     order = tuple(trial.index for trial in search.trials)
     if not num_trials:
         num_trials, picked = len(order), search.best.index if search.best else None
     return Score(case, order, num_trials, picked)
+
+
+def _is_within(case: Case, search: Search, tolerance: float) -> bool:
+    """Return whether the best trial is within a share of the best point."""
+    best = search.best.step_time_s if search.best else None
+    return best is not None and case.best_s is not None and best <= case.best_s * (1 + tolerance)
 
 
 def _level(case: Case) -> Floats:

@@ -1,5 +1,7 @@
 """A table of measured layouts: a row each, and rows of one model, batch and number of GPUs are a space.
 
+Rows of one layout are measurements of it: their median counts. Where one of them did not run out of memory, it fits.
+
 Columns: gpu, num_gpus, gbs, mbs, seq_length, tp, pp, cp, vp, ep, step_time_s (seconds, or "oom"), and either recipe, or
 num_layers, hidden_size, num_attention_heads, num_query_groups, ffn_hidden_size and vocab_size. etp and precision may be
 given; they are tp and bf16 otherwise.
@@ -7,9 +9,10 @@ given; they are tp and bf16 otherwise.
 
 import csv
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from cloudai_mbridge.errors import BadInput
@@ -25,6 +28,7 @@ _SIZES = ("tp", "pp", "cp", "vp", "ep")
 _MODEL = ("num_layers", "hidden_size", "num_attention_heads", "num_query_groups", "ffn_hidden_size", "vocab_size")
 _NEEDED = ("gpu", "num_gpus", "gbs", "mbs", "seq_length", *_SIZES, "step_time_s")
 OUT_OF_MEMORY = "oom"
+_DIGITS = 9  # of a size
 
 
 @dataclass(frozen=True)
@@ -59,18 +63,27 @@ def read_table(path: Path) -> list[Space]:
         lines = read_regular(path).decode("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput(f"{path}: cannot be read as text ({error})") from None
-    reader = csv.DictReader(lines)
+    reader = csv.DictReader(lines, restval="")
+    try:
+        return _spaces(_rows(reader))
+    except BadInput as error:
+        raise BadInput(f"{path}: line {max(reader.line_num, 1)}: {error}") from None
+    except csv.Error as error:  # of a line that does not count as read
+        raise BadInput(f"{path}: line {reader.line_num + 1}: {error}; check the line") from None
+
+
+def _rows(reader: "csv.DictReader[str]") -> Iterator[tuple[Space, Row]]:
     names = reader.fieldnames or ()
     needed = _NEEDED if "recipe" in names else (*_NEEDED, *_MODEL)
     if missing := [name for name in needed if name not in names]:
-        raise BadInput(f"{path}: line 1: there is no column {', '.join(missing)}; add it")
-    spaces: dict[tuple[object, ...], list[Row]] = {}
+        raise BadInput(f"there is no column {', '.join(missing)}; add it")
+    yield from map(_read, reader)
+
+
+def _spaces(rows: Iterable[tuple[Space, Row]]) -> list[Space]:
+    spaces: dict[tuple[object, ...], dict[ParallelLayout, list[float | None]]] = {}
     heads: dict[tuple[object, ...], Space] = {}
-    for columns in reader:
-        try:
-            space, row = _read(columns)
-        except BadInput as error:
-            raise BadInput(f"{path}: line {reader.line_num}: {error}") from None
+    for space, row in rows:
         layout = row.layout
         key = (
             replace(space.model, tensor_model_parallel_size=1),
@@ -80,16 +93,24 @@ def read_table(path: Path) -> list[Space]:
             space.precision,
         )
         heads.setdefault(key, space)
-        spaces.setdefault(key, []).append(row)
-    return [replace(head, rows=tuple(spaces[key])) for key, head in heads.items()]
+        spaces.setdefault(key, {}).setdefault(layout, []).append(row.step_time_s)
+    return [
+        replace(head, rows=tuple(Row(layout, _median(times)) for layout, times in spaces[key].items()))
+        for key, head in heads.items()
+    ]
+
+
+def _median(times: Iterable[float | None]) -> float | None:
+    known = [seconds for seconds in times if seconds is not None]
+    return median(known) if known else None
 
 
 def _read(columns: Mapping[str, str]) -> tuple[Space, Row]:
     """Return a row, and a space that has no rows yet."""
     size: dict[str, Any] = {name: _size(columns, name) for name in ("num_gpus", "gbs", "mbs", "seq_length", *_SIZES)}
-    etp = _size(columns, "etp") if (columns.get("etp") or "").strip() else None
-    gpu, precision = gpu_named(columns["gpu"].strip()), precision_named((columns.get("precision") or "bf16").strip())
-    recipe = (columns.get("recipe") or "").strip()
+    etp = _size(columns, "etp") if columns.get("etp", "").strip() else None
+    gpu, precision = gpu_named(columns["gpu"].strip()), precision_named(columns.get("precision", "").strip() or "bf16")
+    recipe = columns.get("recipe", "").strip()
     model = _recipe_model(recipe, size) if recipe else _model(columns, size)
     layout = ParallelLayout(**size, etp=etp, precision=precision)
     name = recipe or f"{model.num_layers} layers of {model.hidden_size}"
@@ -115,14 +136,14 @@ def _model(columns: Mapping[str, str], size: Mapping[str, int]) -> Architecture:
 
 
 def _size(columns: Mapping[str, str], name: str) -> int:
-    text = (columns.get(name) or "").strip()
-    if not text.isascii() or not text.isdigit() or int(text) < 1:
-        raise BadInput(f"{name}: {text!r} is not a whole number of at least 1")
+    text = columns[name].strip()
+    if not text.isascii() or not text.isdigit() or len(text) > _DIGITS or int(text) < 1:
+        raise BadInput(f"{name}: {text!r} is not a whole number from 1 to {10**_DIGITS - 1}")
     return int(text)
 
 
 def _seconds(text: str) -> float | None:
-    text = (text or "").strip().lower()
+    text = text.strip().lower()
     if text == OUT_OF_MEMORY:
         return None
     try:
