@@ -95,7 +95,8 @@ def test_a_signal_cancels_all_and_resume_runs_all(
     assert len(points) == 8
     assert {point["verdict"] for point in points.values()} == {"cancelled"}
     cancelled = {key for key, point in points.items() if point["attempts"]}
-    assert sum((run.root / key / "started.txt").exists() for key in cancelled) == 3
+    started = sum((run.root / key / "started.txt").exists() for key in cancelled)
+    assert started == 3 or (cluster is not None and started > 3), "Slurm may start a waiting job before it cancels that"
     assert {points[key]["job"]["state"] for key in cancelled} == {"INTERRUPTED"}
     assert all("not submitted" in str(points[key]["reasons"]) for key in points.keys() - cancelled)
     assert not processes_of(run)
