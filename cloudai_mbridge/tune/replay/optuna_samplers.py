@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from cloudai_mbridge.tune.replay.case import Case
-from cloudai_mbridge.tune.replay.play import random_order
+from cloudai_mbridge.tune.replay.play import TOLERANCES, random_order, trials_to
 
 _ASKED_PER_ROW = 20
 _TOO_SLOW = 10.0  # times the slowest row: what a layout that runs out of memory is told to take
@@ -28,7 +28,10 @@ def gaussian_process(case: Case, seed: int) -> Sequence[int]:
 
 
 def _order(case: Case, seed: int, sampler: Any) -> list[int]:
-    """Ask and tell until all rows were tried; what is no row of the table, or was tried before, costs nothing."""
+    """Ask and tell until one is as good as any tolerance asks for; the other points follow at random.
+
+    What is not a point of the space, or was tried before, costs nothing.
+    """
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -40,7 +43,7 @@ def _order(case: Case, seed: int, sampler: Any) -> list[int]:
     study = optuna.create_study(sampler=sampler)
     order: list[int] = []
     for _ in range(_ASKED_PER_ROW * len(sizes)):
-        if len(order) == len(sizes):
+        if len(order) == len(sizes) or trials_to(case, order, min(TOLERANCES)) is not None:
             break
         trial = study.ask()
         asked = tuple(trial.suggest_categorical(name, known) for name, known in values.items() if len(known) > 1)
