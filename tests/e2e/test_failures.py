@@ -100,34 +100,34 @@ def report(directory: Path) -> dict[str, Any]:
         pytest.param("run.sh", marks=pytest.mark.long),
     ],
 )
-def test_killed_at_step_3_of_10(tmp_path: Path, start: Any, victim: str) -> None:
-    process = start(argv(tmp_path))
+def test_killed_after_step_3(tmp_path: Path, start: Any, victim: str) -> None:
+    process = start(argv(tmp_path, steps=1000))
     wait_for_step(tmp_path, 3)
     kill_youngest(tmp_path, victim)
     out, err = process.communicate(timeout=1500)
     assert process.returncode == 1, err
     point = report(tmp_path)
     assert point["verdict"] == "failed"
-    assert 3 <= len(point["steps"]) < 10
-    assert any("of 10 steps are in the log" in reason for reason in point["reasons"])
+    assert 3 <= len(point["steps"]) < 1000
+    assert any("of 1000 steps are in the log" in reason for reason in point["reasons"])
     assert any("the job ended as FAILED" in reason for reason in point["reasons"])
     assert any("MBRIDGE_STEP" in line for line in point["evidence"])
-    assert "of 10 steps are in the log" in " ".join(out.split())
+    assert "of 1000 steps are in the log" in " ".join(out.split())
     assert "Traceback" not in err
     assert not processes_of(tmp_path, "cloudai_mbridge.training"), "ranks were left running"
 
 
 @pytest.mark.slurm
-def test_killed_at_step_3_of_10_on_slurm(tmp_path: Path, start: Any, cluster: Any) -> None:
+def test_killed_after_step_3_on_slurm(tmp_path: Path, start: Any, cluster: Any) -> None:
     system = 'name = "c"\nscheduler = "slurm"\ndefault_partition = "main"\nmonitor_interval = 0.5\n'
-    process = start(argv(tmp_path, system + '[[partitions]]\nname = "main"\n'), **cluster.env)
+    process = start(argv(tmp_path, system + '[[partitions]]\nname = "main"\n', steps=1000), **cluster.env)
     wait_for_step(tmp_path, 3)
     kill_youngest(tmp_path, "cloudai_mbridge.training --config")
     _, err = process.communicate(timeout=1500)
     assert process.returncode == 1, err
     point = report(tmp_path)
     assert point["verdict"] == "failed"
-    assert 3 <= len(point["steps"]) < 10
+    assert 3 <= len(point["steps"]) < 1000
     assert any("FAILED" in reason for reason in point["reasons"])
     assert any("MBRIDGE_STEP" in line for line in point["evidence"])
 

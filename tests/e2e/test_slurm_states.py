@@ -22,7 +22,7 @@ from cloudai_mbridge.verdict import RunOutcome, Verdict, judge, with_failure
 
 DATA = Path(__file__).parents[1] / "data" / "slurm"
 PREEMPTION = "PreemptType=preempt/partition_prio\nPreemptMode=CANCEL\nPartitionName=high Nodes=ALL PriorityTier=10\n"
-LONG = {"step_s": 0.5}
+LONG = {"step_s": 0.5}  # ten minutes, unless a test ends it
 # /usr/bin/squeue of a Slurm that knows a state which nobody documents
 FAKE_SQUEUE = '#!/bin/sh\n{real} "$@" | sed "s/|RUNNING|/|FROBNICATING|/"\n'
 
@@ -46,15 +46,16 @@ def ended(
     states: Any, start_shared_run: Any, stand_in_test: Any, odd_path: str, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Any]:
     """One `mbridge run` per way to end, all at once, since some of them take Slurm half a minute."""
-    short = tmp_path_factory.mktemp("told") / "short"
+    told = tmp_path_factory.mktemp("told")
+    short, suspended_now, requeued_now = (told / name for name in ("short", "suspended", "requeued"))
 
-    def start(id: str, told: Any = LONG, steps: int = 200, run: str = "", runner: str = "", **options: Any) -> Any:
+    def start(id: str, told: Any = LONG, steps: int = 1200, run: str = "", runner: str = "", **options: Any) -> Any:
         return start_shared_run(
             states, [stand_in_test(id, told, steps=steps, run=run)], runner=runner or "retries = 0", **options
         )
 
     tasks = [("good", {}), ("bad", {"at": 2, "exit": 5}), ("unwanted", LONG), ("slow", LONG)]
-    many = [stand_in_test(id, told, steps=5 if id == "good" else 200) for id, told in tasks]
+    many = [stand_in_test(id, told, steps=5 if id == "good" else 1200) for id, told in tasks]
     patient = "hang_timeout_s = 20\nunknown_s = 4"
     runs = {
         "timeout": start("timeout"),
@@ -66,8 +67,8 @@ def ended(
     states.run("scontrol", "update", f"jobid={runs['array'].wait_for_step('slow')}", "EndTime=now+1")
     states.run("scancel", runs["array"].wait_for_step("unwanted"))
     runs |= {
-        "suspended": start("suspended", LONG, 12, runner=patient),
-        "requeued": start("requeued", LONG, 6),
+        "suspended": start("suspended", {"at": 2, "wait_for": str(suspended_now)}, 5, runner=patient),
+        "requeued": start("requeued", {"at": 3, "wait_for": str(requeued_now)}, 6),
         "unknown": start("unknown", LONG, path=odd_path, runner="unknown_s = 3"),
         "completed": start("completed", {}, 5),
         "failed": start("failed", {"at": 2, "exit": 3}),
@@ -82,6 +83,7 @@ def ended(
     suspended = runs["suspended"].wait_for_step("suspended", 2)
     states.run("scontrol", "suspend", suspended)
     suspended_at = time.monotonic()
+    suspended_now.touch()
     requeued = runs["requeued"].wait_for_step("requeued", 3)
     states.run("scontrol", "update", f"jobid={requeued}", "requeue=1")  # mbridge itself submits with --no-requeue
     states.run("scontrol", "requeue", requeued)
@@ -94,6 +96,7 @@ def ended(
     states.run("sbatch", "--partition=high", "--nodelist=gb200-5", "--exclusive", "--wrap=sleep 1")
     time.sleep(max(0.0, suspended_at + 23 - time.monotonic()))  # longer than its hang_timeout_s
     states.run("scontrol", "resume", suspended)
+    requeued_now.touch()  # long after Slurm has ended the job's first process
     time.sleep(max(0.0, held_at + 14 - time.monotonic()))  # longer than what is hopeless may wait
     waits = runs["held"].query("SELECT status FROM attempts")[0][0]
     assert "JobHeldUser" in waits, "for `mbridge status`, which says why it waits"
@@ -238,7 +241,7 @@ def forgotten(
     tests = [
         stand_in_test("good", waits),
         stand_in_test("bad", {**waits, "exit": 4}),
-        stand_in_test("shot", {"step_s": 1}, steps=200),
+        stand_in_test("shot", LONG, steps=1200),
     ]
     runs = {
         accounting: start_shared_run(sandboxes[accounting], tests, runner="unknown_s = 3") for accounting in sandboxes
