@@ -78,9 +78,8 @@ class Client:
         `scontrol reconfigure` would do for finished jobs too, but from Slurm 23.11 on it replaces the process.
         """
         active = self.run("squeue", "--noheader", "--format=%A").stdout.split()
-        if active:  # no check: if the job has just ended, its end is saved as well
-            self.run("scontrol", "update", f"jobid={active[0]}", "admincomment=", check=False)
-        return bool(active)
+        updates = (("scontrol", "update", f"jobid={job}", "admincomment=") for job in active)
+        return any(not self.run(*update, check=False).returncode for update in updates)  # some have just ended
 
     def jobs_saved_since(self, moment: float) -> bool:
         """Tell whether slurmctld has saved its jobs after this time, in seconds since the epoch."""

@@ -88,6 +88,15 @@ class Soak:
         time.sleep(self.rng.uniform(0, 3))
         self.sandbox.start_controller()
 
+    def is_stuck(self) -> bool:
+        """Return whether Slurm starts nothing on idle nodes: 22.05 may lose count of GPUs when its controller dies."""
+        jobs = self.sandbox.run("squeue", "--noheader", "--format=%T %r", check=False).stdout.splitlines()
+        return "PENDING Resources" in jobs and all(job.startswith("PENDING") for job in jobs)
+
+    def restart_controller(self) -> None:
+        self.sandbox.kill_controller()
+        self.sandbox.start_controller()
+
     def _forgetful_controller(self, run: Any) -> None:
         self.sandbox.kill_controller(save=False)
         self.sandbox.start_controller()
@@ -161,7 +170,7 @@ def points_of(render: Callable[..., str], told: dict[str, Any], num_points: int)
 
 def drive(soak: Soak, run: Any, num_faults: int) -> Any:
     """Break things while the run goes on; take it up again whenever its driver has died; return its last driver."""
-    left = num_faults
+    left, looks = num_faults, 0
     while not (run.root / "journal.sqlite").exists():
         time.sleep(0.1)
     while True:
@@ -170,6 +179,10 @@ def drive(soak: Soak, run: Any, num_faults: int) -> Any:
             if left > 0:
                 left -= 1
                 soak.fault(run)
+            looks = looks + 1 if soak.is_stuck() else 0
+            if looks > 5:
+                soak.counted["Slurm kept the GPUs of ended jobs until its controller was restarted"] += 1
+                soak.restart_controller()
             continue
         if run.process.returncode in (0, 1):
             return run
