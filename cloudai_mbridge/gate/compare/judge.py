@@ -4,7 +4,7 @@ A regression is larger than the metric's margin, and significant after a correct
 tests. What passes is shown to be smaller than the tolerance. Whatever is neither is inconclusive, and never a pass.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import date
 from statistics import fmean
@@ -15,6 +15,14 @@ from cloudai_mbridge.gate.compare.groups import Match, changed, group_by_point, 
 from cloudai_mbridge.gate.compare.metric import Tested, draft_metric, settle
 from cloudai_mbridge.gate.compare.policy import GatePolicy, MetricPolicy, expired, waiver_for
 from cloudai_mbridge.gate.compare.reference import ReferencePoint, run_values
+from cloudai_mbridge.gate.compare.shared import (
+    Suites,
+    compare_suites,
+    draft_shared,
+    node_notes,
+    settle_shared,
+    slow_nodes,
+)
 from cloudai_mbridge.gate.compare.statistics import adjust
 from cloudai_mbridge.gate.compare.verdict import GateResult, GateVerdict, MetricVerdict, PointVerdict, worst
 from cloudai_mbridge.gate.results.read import RunResult
@@ -40,12 +48,19 @@ def judge_results(
     """
     points, notes = group_by_point(results, without={run.run_id for reference in references for run in reference.runs})
     matches = match(references, points, where)
-    drafts = [_draft(found, policy) for found in matches]
+    suites = compare_suites(matches, policy)
+    drafts = [_draft(found, policy, suites) for found in matches]
     rate = policy.false_alarm_rate / num_judgements
     tested = [metric for draft in drafts for metric in draft.values() if isinstance(metric, Tested)]
-    _correct(tested)
-    terms = rate, sum(metric.policy.weight for metric in tested)
+    together = draft_shared(suites, policy.metrics, tested)
+    everything = [*tested, *(test.tested for test in together)]
+    _correct(everything)
+    shared = settle_shared(together, suites, policy, rate, today)
+    are_worse = {m.metric for m in shared[0].metrics if m.verdict is GateVerdict.REGRESSION} if shared else set()
+    terms = rate, sum(metric.policy.weight for metric in everything), are_worse
     verdicts = tuple(_settle(*point, policy, terms, today) for point in zip(matches, drafts, strict=True))
+    nodes = slow_nodes(suites)
+    notes += node_notes(nodes)
     if num_judgements > 1:
         notes.append(f"{num_judgements} judgements were asked for: each has a false-alarm rate of {rate:.2%}")
     notes += [
@@ -55,21 +70,28 @@ def judge_results(
     return GateResult(
         policy=policy.name,
         reference=where,
-        verdict=worst(point.verdict for point in verdicts),
+        verdict=worst(
+            point.verdict for point in (*(p for p in shared if p.verdict is not GateVerdict.PASS), *verdicts)
+        ),
         points=verdicts,
         false_alarm_rate=policy.false_alarm_rate,
         notes=tuple(notes),
         environment_changes=_environment_changes(matches),
         improvement_fails=policy.fail_on_improvement,
+        shared=shared,
+        slow_nodes=nodes,
     )
 
 
-def _draft(found: Match, policy: GatePolicy) -> dict[str, Tested | MetricVerdict]:
+def _draft(found: Match, policy: GatePolicy, suites: Suites) -> dict[str, Tested | MetricVerdict]:
     """Return the metrics of a point before the correction: compared, or verdicts on those that could not be."""
     if found.why or found.runs is None or found.reference is None or not found.runs.good:
         return {}
     runs = [run_values(run) for run in found.runs.good]
-    drafts = {m.name: draft_metric(m, found.reference, found.runs, runs, policy) for m in policy.metrics}
+    drafts = {
+        m.name: draft_metric(m, found.reference, found.runs, runs, policy, suites.comparison(found.point, m.name))
+        for m in policy.metrics
+    }
     return {name: draft for name, draft in drafts.items() if draft is not None}
 
 
@@ -86,12 +108,16 @@ def _settle(
     found: Match,
     draft: Mapping[str, Tested | MetricVerdict],
     policy: GatePolicy,
-    terms: tuple[float, float],
+    terms: tuple[float, float, Collection[str]],
     today: date,
 ) -> PointVerdict:
     good = found.runs.good if found.runs else ()
     own, texts = _point_verdicts(found, policy)
-    by_name = {name: settle(m, policy, *terms) if isinstance(m, Tested) else m for name, m in draft.items()}
+    rate, weight, worse = terms
+    by_name = {
+        name: settle(m, policy, rate, weight, all_are_worse=name in worse) if isinstance(m, Tested) else m
+        for name, m in draft.items()
+    }
     for metric in policy.metrics:
         if metric.follows in by_name and metric.name not in by_name:
             by_name[metric.name] = _follow(metric, by_name[metric.follows], found)

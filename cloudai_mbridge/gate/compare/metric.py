@@ -59,6 +59,12 @@ class Tested:
         """Return by how much an interval reaches beyond the bounds, for the worse."""
         return max((upper - self.bounds[1]) if sign > 0 else (self.bounds[0] - lower) for sign in self.worse)
 
+    @property
+    def is_beyond_the_margin(self) -> bool:
+        """Whether a bound shows a change for the worse that is larger than the margin."""
+        margin = self.policy.margin
+        return any(c.lower > margin if sign > 0 else c.upper < -margin for c in self.comparisons for sign in self.worse)
+
     def telling(self, verdict: GateVerdict) -> int:
         """Return the place that the verdict rests on."""
         places = range(len(self.comparisons))
@@ -79,9 +85,17 @@ class Tested:
 
 
 def draft_metric(
-    metric: MetricPolicy, reference: ReferencePoint, point: PointRuns, runs: Sequence[RunValues], policy: GatePolicy
+    metric: MetricPolicy,
+    reference: ReferencePoint,
+    point: PointRuns,
+    runs: Sequence[RunValues],
+    policy: GatePolicy,
+    known: Comparison | None = None,
 ) -> Tested | MetricVerdict | None:
-    """Compare a metric, or say why that is impossible; None for one that another decides, or that was not measured."""
+    """Compare a metric, or say why that is impossible; None for one that another decides, or that was not measured.
+
+    known: how it compares, given all other points of the gate.
+    """
     if why := _forbidden(metric, reference, point):
         return _refuse(metric, GateVerdict.NOT_COMPARABLE, why)
     if why := _gone(metric, reference, runs):
@@ -95,12 +109,12 @@ def draft_metric(
         return _refuse(metric, GateVerdict.NOT_COMPARABLE, why) if metric.required else None
     if len({len(values) for values in (*old, *new)}) > 1:
         return _refuse(metric, GateVerdict.NOT_COMPARABLE, "the runs' curves have different numbers of stretches")
-    compared = [
-        compare_groups(
-            *sides, policy.confidence, assumed_noise=policy.assumed_noise, noise_floor=METRICS[metric.name].noise_floor
+    compared: list[Comparison | Incomparable] = [known] if known is not None else []
+    for sides in zip(zip(*old, strict=True), zip(*new, strict=True), strict=True) if known is None else ():
+        floor = METRICS[metric.name].noise_floor
+        compared.append(
+            compare_groups(*sides, policy.confidence, assumed_noise=policy.assumed_noise, noise_floor=floor)
         )
-        for sides in zip(zip(*old, strict=True), zip(*new, strict=True), strict=True)
-    ]
     if failures := [item for item in compared if isinstance(item, Incomparable)]:
         return _refuse(metric, GateVerdict.INCONCLUSIVE, failures[0].reason)
     comparisons = tuple(item for item in compared if isinstance(item, Comparison))
@@ -109,9 +123,16 @@ def draft_metric(
     return Tested(metric, comparisons, bounds, len(new), len(old))
 
 
-def settle(metric: Tested, policy: GatePolicy, rate: float, total_weight: float) -> MetricVerdict:
-    """Say what a comparison means. rate: of false alarms of this judgement. total_weight: of everything compared."""
+def settle(
+    metric: Tested, policy: GatePolicy, rate: float, total_weight: float, *, all_are_worse: bool = False
+) -> MetricVerdict:
+    """Say what a comparison means. rate: of false alarms of this judgement. total_weight: of everything compared.
+
+    all_are_worse: all points together have a regression; then a point whose own bounds show one has it, too.
+    """
     verdict = metric.verdict(policy, rate)
+    is_like_all = all_are_worse and verdict is GateVerdict.INCONCLUSIVE and metric.is_beyond_the_margin
+    verdict = GateVerdict.REGRESSION if is_like_all else verdict
     place = metric.telling(verdict)
     shown = metric.comparisons[place]
     share = rate * metric.policy.weight / total_weight / (len(metric.comparisons) * len(metric.worse))
@@ -121,7 +142,7 @@ def settle(metric: Tested, policy: GatePolicy, rate: float, total_weight: float)
     return MetricVerdict(
         metric=metric.policy.name,
         verdict=verdict,
-        words=where + words.explain(verdict, shown, metric, policy),
+        words=where + words.explain(verdict, shown, metric, policy, is_like_all=is_like_all),
         unit=METRICS[metric.policy.name].unit,
         decides=metric.policy.required or verdict is not GateVerdict.INCONCLUSIVE or is_beyond,
         baseline=shown.baseline,

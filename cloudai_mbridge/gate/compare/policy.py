@@ -92,11 +92,11 @@ class MetricPolicy(ExactModel):
 def default_metrics() -> list[MetricPolicy]:
     """Return what is looked at where a policy does not say."""
     return [
-        MetricPolicy(name="step_time_s", weight=0.80),
-        MetricPolicy(name="step_time_mean_s", weight=0.10, margin=0.02, tolerance=0.10, required=False),
+        MetricPolicy(name="step_time_s", weight=0.90),
+        MetricPolicy(name="step_time_mean_s", weight=0.05, margin=0.02, tolerance=0.10, required=False),
         MetricPolicy(name="tflops_per_gpu", follows="step_time_s"),
-        MetricPolicy(name="loss_curve", weight=0.05, margin=0.005, tolerance=0.02),
-        MetricPolicy(name="peak_memory_gib", weight=0.05, margin=0.02, tolerance=0.05, required=False),
+        MetricPolicy(name="loss_curve", weight=0.025, margin=0.005, tolerance=0.02),
+        MetricPolicy(name="peak_memory_gib", weight=0.025, margin=0.02, tolerance=0.05, required=False),
     ]
 
 

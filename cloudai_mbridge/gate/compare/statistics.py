@@ -14,6 +14,7 @@ Cantelli's one-sided form of Chebyshev's inequality. tests/benchmarks/gate_curve
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from scipy.special import ndtr, ndtri, stdtr, stdtrit
@@ -22,6 +23,16 @@ _POWER = 0.8
 _FEWEST_TO_PREDICT = 5
 # Two runs say little of their spread, and five may all have missed the slow nodes that a single one is on
 _FEW, _FLOOR_OF_FEW = 3, 0.01
+
+
+class Reach(Protocol):
+    """How sure a difference of log means is."""
+
+    def tail(self, difference: float) -> float:
+        """Return the probability of a difference this large, or larger, if there were none."""
+
+    def reach(self, confidence: float) -> float:
+        """Return how far the difference may be from what was measured, one-sided."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +73,7 @@ class Comparison:
     upper: float
     p_larger: float
     p_smaller: float
-    spreads: tuple[Spread, ...]
+    spreads: tuple[Reach, ...]
 
     def detectable(self, false_alarm_rate: float, margin: float = 0.0) -> float:
         """Return the growth of the value that would be detected in 80 of 100 cases.
@@ -71,7 +82,7 @@ class Comparison:
         """
         needed = [max(_needed(spread, false_alarm_rate), math.log1p(margin)) for spread in self.spreads]
         reach = [spread.reach(_POWER) for spread in self.spreads]
-        return max(_growth(least + more) for least, more in zip(needed, reach, strict=True))
+        return max(growth(least + more) for least, more in zip(needed, reach, strict=True))
 
 
 @dataclass(frozen=True)
@@ -108,9 +119,9 @@ def compare_groups(
     return Comparison(
         baseline=math.exp(old.mean()),
         value=math.exp(new.mean()),
-        change=_growth(difference),
-        lower=_growth(difference - reach),
-        upper=_growth(difference + reach),
+        change=growth(difference),
+        lower=growth(difference - reach),
+        upper=growth(difference + reach),
         p_larger=max(spread.tail(difference) for spread in spreads),
         p_smaller=max(spread.tail(-difference) for spread in spreads),
         spreads=spreads,
@@ -144,13 +155,15 @@ def _welchs(groups: Sequence[np.ndarray]) -> Spread:
     return Spread(math.sqrt(sum(parts)), sum(parts) ** 2 / weights)
 
 
-def _needed(spread: Spread, false_alarm_rate: float) -> float:
+def _needed(spread: Reach, false_alarm_rate: float) -> float:
     """Return the difference that is significant."""
     reach = spread.reach(1 - false_alarm_rate)
-    return max(reach, spread.standard_error * math.sqrt(1 / false_alarm_rate - 1)) if spread.is_single else reach
+    if not (isinstance(spread, Spread) and spread.is_single):
+        return reach
+    return max(reach, spread.standard_error * math.sqrt(1 / false_alarm_rate - 1))
 
 
-def _growth(difference: float) -> float:
+def growth(difference: float) -> float:
     """Return the relative change of a difference of logarithms."""
     return math.expm1(max(-700.0, min(difference, 700.0)))
 

@@ -83,9 +83,21 @@ class PointVerdict:
 
 
 @dataclass(frozen=True)
+class SlowNode:
+    """A node that makes the runs on it slower. effect, interval: relative, of 95 %."""
+
+    node: str
+    effect: float
+    interval: tuple[float, float]
+    runs: int
+
+
+@dataclass(frozen=True)
 class GateResult:
     """The whole. false_alarm_rate: the highest probability of a regression in the verdict where nothing has changed.
 
+    shared: what all points changed by, and groups of them, where there are enough points to tell. slow_nodes: nodes
+    whose effect was taken out of the comparisons.
     notes: what a reader should know: expired waivers, what was left out. reference: what was compared with.
     environment_changes: fact -> (in the reference, in the result), of what both know.
     """
@@ -98,6 +110,13 @@ class GateResult:
     notes: tuple[str, ...] = ()
     environment_changes: Mapping[str, Any] = field(default_factory=dict)
     improvement_fails: bool = False
+    shared: tuple[PointVerdict, ...] = ()
+    slow_nodes: tuple[SlowNode, ...] = ()
+
+    @property
+    def rows(self) -> tuple[PointVerdict, ...]:
+        """What points share, then the points."""
+        return (*self.shared, *self.points)
 
     def with_notes(self, notes: Iterable[str]) -> "GateResult":
         return replace(self, notes=(*self.notes, *notes))

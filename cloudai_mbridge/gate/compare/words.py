@@ -24,12 +24,16 @@ _SMALLEST_P = 1e-9
 _FEWEST_FOR_A_MIDDLE = 4
 
 
-def explain(verdict: GateVerdict, shown: "Comparison", found: "Tested", policy: GatePolicy) -> str:
-    """Say what was found of a metric, and why that is its verdict."""
+def explain(
+    verdict: GateVerdict, shown: "Comparison", found: "Tested", policy: GatePolicy, *, is_like_all: bool = False
+) -> str:
+    """Say what was found of a metric, and why that is its verdict. is_like_all: it is as worse as all points are."""
     runs = f"{counted(found.num_runs, 'run')} against {found.num_baseline_runs}"
     bounds = f"{policy.confidence * 100:.4g} % bounds {percent(shown.lower)} and {percent(shown.upper)}"
     text = f"{percent(shown.change)} ({shown.baseline:.5g} to {shown.value:.5g}, {bounds}, {runs})"
     match verdict:
+        case GateVerdict.REGRESSION if is_like_all:
+            return f"{text}; as all points are"
         case GateVerdict.REGRESSION:
             margin = math.copysign(found.policy.margin, shown.change)
             p = found.adjusted_worse

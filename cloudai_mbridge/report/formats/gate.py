@@ -37,7 +37,7 @@ def render_gate(result: GateResult) -> RenderableType:
     for name in ("reference", "result", "change", "would be seen"):
         table.add_column(name, justify="right")
     table.add_column("why", overflow="fold")
-    for point in result.points:
+    for point in result.rows:
         name = printable(point.point)
         for metric in point.metrics:
             old, new, change = _numbers(metric)
@@ -83,7 +83,7 @@ def _conclusion(result: GateResult) -> str:
 
 def render_gate_markdown(result: GateResult) -> str:
     """Render the conclusion, a row per point and metric with the worst first, and what changed around them."""
-    worst_first = sorted(result.points, key=lambda point: point.verdict in GREEN)
+    worst_first = sorted(result.rows, key=lambda point: point.verdict in GREEN)
     rows = [row for point in worst_first for row in _markdown_rows(point)]
     remarks = [f"{len(rows) - _MOST_ROWS} more rows are left out"] if len(rows) > _MOST_ROWS else []
     remarks += [f"changed: {inline(name)}: {inline(old)} → {inline(new)}" for name, (old, new) in _changes(result)]
@@ -121,7 +121,7 @@ def render_gate_junit(result: GateResult) -> str:
     Whatever else is not green is a failure.
     """
     root = ET.Element("testsuites", name=visible(f"gate {result.policy}"))
-    root.extend(map(_suite, result.points))
+    root.extend(map(_suite, result.rows))
     if not result.points:
         suite = ET.SubElement(root, "testsuite", name="gate")
         case = ET.SubElement(suite, "testcase", name="(any point)", classname="gate")

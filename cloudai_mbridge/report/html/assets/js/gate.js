@@ -36,7 +36,7 @@ function gateSection() {
     (gate.notes ?? []).map((note) => h("p", { class: "note" }, data(note))),
     environmentChanges(gate.environment_changes ?? {}),
     pointWords(points),
-    metricTable(points),
+    metricTable([...(gate.shared ?? []), ...points]),
   );
 }
 

@@ -1,0 +1,359 @@
+"""A metric over all points of a gate together: the noise, nodes and nights that points share, and what changed for all.
+
+Every point is judged by what it changed beyond all others, with the noise that all others say it has (`noise.py`) and
+with the effects of slow nodes taken out (`gate/nodes/effects.py`). Beside single points, two things are tested: what
+all points changed by, and whether the points of one group changed by more than the rest.
+
+Nights are one more kind of noise, which all runs of a night share. Where a side has several nights, these say how far
+nights differ. They are a handful, so p-values are averaged over all that they allow, with a first guess of one half
+that nights do not differ.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from itertools import pairwise
+
+import numpy as np
+
+from cloudai_mbridge.gate.compare.noise import SharedSpread, SkewedSpread, shared_noise, skewness
+from cloudai_mbridge.gate.compare.reference import RunValues
+from cloudai_mbridge.gate.compare.statistics import Comparison, growth
+from cloudai_mbridge.gate.nodes.effects import NodeEffects, find_slow_nodes
+
+FEWEST_POINTS = 10  # fewer say little of what they share
+_FEWEST_OF_A_GROUP, _MOST_GROUPS = 3, 60
+_FEW_RUNS, _NOISE_OF_FEW = 3, 0.01  # as in statistics.py
+_OUTLYING = 3.5  # standard errors; a point so far from the middle does not speak for all
+_VARIANCE_OF_A_MEDIAN = math.pi / 2  # over that of a mean
+_MANY = 1e9  # degrees of freedom: a normal distribution
+_BETWEEN_NIGHTS = timedelta(hours=6)
+_NIGHT_NOISES = np.array([0.0, *np.geomspace(0.0005, 0.03, 13)])
+_NIGHTS_ARE_EQUAL = 0.5  # probability, before anything is known
+
+
+@dataclass(frozen=True)
+class SuitePoint:
+    """A point's runs on both sides. groups: what it has in common with others, such as "args.tp = 8"."""
+
+    point: str
+    old: Sequence[RunValues]
+    new: Sequence[RunValues]
+    groups: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class SharedChange:
+    """What points changed by together. group: what they have in common, "" for all points.
+
+    comparison: its p-values are of what all points changed by, or a group beyond the rest. rest: the relative change of
+    the rest.
+    """
+
+    group: str
+    points: tuple[str, ...]
+    comparison: Comparison
+    rest: float = 0.0
+
+
+@dataclass(frozen=True)
+class Nights:
+    """old, new: the nights of a side, 0 where runs do not say when they ended. noise: relative, None if not known."""
+
+    old: int
+    new: int
+    noise: float | None
+
+    @property
+    def are_confounded(self) -> bool:
+        """Whether the sides are of different nights, and none of them says how nights differ."""
+        return self.noise is None and self.old > 0 and self.new > 0
+
+
+@dataclass(frozen=True)
+class Suite:
+    """comparisons: by point. noise: typical relative standard deviation between runs."""
+
+    comparisons: Mapping[str, Comparison]
+    common: SharedChange
+    groups: tuple[SharedChange, ...]
+    nodes: NodeEffects
+    nights: Nights
+    noise: float
+
+
+@dataclass(frozen=True, eq=False)
+class _Runs:
+    """All runs, in the order of points, the old before the new. cells: twice the point's number, and one if new."""
+
+    values: np.ndarray
+    cells: np.ndarray
+    nodes: tuple[tuple[str, ...], ...]
+    ended: tuple[str, ...]
+
+    def of(self, point: int, side: int) -> np.ndarray:
+        return np.flatnonzero(self.cells == 2 * point + side)
+
+
+def compare_suite(points: Sequence[SuitePoint], metric: str, confidence: float) -> Suite | None:
+    """Compare a metric of one positive value a run over all points that have two runs or more on a side, and another.
+
+    None if they are too few to say anything of each other.
+    """
+    usable = [point for point in points if _is_usable(point, metric)]
+    if len(usable) < FEWEST_POINTS:
+        return None
+    runs = _collect(usable, metric)
+    variances, degrees = _variances(runs.values, runs, len(usable))
+    middle = float(np.median(variances))
+    rough = np.sqrt(np.clip(variances, middle / 4, middle * 4))[runs.cells // 2]
+    nodes = find_slow_nodes(runs.values, runs.cells, runs.nodes, rough)
+    values = runs.values - nodes.of_runs
+    variances, degrees = _variances(values, runs, len(usable))
+    return _Fit(usable, runs, values, nodes, variances, degrees, confidence).suite()
+
+
+def _is_usable(point: SuitePoint, metric: str) -> bool:
+    old, new = ([run.values[metric] for run in side if metric in run.values] for side in (point.old, point.new))
+    values = [value for side in (old, new) for curve in side for value in curve]
+    return (
+        min(len(old), len(new)) > 1
+        and all(len(curve) == 1 for curve in (*old, *new))
+        and all(math.isfinite(value) and value > 0 for value in values)
+        and all(len({curve[0] for curve in side}) > 1 for side in (old, new))
+    )
+
+
+def _collect(points: Sequence[SuitePoint], metric: str) -> _Runs:
+    found = [
+        (math.log(run.values[metric][0]), 2 * number + side, run)
+        for number, point in enumerate(points)
+        for side, runs in enumerate((point.old, point.new))
+        for run in runs
+        if metric in run.values
+    ]
+    return _Runs(
+        np.array([value for value, _, _ in found]),
+        np.array([cell for _, cell, _ in found]),
+        tuple(run.nodes for _, _, run in found),
+        tuple(run.ended_at for _, _, run in found),
+    )
+
+
+def _variances(values: np.ndarray, runs: _Runs, num_points: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return per point the variance of its runs around the means of their sides, and its degrees of freedom."""
+    sizes = np.bincount(runs.cells, minlength=2 * num_points)
+    means = np.bincount(runs.cells, values, 2 * num_points) / sizes
+    squares = np.bincount(runs.cells // 2, (values - means[runs.cells]) ** 2, num_points)
+    degrees = sizes.reshape(-1, 2).sum(axis=1) - 2.0
+    return squares / degrees, degrees
+
+
+class _Fit:
+    def __init__(
+        self,
+        points: Sequence[SuitePoint],
+        runs: _Runs,
+        values: np.ndarray,
+        nodes: NodeEffects,
+        variances: np.ndarray,
+        degrees: np.ndarray,
+        confidence: float,
+    ) -> None:
+        self._points, self._runs, self._values, self._nodes = points, runs, values, nodes
+        self._confidence = confidence
+        num = len(points)
+        sizes = np.bincount(runs.cells, minlength=2 * num).reshape(-1, 2)
+        means = (np.bincount(runs.cells, values, 2 * num) / sizes.ravel()).reshape(-1, 2)
+        self._sizes, self._means = sizes, means
+        self._differences = means[:, 1] - means[:, 0]
+        factors = (1 / sizes).sum(axis=1)
+        noise = shared_noise(variances, degrees)
+        self._typical = noise.typical
+        least = np.where(sizes.min(axis=1) < _FEW_RUNS, _NOISE_OF_FEW, 0.0)
+        doubts = np.array([nodes.variance(self._contrast(i)) for i in range(num)])
+        self._of_one = [
+            noise.spread(variances[i], degrees[i], factors[i], 0.0, least[i]) for i in range(num)
+        ]  # without what points share
+        self._variances = np.array([float(s.weights @ s.errors**2) for s in self._of_one]) + doubts
+        self._sds = np.sqrt((self._variances - doubts) / factors)
+        self._middle = _weighted_median(self._differences, 1 / self._variances)
+        self._keeps = np.abs(self._differences - self._middle) <= _OUTLYING * np.sqrt(self._variances)
+        self._spreads = [noise.spread(variances[i], degrees[i], factors[i], doubts[i], least[i]) for i in range(num)]
+        # What all points changed by for sure: a point is not to pay for the doubt about it
+        doubt = 2 * math.sqrt(_VARIANCE_OF_A_MEDIAN / float((1 / self._variances).sum()))
+        self._shared = math.copysign(max(0.0, abs(self._middle) - doubt), self._middle)
+        self._skewness = self._find_skewness()
+
+    def suite(self) -> Suite:
+        nights, noises, weights, shares = self._nights()
+        extra = float(weights @ noises**2) * shares
+        common = self._common(noises, weights, shares)
+        return Suite(
+            {point.point: self._comparison(i, extra) for i, point in enumerate(self._points)},
+            common,
+            tuple(self._groups()),
+            self._nodes,
+            nights,
+            self._typical,
+        )
+
+    def _contrast(self, point: int) -> np.ndarray:
+        """Return the weights with which runs make up the point's difference."""
+        weights = np.zeros(len(self._values))
+        for side, sign in ((0, -1.0), (1, 1.0)):
+            runs = self._runs.of(point, side)
+            weights[runs] = sign / len(runs)
+        return weights
+
+    def _find_skewness(self) -> float:
+        """Return the skewness of runs in units of their points' noise; a point that is quieter counts as the others."""
+        scales = np.maximum(self._sds, self._typical)
+        groups = [self._values[self._runs.of(i, side)] / scales[i] for i in range(len(self._points)) for side in (0, 1)]
+        return skewness(groups)
+
+    def _comparison(self, point: int, extra: float) -> Comparison:
+        """Compare a point: the change is its own, the p-values are of what goes beyond all others."""
+        old, new = (float(mean) for mean in self._means[point])
+        difference, spread = new - old, self._spreads[point]
+        num_old, num_new = (int(size) for size in self._sizes[point])
+        scale = max(self._sds[point], self._typical)
+        # Of sides with equally many runs, the skewness cancels out
+        skewed = (
+            [SkewedSpread(scale, self._skewness, num_new, num_old)] if self._skewness and num_new != num_old else []
+        )
+        absolute = SharedSpread(spread.weights, np.sqrt(spread.errors**2 + extra), spread.degrees)
+        reach = absolute.reach(self._confidence)
+        beyond = difference - max(self._shared, 0.0), difference - min(self._shared, 0.0)
+        return Comparison(
+            baseline=math.exp(old),
+            value=math.exp(new),
+            change=growth(difference),
+            lower=growth(difference - reach),
+            upper=growth(difference + reach),
+            p_larger=max(spread.tail(beyond[0]), *(s.tail(beyond[0]) for s in skewed), 0.0),
+            p_smaller=max(spread.tail(-beyond[1]), *(s.mirrored().tail(-beyond[1]) for s in skewed), 0.0),
+            spreads=(spread, *skewed),
+        )
+
+    def _mean(self, chosen: np.ndarray) -> tuple[float, float]:
+        """Return the weighted mean change of points, and its variance: no less than what they differ by says."""
+        weights = 1 / self._variances[chosen]
+        total = float(weights.sum())
+        mean = float(weights @ self._differences[chosen]) / total
+        if len(chosen) < 2:
+            return mean, 1 / total
+        scatter = float(weights @ (self._differences[chosen] - mean) ** 2) / (len(chosen) - 1)
+        return mean, max(1.0, scatter) / total
+
+    def _common(self, noises: np.ndarray, weights: np.ndarray, shares: float) -> SharedChange:
+        chosen = np.flatnonzero(self._keeps)
+        mean, variance = self._mean(chosen)
+        spread = _normal(np.sqrt(variance + noises**2 * shares), weights)
+        return SharedChange("", tuple(point.point for point in self._points), self._shared_change(mean, spread, spread))
+
+    def _groups(self) -> list[SharedChange]:
+        members: dict[str, set[int]] = {}
+        for i, point in enumerate(self._points):
+            for group in sorted(point.groups):
+                members.setdefault(group, set()).add(i)
+        names: dict[frozenset[int], list[str]] = {}
+        for name, inside in members.items():
+            if min(len(inside), len(self._points) - len(inside)) >= _FEWEST_OF_A_GROUP:
+                names.setdefault(frozenset(inside), []).append(name)
+        return [self._group(inside, named) for inside, named in list(names.items())[:_MOST_GROUPS]]
+
+    def _group(self, inside: frozenset[int], names: Sequence[str]) -> SharedChange:
+        is_in = np.array([i in inside for i in range(len(self._points))])
+        sides = []
+        for chosen in (is_in, ~is_in):
+            middle = _weighted_median(self._differences[chosen], 1 / self._variances[chosen])
+            is_near = np.abs(self._differences - middle) <= _OUTLYING * np.sqrt(self._variances)
+            sides.append(self._mean(np.flatnonzero(chosen & is_near)))
+        (mean, variance), (rest, variance_of_rest) = sides
+        own, beyond = (_normal(np.array([math.sqrt(v)]), np.ones(1)) for v in (variance, variance + variance_of_rest))
+        return SharedChange(
+            " and ".join(names[:2]) + (f" and {len(names) - 2} more" if len(names) > 2 else ""),
+            tuple(self._points[i].point for i in sorted(inside)),
+            self._shared_change(mean, own, beyond, rest),
+            growth(rest),
+        )
+
+    def _shared_change(self, mean: float, own: SharedSpread, beyond: SharedSpread, rest: float = 0.0) -> Comparison:
+        """Compare points together. own: the spread of the mean; beyond: of what it is more than the rest."""
+        reach = own.reach(self._confidence)
+        return Comparison(
+            baseline=1.0,
+            value=math.exp(mean),
+            change=growth(mean),
+            lower=growth(mean - reach),
+            upper=growth(mean + reach),
+            p_larger=beyond.tail(mean - max(rest, 0.0)),
+            p_smaller=beyond.tail(-(mean - min(rest, 0.0))),
+            spreads=(beyond,),
+        )
+
+    def _nights(self) -> tuple[Nights, np.ndarray, np.ndarray, float]:
+        """Return the nights; what nights may differ by, with weights; and how much of it the common change has."""
+        night_of = _night_numbers(self._runs.ended)
+        sides = self._runs.cells % 2
+        sds = self._sds[self._runs.cells // 2]
+        residuals = self._values - self._means.ravel()[self._runs.cells]
+        logs, counts, shares = np.zeros(len(_NIGHT_NOISES)), [0, 0], 0.0
+        is_known = False
+        for side in (0, 1):
+            chosen = (sides == side) & (night_of >= 0)
+            numbers = np.unique(night_of[chosen])
+            counts[side] = len(numbers)
+            if not len(numbers):
+                continue
+            runs = [chosen & (night_of == number) for number in numbers]
+            weights = np.array([(1 / sds[run] ** 2).sum() for run in runs])
+            shares += float(((weights / weights.sum()) ** 2).sum())
+            if len(numbers) < 2:
+                continue
+            is_known = True
+            means = np.array([np.average(residuals[run], weights=1 / sds[run] ** 2) for run in runs])
+            variances = _NIGHT_NOISES[:, None] ** 2 + 1 / weights
+            centers = (means / variances).sum(axis=1) / (1 / variances).sum(axis=1)
+            squares = ((means - centers[:, None]) ** 2 / variances).sum(axis=1)
+            logs -= (np.log(variances).sum(axis=1) + np.log((1 / variances).sum(axis=1)) + squares) / 2
+        if not is_known:
+            are_same = len(np.unique(night_of[night_of >= 0])) == 1
+            nights = Nights(0, 0, None) if are_same else Nights(counts[0], counts[1], None)
+            return nights, np.zeros(1), np.ones(1), 0.0
+        rest = len(_NIGHT_NOISES) - 1
+        prior = np.array([_NIGHTS_ARE_EQUAL, *[(1 - _NIGHTS_ARE_EQUAL) / rest] * rest])
+        weights = prior * np.exp(logs - logs.max())
+        weights /= weights.sum()
+        return Nights(counts[0], counts[1], float(np.sqrt(weights @ _NIGHT_NOISES**2))), _NIGHT_NOISES, weights, shares
+
+
+def _normal(errors: np.ndarray, weights: np.ndarray) -> SharedSpread:
+    return SharedSpread(weights, errors, np.full(len(errors), _MANY))
+
+
+def _weighted_median(values: np.ndarray, weights: np.ndarray) -> float:
+    order = np.argsort(values)
+    shares = np.cumsum(weights[order]) / weights.sum()
+    return float(values[order][np.searchsorted(shares, 0.5)])
+
+
+def _night_numbers(ended: Sequence[str]) -> np.ndarray:
+    """Number the nights: runs between which no pause is longer than six hours are of one. -1: it is not known."""
+    moments: dict[int, datetime] = {}
+    for i, text in enumerate(ended):
+        try:
+            moment = datetime.fromisoformat(text)
+        except ValueError:
+            continue
+        if moment.tzinfo is not None:
+            moments[i] = moment
+    numbers = np.full(len(ended), -1)
+    order = sorted(moments, key=lambda i: moments[i])
+    night = 0
+    for previous, i in pairwise([order[0], *order] if order else []):
+        night += moments[i] - moments[previous] > _BETWEEN_NIGHTS
+        numbers[i] = night
+    return numbers

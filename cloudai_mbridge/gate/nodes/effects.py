@@ -1,0 +1,169 @@
+"""Which nodes make the runs on them slower, and by how much.
+
+A run trains as fast as its slowest node, so its time is that of its cell (the runs that should take equally long: one
+point, one side of a gate) and the largest effect among its nodes. Most nodes have none. Slow ones are found one after
+the other: the node whose runs are the most above their cells, if that is significant over all nodes, then the next with
+the first one's effect taken out. A node that no cell has both with and without says nothing: what is slow might be the
+cell.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.special import ndtri
+
+SLOW = 0.01  # as a logarithm: less than this is not worth a name
+_RATE = 0.001  # of calling any node slow where none is
+_MAD_TO_SD = 1.4826
+_MOST_ROUNDS = 200
+_FEWEST_RUNS = 20  # for a noise that is known
+
+
+@dataclass(frozen=True)
+class NodeEffect:
+    """effect: what a run on it takes longer, as a logarithm; error: the standard error of it; runs: how many it had."""
+
+    effect: float
+    error: float
+    runs: int
+
+    @property
+    def growth(self) -> float:
+        """The effect as a relative change."""
+        return math.expm1(self.effect)
+
+    def interval(self) -> tuple[float, float]:
+        """Return the bounds of the relative change, at 95 %."""
+        reach = 1.96 * self.error
+        return math.expm1(self.effect - reach), math.expm1(self.effect + reach)
+
+
+@dataclass(frozen=True, eq=False)
+class NodeEffects:
+    """slow: the nodes that were found slow. of_runs: per run the effect of its slowest node, 0 on normal ones.
+
+    columns: per slow node, which runs it slows; covariance: of the effects, in their order.
+    """
+
+    slow: Mapping[str, NodeEffect]
+    of_runs: np.ndarray
+    columns: np.ndarray
+    covariance: np.ndarray
+
+    def variance(self, weights: np.ndarray) -> float:
+        """Return what the doubt about the effects adds to the variance of a weighted sum of runs."""
+        share = self.columns @ weights
+        return float(share @ self.covariance @ share) if len(share) else 0.0
+
+
+def find_slow_nodes(
+    values: np.ndarray, cells: np.ndarray, nodes: Sequence[Sequence[str]], sds: np.ndarray, rate: float = _RATE
+) -> NodeEffects:
+    """Find the slow nodes among the runs.
+
+    values: logarithms of times. cells: of each run, a number from 0. nodes: of each run. sds: of each run, how noisy
+    runs of its point are, to weigh them; the common scale is found here. rate: of calling any node slow where none is.
+    """
+    problem = _Problem(values, cells, sds)
+    runs_of = _runs_of(nodes)
+    names = [name for name, runs in runs_of.items() if 0 < len(runs) < len(values)]
+    slow: list[str] = []
+    fitted = problem.fit(slow, runs_of)
+    threshold = float(ndtri(1 - rate / max(len(names), 1)))
+    if len(values) < _FEWEST_RUNS or not names:
+        return fitted
+    matrix = np.zeros((len(names), len(values)))
+    for i, name in enumerate(names):
+        matrix[i, runs_of[name]] = 1.0
+    for _ in range(min(_MOST_ROUNDS, len(names))):
+        effects, errors = problem.candidates(matrix, fitted)
+        ratios = np.where((effects > SLOW) & (errors > 0), effects / np.where(errors > 0, errors, 1.0), 0.0)
+        ratios[[names.index(name) for name in slow]] = 0.0
+        best = int(ratios.argmax())
+        if ratios[best] < threshold:
+            break
+        slow.append(names[best])
+        fitted = problem.fit(slow, runs_of)
+    return fitted
+
+
+def _runs_of(nodes: Sequence[Sequence[str]]) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    for run, names in enumerate(nodes):
+        for name in dict.fromkeys(names):
+            found.setdefault(name, []).append(run)
+    return found
+
+
+class _Problem:
+    """Weighted least squares with a free mean for every cell."""
+
+    def __init__(self, values: np.ndarray, cells: np.ndarray, sds: np.ndarray) -> None:
+        self._values, self._cells = values, cells
+        self._weights = 1 / sds**2
+        self._num_cells = int(cells.max()) + 1
+        self._of_cell = np.bincount(cells, self._weights, self._num_cells)
+
+    def _centered(self, rows: np.ndarray) -> np.ndarray:
+        """Take the weighted means of the cells out of each row."""
+        sums = np.zeros((len(rows), self._num_cells))
+        np.add.at(sums.T, self._cells, (rows * self._weights).T)
+        return np.asarray(rows - (sums / self._of_cell)[:, self._cells])
+
+    def _scale(self, residuals: np.ndarray) -> float:
+        """Return the robust standard deviation of residuals in units of `sds`."""
+        sizes = np.bincount(self._cells)[self._cells]
+        many = sizes > 1
+        units = residuals[many] * np.sqrt(self._weights[many]) / np.sqrt(1 - 1 / sizes[many])
+        return _MAD_TO_SD * float(np.median(np.abs(units))) if len(units) else 0.0
+
+    def candidates(self, matrix: np.ndarray, fitted: NodeEffects) -> tuple[np.ndarray, np.ndarray]:
+        """Return of every node the effect that it alone would explain, and its standard error."""
+        rows = self._centered(matrix * (fitted.of_runs < SLOW))
+        residuals = self._centered((self._values - fitted.of_runs)[None, :])[0]
+        scale = self._scale(residuals)
+        information = (rows**2) @ self._weights
+        is_known = information > 1e-9 * self._weights.max()
+        safe = np.where(is_known, information, 1.0)
+        effects = np.where(is_known, (rows * residuals) @ self._weights / safe, 0.0)
+        return effects, np.where(is_known, scale / np.sqrt(safe), 0.0)
+
+    def fit(self, slow: Sequence[str], runs_of: Mapping[str, Sequence[int]]) -> NodeEffects:
+        """Fit the effects of these nodes together: a run counts for the slowest of its nodes."""
+        effects = np.zeros(len(slow))
+        columns = np.zeros((len(slow), len(self._values)))
+        covariance = np.zeros((len(slow), len(slow)))
+        for attempt in range(5 if slow else 0):
+            previous = columns
+            columns = self._columns(slow, runs_of, effects if attempt else np.zeros(len(slow)))
+            if attempt and np.array_equal(previous, columns):
+                break
+            rows = self._centered(columns)
+            normal = (rows * self._weights) @ rows.T
+            inverse = np.linalg.pinv(normal, hermitian=True)
+            target = self._centered(self._values[None, :])[0]
+            effects = inverse @ ((rows * self._weights) @ target)
+            covariance = inverse * self._scale(target - effects @ rows) ** 2
+        of_runs = effects @ columns if slow else np.zeros(len(self._values))
+        errors = np.sqrt(np.diag(covariance)) if slow else effects
+        return NodeEffects(
+            {
+                name: NodeEffect(float(effect), float(error), len(runs_of[name]))
+                for name, effect, error in zip(slow, effects, errors, strict=True)
+            },
+            of_runs,
+            columns,
+            covariance,
+        )
+
+    def _columns(self, slow: Sequence[str], runs_of: Mapping[str, Sequence[int]], effects: np.ndarray) -> np.ndarray:
+        columns = np.zeros((len(slow), len(self._values)))
+        taken = np.zeros(len(self._values), dtype=bool)
+        for i in sorted(range(len(slow)), key=lambda i: -effects[i]):  # stable: the first found first
+            runs = np.array(runs_of[slow[i]])
+            runs = runs[~taken[runs]]
+            columns[i, runs] = 1.0
+            taken[runs] = True
+        return columns

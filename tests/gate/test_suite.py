@@ -1,0 +1,181 @@
+"""Gates of many points: the noise, the nodes and the nights that they share, and what changed for all."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from datetime import date
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cloudai_mbridge.gate.compare.judge import judge_results
+from cloudai_mbridge.gate.compare.policy import GatePolicy
+from cloudai_mbridge.gate.compare.reference import ReferencePoint, reference_from_runs
+from cloudai_mbridge.gate.compare.suite import FEWEST_POINTS
+from cloudai_mbridge.gate.compare.verdict import GateResult, GateVerdict
+from cloudai_mbridge.gate.results.read import RunResult
+from tests.gate.some_runs import KEY, make_run
+
+POINTS, RUNS, NOISE = 40, 5, 0.01
+TODAY = date(2026, 6, 1)
+
+
+class Suite:
+    """Simulated runs of many points. effects: (point's number, side, run's number, node) -> relative change."""
+
+    def __init__(self, seed: int = 1, points: int = POINTS, noise: float = NOISE, num_nodes: int = 0) -> None:
+        self.rng = np.random.default_rng(seed)
+        self.points, self.noise = points, noise
+        self.nodes = [f"n{i:02}" for i in range(num_nodes)]
+
+    def sides(
+        self,
+        effect: Callable[[int, int, int, str], float] = lambda point, side, run, node: 0.0,
+        ended: Callable[[int, int], str] = lambda side, run: "",
+    ) -> tuple[list[ReferencePoint], list[RunResult]]:
+        both: tuple[list[list[RunResult]], list[list[RunResult]]] = [], []
+        for point in range(self.points):
+            for side in (0, 1):
+                both[side].append([self._run(point, side, run, effect, ended(side, run)) for run in range(RUNS)])
+        return [reference_from_runs(runs) for runs in both[0]], [run for runs in both[1] for run in runs]
+
+    def _run(self, point: int, side: int, run: int, effect: Any, ended_at: str) -> RunResult:
+        node = str(self.rng.choice(self.nodes)) if self.nodes else ""
+        level = math.exp(self.noise * self.rng.standard_normal()) * (1 + effect(point, side, run, node))
+        found = make_run(f"{point}-{side}-{run}", level * (1 + point))
+        name, key = f"sweep{point % 2}/tp{1 << point % 4}-{point}", {**KEY, "args.tp": 1 << point % 4}
+        ids = {"point": name, "comparability_id": name, "comparability": key}
+        return replace(found, **ids, nodes=(node,) if node else (), ended_at=ended_at)
+
+
+def judged(references: Sequence[ReferencePoint], results: Sequence[RunResult], **policy: Any) -> GateResult:
+    whole = GatePolicy.model_validate({"name": "p", "baseline": "b.toml", **policy})
+    return judge_results(whole, references, results, where="baseline b.toml", today=TODAY)
+
+
+def reds(result: GateResult) -> list[str]:
+    return [point.point for point in result.points if point.verdict is GateVerdict.REGRESSION]
+
+
+def test_one_slow_point_is_found_by_the_noise_of_all():
+    slow = Suite().sides(lambda point, side, run, node: 0.03 * (side and point == 7))
+    result = judged(*slow)
+    assert (result.verdict, reds(result)) == (GateVerdict.REGRESSION, ["sweep1/tp8-7"])
+    few = judged(slow[0][3:9], [run for run in slow[1] if run.point in {r.point for r in slow[0][3:9]}])
+    name = {m.metric: m for m in next(p for p in few.points if p.point == "sweep1/tp8-7").metrics}["step_time_s"]
+    of_all = {m.metric: m for m in next(p for p in result.points if p.point == "sweep1/tp8-7").metrics}["step_time_s"]
+    assert name.p_value > 3 * of_all.p_value
+
+
+def test_no_change_passes_and_says_what_all_share():
+    result = judged(*Suite().sides())
+    assert result.verdict is GateVerdict.PASS
+    (together,) = result.shared
+    assert together.point == f"all {POINTS} points"
+    assert "points are 0.1" in together.metrics[0].words
+    assert not together.metrics[0].decides
+    assert not result.slow_nodes
+
+
+def test_a_point_that_is_far_noisier_does_not_blind_the_others():
+    def effect(point: int, side: int, run: int, node: str) -> float:
+        return 0.03 * (side and point == 7) + (0.08 * (-1) ** run if point in (3, 4) else 0.0)
+
+    assert reds(judged(*Suite().sides(effect))) == ["sweep1/tp8-7"]
+
+
+def test_a_change_of_all_is_one_finding():
+    result = judged(*Suite().sides(lambda point, side, run, node: 0.012 * side))
+    assert result.verdict is GateVerdict.REGRESSION
+    assert result.exit_code == 10
+    (together,) = result.shared
+    found = together.metrics[0]
+    assert (together.verdict, found.metric, found.decides) == (GateVerdict.REGRESSION, "step_time_s", True)
+    assert found.words.startswith(f"all {POINTS} points are 1.")
+    assert " % slower (95 % bounds" in found.words
+    assert not reds(result), "none of them changed by more than all"
+
+
+def test_a_large_change_of_all_makes_every_point_red():
+    result = judged(*Suite().sides(lambda point, side, run, node: 0.06 * side))
+    assert len(reds(result)) == POINTS
+    assert all("as all points are" in point.metrics[0].words for point in result.points)
+    better = judged(*Suite().sides(lambda point, side, run, node: -0.06 * side))
+    assert (better.verdict, better.shared[0].verdict) == (GateVerdict.IMPROVEMENT, GateVerdict.IMPROVEMENT)
+
+
+def test_a_change_of_a_group_is_one_finding():
+    result = judged(*Suite().sides(lambda point, side, run, node: 0.015 * (side and point % 4 == 3)))
+    assert result.verdict is GateVerdict.REGRESSION
+    (_, group) = result.shared
+    assert group.point == "10 points with args.tp = 8"
+    assert "the others changed by" in group.metrics[0].words
+
+
+def test_points_that_got_no_faster_while_all_others_did_are_no_regression():
+    result = judged(*Suite().sides(lambda point, side, run, node: -0.04 * (side and point != 7)))
+    assert not reds(result)
+    assert "sweep1/tp8-7" not in reds(result)
+
+
+@pytest.mark.parametrize("slowdown", [0.0, 0.03])
+def test_slow_nodes_are_a_reason_and_not_noise(slowdown):
+    slow = {"n03", "n17", "n22", "n30"}
+    suite = Suite(num_nodes=40)
+    result = judged(
+        *suite.sides(lambda point, side, run, node: slowdown * (side and point == 7) + 0.05 * (node in slow))
+    )
+    assert {node.node for node in result.slow_nodes} == slow
+    assert all(node.interval[0] < 0.05 < node.interval[1] for node in result.slow_nodes)
+    assert any("node n03 makes its" in note and "% slower" in note for note in result.notes)
+    assert reds(result) == (["sweep1/tp8-7"] if slowdown else [])
+
+
+def test_a_point_that_only_ran_on_one_node_is_not_excused_by_it():
+    """Its new runs are slower, and all of them on a node that nothing else ran on: the node says nothing."""
+    references, results = Suite(num_nodes=20).sides(lambda point, side, run, node: 0.06 * (side and point == 7))
+    moved = [replace(run, nodes=("alone",)) if run.point == "sweep1/tp8-7" else run for run in results]
+    result = judged(references, moved)
+    assert reds(result) == ["sweep1/tp8-7"]
+    assert not result.slow_nodes
+
+
+def nights(side: int, run: int) -> str:
+    return f"2026-05-{20 if side else 10 + run}T03:00:00+00:00"
+
+
+def test_what_nights_differ_by_is_noise_of_all_points():
+    """Each night of the reference has a level of its own, and so has that of the result: 1.1 % more than their mean."""
+    of_night = (0.006, -0.007, 0.004, -0.005, 0.002)
+    result = judged(*Suite().sides(lambda point, side, run, node: 0.011 if side else of_night[run], nights))
+    assert result.shared[0].verdict is GateVerdict.PASS
+    assert "nights differ by 0." in result.shared[0].metrics[0].words
+    assert not reds(result)
+    unknown = judged(*Suite().sides(lambda point, side, run, node: 0.011 if side else of_night[run]))
+    assert unknown.shared[0].verdict is GateVerdict.REGRESSION, "without dates nobody can tell nights from a change"
+
+
+def test_quiet_nights_let_a_common_change_be_seen():
+    result = judged(*Suite().sides(lambda point, side, run, node: 0.02 * side, nights))
+    assert result.shared[0].verdict is GateVerdict.REGRESSION
+
+
+def test_few_points_are_judged_as_each_alone():
+    suite = Suite(points=FEWEST_POINTS - 1)
+    references, results = suite.sides()
+    together = judged(references, results)
+    assert not together.shared
+    for reference in references:
+        alone = judged([reference], [run for run in results if run.point == reference.point])
+        (point,) = [point for point in together.points if point.point == reference.point]
+        assert [m.p_value for m in point.metrics] == [m.p_value for m in alone.points[0].metrics]
+
+
+def test_waivers_of_all_points_cover_what_they_share():
+    waiver = {"point": "sweep*", "metric": "step_time*", "up_to": 0.1, "until": date(2026, 12, 1), "by": "a"}
+    waivers = [{**waiver, "reason": "the new driver, ticket 1"}]
+    sides = Suite().sides(lambda point, side, run, node: 0.012 * side)
+    assert judged(*sides).verdict is GateVerdict.REGRESSION
+    assert judged(*sides, waivers=waivers).verdict is GateVerdict.PASS
+    assert judged(*sides, waivers=[{**waivers[0], "point": "sweep0/*"}]).verdict is GateVerdict.REGRESSION
