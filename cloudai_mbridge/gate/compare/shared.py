@@ -202,6 +202,6 @@ def slow_nodes(suites: Suites) -> tuple[SlowNode, ...]:
 def node_notes(nodes: Sequence[SlowNode]) -> list[str]:
     """Say which nodes are slow, and that they do not speak for the software."""
     return [
-        f"node {node.node} makes its {counted(node.runs, 'run')} {100 * node.effect:.1f} % slower: its effect is taken out"
+        f"node {node.node} makes its {counted(node.runs, 'run')} {100 * node.effect:.1f} % slower; that is taken out"
         for node in nodes
     ]

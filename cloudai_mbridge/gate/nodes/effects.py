@@ -2,23 +2,24 @@
 
 A run trains as fast as its slowest node, so its time is that of its cell (the runs that should take equally long: one
 point, one side of a gate) and the largest effect among its nodes. Most nodes have none. Slow ones are found one after
-the other: the node whose runs are the most above their cells, if that is significant over all nodes, then the next with
-the first one's effect taken out. A node that no cell has both with and without says nothing: what is slow might be the
-cell.
+the other: the node whose runs are the most above their cells, then the next with the first one's effect taken out. At
+the end, those go whose effect is not significant over all nodes. A node that no cell has both with and without says
+nothing: what is slow might be the cell. Nodes that were only in runs together are one.
 """
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy.special import ndtri
+from scipy.special import stdtrit
 
+TOGETHER = ","  # between the names of nodes that were in the same runs only
 SLOW = 0.01  # as a logarithm: less than this is not worth a name
 _RATE = 0.001  # of calling any node slow where none is
 _MAD_TO_SD = 1.4826
 _MOST_ROUNDS = 200
-_FEWEST_RUNS = 20  # for a noise that is known
+_MAYBE = 2.5  # standard errors: such a node is tried, so that it does not hide others
 
 
 @dataclass(frozen=True)
@@ -44,11 +45,15 @@ class NodeEffect:
 class NodeEffects:
     """slow: the nodes that were found slow. of_runs: per run the effect of its slowest node, 0 on normal ones.
 
-    columns: per slow node, which runs it slows; covariance: of the effects, in their order.
+    others: what the runs of every other node say of it, without those that a slow node explains; without the nodes of
+    which nothing can be said. noise: standard deviation of a run, in units of the given ones. columns: per slow node,
+    which runs it slows; covariance: of the effects, in their order.
     """
 
     slow: Mapping[str, NodeEffect]
+    others: Mapping[str, NodeEffect]
     of_runs: np.ndarray
+    noise: float
     columns: np.ndarray
     covariance: np.ndarray
 
@@ -71,30 +76,51 @@ def find_slow_nodes(
     names = [name for name, runs in runs_of.items() if 0 < len(runs) < len(values)]
     slow: list[str] = []
     fitted = problem.fit(slow, runs_of)
-    threshold = float(ndtri(1 - rate / max(len(names), 1)))
-    if len(values) < _FEWEST_RUNS or not names:
+    degrees = len(values) - int(cells.max()) - 1
+    if degrees < 1 or not names:
         return fitted
     matrix = np.zeros((len(names), len(values)))
     for i, name in enumerate(names):
         matrix[i, runs_of[name]] = 1.0
+    tried: set[str] = set()
     for _ in range(min(_MOST_ROUNDS, len(names))):
         effects, errors = problem.candidates(matrix, fitted)
         ratios = np.where((effects > SLOW) & (errors > 0), effects / np.where(errors > 0, errors, 1.0), 0.0)
-        ratios[[names.index(name) for name in slow]] = 0.0
+        ratios[[names.index(name) for name in tried]] = 0.0
         best = int(ratios.argmax())
-        if ratios[best] < threshold:
+        if ratios[best] < _MAYBE:
             break
         slow.append(names[best])
+        tried.add(names[best])
         fitted = problem.fit(slow, runs_of)
-    return fitted
+    while slow:
+        ratio, least = min(
+            (each.effect / each.error if each.error else 0.0, name) for name, each in fitted.slow.items()
+        )
+        threshold = stdtrit(max(degrees - len(slow), 1), 1 - rate / len(names))
+        if ratio >= threshold and fitted.slow[least].effect > SLOW:
+            break
+        slow.remove(least)
+        fitted = problem.fit(slow, runs_of)
+    effects, errors = problem.candidates(matrix, fitted)
+    others = {
+        name: NodeEffect(float(effect), float(error), len(runs_of[name]))
+        for name, effect, error in zip(names, effects, errors, strict=True)
+        if error > 0 and name not in fitted.slow
+    }
+    return replace(fitted, others=others)
 
 
 def _runs_of(nodes: Sequence[Sequence[str]]) -> dict[str, list[int]]:
+    """Return the runs of each node; nodes that were in the same runs only are one, by all of their names."""
     found: dict[str, list[int]] = {}
     for run, names in enumerate(nodes):
         for name in dict.fromkeys(names):
             found.setdefault(name, []).append(run)
-    return found
+    together: dict[tuple[int, ...], list[str]] = {}
+    for name, runs in found.items():
+        together.setdefault(tuple(runs), []).append(name)
+    return {TOGETHER.join(names): list(runs) for runs, names in together.items()}
 
 
 class _Problem:
@@ -113,7 +139,7 @@ class _Problem:
         return np.asarray(rows - (sums / self._of_cell)[:, self._cells])
 
     def _scale(self, residuals: np.ndarray) -> float:
-        """Return the robust standard deviation of residuals in units of `sds`."""
+        """Return the robust standard deviation of residuals in units of `sds`: slow nodes may be among them."""
         sizes = np.bincount(self._cells)[self._cells]
         many = sizes > 1
         units = residuals[many] * np.sqrt(self._weights[many]) / np.sqrt(1 - 1 / sizes[many])
@@ -145,7 +171,9 @@ class _Problem:
             inverse = np.linalg.pinv(normal, hermitian=True)
             target = self._centered(self._values[None, :])[0]
             effects = inverse @ ((rows * self._weights) @ target)
-            covariance = inverse * self._scale(target - effects @ rows) ** 2
+            residuals = target - effects @ rows
+            degrees = len(target) - self._num_cells - len(slow)
+            covariance = inverse * float(self._weights @ residuals**2) / max(degrees, 1)
         of_runs = effects @ columns if slow else np.zeros(len(self._values))
         errors = np.sqrt(np.diag(covariance)) if slow else effects
         return NodeEffects(
@@ -153,7 +181,9 @@ class _Problem:
                 name: NodeEffect(float(effect), float(error), len(runs_of[name]))
                 for name, effect, error in zip(slow, effects, errors, strict=True)
             },
+            {},
             of_runs,
+            self._scale(self._centered((self._values - of_runs)[None, :])[0]),
             columns,
             covariance,
         )

@@ -1,0 +1,124 @@
+"""What results say of each node: slow, normal, or too few runs to tell."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+import numpy as np
+
+from cloudai_mbridge.gate.compare.groups import Originals, why_not
+from cloudai_mbridge.gate.nodes.effects import TOGETHER, find_slow_nodes
+from cloudai_mbridge.gate.results.read import RunResult
+from cloudai_mbridge.gate.results.values import METRICS, PRIMARY
+
+FALSE_ALARM_RATE = 0.01
+SLOWDOWN = 0.03  # relative; a node that is shown to be slower by less is normal
+_FEWEST_DEGREES = 4  # of runs beyond one a point: for a noise that is known
+
+
+class NodeVerdict(StrEnum):
+    """SLOW: its runs are slower than those of the same point elsewhere. TOO_FEW: its runs do not tell."""
+
+    SLOW = "slow"
+    NORMAL = "normal"
+    TOO_FEW = "too few runs"
+
+
+@dataclass(frozen=True)
+class NodeResult:
+    """effect: relative, of the step time; interval: of 95 %. None where nothing can be said. runs: on this node."""
+
+    node: str
+    effect: float | None
+    interval: tuple[float, float] | None
+    verdict: NodeVerdict
+    runs: int
+
+
+@dataclass(frozen=True)
+class NodesResult:
+    """nodes: the slow ones first. noise: relative standard deviation between runs. notes: what was left out."""
+
+    nodes: tuple[NodeResult, ...]
+    noise: float | None
+    runs: int
+    false_alarm_rate: float
+    slowdown: float
+    notes: tuple[str, ...] = ()
+
+    @property
+    def slow(self) -> tuple[NodeResult, ...]:
+        return tuple(node for node in self.nodes if node.verdict is NodeVerdict.SLOW)
+
+
+@dataclass(frozen=True)
+class NodeRun:
+    """A run's step time in s on its nodes. cell: runs of one cell should take equally long."""
+
+    cell: str
+    nodes: tuple[str, ...]
+    step_time_s: float
+
+
+def runs_on_nodes(results: Iterable[RunResult]) -> tuple[list[NodeRun], list[str]]:
+    """Return the good runs whose nodes are known, each once, and notes on the others.
+
+    The runs of a point in one report are a cell: between reports software may have changed.
+    """
+    originals, ids = Originals(), set[str]()
+    found, failed, unknown = [], 0, 0
+    for run in results:
+        value = METRICS[PRIMARY].of(run)
+        if run.run_id in ids or originals.of(run) is not None:
+            continue
+        ids.add(run.run_id)
+        originals.add(run)
+        if why_not(run) or value is None:
+            failed += 1
+        elif not run.nodes:
+            unknown += 1
+        else:
+            found.append(NodeRun(f"{run.source}\n{run.point}\n{run.comparability_id}", run.nodes, value[0]))
+    notes = [f"{failed} runs failed, and say nothing of their nodes' speed"] if failed else []
+    notes += [f"the nodes of {unknown} runs are unknown"] if unknown else []
+    return found, notes
+
+
+def judge_nodes(
+    runs: Sequence[NodeRun],
+    *,
+    false_alarm_rate: float = FALSE_ALARM_RATE,
+    slowdown: float = SLOWDOWN,
+    notes: Sequence[str] = (),
+) -> NodesResult:
+    """Say of every node whether it is slow. false_alarm_rate: of calling any node slow where none is."""
+    counts: dict[str, int] = {}
+    for run in runs:
+        for node in dict.fromkeys(run.nodes):
+            counts[node] = counts.get(node, 0) + 1
+    cells = {cell: number for number, cell in enumerate(dict.fromkeys(run.cell for run in runs))}
+    result = NodesResult((), None, len(runs), false_alarm_rate, slowdown, tuple(notes))
+    if len(runs) - len(cells) < _FEWEST_DEGREES:
+        found = [NodeResult(name, None, None, NodeVerdict.TOO_FEW, count) for name, count in counts.items()]
+        return replace(result, nodes=tuple(sorted(found, key=lambda node: node.node)))
+    effects = find_slow_nodes(
+        np.log([run.step_time_s for run in runs]),
+        np.array([cells[run.cell] for run in runs]),
+        [run.nodes for run in runs],
+        np.ones(len(runs)),
+        false_alarm_rate,
+    )
+    found, notes = [], list(notes)
+    for names, effect in {**effects.slow, **effects.others}.items():
+        is_slow, is_normal = names in effects.slow, effect.interval()[1] < slowdown
+        verdict = NodeVerdict.SLOW if is_slow else NodeVerdict.NORMAL if is_normal else NodeVerdict.TOO_FEW
+        together = names.split(TOGETHER)
+        if is_slow and len(together) > 1:
+            verdict = NodeVerdict.TOO_FEW
+            notes.append(f"one of {', '.join(together)} is slow: no run had one without the other")
+        found += [NodeResult(name, effect.growth, effect.interval(), verdict, effect.runs) for name in together]
+    known = {node.node for node in found}
+    found += [NodeResult(name, None, None, NodeVerdict.TOO_FEW, counts[name]) for name in counts if name not in known]
+    order = list(NodeVerdict)
+    found.sort(key=lambda node: (order.index(node.verdict), -(node.effect or 0.0), node.node))
+    return replace(result, nodes=tuple(found), noise=effects.noise, notes=tuple(notes))

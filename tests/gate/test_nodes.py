@@ -1,0 +1,101 @@
+"""Slow nodes, told from the runs on them."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from cloudai_mbridge.gate.nodes.verdicts import NodeRun, NodesResult, NodeVerdict, judge_nodes, runs_on_nodes
+from tests.gate.some_runs import make_run
+
+NAMES = [f"n{i:02}" for i in range(24)]
+
+
+def campaign(
+    slow: Mapping[str, float],
+    rounds: int = 4,
+    per_run: int = 1,
+    noise: float = 0.01,
+    seed: int = 3,
+    num_nodes: int = 24,
+) -> list[NodeRun]:
+    """Every round, all nodes in groups made by chance; a round is a cell."""
+    rng = np.random.default_rng(seed)
+    runs = []
+    for number in range(rounds):
+        order = rng.permutation(NAMES[:num_nodes])
+        for group in order.reshape(-1, per_run):
+            effect = max(slow.get(str(name), 0.0) for name in group)
+            time = math.exp(noise * rng.standard_normal()) * (1 + effect) * (1 + number / 10)
+            runs.append(NodeRun(f"round {number}", tuple(map(str, group)), time))
+    return runs
+
+
+def verdicts(result: NodesResult) -> dict[str, NodeVerdict]:
+    return {node.node: node.verdict for node in result.nodes}
+
+
+@pytest.mark.parametrize("per_run", [1, 2, 4])
+def test_slow_nodes_are_named_and_no_others(per_run: int) -> None:
+    result = judge_nodes(campaign({"n03": 0.05, "n17": 0.06}, rounds=6, per_run=per_run))
+    assert {node.node for node in result.slow} == {"n03", "n17"}
+    for node in result.slow:
+        assert node.interval is not None
+        assert node.interval[0] < {"n03": 0.05, "n17": 0.06}[node.node] < node.interval[1]
+        assert node.runs == 6
+    assert [node.node for node in result.nodes][:2] == ["n17", "n03"], "the slowest first"
+    assert NodeVerdict.TOO_FEW not in verdicts(result).values()
+
+
+def test_no_node_is_slow_where_none_is() -> None:
+    for seed in range(30):
+        assert not judge_nodes(campaign({}, seed=seed)).slow
+
+
+def test_one_run_a_node_is_too_few() -> None:
+    runs = [replace(run, cell=f"{run.cell} {number}") for number, run in enumerate(campaign({"n03": 0.05}, rounds=1))]
+    result = judge_nodes(runs)
+    assert set(verdicts(result).values()) == {NodeVerdict.TOO_FEW}
+    assert result.nodes[0].effect is None
+    assert result.noise is None
+
+
+def test_a_node_whose_runs_never_have_others_beside_them_says_nothing() -> None:
+    alone = [NodeRun("its own point", ("n99",), time) for time in (9.0, 9.1, 9.05)]
+    result = judge_nodes([*campaign({}), *alone])
+    assert verdicts(result)["n99"] is NodeVerdict.TOO_FEW
+    assert not result.slow
+
+
+def test_a_slow_node_does_not_make_its_companions_slow() -> None:
+    """Each of them has been in fast company once."""
+    result = judge_nodes(campaign({"n03": 0.08}, rounds=3, per_run=4, noise=0.003, seed=4))
+    assert {node.node for node in result.slow} == {"n03"}
+
+
+def test_nodes_that_were_never_apart_are_not_told_apart() -> None:
+    runs = campaign({"n03": 0.08}, rounds=4)
+    pairs = [replace(run, nodes=("n03", "n17")) if "n03" in run.nodes else run for run in runs]
+    result = judge_nodes([run for run in pairs if run.nodes != ("n17",)])
+    assert not result.slow
+    assert verdicts(result)["n03"] is verdicts(result)["n17"] is NodeVerdict.TOO_FEW
+    assert result.notes == ("one of n03, n17 is slow: no run had one without the other",)
+
+
+def test_a_few_runs_do_not_make_a_node_slow_by_chance() -> None:
+    false_alarms = sum(
+        bool(judge_nodes(campaign({}, rounds=2, num_nodes=4, seed=seed), false_alarm_rate=0.05).slow)
+        for seed in range(300)
+    )
+    assert false_alarms < 30
+
+
+def test_failed_runs_and_runs_on_unknown_nodes_are_left_out_and_named() -> None:
+    runs = [make_run(f"r{i}", 1 + i / 1000) for i in range(4)]
+    runs[0] = replace(runs[0], verdict="failed", reasons=("died",))
+    runs[1] = replace(runs[1], nodes=())
+    found, notes = runs_on_nodes([*runs, runs[2]])
+    assert [run.nodes for run in found] == [("node-r2",), ("node-r3",)]
+    assert notes == ["1 runs failed, and say nothing of their nodes' speed", "the nodes of 1 runs are unknown"]
