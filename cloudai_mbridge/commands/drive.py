@@ -9,6 +9,7 @@ from rich.text import Text
 from cloudai_mbridge import pipeline
 from cloudai_mbridge.commands.live_view import SteadyConsole, observer_for
 from cloudai_mbridge.errors import OK, POINTS_FAILED, MBridgeError, counted, shortened
+from cloudai_mbridge.plan import ROOT_FILES
 from cloudai_mbridge.report import Report, judge_in
 from cloudai_mbridge.report.formats.terminal import render_table
 from cloudai_mbridge.report.write import FindHistory
@@ -43,7 +44,12 @@ def drive(console: SteadyConsole, prepared: pipeline.Prepared, root: Path) -> in
 
 
 def _choosers(prepared: pipeline.Prepared, root: Path) -> dict[str, Chooser]:
-    """Return what chooses among the points of tests with agent = "tune"."""
+    """Return what chooses among the points of tests with agent = "tune", or among the runs of a campaign on nodes."""
+    if (root / ROOT_FILES.node_campaign).exists():
+        from cloudai_mbridge.gate.nodes.campaign import NodeChooser, read_campaign  # numpy, for these only
+
+        campaign = read_campaign(root)
+        return {campaign.test_id: NodeChooser(campaign, judge_in(root))} if campaign else {}
     if all(run.search is None for run in prepared.plan.runs):
         return {}
     from cloudai_mbridge.tune.measured_search import choosers_of  # numpy, for such tests only

@@ -136,10 +136,10 @@ class MbridgeRun:
         return self
 
     def command(self, name: str, *arguments: str) -> "MbridgeRun":
-        """Start another command on its directory."""
+        """Start another command on its directory; of a group of commands, "GROUP NAME"."""
         directory = Path(tempfile.mkdtemp(dir=self.directory, prefix="command-"))
         (directory / "out").symlink_to(self.directory / "out", target_is_directory=True)
-        other = MbridgeRun(directory, self.env, name, str(self.root), *arguments)
+        other = MbridgeRun(directory, self.env, *name.split(), str(self.root), *arguments)
         self.started[:0] = other.started
         return other
 
@@ -278,6 +278,7 @@ def _starter() -> Iterator[StartRun]:
         partition: str = "main",
         gpus_per_node: int = 4,
         whole_system: str | None = None,
+        command: str = "run",
     ) -> MbridgeRun:
         directory = Path(tempfile.mkdtemp(dir="/tmp", prefix="mb-run-"))
         if whole_system is None:
@@ -295,7 +296,7 @@ def _starter() -> Iterator[StartRun]:
         if path:
             whole_env["PATH"] = f"{path}:{whole_env['PATH']}"
         files = (f"--system-config={directory}/system.toml", f"--test-scenario={directory}/scenario.toml")
-        run = MbridgeRun(directory, whole_env, "run", *files, f"--output-dir={directory}/out", *args)
+        run = MbridgeRun(directory, whole_env, *command.split(), *files, f"--output-dir={directory}/out", *args)
         started.append(run)
         return run
 

@@ -6,6 +6,7 @@ what the variable STAND_IN says, a JSON object:
 
     step_s      seconds per step
     says_s      seconds per step that it prints
+    varies      relative standard deviation of that, between runs and between steps
     file        a file whose content, if it exists, replaces this object
     at          step after which the rest happens (default: before the first)
     say         text for stderr
@@ -22,6 +23,7 @@ what the variable STAND_IN says, a JSON object:
 
 import json
 import os
+import random
 import sys
 import time
 from pathlib import Path
@@ -32,7 +34,8 @@ def main() -> int:
     if "file" in told and Path(told["file"]).exists():
         told = json.loads(Path(told["file"]).read_text())
     if os.environ.get("SLURMD_NODENAME", "") not in told.get("bad_nodes", [os.environ.get("SLURMD_NODENAME", "")]):
-        told = {"step_s": told.get("step_s", 0)}
+        told = {"step_s": told.get("step_s", 0), "varies": told.get("varies", 0)}
+    level = random.gauss(1, told.get("varies", 0))
     if os.environ.get("PET_NODE_RANK", "0") != "0":
         time.sleep(told.get("step_s", 0) * steps() + 0.2)
         return 0
@@ -45,7 +48,11 @@ def main() -> int:
     for step in range(steps() + 1):
         if step:
             time.sleep(told.get("step_s", 0))
-            print("MBRIDGE_STEP", json.dumps(record(step, told.get("says_s", 0.5))), flush=True)
+            print(
+                "MBRIDGE_STEP",
+                json.dumps(record(step, told.get("says_s", 0.5) * random.gauss(level, told.get("varies", 0)))),
+                flush=True,
+            )
         if step == told.get("at", 0):
             if "say" in told:
                 print(told["say"], file=sys.stderr, flush=True)

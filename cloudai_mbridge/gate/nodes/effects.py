@@ -3,8 +3,9 @@
 A run trains as fast as its slowest node, so its time is that of its cell (the runs that should take equally long: one
 point, one side of a gate) and the largest effect among its nodes. Most nodes have none. Slow ones are found one after
 the other: the node whose runs are the most above their cells, then the next with the first one's effect taken out. At
-the end, those go whose effect is not significant over all nodes. A node that no cell has both with and without says
-nothing: what is slow might be the cell. Nodes that were only in runs together are one.
+the end, those go without which the others explain the times as well, at a rate that holds for all nodes. A node that no
+cell has both with and without says nothing: what is slow might be the cell. Nodes that were only in runs together are
+one.
 """
 
 import math
@@ -46,7 +47,8 @@ class NodeEffects:
     """slow: the nodes that were found slow. of_runs: per run the effect of its slowest node, 0 on normal ones.
 
     others: what the runs of every other node say of it, without those that a slow node explains; without the nodes of
-    which nothing can be said. noise: standard deviation of a run, in units of the given ones. columns: per slow node,
+    which nothing can be said. noise: standard deviation of a run, in units of the given ones. squares: the sum of the
+    squares of the residuals in these units. columns: per slow node,
     which runs it slows; covariance: of the effects, in their order.
     """
 
@@ -54,6 +56,7 @@ class NodeEffects:
     others: Mapping[str, NodeEffect]
     of_runs: np.ndarray
     noise: float
+    squares: float
     columns: np.ndarray
     covariance: np.ndarray
 
@@ -94,14 +97,15 @@ def find_slow_nodes(
         tried.add(names[best])
         fitted = problem.fit(slow, runs_of)
     while slow:
-        ratio, least = min(
-            (each.effect / each.error if each.error else 0.0, name) for name, each in fitted.slow.items()
-        )
+        without = {name: problem.fit([other for other in slow if other != name], runs_of) for name in slow}
+        least = min(slow, key=lambda name: without[name].squares)
+        variance = fitted.squares / max(degrees - len(slow), 1)
+        ratio = math.sqrt(max(without[least].squares - fitted.squares, 0.0) / variance) if variance > 0 else 0.0
         threshold = stdtrit(max(degrees - len(slow), 1), 1 - rate / len(names))
         if ratio >= threshold and fitted.slow[least].effect > SLOW:
             break
         slow.remove(least)
-        fitted = problem.fit(slow, runs_of)
+        fitted = without[least]
     effects, errors = problem.candidates(matrix, fitted)
     others = {
         name: NodeEffect(float(effect), float(error), len(runs_of[name]))
@@ -175,6 +179,7 @@ class _Problem:
             degrees = len(target) - self._num_cells - len(slow)
             covariance = inverse * float(self._weights @ residuals**2) / max(degrees, 1)
         of_runs = effects @ columns if slow else np.zeros(len(self._values))
+        residuals = self._centered((self._values - of_runs)[None, :])[0]
         errors = np.sqrt(np.diag(covariance)) if slow else effects
         return NodeEffects(
             {
@@ -183,7 +188,8 @@ class _Problem:
             },
             {},
             of_runs,
-            self._scale(self._centered((self._values - of_runs)[None, :])[0]),
+            self._scale(residuals),
+            float(self._weights @ residuals**2),
             columns,
             covariance,
         )

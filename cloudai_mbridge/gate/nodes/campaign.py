@@ -1,0 +1,182 @@
+"""A campaign: one test on every node, in rounds, until every node is known to be slow or normal.
+
+In each round all nodes are put into new groups of as many as a run needs, so that every node runs in different company.
+After a round, only groups with an undecided node are run again, with some others beside them to compare with. Each look
+has its share of the false-alarm rate. The campaign remembers nothing: its rounds are in a file of the run's directory,
+what was measured in the runs' files, so that another process can go on.
+"""
+
+import json
+import random
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from cloudai_mbridge.errors import BadInput, counted
+from cloudai_mbridge.files.json_text import parse_json
+from cloudai_mbridge.files.regular import read_regular
+from cloudai_mbridge.gate.nodes.verdicts import NodeRun, NodesResult, NodeVerdict, judge_nodes
+from cloudai_mbridge.plan import ROOT_FILES, RunPlan
+from cloudai_mbridge.runner import Judge
+from cloudai_mbridge.runner.context import Phase, Tracked
+from cloudai_mbridge.runner.journal.journal import JournalEntry
+from cloudai_mbridge.runner.search import Choice
+from cloudai_mbridge.verdict import Judgement
+
+Group = tuple[str, ...]
+_TRIES = 20  # of a round's order, of which the one with the most new company is taken
+_FEWEST_BESIDE = 6  # runs of a round: fewer say little of how fast runs are
+
+
+@dataclass(frozen=True)
+class Campaign:
+    """rounds: of each, the keys of its runs. false_alarm_rate: of all looks together."""
+
+    test_id: str
+    rounds: tuple[tuple[str, ...], ...]
+    false_alarm_rate: float
+    slowdown: float
+
+
+def plan_rounds(nodes: Sequence[str], per_run: int, rounds: int, rng: random.Random) -> list[list[Group]]:
+    """Return the groups of every round. A node is in one of them, or in two where the groups do not come out even.
+
+    BadInput: there are fewer nodes than a run needs.
+    """
+    if len(nodes) < max(per_run, 2):
+        raise BadInput(f"--nodes: {counted(len(nodes), 'node')}; a campaign compares at least {max(per_run, 2)}")
+    planned, company = [], set[frozenset[str]]()
+    for _ in range(rounds):
+        tries = [_groups(nodes, per_run, rng) for _ in range(_TRIES if per_run > 1 else 1)]
+        pairs = [{frozenset((a, b)) for group in groups for a in group for b in group if a < b} for groups in tries]
+        best = min(range(len(tries)), key=lambda i: len(pairs[i] & company))
+        company |= pairs[best]
+        planned.append(tries[best])
+    return planned
+
+
+def _groups(nodes: Sequence[str], per_run: int, rng: random.Random) -> list[Group]:
+    order = rng.sample(list(nodes), len(nodes))
+    groups = [tuple(order[start : start + per_run]) for start in range(0, len(order), per_run)]
+    missing = per_run - len(groups[-1])
+    return [*groups[:-1], (*groups[-1], *order[:missing])] if missing else groups
+
+
+def undecided_after(
+    rounds: Sequence[Sequence[NodeRun]], nodes: Iterable[str], num_looks: int, rate: float, slowdown: float
+) -> set[str]:
+    """Return the nodes that the rounds so far leave open. num_looks: of the whole campaign."""
+    result = judge_nodes([run for each in rounds for run in each], false_alarm_rate=rate / num_looks, slowdown=slowdown)
+    decided = {node.node for node in result.nodes if node.verdict is not NodeVerdict.TOO_FEW}
+    return set(nodes) - decided
+
+
+def wanted_groups(groups: Sequence[Group], undecided: set[str]) -> list[Group]:
+    """Return the groups of a round to run: those with an undecided node, and some others to compare with."""
+    needed = [group for group in groups if undecided & set(group)]
+    others = [group for group in groups if not undecided & set(group)]
+    return needed + others[: max(0, _FEWEST_BESIDE - len(needed))] if needed else []
+
+
+def plan_campaign(
+    template: RunPlan,
+    nodes: Sequence[str],
+    rounds: int,
+    rng: random.Random,
+    *,
+    false_alarm_rate: float,
+    slowdown: float,
+) -> tuple[tuple[RunPlan, ...], Campaign]:
+    """Return all runs that a campaign may need, and what has to be written beside their plan."""
+    runs: list[RunPlan] = []
+    keys: list[tuple[str, ...]] = []
+    for groups in plan_rounds(nodes, template.num_nodes, rounds, rng):
+        start = len(runs)
+        runs += [_on(template, group, start + number) for number, group in enumerate(groups)]
+        keys.append(tuple(run.key for run in runs[start:]))
+    return tuple(runs), Campaign(template.test_id, tuple(keys), false_alarm_rate, slowdown)
+
+
+def _on(template: RunPlan, group: Group, iteration: int) -> RunPlan:
+    key = f"{template.key.rpartition('/')[0]}/{iteration}"
+    return replace(template, key=key, iteration=iteration, nodes=group, array="", array_index=0)
+
+
+def write_campaign(campaign: Campaign, root: Path) -> None:
+    (root / ROOT_FILES.node_campaign).write_text(json.dumps({"version": 1, **asdict(campaign)}, indent=1) + "\n")
+
+
+def read_campaign(root: Path) -> Campaign | None:
+    """Return the campaign that a directory is of, None if it is an ordinary run. BadInput for a damaged one."""
+    path = root / ROOT_FILES.node_campaign
+    try:
+        data = parse_json(read_regular(path))
+        assert data.pop("version") == 1
+        return Campaign(**{**data, "rounds": tuple(tuple(map(str, keys)) for keys in data["rounds"])})
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise BadInput(f"{path}: cannot be read ({error.strerror}); start the campaign again") from None
+    except (ValueError, TypeError, KeyError, AttributeError, AssertionError, RecursionError):
+        raise BadInput(f"{path}: is not what `mbridge nodes test` wrote; start the campaign again") from None
+
+
+class NodeChooser:
+    """Chooses the runs of a campaign, round by round."""
+
+    def __init__(self, campaign: Campaign, judge: Judge) -> None:
+        self._campaign, self._judge = campaign, judge
+        self._judged: dict[tuple[str, int], Judgement] = {}
+
+    def choose(self, runs: Sequence[Tracked], entry_of: Callable[[str], JournalEntry]) -> Choice:
+        """Return what to submit now, and why nothing more will be."""
+        by_key = {run.plan.key: run for run in runs}
+        measured: list[list[NodeRun]] = []
+        nodes = {node for run in runs for node in run.plan.nodes}
+        undecided = set(nodes)
+        for number, keys in enumerate(self._campaign.rounds):
+            if number:
+                undecided = self._undecided(measured, nodes)
+            of_group = {by_key[key].plan.nodes: by_key[key] for key in keys if key in by_key}
+            chosen = [of_group[group] for group in wanted_groups(list(of_group), undecided)]
+            if not chosen:
+                return Choice((), "every node is decided")
+            if pending := [run.plan.key for run in chosen if run.phase is not Phase.ENDED]:
+                return Choice(pending)
+            measured.append(self._measured(f"round {number}", chosen, entry_of))
+        return Choice((), f"each node had its {counted(len(self._campaign.rounds), 'run')}")
+
+    def why_end(self, run: RunPlan, step_times: Sequence[float]) -> str:
+        """Return "": every run goes to its end."""
+        return ""
+
+    def result(self, runs: Sequence[Tracked], entry_of: Callable[[str], JournalEntry]) -> NodesResult:
+        """Return what is known of the nodes now."""
+        by_key = {run.plan.key: run for run in runs}
+        measured = [
+            self._measured(f"round {number}", [by_key[key] for key in keys if key in by_key], entry_of)
+            for number, keys in enumerate(self._campaign.rounds)
+        ]
+        rate = self._campaign.false_alarm_rate / len(self._campaign.rounds)
+        return judge_nodes(
+            [run for each in measured for run in each], false_alarm_rate=rate, slowdown=self._campaign.slowdown
+        )
+
+    def _undecided(self, measured: Sequence[Sequence[NodeRun]], nodes: Iterable[str]) -> set[str]:
+        campaign = self._campaign
+        return undecided_after(measured, nodes, len(campaign.rounds), campaign.false_alarm_rate, campaign.slowdown)
+
+    def _measured(self, cell: str, runs: Iterable[Tracked], entry_of: Callable[[str], JournalEntry]) -> list[NodeRun]:
+        found = []
+        for run in runs:
+            if run.phase is Phase.ENDED and run.number:
+                judgement = self._judgement(run, entry_of)
+                if judgement.is_success and judgement.step_time_s:
+                    found.append(NodeRun(cell, run.plan.nodes, judgement.step_time_s))
+        return found
+
+    def _judgement(self, run: Tracked, entry_of: Callable[[str], JournalEntry]) -> Judgement:
+        key = run.plan.key, run.number
+        if key not in self._judged:
+            self._judged[key] = self._judge(run.plan, entry_of(run.plan.key))
+        return self._judged[key]
