@@ -281,6 +281,15 @@ def test_every_point_avoids_its_own_nodes(tmp_path: Path, fake: Fake) -> None:
     assert notes.startswith(f"further runs of {root.name}\n")
 
 
+def test_slow_nodes_are_avoided_too(tmp_path: Path, fake: Fake) -> None:
+    root = write(tmp_path)
+    one, *_ = points_of(root)
+    end(root, {f"{one}/0": "n1", f"{one}/1": "n1"})
+    plan = confirm.prepare(root, [one], 1, ["n2", "n1"])[0].plan
+    assert plan.runs[0].exclude_nodes == ("n9", "n1", "n2")
+    assert f"{one}: avoids n1, where its earlier runs were, and n2, which the gate found slow" in plan.notes
+
+
 @pytest.mark.parametrize("why", ["too_few", "unhealthy", "excluded"])
 def test_the_same_nodes_where_there_are_no_others(tmp_path: Path, fake: Fake, why: str) -> None:
     root = write(tmp_path)

@@ -45,21 +45,27 @@ class Confirmation:
 
 @dataclass(frozen=True)
 class Past:
-    """What the first run's journal knows. used: point -> nodes that its runs had. excluded: node -> why."""
+    """What the first run's journal knows, and a gate. used: point -> nodes that its runs had. excluded: node -> why.
+
+    slow: nodes that make runs slower.
+    """
 
     used: Mapping[str, tuple[str, ...]]
     excluded: Mapping[str, str]
+    slow: tuple[str, ...] = ()
 
 
-def confirm(root: Path, points: Collection[str], repeats: int, observer_for: ObserverFor) -> Confirmation:
+def confirm(
+    root: Path, points: Collection[str], repeats: int, observer_for: ObserverFor, slow_nodes: Collection[str] = ()
+) -> Confirmation:
     """Run each point (test_id/label) of the finished run in `root` so many times more, and report in a new directory.
 
-    observer_for: returns the observer of the runs, given the new plan and its directory.
+    observer_for: returns the observer of the runs, given the new plan and its directory. slow_nodes: avoided as well.
 
     BadInput: no such run or point, a run that has not ended, missing credentials, changed files. Nothing was run.
     MBridgeError: as `pipeline.execute`; then, too, the report is written as far as it can be.
     """
-    prepared, excluded = prepare(root.resolve(), points, repeats)
+    prepared, excluded = prepare(root.resolve(), points, repeats, slow_nodes)
     new = create_root(prepared.output_dir, f"{prepared.plan.scenario}-confirm", datetime.now())
     with contextlib.closing(Journal(new / ROOT_FILES.journal)) as journal:  # before the plan, which makes it resumable
         for node, reason in excluded.items():
@@ -80,7 +86,9 @@ def confirm(root: Path, points: Collection[str], repeats: int, observer_for: Obs
     return Confirmation(new, prepared.plan.notes)
 
 
-def prepare(root: Path, points: Collection[str], repeats: int) -> tuple[Prepared, Mapping[str, str]]:
+def prepare(
+    root: Path, points: Collection[str], repeats: int, slow_nodes: Collection[str] = ()
+) -> tuple[Prepared, Mapping[str, str]]:
     """Return the plan of the new runs, and the nodes that no run shall use; nothing is written. Raises as `confirm`."""
     if repeats < 1 or not points:
         raise BadInput(f"{root}: {repeats} more runs of {len(points)} points leaves nothing to run; ask for at least 1")
@@ -95,7 +103,7 @@ def prepare(root: Path, points: Collection[str], repeats: int) -> tuple[Prepared
     prepared = replace(first, plan=replace(first.plan, runs=templates))
     _require_same_files(prepared, root)
     pipeline.preflight(prepared)
-    past = _read_past(root, first.plan)
+    past = _read_past(root, first.plan, slow_nodes)
     scheduler = pipeline.scheduler_for(first.system, prepared.plan)
     avoided, notes = avoid(templates, first.system, scheduler, past)
     runs = tuple(
@@ -163,13 +171,20 @@ def _avoid(run: RunPlan, system: System, scheduler: Scheduler, past: Past) -> tu
         return (), f"its scenario names its nodes ({', '.join(run.nodes)}); the same ones were used"
     if not used:
         return (), "the nodes it ran on are unknown; it may run on the same ones"
-    taken = {*used, *past.excluded, *(name for nodes in run.exclude_nodes for name in expand_hostlist(nodes))}
+    taken = {
+        *used,
+        *past.slow,
+        *past.excluded,
+        *(name for nodes in run.exclude_nodes for name in expand_hostlist(nodes)),
+    }
     usable = scheduler.num_usable_nodes(taken | _unhealthy(system, scheduler))
     if usable is None:
         return (), "the cluster's other nodes are unknown; it may run on the same ones"
     if usable < run.num_nodes:
         return (), "the cluster has no other nodes, so the same ones were used"
-    return used, f"avoids {', '.join(used)}, where its earlier runs were"
+    others = tuple(node for node in past.slow if node not in used)
+    slow = f", and {', '.join(others)}, which the gate found slow" if others else ""
+    return (*used, *others), f"avoids {', '.join(used)}, where its earlier runs were{slow}"
 
 
 def _unhealthy(system: System, scheduler: Scheduler) -> set[str]:
@@ -238,14 +253,14 @@ def _require_same_files(prepared: Prepared, root: Path) -> None:
                     )
 
 
-def _read_past(root: Path, plan: ScenarioPlan) -> Past:
+def _read_past(root: Path, plan: ScenarioPlan, slow_nodes: Collection[str]) -> Past:
     with Journal.read_only(root / ROOT_FILES.journal) as journal:
         entries, excluded = journal.entries(), journal.excluded()
     used = {
         point: tuple(dict.fromkeys(node for run in runs if run.key in entries for node in _nodes(entries[run.key])))
         for point, runs in _by_point(plan).items()
     }
-    return Past(used, excluded)
+    return Past(used, excluded, tuple(slow_nodes))
 
 
 def _nodes(entry: JournalEntry) -> list[str]:

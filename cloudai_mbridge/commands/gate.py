@@ -145,6 +145,7 @@ def _confirm(results: Sequence[Path], result: GateResult, repeats: int) -> list[
             [point for point in wanted if where[point] == path],
             repeats,
             lambda plan, root: observer_for(console, plan, root),
+            [node.node for node in result.slow_nodes],
         )
         for path in roots
     ]
