@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from cloudai_mbridge.gate.compare.statistics import Comparison, Incomparable, compare_groups
+from cloudai_mbridge.gate.statistics.comparison import Comparison, Incomparable, compare_groups
 
 OLD, NEW = (1.00, 1.02, 0.99, 1.01, 0.985), (1.03, 1.06, 1.02, 1.05)
 

@@ -8,9 +8,9 @@ from cloudai_mbridge.gate.compare import words
 from cloudai_mbridge.gate.compare.groups import PointRuns
 from cloudai_mbridge.gate.compare.policy import GatePolicy, MetricPolicy
 from cloudai_mbridge.gate.compare.reference import ReferencePoint, RunValues
-from cloudai_mbridge.gate.compare.statistics import Comparison, Incomparable, compare_groups
 from cloudai_mbridge.gate.compare.verdict import GateVerdict, MetricVerdict
 from cloudai_mbridge.gate.results.values import METRICS, OF_FLOPS
+from cloudai_mbridge.gate.statistics.comparison import Comparison, Incomparable, compare_groups
 
 _TOO_GOOD = 0.5  # a larger change for the better is taken for a mistake
 

@@ -131,6 +131,15 @@ class HistoryReference(ExactModel):
 
     file: NotBlank = Field(description="the history's file, relative to the policy")
     last: int = Field(10, ge=1, description="how many of the last good runs to compare with")
+    nights: int | None = Field(
+        None,
+        ge=5,
+        le=1000,
+        description="the false-alarm rate is kept over so many nights, and a slow drift is looked for",
+    )
+    since: Annotated[date, BeforeValidator(_plain_date)] | None = Field(
+        None, description="the first of these nights; default: the first in the history"
+    )
 
 
 class GatePolicy(ExactModel):

@@ -19,7 +19,8 @@ from cloudai_mbridge.gate.results.values import METRICS, PRIMARY
 _OF_ALL, _OF_GROUPS = 0.07, 0.03
 # All points together show less than one alone does. Sides of different nights, of which none says how nights differ,
 # have the margin of a single point
-_MARGIN_OF_ALL = 0.5
+MARGIN_OF_ALL = 0.5
+_ALL = "all "
 
 
 @dataclass
@@ -92,7 +93,7 @@ def draft_shared(suites: Suites, metrics: Sequence[MetricPolicy], tested: Sequen
         if suite is None:
             continue
         weight = sum(each.policy.weight for each in tested if each.policy.name == metric.name)
-        small = 1.0 if suite.nights.are_confounded else _MARGIN_OF_ALL
+        small = 1.0 if suite.nights.are_confounded else MARGIN_OF_ALL
         of_all = {"weight": weight * _OF_ALL, "margin": metric.margin * small}
         drafts.append(_draft(suite.common, metric.model_copy(update=of_all)))
         share = {"weight": weight * _OF_GROUPS / max(len(suite.groups), 1)}
@@ -119,6 +120,12 @@ def settle_shared(
     return tuple(_point(found) for found in by_name.values())
 
 
+def metrics_that_are_worse(shared: Sequence[PointVerdict]) -> set[str]:
+    """Return the metrics of which all points together have a regression."""
+    whole = [point for point in shared if point.point.startswith(_ALL)]
+    return {m.metric for point in whole for m in point.metrics if m.verdict is GateVerdict.REGRESSION}
+
+
 def _point(found: Sequence[tuple[SharedTest, MetricVerdict]]) -> PointVerdict:
     shared, verdicts = found[0][0].shared, [verdict for _, verdict in found]
     deciding = [verdict.verdict for verdict in verdicts if verdict.decides and not verdict.waived]
@@ -129,7 +136,7 @@ def _point(found: Sequence[tuple[SharedTest, MetricVerdict]]) -> PointVerdict:
 def name_of(shared: SharedChange) -> str:
     """Return how the points are called together."""
     of = f" with {shared.group}" if shared.group else ""
-    return f"all {len(shared.points)} points" if not of else f"{counted(len(shared.points), 'point')}{of}"
+    return f"{_ALL}{len(shared.points)} points" if not of else f"{counted(len(shared.points), 'point')}{of}"
 
 
 def _settle(test: SharedTest, suites: Suites, policy: GatePolicy, rate: float, today: date) -> MetricVerdict:

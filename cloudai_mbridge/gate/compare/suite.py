@@ -1,8 +1,8 @@
 """A metric over all points of a gate together: the noise, nodes and nights that points share, and what changed for all.
 
-Every point is judged by what it changed beyond all others, with the noise that all others say it has (`noise.py`) and
-with the effects of slow nodes taken out (`gate/nodes/effects.py`). Beside single points, two things are tested: what
-all points changed by, and whether the points of one group changed by more than the rest.
+Every point is judged by what it changed beyond all others, with the noise that all others say it has
+(`statistics/noise.py`) and with the effects of slow nodes taken out (`statistics/slow_nodes.py`). Beside single points,
+two things are tested: what all points changed by, and whether the points of one group changed by more than the rest.
 
 Nights are one more kind of noise, which all runs of a night share. Where a side has several nights, these say how far
 nights differ. They are a handful, so p-values are averaged over all that they allow, with a first guess of one half
@@ -12,23 +12,21 @@ that nights do not differ.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
-from itertools import pairwise
 
 import numpy as np
 
-from cloudai_mbridge.gate.compare.noise import SharedSpread, SkewedSpread, shared_noise, skewness
 from cloudai_mbridge.gate.compare.reference import RunValues
-from cloudai_mbridge.gate.compare.statistics import Comparison, growth
-from cloudai_mbridge.gate.nodes.effects import NodeEffects, find_slow_nodes
+from cloudai_mbridge.gate.statistics.comparison import Comparison, growth
+from cloudai_mbridge.gate.statistics.nights import night_numbers
+from cloudai_mbridge.gate.statistics.noise import SharedSpread, SkewedSpread, shared_noise, skewness
+from cloudai_mbridge.gate.statistics.slow_nodes import NodeEffects, find_slow_nodes
 
 FEWEST_POINTS = 10  # fewer say little of what they share
 _FEWEST_OF_A_GROUP, _MOST_GROUPS = 3, 60
-_FEW_RUNS, _NOISE_OF_FEW = 3, 0.01  # as in statistics.py
+_FEW_RUNS, _NOISE_OF_FEW = 3, 0.01  # as in statistics/comparison.py
 _OUTLYING = 3.5  # standard errors; a point so far from the middle does not speak for all
 _VARIANCE_OF_A_MEDIAN = math.pi / 2  # over that of a mean
 _MANY = 1e9  # degrees of freedom: a normal distribution
-_BETWEEN_NIGHTS = timedelta(hours=6)
 _NIGHT_NOISES = np.array([0.0, *np.geomspace(0.0005, 0.03, 13)])
 _NIGHTS_ARE_EQUAL = 0.5  # probability, before anything is known
 
@@ -296,7 +294,7 @@ class _Fit:
 
     def _nights(self) -> tuple[Nights, np.ndarray, np.ndarray, float]:
         """Return the nights; what nights may differ by, with weights; and how much of it the common change has."""
-        night_of = _night_numbers(self._runs.ended)
+        night_of = night_numbers(self._runs.ended)
         sides = self._runs.cells % 2
         sds = self._sds[self._runs.cells // 2]
         residuals = self._values - self._means.ravel()[self._runs.cells]
@@ -338,22 +336,3 @@ def _weighted_median(values: np.ndarray, weights: np.ndarray) -> float:
     order = np.argsort(values)
     shares = np.cumsum(weights[order]) / weights.sum()
     return float(values[order][np.searchsorted(shares, 0.5)])
-
-
-def _night_numbers(ended: Sequence[str]) -> np.ndarray:
-    """Number the nights: runs between which no pause is longer than six hours are of one. -1: it is not known."""
-    moments: dict[int, datetime] = {}
-    for i, text in enumerate(ended):
-        try:
-            moment = datetime.fromisoformat(text)
-        except ValueError:
-            continue
-        if moment.tzinfo is not None:
-            moments[i] = moment
-    numbers = np.full(len(ended), -1)
-    order = sorted(moments, key=lambda i: moments[i])
-    night = 0
-    for previous, i in pairwise([order[0], *order] if order else []):
-        night += moments[i] - moments[previous] > _BETWEEN_NIGHTS
-        numbers[i] = night
-    return numbers

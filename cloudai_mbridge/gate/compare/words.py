@@ -15,7 +15,7 @@ from cloudai_mbridge.gate.results.values import METRICS, PRIMARY
 
 if TYPE_CHECKING:
     from cloudai_mbridge.gate.compare.metric import Tested
-    from cloudai_mbridge.gate.compare.statistics import Comparison
+    from cloudai_mbridge.gate.statistics.comparison import Comparison
 
 _FAR = 4.0  # robust standard deviations
 _MAD_TO_SD = 1.4826

@@ -7,9 +7,9 @@ from enum import StrEnum
 import numpy as np
 
 from cloudai_mbridge.gate.compare.groups import Originals, why_not
-from cloudai_mbridge.gate.nodes.effects import TOGETHER, find_slow_nodes
 from cloudai_mbridge.gate.results.read import RunResult
 from cloudai_mbridge.gate.results.values import METRICS, PRIMARY
+from cloudai_mbridge.gate.statistics.slow_nodes import TOGETHER, find_slow_nodes
 
 FALSE_ALARM_RATE = 0.01
 SLOWDOWN = 0.03  # relative; a node that is shown to be slower by less is normal
