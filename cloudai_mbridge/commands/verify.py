@@ -146,7 +146,7 @@ def _verify_file(path: Path, kind: str, context: _Context) -> str:
     if (template := read_toml(path).data.get(TEMPLATE_KEY, TEMPLATE)) != TEMPLATE:
         raise ForeignTemplate(path, [str(template)])
     definition = load_test_definition(path, context.warn)
-    run = TestRun(id=definition.name, test_name=definition.name)
+    run = TestRun(id=definition.name or "test", test_name=definition.name)  # a name may be empty, an id not
     return f"test {_count(path, LoadedTest(run, definition), context)}"
 
 
