@@ -191,7 +191,7 @@ def import_all(kind: str) -> None:
 
 def _lead(request: Mapping[str, Any]) -> int:
     """Be torchrun, or the only process."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it, and hand that on
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in background jobs
     count = request["processes"]
     if count == 1:
         signal.setitimer(signal.ITIMER_REAL, request["timeout"])
