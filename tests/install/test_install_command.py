@@ -134,7 +134,7 @@ def test_packages_beside_nemo_run_come_from_the_environment(
 
 MAIN = """\
 import signal, sys, click
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it, and so do their children
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a shell's background jobs
 from cloudai_mbridge.errors import MBridgeError
 from cloudai_mbridge.install.commands import register
 group = click.Group("mbridge")
