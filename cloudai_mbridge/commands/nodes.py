@@ -26,7 +26,7 @@ from cloudai_mbridge.report.model import plain
 if TYPE_CHECKING:
     from cloudai_mbridge.gate.nodes.verdicts import NodesResult
 
-_SHOWN = 4
+_SHOWN, _MOST_ODD = 4, 20
 SLOW_NODES = 10  # as of a regression that a gate finds
 _STYLES = {"slow": "bold red", "normal": "green", "too few runs": "yellow"}
 _RATE = click.FloatRange(min=0, max=0.2, min_open=True)
@@ -125,11 +125,14 @@ def _only_run(plan: ScenarioPlan, scenario: Path) -> RunPlan:
 
 
 def _judged(results: Sequence[Path], false_alarm_rate: float, slowdown: float) -> "NodesResult":
+    from cloudai_mbridge.gate.nodes.facts import odd_facts
     from cloudai_mbridge.gate.nodes.verdicts import judge_nodes, runs_on_nodes  # numpy, for this group only
 
     given, skipped = without_dry_runs(results)
-    runs, notes = runs_on_nodes(run for path in given for run in read_results(path))
-    return judge_nodes(runs, false_alarm_rate=false_alarm_rate, slowdown=slowdown, notes=[*skipped, *notes])
+    read = [run for path in given for run in read_results(path)]
+    runs, notes = runs_on_nodes(read)
+    result = judge_nodes(runs, false_alarm_rate=false_alarm_rate, slowdown=slowdown, notes=[*skipped, *notes])
+    return replace(result, odd=tuple(odd_facts(read)))
 
 
 def _print(result: "NodesResult") -> None:
@@ -145,7 +148,9 @@ def _print(result: "NodesResult") -> None:
         verdict = Text(str(node.verdict), style=_STYLES[node.verdict])
         table.add_row(Text(printable(node.node)), effect, interval, str(node.runs), verdict)
     console.print(table)
-    for line in (*(f"note: {note}" for note in result.notes), *_conclusion(result)):
+    odd = [f"{odd.node}: {odd.fact} is {odd.value}; {odd.others} others have {odd.usual}" for odd in result.odd]
+    shown = [*odd[:_MOST_ODD], *([f"{len(odd) - _MOST_ODD} more differences"] if len(odd) > _MOST_ODD else [])]
+    for line in (*shown, *(f"note: {note}" for note in result.notes), *_conclusion(result)):
         console.print_line(printable(line))
 
 

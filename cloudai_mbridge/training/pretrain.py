@@ -29,6 +29,7 @@ from cloudai_mbridge.training.resilience.inprocess_restart import maybe_wrap_for
 from cloudai_mbridge.training.resilience.packages import check_packages
 from cloudai_mbridge.training.setup import SetupOutput, setup
 from cloudai_mbridge.training.startup.environment import describe_environment
+from cloudai_mbridge.training.startup.hosts import gather_host_facts
 from cloudai_mbridge.training.startup.logging_setup import set_up_logging
 from cloudai_mbridge.training.startup.prepare import prepare
 from cloudai_mbridge.training.state import GlobalState
@@ -135,6 +136,7 @@ def _evaluate_at_the_end(run: SetupOutput, forward_step_func: Any) -> None:
 
 def _announce(state: GlobalState, model: list[Any], adapted: dict[str, Any]) -> None:
     """Say, once per run, what runs and on what, and write the configuration as it runs."""
+    hosts = gather_host_facts()
     if dist.get_rank() != 0:
         return
     if path := state.cfg.logger.save_config_filepath:
@@ -155,6 +157,6 @@ def _announce(state: GlobalState, model: list[Any], adapted: dict[str, Any]) -> 
         "torch": str(torch.__version__),
         "megatron_core": installed_version(),
         "memory_kind": memory_kind(current_device()),
-        "environment": describe_environment(),
+        "environment": {**describe_environment(), "hosts": hosts},
     }
     write_line(render_record(RUN_MARK, facts, run_token(os.environ)))

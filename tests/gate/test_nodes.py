@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from cloudai_mbridge.gate.nodes.facts import OddFact, odd_facts
 from cloudai_mbridge.gate.nodes.verdicts import NodeRun, NodesResult, NodeVerdict, judge_nodes, runs_on_nodes
 from tests.gate.some_runs import make_run
 
@@ -99,3 +100,21 @@ def test_failed_runs_and_runs_on_unknown_nodes_are_left_out_and_named() -> None:
     found, notes = runs_on_nodes([*runs, runs[2]])
     assert [run.nodes for run in found] == [("node-r2",), ("node-r3",)]
     assert notes == ["1 runs failed, and say nothing of their nodes' speed", "the nodes of 1 runs are unknown"]
+
+
+def hosts_of(name: str, **facts: object) -> dict[str, object]:
+    return {"names": [name], "facts": {"kernel": "6.8", "gpus": 4, **facts}, "odd": {}}
+
+
+def test_the_odd_node_is_named_with_its_fact() -> None:
+    runs = [make_run(f"r{i}", hosts=hosts_of(f"n{i}")) for i in range(4)]
+    pair = {"names": ["n4", "n5"], "facts": {"kernel": "6.8", "gpus": 4}, "odd": {"n5": {"kernel": "5.15"}}}
+    runs += [make_run("r4", hosts=pair), make_run("r5", hosts=hosts_of("n6", gpus=3))]
+    assert odd_facts(runs) == [OddFact("n6", "gpus", "3", "4", 6), OddFact("n5", "kernel", "5.15", "6.8", 6)]
+    assert not odd_facts(runs[:1])
+    assert not odd_facts([runs[0], make_run("x", hosts=hosts_of("n9", kernel="5"))]), "of two, neither is odd"
+
+
+def test_facts_from_a_damaged_log_say_nothing() -> None:
+    wrong = [{}, {"names": "n1"}, {"names": [1, None, ""], "facts": {}}, {"names": ["n1"], "facts": [], "odd": 3}]
+    assert odd_facts([make_run(f"r{i}", hosts=hosts) for i, hosts in enumerate(wrong)]) == []

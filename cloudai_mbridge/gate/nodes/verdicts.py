@@ -7,6 +7,7 @@ from enum import StrEnum
 import numpy as np
 
 from cloudai_mbridge.gate.compare.groups import Originals, why_not
+from cloudai_mbridge.gate.nodes.facts import OddFact
 from cloudai_mbridge.gate.results.read import RunResult
 from cloudai_mbridge.gate.results.values import METRICS, PRIMARY
 from cloudai_mbridge.gate.statistics.slow_nodes import TOGETHER, find_slow_nodes
@@ -37,7 +38,10 @@ class NodeResult:
 
 @dataclass(frozen=True)
 class NodesResult:
-    """nodes: the slow ones first. noise: relative standard deviation between runs. notes: what was left out."""
+    """nodes: the slow ones first. noise: relative standard deviation between runs. notes: what was left out.
+
+    odd: facts in which nodes differ from most others.
+    """
 
     nodes: tuple[NodeResult, ...]
     noise: float | None
@@ -45,6 +49,7 @@ class NodesResult:
     false_alarm_rate: float
     slowdown: float
     notes: tuple[str, ...] = ()
+    odd: tuple[OddFact, ...] = ()
 
     @property
     def slow(self) -> tuple[NodeResult, ...]:

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,7 @@ class RunResult:
     run_id: the same whenever the same run is reported again. point: test_id/label, which its repetitions share.
     comparability: what must be equal for two results to be compared; comparability_id is its digest.
     nodes: host names. ended_at: ISO 8601, of the end of its job, or of the report. environment: what it ran on.
-    contradiction: where its report contradicts itself, "" if nowhere.
+    contradiction: where its report contradicts itself, "" if nowhere. hosts: what its training said of its nodes.
     """
 
     run_id: str
@@ -59,6 +59,7 @@ class RunResult:
     environment: Mapping[str, Any]
     source: str
     contradiction: str = ""
+    hosts: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def is_success(self) -> bool:
@@ -155,7 +156,12 @@ def _run(point: PointModel, report: ReportModel, source: str) -> RunResult:
         environment=point.environment.model_dump(exclude_unset=True),
         source=source,
         contradiction=contradiction(point) or wrong_summary(report),
+        hosts=_table(_table(point.run.get("environment")).get("hosts")),
     )
+
+
+def _table(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
 
 
 def _run_id(point: PointModel, report: ReportModel) -> str:

@@ -9,7 +9,7 @@ import contextlib
 import json
 import sqlite3
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self
@@ -229,7 +229,7 @@ class Journal:
 
 
 def _dump(status: JobStatus) -> str:
-    return json.dumps(asdict(status))
+    return json.dumps(vars(status))  # it is flat: `asdict` would copy all of it
 
 
 def _now() -> str:

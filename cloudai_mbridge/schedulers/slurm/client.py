@@ -56,9 +56,15 @@ class Listing:
 
     def __init__(self, rows: Mapping[str, Listed]) -> None:
         self._rows = rows
-        self._of_token: dict[str, list[Listed]] = {}
+        self._tokens: set[str] = set()
+        self._tasks: dict[tuple[str, str], list[Listed]] = {}  # by token and place in the array
+        self._others: dict[str, list[Listed]] = {}  # by name
         for row in rows.values():
-            self._of_token.setdefault(row.name.rpartition(".")[2], []).append(row)
+            token = row.name.rpartition(".")[2]
+            self._tokens.add(token)
+            _, is_task, place = row.job_id.rpartition("_")
+            found = self._tasks.setdefault((token, place), []) if is_task else self._others.setdefault(row.name, [])
+            found.append(row)
 
     def of(self, job: Job) -> list[Listed]:
         """Return the rows of a run: of its token, and of its place in the array; by id if it has no token.
@@ -67,13 +73,12 @@ class Listing:
         """
         if not job.token:
             return [self._rows[job.job_id]] if job.job_id in self._rows else []
-        name, task = f"{job_name(job.key)}.{job.token}", f"_{job.array_index}"
-        rows = self._of_token.get(job.token, [])
-        return [row for row in rows if (row.job_id.endswith(task) if "_" in row.job_id else row.name == name)]
+        name = f"{job_name(job.key)}.{job.token}"
+        return [*self._tasks.get((job.token, str(job.array_index)), ()), *self._others.get(name, ())]
 
     def has(self, token: str) -> bool:
         """Return whether any job of a token is listed."""
-        return token in self._of_token
+        return token in self._tokens
 
 
 def that_counts(job: Job, rows: Iterable[Listed]) -> tuple[str, JobStatus | None]:

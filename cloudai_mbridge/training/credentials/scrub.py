@@ -9,12 +9,14 @@ import re
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass, replace
 from enum import Enum
+from functools import lru_cache
 from typing import Any
 
 from cloudai_mbridge.training.credentials.find import SHORT_OPTIONS, credential_spans, is_assigned_credential
 from cloudai_mbridge.training.credentials.shapes import HOST, PRIVATE_KEY
 
 MASK = "***"
+_SHORT = 200  # characters
 _MOST_PASSES = 5  # what stood beside a credential may look like one now
 _USER = re.compile(r"(?<=://)[^\s/\"'<>]*@")
 # In the value of an option only before a host that has a domain or a port: not in --comment=run:7@team
@@ -30,11 +32,19 @@ _OPTION = re.compile(
 
 def redacted(text: str) -> str:
     """Return the text with *** for what looks like a credential. Redacting it again changes nothing."""
+    return _redacted_short(text) if len(text) <= _SHORT else _redacted(text)
+
+
+def _redacted(text: str) -> str:
     for _ in range(_MOST_PASSES):
         before, text = text, _masked(text)
         if text == before:
             break
     return text
+
+
+# The same names and words are in every run of a report
+_redacted_short = lru_cache(maxsize=10_000)(_redacted)
 
 
 def without_users(text: str) -> str:

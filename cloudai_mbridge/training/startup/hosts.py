@@ -1,0 +1,110 @@
+"""Facts of every node of a run that may make it slower than the others, gathered once before the first step.
+
+Standard library, and torch.distributed to gather. What a node does not tell is left out.
+"""
+
+import os
+import platform
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from cloudai_mbridge.training.process.provenance import output_of
+
+_ROOT = Path("/")
+_GOVERNOR = "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"
+_GPU_FIELDS = {
+    "driver": "driver_version",
+    "gpu": "name",
+    "gpu_memory_mib": "memory.total",
+    "max_sm_clock_mhz": "clocks.max.sm",
+    "max_memory_clock_mhz": "clocks.max.mem",
+    "ecc": "ecc.mode.current",
+    "power_limit_w": "power.limit",
+    "pcie_link": "pcie.link.width.max",
+}
+
+
+def host_facts(root: Path = _ROOT, query: Callable[..., str | None] = output_of) -> dict[str, Any]:
+    """Return the facts of this node. root: of its file system; query: runs a command, as `output_of` does."""
+    memory = _kib(_read(root / "proc/meminfo"), "MemTotal:")
+    facts = {
+        "hostname": socket.gethostname(),
+        "kernel": platform.release(),
+        "cpus": os.cpu_count(),
+        "memory_gib": None if memory is None else round(memory / 2**20),
+        "numa_nodes": len(list((root / "sys/devices/system/node").glob("node[0-9]*"))) or None,
+        "governor": _read(root / _GOVERNOR).strip() or None,
+        "links": _links(root) or None,
+        **_gpus(query),
+    }
+    return {name: value for name, value in facts.items() if value is not None}
+
+
+def gather_host_facts() -> dict[str, Any]:
+    """Return the facts of all nodes, on every rank; as of `in_short`. The process group must be up."""
+    own = host_facts() if int(os.environ.get("LOCAL_RANK", 0)) == 0 else None  # one rank of a node tells them
+    found: list[dict[str, Any] | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, own)
+    return in_short([facts for facts in found if facts])
+
+
+def in_short(hosts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the names of nodes, the facts that most of them have, and for each other node what differs.
+
+    {"names": [...], "facts": {...}, "odd": {name: {fact: value, or null for what it does not tell}}}
+    """
+    names = [str(host["hostname"]) for host in hosts]
+    own = [{name: fact for name, fact in host.items() if name != "hostname"} for host in hosts]
+    facts = {}
+    for name in dict.fromkeys(name for host in own for name in host):
+        values = [host.get(name) for host in own]
+        facts[name] = max(values, key=values.count)
+    odd = {
+        host: different
+        for host, told in zip(names, own, strict=True)
+        if (different := {name: told.get(name) for name, fact in facts.items() if told.get(name) != fact})
+    }
+    return {"names": names, "facts": facts, "odd": odd}
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def _kib(text: str, name: str) -> int | None:
+    line = next((line for line in text.splitlines() if line.startswith(name)), "")
+    number = line.removeprefix(name).split()[:1]
+    return int(number[0]) if number and number[0].isdigit() else None
+
+
+def _links(root: Path) -> dict[str, str]:
+    """Return the InfiniBand ports with their rates, and the network interfaces that are up with their Mb/s."""
+    found = {}
+    for port in sorted((root / "sys/class/infiniband").glob("*/ports/*")):
+        if rate := _read(port / "rate").strip():
+            state = _read(port / "state").rpartition(":")[2].strip()
+            found[f"{port.parent.parent.name}/{port.name}"] = f"{rate}, {state}" if state else rate
+    for device in sorted((root / "sys/class/net").glob("*")):
+        speed = _read(device / "speed").strip()
+        if _read(device / "operstate").strip() == "up" and speed.isdigit():
+            found[device.name] = f"{speed} Mb/s"
+    return found
+
+
+def _gpus(query: Callable[..., str | None]) -> dict[str, Any]:
+    """Return what nvidia-smi says of all GPUs: one value where they agree, else all of them in order."""
+    said = query("nvidia-smi", f"--query-gpu={','.join(_GPU_FIELDS.values())}", "--format=csv,noheader,nounits")
+    rows = [[cell.strip() for cell in line.split(",")] for line in (said or "").splitlines()]
+    rows = [row for row in rows if len(row) == len(_GPU_FIELDS)]
+    if not rows:
+        return {}
+    columns = {name: list(column) for name, column in zip(_GPU_FIELDS, zip(*rows, strict=True), strict=True)}
+    told = {name: column[0] if len(set(column)) == 1 else column for name, column in columns.items()}
+    return {"gpus": len(rows), **{name: value for name, value in told.items() if value not in ("[N/A]", "")}}
