@@ -146,7 +146,8 @@ def _verify_file(path: Path, kind: str, context: _Context) -> str:
     if (template := read_toml(path).data.get(TEMPLATE_KEY, TEMPLATE)) != TEMPLATE:
         raise ForeignTemplate(path, [str(template)])
     definition = load_test_definition(path, context.warn)
-    run = TestRun(id=definition.name or "test", test_name=definition.name)  # a name may be empty, an id not
+    name = definition.name or "test"  # a name may be empty, an id not
+    run = TestRun(id=name, test_name=name)
     return f"test {_count(path, LoadedTest(run, definition), context)}"
 
 

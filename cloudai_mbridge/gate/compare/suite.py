@@ -24,6 +24,7 @@ from cloudai_mbridge.gate.statistics.slow_nodes import NodeEffects, find_slow_no
 FEWEST_POINTS = 10  # fewer say little of what they share
 _FEWEST_OF_A_GROUP, _MOST_GROUPS = 3, 60
 _FEW_RUNS, _NOISE_OF_FEW = 3, 0.01  # as in statistics/comparison.py
+_FAR_NOISIER = 3.0
 _OUTLYING = 3.5  # standard errors; a point so far from the middle does not speak for all
 _VARIANCE_OF_A_MEDIAN = math.pi / 2  # over that of a mean
 _MANY = 1e9  # degrees of freedom: a normal distribution
@@ -206,10 +207,9 @@ class _Fit:
         return weights
 
     def _find_skewness(self) -> float:
-        """Return the skewness of runs in units of their points' noise; a point that is quieter counts as the others."""
-        scales = np.maximum(self._sds, self._typical)
-        groups = [self._values[self._runs.of(i, side)] / scales[i] for i in range(len(self._points)) for side in (0, 1)]
-        return skewness(groups)
+        """Return the skewness of runs around the means of their sides, but for points that are far noisier."""
+        usual = np.flatnonzero(self._sds <= _FAR_NOISIER * self._typical)
+        return skewness([self._values[self._runs.of(i, side)] / self._typical for i in usual for side in (0, 1)])
 
     def _comparison(self, point: int, extra: float) -> Comparison:
         """Compare a point: the change is its own, the p-values are of what goes beyond all others."""

@@ -155,8 +155,7 @@ def _log_density(variances: np.ndarray, degrees: np.ndarray, d0: "np.ndarray | f
 def skewness(groups: Sequence[np.ndarray]) -> float:
     """Return the skewness of runs around the means of their groups, of three runs or more each, at most 2.
 
-    groups: in units of their standard deviations. The third cumulants and the variances are unbiased. 0 if chance may
-    have made what there is of it.
+    The third cumulants and the variances are unbiased. 0 if chance may have made what there is of it.
     """
     large = [group for group in groups if len(group) > 2]
     if not large:
