@@ -209,7 +209,9 @@ class _Fit:
     def _find_skewness(self) -> float:
         """Return the skewness of runs around the means of their sides, but for points that are far noisier."""
         usual = np.flatnonzero(self._sds <= _FAR_NOISIER * self._typical)
-        return skewness([self._values[self._runs.of(i, side)] / self._typical for i in usual for side in (0, 1)])
+        return skewness(
+            [self._values[self._runs.of(i, side)] / self._typical for i in map(int, usual) for side in (0, 1)]
+        )
 
     def _comparison(self, point: int, extra: float) -> Comparison:
         """Compare a point: the change is its own, the p-values are of what goes beyond all others."""
