@@ -104,10 +104,12 @@ def compare_suite(points: Sequence[SuitePoint], metric: str, confidence: float) 
     if len(usable) < FEWEST_POINTS:
         return None
     runs = _collect(usable, metric)
-    variances, degrees = _variances(runs.values, runs, len(usable))
-    middle = float(np.median(variances))
-    rough = np.sqrt(np.clip(variances, middle / 4, middle * 4))[runs.cells // 2]
-    nodes = find_slow_nodes(runs.values, runs.cells, runs.nodes, rough)
+    nodes = find_slow_nodes(runs.values, runs.cells, runs.nodes, np.ones(len(runs.values)))
+    if nodes.slow:  # again, as the noise of points is known only without them
+        variances, _ = _variances(runs.values - nodes.of_runs, runs, len(usable))
+        middle = float(np.median(variances))
+        sds = np.sqrt(np.clip(variances, middle / 4, middle * 4))[runs.cells // 2]
+        nodes = find_slow_nodes(runs.values, runs.cells, runs.nodes, sds)
     values = runs.values - nodes.of_runs
     variances, degrees = _variances(values, runs, len(usable))
     return _Fit(usable, runs, values, nodes, variances, degrees, confidence).suite()
