@@ -116,7 +116,6 @@ def test_a_change_of_a_group_is_one_finding():
 def test_points_that_got_no_faster_while_all_others_did_are_no_regression():
     result = judged(*Suite().sides(lambda point, side, run, node: -0.04 * (side and point != 7)))
     assert not reds(result)
-    assert "sweep1/tp8-7" not in reds(result)
 
 
 @pytest.mark.parametrize("slowdown", [0.0, 0.03])
