@@ -24,13 +24,8 @@ _STARTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.sy
 _running: list[pytest.Item] = []
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--no-processes", action="store_true", help="fail tests that start one without the marker for it")
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    if config.getoption("--no-processes"):
-        sys.addaudithook(_forbid)
+def pytest_configure() -> None:
+    sys.addaudithook(_forbid)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -43,7 +38,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 
 
 def _forbid(event: str, _: object) -> None:
-    """Fail the test under way; an audit hook, which sees every start of a process."""
+    """Fail a test that starts a process and lacks the marker; an audit hook sees every start."""
     if event in _STARTS and _running and not _running[-1].get_closest_marker("process"):
         pytest.fail(f"{event} without the marker `process`: `make check` runs tests that start none")
 

@@ -13,14 +13,12 @@ from cloudai_mbridge.commands.confirm import confirm as run_again
 from cloudai_mbridge.commands.live_view import new_console, observer_for
 from cloudai_mbridge.commands.options import PATH
 from cloudai_mbridge.errors import OK, BadInput, ToolFailure
-from cloudai_mbridge.files.regular import read_regular
 from cloudai_mbridge.files.replace import require_writable, write_text
 from cloudai_mbridge.gate.compare.policy import GatePolicy, load_policy
 from cloudai_mbridge.gate.compare.verdict import GateResult, GateVerdict
 from cloudai_mbridge.gate.results.read import read_results, without_dry_runs
-from cloudai_mbridge.plan import ROOT_FILES
 from cloudai_mbridge.report.formats.gate import render_gate, render_gate_junit, render_gate_markdown
-from cloudai_mbridge.report.html import render_html
+from cloudai_mbridge.report.html import render_report_file
 from cloudai_mbridge.report.model import plain
 
 _BUILT_IN = {"name": "built-in", "baseline": "-"}
@@ -99,7 +97,7 @@ def _show(result: GateResult, report: Path, files: Mapping[str, Path | None]) ->
         "json_file": lambda: json.dumps({**plain(result), "exit_code": result.exit_code}, indent=1) + "\n",
         "markdown": lambda: render_gate_markdown(result),
         "junit": lambda: render_gate_junit(result),
-        "html": lambda: _page(report, result),
+        "html": lambda: render_report_file(report, gate=plain(result)),
     }
     return max(_write(files.get(name), render) for name, render in formats.items())
 
@@ -116,22 +114,6 @@ def _write(path: Path | None, render: Callable[[], str]) -> int:
         click.echo(f"error: {path}: not written: {error.strerror or error}", err=True)
         return ToolFailure.exit_code
     return OK
-
-
-def _page(path: Path, result: GateResult) -> str:
-    """Render the page of a report again, with what the gate says.
-
-    Raise BadInput of a report that lacks what the page needs: the gate reads less of it.
-    """
-    file = path / ROOT_FILES.report if path.is_dir() else path
-    report = json.loads(read_regular(file))
-    try:
-        return render_html(report, gate=plain(result))
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-        raise BadInput(
-            f"{file}: lacks a part that the page shows ({type(error).__name__}: {error}); write it again"
-            " with `mbridge generate-report --result-dir DIR`"
-        ) from None
 
 
 def _confirm(results: Sequence[Path], result: GateResult, repeats: int) -> list[Confirmation]:

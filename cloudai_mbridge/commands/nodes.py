@@ -16,11 +16,13 @@ from cloudai_mbridge.commands.drive import drive
 from cloudai_mbridge.commands.live_view import new_console
 from cloudai_mbridge.commands.options import PATH, request_of, scenario_options
 from cloudai_mbridge.errors import OK, BadInput, counted
+from cloudai_mbridge.files.replace import require_writable, write_text
 from cloudai_mbridge.gate.results.read import read_results, without_dry_runs
 from cloudai_mbridge.logs.tail import printable
 from cloudai_mbridge.models.system import LocalSystem
 from cloudai_mbridge.models.values.hostlist import expand_hostlist
 from cloudai_mbridge.plan import RunPlan, ScenarioPlan
+from cloudai_mbridge.report.html import render_report_file
 from cloudai_mbridge.report.model import plain
 
 if TYPE_CHECKING:
@@ -50,13 +52,25 @@ def nodes() -> None:
 @_FALSE_ALARM_RATE
 @_SLOWDOWN
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--html", type=PATH, help="Also write the page of the first result with a map of the nodes.")
 @click.option("--fail-on-slow", is_flag=True, help=f"Exit with {SLOW_NODES} if a node is slow.")
-def show(results: tuple[Path, ...], false_alarm_rate: float, slowdown: float, as_json: bool, fail_on_slow: bool) -> int:
+def show(
+    results: tuple[Path, ...],
+    false_alarm_rate: float,
+    slowdown: float,
+    as_json: bool,
+    html: Path | None,
+    fail_on_slow: bool,
+) -> int:
     """Say from RESULTS (report.json files or runs' directories) which nodes slow the runs on them.
 
     Runs of the same point in one report are compared with each other. Nothing is run, and no node is drained.
     """
+    if html is not None:
+        require_writable(html)
     result = _judged(results, false_alarm_rate, slowdown)
+    if html is not None:
+        write_text(html, render_report_file(results[0], nodes=plain(result)))
     if as_json:
         click.echo(json.dumps(plain(result), indent=2))
     else:

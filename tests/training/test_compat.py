@@ -42,6 +42,7 @@ def test_the_installed_release_is_among_the_tested() -> None:
     assert installed_release() in RELEASES
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("info", "version"),
     [("MAJOR = 0\nMINOR = 20\nPATCH = 0\nPRE_RELEASE = 'rc1'\n", "0.20.0rc1"), ("x = 1\n", "of unknown version")],
@@ -161,6 +162,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.process
 def test_a_run_that_fails_does_not_wait_for_its_writer(tmp_path: Path) -> None:
     """The worker that writes checkpoints beside a GPU has not finished; the process ends all the same."""
     (tmp_path / "script.py").write_text(WORKER.format(path=tmp_path / "group"))

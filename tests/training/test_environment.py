@@ -47,6 +47,7 @@ def _git(directory: Path, *words: str) -> None:
     subprocess.run(["git", *who, "-C", str(directory), *words], check=True, capture_output=True)
 
 
+@pytest.mark.process
 def test_a_checkout_has_a_commit_and_says_if_it_was_changed(tmp_path: Path) -> None:
     assert provenance.git_state(tmp_path) is None
     _git(tmp_path, "init")
@@ -63,6 +64,7 @@ def test_a_checkout_has_a_commit_and_says_if_it_was_changed(tmp_path: Path) -> N
     assert provenance.git_state(tmp_path) == {**state, "dirty": True}
 
 
+@pytest.mark.process
 def test_a_variable_of_gits_names_no_other_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a").mkdir()
     _git(tmp_path / "a", "init")
@@ -73,12 +75,14 @@ def test_a_variable_of_gits_names_no_other_checkout(tmp_path: Path, monkeypatch:
     assert provenance.git_state(tmp_path / "a") == before
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("command", [("no-such-program",), ("false",), ("sleep", "60"), ("a\0b",)])
 def test_a_command_that_does_not_answer_is_no_failure(command: tuple[str, ...], monkeypatch: Any) -> None:
     monkeypatch.setattr(provenance, "_TIMEOUT_S", 0.2)
     assert provenance.output_of(*command) is None
 
 
+@pytest.mark.process
 def test_what_reports_use_needs_no_torch() -> None:
     code = "import sys; from cloudai_mbridge.training.process.provenance import *; package_versions(); "
     code += "sys.exit('torch' in sys.modules)"
@@ -113,6 +117,7 @@ def test_nccls_version(version: Any, text: str | None, monkeypatch: pytest.Monke
     assert environment._nccl() == text
 
 
+@pytest.mark.process
 def test_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """The device is made up: this machine has none."""
     monkeypatch.setattr(environment, "current_device", lambda: GPU)

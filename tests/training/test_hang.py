@@ -151,6 +151,7 @@ def wait_for_stacks(directory: Path, process: "subprocess.Popen[str]", *expected
     raise AssertionError(f"torchrun: {process.poll()}\n" + "\n\n".join(texts))
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("sleep", [pytest.param(SLEEP, marks=pytest.mark.drill), SLEEP_WITH_THE_GIL])
 def test_a_rank_that_never_joins_and_the_one_that_waits_for_it(tmp_path: Path, start: Start, sleep: str) -> None:
     pytest.importorskip("torch")
@@ -161,12 +162,14 @@ def test_a_rank_that_never_joins_and_the_one_that_waits_for_it(tmp_path: Path, s
     assert process.poll() is None, "the run goes on after a dump"
 
 
+@pytest.mark.process
 def test_a_rank_that_hangs_before_its_first_step(tmp_path: Path, start: Start) -> None:
     pytest.importorskip("torch")
     process = start(TWO_RANKS, "10", PLANT.format(hang_in_import=True, sleep=SLEEP))
     wait_for_stacks(tmp_path, process, ("0:00:10)!",), ("0:00:10)!", " in planted_sleep\n", " in main\n"))
 
 
+@pytest.mark.process
 def test_a_run_that_ends_leaves_nothing(tmp_path: Path, start: Start) -> None:
     pytest.importorskip("torch")
     process = start(TWO_RANKS, "1000", COUNTING_PLANT)
@@ -178,6 +181,7 @@ def test_a_run_that_ends_leaves_nothing(tmp_path: Path, start: Start) -> None:
     assert not (tmp_path / "stacks").exists()
 
 
+@pytest.mark.process
 def test_a_malformed_timeout_is_one_clear_line(tmp_path: Path, start: Start) -> None:
     process = start(TRAINING, "soon")
     _, err = process.communicate(timeout=1500)

@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from cloudai_mbridge.training.startup.hosts import host_facts, in_short
 
 SMI = "580.82, NVIDIA GB200, 189471, 2062, 3996, Enabled, 1200.00, 16\n"
@@ -47,6 +49,7 @@ def test_a_node_that_tells_nothing(tmp_path: Path) -> None:
     assert host_facts(tmp_path, lambda *command: "no devices were found\n") == facts
 
 
+@pytest.mark.process
 def test_this_machine() -> None:
     facts = host_facts()
     assert facts["cpus"] > 0

@@ -160,6 +160,7 @@ def train_in_turn(directory: Path, processes: int, runs: dict[str, Run]) -> tupl
     return curves, done.stderr[-6000:] if done.returncode else ""
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.long) for name in LAYOUTS]
 )
@@ -171,6 +172,7 @@ def test_layout_equals_one_process(losses: Losses, name: str) -> None:
     assert difference < TOLERANCE
 
 
+@pytest.mark.process
 def test_bf16_trains(losses: Losses) -> None:
     curve = losses("bf16")
     assert curve[-1] < curve[0] - 0.1

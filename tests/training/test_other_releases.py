@@ -18,6 +18,8 @@ import pytest
 from cloudai_mbridge.recipes.container import container_data
 from tests.training.conftest import run_ranks
 
+pytestmark = pytest.mark.process
+
 pytest.importorskip("torch")
 
 DATA = Path(__file__).parents[1] / "data" / "releases"

@@ -112,6 +112,7 @@ def test_sliding_window_and_token_prediction_train(tmp_path: Path) -> None:
     assert all(losses[-1] < losses[0] for losses in (plain, short, predicting))
 
 
+@pytest.mark.process
 def test_the_resolved_file_trains_the_same(tmp_path: Path) -> None:
     losses = _losses(tmp_path)
     command = ["-m", "cloudai_mbridge.training", "--config", "resolved_config.yaml", "train.train_iters=2"]

@@ -74,6 +74,7 @@ def test_several_are_named_at_once(config: ConfigContainer) -> None:
         refuse_unsupported(config)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("override", "words"),
     [

@@ -1,5 +1,5 @@
 """The report as one HTML file that needs nothing else: no network, no server, no fonts."""
 
-from cloudai_mbridge.report.html.render import render_html
+from cloudai_mbridge.report.html.render import render_html, render_report_file
 
-__all__ = ["render_html"]
+__all__ = ["render_html", "render_report_file"]

@@ -27,7 +27,10 @@ _JOB = ("number", "job_id", "state", "exit_code", "reason", "failure", "nodes", 
 
 
 def page_data(
-    report: Mapping[str, Any], history: Sequence[Mapping[str, Any]], gate: Mapping[str, Any] | None
+    report: Mapping[str, Any],
+    history: Sequence[Mapping[str, Any]],
+    gate: Mapping[str, Any] | None,
+    nodes: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Return plain data for the page's JSON."""
     points = report["points"]
@@ -47,6 +50,7 @@ def page_data(
             },
             "history": history,
             "gate": gate,
+            "nodes": nodes,
         }
     )
     return data

@@ -10,8 +10,12 @@ import json
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
+from cloudai_mbridge.errors import BadInput
+from cloudai_mbridge.files.regular import read_regular
+from cloudai_mbridge.plan import ROOT_FILES
 from cloudai_mbridge.report.html.data import page_data
 
 _VENDOR = ("d3.min.js", "plot.umd.min.js")
@@ -21,21 +25,24 @@ _STYLES = ("theme", "layout", "charts", "narrow", "print")
 _MODULES = (
     *("dom", "format", "model", "statistics", "state", "figure", "columns", "filters", "table", "headline", "gate"),
     *("selection", "curves", "distribution", "sensitivity", "parallel", "pareto", "predicted", "searches", "nodes"),
-    *("failures", "rejected", "history", "environment", "main"),
+    *("node_map", "failures", "rejected", "history", "environment", "main"),
 )
 # Inside a JSON string these may be escaped, and outside of one they do not occur
 _ESCAPES = str.maketrans({character: f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"})
 
 
 def render_html(
-    report: Mapping[str, Any], history: Sequence[Mapping[str, Any]] = (), gate: Mapping[str, Any] | None = None
+    report: Mapping[str, Any],
+    history: Sequence[Mapping[str, Any]] = (),
+    gate: Mapping[str, Any] | None = None,
+    nodes: Mapping[str, Any] | None = None,
 ) -> str:
     """Render a report as a page of its own.
 
     report: `Report.to_dict()`. history: rows with run_id, point, comparability_id, ended_at, commit, values, is_change
-    and words. gate: a GateResult as a dict.
+    and words. gate: a GateResult as a dict; nodes: a NodesResult as a dict.
     """
-    data = script_safe_json(page_data(report, history, gate))
+    data = script_safe_json(page_data(report, history, gate, nodes))
     page = _read("assets", "page.html")
     scripts = (*(_read("vendor", name) for name in _VENDOR), page_script())
     digests = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
@@ -51,6 +58,24 @@ def render_html(
         page = page.replace(mark, text)
     before, after = page.split("{{data}}")  # last: whatever looks like a mark inside the data stays what it is
     return f"{before}{data}{after}"
+
+
+def render_report_file(
+    path: Path, gate: Mapping[str, Any] | None = None, nodes: Mapping[str, Any] | None = None
+) -> str:
+    """Render the page of a report.json, or of the run in a directory, with what a gate or `mbridge nodes` says of it.
+
+    Raise BadInput of a report that lacks what the page needs.
+    """
+    file = path / ROOT_FILES.report if path.is_dir() else path
+    report = json.loads(read_regular(file))
+    try:
+        return render_html(report, gate=gate, nodes=nodes)
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        raise BadInput(
+            f"{file}: lacks a part that the page shows ({type(error).__name__}: {error}); write it again"
+            " with `mbridge generate-report --result-dir DIR`"
+        ) from None
 
 
 def page_script() -> str:

@@ -79,12 +79,14 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def show(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Open]:
-    """Render a report and open it: show(report, history, gate, width=..., color_scheme=...)."""
+    """Render a report and open it: show(report, history, gate, nodes, width=..., color_scheme=...)."""
     contexts = []
 
-    def open_page(report: Any, history: Any = (), gate: Any = None, *, width: int = 1280, **options: Any) -> Opened:
+    def open_page(
+        report: Any, history: Any = (), gate: Any = None, nodes: Any = None, *, width: int = 1280, **options: Any
+    ) -> Opened:
         path = tmp_path_factory.mktemp("html") / "report.html"
-        path.write_text(render_html(report, history, gate), encoding="utf-8")
+        path.write_text(render_html(report, history, gate, nodes), encoding="utf-8")
         options = {"viewport": {"width": width, "height": 900}, "reduced_motion": "reduce", **options}
         context = browser.new_context(**options)
         context.set_default_timeout(_GUARD_MS)

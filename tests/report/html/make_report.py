@@ -369,3 +369,31 @@ def make_gate() -> dict[str, Any]:
         "notes": ["one waiver has expired"],
         "environment_changes": {"driver": ["565.57.01", "570.86.15"]},
     }
+
+
+def make_nodes(number: int = 24, slow: Sequence[int] = (4, 17)) -> dict[str, Any]:
+    """Return what `mbridge nodes show --json` says of nodes, of which some are slow and the last ran too little."""
+    nodes = [
+        {"node": f"gb200-{i:03}", "effect": 0.002, "interval": [-0.006, 0.01], "verdict": "normal", "runs": 4}
+        for i in range(1, number)
+    ]
+    for i in slow:
+        nodes[i - 1].update(effect=0.052, interval=[0.044, 0.06], verdict="slow")
+    few = {"node": f"gb200-{number:03}", "effect": None, "interval": None, "verdict": "too few runs", "runs": 1}
+    return {
+        "nodes": sorted([*nodes, few], key=lambda node: node["verdict"] != "slow"),
+        "noise": 0.0093,
+        "runs": 81,
+        "false_alarm_rate": 0.01,
+        "slowdown": 0.03,
+        "notes": ["2 runs without a known node were left out"],
+        "odd": [
+            {
+                "node": "gb200-004",
+                "fact": "governor",
+                "value": "powersave",
+                "usual": "performance",
+                "others": number - 1,
+            }
+        ],
+    }

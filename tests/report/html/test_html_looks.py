@@ -11,6 +11,7 @@ from tests.report.html.make_report import (
     make_failed,
     make_gate,
     make_history,
+    make_nodes,
     make_point,
     make_rejected,
     make_report,
@@ -78,7 +79,7 @@ def light_of(colour: str) -> int:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_text_stands_out(show: Open, report: Any, scheme: str) -> None:
-    opened = show(report, make_history(), make_gate(), color_scheme=scheme)
+    opened = show(report, make_history(), make_gate(), make_nodes(), color_scheme=scheme)
     contrast, where = opened.page.evaluate(CONTRAST)
     assert contrast >= LEAST_CONTRAST, where
     assert (light_of(ground(opened)) < 200) == (scheme == "dark")
@@ -127,7 +128,7 @@ def test_the_table_fits_on_the_paper(show: Open, report: Any) -> None:
 
 @pytest.mark.parametrize("width", [320, 3840])
 def test_no_width_makes_the_page_scroll_sideways(show: Open, report: Any, width: int) -> None:
-    opened = show(report, make_history(), make_gate(), width=width)
+    opened = show(report, make_history(), make_gate(), make_nodes(), width=width)
     assert opened.page.evaluate(WIDER) <= 0
     for svg in opened.page.query_selector_all("main figure .plot:not(.wide) svg"):
         assert svg.bounding_box()["width"] <= width
@@ -178,13 +179,20 @@ def hostile_gate() -> dict[str, Any]:
     return gate | {"policy": NAMES[1], "notes": list(NAMES), "points": [point], "environment_changes": changes}
 
 
+def hostile_nodes() -> dict[str, Any]:
+    nodes = make_nodes()
+    odd = [{**nodes["odd"][0], "node": NAMES[0], "fact": NAMES[1], "value": NAMES[2], "usual": NAMES[5]}]
+    named = [{**node, "node": name} for node, name in zip(nodes["nodes"], NAMES, strict=False)]
+    return nodes | {"nodes": named, "notes": list(NAMES), "odd": odd}
+
+
 def test_hostile_names_come_out_as_text(show: Open) -> None:
     history = [
         {**row, "words": NAMES[1], "commit": NAMES[0], "run_id": NAMES[2], "is_change": True}
         for name in NAMES
         for row in make_history(name, num_runs=4)
     ]
-    opened = show(hostile_report(), history, hostile_gate())
+    opened = show(hostile_report(), history, hostile_gate(), hostile_nodes())
     page = opened.page
     shown = [visible(name) for name in NAMES]
     for details in page.query_selector_all("details"):
@@ -194,7 +202,7 @@ def test_hostile_names_come_out_as_text(show: Open) -> None:
     page.hover("#pareto figure svg >> nth=0")
     assert page.inner_text("h1") == f"{NAMES[0]} on {NAMES[2]}"
     assert opened.names() == [f"{name}/{name}" for name in shown]
-    for section in ("failures", "rejected", "excluded", "environment"):
+    for section in ("node-map", "failures", "rejected", "excluded", "environment"):
         text = page.text_content(f"section#{section}")
         assert any(name in text for name in shown), section
     excluded = page.text_content("#excluded")
@@ -208,7 +216,7 @@ def test_hostile_names_come_out_as_text(show: Open) -> None:
 
 
 def test_hostile_names_on_a_small_screen_and_on_paper(show: Open) -> None:
-    opened = show(hostile_report(), make_history(NAMES[5]), hostile_gate(), width=320)
+    opened = show(hostile_report(), make_history(NAMES[5]), hostile_gate(), hostile_nodes(), width=320)
     assert opened.page.evaluate(WIDER) <= 0
     opened.page.emulate_media(media="print")
     opened.settle()

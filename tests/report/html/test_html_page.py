@@ -12,6 +12,7 @@ from tests.report.html.make_report import (
     make_failed,
     make_gate,
     make_history,
+    make_nodes,
     make_point,
     make_rejected,
     make_report,
@@ -106,7 +107,24 @@ def test_gate_panel_names_the_worst_first(sweep: Opened) -> None:
 
 def test_without_a_gate_there_is_no_panel(show: Open) -> None:
     opened = show(make_report([make_point("a")]))
-    assert opened.page.locator("#gate, #searches").count() == 0
+    assert opened.page.locator("#gate, #searches, #node-map").count() == 0
+
+
+def test_the_map_of_nodes(show: Open) -> None:
+    opened = show(make_report([make_point("a")]), nodes=make_nodes())
+    text = text_of(opened, "node-map")
+    assert "24 nodes: ▲ 2 slow, ✓ 21 normal, ? 1 too few runs; from 81 runs." in text
+    assert "false-alarm rate of at most 1.0 %, and normal if 3 % or more is ruled out" in text
+    assert "gb200-004: governor is powersave; 23 others have performance" in text
+    cells = opened.page.locator("#node-map .node")
+    assert cells.count() == 24
+    assert [cells.nth(i).get_attribute("class") for i in (0, 3, 23)] == ["node normal", "node slow", "node too"]
+    assert "+5.20 %" in cells.nth(3).inner_text()
+    opened.page.click("#node-map summary")
+    first = opened.page.locator("#node-map table tbody tr").first
+    first.wait_for(state="attached")
+    assert first.inner_text().split("\t") == ["gb200-004", "+5.20 %", "+4.40 % … +6.00 %", "4", "▲ slow"]
+    opened.assert_quiet()
 
 
 def test_a_search_shows_its_trials(show: Open) -> None:

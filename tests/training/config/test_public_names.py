@@ -102,10 +102,12 @@ def test_an_unknown_name() -> None:
         _ = configs.TrainConfig
 
 
+@pytest.mark.process
 def test_submodules_can_still_be_imported_from_the_package() -> None:
     assert _run("from cloudai_mbridge.training.config import rng; print(rng.__name__)").endswith(".rng")
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     "statement",
     [

@@ -81,6 +81,7 @@ def test_an_entry_says_type_default_and_choices() -> None:
     assert "default" not in classes[CLASS_PATHS["DistributedInitConfig"]]["fields"]["local_rank"]
 
 
+@pytest.mark.process
 def test_the_reading_side_needs_neither_torch_nor_yaml() -> None:
     program = (
         "import sys\n"

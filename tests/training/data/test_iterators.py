@@ -11,6 +11,8 @@ import pytest
 
 from tests.training.conftest import run_ranks
 
+pytestmark = pytest.mark.process
+
 HERE = Path(__file__).parent
 SHIPPED = HERE.parents[1] / "data" / "finetuning"
 # what does not depend on the layout; sharded data do, by their nature

@@ -31,6 +31,7 @@ def read(options: LoaderOptions, consumed: int = 0) -> Any:
     return batches(Numbers(), MicroBatches(InOrder(50, 50), Share(2, 0, 1), consumed), stack, options)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("workers", [0, 1, 2])
 def test_the_order_does_not_depend_on_the_workers(workers: int) -> None:
     taken = list(islice(read(LoaderOptions(num_workers=workers, persistent_workers=True), consumed=6), 30))
@@ -40,6 +41,7 @@ def test_the_order_does_not_depend_on_the_workers(workers: int) -> None:
     assert (os.getpid() in readers) == (workers == 0)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("workers", [0, 2])
 def test_reading_leaves_the_models_random_numbers_alone(workers: int) -> None:
     dataset_without_draws = batches(
@@ -53,6 +55,7 @@ def test_reading_leaves_the_models_random_numbers_alone(workers: int) -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
+@pytest.mark.process
 def test_workers_draw_by_the_seed() -> None:
     def draws(seed: int) -> list[float]:
         taken = islice(read(LoaderOptions(num_workers=2, seed=seed)), 4)
@@ -61,6 +64,7 @@ def test_workers_draw_by_the_seed() -> None:
     assert draws(1) == draws(1) != draws(2)
 
 
+@pytest.mark.process
 def test_a_failing_sample_is_told_from_a_worker() -> None:
     class Broken(Numbers):
         def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
@@ -71,6 +75,7 @@ def test_a_failing_sample_is_told_from_a_worker() -> None:
         next(batches(Broken(), sampler, stack, LoaderOptions(num_workers=1)))
 
 
+@pytest.mark.process
 def test_workers_live_on_when_the_job_is_signalled_and_leave_when_told() -> None:
     others = psutil.Process().children()
     iterator = read(LoaderOptions(num_workers=2, surviving_signal=int(signal.SIGTERM)))
@@ -87,6 +92,7 @@ def test_workers_live_on_when_the_job_is_signalled_and_leave_when_told() -> None
     assert workers[1].is_running()
 
 
+@pytest.mark.process
 def test_a_program_with_surviving_workers_ends() -> None:
     script = f"""
 import sys
