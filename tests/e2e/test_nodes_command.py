@@ -36,7 +36,9 @@ def test_a_campaign_names_the_slow_node_though_its_driver_is_killed(
     assert len(used) < 5 * 6, "what is decided is not run again"
     ids = [attempt["job_id"] for point in used for attempt in point["attempts"]]
     assert len(set(ids)) == len(ids)
-    table = run.command("nodes show", "--fail-on-slow").finish(10).stdout
+    page = run.root / "nodes.html"
+    table = run.command("nodes show", "--fail-on-slow", f"--html={page}").finish(10).stdout
+    assert f'"node":"{SLOW}"' in page.read_text(), "on the map"
     assert f"scontrol update nodename={SLOW} state=drain" in table
     print(run.words, table)
     nothing_left(many)

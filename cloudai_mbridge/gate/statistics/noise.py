@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 import numpy as np
+from scipy.optimize import brentq
 from scipy.special import digamma, expit, gammaln, stdtr
 from scipy.stats import kstat
 
@@ -79,10 +80,9 @@ def _solve(tail: Callable[[float], float], probability: float, step: float) -> f
     low, high = 0.0, step
     while tail(high) > probability and high < 1e6 * step:
         low, high = high, 2 * high
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if tail(middle) > probability else (low, middle)
-    return high
+    if tail(high) > probability:
+        return high
+    return float(brentq(lambda at: tail(at) - probability, low, high, xtol=1e-12 * step, rtol=1e-12))
 
 
 @dataclass(frozen=True)
