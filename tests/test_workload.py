@@ -82,7 +82,7 @@ def check_large_log(path: Path, megabytes: int) -> None:
 
 
 def test_a_large_log_takes_no_more_memory(tmp_path: Path) -> None:
-    check_large_log(tmp_path / "log", 200)
+    check_large_log(tmp_path / "log", 80)
 
 
 @pytest.mark.drill

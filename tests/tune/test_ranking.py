@@ -30,8 +30,10 @@ def search(recipe: str, gpu: str, num_gpus: int, gbs: int, seq_length: int, *pre
     "request_",
     [
         search("llama3_8b", "h100", 8, 32, 8192, Precision.BF16),
-        search("llama3_70b", "h100", 16, 16, 4096, Precision.BF16, Precision.FP8_CS),
-        search("qwen3_30b_a3b", "h100", 8, 16, 4096, Precision.BF16),
+        pytest.param(
+            search("llama3_70b", "h100", 16, 16, 4096, Precision.BF16, Precision.FP8_CS), marks=pytest.mark.long
+        ),
+        pytest.param(search("qwen3_30b_a3b", "h100", 8, 16, 4096, Precision.BF16), marks=pytest.mark.long),
         SearchRequest(load_recipe("gpt_small"), gpu_named("h100"), 8, 16, 128, launcher=Launcher.EMBEDDED),
     ],
     ids=lambda one: f"{one.recipe.name}-{one.launcher}",

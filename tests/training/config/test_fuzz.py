@@ -341,7 +341,7 @@ PLAIN = st.recursive(
 KEYS = st.sampled_from(["_target_", "_call_", *Small.__dataclass_fields__])
 # The fixture's canaries may watch many examples at once
 QUICK = settings(
-    max_examples=300, deadline=None, database=None, suppress_health_check=list(HealthCheck), derandomize=True
+    max_examples=100, deadline=None, database=None, suppress_health_check=list(HealthCheck), derandomize=True
 )
 
 

@@ -472,6 +472,7 @@ def test_an_alias_is_a_copy_of_its_own() -> None:
     assert read["a"] is not read["b"]
 
 
+@pytest.mark.long
 def test_as_many_values_as_are_allowed_are_read() -> None:
     assert len(parse_yaml(f"[{', '.join(['1'] * 99_999)}]")) == 99_999
     with pytest.raises(ConfigError, match="more than 100000 values"):
