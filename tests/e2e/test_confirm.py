@@ -227,11 +227,11 @@ def test_excluded_nodes_stay_excluded(sandbox: Any, start_run: Any, stand_in_tes
 
 @pytest.fixture
 def slow(sandbox: Any, start_run: Any, stand_in_test: Any, tmp_path: Path) -> tuple[Finished, Path]:
-    """A finished run whose next steps take long, until the file says otherwise."""
-    told = tmp_path / "told"
+    """A finished run, and a file that its next jobs wait for."""
+    told, go = tmp_path / "told", tmp_path / "go"
     run = Finished.of(start_run(sandbox, [stand_in_test("noisy", {"file": str(told)}, steps=5)]))
-    told.write_text(json.dumps({"step_s": 1}))
-    return run, told
+    told.write_text(json.dumps({"wait_for": str(go)}))
+    return run, go
 
 
 def wait_for_jobs(done: Confirming, until: Any, count: int) -> None:
@@ -247,14 +247,14 @@ def wait_for_jobs(done: Confirming, until: Any, count: int) -> None:
 def test_resumed_after_a_kill(
     slow: tuple[Finished, Path], confirming: Any, until: Any, mbridge: Any, sandbox: Any, nothing_left: Any
 ) -> None:
-    (run, told), before = slow, count_jobs(sandbox)
+    (run, go), before = slow, count_jobs(sandbox)
     done = confirming(run, run.root, 3, "noisy/single")
     wait_for_jobs(done, until, 3)
     assert "is held by process" in confirming(run, done.root, 1, "noisy/single").finish().words
     done.process.send_signal(signal.SIGKILL)
     done.process.wait()
     assert "3 of 3 runs have not ended" in confirming(run, done.root, 1, "noisy/single").finish().words
-    told.write_text("{}")
+    go.touch()
     resumed = mbridge("resume", done.root, env=run.env)
     assert resumed.returncode == 0, resumed.stdout + resumed.stderr
     assert [point["verdict"] for point in done.report["points"]] == ["success"] * 3
