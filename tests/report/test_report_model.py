@@ -148,20 +148,8 @@ def test_numbers_that_json_cannot_hold() -> None:
 def test_what_was_not_measured_is_null() -> None:
     point = _point(Verdict.FAILED, steps=(), metrics=measure((), 2, None))
     metrics = _strict(json.dumps(_report(point).to_dict(), allow_nan=False))["points"][0]["metrics"]
-    assert metrics == {
-        "warmup_steps": 2,
-        "window": None,
-        "step_time_s": None,
-        "tflops_per_gpu": None,
-        "tokens_per_s_per_gpu": None,
-        "first_loss": None,
-        "last_loss": None,
-        "peak_memory_gib": None,
-        "memory_kind": None,
-        "flops_formula": None,
-        "flops_per_step": None,
-        "tokens_per_step_per_gpu": None,
-    }
+    assert metrics["step_time_s"] is None
+    assert {name: value for name, value in metrics.items() if value is not None} == {"warmup_steps": 2}
 
 
 # Text
