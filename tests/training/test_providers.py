@@ -98,6 +98,7 @@ def _losses(directory: Path, **model: Any) -> list[float]:
     return list(done.losses.values())
 
 
+@pytest.mark.process
 @pytest.mark.long
 def test_sliding_window_and_token_prediction_train(tmp_path: Path) -> None:
     """Each changes the training: a window of the whole sequence is not a window, a short one is."""

@@ -220,6 +220,7 @@ def two_ranks(tmp_path: Path, *args: str) -> list[subprocess.Popen[str]]:
     ]
 
 
+@pytest.mark.process
 @pytest.mark.long
 def test_one_rank_at_random_is_killed(tmp_path: Path) -> None:
     processes = two_ranks(tmp_path, "rank_killed")
@@ -228,6 +229,7 @@ def test_one_rank_at_random_is_killed(tmp_path: Path) -> None:
     assert sum("Simulated fault: rank_killed on rank" in output for output in outputs) == 1
 
 
+@pytest.mark.process
 @pytest.mark.long
 def test_the_configured_rank_hangs(tmp_path: Path) -> None:
     first, second = two_ranks(tmp_path, "rank_hung", "1")
@@ -253,6 +255,7 @@ def under_monitor(tmp_path: Path, sections: str, *args: str) -> subprocess.Compl
     return subprocess.run(command, capture_output=True, text=True, timeout=1500, check=False)
 
 
+@pytest.mark.process
 @needs_package
 @pytest.mark.drill
 def test_the_real_monitor_learns_and_the_next_run_uses_it(tmp_path: Path) -> None:
@@ -264,6 +267,7 @@ def test_the_real_monitor_learns_and_the_next_run_uses_it(tmp_path: Path) -> Non
     assert kept["calculated_sections"] == ["checkpointing", "setup", "step"]
 
 
+@pytest.mark.process
 @needs_package
 @pytest.mark.drill
 def test_the_real_monitor_notices_a_hang(tmp_path: Path) -> None:

@@ -207,6 +207,7 @@ def restarting(failures: int) -> subprocess.CompletedProcess[str]:
 needs_package = pytest.mark.skipif(not is_installed("nvidia_resiliency_ext"), reason="needs nvidia-resiliency-ext")
 
 
+@pytest.mark.process
 @needs_package
 @pytest.mark.drill
 def test_the_real_package_restarts_a_failed_training() -> None:
@@ -217,6 +218,7 @@ def test_the_real_package_restarts_a_failed_training() -> None:
     assert done.stdout.count("refused after initialization") == 2
 
 
+@pytest.mark.process
 @needs_package
 @pytest.mark.drill
 def test_the_real_package_gives_up_after_the_configured_attempts() -> None:

@@ -207,6 +207,7 @@ def test_ranks_with_unequal_intervals_stop_together(ranks: Callable[..., Any]) -
     assert done.stdout.count("STRAGGLER DETECTED: Rank=1 Node=n") == 1
 
 
+@pytest.mark.process
 @pytest.mark.drill
 @pytest.mark.skipif(not is_installed("nvidia_resiliency_ext"), reason="needs nvidia-resiliency-ext")
 def test_the_real_detector_finds_the_slow_rank() -> None:
