@@ -67,7 +67,12 @@ def random_test(draw: random.Random) -> tuple[MegatronBridgeTestDefinition, Test
     return definition, TestRun(id="t", test_name="t", num_nodes=nodes)
 
 
-@pytest.mark.parametrize("seed", range(60))
+def seeds(number: int) -> list[Any]:
+    """Return seeds, of which all but the first twelve are for the long tests."""
+    return [seed if seed < 12 else pytest.param(seed, marks=pytest.mark.long) for seed in range(number)]
+
+
+@pytest.mark.parametrize("seed", seeds(60))
 def test_the_screen_agrees_with_the_plain_check(seed: int) -> None:
     draw = random.Random(seed)
     definition, run = random_test(draw)
@@ -105,7 +110,7 @@ UPSTREAM: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", seeds(40))
 def test_the_screen_agrees_with_the_plain_check_where_presets_fill_in(seed: int) -> None:
     draw = random.Random(seed)
     recipe_name = draw.choice(list(UPSTREAM))
