@@ -97,7 +97,7 @@ gpu-check: $(VENV)/.train
 
 # What to run before a commit: the linters, the types, and all tests that start no process.
 check: lint
-	$(BIN)/python -m pytest -q -m "not process and not drill and not long" -n logical --dist loadfile $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -q -m "not process and not drill and not long" --no-processes -n logical --dist loadfile $(PYTEST_ARGS)
 
 # Build the documentation into build/site. A broken link is an error.
 docs: $(VENV)/.dev

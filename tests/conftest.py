@@ -24,8 +24,13 @@ _STARTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.sy
 _running: list[pytest.Item] = []
 
 
-def pytest_configure() -> None:
-    sys.addaudithook(_forbid)
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--no-processes", action="store_true", help="fail tests that start one without the marker for it")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--no-processes"):
+        sys.addaudithook(_forbid)
 
 
 @pytest.hookimpl(wrapper=True)
