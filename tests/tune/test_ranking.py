@@ -93,6 +93,7 @@ def test_times_are_in_order_and_within_their_interval() -> None:
         assert candidate.headline.memory_share is not None
 
 
+@pytest.mark.long
 def test_more_room_needs_less_recomputation() -> None:
     """405B on too few GPUs has to recompute, on more it does not."""
     few = rank(search("llama31_405b", "h100", 128, 128, 8192, Precision.BF16), 1).best[0]

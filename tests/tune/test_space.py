@@ -27,6 +27,7 @@ def request_of(row: PublishedRow) -> SearchRequest:
     return SearchRequest(load_recipe(row.recipe), gpu, args.num_gpus, args.gb, args.seq_length)
 
 
+@pytest.mark.long
 def test_it_has_every_published_configuration() -> None:
     spaces: dict[tuple[object, ...], set[tuple[Sizes, bool]]] = {}
     missing = []
