@@ -70,7 +70,8 @@ def show(
         require_writable(html)
     result = _judged(results, false_alarm_rate, slowdown)
     if html is not None:
-        write_text(html, render_report_file(results[0], nodes=plain(result)))
+        first, *_ = without_dry_runs(results)[0]  # one at least: there is a result
+        write_text(html, render_report_file(first, nodes=plain(result)))
     if as_json:
         click.echo(json.dumps(plain(result), indent=2))
     else:
