@@ -42,13 +42,13 @@ def driver_lock(root: Path) -> Iterator[None]:
         yield
 
 
-def _wait_for_child(root: Path, file: TextIO) -> None:
+def _wait_for_child(root: Path, file: TextIO, kind: int = fcntl.LOCK_EX) -> None:
     """Take the lock of a driver that was killed while it started a command: until that runs, it has the lock, too.
 
     InUse: the driver is alive, or on another machine.
     """
     end = time.monotonic() + _CHILD_WAIT_S
-    while not _try_lock(file.fileno(), pause_s=0.05):
+    while not _try_lock(file.fileno(), kind, pause_s=0.05):
         if time.monotonic() > end or not _has_ended(_owner(file)):
             raise _in_use(root, file)
 
@@ -70,8 +70,7 @@ def no_driver(root: Path) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             file = stack.enter_context(_open(root / ROOT_FILES.driver_lock, "r"))
-            if not _try_lock(file.fileno(), fcntl.LOCK_SH):
-                raise _in_use(root, file)
+            _wait_for_child(root, file, fcntl.LOCK_SH)
         yield
 
 
