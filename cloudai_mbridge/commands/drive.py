@@ -11,7 +11,7 @@ from cloudai_mbridge.commands.live_view import SteadyConsole, observer_for
 from cloudai_mbridge.errors import OK, POINTS_FAILED, MBridgeError, counted, shortened
 from cloudai_mbridge.plan import ROOT_FILES
 from cloudai_mbridge.report import Report, judge_in
-from cloudai_mbridge.report.formats.terminal import render_table
+from cloudai_mbridge.report.formats.terminal import render_ending
 from cloudai_mbridge.report.write import FindHistory
 from cloudai_mbridge.runner.lock import driver_lock
 from cloudai_mbridge.runner.search import Chooser
@@ -73,8 +73,9 @@ def show_rejected(console: SteadyConsole, prepared: pipeline.Prepared) -> None:
 def show_report(console: SteadyConsole, root: Path, **options: FindHistory) -> Report:
     """Write the reports of a run and show them; `options` as in `pipeline.report`."""
     report = pipeline.report(root, **options)
-    console.print(render_table(report))
-    console.print_line(f"report: {root / 'report.json'}")
+    console.print(render_ending(report, console.width))
+    console.print_line(f"report: {root / ROOT_FILES.report_html}")
+    console.print_line(f"every point: mbridge show {root}")
     return report
 
 

@@ -1,14 +1,18 @@
-"""The table at the end of a run."""
+"""What a terminal shows of a report: one screen at the end of a run, and every point."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from cloudai_mbridge.report.formats.text import count_text, evidence_title, spread_text, visible, windows_text
+from cloudai_mbridge.errors import counted
+from cloudai_mbridge.metrics import Statistic
+from cloudai_mbridge.report.formats.text import clipped, count_text, evidence_title, spread_text, visible, windows_text
 from cloudai_mbridge.report.model import PointReport, Report
+from cloudai_mbridge.report.ranking import PointSummary, TestRanking, causes, gpu_hours, rank
 from cloudai_mbridge.verdict import Verdict
 
 _STYLE = {
@@ -19,6 +23,30 @@ _STYLE = {
     Verdict.CANCELLED: "yellow",
 }
 _MOST_ALIKE = 3  # rows of runs that did not run, for the same reason; more are one line
+_SCREEN, _FEWEST_ROWS = 24, 5  # lines
+_FIXED = 7  # the table's head, what it leaves out, the files, the prompt
+_MOST_CAUSES, _LONGEST = 3, 300
+_WIDE = 100  # columns, for all measures
+
+
+def render_ending(report: Report, width: int) -> RenderableType:
+    """Render what was found in one screen of this width: the fastest points, why others failed, what it cost."""
+    rankings = rank(report)
+    several = len(rankings) > 1
+    above = [_text(f"{report.scenario} on {report.system}: {count_text(report)}", _result_style(report))]
+    if len(rankings) <= _MOST_CAUSES:
+        above += [_text(_fastest(one, several), "green") for one in rankings if one.best]
+    below = [*_causes(report), *_left_out(report), *map(_text, report.notes)]
+    below += [_text(f"node {node} was excluded: {reason}") for node, reason in report.excluded_nodes.items()]
+    points = [point for one in rankings for point in one.points]
+    used = sum(1 + len(text) // width for text in (*above, *below))
+    shown = points[: max(_FEWEST_ROWS, _SCREEN - _FIXED - used)]
+    if shown:
+        left = len(points) - len(shown)
+        more = f"and {counted(left, 'slower point')}; " if left else ""
+        below.insert(0, _text(f"{more}{windows_text(report)}{_cost(report)}", style="dim"))
+        return Group(*above, _points_table(shown, several, width), *below)
+    return Group(*above, *below)
 
 
 def render_table(report: Report) -> RenderableType:
@@ -48,6 +76,69 @@ def render_table(report: Report) -> RenderableType:
         *(_text(f"node {node} was excluded: {reason}") for node, reason in report.excluded_nodes.items()),
         _text(f"{count_text(report)}; {windows_text(report)}"),
     )
+
+
+def _result_style(report: Report) -> str:
+    return "bold green" if report.succeeded else "bold red"
+
+
+def _cost(report: Report) -> str:
+    """Say what a run on GPUs has used."""
+    hours, devices = gpu_hours(report), [str(point.environment.get("device")) for point in report.points if point.steps]
+    is_on_cpus = devices and all(device.startswith("CPU") for device in devices)
+    return f"; {hours:.3g} GPU-hours" if hours and not is_on_cpus else ""
+
+
+def _fastest(ranking: TestRanking, is_one_of_several: bool) -> str:
+    best = ranking.best
+    assert best is not None
+    value: Statistic = getattr(best, ranking.by)
+    unit = "s a step" if ranking.by == "step_time_s" else "tokens/s/GPU"
+    where = f" of {ranking.test_id}" if is_one_of_several else ""
+    text = f"fastest{where}: {best.label}, {value.mean:.4g} {unit}"
+    if not ranking.alike:
+        return text
+    names = ", ".join(point.label for point in ranking.alike[:_MOST_ALIKE])
+    more = len(ranking.alike) - _MOST_ALIKE
+    return f"{text}; within noise of it: {names}{f' and {more} more' if more > 0 else ''}"
+
+
+def _points_table(points: Sequence[PointSummary], several_tests: bool, width: int) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    table.add_column("point", overflow="fold")
+    has_repeats = any(point.num_runs > 1 for point in points)
+    names = ["runs"] if has_repeats else []
+    names += ["step time (s)", "TFLOP/s/GPU"]
+    names += ["tokens/s/GPU", "last loss"] if width >= _WIDE else []
+    for name in names:
+        table.add_column(name, justify="right", no_wrap=True)
+    for point in points:
+        cells = [f"{point.num_good}/{point.num_runs}"] if has_repeats else []
+        cells += [spread_text(point.step_time_s), spread_text(point.tflops_per_gpu)]
+        cells += [spread_text(point.tokens_per_s_per_gpu), "" if point.last_loss is None else f"{point.last_loss:.4g}"]
+        name = f"{point.test_id}/{point.label}" if several_tests else point.label
+        table.add_row(_text(name), *cells[: len(names)])
+    return table
+
+
+def _causes(report: Report) -> Iterator[Text]:
+    found = causes(report)
+    for cause in found[:_MOST_CAUSES]:
+        keys = ", ".join(cause.keys[:_MOST_ALIKE])
+        more = len(cause.keys) - _MOST_ALIKE
+        names = f"{keys}{f' and {more} more' if more > 0 else ''}"
+        yield _text(f"{cause.verdict}: {names}: {cause.reason}", style=_STYLE[cause.verdict])
+        yield from (_text(f"  | {clipped(line, _LONGEST)}", style="dim") for line in cause.excerpt)
+    if len(found) > _MOST_CAUSES:
+        yield _text(f"and {counted(len(found) - _MOST_CAUSES, 'other cause')}")
+
+
+def _left_out(report: Report) -> Iterator[Text]:
+    if report.num_rejected:
+        rules = ", ".join(f"{rule} {count}" for rule, count in report.rule_counts.items())
+        yield _text(
+            f"rejected: {counted(report.num_rejected, 'point')}, by rule: {rules}", style=_STYLE[Verdict.REJECTED]
+        )
 
 
 def _alike(points: Iterable[PointReport]) -> list[list[PointReport]]:

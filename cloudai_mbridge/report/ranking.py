@@ -1,0 +1,146 @@
+"""What a run found: its points with their repeats together, the fastest first, and what failed grouped by cause."""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from cloudai_mbridge.metrics import Metrics, Statistic, summarize
+from cloudai_mbridge.report.model import PointReport, Report
+from cloudai_mbridge.verdict import Verdict
+
+
+@dataclass(frozen=True)
+class PointSummary:
+    """A point that succeeded at least once. A statistic is over its runs; of a single run, over its steps.
+
+    num_good, num_runs: its successful runs, and all of them. Units: seconds, per GPU.
+    """
+
+    test_id: str
+    label: str
+    num_good: int
+    num_runs: int
+    step_time_s: Statistic | None
+    tflops_per_gpu: Statistic | None
+    tokens_per_s_per_gpu: Statistic | None
+    last_loss: float | None
+    tokens_per_step: float | None
+
+
+@dataclass(frozen=True)
+class TestRanking:
+    """The points of a test, the fastest first.
+
+    by: "step_time_s", or "tokens_per_s_per_gpu" where the points' steps have different numbers of tokens. alike: the
+    points after the first that are no further from it than the larger of the two standard deviations.
+    """
+
+    test_id: str
+    by: str
+    points: tuple[PointSummary, ...]
+    alike: tuple[PointSummary, ...]
+
+    @property
+    def best(self) -> PointSummary | None:
+        """The fastest of several; None if only one point has been measured."""
+        measured = [point for point in self.points if getattr(point, self.by) is not None]
+        return measured[0] if len(measured) > 1 else None
+
+
+@dataclass(frozen=True)
+class Cause:
+    """Runs that did not succeed for one reason, and the lines of the first one's logs that say most."""
+
+    verdict: Verdict
+    reason: str
+    keys: tuple[str, ...]
+    excerpt: tuple[str, ...]
+
+
+def rank(report: Report) -> list[TestRanking]:
+    """Return the tests that have points which succeeded, in the report's order."""
+    by_test: dict[str, dict[str, list[PointReport]]] = {}
+    for point in report.points:
+        if point.verdict is not Verdict.REJECTED and not point.is_pre_test:
+            by_test.setdefault(point.test_id, {}).setdefault(point.label, []).append(point)
+    found = ([_summary(runs) for runs in points.values() if _good(runs)] for points in by_test.values())
+    return [_ranking(points) for points in found if points]
+
+
+def causes(report: Report) -> list[Cause]:
+    """Return why runs did not succeed, the commonest cause first. What only tells a search something is not in it."""
+    groups: dict[tuple[Verdict, str], list[PointReport]] = {}
+    for point in report.points:
+        if point.verdict not in (Verdict.SUCCESS, Verdict.REJECTED) and not report.tells_search(point):
+            groups.setdefault((point.verdict, _reason(point)), []).append(point)
+    found = [
+        Cause(verdict, "; ".join(points[0].reasons), tuple(point.key for point in points), _excerpt(points[0]))
+        for (verdict, _), points in groups.items()
+    ]
+    return sorted(found, key=lambda cause: -len(cause.keys))
+
+
+def gpu_hours(report: Report) -> float:
+    """Return what all jobs have used, those of failed attempts included."""
+    return math.fsum(
+        (point.world_size or 0) * (attempt.get("run_time_s") or 0.0) / 3600
+        for point in report.points
+        for attempt in point.attempts
+    )
+
+
+def _good(runs: Iterable[PointReport]) -> list[PointReport]:
+    return [run for run in runs if run.verdict is Verdict.SUCCESS]
+
+
+def _summary(runs: Sequence[PointReport]) -> PointSummary:
+    measured = [(run.world_size, run.metrics) for run in _good(runs) if run.metrics]
+    good = [metrics for _, metrics in measured]
+    per_step = {
+        size * metrics.tokens_per_step_per_gpu for size, metrics in measured if size and metrics.tokens_per_step_per_gpu
+    }
+    return PointSummary(
+        test_id=runs[0].test_id,
+        label=runs[0].label,
+        num_good=len(_good(runs)),
+        num_runs=len(runs),
+        step_time_s=_over_runs(good, lambda metrics: metrics.step_time_s),
+        tflops_per_gpu=_over_runs(good, lambda metrics: metrics.tflops_per_gpu),
+        tokens_per_s_per_gpu=_over_runs(good, lambda metrics: metrics.tokens_per_s_per_gpu),
+        last_loss=good[0].last_loss if good else None,
+        tokens_per_step=per_step.pop() if len(per_step) == 1 else None,
+    )
+
+
+def _over_runs(runs: Sequence[Metrics], measure: Callable[[Metrics], Statistic | None]) -> Statistic | None:
+    found = [measure(metrics) for metrics in runs]
+    return found[0] if len(found) == 1 else summarize([each.mean if each else None for each in found])
+
+
+def _ranking(points: list[PointSummary]) -> TestRanking:
+    is_same_work = len({point.tokens_per_step for point in points}) == 1
+    has_tokens = any(point.tokens_per_s_per_gpu for point in points)
+    by, sign = ("step_time_s", 1) if is_same_work or not has_tokens else ("tokens_per_s_per_gpu", -1)
+
+    def place(point: PointSummary) -> float:
+        found: Statistic | None = getattr(point, by)
+        return math.inf if found is None else sign * found.mean
+
+    ranked = sorted(points, key=place)
+    best: Statistic | None = getattr(ranked[0], by)
+    alike = [point for point in ranked[1:] if best and _is_alike(best, getattr(point, by))]
+    return TestRanking(points[0].test_id, by, tuple(ranked), tuple(alike))
+
+
+def _is_alike(best: Statistic, other: Statistic | None) -> bool:
+    return other is not None and abs(other.mean - best.mean) <= max(best.std, other.std)
+
+
+def _reason(point: PointReport) -> str:
+    """Return what runs that failed alike have in common."""
+    return str(point.failure["id"]) if point.failure else "; ".join(point.reasons)
+
+
+def _excerpt(point: PointReport) -> tuple[str, ...]:
+    """Return the first line that shows a known failure; else the last two of the logs."""
+    return point.evidence[:1] if point.failure else point.evidence[-2:]

@@ -1,0 +1,78 @@
+"""`mbridge show`: every point of a run, or all about one."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from cloudai_mbridge.commands.show import show
+from cloudai_mbridge.errors import BadInput, MBridgeError
+from cloudai_mbridge.runner.lock import driver_lock
+from tests.report.conftest import ARun, a_log
+
+pytestmark = pytest.mark.process
+
+
+@pytest.fixture
+def ended(embedded: ARun) -> Path:
+    for key in embedded.keys:
+        embedded.ended(key, a_log(6))
+    return embedded.root
+
+
+def printed(*arguments: str | Path) -> str:
+    done = CliRunner().invoke(show, [*map(str, arguments)], standalone_mode=False)
+    if done.exception:
+        raise done.exception
+    return done.stdout
+
+
+def test_every_point_is_shown_with_what_was_rejected(ended: Path) -> None:
+    text = printed(ended)
+    assert [name for name in ("mb1", "mb2", "mb3") if f"│ {name} " in text] == ["mb1", "mb2", "mb3"]
+    assert "C04" in text
+
+
+@pytest.mark.parametrize("name", ["t/mb2/0", "t/mb2", "mb2", "b2", "t/mb2/"])
+def test_all_about_one_point(ended: Path, name: str) -> None:
+    text = printed(ended, name)
+    assert "Steps counted: 3-6 (n=4), warm-up 1-2 left out" in text
+    assert "t/mb2/0" in text
+    assert "mb1" not in text
+
+
+def test_why_a_point_was_rejected(ended: Path) -> None:
+    text = printed(ended, "mb3")
+    assert "C04" in text
+    assert "Steps counted" not in text
+
+
+def test_json_is_what_the_report_has(ended: Path) -> None:
+    whole: dict[str, Any] = json.loads(printed(ended, "--json"))
+    assert [point["label"] for point in whole["points"]] == ["mb1", "mb2", "mb3"]
+    assert json.loads(printed(ended, "mb2", "--json")) == {"points": [whole["points"][1]]}
+
+
+def test_nothing_is_written(ended: Path, tmp_path: Path) -> None:
+    before = sorted(path.relative_to(ended) for path in ended.rglob("*"))
+    printed(ended)
+    assert sorted(path.relative_to(ended) for path in ended.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("name", "words"), [("mb", "is a part of 3 points: t/mb1, t/mb2, t/mb3"), ("x", "no point 'x'")]
+)
+def test_a_name_that_is_not_one_point(ended: Path, name: str, words: str) -> None:
+    with pytest.raises(BadInput, match=words):
+        printed(ended, name)
+
+
+def test_a_run_under_way_and_a_directory_of_none_are_refused(ended: Path, tmp_path: Path) -> None:
+    with driver_lock(ended), pytest.raises(MBridgeError, match="is held by process"):
+        printed(ended)
+    shutil.rmtree(ended)
+    with pytest.raises(MBridgeError):
+        printed(ended)
