@@ -29,6 +29,7 @@ from cloudai_mbridge.commands.show import show
 from cloudai_mbridge.commands.sweep import sweep
 from cloudai_mbridge.commands.tune import tune
 from cloudai_mbridge.commands.verify import summarize_foreign, verify
+from cloudai_mbridge.commands.watch import watch
 from cloudai_mbridge.constraints.engine import RULES as ALL_RULES
 from cloudai_mbridge.constraints.lifts import LIFTS
 from cloudai_mbridge.constraints.upstream import rule_id as rule_id_of
@@ -228,7 +229,7 @@ def _history_rows(path: Path, report: Mapping[str, Any]) -> list[dict[str, Any]]
 
 
 register_install_commands(cli)
-for command in (show, sweep, gate, compare, baseline, history, nodes, estimate, proxy, tune, calibrate):
+for command in (watch, show, sweep, gate, compare, baseline, history, nodes, estimate, proxy, tune, calibrate):
     cli.add_command(command)
 
 

@@ -498,6 +498,9 @@ class Told:
     def saw(self, run: RunPlan, status: JobStatus) -> None:
         raise AssertionError
 
+    def decided(self, run: RunPlan, verdict: str, reasons: tuple[str, ...]) -> None:
+        raise AssertionError
+
     def notice(self, text: str) -> None:
         self.words.append(text)
 

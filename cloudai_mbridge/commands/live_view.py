@@ -1,27 +1,29 @@
-"""Show how a sweep goes: a live table on a terminal, plain lines elsewhere."""
+"""Show how a run goes: a screen on a terminal, plain lines elsewhere."""
 
 import contextlib
 import os
+import sqlite3
+import threading
+import time
 from contextlib import AbstractContextManager
 from pathlib import Path
 
 from rich.console import Console
 from rich.control import strip_control_codes
-from rich.live import Live
-from rich.progress_bar import ProgressBar
-from rich.table import Table
 from rich.text import Text
 
-from cloudai_mbridge.files.regular import open_regular, read_chunks
-from cloudai_mbridge.logs import LogParser, StepRecord
+from cloudai_mbridge.commands.run_clock import RunClock, clock_text
+from cloudai_mbridge.commands.screen import Screen
+from cloudai_mbridge.errors import MBridgeError
 from cloudai_mbridge.plan import RunPlan, ScenarioPlan
+from cloudai_mbridge.runner.control import read_entries
 from cloudai_mbridge.runner.finalizer import INTERRUPTED
-from cloudai_mbridge.runner.progress import log_name
-from cloudai_mbridge.schedulers.interface import JobClass, JobStatus
+from cloudai_mbridge.schedulers.interface import JobStatus
+from cloudai_mbridge.verdict import Verdict
 
 # What a notice has said of all runs together, when they are cancelled
 _SAID_OF_ALL = (INTERRUPTED.state, "COMPLETING")
-_STYLE = {JobClass.ACTIVE: "cyan", JobClass.SUCCEEDED: "green", JobClass.CANCELLED: "yellow"}
+_HEARTBEAT_S = 60.0
 
 
 class SteadyConsole(Console):
@@ -45,113 +47,70 @@ def new_console(width: int = 140) -> SteadyConsole:
 
 
 class PlainObserver(AbstractContextManager["PlainObserver"]):
-    """One line per change of state."""
+    """One line per change, with the time; where nothing changes, one a minute."""
 
-    def __init__(self, console: Console, plan: ScenarioPlan) -> None:
+    def __init__(
+        self, console: Console, plan: ScenarioPlan, clock: RunClock | None = None, heartbeat_s: float = _HEARTBEAT_S
+    ) -> None:
+        self.clock = clock or RunClock(plan)
         self._console, self._total = console, sum(not run.is_again for run in plan.runs)
-        self._last: dict[str, str] = {}
-        self._ended: set[str] = set()  # a retry takes a run out again
+        known = {row.run.key: row.status for row in self.clock.rows.values() if row.status}
+        self._last = {key: status.state for key, status in known.items()}
+        self._ended = {key for key, status in known.items() if status.is_final}  # a retry takes a run out again
+        self._heartbeat_s, self._over, self._lock = heartbeat_s, threading.Event(), threading.RLock()
+        self._printed_at = time.monotonic()
+        self._heart = threading.Thread(target=self._beat, daemon=True)
+
+    def __enter__(self) -> "PlainObserver":
+        self._heart.start()
+        return self
 
     def __exit__(self, *exc: object) -> None:
-        """Leave the lines as they are."""
+        self._over.set()
+        self._heart.join()
 
-    def saw(self, run: RunPlan, status: JobStatus) -> None:
-        if self._last.get(run.key) == status.state:
-            return
-        self._last[run.key] = status.state
-        (self._ended.add if status.is_final else self._ended.discard)(run.key)
-        if status.state in _SAID_OF_ALL:
-            return
-        reason = f" ({status.reason})" if status.reason else ""
-        self._print(f"[{len(self._ended)}/{self._total}] {run.key}: {status.state}{reason}")
+    def saw(self, run: RunPlan, status: JobStatus, at: float | None = None) -> None:
+        with self._lock:
+            self.clock.saw(run, status, at)
+            if self._last.get(run.key) == status.state:
+                return
+            self._last[run.key] = status.state
+            (self._ended.add if status.is_final else self._ended.discard)(run.key)
+            if status.state not in _SAID_OF_ALL:
+                reason = f" ({status.reason})" if status.reason else ""
+                self._print(f"[{len(self._ended)}/{self._total}] {run.key}: {status.state}{reason}")
+
+    def decided(self, run: RunPlan, verdict: str, reasons: tuple[str, ...]) -> None:
+        """Say what the job's state does not: that its results are not good."""
+        with self._lock:
+            self.clock.decided(run, verdict)
+            if verdict != Verdict.SUCCESS and self._last.get(run.key) == "COMPLETED":
+                self._print(f"{run.key}: {verdict}: {'; '.join(reasons)}")
 
     def notice(self, text: str) -> None:
         self._print(f"notice: {text}")
 
+    def tick(self) -> None:
+        """Say where everything stands."""
+        self._print(clock_text(self.clock, time.time(), {}))
+
+    def _beat(self) -> None:
+        while not self._over.wait(self._heartbeat_s / 10):
+            with self._lock:
+                if time.monotonic() - self._printed_at >= self._heartbeat_s:
+                    self.tick()
+
     def _print(self, text: str) -> None:
         """Print a line, if that is possible: jobs are watched on even if the disk of the output is full."""
-        with contextlib.suppress(OSError):
-            print(strip_control_codes(text), file=self._console.file, flush=True)  # a console takes 2 ms for a line
+        with self._lock, contextlib.suppress(OSError):
+            self._printed_at = time.monotonic()
+            line = f"{time.strftime('%H:%M:%S')} {strip_control_codes(text)}"
+            print(line, file=self._console.file, flush=True)  # a console takes 2 ms for a line
 
 
-class LiveObserver(AbstractContextManager["LiveObserver"]):
-    """A table that follows the logs of the active runs."""
-
-    def __init__(self, console: Console, plan: ScenarioPlan, root: Path) -> None:
-        self._rows = {run.key: _Row(run, root / run.key / log_name(run)) for run in plan.runs}
-        self._live = Live(self._table(), console=console, refresh_per_second=4)
-
-    def __enter__(self) -> "LiveObserver":
-        self._live.start(refresh=True)
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._live.update(self._table())
-        self._live.stop()
-
-    def saw(self, run: RunPlan, status: JobStatus) -> None:
-        self._rows[run.key].update(status)
-        self._live.update(self._table())
-
-    def notice(self, text: str) -> None:
-        self._live.console.print(Text(f"notice: {text}"))
-
-    def _table(self) -> Table:
-        table = Table("point", "state", "step", "progress", "step time (s)", "TFLOP/s/GPU", "loss")
-        for row in self._rows.values():
-            if row.is_shown:
-                table.add_row(*row.cells())
-        return table
-
-
-class _Row:
-    """What the table says of one run; reads only what its log has grown by."""
-
-    def __init__(self, run: RunPlan, log: Path) -> None:
-        self._run, self._log = run, log
-        self._parser, self._offset = LogParser(), 0
-        self._status: JobStatus | None = None
-        self._step: StepRecord | None = None
-
-    def update(self, status: JobStatus) -> None:
-        self._status = status
-        try:
-            with open_regular(self._log) as log:
-                log.seek(self._offset)
-                for chunk in read_chunks(log):
-                    self._parser.feed(chunk)
-                self._offset = log.tell()
-        except OSError:
-            return
-        steps = self._parser.summary().steps
-        self._step = steps[-1] if steps else None
-
-    @property
-    def is_shown(self) -> bool:
-        """A search leaves most of its points out."""
-        return self._run.search is None or self._status is not None
-
-    def cells(self) -> tuple[Text | ProgressBar, ...]:
-        step, total = self._step, self._run.num_steps
-        state = Text("waiting", style="dim")
-        if self._status is not None:
-            state = Text(self._status.state, style=_STYLE.get(self._status.job_class, "red"))
-        done = step.step if step else 0
-        return (
-            Text(f"{self._run.test_id}/{self._run.label}"),
-            state,
-            Text(f"{done}/{total or '?'}"),
-            ProgressBar(total=total, completed=done, width=20),
-            _number(step.step_time_s if step else None),
-            _number(step.tflops_per_gpu if step else None),
-            _number(step.loss if step else None),
-        )
-
-
-def _number(value: float | None) -> Text:
-    return Text("" if value is None else f"{value:.4g}")
-
-
-def observer_for(console: Console, plan: ScenarioPlan, root: Path) -> PlainObserver | LiveObserver:
-    """Return the live table on a terminal, plain lines elsewhere."""
-    return LiveObserver(console, plan, root) if console.is_terminal else PlainObserver(console, plan)
+def observer_for(console: Console, plan: ScenarioPlan, root: Path) -> PlainObserver | Screen:
+    """Return the screen on a terminal, plain lines elsewhere. What the journal knows already is not told again."""
+    clock = RunClock(plan)
+    with contextlib.suppress(MBridgeError, sqlite3.Error):  # who drives the run says what is wrong with it
+        clock.catch_up(read_entries(root))
+    return Screen(console, plan, root, clock) if console.is_terminal else PlainObserver(console, plan, clock)

@@ -93,6 +93,9 @@ class Observer(Protocol):
     def saw(self, run: RunPlan, status: JobStatus) -> None:
         """A run was submitted, has changed its state, or has ended."""
 
+    def decided(self, run: RunPlan, verdict: str, reasons: tuple[str, ...]) -> None:
+        """A run has its verdict, and is not tried again."""
+
     def notice(self, text: str) -> None:
         """Something happened that concerns no single run."""
 

@@ -83,6 +83,14 @@ def _remedy(root: Path) -> str:
     return "restore it from a backup"
 
 
+def read_entries(root: Path) -> dict[str, JournalEntry]:
+    """Return what the journal has of every run, by key; nothing if there is none yet."""
+    if not (path := root / ROOT_FILES.journal).exists():
+        return {}
+    with Journal.read_only(path) as journal:
+        return journal.entries()
+
+
 def require_resumable(root: Path, lost_hosts: Collection[str] = ()) -> None:
     """Refuse, before anything is written, a directory that `resume` or `cancel` cannot continue.
 
@@ -95,11 +103,7 @@ def require_resumable(root: Path, lost_hosts: Collection[str] = ()) -> None:
     with no_driver(root):
         pass
     require_directories(root, [run["key"] for run in plan["runs"]])
-    entries: Collection[JournalEntry] = ()
-    if (path := root / ROOT_FILES.journal).exists():
-        with Journal.read_only(path) as journal:
-            entries = journal.entries().values()
-    require_this_host(root, entries, lost_hosts)
+    require_this_host(root, read_entries(root).values(), lost_hosts)
     require_writable_run(root)
 
 

@@ -112,6 +112,7 @@ class Finalizer:
             note = f"not retried: {why}"
             self._context.observer.notice(f"{run.plan.key}: {note}")
         self._context.journal.decided(run.plan.key, judgement.verdict, judgement.reasons, note)
+        self._context.observer.decided(run.plan, judgement.verdict, tuple(judgement.reasons))
         if not judgement.is_success and (run.status is None or run.status.state != INTERRUPTED.state):
             self.follow_failure(run, judgement.reasons)
 

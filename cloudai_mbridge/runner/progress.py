@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cloudai_mbridge.files.regular import open_regular, read_chunks
-from cloudai_mbridge.logs import LogParser
+from cloudai_mbridge.logs import LogParser, StepRecord
 from cloudai_mbridge.plan import POINT_FILES, RunPlan
 
 
@@ -39,10 +39,14 @@ class Progress:
 
     def step_times(self, run: RunPlan, token: str | None = None) -> list[float]:
         """Return the seconds of all steps after the warm-up so far; of a step without a time none. token: as above."""
+        steps = self.steps(run, token)
+        return [step.step_time_s for step in steps if step.step > run.warmup_steps and step.step_time_s]
+
+    def steps(self, run: RunPlan, token: str | None = None) -> tuple[StepRecord, ...]:
+        """Return all steps so far. token: as above."""
         log = self._logs.setdefault(run.key, _LogProgress(self._now(), _parser(run, token)))
         self._read(log, run, token)
-        steps = log.parser.summary().steps
-        return [step.step_time_s for step in steps if step.step > run.warmup_steps and step.step_time_s]
+        return log.parser.summary().steps
 
     def forget(self, run: RunPlan) -> None:
         """Begin anew: the job has ended."""

@@ -83,6 +83,37 @@ def test_status_while_it_is_driven_and_after(start_run: Any, stand_in_test: Any,
     assert "attempt 1: RUNNING" in texts
 
 
+# ---- watch
+
+
+def test_watch_follows_a_run_that_another_process_drives(
+    start_run: Any, stand_in_test: Any, until: Any, sandbox: Any
+) -> None:
+    run = start_run(sandbox, [stand_in_test("quick"), stand_in_test("long", LONG, run='time_limit = "1:00:00"')])
+    until("the quick one's end", lambda: run.query("SELECT 1 FROM runs WHERE verdict = 'success'"))
+    wait_for_running(run, 1, until)
+    watching, leaving = run.command("watch"), run.command("watch")
+    for each in (watching, leaving):
+        each.wait_for_words("1 done, 1 running; ")
+    leaving.send(signal.SIGINT)
+    assert "the run goes on; watch it again with: mbridge watch" in leaving.finish(0).words
+    assert run.process.poll() is None
+
+    run.process.kill()
+    run.process.wait()
+    left = "1 run has not ended, and no running process holds this run; continue with: mbridge resume"
+    assert left in watching.finish(0).words
+
+    resumed = run.command("resume")
+    until("a driver", lambda: "held by process" in run.command("status").finish(0).words)
+    watching = run.command("watch")
+    sandbox.run("scancel", run.job("long"))
+    resumed.finish(1)
+    for done in (watching.finish(0), run.command("watch").finish(0)):
+        assert "1 success, 1 failed, 0 skipped, 0 rejected" in done.words
+        assert re.search("failed: long/single/0: [^:]* CANCELLED", done.words), done.words
+
+
 # ---- cancel
 
 

@@ -211,7 +211,7 @@ def test_what_is_said_of_ninety_cancelled_runs_is_a_few_lines(
     assert "90 cancelled" in run.stdout
     assert f"continue with: mbridge resume {run.root}" in run.stdout
     said = run.stdout.splitlines()[before:] + run.stderr.splitlines()
-    told_of_starts = [line for line in said if re.match(r"\[\d+/90\] \S+: (PENDING|RUNNING)", line)]
+    told_of_starts = [line for line in said if re.match(r"[\d:]{8} \[\d+/90\] \S+: (PENDING|RUNNING)", line)]
     assert len(said) - len(told_of_starts) <= 20, "\n".join(said)
 
 

@@ -168,6 +168,10 @@ class Notes:
     def __init__(self) -> None:
         self.seen: list[str] = []
         self.notices: list[str] = []
+        self.verdicts: dict[str, str] = {}
+
+    def decided(self, run: RunPlan, verdict: str, reasons: tuple[str, ...]) -> None:
+        self.verdicts[run.key] = verdict
 
     def saw(self, run: RunPlan, status: JobStatus) -> None:
         self.seen.append(f"{run.test_id} {status.state}")

@@ -295,6 +295,9 @@ class Silent:
     def saw(self, run: RunPlan, status: Any) -> None:
         """Nothing."""
 
+    def decided(self, run: RunPlan, verdict: str, reasons: tuple[str, ...]) -> None:
+        """Nothing."""
+
     def notice(self, text: str) -> None:
         """Nothing."""
 
