@@ -91,9 +91,16 @@ def read_row(root: Path) -> RunRow:
     started = started_at(root)[0].isoformat(sep=" ", timespec="seconds")
     try:
         return _row(root, started)
-    except (MBridgeError, OSError, sqlite3.Error) as error:
-        why = str(error).removeprefix(f"{root}: ").removeprefix(f"{root}/")
-        return RunRow(root.name, str(root), started, State.DAMAGED, why=why)
+    except OSError as error:
+        why = f"{error.filename or root}: {error.strerror or error}"
+    except (MBridgeError, sqlite3.Error) as error:
+        why = str(error)
+    return RunRow(root.name, str(root), started, State.DAMAGED, why=_below(root, why))
+
+
+def _below(root: Path, text: str) -> str:
+    """Return a message without the path of the run that it is about."""
+    return text.removeprefix(f"{root}: ").removeprefix(f"{root}/")
 
 
 def _row(root: Path, started: str) -> RunRow:
@@ -102,7 +109,7 @@ def _row(root: Path, started: str) -> RunRow:
     if status.is_dry_run:
         return RunRow(*head, State.DRY_RUN)
     if status.damage:
-        return RunRow(*head, State.DAMAGED, status.driver, _sorted(status.counts), why=status.damage[0])
+        return RunRow(*head, State.DAMAGED, status.driver, _sorted(status.counts), why=_below(root, status.damage[0]))
     if status.driver or status.is_open:
         return RunRow(*head, State.RUNNING if status.driver else State.OPEN, status.driver, _sorted(status.counts))
     report = root / ROOT_FILES.report

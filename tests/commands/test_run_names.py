@@ -114,7 +114,7 @@ def test_many_candidates(here: Path) -> None:
 def test_the_same_name_in_two_places(here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     roots = {a_run(here / "results", day(1)), a_run(tmp_path / "shared", day(1))}
     monkeypatch.setenv("MBRIDGE_RESULTS", str(tmp_path / "shared"))
-    with pytest.raises(BadInput, match="2 runs have this name: .*; give the path of one") as error:
+    with pytest.raises(BadInput, match=r"2 runs have this name: .*; give the path of one") as error:
         find_run(day(1))
     assert all(str(root) in str(error.value) for root in roots)
 
