@@ -25,7 +25,7 @@ from cloudai_mbridge.commands.history import history
 from cloudai_mbridge.commands.live_view import new_console, observer_for
 from cloudai_mbridge.commands.nodes import nodes
 from cloudai_mbridge.commands.options import ALLOW_UNKNOWN, PATH, RULES, request_of, scenario_options
-from cloudai_mbridge.commands.run_names import RUN, RUN_TEXT, run_argument
+from cloudai_mbridge.commands.run_names import RUN_TEXT, as_run, run_argument
 from cloudai_mbridge.commands.runs import runs
 from cloudai_mbridge.commands.sweep import sweep
 from cloudai_mbridge.commands.tune import tune
@@ -222,7 +222,7 @@ def verify_configs(on_unknown_arg: Warn | None, **options: Any) -> int:
 
 
 @cli.command("generate-report")
-@click.option("--result-dir", type=RUN, metavar="RUN", required=True, help=RUN_TEXT)
+@click.option("--result-dir", type=as_run, metavar="RUN", required=True, help=RUN_TEXT)
 @click.option("--history", "history_file", type=PATH, help="Show the points' earlier runs in report.html.")
 @click.option("--system-config", type=PATH, help="Accepted as in CloudAI; the directory knows its system.")
 @click.option("--tests-dir", type=PATH, help="Accepted as in CloudAI; the directory knows its tests.")

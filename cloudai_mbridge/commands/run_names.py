@@ -21,20 +21,13 @@ _RESULTS = Path("results")  # the default output_path of a system
 _MOST_NAMED = 5
 
 
-class RunType(click.ParamType):
-    """A path, or the name of a run. What exists under the name is meant before a run elsewhere."""
-
-    name = "run"
-
-    def convert(self, value: str | Path, param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        if isinstance(value, Path) or not value or os.sep in value or os.path.lexists(value):
-            return Path(value)
-        root = find_run(value)
-        click.echo(f"note: {visible(value)} is {visible(str(root))}", err=True)
-        return root
-
-
-RUN = RunType()
+def as_run(value: str) -> Path:
+    """Return the path that a user gives, or that of the run whose name it is: a type for click's parameters."""
+    if not value or os.sep in value or os.path.lexists(value):
+        return Path(value)
+    root = find_run(value)
+    click.echo(f"note: {visible(value)} is {visible(str(root))}", err=True)
+    return root
 
 
 def run_argument(name: str, metavar: str = "RUN", **options: Any) -> Callable[[Callable[..., int]], Callable[..., int]]:
@@ -43,7 +36,7 @@ def run_argument(name: str, metavar: str = "RUN", **options: Any) -> Callable[[C
     def decorate(command: Callable[..., int]) -> Callable[..., int]:
         text = inspect.getdoc(command) or ""
         command.__doc__ = text if RUN_TEXT in text else f"{text}\n\n{RUN_TEXT}"
-        return click.argument(name, metavar=metavar, type=RUN, **options)(command)
+        return click.argument(name, metavar=metavar, type=as_run, **options)(command)
 
     return decorate
 
@@ -66,7 +59,7 @@ def find_run(name: str) -> Path:
     if found and not (own := [run for run in found if _is_own(run)]):
         raise BadInput(f"{shown(name)}: {visible(str(found[0]))} is another user's run; give its path")
     if not found:
-        raise BadInput(f"{shown(name)}: neither a path nor the beginning of a run's name; {_where()}")
+        raise BadInput(f"{shown(name)}: no such path, and no run's name begins so; {_where()}")
     if len(own) > 1:
         raise BadInput(f"{shown(name)}: {_several(own)}")
     return own[0]

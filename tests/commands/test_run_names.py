@@ -9,7 +9,7 @@ import pytest
 
 from cloudai_mbridge.cli import cli
 from cloudai_mbridge.commands import run_names
-from cloudai_mbridge.commands.run_names import RUN, find_run, find_runs
+from cloudai_mbridge.commands.run_names import as_run, find_run, find_runs
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.files.run_index import record_run
 
@@ -98,7 +98,7 @@ def test_the_beginning_of_a_name(here: Path) -> None:
     assert str(error.value) == (
         f"'t_2026': the names of 2 runs begin so: {again.name}, {tiny.name}; give more of the name"
     )
-    with pytest.raises(BadInput, match=r"'tini': neither a path nor the beginning of a run's name; looked in "):
+    with pytest.raises(BadInput, match=r"'tini': no such path, and no run's name begins so; looked in "):
         find_run("tini")
 
 
@@ -141,19 +141,19 @@ def test_own_is_by_user(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_path_that_exists_wins(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     root = a_run(here / "results", day(1))
-    assert RUN.convert("latest", None, None) == root
+    assert as_run("latest") == root
     assert capsys.readouterr().err == f"note: latest is {root}\n"
     for name in ("latest", day(1), "broken"):
         (here / name).symlink_to("nowhere")
-        assert RUN.convert(name, None, None) == Path(name)
+        assert as_run(name) == Path(name)
     for path in ("", ".", f"results/{day(1)}", "results/none"):
-        assert RUN.convert(path, None, None) == Path(path)
+        assert as_run(path) == Path(path)
     assert capsys.readouterr().err == ""
 
 
 def test_what_a_name_says_cannot_control_the_terminal(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     a_run(here / "results", day(1, "\x1b[31m"))
-    RUN.convert("\x1b", None, None)
+    as_run("\x1b")
     assert "\x1b" not in capsys.readouterr().err
     a_run(here / "results", day(2, "\x1b[31m"))
     for name in ("\x1b", "\x1bx"):
@@ -174,7 +174,7 @@ def test_every_command_on_a_run_takes_names(name: str) -> None:
     for word in name.split():
         assert isinstance(command, click.Group)
         command = command.commands[word]
-    assert any(parameter.type is RUN for parameter in command.params)
+    assert any(getattr(parameter.type, "func", None) is as_run for parameter in command.params)
     text = " ".join(command.get_help(click.Context(command)).split())
     assert "RUN is the directory of a run, the beginning of its name (see `mbridge runs`), or `latest`." in text
     assert text.count("RUN is the directory") == 1
