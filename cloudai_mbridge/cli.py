@@ -25,6 +25,8 @@ from cloudai_mbridge.commands.history import history
 from cloudai_mbridge.commands.live_view import new_console, observer_for
 from cloudai_mbridge.commands.nodes import nodes
 from cloudai_mbridge.commands.options import ALLOW_UNKNOWN, PATH, RULES, request_of, scenario_options
+from cloudai_mbridge.commands.run_names import RUN_TEXT, as_run, run_argument
+from cloudai_mbridge.commands.runs import runs
 from cloudai_mbridge.commands.show import show
 from cloudai_mbridge.commands.sweep import sweep
 from cloudai_mbridge.commands.tune import tune
@@ -76,9 +78,7 @@ def run(max_parallel: int | None, fail_fast: bool, **options: Any) -> int:
 
 
 # Without links. A circle of them stays, and is not the directory of a run
-_ROOT = click.argument(
-    "root", metavar="DIRECTORY", type=PATH, callback=lambda ctx, param, value: Path(os.path.realpath(value))
-)
+_ROOT = run_argument("root", callback=lambda ctx, param, value: Path(os.path.realpath(value)))
 _LOST_HOST = click.option(
     "--lost-host",
     "lost_hosts",
@@ -118,6 +118,10 @@ def status(root: Path, events: bool) -> int:
     lines.append(f"{counts or 'no runs'}; {_what_next(found, root)}")
     for line in lines:
         console.print_line(visible(line))
+    return _show_damage(found)
+
+
+def _show_damage(found: control.SweepStatus) -> int:
     for text in found.damage:
         show_error(visible(f"damaged: {text}"))
     return Damaged.exit_code if found.damage else OK
@@ -155,16 +159,30 @@ def cancel(root: Path, lost_hosts: tuple[str, ...]) -> int:
 
 @cli.command()
 @_ROOT
-@click.argument("point")
+@click.argument("point", required=False)
 @click.option("--stderr", is_flag=True, help="The run's stderr instead of its stdout.")
 @click.option("--attempt", type=click.IntRange(min=1), help="An earlier attempt of the run; default: the last.")
 @click.option("--lines", "-n", type=click.IntRange(min=0), help="Only the last lines.")
 @click.option("--follow", "-f", is_flag=True, help="Follow the log until Ctrl-C.")
-def logs(root: Path, point: str, stderr: bool, attempt: int | None, lines: int | None, follow: bool) -> int:
-    """Print the log of one POINT: its key, or a part of it that no other has."""
+def logs(root: Path, point: str | None, stderr: bool, attempt: int | None, lines: int | None, follow: bool) -> int:
+    """Print the log of one POINT: its key, or a part of it that no other has. Without one, list the points."""
+    if point is None:
+        if stderr or follow or attempt is not None or lines is not None:
+            raise BadInput(f"POINT: is missing; list the points with: mbridge logs {root}")
+        return _list_points(root)
     for line in tail_lines(control.find_log(root, point, attempt, stderr=stderr), lines, follow=follow):
         click.echo(line)
     return OK
+
+
+def _list_points(root: Path) -> int:
+    """Print the key and the state of every point."""
+    refuse_dry_run(root, read_plan_data(root))
+    found = control.read_status(root)
+    width = max((len(row.key) for row in found.runs), default=0)
+    for row in found.runs:
+        click.echo(visible(f"{row.key:{width}}  {row.state}"))
+    return _show_damage(found)
 
 
 @cli.command("dry-run")
@@ -206,7 +224,7 @@ def verify_configs(on_unknown_arg: Warn | None, **options: Any) -> int:
 
 
 @cli.command("generate-report")
-@click.option("--result-dir", type=PATH, required=True, help="The directory that `run` named.")
+@click.option("--result-dir", type=as_run, metavar="RUN", required=True, help=RUN_TEXT)
 @click.option("--history", "history_file", type=PATH, help="Show the points' earlier runs in report.html.")
 @click.option("--system-config", type=PATH, help="Accepted as in CloudAI; the directory knows its system.")
 @click.option("--tests-dir", type=PATH, help="Accepted as in CloudAI; the directory knows its tests.")
@@ -229,7 +247,7 @@ def _history_rows(path: Path, report: Mapping[str, Any]) -> list[dict[str, Any]]
 
 
 register_install_commands(cli)
-for command in (watch, show, sweep, gate, compare, baseline, history, nodes, estimate, proxy, tune, calibrate):
+for command in (watch, show, sweep, gate, compare, baseline, history, nodes, estimate, proxy, tune, calibrate, runs):
     cli.add_command(command)
 
 

@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from cloudai_mbridge.constraints import RuleSet
+from cloudai_mbridge.files.run_index import record_run
 from cloudai_mbridge.integrations import nemo_run
 from cloudai_mbridge.launch import write_plan, write_runs
 from cloudai_mbridge.launch.write import create_root, refuse_output_dir
@@ -107,6 +108,7 @@ def write(
     prepared = replace(prepared, plan=replace(prepared.plan, dry_run=dry_run))
     before_the_plan(root)
     write_into(prepared, root)
+    record_run(root)
     return root
 
 

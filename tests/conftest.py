@@ -77,6 +77,13 @@ def _mixed(items: list[pytest.Item]) -> list[pytest.Item]:
     return [item for path in sorted(files, key=places.__getitem__) for item in files[path]]
 
 
+@pytest.fixture(scope="session", autouse=True)
+def no_runs_of_the_user(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Keep the index of the user's own runs out of the tests, and theirs out of it; processes inherit this."""
+    os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))
+    os.environ.pop("MBRIDGE_RESULTS", None)
+
+
 @pytest.fixture(scope="session")
 def repository() -> Path:
     return REPOSITORY

@@ -17,6 +17,7 @@ from cloudai_mbridge.commands import confirm
 from cloudai_mbridge.commands import live_view as console
 from cloudai_mbridge.errors import BadInput, ToolFailure
 from cloudai_mbridge.files.names import slug
+from cloudai_mbridge.files.run_index import recorded_runs
 from cloudai_mbridge.megatron_bridge.launcher.plan import Repo, UpstreamPlan
 from cloudai_mbridge.models.loading.load import load_system
 from cloudai_mbridge.models.system import LocalSystem
@@ -520,6 +521,7 @@ def test_the_directory_and_its_report(root: Path, monkeypatch: pytest.MonkeyPatc
         assert done.root.parent == root.parent
     (new,) = set(root.parent.iterdir()) - {root}
     assert new.name.startswith("a_scenario-confirm-")
+    assert recorded_runs()[-1] == new
     assert told.words[0] == f"2 more runs each of {point}: {new}"
     report = json.loads((new / "report.json").read_text())
     assert [each["key"] for each in report["points"]] == [f"{point}/3", f"{point}/4"]

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from cloudai_mbridge.commands.live_view import new_console
 from cloudai_mbridge.commands.options import PATH
+from cloudai_mbridge.commands.run_names import run_argument
 from cloudai_mbridge.errors import OK, BadInput, MBridgeError
 from cloudai_mbridge.gate.baseline.file import replace_if_unchanged
 from cloudai_mbridge.gate.baseline.model import Baseline, as_list
@@ -45,7 +46,7 @@ def baseline() -> None:
 
 
 @baseline.command()
-@click.argument("results", nargs=-1, required=True, type=PATH)
+@run_argument("results", "RUN...", nargs=-1, required=True)
 @click.option("--baseline", "path", type=PATH, required=True, help="The baseline file; created if it does not exist.")
 @click.option("--reason", required=True, help="Why these runs are the new baseline.")
 @click.option("--by", help="Who promotes; default: git's user.name, or the login name.")
@@ -68,7 +69,7 @@ def baseline() -> None:
 @click.option("--yes", is_flag=True, help="Write without asking.")
 @click.option("--dry-run", is_flag=True, help="Show the diff, write nothing.")
 def promote(results: tuple[Path, ...], path: Path, *, yes: bool, dry_run: bool, **options: Any) -> int:
-    """Make the runs of RESULTS (report.json files or runs' directories) the baseline of their points.
+    """Make the results of runs the baseline of their points; a RUN may be its report.json.
 
     All runs of a point must be good and alike. If one point is refused, nothing is written. Shows the diff of the file,
     and writes it after a yes, or with --yes. Exit codes: 0 written, 15 refused, 16 no terminal to confirm it at.

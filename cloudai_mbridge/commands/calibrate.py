@@ -10,6 +10,7 @@ from rich.text import Text
 
 from cloudai_mbridge.commands.live_view import SteadyConsole, new_console
 from cloudai_mbridge.commands.options import PATH
+from cloudai_mbridge.commands.run_names import run_argument
 from cloudai_mbridge.errors import OK, BadInput, counted
 from cloudai_mbridge.estimate.cluster import FACTORS
 from cloudai_mbridge.estimate.hardware import gpu_named
@@ -23,12 +24,12 @@ _MOST_REASONS = 5
 
 
 @click.command()
-@click.argument("results", nargs=-1, required=True, type=PATH)
+@run_argument("results", "RUN...", nargs=-1, required=True)
 @click.option("--gpu", help="Whose points to use, where there are those of several GPUs.")
 @click.option("--output", type=PATH, help="File to write, which a system names as its `calibration`.")
 @click.option("--json", "is_json", is_flag=True, help="Print JSON.")
 def calibrate(results: tuple[Path, ...], gpu: str | None, output: Path | None, is_json: bool) -> int:
-    """Fit the predictions of time and memory to RESULTS: runs' directories, report.json files, CSV tables.
+    """Fit the predictions of time and memory to results; a RUN may be its report.json, or a CSV table.
 
     See docs/tune.md.
     """

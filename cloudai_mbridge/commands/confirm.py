@@ -18,6 +18,7 @@ from typing import Any
 from cloudai_mbridge import pipeline
 from cloudai_mbridge.errors import BadInput, InUse, MBridgeError
 from cloudai_mbridge.files.regular import read_regular
+from cloudai_mbridge.files.run_index import record_run
 from cloudai_mbridge.launch.write import create_root
 from cloudai_mbridge.models.loading.explain import suggest
 from cloudai_mbridge.models.loading.toml_source import read_toml
@@ -71,6 +72,7 @@ def confirm(
         for node, reason in excluded.items():
             journal.exclude(node, reason)
     pipeline.write_into(prepared, new)
+    record_run(new)
     with driver_lock(new):
         try:
             with observer_for(prepared.plan, new) as observer:

@@ -12,6 +12,7 @@ from cloudai_mbridge.commands.confirm import Confirmation
 from cloudai_mbridge.commands.confirm import confirm as run_again
 from cloudai_mbridge.commands.live_view import new_console, observer_for
 from cloudai_mbridge.commands.options import PATH
+from cloudai_mbridge.commands.run_names import run_argument
 from cloudai_mbridge.errors import OK, BadInput, ToolFailure
 from cloudai_mbridge.files.replace import require_writable, write_text
 from cloudai_mbridge.gate.compare.policy import GatePolicy, load_policy
@@ -31,7 +32,7 @@ def _output_options(command: Callable[..., int]) -> Callable[..., int]:
 
 
 @click.command()
-@click.argument("results", nargs=-1, required=True, type=PATH)
+@run_argument("results", "RUN...", nargs=-1, required=True)
 @click.option("--policy", type=PATH, required=True, help="Policy TOML, such as conf/gates/default.toml.")
 @click.option("--baseline", type=PATH, help="Baseline file instead of what the policy compares with.")
 @click.option("--confirm", type=click.IntRange(1, 100), help="Repeat inconclusive points so often, on other nodes.")
@@ -40,7 +41,7 @@ def _output_options(command: Callable[..., int]) -> Callable[..., int]:
 def gate(
     results: tuple[Path, ...], policy: Path, baseline: Path | None, confirm: int | None, **files: Path | None
 ) -> int:
-    """Judge RESULTS (report.json files or runs' directories, taken together) against a baseline or a history.
+    """Judge the results of runs, taken together, against a baseline or a history; a RUN may be its report.json.
 
     Exit codes: 0 pass or improvement, 10 regression, 11 not run, 12 not comparable, 13 inconclusive, 14 improvement
     where the policy lets it fail.
@@ -71,12 +72,15 @@ def gate(
 
 
 @click.command()
-@click.argument("old", metavar="A", type=PATH)
-@click.argument("new", metavar="B", type=PATH)
+@run_argument("old", "RUN_A")
+@run_argument("new", "RUN_B")
 @click.option("--policy", type=PATH, help="Policy whose metrics and limits hold; default: the built-in ones.")
 @_output_options
 def compare(old: Path, new: Path, policy: Path | None, **files: Path | None) -> int:
-    """Compare the runs of report B with those of report A. The exit code is 0 whatever it finds."""
+    """Compare the results of RUN_B with those of RUN_A; the exit code is 0 whatever it finds.
+
+    Either may be a report.json.
+    """
     from cloudai_mbridge.gate.run import compare_reports  # numpy and scipy, for this command only
 
     _require_writable(files)

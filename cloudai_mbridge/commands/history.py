@@ -11,6 +11,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from cloudai_mbridge.commands.live_view import SteadyConsole, new_console
+from cloudai_mbridge.commands.run_names import run_argument
 from cloudai_mbridge.errors import OK, BadInput, counted
 from cloudai_mbridge.gate.history.insert import FAILED
 from cloudai_mbridge.gate.history.store import DEFAULT_METRIC, History, Imported, StoredRun
@@ -48,9 +49,9 @@ def history() -> None:
 
 @history.command("import")
 @_HISTORY
-@click.argument("results", type=click.Path(path_type=Path), nargs=-1, required=True, metavar="RESULT...")
+@run_argument("results", "RUN...", nargs=-1, required=True)
 def import_(path: Path, results: tuple[Path, ...]) -> int:
-    """Add the runs of report.json files, or of the directories that hold them. What is there already stays once."""
+    """Add the results of runs; a RUN may be its report.json. What is there already stays once."""
     console, errors = new_console(_WIDTH), list[BadInput]()
     given, skipped = without_dry_runs(results)
     for note in skipped:

@@ -15,6 +15,7 @@ from cloudai_mbridge import pipeline
 from cloudai_mbridge.commands.drive import drive
 from cloudai_mbridge.commands.live_view import new_console
 from cloudai_mbridge.commands.options import PATH, request_of, scenario_options
+from cloudai_mbridge.commands.run_names import run_argument
 from cloudai_mbridge.errors import OK, BadInput, counted
 from cloudai_mbridge.files.replace import require_writable, write_text
 from cloudai_mbridge.gate.results.read import read_results, without_dry_runs
@@ -48,7 +49,7 @@ def nodes() -> None:
 
 
 @nodes.command()
-@click.argument("results", nargs=-1, required=True, type=PATH)
+@run_argument("results", "RUN...", nargs=-1, required=True)
 @_FALSE_ALARM_RATE
 @_SLOWDOWN
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -62,7 +63,7 @@ def show(
     html: Path | None,
     fail_on_slow: bool,
 ) -> int:
-    """Say from RESULTS (report.json files or runs' directories) which nodes slow the runs on them.
+    """Say from results which nodes slow the runs on them; a RUN may be its report.json.
 
     Runs of the same point in one report are compared with each other. Nothing is run, and no node is drained.
     """
@@ -102,7 +103,7 @@ def test(
 ) -> int:
     """Run a scenario's only point on every node, in new company each time, until all nodes are decided.
 
-    An interrupted campaign goes on with `mbridge resume DIR`. `mbridge nodes show DIR` shows what it found. No node is
+    An interrupted campaign goes on with `mbridge resume RUN`. `mbridge nodes show RUN` shows what it found. No node is
     drained.
     """
     from cloudai_mbridge.gate.nodes.campaign import plan_campaign, write_campaign  # numpy, for this command only

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from cloudai_mbridge.commands.live_view import new_console
-from cloudai_mbridge.commands.options import PATH
+from cloudai_mbridge.commands.run_names import run_argument
 from cloudai_mbridge.errors import OK, BadInput
 from cloudai_mbridge.plan.read import read_plan_data, refuse_dry_run
 from cloudai_mbridge.report.build import build_report
@@ -22,7 +22,7 @@ _MOST_NAMED = 5
 
 
 @click.command()
-@click.argument("root", metavar="DIRECTORY", type=PATH)
+@run_argument("root")
 @click.argument("point", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print what report.json has of it.")
 def show(root: Path, point: str | None, as_json: bool) -> int:

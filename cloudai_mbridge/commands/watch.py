@@ -7,8 +7,8 @@ from pathlib import Path
 import click
 
 from cloudai_mbridge.commands.live_view import PlainObserver, new_console, observer_for
-from cloudai_mbridge.commands.options import PATH
 from cloudai_mbridge.commands.run_clock import RunClock
+from cloudai_mbridge.commands.run_names import run_argument
 from cloudai_mbridge.commands.screen import Screen
 from cloudai_mbridge.errors import OK, counted
 from cloudai_mbridge.plan import ROOT_FILES, ScenarioPlan
@@ -23,7 +23,7 @@ _LOOK_S = 1.0
 
 
 @click.command()
-@click.argument("root", metavar="DIRECTORY", type=PATH)
+@run_argument("root")
 def watch(root: Path) -> int:
     """Watch a run, whichever process drives it, until it has ended. Ctrl-C ends the watching, not the run."""
     refuse_dry_run(root, read_plan_data(root))

@@ -1,6 +1,10 @@
 """Every file of a run, named in one place."""
 
+import contextlib
+import os
 import re
+from datetime import datetime
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Final
 
@@ -51,7 +55,21 @@ class _RootFiles(SimpleNamespace):
 
 
 ROOT_NAME: Final = "{scenario}_{now:%Y-%m-%d_%H-%M-%S}{suffix}"  # of the directory that `run` makes
-IS_ROOT_NAME: Final = re.compile(r".*_\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d(_\d+)?")
+IS_ROOT_NAME: Final = re.compile(r".*_(\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d)(?:_(\d+))?")
 
 POINT_FILES = _PointFiles()
 ROOT_FILES = _RootFiles()
+
+
+def started_at(root: Path) -> tuple[datetime, int]:
+    """Return when a run started, and its number among those of that second: by its name, else by its plan's time.
+
+    A copied directory keeps its name, not always the times of its files.
+    """
+    if match := IS_ROOT_NAME.fullmatch(root.name):
+        with contextlib.suppress(ValueError):
+            return datetime.strptime(match[1], "%Y-%m-%d_%H-%M-%S"), int(match[2] or 0)
+    try:
+        return datetime.fromtimestamp(os.stat(root / ROOT_FILES.plan).st_mtime), 0
+    except OSError:
+        return datetime.min, 0

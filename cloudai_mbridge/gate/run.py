@@ -83,7 +83,7 @@ def references_for(loaded: LoadedPolicy, results: Sequence[RunResult]) -> tuple[
     """
     if (path := loaded.baseline_path) is not None:
         if not path.exists():
-            sources = shlex.join(dict.fromkeys(run.source for run in results)) or "RESULT..."
+            sources = shlex.join(dict.fromkeys(run.source for run in results)) or "RUN..."
             raise BadInput(
                 f"{path}: there is no baseline yet, so nothing to compare with; make the first of good runs with:"
                 f" mbridge baseline promote {sources} --baseline {shlex.quote(os.path.normpath(path))}"

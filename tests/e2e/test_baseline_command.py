@@ -219,7 +219,7 @@ def test_a_regression_must_be_accepted(write: Write, tmp_path: Path) -> None:
         (("promote", "{report}", "--baseline", "{tmp}", "--reason", "x"), "cannot be read"),
         (("promote", "{report}", "--baseline", "{report}", "--reason", "x"), "not valid TOML"),
         (("promote", "{report}", "--baseline", "b.toml", "--reason", "x", "--point", "y"), "matches no point"),
-        (("promote", "--baseline", "b.toml", "--reason", "x"), "RESULTS"),
+        (("promote", "--baseline", "b.toml", "--reason", "x"), "'RUN...'"),
         (("show", "{tmp}/none.toml"), "no such file"),
     ],
 )

@@ -89,11 +89,11 @@ def test_failed_runs_are_in_the_story_and_in_no_level(history: Command, tmp_path
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (("list",), "is not a file; make it with `mbridge history import RESULT`"),
+        (("list",), "is not a file; make it with `mbridge history import RUN`"),
         (("trend",), "is not a file; make it with"),
         (("show", "x"), "is not a file; make it with"),
-        (("import", "nothing.json"), "nothing.json: cannot be read"),
-        (("import",), "Missing argument 'RESULT...'"),
+        (("import", "nothing.json"), "'nothing.json': no such path, and no run's name"),
+        (("import",), "Missing argument 'RUN...'"),
         (("trend", "--metric", "step_time"), "--metric: 'step_time' is unknown; did you mean 'step_time_s'"),
         (("trend", "--last", "0"), "Invalid value for '--last'"),
         (("trend", "--assumed-noise", "0"), "Invalid value for '--assumed-noise'"),

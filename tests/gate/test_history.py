@@ -361,7 +361,7 @@ def test_another_database_is_left_as_it_is(tmp_path: Path, statements: tuple[str
 
 def test_missing_and_empty_files(tmp_path: Path) -> None:
     path = tmp_path / "h?i#%20.sqlite"
-    with pytest.raises(BadInput, match="is not a file; make it with `mbridge history import RESULT`"):
+    with pytest.raises(BadInput, match="is not a file; make it with `mbridge history import RUN`"):
         History(path).runs()
     assert not path.exists()
     path.touch()

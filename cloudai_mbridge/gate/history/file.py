@@ -96,11 +96,11 @@ def open_for_reading(path: Path) -> sqlite3.Connection:
     ToolFailure: it cannot be read.
     """
     if not path.is_file():
-        raise BadInput(f"{path}: is not a file; make it with `mbridge history import RESULT`, or name another")
+        raise BadInput(f"{path}: is not a file; make it with `mbridge history import RUN`, or name another")
     _check_magic(path)
     with _opened(path, "mode=ro") as db:
         if not _is_history(db, path):
-            raise BadInput(f"{path}: is empty; fill it with `mbridge history import RESULT`")
+            raise BadInput(f"{path}: is empty; fill it with `mbridge history import RUN`")
         return db
 
 

@@ -1,0 +1,180 @@
+"""Runs by name: what is found, where, and what a name may not mean."""
+
+import json
+import os
+from pathlib import Path
+
+import click
+import pytest
+
+from cloudai_mbridge.cli import cli
+from cloudai_mbridge.commands import run_names
+from cloudai_mbridge.commands.run_names import as_run, find_run, find_runs
+from cloudai_mbridge.errors import BadInput
+from cloudai_mbridge.files.run_index import record_run
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty working directory, and no runs elsewhere."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.delenv("MBRIDGE_RESULTS", raising=False)
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    return tmp_path / "here"
+
+
+def a_run(directory: Path, name: str, *, dry_run: bool = False) -> Path:
+    root = directory / name
+    root.mkdir(parents=True)
+    (root / "plan.json").write_text(json.dumps({"version": 2, "scenario": "s", "runs": [], "dry_run": dry_run}))
+    return root
+
+
+def day(number: int, scenario: str = "s") -> str:
+    return f"{scenario}_2026-11-{number:02}_02-00-00"
+
+
+def test_runs_of_all_places_newest_first(here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, third = a_run(here / "results", day(1)), a_run(here / "results", day(3))
+    second, fourth = a_run(tmp_path / "shared", day(2)), a_run(tmp_path / "out", day(4))
+    (here / "results" / "history.sqlite").touch()
+    (here / "results" / "notes").mkdir()
+    (here / "results" / "linked").symlink_to(first)
+    monkeypatch.setenv("MBRIDGE_RESULTS", str(tmp_path / "shared"))
+    for root in (fourth, tmp_path / "removed", third):
+        record_run(root)
+    assert find_runs() == [fourth, third, second, first]
+    assert find_runs(tmp_path / "shared") == [second]
+    assert find_run("latest") == fourth
+
+
+def test_newest_is_by_name_also_within_a_second(here: Path) -> None:
+    """A copy has new times and the old name; a renamed directory has only the time of its plan."""
+    numbered = [a_run(here / "results", f"{day(1)}{suffix}") for suffix in ("", "_2", "_10")]
+    other = a_run(here / "results", day(2, "a_scenario"))
+    renamed = a_run(here / "results", "good-one")
+    os.utime(renamed / "plan.json", (0, 0))
+    assert find_runs() == [other, *reversed(numbered), renamed]
+
+
+def test_latest_is_no_dry_run(here: Path) -> None:
+    real = a_run(here / "results", day(1))
+    dry = a_run(here / "results", day(2), dry_run=True)
+    assert find_run("latest") == real
+    assert find_run(day(2)) == dry
+
+
+def test_no_latest(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(BadInput) as error:
+        find_run("latest")
+    assert str(error.value) == (
+        f"latest: you have no runs; looked in {here}/results (0 runs), {here.parent}/state/mbridge/runs.txt (0 runs),"
+        " $MBRIDGE_RESULTS (not set); give the directory that `mbridge run` printed"
+    )
+    a_run(here / "results", day(2), dry_run=True)
+    with pytest.raises(BadInput, match=r"latest: you have no runs but 1 dry run; looked in .*results \(1 run\)"):
+        find_run("latest")
+
+
+def test_a_damaged_run_can_be_the_latest(here: Path) -> None:
+    """The command then says what is wrong with it, instead of taking an older one."""
+    a_run(here / "results", day(1))
+    damaged = a_run(here / "results", day(2))
+    (damaged / "plan.json").write_text("{")
+    incomplete = here / "results" / day(3)
+    assert find_run("latest") == damaged
+    incomplete.mkdir()
+    assert find_run("latest") == incomplete
+
+
+def test_the_beginning_of_a_name(here: Path) -> None:
+    tiny, again, small = (a_run(here / "results", name) for name in (day(1, "t"), f"{day(1, 't')}_1", day(2, "small")))
+    assert find_run("sm") == small
+    assert find_run(day(1, "t")) == tiny, "the whole name of one is the beginning of the other's"
+    assert find_run(again.name) == again
+    with pytest.raises(BadInput) as error:
+        find_run("t_2026")
+    assert str(error.value) == (
+        f"'t_2026': the names of 2 runs begin so: {again.name}, {tiny.name}; give more of the name"
+    )
+    with pytest.raises(BadInput, match=r"'tini': no such path, and no run's name begins so; looked in "):
+        find_run("tini")
+
+
+def test_many_candidates(here: Path) -> None:
+    for number in range(1, 10):
+        a_run(here / "results", day(number))
+    with pytest.raises(BadInput) as error:
+        find_run("s")
+    names = ", ".join(day(number) for number in (9, 8, 7, 6, 5))
+    assert f"9 runs begin so: {names}, and 4 more; give more" in str(error.value)
+
+
+def test_the_same_name_in_two_places(here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    roots = {a_run(here / "results", day(1)), a_run(tmp_path / "shared", day(1))}
+    monkeypatch.setenv("MBRIDGE_RESULTS", str(tmp_path / "shared"))
+    with pytest.raises(BadInput, match=r"2 runs have this name: .*; give the path of one") as error:
+        find_run(day(1))
+    assert all(str(root) in str(error.value) for root in roots)
+
+
+def test_a_name_is_never_of_another_users_run(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`resume` executes what lies in a directory: somebody else's must not become `latest`."""
+    own = a_run(here / "results", day(1))
+    theirs = a_run(here / "results", day(2))
+    monkeypatch.setattr(run_names, "_is_own", lambda root: root == own)
+    assert find_run("latest") == own
+    assert find_run("s_2026") == own
+    with pytest.raises(BadInput) as error:
+        find_run(day(2))
+    assert str(error.value) == f"'{day(2)}': {theirs} is another user's run; give its path"
+
+
+def test_own_is_by_user(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = a_run(here / "results", day(1))
+    assert find_run("latest") == own
+    monkeypatch.setattr(os, "geteuid", lambda: own.stat().st_uid + 1)
+    with pytest.raises(BadInput, match="you have no runs"):
+        find_run("latest")
+
+
+def test_a_path_that_exists_wins(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = a_run(here / "results", day(1))
+    assert as_run("latest") == root
+    assert capsys.readouterr().err == f"note: latest is {root}\n"
+    for name in ("latest", day(1), "broken"):
+        (here / name).symlink_to("nowhere")
+        assert as_run(name) == Path(name)
+    for path in ("", ".", f"results/{day(1)}", "results/none"):
+        assert as_run(path) == Path(path)
+    assert capsys.readouterr().err == ""
+
+
+def test_what_a_name_says_cannot_control_the_terminal(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    a_run(here / "results", day(1, "\x1b[31m"))
+    as_run("\x1b")
+    assert "\x1b" not in capsys.readouterr().err
+    a_run(here / "results", day(2, "\x1b[31m"))
+    for name in ("\x1b", "\x1bx"):
+        with pytest.raises(BadInput) as error:
+            find_run(name)
+        assert "\x1b" not in str(error.value)
+
+
+COMMANDS = [
+    *("resume", "status", "cancel", "logs", "gate", "compare", "baseline promote", "history import", "nodes show"),
+    *("calibrate", "generate-report"),
+]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_on_a_run_takes_names(name: str) -> None:
+    command: click.Command = cli
+    for word in name.split():
+        assert isinstance(command, click.Group)
+        command = command.commands[word]
+    assert any(getattr(parameter.type, "func", None) is as_run for parameter in command.params)
+    text = " ".join(command.get_help(click.Context(command)).split())
+    assert "RUN is the directory of a run, the beginning of its name (see `mbridge runs`), or `latest`." in text
+    assert text.count("RUN is the directory") == 1
