@@ -25,6 +25,7 @@ from cloudai_mbridge.commands.history import history
 from cloudai_mbridge.commands.live_view import new_console, observer_for
 from cloudai_mbridge.commands.nodes import nodes
 from cloudai_mbridge.commands.options import ALLOW_UNKNOWN, PATH, RULES, request_of, scenario_options
+from cloudai_mbridge.commands.schema import schema
 from cloudai_mbridge.commands.sweep import sweep
 from cloudai_mbridge.commands.tune import tune
 from cloudai_mbridge.commands.verify import summarize_foreign, verify
@@ -227,7 +228,7 @@ def _history_rows(path: Path, report: Mapping[str, Any]) -> list[dict[str, Any]]
 
 
 register_install_commands(cli)
-for command in (sweep, gate, compare, baseline, history, nodes, estimate, proxy, tune, calibrate):
+for command in (sweep, gate, compare, baseline, history, nodes, estimate, proxy, tune, calibrate, schema):
     cli.add_command(command)
 
 

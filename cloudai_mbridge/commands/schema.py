@@ -1,0 +1,24 @@
+"""`mbridge schema`: what editors need to know of our TOML files."""
+
+import json
+
+import click
+
+from cloudai_mbridge.errors import OK
+from cloudai_mbridge.gate.compare.policy import GatePolicy
+from cloudai_mbridge.models.json_schema import definition_schema, scenario_schema, system_schema, toml_schema
+
+KINDS = {
+    "test": definition_schema,
+    "scenario": scenario_schema,
+    "system": system_schema,
+    "policy": lambda: toml_schema(GatePolicy, "mbridge gate policy"),
+}
+
+
+@click.command()
+@click.argument("kind", type=click.Choice(list(KINDS)))
+def schema(kind: str) -> int:
+    """Print the JSON Schema of a KIND of TOML file, for editors."""
+    click.echo(json.dumps(KINDS[kind](), indent=2))
+    return OK
