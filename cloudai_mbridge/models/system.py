@@ -82,7 +82,7 @@ def _or_zero(schema: dict[str, Any]) -> None:
     schema["minimum"] = 0
 
 
-_SCALAR = ["string", "number", "boolean"]
+_SCALAR = ["string", "number", "boolean", "null"]  # null: what taplo makes of inf
 EnvValue = Annotated[
     PrivateText | int | float | bool,
     BeforeValidator(_default_of),
