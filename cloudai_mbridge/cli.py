@@ -27,6 +27,7 @@ from cloudai_mbridge.commands.nodes import nodes
 from cloudai_mbridge.commands.options import ALLOW_UNKNOWN, PATH, RULES, request_of, scenario_options
 from cloudai_mbridge.commands.run_names import RUN_TEXT, as_run, run_argument
 from cloudai_mbridge.commands.runs import runs
+from cloudai_mbridge.commands.schema import schema
 from cloudai_mbridge.commands.show import show
 from cloudai_mbridge.commands.sweep import sweep
 from cloudai_mbridge.commands.tune import tune
@@ -247,7 +248,22 @@ def _history_rows(path: Path, report: Mapping[str, Any]) -> list[dict[str, Any]]
 
 
 register_install_commands(cli)
-for command in (watch, show, sweep, gate, compare, baseline, history, nodes, estimate, proxy, tune, calibrate, runs):
+for command in (
+    watch,
+    show,
+    sweep,
+    gate,
+    compare,
+    baseline,
+    history,
+    nodes,
+    estimate,
+    proxy,
+    tune,
+    calibrate,
+    runs,
+    schema,
+):
     cli.add_command(command)
 
 

@@ -156,7 +156,11 @@ AxisOfText = Annotated[list[PrivateText], Field(min_length=1)]
 AxisOfInt = Annotated[list[int], Field(min_length=1)]
 OverrideKey = Annotated[str, AfterValidator(_override_key), _refusing(_control_characters)]
 Overrides = Annotated[dict[OverrideKey, PrivateText], AfterValidator(_overrides)]
-ListOfPaths = Annotated[list[Text], BeforeValidator(_list_of_paths)]
+ListOfPaths = Annotated[
+    list[Text],
+    BeforeValidator(_list_of_paths),
+    Field(json_schema_extra={"type": ["array", "string", "object"], "maxProperties": 0}),
+]
 EnvName = Annotated[str, AfterValidator(_environment_name)]
 # Variables of a job: those that hold a credential travel in the environment, the others stand in its script.
 NoSlurmCredential = AfterValidator(_no_credential_for_slurm)

@@ -88,7 +88,15 @@ class Argument:
     estimated: Literal["read", "not read"] | None = None
 
     def __call__(self, schema: dict[str, Any]) -> None:
-        """Leave the field's JSON Schema as it is: pydantic keeps these facts as an addition to it."""
+        """Say in the field's JSON Schema where the argument goes to, or why the embedded loop refuses it."""
+        place = self.config or self.config_extra
+        texts = (
+            schema.get("description") or self.means,
+            place and f"{place} of the embedded loop",
+            self.refused and f"not for the embedded loop: {self.refused}",
+            self.needs and f"needs {' or '.join(self.needs)}",
+        )
+        schema["description"] = "; ".join(text for text in texts if text)
 
 
 def _argument(description: str | None = None, *, default: Any = None, repr: bool = True, **facts: Any) -> Any:

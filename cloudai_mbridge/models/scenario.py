@@ -43,14 +43,21 @@ DEFINITION_KEYS = (
     *("agent", "agent_steps", "agent_metrics", "agent_reward_function", "agent_config"),
 )
 
+
+def _or_an_empty_list(schema: dict[str, Any]) -> None:
+    del schema["minItems"]
+
+
 Nodes = Annotated[OneLine, AfterValidator(check_nodes)]
 
 
 class Dependency(StrictModel):
     """Order between two tests of a scenario."""
 
-    type: Literal["end_post_comp", "start_post_init", "start_post_comp"]
-    id: Text
+    type: Literal["end_post_comp", "start_post_init", "start_post_comp"] = Field(
+        description="start after the other has ended or has started, or be ended when it ends"
+    )
+    id: Text = Field(description="of the other test")
 
 
 class TestRun(StrictModel):
@@ -58,18 +65,20 @@ class TestRun(StrictModel):
 
     __test__ = False
 
-    id: Text = Field(min_length=1)
-    test_name: Text | None = None
-    num_nodes: int | AxisOfInt | None = None
-    nodes: list[Nodes] = []
-    exclude_nodes: list[Nodes] = []
-    weight: int | float = 0
-    iterations: int = Field(1, ge=1)
-    sol: float | None = None
-    ideal_perf: float = 1.0
-    time_limit: SlurmTime | None = None
-    dependencies: list[Dependency] = []
-    extra_srun_args: ShellWords | None = None
+    id: Text = Field(min_length=1, description="of this entry, in reports and dependencies")
+    test_name: Text | None = Field(None, description="name of a test definition; without it, the entry is one itself")
+    num_nodes: int | AxisOfInt | None = Field(
+        None, description="a list is an axis of the sweep", json_schema_extra=_or_an_empty_list
+    )
+    nodes: list[Nodes] = Field([], description="nodes to run on, such as node[01-04]")
+    exclude_nodes: list[Nodes] = Field([], description="nodes not to run on")
+    weight: int | float = Field(0, description="CloudAI's; no effect")
+    iterations: int = Field(1, ge=1, description="runs of every point")
+    sol: float | None = Field(None, description="CloudAI's; no effect")
+    ideal_perf: float = Field(1.0, description="CloudAI's; no effect")
+    time_limit: SlurmTime | None = Field(None, description="of a run: HH:MM:SS, D-HH:MM:SS, minutes, or 90s, 10m, 2h")
+    dependencies: list[Dependency] = Field([], description="other tests that this one waits for")
+    extra_srun_args: ShellWords | None = Field(None, description="more options of srun, behind the system's")
     # the definition itself, or what differs from the one named; merged and then checked as a test definition
     name: Text | None = None
     description: Text | None = None
@@ -114,14 +123,14 @@ class TestRun(StrictModel):
 class Scenario(StrictModel):
     """A named list of tests."""
 
-    name: Text
-    tests: list[TestRun] = Field(alias="Tests", min_length=1)
-    job_status_check: bool = True
-    sol_path: Text | None = None
-    pre_test: Text | None = None
-    post_test: Text | None = None
-    reports: dict[str, Any] | None = None
-    runner: RunnerConfig = RunnerConfig()
+    name: Text = Field(description="in reports and names of directories")
+    tests: list[TestRun] = Field(alias="Tests", min_length=1, description="what runs, one entry a test")
+    job_status_check: bool = Field(True, description="CloudAI's; no effect: every run is checked")
+    sol_path: Text | None = Field(None, description="CloudAI's; no effect")
+    pre_test: Text | None = Field(None, description="a hook that runs first, or a test that checks every node first")
+    post_test: Text | None = Field(None, description="a hook that runs last")
+    reports: dict[str, Any] | None = Field(None, description="CloudAI's; no effect: every report is written")
+    runner: RunnerConfig = Field(RunnerConfig(), description="limits, patience and retries")
 
     @model_validator(mode="after")
     def _unique_ids(self) -> Self:

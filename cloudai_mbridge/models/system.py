@@ -4,7 +4,17 @@ from datetime import date, time
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, FiniteFloat, model_serializer, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    FiniteFloat,
+    JsonValue,
+    WithJsonSchema,
+    model_serializer,
+    model_validator,
+)
 
 from cloudai_mbridge.models.base import EnvName, NoSlurmCredential, OneLine, PrivateText, ShellWords, StrictModel, Text
 from cloudai_mbridge.models.values.credentials import shown_key, shown_value
@@ -18,11 +28,18 @@ class Executor(StrEnum):
     NEMO_RUN = "nemo_run"
 
 
+_PRICES: dict[str, JsonValue] = {"additionalProperties": {"type": "number", "minimum": 0}}
+
+
 class Prices(StrictModel):
     """What a GPU-hour costs. In the file, the GPUs stand beside the currency: `gb200 = 10.5`."""
 
-    currency: OneLine = "USD"
-    per_gpu_hour: dict[OneLine, FiniteFloat] = Field({}, description="GPU -> price of an hour")
+    model_config = ConfigDict(json_schema_extra=_PRICES)
+
+    currency: OneLine = Field("USD", description="of the prices")
+    per_gpu_hour: dict[OneLine, FiniteFloat] = Field(
+        {}, description="GPU -> price of an hour", json_schema_extra=_PRICES
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -60,20 +77,34 @@ def _some(value: Any) -> Any:
     return None if isinstance(value, int | float) and not isinstance(value, bool) and value == 0 else value
 
 
-EnvValue = Annotated[PrivateText | int | float | bool, BeforeValidator(_default_of)]
-Count = Annotated[Annotated[int, Field(ge=1)] | None, BeforeValidator(_some)]
+def _or_zero(schema: dict[str, Any]) -> None:
+    schema.pop("exclusiveMinimum", None)
+    schema["minimum"] = 0
+
+
+_SCALAR = ["string", "number", "boolean", "null"]  # null: what taplo makes of inf
+EnvValue = Annotated[
+    PrivateText | int | float | bool,
+    BeforeValidator(_default_of),
+    WithJsonSchema(
+        {"type": [*_SCALAR, "object"], "required": ["default"], "properties": {"default": {"type": _SCALAR}}}
+    ),
+]
+Count = Annotated[Annotated[int, Field(ge=1)] | None, BeforeValidator(_some), Field(json_schema_extra=_or_zero)]
 
 
 class _System(StrictModel):
-    name: Text
-    install_path: Text | None = None
-    output_path: Text = "results"
+    name: Text = Field(description="in reports")
+    install_path: Text | None = Field(None, description="where repositories, environments and images are installed")
+    output_path: Text = Field("results", description="where the directories of runs are made")
     hf_home_path: Text | None = Field(None, description="CloudAI's; no test of this tool reads it")
-    global_env_vars: Annotated[dict[EnvName, EnvValue], NoSlurmCredential] = {}
-    monitor_interval: Annotated[Annotated[float, Field(gt=0)] | None, BeforeValidator(_some)] = Field(
-        None, description="seconds between two looks at the jobs"
+    global_env_vars: Annotated[dict[EnvName, EnvValue], NoSlurmCredential] = Field(
+        {}, description="variables of every job"
     )
-    gpus_per_node: Count = None
+    monitor_interval: Annotated[Annotated[float, Field(gt=0)] | None, BeforeValidator(_some)] = Field(
+        None, description="seconds between two looks at the jobs", json_schema_extra=_or_zero
+    )
+    gpus_per_node: Count = Field(None, description="GPUs of a node, as jobs ask for them")
     gpu_type: OneLine | None = Field(None, description="its GPUs, for estimates; a test's cmd_args.gpu_type wins")
     calibration: Text | None = Field(
         None, description="file of `mbridge calibrate`, relative to this one; corrects predictions"
@@ -85,48 +116,54 @@ class _System(StrictModel):
     executor: Executor = Field(
         Executor.MBRIDGE, description="who starts the runs: mbridge itself, or nemo_run (needs the nemo-run extra)"
     )
-    data_repository: dict[str, Any] | None = None
-    reports: dict[str, Any] | None = None
+    data_repository: dict[str, Any] | None = Field(None, description="CloudAI's; no effect")
+    reports: dict[str, Any] | None = Field(None, description="CloudAI's; no effect: every report is written")
 
 
 class LocalSystem(_System):
     """This machine. Points run one after the other, each under its own torchrun."""
 
-    scheduler: Literal["local", "standalone"]
+    scheduler: Literal["local", "standalone"] = Field(description="this machine")
 
 
 class PartitionGroup(StrictModel):
     """A named part of a partition."""
 
-    name: OneLine
-    nodes: list[OneLine] = []
+    name: OneLine = Field(description="of the group")
+    nodes: list[OneLine] = Field([], description="its nodes, such as node[01-64]")
 
 
 class Partition(StrictModel):
     """A Slurm partition; `nodes` is how older CloudAI files list them."""
 
-    name: OneLine
-    nodes: list[OneLine] = []
-    groups: list[PartitionGroup] = []
+    name: OneLine = Field(description="as Slurm knows it")
+    nodes: list[OneLine] = Field([], description="its nodes, as older CloudAI files list them")
+    groups: list[PartitionGroup] = Field([], description="its nodes, in groups")
     slurm_nodes: list[Any] = Field([], description="state that CloudAI keeps in its object; not read")
 
 
 class SlurmSystem(_System):
     """A Slurm cluster."""
 
-    scheduler: Literal["slurm"]
-    default_partition: Annotated[OneLine, Field(min_length=1)]
-    partitions: list[Partition]
-    account: OneLine | None = None
-    distribution: OneLine | None = None
-    mpi: OneLine | None = None
+    scheduler: Literal["slurm"] = Field(description="a Slurm cluster")
+    default_partition: Annotated[OneLine, Field(min_length=1)] = Field(description="where jobs go")
+    partitions: list[Partition] = Field(description="partitions, with their nodes")
+    account: OneLine | None = Field(None, description="of the jobs: sbatch --account")
+    distribution: OneLine | None = Field(None, description="of the ranks: sbatch --distribution")
+    mpi: OneLine | None = Field(None, description="srun --mpi")
     ntasks_per_node: Count = Field(None, description="CloudAI's; the embedded loop runs one torchrun a node")
-    cache_docker_images_locally: bool = False
-    container_mount_home: bool = False
-    extra_srun_args: Annotated[ShellWords, AfterValidator(usable_with_srun)] | None = None
-    extra_sbatch_args: Annotated[list[OneLine], AfterValidator(usable_with_sbatch)] = []
-    extra_transient_status_errors: list[Text] = []
-    status_retry_pause_seconds: int = Field(10, ge=0)
+    cache_docker_images_locally: bool = Field(False, description="CloudAI's; no effect: an installed image is used")
+    container_mount_home: bool = Field(False, description="whether the container sees the home directory")
+    extra_srun_args: Annotated[ShellWords, AfterValidator(usable_with_srun)] | None = Field(
+        None, description="more options of srun"
+    )
+    extra_sbatch_args: Annotated[list[OneLine], AfterValidator(usable_with_sbatch)] = Field(
+        [], description="more options of sbatch"
+    )
+    extra_transient_status_errors: list[Text] = Field(
+        [], description="texts of Slurm's errors after which it is asked again"
+    )
+    status_retry_pause_seconds: int = Field(10, ge=0, description="CloudAI's; no effect")
     supports_gpu_directives_cache: bool | None = Field(
         None, description="whether jobs may ask for GPUs; where the file does not say, Slurm is asked for its GresTypes"
     )

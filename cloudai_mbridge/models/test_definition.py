@@ -57,10 +57,10 @@ DEFAULT_REPORT = "nsys-%h"  # nsys puts the host name there: the nodes share a d
 class GitRepo(StrictModel):
     """A repository pinned at a commit, branch or tag."""
 
-    url: PrivateText
-    commit: Text
-    mount_as: Text | None = None
-    init_submodules: bool = False
+    url: PrivateText = Field(description="without credentials")
+    commit: Text = Field(description="commit, branch or tag")
+    mount_as: Text | None = Field(None, description="where it is mounted in the container")
+    init_submodules: bool = Field(False, description="whether its submodules are installed, too")
     installed_path: Text | None = Field(None, description="CloudAI's own note of where it installed it; not read")
 
     @field_validator("url")
@@ -77,18 +77,18 @@ NEMO_RUN = GitRepo(url="https://github.com/NVIDIA-NeMo/Run.git", commit="main") 
 class NsysConfiguration(StrictModel):
     """Options of `nsys profile`."""
 
-    enable: bool = True
-    nsys_binary: ShellWords = "nsys"
-    task: ShellWords = "profile"
-    output: Text | None = None
-    sample: Text | None = None
-    trace: Text | None = None
-    force_overwrite: bool | None = None
-    capture_range: Text | None = None
-    capture_range_end: Text | None = None
-    cuda_graph_trace: Text | None = None
-    gpu_metrics_devices: Text | None = None
-    extra_args: list[ShellWords] = []
+    enable: bool = Field(True, description="false: the table has no effect")
+    nsys_binary: ShellWords = Field("nsys", description="the program, and words before its command")
+    task: ShellWords = Field("profile", description="the command of nsys")
+    output: Text | None = Field(None, description=f"-o: name of the reports; default: {DEFAULT_REPORT}")
+    sample: Text | None = Field(None, description="-s: how CPUs are sampled")
+    trace: Text | None = Field(None, description="-t: what is traced, such as cuda,nvtx")
+    force_overwrite: bool | None = Field(None, description="--force-overwrite")
+    capture_range: Text | None = Field(None, description="--capture-range")
+    capture_range_end: Text | None = Field(None, description="--capture-range-end")
+    cuda_graph_trace: Text | None = Field(None, description="--cuda-graph-trace")
+    gpu_metrics_devices: Text | None = Field(None, description="--gpu-metrics-devices")
+    extra_args: list[ShellWords] = Field([], description="more options")
 
     @property
     def command(self) -> tuple[str, ...]:
@@ -127,27 +127,34 @@ class MegatronBridgeTestDefinition(StrictModel):
 
     __test__ = False  # not a test class, whatever pytest thinks of its name
 
-    name: Text
-    description: Text
-    test_template_name: Text = TEMPLATE
-    cmd_args: MegatronBridgeCmdArgs = Field(default_factory=MegatronBridgeCmdArgs)
-    extra_env_vars: Annotated[dict[EnvName, PrivateText | AxisOfText], NoSlurmCredential] = {}
-    extra_cmd_args: Overrides = {}
-    extra_container_mounts: list[Text] = []
-    git_repos: list[GitRepo] = []
-    nemo_run_repo: GitRepo | None = None
-    nsys: NsysConfiguration | None = None
-    metrics: MetricsConfig = MetricsConfig()
-    training_report: TrainingReportConfig | None = None
-    sweep: SweepConfig = SweepConfig()
+    name: Text = Field(description="by which scenarios find it")
+    description: Text = Field(description="what it measures")
+    test_template_name: Text = Field(TEMPLATE, description=f"{TEMPLATE}; tests of other templates are CloudAI's alone")
+    cmd_args: MegatronBridgeCmdArgs = Field(
+        default_factory=MegatronBridgeCmdArgs, description="arguments; a list is an axis of the sweep"
+    )
+    extra_env_vars: Annotated[dict[EnvName, PrivateText | AxisOfText], NoSlurmCredential] = Field(
+        {}, description="variables of the job; a list is an axis of the sweep"
+    )
+    extra_cmd_args: Overrides = Field(
+        {},
+        description="fields of the training configuration, such as optimizer.lr, or options of the upstream launcher",
+    )
+    extra_container_mounts: list[Text] = Field([], description="mounts of the container, as HOST:CONTAINER")
+    git_repos: list[GitRepo] = Field([], description="repositories to install, such as Megatron-Bridge")
+    nemo_run_repo: GitRepo | None = Field(None, description="NeMo-Run for the upstream launcher; default: its main")
+    nsys: NsysConfiguration | None = Field(None, description="profile with Nsight Systems")
+    metrics: MetricsConfig = Field(MetricsConfig(), description="which steps the statistics are taken over")
+    training_report: TrainingReportConfig | None = Field(None, description="CloudAI's window of statistics")
+    sweep: SweepConfig = Field(SweepConfig(), description="how axes combine, and which points run")
     dse_excluded_args: ListOfPaths = Field([], description="paths such as cmd_args.x whose lists are values, not axes")
-    predictor: dict[str, Any] | None = None
-    agent: Text = GRID_SEARCH
-    agent_steps: int | None = None
-    agent_metrics: list[Text] = ["default"]
-    agent_reward_function: Text = "inverse"
-    agent_config: dict[str, Any] | None = None
-    env_params: dict[str, Any] = {}
+    predictor: dict[str, Any] | None = Field(None, description="CloudAI's; no effect")
+    agent: Text = Field(GRID_SEARCH, description=f"{GRID_SEARCH}: every point; {TUNE}: what a search chooses")
+    agent_steps: int | None = Field(None, description="trials of a search at most")
+    agent_metrics: list[Text] = Field(["default"], description="CloudAI's; not read")
+    agent_reward_function: Text = Field("inverse", description="CloudAI's; not read")
+    agent_config: dict[str, Any] | None = Field(None, description="CloudAI's; not read")
+    env_params: dict[str, Any] = Field({}, description="CloudAI's; refused by `run`")
 
     @property
     def warmup_key(self) -> str:

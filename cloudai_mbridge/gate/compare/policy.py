@@ -51,7 +51,7 @@ def matches(glob: str, name: str) -> bool:
     return glob == name or fnmatchcase(name, glob)  # a name may itself hold [ or *
 
 
-MetricName = Annotated[str, AfterValidator(_known_metric)]
+MetricName = Annotated[str, AfterValidator(_known_metric), Field(json_schema_extra={"enum": list(METRICS)})]
 Reason = Annotated[NotBlank, AfterValidator(_long_enough)]
 
 
@@ -145,8 +145,8 @@ class HistoryReference(ExactModel):
 class GatePolicy(ExactModel):
     """A whole policy."""
 
-    name: NotBlank
-    description: str = ""
+    name: NotBlank = Field(description="in the report")
+    description: str = Field("", description="what the policy is for")
     baseline: NotBlank | None = Field(None, description="a baseline file, relative to the policy; or [history]")
     history: HistoryReference | None = Field(None, description="a history; or `baseline`")
     false_alarm_rate: float = Field(0.01, gt=0, le=0.2, description="probability that no change is called a regression")
@@ -157,8 +157,10 @@ class GatePolicy(ExactModel):
         None, gt=0, lt=1, description="relative standard deviation between runs, where neither side has two"
     )
     fail_on_improvement: bool = Field(False, description="let an improvement fail, so that a new baseline is promoted")
-    metrics: list[MetricPolicy] = Field(default_factory=default_metrics, min_length=1)
-    waivers: list[Waiver] = []
+    metrics: list[MetricPolicy] = Field(
+        default_factory=default_metrics, min_length=1, description="what is looked at, with its limits"
+    )
+    waivers: list[Waiver] = Field([], description="known regressions, until they are fixed")
 
 
 @dataclass(frozen=True)

@@ -30,22 +30,22 @@ __all__ = ["LoadedScenario", "LoadedTest", "load_scenario", "load_system", "load
 M = TypeVar("M", bound=BaseModel)
 Warn = Callable[[str], None]
 _MOST_WARNINGS = 20
-_FOREIGN_SCHEDULERS = ("kubernetes", "lsf", "runai")
+SCHEDULERS: dict[str, type[System]] = {"local": LocalSystem, "standalone": LocalSystem, "slurm": SlurmSystem}
+FOREIGN_SCHEDULERS = ("kubernetes", "lsf", "runai")
 
 
 def load_system(path: Path) -> System:
     """Read a system file. Its calibration, if it has one, is an absolute path afterwards."""
     source = read_toml(path)
-    kinds: dict[str, type[System]] = {"local": LocalSystem, "standalone": LocalSystem, "slurm": SlurmSystem}
-    known = ", ".join(kinds)
+    known = ", ".join(SCHEDULERS)
     if not is_system(source):
         raise BadInput(f"{path}: is not a system, the key scheduler is missing; set it to one of {known}")
     scheduler, where = source.data["scheduler"], source.where(("scheduler",))
-    if scheduler in _FOREIGN_SCHEDULERS:
+    if scheduler in FOREIGN_SCHEDULERS:
         raise ForeignSystem(f"{where}: {scheduler!r} is not supported; use one of {known}")
-    if not isinstance(scheduler, str) or scheduler not in kinds:
+    if not isinstance(scheduler, str) or scheduler not in SCHEDULERS:
         raise BadInput(f"{where}: {shown_value(scheduler)} is unknown; use one of {known}")
-    system = validate(kinds[scheduler], source.data, source)
+    system = validate(SCHEDULERS[scheduler], source.data, source)
     if system.calibration is None or Path(system.calibration).is_absolute():
         return system
     if not (calibration := (path.parent / system.calibration).resolve()).is_file():
