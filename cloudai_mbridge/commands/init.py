@@ -23,7 +23,8 @@ from cloudai_mbridge.report.formats.text import visible
 from cloudai_mbridge.schedulers.slurm.partitions import Nodes, find_nodes
 from cloudai_mbridge.tune.ranking import rank
 
-_STEPS, _WARMUP_STEPS = 40, 10
+_STEPS, _WARMUP_STEPS = 30, 10
+_CPU_RANKS = 2  # of a machine without a known GPU
 _TIME_LIMIT_S = 1800.0
 
 # One key of a table: its value, None to leave it out, and what it means
@@ -34,7 +35,7 @@ _MEANINGS = {
     "model_recipe_name": "`mbridge list` has all of them",
     "compute_dtype": "number format of the matmuls",
     "num_gpus": "ranks of the whole job",
-    "tp": "tensor parallelism; a list such as [1, 2] is an axis of a sweep, as with every key here",
+    "tp": "tensor parallelism; a list such as [1, 2] is an axis of a sweep",
     "pp": "pipeline parallelism",
     "cp": "context parallelism",
     "vp": "virtual pipeline stages on a rank",
@@ -97,8 +98,9 @@ def init(
     device = gpu_named(gpu) if gpu else find_gpu(found.gpu_type) if found and found.gpu_type else None
     device = device if device and device.is_known else None
     per_node = (found.gpus if found else 0) or (device.gpus_per_node if device else 0)
+    num_ranks = num_nodes * (per_node or _CPU_RANKS)
     model = load_recipe(recipe or ("llama3_8b" if device else "gpt_tiny"))
-    cmd_args = _cmd_args(model, device, num_nodes * max(1, per_node), is_cpu=per_node == 0)
+    cmd_args = _cmd_args(model, device, num_ranks, is_cpu=per_node == 0)
     limit = min(_TIME_LIMIT_S, (found.time_limit_s if found else None) or _TIME_LIMIT_S)
     texts = {
         "system": _slurm_system(found, account, device, per_node) if found else _LOCAL_SYSTEM,
@@ -114,9 +116,10 @@ def init(
     paths = _paths(directory, model.name)
     write_files({paths[name]: text for name, text in texts.items()}, force=force)
     options = options_of(paths["system"], paths["scenario"], paths["test"].parent)
+    ci_options = "" if directory == Path() else f" {options}"  # its defaults
     place = f"partition {found.partition} of this Slurm cluster" if found else "this machine"
     click.echo(visible(f"{counted(len(runs), 'run')} of {model.name} on {place}. Next:"))
-    for text in (f"mbridge run {options}", f"mbridge init ci {options}    # to gate it every night"):
+    for text in (f"mbridge run {options}", f"mbridge init ci{ci_options}    # to gate it every night"):
         click.echo(visible(f"  {text}"))
     return OK
 

@@ -9,7 +9,7 @@ from cloudai_mbridge.schedulers.slurm.command import run_command
 
 # sinfo puts nodes that are alike in all of this on one line
 _FORMAT = "%P|%l|%D|%N|%G"
-_GPUS = re.compile(r"(?:^|,)gpu(?::([^:,()]+))??:([0-9]+)")
+_GPUS = re.compile(r"(?:^|,)gpu(?::([^:,()]+))?:([0-9]+)(?=[,(]|$)")
 
 
 @dataclass(frozen=True)
