@@ -20,7 +20,11 @@ _DAYS = timedelta(days=14)
 _GITLAB = "ci/performance.gitlab-ci.yml"
 WORKFLOWS = {
     "github": (".github/workflows/performance.yml", "github.yml", ""),
-    "gitlab": (_GITLAB, "gitlab.yml", f"add to .gitlab-ci.yml, and make a schedule:\n  include: {_GITLAB}"),
+    "gitlab": (
+        _GITLAB,
+        "gitlab.yml",
+        f"change the tags in it, make a schedule, and add to .gitlab-ci.yml:\n  include: {_GITLAB}",
+    ),
     "jenkins": ("Jenkinsfile", "Jenkinsfile", ""),
 }
 

@@ -73,6 +73,21 @@ def test_nothing_is_overwritten(mbridge: Any, tmp_path: Path) -> None:
     assert good(mbridge("init", "--local", cwd=tmp_path)).count("unchanged: ") == len(before) == 3
 
 
+def test_a_baseline_is_never_overwritten(mbridge: Any, tmp_path: Path) -> None:
+    good(mbridge("init", "--local", cwd=tmp_path))
+    good(mbridge("init", "ci", cwd=tmp_path))
+    assert "written: Jenkinsfile" in good(mbridge("init", "ci", "--jenkins", cwd=tmp_path))
+    (tmp_path / "ci/baseline.toml").write_text("version = 1\n")
+    (tmp_path / "ci/policy.toml").write_text("mine")
+    before = contents(tmp_path)
+    done = mbridge("init", "ci", "--github", cwd=tmp_path)
+    assert (done.returncode, "ci/policy.toml: exists already; nothing was written" in done.stderr) == (2, True)
+    assert contents(tmp_path) == before
+    assert "kept: ci/baseline.toml" in good(mbridge("init", "ci", "--force", cwd=tmp_path))
+    changed = {name for name, text in contents(tmp_path).items() if before[name] != text}
+    assert changed == {"ci/policy.toml"}
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [

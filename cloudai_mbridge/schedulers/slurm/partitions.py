@@ -35,7 +35,9 @@ def find_nodes(partition: str | None) -> Nodes:
     """
     answer = run_command("sinfo", "--all", "--noheader", f"--format={_FORMAT}")
     if answer.returncode != 0:
-        raise ToolFailure(f"Slurm does not respond: {answer.complaint}; check SLURM_CONF and the controller")
+        raise ToolFailure(
+            f"Slurm does not respond: {answer.complaint}; check SLURM_CONF and the controller, or use --local"
+        )
     known = parse_nodes(answer.stdout)
     names = ", ".join(sorted({nodes.partition for nodes in known})) or "none with nodes"
     found = [nodes for nodes in known if nodes.partition == partition or (partition is None and nodes.is_default)]
