@@ -8,7 +8,7 @@ import click
 
 from cloudai_mbridge.commands.new_files import FORCE, options_of, require_points, write_files
 from cloudai_mbridge.commands.options import PATH
-from cloudai_mbridge.errors import OK
+from cloudai_mbridge.errors import OK, BadInput
 from cloudai_mbridge.models.system import LocalSystem
 
 TEMPLATES = resources.files("cloudai_mbridge.commands") / "ci_files"
@@ -43,6 +43,9 @@ def ci(system: Path, scenario: Path, tests_dir: Path | None, *, force: bool, **w
     A baseline that exists is never overwritten. Until the first one is promoted, for two weeks at most, good runs are
     enough for a green night.
     """
+    for path, option in ((system, "--system-config"), (scenario, "--test-scenario")):
+        if not path.exists():
+            raise BadInput(f"{path}: no such file; write one with `mbridge init`, or name yours with {option}")
     places = (scenario.parent / "test_defs", Path("test_defs"))
     tests_dir = tests_dir or next(filter(Path.is_dir, places), None)
     wanted = [WORKFLOWS[name] for name, is_wanted in workflows.items() if is_wanted]

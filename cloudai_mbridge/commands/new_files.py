@@ -23,7 +23,10 @@ def write_files(files: Mapping[Path, str], *, force: bool) -> None:
         verb = "exist" if len(there) > 1 else "exists"
         raise BadInput(f"{', '.join(there)}: {verb} already; nothing was written; --force overwrites")
     for path in new:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError):
+            raise BadInput(f"{path.parent}: is not a directory; move what is there, or write elsewhere") from None
         require_writable(path)
     for path, text in new.items():
         write_text(path, text)

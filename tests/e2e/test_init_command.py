@@ -107,6 +107,18 @@ def test_a_mistake_is_one_line_and_writes_nothing(
     assert not contents(tmp_path)
 
 
+def test_what_is_in_the_way(mbridge: Any, tmp_path: Path) -> None:
+    done = mbridge("init", "ci", cwd=tmp_path)
+    assert (done.returncode, "system.toml: no such file; write one with `mbridge init`" in done.stderr) == (2, True)
+    (tmp_path / "test_defs").touch()
+    done = mbridge("init", "--local", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (
+        2,
+        "error: test_defs: is not a directory; move what is there, or write elsewhere\n",
+    )
+    assert list(contents(tmp_path)) == ["test_defs"]
+
+
 def test_a_directory_may_be_called_like_a_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     assert CliRunner().invoke(cli, ["init", "./ci", "--local"]).exit_code == 0
