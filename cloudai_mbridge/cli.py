@@ -22,6 +22,7 @@ from cloudai_mbridge.commands.drive import drive, show_error, show_rejected, sho
 from cloudai_mbridge.commands.estimate import estimate, proxy
 from cloudai_mbridge.commands.gate import compare, gate
 from cloudai_mbridge.commands.history import history
+from cloudai_mbridge.commands.init import init
 from cloudai_mbridge.commands.live_view import new_console, observer_for
 from cloudai_mbridge.commands.nodes import nodes
 from cloudai_mbridge.commands.options import ALLOW_UNKNOWN, PATH, RULES, request_of, scenario_options
@@ -249,6 +250,7 @@ def _history_rows(path: Path, report: Mapping[str, Any]) -> list[dict[str, Any]]
 
 register_install_commands(cli)
 for command in (
+    init,
     watch,
     show,
     sweep,

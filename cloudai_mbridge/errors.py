@@ -64,6 +64,12 @@ class OtherVersion(BadInput):
     exit_code = 8
 
 
+class NonePromoted(BadInput):
+    """The baseline file says that none has been promoted yet, and the day until which one must be has not passed."""
+
+    exit_code = 17
+
+
 class ToolFailure(MBridgeError):
     """The tool could not do its work although the input is right: Slurm is unreachable, the disk full, no torch."""
 

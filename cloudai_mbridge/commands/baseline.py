@@ -56,9 +56,7 @@ def baseline() -> None:
 @click.option(
     "--max-noise",
     type=click.FloatRange(min=0, max=1, min_open=True),
-    default=0.02,
-    show_default=True,
-    help="Largest relative standard deviation of the step time between runs.",
+    help=f"Relative standard deviation of the step time between runs; default: the policy's, or {Limits().max_noise}.",
 )
 @click.option("--accept-regression", is_flag=True, help="Also promote runs that are worse; say why with --reason.")
 @click.option(
@@ -117,16 +115,18 @@ def check(path: Path, max_age_days: int) -> int:
 
 
 def _terms(
-    *, reason: str, by: str | None, policy: Path | None, min_runs: int, max_noise: float, **accept: bool
+    *, reason: str, by: str | None, policy: Path | None, min_runs: int, max_noise: float | None, **accept: bool
 ) -> Terms:
     if not reason.strip():
         raise BadInput("--reason: is blank; say why these runs are the new baseline")
+    terms = load_policy(policy).policy if policy else None
+    max_noise = max_noise or (terms.max_noise if terms else None) or Limits().max_noise
     return Terms(
         by=(by or _user_name()).strip() or "unknown",
         at=datetime.now(UTC).isoformat(timespec="seconds"),
         reason=reason.strip(),
         limits=Limits(min_runs=min_runs, max_noise=max_noise),
-        metrics=load_policy(policy).policy.metrics if policy else default_metrics(),
+        metrics=terms.metrics if terms else default_metrics(),
         **accept,
     )
 

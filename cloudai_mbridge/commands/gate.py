@@ -13,12 +13,13 @@ from cloudai_mbridge.commands.confirm import confirm as run_again
 from cloudai_mbridge.commands.live_view import new_console, observer_for
 from cloudai_mbridge.commands.options import PATH
 from cloudai_mbridge.commands.run_names import run_argument
-from cloudai_mbridge.errors import OK, BadInput, ToolFailure
+from cloudai_mbridge.errors import OK, BadInput, NonePromoted, ToolFailure
 from cloudai_mbridge.files.replace import require_writable, write_text
 from cloudai_mbridge.gate.compare.policy import GatePolicy, load_policy
 from cloudai_mbridge.gate.compare.verdict import GateResult, GateVerdict
 from cloudai_mbridge.gate.results.read import read_results, without_dry_runs
 from cloudai_mbridge.report.formats.gate import render_gate, render_gate_junit, render_gate_markdown
+from cloudai_mbridge.report.formats.text import visible
 from cloudai_mbridge.report.html import render_report_file
 from cloudai_mbridge.report.model import plain
 
@@ -44,7 +45,7 @@ def gate(
     """Judge the results of runs, taken together, against a baseline or a history; a RUN may be its report.json.
 
     Exit codes: 0 pass or improvement, 10 regression, 11 not run, 12 not comparable, 13 inconclusive, 14 improvement
-    where the policy lets it fail.
+    where the policy lets it fail, 17 no baseline has been promoted yet.
     """
     from cloudai_mbridge.gate.run import run_gate  # numpy and scipy, for this command only
 
@@ -54,7 +55,10 @@ def gate(
         loaded = replace(loaded, baseline_path=baseline, history_path=None)
     today, num_judgements = datetime.now(UTC).date(), 2 if confirm else 1
     given, skipped = without_dry_runs(results)
-    result = run_gate(given, loaded, today, num_judgements)
+    try:
+        result = run_gate(given, loaded, today, num_judgements)
+    except NonePromoted as error:
+        return _show_none_promoted(error, files["markdown"])
     if confirm:
         try:
             more = _confirm(given, result, confirm)
@@ -104,6 +108,15 @@ def _show(result: GateResult, report: Path, files: Mapping[str, Path | None]) ->
         "html": lambda: render_report_file(report, gate=plain(result)),
     }
     return max(_write(files.get(name), render) for name, render in formats.items())
+
+
+def _show_none_promoted(error: NonePromoted, markdown: Path | None) -> int:
+    """Print how a first baseline is made, also for a CI's step summary; return the exit code."""
+    text = visible(str(error))
+    click.echo(text)
+    code = _write(markdown, lambda: f"### No baseline yet\n\n    {text}\n") or error.exit_code
+    click.echo(f"exit code {code}")
+    return code
 
 
 def _write(path: Path | None, render: Callable[[], str]) -> int:

@@ -95,7 +95,7 @@ def tune(
     if recipe is None or num_gpus is None:
         raise BadInput("give --recipe and --num-gpus to rank layouts, or --replay to play against what was measured")
     system = load_system(system_config) if system_config else None
-    request = _request(system, recipe=recipe, num_gpus=num_gpus, **given)
+    request = search_request(system, recipe=recipe, num_gpus=num_gpus, **given)
     found = rank(request, MOST_MEASURED if is_measured else max(top, write[0] if write else 0))
     if not found.best:
         why = _counts(found) if found.num_layouts else "no sizes divide the GPUs and the batch"
@@ -139,7 +139,7 @@ def _measure(scenario: dict[str, Any], limits: dict[str, Any], system_config: Pa
     return submit(new_console(), prepared)
 
 
-def _request(
+def search_request(
     system: System | None,
     *,
     recipe: str,
@@ -151,6 +151,7 @@ def _request(
     launcher: str,
     max_steps: int,
 ) -> SearchRequest:
+    """Return what is searched; BadInput: an unknown name, or no times can be predicted."""
     found, name = load_recipe(recipe), gpu or (system.gpu_type if system else None)
     if name is None:
         raise BadInput("no GPU is named; use --gpu, or --system-config with a gpu_type")

@@ -5,10 +5,10 @@ import os
 import shlex
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from datetime import date
+from datetime import date, timedelta
 from pathlib import Path
 
-from cloudai_mbridge.errors import BadInput
+from cloudai_mbridge.errors import BadInput, NonePromoted
 from cloudai_mbridge.gate.baseline.read import load_baseline
 from cloudai_mbridge.gate.compare.groups import group_by_point
 from cloudai_mbridge.gate.compare.judge import judge_results
@@ -21,6 +21,7 @@ from cloudai_mbridge.gate.results.read import RunResult, read_results
 from cloudai_mbridge.gate.results.values import METRICS, PRIMARY
 from cloudai_mbridge.gate.statistics.nights import NightLevels, night_levels
 
+LONGEST_WITHOUT = timedelta(days=31)  # that a gate waits for a first baseline
 _MOST_RUNS = 100_000  # of a point, in a history
 
 
@@ -30,7 +31,7 @@ def run_gate(paths: Sequence[Path], policy: LoadedPolicy, today: date, num_judge
     BadInput: a report, the baseline or the history cannot be read.
     """
     results = [run for path in paths for run in read_results(path)]
-    references, where = references_for(policy, results)
+    references, where = references_for(policy, results, today)
     history, nights = policy.policy.history, None
     if policy.history_path is not None and history is not None and history.nights is not None:
         nights = Nightly(history.nights, _levels(policy.history_path, results, history.since, history.nights))
@@ -76,24 +77,44 @@ def compare_reports(old: Sequence[Path], new: Sequence[Path], policy: GatePolicy
     return result.with_notes(notes)
 
 
-def references_for(loaded: LoadedPolicy, results: Sequence[RunResult]) -> tuple[Sequence[ReferencePoint], str]:
+def references_for(
+    loaded: LoadedPolicy, results: Sequence[RunResult], today: date
+) -> tuple[Sequence[ReferencePoint], str]:
     """Return the references that a policy names, and their name.
 
-    BadInput: they cannot be read, or there is no baseline yet; then with the command that makes a first one.
+    NonePromoted: the baseline says so of itself, and may still.
+    BadInput: they cannot be read, or there is no baseline. Both with the command that makes a first one.
     """
-    if (path := loaded.baseline_path) is not None:
-        if not path.exists():
-            sources = shlex.join(dict.fromkeys(run.source for run in results)) or "RUN..."
-            raise BadInput(
-                f"{path}: there is no baseline yet, so nothing to compare with; make the first of good runs with:"
-                f" mbridge baseline promote {sources} --baseline {shlex.quote(os.path.normpath(path))}"
-                ' --reason "first baseline"'
-            )
-        return load_baseline(path).references(), f"baseline {path.name}"
+    if loaded.baseline_path is not None:
+        return _from_baseline(
+            loaded.baseline_path, loaded.path, results, today
+        ), f"baseline {loaded.baseline_path.name}"
     history = loaded.policy.history
     assert loaded.history_path is not None  # a policy names a baseline or a history
     assert history is not None
     return _from_history(loaded.history_path, history.last, results), f"history {loaded.history_path.name}"
+
+
+def _from_baseline(path: Path, policy: Path, results: Sequence[RunResult], today: date) -> Sequence[ReferencePoint]:
+    sources = shlex.join(dict.fromkeys(run.source for run in results)) or "RUN..."
+    remedy = (
+        f"make the first of good runs with: mbridge baseline promote {sources}"
+        f" --baseline {shlex.quote(os.path.normpath(path))} --policy {shlex.quote(str(policy))}"
+        ' --reason "first baseline"'
+    )
+    if not path.exists():
+        raise BadInput(f"{path}: there is no baseline yet, so nothing to compare with; {remedy}")
+    baseline = load_baseline(path)
+    if (last := baseline.none_until) is None:
+        return baseline.references()
+    if last > today + LONGEST_WITHOUT:
+        most = LONGEST_WITHOUT.days
+        raise BadInput(
+            f"{path}: none_until: {last} is more than {most} days ahead; a gate waits no longer for a baseline"
+        )
+    if last < today:
+        raise BadInput(f"{path}: no baseline was promoted until {last}, so nothing is compared; {remedy}")
+    raise NonePromoted(f"{path}: no baseline has been promoted yet, and one must be by {last}; {remedy}")
 
 
 def _from_history(path: Path, last: int, results: Sequence[RunResult]) -> list[ReferencePoint]:

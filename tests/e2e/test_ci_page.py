@@ -1,4 +1,4 @@
-"""docs/ci.md, followed from top to bottom: its script and its commands are taken from the page and run.
+"""docs/ci.md and what `mbridge init ci` writes: the page shows it, a CI can read it, and it does what the page says.
 
 What a machine for tests lacks has a stand-in: the cluster of systems/h100.toml is this machine, and the training prints
 steps of a known length.
@@ -15,11 +15,15 @@ from pathlib import Path
 import pytest
 from markdown_it import MarkdownIt
 
+from cloudai_mbridge.errors import NonePromoted
+from cloudai_mbridge.gate.compare.policy import load_policy
+
 yaml = pytest.importorskip("yaml")
 
 REPOSITORY = Path(__file__).parents[2]
 PAGE = REPOSITORY / "docs" / "ci.md"
-INSTALL = "python3 -m venv .venv && .venv/bin/pip install ."
+TEMPLATES = REPOSITORY / "cloudai_mbridge" / "commands" / "ci_files"
+SCENARIO = "--system-config systems/h100.toml --test-scenario conf/scenarios/nightly.toml --tests-dir test_defs"
 SYSTEM = 'name = "h100"\nscheduler = "local"\nmonitor_interval = 0.2\npython_executable = "{trainer}"\n'
 TRAINER = """#!{python}
 import importlib.util, json, os, random, sys
@@ -27,6 +31,9 @@ spec = importlib.util.spec_from_file_location("stand_in", "{stand_in}")
 module = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(module)
 record, level = module.record, random.gauss(0.5, 0.001) * (1.2 if os.path.exists("{slow}") else 1)
+
+if os.path.exists("{broken}"):
+    sys.exit(1)
 
 def noisy(step, says_s):
     step_time_s = level * random.gauss(1, 0.002)
@@ -48,12 +55,8 @@ def fences() -> Iterator[tuple[str, str]]:
             yield token.info, token.content
 
 
-def blocks(language: str) -> list[str]:
-    return [text for info, text in fences() if info == language]
-
-
 class Project:
-    """A copy of what a user has checked out, with the page's script saved where the page says."""
+    """A copy of what a user has checked out, with what `mbridge init ci` writes for its nightly scenario."""
 
     def __init__(self, root: Path) -> None:
         self.root, self.summary = root, root / "summary.md"
@@ -61,34 +64,31 @@ class Project:
             shutil.copytree(REPOSITORY / name, root / name)
         trainer = root / "trainer.py"
         stand_in = REPOSITORY / "tests" / "stand_in" / "training.py"
-        trainer.write_text(TRAINER.format(python=sys.executable, stand_in=stand_in, slow=root / "slow"))
+        trainer.write_text(
+            TRAINER.format(python=sys.executable, stand_in=stand_in, slow=root / "slow", broken=root / "broken")
+        )
         trainer.chmod(0o755)
-        (root / "systems" / "h100.toml").write_text(SYSTEM.format(trainer=trainer))
         self._install()
-        script, *self.shell = blocks("sh")
-        named = re.match(r"#!/bin/sh\n# (ci/[\w.]+) ", script)
-        assert named, "the page names the file of its script"
-        (root / named[1]).parent.mkdir()
-        (root / named[1]).write_text(script)
+        self.good(f"mbridge init ci {SCENARIO} --github --gitlab --jenkins")
+        (root / "systems" / "h100.toml").write_text(SYSTEM.format(trainer=trainer))
 
     def _install(self) -> None:
-        """Do what the page's installation does, without a network."""
-        command = self.root / ".venv" / "bin" / "mbridge"
+        """Put mbridge on the PATH, as the page asks of a runner."""
+        command = self.root / "bin" / "mbridge"
         command.parent.mkdir(parents=True)
         command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m cloudai_mbridge "$@"\n')
         command.chmod(0o755)
 
     def run(self, commands: str) -> "subprocess.CompletedProcess[str]":
         """Run commands as a CI does, which stops at the first that fails."""
-        path = f"{self.root / '.venv' / 'bin'}:{os.environ['PATH']}"
         more = {
-            "PATH": path,
+            "PATH": f"{self.root / 'bin'}:{os.environ['PATH']}",
             "PYTHONPATH": str(REPOSITORY),
             "GITHUB_STEP_SUMMARY": str(self.summary),
             "BUILD_NUMBER": "7",
         }
         done = subprocess.run(
-            ["sh", "-e", "-c", commands.replace(INSTALL, "true")],
+            ["sh", "-e", "-c", commands],
             cwd=self.root,
             env={**os.environ, **more},
             capture_output=True,
@@ -110,43 +110,88 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
     return Project(tmp_path_factory.mktemp("ci"))
 
 
-def test_every_file_that_the_page_names_is_there() -> None:
-    text = PAGE.read_text()
-    named = set(re.findall(r"\b(?:conf|systems|test_defs)/[\w/.-]+\.toml", text)) - {"conf/baselines/default.toml"}
-    assert len(named) >= 4
-    assert not [name for name in named if not (REPOSITORY / name).exists()]
-    links = re.findall(r"\]\(([\w./-]+)\)", text)
+def template(name: str) -> str:
+    return (TEMPLATES / name).read_text()
+
+
+def test_the_page_shows_what_is_written() -> None:
+    shown = [text for _, text in fences()]
+    names = {path.name for path in TEMPLATES.iterdir()} - {"policy_local.toml"}
+    assert len(names) == 6
+    assert [name for name in names if template(name) not in shown] == []
+
+
+def test_links_lead_somewhere() -> None:
+    links = re.findall(r"\]\(([\w./-]+)\)", PAGE.read_text())
     assert not [link for link in links if not (PAGE.parent / link).exists()]
+
+
+def test_a_ci_can_read_the_workflows() -> None:
+    github, gitlab = yaml.safe_load(template("github.yml")), yaml.safe_load(template("gitlab.yml"))
+    assert set(github) == {"name", True, "permissions", "concurrency", "jobs"}  # YAML 1.1 reads "on" as true
+    (cron,) = github[True]["schedule"]
+    assert re.fullmatch(r"\d+ \d+ \* \* \*", cron["cron"])
+    assert github["permissions"] == {"contents": "read"}
+    (job,) = github["jobs"].values()
+    assert set(job) == {"runs-on", "timeout-minutes", "steps"}
+    for step in job["steps"]:
+        assert ("run" in step) != ("uses" in step)
+        assert set(step) <= {"name", "if", "run", "uses", "with"}
+        assert "${{" not in step.get("run", ""), "what GitHub puts into a script is code"
+        assert re.fullmatch(r"[\w-]+/[\w-]+@v\d+", step.get("uses", "a/b@v1"))
+    (job,) = gitlab.values()
+    assert set(job) == {"tags", "rules", "resource_group", "timeout", "script", "artifacts"}
+    assert all(set(rule) == {"if"} for rule in job["rules"])
+    jenkins = template("Jenkinsfile")
+    assert all(jenkins.count(a) == jenkins.count(b) for a, b in ("{}", "()"))
+    sections = re.findall(r"^    (\w+)\b", jenkins, re.MULTILINE)
+    assert sections == ["agent", "triggers", "options", "stages", "post"]
+
+
+def test_the_script_is_one(tmp_path: Path) -> None:
+    assert subprocess.run(["sh", "-n"], input=template("performance.sh"), text=True, check=False).returncode == 0
+
+
+@pytest.mark.parametrize("name", ["policy.toml", "policy_local.toml"])
+def test_the_policies_are_good(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    path.write_text(template(name))
+    assert load_policy(path).baseline_path == tmp_path / "baseline.toml"
 
 
 @pytest.mark.long
 def test_the_page_can_be_followed(project: Project) -> None:
-    first, jenkins = project.shell
-    early = project.run("sh ci/performance.sh early")
-    assert early.returncode == 2
-    assert "there is no baseline yet" in early.stderr
-    assert "mbridge baseline promote results/early/nightly_" in early.stderr
+    (project.root / "broken").touch()
+    assert project.run("sh ci/performance.sh broken").returncode == 1, "no baseline yet, and a run failed"
+    (project.root / "broken").unlink()
+    promote = re.findall(r"with: (mbridge baseline promote .*)", project.good("sh ci/performance.sh early"))
+    assert "ci/baseline.toml, 1 points" in project.good(f"{promote[0]} --yes")
 
-    assert "conf/baselines/default.toml: 1 points" in project.good(first)
-    assert (project.root / "conf/baselines/default.toml").is_file()
-
-    github, gitlab = map(yaml.safe_load, blocks("yaml"))
+    github = yaml.safe_load((project.root / ".github/workflows/performance.yml").read_text())
+    gitlab = yaml.safe_load((project.root / "ci/performance.gitlab-ci.yml").read_text())
+    jenkins = re.findall(r"sh '(.*)'", (project.root / "Jenkinsfile").read_text())
     steps = [step["run"] for step in github["jobs"]["nightly"]["steps"] if "run" in step]
-    for commands in (*steps, *gitlab["performance"]["script"], jenkins):
+    for commands in (*steps, *gitlab["performance"]["script"], *jenkins):
         project.good(commands)
     assert "pass" in project.summary.read_text()
     uploaded = github["jobs"]["nightly"]["steps"][-1]["with"]["path"].split()
     kept = gitlab["performance"]["artifacts"]
-    for pattern in (*uploaded, *kept["paths"], *kept["reports"]["junit"], "results/7/gate.xml"):
+    archived = re.findall(r"results/\$\{env.BUILD_NUMBER\}(/[^\"]+)", (project.root / "Jenkinsfile").read_text())
+    assert len(archived) == 2
+    for pattern in (*uploaded, *kept["paths"], *kept["reports"]["junit"], *(f"results/7{path}" for path in archived)):
         assert list(project.root.glob(pattern)), f"{pattern} names nothing"
 
     (project.root / "slow").touch()
     assert project.run("sh ci/performance.sh slow").returncode == 10
     assert "regression" in (project.root / "results/slow/gate.md").read_text()
 
+    (project.root / "ci/baseline.toml").unlink()
+    gone = project.run("sh ci/performance.sh gone")
+    assert (gone.returncode, "there is no baseline yet" in gone.stderr) == (2, True)
+
 
 def test_the_table_has_every_exit_code_of_the_gate() -> None:
     from cloudai_mbridge.gate.compare.verdict import EXIT_CODES, IMPROVEMENT_EXIT_CODE
 
     listed = {int(code) for code in re.findall(r"^\| (\d+) \|", PAGE.read_text(), re.MULTILINE)}
-    assert listed == {2, 3, IMPROVEMENT_EXIT_CODE, *EXIT_CODES.values()}
+    assert listed == {2, 3, NonePromoted.exit_code, IMPROVEMENT_EXIT_CODE, *EXIT_CODES.values()}

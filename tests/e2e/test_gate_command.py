@@ -8,6 +8,7 @@ import random
 import shlex
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -225,6 +226,41 @@ def test_a_missing_baseline_and_an_empty_history_are_no_pass(mbridge: Any, tmp_p
     assert mbridge("history", "import", old, "--history", tmp_path / "history.sqlite").returncode == 0
     done = mbridge("gate", result, "--policy", policy)
     assert (done.returncode, "has nothing to compare it with" in " ".join(done.stdout.split())) == (12, True)
+
+
+def test_a_baseline_that_says_that_none_has_been_promoted(mbridge: Any, tmp_path: Path, policy: Path) -> None:
+    result, baseline = make_report(tmp_path / "b.json"), tmp_path / "baseline.toml"
+    today = datetime.now(UTC).date()
+
+    def gate(days: int, more: str = "") -> Any:
+        baseline.write_text(f"version = 1\nnone_until = {today + timedelta(days=days)}\n{more}")
+        return mbridge("gate", result, "--policy", policy, "--markdown", tmp_path / "gate.md")
+
+    done = gate(14)
+    assert (done.returncode, done.stderr, done.stdout.splitlines()[-1]) == (17, "", "exit code 17")
+    assert done.stdout.splitlines()[0] in (tmp_path / "gate.md").read_text()
+    for days, words in ((-2, "no baseline was promoted until"), (40, "is more than 31 days ahead")):
+        done = gate(days)
+        assert (done.returncode, words in done.stderr) == (2, True)
+    assert "none has been promoted yet" in mbridge("baseline", "check", baseline).stdout
+    baseline.write_text("version = 1\npoints = []\n")
+    assert mbridge("gate", result, "--policy", policy).returncode == 12
+
+    promote = shlex.split(gate(14).stdout.splitlines()[0].partition("with: mbridge ")[2])
+    assert mbridge(*promote, "--yes").returncode == 0
+    assert mbridge("gate", make_report(tmp_path / "c.json", seed=2), "--policy", policy).returncode == 0
+    baseline.write_text(baseline.read_text().replace("version = 1\n", f"version = 1\nnone_until = {today}\n"))
+    both = mbridge("gate", result, "--policy", policy)
+    assert (both.returncode, "and there are points; remove it" in both.stderr) == (2, True)
+
+
+def test_the_noise_that_a_policy_allows(mbridge: Any, tmp_path: Path, policy: Path) -> None:
+    result = make_report(tmp_path / "b.json", noise=0.1)
+    promote = ("baseline", "promote", result, "--baseline", tmp_path / "n.toml", "--reason", "r", "--policy", policy)
+    assert "more than 2.0%" in " ".join(mbridge(*promote, "--yes").stderr.split())
+    policy.write_text(POLICY + "max_noise = 0.5\n")
+    assert mbridge(*promote, "--max-noise", "0.02", "--yes").returncode == 15
+    assert mbridge(*promote, "--yes").returncode == 0
 
 
 def test_results_that_are_in_the_history_are_not_their_own_reference(

@@ -3,10 +3,11 @@
 import contextlib
 import json
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
+from cloudai_mbridge.gate.compare.policy import PlainDate
 from cloudai_mbridge.gate.compare.reference import ReferencePoint, RunValues
 from cloudai_mbridge.gate.results.values import Direction
 from cloudai_mbridge.models.base import ExactModel, NotBlank
@@ -111,10 +112,17 @@ class BaselinePoint(ExactModel):
 
 
 class Baseline(ExactModel):
-    """A whole file."""
+    """A whole file. none_until: nothing has been promoted yet, and something must be until the end of this day."""
 
     version: int
+    none_until: PlainDate | None = None
     points: list[BaselinePoint] = []
+
+    @model_validator(mode="after")
+    def _none_or_some(self) -> Self:
+        if self.none_until is not None and self.points:
+            raise ValueError("none_until says that nothing has been promoted, and there are points; remove it")
+        return self
 
     def point(self, name: str) -> BaselinePoint | None:
         """Return a point by name, or None."""

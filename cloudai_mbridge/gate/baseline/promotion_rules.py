@@ -206,6 +206,10 @@ def _anchored(before: BaselineMetric | None, after: BaselineMetric) -> BaselineM
 
 def oddities(baseline: Baseline, now: datetime, max_age_days: int) -> list[str]:
     """Return a line for everything that looks wrong in a baseline that is right as such. `now` has a time zone."""
+    if baseline.none_until is not None:
+        return [
+            f"none has been promoted yet, and one must be by {baseline.none_until}; a gate's exit code is 17 until then"
+        ]
     if not baseline.points:
         return ["it has no points, so a gate has nothing to compare with"]
     return [f"{point.point}: {text}" for point in baseline.points for text in _of_point(point, now, max_age_days)]

@@ -51,6 +51,7 @@ def matches(glob: str, name: str) -> bool:
     return glob == name or fnmatchcase(name, glob)  # a name may itself hold [ or *
 
 
+PlainDate = Annotated[date, BeforeValidator(_plain_date)]
 MetricName = Annotated[str, AfterValidator(_known_metric), Field(json_schema_extra={"enum": list(METRICS)})]
 Reason = Annotated[NotBlank, AfterValidator(_long_enough)]
 
@@ -109,7 +110,7 @@ class Waiver(ExactModel):
     )
     up_to: float = Field(gt=0, le=1, description="the relative change for the worse that is excused, e.g. 0.08")
     reason: Reason = Field(description="why, for who reads it later")
-    until: Annotated[date, BeforeValidator(_plain_date)] = Field(description="the last day on which it has effect")
+    until: PlainDate = Field(description="the last day on which it has effect")
     by: NotBlank = Field(description="who says so")
 
     @field_validator("metric")
@@ -137,9 +138,7 @@ class HistoryReference(ExactModel):
         le=1000,
         description="the false-alarm rate is kept over so many nights, and a slow drift is looked for",
     )
-    since: Annotated[date, BeforeValidator(_plain_date)] | None = Field(
-        None, description="the first of these nights; default: the first in the history"
-    )
+    since: PlainDate | None = Field(None, description="the first of these nights; default: the first in the history")
 
 
 class GatePolicy(ExactModel):
@@ -155,6 +154,9 @@ class GatePolicy(ExactModel):
     max_failed_runs: int = Field(0, ge=0, description="failed runs that a point may have")
     assumed_noise: float | None = Field(
         None, gt=0, lt=1, description="relative standard deviation between runs, where neither side has two"
+    )
+    max_noise: float | None = Field(
+        None, gt=0, le=1, description="relative standard deviation between the runs that `baseline promote` takes"
     )
     fail_on_improvement: bool = Field(False, description="let an improvement fail, so that a new baseline is promoted")
     metrics: list[MetricPolicy] = Field(

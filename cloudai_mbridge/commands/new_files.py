@@ -1,0 +1,53 @@
+"""Files that a command writes for a user to keep: checked before, and never over others without --force."""
+
+import shlex
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from cloudai_mbridge import pipeline
+from cloudai_mbridge.errors import BadInput
+from cloudai_mbridge.files.replace import require_writable, write_text
+from cloudai_mbridge.report.formats.text import visible
+
+FORCE: Callable[..., Any] = click.option("--force", is_flag=True, help="Overwrite files that exist.")
+
+
+def write_files(files: Mapping[Path, str], *, force: bool) -> None:
+    """Write all of them and say so. BadInput: one exists, and force is not given; then none is written."""
+    new = {path: text for path, text in files.items() if not _holds(path, text)}
+    there = [str(path) for path in new if path.is_symlink() or path.exists()]
+    if there and not force:
+        verb = "exist" if len(there) > 1 else "exists"
+        raise BadInput(f"{', '.join(there)}: {verb} already; nothing was written; --force overwrites")
+    for path in new:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError):
+            raise BadInput(f"{path.parent}: is not a directory; move what is there, or write elsewhere") from None
+        require_writable(path)
+    for path, text in new.items():
+        write_text(path, text)
+    for path in files:
+        click.echo(visible(f"{'written' if path in new else 'unchanged'}: {path}"))
+
+
+def _holds(path: Path, text: str) -> bool:
+    return path.is_file() and path.read_bytes() == text.encode()
+
+
+def require_points(system: Path, scenario: Path, tests_dir: Path | None) -> pipeline.Prepared:
+    """Return the plan of a scenario on a system; BadInput: a file is wrong, or the rules leave no point."""
+    prepared = pipeline.plan(pipeline.Request(system, scenario, tests_dir, None))
+    if not prepared.plan.runs:
+        reasons = dict.fromkeys(str(violation) for point in prepared.plan.rejected for violation in point.violations)
+        raise BadInput(f"the scenario has no point that would run: {'; '.join(reasons)}")
+    return prepared
+
+
+def options_of(system: Path, scenario: Path, tests_dir: Path | None) -> str:
+    """Return the options of `mbridge run` that name the files, for a shell."""
+    tests = ["--tests-dir", str(tests_dir)] if tests_dir else []
+    return shlex.join(["--system-config", str(system), *tests, "--test-scenario", str(scenario)])

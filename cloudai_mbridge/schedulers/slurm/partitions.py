@@ -1,0 +1,74 @@
+"""What sinfo says of the partitions: for writing a system, not for running on one."""
+
+import re
+from dataclasses import dataclass
+
+from cloudai_mbridge.errors import BadInput, ToolFailure
+from cloudai_mbridge.models.values.time_limit import parse_time_limit
+from cloudai_mbridge.schedulers.slurm.command import run_command
+
+# sinfo puts nodes that are alike in all of this on one line
+_FORMAT = "%P|%l|%D|%N|%G"
+_GPUS = re.compile(r"(?:^|,)gpu(?::([^:,()]+))?:([0-9]+)(?=[,(]|$)")
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """Nodes of a partition that have the same GPUs. names: as Slurm writes a list. gpus: of each; 0: none known.
+
+    time_limit_s: of a job in the partition; None: none.
+    """
+
+    partition: str
+    is_default: bool
+    time_limit_s: float | None
+    num_nodes: int
+    names: str
+    gpus: int
+    gpu_type: str | None
+
+
+def find_nodes(partition: str | None) -> Nodes:
+    """Return the nodes of a partition, None: of the default one; of several kinds the one with GPUs, then the largest.
+
+    BadInput: there is no such partition. ToolFailure: Slurm does not answer.
+    """
+    answer = run_command("sinfo", "--all", "--noheader", f"--format={_FORMAT}")
+    if answer.returncode != 0:
+        raise ToolFailure(
+            f"Slurm does not respond: {answer.complaint}; check SLURM_CONF and the controller, or use --local"
+        )
+    known = parse_nodes(answer.stdout)
+    names = ", ".join(sorted({nodes.partition for nodes in known})) or "none with nodes"
+    found = [nodes for nodes in known if nodes.partition == partition or (partition is None and nodes.is_default)]
+    if not found:
+        what = f"Slurm has no partition {partition!r}" if partition else "Slurm has no default partition"
+        raise BadInput(f"--partition: {what}; use one of {names}")
+    return max(found, key=lambda nodes: (nodes.gpus > 0, nodes.num_nodes))
+
+
+def parse_nodes(text: str) -> list[Nodes]:
+    """Return a row for every kind of node in every partition that has nodes."""
+    rows = (line.split("|", 4) for line in text.splitlines())
+    return [_nodes(*row) for row in rows if len(row) == 5 and row[3]]
+
+
+def _nodes(partition: str, time_limit: str, number: str, names: str, gres: str) -> Nodes:
+    gpus = _GPUS.findall(gres)
+    types = {kind for kind, _ in gpus if kind}
+    return Nodes(
+        partition=partition.removesuffix("*"),
+        is_default=partition.endswith("*"),
+        time_limit_s=_seconds(time_limit),
+        num_nodes=int(number),
+        names=names,
+        gpus=sum(int(count) for _, count in gpus),
+        gpu_type=types.pop() if len(types) == 1 else None,
+    )
+
+
+def _seconds(text: str) -> float | None:
+    try:
+        return parse_time_limit(text)
+    except ValueError:  # infinite, n/a
+        return None
