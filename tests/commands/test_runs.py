@@ -21,6 +21,9 @@ RUNNING = JobStatus("RUNNING", JobClass.ACTIVE)
 KEYS = ("t/mb1/0", "t/mb2/0")
 
 
+pytestmark = pytest.mark.process
+
+
 @pytest.fixture
 def mbridge_here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
     """Run a command in this process; return the exit code, and what was printed."""
