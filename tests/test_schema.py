@@ -277,7 +277,7 @@ def is_beyond_a_schema(kind: str, value: Any) -> bool:
 @pytest.mark.parametrize(
     ("kind", "every"),
     [
-        *(("test", False), ("scenario", False), ("system", True), ("policy", True)),
+        *(("test", False), pytest.param("scenario", False, marks=pytest.mark.long), ("system", True), ("policy", True)),
         pytest.param("test", True, marks=pytest.mark.long),
     ],
 )
