@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from statistics import fmean, median
 
+from cloudai_mbridge.models.values.time_limit import format_time_limit
 from cloudai_mbridge.plan import RunPlan, ScenarioPlan
 from cloudai_mbridge.runner.journal.rows import UNTRIED, Attempt, JournalEntry
 from cloudai_mbridge.schedulers.interface import SUBMITTED, JobClass, JobStatus
@@ -157,12 +158,5 @@ def clock_text(clock: RunClock, now: float, steps: Mapping[str, tuple[int, float
     counts = clock.counts
     said = ", ".join(f"{counts[group]} {group}" for group in (*_ORDER, *sorted({*counts} - {*_ORDER})) if counts[group])
     left = clock.left_s(now, steps) if counts["running"] + counts["waiting"] else None
-    more = f", about {duration_text(left)} left" if left and left >= 1 else ""
-    return f"{said}; {duration_text(now - clock.started_at)} elapsed{more}"
-
-
-def duration_text(seconds: float) -> str:
-    """Return hours, minutes and seconds, such as 0:12:34."""
-    minutes, second = divmod(max(0, round(seconds)), 60)
-    hours, minute = divmod(minutes, 60)
-    return f"{hours}:{minute:02}:{second:02}"
+    more = f", about {format_time_limit(left)} left" if left and left >= 1 else ""
+    return f"{said}; {format_time_limit(max(0.0, now - clock.started_at))} elapsed{more}"

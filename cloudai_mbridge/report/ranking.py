@@ -80,11 +80,11 @@ def causes(report: Report) -> list[Cause]:
     return sorted(found, key=lambda cause: -len(cause.keys))
 
 
-def gpu_hours(report: Report) -> float:
-    """Return what all jobs have used, those of failed attempts included."""
+def gpu_hours(points: Iterable[PointReport]) -> float:
+    """Return what the jobs of runs have used, those of failed attempts included."""
     return math.fsum(
         (point.world_size or 0) * (attempt.get("run_time_s") or 0.0) / 3600
-        for point in report.points
+        for point in points
         for attempt in point.attempts
     )
 

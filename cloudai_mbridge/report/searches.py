@@ -8,6 +8,7 @@ from typing import Any
 
 from cloudai_mbridge.plan import POINT_FILES
 from cloudai_mbridge.report.model import OUT_OF_MEMORY, PointReport, SearchReport, TrialOutcome, TrialReport
+from cloudai_mbridge.report.ranking import gpu_hours
 from cloudai_mbridge.runner.journal.journal import JournalEntry
 from cloudai_mbridge.runner.journal.rows import UNTRIED
 from cloudai_mbridge.schedulers.interface import ENDED_EARLY
@@ -72,7 +73,6 @@ def _trial(runs: Sequence[PointReport], again: Collection[str]) -> TrialReport:
     good = [run for run in ran if run.verdict is Verdict.SUCCESS or run.job.get("state") == ENDED_EARLY]
     times = [run.metrics.step_time_s.median for run in good if run.metrics and run.metrics.step_time_s]
     is_known = outcome in (TrialOutcome.MEASURED, TrialOutcome.ENDED_EARLY)
-    used = [(run.world_size or 0) * (each.get("run_time_s") or 0.0) for run in runs for each in run.attempts]
     predicted = ran[0].predicted or {}
     return TrialReport(
         label=ran[0].label,
@@ -80,7 +80,7 @@ def _trial(runs: Sequence[PointReport], again: Collection[str]) -> TrialReport:
         runs=len(ran),
         step_time_s=fmean(times) if times and is_known else None,
         predicted_step_time_s=predicted.get("step_time_s"),
-        gpu_hours=sum(used) / 3600,
+        gpu_hours=gpu_hours(runs),
     )
 
 

@@ -84,7 +84,8 @@ def _result_style(report: Report) -> str:
 
 def _cost(report: Report) -> str:
     """Say what a run on GPUs has used."""
-    hours, devices = gpu_hours(report), [str(point.environment.get("device")) for point in report.points if point.steps]
+    hours = gpu_hours(report.points)
+    devices = [str(point.environment.get("device")) for point in report.points if point.steps]
     is_on_cpus = devices and all(device.startswith("CPU") for device in devices)
     return f"; {hours:.3g} GPU-hours" if hours and not is_on_cpus else ""
 
