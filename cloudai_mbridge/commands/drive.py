@@ -73,7 +73,7 @@ def show_rejected(console: SteadyConsole, prepared: pipeline.Prepared) -> None:
 def show_report(console: SteadyConsole, root: Path, **options: FindHistory) -> Report:
     """Write the reports of a run and show them; `options` as in `pipeline.report`."""
     report = pipeline.report(root, **options)
-    console.print(render_ending(report, console.width))
+    console.print(render_ending(report, console.width), crop=False)
     console.print_line(f"report: {root / ROOT_FILES.report_html}")
     console.print_line(f"every point: mbridge show {root}")
     return report

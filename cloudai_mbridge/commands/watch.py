@@ -44,7 +44,7 @@ def watch(root: Path) -> int:
         console.print_line(f"{left}, and no running process holds this run; continue with: mbridge resume {root}")
         return OK
     with no_driver(root):
-        console.print(render_ending(build_report(root), console.width))
+        console.print(render_ending(build_report(root), console.width), crop=False)
     console.print_line(f"report: {root / ROOT_FILES.report_html}")
     return OK
 

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 from cloudai_mbridge.metrics import Metrics, Statistic, summarize
 from cloudai_mbridge.report.model import PointReport, Report
@@ -142,5 +143,9 @@ def _reason(point: PointReport) -> str:
 
 
 def _excerpt(point: PointReport) -> tuple[str, ...]:
-    """Return the first line that shows a known failure; else the last two of the logs."""
-    return point.evidence[:1] if point.failure else point.evidence[-2:]
+    """Return the first line that shows a known failure, or where each rank hung; else the last two of the logs."""
+    if not point.failure:
+        return point.evidence[-2:]
+    stacks = (line for line in point.evidence if line.startswith("stacks/"))
+    innermost = {name: next(lines) for name, lines in groupby(stacks, lambda line: line.partition(":")[0])}
+    return tuple(innermost.values()) or point.evidence[:1]

@@ -24,6 +24,7 @@ _CANCELLED_BY_SLURM = "prolog_failed"  # a job that may not be requeued is cance
 _TAIL = 5
 _STACK_FILES = 4
 _STACK_LINES = 12
+_STACK_HEAD = "(most recent call first):\n"
 _OF_MEDIAN = math.sqrt(math.pi / 2)  # a median's standard error over that of a mean
 
 
@@ -145,14 +146,14 @@ def _bad_loss(log: LogSummary) -> Failure | None:
 
 
 def _stacks(directory: Path) -> Iterator[str]:
-    """Yield the beginnings of the last stacks of a few ranks. A slow start has left some before, perhaps."""
+    """Yield where the main threads of a few ranks were last seen. A slow start has left stacks before, perhaps."""
     for path in islice(sorted(directory.glob("*.txt")), _STACK_FILES):
         try:
             text = read_regular(path).decode(errors="replace")
         except OSError:
             continue
-        last = text[max(text.rfind("Timeout ("), 0) :]
-        for line in last.splitlines()[:_STACK_LINES]:
+        main_thread = text.rpartition(_STACK_HEAD)[2]  # Python writes it last
+        for line in main_thread.splitlines()[:_STACK_LINES]:
             yield f"{directory.name}/{path.name}: {redacted(printable(line))}"
 
 

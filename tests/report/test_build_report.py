@@ -200,11 +200,14 @@ def test_a_hang_comes_with_the_stacks_of_its_ranks(root: Path) -> None:
     hung = JobStatus("HUNG", JobClass.FAILED, signal=15, reason="no step for 1801 s after step 3")
     _ended(root, "t/mb1/0", hung, _log(3))
     (root / "t/mb1/0/stacks").mkdir()
-    (root / "t/mb1/0/stacks/rank0.txt").write_text("Thread 0x1\n  File all_reduce\n")
+    stacks = "Timeout (0:00:01)!\n"
+    for thread, frames in (("0x1", ["wait", "run"]), ("0x2", ["all_reduce", "main"])):
+        stacks += f"Thread {thread} (most recent call first):\n" + "".join(f"  File {name}\n" for name in frames) + "\n"
+    (root / "t/mb1/0/stacks/rank0.txt").write_text(stacks)
     point = build_report(root).points[0]
     assert str(point.verdict) == "failed"
     assert any("no step for 1801 s after step 3" in reason for reason in point.reasons)
-    assert "stacks/rank0.txt:   File all_reduce" in point.evidence
+    assert point.evidence[:2] == ("stacks/rank0.txt:   File all_reduce", "stacks/rank0.txt:   File main")
 
 
 # What the runner is told

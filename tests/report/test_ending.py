@@ -52,7 +52,7 @@ def timed(label: str, step_time_s: float, spread: float = 0.01, tokens: float = 
 
 def shown(report: Report, width: int = 80) -> list[str]:
     console = Console(file=io.StringIO(), width=width, color_system=None)
-    console.print(render_ending(report, width))
+    console.print(render_ending(report, width), crop=False)
     assert isinstance(console.file, io.StringIO)
     return [line.rstrip() for line in console.file.getvalue().splitlines()]
 
@@ -130,6 +130,14 @@ def test_failures_are_grouped_by_cause_with_one_excerpt() -> None:
     assert "failed: sweep/mb0/0, sweep/mb1/0, sweep/mb2/0 and 17 more: " in text
     assert text.count("torch.OutOfMemoryError") == 1
     assert "cancelled: sweep/tp1/0: the job ended as CANCELLED" in text
+
+
+def test_a_hang_shows_where_each_rank_is_and_breaks_no_path() -> None:
+    path = f"/scratch/{'a' * 90}.py"
+    frames = [f'stacks/rank-{rank}.txt:   File "{path}", line {line}' for rank in (0, 1) for line in (7, 8)]
+    hang = {"id": "hang", "title": "The job made no progress"}
+    hung = some_point(Verdict.FAILED, reasons=("no step",), failure=hang, evidence=(*frames, "stderr.txt:1: the end"))
+    assert shown(some_report(hung))[2:] == [f"  | {frames[0]}", f"  | {frames[2]}"]
 
 
 def test_many_causes_are_counted() -> None:

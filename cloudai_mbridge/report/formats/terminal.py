@@ -30,7 +30,10 @@ _WIDE = 100  # columns, for all measures
 
 
 def render_ending(report: Report, width: int) -> RenderableType:
-    """Render what was found in one screen of this width: the fastest points, why others failed, what it cost."""
+    """Render what was found in one screen of this width: the fastest points, why others failed, what it cost.
+
+    Lines of logs may be wider; print them with `crop=False`.
+    """
     rankings = rank(report)
     several = len(rankings) > 1
     above = [_text(f"{report.scenario} on {report.system}: {count_text(report)}", _result_style(report))]
@@ -129,7 +132,7 @@ def _causes(report: Report) -> Iterator[Text]:
         more = len(cause.keys) - _MOST_ALIKE
         names = f"{keys}{f' and {more} more' if more > 0 else ''}"
         yield _text(f"{cause.verdict}: {names}: {cause.reason}", style=_STYLE[cause.verdict])
-        yield from (_text(f"  | {clipped(line, _LONGEST)}", style="dim") for line in cause.excerpt)
+        yield from (_unbroken(f"  | {clipped(line, _LONGEST)}") for line in cause.excerpt)
     if len(found) > _MOST_CAUSES:
         yield _text(f"and {counted(len(found) - _MOST_CAUSES, 'other cause')}")
 
@@ -188,6 +191,11 @@ def _evidence(report: Report) -> Iterator[Text]:
         if point.evidence:
             yield _text(f"{point.key}: {evidence_title(point)}", style=_STYLE[point.verdict])
             yield from (_text(f"  | {line}", style="dim") for line in point.evidence)
+
+
+def _unbroken(text: str) -> Text:
+    """Return a line that only the terminal folds: in a file, and when copied, its paths stay whole."""
+    return Text(visible(text), style="dim", no_wrap=True, overflow="ignore")
 
 
 def _text(text: str, style: str = "") -> Text:
