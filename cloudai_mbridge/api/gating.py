@@ -3,13 +3,13 @@
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
 
 from cloudai_mbridge.api.results import Run, path_of
 from cloudai_mbridge.api.tables import Table, Tabular
-from cloudai_mbridge.errors import counted
+from cloudai_mbridge.errors import BadInput, counted
 from cloudai_mbridge.gate.compare.policy import GatePolicy, load_policy
 from cloudai_mbridge.gate.compare.verdict import GateResult, MetricVerdict, PointVerdict
 from cloudai_mbridge.gate.results.read import without_dry_runs
@@ -54,10 +54,13 @@ def compare_runs(
 
 
 def _paths(runs: RunLike | Sequence[RunLike]) -> list[Path]:
-    return [path_of(run) for run in ([runs] if isinstance(runs, Run | str | os.PathLike) else runs)]
+    paths = [path_of(run) for run in ([runs] if isinstance(runs, Run | str | os.PathLike) else runs)]
+    if not paths:
+        raise BadInput("no runs are given; give at least one on each side")
+    return paths
 
 
-def _today() -> Any:
+def _today() -> date:
     return datetime.now(UTC).date()
 
 
