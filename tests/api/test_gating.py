@@ -36,7 +36,7 @@ def test_a_slower_sweep_is_a_regression(swept: mb.Run, slower: mb.Run) -> None:
 def test_the_same_as_the_command_says(swept: mb.Run, slower: mb.Run, tmp_path: Path, mbridge: Any) -> None:
     policy, baseline, file = tmp_path / "policy.toml", tmp_path / "baseline.toml", tmp_path / "gate.json"
     policy.write_text('name = "p"\nbaseline = "baseline.toml"\n')
-    done = mbridge("baseline", "promote", swept.path, "--baseline", baseline, "--reason", "the first")
+    done = mbridge("baseline", "promote", swept.path, "--baseline", baseline, "--reason", "the first", "--yes")
     assert done.returncode == 0, done.stderr
     gate = mb.gate_runs([slower], policy=policy)
     done = mbridge("gate", slower.path, "--policy", policy, "--json", file)

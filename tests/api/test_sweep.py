@@ -46,6 +46,7 @@ def test_a_run_and_its_report(swept: mb.Run, capfd: pytest.CaptureFixture[str]) 
 
 
 def test_a_run_is_found_again(swept: mb.Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(swept.path.parents[1] / "state"))  # where no other test has run
     monkeypatch.chdir(swept.path.parents[1])
     names = ("first", swept.path.name, str(swept.path), swept.path, Path("results", swept.path.name))
     assert [mb.open_run(name) for name in names] == [swept] * len(names)

@@ -26,7 +26,9 @@ def test_the_examples_of_the_page(
     monkeypatch.chdir(tmp_path)
     write_sweep(tmp_path, iterations=5)
     first = mb.load("scenario.toml", system="system.toml").plan().run()
-    done = mbridge("baseline", "promote", first.path, "--baseline", tmp_path / "baseline.toml", "--reason", "the first")
+    done = mbridge(
+        "baseline", "promote", first.path, "--baseline", tmp_path / "baseline.toml", "--reason", "the first", "--yes"
+    )
     assert done.returncode == 0, done.stderr
     Path("policy.toml").write_text('name = "p"\nbaseline = "baseline.toml"\n')
     names: dict[str, Any] = {}
