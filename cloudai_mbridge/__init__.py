@@ -56,17 +56,19 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    """Import a name when it is asked for: the training process needs none of them."""
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if name in _WORKLOAD:
-        from cloudai_mbridge.integrations import workload
+if not TYPE_CHECKING:  # for a type checker it would be any name
 
-        return getattr(workload, name)
-    from cloudai_mbridge import api
+    def __getattr__(name: str) -> Any:
+        """Import a name when it is asked for: the training process needs none of them."""
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        if name in _WORKLOAD:
+            from cloudai_mbridge.integrations import workload
 
-    return getattr(api, name)
+            return getattr(workload, name)
+        from cloudai_mbridge import api
+
+        return getattr(api, name)
 
 
 def __dir__() -> list[str]:
