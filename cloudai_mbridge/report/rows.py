@@ -37,7 +37,7 @@ def run_rows(points: Iterable[PointReport]) -> Iterator[dict[str, Any]]:
             **{"verdict": str(point.verdict), "reason": "; ".join(point.reasons)},
             "failure": point.failure["id"] if point.failure else None,
             **_measured(point),
-            "gpu_hours": gpu_hours([point]) if is_run else None,
+            "gpu_hours": _gpu_hours(point),
             "job_id": point.job.get("job_id"),
         }
 
@@ -53,6 +53,11 @@ def _measured(point: PointReport) -> dict[str, Any]:
         "last_loss": metrics.last_loss,
         "peak_memory_gib": metrics.peak_memory_gib,
     }
+
+
+def _gpu_hours(point: PointReport) -> float | None:
+    is_known = point.world_size and all(attempt.get("run_time_s") is not None for attempt in point.attempts)
+    return gpu_hours([point]) if is_known else None
 
 
 def axis_types(coordinates: Iterable[Mapping[str, Any]], taken: Iterable[str]) -> dict[str, type]:

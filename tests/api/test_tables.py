@@ -59,6 +59,12 @@ def test_axes_of_any_type_are_columns() -> None:
     assert axis_types([], columns) == axis_values({}, columns) == {}
 
 
+@pytest.mark.parametrize(("times", "hours"), [((1800.0, 1800.0), 2.0), ((1800.0, None), None)])
+def test_gpu_hours_are_of_all_attempts_or_not_known(times: Any, hours: float | None) -> None:
+    (row,) = run_rows([some_point(attempts=tuple({"run_time_s": time} for time in times))])
+    assert row["gpu_hours"] == hours
+
+
 def test_what_was_not_measured_is_missing_in_a_row() -> None:
     failed = some_point(Verdict.FAILED, metrics=None, reasons=("a", "b"), failure={"id": "out_of_memory"})
     (good, bad, rejected) = run_rows([some_point(job={"job_id": "17"}), failed, some_rejected()])
@@ -66,6 +72,7 @@ def test_what_was_not_measured_is_missing_in_a_row() -> None:
     assert bad["reason"] == "a; b"
     assert bad["failure"] == "out_of_memory"
     assert not {"step_time_mean_s", "last_loss"} & bad.keys()
+    assert bad["gpu_hours"] == 0.0
     assert rejected["iteration"] is None
     assert rejected["verdict"] == "rejected"
     assert rejected["reason"].startswith("C04 ")
