@@ -20,6 +20,7 @@ from cloudai_mbridge.commands.baseline import baseline
 from cloudai_mbridge.commands.calibrate import calibrate
 from cloudai_mbridge.commands.drive import drive, show_error, show_rejected, show_report, submit
 from cloudai_mbridge.commands.estimate import estimate, proxy
+from cloudai_mbridge.commands.export import export
 from cloudai_mbridge.commands.gate import compare, gate
 from cloudai_mbridge.commands.history import history
 from cloudai_mbridge.commands.init import init
@@ -265,6 +266,7 @@ for command in (
     calibrate,
     runs,
     schema,
+    export,
 ):
     cli.add_command(command)
 

@@ -61,7 +61,7 @@ FILES: dict[str, dict[str, Any]] = {
             {"id": "foreign", "name": "f", "description": "d", "test_template_name": "Sleep", "cmd_args": {"s": 1}},
         ],
         "reports": {"any": 1},
-        "runner": {"retries": 1},
+        "runner": {"retries": 1, "on_completion": {"command": ["a"], "webhook_env": "A"}},
     },
     "system": {
         "name": "c",
