@@ -99,32 +99,33 @@ def _points(report: ReportModel) -> dict[tuple[str, str], list[PointModel]]:
 
 
 def _row(table: Table, runs: Sequence[PointModel], axes: Mapping[str, str], *, by_point: bool) -> Row:
-    """Return the row of a run, or of all runs of a point. Of these, the first that did not succeed is shown."""
+    """Return the row of a run, or of all runs of a point: of these, the first that did not succeed is shown."""
     good = [run for run in runs if run.verdict == SUCCESS]
     shown = next((run for run in runs if run.verdict != SUCCESS), runs[0])
-    fields = shown.comparability.fields if shown.comparability else {}
-    failure = shown.failure if isinstance(shown.failure, dict) else {}
-    values: dict[str, Any] = {
+    is_run = shown.verdict != REJECTED
+    values = {
         **{"run": table.run, "scenario": table.scenario, "system": table.system},
-        **{"test": shown.test_id, "point": shown.label, "iteration": None if by_point else shown.iteration},
-        **{name: shown.coordinates.get(name, shown.args.get(name)) for name in ARGUMENTS},
+        **{"iteration": shown.iteration if is_run and not by_point else None},
+        **{"runs": len(runs) if is_run else 0, "good_runs": len(good)},
         **{column: shown.coordinates.get(name) for name, column in axes.items()},
-        **{"recipe": fields.get("recipe"), "gpu": fields.get("device"), "dtype": fields.get("dtype")},
-        **{"num_nodes": shown.num_nodes, "world_size": shown.world_size, "verdict": shown.verdict},
-        **{
-            "reason": "; ".join(shown.reasons),
-            "failure": shown.failure.get("id") if isinstance(shown.failure, dict) else None,
-        },
-        **{"runs": len(runs), "good_runs": len(good), "pre_test": shown.is_pre_test},
+        **_about(shown),
         **(_over_runs(good) if by_point else _measured(shown)),
         **_jobs(runs),
     }
-    if shown.verdict == REJECTED:
-        values |= {"runs": 0, "iteration": None}
-    if by_point:
-        values |= {"job_id": None} if len(runs) > 1 else {}
     cells = {name: values.get(name) for name in table.columns}
     return {name: _number(value) if name in METRICS else _plain(value) for name, value in cells.items()}
+
+
+def _about(run: PointModel) -> dict[str, Any]:
+    fields = run.comparability.fields if run.comparability else {}
+    failure = run.failure if isinstance(run.failure, dict) else {}
+    return {
+        **{"test": run.test_id, "point": run.label, "pre_test": run.is_pre_test},
+        **{name: run.coordinates.get(name, run.args.get(name)) for name in ARGUMENTS},
+        **{"recipe": fields.get("recipe"), "gpu": fields.get("device"), "dtype": fields.get("dtype")},
+        **{"num_nodes": run.num_nodes, "world_size": run.world_size, "verdict": run.verdict},
+        **{"reason": "; ".join(run.reasons), "failure": failure.get("id")},
+    }
 
 
 def _measured(run: PointModel) -> dict[str, Any]:
@@ -167,7 +168,7 @@ def _jobs(runs: Sequence[PointModel]) -> dict[str, Any]:
     is_known = bool(times) and None not in map(_number, times) and all(run.world_size for run in runs)
     return {
         "gpu_hours": gpu_hours(runs) if is_known else None,
-        "job_id": runs[-1].job.get("job_id"),
+        "job_id": runs[0].job.get("job_id") if len(runs) == 1 else None,
         "attempts": len(attempts),
         "nodes": " ".join(dict.fromkeys(node for run in runs for node in run.environment.nodes or ())) or None,
         "started_at": min(started, default=None),
