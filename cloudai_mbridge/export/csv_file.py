@@ -23,5 +23,5 @@ def _cell(value: Any) -> str:
     if value is None:
         return ""
     if isinstance(value, datetime):
-        return value.isoformat()
+        return value.isoformat(timespec="milliseconds")
     return spreadsheet_text(value) if isinstance(value, str) else json.dumps(value)

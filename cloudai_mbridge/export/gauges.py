@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from cloudai_mbridge.export.table import ARGUMENTS, Table
+from cloudai_mbridge.gate.results.model import SUCCESS as SUCCEEDED
 
 _LABELS = ("scenario", "system", "test", "point", "iteration", "recipe", "world_size", *ARGUMENTS)
 
@@ -22,6 +23,7 @@ class Gauge:
     factor: float = 1.0
 
 
+_GPU_TIME = Gauge("gpu_time", "gpu_hours", "s", "Time of the jobs x GPUs, failed attempts included.", 3600.0)
 GAUGES = (
     Gauge("step_time", "step_time_mean_s", "s", "Mean time of a step after the warm-up."),
     Gauge("step_time_stddev", "step_time_std_s", "s", "Standard deviation of the step time."),
@@ -29,7 +31,7 @@ GAUGES = (
     Gauge("tokens_per_second_per_gpu", "tokens_per_s_per_gpu_mean", "", "Mean tokens/s of a GPU."),
     Gauge("last_loss", "last_loss", "", "Loss of the last step."),
     Gauge("peak_memory", "peak_memory_gib", "By", "Largest memory of any rank.", 2.0**30),
-    Gauge("gpu_time", "gpu_hours", "s", "Time of the jobs x GPUs, failed attempts included.", 3600.0),
+    _GPU_TIME,
 )
 SUCCESS = Gauge("success", "verdict", "", "1 if the run succeeded, else 0.")
 
@@ -40,11 +42,15 @@ def names_of_labels(table: Table) -> tuple[str, ...]:
 
 
 def samples(table: Table) -> Iterator[tuple[Gauge, Mapping[str, str], float]]:
-    """Yield every number that is known, in base units, and whether each run succeeded. An unknown label is empty."""
+    """Yield the numbers that are known, in base units, and whether each run succeeded. An unknown label is empty.
+
+    Of a run that did not succeed, only what it cost: a query for the fastest must not find it.
+    """
     names = names_of_labels(table)
     for row in table.ran:
         labels = {name: "" if row[name] is None else str(row[name]) for name in names}
-        yield SUCCESS, labels, float(row["verdict"] == "success")
-        for gauge in GAUGES:
+        is_good = row["verdict"] == SUCCEEDED
+        yield SUCCESS, labels, float(is_good)
+        for gauge in GAUGES if is_good else (_GPU_TIME,):
             if row[gauge.column] is not None:
                 yield gauge, labels, row[gauge.column] * gauge.factor

@@ -20,11 +20,14 @@ def send_wandb(table: Table) -> str:
     wandb = load("wandb", "wandb")
     project = os.environ.get("WANDB_PROJECT") or DEFAULT_NAME
     # What belongs to the process that trains, not to this one: its arguments, console, code, machine
-    settings = wandb.Settings(
-        silent=True, console="off", disable_git=True, disable_code=True, x_disable_meta=True, x_disable_stats=True
-    )
+    quiet = {"silent": True, "console": "off", "x_save_requirements": False}
+    off = dict.fromkeys(("disable_git", "disable_code", "x_disable_meta", "x_disable_stats"), True)
+    settings = wandb.Settings(**quiet, **off)
     with errors_of("wandb", "wandb"):
-        offline = [_write(wandb, settings, project, table, row) for row in table.ran]
+        try:
+            offline = [_write(wandb, settings, project, table, row) for row in table.ran]
+        finally:
+            wandb.teardown()  # until then, files may lack what was written
     where = f"below {offline[0]}; send them with: wandb sync" if any(offline) else f"in project {project!r}"
     return f"wandb: {counted(len(offline), 'run')} written {where}"
 
