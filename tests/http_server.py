@@ -39,7 +39,8 @@ def serving(answer: Callable[[Request], tuple[int, bytes]] = lambda request: (20
             with contextlib.suppress(BrokenPipeError):
                 self.wfile.write(text)
 
-        do_GET = do_POST
+        def do_GET(self) -> None:
+            self.do_POST()
 
         def log_message(self, *_: object) -> None: ...
 
