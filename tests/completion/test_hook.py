@@ -23,6 +23,7 @@ from tests.report.conftest import some_point, some_report
 pytestmark = pytest.mark.process
 SECRET = "T0123/B0123/never-to-be-seen"
 FOR_EVER = 600
+SAYS_A_PASSWORD = ["sh", "-c", "echo first; P=password; echo error: no --$P=hunter22 here >&2; exit 3"]
 
 
 def plan(**asked: Any) -> ScenarioPlan:
