@@ -2,17 +2,13 @@
 
 import os
 import threading
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Self
-from urllib.parse import urlsplit
+from typing import Self
 
 from cloudai_mbridge.files.regular import read_regular
 from cloudai_mbridge.models.scenario import OnCompletion
 
-_TIMEOUT_S = 30.0
 _LONGEST_URL = 1 << 14
 
 
@@ -47,35 +43,15 @@ class Webhook:
         try:
             self._why = self._problem()
         except Exception as error:
-            self._why = _words(error)
+            self._why = getattr(error, "strerror", None) or type(error).__name__
 
     def _problem(self) -> str:
+        from cloudai_mbridge.completion.post import post  # its libraries, for those who have a webhook only
+
         url = self._url()
-        if not url:
-            return "is not set"
-        if urlsplit(url).scheme not in ("http", "https"):
-            return "is not a URL that begins with https:// or http://"
-        headers = {"Content-Type": "application/json", "User-Agent": "cloudai-mbridge"}
-        request = urllib.request.Request(url, self._body, headers, method="POST")  # noqa: S310
-        with urllib.request.build_opener(_NoRedirects).open(request, timeout=_TIMEOUT_S):
-            return ""
+        return post(url, self._body) if url else "is not set"
 
     def _url(self) -> str:
         if self._asked.webhook_file:
             return read_regular(Path(self._asked.webhook_file), _LONGEST_URL).decode().strip()
         return os.environ.get(self._asked.webhook_env or "", "").strip()
-
-
-class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """A redirected POST would become a GET, which tells nothing."""
-
-    def redirect_request(self, *_: Any) -> None:
-        return None
-
-
-def _words(error: Exception) -> str:
-    """Return why a request failed, without text that may hold the URL."""
-    if isinstance(error, urllib.error.HTTPError):
-        return f"the server answered {error.code}"
-    reason = error.reason if isinstance(error, urllib.error.URLError) else error
-    return getattr(reason, "strerror", None) or type(reason).__name__

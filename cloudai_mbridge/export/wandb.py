@@ -19,17 +19,20 @@ def send_wandb(table: Table) -> str:
     """Write the runs and say how many. ToolFailure: W&B cannot be reached, or has no key."""
     wandb = load("wandb", "wandb")
     project = os.environ.get("WANDB_PROJECT") or DEFAULT_NAME
-    # What belongs to the process that trains, not to this one: its arguments, console, code, machine
-    quiet = {"silent": True, "console": "off", "x_save_requirements": False}
-    off = dict.fromkeys(("disable_git", "disable_code", "x_disable_meta", "x_disable_stats"), True)
-    settings = wandb.Settings(**quiet, **off)
     with errors_of("wandb", "wandb"):
+        settings = _settings(wandb)
         try:
             offline = [_write(wandb, settings, project, table, row) for row in table.ran]
         finally:
             wandb.teardown()  # until then, files may lack what was written
     where = f"below {offline[0]}; send them with: wandb sync" if any(offline) else f"in project {project!r}"
     return f"wandb: {counted(len(offline), 'run')} written {where}"
+
+
+def _settings(wandb: Any) -> Any:
+    """Return settings by which W&B takes nothing from this process: no output, no code, no arguments, no packages."""
+    off = dict.fromkeys(("disable_git", "disable_code", "x_disable_meta", "x_disable_stats"), True)
+    return wandb.Settings(silent=True, console="off", x_save_requirements=False, **off)
 
 
 def _write(wandb: Any, settings: Any, project: str, table: Table, row: Row) -> Path | None:
