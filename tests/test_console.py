@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from cloudai_mbridge.commands.live_view import PlainObserver, SteadyConsole, observer_for
-from cloudai_mbridge.commands.run_clock import RunClock, clock_text
-from cloudai_mbridge.commands.screen import Screen
+from cloudai_mbridge.commands.console import SteadyConsole
+from cloudai_mbridge.commands.run.live_view import PlainObserver, observer_for
+from cloudai_mbridge.commands.run.run_clock import RunClock, clock_text
+from cloudai_mbridge.commands.run.screen import Screen
 from cloudai_mbridge.plan import RunPlan, ScenarioPlan
 from cloudai_mbridge.plan.run_plan import SearchPlan
 from cloudai_mbridge.schedulers.interface import JobClass, JobStatus

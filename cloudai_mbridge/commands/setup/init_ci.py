@@ -6,12 +6,12 @@ from pathlib import Path
 
 import click
 
-from cloudai_mbridge.commands.new_files import FORCE, options_of, require_points, write_files
 from cloudai_mbridge.commands.options import PATH
+from cloudai_mbridge.commands.setup.new_files import FORCE, options_of, require_points, write_files
 from cloudai_mbridge.errors import OK, BadInput
 from cloudai_mbridge.models.system import LocalSystem
 
-TEMPLATES = resources.files("cloudai_mbridge.commands") / "ci_files"
+TEMPLATES = resources.files("cloudai_mbridge.commands.setup") / "ci_files"
 SCRIPT, POLICY, BASELINE = Path("ci/performance.sh"), Path("ci/policy.toml"), Path("ci/baseline.toml")
 # What the templates say, and what is put there
 _OPTIONS = "--system-config system.toml --tests-dir test_defs --test-scenario scenario.toml"

@@ -8,10 +8,10 @@ from typing import Any
 
 import click
 
-from cloudai_mbridge.commands.init_ci import ci
-from cloudai_mbridge.commands.new_files import FORCE, options_of, require_points, write_files
 from cloudai_mbridge.commands.options import PATH
-from cloudai_mbridge.commands.tune import search_request
+from cloudai_mbridge.commands.plan.tune import search_request
+from cloudai_mbridge.commands.setup.init_ci import ci
+from cloudai_mbridge.commands.setup.new_files import FORCE, options_of, require_points, write_files
 from cloudai_mbridge.errors import OK, BadInput, counted
 from cloudai_mbridge.estimate.hardware import Gpu, find_gpu, gpu_named
 from cloudai_mbridge.files.toml_text import render_toml

@@ -13,7 +13,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from cloudai_mbridge.commands.run_clock import RunClock, RunRow, clock_text
+from cloudai_mbridge.commands.run.run_clock import RunClock, RunRow, clock_text
 from cloudai_mbridge.logs import StepRecord
 from cloudai_mbridge.plan import RunPlan, ScenarioPlan
 from cloudai_mbridge.report.formats.text import visible

@@ -3,11 +3,11 @@
 import sqlite3
 from pathlib import Path
 
-import click
 from rich.text import Text
 
 from cloudai_mbridge import pipeline
-from cloudai_mbridge.commands.live_view import SteadyConsole, observer_for
+from cloudai_mbridge.commands.console import SteadyConsole, show_error
+from cloudai_mbridge.commands.run.live_view import observer_for
 from cloudai_mbridge.errors import OK, POINTS_FAILED, MBridgeError, counted, shortened
 from cloudai_mbridge.plan import ROOT_FILES
 from cloudai_mbridge.report import Report, judge_in
@@ -77,8 +77,3 @@ def show_report(console: SteadyConsole, root: Path, **options: FindHistory) -> R
     console.print_line(f"report: {root / ROOT_FILES.report_html}")
     console.print_line(f"every point: mbridge show {root}")
     return report
-
-
-def show_error(text: str) -> None:
-    """Print each line of a text as an error."""
-    click.echo("\n".join(f"error: {line}" for line in shortened(text).splitlines()), err=True)
