@@ -2,12 +2,16 @@
 
 import contextlib
 import os
+from typing import TYPE_CHECKING
 
 import click
 from rich.console import Console
 from rich.text import Text
 
-from cloudai_mbridge.errors import shortened
+from cloudai_mbridge.errors import counted, shortened
+
+if TYPE_CHECKING:
+    from cloudai_mbridge.plan import ScenarioPlan
 
 
 class SteadyConsole(Console):
@@ -33,3 +37,15 @@ def new_console(width: int = 140) -> SteadyConsole:
 def show_error(text: str) -> None:
     """Print each line of a text as an error."""
     click.echo("\n".join(f"error: {line}" for line in shortened(text).splitlines()), err=True)
+
+
+def show_rejected(console: SteadyConsole, plan: "ScenarioPlan") -> None:
+    """Say how much of a scenario is run, and why the rest is not."""
+    num_runs = sum(not run.is_again for run in plan.runs)
+    console.print(Text(f"{counted(num_runs, 'run')} accepted, {counted(plan.num_rejected, 'point')} rejected"))
+    for note in plan.notes:
+        console.print_line(f"note: {note}")
+    for point in plan.rejected:
+        for violation in point.violations:
+            line = f"rejected {point.test_id}/{point.label}: {violation}"
+            console.print_line(shortened(line))

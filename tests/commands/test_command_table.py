@@ -64,7 +64,8 @@ def test_the_documented_completion_works_in_bash(tmp_path: Path) -> None:
     (line,) = [line for line in page.splitlines() if "_MBRIDGE_COMPLETE=bash_source" in line]
     program = f"""{line}
 for words in "mbridge ver" "mbridge status sw" "mbridge run --max"; do
-  COMPREPLY=(); COMP_WORDS=($words); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); _mbridge_completion mbridge; echo "${{COMPREPLY[@]}}"
+  COMPREPLY=(); COMP_WORDS=($words); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1))
+  _mbridge_completion mbridge; echo "${{COMPREPLY[@]}}"
 done"""
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     env = {**os.environ, "PATH": path, "XDG_STATE_HOME": str(tmp_path)}

@@ -5,9 +5,8 @@ from typing import Any
 import click
 
 from cloudai_mbridge import pipeline
-from cloudai_mbridge.commands.console import new_console
+from cloudai_mbridge.commands.console import new_console, show_rejected
 from cloudai_mbridge.commands.options import request_of, scenario_options
-from cloudai_mbridge.commands.run.drive import show_rejected
 from cloudai_mbridge.errors import OK, POINTS_FAILED, counted
 
 
@@ -17,7 +16,7 @@ def dry_run(**options: Any) -> int:
     """Check all points and write exactly the files that `run` would submit."""
     console = new_console()
     prepared = pipeline.plan(request_of(options))
-    show_rejected(console, prepared)
+    show_rejected(console, prepared.plan)
     root = pipeline.write(prepared, dry_run=True)
     for planned in prepared.plan.runs:
         if planned.is_again:

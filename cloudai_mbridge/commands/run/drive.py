@@ -3,12 +3,10 @@
 import sqlite3
 from pathlib import Path
 
-from rich.text import Text
-
 from cloudai_mbridge import pipeline
-from cloudai_mbridge.commands.console import SteadyConsole, show_error
+from cloudai_mbridge.commands.console import SteadyConsole, show_error, show_rejected
 from cloudai_mbridge.commands.run.live_view import observer_for
-from cloudai_mbridge.errors import OK, POINTS_FAILED, MBridgeError, counted, shortened
+from cloudai_mbridge.errors import OK, POINTS_FAILED, MBridgeError
 from cloudai_mbridge.plan import ROOT_FILES
 from cloudai_mbridge.report import Report, judge_in
 from cloudai_mbridge.report.formats.terminal import render_ending
@@ -20,7 +18,7 @@ from cloudai_mbridge.verdict import Verdict
 
 def submit(console: SteadyConsole, prepared: pipeline.Prepared) -> int:
     """Write what was planned into a new directory, bring it to its end, report, and return the exit code."""
-    show_rejected(console, prepared)
+    show_rejected(console, prepared.plan)
     pipeline.preflight(prepared)
     root = pipeline.write(prepared)
     console.print_line(f"results: {root}")
@@ -55,19 +53,6 @@ def _choosers(prepared: pipeline.Prepared, root: Path) -> dict[str, Chooser]:
     from cloudai_mbridge.tune.measured_search import choosers_of  # numpy, for such tests only
 
     return choosers_of(pipeline.with_defaults(prepared), judge_in(root))
-
-
-def show_rejected(console: SteadyConsole, prepared: pipeline.Prepared) -> None:
-    """Say how much of a scenario is run, and why the rest is not."""
-    plan = prepared.plan
-    num_runs = sum(not run.is_again for run in plan.runs)
-    console.print(Text(f"{counted(num_runs, 'run')} accepted, {counted(plan.num_rejected, 'point')} rejected"))
-    for note in plan.notes:
-        console.print_line(f"note: {note}")
-    for point in plan.rejected:
-        for violation in point.violations:
-            line = f"rejected {point.test_id}/{point.label}: {violation}"
-            console.print_line(shortened(line))
 
 
 def show_report(console: SteadyConsole, root: Path, **options: FindHistory) -> Report:
