@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from cloudai_mbridge.commands.live_view import new_console
+from cloudai_mbridge.commands.console import new_console
 from cloudai_mbridge.commands.run_names import run_argument
 from cloudai_mbridge.errors import OK, BadInput
 from cloudai_mbridge.plan.read import read_plan_data, refuse_dry_run

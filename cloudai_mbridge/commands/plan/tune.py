@@ -10,9 +10,9 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from cloudai_mbridge import pipeline
-from cloudai_mbridge.commands.drive import submit
-from cloudai_mbridge.commands.live_view import SteadyConsole, new_console
+from cloudai_mbridge.commands.console import SteadyConsole, new_console
 from cloudai_mbridge.commands.options import PATH
+from cloudai_mbridge.commands.run.drive import submit
 from cloudai_mbridge.errors import OK, BadInput, counted
 from cloudai_mbridge.estimate.hardware import Gpu, gpu_named
 from cloudai_mbridge.estimate.headline import Price, price_of
@@ -89,7 +89,7 @@ def tune(
             raise BadInput(
                 "--replay takes its points from what was measured; give --system-config and --json alone with it"
             )
-        from cloudai_mbridge.commands.replay import replay  # numpy, for this option only
+        from cloudai_mbridge.commands.plan.replay import replay  # numpy, for this option only
 
         return replay(table, load_system(system_config) if system_config else None, is_json=is_json)
     if recipe is None or num_gpus is None:

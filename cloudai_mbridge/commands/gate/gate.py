@@ -8,10 +8,11 @@ from pathlib import Path
 
 import click
 
-from cloudai_mbridge.commands.confirm import Confirmation
-from cloudai_mbridge.commands.confirm import confirm as run_again
-from cloudai_mbridge.commands.live_view import new_console, observer_for
+from cloudai_mbridge.commands.console import new_console
+from cloudai_mbridge.commands.gate.confirm import Confirmation
+from cloudai_mbridge.commands.gate.confirm import confirm as run_again
 from cloudai_mbridge.commands.options import PATH
+from cloudai_mbridge.commands.run.live_view import observer_for
 from cloudai_mbridge.commands.run_names import run_argument
 from cloudai_mbridge.errors import OK, BadInput, NonePromoted, ToolFailure
 from cloudai_mbridge.files.replace import require_writable, write_text

@@ -1,8 +1,10 @@
 """`mbridge schema`: what editors need to know of our TOML files."""
 
 import json
+import os
 from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 
 import click
 
@@ -22,5 +24,23 @@ KINDS: Mapping[str, Callable[[], Schema]] = {
 @click.argument("kind", type=click.Choice(list(KINDS)))
 def schema(kind: str) -> int:
     """Print the JSON Schema of a KIND of TOML file, for editors."""
-    click.echo(json.dumps(KINDS[kind](), indent=2))
+    click.echo(_text(kind), nl=False)
     return OK
+
+
+def schema_files(directory: Path, *kinds: str) -> dict[Path, str]:
+    """Return the schemas of some kinds by their paths below a directory."""
+    return {_path(directory, kind): _text(kind) for kind in kinds}
+
+
+def schema_line(path: Path, directory: Path, kind: str) -> str:
+    """Return the first line of a TOML file, which tells an editor where its schema is."""
+    return f"#:schema {os.path.relpath(_path(directory, kind), path.parent)}\n"
+
+
+def _path(directory: Path, kind: str) -> Path:
+    return directory / "schemas" / f"{kind}.json"
+
+
+def _text(kind: str) -> str:
+    return json.dumps(KINDS[kind](), indent=2) + "\n"

@@ -12,7 +12,7 @@ import click
 from rich.table import Table
 from rich.text import Text
 
-from cloudai_mbridge.commands.live_view import SteadyConsole, new_console
+from cloudai_mbridge.commands.console import SteadyConsole, new_console
 from cloudai_mbridge.commands.options import FLOPS_FORMULA, scenario_options
 from cloudai_mbridge.constraints import Lifted, NotEvaluated, RuleSet, Violation
 from cloudai_mbridge.constraints.engine import RULES

@@ -8,7 +8,7 @@ import click
 from rich.table import Column, Table
 from rich.text import Text
 
-from cloudai_mbridge.commands.live_view import SteadyConsole, new_console
+from cloudai_mbridge.commands.console import SteadyConsole, new_console
 from cloudai_mbridge.commands.options import PATH
 from cloudai_mbridge.commands.run_names import run_argument
 from cloudai_mbridge.errors import OK, BadInput, counted

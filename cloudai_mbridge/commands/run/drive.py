@@ -3,13 +3,11 @@
 import sqlite3
 from pathlib import Path
 
-import click
-from rich.text import Text
-
 from cloudai_mbridge import pipeline
-from cloudai_mbridge.commands.live_view import SteadyConsole, observer_for
+from cloudai_mbridge.commands.console import SteadyConsole, show_error, show_rejected
+from cloudai_mbridge.commands.run.live_view import observer_for
 from cloudai_mbridge.completion import completion
-from cloudai_mbridge.errors import OK, POINTS_FAILED, MBridgeError, counted, shortened
+from cloudai_mbridge.errors import OK, POINTS_FAILED, MBridgeError
 from cloudai_mbridge.plan import ROOT_FILES
 from cloudai_mbridge.report import Report, judge_in
 from cloudai_mbridge.report.formats.terminal import render_ending
@@ -21,7 +19,7 @@ from cloudai_mbridge.verdict import Verdict
 
 def submit(console: SteadyConsole, prepared: pipeline.Prepared) -> int:
     """Write what was planned into a new directory, bring it to its end, report, and return the exit code."""
-    show_rejected(console, prepared)
+    show_rejected(console, prepared.plan)
     pipeline.preflight(prepared)
     root = pipeline.write(prepared)
     console.print_line(f"results: {root}")
@@ -60,19 +58,6 @@ def _choosers(prepared: pipeline.Prepared, root: Path) -> dict[str, Chooser]:
     return choosers_of(pipeline.with_defaults(prepared), judge_in(root))
 
 
-def show_rejected(console: SteadyConsole, prepared: pipeline.Prepared) -> None:
-    """Say how much of a scenario is run, and why the rest is not."""
-    plan = prepared.plan
-    num_runs = sum(not run.is_again for run in plan.runs)
-    console.print(Text(f"{counted(num_runs, 'run')} accepted, {counted(plan.num_rejected, 'point')} rejected"))
-    for note in plan.notes:
-        console.print_line(f"note: {note}")
-    for point in plan.rejected:
-        for violation in point.violations:
-            line = f"rejected {point.test_id}/{point.label}: {violation}"
-            console.print_line(shortened(line))
-
-
 def show_report(console: SteadyConsole, root: Path, **options: FindHistory) -> Report:
     """Write the reports of a run and show them; `options` as in `pipeline.report`."""
     report = pipeline.report(root, **options)
@@ -80,8 +65,3 @@ def show_report(console: SteadyConsole, root: Path, **options: FindHistory) -> R
     console.print_line(f"report: {root / ROOT_FILES.report_html}")
     console.print_line(f"every point: mbridge show {root}")
     return report
-
-
-def show_error(text: str) -> None:
-    """Print each line of a text as an error."""
-    click.echo("\n".join(f"error: {line}" for line in shortened(text).splitlines()), err=True)

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import click
 
-from cloudai_mbridge.commands.new_files import FORCE, options_of, require_points, write_files
 from cloudai_mbridge.commands.options import PATH
+from cloudai_mbridge.commands.setup.new_files import FORCE, options_of, require_points, write_files
+from cloudai_mbridge.commands.setup.schema import schema_files
 from cloudai_mbridge.errors import OK, BadInput
 from cloudai_mbridge.models.system import LocalSystem
 
-TEMPLATES = resources.files("cloudai_mbridge.commands") / "ci_files"
+TEMPLATES = resources.files("cloudai_mbridge.commands.setup") / "ci_files"
 SCRIPT, POLICY, BASELINE = Path("ci/performance.sh"), Path("ci/policy.toml"), Path("ci/baseline.toml")
 # What the templates say, and what is put there
 _OPTIONS = "--system-config system.toml --tests-dir test_defs --test-scenario scenario.toml"
@@ -57,7 +58,7 @@ def ci(system: Path, scenario: Path, tests_dir: Path | None, *, force: bool, **w
         **({} if BASELINE.exists() else {BASELINE: _template("baseline.toml").replace(_DAY, str(day))}),
         **{Path(path): _template(template) for path, template, _ in wanted},
     }
-    write_files(files, force=force)
+    write_files({**files, **schema_files(Path(), "policy")}, force=force)
     if BASELINE not in files:
         click.echo(f"kept: {BASELINE}")
     for todo in filter(None, (todo for _, _, todo in wanted)):

@@ -12,9 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 from cloudai_mbridge import pipeline
-from cloudai_mbridge.commands.drive import drive
-from cloudai_mbridge.commands.live_view import new_console
+from cloudai_mbridge.commands.console import new_console
 from cloudai_mbridge.commands.options import PATH, request_of, scenario_options
+from cloudai_mbridge.commands.run.drive import drive
 from cloudai_mbridge.commands.run_names import run_argument
 from cloudai_mbridge.errors import OK, BadInput, counted
 from cloudai_mbridge.files.replace import require_writable, write_text

@@ -11,7 +11,7 @@ import click
 from rich.table import Table
 from rich.text import Text
 
-from cloudai_mbridge.commands.live_view import new_console
+from cloudai_mbridge.commands.console import new_console
 from cloudai_mbridge.commands.options import PATH
 from cloudai_mbridge.commands.run_names import run_argument
 from cloudai_mbridge.errors import OK, BadInput, MBridgeError

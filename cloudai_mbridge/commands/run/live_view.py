@@ -1,7 +1,6 @@
 """Show how a run goes: a screen on a terminal, plain lines elsewhere."""
 
 import contextlib
-import os
 import sqlite3
 import threading
 import time
@@ -10,10 +9,9 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.control import strip_control_codes
-from rich.text import Text
 
-from cloudai_mbridge.commands.run_clock import RunClock, clock_text
-from cloudai_mbridge.commands.screen import Screen
+from cloudai_mbridge.commands.run.run_clock import RunClock, counts_text, time_text
+from cloudai_mbridge.commands.run.screen import Screen
 from cloudai_mbridge.errors import MBridgeError
 from cloudai_mbridge.plan import RunPlan, ScenarioPlan
 from cloudai_mbridge.runner.control import read_entries
@@ -24,26 +22,6 @@ from cloudai_mbridge.verdict import Verdict
 # What a notice has said of all runs together, when they are cancelled
 _SAID_OF_ALL = (INTERRUPTED.state, "COMPLETING")
 _HEARTBEAT_S = 60.0
-
-
-class SteadyConsole(Console):
-    """A console whose reader may go away: the runs go on, and nothing more is printed."""
-
-    def print_line(self, text: str, style: str = "") -> None:
-        """Print text as it is, on a line of its own however long."""
-        self.print(Text(text, style=style), soft_wrap=True)
-
-    def on_broken_pipe(self) -> None:
-        """Write to nowhere from now on, instead of ending the process."""
-        self.quiet = True
-        with contextlib.suppress(OSError, ValueError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), self.file.fileno())
-
-
-def new_console(width: int = 140) -> SteadyConsole:
-    """Return a console that keeps tables of this width whole where the output is not a terminal."""
-    console = SteadyConsole(highlight=False)
-    return console if console.is_terminal else SteadyConsole(highlight=False, width=width)
 
 
 class PlainObserver(AbstractContextManager["PlainObserver"]):
@@ -92,7 +70,7 @@ class PlainObserver(AbstractContextManager["PlainObserver"]):
 
     def tick(self) -> None:
         """Say where everything stands."""
-        self._print(clock_text(self.clock, time.time(), {}))
+        self._print(f"{counts_text(self.clock)}; {time_text(self.clock, time.time(), {})}")
 
     def _beat(self) -> None:
         while not self._over.wait(self._heartbeat_s / 10):

@@ -12,7 +12,7 @@ import numpy as np
 from rich.table import Column, Table
 from rich.text import Text
 
-from cloudai_mbridge.commands.live_view import new_console
+from cloudai_mbridge.commands.console import new_console
 from cloudai_mbridge.errors import OK, counted
 from cloudai_mbridge.estimate.cluster import calibration_note
 from cloudai_mbridge.models.system import System

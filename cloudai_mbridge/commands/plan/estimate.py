@@ -7,10 +7,10 @@ from typing import Any
 
 import click
 
-from cloudai_mbridge.commands.estimate_table import render_estimate
-from cloudai_mbridge.commands.live_view import new_console
+from cloudai_mbridge.commands.console import new_console
 from cloudai_mbridge.commands.options import FLOPS_FORMULA, PATH
-from cloudai_mbridge.commands.proxy_toml import render_proxy
+from cloudai_mbridge.commands.plan.estimate_table import render_estimate
+from cloudai_mbridge.commands.plan.proxy_toml import render_proxy
 from cloudai_mbridge.constraints import Upstream, check
 from cloudai_mbridge.errors import OK, BadInput
 from cloudai_mbridge.estimate.as_json import as_data

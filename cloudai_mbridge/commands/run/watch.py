@@ -6,10 +6,11 @@ from pathlib import Path
 
 import click
 
-from cloudai_mbridge.commands.live_view import PlainObserver, new_console, observer_for
-from cloudai_mbridge.commands.run_clock import RunClock
+from cloudai_mbridge.commands.console import new_console
+from cloudai_mbridge.commands.run.live_view import PlainObserver, observer_for
+from cloudai_mbridge.commands.run.run_clock import RunClock
+from cloudai_mbridge.commands.run.screen import Screen
 from cloudai_mbridge.commands.run_names import run_argument
-from cloudai_mbridge.commands.screen import Screen
 from cloudai_mbridge.errors import OK, counted
 from cloudai_mbridge.plan import ROOT_FILES, ScenarioPlan
 from cloudai_mbridge.plan.read import read_plan, read_plan_data, refuse_dry_run
