@@ -8,11 +8,10 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cloudai_mbridge.constraints import RuleSet
 from cloudai_mbridge.files.run_index import record_run
-from cloudai_mbridge.integrations import nemo_run
 from cloudai_mbridge.launch import write_plan, write_runs
 from cloudai_mbridge.launch.write import create_root, refuse_output_dir
 from cloudai_mbridge.megatron_bridge.launcher.command_line import refuse_unknown_options
@@ -22,16 +21,15 @@ from cloudai_mbridge.models.system import Executor, LocalSystem, System
 from cloudai_mbridge.plan import ROOT_FILES, ScenarioPlan
 from cloudai_mbridge.plan.build import build_plan
 from cloudai_mbridge.plan.read import read_plan
-from cloudai_mbridge.report import Report, build_report, judge_in, write_report
-from cloudai_mbridge.report.write import FindHistory
-from cloudai_mbridge.runner import Observer, Pace, run_all
-from cloudai_mbridge.runner.search import Chooser
-from cloudai_mbridge.schedulers.interface import Scheduler
-from cloudai_mbridge.schedulers.local import LocalClient
-from cloudai_mbridge.schedulers.megatron_bridge import UpstreamClient
-from cloudai_mbridge.schedulers.route import ByLauncher
-from cloudai_mbridge.schedulers.slurm import SlurmClient, has_gpu_gres
 from cloudai_mbridge.schedulers.slurm.client import node_states
+
+# Planning starts without what only running needs: that is imported where it is used
+if TYPE_CHECKING:
+    from cloudai_mbridge.report import Report
+    from cloudai_mbridge.report.write import FindHistory
+    from cloudai_mbridge.runner import Observer
+    from cloudai_mbridge.runner.search import Chooser
+    from cloudai_mbridge.schedulers.interface import Scheduler
 
 # Every run of the upstream launcher keeps a process on this machine until its job has ended.
 MOST_LAUNCHERS = 32
@@ -103,6 +101,8 @@ def _with_gpu_support(system: System) -> tuple[System, tuple[str, ...]]:
         return system, ()
     if system.supports_gpu_directives_cache is not None:
         return system, ()
+    from cloudai_mbridge.schedulers.slurm import has_gpu_gres
+
     if (answer := has_gpu_gres()) is None:
         return system, (f"system {system.name!r}: {_NOT_ASKED}",)
     return system.model_copy(update={"supports_gpu_directives_cache": answer}), ()
@@ -135,6 +135,8 @@ def write_into(prepared: Prepared, root: Path) -> None:
     """Write everything that a run submits into a directory that exists; the plan comes last."""
     write_runs(prepared.plan, prepared.system, root)
     if prepared.system.executor is Executor.NEMO_RUN:
+        from cloudai_mbridge.integrations import nemo_run
+
         nemo_run.write_scripts(prepared.plan, prepared.system, root)
     write_plan(prepared.plan, root)
 
@@ -147,16 +149,19 @@ def read(root: Path, *, needs_secrets: bool = True) -> Prepared:
 def execute(
     prepared: Prepared,
     root: Path,
-    observer: Observer,
+    observer: "Observer",
     *,
     only_cancel: bool = False,
-    choosers: Mapping[str, Chooser] = MappingProxyType({}),
+    choosers: "Mapping[str, Chooser]" = MappingProxyType({}),
 ) -> None:
     """Submit what was written, or go on where another process has stopped, and watch it to its end.
 
     choosers: of the tests to search, by id; of other tests every run is submitted.
     The caller holds the directory's `driver_lock`, and keeps it until the report is written.
     """
+    from cloudai_mbridge.report import judge_in
+    from cloudai_mbridge.runner import Pace, run_all
+
     system = prepared.system
     shortest, longest = (0.2, 1.0) if isinstance(system, LocalSystem) else (1.0, 30.0)
     run_all(
@@ -172,22 +177,27 @@ def execute(
     )
 
 
-def report(root: Path, **options: FindHistory) -> Report:
+def report(root: Path, **options: "FindHistory") -> "Report":
     """Judge what lies in a run's directory and write the reports; `options` are those of `write_report`.
 
     No other process holds the directory: the caller has `driver_lock`, or `no_driver`.
 
     BadInput: there is nothing to report, or it cannot be read; nothing was written.
     """
+    from cloudai_mbridge.report import build_report, write_report
+
     result = build_report(root)
     write_report(result, root, **options)
     return result
 
 
-def scheduler_for(system: System, plan: ScenarioPlan) -> Scheduler:
+def scheduler_for(system: System, plan: ScenarioPlan) -> "Scheduler":
     """Return what runs a plan on a system: by launcher, if the plan has runs of both."""
     if isinstance(system, LocalSystem):
         return _embedded(system, plan)
+    from cloudai_mbridge.schedulers.megatron_bridge import UpstreamClient
+    from cloudai_mbridge.schedulers.route import ByLauncher
+
     launchers = {run.upstream is not None for run in plan.runs}
     if launchers == {True}:
         return UpstreamClient(system, plan.runs)
@@ -195,12 +205,16 @@ def scheduler_for(system: System, plan: ScenarioPlan) -> Scheduler:
     return ByLauncher(embedded, UpstreamClient(system, plan.runs)) if True in launchers else embedded
 
 
-def _embedded(system: System, plan: ScenarioPlan) -> Scheduler:
+def _embedded(system: System, plan: ScenarioPlan) -> "Scheduler":
     """Return what runs the embedded loop on a system."""
+    from cloudai_mbridge.integrations.nemo_run import NemoRunLocalClient, NemoRunSlurmClient
+    from cloudai_mbridge.schedulers.local import LocalClient
+    from cloudai_mbridge.schedulers.slurm import SlurmClient
+
     uses_nemo_run = system.executor is Executor.NEMO_RUN
     if isinstance(system, LocalSystem):
-        return (nemo_run.NemoRunLocalClient if uses_nemo_run else LocalClient)(system, plan.runs)
-    return (nemo_run.NemoRunSlurmClient if uses_nemo_run else SlurmClient)(system)
+        return (NemoRunLocalClient if uses_nemo_run else LocalClient)(system, plan.runs)
+    return (NemoRunSlurmClient if uses_nemo_run else SlurmClient)(system)
 
 
 def with_defaults(prepared: Prepared) -> ScenarioPlan:

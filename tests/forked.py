@@ -174,10 +174,11 @@ def import_all(kind: str) -> None:
     """Import what every process of a kind imports."""
     if kind == "commands":
         import cloudai_mbridge.cli
+        import cloudai_mbridge.commands
         import cloudai_mbridge.gate  # what some commands import later: these take the longest
         import cloudai_mbridge.report
 
-        for package in (cloudai_mbridge.gate, cloudai_mbridge.report):
+        for package in (cloudai_mbridge.commands, cloudai_mbridge.gate, cloudai_mbridge.report):
             for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
                 importlib.import_module(module.name)
         return

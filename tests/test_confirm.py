@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 
 from cloudai_mbridge import pipeline
-from cloudai_mbridge.commands import confirm
-from cloudai_mbridge.commands import live_view as console
+from cloudai_mbridge.commands.console import SteadyConsole
+from cloudai_mbridge.commands.gate import confirm
+from cloudai_mbridge.commands.run.live_view import PlainObserver
+from cloudai_mbridge.commands.run.live_view import observer_for as live_observer_for
 from cloudai_mbridge.errors import BadInput, ToolFailure
 from cloudai_mbridge.files.names import slug
 from cloudai_mbridge.files.run_index import recorded_runs
@@ -530,6 +532,6 @@ def test_the_directory_and_its_report(root: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_command_line_has_an_observer_that_fits(root: Path) -> None:
-    observer_for: confirm.ObserverFor = partial(console.observer_for, console.SteadyConsole())
+    observer_for: confirm.ObserverFor = partial(live_observer_for, SteadyConsole())
     with observer_for(read_plan(root), root) as observer:
-        assert isinstance(observer, console.PlainObserver)
+        assert isinstance(observer, PlainObserver)

@@ -8,11 +8,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TextIO, cast
 
-from rich.console import Console
-
 from cloudai_mbridge import pipeline
-from cloudai_mbridge.commands.drive import _choosers
-from cloudai_mbridge.commands.live_view import observer_for
+from cloudai_mbridge.commands.console import SteadyConsole
+from cloudai_mbridge.commands.run.drive import _choosers
+from cloudai_mbridge.commands.run.live_view import observer_for
+from cloudai_mbridge.completion import completion
 from cloudai_mbridge.errors import MBridgeError
 from cloudai_mbridge.runner.lock import driver_lock
 
@@ -24,17 +24,17 @@ def drive(prepared: pipeline.Prepared, root: Path, progress: Progress | None) ->
 
     InUse: another process holds it. Paused, Interrupted, ToolFailure: it has not come to its end.
     """
-    console = Console(file=cast(TextIO, _Lines(progress)), force_terminal=False)
-    with driver_lock(root):
+    console = SteadyConsole(file=cast(TextIO, _Lines(progress)), force_terminal=False, highlight=False)
+    with completion(prepared.plan, root, console.print_line) as ended, driver_lock(root):
         try:
             with observer_for(console, prepared.plan, root) as observer:
                 pipeline.execute(prepared, root, observer, choosers=_choosers(prepared, root))
         except MBridgeError as error:
             error.add_note(f"results: {root}; continue with: open_run({str(root)!r}).resume()")
             with suppress(MBridgeError, OSError, sqlite3.Error):  # the first error says more
-                pipeline.report(root)
+                ended.report = pipeline.report(root)
             raise
-        pipeline.report(root)
+        ended.report = pipeline.report(root)
 
 
 class _Lines(io.TextIOBase):

@@ -10,7 +10,7 @@ from typing import Any
 from cloudai_mbridge import pipeline
 from cloudai_mbridge.api.scenarios import Scenario
 from cloudai_mbridge.api.tables import Table, Tabular
-from cloudai_mbridge.commands.tune import search_request
+from cloudai_mbridge.commands.plan.tune import search_request
 from cloudai_mbridge.errors import BadInput, counted, shown
 from cloudai_mbridge.estimate.headline import Price, price_of
 from cloudai_mbridge.files.toml_text import render_toml

@@ -3,10 +3,9 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from cloudai_mbridge.errors import ToolFailure
+from cloudai_mbridge.export.library import load
 from cloudai_mbridge.report.model import plain
 
 if TYPE_CHECKING:
@@ -27,7 +26,7 @@ class Tabular(ABC):
 
     def to_pandas(self) -> "pandas.DataFrame":
         """Return the rows as a DataFrame. ToolFailure: pandas is not installed."""
-        pandas, table = _import("pandas"), self.table
+        pandas, table = load("pandas", "pandas"), self.table
         columns = {
             name: pandas.Series(values, dtype=_pandas_type(kind, values)) for name, kind, values in table.columns_of()
         }
@@ -35,7 +34,7 @@ class Tabular(ABC):
 
     def to_arrow(self) -> "pyarrow.Table":
         """Return the rows as an Arrow table. ToolFailure: pyarrow is not installed."""
-        pa, table = _import("pyarrow"), self.table
+        pa, table = load("pyarrow", "pyarrow"), self.table
         types = {kind: getattr(pa, name)() for kind, name in _ARROW.items()}
         return pa.table({name: pa.array(values, type=types[kind]) for name, kind, values in table.columns_of()})
 
@@ -70,10 +69,3 @@ def _value(value: Any, kind: type) -> Any:
 def _pandas_type(kind: type, values: Sequence[Any]) -> str:
     """Return a column's type: integers and truth values are pandas' nullable ones only where one is missing."""
     return _PANDAS[kind] if kind in (str, float) or None in values else kind.__name__
-
-
-def _import(name: str) -> Any:
-    try:
-        return import_module(name)
-    except ImportError as error:
-        raise ToolFailure(f"{name} is needed for this table ({error}); install it with: pip install {name}") from None

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from cloudai_mbridge.errors import BadInput, counted, shown
 from cloudai_mbridge.files.run_files import IS_ROOT_NAME, ROOT_FILES, started_at
@@ -45,9 +46,20 @@ def run_argument(name: str, metavar: str = "RUN", **options: Any) -> Callable[[C
     def decorate(command: Callable[..., int]) -> Callable[..., int]:
         text = inspect.getdoc(command) or ""
         command.__doc__ = text if RUN_TEXT in text else f"{text}\n\n{RUN_TEXT}"
-        return click.argument(name, metavar=metavar, type=as_run, **options)(command)
+        return click.argument(name, metavar=metavar, type=as_run, shell_complete=_complete, **options)(command)
 
     return decorate
+
+
+def _complete(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Complete the name of a run; what has a slash is a path, which the shell completes."""
+    names = [LATEST, *(run.name for run in find_runs())]
+    found = [CompletionItem(name) for name in names if name.startswith(incomplete)]
+    return found or [CompletionItem(incomplete, type="dir")]
+
+
+# Without links. A circle of them stays, and is not the directory of a run
+RUN_ROOT = run_argument("root", callback=lambda ctx, param, value: Path(os.path.realpath(value)))
 
 
 def find_run(name: str) -> Path:

@@ -26,12 +26,6 @@ class _Interrupted(MBridgeError):
     exit_code = 128 + signal.SIGTERM
 
 
-def register(group: click.Group) -> None:
-    """Add the two commands to a group."""
-    group.add_command(_command("install", install_all, _INSTALL_HELP))
-    group.add_command(_command("uninstall", uninstall_all, _UNINSTALL_HELP))
-
-
 _INSTALL_HELP = f"""Install what tests of the upstream launcher need: repositories, NeMo-Run, container images.
 
 What is already installed is kept. ${PACKAGES_VARIABLE} holds the packages, separated by blanks, that go into the
@@ -104,3 +98,7 @@ def _ended_by_sigterm() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+install = _command("install", install_all, _INSTALL_HELP)
+uninstall = _command("uninstall", uninstall_all, _UNINSTALL_HELP)

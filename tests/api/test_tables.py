@@ -38,7 +38,7 @@ def test_arrow_has_the_same_schema_whatever_the_rows(rows: Any) -> None:
 def test_a_library_that_is_missing_is_named_with_the_command_for_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, name, None)
     table = Table(COLUMNS, ROWS)
-    with pytest.raises(ToolFailure, match=f"pip install {name}$") as error:
+    with pytest.raises(ToolFailure, match=f"install it with: pip install '{name}'$") as error:
         _ = table.to_pandas() if name == "pandas" else table.to_arrow()
     assert "\n" not in str(error.value)
 

@@ -110,7 +110,7 @@ def test_the_list_on_80_columns(mbridge_here: Run, tmp_path: Path, monkeypatch: 
     finish(a_run(results, name_of(1)))
     a_run(results, name_of(2, "a_scenario_with_a_longer_name"))
     (results / name_of(3)).mkdir()
-    monkeypatch.setattr("cloudai_mbridge.commands.live_view.SteadyConsole.is_terminal", True)
+    monkeypatch.setattr("cloudai_mbridge.commands.console.SteadyConsole.is_terminal", True)
     monkeypatch.setenv("COLUMNS", "80")
     code, out, _ = mbridge_here("runs")
     assert code == 0

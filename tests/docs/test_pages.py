@@ -83,8 +83,9 @@ def check_mbridge(words: list[str]) -> None:
     command: click.Command = cli
     while isinstance(command, click.Group) and words and not words[0].startswith("-"):
         name = words.pop(0)
-        assert name in command.commands, f"mbridge has no command {name}"
-        command = command.commands[name]
+        found = command.get_command(click.Context(command), name)
+        assert found, f"mbridge has no command {name}"
+        command = found
     options = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
     for word in words:
         if word.startswith("-"):

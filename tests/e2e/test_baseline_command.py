@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from cloudai_mbridge.commands.baseline import REFUSED
+from cloudai_mbridge.commands.gate.baseline import REFUSED
 from cloudai_mbridge.gate.baseline.read import load_baseline
 from cloudai_mbridge.gate.results.model import comparability_id
 from tests.forked import run_mbridge
@@ -269,7 +269,9 @@ def test_at_a_terminal_it_asks(write: Write, tmp_path: Path, answer: str, is_wri
 
 
 def test_starting_the_command_line_imports_nothing_heavy() -> None:
-    program = "import sys, cloudai_mbridge.commands.baseline, cloudai_mbridge.commands.verify; print(*sys.modules)"
+    program = (
+        "import sys, cloudai_mbridge.commands.gate.baseline, cloudai_mbridge.commands.plan.verify; print(*sys.modules)"
+    )
     modules = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
     assert not {"numpy", "scipy", "ruptures"} & set(modules)
 

@@ -22,7 +22,7 @@ yaml = pytest.importorskip("yaml")
 
 REPOSITORY = Path(__file__).parents[2]
 PAGE = REPOSITORY / "docs" / "ci.md"
-TEMPLATES = REPOSITORY / "cloudai_mbridge" / "commands" / "ci_files"
+TEMPLATES = REPOSITORY / "cloudai_mbridge" / "commands" / "setup" / "ci_files"
 SCENARIO = "--system-config systems/h100.toml --test-scenario conf/scenarios/nightly.toml --tests-dir test_defs"
 SYSTEM = 'name = "h100"\nscheduler = "local"\nmonitor_interval = 0.2\npython_executable = "{trainer}"\n'
 TRAINER = """#!{python}

@@ -23,8 +23,9 @@ import sys
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from cloudai_mbridge.commands.confirm import confirm
-from cloudai_mbridge.commands.live_view import SteadyConsole, observer_for
+from cloudai_mbridge.commands.gate.confirm import confirm
+from cloudai_mbridge.commands.console import SteadyConsole
+from cloudai_mbridge.commands.run.live_view import observer_for
 from cloudai_mbridge.errors import MBridgeError
 root, repeats, *points = sys.argv[1:]
 try:

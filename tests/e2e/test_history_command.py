@@ -165,6 +165,6 @@ def test_names_cannot_reach_the_terminal_raw(history: Command, tmp_path: Path) -
 
 
 def test_numpy_is_not_loaded_before_it_is_needed() -> None:
-    code = "import sys, cloudai_mbridge.cli, cloudai_mbridge.commands.history; print('numpy' in sys.modules)"
+    code = "import sys, cloudai_mbridge.cli, cloudai_mbridge.commands.gate.history; print('numpy' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=600)
     assert done.stdout == "False\n"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cloudai_mbridge.commands.proxy_toml import render_proxy
+from cloudai_mbridge.commands.plan.proxy_toml import render_proxy
 from cloudai_mbridge.constraints import check
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.estimate.architecture import Architecture, architecture

@@ -8,12 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import click
 import pytest
 from click.testing import CliRunner, Result
 
+from cloudai_mbridge.cli import cli
 from cloudai_mbridge.errors import BadInput, ToolFailure
-from cloudai_mbridge.install.commands import register
 from cloudai_mbridge.megatron_bridge.pins import repo_path, venv_path
 
 pytestmark = pytest.mark.process
@@ -64,9 +63,7 @@ def case(tmp_path: Path, repo: Repo, make_repo: Callable[[str], Repo]) -> Callab
 
 
 def mbridge(*args: str) -> Result:
-    group = click.Group("mbridge")
-    register(group)
-    return CliRunner().invoke(group, args, standalone_mode=False)
+    return CliRunner().invoke(cli, args, standalone_mode=False)
 
 
 def test_install_and_uninstall_for_a_scenario(case: Callable[..., list[str]], repo: Repo, tmp_path: Path) -> None:
@@ -136,11 +133,9 @@ MAIN = """\
 import signal, sys, click
 signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a shell's background jobs
 from cloudai_mbridge.errors import MBridgeError
-from cloudai_mbridge.install.commands import register
-group = click.Group("mbridge")
-register(group)
+from cloudai_mbridge.cli import cli
 try:
-    group.main(sys.argv[1:], standalone_mode=False)
+    cli.main(sys.argv[1:], standalone_mode=False)
 except MBridgeError as error:
     print(error)
     sys.exit(error.exit_code)

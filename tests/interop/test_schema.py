@@ -308,7 +308,7 @@ def test_templates_may_mix(cloudai_source: Path, is_taken: Taken, tmp_path: Path
 
 
 def test_cloudais_whole_tree_verifies_calmly(cloudai_source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from cloudai_mbridge.commands.verify import summarize_foreign, verify
+    from cloudai_mbridge.commands.plan.verify import summarize_foreign, verify
 
     monkeypatch.chdir(cloudai_source)
     findings = list(verify(Path("conf"), None, None))

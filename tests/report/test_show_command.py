@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from cloudai_mbridge.commands.show import show
+from cloudai_mbridge.commands.run.show import show
 from cloudai_mbridge.errors import BadInput, MBridgeError
 from cloudai_mbridge.runner.lock import driver_lock
 from tests.report.conftest import ARun, a_log

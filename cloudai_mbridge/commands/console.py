@@ -1,0 +1,51 @@
+"""What the commands print with."""
+
+import contextlib
+import os
+from typing import TYPE_CHECKING
+
+import click
+from rich.console import Console
+from rich.text import Text
+
+from cloudai_mbridge.errors import counted, shortened
+
+if TYPE_CHECKING:
+    from cloudai_mbridge.plan import ScenarioPlan
+
+
+class SteadyConsole(Console):
+    """A console whose reader may go away: the runs go on, and nothing more is printed."""
+
+    def print_line(self, text: str, style: str = "") -> None:
+        """Print text as it is, on a line of its own however long."""
+        self.print(Text(text, style=style), soft_wrap=True)
+
+    def on_broken_pipe(self) -> None:
+        """Write to nowhere from now on, instead of ending the process."""
+        self.quiet = True
+        with contextlib.suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.file.fileno())
+
+
+def new_console(width: int = 140) -> SteadyConsole:
+    """Return a console that keeps tables of this width whole where the output is not a terminal."""
+    console = SteadyConsole(highlight=False)
+    return console if console.is_terminal else SteadyConsole(highlight=False, width=width)
+
+
+def show_error(text: str) -> None:
+    """Print each line of a text as an error."""
+    click.echo("\n".join(f"error: {line}" for line in shortened(text).splitlines()), err=True)
+
+
+def show_rejected(console: SteadyConsole, plan: "ScenarioPlan") -> None:
+    """Say how much of a scenario is run, and why the rest is not."""
+    num_runs = sum(not run.is_again for run in plan.runs)
+    console.print(Text(f"{counted(num_runs, 'run')} accepted, {counted(plan.num_rejected, 'point')} rejected"))
+    for note in plan.notes:
+        console.print_line(f"note: {note}")
+    for point in plan.rejected:
+        for violation in point.violations:
+            line = f"rejected {point.test_id}/{point.label}: {violation}"
+            console.print_line(shortened(line))

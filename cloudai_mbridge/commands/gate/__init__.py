@@ -1,0 +1,1 @@
+"""Commands that compare results: the gate, baselines, the history, the nodes."""

@@ -1,0 +1,199 @@
+"""`mbridge baseline promote | show | check`."""
+
+import getpass
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.table import Table
+from rich.text import Text
+
+from cloudai_mbridge.commands.console import new_console
+from cloudai_mbridge.commands.options import PATH
+from cloudai_mbridge.commands.run_names import run_argument
+from cloudai_mbridge.errors import OK, BadInput, MBridgeError
+from cloudai_mbridge.gate.baseline.file import replace_if_unchanged
+from cloudai_mbridge.gate.baseline.model import Baseline, as_list
+from cloudai_mbridge.gate.baseline.promote import Proposal, Terms, difference, propose, select
+from cloudai_mbridge.gate.baseline.promotion_rules import Limits, oddities
+from cloudai_mbridge.gate.baseline.read import load_baseline
+from cloudai_mbridge.gate.compare.policy import default_metrics, load_policy
+from cloudai_mbridge.gate.results.read import read_results, without_dry_runs
+
+REFUSED = 15
+NOT_CONFIRMED = 16
+_WIDTH = 160  # of a table where the output is not a terminal
+
+
+class PromotionRefused(MBridgeError):
+    """The runs cannot become a baseline; one line per reason."""
+
+    exit_code = REFUSED
+
+
+class ConfirmationNeeded(MBridgeError):
+    """The baseline was not written, as there is no terminal to confirm it at."""
+
+    exit_code = NOT_CONFIRMED
+
+
+@click.group()
+def baseline() -> None:
+    """Promote good runs to a baseline, and show what it holds."""
+
+
+@baseline.command()
+@run_argument("results", "RUN...", nargs=-1, required=True)
+@click.option("--baseline", "path", type=PATH, required=True, help="The baseline file; created if it does not exist.")
+@click.option("--reason", required=True, help="Why these runs are the new baseline.")
+@click.option("--by", help="Who promotes; default: git's user.name, or the login name.")
+@click.option("--point", "globs", multiple=True, help="Only points whose name matches; may be given several times.")
+@click.option("--policy", type=PATH, help="Policy whose margins and tolerances hold; default: the built-in ones.")
+@click.option("--min-runs", type=click.IntRange(min=2), default=5, show_default=True, help="Runs per point.")
+@click.option(
+    "--max-noise",
+    type=click.FloatRange(min=0, max=1, min_open=True),
+    help=f"Relative standard deviation of the step time between runs; default: the policy's, or {Limits().max_noise}.",
+)
+@click.option("--accept-regression", is_flag=True, help="Also promote runs that are worse; say why with --reason.")
+@click.option(
+    "--accept-change",
+    is_flag=True,
+    help="Also promote different work under a point's name, or its work under another name.",
+)
+@click.option("--yes", is_flag=True, help="Write without asking.")
+@click.option("--dry-run", is_flag=True, help="Show the diff, write nothing.")
+def promote(results: tuple[Path, ...], path: Path, *, yes: bool, dry_run: bool, **options: Any) -> int:
+    """Make the results of runs the baseline of their points; a RUN may be its report.json.
+
+    All runs of a point must be good and alike. If one point is refused, nothing is written. Shows the diff of the file,
+    and writes it after a yes, or with --yes. Exit codes: 0 written, 15 refused, 16 no terminal to confirm it at.
+    """
+    terms = _terms(**{name: value for name, value in options.items() if name != "globs"})
+    given, skipped = without_dry_runs(results)
+    for note in skipped:
+        click.echo(f"note: {_printable(note)}")
+    points = select([run for result in given for run in read_results(result)], options["globs"])
+    while True:
+        proposal = propose(path, points, terms)
+        _show_proposal(proposal)
+        if not _is_wanted(proposal, yes=yes, dry_run=dry_run):
+            return OK
+        if replace_if_unchanged(path, proposal.old, proposal.new):
+            click.echo(f"written: {path}, {len(proposal.points)} points promoted")
+            return OK
+        click.echo(f"{path} has changed meanwhile; looking again")
+
+
+@baseline.command()
+@click.argument("path", metavar="FILE", type=PATH)
+def show(path: Path) -> int:
+    """Show the metrics of every point of a baseline FILE, and who promoted it, when and why."""
+    found, console = load_baseline(path), new_console(_WIDTH)
+    console.print(_table(found))
+    for point in found.points:
+        runs = f"{len(point.runs)} runs, promoted {point.promoted_at} by {point.promoted_by}: {point.reason}"
+        for line in (f"{point.point}: {runs}", *(f"  accepted: {text}" for text in point.accepted)):
+            console.print_line(_printable(line))
+    return OK
+
+
+@baseline.command()
+@click.argument("path", metavar="FILE", type=PATH)
+@click.option("--max-age-days", type=click.IntRange(min=1), default=90, show_default=True, help="Older ones are odd.")
+def check(path: Path, max_age_days: int) -> int:
+    """Check that a baseline FILE can be read and agrees with itself, and say what looks wrong in it."""
+    loaded = load_baseline(path)
+    found = oddities(loaded, datetime.now(UTC), max_age_days)
+    for text in found:
+        click.echo(f"odd   {_printable(text)}")
+    click.echo(f"ok    {path}: {len(loaded.points)} points, {len(found)} oddities")
+    return OK
+
+
+def _terms(
+    *, reason: str, by: str | None, policy: Path | None, min_runs: int, max_noise: float | None, **accept: bool
+) -> Terms:
+    if not reason.strip():
+        raise BadInput("--reason: is blank; say why these runs are the new baseline")
+    terms = load_policy(policy).policy if policy else None
+    max_noise = max_noise or (terms.max_noise if terms else None) or Limits().max_noise
+    return Terms(
+        by=(by or _user_name()).strip() or "unknown",
+        at=datetime.now(UTC).isoformat(timespec="seconds"),
+        reason=reason.strip(),
+        limits=Limits(min_runs=min_runs, max_noise=max_noise),
+        metrics=terms.metrics if terms else default_metrics(),
+        **accept,
+    )
+
+
+def _user_name() -> str:
+    """Return git's user.name, else the login name."""
+    try:
+        asked = subprocess.run(["git", "config", "user.name"], capture_output=True, timeout=10, check=False)
+        if name := asked.stdout.decode(errors="replace").strip():
+            return name
+    except (OSError, subprocess.SubprocessError):
+        pass
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError, ImportError):
+        return "unknown"
+
+
+def _show_proposal(proposal: Proposal) -> None:
+    """Print the diff and the notes; raise PromotionRefused if a point is not a baseline."""
+    if proposal.refusals:
+        refused = [(point, reason) for point, reasons in proposal.refusals.items() for reason in reasons]
+        lines = [f"refused {_printable(point)}: {_printable(reason)}" for point, reason in refused]
+        good = len(proposal.points) - len(proposal.refusals)
+        rest = f"; promote the other {good} with --point" if good else ""
+        raise PromotionRefused("\n".join([*lines, f"nothing written{rest}"]))
+    for line in difference(proposal):
+        click.echo(_printable(line))
+    for note in proposal.notes:
+        click.echo(f"note: {_printable(note)}")
+
+
+def _is_wanted(proposal: Proposal, *, yes: bool, dry_run: bool) -> bool:
+    """Return whether to write; raise ConfirmationNeeded without a terminal to ask at."""
+    if dry_run:
+        click.echo("--dry-run: nothing written")
+        return False
+    if yes:
+        return True
+    if not sys.stdin.isatty():
+        raise ConfirmationNeeded(
+            f"{proposal.path}: not written: there is no terminal to confirm it at; write it with --yes,"
+            " or look at the difference only with --dry-run"
+        )
+    if click.confirm(f"Write {proposal.path}?", default=False):
+        return True
+    click.echo("nothing written")
+    return False
+
+
+def _table(found: Baseline) -> Table:
+    table = Table()
+    for name in ("point", "metric"):
+        table.add_column(name, overflow="fold")
+    for name in ("value", "noise", "n", "bounds"):
+        table.add_column(name, justify="right")
+    for point in found.points:
+        for i, metric in enumerate(point.metrics):
+            values = as_list(metric.value)
+            shown = " → ".join(f"{value:.5g}" for value in dict.fromkeys((values[0], values[-1])))
+            bounds = f"{metric.bounds.lower:+.1%} to {metric.bounds.upper:+.1%}" if metric.bounds else ""
+            noise = "unknown" if metric.noise is None else f"{metric.noise:.2%}"
+            cells = (point.point if i == 0 else "", metric.name, f"{shown} {metric.unit}", noise, metric.n, bounds)
+            table.add_row(*(Text(_printable(str(cell))) for cell in cells))
+    return table
+
+
+def _printable(text: str) -> str:
+    """Escape what does not print, such as a terminal's control sequences in a name."""
+    return "".join(c if c.isprintable() else f"\\u{ord(c):04x}" for c in text)

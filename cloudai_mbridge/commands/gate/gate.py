@@ -1,0 +1,151 @@
+"""`mbridge gate` and `mbridge compare`."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import click
+
+from cloudai_mbridge.commands.console import new_console
+from cloudai_mbridge.commands.gate.confirm import Confirmation
+from cloudai_mbridge.commands.gate.confirm import confirm as run_again
+from cloudai_mbridge.commands.options import PATH
+from cloudai_mbridge.commands.run.live_view import observer_for
+from cloudai_mbridge.commands.run_names import run_argument
+from cloudai_mbridge.errors import OK, BadInput, NonePromoted, ToolFailure
+from cloudai_mbridge.files.replace import require_writable, write_text
+from cloudai_mbridge.gate.compare.policy import GatePolicy, load_policy
+from cloudai_mbridge.gate.compare.verdict import GateResult, GateVerdict
+from cloudai_mbridge.gate.results.read import read_results, without_dry_runs
+from cloudai_mbridge.report.formats.gate import render_gate, render_gate_junit, render_gate_markdown
+from cloudai_mbridge.report.formats.text import visible
+from cloudai_mbridge.report.html import render_report_file
+from cloudai_mbridge.report.model import plain
+
+_BUILT_IN = {"name": "built-in", "baseline": "-"}
+
+
+def _output_options(command: Callable[..., int]) -> Callable[..., int]:
+    command = click.option("--junit", type=PATH, help="Also write it as JUnit XML.")(command)
+    command = click.option("--markdown", type=PATH, help="Also write it for a CI's step summary.")(command)
+    return click.option("--json", "json_file", type=PATH, help="Also write the result as JSON.")(command)
+
+
+@click.command()
+@run_argument("results", "RUN...", nargs=-1, required=True)
+@click.option("--policy", type=PATH, required=True, help="Policy TOML, such as conf/gates/default.toml.")
+@click.option("--baseline", type=PATH, help="Baseline file instead of what the policy compares with.")
+@click.option("--confirm", type=click.IntRange(1, 100), help="Repeat inconclusive points so often, on other nodes.")
+@_output_options
+@click.option("--html", type=PATH, help="Also write the page of the first result with the gate on it.")
+def gate(
+    results: tuple[Path, ...], policy: Path, baseline: Path | None, confirm: int | None, **files: Path | None
+) -> int:
+    """Judge the results of runs, taken together, against a baseline or a history; a RUN may be its report.json.
+
+    Exit codes: 0 pass or improvement, 10 regression, 11 not run, 12 not comparable, 13 inconclusive, 14 improvement
+    where the policy lets it fail, 17 no baseline has been promoted yet.
+    """
+    from cloudai_mbridge.gate.run import run_gate  # numpy and scipy, for this command only
+
+    _require_writable(files)
+    loaded = load_policy(policy)
+    if baseline is not None:
+        loaded = replace(loaded, baseline_path=baseline, history_path=None)
+    today, num_judgements = datetime.now(UTC).date(), 2 if confirm else 1
+    given, skipped = without_dry_runs(results)
+    try:
+        result = run_gate(given, loaded, today, num_judgements)
+    except NonePromoted as error:
+        return _show_none_promoted(error, files["markdown"])
+    if confirm:
+        try:
+            more = _confirm(given, result, confirm)
+        except (BadInput, ToolFailure) as error:  # the first verdict stands: a point was inconclusive
+            result = result.with_notes([f"the inconclusive points were not run again: {error}"])
+        else:
+            if more:
+                result = run_gate([*given, *(runs.root for runs in more)], loaded, today, num_judgements)
+            result = result.with_notes(note for runs in more for note in runs.notes)
+    result = result.with_notes(skipped)
+    not_written = _show(result, given[0], files)
+    code = result.exit_code or not_written
+    click.echo(f"exit code {code}")
+    return code
+
+
+@click.command()
+@run_argument("old", "RUN_A")
+@run_argument("new", "RUN_B")
+@click.option("--policy", type=PATH, help="Policy whose metrics and limits hold; default: the built-in ones.")
+@_output_options
+def compare(old: Path, new: Path, policy: Path | None, **files: Path | None) -> int:
+    """Compare the results of RUN_B with those of RUN_A; the exit code is 0 whatever it finds.
+
+    Either may be a report.json.
+    """
+    from cloudai_mbridge.gate.run import compare_reports  # numpy and scipy, for this command only
+
+    _require_writable(files)
+    terms = load_policy(policy).policy if policy else GatePolicy.model_validate(_BUILT_IN)
+    return _show(compare_reports([old], [new], terms, datetime.now(UTC).date()), new, files)
+
+
+def _require_writable(files: Mapping[str, Path | None]) -> None:
+    for path in files.values():
+        if path is not None:
+            require_writable(path)
+
+
+def _show(result: GateResult, report: Path, files: Mapping[str, Path | None]) -> int:
+    """Print a result and write its files; return 0, or the exit code of the last one that could not be written."""
+    new_console().print(render_gate(result))
+    formats: dict[str, Callable[[], str]] = {
+        "json_file": lambda: json.dumps({**plain(result), "exit_code": result.exit_code}, indent=1) + "\n",
+        "markdown": lambda: render_gate_markdown(result),
+        "junit": lambda: render_gate_junit(result),
+        "html": lambda: render_report_file(report, gate=plain(result)),
+    }
+    return max(_write(files.get(name), render) for name, render in formats.items())
+
+
+def _show_none_promoted(error: NonePromoted, markdown: Path | None) -> int:
+    """Print how a first baseline is made, also for a CI's step summary; return the exit code."""
+    text = visible(str(error))
+    click.echo(text)
+    code = _write(markdown, lambda: f"### No baseline yet\n\n    {text}\n") or error.exit_code
+    click.echo(f"exit code {code}")
+    return code
+
+
+def _write(path: Path | None, render: Callable[[], str]) -> int:
+    """Write a file, if it was asked for. An error is printed, and the verdict stands."""
+    try:
+        if path is not None:
+            write_text(path, render())
+    except BadInput as error:
+        click.echo(f"error: {path}: not written: {error}", err=True)
+        return BadInput.exit_code
+    except OSError as error:
+        click.echo(f"error: {path}: not written: {error.strerror or error}", err=True)
+        return ToolFailure.exit_code
+    return OK
+
+
+def _confirm(results: Sequence[Path], result: GateResult, repeats: int) -> list[Confirmation]:
+    """Run every inconclusive point again, from the last result that holds it."""
+    wanted = [point.point for point in result.points if point.verdict is GateVerdict.INCONCLUSIVE]
+    where = {run.point: path for path in results for run in read_results(path) if run.point in wanted}
+    console, roots = new_console(), dict.fromkeys(where.values())
+    return [
+        run_again(
+            path if path.is_dir() else path.parent,
+            [point for point in wanted if where[point] == path],
+            repeats,
+            lambda plan, root: observer_for(console, plan, root),
+            [node.node for node in result.slow_nodes],
+        )
+        for path in roots
+    ]

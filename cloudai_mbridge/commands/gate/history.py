@@ -1,0 +1,220 @@
+"""`mbridge history`: import results, and look at what the runs did over time."""
+
+import fnmatch
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from rich.table import Column, Table
+from rich.text import Text
+
+from cloudai_mbridge.commands.console import SteadyConsole, new_console
+from cloudai_mbridge.commands.run_names import run_argument
+from cloudai_mbridge.errors import OK, BadInput, counted
+from cloudai_mbridge.gate.history.insert import FAILED
+from cloudai_mbridge.gate.history.store import DEFAULT_METRIC, History, Imported, StoredRun
+from cloudai_mbridge.gate.results.read import without_dry_runs
+from cloudai_mbridge.gate.results.values import METRICS
+from cloudai_mbridge.logs.tail import printable
+from cloudai_mbridge.models.loading.explain import suggest
+
+if TYPE_CHECKING:
+    from cloudai_mbridge.gate.trend.analysis import Trend
+
+CHANGED = 10  # as of a regression that a gate finds
+DEFAULT_HISTORY = Path("results/history.sqlite")
+HISTORY_VARIABLE = "MBRIDGE_HISTORY"
+_MAX_NAMED = 5
+_WIDTH = 160  # of a table where the output is not a terminal
+_STYLES = {"worse": "bold red", "better": "green", "changed": "yellow"}
+
+_HISTORY = click.option(
+    "--history",
+    "path",
+    type=click.Path(path_type=Path),
+    default=DEFAULT_HISTORY,
+    show_default=True,
+    envvar=HISTORY_VARIABLE,
+    show_envvar=True,
+    help="The history's file.",
+)
+
+
+@click.group()
+def history() -> None:
+    """Keep the results of all runs, and see where their level moved."""
+
+
+@history.command("import")
+@_HISTORY
+@run_argument("results", "RUN...", nargs=-1, required=True)
+def import_(path: Path, results: tuple[Path, ...]) -> int:
+    """Add the results of runs; a RUN may be its report.json. What is there already stays once."""
+    console, errors = new_console(_WIDTH), list[BadInput]()
+    given, skipped = without_dry_runs(results)
+    for note in skipped:
+        console.print_line(printable(f"note: {note}"))
+    with History(path) as store:
+        for result in given:
+            try:
+                console.print_line(printable(f"{result}: {_imported_text(store.import_report(result))}"))
+            except BadInput as error:
+                errors.append(error)
+    if errors:
+        kind = type(errors[0]) if len({type(error) for error in errors}) == 1 else BadInput
+        raise kind("\n".join(dict.fromkeys(printable(str(error)) for error in errors)))
+    return OK
+
+
+@history.command("list")
+@_HISTORY
+@click.option("--point", "pattern", default="*", metavar="GLOB", help="Only points of this name, e.g. 'qwen/*'.")
+def list_(path: Path, pattern: str) -> int:
+    """List the points with their numbers of runs. A point has a line per comparability key."""
+    with History(path) as store:
+        rows = [row for row in store.points() if fnmatch.fnmatchcase(row.point, pattern)]
+    if not rows:
+        raise BadInput(f"--point: {printable(pattern)!r} matches no point in {path}; see `mbridge history list`")
+    table = _table("point", "key", "good", "failed", "last run (UTC)", f"last {DEFAULT_METRIC}")
+    for row in rows:
+        counts = (str(row.num_good), str(row.num_failed))
+        _add(table, row.point, row.comparability_id, *counts, _minute(row.last_ended_at), _number(row.last_value))
+    new_console(_WIDTH).print(table)
+    return OK
+
+
+@history.command()
+@_HISTORY
+@click.argument("name", metavar="RUN_ID|POINT")
+@click.option("--last", type=click.IntRange(min=1), default=20, show_default=True, help="Runs of a point to list.")
+def show(path: Path, name: str, last: int) -> int:
+    """Show one run, by its id or the start of it, or the last runs of a point."""
+    console = new_console(_WIDTH)
+    with History(path) as store:
+        if runs := store.runs(point=name, last=last):
+            console.print(_runs_table(runs))
+            return OK
+        found = store.runs(run_id_prefix=name, last=_MAX_NAMED + 1)
+        if len(found) == 1:
+            _show_run(console, found[0], store)
+            return OK
+        names = [point for points in store.keys().values() for point in points]
+    if found:
+        ids = ", ".join(run.run_id for run in found[:_MAX_NAMED])
+        raise BadInput(f"{name!r} is the start of several run ids: {ids}{', ...' if len(found) > _MAX_NAMED else ''}")
+    known = sorted(set(names))
+    remedy = suggest(name, known) if len(known) <= 2 * _MAX_NAMED else "see `mbridge history list`"
+    raise BadInput(printable(f"{name!r} is neither a point nor the start of a run id in {path}; {remedy}"))
+
+
+@history.command()
+@_HISTORY
+@click.argument("pattern", metavar="[POINT GLOB]", default="*")
+@click.option("--metric", default=DEFAULT_METRIC, show_default=True, help=f"One of {', '.join(METRICS)}.")
+@click.option("--last", type=click.IntRange(min=1), default=1000, show_default=True, help="Good runs to look at.")
+@click.option(
+    "--min-effect",
+    type=click.FloatRange(min=0, max=1, max_open=True),
+    default=0.01,
+    show_default=True,
+    help="The smallest relative change that is named.",
+)
+@click.option(
+    "--assumed-noise",
+    type=click.FloatRange(min=0, min_open=True, max=1),
+    help="Relative standard deviation from run to run, for series that are too short to show theirs; e.g. 0.01.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option(
+    "--fail-on-change", is_flag=True, help=f"Exit with {CHANGED} if any change is named, for better or worse."
+)
+def trend(path: Path, pattern: str, metric: str, last: int, as_json: bool, fail_on_change: bool, **options: Any) -> int:
+    """Say at which run the level of a metric moved, by how much, what was new in that run, and whether it drifts."""
+    if metric not in METRICS:
+        raise BadInput(f"--metric: {printable(metric)!r} is unknown; {suggest(metric, list(METRICS))}")
+    with History(path) as store:
+        trends = _trends(store, pattern, metric, last, options)
+    if as_json:
+        click.echo(json.dumps([asdict(trend) for trend in trends], indent=2))
+    else:
+        _show_trends(new_console(_WIDTH), trends)
+    return CHANGED if fail_on_change and any(trend.is_changed for trend in trends) else OK
+
+
+def _trends(store: History, pattern: str, metric: str, last: int, options: dict[str, Any]) -> "list[Trend]":
+    keys = {key: points for key, points in store.keys().items() if fnmatch.filter(points, pattern)}
+    if not keys:
+        raise BadInput(f"{printable(pattern)!r} matches no point in {store.path}; see `mbridge history list`")
+    from cloudai_mbridge.gate.trend.analysis import find_trend  # numpy, for this command only
+
+    return [find_trend(store.series(key, metric, last), points, **options) for key, points in keys.items()]
+
+
+def _show_trends(console: SteadyConsole, trends: "list[Trend]") -> None:
+    from cloudai_mbridge.gate.trend.words import headline, story, summary
+
+    for trend in trends:
+        console.print_line(printable(headline(trend)), "bold" if trend.is_changed else "")
+        for text, effect in story(trend):
+            console.print_line(printable(f"  {text}"), "" if effect is None else _STYLES[effect])
+    console.print_line(printable(summary(trends)))
+
+
+def _imported_text(imported: Imported) -> str:
+    text = f"{counted(imported.added, 'run')} added, {imported.known} already there"
+    if imported.rejudged:
+        text += f", {imported.rejudged} known as good and failed from now on"
+    if imported.left_out:
+        text += ", left out: " + ", ".join(f"{number} {why}" for why, number in imported.left_out.items())
+    return text
+
+
+def _runs_table(runs: list[StoredRun]) -> Table:
+    table = _table("run", "ended (UTC)", "verdict", "key", "commit", "nodes", DEFAULT_METRIC, "why")
+    for run in runs:
+        value = run.values.get(DEFAULT_METRIC)
+        number = _number(value[0] if value else None)
+        work = (run.verdict, run.comparability_id, (run.commit or "")[:12], ",".join(run.nodes))
+        _add(table, run.run_id[:10], _minute(run.ended_at), *work, number, "\n".join(run.reasons))
+    return table
+
+
+def _show_run(console: SteadyConsole, run: StoredRun, store: History) -> None:
+    facts: list[tuple[str, str]] = [
+        ("run", run.run_id),
+        ("point", run.point),
+        ("scenario", f"{run.scenario} on {run.system}"),
+        ("verdict", run.verdict),
+        *(("why", reason) for reason in run.reasons),
+        ("ended", run.ended_at),
+        ("nodes", ", ".join(run.nodes) or "unknown"),
+        ("commit", run.commit or "unknown"),
+        ("steps", f"{run.num_steps or '?'}, of which {run.warmup_steps} warm-up"),
+        ("FLOPs", f"{run.flops_formula or 'unknown'}, {_number(run.flops_per_step) or 'unknown'} per step"),
+    ]
+    for name, values in run.values.items():
+        unit = METRICS[name].unit if name in METRICS else ""
+        facts.append((name, f"{', '.join(map(_number, values))} {unit}".rstrip()))
+    key = run.comparability_id
+    for title, fields in (("environment", run.environment), (f"comparability {key}", store.fields(key))):
+        facts += [(f"{title}: {name}", json.dumps(each)) for name, each in sorted(fields.items()) if each is not None]
+    for name, text in facts:
+        console.print_line(printable(f"{name}: {text}"), "bold red" if (name, text) == ("verdict", FAILED) else "")
+
+
+def _table(*columns: str) -> Table:
+    return Table(*(Column(column, overflow="fold") for column in columns))
+
+
+def _add(table: Table, *cells: str) -> None:
+    table.add_row(*(Text("\n".join(printable(line) for line in cell.split("\n"))) for cell in cells))
+
+
+def _minute(time: str) -> str:
+    return time[:16].replace("T", " ")
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.5g}"

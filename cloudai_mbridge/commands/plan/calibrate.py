@@ -1,0 +1,98 @@
+"""`mbridge calibrate`: what the predictions get wrong on a cluster, from runs on it."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from rich.table import Column, Table
+from rich.text import Text
+
+from cloudai_mbridge.commands.console import SteadyConsole, new_console
+from cloudai_mbridge.commands.options import PATH
+from cloudai_mbridge.commands.run_names import run_argument
+from cloudai_mbridge.errors import OK, BadInput, counted
+from cloudai_mbridge.estimate.cluster import FACTORS
+from cloudai_mbridge.estimate.hardware import gpu_named
+from cloudai_mbridge.files.toml_text import render_toml
+
+if TYPE_CHECKING:
+    from cloudai_mbridge.tune.calibrate import CalibrationResult
+    from cloudai_mbridge.tune.measured import Measurements
+
+_MOST_REASONS = 5
+
+
+@click.command()
+@run_argument("results", "RUN...", nargs=-1, required=True)
+@click.option("--gpu", help="Whose points to use, where there are those of several GPUs.")
+@click.option("--output", type=PATH, help="File to write, which a system names as its `calibration`.")
+@click.option("--json", "is_json", is_flag=True, help="Print JSON.")
+def calibrate(results: tuple[Path, ...], gpu: str | None, output: Path | None, is_json: bool) -> int:
+    """Fit the predictions of time and memory to results; a RUN may be its report.json, or a CSV table.
+
+    See docs/tune.md.
+    """
+    from cloudai_mbridge.tune.calibrate import calibrate as fit  # numpy and scipy, for this command only
+    from cloudai_mbridge.tune.measured import read_measurements
+
+    if output is not None and output.exists():
+        raise BadInput(f"--output: {output} exists; name another file, or remove it")
+
+    measured = read_measurements(results)
+    name = _gpu_of(measured.points, gpu, measured.left_out)
+    found = fit(name, measured.points[name])
+    data = found.factors.model_dump()
+    if is_json:
+        click.echo(json.dumps({**data, "is_better": found.is_better, "left_out": measured.left_out}, indent=1))
+    else:
+        _show(new_console(), measured, found)
+    if output is not None:
+        _write(output, data)
+        click.echo(f"written: {output}", err=is_json)
+    return OK
+
+
+def _show(console: SteadyConsole, measured: "Measurements", found: "CalibrationResult") -> None:
+    factors, error = found.factors, found.factors.held_out
+    console.print_line(f"{counted(factors.points, 'measured point')} of {factors.gpu}")
+    _show_left_out(console, measured.left_out)
+    if found.is_better:
+        table = Table("step time of", Column("measured / predicted", justify="right"))
+        for name in FACTORS:
+            table.add_row(Text(name), f"{getattr(factors.step_time, name):.3g}")
+        console.print(table)
+        errors = f"{error.shipped:.1%} before, {error.calibrated:.1%} after"
+        console.print_line(f"median error of step times on points held out: {errors}")
+    else:
+        better = f"calibrated, {found.share_better:.0%} of the points held out are predicted better"
+        console.print_line(f"step times: left as they are (median error {error.shipped:.1%}): {better}")
+    known = f"measured at {counted(found.memory_points, 'point')}" if found.memory_points else "not measured"
+    console.print_line(f"memory: {known}, factor {factors.memory:.3g}")
+
+
+def _gpu_of(points: dict[str, Any], gpu: str | None, left_out: dict[str, int]) -> str:
+    """Return whose points to use; BadInput: there are none, or the user has to say."""
+    if not points:
+        why = "; ".join(f"{why} ({count})" for why, count in list(left_out.items())[:_MOST_REASONS])
+        raise BadInput(f"no point has both a measured and a predicted step time: {why or 'there are no points'}")
+    wanted = gpu_named(gpu).name if gpu else next(iter(points))
+    if gpu is None and len(points) > 1:
+        raise BadInput(f"there are points of {', '.join(points)}; say which with --gpu")
+    if wanted not in points:
+        raise BadInput(f"--gpu: there are no points of {wanted}, but of {', '.join(points)}")
+    return wanted
+
+
+def _show_left_out(console: SteadyConsole, left_out: dict[str, int]) -> None:
+    for why, count in list(left_out.items())[:_MOST_REASONS]:
+        console.print_line(f"left out, {counted(count, 'point')}: {why}")
+    if more := sum(list(left_out.values())[_MOST_REASONS:]):
+        console.print_line(f"left out for other reasons: {counted(more, 'point')}")
+
+
+def _write(path: Path, data: dict[str, Any]) -> None:
+    try:
+        path.write_text(f"# Written by `mbridge calibrate`\n{render_toml(data)}", encoding="utf-8")
+    except OSError as error:
+        raise BadInput(f"--output: {path} cannot be written ({error.strerror}); name another file") from None

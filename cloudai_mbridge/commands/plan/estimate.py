@@ -1,0 +1,220 @@
+"""`mbridge estimate` and `mbridge proxy`."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import click
+
+from cloudai_mbridge.commands.console import new_console
+from cloudai_mbridge.commands.options import FLOPS_FORMULA, PATH
+from cloudai_mbridge.commands.plan.estimate_table import render_estimate
+from cloudai_mbridge.commands.plan.proxy_toml import render_proxy
+from cloudai_mbridge.constraints import Upstream, check
+from cloudai_mbridge.errors import OK, BadInput
+from cloudai_mbridge.estimate.as_json import as_data
+from cloudai_mbridge.estimate.hardware import gpu_named
+from cloudai_mbridge.estimate.headline import price_of
+from cloudai_mbridge.estimate.memory import expert_tp
+from cloudai_mbridge.estimate.point import estimate_point
+from cloudai_mbridge.estimate.precision import precision_named
+from cloudai_mbridge.estimate.proxy import shrink
+from cloudai_mbridge.estimate.request import EstimateRequest, gpu_of, trained_question
+from cloudai_mbridge.megatron_bridge.presets.find import Preset, find_preset, why_no_preset
+from cloudai_mbridge.megatron_bridge.release import find_release, known_releases
+from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
+from cloudai_mbridge.models.loading.load import load_system
+from cloudai_mbridge.models.system import System
+from cloudai_mbridge.models.test_definition import MegatronBridgeTestDefinition
+from cloudai_mbridge.recipes import Recipe, load_recipe
+from cloudai_mbridge.recipes.apply import with_model_facts, with_recipe_defaults
+from cloudai_mbridge.sweep.pinned import overridden_by
+from cloudai_mbridge.training.flops import Formula
+
+_SIZE = click.IntRange(1, 2**63 - 1)
+DOES_NOT_FIT = 9  # 5 to 8 are of directories of runs, 10 to 14 of the gate
+_ESTIMATORS = ("default", "megatron-bridge/seed", "megatron-bridge/head")
+
+
+@click.command()
+@click.option("--recipe", required=True, help="See `mbridge list`.")
+@click.option("--gpu", help="Such as gb200; default: the system's gpu_type. Without one: FLOPs and memory only.")
+@click.option("--num-gpus", type=_SIZE, help="Default: as few as hold the layout.")
+@click.option("--precision", default="bf16", show_default=True, help="bf16 fp8_cs fp8_mx fp8_sc nvfp4 fp32.")
+@click.option("--seq-length", "seq_length", type=_SIZE, help="Tokens per sequence; default: the recipe's.")
+@click.option("--tp", type=_SIZE, help="Tensor parallel size.")
+@click.option("--pp", type=_SIZE, help="Pipeline parallel size.")
+@click.option("--cp", type=_SIZE, help="Context parallel size.")
+@click.option("--vp", type=_SIZE, help="Virtual pipeline stages per rank.")
+@click.option("--ep", type=_SIZE, help="Expert parallel size.")
+@click.option("--etp", "et", type=_SIZE, help="Expert tensor parallel size; default: 1, embedded: tp.")
+@click.option("--mbs", "mb", type=_SIZE, help="Sequences per micro-batch; default: the recipe's.")
+@click.option("--gbs", "gb", type=_SIZE, help="Sequences per step; default: the recipe's.")
+@click.option("--num-layers", type=_SIZE, help="Decoder layers; default: the recipe's.")
+@click.option("--pipeline-layout", "pipeline_model_parallel_layout", help="Such as 'Et*4|(t*4|)*14tmL'.")
+@click.option("--recompute", help="none, full, or modules such as core_attn,mlp; default: the upstream recipe's.")
+@click.option("--recompute-num-layers", type=_SIZE, help="Recompute the first layers of every chunk.")
+@click.option(
+    "--offload-layers", "activation_offload_layers", type=click.IntRange(0, 2**63 - 1), help="In host memory."
+)
+@click.option("--fsdp/--no-fsdp", "use_megatron_fsdp", default=None, help="Megatron-FSDP.")
+@click.option("--cuda-graph", "cuda_graph_impl", help="none, local or transformer_engine.")
+@click.option("--cuda-graph-scope", help="Such as attn or full_iteration.")
+@click.option("--moe-a2a-overlap/--no-moe-a2a-overlap", default=None, help="Overlap the experts' exchange.")
+@click.option("--task", type=click.Choice(["pretrain", "sft", "lora", "peft"]), help="Default: pretrain.")
+@click.option("--launcher", type=click.Choice([str(one) for one in Launcher]), help="Whose defaults hold.")
+@click.option("--release", help="Of Megatron-Bridge, such as 0.6.0: its presets fill in what is left out here.")
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="As in extra_cmd_args; may be repeated.")
+@FLOPS_FORMULA
+@click.option("--memory-estimator", type=click.Choice(_ESTIMATORS), default="default", show_default=True)
+@click.option("--max-steps", type=_SIZE, help="Steps, for GPU-hours and cost; default: 10.")
+@click.option("--system-config", type=PATH, help="System TOML with gpu_type and [prices].")
+@click.option("--json", "is_json", is_flag=True, help="Print JSON.")
+def estimate(
+    recipe: str, memory_estimator: str, system_config: Path | None, is_json: bool, formula: Formula, **given: Any
+) -> int:
+    """Estimate one point: FLOPs, memory of every stage, step time, MFU, cost. Nothing is run (docs/estimate.md).
+
+    Exit codes: 0, or 9 if the point does not fit into the GPU's memory.
+    """
+    system = load_system(system_config) if system_config else None
+    request = _request(recipe, system, formula, **given)
+    price, why_not = price_of(system, request.gpu.name if request.gpu else None)
+    found = estimate_point(request, estimator=memory_estimator, price=price, why_no_price=why_not)
+    if is_json:
+        click.echo(json.dumps(as_data(found), indent=1, allow_nan=False))
+    else:
+        new_console().print(render_estimate(found))
+    if found.fits is not False:
+        return OK
+    click.echo(
+        f"warning: the point does not fit: {found.peak_memory_gib:.1f} GiB on the fullest GPU, which has"
+        f" {found.gpu_memory_gib:.1f} GiB; step time and throughput assume that it did",
+        err=True,
+    )
+    return DOES_NOT_FIT
+
+
+@click.command()
+@click.argument("recipe")
+@click.option("--layers", type=_SIZE, required=True, help="Decoder layers to keep.")
+@click.option("--gpus", "num_gpus", type=_SIZE, default=1, show_default=True, help="Ranks of the definition.")
+@click.option("--max-steps", type=_SIZE, default=10, show_default=True, help="Steps of the definition.")
+@click.option("--output", type=PATH, help="Test TOML to write; default: standard output.")
+def proxy(recipe: str, layers: int, num_gpus: int, max_steps: int, output: Path | None) -> int:
+    """Shrink a RECIPE to fewer layers of the same shapes, as a test definition for a small machine."""
+    text = render_proxy(shrink(load_recipe(recipe), layers), num_gpus, max_steps)
+    if output is None:
+        click.echo(text, nl=False)
+        return OK
+    if output.exists():
+        raise BadInput(f"--output: {output} exists; name another file, or remove it")
+    try:
+        output.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise BadInput(f"--output: {output} cannot be written ({error.strerror}); name another file") from None
+    click.echo(f"written: {output}")
+    return OK
+
+
+def _request(
+    recipe_name: str,
+    system: System | None,
+    formula: Formula,
+    *,
+    gpu: str | None,
+    precision: str,
+    recompute: str | None,
+    overrides: tuple[str, ...],
+    num_gpus: int | None,
+    release: str | None,
+    **sizes: Any,
+) -> EstimateRequest:
+    """Return the point that the options describe; BadInput: something is unknown, or it breaks rules, a line each."""
+    recipe, extra = load_recipe(recipe_name), _overrides(overrides)
+    chosen = {name: value for name, value in sizes.items() if value is not None}
+    chosen |= _recomputation(recompute, extra, sizes["recompute_num_layers"])
+    if gpu is not None:
+        chosen["gpu_type"] = gpu_named(gpu).name
+    args = ResolvedCmdArgs.model_validate(
+        {
+            **chosen,
+            "model_recipe_name": recipe_name,
+            "model_family_name": recipe.family,
+            "compute_dtype": str(precision_named(precision)),
+            "num_gpus": num_gpus or 1,
+        }
+    )
+    device, why_not = gpu_of(args, system, is_set=gpu is not None)
+    if gpu is None and (system is None or not system.gpu_type):
+        device, why_not = None, "no GPU is named; use --gpu"
+    elif device is None:
+        raise BadInput(why_not)
+    if device is not None:
+        args = args.model_copy(update={"gpu_type": device.name})
+    elif release:
+        raise BadInput(f"--release: presets differ by GPU, and {why_not}, or a --system-config with gpu_type")
+    preset = _preset(release, args, recompute) if release else None
+    if num_gpus is None:
+        args = args.model_copy(update={"num_gpus": preset.num_gpus if preset else _fewest_gpus(args, recipe)})
+    overridden = overridden_by(extra)
+    if preset is not None:
+        args = with_model_facts(args, recipe)
+        checked = check(args, system, recipe, None, Upstream(preset.release, preset, overridden=overridden))
+    else:
+        args = with_recipe_defaults(args, recipe)
+        checked = check(args, system, recipe, overridden=overridden)
+    if checked.violations:
+        raise BadInput("\n".join(map(str, checked.violations)))
+    if preset is not None:
+        return trained_question(recipe, args, preset, "", device, why_not, extra, formula)
+    return EstimateRequest(recipe, args, device, why_not, extra, formula)
+
+
+def _preset(version: str, args: ResolvedCmdArgs, recompute: str | None) -> Preset:
+    """Return the preset of a release for a point.
+
+    Raise BadInput if there is none, no such release is known, or it cannot do what `recompute` asks for.
+    """
+    release = find_release(f"v{version.removeprefix('v')}")
+    if release is None:
+        known = ", ".join(each["version"] for each in known_releases())
+        raise BadInput(f"--release: {version!r} is not known; use one of {known}")
+    if (preset := find_preset(args, release)) is None:
+        raise BadInput(f"--release: {why_no_preset(args, release)}; give all sizes, without --release")
+    if recompute == "none" and preset.values.get("recompute_granularity"):
+        raise BadInput(
+            f"--recompute none: {preset.name} recomputes, and the launcher cannot switch that off; leave --release out"
+        )
+    return preset
+
+
+def _overrides(given: tuple[str, ...]) -> dict[str, str]:
+    extra: dict[str, str] = {}
+    for text in given:
+        name, sign, extra[name] = text.partition("=")
+        if not sign or not name:
+            raise BadInput(f"--set: {text!r} is not KEY=VALUE such as model.mtp_num_layers=0")
+    try:  # as the keys of a test definition are checked
+        MegatronBridgeTestDefinition.model_validate({"name": "estimate", "description": "", "extra_cmd_args": extra})
+    except ValueError as error:
+        said = str(error).splitlines()[2].strip().partition(" [type")[0]
+        raise BadInput(f"--set: {said.removeprefix('Value error, ')}") from None
+    return extra
+
+
+def _recomputation(recompute: str | None, extra: dict[str, str], num_layers: int | None) -> dict[str, Any]:
+    if recompute is None:
+        return {}
+    if recompute != "none" and num_layers is not None:
+        raise BadInput(f"--recompute: {recompute!r} and --recompute-num-layers exclude each other; use one of them")
+    if recompute == "full":
+        extra["model.recompute_granularity"] = "full"
+        return {}
+    return {"recompute_modules": "" if recompute == "none" else recompute}
+
+
+def _fewest_gpus(args: ResolvedCmdArgs, recipe: Recipe) -> int:
+    tp, pp = args.tp or 1, args.pp or 1
+    return math.lcm(tp * pp * (args.cp or 1), (args.ep or 1) * (expert_tp(args, recipe) or tp) * pp)

@@ -1,0 +1,365 @@
+"""`mbridge sweep plan` and `mbridge sweep explain`."""
+
+import csv
+import json
+import math
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.table import Table
+from rich.text import Text
+
+from cloudai_mbridge.commands.console import SteadyConsole, new_console
+from cloudai_mbridge.commands.options import FLOPS_FORMULA, scenario_options
+from cloudai_mbridge.constraints import Lifted, NotEvaluated, RuleSet, Violation
+from cloudai_mbridge.constraints.engine import RULES
+from cloudai_mbridge.constraints.upstream import rule_id
+from cloudai_mbridge.errors import OK, POINTS_FAILED, BadInput, counted
+from cloudai_mbridge.estimate.cluster import calibration_note
+from cloudai_mbridge.files.names import label
+from cloudai_mbridge.megatron_bridge.presets.find import describe, with_preset
+from cloudai_mbridge.models.loading.explain import suggest
+from cloudai_mbridge.models.loading.load import LoadedTest, Warn, load_scenario, load_system
+from cloudai_mbridge.models.loading.loaded import NO_HOOKS
+from cloudai_mbridge.models.system import System
+from cloudai_mbridge.plan.preview import PlanOptions, PointPreview, SweepPreview, SweepSummary, summarize_test
+from cloudai_mbridge.report.formats.steps import spreadsheet_text
+from cloudai_mbridge.sweep import CheckedPoint, checked_points
+from cloudai_mbridge.training.flops import Formula
+
+_MOST_LABELS = 8
+
+
+class _Share(click.FloatRange):
+    """A finite number above 0."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        share = float(super().convert(value, param, ctx))
+        if not math.isfinite(share):
+            self.fail(f"{value!r} is not a share such as 0.9", param, ctx)
+        return share
+
+
+_SHARE = _Share(min=0, min_open=True)
+_CSV = (
+    *("test", "point", "status", "peak_memory_gib", "memory_share", "step_time_s", "tokens_per_s_per_gpu"),
+    *("tflops_per_gpu", "mfu", "gpu_hours", "cost", "rules", "why"),
+)
+
+
+@click.group()
+def sweep() -> None:
+    """Look at the points of a scenario without writing or running anything."""
+
+
+_MEMORY_SHARE = click.option(
+    "--memory-share", type=_SHARE, help="Hold back points predicted to need more of the GPU; default: 0.9."
+)
+_INCLUDE_OOM_RISK = click.option("--include-oom-risk", is_flag=True, help="Hold no point back for its memory.")
+
+
+@sweep.command("plan")
+@scenario_options(output_dir=False)
+@click.option("--show", default=10, show_default=True, type=click.IntRange(min=0), help="Points to list of each test.")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["table", "summary", "csv"]),
+    default="table",
+    show_default=True,
+    help="Show counts with the first points, counts alone, or every point.",
+)
+@_MEMORY_SHARE
+@_INCLUDE_OOM_RISK
+@click.option("--order", type=click.Choice(["grid", "informative"]), help="Default: the sweep's.")
+@FLOPS_FORMULA
+def sweep_plan(
+    show: int,
+    form: str,
+    memory_share: float | None,
+    include_oom_risk: bool,
+    order: str | None,
+    formula: Formula,
+    rules: RuleSet,
+    **options: Any,
+) -> int:
+    """Count the points of every test, and estimate what they need: memory, time, GPU-hours, cost (docs/estimate.md)."""
+    wanted = PlanOptions(memory_share, include_oom_risk, order, formula, rules)
+    system, tests = _load(**options)
+    plans = (SweepPreview(test, system, wanted) for test in tests)
+    if form == "csv":
+        return _write_csv(list(plans))
+    console, would_run = new_console(), 0
+    if note := calibration_note(system):
+        console.print_line(note)
+    totals: list[SweepSummary] = []
+    for plan in plans:
+        summary = summarize_test(plan, show if form == "table" else 0)
+        would_run += summary.would_run
+        _show_counts(console, summary)
+        if form == "table":
+            _show_points(console, summary)
+        totals.append(summary)
+    if len(totals) > 1 and any(summary.predicted for summary in totals):
+        _show_totals(console, totals)
+    return OK if would_run else POINTS_FAILED
+
+
+def _load(
+    system_config: Path, test_scenario: Path, tests_dir: Path | None, on_unknown_arg: Warn | None
+) -> tuple[System, list[LoadedTest]]:
+    system = load_system(system_config)
+    return system, load_scenario(test_scenario, tests_dir, on_unknown_arg, NO_HOOKS).tests
+
+
+def _show_counts(console: SteadyConsole, summary: SweepSummary) -> None:
+    axes = " x ".join(f"{name}({count})" for name, count in summary.axes.items()) or "no axes"
+    console.print_line(f"{summary.test_id}: {axes}")
+    rejected = summary.points - summary.accepted - summary.held_back
+    held = f", {summary.held_back} held back" if summary.held_back else ""
+    console.print(f"  {summary.points} points, {summary.accepted} accepted, {rejected} rejected{held}")
+    for line in _notes(summary):
+        console.print_line(f"  {line}")
+
+
+def _notes(summary: SweepSummary) -> Iterator[str]:
+    yield from summary.fill_in
+    for rule, count in sorted(summary.rules.items()):
+        yield f"{rule} rejects {count}"
+    yield from summary.lifted_notes()
+    if summary.held_back and (limit := summary.memory_limit):
+        share = f"{limit.share:g} of the GPU's memory"
+        yield f"held back: predicted to need over {share}; --include-oom-risk plans them"
+        if not summary.run_holds_back:
+            yield "mbridge run would not hold them back: set [sweep] memory_share for that"
+    if summary.would_run < summary.accepted:
+        first = f"the first {summary.would_run}" if summary.would_run else "none"
+        yield f"within the sweep's limits: {first}; the first point that does not fit ends the sweep"
+    if summary.budget_note:
+        yield summary.budget_note
+    if summary.predicted:
+        yield f"{summary.predicted} points: {_price(summary)}"
+    for why, count in summary.why.items():
+        yield f"not predicted for {count}: {why}"
+    if summary.not_considered:
+        yield f"set, but not considered by the predictions: {', '.join(summary.not_considered)}"
+
+
+def _price(summary: SweepSummary) -> str:
+    if summary.cost is None:
+        return f"{summary.gpu_hours:.4g} GPU-hours of steps, no cost: {summary.why_no_cost}"
+    cost = f"{summary.cost:.2f} {summary.currency}"
+    if summary.priced < summary.predicted:
+        cost += f" for {summary.priced} of {summary.predicted} points ({summary.why_no_cost})"
+    return f"{summary.gpu_hours:.4g} GPU-hours of steps, {cost}"
+
+
+def _show_points(console: SteadyConsole, summary: SweepSummary) -> None:
+    if any(_is_predicted(look) for look in summary.examples):
+        console.print(_table(summary.examples))
+    else:
+        for look in summary.examples:
+            console.print_line(f"  accepted {look.label}")
+    if (more := summary.accepted - len(summary.examples)) > 0:
+        console.print(f"  ... and {more} more")
+    for look, terms in summary.held_examples:
+        console.print_line(f"  held back {look.label}: {_why_held_back(look, terms)}")
+    if (more := summary.held_back - len(summary.held_examples)) > 0:
+        console.print(f"  ... and {more} more held back")
+
+
+def _is_predicted(look: PointPreview) -> bool:
+    headline = look.headline
+    return headline is not None and not (headline.step_time_s is None and headline.peak_memory_gib is None)
+
+
+def _why_held_back(look: PointPreview, terms: str) -> str:
+    headline = look.headline
+    if headline is not None and headline.memory_share is None:
+        return f"its memory cannot be predicted: {'; '.join(headline.why) or 'the memory of the GPU is not known'}"
+    return f"{_memory(look)}: {terms}"
+
+
+def _memory(look: PointPreview) -> str:
+    headline = look.headline
+    if headline is None or headline.peak_memory_gib is None:
+        return "-"
+    share = "" if headline.memory_share is None else f", states and activations {headline.memory_share:.0%}"
+    where = f" on stage {headline.worst_stage}{share}"
+    if headline.gpu_memory_gib:
+        return f"{headline.peak_memory_gib:.1f} of {headline.gpu_memory_gib:.0f} GiB{where}"
+    return f"{headline.peak_memory_gib * 1024:.1f} MiB{where}"
+
+
+def _table(looks: list[PointPreview]) -> Table:
+    table = Table("accepted", "memory", "step time, s", "TFLOP/s/GPU", "MFU", "GPU-hours", "cost", "")
+    for look in looks:
+        if (headline := look.headline) is not None:
+            table.add_row(
+                Text(look.label, overflow="fold"),
+                _memory(look),
+                _number(headline.step_time_s, ".4g"),
+                _number(headline.tflops_per_gpu, ".0f"),
+                _number(headline.mfu, ".1%"),
+                _number(look.gpu_hours, ".4g"),
+                _number(look.cost, ".2f"),
+                "" if look.is_run else "over the limits",
+            )
+    return table
+
+
+def _number(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)
+
+
+def _show_totals(console: SteadyConsole, summaries: list[SweepSummary]) -> None:
+    hours = sum(summary.gpu_hours for summary in summaries)
+    costs: dict[str, float] = {}
+    for summary in summaries:
+        if summary.cost is not None:
+            costs[summary.currency] = costs.get(summary.currency, 0.0) + summary.cost
+    cost = "".join(f", {amount:.2f} {currency}" for currency, amount in costs.items())
+    points = sum(summary.predicted for summary in summaries)
+    console.print_line(f"all tests: {points} points, {hours:.4g} GPU-hours of steps{cost}")
+
+
+def _write_csv(tests: list[SweepPreview]) -> int:
+    """Write every point as it comes, rejected ones too; nothing is kept. Every axis of any test is a column."""
+    writer, num_run = csv.writer(sys.stdout, lineterminator="\n"), 0
+    axes = list(dict.fromkeys(name for plan in tests for name in plan.coordinate_names))
+    writer.writerow((*_CSV[:2], *(f"axis.{name}" if name in _CSV else name for name in axes), *_CSV[2:]))
+    for plan in tests:
+        for look in plan.points():
+            num_run += look.is_run
+            values = (look.point.coordinates.get(name) for name in axes)
+            coordinates = ("" if value is None else _cell(value) for value in values)
+            writer.writerow((plan.test_id, look.label, *coordinates, *_cells(look, plan)))
+    return OK if num_run else POINTS_FAILED
+
+
+def _cell(value: Any) -> str:
+    return spreadsheet_text(value) if isinstance(value, str) else json.dumps(value)
+
+
+def _cells(look: PointPreview, plan: SweepPreview) -> Iterator[Any]:
+    headline = look.headline
+    if headline is None:
+        yield from ("rejected", *[""] * 8)
+        yield " ".join(sorted({violation.rule_id for violation in look.point.violations}))
+        yield "; ".join(map(str, look.point.violations))
+        return
+    yield "held back" if look.is_held_back else "accepted" if look.is_run else "over the limits"
+    values = (
+        *(headline.peak_memory_gib, headline.memory_share, headline.step_time_s, headline.tokens_per_s_per_gpu),
+        *(headline.tflops_per_gpu, headline.mfu, look.gpu_hours, look.cost),
+    )
+    yield from ("" if value is None else f"{value:.6g}" for value in values)
+    yield ""
+    yield "; ".join(_reasons(look, plan))
+
+
+def _reasons(look: PointPreview, plan: SweepPreview) -> Iterator[str]:
+    """Yield why a point that breaks no rule is held back or not run, and what is not predicted of it."""
+    if look.is_held_back and plan.memory_limit:  # the terms of its memory would cost an estimate of every point
+        yield f"memory: {_memory(look)}; the limit is {plan.memory_limit.share:g} of the GPU's memory"
+    if not look.is_held_back and not look.is_run:
+        yield f"beyond {look.beyond}"
+    if look.headline is not None:
+        yield from look.headline.why
+
+
+@sweep.command("explain")
+@scenario_options(output_dir=False)
+@_MEMORY_SHARE
+@_INCLUDE_OOM_RISK
+@click.argument("test_id")
+@click.argument("point")
+def sweep_explain(
+    test_id: str, point: str, memory_share: float | None, include_oom_risk: bool, rules: RuleSet, **options: Any
+) -> int:
+    """Say why one POINT of a test would run or not: its label, or coordinates such as tp=2,pp=4."""
+    system, tests = _load(**options)
+    named = {test.run.id: test for test in tests}
+    if test_id not in named:
+        raise BadInput(f"{options['test_scenario']}: no test {test_id!r}; {suggest(test_id, list(named))}")
+    plan = SweepPreview(named[test_id], system, PlanOptions(memory_share, include_oom_risk, rules=rules))
+    found = _find(plan, system, point)
+    args = found.sweep.point(found.coordinates).args
+    upstream = plan.pinned.upstream(args)
+    fill_in = describe(with_preset(args, upstream.preset), upstream.overridden) if upstream else ""
+    look, console = plan.preview(found), new_console()
+    decision = "rejected" if found.violations else "held back" if look.is_held_back else "accepted"
+    console.print_line(f"{test_id}/{look.label}: {decision}")
+    coordinates = ", ".join(f"{name} = {json.dumps(value)}" for name, value in found.coordinates.items())
+    console.print_line(f"  {coordinates or 'no axes'}")
+    if fill_in:
+        console.print_line(f"  filled in by {fill_in}")
+    for style, line in _verdicts(found):
+        console.print_line(f"  {line}", style=style)
+    for line in _estimate(plan, look):
+        console.print_line(f"  {line}", style="yellow" if look.is_held_back else "")
+    return OK if decision == "accepted" else POINTS_FAILED
+
+
+def _find(plan: SweepPreview, system: System, wanted: str) -> CheckedPoint:
+    """Return the point of this label, or of coordinates such as "tp=2,pp=4"; BadInput: there is none, or several."""
+    coordinates = dict(part.strip().partition("=")[::2] for part in wanted.split(",")) if "=" in wanted else {}
+    where, axes = f"test {plan.test_id!r}", plan.sweep.grid.names
+    for name in coordinates:
+        if name not in axes:
+            raise BadInput(f"{where}: {name!r} is not an axis; axes are {', '.join(axes) or 'none'}")
+    points = checked_points(plan.sweep, system, plan.pinned)
+    found = [point for point in points if _is_wanted(point, wanted, coordinates)]
+    if not found:
+        raise BadInput(f"{where}: no point {wanted!r}; `mbridge sweep plan` lists labels and axes")
+    if len(found) > 1:
+        open_axes = [name for name in axes if name not in coordinates]
+        labels = ", ".join(label(point.coordinates) for point in found[:_MOST_LABELS])
+        more = f" and {len(found) - _MOST_LABELS} more" if len(found) > _MOST_LABELS else ""
+        raise BadInput(
+            f"{where}: {wanted!r} are the coordinates of {len(found)} points, {labels}{more};"
+            f" also give {', '.join(open_axes)}, or give a label"
+        )
+    return found[0]
+
+
+def _is_wanted(point: CheckedPoint, wanted: str, coordinates: dict[str, str]) -> bool:
+    """Return whether a point is what the user wrote; values are in Python's or in TOML's spelling."""
+    if not coordinates:
+        return label(point.coordinates) == wanted
+    values = ((point.coordinates.get(name), text.strip()) for name, text in coordinates.items())
+    return all(text in (str(value), json.dumps(value)) for value, text in values)
+
+
+def _verdicts(found: CheckedPoint) -> Iterator[tuple[str, str]]:
+    """Yield a style and a line for every rule that says something; the others share the last line."""
+    answers = {answer.rule_id: answer for answer in found.answers}
+    verdicts = [(rule_id(rule), answers.get(rule_id(rule))) for rule in RULES]
+    yield from (("yellow", str(verdict)) for _, verdict in verdicts if isinstance(verdict, Violation))
+    yield from (("cyan", str(verdict)) for _, verdict in verdicts if isinstance(verdict, Lifted))
+    for name, verdict in verdicts:
+        if isinstance(verdict, NotEvaluated):
+            yield "dim", f"{name} not evaluated: {verdict.missing} is missing"
+    if holding := [name for name, verdict in verdicts if verdict is None]:
+        yield "", f"{counted(len(holding), 'rule')} hold: {' '.join(holding)}"
+
+
+def _estimate(plan: SweepPreview, look: PointPreview) -> Iterator[str]:
+    """Yield what is predicted of a point that breaks no rule, and what its memory means."""
+    headline, limit = look.headline, plan.memory_limit
+    if headline is None:
+        yield "memory is not judged: only points that break no rule are estimated"
+        return
+    if headline.peak_memory_gib is None:
+        yield f"memory is not known: {'; '.join(headline.why) or 'the memory of the GPU is not known'}"
+    else:
+        yield f"memory: {_memory(look)}: {plan.terms(look.point)}"
+    if look.is_held_back and limit:
+        yield f"held back: it may need at most {limit.share:g} of the GPU's memory; --memory-share sets another share"
+        if plan.limits.memory_share is None:
+            yield "mbridge run would not hold it back: set [sweep] memory_share for that"
+    if headline.step_time_s is not None:
+        yield f"step time: {headline.step_time_s:.4g} s, {_number(headline.tflops_per_gpu, '.0f')} TFLOP/s per GPU"

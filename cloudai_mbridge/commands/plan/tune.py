@@ -1,0 +1,280 @@
+"""`mbridge tune`: the best layout of a model on a number of GPUs."""
+
+import json
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import click
+from rich.table import Column, Table
+from rich.text import Text
+
+from cloudai_mbridge import pipeline
+from cloudai_mbridge.commands.console import SteadyConsole, new_console
+from cloudai_mbridge.commands.options import PATH
+from cloudai_mbridge.commands.run.drive import submit
+from cloudai_mbridge.errors import OK, BadInput, counted
+from cloudai_mbridge.estimate.hardware import Gpu, gpu_named
+from cloudai_mbridge.estimate.headline import Price, price_of
+from cloudai_mbridge.estimate.precision import Precision, precision_named
+from cloudai_mbridge.estimate.request import gpu_on
+from cloudai_mbridge.estimate.time.model import why_no_time
+from cloudai_mbridge.files.toml_text import render_toml
+from cloudai_mbridge.megatron_bridge.presets.find import find_preset, resolve_sizes
+from cloudai_mbridge.megatron_bridge.release import find_release, known_releases
+from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
+from cloudai_mbridge.models.loading.load import load_system, load_test_definition
+from cloudai_mbridge.models.system import System
+from cloudai_mbridge.recipes import Recipe, load_recipe
+from cloudai_mbridge.tune.published import PublishedConfiguration, published_configurations
+from cloudai_mbridge.tune.ranking import Candidate, Ranking, rank
+from cloudai_mbridge.tune.scenario import search_scenario
+from cloudai_mbridge.tune.space import SearchRequest, Sizes
+
+_SIZE = click.IntRange(1, 2**31)
+# Layouts that a search measures among: the first by prediction. The next ones are hardly ever better
+MOST_MEASURED = 200
+
+
+@click.command()
+@click.option("--recipe", help="See `mbridge list`.")
+@click.option("--gpu", help="Such as gb200; default: the system's gpu_type.")
+@click.option("--num-gpus", type=_SIZE, help="GPUs of the job.")
+@click.option("--precision", "precisions", multiple=True, default=["bf16"], show_default=True, help="May be repeated.")
+@click.option("--gbs", type=_SIZE, help="Sequences per step; default: the preset's, or the recipe's.")
+@click.option("--seq-length", type=_SIZE, help="Tokens per sequence; default: the recipe's.")
+@click.option("--launcher", type=click.Choice([str(one) for one in Launcher]), default=str(Launcher.MEGATRON_BRIDGE))
+@click.option("--max-steps", type=_SIZE, default=10, show_default=True, help="Steps, for the cost and the test.")
+@click.option("--top", type=click.IntRange(min=1), default=10, show_default=True, help="How many layouts to show.")
+@click.option("--write", type=(click.IntRange(min=1), PATH), metavar="RANK FILE", help="Write one as a test TOML.")
+@click.option("--system-config", type=PATH, help="System TOML with gpu_type, [prices] and calibration.")
+@click.option("--max-trials", type=_SIZE, help="Measure: layouts to run on the system at most.")
+@click.option("--max-gpu-hours", type=click.FloatRange(min=0, min_open=True), help="Measure: GPU time to use at most.")
+@click.option("--time-limit", metavar="TIME", help="Of a job that measures a layout, as in a scenario.")
+@click.option(
+    "--base", type=PATH, help="Test TOML with what a layout leaves open: containers, repositories, variables."
+)
+@click.option("--output-dir", type=PATH, help="Where to write the results of measuring; default: the system's.")
+@click.option(
+    "--replay",
+    "table",
+    type=PATH,
+    help="CSV of measured layouts, or results of a run: play the search against them instead.",
+)
+@click.option("--json", "is_json", is_flag=True, help="Print JSON.")
+def tune(
+    top: int,
+    write: tuple[int, Path] | None,
+    system_config: Path | None,
+    table: Path | None,
+    is_json: bool,
+    recipe: str | None,
+    num_gpus: int | None,
+    max_trials: int | None,
+    max_gpu_hours: float | None,
+    time_limit: str | None,
+    base: Path | None,
+    output_dir: Path | None,
+    **given: Any,
+) -> int:
+    """Rank the layouts of a model on a number of GPUs by their predicted step time, or measure the best (docs/tune.md).
+
+    Nothing is run without --max-trials or --max-gpu-hours.
+    """
+    is_measured = max_trials is not None or max_gpu_hours is not None
+    if not is_measured and (time_limit or base or output_dir):
+        raise BadInput("--time-limit, --base and --output-dir are for measuring; give --max-trials or --max-gpu-hours")
+    if table is not None:
+        if recipe or num_gpus or write or is_measured:
+            raise BadInput(
+                "--replay takes its points from what was measured; give --system-config and --json alone with it"
+            )
+        from cloudai_mbridge.commands.plan.replay import replay  # numpy, for this option only
+
+        return replay(table, load_system(system_config) if system_config else None, is_json=is_json)
+    if recipe is None or num_gpus is None:
+        raise BadInput("give --recipe and --num-gpus to rank layouts, or --replay to play against what was measured")
+    system = load_system(system_config) if system_config else None
+    request = search_request(system, recipe=recipe, num_gpus=num_gpus, **given)
+    found = rank(request, MOST_MEASURED if is_measured else max(top, write[0] if write else 0))
+    if not found.best:
+        why = _counts(found) if found.num_layouts else "no sizes divide the GPUs and the batch"
+        raise BadInput(f"no layout is left: {why}; use more GPUs, or a batch that they divide")
+    if is_measured:
+        if system_config is None or write or is_json:
+            raise BadInput("measuring needs a --system-config to run on, and takes neither --write nor --json")
+        limits = {"max_gpu_hours": max_gpu_hours} if max_gpu_hours is not None else {}
+        scenario = search_scenario(
+            [candidate.cmd_args for candidate in found.best],
+            _read_base(base),
+            f"tune_{request.recipe.name}_{num_gpus}x{request.gpu.name}",
+            max_trials,
+        )
+        scenario["Tests"][0] |= {"time_limit": time_limit} if time_limit else {}
+        return _measure(scenario, limits, system_config, output_dir)
+    price, why_not = price_of(system, request.gpu.name) if system else (None, "")
+    if is_json:
+        click.echo(json.dumps(_as_data(found, top, price), indent=1, allow_nan=False))
+    else:
+        _show(new_console(), request, found, top, price, why_not)
+    if write:
+        _write(found, *write)
+        click.echo(f"written: {write[1]}", err=is_json)
+    return OK
+
+
+def _read_base(path: Path | None) -> dict[str, Any]:
+    if path is None:
+        return {}
+    data: dict[str, Any] = load_test_definition(path).model_dump(mode="json", exclude_unset=True)
+    return data
+
+
+def _measure(scenario: dict[str, Any], limits: dict[str, Any], system_config: Path, output_dir: Path | None) -> int:
+    """Run the search of a scenario, and return the exit code."""
+    with TemporaryDirectory() as directory:
+        path = Path(directory, "scenario.toml")
+        path.write_text(render_toml(scenario), encoding="utf-8")
+        prepared = pipeline.plan(pipeline.Request(system_config, path, None, output_dir), limits)
+    return submit(new_console(), prepared)
+
+
+def search_request(
+    system: System | None,
+    *,
+    recipe: str,
+    gpu: str | None,
+    num_gpus: int,
+    precisions: tuple[str, ...],
+    gbs: int | None,
+    seq_length: int | None,
+    launcher: str,
+    max_steps: int,
+) -> SearchRequest:
+    """Return what is searched; BadInput: an unknown name, or no times can be predicted."""
+    found, name = load_recipe(recipe), gpu or (system.gpu_type if system else None)
+    if name is None:
+        raise BadInput("no GPU is named; use --gpu, or --system-config with a gpu_type")
+    device = gpu_on(gpu_named(name), system)
+    formats = tuple(dict.fromkeys(map(precision_named, precisions)))
+    for each in formats:
+        if reason := why_no_time(device, each):
+            raise BadInput(f"no layout can be ranked: {reason}")
+    return SearchRequest(
+        recipe=found,
+        gpu=device,
+        num_gpus=num_gpus,
+        gbs=gbs or _batch(found, device, num_gpus, formats[0]),
+        seq_length=seq_length or found.default("model", "seq_length"),
+        precisions=formats,
+        launcher=Launcher(launcher),
+        max_steps=max_steps,
+    )
+
+
+def _batch(recipe: Recipe, gpu: Gpu, num_gpus: int, precision: Precision) -> int:
+    """Return the batch of the newest preset for these GPUs, scaled to their number as the launcher does; or our own."""
+    names = {"model_family_name": recipe.family, "model_recipe_name": recipe.name, "gpu_type": gpu.name}
+    args = ResolvedCmdArgs.model_validate({**names, "compute_dtype": str(precision), "num_gpus": num_gpus})
+    newest = find_release(f"v{known_releases()[-1]['version']}")
+    sizes = resolve_sizes({}, num_gpus, preset) if (preset := find_preset(args, newest)) else {}
+    return int(sizes.get("gb") or recipe.default("train", "global_batch_size"))
+
+
+def _show(
+    console: SteadyConsole, request: SearchRequest, found: Ranking, top: int, price: Price | None, why_not: str
+) -> None:
+    where = f"{request.num_gpus} x {request.gpu.name}, batch {request.gbs} x {request.seq_length} tokens"
+    console.print_line(f"{request.recipe.name} on {where}: {_counts(found)}")
+    names = ("", "layout", "step time, s", "90 % interval", "memory, GiB", "fits", "TFLOP/s/GPU")
+    table = Table(*(Column(name, justify="left" if name == "layout" else "right") for name in names))
+    if price is not None:
+        table.add_column(f"{price.currency} for {counted(request.max_steps, 'step')}", justify="right")
+    for number, candidate in enumerate(found.best[:top], 1):
+        table.add_row(*map(Text, _cells(number, candidate, found, price, request)))
+    console.print(table)
+    for published in published_configurations(request, found):
+        console.print_line(_comparison(published))
+    if found.error:
+        console.print_line(f"step times: {found.error}")
+    if why_not:
+        console.print_line(f"no cost: {why_not}")
+
+
+def _cells(number: int, candidate: Candidate, found: Ranking, price: Price | None, request: SearchRequest) -> list[str]:
+    headline = candidate.headline
+    low, high = found.interval_s(candidate.step_time_s)
+    cells = [str(number), _layout(candidate, request), f"{candidate.step_time_s:.4g}", f"{low:.3g} - {high:.3g}"]
+    cells += [f"{headline.peak_memory_gib:.0f} of {headline.gpu_memory_gib:.0f}", f"{candidate.fits:.0%}"]
+    cells.append(f"{headline.tflops_per_gpu:.0f}")
+    hours = headline.gpu_hours(request.max_steps)
+    return cells if price is None or hours is None else [*cells, f"{price.per_gpu_hour * hours:.2f}"]
+
+
+def _comparison(published: PublishedConfiguration) -> str:
+    """Say how a published configuration compares with the fastest layout."""
+    args = published.row.args
+    sizes = " ".join(f"{name}{getattr(args, name) or 1}" for name in Sizes._fields if name != "et")
+    known = f"published for {published.row.container}: {sizes}{' FSDP' if args.use_megatron_fsdp else ''}"
+    line = f"{known}, {published.row.step_time_s:.4g} s; predicted {published.step_time_s:.4g} s"
+    if published.rank is not None:
+        return f"{line}: layout {published.rank}"
+    return f"{line}; of that, layout 1 changes {', '.join(published.reasons)}"
+
+
+def _layout(candidate: Candidate, request: SearchRequest) -> str:
+    """Return a layout in words, without what all of them share or what is off."""
+    words = [f"{name}{candidate.cmd_args[name]}" for name in Sizes._fields if name in candidate.cmd_args]
+    words += ["FSDP"] * candidate.options.use_megatron_fsdp
+    words += [f"recompute {candidate.options.recompute}"] * bool(candidate.options.recompute)
+    words += [candidate.options.precision] * (len(request.precisions) > 1)
+    return " ".join(words)
+
+
+def _counts(found: Ranking) -> str:
+    rules = ", ".join(f"{rule} {count}" for rule, count in found.rules.most_common(3))
+    reasons = [f"{found.num_too_large} need too much memory", f"{found.num_illegal} break rules"]
+    reasons[1] += f" ({rules})" if rules else ""
+    reasons += [f"{found.num_unknown} cannot be predicted"] * bool(found.num_unknown)
+    return f"{found.num_layouts} layouts; faster ones left out: {', '.join(reasons)}"
+
+
+def _as_data(found: Ranking, top: int, price: Price | None) -> dict[str, Any]:
+    return {
+        "version": 1,
+        "layouts": found.num_layouts,
+        "too_large": found.num_too_large,
+        "illegal": found.num_illegal,
+        "not_predicted": found.num_unknown,
+        "rules": dict(found.rules.most_common()),
+        "best": [_candidate_data(number, each, found, price) for number, each in enumerate(found.best[:top], 1)],
+    }
+
+
+def _candidate_data(number: int, candidate: Candidate, found: Ranking, price: Price | None) -> dict[str, Any]:
+    headline, args = candidate.headline, candidate.cmd_args
+    hours = headline.gpu_hours(args["max_steps"])
+    return {
+        "rank": number,
+        "args": args,
+        "step_time_s": candidate.step_time_s,
+        "step_time_90_s": list(found.interval_s(candidate.step_time_s)),
+        "peak_memory_gib": headline.peak_memory_gib,
+        "gpu_memory_gib": headline.gpu_memory_gib,
+        "fits": candidate.fits,
+        "tflops_per_gpu": headline.tflops_per_gpu,
+        "gpu_hours": hours,
+        "cost": price.per_gpu_hour * hours if price and hours is not None else None,
+    }
+
+
+def _write(found: Ranking, number: int, path: Path) -> None:
+    if number > len(found.best):
+        raise BadInput(f"--write: there is no layout {number}; use 1 to {len(found.best)}")
+    if path.exists():
+        raise BadInput(f"--write: {path} exists; name another file, or remove it")
+    text = render_toml(found.best[number - 1].as_definition())
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise BadInput(f"--write: {path} cannot be written ({error.strerror}); name another file") from None

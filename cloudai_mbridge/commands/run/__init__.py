@@ -1,0 +1,1 @@
+"""Commands that start runs, watch them and show what they found."""

@@ -1,0 +1,67 @@
+"""Run what was planned, show how it goes, and report: for the commands that submit."""
+
+import sqlite3
+from pathlib import Path
+
+from cloudai_mbridge import pipeline
+from cloudai_mbridge.commands.console import SteadyConsole, show_error, show_rejected
+from cloudai_mbridge.commands.run.live_view import observer_for
+from cloudai_mbridge.completion import completion
+from cloudai_mbridge.errors import OK, POINTS_FAILED, MBridgeError
+from cloudai_mbridge.plan import ROOT_FILES
+from cloudai_mbridge.report import Report, judge_in
+from cloudai_mbridge.report.formats.terminal import render_ending
+from cloudai_mbridge.report.write import FindHistory
+from cloudai_mbridge.runner.lock import driver_lock
+from cloudai_mbridge.runner.search import Chooser
+from cloudai_mbridge.verdict import Verdict
+
+
+def submit(console: SteadyConsole, prepared: pipeline.Prepared) -> int:
+    """Write what was planned into a new directory, bring it to its end, report, and return the exit code."""
+    show_rejected(console, prepared.plan)
+    pipeline.preflight(prepared)
+    root = pipeline.write(prepared)
+    console.print_line(f"results: {root}")
+    return drive(console, prepared, root)
+
+
+def drive(console: SteadyConsole, prepared: pipeline.Prepared, root: Path) -> int:
+    """Bring what was written to its end and report, also if that fails; raise InUse if another process holds it."""
+    with completion(prepared.plan, root, console.print_line) as ended, driver_lock(root):
+        try:
+            with observer_for(console, prepared.plan, root) as observer:
+                pipeline.execute(prepared, root, observer, choosers=_choosers(prepared, root))
+        except MBridgeError:
+            try:
+                ended.report = show_report(console, root)
+                if ended.report.count(Verdict.CANCELLED):
+                    console.print_line(f"continue with: mbridge resume {root}")
+            except (MBridgeError, OSError, sqlite3.Error) as error:  # the first error says more
+                show_error(f"no report: {error}")
+            raise
+        ended.report = show_report(console, root)
+        return OK if ended.report.succeeded else POINTS_FAILED
+
+
+def _choosers(prepared: pipeline.Prepared, root: Path) -> dict[str, Chooser]:
+    """Return what chooses among the points of tests with agent = "tune", or among the runs of a campaign on nodes."""
+    if (root / ROOT_FILES.node_campaign).exists():
+        from cloudai_mbridge.gate.nodes.campaign import NodeChooser, read_campaign  # numpy, for these only
+
+        campaign = read_campaign(root)
+        return {campaign.test_id: NodeChooser(campaign, judge_in(root))} if campaign else {}
+    if all(run.search is None for run in prepared.plan.runs):
+        return {}
+    from cloudai_mbridge.tune.measured_search import choosers_of  # numpy, for such tests only
+
+    return choosers_of(pipeline.with_defaults(prepared), judge_in(root))
+
+
+def show_report(console: SteadyConsole, root: Path, **options: FindHistory) -> Report:
+    """Write the reports of a run and show them; `options` as in `pipeline.report`."""
+    report = pipeline.report(root, **options)
+    console.print(render_ending(report, console.width), crop=False)
+    console.print_line(f"report: {root / ROOT_FILES.report_html}")
+    console.print_line(f"every point: mbridge show {root}")
+    return report

@@ -1,0 +1,147 @@
+"""`mbridge runs`: which runs there are, and how each stands."""
+
+import json
+import sqlite3
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from statistics import fmean
+from typing import NamedTuple
+
+import click
+from rich.table import Column, Table
+from rich.text import Text
+
+from cloudai_mbridge.commands.console import new_console
+from cloudai_mbridge.commands.options import PATH
+from cloudai_mbridge.commands.run_names import find_runs
+from cloudai_mbridge.errors import OK, MBridgeError, counted
+from cloudai_mbridge.files.run_files import ROOT_FILES, started_at
+from cloudai_mbridge.gate.results.read import RunResult, read_results
+from cloudai_mbridge.gate.results.values import METRICS
+from cloudai_mbridge.report.formats.text import clipped, visible
+from cloudai_mbridge.report.model import plain
+from cloudai_mbridge.runner.control import read_status
+from cloudai_mbridge.verdict import Verdict
+
+_STEP_TIME = METRICS["step_time_mean_s"]
+_LONGEST_WHY = 300
+
+
+class State(StrEnum):
+    """OPEN: it has not ended, and no process holds it: `mbridge resume` goes on."""
+
+    RUNNING = "running"
+    OPEN = "open"
+    DONE = "done"
+    DRY_RUN = "dry run"
+    DAMAGED = "damaged"
+
+
+_STYLES = {State.RUNNING: "cyan", State.OPEN: "yellow", State.DONE: "green", State.DAMAGED: "bold red"}
+
+
+class Best(NamedTuple):
+    """The point (test_id/label) with the shortest step: the mean after the warm-up, of all its successful runs."""
+
+    step_time_s: float
+    point: str
+
+
+@dataclass(frozen=True)
+class RunRow:
+    """A run. counts: its points' runs by verdict, or by state if they have none. why: what is damaged."""
+
+    name: str
+    path: str
+    started_at: str
+    state: State
+    held_by: str | None = None
+    counts: Mapping[str, int] = field(default_factory=dict)
+    best: Best | None = None
+    why: str = ""
+
+
+@click.command()
+@click.option("--output-dir", type=PATH, help="List only the runs in this directory.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("-n", "most", type=click.IntRange(min=1), default=20, show_default=True, help="Runs to list.")
+def runs(output_dir: Path | None, as_json: bool, most: int) -> int:
+    """List runs, newest first: those in ./results and $MBRIDGE_RESULTS, and yours in other directories."""
+    found = find_runs(output_dir)
+    rows = [read_row(root) for root in found[:most]]
+    if as_json:
+        listed = [{**asdict(row), "best": row.best and row.best._asdict()} for row in rows]
+        click.echo(json.dumps({"runs": plain(listed)}, indent=1))
+        return OK
+    console = new_console()
+    if rows:
+        console.print(_table(rows))
+    if len(found) > most:
+        console.print_line(f"{counted(len(found) - most, 'older run')} not shown; -n {len(found)} lists all")
+    elif not rows:
+        console.print_line("no runs")
+    return OK
+
+
+def read_row(root: Path) -> RunRow:
+    """Return how a run stands; one that cannot be read is damaged."""
+    started = started_at(root)[0].isoformat(sep=" ", timespec="seconds")
+    try:
+        return _row(root, started)
+    except OSError as error:
+        why = f"{error.filename or root}: {error.strerror or error}"
+    except (MBridgeError, sqlite3.Error) as error:
+        why = str(error)
+    return RunRow(root.name, str(root), started, State.DAMAGED, why=_below(root, why))
+
+
+def _below(root: Path, text: str) -> str:
+    """Return a message without the path of the run that it is about."""
+    return text.removeprefix(f"{root}: ").removeprefix(f"{root}/")
+
+
+def _row(root: Path, started: str) -> RunRow:
+    status = read_status(root)
+    head = (root.name, str(root), started)
+    if status.is_dry_run:
+        return RunRow(*head, State.DRY_RUN)
+    if status.damage:
+        return RunRow(*head, State.DAMAGED, status.driver, _sorted(status.counts), why=_below(root, status.damage[0]))
+    if status.driver or status.is_open:
+        return RunRow(*head, State.RUNNING if status.driver else State.OPEN, status.driver, _sorted(status.counts))
+    report = root / ROOT_FILES.report
+    results = read_results(report) if report.is_file() else []
+    counts = Counter(result.verdict for result in results) or status.counts
+    return RunRow(*head, State.DONE, None, _sorted(counts), _best(results))
+
+
+def _sorted(counts: Mapping[str, int]) -> dict[str, int]:
+    """Return counts in the order of the verdicts; of the jobs without one, in that of the alphabet."""
+    order = list(map(str, Verdict))
+    return dict(sorted(counts.items(), key=lambda item: (order.index(item[0]) if item[0] in order else 99, item[0])))
+
+
+def _best(results: Sequence[RunResult]) -> Best | None:
+    times: dict[str, list[float]] = {}
+    for run in results:
+        if run.is_success and not run.contradiction and (value := _STEP_TIME.of(run)):
+            times.setdefault(run.point, []).append(value[0])
+    return min((Best(fmean(values), point) for point, values in times.items()), default=None)
+
+
+def _table(rows: Sequence[RunRow]) -> Table:
+    table = Table("started", "state", Column("run", overflow="fold"), box=None, pad_edge=False)
+    for row in rows:
+        name = Text(visible(f"{row.name}\n{_details(row)}".rstrip()))
+        table.add_row(row.started_at[:-3], Text(row.state, style=_STYLES.get(row.state, "")), name)
+    return table
+
+
+def _details(row: RunRow) -> str:
+    counts = ", ".join(f"{count} {name}" for name, count in row.counts.items())
+    held = f"held by {row.held_by}" if row.held_by else ""
+    best = f"best: {row.best.point}, {row.best.step_time_s:.4g} s" if row.best else ""
+    return "; ".join(filter(None, (counts, best, held, clipped(row.why, _LONGEST_WHY))))

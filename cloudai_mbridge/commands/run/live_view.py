@@ -1,0 +1,94 @@
+"""Show how a run goes: a screen on a terminal, plain lines elsewhere."""
+
+import contextlib
+import sqlite3
+import threading
+import time
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+from rich.console import Console
+from rich.control import strip_control_codes
+
+from cloudai_mbridge.commands.run.run_clock import RunClock, counts_text, time_text
+from cloudai_mbridge.commands.run.screen import Screen
+from cloudai_mbridge.errors import MBridgeError
+from cloudai_mbridge.plan import RunPlan, ScenarioPlan
+from cloudai_mbridge.runner.control import read_entries
+from cloudai_mbridge.runner.finalizer import INTERRUPTED
+from cloudai_mbridge.schedulers.interface import JobStatus
+from cloudai_mbridge.verdict import Verdict
+
+# What a notice has said of all runs together, when they are cancelled
+_SAID_OF_ALL = (INTERRUPTED.state, "COMPLETING")
+_HEARTBEAT_S = 60.0
+
+
+class PlainObserver(AbstractContextManager["PlainObserver"]):
+    """One line per change, with the time; where nothing changes, one a minute."""
+
+    def __init__(
+        self, console: Console, plan: ScenarioPlan, clock: RunClock | None = None, heartbeat_s: float = _HEARTBEAT_S
+    ) -> None:
+        self.clock = clock or RunClock(plan)
+        self._console, self._total = console, sum(not run.is_again for run in plan.runs)
+        known = {row.run.key: row.status for row in self.clock.rows.values() if row.status}
+        self._last = {key: status.state for key, status in known.items()}
+        self._ended = {key for key, status in known.items() if status.is_final}  # a retry takes a run out again
+        self._heartbeat_s, self._over, self._lock = heartbeat_s, threading.Event(), threading.RLock()
+        self._printed_at = time.monotonic()
+        self._heart = threading.Thread(target=self._beat, daemon=True)
+
+    def __enter__(self) -> "PlainObserver":
+        self._heart.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._over.set()
+        self._heart.join()
+
+    def saw(self, run: RunPlan, status: JobStatus, at: float | None = None) -> None:
+        with self._lock:
+            self.clock.saw(run, status, at)
+            if self._last.get(run.key) == status.state:
+                return
+            self._last[run.key] = status.state
+            (self._ended.add if status.is_final else self._ended.discard)(run.key)
+            if status.state not in _SAID_OF_ALL:
+                reason = f" ({status.reason})" if status.reason else ""
+                self._print(f"[{len(self._ended)}/{self._total}] {run.key}: {status.state}{reason}")
+
+    def decided(self, run: RunPlan, verdict: str, reasons: tuple[str, ...]) -> None:
+        """Say what the job's state does not: that its results are not good."""
+        with self._lock:
+            self.clock.decided(run, verdict)
+            if verdict != Verdict.SUCCESS and self._last.get(run.key) == "COMPLETED":
+                self._print(f"{run.key}: {verdict}: {'; '.join(reasons)}")
+
+    def notice(self, text: str) -> None:
+        self._print(f"notice: {text}")
+
+    def tick(self) -> None:
+        """Say where everything stands."""
+        self._print(f"{counts_text(self.clock)}; {time_text(self.clock, time.time(), {})}")
+
+    def _beat(self) -> None:
+        while not self._over.wait(self._heartbeat_s / 10):
+            with self._lock:
+                if time.monotonic() - self._printed_at >= self._heartbeat_s:
+                    self.tick()
+
+    def _print(self, text: str) -> None:
+        """Print a line, if that is possible: jobs are watched on even if the disk of the output is full."""
+        with self._lock, contextlib.suppress(OSError):
+            self._printed_at = time.monotonic()
+            line = f"{time.strftime('%H:%M:%S')} {strip_control_codes(text)}"
+            print(line, file=self._console.file, flush=True)  # a console takes 2 ms for a line
+
+
+def observer_for(console: Console, plan: ScenarioPlan, root: Path) -> PlainObserver | Screen:
+    """Return the screen on a terminal, plain lines elsewhere. What the journal knows already is not told again."""
+    clock = RunClock(plan)
+    with contextlib.suppress(MBridgeError, sqlite3.Error):  # who drives the run says what is wrong with it
+        clock.catch_up(read_entries(root))
+    return Screen(console, plan, root, clock) if console.is_terminal else PlainObserver(console, plan, clock)

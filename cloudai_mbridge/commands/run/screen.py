@@ -1,0 +1,137 @@
+"""How a run goes, on a terminal: counts, time left and GPU-hours, and the runs that are active or have failed."""
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from statistics import median
+
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from cloudai_mbridge.commands.run.run_clock import RunClock, RunRow, counts_text, time_text
+from cloudai_mbridge.logs import StepRecord
+from cloudai_mbridge.plan import RunPlan, ScenarioPlan
+from cloudai_mbridge.report.formats.text import visible
+from cloudai_mbridge.runner.progress import Progress
+from cloudai_mbridge.schedulers.interface import JobClass, JobStatus
+from cloudai_mbridge.verdict import Verdict
+
+_STYLE = {JobClass.ACTIVE: "cyan", JobClass.SUCCEEDED: "green", JobClass.CANCELLED: "yellow"}
+_AROUND = 6  # lines that are no row: two of the header, the table's head, the line of what is left out, the cursor's
+_JUST_S = 60.0  # for so long a run that succeeded stays
+_REFRESH_S = 1.0
+
+
+class Screen(AbstractContextManager["Screen"]):
+    """A view that fits the terminal, whatever its size, and moves while nothing happens."""
+
+    def __init__(self, console: Console, plan: ScenarioPlan, root: Path, clock: RunClock | None = None) -> None:
+        self.clock = clock or RunClock(plan)
+        self._console, self._plan = console, plan
+        self._progress, self._lock = Progress(root), threading.Lock()
+        self._steps: dict[str, StepRecord] = {}
+        self._live = Live(
+            get_renderable=self.render, console=console, refresh_per_second=1 / _REFRESH_S, transient=True
+        )
+
+    def __enter__(self) -> "Screen":
+        self._live.start(refresh=True)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._live.stop()
+
+    def saw(self, run: RunPlan, status: JobStatus, at: float | None = None) -> None:
+        with self._lock:
+            self.clock.saw(run, status, at)
+            if not status.is_final:
+                self._progress.forget(run)
+                self._steps.pop(run.key, None)
+
+    def decided(self, run: RunPlan, verdict: str, reasons: tuple[str, ...]) -> None:
+        with self._lock:
+            self.clock.decided(run, verdict)
+
+    def notice(self, text: str) -> None:
+        self._console.print(Text(f"notice: {visible(text)}"))
+
+    def render(self) -> RenderableType:
+        """Return what is to be seen now."""
+        with self._lock:
+            now, rows = time.time(), [row for row in self.clock.rows.values() if row.is_counted]
+            read = {row.run.key: self._read(row) for row in rows if row.group == "running"}
+            title = Text(visible(f"{self._plan.scenario} on {self._plan.system}"), style="bold")
+            steps = {key: found for key, found in read.items() if found}
+            title.append(f"  {time_text(self.clock, now, steps)}", style="not bold")
+            counts = Text(f"{counts_text(self.clock)}; {self._cost(now)}")
+            shown, left_out = self._choose(rows, now, max(3, self._console.height - _AROUND))
+            for row in shown:
+                if row.group in ("failed", "done"):
+                    self._read(row)
+            return Group(*map(_cut, (title, counts)), self._table(shown), _cut(Text(left_out, style="dim")))
+
+    def _choose(self, rows: list[RunRow], now: float, room: int) -> tuple[list[RunRow], str]:
+        """Return the rows to show: what runs, failed, has just ended, is queued; and words for the rest."""
+        latest = sorted(rows, key=lambda row: -row.since)
+        running, failed, queued = (
+            [row for row in latest if row.group == name] for name in ("running", "failed", "pending")
+        )
+        just = [row for row in latest if row.group == "done" and now - row.since < _JUST_S]
+        num_failed = min(len(failed), max(room // 3, room - len(running)))
+        num_running = min(len(running), room - num_failed)
+        shown = [*running[:num_running], *failed[:num_failed], *just, *queued][:room]
+        rest = {"running": len(running) - num_running, "failed": len(failed) - num_failed}
+        return shown, ", ".join(f"and {count} more {name}" for name, count in rest.items() if count)
+
+    def _read(self, row: RunRow) -> tuple[int, float] | None:
+        """Return the last step that a run's log tells, and the seconds of a step so far."""
+        steps = self._progress.steps(row.run)
+        if not steps:
+            return None
+        self._steps[row.run.key] = steps[-1]
+        times = [step.step_time_s for step in steps[row.run.warmup_steps :] or steps if step.step_time_s]
+        return (steps[-1].step, median(times)) if times else None
+
+    def _cost(self, now: float) -> str:
+        most = self._plan.runner.max_gpu_hours
+        return f"{round(self.clock.gpu_hours(now), 3):.3g}{f' of {most:g}' if most else ''} GPU-hours"
+
+    def _table(self, rows: list[RunRow]) -> Table:
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+        table.add_column("point", no_wrap=True, overflow="ellipsis", ratio=1)
+        table.add_column("state", no_wrap=True)
+        for name in ("step", "s/step", "TFLOP/s/GPU", "loss"):
+            table.add_column(name, justify="right", no_wrap=True)
+        for row in rows:
+            table.add_row(*self._cells(row))
+        return table
+
+    def _cells(self, row: RunRow) -> Iterator[Text]:
+        run, step = row.run, self._steps.get(row.run.key)
+        several = len({each.test_id for each in self._plan.runs}) > 1
+        name = f"{run.test_id}/{run.label}" if several else run.label
+        repeats = any(each.iteration for each in self._plan.runs)
+        yield Text(visible(f"{name}/{run.iteration}" if repeats else name))
+        assert row.status is not None
+        style = _STYLE.get(row.status.job_class, "red")
+        if row.verdict:
+            style = "green" if row.verdict == Verdict.SUCCESS else "red"
+        yield Text(visible(row.verdict or row.status.state), style=style)
+        yield Text("" if row.group == "pending" else f"{step.step if step else 0}/{run.num_steps or '?'}")
+        yield _number(step.step_time_s if step else None)
+        yield _number(step.tflops_per_gpu if step else None)
+        yield _number(step.loss if step else None)
+
+
+def _cut(text: Text) -> Text:
+    text.no_wrap, text.overflow = True, "ellipsis"
+    return text
+
+
+def _number(value: float | None) -> Text:
+    return Text("" if value is None else f"{value:.4g}")

@@ -1,0 +1,58 @@
+"""`mbridge show`: every point of a run, or all about one."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import click
+
+from cloudai_mbridge.commands.console import new_console
+from cloudai_mbridge.commands.run_names import run_argument
+from cloudai_mbridge.errors import OK, BadInput
+from cloudai_mbridge.plan.read import read_plan_data, refuse_dry_run
+from cloudai_mbridge.report.build import build_report
+from cloudai_mbridge.report.formats.terminal import render_table
+from cloudai_mbridge.report.formats.text import render_point
+from cloudai_mbridge.report.model import PointReport
+from cloudai_mbridge.runner.lock import no_driver
+from cloudai_mbridge.verdict import Verdict
+
+_MOST_NAMED = 5
+
+
+@click.command()
+@run_argument("root")
+@click.argument("point", required=False)
+@click.option("--json", "as_json", is_flag=True, help="Print what report.json has of it.")
+def show(root: Path, point: str | None, as_json: bool) -> int:
+    """Show every point of a run, or all about one POINT: its key, its label, or a part that no other point has."""
+    refuse_dry_run(root, read_plan_data(root))
+    with no_driver(root):
+        report = build_report(root)
+    if point is not None:
+        report = replace(report, points=tuple(_find(report.points, point.strip("/"), root)))
+    if as_json:
+        data = report.to_dict()
+        click.echo(json.dumps(data if point is None else {"points": data["points"]}, indent=1))
+        return OK
+    console = new_console()
+    console.print(render_table(report))
+    for each in report.points if point is not None else ():
+        if each.verdict is not Verdict.REJECTED:
+            console.print_line(f"\n{each.key}\n{render_point(each, root)}")
+    return OK
+
+
+def _find(points: Sequence[PointReport], name: str, root: Path) -> list[PointReport]:
+    """Return all runs of a point, or one run."""
+    found = [point for point in points if name in (point.key, point.label, f"{point.test_id}/{point.label}")]
+    found = found or [point for point in points if name in point.key]
+    if not found:
+        raise BadInput(f"{root}: has no point {name!r}; `mbridge show {root}` lists them")
+    if len(names := dict.fromkeys(f"{point.test_id}/{point.label}" for point in found)) > 1:
+        more = ", ..." if len(names) > _MOST_NAMED else ""
+        raise BadInput(
+            f"{name!r} is a part of {len(names)} points: {', '.join([*names][:_MOST_NAMED])}{more}; give more of it"
+        )
+    return found

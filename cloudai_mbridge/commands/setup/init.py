@@ -1,0 +1,234 @@
+"""`mbridge init`: a scenario, its test and a system that run as they are."""
+
+import shutil
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import click
+
+from cloudai_mbridge.commands.options import PATH
+from cloudai_mbridge.commands.plan.tune import search_request
+from cloudai_mbridge.commands.setup.init_ci import ci
+from cloudai_mbridge.commands.setup.new_files import FORCE, options_of, require_points, write_files
+from cloudai_mbridge.commands.setup.schema import schema_files, schema_line
+from cloudai_mbridge.errors import OK, BadInput, counted
+from cloudai_mbridge.estimate.hardware import Gpu, find_gpu, gpu_named
+from cloudai_mbridge.files.toml_text import render_toml
+from cloudai_mbridge.models.cmd_args import Launcher
+from cloudai_mbridge.models.test_definition import TEMPLATE
+from cloudai_mbridge.models.values.time_limit import format_time_limit
+from cloudai_mbridge.recipes import Recipe, load_recipe
+from cloudai_mbridge.report.formats.text import visible
+from cloudai_mbridge.schedulers.slurm.partitions import Nodes, find_nodes
+from cloudai_mbridge.tune.ranking import rank
+
+_STEPS, _WARMUP_STEPS = 30, 10
+_CPU_RANKS = 2  # of a machine without a known GPU
+_TIME_LIMIT_S = 1800.0
+
+# One key of a table: its value, None to leave it out, and what it means
+_Row = tuple[str, Any, str]
+_MEANINGS = {
+    "launcher": "this package's loop; megatron_bridge: Megatron-Bridge's own script",
+    "gpu_type": "what estimates are for",
+    "model_recipe_name": "`mbridge list` has all of them",
+    "compute_dtype": "number format of the matmuls",
+    "num_gpus": "ranks of the whole job",
+    "tp": "tensor parallelism; a list such as [1, 2] is an axis of a sweep",
+    "pp": "pipeline parallelism",
+    "cp": "context parallelism",
+    "vp": "virtual pipeline stages on a rank",
+    "ep": "expert parallelism",
+    "et": "tensor parallelism of the experts",
+    "mb": "sequences in a micro-batch",
+    "gb": "sequences in a step",
+    "seq_length": "tokens in a sequence",
+    "max_steps": "steps of a run",
+}
+
+
+class _WithCommands(click.Group):
+    """A command with commands of its own: the first word is one of them, or everything is for the command itself."""
+
+    allow_extra_args = False
+    allow_interspersed_args = True
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        if args and args[0] in self.commands:
+            return self.commands[args[0]].make_context(f"{info_name} {args[0]}", args[1:], parent, **extra)
+        return super().make_context(info_name, args, parent, **extra)
+
+
+@click.group(cls=_WithCommands, invoke_without_command=True, subcommand_metavar="")
+@click.argument("directory", type=PATH, default=".")
+@click.option(
+    "--slurm/--local", "is_slurm", default=None, help="For this cluster, or machine; default: Slurm if there is sinfo."
+)
+@click.option("--partition", help="Slurm's partition; default: its default one.")
+@click.option("--account", help="Slurm's account.")
+@click.option("--nodes", "num_nodes", type=click.IntRange(min=1), help="Nodes of a run; default: 1.")
+@click.option("--recipe", help="See `mbridge list`; default: llama3_8b on a known GPU, else gpt_tiny.")
+@click.option("--gpu", help="Such as gb200; default: what sinfo says.")
+@FORCE
+def init(
+    directory: Path,
+    is_slurm: bool | None,
+    partition: str | None,
+    account: str | None,
+    num_nodes: int | None,
+    recipe: str | None,
+    gpu: str | None,
+    force: bool,
+) -> int:
+    """Write a test, a scenario and a system that run as they are into DIRECTORY (default: here).
+
+    On a known GPU the layout is the first of `mbridge tune`. `mbridge init ci` writes what runs it every night.
+    """
+    if is_slurm is None:
+        is_slurm = shutil.which("sinfo") is not None
+    if not is_slurm and (partition or account or num_nodes):
+        raise BadInput("--partition, --account and --nodes are for Slurm; leave them out, or add --slurm")
+    found = find_nodes(partition) if is_slurm else None
+    num_nodes = num_nodes or 1
+    if found and num_nodes > found.num_nodes:
+        raise BadInput(f"--nodes: {num_nodes} is more than the {found.num_nodes} of partition {found.partition!r}")
+    device = gpu_named(gpu) if gpu else find_gpu(found.gpu_type) if found and found.gpu_type else None
+    device = device if device and device.is_known else None
+    per_node = (found.gpus if found else 0) or (device.gpus_per_node if device else 0)
+    num_ranks = num_nodes * (per_node or _CPU_RANKS)
+    model = load_recipe(recipe or ("llama3_8b" if device else "gpt_tiny"))
+    cmd_args = _cmd_args(model, device, num_ranks, is_cpu=per_node == 0)
+    limit = min(_TIME_LIMIT_S, (found.time_limit_s if found else None) or _TIME_LIMIT_S)
+    texts = {
+        "system": _slurm_system(found, account, device, per_node) if found else _LOCAL_SYSTEM,
+        "scenario": _scenario(model.name, num_nodes, format_time_limit(limit)),
+        "test": _test(model, cmd_args),
+    }
+    with TemporaryDirectory() as scratch:
+        paths = _paths(Path(scratch), model.name)
+        (Path(scratch) / "test_defs").mkdir()
+        for name, text in texts.items():
+            paths[name].write_text(text, encoding="utf-8")
+        runs = require_points(paths["system"], paths["scenario"], paths["test"].parent).plan.runs
+    paths = _paths(directory, model.name)
+    files = {paths[name]: f"{schema_line(paths[name], directory, name)}{text}" for name, text in texts.items()}
+    write_files({**files, **schema_files(directory, *texts)}, force=force)
+    options = options_of(paths["system"], paths["scenario"], paths["test"].parent)
+    ci_options = "" if directory == Path() else f" {options}"  # its defaults
+    place = f"partition {found.partition} of this Slurm cluster" if found else "this machine"
+    click.echo(visible(f"{counted(len(runs), 'run')} of {model.name} on {place}. Next:"))
+    for text in (f"mbridge run {options}", f"mbridge init ci{ci_options}    # to gate it every night"):
+        click.echo(visible(f"  {text}"))
+    return OK
+
+
+init.add_command(ci)
+
+
+def _paths(directory: Path, name: str) -> dict[str, Path]:
+    return {
+        "system": directory / "system.toml",
+        "scenario": directory / "scenario.toml",
+        "test": directory / "test_defs" / f"{name}.toml",
+    }
+
+
+def _cmd_args(recipe: Recipe, gpu: Gpu | None, num_ranks: int, *, is_cpu: bool) -> Mapping[str, Any]:
+    """Return the arguments of the fastest layout by prediction; without figures of a GPU, data parallelism alone."""
+    if recipe.not_embedded:
+        raise BadInput(f"--recipe: the embedded loop cannot build {recipe.not_embedded} of {recipe.name}; use another")
+    if gpu is not None:
+        request = search_request(
+            None,
+            recipe=recipe.name,
+            gpu=gpu.name,
+            num_gpus=num_ranks,
+            precisions=("bf16",),
+            gbs=None,
+            seq_length=None,
+            launcher=Launcher.EMBEDDED,
+            max_steps=_STEPS,
+        )
+        if best := rank(request, 1).best:
+            return best[0].cmd_args
+        raise BadInput(
+            f"no layout of {recipe.name} fits {counted(num_ranks, 'GPU')} of {gpu.name}; use more --nodes, or another"
+            f" --recipe; `mbridge tune --recipe {recipe.name} --gpu {gpu.name} --num-gpus {num_ranks}` says why"
+        )
+    batch = int(recipe.default("train", "global_batch_size"))
+    return {
+        "launcher": str(Launcher.EMBEDDED),
+        "model_family_name": recipe.family,
+        "model_recipe_name": recipe.name,
+        "compute_dtype": "fp32" if is_cpu else "bf16",
+        "num_gpus": num_ranks,
+        "tp": 1,
+        "pp": 1,
+        "mb": 1,
+        "gb": -(-batch // num_ranks) * num_ranks,
+        "max_steps": _STEPS,
+    }
+
+
+def _table(rows: Iterable[_Row]) -> str:
+    """Return the lines of a TOML table, with their meanings in a column."""
+    lines = [(render_toml({key: value}).strip(), what) for key, value, what in rows if value is not None]
+    width = max(len(line) for line, what in lines if what)
+    return "".join(f"{line:<{width}}  # {what}\n" if what else f"{line}\n" for line, what in lines)
+
+
+def _test(recipe: Recipe, cmd_args: Mapping[str, Any]) -> str:
+    head: list[_Row] = [
+        ("name", recipe.name, "what scenarios call it"),
+        ("description", recipe.description, "for people"),
+        ("test_template_name", TEMPLATE, "CloudAI's name of this kind of test"),
+    ]
+    metrics: list[_Row] = [("warmup_steps", _WARMUP_STEPS, "left out of every statistic")]
+    arguments = [(key, value, _MEANINGS.get(key, "")) for key, value in cmd_args.items()]
+    return f"# What is trained\n{_table(head)}\n[metrics]\n{_table(metrics)}\n[cmd_args]\n{_table(arguments)}"
+
+
+def _scenario(test: str, num_nodes: int, time_limit: str | None) -> str:
+    rows: list[_Row] = [
+        ("id", test, "names its results"),
+        ("test_name", test, f"test_defs/{test}.toml"),
+        ("num_nodes", num_nodes, "of each run"),
+        ("iterations", 5, "runs: a first baseline needs five, a gate three"),
+        ("time_limit", time_limit, "of each run"),
+    ]
+    head: list[_Row] = [("name", "performance", "names the directories of results")]
+    return f"# What runs, how often\n{_table(head)}\n[[Tests]]\n{_table(rows)}"
+
+
+_LOCAL_SYSTEM = "# Where it runs\n" + _table(
+    [
+        ("name", "local", "for people"),
+        ("scheduler", "local", "this machine, one run after the other"),
+        ("output_path", "results", "where results go"),
+    ]
+)
+
+
+def _slurm_system(nodes: Nodes, account: str | None, gpu: Gpu | None, gpus_per_node: int) -> str:
+    rows: list[_Row] = [
+        ("name", nodes.partition, "for people"),
+        ("scheduler", "slurm", ""),
+        ("output_path", "results", "where results go: on a file system that all nodes see"),
+        ("default_partition", nodes.partition, "where jobs go"),
+        ("gpus_per_node", gpus_per_node or None, "that a job asks for"),
+        ("gpu_type", gpu.name if gpu else None, "what estimates are for"),
+        ("account", account, "whose time jobs use"),
+        ("extra_sbatch_args", ["--exclusive"], "whole nodes: a neighbour would be part of the measurement"),
+    ]
+    hints = "" if account else '# account = "my_account"  # if this cluster asks for one\n'
+    hints += '# python_executable = "/shared/venv/bin/python"  # on the nodes; default: the one that runs mbridge\n'
+    group: list[_Row] = [("name", "all", "scenarios may name nodes as PARTITION:all:2"), ("nodes", [nodes.names], "")]
+    name = _table([("name", nodes.partition, "as sinfo describes it")])
+    return (
+        f"# Where it runs\n{_table(rows)}{hints}\n[[partitions]]\n{name}\n[[partitions.groups]]\n{_table(group)}\n"
+        '[global_env_vars]\nCUDA_DEVICE_MAX_CONNECTIONS = "1"\n'
+    )

@@ -1,0 +1,46 @@
+"""`mbridge schema`: what editors need to know of our TOML files."""
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+
+import click
+
+from cloudai_mbridge.errors import OK
+from cloudai_mbridge.gate.compare.policy import GatePolicy
+from cloudai_mbridge.models.json_schema import Schema, definition_schema, scenario_schema, system_schema, toml_schema
+
+KINDS: Mapping[str, Callable[[], Schema]] = {
+    "test": definition_schema,
+    "scenario": scenario_schema,
+    "system": system_schema,
+    "policy": partial(toml_schema, GatePolicy, "mbridge gate policy"),
+}
+
+
+@click.command()
+@click.argument("kind", type=click.Choice(list(KINDS)))
+def schema(kind: str) -> int:
+    """Print the JSON Schema of a KIND of TOML file, for editors."""
+    click.echo(_text(kind), nl=False)
+    return OK
+
+
+def schema_files(directory: Path, *kinds: str) -> dict[Path, str]:
+    """Return the schemas of some kinds by their paths below a directory."""
+    return {_path(directory, kind): _text(kind) for kind in kinds}
+
+
+def schema_line(path: Path, directory: Path, kind: str) -> str:
+    """Return the first line of a TOML file, which tells an editor where its schema is."""
+    return f"#:schema {os.path.relpath(_path(directory, kind), path.parent)}\n"
+
+
+def _path(directory: Path, kind: str) -> Path:
+    return directory / "schemas" / f"{kind}.json"
+
+
+def _text(kind: str) -> str:
+    return json.dumps(KINDS[kind](), indent=2) + "\n"
