@@ -97,6 +97,15 @@ def test_points_that_fail_are_results(sweep: Sweep) -> None:
     assert [row["verdict"] for row in report.table.rows] == ["failed", "skipped", "rejected"]
 
 
+def test_the_end_is_told_as_by_the_command(sweep: Sweep, tmp_path: Path) -> None:
+    sweep()
+    path = tmp_path / "scenario.toml"
+    asked = f'[runner.on_completion]\ncommand = ["cp", "/dev/stdin", "{tmp_path}/told.json"]\n'
+    path.write_text(path.read_text() + asked)
+    run = mb.load(path, system=tmp_path / "system.toml").plan().run()
+    assert str(run.path) in (tmp_path / "told.json").read_text()
+
+
 def test_an_interrupted_run_is_resumed(sweep: Sweep, tmp_path: Path) -> None:
     def interrupt(line: str) -> None:
         if line.endswith("RUNNING"):
