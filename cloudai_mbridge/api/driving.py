@@ -10,7 +10,7 @@ from typing import TextIO, cast
 
 from cloudai_mbridge import pipeline
 from cloudai_mbridge.commands.console import SteadyConsole
-from cloudai_mbridge.commands.run.drive import _choosers
+from cloudai_mbridge.commands.run.drive import choosers_for
 from cloudai_mbridge.commands.run.live_view import observer_for
 from cloudai_mbridge.completion import completion
 from cloudai_mbridge.errors import MBridgeError
@@ -28,7 +28,7 @@ def drive(prepared: pipeline.Prepared, root: Path, progress: Progress | None) ->
     with completion(prepared.plan, root, console.print_line) as ended, driver_lock(root):
         try:
             with observer_for(console, prepared.plan, root) as observer:
-                pipeline.execute(prepared, root, observer, choosers=_choosers(prepared, root))
+                pipeline.execute(prepared, root, observer, choosers=choosers_for(prepared, root))
         except MBridgeError as error:
             error.add_note(f"results: {root}; continue with: open_run({str(root)!r}).resume()")
             with suppress(MBridgeError, OSError, sqlite3.Error):  # the first error says more
