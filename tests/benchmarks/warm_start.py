@@ -25,7 +25,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 class Run(NamedTuple):
-    """One run of the sweep. losses: point -> the losses of its steps."""
+    """One run of the sweep. losses: point -> loss and gradient norm of its steps."""
 
     wall_s: float
     cpu_s: float
@@ -45,7 +45,8 @@ def main() -> None:
         print(f"warm {_figures(runs[True])}, cold {_figures(runs[False])}", flush=True)
     for what in ("wall_s", "cpu_s"):
         ratios = [getattr(warm, what) / getattr(cold, what) for warm, cold in pairs]
-        print(f"{what}: warm/cold {statistics.median(ratios):.3f} (median of {rounds}; {min(ratios):.3f} to {max(ratios):.3f})")
+        spread = f"{min(ratios):.3f} to {max(ratios):.3f}"
+        print(f"{what}: warm/cold {statistics.median(ratios):.3f} (median of {rounds}; {spread})")
     every = [run.losses for pair in pairs for run in pair]
     if any(losses != every[0] for losses in every):
         sys.exit("the losses differ")
@@ -70,7 +71,8 @@ def measure(warm: bool) -> Run:
         _reap()
         (report,) = Path(directory).glob("*/report.json")
         points = json.loads(report.read_text())["points"]
-        return Run(wall_s, _cpu_s() - cpu_s, {point["key"]: [step["losses"] for step in point["steps"]] for point in points})
+        losses = {point["key"]: [(step["loss"], step["grad_norm"]) for step in point["steps"]] for point in points}
+        return Run(wall_s, _cpu_s() - cpu_s, losses)
 
 
 def _cpu_s() -> float:

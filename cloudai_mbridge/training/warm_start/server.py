@@ -61,6 +61,7 @@ def _import() -> None:
     from cloudai_mbridge.training.cpu import import_megatron
 
     import_megatron()
+    import torch._dynamo  # torch's optimizers do
     import torch.distributed.run  # noqa: F401
 
     import cloudai_mbridge.training.config.text.overrides
