@@ -118,11 +118,13 @@ def peer_uid(connection: socket.socket) -> int:
 
 def _run(connection: socket.socket, arguments: Sequence[str], num_ranks: int) -> int | None:
     """Send the request, and wait for the end. The other end answers twice: with its process id, and an exit code."""
+    os.umask(umask := os.umask(0))
     request = {
         "arguments": list(arguments),
         "num_ranks": num_ranks,
         "directory": str(Path.cwd()),
         "environment": dict(os.environ),
+        "umask": umask,
     }
     socket.send_fds(connection, [b"\n"], [0, 1, 2])
     connection.sendall(json.dumps(request).encode() + b"\n")

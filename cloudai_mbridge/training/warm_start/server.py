@@ -115,6 +115,7 @@ def _take(connection: socket.socket) -> dict[str, Any]:
         os.close(descriptor)
     with connection.makefile() as lines:
         request: dict[str, Any] = json.loads(lines.readline())
+    os.umask(request["umask"])
     os.chdir(request["directory"])
     process.ORIGINAL_DIR = request["directory"]  # type: ignore[attr-defined]  # where a spawned process begins
     os.environ.clear()
