@@ -29,7 +29,8 @@ own = ("MBRIDGE_LOCAL_JOB", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_
 found = {
     "environment": {name: value for name, value in os.environ.items() if name not in own},
     "names": sorted(os.environ),
-    "argv": sys.argv[1:], "path": [path for path in sys.path if path != os.getcwd() and "setuptools" not in path], "main": __name__,
+    "path": [path for path in sys.path if path != os.getcwd() and "setuptools" not in path],
+    "argv": sys.argv[1:], "main": __name__,
     "directory": os.path.basename(os.getcwd()), "path[0]": sys.path[0] == os.getcwd(),
     "stdin": os.read(0, 1).decode(), "session": os.getsid(0) == os.getpid(),
     "descriptors": sorted(os.readlink(f"/proc/self/fd/{fd}").split("/")[-1] for fd in ("0", "1", "2")),
@@ -58,7 +59,9 @@ class Machine:
         directory = self.root / key
         directory.mkdir(parents=True)
         (directory / "program.py").write_text(program)
-        line = f'"$MBRIDGE_PYTHON" -m cloudai_mbridge.training.one_machine --nproc-per-node {ranks} -m program 1 "a b"\n'
+        line = (
+            f'"$MBRIDGE_PYTHON" -m cloudai_mbridge.training.one_machine --nproc-per-node {ranks} -m program 1 "a b"\n'
+        )
         (directory / "run.sh").write_text(START + before + line + END)
         job_id = self.client.submit(Submission(token, (_run(key=key),)), self.root)[key]
         self.jobs.append(Job(key, job_id, token, directory))

@@ -4,7 +4,9 @@ For each job it forks a process that forks another one, which becomes torchrun, 
 server again. Before the first fork, nothing has started a thread or initialized CUDA: a server that has ends.
 """
 
+import atexit
 import gc
+import io
 import json
 import os
 import select
@@ -22,10 +24,12 @@ from cloudai_mbridge.training.warm_start.kernel import process_id, show
 
 _IDLE_S = 60.0
 _LOOK_S = 5.0
+_WRITERS = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
 
 
 def main() -> None:
     """Serve; what was forked goes on from here, so that it ends as any interpreter does."""
+    atexit.register(_skip_teardown)  # the first one, so it runs after all others
     owner, listener = sys.argv[1], socket.socket(fileno=int(sys.argv[2]))
     owner_fd = _open(owner)
     resolve_no_name()
@@ -44,7 +48,25 @@ def main() -> None:
     except (OSError, ValueError):  # the job has ended, or /proc cannot be changed: then it starts without this server
         os._exit(1)
     connection.close()
-    _train(request)
+    try:
+        _train(request)
+    except SystemExit as end:
+        _Ending.is_good = not end.code
+        raise
+    _Ending.is_good = True
+
+
+class _Ending:
+    is_good = False
+
+
+def _skip_teardown() -> None:
+    """End without freeing everything that was imported, which takes as long as a few steps."""
+    if _Ending.is_good:
+        for each in gc.get_objects():
+            if issubclass(type(each), _WRITERS) and not each.closed:
+                each.flush()
+        os._exit(0)
 
 
 def _open(owner: str) -> int:
@@ -68,6 +90,9 @@ def _import() -> None:
     import cloudai_mbridge.training.finetune
     import cloudai_mbridge.training.gpt_step
     import cloudai_mbridge.training.warm_start.ranks  # noqa: F401
+    from cloudai_mbridge.training.process.provenance import package_versions
+
+    package_versions()  # of what was imported now, whatever is installed later
 
 
 def _is_fit_to_fork() -> bool:
