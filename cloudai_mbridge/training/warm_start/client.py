@@ -1,5 +1,6 @@
 """Have a fork server run the ranks of this machine. Standard library only."""
 
+import contextlib
 import hashlib
 import json
 import os
@@ -131,10 +132,15 @@ def _run(connection: socket.socket, arguments: Sequence[str], num_ranks: int) ->
     with connection.makefile() as answers:
         if not (pid := answers.readline().strip()):
             return None  # nothing was started
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, lambda number, _: os.kill(int(pid), number))
         connection.sendall(b"\n")
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, lambda number, _: _forward(number, int(pid)))
         return _code(answers)
+
+
+def _forward(number: int, pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
 
 
 def _code(answers: TextIO) -> int:

@@ -19,6 +19,8 @@ _POLL_S = 0.01
 _PYTHON = (sys.executable, "-u", "-m")
 _OPENMP = "OMP_NUM_THREADS"  # libraries have read it
 _openmp_threads = os.environ.get(_OPENMP)
+_Handler: Any = SubprocessHandler
+_start_cold = _Handler._popen  # a release without it cannot start warm
 
 
 class ForkedRank:
@@ -79,18 +81,15 @@ def _wait(connection: socket.socket) -> dict[str, Any]:
 
 
 def _give_to_torchrun(ranks: list[ForkedRank]) -> None:
-    handler: Any = SubprocessHandler
-    start = handler._popen
-
     def popen(self: Any, args: tuple[str, ...], env: dict[str, str]) -> Any:
         is_plain = args[:3] == _PYTHON and self._stdout is None and self._stderr is None
         if not ranks or not is_plain or env.get(_OPENMP) != _openmp_threads:
-            return start(self, args, env)
+            return _start_cold(self, args, env)
         rank = ranks.pop(0)
         rank.order(args, env)
         return rank
 
-    handler._popen = popen
+    _Handler._popen = popen
 
 
 def become(order: Mapping[str, Any]) -> None:

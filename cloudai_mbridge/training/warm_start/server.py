@@ -10,6 +10,7 @@ import io
 import json
 import os
 import select
+import signal
 import socket
 import sys
 import time
@@ -22,6 +23,7 @@ from cloudai_mbridge.training.process.log_lines import LOCAL_JOB_VARIABLE
 from cloudai_mbridge.training.warm_start.client import peer_uid
 from cloudai_mbridge.training.warm_start.kernel import process_id, show
 
+_IMPORT_S = 600
 _IDLE_S = 60.0
 _LOOK_S = 5.0
 _WRITERS = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
@@ -33,7 +35,9 @@ def main() -> None:
     owner, listener = sys.argv[1], socket.socket(fileno=int(sys.argv[2]))
     owner_fd = _open(owner)
     resolve_no_name()
+    signal.alarm(_IMPORT_S)  # one that hangs, in a file system, ends
     _import()
+    signal.alarm(0)
     if not _is_fit_to_fork():
         return
     gc.freeze()
