@@ -70,7 +70,7 @@ def measure(warm: bool) -> Run:
         wall_s = time.monotonic() - start
         _reap()
         (report,) = Path(directory).glob("*/report.json")
-        points = json.loads(report.read_text())["points"]
+        points = [point for point in json.loads(report.read_text())["points"] if point["steps"]]
         losses = {point["key"]: [(step["loss"], step["grad_norm"]) for step in point["steps"]] for point in points}
         return Run(wall_s, _cpu_s() - cpu_s, losses)
 

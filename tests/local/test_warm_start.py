@@ -155,6 +155,15 @@ def test_variables_that_libraries_read_when_they_are_loaded(
     assert len(set(servers(os.getpid())) - first) == 1
 
 
+def test_a_server_that_cannot_import_is_not_needed(machine: Any) -> None:
+    warm, others = machine(), set(servers(os.getpid()))
+    broken = "mkdir megatron; echo 'raise ImportError' > megatron/__init__.py\n"
+    job = warm.start(LOOK, before=f'{broken}export PYTHONPATH="$PWD:${{PYTHONPATH:-}}"\n')
+    assert warm.finish(job).exit_code == 0, (job.directory / "stderr.txt").read_text()
+    assert (job.directory / "found-1.json").exists()
+    assert set(servers(os.getpid())) <= others
+
+
 SWEEP = """name = "s"
 [[Tests]]
 id = "sweep"
