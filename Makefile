@@ -90,6 +90,7 @@ bench: $(VENV)/.dev
 	$(BIN)/python tests/benchmarks/loop_overhead.py
 	$(BIN)/python tests/benchmarks/history.py
 	$(BIN)/python tests/benchmarks/gate_curves.py
+	$(BIN)/python tests/benchmarks/warm_start.py
 
 # Check a machine with a GPU in under ten minutes (docs/gpu-check.md); without one, its parts for GPUs are skipped.
 gpu-check: $(VENV)/.train

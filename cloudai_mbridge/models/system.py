@@ -124,6 +124,7 @@ class LocalSystem(_System):
     """This machine. Points run one after the other, each under its own torchrun."""
 
     scheduler: Literal["local", "standalone"] = Field(description="this machine")
+    warm_start: bool = Field(True, description="whether the ranks start from a process that has imported torch already")
 
 
 class PartitionGroup(StrictModel):

@@ -6,20 +6,41 @@
 records too. Where the name does not resolve (a container, a laptop on a VPN) the ranks wait for minutes and fail.
 """
 
+import os
+import signal
 import socket
 import sys
 import uuid
+from collections.abc import Sequence
 
 from cloudai_mbridge.training.process.loopback import loopback_address, use_loopback
+from cloudai_mbridge.training.warm_start import client
 
 
 def main() -> None:
-    socket.getfqdn = lambda name="": name or socket.gethostname()  # torchrun only writes it into its records
     use_loopback()
-    # Imported only now: parts of torch may bind the function above when they are imported.
+    code = client.run(sys.argv[1:])
+    if code is None:
+        launch(sys.argv[1:])
+    elif code < 0:
+        signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    else:
+        sys.exit(code)
+
+
+def launch(arguments: Sequence[str]) -> None:
+    """Be torchrun."""
+    resolve_no_name()
+    # Imported only now: parts of torch may bind the function that was replaced when they are imported.
     from torch.distributed import run
 
-    run.main([*rendezvous(loopback_address()), *sys.argv[1:]])
+    run.main([*rendezvous(loopback_address()), *arguments])
+
+
+def resolve_no_name() -> None:
+    """Leave this machine's full name unresolved; torchrun only writes it into its records."""
+    socket.getfqdn = lambda name="": name or socket.gethostname()
 
 
 def rendezvous(address: str) -> list[str]:

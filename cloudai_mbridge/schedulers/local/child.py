@@ -20,8 +20,8 @@ import psutil
 from cloudai_mbridge.files.regular import NotRegular, read_regular
 from cloudai_mbridge.plan import POINT_FILES
 from cloudai_mbridge.schedulers.interface import SubmitRefused
+from cloudai_mbridge.training.process.log_lines import LOCAL_JOB_VARIABLE
 
-MARK_VARIABLE = "MBRIDGE_LOCAL_JOB"
 _KILL_WAIT_S = 10.0
 _KILL_ROUNDS = 10
 # The Slurm job that a script was started in, as someone does who works in an allocation.
@@ -43,7 +43,7 @@ class Child:
                 process = subprocess.Popen(
                     ["bash", script],
                     cwd=directory,
-                    env={**env, MARK_VARIABLE: mark, _STARTED_IN_VARIABLE: env.get(_SLURM_JOB, "")},
+                    env={**env, LOCAL_JOB_VARIABLE: mark, _STARTED_IN_VARIABLE: env.get(_SLURM_JOB, "")},
                     stdin=subprocess.DEVNULL,
                     stdout=out,
                     stderr=err,
@@ -116,23 +116,23 @@ class Child:
         """Return whether it carries the mark; a Slurm job that the script submitted carries it too, and is Slurm's."""
         env = _environment(process)
         is_of_same_job = env.get(_SLURM_JOB, "") == env.get(_STARTED_IN_VARIABLE, "")
-        return env.get(MARK_VARIABLE) == self._mark and is_of_same_job
+        return env.get(LOCAL_JOB_VARIABLE) == self._mark and is_of_same_job
 
 
 def find_marked(mark: str) -> int | None:
     """Return the process id of the script that carries a mark: of all its processes, the leader of its session."""
     for process in psutil.process_iter():
-        if _environment(process).get(MARK_VARIABLE) == mark:
+        if _environment(process).get(LOCAL_JOB_VARIABLE) == mark:
             with contextlib.suppress(psutil.Error, OSError):
                 leads_its_session, parent = os.getsid(process.pid) == process.pid, process.parent()
-                if leads_its_session and (parent is None or _environment(parent).get(MARK_VARIABLE) != mark):
+                if leads_its_session and (parent is None or _environment(parent).get(LOCAL_JOB_VARIABLE) != mark):
                     return int(process.pid)
     return None
 
 
 def _is_marked(pid: int, mark: str) -> bool:
     try:
-        return _environment(psutil.Process(pid)).get(MARK_VARIABLE) == mark
+        return _environment(psutil.Process(pid)).get(LOCAL_JOB_VARIABLE) == mark
     except psutil.Error:
         return False
 

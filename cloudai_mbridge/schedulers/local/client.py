@@ -16,6 +16,7 @@ from cloudai_mbridge.plan import POINT_FILES, RunPlan
 from cloudai_mbridge.schedulers.interface import Job, JobClass, JobStatus, Seen, Submission
 from cloudai_mbridge.schedulers.local.child import Child, find_marked
 from cloudai_mbridge.training.compat.versions import installed_version, why_unsupported
+from cloudai_mbridge.training.warm_start.client import wanted
 
 
 @dataclass
@@ -38,6 +39,7 @@ class LocalClient:
         self._system = system
         self._time_limits = {run.key: run.time_limit_s for run in runs}
         self._processes: dict[str, _Process] = {}
+        self._warm_start = wanted(os.getpid()) if system.warm_start else {}
 
     def preflight(self) -> None:
         """Check that the training packages are there, in a version that the loop was tested with."""
@@ -59,7 +61,8 @@ class LocalClient:
     def submit(self, submission: Submission, root: Path) -> dict[str, str]:
         """Start the script; its output goes to files in its directory."""
         (run,) = submission.runs
-        env = {**os.environ, PYTHON_VARIABLE: sys.executable, **run.secret_env}
+        warm_start = {} if run.profiler else self._warm_start  # a profiler follows what the job starts, not a server
+        env = {**os.environ, PYTHON_VARIABLE: sys.executable, **run.secret_env, **warm_start}
         child = Child.start(submission.token, POINT_FILES.local_script, root / run.key, env)
         self._processes[child.job_id] = _Process(child, time.monotonic(), run.time_limit_s)
         return {run.key: child.job_id}

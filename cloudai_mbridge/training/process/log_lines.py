@@ -13,6 +13,8 @@ from typing import Any
 
 RUN_MARK = "MBRIDGE_RUN"
 STEP_MARK = "MBRIDGE_STEP"
+# Every process of a job of this machine has it in its environment, and is found by it.
+LOCAL_JOB_VARIABLE = "MBRIDGE_LOCAL_JOB"
 RECORD_VERSION = 1
 
 # what `peak_memory_gib` of a step may measure
@@ -86,7 +88,7 @@ def run_token(environ: Mapping[str, str]) -> str | None:
     A local job has it in a variable of mbridge's, a Slurm job at the end of its name. A job that another one submitted
     may have both; then both are given, with a space between them.
     """
-    found = [_TOKEN.search(environ.get(name, "")) for name in ("MBRIDGE_LOCAL_JOB", "SLURM_JOB_NAME")]
+    found = [_TOKEN.search(environ.get(name, "")) for name in (LOCAL_JOB_VARIABLE, "SLURM_JOB_NAME")]
     return " ".join(match[1] for match in found if match) or None
 
 

@@ -1,5 +1,6 @@
 """What software this process runs, None where unknown. Standard library only: reports use it too."""
 
+import functools
 import importlib.util
 import os
 import subprocess
@@ -41,6 +42,7 @@ def is_installed(module: str) -> bool:
     return importlib.util.find_spec(module) is not None
 
 
+@functools.cache
 def package_versions() -> dict[str, str]:
     """Return the versions of the packages that decide speed and numbers, as far as they are installed."""
     names = {str(each.name).lower().replace("_", "-") for each in distributions()}
