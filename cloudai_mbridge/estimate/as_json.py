@@ -5,7 +5,6 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from cloudai_mbridge.estimate.memory.other import GIB
 from cloudai_mbridge.estimate.point import PointEstimate
 
 Text = Annotated[str, BeforeValidator(str)]
@@ -65,7 +64,7 @@ class Stage(_Data):
     stage: int
     parameters: int
     total: float
-    total_gib: Annotated[float, BeforeValidator(lambda total: total / GIB)] = Field(validation_alias="total")
+    total_gib: float
     terms: Mapping[str, float]
 
 

@@ -40,7 +40,7 @@ MOST_MEASURED = 200
 
 @dataclass(frozen=True)
 class RankedLayout:
-    """A layout, as a test's cmd_args. step_time_90_s: the 90 % interval; its end is None where it has none. fits: how probably, 0 to 1."""
+    """A layout. args: its test's cmd_args. step_time_90_s: the 90 % interval; None: endless. fits: how probably."""
 
     rank: int
     args: Mapping[str, Any]

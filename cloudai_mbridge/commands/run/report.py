@@ -21,7 +21,6 @@ from cloudai_mbridge.report import Report
 from cloudai_mbridge.runner import control
 from cloudai_mbridge.runner.lock import no_driver
 
-
 _FILES = (
     *(ROOT_FILES.report, ROOT_FILES.summary, ROOT_FILES.report_html, ROOT_FILES.markdown, ROOT_FILES.junit),
     *(ROOT_FILES.steps_csv, ROOT_FILES.steps_parquet),
