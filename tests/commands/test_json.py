@@ -108,9 +108,8 @@ BAD: tuple[tuple[str, str, int, tuple[str, ...]], ...] = (
 
 def reports(place: Path) -> None:
     noise = np.random.default_rng(1)
-    for first, (name, level, count) in enumerate(
-        (("good", 1.0, 5), ("same", 1.0, 5), ("slow", 1.2, 5), ("few", 1.0, 1))
-    ):
+    kinds = (("good", 1.0, 5), ("same", 1.0, 5), ("slow", 1.2, 5), ("few", 1.0, 1))
+    for first, (name, level, count) in enumerate(kinds):
         times = [level * math.exp(noise.normal(0, 0.002)) for _ in range(count)]
         points = [make_point(time, number=10 * first + number) for number, time in enumerate(times)]
         write_report(place / f"{name}.json", points)
