@@ -15,7 +15,7 @@ from rich.console import Console
 
 from cloudai_mbridge.commands.console import SteadyConsole
 from cloudai_mbridge.commands.run.live_view import PlainObserver, observer_for
-from cloudai_mbridge.commands.run.run_clock import RunClock, clock_text
+from cloudai_mbridge.commands.run.run_clock import RunClock, counts_text, time_text
 from cloudai_mbridge.commands.run.screen import Screen
 from cloudai_mbridge.plan import RunPlan, ScenarioPlan
 from cloudai_mbridge.plan.run_plan import SearchPlan
@@ -170,7 +170,8 @@ def test_ninety_runs_fit_any_terminal(tmp_path: Path, height: int) -> None:
     lines = seen(screen).splitlines()
     assert len(lines) < height
     assert max(map(len, lines)) <= 80
-    assert "30 done, 20 failed, 20 running, 10 pending, 10 waiting; 00:00:00 elapsed" in lines[1]
+    assert lines[0].rstrip() == "llama3_8b on h100  00:00:00 elapsed"
+    assert lines[1].rstrip() == "30 done, 20 failed, 20 running, 10 pending, 10 waiting; 0 GPU-hours"
     states = [line.split()[1] for line in lines[4:] if line.startswith("tp")]
     assert {"RUNNING", "FAILED"} <= {*states}
     assert "COMPLETED" not in states  # an hour ago
@@ -241,7 +242,8 @@ def test_gpu_hours_count_what_runs_and_every_attempt() -> None:
 def test_times_are_spelt_as_slurm_does() -> None:
     clock = RunClock(ninety())
     ended(clock, 0, 1.0)
-    assert clock_text(clock, clock.started_at + 61, {}) == "1 done, 89 waiting; 00:01:01 elapsed, about 00:01:29 left"
+    assert counts_text(clock) == "1 done, 89 waiting"
+    assert time_text(clock, clock.started_at + 61, {}) == "00:01:01 elapsed, about 00:01:29 left"
 
 
 def test_no_name_controls_the_terminal(tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ FILES: dict[str, dict[str, Any]] = {
             {"id": "foreign", "name": "f", "description": "d", "test_template_name": "Sleep", "cmd_args": {"s": 1}},
         ],
         "reports": {"any": 1},
-        "runner": {"retries": 1},
+        "runner": {"retries": 1, "on_completion": {"command": ["a"], "webhook_env": "A"}},
     },
     "system": {
         "name": "c",
@@ -277,8 +277,11 @@ def is_beyond_a_schema(kind: str, value: Any) -> bool:
 @pytest.mark.parametrize(
     ("kind", "every"),
     [
-        *(("test", False), pytest.param("scenario", False, marks=pytest.mark.long), ("system", True), ("policy", True)),
-        pytest.param("test", True, marks=pytest.mark.long),
+        *(("test", False), ("system", False), ("policy", True)),
+        *(
+            pytest.param(*one, marks=pytest.mark.long)
+            for one in (("scenario", False), ("system", True), ("test", True))
+        ),
     ],
 )
 def test_an_editor_marks_what_verify_configs_does(kind: str, every: bool, tmp_path: Path, tests_dir: Path) -> None:
@@ -301,4 +304,4 @@ def test_an_editor_marks_what_verify_configs_does(kind: str, every: bool, tmp_pa
                 wrong.append(f"not marked at {mistake}: {place_of} = {value!r}: {finding.text}")
     assert not wrong, f"{len(wrong)} of {num_refused + num_accepted}\n" + "\n".join(wrong[:40])
     assert num_accepted > 50
-    assert num_refused > 300
+    assert num_refused > 100

@@ -36,6 +36,7 @@ SECTIONS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "runs": ("commands.run.list_runs:runs", "List runs, newest first."),
         "show": ("commands.run.show:show", "Show every point of a run, or all about one."),
         "generate-report": ("commands.run.report:generate_report", "Judge a run again and rewrite its reports."),
+        "export": ("commands.run.export:export", "Write results to csv, parquet, MLflow, W&B or a dashboard."),
         "gate": ("commands.gate.gate:gate", "Judge results against a baseline; fail on a regression."),
         "compare": ("commands.gate.gate:compare", "Compare the results of two runs."),
         "baseline": ("commands.gate.baseline:baseline", "Promote good runs to a baseline, and show it."),

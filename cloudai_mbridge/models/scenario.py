@@ -5,9 +5,29 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from cloudai_mbridge.models.base import AxisOfInt, ListOfPaths, OneLine, ShellWords, StrictModel, Text
+from cloudai_mbridge.models.base import AxisOfInt, EnvName, ListOfPaths, OneLine, ShellWords, StrictModel, Text
 from cloudai_mbridge.models.values.hostlist import check_nodes
 from cloudai_mbridge.models.values.time_limit import SlurmTime
+
+
+class OnCompletion(StrictModel):
+    """Who is told when a run has ended."""
+
+    command: list[Text] = Field(
+        [], description="program and arguments; gets the run's directory as $MBRIDGE_RUN and JSON on stdin"
+    )
+    webhook_env: EnvName | None = Field(
+        None, description="variable of mbridge's environment that holds a URL, to which the JSON is posted"
+    )
+    webhook_file: Text | None = Field(None, description="file that holds the URL")
+
+    @model_validator(mode="after")
+    def _someone(self) -> Self:
+        if self.webhook_env and self.webhook_file:
+            raise ValueError("webhook_env and webhook_file exclude each other; remove one")
+        if not (self.command or self.webhook_env or self.webhook_file):
+            raise ValueError("is empty; set command, webhook_env or webhook_file")
+        return self
 
 
 class RunnerConfig(StrictModel):
@@ -34,6 +54,7 @@ class RunnerConfig(StrictModel):
     unknown_s: float = Field(
         300.0, gt=0, description="how long a job's state may be unknown before the run counts as lost"
     )
+    on_completion: OnCompletion | None = Field(None, description="a command and a webhook that are told of the end")
 
 
 # Keys of a scenario's test that override (or, without test_name, make up) its definition.

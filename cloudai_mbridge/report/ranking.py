@@ -1,9 +1,10 @@
 """What a run found: its points with their repeats together, the fastest first, and what failed grouped by cause."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from typing import Any, Protocol
 
 from cloudai_mbridge.metrics import Metrics, Statistic, summarize
 from cloudai_mbridge.report.model import PointReport, Report
@@ -81,7 +82,16 @@ def causes(report: Report) -> list[Cause]:
     return sorted(found, key=lambda cause: -len(cause.keys))
 
 
-def gpu_hours(points: Iterable[PointReport]) -> float:
+class WithJobs(Protocol):
+    """A run, of a report or of a report.json."""
+
+    @property
+    def world_size(self) -> int | None: ...
+    @property
+    def attempts(self) -> Sequence[Mapping[str, Any]]: ...
+
+
+def gpu_hours(points: Iterable[WithJobs]) -> float:
     """Return what the jobs of runs have used, those of failed attempts included."""
     return math.fsum(
         (point.world_size or 0) * (attempt.get("run_time_s") or 0.0) / 3600

@@ -1,5 +1,6 @@
 """`mbridge init` and `init ci`: what they write runs as it is, nothing is overwritten, and no baseline is no pass."""
 
+import json
 import os
 import re
 import shlex
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from jsonschema import Draft7Validator
 
 from cloudai_mbridge.cli import cli
 from cloudai_mbridge.sandbox import SlurmSandbox
@@ -42,13 +44,22 @@ def test_what_is_written_passes_the_checks(
 ) -> None:
     printed = good(mbridge("init", directory, "--local", *options, cwd=tmp_path))
     found = good(mbridge("verify-configs", directory, "--system-config", f"{directory}/system.toml", cwd=tmp_path))
-    assert found.count("ok ") == len(contents(tmp_path)) == 3
+    assert found.count("ok ") == len(list(tmp_path.rglob("*.toml"))) == 3
     assert "1 point, 0 of them rejected" in found
     run = next_command(printed, "run")
     assert good(mbridge("dry-run", *run[1:], cwd=tmp_path)).count("accepted ") >= 5
     ci = next_command(printed, "init ci")
     good(mbridge(*ci, cwd=tmp_path))
     assert shlex.split((tmp_path / "ci/performance.sh").read_text().partition("mbridge run ")[2])[:6] == run[1:]
+
+
+def test_editors_find_the_schemas(mbridge: Any, tmp_path: Path) -> None:
+    good(mbridge("init", "--local", cwd=tmp_path))
+    good(mbridge("init", "ci", cwd=tmp_path))
+    for path in (*map(Path, FILES), Path("ci/policy.toml")):
+        first = (tmp_path / path).read_text().splitlines()[0]
+        schema = (tmp_path / path).parent / first.removeprefix("#:schema ")
+        Draft7Validator(json.loads(schema.read_text())).validate(tomllib.loads((tmp_path / path).read_text()))
 
 
 def test_every_key_is_explained(mbridge: Any, tmp_path: Path) -> None:
@@ -70,7 +81,7 @@ def test_nothing_is_overwritten(mbridge: Any, tmp_path: Path) -> None:
     assert contents(tmp_path) == {"scenario.toml": b"mine"}
     good(mbridge("init", "--local", "--force", cwd=tmp_path))
     before = contents(tmp_path)
-    assert good(mbridge("init", "--local", cwd=tmp_path)).count("unchanged: ") == len(before) == 3
+    assert good(mbridge("init", "--local", cwd=tmp_path)).count("unchanged: ") == len(before) == 6
 
 
 def test_a_baseline_is_never_overwritten(mbridge: Any, tmp_path: Path) -> None:

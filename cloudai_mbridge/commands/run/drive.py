@@ -6,6 +6,7 @@ from pathlib import Path
 from cloudai_mbridge import pipeline
 from cloudai_mbridge.commands.console import SteadyConsole, show_error, show_rejected
 from cloudai_mbridge.commands.run.live_view import observer_for
+from cloudai_mbridge.completion import completion
 from cloudai_mbridge.errors import OK, POINTS_FAILED, MBridgeError
 from cloudai_mbridge.plan import ROOT_FILES
 from cloudai_mbridge.report import Report, judge_in
@@ -27,18 +28,20 @@ def submit(console: SteadyConsole, prepared: pipeline.Prepared) -> int:
 
 def drive(console: SteadyConsole, prepared: pipeline.Prepared, root: Path) -> int:
     """Bring what was written to its end and report, also if that fails; raise InUse if another process holds it."""
-    with driver_lock(root):
+    with completion(prepared.plan, root, console.print_line) as ended, driver_lock(root):
         try:
             with observer_for(console, prepared.plan, root) as observer:
                 pipeline.execute(prepared, root, observer, choosers=_choosers(prepared, root))
         except MBridgeError:
             try:
-                if show_report(console, root).count(Verdict.CANCELLED):
+                ended.report = show_report(console, root)
+                if ended.report.count(Verdict.CANCELLED):
                     console.print_line(f"continue with: mbridge resume {root}")
             except (MBridgeError, OSError, sqlite3.Error) as error:  # the first error says more
                 show_error(f"no report: {error}")
             raise
-        return OK if show_report(console, root).succeeded else POINTS_FAILED
+        ended.report = show_report(console, root)
+        return OK if ended.report.succeeded else POINTS_FAILED
 
 
 def _choosers(prepared: pipeline.Prepared, root: Path) -> dict[str, Chooser]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.control import strip_control_codes
 
-from cloudai_mbridge.commands.run.run_clock import RunClock, clock_text
+from cloudai_mbridge.commands.run.run_clock import RunClock, counts_text, time_text
 from cloudai_mbridge.commands.run.screen import Screen
 from cloudai_mbridge.errors import MBridgeError
 from cloudai_mbridge.plan import RunPlan, ScenarioPlan
@@ -70,7 +70,7 @@ class PlainObserver(AbstractContextManager["PlainObserver"]):
 
     def tick(self) -> None:
         """Say where everything stands."""
-        self._print(clock_text(self.clock, time.time(), {}))
+        self._print(f"{counts_text(self.clock)}; {time_text(self.clock, time.time(), {})}")
 
     def _beat(self) -> None:
         while not self._over.wait(self._heartbeat_s / 10):

@@ -153,10 +153,14 @@ def _predicted_s(run: RunPlan) -> float | None:
     return step_s * run.num_steps if step_s and run.num_steps else None
 
 
-def clock_text(clock: RunClock, now: float, steps: Mapping[str, tuple[int, float]]) -> str:
-    """Say in a line where the runs are, and how long the rest may take. steps: as in `RunClock.left_s`."""
+def counts_text(clock: RunClock) -> str:
+    """Say in a line where the runs are."""
     counts = clock.counts
-    said = ", ".join(f"{counts[group]} {group}" for group in (*_ORDER, *sorted({*counts} - {*_ORDER})) if counts[group])
-    left = clock.left_s(now, steps) if counts["running"] + counts["waiting"] else None
+    return ", ".join(f"{counts[group]} {group}" for group in (*_ORDER, *sorted({*counts} - {*_ORDER})) if counts[group])
+
+
+def time_text(clock: RunClock, now: float, steps: Mapping[str, tuple[int, float]]) -> str:
+    """Say how long the run has taken, and how long the rest may take. steps: as in `RunClock.left_s`."""
+    left = clock.left_s(now, steps) if clock.counts["running"] + clock.counts["waiting"] else None
     more = f", about {format_time_limit(left)} left" if left and left >= 1 else ""
-    return f"{said}; {format_time_limit(max(0.0, now - clock.started_at))} elapsed{more}"
+    return f"{format_time_limit(max(0.0, now - clock.started_at))} elapsed{more}"

@@ -13,7 +13,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from cloudai_mbridge.commands.run.run_clock import RunClock, RunRow, clock_text
+from cloudai_mbridge.commands.run.run_clock import RunClock, RunRow, counts_text, time_text
 from cloudai_mbridge.logs import StepRecord
 from cloudai_mbridge.plan import RunPlan, ScenarioPlan
 from cloudai_mbridge.report.formats.text import visible
@@ -66,9 +66,13 @@ class Screen(AbstractContextManager["Screen"]):
             now, rows = time.time(), [row for row in self.clock.rows.values() if row.is_counted]
             read = {row.run.key: self._read(row) for row in rows if row.group == "running"}
             title = Text(visible(f"{self._plan.scenario} on {self._plan.system}"), style="bold")
-            title.append(f"  {self._cost(now)}", style="not bold")
-            counts = Text(clock_text(self.clock, now, {key: found for key, found in read.items() if found}))
+            steps = {key: found for key, found in read.items() if found}
+            title.append(f"  {time_text(self.clock, now, steps)}", style="not bold")
+            counts = Text(f"{counts_text(self.clock)}; {self._cost(now)}")
             shown, left_out = self._choose(rows, now, max(3, self._console.height - _AROUND))
+            for row in shown:
+                if row.group in ("failed", "done"):
+                    self._read(row)
             return Group(*map(_cut, (title, counts)), self._table(shown), _cut(Text(left_out, style="dim")))
 
     def _choose(self, rows: list[RunRow], now: float, room: int) -> tuple[list[RunRow], str]:
@@ -95,7 +99,7 @@ class Screen(AbstractContextManager["Screen"]):
 
     def _cost(self, now: float) -> str:
         most = self._plan.runner.max_gpu_hours
-        return f"{self.clock.gpu_hours(now):.3g}{f' of {most:g}' if most else ''} GPU-hours"
+        return f"{round(self.clock.gpu_hours(now), 3):.3g}{f' of {most:g}' if most else ''} GPU-hours"
 
     def _table(self, rows: list[RunRow]) -> Table:
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
@@ -118,7 +122,7 @@ class Screen(AbstractContextManager["Screen"]):
         if row.verdict:
             style = "green" if row.verdict == Verdict.SUCCESS else "red"
         yield Text(visible(row.verdict or row.status.state), style=style)
-        yield Text(f"{step.step if step else 0}/{run.num_steps or '?'}")
+        yield Text("" if row.group == "pending" else f"{step.step if step else 0}/{run.num_steps or '?'}")
         yield _number(step.step_time_s if step else None)
         yield _number(step.tflops_per_gpu if step else None)
         yield _number(step.loss if step else None)

@@ -12,6 +12,7 @@ from cloudai_mbridge.commands.options import PATH
 from cloudai_mbridge.commands.plan.tune import search_request
 from cloudai_mbridge.commands.setup.init_ci import ci
 from cloudai_mbridge.commands.setup.new_files import FORCE, options_of, require_points, write_files
+from cloudai_mbridge.commands.setup.schema import schema_files, schema_line
 from cloudai_mbridge.errors import OK, BadInput, counted
 from cloudai_mbridge.estimate.hardware import Gpu, find_gpu, gpu_named
 from cloudai_mbridge.files.toml_text import render_toml
@@ -114,7 +115,8 @@ def init(
             paths[name].write_text(text, encoding="utf-8")
         runs = require_points(paths["system"], paths["scenario"], paths["test"].parent).plan.runs
     paths = _paths(directory, model.name)
-    write_files({paths[name]: text for name, text in texts.items()}, force=force)
+    files = {paths[name]: f"{schema_line(paths[name], directory, name)}{text}" for name, text in texts.items()}
+    write_files({**files, **schema_files(directory, *texts)}, force=force)
     options = options_of(paths["system"], paths["scenario"], paths["test"].parent)
     ci_options = "" if directory == Path() else f" {options}"  # its defaults
     place = f"partition {found.partition} of this Slurm cluster" if found else "this machine"

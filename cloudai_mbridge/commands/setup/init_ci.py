@@ -8,6 +8,7 @@ import click
 
 from cloudai_mbridge.commands.options import PATH
 from cloudai_mbridge.commands.setup.new_files import FORCE, options_of, require_points, write_files
+from cloudai_mbridge.commands.setup.schema import schema_files
 from cloudai_mbridge.errors import OK, BadInput
 from cloudai_mbridge.models.system import LocalSystem
 
@@ -57,7 +58,7 @@ def ci(system: Path, scenario: Path, tests_dir: Path | None, *, force: bool, **w
         **({} if BASELINE.exists() else {BASELINE: _template("baseline.toml").replace(_DAY, str(day))}),
         **{Path(path): _template(template) for path, template, _ in wanted},
     }
-    write_files(files, force=force)
+    write_files({**files, **schema_files(Path(), "policy")}, force=force)
     if BASELINE not in files:
         click.echo(f"kept: {BASELINE}")
     for todo in filter(None, (todo for _, _, todo in wanted)):

@@ -1,8 +1,10 @@
 """`mbridge schema`: what editors need to know of our TOML files, and programs of what commands print."""
 
 import json
+import os
 from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 
 import click
 
@@ -26,5 +28,23 @@ def schema(kind: str) -> int:
 
     Or of what a command prints with --json: json:COMMAND, such as json:sweep-plan.
     """
-    click.echo(json.dumps(KINDS[kind]() if kind in KINDS else document_schema(kind), indent=2))
+    click.echo(_text(kind), nl=False)
     return OK
+
+
+def schema_files(directory: Path, *kinds: str) -> dict[Path, str]:
+    """Return the schemas of some kinds by their paths below a directory."""
+    return {_path(directory, kind): _text(kind) for kind in kinds}
+
+
+def schema_line(path: Path, directory: Path, kind: str) -> str:
+    """Return the first line of a TOML file, which tells an editor where its schema is."""
+    return f"#:schema {os.path.relpath(_path(directory, kind), path.parent)}\n"
+
+
+def _path(directory: Path, kind: str) -> Path:
+    return directory / "schemas" / f"{kind}.json"
+
+
+def _text(kind: str) -> str:
+    return json.dumps(KINDS[kind]() if kind in KINDS else document_schema(kind), indent=2) + "\n"

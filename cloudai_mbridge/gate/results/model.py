@@ -46,7 +46,9 @@ class MetricsModel(_Lenient):
     step_time_s: dict[str, Any] | None = None
     tflops_per_gpu: dict[str, Any] | None = None
     tokens_per_s_per_gpu: dict[str, Any] | None = None
+    last_loss: Number | None = None
     peak_memory_gib: Number | None = None
+    memory_kind: str | None = None
     flops_formula: str | None = None
     flops_per_step: Number | None = None
     tokens_per_step_per_gpu: Number | None = None
@@ -83,6 +85,7 @@ class PointModel(_Lenient):
     args: dict[str, Any] = {}
     run: dict[str, Any] = {}
     failure: Any = None
+    coordinates: dict[str, Any] = {}
 
 
 class ReportModel(_Lenient):

@@ -76,6 +76,13 @@ def read_results(path: Path) -> list[RunResult]:
 
     BadInput: no such file, no report, or of another schema version; as `find_report`.
     """
+    report, file = read_report(path)
+    ran = [point for point in report.points if point.verdict != REJECTED and not point.is_pre_test]
+    return [_run(point, report, str(file)) for point in ran]
+
+
+def read_report(path: Path) -> tuple[ReportModel, Path]:
+    """Return a report.json, or that of the directory of a run, and the file's path; BadInput as `read_results`."""
     file = find_report(path)
     try:
         data = parse_json(read_regular(file))
@@ -90,13 +97,11 @@ def read_results(path: Path) -> list[RunResult]:
             " `mbridge generate-report --result-dir DIR`"
         )
     try:
-        report = ReportModel.model_validate(data)
+        return ReportModel.model_validate(data), file
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
         raise BadInput(f"{file}: {where}: {first['msg']}; the file is not a report that mbridge wrote") from None
-    ran = [point for point in report.points if point.verdict != REJECTED and not point.is_pre_test]
-    return [_run(point, report, str(file)) for point in ran]
 
 
 def find_report(path: Path) -> Path:

@@ -308,7 +308,7 @@ def test_mutated_overrides(trap: Path) -> None:
     rng, fragments, accepted = random.Random(22), _fragments(trap), 0
     start = _read(ConfigContainer, WHOLE)
     with _watch():
-        for _ in range(3000):
+        for _ in range(1000):
             config = copy.deepcopy(start)
             override = _mutate(rng.choice(OVERRIDES), fragments, rng)
             try:
@@ -320,7 +320,7 @@ def test_mutated_overrides(trap: Path) -> None:
             accepted += 1
             data = to_dict(config)
             assert to_dict(from_dict(ConfigContainer, data)) == data, override
-    assert 100 < accepted < 2500
+    assert 30 < accepted < 970
 
 
 PLAIN = st.recursive(

@@ -1,0 +1,27 @@
+"""CSV: a row per run. Missing is an empty cell; texts are safe in spreadsheets."""
+
+import csv
+import io
+import json
+from datetime import datetime
+from typing import Any
+
+from cloudai_mbridge.export.table import Table
+from cloudai_mbridge.report.formats.steps import spreadsheet_text
+
+
+def render_csv(table: Table) -> str:
+    """Return the table with a head."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(map(spreadsheet_text, table.columns))
+    writer.writerows([_cell(value) for value in row.values()] for row in table.rows)
+    return text.getvalue()
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, datetime):
+        return value.isoformat(timespec="milliseconds")
+    return spreadsheet_text(value) if isinstance(value, str) else json.dumps(value)

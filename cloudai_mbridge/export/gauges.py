@@ -1,0 +1,56 @@
+"""Metrics of runs as gauges: what Prometheus and OpenTelemetry have in common.
+
+Names and labels are the same from one run of a scenario to the next, so that each point is one series.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from cloudai_mbridge.export.table import ARGUMENTS, Table
+from cloudai_mbridge.gate.results.model import SUCCESS as SUCCEEDED
+
+_LABELS = ("scenario", "system", "test", "point", "iteration", "recipe", "world_size", *ARGUMENTS)
+
+
+@dataclass(frozen=True)
+class Gauge:
+    """A metric. factor: from the column's unit to the base unit, in which it is sent."""
+
+    name: str
+    column: str
+    unit: str
+    text: str
+    factor: float = 1.0
+
+
+_GPU_TIME = Gauge("gpu_time", "gpu_hours", "s", "Time of the jobs x GPUs, failed attempts included.", 3600.0)
+GAUGES = (
+    Gauge("step_time", "step_time_mean_s", "s", "Mean time of a step after the warm-up."),
+    Gauge("step_time_stddev", "step_time_std_s", "s", "Standard deviation of the step time."),
+    Gauge("tflops_per_gpu", "tflops_per_gpu_mean", "", "Mean model TFLOP/s of a GPU."),
+    Gauge("tokens_per_second_per_gpu", "tokens_per_s_per_gpu_mean", "", "Mean tokens/s of a GPU."),
+    Gauge("last_loss", "last_loss", "", "Loss of the last step."),
+    Gauge("peak_memory", "peak_memory_gib", "By", "Largest memory of any rank.", 2.0**30),
+    _GPU_TIME,
+)
+SUCCESS = Gauge("success", "verdict", "", "1 if the run succeeded, else 0.")
+
+
+def names_of_labels(table: Table) -> tuple[str, ...]:
+    """Return the labels that any row has a value of."""
+    return tuple(name for name in _LABELS if any(row[name] is not None for row in table.ran))
+
+
+def samples(table: Table) -> Iterator[tuple[Gauge, Mapping[str, str], float]]:
+    """Yield the numbers that are known, in base units, and whether each run succeeded. An unknown label is empty.
+
+    Of a run that did not succeed, only what it cost: a query for the fastest must not find it.
+    """
+    names = names_of_labels(table)
+    for row in table.ran:
+        labels = {name: "" if row[name] is None else str(row[name]) for name in names}
+        is_good = row["verdict"] == SUCCEEDED
+        yield SUCCESS, labels, float(is_good)
+        for gauge in GAUGES if is_good else (_GPU_TIME,):
+            if row[gauge.column] is not None:
+                yield gauge, labels, row[gauge.column] * gauge.factor

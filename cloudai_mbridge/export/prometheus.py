@@ -1,0 +1,29 @@
+"""Prometheus: the text format, as node_exporter's textfile collector reads it."""
+
+from cloudai_mbridge.export.gauges import GAUGES, SUCCESS, Gauge, names_of_labels, samples
+from cloudai_mbridge.export.library import load
+from cloudai_mbridge.export.table import Table
+
+_UNITS = {"s": "_seconds", "By": "_bytes"}
+_RUN_LABELS = ("scenario", "system", "run")
+
+
+def render_prometheus(table: Table) -> bytes:
+    """Return the gauges of a run's points, and of the run: its name, when it was reported, its runs by verdict."""
+    client = load("prometheus_client", "prometheus-client")
+    registry = client.CollectorRegistry()
+    names = names_of_labels(table)
+    made = {each: client.Gauge(_name(each), each.text, names, registry=registry) for each in (SUCCESS, *GAUGES)}
+    for gauge, labels, value in samples(table):
+        made[gauge].labels(**labels).set(value)
+    run = {"scenario": table.scenario, "system": table.system, "run": table.run}
+    reported = client.Gauge(
+        "mbridge_reported_timestamp_seconds", "When the run was reported.", _RUN_LABELS, registry=registry
+    )
+    reported.labels(**run).set(table.reported_at.timestamp())
+    text: bytes = client.generate_latest(registry)
+    return text
+
+
+def _name(gauge: Gauge) -> str:
+    return f"mbridge_{gauge.name}{_UNITS.get(gauge.unit, '')}"

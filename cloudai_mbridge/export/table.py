@@ -1,0 +1,199 @@
+"""What is exported of a run: a row per run of a point, or per point, with the same columns."""
+
+import hashlib
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from cloudai_mbridge.gate.results.model import REJECTED, SUCCESS, PointModel, ReportModel
+from cloudai_mbridge.gate.results.read import read_report
+from cloudai_mbridge.metrics import Statistic, summarize
+from cloudai_mbridge.report.formats.text import visible
+from cloudai_mbridge.report.ranking import gpu_hours
+
+Row = Mapping[str, Any]
+
+ARGUMENTS = ("tp", "pp", "cp", "vp", "ep", "et", "mb", "gb", "seq_length")
+_NAMES = ("run", "scenario", "system", "test", "point", "iteration")
+_FOUND = ("recipe", "gpu", "dtype", "num_nodes", "world_size", "verdict", "reason", "failure", "runs", "good_runs")
+_STATISTICS = {  # in the report -> its columns
+    "step_time_s": ("step_time_mean_s", "step_time_std_s", "step_time_n"),
+    "tflops_per_gpu": ("tflops_per_gpu_mean", "tflops_per_gpu_std", None),
+    "tokens_per_s_per_gpu": ("tokens_per_s_per_gpu_mean", "tokens_per_s_per_gpu_std", None),
+}
+METRICS = (
+    *(name for names in _STATISTICS.values() for name in names if name),
+    *("last_loss", "peak_memory_gib", "gpu_hours"),
+)
+_LAST = (
+    *("memory_kind", "flops_formula", "comparability", "job_id", "attempts", "nodes", "started_at", "ended_at"),
+    "pre_test",
+)
+TIMES = ("started_at", "ended_at")
+
+
+@dataclass(frozen=True)
+class Table:
+    """The rows of a run; every row has every column, and None where something is not known or not finite.
+
+    axes: columns of axes that are no arguments of `ARGUMENTS`. run: the name of the run's directory.
+    """
+
+    run: str
+    scenario: str
+    system: str
+    reported_at: datetime
+    axes: tuple[str, ...]
+    rows: tuple[Row, ...]
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return (*_NAMES, *ARGUMENTS, *self.axes, *_FOUND, *METRICS, *_LAST)
+
+    @property
+    def ran(self) -> tuple[Row, ...]:
+        """The rows of what is no rejected point, and no check of a node."""
+        return tuple(row for row in self.rows if row["verdict"] != REJECTED and not row["pre_test"])
+
+    def id_of(self, row: Row | None = None) -> str:
+        """Return what is the same whenever this run, or a row of it, is exported again: 32 hexadecimal digits."""
+        names = () if row is None else (row["test"], row["point"], row["iteration"])
+        return digest(self.scenario, self.system, self.run, *names)
+
+
+def digest(*values: Any) -> str:
+    """Return 32 hexadecimal digits of values."""
+    return hashlib.sha256(repr(values).encode("utf-8", "backslashreplace")).hexdigest()[:32]
+
+
+def read_table(path: Path, *, by_point: bool = False) -> Table:
+    """Read the report of a run's directory, or a report.json. BadInput as `read_report`.
+
+    by_point: a row for each point. Its metrics are over its successful runs, and n is their number.
+    """
+    report, file = read_report(path)
+    names = dict.fromkeys(name for point in report.points for name in point.coordinates if name not in ARGUMENTS)
+    taken = {*_NAMES, *_FOUND, *METRICS, *_LAST}
+    axes = {name: visible(f"axis.{name}" if name in taken else name) for name in names}
+    table = Table(
+        run=visible(file.resolve().parent.name),
+        scenario=visible(report.scenario),
+        system=visible(report.system),
+        reported_at=_time(report.created_at) or datetime.fromtimestamp(0, UTC),
+        axes=tuple(axes.values()),
+        rows=(),
+    )
+    groups = _points(report).values() if by_point else ([point] for point in report.points)
+    rows = (_row(table, runs, axes, by_point=by_point) for runs in groups)
+    return Table(**{**vars(table), "rows": tuple(rows)})
+
+
+def _points(report: ReportModel) -> dict[tuple[str, str], list[PointModel]]:
+    groups: dict[tuple[str, str], list[PointModel]] = {}
+    for point in report.points:
+        groups.setdefault((point.test_id, point.label), []).append(point)
+    return groups
+
+
+def _row(table: Table, runs: Sequence[PointModel], axes: Mapping[str, str], *, by_point: bool) -> Row:
+    """Return the row of a run, or of all runs of a point: of these, the first that did not succeed is shown."""
+    good = [run for run in runs if run.verdict == SUCCESS]
+    shown = next((run for run in runs if run.verdict != SUCCESS), runs[0])
+    is_run = shown.verdict != REJECTED
+    values = {
+        **{"run": table.run, "scenario": table.scenario, "system": table.system},
+        **{"iteration": shown.iteration if is_run and not by_point else None},
+        **{"runs": len(runs) if is_run else 0, "good_runs": len(good)},
+        **{column: shown.coordinates.get(name) for name, column in axes.items()},
+        **_about(shown),
+        **(_over_runs(good) if by_point else _measured(shown)),
+        **_jobs(runs),
+    }
+    cells = {name: values.get(name) for name in table.columns}
+    return {name: _number(value) if name in METRICS else _plain(value) for name, value in cells.items()}
+
+
+def _about(run: PointModel) -> dict[str, Any]:
+    fields = run.comparability.fields if run.comparability else {}
+    failure = run.failure if isinstance(run.failure, dict) else {}
+    return {
+        **{"test": run.test_id, "point": run.label, "pre_test": run.is_pre_test},
+        **{name: run.coordinates.get(name, run.args.get(name)) for name in ARGUMENTS},
+        **{"recipe": fields.get("recipe"), "gpu": fields.get("device"), "dtype": fields.get("dtype")},
+        **{"num_nodes": run.num_nodes, "world_size": run.world_size, "verdict": run.verdict},
+        **{"reason": "; ".join(run.reasons), "failure": failure.get("id")},
+    }
+
+
+def _measured(run: PointModel) -> dict[str, Any]:
+    metrics = run.metrics
+    if metrics is None:
+        return {}
+    values: dict[str, Any] = {}
+    for name, (mean, std, n) in _STATISTICS.items():
+        statistic = getattr(metrics, name) or {}
+        values |= {mean: statistic.get("mean"), std: statistic.get("std")} | ({n: statistic.get("n")} if n else {})
+    alone = ("last_loss", "peak_memory_gib", "memory_kind", "flops_formula")
+    values |= {name: getattr(metrics, name) for name in alone}
+    return values | {"comparability": run.comparability.id if run.comparability else None}
+
+
+def _over_runs(good: Sequence[PointModel]) -> dict[str, Any]:
+    """Return the metrics of a point: of each statistic the mean of its runs' means; the largest peak of memory."""
+    rows = [_measured(run) for run in good]
+    values: dict[str, Any] = _common(rows, ("memory_kind", "flops_formula", "comparability"))
+    for mean, std, n in _STATISTICS.values():
+        over: Statistic | None = summarize([_number(row.get(mean)) for row in rows])
+        values |= {mean: over.mean, std: over.std} | ({n: over.n} if n else {}) if over else {}
+    for name, take in (("last_loss", "mean"), ("peak_memory_gib", "max")):
+        over = summarize([_number(row.get(name)) for row in rows])
+        values[name] = getattr(over, take) if over else None
+    return values
+
+
+def _common(rows: Sequence[Mapping[str, Any]], names: Iterable[str]) -> dict[str, Any]:
+    """Return what is the same in all rows."""
+    return {name: rows[0].get(name) for name in names if len({row.get(name) for row in rows}) == 1}
+
+
+def _jobs(runs: Sequence[PointModel]) -> dict[str, Any]:
+    """Return the last job of a run, or what the jobs of several used together."""
+    attempts = [attempt for run in runs for attempt in run.attempts]
+    started = [time for run in runs if (time := _time(run.job.get("started_at")))]
+    ended = [time for run in runs if (time := _time(run.job.get("ended_at")))]
+    times = [time for attempt in attempts if (time := attempt.get("run_time_s")) is not None]
+    is_known = bool(times) and None not in map(_number, times) and all(run.world_size for run in runs)
+    return {
+        "gpu_hours": gpu_hours(runs) if is_known else None,
+        "job_id": runs[0].job.get("job_id") if len(runs) == 1 else None,
+        "attempts": len(attempts),
+        "nodes": " ".join(dict.fromkeys(node for run in runs for node in run.environment.nodes or ())) or None,
+        "started_at": min(started, default=None),
+        "ended_at": max(ended, default=None) if len(ended) == len(runs) else None,
+    }
+
+
+def _time(value: Any) -> datetime | None:
+    try:
+        time = datetime.fromisoformat(value)
+    except (TypeError, ValueError):
+        return None
+    return time if time.tzinfo else None
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return value if abs(value) <= sys.float_info.max else None
+
+
+def _plain(value: Any) -> Any:
+    """Return a cell: a text that can be shown, a number that is finite, a truth value, a time, or None."""
+    if isinstance(value, float):
+        return _number(value)
+    if value is None or isinstance(value, bool | int | datetime):
+        return value
+    return visible(value if isinstance(value, str) else str(value)) or None

@@ -1,0 +1,54 @@
+"""Weights & Biases: a run for each run of a point, in one group. Its variables say where, and hold the key.
+
+Exported again, a run takes the place of the one with its id.
+"""
+
+import os
+from pathlib import Path
+from typing import Any
+
+from cloudai_mbridge.errors import counted
+from cloudai_mbridge.export.library import errors_of, load
+from cloudai_mbridge.export.service import DEFAULT_NAME, metrics, name_of, parameters, results
+from cloudai_mbridge.export.table import Row, Table
+
+_LONGEST_NAME = 128
+
+
+def send_wandb(table: Table) -> str:
+    """Write the runs and say how many. ToolFailure: W&B cannot be reached, or has no key."""
+    wandb = load("wandb", "wandb")
+    project = os.environ.get("WANDB_PROJECT") or DEFAULT_NAME
+    with errors_of("wandb", "wandb"):
+        settings = _settings(wandb)
+        try:
+            offline = [_write(wandb, settings, project, table, row) for row in table.ran]
+        finally:
+            wandb.teardown()  # until then, files may lack what was written
+    where = f"below {offline[0]}; send them with: wandb sync" if any(offline) else f"in project {project!r}"
+    return f"wandb: {counted(len(offline), 'run')} written {where}"
+
+
+def _settings(wandb: Any) -> Any:
+    """Return settings by which W&B takes nothing from this process: no output, no code, no arguments, no packages."""
+    off = dict.fromkeys(("disable_git", "disable_code", "x_disable_meta", "x_disable_stats"), True)
+    return wandb.Settings(silent=True, console="off", x_save_requirements=False, **off)
+
+
+def _write(wandb: Any, settings: Any, project: str, table: Table, row: Row) -> Path | None:
+    """Write a row; return the directory of its files if they stay on this machine."""
+    run = wandb.init(
+        project=project,
+        id=table.id_of(row),
+        name=name_of(row)[:_LONGEST_NAME],
+        group=table.run[:_LONGEST_NAME],
+        job_type=str(row["test"])[:64],
+        config=parameters(table, row),
+        settings=settings,
+        reinit="finish_previous",
+    )
+    try:
+        run.summary.update({**metrics(row), **results(row)})
+    finally:
+        run.finish(exit_code=0 if row["verdict"] == "success" else 1)
+    return Path(run.settings.sync_dir).parent if run.offline else None
