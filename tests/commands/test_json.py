@@ -238,6 +238,15 @@ def test_a_gate_writes_to_a_file_what_it_would_print(mbridge_there: Run, place: 
     assert err.startswith("error: ")
 
 
+def test_the_file_of_a_gate_is_not_a_report(mbridge_there: Run, place: Path) -> None:
+    report = place / "results" / DONE / "report.json"
+    before = report.read_bytes()
+    code, out, err = mbridge_there("gate", "good.json", "--json", str(report), "--policy=policy.toml")
+    assert (code, out) == (2, "")
+    assert err.endswith("put --json behind the runs, or write --json=-\n")
+    assert report.read_bytes() == before
+
+
 @dataclass(frozen=True)
 class Odd:
     number: float

@@ -19,6 +19,7 @@ from cloudai_mbridge.files.replace import require_writable, write_text
 from cloudai_mbridge.gate.compare.policy import GatePolicy, load_policy
 from cloudai_mbridge.gate.compare.verdict import GateResult, GateVerdict
 from cloudai_mbridge.gate.results.read import read_results, without_dry_runs
+from cloudai_mbridge.plan import ROOT_FILES
 from cloudai_mbridge.report.formats.gate import render_gate, render_gate_junit, render_gate_markdown
 from cloudai_mbridge.report.formats.text import visible
 from cloudai_mbridge.report.html import render_report_file
@@ -110,6 +111,9 @@ def compare(old: Path, new: Path, policy: Path | None, **files: Path | None) -> 
 
 
 def _require_writable(files: Mapping[str, Path | None]) -> None:
+    """Raise BadInput where a file cannot be written, or would take the place of results."""
+    if (path := files["json_file"]) and path.name == ROOT_FILES.report:
+        raise BadInput(f"--json: would write to {path}; put --json behind the runs, or write --json={STDOUT}")
     for path in files.values():
         if path is not None and path != _STDOUT:
             require_writable(path)

@@ -4,7 +4,7 @@ import csv
 import json
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -98,24 +98,26 @@ def sweep_plan(
         if as_json:
             raise BadInput("--json: is not for --format csv; leave one of them out")
         return _write_csv(list(plans))
-    console, would_run, examples = new_console(), 0, show if form == "table" else 0
-    totals: list[SweepSummary] = []
+    summaries = (summarize_test(plan, show if form == "table" else 0) for plan in plans)
+    totals = list(summaries) if as_json else list(_shown(summaries, system, with_points=form == "table"))
     if as_json:
-        totals = [summarize_test(plan, examples) for plan in plans]
         print_json(SweepPlan(calibration_note(system), tuple(as_test(each, tuple(_notes(each))) for each in totals)))
-        return OK if any(each.would_run for each in totals) else POINTS_FAILED
+    return OK if any(summary.would_run for summary in totals) else POINTS_FAILED
+
+
+def _shown(summaries: Iterable[SweepSummary], system: System, *, with_points: bool) -> Iterator[SweepSummary]:
+    """Yield each summary when it has been printed; the totals come last."""
+    console, totals = new_console(), list[SweepSummary]()
     if note := calibration_note(system):
         console.print_line(note)
-    for plan in plans:
-        summary = summarize_test(plan, examples)
-        would_run += summary.would_run
+    for summary in summaries:
         _show_counts(console, summary)
-        if form == "table":
+        if with_points:
             _show_points(console, summary)
         totals.append(summary)
+        yield summary
     if len(totals) > 1 and any(summary.predicted for summary in totals):
         _show_totals(console, totals)
-    return OK if would_run else POINTS_FAILED
 
 
 def _load(

@@ -40,6 +40,7 @@ def verify_configs(on_unknown_arg: Warn | None, as_json: bool, **options: Any) -
             click.echo(f"ok    {finding.path}: {finding.text}")
     if as_json:
         print_json(Findings(tuple(findings)))
-    for line in () if as_json else summarize_foreign(findings):
-        click.echo(f"skipped (not {TEMPLATE}): {line}")
+    else:
+        for line in summarize_foreign(findings):
+            click.echo(f"skipped (not {TEMPLATE}): {line}")
     return OK if all(finding.is_good for finding in findings) else BadInput.exit_code
