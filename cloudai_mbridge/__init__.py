@@ -1,22 +1,75 @@
-"""Describe, sweep, check, run and judge LLM-training benchmarks with Megatron-Core."""
+"""Describe, sweep, check, run and judge LLM-training benchmarks with Megatron-Core.
+
+`import cloudai_mbridge as mb` is the API for notebooks (docs/python.md).
+"""
 
 from typing import TYPE_CHECKING, Any
 
-from cloudai_mbridge.version import __version__ as __version__
+from cloudai_mbridge.version import __version__
 
 if TYPE_CHECKING:
-    from cloudai_mbridge.integrations.workload import JobStatusResult as JobStatusResult
-    from cloudai_mbridge.integrations.workload import MegatronBridgeCmdArgs as MegatronBridgeCmdArgs
-    from cloudai_mbridge.integrations.workload import MegatronBridgeTestDefinition as MegatronBridgeTestDefinition
-    from cloudai_mbridge.integrations.workload import extract_mbridge_metrics as extract_mbridge_metrics
+    from cloudai_mbridge.api import (
+        BadInput,
+        Gate,
+        Layouts,
+        MBridgeError,
+        Plan,
+        Report,
+        Run,
+        Scenario,
+        Table,
+        compare_runs,
+        gate_runs,
+        load,
+        open_run,
+        rank_layouts,
+    )
+    from cloudai_mbridge.integrations.workload import (
+        JobStatusResult,
+        MegatronBridgeCmdArgs,
+        MegatronBridgeTestDefinition,
+        extract_mbridge_metrics,
+    )
 
 _WORKLOAD = ("JobStatusResult", "MegatronBridgeCmdArgs", "MegatronBridgeTestDefinition", "extract_mbridge_metrics")
 
+__all__ = [
+    "BadInput",
+    "Gate",
+    "JobStatusResult",
+    "Layouts",
+    "MBridgeError",
+    "MegatronBridgeCmdArgs",
+    "MegatronBridgeTestDefinition",
+    "Plan",
+    "Report",
+    "Run",
+    "Scenario",
+    "Table",
+    "__version__",
+    "compare_runs",
+    "extract_mbridge_metrics",
+    "gate_runs",
+    "load",
+    "open_run",
+    "rank_layouts",
+]
 
-def __getattr__(name: str) -> Any:
-    """Import the workload when one of its names is asked for: the training process needs none of it."""
-    if name in _WORKLOAD:
-        from cloudai_mbridge.integrations import workload
 
-        return getattr(workload, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+if not TYPE_CHECKING:  # for a type checker it would be any name
+
+    def __getattr__(name: str) -> Any:
+        """Import a name when it is asked for: the training process needs none of them."""
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        if name in _WORKLOAD:
+            from cloudai_mbridge.integrations import workload
+
+            return getattr(workload, name)
+        from cloudai_mbridge import api
+
+        return getattr(api, name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

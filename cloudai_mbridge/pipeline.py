@@ -16,7 +16,7 @@ from cloudai_mbridge.launch import write_plan, write_runs
 from cloudai_mbridge.launch.write import create_root, refuse_output_dir
 from cloudai_mbridge.megatron_bridge.launcher.command_line import refuse_unknown_options
 from cloudai_mbridge.models.loading.load import Warn, load_scenario, load_system
-from cloudai_mbridge.models.loading.loaded import HookOptions
+from cloudai_mbridge.models.loading.loaded import HookOptions, LoadedScenario
 from cloudai_mbridge.models.system import Executor, LocalSystem, System
 from cloudai_mbridge.plan import ROOT_FILES, ScenarioPlan
 from cloudai_mbridge.plan.build import build_plan
@@ -64,12 +64,31 @@ class Prepared:
     output_dir: Path
 
 
-def plan(request: Request, runner: Mapping[str, Any] | None = None) -> Prepared:
-    """Load everything and decide about every point; `runner` replaces keys of the scenario's [runner]."""
+@dataclass(frozen=True)
+class Loaded:
+    """A scenario with its tests, and the system to run it on, as their files say. request: what named these."""
+
+    scenario: LoadedScenario
+    system: System
+    request: Request
+
+
+def load(request: Request) -> Loaded:
+    """Read and check the files of a scenario and a system. BadInput: one of them is wrong."""
     system = load_system(request.system_config)
     scenario = load_scenario(request.test_scenario, request.tests_dir, request.on_unknown_arg, request.hooks)
-    system, note = _with_gpu_support(system)
-    planned = build_plan(scenario, system, node_states, request.rules)
+    return Loaded(scenario, system, request)
+
+
+def plan(request: Request, runner: Mapping[str, Any] | None = None) -> Prepared:
+    """Load everything and decide about every point; `runner` replaces keys of the scenario's [runner]."""
+    return plan_loaded(load(request), runner)
+
+
+def plan_loaded(loaded: Loaded, runner: Mapping[str, Any] | None = None) -> Prepared:
+    """Decide about every point of what was loaded; `runner` as above."""
+    request, (system, note) = loaded.request, _with_gpu_support(loaded.system)
+    planned = build_plan(loaded.scenario, system, node_states, request.rules)
     refuse_unknown_options(planned.runs, system)
     runner_config = planned.runner.model_copy(update=dict(runner or {}))
     planned = replace(planned, runner=runner_config, notes=(*planned.notes, *note))

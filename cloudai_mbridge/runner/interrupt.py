@@ -5,6 +5,7 @@ They are taken at safe points only: never between a submission and its entry in 
 
 import random
 import signal
+import threading
 import time
 from collections.abc import Callable
 from types import FrameType
@@ -35,14 +36,18 @@ class SecondSignal(Exception):
 
 
 class Interrupts:
-    """While active, remember the first SIGINT or SIGTERM. A second one is an exception once cancelling has begun."""
+    """While active, remember the first SIGINT or SIGTERM. A second one is an exception once cancelling has begun.
+
+    Signals come to the main thread only: in another one nothing is remembered.
+    """
 
     def __init__(self) -> None:
         self._numbers: list[int] = []
         self._may_raise = False
 
     def __enter__(self) -> Self:
-        self._before = {number: signal.signal(number, self._remember) for number in (signal.SIGINT, signal.SIGTERM)}
+        numbers = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
+        self._before = {number: signal.signal(number, self._remember) for number in numbers}
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -31,7 +31,7 @@ def drive(console: SteadyConsole, prepared: pipeline.Prepared, root: Path) -> in
     with completion(prepared.plan, root, console.print_line) as ended, driver_lock(root):
         try:
             with observer_for(console, prepared.plan, root) as observer:
-                pipeline.execute(prepared, root, observer, choosers=_choosers(prepared, root))
+                pipeline.execute(prepared, root, observer, choosers=choosers_for(prepared, root))
         except MBridgeError:
             try:
                 ended.report = show_report(console, root)
@@ -44,7 +44,7 @@ def drive(console: SteadyConsole, prepared: pipeline.Prepared, root: Path) -> in
         return OK if ended.report.succeeded else POINTS_FAILED
 
 
-def _choosers(prepared: pipeline.Prepared, root: Path) -> dict[str, Chooser]:
+def choosers_for(prepared: pipeline.Prepared, root: Path) -> dict[str, Chooser]:
     """Return what chooses among the points of tests with agent = "tune", or among the runs of a campaign on nodes."""
     if (root / ROOT_FILES.node_campaign).exists():
         from cloudai_mbridge.gate.nodes.campaign import NodeChooser, read_campaign  # numpy, for these only

@@ -1,0 +1,29 @@
+"""mbridge from Python: `import cloudai_mbridge as mb` has these names, too (docs/python.md).
+
+Nothing here prints or exits. Errors of one line are `MBridgeError`; `BadInput`, one of them, is what the caller can put
+right.
+"""
+
+from cloudai_mbridge.api.gating import Gate, compare_runs, gate_runs
+from cloudai_mbridge.api.layouts import Layouts, rank_layouts
+from cloudai_mbridge.api.results import Report, Run, open_run
+from cloudai_mbridge.api.scenarios import Plan, Scenario, load
+from cloudai_mbridge.api.tables import Table
+from cloudai_mbridge.errors import BadInput, MBridgeError
+
+__all__ = [
+    "BadInput",
+    "Gate",
+    "Layouts",
+    "MBridgeError",
+    "Plan",
+    "Report",
+    "Run",
+    "Scenario",
+    "Table",
+    "compare_runs",
+    "gate_runs",
+    "load",
+    "open_run",
+    "rank_layouts",
+]

@@ -1,0 +1,139 @@
+"""A scenario on a system, and its plan."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from cloudai_mbridge import pipeline
+from cloudai_mbridge.api.driving import Progress, drive
+from cloudai_mbridge.api.results import Run
+from cloudai_mbridge.api.tables import Table, Tabular
+from cloudai_mbridge.errors import BadInput, counted, shown
+from cloudai_mbridge.models.scenario import RunnerConfig
+from cloudai_mbridge.plan import RejectedPoint, RunPlan
+from cloudai_mbridge.report.rows import axis_types, axis_values
+
+_COLUMNS = {"test": str, "point": str, "status": str}
+_DECIDED = {
+    **{"runs": int, "num_nodes": int, "world_size": int},
+    **{"step_time_s": float, "tflops_per_gpu": float, "peak_memory_gib": float, "rules": str, "why": str},
+}
+
+
+def load(
+    scenario: str | PathLike[str], *, system: str | PathLike[str], tests_dir: str | PathLike[str] | None = None
+) -> "Scenario":
+    """Read and check a scenario's TOML file, its tests and the system's file; nothing is run or written.
+
+    tests_dir: where the tests are that the scenario names; not needed if it holds them.
+    BadInput: a file is wrong, with its line, the key, the value and the remedy.
+    """
+    tests = None if tests_dir is None else Path(tests_dir)
+    return Scenario(pipeline.load(pipeline.Request(Path(system), Path(scenario), tests, None)))
+
+
+@dataclass(frozen=True, repr=False)
+class Scenario:
+    """A scenario that was checked, on its system. loaded: all that its files say."""
+
+    loaded: pipeline.Loaded
+
+    @property
+    def name(self) -> str:
+        return self.loaded.scenario.scenario.name
+
+    @property
+    def tests(self) -> tuple[str, ...]:
+        """The ids of its tests."""
+        return tuple(test.run.id for test in self.loaded.scenario.tests)
+
+    def plan(
+        self, *, max_parallel: int | None = None, max_gpu_hours: float | None = None, fail_fast: bool | None = None
+    ) -> "Plan":
+        """Decide about every point; nothing is run or written.
+
+        max_parallel: runs active at a time. max_gpu_hours: of all runs. fail_fast: stop everything at the first run
+        that fails. Default of all: the scenario's [runner].
+        BadInput: something that is asked for cannot be done.
+        """
+        given = {"max_parallel": max_parallel, "max_gpu_hours": max_gpu_hours, "fail_fast": fail_fast}
+        given = {name: value for name, value in given.items() if value is not None}
+        try:
+            RunnerConfig.model_validate(given)
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise BadInput(f"{first['loc'][0]}: {shown(first['input'])}: {first['msg']}") from None
+        return Plan(**vars(pipeline.plan_loaded(self.loaded, given)))
+
+    def __repr__(self) -> str:
+        return f"<Scenario {self.name!r} on {self.loaded.system.name!r}: {counted(len(self.tests), 'test')}>"
+
+
+@dataclass(frozen=True, repr=False)
+class Plan(pipeline.Prepared, Tabular):
+    """What a scenario would run. Its table has a row for each point, with what is predicted of it."""
+
+    @property
+    def runs(self) -> tuple[RunPlan, ...]:
+        """The runs of accepted points, in order; repeats of a point are runs of their own."""
+        return self.plan.runs
+
+    @property
+    def rejected(self) -> tuple[RejectedPoint, ...]:
+        """The points that break rules, with their `violations`; at most the first thousand of a test."""
+        return self.plan.rejected
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What else to know of it, such as what a limit has left out."""
+        return self.plan.notes
+
+    def run(self, *, output_dir: str | PathLike[str] | None = None, progress: Progress | None = None) -> Run:
+        """Submit all runs, wait for their ends, write the report, and return the run, whatever its points came to.
+
+        output_dir: of the run's new directory; default: the system's output_path. progress: called with a line of text
+        at every change, and once a minute; it may be `print`.
+        A signal, or the interruption of a notebook's cell, cancels what was submitted and raises `Interrupted`, an
+        MBridgeError; outside the main thread there are no signals. After any error, `open_run("latest").resume()`
+        goes on.
+
+        BadInput, ToolFailure: nothing was submitted. Paused: the scheduler has been silent for too long.
+        """
+        prepared = self if output_dir is None else replace(self, output_dir=Path(output_dir))
+        pipeline.preflight(prepared)
+        root = pipeline.write(prepared)
+        drive(prepared, root, progress)
+        return Run(root)
+
+    @property
+    def table(self) -> Table:
+        points = [run.coordinates for run in self.runs] + [point.coordinates for point in self.rejected]
+        columns = {**_COLUMNS, **axis_types(points, _COLUMNS | _DECIDED), **_DECIDED}
+        return Table(columns, tuple(self._rows()))
+
+    def _rows(self) -> Iterator[dict[str, Any]]:
+        by_point: dict[tuple[str, str], list[RunPlan]] = {}
+        for run in self.runs:
+            if not run.is_again:
+                by_point.setdefault((run.test_id, run.label), []).append(run)
+        for run, *others in by_point.values():
+            predicted = {name: value for name, value in (run.predicted or {}).items() if name in _DECIDED}
+            sizes = {"runs": 1 + len(others), "num_nodes": run.num_nodes, "world_size": run.world_size}
+            yield _row(run, "accepted") | sizes | predicted
+        for point in self.rejected:
+            rules = " ".join(sorted({violation.rule_id for violation in point.violations}))
+            yield _row(point, "rejected") | {"rules": rules, "why": "; ".join(map(str, point.violations))}
+
+    def __repr__(self) -> str:
+        points = len({(run.test_id, run.label) for run in self.runs})
+        rejected = counted(self.plan.num_rejected, "point")
+        return f"<Plan of {self.plan.scenario!r} on {self.system.name!r}: {points} accepted, {rejected} rejected>"
+
+
+def _row(point: RunPlan | RejectedPoint, status: str) -> dict[str, Any]:
+    names = {"test": point.test_id, "point": point.label, "status": status}
+    return names | axis_values(point.coordinates, _COLUMNS | _DECIDED)
