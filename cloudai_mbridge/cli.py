@@ -11,6 +11,7 @@ from typing import NoReturn
 import click
 
 from cloudai_mbridge.commands.console import show_error
+from cloudai_mbridge.commands.json_output import print_error, wants_json
 from cloudai_mbridge.commands.table import CommandTable
 from cloudai_mbridge.errors import OK, BadInput, MBridgeError, ToolFailure
 from cloudai_mbridge.files.disk import free_space, is_disk_full
@@ -31,16 +32,33 @@ def cli(log_level: str | None, log_file: Path | None) -> None:
         click.echo(f"note: {', '.join(given)} {verb} no effect; `mbridge status --events` prints the details", err=True)
 
 
-def _show_os_error(error: OSError) -> int:
-    """Show what the operating system refused, and return the exit code: a path that cannot exist is bad input."""
+def _of_os_error(error: OSError) -> tuple[type[MBridgeError], str]:
+    """Return what the operating system refused: a path that cannot exist is bad input."""
     where, why = error.filename or "the operating system", error.strerror or error
     if error.filename and is_disk_full(error, Path(where)):
         why = f"{why} ({free_space(Path(where))}); make room and try again"
     elif error.errno in (errno.ENAMETOOLONG, errno.ELOOP):
-        show_error(f"{where}: {why}; check the path")
-        return BadInput.exit_code
-    show_error(f"{where}: {why}")
-    return ToolFailure.exit_code
+        return BadInput, f"{where}: {why}; check the path"
+    return ToolFailure, f"{where}: {why}"
+
+
+def _kind_and_text(error: Exception) -> tuple[type[MBridgeError], str]:
+    if isinstance(error, click.ClickException):
+        return BadInput, error.format_message()
+    if isinstance(error, sqlite3.Error):
+        return ToolFailure, f"the journal cannot be read or written: {error}"
+    if isinstance(error, OSError):
+        return _of_os_error(error)
+    traceback.print_exception(error)
+    return ToolFailure, "this is a bug in mbridge; please report it with the lines above"
+
+
+def _show(kind: str, exit_code: int, text: str) -> NoReturn:
+    """Show an error, with --json as a document too, and exit."""
+    show_error(text)
+    if wants_json(sys.argv[1:]):
+        print_error(kind, exit_code, text)
+    sys.exit(exit_code)
 
 
 def main() -> NoReturn:
@@ -55,23 +73,15 @@ def main() -> NoReturn:
         sys.exit(BadInput.exit_code)
     except click.exceptions.Exit as error:
         sys.exit(error.exit_code)
-    except click.ClickException as error:
-        show_error(error.format_message())
-        sys.exit(BadInput.exit_code)
     except click.Abort:
+        if wants_json(sys.argv[1:]):
+            print_error("Interrupted", 130, "interrupted")
         sys.exit(130)
     except MBridgeError as error:
-        show_error(str(error))
-        sys.exit(error.exit_code)
-    except sqlite3.Error as error:
-        show_error(f"the journal cannot be read or written: {error}")
-        sys.exit(ToolFailure.exit_code)
-    except OSError as error:
-        sys.exit(_show_os_error(error))
-    except Exception:
-        traceback.print_exc()
-        show_error("this is a bug in mbridge; please report it with the lines above")
-        sys.exit(ToolFailure.exit_code)
+        _show(type(error).__name__, error.exit_code, str(error))
+    except Exception as error:
+        kind, text = _kind_and_text(error)
+        _show(kind.__name__, kind.exit_code, text)
 
 
 if __name__ == "__main__":

@@ -28,10 +28,10 @@ class SteadyConsole(Console):
             os.dup2(os.open(os.devnull, os.O_WRONLY), self.file.fileno())
 
 
-def new_console(width: int = 140) -> SteadyConsole:
+def new_console(width: int = 140, *, stderr: bool = False) -> SteadyConsole:
     """Return a console that keeps tables of this width whole where the output is not a terminal."""
-    console = SteadyConsole(highlight=False)
-    return console if console.is_terminal else SteadyConsole(highlight=False, width=width)
+    console = SteadyConsole(highlight=False, stderr=stderr)
+    return console if console.is_terminal else SteadyConsole(highlight=False, stderr=stderr, width=width)
 
 
 def show_error(text: str) -> None:

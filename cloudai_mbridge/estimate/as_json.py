@@ -1,80 +1,156 @@
 """An estimate as plain data: the output of `mbridge estimate --json`."""
 
-from dataclasses import asdict
-from typing import Any
+from collections.abc import Mapping
+from typing import Annotated, Any
 
-from cloudai_mbridge.estimate.memory import ParallelLayout
-from cloudai_mbridge.estimate.memory.other import GIB
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
 from cloudai_mbridge.estimate.point import PointEstimate
-from cloudai_mbridge.estimate.published import PublishedRow
 
-_RATES = ("tokens_per_s_per_gpu", "tflops_per_gpu", "mfu", "num_steps", "gpu_hours", "cost", "currency")
+Text = Annotated[str, BeforeValidator(str)]
 
 
-def as_data(found: PointEstimate) -> dict[str, Any]:
+class _Data(BaseModel):
+    """Data whose values are attributes of these names."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+
+class Parameters(_Data):
+    """Of the whole model; active: what a token meets."""
+
+    total: int
+    active: int
+
+
+class RecomputeData(_Data):
+    """Activation recomputation, in Megatron-Core's words."""
+
+    granularity: Text
+    modules: Annotated[list[str], BeforeValidator(sorted)]
+    method: str
+    num_layers: int
+
+
+class Layout(_Data):
+    """The parallel layout with the training options that decide about memory."""
+
+    num_gpus: int
+    tp: int
+    pp: int
+    cp: int
+    vp: int
+    ep: int
+    expert_tp: int
+    dp: int
+    expert_dp: int
+    mbs: int
+    gbs: int | None
+    num_microbatches: int
+    seq_length: int | None
+    pipeline_layout: str | None
+    sequence_parallel: bool = Field(validation_alias="has_sequence_parallel")
+    recompute: RecomputeData
+    use_megatron_fsdp: bool
+    use_distributed_optimizer: bool
+    activation_offload_layers: int
+    cuda_graph: str
+    implementation: Text
+
+
+class Stage(_Data):
+    """A rank of one pipeline stage. total, terms: bytes."""
+
+    stage: int
+    parameters: int
+    total: float
+    total_gib: float
+    terms: Mapping[str, float]
+
+
+class Memory(_Data):
+    """Of the GPU. share: of its memory, for states and activations. stages: none of a reference estimator.
+
+    terms, line: of a reference estimator alone.
+    """
+
+    estimator: str
+    peak_memory_gib: float
+    gpu_memory_gib: float | None
+    share: float | None
+    worst_stage: int | None = None
+    stages: list[Stage] = []
+    terms: Mapping[str, float] | None = None
+    line: str | None = None
+
+
+class Published(_Data):
+    """A row of Megatron-Bridge's tables that is of this point."""
+
+    container: str
+    label: str
+    step_time_s: float
+    tokens_per_s_per_gpu: float
+    tflops_per_gpu: float
+    flops_formula: Text = Field(validation_alias="formula")
+
+
+class Estimate(_Data):
+    """One point. Times in seconds; None: not known, and `missing` says why. filled_in: by which preset.
+
+    fits: whether the fullest stage fits into the GPU. step_time_terms_s: they add up. step_time_median_error: relative.
+    gpu_hours: of the steps alone. published: of exactly this point. not_considered: set, and read by no estimate.
+    """
+
+    recipe: str
+    gpu: str | None
+    precision: Text
+    layout: Layout
+    flops_formula: Text
+    flops_per_token: int
+    parameters: Parameters | None
+    memory: Memory | None
+    fits: bool | None
+    tokens_per_step: int
+    step_time_s: float | None
+    step_time_terms_s: Mapping[str, float] | None
+    step_time_median_error: float | None
+    step_time_error: str | None
+    tokens_per_s_per_gpu: float | None
+    tflops_per_gpu: float | None
+    mfu: float | None
+    num_steps: int | None
+    gpu_hours: float | None
+    cost: float | None
+    currency: str | None
+    published: list[Published]
+    not_considered: list[str]
+    filled_in: str
+    missing: Mapping[str, str]
+
+
+def as_data(found: PointEstimate) -> Estimate:
     """Return the estimate; memory terms in bytes, and in GiB where a name says so."""
-    return {
-        "recipe": found.recipe,
-        "gpu": found.gpu,
-        "precision": str(found.layout.precision),
-        "layout": _layout(found.layout),
-        "flops_formula": str(found.formula),
-        "flops_per_token": found.flops_per_token,
-        "parameters": asdict(found.parameters) if found.parameters else None,
-        "memory": _memory(found),
-        "fits": found.fits,
-        "tokens_per_step": found.tokens_per_step,
-        "step_time_s": found.step_time_s,
-        "step_time_terms_s": dict(found.step_time.terms) if found.step_time else None,
-        "step_time_median_error": found.held_out_error.median if found.held_out_error else None,
-        "step_time_error": str(found.held_out_error) if found.held_out_error else None,
-        **{name: getattr(found, name) for name in _RATES},
-        "published": [_published(row) for row in found.published],
-        "not_considered": list(found.not_considered),
-        "filled_in": found.filled_in,
-        "missing": dict(found.missing),
-    }
+    error = found.held_out_error
+    return Estimate.model_validate(
+        {
+            **vars(found),
+            "precision": found.layout.precision,
+            "flops_formula": found.formula,
+            "memory": _memory(found),
+            "fits": found.fits,
+            "step_time_terms_s": found.step_time.terms if found.step_time else None,
+            "step_time_median_error": error.median if error else None,
+            "step_time_error": str(error) if error else None,
+        }
+    )
 
 
-def _layout(layout: ParallelLayout) -> dict[str, Any]:
-    names = ("num_gpus", "tp", "pp", "cp", "vp", "ep", "expert_tp", "dp", "expert_dp", "mbs", "gbs", "num_microbatches")
-    options = ("use_megatron_fsdp", "use_distributed_optimizer", "activation_offload_layers", "cuda_graph")
-    recompute = layout.recompute
-    return {
-        **{name: getattr(layout, name) for name in names},
-        "seq_length": layout.seq_length,
-        "pipeline_layout": layout.pipeline_layout,
-        "sequence_parallel": layout.has_sequence_parallel,
-        "recompute": {
-            "granularity": str(recompute.granularity),
-            "modules": sorted(recompute.modules),
-            "method": recompute.method,
-            "num_layers": recompute.num_layers,
-        },
-        **{name: getattr(layout, name) for name in options},
-        "implementation": str(layout.implementation),
-    }
-
-
-def _published(row: PublishedRow) -> dict[str, Any]:
-    names = ("container", "label", "step_time_s", "tokens_per_s_per_gpu", "tflops_per_gpu")
-    return {**{name: getattr(row, name) for name in names}, "flops_formula": str(row.formula)}
-
-
-def _memory(found: PointEstimate) -> dict[str, Any] | None:
+def _memory(found: PointEstimate) -> Mapping[str, Any] | None:
     if found.peak_memory_gib is None:
         return None
-    names = ("estimator", "peak_memory_gib", "gpu_memory_gib")
-    head: dict[str, Any] = {**{name: getattr(found, name) for name in names}, "share": found.memory_share}
+    head = {**vars(found), "share": found.memory_share}
     if found.reference is not None:
         terms = {"weight_and_optimizer": found.reference.weight_and_optimizer, "activation": found.reference.activation}
-        return {**head, "worst_stage": None, "stages": [], "terms": terms, "line": found.reference.line()}
-    stages = [
-        {
-            **{name: getattr(stage, name) for name in ("stage", "parameters", "total")},
-            "total_gib": stage.total / GIB,
-            "terms": dict(stage.terms),
-        }
-        for stage in found.stages or ()
-    ]
-    return {**head, "worst_stage": found.worst_stage.stage if found.worst_stage else None, "stages": stages}
+        return {**head, "stages": (), "terms": terms, "line": found.reference.line()}
+    return {**head, "stages": found.stages or (), "worst_stage": found.worst_stage.stage if found.worst_stage else None}

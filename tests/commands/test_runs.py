@@ -3,71 +3,23 @@
 import json
 import os
 import re
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cloudai_mbridge import cli, pipeline
 from cloudai_mbridge.runner import Journal
 from cloudai_mbridge.runner.lock import driver_lock
 from cloudai_mbridge.schedulers.interface import JobClass, JobStatus
-from tests.report.conftest import EMBEDDED, ARun, a_log
+from tests.commands.conftest import Run, a_run, change_plan, dry, finish, name_of
+from tests.report.conftest import ARun
 
-Run = Callable[..., tuple[int, str, str]]
 RUNNING = JobStatus("RUNNING", JobClass.ACTIVE)
 KEYS = ("t/mb1/0", "t/mb2/0")
 
 
 pytestmark = pytest.mark.process
-
-
-@pytest.fixture
-def mbridge_here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
-    """Run a command in this process; return the exit code, and what was printed."""
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.chdir(tmp_path)
-
-    def run(*argv: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["mbridge", *argv])
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-        return (int(end.value.code or 0), *capsys.readouterr())
-
-    return run
-
-
-def name_of(day: int, scenario: str = "gpt_tiny_sweep") -> str:
-    return f"{scenario}_2026-11-{day:02}_02-00-00"
-
-
-def a_run(directory: Path, name: str) -> ARun:
-    directory.mkdir(exist_ok=True)
-    return ARun(directory / name, EMBEDDED)
-
-
-def finish(run: ARun, *, good: int = 2, times: tuple[float, ...] = (0.5, 0.25)) -> ARun:
-    """End its runs, the first so many well, and report."""
-    for number, (key, time) in enumerate(zip(run.keys, times, strict=True)):
-        run.ended(key, a_log(6, step_time_s=time) if number < good else "")
-    journal = Journal(run.root / "journal.sqlite")
-    for number, key in enumerate(run.keys):
-        journal.decided(key, *(("success", []) if number < good else ("failed", ["why"])))
-    journal.close()
-    pipeline.report(run.root)
-    return run
-
-
-def dry(run: ARun) -> None:
-    change_plan(run, dry_run=True)
-    (run.root / "journal.sqlite").unlink()
-
-
-def change_plan(run: ARun, **values: Any) -> None:
-    plan = json.loads((run.root / "plan.json").read_text())
-    (run.root / "plan.json").write_text(json.dumps({**plan, **values}))
 
 
 def test_every_state(mbridge_here: Run, tmp_path: Path) -> None:

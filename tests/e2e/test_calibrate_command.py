@@ -109,7 +109,7 @@ def test_a_file_that_is_no_calibration(tmp_path: Path, mbridge: Any, text: str |
     if text is not None:
         (tmp_path / "h100.toml").write_text(text)
     done = mbridge(*ESTIMATE, "--system-config", tmp_path / "system.toml")
-    assert (done.returncode, done.stdout) == (2, "")
+    assert (done.returncode, json.loads(done.stdout)["error"]["kind"]) == (2, "BadInput")
     assert words in done.stderr
 
 

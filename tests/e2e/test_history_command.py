@@ -59,7 +59,7 @@ def test_import_list_show_trend(history: Command, tmp_path: Path) -> None:
     assert history("trend", "--fail-on-change").returncode == 10
     assert history("trend", "--fail-on-change", "--last", "9").returncode == 0
 
-    found = json.loads(history("trend", "t/*", "--metric", "tflops_per_gpu", "--json").stdout)
+    found = json.loads(history("trend", "t/*", "--metric", "tflops_per_gpu", "--json").stdout)["trends"]
     assert [change["effect"] for change in found[0]["changes"]] == ["worse", "better"]
     assert found[0]["changes"][0]["run"]["ended_at"].startswith("2026-01-11")
 
@@ -154,7 +154,7 @@ def test_names_cannot_reach_the_terminal_raw(history: Command, tmp_path: Path) -
     ]
     points.append(make_point(number=20, label=label, verdict="failed", reasons=["\x1b[2Jgone\nsecond line"]))
     history("import", write_report(tmp_path / "report.json", points))
-    run_id = json.loads(history("trend", "--json").stdout)[0]["changes"][0]["run"]["run_id"]
+    run_id = json.loads(history("trend", "--json").stdout)["trends"][0]["changes"][0]["run"]["run_id"]
     outputs = [history(*args) for args in (("list",), ("trend",), ("show", f"t/{label}"), ("show", run_id))]
     outputs += [history("show", "\x1b[2J"), history("trend", "\x1b[2J"), history("trend", "--metric", "\x1b[2J")]
     for done in outputs:

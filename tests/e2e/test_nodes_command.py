@@ -2,8 +2,10 @@
 
 import json
 import signal
+from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 
 SLOW = "gb200-4"
@@ -42,6 +44,16 @@ def test_a_campaign_names_the_slow_node_though_its_driver_is_killed(
     assert f"scontrol update nodename={SLOW} state=drain" in table
     print(run.words, table)
     nothing_left(many)
+
+
+@pytest.mark.slurm
+def test_a_campaign_prints_one_document(many: Any, start_run: Any, stand_in_test: Any, repository: Path) -> None:
+    args = ["--nodes=gb200-[1-6]", "--max-runs-per-node=2", "--json"]
+    run = start_run(many, [stand_in_test("check", TOLD, steps=12)], args=args, command="nodes test").finish(0)
+    found, schema = json.loads(run.stdout), json.loads((repository / "docs/schemas/json/nodes-test.json").read_text())
+    jsonschema.validate(found, schema, jsonschema.Draft202012Validator)
+    assert {node["node"] for node in found["nodes"]} == set(many.node_names)
+    assert f"results: {run.root}" in run.stderr
 
 
 @pytest.mark.slurm

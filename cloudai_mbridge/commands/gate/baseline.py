@@ -3,6 +3,7 @@
 import getpass
 import subprocess
 import sys
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from cloudai_mbridge.commands.console import new_console
-from cloudai_mbridge.commands.options import PATH
+from cloudai_mbridge.commands.json_output import print_json
+from cloudai_mbridge.commands.options import JSON, PATH
 from cloudai_mbridge.commands.run_names import run_argument
 from cloudai_mbridge.errors import OK, BadInput, MBridgeError
 from cloudai_mbridge.gate.baseline.file import replace_if_unchanged
@@ -38,6 +40,26 @@ class ConfirmationNeeded(MBridgeError):
     """The baseline was not written, as there is no terminal to confirm it at."""
 
     exit_code = NOT_CONFIRMED
+
+
+@dataclass(frozen=True)
+class Promotion:
+    """What promoting means for a baseline file. points: those that were given. difference: a unified diff, by lines."""
+
+    path: Path
+    is_written: bool
+    points: tuple[str, ...]
+    difference: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class BaselineCheck:
+    """What looks wrong in a baseline that can be read; nothing of it is an error."""
+
+    path: Path
+    points: int
+    oddities: tuple[str, ...]
 
 
 @click.group()
@@ -66,33 +88,47 @@ def baseline() -> None:
 )
 @click.option("--yes", is_flag=True, help="Write without asking.")
 @click.option("--dry-run", is_flag=True, help="Show the diff, write nothing.")
-def promote(results: tuple[Path, ...], path: Path, *, yes: bool, dry_run: bool, **options: Any) -> int:
+@JSON
+def promote(results: tuple[Path, ...], path: Path, *, yes: bool, dry_run: bool, as_json: bool, **options: Any) -> int:
     """Make the results of runs the baseline of their points; a RUN may be its report.json.
 
     All runs of a point must be good and alike. If one point is refused, nothing is written. Shows the diff of the file,
     and writes it after a yes, or with --yes. Exit codes: 0 written, 15 refused, 16 no terminal to confirm it at.
     """
+    if as_json and not (yes or dry_run):
+        raise BadInput("--json: asks nothing, so give --yes or --dry-run with it")
     terms = _terms(**{name: value for name, value in options.items() if name != "globs"})
     given, skipped = without_dry_runs(results)
     for note in skipped:
-        click.echo(f"note: {_printable(note)}")
+        click.echo(f"note: {_printable(note)}", err=as_json)
     points = select([run for result in given for run in read_results(result)], options["globs"])
     while True:
         proposal = propose(path, points, terms)
-        _show_proposal(proposal)
-        if not _is_wanted(proposal, yes=yes, dry_run=dry_run):
+        _refuse(proposal)
+        if not as_json:
+            _show_proposal(proposal)
+        is_wanted = _is_wanted(proposal, yes=yes, dry_run=dry_run)
+        is_written = is_wanted and replace_if_unchanged(path, proposal.old, proposal.new)
+        if is_wanted and not is_written:
+            click.echo(f"{path} has changed meanwhile; looking again", err=as_json)
+        elif as_json:
+            print_json(Promotion(path, is_written, proposal.points, tuple(difference(proposal)), proposal.notes))
             return OK
-        if replace_if_unchanged(path, proposal.old, proposal.new):
-            click.echo(f"written: {path}, {len(proposal.points)} points promoted")
+        else:
+            text = f"written: {path}, {len(proposal.points)} points promoted"
+            click.echo(text if is_written else "--dry-run: nothing written" if dry_run else "nothing written")
             return OK
-        click.echo(f"{path} has changed meanwhile; looking again")
 
 
 @baseline.command()
 @click.argument("path", metavar="FILE", type=PATH)
-def show(path: Path) -> int:
+@JSON
+def show(path: Path, as_json: bool) -> int:
     """Show the metrics of every point of a baseline FILE, and who promoted it, when and why."""
     found, console = load_baseline(path), new_console(_WIDTH)
+    if as_json:
+        print_json(found)
+        return OK
     console.print(_table(found))
     for point in found.points:
         runs = f"{len(point.runs)} runs, promoted {point.promoted_at} by {point.promoted_by}: {point.reason}"
@@ -104,10 +140,14 @@ def show(path: Path) -> int:
 @baseline.command()
 @click.argument("path", metavar="FILE", type=PATH)
 @click.option("--max-age-days", type=click.IntRange(min=1), default=90, show_default=True, help="Older ones are odd.")
-def check(path: Path, max_age_days: int) -> int:
+@JSON
+def check(path: Path, max_age_days: int, as_json: bool) -> int:
     """Check that a baseline FILE can be read and agrees with itself, and say what looks wrong in it."""
     loaded = load_baseline(path)
     found = oddities(loaded, datetime.now(UTC), max_age_days)
+    if as_json:
+        print_json(BaselineCheck(path, len(loaded.points), tuple(found)))
+        return OK
     for text in found:
         click.echo(f"odd   {_printable(text)}")
     click.echo(f"ok    {path}: {len(loaded.points)} points, {len(found)} oddities")
@@ -145,14 +185,17 @@ def _user_name() -> str:
         return "unknown"
 
 
-def _show_proposal(proposal: Proposal) -> None:
-    """Print the diff and the notes; raise PromotionRefused if a point is not a baseline."""
+def _refuse(proposal: Proposal) -> None:
+    """Raise PromotionRefused if a point is not a baseline."""
     if proposal.refusals:
         refused = [(point, reason) for point, reasons in proposal.refusals.items() for reason in reasons]
         lines = [f"refused {_printable(point)}: {_printable(reason)}" for point, reason in refused]
         good = len(proposal.points) - len(proposal.refusals)
         rest = f"; promote the other {good} with --point" if good else ""
         raise PromotionRefused("\n".join([*lines, f"nothing written{rest}"]))
+
+
+def _show_proposal(proposal: Proposal) -> None:
     for line in difference(proposal):
         click.echo(_printable(line))
     for note in proposal.notes:
@@ -162,7 +205,6 @@ def _show_proposal(proposal: Proposal) -> None:
 def _is_wanted(proposal: Proposal, *, yes: bool, dry_run: bool) -> bool:
     """Return whether to write; raise ConfirmationNeeded without a terminal to ask at."""
     if dry_run:
-        click.echo("--dry-run: nothing written")
         return False
     if yes:
         return True
@@ -171,10 +213,7 @@ def _is_wanted(proposal: Proposal, *, yes: bool, dry_run: bool) -> bool:
             f"{proposal.path}: not written: there is no terminal to confirm it at; write it with --yes,"
             " or look at the difference only with --dry-run"
         )
-    if click.confirm(f"Write {proposal.path}?", default=False):
-        return True
-    click.echo("nothing written")
-    return False
+    return click.confirm(f"Write {proposal.path}?", default=False)
 
 
 def _table(found: Baseline) -> Table:

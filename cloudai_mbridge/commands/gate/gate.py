@@ -1,16 +1,16 @@
 """`mbridge gate` and `mbridge compare`."""
 
-import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 import click
 
-from cloudai_mbridge.commands.console import new_console
+from cloudai_mbridge.commands.console import SteadyConsole, new_console
 from cloudai_mbridge.commands.gate.confirm import Confirmation
 from cloudai_mbridge.commands.gate.confirm import confirm as run_again
+from cloudai_mbridge.commands.json_output import STDOUT, print_error, print_json, render_json
 from cloudai_mbridge.commands.options import PATH
 from cloudai_mbridge.commands.run.live_view import observer_for
 from cloudai_mbridge.commands.run_names import run_argument
@@ -19,18 +19,35 @@ from cloudai_mbridge.files.replace import require_writable, write_text
 from cloudai_mbridge.gate.compare.policy import GatePolicy, load_policy
 from cloudai_mbridge.gate.compare.verdict import GateResult, GateVerdict
 from cloudai_mbridge.gate.results.read import read_results, without_dry_runs
+from cloudai_mbridge.plan import ROOT_FILES
 from cloudai_mbridge.report.formats.gate import render_gate, render_gate_junit, render_gate_markdown
 from cloudai_mbridge.report.formats.text import visible
 from cloudai_mbridge.report.html import render_report_file
 from cloudai_mbridge.report.model import plain
 
+_STDOUT = Path(STDOUT)
 _BUILT_IN = {"name": "built-in", "baseline": "-"}
+
+
+@dataclass(frozen=True)
+class GateDocument(GateResult):
+    """What a gate says, and its exit code."""
+
+    exit_code: int = OK
 
 
 def _output_options(command: Callable[..., int]) -> Callable[..., int]:
     command = click.option("--junit", type=PATH, help="Also write it as JUnit XML.")(command)
     command = click.option("--markdown", type=PATH, help="Also write it for a CI's step summary.")(command)
-    return click.option("--json", "json_file", type=PATH, help="Also write the result as JSON.")(command)
+    return click.option(
+        "--json",
+        "json_file",
+        is_flag=False,
+        flag_value=STDOUT,
+        type=PATH,
+        metavar="[FILE]",
+        help="Also write the result as JSON; without FILE, print it alone (docs/json.md).",
+    )(command)
 
 
 @click.command()
@@ -51,7 +68,7 @@ def gate(
     from cloudai_mbridge.gate.run import run_gate  # numpy and scipy, for this command only
 
     _require_writable(files)
-    loaded = load_policy(policy)
+    loaded, as_json = load_policy(policy), files["json_file"] == _STDOUT
     if baseline is not None:
         loaded = replace(loaded, baseline_path=baseline, history_path=None)
     today, num_judgements = datetime.now(UTC).date(), 2 if confirm else 1
@@ -59,10 +76,10 @@ def gate(
     try:
         result = run_gate(given, loaded, today, num_judgements)
     except NonePromoted as error:
-        return _show_none_promoted(error, files["markdown"])
+        return _show_none_promoted(error, files["markdown"], as_json=as_json)
     if confirm:
         try:
-            more = _confirm(given, result, confirm)
+            more = _confirm(given, result, confirm, new_console(stderr=as_json))
         except (BadInput, ToolFailure) as error:  # the first verdict stands: a point was inconclusive
             result = result.with_notes([f"the inconclusive points were not run again: {error}"])
         else:
@@ -72,7 +89,7 @@ def gate(
     result = result.with_notes(skipped)
     not_written = _show(result, given[0], files)
     code = result.exit_code or not_written
-    click.echo(f"exit code {code}")
+    click.echo(f"exit code {code}", err=as_json)
     return code
 
 
@@ -94,29 +111,38 @@ def compare(old: Path, new: Path, policy: Path | None, **files: Path | None) -> 
 
 
 def _require_writable(files: Mapping[str, Path | None]) -> None:
+    """Raise BadInput where a file cannot be written, or would take the place of results."""
+    if (path := files["json_file"]) and path.name == ROOT_FILES.report:
+        raise BadInput(f"--json: would write to {path}; put --json behind the runs, or write --json={STDOUT}")
     for path in files.values():
-        if path is not None:
+        if path is not None and path != _STDOUT:
             require_writable(path)
 
 
 def _show(result: GateResult, report: Path, files: Mapping[str, Path | None]) -> int:
     """Print a result and write its files; return 0, or the exit code of the last one that could not be written."""
-    new_console().print(render_gate(result))
+    as_json = files["json_file"] == _STDOUT
+    document = GateDocument(**vars(result), exit_code=result.exit_code)
+    print_json(document) if as_json else new_console().print(render_gate(result))
     formats: dict[str, Callable[[], str]] = {
-        "json_file": lambda: json.dumps({**plain(result), "exit_code": result.exit_code}, indent=1) + "\n",
+        "json_file": lambda: f"{render_json(document)}\n",
         "markdown": lambda: render_gate_markdown(result),
         "junit": lambda: render_gate_junit(result),
         "html": lambda: render_report_file(report, gate=plain(result)),
     }
+    if as_json:
+        del formats["json_file"]
     return max(_write(files.get(name), render) for name, render in formats.items())
 
 
-def _show_none_promoted(error: NonePromoted, markdown: Path | None) -> int:
+def _show_none_promoted(error: NonePromoted, markdown: Path | None, *, as_json: bool) -> int:
     """Print how a first baseline is made, also for a CI's step summary; return the exit code."""
     text = visible(str(error))
-    click.echo(text)
+    click.echo(text, err=as_json)
     code = _write(markdown, lambda: f"### No baseline yet\n\n    {text}\n") or error.exit_code
-    click.echo(f"exit code {code}")
+    if as_json:
+        print_error(type(error).__name__, code, text)
+    click.echo(f"exit code {code}", err=as_json)
     return code
 
 
@@ -134,11 +160,10 @@ def _write(path: Path | None, render: Callable[[], str]) -> int:
     return OK
 
 
-def _confirm(results: Sequence[Path], result: GateResult, repeats: int) -> list[Confirmation]:
+def _confirm(results: Sequence[Path], result: GateResult, repeats: int, console: SteadyConsole) -> list[Confirmation]:
     """Run every inconclusive point again, from the last result that holds it."""
     wanted = [point.point for point in result.points if point.verdict is GateVerdict.INCONCLUSIVE]
     where = {run.point: path for path in results for run in read_results(path) if run.point in wanted}
-    console, roots = new_console(), dict.fromkeys(where.values())
     return [
         run_again(
             path if path.is_dir() else path.parent,
@@ -147,5 +172,5 @@ def _confirm(results: Sequence[Path], result: GateResult, repeats: int) -> list[
             lambda plan, root: observer_for(console, plan, root),
             [node.node for node in result.slow_nodes],
         )
-        for path in roots
+        for path in dict.fromkeys(where.values())
     ]

@@ -2,7 +2,8 @@
 
 import fnmatch
 import json
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,17 +12,20 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from cloudai_mbridge.commands.console import SteadyConsole, new_console
+from cloudai_mbridge.commands.json_output import print_json
+from cloudai_mbridge.commands.options import JSON
 from cloudai_mbridge.commands.run_names import run_argument
 from cloudai_mbridge.errors import OK, BadInput, counted
 from cloudai_mbridge.gate.history.insert import FAILED
 from cloudai_mbridge.gate.history.store import DEFAULT_METRIC, History, Imported, StoredRun
+from cloudai_mbridge.gate.history.values import StoredPoint
 from cloudai_mbridge.gate.results.read import without_dry_runs
 from cloudai_mbridge.gate.results.values import METRICS
 from cloudai_mbridge.logs.tail import printable
 from cloudai_mbridge.models.loading.explain import suggest
 
 if TYPE_CHECKING:
-    from cloudai_mbridge.gate.trend.analysis import Trend
+    from cloudai_mbridge.gate.trend.analysis import Trend, Trends
 
 CHANGED = 10  # as of a regression that a gate finds
 DEFAULT_HISTORY = Path("results/history.sqlite")
@@ -42,6 +46,36 @@ _HISTORY = click.option(
 )
 
 
+@dataclass(frozen=True)
+class ImportedReport:
+    """A report, and what became of its runs."""
+
+    path: Path
+    runs: Imported
+
+
+@dataclass(frozen=True)
+class ImportedReports:
+    """What was imported. Where one cannot be, there is an error instead, and the others are imported all the same."""
+
+    reports: tuple[ImportedReport, ...]
+
+
+@dataclass(frozen=True)
+class StoredPoints:
+    """The points of a history, one per comparability key."""
+
+    points: tuple[StoredPoint, ...]
+
+
+@dataclass(frozen=True)
+class StoredRuns:
+    """Runs of a history. comparability: key -> what must be equal for results to be compared."""
+
+    runs: tuple[StoredRun, ...]
+    comparability: Mapping[str, Mapping[str, Any]]
+
+
 @click.group()
 def history() -> None:
     """Keep the results of all runs, and see where their level moved."""
@@ -50,33 +84,41 @@ def history() -> None:
 @history.command("import")
 @_HISTORY
 @run_argument("results", "RUN...", nargs=-1, required=True)
-def import_(path: Path, results: tuple[Path, ...]) -> int:
+@JSON
+def import_(path: Path, results: tuple[Path, ...], as_json: bool) -> int:
     """Add the results of runs; a RUN may be its report.json. What is there already stays once."""
-    console, errors = new_console(_WIDTH), list[BadInput]()
+    console, errors, reports = new_console(_WIDTH, stderr=as_json), list[BadInput](), list[ImportedReport]()
     given, skipped = without_dry_runs(results)
     for note in skipped:
         console.print_line(printable(f"note: {note}"))
     with History(path) as store:
         for result in given:
             try:
-                console.print_line(printable(f"{result}: {_imported_text(store.import_report(result))}"))
+                reports.append(ImportedReport(result, store.import_report(result)))
+                console.print_line(printable(f"{result}: {_imported_text(reports[-1].runs)}"))
             except BadInput as error:
                 errors.append(error)
     if errors:
         kind = type(errors[0]) if len({type(error) for error in errors}) == 1 else BadInput
         raise kind("\n".join(dict.fromkeys(printable(str(error)) for error in errors)))
+    if as_json:
+        print_json(ImportedReports(tuple(reports)))
     return OK
 
 
 @history.command("list")
 @_HISTORY
 @click.option("--point", "pattern", default="*", metavar="GLOB", help="Only points of this name, e.g. 'qwen/*'.")
-def list_(path: Path, pattern: str) -> int:
+@JSON
+def list_(path: Path, pattern: str, as_json: bool) -> int:
     """List the points with their numbers of runs. A point has a line per comparability key."""
     with History(path) as store:
         rows = [row for row in store.points() if fnmatch.fnmatchcase(row.point, pattern)]
     if not rows:
         raise BadInput(f"--point: {printable(pattern)!r} matches no point in {path}; see `mbridge history list`")
+    if as_json:
+        print_json(StoredPoints(tuple(rows)))
+        return OK
     table = _table("point", "key", "good", "failed", "last run (UTC)", f"last {DEFAULT_METRIC}")
     for row in rows:
         counts = (str(row.num_good), str(row.num_failed))
@@ -89,14 +131,20 @@ def list_(path: Path, pattern: str) -> int:
 @_HISTORY
 @click.argument("name", metavar="RUN_ID|POINT")
 @click.option("--last", type=click.IntRange(min=1), default=20, show_default=True, help="Runs of a point to list.")
-def show(path: Path, name: str, last: int) -> int:
+@JSON
+def show(path: Path, name: str, last: int, as_json: bool) -> int:
     """Show one run, by its id or the start of it, or the last runs of a point."""
     console = new_console(_WIDTH)
     with History(path) as store:
-        if runs := store.runs(point=name, last=last):
+        runs = store.runs(point=name, last=last)
+        found = [] if runs else store.runs(run_id_prefix=name, last=_MAX_NAMED + 1)
+        if as_json and (runs or len(found) == 1):
+            keys = dict.fromkeys(run.comparability_id for run in (*runs, *found))
+            print_json(StoredRuns((*runs, *found), {key: store.fields(key) for key in keys}))
+            return OK
+        if runs:
             console.print(_runs_table(runs))
             return OK
-        found = store.runs(run_id_prefix=name, last=_MAX_NAMED + 1)
         if len(found) == 1:
             _show_run(console, found[0], store)
             return OK
@@ -126,7 +174,7 @@ def show(path: Path, name: str, last: int) -> int:
     type=click.FloatRange(min=0, min_open=True, max=1),
     help="Relative standard deviation from run to run, for series that are too short to show theirs; e.g. 0.01.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@JSON
 @click.option(
     "--fail-on-change", is_flag=True, help=f"Exit with {CHANGED} if any change is named, for better or worse."
 )
@@ -135,24 +183,25 @@ def trend(path: Path, pattern: str, metric: str, last: int, as_json: bool, fail_
     if metric not in METRICS:
         raise BadInput(f"--metric: {printable(metric)!r} is unknown; {suggest(metric, list(METRICS))}")
     with History(path) as store:
-        trends = _trends(store, pattern, metric, last, options)
+        found = _trends(store, pattern, metric, last, options)
     if as_json:
-        click.echo(json.dumps([asdict(trend) for trend in trends], indent=2))
+        print_json(found)
     else:
-        _show_trends(new_console(_WIDTH), trends)
-    return CHANGED if fail_on_change and any(trend.is_changed for trend in trends) else OK
+        _show_trends(new_console(_WIDTH), found.trends)
+    return CHANGED if fail_on_change and any(trend.is_changed for trend in found.trends) else OK
 
 
-def _trends(store: History, pattern: str, metric: str, last: int, options: dict[str, Any]) -> "list[Trend]":
+def _trends(store: History, pattern: str, metric: str, last: int, options: dict[str, Any]) -> "Trends":
     keys = {key: points for key, points in store.keys().items() if fnmatch.filter(points, pattern)}
     if not keys:
         raise BadInput(f"{printable(pattern)!r} matches no point in {store.path}; see `mbridge history list`")
-    from cloudai_mbridge.gate.trend.analysis import find_trend  # numpy, for this command only
+    from cloudai_mbridge.gate.trend.analysis import Trends, find_trend  # numpy, for this command only
 
-    return [find_trend(store.series(key, metric, last), points, **options) for key, points in keys.items()]
+    found = (find_trend(store.series(key, metric, last), points, **options) for key, points in keys.items())
+    return Trends(tuple(found))
 
 
-def _show_trends(console: SteadyConsole, trends: "list[Trend]") -> None:
+def _show_trends(console: SteadyConsole, trends: "Sequence[Trend]") -> None:
     from cloudai_mbridge.gate.trend.words import headline, story, summary
 
     for trend in trends:

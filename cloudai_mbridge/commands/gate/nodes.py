@@ -1,6 +1,5 @@
 """`mbridge nodes`: which nodes are slow."""
 
-import json
 import random
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,7 +12,8 @@ from rich.text import Text
 
 from cloudai_mbridge import pipeline
 from cloudai_mbridge.commands.console import new_console
-from cloudai_mbridge.commands.options import PATH, request_of, scenario_options
+from cloudai_mbridge.commands.json_output import print_json
+from cloudai_mbridge.commands.options import JSON, PATH, request_of, scenario_options
 from cloudai_mbridge.commands.run.drive import drive
 from cloudai_mbridge.commands.run_names import run_argument
 from cloudai_mbridge.errors import OK, BadInput, counted
@@ -52,7 +52,7 @@ def nodes() -> None:
 @run_argument("results", "RUN...", nargs=-1, required=True)
 @_FALSE_ALARM_RATE
 @_SLOWDOWN
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@JSON
 @click.option("--html", type=PATH, help="Also write the page of the first result with a map of the nodes.")
 @click.option("--fail-on-slow", is_flag=True, help=f"Exit with {SLOW_NODES} if a node is slow.")
 def show(
@@ -73,10 +73,7 @@ def show(
     if html is not None:
         first, *_ = without_dry_runs(results)[0]  # one at least: there is a result
         write_text(html, render_report_file(first, nodes=plain(result)))
-    if as_json:
-        click.echo(json.dumps(plain(result), indent=2))
-    else:
-        _print(result)
+    print_json(result) if as_json else _print(result)
     return SLOW_NODES if fail_on_slow and result.slow else OK
 
 
@@ -93,12 +90,14 @@ def show(
 @click.option("--max-parallel", type=click.IntRange(min=1), help="Runs active at a time; default: the scenario's.")
 @_FALSE_ALARM_RATE
 @_SLOWDOWN
+@JSON
 def test(
     node_list: str,
     max_runs_per_node: int,
     max_parallel: int | None,
     false_alarm_rate: float,
     slowdown: float,
+    as_json: bool,
     **options: Any,
 ) -> int:
     """Run a scenario's only point on every node, in new company each time, until all nodes are decided.
@@ -119,10 +118,11 @@ def test(
     prepared = replace(prepared, plan=replace(prepared.plan, runs=runs))
     pipeline.preflight(prepared)
     root = pipeline.write(prepared, before_the_plan=lambda root: write_campaign(campaign, root))
-    console = new_console()
+    console = new_console(stderr=as_json)
     console.print_line(f"results: {root}")
     code = drive(console, prepared, root)
-    _print(_judged([root], false_alarm_rate, slowdown))
+    result = _judged([root], false_alarm_rate, slowdown)
+    print_json(result) if as_json else _print(result)
     return code
 
 

@@ -1,6 +1,6 @@
 """`mbridge calibrate`: what the predictions get wrong on a cluster, from runs on it."""
 
-import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,10 +9,11 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from cloudai_mbridge.commands.console import SteadyConsole, new_console
-from cloudai_mbridge.commands.options import PATH
+from cloudai_mbridge.commands.json_output import print_json
+from cloudai_mbridge.commands.options import JSON, PATH
 from cloudai_mbridge.commands.run_names import run_argument
 from cloudai_mbridge.errors import OK, BadInput, counted
-from cloudai_mbridge.estimate.cluster import FACTORS
+from cloudai_mbridge.estimate.cluster import FACTORS, ClusterFactors
 from cloudai_mbridge.estimate.hardware import gpu_named
 from cloudai_mbridge.files.toml_text import render_toml
 
@@ -23,12 +24,19 @@ if TYPE_CHECKING:
 _MOST_REASONS = 5
 
 
+class Calibration(ClusterFactors):
+    """What was fitted. is_better: than the predictions as they are; if not, all factors are 1. left_out: by reason."""
+
+    is_better: bool
+    left_out: Mapping[str, int]
+
+
 @click.command()
 @run_argument("results", "RUN...", nargs=-1, required=True)
 @click.option("--gpu", help="Whose points to use, where there are those of several GPUs.")
 @click.option("--output", type=PATH, help="File to write, which a system names as its `calibration`.")
-@click.option("--json", "is_json", is_flag=True, help="Print JSON.")
-def calibrate(results: tuple[Path, ...], gpu: str | None, output: Path | None, is_json: bool) -> int:
+@JSON
+def calibrate(results: tuple[Path, ...], gpu: str | None, output: Path | None, as_json: bool) -> int:
     """Fit the predictions of time and memory to results; a RUN may be its report.json, or a CSV table.
 
     See docs/tune.md.
@@ -43,13 +51,14 @@ def calibrate(results: tuple[Path, ...], gpu: str | None, output: Path | None, i
     name = _gpu_of(measured.points, gpu, measured.left_out)
     found = fit(name, measured.points[name])
     data = found.factors.model_dump()
-    if is_json:
-        click.echo(json.dumps({**data, "is_better": found.is_better, "left_out": measured.left_out}, indent=1))
+    if output is not None:
+        _write(output, data)
+    if as_json:
+        print_json(Calibration(**data, is_better=found.is_better, left_out=measured.left_out))
     else:
         _show(new_console(), measured, found)
     if output is not None:
-        _write(output, data)
-        click.echo(f"written: {output}", err=is_json)
+        click.echo(f"written: {output}", err=as_json)
     return OK
 
 

@@ -1,27 +1,77 @@
 """`mbridge dry-run`."""
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
 import click
 
 from cloudai_mbridge import pipeline
 from cloudai_mbridge.commands.console import new_console, show_rejected
-from cloudai_mbridge.commands.options import request_of, scenario_options
+from cloudai_mbridge.commands.json_output import print_json
+from cloudai_mbridge.commands.options import JSON, request_of, scenario_options
 from cloudai_mbridge.errors import OK, POINTS_FAILED, counted
+from cloudai_mbridge.plan import RejectedPoint, RunPlan, ScenarioPlan
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """A run whose files were written, in its directory `key` below the root. world_size: ranks."""
+
+    key: str
+    test_id: str
+    label: str
+    iteration: int
+    coordinates: Mapping[str, Any]
+    num_nodes: int
+    world_size: int
+
+
+@dataclass(frozen=True)
+class DryRun:
+    """What `run` would submit. rejected: at most the first thousand points of a test; rule_counts is over all."""
+
+    path: Path
+    scenario: str
+    system: str
+    runs: tuple[PlannedRun, ...]
+    num_rejected: int
+    rule_counts: Mapping[str, int]
+    rejected: tuple[RejectedPoint, ...]
+    notes: tuple[str, ...]
 
 
 @click.command("dry-run")
 @scenario_options(output_dir=True)
-def dry_run(**options: Any) -> int:
+@JSON
+def dry_run(as_json: bool, **options: Any) -> int:
     """Check all points and write exactly the files that `run` would submit."""
     console = new_console()
     prepared = pipeline.plan(request_of(options))
-    show_rejected(console, prepared.plan)
+    if not as_json:
+        show_rejected(console, prepared.plan)
     root = pipeline.write(prepared, dry_run=True)
-    for planned in prepared.plan.runs:
-        if planned.is_again:
-            continue
+    planned_runs = [run for run in prepared.plan.runs if not run.is_again]
+    if as_json:
+        print_json(_written(root, prepared.plan, planned_runs))
+        return OK if planned_runs else POINTS_FAILED
+    for planned in planned_runs:
         placed = f"{counted(planned.world_size, 'rank')} on {counted(planned.num_nodes, 'node')}"
         console.print_line(f"accepted {planned.key}: {placed}")
     console.print_line(f"written: {root}")
     return OK if prepared.plan.runs else POINTS_FAILED
+
+
+def _written(root: Path, plan: ScenarioPlan, runs: Sequence[RunPlan]) -> DryRun:
+    names = [each.name for each in fields(PlannedRun)]
+    return DryRun(
+        path=root,
+        scenario=plan.scenario,
+        system=plan.system,
+        runs=tuple(PlannedRun(**{name: getattr(run, name) for name in names}) for run in runs),
+        num_rejected=plan.num_rejected,
+        rule_counts=plan.rule_counts,
+        rejected=plan.rejected,
+        notes=plan.notes,
+    )

@@ -1,6 +1,5 @@
 """`mbridge estimate` and `mbridge proxy`."""
 
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -8,7 +7,8 @@ from typing import Any
 import click
 
 from cloudai_mbridge.commands.console import new_console
-from cloudai_mbridge.commands.options import FLOPS_FORMULA, PATH
+from cloudai_mbridge.commands.json_output import print_json
+from cloudai_mbridge.commands.options import FLOPS_FORMULA, JSON, PATH
 from cloudai_mbridge.commands.plan.estimate_table import render_estimate
 from cloudai_mbridge.commands.plan.proxy_toml import render_proxy
 from cloudai_mbridge.constraints import Upstream, check
@@ -70,9 +70,9 @@ _ESTIMATORS = ("default", "megatron-bridge/seed", "megatron-bridge/head")
 @click.option("--memory-estimator", type=click.Choice(_ESTIMATORS), default="default", show_default=True)
 @click.option("--max-steps", type=_SIZE, help="Steps, for GPU-hours and cost; default: 10.")
 @click.option("--system-config", type=PATH, help="System TOML with gpu_type and [prices].")
-@click.option("--json", "is_json", is_flag=True, help="Print JSON.")
+@JSON
 def estimate(
-    recipe: str, memory_estimator: str, system_config: Path | None, is_json: bool, formula: Formula, **given: Any
+    recipe: str, memory_estimator: str, system_config: Path | None, as_json: bool, formula: Formula, **given: Any
 ) -> int:
     """Estimate one point: FLOPs, memory of every stage, step time, MFU, cost. Nothing is run (docs/estimate.md).
 
@@ -82,8 +82,8 @@ def estimate(
     request = _request(recipe, system, formula, **given)
     price, why_not = price_of(system, request.gpu.name if request.gpu else None)
     found = estimate_point(request, estimator=memory_estimator, price=price, why_no_price=why_not)
-    if is_json:
-        click.echo(json.dumps(as_data(found), indent=1, allow_nan=False))
+    if as_json:
+        print_json(as_data(found))
     else:
         new_console().print(render_estimate(found))
     if found.fits is not False:

@@ -1,12 +1,17 @@
 """`mbridge list`: the recipes and the rules."""
 
+from dataclasses import dataclass
+
 import click
 from rich.table import Table
 from rich.text import Text
 
 from cloudai_mbridge.commands.console import new_console
+from cloudai_mbridge.commands.json_output import print_json
+from cloudai_mbridge.commands.options import JSON
 from cloudai_mbridge.constraints.engine import RULES as ALL_RULES
 from cloudai_mbridge.constraints.lifts import LIFTS
+from cloudai_mbridge.constraints.rule import Rule
 from cloudai_mbridge.constraints.upstream import rule_id as rule_id_of
 from cloudai_mbridge.errors import OK
 from cloudai_mbridge.recipes import load_recipe, recipe_names
@@ -23,24 +28,81 @@ _REPORTS = {
 }
 
 
+@dataclass(frozen=True)
+class Named:
+    """What can be named in a file, or asked for."""
+
+    name: str
+    description: str
+
+
+@dataclass(frozen=True)
+class LiftedIn:
+    """The release of Megatron-Bridge since which a rule does not hold for some points, and why."""
+
+    since: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class KnownRule:
+    """A rule, and what must hold."""
+
+    rule_id: str
+    description: str
+    lifted: tuple[LiftedIn, ...]
+
+
+@dataclass(frozen=True)
+class Known:
+    """Everything that `list` lists, whatever it is asked for."""
+
+    recipes: tuple[Named, ...]
+    rules: tuple[KnownRule, ...]
+    agents: tuple[Named, ...]
+    reports: tuple[Named, ...]
+
+
 @click.command("list")
 @click.argument("what", required=False, type=click.Choice(["agents", "reports"], case_sensitive=False))
 @click.option("--verbose", "-v", is_flag=True, help="Accepted as in CloudAI; nothing is left out.")
-def list_(what: str | None, verbose: bool) -> int:
+@JSON
+def list_(what: str | None, verbose: bool, as_json: bool) -> int:
     """List the recipes and the rules; or the agents, or the reports, as CloudAI does."""
-    if what:
-        for name, text in (_AGENTS if what == "agents" else _REPORTS).items():
-            click.echo(f"{name}: {text}")
-        return OK
+    known = _known()
+    if as_json:
+        print_json(known)
+    elif what:
+        for named in known.agents if what == "agents" else known.reports:
+            click.echo(f"{named.name}: {named.description}")
+    else:
+        _show(known)
+    return OK
+
+
+def _known() -> Known:
+    return Known(
+        tuple(Named(name, load_recipe(name).description) for name in recipe_names()),
+        tuple(map(_known_rule, ALL_RULES)),
+        tuple(Named(*each) for each in _AGENTS.items()),
+        tuple(Named(*each) for each in _REPORTS.items()),
+    )
+
+
+def _known_rule(rule: Rule) -> KnownRule:
+    rule_id = rule_id_of(rule)
+    lifted = tuple(LiftedIn(lift.since, lift.reason) for lift in LIFTS.get(rule_id, ()))
+    return KnownRule(rule_id, (rule.__doc__ or "").splitlines()[0], lifted)
+
+
+def _show(known: Known) -> None:
     recipes = Table("recipe", "description", title="Recipes", title_justify="left")
-    for name in recipe_names():
-        recipes.add_row(name, Text(load_recipe(name).description))
+    for recipe in known.recipes:
+        recipes.add_row(recipe.name, Text(recipe.description))
     rules = Table("rule", "what must hold", "lifted in", title="Rules", title_justify="left")
-    for rule in ALL_RULES:
-        rule_id = rule_id_of(rule)
-        lifted = "\n".join(f"{lift.since}: {lift.reason}" for lift in LIFTS.get(rule_id, ()))
-        rules.add_row(rule_id, Text((rule.__doc__ or "").splitlines()[0]), Text(lifted))
+    for rule in known.rules:
+        lifted = "\n".join(f"{lift.since}: {lift.reason}" for lift in rule.lifted)
+        rules.add_row(rule.rule_id, Text(rule.description), Text(lifted))
     console = new_console()
     console.print(recipes)
     console.print(rules)
-    return OK

@@ -1,18 +1,18 @@
 """`mbridge tune --replay`: the search, and what it is compared with, on what was measured."""
 
 import importlib.util
-import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Literal
 
-import click
 import numpy as np
 from rich.table import Column, Table
 from rich.text import Text
 
 from cloudai_mbridge.commands.console import new_console
+from cloudai_mbridge.commands.json_output import print_json
 from cloudai_mbridge.errors import OK, counted
 from cloudai_mbridge.estimate.cluster import calibration_note
 from cloudai_mbridge.models.system import System
@@ -25,11 +25,35 @@ _RANDOM_ORDERS, _SAMPLED_ORDERS = 50, 3
 Order = Callable[[Case, int], Sequence[int]]
 
 
-def replay(path: Path, system: System | None, *, is_json: bool) -> int:
+@dataclass(frozen=True)
+class Space:
+    """How a search went in the points of one space.
+
+    best_s: of a step; None where no layout fits. trials_to: share of it -> trials until one was within that.
+    stops_after: trials. picked_s: the fastest step by then.
+    """
+
+    name: str
+    points: int
+    best_s: float | None
+    trials_to: Mapping[str, int | None]
+    stops_after: int
+    picked_s: float | None
+
+
+@dataclass(frozen=True)
+class Replay:
+    """A search by measurement, played against what was measured."""
+
+    version: Literal[1]
+    spaces: tuple[Space, ...]
+
+
+def replay(path: Path, system: System | None, *, as_json: bool) -> int:
     """Play the search against what was measured, with a system's calibration, and print how many trials it took."""
     scores = [play(case) for case in read_cases(path, system)]
-    if is_json:
-        click.echo(json.dumps({"version": 1, "spaces": [_as_data(score) for score in scores]}, indent=1))
+    if as_json:
+        print_json(Replay(version=1, spaces=tuple(map(_as_space, scores))))
         return OK
     console = new_console()
     if note := calibration_note(system):
@@ -88,13 +112,13 @@ def _has_optuna() -> bool:
     return importlib.util.find_spec("optuna") is not None
 
 
-def _as_data(score: Score) -> dict[str, Any]:
+def _as_space(score: Score) -> Space:
     case = score.case
-    return {
-        "name": case.name,
-        "points": len(case.times),
-        "best_s": case.best_s,
-        "trials_to": {str(tolerance): score.trials_to(tolerance) for tolerance in TOLERANCES},
-        "stops_after": score.num_trials,
-        "picked_s": score.picked_s,
-    }
+    return Space(
+        name=case.name,
+        points=len(case.times),
+        best_s=case.best_s,
+        trials_to={str(tolerance): score.trials_to(tolerance) for tolerance in TOLERANCES},
+        stops_after=score.num_trials,
+        picked_s=score.picked_s,
+    )

@@ -4,7 +4,7 @@ import csv
 import json
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,9 @@ from rich.table import Table
 from rich.text import Text
 
 from cloudai_mbridge.commands.console import SteadyConsole, new_console
-from cloudai_mbridge.commands.options import FLOPS_FORMULA, scenario_options
+from cloudai_mbridge.commands.json_output import print_json
+from cloudai_mbridge.commands.options import FLOPS_FORMULA, JSON, scenario_options
+from cloudai_mbridge.commands.plan.sweep_documents import SweepPlan, as_explanation, as_test, status_of
 from cloudai_mbridge.constraints import Lifted, NotEvaluated, RuleSet, Violation
 from cloudai_mbridge.constraints.engine import RULES
 from cloudai_mbridge.constraints.upstream import rule_id
@@ -76,6 +78,7 @@ _INCLUDE_OOM_RISK = click.option("--include-oom-risk", is_flag=True, help="Hold 
 @_INCLUDE_OOM_RISK
 @click.option("--order", type=click.Choice(["grid", "informative"]), help="Default: the sweep's.")
 @FLOPS_FORMULA
+@JSON
 def sweep_plan(
     show: int,
     form: str,
@@ -84,6 +87,7 @@ def sweep_plan(
     order: str | None,
     formula: Formula,
     rules: RuleSet,
+    as_json: bool,
     **options: Any,
 ) -> int:
     """Count the points of every test, and estimate what they need: memory, time, GPU-hours, cost (docs/estimate.md)."""
@@ -91,21 +95,29 @@ def sweep_plan(
     system, tests = _load(**options)
     plans = (SweepPreview(test, system, wanted) for test in tests)
     if form == "csv":
+        if as_json:
+            raise BadInput("--json: is not for --format csv; leave one of them out")
         return _write_csv(list(plans))
-    console, would_run = new_console(), 0
+    summaries = (summarize_test(plan, show if form == "table" else 0) for plan in plans)
+    totals = list(summaries) if as_json else list(_shown(summaries, system, with_points=form == "table"))
+    if as_json:
+        print_json(SweepPlan(calibration_note(system), tuple(as_test(each, tuple(_notes(each))) for each in totals)))
+    return OK if any(summary.would_run for summary in totals) else POINTS_FAILED
+
+
+def _shown(summaries: Iterable[SweepSummary], system: System, *, with_points: bool) -> Iterator[SweepSummary]:
+    """Yield each summary when it has been printed; the totals come last."""
+    console, totals = new_console(), list[SweepSummary]()
     if note := calibration_note(system):
         console.print_line(note)
-    totals: list[SweepSummary] = []
-    for plan in plans:
-        summary = summarize_test(plan, show if form == "table" else 0)
-        would_run += summary.would_run
+    for summary in summaries:
         _show_counts(console, summary)
-        if form == "table":
+        if with_points:
             _show_points(console, summary)
         totals.append(summary)
+        yield summary
     if len(totals) > 1 and any(summary.predicted for summary in totals):
         _show_totals(console, totals)
-    return OK if would_run else POINTS_FAILED
 
 
 def _load(
@@ -247,11 +259,11 @@ def _cell(value: Any) -> str:
 def _cells(look: PointPreview, plan: SweepPreview) -> Iterator[Any]:
     headline = look.headline
     if headline is None:
-        yield from ("rejected", *[""] * 8)
+        yield from (status_of(look), *[""] * 8)
         yield " ".join(sorted({violation.rule_id for violation in look.point.violations}))
         yield "; ".join(map(str, look.point.violations))
         return
-    yield "held back" if look.is_held_back else "accepted" if look.is_run else "over the limits"
+    yield status_of(look)
     values = (
         *(headline.peak_memory_gib, headline.memory_share, headline.step_time_s, headline.tokens_per_s_per_gpu),
         *(headline.tflops_per_gpu, headline.mfu, look.gpu_hours, look.cost),
@@ -277,8 +289,15 @@ def _reasons(look: PointPreview, plan: SweepPreview) -> Iterator[str]:
 @_INCLUDE_OOM_RISK
 @click.argument("test_id")
 @click.argument("point")
+@JSON
 def sweep_explain(
-    test_id: str, point: str, memory_share: float | None, include_oom_risk: bool, rules: RuleSet, **options: Any
+    test_id: str,
+    point: str,
+    memory_share: float | None,
+    include_oom_risk: bool,
+    rules: RuleSet,
+    as_json: bool,
+    **options: Any,
 ) -> int:
     """Say why one POINT of a test would run or not: its label, or coordinates such as tp=2,pp=4."""
     system, tests = _load(**options)
@@ -291,7 +310,11 @@ def sweep_explain(
     upstream = plan.pinned.upstream(args)
     fill_in = describe(with_preset(args, upstream.preset), upstream.overridden) if upstream else ""
     look, console = plan.preview(found), new_console()
-    decision = "rejected" if found.violations else "held back" if look.is_held_back else "accepted"
+    decision = status_of(look)
+    if as_json:
+        is_known = look.headline is not None and look.headline.peak_memory_gib is not None
+        print_json(as_explanation(test_id, look, fill_in, plan.terms(found) if is_known else ""))
+        return OK if decision == "accepted" else POINTS_FAILED
     console.print_line(f"{test_id}/{look.label}: {decision}")
     coordinates = ", ".join(f"{name} = {json.dumps(value)}" for name, value in found.coordinates.items())
     console.print_line(f"  {coordinates or 'no axes'}")

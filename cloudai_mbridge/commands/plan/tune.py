@@ -1,9 +1,10 @@
 """`mbridge tune`: the best layout of a model on a number of GPUs."""
 
-import json
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Literal
 
 import click
 from rich.table import Column, Table
@@ -11,7 +12,8 @@ from rich.text import Text
 
 from cloudai_mbridge import pipeline
 from cloudai_mbridge.commands.console import SteadyConsole, new_console
-from cloudai_mbridge.commands.options import PATH
+from cloudai_mbridge.commands.json_output import print_json
+from cloudai_mbridge.commands.options import JSON, PATH
 from cloudai_mbridge.commands.run.drive import submit
 from cloudai_mbridge.errors import OK, BadInput, counted
 from cloudai_mbridge.estimate.hardware import Gpu, gpu_named
@@ -34,6 +36,35 @@ from cloudai_mbridge.tune.space import SearchRequest, Sizes
 _SIZE = click.IntRange(1, 2**31)
 # Layouts that a search measures among: the first by prediction. The next ones are hardly ever better
 MOST_MEASURED = 200
+
+
+@dataclass(frozen=True)
+class RankedLayout:
+    """A layout. args: its test's cmd_args. step_time_90_s: the 90 % interval; None: endless. fits: how probably."""
+
+    rank: int
+    args: Mapping[str, Any]
+    step_time_s: float
+    step_time_90_s: tuple[float, float | None]
+    peak_memory_gib: float | None
+    gpu_memory_gib: float | None
+    fits: float
+    tflops_per_gpu: float | None
+    gpu_hours: float | None
+    cost: float | None
+
+
+@dataclass(frozen=True)
+class Layouts:
+    """The best layouts by prediction, of so many. Left out, although faster: too_large, illegal, not_predicted."""
+
+    version: Literal[1]
+    layouts: int
+    too_large: int
+    illegal: int
+    not_predicted: int
+    rules: Mapping[str, int]
+    best: tuple[RankedLayout, ...]
 
 
 @click.command()
@@ -61,13 +92,13 @@ MOST_MEASURED = 200
     type=PATH,
     help="CSV of measured layouts, or results of a run: play the search against them instead.",
 )
-@click.option("--json", "is_json", is_flag=True, help="Print JSON.")
+@JSON
 def tune(
     top: int,
     write: tuple[int, Path] | None,
     system_config: Path | None,
     table: Path | None,
-    is_json: bool,
+    as_json: bool,
     recipe: str | None,
     num_gpus: int | None,
     max_trials: int | None,
@@ -91,7 +122,7 @@ def tune(
             )
         from cloudai_mbridge.commands.plan.replay import replay  # numpy, for this option only
 
-        return replay(table, load_system(system_config) if system_config else None, is_json=is_json)
+        return replay(table, load_system(system_config) if system_config else None, as_json=as_json)
     if recipe is None or num_gpus is None:
         raise BadInput("give --recipe and --num-gpus to rank layouts, or --replay to play against what was measured")
     system = load_system(system_config) if system_config else None
@@ -101,7 +132,7 @@ def tune(
         why = _counts(found) if found.num_layouts else "no sizes divide the GPUs and the batch"
         raise BadInput(f"no layout is left: {why}; use more GPUs, or a batch that they divide")
     if is_measured:
-        if system_config is None or write or is_json:
+        if system_config is None or write or as_json:
             raise BadInput("measuring needs a --system-config to run on, and takes neither --write nor --json")
         limits = {"max_gpu_hours": max_gpu_hours} if max_gpu_hours is not None else {}
         scenario = search_scenario(
@@ -113,13 +144,14 @@ def tune(
         scenario["Tests"][0] |= {"time_limit": time_limit} if time_limit else {}
         return _measure(scenario, limits, system_config, output_dir)
     price, why_not = price_of(system, request.gpu.name) if system else (None, "")
-    if is_json:
-        click.echo(json.dumps(_as_data(found, top, price), indent=1, allow_nan=False))
+    if write:
+        _write(found, *write)
+    if as_json:
+        print_json(_as_layouts(found, top, price))
     else:
         _show(new_console(), request, found, top, price, why_not)
     if write:
-        _write(found, *write)
-        click.echo(f"written: {write[1]}", err=is_json)
+        click.echo(f"written: {write[1]}", err=as_json)
     return OK
 
 
@@ -239,33 +271,33 @@ def _counts(found: Ranking) -> str:
     return f"{found.num_layouts} layouts; faster ones left out: {', '.join(reasons)}"
 
 
-def _as_data(found: Ranking, top: int, price: Price | None) -> dict[str, Any]:
-    return {
-        "version": 1,
-        "layouts": found.num_layouts,
-        "too_large": found.num_too_large,
-        "illegal": found.num_illegal,
-        "not_predicted": found.num_unknown,
-        "rules": dict(found.rules.most_common()),
-        "best": [_candidate_data(number, each, found, price) for number, each in enumerate(found.best[:top], 1)],
-    }
+def _as_layouts(found: Ranking, top: int, price: Price | None) -> Layouts:
+    return Layouts(
+        version=1,
+        layouts=found.num_layouts,
+        too_large=found.num_too_large,
+        illegal=found.num_illegal,
+        not_predicted=found.num_unknown,
+        rules=dict(found.rules.most_common()),
+        best=tuple(_ranked(number, each, found, price) for number, each in enumerate(found.best[:top], 1)),
+    )
 
 
-def _candidate_data(number: int, candidate: Candidate, found: Ranking, price: Price | None) -> dict[str, Any]:
+def _ranked(number: int, candidate: Candidate, found: Ranking, price: Price | None) -> RankedLayout:
     headline, args = candidate.headline, candidate.cmd_args
     hours = headline.gpu_hours(args["max_steps"])
-    return {
-        "rank": number,
-        "args": args,
-        "step_time_s": candidate.step_time_s,
-        "step_time_90_s": list(found.interval_s(candidate.step_time_s)),
-        "peak_memory_gib": headline.peak_memory_gib,
-        "gpu_memory_gib": headline.gpu_memory_gib,
-        "fits": candidate.fits,
-        "tflops_per_gpu": headline.tflops_per_gpu,
-        "gpu_hours": hours,
-        "cost": price.per_gpu_hour * hours if price and hours is not None else None,
-    }
+    return RankedLayout(
+        rank=number,
+        args=args,
+        step_time_s=candidate.step_time_s,
+        step_time_90_s=found.interval_s(candidate.step_time_s),
+        peak_memory_gib=headline.peak_memory_gib,
+        gpu_memory_gib=headline.gpu_memory_gib,
+        fits=candidate.fits,
+        tflops_per_gpu=headline.tflops_per_gpu,
+        gpu_hours=hours,
+        cost=price.per_gpu_hour * hours if price and hours is not None else None,
+    )
 
 
 def _write(found: Ranking, number: int, path: Path) -> None:

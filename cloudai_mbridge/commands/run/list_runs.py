@@ -1,28 +1,26 @@
 """`mbridge runs`: which runs there are, and how each stands."""
 
-import json
 import sqlite3
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from statistics import fmean
-from typing import NamedTuple
 
 import click
 from rich.table import Column, Table
 from rich.text import Text
 
 from cloudai_mbridge.commands.console import new_console
-from cloudai_mbridge.commands.options import PATH
+from cloudai_mbridge.commands.json_output import print_json
+from cloudai_mbridge.commands.options import JSON, PATH
 from cloudai_mbridge.commands.run_names import find_runs
 from cloudai_mbridge.errors import OK, MBridgeError, counted
 from cloudai_mbridge.files.run_files import ROOT_FILES, started_at
 from cloudai_mbridge.gate.results.read import RunResult, read_results
 from cloudai_mbridge.gate.results.values import METRICS
 from cloudai_mbridge.report.formats.text import clipped, visible
-from cloudai_mbridge.report.model import plain
 from cloudai_mbridge.runner.control import read_status
 from cloudai_mbridge.verdict import Verdict
 
@@ -43,7 +41,8 @@ class State(StrEnum):
 _STYLES = {State.RUNNING: "cyan", State.OPEN: "yellow", State.DONE: "green", State.DAMAGED: "bold red"}
 
 
-class Best(NamedTuple):
+@dataclass(frozen=True, order=True)
+class Best:
     """The point (test_id/label) with the shortest step: the mean after the warm-up, of all its successful runs."""
 
     step_time_s: float
@@ -64,17 +63,23 @@ class RunRow:
     why: str = ""
 
 
+@dataclass(frozen=True)
+class Runs:
+    """The newest runs, newest first."""
+
+    runs: tuple[RunRow, ...]
+
+
 @click.command()
 @click.option("--output-dir", type=PATH, help="List only the runs in this directory.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@JSON
 @click.option("-n", "most", type=click.IntRange(min=1), default=20, show_default=True, help="Runs to list.")
 def runs(output_dir: Path | None, as_json: bool, most: int) -> int:
     """List runs, newest first: those in ./results and $MBRIDGE_RESULTS, and yours in other directories."""
     found = find_runs(output_dir)
     rows = [read_row(root) for root in found[:most]]
     if as_json:
-        listed = [{**asdict(row), "best": row.best and row.best._asdict()} for row in rows]
-        click.echo(json.dumps({"runs": plain(listed)}, indent=1))
+        print_json(Runs(tuple(rows)))
         return OK
     console = new_console()
     if rows:

@@ -1,6 +1,7 @@
 """`mbridge generate-report`."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -8,14 +9,33 @@ from typing import Any
 import click
 
 from cloudai_mbridge.commands.console import new_console
-from cloudai_mbridge.commands.options import PATH
+from cloudai_mbridge.commands.json_output import print_json
+from cloudai_mbridge.commands.options import JSON, PATH
 from cloudai_mbridge.commands.run.drive import show_report
 from cloudai_mbridge.commands.run_names import RUN_TEXT, as_run
 from cloudai_mbridge.errors import OK, POINTS_FAILED
 from cloudai_mbridge.gate.history.store import History
+from cloudai_mbridge.plan import ROOT_FILES
 from cloudai_mbridge.plan.read import read_plan_data, refuse_dry_run
+from cloudai_mbridge.report import Report
 from cloudai_mbridge.runner import control
 from cloudai_mbridge.runner.lock import no_driver
+
+_FILES = (
+    *(ROOT_FILES.report, ROOT_FILES.summary, ROOT_FILES.report_html, ROOT_FILES.markdown, ROOT_FILES.junit),
+    *(ROOT_FILES.steps_csv, ROOT_FILES.steps_parquet),
+)
+
+
+@dataclass(frozen=True)
+class ReportWritten:
+    """The reports of a run. succeeded: as the exit code says. counts: points by verdict. num_rejected: by rules."""
+
+    path: Path
+    succeeded: bool
+    counts: Mapping[str, int]
+    num_rejected: int
+    files: tuple[Path, ...]
 
 
 @click.command("generate-report")
@@ -25,13 +45,22 @@ from cloudai_mbridge.runner.lock import no_driver
 @click.option("--tests-dir", type=PATH, help="Accepted as in CloudAI; the directory knows its tests.")
 @click.option("--test-scenario", type=PATH, help="Accepted as in CloudAI; the directory knows its scenario.")
 @click.option("--hook-dir", type=PATH, help="Accepted as in CloudAI; the directory knows its hooks.")
-def generate_report(result_dir: Path, history_file: Path | None, **_: Path | None) -> int:
+@JSON
+def generate_report(result_dir: Path, history_file: Path | None, as_json: bool, **_: Path | None) -> int:
     """Judge a run's directory again and rewrite its reports."""
     refuse_dry_run(result_dir, read_plan_data(result_dir))
     control.require_writable_run(result_dir)
     options = {"find_history": partial(_history_rows, history_file)} if history_file else {}
     with no_driver(result_dir):
-        return OK if show_report(new_console(), result_dir, **options).succeeded else POINTS_FAILED
+        report = show_report(new_console(stderr=as_json), result_dir, **options)
+    if as_json:
+        print_json(_written(result_dir, report))
+    return OK if report.succeeded else POINTS_FAILED
+
+
+def _written(root: Path, report: Report) -> ReportWritten:
+    files = tuple(root / name for name in _FILES if (root / name).exists())
+    return ReportWritten(root, report.succeeded, report.counts, report.num_rejected, files)
 
 
 def _history_rows(path: Path, report: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -1,6 +1,5 @@
 """`mbridge show`: every point of a run, or all about one."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -8,6 +7,8 @@ from pathlib import Path
 import click
 
 from cloudai_mbridge.commands.console import new_console
+from cloudai_mbridge.commands.json_output import print_json
+from cloudai_mbridge.commands.options import JSON
 from cloudai_mbridge.commands.run_names import run_argument
 from cloudai_mbridge.errors import OK, BadInput
 from cloudai_mbridge.plan.read import read_plan_data, refuse_dry_run
@@ -24,7 +25,7 @@ _MOST_NAMED = 5
 @click.command()
 @run_argument("root")
 @click.argument("point", required=False)
-@click.option("--json", "as_json", is_flag=True, help="Print what report.json has of it.")
+@JSON
 def show(root: Path, point: str | None, as_json: bool) -> int:
     """Show every point of a run, or all about one POINT: its key, its label, or a part that no other point has."""
     refuse_dry_run(root, read_plan_data(root))
@@ -34,7 +35,7 @@ def show(root: Path, point: str | None, as_json: bool) -> int:
         report = replace(report, points=tuple(_find(report.points, point.strip("/"), root)))
     if as_json:
         data = report.to_dict()
-        click.echo(json.dumps(data if point is None else {"points": data["points"]}, indent=1))
+        print_json(data if point is None else {"points": data["points"]})
         return OK
     console = new_console()
     console.print(render_table(report))

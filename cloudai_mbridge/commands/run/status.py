@@ -1,5 +1,7 @@
 """`mbridge status` and `mbridge logs`."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
@@ -7,20 +9,45 @@ from rich.table import Table
 from rich.text import Text
 
 from cloudai_mbridge.commands.console import new_console, show_error
+from cloudai_mbridge.commands.json_output import print_json
+from cloudai_mbridge.commands.options import JSON
 from cloudai_mbridge.commands.run_names import RUN_ROOT
 from cloudai_mbridge.errors import OK, BadInput, Damaged
 from cloudai_mbridge.logs.tail import tail_lines
 from cloudai_mbridge.plan.read import read_plan_data, refuse_dry_run
 from cloudai_mbridge.report.formats.text import visible
 from cloudai_mbridge.runner import control
+from cloudai_mbridge.runner.journal.journal import Event
+
+
+@dataclass(frozen=True)
+class RunStatus:
+    """Where a run stands. runs: of its points. held_by: the process that drives it. is_open: some have not ended.
+
+    counts: runs by state. excluded_nodes: name -> why. events: none without --events.
+    """
+
+    path: Path
+    scenario: str
+    is_dry_run: bool
+    is_open: bool
+    held_by: str | None
+    counts: Mapping[str, int]
+    runs: tuple[control.RunState, ...]
+    excluded_nodes: Mapping[str, str]
+    events: tuple[Event, ...]
+    damage: tuple[str, ...]
 
 
 @click.command()
 @RUN_ROOT
 @click.option("--events", is_flag=True, help="Also print every event.")
-def status(root: Path, events: bool) -> int:
+@JSON
+def status(root: Path, events: bool, as_json: bool) -> int:
     """Show where a run's points stand, from its journal."""
     console, found = new_console(), control.read_status(root, with_events=events)
+    if as_json:
+        return _print_status(root, found)
     table = Table(
         "point", "state", "job", "nodes", "attempts", "why", title=Text(visible(found.scenario)), title_justify="left"
     )
@@ -34,6 +61,24 @@ def status(root: Path, events: bool) -> int:
     lines.append(f"{counts or 'no runs'}; {_what_next(found, root)}")
     for line in lines:
         console.print_line(visible(line))
+    return _show_damage(found)
+
+
+def _print_status(root: Path, found: control.SweepStatus) -> int:
+    print_json(
+        RunStatus(
+            path=root,
+            scenario=found.scenario,
+            is_dry_run=found.is_dry_run,
+            is_open=found.is_open,
+            held_by=found.driver,
+            counts=found.counts,
+            runs=found.runs,
+            excluded_nodes=found.excluded,
+            events=found.events,
+            damage=found.damage,
+        )
+    )
     return _show_damage(found)
 
 
@@ -59,21 +104,28 @@ def _what_next(found: control.SweepStatus, root: Path) -> str:
 @click.option("--attempt", type=click.IntRange(min=1), help="An earlier attempt of the run; default: the last.")
 @click.option("--lines", "-n", type=click.IntRange(min=0), help="Only the last lines.")
 @click.option("--follow", "-f", is_flag=True, help="Follow the log until Ctrl-C.")
-def logs(root: Path, point: str | None, stderr: bool, attempt: int | None, lines: int | None, follow: bool) -> int:
+@JSON
+def logs(
+    root: Path, point: str | None, stderr: bool, attempt: int | None, lines: int | None, follow: bool, as_json: bool
+) -> int:
     """Print the log of one POINT: its key, or a part of it that no other has. Without one, list the points."""
     if point is None:
         if stderr or follow or attempt is not None or lines is not None:
             raise BadInput(f"POINT: is missing; list the points with: mbridge logs {root}")
-        return _list_points(root)
+        return _list_points(root, as_json=as_json)
+    if as_json:
+        raise BadInput("--json: lists the points; a log is text: leave --json out, or POINT")
     for line in tail_lines(control.find_log(root, point, attempt, stderr=stderr), lines, follow=follow):
         click.echo(line)
     return OK
 
 
-def _list_points(root: Path) -> int:
-    """Print the key and the state of every point."""
+def _list_points(root: Path, *, as_json: bool) -> int:
+    """Print the key and the state of every point, or what `mbridge status --json` prints."""
     refuse_dry_run(root, read_plan_data(root))
     found = control.read_status(root)
+    if as_json:
+        return _print_status(root, found)
     width = max((len(row.key) for row in found.runs), default=0)
     for row in found.runs:
         click.echo(visible(f"{row.key:{width}}  {row.state}"))

@@ -1,4 +1,4 @@
-"""`mbridge schema`: what editors need to know of our TOML files."""
+"""`mbridge schema`: what editors need to know of our TOML files, and programs of what commands print."""
 
 import json
 import os
@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from cloudai_mbridge.commands.setup.json_schemas import COMMANDS, document_schema
 from cloudai_mbridge.errors import OK
 from cloudai_mbridge.gate.compare.policy import GatePolicy
 from cloudai_mbridge.models.json_schema import Schema, definition_schema, scenario_schema, system_schema, toml_schema
@@ -21,9 +22,12 @@ KINDS: Mapping[str, Callable[[], Schema]] = {
 
 
 @click.command()
-@click.argument("kind", type=click.Choice(list(KINDS)))
+@click.argument("kind", metavar="KIND", type=click.Choice([*KINDS, *COMMANDS]))
 def schema(kind: str) -> int:
-    """Print the JSON Schema of a KIND of TOML file, for editors."""
+    """Print the JSON Schema of a KIND of TOML file, for editors: test, scenario, system or policy.
+
+    Or of what a command prints with --json: json:COMMAND, such as json:sweep-plan.
+    """
     click.echo(_text(kind), nl=False)
     return OK
 
@@ -43,4 +47,4 @@ def _path(directory: Path, kind: str) -> Path:
 
 
 def _text(kind: str) -> str:
-    return json.dumps(KINDS[kind](), indent=2) + "\n"
+    return json.dumps(KINDS[kind]() if kind in KINDS else document_schema(kind), indent=2) + "\n"

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from cloudai_mbridge.estimate.architecture import Architecture
 from cloudai_mbridge.estimate.memory.activations import activations_per_stage
 from cloudai_mbridge.estimate.memory.layout import ParallelLayout
-from cloudai_mbridge.estimate.memory.other import Assumptions, other
+from cloudai_mbridge.estimate.memory.other import GIB, Assumptions, other
 from cloudai_mbridge.estimate.memory.parameters import Parameters, layer_parameters, padded_for, parameters_per_stage
 from cloudai_mbridge.estimate.memory.sizes import sizes_of
 from cloudai_mbridge.estimate.memory.stages import Chunk, Layer, chunks_of
@@ -35,6 +35,11 @@ class StageMemory:
     def total(self) -> float:
         """All terms, in bytes."""
         return sum(self.terms.values())
+
+    @property
+    def total_gib(self) -> float:
+        """All terms, in GiB."""
+        return self.total / GIB
 
     @property
     def states(self) -> float:

@@ -94,6 +94,13 @@ class Trend:
         return bool(self.changes or self.drift)
 
 
+@dataclass(frozen=True)
+class Trends:
+    """One metric of several comparability keys."""
+
+    trends: tuple[Trend, ...]
+
+
 def find_trend(
     series: Series, points: Sequence[str] = (), *, min_effect: float = MIN_EFFECT, assumed_noise: float | None = None
 ) -> Trend:

@@ -1,0 +1,139 @@
+"""What `mbridge sweep plan --json` and `mbridge sweep explain --json` print."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from cloudai_mbridge.constraints import Lifted, NotEvaluated, Violation
+from cloudai_mbridge.constraints.engine import RULES
+from cloudai_mbridge.constraints.upstream import rule_id
+from cloudai_mbridge.plan.preview import PointPreview, SweepSummary
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a point is predicted to need; None: not known, for the reasons in `why`.
+
+    memory_share: of the GPU's memory, for states and activations. gpu_hours, cost: of the steps of all its runs.
+    """
+
+    peak_memory_gib: float | None
+    gpu_memory_gib: float | None
+    memory_share: float | None
+    worst_stage: int | None
+    step_time_s: float | None
+    tokens_per_s_per_gpu: float | None
+    tflops_per_gpu: float | None
+    mfu: float | None
+    gpu_hours: float | None
+    cost: float | None
+    why: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class PlannedPoint:
+    """A point that breaks no rule, or one that was asked for. needs: None of one that breaks a rule.
+
+    beyond: the limit of the sweep that leaves it out, "" for none.
+    """
+
+    label: str
+    status: str
+    coordinates: Mapping[str, Any]
+    beyond: str
+    needs: Needs | None
+
+
+@dataclass(frozen=True)
+class TestPlan:
+    """Counts over all points of a test. predicted, gpu_hours, priced, cost: over those that would run.
+
+    axes: name -> number of values. rejected: by a rule. rules: rule -> points that break it. why: reasons why nothing
+    is predicted -> points. examples: the first accepted points, then the first that are held back.
+    """
+
+    test_id: str
+    axes: Mapping[str, int]
+    points: int
+    accepted: int
+    held_back: int
+    rejected: int
+    would_run: int
+    predicted: int
+    gpu_hours: float
+    priced: int
+    cost: float | None
+    currency: str
+    why_no_cost: str
+    rules: Mapping[str, int]
+    why: Mapping[str, int]
+    not_considered: tuple[str, ...]
+    notes: tuple[str, ...]
+    examples: tuple[PlannedPoint, ...]
+
+
+@dataclass(frozen=True)
+class SweepPlan:
+    """The tests of a scenario. calibration: what the predictions are corrected by, "" for nothing."""
+
+    calibration: str
+    tests: tuple[TestPlan, ...]
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """One point. holds: the rules that hold. filled_in: by which preset. memory: its largest terms, "" if not known."""
+
+    test_id: str
+    point: PlannedPoint
+    violations: tuple[Violation, ...]
+    lifted: tuple[Lifted, ...]
+    not_evaluated: tuple[NotEvaluated, ...]
+    holds: tuple[str, ...]
+    filled_in: str
+    memory: str
+
+
+def status_of(look: PointPreview) -> str:
+    """Return what is decided about a point, in a word or two."""
+    if look.headline is None:
+        return "rejected"
+    return "held back" if look.is_held_back else "accepted" if look.is_run else "over the limits"
+
+
+def as_point(look: PointPreview) -> PlannedPoint:
+    """Return a point of a sweep as a document has it."""
+    return PlannedPoint(look.label, status_of(look), look.point.coordinates, look.beyond, _needs(look))
+
+
+def _needs(look: PointPreview) -> Needs | None:
+    if look.headline is None:
+        return None
+    values: dict[str, Any] = {"gpu_hours": look.gpu_hours, "cost": look.cost}
+    values |= {each.name: getattr(look.headline, each.name) for each in fields(Needs) if each.name not in values}
+    return Needs(**values)
+
+
+def as_test(summary: SweepSummary, notes: tuple[str, ...]) -> TestPlan:
+    """Return the counts of a test as a document has them."""
+    examples = (*summary.examples, *(look for look, _ in summary.held_examples))
+    values: dict[str, Any] = {"notes": notes, "examples": tuple(map(as_point, examples))}
+    values["rejected"] = summary.points - summary.accepted - summary.held_back
+    values |= {each.name: getattr(summary, each.name) for each in fields(TestPlan) if each.name not in values}
+    return TestPlan(**values)
+
+
+def as_explanation(test_id: str, look: PointPreview, filled_in: str, memory: str) -> Explanation:
+    """Return all about a point as a document has it."""
+    answers = look.point.answers
+    decided = {answer.rule_id for answer in answers}
+    return Explanation(
+        test_id=test_id,
+        point=as_point(look),
+        violations=look.point.violations,
+        lifted=look.point.lifted,
+        not_evaluated=tuple(answer for answer in answers if isinstance(answer, NotEvaluated)),
+        holds=tuple(name for name in map(rule_id, RULES) if name not in decided),
+        filled_in=filled_in,
+        memory=memory,
+    )
