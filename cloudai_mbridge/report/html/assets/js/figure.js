@@ -6,11 +6,8 @@ const figures = [];
 
 // draw(width) returns an element, or null if there is nothing to draw; label() says in one sentence what it shows;
 // numbers() returns {head, rows, numbers, total}; empty: the line that stands for a missing picture.
-function figure({ title, draw, label, numbers, empty, note, wide }) {
-  const picture = h("div", {
-    class: wide ? "plot wide" : "plot",
-    ...(wide ? { role: "region", tabindex: "0", "aria-label": `${title}, may scroll` } : {}),
-  });
+function figure({ title, draw, label, numbers, empty, note }) {
+  const picture = h("div", { class: "plot" });
   const caption = h(
     "figcaption",
     {},
@@ -77,7 +74,7 @@ function hover(rows, options) {
 
 // Many dots must not become one blot.
 function dotStyle(number) {
-  return { fill: "var(--series-0)", ...(number > 800 ? { r: 1.7, fillOpacity: 0.35 } : { r: 3, fillOpacity: 0.6 }) };
+  return { fill: "var(--data)", ...(number > 800 ? { r: 1.7, fillOpacity: 0.35 } : { r: 3, fillOpacity: 0.6 }) };
 }
 
 function stepAxis(width, points) {
