@@ -31,8 +31,7 @@ function figure({ title, draw, label, numbers, empty, note }) {
   function redraw() {
     const width = state.printing ? PRINT_WIDTH : Math.max(240, Math.floor(picture.clientWidth));
     const drawing = draw(width);
-    if (drawing) drawing.setAttribute("role", "img");
-    if (drawing) drawing.setAttribute("aria-label", label());
+    if (drawing) asImage(drawing, label());
     picture.replaceChildren(drawing ?? emptyLine(typeof empty === "function" ? empty() : empty));
     alternative.hidden = !drawing;
     if (alternative.open) fill();
@@ -40,6 +39,16 @@ function figure({ title, draw, label, numbers, empty, note }) {
   const result = { element, redraw };
   figures.push(result);
   return result;
+}
+
+// One image with one text: Plot's labels of parts such as "dot" are for no reader.
+function asImage(drawing, label) {
+  for (const part of drawing.querySelectorAll("[aria-label]")) {
+    part.dataset.mark = part.getAttribute("aria-label");
+    part.removeAttribute("aria-label");
+  }
+  drawing.setAttribute("role", "img");
+  drawing.setAttribute("aria-label", label);
 }
 
 function plot(width, options) {
