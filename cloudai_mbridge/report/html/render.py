@@ -24,7 +24,18 @@ _STYLES = ("theme", "layout", "charts", "narrow", "print")
 # In the order of their use: one scope, so that a module sees what stands above it
 _MODULES = (
     *("dom", "format", "model", "statistics", "state", "figure", "columns", "filters", "table", "answer", "headline"),
-    *("gate", "selection", "curves", "distribution", "sensitivity", "parallel", "pareto", "predicted", "searches", "nodes"),
+    *(
+        "gate",
+        "selection",
+        "curves",
+        "distribution",
+        "sensitivity",
+        "parallel",
+        "pareto",
+        "predicted",
+        "searches",
+        "nodes",
+    ),
     *("node_map", "failures", "rejected", "history", "environment", "main"),
 )
 # Inside a JSON string these may be escaped, and outside of one they do not occur

@@ -145,7 +145,8 @@ def test_no_width_makes_the_page_scroll_sideways(show: Open, report: Any, width:
 def test_no_table_hides_a_column(show: Open, report: Any, width: int) -> None:
     opened = show(report, make_history(), make_gate(), make_nodes(), width=width)
     cut = """() => [...document.querySelectorAll('main .region, main .plot')]
-      .filter(e => e.scrollWidth > e.clientWidth + 1).map(e => e.getAttribute('aria-label') ?? e.outerHTML.slice(0, 80))"""
+      .filter(e => e.scrollWidth > e.clientWidth + 1)
+      .map(e => e.getAttribute('aria-label') ?? e.outerHTML.slice(0, 80))"""
     assert opened.page.evaluate(cut) == []
     why = opened.page.locator("#rows div.why").first
     assert why.evaluate("e => e.scrollWidth <= e.clientWidth && e.getBoundingClientRect().right <= innerWidth")

@@ -4,6 +4,14 @@ const ENDING = DATA.ending;
 const CAUSES_AT_ONCE = 3;
 
 function fastest() {
+  const gate = DATA.gate;
+  const judged = gate?.headline
+    ? h("p", { class: "fastest" }, "Gate: ", verdictMark(gate.verdict), ": ", data(gate.headline))
+    : null;
+  return [judged, ...findings()].filter(Boolean);
+}
+
+function findings() {
   return ENDING.fastest.map((text) => h("p", { class: "fastest" }, data(text)));
 }
 
