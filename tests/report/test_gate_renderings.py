@@ -43,7 +43,7 @@ def test_all_say_verdict_numbers_and_changes() -> None:
         assert words in markdown
     assert text.splitlines() == [
         "p is 5.0 % slower: 1 -> 1.05 s",
-        "  p is 5.0 % slower: 1 -> 1.05 s (+4.00 % to +6.00 %, 5 runs against 4)",
+        "  step_time_s: +5.00 % (1 to 1.05)",
         "changed: packages.torch 2.12.0 -> 2.13.0",
         "note: a note",
         "REGRESSION: 1 regression; false-alarm rate at most 1.0%; compared with baseline b.toml",
@@ -74,6 +74,7 @@ def test_the_first_line_is_what_a_person_needs() -> None:
         "b is 5.7 % slower: 1 -> 1.057 s",
         "a is 2.0 % slower: 1 -> 1.02 s",
     ]
+    assert "  b is 5.7 % slower: 1 -> 1.057 s (+4.00 % to +6.00 %, 5 runs against 4)" in text_of(several).splitlines()
     other_test = gate_of(*PASSES, slower("u/a", 0.02))
     assert headline(other_test) == "u/a is 2.0 % slower: 1 -> 1.02 s"
     curve = replace(FINE, verdict=GateVerdict.REGRESSION, change=0.02, value=6.12)

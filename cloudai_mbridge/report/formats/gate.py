@@ -11,7 +11,14 @@ from cloudai_mbridge.errors import counted
 from cloudai_mbridge.gate.compare.verdict import GREEN, GateResult, GateVerdict, MetricVerdict, PointVerdict
 from cloudai_mbridge.gate.compare.words import percent
 from cloudai_mbridge.logs.tail import printable
-from cloudai_mbridge.report.formats.gate_words import conclusion, findings, headline, sentence, verdict_text
+from cloudai_mbridge.report.formats.gate_words import (
+    conclusion,
+    findings,
+    headline,
+    sentence,
+    telling_metrics,
+    verdict_text,
+)
 from cloudai_mbridge.report.formats.junit import set_counts, xml_text
 from cloudai_mbridge.report.formats.markdown_text import inline
 from cloudai_mbridge.report.formats.text import visible
@@ -36,7 +43,7 @@ def render_gate(result: GateResult) -> list[tuple[str, str]]:
     """Return lines with their styles: the sentence that a person needs, what is not green, and what else matters."""
     found = findings(result)
     lines = [(headline(result), _STYLES[result.verdict])]
-    lines += [(f"  {_explained(point, text)}", _STYLES[point.verdict]) for point, text in found[:_MOST_LINES]]
+    lines += [(text, _STYLES[verdict]) for text, verdict in _lines(found)]
     rest = len(found) - _MOST_LINES
     lines += [(f"  and {rest} more", "")] if rest > 0 else []
     lines += [(text, "") for text in _also(result)]
@@ -44,14 +51,22 @@ def render_gate(result: GateResult) -> list[tuple[str, str]]:
     return [(printable(text), style) for text, style in lines]
 
 
-def _explained(point: PointVerdict, text: str) -> str:
-    """Return the line of a point: its sentence, and what it rests on where the sentence has only the change."""
-    metric = next((m for m in point.metrics if m.verdict is point.verdict and m.decides and not m.waived), None)
-    if metric is None or metric.interval is None or point.verdict is not GateVerdict.REGRESSION:
-        return text
-    low, high = metric.interval
+def _lines(found: Sequence[tuple[PointVerdict, str]]) -> Iterator[tuple[str, GateVerdict]]:
+    """Yield what is not green, a line each; of a single one, whose sentence stands above, its numbers."""
+    for point, text in found[:_MOST_LINES]:
+        metrics = [metric for metric in telling_metrics(point) if not metric.words.startswith("follows")]
+        also = f"; also {', '.join(metric.metric for metric in metrics[1:])}" if metrics[1:] else ""
+        if len(found) > 1:
+            yield f"  {text}{_bounds(metrics[0]) if metrics else ''}{also}", point.verdict
+        elif metrics:
+            yield f"  {metrics[0].metric}: {metrics[0].words}{also}", point.verdict
+
+
+def _bounds(metric: MetricVerdict) -> str:
+    if metric.interval is None or metric.verdict is not GateVerdict.REGRESSION:
+        return ""
     runs = f", {counted(metric.num_runs, 'run')} against {metric.num_baseline_runs}" if metric.num_runs else ""
-    return f"{text} ({percent(low)} to {percent(high)}{runs})"
+    return f" ({percent(metric.interval[0])} to {percent(metric.interval[1])}{runs})"
 
 
 def _also(result: GateResult) -> Iterator[str]:
@@ -128,6 +143,7 @@ def render_gate_markdown(result: GateResult) -> str:
     remarks = [f"{len(rows) - _MOST_ROWS} more rows are left out"] if len(rows) > _MOST_ROWS else []
     remarks += [f"changed: {inline(name)}: {inline(old)} → {inline(new)}" for name, (old, new) in _changes(result)]
     found = findings(result)
+    found = found if len(found) > 1 else []  # a single one is the title
     more = [f"- and {len(found) - _MOST_LINES} more"] if len(found) > _MOST_LINES else []
     lines = [
         f"# {_sign(result.verdict)} {inline(headline(result))}",

@@ -9,8 +9,8 @@ from cloudai_mbridge.gate.results.values import PRIMARY
 
 INCOMPLETE = "incomplete"
 _OF_SEVERAL: Mapping[GateVerdict, str] = {
-    GateVerdict.NOT_COMPARABLE: "not comparable, such as",
-    GateVerdict.INCONCLUSIVE: "not decided, such as",
+    GateVerdict.NOT_COMPARABLE: "are not comparable, such as",
+    GateVerdict.INCONCLUSIVE: "are not decided, such as",
 }
 
 
@@ -27,9 +27,7 @@ def headline(result: GateResult) -> str:
         return sentence(together[0], together[0].point)
     worst = max(rows, key=_size, default=result.points[0])
     text = sentence(worst, short[worst.point])
-    return (
-        text if len(rows) <= 1 else f"{len(rows)} of {counted(len(result.points), 'point')} are {_kind(worst)} {text}"
-    )
+    return text if len(rows) <= 1 else f"{len(rows)} of {counted(len(result.points), 'point')} {_kind(worst)} {text}"
 
 
 def findings(result: GateResult) -> list[tuple[PointVerdict, str]]:
@@ -92,19 +90,22 @@ def _kind(point: PointVerdict) -> str:
     is_time = metric is not None and metric.metric == PRIMARY
     match point.verdict:
         case GateVerdict.REGRESSION:
-            return f"{'slower' if is_time else 'worse'}; the worst:"
+            return f"are {'slower' if is_time else 'worse'}; the worst:"
         case GateVerdict.IMPROVEMENT:
-            return f"{'faster' if is_time else 'better'}; the best:"
+            return f"are {'faster' if is_time else 'better'}; the best:"
         case GateVerdict.NOT_RUN:
-            return f"{INCOMPLETE if point.runs else 'without a result'}, such as"
+            return f"are {INCOMPLETE}, such as" if point.runs else "have no result, such as"
         case _:
             return _OF_SEVERAL[point.verdict]
 
 
+def telling_metrics(point: PointVerdict) -> list[MetricVerdict]:
+    """Return the metrics that a point's verdict rests on."""
+    return [m for m in point.metrics if m.verdict is point.verdict and m.decides and not m.waived]
+
+
 def _telling(point: PointVerdict) -> MetricVerdict | None:
-    """Return the metric that a point's verdict rests on."""
-    own = (m for m in point.metrics if m.verdict is point.verdict and m.decides and not m.waived)
-    return next(own, None)
+    return next(iter(telling_metrics(point)), None)
 
 
 def _size(point: PointVerdict) -> float:

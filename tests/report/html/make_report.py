@@ -368,6 +368,7 @@ def make_gate() -> dict[str, Any]:
         ],
         "false_alarm_rate": 0.01,
         "notes": ["one waiver has expired"],
+        "headline": "b is 5.0 % slower: 4 -> 4.2 s",
         "environment_changes": {"driver": ["565.57.01", "570.86.15"]},
     }
 

@@ -131,6 +131,7 @@ def test_charts_say_what_they_show_and_have_numbers(sweep: Opened) -> None:
 def test_gate_panel_names_the_worst_first(sweep: Opened) -> None:
     text = text_of(sweep, "gate")
     assert "3 points: 1 regression, 1 not run, 1 pass." in text
+    assert sweep.page.inner_text("#headline .fastest >> nth=0") == "Gate: ✗ regression: b is 5.0 % slower: 4 -> 4.2 s"
     assert "4.20 s against 4.00 s" in text
     assert text.index("sweep/b") < text.index("sweep/c")
     first = sweep.page.inner_text("#gate .region[aria-label^=Metrics] tbody tr")
