@@ -14,7 +14,7 @@ from rich.text import Text
 from cloudai_mbridge.commands.live_view import new_console
 from cloudai_mbridge.commands.options import PATH
 from cloudai_mbridge.commands.run_names import run_argument
-from cloudai_mbridge.errors import OK, BadInput, MBridgeError
+from cloudai_mbridge.errors import OK, BadInput, MBridgeError, counted
 from cloudai_mbridge.gate.baseline.file import replace_if_unchanged
 from cloudai_mbridge.gate.baseline.model import Baseline, as_list
 from cloudai_mbridge.gate.baseline.promote import Proposal, Terms, difference, propose, select
@@ -83,7 +83,7 @@ def promote(results: tuple[Path, ...], path: Path, *, yes: bool, dry_run: bool, 
         if not _is_wanted(proposal, yes=yes, dry_run=dry_run):
             return OK
         if replace_if_unchanged(path, proposal.old, proposal.new):
-            click.echo(f"written: {path}, {len(proposal.points)} points promoted")
+            click.echo(f"written: {path}, {counted(len(proposal.points), 'point')} promoted")
             return OK
         click.echo(f"{path} has changed meanwhile; looking again")
 
@@ -95,7 +95,7 @@ def show(path: Path) -> int:
     found, console = load_baseline(path), new_console(_WIDTH)
     console.print(_table(found))
     for point in found.points:
-        runs = f"{len(point.runs)} runs, promoted {point.promoted_at} by {point.promoted_by}: {point.reason}"
+        runs = f"{counted(len(point.runs), 'run')}, promoted {point.promoted_at} by {point.promoted_by}: {point.reason}"
         for line in (f"{point.point}: {runs}", *(f"  accepted: {text}" for text in point.accepted)):
             console.print_line(_printable(line))
     return OK
@@ -110,7 +110,7 @@ def check(path: Path, max_age_days: int) -> int:
     found = oddities(loaded, datetime.now(UTC), max_age_days)
     for text in found:
         click.echo(f"odd   {_printable(text)}")
-    click.echo(f"ok    {path}: {len(loaded.points)} points, {len(found)} oddities")
+    click.echo(f"ok    {path}: {counted(len(loaded.points), 'point')}, {len(found)} oddities")
     return OK
 
 

@@ -126,7 +126,7 @@ def test_promote_show_and_check(write: Write, tmp_path: Path) -> None:
     assert f"sweep/tp2: 5 runs, promoted {point.promoted_at} by Ada: the first one" in shown.stdout
 
     checked = _baseline("check", path)
-    assert (checked.returncode, checked.stdout) == (0, f"ok    {path}: 1 points, 0 oddities\n")
+    assert (checked.returncode, checked.stdout) == (0, f"ok    {path}: 1 point, 0 oddities\n")
 
     path.write_text(path.read_text().replace("tp = 2", "tp = 4"))
     for command in ("show", "check"):
