@@ -76,7 +76,8 @@ function tableSection() {
 
 function headCell(column, sort) {
   const arrow = h("span", { class: "arrow", "aria-hidden": "true" });
-  const button = h("button", { type: "button", on: { click: sort } }, shortData(column.title, ONE_LINE), arrow);
+  const title = column.kind === "axis" ? shortData(column.title, ONE_LINE) : h("span", {}, column.title);
+  const button = h("button", { type: "button", on: { click: sort } }, title, arrow);
   return h("th", { scope: "col", class: column.kind, "aria-sort": "none", "data-column": column.id }, button);
 }
 
