@@ -91,13 +91,13 @@ def plain(console: Console) -> list[str]:
     return [line[9:] for line in lines]
 
 
-def test_a_job_that_completed_without_good_results_has_a_line(plan: ScenarioPlan) -> None:
+def test_a_job_that_completed_is_told_by_its_verdict(plan: ScenarioPlan) -> None:
     console = Console(file=io.StringIO(), width=40)
     observer = PlainObserver(console, plan)
     for run, verdict in zip(plan.runs, ("success", "failed"), strict=True):
         observer.saw(run, COMPLETED)
         observer.decided(run, verdict, ("the loss of step 3 is nan",))
-    assert plain(console)[2:] == ["t/tp2/0: failed: the loss of step 3 is nan"]
+    assert plain(console) == ["[1/2] t/tp1/0: success", "[2/2] t/tp2/0: failed: the loss of step 3 is nan"]
     assert observer.clock.counts == {"done": 1, "failed": 1}
 
 

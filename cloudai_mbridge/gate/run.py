@@ -8,7 +8,7 @@ from dataclasses import replace
 from datetime import date, timedelta
 from pathlib import Path
 
-from cloudai_mbridge.errors import BadInput, NonePromoted
+from cloudai_mbridge.errors import BadInput, NonePromoted, counted
 from cloudai_mbridge.gate.baseline.read import load_baseline
 from cloudai_mbridge.gate.compare.groups import group_by_point
 from cloudai_mbridge.gate.compare.judge import judge_results
@@ -72,7 +72,9 @@ def compare_reports(old: Sequence[Path], new: Sequence[Path], policy: GatePolicy
     for run in (run for point in points for run in point.good):
         by_work.setdefault((run.point, run.comparability_id), []).append(run)
     references = [reference_from_runs(runs) for runs in by_work.values()]
-    notes += [f"{point.point}: {len(point.failed)} runs of {old[0]} failed" for point in points if point.failed]
+    notes += [
+        f"{point.point}: {counted(len(point.failed), 'run')} of {old[0]} failed" for point in points if point.failed
+    ]
     result = judge_results(policy, references, after, where=" ".join(map(str, old)), today=today)
     return result.with_notes(notes)
 

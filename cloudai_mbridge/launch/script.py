@@ -52,7 +52,7 @@ def render_array_script(array: str, first: RunPlan, system: SlurmSystem) -> str:
     """
     output = {"output": f"{array}/%a/{POINT_FILES.stdout}", "error": f"{array}/%a/{POINT_FILES.stderr}"}
     return _script(
-        *map(directive, sbatch_options(first, system, {"job-name": job_name(array), **output})),
+        *map(directive, sbatch_options(first, system, {"job-name": array_name(array, first), **output})),
         f"# mbridge {array}: each task runs the script of the run that its link names",
         f'cd -P {shlex.quote(array)}/"$SLURM_ARRAY_TASK_ID" && exec bash {POINT_FILES.slurm_script}',
     )
@@ -89,8 +89,13 @@ def _profiled(plan: RunPlan) -> str:
 
 
 def job_name(key: str) -> str:
-    """Return the name under which a run, or an array of runs, is submitted."""
+    """Return the name under which a run is submitted."""
     return f"mbridge-{key.replace('/', '-')}"
+
+
+def array_name(array: str, first: RunPlan) -> str:
+    """Return the name under which an array is submitted: its first test's, and its number."""
+    return f"{job_name(first.test_id)}-array-{array.rpartition('/')[2]}"
 
 
 def sbatch_options(plan: RunPlan, system: SlurmSystem, instead: Mapping[str, str] | None = None) -> list[str]:

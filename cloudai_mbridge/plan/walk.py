@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from cloudai_mbridge.constraints import RuleSet, Violation
-from cloudai_mbridge.errors import BadInput
+from cloudai_mbridge.errors import BadInput, counted
 from cloudai_mbridge.estimate.headline import START_UP_S, Headline, MemoryLimit
 from cloudai_mbridge.estimate.point import groups_of
 from cloudai_mbridge.megatron_bridge.launcher.plan import is_passed
@@ -63,7 +63,7 @@ class Budget:
         """Return how the points that were counted in were priced; None without a budget or a prediction."""
         if self._most is None or not self._rules[PREDICTED]:
             return None
-        counts = "; ".join(f"{count} points: {rule}" for rule, count in sorted(self._rules.items()))
+        counts = "; ".join(f"{counted(count, 'point')}: {rule}" for rule, count in sorted(self._rules.items()))
         return f"{self._where}: max_gpu_hours counts {self.gpu_hours:.4g} GPU-hours ({counts})"
 
 

@@ -5,7 +5,10 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from enum import StrEnum
+from functools import cache
 from typing import Any
+
+from pydantic import TypeAdapter
 
 from cloudai_mbridge.logs import StepRecord
 from cloudai_mbridge.metrics import Metrics
@@ -158,6 +161,16 @@ class Report:
         points = body.pop("points")
         data = {"schema_version": SCHEMA_VERSION, "tool": tool, **body, "summary": self.counts, "points": points}
         return {name: plain(value) for name, value in data.items()}
+
+
+@cache
+def _adapter() -> TypeAdapter[Report]:
+    return TypeAdapter(Report)
+
+
+def report_of(data: Mapping[str, Any]) -> Report:
+    """Return the report of its published form. Raise ValueError if it lacks a part."""
+    return _adapter().validate_python({**data, "tool_version": data["tool"]["version"]})
 
 
 _AS_THEY_ARE = (int, bool, type(None))

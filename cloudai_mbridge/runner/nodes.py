@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterable
 
-from cloudai_mbridge.errors import BadInput, ToolFailure
+from cloudai_mbridge.errors import BadInput, ToolFailure, counted
 from cloudai_mbridge.models.values.hostlist import expand_hostlist
 from cloudai_mbridge.runner.context import RunnerContext, Tracked
 
@@ -53,7 +53,8 @@ class Nodes:
         if usable is None or usable >= run.plan.num_nodes:
             return ""
         excluded = "; ".join(f"{node} ({reason})" for node, reason in sorted(self.excluded.items()))
-        return f"{usable} nodes are left of the {run.plan.num_nodes} it needs; excluded: {excluded}"
+        left = f"{counted(usable, 'node')} {'is' if usable == 1 else 'are'} left"
+        return f"{left} of the {run.plan.num_nodes} it needs; excluded: {excluded}"
 
     def _num_usable(self) -> int | None:
         """Ask how many nodes are left, not too often."""

@@ -82,7 +82,8 @@ def start(options: argparse.Namespace) -> int:
     spec = {field.name: getattr(options, field.name) for field in fields(SandboxSpec)}
     SlurmSandbox(options.directory, **{**spec, "extra_conf": "\n".join(options.extra_conf)}).start()
     directory = shlex.quote(options.directory)
-    print(f'{options.nodes} nodes are idle. To use them: eval "$({PROGRAM} env {directory})"')
+    idle = "1 node is" if options.nodes == 1 else f"{options.nodes} nodes are"
+    print(f'{idle} idle. To use them: eval "$({PROGRAM} env {directory})"')
     print(f"To stop them: {PROGRAM} stop {directory}")
     return 0
 

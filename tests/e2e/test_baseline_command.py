@@ -115,7 +115,7 @@ def test_promote_show_and_check(write: Write, tmp_path: Path) -> None:
     path = tmp_path / "b.toml"
     done = _promote(write(), path, "--yes", "--by", "Ada")
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.endswith(f"written: {path}, 1 points promoted\n")
+    assert done.stdout.endswith(f"written: {path}, 1 point promoted\n")
     assert "hunter2" not in done.stdout + path.read_text()
     (point,) = load_baseline(path).points
     assert (point.promoted_by, point.reason, len(point.runs)) == ("Ada", "the first one", 5)
@@ -126,7 +126,7 @@ def test_promote_show_and_check(write: Write, tmp_path: Path) -> None:
     assert f"sweep/tp2: 5 runs, promoted {point.promoted_at} by Ada: the first one" in shown.stdout
 
     checked = _baseline("check", path)
-    assert (checked.returncode, checked.stdout) == (0, f"ok    {path}: 1 points, 0 oddities\n")
+    assert (checked.returncode, checked.stdout) == (0, f"ok    {path}: 1 point, 0 oddities\n")
 
     path.write_text(path.read_text().replace("tp = 2", "tp = 4"))
     for command in ("show", "check"):

@@ -165,7 +165,7 @@ def test_the_page_can_be_followed(project: Project) -> None:
     assert project.run("sh ci/performance.sh broken").returncode == 1, "no baseline yet, and a run failed"
     (project.root / "broken").unlink()
     promote = re.findall(r"with: (mbridge baseline promote .*)", project.good("sh ci/performance.sh early"))
-    assert "ci/baseline.toml, 1 points" in project.good(f"{promote[0]} --yes")
+    assert "ci/baseline.toml, 1 point" in project.good(f"{promote[0]} --yes")
 
     github = yaml.safe_load((project.root / ".github/workflows/performance.yml").read_text())
     gitlab = yaml.safe_load((project.root / "ci/performance.gitlab-ci.yml").read_text())

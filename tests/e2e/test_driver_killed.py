@@ -61,7 +61,7 @@ def jobs_of(run: Any, sandbox: Any) -> list[tuple[str, str, str]]:
         job_id, state, name, directory = (field.strip() for field in line.strip().rstrip("|").split("|"))
         path = Path(directory)
         if "_" in job_id:
-            number = name.partition(".")[0].removeprefix("mbridge-arrays-")
+            number = name.partition(".")[0].rpartition("-array-")[2]
             path = path / "arrays" / number / job_id.partition("_")[2]
         if path.resolve().is_relative_to(run.root):
             found.append((str(path.resolve().relative_to(run.root)), job_id, state))

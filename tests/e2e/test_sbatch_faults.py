@@ -89,7 +89,7 @@ def jobs_of(run: Any, sandbox: Any) -> list[tuple[str, str, str, int]]:
         job_id, state, code, name, directory = (field.strip() for field in line.strip().rstrip("|").split("|"))
         path = Path(directory)
         if "_" in job_id:
-            array = name.partition(".")[0].removeprefix("mbridge-arrays-")
+            array = name.partition(".")[0].rpartition("-array-")[2]
             path = path / "arrays" / array / job_id.partition("_")[2]
         if path.resolve().is_relative_to(run.root):
             found.append((str(path.resolve().relative_to(run.root)), job_id, state, int(code) >> 8))

@@ -99,7 +99,7 @@ def test_failed_runs_and_runs_on_unknown_nodes_are_left_out_and_named() -> None:
     runs[1] = replace(runs[1], nodes=())
     found, notes = runs_on_nodes([*runs, runs[2]])
     assert [run.nodes for run in found] == [("node-r2",), ("node-r3",)]
-    assert notes == ["1 runs failed, and say nothing of their nodes' speed", "the nodes of 1 runs are unknown"]
+    assert notes == ["1 run failed, which says nothing of a node's speed", "the nodes of 1 run are unknown"]
 
 
 def hosts_of(name: str, **facts: object) -> dict[str, object]:

@@ -1,19 +1,21 @@
 """The trend names the run where the level moved, and says nothing of series whose level did not."""
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from cloudai_mbridge.gate.history.store import Series, SeriesRun
+from cloudai_mbridge.gate.history.store import History, Series, SeriesRun
 from cloudai_mbridge.gate.results.values import METRICS, Direction
 from cloudai_mbridge.gate.trend.analysis import Effect, Trend, differences, effect_of, find_trend
 from cloudai_mbridge.gate.trend.levels import MIN_RUNS, find_levels
-from cloudai_mbridge.gate.trend.words import headline, story, summary
-from tests.gate.history_data import ENVIRONMENT, START
+from cloudai_mbridge.gate.trend.words import headline, history_rows, story, summary
+from tests.gate.history_data import ENVIRONMENT, START, make_point, write_report
 
 PUBLISHED = (943.0, 597.0, 934.0)  # GPT-OSS 120B on GB200, TFLOP/s/GPU, of three releases
 NOISE: Mapping[str, Callable[[np.random.Generator, int], Any]] = {
@@ -224,6 +226,24 @@ def test_what_was_new_in_the_run_is_said() -> None:
     text = "\n".join(line for line, _ in story(find_trend(make_series(runs))))
     assert "new against the run before: driver 570.1 -> (unknown);" in text
     assert f"gpt/tp=1, commit {'b' * 12}, nodes n2, n9" in text
+
+
+def test_the_page_has_what_the_command_says_of_a_change(tmp_path: Path) -> None:
+    values = noisy([1.0] * 10 + [1.2] * 10, 8)
+    points = [
+        make_point(value, number=i, environment={"packages": {"torch": "2.8.0" if i >= 10 else "2.7.0"}})
+        for i, value in enumerate(values)
+    ]
+    path = write_report(tmp_path / "report.json", points)
+    with History(tmp_path / "history.sqlite") as store:
+        store.import_report(path)
+        rows = history_rows(store, json.loads(path.read_text()))
+        (key,) = store.keys()
+        told = [line for line, _ in story(find_trend(store.series(key, "step_time_s", 100)))]
+    (change,) = (row for row in rows if row["is_change"])
+    assert "new against the run before: packages.torch 2.7.0 -> 2.8.0" in change["about"]
+    assert [change["words"], *change["about"]] == [line.strip() for line in told][: 1 + len(change["about"])]
+    assert not any(row["about"] for row in rows if row is not change)
 
 
 def test_nothing_new_is_said_as_well() -> None:

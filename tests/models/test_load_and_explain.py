@@ -36,6 +36,8 @@ def _load_alone(path: Path) -> Any:
     ("body", "line", "expected"),
     [
         ("[cmd_args]\ntpp = 1\n", 4, "cmd_args.tpp: unknown key; did you mean 'tp'"),
+        ("[cmd_args]\ntensor_model_parallel_size = 1\n", 4, "unknown key; did you mean 'tp'?"),
+        ("[cmd_args]\nmicro_batch_size = 1\n", 4, "unknown key; did you mean 'mb'?"),
         ("[metrics]\nwarmup_step = 1\n", 4, "metrics.warmup_step: unknown key; did you mean 'warmup_steps'?"),
         ('[[git_repos]]\nurl = "u"\ncommit = "c"\nmount = "m"\n', 6, "git_repos[0].mount: unknown key; did you mean"),
         ('[cmd_args]\ntp = "two"\n', 4, "cmd_args.tp: 'two' must be a valid integer"),

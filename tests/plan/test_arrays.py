@@ -119,7 +119,7 @@ def test_the_script_of_an_array() -> None:
         text
         == """\
 #!/bin/bash
-#SBATCH --job-name=mbridge-arrays-3
+#SBATCH --job-name=mbridge-a-array-3
 #SBATCH --partition=main
 #SBATCH --nodes=1
 #SBATCH --ntasks-per-node=2

@@ -1,5 +1,6 @@
 """A gate's result on a terminal, as Markdown and as JUnit XML."""
 
+import io
 import xml.etree.ElementTree as ET
 from dataclasses import replace
 
@@ -7,10 +8,12 @@ import pytest
 from rich.console import Console
 
 from cloudai_mbridge.gate.compare.verdict import EXIT_CODES, GateResult, GateVerdict, MetricVerdict, PointVerdict, worst
-from cloudai_mbridge.report.formats.gate import render_gate, render_gate_junit, render_gate_markdown
+from cloudai_mbridge.report.formats.gate import render_gate, render_gate_junit, render_gate_markdown, render_gate_table
+from cloudai_mbridge.report.formats.gate_words import findings, headline
 
 HOSTILE = "<script>alert('1')</script>|`x`\"&\x1b[31m😀" + "p" * 300
 SLOW = MetricVerdict("step_time_s", GateVerdict.REGRESSION, "+5.00 % (1 to 1.05)", "s", True, 1.0, 1.05, 0.05)
+SLOW = replace(SLOW, interval=(0.04, 0.06), num_runs=5, num_baseline_runs=4)
 FINE = MetricVerdict("loss_curve", GateVerdict.PASS, "within", "", True, 6.0, 6.0, 0.0)
 DOUBT = MetricVerdict("step_time_mean_s", GateVerdict.INCONCLUSIVE, "cannot be ruled out", "s", False)
 
@@ -23,19 +26,93 @@ def result(*metrics: MetricVerdict, point: str = "t/p", words: tuple[str, ...] =
 
 
 def text_of(gate: GateResult) -> str:
-    console = Console(width=200, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    console.print(render_gate(gate))
-    console.file.close()
+    return "\n".join(line for line, _ in render_gate(gate))
+
+
+def table_of(gate: GateResult) -> str:
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(render_gate_table(gate))
     return console.export_text()
 
 
-def test_all_three_say_verdict_numbers_and_changes() -> None:
+def test_all_say_verdict_numbers_and_changes() -> None:
     gate = result(SLOW, FINE)
-    text, markdown = text_of(gate), render_gate_markdown(gate)
-    for words in ("regression", "REGRESSION", "2.12.0 → 2.13.0", "a note", "+5.00%"):
-        assert words in text
+    text, table, markdown = text_of(gate), table_of(gate), render_gate_markdown(gate)
+    for words in ("2.12.0 → 2.13.0", "a note", "regression", "+5.00%"):
+        assert words in table
         assert words in markdown
-    assert markdown.startswith("# ❌ Gate default: regression\n")
+    assert text.splitlines() == [
+        "p is 5.0 % slower: 1 -> 1.05 s",
+        "  step_time_s: +5.00 % (1 to 1.05)",
+        "changed: packages.torch 2.12.0 -> 2.13.0",
+        "note: a note",
+        "REGRESSION: 1 regression; false-alarm rate at most 1.0%; compared with baseline b.toml",
+    ]
+    assert markdown.startswith("# ❌ p is 5.0 % slower: 1 -&#62; 1.05 s\n")
+
+
+def gate_of(*points: PointVerdict, shared: tuple[PointVerdict, ...] = ()) -> GateResult:
+    verdict = worst(point.verdict for point in (*shared, *points))
+    return GateResult("default", "baseline b.toml", verdict, points, 0.01, shared=shared)
+
+
+def slower(point: str, change: float) -> PointVerdict:
+    metric = replace(SLOW, change=change, value=1 + change)
+    return PointVerdict(point, GateVerdict.REGRESSION, (), (metric,))
+
+
+PASSES = tuple(
+    PointVerdict(f"t/p{i}", GateVerdict.PASS, (), (replace(SLOW, verdict=GateVerdict.PASS),)) for i in range(3)
+)
+
+
+def test_the_first_line_is_what_a_person_needs() -> None:
+    assert headline(gate_of(*PASSES)) == "no point is slower than the baseline (3 points)"
+    several = gate_of(*PASSES, slower("t/a", 0.02), slower("t/b", 0.057))
+    assert headline(several) == "2 of 5 points are slower; the worst: b is 5.7 % slower: 1 -> 1.057 s"
+    assert [text for _, text in findings(several)] == [
+        "b is 5.7 % slower: 1 -> 1.057 s",
+        "a is 2.0 % slower: 1 -> 1.02 s",
+    ]
+    assert "  b is 5.7 % slower: 1 -> 1.057 s (+4.00 % to +6.00 %, 5 runs against 4)" in text_of(several).splitlines()
+    other_test = gate_of(*PASSES, slower("u/a", 0.02))
+    assert headline(other_test) == "u/a is 2.0 % slower: 1 -> 1.02 s"
+    curve = replace(FINE, verdict=GateVerdict.REGRESSION, change=0.02, value=6.12)
+    assert headline(result(curve)) == "loss_curve of p is 2.0 % higher: 6 -> 6.12"
+
+
+def test_what_points_share_is_told_first_and_once() -> None:
+    words = "all 40 points are 1.10 % slower (95 % bounds +1.0 % and +1.2 %); beyond the margin of +0.50 %, p = 0.001"
+    together = replace(SLOW, baseline=None, value=None, change=0.011, words=words)
+    gate = gate_of(*PASSES, shared=(PointVerdict("all 40 points", GateVerdict.REGRESSION, (), (together,)),))
+    assert headline(gate) == "all 40 points are 1.10 % slower"
+
+
+def test_some_good_runs_are_not_called_not_run() -> None:
+    words = ("4 of 5 runs were good; 5 are needed: exit code 1",)
+    gate = gate_of(*PASSES, PointVerdict("t/mb4", GateVerdict.NOT_RUN, words, runs=("a", "b", "c", "d")))
+    assert headline(gate) == f"mb4: {words[0]}"
+    for text in (text_of(gate), table_of(gate), render_gate_markdown(gate)):
+        assert "4 of 5 runs were good" in text
+        assert "incomplete" in text
+        assert "not run" not in text.lower()
+    (failure,) = ET.fromstring(render_gate_junit(gate)).iter("failure")
+    assert failure.get("message") == f"t/mb4: {words[0]}"
+
+
+def test_an_undecided_point_says_what_would_decide_it() -> None:
+    words = "+1.50 % (1 to 1.015, 95 % bounds -1.00 % and +4.00 %, 2 runs against 5); the result has only 2 runs"
+    doubt = replace(SLOW, verdict=GateVerdict.INCONCLUSIVE, words=words)
+    assert headline(result(doubt)) == "p: step_time_s is not decided: the result has only 2 runs"
+
+
+def test_many_points_and_notes_are_cut() -> None:
+    notes = tuple(f"note {i}" for i in range(30))
+    gate = replace(gate_of(*(slower(f"t/{i}", 0.05) for i in range(300))), notes=notes)
+    lines = text_of(gate).splitlines()
+    assert len(lines) < 30
+    assert "  and 280 more" in lines
+    assert "- and 280 more" in render_gate_markdown(gate)
 
 
 def test_junit_fails_for_what_is_not_green_and_decides() -> None:
@@ -54,7 +131,10 @@ def test_junit_fails_for_what_is_not_green_and_decides() -> None:
 
 def test_a_waived_regression_is_shown_and_fails_nothing() -> None:
     gate = result(replace(SLOW, waived="waived until 2026-12-31 by anna: known"), FINE)
-    assert "regression (waived)" in text_of(gate)
+    assert "regression (waived)" in table_of(gate)
+    assert text_of(gate).startswith(
+        "no point is slower than the baseline (1 point); a regression is waived\nwaived: t/p"
+    )
     assert "waived until 2026-12-31" in render_gate_markdown(gate)
     assert ET.fromstring(render_gate_junit(gate)).get("failures") == "0"
 
@@ -71,7 +151,7 @@ def test_hostile_names_are_text() -> None:
     assert "<script>" in suite.get("name")
     markdown = render_gate_markdown(gate)
     assert "<script" not in markdown
-    assert "\x1b" not in markdown + text_of(gate)
+    assert "\x1b" not in markdown + text_of(gate) + table_of(gate)
     (row,) = [line for line in markdown.splitlines() if "tep&#95;time&#95;s" in line]
     assert row.count("|") == 8
 

@@ -134,7 +134,7 @@ def test_without_enough_nodes_it_is_not_tried_again(bench: Any) -> None:
     notes = bench.drive(bench.run("a", num_nodes=2), bench.run("b", num_nodes=2), max_parallel=1)
     assert bench.states() == {"a/0/0": ["NODE_FAIL"], "b/0/0": []}
     assert bench.verdicts() == {"a/0/0": "failed", "b/0/0": "skipped"}
-    assert any("not retried: 1 nodes are left of the 2 it needs" in notice for notice in notes.notices)
+    assert any("not retried: 1 node is left of the 2 it needs" in notice for notice in notes.notices)
 
 
 def test_a_run_that_needs_an_excluded_node_is_skipped(bench: Any) -> None:

@@ -468,7 +468,7 @@ def test_cli_round_trip(directory: Path) -> None:
     path = str(directory)
     started = cli("start", path, "--nodes", "1", "--gpus", "1", "--cpus", "2", "--no-hostnames", "--name-prefix", "n")
     assert started.returncode == 0, started.stderr
-    assert "1 nodes are idle" in started.stdout
+    assert "1 node is idle" in started.stdout
 
     env = cli("env", path, env={"SBATCH_PARTITION": "no-such"})
     assert "unset SBATCH_PARTITION\n" in env.stdout

@@ -16,7 +16,7 @@ from cloudai_mbridge.commands.console import new_console
 from cloudai_mbridge.commands.json_output import print_json
 from cloudai_mbridge.commands.options import JSON, PATH
 from cloudai_mbridge.commands.run_names import run_argument
-from cloudai_mbridge.errors import OK, BadInput, MBridgeError
+from cloudai_mbridge.errors import OK, BadInput, MBridgeError, counted
 from cloudai_mbridge.gate.baseline.file import replace_if_unchanged
 from cloudai_mbridge.gate.baseline.model import Baseline, as_list
 from cloudai_mbridge.gate.baseline.promote import Proposal, Terms, difference, propose, select
@@ -115,7 +115,7 @@ def promote(results: tuple[Path, ...], path: Path, *, yes: bool, dry_run: bool, 
             print_json(Promotion(path, is_written, proposal.points, tuple(difference(proposal)), proposal.notes))
             return OK
         else:
-            text = f"written: {path}, {len(proposal.points)} points promoted"
+            text = f"written: {path}, {counted(len(proposal.points), 'point')} promoted"
             click.echo(text if is_written else "--dry-run: nothing written" if dry_run else "nothing written")
             return OK
 
@@ -131,7 +131,7 @@ def show(path: Path, as_json: bool) -> int:
         return OK
     console.print(_table(found))
     for point in found.points:
-        runs = f"{len(point.runs)} runs, promoted {point.promoted_at} by {point.promoted_by}: {point.reason}"
+        runs = f"{counted(len(point.runs), 'run')}, promoted {point.promoted_at} by {point.promoted_by}: {point.reason}"
         for line in (f"{point.point}: {runs}", *(f"  accepted: {text}" for text in point.accepted)):
             console.print_line(_printable(line))
     return OK
@@ -150,7 +150,7 @@ def check(path: Path, max_age_days: int, as_json: bool) -> int:
         return OK
     for text in found:
         click.echo(f"odd   {_printable(text)}")
-    click.echo(f"ok    {path}: {len(loaded.points)} points, {len(found)} oddities")
+    click.echo(f"ok    {path}: {counted(len(loaded.points), 'point')}, {len(found)} oddities")
     return OK
 
 

@@ -20,7 +20,8 @@ from cloudai_mbridge.gate.compare.policy import GatePolicy, load_policy
 from cloudai_mbridge.gate.compare.verdict import GateResult, GateVerdict
 from cloudai_mbridge.gate.results.read import read_results, without_dry_runs
 from cloudai_mbridge.plan import ROOT_FILES
-from cloudai_mbridge.report.formats.gate import render_gate, render_gate_junit, render_gate_markdown
+from cloudai_mbridge.report.formats.gate import render_gate, render_gate_junit, render_gate_markdown, render_gate_table
+from cloudai_mbridge.report.formats.gate_words import headline
 from cloudai_mbridge.report.formats.text import visible
 from cloudai_mbridge.report.html import render_report_file
 from cloudai_mbridge.report.model import plain
@@ -31,8 +32,9 @@ _BUILT_IN = {"name": "built-in", "baseline": "-"}
 
 @dataclass(frozen=True)
 class GateDocument(GateResult):
-    """What a gate says, and its exit code."""
+    """What a gate says, in a sentence and in detail, and its exit code."""
 
+    headline: str = ""
     exit_code: int = OK
 
 
@@ -57,8 +59,14 @@ def _output_options(command: Callable[..., int]) -> Callable[..., int]:
 @click.option("--confirm", type=click.IntRange(1, 100), help="Repeat inconclusive points so often, on other nodes.")
 @_output_options
 @click.option("--html", type=PATH, help="Also write the page of the first result with the gate on it.")
+@click.option("--verbose", is_flag=True, help="Also print every metric of every point.")
 def gate(
-    results: tuple[Path, ...], policy: Path, baseline: Path | None, confirm: int | None, **files: Path | None
+    results: tuple[Path, ...],
+    policy: Path,
+    baseline: Path | None,
+    confirm: int | None,
+    verbose: bool,
+    **files: Path | None,
 ) -> int:
     """Judge the results of runs, taken together, against a baseline or a history; a RUN may be its report.json.
 
@@ -87,7 +95,7 @@ def gate(
                 result = run_gate([*given, *(runs.root for runs in more)], loaded, today, num_judgements)
             result = result.with_notes(note for runs in more for note in runs.notes)
     result = result.with_notes(skipped)
-    not_written = _show(result, given[0], files)
+    not_written = _show(result, given[0], files, verbose=verbose)
     code = result.exit_code or not_written
     click.echo(f"exit code {code}", err=as_json)
     return code
@@ -107,7 +115,7 @@ def compare(old: Path, new: Path, policy: Path | None, **files: Path | None) -> 
 
     _require_writable(files)
     terms = load_policy(policy).policy if policy else GatePolicy.model_validate(_BUILT_IN)
-    return _show(compare_reports([old], [new], terms, datetime.now(UTC).date()), new, files)
+    return _show(compare_reports([old], [new], terms, datetime.now(UTC).date()), new, files, verbose=True)
 
 
 def _require_writable(files: Mapping[str, Path | None]) -> None:
@@ -119,20 +127,28 @@ def _require_writable(files: Mapping[str, Path | None]) -> None:
             require_writable(path)
 
 
-def _show(result: GateResult, report: Path, files: Mapping[str, Path | None]) -> int:
+def _show(result: GateResult, report: Path, files: Mapping[str, Path | None], *, verbose: bool) -> int:
     """Print a result and write its files; return 0, or the exit code of the last one that could not be written."""
     as_json = files["json_file"] == _STDOUT
-    document = GateDocument(**vars(result), exit_code=result.exit_code)
-    print_json(document) if as_json else new_console().print(render_gate(result))
+    document = GateDocument(**vars(result), headline=headline(result), exit_code=result.exit_code)
+    print_json(document) if as_json else _print(result, verbose=verbose)
     formats: dict[str, Callable[[], str]] = {
         "json_file": lambda: f"{render_json(document)}\n",
         "markdown": lambda: render_gate_markdown(result),
         "junit": lambda: render_gate_junit(result),
-        "html": lambda: render_report_file(report, gate=plain(result)),
+        "html": lambda: render_report_file(report, gate=plain(document)),
     }
     if as_json:
         del formats["json_file"]
     return max(_write(files.get(name), render) for name, render in formats.items())
+
+
+def _print(result: GateResult, *, verbose: bool) -> None:
+    console = new_console()
+    for line, style in render_gate(result):
+        console.print_line(line, style)
+    if verbose:
+        console.print(render_gate_table(result))
 
 
 def _show_none_promoted(error: NonePromoted, markdown: Path | None, *, as_json: bool) -> int:

@@ -132,7 +132,7 @@ def _show_counts(console: SteadyConsole, summary: SweepSummary) -> None:
     console.print_line(f"{summary.test_id}: {axes}")
     rejected = summary.points - summary.accepted - summary.held_back
     held = f", {summary.held_back} held back" if summary.held_back else ""
-    console.print(f"  {summary.points} points, {summary.accepted} accepted, {rejected} rejected{held}")
+    console.print(f"  {counted(summary.points, 'point')}, {summary.accepted} accepted, {rejected} rejected{held}")
     for line in _notes(summary):
         console.print_line(f"  {line}")
 
@@ -153,7 +153,7 @@ def _notes(summary: SweepSummary) -> Iterator[str]:
     if summary.budget_note:
         yield summary.budget_note
     if summary.predicted:
-        yield f"{summary.predicted} points: {_price(summary)}"
+        yield f"{counted(summary.predicted, 'point')}: {_price(summary)}"
     for why, count in summary.why.items():
         yield f"not predicted for {count}: {why}"
     if summary.not_considered:
@@ -235,7 +235,7 @@ def _show_totals(console: SteadyConsole, summaries: list[SweepSummary]) -> None:
             costs[summary.currency] = costs.get(summary.currency, 0.0) + summary.cost
     cost = "".join(f", {amount:.2f} {currency}" for currency, amount in costs.items())
     points = sum(summary.predicted for summary in summaries)
-    console.print_line(f"all tests: {points} points, {hours:.4g} GPU-hours of steps{cost}")
+    console.print_line(f"all tests: {counted(points, 'point')}, {hours:.4g} GPU-hours of steps{cost}")
 
 
 def _write_csv(tests: list[SweepPreview]) -> int:

@@ -16,7 +16,7 @@ from cloudai_mbridge.errors import MBridgeError
 from cloudai_mbridge.plan import RunPlan, ScenarioPlan
 from cloudai_mbridge.runner.control import read_entries
 from cloudai_mbridge.runner.finalizer import INTERRUPTED
-from cloudai_mbridge.schedulers.interface import JobStatus
+from cloudai_mbridge.schedulers.interface import JobClass, JobStatus
 from cloudai_mbridge.verdict import Verdict
 
 # What a notice has said of all runs together, when they are cancelled
@@ -54,16 +54,17 @@ class PlainObserver(AbstractContextManager["PlainObserver"]):
                 return
             self._last[run.key] = status.state
             (self._ended.add if status.is_final else self._ended.discard)(run.key)
-            if status.state not in _SAID_OF_ALL:
+            if status.state not in _SAID_OF_ALL and status.job_class is not JobClass.SUCCEEDED:  # `decided` says it
                 reason = f" ({status.reason})" if status.reason else ""
                 self._print(f"[{len(self._ended)}/{self._total}] {run.key}: {status.state}{reason}")
 
     def decided(self, run: RunPlan, verdict: str, reasons: tuple[str, ...]) -> None:
-        """Say what the job's state does not: that its results are not good."""
+        """Say the verdict on a job that ended well; the state of another has said enough."""
         with self._lock:
             self.clock.decided(run, verdict)
-            if verdict != Verdict.SUCCESS and self._last.get(run.key) == "COMPLETED":
-                self._print(f"{run.key}: {verdict}: {'; '.join(reasons)}")
+            if self._last.get(run.key) == "COMPLETED":
+                why = f": {'; '.join(reasons)}" if verdict != Verdict.SUCCESS else ""
+                self._print(f"[{len(self._ended)}/{self._total}] {run.key}: {verdict}{why}")
 
     def notice(self, text: str) -> None:
         self._print(f"notice: {text}")

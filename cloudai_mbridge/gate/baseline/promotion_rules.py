@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from operator import itemgetter
 
+from cloudai_mbridge.errors import counted
 from cloudai_mbridge.gate.baseline.model import Baseline, BaselineMetric, BaselinePoint, Value, as_list
 from cloudai_mbridge.gate.baseline.read import noise_between
 from cloudai_mbridge.gate.compare.groups import Originals, changed, name_changes, why_not
@@ -223,7 +224,7 @@ def _of_point(point: BaselinePoint, now: datetime, max_age_days: int) -> Iterato
     if age < 0:
         yield f"was promoted in the future, at {point.promoted_at}"
     if len(point.runs) < limits.min_runs:
-        yield f"has {len(point.runs)} runs, {limits.min_runs} are the rule"
+        yield f"has {counted(len(point.runs), 'run')}, {limits.min_runs} are the rule"
     primary = point.metric(PRIMARY)
     if primary is None:
         yield f"has no {PRIMARY}"

@@ -10,6 +10,7 @@ from datetime import date
 from statistics import fmean
 from typing import Any
 
+from cloudai_mbridge.errors import counted
 from cloudai_mbridge.gate.compare import words
 from cloudai_mbridge.gate.compare.groups import Match, changed, group_by_point, match
 from cloudai_mbridge.gate.compare.metric import Tested, draft_metric, settle
@@ -149,8 +150,13 @@ def _point_verdicts(found: Match, policy: GatePolicy) -> tuple[list[GateVerdict]
     failed = found.runs.failed
     if len(failed) > policy.max_failed_runs or not found.runs.good:
         verdicts.append(GateVerdict.NOT_RUN)
-        total = len(failed) + len(found.runs.good)
-        texts.append(f"{len(failed)} of {total} runs failed: {words.reasons(why for _, why in failed)}")
+        good, total = len(found.runs.good), len(failed) + len(found.runs.good)
+        needed = max(1, total - policy.max_failed_runs)
+        why = words.reasons(why for _, why in failed)
+        texts.append(
+            f"{good} of {counted(total, 'run')} {'was' if total == 1 else 'were'} good;"
+            f" {needed} {'is' if needed == 1 else 'are'} needed: {why}"
+        )
     if found.why:
         verdicts.append(GateVerdict.NOT_COMPARABLE)
         texts.append(found.why)

@@ -6,6 +6,7 @@ from enum import StrEnum
 
 import numpy as np
 
+from cloudai_mbridge.errors import counted
 from cloudai_mbridge.gate.compare.groups import Originals, why_not
 from cloudai_mbridge.gate.nodes.facts import OddFact
 from cloudai_mbridge.gate.results.read import RunResult
@@ -84,8 +85,8 @@ def runs_on_nodes(results: Iterable[RunResult]) -> tuple[list[NodeRun], list[str
             unknown += 1
         else:
             found.append(NodeRun(f"{run.source}\n{run.point}\n{run.comparability_id}", run.nodes, value[0]))
-    notes = [f"{failed} runs failed, and say nothing of their nodes' speed"] if failed else []
-    notes += [f"the nodes of {unknown} runs are unknown"] if unknown else []
+    notes = [f"{counted(failed, 'run')} failed, which says nothing of a node's speed"] if failed else []
+    notes += [f"the nodes of {counted(unknown, 'run')} are unknown"] if unknown else []
     return found, notes
 
 

@@ -114,7 +114,7 @@ def history_rows(history: History, report: Mapping[str, Any]) -> list[dict[str, 
     rows = []
     for key in keys:
         trend = find_trend(history.series(key, DEFAULT_METRIC, LAST))
-        words = {change.run.run_id: _change(change, trend.unit) for change in trend.changes}
+        changes = {change.run.run_id: change for change in trend.changes}
         rows += [
             {
                 "run_id": run.run_id,
@@ -123,9 +123,15 @@ def history_rows(history: History, report: Mapping[str, Any]) -> list[dict[str, 
                 "ended_at": run.ended_at,
                 "commit": run.commit,
                 "values": {name: values[0] for name, values in run.values.items() if len(values) == 1},
-                "is_change": run.run_id in words,
-                "words": words.get(run.run_id, ""),
+                **_change_row(changes.get(run.run_id), trend.unit),
             }
             for run in history.runs(comparability_id=key, verdict=SUCCESS, last=LAST)
         ]
     return rows
+
+
+def _change_row(change: Change | None, unit: str) -> dict[str, Any]:
+    """Return what the page shows of a change: the lines that the command prints."""
+    if change is None:
+        return {"is_change": False, "words": "", "about": []}
+    return {"is_change": True, "words": _change(change, unit), "about": list(_about(change))}

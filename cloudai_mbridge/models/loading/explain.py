@@ -2,13 +2,14 @@
 
 import difflib
 import types
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import reduce
 from itertools import islice
 from operator import getitem
 from typing import Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from cloudai_mbridge.errors import counted
@@ -53,7 +54,7 @@ def _describe(path: Path, details: Sequence[ErrorDetails], model: type[BaseModel
     first = details[0]
     if first["type"] == "extra_forbidden":
         hint = "; --allow-unknown-args leaves it out" if path[-2:-1] == ("cmd_args",) else ""
-        return f"unknown key; {suggest(str(path[-1]), _keys_at(model, path[:-1]))}{hint}"
+        return f"unknown key; {suggest_field(str(path[-1]), _fields_at(model, path[:-1]))}{hint}"
     if first["type"] == "missing":
         return "is missing; add it"
     value = reduce(getitem, path, data)
@@ -80,15 +81,22 @@ def suggest(name: str, known: Sequence[str]) -> str:
     return f"did you mean {' or '.join(repr(n) for n in near)}?" if near else f"known: {', '.join(known)}"
 
 
-def _keys_at(model: type[BaseModel], path: Path) -> list[str]:
-    """Return the keys that the table at `path` may have."""
+def suggest_field(name: str, fields: Mapping[str, FieldInfo]) -> str:
+    """Return a remedy for an unknown key: the argument that Megatron calls so, or a key that is spelt alike."""
+    places = {key: getattr(field.json_schema_extra, "config", None) or "" for key, field in fields.items()}
+    same = [key for key, place in places.items() if place.rpartition(".")[2] == name]
+    return f"did you mean {same[0]!r}?" if same else suggest(name, list(fields))
+
+
+def _fields_at(model: type[BaseModel], path: Path) -> dict[str, FieldInfo]:
+    """Return the fields that the table at `path` may have, by their keys."""
     current: Any = model
     for part in path:
         if isinstance(part, int):
             continue
         field = next(f for name, f in current.model_fields.items() if part in (name, f.alias))
         current = _model_in(field.annotation)
-    return [field.alias or name for name, field in current.model_fields.items()]
+    return {field.alias or name: field for name, field in current.model_fields.items()}
 
 
 def _model_in(annotation: Any) -> Any:

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 
 from cloudai_mbridge.errors import BadInput, counted
 from cloudai_mbridge.models.cmd_args import ResolvedCmdArgs
-from cloudai_mbridge.models.loading.explain import explain, suggest
+from cloudai_mbridge.models.loading.explain import explain, suggest_field
 from cloudai_mbridge.models.loading.loaded import (
     ForeignSystem,
     ForeignTemplate,
@@ -218,7 +218,7 @@ def _known(
         return data
     unknown = [name for name in args if name not in known]
     for name in unknown[:_MOST_WARNINGS]:
-        warn(f"{source.where((*prefix, 'cmd_args', name))}: unknown key, left out; {suggest(name, list(known))}")
+        warn(f"{source.where((*prefix, 'cmd_args', name))}: unknown key, left out; {suggest_field(name, known)}")
     if more := unknown[_MOST_WARNINGS:]:
         warn(f"{source.where((*prefix, 'cmd_args'))}: {counted(len(more), 'more unknown key')} left out")
     return {**data, "cmd_args": {name: value for name, value in args.items() if name in known}}

@@ -1,14 +1,24 @@
 """What a gate says: on a terminal, as Markdown for a CI's step summary, and as JUnit XML."""
 
 import xml.etree.ElementTree as ET
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from cloudai_mbridge.errors import counted
 from cloudai_mbridge.gate.compare.verdict import GREEN, GateResult, GateVerdict, MetricVerdict, PointVerdict
+from cloudai_mbridge.gate.compare.words import percent
 from cloudai_mbridge.logs.tail import printable
+from cloudai_mbridge.report.formats.gate_words import (
+    conclusion,
+    findings,
+    headline,
+    sentence,
+    telling_metrics,
+    verdict_text,
+)
 from cloudai_mbridge.report.formats.junit import set_counts, xml_text
 from cloudai_mbridge.report.formats.markdown_text import inline
 from cloudai_mbridge.report.formats.text import visible
@@ -25,11 +35,59 @@ _SIGNS = {GateVerdict.PASS: "✅", GateVerdict.IMPROVEMENT: "🚀", GateVerdict.
 _DOUBT = "⚠️"
 _COLUMNS = ("point", "metric", "verdict", "reference", "result", "change", "why")
 _MOST_ROWS = 2000  # of about 400 bytes each: GitHub refuses more than 1 MiB
+_MOST_LINES, _MOST_CHANGES, _MOST_OTHERS = 20, 4, 3
 _WHOLE = "(the point)"
 
 
-def render_gate(result: GateResult) -> RenderableType:
-    """Render a row per point and metric, what concerns whole points below, and the verdict last."""
+def render_gate(result: GateResult) -> list[tuple[str, str]]:
+    """Return lines with their styles: the sentence that a person needs, what is not green, and what else matters."""
+    found = findings(result)
+    lines = [(headline(result), _STYLES[result.verdict])]
+    lines += [(text, _STYLES[verdict]) for text, verdict in _lines(found)]
+    rest = len(found) - _MOST_LINES
+    lines += [(f"  and {rest} more", "")] if rest > 0 else []
+    lines += [(text, "") for text in _also(result)]
+    lines += [(f"{conclusion(result)}; compared with {result.reference}", "dim")]
+    return [(printable(text), style) for text, style in lines]
+
+
+def _lines(found: Sequence[tuple[PointVerdict, str]]) -> Iterator[tuple[str, GateVerdict]]:
+    """Yield what is not green, a line each; of a single one, whose sentence stands above, its numbers."""
+    for point, text in found[:_MOST_LINES]:
+        metrics = [metric for metric in telling_metrics(point) if not metric.words.startswith("follows")]
+        also = f"; also {', '.join(metric.metric for metric in metrics[1:])}" if metrics[1:] else ""
+        if len(found) > 1:
+            yield f"  {text}{_bounds(metrics[0]) if metrics else ''}{also}", point.verdict
+        elif metrics:
+            yield f"  {metrics[0].metric}: {metrics[0].words}{also}", point.verdict
+
+
+def _bounds(metric: MetricVerdict) -> str:
+    if metric.interval is None or metric.verdict is not GateVerdict.REGRESSION:
+        return ""
+    runs = f", {counted(metric.num_runs, 'run')} against {metric.num_baseline_runs}" if metric.num_runs else ""
+    return f" ({percent(metric.interval[0])} to {percent(metric.interval[1])}{runs})"
+
+
+def _also(result: GateResult) -> Iterator[str]:
+    """Yield a few lines: what was waived, runs that stand out in green points, what changed, the notes."""
+    yield from _few([f"waived: {p.point} {m.metric}: {m.waived}" for p in result.rows for m in p.metrics if m.waived])
+    yield from _few([f"{p.point}: {text}" for p in result.rows if p.verdict in GREEN for text in p.words])
+    changes = [f"{name} {old} -> {new}" for name, (old, new) in _changes(result)]
+    if changes:
+        more = len(changes) - _MOST_CHANGES
+        yield f"changed: {'; '.join(changes[:_MOST_CHANGES])}{f'; and {more} more' if more > 0 else ''}"
+    yield from _few([f"note: {note}" for note in result.notes])
+
+
+def _few(texts: Sequence[str]) -> Iterator[str]:
+    yield from texts[:_MOST_OTHERS]
+    if len(texts) > _MOST_OTHERS:
+        yield f"and {len(texts) - _MOST_OTHERS} more such lines (--verbose)"
+
+
+def render_gate_table(result: GateResult) -> RenderableType:
+    """Render a row per point and metric, and below them all that changed and all notes."""
     table = Table(title=Text(f"gate {result.policy} against {printable(result.reference)}"), title_justify="left")
     table.add_column("point", overflow="fold")
     table.add_column("metric")
@@ -48,10 +106,11 @@ def render_gate(result: GateResult) -> RenderableType:
                 *map(Text, (old, new, change, detectable, printable(_why(metric)))),
             )
         for text in point.words:
-            table.add_row(Text(name), "", _styled(point.verdict), "", "", "", "", Text(printable(text)))
+            verdict = Text(verdict_text(point), style=_STYLES[point.verdict])
+            table.add_row(Text(name), "", verdict, "", "", "", "", Text(printable(text)))
     changes = [Text(printable(f"changed: {name}: {old} → {new}")) for name, (old, new) in _changes(result)]
     notes = [Text(f"note: {printable(note)}") for note in result.notes]
-    return Group(table, *changes, *notes, Text(_conclusion(result), style=_STYLES[result.verdict]))
+    return Group(table, *changes, *notes)
 
 
 def _styled(verdict: GateVerdict) -> Text:
@@ -74,23 +133,25 @@ def _changes(result: GateResult) -> Iterator[tuple[str, tuple[str, str]]]:
     return ((str(name), (str(old), str(new))) for name, (old, new) in result.environment_changes.items())
 
 
-def _conclusion(result: GateResult) -> str:
-    """Say the verdict, the counts behind it and the error rate in one line."""
-    counts = {verdict: sum(point.verdict is verdict for point in result.points) for verdict in GateVerdict}
-    points = ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count) or "no points"
-    return f"{str(result.verdict).upper()}: {points}; false-alarm rate at most {result.false_alarm_rate:.1%}"
-
-
 def render_gate_markdown(result: GateResult) -> str:
-    """Render the conclusion, a row per point and metric with the worst first, and what changed around them."""
+    """Render the sentence that a person needs, a line per point that is not green, the conclusion, and the details.
+
+    The details are a row per point and metric with the worst first, and what changed around them.
+    """
     worst_first = sorted(result.rows, key=lambda point: point.verdict in GREEN)
     rows = [row for point in worst_first for row in _markdown_rows(point)]
     remarks = [f"{len(rows) - _MOST_ROWS} more rows are left out"] if len(rows) > _MOST_ROWS else []
     remarks += [f"changed: {inline(name)}: {inline(old)} → {inline(new)}" for name, (old, new) in _changes(result)]
+    found = findings(result)
+    found = found if len(found) > 1 else []  # a single one is the title
+    more = [f"- and {len(found) - _MOST_LINES} more"] if len(found) > _MOST_LINES else []
     lines = [
-        f"# {_sign(result.verdict)} Gate {inline(result.policy)}: {result.verdict}",
+        f"# {_sign(result.verdict)} {inline(headline(result))}",
         "",
-        inline(f"{_conclusion(result)}; compared with {result.reference}"),
+        *(f"- {inline(text)}" for _, text in found[:_MOST_LINES]),
+        *more,
+        *([""] if found else []),
+        inline(f"Gate {result.policy}: {conclusion(result)}; compared with {result.reference}"),
         "",
         f"| {' | '.join(_COLUMNS)} |",
         "|---|---|---|---:|---:|---:|---|",
@@ -108,7 +169,7 @@ def _sign(verdict: GateVerdict) -> str:
 def _markdown_rows(point: PointVerdict) -> Iterator[tuple[str, ...]]:
     name = inline(point.point)
     for text in point.words:
-        yield (name, "", f"{_sign(point.verdict)} {point.verdict}", "", "", "", inline(text))
+        yield (name, "", f"{_sign(point.verdict)} {verdict_text(point)}", "", "", "", inline(text))
     for metric in point.metrics:
         verdict = f"{_sign(metric.verdict)} {metric.verdict}{' (waived)' if metric.waived else ''}"
         old, new, change = _numbers(metric)
@@ -136,7 +197,7 @@ def _suite(point: PointVerdict) -> ET.Element:
     suite = ET.Element("testsuite", name=visible(point.point))
     case = ET.SubElement(suite, "testcase", name=_WHOLE, classname=visible(point.point))
     if point.verdict not in GREEN:
-        text = "; ".join(point.words) or f"see its metrics: {point.verdict}"
+        text = sentence(point, point.point)
         ET.SubElement(case, "failure", message=visible(text), type=str(point.verdict))
     for metric in point.metrics:
         _add_metric(ET.SubElement(suite, "testcase", name=metric.metric, classname=visible(point.point)), metric)

@@ -6,6 +6,7 @@ GitHub refuses a summary of more than 1 MiB, so every section has its share of 9
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from cloudai_mbridge.errors import counted
 from cloudai_mbridge.report.formats.markdown_text import folded, inline, preformatted
 from cloudai_mbridge.report.formats.text import count_text, evidence_title, spread_text, windows_text
 from cloudai_mbridge.report.model import PointReport, Report
@@ -85,7 +86,7 @@ def _rejected(report: Report) -> str:
         _row((inline(rule), str(count or ""), *map(inline, examples.get(rule, ("", "")))))
         for rule, count in counts.items()
     )
-    head = f"## Rejected points\n\n{report.num_rejected} points broke a rule and did not run.\n\n"
+    head = f"## Rejected points\n\n{counted(report.num_rejected, 'point')} broke a rule and did not run.\n\n"
     table = _table(("rule", "points", "example", "why"), ("points",))
     return head + table + _fitting(rows, _REJECTED, len(counts), "rules")
 

@@ -9,10 +9,10 @@ from rich.table import Table
 from rich.text import Text
 
 from cloudai_mbridge.errors import counted
-from cloudai_mbridge.metrics import Statistic
+from cloudai_mbridge.report.formats.ending import cause_text, cost_text, fastest_text, rejected_text
 from cloudai_mbridge.report.formats.text import clipped, count_text, evidence_title, spread_text, visible, windows_text
 from cloudai_mbridge.report.model import PointReport, Report
-from cloudai_mbridge.report.ranking import PointSummary, TestRanking, causes, gpu_hours, rank
+from cloudai_mbridge.report.ranking import PointSummary, causes, rank
 from cloudai_mbridge.verdict import Verdict
 
 _STYLE = {
@@ -38,7 +38,7 @@ def render_ending(report: Report, width: int) -> RenderableType:
     several = len(rankings) > 1
     above = [_text(f"{report.scenario} on {report.system}: {count_text(report)}", _result_style(report))]
     if len(rankings) <= _MOST_CAUSES:
-        above += [_text(_fastest(one, several), "green") for one in rankings if one.best]
+        above += [_text(fastest_text(one, several), "green") for one in rankings if one.best]
     below = [*_causes(report), *_left_out(report), *map(_text, report.notes)]
     below += [_text(f"node {node} was excluded: {reason}") for node, reason in report.excluded_nodes.items()]
     points = [point for one in rankings for point in one.points]
@@ -46,8 +46,9 @@ def render_ending(report: Report, width: int) -> RenderableType:
     shown = points[: max(_FEWEST_ROWS, _SCREEN - _FIXED - used)]
     if shown:
         left = len(points) - len(shown)
-        more = f"and {counted(left, 'slower point')}; " if left else ""
-        below.insert(0, _text(f"{more}{windows_text(report)}{_cost(report)}", style="dim"))
+        more = f"and {counted(left, 'slower point')}" if left else ""
+        facts = (more, windows_text(report), cost_text(report))
+        below.insert(0, _text("; ".join(filter(None, facts)), style="dim"))
         return Group(*above, _points_table(shown, several, width), *below)
     return Group(*above, *below)
 
@@ -85,28 +86,6 @@ def _result_style(report: Report) -> str:
     return "bold green" if report.succeeded else "bold red"
 
 
-def _cost(report: Report) -> str:
-    """Say what a run on GPUs has used."""
-    hours = gpu_hours(report.points)
-    devices = [str(point.environment.get("device")) for point in report.points if point.steps]
-    is_on_cpus = devices and all(device.startswith("CPU") for device in devices)
-    return f"; {hours:.3g} GPU-hours" if hours and not is_on_cpus else ""
-
-
-def _fastest(ranking: TestRanking, is_one_of_several: bool) -> str:
-    best = ranking.best
-    assert best is not None
-    value: Statistic = getattr(best, ranking.by)
-    unit = "s a step" if ranking.by == "step_time_s" else "tokens/s/GPU"
-    where = f" of {ranking.test_id}" if is_one_of_several else ""
-    text = f"fastest{where}: {best.label}, {value.mean:.4g} {unit}"
-    if not ranking.alike:
-        return text
-    names = ", ".join(point.label for point in ranking.alike[:_MOST_ALIKE])
-    more = len(ranking.alike) - _MOST_ALIKE
-    return f"{text}; within noise of it: {names}{f' and {more} more' if more > 0 else ''}"
-
-
 def _points_table(points: Sequence[PointSummary], several_tests: bool, width: int) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     table.add_column("point", overflow="fold")
@@ -128,10 +107,7 @@ def _points_table(points: Sequence[PointSummary], several_tests: bool, width: in
 def _causes(report: Report) -> Iterator[Text]:
     found = causes(report)
     for cause in found[:_MOST_CAUSES]:
-        keys = ", ".join(cause.keys[:_MOST_ALIKE])
-        more = len(cause.keys) - _MOST_ALIKE
-        names = f"{keys}{f' and {more} more' if more > 0 else ''}"
-        yield _text(f"{cause.verdict}: {names}: {cause.reason}", style=_STYLE[cause.verdict])
+        yield _text(f"{cause.verdict}: {cause_text(cause)}", style=_STYLE[cause.verdict])
         yield from (_unbroken(f"  | {clipped(line, _LONGEST)}") for line in cause.excerpt)
     if len(found) > _MOST_CAUSES:
         yield _text(f"and {counted(len(found) - _MOST_CAUSES, 'other cause')}")
@@ -139,10 +115,7 @@ def _causes(report: Report) -> Iterator[Text]:
 
 def _left_out(report: Report) -> Iterator[Text]:
     if report.num_rejected:
-        rules = ", ".join(f"{rule} {count}" for rule, count in report.rule_counts.items())
-        yield _text(
-            f"rejected: {counted(report.num_rejected, 'point')}, by rule: {rules}", style=_STYLE[Verdict.REJECTED]
-        )
+        yield _text(f"rejected: {rejected_text(report)}", style=_STYLE[Verdict.REJECTED])
 
 
 def _alike(points: Iterable[PointReport]) -> list[list[PointReport]]:

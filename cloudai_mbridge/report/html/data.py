@@ -8,8 +8,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from cloudai_mbridge.metrics import Statistic
+from cloudai_mbridge.report.formats.ending import ending
 from cloudai_mbridge.report.formats.text import visible
-from cloudai_mbridge.report.model import plain
+from cloudai_mbridge.report.model import plain, report_of
 
 DIGITS = 7
 MOST_VALUES, MOST_RUNS = 12, 4  # of a field that differs between runs
@@ -38,6 +39,7 @@ def page_data(
     data: dict[str, Any] = compact(
         {
             "head": {name: report.get(name) for name in _HEAD},
+            "ending": ending(report_of({**report, "points": [_without_most_steps(point) for point in points]})),
             "axes": axes(points),
             "statistic": _STATISTIC,
             "runs": [_run(point) for point in points],
@@ -54,6 +56,11 @@ def page_data(
         }
     )
     return data
+
+
+def _without_most_steps(point: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a point as its ranking needs it: a report may have a million steps."""
+    return {**point, "steps": (point.get("steps") or ())[:1]}
 
 
 def axes(points: Iterable[Mapping[str, Any]]) -> list[str]:

@@ -23,8 +23,19 @@ _LICENCES = ("d3.LICENSE", "plot.LICENSE", "parts.LICENSE")
 _STYLES = ("theme", "layout", "charts", "narrow", "print")
 # In the order of their use: one scope, so that a module sees what stands above it
 _MODULES = (
-    *("dom", "format", "model", "statistics", "state", "figure", "columns", "filters", "table", "headline", "gate"),
-    *("selection", "curves", "distribution", "sensitivity", "parallel", "pareto", "predicted", "searches", "nodes"),
+    *("dom", "format", "model", "statistics", "state", "figure", "columns", "filters", "table", "answer", "headline"),
+    *(
+        "gate",
+        "selection",
+        "curves",
+        "distribution",
+        "sensitivity",
+        "parallel",
+        "pareto",
+        "predicted",
+        "searches",
+        "nodes",
+    ),
     *("node_map", "failures", "rejected", "history", "environment", "main"),
 )
 # Inside a JSON string these may be escaped, and outside of one they do not occur

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from cloudai_mbridge.errors import ToolFailure
-from cloudai_mbridge.launch.script import PYTHON_VARIABLE, array_script, job_name
+from cloudai_mbridge.launch.script import PYTHON_VARIABLE, array_name, array_script, job_name
 from cloudai_mbridge.plan import POINT_FILES, RunPlan
 from cloudai_mbridge.schedulers.interface import Submission, SubmitDoubtful, SubmitLater, SubmitRefused
 from cloudai_mbridge.schedulers.slurm.command import Answer, run_command
@@ -83,7 +83,8 @@ def submit(submission: Submission, root: Path, transient: Iterable[str] = ()) ->
 def job_name_of(submission: Submission) -> str:
     """Return the job name, which ends in the submission's token."""
     first = submission.runs[0]
-    return f"{job_name(first.key if len(submission.runs) == 1 else first.array)}.{submission.token}"
+    name = job_name(first.key) if len(submission.runs) == 1 else array_name(first.array, first)
+    return f"{name}.{submission.token}"
 
 
 def _sbatch(submission: Submission, directory: Path, script: str, more: Iterable[str], transient: Iterable[str]) -> str:

@@ -42,7 +42,7 @@ class Opened:
     def column(self, name: str) -> list[str]:
         script = """name => {
           const index = [...document.querySelectorAll('#rows thead th')].findIndex(th => th.dataset.column === name);
-          return [...document.querySelectorAll('#rows tbody tr')].map(tr => tr.children[index].innerText.trim());
+          return [...document.querySelectorAll('#rows tr[data-run]')].map(tr => tr.children[index].innerText.trim());
         }"""
         return self.page.evaluate(script, name)
 

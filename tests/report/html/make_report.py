@@ -316,6 +316,7 @@ def make_history(point: str = "sweep/tp1-pp1-mb1-gb256", num_runs: int = 30) -> 
                 "values": {"step_time_s": level * rng.uniform(0.99, 1.01), "tflops_per_gpu": 3600 / level},
                 "is_change": is_change,
                 "words": "step time moved up by 5.0 % at run0020" if is_change else "",
+                "about": ["new against the run before: driver 565.57.01 -> 570.86.15"] if is_change else [],
             }
         )
     return rows
@@ -367,6 +368,7 @@ def make_gate() -> dict[str, Any]:
         ],
         "false_alarm_rate": 0.01,
         "notes": ["one waiver has expired"],
+        "headline": "b is 5.0 % slower: 4 -> 4.2 s",
         "environment_changes": {"driver": ["565.57.01", "570.86.15"]},
     }
 

@@ -1,5 +1,9 @@
 """Light, dark, on paper, on small and large screens, and with names that nobody should give."""
 
+import itertools
+import math
+import re
+from importlib import resources
 from typing import Any
 
 import pytest
@@ -15,12 +19,14 @@ from tests.report.html.make_report import (
     make_point,
     make_rejected,
     make_report,
+    make_search,
     make_sweep,
 )
 
 pytestmark = pytest.mark.process
 
 LEAST_CONTRAST = 4.5
+FAR_APART = 18.0
 # The smallest contrast of any visible text with the ground behind it, and whose it is
 CONTRAST = """() => {
   const parts = text => text.match(/[\\d.]+/g).map(Number);
@@ -101,7 +107,7 @@ def test_the_switch_overrules_the_system(show: Open, report: Any) -> None:
 def test_on_paper_everything_is_shown(show: Open, report: Any) -> None:
     opened = show(make_report(make_sweep(repeats=4)), color_scheme="dark")
     opened.page.emulate_media(media="print")
-    opened.page.wait_for_function("() => document.querySelectorAll('#rows tbody tr').length > 200")
+    opened.page.wait_for_function("() => document.querySelectorAll('#rows tr[data-run]').length > 200")
     opened.settle()
     assert light_of(ground(opened)) == 3 * 255
     assert opened.page.evaluate(CONTRAST)[0] >= LEAST_CONTRAST
@@ -109,10 +115,10 @@ def test_on_paper_everything_is_shown(show: Open, report: Any) -> None:
         assert not opened.page.locator(hidden).first.is_visible(), hidden
     region = opened.page.locator("#table .region")
     assert region.evaluate("r => r.scrollHeight <= r.clientHeight + 1")
-    assert opened.page.locator("#rows tbody tr").first.evaluate("r => getComputedStyle(r).breakInside") == "avoid"
+    assert opened.page.locator("#rows tr[data-run]").first.evaluate("r => getComputedStyle(r).breakInside") == "avoid"
     assert opened.page.locator("details[data-print]:not([open])").count() == 0
     opened.page.emulate_media(media="screen")
-    opened.page.wait_for_function("() => document.querySelectorAll('#rows tbody tr').length === 200")
+    opened.page.wait_for_function("() => document.querySelectorAll('#rows tr[data-run]').length === 200")
     assert opened.page.locator("details[data-print]:not([open])").count() > 0
     opened.assert_quiet()
 
@@ -130,9 +136,64 @@ def test_the_table_fits_on_the_paper(show: Open, report: Any) -> None:
 def test_no_width_makes_the_page_scroll_sideways(show: Open, report: Any, width: int) -> None:
     opened = show(report, make_history(), make_gate(), make_nodes(), width=width)
     assert opened.page.evaluate(WIDER) <= 0
-    for svg in opened.page.query_selector_all("main figure .plot:not(.wide) svg"):
+    for svg in opened.page.query_selector_all("main figure .plot svg"):
         assert svg.bounding_box()["width"] <= width
     opened.assert_quiet()
+
+
+@pytest.mark.parametrize("width", [420, 1400])
+def test_no_table_hides_a_column(show: Open, report: Any, width: int) -> None:
+    opened = show(report, make_history(), make_gate(), make_nodes(), width=width)
+    cut = """() => [...document.querySelectorAll('main .region, main .plot')]
+      .filter(e => e.scrollWidth > e.clientWidth + 1)
+      .map(e => e.getAttribute('aria-label') ?? e.outerHTML.slice(0, 80))"""
+    assert opened.page.evaluate(cut) == []
+    why = opened.page.locator("#rows div.why").first
+    assert why.evaluate("e => e.scrollWidth <= e.clientWidth && e.getBoundingClientRect().right <= innerWidth")
+
+
+@pytest.mark.parametrize("width", [420, 1400])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing_serious(show: Open, scheme: str, width: int) -> None:
+    from axe_playwright_python.sync_playwright import Axe
+
+    report = make_report(make_sweep(repeats=2), notes=["a note"], searches=[make_search()])
+    opened = show(report, make_history(), make_gate(), make_nodes(), width=width, color_scheme=scheme)
+    opened.page.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
+    opened.settle()
+    found = Axe().run(opened.page).response["violations"]
+    serious = [violation for violation in found if violation["impact"] in ("serious", "critical")]
+    assert [(v["id"], [node["html"] for node in v["nodes"][:3]]) for v in serious] == []
+
+
+@pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
+def test_colours_that_mean_different_things_are_apart(scheme: int) -> None:
+    """Selected runs, fifths of step time, verdicts and data; in CIELAB, where 2 is just noticeable."""
+    css = resources.files("cloudai_mbridge.report.html").joinpath("assets/css/theme.css").read_text()
+    roles: dict[str, list[Any]] = {}
+    for role, *pair in re.findall(
+        r"--(series|class|failed|skipped|rejected|data)[-\d]*: light-dark\((#\w+), (#\w+)\)", css
+    ):
+        roles.setdefault(role, []).append(lab(pair[scheme]))
+    assert {role: len(colours) for role, colours in roles.items() if len(colours) > 1} == {"series": 5, "class": 5}
+    for one, other in itertools.combinations(roles, 2):
+        if {one, other} != {"rejected", "data"}:  # they are never in one chart
+            distance = min(math.dist(a, b) for a in roles[one] for b in roles[other])
+            assert distance > FAR_APART, (one, other)
+    assert min(math.dist(a, b) for a, b in itertools.combinations(roles["series"], 2)) > FAR_APART
+
+
+def lab(colour: str) -> tuple[float, float, float]:
+    """Return L*, a*, b* of an sRGB colour such as #0072b2."""
+    parts = (int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
+    r, g, b = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+    xyz = (
+        (0.4124 * r + 0.3576 * g + 0.1805 * b) / 0.95047,
+        0.2126 * r + 0.7152 * g + 0.0722 * b,
+        (0.0193 * r + 0.1192 * g + 0.9505 * b) / 1.08883,
+    )
+    x, y, z = (part ** (1 / 3) if part > 0.008856 else 7.787 * part + 16 / 116 for part in xyz)
+    return 116 * y - 16, 500 * (x - y), 200 * (y - z)
 
 
 def test_charts_follow_the_width(show: Open, report: Any) -> None:
@@ -201,7 +262,7 @@ def test_hostile_names_come_out_as_text(show: Open) -> None:
     page.hover("#curves figure svg >> nth=0")
     page.hover("#pareto figure svg >> nth=0")
     assert page.inner_text("h1") == f"{NAMES[0]} on {NAMES[2]}"
-    assert opened.names() == [f"{name}/{name}" for name in shown]
+    assert sorted(opened.names()) == sorted(f"{name}/{name}" for name in shown)
     for section in ("node-map", "failures", "rejected", "excluded", "environment"):
         text = page.text_content(f"section#{section}")
         assert any(name in text for name in shown), section

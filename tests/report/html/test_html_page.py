@@ -1,11 +1,16 @@
 """What the page shows, in a real browser."""
 
+import io
+import random
 import time
 from itertools import pairwise
 from typing import Any
 
 import pytest
+from rich.console import Console
 
+from cloudai_mbridge.report.formats.terminal import render_ending
+from cloudai_mbridge.report.model import report_of
 from tests.report.html.conftest import Open, Opened
 from tests.report.html.make_report import (
     make_died,
@@ -79,6 +84,34 @@ def test_headline_counts(sweep: Opened) -> None:
     assert sweep.page.title() == "gpt_sweep on gb200: benchmark report"
 
 
+def test_it_opens_on_what_the_terminal_ends_with(show: Open) -> None:
+    points = [
+        *(make_point("mb1", {"mb": 1}, iteration=i, time_s=4.0) for i in range(2)),
+        *(make_point("mb4", {"mb": 4}, iteration=i, time_s=3.0, rng=random.Random(i + 5)) for i in range(2)),
+        *(make_point("mb2", {"mb": 2}, iteration=i, time_s=3.0, rng=random.Random(i)) for i in range(2)),
+        *(make_died(f"tp{i}", {"mb": 1}) for i in range(5)),
+        make_rejected("gb100", {"mb": 2}),
+    ]
+    report = make_report(points)
+    opened = show(report)
+    shown = " ".join(opened.page.inner_text("#headline").split())
+    console = Console(width=1000, record=True, file=io.StringIO())
+    console.print(render_ending(report_of(report), 1000))
+    lines = [" ".join(line.replace("| ", "").split()) for line in console.export_text().splitlines()]
+    told = [line for line in lines if line.startswith(("fastest", "failed", "rejected", "mean", "torch."))]
+    assert len(told) == 5
+    assert all(line in shown for line in told), told
+    assert "within noise of it" in told[0]
+    assert shown.index("fastest") < shown.index("success") < shown.index("GPU-hours")
+
+
+def test_tokens_rank_what_does_different_work(show: Open) -> None:
+    small, large = make_point("gb8", time_s=1.0), make_point("gb64", time_s=4.0, tokens=8 * 8192.0)
+    opened = show(make_report([small, large]))
+    assert opened.names() == ["gb64", "gb8"]
+    assert opened.page.get_attribute("th[data-column=tokens_per_s_per_gpu]", "aria-sort") == "descending"
+
+
 def test_a_policy_forbids_every_request(sweep: Opened) -> None:
     policy = sweep.page.get_attribute("meta[http-equiv=Content-Security-Policy]", "content")
     assert policy.startswith("default-src 'none'; script-src 'sha256-")
@@ -98,6 +131,7 @@ def test_charts_say_what_they_show_and_have_numbers(sweep: Opened) -> None:
 def test_gate_panel_names_the_worst_first(sweep: Opened) -> None:
     text = text_of(sweep, "gate")
     assert "3 points: 1 regression, 1 not run, 1 pass." in text
+    assert sweep.page.inner_text("#headline .fastest >> nth=0") == "Gate: ✗ regression: b is 5.0 % slower: 4 -> 4.2 s"
     assert "4.20 s against 4.00 s" in text
     assert text.index("sweep/b") < text.index("sweep/c")
     first = sweep.page.inner_text("#gate .region[aria-label^=Metrics] tbody tr")
@@ -160,7 +194,7 @@ def test_axis_sensitivity_ranks_the_axes(sweep: Opened) -> None:
 
 
 def test_the_slow_node_stands_out(sweep: Opened) -> None:
-    ticks = sweep.page.locator("#nodes svg [aria-label='y-axis tick label'] text").all_text_contents()
+    ticks = sweep.page.locator("#nodes svg [data-mark='y-axis tick label'] text").all_text_contents()
     assert ticks[0] == "gb200-3"
 
 
@@ -189,7 +223,8 @@ def test_rejected_points_by_rule(sweep: Opened) -> None:
 def test_history_marks_the_run_where_the_level_moved(sweep: Opened) -> None:
     text = text_of(sweep, "history")
     assert "step time moved up by 5.0 % at run0020" in text
-    assert sweep.page.locator("#history figure svg [aria-label=rule] line").count() == 1
+    assert "new against the run before: driver 565.57.01 -> 570.86.15" in text
+    assert sweep.page.locator("#history figure svg [data-mark=rule] line").count() == 1
 
 
 def test_environment_says_common_things_once_and_marks_the_odd_ones(sweep: Opened) -> None:
@@ -224,7 +259,7 @@ def test_a_nan_loss_is_told_and_drawn(show: Open) -> None:
     opened = show(make_report([make_failed("bad")]))
     assert "bad: NaN from step 8" in text_of(opened, "curves")
     assert opened.column("loss")[0].endswith("→ NaN")
-    crosses = opened.page.locator("#curves figure:nth-of-type(2) svg [aria-label=dot] path").count()
+    crosses = opened.page.locator("#curves figure:nth-of-type(2) svg [data-mark=dot] path").count()
     assert crosses == 13
     opened.assert_quiet()
 
@@ -245,8 +280,8 @@ def test_infinite_numbers(show: Open) -> None:
     point["metrics"]["peak_memory_gib"] = "nan"
     point["steps"][5]["step_time_s"] = "inf"
     opened = show(make_report([point, make_point("good")]))
-    assert opened.column("step_time_s")[0] == "∞"
-    assert opened.column("peak_memory_gib")[0] == "NaN"
+    assert opened.column("step_time_s")[1] == "∞"
+    assert opened.column("peak_memory_gib")[1] == "NaN"
     assert "endless: ∞ from step 6" in text_of(opened, "curves")
     opened.assert_quiet()
 
@@ -267,8 +302,8 @@ def test_checks_of_nodes_compare_nodes_and_are_no_points(show: Open) -> None:
         for i in range(4)
     ]
     opened = show(make_report([*checks, make_point("a")]))
-    assert opened.page.locator("#nodes svg [aria-label='y-axis tick label'] text").first.text_content() == "n2"
-    assert opened.page.locator("#pareto figure svg [aria-label=dot] circle").count() == 3  # a dot, the front, a ring
+    assert opened.page.locator("#nodes svg [data-mark='y-axis tick label'] text").first.text_content() == "n2"
+    assert opened.page.locator("#pareto figure svg [data-mark=dot] circle").count() == 3  # a dot, the front, a ring
 
 
 def cpu_seconds(browser: Any) -> float:
@@ -288,8 +323,8 @@ def test_five_thousand_points(browser: Any, show: Open) -> None:
     filtered = cpu_seconds(browser)
     assert opened.page.inner_text("#count") == "369 of 5,000 rows"
     opened.page.click("th[data-column=step_time_s] button")
-    assert opened.page.get_attribute("th[data-column=step_time_s]", "aria-sort") == "ascending"
-    assert opened.page.locator("#rows tbody tr").count() == 200
+    assert opened.page.get_attribute("th[data-column=step_time_s]", "aria-sort") == "descending"
+    assert opened.page.locator("#rows tr[data-run]").count() == 200
     size = opened.path.stat().st_size / 1e6
     print(
         f"\n5,000 points of 50 steps: {size:.1f} MB, rendered and drawn in {drawn - started:.1f} s, of which"

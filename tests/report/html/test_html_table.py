@@ -52,11 +52,23 @@ def sort(opened: Opened, column: str) -> str:
 
 def test_clicking_sorts_up_then_down_then_not(table: Opened) -> None:
     assert sort(table, "step_time_s") == "ascending"
-    assert table.names() == ["fast", "middle", "odd", "slow", "never", "died"]
+    assert table.names() == ["fast", "middle", "slow", "died", "odd", "never"]
     assert sort(table, "step_time_s") == "descending"
-    assert table.names() == ["slow", "odd", "middle", "fast", "never", "died"]
+    assert table.names() == ["slow", "middle", "fast", "died", "odd", "never"]
     assert sort(table, "step_time_s") == "none"
     assert table.names() == ["slow", "never", "fast", "died", "odd", "middle"]
+
+
+def test_the_fastest_come_first_and_below_them_what_failed_with_its_reasons(table: Opened) -> None:
+    start_over(table)
+    assert table.page.get_attribute("th[data-column=step_time_s]", "aria-sort") == "ascending"
+    assert table.names() == ["fast", "middle", "slow", "died", "odd", "never"]
+    reasons = table.page.inner_text("#rows tr[data-run='3'] + tr.why div")
+    assert reasons.split("\n") == [
+        "A GPU ran out of memory (out_of_memory)",
+        "exit code 1",
+        "0 of 20 steps are in the log",
+    ]
 
 
 def test_only_one_column_is_sorted(table: Opened) -> None:
@@ -68,9 +80,9 @@ def test_only_one_column_is_sorted(table: Opened) -> None:
 
 def test_nan_and_missing_stay_last(table: Opened) -> None:
     sort(table, "loss")
-    assert table.names()[3:] == ["odd", "never", "died"]
+    assert table.names()[3:] == ["odd", "died", "never"]
     sort(table, "loss")
-    assert table.names()[3:] == ["odd", "never", "died"]
+    assert table.names()[3:] == ["odd", "died", "never"]
 
 
 def test_coordinates_sort_as_numbers(table: Opened) -> None:
@@ -138,7 +150,7 @@ def test_charts_follow_the_filter(sweep: Opened) -> None:
 
 def test_selecting_rows_changes_the_curves(table: Opened) -> None:
     def num_lines() -> int:
-        return table.page.locator("#curves figure >> nth=0 >> svg [aria-label=line]").count()
+        return table.page.locator("#curves figure >> nth=0 >> svg [data-mark=line]").count()
 
     assert num_lines() == 3  # the best: the runs that succeeded
     table.page.click("#select-none")
@@ -161,16 +173,16 @@ def test_what_has_no_steps_cannot_be_selected(table: Opened) -> None:
 def test_pages(sweep: Opened) -> None:
     total = int(sweep.page.inner_text("#count").split(" of ")[0])
     assert total > 200
-    assert sweep.page.locator("#rows tbody tr").count() == 200
+    assert sweep.page.locator("#rows tr[data-run]").count() == 200
     sweep.page.locator("button[data-to='Next page']").focus()
     sweep.page.keyboard.press("Enter")
     assert "page 2 of 2" in sweep.page.inner_text(".pages")
-    assert sweep.page.locator("#rows tbody tr").count() == total - 200
+    assert sweep.page.locator("#rows tr[data-run]").count() == total - 200
     assert sweep.page.locator("button[data-to='Next page']").is_disabled()
     focused = sweep.page.evaluate("document.activeElement.dataset.to")
     assert focused == "First page"  # the button that was pressed can no longer hold the focus
     sweep.page.select_option(".pages select", "1000")
-    assert sweep.page.locator("#rows tbody tr").count() == total
+    assert sweep.page.locator("#rows tr[data-run]").count() == total
     sweep.page.select_option(".pages select", "200")
 
 

@@ -1,13 +1,14 @@
 // The columns of the table: what each sorts by, and what it shows.
 
 const SEVERITY = { failed: 0, cancelled: 1, skipped: 2, rejected: 3, success: 4 };
+const AFTER_SUCCESS = ["success", "failed", "cancelled", "skipped", "rejected"];
 
 function measureColumn(measure) {
   return {
     id: measure.id,
     title: measure.title ?? unitLabel(measure),
     kind: "number",
-    key: measure.shown,
+    key: (run) => (succeeded(run) ? measure.shown(run) : null),
     cell: (run) =>
       numberCell(measure.shown(run), whyMissing(run, measure.id), run.statistics[measure.id]?.std),
   };
@@ -27,10 +28,6 @@ function lossCell(run) {
 
 function stepsText(run) {
   return run.verdict === "rejected" ? null : `${run.steps.times.length}/${run.num_steps ?? "?"}`;
-}
-
-function whyText(run) {
-  return run.reasons.join("\n");
 }
 
 function axisColumn(axis) {
@@ -59,13 +56,6 @@ const COLUMNS = [
   },
   ...MEASURES.map(measureColumn),
   { id: "loss", title: "loss, first → last", kind: "number", key: (run) => run.losses[1], cell: lossCell },
-  {
-    id: "why",
-    title: "why",
-    kind: "why",
-    key: whyText,
-    cell: (run) => h("span", { class: "clamp" }, data(whyText(run))),
-  },
   {
     id: "nodes",
     title: "nodes",

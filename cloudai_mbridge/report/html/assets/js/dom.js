@@ -47,7 +47,9 @@ function simpleTable(head, rows, { caption, numbers = [] } = {}) {
     h(
       "tr",
       {},
-      row.map((value, i) => h(i ? "td" : "th", i ? kind(i) : { scope: "row", ...kind(0) }, cell(value))),
+      row.map((value, i) =>
+        i ? h("td", { ...kind(i), "data-label": head[i] }, cell(value)) : h("th", { scope: "row", ...kind(0) }, cell(value)),
+      ),
     ),
   );
   return h(

@@ -6,11 +6,8 @@ const figures = [];
 
 // draw(width) returns an element, or null if there is nothing to draw; label() says in one sentence what it shows;
 // numbers() returns {head, rows, numbers, total}; empty: the line that stands for a missing picture.
-function figure({ title, draw, label, numbers, empty, note, wide }) {
-  const picture = h("div", {
-    class: wide ? "plot wide" : "plot",
-    ...(wide ? { role: "region", tabindex: "0", "aria-label": `${title}, may scroll` } : {}),
-  });
+function figure({ title, draw, label, numbers, empty, note }) {
+  const picture = h("div", { class: "plot" });
   const caption = h(
     "figcaption",
     {},
@@ -34,8 +31,7 @@ function figure({ title, draw, label, numbers, empty, note, wide }) {
   function redraw() {
     const width = state.printing ? PRINT_WIDTH : Math.max(240, Math.floor(picture.clientWidth));
     const drawing = draw(width);
-    if (drawing) drawing.setAttribute("role", "img");
-    if (drawing) drawing.setAttribute("aria-label", label());
+    if (drawing) asImage(drawing, label());
     picture.replaceChildren(drawing ?? emptyLine(typeof empty === "function" ? empty() : empty));
     alternative.hidden = !drawing;
     if (alternative.open) fill();
@@ -43,6 +39,16 @@ function figure({ title, draw, label, numbers, empty, note, wide }) {
   const result = { element, redraw };
   figures.push(result);
   return result;
+}
+
+// One image with one text: Plot's labels of parts such as "dot" are for no reader.
+function asImage(drawing, label) {
+  for (const part of drawing.querySelectorAll("[aria-label]")) {
+    part.dataset.mark = part.getAttribute("aria-label");
+    part.removeAttribute("aria-label");
+  }
+  drawing.setAttribute("role", "img");
+  drawing.setAttribute("aria-label", label);
 }
 
 function plot(width, options) {
@@ -77,7 +83,7 @@ function hover(rows, options) {
 
 // Many dots must not become one blot.
 function dotStyle(number) {
-  return { fill: "var(--series-0)", ...(number > 800 ? { r: 1.7, fillOpacity: 0.35 } : { r: 3, fillOpacity: 0.6 }) };
+  return { fill: "var(--data)", ...(number > 800 ? { r: 1.7, fillOpacity: 0.35 } : { r: 3, fillOpacity: 0.6 }) };
 }
 
 function stepAxis(width, points) {

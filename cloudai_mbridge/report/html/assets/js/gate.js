@@ -1,17 +1,22 @@
 // What the gate said: the worst first, the good in short.
 
-const GATE_ORDER = ["regression", "not run", "not comparable", "inconclusive", "improvement", "pass"];
+const GATE_ORDER = ["regression", "not run", "incomplete", "not comparable", "inconclusive", "improvement", "pass"];
 const MOST_GATE_ROWS = 300;
+
+// A point of which some runs were good is not one that was not run.
+function verdictOf(point) {
+  return point.verdict === "not run" && (point.runs ?? []).length ? "incomplete" : point.verdict;
+}
 
 function gateSection() {
   const gate = DATA.gate;
   if (!gate) return null;
   const rank = (verdict) => GATE_ORDER.indexOf(verdict);
-  const points = d3.sort(gate.points, (a, b) => rank(a.verdict) - rank(b.verdict));
+  const points = d3.sort(gate.points, (a, b) => rank(verdictOf(a)) - rank(verdictOf(b)));
   const counts = d3.rollup(
     points,
     (group) => group.length,
-    (point) => point.verdict,
+    verdictOf,
   );
   const summary = GATE_ORDER.filter((verdict) => counts.has(verdict)).map(
     (verdict) => `${count(counts.get(verdict))} ${verdict}`,
@@ -55,7 +60,7 @@ function environmentChanges(changes) {
 function pointWords(points) {
   const told = points.filter((point) => point.words.length);
   const item = (point) =>
-    h("li", {}, verdictMark(point.verdict), " ", shortData(point.point, 80), ": ", data(point.words.join("; ")));
+    h("li", {}, verdictMark(verdictOf(point)), " ", shortData(point.point, 80), ": ", data(point.words.join("; ")));
   return told.length ? gradually(told, item, 50, "points with remarks", "ul") : null;
 }
 

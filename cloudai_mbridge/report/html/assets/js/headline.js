@@ -1,4 +1,4 @@
-// What this is, when and by what, how much of it succeeded; the sections; the switch between light and dark.
+// What this is, how much of it succeeded, the answer, when and by what; the sections; the switch between light and dark.
 
 const THEMES = ["auto", "light", "dark"];
 
@@ -25,10 +25,6 @@ function distinct(values) {
 
 function showHeadline() {
   const tile = (verdict) => h("li", {}, h("b", {}, count(HEAD.summary?.[verdict] ?? 0)), verdictMark(verdict));
-  const windows = distinct(
-    RUNS.filter(succeeded).map((run) => run.window && `steps ${run.window[0]}–${run.window[1]}`),
-  );
-  const counted = windows.length > 1 ? "differs between the points" : windows[0];
   document.title = `${HEAD.scenario} on ${HEAD.system}: benchmark report`;
   document
     .getElementById("headline")
@@ -39,13 +35,14 @@ function showHeadline() {
         h("h1", {}, data(HEAD.scenario), h("span", { class: "system" }, " on ", data(HEAD.system))),
         themeButton(),
       ),
+      ...fastest(),
       h("ul", { class: "tiles", "aria-label": "Points by verdict" }, VERDICTS.map(tile)),
+      answer(),
       h(
         "dl",
         { class: "facts" },
         fact("reported", formatTime(HEAD.created_at)),
         fact("by", `${HEAD.tool?.name ?? "mbridge"} ${HEAD.tool?.version ?? ""}`),
-        fact("counted", counted),
         fact("FLOPs formula", distinct(RUNS.map((run) => run.flops_formula)).join(", ") || "not told"),
         fact("memory", distinct(RUNS.map((run) => run.memory_kind)).join(", ") || "not measured"),
       ),

@@ -95,15 +95,15 @@ function historyFigure(chosen, metric) {
       },
       y: { label: `↑ ${metric()}`, grid: true, nice: true, zero: false },
       marks: [
-        Plot.ruleX(changes, { x: "time", stroke: "var(--series-1)", strokeDasharray: "4 3" }),
-        Plot.line(list, { x: "time", y: value, stroke: "var(--series-0)", strokeOpacity: 0.6 }),
-        Plot.dot(list, { x: "time", y: value, r: 3, fill: "var(--series-0)" }),
+        Plot.ruleX(changes, { x: "time", stroke: "var(--derived)", strokeDasharray: "4 3" }),
+        Plot.line(list, { x: "time", y: value, stroke: "var(--data)", strokeOpacity: 0.6 }),
+        Plot.dot(list, { x: "time", y: value, r: 3, fill: "var(--data)" }),
         Plot.dot(changes, {
           x: "time",
           y: value,
           r: 6,
           symbol: "diamond",
-          fill: "var(--series-1)",
+          fill: "var(--derived)",
           stroke: "var(--surface)",
         }),
         hover(list, Plot.pointer({ x: "time", y: value, title: tip })),
@@ -147,7 +147,7 @@ function changeList(series) {
       shortData(entry.point, 80),
       ": ",
       data(entry.words || "the level moved"),
-      entry.commit ? [" at commit ", data(String(entry.commit).slice(0, 12), { class: "data mono" })] : null,
+      (entry.about ?? []).map((line) => h("p", { class: "note" }, data(line))),
     );
   return h(
     "div",

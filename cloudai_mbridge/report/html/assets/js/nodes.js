@@ -54,11 +54,11 @@ function nodesSection() {
       y: { label: null, domain: names, tickFormat: (name) => shorten(name, room.characters), tickSize: 0 },
       marks: [
         Plot.ruleX([0], { stroke: "var(--control)" }),
-        Plot.dot(ratios, { x: "ratio", y: "node", r: 3, fill: "var(--series-0)", fillOpacity: 0.6 }),
+        Plot.dot(ratios, { x: "ratio", y: "node", r: 3, fill: "var(--data)", fillOpacity: 0.6 }),
         Plot.tickX(nodes, {
           x: "median",
           y: "node",
-          stroke: "var(--series-1)",
+          stroke: "var(--derived)",
           strokeWidth: 3,
           insetTop: 3,
           insetBottom: 3,

@@ -4,7 +4,9 @@
 const CLASSES = 5;
 const LINES_PER_PATH = 40;
 const AXIS_WIDTH = 96;
+const AXIS_HEIGHT = 72;
 const TICK_LENGTH = 11;
+const NONE_ROOM = 34;
 
 function parallelAxes(runs) {
   const ordinal = varyingAxes(runs).map((axis) => ({
@@ -19,17 +21,18 @@ function parallelAxes(runs) {
   return [...ordinal, ...numeric];
 }
 
-function scaleOf(axis, runs, top, bottom) {
+function scaleOf(axis, runs, low, high, labelRoom) {
   if (axis.values)
     return {
-      at: d3.scalePoint(axis.values, [bottom, top]).padding(0.2),
-      ticks: tickValues(axis.values, bottom - top, 15),
+      at: d3.scalePoint(axis.values, [low, high]).padding(0.2),
+      ticks: tickValues(axis.values, Math.abs(high - low), labelRoom),
     };
-  const at = d3.scaleLinear(d3.extent(runs.map(axis.of).filter(isFinal)), [bottom - 34, top]).nice(5);
-  return { at, ticks: at.ticks(5), format: at.tickFormat(5), none: bottom };
+  const lowest = low + NONE_ROOM * Math.sign(high - low);
+  const at = d3.scaleLinear(d3.extent(runs.map(axis.of).filter(isFinal)), [lowest, high]).nice(5);
+  return { at, ticks: at.ticks(5), format: at.tickFormat(5), none: low, lowest };
 }
 
-function yOf(axis, run) {
+function placeOf(axis, run) {
   const value = axis.of(run);
   if (axis.values) return axis.scale.at(value);
   return isFinal(value) ? axis.scale.at(value) : axis.scale.none;
@@ -57,18 +60,30 @@ const LINE_STYLES = {
 };
 const DRAWING_ORDER = ["rejected", "cancelled", "skipped", "failed", "success", 2, 3, 1, 4, 0];
 
+// Where the axes do not fit beside each other, they lie one below the other.
+function layout(width, number) {
+  const lying = width < 60 + AXIS_WIDTH * number;
+  const height = lying ? 40 + AXIS_HEIGHT * number : 360;
+  const across = lying
+    ? d3.scalePoint(d3.range(number), [40, height - 40])
+    : d3.scalePoint(d3.range(number), [70, width - 70]);
+  return { lying, height, across, low: lying ? 20 : 336, high: lying ? width - 40 : 44 };
+}
+
 function drawParallel(width, runs, axes) {
-  const room = Math.max(width, 60 + AXIS_WIDTH * axes.length);
-  const [height, top, bottom] = [360, 44, 336];
-  const x = d3.scalePoint(d3.range(axes.length), [70, room - 70]);
-  axes.forEach((axis) => (axis.scale = scaleOf(axis, runs, top, bottom)));
+  const { lying, height, across, low, high } = layout(width, axes.length);
+  axes.forEach((axis) => (axis.scale = scaleOf(axis, runs, low, high, lying ? 48 : 15)));
   const svg = d3
     .create("svg")
-    .attr("width", room)
+    .attr("width", width)
     .attr("height", height)
-    .attr("viewBox", `0 0 ${room} ${height}`)
+    .attr("viewBox", `0 0 ${width} ${height}`)
     .style("font-size", `${FONT_SIZE}px`);
-  const line = (run) => `M${axes.map((axis, i) => `${x(i).toFixed(1)},${yOf(axis, run).toFixed(1)}`).join("L")}`;
+  const point = (axis, i, run) => {
+    const place = [across(i).toFixed(1), placeOf(axis, run).toFixed(1)];
+    return (lying ? place.reverse() : place).join(",");
+  };
+  const line = (run) => `M${axes.map((axis, i) => point(axis, i, run)).join("L")}`;
   const groups = classify(runs);
   const thickness = runs.length > 500 ? 0.6 : 1.3;
   for (const name of DRAWING_ORDER) {
@@ -82,7 +97,12 @@ function drawParallel(width, runs, axes) {
       .append("title")
       .text(run.name);
   }
-  axes.forEach((axis, i) => addAxis(svg, axis, x(i), top, bottom, x.step()));
+  axes.forEach((axis, i) => {
+    const move = lying ? `translate(0,${across(i)})` : `translate(${across(i)},0)`;
+    const group = svg.append("g").attr("transform", move);
+    if (lying) addLyingAxis(group, axis, low, high);
+    else addAxis(group, axis, low, high, across.step());
+  });
   return svg.node();
 }
 
@@ -97,34 +117,46 @@ function addPath(svg, path, style, width) {
     .attr("stroke-opacity", style.opacity);
 }
 
-function addAxis(svg, axis, x, top, bottom, spacing) {
-  const group = svg.append("g").attr("transform", `translate(${x},0)`);
-  group
-    .append("line")
-    .attr("y1", top)
-    .attr("y2", axis.values ? bottom : bottom - 34)
-    .attr("stroke", "var(--control)");
-  const title = group
-    .append("text")
-    .attr("y", top - 20)
+function addAxis(group, axis, low, high, spacing) {
+  const from = axis.scale.lowest ?? low;
+  group.append("line").attr("y1", high).attr("y2", from).attr("stroke", "var(--control)");
+  addText(group, axis.title, Math.floor(spacing / 7.8))
+    .attr("y", high - 20)
     .attr("text-anchor", "middle")
     .attr("font-weight", 600);
-  title
-    .text(shorten(axis.title, Math.floor(spacing / 7.8)))
-    .append("title")
-    .text(axis.title);
-  const label = (y, text) => {
-    const words = group.append("text").attr("x", 7).attr("y", y).attr("dy", "0.32em");
-    words
-      .attr("paint-order", "stroke")
-      .attr("stroke", "var(--surface)")
-      .attr("stroke-width", 4)
-      .attr("stroke-linejoin", "round");
-    words.text(shorten(text, TICK_LENGTH)).append("title").text(text);
+  for (const [y, text] of labelsOf(axis)) {
+    addText(group, text, TICK_LENGTH).attr("x", 7).attr("y", y).attr("dy", "0.32em");
     group.append("line").attr("x2", 5).attr("y1", y).attr("y2", y).attr("stroke", "var(--control)");
-  };
-  for (const tick of axis.scale.ticks) label(axis.scale.at(tick), axis.values ? tick : axis.scale.format(tick));
-  if (!axis.values) label(bottom, "none");
+  }
+}
+
+function addLyingAxis(group, axis, low, high) {
+  const from = axis.scale.lowest ?? low;
+  group.append("line").attr("x1", from).attr("x2", high).attr("stroke", "var(--control)");
+  addText(group, axis.title, 44).attr("y", -10).attr("font-weight", 600);
+  for (const [x, text] of labelsOf(axis)) {
+    addText(group, text, TICK_LENGTH).attr("x", x).attr("y", 16).attr("text-anchor", "middle");
+    group.append("line").attr("y2", 5).attr("x1", x).attr("x2", x).attr("stroke", "var(--control)");
+  }
+}
+
+// Where on the axis which texts stand.
+function labelsOf(axis) {
+  const { at, ticks, format, none } = axis.scale;
+  const labels = ticks.map((tick) => [at(tick), axis.values ? tick : format(tick)]);
+  return axis.values ? labels : [...labels, [none, "none"]];
+}
+
+function addText(group, text, length) {
+  const words = group
+    .append("text")
+    .attr("paint-order", "stroke")
+    .attr("stroke", "var(--surface)")
+    .attr("stroke-width", 4)
+    .attr("stroke-linejoin", "round")
+    .text(shorten(text, length));
+  words.append("title").text(text);
+  return words;
 }
 
 function parallelLegend(runs) {
@@ -153,7 +185,6 @@ function parallelSection() {
   }
   const chart = figure({
     title: "",
-    wide: true,
     draw,
     label: () =>
       `Parallel coordinates of ${plural(points().length, "run")} over ${parallelAxes(points())

@@ -44,8 +44,8 @@ function paretoSection() {
       marks: [
         Plot.dot(all, { x: cost.of, y: gain.of, ...dotStyle(all.length) }),
         Plot.dot(failed, { x: cost.of, y: gain.of, r: 4, symbol: "times", stroke: "var(--failed)" }),
-        Plot.line(best, { x: cost.of, y: gain.of, curve: "step-after", stroke: "var(--series-1)", strokeWidth: 2 }),
-        Plot.dot(best, { x: cost.of, y: gain.of, r: 4.5, fill: "var(--series-1)", stroke: "var(--surface)" }),
+        Plot.line(best, { x: cost.of, y: gain.of, curve: "step-after", stroke: "var(--derived)", strokeWidth: 2 }),
+        Plot.dot(best, { x: cost.of, y: gain.of, r: 4.5, fill: "var(--derived)", stroke: "var(--surface)" }),
         Plot.dot(chosen, { x: cost.of, y: gain.of, r: 7, stroke: colourOf, strokeWidth: 2 }),
         Plot.text(numbered, {
           x: cost.of,

@@ -46,14 +46,14 @@ function trialFigure(search) {
       y: { label: "↑ step time (s)", grid: true, type: log ? "log" : "linear", nice: true, ...(log && LOG_TICKS) },
       marks: [
         Plot.frame({ stroke: "var(--line)" }),
-        Plot.line(ofBest, { x: "number", y: "best", curve: "step-after", stroke: "var(--series-0)", strokeWidth: 1.8 }),
+        Plot.line(ofBest, { x: "number", y: "best", curve: "step-after", stroke: "var(--data)", strokeWidth: 1.8 }),
         Plot.dot(predicted, { x: "number", y: "predicted", symbol: "plus", stroke: "var(--muted)", r: 4 }),
         Plot.dot(timed, {
           x: "number",
           y: "measured",
           r: 4,
-          stroke: "var(--series-0)",
-          fill: (trial) => (trial.outcome === "measured" ? "var(--series-0)" : "var(--surface)"),
+          stroke: "var(--data)",
+          fill: (trial) => (trial.outcome === "measured" ? "var(--data)" : "var(--surface)"),
         }),
         Plot.dot(failed, { x: "number", frameAnchor: "top", dy: 6, symbol: "times", stroke: "var(--failed)", r: 5 }),
         hover(timed, Plot.pointer({ x: "number", y: "measured", title: tip })),

@@ -53,9 +53,9 @@ function axisChart(axis, measureId) {
           x: text,
           y1: "q1",
           y2: "q3",
-          fill: "var(--series-0)",
+          fill: "var(--data)",
           fillOpacity: 0.22,
-          stroke: "var(--series-0)",
+          stroke: "var(--data)",
         }),
         few
           ? Plot.dot(runs, {
@@ -65,8 +65,8 @@ function axisChart(axis, measureId) {
               fill: "var(--muted)",
             })
           : null,
-        Plot.lineY(values, { x: text, y: "median", stroke: "var(--series-1)", strokeDasharray: "4 3" }),
-        Plot.tickY(values, { x: text, y: "median", stroke: "var(--series-1)", strokeWidth: 3 }),
+        Plot.lineY(values, { x: text, y: "median", stroke: "var(--derived)", strokeDasharray: "4 3" }),
+        Plot.tickY(values, { x: text, y: "median", stroke: "var(--derived)", strokeWidth: 3 }),
         hover(values, Plot.pointerX({ x: text, y: "median", title: tip })),
       ],
     });

@@ -1,8 +1,8 @@
 // What the reader has chosen. Those who show it subscribe.
 
 const MOST_CURVES = 24;
-const COLOURS = 8;
-const DASHES = [null, "7 3", "2 3"];
+const COLOURS = 5;
+const DASHES = [null, "7 3", "2 3", "9 3 2 3", "14 4"];
 const state = { filtered: RUNS, slots: new Map(), printing: false };
 const listeners = { filter: [], selection: [] };
 

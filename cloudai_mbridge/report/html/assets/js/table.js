@@ -2,13 +2,19 @@
 
 const PAGE_SIZES = [50, 200, 1000];
 const MOST_PRINTED = 2000;
-const view = { column: null, direction: 1, page: 0, size: 200 };
+// The fastest first, by what the answer ranks by
+const view = { column: DATA.ending.by, direction: DATA.ending.by === "step_time_s" ? 1 : -1, page: 0, size: 200 };
 
 function sortedRuns() {
   const column = COLUMNS.find((candidate) => candidate.id === view.column);
   if (!column) return state.filtered;
   const keyed = state.filtered.map((run) => [column.key(run), run]);
-  return keyed.sort((a, b) => compareCells(a[0], b[0], view.direction) || a[1].id - b[1].id).map(([, run]) => run);
+  const compare = (a, b) => compareCells(a[0], b[0], view.direction) || compareRuns(a[1], b[1]);
+  return keyed.sort(compare).map(([, run]) => run);
+}
+
+function compareRuns(a, b) {
+  return AFTER_SUCCESS.indexOf(a.verdict) - AFTER_SUCCESS.indexOf(b.verdict) || a.id - b.id;
 }
 
 function sortBy(column) {
@@ -31,7 +37,7 @@ function tableSection() {
     view.page = Math.min(view.page, last);
     const start = view.page * view.size;
     const shown = state.printing ? runs.slice(0, MOST_PRINTED) : runs.slice(start, start + view.size);
-    body.replaceChildren(...shown.map(row));
+    body.replaceChildren(...shown.flatMap(rows));
     heads.forEach((head, i) => markSort(head, COLUMNS[i]));
     const cut = state.printing && runs.length > MOST_PRINTED ? `; the first ${count(MOST_PRINTED)} are printed` : "";
     const text = `${count(runs.length)} of ${count(RUNS.length)} rows${cut}`;
@@ -42,7 +48,7 @@ function tableSection() {
     if (focus) pages.querySelector(`[data-to="${focus}"]:not(:disabled), button:not(:disabled)`)?.focus();
   }
   on("filter", () => ((view.page = 0), refresh()));
-  on("selection", () => body.querySelectorAll("tr").forEach((tr) => markSelected(tr, RUNS[tr.dataset.run])));
+  on("selection", () => body.querySelectorAll("tr[data-run]").forEach((tr) => markSelected(tr, RUNS[tr.dataset.run])));
 
   const head = h(
     "thead",
@@ -70,7 +76,8 @@ function tableSection() {
 
 function headCell(column, sort) {
   const arrow = h("span", { class: "arrow", "aria-hidden": "true" });
-  const button = h("button", { type: "button", on: { click: sort } }, shortData(column.title, ONE_LINE), arrow);
+  const title = column.kind === "axis" ? shortData(column.title, ONE_LINE) : h("span", {}, column.title);
+  const button = h("button", { type: "button", on: { click: sort } }, title, arrow);
   return h("th", { scope: "col", class: column.kind, "aria-sort": "none", "data-column": column.id }, button);
 }
 
@@ -78,6 +85,13 @@ function markSort(head, column) {
   const sorted = view.column === column.id ? (view.direction === 1 ? "ascending" : "descending") : "none";
   head.setAttribute("aria-sort", sorted);
   head.querySelector(".arrow").textContent = { ascending: " ▲", descending: " ▼", none: "" }[sorted];
+}
+
+// A run, and below it why it is what it is.
+function rows(run) {
+  const reasons = h("div", { class: "why" }, data(run.reasons.join("\n")));
+  const why = h("tr", { class: "why" }, h("td", { class: "pick" }), h("td", { colspan: String(COLUMNS.length) }, reasons));
+  return run.reasons.length ? [row(run), why] : [row(run)];
 }
 
 function row(run) {
@@ -90,7 +104,7 @@ function row(run) {
   const cells = COLUMNS.map((column) =>
     column.kind === "name"
       ? h("th", { scope: "row", class: "name" }, column.cell(run))
-      : h("td", { class: column.kind }, column.cell(run)),
+      : h("td", { class: column.kind, "data-label": column.title }, column.cell(run)),
   );
   const tr = h("tr", { "data-run": String(run.id) }, h("td", { class: "pick" }, pick), cells);
   markSelected(tr, run);

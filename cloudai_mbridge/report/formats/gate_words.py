@@ -1,0 +1,119 @@
+"""What a gate says in sentences: one for the whole, one for each point that is not green."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from cloudai_mbridge.errors import counted
+from cloudai_mbridge.gate.compare.verdict import GREEN, GateResult, GateVerdict, MetricVerdict, PointVerdict
+from cloudai_mbridge.gate.results.values import PRIMARY
+
+INCOMPLETE = "incomplete"
+_OF_SEVERAL: Mapping[GateVerdict, str] = {
+    GateVerdict.NOT_COMPARABLE: "are not comparable, such as",
+    GateVerdict.INCONCLUSIVE: "are not decided, such as",
+}
+
+
+def headline(result: GateResult) -> str:
+    """Return the sentence that a person needs: the worst, and how many are like it."""
+    short = _short_names(result.points)
+    rows = [point for point in result.rows if point.verdict is result.verdict]
+    if not result.points:
+        return "there is no point to judge"
+    if result.verdict is GateVerdict.PASS:
+        return _all_pass(result)
+    together = [point for point in rows if point in result.shared]
+    if together:
+        return sentence(together[0], together[0].point)
+    worst = max(rows, key=_size, default=result.points[0])
+    text = sentence(worst, short[worst.point])
+    return text if len(rows) <= 1 else f"{len(rows)} of {counted(len(result.points), 'point')} {_kind(worst)} {text}"
+
+
+def findings(result: GateResult) -> list[tuple[PointVerdict, str]]:
+    """Return what points share and every point that is not green, the worst first, each with its sentence."""
+    short = _short_names(result.points)
+    order = list(GateVerdict)
+    red = sorted(
+        (row for row in result.rows if row.verdict not in GREEN),
+        key=lambda row: (row not in result.shared, order.index(row.verdict), -_size(row)),
+    )
+    return [(row, sentence(row, short.get(row.point, row.point))) for row in red]
+
+
+def sentence(point: PointVerdict, name: str) -> str:
+    """Say why a point has its verdict. name: of the point, or of the points that share it."""
+    metric = _telling(point)
+    if point.words and (metric is None or point.verdict in (GateVerdict.NOT_RUN, GateVerdict.NOT_COMPARABLE)):
+        return f"{name}: {'; '.join(point.words)}"
+    if metric is None:
+        return f"{name}: {point.verdict}"
+    if point.verdict is GateVerdict.INCONCLUSIVE:
+        return f"{name}: {metric.metric} is not decided: {metric.words.partition('); ')[2] or metric.words}"
+    if metric.change is None or point.verdict in (GateVerdict.NOT_RUN, GateVerdict.NOT_COMPARABLE):
+        return f"{name}: {metric.metric}: {metric.words}"
+    if metric.baseline is None or metric.value is None:  # of what points share, only the change is known
+        own = metric.words.removeprefix(name)
+        return f"{name}: {own}" if own == metric.words else f"{name}{own.partition(' (')[0]}"
+    values = f"{metric.baseline:.4g} -> {metric.value:.4g} {metric.unit}".rstrip()
+    amount = f"{100 * abs(metric.change):.1f} %"
+    if metric.metric == PRIMARY:
+        return f"{name} is {amount} {'slower' if metric.change > 0 else 'faster'}: {values}"
+    return f"{metric.metric} of {name} is {amount} {'higher' if metric.change > 0 else 'lower'}: {values}"
+
+
+def verdict_text(point: PointVerdict) -> str:
+    """Name a verdict: a point of which some runs were good is not one that was not run."""
+    return INCOMPLETE if point.verdict is GateVerdict.NOT_RUN and point.runs else str(point.verdict)
+
+
+def conclusion(result: GateResult) -> str:
+    """Count the points by verdict, and say the error rate."""
+    counts = Counter(verdict_text(point) for point in result.points)
+    points = ", ".join(f"{count} {verdict}" for verdict, count in counts.items()) or "no points"
+    red = {verdict_text(point) for point in result.rows if point.verdict is result.verdict}
+    verdict = INCOMPLETE if red == {INCOMPLETE} else str(result.verdict)
+    return f"{verdict.upper()}: {points}; false-alarm rate at most {result.false_alarm_rate:.1%}"
+
+
+def _all_pass(result: GateResult) -> str:
+    metrics = [metric for point in result.rows for metric in point.metrics]
+    worse = "slower" if any(metric.metric == PRIMARY for metric in metrics) else "worse"
+    where = result.reference.partition(" ")[0]
+    reference = f"the {where}" if where in ("baseline", "history") else result.reference
+    waived = "; a regression is waived" if any(metric.waived for metric in metrics) else ""
+    return f"no point is {worse} than {reference} ({counted(len(result.points), 'point')}){waived}"
+
+
+def _kind(point: PointVerdict) -> str:
+    metric = _telling(point)
+    is_time = metric is not None and metric.metric == PRIMARY
+    match point.verdict:
+        case GateVerdict.REGRESSION:
+            return f"are {'slower' if is_time else 'worse'}; the worst:"
+        case GateVerdict.IMPROVEMENT:
+            return f"are {'faster' if is_time else 'better'}; the best:"
+        case GateVerdict.NOT_RUN:
+            return f"are {INCOMPLETE}, such as" if point.runs else "have no result, such as"
+        case _:
+            return _OF_SEVERAL[point.verdict]
+
+
+def telling_metrics(point: PointVerdict) -> list[MetricVerdict]:
+    """Return the metrics that a point's verdict rests on."""
+    return [m for m in point.metrics if m.verdict is point.verdict and m.decides and not m.waived]
+
+
+def _telling(point: PointVerdict) -> MetricVerdict | None:
+    return next(iter(telling_metrics(point)), None)
+
+
+def _size(point: PointVerdict) -> float:
+    metric = _telling(point)
+    return abs(metric.change) if metric and metric.change is not None else 0.0
+
+
+def _short_names(points: Sequence[PointVerdict]) -> dict[str, str]:
+    """Return the points' names, without the test's where there is only one test."""
+    tests = {point.point.partition("/")[0] for point in points}
+    return {p.point: p.point.partition("/")[2] or p.point if len(tests) == 1 else p.point for p in points}
