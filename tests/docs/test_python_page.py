@@ -55,7 +55,7 @@ def test_the_notebook_runs(repository: Path, tmp_path: Path) -> None:
     shown = "".join(str(output) for cell in code for output in cell.outputs)
     assert "C04 cmd_args.gb" in shown
     assert "2 success, 0 failed" in shown
-    assert "[2/2] micro_batch/mb4/0: COMPLETED" in shown
+    assert "[2/2] micro_batch/mb4/0: success" in shown
     assert "<Gate inconclusive: 2 points" in shown
     runs = [mb.open_run(root).report() for root in (tmp_path / "results").iterdir()]
     assert [report.counts["success"] for report in runs] == [2, 2]
