@@ -76,7 +76,7 @@ def test_progress_comes_line_by_line_in_any_thread(sweep: Sweep, tmp_path: Path)
     thread.join()
     assert found[0].path.parent == tmp_path / "elsewhere"
     assert found[0].report().succeeded
-    assert any(line.endswith("[2/2] layouts/mb4/0: COMPLETED") for line in lines), lines
+    assert any(line.endswith("[2/2] layouts/mb4/0: success") for line in lines), lines
     assert all(line == line.strip() for line in lines)
 
 

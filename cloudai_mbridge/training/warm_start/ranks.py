@@ -3,6 +3,7 @@
 import json
 import os
 import runpy
+import signal
 import socket
 import subprocess
 import sys
@@ -94,6 +95,9 @@ def _give_to_torchrun(ranks: list[ForkedRank]) -> None:
 
 def become(order: Mapping[str, Any]) -> None:
     """Run the program as `python -u -m MODULE ARGUMENT ...` would."""
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):  # torchrun handles them, so what it starts does not
+        signal.signal(number, signal.SIG_DFL)  # ignore them, even under nohup
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.clear()
     os.environ.update(order["environment"])
     show(order["command"], LOCAL_JOB_VARIABLE, os.environ[LOCAL_JOB_VARIABLE])
