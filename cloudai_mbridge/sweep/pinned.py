@@ -7,8 +7,8 @@ from typing import Any
 from cloudai_mbridge.constraints import RuleSet, Upstream
 from cloudai_mbridge.constraints.upstream import CHOOSING as PRESET_CHOOSING
 from cloudai_mbridge.megatron_bridge.pins import install_root, megatron_bridge_of, repo_path
-from cloudai_mbridge.megatron_bridge.presets.configured import FIELDS
 from cloudai_mbridge.megatron_bridge.presets.find import Preset, find_preset
+from cloudai_mbridge.megatron_bridge.presets.rows import FIELDS
 from cloudai_mbridge.megatron_bridge.release import Release, find_release
 from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
 from cloudai_mbridge.models.system import System

@@ -10,8 +10,6 @@ from pathlib import Path
 
 from cloudai_mbridge.constraints import RuleSet
 from cloudai_mbridge.errors import BadInput, counted
-from cloudai_mbridge.gate.baseline.read import load_baseline
-from cloudai_mbridge.gate.compare.policy import is_policy, load_policy
 from cloudai_mbridge.megatron_bridge.launcher.command_line import unknown_options
 from cloudai_mbridge.megatron_bridge.launcher.plan import is_upstream
 from cloudai_mbridge.megatron_bridge.pins import megatron_bridge_of
@@ -25,7 +23,7 @@ from cloudai_mbridge.models.loading.test_files import (
     is_scenario,
     is_system,
 )
-from cloudai_mbridge.models.loading.toml_source import read_toml
+from cloudai_mbridge.models.loading.toml_source import TomlSource, read_toml
 from cloudai_mbridge.models.scenario import TestRun
 from cloudai_mbridge.models.system import SlurmSystem, System
 from cloudai_mbridge.models.test_definition import TEMPLATE
@@ -108,7 +106,14 @@ def _link(path: Path) -> Finding | None:
     return Finding(path, "link", True, text) if is_directory else None
 
 
-_KINDS = {"system": is_system, "scenario": is_scenario, "policy": is_policy, "baseline": is_baseline}
+# Of the gate's files what is needed is imported when there is one
+def _is_policy(source: TomlSource) -> bool:
+    from cloudai_mbridge.gate.compare.policy import is_policy
+
+    return is_policy(source)
+
+
+_KINDS = {"system": is_system, "scenario": is_scenario, "policy": _is_policy, "baseline": is_baseline}
 
 
 def _finding(path: Path, context: _Context) -> Finding:
@@ -142,6 +147,8 @@ def _verify_file(path: Path, kind: str, context: _Context) -> str:
     if kind == "policy":
         return _describe_policy(path)
     if kind == "baseline":
+        from cloudai_mbridge.gate.baseline.read import load_baseline
+
         return f"baseline of {counted(len(load_baseline(path).points), 'point')}"
     if (template := read_toml(path).data.get(TEMPLATE_KEY, TEMPLATE)) != TEMPLATE:
         raise ForeignTemplate(path, [str(template)])
@@ -166,6 +173,8 @@ def _verify_scenario(path: Path, context: _Context) -> str:
 
 
 def _describe_policy(path: Path) -> str:
+    from cloudai_mbridge.gate.compare.policy import load_policy
+
     loaded = load_policy(path)
     reference = loaded.baseline_path or loaded.history_path
     is_there = "" if reference and reference.exists() else ", which does not exist yet"

@@ -9,9 +9,8 @@ package_info.py is not always its tag's: v0.6.0 says 0.6.1.
 import sys
 from pathlib import Path
 
-from cloudai_mbridge.megatron_bridge.presets.configured import FIELDS
 from cloudai_mbridge.megatron_bridge.presets.reader import read_source
-from cloudai_mbridge.megatron_bridge.presets.rows import as_text
+from cloudai_mbridge.megatron_bridge.presets.rows import FIELDS, as_text
 
 
 def main(arguments: list[str]) -> int:
