@@ -86,6 +86,7 @@ bench: $(VENV)/.dev
 	.ci/install-slurm
 	$(BIN)/python tests/benchmarks/sweep_rate.py
 	$(BIN)/python tests/benchmarks/time_model.py
+	$(BIN)/python tests/benchmarks/start_up.py
 	$(BIN)/python tests/benchmarks/engine.py
 	$(BIN)/python tests/benchmarks/loop_overhead.py
 	$(BIN)/python tests/benchmarks/history.py
