@@ -409,6 +409,18 @@ def test_what_is_not_a_job_id_is_not_passed_to_scancel(journal: Journal, job_id:
     assert entry.damage
 
 
+@pytest.mark.parametrize("time", ["\n", "yesterday", "2026-13-01T00:00:00+00:00"])
+def test_a_time_that_cannot_be_read_is_damage(journal: Journal, path: Path, time: str) -> None:
+    journal.plan(["k"])
+    journal.intend([("k", 1)], "cafe")
+    with closing(sqlite3.connect(path)) as db, db:
+        db.execute("UPDATE attempts SET submitted_at = ?, ended_at = ?", (time, time))
+    entry = journal.entry("k")
+    assert entry.last is not None
+    assert (entry.last.submitted_at, entry.last.ended_at) == (None, "")
+    assert len(entry.damage) == 2
+
+
 def test_a_journal_with_a_log_is_copied_without_its_holes(journal: Journal, path: Path) -> None:
     journal.plan(["k"])
     os.truncate(path, 1 << 42)

@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
+from datetime import datetime
 from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
@@ -41,7 +42,7 @@ class Attempt:
     ending: JobStatus | None
     submitted_at: str | None
     started_at: str | None
-    ended_at: str | None
+    ended_at: str | None  # "" if it has ended, and the time cannot be read
     failure: str
 
 
@@ -97,9 +98,9 @@ class _RowReader:
             job_id=self.read(f"{where}: job_id", job_id, _to_job_id),
             status=read_status,
             ending=self.read(f"{where}: ending", ending, _to_status),
-            submitted_at=self.read(f"{where}: submitted_at", submitted_at, str),
-            started_at=self.read(f"{where}: started_at", started_at, str),
-            ended_at=self.read(f"{where}: ended_at", ended_at, str),
+            submitted_at=self.read(f"{where}: submitted_at", submitted_at, _to_time),
+            started_at=self.read(f"{where}: started_at", started_at, _to_time),
+            ended_at=None if ended_at is None else self.read(f"{where}: ended_at", ended_at, _to_time) or "",
             failure=failure,
         )
 
@@ -129,6 +130,14 @@ def _to_status(text: str) -> JobStatus:
 def _to_verdict(text: str) -> str:
     if text not in VERDICTS:
         raise ValueError("unknown verdict")
+    return text
+
+
+def _to_time(text: str) -> str:
+    try:
+        datetime.fromisoformat(text).timestamp()
+    except OverflowError as error:
+        raise ValueError(str(error)) from None
     return text
 
 
