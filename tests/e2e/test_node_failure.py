@@ -85,13 +85,13 @@ def test_too_few_nodes_are_left(crashed: dict[str, Any]) -> None:
     assert run.returncode == 1
     assert (point["verdict"], point["failure"]["id"]) == ("failed", "job_node_fail")
     assert len(point["attempts"]) == 1
-    assert "not retried: 1 nodes are left of the 2 it needs" in run.words
+    assert "not retried: 1 node is left of the 2 it needs" in run.words
     assert run.point("after")["verdict"] == "success", "one node is enough for it"
 
 
 def test_the_reason_in_the_report_says_how_many_nodes_are_left(crashed: dict[str, Any]) -> None:
     reasons = " / ".join(crashed["too_few"].point("pair")["reasons"])
-    assert "1 nodes are left of the 2 it needs" in reasons
+    assert "1 node is left of the 2 it needs" in reasons
 
 
 def test_a_run_that_names_the_dead_node_cannot_go_elsewhere(crashed: dict[str, Any]) -> None:

@@ -25,6 +25,7 @@ WARM_START_VARIABLE = "MBRIDGE_WARM_START"
 _OF_A_JOB = {LOCAL_JOB_VARIABLE, TIMEOUT_VARIABLE, "PWD", "OLDPWD", "SHLVL", "_"}
 _GPU_DRIVERS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 _OPTIONS_OF_TORCHRUN = "PET_"
+_CUSTOMIZE = ("sitecustomize", "usercustomize")
 
 
 def wanted(owner: int) -> dict[str, str]:
@@ -45,12 +46,20 @@ def run(arguments: Sequence[str]) -> int | None:
     num_ranks = _num_ranks(arguments)
     if not asked or num_ranks is None or LOCAL_JOB_VARIABLE not in os.environ or any(map(os.path.exists, _GPU_DRIVERS)):
         return None
+    if any(map(_is_own, _CUSTOMIZE)):
+        return None
     owner, _, secret = asked.rpartition(".")
     try:
         with _connect(owner, secret, _environment_of_server(num_ranks)) as connection:
             return _run(connection, arguments, num_ranks)
     except OSError:
         return None
+
+
+def _is_own(module: str) -> bool:
+    """Return whether a module that Python imports at its start is the user's: it may ask which rank it is in."""
+    file = getattr(sys.modules.get(module), "__file__", None)
+    return file is not None and Path(file).parent != Path(os.__file__).parent
 
 
 def _num_ranks(arguments: Sequence[str]) -> int | None:
