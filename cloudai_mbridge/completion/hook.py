@@ -50,17 +50,18 @@ def _tell(
         return
     try:
         body = json.dumps(body_of(plan.scenario, plan.system, root.absolute(), report, error), allow_nan=False).encode()
-        for problem in _problems([*Command.of(asked, root.absolute(), body), *Webhook.of(asked, body)]):
+        for problem in _problems(lambda: [*Command.of(asked, root.absolute(), body), *Webhook.of(asked, body)]):
             note(shortened(f"note: on_completion: {problem}"))
     except Exception as defect:  # the run's result counts, whatever becomes of this
         with contextlib.suppress(Exception):
             note(f"note: on_completion: {type(defect).__name__}")
 
 
-def _problems(started: list[Command | Webhook]) -> list[str]:
+def _problems(start: Callable[[], list[Command | Webhook]]) -> list[str]:
     """Wait until all have ended, but neither longer than `LONGEST_S` nor through a signal; return what went wrong."""
     end, why = time.monotonic() + LONGEST_S, f"has not ended in {LONGEST_S:g} s"
     with Interrupts() as interrupts:
+        started = start()
         try:
             while any(each.is_open for each in started) and time.monotonic() < end:
                 interrupts.check()
