@@ -476,7 +476,10 @@ def test_environments_are_kept_as_far_as_runs_agree_and_hold_no_login(path: Path
     assert "sweep/tp2: the runs differ in cuda, which is left out of the environment" in proposal.notes
 
 
-@pytest.mark.parametrize("environment", [{}, {"packages": 3, "git": [], "repositories": ["x"], "device": {"a": 1}}])
+@pytest.mark.parametrize(
+    "environment",
+    [{"driver": "a" * 500_000}, {}, {"packages": 3, "git": [], "repositories": ["x"], "device": {"a": 1}}],
+)
 def test_odd_environments_do_no_harm(path: Path, environment: dict[str, Any]) -> None:
     _promoted(path, [replace(run, environment=environment) for run in _runs()])
     assert load_baseline(path).points[0].environment.get("repositories", [{}]) == [{}]

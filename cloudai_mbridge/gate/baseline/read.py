@@ -104,6 +104,7 @@ def _round(value: float, digits: int) -> float:
 
 _FACTS = ("device", "driver", "cuda", "nccl", "python")
 _TABLES: Mapping[str, tuple[str, ...]] = {"git": ("commit", "dirty"), "image": ("name", "digest")}
+_LONGEST = 1000  # characters
 _LOGIN = re.compile(r"[^/@\s]*:[^/@\s]*@(?!sha256:)|(?<=//)[^/@\s]*@")
 
 
@@ -129,14 +130,19 @@ def _facts(environment: Mapping[str, Any]) -> dict[tuple[str, ...], Any]:
     for table, names in _TABLES.items():
         found |= {(table, name): _mapping(environment.get(table)).get(name) for name in names}
     found |= {("packages", str(name)): packages[name] for name in sorted(packages, key=str)}
-    found = {path: _clean(value) for path, value in found.items() if isinstance(value, str | int | float)}
+    found = {path: _clean(value) for path, value in found.items() if _is_fact(value)}
     repositories = environment.get("repositories")
     if isinstance(repositories, list) and repositories:
         found[("repositories",)] = [
-            {name: _clean(item[name]) for name in ("url", "commit") if isinstance(item.get(name), str)}
+            {name: _clean(item[name]) for name in ("url", "commit") if _is_fact(item.get(name))}
             for item in map(_mapping, repositories)
         ]
     return found
+
+
+def _is_fact(value: Any) -> bool:
+    """Return whether a value is a number or a short text; looking for logins in a long one could take for ever."""
+    return len(value) <= _LONGEST if isinstance(value, str) else isinstance(value, int | float)
 
 
 def _clean(value: Any) -> Any:
