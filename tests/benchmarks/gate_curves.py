@@ -22,7 +22,8 @@ from cloudai_mbridge.gate.compare.judge import judge_results
 from cloudai_mbridge.gate.compare.policy import GatePolicy
 from cloudai_mbridge.gate.compare.reference import reference_from_runs
 from cloudai_mbridge.gate.compare.verdict import GREEN, GateVerdict
-from cloudai_mbridge.gate.results.read import RunResult, StepResult
+from cloudai_mbridge.gate.results.read import RunResult
+from simulated_runs import simulated_run
 
 STEPS, WARMUP = 50, 3
 SLOWDOWNS = (0.0, 0.01, 0.02, 0.03, 0.05, 0.10)
@@ -103,28 +104,7 @@ def _run(cluster: Cluster, rng: Rng, noise: float, slowdown: float, name: str) -
     level = math.exp(noise * cluster.runs(rng)) * (1 + slowdown)
     level *= 1.05 if rng.random() < cluster.slow_nodes else 1.0
     times = level * cluster.steps(rng)
-    steps = tuple(StepResult(i + 1, float(t), 100.0 / float(t), 6.0 - i / 50, 10.0) for i, t in enumerate(times))
-    return RunResult(
-        run_id=name,
-        point="simulated/point",
-        iteration=0,
-        scenario="simulated",
-        system="simulated",
-        verdict="success",
-        reasons=(),
-        comparability_id="same",
-        comparability={},
-        steps=steps,
-        warmup_steps=WARMUP,
-        num_steps=STEPS,
-        flops_formula="simulated",
-        flops_per_step=1.0,
-        tokens_per_step_per_gpu=1.0,
-        nodes=(),
-        ended_at="",
-        environment={},
-        source="simulated",
-    )
+    return simulated_run(name, times, warmup=WARMUP)
 
 
 def curve(cluster: Cluster, noise: float, slowdown: float, runs: int, gates: int, seed: int) -> Counter[GateVerdict]:

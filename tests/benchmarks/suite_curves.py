@@ -23,9 +23,9 @@ from cloudai_mbridge.gate.compare.judge import judge_results
 from cloudai_mbridge.gate.compare.policy import GatePolicy
 from cloudai_mbridge.gate.compare.reference import reference_from_runs
 from cloudai_mbridge.gate.compare.verdict import GateVerdict
-from cloudai_mbridge.gate.results.read import RunResult, StepResult
+from cloudai_mbridge.gate.results.read import RunResult
+from simulated_runs import noisy_steps, simulated_run
 
-STEPS, WARMUP, STEP_NOISE = 12, 2, 0.002
 Rng = np.random.Generator
 
 
@@ -103,28 +103,14 @@ def simulate(case: Case, rng: Rng, points: int, runs: int) -> tuple[list[Any], l
 
 
 def _run(name: str, point: int, level: float, rng: Rng, node: str, ended_at: str) -> RunResult:
-    times = (1 + point / 10) * level * np.exp(STEP_NOISE * rng.standard_normal(STEPS))
-    steps = tuple(StepResult(i + 1, float(t), 100.0 / float(t), 6.0 - i / 50, 10.0) for i, t in enumerate(times))
-    return RunResult(
-        run_id=name,
+    return simulated_run(
+        name,
+        noisy_steps((1 + point / 10) * level, rng),
         point=f"suite/p{point}",
-        iteration=0,
-        scenario="simulated",
-        system="simulated",
-        verdict="success",
-        reasons=(),
         comparability_id=f"p{point}",
         comparability={"args.tp": 1 << point % 4, "args.pp": 1 + point % 3},
-        steps=steps,
-        warmup_steps=WARMUP,
-        num_steps=STEPS,
-        flops_formula="simulated",
-        flops_per_step=1.0,
-        tokens_per_step_per_gpu=1.0,
         nodes=(node,) if node else (),
         ended_at=ended_at,
-        environment={},
-        source="simulated",
     )
 
 
