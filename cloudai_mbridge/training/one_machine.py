@@ -12,9 +12,12 @@ import socket
 import sys
 import uuid
 from collections.abc import Sequence
+from typing import Any
 
 from cloudai_mbridge.training.process.loopback import loopback_address, use_loopback
 from cloudai_mbridge.training.warm_start import client
+
+_LOOK_S = 0.02  # between looks at the ranks
 
 
 def main() -> None:
@@ -34,7 +37,9 @@ def launch(arguments: Sequence[str]) -> None:
     resolve_no_name()
     # Imported only now: parts of torch may bind the function that was replaced when they are imported.
     from torch.distributed import run
+    from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 
+    meet_at_once(dynamic_rendezvous)
     run.main([*rendezvous(loopback_address()), *arguments])
 
 
@@ -43,11 +48,21 @@ def resolve_no_name() -> None:
     socket.getfqdn = lambda name="": name or socket.gethostname()
 
 
+def meet_at_once(rendezvous: Any) -> None:
+    """Leave out what takes torchrun a third of a second: a random wait, so that not all machines come together, and
+    the search of all source files for the names of the functions that its events name.
+    """
+    wait = rendezvous._delay
+    rendezvous._delay = lambda seconds: None if isinstance(seconds, tuple) else wait(seconds)
+    rendezvous.get_method_name = lambda depth=2: sys._getframe(depth).f_code.co_name
+
+
 def rendezvous(address: str) -> list[str]:
     """Return torchrun's options for ranks that all meet at an address of this machine, on a free port."""
     endpoint = f"[{address}]:0" if ":" in address else f"{address}:0"
     options = {"nnodes": "1", "rdzv-backend": "c10d", "rdzv-endpoint": endpoint, "rdzv-id": str(uuid.uuid4())}
-    return [f"--{name}={value}" for name, value in {**options, "local-addr": address}.items()]
+    options |= {"local-addr": address, "monitor-interval": str(_LOOK_S)}
+    return [f"--{name}={value}" for name, value in options.items()]
 
 
 if __name__ == "__main__":

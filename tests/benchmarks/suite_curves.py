@@ -18,13 +18,13 @@ from datetime import date
 from typing import Any
 
 import numpy as np
+from simulated_runs import noisy_steps, simulated_run
 
 from cloudai_mbridge.gate.compare.judge import judge_results
 from cloudai_mbridge.gate.compare.policy import GatePolicy
 from cloudai_mbridge.gate.compare.reference import reference_from_runs
 from cloudai_mbridge.gate.compare.verdict import GateVerdict
 from cloudai_mbridge.gate.results.read import RunResult
-from simulated_runs import noisy_steps, simulated_run
 
 Rng = np.random.Generator
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cloudai_mbridge.training.one_machine import rendezvous
+from cloudai_mbridge.training.one_machine import meet_at_once, rendezvous
 from cloudai_mbridge.training.process import loopback
 
 
@@ -15,6 +15,26 @@ def test_the_endpoint_is_the_address_with_a_free_port(address: str, endpoint: st
     options = rendezvous(address)
     assert f"--rdzv-endpoint={endpoint}" in options
     assert f"--local-addr={address}" in options
+
+
+def test_torchrun_does_not_wait_for_other_machines(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = pytest.importorskip("torch.distributed.elastic.rendezvous.dynamic_rendezvous")
+    waits: list[float] = []
+    monkeypatch.setattr(module, "_delay", waits.append)
+    slow_name = module.get_method_name
+    monkeypatch.setattr(module, "get_method_name", slow_name)
+    meet_at_once(module)
+    module._delay(seconds=(0, 0.3))
+    module._delay(seconds=1)
+    assert waits == [1]
+
+    def record(find: Any) -> Any:
+        return find()
+
+    def join(find: Any) -> Any:
+        return record(find)
+
+    assert join(slow_name) == join(module.get_method_name) == "join"
 
 
 def test_no_two_runs_have_one_id() -> None:

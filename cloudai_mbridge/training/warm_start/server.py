@@ -15,6 +15,7 @@ import socket
 import sys
 import time
 import warnings
+import weakref
 from multiprocessing import process
 from typing import Any
 
@@ -97,6 +98,19 @@ def _import() -> None:
     from cloudai_mbridge.training.process.provenance import package_versions
 
     package_versions()  # of what was imported now, whatever is installed later
+    _keep_operators()
+
+
+def _keep_operators() -> None:
+    """Have no process remove torch's operators one by one, or import what prints compile times, when it ends."""
+    from torch._dynamo.utils import compile_times
+    from torch.library import _del_library
+
+    for each in list(weakref.finalize._registry):  # type: ignore[attr-defined]
+        found = each.peek()
+        if found is not None and found[1] is _del_library:
+            each.atexit = False
+    compile_times(repr="str", aggregate=True)
 
 
 def _is_fit_to_fork() -> bool:
