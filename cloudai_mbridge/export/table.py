@@ -39,7 +39,7 @@ TIMES = ("started_at", "ended_at")
 class Table:
     """The rows of a run; every row has every column, and None where something is not known or not finite.
 
-    axes: columns of axes that are no arguments of `ARGUMENTS`. run: the name of the run's directory.
+    axes: columns of axes that are not in `ARGUMENTS`. run: the name of the run's directory.
     """
 
     run: str
@@ -55,7 +55,7 @@ class Table:
 
     @property
     def ran(self) -> tuple[Row, ...]:
-        """The rows of what is no rejected point, and no check of a node."""
+        """The rows without rejected points and checks of nodes."""
         return tuple(row for row in self.rows if row["verdict"] != REJECTED and not row["pre_test"])
 
     def id_of(self, row: Row | None = None) -> str:

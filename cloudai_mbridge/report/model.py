@@ -136,7 +136,7 @@ class Report:
     def succeeded(self) -> bool:
         """Whether something ran, nothing failed or was left out, and every test has a point that was not rejected.
 
-        A search has found a best point; what its other trials tell it is no failure.
+        A search has found a best point; what its other trials tell it is not a failure.
         """
         if any(search.best is None for search in self.searches):
             return False

@@ -34,7 +34,7 @@ class TestRanking:
     """The points of a test, the fastest first.
 
     by: "step_time_s", or "tokens_per_s_per_gpu" where the points' steps have different numbers of tokens. alike: the
-    points after the first that are no further from it than the larger of the two standard deviations.
+    points after the first that are at most as far from it as the larger of the two standard deviations.
     """
 
     test_id: str

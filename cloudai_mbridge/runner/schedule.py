@@ -16,7 +16,7 @@ class Schedule:
 
     def ready(self, now: float) -> list[Tracked]:
         """Return, in order, the waiting runs that wait for nothing any more."""
-        # a test whose points were all rejected has no runs, and nobody waits for it
+        # a test whose points were all rejected has no runs, and no test waits for it
         open_tests = {run.plan.test_id for run in self._runs if run.phase is not Phase.ENDED}
         unstarted = {run.plan.test_id for run in self._runs if not run.has_started}
         gate_is_open = all(run.phase is Phase.ENDED for run in self._runs if run.plan.goes_first)

@@ -113,7 +113,7 @@ def test_what_is_shipped_is_what_the_code_has_by_default() -> None:
         ),
         (
             HEAD + '[[metrics]]\nname = "loss_curve"\nfollows = "step_time_s"\n',
-            "metrics[0].follows: 'step_time_s' is no other unit of loss_curve",
+            "metrics[0].follows: 'step_time_s' does not measure the same as loss_curve",
         ),
         (
             HEAD + '[[metrics]]\nname = "loss_curve"\nrequired = false\n',

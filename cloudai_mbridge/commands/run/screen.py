@@ -22,7 +22,7 @@ from cloudai_mbridge.schedulers.interface import JobClass, JobStatus
 from cloudai_mbridge.verdict import Verdict
 
 _STYLE = {JobClass.ACTIVE: "cyan", JobClass.SUCCEEDED: "green", JobClass.CANCELLED: "yellow"}
-_AROUND = 6  # lines that are no row: two of the header, the table's head, the line of what is left out, the cursor's
+_AROUND = 6  # lines other than rows: two of the header, the table's head, the line of what is left out, the cursor's
 _JUST_S = 60.0  # for so long a run that succeeded stays
 _REFRESH_S = 1.0
 

@@ -86,7 +86,7 @@ class MetricPolicy(ExactModel):
         name = info.data.get("name")
         if follows is not None and name is not None and _FOLLOWERS.get(name) != follows:
             allowed = " and ".join(f"{follower} {leader}" for follower, leader in _FOLLOWERS.items())
-            raise ValueError(f"is no other unit of {name}; only {allowed} may follow; remove the key")
+            raise ValueError(f"does not measure the same as {name}; only {allowed} may follow; remove the key")
         return follows
 
 

@@ -141,7 +141,8 @@ def name_of(shared: SharedChange) -> str:
 
 def _settle(test: SharedTest, suites: Suites, policy: GatePolicy, rate: float, today: date) -> MetricVerdict:
     tested, found = test.tested, test.shared.comparison
-    verdict = tested.verdict(replace_min_runs(policy), rate)
+    values_are_points = policy.model_copy(update={"min_runs": 1})
+    verdict = tested.verdict(values_are_points, rate)
     name = tested.policy.name
     settled = MetricVerdict(
         metric=name,
@@ -161,11 +162,6 @@ def _settle(test: SharedTest, suites: Suites, policy: GatePolicy, rate: float, t
     ):
         return replace(settled, waived=f"waived for all {len(waivers)} of its points")
     return settled
-
-
-def replace_min_runs(policy: GatePolicy) -> GatePolicy:
-    """Return the policy for tests whose number of runs says nothing: these are of points."""
-    return policy.model_copy(update={"min_runs": 1})
 
 
 def _words(test: SharedTest, verdict: GateVerdict, suite: Suite, policy: GatePolicy) -> str:

@@ -1,6 +1,6 @@
 """PyTorch's profiler, a trace and if asked for an execution trace per rank; and ranges for Nsight Systems.
 
-The hooks, by which the loop meets the profilers, are no collectives: ranks that are not profiled may call them.
+The loop calls the profilers' hooks. They are not collectives: ranks that are not profiled may leave them out.
 """
 
 from contextlib import ExitStack
