@@ -129,9 +129,9 @@ def _over_runs(runs: Sequence[Metrics], measure: Callable[[Metrics], Statistic |
 
 
 def _ranking(points: list[PointSummary]) -> TestRanking:
-    is_same_work = len({point.tokens_per_step for point in points}) == 1
     has_tokens = any(point.tokens_per_s_per_gpu for point in points)
-    by, sign = ("step_time_s", 1) if is_same_work or not has_tokens else ("tokens_per_s_per_gpu", -1)
+    by_rate = has_tokens and not is_same_work(point.tokens_per_step for point in points)
+    by, sign = ("tokens_per_s_per_gpu", -1) if by_rate else ("step_time_s", 1)
 
     def place(point: PointSummary) -> float:
         found: Statistic | None = getattr(point, by)
@@ -141,6 +141,11 @@ def _ranking(points: list[PointSummary]) -> TestRanking:
     best: Statistic | None = getattr(ranked[0], by)
     alike = [point for point in ranked[1:] if best and _is_alike(best, getattr(point, by))]
     return TestRanking(points[0].test_id, by, tuple(ranked), tuple(alike))
+
+
+def is_same_work(tokens_per_step: Iterable[float | None]) -> bool:
+    """Return whether points are compared by their step times; otherwise it is by tokens/s/GPU."""
+    return len(set(tokens_per_step)) == 1
 
 
 def _is_alike(best: Statistic, other: Statistic | None) -> bool:

@@ -13,7 +13,7 @@ from cloudai_mbridge.runner import Journal
 from cloudai_mbridge.runner.lock import driver_lock
 from cloudai_mbridge.schedulers.interface import JobClass, JobStatus
 from tests.commands.conftest import Run, a_run, change_plan, dry, finish, name_of
-from tests.report.conftest import ARun
+from tests.report.conftest import EMBEDDED, ARun
 
 RUNNING = JobStatus("RUNNING", JobClass.ACTIVE)
 KEYS = ("t/mb1/0", "t/mb2/0")
@@ -55,6 +55,15 @@ def test_every_state(mbridge_here: Run, tmp_path: Path) -> None:
         "best": {"step_time_s": 0.25, "point": "t/mb2"},
         "why": "",
     }
+
+
+def test_points_with_different_work_are_ranked_by_rate(mbridge_here: Run, tmp_path: Path) -> None:
+    (tmp_path / "results").mkdir()
+    sweep = {**EMBEDDED["cmd_args"], "mb": 1, "gb": [4, 8]}
+    run = ARun(tmp_path / "results" / name_of(1), {**EMBEDDED, "cmd_args": sweep})
+    finish(run, times=(0.25, 0.4))
+    (row,) = json.loads(mbridge_here("runs", "--json")[1])["runs"]
+    assert row["best"] == {"step_time_s": 0.4, "point": "t/gb8"}
 
 
 def test_the_list_on_80_columns(mbridge_here: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

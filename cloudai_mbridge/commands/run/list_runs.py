@@ -19,12 +19,13 @@ from cloudai_mbridge.commands.run_names import find_runs
 from cloudai_mbridge.errors import OK, MBridgeError, counted
 from cloudai_mbridge.files.run_files import ROOT_FILES, started_at
 from cloudai_mbridge.gate.results.read import RunResult, read_results
-from cloudai_mbridge.gate.results.values import METRICS
+from cloudai_mbridge.gate.results.values import METRICS, Metric
 from cloudai_mbridge.report.formats.text import clipped, visible
+from cloudai_mbridge.report.ranking import is_same_work
 from cloudai_mbridge.runner.control import read_status
 from cloudai_mbridge.verdict import Verdict
 
-_STEP_TIME = METRICS["step_time_mean_s"]
+_STEP_TIME, _TOKENS = METRICS["step_time_mean_s"], METRICS["tokens_per_s_per_gpu"]
 _LONGEST_WHY = 300
 
 
@@ -43,7 +44,7 @@ _STYLES = {State.RUNNING: "cyan", State.OPEN: "yellow", State.DONE: "green", Sta
 
 @dataclass(frozen=True, order=True)
 class Best:
-    """The point (test_id/label) with the shortest step: the mean after the warm-up, of all its successful runs."""
+    """The fastest point (test_id/label) of a run with one test, and its step: the mean of all its successful runs."""
 
     step_time_s: float
     point: str
@@ -130,11 +131,25 @@ def _sorted(counts: Mapping[str, int]) -> dict[str, int]:
 
 
 def _best(results: Sequence[RunResult]) -> Best | None:
-    times: dict[str, list[float]] = {}
-    for run in results:
-        if run.is_success and not run.contradiction and (value := _STEP_TIME.of(run)):
-            times.setdefault(run.point, []).append(value[0])
-    return min((Best(fmean(values), point) for point, values in times.items()), default=None)
+    good = [run for run in results if run.is_success and not run.contradiction and _STEP_TIME.of(run)]
+    if len({run.point.partition("/")[0] for run in good}) != 1:
+        return None
+    by_time = is_same_work(map(_tokens_per_step, good)) or not all(map(_TOKENS.of, good))
+    points: dict[str, list[RunResult]] = {}
+    for run in good:
+        points.setdefault(run.point, []).append(run)
+    times = {point: _mean(runs, _STEP_TIME) for point, runs in points.items()}
+    rates = {} if by_time else {point: -_mean(runs, _TOKENS) for point, runs in points.items()}
+    best = min(points, key=lambda point: (rates.get(point, 0.0), times[point], point))
+    return Best(times[best], best)
+
+
+def _tokens_per_step(run: RunResult) -> float | None:
+    return run.world_size * run.tokens_per_step_per_gpu if run.world_size and run.tokens_per_step_per_gpu else None
+
+
+def _mean(runs: Sequence[RunResult], metric: Metric) -> float:
+    return fmean(value[0] for run in runs if (value := metric.of(run)))
 
 
 def _table(rows: Sequence[RunRow]) -> Table:

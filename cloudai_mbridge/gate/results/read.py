@@ -60,6 +60,7 @@ class RunResult:
     source: str
     contradiction: str = ""
     hosts: Mapping[str, Any] = field(default_factory=dict)
+    world_size: int | None = None
 
     @property
     def is_success(self) -> bool:
@@ -162,6 +163,7 @@ def _run(point: PointModel, report: ReportModel, source: str) -> RunResult:
         source=source,
         contradiction=contradiction(point) or wrong_summary(report),
         hosts=_table(_table(point.run.get("environment")).get("hosts")),
+        world_size=point.world_size,
     )
 
 
