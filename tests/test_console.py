@@ -239,6 +239,13 @@ def test_gpu_hours_count_what_runs_and_every_attempt() -> None:
     assert clock.gpu_hours(begin + 2000 + 900) == pytest.approx(4 * 0.5)
 
 
+def test_a_run_that_has_ended_takes_no_longer(plan: ScenarioPlan) -> None:
+    clock = RunClock(plan)
+    for run, seconds in zip(plan.runs, (30, 90), strict=True):
+        clock.saw(run, COMPLETED, clock.started_at + seconds)
+    assert time_text(clock, clock.started_at + 86400, {}) == "00:01:30 elapsed"
+
+
 def test_times_are_spelt_as_slurm_does() -> None:
     clock = RunClock(ninety())
     ended(clock, 0, 1.0)
