@@ -198,6 +198,14 @@ def test_a_run_that_is_tried_again_has_not_failed(plan: ScenarioPlan, tmp_path: 
     assert screen.clock.counts == {"running": 1, "waiting": 1}
 
 
+def test_a_narrow_terminal_shows_which_point_is_meant(tmp_path: Path) -> None:
+    plan = ScenarioPlan("s", "local", (run_plan("tp1"),), ())
+    screen = Screen(Console(file=io.StringIO(), force_terminal=True, width=40, height=24), plan, tmp_path)
+    at(screen, "RUNNING", JobClass.ACTIVE, 0)
+    row = next(line for line in seen(screen, 40).splitlines() if "0/10" in line)
+    assert row.split() == ["tp1", "RUNNING", "0/10"]
+
+
 def ended(clock: RunClock, number: int, seconds: float) -> None:
     run = clock.plan.runs[number]
     clock.saw(run, JobStatus("COMPLETED", JobClass.SUCCEEDED, run_time_s=seconds))
