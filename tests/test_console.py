@@ -198,6 +198,14 @@ def test_a_run_that_is_tried_again_has_not_failed(plan: ScenarioPlan, tmp_path: 
     assert screen.clock.counts == {"running": 1, "waiting": 1}
 
 
+def test_a_narrow_terminal_shows_which_point_is_meant(tmp_path: Path) -> None:
+    plan = ScenarioPlan("s", "local", (run_plan("tp1"),), ())
+    screen = Screen(Console(file=io.StringIO(), force_terminal=True, width=40, height=24), plan, tmp_path)
+    at(screen, "RUNNING", JobClass.ACTIVE, 0)
+    row = next(line for line in seen(screen, 40).splitlines() if "0/10" in line)
+    assert row.split() == ["tp1", "RUNNING", "0/10"]
+
+
 def ended(clock: RunClock, number: int, seconds: float) -> None:
     run = clock.plan.runs[number]
     clock.saw(run, JobStatus("COMPLETED", JobClass.SUCCEEDED, run_time_s=seconds))
@@ -237,6 +245,13 @@ def test_gpu_hours_count_what_runs_and_every_attempt() -> None:
     clock.saw(run, JobStatus("NODE_FAIL", JobClass.INFRASTRUCTURE), begin + 900)
     clock.saw(run, RUNNING, begin + 2000)
     assert clock.gpu_hours(begin + 2000 + 900) == pytest.approx(4 * 0.5)
+
+
+def test_a_run_that_has_ended_takes_no_longer(plan: ScenarioPlan) -> None:
+    clock = RunClock(plan)
+    for run, seconds in zip(plan.runs, (30, 90), strict=True):
+        clock.saw(run, COMPLETED, clock.started_at + seconds)
+    assert time_text(clock, clock.started_at + 86400, {}) == "00:01:30 elapsed"
 
 
 def test_times_are_spelt_as_slurm_does() -> None:

@@ -91,6 +91,12 @@ def test_many_points_are_one_screen(count: int, width: int) -> None:
     assert (f"and {count - len(rows)} slower points; " in "\n".join(lines)) == (len(rows) < count)
 
 
+def test_a_narrow_terminal_shows_which_point_is_meant() -> None:
+    repeats = [timed("tp2-pp1-mb1", 5.0, iteration=i) for i in range(2)]
+    row = next(line for line in shown(some_report(*repeats), 40) if "2/2" in line)
+    assert row.split() == ["tp2-pp1-mb1", "2/2", "5", "±0"]
+
+
 def test_the_fastest_is_named_with_what_is_no_slower() -> None:
     points = [timed("mb4", 1.2, 0.001), timed("mb1", 1.0, 0.02), timed("mb2", 1.01, 0.001)]
     assert shown(some_report(*points))[1] == "fastest: mb1, 1 s a step; within noise of it: mb2"

@@ -95,6 +95,14 @@ class RunClock:
     def counts(self) -> Counter[str]:
         return Counter(row.group for row in self.rows.values() if row.is_counted)
 
+    @property
+    def ended_at(self) -> float | None:
+        """When the last run ended, None while one has not."""
+        rows = [row for row in self.rows.values() if row.is_counted]
+        if not all(row.status and row.status.is_final for row in rows):
+            return None
+        return max((row.since for row in rows if row.status != _SKIPPED), default=None)
+
     def gpu_hours(self, now: float) -> float:
         seconds = ((row.used_s + self._running_s(row, now)) * row.run.world_size for row in self.rows.values())
         return sum(seconds) / 3600
@@ -161,6 +169,7 @@ def counts_text(clock: RunClock) -> str:
 
 def time_text(clock: RunClock, now: float, steps: Mapping[str, tuple[int, float]]) -> str:
     """Say how long the run has taken, and how long the rest may take. steps: as in `RunClock.left_s`."""
+    now = clock.ended_at or now
     left = clock.left_s(now, steps) if clock.counts["running"] + clock.counts["waiting"] else None
     more = f", about {format_time_limit(left)} left" if left and left >= 1 else ""
     return f"{format_time_limit(max(0.0, now - clock.started_at))} elapsed{more}"

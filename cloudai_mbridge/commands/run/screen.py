@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from itertools import islice
 from pathlib import Path
 from statistics import median
 
@@ -23,6 +24,7 @@ from cloudai_mbridge.verdict import Verdict
 
 _STYLE = {JobClass.ACTIVE: "cyan", JobClass.SUCCEEDED: "green", JobClass.CANCELLED: "yellow"}
 _AROUND = 6  # lines other than rows: two of the header, the table's head, the line of what is left out, the cursor's
+_NARROW = 60  # columns, for all measures
 _JUST_S = 60.0  # for so long a run that succeeded stays
 _REFRESH_S = 1.0
 
@@ -105,10 +107,10 @@ class Screen(AbstractContextManager["Screen"]):
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
         table.add_column("point", no_wrap=True, overflow="ellipsis", ratio=1)
         table.add_column("state", no_wrap=True)
-        for name in ("step", "s/step", "TFLOP/s/GPU", "loss"):
+        for name in ("step", "s/step", "TFLOP/s/GPU", "loss") if self._console.width >= _NARROW else ("step",):
             table.add_column(name, justify="right", no_wrap=True)
         for row in rows:
-            table.add_row(*self._cells(row))
+            table.add_row(*islice(self._cells(row), len(table.columns)))
         return table
 
     def _cells(self, row: RunRow) -> Iterator[Text]:

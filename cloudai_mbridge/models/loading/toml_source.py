@@ -14,6 +14,7 @@ from cloudai_mbridge.files.regular import NotRegular, read_regular
 from cloudai_mbridge.models.values.credentials import shown_key
 
 MOST_TOML = 128 << 20
+_TWICE = "Cannot overwrite a value"  # tomllib's words
 _HEADER = re.compile(r"\s*\[(?P<array>\[)?\s*(?P<name>[^\]]+?)\s*\]")
 _KEY = re.compile(r"""\s*(?P<key>"[^"]*"|'[^']*'|[A-Za-z0-9_.\- ]+?)\s*=""")
 
@@ -58,7 +59,8 @@ def read_toml(path: Path) -> TomlSource:
         source = TomlSource(path, text, tomllib.loads(text))
         huge = _find_huge_integer(source.data)
     except tomllib.TOMLDecodeError as error:
-        raise BadInput(f"{path}: not valid TOML: {error}") from None
+        hint = "; a key stands twice: leave one of them out" if _TWICE in str(error) else ""
+        raise BadInput(f"{path}: not valid TOML: {error}{hint}") from None
     except (ValueError, RecursionError) as error:
         raise BadInput(f"{path}: a number or nesting is too large to be read ({error})") from None
     if huge is not None:

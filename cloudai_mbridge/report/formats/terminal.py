@@ -26,7 +26,7 @@ _MOST_ALIKE = 3  # rows of runs that did not run, for the same reason; more are 
 _SCREEN, _FEWEST_ROWS = 24, 5  # lines
 _FIXED = 7  # the table's head, what it leaves out, the files, the prompt
 _MOST_CAUSES, _LONGEST = 3, 300
-_WIDE = 100  # columns, for all measures
+_WIDE, _NARROW = 100, 60  # columns: for all measures; below it, for the step time alone
 
 
 def render_ending(report: Report, width: int) -> RenderableType:
@@ -91,7 +91,7 @@ def _points_table(points: Sequence[PointSummary], several_tests: bool, width: in
     table.add_column("point", overflow="fold")
     has_repeats = any(point.num_runs > 1 for point in points)
     names = ["runs"] if has_repeats else []
-    names += ["step time (s)", "TFLOP/s/GPU"]
+    names += ["step time (s)", "TFLOP/s/GPU"] if width >= _NARROW else ["step time (s)"]
     names += ["tokens/s/GPU", "last loss"] if width >= _WIDE else []
     for name in names:
         table.add_column(name, justify="right", no_wrap=True)
