@@ -2,8 +2,11 @@
 
 import gc
 import importlib
+import os
+import signal
+import sys
 from collections.abc import Mapping
-from typing import cast
+from typing import Any, cast
 
 import click
 from click.shell_completion import CompletionItem
@@ -50,6 +53,15 @@ _COMMANDS = {name: command for section in SECTIONS.values() for name, command in
 
 class CommandTable(click.Group):
     """A group of the commands above, each imported when it is called."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+            return result
+        except BrokenPipeError:  # click ends with 1, which is a point that failed
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            sys.exit(128 + signal.SIGPIPE)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_COMMANDS)

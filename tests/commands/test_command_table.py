@@ -71,3 +71,13 @@ done"""
     env = {**os.environ, "PATH": path, "XDG_STATE_HOME": str(tmp_path)}
     done = subprocess.run(["bash", "-c", program], capture_output=True, text=True, cwd=tmp_path, env=env)
     assert done.stdout.split("\n")[:3] == ["verify-configs", "sweep_2026-11-25_10-31-37", "--max-parallel"], done.stderr
+
+
+@pytest.mark.process
+def test_output_that_is_not_read_to_its_end_is_not_a_failed_point() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "wb") as out:
+        command = [sys.executable, "-m", "cloudai_mbridge", "schema", "scenario"]
+        done = subprocess.run(command, stdout=out, stderr=subprocess.PIPE, check=False)
+    assert (done.returncode, done.stderr) == (141, b"")
