@@ -58,7 +58,7 @@ class Measurements:
 def read_measurements(paths: Sequence[Path]) -> Measurements:
     """Read runs' directories, report.json files and tables (.csv); BadInput: one cannot be read.
 
-    What is predicted alike is one point, in however many of them it was measured: a fit could not be held out otherwise.
+    What is predicted alike is one point, in however many of them it was measured: else none could be held out of a fit.
     """
     found = Measurements()
     for path in paths:

@@ -58,7 +58,8 @@ class Space:
 def read_table(path: Path) -> list[Space]:
     """Return the spaces of a table, in the order of their first rows.
 
-    Raises BadInput: the file cannot be read, a column is missing, there is no row, or a value is not what it should be; names the line.
+    Raises BadInput: the file cannot be read, a column is missing, there is no row, or a value is not what it should be;
+    names the line.
     """
     try:
         lines = read_regular(path).decode("utf-8-sig").splitlines()  # spreadsheets begin with a mark
