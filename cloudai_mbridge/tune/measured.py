@@ -1,7 +1,7 @@
 """Measured points: of the report of a run, or of a table, each beside what was predicted of it."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 
@@ -56,7 +56,10 @@ class Measurements:
 
 
 def read_measurements(paths: Sequence[Path]) -> Measurements:
-    """Read runs' directories, report.json files and tables (.csv); BadInput: one cannot be read."""
+    """Read runs' directories, report.json files and tables (.csv); BadInput: one cannot be read.
+
+    What is predicted alike is one point, in however many of them it was measured: else none could be held out of a fit.
+    """
     found = Measurements()
     for path in paths:
         if path.suffix.lower() == ".csv":
@@ -64,7 +67,18 @@ def read_measurements(paths: Sequence[Path]) -> Measurements:
                 _read_space(space, found)
         else:
             _read_runs(read_results(path), found)
+    found.points = {gpu: list(_merged(points)) for gpu, points in found.points.items()}
     return found
+
+
+def _merged(points: Sequence[MeasuredPoint]) -> Iterator[MeasuredPoint]:
+    alike: dict[StepGroups, list[MeasuredPoint]] = {}
+    for point in points:
+        alike.setdefault(point.groups, []).append(point)
+    for same in alike.values():
+        peaks = [point.peak_over_predicted for point in same if point.peak_over_predicted is not None]
+        times = [point.step_time_s for point in same]
+        yield replace(same[0], step_time_s=median(times), peak_over_predicted=median(peaks) if peaks else None)
 
 
 def _read_space(space: Space, found: Measurements) -> None:

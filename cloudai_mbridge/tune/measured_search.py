@@ -25,6 +25,7 @@ from cloudai_mbridge.tune.factors import SDS, FactorModel, Floats
 from cloudai_mbridge.tune.room import Room
 from cloudai_mbridge.tune.search import CHANCE, WORTH, Search, Trial
 from cloudai_mbridge.verdict import Judgement
+from cloudai_mbridge.verdict.judge import OF_MEDIAN
 
 # Where nothing is predicted: a level that the first trials tell, and deviations that may be large
 FLAT = StepGroups(1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
@@ -281,15 +282,16 @@ def is_slower(step_times: Sequence[float], best_s: float, best_error: float, noi
 
     best_error, noise: standard deviations of logarithms, of the best point's time and between runs. It is looked at
     after 4, 8, 16, ... steps, each time with the Student distribution of as many: of runs that are as fast as the best,
-    one in 2000 is called slower at each look.
+    one in 2000 is called slower at each look. The median counts, as in the best point's time: steps that now and then
+    take long move a mean, of any run.
     """
     if len(step_times) < _FIRST_LOOK:
         return False
     number = _FIRST_LOOK << int(math.log2(len(step_times) / _FIRST_LOOK))
     logs = np.log(step_times[:number])
-    by_steps = float(logs.std(ddof=1)) / math.sqrt(number)
+    by_steps = OF_MEDIAN * float(logs.std(ddof=1)) / math.sqrt(number)
     within = stdtrit(number - 1, 1 - _WRONGLY) * by_steps + ndtri(1 - _WRONGLY) * math.hypot(best_error, noise)
-    return bool(logs.mean() - within > math.log(best_s))
+    return bool(np.median(logs) - within > math.log(best_s))
 
 
 def positions_of(coordinates: Sequence[Mapping[str, Any]]) -> Floats:

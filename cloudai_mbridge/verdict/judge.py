@@ -25,7 +25,7 @@ _TAIL = 5
 _STACK_FILES = 4
 _STACK_LINES = 12
 _STACK_HEAD = "(most recent call first):\n"
-_OF_MEDIAN = math.sqrt(math.pi / 2)  # a median's standard error over that of a mean
+OF_MEDIAN = math.sqrt(math.pi / 2)  # a median's standard error over that of a mean
 
 
 class Verdict(StrEnum):
@@ -199,4 +199,4 @@ def judgement_of(outcome: RunOutcome, status: JobStatus | None, metrics: Metrics
 
 def _error(times: Statistic) -> float | None:
     """Return the standard error of the median as a share of it."""
-    return _OF_MEDIAN * times.std / times.median / math.sqrt(times.n - 1) if times.n > 1 else None
+    return OF_MEDIAN * times.std / times.median / math.sqrt(times.n - 1) if times.n > 1 else None

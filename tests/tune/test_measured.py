@@ -55,6 +55,14 @@ def test_repetitions_are_one_point(tmp_path: Path) -> None:
     assert [point.step_time_s for point in read_measurements([path]).points["h100"]] == [2.0, 2.0]
 
 
+def test_a_point_of_several_results_is_one(tmp_path: Path) -> None:
+    paths = [tmp_path / f"{night}.json" for night in range(3)]
+    for path, seconds in zip(paths, (1.0, 4.0, 2.0), strict=True):
+        write_report(path, [run(step_time_s=seconds)])
+    (point,) = read_measurements(paths).points["h100"]
+    assert point.step_time_s == 2.0
+
+
 @pytest.mark.parametrize(
     ("changed", "why"),
     [

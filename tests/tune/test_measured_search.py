@@ -238,6 +238,18 @@ def test_a_trial_is_slow_only_if_it_is_certain() -> None:
     assert wrong <= 10  # one in 2000 at each look
 
 
+def test_steps_that_take_long_now_and_then_do_not_end_a_trial() -> None:
+    draw = np.random.default_rng(0)
+    wrong = 0
+    for _ in range(100):  # the best point's time is a median, too
+        run, best = np.exp(draw.normal(0, 0.01, (2, 512)))
+        run[::4] *= 2
+        best[::4] *= 2
+        error = 1.25 * best.std() / math.sqrt(512)
+        wrong += any(is_slower(run[: 4 << look].tolist(), float(np.median(best)), error, 0.01) for look in range(8))
+    assert wrong <= 1
+
+
 def test_a_slow_trial_is_ended_and_is_not_the_best() -> None:
     bench = Bench([plan(tp, mb, **predicted(tp, mb)) for tp, mb in SIZES], at_once=2)
     first, second = bench.runs[SIZES.index((2, 4))], bench.runs[SIZES.index((2, 8))]

@@ -134,6 +134,7 @@ def test_a_space_in_which_nothing_fits_has_no_best(tmp_path: Path) -> None:
         ({"mbs": ""}, "line 2: mbs: '' is not"),
         ({"step_time_s": "nan"}, "line 2: step_time_s: 'nan' is neither seconds nor 'oom'"),
         ({"step_time_s": "-1"}, "neither seconds nor"),
+        ({"step_time_s": "1e300"}, "neither seconds nor"),
         ({"gpu": "a1000"}, "line 2"),
         ({"num_attention_heads": "17"}, "hidden_size: 2048 is not divisible"),
     ],
@@ -169,6 +170,23 @@ def test_a_missing_column_or_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "binary.csv").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(BadInput, match=r"binary\.csv"):
         read_table(tmp_path / "binary.csv")
+
+
+def test_a_table_without_rows_or_that_is_none_is_refused(tmp_path: Path) -> None:
+    table = write_table(tmp_path / "t.csv", layouts()[:2])
+    table.write_text(table.read_text().splitlines()[0])
+    with pytest.raises(BadInput, match="line 1: there is no row"):
+        read_cases(table, None)
+    other = tmp_path / "t.tsv"
+    other.write_text("gpu\tnum_gpus\n")
+    with pytest.raises(BadInput, match=r"t\.tsv: is not JSON"):
+        read_cases(other, None)
+
+
+def test_a_table_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    table = write_table(tmp_path / "t.csv", layouts()[:2])
+    table.write_text(table.read_text(), encoding="utf-8-sig")
+    assert len(read_table(table)[0].rows) == 2
 
 
 def test_the_json_of_the_command(space: Space, tmp_path: Path, mbridge: Any) -> None:

@@ -81,9 +81,10 @@ def case_of(space: Space, gpu: Gpu) -> Case:
 
 
 def _cases_of_runs(path: Path, system: System | None) -> Iterator[Case]:
+    results = read_results(path)
     points = _points(path)
     by_test: dict[str, list[list[RunResult]]] = {}
-    for runs in _by_point(read_results(path)).values():
+    for runs in _by_point(results).values():
         by_test.setdefault(points[runs[0].point]["test_id"], []).append(runs)
     for test, measured in by_test.items():
         times = {runs[0].point: _seconds(runs, points[runs[0].point]) for runs in measured}

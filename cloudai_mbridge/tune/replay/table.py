@@ -29,6 +29,7 @@ _MODEL = ("num_layers", "hidden_size", "num_attention_heads", "num_query_groups"
 _NEEDED = ("gpu", "num_gpus", "gbs", "mbs", "seq_length", *_SIZES, "step_time_s")
 OUT_OF_MEMORY = "oom"
 _DIGITS = 9  # of a size
+_SHORTEST_S, _LONGEST_S = 1e-7, 1e9
 
 
 @dataclass(frozen=True)
@@ -57,15 +58,18 @@ class Space:
 def read_table(path: Path) -> list[Space]:
     """Return the spaces of a table, in the order of their first rows.
 
-    Raises BadInput: the file cannot be read, a column is missing, or a value is not what it should be; names the line.
+    Raises BadInput: the file cannot be read, a column is missing, there is no row, or a value is not what it should be;
+    names the line.
     """
     try:
-        lines = read_regular(path).decode("utf-8").splitlines()
+        lines = read_regular(path).decode("utf-8-sig").splitlines()  # spreadsheets begin with a mark
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput(f"{path}: cannot be read as text ({error})") from None
     reader = csv.DictReader(lines, restval="")
     try:
-        return _spaces(_rows(reader))
+        if not (spaces := _spaces(_rows(reader))):
+            raise BadInput("there is no row below the names of the columns; add what was measured")
+        return spaces
     except BadInput as error:
         raise BadInput(f"{path}: line {max(reader.line_num, 1)}: {error}") from None
     except csv.Error as error:  # of a line that does not count as read
@@ -150,6 +154,6 @@ def _seconds(text: str) -> float | None:
         seconds = float(text)
     except ValueError:
         seconds = math.nan
-    if not 0 < seconds < math.inf:
+    if not _SHORTEST_S <= seconds <= _LONGEST_S:
         raise BadInput(f"step_time_s: {text!r} is neither seconds nor {OUT_OF_MEMORY!r}")
     return seconds
