@@ -21,6 +21,7 @@ from cloudai_mbridge.estimate.headlines import Headlines
 from cloudai_mbridge.estimate.memory import ParallelLayout
 from cloudai_mbridge.estimate.memory.totals import Kept
 from cloudai_mbridge.estimate.point import times_of
+from cloudai_mbridge.estimate.precision import Precision
 from cloudai_mbridge.estimate.request import EstimateRequest
 from cloudai_mbridge.estimate.time import TimeModel
 from cloudai_mbridge.estimate.time.calibration import HeldOutError
@@ -70,7 +71,8 @@ class Candidate:
 class Ranking:
     """The best candidates, and what became of the layouts that came before the last of them.
 
-    rules: how many break each rule. error: of step times, on rows that the time model had not seen.
+    num_too_large, num_illegal: whatever they recompute. rules: how many break each rule. error: of step times, on rows
+    that the time model had not seen.
     """
 
     error: HeldOutError | None = None
@@ -96,9 +98,16 @@ def rank(request: SearchRequest, count: int) -> Ranking:
         for precision in request.precisions
     ]
     ranking.num_layouts = len(queue)
+    too_large: set[_Place] = set()
+    illegal: dict[_Place, set[str]] = {}
     heapq.heapify(queue)
+    seen: set[tuple[Sizes, Options]] = set()
     while queue and len(ranking.best) < count:
         _, sizes, options = heapq.heappop(queue)
+        if (sizes, options) in seen:  # less memory is needed in two ways
+            continue
+        seen.add((sizes, options))
+        place = sizes, options.precision, options.use_megatron_fsdp
         fit = predictor.fit(sizes, options)
         if fit is None:
             ranking.num_unknown += 1
@@ -106,18 +115,25 @@ def rank(request: SearchRequest, count: int) -> Ranking:
         if fit.probability < _CERTAIN and not options.recompute:
             for more in predictor.recomputing(sizes, options):
                 heapq.heappush(queue, predictor.entry(sizes, more))
-        if fit.headline is None:
-            ranking.num_too_large += 1
-            continue
-        if violations := check(predictor.question(sizes, options).args, None, request.recipe).violations:
-            ranking.num_illegal += 1
-            ranking.rules.update({violation.rule_id for violation in violations})
+        rules = predictor.rules_broken(sizes, options) if fit.headline else set()
+        if rules:
+            illegal.setdefault(place, rules)
+        elif not fit.headline:
+            too_large.add(place)
+        if rules or not fit.headline:
+            if request.graphs(options.precision) and not options.without_graphs:
+                heapq.heappush(queue, predictor.entry(sizes, options._replace(without_graphs=True)))
             continue
         ranking.best.append(Candidate(sizes, options, request.cmd_args(sizes, options), fit.headline, fit.probability))
         ranking.error = predictor.error
+    found = {(each.sizes, each.options.precision, each.options.use_megatron_fsdp) for each in ranking.best}
+    ranking.num_too_large = len(too_large - found - illegal.keys())
+    ranking.num_illegal = len(illegal.keys() - found)
+    ranking.rules = Counter(rule for place, rules in illegal.items() if place not in found for rule in rules)
     return ranking
 
 
+_Place = tuple[Sizes, Precision, bool]
 Entry = tuple[tuple[Any, ...], Sizes, Options]
 
 
@@ -147,7 +163,8 @@ class Predictor:
     def entry(self, sizes: Sizes, options: Options) -> Entry:
         """Return a layout with what sorts it: its time; of equal ones those first that shard and recompute less."""
         seconds = float(f"{self.step_time_s(sizes, options):.5g}")
-        return (seconds, options.use_megatron_fsdp, options.recompute, math.prod(sizes)), sizes, options
+        kind = options.use_megatron_fsdp, options.recompute, options.without_graphs
+        return (seconds, *kind, math.prod(sizes)), sizes, options
 
     def step_time_s(self, sizes: Sizes, options: Options) -> float:
         """Return the predicted seconds of a step; infinity where the sizes do not fit together."""
@@ -163,6 +180,11 @@ class Predictor:
             return base.times.step_time_s(layout.changed(**changed, pipeline_layout=self._text(pp, vp)))
         except BadInput:
             return math.inf
+
+    def rules_broken(self, sizes: Sizes, options: Options) -> set[str]:
+        """Return the rules that a layout breaks."""
+        violations = check(self.question(sizes, options).args, None, self._request.recipe).violations
+        return {violation.rule_id for violation in violations}
 
     def recomputing(self, sizes: Sizes, options: Options) -> Iterator[Options]:
         """Yield the options with something else to recompute than what the recipe does."""

@@ -4,10 +4,11 @@ Only sizes that divide what they must are listed, since a grid of all sizes woul
 decide about what is left.
 """
 
+import math
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, NamedTuple
 
 from cloudai_mbridge.errors import BadInput
@@ -15,6 +16,8 @@ from cloudai_mbridge.estimate.architecture import Architecture, architecture
 from cloudai_mbridge.estimate.hardware import Gpu
 from cloudai_mbridge.estimate.memory.stages import pipeline_chunks
 from cloudai_mbridge.estimate.precision import Precision
+from cloudai_mbridge.megatron_bridge.presets.find import Preset, find_preset, resolve_sizes
+from cloudai_mbridge.megatron_bridge.release import find_release, known_releases
 from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
 from cloudai_mbridge.recipes.apply import recipe_layout
 from cloudai_mbridge.recipes.load import Recipe
@@ -25,6 +28,7 @@ ALL_LAYERS = "all layers"
 _DENSE = ("", "core_attn", "mlp", ALL_LAYERS)
 _EXPERTS = ("", "moe_act", "core_attn", "moe", ALL_LAYERS)
 _LATENT = ("", "mla_up_proj", "moe_act", "moe", ALL_LAYERS)
+_FULL_ITERATION = "full_iteration"
 
 
 class Sizes(NamedTuple):
@@ -40,11 +44,15 @@ class Sizes(NamedTuple):
 
 
 class Options(NamedTuple):
-    """What a layout has beside its sizes. recompute: modules, `ALL_LAYERS`, or "" as the recipe does."""
+    """What a layout has beside its sizes. recompute: modules, `ALL_LAYERS`, or "" as the recipe does.
+
+    without_graphs: the CUDA graphs that the recipe has are off.
+    """
 
     precision: Precision
     use_megatron_fsdp: bool = False
     recompute: str = ""
+    without_graphs: bool = False
 
 
 @dataclass(frozen=True)
@@ -94,7 +102,21 @@ class SearchRequest:
             args["recompute_num_layers"] = self.layers_per_chunk(sizes)
         elif options.recompute:
             args["recompute_modules"] = options.recompute
+        if graphs := self.graphs(options.precision):
+            args |= {"cuda_graph_impl": "none"} if options.without_graphs else graphs
         return args
+
+    def graphs(self, precision: Precision) -> dict[str, str]:
+        """Return the arguments of the CUDA graphs that the recipe has in this number format; {} for none."""
+        if self.launcher is not Launcher.MEGATRON_BRIDGE:
+            return {}
+        values = preset_values(self.recipe, self.gpu, self.num_gpus, precision)
+        impl, scope = values.get("cuda_graph_impl"), values.get("cuda_graph_scope")
+        if impl in (None, "none"):
+            return {}
+        if impl == _FULL_ITERATION:  # the newest releases' name for it
+            impl, scope = "local", [_FULL_ITERATION]
+        return {"cuda_graph_impl": impl} | ({"cuda_graph_scope": ",".join(scope)} if scope else {})
 
     def layouts(self) -> Iterator[tuple[Sizes, bool]]:
         """Yield every layout whose sizes divide what they must, and whether Megatron-FSDP shards everything."""
@@ -142,6 +164,25 @@ class SearchRequest:
         return [(ep, et) for ep, et in sizes if per_stage % (ep * et) == 0]
 
 
+def newest_preset(recipe: Recipe, gpu: Gpu, num_gpus: int, precision: Precision) -> Preset | None:
+    """Return the preset that the newest known launcher takes for a number of GPUs; None where it has none."""
+    return _preset(recipe.family, recipe.name, gpu.name, num_gpus, str(precision))
+
+
+@cache
+def _preset(family: str, recipe: str, gpu: str, num_gpus: int, precision: str) -> Preset | None:
+    names = {"model_family_name": family, "model_recipe_name": recipe, "gpu_type": gpu}
+    args = ResolvedCmdArgs.model_validate({**names, "compute_dtype": precision, "num_gpus": num_gpus})
+    return find_preset(args, find_release(f"v{known_releases()[-1]['version']}"))
+
+
+def preset_values(recipe: Recipe, gpu: Gpu, num_gpus: int, precision: Precision) -> dict[str, Any]:
+    """Return what that preset sets, the batch scaled to the GPUs; {} without one."""
+    preset = newest_preset(recipe, gpu, num_gpus, precision)
+    return resolve_sizes({}, num_gpus, preset) if preset else {}
+
+
 def _divisors(number: int, of: int = 0) -> list[int]:
     """Return what divides both numbers; every number divides 0."""
-    return [each for each in range(1, number + 1) if number % each == 0 and of % each == 0]
+    low = [each for each in range(1, math.isqrt(number) + 1) if number % each == 0]
+    return [each for each in sorted({*low, *(number // each for each in low)}) if of % each == 0]

@@ -18,7 +18,9 @@ NAMED = [
     ("llama3_70b", "gb200", 64, 256, 8192, Precision.FP8_MX),
     ("deepseek_v3", "gb200", 256, 4096, 4096, Precision.BF16),
     ("deepseek_v3", "gb200", 256, 4096, 4096, Precision.FP8_MX),
+    ("llama3_70b", "gb200", 64, 256, 8192, Precision.BF16),
     ("llama31_405b", "h100", 1024, 1536, 8192, Precision.FP8_CS),
+    ("llama31_405b", "h100", 512, 768, 8192, Precision.BF16),
 ]
 
 
@@ -69,7 +71,9 @@ def test_it_finds_what_looking_at_all_layouts_finds(request_: SearchRequest) -> 
 
 
 @pytest.mark.parametrize(
-    "asked", [*NAMED[:4], pytest.param(NAMED[4], marks=pytest.mark.long)], ids=lambda asked: f"{asked[0]}-{asked[-1]}"
+    "asked",
+    [*NAMED[:5], *(pytest.param(named, marks=pytest.mark.long) for named in NAMED[5:])],
+    ids=lambda asked: f"{asked[0]}-{asked[-1]}",
 )
 def test_a_published_configuration_is_among_the_best_or_beaten_for_a_reason(asked: tuple[object, ...]) -> None:
     request = search(*asked)  # type: ignore[arg-type]
@@ -81,6 +85,27 @@ def test_a_published_configuration_is_among_the_best_or_beaten_for_a_reason(aske
             assert each.step_time_s > found.best[0].step_time_s
             assert each.reasons
             assert sum(each.saved_s.values()) == pytest.approx(each.step_time_s - found.best[0].step_time_s)
+
+
+def test_cuda_graphs_are_those_of_the_recipe() -> None:
+    """In fp8_mx DeepSeek V3 has one of the whole step, which the first releases call a scope of local graphs."""
+    found = rank(search("deepseek_v3", "gb200", 256, 4096, 4096, Precision.FP8_MX), 10)
+    first = found.best[0].cmd_args
+    assert (first["cuda_graph_impl"], first["cuda_graph_scope"]) == ("local", "full_iteration")
+    without = rank(search("llama3_70b", "gb200", 64, 256, 8192, Precision.FP8_MX), 1).best[0]
+    assert "cuda_graph_impl" not in without.cmd_args
+
+
+def test_what_does_not_go_with_cuda_graphs_is_without_them() -> None:
+    """FSDP does not, nor does recomputing all layers."""
+    found = rank(search("llama3_8b", "gb200", 8, 128, 8192, Precision.BF16), 10)
+    for each in found.best:
+        assert each.options.without_graphs == each.options.use_megatron_fsdp
+        assert each.cmd_args["cuda_graph_impl"] == ("none" if each.options.without_graphs else "local")
+    found = rank(search("qwen3_235b_a22b", "gb200", 64, 2048, 4096, Precision.BF16), 5)
+    assert all(each.options.without_graphs for each in found.best)
+    assert len({(each.sizes, each.options) for each in found.best}) == 5
+    assert found.num_too_large < found.num_layouts
 
 
 def test_times_are_in_order_and_within_their_interval() -> None:

@@ -22,18 +22,17 @@ from cloudai_mbridge.estimate.precision import Precision, precision_named
 from cloudai_mbridge.estimate.request import gpu_on
 from cloudai_mbridge.estimate.time.model import why_no_time
 from cloudai_mbridge.files.toml_text import render_toml
-from cloudai_mbridge.megatron_bridge.presets.find import find_preset, resolve_sizes
-from cloudai_mbridge.megatron_bridge.release import find_release, known_releases
-from cloudai_mbridge.models.cmd_args import Launcher, ResolvedCmdArgs
+from cloudai_mbridge.models.cmd_args import Launcher
 from cloudai_mbridge.models.loading.load import load_system, load_test_definition
 from cloudai_mbridge.models.system import System
 from cloudai_mbridge.recipes import Recipe, load_recipe
 from cloudai_mbridge.tune.published import PublishedConfiguration, published_configurations
 from cloudai_mbridge.tune.ranking import Candidate, Ranking, rank
 from cloudai_mbridge.tune.scenario import search_scenario
-from cloudai_mbridge.tune.space import SearchRequest, Sizes
+from cloudai_mbridge.tune.space import SearchRequest, Sizes, preset_values
 
 _SIZE = click.IntRange(1, 2**31)
+MOST_GPUS = 2**20
 # Layouts that a search measures among: the first by prediction. The next ones are hardly ever better
 MOST_MEASURED = 200
 
@@ -70,7 +69,7 @@ class Layouts:
 @click.command()
 @click.option("--recipe", help="See `mbridge list`.")
 @click.option("--gpu", help="Such as gb200; default: the system's gpu_type.")
-@click.option("--num-gpus", type=_SIZE, help="GPUs of the job.")
+@click.option("--num-gpus", type=click.IntRange(1, MOST_GPUS), help="GPUs of the job.")
 @click.option("--precision", "precisions", multiple=True, default=["bf16"], show_default=True, help="May be repeated.")
 @click.option("--gbs", type=_SIZE, help="Sequences per step; default: the preset's, or the recipe's.")
 @click.option("--seq-length", type=_SIZE, help="Tokens per sequence; default: the recipe's.")
@@ -205,12 +204,9 @@ def search_request(
 
 
 def _batch(recipe: Recipe, gpu: Gpu, num_gpus: int, precision: Precision) -> int:
-    """Return the batch of the newest preset for these GPUs, scaled to their number as the launcher does; or our own."""
-    names = {"model_family_name": recipe.family, "model_recipe_name": recipe.name, "gpu_type": gpu.name}
-    args = ResolvedCmdArgs.model_validate({**names, "compute_dtype": str(precision), "num_gpus": num_gpus})
-    newest = find_release(f"v{known_releases()[-1]['version']}")
-    sizes = resolve_sizes({}, num_gpus, preset) if (preset := find_preset(args, newest)) else {}
-    return int(sizes.get("gb") or recipe.default("train", "global_batch_size"))
+    """Return the batch of the newest preset for these GPUs; or our own."""
+    preset = preset_values(recipe, gpu, num_gpus, precision)
+    return int(preset.get("gb") or recipe.default("train", "global_batch_size"))
 
 
 def _show(
@@ -225,6 +221,9 @@ def _show(
     for number, candidate in enumerate(found.best[:top], 1):
         table.add_row(*map(Text, _cells(number, candidate, found, price, request)))
     console.print(table)
+    for precision in request.precisions:
+        if graphs := request.graphs(precision):
+            console.print_line(f"CUDA graphs as in the recipe, in {precision}: {', '.join(graphs.values())}")
     for published in published_configurations(request, found):
         console.print_line(_comparison(published))
     if found.error:
@@ -245,10 +244,14 @@ def _cells(number: int, candidate: Candidate, found: Ranking, price: Price | Non
 
 def _comparison(published: PublishedConfiguration) -> str:
     """Say how a published configuration compares with the fastest layout."""
-    args = published.row.args
+    args = published.args
     sizes = " ".join(f"{name}{getattr(args, name) or 1}" for name in Sizes._fields if name != "et")
-    known = f"published for {published.row.container}: {sizes}{' FSDP' if args.use_megatron_fsdp else ''}"
-    line = f"{known}, {published.row.step_time_s:.4g} s; predicted {published.step_time_s:.4g} s"
+    sizes += " FSDP" * bool(args.use_megatron_fsdp)
+    if published.measured_s is None:
+        line = f"{published.source}: {sizes}; predicted {published.step_time_s:.4g} s"
+    else:
+        known = f"published for {published.source}: {sizes}, {published.measured_s:.4g} s"
+        line = f"{known}; predicted {published.step_time_s:.4g} s"
     if published.rank is not None:
         return f"{line}: layout {published.rank}"
     return f"{line}; of that, layout 1 changes {', '.join(published.reasons)}"
@@ -259,6 +262,7 @@ def _layout(candidate: Candidate, request: SearchRequest) -> str:
     words = [f"{name}{candidate.cmd_args[name]}" for name in Sizes._fields if name in candidate.cmd_args]
     words += ["FSDP"] * candidate.options.use_megatron_fsdp
     words += [f"recompute {candidate.options.recompute}"] * bool(candidate.options.recompute)
+    words += ["no CUDA graphs"] * candidate.options.without_graphs
     words += [candidate.options.precision] * (len(request.precisions) > 1)
     return " ".join(words)
 
