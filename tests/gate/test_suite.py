@@ -131,6 +131,13 @@ def test_slow_nodes_are_a_reason_and_not_noise(slowdown):
     assert reds(result) == (["sweep1/tp8-7"] if slowdown else [])
 
 
+def test_rates_do_not_contradict_times_of_which_a_slow_node_was_taken_out():
+    """A node that is 40 % slower moves the mean of five runs by 7 %, in time and in TFLOP/s."""
+    result = judged(*Suite(num_nodes=20).sides(lambda point, side, run, node: 0.4 * (node == "n03")))
+    assert [node.node for node in result.slow_nodes] == ["n03"]
+    assert GateVerdict.NOT_RUN not in {metric.verdict for point in result.points for metric in point.metrics}
+
+
 def test_a_point_that_only_ran_on_one_node_is_not_excused_by_it():
     """Its new runs are slower, and all of them on a node that nothing else ran on: the node says nothing."""
     references, results = Suite(num_nodes=20).sides(lambda point, side, run, node: 0.06 * (side and point == 7))
