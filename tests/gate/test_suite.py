@@ -185,3 +185,15 @@ def test_waivers_of_all_points_cover_what_they_share():
     assert judged(*sides).verdict is GateVerdict.REGRESSION
     assert judged(*sides, waivers=waivers).verdict is GateVerdict.PASS
     assert judged(*sides, waivers=[{**waivers[0], "point": "sweep0/*"}]).verdict is GateVerdict.REGRESSION
+
+
+def test_a_waived_change_of_all_points_makes_none_of_them_red():
+    """All are 1.2 % slower, and some seem 2 %, of which the bounds are not within what is waived."""
+    waiver = {"point": "*", "metric": "step_time_*", "reason": "driver 570 is slower, ticket 123", "by": "Ada"}
+    waivers = [{**waiver, "up_to": 0.03, "until": date(2026, 12, 31)}]
+    for seed in range(3):
+        result = judged(*Suite(seed).sides(lambda point, side, run, node: 0.012 * side), waivers=waivers)
+        assert result.shared[0].metrics[0].waived
+        assert not reds(result)
+    large = judged(*Suite().sides(lambda point, side, run, node: 0.06 * side), waivers=[{**waivers[0], "up_to": 0.1}])
+    assert large.verdict is GateVerdict.PASS

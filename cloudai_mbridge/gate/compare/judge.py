@@ -4,7 +4,7 @@ A regression is larger than the metric's margin, and significant after a correct
 tests. What passes is shown to be smaller than the tolerance. Whatever is neither is inconclusive, and never a pass.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import date
 from statistics import fmean, geometric_mean
@@ -115,7 +115,7 @@ def _settle(
     found: Match,
     draft: Mapping[str, Tested | MetricVerdict],
     policy: GatePolicy,
-    terms: tuple[float, float, Collection[str]],
+    terms: tuple[float, float, Mapping[str, bool]],
     today: date,
 ) -> PointVerdict:
     good = found.runs.good if found.runs else ()
@@ -125,6 +125,9 @@ def _settle(
         name: settle(m, policy, rate, weight, all_are_worse=name in worse) if isinstance(m, Tested) else m
         for name, m in draft.items()
     }
+    for name, m in draft.items():  # what all changed by is waived, so it makes only those red that are waived as well
+        if worse.get(name) and isinstance(m, Tested) and not _waive(by_name[name], found.point, policy, today).waived:
+            by_name[name] = settle(m, policy, rate, weight)
     for metric in policy.metrics:
         if metric.follows in by_name and metric.name not in by_name:
             by_name[metric.name] = _follow(metric, by_name[metric.follows], found)

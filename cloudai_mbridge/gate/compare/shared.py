@@ -120,10 +120,10 @@ def settle_shared(
     return tuple(_point(found) for found in by_name.values())
 
 
-def metrics_that_are_worse(shared: Sequence[PointVerdict]) -> set[str]:
-    """Return the metrics of which all points together have a regression."""
+def metrics_that_are_worse(shared: Sequence[PointVerdict]) -> dict[str, bool]:
+    """Return the metrics of which all points together have a regression, and whether it is waived."""
     whole = [point for point in shared if point.point.startswith(_ALL)]
-    return {m.metric for point in whole for m in point.metrics if m.verdict is GateVerdict.REGRESSION}
+    return {m.metric: bool(m.waived) for point in whole for m in point.metrics if m.verdict is GateVerdict.REGRESSION}
 
 
 def _point(found: Sequence[tuple[SharedTest, MetricVerdict]]) -> PointVerdict:
