@@ -183,7 +183,9 @@ def _follow(metric: MetricPolicy, leader: MetricVerdict, found: Match) -> Metric
     times, rates = (
         [geometric_mean(values) for values in sides[name] if values] for name in (leader.metric, metric.name)
     )
-    disagrees = _disagrees(metric, leader.metric, times, rates, rounded=any(map(_is_rounded, runs)))
+    is_known = leader.baseline is not None
+    is_rounded = any(map(_is_rounded, runs))
+    disagrees = _disagrees(metric, leader.metric, times, rates, rounded=is_rounded) if is_known else ""
     return MetricVerdict(
         metric=metric.name,
         verdict=GateVerdict.NOT_RUN if disagrees else leader.verdict,
