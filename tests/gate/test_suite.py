@@ -131,6 +131,12 @@ def test_slow_nodes_are_a_reason_and_not_noise(slowdown):
     assert reds(result) == (["sweep1/tp8-7"] if slowdown else [])
 
 
+def test_a_slow_node_is_taken_out_of_rates_as_well():
+    suite = Suite(num_nodes=20)
+    sides = suite.sides(lambda point, side, run, node: 0.03 * (side and point == 7) + 0.06 * (node in ("n03", "n05")))
+    assert reds(judged(*sides, metrics=[{"name": "tokens_per_s_per_gpu"}])) == ["sweep1/tp8-7"]
+
+
 def test_rates_do_not_contradict_times_of_which_a_slow_node_was_taken_out():
     """A node that is 40 % slower moves the mean of five runs by 7 %, in time and in TFLOP/s."""
     result = judged(*Suite(num_nodes=20).sides(lambda point, side, run, node: 0.4 * (node == "n03")))
