@@ -131,6 +131,18 @@ def test_slow_nodes_are_a_reason_and_not_noise(slowdown):
     assert reds(result) == (["sweep1/tp8-7"] if slowdown else [])
 
 
+def test_of_nodes_that_were_never_apart_one_is_slow():
+    references, results = Suite(num_nodes=20).sides(lambda point, side, run, node: 0.06 * (node == "n03"))
+    pair = ("n03", "n99")
+    references = [
+        replace(each, runs=tuple(replace(run, nodes=pair) if "n03" in run.nodes else run for run in each.runs))
+        for each in references
+    ]
+    result = judged(references, [replace(run, nodes=pair) if "n03" in run.nodes else run for run in results])
+    (note,) = (note for note in result.notes if "that is taken out" in note)
+    assert note.startswith("one of the nodes n03, n99, of which no run had one alone, makes their ")
+
+
 def test_a_slow_node_is_taken_out_of_rates_as_well():
     suite = Suite(num_nodes=20)
     sides = suite.sides(lambda point, side, run, node: 0.03 * (side and point == 7) + 0.06 * (node in ("n03", "n05")))
