@@ -143,9 +143,10 @@ def test_of_nodes_that_were_never_apart_one_is_slow():
     assert note.startswith("one of the nodes n03, n99, of which no run had one alone, makes their ")
 
 
-def test_a_slow_node_is_taken_out_of_rates_as_well():
-    suite = Suite(num_nodes=20)
-    sides = suite.sides(lambda point, side, run, node: 0.03 * (side and point == 7) + 0.06 * (node in ("n03", "n05")))
+def test_slow_nodes_are_taken_out_of_rates_as_well():
+    slow = {"n03", "n17", "n22", "n30"}
+    suite = Suite(num_nodes=40)
+    sides = suite.sides(lambda point, side, run, node: 0.03 * (side and point == 7) + 0.05 * (node in slow))
     assert reds(judged(*sides, metrics=[{"name": "tokens_per_s_per_gpu"}])) == ["sweep1/tp8-7"]
 
 
