@@ -131,6 +131,32 @@ def test_slow_nodes_are_a_reason_and_not_noise(slowdown):
     assert reds(result) == (["sweep1/tp8-7"] if slowdown else [])
 
 
+def test_of_nodes_that_were_never_apart_one_is_slow():
+    references, results = Suite(num_nodes=20).sides(lambda point, side, run, node: 0.06 * (node == "n03"))
+    pair = ("n03", "n99")
+    references = [
+        replace(each, runs=tuple(replace(run, nodes=pair) if "n03" in run.nodes else run for run in each.runs))
+        for each in references
+    ]
+    result = judged(references, [replace(run, nodes=pair) if "n03" in run.nodes else run for run in results])
+    (note,) = (note for note in result.notes if "that is taken out" in note)
+    assert note.startswith("one of the nodes n03, n99, of which no run had one alone, makes their ")
+
+
+def test_slow_nodes_are_taken_out_of_rates_as_well():
+    slow = {"n03", "n17", "n22", "n30"}
+    suite = Suite(num_nodes=40)
+    sides = suite.sides(lambda point, side, run, node: 0.03 * (side and point == 7) + 0.05 * (node in slow))
+    assert reds(judged(*sides, metrics=[{"name": "tokens_per_s_per_gpu"}])) == ["sweep1/tp8-7"]
+
+
+def test_rates_do_not_contradict_times_of_which_a_slow_node_was_taken_out():
+    """A node that is 40 % slower moves the mean of five runs by 7 %, in time and in TFLOP/s."""
+    result = judged(*Suite(num_nodes=20).sides(lambda point, side, run, node: 0.4 * (node == "n03")))
+    assert [node.node for node in result.slow_nodes] == ["n03"]
+    assert GateVerdict.NOT_RUN not in {metric.verdict for point in result.points for metric in point.metrics}
+
+
 def test_a_point_that_only_ran_on_one_node_is_not_excused_by_it():
     """Its new runs are slower, and all of them on a node that nothing else ran on: the node says nothing."""
     references, results = Suite(num_nodes=20).sides(lambda point, side, run, node: 0.06 * (side and point == 7))
@@ -178,3 +204,15 @@ def test_waivers_of_all_points_cover_what_they_share():
     assert judged(*sides).verdict is GateVerdict.REGRESSION
     assert judged(*sides, waivers=waivers).verdict is GateVerdict.PASS
     assert judged(*sides, waivers=[{**waivers[0], "point": "sweep0/*"}]).verdict is GateVerdict.REGRESSION
+
+
+def test_a_waived_change_of_all_points_makes_none_of_them_red():
+    """All are 1.2 % slower, and some seem 2 %, of which the bounds are not within what is waived."""
+    waiver = {"point": "*", "metric": "step_time_*", "reason": "driver 570 is slower, ticket 123", "by": "Ada"}
+    waivers = [{**waiver, "up_to": 0.03, "until": date(2026, 12, 31)}]
+    for seed in range(3):
+        result = judged(*Suite(seed).sides(lambda point, side, run, node: 0.012 * side), waivers=waivers)
+        assert result.shared[0].metrics[0].waived
+        assert not reds(result)
+    large = judged(*Suite().sides(lambda point, side, run, node: 0.06 * side), waivers=[{**waivers[0], "up_to": 0.1}])
+    assert large.verdict is GateVerdict.PASS

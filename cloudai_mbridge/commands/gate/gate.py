@@ -178,6 +178,8 @@ def _write(path: Path | None, render: Callable[[], str]) -> int:
 
 def _confirm(results: Sequence[Path], result: GateResult, repeats: int, console: SteadyConsole) -> list[Confirmation]:
     """Run every inconclusive point again, from the last result that holds it."""
+    from cloudai_mbridge.gate.statistics.slow_nodes import TOGETHER  # numpy
+
     wanted = [point.point for point in result.points if point.verdict is GateVerdict.INCONCLUSIVE]
     where = {run.point: path for path in results for run in read_results(path) if run.point in wanted}
     return [
@@ -186,7 +188,7 @@ def _confirm(results: Sequence[Path], result: GateResult, repeats: int, console:
             [point for point in wanted if where[point] == path],
             repeats,
             lambda plan, root: observer_for(console, plan, root),
-            [node.node for node in result.slow_nodes],
+            [name for node in result.slow_nodes for name in node.node.split(TOGETHER)],
         )
         for path in dict.fromkeys(where.values())
     ]

@@ -4,10 +4,10 @@ A regression is larger than the metric's margin, and significant after a correct
 tests. What passes is shown to be smaller than the tolerance. Whatever is neither is inconclusive, and never a pass.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import date
-from statistics import fmean
+from statistics import fmean, geometric_mean
 from typing import Any
 
 from cloudai_mbridge.errors import counted
@@ -115,7 +115,7 @@ def _settle(
     found: Match,
     draft: Mapping[str, Tested | MetricVerdict],
     policy: GatePolicy,
-    terms: tuple[float, float, Collection[str]],
+    terms: tuple[float, float, Mapping[str, bool]],
     today: date,
 ) -> PointVerdict:
     good = found.runs.good if found.runs else ()
@@ -125,13 +125,17 @@ def _settle(
         name: settle(m, policy, rate, weight, all_are_worse=name in worse) if isinstance(m, Tested) else m
         for name, m in draft.items()
     }
+    for name, m in draft.items():  # what all changed by is waived, so it makes only those red that are waived as well
+        if worse.get(name) and isinstance(m, Tested) and not _waive(by_name[name], found.point, policy, today).waived:
+            by_name[name] = settle(m, policy, rate, weight)
     for metric in policy.metrics:
         if metric.follows in by_name and metric.name not in by_name:
             by_name[metric.name] = _follow(metric, by_name[metric.follows], found)
     metrics = tuple(_waive(by_name[m.name], found.point, policy, today) for m in policy.metrics if m.name in by_name)
     deciding = [m.verdict for m in metrics if m.decides and not m.waived]
     passes = [GateVerdict.PASS] if metrics else []
-    slow = words.slow_runs(good, policy) if any(isinstance(m, Tested) for m in draft.values()) else ()
+    is_tested = any(isinstance(m, Tested) for m in draft.values()) and GateVerdict.NOT_RUN not in deciding
+    slow = words.slow_runs(good, policy) if is_tested else ()
     return PointVerdict(
         point=found.point,
         verdict=worst([*own, *deciding, *passes]),
@@ -166,10 +170,22 @@ def _point_verdicts(found: Match, policy: GatePolicy) -> tuple[list[GateVerdict]
 def _follow(metric: MetricPolicy, leader: MetricVerdict, found: Match) -> MetricVerdict:
     """Show a metric that another one decides: TFLOP/s are the step time in other units."""
     reference, runs = (found.reference.runs, found.runs.good) if found.reference and found.runs else ((), ())
-    old = [run.values[metric.name][0] for run in reference if metric.name in run.values]
-    new = [value[0] for run in runs if (value := METRICS[metric.name].of(run))]
+    sides = {
+        name: (
+            [run.values[name][0] for run in reference if name in run.values],
+            [value[0] for run in runs if (value := METRICS[name].of(run))],
+        )
+        for name in (leader.metric, metric.name)
+    }
+    old, new = sides[metric.name]
     before, after = (fmean(values) if values else None for values in (old, new))
-    disagrees = _disagrees(metric, leader, before, after, rounded=any(map(_is_rounded, runs)))
+    # The values of the runs: the leader's verdict may be without the effects of slow nodes, which the rates have
+    times, rates = (
+        [geometric_mean(values) for values in sides[name] if values] for name in (leader.metric, metric.name)
+    )
+    is_known = leader.baseline is not None
+    is_rounded = any(map(_is_rounded, runs))
+    disagrees = _disagrees(metric, leader.metric, times, rates, rounded=is_rounded) if is_known else ""
     return MetricVerdict(
         metric=metric.name,
         verdict=GateVerdict.NOT_RUN if disagrees else leader.verdict,
@@ -185,20 +201,22 @@ def _follow(metric: MetricPolicy, leader: MetricVerdict, found: Match) -> Metric
 
 
 def _disagrees(
-    metric: MetricPolicy, leader: MetricVerdict, before: float | None, after: float | None, *, rounded: bool
+    metric: MetricPolicy, leader: str, times: Sequence[float], rates: Sequence[float], *, rounded: bool
 ) -> str:
-    """Return how a rate contradicts the time that it is said to be made of, "" if it does not.
+    """Return how rates contradict the times that they are said to be made of, "" if they do not.
 
-    rounded: both were printed as Megatron-Bridge does, which leaves half of their last digits open.
+    times, rates: of the reference and of the result. rounded: they were printed as Megatron-Bridge does, which leaves
+    half of their last digits open.
     """
-    if not (before and after and leader.baseline and leader.value):
+    if not len(times) == len(rates) == 2:
         return ""
-    work = (after * leader.value) / (before * leader.baseline) - 1
+    (old_time, new_time), (old_rate, new_rate) = times, rates
+    work = (new_rate * new_time) / (old_rate * old_time) - 1
     open_rate, open_time = 10**-_DIGITS_OF_RATE / 2, 10**-_DIGITS_OF_TIME / 2
-    rounding = open_rate * (1 / before + 1 / after) + open_time * (1 / leader.baseline + 1 / leader.value)
+    rounding = open_rate * (1 / old_rate + 1 / new_rate) + open_time * (1 / old_time + 1 / new_time)
     if abs(work) <= metric.tolerance + (rounding if rounded else 0):
         return ""
-    return f"contradicts {leader.metric}: the work of a step, their product, changed by {work:+.1%}"
+    return f"contradicts {leader}: the work of a step, their product, changed by {work:+.1%}"
 
 
 def _is_rounded(run: RunResult) -> bool:

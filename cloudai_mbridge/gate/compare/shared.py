@@ -14,6 +14,7 @@ from cloudai_mbridge.gate.compare.suite import Nights, SharedChange, Suite, Suit
 from cloudai_mbridge.gate.compare.verdict import GateVerdict, MetricVerdict, PointVerdict, SlowNode
 from cloudai_mbridge.gate.compare.words import percent
 from cloudai_mbridge.gate.results.values import METRICS, PRIMARY
+from cloudai_mbridge.gate.statistics.slow_nodes import TOGETHER
 
 # Of the weight that all points have for a metric: what is added for all of them together, and for all groups
 _OF_ALL, _OF_GROUPS = 0.07, 0.03
@@ -21,6 +22,7 @@ _OF_ALL, _OF_GROUPS = 0.07, 0.03
 # have the margin of a single point
 MARGIN_OF_ALL = 0.5
 _ALL = "all "
+_MOST_NAMES = 8
 
 
 @dataclass
@@ -120,10 +122,10 @@ def settle_shared(
     return tuple(_point(found) for found in by_name.values())
 
 
-def metrics_that_are_worse(shared: Sequence[PointVerdict]) -> set[str]:
-    """Return the metrics of which all points together have a regression."""
+def metrics_that_are_worse(shared: Sequence[PointVerdict]) -> dict[str, bool]:
+    """Return the metrics of which all points together have a regression, and whether it is waived."""
     whole = [point for point in shared if point.point.startswith(_ALL)]
-    return {m.metric for point in whole for m in point.metrics if m.verdict is GateVerdict.REGRESSION}
+    return {m.metric: bool(m.waived) for point in whole for m in point.metrics if m.verdict is GateVerdict.REGRESSION}
 
 
 def _point(found: Sequence[tuple[SharedTest, MetricVerdict]]) -> PointVerdict:
@@ -205,6 +207,14 @@ def slow_nodes(suites: Suites) -> tuple[SlowNode, ...]:
 def node_notes(nodes: Sequence[SlowNode]) -> list[str]:
     """Say which nodes are slow, and that they do not speak for the software."""
     return [
-        f"node {node.node} makes its {counted(node.runs, 'run')} {100 * node.effect:.1f} % slower; that is taken out"
+        f"{_subject(node.node.split(TOGETHER))} {counted(node.runs, 'run')} {100 * node.effect:.1f} % slower;"
+        " that is taken out"
         for node in nodes
     ]
+
+
+def _subject(names: Sequence[str]) -> str:
+    if len(names) == 1:
+        return f"node {names[0]} makes its"
+    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+    return f"one of the nodes {', '.join(names[:_MOST_NAMES])}{more}, of which no run had one alone, makes their"

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from cloudai_mbridge.gate.compare.reference import RunValues
+from cloudai_mbridge.gate.results.values import METRICS
 from cloudai_mbridge.gate.statistics.comparison import Comparison, growth
 from cloudai_mbridge.gate.statistics.nights import night_numbers
 from cloudai_mbridge.gate.statistics.noise import SharedSpread, SkewedSpread, shared_noise, skewness
@@ -104,13 +105,14 @@ def compare_suite(points: Sequence[SuitePoint], metric: str, confidence: float) 
     if len(usable) < FEWEST_POINTS:
         return None
     runs = _collect(usable, metric)
-    nodes = find_slow_nodes(runs.values, runs.cells, runs.nodes, np.ones(len(runs.values)))
+    sign = METRICS[metric].direction.worse[0]  # a slow node makes times larger, and rates smaller
+    nodes = find_slow_nodes(sign * runs.values, runs.cells, runs.nodes, np.ones(len(runs.values)))
     if nodes.slow:  # again, as the noise of points is known only without them
-        variances, _ = _variances(runs.values - nodes.of_runs, runs, len(usable))
+        variances, _ = _variances(runs.values - sign * nodes.of_runs, runs, len(usable))
         middle = float(np.median(variances))
         sds = np.sqrt(np.clip(variances, middle / 4, middle * 4))[runs.cells // 2]
-        nodes = find_slow_nodes(runs.values, runs.cells, runs.nodes, sds)
-    values = runs.values - nodes.of_runs
+        nodes = find_slow_nodes(sign * runs.values, runs.cells, runs.nodes, sds)
+    values = runs.values - sign * nodes.of_runs
     variances, degrees = _variances(values, runs, len(usable))
     return _Fit(usable, runs, values, nodes, variances, degrees, confidence).suite()
 
