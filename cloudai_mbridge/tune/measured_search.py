@@ -33,7 +33,7 @@ WIDE = Deviations(shared=0.5, own=0.05)
 NOISE = 0.01  # between runs of a point, standard deviation of the logarithm, and after how many differences it is known
 _AS_KNOWN = 2
 _CERTAIN = 0.95  # that the best point is faster than the next; otherwise both are measured again, once
-_FIRST_LOOK, _WRONGLY = 4, 0.0005
+_FIRST_LOOK, _LOOKS_PER_DOUBLING, _WRONGLY = 4, 2, 0.0005
 _LEAST_ERROR = 1e-9
 _AT_ONCE = 4  # where no limit on active runs is set
 _CATEGORY_APART = 2.0  # doublings that tell as much as another value of what is not a number
@@ -287,7 +287,8 @@ def is_slower(step_times: Sequence[float], best_s: float, best_error: float, noi
     """
     if len(step_times) < _FIRST_LOOK:
         return False
-    number = _FIRST_LOOK << int(math.log2(len(step_times) / _FIRST_LOOK))
+    looks = int(_LOOKS_PER_DOUBLING * math.log2(len(step_times) / _FIRST_LOOK))
+    number = int(_FIRST_LOOK * 2 ** (looks / _LOOKS_PER_DOUBLING))
     logs = np.log(step_times[:number])
     by_steps = OF_MEDIAN * float(logs.std(ddof=1)) / math.sqrt(number)
     within = stdtrit(number - 1, 1 - _WRONGLY) * by_steps + ndtri(1 - _WRONGLY) * math.hypot(best_error, noise)

@@ -1,9 +1,9 @@
-"""Simulated campaigns: are the slow nodes named, and no others, and what does it cost?
+"""Simulated campaigns, and looks at results: are the slow nodes named, and no others, and what does it cost?
 
-    python tests/benchmarks/node_campaigns.py [--campaigns 200] [--seed 1]
+    python tests/benchmarks/node_campaigns.py [--campaigns 200] [--noise normal heavy-tailed skewed] [--seed 1]
 
 1 % noise between runs, 0.3 % between rounds; slow nodes are 5 % slower; at most four runs a node. The rounds, the looks
-and the verdicts are the product's own.
+and the verdicts are the product's own. A look is at runs of one point, as many on each of 64 nodes.
 """
 
 import argparse
@@ -11,15 +11,23 @@ import math
 import random
 import sys
 import time
+from collections.abc import Callable
 
 from cloudai_mbridge.gate.nodes.campaign import plan_rounds, undecided_after, wanted_groups
 from cloudai_mbridge.gate.nodes.verdicts import NodeRun, judge_nodes
 
+Noise = Callable[[random.Random], float]
 ROUNDS, RATE, SLOWDOWN, EFFECT, NOISE, BETWEEN_ROUNDS = 4, 0.01, 0.03, 0.05, 0.01, 0.003
+NOISES: dict[str, Noise] = {
+    "normal": lambda rng: rng.gauss(0, 1),
+    "heavy-tailed": lambda rng: rng.gauss(0, 1) / math.sqrt(rng.gammavariate(1.5, 2) / 3) / math.sqrt(3),  # t, 3 df
+    "skewed": lambda rng: rng.expovariate(1) - 1,
+}
+LOOKS = ((64, 0, 1), (64, 0, 2), (64, 0, 4), (64, 2, 2), (64, 2, 4), (6, 0, 2), (6, 1, 3))  # nodes, slow, runs of each
 CASES = ((64, 2, 1), (64, 2, 2), (64, 2, 8), (64, 0, 1), (1024, 8, 1), (1024, 8, 4))  # nodes, slow, nodes of a run
 
 
-def play(num_nodes: int, num_slow: int, per_run: int, rng: random.Random) -> tuple[bool, bool, int]:
+def play(num_nodes: int, num_slow: int, per_run: int, noise: Noise, rng: random.Random) -> tuple[bool, bool, int]:
     """Return whether all slow nodes were named, whether another was, and the number of runs."""
     names = [f"n{i:04}" for i in range(num_nodes)]
     slow, undecided = set(rng.sample(names, num_slow)), set(names)
@@ -33,12 +41,27 @@ def play(num_nodes: int, num_slow: int, per_run: int, rng: random.Random) -> tup
             break
         done.append(
             [
-                NodeRun(f"{number}", group, math.exp(rng.gauss(level, NOISE)) * (1 + EFFECT * bool(slow & set(group))))
+                NodeRun(
+                    f"{number}", group, math.exp(level + NOISE * noise(rng)) * (1 + EFFECT * bool(slow & set(group)))
+                )
                 for group in wanted
             ]
         )
     runs = [run for each in done for run in each]
-    named = {node.node for node in judge_nodes(runs, false_alarm_rate=RATE / ROUNDS, slowdown=SLOWDOWN).slow}
+    named = {node.node for node in judge_nodes(runs, false_alarm_rate=RATE, slowdown=SLOWDOWN, num_looks=ROUNDS).slow}
+    return slow <= named, bool(named - slow), len(runs)
+
+
+def _time(level: float, noise: Noise, is_slow: bool, rng: random.Random) -> float:
+    return math.exp(level + NOISE * noise(rng)) * (1 + EFFECT * is_slow)
+
+
+def look(num_nodes: int, num_slow: int, per_node: int, noise: Noise, rng: random.Random) -> tuple[bool, bool, int]:
+    """The same of a look at results."""
+    names = [f"n{i:04}" for i in range(num_nodes)]
+    slow = set(rng.sample(names, num_slow))
+    runs = [NodeRun("point", (name,), _time(0.0, noise, name in slow, rng)) for name in names for _ in range(per_node)]
+    named = {node.node for node in judge_nodes(runs, false_alarm_rate=RATE, slowdown=SLOWDOWN).slow}
     return slow <= named, bool(named - slow), len(runs)
 
 
@@ -46,19 +69,20 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--campaigns", type=int, default=200, help="of 64 nodes; a twentieth of 1,024")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--noise", nargs="+", default=list(NOISES), choices=NOISES)
     args = parser.parse_args()
-    print(f"{'nodes':>6}{'slow':>6}{'a run':>6}{'campaigns':>11}{'all named':>11}{'another':>9}{'runs':>8}{'CPU s':>8}")
-    for num_nodes, num_slow, per_run in CASES:
-        campaigns = max(1, args.campaigns * 64 // num_nodes if num_nodes == 64 else args.campaigns // 20)
-        rng, started = random.Random(args.seed), time.process_time()
-        found = [play(num_nodes, num_slow, per_run, rng) for _ in range(campaigns)]
-        spent = (time.process_time() - started) / campaigns
-        shares = [100 * sum(each[i] for each in found) / campaigns for i in (0, 1)]
-        runs = sum(each[2] for each in found) / campaigns
-        print(
-            f"{num_nodes:6}{num_slow:6}{per_run:6}{campaigns:11}{shares[0]:10.1f}%{shares[1]:8.1f}%{runs:8.0f}{spent:8.2f}",
-            flush=True,
-        )
+    print(f"{'':14}{'nodes':>6}{'slow':>6}{'':>11}{'times':>6}{'all named':>11}{'another':>9}{'runs':>8}{'CPU s':>8}")
+    for name in args.noise:
+        for what, cases, of_case in (("nodes a run", CASES, play), ("runs a node", LOOKS, look)):
+            for num_nodes, num_slow, number in cases:
+                times = args.campaigns if num_nodes <= 64 else max(1, args.campaigns // 20)
+                rng, started = random.Random(args.seed), time.process_time()
+                found = [of_case(num_nodes, num_slow, number, NOISES[name], rng) for _ in range(times)]
+                spent = (time.process_time() - started) / times
+                named, another = (100 * sum(each[i] for each in found) / times for i in (0, 1))
+                runs = sum(each[2] for each in found) / times
+                line = f"{name:14}{num_nodes:6}{num_slow:6}{number:3} {what:11}{times:6}"
+                print(f"{line}{named:7.1f}%{another:8.1f}%{runs:8.0f}{spent:8.2f}", flush=True)
     return 0
 
 

@@ -55,6 +55,41 @@ def test_no_node_is_slow_where_none_is() -> None:
         assert not judge_nodes(campaign({}, seed=seed)).slow
 
 
+@pytest.mark.parametrize("rounds", [1, 2, 4])
+def test_one_run_alone_makes_no_node_slow(rounds: int) -> None:
+    runs = campaign({}, rounds=rounds)
+    slowest = replace(runs[7], step_time_s=1.3 * runs[7].step_time_s)
+    result = judge_nodes([*runs[:7], slowest, *runs[8:]])
+    assert not result.slow
+    assert verdicts(result)[slowest.nodes[0]] is NodeVerdict.TOO_FEW
+
+
+def test_looks_share_the_rate() -> None:
+    runs = campaign({"n03": 0.03})
+    assert judge_nodes(runs).slow
+    assert not judge_nodes(runs, num_looks=10**9).slow
+    assert judge_nodes(runs, num_looks=4).false_alarm_rate == judge_nodes(runs).false_alarm_rate
+
+
+def test_a_round_of_a_campaign_is_compared_with_itself() -> None:
+    """The second round is 10 % slower: one node would be, which only has runs in it."""
+    first, second = (
+        [
+            replace(
+                make_run(f"{number}-{i}", (1 + number / 10) * (1 + i / 1000)),
+                iteration=10 * number + i,
+                nodes=(f"n{i}",),
+            )
+            for i in range(6)
+        ]
+        for number in (0, 1)
+    )
+    rounds = {(run.source, f"{run.point}/{run.iteration}"): run.iteration // 10 for run in (*first, *second)}
+    runs, _ = runs_on_nodes([*first[1:], *second], rounds)
+    assert len({run.cell for run in runs}) == 2
+    assert not judge_nodes(runs).slow
+
+
 def test_one_run_a_node_is_too_few() -> None:
     runs = [replace(run, cell=f"{run.cell} {number}") for number, run in enumerate(campaign({"n03": 0.05}, rounds=1))]
     result = judge_nodes(runs)

@@ -1,6 +1,7 @@
 """Gates of many points: the noise, the nodes and the nights that they share, and what changed for all."""
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import date
@@ -66,6 +67,21 @@ def test_one_slow_point_is_found_by_the_noise_of_all():
     name = {m.metric: m for m in next(p for p in few.points if p.point == "sweep1/tp8-7").metrics}["step_time_s"]
     of_all = {m.metric: m for m in next(p for p in result.points if p.point == "sweep1/tp8-7").metrics}["step_time_s"]
     assert name.p_value > 3 * of_all.p_value
+
+
+def test_points_that_went_both_ways_are_not_called_all() -> None:
+    both_ways = Suite().sides(lambda point, side, run, node: side * (0.06 if point < 25 else -0.06))
+    result = judged(*both_ways)
+    assert result.verdict is GateVerdict.REGRESSION
+    assert len(reds(result)) >= 24
+    assert not [found for found in result.shared if found.verdict is GateVerdict.REGRESSION]
+
+
+def test_a_change_of_all_points_but_a_few_says_of_how_many() -> None:
+    most = Suite().sides(lambda point, side, run, node: side * (0.02 if point < 37 else -0.04))
+    together = judged(*most).shared[0]
+    assert together.verdict is GateVerdict.REGRESSION
+    assert re.match(r"37 of 40 points are \d\.\d\d % slower", together.metrics[0].words)
 
 
 def test_no_change_passes_and_says_what_all_share():

@@ -18,7 +18,7 @@ from cloudai_mbridge.commands.run.drive import drive
 from cloudai_mbridge.commands.run_names import run_argument
 from cloudai_mbridge.errors import OK, BadInput, counted
 from cloudai_mbridge.files.replace import require_writable, write_text
-from cloudai_mbridge.gate.results.read import read_results, without_dry_runs
+from cloudai_mbridge.gate.results.read import RunResult, read_results, without_dry_runs
 from cloudai_mbridge.logs.tail import printable
 from cloudai_mbridge.models.system import LocalSystem
 from cloudai_mbridge.models.values.hostlist import expand_hostlist
@@ -141,13 +141,25 @@ def _only_run(plan: ScenarioPlan, scenario: Path) -> RunPlan:
 
 
 def _judged(results: Sequence[Path], false_alarm_rate: float, slowdown: float) -> "NodesResult":
+    from cloudai_mbridge.gate.nodes.campaign import read_campaign
     from cloudai_mbridge.gate.nodes.facts import odd_facts
     from cloudai_mbridge.gate.nodes.verdicts import judge_nodes, runs_on_nodes  # numpy, for this group only
 
     given, skipped = without_dry_runs(results)
-    read = [run for path in given for run in read_results(path)]
-    runs, notes = runs_on_nodes(read)
-    result = judge_nodes(runs, false_alarm_rate=false_alarm_rate, slowdown=slowdown, notes=[*skipped, *notes])
+    read: list[RunResult] = []
+    rounds: dict[tuple[str, str], int] = {}
+    num_looks = 1
+    for path in given:
+        own = read_results(path)
+        read += own
+        if own and (campaign := read_campaign(Path(own[0].source).parent)):
+            num_looks = max(num_looks, len(campaign.rounds))
+            keys = ((key, number) for number, round_ in enumerate(campaign.rounds) for key in round_)
+            rounds |= {(own[0].source, key): number for key, number in keys}
+    runs, notes = runs_on_nodes(read, rounds)
+    result = judge_nodes(
+        runs, false_alarm_rate=false_alarm_rate, slowdown=slowdown, num_looks=num_looks, notes=[*skipped, *notes]
+    )
     return replace(result, odd=tuple(odd_facts(read)))
 
 

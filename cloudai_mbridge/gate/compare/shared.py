@@ -141,6 +141,12 @@ def name_of(shared: SharedChange) -> str:
     return f"{_ALL}{len(shared.points)} points" if not of else f"{counted(len(shared.points), 'point')}{of}"
 
 
+def _subject_of(shared: SharedChange) -> str:
+    if shared.alike == len(shared.points):
+        return name_of(shared)
+    return f"{shared.alike} of {name_of(shared).removeprefix(_ALL)}"
+
+
 def _settle(test: SharedTest, suites: Suites, policy: GatePolicy, rate: float, today: date) -> MetricVerdict:
     tested, found = test.tested, test.shared.comparison
     values_are_points = policy.model_copy(update={"min_runs": 1})
@@ -172,9 +178,9 @@ def _words(test: SharedTest, verdict: GateVerdict, suite: Suite, policy: GatePol
     faster, slower = ("faster", "slower") if is_worse_larger else ("higher", "lower")
     if METRICS[test.tested.policy.name].unit == "s":
         how = slower if found.change > 0 else faster
-        text = f"{name_of(shared)} are {100 * abs(found.change):.2f} % {how}"
+        text = f"{_subject_of(shared)} are {100 * abs(found.change):.2f} % {how}"
     else:
-        text = f"{name_of(shared)} changed by {percent(found.change)}"
+        text = f"{_subject_of(shared)} changed by {percent(found.change)}"
     text += f" ({policy.confidence * 100:.4g} % bounds {percent(found.lower)} and {percent(found.upper)})"
     if shared.group:
         text += f"; the others changed by {percent(shared.rest)}"

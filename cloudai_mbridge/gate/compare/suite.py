@@ -26,6 +26,7 @@ FEWEST_POINTS = 10  # fewer say little of what they share
 _FEWEST_OF_A_GROUP, _MOST_GROUPS = 3, 60
 _FEW_RUNS, _NOISE_OF_FEW = 3, 0.01  # as in statistics/comparison.py
 _FAR_NOISIER = 3.0
+_MOST = 0.8  # share of points that are alike, in a change of all of them
 _OUTLYING = 3.5  # standard errors; a point so far from the middle does not speak for all
 _VARIANCE_OF_A_MEDIAN = math.pi / 2  # over that of a mean
 _MANY = 1e9  # degrees of freedom: a normal distribution
@@ -47,12 +48,13 @@ class SuitePoint:
 class SharedChange:
     """What points changed by together. group: what they have in common, "" for all points.
 
-    comparison: its p-values are of what all points changed by, or a group beyond the rest. rest: the relative change of
-    the rest.
+    alike: how many of them are near the change. comparison: its p-values are of what all points changed by, or a group
+    beyond the rest; 1 where too few are alike. rest: the relative change of the rest.
     """
 
     group: str
     points: tuple[str, ...]
+    alike: int
     comparison: Comparison
     rest: float = 0.0
 
@@ -186,7 +188,8 @@ class _Fit:
         self._spreads = [noise.spread(variances[i], degrees[i], factors[i], doubts[i], least[i]) for i in range(num)]
         # What all points changed by for sure: a point is not to pay for the doubt about it
         doubt = 2 * math.sqrt(_VARIANCE_OF_A_MEDIAN / float((1 / self._variances).sum()))
-        self._shared = math.copysign(max(0.0, abs(self._middle) - doubt), self._middle)
+        sure = max(0.0, abs(self._middle) - doubt) if _are_alike(self._keeps) else 0.0
+        self._shared = math.copysign(sure, self._middle)
         self._skewness = self._find_skewness()
 
     def suite(self) -> Suite:
@@ -255,7 +258,8 @@ class _Fit:
         chosen = np.flatnonzero(self._keeps)
         mean, variance = self._mean(chosen)
         spread = _normal(np.sqrt(variance + noises**2 * shares), weights)
-        return SharedChange("", tuple(point.point for point in self._points), self._shared_change(mean, spread, spread))
+        change = self._shared_change(mean, spread, spread, is_one=_are_alike(self._keeps))
+        return SharedChange("", tuple(point.point for point in self._points), len(chosen), change)
 
     def _groups(self) -> list[SharedChange]:
         members: dict[str, set[int]] = {}
@@ -270,22 +274,30 @@ class _Fit:
 
     def _group(self, inside: frozenset[int], names: Sequence[str]) -> SharedChange:
         is_in = np.array([i in inside for i in range(len(self._points))])
-        sides = []
+        sides, near = [], []
         for chosen in (is_in, ~is_in):
             middle = _weighted_median(self._differences[chosen], 1 / self._variances[chosen])
             is_near = np.abs(self._differences - middle) <= _OUTLYING * np.sqrt(self._variances)
+            near.append(is_near[chosen])
             sides.append(self._mean(np.flatnonzero(chosen & is_near)))
+        is_one = all(map(_are_alike, near))
         (mean, variance), (rest, variance_of_rest) = sides
         own, beyond = (_normal(np.array([math.sqrt(v)]), np.ones(1)) for v in (variance, variance + variance_of_rest))
         return SharedChange(
             " and ".join(names[:2]) + (f" and {len(names) - 2} more" if len(names) > 2 else ""),
             tuple(self._points[i].point for i in sorted(inside)),
-            self._shared_change(mean, own, beyond, rest),
+            int(near[0].sum()),
+            self._shared_change(mean, own, beyond, rest, is_one=is_one),
             growth(rest),
         )
 
-    def _shared_change(self, mean: float, own: SharedSpread, beyond: SharedSpread, rest: float = 0.0) -> Comparison:
-        """Compare points together. own: the spread of the mean; beyond: of what it is more than the rest."""
+    def _shared_change(
+        self, mean: float, own: SharedSpread, beyond: SharedSpread, rest: float = 0.0, *, is_one: bool
+    ) -> Comparison:
+        """Compare points together. own: the spread of the mean; beyond: of what it is more than the rest.
+
+        is_one: most points are near the mean, so that it is a change of all.
+        """
         reach = own.reach(self._confidence)
         return Comparison(
             baseline=1.0,
@@ -293,8 +305,8 @@ class _Fit:
             change=growth(mean),
             lower=growth(mean - reach),
             upper=growth(mean + reach),
-            p_larger=beyond.tail(mean - max(rest, 0.0)),
-            p_smaller=beyond.tail(-(mean - min(rest, 0.0))),
+            p_larger=beyond.tail(mean - max(rest, 0.0)) if is_one else 1.0,
+            p_smaller=beyond.tail(-(mean - min(rest, 0.0))) if is_one else 1.0,
             spreads=(beyond,),
         )
 
@@ -332,6 +344,10 @@ class _Fit:
         weights = prior * np.exp(logs - logs.max())
         weights /= weights.sum()
         return Nights(counts[0], counts[1], float(np.sqrt(weights @ _NIGHT_NOISES**2))), _NIGHT_NOISES, weights, shares
+
+
+def _are_alike(near: np.ndarray) -> bool:
+    return bool(near.mean() >= _MOST)
 
 
 def _normal(errors: np.ndarray, weights: np.ndarray) -> SharedSpread:

@@ -15,7 +15,7 @@ from pathlib import Path
 from cloudai_mbridge.errors import BadInput, counted
 from cloudai_mbridge.files.json_text import parse_json
 from cloudai_mbridge.files.regular import read_regular
-from cloudai_mbridge.gate.nodes.verdicts import NodeRun, NodesResult, NodeVerdict, judge_nodes
+from cloudai_mbridge.gate.nodes.verdicts import NodeRun, NodeVerdict, judge_nodes
 from cloudai_mbridge.plan import ROOT_FILES, RunPlan
 from cloudai_mbridge.runner import Judge
 from cloudai_mbridge.runner.context import Phase, Tracked
@@ -66,7 +66,8 @@ def undecided_after(
     rounds: Sequence[Sequence[NodeRun]], nodes: Iterable[str], num_looks: int, rate: float, slowdown: float
 ) -> set[str]:
     """Return the nodes that the rounds so far leave open. num_looks: of the whole campaign."""
-    result = judge_nodes([run for each in rounds for run in each], false_alarm_rate=rate / num_looks, slowdown=slowdown)
+    runs = [run for each in rounds for run in each]
+    result = judge_nodes(runs, false_alarm_rate=rate, slowdown=slowdown, num_looks=num_looks)
     decided = {node.node for node in result.nodes if node.verdict is not NodeVerdict.TOO_FEW}
     return set(nodes) - decided
 
@@ -149,18 +150,6 @@ class NodeChooser:
     def why_end(self, run: RunPlan, step_times: Sequence[float]) -> str:
         """Return "": every run goes to its end."""
         return ""
-
-    def result(self, runs: Sequence[Tracked], entry_of: Callable[[str], JournalEntry]) -> NodesResult:
-        """Return what is known of the nodes now."""
-        by_key = {run.plan.key: run for run in runs}
-        measured = [
-            self._measured(f"round {number}", [by_key[key] for key in keys if key in by_key], entry_of)
-            for number, keys in enumerate(self._campaign.rounds)
-        ]
-        rate = self._campaign.false_alarm_rate / len(self._campaign.rounds)
-        return judge_nodes(
-            [run for each in measured for run in each], false_alarm_rate=rate, slowdown=self._campaign.slowdown
-        )
 
     def _undecided(self, measured: Sequence[Sequence[NodeRun]], nodes: Iterable[str]) -> set[str]:
         campaign = self._campaign

@@ -1,6 +1,6 @@
 """What results say of each node: slow, normal, or too few runs to tell."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -11,7 +11,7 @@ from cloudai_mbridge.gate.compare.groups import Originals, why_not
 from cloudai_mbridge.gate.nodes.facts import OddFact
 from cloudai_mbridge.gate.results.read import RunResult
 from cloudai_mbridge.gate.results.values import METRICS, PRIMARY
-from cloudai_mbridge.gate.statistics.slow_nodes import TOGETHER, find_slow_nodes
+from cloudai_mbridge.gate.statistics.slow_nodes import TOGETHER, find_slow_nodes, slow_without_the_slowest_run
 
 FALSE_ALARM_RATE = 0.01
 SLOWDOWN = 0.03  # relative; a node that is shown to be slower by less is normal
@@ -19,7 +19,10 @@ _FEWEST_DEGREES = 4  # of runs beyond one a point: for a noise that is known
 
 
 class NodeVerdict(StrEnum):
-    """SLOW: its runs are slower than those of the same point elsewhere. TOO_FEW: its runs do not tell."""
+    """SLOW: its runs are slower than those of the same point elsewhere, also without the slowest of them.
+
+    TOO_FEW: its runs do not tell.
+    """
 
     SLOW = "slow"
     NORMAL = "normal"
@@ -66,10 +69,13 @@ class NodeRun:
     step_time_s: float
 
 
-def runs_on_nodes(results: Iterable[RunResult]) -> tuple[list[NodeRun], list[str]]:
+def runs_on_nodes(
+    results: Iterable[RunResult], rounds: Mapping[tuple[str, str], int] | None = None
+) -> tuple[list[NodeRun], list[str]]:
     """Return the good runs whose nodes are known, each once, and notes on the others.
 
-    The runs of a point in one report are a cell: between reports software may have changed.
+    The runs of a point in one report are a cell: between reports software may have changed. So are those of a
+    campaign's round. rounds: (source, run key) -> round.
     """
     originals, ids = Originals(), set[str]()
     found, failed, unknown = [], 0, 0
@@ -84,7 +90,9 @@ def runs_on_nodes(results: Iterable[RunResult]) -> tuple[list[NodeRun], list[str
         elif not run.nodes:
             unknown += 1
         else:
-            found.append(NodeRun(f"{run.source}\n{run.point}\n{run.comparability_id}", run.nodes, value[0]))
+            number = (rounds or {}).get((run.source, f"{run.point}/{run.iteration}"), 0)
+            cell = f"{run.source}\n{run.point}\n{run.comparability_id}\n{number}"
+            found.append(NodeRun(cell, run.nodes, value[0]))
     notes = [f"{counted(failed, 'run')} failed, which says nothing of a node's speed"] if failed else []
     notes += [f"the nodes of {counted(unknown, 'run')} are unknown"] if unknown else []
     return found, notes
@@ -95,9 +103,10 @@ def judge_nodes(
     *,
     false_alarm_rate: float = FALSE_ALARM_RATE,
     slowdown: float = SLOWDOWN,
+    num_looks: int = 1,
     notes: Sequence[str] = (),
 ) -> NodesResult:
-    """Say of every node whether it is slow. false_alarm_rate: of calling any node slow where none is."""
+    """Say of every node whether it is slow. false_alarm_rate: of calling any node slow where none is, in all looks."""
     counts: dict[str, int] = {}
     for run in runs:
         for node in dict.fromkeys(run.nodes):
@@ -107,16 +116,16 @@ def judge_nodes(
     if len(runs) - len(cells) < _FEWEST_DEGREES:
         found = [NodeResult(name, None, None, NodeVerdict.TOO_FEW, count) for name, count in counts.items()]
         return replace(result, nodes=tuple(sorted(found, key=lambda node: node.node)))
-    effects = find_slow_nodes(
+    problem = (
         np.log([run.step_time_s for run in runs]),
         np.array([cells[run.cell] for run in runs]),
         [run.nodes for run in runs],
-        np.ones(len(runs)),
-        false_alarm_rate,
     )
+    effects = find_slow_nodes(*problem, np.ones(len(runs)), false_alarm_rate / num_looks)
+    sure = slow_without_the_slowest_run(*problem, effects)
     found, notes = [], list(notes)
     for names, effect in {**effects.slow, **effects.others}.items():
-        is_slow, is_normal = names in effects.slow, effect.interval()[1] < slowdown
+        is_slow, is_normal = names in sure, effect.interval()[1] < slowdown
         verdict = NodeVerdict.SLOW if is_slow else NodeVerdict.NORMAL if is_normal else NodeVerdict.TOO_FEW
         together = names.split(TOGETHER)
         if is_slow and len(together) > 1:

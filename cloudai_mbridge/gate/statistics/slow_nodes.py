@@ -18,6 +18,7 @@ from scipy.special import stdtrit
 TOGETHER = ","  # between the names of nodes that were in the same runs only
 SLOW = 0.01  # as a logarithm: less than this is not worth a name
 _RATE = 0.001  # of calling any node slow where none is
+_AGAIN = 0.003  # of calling one node slow again that is not
 _MAD_TO_SD = 1.4826
 _MOST_ROUNDS = 200
 _MAYBE = 2.5  # standard errors: such a node is tried, so that it does not hide others
@@ -99,10 +100,9 @@ def find_slow_nodes(
     while slow:
         without = {name: problem.fit([other for other in slow if other != name], runs_of) for name in slow}
         least = min(slow, key=lambda name: without[name].squares)
-        variance = fitted.squares / max(degrees - len(slow), 1)
-        ratio = math.sqrt(max(without[least].squares - fitted.squares, 0.0) / variance) if variance > 0 else 0.0
-        threshold = stdtrit(max(degrees - len(slow), 1), 1 - rate / len(names))
-        if ratio >= threshold and fitted.slow[least].effect > SLOW:
+        if _is_needed(without[least], fitted, degrees - len(slow), rate / len(names)) and (
+            fitted.slow[least].effect > SLOW
+        ):
             break
         slow.remove(least)
         fitted = without[least]
@@ -113,6 +113,46 @@ def find_slow_nodes(
         if error > 0 and name not in fitted.slow
     }
     return replace(fitted, others=others)
+
+
+def _is_needed(without: NodeEffects, fitted: NodeEffects, degrees: int, rate: float) -> bool:
+    """Return whether a fit without a node is significantly worse than with it."""
+    variance = fitted.squares / max(degrees, 1)
+    ratio = math.sqrt(max(without.squares - fitted.squares, 0.0) / variance) if variance > 0 else 0.0
+    return bool(ratio >= stdtrit(max(degrees, 1), 1 - rate))
+
+
+def slow_without_the_slowest_run(
+    values: np.ndarray, cells: np.ndarray, nodes: Sequence[Sequence[str]], found: NodeEffects
+) -> set[str]:
+    """Return the slow nodes that are slow without the slowest run of each of them, too, each at a rate of its own.
+
+    One run may be slow by itself: where runs have a heavy tail, that is much more probable than the rate of all nodes.
+    Arguments as in `find_slow_nodes`.
+    """
+    above = values - (np.bincount(cells, values) / np.bincount(cells))[cells]
+    left = np.ones(len(values), dtype=bool)
+    for columns in found.columns:
+        if columns.any():
+            left[np.argmax(np.where(columns > 0, above, -np.inf))] = False
+    _, renumbered = np.unique(cells[left], return_inverse=True)
+    kept = [set(names) for names, is_left in zip(nodes, left, strict=True) if is_left]
+    of_slow = {
+        name: [run for run, names in enumerate(kept) if names & set(name.split(TOGETHER))] for name in found.slow
+    }
+    runs_of = {name: runs for name, runs in of_slow.items() if runs}
+    slow = list(runs_of)
+    if not slow:
+        return set()
+    problem = _Problem(values[left], renumbered, np.ones(int(left.sum())))
+    fitted = problem.fit(slow, runs_of)
+    degrees = len(kept) - int(renumbered.max()) - 1 - len(slow)
+    fits = {name: problem.fit([other for other in slow if other != name], runs_of) for name in slow}
+    return {
+        name
+        for name, without in fits.items()
+        if fitted.slow[name].effect > SLOW and _is_needed(without, fitted, degrees, _AGAIN)
+    }
 
 
 def _runs_of(nodes: Sequence[Sequence[str]]) -> dict[str, list[int]]:
