@@ -3,12 +3,22 @@
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from cloudai_mbridge.gate.history.store import History
 from cloudai_mbridge.gate.nodes.facts import OddFact, odd_facts
-from cloudai_mbridge.gate.nodes.verdicts import NodeRun, NodesResult, NodeVerdict, judge_nodes, runs_on_nodes
+from cloudai_mbridge.gate.nodes.verdicts import (
+    NodeRun,
+    NodesResult,
+    NodeVerdict,
+    judge_nodes,
+    runs_of_history,
+    runs_on_nodes,
+)
+from tests.gate.history_data import make_point, write_report
 from tests.gate.some_runs import make_run
 
 NAMES = [f"n{i:02}" for i in range(24)]
@@ -53,6 +63,55 @@ def test_slow_nodes_are_named_and_no_others(per_run: int) -> None:
 def test_no_node_is_slow_where_none_is() -> None:
     for seed in range(30):
         assert not judge_nodes(campaign({}, seed=seed)).slow
+
+
+def nightly(slow: str, points: int = 8, nights: int = 12, seed: int = 2) -> list[NodeRun]:
+    """One run of every point a night, on a node by chance; points and nights have levels of their own."""
+    rng = np.random.default_rng(seed)
+    runs = []
+    for night in range(nights):
+        level = 0.02 * rng.standard_normal()
+        for point in range(points):
+            node = str(rng.choice(NAMES[:8]))
+            time = (1 + point) * math.exp(level + 0.01 * rng.standard_normal()) * (1.06 if node == slow else 1)
+            runs.append(NodeRun(f"{night}/{point}", (node,), time, f"p{point}", f"night {night}"))
+    return runs
+
+
+def test_a_slow_node_is_found_in_nights_with_one_run_of_each_point() -> None:
+    result = judge_nodes(nightly("n03"))
+    assert [node.node for node in result.slow] == ["n03"]
+    assert result.slow[0].effect == pytest.approx(0.06, abs=0.015)
+    assert result.noise == pytest.approx(0.01, rel=0.3)
+    assert not any(judge_nodes(nightly("", seed=seed)).slow for seed in range(30))
+
+
+def test_three_nights_are_too_few_for_a_level_of_each_point() -> None:
+    assert set(verdicts(judge_nodes(nightly("n03", nights=3))).values()) == {NodeVerdict.TOO_FEW}
+
+
+def test_a_history_tells_its_runs_with_their_nights(tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    with History(tmp_path / "history.sqlite") as history:
+        for number in range(6):
+            points = [
+                make_point(
+                    (1 + point) * math.exp(0.01 * rng.standard_normal()),
+                    number=number,
+                    label=f"tp={point}",
+                    environment={"nodes": [f"n{(number + point) % 4}"]},
+                )
+                for point in range(4)
+            ]
+            history.import_report(write_report(tmp_path / f"{number}.json", points))
+        runs = runs_of_history(history)
+        assert len(runs) == 24
+        assert len({run.night for run in runs}) == 6
+        assert len({run.point for run in runs}) == 4
+        assert {run.nodes for run in runs} == {(f"n{i}",) for i in range(4)}
+        ids = [run.run_id for key in sorted(history.keys()) for run in history.series(key, "step_time_s", 100).runs]
+        assert len(runs_of_history(history, without=ids[:5])) == 19
+    assert {node.verdict for node in judge_nodes(runs).nodes} <= {NodeVerdict.NORMAL, NodeVerdict.TOO_FEW}
 
 
 @pytest.mark.parametrize("rounds", [1, 2, 4])

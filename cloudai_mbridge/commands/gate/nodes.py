@@ -49,7 +49,8 @@ def nodes() -> None:
 
 
 @nodes.command()
-@run_argument("results", "RUN...", nargs=-1, required=True)
+@run_argument("results", "RUN...", nargs=-1, required=False)
+@click.option("--history", type=PATH, help="Also take the runs of this history.")
 @_FALSE_ALARM_RATE
 @_SLOWDOWN
 @JSON
@@ -57,6 +58,7 @@ def nodes() -> None:
 @click.option("--fail-on-slow", is_flag=True, help=f"Exit with {SLOW_NODES} if a node is slow.")
 def show(
     results: tuple[Path, ...],
+    history: Path | None,
     false_alarm_rate: float,
     slowdown: float,
     as_json: bool,
@@ -65,11 +67,14 @@ def show(
 ) -> int:
     """Say from results which nodes slow the runs on them; a RUN may be its report.json.
 
-    Runs of the same point in one report are compared with each other. Nothing is run, and no node is drained.
+    Runs of the same point in one report, or in one night of a history, are compared with each other; those of points
+    with one run a night, with the other points of the night. Nothing is run, and no node is drained.
     """
+    if not results and (history is None or html is not None):
+        raise BadInput("give a RUN" + (" for the page" if history else ", or a --history"))
     if html is not None:
         require_writable(html)
-    result = _judged(results, false_alarm_rate, slowdown)
+    result = _judged(results, false_alarm_rate, slowdown, history)
     if html is not None:
         first, *_ = without_dry_runs(results)[0]  # one at least: there is a result
         write_text(html, render_report_file(first, nodes=plain(result)))
@@ -140,10 +145,14 @@ def _only_run(plan: ScenarioPlan, scenario: Path) -> RunPlan:
     return runs[0]
 
 
-def _judged(results: Sequence[Path], false_alarm_rate: float, slowdown: float) -> "NodesResult":
+def _judged(
+    results: Sequence[Path], false_alarm_rate: float, slowdown: float, history: Path | None = None
+) -> "NodesResult":
+    # numpy, for this group only
+    from cloudai_mbridge.gate.history.store import History
     from cloudai_mbridge.gate.nodes.campaign import read_campaign
     from cloudai_mbridge.gate.nodes.facts import odd_facts
-    from cloudai_mbridge.gate.nodes.verdicts import judge_nodes, runs_on_nodes  # numpy, for this group only
+    from cloudai_mbridge.gate.nodes.verdicts import judge_nodes, runs_of_history, runs_on_nodes
 
     given, skipped = without_dry_runs(results)
     read: list[RunResult] = []
@@ -157,6 +166,9 @@ def _judged(results: Sequence[Path], false_alarm_rate: float, slowdown: float) -
             keys = ((key, number) for number, round_ in enumerate(campaign.rounds) for key in round_)
             rounds |= {(own[0].source, key): number for key, number in keys}
     runs, notes = runs_on_nodes(read, rounds)
+    if history is not None:
+        with History(history) as store:
+            runs += runs_of_history(store, {run.run_id for run in read})
     result = judge_nodes(
         runs, false_alarm_rate=false_alarm_rate, slowdown=slowdown, num_looks=num_looks, notes=[*skipped, *notes]
     )

@@ -1,6 +1,7 @@
 """What results say of each node: slow, normal, or too few runs to tell."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -8,13 +9,17 @@ import numpy as np
 
 from cloudai_mbridge.errors import counted
 from cloudai_mbridge.gate.compare.groups import Originals, why_not
+from cloudai_mbridge.gate.history.store import History
 from cloudai_mbridge.gate.nodes.facts import OddFact
 from cloudai_mbridge.gate.results.read import RunResult
 from cloudai_mbridge.gate.results.values import METRICS, PRIMARY
+from cloudai_mbridge.gate.statistics.nights import night_numbers
 from cloudai_mbridge.gate.statistics.slow_nodes import TOGETHER, find_slow_nodes, slow_without_the_slowest_run
 
 FALSE_ALARM_RATE = 0.01
 SLOWDOWN = 0.03  # relative; a node that is shown to be slower by less is normal
+_FEWEST_NIGHTS, _ROUNDS = 4, 20
+_MOST_RUNS = 100_000  # of a point, in a history
 _FEWEST_DEGREES = 4  # of runs beyond one a point: for a noise that is known
 
 
@@ -62,11 +67,16 @@ class NodesResult:
 
 @dataclass(frozen=True)
 class NodeRun:
-    """A run's step time in s on its nodes. cell: runs of one cell should take equally long."""
+    """A run's step time in s on its nodes. cell: runs of one cell should take equally long.
+
+    point, night: of a run that is alone in its cell, what other runs may have in common with it.
+    """
 
     cell: str
     nodes: tuple[str, ...]
     step_time_s: float
+    point: str = ""
+    night: str = ""
 
 
 def runs_on_nodes(
@@ -91,11 +101,57 @@ def runs_on_nodes(
             unknown += 1
         else:
             number = (rounds or {}).get((run.source, f"{run.point}/{run.iteration}"), 0)
-            cell = f"{run.source}\n{run.point}\n{run.comparability_id}\n{number}"
-            found.append(NodeRun(cell, run.nodes, value[0]))
+            point = f"{run.point}\n{run.comparability_id}"
+            found.append(NodeRun(f"{run.source}\n{point}\n{number}", run.nodes, value[0], point, run.source))
     notes = [f"{counted(failed, 'run')} failed, which says nothing of a node's speed"] if failed else []
     notes += [f"the nodes of {counted(unknown, 'run')} are unknown"] if unknown else []
     return found, notes
+
+
+def runs_of_history(history: History, without: Container[str] = ()) -> list[NodeRun]:
+    """Return the good runs of a history whose nodes are known. without: ids of runs that are left out."""
+    found = [
+        (key, run.ended_at, run.nodes, run.value)
+        for key in sorted(history.keys())
+        for run in history.series(key, PRIMARY, _MOST_RUNS).runs
+        if run.value and run.nodes and run.run_id not in without
+    ]
+    nights = night_numbers([ended for _, ended, _, _ in found])
+    return [
+        NodeRun(f"{key}\n{night}", nodes, value, key, f"night {night}")
+        for (key, _, nodes, value), night in zip(found, nights, strict=True)
+        if night >= 0
+    ]
+
+
+def _across_nights(runs: Sequence[NodeRun]) -> tuple[list[NodeRun], int]:
+    """Compare a run that is alone in its cell with the other points of its night, what its point takes taken out.
+
+    Return the runs in their new cells, and how many degrees of freedom the points' own times have used. A point of few
+    nights, or a night of one point, stays as it is.
+    """
+    in_cell = Counter(run.cell for run in runs)
+    nights_of = Counter(run.point for run in runs if run.point and in_cell[run.cell] == 1)
+    chosen = [run for run in runs if in_cell[run.cell] == 1 and nights_of[run.point] >= _FEWEST_NIGHTS]
+    in_night = Counter(run.night for run in chosen)
+    chosen = [run for run in chosen if in_night[run.night] > 1]
+    points, nights = (sorted({getattr(run, name) for run in chosen}) for name in ("point", "night"))
+    of_point = np.array([points.index(run.point) for run in chosen], dtype=int)
+    of_night = np.array([nights.index(run.night) for run in chosen], dtype=int)
+    values = np.log([run.step_time_s for run in chosen])
+    times, levels = np.zeros(len(points)), np.zeros(len(nights))
+    for _ in range(_ROUNDS):  # medians, the one given the other, in turns: a slow node moves none
+        times = _medians(values - levels[of_night], of_point, len(points))
+        levels = _medians(values - times[of_point], of_night, len(nights))
+    own = np.exp(values - times[of_point])
+    changed = {
+        id(run): replace(run, cell=run.night, step_time_s=float(time)) for run, time in zip(chosen, own, strict=True)
+    }
+    return [changed.get(id(run), run) for run in runs], max(len(points) - 1, 0)
+
+
+def _medians(values: np.ndarray, groups: np.ndarray, number: int) -> np.ndarray:
+    return np.array([np.median(values[groups == group]) for group in range(number)])
 
 
 def judge_nodes(
@@ -111,9 +167,10 @@ def judge_nodes(
     for run in runs:
         for node in dict.fromkeys(run.nodes):
             counts[node] = counts.get(node, 0) + 1
+    runs, taken = _across_nights(runs)
     cells = {cell: number for number, cell in enumerate(dict.fromkeys(run.cell for run in runs))}
     result = NodesResult((), None, len(runs), false_alarm_rate, slowdown, tuple(notes))
-    if len(runs) - len(cells) < _FEWEST_DEGREES:
+    if len(runs) - len(cells) - taken < _FEWEST_DEGREES:
         found = [NodeResult(name, None, None, NodeVerdict.TOO_FEW, count) for name, count in counts.items()]
         return replace(result, nodes=tuple(sorted(found, key=lambda node: node.node)))
     problem = (
@@ -121,8 +178,8 @@ def judge_nodes(
         np.array([cells[run.cell] for run in runs]),
         [run.nodes for run in runs],
     )
-    effects = find_slow_nodes(*problem, np.ones(len(runs)), false_alarm_rate / num_looks)
-    sure = slow_without_the_slowest_run(*problem, effects)
+    effects = find_slow_nodes(*problem, np.ones(len(runs)), false_alarm_rate / num_looks, taken)
+    sure = slow_without_the_slowest_run(*problem, effects, taken)
     found, notes = [], list(notes)
     for names, effect in {**effects.slow, **effects.others}.items():
         is_slow, is_normal = names in sure, effect.interval()[1] < slowdown

@@ -68,19 +68,25 @@ class NodeEffects:
 
 
 def find_slow_nodes(
-    values: np.ndarray, cells: np.ndarray, nodes: Sequence[Sequence[str]], sds: np.ndarray, rate: float = _RATE
+    values: np.ndarray,
+    cells: np.ndarray,
+    nodes: Sequence[Sequence[str]],
+    sds: np.ndarray,
+    rate: float = _RATE,
+    taken: int = 0,
 ) -> NodeEffects:
     """Find the slow nodes among the runs.
 
     values: logarithms of times. cells: of each run, a number from 0. nodes: of each run. sds: of each run, how noisy
     runs of its point are, to weigh them; the common scale is found here. rate: of calling any node slow where none is.
+    taken: degrees of freedom that were used to make these values.
     """
-    problem = _Problem(values, cells, sds)
+    problem = _Problem(values, cells, sds, taken)
     runs_of = _runs_of(nodes)
     names = [name for name, runs in runs_of.items() if 0 < len(runs) < len(values)]
     slow: list[str] = []
     fitted = problem.fit(slow, runs_of)
-    degrees = len(values) - int(cells.max()) - 1
+    degrees = len(values) - int(cells.max()) - 1 - taken
     if degrees < 1 or not names:
         return fitted
     matrix = np.zeros((len(names), len(values)))
@@ -123,7 +129,7 @@ def _is_needed(without: NodeEffects, fitted: NodeEffects, degrees: int, rate: fl
 
 
 def slow_without_the_slowest_run(
-    values: np.ndarray, cells: np.ndarray, nodes: Sequence[Sequence[str]], found: NodeEffects
+    values: np.ndarray, cells: np.ndarray, nodes: Sequence[Sequence[str]], found: NodeEffects, taken: int = 0
 ) -> set[str]:
     """Return the slow nodes that are slow without the slowest run of each of them, too, each at a rate of its own.
 
@@ -144,9 +150,9 @@ def slow_without_the_slowest_run(
     slow = list(runs_of)
     if not slow:
         return set()
-    problem = _Problem(values[left], renumbered, np.ones(int(left.sum())))
+    problem = _Problem(values[left], renumbered, np.ones(int(left.sum())), taken)
     fitted = problem.fit(slow, runs_of)
-    degrees = len(kept) - int(renumbered.max()) - 1 - len(slow)
+    degrees = len(kept) - int(renumbered.max()) - 1 - taken - len(slow)
     fits = {name: problem.fit([other for other in slow if other != name], runs_of) for name in slow}
     return {
         name
@@ -170,8 +176,8 @@ def _runs_of(nodes: Sequence[Sequence[str]]) -> dict[str, list[int]]:
 class _Problem:
     """Weighted least squares with a free mean for every cell."""
 
-    def __init__(self, values: np.ndarray, cells: np.ndarray, sds: np.ndarray) -> None:
-        self._values, self._cells = values, cells
+    def __init__(self, values: np.ndarray, cells: np.ndarray, sds: np.ndarray, taken: int) -> None:
+        self._values, self._cells, self._taken = values, cells, taken
         self._weights = 1 / sds**2
         self._num_cells = int(cells.max()) + 1
         self._of_cell = np.bincount(cells, self._weights, self._num_cells)
@@ -187,7 +193,9 @@ class _Problem:
         sizes = np.bincount(self._cells)[self._cells]
         many = sizes > 1
         units = residuals[many] * np.sqrt(self._weights[many]) / np.sqrt(1 - 1 / sizes[many])
-        return _MAD_TO_SD * float(np.median(np.abs(units))) if len(units) else 0.0
+        free = len(residuals) - self._num_cells
+        factor = math.sqrt(free / (free - self._taken)) if free > self._taken else 1.0
+        return factor * _MAD_TO_SD * float(np.median(np.abs(units))) if len(units) else 0.0
 
     def candidates(self, matrix: np.ndarray, fitted: NodeEffects) -> tuple[np.ndarray, np.ndarray]:
         """Return of every node the effect that it alone would explain, and its standard error."""
@@ -216,7 +224,7 @@ class _Problem:
             target = self._centered(self._values[None, :])[0]
             effects = inverse @ ((rows * self._weights) @ target)
             residuals = target - effects @ rows
-            degrees = len(target) - self._num_cells - len(slow)
+            degrees = len(target) - self._num_cells - self._taken - len(slow)
             covariance = inverse * float(self._weights @ residuals**2) / max(degrees, 1)
         of_runs = effects @ columns if slow else np.zeros(len(self._values))
         residuals = self._centered((self._values - of_runs)[None, :])[0]
