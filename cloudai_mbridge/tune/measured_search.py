@@ -200,9 +200,7 @@ class PointSearch:
                 search.exclude(self._index[point.label])
         chance = search.chance_of_better() if best else 1.0
         if chance < CHANCE and best is not None:
-            if not kept and (again := self._worth_again(best, by_label)):
-                return Choice({run.plan.key for run in again})
-            return Choice(kept, "" if kept else self._ending(best, chance))
+            return self._last_choice(best, chance, kept, by_label, "")
         for point in pending:
             search.assume(self._index[point.label])
         num_left = self._most - sum(point.has_begun for point in points)
@@ -212,7 +210,21 @@ class PointSearch:
             kept |= {run.plan.key for run in by_label[self._labels[index]].firsts}
             search.assume(index)
             num_left -= 1
-        return Choice(kept, "" if kept else ending)
+        return (
+            Choice(kept, "" if kept else ending)
+            if best is None
+            else self._last_choice(best, chance, kept, by_label, ending)
+        )
+
+    def _last_choice(
+        self, best: str, chance: float, kept: set[str], points: Mapping[str, _Point], ending: str
+    ) -> Choice:
+        """Return what is under way; after it, what tells the best point from the next; after that, the ending."""
+        if kept:
+            return Choice(kept)
+        if again := self._worth_again(best, points):
+            return Choice({run.plan.key for run in again})
+        return Choice((), f"{ending}; {self._ending(best, chance)}" if ending else self._ending(best, chance))
 
     def _worth_again(self, best: str, points: Mapping[str, _Point]) -> list[Tracked]:
         """Return the runs that tell the best point from the next one, if the difference is within the noise."""
@@ -281,7 +293,7 @@ def is_slower(step_times: Sequence[float], best_s: float, best_error: float, noi
     """Return whether a run that has made these steps is certain to be slower than the best point.
 
     best_error, noise: standard deviations of logarithms, of the best point's time and between runs. It is looked at
-    after 4, 8, 16, ... steps, each time with the Student distribution of as many: of runs that are as fast as the best,
+    after 4, 5, 8, 11, 16, ... steps, each time with the Student distribution of as many: of runs that are as fast as the best,
     one in 2000 is called slower at each look. The median counts, as in the best point's time: steps that now and then
     take long move a mean, of any run.
     """

@@ -49,10 +49,10 @@ def test_a_search_tries_few_points_and_says_what_it_found(files: Any, tmp_path: 
     (search,) = report["searches"]
     tried = [trial["label"] for trial in search["trials"]]
     assert (search["test_id"], search["points"], len(tried)) == ("layouts", 12, 3)
-    assert report["summary"]["success"] == len(report["points"]) == 3
+    assert report["summary"]["success"] == len(report["points"]) in (3, 5), "the two best may be measured again"
     assert search["best"] in tried
     assert "agent" not in (root / search["best_definition"]).read_text()
-    assert search["ending"] == "agent_steps = 3 allows no more"
+    assert search["ending"].startswith("agent_steps = 3 allows no more; with probability ")
     assert "searched: 3 of 12 points tried" in done.stdout
     again = mbridge("resume", root)
     assert again.returncode == 0, again.stdout + again.stderr

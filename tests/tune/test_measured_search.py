@@ -117,8 +117,11 @@ def test_several_are_tried_at_once() -> None:
 
 def test_the_number_of_trials_is_limited() -> None:
     bench = Bench([plan(tp, mb, max_trials=3) for tp, mb in SIZES], at_once=2)
-    assert bench.run() == "agent_steps = 3 allows no more"
-    assert [len(wave) for wave in bench.waves] == [2, 1]
+    ending = bench.run()
+    assert ending.startswith("agent_steps = 3 allows no more; with probability ")
+    assert "none of the others is over 2% faster than tp" in ending
+    assert [len(wave) for wave in bench.waves][:2] == [2, 1]
+    assert len(set(bench.tried)) == 3
 
 
 def test_what_runs_out_of_memory_says_where_the_space_ends() -> None:
@@ -170,6 +173,15 @@ def with_one_again(**times: float) -> Bench:
     plans = [plan(tp, 1, i, is_again=i == 1, groups=groups[tp]) for tp in groups for i in (0, 1)]
     keys = {f"t/tp{name[2]}-mb1/{name[-1]}": seconds for name, seconds in times.items()}
     return Bench(plans, times={f"t/tp{tp}-mb1/{i}": 2.0 for tp in groups for i in (0, 1)} | keys)
+
+
+def test_the_two_fastest_are_measured_again_after_the_last_trial_that_is_allowed() -> None:
+    plans = [plan(tp, 1, i, is_again=i == 1, max_trials=2) for tp in (1, 2, 4, 8) for i in (0, 1)]
+    bench = Bench(plans, times={each.key: 1.0 for each in plans})
+    ending = bench.run()
+    assert [len(wave) for wave in bench.waves] == [1, 1, 2]
+    assert len(set(bench.tried)) == 2
+    assert ending.startswith("agent_steps = 2 allows no more; with probability ")
 
 
 def test_the_two_fastest_are_measured_again_if_they_are_close() -> None:
