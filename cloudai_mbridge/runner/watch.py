@@ -93,14 +93,13 @@ def _drive(watcher: "Watcher", pace: Pace, interrupts: Interrupts) -> None:
             _check(context.root, interrupts)
             _require_journal(context.root)
             watcher.submitter.submit_ready(interrupts)
+            _require_journal(context.root)
+            watcher.poll()
             if context.has_changed:
                 context.has_changed = False
                 pace.changed()
             if not context.is_over:
                 interrupts.sleep(pace.interval(watcher.poll_s), lambda: is_cancel_requested(context.root))
-                _check(context.root, interrupts)
-                _require_journal(context.root)
-                watcher.poll()
     except Interrupted as interrupted:
         _stop(watcher, interrupts, interrupted)
     except (ToolFailure, Damaged, OSError, sqlite3.Error) as error:

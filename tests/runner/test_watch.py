@@ -352,17 +352,10 @@ def test_an_interrupt_during_a_submission_loses_no_job(bench: Any) -> None:
 
 
 def test_an_interrupt_is_not_slept_through(bench: Any) -> None:
-    """It comes when the job is looked at for the first time, after an hour; there is no second one."""
     bench.script(a=[signal.SIGINT])
     with pytest.raises(Interrupted):
         bench.drive(bench.run("a"), pace=Pace(3600.0, 3600.0, bench.clock))
-    assert bench.clock.now - 1000 < 1.5 * 3600
-
-
-def test_what_waits_for_a_job_is_submitted_as_soon_as_it_has_ended(bench: Any) -> None:
-    bench.script(a=[COMPLETED], b=[COMPLETED])
-    bench.drive(bench.run("a"), bench.run("b", after_completion=("a",)), pace=Pace(3600.0, 3600.0, bench.clock))
-    assert bench.clock.now - 1000 < 2.5 * 3600
+    assert bench.clock.now - 1000 < 5
 
 
 def test_a_second_interrupt_does_not_wait(bench: Any) -> None:
