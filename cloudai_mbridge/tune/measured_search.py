@@ -293,9 +293,9 @@ def is_slower(step_times: Sequence[float], best_s: float, best_error: float, noi
     """Return whether a run that has made these steps is certain to be slower than the best point.
 
     best_error, noise: standard deviations of logarithms, of the best point's time and between runs. It is looked at
-    after 4, 5, 8, 11, 16, ... steps, each time with the Student distribution of as many: of runs that are as fast as the best,
-    one in 2000 is called slower at each look. The median counts, as in the best point's time: steps that now and then
-    take long move a mean, of any run.
+    after 4, 5, 8, 11, 16, ... steps, each time with the Student distribution of as many: of runs that are as fast as
+    the best, one in 2000 is called slower at each look. The median counts, as in the best point's time: steps that now
+    and then take long move a mean, of any run.
     """
     if len(step_times) < _FIRST_LOOK:
         return False
