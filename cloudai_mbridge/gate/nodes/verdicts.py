@@ -14,7 +14,12 @@ from cloudai_mbridge.gate.nodes.facts import OddFact
 from cloudai_mbridge.gate.results.read import RunResult
 from cloudai_mbridge.gate.results.values import METRICS, PRIMARY
 from cloudai_mbridge.gate.statistics.nights import night_numbers
-from cloudai_mbridge.gate.statistics.slow_nodes import TOGETHER, find_slow_nodes, slow_without_the_slowest_run
+from cloudai_mbridge.gate.statistics.slow_nodes import (
+    TOGETHER,
+    find_slow_nodes,
+    slow_beyond_the_noise,
+    slow_without_the_slowest_run,
+)
 
 FALSE_ALARM_RATE = 0.01
 SLOWDOWN = 0.03  # relative; a node that is shown to be slower by less is normal
@@ -180,6 +185,7 @@ def judge_nodes(
     )
     effects = find_slow_nodes(*problem, np.ones(len(runs)), false_alarm_rate / num_looks, taken)
     sure = slow_without_the_slowest_run(*problem, effects, taken)
+    sure &= slow_beyond_the_noise(*problem[:2], effects, len(counts), false_alarm_rate / num_looks)
     found, notes = [], list(notes)
     for names, effect in {**effects.slow, **effects.others}.items():
         is_slow, is_normal = names in sure, effect.interval()[1] < slowdown
