@@ -1,5 +1,7 @@
 """The ranking looks at few layouts, and finds those that looking at all of them would."""
 
+from itertools import product
+
 import pytest
 
 from cloudai_mbridge.constraints import check
@@ -11,7 +13,7 @@ from cloudai_mbridge.models.cmd_args import Launcher
 from cloudai_mbridge.recipes import load_recipe
 from cloudai_mbridge.tune.published import published_configurations
 from cloudai_mbridge.tune.ranking import Predictor, rank
-from cloudai_mbridge.tune.space import Options, SearchRequest
+from cloudai_mbridge.tune.space import Options, SearchRequest, Sizes
 
 NAMED = [
     ("llama3_70b", "gb200", 64, 256, 8192, Precision.FP8_CS),
@@ -41,30 +43,33 @@ def search(recipe: str, gpu: str, num_gpus: int, gbs: int, seq_length: int, *pre
     ids=lambda one: f"{one.recipe.name}-{one.launcher}",
 )
 def test_it_finds_what_looking_at_all_layouts_finds(request_: SearchRequest) -> None:
-    """But for layouts that recompute although they need not."""
+    """But for layouts that recompute, or are without CUDA graphs, although they need not."""
     predictor, headlines = Predictor(request_), Headlines()
-    fitting = []
+    fitting = {}
     for sizes, is_sharded in request_.layouts():
-        for precision in request_.precisions:
-            for recompute in request_.recomputable:
-                options = Options(precision, is_sharded, recompute)
-                question = predictor.question(sizes, options)
-                headline = headlines.of(question)
-                if check(question.args, None, request_.recipe).violations or headline.exceeds(DEFAULT_LIMIT):
-                    continue
-                assert headline.step_time_s == pytest.approx(predictor.step_time_s(sizes, options))
-                fitting.append((headline.step_time_s, sizes, options))
+        for precision, recompute, without in product(request_.precisions, request_.recomputable, (False, True)):
+            if without and not request_.graphs(precision):
+                continue
+            options = Options(precision, is_sharded, recompute, without)
+            question = predictor.question(sizes, options)
+            headline = headlines.of(question)
+            if check(question.args, None, request_.recipe).violations or headline.exceeds(DEFAULT_LIMIT):
+                continue
+            assert headline.step_time_s == pytest.approx(predictor.step_time_s(sizes, options))
+            fitting[sizes, options] = headline.step_time_s
     best = rank(request_, 20).best
-    without_need = {
-        (sizes, options.precision, options.use_megatron_fsdp)
-        for _, sizes, options in fitting
-        if not options.recompute and (found := predictor.fit(sizes, options)) and found.probability >= 0.99
-    }
-    wanted = [
-        each
-        for each in fitting
-        if not each[2].recompute or (each[1], each[2].precision, each[2].use_megatron_fsdp) not in without_need
-    ]
+
+    def may_need_less(sizes: Sizes, options: Options) -> bool:
+        found = predictor.fit(sizes, options._replace(recompute=""))
+        return found is not None and found.probability < 0.99
+
+    def is_wanted(sizes: Sizes, options: Options) -> bool:
+        with_graphs = options._replace(without_graphs=False)
+        if options.without_graphs and (sizes, with_graphs) in fitting:
+            return False
+        return not options.recompute or may_need_less(sizes, options) or may_need_less(sizes, with_graphs)
+
+    wanted = [(seconds, *layout) for layout, seconds in fitting.items() if is_wanted(*layout)]
     times = sorted(seconds for seconds, _, _ in wanted if seconds)[: len(best)]
     assert len(best) == min(20, len(wanted))
     assert [each.step_time_s for each in best] == pytest.approx(times, rel=1e-4)
