@@ -163,14 +163,15 @@ def execute(
     from cloudai_mbridge.runner import Pace, run_all
 
     system = prepared.system
-    shortest, longest = (0.2, 1.0) if isinstance(system, LocalSystem) else (1.0, 30.0)
+    # a look at processes costs a few milliseconds; one at Slurm is work for its controller
+    shortest, longest, share = (0.1, 1.0, 0.02) if isinstance(system, LocalSystem) else (1.0, 30.0, 0.1)
     run_all(
         with_defaults(prepared),
         root,
         scheduler_for(system, prepared.plan),
         observer,
         judge_in(root),
-        pace=Pace(shortest, system.monitor_interval or longest),
+        pace=Pace(shortest, system.monitor_interval or longest, share=share),
         only_cancel=only_cancel,
         has_lock=True,
         choosers=choosers,

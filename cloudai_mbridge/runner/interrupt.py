@@ -15,7 +15,6 @@ from cloudai_mbridge.errors import MBridgeError
 
 _SLICE_S = 0.1
 _ASK_S = 1.0
-_SHARE = 0.1  # of the time since the last change: a change is noticed after at most a tenth more
 _COST = 5.0  # an answer that took long is a busy controller's: wait at least so many times as long
 _JITTER = 0.1
 
@@ -88,10 +87,15 @@ class Interrupts:
 
 
 class Pace:
-    """Intervals between `shortest` and `longest` seconds; jitter keeps processes from polling at the same time."""
+    """Intervals between `shortest` and `longest` seconds; jitter keeps processes from polling at the same time.
 
-    def __init__(self, shortest: float, longest: float, now: Callable[[], float] = time.monotonic) -> None:
-        self._shortest, self._longest, self._now = min(shortest, longest), longest, now
+    share: of the time since the last change; a change is noticed after at most so much more.
+    """
+
+    def __init__(
+        self, shortest: float, longest: float, now: Callable[[], float] = time.monotonic, *, share: float = 0.1
+    ) -> None:
+        self._shortest, self._longest, self._now, self._share = min(shortest, longest), longest, now, share
         self._changed_at = now()
 
     def changed(self) -> None:
@@ -100,5 +104,5 @@ class Pace:
 
     def interval(self, poll_s: float = 0.0) -> float:
         """Return how long to wait after a poll that took `poll_s`."""
-        wanted = max((self._now() - self._changed_at) * _SHARE, poll_s * _COST, self._shortest)
+        wanted = max((self._now() - self._changed_at) * self._share, poll_s * _COST, self._shortest)
         return min(wanted, self._longest) * random.uniform(1 - _JITTER, 1 + _JITTER)  # noqa: S311

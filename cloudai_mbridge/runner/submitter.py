@@ -75,6 +75,11 @@ class Submitter:
             if not self._submit_batch([self._context.by_key[plan.key] for plan in batch]):
                 return
 
+    def may_submit(self) -> bool:
+        """Return whether a run waits for nothing, and the limit on active runs allows one more."""
+        slots = self._schedule.free_slots(self._parallel_of)
+        return (slots is None or slots > 0) and bool(self._schedule.ready(time.monotonic()))
+
     def _end_outlived(self) -> None:
         active = []
         for run in self._schedule.outlived():

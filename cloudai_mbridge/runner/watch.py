@@ -94,10 +94,12 @@ def _drive(watcher: "Watcher", pace: Pace, interrupts: Interrupts) -> None:
             _require_journal(context.root)
             watcher.submitter.submit_ready(interrupts)
             _require_journal(context.root)
-            watcher.poll()
+            has_ended = watcher.poll()
             if context.has_changed:
                 context.has_changed = False
                 pace.changed()
+            if has_ended and watcher.submitter.may_submit():
+                continue  # every submission is still followed by a poll, before a signal is taken
             if not context.is_over:
                 interrupts.sleep(pace.interval(watcher.poll_s), lambda: is_cancel_requested(context.root))
     except Interrupted as interrupted:
@@ -183,17 +185,17 @@ class Watcher:
         self._ask_for_lost_after = 0.0
         self._stopping_since: float | None = None
 
-    def poll(self) -> None:
-        """Poll all active jobs in one call, and cancel those that hang or cannot start."""
+    def poll(self) -> bool:
+        """Poll all active jobs in one call, and cancel those that hang or cannot start; return whether one has ended."""
         active = {run.plan.key: run for run in self.context.active()}
         if not active:
-            return
+            return False
         asked_at = time.monotonic()
         try:
             seen = self.context.scheduler.poll(self.context.jobs(active.values()))
         except ToolFailure as error:
             self.context.tolerate(error)
-            return
+            return False
         finally:
             self.poll_s = time.monotonic() - asked_at
         self.context.answered()
@@ -211,6 +213,7 @@ class Watcher:
         endings = [(run, self._enforce(run, time.monotonic())) for run in self.context.active()]
         self.finalizer.end((run, ending) for run, ending in endings if ending is not None)
         self.finalizer.cancel_again()
+        return bool(ended)
 
     def _saw(self, run: Tracked, status: JobStatus) -> None:
         if status.is_final:

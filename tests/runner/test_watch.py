@@ -358,6 +358,22 @@ def test_an_interrupt_is_not_slept_through(bench: Any) -> None:
     assert bench.clock.now - 1000 < 5
 
 
+def test_a_run_that_waits_for_a_place_starts_when_another_has_ended(bench: Any) -> None:
+    """Not an interval later; and it is polled at once, so that no signal comes between its submission and a look."""
+    bench.script(a=[RUNNING, COMPLETED], b=[RUNNING, COMPLETED])
+    bench.drive(bench.run("a"), bench.run("b"), max_parallel=1, pace=Pace(60.0, 60.0, bench.clock))
+    assert bench.tests("submit") == ["a", "b"]
+    assert bench.clock.now - 1000 < 2.5 * 60  # two intervals: each run was seen running, then ended
+
+
+def test_a_run_whose_turn_has_not_come_is_not_asked_for_at_once(bench: Any) -> None:
+    """Only what may be submitted saves an interval: a poll is work for the controller."""
+    bench.script(a=[COMPLETED], b=[RUNNING, COMPLETED])
+    later = bench.run("c", after_completion=("b",))
+    bench.drive(bench.run("a"), bench.run("b"), later, pace=Pace(60.0, 60.0, bench.clock))
+    assert bench.clock.now - 1000 > 0.8 * 60
+
+
 def test_a_second_interrupt_does_not_wait(bench: Any) -> None:
     """The jobs whose end nobody has seen are named."""
     bench.scheduler.cancel = lambda job_ids: None
