@@ -57,6 +57,7 @@ SPACE: Mapping[str, list[int]] = {
     "recompute_num_layers": [1, 2, 4],
 }
 POINTS, SHARE, PAIRS = 72, 5, 5
+TRIALS = 12  # of other points; the two best are measured again if they are close
 
 
 def render(id: str, args: Mapping[str, Any], agent: str = "") -> str:
@@ -86,14 +87,15 @@ def test_the_winner_is_the_best_of_all(start: Any, until: Any, capsys: pytest.Ca
     grid = start(render("all", SPACE)).finish(0, 7200)
     points = {point["label"]: point for point in grid.report["points"] if point["verdict"] == "success"}
     assert len(points) == POINTS
-    searched = start(render("all", SPACE, f'agent = "tune"\nagent_steps = {POINTS // SHARE}'))
+    searched = start(render("all", SPACE, f'agent = "tune"\nagent_steps = {TRIALS}'))
     until("two points are measured", lambda: len(searched.query("SELECT 1 FROM attempts WHERE ended_at NOT NULL")) > 1)
     searched.send(signal.SIGKILL)
     searched.process.wait()
     searched.resume().finish(0, 7200)
     (search,) = searched.report["searches"]
-    for key in searched.points():
-        assert len((searched.root / key / "started.txt").read_text().splitlines()) == 1, key
+    started = list(searched.root.glob("all/*/*/started.txt"))
+    assert len(started) == sum(trial["runs"] for trial in search["trials"])
+    assert {path: len(path.read_text().splitlines()) for path in started} == dict.fromkeys(started, 1)
     best, winner = min(points, key=lambda label: step_time_s(points[label])), search["best"]
     pair = {"winner": points[winner]["coordinates"], "best": points[best]["coordinates"]}
     again = start(*(render(f"{name}{n}", args) for n in range(PAIRS) for name, args in pair.items())).finish(0, 3600)
