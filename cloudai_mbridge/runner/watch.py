@@ -186,7 +186,7 @@ class Watcher:
         self._stopping_since: float | None = None
 
     def poll(self) -> bool:
-        """Poll all active jobs in one call, and cancel those that hang or cannot start; return whether one has ended."""
+        """Poll all active jobs in one call; cancel those that hang or cannot start. Return whether one has ended."""
         active = {run.plan.key: run for run in self.context.active()}
         if not active:
             return False

@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from cloudai_mbridge.gate.nodes.campaign import plan_rounds, undecided_after, wanted_groups
+from cloudai_mbridge.gate.nodes.campaign import plan_rounds, share_of_rate, undecided_after, wanted_groups
 from cloudai_mbridge.gate.nodes.verdicts import NodeRun, judge_nodes
 
 Noise = Callable[[random.Random], float]
@@ -36,7 +36,7 @@ def play(num_nodes: int, num_slow: int, per_run: int, noise: Noise, rng: random.
         if number:
             undecided = undecided_after(done, names, ROUNDS, RATE, SLOWDOWN)
         level = rng.gauss(0, BETWEEN_ROUNDS)
-        wanted = wanted_groups(groups, undecided)
+        wanted = wanted_groups(groups, undecided, number, sum(map(len, done)))
         if not wanted:
             break
         done.append(
@@ -48,7 +48,8 @@ def play(num_nodes: int, num_slow: int, per_run: int, noise: Noise, rng: random.
             ]
         )
     runs = [run for each in done for run in each]
-    named = {node.node for node in judge_nodes(runs, false_alarm_rate=RATE, slowdown=SLOWDOWN, num_looks=ROUNDS).slow}
+    share = share_of_rate(len(done), ROUNDS)
+    named = {node.node for node in judge_nodes(runs, false_alarm_rate=RATE, slowdown=SLOWDOWN, share=share).slow}
     return slow <= named, bool(named - slow), len(runs)
 
 

@@ -1,14 +1,17 @@
 """Slow nodes, told from the runs on them."""
 
 import math
+import random
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy.stats import gamma, norm
 
 from cloudai_mbridge.gate.history.store import History
+from cloudai_mbridge.gate.nodes.campaign import plan_rounds, share_of_rate, wanted_groups
 from cloudai_mbridge.gate.nodes.facts import OddFact, odd_facts
 from cloudai_mbridge.gate.nodes.verdicts import (
     NodeRun,
@@ -18,6 +21,7 @@ from cloudai_mbridge.gate.nodes.verdicts import (
     runs_of_history,
     runs_on_nodes,
 )
+from cloudai_mbridge.gate.statistics.tail import Noise
 from tests.gate.history_data import make_point, write_report
 from tests.gate.some_runs import make_run
 
@@ -126,8 +130,52 @@ def test_one_run_alone_makes_no_node_slow(rounds: int) -> None:
 def test_looks_share_the_rate() -> None:
     runs = campaign({"n03": 0.03})
     assert judge_nodes(runs).slow
-    assert not judge_nodes(runs, num_looks=10**9).slow
-    assert judge_nodes(runs, num_looks=4).false_alarm_rate == judge_nodes(runs).false_alarm_rate
+    assert not judge_nodes(runs, share=1e-9).slow
+    assert judge_nodes(runs, share=0.25).false_alarm_rate == judge_nodes(runs).false_alarm_rate
+
+
+@pytest.mark.parametrize("rounds", [1, 2, 4, 7])
+def test_the_looks_of_a_campaign_share_its_rate(rounds: int) -> None:
+    shares = [share_of_rate(done, rounds) for done in range(1, rounds + 1)]
+    assert sum(shares) == pytest.approx(1)
+    assert shares == sorted(shares)
+
+
+def test_a_round_of_a_campaign_has_some_groups_to_compare_with() -> None:
+    groups = plan_rounds(NAMES, 1, 1, random.Random(1))[0]
+    assert wanted_groups(groups, set(), 1, 24) == []
+    for number, done, expected in ((1, 24, 6), (2, 30, 6), (3, 150, 10), (3, 36, 24)):
+        wanted = wanted_groups(groups, {"n03"}, number, done)
+        assert len(wanted) == expected
+        assert ("n03",) in wanted
+
+
+@pytest.mark.parametrize(("mean", "runs"), [(3.0, 2), (2.5, 3.5), (3.25, 4), (4.0, 4)])
+def test_how_far_above_runs_are_by_themselves(mean: float, runs: float) -> None:
+    """A false alarm's probability is told for noise as skewed as an exponential one; for normal noise it is less."""
+    draw = np.random.default_rng(4)
+    told = np.log([Noise(draw.exponential(size=512) - 1).exceeds(mean, runs) for _ in range(20)])
+    assert abs(np.median(told) - gamma.logsf((1 + mean) * runs, runs)) < math.log(2)
+    normal = np.log([Noise(draw.standard_normal(512)).exceeds(mean, runs) for _ in range(20)])
+    assert norm.logsf(mean * math.sqrt(runs)) < np.median(normal) < np.median(told) - 1
+
+
+def test_noise_of_a_few_runs_says_little_of_its_tail() -> None:
+    few, many = (Noise(norm.ppf((np.arange(size) + 0.5) / size)) for size in (8, 1024))
+    assert few.exceeds(3.0, 3) > 10 * many.exceeds(3.0, 3)
+    assert few.exceeds(-1.0, 3) == 1
+    assert Noise(np.zeros(8)).exceeds(0.01, 2) == 0
+
+
+def test_skewed_noise_makes_no_node_slow() -> None:
+    """Many a run is three standard deviations above the others; two of them are not many enough."""
+    named = 0
+    for seed in range(100):
+        draw = np.random.default_rng(seed)
+        times = 1 + 0.01 * draw.exponential(size=(64, 2))
+        runs = [NodeRun("a", (f"n{node}",), float(time)) for node, own in enumerate(times) for time in own]
+        named += bool(judge_nodes(runs).slow)
+    assert named <= 2, named
 
 
 def test_a_round_of_a_campaign_is_compared_with_itself() -> None:

@@ -25,7 +25,9 @@ from cloudai_mbridge.verdict import Judgement
 
 Group = tuple[str, ...]
 _TRIES = 20  # of a round's order, of which the one with the most new company is taken
-_FEWEST_BESIDE = 6  # runs of a round: fewer say little of how fast runs are
+_FEWEST_IN_ROUND = 6  # runs: fewer say little of how fast runs are
+# Runs in all when these rounds are over: what two rounds leave open needs to know how noisy runs are, and how skewed
+_FEWEST_AFTER = {3: 160}
 
 
 @dataclass(frozen=True)
@@ -63,20 +65,33 @@ def _groups(nodes: Sequence[str], per_run: int, rng: random.Random) -> list[Grou
 
 
 def undecided_after(
-    rounds: Sequence[Sequence[NodeRun]], nodes: Iterable[str], num_looks: int, rate: float, slowdown: float
+    rounds: Sequence[Sequence[NodeRun]], nodes: Iterable[str], num_rounds: int, rate: float, slowdown: float
 ) -> set[str]:
-    """Return the nodes that the rounds so far leave open. num_looks: of the whole campaign."""
+    """Return the nodes that the rounds so far leave open. num_rounds, rate: of the whole campaign."""
     runs = [run for each in rounds for run in each]
-    result = judge_nodes(runs, false_alarm_rate=rate, slowdown=slowdown, num_looks=num_looks)
+    share = share_of_rate(len(rounds), num_rounds)
+    result = judge_nodes(runs, false_alarm_rate=rate, slowdown=slowdown, share=share)
     decided = {node.node for node in result.nodes if node.verdict is not NodeVerdict.TOO_FEW}
     return set(nodes) - decided
 
 
-def wanted_groups(groups: Sequence[Group], undecided: set[str]) -> list[Group]:
-    """Return the groups of a round to run: those with an undecided node, and some others to compare with."""
+def share_of_rate(done: int, rounds: int) -> float:
+    """Return what the look after `done` of the rounds may use of the false-alarm rate.
+
+    The more, the later: little can be told early. The first has none of it, as a node is not slow by one run.
+    """
+    return (done - 1) / sum(range(rounds)) if rounds > 1 else 1.0
+
+
+def wanted_groups(groups: Sequence[Group], undecided: set[str], number: int, done: int) -> list[Group]:
+    """Return the groups of a round to run: those with an undecided node, and some others to compare with.
+
+    number: of the round, from 0. done: runs of the rounds before.
+    """
     needed = [group for group in groups if undecided & set(group)]
     others = [group for group in groups if not undecided & set(group)]
-    return needed + others[: max(0, _FEWEST_BESIDE - len(needed))] if needed else []
+    fewest = max(_FEWEST_IN_ROUND, _FEWEST_AFTER.get(number, 0) - done)
+    return needed + others[: max(0, fewest - len(needed))] if needed else []
 
 
 def plan_campaign(
@@ -134,17 +149,18 @@ class NodeChooser:
         by_key = {run.plan.key: run for run in runs}
         measured: list[list[NodeRun]] = []
         nodes = {node for run in runs for node in run.plan.nodes}
-        undecided = set(nodes)
+        undecided, done = set(nodes), 0
         for number, keys in enumerate(self._campaign.rounds):
             if number:
                 undecided = self._undecided(measured, nodes)
             of_group = {by_key[key].plan.nodes: by_key[key] for key in keys if key in by_key}
-            chosen = [of_group[group] for group in wanted_groups(list(of_group), undecided)]
+            chosen = [of_group[group] for group in wanted_groups(list(of_group), undecided, number, done)]
             if not chosen:
                 return Choice((), "every node is decided")
             if pending := [run.plan.key for run in chosen if run.phase is not Phase.ENDED]:
                 return Choice(pending)
             measured.append(self._measured(f"round {number}", chosen, entry_of))
+            done += len(chosen)
         return Choice((), f"each node had its {counted(len(self._campaign.rounds), 'run')}")
 
     def why_end(self, run: RunPlan, step_times: Sequence[float]) -> str:

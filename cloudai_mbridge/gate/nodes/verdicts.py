@@ -14,12 +14,8 @@ from cloudai_mbridge.gate.nodes.facts import OddFact
 from cloudai_mbridge.gate.results.read import RunResult
 from cloudai_mbridge.gate.results.values import METRICS, PRIMARY
 from cloudai_mbridge.gate.statistics.nights import night_numbers
-from cloudai_mbridge.gate.statistics.slow_nodes import (
-    TOGETHER,
-    find_slow_nodes,
-    slow_beyond_the_noise,
-    slow_without_the_slowest_run,
-)
+from cloudai_mbridge.gate.statistics.slow_nodes import TOGETHER, find_slow_nodes, slow_without_the_slowest_run
+from cloudai_mbridge.gate.statistics.tail import slow_beyond_the_noise
 
 FALSE_ALARM_RATE = 0.01
 SLOWDOWN = 0.03  # relative; a node that is shown to be slower by less is normal
@@ -164,10 +160,13 @@ def judge_nodes(
     *,
     false_alarm_rate: float = FALSE_ALARM_RATE,
     slowdown: float = SLOWDOWN,
-    num_looks: int = 1,
+    share: float = 1.0,
     notes: Sequence[str] = (),
 ) -> NodesResult:
-    """Say of every node whether it is slow. false_alarm_rate: of calling any node slow where none is, in all looks."""
+    """Say of every node whether it is slow.
+
+    false_alarm_rate: of calling any node slow where none is, in all looks. share: of it, for this look.
+    """
     counts: dict[str, int] = {}
     for run in runs:
         for node in dict.fromkeys(run.nodes):
@@ -183,9 +182,9 @@ def judge_nodes(
         np.array([cells[run.cell] for run in runs]),
         [run.nodes for run in runs],
     )
-    effects = find_slow_nodes(*problem, np.ones(len(runs)), false_alarm_rate / num_looks, taken)
+    effects = find_slow_nodes(*problem, np.ones(len(runs)), false_alarm_rate * share, taken)
     sure = slow_without_the_slowest_run(*problem, effects, taken)
-    sure &= slow_beyond_the_noise(*problem[:2], effects, len(counts), false_alarm_rate / num_looks)
+    sure &= slow_beyond_the_noise(*problem[:2], effects, len(counts), false_alarm_rate * share, taken)
     found, notes = [], list(notes)
     for names, effect in {**effects.slow, **effects.others}.items():
         is_slow, is_normal = names in sure, effect.interval()[1] < slowdown

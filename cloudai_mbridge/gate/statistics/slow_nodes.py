@@ -18,7 +18,6 @@ from scipy.special import stdtrit
 TOGETHER = ","  # between the names of nodes that were in the same runs only
 SLOW = 0.01  # as a logarithm: less than this is not worth a name
 _RATE = 0.001  # of calling any node slow where none is
-_DRAWS, _MOST_DRAWN = 50_000, 20
 _AGAIN = 0.003  # of calling one node slow again that is not
 _MAD_TO_SD = 1.4826
 _MOST_ROUNDS = 200
@@ -160,27 +159,6 @@ def slow_without_the_slowest_run(
         for name, without in fits.items()
         if fitted.slow[name].effect > SLOW and _is_needed(without, fitted, degrees, _AGAIN)
     }
-
-
-def slow_beyond_the_noise(
-    values: np.ndarray, cells: np.ndarray, found: NodeEffects, num_nodes: int, rate: float
-) -> set[str]:
-    """Return the slow nodes whose runs are further above than as many runs drawn from all residuals ever are.
-
-    Where noise is skewed, a normal distribution says too little of how far above runs are by themselves. Arguments as
-    in `find_slow_nodes`; num_nodes: of which each might have been called slow.
-    """
-    residuals = values - found.of_runs
-    sizes = np.bincount(cells)
-    residuals = residuals - (np.bincount(cells, residuals) / sizes)[cells]
-    pool = residuals[sizes[cells] > 1] * np.sqrt(sizes / np.maximum(sizes - 1, 1))[cells][sizes[cells] > 1]
-    draw = np.random.default_rng(0)
-    sure = set()
-    for name, effect in found.slow.items():
-        means = draw.choice(pool, (_DRAWS, min(effect.runs, _MOST_DRAWN))).mean(axis=1)
-        if np.mean(means >= effect.effect) <= rate / num_nodes:
-            sure.add(name)
-    return sure
 
 
 def _runs_of(nodes: Sequence[Sequence[str]]) -> dict[str, list[int]]:
