@@ -15,13 +15,15 @@ class SearchPlan:
 
     groups: seconds of a step's parts, as in `StepGroups`; () where nothing is predicted. memory_share: predicted peak
     over what the GPU has; None: not known. max_trials: points that the search may try; None: any number.
-    is_again: the run repeats its point if the search wants to know it better.
+    is_again: the run repeats its point if the search wants to know it better. is_calibrated: the prediction was fitted
+    to the cluster.
     """
 
     groups: tuple[float, ...] = ()
     memory_share: float | None = None
     max_trials: int | None = None
     is_again: bool = False
+    is_calibrated: bool = False
 
 
 @dataclass(frozen=True)

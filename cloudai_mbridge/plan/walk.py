@@ -136,12 +136,17 @@ class PointWalk:
     def search_plan(self, point: CheckedPoint) -> SearchPlan:
         """Return what a search knows of a point beforehand."""
         headline = self.estimates.of(point)
+        groups: tuple[float, ...] = ()
+        is_calibrated = False
         try:
-            groups = tuple(groups_of(self.estimates.request(point)))
+            request = self.estimates.request(point)
+            groups = tuple(groups_of(request))
+            is_calibrated = request.gpu is not None and request.gpu.measured is not None
         except BadInput:
-            groups = ()
+            pass
         peak, given = headline.peak_memory_gib, headline.gpu_memory_gib
-        return SearchPlan(groups, peak / given if peak and given else None, self._test.definition.agent_steps)
+        share = peak / given if peak and given else None
+        return SearchPlan(groups, share, self._test.definition.agent_steps, is_calibrated=is_calibrated)
 
     def memory_violation(self, point: CheckedPoint) -> Violation:
         """Return why a point is held back."""

@@ -15,7 +15,7 @@ from cloudai_mbridge.integrations.cloudai_point import Refused, known_of
 from cloudai_mbridge.plan.run_plan import SearchPlan
 from cloudai_mbridge.tune.belief import beliefs
 from cloudai_mbridge.tune.factors import FactorModel
-from cloudai_mbridge.tune.measured_search import blind_beliefs, positions_of
+from cloudai_mbridge.tune.measured_search import blind_beliefs, positions_of, prior_sds
 from cloudai_mbridge.tune.room import Room
 from cloudai_mbridge.tune.search import CHANCE, Search, Trial
 
@@ -50,6 +50,7 @@ class TuneAgent(BaseAgent):
         self._model = FactorModel(groups) if groups and len(groups) == len(self.actions) else None
         shares = [each.memory_share for each in known if each.memory_share]
         self._shares = shares if shares and len(shares) == len(self.actions) else None
+        self._prior_sd = prior_sds(known)
         self._where = positions_of(self.actions)
         self._told: list[tuple[int, float | None]] = []
         limit = self.env.test_run.test.agent_steps
@@ -83,7 +84,8 @@ class TuneAgent(BaseAgent):
     def _search(self) -> Search:
         times = [seconds for _, seconds in self._told if seconds is not None]
         if self._model is not None:
-            search = Search(beliefs(self._model, self._where), Room(self._shares, 1.0) if self._shares else None)
+            room = Room(self._shares, 1.0) if self._shares else None
+            search = Search(beliefs(self._model, self._where, prior_sd=self._prior_sd), room)
         else:
             search = Search(blind_beliefs(self._where, times), None)
         for index, seconds in self._told:

@@ -13,6 +13,8 @@ Floats = npt.NDArray[np.float64]
 # What is expected of a factor's logarithm before anything is measured. Launches differ most: the host's clock, kernels
 # that are fused or not, CUDA graphs
 SDS = np.array([0.5, 0.5, 0.7, 0.7, 1.2, 0.7, 0.7])
+# Of factors that were calibrated, mostly with other models of the same cluster
+CALIBRATED_SDS = np.full(len(SDS), 0.2)
 _BUSY = [FACTORS.index(name) for name in ("compute", "memory", "experts", "links")]
 _LATE = [FACTORS.index(name) for name in ("data_parallel", "optimizer")]
 _LAUNCHES = FACTORS.index("launches")

@@ -14,6 +14,7 @@ from scipy.special import ndtri, stdtrit
 
 from cloudai_mbridge.estimate.time.groups import StepGroups
 from cloudai_mbridge.plan import RunPlan, ScenarioPlan
+from cloudai_mbridge.plan.run_plan import SearchPlan
 from cloudai_mbridge.report.model import OUT_OF_MEMORY
 from cloudai_mbridge.runner import Judge
 from cloudai_mbridge.runner.context import Phase, Tracked
@@ -21,7 +22,7 @@ from cloudai_mbridge.runner.journal.journal import JournalEntry
 from cloudai_mbridge.runner.search import Choice, Chooser
 from cloudai_mbridge.schedulers.interface import ENDED_EARLY
 from cloudai_mbridge.tune.belief import Belief, Deviations, beliefs
-from cloudai_mbridge.tune.factors import SDS, FactorModel, Floats
+from cloudai_mbridge.tune.factors import CALIBRATED_SDS, SDS, FactorModel, Floats
 from cloudai_mbridge.tune.room import Room
 from cloudai_mbridge.tune.search import CHANCE, WORTH, Search, Trial
 from cloudai_mbridge.verdict import Judgement
@@ -109,6 +110,7 @@ class PointSearch:
         self._most = next((each.max_trials for each in known), None) or len(self._labels)
         groups = [each.groups for each in known]
         self._model = FactorModel([StepGroups(*each) for each in groups]) if all(groups) else None
+        self._prior_sd = prior_sds(known)
         shares = [each.memory_share for each in known if each.memory_share]
         self._shares = shares if len(shares) == len(self._labels) else None
         self._judged: dict[tuple[str, int], Judgement] = {}
@@ -259,8 +261,13 @@ class PointSearch:
 
     def _beliefs(self, times: Sequence[float]) -> tuple[Belief, ...]:
         if self._model is not None:
-            return beliefs(self._model, self._where)
+            return beliefs(self._model, self._where, prior_sd=self._prior_sd)
         return blind_beliefs(self._where, times)
+
+
+def prior_sds(known: Iterable[SearchPlan]) -> Floats:
+    """Return how far the factors of predictions may be off, standard deviations of logarithms."""
+    return CALIBRATED_SDS if any(each.is_calibrated for each in known) else SDS
 
 
 def blind_beliefs(where: Floats, times: Sequence[float]) -> tuple[Belief, ...]:

@@ -75,6 +75,12 @@ def test_predictions_use_the_calibration_and_say_so(system: Path, tmp_path: Path
     plan = mbridge("sweep", "plan", "--system-config", system, "--test-scenario", scenario)
     assert f"predictions for h100 are calibrated: {system.parent / 'h100.toml'}" in plan.stdout
     assert "12 measured points" in plan.stdout
+    scenario.write_text(SCENARIO.replace("num_nodes", 'agent = "tune"\nnum_nodes'))
+    out = tmp_path / "out"
+    done = mbridge("dry-run", "--system-config", system, "--test-scenario", scenario, "--output-dir", out)
+    assert done.returncode == 0, done.stderr
+    (planned,) = out.glob("*/plan.json")
+    assert {run["search"]["is_calibrated"] for run in json.loads(planned.read_text())["runs"]} == {True}
     best = mbridge("tune", "--recipe=llama3_8b", "--num-gpus=8", "--system-config", system, "--top=1")
     assert "on 12 measured points, held out" in best.stdout
     replayed = mbridge("tune", "--replay", tmp_path / "measured.csv", "--system-config", system)

@@ -102,6 +102,16 @@ def test_with_predictions_few_points_are_tried() -> None:
     assert "none of the others is over 2% faster than tp2-mb4" in ending
 
 
+@pytest.mark.parametrize(("is_calibrated", "tried"), [(True, 1), (False, 2)])
+def test_calibrated_predictions_are_trusted_more(is_calibrated: bool, tried: int) -> None:
+    """Of one point all is compute, of the other launches: as shipped, the predictions may be off by twice and more."""
+    parts = {1: (1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0), 2: (0.0, 0.0, 0.0, 0.0, 2.0, 0.0, 0.0, 0.0)}
+    bench = Bench([plan(tp, 1, groups=parts[tp], is_calibrated=is_calibrated) for tp in parts])
+    bench.times = {run.plan.key: sum(parts[run.plan.coordinates["tp"]]) for run in bench.runs}
+    bench.run()
+    assert len(bench.tried) == tried
+
+
 def test_without_predictions_the_best_is_found_too() -> None:
     bench = Bench([plan(tp, mb) for tp, mb in SIZES])
     bench.run()

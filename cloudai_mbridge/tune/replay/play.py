@@ -8,15 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from cloudai_mbridge.tune.belief import beliefs
-from cloudai_mbridge.tune.factors import SDS, FactorModel, Floats
+from cloudai_mbridge.tune.factors import CALIBRATED_SDS, SDS, FactorModel, Floats
 from cloudai_mbridge.tune.measured_search import FLAT, WIDE, positions_of
 from cloudai_mbridge.tune.replay.case import Case
 from cloudai_mbridge.tune.room import Room
 from cloudai_mbridge.tune.search import CHANCE, Search, Trial
 
 TOLERANCES = (0.05, 0.02)
-# Of factors that were calibrated on other models of the same cluster, the standard deviation of the logarithms
-_BETWEEN_MODELS = 0.2
 
 
 @dataclass(frozen=True)
@@ -55,7 +53,7 @@ def search_in(case: Case, *, with_prior: bool = True) -> Search:
     """Return a search that has tried nothing. with_prior: with what is predicted, where it is."""
     where = positions_of(case.coordinates)
     if with_prior and case.groups is not None:
-        prior_sd = np.full(len(SDS), _BETWEEN_MODELS) if case.is_calibrated else SDS
+        prior_sd = CALIBRATED_SDS if case.is_calibrated else SDS
         room = Room(case.shares, 1.0) if case.shares is not None else None
         return Search(beliefs(FactorModel(case.groups), where, prior_sd=prior_sd), room)
     flat = FactorModel([FLAT] * len(case.times))
