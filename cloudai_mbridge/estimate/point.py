@@ -4,14 +4,14 @@ What cannot be known is None, and `missing` says why. For many points of a sweep
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
 from typing import TypeVar
 
 from cloudai_mbridge.errors import BadInput
 from cloudai_mbridge.estimate.architecture import Architecture
-from cloudai_mbridge.estimate.hardware import Gpu, mfu
+from cloudai_mbridge.estimate.hardware import Gpu, gpu_named, mfu
 from cloudai_mbridge.estimate.headline import Price
 from cloudai_mbridge.estimate.memory import ParallelLayout, StageMemory, memory_per_stage, worst_stage
 from cloudai_mbridge.estimate.memory.arguments import ADAPTER_TASKS
@@ -30,6 +30,7 @@ from cloudai_mbridge.training.reporting.theoretical_memory import TheoreticalMem
 
 DEFAULT_ESTIMATOR = "default"
 ESTIMATORS = (DEFAULT_ESTIMATOR, *REFERENCES)
+STAND_IN = "h100"  # for a device of which nothing is known
 T = TypeVar("T")
 
 
@@ -192,6 +193,16 @@ def groups_of(request: EstimateRequest) -> StepGroups:
     with refusing("the layout cannot be estimated"):
         model = request.architecture
         return times_of(request, model).groups(request.layout_of(model))
+
+
+def guess_of(request: EstimateRequest) -> EstimateRequest | None:
+    """Return the question about a GPU that is known, where nothing is known of the point's device; None where it is.
+
+    How long a step takes is then off by any factor; which layouts take longer is often the same.
+    """
+    if request.gpu is not None and request.gpu.is_known:
+        return None
+    return replace(request, gpu=gpu_named(STAND_IN))
 
 
 def assumptions_for(gpu: Gpu | None) -> Assumptions:

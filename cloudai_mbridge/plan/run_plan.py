@@ -16,7 +16,7 @@ class SearchPlan:
     groups: seconds of a step's parts, as in `StepGroups`; () where nothing is predicted. memory_share: predicted peak
     over what the GPU has; None: not known. max_trials: points that the search may try; None: any number.
     is_again: the run repeats its point if the search wants to know it better. is_calibrated: the prediction was fitted
-    to the cluster.
+    to the cluster. is_guess: it is another GPU's, as nothing is known of this device.
     """
 
     groups: tuple[float, ...] = ()
@@ -24,6 +24,7 @@ class SearchPlan:
     max_trials: int | None = None
     is_again: bool = False
     is_calibrated: bool = False
+    is_guess: bool = False
 
 
 @dataclass(frozen=True)

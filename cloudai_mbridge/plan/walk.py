@@ -11,7 +11,7 @@ from functools import partial
 from cloudai_mbridge.constraints import RuleSet, Violation
 from cloudai_mbridge.errors import BadInput, counted
 from cloudai_mbridge.estimate.headline import START_UP_S, Headline, MemoryLimit
-from cloudai_mbridge.estimate.point import groups_of
+from cloudai_mbridge.estimate.point import groups_of, guess_of
 from cloudai_mbridge.megatron_bridge.launcher.plan import is_passed
 from cloudai_mbridge.models.cmd_args import Launcher
 from cloudai_mbridge.models.loading.load import LoadedTest
@@ -136,17 +136,18 @@ class PointWalk:
     def search_plan(self, point: CheckedPoint) -> SearchPlan:
         """Return what a search knows of a point beforehand."""
         headline = self.estimates.of(point)
-        groups: tuple[float, ...] = ()
-        is_calibrated = False
+        request = self.estimates.request(point)
+        guessed = guess_of(request)
         try:
-            request = self.estimates.request(point)
-            groups = tuple(groups_of(request))
-            is_calibrated = request.gpu is not None and request.gpu.measured is not None
+            groups = tuple(groups_of(guessed or request))
         except BadInput:
-            pass
+            groups = ()
+        is_calibrated = request.gpu is not None and request.gpu.measured is not None
         peak, given = headline.peak_memory_gib, headline.gpu_memory_gib
         share = peak / given if peak and given else None
-        return SearchPlan(groups, share, self._test.definition.agent_steps, is_calibrated=is_calibrated)
+        return SearchPlan(
+            groups, share, self._test.definition.agent_steps, is_calibrated=is_calibrated, is_guess=guessed is not None
+        )
 
     def memory_violation(self, point: CheckedPoint) -> Violation:
         """Return why a point is held back."""

@@ -10,13 +10,10 @@ from typing import Any
 
 from cloudai.configurator.base_agent import BaseAgent, BaseAgentConfig
 
-from cloudai_mbridge.estimate.time.groups import StepGroups
 from cloudai_mbridge.integrations.cloudai_point import Refused, known_of
 from cloudai_mbridge.plan.run_plan import SearchPlan
-from cloudai_mbridge.tune.belief import beliefs
-from cloudai_mbridge.tune.factors import FactorModel
-from cloudai_mbridge.tune.measured_search import blind_beliefs, positions_of, prior_sds
-from cloudai_mbridge.tune.room import Room
+from cloudai_mbridge.tune.measured_search import positions_of
+from cloudai_mbridge.tune.prior import Prior
 from cloudai_mbridge.tune.search import CHANCE, Search, Trial
 
 Action = dict[str, Any]
@@ -46,12 +43,7 @@ class TuneAgent(BaseAgent):
         if found is not None:
             self.actions = [action for action, one in zip(self.actions, found, strict=True) if one is not None]
         known = [one for one in found or () if one is not None]
-        groups = [StepGroups(*each.groups) for each in known if each.groups]
-        self._model = FactorModel(groups) if groups and len(groups) == len(self.actions) else None
-        shares = [each.memory_share for each in known if each.memory_share]
-        self._shares = shares if shares and len(shares) == len(self.actions) else None
-        self._prior_sd = prior_sds(known)
-        self._where = positions_of(self.actions)
+        self._prior = Prior.of(known, positions_of(self.actions))
         self._told: list[tuple[int, float | None]] = []
         limit = self.env.test_run.test.agent_steps
         self.max_steps = min(limit, len(self.actions)) if limit > 1 else len(self.actions)  # 1 is CloudAI's default
@@ -82,12 +74,8 @@ class TuneAgent(BaseAgent):
             return None
 
     def _search(self) -> Search:
-        times = [seconds for _, seconds in self._told if seconds is not None]
-        if self._model is not None:
-            room = Room(self._shares, 1.0) if self._shares else None
-            search = Search(beliefs(self._model, self._where, prior_sd=self._prior_sd), room)
-        else:
-            search = Search(blind_beliefs(self._where, times), None)
+        measured = {index: seconds for index, seconds in self._told if seconds is not None}
+        search = Search(self._prior.beliefs(measured), self._prior.room())
         for index, seconds in self._told:
             if seconds is None:
                 search.exclude(index)

@@ -8,7 +8,7 @@ from statistics import median
 from pydantic import ValidationError
 
 from cloudai_mbridge.errors import BadInput
-from cloudai_mbridge.estimate.hardware import find_gpu
+from cloudai_mbridge.estimate.hardware import Gpu, find_gpu
 from cloudai_mbridge.estimate.headlines import Headlines
 from cloudai_mbridge.estimate.memory.other import GIB, Assumptions
 from cloudai_mbridge.estimate.point import groups_of
@@ -130,17 +130,25 @@ def _point(runs: Sequence[RunResult], headlines: Headlines) -> MeasuredPoint:
     return MeasuredPoint(question.gpu.name, groups, median(times), share)
 
 
-def question_of(run: RunResult, system: System | None = None) -> EstimateRequest:
-    """Return what is to be estimated of a run. system: whose calibration counts; None: none does.
+def device_of(run: RunResult) -> Gpu | None:
+    """Return the GPU that a run was on; None if nothing is known of its device."""
+    device = run.comparability.get("device")
+    gpu = find_gpu(device) if isinstance(device, str) else None
+    return gpu if gpu is not None and gpu.is_known else None
 
+
+def question_of(run: RunResult, system: System | None = None, stand_in: Gpu | None = None) -> EstimateRequest:
+    """Return what is to be estimated of a run.
+
+    system: whose calibration counts; None: none does. stand_in: instead of a device of which nothing is known.
     BadInput: its device, its recipe or its arguments are not known.
     """
     fields = run.comparability
-    device = fields.get("device")
-    gpu = find_gpu(device) if isinstance(device, str) else None
-    if gpu is None or not gpu.is_known:
-        raise BadInput(f"nothing is known of its device, {device!r}")
-    gpu = gpu_on(gpu, system)
+    gpu = device_of(run)
+    if gpu is not None:
+        gpu = gpu_on(gpu, system)
+    elif (gpu := stand_in) is None:
+        raise BadInput(f"nothing is known of its device, {fields.get('device')!r}")
     name = str(fields.get("recipe"))
     if name not in recipe_names():
         raise BadInput(f"recipe {name!r} is not known")

@@ -12,25 +12,19 @@ from typing import Any
 import numpy as np
 from scipy.special import ndtri, stdtrit
 
-from cloudai_mbridge.estimate.time.groups import StepGroups
 from cloudai_mbridge.plan import RunPlan, ScenarioPlan
-from cloudai_mbridge.plan.run_plan import SearchPlan
 from cloudai_mbridge.report.model import OUT_OF_MEMORY
 from cloudai_mbridge.runner import Judge
 from cloudai_mbridge.runner.context import Phase, Tracked
 from cloudai_mbridge.runner.journal.journal import JournalEntry
 from cloudai_mbridge.runner.search import Choice, Chooser
 from cloudai_mbridge.schedulers.interface import ENDED_EARLY
-from cloudai_mbridge.tune.belief import Belief, Deviations, beliefs
-from cloudai_mbridge.tune.factors import CALIBRATED_SDS, SDS, FactorModel, Floats
-from cloudai_mbridge.tune.room import Room
+from cloudai_mbridge.tune.factors import Floats
+from cloudai_mbridge.tune.prior import Prior
 from cloudai_mbridge.tune.search import CHANCE, WORTH, Search, Trial
 from cloudai_mbridge.verdict import Judgement
 from cloudai_mbridge.verdict.judge import OF_MEDIAN
 
-# Where nothing is predicted: a level that the first trials tell, and deviations that may be large
-FLAT = StepGroups(1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
-WIDE = Deviations(shared=0.5, own=0.05)
 NOISE = 0.01  # between runs of a point, standard deviation of the logarithm, and after how many differences it is known
 _AS_KNOWN = 2
 _CERTAIN = 0.95  # that the best point is faster than the next; otherwise both are measured again, once
@@ -105,14 +99,10 @@ class PointSearch:
         firsts = {plan.label: plan for plan in reversed(plans)}
         self._labels = list(dict.fromkeys(plan.label for plan in plans))
         self._index = {label: index for index, label in enumerate(self._labels)}
-        self._where = positions_of([firsts[label].coordinates for label in self._labels])
+        where = positions_of([firsts[label].coordinates for label in self._labels])
+        self._prior = Prior.of([firsts[label].search for label in self._labels], where)
         known = [search for label in self._labels if (search := firsts[label].search) is not None]
         self._most = next((each.max_trials for each in known), None) or len(self._labels)
-        groups = [each.groups for each in known]
-        self._model = FactorModel([StepGroups(*each) for each in groups]) if all(groups) else None
-        self._prior_sd = prior_sds(known)
-        shares = [each.memory_share for each in known if each.memory_share]
-        self._shares = shares if len(shares) == len(self._labels) else None
         self._judged: dict[tuple[str, int], Judgement] = {}
         self._outcomes: dict[str, Outcome] = {}
         self._noise = NOISE
@@ -250,31 +240,14 @@ class PointSearch:
 
     def _search(self) -> Search:
         """Return the search that has learned from all points that were tried."""
-        times = [each.step_time_s for each in self._outcomes.values() if each.step_time_s]
-        search = Search(self._beliefs(times), None if self._shares is None else Room(self._shares, 1.0))
+        measured = {self._index[label]: each.step_time_s for label, each in self._outcomes.items() if each.step_time_s}
+        search = Search(self._prior.beliefs(measured), self._prior.room())
         for label, outcome in self._outcomes.items():
             if outcome.step_time_s is not None or outcome.is_out_of_memory:
                 search.learn(Trial(self._index[label], outcome.step_time_s, outcome.error, outcome.is_cut))
             else:
                 search.exclude(self._index[label])
         return search
-
-    def _beliefs(self, times: Sequence[float]) -> tuple[Belief, ...]:
-        if self._model is not None:
-            return beliefs(self._model, self._where, prior_sd=self._prior_sd)
-        return blind_beliefs(self._where, times)
-
-
-def prior_sds(known: Iterable[SearchPlan]) -> Floats:
-    """Return how far the factors of predictions may be off, standard deviations of logarithms."""
-    return CALIBRATED_SDS if any(each.is_calibrated for each in known) else SDS
-
-
-def blind_beliefs(where: Floats, times: Sequence[float]) -> tuple[Belief, ...]:
-    """Return beliefs where nothing is predicted. where: of the points, as of `positions_of`. times: measured so far."""
-    level = np.zeros(len(SDS))
-    level[0] = fmean(map(math.log, times)) if times else 0.0
-    return beliefs(FactorModel([FLAT] * len(where)), where, WIDE, prior=level)
 
 
 def _is_under_way(run: Tracked) -> bool:

@@ -9,19 +9,19 @@ from statistics import median
 from typing import Any
 
 from cloudai_mbridge.errors import BadInput
-from cloudai_mbridge.estimate.hardware import Gpu
+from cloudai_mbridge.estimate.hardware import Gpu, gpu_named
 from cloudai_mbridge.estimate.headlines import Headlines
 from cloudai_mbridge.estimate.memory import worst_stage
 from cloudai_mbridge.estimate.memory.estimate import memory_per_stage
 from cloudai_mbridge.estimate.memory.other import GIB
-from cloudai_mbridge.estimate.point import assumptions_for, groups_of
+from cloudai_mbridge.estimate.point import STAND_IN, assumptions_for, groups_of
 from cloudai_mbridge.estimate.request import gpu_on
 from cloudai_mbridge.estimate.time import time_model
 from cloudai_mbridge.estimate.time.groups import StepGroups
 from cloudai_mbridge.gate.results.read import RunResult, find_report, read_results
 from cloudai_mbridge.models.system import System
 from cloudai_mbridge.report.model import OUT_OF_MEMORY
-from cloudai_mbridge.tune.measured import question_of
+from cloudai_mbridge.tune.measured import device_of, question_of
 from cloudai_mbridge.tune.replay.table import Space, read_table
 
 _SIZES = ("tp", "pp", "cp", "vp", "ep", "expert_tp", "mbs")
@@ -32,7 +32,7 @@ class Case:
     """The points of one space. coordinates: of each. times: seconds of a step, None where it ran out of memory.
 
     groups, shares: what is predicted of each point's step and memory; None where it is not, of one point at least.
-    is_calibrated: the predictions were fitted to the cluster.
+    is_calibrated: the predictions were fitted to the cluster. is_guess: they are another GPU's.
     """
 
     name: str
@@ -41,6 +41,7 @@ class Case:
     groups: tuple[StepGroups, ...] | None
     shares: tuple[float, ...] | None
     is_calibrated: bool = False
+    is_guess: bool = False
 
     @cached_property
     def best_s(self) -> float | None:
@@ -91,12 +92,11 @@ def _cases_of_runs(path: Path, system: System | None) -> Iterator[Case]:
         kept = [runs for runs in measured if times[runs[0].point] != 0]
         if not kept:
             raise BadInput(f"{path}: test {test!r}: no point was measured; name the results of a run that was")
-        predicted = _predicted(kept, system)
         yield Case(
             f"{kept[0][0].scenario}: {test}",
             tuple(points[runs[0].point]["coordinates"] for runs in kept),
             tuple(times[runs[0].point] for runs in kept),
-            *(predicted or (None, None, False)),
+            **_predicted(kept, system),
         )
 
 
@@ -122,19 +122,22 @@ def _seconds(runs: list[RunResult], point: Mapping[str, Any]) -> float | None:
     return None if (point.get("failure") or {}).get("id") == OUT_OF_MEMORY else 0
 
 
-def _predicted(
-    measured: list[list[RunResult]], system: System | None
-) -> tuple[tuple[StepGroups, ...], tuple[float, ...] | None, bool] | None:
-    """Return what is predicted of points; None if one of them, or its device, is not known."""
+def _predicted(measured: list[list[RunResult]], system: System | None) -> dict[str, Any]:
+    """Return what a case says of predictions: nothing if one of the points cannot be predicted."""
     headlines, groups, shares = Headlines(), [], []
-    is_calibrated = False
+    is_guess, is_calibrated = device_of(measured[0][0]) is None, False
     try:
         for runs in measured:
-            question = question_of(runs[0], system)
+            question = question_of(runs[0], system, gpu_named(STAND_IN))
             groups.append(groups_of(question))
             found = headlines.of(question)
             shares.append((found.peak_memory_gib or 0.0) / (found.gpu_memory_gib or 1.0))
             is_calibrated = question.gpu is not None and question.gpu.measured is not None
     except BadInput:
-        return None
-    return tuple(groups), tuple(shares) if all(shares) else None, is_calibrated
+        return {"groups": None, "shares": None}
+    return {
+        "groups": tuple(groups),
+        "shares": tuple(shares) if all(shares) and not is_guess else None,
+        "is_calibrated": is_calibrated,
+        "is_guess": is_guess,
+    }

@@ -1,17 +1,12 @@
 """A search, and what it is compared with, played against points that were measured."""
 
-import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
-from cloudai_mbridge.tune.belief import beliefs
-from cloudai_mbridge.tune.factors import CALIBRATED_SDS, SDS, FactorModel, Floats
-from cloudai_mbridge.tune.measured_search import FLAT, WIDE, positions_of
+from cloudai_mbridge.tune.measured_search import positions_of
+from cloudai_mbridge.tune.prior import Prior
 from cloudai_mbridge.tune.replay.case import Case
-from cloudai_mbridge.tune.room import Room
 from cloudai_mbridge.tune.search import CHANCE, Search, Trial
 
 TOLERANCES = (0.05, 0.02)
@@ -50,14 +45,19 @@ def trials_to(case: Case, order: Sequence[int], tolerance: float) -> int | None:
 
 
 def search_in(case: Case, *, with_prior: bool = True) -> Search:
-    """Return a search that has tried nothing. with_prior: with what is predicted, where it is."""
-    where = positions_of(case.coordinates)
-    if with_prior and case.groups is not None:
-        prior_sd = CALIBRATED_SDS if case.is_calibrated else SDS
-        room = Room(case.shares, 1.0) if case.shares is not None else None
-        return Search(beliefs(FactorModel(case.groups), where, prior_sd=prior_sd), room)
-    flat = FactorModel([FLAT] * len(case.times))
-    return Search(beliefs(flat, where, WIDE, prior=_level(case), prior_sd=SDS * 4), None)
+    """Return a search that has tried nothing. with_prior: with what is predicted, where it is.
+
+    Without predictions it knows the level of the step times from the start, not from its first trials.
+    """
+    prior = Prior(
+        positions_of(case.coordinates),
+        case.groups if with_prior else None,
+        case.shares if with_prior else None,
+        is_calibrated=case.is_calibrated,
+        is_guess=case.is_guess,
+    )
+    known = {index: seconds for index, seconds in enumerate(case.times) if seconds is not None}
+    return Search(prior.beliefs(known), prior.room())
 
 
 def play(case: Case, *, with_prior: bool = True) -> Score:
@@ -80,14 +80,6 @@ def _is_within(case: Case, search: Search, tolerance: float) -> bool:
     """Return whether the best trial is within a share of the best point."""
     best = search.best.step_time_s if search.best else None
     return best is not None and case.best_s is not None and best <= case.best_s * (1 + tolerance)
-
-
-def _level(case: Case) -> Floats:
-    """Return factors that make a flat model about right: all that a search without a prior knows beforehand."""
-    known = [seconds for seconds in case.times if seconds is not None]
-    factors = np.zeros(len(SDS))
-    factors[0] = math.log(np.median(known)) if known else 0.0
-    return factors
 
 
 def random_order(case: Case, seed: int) -> list[int]:
