@@ -112,6 +112,18 @@ def test_calibrated_predictions_are_trusted_more(is_calibrated: bool, tried: int
     assert len(bench.tried) == tried
 
 
+@pytest.mark.parametrize("factor", [0.01, 1.0, 1000.0])
+def test_another_gpus_predictions_give_the_order(factor: float) -> None:
+    """They say which point to try first, whatever the device's own speed is, and are not trusted to stop early."""
+    parts = {size: (factor * seconds(*size), 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0) for size in SIZES}
+    bench = Bench([plan(*size, groups=parts[size], is_guess=True) for size in SIZES])
+    bench.run()
+    assert bench.tried[0] == "tp2-mb4"
+    certain = Bench([plan(*size, **predicted(*size)) for size in SIZES])
+    certain.run()
+    assert len(bench.tried) > len(certain.tried)
+
+
 def test_without_predictions_the_best_is_found_too() -> None:
     bench = Bench([plan(tp, mb) for tp, mb in SIZES])
     bench.run()
