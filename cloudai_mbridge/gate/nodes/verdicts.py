@@ -183,7 +183,7 @@ def judge_nodes(
         [run.nodes for run in runs],
     )
     effects = find_slow_nodes(*problem, np.ones(len(runs)), false_alarm_rate * share, taken)
-    sure = slow_without_the_slowest_run(*problem, effects, taken)
+    sure = slow_without_the_slowest_run(*problem, effects, len(counts), taken)
     sure &= slow_beyond_the_noise(*problem[:2], effects, len(counts), false_alarm_rate * share, taken)
     found, notes = [], list(notes)
     for names, effect in {**effects.slow, **effects.others}.items():

@@ -18,7 +18,7 @@ from scipy.special import stdtrit
 TOGETHER = ","  # between the names of nodes that were in the same runs only
 SLOW = 0.01  # as a logarithm: less than this is not worth a name
 _RATE = 0.001  # of calling any node slow where none is
-_AGAIN = 0.003  # of calling one node slow again that is not
+_AGAIN = 0.2  # of calling any node slow again that is not, if one run of every node were far above the others
 _MAD_TO_SD = 1.4826
 _MOST_ROUNDS = 200
 _MAYBE = 2.5  # standard errors: such a node is tried, so that it does not hide others
@@ -129,12 +129,17 @@ def _is_needed(without: NodeEffects, fitted: NodeEffects, degrees: int, rate: fl
 
 
 def slow_without_the_slowest_run(
-    values: np.ndarray, cells: np.ndarray, nodes: Sequence[Sequence[str]], found: NodeEffects, taken: int = 0
+    values: np.ndarray,
+    cells: np.ndarray,
+    nodes: Sequence[Sequence[str]],
+    found: NodeEffects,
+    num_nodes: int,
+    taken: int = 0,
 ) -> set[str]:
     """Return the slow nodes that are slow without the slowest run of each of them, too, each at a rate of its own.
 
     One run may be slow by itself: where runs have a heavy tail, that is much more probable than the rate of all nodes.
-    Arguments as in `find_slow_nodes`.
+    Arguments as in `find_slow_nodes`; num_nodes: of which each might have been called slow.
     """
     above = values - (np.bincount(cells, values) / np.bincount(cells))[cells]
     left = np.ones(len(values), dtype=bool)
@@ -157,7 +162,7 @@ def slow_without_the_slowest_run(
     return {
         name
         for name, without in fits.items()
-        if fitted.slow[name].effect > SLOW and _is_needed(without, fitted, degrees, _AGAIN)
+        if fitted.slow[name].effect > SLOW and _is_needed(without, fitted, degrees, _AGAIN / num_nodes)
     }
 
 
