@@ -43,7 +43,7 @@ class TuneAgent(BaseAgent):
         if found is not None:
             self.actions = [action for action, one in zip(self.actions, found, strict=True) if one is not None]
         known = [one for one in found or () if one is not None]
-        self._prior = Prior.of(known, positions_of(self.actions))
+        self.prior = Prior.of(known, positions_of(self.actions))
         self._told: list[tuple[int, float | None]] = []
         limit = self.env.test_run.test.agent_steps
         self.max_steps = min(limit, len(self.actions)) if limit > 1 else len(self.actions)  # 1 is CloudAI's default
@@ -75,7 +75,7 @@ class TuneAgent(BaseAgent):
 
     def _search(self) -> Search:
         measured = {index: seconds for index, seconds in self._told if seconds is not None}
-        search = Search(self._prior.beliefs(measured), self._prior.room())
+        search = Search(self.prior.beliefs(measured), self.prior.room())
         for index, seconds in self._told:
             if seconds is None:
                 search.exclude(index)

@@ -20,6 +20,7 @@ class Prior:
     """What a search believes of n points. where: of each, as of `positions_of`, [n, dimensions].
 
     groups: what is predicted of each; None where it is not, of one point at least. shares: likewise of memory.
+    is_predicted: for this device.
     """
 
     def __init__(
@@ -32,7 +33,7 @@ class Prior:
         is_guess: bool = False,
     ) -> None:
         self._where, self._shares = where, shares
-        self._is_certain = groups is not None and not is_guess
+        self.is_predicted = groups is not None and not is_guess
         self._model = FactorModel(groups if groups is not None else [_FLAT] * len(where))
         self._prior_sd = SDS if groups is None else _GUESS_SDS if is_guess else CALIBRATED_SDS if is_calibrated else SDS
 
@@ -52,7 +53,7 @@ class Prior:
 
     def beliefs(self, measured: Mapping[int, float]) -> tuple[Belief, ...]:
         """Return the beliefs. measured: step times of points, of which all but predictions take their level."""
-        if self._is_certain:
+        if self.is_predicted:
             return beliefs(self._model, self._where, prior_sd=self._prior_sd)
         expected = self._model.log_times(np.zeros(len(SDS)))
         above = [float(np.log(seconds)) - expected[index] for index, seconds in measured.items()]

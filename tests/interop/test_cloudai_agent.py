@@ -83,7 +83,7 @@ def test_a_test_of_cloudai_s_own_workload_is_predicted(
     agent = TuneAgent(env, BaseAgentConfig())
     assert 0 < len(agent.actions) < 18
     assert all(data["cmd_args"]["num_gpus"] % (action["tp"] * action["pp"]) == 0 for action in agent.actions)
-    assert agent._model is not None
+    assert agent.prior.is_predicted
     assert agent.select_action() is not None
 
 
