@@ -167,6 +167,12 @@ def test_noise_of_a_few_runs_says_little_of_its_tail() -> None:
     assert Noise(np.zeros(8)).exceeds(0.01, 2) == 0
 
 
+@pytest.mark.parametrize("noise", [1e-16, 1e-14, 1e-12, 1e-9, 1e-3])
+def test_runs_that_hardly_differ(noise: float) -> None:
+    result = judge_nodes(campaign({"n03": 0.05}, rounds=3, num_nodes=6, noise=noise))
+    assert [node.node for node in result.slow] == ["n03"]
+
+
 def test_skewed_noise_makes_no_node_slow() -> None:
     """Many a run is three standard deviations above the others; two of them are not many enough."""
     named = 0

@@ -17,6 +17,7 @@ _TAIL, _FEWEST = 0.25, 8  # of the residuals; half of them if these are few
 # What a tail's mean excess is expected to be, in standard deviations, and as how many residuals of a tail that counts:
 # it is 0.6 for normal noise, 1 for exponential
 _USUAL, _COUNTS = 0.8, 16
+_NEVER = 1e4  # times the mean excess above a tail's start: no number can tell how improbable
 _DOUBTS = np.linspace(-4.5, 4.5, 31)  # standard normal: of the tail's weight
 
 
@@ -61,8 +62,8 @@ class Noise:
         return float(self._weights @ [self._exceeds(mean, runs, float(excess)) for excess in self._excesses])
 
     def _exceeds(self, mean: float, runs: float, excess: float) -> float:
-        if excess <= 0:
-            return 0.0 if mean > self._start else 1.0
+        if mean - self._start > _NEVER * excess:
+            return 0.0
         if mean <= self._cumulants(0.0, excess)[1]:
             return 1.0
         s = brentq(lambda s: self._cumulants(s, excess)[1] - mean, 0.0, (1 - 1e-9) / excess)
