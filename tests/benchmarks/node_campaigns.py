@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from cloudai_mbridge.gate.nodes.campaign import plan_rounds, share_of_rate, undecided_after, wanted_groups
+from cloudai_mbridge.gate.nodes.campaign import judge_rounds, plan_rounds, wanted_groups
 from cloudai_mbridge.gate.nodes.verdicts import NodeRun, judge_nodes
 
 Noise = Callable[[random.Random], float]
@@ -30,26 +30,22 @@ CASES = ((64, 2, 1), (64, 2, 2), (64, 2, 8), (64, 0, 1), (1024, 8, 1), (1024, 8,
 def play(num_nodes: int, num_slow: int, per_run: int, noise: Noise, rng: random.Random) -> tuple[bool, bool, int]:
     """Return whether all slow nodes were named, whether another was, and the number of runs."""
     names = [f"n{i:04}" for i in range(num_nodes)]
-    slow, undecided = set(rng.sample(names, num_slow)), set(names)
-    done: list[list[NodeRun]] = []
+    slow = set(rng.sample(names, num_slow))
+    runs: list[NodeRun] = []
+    known, done = None, 0
     for number, groups in enumerate(plan_rounds(names, per_run, ROUNDS, rng)):
         if number:
-            undecided = undecided_after(done, names, ROUNDS, RATE, SLOWDOWN)
+            known = judge_rounds(runs, number, ROUNDS, RATE, SLOWDOWN)
         level = rng.gauss(0, BETWEEN_ROUNDS)
-        wanted = wanted_groups(groups, undecided, number, sum(map(len, done)))
+        wanted = wanted_groups(groups, known, number, len(runs))
         if not wanted:
             break
-        done.append(
-            [
-                NodeRun(
-                    f"{number}", group, math.exp(level + NOISE * noise(rng)) * (1 + EFFECT * bool(slow & set(group)))
-                )
-                for group in wanted
-            ]
-        )
-    runs = [run for each in done for run in each]
-    share = share_of_rate(len(done), ROUNDS)
-    named = {node.node for node in judge_nodes(runs, false_alarm_rate=RATE, slowdown=SLOWDOWN, share=share).slow}
+        runs += [
+            NodeRun(f"{number}", group, _time(level, noise, bool(slow & set(group)), rng), round=number)
+            for group in wanted
+        ]
+        done = number + 1
+    named = {node.node for node in judge_rounds(runs, done, ROUNDS, RATE, SLOWDOWN).slow}
     return slow <= named, bool(named - slow), len(runs)
 
 

@@ -150,30 +150,28 @@ def _judged(
 ) -> "NodesResult":
     # numpy, for this group only
     from cloudai_mbridge.gate.history.store import History
-    from cloudai_mbridge.gate.nodes.campaign import read_campaign, share_of_rate
+    from cloudai_mbridge.gate.nodes.campaign import judge_rounds, read_campaign
     from cloudai_mbridge.gate.nodes.facts import odd_facts
-    from cloudai_mbridge.gate.nodes.verdicts import judge_nodes, runs_of_history, runs_on_nodes
+    from cloudai_mbridge.gate.nodes.verdicts import runs_of_history, runs_on_nodes
 
     given, skipped = without_dry_runs(results)
     read: list[RunResult] = []
     rounds: dict[tuple[str, str], int] = {}
-    share = 1.0
+    done = planned = 1
     for path in given:
         own = read_results(path)
         read += own
         if own and (campaign := read_campaign(Path(own[0].source).parent)):
             number_of = {key: number for number, keys in enumerate(campaign.rounds) for key in keys}
-            done = 1 + max(number_of.get(f"{run.point}/{run.iteration}", 0) for run in own)
-            share = min(share, share_of_rate(done, len(campaign.rounds)))
+            done = max(done, 1 + max(number_of.get(f"{run.point}/{run.iteration}", 0) for run in own))
+            planned = max(planned, len(campaign.rounds))
             rounds |= {(own[0].source, key): number for key, number in number_of.items()}
     runs, notes = runs_on_nodes(read, rounds)
     if history is not None:
         with History(history) as store:
             runs += runs_of_history(store, {run.run_id for run in read})
-    result = judge_nodes(
-        runs, false_alarm_rate=false_alarm_rate, slowdown=slowdown, share=share, notes=[*skipped, *notes]
-    )
-    return replace(result, odd=tuple(odd_facts(read)))
+    result = judge_rounds(runs, done, planned, false_alarm_rate, slowdown)
+    return replace(result, notes=(*skipped, *notes, *result.notes), odd=tuple(odd_facts(read)))
 
 
 def _print(result: "NodesResult") -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from cloudai_mbridge.errors import BadInput, counted
 from cloudai_mbridge.files.json_text import parse_json
 from cloudai_mbridge.files.regular import read_regular
-from cloudai_mbridge.gate.nodes.verdicts import NodeRun, NodeVerdict, judge_nodes
+from cloudai_mbridge.gate.nodes.verdicts import NodeResult, NodeRun, NodesResult, NodeVerdict, judge_nodes
 from cloudai_mbridge.plan import ROOT_FILES, RunPlan
 from cloudai_mbridge.runner import Judge
 from cloudai_mbridge.runner.context import Phase, Tracked
@@ -25,7 +25,9 @@ from cloudai_mbridge.verdict import Judgement
 
 Group = tuple[str, ...]
 _TRIES = 20  # of a round's order, of which the one with the most new company is taken
-_FEWEST_IN_ROUND = 6  # runs: fewer say little of how fast runs are
+# Runs of a round that are there to compare with, at least so many and this share of a round of all: fewer say little of
+# how fast runs are
+_FEWEST_OTHERS, _SHARE_OF_OTHERS = 6, 0.05
 # Runs in all when these rounds are over: what two rounds leave open needs to know how noisy runs are, and how skewed
 _FEWEST_AFTER = {3: 160}
 
@@ -64,15 +66,18 @@ def _groups(nodes: Sequence[str], per_run: int, rng: random.Random) -> list[Grou
     return [*groups[:-1], (*groups[-1], *order[:missing])] if missing else groups
 
 
-def undecided_after(
-    rounds: Sequence[Sequence[NodeRun]], nodes: Iterable[str], num_rounds: int, rate: float, slowdown: float
-) -> set[str]:
-    """Return the nodes that the rounds so far leave open. num_rounds, rate: of the whole campaign."""
-    runs = [run for each in rounds for run in each]
-    share = share_of_rate(len(rounds), num_rounds)
-    result = judge_nodes(runs, false_alarm_rate=rate, slowdown=slowdown, share=share)
-    decided = {node.node for node in result.nodes if node.verdict is not NodeVerdict.TOO_FEW}
-    return set(nodes) - decided
+def judge_rounds(runs: Sequence[NodeRun], done: int, rounds: int, rate: float, slowdown: float) -> NodesResult:
+    """Say of every node whether it is slow, after `done` of the rounds. rate: of false alarms, of the whole campaign.
+
+    There is a look after each round, and what one of them calls slow stays slow: the looks share the rate.
+    """
+    named = dict[str, NodeResult]()
+    for number in range(1, max(done, 1) + 1):
+        known = [run for run in runs if run.round < number]
+        share = share_of_rate(number, rounds)
+        result = judge_nodes(known, false_alarm_rate=rate, slowdown=slowdown, share=share)
+        named |= {node.node: node for node in result.slow}
+    return result.with_slow(named)
 
 
 def share_of_rate(done: int, rounds: int) -> float:
@@ -83,15 +88,21 @@ def share_of_rate(done: int, rounds: int) -> float:
     return (done - 1) / sum(range(rounds)) if rounds > 1 else 1.0
 
 
-def wanted_groups(groups: Sequence[Group], undecided: set[str], number: int, done: int) -> list[Group]:
+def wanted_groups(groups: Sequence[Group], known: NodesResult | None, number: int, done: int) -> list[Group]:
     """Return the groups of a round to run: those with an undecided node, and some others to compare with.
 
-    number: of the round, from 0. done: runs of the rounds before.
+    known: of the rounds before, None before the first. number: of the round, from 0. done: runs of the rounds before.
     """
-    needed = [group for group in groups if undecided & set(group)]
-    others = [group for group in groups if not undecided & set(group)]
-    fewest = max(_FEWEST_IN_ROUND, _FEWEST_AFTER.get(number, 0) - done)
-    return needed + others[: max(0, fewest - len(needed))] if needed else []
+    if known is None:
+        return list(groups)
+    verdicts = {node.node: node.verdict for node in known.nodes}
+    of_group = [{verdicts.get(node, NodeVerdict.TOO_FEW) for node in group} for group in groups]
+    needed = [group for group, those in zip(groups, of_group, strict=True) if NodeVerdict.TOO_FEW in those]
+    normal = [group for group, those in zip(groups, of_group, strict=True) if those == {NodeVerdict.NORMAL}]
+    slow = [group for group in groups if group not in needed and group not in normal]
+    share = round(_SHARE_OF_OTHERS * len(groups))
+    fewest = max(_FEWEST_OTHERS, share, _FEWEST_AFTER.get(number, 0) - done - len(needed))
+    return needed + [*normal, *slow][:fewest] if needed else []
 
 
 def plan_campaign(
@@ -143,23 +154,23 @@ class NodeChooser:
     def __init__(self, campaign: Campaign, judge: Judge) -> None:
         self._campaign, self._judge = campaign, judge
         self._judged: dict[tuple[str, int], Judgement] = {}
+        self._looks: dict[tuple[int, int], NodesResult] = {}  # by rounds and runs
 
     def choose(self, runs: Sequence[Tracked], entry_of: Callable[[str], JournalEntry]) -> Choice:
         """Return what to submit now, and why nothing more will be."""
         by_key = {run.plan.key: run for run in runs}
-        measured: list[list[NodeRun]] = []
-        nodes = {node for run in runs for node in run.plan.nodes}
-        undecided, done = set(nodes), 0
+        measured: list[NodeRun] = []
+        known, done = None, 0
         for number, keys in enumerate(self._campaign.rounds):
             if number:
-                undecided = self._undecided(measured, nodes)
+                known = self._known(measured, number)
             of_group = {by_key[key].plan.nodes: by_key[key] for key in keys if key in by_key}
-            chosen = [of_group[group] for group in wanted_groups(list(of_group), undecided, number, done)]
+            chosen = [of_group[group] for group in wanted_groups(list(of_group), known, number, done)]
             if not chosen:
                 return Choice((), "every node is decided")
             if pending := [run.plan.key for run in chosen if run.phase is not Phase.ENDED]:
                 return Choice(pending)
-            measured.append(self._measured(f"round {number}", chosen, entry_of))
+            measured += self._measured(number, chosen, entry_of)
             done += len(chosen)
         return Choice((), f"each node had its {counted(len(self._campaign.rounds), 'run')}")
 
@@ -167,17 +178,20 @@ class NodeChooser:
         """Return "": every run goes to its end."""
         return ""
 
-    def _undecided(self, measured: Sequence[Sequence[NodeRun]], nodes: Iterable[str]) -> set[str]:
-        campaign = self._campaign
-        return undecided_after(measured, nodes, len(campaign.rounds), campaign.false_alarm_rate, campaign.slowdown)
+    def _known(self, measured: Sequence[NodeRun], done: int) -> NodesResult:
+        of = self._campaign
+        if (done, len(measured)) not in self._looks:
+            looked = judge_rounds(measured, done, len(of.rounds), of.false_alarm_rate, of.slowdown)
+            self._looks[done, len(measured)] = looked
+        return self._looks[done, len(measured)]
 
-    def _measured(self, cell: str, runs: Iterable[Tracked], entry_of: Callable[[str], JournalEntry]) -> list[NodeRun]:
+    def _measured(self, number: int, runs: Iterable[Tracked], entry_of: Callable[[str], JournalEntry]) -> list[NodeRun]:
         found = []
         for run in runs:
             if run.phase is Phase.ENDED and run.number:
                 judgement = self._judgement(run, entry_of)
                 if judgement.is_success and judgement.step_time_s:
-                    found.append(NodeRun(cell, run.plan.nodes, judgement.step_time_s))
+                    found.append(NodeRun(f"round {number}", run.plan.nodes, judgement.step_time_s, round=number))
         return found
 
     def _judgement(self, run: Tracked, entry_of: Callable[[str], JournalEntry]) -> Judgement:

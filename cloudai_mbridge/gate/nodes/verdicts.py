@@ -1,9 +1,11 @@
 """What results say of each node: slow, normal, or too few runs to tell."""
 
+import math
 from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Self
 
 import numpy as np
 
@@ -14,8 +16,8 @@ from cloudai_mbridge.gate.nodes.facts import OddFact
 from cloudai_mbridge.gate.results.read import RunResult
 from cloudai_mbridge.gate.results.values import METRICS, PRIMARY
 from cloudai_mbridge.gate.statistics.nights import night_numbers
-from cloudai_mbridge.gate.statistics.slow_nodes import TOGETHER, find_slow_nodes, slow_without_the_slowest_run
-from cloudai_mbridge.gate.statistics.tail import slow_beyond_the_noise
+from cloudai_mbridge.gate.statistics.slow_nodes import TOGETHER, find_slow_nodes
+from cloudai_mbridge.gate.statistics.tail import reach_below, slow_beyond_the_noise
 
 FALSE_ALARM_RATE = 0.01
 SLOWDOWN = 0.03  # relative; a node that is shown to be slower by less is normal
@@ -25,7 +27,7 @@ _FEWEST_DEGREES = 4  # of runs beyond one a point: for a noise that is known
 
 
 class NodeVerdict(StrEnum):
-    """SLOW: its runs are slower than those of the same point elsewhere, also without the slowest of them.
+    """SLOW: its runs are slower than those of the same point elsewhere, two of them at least.
 
     TOO_FEW: its runs do not tell.
     """
@@ -65,12 +67,17 @@ class NodesResult:
     def slow(self) -> tuple[NodeResult, ...]:
         return tuple(node for node in self.nodes if node.verdict is NodeVerdict.SLOW)
 
+    def with_slow(self, slow: Mapping[str, NodeResult]) -> Self:
+        """Return this with more slow nodes, as earlier looks saw them."""
+        nodes = [replace(slow.get(node.node, node), runs=node.runs) for node in self.nodes]
+        return replace(self, nodes=_in_order(nodes))
+
 
 @dataclass(frozen=True)
 class NodeRun:
     """A run's step time in s on its nodes. cell: runs of one cell should take equally long.
 
-    point, night: of a run that is alone in its cell, what other runs may have in common with it.
+    point, night: of a run that is alone in its cell, what other runs may have in common with it. round: of a campaign.
     """
 
     cell: str
@@ -78,6 +85,7 @@ class NodeRun:
     step_time_s: float
     point: str = ""
     night: str = ""
+    round: int = 0
 
 
 def runs_on_nodes(
@@ -103,7 +111,7 @@ def runs_on_nodes(
         else:
             number = (rounds or {}).get((run.source, f"{run.point}/{run.iteration}"), 0)
             point = f"{run.point}\n{run.comparability_id}"
-            found.append(NodeRun(f"{run.source}\n{point}\n{number}", run.nodes, value[0], point, run.source))
+            found.append(NodeRun(f"{run.source}\n{point}\n{number}", run.nodes, value[0], point, run.source, number))
     notes = [f"{counted(failed, 'run')} failed, which says nothing of a node's speed"] if failed else []
     notes += [f"the nodes of {counted(unknown, 'run')} are unknown"] if unknown else []
     return found, notes
@@ -183,11 +191,11 @@ def judge_nodes(
         [run.nodes for run in runs],
     )
     effects = find_slow_nodes(*problem, np.ones(len(runs)), false_alarm_rate * share, taken)
-    sure = slow_without_the_slowest_run(*problem, effects, len(counts), taken)
-    sure &= slow_beyond_the_noise(*problem[:2], effects, len(counts), false_alarm_rate * share, taken)
+    sure = slow_beyond_the_noise(*problem, effects, len(counts), false_alarm_rate * share)
+    reach = reach_below(*problem[:2], effects)
     found, notes = [], list(notes)
     for names, effect in {**effects.slow, **effects.others}.items():
-        is_slow, is_normal = names in sure, effect.interval()[1] < slowdown
+        is_slow, is_normal = names in sure, effect.effect + reach * effect.error < math.log1p(slowdown)
         verdict = NodeVerdict.SLOW if is_slow else NodeVerdict.NORMAL if is_normal else NodeVerdict.TOO_FEW
         together = names.split(TOGETHER)
         if is_slow and len(together) > 1:
@@ -196,6 +204,9 @@ def judge_nodes(
         found += [NodeResult(name, effect.growth, effect.interval(), verdict, effect.runs) for name in together]
     known = {node.node for node in found}
     found += [NodeResult(name, None, None, NodeVerdict.TOO_FEW, counts[name]) for name in counts if name not in known]
+    return replace(result, nodes=_in_order(found), noise=effects.noise, notes=tuple(notes))
+
+
+def _in_order(nodes: Iterable[NodeResult]) -> tuple[NodeResult, ...]:
     order = list(NodeVerdict)
-    found.sort(key=lambda node: (order.index(node.verdict), -(node.effect or 0.0), node.node))
-    return replace(result, nodes=tuple(found), noise=effects.noise, notes=tuple(notes))
+    return tuple(sorted(nodes, key=lambda node: (order.index(node.verdict), -(node.effect or 0.0), node.node)))

@@ -18,10 +18,10 @@ from scipy.special import stdtrit
 TOGETHER = ","  # between the names of nodes that were in the same runs only
 SLOW = 0.01  # as a logarithm: less than this is not worth a name
 _RATE = 0.001  # of calling any node slow where none is
-_AGAIN = 0.2  # of calling any node slow again that is not, if one run of every node were far above the others
 _MAD_TO_SD = 1.4826
 _MOST_ROUNDS = 200
 _MAYBE = 2.5  # standard errors: such a node is tried, so that it does not hide others
+_EXPLAINS = 0.7  # of what a run is above its cell: a node with such an effect may be why
 
 
 @dataclass(frozen=True)
@@ -48,9 +48,9 @@ class NodeEffects:
     """slow: the nodes that were found slow. of_runs: per run the effect of its slowest node, 0 on normal ones.
 
     others: what the runs of every other node say of it, without those that a slow node explains; without the nodes of
-    which nothing can be said. noise: standard deviation of a run, in units of the given ones. squares: the sum of the
-    squares of the residuals in these units. columns: per slow node,
-    which runs it slows; covariance: of the effects, in their order.
+    which nothing can be said. hidden: those of them all of whose runs slow ones explain. noise: standard deviation of a
+    run, in units of the given ones. squares: the sum of the squares of the residuals in these units. columns: per slow
+    node, which runs it slows; covariance: of the effects, in their order.
     """
 
     slow: Mapping[str, NodeEffect]
@@ -60,6 +60,7 @@ class NodeEffects:
     squares: float
     columns: np.ndarray
     covariance: np.ndarray
+    hidden: frozenset[str] = frozenset()
 
     def variance(self, weights: np.ndarray) -> float:
         """Return what the doubt about the effects adds to the variance of a weighted sum of runs."""
@@ -93,7 +94,8 @@ def find_slow_nodes(
     for i, name in enumerate(names):
         matrix[i, runs_of[name]] = 1.0
     tried: set[str] = set()
-    for _ in range(min(_MOST_ROUNDS, len(names))):
+    compared = problem.candidates(matrix, fitted)[1] > 0
+    for _ in range(min(_MOST_ROUNDS, len(names)) if rate > 0 else 0):
         effects, errors = problem.candidates(matrix, fitted)
         ratios = np.where((effects > SLOW) & (errors > 0), effects / np.where(errors > 0, errors, 1.0), 0.0)
         ratios[[names.index(name) for name in tried]] = 0.0
@@ -104,8 +106,11 @@ def find_slow_nodes(
         tried.add(names[best])
         fitted = problem.fit(slow, runs_of)
     while slow:
-        without = {name: problem.fit([other for other in slow if other != name], runs_of) for name in slow}
-        least = min(slow, key=lambda name: without[name].squares)
+        without = {
+            name: problem.fit([other for other in slow if other != name], runs_of)
+            for name in _least_needed(slow, fitted, runs_of)
+        }
+        least = min(without, key=lambda name: without[name].squares)
         if _is_needed(without[least], fitted, degrees - len(slow), rate / len(names)) and (
             fitted.slow[least].effect > SLOW
         ):
@@ -118,7 +123,19 @@ def find_slow_nodes(
         for name, effect, error in zip(names, effects, errors, strict=True)
         if error > 0 and name not in fitted.slow
     }
-    return replace(fitted, others=others)
+    known = {name for name, is_compared in zip(names, compared, strict=True) if is_compared}
+    return replace(fitted, others=others, hidden=frozenset(known - {*others, *fitted.slow}))
+
+
+def _least_needed(slow: Sequence[str], fitted: NodeEffects, runs_of: Mapping[str, Sequence[int]]) -> list[str]:
+    """Return the slow nodes that may be the least needed: by their own effects, or as others explain their runs."""
+    times = np.zeros(len(fitted.of_runs), dtype=int)
+    for name in slow:
+        times[runs_of[name]] += 1
+    shared = [name for name in slow if (times[runs_of[name]] > 1).any()]
+    alone = [name for name in slow if name not in shared]
+    ratios = {name: abs(each.effect) / each.error if each.error > 0 else math.inf for name, each in fitted.slow.items()}
+    return [*shared, *sorted(alone, key=lambda name: ratios[name])[:1]]
 
 
 def _is_needed(without: NodeEffects, fitted: NodeEffects, degrees: int, rate: float) -> bool:
@@ -128,42 +145,24 @@ def _is_needed(without: NodeEffects, fitted: NodeEffects, degrees: int, rate: fl
     return bool(ratio >= stdtrit(max(degrees, 1), 1 - rate))
 
 
-def slow_without_the_slowest_run(
-    values: np.ndarray,
-    cells: np.ndarray,
-    nodes: Sequence[Sequence[str]],
-    found: NodeEffects,
-    num_nodes: int,
-    taken: int = 0,
-) -> set[str]:
-    """Return the slow nodes that are slow without the slowest run of each of them, too, each at a rate of its own.
+def own_runs(nodes: Sequence[Sequence[str]], found: NodeEffects, above: np.ndarray) -> dict[str, list[int]]:
+    """Return the runs of each slow node that no other node explains: one that is slow, perhaps slow, or hidden.
 
-    One run may be slow by itself: where runs have a heavy tail, that is much more probable than the rate of all nodes.
-    Arguments as in `find_slow_nodes`; num_nodes: of which each might have been called slow.
+    above: how far each run is above its cell.
     """
-    above = values - (np.bincount(cells, values) / np.bincount(cells))[cells]
-    left = np.ones(len(values), dtype=bool)
-    for columns in found.columns:
-        if columns.any():
-            left[np.argmax(np.where(columns > 0, above, -np.inf))] = False
-    _, renumbered = np.unique(cells[left], return_inverse=True)
-    kept = [set(names) for names, is_left in zip(nodes, left, strict=True) if is_left]
-    of_slow = {
-        name: [run for run, names in enumerate(kept) if names & set(name.split(TOGETHER))] for name in found.slow
-    }
-    runs_of = {name: runs for name, runs in of_slow.items() if runs}
-    slow = list(runs_of)
-    if not slow:
-        return set()
-    problem = _Problem(values[left], renumbered, np.ones(int(left.sum())), taken)
-    fitted = problem.fit(slow, runs_of)
-    degrees = len(kept) - int(renumbered.max()) - 1 - taken - len(slow)
-    fits = {name: problem.fit([other for other in slow if other != name], runs_of) for name in slow}
-    return {
-        name
-        for name, without in fits.items()
-        if fitted.slow[name].effect > SLOW and _is_needed(without, fitted, degrees, _AGAIN / num_nodes)
-    }
+    maybe = {name: each for name, each in found.others.items() if each.effect > max(SLOW, _MAYBE * each.error)}
+    effects = {one: each.effect for name, each in {**maybe, **found.slow}.items() for one in name.split(TOGETHER)}
+    effects |= {one: math.inf for name in found.hidden for one in name.split(TOGETHER)}
+    own = {}
+    for name in found.slow:
+        itself = set(name.split(TOGETHER))
+        own[name] = [
+            run
+            for run, of_run in enumerate(nodes)
+            if itself & set(of_run)
+            and all(effects.get(one, 0.0) < _EXPLAINS * above[run] for one in of_run if one not in itself)
+        ]
+    return own
 
 
 def _runs_of(nodes: Sequence[Sequence[str]]) -> dict[str, list[int]]:
