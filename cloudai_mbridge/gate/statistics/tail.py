@@ -16,6 +16,7 @@ from cloudai_mbridge.gate.statistics.slow_nodes import NodeEffects, own_runs
 
 _TAIL = 3  # power
 _UNDERRATED = 0.01
+_LIKELY = 10  # times the rate of a node that is called slow
 
 
 def slow_beyond_the_noise(
@@ -32,16 +33,17 @@ def slow_beyond_the_noise(
     """
     residuals, _ = _residuals(values - found.of_runs, cells)
     runs_of, names = own_runs(nodes, found, residuals + found.of_runs), list(found.slow)
-    sure, before = set(names), None
-    while sure != before:  # those that are not slow are noise, too
-        before = sure
-        effects = np.array([found.slow[name].effect * (name in sure) for name in names])
+    chances, likely, before = dict[str, float](), set(names), None
+    while likely != before:  # what is not even likely to be slow is noise, too
+        before = likely
+        effects = np.array([found.slow[name].effect * (name in likely) for name in names])
         of_runs = effects @ found.columns if names else np.zeros(len(values))
         residuals, spread = _residuals(values - of_runs, cells)
         noise = Noise((residuals * spread)[spread > 0])
         above = (residuals + of_runs) / np.where(spread > 0, spread, 1.0)
-        sure = {name for name in sure if noise.exceeds(above[runs_of[name]]) <= rate / num_nodes}
-    return sure
+        chances = {name: noise.exceeds(above[runs_of[name]]) for name in likely}
+        likely = {name for name in likely if chances[name] <= _LIKELY * rate / num_nodes}
+    return {name for name, chance in chances.items() if chance <= rate / num_nodes}
 
 
 def reach_below(values: np.ndarray, cells: np.ndarray, found: NodeEffects) -> float:
