@@ -23,7 +23,7 @@ SUITES ?= training,gpu_check,constraints,estimate,e2e
 MARKERS ?= not drill
 SANDBOX ?= /tmp/mbridge-sandbox-$(shell id -u)
 
-.PHONY: run check test test-long docs interop interop-install head-to-head matrix newest-python drill bench gpu-check lint slurm-sandbox slurm-sandbox-stop clean
+.PHONY: run check check-tests test test-long docs interop interop-install head-to-head matrix newest-python drill bench gpu-check lint slurm-sandbox slurm-sandbox-stop clean
 
 # Check, train, judge and report a sweep of a tiny GPT on this machine.
 run: $(VENV)/.train
@@ -97,8 +97,11 @@ bench: $(VENV)/.dev
 gpu-check: $(VENV)/.train
 	$(BIN)/python -m cloudai_mbridge.gpu_check --out gpu_check.json $(GPU_CHECK_ARGS)
 
-# What to run before a commit: the linters, the types, and all tests that start no process.
-check: lint
+# What to run before a commit: the linters, the types, and all tests that start no process. One core checks types meanwhile.
+check: $(VENV)/.dev
+	$(MAKE) --no-print-directory -j 2 lint check-tests
+
+check-tests: $(VENV)/.dev
 	$(BIN)/python -m pytest -q -m "not process and not drill and not long" --no-processes -n logical --dist loadfile $(PYTEST_ARGS)
 
 # Build the documentation into build/site. A broken link is an error.

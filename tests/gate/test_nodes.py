@@ -127,6 +127,16 @@ def test_one_run_alone_makes_no_node_slow(rounds: int) -> None:
     assert verdicts(result)[slowest.nodes[0]] is NodeVerdict.TOO_FEW
 
 
+@pytest.mark.parametrize("rounds", [2, 4])
+def test_one_fast_run_alone_makes_no_node_normal(rounds: int) -> None:
+    runs = campaign({"n05": 0.05}, rounds, noise=0.003)
+    first = next(number for number, run in enumerate(runs) if "n05" in run.nodes)
+    runs[first] = replace(runs[first], step_time_s=runs[first].step_time_s * 0.9)
+    found = verdicts(judge_nodes(runs))
+    assert found["n05"] is not NodeVerdict.NORMAL
+    assert list(found.values()).count(NodeVerdict.NORMAL) > 20
+
+
 def test_looks_share_the_rate() -> None:
     runs = campaign({"n03": 0.03})
     assert judge_nodes(runs).slow

@@ -463,7 +463,7 @@ def violated(tmp: Path, seeds: range) -> str:
     return ""
 
 
-@settings(max_examples=40, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=20, deadline=None, database=None, suppress_health_check=list(HealthCheck))
 @given(seed=st.integers(0, 1 << 32))
 def test_the_promises_hold(tmp_path_factory: pytest.TempPathFactory, seed: int) -> None:
     play(tmp_path_factory.mktemp("game").resolve(), seed)

@@ -101,12 +101,15 @@ def test_cuda_graphs_are_those_of_the_recipe() -> None:
     assert "cuda_graph_impl" not in without.cmd_args
 
 
-def test_what_does_not_go_with_cuda_graphs_is_without_them() -> None:
-    """FSDP does not, nor does recomputing all layers."""
+def test_fsdp_is_without_cuda_graphs() -> None:
     found = rank(search("llama3_8b", "gb200", 8, 128, 8192, Precision.BF16), 10)
     for each in found.best:
         assert each.options.without_graphs == each.options.use_megatron_fsdp
         assert each.cmd_args["cuda_graph_impl"] == ("none" if each.options.without_graphs else "local")
+
+
+@pytest.mark.long
+def test_recomputing_all_layers_is_without_cuda_graphs() -> None:
     found = rank(search("qwen3_235b_a22b", "gb200", 64, 2048, 4096, Precision.BF16), 5)
     assert all(each.options.without_graphs for each in found.best)
     assert len({(each.sizes, each.options) for each in found.best}) == 5

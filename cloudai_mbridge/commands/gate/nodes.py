@@ -200,7 +200,7 @@ def _conclusion(result: "NodesResult") -> Sequence[str]:
     noise = "" if result.noise is None else f"; runs differ by {result.noise:.2%}"
     lines = [
         f"{text} of {counted(len(result.nodes), 'node')}, from {counted(result.runs, 'run')}{noise};"
-        f" false-alarm rate at most {result.false_alarm_rate:.1%} over all nodes"
+        f" false-alarm rate {result.false_alarm_rate:.1%} over all nodes"
     ]
     if result.slow:
         names = ",".join(node.node for node in result.slow)

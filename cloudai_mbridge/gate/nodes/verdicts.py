@@ -16,7 +16,7 @@ from cloudai_mbridge.gate.nodes.facts import OddFact
 from cloudai_mbridge.gate.results.read import RunResult
 from cloudai_mbridge.gate.results.values import METRICS, PRIMARY
 from cloudai_mbridge.gate.statistics.nights import night_numbers
-from cloudai_mbridge.gate.statistics.slow_nodes import TOGETHER, find_slow_nodes
+from cloudai_mbridge.gate.statistics.slow_nodes import SLOW, TOGETHER, NodeEffect, NodeEffects, find_slow_nodes
 from cloudai_mbridge.gate.statistics.tail import reach_below, slow_beyond_the_noise
 
 FALSE_ALARM_RATE = 0.01
@@ -24,6 +24,7 @@ SLOWDOWN = 0.03  # relative; a node that is shown to be slower by less is normal
 _FEWEST_NIGHTS, _ROUNDS = 4, 20
 _MOST_RUNS = 100_000  # of a point, in a history
 _FEWEST_DEGREES = 4  # of runs beyond one a point: for a noise that is known
+_FAR = 3.5  # standard deviations: a run so far below says nothing of how fast its nodes are otherwise
 
 
 class NodeVerdict(StrEnum):
@@ -192,12 +193,16 @@ def judge_nodes(
     )
     effects = find_slow_nodes(*problem, np.ones(len(runs)), false_alarm_rate * share, taken)
     sure = slow_beyond_the_noise(*problem, effects, len(counts), false_alarm_rate * share)
-    reach = reach_below(*problem[:2], effects)
+    reach, typical = reach_below(*problem[:2], effects), _without_far_below(*problem, effects, taken)
     found, notes = [], list(notes)
     for names, effect in {**effects.slow, **effects.others}.items():
-        is_slow, is_normal = names in sure, effect.effect + reach * effect.error < math.log1p(slowdown)
-        verdict = NodeVerdict.SLOW if is_slow else NodeVerdict.NORMAL if is_normal else NodeVerdict.TOO_FEW
         together = names.split(TOGETHER)
+        of_most = [typical.get(name) for name in together]
+        is_slow = names in sure
+        is_normal = all(
+            each is not None and each.effect + reach * each.error < math.log1p(slowdown) for each in (effect, *of_most)
+        )
+        verdict = NodeVerdict.SLOW if is_slow else NodeVerdict.NORMAL if is_normal else NodeVerdict.TOO_FEW
         if is_slow and len(together) > 1:
             verdict = NodeVerdict.TOO_FEW
             notes.append(f"one of {', '.join(together)} is slow: no run had one without the other")
@@ -205,6 +210,25 @@ def judge_nodes(
     known = {node.node for node in found}
     found += [NodeResult(name, None, None, NodeVerdict.TOO_FEW, counts[name]) for name in counts if name not in known]
     return replace(result, nodes=_in_order(found), noise=effects.noise, notes=tuple(notes))
+
+
+def _without_far_below(
+    values: np.ndarray, cells: np.ndarray, nodes: Sequence[Sequence[str]], found: NodeEffects, taken: int
+) -> dict[str, NodeEffect]:
+    """Return the effects of nodes that are not slow, without runs far below others: one alone makes no node normal.
+
+    Arguments as in `find_slow_nodes`.
+    """
+    above = values - found.of_runs
+    above = above - (np.bincount(cells, above) / np.bincount(cells))[cells]
+    kept = np.flatnonzero((above > -max(_FAR * found.noise, SLOW)) & (found.of_runs < SLOW))
+    if len(kept) < 2:
+        return {}
+    kept_cells = np.unique(cells[kept], return_inverse=True)[1]
+    of_kept = find_slow_nodes(
+        values[kept], kept_cells, [nodes[run] for run in kept.tolist()], np.ones(len(kept)), 0.0, taken
+    )
+    return {name: effect for names, effect in of_kept.others.items() for name in names.split(TOGETHER)}
 
 
 def _in_order(nodes: Iterable[NodeResult]) -> tuple[NodeResult, ...]:
