@@ -89,6 +89,8 @@ class Belief:
         self.seen: list[int] = []
         self._logs: list[float] = []
         self._errors: list[float] = []
+        self._kernel = np.empty((len(positions), 0))  # of all layouts with those seen; grows with them
+        self._posterior: Posterior | None = None  # as long as nothing more is learned
 
     @property
     def own_variance(self) -> float:
@@ -97,17 +99,25 @@ class Belief:
 
     def learn(self, index: int, step_time_s: float, error: float | None = None) -> None:
         """Take in a measurement of a layout. error: standard deviation of its logarithm; None: the usual noise."""
+        self._posterior = None
         self.seen.append(index)
         self._errors.append(self.deviations.noise if error is None else error)
         self._logs.append(float(np.log(step_time_s)))
 
     def posterior(self) -> Posterior:
         """Return what is believed of all layouts now."""
+        if self._posterior is None:
+            self._posterior = self._believed()
+        return self._posterior
+
+    def _believed(self) -> Posterior:
         seen = np.array(self.seen, dtype=np.intp)
         factors = self._factors(seen)
         mean, slopes = self._model.linearised(factors)
         mean = mean + slopes @ (self._prior - factors)
-        between = slopes @ self.spread @ slopes[seen].T + self.kernel(slice(None), seen)
+        new = self.kernel(slice(None), seen[self._kernel.shape[1] :])
+        self._kernel = np.hstack([self._kernel, new])
+        between = slopes @ self.spread @ slopes[seen].T + self._kernel
         between[seen, np.arange(len(seen))] += self.deviations.own**2
         among = between[seen] + np.diag(np.square(self._errors))
         weights = np.asarray(np.linalg.solve(among, between.T), dtype=np.float64)

@@ -11,15 +11,19 @@ from cloudai_mbridge.tune.ranking import MEMORY_SD
 
 _OWN_SD = 0.02
 _STEPS = 401
+_POINTS = 2001  # a fiftieth of a layout's own error apart
 
 
 class Room:
     """How probably each of n layouts fits. peaks: predicted, in the unit of `given`, what the GPU has."""
 
-    def __init__(self, peaks: Sequence[float], given: float) -> None:
+    def __init__(self, peaks: Sequence[float] | Floats, given: float) -> None:
         self._excess = np.log(np.asarray(peaks, dtype=float)) - math.log(given)
         self._errors = np.linspace(-6 * MEMORY_SD, 6 * MEMORY_SD, _STEPS)
         self._logs = -np.square(self._errors / MEMORY_SD) / 2
+        reach = 6 * (MEMORY_SD + _OWN_SD)
+        self._points = np.linspace(-reach, reach, _POINTS)
+        self._fits = ndtr(-(self._points[:, None] + self._errors) / _OWN_SD)
 
     def learn(self, index: int, *, fits: bool) -> None:
         """Take in whether a layout has run out of memory."""
@@ -30,5 +34,4 @@ class Room:
         """Return how probably each layout fits, [n]."""
         weights = np.exp(self._logs - self._logs.max())
         weights /= weights.sum()
-        fits = ndtr(-(self._excess[:, None] + self._errors[None, :]) / _OWN_SD)
-        return np.asarray(fits @ weights)
+        return np.asarray(np.interp(self._excess, self._points, self._fits @ weights))
