@@ -7,7 +7,7 @@ are most probable. How large a layout's own deviation is, is not known: there is
 the measurements weigh them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -18,6 +18,7 @@ from cloudai_mbridge.tune.factors import SDS, FactorModel, Floats
 _ROUNDS = 8
 _CLOSE = 1e-4
 _LEAST = 1e-12  # a variance that rounding would make negative
+_WAVES, _AT_ONCE = 512, 4096
 Indices = npt.NDArray[np.intp]
 
 
@@ -60,12 +61,26 @@ class Posterior:
         prior = np.einsum("ij,jk,ik->i", self.slopes, self.belief.spread, self.slopes) + self.belief.own_variance
         return np.asarray(np.sqrt(np.maximum(prior - np.einsum("ij,ji->i", self.between, self.weights), _LEAST)))
 
-    def covariance(self, chosen: Indices) -> Floats:
-        """Return the covariances of the chosen layouts, [chosen, chosen]."""
-        slopes = self.slopes[chosen]
-        prior = slopes @ self.belief.spread @ slopes.T + self.belief.kernel(chosen, chosen)
-        prior += self.belief.deviations.own**2 * np.eye(len(chosen))
-        return np.asarray(prior - self.between[chosen] @ self.weights[:, chosen])
+    def draws(self, chosen: Indices, number: int, rng: np.random.Generator) -> Iterator[tuple[Indices, Floats]]:
+        """Draw the logarithms of the chosen layouts' times together; yield some layouts at a time, [some, number].
+
+        A draw from the prior is moved by what the measurements say of it (Matheron's rule); the shared deviations are
+        a sum of random waves.
+        """
+        belief, seen = self.belief, np.array(self.belief.seen, dtype=np.intp)
+        factors = rng.multivariate_normal(np.zeros(len(belief.spread)), belief.spread, number).T
+        waves, heights = belief.waves(rng), rng.standard_normal((_WAVES, number))
+
+        def prior(layouts: Indices) -> Floats:
+            own = belief.deviations.own * rng.standard_normal((len(layouts), number))
+            return np.asarray(self.slopes[layouts] @ factors + waves(layouts) @ heights + own)
+
+        once, which = np.unique(seen, return_inverse=True)
+        noise = np.array(belief.errors)[:, None] * rng.standard_normal((len(seen), number))
+        drawn = prior(once)[which] + noise
+        for start in range(0, len(chosen), _AT_ONCE):
+            some = chosen[start : start + _AT_ONCE]
+            yield some, self.mean[some, None] + prior(some) - self.weights[:, some].T @ drawn
 
 
 class Belief:
@@ -88,7 +103,7 @@ class Belief:
         self.spread = np.diag(prior_sd**2)
         self.seen: list[int] = []
         self._logs: list[float] = []
-        self._errors: list[float] = []
+        self.errors: list[float] = []
         self._kernel = np.empty((len(positions), 0))  # of all layouts with those seen; grows with them
         self._posterior: Posterior | None = None  # as long as nothing more is learned
 
@@ -101,7 +116,7 @@ class Belief:
         """Take in a measurement of a layout. error: standard deviation of its logarithm; None: the usual noise."""
         self._posterior = None
         self.seen.append(index)
-        self._errors.append(self.deviations.noise if error is None else error)
+        self.errors.append(self.deviations.noise if error is None else error)
         self._logs.append(float(np.log(step_time_s)))
 
     def posterior(self) -> Posterior:
@@ -119,7 +134,7 @@ class Belief:
         self._kernel = np.hstack([self._kernel, new])
         between = slopes @ self.spread @ slopes[seen].T + self._kernel
         between[seen, np.arange(len(seen))] += self.deviations.own**2
-        among = between[seen] + np.diag(np.square(self._errors))
+        among = between[seen] + np.diag(np.square(self.errors))
         weights = np.asarray(np.linalg.solve(among, between.T), dtype=np.float64)
         surprise = np.array(self._logs) - mean[seen]
         log_evidence = -0.5 * float(surprise @ np.linalg.solve(among, surprise) + np.linalg.slogdet(among)[1])
@@ -130,7 +145,7 @@ class Belief:
         factors = self._prior
         if not len(seen):
             return factors
-        own = np.diag(self.deviations.own**2 + np.square(self._errors))
+        own = np.diag(self.deviations.own**2 + np.square(self.errors))
         logs = np.array(self._logs)
         for _ in range(_ROUNDS):
             mean, slopes = self._model.linearised(factors, seen)
@@ -148,6 +163,13 @@ class Belief:
         apart = self._positions[rows][:, None, :] - self._positions[columns][None, :, :]
         squares = np.square(apart / self.deviations.range_).sum(axis=2)
         return np.asarray(self.deviations.shared**2 * np.exp(-squares / 2))
+
+    def waves(self, rng: np.random.Generator) -> Callable[[Indices], Floats]:
+        """Return random waves, [layouts, waves]: by standard normal heights they add up to shared deviations."""
+        frequencies = rng.standard_normal((self._positions.shape[1], _WAVES)) / self.deviations.range_
+        phases = rng.uniform(0, 2 * np.pi, _WAVES)
+        scale = self.deviations.shared * np.sqrt(2 / _WAVES)
+        return lambda layouts: np.asarray(scale * np.cos(self._positions[layouts] @ frequencies + phases))
 
 
 def beliefs(

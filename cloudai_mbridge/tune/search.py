@@ -7,13 +7,15 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import ndtr
 
-from cloudai_mbridge.tune.belief import Belief, Indices, Posterior, shares
+from cloudai_mbridge.tune.belief import Belief, Posterior, shares
 from cloudai_mbridge.tune.factors import Floats
 from cloudai_mbridge.tune.room import Room
 
 # The search ends where it is this improbable that any other layout is so much better
 WORTH, CHANCE = 0.02, 0.05
-_DRAWS, _LOOKED_AT = 2000, 512
+_DRAWS = 1000
+_FAR = 6.0  # standard deviations: all layouts beyond together are not worth a look
+_LEAST_SHARE = 1e-3  # of a belief that counts
 
 
 @dataclass(frozen=True)
@@ -96,19 +98,18 @@ class Search:
         if best is None or best.step_time_s is None:
             return 1.0
         target = math.log(best.step_time_s) + math.log1p(-by)
-        return float(sum(share * self._chance_below(target, posterior) for share, posterior in self._posteriors()))
+        likely = [(share, posterior) for share, posterior in self._posteriors() if share > _LEAST_SHARE]
+        return float(sum(share * self._chance_below(target, posterior) for share, posterior in likely))
 
     def _chance_below(self, target: float, posterior: Posterior) -> float:
         """Return the probability that the logarithm of any unmeasured layout's time is below the target."""
         left = self._left(len(posterior.mean))
-        z = np.where(left, (target - posterior.mean) / posterior.sd, -np.inf)
-        chosen: Indices = np.argsort(-z)[: min(_LOOKED_AT, int(left.sum()))]
-        if not len(chosen):
-            return 0.0
-        root = _root(posterior.covariance(chosen))
-        draws = posterior.mean[chosen] + self._draws.standard_normal((_DRAWS, len(chosen))) @ root.T
-        fitting = self._draws.random((_DRAWS, len(chosen))) < self._fits(len(left))[chosen]
-        return float(np.mean(((draws < target) & fitting).any(axis=1)))
+        chosen = np.flatnonzero(left & (posterior.mean - target < _FAR * posterior.sd))
+        fits, found = self._fits(len(left)), np.zeros(_DRAWS, dtype=bool)
+        for some, times in posterior.draws(chosen, _DRAWS, self._draws):
+            fitting = self._draws.random(times.shape) < fits[some, None]
+            found |= ((times < target) & fitting).any(axis=0)
+        return float(found.mean())
 
     def _posteriors(self) -> list[tuple[float, Posterior]]:
         """Return what each belief says now, with how probable it is."""
@@ -122,9 +123,3 @@ class Search:
 
     def _fits(self, number: int) -> Floats:
         return np.ones(number) if self._room is None else self._room.probabilities()
-
-
-def _root(covariance: Floats) -> Floats:
-    """Return a square root of a covariance that rounding may have made slightly indefinite."""
-    values, vectors = np.linalg.eigh((covariance + covariance.T) / 2)
-    return np.asarray(vectors * np.sqrt(np.maximum(values, 0.0)))

@@ -55,7 +55,9 @@ def test_the_posterior_is_that_of_a_gaussian_process() -> None:
     covariance = prior - gain @ prior[seen]
     assert found.sd == pytest.approx(np.sqrt(np.diag(covariance)))
     chosen = np.array([0, 3, 7])
-    assert found.covariance(chosen) == pytest.approx(covariance[np.ix_(chosen, chosen)])
+    draws = np.vstack([some for _, some in found.draws(chosen, 40_000, np.random.default_rng(1))])
+    assert draws.mean(axis=1) == pytest.approx(found.mean[chosen], abs=0.02)
+    assert np.cov(draws) == pytest.approx(covariance[np.ix_(chosen, chosen)], abs=0.02)
 
 
 def test_a_measurement_moves_what_it_is_of() -> None:
@@ -126,3 +128,13 @@ def test_the_chance_is_small_where_the_others_are_known_to_be_slow() -> None:
     assert search.next() == 0
     search.learn(Trial(0, 1.0))
     assert search.chance_of_better() < 0.01
+
+
+def test_many_unlikely_layouts_count_together() -> None:
+    """Each of 5,000 layouts is better with a probability of 0.0002: what a look at the likeliest few would not tell."""
+    number, measured = 5020, 20
+    groups = [StepGroups(1.0 if i < measured else 1.42, 0, 0, 0, 0, 0, 0, 0) for i in range(number)]
+    search = Search(beliefs(FactorModel(groups), 1000.0 * np.arange(number)[:, None]), None)
+    for index in range(measured):
+        search.learn(Trial(index, 1.0))
+    assert search.chance_of_better() > 0.5
