@@ -13,7 +13,7 @@ from cloudai_mbridge.tune.room import Room
 
 # The search ends where it is this improbable that any other layout is so much better
 WORTH, CHANCE = 0.02, 0.05
-_DRAWS = 1000
+_DRAWS, _LEAST_DRAWS, _NUMBERS = 2000, 200, 5_000_000  # of many layouts fewer draws, as that many numbers are drawn
 _FAR = 6.0  # standard deviations: all layouts beyond together are not worth a look
 _LEAST_SHARE = 1e-3  # of a belief that counts
 
@@ -105,8 +105,9 @@ class Search:
         """Return the probability that the logarithm of any unmeasured layout's time is below the target."""
         left = self._left(len(posterior.mean))
         chosen = np.flatnonzero(left & (posterior.mean - target < _FAR * posterior.sd))
-        fits, found = self._fits(len(left)), np.zeros(_DRAWS, dtype=bool)
-        for some, times in posterior.draws(chosen, _DRAWS, self._draws):
+        number = max(_LEAST_DRAWS, min(_DRAWS, _NUMBERS // max(len(chosen), 1)))
+        fits, found = self._fits(len(left)), np.zeros(number, dtype=bool)
+        for some, times in posterior.draws(chosen, number, self._draws):
             fitting = self._draws.random(times.shape) < fits[some, None]
             found |= ((times < target) & fitting).any(axis=0)
         return float(found.mean())
