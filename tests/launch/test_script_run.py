@@ -62,7 +62,10 @@ NASTY = [
     "<(id) >pwned |id &",
     "EOF",
 ]
-TEXT = st.text(alphabet=st.characters(blacklist_categories=("Cs",), blacklist_characters="\0$"), max_size=40)
+# `~` and a leading `~/` are the home directory
+TEXT = st.text(alphabet=st.characters(blacklist_categories=("Cs",), blacklist_characters="\0$"), max_size=40).filter(
+    lambda text: text.split("/")[0] != "~"
+)
 
 RunScript = Callable[..., dict[str, Any]]
 

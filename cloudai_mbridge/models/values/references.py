@@ -1,4 +1,4 @@
-"""References to variables in values: `$NAME`, `${NAME}`, and a leading `~/` for the home directory."""
+"""References to variables in values: `$NAME`, `${NAME}`, and `~` or a leading `~/` for the home directory."""
 
 import re
 from collections.abc import Mapping
