@@ -1,8 +1,8 @@
 """Values in shell scripts: data, but for references to variables and the home directory.
 
 `$NAME` and `${NAME}` stand for that variable's value and `~` or a leading `~/` for the home directory, where the script
-runs, as in CloudAI; a variable that is not set stands for nothing, and `\\$` is a dollar sign. Nothing else is acted on:
-no command substitution, no `${NAME:-default}`, and no value is split into words.
+runs, as in CloudAI; a variable that is not set stands for nothing, and `\\$` is a dollar sign. Nothing else is acted
+on: no command substitution, no `${NAME:-default}`, and no value is split into words.
 """
 
 import re
