@@ -10,7 +10,7 @@ from statistics import NormalDist, fmean
 from typing import Any
 
 import numpy as np
-from scipy.special import ndtri, stdtrit
+from scipy.special import stdtrit
 
 from cloudai_mbridge.plan import RunPlan, ScenarioPlan
 from cloudai_mbridge.report.model import OUT_OF_MEMORY
@@ -28,7 +28,7 @@ from cloudai_mbridge.verdict.judge import OF_MEDIAN
 NOISE = 0.01  # between runs of a point, standard deviation of the logarithm, and after how many differences it is known
 _AS_KNOWN = 2
 _CERTAIN = 0.95  # that the best point is faster than the next; otherwise both are measured again, once
-_FIRST_LOOK, _LOOKS_PER_DOUBLING, _WRONGLY = 4, 2, 0.0005
+_FIRST_LOOK, _LOOKS_PER_DOUBLING, _WRONGLY = 4, 2, 0.001
 _LEAST_ERROR = 1e-9
 _AT_ONCE = 4  # where no limit on active runs is set
 _CATEGORY_APART = 2.0  # doublings that tell as much as another value of what is not a number
@@ -273,17 +273,19 @@ def is_slower(step_times: Sequence[float], best_s: float, best_error: float, noi
     """Return whether a run that has made these steps is certain to be slower than the best point.
 
     best_error, noise: standard deviations of logarithms, of the best point's time and between runs. It is looked at
-    after 4, 5, 8, 11, 16, ... steps, each time with the Student distribution of as many: of runs that are as fast as
-    the best, one in 2000 is called slower at each look. The median counts, as in the best point's time: steps that now
-    and then take long move a mean, of any run.
+    after 4, 5, 8, 11, 16, ... steps, each time with a Student distribution: of runs that are as fast as the best, one
+    in 1,000 is called slower at each look. The median counts, as in the best point's time: steps that now and then
+    take long move a mean, of any run.
     """
     if len(step_times) < _FIRST_LOOK:
         return False
     looks = int(_LOOKS_PER_DOUBLING * math.log2(len(step_times) / _FIRST_LOOK))
     number = int(_FIRST_LOOK * 2 ** (looks / _LOOKS_PER_DOUBLING))
     logs = np.log(step_times[:number])
-    by_steps = OF_MEDIAN * float(logs.std(ddof=1)) / math.sqrt(number)
-    within = stdtrit(number - 1, 1 - _WRONGLY) * by_steps + ndtri(1 - _WRONGLY) * math.hypot(best_error, noise)
+    of_steps = OF_MEDIAN**2 * float(logs.var(ddof=1)) / number
+    variance = of_steps + best_error**2 + noise**2
+    degrees = (number - 1) / max(of_steps / variance, 1e-6) ** 2  # by Satterthwaite: only the steps' is not known
+    within = stdtrit(degrees, 1 - _WRONGLY) * math.sqrt(variance)
     return bool(np.median(logs) - within > math.log(best_s))
 
 
