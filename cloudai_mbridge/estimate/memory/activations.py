@@ -217,19 +217,25 @@ def _interleaved(pp: int, rank: int, vp: int, num_microbatches: int, has_extra_w
     forward = _chunk_order(pp, vp, num_microbatches)
     warmup = min(2 * (pp - rank - 1) + (vp - 1) * pp + has_extra_warmup, len(forward))
     counts = [forward[:warmup].count(chunk) for chunk in range(vp)]
-    moments: set[Moment] = set()
+    moments: dict[int, set[tuple[int, ...]]] = {chunk: set() for chunk in range(vp)}  # by whose backward pass begins
     for done, chunk in enumerate(forward):
         if warmup + done < len(forward):  # afterwards only backward passes are left
             counts[forward[warmup + done]] += 1
         backward = vp - 1 - chunk  # they take the chunks in the opposite order
-        moments.add((tuple(counts), backward))
+        moments[backward].add(tuple(counts))
         counts[backward] -= 1
 
-    def is_exceeded(moment: Moment) -> bool:
-        alike = [other for other in moments if other[1] == moment[1] and other != moment]
-        return any(all(map(ge, other[0], moment[0])) for other in alike)
+    def is_exceeded(counts: tuple[int, ...], alike: set[tuple[int, ...]]) -> bool:
+        return any(all(map(ge, other, counts)) for other in alike if other != counts)
 
-    return tuple(sorted(moment for moment in moments if not is_exceeded(moment)))
+    return tuple(
+        sorted(
+            (counts, backward)
+            for backward, alike in moments.items()
+            for counts in alike
+            if not is_exceeded(counts, alike)
+        )
+    )
 
 
 def _chunk_order(pp: int, vp: int, num_microbatches: int) -> list[int]:
