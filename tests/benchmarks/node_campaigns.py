@@ -24,7 +24,8 @@ NOISES: dict[str, Noise] = {
     "skewed": lambda rng: rng.expovariate(1) - 1,
 }
 LOOKS = ((64, 0, 1), (64, 0, 2), (64, 0, 4), (64, 2, 2), (64, 2, 4), (6, 0, 2), (6, 1, 3))  # nodes, slow, runs of each
-CASES = ((64, 2, 1), (64, 2, 2), (64, 2, 8), (64, 0, 1), (1024, 8, 1), (1024, 8, 4))  # nodes, slow, nodes of a run
+# nodes, slow, nodes of a run
+CASES = ((64, 2, 1), (64, 2, 2), (64, 2, 4), (64, 2, 8), (64, 0, 1), (1024, 8, 1), (1024, 8, 4))
 
 
 def play(num_nodes: int, num_slow: int, per_run: int, noise: Noise, rng: random.Random) -> tuple[bool, bool, int]:
