@@ -1,9 +1,10 @@
 """Simulated campaigns, and looks at results: are the slow nodes named, and no others, and what does it cost?
 
-    python tests/benchmarks/node_campaigns.py [--campaigns 200] [--noise normal heavy-tailed skewed] [--seed 1]
+    python tests/benchmarks/node_campaigns.py [--campaigns 200] [--rounds 4] [--noise normal heavy-tailed skewed]
 
-1 % noise between runs, 0.3 % between rounds; slow nodes are 5 % slower; at most four runs a node. The rounds, the looks
-and the verdicts are the product's own. A look is at runs of one point, as many on each of 64 nodes.
+1 % noise between runs, 0.3 % between rounds; slow nodes are 5 % slower; a node has at most as many runs as there are
+rounds. The rounds, the looks and the verdicts are the product's own. A look is at runs of one point, as many on each of
+64 nodes.
 """
 
 import argparse
@@ -12,12 +13,13 @@ import random
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 
 from cloudai_mbridge.gate.nodes.campaign import judge_rounds, plan_rounds, wanted_groups
 from cloudai_mbridge.gate.nodes.verdicts import NodeRun, judge_nodes
 
 Noise = Callable[[random.Random], float]
-ROUNDS, RATE, SLOWDOWN, EFFECT, NOISE, BETWEEN_ROUNDS = 4, 0.01, 0.03, 0.05, 0.01, 0.003
+RATE, SLOWDOWN, EFFECT, NOISE, BETWEEN_ROUNDS = 0.01, 0.03, 0.05, 0.01, 0.003
 NOISES: dict[str, Noise] = {
     "normal": lambda rng: rng.gauss(0, 1),
     "heavy-tailed": lambda rng: rng.gauss(0, 1) / math.sqrt(rng.gammavariate(1.5, 2) / 3) / math.sqrt(3),  # t, 3 df
@@ -28,15 +30,17 @@ LOOKS = ((64, 0, 1), (64, 0, 2), (64, 0, 4), (64, 2, 2), (64, 2, 4), (6, 0, 2), 
 CASES = ((64, 2, 1), (64, 2, 2), (64, 2, 4), (64, 2, 8), (64, 0, 1), (1024, 8, 1), (1024, 8, 4))
 
 
-def play(num_nodes: int, num_slow: int, per_run: int, noise: Noise, rng: random.Random) -> tuple[bool, bool, int]:
+def play(
+    num_nodes: int, num_slow: int, per_run: int, noise: Noise, rng: random.Random, rounds: int
+) -> tuple[bool, bool, int]:
     """Return whether all slow nodes were named, whether another was, and the number of runs."""
     names = [f"n{i:04}" for i in range(num_nodes)]
     slow = set(rng.sample(names, num_slow))
     runs: list[NodeRun] = []
     known, done = None, 0
-    for number, groups in enumerate(plan_rounds(names, per_run, ROUNDS, rng)):
+    for number, groups in enumerate(plan_rounds(names, per_run, rounds, rng)):
         if number:
-            known = judge_rounds(runs, number, ROUNDS, RATE, SLOWDOWN)
+            known = judge_rounds(runs, number, rounds, RATE, SLOWDOWN)
         level = rng.gauss(0, BETWEEN_ROUNDS)
         wanted = wanted_groups(groups, known, number, len(runs))
         if not wanted:
@@ -46,7 +50,7 @@ def play(num_nodes: int, num_slow: int, per_run: int, noise: Noise, rng: random.
             for group in wanted
         ]
         done = number + 1
-    named = {node.node for node in judge_rounds(runs, done, ROUNDS, RATE, SLOWDOWN).slow}
+    named = {node.node for node in judge_rounds(runs, done, rounds, RATE, SLOWDOWN).slow}
     return slow <= named, bool(named - slow), len(runs)
 
 
@@ -67,11 +71,15 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--campaigns", type=int, default=200, help="of 64 nodes; a twentieth of 1,024")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=4, help="of a campaign: runs a node")
     parser.add_argument("--noise", nargs="+", default=list(NOISES), choices=NOISES)
     args = parser.parse_args()
     print(f"{'':14}{'nodes':>6}{'slow':>6}{'':>11}{'times':>6}{'all named':>11}{'another':>9}{'runs':>8}{'CPU s':>8}")
     for name in args.noise:
-        for what, cases, of_case in (("nodes a run", CASES, play), ("runs a node", LOOKS, look)):
+        for what, cases, of_case in (
+            ("nodes a run", CASES, partial(play, rounds=args.rounds)),
+            ("runs a node", LOOKS, look),
+        ):
             for num_nodes, num_slow, number in cases:
                 times = args.campaigns if num_nodes <= 64 else max(1, args.campaigns // 20)
                 rng, started = random.Random(args.seed), time.process_time()
