@@ -87,7 +87,8 @@ class Belief:
     """Step times of n layouts, of which some are measured.
 
     positions: where layouts are to each other, [n, dimensions]: the logarithms to base 2 of their sizes.
-    prior, prior_sd: of the factors' logarithms.
+    prior, prior_sd: of the factors' logarithms. level_sd: of the logarithm of one more factor, on all step times.
+    weight: how probable this belief is before anything is measured, beside others.
     """
 
     def __init__(
@@ -97,10 +98,13 @@ class Belief:
         deviations: Deviations = _USUAL,
         prior: Floats | None = None,
         prior_sd: Floats = SDS,
+        *,
+        level_sd: float = 0.0,
+        weight: float = 1.0,
     ) -> None:
-        self._model, self._positions, self.deviations = model, positions, deviations
+        self._model, self._positions, self.deviations, self.weight = model, positions, deviations, weight
         self._prior = np.zeros(len(prior_sd)) if prior is None else prior
-        self.spread = np.diag(prior_sd**2)
+        self.spread = np.diag(prior_sd**2) + level_sd**2  # to multiply all factors is to multiply the step times
         self.seen: list[int] = []
         self._logs: list[float] = []
         self.errors: list[float] = []
@@ -186,6 +190,6 @@ def beliefs(
 
 def shares(posteriors: Sequence[Posterior]) -> Floats:
     """Return how probable each of several beliefs is, after measurements that all of them have seen."""
-    logs = np.array([each.log_evidence for each in posteriors])
+    logs = np.array([each.log_evidence + np.log(each.belief.weight) for each in posteriors])
     weights = np.exp(logs - logs.max())
     return np.asarray(weights / weights.sum())

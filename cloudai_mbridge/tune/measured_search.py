@@ -187,10 +187,10 @@ class PointSearch:
         kept = {run.plan.key for point in pending for run in point.firsts}
         kept |= {run.plan.key for point in points for run in point.again if _is_under_way(run)}
         search, best = self._search(), self._best()
+        chance = search.chance_of_better() if best else 1.0  # also of points that a limit leaves untried
         for point in points:
             if not point.has_begun and not point.is_free:
                 search.exclude(self._index[point.label])
-        chance = search.chance_of_better() if best else 1.0
         if chance < CHANCE and best is not None:
             return self._last_choice(best, chance, kept, by_label, "")
         for point in pending:

@@ -14,6 +14,8 @@ from cloudai_mbridge.tune.room import Room
 _FLAT = StepGroups(1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 _WIDE = Deviations(shared=0.5, own=0.05)
 _GUESS_SDS = 2 * SDS  # of another device's predictions, beside their common level
+# That predictions for this device are no better than a guess: the GPU is not the one that was named, say
+_DOUBT, _ANY_LEVEL = 0.01, 5.0
 
 
 class Prior:
@@ -54,7 +56,8 @@ class Prior:
     def beliefs(self, measured: Mapping[int, float]) -> tuple[Belief, ...]:
         """Return the beliefs. measured: step times of points, of which all but predictions take their level."""
         if self.is_predicted:
-            return beliefs(self._model, self._where, prior_sd=self._prior_sd)
+            doubt = Belief(self._model, self._where, _WIDE, prior_sd=_GUESS_SDS, level_sd=_ANY_LEVEL, weight=_DOUBT)
+            return *beliefs(self._model, self._where, prior_sd=self._prior_sd), doubt
         expected = self._model.log_times(np.zeros(len(SDS)))
         above = [float(np.log(seconds)) - expected[index] for index, seconds in measured.items()]
         level = np.full(len(SDS), np.mean(above) if above else 0.0)

@@ -31,11 +31,11 @@ from cloudai_mbridge.estimate.point import groups_of, times_of
 from cloudai_mbridge.estimate.precision import Precision
 from cloudai_mbridge.estimate.time.groups import StepGroups
 from cloudai_mbridge.recipes import load_recipe
-from cloudai_mbridge.tune.belief import Belief, Deviations, beliefs
+from cloudai_mbridge.tune.belief import Belief, Deviations
 from cloudai_mbridge.tune.factors import SDS, FactorModel
 from cloudai_mbridge.tune.measured_search import positions_of
+from cloudai_mbridge.tune.prior import Prior
 from cloudai_mbridge.tune.ranking import Predictor
-from cloudai_mbridge.tune.room import Room
 from cloudai_mbridge.tune.search import CHANCE, WORTH, Search, Trial
 from cloudai_mbridge.tune.space import Options, SearchRequest
 
@@ -162,7 +162,8 @@ def play(search: Search, cluster: Cluster, layouts: Layouts, most: int, *, stops
 
 def searched(space: Space, cluster: Cluster, most: int) -> Progress:
     """Play the search of `mbridge tune`."""
-    search = Search(beliefs(FactorModel(space.groups), space.where), Room(space.shares, 1.0))
+    prior = Prior(space.where, space.groups, list(space.shares))
+    search = Search(prior.beliefs({}), prior.room())
     return play(search, cluster, np.arange(len(space.groups)), most, stops=True)
 
 

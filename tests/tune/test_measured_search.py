@@ -124,6 +124,30 @@ def test_another_gpus_predictions_give_the_order(factor: float) -> None:
     assert len(bench.tried) > len(certain.tried)
 
 
+def test_predictions_that_prove_wrong_are_no_better_than_another_gpus() -> None:
+    """All are predicted alike. The first is 240 times slower, the second 100 times: of others little is known."""
+    groups = (0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0)
+    bench = Bench([plan(*size, groups=groups, max_trials=2) for size in SIZES])
+    bench.times = {run.plan.key: 240.0 if run.plan.label == "tp1-mb1" else 100.0 for run in bench.runs}
+    assert 0.2 < chance_in(bench.run()) < 0.8
+    assert bench.tried[0] == "tp1-mb1"
+
+
+def test_points_that_a_limit_leaves_untried_may_still_be_better() -> None:
+    trials, hours = (Bench([plan(tp, mb, **limit) for tp, mb in SIZES]) for limit in ({"max_trials": 1}, {}))
+    hours.search.choose(hours.runs, hours.entry_of)
+    for run in hours.runs:
+        run.phase, run.number = Phase.ENDED, int(run.plan.label == "tp1-mb1")
+    choice = hours.search.choose(hours.runs, hours.entry_of)
+    assert chance_in(choice.over) == pytest.approx(chance_in(trials.run()), abs=0.05)
+    assert chance_in(choice.over) < 0.5
+
+
+def chance_in(ending: str) -> float:
+    """Return the probability that no other point is faster, in the words of an ending."""
+    return float(ending.partition("with probability ")[2].partition("%")[0]) / 100
+
+
 def test_without_predictions_the_best_is_found_too() -> None:
     bench = Bench([plan(tp, mb) for tp, mb in SIZES])
     bench.run()
