@@ -1,5 +1,6 @@
 """Options that several commands share."""
 
+import math
 from collections.abc import Callable
 from functools import reduce
 from pathlib import Path
@@ -15,6 +16,16 @@ from cloudai_mbridge.training.flops import Formula
 
 PATH = click.Path(path_type=Path)
 SYSTEM_VARIABLE = "CLOUDAI_SYSTEM_CONFIG"
+
+
+class Number(click.FloatRange):
+    """A finite number in a range."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number = float(super().convert(value, param, ctx))
+        if not math.isfinite(number):  # nan is in every range
+            self.fail(f"{value!r} is not a finite number.", param, ctx)
+        return number
 
 
 def _warn(text: str) -> None:

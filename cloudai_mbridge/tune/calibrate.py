@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import least_squares
 
-from cloudai_mbridge.errors import BadInput
+from cloudai_mbridge.errors import BadInput, counted
 from cloudai_mbridge.estimate.cluster import FACTORS, LEAST_FACTOR, MOST_FACTOR, ClusterFactors, HeldOut, StepFactors
 from cloudai_mbridge.tune.factors import SDS, FactorModel, Floats
 from cloudai_mbridge.tune.measured import MeasuredPoint
@@ -30,11 +30,15 @@ _MEMORY_PRIOR_POINTS = 1
 
 @dataclass(frozen=True)
 class CalibrationResult:
-    """Factors, and whether they are better than none: if not, all are 1. memory_points: how many told the peak."""
+    """Factors, and whether they are better than none: if not, all are 1. memory_points: how many told the peak.
+
+    error, share_better: of what was fitted, on points held out: the median, and how many were predicted better.
+    """
 
     factors: ClusterFactors
     is_better: bool
     memory_points: int
+    error: float
     share_better: float
 
 
@@ -42,7 +46,8 @@ def calibrate(gpu: str, points: Sequence[MeasuredPoint], seed: int = 0) -> Calib
     """Fit the factors of a GPU's predictions to measured points; BadInput: there are too few."""
     if len(points) < LEAST_POINTS:
         raise BadInput(
-            f"{len(points)} measured points of {gpu}; at least {LEAST_POINTS} are needed: measure more layouts"
+            f"{counted(len(points), 'measured point')} of {gpu};"
+            f" at least {LEAST_POINTS} are needed: measure more layouts"
         )
     model = FactorModel([point.groups for point in points])
     logs = np.log([point.step_time_s for point in points])
@@ -50,7 +55,8 @@ def calibrate(gpu: str, points: Sequence[MeasuredPoint], seed: int = 0) -> Calib
     shipped = np.abs(np.expm1(model.log_times(np.zeros(len(FACTORS))) - logs))
     share = float(np.mean(held_out < shipped))
     error = HeldOut(shipped=float(np.median(shipped)), calibrated=float(np.median(held_out)))
-    is_better = error.calibrated <= _ERROR_SHARE * error.shipped and share >= _BETTER_SHARE
+    fitted_error = error.calibrated
+    is_better = fitted_error <= _ERROR_SHARE * error.shipped and share >= _BETTER_SHARE
     step_time = StepFactors()
     if is_better:
         fitted = np.exp(_fit(model, logs, slice(None)))
@@ -61,7 +67,7 @@ def calibrate(gpu: str, points: Sequence[MeasuredPoint], seed: int = 0) -> Calib
     factors = ClusterFactors(
         gpu=gpu, points=len(points), step_time=step_time, memory=_memory_factor(peaks), held_out=error
     )
-    return CalibrationResult(factors, is_better, len(peaks), share)
+    return CalibrationResult(factors, is_better, len(peaks), fitted_error, share)
 
 
 def _held_out(model: FactorModel, logs: Floats, seed: int) -> Floats:

@@ -71,8 +71,8 @@ class Candidate:
 class Ranking:
     """The best candidates, and what became of the layouts that came before the last of them.
 
-    num_too_large, num_illegal: whatever they recompute. rules: how many break each rule. error: of step times, on rows
-    that the time model had not seen.
+    num_too_large, num_illegal: whatever they recompute. rules: how many break each rule. reasons: of each rule,
+    the words of one violation. error: of step times, on rows that the time model had not seen.
     """
 
     error: HeldOutError | None = None
@@ -82,6 +82,7 @@ class Ranking:
     num_illegal: int = 0
     num_unknown: int = 0
     rules: Counter[str] = field(default_factory=Counter)
+    reasons: dict[str, str] = field(default_factory=dict)
 
     def interval_s(self, step_time_s: float) -> tuple[float, float]:
         """Return the bounds between which 90 % of such step times are expected."""
@@ -99,7 +100,7 @@ def rank(request: SearchRequest, count: int) -> Ranking:
     ]
     ranking.num_layouts = len(queue)
     too_large: set[_Place] = set()
-    illegal: dict[_Place, set[str]] = {}
+    illegal: dict[_Place, dict[str, str]] = {}
     heapq.heapify(queue)
     seen: set[tuple[Sizes, Options]] = set()
     while queue and len(ranking.best) < count:
@@ -115,7 +116,7 @@ def rank(request: SearchRequest, count: int) -> Ranking:
         if fit.probability < _CERTAIN and not options.recompute:
             for more in predictor.recomputing(sizes, options):
                 heapq.heappush(queue, predictor.entry(sizes, more))
-        rules = predictor.rules_broken(sizes, options) if fit.headline else set()
+        rules = predictor.rules_broken(sizes, options) if fit.headline else {}
         if rules:
             illegal.setdefault(place, rules)
         elif not fit.headline:
@@ -129,7 +130,9 @@ def rank(request: SearchRequest, count: int) -> Ranking:
     found = {(each.sizes, each.options.precision, each.options.use_megatron_fsdp) for each in ranking.best}
     ranking.num_too_large = len(too_large - found - illegal.keys())
     ranking.num_illegal = len(illegal.keys() - found)
-    ranking.rules = Counter(rule for place, rules in illegal.items() if place not in found for rule in rules)
+    broken = [rules for place, rules in illegal.items() if place not in found]
+    ranking.rules = Counter(rule for rules in broken for rule in rules)
+    ranking.reasons = {rule: text for rules in reversed(broken) for rule, text in rules.items()}
     return ranking
 
 
@@ -181,10 +184,10 @@ class Predictor:
         except BadInput:
             return math.inf
 
-    def rules_broken(self, sizes: Sizes, options: Options) -> set[str]:
-        """Return the rules that a layout breaks."""
+    def rules_broken(self, sizes: Sizes, options: Options) -> dict[str, str]:
+        """Return the rules that a layout breaks, and why."""
         violations = check(self.question(sizes, options).args, None, self._request.recipe).violations
-        return {violation.rule_id for violation in violations}
+        return {violation.rule_id: str(violation) for violation in violations}
 
     def recomputing(self, sizes: Sizes, options: Options) -> Iterator[Options]:
         """Yield the options with something else to recompute than what the recipe does."""

@@ -119,6 +119,13 @@ def test_a_file_that_is_no_calibration(tmp_path: Path, mbridge: Any, text: str |
     assert words in done.stderr
 
 
+def test_times_in_milliseconds_are_doubted(tmp_path: Path, mbridge: Any) -> None:
+    done = mbridge("calibrate", write_table(tmp_path / "measured.csv", 1500.0))
+    assert done.returncode == 0, done.stderr
+    assert "check the GPU, and that they are in seconds" in done.stdout
+    assert "in seconds" not in mbridge("calibrate", write_table(tmp_path / "measured.csv", 1.5)).stdout
+
+
 def test_what_calibrate_refuses(tmp_path: Path, mbridge: Any) -> None:
     table = write_table(tmp_path / "measured.csv", 1.5)
     lines = table.read_text().splitlines()

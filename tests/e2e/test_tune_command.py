@@ -44,6 +44,13 @@ def test_the_first_is_written_as_a_test_that_verifies(mbridge: Any, tmp_path: Pa
     assert peak / 2**30 == pytest.approx(second["peak_memory_gib"])
 
 
+@pytest.mark.parametrize(("num_gpus", "batch"), [(64, 256), (16, 64), (72, 288)])
+def test_the_batch_follows_the_gpus(mbridge: Any, num_gpus: int, batch: int) -> None:
+    """Also where the preset's own sizes, tp4 pp4 cp2, do not divide them."""
+    done = mbridge("tune", "--recipe=llama3_70b", "--gpu=h100", f"--num-gpus={num_gpus}", "--top=1", "--json")
+    assert json.loads(done.stdout)["best"][0]["args"]["gb"] == batch
+
+
 def test_prices_come_from_the_system(mbridge: Any, tmp_path: Path) -> None:
     system = tmp_path / "system.toml"
     system.write_text(PRICES)
@@ -62,9 +69,17 @@ def test_prices_come_from_the_system(mbridge: Any, tmp_path: Path) -> None:
         (("--recipe", "llama3_8b", "--gpu", "h100"), "give --recipe and --num-gpus"),
         (("--recipe", "llama3_8b", "--gpu", "h100", "--num-gpus", "0"), "--num-gpus"),
         (("--recipe", "llama3_8b", "--gpu", "h100", "--num-gpus", "8", "--precision", "nvfp4"), "nvfp4"),
-        (("--replay", "t.csv", "--recipe", "llama3_8b"), "give --system-config and --json alone with it"),
+        (("--replay", "t.csv", "--recipe", "llama3_8b"), "leave out --recipe"),
         ((), "give --recipe and --num-gpus"),
-        (("--recipe", "llama3_8b", "--gpu", "h100", "--num-gpus", "7", "--gbs", "3"), "or a batch that they divide"),
+        (("--recipe=llama3_8b", "--gpu=h100", "--num-gpus=7", "--gbs=3"), "no sizes divide 7 GPUs and a batch of 3"),
+        (("--recipe=llama3_8b", "--gpu=h100", "--num-gpus=8", "--max-gpu-hours=nan"), "not a finite number"),
+        (("--recipe", "llama3_8b", "--gpu=h100", "--num-gpus=8", "--max-trials=1"), "give the --system-config"),
+        (("--max-trials", "1", "--time-limit", "abc"), "--time-limit: 'abc' is not a time limit"),
+        (("--replay", "t.csv", "--top", "3", "--gbs", "8"), "leave out --gbs, --top"),
+        (
+            ("--recipe=llama3_8b", "--gpu=h100", "--num-gpus=8", "--precision=fp8_cs", "--launcher=embedded"),
+            "does not train in 'fp8_cs'",
+        ),
         (("--recipe", "llama31_405b", "--gpu", "h100", "--num-gpus", "8"), "need too much memory"),
         (("--recipe", "llama3_8b", "--gpu", "cpu", "--num-gpus", "2"), "no peak of cpu is known"),
         (("--recipe", "llama3_8b", "--gpu", "h100", "--num-gpus", "8", "--write", "1", "/no/where.toml"), "--write"),

@@ -137,6 +137,8 @@ def test_a_space_in_which_nothing_fits_has_no_best(tmp_path: Path) -> None:
         ({"step_time_s": "1e300"}, "neither seconds nor"),
         ({"gpu": "a1000"}, "line 2"),
         ({"num_attention_heads": "17"}, "hidden_size: 2048 is not divisible"),
+        ({"ep": "2"}, "line 2: ep: 2, but the model (24 layers of 2048) has no experts"),
+        ({"num_moe_experts": "8"}, "num_moe_experts: 8, but these columns describe dense models; name a recipe"),
     ],
 )
 def test_a_wrong_value_is_named_with_its_line(tmp_path: Path, change: dict[str, Any], words: str) -> None:
@@ -144,6 +146,26 @@ def test_a_wrong_value_is_named_with_its_line(tmp_path: Path, change: dict[str, 
     with pytest.raises(BadInput, match=r"t\.csv") as refused:
         read_table(path)
     assert words in str(refused.value)
+
+
+def test_a_column_that_is_there_twice_is_refused(tmp_path: Path) -> None:
+    path = write_table(tmp_path / "t.csv", layouts()[:1])
+    path.write_text("".join(f"{line},{'tp' if n == 0 else '1'}\n" for n, line in enumerate(path.read_text().split())))
+    with pytest.raises(BadInput, match="line 1: there are several columns tp; leave one"):
+        read_table(path)
+
+
+def test_lines_of_spaces_are_no_rows(tmp_path: Path) -> None:
+    path = write_table(tmp_path / "t.csv", layouts()[:2])
+    path.write_text(path.read_text().replace("\n", "\n  \n"))
+    (space,) = read_table(path)
+    assert len(space.rows) == 2
+
+
+def test_a_number_format_that_the_gpu_lacks_is_named_with_its_space(tmp_path: Path) -> None:
+    rows = [{**row, "precision": "fp8_mx"} for row in layouts()[:2]]
+    with pytest.raises(BadInput, match=r"t\.csv: 24 layers of 2048 .*, fp8_mx: .*no fp8_mx tensor cores"):
+        read_cases(write_table(tmp_path / "t.csv", rows), None)
 
 
 def test_a_row_that_is_cut_is_named(tmp_path: Path) -> None:

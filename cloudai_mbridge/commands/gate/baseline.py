@@ -14,7 +14,7 @@ from rich.text import Text
 
 from cloudai_mbridge.commands.console import new_console
 from cloudai_mbridge.commands.json_output import print_json
-from cloudai_mbridge.commands.options import JSON, PATH
+from cloudai_mbridge.commands.options import JSON, PATH, Number
 from cloudai_mbridge.commands.run_names import run_argument
 from cloudai_mbridge.errors import OK, BadInput, MBridgeError, counted
 from cloudai_mbridge.gate.baseline.file import replace_if_unchanged
@@ -77,7 +77,7 @@ def baseline() -> None:
 @click.option("--min-runs", type=click.IntRange(min=2), default=5, show_default=True, help="Runs per point.")
 @click.option(
     "--max-noise",
-    type=click.FloatRange(min=0, max=1, min_open=True),
+    type=Number(min=0, max=1, min_open=True),
     help=f"Relative standard deviation of the step time between runs; default: the policy's, or {Limits().max_noise}.",
 )
 @click.option("--accept-regression", is_flag=True, help="Also promote runs that are worse; say why with --reason.")

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from cloudai_mbridge.commands.console import SteadyConsole, new_console
 from cloudai_mbridge.commands.json_output import print_json
-from cloudai_mbridge.commands.options import JSON
+from cloudai_mbridge.commands.options import JSON, Number
 from cloudai_mbridge.commands.run_names import run_argument
 from cloudai_mbridge.errors import OK, BadInput, counted
 from cloudai_mbridge.gate.history.insert import FAILED
@@ -164,14 +164,14 @@ def show(path: Path, name: str, last: int, as_json: bool) -> int:
 @click.option("--last", type=click.IntRange(min=1), default=1000, show_default=True, help="Good runs to look at.")
 @click.option(
     "--min-effect",
-    type=click.FloatRange(min=0, max=1, max_open=True),
+    type=Number(min=0, max=1, max_open=True),
     default=0.01,
     show_default=True,
     help="The smallest relative change that is named.",
 )
 @click.option(
     "--assumed-noise",
-    type=click.FloatRange(min=0, min_open=True, max=1),
+    type=Number(min=0, min_open=True, max=1),
     help="Relative standard deviation from run to run, for series that are too short to show theirs; e.g. 0.01.",
 )
 @JSON

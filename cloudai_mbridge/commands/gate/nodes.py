@@ -13,7 +13,7 @@ from rich.text import Text
 from cloudai_mbridge import pipeline
 from cloudai_mbridge.commands.console import new_console
 from cloudai_mbridge.commands.json_output import print_json
-from cloudai_mbridge.commands.options import JSON, PATH, request_of, scenario_options
+from cloudai_mbridge.commands.options import JSON, PATH, Number, request_of, scenario_options
 from cloudai_mbridge.commands.run.drive import drive
 from cloudai_mbridge.commands.run_names import run_argument
 from cloudai_mbridge.errors import OK, BadInput, counted
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 _SHOWN, _MOST_ODD = 4, 20
 SLOW_NODES = 10  # as of a regression that a gate finds
 _STYLES = {"slow": "bold red", "normal": "green", "too few runs": "yellow"}
-_RATE = click.FloatRange(min=0, max=0.2, min_open=True)
-_SHARE = click.FloatRange(min=0, max=1, min_open=True, max_open=True)
+_RATE = Number(min=0, max=0.2, min_open=True)
+_SHARE = Number(min=0, max=1, min_open=True, max_open=True)
 
 _FALSE_ALARM_RATE = click.option(
     "--false-alarm-rate", type=_RATE, default=0.01, show_default=True, help="Of calling any node slow where none is."

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from cloudai_mbridge.tune.measured import Measurements
 
 _MOST_REASONS = 5
+_FAR_OFF = 0.9  # a median error: measured ten times as long as predicted, or about half as long
 
 
 class Calibration(ClusterFactors):
@@ -74,8 +75,11 @@ def _show(console: SteadyConsole, measured: "Measurements", found: "CalibrationR
         errors = f"{error.shipped:.1%} before, {error.calibrated:.1%} after"
         console.print_line(f"median error of step times on points held out: {errors}")
     else:
-        better = f"calibrated, {found.share_better:.0%} of the points held out are predicted better"
-        console.print_line(f"step times: left as they are (median error {error.shipped:.1%}): {better}")
+        fitted = f"calibrated, it is {found.error:.1%}, and {found.share_better:.0%} of them are predicted better"
+        held_out = f"median error on points held out {error.shipped:.1%}"
+        console.print_line(f"step times: left as they are ({held_out}): {fitted}")
+    if min(error.shipped, found.error) > _FAR_OFF:
+        console.print_line("these times are far from any prediction; check the GPU, and that they are in seconds")
     known = f"measured at {counted(found.memory_points, 'point')}" if found.memory_points else "not measured"
     console.print_line(f"memory: {known}, factor {factors.memory:.3g}")
 

@@ -2,7 +2,6 @@
 
 import csv
 import json
-import math
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -14,7 +13,7 @@ from rich.text import Text
 
 from cloudai_mbridge.commands.console import SteadyConsole, new_console
 from cloudai_mbridge.commands.json_output import print_json
-from cloudai_mbridge.commands.options import FLOPS_FORMULA, JSON, scenario_options
+from cloudai_mbridge.commands.options import FLOPS_FORMULA, JSON, Number, scenario_options
 from cloudai_mbridge.commands.plan.sweep_documents import SweepPlan, as_explanation, as_test, status_of
 from cloudai_mbridge.constraints import Lifted, NotEvaluated, RuleSet, Violation
 from cloudai_mbridge.constraints.engine import RULES
@@ -35,17 +34,7 @@ from cloudai_mbridge.training.flops import Formula
 _MOST_LABELS = 8
 
 
-class _Share(click.FloatRange):
-    """A finite number above 0."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        share = float(super().convert(value, param, ctx))
-        if not math.isfinite(share):
-            self.fail(f"{value!r} is not a share such as 0.9", param, ctx)
-        return share
-
-
-_SHARE = _Share(min=0, min_open=True)
+_SHARE = Number(min=0, min_open=True)
 _CSV = (
     *("test", "point", "status", "peak_memory_gib", "memory_share", "step_time_s", "tokens_per_s_per_gpu"),
     *("tflops_per_gpu", "mfu", "gpu_hours", "cost", "rules", "why"),

@@ -13,7 +13,7 @@ from rich.text import Text
 from cloudai_mbridge import pipeline
 from cloudai_mbridge.commands.console import SteadyConsole, new_console
 from cloudai_mbridge.commands.json_output import print_json
-from cloudai_mbridge.commands.options import JSON, PATH
+from cloudai_mbridge.commands.options import JSON, PATH, Number
 from cloudai_mbridge.commands.run.drive import submit
 from cloudai_mbridge.errors import OK, BadInput, counted
 from cloudai_mbridge.estimate.hardware import Gpu, gpu_named
@@ -25,16 +25,18 @@ from cloudai_mbridge.files.toml_text import render_toml
 from cloudai_mbridge.models.cmd_args import Launcher
 from cloudai_mbridge.models.loading.load import load_system, load_test_definition
 from cloudai_mbridge.models.system import System
+from cloudai_mbridge.models.values.time_limit import slurm_time
 from cloudai_mbridge.recipes import Recipe, load_recipe
 from cloudai_mbridge.tune.published import PublishedConfiguration, published_configurations
 from cloudai_mbridge.tune.ranking import Candidate, Ranking, rank
 from cloudai_mbridge.tune.scenario import search_scenario
-from cloudai_mbridge.tune.space import SearchRequest, Sizes, preset_values
+from cloudai_mbridge.tune.space import SearchRequest, Sizes, newest_preset, preset_values
 
 _SIZE = click.IntRange(1, 2**31)
 MOST_GPUS = 2**20
 # Layouts that a search measures among: the first by prediction. The next ones are hardly ever better
 MOST_MEASURED = 200
+_MOST_RULES = 3
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,13 @@ class Layouts:
     best: tuple[RankedLayout, ...]
 
 
+def _time_limit(context: click.Context, option: click.Parameter, text: str | None) -> str | None:
+    try:
+        return None if text is None else slurm_time(text)
+    except ValueError as error:
+        raise BadInput(f"--time-limit: {text!r} {error}") from None
+
+
 @click.command()
 @click.option("--recipe", help="See `mbridge list`.")
 @click.option("--gpu", help="Such as gb200; default: the system's gpu_type.")
@@ -79,8 +88,10 @@ class Layouts:
 @click.option("--write", type=(click.IntRange(min=1), PATH), metavar="RANK FILE", help="Write one as a test TOML.")
 @click.option("--system-config", type=PATH, help="System TOML with gpu_type, [prices] and calibration.")
 @click.option("--max-trials", type=_SIZE, help="Measure: layouts to run on the system at most.")
-@click.option("--max-gpu-hours", type=click.FloatRange(min=0, min_open=True), help="Measure: GPU time to use at most.")
-@click.option("--time-limit", metavar="TIME", help="Of a job that measures a layout, as in a scenario.")
+@click.option("--max-gpu-hours", type=Number(min=0, min_open=True), help="Measure: GPU time to use at most.")
+@click.option(
+    "--time-limit", metavar="TIME", callback=_time_limit, help="Of a job that measures a layout, as in a scenario."
+)
 @click.option(
     "--base", type=PATH, help="Test TOML with what a layout leaves open: containers, repositories, variables."
 )
@@ -115,10 +126,8 @@ def tune(
     if not is_measured and (time_limit or base or output_dir):
         raise BadInput("--time-limit, --base and --output-dir are for measuring; give --max-trials or --max-gpu-hours")
     if table is not None:
-        if recipe or num_gpus or write or is_measured:
-            raise BadInput(
-                "--replay takes its points from what was measured; give --system-config and --json alone with it"
-            )
+        if others := _given_beside("table", "system_config", "as_json"):
+            raise BadInput(f"--replay takes its points from what was measured; leave out {', '.join(others)}")
         from cloudai_mbridge.commands.plan.replay import replay  # numpy, for this option only
 
         return replay(table, load_system(system_config) if system_config else None, as_json=as_json)
@@ -128,11 +137,12 @@ def tune(
     request = search_request(system, recipe=recipe, num_gpus=num_gpus, **given)
     found = rank(request, MOST_MEASURED if is_measured else max(top, write[0] if write else 0))
     if not found.best:
-        why = _counts(found) if found.num_layouts else "no sizes divide the GPUs and the batch"
-        raise BadInput(f"no layout is left: {why}; use more GPUs, or a batch that they divide")
+        raise BadInput(f"no layout is left: {_why_none(request, found)}")
     if is_measured:
-        if system_config is None or write or as_json:
-            raise BadInput("measuring needs a --system-config to run on, and takes neither --write nor --json")
+        if system_config is None:
+            raise BadInput("--max-trials and --max-gpu-hours measure; give the --system-config to run on")
+        if write or as_json:
+            raise BadInput("--write and --json are for a ranking; leave them out, or --max-trials and --max-gpu-hours")
         limits = {"max_gpu_hours": max_gpu_hours} if max_gpu_hours is not None else {}
         scenario = search_scenario(
             [candidate.cmd_args for candidate in found.best],
@@ -152,6 +162,27 @@ def tune(
     if write:
         click.echo(f"written: {write[1]}", err=as_json)
     return OK
+
+
+def _given_beside(*names: str) -> list[str]:
+    """Return the options of this command that are given, but for those named."""
+    context = click.get_current_context()
+    return [
+        option.opts[0]
+        for option in context.command.params
+        if option.name and option.name not in names
+        if context.get_parameter_source(option.name) is click.core.ParameterSource.COMMANDLINE
+    ]
+
+
+def _why_none(request: SearchRequest, found: Ranking) -> str:
+    """Return why no layout is left, and what to change."""
+    if not found.num_layouts:
+        number = counted(request.num_gpus, "GPU")
+        return f"no sizes divide {number} and a batch of {request.gbs}; use another --num-gpus or --gbs"
+    if found.num_too_large and not found.num_illegal:
+        return f"{_counts(found)}; use more GPUs"
+    return "; ".join([_counts(found), *(found.reasons[rule] for rule, _ in found.rules.most_common(_MOST_RULES))])
 
 
 def _read_base(path: Path | None) -> dict[str, Any]:
@@ -204,9 +235,14 @@ def search_request(
 
 
 def _batch(recipe: Recipe, gpu: Gpu, num_gpus: int, precision: Precision) -> int:
-    """Return the batch of the newest preset for these GPUs; or our own."""
-    preset = preset_values(recipe, gpu, num_gpus, precision)
-    return int(preset.get("gb") or recipe.default("train", "global_batch_size"))
+    """Return the batch of the newest preset, scaled to these GPUs; without a preset, the recipe's."""
+    if scaled := preset_values(recipe, gpu, num_gpus, precision).get("gb"):
+        return int(scaled)
+    preset = newest_preset(recipe, gpu, num_gpus, precision)
+    own: int | None = preset.values.get("gb") if preset else None
+    if preset is None or own is None:
+        return int(recipe.default("train", "global_batch_size"))
+    return max(1, round(own * num_gpus / preset.row.num_gpus))  # its own sizes do not divide these GPUs
 
 
 def _show(
@@ -268,7 +304,7 @@ def _layout(candidate: Candidate, request: SearchRequest) -> str:
 
 
 def _counts(found: Ranking) -> str:
-    rules = ", ".join(f"{rule} {count}" for rule, count in found.rules.most_common(3))
+    rules = ", ".join(f"{rule} {count}" for rule, count in found.rules.most_common(_MOST_RULES))
     reasons = [f"{found.num_too_large} need too much memory", f"{found.num_illegal} break rules"]
     reasons[1] += f" ({rules})" if rules else ""
     reasons += [f"{found.num_unknown} cannot be predicted"] * bool(found.num_unknown)

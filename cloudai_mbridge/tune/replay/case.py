@@ -55,8 +55,15 @@ def read_cases(path: Path, system: System | None) -> list[Case]:
     system: whose calibration is part of the predictions. BadInput: it cannot be read, or nothing in it was measured.
     """
     if path.suffix.lower() == ".csv":
-        return [case_of(space, gpu_on(space.gpu, system)) for space in read_table(path)]
+        return [_case_in(path, space, system) for space in read_table(path)]
     return list(_cases_of_runs(path, system))
+
+
+def _case_in(path: Path, space: Space, system: System | None) -> Case:
+    try:
+        return case_of(space, gpu_on(space.gpu, system))
+    except BadInput as error:
+        raise BadInput(f"{path}: {space.name}, {space.precision}: {error}") from None
 
 
 def case_of(space: Space, gpu: Gpu) -> Case:

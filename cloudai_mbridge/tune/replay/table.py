@@ -27,6 +27,7 @@ from cloudai_mbridge.recipes import load_recipe
 _SIZES = ("tp", "pp", "cp", "vp", "ep")
 _MODEL = ("num_layers", "hidden_size", "num_attention_heads", "num_query_groups", "ffn_hidden_size", "vocab_size")
 _NEEDED = ("gpu", "num_gpus", "gbs", "mbs", "seq_length", *_SIZES, "step_time_s")
+_EXPERTS = "num_moe_experts"
 OUT_OF_MEMORY = "oom"
 _DIGITS = 9  # of a size
 _SHORTEST_S, _LONGEST_S = 1e-7, 1e9
@@ -81,7 +82,9 @@ def _rows(reader: "csv.DictReader[str]") -> Iterator[tuple[Space, Row]]:
     needed = _NEEDED if "recipe" in names else (*_NEEDED, *_MODEL)
     if missing := [name for name in needed if name not in names]:
         raise BadInput(f"there is no column {', '.join(missing)}; add it")
-    yield from map(_read, reader)
+    if double := [name for name in needed if names.count(name) > 1]:
+        raise BadInput(f"there are several columns {', '.join(double)}; leave one")
+    yield from (_read(row) for row in reader if any(isinstance(text, str) and text.strip() for text in row.values()))
 
 
 def _spaces(rows: Iterable[tuple[Space, Row]]) -> list[Space]:
@@ -118,6 +121,8 @@ def _read(columns: Mapping[str, str]) -> tuple[Space, Row]:
     model = _recipe_model(recipe, size) if recipe else _model(columns, size)
     layout = ParallelLayout(**size, etp=etp, precision=precision)
     name = recipe or f"{model.num_layers} layers of {model.hidden_size}"
+    if layout.ep > 1 and model.num_moe_experts is None:
+        raise BadInput(f"ep: {layout.ep}, but the model ({name}) has no experts; use 1, or a recipe with experts")
     where = f"{name} on {layout.num_gpus} {gpu.name}, batch {layout.gbs} x {layout.seq_length}"
     return Space(where, model, gpu, precision, ()), Row(layout, _seconds(columns["step_time_s"]))
 
@@ -128,6 +133,8 @@ def _recipe_model(name: str, size: Mapping[str, int]) -> Architecture:
 
 def _model(columns: Mapping[str, str], size: Mapping[str, int]) -> Architecture:
     sizes: dict[str, Any] = {name: _size(columns, name) for name in _MODEL}
+    if (columns.get(_EXPERTS) or "").strip() not in ("", "0", "1"):
+        raise BadInput(f"{_EXPERTS}: {columns[_EXPERTS]}, but these columns describe dense models; name a recipe")
     if sizes["hidden_size"] % sizes["num_attention_heads"]:
         raise BadInput(f"hidden_size: {sizes['hidden_size']} is not divisible by num_attention_heads")
     return Architecture(
