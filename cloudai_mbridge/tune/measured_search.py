@@ -196,7 +196,9 @@ class PointSearch:
         for point in pending:
             search.assume(self._index[point.label])
         num_left = self._most - sum(point.has_begun for point in points)
-        ending = "every point was tried" if num_left else f"agent_steps = {self._most} allows no more"
+        is_limited = any(not (point.has_begun or point.is_free) for point in points)
+        every = "no other point may be tried" if is_limited else "every point was tried"
+        ending = every if num_left else f"agent_steps = {self._most} allows no more"
         num_left = min(num_left, self._at_once - len(pending))
         while num_left > 0 and (index := search.next()) is not None:
             kept |= {run.plan.key for run in by_label[self._labels[index]].firsts}

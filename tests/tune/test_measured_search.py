@@ -141,6 +141,7 @@ def test_points_that_a_limit_leaves_untried_may_still_be_better() -> None:
     choice = hours.search.choose(hours.runs, hours.entry_of)
     assert chance_in(choice.over) == pytest.approx(chance_in(trials.run()), abs=0.05)
     assert chance_in(choice.over) < 0.5
+    assert choice.over.startswith("no other point may be tried; with ")
 
 
 def chance_in(ending: str) -> float:
