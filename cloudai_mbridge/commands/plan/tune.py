@@ -57,7 +57,10 @@ class RankedLayout:
 
 @dataclass(frozen=True)
 class Layouts:
-    """The best layouts by prediction, of so many. Left out, although faster: too_large, illegal, not_predicted."""
+    """The best layouts by prediction. layouts: of so many, where one that recomputes more is not another.
+
+    Left out, although faster: too_large, illegal, not_predicted.
+    """
 
     version: Literal[1]
     layouts: int
