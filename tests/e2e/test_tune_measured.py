@@ -50,8 +50,8 @@ def test_the_best_layouts_are_measured_within_the_budget(system: Path, tmp_path:
     ("options", "message"),
     [
         (("--time-limit", "00:10:00"), "are for measuring; give --max-trials or --max-gpu-hours"),
-        (("--max-trials", "2"), "measuring needs a --system-config"),
-        (("--max-trials", "2", "--json", "--system-config", "{system}"), "takes neither --write nor --json"),
+        (("--max-trials", "2"), "give the --system-config to run on"),
+        (("--max-trials", "2", "--json", "--system-config", "{system}"), "--write and --json are for a ranking"),
     ],
 )
 def test_what_does_not_go_together(system: Path, mbridge: Any, options: tuple[str, ...], message: str) -> None:
