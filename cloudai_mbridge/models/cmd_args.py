@@ -284,9 +284,7 @@ class ResolvedCmdArgs(_LauncherArgs):
     packager: Text | None = _argument(refused=_LAUNCHER, compared=False)
     optimizer_type: Text | None = _argument(refused="set optimizer.optimizer in extra_cmd_args", estimated=NOT_READ)
     moe_flex_dispatcher_backend: Text | None = _argument(
-        '"None" asks for all-to-all',
-        refused="set model.moe_flex_dispatcher_backend in extra_cmd_args",
-        estimated=NOT_READ,
+        '"None" is all-to-all', config="model.moe_flex_dispatcher_backend", estimated=NOT_READ
     )
     deterministic: bool | None = _argument(
         refused="set model.deterministic_mode in extra_cmd_args", harmless=(False,), estimated=NOT_READ

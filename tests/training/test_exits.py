@@ -87,6 +87,7 @@ def test_after_a_suspicious_result(
         1,
         SAVE,
         "rerun_state_machine.rerun_mode=validate_results",
+        "rerun_state_machine.check_for_nan_in_loss=true",
         "rerun_state_machine.error_injection_rate=3",
         f"rerun_state_machine.error_injection_type={kind}",
         code=code,

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator
 from dataclasses import fields
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from cloudai_mbridge.training.errors import ConfigError
 from cloudai_mbridge.training.mixed_precision import MixedPrecisionConfig
 from cloudai_mbridge.training.models.gpt_provider import GPTModelProvider
 from cloudai_mbridge.training.models.layer_specs import has_transformer_engine
+from cloudai_mbridge.training.schema.known_names import OPTIMIZER_DTYPES
 from cloudai_mbridge.training.schema.not_done import asked_for
 
 _CHANGED = "_changed_by_prepare"
@@ -41,6 +43,7 @@ def prepare(config: ConfigContainer) -> dict[str, Any]:
         raise ConfigError(f"{' '.join(str(error).split())} ({type(error).__name__})") from error
     refuse_unsupported(config)
     _check_parallelism(config)
+    _check_dispatcher(config.model)
     if had_sequence_parallel and not config.model.sequence_parallel:
         adapted["model.sequence_parallel"] = False
     earlier = {path: value for path, value in vars(config).get(_CHANGED, {}).items() if _holds(config, path, value)}
@@ -108,6 +111,18 @@ def _check_parallelism(config: ConfigContainer) -> None:
         )
 
 
+def _check_dispatcher(model: Any) -> None:
+    """Refuse a backend whose package is missing: Megatron-Core fails in the middle of building the model."""
+    dispatcher, backend = model.moe_token_dispatcher_type, getattr(model, "moe_flex_dispatcher_backend", None)
+    is_missing = backend in ("deepep", "hybridep") and find_spec("deep_ep") is None
+    if model.num_moe_experts and dispatcher == "flex" and is_missing:
+        raise ConfigError(
+            f"model.moe_flex_dispatcher_backend = {backend!r} needs the package deep_ep, which is not installed;"
+            ' install it, or set model.moe_token_dispatcher_type = "alltoall" (cmd_args.moe_flex_dispatcher_backend'
+            ' = "None")'
+        )
+
+
 # They need Transformer Engine, Apex or CUDA extensions, or go through torch.compile.
 _FUSIONS = (
     "gradient_accumulation_fusion",
@@ -117,6 +132,9 @@ _FUSIONS = (
     "bias_dropout_fusion",
     "cross_entropy_loss_fusion",
     "persist_layer_norm",
+    "moe_grouped_gemm",
+    "moe_permute_fusion",
+    "moe_router_fusion",
 )
 
 
@@ -136,10 +154,16 @@ def adapt_to_device(config: ConfigContainer, *, has_gpu: bool | None = None) -> 
         change("model", "use_cpu_initialization", True)
         # gloo reads a send buffer after isend has returned, so freeing it early would corrupt what is sent
         change("model", "deallocate_pipeline_outputs", False)
+        change("ddp", "average_in_collective", False)  # gloo has no average
+        if getattr(config.model, "moe_token_dispatcher_type", None) == "flex":
+            change("model", "moe_token_dispatcher_type", "alltoall")
     if not has_transformer_engine():
         change("model", "transformer_impl", "local")
         for name in _FUSIONS:
             change("model", name, False)
+        change("optimizer", "use_precision_aware_optimizer", False)
+        for name in OPTIMIZER_DTYPES:
+            change("optimizer", name, torch.float32)
         change("model", "layernorm_zero_centered_gamma", False)  # torch's norms multiply by their weight itself
     _derive(config)
     if config.comm_overlap is None:
