@@ -4,6 +4,7 @@ import gc
 import time
 from collections import deque
 from contextlib import nullcontext
+from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -14,6 +15,7 @@ from megatron.core.num_microbatches_calculator import (
     get_num_microbatches,
     update_num_microbatches,
 )
+from megatron.core.parallel_state import update_pg_timeout
 from megatron.core.rerun_state_machine import get_rerun_state_machine
 
 from cloudai_mbridge.training import callbacks
@@ -209,6 +211,9 @@ class _Run:
         is_saving = queue is not None and queue.get_num_unfinalized_calls() > 0  # the same on every rank
         with outside_step_time(self.state) if is_saving else nullcontext():
             _finalize_async_save(self.state)
+        seconds = self.cfg.dist.distributed_timeout_seconds_after_init
+        if seconds is not None and self.state.train_state.step == self.loaded_iteration + 1:
+            update_pg_timeout(timedelta(seconds=seconds))  # the first step takes longer than any other
 
     def count_step(self, was_skipped: bool) -> None:
         """Count a step that was run: its samples and FLOPs."""

@@ -140,6 +140,9 @@ def adapt_to_device(config: ConfigContainer, *, has_gpu: bool | None = None) -> 
         change("model", "transformer_impl", "local")
         for name in _FUSIONS:
             change("model", name, False)
+        for section in ("model", "comm_overlap", "ddp"):
+            if getattr(getattr(config, section), "delay_wgrad_compute", None):
+                change(section, "delay_wgrad_compute", False)
         change("model", "layernorm_zero_centered_gamma", False)  # torch's norms multiply by their weight itself
     _derive(config)
     if config.comm_overlap is None:
