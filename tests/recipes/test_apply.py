@@ -157,7 +157,7 @@ def test_what_is_said_to_be_reached_by_an_override_is() -> None:
 
 def _at(data: dict[str, Any], place: str) -> Any:
     section, _, field = place.partition(".")
-    return data[section].get(field) if field else data[section]
+    return data.get(section, {}).get(field) if field else data[section]
 
 
 @pytest.mark.parametrize("name", sorted(ResolvedCmdArgs.model_fields))
