@@ -123,22 +123,21 @@ def train(
         while progress.step < required(cfg.train.train_iters):
             run.begin_step()
             _update_batch_size(state, save)
-            if _should_skip_and_handle_iteration(state, train_data_iterator):
-                continue
-            fault_tolerance.on_training_step_start(state)
-            fire("on_train_step_start")
-            loss_dict, skipped, should_save, should_exit, exit_code, grad_norm, num_zeros = run.train_step(
-                run.forward_step_func, train_data_iterator, *args, state
-            )
-            fault_tolerance.on_training_step_end(state)
-            fire("on_train_step_end", loss_dict=loss_dict, grad_norm=grad_norm, skipped_iter=bool(skipped))
-            if should_save and cfg.checkpoint.save:
-                save()
-            if should_exit:
-                barrier_and_log(f"exiting program with code {exit_code} at iteration {progress.step}")
-                break
-            run.count_step(bool(skipped))
-            run.log(loss_dict, skipped, grad_norm, num_zeros)
+            if not _should_skip_and_handle_iteration(state, train_data_iterator):
+                fault_tolerance.on_training_step_start(state)
+                fire("on_train_step_start")
+                loss_dict, skipped, should_save, should_exit, exit_code, grad_norm, num_zeros = run.train_step(
+                    run.forward_step_func, train_data_iterator, *args, state
+                )
+                fault_tolerance.on_training_step_end(state)
+                fire("on_train_step_end", loss_dict=loss_dict, grad_norm=grad_norm, skipped_iter=bool(skipped))
+                if should_save and cfg.checkpoint.save:
+                    save()
+                if should_exit:
+                    barrier_and_log(f"exiting program with code {exit_code} at iteration {progress.step}")
+                    break
+                run.count_step(bool(skipped))
+                run.log(loss_dict, skipped, grad_norm, num_zeros)
             if progress.do_valid and (interval := cfg.validation.eval_interval) and progress.step % interval == 0:
                 run.evaluate(valid_data_iterator, process_non_loss_data_func, non_loss_data_func)
             run.end_step()
