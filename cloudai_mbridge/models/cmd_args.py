@@ -223,9 +223,7 @@ class ResolvedCmdArgs(_LauncherArgs):
     )
     seq_length: int | None = _argument("tokens per sequence", flag="-sl", config="model.seq_length", estimated=READ)
 
-    moe_a2a_overlap: bool | None = _argument(
-        refused="the schedule that overlaps the experts' exchange is not wired in", harmless=(False,), estimated=READ
-    )
+    moe_a2a_overlap: bool | None = _argument(config="comm_overlap.overlap_moe_expert_parallel_comm", estimated=READ)
     max_steps: int | None = _argument(
         "optimizer steps", default=10, flag="-ms", config="train.train_iters", compared=False
     )

@@ -96,6 +96,7 @@ def training_config(
             sections.setdefault(section, {})[field] = value
     _derive(sections["model"], recipe)
     data = container_data(sections)
+    _overlap_experts(data)
     for name, (section, field) in PASSED_ON.items():
         if (value := getattr(args, name)) not in (None, ""):
             if f"{section}.{field}" in extra:
@@ -179,6 +180,16 @@ def _choose_dispatcher(model: dict[str, Any]) -> None:
     if backend in _ALL_TO_ALL:
         del model["moe_flex_dispatcher_backend"]
     model["moe_token_dispatcher_type"] = "alltoall" if backend in _ALL_TO_ALL else "flex"
+
+
+def _overlap_experts(data: dict[str, Any]) -> None:
+    """Add what goes with the overlapped exchange of the experts, as upstream's launcher does."""
+    name, overlap = "overlap_moe_expert_parallel_comm", data.get("comm_overlap", {})
+    if overlap.get(name):
+        data["comm_overlap"] = {"tp_comm_overlap": False, "delay_wgrad_compute": True, **overlap}
+        data["model"]["moe_shared_expert_overlap"] = False
+    elif overlap.keys() == {name}:  # off, as it is without the section
+        del data["comm_overlap"]
 
 
 def recipe_layout(recipe: Recipe, pp: int, vp: int | None, *, with_mtp: bool) -> str | None:

@@ -40,6 +40,7 @@ REACHES: dict[str, tuple[Any, str]] = {
     "warmup_iters": (5, "scheduler.lr_warmup_iters"),
     "recompute_num_layers": (3, "model.recompute_num_layers"),
     "recompute_modules": ("core_attn", "model.recompute_modules"),
+    "moe_a2a_overlap": (True, "comm_overlap.overlap_moe_expert_parallel_comm"),
 }
 # argument -> (its value, where it must be found, what else has to be set)
 PASSED: dict[str, tuple[Any, str, dict[str, Any]]] = {
@@ -165,6 +166,13 @@ def test_ranks_that_are_none() -> None:
         _config(DENSE, profiling_ranks="all")
 
 
+def test_overlapped_exchange_of_experts_as_upstreams_launcher_sets_it() -> None:
+    data = _config(MOE, moe_a2a_overlap=True, ep=2)
+    assert data["comm_overlap"].items() >= {"delay_wgrad_compute": True, "tp_comm_overlap": False}.items()
+    assert data["model"]["moe_shared_expert_overlap"] is False
+    assert "comm_overlap" not in _config(MOE, moe_a2a_overlap=False)
+
+
 def test_what_is_said_to_be_reached_by_an_override_is() -> None:
     """Every section.field that a reason of the table names is a field of the training configuration."""
     named = {name for argument in ARGUMENTS.values() for name in re.findall(r"\b[a-z]+\.[a-z_]+\b", argument.refused)}
@@ -178,7 +186,7 @@ def test_what_is_said_to_be_reached_by_an_override_is() -> None:
 
 def _at(data: dict[str, Any], place: str) -> Any:
     section, _, field = place.partition(".")
-    return data[section].get(field) if field else data[section]
+    return data.get(section, {}).get(field) if field else data[section]
 
 
 @pytest.mark.parametrize("name", sorted(ResolvedCmdArgs.model_fields))

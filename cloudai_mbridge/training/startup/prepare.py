@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from cloudai_mbridge.training.compat.batch_sizes import check_ramp
 from cloudai_mbridge.training.config.container import ConfigContainer, required
 from cloudai_mbridge.training.config.finetuning import GPTFIMDatasetConfig
 from cloudai_mbridge.training.config.rules.update import runtime_config_update
@@ -102,7 +101,6 @@ def _check_parallelism(config: ConfigContainer) -> None:
             f"train.global_batch_size = {total} is not a multiple of micro_batch_size x data-parallel size ="
             f" {micro} x {replicas}: the global batch size has to hold whole micro-batches"
         )
-    check_ramp(config.train, replicas)
     size, tp = model.vocab_size, model.tensor_model_parallel_size
     if size is not None and not model.should_pad_vocab and size % tp:
         raise ConfigError(
@@ -164,6 +162,9 @@ def adapt_to_device(config: ConfigContainer, *, has_gpu: bool | None = None) -> 
         change("optimizer", "use_precision_aware_optimizer", False)
         for name in OPTIMIZER_DTYPES:
             change("optimizer", name, torch.float32)
+        for section in ("model", "comm_overlap", "ddp"):
+            if getattr(getattr(config, section), "delay_wgrad_compute", None):
+                change(section, "delay_wgrad_compute", False)
         change("model", "layernorm_zero_centered_gamma", False)  # torch's norms multiply by their weight itself
     _derive(config)
     if config.comm_overlap is None:
