@@ -98,7 +98,7 @@ def container_data(sections: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     for name in {**_SECTIONS, **given}:
         data[name] = {**_SECTIONS.get(name, {}), **given.get(name, {})}
     data["dataset"].setdefault("sequence_length", model["seq_length"])
-    data["tokenizer"].setdefault("vocab_size", model["vocab_size"] - 1)
+    data["tokenizer"].setdefault("vocab_size", model["vocab_size"])
     data["ddp"].setdefault("use_distributed_optimizer", data["optimizer"].get("use_distributed_optimizer", False))
     return data
 

@@ -124,8 +124,8 @@ def test_a_ramp_that_misses_the_global_batch_size_is_refused(ramp: list[int], te
         check_ramp(train, 2)
 
 
-def test_a_null_tokenizer_has_one_id_more() -> None:
-    tokenizer = build_null_tokenizer(511, {})
+def test_the_end_of_a_document_is_the_last_id_in_every_release() -> None:
+    tokenizer = build_null_tokenizer(512, {})
     assert (tokenizer.vocab_size, tokenizer.eod) == (512, 511)
 
 

@@ -184,9 +184,11 @@ def _derive(config: ConfigContainer) -> None:
     config.optimizer.log_num_zeros_in_grad |= config.logger.log_num_zeros_in_grad
     config.optimizer.barrier_with_L1_time = config.logger.barrier_with_L1_time
     tokenizer = config.tokenizer
+    if tokenizer.use_tokenizer_vocab_size:
+        model.vocab_size = None
     is_null = tokenizer.tokenizer_type in (None, "NullTokenizer") and tokenizer.metadata_path is None
     if getattr(model, "vocab_size", None) is None and is_null and tokenizer.vocab_size is not None:
-        take_vocabulary(model, tokenizer.vocab_size + 1)  # the end of a document
+        take_vocabulary(model, tokenizer.vocab_size)
 
 
 def take_vocabulary(model: Any, vocab_size: int) -> None:
