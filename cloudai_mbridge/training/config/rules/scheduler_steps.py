@@ -7,7 +7,7 @@ and its schedule ends later than `lr_decay_iters`.
 import warnings
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cloudai_mbridge.training.compat.batch_sizes import check_ramp, samples_after
 from cloudai_mbridge.training.config.scheduler import SchedulerConfig
