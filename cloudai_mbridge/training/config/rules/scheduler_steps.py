@@ -7,7 +7,7 @@ and its schedule ends later than `lr_decay_iters`.
 import warnings
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cloudai_mbridge.training.compat.batch_sizes import check_ramp, samples_after
 from cloudai_mbridge.training.config.scheduler import SchedulerConfig
@@ -57,7 +57,7 @@ def calculate_scheduler_steps(config: "ConfigContainer") -> None:
         _fill_in(scheduler, f"lr_wsd_decay_{unit}", length_of_decay)
     decay = samples(length_of_decay)
     anneal = getattr(scheduler, f"lr_wsd_decay_{unit}")
-    warmup: float = samples(getattr(scheduler, f"lr_warmup_{unit}"))
+    warmup: Any = samples(getattr(scheduler, f"lr_warmup_{unit}"))
     if scheduler.lr_warmup_fraction is not None:
         warmup = scheduler.lr_warmup_fraction * decay  # not rounded, as the scheduler only divides by it
     scheduler.lr_decay_steps, scheduler.lr_warmup_steps = decay, warmup
