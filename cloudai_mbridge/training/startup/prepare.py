@@ -180,7 +180,6 @@ def _derive(config: ConfigContainer) -> None:
     model: Any = config.model
     if config.mixed_precision is None and getattr(model, "pipeline_dtype", None) is None:
         model.pipeline_dtype = model.params_dtype
-    config.optimizer.overlap_param_gather = config.ddp.overlap_param_gather
     config.optimizer.log_num_zeros_in_grad |= config.logger.log_num_zeros_in_grad
     config.optimizer.barrier_with_L1_time = config.logger.barrier_with_L1_time
     tokenizer = config.tokenizer
